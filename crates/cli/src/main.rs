@@ -1,0 +1,2 @@
+//! The `faultless` command.
+fn main() {}

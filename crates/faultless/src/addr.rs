@@ -1,0 +1,175 @@
+//! Addresses, frame numbers and ranges.
+//!
+//! Virtual addresses are plain `u64` byte addresses in a half-open, page-aligned [`VirtRange`];
+//! physical memory is counted in frames of [`PAGE_SIZE`] bytes.
+
+use core::fmt;
+
+/// log2 of [`PAGE_SIZE`].
+pub const PAGE_SHIFT: u32 = 12;
+/// Bytes in a base page and in a frame.
+pub const PAGE_SIZE: u64 = 1 << PAGE_SHIFT;
+/// The first address that user space cannot use: 2^47 less one guard page, as on Linux with
+/// four-level tables.
+pub const USER_END: u64 = (1 << 47) - PAGE_SIZE;
+
+/// `addr` rounded down to a page boundary.
+#[inline]
+pub const fn page_down(addr: u64) -> u64 {
+    addr & !(PAGE_SIZE - 1)
+}
+
+/// `addr` rounded up to a page boundary, or `None` beyond the last page.
+#[inline]
+pub const fn page_up(addr: u64) -> Option<u64> {
+    match addr.checked_add(PAGE_SIZE - 1) {
+        Some(sum) => Some(page_down(sum)),
+        None => None,
+    }
+}
+
+/// Whether `addr` is a multiple of [`PAGE_SIZE`].
+#[inline]
+pub const fn is_page_aligned(addr: u64) -> bool {
+    addr & (PAGE_SIZE - 1) == 0
+}
+
+/// The number of a physical frame: its physical address shifted right by [`PAGE_SHIFT`].
+///
+/// 32 bits number 16 TiB of physical memory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct FrameNumber(pub u32);
+
+impl FrameNumber {
+    /// The physical address of the frame's first byte.
+    #[inline]
+    pub const fn phys(self) -> u64 {
+        (self.0 as u64) << PAGE_SHIFT
+    }
+
+    /// The frame that holds the physical address `phys`, which must lie below 16 TiB.
+    #[inline]
+    pub const fn from_phys(phys: u64) -> Self {
+        Self((phys >> PAGE_SHIFT) as u32)
+    }
+}
+
+impl fmt::Debug for FrameNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "frame {:#x}", self.0)
+    }
+}
+
+/// A half-open range of virtual addresses, `start..end`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VirtRange {
+    /// First byte of the range.
+    pub start: u64,
+    /// First byte after the range; not below `start`.
+    pub end: u64,
+}
+
+impl VirtRange {
+    /// All of user space.
+    pub const USER: Self = Self { start: 0, end: USER_END };
+
+    /// The range `start..end`; an `end` below `start` makes it empty.
+    #[inline]
+    pub const fn new(start: u64, end: u64) -> Self {
+        Self { start, end: if end < start { start } else { end } }
+    }
+
+    /// The one page that holds `addr`.
+    #[inline]
+    pub const fn page(addr: u64) -> Self {
+        let start = page_down(addr);
+        Self { start, end: start + PAGE_SIZE }
+    }
+
+    /// Bytes in the range.
+    #[inline]
+    pub const fn len(self) -> u64 {
+        self.end - self.start
+    }
+
+    /// Whether the range holds no byte.
+    #[inline]
+    pub const fn is_empty(self) -> bool {
+        self.start == self.end
+    }
+
+    /// Pages in the range, which must be page-aligned.
+    #[inline]
+    pub const fn pages(self) -> u64 {
+        self.len() >> PAGE_SHIFT
+    }
+
+    /// Whether `addr` lies in the range.
+    #[inline]
+    pub const fn contains(self, addr: u64) -> bool {
+        self.start <= addr && addr < self.end
+    }
+
+    /// Whether `other` lies wholly inside this range.
+    #[inline]
+    pub const fn covers(self, other: Self) -> bool {
+        self.start <= other.start && other.end <= self.end
+    }
+
+    /// Whether the two ranges share a byte.
+    #[inline]
+    pub const fn overlaps(self, other: Self) -> bool {
+        self.start < other.end && other.start < self.end
+    }
+
+    /// The shared part of the two ranges; empty when they share nothing.
+    #[inline]
+    pub fn intersect(self, other: Self) -> Self {
+        Self::new(self.start.max(other.start), self.end.min(other.end))
+    }
+
+    /// The smallest range that covers both.
+    #[inline]
+    pub fn hull(self, other: Self) -> Self {
+        Self { start: self.start.min(other.start), end: self.end.max(other.end) }
+    }
+
+    /// The range widened to multiples of `align`, a power of two.
+    #[inline]
+    pub const fn widen(self, align: u64) -> Self {
+        let start = self.start & !(align - 1);
+        let end = match self.end.checked_add(align - 1) {
+            Some(sum) => sum & !(align - 1),
+            None => u64::MAX & !(align - 1),
+        };
+        Self { start, end }
+    }
+}
+
+impl fmt::Debug for VirtRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}..{:#x}", self.start, self.end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_stops_at_the_end_of_the_address_space() {
+        assert_eq!(page_up(1), Some(PAGE_SIZE));
+        assert_eq!(page_up(u64::MAX), None);
+        assert_eq!(page_up(u64::MAX - PAGE_SIZE + 1), Some(u64::MAX - PAGE_SIZE + 1));
+    }
+
+    #[test]
+    fn half_open_ranges_that_touch_do_not_overlap() {
+        let (a, b) = (VirtRange::new(0, 4096), VirtRange::new(4096, 8192));
+        assert!(!a.overlaps(b));
+        assert!(a.intersect(b).is_empty());
+        assert_eq!(a.hull(b), VirtRange::new(0, 8192));
+        assert_eq!(VirtRange::new(4096, 8192).widen(1 << 21), VirtRange::new(0, 1 << 21));
+    }
+}

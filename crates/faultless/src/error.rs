@@ -1,0 +1,76 @@
+//! Errors: Linux's numbers, and the call and range that they are about.
+
+use crate::addr::VirtRange;
+use core::fmt;
+
+/// The Linux error numbers that address-space calls return.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(i32)]
+pub enum Errno {
+    /// Operation not permitted.
+    EPERM = 1,
+    /// Resource temporarily unavailable.
+    EAGAIN = 11,
+    /// Cannot allocate memory, or the range has a hole.
+    ENOMEM = 12,
+    /// Permission denied.
+    EACCES = 13,
+    /// Bad address.
+    EFAULT = 14,
+    /// The range is occupied.
+    EEXIST = 17,
+    /// Invalid argument.
+    EINVAL = 22,
+    /// The operation is not supported.
+    EOPNOTSUPP = 95,
+}
+
+impl Errno {
+    /// Linux's number for this error.
+    pub const fn number(self) -> i32 {
+        self as i32
+    }
+
+    /// Linux's symbol for this error.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::EPERM => "EPERM",
+            Self::EAGAIN => "EAGAIN",
+            Self::ENOMEM => "ENOMEM",
+            Self::EACCES => "EACCES",
+            Self::EFAULT => "EFAULT",
+            Self::EEXIST => "EEXIST",
+            Self::EINVAL => "EINVAL",
+            Self::EOPNOTSUPP => "EOPNOTSUPP",
+        }
+    }
+}
+
+/// Memory, of the heap or of frames, ran out; nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfMemory;
+
+impl From<OutOfMemory> for Errno {
+    fn from(_: OutOfMemory) -> Self {
+        Self::ENOMEM
+    }
+}
+
+/// A refused address-space call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Error {
+    /// The call that was refused, by its Linux name.
+    pub operation: &'static str,
+    /// The range it was asked for, as given (rounded to pages where it was valid).
+    pub range: VirtRange,
+    /// Why.
+    pub errno: Errno,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?}: {}", self.operation, self.range, self.errno.name())
+    }
+}
+
+impl core::error::Error for Error {}

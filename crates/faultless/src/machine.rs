@@ -1,0 +1,120 @@
+//! What must lie beneath the subsystem: memory, CPUs, their TLBs, and a way to interrupt them.
+
+use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
+use core::fmt;
+
+/// The largest number of CPUs a machine may have.
+pub const MAX_CPUS: usize = 1024;
+
+/// The number of a CPU, `0..Machine::cpus()`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CpuId(pub u16);
+
+impl CpuId {
+    /// The number as an index.
+    #[inline]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Names an address space to the TLBs. Never reused within one `Vm`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SpaceId(pub u64);
+
+impl fmt::Debug for SpaceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "space {}", self.0)
+    }
+}
+
+/// A run of frames that the subsystem may hand out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryRegion {
+    /// The memory node (tier or socket), `0..8`.
+    pub node: u8,
+    /// First frame of the run.
+    pub first: FrameNumber,
+    /// Frames in the run.
+    pub frames: u32,
+}
+
+/// Which translations of a space to drop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Invalidate {
+    /// Those of the pages in this range, and every cached upper-level entry above them.
+    Range(VirtRange),
+    /// All of the space.
+    All,
+}
+
+/// The machine beneath a [`Vm`](crate::Vm).
+///
+/// # Safety
+///
+/// The subsystem's memory safety rests on these promises of the implementor:
+///
+/// - `cpus` and `regions` never change; regions do not overlap, and nothing else uses their frames.
+/// - `frame_bytes(f)` is, for every frame of a region, a pointer to [`PAGE_SIZE`] bytes of memory,
+///   page-aligned, valid for reads and writes for the machine's whole life, and the same memory
+///   that guest programs reach through a translation to `f`; different frames do not overlap.
+/// - When `invalidate` returns, the calling CPU uses no translation of that space in that range,
+///   nor any cached table pointer above it, older than the call; page-table walks started before the
+///   call have ended.
+/// - After `interrupt(c)`, CPU `c` calls [`Cpu::serve_flushes`](crate::Cpu::serve_flushes) soon,
+///   between two instructions of its program, unless the `Cpu` is inactive; while it is inside a
+///   call of the subsystem, the subsystem does that itself.
+/// - Hardware changes page-table entries only by setting the accessed and dirty bits of present
+///   entries, atomically; it sets the dirty bit only of a writable entry, before the store is done.
+pub unsafe trait Machine: Send + Sync + 'static {
+    /// How many CPUs there are, `1..=MAX_CPUS`.
+    fn cpus(&self) -> usize;
+
+    /// The memory the subsystem manages.
+    fn regions(&self) -> &[MemoryRegion];
+
+    /// The bytes of `frame`, which must be of one of the regions.
+    fn frame_bytes(&self, frame: FrameNumber) -> *mut u8;
+
+    /// Drops translations of `space` from the TLB of `cpu`, which is the calling CPU.
+    fn invalidate(&self, cpu: CpuId, space: SpaceId, what: Invalidate);
+
+    /// Asks `cpu`, another CPU, to serve its flush requests.
+    fn interrupt(&self, cpu: CpuId);
+
+    /// Called between two looks at something another CPU must change; `looks` counts them from 0.
+    /// A machine whose CPUs share real cores yields once `looks` grows.
+    fn relax(&self, looks: u32) {
+        let _ = looks;
+        core::hint::spin_loop();
+    }
+
+    /// Fills `frame` with zeros. The caller owns the frame.
+    ///
+    /// # Safety
+    /// `frame` belongs to the caller alone, and no translation to it exists.
+    #[inline(always)]
+    unsafe fn zero_frame(&self, frame: FrameNumber) {
+        // SAFETY: `frame_bytes` is valid for a page by the trait's contract; the caller owns it.
+        unsafe { core::ptr::write_bytes(self.frame_bytes(frame), 0, PAGE_SIZE as usize) };
+    }
+
+    /// Copies the bytes of `from` to `to`.
+    ///
+    /// # Safety
+    /// `to` belongs to the caller alone; `from` stays allocated during the call. Programs may
+    /// store to `from` meanwhile; the copy is then of no particular moment and must be thrown away.
+    #[inline(always)]
+    unsafe fn copy_frame(&self, to: FrameNumber, from: FrameNumber) {
+        // SAFETY: both are valid for a page and distinct by the trait's contract. A racing store
+        // of a program is outside the Rust memory model, as on any kernel; the entry protocol
+        // discards the copy in that case.
+        unsafe {
+            core::ptr::copy_nonoverlapping(
+                self.frame_bytes(from).cast_const(),
+                self.frame_bytes(to),
+                PAGE_SIZE as usize,
+            );
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! State that belongs to one CPU.
+//!
+//! A [`Local`] is the proof of being on a CPU: there is at most one for each number, and it is not
+//! `Sync`. [`PerCpu`] hands out the slot of that CPU against it, so a slot may hold plain `Cell`s.
+//! Each slot starts on cache lines of its own.
+
+use crate::error::OutOfMemory;
+use crate::machine::CpuId;
+use alloc::vec::Vec;
+use core::cell::Cell;
+use core::fmt;
+use core::marker::PhantomData;
+
+/// The proof of running on CPU `id`.
+///
+/// *Invariant (one local per CPU):* for one subsystem there is at most one `Local` of each number
+/// at any time.
+#[derive(Debug)]
+pub struct Local {
+    id: CpuId,
+    not_sync: PhantomData<Cell<()>>,
+}
+
+impl Local {
+    /// Claims CPU `id`.
+    ///
+    /// # Safety
+    /// No other `Local` with this number exists for the same [`PerCpu`] values while this one does,
+    /// and code that interrupts its holder does not use it.
+    pub const unsafe fn claim(id: CpuId) -> Self {
+        Self { id, not_sync: PhantomData }
+    }
+
+    /// The CPU's number.
+    #[inline]
+    pub const fn id(&self) -> CpuId {
+        self.id
+    }
+}
+
+/// A cache line and its prefetched neighbour: what keeps two CPUs from sharing.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct Padded<T>(pub T);
+
+/// One `T` for each CPU.
+pub struct PerCpu<T> {
+    slots: Vec<Padded<T>>,
+}
+
+// SAFETY: a slot is reached as `&T` either through `get`, from the one CPU that holds its `Local`
+// (one local per CPU; `Local` is not `Sync`), for which `T: Send` suffices; or through `remote`,
+// which asks for `T: Sync`.
+unsafe impl<T: Send> Sync for PerCpu<T> {}
+
+impl<T> PerCpu<T> {
+    /// A slot for each of `cpus` CPUs.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted.
+    pub fn try_new(cpus: usize, mut make: impl FnMut(CpuId) -> T) -> Result<Self, OutOfMemory> {
+        let mut slots = Vec::new();
+        slots.try_reserve_exact(cpus).map_err(|_| OutOfMemory)?;
+        for id in 0..cpus {
+            slots.push(Padded(make(CpuId(id as u16))));
+        }
+        Ok(Self { slots })
+    }
+
+    /// The slot of the CPU that `local` proves.
+    #[inline(always)]
+    pub fn get<'a>(&'a self, local: &'a Local) -> &'a T {
+        &self.slots[local.id.index()].0
+    }
+
+    /// Exclusive access to every slot, in the order of CPU numbers.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.slots.iter_mut().map(|slot| &mut slot.0)
+    }
+
+    /// How many CPUs there are.
+    #[inline]
+    pub fn cpus(&self) -> usize {
+        self.slots.len()
+    }
+}
+
+impl<T: Sync> PerCpu<T> {
+    /// The slot of any CPU.
+    #[inline]
+    pub fn remote(&self, id: CpuId) -> &T {
+        &self.slots[id.index()].0
+    }
+
+    /// Every CPU's slot, in the order of CPU numbers.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter().map(|slot| &slot.0)
+    }
+}
+
+impl<T> fmt::Debug for PerCpu<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PerCpu({} slots)", self.slots.len())
+    }
+}

@@ -1,0 +1,1 @@
+//! faultless-workload
