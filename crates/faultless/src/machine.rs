@@ -58,7 +58,7 @@ pub enum Invalidate {
 /// - `frame_bytes(f)` is, for every frame of a region, a pointer to [`PAGE_SIZE`] bytes of memory,
 ///   page-aligned, valid for reads and writes for the machine's whole life, and the same memory
 ///   that guest programs reach through a translation to `f`; different frames do not overlap.
-/// - When `invalidate` returns, the calling CPU uses no translation of that space in that range,
+/// - When `invalidate` or `invalidate_all` returns, the calling CPU uses no translation of that space in that range,
 ///   nor any cached table pointer above it, older than the call; page-table walks started before the
 ///   call have ended.
 /// - After `interrupt(c)`, CPU `c` calls [`Cpu::serve_flushes`](crate::Cpu::serve_flushes) soon,
@@ -78,6 +78,9 @@ pub unsafe trait Machine: Send + Sync + 'static {
 
     /// Drops translations of `space` from the TLB of `cpu`, which is the calling CPU.
     fn invalidate(&self, cpu: CpuId, space: SpaceId, what: Invalidate);
+
+    /// Drops all translations of every space from the TLB of `cpu`, which is the calling CPU.
+    fn invalidate_all(&self, cpu: CpuId);
 
     /// Asks `cpu`, another CPU, to serve its flush requests.
     fn interrupt(&self, cpu: CpuId);

@@ -1,0 +1,224 @@
+//! What can be switched while the subsystem runs.
+
+use crate::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use core::fmt;
+use core::str::FromStr;
+
+/// How a fault and the calls that change an address space keep out of each other's way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Locking {
+    /// One reader-writer lock for each space: Linux up to 6.3.
+    MmapLock = 0,
+    /// One lock for each VMA that faults try, the space's lock behind it: Linux 6.4 to 6.14.
+    PerVma = 1,
+    /// No lock: the fault validates its answer, and falls back to a range lock on one page.
+    Speculative = 2,
+}
+
+/// When a fault asks for the VMA's reverse-map root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum AnonVmaCheck {
+    /// At its entry: a VMA that was never written is served under the space's lock.
+    Early = 0,
+    /// When an anonymous page is really made.
+    Late = 1,
+}
+
+impl Locking {
+    /// All values, in the order of the field's history.
+    pub const ALL: [Self; 3] = [Self::MmapLock, Self::PerVma, Self::Speculative];
+
+    /// The value's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::MmapLock => "mmap_lock",
+            Self::PerVma => "per_vma",
+            Self::Speculative => "speculative",
+        }
+    }
+
+    #[inline]
+    pub(crate) fn from_raw(raw: u8) -> Self {
+        match raw {
+            0 => Self::MmapLock,
+            1 => Self::PerVma,
+            _ => Self::Speculative,
+        }
+    }
+}
+
+impl AnonVmaCheck {
+    /// The value's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Early => "early",
+            Self::Late => "late",
+        }
+    }
+}
+
+/// A setting that was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KnobError {
+    /// There is no knob of that name.
+    Unknown,
+    /// Not of the form `KNOB=VALUE`.
+    Malformed,
+    /// The knob takes other values: these.
+    Value(&'static str),
+}
+
+impl fmt::Display for KnobError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown => {
+                f.write_str("no such knob; the knobs are ")?;
+                for (at, knob) in KNOBS.iter().enumerate() {
+                    write!(f, "{}{}", if at == 0 { "" } else { ", " }, knob.0)?;
+                }
+                Ok(())
+            }
+            Self::Malformed => f.write_str("not of the form KNOB=VALUE"),
+            Self::Value(expected) => write!(f, "expected {expected}"),
+        }
+    }
+}
+
+impl core::error::Error for KnobError {}
+
+/// The knobs: name, values, meaning.
+pub const KNOBS: [(&str, &str, &str); 6] = [
+    ("locking", "mmap_lock | per_vma | speculative", "what keeps faults and writers apart"),
+    ("speculative_page_fault", "0 | 1", "1: locking=speculative; 0: locking=per_vma"),
+    ("anon_vma_check", "early | late", "when a fault asks for the reverse-map root"),
+    ("frame_limit", "frames", "frames that may be in use; beyond, memory is out"),
+    ("max_map_count", "areas", "VMAs that a space may have"),
+    ("stack_limit", "bytes", "how far a growing stack may reach"),
+];
+
+/// The knobs' present values.
+#[derive(Debug)]
+pub struct Knobs {
+    locking: AtomicU8,
+    anon_vma_check: AtomicU8,
+    /// VMAs that a space may have.
+    max_map_count: AtomicU64,
+    /// Bytes that a growing VMA may reach.
+    stack_limit: AtomicU64,
+}
+
+impl Default for Knobs {
+    fn default() -> Self {
+        Self {
+            locking: AtomicU8::new(Locking::Speculative as u8),
+            anon_vma_check: AtomicU8::new(AnonVmaCheck::Late as u8),
+            max_map_count: AtomicU64::new(65530),
+            stack_limit: AtomicU64::new(8 << 20),
+        }
+    }
+}
+
+/// One setting, understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// `locking`
+    Locking(Locking),
+    /// `anon_vma_check`
+    AnonVmaCheck(AnonVmaCheck),
+    /// `frame_limit`
+    FrameLimit(u64),
+    /// `max_map_count`
+    MaxMapCount(u64),
+    /// `stack_limit`
+    StackLimit(u64),
+}
+
+impl FromStr for Setting {
+    type Err = KnobError;
+
+    fn from_str(text: &str) -> Result<Self, KnobError> {
+        let (knob, value) = text.split_once('=').ok_or(KnobError::Malformed)?;
+        let (_, values, _) =
+            KNOBS.iter().find(|(name, ..)| *name == knob).ok_or(KnobError::Unknown)?;
+        let number = || value.parse().map_err(|_| KnobError::Value(values));
+        Ok(match (knob, value) {
+            ("locking", "mmap_lock") => Self::Locking(Locking::MmapLock),
+            ("locking", "per_vma") | ("speculative_page_fault", "0") => {
+                Self::Locking(Locking::PerVma)
+            }
+            ("locking", "speculative") | ("speculative_page_fault", "1") => {
+                Self::Locking(Locking::Speculative)
+            }
+            ("anon_vma_check", "early") => Self::AnonVmaCheck(AnonVmaCheck::Early),
+            ("anon_vma_check", "late") => Self::AnonVmaCheck(AnonVmaCheck::Late),
+            ("frame_limit", _) => Self::FrameLimit(number()?),
+            ("max_map_count", _) => Self::MaxMapCount(number()?),
+            ("stack_limit", _) => Self::StackLimit(number()?),
+            _ => return Err(KnobError::Value(values)),
+        })
+    }
+}
+
+impl Knobs {
+    /// What keeps faults and writers apart.
+    #[inline]
+    pub fn locking(&self) -> Locking {
+        Locking::from_raw(self.locking.load(Ordering::Relaxed))
+    }
+
+    /// When a fault asks for the reverse-map root.
+    #[inline]
+    pub fn anon_vma_check(&self) -> AnonVmaCheck {
+        if self.anon_vma_check.load(Ordering::Relaxed) == AnonVmaCheck::Early as u8 {
+            AnonVmaCheck::Early
+        } else {
+            AnonVmaCheck::Late
+        }
+    }
+
+    /// VMAs that a space may have.
+    pub fn max_map_count(&self) -> u64 {
+        self.max_map_count.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that a growing VMA may reach.
+    pub fn stack_limit(&self) -> u64 {
+        self.stack_limit.load(Ordering::Relaxed)
+    }
+
+    /// Sets a knob that is kept here; `Vm::set` takes care of the others.
+    pub(crate) fn set(&self, setting: Setting) {
+        match setting {
+            Setting::Locking(value) => self.locking.store(value as u8, Ordering::Release),
+            Setting::AnonVmaCheck(value) => {
+                self.anon_vma_check.store(value as u8, Ordering::Release);
+            }
+            Setting::MaxMapCount(value) => self.max_map_count.store(value, Ordering::Release),
+            Setting::StackLimit(value) => self.stack_limit.store(value, Ordering::Release),
+            Setting::FrameLimit(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_parse_or_say_what_is_expected() {
+        assert_eq!("locking=per_vma".parse(), Ok(Setting::Locking(Locking::PerVma)));
+        assert_eq!(
+            "speculative_page_fault=1".parse(),
+            Ok(Setting::Locking(Locking::Speculative))
+        );
+        assert_eq!("locking".parse::<Setting>(), Err(KnobError::Malformed));
+        assert_eq!("color=red".parse::<Setting>(), Err(KnobError::Unknown));
+        assert_eq!(
+            "anon_vma_check=soon".parse::<Setting>(),
+            Err(KnobError::Value("early | late"))
+        );
+        assert_eq!("frame_limit=many".parse::<Setting>(), Err(KnobError::Value("frames")));
+    }
+}

@@ -1,0 +1,276 @@
+//! Counters and trace points, under the names that the field published them with.
+//!
+//! Each CPU counts on lines of its own; a sum reads them all. A trace point that nobody watches
+//! costs one predictable branch.
+
+use crate::machine::SpaceId;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::spin::SpinLock;
+use crate::sync::wait::Spin;
+use alloc::sync::Arc;
+use core::fmt;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
+        /// What is counted.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(usize)]
+        pub enum Counter { $($(#[$doc])* $variant,)* }
+
+        impl Counter {
+            /// Every counter.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The published name.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Faults handled, however.
+    Faults = "faults",
+    /// Faults served speculatively.
+    Spf = "spf",
+    /// Speculations given up: the VMA was missing, being changed, or changed meanwhile.
+    SpfVmaChanged = "spf_vma_changed",
+    /// Speculations given up: the VMA has no reverse-map root yet (early check only).
+    SpfVmaNoanon = "spf_vma_noanon",
+    /// Speculations given up: a kind of VMA or entry that is not speculated on.
+    SpfVmaNotsup = "spf_vma_notsup",
+    /// Speculations given up: the VMA seemed to forbid the access.
+    SpfVmaAccess = "spf_vma_access",
+    /// Speculations given up: the tables above the entry changed.
+    SpfPmdChanged = "spf_pmd_changed",
+    /// Speculations given up: no frame could be had.
+    SpfNomem = "spf_nomem",
+    /// Entries that could not be taken because another CPU was faster.
+    TrylockFailed = "spf_trylock_failed",
+    /// Speculations given up in spaces that one CPU alone was running.
+    AbortSingleThreaded = "spf_abort_single_threaded",
+    /// Faults served under a VMA's lock.
+    VmaLockSuccess = "vma_lock_success",
+    /// Attempts under a VMA's lock given up before the lock was had.
+    VmaLockAbort = "vma_lock_abort",
+    /// Attempts under a VMA's lock given up after it was had.
+    VmaLockRetry = "vma_lock_retry",
+    /// Attempts under a VMA's lock that found the VMA detached.
+    VmaLockMiss = "vma_lock_miss",
+    /// The space's one lock, taken to read.
+    MmapLockRead = "mmap_lock_read",
+    /// The space's one lock, taken to write.
+    MmapLockWrite = "mmap_lock_write",
+    /// The range lock, taken by a fault for one page.
+    RangeLockFault = "range_lock_fault",
+    /// The range lock, taken by a call.
+    RangeLockWrite = "range_lock_write",
+    /// Read faults of faults under a lock that covers the whole space.
+    ReadFaultLocked = "read_fault_locked",
+    /// Reads of untouched memory answered with the zero page.
+    ZeroPage = "fault_zero_page",
+    /// Fresh pages for writes to untouched memory.
+    AnonPage = "fault_anon_page",
+    /// Pages of shared anonymous memory mapped.
+    SharedPage = "fault_shared_page",
+    /// Pages copied on write.
+    CowCopy = "fault_cow_copy",
+    /// Pages made writable again because their last owner wrote.
+    CowReuse = "fault_cow_reuse",
+    /// Faults that found the entry in order already.
+    Spurious = "fault_spurious",
+    /// Stacks grown.
+    StackGrowth = "fault_stack_growth",
+    /// Faults answered with SIGSEGV.
+    Segv = "fault_sigsegv",
+    /// Faults answered with SIGBUS.
+    Bus = "fault_sigbus",
+    /// Faults for which no frame was left.
+    Oom = "fault_oom",
+    /// Tables put in place by faults.
+    TablePublished = "table_published",
+    /// Tables unlinked.
+    TablePruned = "table_pruned",
+    /// Reverse-map roots made.
+    AnonVmaPrepared = "anon_vma_prepared",
+    /// Flushes that an operation asked for.
+    TlbFlush = "tlb_flush",
+    /// Other CPUs interrupted for flushes.
+    TlbShootdownSent = "tlb_shootdown_sent",
+    /// Flush requests of other CPUs served.
+    TlbShootdownReceived = "tlb_shootdown_received",
+}
+
+/// One CPU's counts. Only that CPU adds; anybody reads.
+#[derive(Debug)]
+pub struct Counts([AtomicU64; Counter::ALL.len()]);
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self(core::array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
+
+impl Counts {
+    /// Adds to a counter of the calling CPU.
+    #[inline(always)]
+    pub fn add(&self, counter: Counter, n: u64) {
+        let count = &self.0[counter as usize];
+        count.store(count.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+    }
+
+    /// The count so far.
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.0[counter as usize].load(Ordering::Relaxed)
+    }
+}
+
+/// The sums over all CPUs at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Totals([u64; Counter::ALL.len()]);
+
+impl Default for Totals {
+    fn default() -> Self {
+        Self([0; Counter::ALL.len()])
+    }
+}
+
+impl Totals {
+    pub(crate) fn include(&mut self, counts: &Counts) {
+        for (sum, &counter) in self.0.iter_mut().zip(Counter::ALL) {
+            *sum += counts.get(counter);
+        }
+    }
+
+    /// The sum of one counter.
+    pub const fn get(&self, counter: Counter) -> u64 {
+        self.0[counter as usize]
+    }
+
+    /// What was counted since `before`.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        Self(core::array::from_fn(|at| self.0[at].saturating_sub(before.0[at])))
+    }
+
+    /// Every counter with its sum.
+    pub fn iter(&self) -> impl Iterator<Item = (Counter, u64)> + '_ {
+        Counter::ALL.iter().map(|&counter| (counter, self.get(counter)))
+    }
+
+    /// Speculations given up, for all reasons.
+    pub const fn aborts(&self) -> u64 {
+        self.get(Counter::SpfVmaChanged)
+            + self.get(Counter::SpfVmaNoanon)
+            + self.get(Counter::SpfVmaNotsup)
+            + self.get(Counter::SpfVmaAccess)
+            + self.get(Counter::SpfPmdChanged)
+            + self.get(Counter::SpfNomem)
+    }
+}
+
+/// The listing of `/proc/vmstat`: a name and a number a line, speculative faults under the name that
+/// they have there.
+impl fmt::Display for Totals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (counter, count) in self.iter() {
+            let name = match counter {
+                Counter::Spf => "speculative_pgfault",
+                _ => counter.name(),
+            };
+            writeln!(f, "{name} {count}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A trace point of the `pagefault` system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Point {
+    /// `pagefault:spf_vma_changed`
+    VmaChanged = 0,
+    /// `pagefault:spf_vma_noanon`
+    VmaNoanon = 1,
+    /// `pagefault:spf_vma_notsup`
+    VmaNotsup = 2,
+    /// `pagefault:spf_vma_access`
+    VmaAccess = 3,
+    /// `pagefault:spf_pmd_changed`
+    PmdChanged = 4,
+}
+
+impl Point {
+    /// Every trace point.
+    pub const ALL: [Self; 5] =
+        [Self::VmaChanged, Self::VmaNoanon, Self::VmaNotsup, Self::VmaAccess, Self::PmdChanged];
+
+    /// The published name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::VmaChanged => "pagefault:spf_vma_changed",
+            Self::VmaNoanon => "pagefault:spf_vma_noanon",
+            Self::VmaNotsup => "pagefault:spf_vma_notsup",
+            Self::VmaAccess => "pagefault:spf_vma_access",
+            Self::PmdChanged => "pagefault:spf_pmd_changed",
+        }
+    }
+}
+
+/// What a watcher of trace points is told.
+#[derive(Clone, Copy, Debug)]
+pub struct TraceEvent {
+    /// Which trace point.
+    pub point: Point,
+    /// The space of the fault.
+    pub space: SpaceId,
+    /// The faulting address.
+    pub addr: u64,
+}
+
+/// Watches trace points. Called from inside the fault: it must not call the subsystem.
+pub type Watcher = Arc<dyn Fn(TraceEvent) + Send + Sync>;
+
+/// The trace points of one subsystem.
+#[derive(Default)]
+pub struct Trace {
+    watched: AtomicU32,
+    watcher: SpinLock<Option<Watcher>>,
+}
+
+impl Trace {
+    /// Calls `watcher` at each of `points` from now on, in place of the watcher before.
+    pub fn watch(&self, points: &[Point], watcher: Watcher) {
+        *self.watcher.lock(&Spin) = Some(watcher);
+        let mask = points.iter().fold(0, |mask, &point| mask | 1 << point as u32);
+        self.watched.store(mask, Ordering::Release);
+    }
+
+    /// Watches nothing any more.
+    pub fn unwatch(&self) {
+        self.watched.store(0, Ordering::Release);
+        self.watcher.lock(&Spin).take();
+    }
+
+    #[inline(always)]
+    pub(crate) fn hit(&self, point: Point, space: SpaceId, addr: u64) {
+        if self.watched.load(Ordering::Relaxed) & 1 << point as u32 != 0 {
+            self.tell(TraceEvent { point, space, addr });
+        }
+    }
+
+    #[cold]
+    fn tell(&self, event: TraceEvent) {
+        let watcher = self.watcher.lock(&Spin).clone();
+        if let Some(watcher) = watcher {
+            watcher(event);
+        }
+    }
+}
+
+impl fmt::Debug for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Trace(watched {:#b})", self.watched.load(Ordering::Relaxed))
+    }
+}

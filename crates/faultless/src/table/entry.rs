@@ -1,0 +1,239 @@
+//! One page-table entry in the x86-64 format.
+//!
+//! | bit | name | meaning here |
+//! |---|---|---|
+//! | 0 | present | the MMU may use the entry |
+//! | 1 | write | stores allowed |
+//! | 2 | user | user mode allowed |
+//! | 5, 6 | accessed, dirty | set by hardware at any moment, atomically |
+//! | 7 | huge | a leaf above the last level |
+//! | 9 | locked | software: a CPU is changing the entry |
+//! | 10 | special | software: the frame is not counted (the zero page) |
+//! | 12..52 | frame | physical address of the frame or of the next table |
+//! | 63 | no-execute | instruction fetches forbidden |
+//!
+//! A value is one of: *none* (0); *busy* (locked and not present: the owner alone knows what was
+//! there and what will be); *present*; *present and locked*. Any other value is illegal.
+
+use crate::addr::{FrameNumber, PAGE_SHIFT};
+use core::fmt;
+
+const PRESENT: u64 = 1 << 0;
+const WRITE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+const HUGE: u64 = 1 << 7;
+const LOCKED: u64 = 1 << 9;
+const SPECIAL: u64 = 1 << 10;
+const NO_EXECUTE: u64 = 1 << 63;
+const FRAME: u64 = ((1 << 40) - 1) << PAGE_SHIFT;
+
+/// The value of a page-table entry. See the module for its encodings.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Entry(pub u64);
+
+impl Entry {
+    /// Nothing is mapped.
+    pub const NONE: Self = Self(0);
+    /// Not present, and locked by a CPU that is filling or changing it.
+    pub const BUSY: Self = Self(LOCKED);
+
+    /// A leaf that maps `frame` for user mode, readable, not written to yet.
+    #[inline]
+    pub const fn leaf(frame: FrameNumber) -> Self {
+        Self(frame.phys() | PRESENT | USER | ACCESSED | NO_EXECUTE)
+    }
+
+    /// An entry of an upper level that points to the table in `frame`.
+    #[inline]
+    pub const fn table(frame: FrameNumber) -> Self {
+        Self(frame.phys() | PRESENT | WRITE | USER | ACCESSED)
+    }
+
+    /// The same leaf, writable and dirty: the store that asked for it is about to happen.
+    #[inline]
+    pub const fn writable_dirty(self) -> Self {
+        Self(self.0 | WRITE | DIRTY)
+    }
+
+    /// The same leaf with stores forbidden.
+    #[inline]
+    pub const fn read_only(self) -> Self {
+        Self(self.0 & !WRITE)
+    }
+
+    /// The same leaf with instruction fetches allowed or forbidden.
+    #[inline]
+    pub const fn with_execute(self, execute: bool) -> Self {
+        Self(if execute { self.0 & !NO_EXECUTE } else { self.0 | NO_EXECUTE })
+    }
+
+    /// The same leaf with user mode allowed or forbidden (no access at all).
+    #[inline]
+    pub const fn with_user(self, user: bool) -> Self {
+        Self(if user { self.0 | USER } else { self.0 & !USER })
+    }
+
+    /// The same leaf, mapping a frame that nobody counts.
+    #[inline]
+    pub const fn special(self) -> Self {
+        Self(self.0 | SPECIAL)
+    }
+
+    /// The same leaf as a huge one; its frame must be aligned to the huge size.
+    #[inline]
+    pub const fn huge(self) -> Self {
+        Self(self.0 | HUGE)
+    }
+
+    /// The same leaf with the dirty bit clear, as `MADV_FREE` wants it.
+    #[inline]
+    pub const fn clean(self) -> Self {
+        Self(self.0 & !(DIRTY | ACCESSED))
+    }
+
+    /// The same value, locked.
+    #[inline]
+    pub const fn locked(self) -> Self {
+        Self(self.0 | LOCKED)
+    }
+
+    /// The same value, not locked.
+    #[inline]
+    pub const fn unlocked(self) -> Self {
+        Self(self.0 & !LOCKED)
+    }
+
+    /// Whether nothing is there.
+    #[inline]
+    pub const fn is_none(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether the MMU may use the entry.
+    #[inline]
+    pub const fn is_present(self) -> bool {
+        self.0 & PRESENT != 0
+    }
+
+    /// Whether a CPU is changing the entry.
+    #[inline]
+    pub const fn is_locked(self) -> bool {
+        self.0 & LOCKED != 0
+    }
+
+    /// Whether stores are allowed.
+    #[inline]
+    pub const fn is_writable(self) -> bool {
+        self.0 & WRITE != 0
+    }
+
+    /// Whether user mode may use it.
+    #[inline]
+    pub const fn is_user(self) -> bool {
+        self.0 & USER != 0
+    }
+
+    /// Whether instruction fetches are allowed.
+    #[inline]
+    pub const fn is_executable(self) -> bool {
+        self.0 & NO_EXECUTE == 0
+    }
+
+    /// Whether a store went through it since it was installed or cleaned.
+    #[inline]
+    pub const fn is_dirty(self) -> bool {
+        self.0 & DIRTY != 0
+    }
+
+    /// Whether an access went through it since it was installed or cleaned.
+    #[inline]
+    pub const fn is_accessed(self) -> bool {
+        self.0 & ACCESSED != 0
+    }
+
+    /// Whether it is a leaf above the last level.
+    #[inline]
+    pub const fn is_huge(self) -> bool {
+        self.0 & HUGE != 0
+    }
+
+    /// Whether the frame is one that nobody counts.
+    #[inline]
+    pub const fn is_special(self) -> bool {
+        self.0 & SPECIAL != 0
+    }
+
+    /// Whether it points to a table of the next level, unlocked.
+    #[inline]
+    pub const fn is_table(self) -> bool {
+        self.0 & (PRESENT | HUGE | LOCKED) == PRESENT
+    }
+
+    /// The frame mapped, or the one that holds the next table. Meaningless unless present.
+    #[inline]
+    pub const fn frame(self) -> FrameNumber {
+        FrameNumber::from_phys(self.0 & FRAME)
+    }
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_none() {
+            return f.write_str("none");
+        }
+        if *self == Self::BUSY {
+            return f.write_str("busy");
+        }
+        write!(f, "{:?}", self.frame())?;
+        for (set, mark) in [
+            (self.is_writable(), " write"),
+            (self.is_user(), " user"),
+            (self.is_executable(), " execute"),
+            (self.is_accessed(), " accessed"),
+            (self.is_dirty(), " dirty"),
+            (self.is_huge(), " huge"),
+            (self.is_special(), " special"),
+            (self.is_locked(), " locked"),
+        ] {
+            if set {
+                f.write_str(mark)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leaf_keeps_its_frame_through_every_change() {
+        let frame = FrameNumber(0xdead_beef);
+        let leaf = Entry::leaf(frame).writable_dirty().with_execute(true).special().locked();
+        assert_eq!(leaf.frame(), frame);
+        assert!(leaf.is_present() && leaf.is_writable() && leaf.is_dirty() && leaf.is_user());
+        assert!(leaf.is_executable() && leaf.is_special() && leaf.is_locked());
+        let plain = leaf.unlocked().read_only().with_execute(false).clean();
+        assert_eq!(plain.frame(), frame);
+        assert!(!plain.is_writable() && !plain.is_dirty() && !plain.is_locked());
+        assert!(!plain.is_executable());
+    }
+
+    #[test]
+    fn busy_is_locked_and_not_present_and_not_none() {
+        assert!(Entry::BUSY.is_locked() && !Entry::BUSY.is_present() && !Entry::BUSY.is_none());
+        assert!(!Entry::BUSY.is_table());
+    }
+
+    #[test]
+    fn huge_leaves_are_not_tables() {
+        let huge = Entry::leaf(FrameNumber(512)).huge();
+        assert!(huge.is_huge() && huge.is_present() && !huge.is_table());
+        assert!(Entry::table(FrameNumber(3)).is_table());
+        assert!(!Entry::table(FrameNumber(3)).locked().is_table());
+    }
+}

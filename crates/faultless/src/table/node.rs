@@ -1,0 +1,67 @@
+//! One table: a frame seen as 512 entries.
+
+use super::entry::Entry;
+use crate::addr::{FrameNumber, PAGE_SHIFT};
+use crate::machine::Machine;
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+/// Entries in a table.
+pub const ENTRIES: usize = 512;
+/// The level of the tables whose entries map base pages.
+pub const LAST: u32 = 1;
+/// The level of the root table.
+pub const ROOT: u32 = 4;
+
+const _: () = assert!(ENTRIES * size_of::<u64>() == 1 << PAGE_SHIFT);
+
+/// Bytes that one entry of a table of `level` spans: 4 KiB, 2 MiB, 1 GiB, 512 GiB.
+#[inline]
+pub const fn entry_span(level: u32) -> u64 {
+    1 << (PAGE_SHIFT + 9 * (level - LAST))
+}
+
+/// Bytes that a whole table of `level` spans.
+#[inline]
+pub const fn table_span(level: u32) -> u64 {
+    entry_span(level) << 9
+}
+
+/// The index of `addr` in its table of `level`.
+#[inline]
+pub const fn index(addr: u64, level: u32) -> usize {
+    (addr >> (PAGE_SHIFT + 9 * (level - LAST))) as usize & (ENTRIES - 1)
+}
+
+/// The entries of the table in `frame`.
+///
+/// # Safety
+/// `frame` holds a table, and stays one for `'a`: the caller is in a grace section opened before
+/// the table was unlinked (*tables outlive walkers*), or holds the range lock over its span, or is
+/// the only one left who knows it.
+#[inline(always)]
+pub unsafe fn entries<M: Machine>(machine: &M, frame: FrameNumber) -> &[AtomicU64; ENTRIES] {
+    // SAFETY: the machine's contract makes the frame a valid, aligned page for its whole life; the
+    // caller's promise makes it a table, which everybody only reaches through atomics.
+    unsafe { &*machine.frame_bytes(frame).cast::<[AtomicU64; ENTRIES]>() }
+}
+
+/// The slot of `addr` in the table of `level` in `frame`.
+///
+/// # Safety
+/// As [`entries`].
+#[inline(always)]
+pub unsafe fn slot<M: Machine>(
+    machine: &M,
+    frame: FrameNumber,
+    addr: u64,
+    level: u32,
+) -> &AtomicU64 {
+    // SAFETY: handed on to the caller.
+    unsafe { &entries(machine, frame)[index(addr, level)] }
+}
+
+/// The value of a slot, for a walk: later loads through it see a published table's zeros.
+#[inline(always)]
+pub fn load(slot: &AtomicU64) -> Entry {
+    Entry(slot.load(Ordering::Acquire))
+}

@@ -1,0 +1,201 @@
+//! The entry is the lock.
+//!
+//! A page-table entry carries its own lock, and nothing else guards it. Three parties change it:
+//!
+//! **A fault** holds no lock on the address space. It has found a VMA, read its sequence (even),
+//! read the entry, and prepared a frame. Then:
+//!
+//! 1. it *takes* the entry: compare-and-swap from the value it saw to *busy* ([`take`]), or, when
+//!    the translation may stay usable meanwhile, to the same value with the lock bit ([`pin`]);
+//! 2. it reads the VMA's sequence again. Unchanged: it *commits* the final value. Changed: it
+//!    *reverts*, and the entry is as it was.
+//!
+//! **A writer** (munmap, mprotect, mremap, madvise, fork) holds the range lock. It makes the
+//! sequences of the VMAs odd, issues one full fence, then *settles* each entry: it waits until
+//! nobody holds it, and swaps in the new value ([`settle`]).
+//!
+//! Why no translation is installed behind a writer's back: between the fault's compare-and-swap and
+//! its second look at the sequence stands a full barrier, and so between the writer's odd sequence
+//! and its look at the entry. At least one of the two looks sees the other's store. If the fault
+//! sees the odd sequence it reverts; if the writer sees the busy entry it waits, and then finds what
+//! the fault committed. A fault that takes an entry after the writer has left it reverts for the
+//! same reason, because its VMA's sequence has moved on or is dead.
+//!
+//! **Hardware** sets accessed and dirty bits of present entries at any moment. So a present entry
+//! only ever changes by compare-and-swap, and what is lost by a failed swap is tried again.
+//!
+//! Who holds an entry that is *pinned* (present) never waits for another CPU. Who holds a *busy*
+//! one may wait for a flush: waiters answer flush requests, and the MMU cannot use the entry.
+
+use super::entry::Entry;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::wait::Wait;
+
+/// An entry that this CPU holds. Dropping it would leave the entry locked for ever; it ends in
+/// [`commit`](Held::commit) or [`revert`](Held::revert).
+#[must_use = "a held entry must be committed or reverted"]
+#[derive(Debug)]
+pub struct Held<'a> {
+    slot: &'a AtomicU64,
+    before: Entry,
+}
+
+/// The full barrier between taking an entry and looking at a sequence.
+#[inline(always)]
+fn barrier_after_swap() {
+    // On x86 a locked compare-and-swap is one already. The model checker wants it spelled out.
+    #[cfg(any(loom, not(target_arch = "x86_64")))]
+    crate::sync::atomic::fence(Ordering::SeqCst);
+}
+
+/// Takes the entry: *busy* from now on, if it still is `seen` (which is not locked).
+///
+/// # Errors
+/// The entry's present value, when it is no longer `seen`.
+#[inline(always)]
+pub fn take(slot: &AtomicU64, seen: Entry) -> Result<Held<'_>, Entry> {
+    hold(slot, seen, Entry::BUSY)
+}
+
+/// Takes a present entry and leaves it usable for the MMU: `seen` with the lock bit.
+///
+/// # Errors
+/// The entry's present value, when it is no longer `seen`.
+#[inline(always)]
+pub fn pin(slot: &AtomicU64, seen: Entry) -> Result<Held<'_>, Entry> {
+    hold(slot, seen, seen.locked())
+}
+
+#[inline(always)]
+fn hold(slot: &AtomicU64, seen: Entry, held: Entry) -> Result<Held<'_>, Entry> {
+    match slot.compare_exchange(seen.0, held.0, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => {
+            barrier_after_swap();
+            Ok(Held { slot, before: seen })
+        }
+        Err(now) => Err(Entry(now)),
+    }
+}
+
+impl Held<'_> {
+    /// What the entry was when it was taken.
+    #[inline]
+    pub const fn before(&self) -> Entry {
+        self.before
+    }
+
+    /// Installs `entry` and lets go. For a pinned entry, accessed and dirty bits that hardware set
+    /// meanwhile are kept where `entry` maps the same frame.
+    #[inline(always)]
+    pub fn commit(self, entry: Entry) {
+        self.release(entry);
+    }
+
+    /// Puts the old value back and lets go.
+    #[inline(always)]
+    pub fn revert(self) {
+        let before = self.before;
+        self.release(before);
+    }
+
+    #[inline(always)]
+    fn release(self, entry: Entry) {
+        // A busy entry is changed by nobody else, hardware included, so a store is enough. A pinned
+        // one may gain accessed and dirty bits up to the last moment.
+        let mut now = self.slot.load(Ordering::Relaxed);
+        if now == Entry::BUSY.0 {
+            self.slot.store(entry.0, Ordering::Release);
+            return;
+        }
+        loop {
+            let gained = Entry(now & !self.before.locked().0);
+            let last = Entry(entry.0 | gained.0);
+            match self.slot.compare_exchange_weak(now, last.0, Ordering::Release, Ordering::Relaxed)
+            {
+                Ok(_) => return,
+                Err(changed) => now = changed,
+            }
+        }
+    }
+}
+
+/// A writer's change of one entry: waits until nobody holds it, then replaces its value `e` by
+/// `change(e)`. Returns the old and the new value. `change` may be called again when hardware or a
+/// late fault got in between.
+#[inline]
+pub fn settle(
+    slot: &AtomicU64,
+    wait: &impl Wait,
+    mut change: impl FnMut(Entry) -> Entry,
+) -> (Entry, Entry) {
+    let mut looks = 0;
+    let mut now = Entry(slot.load(Ordering::Acquire));
+    loop {
+        if now.is_locked() {
+            wait.wait(looks);
+            looks += 1;
+            now = Entry(slot.load(Ordering::Acquire));
+            continue;
+        }
+        let next = change(now);
+        if next == now {
+            return (now, next);
+        }
+        match slot.compare_exchange(now.0, next.0, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return (now, next),
+            Err(changed) => now = Entry(changed),
+        }
+    }
+}
+
+/// Waits until nobody holds the entry, and returns its value.
+#[inline]
+pub fn look(slot: &AtomicU64, wait: &impl Wait) -> Entry {
+    let mut looks = 0;
+    loop {
+        let now = Entry(slot.load(Ordering::Acquire));
+        if !now.is_locked() {
+            return now;
+        }
+        wait.wait(looks);
+        looks += 1;
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::addr::FrameNumber;
+    use crate::sync::wait::Spin;
+
+    #[test]
+    fn a_revert_puts_back_exactly_what_was_there() {
+        let slot = AtomicU64::new(Entry::leaf(FrameNumber(7)).0);
+        let seen = Entry(slot.load(Ordering::Relaxed));
+        let held = take(&slot, seen).unwrap();
+        assert_eq!(slot.load(Ordering::Relaxed), Entry::BUSY.0);
+        assert_eq!(take(&slot, seen).unwrap_err(), Entry::BUSY);
+        held.revert();
+        assert_eq!(slot.load(Ordering::Relaxed), seen.0);
+    }
+
+    #[test]
+    fn bits_that_hardware_sets_on_a_pinned_entry_survive() {
+        let seen = Entry::leaf(FrameNumber(7)).clean();
+        let slot = AtomicU64::new(seen.0);
+        let held = pin(&slot, seen).unwrap();
+        let accessed = Entry::leaf(FrameNumber(7)).0 & !seen.0;
+        slot.fetch_or(accessed, Ordering::Relaxed);
+        held.commit(seen.writable_dirty());
+        let now = Entry(slot.load(Ordering::Relaxed));
+        assert!(now.is_accessed() && now.is_writable() && !now.is_locked());
+    }
+
+    #[test]
+    fn a_writer_gives_back_what_it_replaced() {
+        let slot = AtomicU64::new(Entry::leaf(FrameNumber(9)).0);
+        let (old, new) = settle(&slot, &Spin, |_| Entry::NONE);
+        assert_eq!(old.frame(), FrameNumber(9));
+        assert!(new.is_none() && look(&slot, &Spin).is_none());
+    }
+}

@@ -1,0 +1,163 @@
+//! Operations on all entries of a range, table by table, so that a batch of neighbouring entries
+//! costs one walk.
+
+use super::entry::Entry;
+use super::node::{self, ENTRIES, LAST, ROOT};
+use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
+use crate::machine::Machine;
+use crate::sync::atomic::AtomicU64;
+use crate::sync::wait::Wait;
+use crate::table::protocol;
+
+/// A run of entries that a visit meets.
+#[derive(Debug)]
+pub enum Run<'a> {
+    /// Neighbouring entries of one last-level table, for the pages from `start` on.
+    Pages {
+        /// Address of the first entry's page.
+        start: u64,
+        /// The entries.
+        slots: &'a [AtomicU64],
+    },
+    /// A huge leaf in a table of `level`, for the address range given.
+    Huge {
+        /// What the leaf spans.
+        span: VirtRange,
+        /// The entry.
+        slot: &'a AtomicU64,
+    },
+}
+
+/// Visits every run of entries in `range` for which tables exist, in ascending order, until `visit`
+/// returns an error.
+///
+/// # Errors
+/// What `visit` returned.
+///
+/// # Safety
+/// `root` is the root of a live space whose tables over `range` cannot be unlinked meanwhile: the
+/// caller holds the range lock over it, or is in a grace section.
+pub unsafe fn visit<M: Machine, E>(
+    machine: &M,
+    root: FrameNumber,
+    range: VirtRange,
+    mut visit: impl FnMut(Run<'_>) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut addr = range.start;
+    while addr < range.end {
+        let mut table = root;
+        let mut level = ROOT;
+        loop {
+            let span = node::entry_span(level);
+            // SAFETY: reached from the root under the caller's lock or section.
+            let slots = unsafe { node::entries(machine, table) };
+            let at = node::index(addr, level);
+            if level == LAST {
+                let pages = ((range.end - addr) / PAGE_SIZE).min((ENTRIES - at) as u64);
+                visit(Run::Pages { start: addr, slots: &slots[at..at + pages as usize] })?;
+                addr += pages * PAGE_SIZE;
+                break;
+            }
+            let seen = node::load(&slots[at]);
+            if seen.is_table() {
+                table = seen.frame();
+                level -= 1;
+                continue;
+            }
+            let start = addr & !(span - 1);
+            let after = VirtRange { start, end: start + span };
+            if seen.is_present() {
+                visit(Run::Huge { span: after, slot: &slots[at] })?;
+            }
+            // Nothing below: a table that a fault is publishing right now belongs to a VMA that
+            // the caller is not writing, or its fault will revert.
+            addr = after.end;
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Unlinks every table that spans nothing outside `hull`, and hands its frame and level to
+/// `retire`, which frees it, with all tables below it, after a grace period.
+///
+/// # Safety
+/// The caller holds the range lock over `hull`, no VMA is left in it, and its last-level entries are
+/// clear.
+pub unsafe fn prune<M: Machine>(
+    machine: &M,
+    root: FrameNumber,
+    hull: VirtRange,
+    wait: &impl Wait,
+    retire: &mut impl FnMut(FrameNumber, u32),
+) {
+    // SAFETY: handed on.
+    unsafe { prune_below(machine, root, ROOT, 0, hull, wait, retire) }
+}
+
+/// [`prune`] for the entries of one table of `level` that starts at `base`.
+///
+/// # Safety
+/// As [`prune`]; `table` was reached from the root.
+unsafe fn prune_below<M: Machine>(
+    machine: &M,
+    table: FrameNumber,
+    level: u32,
+    base: u64,
+    hull: VirtRange,
+    wait: &impl Wait,
+    retire: &mut impl FnMut(FrameNumber, u32),
+) {
+    let span = node::entry_span(level);
+    let here = VirtRange { start: base, end: base + node::table_span(level) }.intersect(hull);
+    if here.is_empty() {
+        return;
+    }
+    // SAFETY: reached from the root under the range lock.
+    let slots = unsafe { node::entries(machine, table) };
+    let first = node::index(here.start, level);
+    let last = node::index(here.end - 1, level);
+    for (at, slot) in slots.iter().enumerate().take(last + 1).skip(first) {
+        let start = base + at as u64 * span;
+        let whole = hull.covers(VirtRange { start, end: start + span });
+        if !whole {
+            let seen = node::load(slot);
+            if seen.is_table() && level - 1 > LAST {
+                // SAFETY: the table below is linked, and only we could unlink it.
+                unsafe { prune_below(machine, seen.frame(), level - 1, start, hull, wait, retire) };
+            }
+            continue;
+        }
+        if node::load(slot).is_none() {
+            continue;
+        }
+        // A busy entry is a fault that publishes a table for a VMA that is dead by now: it reverts.
+        let (old, _) = protocol::settle(slot, wait, |_| Entry::NONE);
+        if old.is_table() {
+            retire(old.frame(), level - 1);
+        }
+    }
+}
+
+/// Hands every table below `table`, and `table` itself, to `free`.
+///
+/// # Safety
+/// Nobody else can reach `table`: it was unlinked a grace period ago, or its space is gone.
+pub unsafe fn free_all<M: Machine>(
+    machine: &M,
+    table: FrameNumber,
+    level: u32,
+    free: &mut impl FnMut(FrameNumber),
+) {
+    if level > LAST {
+        // SAFETY: ours alone.
+        for slot in unsafe { node::entries(machine, table) } {
+            let seen = node::load(slot);
+            if seen.is_table() {
+                // SAFETY: only reachable through `table`.
+                unsafe { free_all(machine, seen.frame(), level - 1, free) };
+            }
+        }
+    }
+    free(table);
+}

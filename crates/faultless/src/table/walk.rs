@@ -1,0 +1,52 @@
+//! The walk of one address, without a lock: from the root to the slot of its last-level entry.
+//!
+//! *Tables outlive walkers:* a table is unlinked only while every VMA over its span is being
+//! written, and its frame is freed after a grace period. So a walker in a grace section may stand
+//! in a table that is no longer linked; what it installs there is refused by the sequence of its
+//! VMA, which was made odd before the table was unlinked.
+
+use super::entry::Entry;
+use super::node::{self, LAST, ROOT};
+use crate::addr::FrameNumber;
+use crate::machine::Machine;
+use crate::sync::atomic::AtomicU64;
+
+/// Where a walk ended.
+#[derive(Debug)]
+pub enum Reached<'a> {
+    /// At the slot of the base page.
+    Slot(&'a AtomicU64),
+    /// At an entry of `level` (above [`LAST`]) that points to no table. `seen` is none, busy or a
+    /// huge leaf.
+    Above {
+        /// The entry.
+        slot: &'a AtomicU64,
+        /// The level of the table that the entry is in.
+        level: u32,
+        /// Its value.
+        seen: Entry,
+    },
+}
+
+/// Walks to the slot of `addr`.
+///
+/// # Safety
+/// `root` is the root table of a live space, and the caller is in a grace section or holds the range
+/// lock over `addr` for as long as it uses the slot.
+#[inline(always)]
+pub unsafe fn descend<M: Machine>(machine: &M, root: FrameNumber, addr: u64) -> Reached<'_> {
+    let mut table = root;
+    let mut level = ROOT;
+    while level > LAST {
+        // SAFETY: `table` was reached from the root inside the caller's section or lock.
+        let slot = unsafe { node::slot(machine, table, addr, level) };
+        let seen = node::load(slot);
+        if !seen.is_table() {
+            return Reached::Above { slot, level, seen };
+        }
+        table = seen.frame();
+        level -= 1;
+    }
+    // SAFETY: as above.
+    Reached::Slot(unsafe { node::slot(machine, table, addr, LAST) })
+}

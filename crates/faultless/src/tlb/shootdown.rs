@@ -1,0 +1,134 @@
+//! Shootdowns: making other CPUs drop translations, and knowing that they did.
+//!
+//! Each CPU has an inbox. A sender posts what to drop into the inbox of each CPU of the space's set,
+//! interrupts it, and waits until that CPU's count of *served* posts has reached the post's ticket.
+//! A CPU serves its inbox when it is interrupted, and whenever it waits for anything: two CPUs that
+//! flush each other therefore both make progress. A full inbox degrades to "drop everything".
+
+use crate::machine::{CpuId, Invalidate, Machine, SpaceId};
+use crate::sync::atomic::{AtomicU64, Ordering, fence};
+use crate::sync::percpu::{Local, PerCpu};
+use crate::sync::spin::SpinLock;
+use crate::sync::wait::{Spin, Wait};
+use crate::tlb::cpuset::CpuSet;
+
+/// Posts an inbox holds before it degrades.
+const POSTS: usize = 8;
+
+#[derive(Clone, Copy, Debug)]
+struct Posts {
+    items: [(SpaceId, Invalidate); POSTS],
+    len: usize,
+    everything: bool,
+}
+
+const NO_POSTS: Posts =
+    Posts { items: [(SpaceId(0), Invalidate::All); POSTS], len: 0, everything: false };
+
+/// What other CPUs want one CPU to drop.
+#[derive(Debug)]
+pub struct Inbox {
+    posts: SpinLock<Posts>,
+    /// Tickets handed out; written under the lock.
+    posted: AtomicU64,
+    /// Tickets served.
+    served: AtomicU64,
+}
+
+impl Default for Inbox {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Inbox {
+    /// An empty inbox.
+    pub fn new() -> Self {
+        Self { posts: SpinLock::new(NO_POSTS), posted: AtomicU64::new(0), served: AtomicU64::new(0) }
+    }
+
+    /// Posts a request and returns its ticket. The lock is a leaf: its holder waits for nothing.
+    fn post(&self, space: SpaceId, what: Invalidate) -> u64 {
+        let mut posts = self.posts.lock(&Spin);
+        if posts.len < POSTS {
+            let at = posts.len;
+            posts.items[at] = (space, what);
+            posts.len += 1;
+        } else {
+            posts.everything = true;
+        }
+        let ticket = self.posted.load(Ordering::Relaxed) + 1;
+        self.posted.store(ticket, Ordering::Release);
+        ticket
+    }
+
+    /// Whether a request waits.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.posted.load(Ordering::Relaxed) == self.served.load(Ordering::Relaxed)
+    }
+
+    /// Serves every waiting request on the calling CPU, `local`. Returns how many there were.
+    pub fn serve<M: Machine>(&self, machine: &M, local: &Local) -> u64 {
+        if self.is_empty() {
+            return 0;
+        }
+        let (taken, ticket) = {
+            let mut posts = self.posts.lock(&Spin);
+            (core::mem::replace(&mut *posts, NO_POSTS), self.posted.load(Ordering::Relaxed))
+        };
+        if taken.everything {
+            machine.invalidate_all(local.id());
+        } else {
+            for &(space, what) in &taken.items[..taken.len] {
+                machine.invalidate(local.id(), space, what);
+            }
+        }
+        let before = self.served.load(Ordering::Relaxed);
+        self.served.store(ticket, Ordering::Release);
+        ticket - before
+    }
+}
+
+/// Drops translations of `space` on every CPU of `cpus`, and returns the number of CPUs interrupted,
+/// once all have done so. The caller's changes of the tables come first.
+pub fn shoot<M: Machine>(
+    machine: &M,
+    inboxes: &PerCpu<Inbox>,
+    local: &Local,
+    wait: &impl Wait,
+    space: SpaceId,
+    cpus: &CpuSet,
+    what: Invalidate,
+) -> u64 {
+    // Either a CPU that joins the set now walks the changed tables, or we see it in the set.
+    fence(Ordering::SeqCst);
+    let here = local.id();
+    let mut sent = 0;
+    if cpus.any_but(here, machine.cpus()) {
+        for cpu in cpus.iter(machine.cpus()).filter(|&cpu| cpu != here) {
+            inboxes.remote(cpu).post(space, what);
+            machine.interrupt(cpu);
+            sent += 1;
+        }
+    }
+    if cpus.contains(here) {
+        machine.invalidate(here, space, what);
+    }
+    if sent != 0 {
+        for cpu in cpus.iter(machine.cpus()).filter(|&cpu| cpu != here) {
+            await_served(inboxes.remote(cpu), cpus, cpu, wait);
+        }
+    }
+    sent
+}
+
+/// Waits until `cpu` has served all that was posted so far, or has left the set, having flushed.
+fn await_served(inbox: &Inbox, cpus: &CpuSet, cpu: CpuId, wait: &impl Wait) {
+    let ticket = inbox.posted.load(Ordering::Acquire);
+    let mut looks = 0;
+    while inbox.served.load(Ordering::Acquire) < ticket && cpus.contains(cpu) {
+        wait.wait(looks);
+        looks += 1;
+    }
+}
