@@ -8,6 +8,7 @@ extern crate std;
 pub mod addr;
 pub mod error;
 pub mod machine;
+pub mod space;
 pub mod sync;
 
 pub use addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange};
