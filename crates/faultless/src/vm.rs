@@ -2,11 +2,11 @@
 
 use crate::addr::FrameNumber;
 use crate::error::{Errno, OutOfMemory};
-use crate::frame::{Census, Clean, Frame, Frames, Imbalance, Use, Zeroed};
+use crate::frame::{Census, Clean, Frame, Frames, Imbalance, RETIRE_FRAME, Use, Zeroed};
 use crate::heap;
 use crate::knob::{Knobs, Setting};
 use crate::machine::{CpuId, Machine, SpaceId};
-use crate::space::tree;
+use crate::space::tree::{self, RETIRE_TREE_NODE};
 use crate::space::vma::Vma;
 use crate::stat::{Counter, Counts, Totals, Trace};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -25,17 +25,10 @@ use core::ptr::NonNull;
 /// Retired objects beyond which a call tries to free some.
 const COLLECT_ABOVE: usize = 32;
 
-/// What waits for a grace period to end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Retire {
-    /// A node of a VMA tree.
-    TreeNode = tree::RETIRE_TREE_NODE,
-    /// A VMA that was replaced.
-    Vma = 101,
-    /// A page table that was unlinked, with all tables below it.
-    Table = 102,
-}
+/// The kind of a VMA that waits for a grace period to end.
+pub(crate) const RETIRE_VMA: u8 = 2;
+
+const _: () = assert!(RETIRE_VMA != RETIRE_TREE_NODE && RETIRE_VMA != RETIRE_FRAME);
 
 /// One CPU's state, on lines of its own.
 #[derive(Debug, Default)]
@@ -101,7 +94,7 @@ impl<M: Machine> Vm<M> {
             frames,
             zero,
             grace: Grace::try_new(cpus)?,
-            claims: crate::sync::range::claim_slots(cpus)?,
+            claims: ClaimSlots::try_new(cpus)?,
             inboxes: PerCpu::try_new(cpus, |_| Inbox::new())?,
             cpus: PerCpu::try_new(cpus, |_| CpuState::default())?,
             knobs: Knobs::default(),
@@ -283,10 +276,10 @@ impl<'v, M: Machine> Cpu<'v, M> {
     /// Hands an object to the grace period.
     ///
     /// # Safety
-    /// New readers cannot find the object; it is of the kind named and retired once.
-    pub(crate) unsafe fn retire(&self, link: NonNull<RetireLink>, kind: Retire) {
+    /// New readers cannot find the object; it is of the kind that its link says, and retired once.
+    pub(crate) unsafe fn retire(&self, link: NonNull<RetireLink>) {
         // SAFETY: handed on.
-        unsafe { self.vm.grace.retire(&self.local, link, kind as u8) };
+        unsafe { self.vm.grace.retire(&self.local, link) };
     }
 
     /// Frees what no reader can see any more, when much has piled up. Cheap otherwise.
@@ -299,9 +292,9 @@ impl<'v, M: Machine> Cpu<'v, M> {
 
     #[cold]
     fn collect_now(&self) {
-        for (link, kind) in self.vm.grace.collect(&self.local) {
+        for link in self.vm.grace.collect(&self.local) {
             // SAFETY: the grace period of the link is over, and it comes out once.
-            unsafe { self.free_retired(link, kind) };
+            unsafe { self.free_retired(link) };
         }
     }
 
@@ -321,22 +314,27 @@ impl<'v, M: Machine> Cpu<'v, M> {
     }
 
     /// # Safety
-    /// `link` came out of the grace period with `kind`, once.
-    unsafe fn free_retired(&self, link: NonNull<RetireLink>, kind: u8) {
-        if kind == Retire::TreeNode as u8 {
-            // SAFETY: retired by the tree as its node; no reader is left.
-            unsafe { tree::free_retired(link) };
-        } else if kind == Retire::Vma as u8 {
-            // SAFETY: a VMA is retired as itself (`Vma::retire` is its first field), allocated by
-            // `heap::try_box`; no reader is left.
-            let vma = unsafe { Box::from_raw(link.cast::<Vma>().as_ptr()) };
-            self.drop_vma(vma);
-        } else {
-            debug_assert_eq!(kind, Retire::Table as u8);
-            let table = self.vm.frames.table().of_link(link);
-            let level = self.vm.frames.meta(table).index.load(Ordering::Relaxed) as u32;
-            // SAFETY: unlinked before it was retired; the grace period is over.
-            unsafe { self.free_tables(table, level) };
+    /// `link` came out of the grace period, once.
+    unsafe fn free_retired(&self, link: NonNull<RetireLink>) {
+        // SAFETY: the object that holds the link is alive until it is freed here.
+        match unsafe { link.as_ref() }.kind() {
+            RETIRE_TREE_NODE => {
+                // SAFETY: retired by the tree as its node; no reader is left.
+                unsafe { tree::free_retired(link) };
+            }
+            RETIRE_VMA => {
+                // SAFETY: a link of this kind is the first field of a VMA made by `heap::try_box`;
+                // no reader is left.
+                let vma = unsafe { Box::from_raw(link.cast::<Vma>().as_ptr()) };
+                self.drop_vma(vma);
+            }
+            kind => {
+                debug_assert_eq!(kind, RETIRE_FRAME);
+                let table = self.vm.frames.table().of_link(link);
+                let level = self.vm.frames.meta(table).index.load(Ordering::Relaxed) as u32;
+                // SAFETY: unlinked before it was retired; the grace period is over.
+                unsafe { self.free_tables(table, level) };
+            }
         }
     }
 

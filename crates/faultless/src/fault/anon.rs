@@ -21,7 +21,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         };
         if !self.ticket.stands() {
             held.revert();
-            return Err(Abort::VmaChanged);
+            return Err(self.overtaken(slot));
         }
         held.commit(entry);
         self.cpu.count(Counter::ZeroPage);
@@ -44,7 +44,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         if !self.ticket.stands() {
             held.revert();
             self.prepared.keep_zeroed(frame);
-            return Err(Abort::VmaChanged);
+            return Err(self.overtaken(slot));
         }
         let index = self.vma.area.index_of(self.page);
         self.cpu.vm().frames.publish(frame, Use::Anon, root, index);

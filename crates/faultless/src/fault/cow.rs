@@ -43,7 +43,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let meta = self.cpu.vm().frames.meta(seen.frame());
         if !self.ticket.stands() {
             held.revert();
-            return Err(Abort::VmaChanged);
+            return Err(self.overtaken(slot));
         }
         if meta.refs() != 1 {
             held.revert();
@@ -71,7 +71,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         };
         if !self.ticket.stands() {
             held.revert();
-            return Err(Abort::VmaChanged);
+            return Err(self.overtaken(slot));
         }
         held.commit(seen.writable_dirty());
         self.cpu.count(counter);
@@ -93,7 +93,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         if !self.ticket.stands() {
             held.revert();
             self.prepared.keep_zeroed(frame);
-            return Err(Abort::VmaChanged);
+            return Err(self.overtaken(slot));
         }
         // While the entry is busy: nobody may read zeros here once somebody may have stored.
         shoot(self.cpu, self.space, VirtRange::page(self.page));
@@ -139,7 +139,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             held.revert();
             put();
             self.prepared.keep_clean(frame);
-            return Err(Abort::VmaChanged);
+            return Err(self.overtaken(slot));
         }
         // While the entry is busy: no CPU may read the old page once another may store to the new.
         shoot(self.cpu, self.space, VirtRange::page(self.page));

@@ -379,4 +379,19 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
         self.cpu.count(Counter::Spurious);
         Ok(Some(FaultKind::Spurious))
     }
+
+    /// Why the ticket did not stand: a writer came in between. It may be long gone, and the table
+    /// with the entry too.
+    #[cold]
+    fn overtaken(&self, slot: &AtomicU64) -> Abort {
+        // SAFETY: the attempt runs in a grace section.
+        match unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) } {
+            Reached::Last(slots)
+                if core::ptr::eq(slot, &slots[node::index(self.page, LAST)]) =>
+            {
+                Abort::VmaChanged
+            }
+            _ => Abort::TableChanged,
+        }
+    }
 }

@@ -33,7 +33,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         };
         if !self.ticket.stands() {
             held.revert();
-            return Err(Abort::VmaChanged);
+            return Err(self.overtaken(slot));
         }
         // The object's own reference keeps the frame while the object lives, and a VMA that stands
         // keeps the object alive.

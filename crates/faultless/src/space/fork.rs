@@ -67,7 +67,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         batch: &mut FlushBatch<'_, '_, M>,
     ) -> Result<(), OutOfMemory> {
         let grace = &self.cpu.vm().grace;
-        let mut edit = child.tree.edit(self.cpu.local(), grace, self.cpu)?;
+        // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
+        let mut edit = unsafe { child.tree.edit(self.cpu.local(), grace, self.cpu) };
         let mut mapped = 0;
         let mut result = Ok(());
         for vma in self.vmas(VirtRange::USER) {

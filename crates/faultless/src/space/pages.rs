@@ -16,7 +16,7 @@ use crate::table::protocol;
 use crate::table::range::{self, Run};
 use crate::table::walk::{Reached, descend};
 use crate::tlb::batch::FlushBatch;
-use crate::vm::{Cpu, Retire};
+use crate::vm::Cpu;
 use core::convert::Infallible;
 
 /// Calls `each` with the address and the slot of every base page of `range` for which a table exists.
@@ -117,7 +117,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             meta.set_use(crate::frame::Use::Retired);
             // SAFETY: unlinked just now, with every VMA over its span gone; retired once. The batch
             // is finished before this call's section closes, so before the table is freed.
-            unsafe { self.cpu.retire(meta.retire_link(), Retire::Table) };
+            unsafe { self.cpu.retire(meta.retire_link()) };
         };
         // SAFETY: `hull` is locked and without a VMA; entries without a VMA are empty.
         unsafe { range::prune(machine, self.space.root(), hull, self.cpu, &mut retire) };

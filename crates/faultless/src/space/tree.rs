@@ -24,7 +24,7 @@ mod tests;
 mod view;
 
 pub use node::{RETIRE_TREE_NODE, free_retired};
-pub use view::{Entry, Iter, View};
+pub use view::{Entry, View};
 
 use crate::addr::VirtRange;
 use crate::error::OutOfMemory;
@@ -101,6 +101,11 @@ impl<T> Tree<T> {
         // it also hands on the use of `chain`. Edit numbers do not repeat.
         let draft = unsafe { Draft::new(root, writer.edits) };
         Edit { tree: self, draft, local, grace, _writer: writer }
+    }
+
+    /// Whether there is no entry. Exclusive, so that the answer stays true.
+    pub fn is_empty(&mut self) -> bool {
+        self.root.get_mut().is_null()
     }
 
     /// Frees all nodes, which leaves the tree without entries.

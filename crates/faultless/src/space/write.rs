@@ -21,11 +21,11 @@ use crate::heap;
 use crate::knob::Locking;
 use crate::machine::Machine;
 use crate::rmap::{Root, RootSlot};
-use crate::space::tree::View;
+use crate::space::tree::{Entry, View};
 use crate::sync::atomic::Ordering;
 use crate::sync::grace::{RetireLink, Section};
 use crate::sync::sequence::Sequence;
-use crate::vm::{Cpu, Retire};
+use crate::vm::{Cpu, RETIRE_VMA};
 use alloc::boxed::Box;
 use core::ptr::NonNull;
 
@@ -165,16 +165,17 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         if new_count > old_count && after > vm.knobs.max_map_count() {
             return Err(Errno::ENOMEM);
         }
-        let mut edit = self.space.tree.edit(self.cpu.local(), &vm.grace, self.cpu)?;
-        for entry in old.iter_from(range.start).take_while(|entry| entry.start < range.end) {
-            edit.remove(entry.start)?;
-        }
+        let no_entry = Entry { start: 0, end: 0, value: NonNull::dangling() };
+        let mut entries = [no_entry; 3];
         let mut new_pages = 0;
-        for vma in new.iter().flatten() {
+        for (entry, vma) in entries.iter_mut().zip(new.iter().flatten()) {
             let VirtRange { start, end } = vma.area.range;
-            edit.insert(start, end, NonNull::from(&**vma))?;
+            *entry = Entry { start, end, value: NonNull::from(&**vma) };
             new_pages += vma.area.range.pages();
         }
+        // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
+        let mut edit = unsafe { self.space.tree.edit(self.cpu.local(), &vm.grace, self.cpu) };
+        edit.replace(range, &entries[..new_count as usize])?;
         edit.publish();
         // The tree has them now.
         new.into_iter().flatten().for_each(|vma| {
@@ -185,7 +186,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         for entry in old.iter_from(range.start).take_while(|entry| entry.start < range.end) {
             // SAFETY: the published version does not have it, and only this writer removed it.
             // A link is the first field of a VMA.
-            unsafe { self.cpu.retire(entry.value.cast::<RetireLink>(), Retire::Vma) };
+            unsafe { self.cpu.retire(entry.value.cast::<RetireLink>()) };
         }
         Ok(())
     }
@@ -194,7 +195,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
 /// A VMA for `area`, stopped.
 pub(super) fn make_stopped(area: Area, root: Option<Root>) -> Result<Box<Vma>, OutOfMemory> {
     let vma = heap::try_box(Vma {
-        retire: RetireLink::new(),
+        retire: RetireLink::new(RETIRE_VMA),
         sequence: Sequence::new(),
         lock: VmaLock::default(),
         root: RootSlot::new(root),

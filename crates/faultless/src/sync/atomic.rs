@@ -25,3 +25,16 @@ pub fn spin_hint() {
     #[cfg(not(loom))]
     core::hint::spin_loop();
 }
+
+/// Makes the `SeqCst` read-modify-write just before it a full fence: what was stored before it is
+/// visible to all before anything after it is read.
+///
+/// Free on x86-64, where the locked instruction has emptied the store buffer already; elsewhere,
+/// and under the model checker, which gives `SeqCst` accesses no order of their own, it is a fence.
+#[inline(always)]
+pub fn fence_after_rmw() {
+    #[cfg(all(target_arch = "x86_64", not(any(loom, miri))))]
+    core::sync::atomic::compiler_fence(Ordering::SeqCst);
+    #[cfg(not(all(target_arch = "x86_64", not(any(loom, miri)))))]
+    fence(Ordering::SeqCst);
+}

@@ -5,4 +5,10 @@
 //! (`--features observe`).
 
 pub mod atomic;
+pub mod grace;
 pub mod percpu;
+pub mod range;
+pub mod rwlock;
+pub mod sequence;
+pub mod spin;
+pub mod wait;
