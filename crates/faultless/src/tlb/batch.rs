@@ -31,9 +31,9 @@ impl Default for Gather {
     }
 }
 
-/// A flush batch of one space.
-#[derive(Debug)] [`finish`](FlushBatch::finish) pays all that it owes.
+/// A flush batch of one space. [`finish`](FlushBatch::finish) pays all that it owes.
 #[must_use = "a batch owes flushes and references until it is finished"]
+#[derive(Debug)]
 pub struct FlushBatch<'a, 'v, M: Machine> {
     cpu: &'a Cpu<'v, M>,
     space: &'a Space<M>,
