@@ -6,6 +6,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod addr;
+pub mod audit;
 pub mod error;
 pub mod fault;
 pub mod file;

@@ -42,6 +42,11 @@ impl SharedObject {
         })
     }
 
+    /// The frame of its root table.
+    pub(crate) const fn root(&self) -> FrameNumber {
+        self.root
+    }
+
     /// How many pages it has.
     pub const fn pages(&self) -> u64 {
         self.pages

@@ -29,6 +29,9 @@ mod unmap;
 pub(crate) mod vma;
 mod write;
 
+#[cfg(all(test, not(loom)))]
+mod tests;
+
 pub use advise::Advice;
 pub use map::MapFlags;
 pub use query::{AreaInfo, Maps};
