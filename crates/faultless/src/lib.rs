@@ -7,8 +7,11 @@ extern crate std;
 
 pub mod addr;
 pub mod error;
+pub mod frame;
 pub mod machine;
 pub mod sync;
+#[cfg(test)]
+mod testing;
 
 pub use addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange};
 pub use error::{Errno, Error, OutOfMemory};
