@@ -96,10 +96,7 @@ struct Found {
 ///
 /// # Errors
 /// The first discrepancy.
-pub fn audit<M: Machine>(
-    cpu: &Cpu<'_, M>,
-    spaces: &[&Space<M>],
-) -> Result<Census, Discrepancy> {
+pub fn audit<M: Machine>(cpu: &Cpu<'_, M>, spaces: &[&Space<M>]) -> Result<Census, Discrepancy> {
     let census = cpu.vm().audit(cpu).map_err(Discrepancy::Frames)?;
     let mut found = Found::default();
     let section = cpu.section();

@@ -59,5 +59,7 @@ unsafe impl Machine for TestMachine {
         self.invalidated.lock().unwrap().push((cpu, space, what));
     }
 
+    fn invalidate_all(&self, _: CpuId) {}
+
     fn interrupt(&self, _: CpuId) {}
 }

@@ -94,7 +94,7 @@ impl<M: Machine> Vm<M> {
             frames,
             zero,
             grace: Grace::try_new(cpus)?,
-            claims: ClaimSlots::try_new(cpus)?,
+            claims: ClaimSlots::try_new(cpus, |_| Default::default())?,
             inboxes: PerCpu::try_new(cpus, |_| Inbox::new())?,
             cpus: PerCpu::try_new(cpus, |_| CpuState::default())?,
             knobs: Knobs::default(),

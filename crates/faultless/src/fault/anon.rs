@@ -30,10 +30,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
 
     /// A write to memory never touched: a fresh page of zeros.
     #[inline(always)]
-    pub(super) fn write_untouched(
-        &mut self,
-        slot: &AtomicU64,
-    ) -> Result<Option<FaultKind>, Abort> {
+    pub(super) fn write_untouched(&mut self, slot: &AtomicU64) -> Result<Option<FaultKind>, Abort> {
         let root = self.root()?;
         let frame = self.prepared.zeroed(self.cpu).ok_or(Abort::NoMemory)?;
         let entry = self.leaf(frame.number()).writable_dirty();
@@ -100,10 +97,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         // SAFETY: VMAs in a view live as long as the section.
         let vma = |entry: crate::space::tree::Entry<Vma>| unsafe { entry.value.as_ref() };
         let above = view.at(own.range.end).map(vma).filter(|next| own.resembles(&next.area));
-        let below = view
-            .before(own.range.start)
-            .map(vma)
-            .filter(|previous| previous.area.resembles(own));
+        let below =
+            view.before(own.range.start).map(vma).filter(|previous| previous.area.resembles(own));
         [above, below]
             .into_iter()
             .flatten()

@@ -335,9 +335,7 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
     fn slot(&mut self) -> Result<&'v AtomicU64, Abort> {
         loop {
             // SAFETY: the attempt runs in a grace section, which outlives it.
-            let reached = unsafe {
-                descend(self.cpu.vm().machine(), self.space.root(), self.page)
-            };
+            let reached = unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) };
             match reached {
                 Reached::Last(slots) => return Ok(&slots[node::index(self.page, LAST)]),
                 Reached::Above { slot, level, seen } => {
@@ -354,11 +352,7 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
     }
 
     /// A fault on an entry that is not empty. `None`: look again.
-    fn serve_touched(
-        &mut self,
-        slot: &AtomicU64,
-        seen: Entry,
-    ) -> Result<Option<FaultKind>, Abort> {
+    fn serve_touched(&mut self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
         if seen.is_locked() {
             protocol::look(slot, self.cpu);
             return Ok(None);
@@ -371,11 +365,7 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
         }
         // In order as it is. This CPU may have cached an older one.
         let page = VirtRange::page(self.page);
-        self.cpu.vm().machine().invalidate(
-            self.cpu.id(),
-            self.space.id(),
-            Invalidate::Range(page),
-        );
+        self.cpu.vm().machine().invalidate(self.cpu.id(), self.space.id(), Invalidate::Range(page));
         self.cpu.count(Counter::Spurious);
         Ok(Some(FaultKind::Spurious))
     }
@@ -386,9 +376,7 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
     fn overtaken(&self, slot: &AtomicU64) -> Abort {
         // SAFETY: the attempt runs in a grace section.
         match unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) } {
-            Reached::Last(slots)
-                if core::ptr::eq(slot, &slots[node::index(self.page, LAST)]) =>
-            {
+            Reached::Last(slots) if core::ptr::eq(slot, &slots[node::index(self.page, LAST)]) => {
                 Abort::VmaChanged
             }
             _ => Abort::TableChanged,

@@ -20,9 +20,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         if index >= object.pages() {
             return Err(Abort::BeyondObject);
         }
-        let frame = object
-            .page(self.cpu, index, self.prepared)
-            .map_err(|_| Abort::NoMemory)?;
+        let frame = object.page(self.cpu, index, self.prepared).map_err(|_| Abort::NoMemory)?;
         let mut entry = self.leaf(frame);
         if self.access == Access::Write {
             entry = entry.writable_dirty();

@@ -15,9 +15,9 @@ use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::table::entry::Entry;
 use crate::table::node::{self, LAST, ROOT};
+use crate::table::protocol;
 use crate::table::range::{self, Run};
 use crate::table::walk::{Reached, descend};
-use crate::table::protocol;
 use crate::vm::Cpu;
 use core::convert::Infallible;
 

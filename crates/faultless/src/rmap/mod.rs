@@ -75,12 +75,7 @@ impl RootSlot {
     pub fn set(&self, root: Root) -> u64 {
         let id = root.id();
         let raw = root.into_raw();
-        match self.at.compare_exchange(
-            ptr::null_mut(),
-            raw,
-            Ordering::AcqRel,
-            Ordering::Acquire,
-        ) {
+        match self.at.compare_exchange(ptr::null_mut(), raw, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => id,
             Err(faster) => {
                 // SAFETY: `raw` is of `into_raw` just now and went nowhere.

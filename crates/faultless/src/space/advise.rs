@@ -86,8 +86,11 @@ impl<M: Machine> Space<M> {
         advice: Advice,
     ) -> Result<(), Error> {
         let given = VirtRange::new(addr, addr.saturating_add(len));
-        self.advise(cpu, addr, len, advice)
-            .map_err(|errno| Error { operation: "madvise", range: given, errno })?;
+        self.advise(cpu, addr, len, advice).map_err(|errno| Error {
+            operation: "madvise",
+            range: given,
+            errno,
+        })?;
         cpu.collect();
         Ok(())
     }

@@ -5,7 +5,9 @@ use super::unmap::{TABLE_ALIGN, user_range};
 use super::vma::{Area, Prot, Vma, VmaFlags};
 use super::write::NOWHERE;
 use super::{MMAP_BASE, MMAP_MIN_ADDR, STACK_GUARD_PAGES, Space};
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, is_page_aligned, page_down, page_up};
+use crate::addr::{
+    PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, is_page_aligned, page_down, page_up,
+};
 use crate::error::{Errno, Error};
 use crate::fault::Access;
 use crate::file::shmem::SharedObject;
@@ -67,9 +69,11 @@ impl<M: Machine> Space<M> {
         flags: MapFlags,
     ) -> Result<u64, Error> {
         let given = VirtRange::new(addr, addr.saturating_add(len));
-        let range = self
-            .map(cpu, addr, len, prot, flags)
-            .map_err(|errno| Error { operation: "mmap", range: given, errno })?;
+        let range = self.map(cpu, addr, len, prot, flags).map_err(|errno| Error {
+            operation: "mmap",
+            range: given,
+            errno,
+        })?;
         cpu.collect();
         if flags.contains(MapFlags::POPULATE) {
             // As on Linux, what cannot be populated is left for later faults.
@@ -106,7 +110,8 @@ impl<M: Machine> Space<M> {
         let shared = kind == MapFlags::SHARED;
         let grows = flags.contains(MapFlags::GROWSDOWN);
         let sort_known = (shared && !grows) || kind == MapFlags::PRIVATE;
-        let commits = !flags.contains(MapFlags::NORESERVE) && (shared || prot.contains(Prot::WRITE));
+        let commits =
+            !flags.contains(MapFlags::NORESERVE) && (shared || prot.contains(Prot::WRITE));
         if commits && len >> PAGE_SHIFT > cpu.vm().total_frames() {
             return Err(Errno::ENOMEM);
         }
@@ -190,7 +195,8 @@ impl<M: Machine> Space<M> {
             let access = {
                 let section = cpu.section();
                 // SAFETY: VMAs in a view live as long as the section.
-                let vma = self.tree.snapshot(&section).at(page).map(|e| unsafe { e.value.as_ref() });
+                let vma =
+                    self.tree.snapshot(&section).at(page).map(|e| unsafe { e.value.as_ref() });
                 match vma {
                     Some(vma) if vma.area.allows(Prot::WRITE) => Access::Write,
                     _ => Access::Read,

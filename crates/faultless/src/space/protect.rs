@@ -1,10 +1,10 @@
 //! `mprotect`, and the changes of behaviour that `madvise` makes the same way.
 
+use super::Space;
 use super::merge::Piece;
 use super::pages::each_slot;
 use super::vma::{Area, Prot, Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
-use super::Space;
 use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
 use crate::machine::Machine;
@@ -23,16 +23,13 @@ impl<M: Machine> Space<M> {
     /// As Linux: `EINVAL` (unaligned, unknown protection bits, `GROWSDOWN` where nothing grows down),
     /// `ENOMEM` (the range wraps, has a hole, or VMAs cannot be split). As there, VMAs below a hole
     /// are changed.
-    pub fn mprotect(
-        &self,
-        cpu: &Cpu<'_, M>,
-        addr: u64,
-        len: u64,
-        prot: Prot,
-    ) -> Result<(), Error> {
+    pub fn mprotect(&self, cpu: &Cpu<'_, M>, addr: u64, len: u64, prot: Prot) -> Result<(), Error> {
         let given = VirtRange::new(addr, addr.saturating_add(len));
-        self.protect(cpu, addr, len, prot)
-            .map_err(|errno| Error { operation: "mprotect", range: given, errno })?;
+        self.protect(cpu, addr, len, prot).map_err(|errno| Error {
+            operation: "mprotect",
+            range: given,
+            errno,
+        })?;
         cpu.collect();
         Ok(())
     }
@@ -139,9 +136,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             if !entry.is_present() {
                 return entry;
             }
-            let entry = entry
-                .with_user(!prot.is_empty())
-                .with_execute(prot.contains(Prot::EXEC));
+            let entry = entry.with_user(!prot.is_empty()).with_execute(prot.contains(Prot::EXEC));
             if prot.contains(Prot::WRITE) { entry } else { entry.read_only() }
         };
         // SAFETY: the range is locked.

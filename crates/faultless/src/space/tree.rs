@@ -103,11 +103,6 @@ impl<T> Tree<T> {
         Edit { tree: self, draft, local, grace, _writer: writer }
     }
 
-    /// Whether there is no entry. Exclusive, so that the answer stays true.
-    pub fn is_empty(&mut self) -> bool {
-        self.root.get_mut().is_null()
-    }
-
     /// Frees all nodes, which leaves the tree without entries.
     pub fn destroy(&mut self) {
         if let Some(root) = NonNull::new(self.root.load(Ordering::Relaxed)) {

@@ -5,7 +5,9 @@
 //! - `--features observe`: core's, wrapped so that every write reports the address it goes to.
 
 #[cfg(loom)]
-pub use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+pub use loom::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, fence,
+};
 
 #[cfg(not(any(loom, feature = "observe")))]
 pub use core::sync::atomic::{

@@ -6,6 +6,8 @@
 
 pub mod atomic;
 pub mod grace;
+#[cfg(feature = "observe")]
+pub mod observe;
 pub mod percpu;
 pub mod range;
 pub mod rwlock;

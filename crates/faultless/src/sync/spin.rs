@@ -73,7 +73,8 @@ impl<T> SpinLock<T> {
     #[inline]
     pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
         // Acquire meets the Release of the guard's drop.
-        (!self.held.swap(true, Ordering::Acquire)).then_some(SpinGuard { lock: self })
+        // A guard that is not had must not be made either: dropping it would free the lock.
+        (!self.held.swap(true, Ordering::Acquire)).then(|| SpinGuard { lock: self })
     }
 
     /// The value, which nobody else can reach now.

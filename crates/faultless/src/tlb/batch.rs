@@ -93,7 +93,8 @@ impl<M: Machine> Drop for FlushBatch<'_, '_, M> {
 
 /// Drops the space's translations of `range` on every CPU that may hold some, and waits for them.
 pub fn shoot<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, range: VirtRange) {
-    let what = if range.pages() > SINGLE_PAGES { Invalidate::All } else { Invalidate::Range(range) };
+    let what =
+        if range.pages() > SINGLE_PAGES { Invalidate::All } else { Invalidate::Range(range) };
     cpu.count(Counter::TlbFlush);
     let vm = cpu.vm();
     let sent = shootdown::shoot(

@@ -51,8 +51,7 @@ fn reach(
         if allowed {
             let section = cpu.section();
             // SAFETY: inside a grace section.
-            if let Reached::Last(slots) =
-                unsafe { descend(cpu.vm().machine(), space.root(), addr) }
+            if let Reached::Last(slots) = unsafe { descend(cpu.vm().machine(), space.root(), addr) }
             {
                 let bits = if access == Access::Write { 0x60 } else { 0x20 };
                 slots[node::index(addr, LAST)].fetch_or(bits, Ordering::AcqRel);

@@ -12,6 +12,7 @@ use crate::testing::TestMachine;
 use crate::vm::Cpu;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+use std::vec;
 use std::vec::Vec;
 
 /// The window that calls are about: it crosses from one last-level table to the next.
@@ -308,9 +309,13 @@ fn advise(model: &mut Model, from: u64, len: u64, advice: Advice, got: Result<()
 }
 
 fn remap(model: &mut Model, from: u64, old: u64, new: u64, there: u64, flags: RemapFlags) {
+    if there == from && new <= old {
+        // Linux looks at the first page only, and unmaps what is too much.
+        return model.unmap(from + new, old - new);
+    }
     let first = model.pages[&from];
     let moved: Vec<_> = (0..old.min(new)).map(|index| model.pages[&(from + index)]).collect();
-    if there != from || old == 0 {
+    if there != from {
         if flags.contains(RemapFlags::DONTUNMAP) {
             for index in 0..old {
                 if let Some(page) = model.pages.get_mut(&(from + index)) {

@@ -20,7 +20,7 @@ struct Fixture {
 
 impl Fixture {
     fn new() -> Self {
-        let grace = Grace::try_new(1).unwrap();
+        let grace = Grace::try_new(4).unwrap();
         // SAFETY: the only local of this grace period.
         Self { tree: Tree::new(), grace, local: unsafe { Local::claim(CpuId(0)) } }
     }
@@ -37,10 +37,13 @@ impl Fixture {
 
     /// Frees everything retired; no section is open.
     fn reclaim(&self) {
-        self.grace.drain(|link| {
-            // SAFETY: no section is open, and only tree nodes are retired here.
-            unsafe { free_retired(link) };
-        });
+        while self.grace.pending(&self.local) != 0 {
+            self.grace.synchronize(&self.local, &Spin);
+            for link in self.grace.collect(&self.local) {
+                // SAFETY: no section is open, and only tree nodes are retired here.
+                unsafe { free_retired(link) };
+            }
+        }
     }
 }
 
