@@ -3,4 +3,4 @@
 // mod calls;
 mod guest;
 mod model;
-// mod races;
+mod races;
