@@ -209,16 +209,10 @@ mod tests {
     #[test]
     fn settings_parse_or_say_what_is_expected() {
         assert_eq!("locking=per_vma".parse(), Ok(Setting::Locking(Locking::PerVma)));
-        assert_eq!(
-            "speculative_page_fault=1".parse(),
-            Ok(Setting::Locking(Locking::Speculative))
-        );
+        assert_eq!("speculative_page_fault=1".parse(), Ok(Setting::Locking(Locking::Speculative)));
         assert_eq!("locking".parse::<Setting>(), Err(KnobError::Malformed));
         assert_eq!("color=red".parse::<Setting>(), Err(KnobError::Unknown));
-        assert_eq!(
-            "anon_vma_check=soon".parse::<Setting>(),
-            Err(KnobError::Value("early | late"))
-        );
+        assert_eq!("anon_vma_check=soon".parse::<Setting>(), Err(KnobError::Value("early | late")));
         assert_eq!("frame_limit=many".parse::<Setting>(), Err(KnobError::Value("frames")));
     }
 }

@@ -1,4 +1,4 @@
-//! The walk of one address, without a lock: from the root to the slot of its last-level entry.
+//! The walk of one address, without a lock: from the root to its last-level table.
 //!
 //! *Tables outlive walkers:* a table is unlinked only while every VMA over its span is being
 //! written, and its frame is freed after a grace period. So a walker in a grace section may stand
@@ -6,7 +6,7 @@
 //! VMA, which was made odd before the table was unlinked.
 
 use super::entry::Entry;
-use super::node::{self, LAST, ROOT};
+use super::node::{self, ENTRIES, LAST, ROOT};
 use crate::addr::FrameNumber;
 use crate::machine::Machine;
 use crate::sync::atomic::AtomicU64;
@@ -14,8 +14,8 @@ use crate::sync::atomic::AtomicU64;
 /// Where a walk ended.
 #[derive(Debug)]
 pub enum Reached<'a> {
-    /// At the slot of the base page.
-    Slot(&'a AtomicU64),
+    /// In the last-level table.
+    Last(&'a [AtomicU64; ENTRIES]),
     /// At an entry of `level` (above [`LAST`]) that points to no table. `seen` is none, busy or a
     /// huge leaf.
     Above {
@@ -28,11 +28,11 @@ pub enum Reached<'a> {
     },
 }
 
-/// Walks to the slot of `addr`.
+/// Walks to the last-level table of `addr`.
 ///
 /// # Safety
 /// `root` is the root table of a live space, and the caller is in a grace section or holds the range
-/// lock over `addr` for as long as it uses the slot.
+/// lock over `addr` for as long as it uses what it gets.
 #[inline(always)]
 pub unsafe fn descend<M: Machine>(machine: &M, root: FrameNumber, addr: u64) -> Reached<'_> {
     let mut table = root;
@@ -48,5 +48,5 @@ pub unsafe fn descend<M: Machine>(machine: &M, root: FrameNumber, addr: u64) -> 
         level -= 1;
     }
     // SAFETY: as above.
-    Reached::Slot(unsafe { node::slot(machine, table, addr, LAST) })
+    Reached::Last(unsafe { node::entries(machine, table) })
 }

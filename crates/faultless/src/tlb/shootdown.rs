@@ -44,7 +44,11 @@ impl Default for Inbox {
 impl Inbox {
     /// An empty inbox.
     pub fn new() -> Self {
-        Self { posts: SpinLock::new(NO_POSTS), posted: AtomicU64::new(0), served: AtomicU64::new(0) }
+        Self {
+            posts: SpinLock::new(NO_POSTS),
+            posted: AtomicU64::new(0),
+            served: AtomicU64::new(0),
+        }
     }
 
     /// Posts a request and returns its ticket. The lock is a leaf: its holder waits for nothing.

@@ -1,0 +1,221 @@
+//! Law 6, checked from outside: every frame is accounted for, and every reference has its mapping.
+//!
+//! At a quiet moment the audit walks the tables of all spaces and the objects behind their shared
+//! mappings, counts who refers to each frame, and compares that with what the frames' metadata, the
+//! spaces' counts and the allocators say. It uses none of what it checks.
+
+use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange};
+use crate::file::shmem::SharedObject;
+use crate::frame::{Census, Imbalance};
+use crate::heap::Shared;
+use crate::machine::Machine;
+use crate::space::Space;
+use crate::space::vma::{Prot, Vma};
+use crate::sync::grace::Section;
+use crate::table::node::{self, LAST, ROOT};
+use crate::vm::Cpu;
+use alloc::collections::BTreeMap;
+use core::fmt;
+
+/// A broken promise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Discrepancy {
+    /// The allocators' books are wrong.
+    Frames(Imbalance),
+    /// A frame has another number of references than mappings and objects account for.
+    References {
+        /// The frame.
+        frame: FrameNumber,
+        /// References by its metadata.
+        recorded: u32,
+        /// References found.
+        found: u32,
+    },
+    /// The number of frames of a kind differs from what was found in use.
+    Kind {
+        /// The kind.
+        kind: &'static str,
+        /// Frames of it by the census.
+        recorded: u64,
+        /// Frames of it found.
+        found: u64,
+    },
+    /// A space counts another number of resident pages than it maps.
+    Resident {
+        /// Pages by the count.
+        recorded: u64,
+        /// Pages found.
+        found: u64,
+    },
+    /// An entry that must not be: locked, outside every VMA, or allowing more than its VMA.
+    Entry {
+        /// The page's address.
+        addr: u64,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// A VMA that is stopped though no writer is under way.
+    Stopped {
+        /// Where it lies.
+        range: VirtRange,
+    },
+}
+
+impl fmt::Display for Discrepancy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Frames(imbalance) => write!(f, "{imbalance:?}"),
+            Self::References { frame, recorded, found } => {
+                write!(f, "{frame:?} has {recorded} references recorded, {found} found")
+            }
+            Self::Kind { kind, recorded, found } => {
+                write!(f, "{recorded} {kind} frames recorded, {found} found")
+            }
+            Self::Resident { recorded, found } => {
+                write!(f, "{recorded} resident pages recorded, {found} found")
+            }
+            Self::Entry { addr, what } => write!(f, "entry of {addr:#x}: {what}"),
+            Self::Stopped { range } => write!(f, "VMA {range:?} is stopped"),
+        }
+    }
+}
+
+impl core::error::Error for Discrepancy {}
+
+#[derive(Default)]
+struct Found {
+    references: BTreeMap<u32, u32>,
+    tables: u64,
+    shared: BTreeMap<u64, Shared<SharedObject>>,
+}
+
+/// Checks the books of the subsystem of `cpu`, of which `spaces` are all the spaces there are.
+///
+/// Only at a quiet moment: no call or fault is under way, and every CPU that retired anything has
+/// [drained](Cpu::drain).
+///
+/// # Errors
+/// The first discrepancy.
+pub fn audit<M: Machine>(cpu: &Cpu<'_, M>, spaces: &[&Space<M>]) -> Result<Census, Discrepancy> {
+    let census = cpu.vm().audit(cpu).map_err(Discrepancy::Frames)?;
+    let mut found = Found::default();
+    let section = cpu.section();
+    for space in spaces {
+        let resident = audit_space(cpu, space, &section, &mut found)?;
+        let recorded = space.resident_pages(cpu);
+        if recorded != resident {
+            return Err(Discrepancy::Resident { recorded, found: resident });
+        }
+    }
+    for object in core::mem::take(&mut found.shared).values() {
+        // SAFETY: the object is alive, and nobody is at work.
+        unsafe {
+            audit_tables(cpu, object.root(), ROOT, 0, &mut found.tables, &mut |_, entry| {
+                *found.references.entry(entry.frame().0).or_default() += 1;
+                Ok(())
+            })?;
+        }
+    }
+    for (&number, &count) in &found.references {
+        let frame = FrameNumber(number);
+        let recorded = cpu.vm().frames.meta(frame).refs();
+        if recorded != count {
+            return Err(Discrepancy::References { frame, recorded, found: count });
+        }
+    }
+    let pages = found.references.len() as u64;
+    for (kind, recorded, found) in [
+        ("page", census.anon + census.shared, pages),
+        ("table", census.tables, found.tables),
+        ("zero", census.zero, 1),
+        ("retired", census.retired, 0),
+        ("held", census.held, 0),
+    ] {
+        if recorded != found {
+            return Err(Discrepancy::Kind { kind, recorded, found });
+        }
+    }
+    Ok(census)
+}
+
+/// Checks one space; returns its resident pages.
+fn audit_space<M: Machine>(
+    cpu: &Cpu<'_, M>,
+    space: &Space<M>,
+    section: &Section<'_>,
+    found: &mut Found,
+) -> Result<u64, Discrepancy> {
+    let view = space.tree.snapshot(section);
+    for entry in view.iter_from(0) {
+        // SAFETY: VMAs in a view live as long as the section.
+        let vma: &Vma = unsafe { entry.value.as_ref() };
+        if vma.sequence.read().is_none() {
+            return Err(Discrepancy::Stopped { range: vma.area.range });
+        }
+        if let Some(object) = &vma.area.object {
+            found.shared.entry(object.id()).or_insert_with(|| object.clone());
+        }
+    }
+    let mut resident = 0;
+    let references = &mut found.references;
+    // SAFETY: the space is alive, and nobody is at work.
+    unsafe {
+        audit_tables(cpu, space.root(), ROOT, 0, &mut found.tables, &mut |addr, entry| {
+            let wrong = |what| Err(Discrepancy::Entry { addr, what });
+            let Some(vma) = view.at(addr) else {
+                return wrong("outside every VMA");
+            };
+            let area = &vma.value.as_ref().area;
+            if entry.is_writable() && !area.allows(Prot::WRITE) {
+                return wrong("writable in a VMA that is not");
+            }
+            if entry.is_executable() && !area.allows(Prot::EXEC) {
+                return wrong("executable in a VMA that is not");
+            }
+            if entry.is_user() == area.prot.is_empty() {
+                return wrong("accessible though its VMA is not, or the reverse");
+            }
+            if entry.is_special() {
+                if entry.is_writable() {
+                    return wrong("the page of zeros is writable");
+                }
+                return Ok(());
+            }
+            resident += 1;
+            *references.entry(entry.frame().0).or_default() += 1;
+            Ok(())
+        })?;
+    }
+    Ok(resident)
+}
+
+/// Calls `leaf` for each present leaf below `table`, and counts tables.
+///
+/// # Safety
+/// `table` is a linked table of `level`, and no table below it is unlinked meanwhile.
+unsafe fn audit_tables<M: Machine>(
+    cpu: &Cpu<'_, M>,
+    table: FrameNumber,
+    level: u32,
+    base: u64,
+    tables: &mut u64,
+    leaf: &mut impl FnMut(u64, crate::table::Entry) -> Result<(), Discrepancy>,
+) -> Result<(), Discrepancy> {
+    *tables += 1;
+    // SAFETY: handed on.
+    let slots = unsafe { node::entries(cpu.vm().machine(), table) };
+    for (at, slot) in slots.iter().enumerate() {
+        let entry = node::load(slot);
+        let addr = base + ((at as u64) << (PAGE_SHIFT + 9 * (level - LAST)));
+        if entry.is_locked() {
+            return Err(Discrepancy::Entry { addr, what: "held though nobody is at work" });
+        }
+        if level > LAST && entry.is_table() {
+            // SAFETY: linked below a table that is.
+            unsafe { audit_tables(cpu, entry.frame(), level - 1, addr, tables, leaf)? };
+        } else if entry.is_present() {
+            leaf(addr, entry)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! The first touch of private anonymous memory.
+
+use super::{Attempt, FaultKind};
+use crate::fault::ticket::Abort;
+use crate::frame::Use;
+use crate::machine::Machine;
+use crate::rmap::AnonVma;
+use crate::space::vma::{Prot, Vma, VmaFlags};
+use crate::stat::Counter;
+use crate::sync::atomic::AtomicU64;
+use crate::table::entry::Entry;
+use crate::table::protocol;
+
+impl<M: Machine> Attempt<'_, '_, M> {
+    /// A read (or instruction fetch) of memory never written: the page of zeros, which nobody counts
+    /// and which needs no reverse map. `None`: another CPU changed the entry first.
+    pub(super) fn read_untouched(&self, slot: &AtomicU64) -> Result<Option<FaultKind>, Abort> {
+        let entry = self.leaf(self.cpu.vm().zero).special();
+        let Ok(held) = protocol::take(slot, Entry::NONE) else {
+            return self.outrun();
+        };
+        if !self.ticket.stands() {
+            held.revert();
+            return Err(self.overtaken(slot));
+        }
+        held.commit(entry);
+        self.cpu.count(Counter::ZeroPage);
+        Ok(Some(FaultKind::ZeroPage))
+    }
+
+    /// A write to memory never touched: a fresh page of zeros.
+    #[inline(always)]
+    pub(super) fn write_untouched(&mut self, slot: &AtomicU64) -> Result<Option<FaultKind>, Abort> {
+        let root = self.root()?;
+        let frame = self.prepared.zeroed(self.cpu).ok_or(Abort::NoMemory)?;
+        let entry = self.leaf(frame.number()).writable_dirty();
+        let Ok(held) = protocol::take(slot, Entry::NONE) else {
+            self.prepared.keep_zeroed(frame);
+            return self.outrun();
+        };
+        if !self.ticket.stands() {
+            held.revert();
+            self.prepared.keep_zeroed(frame);
+            return Err(self.overtaken(slot));
+        }
+        let index = self.vma.area.index_of(self.page);
+        self.cpu.vm().frames.publish(frame, Use::Anon, root, index);
+        held.commit(entry);
+        self.cpu.add_resident(self.space, 1);
+        self.cpu.count(Counter::AnonPage);
+        Ok(Some(FaultKind::Anon))
+    }
+
+    /// A leaf for `frame` as the VMA protects it, stores forbidden for now.
+    #[inline(always)]
+    pub(super) fn leaf(&self, frame: crate::FrameNumber) -> Entry {
+        Entry::leaf(frame).with_execute(self.vma.area.allows(Prot::EXEC))
+    }
+
+    /// The number of the VMA's reverse-map root, made now if there is none: an anonymous page is
+    /// about to be created.
+    ///
+    /// No lock is needed to make it. The neighbours are looked at in the tree's present version;
+    /// sharing a root with one that changes meanwhile does no harm, as a root only says where to
+    /// look. Under the `per_vma` baseline the space's lock is tried, as Linux does.
+    #[inline(always)]
+    pub(super) fn root(&self) -> Result<u64, Abort> {
+        match self.vma.root.id() {
+            0 => self.make_root(),
+            id => Ok(id),
+        }
+    }
+
+    #[cold]
+    fn make_root(&self) -> Result<u64, Abort> {
+        let _space_lock = if self.ticket.is_vma_lock() {
+            let guard = self.space.mmap_lock.try_read().ok_or(Abort::NoAnon)?;
+            self.cpu.count(Counter::MmapLockRead);
+            Some(guard)
+        } else {
+            None
+        };
+        let root = match self.root_of_neighbour() {
+            Some(root) => root,
+            None => AnonVma::try_new(None).map_err(|_| Abort::NoMemory)?,
+        };
+        self.cpu.count(Counter::AnonVmaPrepared);
+        Ok(self.vma.root.set(root))
+    }
+
+    /// The root of a neighbour that this VMA might merge with one day, the upper one first. A root
+    /// that came from a parent process stays with the VMA that has it.
+    fn root_of_neighbour(&self) -> Option<crate::rmap::Root> {
+        let section = self.cpu.section();
+        let view = self.space.tree.snapshot(&section);
+        let own = &self.vma.area;
+        // SAFETY: VMAs in a view live as long as the section.
+        let vma = |entry: crate::space::tree::Entry<Vma>| unsafe { entry.value.as_ref() };
+        let above = view.at(own.range.end).map(vma).filter(|next| own.resembles(&next.area));
+        let below =
+            view.before(own.range.start).map(vma).filter(|previous| previous.area.resembles(own));
+        [above, below]
+            .into_iter()
+            .flatten()
+            .filter(|near| !near.area.flags.contains(VmaFlags::SHARED))
+            .find_map(|near| near.root.get().filter(|root| !root.is_inherited()))
+    }
+
+    /// Another CPU changed the entry between our look and our swap.
+    #[cold]
+    pub(super) fn outrun(&self) -> Result<Option<FaultKind>, Abort> {
+        self.cpu.count(Counter::TrylockFailed);
+        Ok(None)
+    }
+}

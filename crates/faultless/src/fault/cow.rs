@@ -1,0 +1,156 @@
+//! A write to a page that is mapped read-only in a VMA that may be written: copy-on-write, or
+//! reuse by the last owner.
+
+use super::{Attempt, FaultKind};
+use crate::addr::VirtRange;
+use crate::fault::ticket::Abort;
+use crate::frame::Use;
+use crate::machine::Machine;
+use crate::stat::Counter;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::table::entry::Entry;
+use crate::table::{node, protocol};
+use crate::tlb::batch::shoot;
+
+impl<M: Machine> Attempt<'_, '_, M> {
+    /// Makes the page behind `seen`, a present entry that forbids the store, writable for this space
+    /// alone. `None`: the entry changed first.
+    pub(super) fn write_protected(
+        &mut self,
+        slot: &AtomicU64,
+        seen: Entry,
+    ) -> Result<Option<FaultKind>, Abort> {
+        if !self.vma.area.is_private() {
+            return self.unprotect(slot, seen, Counter::SharedPage, FaultKind::Shared);
+        }
+        if seen.is_special() {
+            return self.replace_zero_page(slot, seen);
+        }
+        if self.cpu.vm().frames.meta(seen.frame()).refs() == 1 {
+            return self.reuse(slot, seen);
+        }
+        self.copy(slot, seen)
+    }
+
+    /// The one mapping left writes again. Who else could gain a reference would have to go through
+    /// this entry, which is held: a fault that copies takes its reference first and looks at the entry
+    /// again, we take the entry first and look at the references again.
+    fn reuse(&self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
+        let root = self.root()?;
+        let Ok(held) = protocol::pin(slot, seen) else {
+            return self.outrun();
+        };
+        let meta = self.cpu.vm().frames.meta(seen.frame());
+        if !self.ticket.stands() {
+            held.revert();
+            return Err(self.overtaken(slot));
+        }
+        if meta.refs() != 1 {
+            held.revert();
+            return Ok(None);
+        }
+        // The page is this VMA's alone now, whoever made it.
+        if meta.root.load(Ordering::Relaxed) != root {
+            meta.root.store(root, Ordering::Relaxed);
+        }
+        held.commit(seen.writable_dirty());
+        self.cpu.count(Counter::CowReuse);
+        Ok(Some(FaultKind::Reuse))
+    }
+
+    /// Allows stores through an entry whose frame everybody may write.
+    fn unprotect(
+        &self,
+        slot: &AtomicU64,
+        seen: Entry,
+        counter: Counter,
+        kind: FaultKind,
+    ) -> Result<Option<FaultKind>, Abort> {
+        let Ok(held) = protocol::pin(slot, seen) else {
+            return self.outrun();
+        };
+        if !self.ticket.stands() {
+            held.revert();
+            return Err(self.overtaken(slot));
+        }
+        held.commit(seen.writable_dirty());
+        self.cpu.count(counter);
+        Ok(Some(kind))
+    }
+
+    /// The first write to a page that was only read so far.
+    fn replace_zero_page(
+        &mut self,
+        slot: &AtomicU64,
+        seen: Entry,
+    ) -> Result<Option<FaultKind>, Abort> {
+        let root = self.root()?;
+        let frame = self.prepared.zeroed(self.cpu).ok_or(Abort::NoMemory)?;
+        let Ok(held) = protocol::take(slot, seen) else {
+            self.prepared.keep_zeroed(frame);
+            return self.outrun();
+        };
+        if !self.ticket.stands() {
+            held.revert();
+            self.prepared.keep_zeroed(frame);
+            return Err(self.overtaken(slot));
+        }
+        // While the entry is busy: nobody may read zeros here once somebody may have stored.
+        shoot(self.cpu, self.space, VirtRange::page(self.page));
+        let entry = self.leaf(frame.number()).writable_dirty();
+        let index = self.vma.area.index_of(self.page);
+        self.cpu.vm().frames.publish(frame, Use::Anon, root, index);
+        held.commit(entry);
+        self.cpu.add_resident(self.space, 1);
+        self.cpu.count(Counter::CowCopy);
+        Ok(Some(FaultKind::Copy))
+    }
+
+    /// The page is shared with another space: a copy of it.
+    fn copy(&mut self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
+        let root = self.root()?;
+        let vm = self.cpu.vm();
+        let source = seen.frame();
+        let meta = vm.frames.meta(source);
+        // Our own reference keeps the frame from coming back under the same number while we copy;
+        // that the entry still names it afterwards makes it a reference to the right frame.
+        if !meta.get_ref_unless_zero() {
+            return self.outrun();
+        }
+        // SAFETY (for the three uses below): the reference was taken above and never was a mapping,
+        // so whoever put the mappings' references flushed them.
+        let put = || unsafe { self.cpu.put_unmapped(source) };
+        if node::load(slot) != seen {
+            put();
+            return self.outrun();
+        }
+        let Some(frame) = self.prepared.clean(self.cpu) else {
+            put();
+            return Err(Abort::NoMemory);
+        };
+        // SAFETY: the fresh frame is ours; the source is referenced.
+        unsafe { vm.machine().copy_frame(frame.number(), source) };
+        let Ok(held) = protocol::take(slot, seen) else {
+            put();
+            self.prepared.keep_clean(frame);
+            return self.outrun();
+        };
+        if !self.ticket.stands() {
+            held.revert();
+            put();
+            self.prepared.keep_clean(frame);
+            return Err(self.overtaken(slot));
+        }
+        // While the entry is busy: no CPU may read the old page once another may store to the new.
+        shoot(self.cpu, self.space, VirtRange::page(self.page));
+        let entry = self.leaf(frame.number()).writable_dirty();
+        let index = self.vma.area.index_of(self.page);
+        vm.frames.publish(frame, Use::Anon, root, index);
+        held.commit(entry);
+        put();
+        // SAFETY: the reference of the mapping that the entry was; flushed above.
+        unsafe { self.cpu.put_unmapped(source) };
+        self.cpu.count(Counter::CowCopy);
+        Ok(Some(FaultKind::Copy))
+    }
+}

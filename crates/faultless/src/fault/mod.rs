@@ -1,0 +1,385 @@
+//! The page fault, written once.
+//!
+//! [`Space::fault`] decides what the fault may hold — nothing, a VMA's lock, the space's lock, or a
+//! range lock on one page — and finds the VMA. From there on there is one path, [`Attempt::serve`]:
+//! walk, publish missing tables, look at the entry, do the slow work, take the entry, ask the
+//! [ticket](ticket::Ticket) whether the answer stands, install. An attempt that holds nothing and is
+//! in any doubt gives up, leaving no trace, and hands the page that it prepared to the attempt under a
+//! lock. Only under a lock is a fault answered with SIGSEGV, SIGBUS or out-of-memory.
+//!
+//! A successful speculative fault writes one cache line that other CPUs may be using: that of the
+//! entry.
+
+mod anon;
+mod cow;
+pub(crate) mod prepared;
+mod shared;
+pub(crate) mod table;
+pub(crate) mod ticket;
+
+use crate::addr::{USER_END, VirtRange, page_down};
+use crate::knob::{AnonVmaCheck, Locking};
+use crate::machine::{Invalidate, Machine};
+use crate::space::Space;
+use crate::space::vma::{Prot, Vma};
+use crate::stat::Counter;
+use crate::sync::atomic::AtomicU64;
+use crate::table::entry::Entry;
+use crate::table::node::LAST;
+use crate::table::walk::{Reached, descend};
+use crate::table::{node, protocol};
+use crate::vm::Cpu;
+use prepared::Prepared;
+use ticket::{Abort, Ticket};
+
+/// What the program was doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// A load.
+    Read,
+    /// A store.
+    Write,
+    /// An instruction fetch.
+    Execute,
+}
+
+impl Access {
+    /// What the VMA must allow. On x86-64 whatever is writable or executable is readable too.
+    #[inline(always)]
+    const fn allowed_by(self, prot: Prot) -> bool {
+        match self {
+            Self::Read => !prot.is_empty(),
+            Self::Write => prot.contains(Prot::WRITE),
+            Self::Execute => prot.contains(Prot::EXEC),
+        }
+    }
+}
+
+/// How a fault was served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FaultKind {
+    /// The page of zeros.
+    ZeroPage,
+    /// A fresh page.
+    Anon,
+    /// A copy of a page that others use too.
+    Copy,
+    /// The page itself, whose last user this is.
+    Reuse,
+    /// A page of a shared object.
+    Shared,
+    /// The entry was in order: another CPU was faster, or the TLB was out of date.
+    Spurious,
+}
+
+/// A fault that cannot be served: what the program is to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FaultError {
+    /// SIGSEGV. `mapped` tells `SEGV_ACCERR` from `SEGV_MAPERR`.
+    Segv {
+        /// Whether something is mapped there.
+        mapped: bool,
+    },
+    /// SIGBUS: the page lies beyond the end of its object.
+    Bus,
+    /// No frame is left for it.
+    OutOfMemory,
+}
+
+/// One try at serving a fault, with what it may rely on.
+pub(crate) struct Attempt<'a, 'v, M: Machine> {
+    cpu: &'a Cpu<'v, M>,
+    space: &'a Space<M>,
+    vma: &'a Vma,
+    ticket: Ticket<'a>,
+    page: u64,
+    access: Access,
+    prepared: &'a mut Prepared,
+}
+
+impl<M: Machine> Space<M> {
+    /// Serves a page fault of the program that runs in this space, at `addr`.
+    ///
+    /// `Ok` means that the access is to be tried again. Spurious calls do no harm.
+    ///
+    /// # Errors
+    /// What the program is to be told; see [`FaultError`].
+    pub fn fault(
+        &self,
+        cpu: &Cpu<'_, M>,
+        addr: u64,
+        access: Access,
+    ) -> Result<FaultKind, FaultError> {
+        cpu.count(Counter::Faults);
+        let mut prepared = Prepared::Nothing;
+        let page = page_down(addr);
+        let served = match self.locking(cpu) {
+            Locking::Speculative => self.speculate(cpu, page, access, &mut prepared),
+            Locking::PerVma => self.under_vma_lock(cpu, page, access, &mut prepared),
+            Locking::MmapLock => None,
+        };
+        let served = match served {
+            Some(kind) => Ok(kind),
+            None => self.under_space_lock(cpu, page, access, &mut prepared),
+        };
+        prepared.finish(cpu);
+        served
+    }
+
+    /// The fault without a lock. `None`: it was given up.
+    #[inline(always)]
+    fn speculate(
+        &self,
+        cpu: &Cpu<'_, M>,
+        page: u64,
+        access: Access,
+        prepared: &mut Prepared,
+    ) -> Option<FaultKind> {
+        let section = cpu.section();
+        let tried = match self.tree.snapshot(&section).at(page) {
+            None => Err(Abort::VmaChanged),
+            Some(entry) => {
+                // SAFETY: VMAs in a view live as long as the section.
+                let vma = unsafe { entry.value.as_ref() };
+                match vma.sequence.read() {
+                    None => Err(Abort::VmaChanged),
+                    Some(seen) => {
+                        let ticket = Ticket::speculative(vma, seen);
+                        self.check(cpu, vma, access).and_then(|()| {
+                            Attempt { cpu, space: self, vma, ticket, page, access, prepared }
+                                .serve()
+                        })
+                    }
+                }
+            }
+        };
+        match tried {
+            Ok(kind) => {
+                cpu.count(Counter::Spf);
+                Some(kind)
+            }
+            Err(abort) => {
+                self.given_up(cpu, page, abort);
+                None
+            }
+        }
+    }
+
+    #[cold]
+    fn given_up(&self, cpu: &Cpu<'_, M>, page: u64, abort: Abort) {
+        cpu.count(abort.counter());
+        if !self.cpus.any_but(cpu.id(), cpu.vm().machine().cpus()) {
+            cpu.count(Counter::AbortSingleThreaded);
+        }
+        if let Some(point) = abort.point() {
+            cpu.vm().trace.hit(point, self.id(), page);
+        }
+    }
+
+    /// What an attempt may find out before it looks at tables.
+    #[inline(always)]
+    fn check(&self, cpu: &Cpu<'_, M>, vma: &Vma, access: Access) -> Result<(), Abort> {
+        if !access.allowed_by(vma.area.prot) {
+            return Err(Abort::Access);
+        }
+        if cpu.vm().knobs.anon_vma_check() == AnonVmaCheck::Early
+            && vma.area.is_private()
+            && vma.root.id() == 0
+        {
+            return Err(Abort::NoAnon);
+        }
+        Ok(())
+    }
+
+    /// The fault as Linux 6.4 to 6.14 serve it first: under the lock of its VMA.
+    fn under_vma_lock(
+        &self,
+        cpu: &Cpu<'_, M>,
+        page: u64,
+        access: Access,
+        prepared: &mut Prepared,
+    ) -> Option<FaultKind> {
+        let section = cpu.section();
+        // A switch away from this policy waits for the sections that saw it in force.
+        if self.locking_in_force() != Locking::PerVma {
+            return None;
+        }
+        let Some(entry) = self.tree.snapshot(&section).at(page) else {
+            cpu.count(Counter::VmaLockAbort);
+            return None;
+        };
+        // SAFETY: VMAs in a view live as long as the section.
+        let vma = unsafe { entry.value.as_ref() };
+        if self.check(cpu, vma, access).is_err() || !vma.lock.try_read() {
+            cpu.count(Counter::VmaLockAbort);
+            return None;
+        }
+        let served = if vma.sequence.read().is_none() {
+            // Replaced between the look-up and the lock.
+            cpu.count(Counter::VmaLockMiss);
+            None
+        } else {
+            let ticket = Ticket::vma_lock();
+            let tried = Attempt { cpu, space: self, vma, ticket, page, access, prepared }.serve();
+            cpu.count(match tried {
+                Ok(_) => Counter::VmaLockSuccess,
+                Err(_) => Counter::VmaLockRetry,
+            });
+            tried.ok()
+        };
+        vma.lock.end_read();
+        served
+    }
+
+    /// The fault under a lock that keeps writers out: it gives the final answer.
+    #[cold]
+    fn under_space_lock(
+        &self,
+        cpu: &Cpu<'_, M>,
+        page: u64,
+        access: Access,
+        prepared: &mut Prepared,
+    ) -> Result<FaultKind, FaultError> {
+        if page >= USER_END {
+            cpu.count(Counter::Segv);
+            return Err(FaultError::Segv { mapped: false });
+        }
+        let mut grown = false;
+        loop {
+            match self.locked_attempt(cpu, page, access, prepared) {
+                Ok(kind) => return Ok(kind),
+                Err(Refusal::NoMemory) if prepared.wait_for_one(cpu) => {}
+                Err(Refusal::NoMemory) => {
+                    cpu.count(Counter::Oom);
+                    return Err(FaultError::OutOfMemory);
+                }
+                Err(Refusal::Unmapped) if !grown && self.grow_stack(cpu, page) => grown = true,
+                Err(Refusal::Unmapped) => {
+                    cpu.count(Counter::Segv);
+                    return Err(FaultError::Segv { mapped: false });
+                }
+                Err(Refusal::Forbidden) => {
+                    cpu.count(Counter::Segv);
+                    return Err(FaultError::Segv { mapped: true });
+                }
+                Err(Refusal::BeyondObject) => {
+                    cpu.count(Counter::Bus);
+                    return Err(FaultError::Bus);
+                }
+            }
+        }
+    }
+
+    fn locked_attempt(
+        &self,
+        cpu: &Cpu<'_, M>,
+        page: u64,
+        access: Access,
+        prepared: &mut Prepared,
+    ) -> Result<FaultKind, Refusal> {
+        let _guard = self.lock_page(cpu, VirtRange::page(page));
+        let section = cpu.section();
+        let entry = self.tree.snapshot(&section).at(page).ok_or(Refusal::Unmapped)?;
+        // SAFETY: VMAs in a view live as long as the section.
+        let vma = unsafe { entry.value.as_ref() };
+        if !access.allowed_by(vma.area.prot) {
+            return Err(Refusal::Forbidden);
+        }
+        if access == Access::Read {
+            cpu.count(Counter::ReadFaultLocked);
+        }
+        let ticket = Ticket::held();
+        Attempt { cpu, space: self, vma, ticket, page, access, prepared }.serve().map_err(|abort| {
+            match abort {
+                Abort::BeyondObject => Refusal::BeyondObject,
+                Abort::NoMemory => Refusal::NoMemory,
+                // A ticket under a lock stands, and no abort is left that it could meet.
+                _ => Refusal::Forbidden,
+            }
+        })
+    }
+}
+
+/// Why an attempt under a lock did not serve the fault.
+enum Refusal {
+    Unmapped,
+    Forbidden,
+    BeyondObject,
+    NoMemory,
+}
+
+impl<'v, M: Machine> Attempt<'_, 'v, M> {
+    /// The one path.
+    #[inline(always)]
+    fn serve(&mut self) -> Result<FaultKind, Abort> {
+        let slot = self.slot()?;
+        loop {
+            let seen = node::load(slot);
+            let done = if seen.is_none() {
+                match (self.vma.area.is_private(), self.access) {
+                    (true, Access::Write) => self.write_untouched(slot)?,
+                    (true, Access::Read | Access::Execute) => self.read_untouched(slot)?,
+                    (false, _) => self.map_shared(slot)?,
+                }
+            } else {
+                self.serve_touched(slot, seen)?
+            };
+            if let Some(kind) = done {
+                return Ok(kind);
+            }
+        }
+    }
+
+    /// The slot of the page, below tables that are there or are put there now.
+    #[inline(always)]
+    fn slot(&mut self) -> Result<&'v AtomicU64, Abort> {
+        loop {
+            // SAFETY: the attempt runs in a grace section, which outlives it.
+            let reached = unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) };
+            match reached {
+                Reached::Last(slots) => return Ok(&slots[node::index(self.page, LAST)]),
+                Reached::Above { slot, level, seen } => {
+                    if seen.is_locked() {
+                        protocol::look(slot, self.cpu);
+                    } else if seen.is_present() {
+                        return Err(Abort::NotSupported);
+                    } else {
+                        table::publish(self.cpu, &self.ticket, slot, level, self.prepared)?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A fault on an entry that is not empty. `None`: look again.
+    fn serve_touched(&mut self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
+        if seen.is_locked() {
+            protocol::look(slot, self.cpu);
+            return Ok(None);
+        }
+        if !seen.is_present() {
+            return Err(Abort::NotSupported);
+        }
+        if self.access == Access::Write && !seen.is_writable() {
+            return self.write_protected(slot, seen);
+        }
+        // In order as it is. This CPU may have cached an older one.
+        let page = VirtRange::page(self.page);
+        self.cpu.vm().machine().invalidate(self.cpu.id(), self.space.id(), Invalidate::Range(page));
+        self.cpu.count(Counter::Spurious);
+        Ok(Some(FaultKind::Spurious))
+    }
+
+    /// Why the ticket did not stand: a writer came in between. It may be long gone, and the table
+    /// with the entry too.
+    #[cold]
+    fn overtaken(&self, slot: &AtomicU64) -> Abort {
+        // SAFETY: the attempt runs in a grace section.
+        match unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) } {
+            Reached::Last(slots) if core::ptr::eq(slot, &slots[node::index(self.page, LAST)]) => {
+                Abort::VmaChanged
+            }
+            _ => Abort::TableChanged,
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The frame that a fault prepared and has not installed: it goes from an attempt that was given up
+//! to the one that follows, and back to the allocator when the fault is over.
+
+use crate::frame::{Clean, Frame, Zeroed};
+use crate::machine::Machine;
+use crate::vm::Cpu;
+
+/// At most one frame, prepared as far as it was.
+#[derive(Debug, Default)]
+pub enum Prepared {
+    /// None.
+    #[default]
+    Nothing,
+    /// A frame of anything.
+    Clean(Frame<Clean>),
+    /// A frame of zeros.
+    Zeroed(Frame<Zeroed>),
+}
+
+impl Prepared {
+    /// A frame of zeros: the prepared one, or a new one.
+    #[inline(always)]
+    pub(crate) fn zeroed<M: Machine>(&mut self, cpu: &Cpu<'_, M>) -> Option<Frame<Zeroed>> {
+        match core::mem::take(self) {
+            Self::Nothing => cpu.alloc_zeroed(),
+            Self::Zeroed(frame) => Some(frame),
+            Self::Clean(frame) => Some(frame.zero(cpu.vm().machine())),
+        }
+    }
+
+    /// A frame to be overwritten: the prepared one, or a new one.
+    #[inline]
+    pub(crate) fn clean<M: Machine>(&mut self, cpu: &Cpu<'_, M>) -> Option<Frame<Clean>> {
+        match core::mem::take(self) {
+            Self::Nothing => cpu.alloc(),
+            Self::Zeroed(frame) => Some(frame.into()),
+            Self::Clean(frame) => Some(frame),
+        }
+    }
+
+    /// Keeps a frame that was not installed. There is none yet: it was taken from here.
+    pub(crate) fn keep_zeroed(&mut self, frame: Frame<Zeroed>) {
+        debug_assert!(matches!(self, Self::Nothing), "a second prepared frame");
+        *self = Self::Zeroed(frame);
+    }
+
+    /// As [`keep_zeroed`](Self::keep_zeroed).
+    pub(crate) fn keep_clean(&mut self, frame: Frame<Clean>) {
+        debug_assert!(matches!(self, Self::Nothing), "a second prepared frame");
+        *self = Self::Clean(frame);
+    }
+
+    /// Makes sure that the next attempt finds a frame, waiting for one if need be. Returns whether
+    /// there is one. Not inside a grace section, and holding no lock.
+    pub(crate) fn wait_for_one<M: Machine>(&mut self, cpu: &Cpu<'_, M>) -> bool {
+        if matches!(self, Self::Nothing)
+            && let Ok(frame) = cpu.alloc_or_wait()
+        {
+            *self = Self::Clean(frame);
+        }
+        !matches!(self, Self::Nothing)
+    }
+
+    /// Ends the fault: what was not needed goes back.
+    #[inline(always)]
+    pub(crate) fn finish<M: Machine>(self, cpu: &Cpu<'_, M>) {
+        match self {
+            Self::Nothing => {}
+            Self::Clean(frame) => cpu.free(frame),
+            Self::Zeroed(frame) => cpu.free(frame),
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! A missing table, put in place by the fault that needs it: the same protocol and the same
+//! validation as for a page.
+
+use crate::fault::prepared::Prepared;
+use crate::fault::ticket::{Abort, Ticket};
+use crate::frame::Use;
+use crate::machine::Machine;
+use crate::stat::Counter;
+use crate::sync::atomic::AtomicU64;
+use crate::table::entry::Entry;
+use crate::table::protocol;
+use crate::vm::Cpu;
+
+/// Publishes an empty table into `slot`, an entry of a table of `level` that was seen to be none.
+/// Returns `Ok` too when another CPU was faster: the walk is to be taken again.
+///
+/// The table belongs to the VMA that the ticket stands for: whoever unmaps it later meets the table,
+/// because it was linked while the ticket stood.
+///
+/// # Errors
+/// [`Abort::VmaChanged`] when the ticket does not stand; [`Abort::NoMemory`].
+#[cold]
+pub(crate) fn publish<M: Machine>(
+    cpu: &Cpu<'_, M>,
+    ticket: &Ticket<'_>,
+    slot: &AtomicU64,
+    level: u32,
+    prepared: &mut Prepared,
+) -> Result<(), Abort> {
+    let frame = prepared.zeroed(cpu).ok_or(Abort::NoMemory)?;
+    let Ok(held) = protocol::take(slot, Entry::NONE) else {
+        cpu.count(Counter::TrylockFailed);
+        prepared.keep_zeroed(frame);
+        return Ok(());
+    };
+    if !ticket.stands() {
+        held.revert();
+        prepared.keep_zeroed(frame);
+        return Err(Abort::VmaChanged);
+    }
+    let number = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(level - 1));
+    held.commit(Entry::table(number));
+    cpu.count(Counter::TablePublished);
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! How a fault's answer is validated, and why it may be given up.
+
+use crate::space::vma::Vma;
+use crate::stat::{Counter, Point};
+
+/// What makes the answer of a fault true at the moment it is installed.
+#[derive(Debug)]
+pub struct Ticket<'a> {
+    hold: Hold<'a>,
+}
+
+/// What the fault holds while it works.
+#[derive(Clone, Copy, Debug)]
+enum Hold<'a> {
+    /// Nothing: the VMA's sequence was `seen`, and must be so still.
+    Nothing { vma: &'a Vma, seen: u64 },
+    /// The VMA's lock, to read: writers of the VMA are out, its neighbours may change.
+    VmaLock,
+    /// A lock that keeps writers of this page and its neighbours out.
+    SpaceLock,
+}
+
+impl<'a> Ticket<'a> {
+    /// A ticket without a lock: good while the sequence of `vma` is `seen`.
+    #[inline(always)]
+    pub const fn speculative(vma: &'a Vma, seen: u64) -> Self {
+        Self { hold: Hold::Nothing { vma, seen } }
+    }
+
+    /// A ticket under the VMA's lock.
+    pub const fn vma_lock() -> Self {
+        Self { hold: Hold::VmaLock }
+    }
+
+    /// A ticket under a lock that keeps everybody out who could change the mapping.
+    pub const fn held() -> Self {
+        Self { hold: Hold::SpaceLock }
+    }
+
+    /// Whether the answer still stands. Called with the entry held, which makes a yes final: a
+    /// writer that comes later waits for the entry.
+    #[inline(always)]
+    pub fn stands(&self) -> bool {
+        match self.hold {
+            Hold::Nothing { vma, seen } => vma.sequence.unchanged(seen),
+            Hold::VmaLock | Hold::SpaceLock => true,
+        }
+    }
+
+    /// Whether it is held up by a VMA lock alone.
+    pub const fn is_vma_lock(&self) -> bool {
+        matches!(self.hold, Hold::VmaLock)
+    }
+}
+
+/// Why an attempt was given up. Nothing of it is left behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Abort {
+    /// The VMA is missing, being changed, or was changed meanwhile.
+    VmaChanged,
+    /// The VMA has no reverse-map root and this attempt may not make one.
+    NoAnon,
+    /// Something that attempts of this kind do not deal with.
+    NotSupported,
+    /// The VMA seems to forbid the access.
+    Access,
+    /// A table above the entry changed.
+    TableChanged,
+    /// No frame could be had without waiting.
+    NoMemory,
+    /// The page lies beyond the end of its object.
+    BeyondObject,
+}
+
+impl Abort {
+    /// Where a speculation given up for this reason is counted.
+    pub(crate) const fn counter(self) -> Counter {
+        match self {
+            Self::VmaChanged => Counter::SpfVmaChanged,
+            Self::NoAnon => Counter::SpfVmaNoanon,
+            Self::NotSupported | Self::BeyondObject => Counter::SpfVmaNotsup,
+            Self::Access => Counter::SpfVmaAccess,
+            Self::TableChanged => Counter::SpfPmdChanged,
+            Self::NoMemory => Counter::SpfNomem,
+        }
+    }
+
+    /// The trace point that tells of it, where the field has one.
+    pub(crate) const fn point(self) -> Option<Point> {
+        match self {
+            Self::VmaChanged => Some(Point::VmaChanged),
+            Self::NoAnon => Some(Point::VmaNoanon),
+            Self::NotSupported | Self::BeyondObject => Some(Point::VmaNotsup),
+            Self::Access => Some(Point::VmaAccess),
+            Self::TableChanged => Some(Point::PmdChanged),
+            Self::NoMemory => None,
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! Memory objects: what is behind a shared mapping.
+
+pub mod shmem;

@@ -1,0 +1,385 @@
+//! One node's buddy allocator.
+//!
+//! Free memory is kept as blocks of 2^order frames, aligned to their size, one doubly linked list
+//! for each order, threaded through the metadata of the blocks' heads. Two free blocks that are the
+//! halves of one twice as large (*buddies*) are merged at once, so after everything is freed the
+//! lists are what they were at the start. All of it is under the node's lock.
+//!
+//! *Invariant (free lists):* a frame heads a block on the list of order `k` exactly when its kind is
+//! `Free` and its order `k`; such a block is aligned, all its other frames are tails, and its buddy
+//! is not such a block. `validate` checks it.
+
+use super::MAX_ORDER;
+use super::census::Imbalance;
+use super::meta::{FrameTable, Kind, NO_FRAME};
+use crate::addr::FrameNumber;
+use crate::sync::atomic::Ordering;
+
+const ORDERS: usize = MAX_ORDER as usize + 1;
+
+/// The free memory of one node.
+#[derive(Debug)]
+pub(super) struct Buddy {
+    node: u8,
+    /// Bit `k` is set exactly when the list of order `k` has a block.
+    nonempty: u32,
+    heads: [u32; ORDERS],
+    free: u64,
+}
+
+impl Buddy {
+    /// An allocator without memory for the frames of `node`.
+    pub(super) const fn new(node: u8) -> Self {
+        Self { node, nonempty: 0, heads: [NO_FRAME; ORDERS], free: 0 }
+    }
+
+    /// Adopts `frames` frames from `first` on, which nobody uses: any alignment, any number.
+    pub(super) fn adopt(&mut self, table: &FrameTable, first: FrameNumber, frames: u32) {
+        let (mut at, end) = (first.0, first.0 + frames);
+        while at < end {
+            let fits = (end - at).ilog2();
+            let order = at.trailing_zeros().min(fits).min(u32::from(MAX_ORDER)) as u8;
+            self.free(table, FrameNumber(at), order);
+            at += 1 << order;
+        }
+    }
+
+    /// Takes a block of 2^`order` frames. Its head is left `Pooled` with that order.
+    pub(super) fn alloc(&mut self, table: &FrameTable, order: u8) -> Option<FrameNumber> {
+        let enough = self.nonempty & u32::MAX.checked_shl(order.into())?;
+        if enough == 0 {
+            return None;
+        }
+        let mut have = enough.trailing_zeros() as u8;
+        let head = self.heads[usize::from(have)];
+        self.unlink(table, head, have);
+        while have > order {
+            have -= 1;
+            self.link(table, head + (1 << have), have);
+        }
+        let meta = table.meta(FrameNumber(head));
+        meta.set_order(order);
+        meta.set_kind(Kind::Pooled);
+        self.free -= 1 << order;
+        Some(FrameNumber(head))
+    }
+
+    /// Fills `run` with single frames and returns how many there were. Blocks as large as the need
+    /// are taken whole, and larger ones cut only when those are used up, so a run costs a few list
+    /// operations, is mostly contiguous, and leaves large blocks alone.
+    ///
+    /// Of each block taken only the head's metadata was touched, which keeps the time under the lock
+    /// short: the caller makes the frames [single](super::FrameMeta::make_single).
+    pub(super) fn alloc_run(&mut self, table: &FrameTable, run: &mut [FrameNumber]) -> usize {
+        let mut got = 0;
+        while got < run.len() {
+            let useful = (run.len() - got).ilog2().min(u32::from(MAX_ORDER));
+            let fitting = self.nonempty & ((2 << useful) - 1);
+            let order = if fitting == 0 { useful } else { fitting.ilog2() } as u8;
+            let Some(head) = self.alloc(table, order) else { break };
+            for (slot, number) in run[got..].iter_mut().zip(head.0..head.0 + (1 << order)) {
+                *slot = FrameNumber(number);
+            }
+            got += 1 << order;
+        }
+        got
+    }
+
+    /// Gives back a block of 2^`order` frames, and merges it as far as its buddies are free.
+    pub(super) fn free(&mut self, table: &FrameTable, frame: FrameNumber, order: u8) {
+        debug_assert_ne!(table.meta(frame).kind(), Kind::Free, "{frame:?} freed twice");
+        self.free += 1 << order;
+        let (mut head, mut order) = (frame.0, order);
+        while order < MAX_ORDER {
+            let buddy = head ^ (1 << order);
+            if !table.is_free(buddy, order, self.node) {
+                break;
+            }
+            self.unlink(table, buddy, order);
+            table.meta(FrameNumber(head.max(buddy))).set_kind(Kind::Tail);
+            head = head.min(buddy);
+            order += 1;
+        }
+        self.link(table, head, order);
+    }
+
+    fn link(&mut self, table: &FrameTable, head: u32, order: u8) {
+        let first = &mut self.heads[usize::from(order)];
+        let meta = table.meta(FrameNumber(head));
+        meta.set_kind(Kind::Free);
+        meta.set_order(order);
+        meta.prev.store(NO_FRAME, Ordering::Relaxed);
+        meta.next.store(*first, Ordering::Relaxed);
+        if *first != NO_FRAME {
+            table.meta(FrameNumber(*first)).prev.store(head, Ordering::Relaxed);
+        }
+        *first = head;
+        self.nonempty |= 1 << order;
+    }
+
+    fn unlink(&mut self, table: &FrameTable, head: u32, order: u8) {
+        let meta = table.meta(FrameNumber(head));
+        let (prev, next) = (meta.prev.load(Ordering::Relaxed), meta.next.load(Ordering::Relaxed));
+        if next != NO_FRAME {
+            table.meta(FrameNumber(next)).prev.store(prev, Ordering::Relaxed);
+        }
+        if prev != NO_FRAME {
+            table.meta(FrameNumber(prev)).next.store(next, Ordering::Relaxed);
+            return;
+        }
+        self.heads[usize::from(order)] = next;
+        if next == NO_FRAME {
+            self.nonempty &= !(1 << order);
+        }
+    }
+
+    /// Walks every list and checks the free-list invariant by brute force. Returns the free frames
+    /// that it found.
+    pub(super) fn validate(&self, table: &FrameTable) -> Result<u64, Imbalance> {
+        let mut found = 0;
+        for order in 0..=MAX_ORDER {
+            let (mut prev, mut at) = (NO_FRAME, self.heads[usize::from(order)]);
+            if (at != NO_FRAME) != (self.nonempty & (1 << order) != 0) {
+                return Err(Imbalance::new(at, "the mask of non-empty lists is wrong"));
+            }
+            // A list that runs in a circle meets a frame twice, and its `prev` cannot match both.
+            while at != NO_FRAME {
+                let wrong = |what| Err(Imbalance::new(at, what));
+                let meta = table.meta(FrameNumber(at));
+                if !table.is_free(at, order, self.node) {
+                    return wrong("a frame on a free list is not free there");
+                }
+                if meta.prev.load(Ordering::Relaxed) != prev {
+                    return wrong("a free list's links disagree");
+                }
+                if !at.is_multiple_of(1 << order) {
+                    return wrong("a free block is not aligned to its size");
+                }
+                if order < MAX_ORDER && table.is_free(at ^ (1 << order), order, self.node) {
+                    return wrong("two free buddies are not merged");
+                }
+                let is_tail = |number| table.meta(FrameNumber(number)).kind() == Kind::Tail;
+                if !(at + 1..at + (1 << order)).all(is_tail) {
+                    return wrong("a free block holds a frame that is not its own");
+                }
+                found += 1 << order;
+                (prev, at) = (at, meta.next.load(Ordering::Relaxed));
+            }
+        }
+        if found != self.free {
+            return Err(Imbalance::new(NO_FRAME, "the count of free frames is wrong"));
+        }
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::MemoryRegion;
+    use proptest::prelude::*;
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::vec::Vec;
+
+    fn region(node: u8, first: u32, frames: u32) -> MemoryRegion {
+        MemoryRegion { node, first: FrameNumber(first), frames }
+    }
+
+    fn node_of(regions: &[MemoryRegion], node: u8) -> (FrameTable, Buddy) {
+        let table = FrameTable::try_new(regions).unwrap();
+        let buddy = adopted(&table, regions, node);
+        (table, buddy)
+    }
+
+    fn adopted(table: &FrameTable, regions: &[MemoryRegion], node: u8) -> Buddy {
+        let mut buddy = Buddy::new(node);
+        for region in regions.iter().filter(|region| region.node == node) {
+            buddy.adopt(table, region.first, region.frames);
+        }
+        buddy
+    }
+
+    /// Every block on the free lists: head and order.
+    fn lists(buddy: &Buddy, table: &FrameTable) -> BTreeSet<(u32, u8)> {
+        let mut blocks = BTreeSet::new();
+        for order in 0..=MAX_ORDER {
+            let mut at = buddy.heads[usize::from(order)];
+            while at != NO_FRAME {
+                blocks.insert((at, order));
+                at = table.meta(FrameNumber(at)).next.load(Ordering::Relaxed);
+            }
+        }
+        blocks
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Alloc(u8),
+        Run(usize),
+        Free(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => (0u8..8).prop_map(Step::Alloc),
+            1 => Just(Step::Alloc(MAX_ORDER + 1)),
+            2 => (1usize..80).prop_map(Step::Run),
+            5 => any::<usize>().prop_map(Step::Free),
+        ]
+    }
+
+    /// The naive model: which frames there are, and which blocks are out.
+    struct Model {
+        frames: BTreeSet<u32>,
+        out: BTreeMap<u32, u8>,
+    }
+
+    impl Model {
+        /// Notes a block as out: all its frames exist, and none was out before.
+        fn take(&mut self, head: u32, order: u8) {
+            assert!(head.is_multiple_of(1 << order));
+            for frame in head..head + (1 << order) {
+                assert!(self.frames.remove(&frame), "frame {frame:#x} handed out twice");
+            }
+            assert_eq!(self.out.insert(head, order), None);
+        }
+
+        fn give(&mut self, which: usize) -> Option<(u32, u8)> {
+            let nth = which.checked_rem(self.out.len())?;
+            let (&head, &order) = self.out.iter().nth(nth)?;
+            self.out.remove(&head);
+            self.frames.extend(head..head + (1 << order));
+            Some((head, order))
+        }
+
+        /// Whether the free frames hold an aligned block of that order, so that an allocator which
+        /// merges at once must find one.
+        fn has(&self, order: u8) -> bool {
+            order <= MAX_ORDER
+                && self.frames.iter().any(|&head| {
+                    head.is_multiple_of(1 << order)
+                        && self.frames.range(head..head + (1 << order)).count() == 1 << order
+                })
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(96))]
+
+        #[test]
+        fn never_overlaps_and_merges_back(
+            first in 0u32..600,
+            sizes in (1u32..700, 1u32..300, 1u32..300),
+            hole in 0u32..70,
+            steps in prop::collection::vec(step(), 1..120),
+        ) {
+            // The last region is another node's, all free, and nothing may merge with it.
+            let second = first + sizes.0 + hole;
+            let third = second + sizes.1;
+            let regions =
+                [region(0, first, sizes.0), region(0, second, sizes.1), region(1, third, sizes.2)];
+            let (table, mut buddy) = node_of(&regions, 0);
+            let other = adopted(&table, &regions, 1);
+            let initially = lists(&buddy, &table);
+            let mut model = Model {
+                frames: (first..first + sizes.0).chain(second..third).collect(),
+                out: BTreeMap::new(),
+            };
+            prop_assert_eq!(buddy.validate(&table), Ok(model.frames.len() as u64));
+            for step in steps {
+                match step {
+                    Step::Alloc(order) => {
+                        let expected = model.has(order);
+                        let head = buddy.alloc(&table, order);
+                        prop_assert_eq!(head.is_some(), expected, "order {}", order);
+                        if let Some(head) = head {
+                            model.take(head.0, order);
+                        }
+                    }
+                    Step::Run(length) => {
+                        let mut run = std::vec![FrameNumber(0); length];
+                        let got = buddy.alloc_run(&table, &mut run);
+                        prop_assert_eq!(got, length.min(model.frames.len()));
+                        for number in &run[..got] {
+                            table.meta(*number).make_single();
+                            model.take(number.0, 0);
+                        }
+                    }
+                    Step::Free(which) => {
+                        if let Some((head, order)) = model.give(which) {
+                            buddy.free(&table, FrameNumber(head), order);
+                        }
+                    }
+                }
+                prop_assert_eq!(buddy.validate(&table), Ok(model.frames.len() as u64));
+            }
+            while let Some((head, order)) = model.give(0) {
+                buddy.free(&table, FrameNumber(head), order);
+            }
+            prop_assert_eq!(lists(&buddy, &table), initially);
+            prop_assert_eq!(buddy.validate(&table), Ok(model.frames.len() as u64));
+            prop_assert_eq!(other.validate(&table), Ok(u64::from(sizes.2)));
+        }
+    }
+
+    #[test]
+    fn the_largest_block_is_a_gibibyte() {
+        let frames = 1 << MAX_ORDER;
+        let (table, mut buddy) = node_of(&[region(0, frames / 2, frames + frames / 2)], 0);
+        assert_eq!(buddy.alloc(&table, MAX_ORDER), Some(FrameNumber(frames)));
+        assert_eq!(buddy.alloc(&table, MAX_ORDER), None);
+        buddy.free(&table, FrameNumber(frames), MAX_ORDER);
+        assert_eq!(buddy.validate(&table), Ok(u64::from(frames + frames / 2)));
+    }
+
+    #[test]
+    fn a_run_leaves_large_blocks_alone_while_small_ones_serve() {
+        let (table, mut buddy) = node_of(&[region(0, 512, 512), region(0, 1025, 64)], 0);
+        let mut run = [FrameNumber(0); 60];
+        assert_eq!(buddy.alloc_run(&table, &mut run), 60);
+        let mut numbers: Vec<u32> = run.iter().map(|number| number.0).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), 60);
+        assert!(numbers.iter().all(|&number| (1025..1089).contains(&number)));
+        assert_eq!(buddy.alloc(&table, 9), Some(FrameNumber(512)));
+    }
+
+    #[test]
+    fn the_validator_sees_what_is_wrong() {
+        type Damage = fn(&FrameTable, &mut Buddy);
+        let broken = |damage: Damage| {
+            let (table, mut buddy) = node_of(&[region(0, 8, 8)], 0);
+            assert_eq!(buddy.validate(&table), Ok(8));
+            damage(&table, &mut buddy);
+            buddy.validate(&table).unwrap_err().what
+        };
+        let damages: [(Damage, &str); 6] = [
+            (
+                |table, _| table.meta(FrameNumber(8)).set_kind(Kind::Pooled),
+                "a frame on a free list is not free there",
+            ),
+            (
+                |table, _| table.meta(FrameNumber(11)).set_kind(Kind::Pooled),
+                "a free block holds a frame that is not its own",
+            ),
+            (|_, buddy| buddy.free -= 1, "the count of free frames is wrong"),
+            (|_, buddy| buddy.nonempty = 0, "the mask of non-empty lists is wrong"),
+            (
+                |table, _| table.meta(FrameNumber(8)).prev.store(8, Ordering::Relaxed),
+                "a free list's links disagree",
+            ),
+            (
+                |table, buddy| {
+                    buddy.unlink(table, 8, 3);
+                    buddy.link(table, 8, 2);
+                    buddy.link(table, 12, 2);
+                },
+                "two free buddies are not merged",
+            ),
+        ];
+        for (damage, what) in damages {
+            assert_eq!(broken(damage), what);
+        }
+    }
+}

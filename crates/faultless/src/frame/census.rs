@@ -1,0 +1,135 @@
+//! Law 6: every frame is accounted for, counted from the metadata and checked against the
+//! allocators.
+
+use super::Frames;
+use super::meta::{Kind, NO_FRAME, Use};
+use crate::addr::FrameNumber;
+use crate::sync::wait::Wait;
+use core::fmt;
+
+/// How many frames there are of each kind, at a quiet moment (while nobody allocates or frees).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Holes between regions: not memory, and not part of the [total](Self::total).
+    pub reserved: u64,
+    /// On the free lists of the buddy allocators.
+    pub free: u64,
+    /// On the CPUs' lists.
+    pub pooled: u64,
+    /// In the hands of whoever allocated them; at a quiet moment, lost.
+    pub held: u64,
+    /// Page-table nodes.
+    pub tables: u64,
+    /// Private anonymous pages.
+    pub anon: u64,
+    /// Pages of shared memory.
+    pub shared: u64,
+    /// Pages of zeros.
+    pub zero: u64,
+    /// Waiting for a grace period to end.
+    pub retired: u64,
+    /// Tails without a head; not 0 only when the moment was not quiet.
+    pub torn: u64,
+}
+
+impl Census {
+    /// Frames of memory: the sum of all kinds but the reserved.
+    pub const fn total(&self) -> u64 {
+        self.free + self.taken()
+    }
+
+    /// Frames that are out of the buddy allocators.
+    pub const fn taken(&self) -> u64 {
+        self.pooled
+            + self.held
+            + self.tables
+            + self.anon
+            + self.shared
+            + self.zero
+            + self.retired
+            + self.torn
+    }
+}
+
+/// A broken promise of the accounting, found by [`Frames::audit`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Imbalance {
+    /// The frame it was found at, where it has one.
+    pub frame: Option<FrameNumber>,
+    /// What is wrong.
+    pub what: &'static str,
+}
+
+impl Imbalance {
+    pub(super) fn new(frame: u32, what: &'static str) -> Self {
+        Self { frame: (frame != NO_FRAME).then_some(FrameNumber(frame)), what }
+    }
+}
+
+impl fmt::Display for Imbalance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.frame {
+            Some(frame) => write!(f, "{frame:?}: {}", self.what),
+            None => f.write_str(self.what),
+        }
+    }
+}
+
+impl core::error::Error for Imbalance {}
+
+impl Frames {
+    /// Counts every frame by what its metadata says, in time linear in the memory.
+    pub fn census(&self) -> Census {
+        let mut census = Census::default();
+        for (_, meta) in self.table.blocks() {
+            let (class, frames) = match meta.kind() {
+                Kind::Reserved => (&mut census.reserved, 1),
+                Kind::Tail => (&mut census.torn, 1),
+                Kind::Free => (&mut census.free, 1 << meta.order()),
+                Kind::Pooled => (&mut census.pooled, 1 << meta.order()),
+                Kind::Used(usage) => {
+                    let class = match usage {
+                        Use::Held => &mut census.held,
+                        Use::Table => &mut census.tables,
+                        Use::Anon => &mut census.anon,
+                        Use::Shared => &mut census.shared,
+                        Use::Zero => &mut census.zero,
+                        Use::Retired => &mut census.retired,
+                    };
+                    (class, 1 << meta.order())
+                }
+            };
+            *class += frames;
+        }
+        census
+    }
+
+    /// Checks law 6 by brute force, at a quiet moment: the free lists are well formed, every free
+    /// frame is on one, and the metadata, the lists and the counters agree on how many frames are
+    /// free and how many taken. Returns the census for the caller to compare with what it knows to
+    /// be mapped.
+    ///
+    /// # Errors
+    /// The first [`Imbalance`] found.
+    pub fn audit(&self, wait: &impl Wait) -> Result<Census, Imbalance> {
+        let wrong = |what| Err(Imbalance { frame: None, what });
+        let mut listed = 0;
+        for node in &self.nodes {
+            listed += node.0.lock(wait).validate(&self.table)?;
+        }
+        let census = self.census();
+        if census.torn != 0 {
+            return wrong("a frame belongs to no block");
+        }
+        if census.free != listed {
+            return wrong("a free frame is on no free list");
+        }
+        if census.total() != self.total() {
+            return wrong("the frames of all kinds are not the total");
+        }
+        if self.free_count() != listed {
+            return wrong("the count of frames taken is wrong");
+        }
+        Ok(census)
+    }
+}

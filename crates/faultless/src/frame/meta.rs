@@ -1,0 +1,352 @@
+//! What is known of each frame: one cache line, indexed by frame number.
+//!
+//! # Whose line it is
+//!
+//! The metadata of a frame belongs to whoever owns the frame: the node's buddy allocator (under its
+//! lock), one CPU's list, the holder of a [`Frame`](super::Frame) value, or, once it is published,
+//! everybody who has a mapping or a reference. A line holds the metadata of one frame only, so a
+//! fault that installs a fresh frame writes its metadata without writing a line that another CPU
+//! uses; plain (relaxed) stores suffice, because the release store of the page-table entry that
+//! publishes the frame's number publishes them too.
+//!
+//! # Heads and tails
+//!
+//! Frames are handled in blocks of 2^order, aligned to their size. A block's first frame is its
+//! *head* and says what the block is; all others are *tails*. So a walk over heads
+//! ([`census`](super::Frames::census)) meets every frame exactly once, and whether a block's buddy
+//! can be merged is read from one word.
+
+use super::MAX_ORDER;
+use crate::addr::FrameNumber;
+use crate::error::OutOfMemory;
+use crate::machine::MemoryRegion;
+use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::grace::RetireLink;
+use alloc::vec::Vec;
+use core::fmt;
+use core::ptr::NonNull;
+
+/// The kind of a frame that waits for a grace period.
+pub const RETIRE_FRAME: u8 = 3;
+
+/// "No frame" in a free list's link; the frame of this number does not exist.
+pub(super) const NO_FRAME: u32 = u32::MAX;
+/// The node of frames that belong to none: holes between regions.
+const NO_NODE: u8 = u8::MAX;
+
+/// What the owner of a frame uses it for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Use {
+    /// In the hands of whoever allocated it, as a [`Frame`](super::Frame) value.
+    Held = 4,
+    /// A page-table node.
+    Table = 5,
+    /// A private anonymous page.
+    Anon = 6,
+    /// A page of shared memory.
+    Shared = 7,
+    /// The page of zeros that untouched memory reads.
+    Zero = 8,
+    /// Unlinked, waiting for a grace period to end.
+    Retired = 9,
+}
+
+/// What a frame is at present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Not memory: a hole between regions.
+    Reserved,
+    /// Not the first frame of its block.
+    Tail,
+    /// Heads a block on a free list of its node's buddy allocator.
+    Free,
+    /// On a CPU's list.
+    Pooled,
+    /// Allocated.
+    Used(Use),
+}
+
+impl Kind {
+    const fn encode(self) -> u8 {
+        match self {
+            Self::Reserved => 0,
+            Self::Tail => 1,
+            Self::Free => 2,
+            Self::Pooled => 3,
+            Self::Used(usage) => usage as u8,
+        }
+    }
+
+    /// Only `encode` writes the byte; what it never writes reads as the kind that nobody touches.
+    const fn decode(byte: u8) -> Self {
+        match byte {
+            1 => Self::Tail,
+            2 => Self::Free,
+            3 => Self::Pooled,
+            4 => Self::Used(Use::Held),
+            5 => Self::Used(Use::Table),
+            6 => Self::Used(Use::Anon),
+            7 => Self::Used(Use::Shared),
+            8 => Self::Used(Use::Zero),
+            9 => Self::Used(Use::Retired),
+            _ => Self::Reserved,
+        }
+    }
+}
+
+/// The metadata of one frame. 64 bytes, of which the last 8 are the place of the flush stamp.
+#[repr(C, align(64))]
+pub struct FrameMeta {
+    kind: AtomicU8,
+    /// log2 of the frames in the block this frame heads; of no meaning in a tail.
+    order: AtomicU8,
+    /// The memory node; never changes.
+    node: u8,
+    /// How many mappings and transient references a published frame has:
+    ///
+    /// | value | meaning |
+    /// |---|---|
+    /// | 0 | not published: the allocator's, or one owner's; or its last reference was just dropped |
+    /// | 1 | one mapping, whose holder may reuse the frame in place under the entry's lock; or one reference that outlived the mappings |
+    /// | 2 ..= [`MAX_REFS`](Self::MAX_REFS) | several |
+    /// | above | illegal: a reference was dropped that was never taken |
+    refs: AtomicU32,
+    /// Which ownership this is: counted up at every allocation and never reset.
+    owner: AtomicU64,
+    /// The root of the reverse map: who may map this frame. Written by the owner before it
+    /// publishes the frame; the reverse map's afterwards.
+    pub root: AtomicU64,
+    /// The page index of this frame under `root`; written as `root` is.
+    pub index: AtomicU64,
+    /// Through which a frame that lock-free readers may still look at waits for them. Touched by
+    /// the frame's owner only, then by the grace period.
+    retire: RetireLink,
+    /// Neighbours on the buddy allocator's free list; of no meaning unless `kind` is `Free`.
+    pub(super) prev: AtomicU32,
+    pub(super) next: AtomicU32,
+}
+
+// Under the model checker an atomic is a handle of another size.
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<FrameMeta>() == 64);
+
+// SAFETY: every field but `retire` is atomic or never changes; `retire` is reached by one thread at
+// a time: the frame's owner, who hands it to the grace period with the frame.
+unsafe impl Sync for FrameMeta {}
+// SAFETY: as above; the link points only at other links, which move as the frames do: never.
+unsafe impl Send for FrameMeta {}
+
+impl FrameMeta {
+    /// The most references a frame may have.
+    pub const MAX_REFS: u32 = i32::MAX as u32;
+
+    fn new(kind: Kind, node: u8) -> Self {
+        Self {
+            kind: AtomicU8::new(kind.encode()),
+            order: AtomicU8::new(0),
+            node,
+            refs: AtomicU32::new(0),
+            owner: AtomicU64::new(0),
+            root: AtomicU64::new(0),
+            index: AtomicU64::new(0),
+            retire: RetireLink::new(RETIRE_FRAME),
+            prev: AtomicU32::new(NO_FRAME),
+            next: AtomicU32::new(NO_FRAME),
+        }
+    }
+
+    /// What the frame is. Steady only while the caller owns it, or everything is quiet.
+    #[inline]
+    pub fn kind(&self) -> Kind {
+        Kind::decode(self.kind.load(Ordering::Relaxed))
+    }
+
+    /// Declares what an owned frame is used for: a plain store.
+    #[inline]
+    pub fn set_use(&self, usage: Use) {
+        self.kind.store(usage as u8, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn set_kind(&self, kind: Kind) {
+        self.kind.store(kind.encode(), Ordering::Relaxed);
+    }
+
+    /// log2 of the frames in the block that this frame heads.
+    #[inline]
+    pub fn order(&self) -> u8 {
+        self.order.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn set_order(&self, order: u8) {
+        self.order.store(order, Ordering::Relaxed);
+    }
+
+    /// The memory node of the frame; of no meaning for a reserved frame.
+    #[inline]
+    pub const fn node(&self) -> u8 {
+        self.node
+    }
+
+    /// Which ownership of the frame this is. A translation made under one ownership and used under
+    /// another breaks law 1, which is what checked machines compare it for.
+    #[inline]
+    pub fn owner(&self) -> u64 {
+        self.owner.load(Ordering::Relaxed)
+    }
+
+    /// Begins a new ownership. The owner alone calls it, so no read-modify-write is needed.
+    #[inline]
+    pub(super) fn begin_ownership(&self) {
+        self.owner.store(self.owner.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// The number of mappings and transient references. With `Acquire`: who reads 1 under the entry
+    /// lock of the only mapping sees all that holders of dropped references did to the frame.
+    #[inline]
+    pub fn refs(&self) -> u32 {
+        self.refs.load(Ordering::Acquire)
+    }
+
+    /// Sets the count of a frame that is owned and not yet published: a plain store.
+    #[inline]
+    pub(super) fn set_refs(&self, refs: u32) {
+        self.refs.store(refs, Ordering::Relaxed);
+    }
+
+    /// Makes a frame out of a block that was cut up a free frame of its own, on a CPU's list.
+    #[inline]
+    pub(super) fn make_single(&self) {
+        self.order.store(0, Ordering::Relaxed);
+        self.set_kind(Kind::Pooled);
+    }
+
+    /// Takes one more reference to a frame that the caller already has one to (or whose mapping it
+    /// holds locked). Relaxed: the one at hand orders everything.
+    #[inline]
+    pub fn get_ref(&self) {
+        let old = self.refs.fetch_add(1, Ordering::Relaxed);
+        debug_assert!(old != 0 && old < Self::MAX_REFS, "a reference out of nothing: {old}");
+    }
+
+    /// Takes a reference to a frame that may have lost its last one, or may have
+    /// [`MAX_REFS`](Self::MAX_REFS): then it returns false and changes nothing. `Acquire` on
+    /// success; whether the frame is still the one that was looked for is the caller's to check
+    /// after it, by the entry that named it.
+    #[inline]
+    pub fn get_ref_unless_zero(&self) -> bool {
+        let live = |refs: u32| (refs != 0 && refs < Self::MAX_REFS).then(|| refs + 1);
+        self.refs.fetch_update(Ordering::Acquire, Ordering::Relaxed, live).is_ok()
+    }
+
+    /// Drops a reference and returns how many remain. Who is told 0 owns the frame and takes it
+    /// with [`Frames::reclaim`](super::Frames::reclaim).
+    ///
+    /// `Release`, and `Acquire` for the last one: whatever any holder did to the frame happened
+    /// before the new owner's first act.
+    #[inline]
+    pub fn put_ref(&self) -> u32 {
+        let old = self.refs.fetch_sub(1, Ordering::Release);
+        debug_assert!(old != 0 && old <= Self::MAX_REFS, "a reference dropped twice: {old}");
+        if old == 1 {
+            fence(Ordering::Acquire);
+        }
+        old.wrapping_sub(1)
+    }
+
+    /// The link through which an unlinked frame waits for a grace period.
+    /// [`FrameTable::of_link`] leads back.
+    #[inline]
+    pub fn retire_link(&self) -> NonNull<RetireLink> {
+        NonNull::from(&self.retire)
+    }
+}
+
+impl fmt::Debug for FrameMeta {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FrameMeta")
+            .field("kind", &self.kind())
+            .field("order", &self.order())
+            .field("node", &self.node)
+            .field("refs", &self.refs())
+            .field("owner", &self.owner())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The metadata of every frame between the first and the last of all regions.
+pub struct FrameTable {
+    base: u32,
+    metas: Vec<FrameMeta>,
+}
+
+impl FrameTable {
+    /// Metadata for `regions`: their frames are tails until a buddy allocator adopts them, the
+    /// holes between them are reserved. Costs 64 bytes a frame, holes included.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted.
+    pub(super) fn try_new(regions: &[MemoryRegion]) -> Result<Self, OutOfMemory> {
+        let used = || regions.iter().filter(|region| region.frames != 0);
+        let base = used().map(|region| region.first.0).min().unwrap_or(0);
+        let end = used().map(|region| region.first.0 + region.frames).max().unwrap_or(0);
+        let mut metas = Vec::new();
+        metas.try_reserve_exact((end - base) as usize).map_err(|_| OutOfMemory)?;
+        metas.resize_with((end - base) as usize, || FrameMeta::new(Kind::Reserved, NO_NODE));
+        for region in used() {
+            let start = (region.first.0 - base) as usize;
+            for meta in &mut metas[start..start + region.frames as usize] {
+                debug_assert_eq!(meta.node, NO_NODE, "regions overlap");
+                *meta = FrameMeta::new(Kind::Tail, region.node);
+            }
+        }
+        Ok(Self { base, metas })
+    }
+
+    /// The metadata of `frame`, which must lie between the first and the last frame of all regions,
+    /// as every number does that came from this room.
+    #[inline(always)]
+    pub fn meta(&self, frame: FrameNumber) -> &FrameMeta {
+        &self.metas[frame.0.wrapping_sub(self.base) as usize]
+    }
+
+    /// The frame whose metadata holds `link`, a link that [`FrameMeta::retire_link`] gave.
+    #[inline]
+    pub fn of_link(&self, link: NonNull<RetireLink>) -> FrameNumber {
+        let offset = link.as_ptr().addr().wrapping_sub(self.metas.as_ptr().addr());
+        FrameNumber(self.base + (offset / size_of::<FrameMeta>()) as u32)
+    }
+
+    /// Whether the block of 2^`order` frames at `head` is on a free list of `node`'s allocator.
+    /// The caller holds that node's lock, without which the answer is not steady.
+    pub(super) fn is_free(&self, head: u32, order: u8, node: u8) -> bool {
+        // The node first: it never changes, while the rest of another node's frame is not ours to
+        // look at.
+        self.metas.get(head.wrapping_sub(self.base) as usize).is_some_and(|meta| {
+            meta.node == node && meta.kind() == Kind::Free && meta.order() == order
+        })
+    }
+
+    /// Every block in ascending order: its head, and its head's metadata. Frames that a moving
+    /// allocator shows as a tail without a head come one by one.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = (FrameNumber, &FrameMeta)> {
+        let mut at = 0;
+        core::iter::from_fn(move || {
+            let meta = self.metas.get(at)?;
+            let head = FrameNumber(self.base + at as u32);
+            at += match meta.kind() {
+                Kind::Reserved | Kind::Tail => 1,
+                _ => 1 << meta.order().min(MAX_ORDER),
+            };
+            Some((head, meta))
+        })
+    }
+}
+
+impl fmt::Debug for FrameTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FrameTable({} frames from {:#x})", self.metas.len(), self.base)
+    }
+}

@@ -1,0 +1,321 @@
+//! Frames: physical memory, who has it, and what is owed on it.
+//!
+//! Memory lies in *nodes* (tiers, or sockets), the nearest and fastest first. Each node has a
+//! buddy allocator (`buddy.rs`) under one lock; each CPU keeps a short list (`percpu.rs`) of frames
+//! above them, so that allocating and freeing a frame usually touches nothing but that list and the
+//! frame's own [line of metadata](meta). A frame out of the allocators is a value,
+//! [`Frame`](owned), until it is [published](Frames::publish) to a page-table entry; its type says
+//! whether stale translations to it may exist.
+//!
+//! ```text
+//! buddy ⇄ CPU's list ⇄ Frame<Clean> → Frame<Zeroed> → publish → mapped, refs ≥ 1
+//!                          ↑                                        | put_ref = 0, reclaim
+//!                          └──────── settle ──── Frame<Owed> ───────┘
+//! ```
+//!
+//! *Exhaustion.* How many frames are out of the buddy allocators is counted exactly, in batches, and
+//! no frame is handed out that was not reserved in that count first. So what is handed out never
+//! exceeds the [limit](Frames::set_limit), and while the count is below it, allocating one frame
+//! succeeds. What other CPUs keep in their lists counts as out and cannot be had; therefore lists are
+//! kept small when memory is short: a batch is at most 1/16 of what can still be had, and a list
+//! holds at most two of the batches it was last filled with.
+//!
+//! Lock order: a node's lock is a leaf; nothing is taken under it, and no two at a time.
+
+mod buddy;
+mod census;
+pub mod meta;
+pub mod owned;
+mod percpu;
+#[cfg(test)]
+mod tests;
+
+pub use census::{Census, Imbalance};
+pub use meta::{FrameMeta, FrameTable, Kind, RETIRE_FRAME, Use};
+pub use owned::{Clean, Frame, Owed, Settled, Zeroed};
+
+use crate::addr::FrameNumber;
+use crate::error::OutOfMemory;
+use crate::machine::MemoryRegion;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::percpu::{Local, Padded, PerCpu};
+use crate::sync::spin::SpinLock;
+use crate::sync::wait::Wait;
+use alloc::vec::Vec;
+use buddy::Buddy;
+use core::fmt;
+use percpu::{BATCH, Magazine, batch_for};
+
+/// log2 of the frames in the largest block: 1 GiB.
+pub const MAX_ORDER: u8 = 18;
+
+/// All physical memory.
+pub struct Frames {
+    table: FrameTable,
+    /// By node number, which is the order of preference.
+    nodes: Vec<Padded<SpinLock<Buddy>>>,
+    magazines: PerCpu<Magazine>,
+    total: u64,
+    counts: Padded<Counts>,
+}
+
+/// Written where batches move, not where frames do.
+struct Counts {
+    /// Frames out of the buddy allocators, or promised to somebody who is about to take them.
+    taken: AtomicU64,
+    /// How many may be out; not more than the total.
+    limit: AtomicU64,
+}
+
+impl Frames {
+    /// All frames of `regions`, free, for `cpus` CPUs.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted: it takes 64 bytes a frame.
+    pub fn try_new(cpus: usize, regions: &[MemoryRegion]) -> Result<Self, OutOfMemory> {
+        let table = FrameTable::try_new(regions)?;
+        let mut nodes = Vec::new();
+        let last = regions.iter().map(|region| region.node).max().unwrap_or(0);
+        nodes.try_reserve_exact(usize::from(last) + 1).map_err(|_| OutOfMemory)?;
+        for node in 0..=last {
+            let mut buddy = Buddy::new(node);
+            for region in regions.iter().filter(|region| region.node == node) {
+                buddy.adopt(&table, region.first, region.frames);
+            }
+            nodes.push(Padded(SpinLock::new(buddy)));
+        }
+        let total = regions.iter().map(|region| u64::from(region.frames)).sum();
+        let counts = Counts { taken: AtomicU64::new(0), limit: AtomicU64::new(total) };
+        let magazines = PerCpu::try_new(cpus, |_| Magazine::new())?;
+        Ok(Self { table, nodes, magazines, total, counts: Padded(counts) })
+    }
+
+    /// Allocates one frame, from the CPU's list or, when that is empty, from the first node that
+    /// has one. `None`: there is none left, or the limit is reached.
+    #[inline(always)]
+    pub fn alloc(&self, local: &Local, wait: &impl Wait) -> Option<Frame<Clean>> {
+        let number = match self.magazines.get(local).pop() {
+            Some(number) => number,
+            None => self.refill(local, wait)?,
+        };
+        let meta = self.meta(number);
+        meta.set_use(Use::Held);
+        meta.begin_ownership();
+        Some(Frame::new(number, 0))
+    }
+
+    /// Allocates a block of 2^`order` contiguous frames, aligned to its size, straight from the
+    /// first node that has one. `None`: there is none left, or the limit is reached. Every frame of
+    /// the block begins a new ownership.
+    pub fn alloc_order(&self, local: &Local, order: u8, wait: &impl Wait) -> Option<Frame<Clean>> {
+        let number = self.take_block(order, wait).or_else(|| {
+            // What this CPU keeps may be what is missing from a block, or from the limit.
+            self.drain(local, wait);
+            self.take_block(order, wait)
+        })?;
+        self.meta(number).set_use(Use::Held);
+        for number in number.0..number.0 + (1 << order) {
+            self.meta(FrameNumber(number)).begin_ownership();
+        }
+        Some(Frame::new(number, order))
+    }
+
+    /// Frees a frame to the CPU's list, or a block of several straight to its node.
+    #[inline]
+    pub fn free<S: Settled>(&self, local: &Local, frame: Frame<S>, wait: &impl Wait) {
+        let (number, order) = (frame.number(), frame.order());
+        let meta = self.meta(number);
+        debug_assert_eq!(meta.kind(), Kind::Used(Use::Held), "{number:?} is not its holder's");
+        debug_assert_eq!(meta.refs(), 0, "{number:?} is freed while referred to");
+        if order != 0 {
+            return self.give_back(&[number], order, wait);
+        }
+        meta.set_kind(Kind::Pooled);
+        let magazine = self.magazines.get(local);
+        while !magazine.push(number) {
+            self.spill(magazine, wait);
+        }
+    }
+
+    /// Describes `frame` as used for `usage`, with one reference, under the reverse-map `root` at
+    /// page `index`, and turns it into the number that the caller now stores into an entry, with
+    /// release. Writes the frame's own line only. For a table node or another frame without reverse
+    /// map, `root` and `index` are 0.
+    #[inline(always)]
+    pub fn publish<S: Settled>(
+        &self,
+        frame: Frame<S>,
+        usage: Use,
+        root: u64,
+        index: u64,
+    ) -> FrameNumber {
+        let number = frame.into_number();
+        let meta = self.meta(number);
+        meta.set_use(usage);
+        meta.set_refs(1);
+        meta.root.store(root, Ordering::Relaxed);
+        meta.index.store(index, Ordering::Relaxed);
+        number
+    }
+
+    /// Takes back a published frame (or block, by its head) when nobody refers to it any more.
+    ///
+    /// # Safety
+    /// [`put_ref`](FrameMeta::put_ref) returned 0 to the caller, and no page-table entry holds the
+    /// number. (Having seen a count of 1 is not enough: a fault that copies from the frame may take
+    /// a reference at any time before the count is 0.)
+    #[inline]
+    pub unsafe fn reclaim(&self, number: FrameNumber) -> Frame<Owed> {
+        let meta = self.meta(number);
+        debug_assert!(matches!(meta.kind(), Kind::Used(_)), "{number:?} was not published");
+        debug_assert_eq!(meta.refs(), 0, "{number:?} is referred to");
+        meta.set_use(Use::Held);
+        Frame::new(number, meta.order())
+    }
+
+    /// The metadata of `frame`, which must lie between the first and the last frame of all regions,
+    /// as every number does that came from this room.
+    #[inline(always)]
+    pub fn meta(&self, frame: FrameNumber) -> &FrameMeta {
+        self.table.meta(frame)
+    }
+
+    /// The metadata of all frames.
+    #[inline]
+    pub const fn table(&self) -> &FrameTable {
+        &self.table
+    }
+
+    /// Gives the CPU's list back to the buddy allocators, as a CPU does that goes idle or away.
+    pub fn drain(&self, local: &Local, wait: &impl Wait) {
+        let magazine = self.magazines.get(local);
+        while self.spill(magazine, wait) != 0 {}
+    }
+
+    /// Frames of memory.
+    #[inline]
+    pub const fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Frames on the buddy allocators' lists. As in Linux's `nr_free_pages`, those on the CPUs'
+    /// lists are not among them.
+    #[inline]
+    pub fn free_count(&self) -> u64 {
+        self.total - self.counts.0.taken.load(Ordering::Relaxed)
+    }
+
+    /// How many frames may be out of the buddy allocators at once.
+    #[inline]
+    pub fn limit(&self) -> u64 {
+        self.counts.0.limit.load(Ordering::Relaxed)
+    }
+
+    /// Lets at most `frames` frames be out of the buddy allocators at once, those on the CPUs' lists
+    /// included. With more than that out already, allocation fails until enough have come back.
+    pub fn set_limit(&self, frames: u64) {
+        self.counts.0.limit.store(frames.min(self.total), Ordering::Relaxed);
+    }
+
+    /// Fills the CPU's empty list with a batch, of which the first frame is the caller's.
+    #[cold]
+    #[inline(never)]
+    fn refill(&self, local: &Local, wait: &impl Wait) -> Option<FrameNumber> {
+        let mut batch = [FrameNumber(0); BATCH];
+        let reserved = self.reserve(1, |available| batch_for(available) as u64)? as usize;
+        let mut got = 0;
+        // What is reserved is there: the limit is not above the total. It may be on its way from one
+        // node to another while we pass, so an empty-handed round is followed by another.
+        for looks in 0.. {
+            for node in &self.nodes {
+                got += node.0.lock(wait).alloc_run(&self.table, &mut batch[got..reserved]);
+            }
+            if got != 0 {
+                break;
+            }
+            wait.wait(looks);
+        }
+        self.release((reserved - got) as u64);
+        for number in &batch[..got] {
+            self.meta(*number).make_single();
+        }
+        let magazine = self.magazines.get(local);
+        magazine.refill(&batch[..got]);
+        magazine.pop()
+    }
+
+    /// Gives the colder half of the list back; returns how many frames that were.
+    #[cold]
+    #[inline(never)]
+    fn spill(&self, magazine: &Magazine, wait: &impl Wait) -> usize {
+        let mut batch = [FrameNumber(0); BATCH];
+        let out = magazine.spill(&mut batch);
+        self.give_back(&batch[..out], 0, wait);
+        out
+    }
+
+    /// Takes a block from the first node that has one. The block is taken before it is reserved:
+    /// a reservation that then found no block would have failed somebody else's for nothing.
+    fn take_block(&self, order: u8, wait: &impl Wait) -> Option<FrameNumber> {
+        let found = |node: &Padded<SpinLock<Buddy>>| node.0.lock(wait).alloc(&self.table, order);
+        let number = self.nodes.iter().find_map(found)?;
+        let frames = 1 << order;
+        if self.reserve(frames, |_| frames).is_none() {
+            self.node_of(number).lock(wait).free(&self.table, number, order);
+            return None;
+        }
+        Some(number)
+    }
+
+    /// Returns blocks of 2^`order` frames to their nodes, with one locking for each run of the same
+    /// node.
+    fn give_back(&self, blocks: &[FrameNumber], order: u8, wait: &impl Wait) {
+        for run in blocks.chunk_by(|a, b| self.meta(*a).node() == self.meta(*b).node()) {
+            let mut buddy = self.node_of(run[0]).lock(wait);
+            for number in run {
+                buddy.free(&self.table, *number, order);
+            }
+        }
+        self.release((blocks.len() as u64) << order);
+    }
+
+    fn node_of(&self, frame: FrameNumber) -> &SpinLock<Buddy> {
+        &self.nodes[usize::from(self.meta(frame).node())].0
+    }
+
+    /// Promises the caller as many frames as it `want`s when that many are available, or else those
+    /// that are; fewer than `least` are none. `Acquire` pairs with [`release`](Self::release): the
+    /// frames that made room are on the free lists.
+    fn reserve(&self, least: u64, want: impl Fn(u64) -> u64) -> Option<u64> {
+        let Counts { taken, limit } = &self.counts.0;
+        let mut old = taken.load(Ordering::Relaxed);
+        loop {
+            let available = limit.load(Ordering::Relaxed).saturating_sub(old);
+            let granted = want(available).min(available);
+            if granted < least {
+                return None;
+            }
+            let new = old + granted;
+            match taken.compare_exchange_weak(old, new, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Some(granted),
+                Err(now) => old = now,
+            }
+        }
+    }
+
+    /// Ends the promise of `frames` frames, which are back on the free lists.
+    fn release(&self, frames: u64) {
+        self.counts.0.taken.fetch_sub(frames, Ordering::Release);
+    }
+}
+
+impl fmt::Debug for Frames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Frames")
+            .field("total", &self.total)
+            .field("free", &self.free_count())
+            .field("limit", &self.limit())
+            .field("nodes", &self.nodes.len())
+            .finish_non_exhaustive()
+    }
+}

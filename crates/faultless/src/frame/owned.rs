@@ -1,0 +1,130 @@
+//! Frames as values: owned by one holder, mapped nowhere, and of a type that says what is owed.
+//!
+//! A frame that was mapped may live on in some CPU's TLB after its entry is gone. Until every such
+//! CPU has flushed, nobody may own the frame anew (law 1), so a frame that comes out of a page table
+//! is a `Frame<Owed>`, which can only be kept or [settled](Frame::settle). What allocation hands out
+//! and what freeing, zeroing and publishing take is a [`Settled`] frame:
+//!
+//! ```compile_fail,E0277
+//! use faultless::frame::{Frame, Frames, Owed};
+//! use faultless::sync::{percpu::Local, wait::Wait};
+//!
+//! fn reuse_too_early(frames: &Frames, local: &Local, wait: &impl Wait, frame: Frame<Owed>) {
+//!     frames.free(local, frame, wait);
+//! }
+//! ```
+//!
+//! A `Frame` that is dropped is lost. It cannot free itself, for it does not know its allocator, nor
+//! which CPU it is on; the census counts it as held for ever, and tests find it there.
+
+use crate::addr::FrameNumber;
+use crate::machine::Machine;
+use core::fmt;
+use core::marker::PhantomData;
+
+/// Stale translations to the frame may exist.
+#[derive(Debug)]
+pub enum Owed {}
+/// No translation to the frame exists; its bytes are of no meaning.
+#[derive(Debug)]
+pub enum Clean {}
+/// No translation to the frame exists; its bytes are zero.
+#[derive(Debug)]
+pub enum Zeroed {}
+
+mod sealed {
+    /// Keeps `Owed`, and everything from outside, from being settled by declaration.
+    pub trait Sealed {}
+    impl Sealed for super::Clean {}
+    impl Sealed for super::Zeroed {}
+}
+
+/// The states of a frame that owes nothing: [`Clean`] and [`Zeroed`].
+pub trait Settled: sealed::Sealed {}
+impl Settled for Clean {}
+impl Settled for Zeroed {}
+
+/// An unmapped block of 2^order frames (mostly one: order 0) that belongs to whoever has this value.
+#[must_use = "a frame that is dropped is lost"]
+pub struct Frame<S> {
+    number: FrameNumber,
+    order: u8,
+    state: PhantomData<S>,
+}
+
+impl<S> Frame<S> {
+    #[inline(always)]
+    pub(super) const fn new(number: FrameNumber, order: u8) -> Self {
+        Self { number, order, state: PhantomData }
+    }
+
+    /// The number of the first frame.
+    #[inline]
+    pub const fn number(&self) -> FrameNumber {
+        self.number
+    }
+
+    /// log2 of the frames in the block.
+    #[inline]
+    pub const fn order(&self) -> u8 {
+        self.order
+    }
+
+    /// Gives up the value and keeps the number; the frame stays allocated. The way into a
+    /// page-table entry is [`Frames::publish`](super::Frames::publish); this is for lists of numbers
+    /// that come back through [`from_number`](Self::from_number).
+    #[inline]
+    pub const fn into_number(self) -> FrameNumber {
+        self.number
+    }
+}
+
+impl Frame<Owed> {
+    /// The frame of that number, from a list of numbers or a page-table entry. Whatever it was, it
+    /// is owed now: the type no longer knows.
+    ///
+    /// # Safety
+    /// The block of 2^`order` frames at `number` is allocated as that block, no entry maps it, no
+    /// reference to it is left, and the caller alone knows the number.
+    #[inline]
+    pub const unsafe fn from_number(number: FrameNumber, order: u8) -> Self {
+        Self::new(number, order)
+    }
+
+    /// Declares the debt paid: the only way from `Owed` to [`Clean`].
+    ///
+    /// # Safety
+    /// Every CPU that could hold a translation to these frames has dropped it, after the entry that
+    /// it came from was cleared.
+    #[inline]
+    pub const unsafe fn settle(self) -> Frame<Clean> {
+        Frame::new(self.number, self.order)
+    }
+}
+
+impl Frame<Clean> {
+    /// Fills the frames with zeros.
+    #[inline]
+    pub fn zero(self, machine: &impl Machine) -> Frame<Zeroed> {
+        for number in self.number.0..self.number.0 + (1 << self.order) {
+            // SAFETY: the value is the only owner, and a clean frame has no translation.
+            unsafe { machine.zero_frame(FrameNumber(number)) };
+        }
+        Frame::new(self.number, self.order)
+    }
+}
+
+impl From<Frame<Zeroed>> for Frame<Clean> {
+    /// Forgets that the bytes are zero.
+    #[inline]
+    fn from(frame: Frame<Zeroed>) -> Self {
+        Self::new(frame.number, frame.order)
+    }
+}
+
+impl<S> fmt::Debug for Frame<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = core::any::type_name::<S>().rsplit("::").next().unwrap_or_default();
+        write!(f, "Frame<{state}>({:#x}, order {})", self.number.0, self.order)
+    }
+}

@@ -1,0 +1,91 @@
+//! The list of free frames that each CPU keeps for itself.
+//!
+//! Frames of order 0 are allocated from and freed to the CPU's own list, which no other CPU ever
+//! looks at: in the steady state neither touches a shared line. An empty list takes a batch from the
+//! buddy allocators; a full one gives its coldest batch back.
+//!
+//! What lies in a list is lost to other CPUs, so lists are kept small where memory is short: a batch
+//! is at most 1/16 of what can still be had, and the list holds at most two of the batches it was
+//! last refilled with.
+
+use crate::addr::FrameNumber;
+use core::cell::Cell;
+
+/// The most frames that move between a list and the buddy allocators at once: enough that the lock
+/// costs less than an instruction a frame, few enough that it is held for well under a microsecond.
+pub(super) const BATCH: usize = 64;
+/// Two batches, so that a CPU that allocates and frees around the end of one does not move batches
+/// to and fro.
+const CAPACITY: usize = 2 * BATCH;
+
+/// How many frames to take when `available` can still be had: all but the last one leave others some.
+pub(super) fn batch_for(available: u64) -> usize {
+    (available / 16).clamp(1, BATCH as u64) as usize
+}
+
+/// One CPU's list of free frames, last in first out.
+#[derive(Debug)]
+pub(super) struct Magazine {
+    len: Cell<usize>,
+    /// At how many frames the list is full, `1..=CAPACITY`.
+    full: Cell<usize>,
+    frames: [Cell<FrameNumber>; CAPACITY],
+}
+
+impl Magazine {
+    pub(super) const fn new() -> Self {
+        Self {
+            len: Cell::new(0),
+            full: Cell::new(CAPACITY),
+            frames: [const { Cell::new(FrameNumber(0)) }; CAPACITY],
+        }
+    }
+
+    /// Takes the frame that was put in last.
+    #[inline(always)]
+    pub(super) fn pop(&self) -> Option<FrameNumber> {
+        // Wraps when empty, to beyond the array: one comparison serves both.
+        let top = self.len.get().wrapping_sub(1);
+        let frame = self.frames.get(top)?.get();
+        self.len.set(top);
+        Some(frame)
+    }
+
+    /// Puts `frame` in, or returns false when the list is full.
+    #[inline(always)]
+    pub(super) fn push(&self, frame: FrameNumber) -> bool {
+        let len = self.len.get();
+        if len >= self.full.get() {
+            return false;
+        }
+        self.frames[len].set(frame);
+        self.len.set(len + 1);
+        true
+    }
+
+    /// Puts a batch into the empty list, to be taken in the order given. From now on the list is
+    /// full at two of this batch.
+    pub(super) fn refill(&self, batch: &[FrameNumber]) {
+        debug_assert_eq!(self.len.get(), 0);
+        for (slot, frame) in self.frames.iter().zip(batch.iter().rev()) {
+            slot.set(*frame);
+        }
+        self.len.set(batch.len());
+        self.full.set((2 * batch.len()).clamp(1, CAPACITY));
+    }
+
+    /// Takes out up to half of a full list (at most [`BATCH`]): the frames that were put in first,
+    /// whose bytes are likeliest to have left the caches. Returns how many it wrote to `batch`.
+    pub(super) fn spill(&self, batch: &mut [FrameNumber; BATCH]) -> usize {
+        let len = self.len.get();
+        let out = len.div_ceil(2).min(BATCH);
+        for (slot, frame) in batch.iter_mut().zip(&self.frames[..out]) {
+            *slot = frame.get();
+        }
+        for at in out..len {
+            self.frames[at - out].set(self.frames[at].get());
+        }
+        self.len.set(len - out);
+        out
+    }
+}

@@ -1,0 +1,317 @@
+//! Tests of the room as a whole; those of one structure stand beside it.
+
+use super::*;
+use crate::machine::{CpuId, Machine};
+use crate::sync::wait::Yield;
+use crate::testing::TestMachine;
+use std::collections::BTreeSet;
+use std::vec::Vec;
+
+fn region(node: u8, first: u32, frames: u32) -> MemoryRegion {
+    MemoryRegion { node, first: FrameNumber(first), frames }
+}
+
+fn cpu(id: u16) -> Local {
+    // SAFETY: each test claims each CPU once for the `Frames` that it made.
+    unsafe { Local::claim(CpuId(id)) }
+}
+
+/// Takes frames until there are none.
+fn exhaust(frames: &Frames, local: &Local) -> Vec<Frame<Clean>> {
+    core::iter::from_fn(|| frames.alloc(local, &Yield)).collect()
+}
+
+fn free_all(frames: &Frames, local: &Local, all: Vec<Frame<Clean>>) {
+    for frame in all {
+        frames.free(local, frame, &Yield);
+    }
+}
+
+/// The audit passes, and everything but the CPUs' lists is free.
+fn all_is_back(frames: &Frames) {
+    let census = frames.audit(&Yield).unwrap();
+    assert_eq!(census.free + census.pooled, frames.total(), "{census:?}");
+}
+
+/// What the last owner of a published frame does.
+fn unpublish(frames: &Frames, number: FrameNumber) -> Frame<Clean> {
+    assert_eq!(frames.meta(number).put_ref(), 0);
+    // SAFETY: the last reference is dropped, and these tests have neither tables nor TLBs.
+    unsafe { frames.reclaim(number).settle() }
+}
+
+#[test]
+fn every_frame_is_handed_out_once_and_comes_back() {
+    let frames = Frames::try_new(1, &[region(0, 3, 1000), region(0, 1100, 77)]).unwrap();
+    let local = cpu(0);
+    let all = exhaust(&frames, &local);
+    let numbers: BTreeSet<u32> = all.iter().map(|frame| frame.number().0).collect();
+    assert_eq!(numbers, (3..1003).chain(1100..1177).collect());
+    assert_eq!(frames.audit(&Yield).unwrap().held, 1077);
+    assert_eq!(frames.free_count(), 0);
+    free_all(&frames, &local, all);
+    all_is_back(&frames);
+    frames.drain(&local, &Yield);
+    let census = frames.audit(&Yield).unwrap();
+    assert_eq!(census, Census { free: 1077, reserved: 97, ..Census::default() });
+    assert_eq!(frames.free_count(), 1077);
+}
+
+#[test]
+fn nearer_nodes_go_first_and_others_help_out() {
+    let frames =
+        Frames::try_new(1, &[region(2, 0, 40), region(0, 100, 300), region(2, 500, 1)]).unwrap();
+    let local = cpu(0);
+    let all = exhaust(&frames, &local);
+    assert_eq!(all.len(), 341);
+    let node = |frame: &Frame<Clean>| frames.meta(frame.number()).node();
+    assert!(all[..280].iter().all(|frame| node(frame) == 0));
+    assert_eq!(all.iter().filter(|frame| node(frame) == 2).count(), 41);
+    free_all(&frames, &local, all);
+    frames.drain(&local, &Yield);
+    // Each frame went back to its own node, or the blocks would not have merged again.
+    all_is_back(&frames);
+    let block = frames.alloc_order(&local, 7, &Yield).unwrap();
+    assert_eq!(node(&block), 0);
+    frames.free(&local, block, &Yield);
+}
+
+#[test]
+fn memory_without_regions_is_empty() {
+    let frames = Frames::try_new(1, &[]).unwrap();
+    assert!(frames.alloc(&cpu(0), &Yield).is_none());
+    assert_eq!(frames.audit(&Yield).unwrap(), Census::default());
+}
+
+#[test]
+fn the_limit_is_exact_and_moves_at_run_time() {
+    let frames = Frames::try_new(1, &[region(0, 0, 4096)]).unwrap();
+    let local = cpu(0);
+    frames.set_limit(1001);
+    let mut all = exhaust(&frames, &local);
+    assert_eq!(all.len(), 1001);
+    assert!(frames.alloc_order(&local, 3, &Yield).is_none());
+    frames.set_limit(500);
+    let last = all.split_off(700);
+    free_all(&frames, &local, last);
+    frames.drain(&local, &Yield);
+    assert!(frames.alloc(&local, &Yield).is_none(), "700 are out of 500");
+    frames.set_limit(708);
+    assert!(frames.alloc_order(&local, 4, &Yield).is_none());
+    let block = frames.alloc_order(&local, 3, &Yield).unwrap();
+    assert!(frames.alloc(&local, &Yield).is_none());
+    frames.set_limit(u64::MAX);
+    assert_eq!(frames.limit(), frames.total());
+    frames.free(&local, block, &Yield);
+    free_all(&frames, &local, all);
+    frames.drain(&local, &Yield);
+    assert_eq!(frames.audit(&Yield).unwrap().free, 4096);
+}
+
+#[test]
+fn a_block_is_found_in_what_the_cpu_itself_keeps() {
+    let frames = Frames::try_new(1, &[region(0, 0, 16)]).unwrap();
+    let local = cpu(0);
+    let all = exhaust(&frames, &local);
+    free_all(&frames, &local, all);
+    assert_ne!(frames.audit(&Yield).unwrap().pooled, 0);
+    let block = frames.alloc_order(&local, 4, &Yield).expect("all 16 frames are free");
+    frames.free(&local, block, &Yield);
+    all_is_back(&frames);
+}
+
+#[test]
+fn lists_are_small_where_memory_is_short() {
+    let frames = Frames::try_new(2, &[region(0, 0, 160)]).unwrap();
+    let (one, other) = (cpu(0), cpu(1));
+    let first = frames.alloc(&one, &Yield).unwrap();
+    let all = exhaust(&frames, &other);
+    // A batch was 10 frames, one of which is `first`.
+    assert_eq!(all.len(), 150);
+    free_all(&frames, &other, all);
+    frames.free(&other, first, &Yield);
+    // The other CPU's last batch was one frame, so it keeps no more than two.
+    let census = frames.audit(&Yield).unwrap();
+    assert!(census.pooled <= 9 + 2, "{census:?}");
+}
+
+#[test]
+fn the_census_knows_every_use() {
+    let frames = Frames::try_new(1, &[region(0, 10, 2000)]).unwrap();
+    let local = cpu(0);
+    let uses = [Use::Table, Use::Anon, Use::Shared, Use::Zero, Use::Retired];
+    let mut published = Vec::new();
+    for (count, usage) in uses.into_iter().enumerate() {
+        for index in 0..=count as u64 {
+            let frame = frames.alloc(&local, &Yield).unwrap();
+            published.push(frames.publish(frame, usage, 77, index));
+        }
+    }
+    let huge = frames.alloc_order(&local, 9, &Yield).unwrap();
+    published.push(frames.publish(huge, Use::Anon, 0, 0));
+    let held = frames.alloc(&local, &Yield).unwrap();
+
+    let census = frames.audit(&Yield).unwrap();
+    let (free, pooled) = (frames.free_count(), census.pooled);
+    assert_eq!(
+        census,
+        Census {
+            reserved: 0,
+            free,
+            pooled,
+            held: 1,
+            tables: 1,
+            anon: 2 + 512,
+            shared: 3,
+            zero: 4,
+            retired: 5,
+            torn: 0,
+        }
+    );
+    assert_eq!(census.total(), frames.total());
+
+    for number in published {
+        frames.free(&local, unpublish(&frames, number), &Yield);
+    }
+    frames.free(&local, held, &Yield);
+    all_is_back(&frames);
+}
+
+#[test]
+fn the_audit_sees_a_frame_that_went_astray() {
+    let frames = Frames::try_new(1, &[region(0, 0, 64)]).unwrap();
+    // A frame that calls itself free and is on no list.
+    let stray = frames.alloc(&cpu(0), &Yield).unwrap().into_number();
+    frames.meta(stray).set_kind(Kind::Free);
+    let found = frames.audit(&Yield).unwrap_err();
+    assert_eq!(found, Imbalance { frame: None, what: "a free frame is on no free list" });
+    // A frame that no block has.
+    frames.meta(stray).set_kind(Kind::Tail);
+    let found = frames.audit(&Yield).unwrap_err();
+    assert_eq!(found, Imbalance { frame: None, what: "a frame belongs to no block" });
+}
+
+#[test]
+fn each_allocation_is_a_new_ownership() {
+    let frames = Frames::try_new(1, &[region(0, 0, 512)]).unwrap();
+    let local = cpu(0);
+    let frame = frames.alloc(&local, &Yield).unwrap();
+    let (number, before) = (frame.number(), frames.meta(frame.number()).owner());
+    frames.free(&local, frame, &Yield);
+    let again = frames.alloc(&local, &Yield).unwrap();
+    assert_eq!((again.number(), frames.meta(number).owner()), (number, before + 1));
+    frames.free(&local, again, &Yield);
+    // Of a block, every frame: a stale translation may be to any of them.
+    let block = frames.alloc_order(&local, 9, &Yield).unwrap();
+    assert_eq!(frames.meta(number).owner(), before + 2);
+    frames.free(&local, block, &Yield);
+}
+
+#[test]
+fn references_are_counted_and_the_last_one_is_final() {
+    let frames = Frames::try_new(1, &[region(0, 0, 8)]).unwrap();
+    let local = cpu(0);
+    let frame = frames.alloc(&local, &Yield).unwrap();
+    assert!(!frames.meta(frame.number()).get_ref_unless_zero(), "not published yet");
+    let number = frames.publish(frame, Use::Anon, 5, 6);
+    let meta = frames.meta(number);
+    assert!(meta.get_ref_unless_zero());
+    meta.get_ref();
+    assert_eq!(meta.refs(), 3);
+    assert_eq!((meta.put_ref(), meta.put_ref(), meta.put_ref()), (2, 1, 0));
+    assert!(!meta.get_ref_unless_zero(), "gone");
+    meta.set_refs(FrameMeta::MAX_REFS);
+    assert!(!meta.get_ref_unless_zero(), "full");
+    meta.set_refs(0);
+    // SAFETY: nothing refers to the frame any more.
+    let frame = unsafe { frames.reclaim(number).settle() };
+    frames.free(&local, frame, &Yield);
+    all_is_back(&frames);
+}
+
+#[test]
+fn a_retire_link_leads_back_to_its_frame() {
+    let frames = Frames::try_new(1, &[region(0, 1000, 10)]).unwrap();
+    for number in (1000..1010).map(FrameNumber) {
+        let link = frames.meta(number).retire_link();
+        assert_eq!(frames.table().of_link(link), number);
+    }
+}
+
+#[test]
+fn zeroing_fills_the_whole_block_and_nothing_else() {
+    let machine = TestMachine::new(1, 17);
+    let frames = Frames::try_new(machine.cpus(), machine.regions()).unwrap();
+    let local = cpu(0);
+    // SAFETY: nothing is mapped or allocated yet, so all memory is the test's.
+    let fill = |number| unsafe { machine.frame_bytes(FrameNumber(number)).write_bytes(0xa5, 4096) };
+    (1..17).for_each(fill);
+    let block = frames.alloc_order(&local, 2, &Yield).unwrap().zero(&machine);
+    let zeroed = block.number().0..block.number().0 + 4;
+    for number in 1..17 {
+        let expected = if zeroed.contains(&number) { 0 } else { 0xa5 };
+        for at in [0, 1, 2047, 4095] {
+            // SAFETY: within the frame, which nobody else touches.
+            let byte = unsafe { machine.frame_bytes(FrameNumber(number)).add(at).read() };
+            assert_eq!(byte, expected, "frame {number} byte {at}");
+        }
+    }
+    frames.free(&local, block, &Yield);
+    assert!(machine.invalidated.lock().unwrap().is_empty());
+}
+
+/// Two CPUs allocate, pass frames to each other, free and exhaust memory at the same time; at the
+/// end every frame is where it belongs.
+#[test]
+fn two_cpus_end_in_exact_accounting() {
+    const ROUNDS: u32 = 3000;
+    let frames = Frames::try_new(2, &[region(0, 0, 700), region(1, 800, 300)]).unwrap();
+    let (to_zero, from_one) = std::sync::mpsc::channel::<Frame<Clean>>();
+    let (to_one, from_zero) = std::sync::mpsc::channel::<Frame<Clean>>();
+    let work =
+        |id: u16, send: std::sync::mpsc::Sender<_>, receive: std::sync::mpsc::Receiver<_>| {
+            let local = cpu(id);
+            let mut mine: Vec<Frame<Clean>> = Vec::new();
+            let (mut failures, mut random) = (0u32, u32::from(id) + 1);
+            for _ in 0..ROUNDS {
+                random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                let amount = random >> 24;
+                match random >> 16 & 7 {
+                    0..4 => {
+                        for _ in 0..amount {
+                            match frames.alloc(&local, &Yield) {
+                                Some(frame) => mine.push(frame),
+                                None => failures += 1,
+                            }
+                        }
+                    }
+                    4 => mine.extend(frames.alloc_order(&local, (amount % 5) as u8, &Yield)),
+                    5 => mine.drain(..mine.len() / 2).for_each(|frame| send.send(frame).unwrap()),
+                    _ => {
+                        let keep = mine.len().saturating_sub(amount as usize);
+                        mine.drain(keep..).for_each(|frame| frames.free(&local, frame, &Yield));
+                    }
+                }
+                receive.try_iter().for_each(|frame| frames.free(&local, frame, &Yield));
+            }
+            free_all(&frames, &local, mine);
+            drop(send);
+            receive.iter().for_each(|frame| frames.free(&local, frame, &Yield));
+            failures
+        };
+    let failures: u32 = std::thread::scope(|scope| {
+        let one = scope.spawn(|| work(0, to_zero, from_zero));
+        let two = scope.spawn(|| work(1, to_one, from_one));
+        one.join().unwrap() + two.join().unwrap()
+    });
+    assert_ne!(failures, 0, "memory never ran out, so the hard part was not tested");
+    all_is_back(&frames);
+    frames.drain(&cpu(0), &Yield);
+    frames.drain(&cpu(1), &Yield);
+    assert_eq!(frames.audit(&Yield).unwrap().free, frames.total());
+    // Exhaustion was sharp to the last frame.
+    let local = cpu(0);
+    let all = exhaust(&frames, &local);
+    assert_eq!(all.len() as u64, frames.total());
+    free_all(&frames, &local, all);
+}

@@ -1,0 +1,158 @@
+//! Heap allocation that can fail: the subsystem never aborts because memory is short.
+
+use crate::error::OutOfMemory;
+use crate::sync::atomic::{AtomicU64, Ordering, fence};
+use alloc::boxed::Box;
+use core::alloc::Layout;
+use core::fmt;
+use core::ops::Deref;
+use core::ptr::NonNull;
+
+/// A box of `value`.
+///
+/// # Errors
+/// [`OutOfMemory`] when the heap is exhausted; `value` is dropped.
+pub fn try_box<T>(value: T) -> Result<Box<T>, OutOfMemory> {
+    const { assert!(size_of::<T>() != 0) };
+    // SAFETY: the layout is of a sized type that is not zero-sized.
+    let at = unsafe { alloc::alloc::alloc(Layout::new::<T>()) }.cast::<T>();
+    let at = NonNull::new(at).ok_or(OutOfMemory)?;
+    // SAFETY: freshly allocated for a `T` by the global allocator, which is what `Box` frees with.
+    unsafe {
+        at.write(value);
+        Ok(Box::from_raw(at.as_ptr()))
+    }
+}
+
+struct Counted<T> {
+    owners: AtomicU64,
+    value: T,
+}
+
+/// Shared ownership, as `alloc::sync::Arc`, made without aborting when the heap is exhausted.
+pub struct Shared<T> {
+    at: NonNull<Counted<T>>,
+}
+
+// SAFETY: as for `Arc`: the value is shared between, and dropped by, whichever thread owns it last.
+unsafe impl<T: Send + Sync> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send + Sync> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// A first owner of `value`.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted; `value` is dropped.
+    pub fn try_new(value: T) -> Result<Self, OutOfMemory> {
+        let counted = try_box(Counted { owners: AtomicU64::new(1), value })?;
+        Ok(Self { at: NonNull::from(Box::leak(counted)) })
+    }
+
+    fn counted(&self) -> &Counted<T> {
+        // SAFETY: alive as long as an owner is.
+        unsafe { self.at.as_ref() }
+    }
+
+    /// Whether both own the same value.
+    pub fn same(&self, other: &Self) -> bool {
+        self.at == other.at
+    }
+
+    /// A number that differs between values that are alive at the same time.
+    pub fn id(&self) -> u64 {
+        self.at.as_ptr() as u64
+    }
+
+    /// Gives up ownership; the last owner gets the value.
+    pub fn into_last(self) -> Option<T> {
+        let at = self.at;
+        core::mem::forget(self);
+        // SAFETY: our ownership, not given up before, is what we give up here.
+        unsafe { Self::give_up(at) }.map(|last| last.value)
+    }
+
+    /// # Safety
+    /// `at` is an ownership of the caller, who gives it up.
+    unsafe fn give_up(at: NonNull<Counted<T>>) -> Option<Counted<T>> {
+        // SAFETY: alive until the count reaches zero, which our ownership prevented so far.
+        if unsafe { at.as_ref() }.owners.fetch_sub(1, Ordering::Release) != 1 {
+            return None;
+        }
+        fence(Ordering::Acquire);
+        // SAFETY: allocated by `try_new`; no owner is left.
+        Some(*unsafe { Box::from_raw(at.as_ptr()) })
+    }
+
+    /// The ownership as a raw pointer, for an atomic.
+    pub fn into_raw(self) -> *mut () {
+        let raw = self.at.as_ptr().cast();
+        core::mem::forget(self);
+        raw
+    }
+
+    /// The ownership that [`into_raw`](Self::into_raw) gave out.
+    ///
+    /// # Safety
+    /// `raw` is of `into_raw` of the same type, and comes back once.
+    pub unsafe fn from_raw(raw: NonNull<()>) -> Self {
+        Self { at: raw.cast() }
+    }
+}
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        self.counted().owners.fetch_add(1, Ordering::Relaxed);
+        Self { at: self.at }
+    }
+}
+
+impl<T> Deref for Shared<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.counted().value
+    }
+}
+
+impl<T> Drop for Shared<T> {
+    fn drop(&mut self) {
+        // SAFETY: a dropped owner gives up its ownership once.
+        drop(unsafe { Self::give_up(self.at) });
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Shared<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+
+    struct Tell<'a>(&'a AtomicU32);
+
+    impl Drop for Tell<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn the_value_goes_with_its_last_owner() {
+        let dropped = AtomicU32::new(0);
+        let first = Shared::try_new(Tell(&dropped)).unwrap();
+        let second = first.clone();
+        assert!(first.same(&second));
+        assert!(first.into_last().is_none());
+        assert_eq!(dropped.load(Ordering::Relaxed), 0);
+        // SAFETY: the raw ownership comes back once.
+        let third: Shared<Tell<'_>> =
+            unsafe { Shared::from_raw(NonNull::new(second.into_raw()).unwrap()) };
+        assert!(third.into_last().is_some());
+        assert_eq!(dropped.load(Ordering::Relaxed), 1);
+    }
+}

@@ -1,0 +1,120 @@
+//! Reverse-map roots: where to start looking for who maps an anonymous frame.
+//!
+//! An [`AnonVma`] is shared by the VMAs that may map the anonymous pages made under it: the pieces
+//! of a VMA that was split, and neighbours that may merge again. A VMA has none until its first
+//! anonymous page is made. A forked child gets roots of its own that keep the parent's alive,
+//! because its pages still name those.
+//!
+//! *Invariant (a root outlives its pages):* a frame names a root only while it is mapped in a VMA
+//! that owns the root, or owns a descendant of it.
+
+use crate::error::OutOfMemory;
+use crate::heap::Shared;
+use crate::sync::atomic::{AtomicPtr, Ordering};
+use core::fmt;
+use core::ptr::{self, NonNull};
+
+/// A reverse-map root.
+#[derive(Debug)]
+pub struct AnonVma {
+    parent: Option<Root>,
+}
+
+/// An owner of a reverse-map root.
+pub type Root = Shared<AnonVma>;
+
+impl AnonVma {
+    /// A root without a parent, or a forked child's.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted.
+    pub fn try_new(parent: Option<Root>) -> Result<Root, OutOfMemory> {
+        Shared::try_new(Self { parent })
+    }
+
+    /// Whether VMAs under this root came from a parent process.
+    pub const fn is_inherited(&self) -> bool {
+        self.parent.is_some()
+    }
+}
+
+/// A VMA's place for its root: empty, then set once.
+pub struct RootSlot {
+    at: AtomicPtr<()>,
+}
+
+impl Default for RootSlot {
+    fn default() -> Self {
+        Self { at: AtomicPtr::new(ptr::null_mut()) }
+    }
+}
+
+impl RootSlot {
+    /// A place that is set to `root` already.
+    pub fn new(root: Option<Root>) -> Self {
+        Self { at: AtomicPtr::new(root.map_or(ptr::null_mut(), Shared::into_raw)) }
+    }
+
+    /// The root's number, as frames record it; 0 when there is none.
+    #[inline(always)]
+    pub fn id(&self) -> u64 {
+        self.at.load(Ordering::Acquire) as u64
+    }
+
+    /// One more owner of the root, if there is one.
+    pub fn get(&self) -> Option<Root> {
+        let raw = NonNull::new(self.at.load(Ordering::Acquire))?;
+        // SAFETY: set once, from `into_raw`, and owned by this slot as long as it lives; the owner
+        // made here for the clone is forgotten again.
+        let owner = core::mem::ManuallyDrop::new(unsafe { Root::from_raw(raw) });
+        Some((*owner).clone())
+    }
+
+    /// Sets the root, unless another CPU was faster; then `root` is given up. Returns the number of
+    /// the one that is set.
+    pub fn set(&self, root: Root) -> u64 {
+        let id = root.id();
+        let raw = root.into_raw();
+        match self.at.compare_exchange(ptr::null_mut(), raw, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => id,
+            Err(faster) => {
+                // SAFETY: `raw` is of `into_raw` just now and went nowhere.
+                drop(unsafe { Root::from_raw(NonNull::new_unchecked(raw)) });
+                faster as u64
+            }
+        }
+    }
+}
+
+impl Drop for RootSlot {
+    fn drop(&mut self) {
+        if let Some(raw) = NonNull::new(*self.at.get_mut()) {
+            // SAFETY: set once, from `into_raw`; this slot's ownership ends here.
+            drop(unsafe { Root::from_raw(raw) });
+        }
+    }
+}
+
+impl fmt::Debug for RootSlot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RootSlot({:#x})", self.id())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_is_set_once_and_the_slower_root_is_given_up() {
+        let slot = RootSlot::default();
+        assert!(slot.get().is_none() && slot.id() == 0);
+        let first = AnonVma::try_new(None).unwrap();
+        let id = slot.set(first.clone());
+        assert_eq!(id, first.id());
+        assert_eq!(slot.set(AnonVma::try_new(None).unwrap()), id);
+        assert!(slot.get().unwrap().same(&first));
+        drop(slot);
+        assert!(first.into_last().is_some(), "the slot gave up its ownership");
+    }
+}

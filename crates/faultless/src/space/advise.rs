@@ -1,0 +1,214 @@
+//! `madvise`.
+
+use super::Space;
+use super::pages::each_slot;
+use super::vma::{Area, Vma, VmaFlags};
+use super::write::{NOWHERE, Writing};
+use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
+use crate::error::{Errno, Error};
+use crate::fault::{Access, FaultError};
+use crate::machine::Machine;
+use crate::table::entry::Entry;
+use crate::table::{node, protocol};
+use crate::tlb::batch::FlushBatch;
+use crate::vm::Cpu;
+
+/// What a program says about its use of a range: Linux's `MADV_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Advice {
+    /// Nothing special.
+    Normal = 0,
+    /// Touched in no order.
+    Random = 1,
+    /// Touched in order.
+    Sequential = 2,
+    /// Wanted soon: nothing to do for anonymous memory without swap.
+    WillNeed = 3,
+    /// Not wanted any more: private pages read as zero again.
+    DontNeed = 4,
+    /// Not wanted any more, until written: pages may be dropped when memory is short.
+    Free = 8,
+    /// Not in children.
+    DontFork = 10,
+    /// In children again.
+    DoFork = 11,
+    /// Huge pages wanted.
+    HugePage = 14,
+    /// Huge pages not wanted.
+    NoHugePage = 15,
+    /// Empty in children.
+    WipeOnFork = 18,
+    /// Full in children again.
+    KeepOnFork = 19,
+    /// Fault everything in for reading.
+    PopulateRead = 22,
+    /// Fault everything in for writing.
+    PopulateWrite = 23,
+}
+
+impl Advice {
+    const ALL: [Self; 14] = [
+        Self::Normal,
+        Self::Random,
+        Self::Sequential,
+        Self::WillNeed,
+        Self::DontNeed,
+        Self::Free,
+        Self::DontFork,
+        Self::DoFork,
+        Self::HugePage,
+        Self::NoHugePage,
+        Self::WipeOnFork,
+        Self::KeepOnFork,
+        Self::PopulateRead,
+        Self::PopulateWrite,
+    ];
+
+    /// The advice that Linux calls `number`, if it is one of these.
+    pub fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|advice| *advice as u32 == number)
+    }
+}
+
+impl<M: Machine> Space<M> {
+    /// Takes advice about the pages from `addr` on, `len` bytes rounded up to pages.
+    ///
+    /// # Errors
+    /// As Linux: `EINVAL` (unaligned, the range wraps, or a VMA that the advice does not suit),
+    /// `ENOMEM` (holes: the rest is done all the same, but for populating), `EFAULT` (populating met
+    /// a fault that cannot be served).
+    pub fn madvise(
+        &self,
+        cpu: &Cpu<'_, M>,
+        addr: u64,
+        len: u64,
+        advice: Advice,
+    ) -> Result<(), Error> {
+        let given = VirtRange::new(addr, addr.saturating_add(len));
+        self.advise(cpu, addr, len, advice).map_err(|errno| Error {
+            operation: "madvise",
+            range: given,
+            errno,
+        })?;
+        cpu.collect();
+        Ok(())
+    }
+
+    fn advise(&self, cpu: &Cpu<'_, M>, addr: u64, len: u64, advice: Advice) -> Result<(), Errno> {
+        if !is_page_aligned(addr) {
+            return Err(Errno::EINVAL);
+        }
+        let end = page_up(len).and_then(|len| addr.checked_add(len)).ok_or(Errno::EINVAL)?;
+        let range = VirtRange::new(addr, end);
+        if range.is_empty() {
+            return Ok(());
+        }
+        match advice {
+            Advice::PopulateRead => self.populate_advised(cpu, range, Access::Read),
+            Advice::PopulateWrite => self.populate_advised(cpu, range, Access::Write),
+            _ => self.write(cpu, [range, NOWHERE], PAGE_SIZE).advise_all(range, advice),
+        }
+    }
+
+    fn populate_advised(
+        &self,
+        cpu: &Cpu<'_, M>,
+        range: VirtRange,
+        access: Access,
+    ) -> Result<(), Errno> {
+        let mut page = range.start;
+        while page < range.end {
+            match self.fault(cpu, page, access) {
+                Ok(_) => {}
+                Err(FaultError::Segv { mapped: true }) => return Err(Errno::EINVAL),
+                Err(FaultError::Bus) => return Err(Errno::EFAULT),
+                Err(FaultError::Segv { mapped: false } | FaultError::OutOfMemory) => {
+                    return Err(Errno::ENOMEM);
+                }
+            }
+            page += PAGE_SIZE;
+        }
+        Ok(())
+    }
+}
+
+impl<M: Machine> Writing<'_, '_, M> {
+    fn advise_all(&self, range: VirtRange, advice: Advice) -> Result<(), Errno> {
+        let mut at = range.start;
+        let mut hole = false;
+        while at < range.end {
+            let Some(next) = self.vmas(VirtRange::new(at, range.end)).next() else {
+                hole = true;
+                break;
+            };
+            hole |= next.area.range.start > at;
+            let part = next.area.range.intersect(VirtRange::new(at, range.end));
+            at = part.end;
+            self.advise_part(next, part, advice)?;
+        }
+        if hole { Err(Errno::ENOMEM) } else { Ok(()) }
+    }
+
+    fn advise_part(&self, vma: &Vma, part: VirtRange, advice: Advice) -> Result<(), Errno> {
+        let with = |remove: VmaFlags, add: VmaFlags| {
+            self.modify(vma, part, move |area| {
+                Ok(Area { flags: (area.flags - remove) | add, ..area.clone() })
+            })
+        };
+        let order = VmaFlags::RANDOM | VmaFlags::SEQUENTIAL;
+        let none = VmaFlags::empty();
+        match advice {
+            Advice::Normal => with(order, none),
+            Advice::Random => with(order, VmaFlags::RANDOM),
+            Advice::Sequential => with(order, VmaFlags::SEQUENTIAL),
+            Advice::DontFork => with(none, VmaFlags::DONTFORK),
+            Advice::DoFork => with(VmaFlags::DONTFORK, none),
+            Advice::HugePage => with(VmaFlags::NOHUGEPAGE, VmaFlags::HUGEPAGE),
+            Advice::NoHugePage => with(VmaFlags::HUGEPAGE, VmaFlags::NOHUGEPAGE),
+            Advice::WipeOnFork if !vma.area.is_private() => Err(Errno::EINVAL),
+            Advice::WipeOnFork => with(none, VmaFlags::WIPEONFORK),
+            Advice::KeepOnFork => with(VmaFlags::WIPEONFORK, none),
+            Advice::Free if !vma.area.is_private() => Err(Errno::EINVAL),
+            Advice::Free => {
+                self.free_lazily(part);
+                Ok(())
+            }
+            Advice::DontNeed => {
+                self.stop(part);
+                let mut batch = FlushBatch::new(self.cpu, self.space);
+                self.zap(part, &mut batch);
+                batch.finish();
+                Ok(())
+            }
+            Advice::WillNeed | Advice::PopulateRead | Advice::PopulateWrite => Ok(()),
+        }
+    }
+
+    /// Marks the private pages of `range` as clean: who reclaims them later need not save them. A
+    /// store makes them dirty again, which is why translations that allow stores are dropped.
+    fn free_lazily(&self, range: VirtRange) {
+        self.stop(range);
+        let mut batch = FlushBatch::new(self.cpu, self.space);
+        // SAFETY: the range is locked.
+        unsafe {
+            each_slot(self.cpu, self.space.root(), range, |addr, slot| {
+                let private = |entry: Entry| {
+                    entry.is_present()
+                        && !entry.is_special()
+                        && self.cpu.vm().frames.meta(entry.frame()).refs() == 1
+                };
+                if node::load(slot).is_none() {
+                    return;
+                }
+                let (old, new) = protocol::settle(slot, self.cpu, |entry| {
+                    if private(entry) { entry.clean() } else { entry }
+                });
+                if old != new {
+                    batch.flush(VirtRange::page(addr));
+                }
+            });
+        }
+        batch.finish();
+    }
+}

@@ -1,0 +1,59 @@
+//! Growth of a stack by a fault below it.
+
+use super::Space;
+use super::merge::Piece;
+use super::vma::{Area, VmaFlags};
+use super::write::NOWHERE;
+use super::{MMAP_MIN_ADDR, STACK_GUARD_PAGES};
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange};
+use crate::machine::Machine;
+use crate::stat::Counter;
+use crate::vm::Cpu;
+
+impl<M: Machine> Space<M> {
+    /// Extends the stack above `page`, which is unmapped, down to it. False: there is none, it may not
+    /// grow so far, or its neighbour is too near. Not inside a grace section.
+    pub(crate) fn grow_stack(&self, cpu: &Cpu<'_, M>, page: u64) -> bool {
+        if page < MMAP_MIN_ADDR {
+            return false;
+        }
+        let stack = {
+            let section = cpu.section();
+            match self.tree.snapshot(&section).find(page) {
+                Some(entry) if entry.start > page => entry.start,
+                // Nothing above; or mapped meanwhile, which the next attempt finds out.
+                other => return other.is_some(),
+            }
+        };
+        let gap = VirtRange::new(page, stack);
+        let guard = STACK_GUARD_PAGES << PAGE_SHIFT;
+        let writing = self.write(cpu, [gap, NOWHERE], PAGE_SIZE);
+        let Some(vma) = writing.vma_at(stack) else {
+            return false;
+        };
+        let area = &vma.area;
+        if !area.flags.contains(VmaFlags::GROWSDOWN)
+            || area.range.start != stack
+            || writing.vmas(gap).next().is_some()
+            || area.range.end - page > cpu.vm().knobs.stack_limit()
+            || area.offset < gap.pages()
+        {
+            return false;
+        }
+        if let Some(below) = writing.view().before(page + 1)
+            && page - below.end < guard
+            && writing.vma_at(below.start).is_some_and(|vma| {
+                !vma.area.prot.is_empty() && !vma.area.flags.contains(VmaFlags::GROWSDOWN)
+            })
+        {
+            return false;
+        }
+        writing.stop(area.range);
+        let more = Area { range: gap, offset: area.offset - gap.pages(), ..area.clone() };
+        let grown = writing.put(gap, Some(Piece { area: more, root: vma.root.get() })).is_ok();
+        if grown {
+            cpu.count(Counter::StackGrowth);
+        }
+        grown
+    }
+}

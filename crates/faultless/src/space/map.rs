@@ -1,0 +1,256 @@
+//! `mmap` of anonymous memory, private and shared.
+
+use super::merge::Piece;
+use super::unmap::{TABLE_ALIGN, user_range};
+use super::vma::{Area, Prot, Vma, VmaFlags};
+use super::write::NOWHERE;
+use super::{MMAP_BASE, MMAP_MIN_ADDR, STACK_GUARD_PAGES, Space};
+use crate::addr::{
+    PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, is_page_aligned, page_down, page_up,
+};
+use crate::error::{Errno, Error};
+use crate::fault::Access;
+use crate::file::shmem::SharedObject;
+use crate::machine::Machine;
+use crate::space::tree::View;
+use crate::tlb::batch::FlushBatch;
+use crate::vm::Cpu;
+use bitflags::bitflags;
+
+bitflags! {
+    /// Linux's `MAP_*`, as far as they concern anonymous memory.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct MapFlags: u32 {
+        /// Everybody who inherits the mapping sees stores.
+        const SHARED = 0x01;
+        /// Stores are the process's own.
+        const PRIVATE = 0x02;
+        /// Exactly there, in place of what is there.
+        const FIXED = 0x10;
+        /// No file behind it. All mappings of this crate are anonymous.
+        const ANONYMOUS = 0x20;
+        /// Grows down by faults just below it.
+        const GROWSDOWN = 0x0100;
+        /// Do not insist that memory for all of it can be had.
+        const NORESERVE = 0x4000;
+        /// Fault all of it in at once.
+        const POPULATE = 0x8000;
+        /// A stack: no meaning, as on Linux.
+        const STACK = 0x2_0000;
+        /// Exactly there, and only if nothing is there.
+        const FIXED_NOREPLACE = 0x10_0000;
+    }
+}
+
+/// Where a mapping is asked for, and how.
+struct Request {
+    addr: u64,
+    fixed: bool,
+    flags: MapFlags,
+    /// Whether private and shared are told apart as Linux wants it. It asks after it found a place.
+    sort_known: bool,
+}
+
+impl<M: Machine> Space<M> {
+    /// Maps `len` bytes (rounded up to pages) of anonymous memory and returns where: at `addr` with
+    /// `FIXED` or `FIXED_NOREPLACE`, near it if that is free, or as high as possible.
+    ///
+    /// # Errors
+    /// As Linux: `EINVAL` (length 0, unaligned fixed address, neither or both of private and shared,
+    /// a shared mapping that grows), `ENOMEM` (no room, too many VMAs, more than all memory without
+    /// `NORESERVE`), `EEXIST` (`FIXED_NOREPLACE` over something), `EPERM` (fixed below 64 KiB).
+    /// Nothing has changed then.
+    pub fn mmap(
+        &self,
+        cpu: &Cpu<'_, M>,
+        addr: u64,
+        len: u64,
+        prot: Prot,
+        flags: MapFlags,
+    ) -> Result<u64, Error> {
+        let given = VirtRange::new(addr, addr.saturating_add(len));
+        let range = self.map(cpu, addr, len, prot, flags).map_err(|errno| Error {
+            operation: "mmap",
+            range: given,
+            errno,
+        })?;
+        cpu.collect();
+        if flags.contains(MapFlags::POPULATE) {
+            // As on Linux, what cannot be populated is left for later faults.
+            let _ = self.populate(cpu, range);
+        }
+        Ok(range.start)
+    }
+
+    fn map(
+        &self,
+        cpu: &Cpu<'_, M>,
+        addr: u64,
+        len: u64,
+        prot: Prot,
+        flags: MapFlags,
+    ) -> Result<VirtRange, Errno> {
+        let fixed = flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE);
+        if len == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let len = page_up(len).filter(|&len| len != 0 && len <= USER_END).ok_or(Errno::ENOMEM)?;
+        if fixed {
+            if addr > USER_END - len {
+                return Err(Errno::ENOMEM);
+            }
+            if !is_page_aligned(addr) {
+                return Err(Errno::EINVAL);
+            }
+            if addr < MMAP_MIN_ADDR {
+                return Err(Errno::EPERM);
+            }
+        }
+        let kind = flags & (MapFlags::SHARED | MapFlags::PRIVATE);
+        let shared = kind == MapFlags::SHARED;
+        let grows = flags.contains(MapFlags::GROWSDOWN);
+        let sort_known = (shared && !grows) || kind == MapFlags::PRIVATE;
+        let commits =
+            !flags.contains(MapFlags::NORESERVE) && (shared || prot.contains(Prot::WRITE));
+        if commits && len >> PAGE_SHIFT > cpu.vm().total_frames() {
+            return Err(Errno::ENOMEM);
+        }
+        let mut vma_flags = VmaFlags::empty();
+        vma_flags.set(VmaFlags::SHARED, shared);
+        vma_flags.set(VmaFlags::GROWSDOWN, grows);
+        vma_flags.set(VmaFlags::NORESERVE, flags.contains(MapFlags::NORESERVE));
+        vma_flags.set(VmaFlags::ACCOUNT, commits && !shared);
+        let prot = prot & (Prot::READ | Prot::WRITE | Prot::EXEC);
+
+        let object = if shared && sort_known {
+            Some(SharedObject::try_new(cpu, len >> PAGE_SHIFT)?)
+        } else {
+            None
+        };
+        let area =
+            Area { range: VirtRange::new(0, len), prot, flags: vma_flags, offset: 0, object };
+        let request = Request { addr, fixed, flags, sort_known };
+        let done = self.map_area(cpu, &request, &area);
+        if let (Err(_), Some(object)) = (done, area.object)
+            && let Some(object) = object.into_last()
+        {
+            object.destroy(cpu);
+        }
+        done
+    }
+
+    /// Finds a place for `area`, whose range says only how long it is, and maps it there.
+    fn map_area(
+        &self,
+        cpu: &Cpu<'_, M>,
+        request: &Request,
+        area: &Area,
+    ) -> Result<VirtRange, Errno> {
+        let len = area.range.len();
+        loop {
+            let start = if request.fixed {
+                request.addr
+            } else {
+                let section = cpu.section();
+                place(&self.tree.snapshot(&section), request.addr, len).ok_or(Errno::ENOMEM)?
+            };
+            let range = VirtRange::new(start, start + len);
+            // Where nothing is unmapped no table goes either.
+            let align = if request.fixed { TABLE_ALIGN } else { PAGE_SIZE };
+            let writing = self.write(cpu, [range, NOWHERE], align);
+            let occupied = writing.vmas(range).next().is_some();
+            if occupied && !request.fixed {
+                // Somebody was faster: look for another place.
+                continue;
+            }
+            if occupied && request.flags.contains(MapFlags::FIXED_NOREPLACE) {
+                return Err(Errno::EEXIST);
+            }
+            if !request.sort_known {
+                return Err(Errno::EINVAL);
+            }
+            let offset = if area.object.is_some() { 0 } else { start >> PAGE_SHIFT };
+            let area = Area { range, offset, ..area.clone() };
+            writing.put(range, Some(Piece { area, root: None }))?;
+            if occupied {
+                let mut batch = FlushBatch::new(cpu, self);
+                writing.zap(range, &mut batch);
+                batch.finish();
+            }
+            return Ok(range);
+        }
+    }
+
+    /// Faults every page of `range` in, for writing where that makes private pages.
+    ///
+    /// # Errors
+    /// The first fault that failed.
+    pub(super) fn populate(
+        &self,
+        cpu: &Cpu<'_, M>,
+        range: VirtRange,
+    ) -> Result<(), crate::fault::FaultError> {
+        let mut page = range.start;
+        while page < range.end {
+            let access = {
+                let section = cpu.section();
+                // SAFETY: VMAs in a view live as long as the section.
+                let vma =
+                    self.tree.snapshot(&section).at(page).map(|e| unsafe { e.value.as_ref() });
+                match vma {
+                    Some(vma) if vma.area.allows(Prot::WRITE) => Access::Write,
+                    _ => Access::Read,
+                }
+            };
+            self.fault(cpu, page, access)?;
+            page += PAGE_SIZE;
+        }
+        Ok(())
+    }
+}
+
+/// Where an automatically placed mapping of `len` bytes goes: at the hint if that is free, else as
+/// high as possible below the usual base, else as low as possible above a third of user space.
+pub(super) fn place(view: &View<'_, Vma>, hint: u64, len: u64) -> Option<u64> {
+    let hint = page_down(hint);
+    let hint = if hint != 0 && hint < MMAP_MIN_ADDR { MMAP_MIN_ADDR } else { hint };
+    if hint != 0
+        && let Some(range) = user_range(hint, len)
+        && is_free(view, range)
+    {
+        return Some(hint);
+    }
+    let mut high = MMAP_BASE;
+    while let Some(start) = view.gap(len, MMAP_MIN_ADDR, high) {
+        match guard_below(view, start + len) {
+            Some(limit) if start + len > limit => high = limit,
+            _ => return Some(start),
+        }
+    }
+    let mut low = page_down(USER_END / 3);
+    while let Some(start) = view.gap_bottom_up(len, low, USER_END) {
+        match guard_below(view, start + len) {
+            Some(limit) if start + len > limit => low = view.find(start + len)?.end,
+            _ => return Some(start),
+        }
+    }
+    None
+}
+
+/// Whether `range`, and the guard of a stack above it, is free.
+fn is_free(view: &View<'_, Vma>, range: VirtRange) -> bool {
+    match view.find(range.start) {
+        Some(entry) if entry.start < range.end => false,
+        Some(_) => guard_below(view, range.end).is_none_or(|limit| range.end <= limit),
+        None => true,
+    }
+}
+
+/// How high mappings may reach below the first VMA at or above `addr`: not into a stack's guard.
+fn guard_below(view: &View<'_, Vma>, addr: u64) -> Option<u64> {
+    let entry = view.find(addr)?;
+    // SAFETY: VMAs in a view live as long as its section.
+    let vma = unsafe { entry.value.as_ref() };
+    let grows = vma.area.flags.contains(VmaFlags::GROWSDOWN);
+    Some(entry.start.saturating_sub(if grows { STACK_GUARD_PAGES << PAGE_SHIFT } else { 0 }))
+}

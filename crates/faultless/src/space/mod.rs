@@ -1,0 +1,235 @@
+//! An address space: its VMAs, its tables, its counts, and who runs it.
+//!
+//! One file an operation: [`map`](Space::mmap), unmap, protect, remap, advise, brk, fork, exit, and
+//! the growth of stacks; [`write`] is what they all start with, [`query`] what can be asked.
+//!
+//! # Lock order
+//!
+//! 1. the space's lock (`mmap_lock`; baseline policies only) or its range lock;
+//! 2. VMA locks (baseline `per_vma` only; faults try them, and then try the space's lock);
+//! 3. held page-table entries;
+//! 4. leaf spin locks: the tree's, a node's of the frame allocator, an inbox's, the trace points'.
+//!
+//! No lock of 1 is waited for inside a grace section. Nobody waits for a grace period holding a
+//! lock, but the switch of the locking policy, which keeps everybody else out of 1.
+
+mod advise;
+mod brk;
+mod exit;
+mod fork;
+mod grow;
+mod map;
+mod merge;
+mod pages;
+mod protect;
+mod query;
+mod remap;
+pub(crate) mod tree;
+mod unmap;
+pub(crate) mod vma;
+mod write;
+
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+pub use advise::Advice;
+pub use map::MapFlags;
+pub use query::{AreaInfo, Maps};
+pub use remap::RemapFlags;
+pub use vma::{Area, Prot, VmaFlags};
+
+use crate::addr::{FrameNumber, VirtRange};
+use crate::error::{Errno, Error};
+use crate::frame::Use;
+use crate::knob::Locking;
+use crate::machine::{Invalidate, Machine, SpaceId};
+use crate::stat::Counter;
+use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::sync::range::{RangeGuard, RangeLock};
+use crate::sync::rwlock::{ReadGuard, RwLock, WriteGuard};
+use crate::sync::spin::SpinLock;
+use crate::table::node::ROOT;
+use crate::tlb::cpuset::CpuSet;
+use crate::vm::Cpu;
+use core::fmt;
+use core::marker::PhantomData;
+use tree::Tree;
+use vma::Vma;
+
+/// Pages that stay free below a stack, so that it cannot run into its neighbour unseen.
+const STACK_GUARD_PAGES: u64 = 256;
+/// The lowest address that programs may ask for (`vm.mmap_min_addr`).
+const MMAP_MIN_ADDR: u64 = 65536;
+/// Where automatic placement starts, going down: below the usual place of a main stack.
+const MMAP_BASE: u64 = 0x7fff_f7ff_f000;
+/// Where the heap starts unless the program loader says otherwise.
+const HEAP_START: u64 = 0x5555_5575_7000;
+
+/// The program break.
+#[derive(Clone, Copy, Debug)]
+struct Heap {
+    start: u64,
+    end: u64,
+}
+
+/// One address space. It is ended by [`exit`](Space::exit); one that is dropped instead keeps its
+/// frames for ever, because without a CPU at hand nothing can be flushed or freed.
+pub struct Space<M: Machine> {
+    id: SpaceId,
+    root: FrameNumber,
+    pub(crate) tree: Tree<Vma>,
+    ranges: RangeLock,
+    pub(crate) mmap_lock: RwLock,
+    /// The locking policy in force here; it follows the knob at the next call or fault.
+    locking: AtomicU8,
+    pub(crate) cpus: CpuSet,
+    /// How many CPUs run it.
+    running: AtomicU32,
+    /// Resident pages, but for what the CPUs that run it have not added yet.
+    pub(crate) resident: AtomicU64,
+    /// Pages of all VMAs.
+    mapped: AtomicU64,
+    heap: SpinLock<Heap>,
+    machine: PhantomData<fn() -> M>,
+}
+
+impl<M: Machine> fmt::Debug for Space<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.id)
+    }
+}
+
+/// A hold that keeps writers of a range out, by whatever lock the policy says.
+#[derive(Debug)]
+pub(crate) enum Guard<'a> {
+    Range { _guard: RangeGuard<'a> },
+    Reading { _guard: ReadGuard<'a> },
+    Writing { _guard: WriteGuard<'a> },
+}
+
+impl<M: Machine> Space<M> {
+    /// An empty space.
+    ///
+    /// # Errors
+    /// `ENOMEM` when no frame is left for its root table.
+    pub fn new(cpu: &Cpu<'_, M>) -> Result<Self, Error> {
+        let refused =
+            |_| Error { operation: "new space", range: VirtRange::USER, errno: Errno::ENOMEM };
+        let frame = cpu.alloc_or_wait().map_err(refused)?.zero(cpu.vm().machine());
+        let root = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(ROOT));
+        Ok(Self {
+            id: cpu.vm().new_space_id(),
+            root,
+            tree: Tree::new(),
+            ranges: RangeLock::new(),
+            mmap_lock: RwLock::new(),
+            locking: AtomicU8::new(cpu.vm().knobs.locking() as u8),
+            cpus: CpuSet::new(),
+            running: AtomicU32::new(0),
+            resident: AtomicU64::new(0),
+            mapped: AtomicU64::new(0),
+            heap: SpinLock::new(Heap { start: HEAP_START, end: HEAP_START }),
+            machine: PhantomData,
+        })
+    }
+
+    /// What the space is called in TLBs and traces.
+    #[inline(always)]
+    pub const fn id(&self) -> SpaceId {
+        self.id
+    }
+
+    /// The frame of its root table.
+    #[inline(always)]
+    pub const fn root(&self) -> FrameNumber {
+        self.root
+    }
+
+    /// Starts to run the space on this CPU, which runs no other: from now on the CPU may use its
+    /// tables, and must answer flush requests.
+    pub fn activate(&self, cpu: &Cpu<'_, M>) {
+        self.running.fetch_add(1, Ordering::Relaxed);
+        cpu.state().resident.space.store(self.id.0, Ordering::Relaxed);
+        self.cpus.insert(cpu.id());
+    }
+
+    /// Stops to run the space on this CPU. Its translations are dropped.
+    pub fn deactivate(&self, cpu: &Cpu<'_, M>) {
+        let resident = &cpu.state().resident;
+        debug_assert_eq!(resident.space.load(Ordering::Relaxed), self.id.0, "not running here");
+        cpu.vm().machine().invalidate(cpu.id(), self.id, Invalidate::All);
+        self.cpus.remove(cpu.id());
+        // What was posted meanwhile is done by the flush above; its sender may be waiting.
+        cpu.serve_flushes();
+        self.resident.fetch_add(resident.pages.load(Ordering::Relaxed), Ordering::Relaxed);
+        resident.pages.store(0, Ordering::Relaxed);
+        resident.space.store(0, Ordering::Relaxed);
+        self.running.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// The locking policy in force, which is the knob's, once everybody under another has left.
+    #[inline(always)]
+    pub(crate) fn locking(&self, cpu: &Cpu<'_, M>) -> Locking {
+        let wanted = cpu.vm().knobs.locking();
+        if self.locking_in_force() != wanted {
+            self.switch_locking(cpu, wanted);
+        }
+        wanted
+    }
+
+    #[inline(always)]
+    pub(crate) fn locking_in_force(&self) -> Locking {
+        Locking::from_raw(self.locking.load(Ordering::Acquire))
+    }
+
+    /// Takes every lock of every policy, switches, and waits for attempts under VMA locks that saw
+    /// the old policy. Attempts without a lock need no waiting for: every writer moves the sequences.
+    #[cold]
+    fn switch_locking(&self, cpu: &Cpu<'_, M>, wanted: Locking) {
+        let vm = cpu.vm();
+        let _coarse = self.mmap_lock.write(cpu);
+        let all = [VirtRange::USER, VirtRange::new(0, 0)];
+        let _fine = self.ranges.acquire(&vm.claims, cpu.local(), all, cpu);
+        self.locking.store(wanted as u8, Ordering::Release);
+        vm.grace.synchronize(cpu.local(), cpu);
+    }
+
+    /// Keeps writers of one page out, for a fault. Not inside a grace section.
+    pub(crate) fn lock_page<'a>(&'a self, cpu: &'a Cpu<'_, M>, page: VirtRange) -> Guard<'a> {
+        loop {
+            let locking = self.locking(cpu);
+            let guard = if locking == Locking::Speculative {
+                cpu.count(Counter::RangeLockFault);
+                self.claim(cpu, [page, VirtRange::new(0, 0)])
+            } else {
+                cpu.count(Counter::MmapLockRead);
+                Guard::Reading { _guard: self.mmap_lock.read(cpu) }
+            };
+            if self.locking_in_force() == locking {
+                return guard;
+            }
+        }
+    }
+
+    /// Keeps everybody else out of two ranges, for a writer. Not inside a grace section.
+    fn lock_ranges<'a>(&'a self, cpu: &'a Cpu<'_, M>, ranges: [VirtRange; 2]) -> Guard<'a> {
+        loop {
+            let locking = self.locking(cpu);
+            let guard = if locking == Locking::Speculative {
+                cpu.count(Counter::RangeLockWrite);
+                self.claim(cpu, ranges)
+            } else {
+                cpu.count(Counter::MmapLockWrite);
+                Guard::Writing { _guard: self.mmap_lock.write(cpu) }
+            };
+            if self.locking_in_force() == locking {
+                return guard;
+            }
+        }
+    }
+
+    fn claim<'a>(&'a self, cpu: &'a Cpu<'_, M>, ranges: [VirtRange; 2]) -> Guard<'a> {
+        let vm = cpu.vm();
+        Guard::Range { _guard: self.ranges.acquire(&vm.claims, cpu.local(), ranges, cpu) }
+    }
+}

@@ -1,0 +1,137 @@
+//! What writers do to the entries of a range. The VMAs over it are stopped, so no fault without a
+//! lock installs anything behind them, and the range is locked, so no other fault is there.
+
+use super::write::Writing;
+use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
+use crate::error::OutOfMemory;
+use crate::fault::prepared::Prepared;
+use crate::fault::table;
+use crate::fault::ticket::{Abort, Ticket};
+use crate::machine::Machine;
+use crate::stat::Counter;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::table::entry::Entry;
+use crate::table::node::{self, ENTRIES};
+use crate::table::protocol;
+use crate::table::range::{self, Run};
+use crate::table::walk::{Reached, descend};
+use crate::tlb::batch::FlushBatch;
+use crate::vm::Cpu;
+use core::convert::Infallible;
+
+/// Calls `each` with the address and the slot of every base page of `range` for which a table exists.
+///
+/// # Safety
+/// As [`range::visit`].
+pub(super) unsafe fn each_slot<M: Machine>(
+    cpu: &Cpu<'_, M>,
+    root: FrameNumber,
+    range: VirtRange,
+    mut each: impl FnMut(u64, &AtomicU64),
+) {
+    let visit = |run: Run<'_>| {
+        if let Run::Pages { start, slots } = run {
+            for (at, slot) in slots.iter().enumerate() {
+                each(start + at as u64 * PAGE_SIZE, slot);
+            }
+        }
+        Ok::<(), Infallible>(())
+    };
+    // SAFETY: handed on.
+    let Ok(()) = unsafe { range::visit(cpu.vm().machine(), root, range, visit) };
+}
+
+/// The last-level table of `addr`, made where it is missing.
+///
+/// # Errors
+/// [`OutOfMemory`]; tables made so far stay, empty.
+///
+/// # Safety
+/// The caller holds the range lock over `addr`, or the space is its own.
+pub(super) unsafe fn last_table<'v, M: Machine>(
+    cpu: &Cpu<'v, M>,
+    root: FrameNumber,
+    addr: u64,
+) -> Result<&'v [AtomicU64; ENTRIES], OutOfMemory> {
+    let mut prepared = Prepared::Nothing;
+    let table = loop {
+        // SAFETY: handed on.
+        match unsafe { descend(cpu.vm().machine(), root, addr) } {
+            Reached::Last(slots) => break Ok(slots),
+            Reached::Above { slot, level, .. } => {
+                protocol::look(slot, cpu);
+                if node::load(slot).is_none()
+                    && table::publish(cpu, &Ticket::held(), slot, level, &mut prepared)
+                        == Err(Abort::NoMemory)
+                {
+                    break Err(OutOfMemory);
+                }
+            }
+        }
+    };
+    prepared.finish(cpu);
+    table
+}
+
+impl<M: Machine> Writing<'_, '_, M> {
+    /// Empties every entry of `range`, and owes what was there to `batch`.
+    pub(super) fn zap(&self, range: VirtRange, batch: &mut FlushBatch<'_, '_, M>) {
+        let mut gone = 0;
+        // SAFETY: the range is locked.
+        unsafe {
+            each_slot(self.cpu, self.space.root(), range, |addr, slot| {
+                if node::load(slot).is_none() {
+                    return;
+                }
+                let (old, _) = protocol::settle(slot, self.cpu, |_| Entry::NONE);
+                if old.is_present() && !old.is_special() {
+                    batch.unmapped(addr, old.frame());
+                    gone += 1;
+                } else if old.is_present() {
+                    batch.flush(VirtRange::page(addr));
+                }
+            });
+        }
+        if gone != 0 {
+            self.cpu.add_resident(self.space, -gone);
+        }
+    }
+
+    /// Unlinks the tables that `range` leaves without a VMA over them, as far as the locked range
+    /// reaches. The entries below are empty.
+    pub(super) fn prune(&self, range: VirtRange, batch: &mut FlushBatch<'_, '_, M>) {
+        let view = self.view();
+        let below = view.before(range.start + 1).map_or(0, |entry| entry.end);
+        let above = view.find(range.end.saturating_sub(1)).map_or(u64::MAX, |entry| entry.start);
+        let hull = self
+            .locked_around(range)
+            .intersect(VirtRange::new(below.min(range.start), above.max(range.end)));
+        let machine = self.cpu.vm().machine();
+        let frames = &self.cpu.vm().frames;
+        let mut retire = |number: FrameNumber, level: u32| {
+            // CPUs may have cached the way to the table.
+            batch.flush(hull);
+            self.cpu.count(Counter::TablePruned);
+            let meta = frames.meta(number);
+            debug_assert_eq!(meta.index.load(Ordering::Relaxed), u64::from(level));
+            meta.set_use(crate::frame::Use::Retired);
+            // SAFETY: unlinked just now, with every VMA over its span gone; retired once. The batch
+            // is finished before this call's section closes, so before the table is freed.
+            unsafe { self.cpu.retire(meta.retire_link()) };
+        };
+        // SAFETY: `hull` is locked and without a VMA; entries without a VMA are empty.
+        unsafe { range::prune(machine, self.space.root(), hull, self.cpu, &mut retire) };
+    }
+
+    /// Makes the tables over `range`, so that what follows cannot fail for want of them.
+    pub(super) fn make_tables(&self, range: VirtRange) -> Result<(), OutOfMemory> {
+        let span = node::table_span(node::LAST);
+        let mut addr = range.start;
+        while addr < range.end {
+            // SAFETY: the range is locked.
+            unsafe { last_table(self.cpu, self.space.root(), addr)? };
+            addr = (addr & !(span - 1)) + span;
+        }
+        Ok(())
+    }
+}

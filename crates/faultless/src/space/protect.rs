@@ -1,0 +1,156 @@
+//! `mprotect`, and the changes of behaviour that `madvise` makes the same way.
+
+use super::Space;
+use super::merge::Piece;
+use super::pages::each_slot;
+use super::vma::{Area, Prot, Vma, VmaFlags};
+use super::write::{NOWHERE, Writing};
+use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
+use crate::error::{Errno, Error};
+use crate::machine::Machine;
+use crate::table::entry::Entry;
+use crate::table::{node, protocol};
+use crate::tlb::batch::FlushBatch;
+use crate::vm::Cpu;
+
+/// `PROT_SEM`, which Linux takes and ignores.
+const PROT_SEM: u32 = 8;
+
+impl<M: Machine> Space<M> {
+    /// Sets the protection of the pages from `addr` on, `len` bytes rounded up to pages.
+    ///
+    /// # Errors
+    /// As Linux: `EINVAL` (unaligned, unknown protection bits, `GROWSDOWN` where nothing grows down),
+    /// `ENOMEM` (the range wraps, has a hole, or VMAs cannot be split). As there, VMAs below a hole
+    /// are changed.
+    pub fn mprotect(&self, cpu: &Cpu<'_, M>, addr: u64, len: u64, prot: Prot) -> Result<(), Error> {
+        let given = VirtRange::new(addr, addr.saturating_add(len));
+        self.protect(cpu, addr, len, prot).map_err(|errno| Error {
+            operation: "mprotect",
+            range: given,
+            errno,
+        })?;
+        cpu.collect();
+        Ok(())
+    }
+
+    fn protect(&self, cpu: &Cpu<'_, M>, addr: u64, len: u64, prot: Prot) -> Result<(), Errno> {
+        let grows = prot & (Prot::GROWSDOWN | Prot::GROWSUP);
+        let access = Prot::READ | Prot::WRITE | Prot::EXEC;
+        let unknown = (prot - grows - access).bits() & !PROT_SEM;
+        if grows == Prot::GROWSDOWN | Prot::GROWSUP || !is_page_aligned(addr) {
+            return Err(Errno::EINVAL);
+        }
+        if len == 0 {
+            return Ok(());
+        }
+        let end = page_up(len)
+            .and_then(|len| addr.checked_add(len))
+            .filter(|&end| end > addr)
+            .ok_or(Errno::ENOMEM)?;
+        if unknown != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let mut range = VirtRange::new(addr, end);
+        let writing = self.write(cpu, [range, NOWHERE], PAGE_SIZE);
+        if !grows.is_empty() {
+            let vma = writing.view().find(addr).ok_or(Errno::ENOMEM)?;
+            if vma.start >= end {
+                return Err(Errno::ENOMEM);
+            }
+            let area = &writing.vma_at(vma.start).ok_or(Errno::ENOMEM)?.area;
+            // Nothing grows upwards on this architecture.
+            if grows == Prot::GROWSUP || !area.flags.contains(VmaFlags::GROWSDOWN) {
+                return Err(Errno::EINVAL);
+            }
+            range.start = area.range.start;
+        }
+        let prot = prot & access;
+        writing.modify_all(range, |area| {
+            let mut flags = area.flags;
+            let promised = VmaFlags::ACCOUNT | VmaFlags::SHARED | VmaFlags::NORESERVE;
+            if prot.contains(Prot::WRITE)
+                && !area.prot.contains(Prot::WRITE)
+                && !flags.intersects(promised)
+            {
+                flags |= VmaFlags::ACCOUNT;
+            }
+            Ok(Area { prot, flags, ..area.clone() })
+        })
+    }
+}
+
+impl<M: Machine> Writing<'_, '_, M> {
+    /// Gives every VMA in `range`, or the part of it inside, what `change` makes of it. VMAs that stay
+    /// the same are left alone.
+    ///
+    /// # Errors
+    /// `ENOMEM` at the first hole or when a VMA cannot be split, and what `change` returns; what was
+    /// changed below stays so.
+    pub(super) fn modify_all(
+        &self,
+        range: VirtRange,
+        change: impl Fn(&Area) -> Result<Area, Errno>,
+    ) -> Result<(), Errno> {
+        let mut at = range.start;
+        while at < range.end {
+            let vma = self.vma_at(at).ok_or(Errno::ENOMEM)?;
+            let part = vma.area.range.intersect(VirtRange::new(at, range.end));
+            at = part.end;
+            self.modify(vma, part, &change)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the part of `vma` inside `part` what `change` makes of it.
+    pub(super) fn modify(
+        &self,
+        vma: &Vma,
+        part: VirtRange,
+        change: impl Fn(&Area) -> Result<Area, Errno>,
+    ) -> Result<(), Errno> {
+        let before = vma.area.part(part);
+        let mut after = change(&before)?;
+        if after.prot == before.prot && after.flags == before.flags {
+            return Ok(());
+        }
+        self.stop(vma.area.range);
+        let root = vma.root.get();
+        // A promise of memory that nothing was ever made of can be taken back.
+        if !after.prot.contains(Prot::WRITE) && after.is_private() && root.is_none() {
+            after.flags -= VmaFlags::ACCOUNT;
+        }
+        let prot = after.prot;
+        self.put(part, Some(Piece { area: after, root }))?;
+        if prot != before.prot {
+            self.protect_pages(part, prot);
+        }
+        Ok(())
+    }
+
+    /// Makes the entries of `range` allow no more than `prot`. Stores are allowed again by faults,
+    /// which know whether the page is shared with anybody.
+    fn protect_pages(&self, range: VirtRange, prot: Prot) {
+        let mut batch = FlushBatch::new(self.cpu, self.space);
+        let allow = |entry: Entry| {
+            if !entry.is_present() {
+                return entry;
+            }
+            let entry = entry.with_user(!prot.is_empty()).with_execute(prot.contains(Prot::EXEC));
+            if prot.contains(Prot::WRITE) { entry } else { entry.read_only() }
+        };
+        // SAFETY: the range is locked.
+        unsafe {
+            each_slot(self.cpu, self.space.root(), range, |addr, slot| {
+                if node::load(slot).is_none() {
+                    return;
+                }
+                let (old, new) = protocol::settle(slot, self.cpu, allow);
+                if old != new {
+                    batch.flush(VirtRange::page(addr));
+                }
+            });
+        }
+        batch.finish();
+    }
+}

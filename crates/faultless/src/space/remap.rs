@@ -1,0 +1,270 @@
+//! `mremap`: shrink, grow in place, or move with all that was written.
+
+use super::Space;
+use super::map::place;
+use super::merge::Piece;
+use super::pages::each_slot;
+use super::unmap::TABLE_ALIGN;
+use super::vma::VmaFlags;
+use super::write::{NOWHERE, Writing};
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, is_page_aligned, page_up};
+use crate::error::{Errno, Error};
+use crate::machine::Machine;
+use crate::sync::atomic::Ordering;
+use crate::table::entry::Entry;
+use crate::table::node::{self, LAST};
+use crate::table::protocol;
+use crate::tlb::batch::FlushBatch;
+use crate::vm::Cpu;
+use bitflags::bitflags;
+
+bitflags! {
+    /// Linux's `MREMAP_*`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct RemapFlags: u32 {
+        /// May move.
+        const MAYMOVE = 1;
+        /// Must move to the address given, in place of what is there.
+        const FIXED = 2;
+        /// The old range stays mapped, empty.
+        const DONTUNMAP = 4;
+    }
+}
+
+/// A checked request.
+struct Request {
+    old: VirtRange,
+    new_len: u64,
+    flags: RemapFlags,
+    target: u64,
+}
+
+impl<M: Machine> Space<M> {
+    /// Resizes or moves the mapping at `addr`, and returns where it is now. `target` counts with
+    /// `FIXED`, and is a hint with `DONTUNMAP`.
+    ///
+    /// # Errors
+    /// As Linux: `EINVAL` (unaligned, unknown or contradictory flags, new length 0, ranges that
+    /// overlap or leave user space, old length 0 of a private mapping), `EFAULT` (nothing mapped at
+    /// `addr`, or it ends before the old length), `ENOMEM`. Nothing has changed then.
+    pub fn mremap(
+        &self,
+        cpu: &Cpu<'_, M>,
+        addr: u64,
+        old_len: u64,
+        new_len: u64,
+        flags: RemapFlags,
+        target: u64,
+    ) -> Result<u64, Error> {
+        let given = VirtRange::new(addr, addr.saturating_add(old_len));
+        let refused = |errno| Error { operation: "mremap", range: given, errno };
+        let request = check(addr, old_len, new_len, flags, target).map_err(refused)?;
+        let once = || self.remap(cpu, &request);
+        let moved = once().or_else(|errno| {
+            if errno != Errno::ENOMEM {
+                return Err(errno);
+            }
+            // What was retired may be what is missing.
+            cpu.settle_retired();
+            once()
+        });
+        cpu.collect();
+        moved.map_err(refused)
+    }
+
+    fn remap(&self, cpu: &Cpu<'_, M>, request: &Request) -> Result<u64, Errno> {
+        let Request { old, new_len, flags, target } = *request;
+        if flags.intersects(RemapFlags::FIXED | RemapFlags::DONTUNMAP) {
+            return self.remap_to(cpu, request, target, flags.contains(RemapFlags::FIXED));
+        }
+        {
+            let reach = VirtRange::new(old.start, old.start + old.len().max(PAGE_SIZE));
+            let reach = VirtRange::new(reach.start, reach.end.max(old.start + new_len));
+            let writing = self.write(cpu, [reach, NOWHERE], TABLE_ALIGN);
+            let vma = writing.vma_at(old.start).ok_or(Errno::EFAULT)?;
+            if new_len <= old.len() {
+                if new_len < old.len() {
+                    writing.unmap(VirtRange::new(old.start + new_len, old.end))?;
+                }
+                return Ok(old.start);
+            }
+            writing.check_resize(request)?;
+            let more = VirtRange::new(old.end, old.start + new_len);
+            let at_end = vma.area.range.end == old.end && !old.is_empty();
+            if at_end && more.end <= USER_END && writing.vmas(more).next().is_none() {
+                writing.stop(vma.area.range);
+                let mut area = vma.area.clone();
+                area.offset += area.range.pages();
+                area.range = more;
+                writing.put(more, Some(Piece { area, root: vma.root.get() }))?;
+                return Ok(old.start);
+            }
+        }
+        if !flags.contains(RemapFlags::MAYMOVE) {
+            return Err(Errno::ENOMEM);
+        }
+        self.remap_to(cpu, request, 0, false)
+    }
+
+    /// Moves the mapping to `target`, which is a hint unless `fixed`.
+    fn remap_to(
+        &self,
+        cpu: &Cpu<'_, M>,
+        request: &Request,
+        target: u64,
+        fixed: bool,
+    ) -> Result<u64, Errno> {
+        let old = request.old;
+        loop {
+            let start = if fixed {
+                target
+            } else {
+                let section = cpu.section();
+                let view = self.tree.snapshot(&section);
+                view.at(old.start).ok_or(Errno::EFAULT)?;
+                place(&view, target, request.new_len).ok_or(Errno::ENOMEM)?
+            };
+            let new = VirtRange::new(start, start + request.new_len);
+            let source = VirtRange::new(old.start, old.start + old.len().max(PAGE_SIZE));
+            let writing = self.write(cpu, [source, new], TABLE_ALIGN);
+            if !fixed && writing.vmas(new).next().is_some() {
+                // Somebody was faster: look for another place.
+                continue;
+            }
+            writing.check_resize(request)?;
+            return writing.relocate(request, new).map(|()| new.start);
+        }
+    }
+}
+
+/// Refuses what Linux refuses before it looks at the space.
+fn check(
+    addr: u64,
+    old_len: u64,
+    new_len: u64,
+    flags: RemapFlags,
+    target: u64,
+) -> Result<Request, Errno> {
+    let fixed = flags.contains(RemapFlags::FIXED);
+    let keep = flags.contains(RemapFlags::DONTUNMAP);
+    let moves = flags.contains(RemapFlags::MAYMOVE);
+    if flags.bits() & !RemapFlags::all().bits() != 0
+        || (fixed && !moves)
+        || (keep && (!moves || old_len != new_len))
+        || !is_page_aligned(addr)
+    {
+        return Err(Errno::EINVAL);
+    }
+    let old_len = page_up(old_len).ok_or(Errno::EINVAL)?;
+    let new_len = page_up(new_len).filter(|&len| len != 0).ok_or(Errno::EINVAL)?;
+    if addr >= USER_END {
+        return Err(Errno::EFAULT);
+    }
+    let old = VirtRange::new(addr, addr.saturating_add(old_len));
+    if fixed || keep {
+        if !is_page_aligned(target) || new_len > USER_END || target > USER_END - new_len {
+            return Err(Errno::EINVAL);
+        }
+        if fixed && old.overlaps(VirtRange::new(target, target + new_len)) {
+            return Err(Errno::EINVAL);
+        }
+    }
+    if new_len > USER_END {
+        return Err(Errno::ENOMEM);
+    }
+    Ok(Request { old, new_len, flags, target })
+}
+
+impl<M: Machine> Writing<'_, '_, M> {
+    /// Refuses what Linux refuses once it has found the VMA.
+    fn check_resize(&self, request: &Request) -> Result<(), Errno> {
+        let Request { old, new_len, .. } = *request;
+        let area = &self.vma_at(old.start).ok_or(Errno::EFAULT)?.area;
+        if old.is_empty() && area.is_private() {
+            return Err(Errno::EINVAL);
+        }
+        // A range that shrinks on its way may end beyond the VMA: only what is kept must be in it.
+        let kept = old.len().min(new_len);
+        if kept > area.range.end - old.start {
+            return Err(Errno::EFAULT);
+        }
+        let growth = new_len.saturating_sub(old.len()) >> PAGE_SHIFT;
+        if area.flags.contains(VmaFlags::ACCOUNT) && growth > self.cpu.vm().total_frames() {
+            return Err(Errno::ENOMEM);
+        }
+        Ok(())
+    }
+
+    /// Moves the VMA's part `request.old` to `new`, with its pages. Both ranges are locked.
+    fn relocate(&self, request: &Request, new: VirtRange) -> Result<(), Errno> {
+        let old = request.old;
+        let vma = self.vma_at(old.start).ok_or(Errno::EFAULT)?;
+        let keep = request.flags.contains(RemapFlags::DONTUNMAP);
+        // An empty old range asks for a second mapping of the same object.
+        let moved = VirtRange::new(old.start, old.start + old.len().min(new.len()));
+        self.stop(vma.area.range);
+        self.make_tables(new)?;
+        let root = vma.root.get();
+        let mut area = vma.area.clone();
+        area.offset = if area.object.is_none() && root.is_none() {
+            // Never written: as good as new there.
+            new.start >> PAGE_SHIFT
+        } else {
+            vma.area.index_of(old.start)
+        };
+        area.range = new;
+        let there = self.vmas(new).next().is_some();
+        self.put(new, Some(Piece { area, root }))?;
+        let mut batch = FlushBatch::new(self.cpu, self.space);
+        if there {
+            self.zap(new, &mut batch);
+            batch.finish();
+            batch = FlushBatch::new(self.cpu, self.space);
+        }
+        self.move_pages(moved, new.start, &mut batch);
+        if keep {
+            batch.finish();
+            return self.forget_root(old);
+        }
+        batch.finish();
+        if old.is_empty() {
+            return Ok(());
+        }
+        // The pages are gone from here already; only a split that finds no memory can fail, and then
+        // an empty mapping stays.
+        self.unmap(old)
+    }
+
+    /// What stays behind with `DONTUNMAP` is as good as new, if it is a whole VMA.
+    fn forget_root(&self, old: VirtRange) -> Result<(), Errno> {
+        let Some(vma) = self.vma_at(old.start).filter(|vma| vma.area.range == old) else {
+            return Ok(());
+        };
+        self.stop(old);
+        let area = vma.area.clone();
+        self.replace(old, [Some(self.make(area, None)?), None, None])
+    }
+
+    /// Moves the entries of `from` to `to`, where tables exist and entries are empty.
+    fn move_pages(&self, from: VirtRange, to: u64, batch: &mut FlushBatch<'_, '_, M>) {
+        let machine = self.cpu.vm().machine();
+        // SAFETY: both ranges are locked.
+        unsafe {
+            each_slot(self.cpu, self.space.root(), from, |addr, slot| {
+                if node::load(slot).is_none() {
+                    return;
+                }
+                let there = to + (addr - from.start);
+                let crate::table::walk::Reached::Last(slots) =
+                    crate::table::walk::descend(machine, self.space.root(), there)
+                else {
+                    debug_assert!(false, "tables were made for {there:#x}");
+                    return;
+                };
+                let (old, _) = protocol::settle(slot, self.cpu, |_| Entry::NONE);
+                slots[node::index(there, LAST)].store(old.0, Ordering::Release);
+                batch.flush(VirtRange::page(addr));
+            });
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! A program's view of a space, for tests: loads and stores that walk the tables as an MMU without
+//! a TLB does, and fault.
+
+use crate::addr::PAGE_SIZE;
+use crate::fault::{Access, FaultError};
+use crate::machine::{CpuId, Machine};
+use crate::space::Space;
+use crate::sync::atomic::Ordering;
+use crate::table::entry::Entry;
+use crate::table::node::{self, LAST};
+use crate::table::walk::{Reached, descend};
+use crate::testing::TestMachine;
+use crate::vm::{Cpu, Vm};
+
+pub(crate) type TestVm = Vm<TestMachine>;
+
+pub(crate) fn vm(cpus: usize, frames: u32) -> TestVm {
+    Vm::new(TestMachine::new(cpus, frames)).unwrap()
+}
+
+pub(crate) fn cpu(vm: &TestVm, id: u16) -> Cpu<'_, TestMachine> {
+    // SAFETY: each test claims each CPU once.
+    unsafe { vm.cpu(CpuId(id)) }
+}
+
+/// The entry of `addr`, as the tables have it.
+pub(crate) fn entry(cpu: &Cpu<'_, TestMachine>, space: &Space<TestMachine>, addr: u64) -> Entry {
+    let _section = cpu.section();
+    // SAFETY: inside a grace section.
+    match unsafe { descend(cpu.vm().machine(), space.root(), addr) } {
+        Reached::Last(slots) => node::load(&slots[node::index(addr, LAST)]),
+        Reached::Above { .. } => Entry::NONE,
+    }
+}
+
+fn reach(
+    cpu: &Cpu<'_, TestMachine>,
+    space: &Space<TestMachine>,
+    addr: u64,
+    access: Access,
+) -> Result<*mut u64, FaultError> {
+    for _ in 0..8 {
+        let now = entry(cpu, space, addr);
+        let allowed = now.is_present()
+            && now.is_user()
+            && match access {
+                Access::Read => true,
+                Access::Write => now.is_writable(),
+                Access::Execute => now.is_executable(),
+            };
+        if allowed {
+            let section = cpu.section();
+            // SAFETY: inside a grace section.
+            if let Reached::Last(slots) = unsafe { descend(cpu.vm().machine(), space.root(), addr) }
+            {
+                let bits = if access == Access::Write { 0x60 } else { 0x20 };
+                slots[node::index(addr, LAST)].fetch_or(bits, Ordering::AcqRel);
+            }
+            drop(section);
+            let bytes = cpu.vm().machine().frame_bytes(now.frame());
+            return Ok(bytes.wrapping_add((addr % PAGE_SIZE) as usize).cast());
+        }
+        space.fault(cpu, addr, access)?;
+    }
+    panic!("faults at {addr:#x} make no progress: {:?}", entry(cpu, space, addr));
+}
+
+pub(crate) fn load(
+    cpu: &Cpu<'_, TestMachine>,
+    space: &Space<TestMachine>,
+    addr: u64,
+) -> Result<u64, FaultError> {
+    // SAFETY: the frame's bytes, inside the page, aligned.
+    reach(cpu, space, addr, Access::Read).map(|at| unsafe { at.read() })
+}
+
+pub(crate) fn store(
+    cpu: &Cpu<'_, TestMachine>,
+    space: &Space<TestMachine>,
+    addr: u64,
+    value: u64,
+) -> Result<(), FaultError> {
+    // SAFETY: as in `load`; a store to the page of zeros would be a bug that the tests look for.
+    reach(cpu, space, addr, Access::Write).map(|at| unsafe { at.write(value) })
+}

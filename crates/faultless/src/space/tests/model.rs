@@ -1,0 +1,379 @@
+//! Random calls, loads and stores in several spaces, against a naive page map. After every step the
+//! audit checks every frame, reference and entry.
+
+use super::guest::{self, TestVm};
+use crate::addr::{PAGE_SIZE, VirtRange};
+use crate::audit::audit;
+use crate::error::Errno;
+use crate::fault::FaultError;
+use crate::knob::{Locking, Setting};
+use crate::space::{Advice, MapFlags, Prot, RemapFlags, Space, VmaFlags};
+use crate::testing::TestMachine;
+use crate::vm::Cpu;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::vec;
+use std::vec::Vec;
+
+/// The window that calls are about: it crosses from one last-level table to the next.
+const PAGES: u64 = 40;
+const BASE: u64 = (1 << 30) - 20 * PAGE_SIZE;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Map { at: u64, len: u64, prot: u32, shared: bool, populate: bool },
+    MapAnywhere { len: u64, hint: u64 },
+    Unmap { at: u64, len: u64 },
+    Protect { at: u64, len: u64, prot: u32 },
+    Advise { at: u64, len: u64, advice: Advice },
+    Remap { at: u64, old: u64, new: u64, to: u64, flags: u32 },
+    Fork,
+    Exit,
+    Load { at: u64 },
+    Store { at: u64, value: u64 },
+    Locking(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let at = || 0..PAGES;
+    let len = || 1..12u64;
+    let advice = prop::sample::select(&[
+        Advice::DontNeed,
+        Advice::Free,
+        Advice::DontFork,
+        Advice::DoFork,
+        Advice::WipeOnFork,
+        Advice::KeepOnFork,
+        Advice::Sequential,
+        Advice::Normal,
+        Advice::PopulateRead,
+        Advice::PopulateWrite,
+    ]);
+    prop_oneof![
+        4 => (at(), len(), 0..8u32, any::<bool>(), any::<bool>()).prop_map(
+            |(at, len, prot, shared, populate)| Step::Map { at, len, prot, shared, populate }),
+        1 => (len(), at()).prop_map(|(len, hint)| Step::MapAnywhere { len, hint }),
+        3 => (at(), len()).prop_map(|(at, len)| Step::Unmap { at, len }),
+        3 => (at(), len(), 0..8u32).prop_map(|(at, len, prot)| Step::Protect { at, len, prot }),
+        3 => (at(), len(), advice).prop_map(|(at, len, advice)| Step::Advise { at, len, advice }),
+        3 => (at(), 0..8u64, 0..9u64, at(), 0..8u32).prop_map(
+            |(at, old, new, to, flags)| Step::Remap { at, old, new, to, flags }),
+        1 => Just(Step::Fork),
+        1 => Just(Step::Exit),
+        6 => at().prop_map(|at| Step::Load { at }),
+        8 => (at(), 1..u64::MAX).prop_map(|(at, value)| Step::Store { at, value }),
+        1 => (0..3usize).prop_map(Step::Locking),
+    ]
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Page {
+    prot: Prot,
+    /// The object and the page in it, when shared.
+    shared: Option<(usize, u64)>,
+    value: u64,
+    dont_fork: bool,
+    wipe: bool,
+}
+
+#[derive(Clone, Default)]
+struct Model {
+    pages: BTreeMap<u64, Page>,
+}
+
+type Objects = BTreeMap<(usize, u64), u64>;
+
+impl Model {
+    fn value(&self, objects: &Objects, page: u64) -> u64 {
+        let page = self.pages[&page];
+        match page.shared {
+            Some(at) => objects.get(&at).copied().unwrap_or(0),
+            None => page.value,
+        }
+    }
+
+    fn unmap(&mut self, from: u64, len: u64) {
+        (from..from + len).for_each(|page| {
+            self.pages.remove(&page);
+        });
+    }
+}
+
+struct World<'a> {
+    cpu: Cpu<'a, TestMachine>,
+    spaces: Vec<(Space<TestMachine>, Model)>,
+    objects: Objects,
+    made: usize,
+    turn: usize,
+}
+
+const fn number(addr: u64) -> u64 {
+    addr / PAGE_SIZE
+}
+
+impl World<'_> {
+    fn apply(&mut self, step: &Step) {
+        self.turn += 1;
+        let turn = self.turn % self.spaces.len();
+        let (space, model) = &mut self.spaces[turn];
+        let cpu = &self.cpu;
+        let addr = |at: u64| BASE + at * PAGE_SIZE;
+        match *step {
+            Step::Map { at, len, prot, shared, populate } => {
+                let mut flags = MapFlags::ANONYMOUS | MapFlags::FIXED;
+                flags |= if shared { MapFlags::SHARED } else { MapFlags::PRIVATE };
+                flags.set(MapFlags::POPULATE, populate);
+                let prot = Prot::from_bits(prot).unwrap();
+                let got = space.mmap(cpu, addr(at), len * PAGE_SIZE, prot, flags);
+                assert_eq!(got, Ok(addr(at)));
+                self.made += 1;
+                for index in 0..len {
+                    let shared = shared.then_some((self.made, index));
+                    let page = Page { prot, shared, value: 0, dont_fork: false, wipe: false };
+                    model.pages.insert(number(addr(at)) + index, page);
+                }
+            }
+            Step::MapAnywhere { len, hint } => {
+                let flags = MapFlags::ANONYMOUS | MapFlags::PRIVATE;
+                let prot = Prot::READ | Prot::WRITE;
+                let got = space.mmap(cpu, addr(hint), len * PAGE_SIZE, prot, flags).unwrap();
+                let page = Page { prot, shared: None, value: 0, dont_fork: false, wipe: false };
+                for index in 0..len {
+                    assert!(model.pages.insert(number(got) + index, page).is_none(), "not free");
+                }
+            }
+            Step::Unmap { at, len } => {
+                assert_eq!(space.munmap(cpu, addr(at), len * PAGE_SIZE), Ok(()));
+                model.unmap(number(addr(at)), len);
+            }
+            Step::Protect { at, len, prot } => {
+                let prot = Prot::from_bits(prot).unwrap();
+                let got = space.mprotect(cpu, addr(at), len * PAGE_SIZE, prot);
+                let mut expected = Ok(());
+                for page in number(addr(at))..number(addr(at)) + len {
+                    match model.pages.get_mut(&page) {
+                        Some(page) => page.prot = prot,
+                        None => {
+                            expected = Err(Errno::ENOMEM);
+                            break;
+                        }
+                    }
+                }
+                assert_eq!(got.map_err(|error| error.errno), expected);
+            }
+            Step::Advise { at, len, advice } => {
+                let got = space.madvise(cpu, addr(at), len * PAGE_SIZE, advice);
+                let got = got.map_err(|error| error.errno);
+                advise(model, number(addr(at)), len, advice, got);
+            }
+            Step::Remap { at, old, new, to, flags } => {
+                let flags = RemapFlags::from_bits(flags).unwrap();
+                let (old_len, new_len) = (old * PAGE_SIZE, new * PAGE_SIZE);
+                let got = space.mremap(cpu, addr(at), old_len, new_len, flags, addr(to));
+                if let Ok(there) = got {
+                    remap(model, number(addr(at)), old, new, number(there), flags);
+                }
+            }
+            Step::Fork => {
+                if self.spaces.len() < 3 {
+                    let (space, model) = &self.spaces[turn];
+                    let child = space.fork(&self.cpu).unwrap();
+                    let mut copy = model.clone();
+                    copy.pages.retain(|_, page| !page.dont_fork);
+                    for page in copy.pages.values_mut().filter(|page| page.wipe) {
+                        page.value = 0;
+                    }
+                    self.spaces.push((child, copy));
+                }
+            }
+            Step::Exit => {
+                if self.spaces.len() > 1 {
+                    let (space, _) = self.spaces.remove(turn);
+                    space.exit(&self.cpu);
+                }
+            }
+            Step::Load { at } => self.check_page(turn, number(addr(at))),
+            Step::Store { at, value } => {
+                let page = number(addr(at));
+                let got = guest::store(cpu, space, addr(at), value);
+                match model.pages.get_mut(&page) {
+                    None => assert_eq!(got, Err(FaultError::Segv { mapped: false })),
+                    Some(page) if !page.prot.contains(Prot::WRITE) => {
+                        assert_eq!(got, Err(FaultError::Segv { mapped: true }));
+                    }
+                    Some(page) => {
+                        if got == Err(FaultError::Bus) {
+                            assert!(page.shared.is_some());
+                            return;
+                        }
+                        assert_eq!(got, Ok(()));
+                        match page.shared {
+                            Some(at) => drop(self.objects.insert(at, value)),
+                            None => page.value = value,
+                        }
+                    }
+                }
+            }
+            Step::Locking(at) => self.cpu.vm().set(Setting::Locking(Locking::ALL[at])),
+        }
+    }
+
+    fn check_page(&self, turn: usize, page: u64) {
+        let (space, model) = &self.spaces[turn];
+        let got = guest::load(&self.cpu, space, page * PAGE_SIZE);
+        match model.pages.get(&page) {
+            None => assert_eq!(got, Err(FaultError::Segv { mapped: false })),
+            Some(known) if known.prot.is_empty() => {
+                assert_eq!(got, Err(FaultError::Segv { mapped: true }));
+            }
+            Some(known) => {
+                if got == Err(FaultError::Bus) {
+                    assert!(known.shared.is_some(), "beyond the end of no object");
+                } else {
+                    assert_eq!(got, Ok(model.value(&self.objects, page)), "page {page:#x}");
+                }
+            }
+        }
+    }
+
+    /// The VMAs cover exactly the model's pages, with their protection and kind, in order.
+    fn check_areas(&self) {
+        for (space, model) in &self.spaces {
+            let mut seen = BTreeMap::new();
+            let mut last = 0;
+            space.areas(&self.cpu, |area| {
+                assert!(area.range.start >= last && !area.range.is_empty());
+                last = area.range.end;
+                for page in number(area.range.start)..number(area.range.end) {
+                    seen.insert(page, (area.prot, area.flags));
+                }
+            });
+            assert!(seen.keys().eq(model.pages.keys()), "{seen:?} against {:?}", model.pages);
+            for (page, (prot, flags)) in seen {
+                let known = model.pages[&page];
+                assert_eq!(prot, known.prot, "page {page:#x}");
+                assert_eq!(flags.contains(VmaFlags::SHARED), known.shared.is_some());
+                assert_eq!(flags.contains(VmaFlags::DONTFORK), known.dont_fork);
+                assert_eq!(flags.contains(VmaFlags::WIPEONFORK), known.wipe);
+            }
+            assert_eq!(space.mapped_pages(), model.pages.len() as u64);
+        }
+    }
+
+    fn audit(&self) {
+        self.cpu.drain();
+        let spaces: Vec<_> = self.spaces.iter().map(|(space, _)| space).collect();
+        if let Err(discrepancy) = audit(&self.cpu, &spaces) {
+            panic!("{discrepancy}");
+        }
+    }
+}
+
+fn advise(model: &mut Model, from: u64, len: u64, advice: Advice, got: Result<(), Errno>) {
+    let mut expected = Ok(());
+    for number in from..from + len {
+        let populates = matches!(advice, Advice::PopulateRead | Advice::PopulateWrite);
+        let Some(page) = model.pages.get_mut(&number) else {
+            expected = Err(Errno::ENOMEM);
+            if populates {
+                break;
+            }
+            continue;
+        };
+        match advice {
+            Advice::DontNeed if page.shared.is_none() => page.value = 0,
+            Advice::Free | Advice::WipeOnFork if page.shared.is_some() => {
+                expected = Err(Errno::EINVAL);
+                break;
+            }
+            Advice::DontFork => page.dont_fork = true,
+            Advice::DoFork => page.dont_fork = false,
+            Advice::WipeOnFork => page.wipe = true,
+            Advice::KeepOnFork => page.wipe = false,
+            Advice::PopulateWrite if !page.prot.contains(Prot::WRITE) => {
+                expected = Err(Errno::EINVAL);
+                break;
+            }
+            Advice::PopulateRead if page.prot.is_empty() => {
+                expected = Err(Errno::EINVAL);
+                break;
+            }
+            Advice::PopulateRead | Advice::PopulateWrite if got == Err(Errno::EFAULT) => {
+                assert!(page.shared.is_some(), "beyond the end of no object");
+                return;
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(got, expected, "{advice:?}");
+}
+
+fn remap(model: &mut Model, from: u64, old: u64, new: u64, there: u64, flags: RemapFlags) {
+    if there == from && new <= old {
+        // Linux looks at the first page only, and unmaps what is too much.
+        return model.unmap(from + new, old - new);
+    }
+    let first = model.pages[&from];
+    let moved: Vec<_> = (0..old.min(new)).map(|index| model.pages[&(from + index)]).collect();
+    if there != from {
+        if flags.contains(RemapFlags::DONTUNMAP) {
+            for index in 0..old {
+                if let Some(page) = model.pages.get_mut(&(from + index)) {
+                    page.value = 0;
+                }
+            }
+        } else {
+            model.unmap(from, old);
+        }
+        model.unmap(there, new);
+    } else {
+        model.unmap(from, old);
+    }
+    for index in 0..new {
+        let grown = Page {
+            value: 0,
+            shared: first.shared.map(|(object, at)| (object, at + index)),
+            ..first
+        };
+        let page = moved.get(index as usize).copied().unwrap_or(grown);
+        model.pages.insert(there + index, page);
+    }
+}
+
+fn run(steps: &[Step]) {
+    let vm: TestVm = guest::vm(2, 4096);
+    let cpu = guest::cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let mut world = World {
+        cpu,
+        spaces: Vec::from([(space, Model::default())]),
+        objects: Objects::new(),
+        made: 0,
+        turn: 0,
+    };
+    for step in steps {
+        world.apply(step);
+        world.check_areas();
+        world.audit();
+    }
+    for turn in 0..world.spaces.len() {
+        let pages: Vec<_> = world.spaces[turn].1.pages.keys().copied().collect();
+        pages.into_iter().for_each(|page| world.check_page(turn, page));
+    }
+    world.audit();
+    for (space, _) in world.spaces.drain(..) {
+        space.exit(&world.cpu);
+    }
+    world.audit();
+    let _ = VirtRange::USER;
+    assert_eq!(vm.free_frames(), vm.total_frames() - 1, "all but the page of zeros are free");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_space_behaves_like_a_page_map(steps in prop::collection::vec(step(), 1..60)) {
+        run(&steps);
+    }
+}

@@ -1,0 +1,216 @@
+//! The tree of mappings: ranges that do not overlap, in order, found by faults without a lock.
+//!
+//! It is a persistent B+tree. A version that was published is never modified: a writer takes a
+//! short spin lock, builds the next version, which shares with the present one all nodes but those
+//! on the paths to what it changes, and publishes it by one release store of the root. A reader
+//! inside a grace section loads the root once, with acquire, and from then on sees that version,
+//! whole: each change of several entries at once has happened in it or has not. It takes no lock
+//! and writes nothing.
+//!
+//! Nodes that the next version no longer has are retired to the grace period after the store; a
+//! reader that can still be in them began its section before. An edit that is dropped without
+//! being published frees what it made and has never happened, so that running out of memory in the
+//! middle of a change needs no undoing.
+//!
+//! The tree knows nothing of what it holds: an entry's value is a pointer that it does not follow.
+//! Whether the entry is still in the tree when the reader looks behind the pointer is the business
+//! of the sequence there.
+
+mod draft;
+mod gap;
+mod node;
+#[cfg(test)]
+mod tests;
+mod view;
+
+pub use node::{RETIRE_TREE_NODE, free_retired};
+pub use view::{Entry, View};
+
+use crate::addr::VirtRange;
+use crate::error::OutOfMemory;
+use crate::sync::atomic::{AtomicPtr, Ordering};
+use crate::sync::grace::{Grace, Section};
+use crate::sync::percpu::Local;
+use crate::sync::spin::{SpinGuard, SpinLock};
+use crate::sync::wait::Wait;
+use core::fmt;
+use core::marker::PhantomData;
+use core::ptr::{self, NonNull};
+use draft::Draft;
+use node::{Node, Slot};
+
+/// A map from disjoint half-open ranges of addresses to `NonNull<T>`.
+pub struct Tree<T> {
+    /// Null while there is no entry.
+    root: AtomicPtr<Node>,
+    writer: SpinLock<Writer>,
+    marker: PhantomData<NonNull<T>>,
+}
+
+/// What the writers hand on to each other.
+#[derive(Debug)]
+struct Writer {
+    /// How many edits have begun. Their numbers start with 1.
+    edits: u64,
+}
+
+// SAFETY: the tree hands its `NonNull<T>` values to other threads, as a collection of `&T` would,
+// and never follows them. Its nodes are shared as the module's protocol says.
+unsafe impl<T: Sync> Send for Tree<T> {}
+// SAFETY: as for `Send`.
+unsafe impl<T: Sync> Sync for Tree<T> {}
+
+impl<T> Tree<T> {
+    /// A tree without entries. Allocates nothing.
+    pub fn new() -> Self {
+        Self {
+            root: AtomicPtr::new(ptr::null_mut()),
+            writer: SpinLock::new(Writer { edits: 0 }),
+            marker: PhantomData,
+        }
+    }
+
+    /// The present version.
+    #[inline(always)]
+    pub fn snapshot<'s>(&'s self, _section: &'s Section<'_>) -> View<'s, T> {
+        let root = NonNull::new(self.root.load(Ordering::Acquire));
+        // SAFETY: published nodes do not change, and those of a version that was current during
+        // the section outlive it: they are retired to the grace period that the section belongs
+        // to (the contract of `edit`) after the root has ceased to lead to them.
+        unsafe { View::new(root) }
+    }
+
+    /// Begins a change: waits for the other writer, if there is one. Allocates nothing.
+    ///
+    /// # Safety
+    /// All edits of this tree are given the same `grace`, and whoever takes a [`snapshot`] does so
+    /// in one of its sections.
+    ///
+    /// [`snapshot`]: Self::snapshot
+    pub unsafe fn edit<'e>(
+        &'e self,
+        local: &'e Local,
+        grace: &'e Grace,
+        wait: &impl Wait,
+    ) -> Edit<'e, T> {
+        let mut writer = self.writer.lock(wait);
+        writer.edits += 1;
+        // Only the holder of the lock stores, so what it loads is the last version.
+        let root = NonNull::new(self.root.load(Ordering::Relaxed));
+        // SAFETY: only a writer retires nodes, and the lock excludes others while the edit lives;
+        // it also hands on the use of `chain`. Edit numbers do not repeat.
+        let draft = unsafe { Draft::new(root, writer.edits) };
+        Edit { tree: self, draft, local, grace, _writer: writer }
+    }
+
+    /// Frees all nodes, which leaves the tree without entries.
+    pub fn destroy(&mut self) {
+        if let Some(root) = NonNull::new(self.root.load(Ordering::Relaxed)) {
+            self.root.store(ptr::null_mut(), Ordering::Relaxed);
+            // SAFETY: views and edits borrow the tree, so there are none.
+            unsafe { draft::free_subtree(root, None) };
+        }
+    }
+}
+
+impl<T> Drop for Tree<T> {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}
+
+impl<T> Default for Tree<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> fmt::Debug for Tree<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tree").finish_non_exhaustive()
+    }
+}
+
+/// A change of the tree, seen by nobody until it is published. Dropped, it has never happened.
+///
+/// After an [`OutOfMemory`] the next version may hold a part of the failed call: drop the edit.
+pub struct Edit<'e, T> {
+    tree: &'e Tree<T>,
+    // Before the lock, so that an edit that is dropped cleans up under it.
+    draft: Draft,
+    local: &'e Local,
+    grace: &'e Grace,
+    _writer: SpinGuard<'e, Writer>,
+}
+
+impl<T> Edit<'_, T> {
+    /// The next version, as far as it is built.
+    pub fn view(&self) -> View<'_, T> {
+        // SAFETY: the draft's nodes are valid while it lives, and change only through `&mut self`.
+        unsafe { View::new(self.draft.root()) }
+    }
+
+    /// Adds an entry. Its range must be free and not empty.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted; the next version is as it was.
+    pub fn insert(&mut self, start: u64, end: u64, value: NonNull<T>) -> Result<(), OutOfMemory> {
+        debug_assert!(self.view().find(start).is_none_or(|next| next.start >= end));
+        self.replace(VirtRange::new(start, end), &[Entry { start, end, value }])
+    }
+
+    /// Removes the entry that starts at `start` and returns it, if there is one.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted; the next version is as it was.
+    pub fn remove(&mut self, start: u64) -> Result<Option<Entry<T>>, OutOfMemory> {
+        let Some(entry) = self.view().find(start).filter(|entry| entry.start == start) else {
+            return Ok(None);
+        };
+        self.replace(entry.range(), &[])?;
+        Ok(Some(entry))
+    }
+
+    /// Removes every entry that overlaps `range`, which must lie wholly inside it, and inserts
+    /// `new`: disjoint entries inside the range, in order.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted.
+    pub fn replace(&mut self, range: VirtRange, new: &[Entry<T>]) -> Result<(), OutOfMemory> {
+        debug_assert!(new.iter().all(|e| e.start < e.end && range.covers(e.range())));
+        debug_assert!(new.is_sorted_by(|a, b| a.end <= b.start));
+        debug_assert!(
+            self.view()
+                .iter_from(range.start)
+                .take_while(|old| old.start < range.end)
+                .all(|old| range.covers(old.range()))
+        );
+        let slots = new.iter().map(|entry| Slot {
+            start: entry.start,
+            end: entry.end,
+            gap: 0,
+            target: entry.value.cast(),
+        });
+        self.draft.replace(range, slots)
+    }
+
+    /// Makes the next version the present one. Cannot fail.
+    pub fn publish(self) {
+        let Self { tree, draft, local, grace, _writer } = self;
+        let (root, mut replaced) = draft.finish();
+        let root = root.map_or(ptr::null_mut(), NonNull::as_ptr);
+        tree.root.store(root, Ordering::Release);
+        while let Some(node) = replaced.pop() {
+            // SAFETY: the root that was just stored does not lead to the node, so no section that
+            // begins from now on reaches it; it is retired once, since it was in one version and
+            // is not in the next. The link is its first field, and the pointer covers all of it.
+            unsafe { grace.retire(local, node::retire_link(node)) };
+        }
+    }
+}
+
+impl<T> fmt::Debug for Edit<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Edit").field("next", &self.view()).finish_non_exhaustive()
+    }
+}

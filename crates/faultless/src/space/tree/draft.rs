@@ -1,0 +1,467 @@
+//! The next version of a tree, while one writer builds it.
+//!
+//! A draft shares with the published version every node that it has not changed. A node is the
+//! draft's own when it was born in this edit, and is then changed in place; any other is copied
+//! first, together with the path above it, and goes to the list of the replaced.
+//!
+//! Every change is a *splice*: in one leaf, a run of slots gives way to others; that leaf, or the
+//! two that it became, replace it in the parent, and so on up. A splice counts the nodes that it
+//! will need and reserves them before it touches anything. So it happens wholly or not at all,
+//! and from the reservation on nothing can fail.
+
+use super::node::{self, Chain, FANOUT, MAX_LEVELS, MIN_FILL, Node, Slot};
+use crate::addr::VirtRange;
+use crate::error::OutOfMemory;
+use core::ptr::NonNull;
+
+/// New entries that one splice takes.
+const CHUNK: usize = 4;
+
+/// The next version.
+///
+/// *Invariant (private nodes):* a node with `born == self.born` is reachable through this draft
+/// alone. Ancestors of a private node are private.
+pub(super) struct Draft {
+    root: Option<NonNull<Node>>,
+    born: u64,
+    replaced: Chain,
+    spare: Chain,
+}
+
+/// Where a splice takes place: for each level, the node and the slot in it.
+struct Path {
+    steps: [Step; MAX_LEVELS],
+    /// The root's level.
+    top: usize,
+    /// Where the first entry beyond the leaf starts.
+    above: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Step {
+    node: NonNull<Node>,
+    at: usize,
+}
+
+/// What becomes of a node with a changed number of slots.
+enum Fit {
+    Stays,
+    /// Becomes two.
+    Splits,
+    /// Takes in all slots of a sibling.
+    Joins(Sibling),
+    /// Evens out with a sibling.
+    Shares(Sibling),
+}
+
+struct Sibling {
+    node: NonNull<Node>,
+    /// It lies to the left, at the lower addresses.
+    left: bool,
+}
+
+impl Draft {
+    /// A draft that equals the version under `root`, made by edit number `born`.
+    ///
+    /// # Safety
+    /// The version stays valid for the life of the draft and its node's `chain` fields are left
+    /// to it. No node of that version was made by an edit of this number.
+    pub(super) unsafe fn new(root: Option<NonNull<Node>>, born: u64) -> Self {
+        Self { root, born, replaced: Chain::default(), spare: Chain::default() }
+    }
+
+    /// The next version's root.
+    pub(super) fn root(&self) -> Option<NonNull<Node>> {
+        self.root
+    }
+
+    /// Ends the draft: its version now belongs to the caller, and so do the nodes of the old
+    /// version that are not part of it.
+    pub(super) fn finish(mut self) -> (Option<NonNull<Node>>, Chain) {
+        (self.root.take(), core::mem::take(&mut self.replaced))
+    }
+
+    /// Removes every entry that overlaps `range` and inserts `new`, entries in order inside it.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]: a part of the change may have been made. With at most one new entry and
+    /// nothing removed, or one entry removed and at most four new ones, nothing was.
+    pub(super) fn replace(
+        &mut self,
+        mut range: VirtRange,
+        mut new: impl ExactSizeIterator<Item = Slot>,
+    ) -> Result<(), OutOfMemory> {
+        loop {
+            let mut chunk = [Slot::BLANK; CHUNK];
+            let Some(root) = self.root else {
+                let taken = fill(&mut chunk, &mut new);
+                if taken.is_empty() {
+                    return Ok(());
+                }
+                self.plant(taken)?;
+                range.start = taken[taken.len() - 1].end;
+                continue;
+            };
+            let path = Path::to(root, range.start);
+            let leaf = path.steps[0].node();
+            let (starts, at) = (leaf.keys().0, path.steps[0].at);
+            let removed = starts[at..].iter().take_while(|&&start| start < range.end).count();
+            let more = at + removed == starts.len() && path.above < range.end;
+            let taken = if more { &[] } else { fill(&mut chunk, &mut new) };
+            if removed > 0 || !taken.is_empty() {
+                self.splice(&path, removed, taken)?;
+            }
+            if let Some(last) = taken.last() {
+                range.start = last.end;
+            }
+            if !more && new.len() == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Makes the first leaf of an empty tree.
+    fn plant(&mut self, new: &[Slot]) -> Result<(), OutOfMemory> {
+        self.reserve(1)?;
+        let mut root = self.blank(0);
+        // SAFETY: made just now, so private.
+        let leaf = unsafe { root.as_mut() };
+        leaf.splice(0, 0, new);
+        self.crown(root, new.len());
+        Ok(())
+    }
+
+    /// Puts `new` in the place of the `removed` entries from the end of `path` on, all in one leaf.
+    fn splice(&mut self, path: &Path, removed: usize, new: &[Slot]) -> Result<(), OutOfMemory> {
+        self.reserve(self.needed(path, removed, new.len()))?;
+        let entries = path.steps[path.top].node().entries as usize - removed + new.len();
+
+        // At each level `removed` slots from `at` on give way to `new`.
+        let (mut at, mut removed, mut new) = (path.steps[0].at, removed, new);
+        let mut up = [Slot::BLANK; 2];
+        for (level, step) in path.steps[..path.top].iter().enumerate() {
+            let fit = path.fit(level, step.node().count() - removed + new.len());
+            let mut this = self.own(step.node);
+            // SAFETY: `own` gives a private node, and nothing else refers to it while this is used.
+            let node = unsafe { this.as_mut() };
+            let parent = path.steps[level + 1].at;
+            (at, removed, new) = match fit {
+                Fit::Stays => {
+                    node.splice(at, removed, new);
+                    up[0] = node.summary(this);
+                    (parent, 1, &up[..1])
+                }
+                Fit::Splits => {
+                    up = self.split(this, at, removed, new);
+                    (parent, 1, &up[..])
+                }
+                Fit::Joins(sibling) => {
+                    node.splice(at, removed, new);
+                    let mut all = Run::default();
+                    all.extend(sibling.node(), 0..sibling.node().count());
+                    node.splice(if sibling.left { 0 } else { node.count() }, 0, all.slots());
+                    self.discard(sibling.node);
+                    up[0] = node.summary(this);
+                    (parent - usize::from(sibling.left), 2, &up[..1])
+                }
+                Fit::Shares(sibling) => {
+                    node.splice(at, removed, new);
+                    let other = self.own(sibling.node);
+                    let (low, high) = if sibling.left { (other, this) } else { (this, other) };
+                    up = share(low, high);
+                    (parent - usize::from(sibling.left), 2, &up[..])
+                }
+            };
+        }
+
+        let old = path.steps[path.top].node;
+        let mut root = self.own(old);
+        // SAFETY: private, as above.
+        let node = unsafe { root.as_mut() };
+        if node.count() - removed + new.len() > FANOUT {
+            let halves = self.split(root, at, removed, new);
+            root = self.blank(path.top as u8 + 1);
+            // SAFETY: private, as above.
+            unsafe { root.as_mut() }.splice(0, 0, &halves);
+        } else {
+            node.splice(at, removed, new);
+            // Only the join of the last two children leaves one, and its fill is enough.
+            if node.level > 0 && node.count() == 1 {
+                // SAFETY: an inner node with one slot.
+                let child = unsafe { node.child(0) };
+                self.discard(root);
+                root = child;
+            }
+        }
+        self.crown(root, entries);
+        Ok(())
+    }
+
+    /// Makes `root`, a private node, the root of the draft, which has so many entries.
+    fn crown(&mut self, mut root: NonNull<Node>, entries: usize) {
+        // SAFETY: private (invariant *private nodes*), and no other reference is in use.
+        let node = unsafe { root.as_mut() };
+        debug_assert_eq!(node.born, self.born);
+        node.entries = entries as u32;
+        node.limit = node.keys().1.last().copied().unwrap_or(0);
+        self.root = (entries > 0).then_some(root);
+        if entries == 0 {
+            self.discard(root);
+        }
+    }
+
+    /// How many new nodes a splice takes.
+    fn needed(&self, path: &Path, removed: usize, new: usize) -> usize {
+        let mut need = 0;
+        let (mut removed, mut new) = (removed, new);
+        for (level, step) in path.steps[..=path.top].iter().enumerate() {
+            need += usize::from(!self.owns(step.node));
+            (removed, new) = match path.fit(level, step.node().count() - removed + new) {
+                Fit::Stays => (1, 1),
+                Fit::Splits => {
+                    // A root that splits gets another above it.
+                    need += if level == path.top { 2 } else { 1 };
+                    (1, 2)
+                }
+                Fit::Joins(_) => (2, 1),
+                Fit::Shares(sibling) => {
+                    need += usize::from(!self.owns(sibling.node));
+                    (2, 2)
+                }
+            };
+        }
+        need
+    }
+
+    /// Deals the slots of a private node, as they are after a splice, to it and a new node.
+    fn split(
+        &mut self,
+        mut this: NonNull<Node>,
+        at: usize,
+        removed: usize,
+        new: &[Slot],
+    ) -> [Slot; 2] {
+        // SAFETY: the caller's node is private and `blank` gives another private one.
+        let node = unsafe { this.as_mut() };
+        let high = self.blank(node.level);
+        let mut all = Run::default();
+        all.extend(node, 0..at);
+        all.append(new);
+        all.extend(node, at + removed..node.count());
+        all.deal(this, high)
+    }
+
+    /// Whether the node is private to this draft.
+    fn owns(&self, node: NonNull<Node>) -> bool {
+        // SAFETY: nodes of the old version and of the draft are valid while the draft lives.
+        unsafe { node.as_ref() }.born == self.born
+    }
+
+    /// The node itself if it is private, else a private copy of it, for which one is in reserve.
+    fn own(&mut self, node: NonNull<Node>) -> NonNull<Node> {
+        if self.owns(node) {
+            return node;
+        }
+        let mut copy = self.take();
+        // SAFETY: `take` gives memory for a node that nobody else has; the old node is valid, and
+        // only this writer writes to its links.
+        unsafe {
+            copy.copy_from_nonoverlapping(node, 1);
+            copy.as_mut().born = self.born;
+        }
+        self.discard(node);
+        copy
+    }
+
+    /// A private node without slots, for which one is in reserve.
+    fn blank(&mut self, level: u8) -> NonNull<Node> {
+        let node = self.take();
+        // SAFETY: `take` gives memory for a node that nobody else has.
+        unsafe { node.write(Node::blank(level, self.born)) };
+        node
+    }
+
+    /// Sees to it that `nodes` nodes are in reserve.
+    fn reserve(&mut self, nodes: usize) -> Result<(), OutOfMemory> {
+        while self.spare.len() < nodes {
+            // SAFETY: a new allocation, which only the draft knows, and frees after the chain.
+            unsafe { self.spare.push(node::allocate()?) };
+        }
+        Ok(())
+    }
+
+    /// Takes a node out of the reserve.
+    fn take(&mut self) -> NonNull<Node> {
+        let node = self.spare.pop();
+        // `needed` follows the same steps as `splice`; the tests count the reserve.
+        node.expect("a splice reserves every node that it takes")
+    }
+
+    /// Drops a node from the next version.
+    fn discard(&mut self, node: NonNull<Node>) {
+        let chain = if self.owns(node) { &mut self.spare } else { &mut self.replaced };
+        // SAFETY: a private node is known to this draft alone, and is now out of its version. An
+        // old one stays valid for the life of the draft, which alone uses its `chain`; it is
+        // discarded once, since the version that held it held it once.
+        unsafe { chain.push(node) };
+    }
+}
+
+impl Drop for Draft {
+    /// Frees what is private. The old version is as it was.
+    fn drop(&mut self) {
+        while let Some(node) = self.spare.pop() {
+            // SAFETY: nodes in reserve are known to this draft alone.
+            unsafe { node::free(node) };
+        }
+        if let Some(root) = self.root {
+            // SAFETY: the private nodes under this root are reachable through the draft alone.
+            unsafe { free_subtree(root, Some(self.born)) };
+        }
+    }
+}
+
+/// Frees the nodes of the subtree, or only those of one edit, below which all others lie.
+///
+/// # Safety
+/// Those nodes are reachable through `node` alone, and nobody reads them.
+pub(super) unsafe fn free_subtree(node: NonNull<Node>, born: Option<u64>) {
+    // SAFETY: valid until it is freed below.
+    let this = unsafe { node.as_ref() };
+    if born.is_some_and(|born| this.born != born) {
+        return;
+    }
+    if this.level > 0 {
+        for at in 0..this.count() {
+            // SAFETY: an inner node and a slot in use; the child is as reachable as this node.
+            unsafe { free_subtree(this.child(at), born) };
+        }
+    }
+    // SAFETY: the caller's promise; the reference above is not used any more.
+    unsafe { node::free(node) };
+}
+
+impl Path {
+    /// The way to the first entry that ends above `addr`, or to behind the last entry.
+    #[inline(always)]
+    fn to(root: NonNull<Node>, addr: u64) -> Self {
+        // SAFETY: the draft's nodes are valid while it lives.
+        let top = unsafe { root.as_ref() }.level as usize;
+        let steps = [Step { node: root, at: 0 }; MAX_LEVELS];
+        let mut path = Self { steps, top, above: u64::MAX };
+        let mut below = root;
+        for level in (0..=top).rev() {
+            // SAFETY: as above.
+            let node = unsafe { below.as_ref() };
+            let mut at = node.position(addr);
+            let this = below;
+            if level > 0 {
+                let starts = node.keys().0;
+                at = at.min(starts.len() - 1);
+                path.above = starts.get(at + 1).copied().unwrap_or(path.above);
+                // SAFETY: an inner node, and a slot in use.
+                below = unsafe { node.child(at) };
+            }
+            path.steps[level] = Step { node: this, at };
+        }
+        path
+    }
+
+    /// What becomes of the node at `level` when it has `count` slots.
+    fn fit(&self, level: usize, count: usize) -> Fit {
+        if count > FANOUT {
+            return Fit::Splits;
+        }
+        if count >= MIN_FILL || level == self.top {
+            return Fit::Stays;
+        }
+        let Step { at, .. } = self.steps[level + 1];
+        let (parent, left) = (self.steps[level + 1].node(), at > 0);
+        // SAFETY: an inner node has two slots or more, so the one beside `at` is in use.
+        let node = unsafe { parent.child(if left { at - 1 } else { at + 1 }) };
+        let sibling = Sibling { node, left };
+        if count + sibling.node().count() <= FANOUT {
+            Fit::Joins(sibling)
+        } else {
+            Fit::Shares(sibling)
+        }
+    }
+}
+
+impl Step {
+    fn node(&self) -> &Node {
+        // SAFETY: the draft's nodes are valid while it lives, and nothing is changed through
+        // another reference while this one is used.
+        unsafe { self.node.as_ref() }
+    }
+}
+
+impl Sibling {
+    fn node(&self) -> &Node {
+        // SAFETY: as for a step.
+        unsafe { self.node.as_ref() }
+    }
+}
+
+/// The slots of up to two nodes, on their way into others.
+struct Run {
+    slots: [Slot; 2 * FANOUT],
+    len: usize,
+}
+
+impl Default for Run {
+    fn default() -> Self {
+        Self { slots: [Slot::BLANK; 2 * FANOUT], len: 0 }
+    }
+}
+
+impl Run {
+    fn slots(&self) -> &[Slot] {
+        &self.slots[..self.len]
+    }
+
+    fn append(&mut self, new: &[Slot]) {
+        self.slots[self.len..][..new.len()].copy_from_slice(new);
+        self.len += new.len();
+    }
+
+    fn extend(&mut self, node: &Node, range: core::ops::Range<usize>) {
+        for at in range {
+            self.slots[self.len] = node.slot(at);
+            self.len += 1;
+        }
+    }
+
+    /// Gives one half of the slots to each of two private nodes; returns their summaries.
+    fn deal(&self, mut low: NonNull<Node>, mut high: NonNull<Node>) -> [Slot; 2] {
+        let (first, second) = self.slots().split_at(self.len / 2);
+        // SAFETY: both are private to the draft that deals, distinct, and not otherwise in use.
+        let (l, h) = unsafe { (low.as_mut(), high.as_mut()) };
+        l.splice(0, l.count(), first);
+        h.splice(0, h.count(), second);
+        [l.summary(low), h.summary(high)]
+    }
+}
+
+/// Evens out two private neighbours; returns their summaries.
+fn share(low: NonNull<Node>, high: NonNull<Node>) -> [Slot; 2] {
+    let mut all = Run::default();
+    for node in [low, high] {
+        // SAFETY: the draft's nodes are valid while it lives.
+        let node = unsafe { node.as_ref() };
+        all.extend(node, 0..node.count());
+    }
+    all.deal(low, high)
+}
+
+/// Takes the next slots, as many as fit.
+fn fill<'c>(
+    chunk: &'c mut [Slot; CHUNK],
+    new: &mut impl ExactSizeIterator<Item = Slot>,
+) -> &'c [Slot] {
+    let taken = new.len().min(CHUNK);
+    for (to, slot) in chunk.iter_mut().zip(new.by_ref().take(taken)) {
+        *to = slot;
+    }
+    &chunk[..taken]
+}

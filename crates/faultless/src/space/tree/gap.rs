@@ -1,0 +1,103 @@
+//! The search for free addresses.
+//!
+//! A subtree is entered only if one of its gaps is long enough, and it overlaps the window. If it
+//! lies inside the window, the search ends in it; at most two subtrees of a level lie across the
+//! window's ends. So the search visits a number of nodes proportional to the height.
+
+use super::node::Node;
+use super::view::View;
+
+/// `len` free bytes inside `low..high`.
+#[derive(Clone, Copy)]
+struct Wanted {
+    len: u64,
+    low: u64,
+    high: u64,
+}
+
+impl<T> View<'_, T> {
+    /// The highest `A` such that no entry overlaps `A..A + len`, `low <= A` and `A + len <= high`:
+    /// where Linux maps top-down. `len` is in bytes and not 0.
+    pub fn gap(&self, len: u64, low: u64, high: u64) -> Option<u64> {
+        let wanted = Wanted { len, low, high };
+        match self.root {
+            None => wanted.last_in(0, u64::MAX),
+            Some(root) => wanted
+                .highest(root, u64::MAX)
+                .or_else(|| wanted.last_in(0, root.keys().0.first().copied()?)),
+        }
+    }
+
+    /// The lowest `A` such that no entry overlaps `A..A + len`, `low <= A` and `A + len <= high`.
+    /// `len` is in bytes and not 0.
+    pub fn gap_bottom_up(&self, len: u64, low: u64, high: u64) -> Option<u64> {
+        let wanted = Wanted { len, low, high };
+        match self.root {
+            None => wanted.first_in(0, u64::MAX),
+            Some(root) => wanted.lowest(root, 0).or_else(|| wanted.first_in(root.limit, u64::MAX)),
+        }
+    }
+}
+
+impl Wanted {
+    /// The last fit in the free range `from..to`.
+    fn last_in(self, from: u64, to: u64) -> Option<u64> {
+        let at = to.min(self.high).checked_sub(self.len)?;
+        (at >= from.max(self.low)).then_some(at)
+    }
+
+    /// The first fit in the free range `from..to`.
+    fn first_in(self, from: u64, to: u64) -> Option<u64> {
+        let at = from.max(self.low);
+        (at.checked_add(self.len)? <= to.min(self.high)).then_some(at)
+    }
+
+    /// The last fit above one of the node's entries and below `above`, where the next one starts.
+    fn highest(self, node: &Node, mut above: u64) -> Option<u64> {
+        let (starts, ends) = node.keys();
+        for at in (0..starts.len()).rev() {
+            if let Some(found) = self.last_in(ends[at], above) {
+                return Some(found);
+            }
+            if ends[at] <= self.low {
+                return None;
+            }
+            if node.gap(at) >= self.len
+                && starts[at] < self.high
+                && let Some(found) = self.highest(child(node, at), ends[at])
+            {
+                return Some(found);
+            }
+            above = starts[at];
+        }
+        None
+    }
+
+    /// The first fit below one of the node's entries and above `below`, where the one before ends.
+    fn lowest(self, node: &Node, mut below: u64) -> Option<u64> {
+        let (starts, ends) = node.keys();
+        for at in 0..starts.len() {
+            if let Some(found) = self.first_in(below, starts[at]) {
+                return Some(found);
+            }
+            if starts[at] >= self.high {
+                return None;
+            }
+            if node.gap(at) >= self.len
+                && ends[at] > self.low
+                && let Some(found) = self.lowest(child(node, at), starts[at])
+            {
+                return Some(found);
+            }
+            below = ends[at];
+        }
+        None
+    }
+}
+
+/// The child at a slot with a gap.
+fn child(node: &Node, at: usize) -> &Node {
+    // SAFETY: a slot that holds a gap is a subtree; the child is part of the same version and as
+    // valid as its parent.
+    unsafe { node.child(at).as_ref() }
+}

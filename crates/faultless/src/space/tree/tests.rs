@@ -1,0 +1,480 @@
+//! The tree against a model, with every invariant checked by brute force after every step.
+
+use super::node::{FANOUT, MIN_FILL, ledger};
+use super::*;
+use crate::machine::CpuId;
+use crate::sync::wait::Spin;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::vec::Vec;
+
+/// Start to end and value.
+type Model = BTreeMap<u64, (u64, NonNull<u8>)>;
+
+/// A tree and what edits need.
+struct Fixture {
+    tree: Tree<u8>,
+    grace: Grace,
+    local: Local,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let grace = Grace::try_new(4).unwrap();
+        // SAFETY: the only local of this grace period.
+        Self { tree: Tree::new(), grace, local: unsafe { Local::claim(CpuId(0)) } }
+    }
+
+    fn edit(&self) -> Edit<'_, u8> {
+        // SAFETY: the fixture has one grace period, and readers use it.
+        unsafe { self.tree.edit(&self.local, &self.grace, &Spin) }
+    }
+
+    fn entries(&self) -> Vec<Entry<u8>> {
+        let section = self.grace.enter(&self.local);
+        self.tree.snapshot(&section).iter().collect()
+    }
+
+    /// Frees everything retired; no section is open.
+    fn reclaim(&self) {
+        while self.grace.pending(&self.local) != 0 {
+            self.grace.synchronize(&self.local, &Spin);
+            for link in self.grace.collect(&self.local) {
+                // SAFETY: no section is open, and only tree nodes are retired here.
+                unsafe { free_retired(link) };
+            }
+        }
+    }
+}
+
+/// A value to tell entries by; never followed.
+fn value(number: usize) -> NonNull<u8> {
+    NonNull::without_provenance(core::num::NonZero::new(number + 1).unwrap())
+}
+
+fn entry(start: u64, end: u64, number: usize) -> Entry<u8> {
+    Entry { start, end, value: value(number) }
+}
+
+/// A small generator, for choices inside a step.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// Checks the structure under `node`; returns its entries, and adds its nodes to `nodes`.
+fn validate(node: NonNull<Node>, root: bool, nodes: &mut isize) -> Vec<Slot> {
+    *nodes += 1;
+    // SAFETY: the caller's tree is not being changed.
+    let this = unsafe { node.as_ref() };
+    let count = this.count();
+    assert!(count <= FANOUT);
+    assert!(
+        count
+            >= if !root {
+                MIN_FILL
+            } else if this.level > 0 {
+                2
+            } else {
+                1
+            }
+    );
+    assert_eq!(this.rank(u64::MAX - 1), count.min(FANOUT - 1), "unused keys");
+    let mut entries = Vec::new();
+    for at in 0..count {
+        let slot = this.slot(at);
+        if this.level == 0 {
+            assert_eq!(slot.gap, 0);
+            assert!(slot.start < slot.end);
+            entries.push(slot);
+            continue;
+        }
+        // SAFETY: an inner node's slot.
+        let child = unsafe { this.child(at) };
+        // SAFETY: as for the node itself.
+        assert_eq!(unsafe { child.as_ref() }.level + 1, this.level, "depth");
+        let below = validate(child, false, nodes);
+        let widest = below.windows(2).map(|w| w[1].start - w[0].end).max().unwrap();
+        assert_eq!((slot.start, slot.end), (below[0].start, below[below.len() - 1].end));
+        assert_eq!(slot.gap, widest);
+        entries.extend(below);
+    }
+    assert!(entries.windows(2).all(|w| w[0].end <= w[1].start), "order");
+    if root {
+        assert_eq!(this.entries as usize, entries.len());
+        assert_eq!(this.limit, entries[entries.len() - 1].end);
+    }
+    entries
+}
+
+/// Checks a view against the model in every way of asking; returns how many nodes it has.
+fn compare(view: View<'_, u8>, model: &Model, dice: &mut Dice) -> isize {
+    let mut nodes = 0;
+    let slots = view.root.map(|root| validate(NonNull::from(root), true, &mut nodes));
+    let all: Vec<_> =
+        model.iter().map(|(&start, &(end, value))| Entry { start, end, value }).collect();
+    assert_eq!(slots.map_or(0, |slots| slots.len()), all.len());
+    assert_eq!((view.len(), view.is_empty()), (all.len(), all.is_empty()));
+    assert_eq!(view.iter().collect::<Vec<_>>(), all);
+
+    let mut addrs = std::vec![0, 1, u64::MAX - 1, u64::MAX];
+    for _ in 0..24 {
+        if !all.is_empty() {
+            let entry = all[dice.below(all.len() as u64) as usize];
+            addrs.extend([entry.start.saturating_sub(1), entry.start, entry.end - 1, entry.end]);
+        }
+    }
+    for &addr in &addrs {
+        let next = all.partition_point(|e| e.end <= addr);
+        assert_eq!(view.find(addr), all.get(next).copied());
+        assert_eq!(view.at(addr), all.get(next).copied().filter(|e| e.start <= addr));
+        assert_eq!(view.before(addr), next.checked_sub(1).map(|last| all[last]));
+    }
+    let from = addrs[dice.below(addrs.len() as u64) as usize];
+    assert!(view.iter_from(from).eq(all.iter().copied().filter(|e| e.end > from)));
+
+    let mut free = Vec::new();
+    let mut from = 0;
+    for entry in &all {
+        free.push((from, entry.start));
+        from = entry.end;
+    }
+    free.push((from, u64::MAX));
+    for _ in 0..16 {
+        let longest = [8, 200][dice.below(2) as usize];
+        let len = 1 + dice.below(longest);
+        let bound = |dice: &mut Dice| match dice.below(8) {
+            0 => 0,
+            1 => u64::MAX,
+            _ => addrs[dice.below(addrs.len() as u64) as usize],
+        };
+        let (low, high) = (bound(dice), bound(dice));
+        // Of each free range, the part in the window.
+        let fits = free.iter().map(|&(from, to)| (from.max(low), to.min(high)));
+        let fits = fits.filter(|&(from, to)| from < to && to - from >= len);
+        assert_eq!(view.gap(len, low, high), fits.clone().map(|(_, to)| to - len).max());
+        assert_eq!(view.gap_bottom_up(len, low, high), fits.map(|(from, _)| from).min());
+    }
+    nodes
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    /// An entry, if the range is free.
+    Insert { start: u64, len: u64 },
+    /// The entry at or after an address.
+    Remove { from: u64 },
+    /// A range, widened to whole entries, gets so many new entries.
+    Replace { start: u64, len: u64, new: u64 },
+}
+
+fn change(pages: u64) -> impl Strategy<Value = Change> {
+    prop_oneof![
+        6 => (0..pages, 1..6_u64).prop_map(|(start, len)| Change::Insert { start, len }),
+        2 => (0..pages).prop_map(|from| Change::Remove { from }),
+        2 => (0..pages, prop_oneof![1..30_u64, 1..pages], 0..12_u64)
+            .prop_map(|(start, len, new)| Change::Replace { start, len, new }),
+    ]
+}
+
+/// Makes the change in both, and says whether there was anything to change.
+fn apply(
+    edit: &mut Edit<'_, u8>,
+    model: &mut Model,
+    change: &Change,
+    number: usize,
+) -> Result<(), OutOfMemory> {
+    let overlaps = |model: &Model, range: VirtRange| -> Vec<(u64, u64)> {
+        let all = model.iter().map(|(&start, &(end, _))| (start, end));
+        all.filter(|&(start, end)| range.overlaps(VirtRange::new(start, end))).collect()
+    };
+    match *change {
+        Change::Insert { start, len } => {
+            let range = VirtRange::new(start, start + len);
+            if overlaps(model, range).is_empty() {
+                edit.insert(range.start, range.end, value(number))?;
+                model.insert(range.start, (range.end, value(number)));
+            }
+        }
+        Change::Remove { from } => {
+            let Some((&start, &(end, value))) = model.range(from..).next() else {
+                assert_eq!(edit.remove(from)?, None);
+                return Ok(());
+            };
+            assert_eq!(edit.remove(start)?, Some(Entry { start, end, value }));
+            model.remove(&start);
+        }
+        Change::Replace { start, len, new } => {
+            let mut range = VirtRange::new(start, start + len);
+            for (start, end) in overlaps(model, range) {
+                range = range.hull(VirtRange::new(start, end));
+            }
+            let new = new.min(range.len());
+            let size = range.len() / new.max(1);
+            let entries: Vec<_> = (0..new)
+                .map(|i| range.start + i * size)
+                // Some touch the next one and some do not.
+                .map(|at| entry(at, at + (size - at % 2).max(1), number + at as usize))
+                .collect();
+            edit.replace(range, &entries)?;
+            model.retain(|&start, _| !range.contains(start));
+            model.extend(entries.iter().map(|e| (e.start, (e.end, e.value))));
+        }
+    }
+    Ok(())
+}
+
+/// Runs edits of one to three changes each, of which one in eight is dropped.
+fn run(changes: &[Change], seed: u64) {
+    let before = ledger::live();
+    let fixture = Fixture::new();
+    let mut model = Model::new();
+    let mut dice = Dice(seed);
+    let mut number = 0;
+    let mut changes = changes.iter();
+    while changes.len() > 0 {
+        let mut edit = fixture.edit();
+        let mut next = model.clone();
+        for change in changes.by_ref().take(1 + dice.below(3) as usize) {
+            number += 1000;
+            apply(&mut edit, &mut next, change, number).unwrap();
+            compare(edit.view(), &next, &mut dice);
+        }
+        if dice.below(8) > 0 {
+            edit.publish();
+            model = next;
+        } else {
+            drop(edit);
+        }
+        fixture.reclaim();
+        let section = fixture.grace.enter(&fixture.local);
+        let nodes = compare(fixture.tree.snapshot(&section), &model, &mut dice);
+        assert_eq!(ledger::live() - before, nodes, "leaked or lost nodes");
+    }
+    drop(fixture);
+    assert_eq!(ledger::live(), before);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn small_trees_follow_the_model(
+        changes in prop::collection::vec(change(150), 1..150),
+        seed: u64,
+    ) {
+        run(&changes, seed);
+    }
+
+    #[test]
+    fn tall_trees_follow_the_model(
+        changes in prop::collection::vec(change(6000), 400..600),
+        seed: u64,
+    ) {
+        let changes: Vec<_> = changes
+            .into_iter()
+            .map(|change| match change {
+                // Wide replacements would keep the tree low.
+                Change::Replace { start, new, .. } => Change::Replace { start, len: 40, new },
+                other => other,
+            })
+            .collect();
+        run(&changes, seed);
+    }
+}
+
+/// A fixture with `count` entries of two pages, three pages apart.
+fn rows(count: u64) -> Fixture {
+    let fixture = Fixture::new();
+    let mut edit = fixture.edit();
+    for i in 0..count {
+        edit.insert(i * 3, i * 3 + 2, value(i as usize)).unwrap();
+    }
+    edit.publish();
+    fixture.reclaim();
+    fixture
+}
+
+#[test]
+fn growing_and_shrinking_at_either_end_keeps_the_invariants() {
+    let mut dice = Dice(7);
+    for descending in [false, true] {
+        let fixture = Fixture::new();
+        let mut model = Model::new();
+        let key = |i: u64| if descending { 3000 - i } else { i };
+        for i in 0..1200 {
+            let mut edit = fixture.edit();
+            edit.insert(key(i), key(i) + 1, value(0)).unwrap();
+            edit.publish();
+            model.insert(key(i), (key(i) + 1, value(0)));
+            if i % 37 == 0 {
+                compare(fixture.edit().view(), &model, &mut dice);
+            }
+        }
+        let tall = fixture.edit().view().root.unwrap().level;
+        assert!(tall >= 2, "three levels are reached");
+        for i in 0..1200 {
+            let mut edit = fixture.edit();
+            edit.remove(key(i)).unwrap().unwrap();
+            edit.publish();
+            model.remove(&key(i));
+            if i % 37 == 0 || i > 1150 {
+                compare(fixture.edit().view(), &model, &mut dice);
+            }
+        }
+        assert!(fixture.edit().view().is_empty());
+        fixture.reclaim();
+    }
+}
+
+#[test]
+fn an_edit_that_runs_out_of_memory_changes_nothing() {
+    let start = ledger::live();
+    let fixture = rows(400);
+    let (live, old) = (ledger::live(), fixture.entries());
+    let new: Vec<_> = (0..60).map(|i| entry(300 + i * 5, 304 + i * 5, 1)).collect();
+    let mut failures = 0;
+    loop {
+        let mut edit = fixture.edit();
+        ledger::allow(failures);
+        let result = (|| {
+            // Splits, joins and shares, in nodes of its own and of others.
+            for i in 0..40 {
+                edit.insert(1200 + i, 1201 + i, value(2))?;
+            }
+            for i in 100..150 {
+                edit.remove(i * 3 + 600)?;
+            }
+            edit.replace(VirtRange::new(300, 600), &new)
+        })();
+        ledger::allow(usize::MAX);
+        if result.is_ok() {
+            edit.publish();
+            break;
+        }
+        failures += 1;
+        drop(edit);
+        assert_eq!(fixture.entries(), old);
+        assert_eq!(ledger::live(), live);
+    }
+    assert!(failures > 20, "the edit allocates {failures} nodes");
+    assert_ne!(fixture.entries(), old);
+    fixture.reclaim();
+    drop(fixture);
+    assert_eq!(ledger::live(), start);
+}
+
+#[test]
+fn a_failed_insert_or_remove_leaves_the_edit_as_it_was() {
+    let fixture = rows(400);
+    let mut edit = fixture.edit();
+    let mut failed = 0;
+    for i in 0..200 {
+        let before: Vec<_> = edit.view().iter().collect();
+        for allowed in 0.. {
+            ledger::allow(allowed);
+            let result = if i % 2 == 0 {
+                edit.insert(i * 6 + 2, i * 6 + 3, value(3))
+            } else {
+                edit.remove(i * 3).map(|_| ())
+            };
+            ledger::allow(usize::MAX);
+            if result.is_ok() {
+                break;
+            }
+            failed += 1;
+            assert!(edit.view().iter().eq(before.iter().copied()));
+        }
+    }
+    assert!(failed > 50);
+    drop(edit);
+    fixture.reclaim();
+}
+
+#[test]
+fn an_older_view_keeps_its_version() {
+    let fixture = rows(300);
+    let section = fixture.grace.enter(&fixture.local);
+    let view = fixture.tree.snapshot(&section);
+    let old: Vec<_> = view.iter().collect();
+    let mut edit = fixture.edit();
+    edit.replace(VirtRange::new(0, 800), &[]).unwrap();
+    assert!(view.iter().eq(old.iter().copied()), "before the edit is published");
+    edit.publish();
+    assert!(view.iter().eq(old.iter().copied()), "and after");
+    assert_eq!(fixture.tree.snapshot(&section).find(0).unwrap().start, 801);
+    drop(section);
+    fixture.reclaim();
+}
+
+#[test]
+fn a_reader_sees_all_of_an_edit_or_nothing() {
+    const PAIRS: u64 = 100;
+    const EDITS: u64 = 20_000;
+    let fixture = Fixture::new();
+    let mut edit = fixture.edit();
+    for i in 0..PAIRS {
+        edit.insert(i * 20, i * 20 + 5, value(0)).unwrap();
+    }
+    edit.publish();
+    let Fixture { tree, grace, local } = &fixture;
+    let done = core::sync::atomic::AtomicBool::new(false);
+    // Each edit moves three entries between the two places of their pairs.
+    let moves = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            // SAFETY: the only local with this number.
+            let local = unsafe { Local::claim(CpuId(1)) };
+            let mut dice = Dice(11);
+            let (mut states, mut seen) = ([false; PAIRS as usize], 0);
+            while !done.load(Ordering::Relaxed) {
+                let section = grace.enter(&local);
+                let view = tree.snapshot(&section);
+                assert_eq!(view.len() as u64, PAIRS);
+                for _ in 0..8 {
+                    let pair = dice.below(PAIRS);
+                    let places = [view.at(pair * 20 + 2), view.at(pair * 20 + 12)];
+                    let moved = places[1].is_some();
+                    assert_ne!(places[0].is_some(), moved, "{places:?}");
+                    assert_eq!(
+                        places.into_iter().flatten().next().unwrap().value,
+                        value(moved.into())
+                    );
+                    let state = &mut states[pair as usize];
+                    seen += u64::from(*state != moved);
+                    *state = moved;
+                }
+                if dice.below(64) == 0 {
+                    let pairs = view.iter().map(|e| e.start / 20);
+                    assert!(pairs.eq(0..PAIRS));
+                }
+            }
+            seen
+        });
+        let mut dice = Dice(5);
+        let mut moved = [false; PAIRS as usize];
+        for _ in 0..EDITS {
+            // SAFETY: one grace period for edits and readers.
+            let mut edit = unsafe { tree.edit(local, grace, &Spin) };
+            for _ in 0..3 {
+                let pair = dice.below(PAIRS);
+                let (from, to) = match moved[pair as usize] {
+                    false => (pair * 20, pair * 20 + 10),
+                    true => (pair * 20 + 10, pair * 20),
+                };
+                edit.remove(from).unwrap().unwrap();
+                moved[pair as usize] ^= true;
+                edit.insert(to, to + 5, value(moved[pair as usize].into())).unwrap();
+            }
+            edit.publish();
+        }
+        done.store(true, Ordering::Relaxed);
+        reader.join().unwrap()
+    });
+    assert!(moves > 100, "the reader ran beside the writer: it saw {moves} moves");
+    fixture.reclaim();
+}

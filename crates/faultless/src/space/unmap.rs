@@ -1,0 +1,51 @@
+//! `munmap`.
+
+use super::Space;
+use super::write::{NOWHERE, Writing};
+use crate::addr::{USER_END, VirtRange, is_page_aligned, page_up};
+use crate::error::{Errno, Error};
+use crate::machine::Machine;
+use crate::table::node::{LAST, table_span};
+use crate::tlb::batch::FlushBatch;
+use crate::vm::Cpu;
+
+/// Unmapping locks whole last-level tables, so that it can unlink those that it empties.
+pub(super) const TABLE_ALIGN: u64 = table_span(LAST);
+
+/// The page-aligned user range of a call, or `None` where Linux refuses it.
+pub(super) fn user_range(addr: u64, len: u64) -> Option<VirtRange> {
+    let len = page_up(len).filter(|&len| len != 0)?;
+    (is_page_aligned(addr) && len <= USER_END && addr <= USER_END - len)
+        .then(|| VirtRange::new(addr, addr + len))
+}
+
+impl<M: Machine> Space<M> {
+    /// Unmaps whatever is mapped in the pages from `addr` on, `len` bytes rounded up to pages.
+    ///
+    /// # Errors
+    /// `EINVAL`: `addr` is not page-aligned, `len` is 0, or the range leaves user space. `ENOMEM`: a
+    /// VMA would have to be split and cannot be. Nothing has changed then.
+    pub fn munmap(&self, cpu: &Cpu<'_, M>, addr: u64, len: u64) -> Result<(), Error> {
+        let given = VirtRange::new(addr, addr.saturating_add(len));
+        let refused = |errno| Error { operation: "munmap", range: given, errno };
+        let range = user_range(addr, len).ok_or(refused(Errno::EINVAL))?;
+        self.write(cpu, [range, NOWHERE], TABLE_ALIGN).unmap(range).map_err(refused)?;
+        cpu.collect();
+        Ok(())
+    }
+}
+
+impl<M: Machine> Writing<'_, '_, M> {
+    /// Unmaps `range`.
+    pub(super) fn unmap(&self, range: VirtRange) -> Result<(), Errno> {
+        if self.vmas(range).next().is_none() {
+            return Ok(());
+        }
+        self.put(range, None)?;
+        let mut batch = FlushBatch::new(self.cpu, self.space);
+        self.zap(range, &mut batch);
+        self.prune(range, &mut batch);
+        batch.finish();
+        Ok(())
+    }
+}

@@ -1,0 +1,233 @@
+//! A VMA: a range of one space whose pages are alike.
+//!
+//! A published VMA never changes, but for its sequence, its lock (baseline policy only) and its
+//! reverse-map root, which is set once. Whoever changes a mapping publishes new VMAs in place of old
+//! ones; the old ones' sequences stay odd for ever, and they are freed after a grace period. So a
+//! fault can read a VMA's fields without ever seeing half a change.
+
+use crate::addr::{PAGE_SHIFT, VirtRange};
+use crate::file::shmem::SharedObject;
+use crate::heap::Shared;
+use crate::rmap::RootSlot;
+use crate::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::grace::RetireLink;
+use crate::sync::sequence::Sequence;
+use crate::sync::wait::Wait;
+use bitflags::bitflags;
+use core::fmt;
+
+bitflags! {
+    /// What a program may do with a page: Linux's `PROT_*`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Prot: u32 {
+        /// Loads.
+        const READ = 1;
+        /// Stores.
+        const WRITE = 2;
+        /// Instruction fetches.
+        const EXEC = 4;
+        /// `mprotect` only: extend down to the start of a growing VMA.
+        const GROWSDOWN = 0x0100_0000;
+        /// `mprotect` only: extend up to the end of an upward-growing VMA.
+        const GROWSUP = 0x0200_0000;
+    }
+}
+
+bitflags! {
+    /// How a VMA behaves, beyond its protection.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct VmaFlags: u32 {
+        /// Stores are seen by everybody who maps the same object.
+        const SHARED = 1 << 0;
+        /// Grows downwards on faults just below.
+        const GROWSDOWN = 1 << 1;
+        /// Its pages are promised memory.
+        const ACCOUNT = 1 << 2;
+        /// Mapped with `MAP_NORESERVE`.
+        const NORESERVE = 1 << 3;
+        /// Absent in forked children.
+        const DONTFORK = 1 << 4;
+        /// Empty in forked children.
+        const WIPEONFORK = 1 << 5;
+        /// `MADV_RANDOM`.
+        const RANDOM = 1 << 6;
+        /// `MADV_SEQUENTIAL`.
+        const SEQUENTIAL = 1 << 7;
+        /// `MADV_HUGEPAGE`.
+        const HUGEPAGE = 1 << 8;
+        /// `MADV_NOHUGEPAGE`.
+        const NOHUGEPAGE = 1 << 9;
+    }
+}
+
+/// What a VMA is: everything that stays the same while it lives.
+#[derive(Clone, Debug)]
+pub struct Area {
+    /// Where it lies.
+    pub range: VirtRange,
+    /// What programs may do with it.
+    pub prot: Prot,
+    /// How it behaves.
+    pub flags: VmaFlags,
+    /// Page offset of its first page: into the object, or for private memory the page number it was
+    /// first mapped at.
+    pub offset: u64,
+    /// The object behind a shared mapping; `None` for private anonymous memory.
+    pub object: Option<Shared<SharedObject>>,
+}
+
+impl Area {
+    /// The part of this area inside `range`, which must overlap it.
+    #[must_use]
+    pub fn part(&self, range: VirtRange) -> Self {
+        let range = self.range.intersect(range);
+        let skipped = (range.start - self.range.start) >> PAGE_SHIFT;
+        Self { range, offset: self.offset + skipped, ..self.clone() }
+    }
+
+    /// The page offset of the page at `addr`, which must lie in the area.
+    #[inline]
+    pub const fn index_of(&self, addr: u64) -> u64 {
+        self.offset + ((addr - self.range.start) >> PAGE_SHIFT)
+    }
+
+    /// Whether the access that `prot` names is allowed.
+    #[inline]
+    pub const fn allows(&self, prot: Prot) -> bool {
+        self.prot.contains(prot)
+    }
+
+    /// Whether its pages are private copies.
+    #[inline]
+    pub const fn is_private(&self) -> bool {
+        !self.flags.contains(VmaFlags::SHARED)
+    }
+
+    /// Whether `self`, directly below `next`, is like it in all but the reverse map.
+    pub fn continues_into(&self, next: &Self) -> bool {
+        self.prot == next.prot && self.resembles(next)
+    }
+
+    /// [`continues_into`](Self::continues_into) but for the protection.
+    pub fn resembles(&self, next: &Self) -> bool {
+        let same_object = match (&self.object, &next.object) {
+            (None, None) => true,
+            (Some(a), Some(b)) => a.same(b),
+            _ => false,
+        };
+        self.range.end == next.range.start
+            && self.flags == next.flags
+            && same_object
+            && self.offset + self.range.pages() == next.offset
+    }
+}
+
+/// A published VMA.
+#[repr(C)]
+pub struct Vma {
+    /// Its way to the grace period; first, so that a link is a VMA.
+    pub(crate) retire: RetireLink,
+    /// Odd while a writer works on it, and for ever once it is replaced.
+    pub(crate) sequence: Sequence,
+    /// The lock of the `per_vma` baseline.
+    pub(crate) lock: VmaLock,
+    /// The reverse-map root, once an anonymous page was made.
+    pub(crate) root: RootSlot,
+    /// What it is.
+    pub area: Area,
+}
+
+impl fmt::Debug for Vma {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Vma").field("area", &self.area).field("root", &self.root).finish()
+    }
+}
+
+/// The VMA lock of Linux 6.4 to 6.14: faults try it to read, writers of the VMA lock readers out.
+/// Used by the `per_vma` baseline only.
+#[derive(Debug)]
+pub struct VmaLock(AtomicU32);
+
+const WRITER: u32 = 1 << 31;
+
+impl Default for VmaLock {
+    fn default() -> Self {
+        Self(AtomicU32::new(0))
+    }
+}
+
+impl VmaLock {
+    /// Takes it to read, unless a writer has it.
+    pub fn try_read(&self) -> bool {
+        if self.0.fetch_add(1, Ordering::AcqRel) & WRITER == 0 {
+            return true;
+        }
+        self.end_read();
+        false
+    }
+
+    /// Ends a successful [`try_read`](Self::try_read).
+    pub fn end_read(&self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Takes it to write: readers drain, new ones fail.
+    pub fn write(&self, wait: &impl Wait) {
+        self.0.fetch_or(WRITER, Ordering::AcqRel);
+        let mut looks = 0;
+        while self.0.load(Ordering::Acquire) != WRITER {
+            wait.wait(looks);
+            looks += 1;
+        }
+    }
+
+    /// Lets readers in again.
+    pub fn end_write(&self) {
+        self.0.fetch_and(!WRITER, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::sync::wait::Spin;
+
+    fn area(start: u64, end: u64) -> Area {
+        Area {
+            range: VirtRange::new(start << PAGE_SHIFT, end << PAGE_SHIFT),
+            prot: Prot::READ | Prot::WRITE,
+            flags: VmaFlags::ACCOUNT,
+            offset: start,
+            object: None,
+        }
+    }
+
+    #[test]
+    fn a_part_keeps_its_page_offsets() {
+        let whole = area(10, 20);
+        let part = whole.part(VirtRange::new(14 << PAGE_SHIFT, 30 << PAGE_SHIFT));
+        assert_eq!(part.range, VirtRange::new(14 << PAGE_SHIFT, 20 << PAGE_SHIFT));
+        assert_eq!(part.offset, 14);
+        assert_eq!(part.index_of(15 << PAGE_SHIFT), whole.index_of(15 << PAGE_SHIFT));
+    }
+
+    #[test]
+    fn only_like_neighbours_continue() {
+        assert!(area(1, 2).continues_into(&area(2, 3)));
+        assert!(!area(1, 2).continues_into(&area(3, 4)), "a gap");
+        assert!(!area(1, 2).continues_into(&Area { offset: 7, ..area(2, 3) }), "moved");
+        let readable = Area { prot: Prot::READ, ..area(2, 3) };
+        assert!(!area(1, 2).continues_into(&readable) && area(1, 2).resembles(&readable));
+    }
+
+    #[test]
+    fn a_writer_keeps_readers_out() {
+        let lock = VmaLock::default();
+        assert!(lock.try_read());
+        lock.end_read();
+        lock.write(&Spin);
+        assert!(!lock.try_read());
+        lock.end_write();
+        assert!(lock.try_read());
+    }
+}

@@ -1,0 +1,112 @@
+//! What one operation owes: translations to drop, and frames to let go once they are dropped.
+//!
+//! A frame that an operation unmapped keeps the reference of the mapping until the flush is done;
+//! only then is the reference put. So whoever puts the last one, in this space or another, knows
+//! that every space that ever mapped the frame has flushed it: law 1.
+
+use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
+use crate::machine::{Invalidate, Machine};
+use crate::space::Space;
+use crate::stat::Counter;
+use crate::tlb::shootdown;
+use crate::vm::Cpu;
+use core::cell::Cell;
+
+/// Frames a batch holds before it flushes.
+pub const BATCH: usize = 512;
+/// Ranges of more pages than this are flushed as a whole space, as Linux does
+/// (`tlb_single_page_flush_ceiling`).
+const SINGLE_PAGES: u64 = 33;
+
+/// The CPU's buffer for the frames of the batch that it is working on.
+#[derive(Debug)]
+pub struct Gather {
+    frames: [Cell<u32>; BATCH],
+    busy: Cell<bool>,
+}
+
+impl Default for Gather {
+    fn default() -> Self {
+        Self { frames: [const { Cell::new(0) }; BATCH], busy: Cell::new(false) }
+    }
+}
+
+/// A flush batch of one space. [`finish`](FlushBatch::finish) pays all that it owes.
+#[must_use = "a batch owes flushes and references until it is finished"]
+#[derive(Debug)]
+pub struct FlushBatch<'a, 'v, M: Machine> {
+    cpu: &'a Cpu<'v, M>,
+    space: &'a Space<M>,
+    owed: Option<VirtRange>,
+    frames: usize,
+}
+
+impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
+    /// An empty batch. A CPU works on one at a time.
+    pub fn new(cpu: &'a Cpu<'v, M>, space: &'a Space<M>) -> Self {
+        let busy = cpu.state().gather.busy.replace(true);
+        debug_assert!(!busy, "a CPU works on one flush batch at a time");
+        Self { cpu, space, owed: None, frames: 0 }
+    }
+
+    /// Owes a flush of `range`.
+    #[inline]
+    pub fn flush(&mut self, range: VirtRange) {
+        self.owed = Some(self.owed.map_or(range, |owed| owed.hull(range)));
+    }
+
+    /// Owes a flush of the page at `addr`, and then the reference of its mapping to `frame`.
+    #[inline]
+    pub fn unmapped(&mut self, addr: u64, frame: FrameNumber) {
+        self.flush(VirtRange { start: addr, end: addr + PAGE_SIZE });
+        if self.frames == BATCH {
+            self.pay();
+            self.flush(VirtRange { start: addr, end: addr + PAGE_SIZE });
+        }
+        self.cpu.state().gather.frames[self.frames].set(frame.0);
+        self.frames += 1;
+    }
+
+    /// Pays.
+    pub fn finish(mut self) {
+        self.pay();
+    }
+
+    fn pay(&mut self) {
+        if let Some(range) = self.owed.take() {
+            shoot(self.cpu, self.space, range);
+        }
+        for at in 0..core::mem::take(&mut self.frames) {
+            let frame = FrameNumber(self.cpu.state().gather.frames[at].get());
+            // SAFETY: the mapping that this reference is of is gone, and flushed by now.
+            unsafe { self.cpu.put_unmapped(frame) };
+        }
+    }
+}
+
+impl<M: Machine> Drop for FlushBatch<'_, '_, M> {
+    fn drop(&mut self) {
+        self.pay();
+        self.cpu.state().gather.busy.set(false);
+    }
+}
+
+/// Drops the space's translations of `range` on every CPU that may hold some, and waits for them.
+pub fn shoot<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, range: VirtRange) {
+    let what =
+        if range.pages() > SINGLE_PAGES { Invalidate::All } else { Invalidate::Range(range) };
+    cpu.count(Counter::TlbFlush);
+    let vm = cpu.vm();
+    let sent = shootdown::shoot(
+        vm.machine(),
+        &vm.inboxes,
+        cpu.local(),
+        cpu,
+        space.id(),
+        &space.cpus,
+        what,
+    );
+    if sent != 0 {
+        cpu.state().counts.add(Counter::TlbShootdownSent, sent);
+    }
+}

@@ -1,0 +1,378 @@
+//! The subsystem as a whole, and the CPU that a call runs on.
+
+use crate::addr::FrameNumber;
+use crate::error::{Errno, OutOfMemory};
+use crate::frame::{Census, Clean, Frame, Frames, Imbalance, RETIRE_FRAME, Use, Zeroed};
+use crate::heap;
+use crate::knob::{Knobs, Setting};
+use crate::machine::{CpuId, Machine, SpaceId};
+use crate::space::tree::{self, RETIRE_TREE_NODE};
+use crate::space::vma::Vma;
+use crate::stat::{Counter, Counts, Totals, Trace};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::grace::{Grace, RetireLink, Section};
+use crate::sync::percpu::{Local, PerCpu};
+use crate::sync::range::ClaimSlots;
+use crate::sync::wait::Wait;
+use crate::table::range;
+use crate::tlb::batch::Gather;
+use crate::tlb::shootdown::Inbox;
+use alloc::boxed::Box;
+use core::cell::Cell;
+use core::fmt;
+use core::ptr::NonNull;
+
+/// Retired objects beyond which a call tries to free some.
+const COLLECT_ABOVE: usize = 32;
+
+/// The kind of a VMA that waits for a grace period to end.
+pub(crate) const RETIRE_VMA: u8 = 2;
+
+const _: () = assert!(RETIRE_VMA != RETIRE_TREE_NODE && RETIRE_VMA != RETIRE_FRAME);
+
+/// One CPU's state, on lines of its own.
+#[derive(Debug, Default)]
+pub(crate) struct CpuState {
+    pub(crate) counts: Counts,
+    pub(crate) gather: Gather,
+    /// The space that this CPU runs.
+    pub(crate) resident: Resident,
+}
+
+// SAFETY: the cells (`gather`) are reached only through `Cpu::state`, against the CPU's `Local`; other
+// CPUs read `counts` and `resident`, which are atomics.
+unsafe impl Sync for CpuState {}
+
+/// Resident pages that a CPU counted for the space it runs, not yet added to the space's own count.
+#[derive(Debug, Default)]
+pub(crate) struct Resident {
+    pub(crate) space: AtomicU64,
+    pub(crate) pages: AtomicU64,
+}
+
+/// The virtual-memory subsystem over one machine.
+pub struct Vm<M: Machine> {
+    machine: M,
+    pub(crate) frames: Frames,
+    pub(crate) grace: Grace,
+    pub(crate) claims: ClaimSlots,
+    pub(crate) inboxes: PerCpu<Inbox>,
+    pub(crate) cpus: PerCpu<CpuState>,
+    pub(crate) zero: FrameNumber,
+    /// What can be switched.
+    pub knobs: Knobs,
+    /// The trace points.
+    pub trace: Trace,
+    next_space: AtomicU64,
+}
+
+impl<M: Machine> fmt::Debug for Vm<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Vm").field("cpus", &self.machine.cpus()).finish_non_exhaustive()
+    }
+}
+
+impl<M: Machine> Vm<M> {
+    /// The subsystem over `machine`, with all its memory free.
+    ///
+    /// # Errors
+    /// `ENOMEM` when the heap cannot hold the metadata (64 bytes a frame) or no frame is left for
+    /// the zero page; `EINVAL` when the machine has no CPU or more than
+    /// [`MAX_CPUS`](crate::MAX_CPUS).
+    pub fn new(machine: M) -> Result<Self, Errno> {
+        let cpus = machine.cpus();
+        if !(1..=crate::machine::MAX_CPUS).contains(&cpus) {
+            return Err(Errno::EINVAL);
+        }
+        let frames = Frames::try_new(cpus, machine.regions())?;
+        // SAFETY: nobody else has a `Local` of a subsystem that is being made; it is gone before
+        // `cpu` can be called.
+        let boot = unsafe { Local::claim(CpuId(0)) };
+        let zero = frames.alloc(&boot, &crate::sync::wait::Spin).ok_or(Errno::ENOMEM)?;
+        let zero = frames.publish(zero.zero(&machine), Use::Zero, 0, 0);
+        Ok(Self {
+            frames,
+            zero,
+            grace: Grace::try_new(cpus)?,
+            claims: ClaimSlots::try_new(cpus, |_| Default::default())?,
+            inboxes: PerCpu::try_new(cpus, |_| Inbox::new())?,
+            cpus: PerCpu::try_new(cpus, |_| CpuState::default())?,
+            knobs: Knobs::default(),
+            trace: Trace::default(),
+            next_space: AtomicU64::new(1),
+            machine,
+        })
+    }
+
+    /// The machine beneath.
+    #[inline(always)]
+    pub const fn machine(&self) -> &M {
+        &self.machine
+    }
+
+    /// The right to call the subsystem from CPU `id`.
+    ///
+    /// # Safety
+    /// There is at most one `Cpu` of each number at a time; `id` is below `Machine::cpus()`; and
+    /// what interrupts its holder inside a call does not use it.
+    pub unsafe fn cpu(&self, id: CpuId) -> Cpu<'_, M> {
+        // SAFETY: handed on to the caller.
+        Cpu { vm: self, local: unsafe { Local::claim(id) }, nested: Cell::new(()) }
+    }
+
+    /// Changes a knob, from now on.
+    pub fn set(&self, setting: Setting) {
+        match setting {
+            Setting::FrameLimit(limit) => self.frames.set_limit(limit),
+            other => self.knobs.set(other),
+        }
+    }
+
+    /// What all CPUs counted so far.
+    pub fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        self.cpus.iter().for_each(|state| totals.include(&state.counts));
+        totals
+    }
+
+    /// Which ownership of `frame` this is; it changes whenever the frame is allocated anew.
+    #[inline]
+    pub fn frame_owner(&self, frame: FrameNumber) -> u64 {
+        self.frames.meta(frame).owner()
+    }
+
+    /// Frames on the allocators' lists.
+    pub fn free_frames(&self) -> u64 {
+        self.frames.free_count()
+    }
+
+    /// Frames of memory.
+    pub const fn total_frames(&self) -> u64 {
+        self.frames.total()
+    }
+
+    /// Counts every frame by what it is used for, and checks the counts against the allocators:
+    /// law 6. Only at a quiet moment, when no call is under way.
+    ///
+    /// # Errors
+    /// The first imbalance found.
+    pub fn audit(&self, cpu: &Cpu<'_, M>) -> Result<Census, Imbalance> {
+        self.frames.audit(cpu)
+    }
+
+    pub(crate) fn new_space_id(&self) -> SpaceId {
+        SpaceId(self.next_space.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// A CPU inside the subsystem: what every call takes first.
+pub struct Cpu<'v, M: Machine> {
+    vm: &'v Vm<M>,
+    local: Local,
+    /// Keeps the type from being `Sync`, as the CPU itself is.
+    nested: Cell<()>,
+}
+
+impl<M: Machine> fmt::Debug for Cpu<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let _ = &self.nested;
+        write!(f, "Cpu({})", self.local.id().0)
+    }
+}
+
+/// Whoever waits, answers.
+impl<M: Machine> Wait for Cpu<'_, M> {
+    #[cold]
+    fn wait(&self, looks: u32) {
+        self.serve_flushes();
+        self.vm.machine.relax(looks);
+    }
+}
+
+impl<'v, M: Machine> Cpu<'v, M> {
+    /// The subsystem.
+    #[inline(always)]
+    pub const fn vm(&self) -> &'v Vm<M> {
+        self.vm
+    }
+
+    /// The CPU's number.
+    #[inline]
+    pub const fn id(&self) -> CpuId {
+        self.local.id()
+    }
+
+    #[inline(always)]
+    pub(crate) const fn local(&self) -> &Local {
+        &self.local
+    }
+
+    #[inline(always)]
+    pub(crate) fn state(&self) -> &CpuState {
+        self.vm.cpus.get(&self.local)
+    }
+
+    /// Drops the translations that other CPUs asked this one to drop. A machine calls it when it was
+    /// [interrupted](Machine::interrupt).
+    pub fn serve_flushes(&self) {
+        let served = self.vm.inboxes.get(&self.local).serve(&self.vm.machine, &self.local);
+        if served != 0 {
+            self.state().counts.add(Counter::TlbShootdownReceived, served);
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn count(&self, counter: Counter) {
+        self.state().counts.add(counter, 1);
+    }
+
+    /// Opens a grace section: what is reachable now stays readable until it closes.
+    #[inline(always)]
+    pub(crate) fn section(&self) -> Section<'_> {
+        self.vm.grace.enter(&self.local)
+    }
+
+    /// Allocates a frame, or gives up without waiting.
+    #[inline(always)]
+    pub(crate) fn alloc(&self) -> Option<Frame<Clean>> {
+        self.vm.frames.alloc(&self.local, self)
+    }
+
+    /// Allocates a frame of zeros, or gives up without waiting.
+    #[inline(always)]
+    pub(crate) fn alloc_zeroed(&self) -> Option<Frame<Zeroed>> {
+        self.alloc().map(|frame| frame.zero(&self.vm.machine))
+    }
+
+    /// Allocates a frame, after waiting for what is about to be free when there is none. Not inside
+    /// a grace section, and holding no lock.
+    pub(crate) fn alloc_or_wait(&self) -> Result<Frame<Clean>, OutOfMemory> {
+        self.alloc()
+            .or_else(|| {
+                self.settle_retired();
+                self.alloc()
+            })
+            .ok_or(OutOfMemory)
+    }
+
+    pub(crate) fn free<S: crate::frame::Settled>(&self, frame: Frame<S>) {
+        self.vm.frames.free(&self.local, frame, self);
+    }
+
+    /// Drops a reference of a mapping that was flushed, and frees the frame if it was the last.
+    ///
+    /// # Safety
+    /// The caller had the reference; the mapping that it stood for is gone and has been flushed
+    /// from every CPU that could hold it.
+    pub(crate) unsafe fn put_unmapped(&self, number: FrameNumber) {
+        if self.vm.frames.meta(number).put_ref() == 0 {
+            // SAFETY: the last reference was ours. Every reference is put only after its mapping
+            // was flushed (tlb::batch), so no CPU holds a translation.
+            let frame = unsafe { self.vm.frames.reclaim(number).settle() };
+            self.free(frame);
+        }
+    }
+
+    /// Hands an object to the grace period.
+    ///
+    /// # Safety
+    /// New readers cannot find the object; it is of the kind that its link says, and retired once.
+    pub(crate) unsafe fn retire(&self, link: NonNull<RetireLink>) {
+        // SAFETY: handed on.
+        unsafe { self.vm.grace.retire(&self.local, link) };
+    }
+
+    /// Frees what no reader can see any more, when much has piled up. Cheap otherwise.
+    #[inline]
+    pub(crate) fn collect(&self) {
+        if self.vm.grace.pending(&self.local) > COLLECT_ABOVE {
+            self.collect_now();
+        }
+    }
+
+    #[cold]
+    fn collect_now(&self) {
+        for link in self.vm.grace.collect(&self.local) {
+            // SAFETY: the grace period of the link is over, and it comes out once.
+            unsafe { self.free_retired(link) };
+        }
+    }
+
+    /// Waits until everything that this CPU retired is free. Not inside a grace section.
+    pub fn settle_retired(&self) {
+        while self.vm.grace.pending(&self.local) != 0 {
+            self.vm.grace.synchronize(&self.local, self);
+            self.collect_now();
+        }
+    }
+
+    /// Gives the CPU's stock of free frames back and frees what it retired, as before going idle for
+    /// long, or before an audit.
+    pub fn drain(&self) {
+        self.settle_retired();
+        self.vm.frames.drain(&self.local, self);
+    }
+
+    /// # Safety
+    /// `link` came out of the grace period, once.
+    unsafe fn free_retired(&self, link: NonNull<RetireLink>) {
+        // SAFETY: the object that holds the link is alive until it is freed here.
+        match unsafe { link.as_ref() }.kind() {
+            RETIRE_TREE_NODE => {
+                // SAFETY: retired by the tree as its node; no reader is left.
+                unsafe { tree::free_retired(link) };
+            }
+            RETIRE_VMA => {
+                // SAFETY: a link of this kind is the first field of a VMA made by `heap::try_box`;
+                // no reader is left.
+                let vma = unsafe { Box::from_raw(link.cast::<Vma>().as_ptr()) };
+                self.drop_vma(vma);
+            }
+            kind => {
+                debug_assert_eq!(kind, RETIRE_FRAME);
+                let table = self.vm.frames.table().of_link(link);
+                let level = self.vm.frames.meta(table).index.load(Ordering::Relaxed) as u32;
+                // SAFETY: unlinked before it was retired; the grace period is over.
+                unsafe { self.free_tables(table, level) };
+            }
+        }
+    }
+
+    /// Frees a VMA that no reader can see, and the object behind it when it was the last to use it.
+    pub(crate) fn drop_vma(&self, mut vma: Box<Vma>) {
+        let object = vma.area.object.take();
+        drop(vma);
+        if let Some(last) = object.and_then(heap::Shared::into_last) {
+            last.destroy(self);
+        }
+    }
+
+    /// Frees a table and every table below it.
+    ///
+    /// # Safety
+    /// Nobody else can reach `table`, which is of `level`; and every CPU has flushed what it cached
+    /// of it.
+    pub(crate) unsafe fn free_tables(&self, table: FrameNumber, level: u32) {
+        // SAFETY: handed on.
+        unsafe {
+            range::free_all(&self.vm.machine, table, level, &mut |number| {
+                // A table has one reference, that of the entry it was in.
+                self.vm.frames.meta(number).put_ref();
+                let frame = self.vm.frames.reclaim(number).settle();
+                self.free(frame);
+            });
+        }
+    }
+
+    /// Counts resident pages of `space`, on this CPU's own line while it runs that space.
+    #[inline(always)]
+    pub(crate) fn add_resident(&self, space: &crate::space::Space<M>, pages: i64) {
+        let resident = &self.state().resident;
+        if resident.space.load(Ordering::Relaxed) == space.id().0 {
+            let now = resident.pages.load(Ordering::Relaxed).wrapping_add(pages as u64);
+            resident.pages.store(now, Ordering::Relaxed);
+        } else {
+            space.resident.fetch_add(pages as u64, Ordering::Relaxed);
+        }
+    }
+}
