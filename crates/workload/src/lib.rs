@@ -38,7 +38,4 @@ pub use programs::{
     Brk1, Ebizzy, Forks, Mmap1, PageFault1, PageFault1Churn, PageFaultRead, Pft, SmallAllocs,
 };
 pub use registry::{Workload, WorkloadInfo, all};
-pub use system::{
-    Advice, Crew, Failure, MapFlags, Measured, Mode, Prot, Report, System, Tally, Task, Usage,
-    Worker,
-};
+pub use system::{Crew, Failure, Measured, Mode, Report, System, Tally, Task, Usage, Worker};

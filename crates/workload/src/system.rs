@@ -4,61 +4,8 @@
 //! compile to the bare instruction, or the benchmark would measure its own plumbing.
 
 use crate::program::Program;
-use bitflags::bitflags;
+use faultless::{Advice, MapFlags, Prot};
 use std::time::Duration;
-
-bitflags! {
-    /// What a program may do with a page: Linux's `PROT_*`.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-    pub struct Prot: u32 {
-        /// Loads.
-        const READ = 1;
-        /// Stores.
-        const WRITE = 2;
-        /// Instruction fetches.
-        const EXEC = 4;
-    }
-}
-
-bitflags! {
-    /// How to map: Linux's `MAP_*`.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-    pub struct MapFlags: u32 {
-        /// Stores are seen by everybody who maps the same object.
-        const SHARED = 0x01;
-        /// Stores are this space's own.
-        const PRIVATE = 0x02;
-        /// Exactly at the address given, in place of what is there.
-        const FIXED = 0x10;
-        /// Zeros, not a file.
-        const ANONYMOUS = 0x20;
-        /// Promise no memory.
-        const NORESERVE = 0x4000;
-        /// Fault all pages in at once.
-        const POPULATE = 0x8000;
-        /// Exactly at the address given, or not at all.
-        const FIXED_NOREPLACE = 0x10_0000;
-    }
-}
-
-impl MapFlags {
-    /// What `malloc` asks for: private zeros.
-    pub const PRIVATE_ANONYMOUS: Self = Self::PRIVATE.union(Self::ANONYMOUS);
-}
-
-/// Advice about a range: Linux's `MADV_*`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(i32)]
-pub enum Advice {
-    /// Forget the pages now.
-    DontNeed = 4,
-    /// The pages may be forgotten until they are written again.
-    Free = 8,
-    /// Fault every page in for reading.
-    PopulateRead = 22,
-    /// Fault every page in for writing.
-    PopulateWrite = 23,
-}
 
 /// Why a run came to nothing.
 ///

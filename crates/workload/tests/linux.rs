@@ -1,9 +1,10 @@
 //! Every workload on the host's kernel, small, and programs that fail in every way.
 #![cfg(target_os = "linux")]
 
+use faultless::{Advice, MapFlags as Map, Prot};
 use faultless_workload::{
-    Advice, Crew, Failure, Linux, Mode, Outcome, PFT_HEADER, Param, ParamError, Program, Prot,
-    Settings, System, Tally, Task, Worker, Workload, all,
+    Crew, Failure, Linux, Mode, Outcome, PFT_HEADER, Param, ParamError, Program, Prot, Settings,
+    System, Tally, Task, Worker, Workload, all,
 };
 use std::time::Duration;
 
@@ -203,9 +204,8 @@ unsafe impl Program for Odd {
 
 /// Every call of `Task` once or twice.
 fn calls<T: Task>(task: &mut T) -> Result<(), Failure> {
-    use faultless_workload::MapFlags as Map;
     let rw = Prot::READ | Prot::WRITE;
-    let at = task.mmap(0, 4 * PAGE, rw, Map::PRIVATE_ANONYMOUS | Map::POPULATE)?;
+    let at = task.mmap(0, 4 * PAGE, rw, Map::PRIVATE | Map::ANONYMOUS | Map::POPULATE)?;
     task.store(at, 7)?;
     task.mprotect(at, PAGE, Prot::READ)?;
     Failure::check("after mprotect", at, 7, task.load(at)?)?;
@@ -215,9 +215,9 @@ fn calls<T: Task>(task: &mut T) -> Result<(), Failure> {
     Failure::check("after madvise", at, 0, task.load(at)?)?;
     let moved = task.mremap(at + PAGE, PAGE, 64 * PAGE)?;
     Failure::check("after mremap", moved, 7, task.load(moved)?)?;
-    task.mmap(moved, PAGE, rw, Map::PRIVATE_ANONYMOUS | Map::FIXED)?;
+    task.mmap(moved, PAGE, rw, Map::PRIVATE | Map::ANONYMOUS | Map::FIXED)?;
     Failure::check("mapped over", moved, 0, task.load(moved)?)?;
-    let taken = task.mmap(moved, PAGE, rw, Map::PRIVATE_ANONYMOUS | Map::FIXED_NOREPLACE);
+    let taken = task.mmap(moved, PAGE, rw, Map::PRIVATE | Map::ANONYMOUS | Map::FIXED_NOREPLACE);
     assert!(matches!(taken, Err(Failure::Refused { call: "mmap", errno: 17, .. })), "{taken:?}");
     let shared = task.mmap(0, PAGE, rw, Map::SHARED | Map::ANONYMOUS)?;
     task.fork(|child| {

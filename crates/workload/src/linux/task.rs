@@ -1,7 +1,8 @@
 //! One thread's calls and accesses: the kernel's and the processor's own.
 
 use super::shared::{ChildFailure, Shared};
-use crate::system::{Advice, Failure, MapFlags, Prot, Task, Usage};
+use crate::system::{Failure, Task, Usage};
+use faultless::{Advice, MapFlags, Prot};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};

@@ -7,11 +7,11 @@
 //! threads gain. (There is no `exec`: its work is files.) Workers are independent such parents, as
 //! `make -j` has.
 
-use super::touch::{Access, map, touch_all, unmap, verify};
+use super::touch::{map, touch_all, unmap, verify};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program};
 use crate::system::{Failure, Measured, Mode, Tally, Task, Worker};
-use faultless::{PAGE_SIZE, VirtRange};
+use faultless::{Access, PAGE_SIZE, VirtRange};
 
 static IMAGE: Param = Param {
     name: "image",

@@ -4,11 +4,11 @@
 //! iteration. As threads all do this in one address space, in places that the system picks: they
 //! share nothing but the space.
 
-use super::touch::{Access, map, touch, unmap, verify};
+use super::touch::{map, touch, unmap, verify};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program};
 use crate::system::{Failure, Tally, Task, Worker};
-use faultless::{PAGE_SIZE, addr::is_page_aligned};
+use faultless::{Access, PAGE_SIZE, addr::is_page_aligned};
 
 static SIZE: Param =
     Param { name: "size", kind: Kind::Size, default: 128 << 20, help: "bytes mapped" };

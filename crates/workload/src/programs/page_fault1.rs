@@ -3,11 +3,11 @@
 //! Each task maps 128 MiB of private anonymous memory, writes to every page, unmaps it, and begins
 //! again; a page is an iteration. Here the size is a parameter.
 
-use super::touch::{Access, map, touch_all, unmap, verify};
+use super::touch::{map, touch_all, unmap, verify};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program};
 use crate::system::{Failure, Tally, Task, Worker};
-use faultless::PAGE_SIZE;
+use faultless::{Access, PAGE_SIZE};
 
 static SIZE: Param =
     Param { name: "size", kind: Kind::Size, default: 32 << 20, help: "memory of one thread" };

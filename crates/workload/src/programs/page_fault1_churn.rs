@@ -5,11 +5,11 @@
 //! nothing else until the others are done (`churner=alone`). Under a lock of the whole space every
 //! fault waits for every such call; the faults and the calls have nothing to do with each other.
 
-use super::touch::{Access, map, part, sweep, touch, unmap, verify_all};
+use super::touch::{map, part, sweep, touch, unmap, verify_all};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program, THREADS};
 use crate::system::{Failure, Measured, Mode, Tally, Task, Worker};
-use faultless::VirtRange;
+use faultless::{Access, VirtRange};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 static SIZE: Param = Param {

@@ -4,11 +4,11 @@
 //! nothing is zeroed and what remains is the way into the fault and out of it. This is where a lock
 //! shows most. (will-it-scale has no such case; its `page_fault1` zeroes a page with every fault.)
 
-use super::touch::{Access, map, part, sweep, verify_all};
+use super::touch::{map, part, sweep, verify_all};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program};
 use crate::system::{Failure, Tally, Task, Worker};
-use faultless::VirtRange;
+use faultless::{Access, VirtRange};
 
 static SIZE: Param = Param {
     name: "size",

@@ -9,11 +9,11 @@
 //! repetition measures faults alone. Between repetitions each thread gives its part back with
 //! `MADV_DONTNEED`, and that is measured.
 
-use super::touch::{Access, map, part, sweep, verify_all};
+use super::touch::{map, part, sweep, verify_all};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program};
 use crate::system::{Failure, Measured, Tally, Task, Worker};
-use faultless::VirtRange;
+use faultless::{Access, VirtRange};
 
 static SIZE: Param = Param {
     name: "size",

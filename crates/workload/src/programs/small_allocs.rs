@@ -6,10 +6,11 @@
 //! when read faults stopped asking for it. Where there is more than one pass, each thread unmaps its
 //! areas in between, one by one.
 
-use super::touch::{Access, map, touch_all, unmap};
+use super::touch::{map, touch_all, unmap};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program};
 use crate::system::{Failure, Measured, Tally, Task, Worker};
+use faultless::Access;
 
 static SIZE: Param =
     Param { name: "size", kind: Kind::Size, default: 80 << 20, help: "memory of one thread" };

@@ -5,25 +5,17 @@
 //! write: to read before it would make a read fault of the write fault.
 
 use crate::program::Passes;
-use crate::system::{Advice, Failure, MapFlags, Prot, Task, Worker};
-use faultless::{PAGE_SIZE, VirtRange};
+use crate::system::{Failure, Task, Worker};
+use faultless::{Access, Advice, MapFlags, PAGE_SIZE, Prot, VirtRange};
 
 /// Words of 8 bytes in a page.
 const WORDS: u64 = PAGE_SIZE / 8;
 
-/// How a page is touched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
-    /// By a load: maps the shared zero page.
-    Read,
-    /// By a store: maps a page of its own.
-    Write,
-}
-
 /// Maps `len` bytes of private zeros, wherever.
 #[inline]
 pub(crate) fn map<T: Task>(task: &mut T, len: u64) -> Result<VirtRange, Failure> {
-    let start = task.mmap(0, len, Prot::READ | Prot::WRITE, MapFlags::PRIVATE_ANONYMOUS)?;
+    let start =
+        task.mmap(0, len, Prot::READ | Prot::WRITE, MapFlags::PRIVATE | MapFlags::ANONYMOUS)?;
     Ok(VirtRange::new(start, start + len))
 }
 
