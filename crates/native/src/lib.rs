@@ -1,1 +1,37 @@
-//! faultless-native
+//! The native machine of faultless: OS threads are CPUs.
+//!
+//! - [`memory`]: physical memory is one anonymous mapping of the host, cut into frames;
+//! - [`tlb`]: each CPU has set-associative TLBs of its own;
+//! - [`mmu`]: a miss walks the page tables and sets accessed and dirty bits, as hardware does;
+//! - [`machine`]: what the subsystem asks of all that;
+//! - [`cpu`]: the accesses and calls of guest code, checked against law 1 if asked;
+//! - [`process`]: processes, and the threads that run in them.
+//!
+//! ```
+//! use faultless::{MapFlags, Prot};
+//! use faultless_native::{Config, Native};
+//!
+//! let native = Native::new(Config::default()).unwrap();
+//! let process = native.process().unwrap();
+//! let sum = process.run(|cpu| {
+//!     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
+//!     let a = cpu.mmap(0, 8192, Prot::READ | Prot::WRITE, flags)?;
+//!     cpu.store(a, 40u64)?;
+//!     cpu.store(a + 4096, 2u64)?;
+//!     Ok(cpu.load::<u64>(a)? + cpu.load::<u64>(a + 4096)?)
+//! });
+//! assert_eq!(sum, Ok(42));
+//! ```
+
+pub mod cpu;
+pub mod machine;
+pub mod memory;
+pub mod mmu;
+pub mod process;
+pub mod tlb;
+
+pub use cpu::{NativeCpu, Signal, Stop};
+pub use machine::{Checked, Config, NativeMachine, Violation};
+pub use memory::{Memory, Word};
+pub use process::{Native, Process};
+pub use tlb::TlbStats;

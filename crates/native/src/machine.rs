@@ -1,0 +1,327 @@
+//! The machine beneath the subsystem: physical memory, and per CPU a TLB and an interrupt line.
+
+use crate::memory::Memory;
+use crate::tlb::{Tlb, TlbStats};
+use core::fmt;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use faultless::sync::percpu::Padded;
+use faultless::{CpuId, Errno, FrameNumber, Invalidate, MAX_CPUS, Machine, MemoryRegion, SpaceId};
+use std::sync::{Mutex, PoisonError};
+
+/// How a native machine is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Bytes of physical memory, rounded down to whole frames.
+    pub memory_bytes: u64,
+    /// Memory nodes, `1..=8`, which share the memory evenly.
+    pub nodes: usize,
+    /// CPUs, `1..=1024`: how many threads can run guest code at a time.
+    pub cpus: usize,
+    /// Make the host back all memory at the start, so that no host fault falls into a measurement.
+    pub populate: bool,
+    /// Whether each access is checked against the ownership of its frame.
+    pub checked: Checked,
+}
+
+impl Default for Config {
+    /// 256 MiB in one node, 4 CPUs, not populated, not checked.
+    fn default() -> Self {
+        Self { memory_bytes: 256 << 20, nodes: 1, cpus: 4, populate: false, checked: Checked::Off }
+    }
+}
+
+/// What is done about law 1: no CPU reads or writes a frame through a translation older than the
+/// frame's present ownership.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Checked {
+    /// Nothing; what a benchmark wants.
+    #[default]
+    Off,
+    /// Every access is checked, and violations are recorded.
+    Record,
+    /// Every access is checked, and a violation panics; what a test wants.
+    Panic,
+}
+
+/// An access through a translation older than the frame's present ownership.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// The CPU that did it.
+    pub cpu: CpuId,
+    /// The space it ran.
+    pub space: SpaceId,
+    /// The address it used.
+    pub addr: u64,
+    /// The frame it reached.
+    pub frame: FrameNumber,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cpu, space, addr, frame } = self;
+        write!(f, "cpu {} of {space:?} used {addr:#x} for {frame:?} of another owner", cpu.0)
+    }
+}
+
+/// Violations kept; beyond these they are only counted.
+const KEPT_VIOLATIONS: usize = 64;
+
+/// One CPU as the machine sees it.
+#[derive(Debug)]
+pub(crate) struct CpuState {
+    /// The interrupt line: on a cache line of its own, because other CPUs write it.
+    pending: Padded<AtomicBool>,
+    interrupts: AtomicU64,
+    /// Invalidations yet to be left out, for tests of the checks.
+    skip: AtomicU32,
+    /// The space whose translations are in the TLB.
+    space: AtomicU64,
+    pub(crate) tlb: Tlb,
+}
+
+impl CpuState {
+    /// Whether an interrupt waits. One load, done before every access.
+    #[inline(always)]
+    pub(crate) fn interrupted(&self) -> bool {
+        self.pending.0.load(Ordering::Relaxed)
+    }
+
+    /// Takes the interrupt: what its sender wrote before is visible after.
+    pub(crate) fn take_interrupt(&self) {
+        self.pending.0.swap(false, Ordering::AcqRel);
+    }
+
+    /// Loads the tables of another space, as a write of CR3 does: the old translations go.
+    pub(crate) fn load_space(&self, space: SpaceId) {
+        if self.space.swap(space.0, Ordering::Relaxed) != space.0 {
+            self.tlb.invalidate_all();
+        }
+    }
+
+    fn skips(&self) -> bool {
+        let left = self.skip.load(Ordering::Relaxed);
+        if left != 0 {
+            self.skip.store(left - 1, Ordering::Relaxed);
+        }
+        left != 0
+    }
+}
+
+/// The native machine: memory of the process, threads for CPUs.
+#[derive(Debug)]
+pub struct NativeMachine {
+    memory: Memory,
+    cpus: Vec<Padded<CpuState>>,
+    checked: Checked,
+    violations: AtomicU64,
+    kept: Mutex<Vec<Violation>>,
+}
+
+impl NativeMachine {
+    /// Builds a machine.
+    ///
+    /// # Errors
+    /// `EINVAL` for a configuration out of range; `ENOMEM` when the host refuses the memory.
+    pub fn new(config: Config) -> Result<Self, Errno> {
+        if config.cpus == 0 || config.cpus > MAX_CPUS {
+            return Err(Errno::EINVAL);
+        }
+        let mut memory = Memory::new(config.memory_bytes, config.nodes)?;
+        if config.populate {
+            memory.populate();
+        }
+        let cpu = |_| {
+            Padded(CpuState {
+                pending: Padded(AtomicBool::new(false)),
+                interrupts: AtomicU64::new(0),
+                skip: AtomicU32::new(0),
+                space: AtomicU64::new(u64::MAX),
+                tlb: Tlb::new(),
+            })
+        };
+        Ok(Self {
+            memory,
+            cpus: (0..config.cpus).map(cpu).collect(),
+            checked: config.checked,
+            violations: AtomicU64::new(0),
+            kept: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// The physical memory.
+    #[inline]
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// What is done about accesses through stale translations.
+    #[inline]
+    pub fn checked(&self) -> Checked {
+        self.checked
+    }
+
+    #[inline]
+    pub(crate) fn cpu_state(&self, cpu: CpuId) -> &CpuState {
+        &self.cpus[cpu.index()].0
+    }
+
+    /// What the TLB of `cpu` has done so far.
+    pub fn tlb_stats(&self, cpu: CpuId) -> TlbStats {
+        self.cpu_state(cpu).tlb.stats()
+    }
+
+    /// What all TLBs have done so far.
+    pub fn total_tlb_stats(&self) -> TlbStats {
+        let mut total = TlbStats::default();
+        self.cpus.iter().for_each(|cpu| total += cpu.0.tlb.stats());
+        total
+    }
+
+    /// Interrupts sent to `cpu` so far.
+    pub fn interrupts(&self, cpu: CpuId) -> u64 {
+        self.cpu_state(cpu).interrupts.load(Ordering::Relaxed)
+    }
+
+    /// Violations of law 1 seen so far; 0 outside checked mode.
+    pub fn violation_count(&self) -> u64 {
+        self.violations.load(Ordering::Relaxed)
+    }
+
+    /// The first 64 violations.
+    pub fn violations(&self) -> Vec<Violation> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Records a violation, and panics if that is asked for.
+    #[cold]
+    pub(crate) fn violated(&self, violation: Violation) {
+        self.violations.fetch_add(1, Ordering::Relaxed);
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() < KEPT_VIOLATIONS {
+            kept.push(violation);
+        }
+        drop(kept);
+        assert!(self.checked != Checked::Panic, "{violation}");
+    }
+
+    /// Plants a fault: the next `count` invalidations on `cpu` do nothing. For tests that the
+    /// checked mode sees what it is there for.
+    ///
+    /// # Safety
+    /// This breaks the machine's contract. No frame freed while `cpu` may still hold a translation
+    /// to it is used by the subsystem for anything but a program's data until then, and programs
+    /// only load through stale translations.
+    pub unsafe fn plant_skipped_invalidations(&self, cpu: CpuId, count: u32) {
+        self.cpu_state(cpu).skip.store(count, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: by the trait's points:
+// - CPUs and regions are fixed at construction; regions are disjoint parts of one mapping that
+//   nothing else uses, and frame bytes are that mapping's (host mapping, see `memory`).
+// - A TLB drops what is asked (may forget, never lies, see `tlb`); upper levels are not cached, and a
+//   walk is done by the CPU's own thread, which cannot be inside one when it invalidates.
+// - `interrupt` raises a line that `NativeCpu` looks at before every access of its program.
+// - The walk (see `mmu`) only sets accessed and dirty bits, by compare-and-swap of present entries.
+unsafe impl Machine for NativeMachine {
+    fn cpus(&self) -> usize {
+        self.cpus.len()
+    }
+
+    fn regions(&self) -> &[MemoryRegion] {
+        self.memory.regions()
+    }
+
+    #[inline(always)]
+    fn frame_bytes(&self, frame: FrameNumber) -> *mut u8 {
+        self.memory.frame_bytes(frame)
+    }
+
+    fn invalidate(&self, cpu: CpuId, space: SpaceId, what: Invalidate) {
+        let state = self.cpu_state(cpu);
+        // Loading another space's tables has dropped everything of this one.
+        if state.space.load(Ordering::Relaxed) != space.0 || state.skips() {
+            return;
+        }
+        match what {
+            Invalidate::Range(range) => state.tlb.invalidate_range(range),
+            Invalidate::All => state.tlb.invalidate_all(),
+        }
+    }
+
+    fn invalidate_all(&self, cpu: CpuId) {
+        let state = self.cpu_state(cpu);
+        if !state.skips() {
+            state.tlb.invalidate_all();
+        }
+    }
+
+    fn interrupt(&self, cpu: CpuId) {
+        let state = self.cpu_state(cpu);
+        state.interrupts.fetch_add(1, Ordering::Relaxed);
+        state.pending.0.store(true, Ordering::Release);
+    }
+
+    fn relax(&self, looks: u32) {
+        // CPUs outnumber the host's: whoever is waited for may not be running.
+        if looks < 64 {
+            core::hint::spin_loop();
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mmu::{PageSize, Translation};
+    use faultless::{Access, VirtRange};
+
+    fn machine() -> NativeMachine {
+        NativeMachine::new(Config { memory_bytes: 1 << 20, cpus: 2, ..Config::default() }).unwrap()
+    }
+
+    #[test]
+    fn bad_configurations_are_refused() {
+        for bad in [
+            Config { cpus: 0, ..Config::default() },
+            Config { cpus: MAX_CPUS + 1, ..Config::default() },
+            Config { nodes: 9, ..Config::default() },
+            Config { memory_bytes: 4095, ..Config::default() },
+        ] {
+            assert_eq!(NativeMachine::new(bad).unwrap_err(), Errno::EINVAL);
+        }
+    }
+
+    #[test]
+    fn invalidation_reaches_the_loaded_space_on_one_cpu() {
+        let machine = machine();
+        let page = Translation::new(FrameNumber(3), PageSize::Size4K, true, true, false);
+        let holds = |cpu| machine.cpu_state(cpu).tlb.lookup(0x5000, Access::Read).is_some();
+        for cpu in [CpuId(0), CpuId(1)] {
+            machine.cpu_state(cpu).load_space(SpaceId(1));
+            machine.cpu_state(cpu).tlb.fill(0x5000, Access::Read, page);
+        }
+        let what = Invalidate::Range(VirtRange::page(0x5000));
+        machine.invalidate(CpuId(0), SpaceId(2), what);
+        assert!(holds(CpuId(0)));
+        machine.invalidate(CpuId(0), SpaceId(1), what);
+        assert!(!holds(CpuId(0)) && holds(CpuId(1)));
+        machine.cpu_state(CpuId(1)).load_space(SpaceId(1));
+        assert!(holds(CpuId(1)), "loading the same space keeps its translations");
+        machine.cpu_state(CpuId(1)).load_space(SpaceId(2));
+        assert!(!holds(CpuId(1)));
+    }
+
+    #[test]
+    fn an_interrupt_waits_until_it_is_taken() {
+        let machine = machine();
+        machine.interrupt(CpuId(1));
+        assert!(machine.cpu_state(CpuId(1)).interrupted());
+        assert!(!machine.cpu_state(CpuId(0)).interrupted());
+        machine.cpu_state(CpuId(1)).take_interrupt();
+        assert!(!machine.cpu_state(CpuId(1)).interrupted());
+        assert_eq!(machine.interrupts(CpuId(1)), 1);
+    }
+}

@@ -1,0 +1,395 @@
+//! Physical memory: one anonymous mapping of the host, cut into frames.
+//!
+//! *Invariant (host mapping):* the mapping spans `bytes` bytes from `base`, is readable and
+//! writable, and lives as long as the [`Memory`]; only raw pointers and atomics ever point into it.
+//!
+//! Guest programs race with each other, so each of their accesses is a relaxed atomic of the
+//! host. Programs that touch the same bytes at different widths at the same time do what the
+//! hardware does, which Rust's memory model does not describe, as in every emulator.
+//!
+//! The mapping stays on small pages of the host, because huge ones come and go with the host's
+//! fragmentation and two runs would differ. The host backs a page when it is first touched; ask
+//! for [`populate`](crate::Config::populate) where that must not fall into a measurement.
+
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
+use faultless::{Errno, FrameNumber, MemoryRegion, PAGE_SHIFT, PAGE_SIZE};
+use memmap2::{Advice, MmapOptions, MmapRaw};
+
+/// The largest number of memory nodes.
+pub const MAX_NODES: usize = 8;
+
+/// An integer that guest programs load and store at once: `u8`, `u16`, `u32` or `u64`.
+pub trait Word: Copy + private::Atomic {}
+
+impl Word for u8 {}
+impl Word for u16 {}
+impl Word for u32 {}
+impl Word for u64 {}
+
+/// What a [`Word`] can do at an address of the host.
+pub(crate) mod private {
+    use super::*;
+
+    /// A word and its atomic twin.
+    ///
+    /// The functions that take an address require it to be aligned to the word, and valid for
+    /// atomic accesses of its size.
+    pub trait Atomic: Sized {
+        /// The atomic word at `at`.
+        type Cell;
+        /// Bytes in the word.
+        const SIZE: u64 = size_of::<Self>() as u64;
+        /// A relaxed load.
+        ///
+        /// # Safety
+        /// `at` is aligned, and valid for atomic accesses.
+        unsafe fn load(at: *mut Self) -> Self;
+        /// A relaxed store.
+        ///
+        /// # Safety
+        /// `at` is aligned, and valid for atomic accesses.
+        unsafe fn store(at: *mut Self, value: Self);
+        /// Adds, wrapping around; the value before.
+        ///
+        /// # Safety
+        /// `at` is aligned, and valid for atomic accesses.
+        unsafe fn fetch_add(at: *mut Self, value: Self) -> Self;
+        /// Replaces `old` by `new`; the value found.
+        ///
+        /// # Safety
+        /// `at` is aligned, and valid for atomic accesses.
+        unsafe fn compare_exchange(at: *mut Self, old: Self, new: Self) -> Result<Self, Self>;
+        /// The little-endian word in the first bytes of `bytes`.
+        fn from_le(bytes: [u8; 8]) -> Self;
+        /// The word's bytes, little-endian, zero-extended.
+        fn to_le(self) -> [u8; 8];
+    }
+
+    macro_rules! atomic {
+        ($word:ty, $cell:ty) => {
+            impl Atomic for $word {
+                type Cell = $cell;
+                #[inline(always)]
+                unsafe fn load(at: *mut Self) -> Self {
+                    // SAFETY: the caller's promise.
+                    unsafe { <$cell>::from_ptr(at) }.load(Relaxed)
+                }
+                #[inline(always)]
+                unsafe fn store(at: *mut Self, value: Self) {
+                    // SAFETY: the caller's promise.
+                    unsafe { <$cell>::from_ptr(at) }.store(value, Relaxed);
+                }
+                #[inline(always)]
+                unsafe fn fetch_add(at: *mut Self, value: Self) -> Self {
+                    use core::sync::atomic::Ordering::SeqCst;
+                    // SAFETY: the caller's promise.
+                    unsafe { <$cell>::from_ptr(at) }.fetch_add(value, SeqCst)
+                }
+                #[inline(always)]
+                unsafe fn compare_exchange(
+                    at: *mut Self,
+                    old: Self,
+                    new: Self,
+                ) -> Result<Self, Self> {
+                    use core::sync::atomic::Ordering::SeqCst;
+                    // SAFETY: the caller's promise.
+                    unsafe { <$cell>::from_ptr(at) }.compare_exchange(old, new, SeqCst, SeqCst)
+                }
+                #[inline]
+                fn from_le(bytes: [u8; 8]) -> Self {
+                    u64::from_le_bytes(bytes) as $word
+                }
+                #[inline]
+                #[allow(clippy::cast_lossless, reason = "u64 is among the words")]
+                fn to_le(self) -> [u8; 8] {
+                    (self as u64).to_le_bytes()
+                }
+            }
+        };
+    }
+    atomic!(u8, AtomicU8);
+    atomic!(u16, AtomicU16);
+    atomic!(u32, AtomicU32);
+    atomic!(u64, AtomicU64);
+}
+
+/// The machine's physical memory.
+#[derive(Debug)]
+pub struct Memory {
+    base: *mut u8,
+    bytes: u64,
+    regions: Vec<MemoryRegion>,
+    /// Keeps the mapping alive.
+    _map: MmapRaw,
+}
+
+// SAFETY: `base` points into the mapping, which belongs to this value (host mapping); what is
+// behind it is reached by atomics here, and by the frame's owner through `frame_bytes`.
+unsafe impl Send for Memory {}
+// SAFETY: as above; nothing else in here changes.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Maps `bytes` bytes (rounded down to whole frames) and cuts them evenly into `nodes` nodes.
+    ///
+    /// # Errors
+    /// `EINVAL` when there are no or too many nodes, a node would be empty, or frame numbers do not
+    /// suffice; `ENOMEM` when the host refuses the mapping.
+    pub fn new(bytes: u64, nodes: usize) -> Result<Self, Errno> {
+        let frames = u32::try_from(bytes >> PAGE_SHIFT).map_err(|_| Errno::EINVAL)?;
+        // Frame 0 is nobody's: number 0 stays free to mean "none".
+        if nodes == 0 || nodes > MAX_NODES || (frames as usize) < 2 * nodes {
+            return Err(Errno::EINVAL);
+        }
+        let bytes = u64::from(frames) << PAGE_SHIFT;
+        let map = MmapOptions::new()
+            .len(usize::try_from(bytes).map_err(|_| Errno::ENOMEM)?)
+            .no_reserve_swap()
+            .map_anon()
+            .map_err(|_| Errno::ENOMEM)?;
+        let map = MmapRaw::from(map);
+        // A host built without huge pages refuses the advice and has no need of it.
+        let _ = map.advise(Advice::NoHugePage);
+
+        let per_node = frames / nodes as u32;
+        let regions = (0..nodes as u32)
+            .map(|node| {
+                let first = (node * per_node).max(1);
+                let end = if node + 1 == nodes as u32 { frames } else { (node + 1) * per_node };
+                MemoryRegion { node: node as u8, first: FrameNumber(first), frames: end - first }
+            })
+            .collect();
+        Ok(Self { base: map.as_mut_ptr(), bytes, regions, _map: map })
+    }
+
+    /// Makes the host back every frame now. Only before the memory is used: a frame's first byte
+    /// is written.
+    pub fn populate(&mut self) {
+        for phys in (0..self.bytes).step_by(PAGE_SIZE as usize) {
+            self.store::<u8>(phys, 0);
+        }
+    }
+
+    /// The nodes, each a run of frames.
+    pub fn regions(&self) -> &[MemoryRegion] {
+        &self.regions
+    }
+
+    /// Frames there are, whether handed out or not.
+    pub fn frames(&self) -> u32 {
+        (self.bytes >> PAGE_SHIFT) as u32
+    }
+
+    /// The bytes of `frame`; dangling when there is no such frame.
+    #[inline(always)]
+    pub fn frame_bytes(&self, frame: FrameNumber) -> *mut u8 {
+        debug_assert!(frame.0 < self.frames(), "{frame:?} is beyond the end of memory");
+        self.base.wrapping_add(frame.phys() as usize)
+    }
+
+    /// The host's address of `T` at physical address `phys`.
+    ///
+    /// A `phys` that is misaligned or beyond the end is a broken machine, not a guest's doing.
+    #[inline(always)]
+    fn at<T: Word>(&self, phys: u64) -> *mut T {
+        assert!(
+            phys.is_multiple_of(T::SIZE) && phys <= self.bytes - T::SIZE,
+            "bad physical address {phys:#x}"
+        );
+        self.base.wrapping_add(phys as usize).cast()
+    }
+
+    /// Loads the word at `phys`, which is aligned to it.
+    #[inline(always)]
+    pub fn load<T: Word>(&self, phys: u64) -> T {
+        // SAFETY: `at` gives an aligned address inside the mapping (host mapping).
+        unsafe { T::load(self.at(phys)) }
+    }
+
+    /// Stores `value` at `phys`, which is aligned to it.
+    #[inline(always)]
+    pub fn store<T: Word>(&self, phys: u64, value: T) {
+        // SAFETY: `at` gives an aligned address inside the mapping (host mapping).
+        unsafe { T::store(self.at(phys), value) }
+    }
+
+    /// Adds `value` to the word at `phys`, atomically; the value before.
+    #[inline(always)]
+    pub fn fetch_add<T: Word>(&self, phys: u64, value: T) -> T {
+        // SAFETY: `at` gives an aligned address inside the mapping (host mapping).
+        unsafe { T::fetch_add(self.at(phys), value) }
+    }
+
+    /// Replaces the word at `phys` by `new` if it is `old`, atomically.
+    ///
+    /// # Errors
+    /// The value found, when it is not `old`.
+    #[inline(always)]
+    pub fn compare_exchange<T: Word>(&self, phys: u64, old: T, new: T) -> Result<T, T> {
+        // SAFETY: `at` gives an aligned address inside the mapping (host mapping).
+        unsafe { T::compare_exchange(self.at(phys), old, new) }
+    }
+
+    /// The page-table entry at `phys`. Acquire-loads of it see the table beneath it filled.
+    #[inline(always)]
+    pub fn entry(&self, phys: u64) -> &AtomicU64 {
+        // SAFETY: `at` gives an aligned address inside the mapping, which outlives the borrow of
+        // `self` (host mapping).
+        unsafe { AtomicU64::from_ptr(self.at(phys)) }
+    }
+
+    /// Sets `len` bytes from `phys` to `byte`.
+    pub fn fill(&self, phys: u64, len: u64, byte: u8) {
+        let wide = u64::from_le_bytes([byte; 8]);
+        for_each_word(phys, len, |at| self.store::<u64>(at, wide), |at| self.store::<u8>(at, byte));
+    }
+
+    /// Copies the bytes from `phys` on to `to`.
+    pub fn read(&self, phys: u64, to: &mut [u8]) {
+        let cells = core::cell::Cell::from_mut(to).as_slice_of_cells();
+        for_each_word(
+            phys,
+            cells.len() as u64,
+            |at| {
+                let bytes = self.load::<u64>(at).to_le_bytes();
+                let start = (at - phys) as usize;
+                for (cell, byte) in cells[start..start + 8].iter().zip(bytes) {
+                    cell.set(byte);
+                }
+            },
+            |at| cells[(at - phys) as usize].set(self.load(at)),
+        );
+    }
+
+    /// Copies `from` to the bytes from `phys` on.
+    pub fn write(&self, phys: u64, from: &[u8]) {
+        for_each_word(
+            phys,
+            from.len() as u64,
+            |at| {
+                let mut bytes = [0; 8];
+                bytes.copy_from_slice(&from[(at - phys) as usize..][..8]);
+                self.store(at, u64::from_le_bytes(bytes));
+            },
+            |at| self.store(at, from[(at - phys) as usize]),
+        );
+    }
+
+    /// Copies `len` bytes from `from` to `to`, lowest address first.
+    pub fn copy(&self, to: u64, from: u64, len: u64) {
+        if (to ^ from).is_multiple_of(8) && to.abs_diff(from) >= 8 {
+            for_each_word(
+                to,
+                len,
+                |at| self.store::<u64>(at, self.load(at - to + from)),
+                |at| self.store::<u8>(at, self.load(at - to + from)),
+            );
+        } else {
+            for at in 0..len {
+                self.store::<u8>(to + at, self.load(from + at));
+            }
+        }
+    }
+}
+
+/// Calls `wide` for each aligned 8-byte word of `start..start + len` and `narrow` for each byte
+/// outside those, in order.
+#[inline(always)]
+fn for_each_word(start: u64, len: u64, mut wide: impl FnMut(u64), mut narrow: impl FnMut(u64)) {
+    let end = start + len;
+    let body = start.next_multiple_of(8).min(end);
+    let tail = (end & !7).max(body);
+    (start..body).for_each(&mut narrow);
+    let mut at = body;
+    while at < tail {
+        wide(at);
+        at += 8;
+    }
+    (tail..end).for_each(&mut narrow);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn nodes_share_out_every_frame_but_the_first() {
+        let memory = Memory::new(1003 * PAGE_SIZE + 5, 4).unwrap();
+        let mut next = 1;
+        for (node, region) in memory.regions().iter().enumerate() {
+            assert_eq!(usize::from(region.node), node);
+            assert_eq!(region.first.0, next);
+            next += region.frames;
+        }
+        assert_eq!(next, 1003);
+        assert_eq!(memory.frames(), 1003);
+    }
+
+    #[test]
+    fn bad_shapes_are_refused() {
+        for (bytes, nodes) in
+            [(0, 1), (PAGE_SIZE, 1), (1 << 30, 0), (1 << 30, MAX_NODES + 1), (1 << 46, 1)]
+        {
+            assert_eq!(Memory::new(bytes, nodes).unwrap_err(), Errno::EINVAL);
+        }
+    }
+
+    #[test]
+    fn frames_and_physical_addresses_are_the_same_memory() {
+        let mut memory = Memory::new(1 << 20, 1).unwrap();
+        memory.populate();
+        memory.store::<u32>(5 * PAGE_SIZE + 8, 0xdead_beef);
+        // SAFETY: frame 5 exists and nothing else touches it.
+        let seen = unsafe { memory.frame_bytes(FrameNumber(5)).add(8).cast::<u32>().read() };
+        assert_eq!(seen, 0xdead_beef);
+        assert_eq!(memory.compare_exchange::<u32>(5 * PAGE_SIZE + 8, 1, 2), Err(0xdead_beef));
+        assert_eq!(memory.fetch_add::<u32>(5 * PAGE_SIZE + 8, 1), 0xdead_beef);
+        assert_eq!(memory.load::<u8>(5 * PAGE_SIZE + 8), 0xf0);
+    }
+
+    #[test]
+    #[should_panic = "bad physical address"]
+    fn the_end_of_memory_holds() {
+        Memory::new(1 << 20, 1).unwrap().load::<u64>((1 << 20) - 4);
+    }
+
+    proptest! {
+        #[test]
+        fn bulk_moves_agree_with_byte_slices(
+            ops in proptest::collection::vec((0u8..4, 0u64..200, 0u64..200, 0u64..60, any::<u8>()), 1..40)
+        ) {
+            let memory = Memory::new(1 << 16, 1).unwrap();
+            let mut model = vec![0u8; 300];
+            let base = PAGE_SIZE + 1;
+            for (op, to, from, len, byte) in ops {
+                let (t, f, l) = (to as usize, from as usize, len as usize);
+                match op {
+                    0 => {
+                        memory.fill(base + to, len, byte);
+                        model[t..t + l].fill(byte);
+                    }
+                    1 => {
+                        memory.copy(base + to, base + from, len);
+                        for i in 0..l {
+                            model[t + i] = model[f + i];
+                        }
+                    }
+                    2 => {
+                        let bytes: Vec<u8> = (0..len as u8).map(|i| i ^ byte).collect();
+                        memory.write(base + to, &bytes);
+                        model[t..t + l].copy_from_slice(&bytes);
+                    }
+                    _ => {
+                        let mut bytes = vec![0; l];
+                        memory.read(base + to, &mut bytes);
+                        prop_assert_eq!(&bytes[..], &model[t..t + l]);
+                    }
+                }
+            }
+            let mut all = vec![0; model.len()];
+            memory.read(base, &mut all);
+            prop_assert_eq!(all, model);
+        }
+    }
+}

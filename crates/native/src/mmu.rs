@@ -1,0 +1,385 @@
+//! The page walk: four levels in the x86-64 format, as hardware does it.
+//!
+//! An access walks from the root; every entry on the way must be present and allow the access. The
+//! walk then sets the accessed bit in each entry it used, and the dirty bit in the leaf when the
+//! access is a store, each by compare-and-swap of the value it decided on: if the entry changed
+//! meanwhile, the walk starts again. So a bit is never set in an entry that was not good for the
+//! access, and the dirty bit is there before the store happens.
+
+use crate::memory::Memory;
+use core::fmt;
+use core::sync::atomic::Ordering;
+use faultless::{Access, FrameNumber, PAGE_SHIFT};
+
+/// The first address beyond the lower half: user programs reach nothing at or above it.
+pub const CANONICAL_END: u64 = 1 << 47;
+
+const PRESENT: u64 = 1 << 0;
+const WRITE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+const HUGE: u64 = 1 << 7;
+const NO_EXECUTE: u64 = 1 << 63;
+const FRAME: u64 = ((1 << 40) - 1) << PAGE_SHIFT;
+
+/// How much one leaf entry maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PageSize {
+    /// 4 KiB, from the last level.
+    Size4K,
+    /// 2 MiB.
+    Size2M,
+    /// 1 GiB.
+    Size1G,
+}
+
+impl PageSize {
+    /// log2 of the size in bytes.
+    #[inline(always)]
+    pub const fn shift(self) -> u32 {
+        match self {
+            Self::Size4K => 12,
+            Self::Size2M => 21,
+            Self::Size1G => 30,
+        }
+    }
+
+    /// The size in bytes.
+    #[inline(always)]
+    pub const fn bytes(self) -> u64 {
+        1 << self.shift()
+    }
+}
+
+/// What a leaf entry, and those above it, say of a page: the contents of a TLB entry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Translation {
+    /// The leaf's frame, write, dirty and no-execute bits; the permissions are those of the whole
+    /// way from the root.
+    pub(crate) bits: u64,
+    /// The ownership of the page's first frame when this was filled; 0 outside checked mode.
+    pub(crate) owner: u64,
+    /// How much it maps.
+    pub size: PageSize,
+}
+
+impl Translation {
+    /// A translation to the page of `size` that starts with frame `first`. `dirty` says that its
+    /// entry is marked dirty, so that stores need no walk.
+    pub const fn new(
+        first: FrameNumber,
+        size: PageSize,
+        writable: bool,
+        dirty: bool,
+        executable: bool,
+    ) -> Self {
+        let mut bits = first.phys();
+        if writable {
+            bits |= WRITE;
+        }
+        if dirty {
+            bits |= DIRTY;
+        }
+        if !executable {
+            bits |= NO_EXECUTE;
+        }
+        Self { bits, owner: 0, size }
+    }
+
+    /// Whether `access` may go through this as it is.
+    #[inline(always)]
+    pub const fn permits(self, access: Access) -> bool {
+        match access {
+            Access::Read => true,
+            Access::Write => self.bits & (WRITE | DIRTY) == WRITE | DIRTY,
+            Access::Execute => self.bits & NO_EXECUTE == 0,
+        }
+    }
+
+    /// The first frame of the page.
+    #[inline]
+    pub const fn first(self) -> FrameNumber {
+        FrameNumber::from_phys(self.bits & FRAME)
+    }
+
+    /// The physical address of `addr`, which lies in the page.
+    #[inline(always)]
+    pub const fn phys(self, addr: u64) -> u64 {
+        (self.bits & FRAME) + (addr & (self.size.bytes() - 1))
+    }
+}
+
+impl fmt::Debug for Translation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {:?}", self.first(), self.size)?;
+        for (set, mark) in [
+            (self.bits & WRITE != 0, " write"),
+            (self.bits & DIRTY != 0, " dirty"),
+            (self.bits & NO_EXECUTE == 0, " execute"),
+        ] {
+            if set {
+                f.write_str(mark)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The error code that hardware pushes with a page fault.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct PageFault(pub u32);
+
+impl PageFault {
+    const PRESENT: u32 = 1 << 0;
+    const WRITE: u32 = 1 << 1;
+    const USER: u32 = 1 << 2;
+    const RESERVED: u32 = 1 << 3;
+    const FETCH: u32 = 1 << 4;
+
+    const fn new(access: Access, why: u32) -> Self {
+        let what = match access {
+            Access::Read => 0,
+            Access::Write => Self::WRITE,
+            Access::Execute => Self::FETCH,
+        };
+        Self(Self::USER | what | why)
+    }
+
+    /// Whether the page was there but forbade the access.
+    pub const fn is_protection(self) -> bool {
+        self.0 & Self::PRESENT != 0
+    }
+
+    /// Whether an entry on the way was malformed: the tables are broken.
+    pub const fn is_reserved(self) -> bool {
+        self.0 & Self::RESERVED != 0
+    }
+}
+
+impl fmt::Debug for PageFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "page fault {:#x}", self.0)
+    }
+}
+
+/// Where a walk ended well.
+#[derive(Clone, Copy, Debug)]
+pub struct Walk {
+    /// What the tables say.
+    pub translation: Translation,
+    /// The physical address of the leaf entry.
+    pub leaf: u64,
+    /// The leaf entry as the walk left it.
+    pub value: u64,
+}
+
+impl Walk {
+    /// Whether the leaf still says the same; accessed and dirty bits may have been added.
+    pub fn still_holds(&self, memory: &Memory) -> bool {
+        let now = memory.entry(self.leaf).load(Ordering::Acquire);
+        (now ^ self.value) & !(ACCESSED | DIRTY) == 0
+    }
+}
+
+/// Walks the tables at `root` for a user-mode `access` to `addr`, and marks what it used.
+///
+/// # Errors
+/// The page fault that hardware would raise.
+pub fn walk(
+    memory: &Memory,
+    root: FrameNumber,
+    addr: u64,
+    access: Access,
+) -> Result<Walk, PageFault> {
+    if addr >= CANONICAL_END {
+        return Err(PageFault::new(access, 0));
+    }
+    loop {
+        if let Some(done) = attempt(memory, root, addr, access)? {
+            return Ok(done);
+        }
+    }
+}
+
+/// One [`walk`]; `None` when an entry changed while it was being marked.
+fn attempt(
+    memory: &Memory,
+    root: FrameNumber,
+    addr: u64,
+    access: Access,
+) -> Result<Option<Walk>, PageFault> {
+    let mut table = root.phys();
+    let mut shift = 39;
+    let mut allowed = WRITE | USER;
+    let mut forbidden = 0;
+    loop {
+        let at = table + ((addr >> shift) & 511) * 8;
+        let slot = memory.entry(at);
+        let seen = slot.load(Ordering::Acquire);
+        if seen & PRESENT == 0 {
+            return Err(PageFault::new(access, 0));
+        }
+        allowed &= seen;
+        forbidden |= seen & NO_EXECUTE;
+        let huge = seen & HUGE != 0 && shift > PAGE_SHIFT;
+        if shift > PAGE_SHIFT && !huge {
+            if !mark(slot, seen, ACCESSED) {
+                return Ok(None);
+            }
+            table = seen & FRAME;
+            shift -= 9;
+            continue;
+        }
+        let size = match shift {
+            12 => PageSize::Size4K,
+            21 => PageSize::Size2M,
+            30 => PageSize::Size1G,
+            _ => return Err(PageFault::new(access, PageFault::PRESENT | PageFault::RESERVED)),
+        };
+        if !(seen & FRAME).is_multiple_of(size.bytes()) {
+            return Err(PageFault::new(access, PageFault::PRESENT | PageFault::RESERVED));
+        }
+        let refused = allowed & USER == 0
+            || (access == Access::Write && allowed & WRITE == 0)
+            || (access == Access::Execute && forbidden != 0);
+        if refused {
+            return Err(PageFault::new(access, PageFault::PRESENT));
+        }
+        let marks = if access == Access::Write { ACCESSED | DIRTY } else { ACCESSED };
+        if !mark(slot, seen, marks) {
+            return Ok(None);
+        }
+        let value = seen | marks;
+        let bits = value & (FRAME | DIRTY) | allowed & WRITE | forbidden;
+        let translation = Translation { bits, owner: 0, size };
+        return Ok(Some(Walk { translation, leaf: at, value }));
+    }
+}
+
+/// Sets `marks` in an entry that is still `seen`; whether it was.
+#[inline(always)]
+fn mark(slot: &core::sync::atomic::AtomicU64, seen: u64, marks: u64) -> bool {
+    seen & marks == marks
+        || slot.compare_exchange(seen, seen | marks, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use faultless::PAGE_SIZE;
+
+    const TABLE: u64 = PRESENT | WRITE | USER;
+    const ADDR: u64 = 0x7f12_3456_7000;
+
+    /// Tables in frames 1 to 4, a leaf at `level` (1: 4 KiB) for [`ADDR`] with `bits`.
+    fn tables(level: u32, bits: u64) -> (Memory, u64) {
+        let memory = Memory::new(64 * PAGE_SIZE, 1).unwrap();
+        for depth in 0..4 - level {
+            memory.store::<u64>(slot(depth), (u64::from(depth) + 2) << PAGE_SHIFT | TABLE);
+        }
+        let leaf = slot(4 - level);
+        memory.store(leaf, bits);
+        (memory, leaf)
+    }
+
+    fn slot(depth: u32) -> u64 {
+        ((u64::from(depth) + 1) << PAGE_SHIFT) + ((ADDR >> (39 - 9 * depth)) & 511) * 8
+    }
+
+    const ROOT: FrameNumber = FrameNumber(1);
+
+    #[test]
+    fn each_size_maps_its_span_and_marks_the_way() {
+        for (level, size) in [(1, PageSize::Size4K), (2, PageSize::Size2M), (3, PageSize::Size1G)] {
+            let huge = if level > 1 { HUGE } else { 0 };
+            let (memory, leaf) = tables(level, 1 << 30 | PRESENT | WRITE | USER | huge);
+            let read = walk(&memory, ROOT, ADDR + 5, Access::Read).unwrap();
+            assert_eq!((read.leaf, read.translation.size), (leaf, size));
+            assert_eq!(
+                read.translation.phys(ADDR + 5),
+                (1 << 30) + ((ADDR + 5) & (size.bytes() - 1))
+            );
+            for depth in 0..4 - level {
+                assert_eq!(memory.load::<u64>(slot(depth)) & (ACCESSED | DIRTY), ACCESSED);
+            }
+            assert_eq!(memory.load::<u64>(leaf) & (ACCESSED | DIRTY), ACCESSED);
+            assert!(!read.translation.permits(Access::Write), "not marked dirty yet");
+
+            let write = walk(&memory, ROOT, ADDR, Access::Write).unwrap();
+            assert_eq!(memory.load::<u64>(leaf) & (ACCESSED | DIRTY), ACCESSED | DIRTY);
+            assert!(write.translation.permits(Access::Write));
+            assert!(read.still_holds(&memory) && write.still_holds(&memory));
+            memory.store::<u64>(leaf, 0);
+            assert!(!write.still_holds(&memory));
+        }
+    }
+
+    #[test]
+    fn faults_tell_missing_from_forbidden_and_leave_the_leaf_alone() {
+        let (memory, leaf) = tables(1, 9 << PAGE_SHIFT | PRESENT | USER | NO_EXECUTE);
+        let before = memory.load::<u64>(leaf);
+        let fault = |addr, access| walk(&memory, ROOT, addr, access).unwrap_err();
+        assert_eq!(fault(ADDR, Access::Write), PageFault(0b111));
+        assert_eq!(fault(ADDR, Access::Execute), PageFault(0b1_0101));
+        assert_eq!(fault(ADDR + PAGE_SIZE, Access::Write), PageFault(0b110));
+        assert_eq!(fault(ADDR ^ 1 << 40, Access::Read), PageFault(0b100));
+        assert_eq!(fault(ADDR | 1 << 47, Access::Read), PageFault(0b100));
+        assert_eq!(fault(u64::MAX, Access::Read), PageFault(0b100));
+        assert_eq!(memory.load::<u64>(leaf), before);
+        walk(&memory, ROOT, ADDR, Access::Read).unwrap();
+    }
+
+    #[test]
+    fn every_level_has_a_say_in_the_permissions() {
+        for (clear, access) in [(WRITE, Access::Write), (USER, Access::Read)] {
+            for depth in 0..4 {
+                let (memory, _) = tables(1, 9 << PAGE_SHIFT | TABLE);
+                memory.store::<u64>(slot(depth), memory.load::<u64>(slot(depth)) & !clear);
+                assert!(walk(&memory, ROOT, ADDR, access).unwrap_err().is_protection());
+            }
+        }
+        for depth in 0..4 {
+            let (memory, _) = tables(1, 9 << PAGE_SHIFT | TABLE);
+            memory.store::<u64>(slot(depth), memory.load::<u64>(slot(depth)) | NO_EXECUTE);
+            assert!(walk(&memory, ROOT, ADDR, Access::Execute).unwrap_err().is_protection());
+            let read = walk(&memory, ROOT, ADDR, Access::Read).unwrap();
+            assert!(!read.translation.permits(Access::Execute));
+        }
+    }
+
+    #[test]
+    fn malformed_leaves_are_reserved_faults() {
+        let (memory, _) = tables(4, PRESENT | USER | HUGE);
+        assert!(walk(&memory, ROOT, ADDR, Access::Read).unwrap_err().is_reserved());
+        let (memory, _) = tables(2, 9 << PAGE_SHIFT | PRESENT | USER | HUGE);
+        assert!(walk(&memory, ROOT, ADDR, Access::Read).unwrap_err().is_reserved());
+    }
+
+    #[test]
+    fn a_marking_race_loses_no_change_of_the_entry() {
+        let (memory, leaf) = tables(1, 9 << PAGE_SHIFT | TABLE);
+        std::thread::scope(|scope| {
+            // One side walks and marks; the other takes the page away and brings it back clean.
+            let walker = scope.spawn(|| {
+                let mut found = 0;
+                for _ in 0..20_000 {
+                    match walk(&memory, ROOT, ADDR, Access::Write) {
+                        Ok(_) => found += 1,
+                        Err(fault) => assert!(!fault.is_protection()),
+                    }
+                }
+                found
+            });
+            for _ in 0..20_000 {
+                memory.entry(leaf).swap(0, Ordering::AcqRel);
+                // Had the walker stored instead of swapped, the entry would come back to life.
+                for _ in 0..4 {
+                    assert_eq!(memory.load::<u64>(leaf), 0);
+                }
+                memory.store::<u64>(leaf, 9 << PAGE_SHIFT | TABLE);
+            }
+            assert!(walker.join().unwrap() > 0);
+        });
+    }
+}

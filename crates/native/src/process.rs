@@ -1,0 +1,287 @@
+//! Processes: address spaces, and the threads that run in them.
+//!
+//! A thread runs guest code on a CPU that it claims from the machine's pool, waiting for one when all
+//! are taken; it gives the CPU back when its code ends. So there may be more threads than CPUs, but
+//! threads that wait for one another must be given their CPUs together
+//! ([`Process::run_threads`]) or wait inside [`NativeCpu::idle`].
+
+use crate::cpu::{NativeCpu, Stop};
+use crate::machine::{Config, NativeMachine};
+use core::cell::Cell;
+use core::fmt;
+use core::mem::ManuallyDrop;
+use faultless::audit::{Discrepancy, audit};
+use faultless::frame::Census;
+use faultless::{Cpu, CpuId, Errno, Error, Space, VirtRange, Vm};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+thread_local! {
+    /// Whether this thread is running guest code. If it waited for a second CPU then, nobody would
+    /// answer for the first.
+    static ON_CPU: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A machine with its subsystem: where processes live.
+pub struct Native {
+    vm: Vm<NativeMachine>,
+    free: Mutex<Vec<CpuId>>,
+    freed: Condvar,
+    /// Spaces of processes that were dropped where no CPU could be waited for.
+    dead: Mutex<Vec<Space<NativeMachine>>>,
+}
+
+impl fmt::Debug for Native {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Native").field("vm", &self.vm).finish_non_exhaustive()
+    }
+}
+
+impl Native {
+    /// A machine, and the subsystem over it.
+    ///
+    /// # Errors
+    /// `EINVAL` for a configuration out of range, `ENOMEM` when there is too little memory.
+    pub fn new(config: Config) -> Result<Self, Errno> {
+        let vm = Vm::new(NativeMachine::new(config)?)?;
+        // The lowest number comes off the end first.
+        let free = (0..config.cpus as u16).rev().map(CpuId).collect();
+        Ok(Self { vm, free: Mutex::new(free), freed: Condvar::new(), dead: Mutex::default() })
+    }
+
+    /// The subsystem: knobs, counters, trace points.
+    #[inline]
+    pub fn vm(&self) -> &Vm<NativeMachine> {
+        &self.vm
+    }
+
+    /// The machine: TLB counters, violations.
+    #[inline]
+    pub fn machine(&self) -> &NativeMachine {
+        self.vm.machine()
+    }
+
+    /// A process with nothing mapped. From guest code, use [`NativeCpu::process`].
+    ///
+    /// # Errors
+    /// `ENOMEM` without a frame for its tables; `EAGAIN` on a thread that is running guest code.
+    pub fn process(&self) -> Result<Process<'_>, Error> {
+        let space = Space::new(&self.claim("process")?.cpu)?;
+        Ok(Process::new(self, space))
+    }
+
+    /// Checks the subsystem's books (law 6), once no guest code runs on any CPU. `processes` are all
+    /// there are.
+    ///
+    /// # Errors
+    /// What does not add up.
+    ///
+    /// # Panics
+    /// On a thread that is running guest code, which it would wait for.
+    pub fn audit(&self, processes: &[&Process<'_>]) -> Result<Census, Discrepancy> {
+        self.bury();
+        let everyone = self.claim_many("audit", self.machine_cpus());
+        let everyone = everyone.expect("an audit waits for all guest code to end");
+        everyone.iter().for_each(|claimed| claimed.cpu.drain());
+        let spaces: Vec<_> = processes.iter().map(|process| process.space()).collect();
+        audit(&everyone[0].cpu, &spaces)
+    }
+
+    fn machine_cpus(&self) -> usize {
+        use faultless::Machine;
+        self.machine().cpus()
+    }
+
+    /// A CPU for this thread, waiting until one is free.
+    pub(crate) fn claim(&self, operation: &'static str) -> Result<Claimed<'_>, Error> {
+        let mut one = self.claim_many(operation, 1)?;
+        one.pop().ok_or_else(|| unavailable(operation))
+    }
+
+    /// `count` CPUs at once, waiting until as many are free.
+    fn claim_many(&self, operation: &'static str, count: usize) -> Result<Vec<Claimed<'_>>, Error> {
+        if ON_CPU.get() || count > self.machine_cpus() {
+            return Err(unavailable(operation));
+        }
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let enough = self.freed.wait_while(free, |free| free.len() < count);
+        let mut free = enough.unwrap_or_else(PoisonError::into_inner);
+        let rest = free.len() - count;
+        let claim = |id| {
+            // SAFETY: a number is in `free` unless a `Claimed` has it; it is below `cpus`; nothing
+            // interrupts a thread inside a call.
+            let cpu = unsafe { self.vm.cpu(id) };
+            Claimed { cpu, _slot: Slot { native: self, id } }
+        };
+        Ok(free.drain(rest..).rev().map(claim).collect())
+    }
+
+    /// Ends the spaces of dropped processes, if this thread can have a CPU for it.
+    fn bury(&self) {
+        if self.dead.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
+            return;
+        }
+        if let Ok(claimed) = self.claim("exit") {
+            self.bury_on(&claimed.cpu);
+        }
+    }
+
+    pub(crate) fn bury_on(&self, cpu: &Cpu<'_, NativeMachine>) {
+        let dead = core::mem::take(&mut *self.dead.lock().unwrap_or_else(PoisonError::into_inner));
+        dead.into_iter().for_each(|space| space.exit(cpu));
+    }
+}
+
+fn unavailable(operation: &'static str) -> Error {
+    Error { operation, range: VirtRange::new(0, 0), errno: Errno::EAGAIN }
+}
+
+/// A CPU out of the pool; back in it when dropped.
+pub(crate) struct Claimed<'n> {
+    // Before the slot: the `Cpu` is gone when its number is free again.
+    pub(crate) cpu: Cpu<'n, NativeMachine>,
+    _slot: Slot<'n>,
+}
+
+struct Slot<'n> {
+    native: &'n Native,
+    id: CpuId,
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        self.native.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.id);
+        self.native.freed.notify_all();
+    }
+}
+
+/// Marks this thread as running guest code.
+struct OnCpu;
+
+impl OnCpu {
+    fn enter() -> Self {
+        ON_CPU.set(true);
+        Self
+    }
+}
+
+impl Drop for OnCpu {
+    fn drop(&mut self) {
+        ON_CPU.set(false);
+    }
+}
+
+/// An address space and whatever threads run in it. Shared by reference among them.
+///
+/// Dropping it ends the space: at once, or, on a thread that is running guest code, when that code
+/// ends.
+pub struct Process<'n> {
+    native: &'n Native,
+    space: ManuallyDrop<Space<NativeMachine>>,
+}
+
+impl fmt::Debug for Process<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Process({:?})", self.space.id())
+    }
+}
+
+impl<'n> Process<'n> {
+    pub(crate) fn new(native: &'n Native, space: Space<NativeMachine>) -> Self {
+        Self { native, space: ManuallyDrop::new(space) }
+    }
+
+    /// The address space: maps, counters.
+    #[inline]
+    pub fn space(&self) -> &Space<NativeMachine> {
+        &self.space
+    }
+
+    /// The machine it lives on.
+    #[inline]
+    pub fn native(&self) -> &'n Native {
+        self.native
+    }
+
+    /// Takes the space out of a process that is not to be dropped.
+    pub(crate) fn into_space(self) -> Space<NativeMachine> {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is never used nor dropped again.
+        unsafe { ManuallyDrop::take(&mut this.space) }
+    }
+
+    /// Runs guest code on this thread, on a CPU of its own.
+    ///
+    /// # Errors
+    /// What the guest code ended with; `EAGAIN` on a thread that is running guest code already
+    /// (there, use [`NativeCpu::switch`]).
+    pub fn run<R>(
+        &self,
+        guest: impl FnOnce(&mut NativeCpu<'_, 'n>) -> Result<R, Stop>,
+    ) -> Result<R, Stop> {
+        let claimed = self.native.claim("run")?;
+        self.run_on(claimed, guest)
+    }
+
+    fn run_on<R>(
+        &self,
+        claimed: Claimed<'n>,
+        guest: impl FnOnce(&mut NativeCpu<'_, 'n>) -> Result<R, Stop>,
+    ) -> Result<R, Stop> {
+        let on_cpu = OnCpu::enter();
+        let result = guest(&mut NativeCpu::enter(self, &claimed.cpu));
+        // Processes that the guest code dropped are ended here, where a CPU is at hand.
+        self.native.bury_on(&claimed.cpu);
+        drop((on_cpu, claimed));
+        result
+    }
+
+    /// Runs guest code on `threads` threads at once, each on a CPU of its own and told its number,
+    /// and waits for all. Results are in the order of the numbers.
+    ///
+    /// # Errors
+    /// What the first (by number) of the threads that failed ended with; `EAGAIN` when the machine
+    /// has fewer CPUs, the host refuses a thread, or this thread is running guest code already.
+    pub fn run_threads<R: Send>(
+        &self,
+        threads: usize,
+        guest: impl Fn(&mut NativeCpu<'_, 'n>, usize) -> Result<R, Stop> + Sync,
+    ) -> Result<Vec<R>, Stop> {
+        let claimed = self.native.claim_many("run", threads)?;
+        let guest = &guest;
+        std::thread::scope(|scope| {
+            let spawned: Vec<_> = claimed
+                .into_iter()
+                .enumerate()
+                .map(|(number, claimed)| {
+                    std::thread::Builder::new()
+                        .name(format!("guest {number}"))
+                        .spawn_scoped(scope, move || self.run_on(claimed, |cpu| guest(cpu, number)))
+                        .map_err(|_| unavailable("run"))
+                })
+                .collect();
+            let joined: Vec<_> = spawned
+                .into_iter()
+                .map(|thread| thread.map(std::thread::ScopedJoinHandle::join))
+                .collect();
+            joined
+                .into_iter()
+                .map(|result| match result? {
+                    Ok(result) => result,
+                    Err(panic) => std::panic::resume_unwind(panic),
+                })
+                .collect()
+        })
+    }
+
+    /// Ends the process: all its memory is given back. Dropping it does the same.
+    pub fn exit(self) {}
+}
+
+impl Drop for Process<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the process is being dropped; `space` is not used again.
+        let space = unsafe { ManuallyDrop::take(&mut self.space) };
+        self.native.dead.lock().unwrap_or_else(PoisonError::into_inner).push(space);
+        self.native.bury();
+    }
+}

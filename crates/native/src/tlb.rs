@@ -1,0 +1,550 @@
+//! The translation look-aside buffers of one CPU.
+//!
+//! Two first-level buffers, for instructions and for data, over a second level shared by both; each
+//! is set-associative, and replaced round-robin. Sizes are those of Intel's Skylake cores ("Intel 64
+//! and IA-32 Architectures Optimization Reference Manual", the table of its TLB parameters):
+//!
+//! | | 4 KiB | 2 MiB | 1 GiB |
+//! |---|---|---|---|
+//! | instruction | 128, 8-way | 8, 8-way | |
+//! | data | 64, 4-way | 32, 4-way | 4, 4-way |
+//! | second level | 1536, 12-way, with 2 MiB | | 16, 4-way |
+//!
+//! There are no address-space identifiers and no caches of upper table levels: switching spaces
+//! flushes, and every walk starts at the root.
+//!
+//! *May forget, never lies:* a buffer may lose an entry at any time; but a lookup finds nothing that
+//! was filled before the latest invalidation of its page.
+//!
+//! Entries and counters are relaxed atomics, which cost what plain memory costs: only the CPU's own
+//! thread is meant to touch them, but nothing breaks (beyond the TLB's own promise) when another
+//! does, and counters can be read from anywhere. A tag carries the *epoch* of its filling, so that
+//! dropping everything is one increment.
+
+use crate::mmu::{CANONICAL_END, PageSize, Translation};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+use faultless::{Access, PAGE_SHIFT, PAGE_SIZE, VirtRange};
+
+/// Invalidations of more pages than this drop everything, as Linux's do.
+pub const SINGLE_PAGE_CEILING: u64 = 33;
+
+/// A counter that its CPU advances and anyone may read.
+#[derive(Debug, Default)]
+struct Counter(AtomicU64);
+
+impl Counter {
+    #[inline(always)]
+    fn add(&self) {
+        self.0.store(self.0.load(Relaxed) + 1, Relaxed);
+    }
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        #[derive(Debug, Default)]
+        struct Counters { $($name: Counter),* }
+
+        /// What one CPU's TLBs, or those of several added up, have done.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct TlbStats { $($(#[$doc])* pub $name: u64),* }
+
+        impl Counters {
+            fn read(&self) -> TlbStats {
+                TlbStats { $($name: self.$name.0.load(Relaxed)),* }
+            }
+        }
+
+        impl core::ops::AddAssign for TlbStats {
+            fn add_assign(&mut self, other: Self) {
+                $(self.$name += other.$name;)*
+            }
+        }
+    };
+}
+
+counters! {
+    /// Fetches served by the instruction buffer.
+    instruction_hits,
+    /// Loads and stores served by the data buffer.
+    data_hits,
+    /// Accesses served by the second level.
+    second_hits,
+    /// Accesses that no buffer could serve.
+    misses,
+    /// Walks of the page tables.
+    walks,
+    /// Flushes of everything.
+    flushes,
+    /// Pages invalidated one by one.
+    page_flushes,
+}
+
+/// What a tag stands for.
+#[derive(Debug, Default)]
+struct Entry {
+    bits: AtomicU64,
+    owner: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Set<const WAYS: usize> {
+    /// Page number, size and epoch of each way (see [`Tlb::tag`]), side by side to be searched.
+    tags: [AtomicU64; WAYS],
+    ways: [Entry; WAYS],
+    /// The way that is replaced next.
+    next: AtomicU8,
+}
+
+impl<const WAYS: usize> Set<WAYS> {
+    #[inline(always)]
+    fn way(&self, tag: u64) -> Option<usize> {
+        self.tags.iter().position(|way| way.load(Relaxed) == tag)
+    }
+}
+
+#[derive(Debug)]
+struct Buffer<const SETS: usize, const WAYS: usize>([Set<WAYS>; SETS]);
+
+impl<const SETS: usize, const WAYS: usize> Buffer<SETS, WAYS> {
+    fn new() -> Self {
+        const { assert!(SETS.is_power_of_two()) };
+        Self(core::array::from_fn(|_| Set {
+            tags: core::array::from_fn(|_| AtomicU64::new(0)),
+            ways: core::array::from_fn(|_| Entry::default()),
+            next: AtomicU8::new(0),
+        }))
+    }
+
+    #[inline(always)]
+    fn set(&self, page: u64) -> &Set<WAYS> {
+        &self.0[page as usize & (SETS - 1)]
+    }
+
+    #[inline(always)]
+    fn find(&self, page: u64, tag: u64, size: PageSize) -> Option<Translation> {
+        let set = self.set(page);
+        set.way(tag).map(|way| {
+            let Entry { bits, owner } = &set.ways[way];
+            Translation { bits: bits.load(Relaxed), owner: owner.load(Relaxed), size }
+        })
+    }
+
+    fn fill(&self, page: u64, tag: u64, found: Translation) {
+        let set = self.set(page);
+        // A page has one entry at most: an older one is replaced, not joined.
+        let way = set.way(tag).unwrap_or_else(|| {
+            let next = usize::from(set.next.load(Relaxed));
+            set.next.store(((next + 1) % WAYS) as u8, Relaxed);
+            next
+        });
+        set.tags[way].store(tag, Relaxed);
+        set.ways[way].bits.store(found.bits, Relaxed);
+        set.ways[way].owner.store(found.owner, Relaxed);
+    }
+
+    fn drop_page(&self, page: u64, tag: u64) {
+        let set = self.set(page);
+        if let Some(way) = set.way(tag) {
+            set.tags[way].store(0, Relaxed);
+        }
+    }
+
+    fn clear(&self) {
+        self.0.iter().flat_map(|set| &set.tags).for_each(|tag| tag.store(0, Relaxed));
+    }
+}
+
+/// The buffers of one CPU.
+#[derive(Debug)]
+pub struct Tlb {
+    /// Part of every valid tag; never 0 and never what it was before, until it wraps.
+    epoch: AtomicU64,
+    /// Whether a 2 MiB or 1 GiB page was filled since everything was dropped; if not, nobody looks
+    /// for one.
+    huge: AtomicBool,
+    data_4k: Buffer<16, 4>,
+    data_2m: Buffer<8, 4>,
+    data_1g: Buffer<1, 4>,
+    instruction_4k: Buffer<16, 8>,
+    instruction_2m: Buffer<1, 8>,
+    second: Buffer<128, 12>,
+    second_1g: Buffer<4, 4>,
+    counters: Counters,
+}
+
+/// Where the epoch starts in a tag: above 36 bits of page number and one of size.
+const EPOCH_SHIFT: u32 = 37;
+const LAST_EPOCH: u64 = (1 << (64 - EPOCH_SHIFT)) - 1;
+
+impl Default for Tlb {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Tlb {
+    /// Empty buffers.
+    pub fn new() -> Self {
+        Self {
+            epoch: AtomicU64::new(1),
+            huge: AtomicBool::new(false),
+            data_4k: Buffer::new(),
+            data_2m: Buffer::new(),
+            data_1g: Buffer::new(),
+            instruction_4k: Buffer::new(),
+            instruction_2m: Buffer::new(),
+            second: Buffer::new(),
+            second_1g: Buffer::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// The tag of a page: its number, whether it is a 2 MiB page (the second level holds both
+    /// sizes), and the present epoch.
+    #[inline(always)]
+    fn tag(&self, page: u64, size: PageSize) -> u64 {
+        let large = u64::from(size == PageSize::Size2M);
+        page | large << (EPOCH_SHIFT - 1) | self.epoch.load(Relaxed) << EPOCH_SHIFT
+    }
+
+    /// The translation of `addr` (below 2^47), if it is here and good for `access`.
+    ///
+    /// A translation that forbids the access, or has yet to be marked dirty for a store, counts as
+    /// a miss: the tables may say more by now.
+    #[inline(always)]
+    pub fn lookup(&self, addr: u64, access: Access) -> Option<Translation> {
+        let page = addr >> PAGE_SHIFT;
+        let tag = self.tag(page, PageSize::Size4K);
+        let first = if access == Access::Execute {
+            self.instruction_4k.find(page, tag, PageSize::Size4K)
+        } else {
+            self.data_4k.find(page, tag, PageSize::Size4K)
+        };
+        match first {
+            Some(found) if found.permits(access) => {
+                self.count_first(access);
+                Some(found)
+            }
+            _ => self.lookup_further(addr, access),
+        }
+    }
+
+    #[inline(always)]
+    fn count_first(&self, access: Access) {
+        match access {
+            Access::Execute => self.counters.instruction_hits.add(),
+            Access::Read | Access::Write => self.counters.data_hits.add(),
+        }
+    }
+
+    /// [`lookup`](Self::lookup) beyond the 4 KiB entries of the first level.
+    #[inline(never)]
+    fn lookup_further(&self, addr: u64, access: Access) -> Option<Translation> {
+        let huge = self.huge.load(Relaxed);
+        if huge && let Some(found) = self.first_huge(addr, access) {
+            self.count_first(access);
+            return Some(found);
+        }
+        let page = addr >> PAGE_SHIFT;
+        let small = self.second.find(page, self.tag(page, PageSize::Size4K), PageSize::Size4K);
+        let second = small.or_else(|| if huge { self.second_huge(addr) } else { None });
+        match second {
+            Some(found) if found.permits(access) => {
+                self.counters.second_hits.add();
+                self.fill_first(addr, access, found);
+                Some(found)
+            }
+            _ => {
+                self.counters.misses.add();
+                None
+            }
+        }
+    }
+
+    fn first_huge(&self, addr: u64, access: Access) -> Option<Translation> {
+        let page = addr >> PageSize::Size2M.shift();
+        let tag = self.tag(page, PageSize::Size2M);
+        let found = if access == Access::Execute {
+            self.instruction_2m.find(page, tag, PageSize::Size2M)
+        } else {
+            self.data_2m.find(page, tag, PageSize::Size2M).or_else(|| {
+                let page = addr >> PageSize::Size1G.shift();
+                self.data_1g.find(page, self.tag(page, PageSize::Size1G), PageSize::Size1G)
+            })
+        };
+        found.filter(|found| found.permits(access))
+    }
+
+    fn second_huge(&self, addr: u64) -> Option<Translation> {
+        let page = addr >> PageSize::Size2M.shift();
+        let found = self.second.find(page, self.tag(page, PageSize::Size2M), PageSize::Size2M);
+        found.or_else(|| {
+            let page = addr >> PageSize::Size1G.shift();
+            self.second_1g.find(page, self.tag(page, PageSize::Size1G), PageSize::Size1G)
+        })
+    }
+
+    /// Remembers what a walk for `access` to `addr` found.
+    pub fn fill(&self, addr: u64, access: Access, found: Translation) {
+        let page = addr >> found.size.shift();
+        let tag = self.tag(page, found.size);
+        if found.size != PageSize::Size4K {
+            self.huge.store(true, Relaxed);
+        }
+        if found.size == PageSize::Size1G {
+            self.second_1g.fill(page, tag, found);
+        } else {
+            self.second.fill(page, tag, found);
+        }
+        self.fill_first(addr, access, found);
+    }
+
+    fn fill_first(&self, addr: u64, access: Access, found: Translation) {
+        let page = addr >> found.size.shift();
+        let tag = self.tag(page, found.size);
+        match (access, found.size) {
+            (Access::Execute, PageSize::Size4K) => self.instruction_4k.fill(page, tag, found),
+            (Access::Execute, PageSize::Size2M) => self.instruction_2m.fill(page, tag, found),
+            // Fetches from a giant page are left to the second level.
+            (Access::Execute, PageSize::Size1G) => {}
+            (_, PageSize::Size4K) => self.data_4k.fill(page, tag, found),
+            (_, PageSize::Size2M) => self.data_2m.fill(page, tag, found),
+            (_, PageSize::Size1G) => self.data_1g.fill(page, tag, found),
+        }
+    }
+
+    /// Drops every translation of a page that overlaps `range`.
+    pub fn invalidate_range(&self, range: VirtRange) {
+        let range = range.intersect(VirtRange::new(0, CANONICAL_END)).widen(PAGE_SIZE);
+        if range.pages() > SINGLE_PAGE_CEILING {
+            return self.invalidate_all();
+        }
+        for addr in (range.start..range.end).step_by(PAGE_SIZE as usize) {
+            self.forget(addr);
+            self.counters.page_flushes.add();
+        }
+    }
+
+    /// Drops every translation of `addr`, of any size.
+    pub fn forget(&self, addr: u64) {
+        let page = addr >> PAGE_SHIFT;
+        let tag = self.tag(page, PageSize::Size4K);
+        self.data_4k.drop_page(page, tag);
+        self.instruction_4k.drop_page(page, tag);
+        self.second.drop_page(page, tag);
+        if !self.huge.load(Relaxed) {
+            return;
+        }
+        let page = addr >> PageSize::Size2M.shift();
+        let tag = self.tag(page, PageSize::Size2M);
+        self.data_2m.drop_page(page, tag);
+        self.instruction_2m.drop_page(page, tag);
+        self.second.drop_page(page, tag);
+        let page = addr >> PageSize::Size1G.shift();
+        let tag = self.tag(page, PageSize::Size1G);
+        self.data_1g.drop_page(page, tag);
+        self.second_1g.drop_page(page, tag);
+    }
+
+    /// Drops everything.
+    pub fn invalidate_all(&self) {
+        let epoch = self.epoch.load(Relaxed);
+        if epoch == LAST_EPOCH {
+            self.clear();
+            self.epoch.store(1, Relaxed);
+        } else {
+            self.epoch.store(epoch + 1, Relaxed);
+        }
+        self.huge.store(false, Relaxed);
+        self.counters.flushes.add();
+    }
+
+    /// Makes every tag invalid in any epoch.
+    fn clear(&self) {
+        self.data_4k.clear();
+        self.data_2m.clear();
+        self.data_1g.clear();
+        self.instruction_4k.clear();
+        self.instruction_2m.clear();
+        self.second.clear();
+        self.second_1g.clear();
+    }
+
+    /// Counts a walk of the page tables.
+    #[inline]
+    pub fn count_walk(&self) {
+        self.counters.walks.add();
+    }
+
+    /// What happened so far. Counters only grow.
+    pub fn stats(&self) -> TlbStats {
+        self.counters.read()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use faultless::FrameNumber;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    const SIZES: [PageSize; 3] = [PageSize::Size4K, PageSize::Size2M, PageSize::Size1G];
+    const ACCESSES: [Access; 3] = [Access::Read, Access::Write, Access::Execute];
+
+    fn full(frame: u32, size: PageSize) -> Translation {
+        Translation::new(FrameNumber(frame), size, true, true, true)
+    }
+
+    #[test]
+    fn a_filled_page_is_hit_until_it_is_forgotten() {
+        for size in SIZES {
+            for access in ACCESSES {
+                let tlb = Tlb::new();
+                let addr = 5 << size.shift();
+                let inside = addr + size.bytes() / 2;
+                assert_eq!(tlb.lookup(addr, access), None);
+                tlb.fill(addr, access, full(1 << 18, size));
+                assert_eq!(tlb.lookup(inside, access), Some(full(1 << 18, size)));
+                tlb.invalidate_range(VirtRange::page(inside));
+                assert_eq!(tlb.lookup(addr, access), None);
+                let stats = tlb.stats();
+                assert_eq!((stats.misses, stats.page_flushes), (2, 1));
+                assert_eq!(stats.data_hits + stats.instruction_hits + stats.second_hits, 1);
+            }
+        }
+    }
+
+    #[test]
+    fn the_second_level_serves_what_the_first_lost() {
+        let tlb = Tlb::new();
+        // Five pages of one data set of four ways; 16 sets apart.
+        for i in 0..5 {
+            tlb.fill(i * 16 << PAGE_SHIFT, Access::Read, full(i as u32 + 1, PageSize::Size4K));
+        }
+        assert_eq!(tlb.lookup(0, Access::Read), Some(full(1, PageSize::Size4K)));
+        assert_eq!(tlb.stats().second_hits, 1);
+        assert!(tlb.lookup(0, Access::Read).is_some());
+        assert_eq!((tlb.stats().second_hits, tlb.stats().data_hits), (1, 1));
+        // What data put into the second level, fetches find there.
+        assert!(tlb.lookup(0, Access::Execute).is_some());
+        assert_eq!(tlb.stats().second_hits, 2);
+    }
+
+    #[test]
+    fn sizes_do_not_mix_up_in_the_shared_level() {
+        let tlb = Tlb::new();
+        tlb.fill(3 << 21, Access::Read, full(1 << 9, PageSize::Size2M));
+        assert_eq!(tlb.lookup(3 << 12, Access::Read), None);
+    }
+
+    #[test]
+    fn a_translation_that_forbids_the_access_is_a_miss_and_is_replaced() {
+        let tlb = Tlb::new();
+        let clean = Translation::new(FrameNumber(7), PageSize::Size4K, true, false, false);
+        tlb.fill(0x5000, Access::Read, clean);
+        assert_eq!(tlb.lookup(0x5000, Access::Read), Some(clean));
+        assert_eq!(tlb.lookup(0x5000, Access::Write), None);
+        assert_eq!(tlb.lookup(0x5000, Access::Execute), None);
+        let dirty = Translation::new(FrameNumber(7), PageSize::Size4K, true, true, false);
+        tlb.fill(0x5000, Access::Write, dirty);
+        assert_eq!(tlb.lookup(0x5000, Access::Read), Some(dirty));
+        assert_eq!(tlb.lookup(0x5000, Access::Write), Some(dirty));
+    }
+
+    #[test]
+    fn the_last_epoch_wraps_without_reviving_entries() {
+        let tlb = Tlb::new();
+        tlb.fill(0x5000, Access::Read, full(7, PageSize::Size4K));
+        tlb.epoch.store(LAST_EPOCH, Relaxed);
+        tlb.fill(0x6000, Access::Read, full(8, PageSize::Size4K));
+        tlb.invalidate_all();
+        assert_eq!(tlb.epoch.load(Relaxed), 1);
+        assert_eq!(tlb.lookup(0x5000, Access::Read), None);
+        assert_eq!(tlb.lookup(0x6000, Access::Read), None);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Fill { page: u64, size: PageSize, access: Access, dirty: bool },
+        Look { page: u64, access: Access },
+        Drop { page: u64, pages: u64 },
+        DropAll,
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        // Pages around a 1 GiB border, in few sets, so that buffers overflow.
+        let page = || (0u64..6, 0u64..40).prop_map(|(big, small)| (big << 17) + small * 16);
+        let size = proptest::sample::select(&SIZES[..]);
+        let access = || proptest::sample::select(&ACCESSES[..]);
+        prop_oneof![
+            4 => (page(), size, access(), any::<bool>())
+                .prop_map(|(page, size, access, dirty)| Op::Fill { page, size, access, dirty }),
+            6 => (page(), access()).prop_map(|(page, access)| Op::Look { page, access }),
+            2 => (page(), 1u64..40).prop_map(|(page, pages)| Op::Drop { page, pages }),
+            1 => Just(Op::DropAll),
+        ]
+    }
+
+    proptest! {
+        /// Against a page map that forgets nothing but what was invalidated.
+        #[test]
+        fn it_may_forget_but_never_lies(ops in proptest::collection::vec(op(), 1..200)) {
+            let tlb = Tlb::new();
+            // What each page of each size was last filled with, until it is invalidated.
+            let mut model: HashMap<(PageSize, u64), Translation> = HashMap::new();
+            let mut frame = 0;
+            for op in ops {
+                match op {
+                    Op::Fill { page, size, access, dirty } => {
+                        let addr = page << PAGE_SHIFT;
+                        // The tables never map one address at two sizes without a flush between.
+                        for other in SIZES.into_iter().filter(|&other| other != size) {
+                            model.retain(|&(s, n), _| {
+                                s != other || !overlap(n << s.shift(), s, addr, size)
+                            });
+                        }
+                        tlb.invalidate_range(VirtRange::page(addr));
+                        if size != PageSize::Size4K {
+                            tlb.invalidate_all();
+                            model.clear();
+                        }
+                        model.remove(&(size, addr >> size.shift()));
+                        model.retain(|&(s, n), _| !overlap(n << s.shift(), s, addr, PageSize::Size4K));
+                        frame += 1 << 18;
+                        let found =
+                            Translation::new(FrameNumber(frame & 0xfff_ffff), size, true, dirty, true);
+                        tlb.fill(addr, access, found);
+                        model.insert((size, addr >> size.shift()), found);
+                    }
+                    Op::Look { page, access } => {
+                        let addr = page << PAGE_SHIFT;
+                        if let Some(found) = tlb.lookup(addr, access) {
+                            let truth = model.get(&(found.size, addr >> found.size.shift()));
+                            prop_assert_eq!(Some(&found), truth);
+                            prop_assert!(found.permits(access));
+                        }
+                    }
+                    Op::Drop { page, pages } => {
+                        let start = page << PAGE_SHIFT;
+                        let range = VirtRange::new(start, start + (pages << PAGE_SHIFT));
+                        tlb.invalidate_range(range);
+                        model.retain(|&(size, number), _| {
+                            let start = number << size.shift();
+                            !range.overlaps(VirtRange::new(start, start + size.bytes()))
+                        });
+                    }
+                    Op::DropAll => {
+                        tlb.invalidate_all();
+                        model.clear();
+                    }
+                }
+            }
+        }
+    }
+
+    fn overlap(a: u64, a_size: PageSize, b: u64, b_size: PageSize) -> bool {
+        let b = b & !(b_size.bytes() - 1);
+        VirtRange::new(a, a + a_size.bytes()).overlaps(VirtRange::new(b, b + b_size.bytes()))
+    }
+}

@@ -1,0 +1,176 @@
+//! One thread: every kind of access moves real bytes, and is told Linux's signals.
+
+mod common;
+
+use common::{PAGE, PRIVATE, RW, SHARED, machine, map};
+use faultless::{Access, Errno, MapFlags, Prot};
+use faultless_native::{Signal, Stop};
+
+#[test]
+fn a_first_fault_gives_zeros_and_keeps_what_is_stored() {
+    let native = machine(1);
+    native
+        .process()
+        .unwrap()
+        .run(|cpu| {
+            let a = map(cpu, 4)?;
+            assert_eq!(cpu.load::<u64>(a + 8)?, 0);
+            cpu.store(a + 8, 0x1122_3344_5566_7788u64)?;
+            assert_eq!(cpu.load::<u64>(a + 8)?, 0x1122_3344_5566_7788);
+            assert_eq!(cpu.load::<u8>(a + 9)?, 0x77);
+            assert_eq!(cpu.load::<u16>(a + 10)?, 0x5566);
+            assert_eq!(cpu.load::<u32>(a + 12)?, 0x1122_3344);
+            assert_eq!(cpu.load::<u8>(a + PAGE + 9)?, 0, "the page of zeros was not written");
+            Ok(())
+        })
+        .unwrap();
+    native.audit(&[]).unwrap();
+}
+
+#[test]
+fn hits_cost_no_walk_and_the_first_store_to_a_clean_page_one() {
+    let native = machine(1);
+    native
+        .process()
+        .unwrap()
+        .run(|cpu| {
+            let a = map(cpu, 1)?;
+            cpu.store(a, 1u8)?;
+            let walks = || native.machine().total_tlb_stats().walks;
+            let before = walks();
+            for _ in 0..100 {
+                cpu.store(a, 1u8)?;
+                cpu.load::<u64>(a + 8)?;
+            }
+            assert_eq!(walks(), before);
+            assert!(native.machine().total_tlb_stats().data_hits >= 200);
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn words_across_pages_and_bulk_moves_are_whole() {
+    let native = machine(1);
+    native
+        .process()
+        .unwrap()
+        .run(|cpu| {
+            let a = map(cpu, 8)?;
+            cpu.store(a + PAGE - 3, 0x0102_0304_0506_0708u64)?;
+            assert_eq!(cpu.load::<u64>(a + PAGE - 3)?, 0x0102_0304_0506_0708);
+            assert_eq!(cpu.load::<u8>(a + PAGE)?, 0x05);
+
+            let bytes: Vec<u8> = (0..2 * PAGE + 77).map(|i| (i * 7) as u8).collect();
+            cpu.write_bytes(a + 5, &bytes)?;
+            cpu.copy(a + 4 * PAGE + 100, a + 5, bytes.len() as u64)?;
+            let mut seen = vec![0; bytes.len()];
+            cpu.read_bytes(a + 4 * PAGE + 100, &mut seen)?;
+            assert!(seen == bytes);
+            cpu.fill(a + 10, PAGE, 9)?;
+            assert_eq!((cpu.load::<u8>(a + 9)?, cpu.load::<u8>(a + 10)?), (bytes[4], 9));
+            assert_eq!(cpu.load::<u8>(a + 9 + PAGE)?, 9);
+            assert_eq!(cpu.load::<u8>(a + 10 + PAGE)?, bytes[PAGE as usize + 5]);
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn touching_changes_nothing() {
+    let native = machine(1);
+    native
+        .process()
+        .unwrap()
+        .run(|cpu| {
+            let a = map(cpu, 1)?;
+            cpu.store(a, 77u8)?;
+            cpu.touch(a, Access::Read)?;
+            cpu.touch(a, Access::Write)?;
+            assert_eq!(cpu.load::<u8>(a)?, 77);
+            assert_eq!(cpu.fetch_add(a, 3u8)?, 77);
+            assert_eq!(cpu.compare_exchange(a, 80u8, 5)?, Ok(80));
+            assert_eq!(cpu.compare_exchange(a, 80u8, 6)?, Err(5));
+            assert_eq!(cpu.fetch_add(a + 2, 1u32), Err(Signal::Bus { addr: a + 2 }));
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn what_is_not_allowed_is_told_apart_from_what_is_not_there() {
+    let native = machine(1);
+    native
+        .process()
+        .unwrap()
+        .run(|cpu| {
+            let a = cpu.mmap(0, 2 * PAGE, Prot::READ, PRIVATE)?;
+            let accerr = |addr| Err(Signal::Segv { addr, mapped: true });
+            let maperr = |addr| Err(Signal::Segv { addr, mapped: false });
+            assert_eq!(cpu.store(a, 1u8), accerr(a));
+            assert_eq!(cpu.fetch(a).map(drop), accerr(a));
+            assert_eq!(cpu.load::<u8>(a), Ok(0));
+            assert_eq!(cpu.store(a, 1u8), accerr(a), "the page of zeros stays read-only");
+            for addr in [0, 8, 1 << 47, 1 << 63, u64::MAX & !7] {
+                assert_eq!(cpu.load::<u64>(addr).map(drop), maperr(addr));
+                assert_eq!(cpu.store(addr, 1u64), maperr(addr));
+            }
+            assert_eq!(cpu.fill(u64::MAX - 5, 100, 1), maperr(u64::MAX - 5));
+
+            cpu.mprotect(a, PAGE, Prot::empty())?;
+            assert_eq!(cpu.load::<u8>(a + 1).map(drop), accerr(a + 1));
+            cpu.mprotect(a, PAGE, RW.union(Prot::EXEC))?;
+            cpu.store(a, 0xc3u8)?;
+            assert_eq!(cpu.fetch(a), Ok(0xc3));
+            cpu.munmap(a, 2 * PAGE)?;
+            assert_eq!(cpu.load::<u8>(a).map(drop), maperr(a));
+            Ok(())
+        })
+        .unwrap();
+    native.audit(&[]).unwrap();
+}
+
+#[test]
+fn a_refused_call_carries_its_name_out_of_the_guest_code() {
+    let native = machine(1);
+    let process = native.process().unwrap();
+    let stopped = process.run(|cpu| Ok(cpu.munmap(1, PAGE)?));
+    match stopped {
+        Err(Stop::Refused(error)) => {
+            assert_eq!((error.operation, error.errno), ("munmap", Errno::EINVAL));
+        }
+        other => panic!("{other:?}"),
+    }
+    // A second CPU on the same thread would be waited for in vain.
+    let nested = process.run(|_| process.run(|_| Ok(())));
+    assert!(matches!(nested, Err(Stop::Refused(error)) if error.errno == Errno::EAGAIN));
+    let many = process.run_threads(2, |_, _| Ok(()));
+    assert!(matches!(many, Err(Stop::Refused(error)) if error.errno == Errno::EAGAIN));
+}
+
+#[test]
+fn exhausted_memory_is_told_and_given_back() {
+    let native = machine(1);
+    let process = native.process().unwrap();
+    let frames = native.vm().total_frames();
+    let stopped = process.run(|cpu| {
+        let flags = PRIVATE.union(MapFlags::NORESERVE);
+        let a = cpu.mmap(0, (frames + 1) * PAGE, RW, flags)?;
+        for page in 0..=frames {
+            cpu.store(a + page * PAGE, 1u8)?;
+        }
+        Ok(())
+    });
+    assert!(matches!(stopped, Err(Stop::Signal(Signal::OutOfMemory { .. }))), "{stopped:?}");
+    process.exit();
+    let process = native.process().unwrap();
+    process
+        .run(|cpu| {
+            let a = cpu.mmap(0, PAGE, RW, SHARED)?;
+            Ok(cpu.store(a, 1u8)?)
+        })
+        .unwrap();
+    native.audit(&[&process]).unwrap();
+    process.exit();
+    native.audit(&[]).unwrap();
+}

@@ -1,0 +1,23 @@
+//! What the tests of the native machine share.
+
+#![allow(dead_code, reason = "each test uses a part")]
+
+use faultless::{MapFlags, Prot};
+use faultless_native::{Checked, Config, Native, NativeCpu, Stop};
+
+pub const PAGE: u64 = faultless::PAGE_SIZE;
+pub const RW: Prot = Prot::READ.union(Prot::WRITE);
+pub const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
+pub const SHARED: MapFlags = MapFlags::SHARED.union(MapFlags::ANONYMOUS);
+
+/// A small machine that panics on a stale access.
+pub fn machine(cpus: usize) -> Native {
+    let config =
+        Config { memory_bytes: 64 << 20, cpus, checked: Checked::Panic, ..Config::default() };
+    Native::new(config).unwrap()
+}
+
+/// Maps `pages` private pages wherever there is room.
+pub fn map(cpu: &NativeCpu<'_, '_>, pages: u64) -> Result<u64, Stop> {
+    Ok(cpu.mmap(0, pages * PAGE, RW, PRIVATE)?)
+}
