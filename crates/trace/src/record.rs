@@ -12,7 +12,7 @@
 
 use crate::error::Error;
 use crate::event::Trace;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs;
 use std::io;
@@ -123,10 +123,8 @@ impl Setup {
     /// # Errors
     /// [`RecordError::Missing`], with all that is missing.
     pub fn find(accept_lesser: bool) -> Result<Self, RecordError> {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let perf = std::env::split_paths(&path).map(|dir| dir.join("perf")).find(|p| p.is_file());
         let system = System {
-            perf,
+            perf: find_program("perf".as_ref()),
             tracefs: TRACEFS.iter().map(PathBuf::from).collect(),
             paranoid: fs::read_to_string(PARANOID).ok().and_then(|text| text.trim().parse().ok()),
             privileged: has_privilege(&fs::read_to_string("/proc/self/status").unwrap_or_default()),
@@ -225,8 +223,14 @@ impl Setup {
     /// started have ended; an interrupt from the keyboard ends the program, not the recording.
     ///
     /// # Errors
-    /// perf cannot be run or writes nothing.
+    /// The program or perf cannot be run, or perf writes nothing.
     pub fn record(&self, output: &Path, command: &[OsString]) -> Result<Recorded, RecordError> {
+        // perf would write an empty file and say so only in passing.
+        let program = command.first().map_or(OsStr::new(""), OsString::as_os_str);
+        if find_program(program).is_none() {
+            let error = io::Error::from(io::ErrorKind::NotFound);
+            return Err(RecordError::Run(program.display().to_string(), error));
+        }
         let mut notes = Vec::new();
         let around = FaultAround::turn_off();
         notes.extend(around.note());
@@ -332,6 +336,15 @@ impl System {
             ))
         }
     }
+}
+
+/// The file that running `name` would execute: itself where it has a slash, else the first in PATH.
+fn find_program(name: &OsStr) -> Option<PathBuf> {
+    if name.as_encoded_bytes().contains(&b'/') {
+        return Some(PathBuf::from(name)).filter(|path| path.is_file());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).map(|dir| dir.join(name)).find(|path| path.is_file())
 }
 
 /// Whether the effective capabilities in the text of `/proc/self/status` permit tracepoints.
@@ -440,6 +453,17 @@ mod tests {
         let args = setup.arguments(Path::new("out"), &["a".into()]);
         assert_eq!(args.iter().filter(|arg| *arg == RAW_FILTER).count(), 2);
         assert!(!args.contains(&"-m".into()));
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_named_before_perf_runs() {
+        let dir = tracefs("program", &ALL);
+        let setup = Setup::choose(&system(dir.clone(), 2, true), false).unwrap();
+        for name in ["/no/such/program", "no-such-program-at-all", ""] {
+            let error = setup.record(Path::new("never-written"), &[name.into()]).unwrap_err();
+            assert!(matches!(error, RecordError::Run(ref what, _) if what == name), "{error}");
+        }
         fs::remove_dir_all(dir).unwrap();
     }
 

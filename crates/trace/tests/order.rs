@@ -100,7 +100,8 @@ fn trace() -> impl Strategy<Value = Trace> {
     })
 }
 
-/// For each touch, the operation that last changed its page before it, when the threads run in an
+/// For each touch, the operation that last changed its page before it, and for each move of the
+/// program break, the one before it, when the threads run in an
 /// order that `pick` chooses among those that may run.
 fn outcome(plan: &Plan, mut pick: impl FnMut(usize) -> usize) -> BTreeMap<At, Option<At>> {
     type Pages = BTreeMap<u64, At>;
@@ -110,6 +111,7 @@ fn outcome(plan: &Plan, mut pick: impl FnMut(usize) -> usize) -> BTreeMap<At, Op
         .map(|thread| thread.steps().map(|(op, waits)| (*op, waits.collect())).collect())
         .collect();
     let mut pages: Vec<Pages> = vec![Pages::new(); plan.processes().len()];
+    let mut breaks = vec![None; plan.processes().len()];
     let mut next = vec![0usize; threads.len()];
     let mut met = BTreeMap::new();
     loop {
@@ -141,6 +143,7 @@ fn outcome(plan: &Plan, mut pick: impl FnMut(usize) -> usize) -> BTreeMap<At, Op
                 change(new.start, new.end);
             }
             Op::Brk { old, new } => {
+                met.insert(at, breaks[process].replace(at));
                 change(old.min(new).next_multiple_of(4096), old.max(new).next_multiple_of(4096));
             }
             Op::Touch { page, .. } => {
