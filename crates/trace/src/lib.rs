@@ -1,1 +1,61 @@
-//! faultless-trace
+//! Recordings of what real programs do to their memory, and their replay.
+//!
+//! A [`Trace`] is a program's page faults and address-space calls in order of time. It is read from
+//! the `perf.data` that stock `perf record` writes ([`perf`]) or from the small portable format of
+//! the recordings that come with this crate ([`compact`], [`recordings`]), and made with
+//! [`record`]. A [`Plan`](plan::Plan) turns it into lists of operations that real threads can replay
+//! side by side without ever leaving an order that the program could have run in.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use faultless_trace::{plan::Plan, recordings};
+//!
+//! let recording = recordings::find("python").ok_or("no such recording")?;
+//! let trace = recording.trace()?;
+//! println!("{}", trace.summary());
+//! let plan = Plan::new(&trace)?;
+//! for assumption in plan.assumptions() {
+//!     println!("replay assumes: {assumption}");
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! Input is never trusted: a file that is truncated, corrupted or made to harm ends in an [`Error`]
+//! that names the file, the place in it and the reason.
+
+pub mod compact;
+pub mod error;
+pub mod event;
+pub mod perf;
+pub mod plan;
+pub mod record;
+pub mod recordings;
+
+use std::path::Path;
+
+pub use error::{Error, Place};
+pub use event::{Event, Header, Kind, Trace};
+
+/// Reads a recording from `path`: a `perf.data` file or a compact recording, told apart by their
+/// first bytes.
+///
+/// # Errors
+/// The file cannot be read, is neither of the two, or is truncated or corrupted.
+pub fn read(path: &Path) -> Result<Trace, Error> {
+    let bytes = error::load(path)?;
+    parse(path, &bytes)
+}
+
+/// Reads a recording from `bytes`, which came from `path` (used in errors only).
+///
+/// # Errors
+/// The bytes are neither a `perf.data` file nor a compact recording, or are truncated or corrupted.
+pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
+    if bytes.starts_with(compact::MAGIC) {
+        compact::parse(path, bytes)
+    } else if bytes.starts_with(b"PERFILE2") {
+        perf::parse(path, bytes)
+    } else {
+        Err(Error::at(path, 0, "neither a perf.data file (PERFILE2) nor a recording (FLTRACE)"))
+    }
+}

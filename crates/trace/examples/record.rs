@@ -1,0 +1,32 @@
+//! Records a program and writes the compact form: `record OUT.fltrace [MADE] -- CMD...`.
+//!
+//! `MADE` replaces the description of how the recording was made, for recordings to be given away.
+//! `record OUT.fltrace IN.perf.data` converts.
+
+use faultless_trace::{compact, read, record::Setup};
+use std::error::Error;
+use std::ffi::OsString;
+use std::path::Path;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let usage = "usage: record OUT.fltrace ([MADE] -- CMD... | IN.perf.data)";
+    let output = Path::new(args.first().ok_or(usage)?);
+    let trace = if let Some(split) = args.iter().position(|arg| arg == "--") {
+        let data = output.with_extension("perf.data");
+        let recorded = Setup::find(false)?.record(&data, &args[split + 1..])?;
+        let mut trace = recorded.trace()?;
+        if split == 2 {
+            trace.header.made = args[1].to_string_lossy().into_owned();
+            // What follows the version names who built the kernel.
+            let kernel = &mut trace.header.kernel;
+            kernel.truncate(kernel.find('-').unwrap_or(kernel.len()));
+        }
+        trace
+    } else {
+        read(Path::new(args.get(1).ok_or(usage)?))?
+    };
+    compact::write(output, &trace)?;
+    println!("{}: {:#?}\n{}", output.display(), trace.header, trace.summary());
+    Ok(())
+}

@@ -1,0 +1,416 @@
+#![doc = include_str!("../FORMAT.md")]
+
+use crate::error::{Error, Place};
+use crate::event::{
+    Access, Backing, Birth, Event, Header, Kind, MAX_EVENTS, MAX_THREADS, ProcessInfo, Prot,
+    Recorded, ThreadInfo, Trace,
+};
+use faultless::addr::PAGE_SHIFT;
+use std::io::Read;
+use std::path::Path;
+
+/// The first bytes of a compact recording.
+pub const MAGIC: &[u8; 8] = b"FLTRACE\n";
+/// The version that is written, and the only one that is read.
+pub const VERSION: u32 = 1;
+/// The extension of the files' names.
+pub const EXTENSION: &str = "fltrace";
+
+const PREFIX: usize = 24;
+const MAX_BODY: u64 = 256 << 20;
+const MAX_STRING: usize = 4096;
+/// Recordings are written once and read often.
+const ZSTD_LEVEL: i32 = 19;
+
+const ACCESSES: [Access; 4] = [Access::Unknown, Access::Read, Access::Write, Access::Exec];
+const BACKINGS: [Backing; 7] = [
+    Backing::Anon,
+    Backing::SharedAnon,
+    Backing::File,
+    Backing::SharedFile,
+    Backing::Heap,
+    Backing::Stack,
+    Backing::Special,
+];
+const BIRTHS: [Birth; 3] = [Birth::Thread, Birth::Fork, Birth::Vfork];
+
+/// The compact form of `trace`, for the file `path` (used in errors only).
+///
+/// # Errors
+/// The trace does not pass [`Trace::check`], has a string above 4,096 bytes, or is larger than the
+/// format allows.
+pub fn encode(path: &Path, trace: &Trace) -> Result<Vec<u8>, Error> {
+    trace.check().map_err(|(event, reason)| unchecked(path, event, reason))?;
+    let body = Writer::default().body(trace).map_err(|why| Error::new(path, Place::File, why))?;
+    if body.len() as u64 > MAX_BODY {
+        return Err(Error::new(path, Place::File, "the trace is larger than 256 MiB"));
+    }
+    let packed = zstd::bulk::compress(&body, ZSTD_LEVEL)
+        .map_err(|error| Error::new(path, Place::File, format!("zstd: {error}")))?;
+    let mut bytes = Vec::with_capacity(PREFIX + packed.len());
+    bytes.extend_from_slice(MAGIC);
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(&crc32fast::hash(&body).to_le_bytes());
+    bytes.extend_from_slice(&(body.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(&packed);
+    Ok(bytes)
+}
+
+/// Writes `trace` to the file `path`.
+///
+/// # Errors
+/// As [`encode`], and what the file system reports.
+pub fn write(path: &Path, trace: &Trace) -> Result<(), Error> {
+    let bytes = encode(path, trace)?;
+    std::fs::write(path, bytes).map_err(|e| Error::new(path, Place::File, e.to_string()))
+}
+
+/// Reads the compact recording `bytes`, which came from the file `path` (used in errors only).
+///
+/// # Errors
+/// The bytes are not a compact recording of version 1, or are truncated or corrupted.
+pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
+    if !bytes.starts_with(MAGIC) {
+        return Err(Error::at(path, 0, "not a recording: the magic FLTRACE is missing"));
+    }
+    if bytes.len() < PREFIX {
+        return Err(Error::at(path, bytes.len() as u64, "the file ends within its header"));
+    }
+    let word =
+        |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    if word(8) != VERSION {
+        return Err(Error::at(path, 8, format!("version {}; this reads version 1", word(8))));
+    }
+    let len = u64::from(word(16)) | u64::from(word(20)) << 32;
+    if len > MAX_BODY {
+        return Err(Error::at(path, 16, format!("a body of {len} bytes; the most is 256 MiB")));
+    }
+    let body = unpack(path, &bytes[PREFIX..], len)?;
+    if crc32fast::hash(&body) != word(12) {
+        return Err(Error::at(path, 12, "the checksum does not match: the file is corrupted"));
+    }
+    let mut reader = Reader { body: &body, at: 0 };
+    let trace = reader
+        .trace()
+        .map_err(|reason| Error::new(path, Place::BodyOffset(reader.at as u64), reason))?;
+    trace.check().map_err(|(event, reason)| unchecked(path, event, reason))?;
+    Ok(trace)
+}
+
+fn unchecked(path: &Path, event: Option<u64>, reason: String) -> Error {
+    Error::new(path, event.map_or(Place::File, Place::Event), reason)
+}
+
+/// Decompresses `packed`, which must come to exactly `len` bytes; memory grows with what is really
+/// there, not with what the header claims.
+fn unpack(path: &Path, packed: &[u8], len: u64) -> Result<Vec<u8>, Error> {
+    let mut rest = packed;
+    let corrupt = |rest: &[u8], error: std::io::Error| {
+        Error::at(path, (PREFIX + packed.len() - rest.len()) as u64, format!("zstd: {error}"))
+    };
+    let mut body = Vec::new();
+    let result = zstd::stream::read::Decoder::with_buffer(&mut rest)
+        .map(zstd::stream::read::Decoder::single_frame)
+        .and_then(|decoder| decoder.take(len + 1).read_to_end(&mut body));
+    result.map_err(|error| corrupt(rest, error))?;
+    if body.len() as u64 != len {
+        return Err(Error::at(
+            path,
+            16,
+            format!("a body of {len} bytes was promised; there is not"),
+        ));
+    }
+    if !rest.is_empty() {
+        let at = PREFIX + packed.len() - rest.len();
+        return Err(Error::at(path, at as u64, "there are bytes after the compressed body"));
+    }
+    Ok(body)
+}
+
+#[derive(Default)]
+struct Writer {
+    out: Vec<u8>,
+}
+
+impl Writer {
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.out.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.out.push(value as u8);
+    }
+
+    fn string(&mut self, text: &str) -> Result<(), String> {
+        if text.len() > MAX_STRING {
+            return Err(format!("a string of {} bytes; the most is {MAX_STRING}", text.len()));
+        }
+        self.varint(text.len() as u64);
+        self.out.extend_from_slice(text.as_bytes());
+        Ok(())
+    }
+
+    /// The page of `addr` relative to the page `last`.
+    fn page(&mut self, last: u64, addr: u64) {
+        let delta = (addr >> PAGE_SHIFT).wrapping_sub(last) as i64;
+        self.varint(((delta << 1) ^ (delta >> 63)) as u64);
+    }
+
+    fn range(&mut self, last: u64, start: u64, len: u64) {
+        self.page(last, start);
+        self.varint(len >> PAGE_SHIFT);
+    }
+
+    fn body(mut self, trace: &Trace) -> Result<Vec<u8>, String> {
+        let Header { program, made, page_size, kernel, thp, cpus, recorded, lost, notes } =
+            &trace.header;
+        for text in [program, made, kernel, thp] {
+            self.string(text)?;
+        }
+        for number in [(*page_size).into(), (*cpus).into(), recorded.bits().into(), *lost] {
+            self.varint(number);
+        }
+        self.varint(notes.len() as u64);
+        notes.iter().try_for_each(|note| self.string(note))?;
+        self.varint(trace.processes.len() as u64);
+        for process in &trace.processes {
+            self.varint(process.parent.map_or(0, |parent| u64::from(parent) + 1));
+        }
+        self.varint(trace.threads.len() as u64);
+        for thread in &trace.threads {
+            self.varint(thread.process.into());
+            self.string(&thread.name)?;
+        }
+        self.varint(trace.events.len() as u64);
+        let (mut now, mut current) = (0, 0);
+        let mut last_page = vec![0; trace.threads.len()];
+        for event in &trace.events {
+            let (code, extra) = code_of(&event.kind);
+            let switched = u8::from(event.thread != current);
+            self.out.push(code | switched << 4 | extra << 5);
+            self.varint(event.time_us - now);
+            if switched == 1 {
+                self.varint(event.thread.into());
+            }
+            (now, current) = (event.time_us, event.thread);
+            self.fields(&event.kind, &mut last_page[event.thread as usize]);
+        }
+        Ok(self.out)
+    }
+
+    fn fields(&mut self, kind: &Kind, last: &mut u64) {
+        match *kind {
+            Kind::Fault { page, .. } => {
+                self.page(*last, page);
+                *last = page >> PAGE_SHIFT;
+            }
+            Kind::Map { start, len, flags, backing, .. } => {
+                self.range(*last, start, len);
+                self.varint(flags.into());
+                self.out.push(backing as u8);
+            }
+            Kind::Area { start, len, backing, .. } => {
+                self.range(*last, start, len);
+                self.out.push(backing as u8);
+            }
+            Kind::Unmap { start, len } | Kind::Protect { start, len, .. } => {
+                self.range(*last, start, len);
+            }
+            Kind::Remap { old, old_len, new, new_len, flags } => {
+                self.range(*last, old, old_len);
+                self.range(*last, new, new_len);
+                self.varint(flags.into());
+            }
+            Kind::Advise { start, len, advice } => {
+                self.range(*last, start, len);
+                self.varint(advice.into());
+            }
+            Kind::Brk { end } => self.varint(end),
+            Kind::Spawn { child, .. } => self.varint(child.into()),
+            Kind::Exec | Kind::Exit => {}
+        }
+    }
+}
+
+/// The code and the extra bits of an event. Enumerations are stored by their order of declaration,
+/// which `ACCESSES`, `BACKINGS` and `BIRTHS` repeat.
+fn code_of(kind: &Kind) -> (u8, u8) {
+    match *kind {
+        Kind::Fault { access, kernel, present, .. } => {
+            (u8::from(kernel), access as u8 | u8::from(present) << 2)
+        }
+        Kind::Map { prot, .. } => (2, prot.bits()),
+        Kind::Area { prot, .. } => (3, prot.bits()),
+        Kind::Unmap { .. } => (4, 0),
+        Kind::Remap { .. } => (5, 0),
+        Kind::Protect { prot, .. } => (6, prot.bits()),
+        Kind::Advise { .. } => (7, 0),
+        Kind::Brk { .. } => (8, 0),
+        Kind::Spawn { birth, .. } => (9, birth as u8),
+        Kind::Exec => (10, 0),
+        Kind::Exit => (11, 0),
+    }
+}
+
+struct Reader<'a> {
+    body: &'a [u8],
+    at: usize,
+}
+
+impl Reader<'_> {
+    fn byte(&mut self) -> Result<u8, String> {
+        let byte = *self.body.get(self.at).ok_or("the body ends within an item")?;
+        self.at += 1;
+        Ok(byte)
+    }
+
+    fn varint(&mut self) -> Result<u64, String> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            let bits = u64::from(byte & 0x7f);
+            if shift == 63 && bits > 1 {
+                break;
+            }
+            value |= bits << shift;
+            if byte < 0x80 {
+                return Ok(value);
+            }
+        }
+        Err("a number is longer than 64 bits".into())
+    }
+
+    fn small(&mut self) -> Result<u32, String> {
+        self.varint()?.try_into().map_err(|_| "a number is longer than 32 bits".into())
+    }
+
+    /// A count of items that take at least one byte each and are at most `most`.
+    fn count(&mut self, most: usize, what: &str) -> Result<usize, String> {
+        let count = self.varint()?;
+        let most = most.min(self.body.len() - self.at);
+        if count > most as u64 {
+            return Err(format!("{count} {what}; there can be at most {most}"));
+        }
+        Ok(count as usize)
+    }
+
+    fn string(&mut self) -> Result<String, String> {
+        let len = self.count(MAX_STRING, "bytes of text")?;
+        let text = &self.body[self.at..self.at + len];
+        let text = std::str::from_utf8(text).map_err(|_| "a string is not UTF-8")?.to_owned();
+        self.at += len;
+        Ok(text)
+    }
+
+    fn page(&mut self, last: u64) -> Result<u64, String> {
+        let zigzag = self.varint()?;
+        let delta = (zigzag >> 1) ^ (zigzag & 1).wrapping_neg();
+        let page = last.wrapping_add(delta);
+        if page >> (64 - PAGE_SHIFT) != 0 {
+            return Err("a page lies beyond the 64-bit address space".into());
+        }
+        Ok(page << PAGE_SHIFT)
+    }
+
+    fn pages(&mut self) -> Result<u64, String> {
+        let pages = self.varint()?;
+        if pages >> (64 - PAGE_SHIFT) != 0 {
+            return Err("a range is larger than the 64-bit address space".into());
+        }
+        Ok(pages << PAGE_SHIFT)
+    }
+
+    fn backing(&mut self) -> Result<Backing, String> {
+        let code = self.byte()?;
+        BACKINGS.get(usize::from(code)).copied().ok_or(format!("unknown backing {code}"))
+    }
+
+    fn trace(&mut self) -> Result<Trace, String> {
+        let [program, made, kernel, thp] =
+            [self.string()?, self.string()?, self.string()?, self.string()?];
+        let (page_size, cpus) = (self.small()?, self.small()?);
+        let recorded = Recorded::from_bits(self.small()?).ok_or("an unknown kind of event")?;
+        let lost = self.varint()?;
+        let notes = self.count(1 << 10, "notes")?;
+        let notes = (0..notes).map(|_| self.string()).collect::<Result<_, _>>()?;
+        let header = Header { program, made, page_size, kernel, thp, cpus, recorded, lost, notes };
+        let processes = self.count(MAX_THREADS, "processes")?;
+        let processes = (0..processes)
+            .map(|_| Ok(ProcessInfo { parent: self.small()?.checked_sub(1) }))
+            .collect::<Result<_, String>>()?;
+        let threads = self.count(MAX_THREADS, "threads")?;
+        let threads = (0..threads)
+            .map(|_| Ok(ThreadInfo { process: self.small()?, name: self.string()? }))
+            .collect::<Result<Vec<_>, String>>()?;
+        let count = self.count(MAX_EVENTS, "events")?;
+        let mut events = Vec::with_capacity(count.min(1 << 16));
+        let mut last_page = vec![0; threads.len()];
+        let (mut now, mut current) = (0u64, 0);
+        for _ in 0..count {
+            let tag = self.byte()?;
+            now = now.checked_add(self.varint()?).ok_or("time overflows")?;
+            if tag & 0x10 != 0 {
+                current = self.small()?;
+            }
+            let last = last_page
+                .get_mut(current as usize)
+                .ok_or_else(|| format!("thread {current} is not in the table"))?;
+            let kind = self.kind(tag & 15, tag >> 5, last)?;
+            events.push(Event { time_us: now, thread: current, kind });
+        }
+        if self.at != self.body.len() {
+            return Err("there are bytes after the last event".into());
+        }
+        Ok(Trace { header, processes, threads, events })
+    }
+
+    fn kind(&mut self, code: u8, extra: u8, last: &mut u64) -> Result<Kind, String> {
+        let from = *last;
+        let prot = Prot::from_bits_truncate(extra);
+        Ok(match code {
+            0 | 1 => {
+                let page = self.page(from)?;
+                *last = page >> PAGE_SHIFT;
+                let access = ACCESSES[usize::from(extra & 3)];
+                Kind::Fault { page, access, kernel: code == 1, present: extra & 4 != 0 }
+            }
+            2 => Kind::Map {
+                start: self.page(from)?,
+                len: self.pages()?,
+                prot,
+                flags: self.small()?,
+                backing: self.backing()?,
+            },
+            3 => Kind::Area {
+                start: self.page(from)?,
+                len: self.pages()?,
+                prot,
+                backing: self.backing()?,
+            },
+            6 => Kind::Protect { start: self.page(from)?, len: self.pages()?, prot },
+            9 => {
+                let birth = BIRTHS.get(usize::from(extra)).copied();
+                Kind::Spawn {
+                    birth: birth.ok_or("an unknown kind of birth")?,
+                    child: self.small()?,
+                }
+            }
+            _ if extra != 0 => return Err(format!("event code {code} has no extra bits")),
+            4 => Kind::Unmap { start: self.page(from)?, len: self.pages()? },
+            5 => Kind::Remap {
+                old: self.page(from)?,
+                old_len: self.pages()?,
+                new: self.page(from)?,
+                new_len: self.pages()?,
+                flags: self.small()?,
+            },
+            7 => {
+                Kind::Advise { start: self.page(from)?, len: self.pages()?, advice: self.small()? }
+            }
+            8 => Kind::Brk { end: self.varint()? },
+            10 => Kind::Exec,
+            11 => Kind::Exit,
+            _ => return Err(format!("unknown event code {code}")),
+        })
+    }
+}

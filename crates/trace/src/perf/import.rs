@@ -1,0 +1,485 @@
+//! From perf's records, in order of time, to a [`Trace`].
+//!
+//! # Where a call stands
+//!
+//! A call is two records, enter and exit, with the change of the address space somewhere between,
+//! and other threads' records may lie between them too. What gives memory stands at its exit: no
+//! other thread can know of it before. What takes memory away stands at its enter: once it has
+//! happened, another thread's `mmap` may get the same addresses and return first. `mprotect` stands
+//! at its enter where it grants writing and at its exit where it does not, so that no fault of
+//! another thread that was right is found wrong. An event that stands at the enter holds a slot that
+//! stays empty if the call then fails.
+//!
+//! # Mapping records
+//!
+//! The kernel writes an MMAP2 record for each new area, for a stack that grew, and for each area
+//! that `mprotect` changed, with the size after merging. Within a recorded `mmap` it says what
+//! backs the area, and the call itself says the rest; within another recorded call it adds nothing;
+//! outside any it becomes [`Kind::Area`].
+
+use super::format;
+use super::roles::{CALLS, Call, Role, raw_field, raw_u64, role};
+use crate::event::{
+    Access, Backing, Birth, Event, Header, Kind, MAX_EVENTS, MAX_THREADS, ProcessInfo, Prot,
+    Recorded, ThreadInfo, Trace,
+};
+use faultless::addr::{PAGE_SIZE, page_down, page_up};
+use linux_perf_data::linux_perf_event_reader::{
+    CpuMode, EventRecord, ForkOrExitRecord, RawData, RawEventRecord, RecordType, SampleRecord,
+};
+use linux_perf_data::{Feature, PerfFile};
+use std::collections::{HashMap, HashSet};
+
+const ERROR_PRESENT: u64 = 1;
+const ERROR_WRITE: u64 = 1 << 1;
+const ERROR_FETCH: u64 = 1 << 4;
+const CLONE_VM: u64 = 0x100;
+const MAP_SHARED: u64 = 0x01;
+const MAP_ANONYMOUS: u64 = 0x20;
+/// Results from here up are negated error numbers.
+const FIRST_ERRNO: u64 = -4095i64 as u64;
+const MAX_NAME: usize = 64;
+
+/// A call that has entered and not yet exited.
+struct Pending {
+    call: Call,
+    args: [u64; 6],
+    /// The place kept for it in the events, where it stands at its enter.
+    slot: Option<usize>,
+    /// What a mapping record said meanwhile.
+    backing: Option<Backing>,
+}
+
+pub(super) struct Import {
+    header: Header,
+    roles: Vec<Role>,
+    /// The calls whose exits are recorded.
+    exits: HashSet<Call>,
+    processes: Vec<ProcessInfo>,
+    /// The number of each process and how many of its threads are alive.
+    alive: Vec<(i32, u32)>,
+    threads: Vec<ThreadInfo>,
+    process_of: HashMap<i32, u32>,
+    thread_of: HashMap<i32, u32>,
+    /// Where each process that might be a `vfork` began in the events.
+    births: HashMap<u32, usize>,
+    pending: HashMap<u32, Pending>,
+    events: Vec<Option<Event>>,
+    start_ns: Option<u64>,
+    now_us: u64,
+    failed: u64,
+    lost: [u64; 2],
+}
+
+impl Import {
+    pub fn new(file: &PerfFile) -> Result<Self, String> {
+        let text = |value: Result<Option<&str>, _>| value.ok().flatten().unwrap_or("").to_owned();
+        let arch = text(file.arch());
+        if !matches!(arch.as_str(), "" | "x86_64") {
+            return Err(format!("recorded on {arch}; only x86-64 recordings are understood"));
+        }
+        let section = file.feature_section_data(Feature::TRACING_DATA).unwrap_or_default();
+        let layouts = format::layouts(section);
+        let attrs = file.event_attributes();
+        let mut recorded = Recorded::empty();
+        let mut exits = HashSet::new();
+        let roles: Vec<_> = attrs
+            .iter()
+            .map(|attr| role(attr, attrs, &layouts, &mut recorded, &mut exits))
+            .collect::<Result<_, _>>()?;
+        if !recorded.intersects(Recorded::USER_FAULTS | Recorded::KERNEL_FAULTS) {
+            return Err(
+                "no page faults were recorded: record with `-e exceptions:page_fault_user \
+                        -e exceptions:page_fault_kernel`, or with `-d -e page-faults`"
+                    .into(),
+            );
+        }
+        // A gift without its result is unknown; mapping records must stand in for it.
+        for (call, bit) in [
+            (Call::Mmap, Recorded::MMAP),
+            (Call::Mremap, Recorded::MREMAP),
+            (Call::Brk, Recorded::BRK),
+        ] {
+            if !exits.contains(&call) {
+                recorded.remove(bit);
+            }
+        }
+        let version = text(file.perf_version());
+        let header = Header {
+            made: format!("perf record, perf {version}").trim_end_matches([',', ' ']).to_owned(),
+            page_size: PAGE_SIZE as u32,
+            kernel: text(file.os_release()),
+            cpus: file.nr_cpus().ok().flatten().map_or(0, |cpus| cpus.nr_cpus_online),
+            recorded,
+            ..Header::default()
+        };
+        Ok(Self {
+            header,
+            roles,
+            exits,
+            processes: Vec::new(),
+            alive: Vec::new(),
+            threads: Vec::new(),
+            process_of: HashMap::new(),
+            thread_of: HashMap::new(),
+            births: HashMap::new(),
+            pending: HashMap::new(),
+            events: Vec::new(),
+            start_ns: None,
+            now_us: 0,
+            failed: 0,
+            lost: [0; 2],
+        })
+    }
+
+    /// Takes the next record of the perf event `attr`.
+    pub fn record(&mut self, attr: usize, record: &RawEventRecord<'_>) -> Result<(), String> {
+        if self.events.len() >= MAX_EVENTS || self.threads.len() > MAX_THREADS {
+            return Err(format!("more than {MAX_EVENTS} events or {MAX_THREADS} threads"));
+        }
+        if let Some(ns) = record.timestamp().filter(|ns| *ns > 0) {
+            let start = *self.start_ns.get_or_insert(ns);
+            self.now_us = self.now_us.max(ns.saturating_sub(start) / 1000);
+        }
+        if record.record_type == RecordType::LOST_SAMPLES {
+            self.lost[1] = self.lost[1].saturating_add(raw_u64(record.data, 0).unwrap_or(0));
+            return Ok(());
+        }
+        match record.parse().map_err(|error| error.to_string())? {
+            EventRecord::Sample(sample) => self.sample(attr, &sample),
+            EventRecord::Mmap2(map) if map.pid > 0 && map.cpu_mode != CpuMode::Kernel => {
+                let path = map.path.as_slice();
+                let shared = u64::from(map.flags) & MAP_SHARED != 0;
+                let prot = Prot::from_bits_truncate(map.protection as u8);
+                let thread = self.thread(map.pid, map.tid);
+                self.area(thread, map.address, map.length, prot, backing_named(&path, shared));
+                Ok(())
+            }
+            EventRecord::Mmap(map) if map.pid > 0 && map.cpu_mode != CpuMode::Kernel => {
+                let prot = Prot::READ | if map.is_executable { Prot::EXEC } else { Prot::WRITE };
+                let thread = self.thread(map.pid, map.tid);
+                let backing = backing_named(&map.path.as_slice(), false);
+                self.area(thread, map.address, map.length, prot, backing);
+                Ok(())
+            }
+            EventRecord::Comm(comm) if comm.pid > 0 => {
+                let thread = self.thread(comm.pid, comm.tid);
+                let name = comm.name.as_slice();
+                let name: String = String::from_utf8_lossy(&name).chars().take(MAX_NAME).collect();
+                if comm.is_execve {
+                    if self.header.program.is_empty() {
+                        self.header.program.clone_from(&name);
+                    }
+                    self.pending.remove(&thread);
+                    self.push(thread, Kind::Exec);
+                }
+                self.threads[thread as usize].name = name;
+                Ok(())
+            }
+            EventRecord::Fork(fork) => {
+                self.fork(&fork);
+                Ok(())
+            }
+            EventRecord::Exit(exit) => {
+                self.exit(&exit);
+                Ok(())
+            }
+            EventRecord::Lost(lost) => {
+                self.lost[0] = self.lost[0].saturating_add(lost.count);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The trace, once all records have been taken.
+    pub fn finish(mut self) -> Result<Trace, String> {
+        let open: Vec<_> = self.pending.drain().collect();
+        for (thread, pending) in open {
+            self.settle(thread, &pending, 0);
+        }
+        // Since 6.1, perf writes what it lost a second time when it ends.
+        self.header.lost = self.lost[0].max(self.lost[1]);
+        if self.failed > 0 {
+            let note = format!("{} calls that the kernel refused are left out", self.failed);
+            self.header.notes.push(note);
+        }
+        Ok(Trace {
+            header: self.header,
+            processes: self.processes,
+            threads: self.threads,
+            events: self.events.into_iter().flatten().collect(),
+        })
+    }
+
+    fn push(&mut self, thread: u32, kind: Kind) {
+        self.events.push(Some(Event { time_us: self.now_us, thread, kind }));
+    }
+
+    fn new_process(&mut self, pid: i32, parent: Option<u32>) -> u32 {
+        let process = self.processes.len() as u32;
+        self.processes.push(ProcessInfo { parent });
+        self.alive.push((pid, 0));
+        self.process_of.insert(pid, process);
+        process
+    }
+
+    fn new_thread(&mut self, tid: i32, process: u32, name: String) -> u32 {
+        let thread = self.threads.len() as u32;
+        self.threads.push(ThreadInfo { process, name });
+        self.alive[process as usize].1 += 1;
+        self.thread_of.insert(tid, thread);
+        thread
+    }
+
+    /// The thread `tid` of the process `pid`; one not heard of before has always been there.
+    fn thread(&mut self, pid: i32, tid: i32) -> u32 {
+        if let Some(thread) = self.thread_of.get(&tid) {
+            return *thread;
+        }
+        let process = match self.process_of.get(&pid) {
+            Some(process) => *process,
+            None => self.new_process(pid, None),
+        };
+        self.new_thread(tid, process, String::new())
+    }
+
+    fn fork(&mut self, fork: &ForkOrExitRecord) {
+        if self.thread_of.contains_key(&fork.tid) || fork.pid <= 0 {
+            return;
+        }
+        let Some(&parent) = self.thread_of.get(&fork.ptid) else {
+            self.thread(fork.pid, fork.tid);
+            return;
+        };
+        let ThreadInfo { process, name } = self.threads[parent as usize].clone();
+        let (child, birth) = if self.process_of.get(&fork.pid) == Some(&process) {
+            (self.new_thread(fork.tid, process, name), Birth::Thread)
+        } else {
+            let process = self.new_process(fork.pid, Some(process));
+            (self.new_thread(fork.tid, process, name), Birth::Fork)
+        };
+        if birth == Birth::Fork {
+            self.births.insert(child, self.events.len());
+        }
+        self.push(parent, Kind::Spawn { child, birth });
+    }
+
+    fn exit(&mut self, exit: &ForkOrExitRecord) {
+        let Some(thread) = self.thread_of.remove(&exit.tid) else { return };
+        if let Some(pending) = self.pending.remove(&thread) {
+            self.settle(thread, &pending, 0);
+        }
+        self.push(thread, Kind::Exit);
+        let process = self.threads[thread as usize].process;
+        let (pid, alive) = &mut self.alive[process as usize];
+        *alive -= 1;
+        // The number may come back as another process.
+        if *alive == 0 && self.process_of.get(pid) == Some(&process) {
+            self.process_of.remove(pid);
+        }
+    }
+
+    /// A mapping record.
+    fn area(&mut self, thread: u32, address: u64, len: u64, prot: Prot, backing: Backing) {
+        if let Some(pending) = self.pending.get_mut(&thread) {
+            pending.backing.get_or_insert(backing);
+            return;
+        }
+        if let Some((start, len)) = pages(address, len) {
+            self.push(thread, Kind::Area { start, len, prot, backing });
+        }
+    }
+
+    fn sample(&mut self, attr: usize, sample: &SampleRecord<'_>) -> Result<(), String> {
+        let (Some(pid), Some(tid)) = (sample.pid, sample.tid) else {
+            return Err(
+                "a sample without its thread; record with perf's default sample type".into()
+            );
+        };
+        if pid <= 0 {
+            return Ok(());
+        }
+        let raw = sample.raw.unwrap_or(RawData::empty());
+        let cut = |part: &str| format!("a sample without its {part}");
+        let field = |field, name: &str| raw_field(raw, field).ok_or_else(|| cut(name));
+        match &self.roles[attr] {
+            &Role::Fault { kernel, address, error_code } => {
+                let code = field(error_code, "error code")?;
+                let page = page_down(field(address, "address")?);
+                let access = if code & ERROR_FETCH != 0 {
+                    Access::Exec
+                } else if code & ERROR_WRITE != 0 {
+                    Access::Write
+                } else {
+                    Access::Read
+                };
+                let present = code & ERROR_PRESENT != 0;
+                let thread = self.thread(pid, tid);
+                self.push(thread, Kind::Fault { page, access, kernel, present });
+            }
+            Role::SoftwareFault => {
+                let page = page_down(sample.addr.ok_or_else(|| cut("address"))?);
+                let kernel = sample.cpu_mode == CpuMode::Kernel;
+                let thread = self.thread(pid, tid);
+                let access = Access::Unknown;
+                self.push(thread, Kind::Fault { page, access, kernel, present: false });
+            }
+            Role::Enter { number, args } => {
+                let number = field(*number, "call number")?;
+                let Some(&(call, ..)) = CALLS.iter().find(|entry| entry.1 == number) else {
+                    return Ok(());
+                };
+                let mut values = [0; 6];
+                for (value, arg) in values.iter_mut().zip(args) {
+                    *value = field(*arg, "arguments")?;
+                }
+                let thread = self.thread(pid, tid);
+                self.enter(thread, call, values);
+            }
+            &Role::Exit { number, result } => {
+                let number = field(number, "call number")?;
+                let result = field(result, "result")?;
+                let thread = self.thread(pid, tid);
+                let matches = |pending: &mut Pending| {
+                    CALLS.iter().any(|(call, n, ..)| *call == pending.call && *n == number)
+                };
+                let matched = self.pending.get_mut(&thread).is_some_and(matches);
+                if let (true, Some(pending)) = (matched, self.pending.remove(&thread)) {
+                    self.settle(thread, &pending, result);
+                }
+            }
+            &Role::NewTask { pid, flags } => {
+                let child = field(pid, "child")? as i32;
+                let shares = field(flags, "clone flags")? & CLONE_VM != 0;
+                let slot = self.thread_of.get(&child).and_then(|child| self.births.remove(child));
+                let event = slot.and_then(|slot| self.events[slot].as_mut());
+                if let Some(Event { kind: Kind::Spawn { birth, .. }, .. }) = event
+                    && shares
+                {
+                    *birth = Birth::Vfork;
+                }
+            }
+            Role::Other => {}
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self, thread: u32, call: Call, args: [u64; 6]) {
+        // An enter whose exit was lost, or that has none.
+        if let Some(pending) = self.pending.remove(&thread) {
+            self.settle(thread, &pending, 0);
+        }
+        let stands_here = match call {
+            Call::Munmap | Call::Madvise => true,
+            Call::Mprotect => args[2] & u64::from(Prot::WRITE.bits()) != 0,
+            Call::Mmap | Call::Mremap | Call::Brk => false,
+        };
+        let slot = stands_here.then(|| {
+            self.events.push(None);
+            self.events.len() - 1
+        });
+        // The time of the slot is that of its enter.
+        if let Some(slot) = slot {
+            self.events[slot] = call_event(call, &args, 0, None).map(|kind| Event {
+                time_us: self.now_us,
+                thread,
+                kind,
+            });
+        }
+        if self.exits.contains(&call) {
+            self.pending.insert(thread, Pending { call, args, slot, backing: None });
+        } else if slot.is_none()
+            && let Some(kind) = call_event(call, &args, 0, None)
+            && call == Call::Mprotect
+        {
+            self.push(thread, kind);
+        }
+    }
+
+    /// A call has returned `result`; 0 stands for an exit that was not seen.
+    fn settle(&mut self, thread: u32, pending: &Pending, result: u64) {
+        if result >= FIRST_ERRNO {
+            self.failed += 1;
+            if let Some(slot) = pending.slot {
+                self.events[slot] = None;
+            }
+        } else if pending.slot.is_none()
+            && let Some(kind) = call_event(pending.call, &pending.args, result, pending.backing)
+        {
+            self.push(thread, kind);
+        }
+    }
+}
+
+/// The event for a call that succeeded; `None` where it had no effect.
+fn call_event(call: Call, args: &[u64; 6], result: u64, named: Option<Backing>) -> Option<Kind> {
+    let prot = Prot::from_bits_truncate(args[2] as u8);
+    match call {
+        Call::Mmap => {
+            let (start, len) = pages(result, args[1]).filter(|_| result != 0)?;
+            let shared = args[3] & MAP_SHARED != 0;
+            let plain = match (args[3] & MAP_ANONYMOUS != 0, shared) {
+                (true, false) => Backing::Anon,
+                (true, true) => Backing::SharedAnon,
+                (false, false) => Backing::File,
+                (false, true) => Backing::SharedFile,
+            };
+            // A name says more only of what is mapped from a device, such as /dev/zero.
+            let backing = match named {
+                Some(name @ (Backing::Anon | Backing::SharedAnon)) => name,
+                _ => plain,
+            };
+            Some(Kind::Map { start, len, prot, flags: args[3] as u32, backing })
+        }
+        Call::Mprotect => {
+            let (start, len) = pages(args[0], args[1])?;
+            Some(Kind::Protect { start, len, prot })
+        }
+        Call::Munmap => {
+            let (start, len) = pages(args[0], args[1])?;
+            Some(Kind::Unmap { start, len })
+        }
+        Call::Madvise => {
+            let (start, len) = pages(args[0], args[1])?;
+            Some(Kind::Advise { start, len, advice: args[2] as u32 })
+        }
+        Call::Brk => (result != 0).then_some(Kind::Brk { end: result }),
+        Call::Mremap => {
+            let (new, new_len) = pages(result, args[2]).filter(|_| result != 0)?;
+            let (old, _) = pages(args[0], PAGE_SIZE)?;
+            let old_len = page_up(args[1])?;
+            old.checked_add(old_len)?;
+            Some(Kind::Remap { old, old_len, new, new_len, flags: args[3] as u32 })
+        }
+    }
+}
+
+/// The pages that hold `len` bytes from `start`: first byte and length; `None` for no bytes and
+/// for what the kernel would have refused.
+fn pages(start: u64, len: u64) -> Option<(u64, u64)> {
+    let end = page_up(start.checked_add(len)?)?;
+    let start = page_down(start);
+    (end > start).then_some((start, end - start))
+}
+
+/// What lies behind an area that the kernel reports under the name `name`.
+fn backing_named(name: &[u8], shared: bool) -> Backing {
+    match name {
+        b"[heap]" => Backing::Heap,
+        b"[stack]" => Backing::Stack,
+        b"//anon" | b"" => Backing::Anon,
+        // What MAP_SHARED | MAP_ANONYMOUS is a mapping of, and System V's segments.
+        _ if name.starts_with(b"/dev/zero") || name.starts_with(b"/SYSV") => {
+            if shared {
+                Backing::SharedAnon
+            } else {
+                Backing::Anon
+            }
+        }
+        _ if name.starts_with(b"[anon") => Backing::Anon,
+        [b'[', ..] => Backing::Special,
+        _ if shared => Backing::SharedFile,
+        _ => Backing::File,
+    }
+}

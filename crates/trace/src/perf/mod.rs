@@ -1,0 +1,79 @@
+//! Reading the `perf.data` files that stock `perf record` writes.
+//!
+//! One file a step: `scan` walks the raw file and refuses whatever could make the parser allocate
+//! without bound, so that errors can name an offset; `format` reads the layouts of tracepoints that
+//! the file carries; `roles` says what each perf event means; `import` turns the sorted records into
+//! a [`Trace`]. Sorting and decoding the records is done by the `linux-perf-data` crate.
+//!
+//! # What is used
+//!
+//! `exceptions:page_fault_user` and `_kernel`, or else the software events `page-faults`,
+//! `minor-faults` and `major-faults` recorded with `-d` (which do not say whether a fault wrote);
+//! `syscalls:sys_enter_*` and `sys_exit_*` of mmap, munmap, mremap, mprotect, madvise and brk, or
+//! `raw_syscalls:sys_enter` and `sys_exit`; `task:task_newtask`; the MMAP2, MMAP, FORK, EXIT and
+//! COMM records that every file has; and LOST records, which are counted. All else is passed over.
+
+mod format;
+mod import;
+mod roles;
+mod scan;
+
+use crate::error::{Error, Place};
+use crate::event::Trace;
+use linux_perf_data::{Endianness, PerfFileReader, PerfFileRecord};
+use std::io::Cursor;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+/// Reads the `perf.data` file `bytes`, which came from the file `path` (used in errors only).
+///
+/// # Errors
+/// The bytes are not a `perf.data` file of x86-64 that `perf record` wrote to a file (not to a
+/// pipe), hold no page faults, or are truncated or corrupted.
+pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
+    scan::check(path, bytes)?;
+    // The parser is not ours: should it panic on input that the scan let through, that is an error
+    // in the file like any other. Nothing but its own state is lost.
+    let mut record = None;
+    catch_unwind(AssertUnwindSafe(|| read(path, bytes, &mut record))).unwrap_or_else(|panic| {
+        let why = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("unknown");
+        Err(Error::new(path, place(record), format!("the perf.data parser gave up: {why}")))
+    })
+}
+
+fn place(record: Option<u64>) -> Place {
+    record.map_or(Place::File, Place::Record)
+}
+
+/// Parses `bytes`; `record` is kept at the number of the record in hand.
+fn read(path: &Path, bytes: &[u8], record: &mut Option<u64>) -> Result<Trace, Error> {
+    let whole = |reason: String| Error::new(path, Place::File, reason);
+    let PerfFileReader { mut perf_file, mut record_iter } =
+        PerfFileReader::parse_file(Cursor::new(bytes)).map_err(|e| whole(e.to_string()))?;
+    if perf_file.endian() != Endianness::LittleEndian {
+        return Err(Error::at(path, 0, "recorded on a big-endian machine; x86-64 is understood"));
+    }
+    let mut import = import::Import::new(&perf_file).map_err(whole)?;
+    for number in 0.. {
+        *record = Some(number);
+        let wrong = |reason: String| Error::new(path, Place::Record(number), reason);
+        let next = record_iter.next_record(&mut perf_file).map_err(|e| wrong(e.to_string()))?;
+        match next {
+            Some(PerfFileRecord::EventRecord { attr_index, record }) => {
+                import.record(attr_index, &record).map_err(wrong)?;
+            }
+            Some(PerfFileRecord::UserRecord(_)) => {}
+            None => break,
+        }
+    }
+    *record = None;
+    let trace = import.finish().map_err(whole)?;
+    trace.check().map_err(|(event, reason)| {
+        Error::new(path, event.map_or(Place::File, Place::Event), reason)
+    })?;
+    Ok(trace)
+}

@@ -1,0 +1,151 @@
+//! Which perf event means what, and where its samples keep their fields.
+
+use super::format::{Field, Fields};
+use crate::event::Recorded;
+use linux_perf_data::AttributeDescription;
+use linux_perf_data::linux_perf_event_reader::{
+    AttrFlags, PerfEventType, RawData, SampleFormat, SoftwareCounterType,
+};
+use std::collections::{HashMap, HashSet};
+
+/// The calls that are understood, by their x86-64 numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Call {
+    Mmap,
+    Mprotect,
+    Munmap,
+    Brk,
+    Mremap,
+    Madvise,
+}
+
+pub(super) const CALLS: [(Call, u64, &str, Recorded); 6] = [
+    (Call::Mmap, 9, "mmap", Recorded::MMAP),
+    (Call::Mprotect, 10, "mprotect", Recorded::MPROTECT),
+    (Call::Munmap, 11, "munmap", Recorded::MUNMAP),
+    (Call::Brk, 12, "brk", Recorded::BRK),
+    (Call::Mremap, 25, "mremap", Recorded::MREMAP),
+    (Call::Madvise, 28, "madvise", Recorded::MADVISE),
+];
+
+/// What the samples of one perf event mean, and where their fields lie.
+pub(super) enum Role {
+    Fault { kernel: bool, address: Field, error_code: Field },
+    SoftwareFault,
+    Enter { number: Field, args: Vec<Field> },
+    Exit { number: Field, result: Field },
+    NewTask { pid: Field, flags: Field },
+    Other,
+}
+
+/// What the samples of `attr` mean. Notes what they record, and which calls' exits they are.
+pub(super) fn role(
+    attr: &AttributeDescription,
+    all: &[AttributeDescription],
+    layouts: &HashMap<String, Fields>,
+    recorded: &mut Recorded,
+    exits: &mut HashSet<Call>,
+) -> Result<Role, String> {
+    let flags = attr.attr.flags;
+    if flags.contains(AttrFlags::MMAP | AttrFlags::MMAP_DATA) {
+        *recorded |= Recorded::AREAS;
+    }
+    // perf prints an event as it was asked for: `system:name`, perhaps with `/modifiers/` or `:u`.
+    let full = attr.name().unwrap_or("");
+    let mut parts = full.split([':', '/']);
+    let name = format!("{}:{}", parts.next().unwrap_or(""), parts.next().unwrap_or(""));
+    let layout = layouts.get(&name);
+    let known = |field: &str, offset: usize| {
+        let found = layout.and_then(|fields| fields.iter().find(|(name, _)| name == field));
+        found.map_or(Field { offset, size: 8 }, |(_, field)| *field)
+    };
+    let number = |name: &str| Field { size: 4, ..known(name, 8) };
+    let pid = |name: &str| Field { size: 4, ..known(name, 8) };
+    let args = || match layout {
+        Some(fields) if fields.len() > 1 && fields[1].0 != "args" => {
+            fields[1..].iter().map(|(_, field)| *field).collect()
+        }
+        _ => (0..6).map(|n| Field { offset: 16 + 8 * n, size: 8 }).collect(),
+    };
+    let is = |prefix: &str| name.strip_prefix(prefix).map(str::to_owned);
+    let the_call = |name: &str| CALLS.iter().find(|entry| entry.2 == name);
+    Ok(match name.as_str() {
+        "exceptions:page_fault_user" | "exceptions:page_fault_kernel" => {
+            let kernel = name.ends_with("kernel");
+            *recorded |= Recorded::ACCESS;
+            *recorded |= if kernel { Recorded::KERNEL_FAULTS } else { Recorded::USER_FAULTS };
+            Role::Fault {
+                kernel,
+                address: known("address", 8),
+                error_code: known("error_code", 24),
+            }
+        }
+        "task:task_newtask" => {
+            *recorded |= Recorded::CLONE_FLAGS;
+            Role::NewTask { pid: pid("pid"), flags: known("clone_flags", 32) }
+        }
+        "raw_syscalls:sys_enter" => {
+            CALLS.iter().for_each(|(.., bit)| *recorded |= *bit);
+            Role::Enter { number: number("id"), args: args() }
+        }
+        "raw_syscalls:sys_exit" => {
+            exits.extend(CALLS.iter().map(|(call, ..)| *call));
+            Role::Exit { number: number("id"), result: known("ret", 16) }
+        }
+        _ => {
+            if let Some(call) = is("syscalls:sys_enter_") {
+                if let Some((.., bit)) = the_call(&call) {
+                    *recorded |= *bit;
+                }
+                return Ok(Role::Enter { number: number("__syscall_nr"), args: args() });
+            }
+            if let Some(call) = is("syscalls:sys_exit_") {
+                exits.extend(the_call(&call).map(|(call, ..)| *call));
+                return Ok(Role::Exit { number: number("__syscall_nr"), result: known("ret", 16) });
+            }
+            software(attr, all, recorded)?
+        }
+    })
+}
+
+/// The role of a software event: page faults, unless a better source is in the file.
+fn software(
+    attr: &AttributeDescription,
+    all: &[AttributeDescription],
+    recorded: &mut Recorded,
+) -> Result<Role, String> {
+    use SoftwareCounterType::{PageFaults, PageFaultsMaj, PageFaultsMin};
+    let every = |attr: &AttributeDescription| {
+        matches!(attr.attr.type_, PerfEventType::Software(PageFaults))
+    };
+    let part = matches!(attr.attr.type_, PerfEventType::Software(PageFaultsMin | PageFaultsMaj));
+    let traced = |other: &AttributeDescription| {
+        other.name().is_some_and(|name| name.starts_with("exceptions:page_fault"))
+    };
+    if !(every(attr) || part && !all.iter().any(every)) || all.iter().any(traced) {
+        return Ok(Role::Other);
+    }
+    if !attr.attr.sample_format.contains(SampleFormat::ADDR) {
+        return Err("page faults were recorded without their addresses: record with -d".into());
+    }
+    let flags = attr.attr.flags;
+    if !flags.contains(AttrFlags::EXCLUDE_USER) {
+        *recorded |= Recorded::USER_FAULTS;
+    }
+    if !flags.contains(AttrFlags::EXCLUDE_KERNEL) {
+        *recorded |= Recorded::KERNEL_FAULTS;
+    }
+    Ok(Role::SoftwareFault)
+}
+
+pub(super) fn raw_u64(raw: RawData<'_>, offset: usize) -> Option<u64> {
+    raw_field(raw, Field { offset, size: 8 })
+}
+
+pub(super) fn raw_field(raw: RawData<'_>, field: Field) -> Option<u64> {
+    let mut value = [0; 8];
+    let size = field.size.min(8);
+    let mut bytes = raw.get(field.offset..field.offset.checked_add(size)?)?;
+    bytes.read_exact(&mut value[..size]).ok()?;
+    Some(u64::from_le_bytes(value))
+}

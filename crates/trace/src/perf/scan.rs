@@ -1,0 +1,254 @@
+//! A walk over the raw bytes of a `perf.data` file, before the parser sees them.
+//!
+//! The parser trusts sizes and counts in the file: it allocates what they say, and adds them up. The
+//! walk checks each against the bytes that are there, so that a file can make us hold at most a small
+//! multiple of its own size (of what its compressed records really hold, at most 1 GiB), and it
+//! knows the offset of what it refuses.
+
+use crate::error::Error;
+use std::path::Path;
+use zstd::stream::raw::{Decoder, InBuffer, Operation, OutBuffer};
+
+const HEADER: u64 = 104;
+/// The feature section that describes the events.
+const EVENT_DESC: u32 = 12;
+/// Features from here on are simpleperf's.
+const FIRST_FOREIGN: u32 = 128;
+const RECORD_AUXTRACE: u32 = 71;
+const RECORD_COMPRESSED: u32 = 81;
+const RECORD_COMPRESSED2: u32 = 83;
+const RECORD_MMAP2: u32 = 10;
+const MISC_BUILD_ID: u16 = 1 << 14;
+/// The most that the compressed records of one file may hold.
+const MAX_INFLATED: u64 = 1 << 30;
+/// The smallest `perf_event_attr`.
+const MIN_ATTR: u64 = 64;
+/// Far more than any kernel's `perf_event_attr`.
+const MAX_ATTR: u64 = 4096;
+
+/// Refuses a file whose sizes and counts do not fit its bytes.
+pub(super) fn check(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    Scan { path, bytes }.file()
+}
+
+#[derive(Clone, Copy)]
+struct Section {
+    /// Where the file says so.
+    told_at: u64,
+    offset: u64,
+    size: u64,
+}
+
+struct Scan<'a> {
+    path: &'a Path,
+    bytes: &'a [u8],
+}
+
+impl Scan<'_> {
+    fn wrong<T>(&self, at: u64, reason: impl Into<String>) -> Result<T, Error> {
+        Err(Error::at(self.path, at, reason))
+    }
+
+    fn slice(&self, at: u64, len: u64) -> Result<&[u8], Error> {
+        let end = at.checked_add(len).filter(|end| *end <= self.bytes.len() as u64);
+        match end {
+            Some(end) => Ok(&self.bytes[at as usize..end as usize]),
+            None => self.wrong(at, format!("the file ends before these {len} bytes")),
+        }
+    }
+
+    fn u32(&self, at: u64) -> Result<u32, Error> {
+        let bytes = self.slice(at, 4)?;
+        Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+    }
+
+    fn u64(&self, at: u64) -> Result<u64, Error> {
+        Ok(u64::from(self.u32(at)?) | u64::from(self.u32(at + 4)?) << 32)
+    }
+
+    fn section(&self, told_at: u64) -> Result<Section, Error> {
+        let section = Section { told_at, offset: self.u64(told_at)?, size: self.u64(told_at + 8)? };
+        let end = section.offset.checked_add(section.size);
+        if end.is_none_or(|end| end > self.bytes.len() as u64) {
+            let Section { offset, size, .. } = section;
+            return self.wrong(
+                told_at,
+                format!("a section of {size} bytes at {offset:#x} reaches beyond the file's end"),
+            );
+        }
+        Ok(section)
+    }
+
+    fn file(&self) -> Result<(), Error> {
+        if self.slice(0, 8)? != b"PERFILE2" {
+            return self.wrong(0, "not a perf.data file of a little-endian machine");
+        }
+        match self.u64(8)? {
+            HEADER => {}
+            16 => {
+                return self.wrong(
+                    8,
+                    "written by perf to a pipe; record to a file (perf record -o perf.data)",
+                );
+            }
+            other => return self.wrong(8, format!("a header of {other} bytes; want {HEADER}")),
+        }
+        let attr_size = self.u64(16)?;
+        // Each attribute is followed by the place of its identifiers, 16 bytes.
+        if !(MIN_ATTR..=MAX_ATTR).contains(&attr_size) {
+            return self.wrong(16, format!("event attributes of {attr_size} bytes"));
+        }
+        let attrs = self.section(24)?;
+        let data = self.section(40)?;
+        let types = self.section(56)?;
+        if data.size == 0 {
+            return self.wrong(
+                data.told_at,
+                "there are no records: was perf record interrupted before it could finish?",
+            );
+        }
+        if types.size != 0 {
+            return self.wrong(types.told_at, "a file of a perf older than Linux 3.6");
+        }
+        self.features(data, attrs)?;
+        self.records(data)
+    }
+
+    fn features(&self, data: Section, attrs: Section) -> Result<(), Error> {
+        let mut told_at = data.offset + data.size;
+        let mut total = 0u64;
+        let mut described = false;
+        for feature in 0..256 {
+            let word = self.u64(72 + u64::from(feature / 64) * 8)?;
+            if word >> (feature % 64) & 1 == 0 {
+                continue;
+            }
+            if feature >= FIRST_FOREIGN {
+                return self.wrong(72, "written by simpleperf, not by perf record");
+            }
+            let section = self.section(told_at)?;
+            total = total.saturating_add(section.size);
+            if total > self.bytes.len() as u64 {
+                return self.wrong(told_at, "the sections overlap");
+            }
+            if feature == EVENT_DESC {
+                self.event_desc(section)?;
+                described = true;
+            }
+            told_at += 16;
+        }
+        if !described {
+            return self.wrong(attrs.told_at, "the file does not name its events (EVENT_DESC)");
+        }
+        Ok(())
+    }
+
+    /// Walks the description of the events: counts and lengths must fit the section.
+    fn event_desc(&self, section: Section) -> Result<(), Error> {
+        let end = section.offset + section.size;
+        let mut at = section.offset;
+        let mut take = |len: u64| {
+            let from = at;
+            match at.checked_add(len).filter(|to| *to <= end) {
+                Some(to) => {
+                    at = to;
+                    Ok(from)
+                }
+                None => self.wrong(from, "the description of the events ends too early"),
+            }
+        };
+        let count = self.u32(take(4)?)?;
+        let size_at = take(4)?;
+        let attr_size = u64::from(self.u32(size_at)?);
+        if !(MIN_ATTR..=MAX_ATTR).contains(&attr_size) {
+            return self.wrong(size_at, format!("event attributes of {attr_size} bytes"));
+        }
+        if u64::from(count) > section.size / attr_size {
+            return self.wrong(section.offset, format!("{count} events do not fit their section"));
+        }
+        for _ in 0..count {
+            let attr = take(attr_size)?;
+            let own = u64::from(self.u32(attr + 4)?);
+            if !(MIN_ATTR..=attr_size).contains(&own) {
+                return self.wrong(attr + 4, format!("an event attribute of {own} bytes"));
+            }
+            let ids = u64::from(self.u32(take(4)?)?);
+            let name = u64::from(self.u32(take(4)?)?);
+            take(name)?;
+            take(ids * 8)?;
+        }
+        Ok(())
+    }
+
+    /// Walks the records: sizes must lead exactly to the end, and what is compressed must hold no
+    /// more than it may.
+    fn records(&self, data: Section) -> Result<(), Error> {
+        let end = data.offset + data.size;
+        let mut at = data.offset;
+        let mut inflater = None;
+        let mut inflated = 0;
+        while at < end {
+            let kind = self.u32(at)?;
+            let size = u64::from(self.u32(at + 4)? >> 16);
+            if size < 8 || size > end - at {
+                return self.wrong(at, format!("a record of {size} bytes; {} are left", end - at));
+            }
+            let body = self.slice(at + 8, size - 8)?;
+            match kind {
+                RECORD_AUXTRACE => {
+                    return self.wrong(at, "holds a hardware trace (AUX), which is not understood");
+                }
+                RECORD_COMPRESSED | RECORD_COMPRESSED2 => {
+                    let packed = if kind == RECORD_COMPRESSED {
+                        body
+                    } else {
+                        let len = self.u64(at + 8)?;
+                        let fits = body.len().saturating_sub(8) as u64 >= len;
+                        if !fits || body.len() < 8 {
+                            return self.wrong(at + 8, "more compressed bytes than the record has");
+                        }
+                        &body[8..8 + len as usize]
+                    };
+                    let decoder = match &mut inflater {
+                        Some(decoder) => decoder,
+                        None => match Decoder::new() {
+                            Ok(decoder) => inflater.insert(decoder),
+                            Err(error) => return self.wrong(at, format!("zstd: {error}")),
+                        },
+                    };
+                    inflated += match inflated_size(decoder, packed, MAX_INFLATED - inflated) {
+                        Ok(size) => size,
+                        Err(reason) => return self.wrong(at, reason),
+                    };
+                }
+                RECORD_MMAP2 => {
+                    let misc = self.u32(at + 4)? as u16;
+                    if misc & MISC_BUILD_ID != 0 && body.get(32).is_none_or(|len| *len > 20) {
+                        return self.wrong(at + 40, "a build identifier of more than 20 bytes");
+                    }
+                }
+                _ => {}
+            }
+            at += size;
+        }
+        Ok(())
+    }
+}
+
+/// The bytes that `packed` decompresses to, which may be at most `most`.
+fn inflated_size(decoder: &mut Decoder<'_>, packed: &[u8], most: u64) -> Result<u64, String> {
+    let mut buffer = [0; 16 << 10];
+    let mut input = InBuffer::around(packed);
+    let mut total = 0;
+    loop {
+        let mut output = OutBuffer::around(&mut buffer[..]);
+        decoder.run(&mut input, &mut output).map_err(|error| format!("zstd: {error}"))?;
+        total += output.pos() as u64;
+        if total > most {
+            return Err("the compressed records hold more than 1 GiB".into());
+        }
+        if output.pos() < output.capacity() && input.pos() == packed.len() {
+            return Ok(total);
+        }
+    }
+}

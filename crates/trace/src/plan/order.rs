@@ -1,0 +1,45 @@
+//! Who must wait for whom within one process; the rule stands in the documentation of
+//! [`plan`](super).
+
+use super::At;
+use faultless::addr::VirtRange;
+use rangemap::RangeMap;
+use std::collections::BTreeMap;
+
+/// What a process's threads did last, by address.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Order {
+    /// The last operation that changed the address space there.
+    changes: RangeMap<u64, At>,
+    /// By page and thread, the last touch since that change.
+    touches: BTreeMap<(u64, u32), u32>,
+    /// The last move of the program break, which is one value whatever its range.
+    brk: Option<At>,
+}
+
+impl Order {
+    /// The operation `at` touches `page`; what it must wait for is added to `waits`.
+    pub fn touch(&mut self, at: At, page: u64, waits: &mut Vec<At>) {
+        waits.extend(self.changes.get(&page).filter(|change| change.thread != at.thread));
+        self.touches.insert((page, at.thread), at.op);
+    }
+
+    /// The operation `at` changes the address space in `range`.
+    pub fn change(&mut self, at: At, range: VirtRange, waits: &mut Vec<At>) {
+        if range.is_empty() {
+            return;
+        }
+        let others = |waited: &At| waited.thread != at.thread;
+        let range = range.start..range.end;
+        waits.extend(self.changes.overlapping(&range).map(|(_, change)| *change).filter(others));
+        let pages = (range.start, 0)..(range.end, 0);
+        let touched = self.touches.extract_if(pages, |_, _| true);
+        waits.extend(touched.map(|((_, thread), op)| At { thread, op }).filter(others));
+        self.changes.insert(range, at);
+    }
+
+    /// The operation `at` moves the program break.
+    pub fn brk(&mut self, at: At, waits: &mut Vec<At>) {
+        waits.extend(self.brk.replace(at).filter(|last| last.thread != at.thread));
+    }
+}

@@ -1,0 +1,475 @@
+//! Making a recording: the right `perf record` for what this system permits.
+//!
+//! [`Setup::find`] looks at what is there (perf, tracefs, permission) before anything runs, and says
+//! what is missing and how to get it. [`Setup::record`] then runs the program under
+//! `perf record -c 1 -d`, so that every event is written:
+//!
+//! - with huge pages off *for that program* (`PR_SET_THP_DISABLE`, inherited through fork and exec),
+//!   because a huge page hides 511 first touches;
+//! - with fault-around off (`fault_around_bytes` in debugfs), because it maps up to sixteen pages
+//!   of a file in one fault. That switch is the whole system's: it is put back when perf ends. Where
+//!   it cannot be written, that is said, and first touches of file pages are fewer than they were.
+
+use crate::error::Error;
+use crate::event::Trace;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+
+const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+const FAULT_AROUND: &str = "/sys/kernel/debug/fault_around_bytes";
+const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
+/// Pages of perf's buffer for each CPU. With 16, one event in a thousand was lost; with 8,192 none.
+const BUFFER_PAGES: &str = "8192";
+const CALLS: [&str; 6] = ["mmap", "munmap", "mprotect", "madvise", "brk", "mremap"];
+/// The same calls by number, for kernels that have only `raw_syscalls`.
+const RAW_FILTER: &str = "id==9||id==11||id==10||id==28||id==12||id==25";
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_PERFMON: u32 = 38;
+
+/// Something that a recording needs and this system does not give.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shortfall {
+    /// What is missing.
+    pub what: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+impl Shortfall {
+    fn new(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { what: what.into(), remedy: remedy.into() }
+    }
+}
+
+impl fmt::Display for Shortfall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}\n  remedy: {}", self.what, self.remedy)
+    }
+}
+
+/// A recording that could not be made.
+#[derive(Debug)]
+pub enum RecordError {
+    /// This system does not give what a recording needs.
+    Missing(Vec<Shortfall>),
+    /// The program or perf could not be run.
+    Run(String, io::Error),
+    /// perf ended without a recording.
+    Perf(ExitStatus),
+    /// The recording cannot be read back.
+    Unreadable(Error),
+}
+
+impl fmt::Display for RecordError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing(shortfalls) => {
+                f.write_str("this system cannot make a recording yet:")?;
+                shortfalls.iter().try_for_each(|shortfall| write!(f, "\n- {shortfall}"))
+            }
+            Self::Run(what, error) => write!(f, "cannot run {what}: {error}"),
+            Self::Perf(status) => write!(f, "perf record ended with {status} and no recording"),
+            Self::Unreadable(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for RecordError {}
+
+/// How much a recording will hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// Faults with their kind of access, calls, threads and processes.
+    Full,
+    /// Where faults were, in user and kernel mode, and mapping records; no calls, and not whether a
+    /// fault wrote.
+    FaultsOnly,
+    /// As `FaultsOnly`, but of user mode alone.
+    UserFaultsOnly,
+}
+
+/// A way to record that works here.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    perf: PathBuf,
+    extent: Extent,
+    raw_syscalls: bool,
+    privileged: bool,
+    shortfalls: Vec<Shortfall>,
+}
+
+/// A finished recording.
+#[derive(Debug)]
+pub struct Recorded {
+    /// The file that perf wrote.
+    pub perf_data: PathBuf,
+    /// How perf ended; it passes on how the program did.
+    pub status: ExitStatus,
+    /// What the user should know about the conditions.
+    pub notes: Vec<String>,
+    thp: &'static str,
+    command: String,
+}
+
+impl Setup {
+    /// Finds a way to record on this system. With `accept_lesser`, one that leaves things out will
+    /// do; [`extent`](Self::extent) and [`shortfalls`](Self::shortfalls) say what.
+    ///
+    /// # Errors
+    /// [`RecordError::Missing`], with all that is missing.
+    pub fn find(accept_lesser: bool) -> Result<Self, RecordError> {
+        let system = System {
+            perf: find_program("perf".as_ref()),
+            tracefs: TRACEFS.iter().map(PathBuf::from).collect(),
+            paranoid: fs::read_to_string(PARANOID).ok().and_then(|text| text.trim().parse().ok()),
+            privileged: has_privilege(&fs::read_to_string("/proc/self/status").unwrap_or_default()),
+        };
+        Self::choose(&system, accept_lesser)
+    }
+
+    fn choose(system: &System, accept_lesser: bool) -> Result<Self, RecordError> {
+        let mut shortfalls = Vec::new();
+        let mut raw_syscalls = false;
+        let mut extent = Extent::Full;
+        let mut possible = true;
+        let perf = system.perf.clone().unwrap_or_else(|| {
+            possible = false;
+            shortfalls.push(Shortfall::new(
+                "perf is not installed (no `perf` in PATH)",
+                "install it: `apt install linux-perf` (Debian), `apt install linux-tools-generic` \
+                 (Ubuntu), `dnf install perf` (Fedora)",
+            ));
+            PathBuf::from("perf")
+        });
+        match system.tracepoints() {
+            Ok(raw) => raw_syscalls = raw,
+            Err(shortfall) => {
+                extent = Extent::FaultsOnly;
+                shortfalls.push(shortfall);
+            }
+        }
+        // A kernel without the file has perf events off altogether.
+        let paranoid = system.paranoid.unwrap_or(i32::MAX);
+        if system.paranoid.is_none() {
+            possible = false;
+            shortfalls.push(Shortfall::new(
+                format!("the kernel has no perf events ({PARANOID} is missing)"),
+                "run a kernel built with CONFIG_PERF_EVENTS",
+            ));
+        } else if !system.privileged && paranoid > -1 {
+            extent = if paranoid > 1 { Extent::UserFaultsOnly } else { Extent::FaultsOnly };
+            possible &= paranoid <= 2;
+            shortfalls.push(Shortfall::new(
+                format!(
+                    "kernel.perf_event_paranoid is {paranoid}; tracepoints need -1 or privilege"
+                ),
+                "run as root, or `sudo sysctl kernel.perf_event_paranoid=-1`",
+            ));
+        }
+        if !possible || (extent != Extent::Full && !accept_lesser) {
+            return Err(RecordError::Missing(shortfalls));
+        }
+        Ok(Self { perf, extent, raw_syscalls, privileged: system.privileged, shortfalls })
+    }
+
+    /// How much the recording will hold.
+    pub fn extent(&self) -> Extent {
+        self.extent
+    }
+
+    /// What stands in the way of a full recording; empty where nothing does.
+    pub fn shortfalls(&self) -> &[Shortfall] {
+        &self.shortfalls
+    }
+
+    /// The arguments of perf, without `perf` itself, that record `command` into `output`.
+    pub fn arguments(&self, output: &Path, command: &[OsString]) -> Vec<OsString> {
+        let mut args: Vec<OsString> = ["record", "-q", "-c", "1", "-d"].map(Into::into).to_vec();
+        // Without privilege, perf_event_mlock_kb bounds the buffer, and perf's default fits it.
+        if self.privileged {
+            args.extend(["-m", BUFFER_PAGES].map(Into::into));
+        }
+        let mut event = |name: &str| args.extend(["-e", name].map(Into::into));
+        match self.extent {
+            Extent::UserFaultsOnly => event("page-faults:u"),
+            Extent::FaultsOnly => event("page-faults"),
+            Extent::Full => {
+                event("exceptions:page_fault_user");
+                event("exceptions:page_fault_kernel");
+                event("task:task_newtask");
+                if self.raw_syscalls {
+                    for event in ["raw_syscalls:sys_enter", "raw_syscalls:sys_exit"] {
+                        args.extend(["-e", event, "--filter", RAW_FILTER].map(Into::into));
+                    }
+                } else {
+                    for call in CALLS {
+                        event(&format!("syscalls:sys_enter_{call}"));
+                        event(&format!("syscalls:sys_exit_{call}"));
+                    }
+                }
+            }
+        }
+        args.extend(["-o".into(), output.into(), "--".into()]);
+        args.extend_from_slice(command);
+        args
+    }
+
+    /// Runs `command` and records it into the file `output`. Waits until the program and all it
+    /// started have ended; an interrupt from the keyboard ends the program, not the recording.
+    ///
+    /// # Errors
+    /// The program or perf cannot be run, or perf writes nothing.
+    pub fn record(&self, output: &Path, command: &[OsString]) -> Result<Recorded, RecordError> {
+        // perf would write an empty file and say so only in passing.
+        let program = command.first().map_or(OsStr::new(""), OsString::as_os_str);
+        if find_program(program).is_none() {
+            let error = io::Error::from(io::ErrorKind::NotFound);
+            return Err(RecordError::Run(program.display().to_string(), error));
+        }
+        let mut notes = Vec::new();
+        let around = FaultAround::turn_off();
+        notes.extend(around.note());
+        let mut perf = Command::new(&self.perf);
+        perf.args(self.arguments(output, command));
+        // SAFETY: between fork and exec only two async-signal-safe calls are made: prctl and signal.
+        unsafe {
+            perf.pre_exec(|| {
+                libc::signal(libc::SIGINT, libc::SIG_DFL);
+                // A kernel without huge pages refuses, and has none to hide touches.
+                libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0);
+                Ok(())
+            });
+        }
+        let before = fs::metadata(output).and_then(|meta| meta.modified()).ok();
+        // SAFETY: setting a disposition to "ignore" runs no code of ours; it is put back below.
+        let interrupt = unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
+        let status = perf.status();
+        // SAFETY: `interrupt` is the disposition that the call above replaced.
+        unsafe { libc::signal(libc::SIGINT, interrupt) };
+        drop(around);
+        let status = status.map_err(|e| RecordError::Run(self.perf.display().to_string(), e))?;
+        let after = fs::metadata(output).and_then(|meta| meta.modified()).ok();
+        if after.is_none() || after == before {
+            return Err(RecordError::Perf(status));
+        }
+        if !status.success() {
+            notes.push(format!("the program ended with {status}"));
+        }
+        let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+        let command = words.join(" ");
+        Ok(Recorded {
+            perf_data: output.to_owned(),
+            status,
+            notes,
+            thp: "off for the program",
+            command,
+        })
+    }
+}
+
+impl Recorded {
+    /// Reads the recording back, with what only its maker knows: the command and the conditions.
+    ///
+    /// # Errors
+    /// [`RecordError::Unreadable`].
+    pub fn trace(&self) -> Result<Trace, RecordError> {
+        let mut trace = crate::read(&self.perf_data).map_err(RecordError::Unreadable)?;
+        let header = &mut trace.header;
+        header.thp = self.thp.to_owned();
+        header.made = format!("faultless record -- {}; {}", self.command, header.made);
+        // The compact format's bound on a string.
+        header.made.truncate(header.made.floor_char_boundary(4096));
+        header.notes.extend(self.notes.iter().cloned());
+        Ok(trace)
+    }
+}
+
+/// What the choice of a way to record depends on.
+struct System {
+    perf: Option<PathBuf>,
+    tracefs: Vec<PathBuf>,
+    paranoid: Option<i32>,
+    privileged: bool,
+}
+
+impl System {
+    /// Whether tracepoints can be used, and of the calls only through `raw_syscalls`.
+    fn tracepoints(&self) -> Result<bool, Shortfall> {
+        let probe = |event: &str| {
+            let ids =
+                self.tracefs.iter().map(|dir| fs::read(dir.join("events").join(event).join("id")));
+            ids.reduce(|first, second| match (first, second) {
+                (Ok(id), _) | (Err(_), Ok(id)) => Ok(id),
+                (Err(first), Err(_)) => Err(first),
+            })
+        };
+        let fault = probe("exceptions/page_fault_user");
+        match fault {
+            Some(Ok(_)) => {}
+            Some(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return Err(Shortfall::new(
+                    "tracefs cannot be read: permission denied",
+                    "run as root, or `sudo mount -o remount,mode=755 /sys/kernel/tracing`",
+                ));
+            }
+            _ => {
+                return Err(Shortfall::new(
+                    "the page-fault tracepoints are not there: tracefs is not mounted, or the kernel \
+                     is not x86-64 with CONFIG_FTRACE",
+                    "`sudo mount -t tracefs nodev /sys/kernel/tracing`",
+                ));
+            }
+        }
+        if matches!(probe("syscalls/sys_enter_mmap"), Some(Ok(_))) {
+            Ok(false)
+        } else if matches!(probe("raw_syscalls/sys_enter"), Some(Ok(_))) {
+            Ok(true)
+        } else {
+            Err(Shortfall::new(
+                "the kernel has no tracepoints for system calls",
+                "run a kernel built with CONFIG_FTRACE_SYSCALLS",
+            ))
+        }
+    }
+}
+
+/// The file that running `name` would execute: itself where it has a slash, else the first in PATH.
+fn find_program(name: &OsStr) -> Option<PathBuf> {
+    if name.as_encoded_bytes().contains(&b'/') {
+        return Some(PathBuf::from(name)).filter(|path| path.is_file());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).map(|dir| dir.join(name)).find(|path| path.is_file())
+}
+
+/// Whether the effective capabilities in the text of `/proc/self/status` permit tracepoints.
+fn has_privilege(status: &str) -> bool {
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let bits = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
+    bits & (1 << CAP_SYS_ADMIN | 1 << CAP_PERFMON) != 0
+}
+
+/// Fault-around, turned off while this lives.
+struct FaultAround {
+    /// What to put back.
+    saved: Option<String>,
+    problem: Option<io::Error>,
+}
+
+impl FaultAround {
+    fn turn_off() -> Self {
+        let off = || {
+            let saved = fs::read_to_string(FAULT_AROUND)?;
+            fs::write(FAULT_AROUND, "4096")?;
+            Ok(saved)
+        };
+        match off() {
+            Ok(saved) => Self { saved: Some(saved), problem: None },
+            Err(problem) => Self { saved: None, problem: Some(problem) },
+        }
+    }
+
+    fn note(&self) -> Option<String> {
+        self.problem.as_ref().map(|problem| {
+            format!(
+                "fault-around stayed on ({FAULT_AROUND}: {problem}): a fault on a file page may have \
+                 mapped up to sixteen"
+            )
+        })
+    }
+}
+
+impl Drop for FaultAround {
+    fn drop(&mut self) {
+        if let Some(saved) = &self.saved {
+            // Nothing more can be done here; the value is in debugfs for all to see.
+            let _ = fs::write(FAULT_AROUND, saved.trim());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory that looks like tracefs with these events.
+    fn tracefs(name: &str, events: &[&str]) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("faultless-{name}-{}", std::process::id()));
+        for event in events {
+            let event = dir.join("events").join(event);
+            fs::create_dir_all(&event).unwrap();
+            fs::write(event.join("id"), "1").unwrap();
+        }
+        dir
+    }
+
+    fn system(tracefs: PathBuf, paranoid: i32, privileged: bool) -> System {
+        let perf = Some("/bin/perf".into());
+        System { perf, tracefs: vec![tracefs], paranoid: Some(paranoid), privileged }
+    }
+
+    const ALL: [&str; 3] =
+        ["exceptions/page_fault_user", "syscalls/sys_enter_mmap", "raw_syscalls/sys_enter"];
+
+    #[test]
+    fn a_privileged_user_records_all() {
+        let dir = tracefs("all", &ALL);
+        let setup = Setup::choose(&system(dir.clone(), 2, true), false).unwrap();
+        assert_eq!(setup.extent(), Extent::Full);
+        assert!(setup.shortfalls().is_empty());
+        let args = setup.arguments(Path::new("out"), &["a".into(), "-b".into()]);
+        assert!(args.contains(&"syscalls:sys_exit_mremap".into()));
+        assert_eq!(args[args.len() - 4..], ["out", "--", "a", "-b"]);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_its_remedy() {
+        let none = tracefs("none", &[]);
+        let Err(RecordError::Missing(missing)) =
+            Setup::choose(&system(none.clone(), 2, false), false)
+        else {
+            panic!("nothing was missing");
+        };
+        assert!(missing[0].remedy.contains("mount -t tracefs"));
+        assert!(missing[1].what.contains("perf_event_paranoid is 2"));
+        let lesser = Setup::choose(&system(none.clone(), 2, false), true).unwrap();
+        assert_eq!(lesser.extent(), Extent::UserFaultsOnly);
+        assert!(Setup::choose(&system(none.clone(), 3, false), true).is_err());
+        let no_perf = System { perf: None, ..system(none, -1, true) };
+        let Err(error) = Setup::choose(&no_perf, true) else { panic!("recorded without perf") };
+        assert!(error.to_string().contains("apt install linux-perf"));
+    }
+
+    #[test]
+    fn raw_syscalls_stand_in_and_are_filtered() {
+        let dir = tracefs("raw", &[ALL[0], ALL[2]]);
+        let setup = Setup::choose(&system(dir.clone(), -1, false), false).unwrap();
+        let args = setup.arguments(Path::new("out"), &["a".into()]);
+        assert_eq!(args.iter().filter(|arg| *arg == RAW_FILTER).count(), 2);
+        assert!(!args.contains(&"-m".into()));
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_named_before_perf_runs() {
+        let dir = tracefs("program", &ALL);
+        let setup = Setup::choose(&system(dir.clone(), 2, true), false).unwrap();
+        for name in ["/no/such/program", "no-such-program-at-all", ""] {
+            let error = setup.record(Path::new("never-written"), &[name.into()]).unwrap_err();
+            assert!(matches!(error, RecordError::Run(ref what, _) if what == name), "{error}");
+        }
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn capabilities_are_read_from_the_status_file() {
+        assert!(has_privilege("Name:\tx\nCapEff:\t0000004000000000\n"));
+        assert!(!has_privilege("CapEff:\t0000000000000400\n"));
+    }
+}

@@ -1,0 +1,178 @@
+//! Files that are cut, changed or made up end in a trace or an error, never in a panic, and never
+//! make the reader ask for much memory at once.
+
+use faultless_trace::error::Place;
+use faultless_trace::plan::Plan;
+use faultless_trace::{compact, parse, recordings};
+use proptest::prelude::*;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The largest allocation so far.
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+
+struct Watch;
+
+// SAFETY: every call goes to the system's allocator unchanged; the counter is only written.
+unsafe impl GlobalAlloc for Watch {
+    // SAFETY: as `System`.
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    // SAFETY: as `System`.
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are passed on; `alloc` gave what `System` gave.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Watch = Watch;
+
+const FULL: &[u8] = include_bytes!("data/fixture.perf.data");
+const PACKED: &[u8] = include_bytes!("data/fixture-faults-z.perf.data");
+
+/// Reads and plans; whatever comes of it must be small, and an error must be worth reading.
+fn survive(bytes: &[u8]) {
+    match parse(Path::new("some.data"), bytes) {
+        Ok(trace) => {
+            let _ = (trace.summary(), Plan::new(&trace));
+        }
+        Err(error) => {
+            let text = error.to_string();
+            assert!(text.starts_with("some.data: ") && text.len() > 20, "{text}");
+        }
+    }
+    let largest = LARGEST.load(Ordering::Relaxed);
+    assert!(largest < 48 << 20, "an allocation of {largest} bytes");
+}
+
+fn changed(bytes: &[u8], changes: &[(usize, u8)]) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    for (at, value) in changes {
+        let at = at % bytes.len();
+        bytes[at] = *value;
+    }
+    bytes
+}
+
+fn changes() -> impl Strategy<Value = Vec<(usize, u8)>> {
+    let value = prop_oneof![Just(0), Just(1), Just(0x7f), Just(0x80), Just(0xff), any::<u8>()];
+    proptest::collection::vec((any::<usize>(), value), 1..6)
+}
+
+#[test]
+fn every_byte_of_the_structure_may_be_anything() {
+    for file in [FULL, PACKED] {
+        let word = |at: usize| u64::from_le_bytes(file[at..at + 8].try_into().unwrap()) as usize;
+        let after_data = word(40) + word(48);
+        // The header, the attributes, the first records, the table of sections and what they hold.
+        let attrs = 104..word(40) + 64;
+        let table = after_data..after_data + 31 * 16;
+        let event_desc = (0..file.len() - 8).find(|at| {
+            // Its start: the count of events, then the size of an attribute.
+            matches!(file[*at], 1 | 15) && file[at + 1..at + 8] == [0, 0, 0, 128, 0, 0, 0]
+        });
+        let event_desc = event_desc.unwrap();
+        for at in (0..104).chain(attrs).chain(table).chain(event_desc..event_desc + 400) {
+            for value in [0, 0xff, file[at] ^ 0x10] {
+                survive(&changed(file, &[(at, value)]));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cut_file_is_refused_with_its_place() {
+    for file in [FULL, PACKED] {
+        for len in (0..file.len()).step_by(97) {
+            let error = parse(Path::new("cut"), &file[..len]).unwrap_err();
+            assert!(matches!(error.place, Place::Offset(_)), "{error}");
+        }
+    }
+    let file = recordings::find("sort").unwrap().bytes;
+    for len in (0..file.len()).step_by(31) {
+        let error = parse(Path::new("cut"), &file[..len]).unwrap_err();
+        assert!(matches!(error.place, Place::Offset(_)), "{error}");
+    }
+}
+
+#[test]
+fn a_compact_file_with_one_wrong_bit_is_refused() {
+    let file = recordings::find("redis").unwrap().bytes;
+    for bit in (0..file.len() * 8).step_by(61) {
+        let mut bytes = file.to_vec();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        // The one bit that zstd does not look at, if any, must at least leave the trace as it was.
+        if let Ok(trace) = parse(Path::new("bit"), &bytes) {
+            assert_eq!(trace, compact::parse(Path::new("whole"), file).unwrap(), "bit {bit}");
+        }
+    }
+}
+
+#[test]
+fn a_bomb_is_refused() {
+    // A body that claims to be small and is not; and one that claims to be huge and is not.
+    let zeros = zstd::bulk::compress(&vec![0; 8 << 20], 3).unwrap();
+    for len in [16u64, 200 << 20, u64::MAX] {
+        let mut bytes = compact::MAGIC.to_vec();
+        bytes.extend(1u32.to_le_bytes());
+        bytes.extend(0u32.to_le_bytes());
+        bytes.extend(len.to_le_bytes());
+        bytes.extend(&zeros);
+        survive(&bytes);
+        assert!(parse(Path::new("bomb"), &bytes).is_err());
+    }
+}
+
+/// A compact file with a correct checksum around any body.
+fn sealed(body: &[u8]) -> Vec<u8> {
+    let mut bytes = compact::MAGIC.to_vec();
+    bytes.extend(1u32.to_le_bytes());
+    bytes.extend(crc32fast::hash(body).to_le_bytes());
+    bytes.extend((body.len() as u64).to_le_bytes());
+    bytes.extend(zstd::bulk::compress(body, 1).unwrap());
+    bytes
+}
+
+fn body_of(name: &str) -> Vec<u8> {
+    let bytes = recordings::find(name).unwrap().bytes;
+    zstd::stream::decode_all(&bytes[24..]).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn a_changed_perf_data_is_survived(changes in changes()) {
+        survive(&changed(FULL, &changes));
+        survive(&changed(PACKED, &changes));
+    }
+
+    #[test]
+    fn records_of_a_perf_data_may_say_anything(changes in changes()) {
+        // In the data section, where the records are.
+        let word = |at: usize| u64::from_le_bytes(FULL[at..at + 8].try_into().unwrap()) as usize;
+        let (start, len) = (word(40), word(48));
+        let inside: Vec<_> = changes.iter().map(|(at, v)| (start + at % len, *v)).collect();
+        survive(&changed(FULL, &inside));
+    }
+
+    #[test]
+    fn a_sealed_compact_body_may_say_anything(changes in changes(), cut in any::<usize>()) {
+        let body = body_of("redis");
+        survive(&sealed(&changed(&body, &changes)));
+        survive(&sealed(&body[..cut % body.len()]));
+    }
+
+    #[test]
+    fn noise_is_refused(noise in proptest::collection::vec(any::<u8>(), 0..512)) {
+        survive(&noise);
+        survive(&sealed(&noise));
+        survive(&[b"PERFILE2".as_slice(), &104u64.to_le_bytes(), &noise].concat());
+    }
+}
