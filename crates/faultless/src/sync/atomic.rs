@@ -5,7 +5,9 @@
 //! - `--features observe`: core's, wrapped so that every write reports the address it goes to.
 
 #[cfg(loom)]
-pub use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+pub use loom::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, fence,
+};
 
 #[cfg(not(any(loom, feature = "observe")))]
 pub use core::sync::atomic::{
@@ -24,4 +26,17 @@ pub fn spin_hint() {
     loom::thread::yield_now();
     #[cfg(not(loom))]
     core::hint::spin_loop();
+}
+
+/// Makes the `SeqCst` read-modify-write just before it a full fence: what was stored before it is
+/// visible to all before anything after it is read.
+///
+/// Free on x86-64, where the locked instruction has emptied the store buffer already; elsewhere,
+/// and under the model checker, which gives `SeqCst` accesses no order of their own, it is a fence.
+#[inline(always)]
+pub fn fence_after_rmw() {
+    #[cfg(all(target_arch = "x86_64", not(any(loom, miri))))]
+    core::sync::atomic::compiler_fence(Ordering::SeqCst);
+    #[cfg(not(all(target_arch = "x86_64", not(any(loom, miri)))))]
+    fence(Ordering::SeqCst);
 }

@@ -5,4 +5,12 @@
 //! (`--features observe`).
 
 pub mod atomic;
+pub mod grace;
+#[cfg(feature = "observe")]
+pub mod observe;
 pub mod percpu;
+pub mod range;
+pub mod rwlock;
+pub mod sequence;
+pub mod spin;
+pub mod wait;

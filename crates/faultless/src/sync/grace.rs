@@ -1,0 +1,322 @@
+//! Grace periods: what has been unlinked is freed when nobody can still be reading it.
+//!
+//! Readers run in *sections*, and take neither lock nor reference count. Who unlinks an object
+//! *retires* it; it is *due* once every section that was open when it was retired has ended.
+//! Protocol:
+//!
+//! - there is one *epoch*, which only grows;
+//! - each CPU has a *mark*, on a line of its own: zero outside sections, else the epoch it read when
+//!   it entered. Entering is: read the epoch, swap it into the mark, full fence (the swap is it);
+//! - retiring is: (unlinked already,) full fence, read the epoch, put the object into this CPU's bag
+//!   of that epoch;
+//! - advancing the epoch from `e` to `e + 1` is: read `e`, full fence, look at every mark; if each is
+//!   zero or says `e`, compare-and-swap;
+//! - an object retired in epoch `e` is due when the epoch is `e + 2`.
+//!
+//! *Why two.* Let a section `S` with mark `s` still read an object that was retired in epoch `e`. It
+//! did not see the unlinking, so its fence came before the retirer's, and `s <= e`. Take the advance
+//! from `e + 1` to `e + 2`. Its fence comes after one read of `e + 1`; were it before `S`'s fence, it
+//! would be before the retirer's too, which then would have read at least `e + 1`. So it comes after
+//! `S`'s, the look sees `S`'s mark, and `s` is not `e + 1`: the epoch stays until `S` has left. One
+//! epoch's distance would not do: the advance from `e` to `e + 1` lets a section marked `e` be.
+//!
+//! *Why few bags.* An object that is not due was retired in the present epoch or the one before.
+//! So two bags, taken in turn, hold all of them; when a bag is needed for a newer epoch, what is in
+//! it is due, and joins the list of the due.
+//!
+//! The order of memory: marks are stored with Release and looked at with Acquire, and the epoch is
+//! advanced with Release and read with Acquire before anything is given out, so all that a section
+//! did comes before the freeing.
+//!
+//! A CPU outside sections is no obstacle, however long it idles. Readers never collect: writers do.
+
+use super::atomic::{AtomicU64, Ordering, fence, fence_after_rmw};
+use super::percpu::{Local, Padded, PerCpu};
+use super::wait::{Wait, until};
+use crate::error::OutOfMemory;
+use core::cell::Cell;
+use core::fmt;
+use core::marker::PhantomData;
+use core::ptr::NonNull;
+
+/// A mark is the epoch, shifted by this, and the number of sections this CPU is in.
+const NEST_BITS: u32 = 8;
+/// The part of a mark that counts sections.
+const NEST: u64 = (1 << NEST_BITS) - 1;
+
+/// The link by which a retired object waits: part of the object, so that retiring allocates nothing.
+#[derive(Debug)]
+#[repr(C)]
+pub struct RetireLink {
+    next: Cell<Option<NonNull<RetireLink>>>,
+    kind: u8,
+}
+
+// SAFETY: `next` is touched by the CPU that retired the object only, which `Grace::retire`'s caller
+// promises to be one; before that by nobody.
+unsafe impl Sync for RetireLink {}
+// SAFETY: as above; the link owns nothing.
+unsafe impl Send for RetireLink {}
+
+impl RetireLink {
+    /// A link of an object that is not retired. `kind` tells the caller later what to free.
+    pub const fn new(kind: u8) -> Self {
+        Self { next: Cell::new(None), kind }
+    }
+
+    /// What the object is, as given.
+    #[inline]
+    pub const fn kind(&self) -> u8 {
+        self.kind
+    }
+}
+
+/// Retired objects in a chain. Each is in one chain at most, so chains are joined by their ends.
+#[derive(Clone, Copy, Default)]
+struct Chain {
+    ends: Option<(NonNull<RetireLink>, NonNull<RetireLink>)>,
+    len: usize,
+}
+
+impl Chain {
+    /// Puts all of `other` in front.
+    ///
+    /// # Safety
+    /// The objects in both chains are alive, and nobody else touches their links.
+    unsafe fn prepend(&mut self, other: Self) {
+        let Some((first, last)) = other.ends else { return };
+        let ends = self.ends.map_or((first, last), |(next, end)| {
+            // SAFETY: alive and ours, by the caller's promise.
+            unsafe { last.as_ref() }.next.set(Some(next));
+            (first, end)
+        });
+        *self = Self { ends: Some(ends), len: self.len + other.len };
+    }
+
+    /// Takes the first object out.
+    ///
+    /// # Safety
+    /// The objects in the chain are alive, and nobody else touches their links.
+    unsafe fn pop(&mut self) -> Option<NonNull<RetireLink>> {
+        let (first, end) = self.ends?;
+        // SAFETY: alive and ours, by the caller's promise.
+        let next = unsafe { first.as_ref() }.next.take();
+        *self = Self { ends: next.map(|next| (next, end)), len: self.len - 1 };
+        Some(first)
+    }
+}
+
+/// The retired objects of one CPU.
+///
+/// *Invariant (retired is ours):* every object in a chain was given to [`Grace::retire`] on this CPU
+/// and has not been given out since, so it is alive and nobody else touches its link.
+#[derive(Default)]
+struct Bags {
+    /// What was retired in the latest even and the latest odd epoch, and which epochs these are.
+    recent: [Cell<(u64, Chain)>; 2],
+    due: Cell<Chain>,
+}
+
+// SAFETY: who owns the bags owns the objects in them (retired is ours).
+unsafe impl Send for Bags {}
+
+impl Bags {
+    fn put(&self, epoch: u64, chain: Chain) {
+        let bag = &self.recent[(epoch & 1) as usize];
+        let (old, mut inside) = bag.get();
+        if old != epoch {
+            // Two epochs old at least.
+            self.make_due(inside);
+            inside = Chain::default();
+        }
+        // SAFETY: retired is ours.
+        unsafe { inside.prepend(chain) };
+        bag.set((epoch, inside));
+    }
+
+    /// Moves to the due what was retired two epochs before `epoch`, or earlier.
+    fn ripen(&self, epoch: u64) {
+        for bag in &self.recent {
+            let (retired, inside) = bag.get();
+            if retired.saturating_add(2) <= epoch {
+                bag.set((retired, Chain::default()));
+                self.make_due(inside);
+            }
+        }
+    }
+
+    fn make_due(&self, chain: Chain) {
+        let mut due = self.due.get();
+        // SAFETY: retired is ours.
+        unsafe { due.prepend(chain) };
+        self.due.set(due);
+    }
+
+    fn len(&self) -> usize {
+        self.recent.iter().map(|bag| bag.get().1.len).sum::<usize>() + self.due.get().len
+    }
+}
+
+/// The grace periods of one subsystem.
+pub struct Grace {
+    epoch: Padded<AtomicU64>,
+    marks: PerCpu<AtomicU64>,
+    bags: PerCpu<Bags>,
+}
+
+impl Grace {
+    /// Grace periods among `cpus` CPUs, none of them in a section.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted.
+    pub fn try_new(cpus: usize) -> Result<Self, OutOfMemory> {
+        Ok(Self {
+            epoch: Padded(AtomicU64::new(0)),
+            marks: PerCpu::try_new(cpus, |_| AtomicU64::new(0))?,
+            bags: PerCpu::try_new(cpus, |_| Bags::default())?,
+        })
+    }
+
+    /// Opens a section: what is linked now or later stays alive until the section ends.
+    ///
+    /// Writes this CPU's mark and nothing else. Sections nest, up to 255 deep.
+    #[inline(always)]
+    pub fn enter<'a>(&'a self, local: &'a Local) -> Section<'a> {
+        let mark = self.marks.get(local);
+        let now = mark.load(Ordering::Relaxed);
+        if now & NEST == 0 {
+            let epoch = self.epoch.0.load(Ordering::Relaxed);
+            mark.swap(epoch << NEST_BITS | 1, Ordering::SeqCst);
+            fence_after_rmw();
+        } else {
+            debug_assert!(now & NEST < NEST, "sections nest too deep");
+            // Release, so that a look at this value still sees the sections before.
+            mark.store(now + 1, Ordering::Release);
+        }
+        Section { mark, on: PhantomData }
+    }
+
+    /// Puts an unlinked object aside until its grace period is over; then [`Self::collect`] on this
+    /// CPU gives it out.
+    ///
+    /// # Safety
+    /// - The object is alive until it is given out, and unlinked: no section that is opened from now
+    ///   on finds it.
+    /// - It is not retired already, and nobody else touches the link.
+    pub unsafe fn retire(&self, local: &Local, object: NonNull<RetireLink>) {
+        // SAFETY: alive by the caller's promise.
+        unsafe { object.as_ref() }.next.set(None);
+        // After the unlinking, before the epoch is read: see the top.
+        fence(Ordering::SeqCst);
+        let epoch = self.epoch.0.load(Ordering::Acquire);
+        let chain = Chain { ends: Some((object, object)), len: 1 };
+        self.bags.get(local).put(epoch, chain);
+    }
+
+    /// Advances the epoch if it can be, and gives out what is due of what this CPU retired. What is
+    /// not taken from the iterator stays due.
+    pub fn collect<'a>(&'a self, local: &'a Local) -> Due<'a> {
+        let bags = self.bags.get(local);
+        if bags.len() > 0 {
+            self.try_advance();
+            bags.ripen(self.epoch.0.load(Ordering::Acquire));
+        }
+        Due { bags }
+    }
+
+    /// How many objects this CPU has retired that have not been given out.
+    #[inline]
+    pub fn pending(&self, local: &Local) -> usize {
+        self.bags.get(local).len()
+    }
+
+    /// Waits, as `wait` does, until every section that is open now has ended. Not to be called in a
+    /// section, which would wait for itself.
+    pub fn synchronize<W: Wait + ?Sized>(&self, local: &Local, wait: &W) {
+        debug_assert!(
+            self.marks.get(local).load(Ordering::Relaxed) & NEST == 0,
+            "waits for its own section"
+        );
+        // As if something were retired now.
+        fence(Ordering::SeqCst);
+        let now = self.epoch.0.load(Ordering::Acquire);
+        until(wait, || {
+            self.try_advance();
+            self.epoch.0.load(Ordering::Acquire) >= now + 2
+        });
+    }
+
+    /// Gives out everything that any CPU has retired: with `&mut self` there are no sections.
+    pub fn drain(&mut self) -> impl Iterator<Item = NonNull<RetireLink>> {
+        self.bags.iter_mut().flat_map(|bags| {
+            bags.ripen(u64::MAX);
+            Due { bags }
+        })
+    }
+
+    /// Makes the epoch one more, unless a section of an older epoch is open.
+    fn try_advance(&self) {
+        let epoch = self.epoch.0.load(Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let old = |mark: u64| mark & NEST != 0 && mark >> NEST_BITS != epoch;
+        if !self.marks.iter().any(|mark| old(mark.load(Ordering::Acquire))) {
+            // Lost: another CPU has advanced it from the same epoch.
+            let _ = self.epoch.0.compare_exchange(
+                epoch,
+                epoch + 1,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            );
+        }
+    }
+}
+
+impl fmt::Debug for Grace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Grace(epoch {})", self.epoch.0.load(Ordering::Relaxed))
+    }
+}
+
+/// An open section; dropping it ends it. It cannot leave its CPU.
+#[derive(Debug)]
+#[must_use = "the section ends when this is dropped"]
+pub struct Section<'a> {
+    mark: &'a AtomicU64,
+    on: PhantomData<&'a Local>,
+}
+
+impl Drop for Section<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        let now = self.mark.load(Ordering::Relaxed);
+        // The epoch may stay in the mark: without a section it says nothing.
+        self.mark.store(now - 1, Ordering::Release);
+    }
+}
+
+/// Gives out the objects whose grace period is over, one by one; each is then the caller's.
+pub struct Due<'a> {
+    bags: &'a Bags,
+}
+
+impl Iterator for Due<'_> {
+    type Item = NonNull<RetireLink>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        // The chain is in its place between two calls: freeing one object may retire another.
+        let mut due = self.bags.due.get();
+        // SAFETY: retired is ours.
+        let object = unsafe { due.pop() };
+        self.bags.due.set(due);
+        object
+    }
+}
+
+impl fmt::Debug for Due<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Due({} objects)", self.bags.due.get().len)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,189 @@
+//! Atomics that report every write (feature `observe`), for tests and machines that count which
+//! cache lines are written.
+//!
+//! Each type is core's, with the same layout and the same operations; after each operation that
+//! takes the cache line for writing, a hook hears its address, its size, and its kind. There is one
+//! hook for the process; it runs on the writing thread, after the write, and must not panic. What is
+//! not atomic is not reported: no two CPUs write it at the same time.
+
+use core::sync::atomic::{self as plain, AtomicPtr as Plain, Ordering};
+
+/// How a cache line came to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Write {
+    /// A plain store.
+    Store,
+    /// A read-modify-write, or a compare-exchange that succeeded.
+    Modify,
+    /// A compare-exchange that failed: nothing changed, but the hardware has taken the line for
+    /// writing from whoever had it.
+    FailedCompare,
+}
+
+/// Hears of a write to the `bytes` bytes at `address`.
+pub type Hook = fn(address: usize, bytes: usize, kind: Write);
+
+/// The hook as a pointer; null is none.
+static HOOK: Plain<()> = Plain::new(core::ptr::null_mut());
+
+/// Makes `hook` the one that hears, or nobody.
+pub fn install(hook: Option<Hook>) {
+    HOOK.store(hook.map_or(core::ptr::null_mut(), |hook| hook as *mut ()), Ordering::Release);
+}
+
+#[inline]
+fn report<T>(place: &T, kind: Write) {
+    let hook = HOOK.load(Ordering::Acquire);
+    if !hook.is_null() {
+        // SAFETY: `install` alone stores here, and what is not null was a `Hook`.
+        let hook = unsafe { core::mem::transmute::<*mut (), Hook>(hook) };
+        hook(core::ptr::from_ref(place).addr(), size_of::<T>(), kind);
+    }
+}
+
+macro_rules! observed {
+    ($(#[$doc:meta])* $name:ident $(<$t:ident>)?, $value:ty, [$($rmw:ident),*]) => {
+        $(#[$doc])*
+        #[derive(Debug, Default)]
+        #[repr(transparent)]
+        pub struct $name $(<$t>)? (plain::$name $(<$t>)?);
+
+        impl $(<$t>)? $name $(<$t>)? {
+            /// As core's.
+            #[inline]
+            pub const fn new(value: $value) -> Self {
+                Self(plain::$name::new(value))
+            }
+
+            /// As core's.
+            #[inline]
+            pub fn load(&self, order: Ordering) -> $value {
+                self.0.load(order)
+            }
+
+            /// As core's; reported.
+            #[inline]
+            pub fn store(&self, value: $value, order: Ordering) {
+                self.0.store(value, order);
+                report(self, Write::Store);
+            }
+
+            observed!(@modify $value, swap $(, $rmw)*);
+
+            /// As core's; reported.
+            ///
+            /// # Errors
+            /// The value found, where it is not `current`.
+            #[inline]
+            pub fn compare_exchange(
+                &self,
+                current: $value,
+                new: $value,
+                success: Ordering,
+                failure: Ordering,
+            ) -> Result<$value, $value> {
+                self.compared(self.0.compare_exchange(current, new, success, failure))
+            }
+
+            /// As core's; reported.
+            ///
+            /// # Errors
+            /// The value found, where it is not `current` or for no reason.
+            #[inline]
+            pub fn compare_exchange_weak(
+                &self,
+                current: $value,
+                new: $value,
+                success: Ordering,
+                failure: Ordering,
+            ) -> Result<$value, $value> {
+                self.compared(self.0.compare_exchange_weak(current, new, success, failure))
+            }
+
+            fn compared(&self, result: Result<$value, $value>) -> Result<$value, $value> {
+                report(self, if result.is_ok() { Write::Modify } else { Write::FailedCompare });
+                result
+            }
+
+            /// As core's; not reported, for nobody else can reach the value.
+            #[inline]
+            pub fn get_mut(&mut self) -> &mut $value {
+                self.0.get_mut()
+            }
+
+            /// As core's.
+            #[inline]
+            pub fn into_inner(self) -> $value {
+                self.0.into_inner()
+            }
+        }
+    };
+    (@modify $value:ty, $($rmw:ident),*) => {$(
+        /// As core's; reported.
+        #[inline]
+        pub fn $rmw(&self, value: $value, order: Ordering) -> $value {
+            let old = self.0.$rmw(value, order);
+            report(self, Write::Modify);
+            old
+        }
+    )*};
+}
+
+observed!(
+    /// Core's `AtomicBool`, reporting.
+    AtomicBool, bool, [fetch_or, fetch_and]
+);
+observed!(
+    /// Core's `AtomicPtr`, reporting.
+    AtomicPtr<T>, *mut T, []
+);
+observed!(
+    /// Core's `AtomicU8`, reporting.
+    AtomicU8, u8, [fetch_add, fetch_sub, fetch_or, fetch_and, fetch_max]
+);
+observed!(
+    /// Core's `AtomicU32`, reporting.
+    AtomicU32, u32, [fetch_add, fetch_sub, fetch_or, fetch_and, fetch_max]
+);
+observed!(
+    /// Core's `AtomicU64`, reporting.
+    AtomicU64, u64, [fetch_add, fetch_sub, fetch_or, fetch_and, fetch_max]
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+    use std::thread_local;
+    use std::vec::Vec;
+
+    thread_local! {
+        static HEARD: RefCell<Vec<(usize, usize, Write)>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// The hook is the process's: other tests' threads hear into their own lists.
+    fn hear(address: usize, bytes: usize, kind: Write) {
+        HEARD.with(|heard| heard.borrow_mut().push((address, bytes, kind)));
+    }
+
+    #[test]
+    fn every_write_is_heard_and_no_read() {
+        let mut word = AtomicU32::new(1);
+        let flag = AtomicBool::new(false);
+        let at = (core::ptr::from_ref(&word).addr(), 4);
+        install(Some(hear));
+        word.store(2, Ordering::Relaxed);
+        assert_eq!(word.load(Ordering::Relaxed), 2);
+        assert_eq!(word.fetch_add(1, Ordering::Relaxed), 2);
+        assert_eq!(word.compare_exchange(9, 0, Ordering::Relaxed, Ordering::Relaxed), Err(3));
+        assert_eq!(word.compare_exchange(3, 4, Ordering::Relaxed, Ordering::Relaxed), Ok(3));
+        assert!(!flag.swap(true, Ordering::Relaxed));
+        install(None);
+        *word.get_mut() = 5;
+        word.store(6, Ordering::Relaxed);
+        let kinds = [Write::Store, Write::Modify, Write::FailedCompare, Write::Modify];
+        let mut expected: Vec<_> = kinds.map(|kind| (at.0, at.1, kind)).into();
+        expected.push((core::ptr::from_ref(&flag).addr(), 1, Write::Modify));
+        assert_eq!(HEARD.take(), expected);
+    }
+}

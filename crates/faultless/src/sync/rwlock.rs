@@ -1,0 +1,200 @@
+//! A fair reader-writer lock, without data: what one coarse lock around an address space costs.
+//!
+//! It is as good as such a lock can be, and no better: every reader writes one shared word twice,
+//! as with a kernel's reader-writer semaphore. Protocol:
+//!
+//! - a reader adds itself to the word; if no writer holds the lock or is next, that is all;
+//! - otherwise it takes itself out again and queues; so does a writer that finds anyone inside;
+//! - the queue is a ticket lock: first come, first served. Its head waits for the word: a reader
+//!   until no writer is inside, a writer, after marking the word so that new readers queue behind
+//!   it, until nobody is.
+//!
+//! So neither readers nor writers starve: at most the readers that are inside when a writer comes
+//! to the head go before it, and the queue's head is the next to enter.
+
+use super::atomic::{AtomicU32, Ordering};
+use super::wait::{Wait, until};
+
+/// In the word: a writer is inside.
+const WRITER: u32 = 1;
+/// In the word: a writer is at the head of the queue.
+const NEXT_IS_WRITER: u32 = 2;
+/// In the word: one reader.
+const READER: u32 = 4;
+
+/// A reader-writer spin lock, in the order of arrival.
+#[derive(Debug)]
+pub struct RwLock {
+    word: AtomicU32,
+    /// The next ticket to hand out.
+    tickets: AtomicU32,
+    /// The ticket of the queue's head.
+    head: AtomicU32,
+}
+
+impl RwLock {
+    /// A free lock.
+    #[cfg(not(loom))]
+    pub const fn new() -> Self {
+        Self { word: AtomicU32::new(0), tickets: AtomicU32::new(0), head: AtomicU32::new(0) }
+    }
+
+    /// A free lock.
+    #[cfg(loom)]
+    pub fn new() -> Self {
+        Self { word: AtomicU32::new(0), tickets: AtomicU32::new(0), head: AtomicU32::new(0) }
+    }
+
+    /// Enters as a reader, waiting as `wait` does. Not re-entrant: a writer may queue between.
+    #[inline]
+    pub fn read<W: Wait + ?Sized>(&self, wait: &W) -> ReadGuard<'_> {
+        if let Some(guard) = self.try_read() {
+            return guard;
+        }
+        self.queued(wait, || {
+            // At the head nobody is `NEXT_IS_WRITER`, and a writer inside leaves. Counted in the
+            // word already, this reader keeps the next writer out.
+            if self.word.fetch_add(READER, Ordering::Acquire) & WRITER != 0 {
+                until(wait, || self.word.load(Ordering::Acquire) & WRITER == 0);
+            }
+        });
+        ReadGuard { lock: self }
+    }
+
+    /// Enters as a reader if no writer is inside or next.
+    #[inline]
+    pub fn try_read(&self) -> Option<ReadGuard<'_>> {
+        // Acquire meets the Release of a writer's leaving.
+        let word = self.word.fetch_add(READER, Ordering::Acquire);
+        let guard = ReadGuard { lock: self };
+        // Dropping the guard takes the reader out again.
+        (word & (WRITER | NEXT_IS_WRITER) == 0).then_some(guard)
+    }
+
+    /// Enters alone, waiting as `wait` does.
+    #[inline]
+    pub fn write<W: Wait + ?Sized>(&self, wait: &W) -> WriteGuard<'_> {
+        if !self.enter_alone(0) {
+            self.queued(wait, || {
+                self.word.fetch_or(NEXT_IS_WRITER, Ordering::Relaxed);
+                until(wait, || self.enter_alone(NEXT_IS_WRITER));
+            });
+        }
+        WriteGuard { lock: self }
+    }
+
+    /// Makes this CPU the writer inside, if the word is `from`.
+    #[inline]
+    fn enter_alone(&self, from: u32) -> bool {
+        self.word.load(Ordering::Relaxed) == from
+            // Acquire meets the Release of everyone who left.
+            && self
+                .word
+                .compare_exchange(from, WRITER, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
+    }
+
+    /// Runs `enter` at the head of the queue.
+    #[cold]
+    fn queued<W: Wait + ?Sized>(&self, wait: &W, enter: impl FnOnce()) {
+        let ticket = self.tickets.fetch_add(1, Ordering::Relaxed);
+        until(wait, || self.head.load(Ordering::Acquire) == ticket);
+        enter();
+        self.head.store(ticket.wrapping_add(1), Ordering::Release);
+    }
+}
+
+impl Default for RwLock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A reader inside an [`RwLock`].
+#[derive(Debug)]
+#[must_use = "the reader leaves when the guard is dropped"]
+pub struct ReadGuard<'a> {
+    lock: &'a RwLock,
+}
+
+impl Drop for ReadGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.lock.word.fetch_sub(READER, Ordering::Release);
+    }
+}
+
+/// The writer inside an [`RwLock`].
+#[derive(Debug)]
+#[must_use = "the writer leaves when the guard is dropped"]
+pub struct WriteGuard<'a> {
+    lock: &'a RwLock,
+}
+
+impl Drop for WriteGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Not a store: queued readers have counted themselves meanwhile.
+        self.lock.word.fetch_sub(WRITER, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::sync::wait::{Spin, Yield};
+    use core::sync::atomic::AtomicU64;
+
+    #[test]
+    fn readers_share_and_writers_do_not() {
+        let lock = RwLock::new();
+        let first = lock.read(&Spin);
+        let second = lock.try_read().unwrap();
+        assert!(!lock.enter_alone(0));
+        drop((first, second));
+        let writer = lock.write(&Spin);
+        assert!(lock.try_read().is_none());
+        drop(writer);
+        assert!(lock.try_read().is_some());
+        assert_eq!(lock.word.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_waiting_writer_holds_new_readers_back() {
+        let lock = RwLock::new();
+        let inside = lock.read(&Spin);
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(lock.write(&Yield)));
+            until(&Yield, || lock.try_read().is_none());
+            drop(inside);
+        });
+        assert!(lock.try_read().is_some());
+    }
+
+    #[test]
+    fn readers_see_whole_writes() {
+        const WRITES: u64 = 5_000;
+        let lock = RwLock::new();
+        let (left, right) = (AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..WRITES {
+                        let _writer = lock.write(&Yield);
+                        let value = left.load(Ordering::Relaxed) + 1;
+                        left.store(value, Ordering::Relaxed);
+                        right.store(value, Ordering::Relaxed);
+                    }
+                });
+                scope.spawn(|| {
+                    while left.load(Ordering::Relaxed) < 2 * WRITES {
+                        let _reader = lock.read(&Yield);
+                        let seen = left.load(Ordering::Relaxed);
+                        assert_eq!(seen, right.load(Ordering::Relaxed));
+                    }
+                });
+            }
+        });
+        assert_eq!(right.load(Ordering::Relaxed), 2 * WRITES);
+    }
+}

@@ -1,0 +1,176 @@
+//! A spin lock, for critical sections of a few instructions that wait for nobody.
+//!
+//! Test-and-test-and-set: a waiter reads until the lock looks free, and only then writes the line.
+//! Not fair; what needs fairness queues by itself ([`range`](super::range)).
+
+use super::atomic::{AtomicBool, Ordering};
+use super::wait::{Wait, until};
+use core::fmt;
+use core::ops::{Deref, DerefMut};
+
+#[cfg(loom)]
+use loom::cell::UnsafeCell;
+
+/// Core's cell in the shape of the model checker's, which watches each access.
+#[cfg(not(loom))]
+struct UnsafeCell<T>(core::cell::UnsafeCell<T>);
+
+#[cfg(not(loom))]
+impl<T> UnsafeCell<T> {
+    const fn new(value: T) -> Self {
+        Self(core::cell::UnsafeCell::new(value))
+    }
+
+    #[inline(always)]
+    fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+        f(self.0.get())
+    }
+
+    #[inline(always)]
+    fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+        f(self.0.get())
+    }
+}
+
+/// A value that one CPU at a time may reach.
+///
+/// *Invariant (lock owns):* while `held` is true, only the one live [`SpinGuard`] reaches `value`.
+pub struct SpinLock<T> {
+    held: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: `value` is reached by one thread at a time (lock owns), which is sending it.
+unsafe impl<T: Send> Sync for SpinLock<T> {}
+// SAFETY: whoever owns the lock owns the value.
+unsafe impl<T: Send> Send for SpinLock<T> {}
+
+impl<T> SpinLock<T> {
+    /// A free lock around `value`.
+    #[cfg(not(loom))]
+    pub const fn new(value: T) -> Self {
+        Self { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
+    }
+
+    /// A free lock around `value`.
+    #[cfg(loom)]
+    pub fn new(value: T) -> Self {
+        Self { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
+    }
+
+    /// Takes the lock, waiting as `wait` does.
+    #[inline]
+    pub fn lock<W: Wait + ?Sized>(&self, wait: &W) -> SpinGuard<'_, T> {
+        loop {
+            if let Some(guard) = self.try_lock() {
+                return guard;
+            }
+            until(wait, || !self.held.load(Ordering::Relaxed));
+        }
+    }
+
+    /// Takes the lock if nobody holds it.
+    #[inline]
+    pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
+        // Acquire meets the Release of the guard's drop.
+        // A guard that is not had must not be made either: dropping it would free the lock.
+        (!self.held.swap(true, Ordering::Acquire)).then(|| SpinGuard { lock: self })
+    }
+
+    /// The value, which nobody else can reach now.
+    #[inline]
+    pub fn get_mut(&mut self) -> &mut T {
+        // SAFETY: `&mut self` excludes guards and other threads.
+        self.value.with_mut(|value| unsafe { &mut *value })
+    }
+}
+
+impl<T: Default> Default for SpinLock<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for SpinLock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.try_lock() {
+            Some(guard) => write!(f, "SpinLock({:?})", *guard),
+            None => f.write_str("SpinLock(held)"),
+        }
+    }
+}
+
+/// Holds a [`SpinLock`]; dropping it frees the lock.
+#[must_use = "the lock is free again when the guard is dropped"]
+pub struct SpinGuard<'a, T> {
+    lock: &'a SpinLock<T>,
+}
+
+// SAFETY: sharing the guard shares `&T` only. (Without this, a guard of a `T: Send + !Sync` would
+// be `Sync`, because the lock is.)
+unsafe impl<T: Sync> Sync for SpinGuard<'_, T> {}
+
+impl<T> Deref for SpinGuard<'_, T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: this guard is the only way to the value (lock owns), borrowed shared.
+        self.lock.value.with(|value| unsafe { &*value })
+    }
+}
+
+impl<T> DerefMut for SpinGuard<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this guard is the only way to the value (lock owns), borrowed exclusively.
+        self.lock.value.with_mut(|value| unsafe { &mut *value })
+    }
+}
+
+impl<T> Drop for SpinGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.lock.held.store(false, Ordering::Release);
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for SpinGuard<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SpinGuard({:?})", **self)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::sync::wait::{Spin, Yield};
+
+    #[test]
+    fn one_holder_at_a_time() {
+        let mut lock = SpinLock::new(1);
+        let mut guard = lock.lock(&Spin);
+        *guard += 1;
+        assert!(lock.try_lock().is_none());
+        drop(guard);
+        assert_eq!(*lock.try_lock().unwrap(), 2);
+        *lock.get_mut() += 1;
+        assert_eq!(*lock.lock(&Spin), 3);
+    }
+
+    #[test]
+    fn no_increment_is_lost() {
+        const TIMES: u64 = 20_000;
+        let lock = SpinLock::new(0u64);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..TIMES {
+                        *lock.lock(&Yield) += 1;
+                    }
+                });
+            }
+        });
+        assert_eq!(*lock.lock(&Spin), 4 * TIMES);
+    }
+}

@@ -1,0 +1,69 @@
+//! What a CPU does between two looks at something that another CPU must change.
+
+use super::atomic::spin_hint;
+
+/// How a waiter spends the time between two looks.
+///
+/// Whoever waits, answers: a CPU of the subsystem serves flush requests here, so that a lock's
+/// holder may wait for the flush of a CPU that waits for the lock.
+pub trait Wait {
+    /// Called after each look that found nothing; `looks` counts them from 0 and stops at its
+    /// largest value.
+    fn wait(&self, looks: u32);
+}
+
+/// Waits by spinning, and answers nobody: for leaves and tests.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Spin;
+
+impl Wait for Spin {
+    #[inline]
+    fn wait(&self, _looks: u32) {
+        spin_hint();
+    }
+}
+
+/// Looks until `ready` says yes.
+#[inline]
+pub fn until<W: Wait + ?Sized>(wait: &W, mut ready: impl FnMut() -> bool) {
+    let mut looks = 0u32;
+    while !ready() {
+        wait.wait(looks);
+        looks = looks.saturating_add(1);
+    }
+}
+
+/// Waits by giving the core away: threads of a test outnumber the cores.
+#[cfg(all(test, not(loom)))]
+pub(crate) struct Yield;
+
+#[cfg(all(test, not(loom)))]
+impl Wait for Yield {
+    fn wait(&self, _looks: u32) {
+        std::thread::yield_now();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use core::cell::Cell;
+
+    struct Count(Cell<u32>);
+
+    impl Wait for Count {
+        fn wait(&self, looks: u32) {
+            assert_eq!(looks, self.0.get());
+            self.0.set(looks + 1);
+        }
+    }
+
+    #[test]
+    fn a_waiter_hears_how_often_it_looked_in_vain() {
+        let count = Count(Cell::new(0));
+        until(&count, || count.0.get() == 3);
+        assert_eq!(count.0.get(), 3);
+        until(&count, || true);
+        assert_eq!(count.0.get(), 3);
+    }
+}
