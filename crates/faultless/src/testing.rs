@@ -4,7 +4,9 @@
 use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::machine::{CpuId, Invalidate, Machine, MemoryRegion, SpaceId};
 use core::cell::UnsafeCell;
+use std::boxed::Box;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::vec::Vec;
 
 #[repr(align(4096))]
@@ -18,6 +20,9 @@ pub(crate) struct TestMachine {
     cpus: usize,
     regions: Vec<MemoryRegion>,
     memory: Vec<Page>,
+    /// What to do, once, while the next frame is filled.
+    interposed: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    zeroed: AtomicU64,
     /// Every call of `invalidate`, in order.
     pub(crate) invalidated: Mutex<Vec<(CpuId, SpaceId, Invalidate)>>,
 }
@@ -35,7 +40,41 @@ impl TestMachine {
                 frames: frames - 1,
             }]),
             memory: (0..frames).map(|_| page()).collect(),
+            interposed: Mutex::default(),
+            zeroed: AtomicU64::new(0),
             invalidated: Mutex::default(),
+        }
+    }
+}
+
+impl TestMachine {
+    /// Runs `body`, and `worst` at the moment when `body` first fills a frame: after it has looked at
+    /// what it is about to change, and before it changes it.
+    pub(crate) fn interpose<'a, R>(
+        &self,
+        worst: impl FnOnce() + Send + 'a,
+        body: impl FnOnce() -> R,
+    ) -> R {
+        let worst: Box<dyn FnOnce() + Send + 'a> = Box::new(worst);
+        // SAFETY: only the lifetime changes; the closure is run or dropped before this returns.
+        let worst = unsafe {
+            core::mem::transmute::<Box<dyn FnOnce() + Send + 'a>, Box<dyn FnOnce() + Send>>(worst)
+        };
+        *self.interposed.lock().unwrap() = Some(worst);
+        let result = body();
+        assert!(self.interposed.lock().unwrap().take().is_none(), "no frame was filled");
+        result
+    }
+
+    /// How many frames were filled with zeros so far.
+    pub(crate) fn zeroed(&self) -> u64 {
+        self.zeroed.load(Ordering::Relaxed)
+    }
+
+    fn filling(&self) {
+        let worst = self.interposed.lock().unwrap().take();
+        if let Some(worst) = worst {
+            worst();
         }
     }
 }
@@ -62,4 +101,19 @@ unsafe impl Machine for TestMachine {
     fn invalidate_all(&self, _: CpuId) {}
 
     fn interrupt(&self, _: CpuId) {}
+
+    unsafe fn zero_frame(&self, frame: FrameNumber) {
+        self.zeroed.fetch_add(1, Ordering::Relaxed);
+        self.filling();
+        // SAFETY: a page of memory that the caller owns.
+        unsafe { self.frame_bytes(frame).write_bytes(0, PAGE_SIZE as usize) };
+    }
+
+    unsafe fn copy_frame(&self, to: FrameNumber, from: FrameNumber) {
+        self.filling();
+        // SAFETY: distinct pages of memory.
+        unsafe {
+            self.frame_bytes(to).copy_from(self.frame_bytes(from), PAGE_SIZE as usize);
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::addr::FrameNumber;
 use crate::error::{Errno, OutOfMemory};
-use crate::frame::{Census, Clean, Frame, Frames, Imbalance, RETIRE_FRAME, Use, Zeroed};
+use crate::frame::{Census, Clean, Frame, FrameMeta, Frames, Imbalance, Use, Zeroed};
 use crate::heap;
 use crate::knob::{Knobs, Setting};
 use crate::machine::{CpuId, Machine, SpaceId};
@@ -28,7 +28,7 @@ const COLLECT_ABOVE: usize = 32;
 /// The kind of a VMA that waits for a grace period to end.
 pub(crate) const RETIRE_VMA: u8 = 2;
 
-const _: () = assert!(RETIRE_VMA != RETIRE_TREE_NODE && RETIRE_VMA != RETIRE_FRAME);
+const _: () = assert!(RETIRE_VMA != RETIRE_TREE_NODE && RETIRE_VMA != FrameMeta::RETIRE_KIND);
 
 /// One CPU's state, on lines of its own.
 #[derive(Debug, Default)]
@@ -329,7 +329,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
                 self.drop_vma(vma);
             }
             kind => {
-                debug_assert_eq!(kind, RETIRE_FRAME);
+                debug_assert_eq!(kind, FrameMeta::RETIRE_KIND);
                 let table = self.vm.frames.table().of_link(link);
                 let level = self.vm.frames.meta(table).index.load(Ordering::Relaxed) as u32;
                 // SAFETY: unlinked before it was retired; the grace period is over.

@@ -1,1 +1,41 @@
-//! faultless-workload
+//! Memory benchmarks, written once and run on any system.
+//!
+//! A [`Program`] is a benchmark: it asks its system, through [`Task`], for what a real program would
+//! ask of a kernel (map, unmap, load, store, fork), and checks every answer, so each benchmark is a
+//! test as well. A [`System`] runs programs: [`Linux`] on the kernel beneath this process. The
+//! programs carry the names and do the work of the benchmarks that the field compares kernels with;
+//! [`all`] lists them and [`Workload::parse`] picks one.
+//!
+//! ```
+//! # #[cfg(target_os = "linux")] {
+//! use faultless_workload::{Linux, Workload};
+//!
+//! let workload = Workload::parse("page_fault1", ["size=64K", "passes=2"])?;
+//! let outcome = workload.run(&Linux::new())?;
+//! assert_eq!(outcome.operations, 32);
+//! println!("{:.0} faults a second", outcome.faults_per_second());
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Times are in seconds, rates per second, sizes in bytes.
+
+#[cfg(target_os = "linux")]
+mod linux;
+mod outcome;
+mod param;
+mod program;
+mod programs;
+mod registry;
+mod system;
+
+#[cfg(target_os = "linux")]
+pub use linux::{Linux, LinuxTask};
+pub use outcome::{Outcome, PFT_HEADER};
+pub use param::{Kind, Param, ParamError, Settings};
+pub use program::{MODE, Program, SECONDS, THREADS};
+pub use programs::{
+    Brk1, Ebizzy, Forks, Mmap1, PageFault1, PageFault1Churn, PageFaultRead, Pft, SmallAllocs,
+};
+pub use registry::{Workload, WorkloadInfo, all};
+pub use system::{Crew, Failure, Measured, Mode, Report, System, Tally, Task, Usage, Worker};

@@ -26,9 +26,6 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::ptr::NonNull;
 
-/// The kind of a frame that waits for a grace period.
-pub const RETIRE_FRAME: u8 = 3;
-
 /// "No frame" in a free list's link; the frame of this number does not exist.
 pub(super) const NO_FRAME: u32 = u32::MAX;
 /// The node of frames that belong to none: holes between regions.
@@ -119,8 +116,7 @@ pub struct FrameMeta {
     pub root: AtomicU64,
     /// The page index of this frame under `root`; written as `root` is.
     pub index: AtomicU64,
-    /// Through which a frame that lock-free readers may still look at waits for them. Touched by
-    /// the frame's owner only, then by the grace period.
+    /// Through which a frame that lock-free readers may still look at waits for them.
     retire: RetireLink,
     /// Neighbours on the buddy allocator's free list; of no meaning unless `kind` is `Free`.
     pub(super) prev: AtomicU32,
@@ -131,15 +127,12 @@ pub struct FrameMeta {
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<FrameMeta>() == 64);
 
-// SAFETY: every field but `retire` is atomic or never changes; `retire` is reached by one thread at
-// a time: the frame's owner, who hands it to the grace period with the frame.
-unsafe impl Sync for FrameMeta {}
-// SAFETY: as above; the link points only at other links, which move as the frames do: never.
-unsafe impl Send for FrameMeta {}
-
 impl FrameMeta {
     /// The most references a frame may have.
     pub const MAX_REFS: u32 = i32::MAX as u32;
+    /// The kind of a frame's [`RetireLink`]. Other objects that wait for grace periods take other
+    /// numbers.
+    pub const RETIRE_KIND: u8 = 0;
 
     fn new(kind: Kind, node: u8) -> Self {
         Self {
@@ -150,7 +143,7 @@ impl FrameMeta {
             owner: AtomicU64::new(0),
             root: AtomicU64::new(0),
             index: AtomicU64::new(0),
-            retire: RetireLink::new(RETIRE_FRAME),
+            retire: RetireLink::new(Self::RETIRE_KIND),
             prev: AtomicU32::new(NO_FRAME),
             next: AtomicU32::new(NO_FRAME),
         }
@@ -237,8 +230,15 @@ impl FrameMeta {
     /// after it, by the entry that named it.
     #[inline]
     pub fn get_ref_unless_zero(&self) -> bool {
-        let live = |refs: u32| (refs != 0 && refs < Self::MAX_REFS).then(|| refs + 1);
-        self.refs.fetch_update(Ordering::Acquire, Ordering::Relaxed, live).is_ok()
+        let mut refs = self.refs.load(Ordering::Relaxed);
+        while refs != 0 && refs < Self::MAX_REFS {
+            let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
+            match self.refs.compare_exchange_weak(refs, refs + 1, acquire, relaxed) {
+                Ok(_) => return true,
+                Err(now) => refs = now,
+            }
+        }
+        false
     }
 
     /// Drops a reference and returns how many remain. Who is told 0 owns the frame and takes it

@@ -31,7 +31,7 @@ mod percpu;
 mod tests;
 
 pub use census::{Census, Imbalance};
-pub use meta::{FrameMeta, FrameTable, Kind, RETIRE_FRAME, Use};
+pub use meta::{FrameMeta, FrameTable, Kind, Use};
 pub use owned::{Clean, Frame, Owed, Settled, Zeroed};
 
 use crate::addr::FrameNumber;

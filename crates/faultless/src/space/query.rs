@@ -53,7 +53,7 @@ impl fmt::Display for AreaInfo {
         if self.name.is_empty() {
             return Ok(());
         }
-        write!(f, "{:pad$}{}", "", self.name, pad = 73usize.saturating_sub(columns + 1))
+        write!(f, "{:pad$}{}", "", self.name, pad = 73usize.saturating_sub(columns))
     }
 }
 

@@ -19,7 +19,7 @@
 mod draft;
 mod gap;
 mod node;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 mod view;
 

@@ -1,0 +1,352 @@
+//! What Linux refuses, with Linux's errors, and that nothing changes then; and what it grants.
+
+use super::guest::{self, cpu, load, store};
+use crate::addr::{PAGE_SIZE, USER_END, VirtRange};
+use crate::audit::audit;
+use crate::error::Errno::{self, EEXIST, EFAULT, EINVAL, ENOMEM, EPERM};
+use crate::fault::FaultError;
+use crate::knob::Setting;
+use crate::space::{Advice, MapFlags, Prot, RemapFlags, Space};
+use crate::testing::TestMachine;
+use crate::vm::Cpu;
+use std::format;
+use std::string::{String, ToString};
+use std::vec::Vec;
+
+const AT: u64 = 1 << 30;
+const P: u64 = PAGE_SIZE;
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
+const FIXED: MapFlags = PRIVATE.union(MapFlags::FIXED);
+
+type TestSpace = Space<TestMachine>;
+type TestCpu<'v> = Cpu<'v, TestMachine>;
+
+fn map(cpu: &TestCpu<'_>, space: &TestSpace, first: u64, pages: u64, prot: Prot) {
+    assert_eq!(space.mmap(cpu, AT + first * P, pages * P, prot, FIXED), Ok(AT + first * P));
+}
+
+/// The VMAs, as page numbers from `AT` on and permissions.
+fn areas(cpu: &TestCpu<'_>, space: &TestSpace) -> Vec<(i64, i64, u32)> {
+    let mut areas = Vec::new();
+    let page = |addr: u64| (addr as i64 - AT as i64) / P as i64;
+    space.areas(cpu, |area| {
+        areas.push((page(area.range.start), page(area.range.end), area.prot.bits()));
+    });
+    areas
+}
+
+/// A space with pages 0..4 and 6..8 mapped read-write, and page 0 written.
+fn with_space(test: impl FnOnce(&TestCpu<'_>, &TestSpace)) {
+    let vm = guest::vm(1, 512);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 4, RW);
+    map(&cpu, &space, 6, 2, RW);
+    store(&cpu, &space, AT, 42).unwrap();
+    test(&cpu, &space);
+    cpu.drain();
+    audit(&cpu, &[&space]).unwrap();
+    space.exit(&cpu);
+    cpu.drain();
+    assert_eq!(audit(&cpu, &[]).unwrap().taken(), 1);
+}
+
+/// Each refused call has its error and changes nothing.
+fn refused<R>(
+    calls: &[(Errno, &dyn Fn(&TestCpu<'_>, &TestSpace) -> Result<R, crate::Error>)],
+    operation: &str,
+) {
+    with_space(|cpu, space| {
+        let before = areas(cpu, space);
+        for (at, (errno, call)) in calls.iter().enumerate() {
+            let error = call(cpu, space).err().unwrap_or_else(|| panic!("call {at} is granted"));
+            assert_eq!((error.errno, error.operation), (*errno, operation), "call {at}");
+            assert_eq!(areas(cpu, space), before, "call {at} changed something");
+            assert_eq!(load(cpu, space, AT), Ok(42));
+        }
+    });
+}
+
+#[test]
+fn mmap_refuses() {
+    let call = |addr: u64, len: u64, flags: MapFlags| {
+        move |cpu: &TestCpu<'_>, space: &TestSpace| space.mmap(cpu, addr, len, RW, flags)
+    };
+    let both = PRIVATE | MapFlags::SHARED;
+    let shared_grows = MapFlags::SHARED | MapFlags::ANONYMOUS | MapFlags::GROWSDOWN;
+    refused(
+        &[
+            (EINVAL, &call(0, 0, PRIVATE)),
+            (EINVAL, &call(AT + 1, P, FIXED)),
+            (EINVAL, &call(0, P, MapFlags::ANONYMOUS)),
+            (EINVAL, &call(0, P, both)),
+            (EINVAL, &call(0, P, shared_grows)),
+            (ENOMEM, &call(0, u64::MAX, PRIVATE)),
+            (ENOMEM, &call(0, u64::MAX - P, PRIVATE)),
+            (ENOMEM, &call(0, USER_END + P, PRIVATE | MapFlags::NORESERVE)),
+            (ENOMEM, &call(USER_END, P, FIXED)),
+            (ENOMEM, &call(u64::MAX - P + 1, P, FIXED)),
+            (ENOMEM, &call(0, 1 << 40, PRIVATE)),
+            (EPERM, &call(0, P, FIXED)),
+            (EPERM, &call(P, P, FIXED)),
+            (EEXIST, &call(AT + 3 * P, 2 * P, PRIVATE | MapFlags::FIXED_NOREPLACE)),
+        ],
+        "mmap",
+    );
+}
+
+#[test]
+fn munmap_refuses() {
+    let call = |addr: u64, len: u64| {
+        move |cpu: &TestCpu<'_>, space: &TestSpace| space.munmap(cpu, addr, len)
+    };
+    refused(
+        &[
+            (EINVAL, &call(AT + 1, P)),
+            (EINVAL, &call(AT, 0)),
+            (EINVAL, &call(AT, u64::MAX)),
+            (EINVAL, &call(AT, USER_END)),
+            (EINVAL, &call(USER_END, P)),
+            (EINVAL, &call(u64::MAX - P + 1, P)),
+        ],
+        "munmap",
+    );
+}
+
+#[test]
+fn mprotect_refuses() {
+    let call = |addr: u64, len: u64, prot: u32| {
+        move |cpu: &TestCpu<'_>, space: &TestSpace| {
+            space.mprotect(cpu, addr, len, Prot::from_bits_retain(prot))
+        }
+    };
+    let (down, up) = (Prot::GROWSDOWN.bits(), Prot::GROWSUP.bits());
+    refused(
+        &[
+            (EINVAL, &call(AT + 1, P, 1)),
+            (EINVAL, &call(AT, P, 0x40)),
+            (EINVAL, &call(AT, P, 1 | down)),
+            (EINVAL, &call(AT, P, 1 | up)),
+            (EINVAL, &call(AT, P, 1 | down | up)),
+            (ENOMEM, &call(AT + 4 * P, P, 1)),
+            (ENOMEM, &call(AT, u64::MAX - AT - P + 2, 3)),
+            (ENOMEM, &call(USER_END, P, 1)),
+        ],
+        "mprotect",
+    );
+}
+
+#[test]
+fn madvise_refuses() {
+    let call = |addr: u64, len: u64, advice: Advice| {
+        move |cpu: &TestCpu<'_>, space: &TestSpace| space.madvise(cpu, addr, len, advice)
+    };
+    refused(
+        &[
+            (EINVAL, &call(AT + 1, P, Advice::DontNeed)),
+            (EINVAL, &call(AT, u64::MAX, Advice::DontNeed)),
+            (EINVAL, &call(AT, u64::MAX - P, Advice::DontNeed)),
+            (ENOMEM, &call(AT + 4 * P, P, Advice::DontNeed)),
+            (ENOMEM, &call(AT + 4 * P, P, Advice::PopulateRead)),
+        ],
+        "madvise",
+    );
+    assert_eq!(Advice::from_number(4), Some(Advice::DontNeed));
+    assert_eq!(Advice::from_number(5), None);
+}
+
+#[test]
+fn mremap_refuses() {
+    let call = |addr: u64, old: u64, new: u64, flags: u32, to: u64| {
+        move |cpu: &TestCpu<'_>, space: &TestSpace| {
+            space.mremap(cpu, addr, old, new, RemapFlags::from_bits_retain(flags), to)
+        }
+    };
+    refused(
+        &[
+            (EINVAL, &call(AT + 1, P, P, 0, 0)),
+            (EINVAL, &call(AT, P, 0, 0, 0)),
+            (EINVAL, &call(AT, P, P, 8, 0)),
+            (EINVAL, &call(AT, P, P, 2, AT + 32 * P)),
+            (EINVAL, &call(AT, P, 2 * P, 1 | 4, 0)),
+            (EINVAL, &call(AT, P, P, 4, 0)),
+            (EINVAL, &call(AT, P, P, 1 | 2, AT + 32 * P + 1)),
+            (EINVAL, &call(AT, P, P, 1 | 2, AT)),
+            (EINVAL, &call(AT, 2 * P, P, 1 | 2, AT + P)),
+            (EINVAL, &call(AT, P, P, 1 | 2, USER_END)),
+            (EINVAL, &call(AT, 0, P, 1, 0)),
+            (EFAULT, &call(AT + 4 * P, P, P, 1, 0)),
+            (EFAULT, &call(AT + 3 * P, 2 * P, 4 * P, 1, 0)),
+            (EFAULT, &call(USER_END, P, P, 1, 0)),
+            (ENOMEM, &call(AT, P, 2 * P, 0, 0)),
+            (ENOMEM, &call(AT, P, USER_END + P, 1, 0)),
+        ],
+        "mremap",
+    );
+}
+
+#[test]
+fn mincore_refuses_and_tells() {
+    with_space(|cpu, space| {
+        let errno = |addr, len| space.mincore(cpu, addr, len, |_| {}).map_err(|error| error.errno);
+        assert_eq!(errno(AT + 1, P), Err(EINVAL));
+        assert_eq!(errno(AT + 3 * P, 2 * P), Err(ENOMEM));
+        assert_eq!(errno(USER_END, P), Err(ENOMEM));
+        assert_eq!(errno(AT, u64::MAX), Err(ENOMEM));
+        assert_eq!(errno(AT + 4 * P, 0), Ok(()));
+        let mut there = Vec::new();
+        load(cpu, space, AT + 2 * P).unwrap();
+        space.mincore(cpu, AT, 3 * P + 1, |present| there.push(present)).unwrap();
+        assert_eq!(there, [true, false, true, false]);
+    });
+}
+
+#[test]
+fn neighbours_merge_and_split_as_linux_does() {
+    with_space(|cpu, space| {
+        map(cpu, space, 4, 2, RW);
+        assert_eq!(areas(cpu, space), [(0, 8, 3)], "the hole is filled");
+        space.mprotect(cpu, AT + 2 * P, P, Prot::READ).unwrap();
+        assert_eq!(areas(cpu, space), [(0, 2, 3), (2, 3, 1), (3, 8, 3)]);
+        space.mprotect(cpu, AT + 2 * P, P, RW).unwrap();
+        assert_eq!(areas(cpu, space), [(0, 8, 3)]);
+        space.munmap(cpu, AT + 3 * P, P).unwrap();
+        assert_eq!(areas(cpu, space), [(0, 3, 3), (4, 8, 3)]);
+        // A part that moved keeps its page numbers, and so it does not merge where it does not fit.
+        store(cpu, space, AT + 7 * P, 7).unwrap();
+        let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        space.mremap(cpu, AT + 7 * P, P, P, flags, AT + 3 * P).unwrap();
+        assert_eq!(areas(cpu, space), [(0, 3, 3), (3, 4, 3), (4, 7, 3)]);
+        assert_eq!(load(cpu, space, AT + 3 * P), Ok(7));
+    });
+}
+
+#[test]
+fn the_map_reads_as_in_proc() {
+    with_space(|cpu, space| {
+        space.munmap(cpu, AT + 6 * P, 2 * P).unwrap();
+        let heap = space.heap_range().start;
+        assert_eq!(space.brk(cpu, heap + 100), heap + 100);
+        let shown = space.maps(cpu).to_string();
+        let lines: Vec<_> = shown.lines().map(String::from).collect();
+        assert_eq!(lines[0], "40000000-40004000 rw-p 00000000 00:00 0 ");
+        let expected = format!("{heap:08x}-{:08x} rw-p 00000000 00:00 0 {:25}[heap]", heap + P, "");
+        assert_eq!(lines[1], expected);
+        assert_eq!(expected.find('['), Some(73));
+    });
+}
+
+#[test]
+fn the_heap_moves_only_where_it_can() {
+    with_space(|cpu, space| {
+        let start = space.heap_range().start;
+        assert_eq!(space.brk(cpu, 0), start);
+        assert_eq!(space.brk(cpu, start + 3 * P), start + 3 * P);
+        store(cpu, space, start + 2 * P, 9).unwrap();
+        assert_eq!(space.brk(cpu, start + P), start + P);
+        assert_eq!(space.brk(cpu, start + 3 * P), start + 3 * P);
+        assert_eq!(load(cpu, space, start + 2 * P), Ok(0), "fresh after shrinking");
+        let above = space.mmap(cpu, start + 8 * P, P, RW, FIXED).unwrap();
+        assert_eq!(space.brk(cpu, start + 8 * P), start + 3 * P, "a page must stay free");
+        assert_eq!(space.brk(cpu, start + 7 * P), start + 7 * P);
+        assert_eq!(space.brk(cpu, start - 1), start + 7 * P);
+        assert_eq!(space.brk(cpu, u64::MAX), start + 7 * P);
+        space.munmap(cpu, above, P).unwrap();
+    });
+}
+
+#[test]
+fn a_stack_grows_to_its_limit_and_not_into_its_neighbour() {
+    with_space(|cpu, space| {
+        let flags = FIXED | MapFlags::GROWSDOWN;
+        let top = AT + 4096 * P;
+        space.mmap(cpu, top - P, P, RW, flags).unwrap();
+        cpu.vm().set(Setting::StackLimit(600 * P));
+        store(cpu, space, top - 500 * P, 1).unwrap();
+        let unmapped = Err(FaultError::Segv { mapped: false });
+        assert_eq!(store(cpu, space, top - 601 * P, 1), unmapped);
+        assert_eq!(store(cpu, space, top - 600 * P, 1), Ok(()));
+        cpu.vm().set(Setting::StackLimit(8 << 20));
+        space.mmap(cpu, top - 1000 * P, P, RW, FIXED).unwrap();
+        // The guard of 256 pages stays free.
+        assert_eq!(store(cpu, space, top - 743 * P, 1), Ok(()));
+        assert_eq!(store(cpu, space, top - 744 * P, 1), unmapped);
+        assert_eq!(areas(cpu, space).len(), 4);
+        assert_eq!(space.mmap(cpu, top - 800 * P, P, RW, PRIVATE).map(|at| at < top), Ok(false));
+    });
+}
+
+#[test]
+fn too_many_areas_are_refused_before_anything_changes() {
+    with_space(|cpu, space| {
+        cpu.vm().set(Setting::MaxMapCount(2));
+        let error = space.munmap(cpu, AT + P, P).unwrap_err();
+        assert_eq!(error.errno, ENOMEM);
+        assert_eq!(error.range, VirtRange::new(AT + P, AT + 2 * P));
+        assert_eq!(space.mmap(cpu, 0, P, Prot::READ, PRIVATE).unwrap_err().errno, ENOMEM);
+        assert_eq!(areas(cpu, space), [(0, 4, 3), (6, 8, 3)]);
+        cpu.vm().set(Setting::MaxMapCount(65530));
+    });
+}
+
+/// Out of frames at every possible moment: for each number of frames left, each operation either
+/// succeeds or fails cleanly, and every frame is accounted for.
+#[test]
+fn running_out_of_frames_loses_none() {
+    for left in 0..24 {
+        let vm = guest::vm(1, 512);
+        let cpu = cpu(&vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        map(&cpu, &space, 0, 16, RW);
+        for page in 0..8 {
+            store(&cpu, &space, AT + page * P, page).unwrap();
+        }
+        cpu.drain();
+        vm.set(Setting::FrameLimit(vm.total_frames() - vm.free_frames() + left));
+        let check = |spaces: &[&TestSpace]| {
+            cpu.drain();
+            audit(&cpu, spaces).unwrap();
+        };
+        // A child, if there is memory for one; writes in both.
+        let child = space.fork(&cpu);
+        match &child {
+            Ok(child) => check(&[&space, child]),
+            Err(error) => {
+                assert_eq!(error.errno, ENOMEM);
+                check(&[&space]);
+            }
+        }
+        let mut written = 0;
+        for page in 0..16 {
+            match store(&cpu, &space, AT + page * P, 100 + page) {
+                Ok(()) => written += 1,
+                Err(error) => assert_eq!(error, FaultError::OutOfMemory),
+            }
+        }
+        if let Ok(child) = &child {
+            for page in 0..8 {
+                assert_eq!(load(&cpu, child, AT + page * P), Ok(page), "the child's own");
+            }
+        }
+        let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        let moved = space.mremap(&cpu, AT, 4 * P, 4 * P, flags, 3 << 30);
+        let at = moved.unwrap_or(AT);
+        if written == 16 {
+            assert_eq!(load(&cpu, &space, at), Ok(100));
+        }
+        let shared = MapFlags::SHARED | MapFlags::ANONYMOUS;
+        if let Ok(at) = space.mmap(&cpu, 0, 4 * P, RW, shared) {
+            let _ = store(&cpu, &space, at, 1);
+        }
+        space.munmap(&cpu, AT, 64 * P).unwrap();
+        let spaces: Vec<&TestSpace> = child.as_ref().into_iter().chain([&space]).collect();
+        check(&spaces);
+        space.exit(&cpu);
+        if let Ok(child) = child {
+            child.exit(&cpu);
+        }
+        cpu.drain();
+        assert_eq!(audit(&cpu, &[]).unwrap().taken(), 1, "with {left} frames left");
+    }
+}

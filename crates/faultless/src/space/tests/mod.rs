@@ -1,6 +1,6 @@
 //! Tests of whole spaces: against a naive model, and of chosen interleavings.
 
-// mod calls;
+mod calls;
 mod guest;
 mod model;
-// mod races;
+mod races;

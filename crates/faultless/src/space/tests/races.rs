@@ -1,0 +1,266 @@
+//! Chosen interleavings. The test machine calls back while a fault zeroes or copies a frame, which is
+//! between its look at the entry and its taking of it: there another CPU does its worst.
+
+use super::guest::{self, TestVm, cpu, load, store};
+use crate::addr::PAGE_SIZE;
+use crate::audit::audit;
+use crate::fault::{Access, FaultError, FaultKind};
+use crate::knob::{AnonVmaCheck, Setting};
+use crate::space::{Advice, MapFlags, Prot, Space};
+use crate::stat::{Counter, Point};
+use crate::testing::TestMachine;
+use crate::vm::Cpu;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::vec::Vec;
+
+const AT: u64 = 1 << 30;
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+
+fn map(cpu: &Cpu<'_, TestMachine>, space: &Space<TestMachine>, pages: u64, prot: Prot) {
+    let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::FIXED;
+    assert_eq!(space.mmap(cpu, AT, pages * PAGE_SIZE, prot, flags), Ok(AT));
+}
+
+/// Runs `fault` on CPU 0 and `worst` on CPU 1 while CPU 0 is filling its frame.
+fn between<R>(
+    vm: &TestVm,
+    worst: impl FnOnce(&Cpu<'_, TestMachine>) + Send,
+    fault: impl FnOnce() -> R,
+) -> R {
+    let other = cpu(vm, 1);
+    let worst = move || worst(&other);
+    vm.machine().interpose(worst, fault)
+}
+
+fn finish(cpu0: Cpu<'_, TestMachine>, space: Space<TestMachine>) {
+    let vm = cpu0.vm();
+    let cpu1 = cpu(vm, 1);
+    cpu1.drain();
+    cpu0.drain();
+    audit(&cpu0, &[&space]).unwrap();
+    space.exit(&cpu0);
+    cpu0.drain();
+    assert_eq!(audit(&cpu0, &[]).unwrap().taken(), 1, "only the page of zeros is left");
+}
+
+#[test]
+fn a_write_fault_overtaken_by_munmap_installs_nothing() {
+    let vm = guest::vm(2, 256);
+    let cpu0 = cpu(&vm, 0);
+    let space = Space::new(&cpu0).unwrap();
+    map(&cpu0, &space, 4, RW);
+    store(&cpu0, &space, AT + PAGE_SIZE, 1).unwrap();
+    let got = between(
+        &vm,
+        |other| space.munmap(other, AT, PAGE_SIZE).unwrap(),
+        || space.fault(&cpu0, AT, Access::Write),
+    );
+    assert_eq!(got, Err(FaultError::Segv { mapped: false }));
+    assert_eq!(vm.totals().get(Counter::SpfVmaChanged), 1);
+    assert!(guest::entry(&cpu0, &space, AT).is_none());
+    finish(cpu0, space);
+}
+
+#[test]
+fn a_write_fault_overtaken_by_a_new_mapping_serves_the_new_one() {
+    let vm = guest::vm(2, 256);
+    let cpu0 = cpu(&vm, 0);
+    let space = Space::new(&cpu0).unwrap();
+    map(&cpu0, &space, 4, RW);
+    store(&cpu0, &space, AT + PAGE_SIZE, 1).unwrap();
+    let frames = vm.free_frames();
+    let got = between(
+        &vm,
+        |other| {
+            space.munmap(other, AT, 4 * PAGE_SIZE).unwrap();
+            map(other, &space, 4, RW);
+        },
+        || space.fault(&cpu0, AT, Access::Write),
+    );
+    // The table that the fault stood in was unlinked meanwhile.
+    assert_eq!(got, Ok(FaultKind::Anon));
+    assert_eq!(vm.totals().get(Counter::SpfPmdChanged), 1);
+    assert_eq!(load(&cpu0, &space, AT + PAGE_SIZE), Ok(0), "the old mapping is gone");
+    let _ = frames;
+    finish(cpu0, space);
+}
+
+#[test]
+fn a_write_fault_overtaken_by_mprotect_is_refused_under_the_lock() {
+    let vm = guest::vm(2, 256);
+    let cpu0 = cpu(&vm, 0);
+    let space = Space::new(&cpu0).unwrap();
+    map(&cpu0, &space, 4, RW);
+    store(&cpu0, &space, AT + PAGE_SIZE, 1).unwrap();
+    let got = between(
+        &vm,
+        |other| space.mprotect(other, AT, PAGE_SIZE, Prot::READ).unwrap(),
+        || space.fault(&cpu0, AT, Access::Write),
+    );
+    assert_eq!(got, Err(FaultError::Segv { mapped: true }));
+    assert_eq!(vm.totals().get(Counter::Segv), 1);
+    finish(cpu0, space);
+}
+
+#[test]
+fn a_faster_cpu_is_no_reason_to_give_up() {
+    let vm = guest::vm(2, 256);
+    let cpu0 = cpu(&vm, 0);
+    let space = Space::new(&cpu0).unwrap();
+    map(&cpu0, &space, 4, RW);
+    store(&cpu0, &space, AT + PAGE_SIZE, 1).unwrap();
+    let before = vm.totals();
+    let got = between(
+        &vm,
+        |other| store(other, &space, AT, 7).unwrap(),
+        || space.fault(&cpu0, AT, Access::Write),
+    );
+    assert_eq!(got, Ok(FaultKind::Spurious));
+    let counted = vm.totals().since(&before);
+    assert_eq!(counted.get(Counter::TrylockFailed), 1);
+    assert_eq!((counted.aborts(), counted.get(Counter::Spf)), (0, 2));
+    assert_eq!(load(&cpu0, &space, AT), Ok(7), "what the faster CPU wrote is there");
+    finish(cpu0, space);
+}
+
+#[test]
+fn two_cpus_that_need_the_same_table_make_one() {
+    let vm = guest::vm(2, 256);
+    let cpu0 = cpu(&vm, 0);
+    let space = Space::new(&cpu0).unwrap();
+    map(&cpu0, &space, 4, RW);
+    between(
+        &vm,
+        |other| store(other, &space, AT, 7).unwrap(),
+        || store(&cpu0, &space, AT + PAGE_SIZE, 8).unwrap(),
+    );
+    assert_eq!((load(&cpu0, &space, AT), load(&cpu0, &space, AT + PAGE_SIZE)), (Ok(7), Ok(8)));
+    assert_eq!(vm.totals().get(Counter::TablePublished), 3);
+    finish(cpu0, space);
+}
+
+#[test]
+fn a_copy_overtaken_by_fork_or_exit_stays_private() {
+    let vm = guest::vm(2, 256);
+    let cpu0 = cpu(&vm, 0);
+    let parent = Space::new(&cpu0).unwrap();
+    map(&cpu0, &parent, 1, RW);
+    store(&cpu0, &parent, AT, 1).unwrap();
+    let child = parent.fork(&cpu0).unwrap();
+    // While the parent copies the page, the child (on another CPU) forks and writes.
+    let mut grandchild = None;
+    between(
+        &vm,
+        |other| {
+            grandchild = Some(child.fork(other).unwrap());
+            store(other, &child, AT, 2).unwrap();
+        },
+        || store(&cpu0, &parent, AT, 3).unwrap(),
+    );
+    let grandchild = grandchild.unwrap();
+    let values = [&parent, &child, &grandchild].map(|space| load(&cpu0, space, AT));
+    assert_eq!(values, [Ok(3), Ok(2), Ok(1)]);
+    // The last owner of the first page writes it in place.
+    let before = vm.totals();
+    store(&cpu0, &grandchild, AT, 4).unwrap();
+    assert_eq!(vm.totals().since(&before).get(Counter::CowReuse), 1);
+    grandchild.exit(&cpu0);
+    child.exit(&cpu0);
+    finish(cpu0, parent);
+}
+
+#[test]
+fn a_copy_overtaken_by_dontneed_reads_zeros() {
+    let vm = guest::vm(2, 256);
+    let cpu0 = cpu(&vm, 0);
+    let parent = Space::new(&cpu0).unwrap();
+    map(&cpu0, &parent, 1, RW);
+    store(&cpu0, &parent, AT, 1).unwrap();
+    store(&cpu0, &parent, AT + 8, 1).unwrap();
+    let child = parent.fork(&cpu0).unwrap();
+    between(
+        &vm,
+        |other| parent.madvise(other, AT, PAGE_SIZE, Advice::DontNeed).unwrap(),
+        || store(&cpu0, &parent, AT, 3).unwrap(),
+    );
+    assert_eq!((load(&cpu0, &parent, AT), load(&cpu0, &parent, AT + 8)), (Ok(3), Ok(0)));
+    assert_eq!(load(&cpu0, &child, AT), Ok(1));
+    child.exit(&cpu0);
+    finish(cpu0, parent);
+}
+
+#[test]
+fn an_early_check_sends_reads_of_untouched_memory_to_the_lock_and_a_late_one_does_not() {
+    let vm = guest::vm(2, 256);
+    let cpu0 = cpu(&vm, 0);
+    let space = Space::new(&cpu0).unwrap();
+    map(&cpu0, &space, 4, RW);
+    vm.set(Setting::AnonVmaCheck(AnonVmaCheck::Early));
+    load(&cpu0, &space, AT).unwrap();
+    let early = vm.totals();
+    assert_eq!((early.get(Counter::SpfVmaNoanon), early.get(Counter::RangeLockFault)), (1, 1));
+    vm.set(Setting::AnonVmaCheck(AnonVmaCheck::Late));
+    load(&cpu0, &space, AT + PAGE_SIZE).unwrap();
+    store(&cpu0, &space, AT + 2 * PAGE_SIZE, 1).unwrap();
+    let late = vm.totals().since(&early);
+    assert_eq!((late.get(Counter::SpfVmaNoanon), late.get(Counter::RangeLockFault)), (0, 0));
+    assert_eq!((late.get(Counter::Spf), late.get(Counter::AnonVmaPrepared)), (2, 1));
+    finish(cpu0, space);
+}
+
+#[test]
+fn doubt_is_settled_under_the_lock_and_told_to_whoever_watches() {
+    let vm = guest::vm(2, 256);
+    let cpu0 = cpu(&vm, 0);
+    let space = Space::new(&cpu0).unwrap();
+    map(&cpu0, &space, 1, Prot::READ);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&seen);
+    vm.trace.watch(
+        &Point::ALL,
+        Arc::new(move |event| {
+            log.lock().unwrap().push((event.point, event.addr));
+        }),
+    );
+    assert_eq!(store(&cpu0, &space, AT, 1), Err(FaultError::Segv { mapped: true }));
+    vm.trace.unwatch();
+    assert_eq!(store(&cpu0, &space, AT, 1), Err(FaultError::Segv { mapped: true }));
+    assert_eq!(*seen.lock().unwrap(), [(Point::VmaAccess, AT)]);
+    assert_eq!(vm.totals().get(Counter::SpfVmaAccess), 2);
+    finish(cpu0, space);
+}
+
+#[test]
+fn an_object_smaller_than_its_mapping_is_not_speculated_on() {
+    let vm = guest::vm(2, 256);
+    let cpu0 = cpu(&vm, 0);
+    let space = Space::new(&cpu0).unwrap();
+    let flags = MapFlags::SHARED | MapFlags::ANONYMOUS | MapFlags::FIXED;
+    space.mmap(&cpu0, AT, PAGE_SIZE, RW, flags).unwrap();
+    let remap = crate::space::RemapFlags::MAYMOVE;
+    let at = space.mremap(&cpu0, AT, PAGE_SIZE, 2 * PAGE_SIZE, remap, 0).unwrap();
+    assert_eq!(store(&cpu0, &space, at, 5), Ok(()));
+    assert_eq!(store(&cpu0, &space, at + PAGE_SIZE, 5), Err(FaultError::Bus));
+    assert_eq!(vm.totals().get(Counter::SpfVmaNotsup), 1);
+    finish(cpu0, space);
+}
+
+#[test]
+fn an_abort_hands_its_page_to_the_fallback() {
+    let vm = guest::vm(2, 256);
+    let cpu0 = cpu(&vm, 0);
+    let space = Space::new(&cpu0).unwrap();
+    map(&cpu0, &space, 8, RW);
+    store(&cpu0, &space, AT + PAGE_SIZE, 1).unwrap();
+    let zeroed = vm.machine().zeroed();
+    let got = between(
+        &vm,
+        |other| space.munmap(other, AT + 4 * PAGE_SIZE, PAGE_SIZE).unwrap(),
+        || space.fault(&cpu0, AT, Access::Write),
+    );
+    assert_eq!(got, Ok(FaultKind::Anon));
+    assert_eq!(vm.totals().get(Counter::SpfVmaChanged), 1);
+    assert_eq!(vm.machine().zeroed() - zeroed, 1, "zeroed once for both attempts");
+    finish(cpu0, space);
+}

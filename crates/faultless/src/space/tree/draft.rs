@@ -84,8 +84,8 @@ impl Draft {
     /// Removes every entry that overlaps `range` and inserts `new`, entries in order inside it.
     ///
     /// # Errors
-    /// [`OutOfMemory`]: a part of the change may have been made. With at most one new entry and
-    /// nothing removed, or one entry removed and at most four new ones, nothing was.
+    /// [`OutOfMemory`]. A change within one leaf, of at most [`CHUNK`] new entries, is one splice:
+    /// nothing of it was made. Of any other, a part may have been.
     pub(super) fn replace(
         &mut self,
         mut range: VirtRange,

@@ -186,7 +186,7 @@ impl Node {
 
 /// Memory for a node; what it holds is undefined.
 pub(super) fn allocate() -> Result<NonNull<Node>, OutOfMemory> {
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     ledger::allocating()?;
     // SAFETY: a node is not of size zero.
     let memory = unsafe { alloc::alloc::alloc(Layout::new::<Node>()) };
@@ -198,7 +198,7 @@ pub(super) fn allocate() -> Result<NonNull<Node>, OutOfMemory> {
 /// # Safety
 /// It came from [`allocate`], and nobody refers to it any more.
 pub(super) unsafe fn free(node: NonNull<Node>) {
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     ledger::freed();
     // SAFETY: allocated with this layout; the rest is the caller's promise. A node needs no drop.
     unsafe { alloc::alloc::dealloc(node.as_ptr().cast(), Layout::new::<Node>()) };
@@ -258,7 +258,7 @@ impl Chain {
 }
 
 /// What the tests know of this thread's nodes, and the failures that they order.
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 pub(super) mod ledger {
     use crate::error::OutOfMemory;
     use core::cell::Cell;

@@ -20,8 +20,8 @@ struct Fixture {
 
 impl Fixture {
     fn new() -> Self {
-        let grace = Grace::try_new(4).unwrap();
-        // SAFETY: the only local of this grace period.
+        let grace = Grace::try_new(3).unwrap();
+        // SAFETY: no other of this grace period has this number.
         Self { tree: Tree::new(), grace, local: unsafe { Local::claim(CpuId(0)) } }
     }
 
@@ -35,14 +35,27 @@ impl Fixture {
         self.tree.snapshot(&section).iter().collect()
     }
 
-    /// Frees everything retired; no section is open.
+    /// Frees what is due of what was retired.
+    fn collect(&self) {
+        for link in self.grace.collect(&self.local) {
+            // SAFETY: only tree nodes are retired here.
+            unsafe { free_retired(link) };
+        }
+    }
+
+    /// Frees everything retired. No section is open.
     fn reclaim(&self) {
-        while self.grace.pending(&self.local) != 0 {
-            self.grace.synchronize(&self.local, &Spin);
-            for link in self.grace.collect(&self.local) {
-                // SAFETY: no section is open, and only tree nodes are retired here.
-                unsafe { free_retired(link) };
-            }
+        while self.grace.pending(&self.local) > 0 {
+            self.collect();
+        }
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        for link in self.grace.drain() {
+            // SAFETY: only tree nodes are retired here.
+            unsafe { free_retired(link) };
         }
     }
 }
@@ -422,7 +435,7 @@ fn a_reader_sees_all_of_an_edit_or_nothing() {
         edit.insert(i * 20, i * 20 + 5, value(0)).unwrap();
     }
     edit.publish();
-    let Fixture { tree, grace, local } = &fixture;
+    let (tree, grace) = (&fixture.tree, &fixture.grace);
     let done = core::sync::atomic::AtomicBool::new(false);
     // Each edit moves three entries between the two places of their pairs.
     let moves = std::thread::scope(|scope| {
@@ -458,8 +471,7 @@ fn a_reader_sees_all_of_an_edit_or_nothing() {
         let mut dice = Dice(5);
         let mut moved = [false; PAIRS as usize];
         for _ in 0..EDITS {
-            // SAFETY: one grace period for edits and readers.
-            let mut edit = unsafe { tree.edit(local, grace, &Spin) };
+            let mut edit = fixture.edit();
             for _ in 0..3 {
                 let pair = dice.below(PAIRS);
                 let (from, to) = match moved[pair as usize] {
@@ -471,10 +483,45 @@ fn a_reader_sees_all_of_an_edit_or_nothing() {
                 edit.insert(to, to + 5, value(moved[pair as usize].into())).unwrap();
             }
             edit.publish();
+            fixture.collect();
         }
         done.store(true, Ordering::Relaxed);
         reader.join().unwrap()
     });
     assert!(moves > 100, "the reader ran beside the writer: it saw {moves} moves");
     fixture.reclaim();
+}
+
+#[test]
+fn writers_take_turns() {
+    const EDITS: u64 = 6_000;
+    let fixture = Fixture::new();
+    let (tree, grace) = (&fixture.tree, &fixture.grace);
+    // Two writers, each with places of its own between the other's; each makes three entries and
+    // takes one of them back.
+    std::thread::scope(|scope| {
+        for writer in 0..2 {
+            scope.spawn(move || {
+                // SAFETY: the only local with this number.
+                let local = unsafe { Local::claim(CpuId(1 + writer)) };
+                for i in 0..EDITS {
+                    // SAFETY: one grace period for all edits.
+                    let mut edit = unsafe { tree.edit(&local, grace, &Spin) };
+                    let at = i * 10 + u64::from(writer) * 5;
+                    edit.insert(at, at + 5, value(writer.into())).unwrap();
+                    if i % 3 == 2 {
+                        assert_eq!(edit.remove(at - 10).unwrap().unwrap().start, at - 10);
+                    }
+                    edit.publish();
+                    for link in grace.collect(&local) {
+                        // SAFETY: only tree nodes are retired here.
+                        unsafe { free_retired(link) };
+                    }
+                }
+            });
+        }
+    });
+    let kept = (0..EDITS).filter(|i| i % 3 != 1).flat_map(|i| [i * 10, i * 10 + 5]);
+    let model = kept.map(|at| (at, (at + 5, value((at % 10 / 5) as usize)))).collect();
+    compare(fixture.edit().view(), &model, &mut Dice(3));
 }

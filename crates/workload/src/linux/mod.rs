@@ -1,0 +1,287 @@
+//! The kernel beneath this process, as a system to run programs on.
+//!
+//! Each run has a process of its own, so that neither what this process has mapped nor what an
+//! earlier run left is in the way:
+//!
+//! ```text
+//! this process ── fork ── subject ─┬─ threads of it          (Mode::Threads)
+//!                                  └─ fork: one process each (Mode::Processes)
+//! ```
+//!
+//! The subject prepares, its workers gather, all begin on one signal, and each leaves its report in
+//! memory that it shares with this process ([`shared`]). Huge pages are off in all of them, so that a
+//! fault is a fault of 4 KiB. Faults and times are the kernel's own (`getrusage` of each thread,
+//! `wait4` of each forked child), between the common start and each worker's end: neither
+//! preparation nor the making of threads is in them.
+//!
+//! A fork copies this process's page tables: run programs before mapping much, or map it with
+//! `MADV_DONTFORK`.
+
+mod shared;
+mod task;
+
+use crate::program::Program;
+use crate::system::{Crew, Failure, Measured, Mode, Report, System, Worker};
+use shared::{Head, Shared};
+use std::ffi::CStr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+pub use task::LinuxTask;
+use task::{refused, thread_usage, try_wait, wait};
+
+/// How often a waiting coordinator looks.
+const LOOK: Duration = Duration::from_micros(200);
+/// The exit status of a process that panicked.
+const PANICKED: i32 = 101;
+
+/// The host's Linux.
+#[derive(Clone, Debug)]
+pub struct Linux {
+    machine: String,
+}
+
+impl Linux {
+    /// The kernel that runs now.
+    pub fn new() -> Self {
+        Self { machine: machine(&kernel_release()) }
+    }
+}
+
+impl Default for Linux {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The running kernel's release, such as `6.12.9-amd64`.
+fn kernel_release() -> String {
+    // SAFETY: a `utsname` of zeros is valid, and the call fills it.
+    let name = unsafe {
+        let mut name: libc::utsname = std::mem::zeroed();
+        libc::uname(&raw mut name);
+        name
+    };
+    // SAFETY: `release` is an array of zeros, or ends in one as uname(2) says.
+    unsafe { CStr::from_ptr(name.release.as_ptr()) }.to_string_lossy().into_owned()
+}
+
+/// The machine's name for a kernel release: its first two numbers.
+fn machine(release: &str) -> String {
+    let numbers: Vec<_> = release
+        .split(|letter: char| !letter.is_ascii_digit())
+        .take(2)
+        .filter(|number| !number.is_empty())
+        .collect();
+    format!("linux-{}", if numbers.is_empty() { release.into() } else { numbers.join(".") })
+}
+
+impl System for Linux {
+    fn machine(&self) -> String {
+        self.machine.clone()
+    }
+
+    fn run<P: Program>(&self, program: &P, crew: &Crew) -> Result<Measured, Failure> {
+        let shared = Shared::new(crew.workers)?;
+        let run = Run { program, crew, shared: &shared };
+        let subject = spawn(|| {
+            let result = match crew.mode {
+                Mode::Threads => run.threads(),
+                Mode::Processes => run.processes(),
+            };
+            shared.coordinator.put(result);
+        })?;
+        let (status, _) = wait(subject)?;
+        if libc::WIFSIGNALED(status) {
+            return Err(Failure::Killed { signal: libc::WTERMSIG(status) });
+        }
+        // SAFETY: the subject has ended, and it ends after the workers: they are its threads, or it
+        // has waited for them, or they died with it.
+        unsafe { shared.collect() }
+    }
+}
+
+/// Runs `body` in a forked process, and returns the process's id.
+///
+/// This process may have threads. Of the C library, fork makes sure that the allocator works in the
+/// child; of ours, nothing that another thread could have locked is used there.
+fn spawn(body: impl FnOnce()) -> Result<libc::pid_t, Failure> {
+    // SAFETY: the child runs `body` alone, as said above, and never returns from here.
+    match unsafe { libc::fork() } {
+        -1 => Err(refused("fork", 0, 0)),
+        0 => {
+            // SAFETY: plain calls; they cannot fail in a way that matters here.
+            unsafe {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0);
+                // An interrupt ends the run, whatever this process had arranged for itself.
+                libc::signal(libc::SIGINT, libc::SIG_DFL);
+            }
+            let status = match catch_unwind(AssertUnwindSafe(body)) {
+                Ok(()) => 0,
+                Err(_) => PANICKED,
+            };
+            // SAFETY: ends the process, without the exit handlers of the one it was forked from.
+            unsafe { libc::_exit(status) }
+        }
+        pid => Ok(pid),
+    }
+}
+
+/// One run of one program, as its processes see it.
+struct Run<'a, P> {
+    program: &'a P,
+    crew: &'a Crew,
+    shared: &'a Shared,
+}
+
+impl<P: Program> Run<'_, P> {
+    /// The subject's part where the workers are its threads.
+    fn threads(&self) -> Result<(), Failure> {
+        let count = self.crew.workers;
+        let mut task = LinuxTask::new(self.shared, &self.shared.coordinator);
+        let state = self.program.prepare(&mut task)?;
+        std::thread::scope(|scope| {
+            for index in 0..count {
+                let (worker, state) = (Worker { index, count }, &state);
+                let builder = std::thread::Builder::new();
+                if let Err(error) = builder.spawn_scoped(scope, move || {
+                    self.work(state, worker);
+                }) {
+                    self.dismiss();
+                    let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
+                    return Err(Failure::Refused { call: "clone", addr: 0, len: 0, errno });
+                }
+            }
+            self.conduct(|| count);
+            Ok(())
+        })?;
+        self.program.finish(&mut task, &state, Worker { index: 0, count: 1 })
+    }
+
+    /// The subject's part where each worker is a process.
+    fn processes(&self) -> Result<(), Failure> {
+        let count = self.crew.workers;
+        let mut children = Vec::with_capacity(count);
+        let mut failed = None;
+        for index in 0..count {
+            match spawn(|| self.process(Worker { index, count })) {
+                Ok(child) => children.push(child),
+                Err(failure) => {
+                    self.dismiss();
+                    failed = Some(failure);
+                    break;
+                }
+            }
+        }
+        let started = children.len();
+        let mut dead = 0;
+        let mut reap = |block: bool| {
+            children.retain(|&child| {
+                let Some(status) = try_wait(child, block) else {
+                    return true;
+                };
+                if libc::WIFSIGNALED(status) {
+                    failed = Some(Failure::Killed { signal: libc::WTERMSIG(status) });
+                }
+                // Who ended in good order has counted itself done.
+                dead += usize::from(status != 0);
+                false
+            });
+            started - dead
+        };
+        self.conduct(|| reap(false));
+        reap(true);
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// A worker that is a process.
+    fn process(&self, worker: Worker) {
+        let slot = &self.shared.workers()[worker.index];
+        let mut task = LinuxTask::new(self.shared, slot);
+        match self.program.prepare(&mut task) {
+            Ok(state) => {
+                // A failure of the work says more than what `finish` would make of it.
+                if self.work(&state, worker)
+                    && let Err(failure) = self.program.finish(&mut task, &state, worker)
+                {
+                    slot.put(Err(failure));
+                }
+            }
+            Err(failure) => {
+                slot.put(Err(failure));
+                self.shared.ready.fetch_add(1, Ordering::Release);
+                self.shared.done.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Sends home what workers there are: a crew that is short gives no result.
+    fn dismiss(&self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.go.store(true, Ordering::Release);
+    }
+
+    /// Starts the workers together and, where there is a time limit, ends it for all. `alive` is how
+    /// many workers can still be expected to do their part.
+    fn conduct(&self, mut alive: impl FnMut() -> usize) {
+        let Head { ready, go, stop, done, .. } = &**self.shared;
+        while ready.load(Ordering::Acquire) < alive() {
+            std::thread::sleep(LOOK / 4);
+        }
+        go.store(true, Ordering::Release);
+        let Some(limit) = self.crew.limit else {
+            return;
+        };
+        let end = Instant::now() + limit;
+        while done.load(Ordering::Relaxed) < alive() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            std::thread::sleep(left.min(LOOK));
+        }
+        stop.store(true, Ordering::Relaxed);
+    }
+
+    /// A worker: waits for the others, works, and reports. Whether all went well.
+    fn work(&self, state: &P::State, worker: Worker) -> bool {
+        let slot = &self.shared.workers()[worker.index];
+        let mut task = LinuxTask::new(self.shared, slot);
+        self.shared.ready.fetch_add(1, Ordering::Release);
+        while !self.shared.go.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        let _done = Done(&self.shared.done);
+        let before = thread_usage();
+        let begin = task::now();
+        let tally = self.program.work(&mut task, state, worker);
+        let end = task::now();
+        let usage = task.used_since(before);
+        slot.put(tally.map(|tally| Report { tally, usage, span: (begin, end) }));
+        tally.is_ok()
+    }
+}
+
+/// Counts a worker as done where it is dropped, in a panic as well.
+struct Done<'a>(&'a AtomicUsize);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machine_names() {
+        assert_eq!(machine("6.18.44-amd64"), "linux-6.18");
+        assert_eq!(machine("7.0"), "linux-7.0");
+        assert_eq!(machine("6"), "linux-6");
+        assert_eq!(machine("odd"), "linux-odd");
+        assert!(Linux::new().machine().starts_with("linux-"));
+    }
+}

@@ -1,0 +1,217 @@
+//! Memory that the processes of one run share: the signals of the start and the end, and a slot for
+//! each worker's report.
+//!
+//! A report is plain memory without pointers, but for `&'static str`s, which mean the same in every
+//! process forked from one. A slot has one writer at a time, and is read when that writer has ended.
+
+use super::task::refused;
+use crate::system::{Failure, Measured, Report};
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::mem::size_of;
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+/// A place for one result, on cache lines of its own.
+#[repr(align(128))]
+pub(super) struct Slot<T>(UnsafeCell<Option<Result<T, Failure>>>);
+
+// SAFETY: as the module says, whoever puts and whoever takes are ordered by the end of the first.
+unsafe impl<T: Send> Sync for Slot<T> {}
+
+impl<T: Copy> Slot<T> {
+    const fn new() -> Self {
+        Self(UnsafeCell::new(None))
+    }
+
+    /// Leaves `result`.
+    pub(super) fn put(&self, result: Result<T, Failure>) {
+        // SAFETY: one writer at a time, and no reader while it lives, as the module says.
+        unsafe { *self.0.get() = Some(result) }
+    }
+
+    /// The result that was left.
+    ///
+    /// # Safety
+    /// Who puts has ended.
+    pub(super) unsafe fn take(&self) -> Option<Result<T, Failure>> {
+        // SAFETY: by the contract nobody writes now.
+        unsafe { (*self.0.get()).take() }
+    }
+}
+
+/// Why a forked child of a worker failed; what a [`LinuxTask`](super::LinuxTask) needs of a slot.
+pub(super) trait ChildFailure: Sync {
+    /// Leaves the failure for the parent.
+    fn leave(&self, failure: Failure);
+    /// The failure that the child left.
+    ///
+    /// # Safety
+    /// The child has ended, and nobody else puts.
+    unsafe fn find(&self) -> Option<Failure>;
+}
+
+impl<T: Copy + Send> ChildFailure for Slot<T> {
+    fn leave(&self, failure: Failure) {
+        self.put(Err(failure));
+    }
+
+    unsafe fn find(&self) -> Option<Failure> {
+        // SAFETY: handed on.
+        unsafe { self.take() }.and_then(Result::err)
+    }
+}
+
+/// The head of the shared memory.
+pub(super) struct Head {
+    /// Workers that wait for the start.
+    pub(super) ready: AtomicUsize,
+    /// The start.
+    pub(super) go: AtomicBool,
+    /// Workers that have ended their work.
+    pub(super) done: AtomicUsize,
+    /// The time is up. On a line of its own: workers look at it as they work.
+    pub(super) stop: Line<AtomicBool>,
+    /// What the subject itself has to say.
+    pub(super) coordinator: Slot<()>,
+    workers: usize,
+}
+
+/// A value on cache lines of its own.
+#[repr(align(128))]
+pub(super) struct Line<T>(T);
+
+impl<T> Deref for Line<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+/// The shared memory: a [`Head`] and behind it the slots. Unmapped where it is dropped.
+pub(super) struct Shared {
+    head: NonNull<Head>,
+}
+
+// SAFETY: it is a pointer to `Sync` things that live as long as it does.
+unsafe impl Sync for Shared {}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("workers", &self.workers).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// Shared memory for `workers` workers.
+    pub(super) fn new(workers: usize) -> Result<Self, Failure> {
+        let len = Self::len(workers);
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping, where nothing is.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0) };
+        let Some(head) = NonNull::new(start.cast::<Head>()).filter(|_| start != libc::MAP_FAILED)
+        else {
+            return Err(refused("mmap", 0, len as u64));
+        };
+        // SAFETY: the mapping is page-aligned and long enough for the head and the slots, and it is
+        // this process's alone as yet.
+        unsafe {
+            head.write(Head {
+                ready: AtomicUsize::new(0),
+                go: AtomicBool::new(false),
+                done: AtomicUsize::new(0),
+                stop: Line(AtomicBool::new(false)),
+                coordinator: Slot::new(),
+                workers,
+            });
+            let slots = head.add(1).cast::<Slot<Report>>();
+            for index in 0..workers {
+                slots.add(index).write(Slot::new());
+            }
+        }
+        Ok(Self { head })
+    }
+
+    const fn len(workers: usize) -> usize {
+        size_of::<Head>() + workers * size_of::<Slot<Report>>()
+    }
+
+    /// The workers' slots.
+    pub(super) fn workers(&self) -> &[Slot<Report>] {
+        // SAFETY: `new` has made so many behind the head, both aligned to the same 128 bytes.
+        unsafe { std::slice::from_raw_parts(self.head.add(1).cast().as_ptr(), self.workers) }
+    }
+
+    /// All reports, or the failure that comes first.
+    ///
+    /// # Safety
+    /// The subject and all workers have ended.
+    pub(super) unsafe fn collect(&self) -> Result<Measured, Failure> {
+        // SAFETY: nobody writes, by the contract; so below.
+        let coordinator = unsafe { self.coordinator.take() };
+        // A worker's own failure says more than what the subject made of it.
+        let reports: Result<Vec<_>, _> = self
+            .workers()
+            .iter()
+            .enumerate()
+            // SAFETY: as above.
+            .map(|(worker, slot)| unsafe { slot.take() }.unwrap_or(Err(Failure::Lost { worker })))
+            .collect();
+        match (reports, coordinator) {
+            (Err(Failure::Lost { .. }) | Ok(_), Some(Err(failure))) => Err(failure),
+            (Ok(_), None) => Err(Failure::Lost { worker: 0 }),
+            (reports, _) => Ok(Measured { workers: reports? }),
+        }
+    }
+}
+
+impl Deref for Shared {
+    type Target = Head;
+
+    fn deref(&self) -> &Head {
+        // SAFETY: `new` wrote it, and it stays mapped until `self` is dropped.
+        unsafe { self.head.as_ref() }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let len = Self::len(self.workers);
+        // SAFETY: the mapping of `new`, to which no reference outlives `self`.
+        unsafe { libc::munmap(self.head.as_ptr().cast(), len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_failure_that_says_most_comes_out() {
+        let wrong = Failure::Wrong { what: "test", addr: 0, expected: 0, found: 1 };
+        let killed = Failure::Killed { signal: 9 };
+        let collect = |coordinator, workers: [Option<Result<Report, Failure>>; 2]| {
+            let shared = Shared::new(2).expect("two slots are small");
+            if let Some(result) = coordinator {
+                shared.coordinator.put(result);
+            }
+            for (slot, result) in shared.workers().iter().zip(workers) {
+                if let Some(result) = result {
+                    slot.put(result);
+                }
+            }
+            // SAFETY: this thread wrote them.
+            unsafe { shared.collect() }
+        };
+        let report = Report::default();
+        let good = Some(Ok(report));
+        assert_eq!(collect(Some(Ok(())), [good, good]), Ok(Measured { workers: vec![report; 2] }));
+        assert_eq!(collect(Some(Err(killed)), [good, None]), Err(killed));
+        assert_eq!(collect(Some(Err(killed)), [good, Some(Err(wrong))]), Err(wrong));
+        assert_eq!(collect(Some(Ok(())), [good, None]), Err(Failure::Lost { worker: 1 }));
+        assert_eq!(collect(None, [good, good]), Err(Failure::Lost { worker: 0 }));
+    }
+}

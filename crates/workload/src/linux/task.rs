@@ -1,0 +1,239 @@
+//! One thread's calls and accesses: the kernel's and the processor's own.
+
+use super::shared::{ChildFailure, Shared};
+use crate::system::{Failure, Task, Usage};
+use faultless::{Advice, MapFlags, Prot};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::atomic::Ordering;
+
+/// A thread on Linux.
+///
+/// Only [`Linux`](super::Linux) makes one, for a [`Program`](crate::Program), in a process that is
+/// that program's own.
+pub struct LinuxTask<'a> {
+    shared: &'a Shared,
+    /// Where a forked child leaves its failure.
+    failure: &'a dyn ChildFailure,
+    /// What forked children have used.
+    children: Usage,
+}
+
+impl fmt::Debug for LinuxTask<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LinuxTask").field("children", &self.children).finish_non_exhaustive()
+    }
+}
+
+impl<'a> LinuxTask<'a> {
+    pub(super) fn new(shared: &'a Shared, failure: &'a dyn ChildFailure) -> Self {
+        Self { shared, failure, children: Usage::default() }
+    }
+
+    /// What this thread has used since `before`, with its forked children.
+    pub(super) fn used_since(&self, before: Usage) -> Usage {
+        let now = thread_usage();
+        let mut usage = Usage {
+            faults: now.faults - before.faults,
+            user: now.user - before.user,
+            system: now.system - before.system,
+        };
+        usage += self.children;
+        usage
+    }
+}
+
+/// The failure of `call`, which has just set `errno`.
+pub(super) fn refused(call: &'static str, addr: u64, len: u64) -> Failure {
+    let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+    Failure::Refused { call, addr, len, errno }
+}
+
+/// `result`, or for -1 the failure of `call`.
+fn checked(result: i32, call: &'static str, addr: u64, len: u64) -> Result<(), Failure> {
+    if result == -1 { Err(refused(call, addr, len)) } else { Ok(()) }
+}
+
+/// Seconds on the clock that all processes share.
+pub(super) fn now() -> f64 {
+    // SAFETY: a `timespec` of zeros is valid, and the call fills it.
+    let time = unsafe {
+        let mut time: libc::timespec = std::mem::zeroed();
+        libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time);
+        time
+    };
+    // A double holds nanoseconds for 100 days of uptime, and microseconds for 280 years.
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+fn usage_of(usage: &libc::rusage) -> Usage {
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
+    Usage {
+        // The kernel counts upwards from 0.
+        faults: (usage.ru_minflt + usage.ru_majflt) as u64,
+        user: seconds(usage.ru_utime),
+        system: seconds(usage.ru_stime),
+    }
+}
+
+/// What this thread has used so far.
+pub(super) fn thread_usage() -> Usage {
+    // SAFETY: an `rusage` of zeros is valid, and the call fills it.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
+        usage
+    };
+    usage_of(&usage)
+}
+
+/// Waits for the child `pid`: how it ended, and what it used.
+pub(super) fn wait(pid: libc::pid_t) -> Result<(i32, Usage), Failure> {
+    let mut status = 0;
+    // SAFETY: an `rusage` of zeros is valid.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    loop {
+        // SAFETY: both pointers are to locals.
+        let found = unsafe { libc::wait4(pid, &raw mut status, 0, &raw mut usage) };
+        if found == pid {
+            return Ok((status, usage_of(&usage)));
+        }
+        let failure = refused("wait4", 0, 0);
+        if !matches!(failure, Failure::Refused { errno: libc::EINTR, .. }) {
+            return Err(failure);
+        }
+    }
+}
+
+/// How the child `pid` ended, where it has; with `block`, waits for that.
+pub(super) fn try_wait(pid: libc::pid_t, block: bool) -> Option<i32> {
+    if block {
+        return wait(pid).ok().map(|(status, _)| status);
+    }
+    let mut status = 0;
+    // SAFETY: the pointer is to a local.
+    let found = unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) };
+    (found == pid).then_some(status)
+}
+
+fn pointer(addr: u64) -> *mut libc::c_void {
+    with_exposed_provenance_mut(addr as usize)
+}
+
+impl Task for LinuxTask<'_> {
+    #[inline]
+    fn mmap(&mut self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> Result<u64, Failure> {
+        let (prot, flags) = (prot.bits() as i32, flags.bits() as i32);
+        // SAFETY: a `Program` maps over nothing but memory of its own.
+        let start = unsafe { libc::mmap(pointer(addr), len as usize, prot, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(refused("mmap", addr, len));
+        }
+        Ok(start.expose_provenance() as u64)
+    }
+
+    #[inline]
+    fn munmap(&mut self, addr: u64, len: u64) -> Result<(), Failure> {
+        // SAFETY: a `Program` unmaps nothing but memory of its own.
+        checked(unsafe { libc::munmap(pointer(addr), len as usize) }, "munmap", addr, len)
+    }
+
+    #[inline]
+    fn mprotect(&mut self, addr: u64, len: u64, prot: Prot) -> Result<(), Failure> {
+        // SAFETY: a `Program` changes nothing but memory of its own.
+        let result = unsafe { libc::mprotect(pointer(addr), len as usize, prot.bits() as i32) };
+        checked(result, "mprotect", addr, len)
+    }
+
+    #[inline]
+    fn madvise(&mut self, addr: u64, len: u64, advice: Advice) -> Result<(), Failure> {
+        // SAFETY: as for `mprotect`.
+        let result = unsafe { libc::madvise(pointer(addr), len as usize, advice as i32) };
+        checked(result, "madvise", addr, len)
+    }
+
+    fn mremap(&mut self, addr: u64, len: u64, new_len: u64) -> Result<u64, Failure> {
+        let flags = libc::MREMAP_MAYMOVE;
+        // SAFETY: as for `mprotect`; it moves to where nothing is.
+        let start = unsafe { libc::mremap(pointer(addr), len as usize, new_len as usize, flags) };
+        if start == libc::MAP_FAILED {
+            return Err(refused("mremap", addr, len));
+        }
+        Ok(start.expose_provenance() as u64)
+    }
+
+    #[inline]
+    fn brk(&mut self, addr: u64) -> u64 {
+        // The kernel's own call: the C library's remembers the break for its heap, and must find it
+        // again where it left it, as a `Program` promises.
+        // SAFETY: what lies between is given and taken by the program alone.
+        let end: libc::c_long = unsafe { libc::syscall(libc::SYS_brk, addr) };
+        end as u64
+    }
+
+    #[inline]
+    fn load(&mut self, addr: u64) -> Result<u64, Failure> {
+        let word = with_exposed_provenance::<u64>(addr as usize);
+        // SAFETY: the word is the program's own, and no other worker stores to it now.
+        Ok(unsafe { word.read_volatile() })
+    }
+
+    #[inline]
+    fn store(&mut self, addr: u64, value: u64) -> Result<(), Failure> {
+        let word = with_exposed_provenance_mut::<u64>(addr as usize);
+        // SAFETY: the word is the program's own, and no other worker accesses it now.
+        unsafe { word.write_volatile(value) };
+        Ok(())
+    }
+
+    #[inline]
+    fn copy(&mut self, to: u64, from: u64, len: u64) -> Result<(), Failure> {
+        let (to, from) = (
+            with_exposed_provenance_mut::<u8>(to as usize),
+            with_exposed_provenance::<u8>(from as usize),
+        );
+        // SAFETY: both are the program's own, they do not overlap, and no other worker stores to the
+        // one or accesses the other now.
+        unsafe { to.copy_from_nonoverlapping(from, len as usize) };
+        Ok(())
+    }
+
+    fn fork<C>(&mut self, child: C) -> Result<(), Failure>
+    where
+        C: FnOnce(&mut Self) -> Result<(), Failure>,
+    {
+        // SAFETY: the child runs `child` alone, which does not allocate, and never returns from here.
+        let pid = match unsafe { libc::fork() } {
+            -1 => return Err(refused("fork", 0, 0)),
+            0 => {
+                let status = match catch_unwind(AssertUnwindSafe(|| child(self))) {
+                    Ok(Ok(())) => 0,
+                    Ok(Err(failure)) => {
+                        self.failure.leave(failure);
+                        1
+                    }
+                    Err(_) => super::PANICKED,
+                };
+                // SAFETY: ends the process.
+                unsafe { libc::_exit(status) }
+            }
+            pid => pid,
+        };
+        let (status, usage) = wait(pid)?;
+        self.children += usage;
+        if libc::WIFSIGNALED(status) {
+            return Err(Failure::Killed { signal: libc::WTERMSIG(status) });
+        }
+        match libc::WEXITSTATUS(status) {
+            0 => Ok(()),
+            // SAFETY: the child has ended, and this worker puts nothing before its work is done.
+            _ => Err(unsafe { self.failure.find() }.unwrap_or(Failure::Lost { worker: 0 })),
+        }
+    }
+
+    #[inline]
+    fn expired(&self) -> bool {
+        self.shared.stop.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,153 @@
+//! What a run came to.
+
+use crate::program::Program;
+use crate::programs::Pft;
+use crate::system::{Crew, Failure, Measured, Mode, Report, System};
+
+/// A workload's results.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// The workload's name.
+    pub workload: &'static str,
+    /// The machine's name.
+    pub machine: String,
+    /// How many workers ran.
+    pub threads: usize,
+    /// What they shared.
+    pub mode: Mode,
+    /// What all of them did, in `unit`.
+    pub operations: u64,
+    /// What is counted: a plural.
+    pub unit: &'static str,
+    /// Page faults that the machine served meanwhile.
+    pub faults: u64,
+    /// Seconds from the first worker's begin to the last one's end.
+    pub wall: f64,
+    /// Seconds of processor time in the program itself, of all workers.
+    pub user: f64,
+    /// Seconds of processor time in the system, of all workers.
+    pub system: f64,
+    /// Worker by worker.
+    pub workers: Vec<Report>,
+    /// What else this workload tells, by name.
+    pub extras: Vec<(&'static str, f64)>,
+}
+
+/// The head of [`Outcome::pft_row`].
+pub const PFT_HEADER: &str =
+    " Gb Rep Threads   User      System     Wall    flt/cpu/s   fault/wsec";
+
+impl Outcome {
+    /// Runs `program` on `system`.
+    pub(crate) fn of<S, P>(system: &S, program: &P, crew: &Crew) -> Result<Self, Failure>
+    where
+        S: System,
+        P: Program,
+    {
+        let measured = system.run(program, crew)?;
+        Ok(Self::new::<P>(system.machine(), crew, program.extras(&measured), measured))
+    }
+
+    fn new<P: Program>(
+        machine: String,
+        crew: &Crew,
+        extras: Vec<(&'static str, f64)>,
+        measured: Measured,
+    ) -> Self {
+        let usage = measured.usage();
+        Self {
+            workload: P::NAME,
+            machine,
+            threads: crew.workers,
+            mode: crew.mode,
+            operations: measured.tally().operations,
+            unit: P::UNIT,
+            faults: usage.faults,
+            wall: measured.wall(),
+            user: usage.user,
+            system: usage.system,
+            workers: measured.workers,
+            extras,
+        }
+    }
+
+    /// Operations per second of wall time.
+    pub fn operations_per_second(&self) -> f64 {
+        rate(self.operations, self.wall)
+    }
+
+    /// Faults per second of wall time.
+    pub fn faults_per_second(&self) -> f64 {
+        rate(self.faults, self.wall)
+    }
+
+    /// Faults per second of processor time.
+    pub fn faults_per_cpu_second(&self) -> f64 {
+        rate(self.faults, self.user + self.system)
+    }
+
+    /// The extra result named `name`.
+    pub fn extra(&self, name: &str) -> Option<f64> {
+        self.extras.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
+    }
+
+    /// The classic row of the page fault test, under [`PFT_HEADER`]; `None` for other workloads.
+    ///
+    /// As in the original a fault is a page touched, whoever served it in how many steps.
+    pub fn pft_row(&self) -> Option<String> {
+        let size = self.extra(Pft::GIGABYTES)?;
+        let repetitions = self.extra(Pft::REPETITIONS)?;
+        let size = if size.fract() == 0.0 { format!("{size}") } else { format!("{size:.2}") };
+        Some(format!(
+            "{size:>3} {repetitions:>3.0} {:>4} {:>8.3}s {:>10.3}s {:>7.3}s {:>12.3} {:>12.3}",
+            self.threads,
+            self.user,
+            self.system,
+            self.wall,
+            rate(self.operations, self.user + self.system),
+            self.operations_per_second(),
+        ))
+    }
+}
+
+/// `count` in `seconds`, per second; 0 where no time has passed.
+fn rate(count: u64, seconds: f64) -> f64 {
+    // Counts are far below 2^53.
+    if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::system::{Tally, Usage};
+
+    #[test]
+    fn sums_and_rates() {
+        let worker = |begin, end| Report {
+            tally: Tally { operations: 100, extra: 1 },
+            usage: Usage { faults: 110, user: 0.25, system: 0.75 },
+            span: (begin, end),
+        };
+        let measured = Measured { workers: vec![worker(1.0, 2.0), worker(1.5, 3.0)] };
+        let crew = Crew { workers: 2, mode: Mode::Threads, limit: None };
+        let extras = vec![(Pft::GIGABYTES, 4.0), (Pft::REPETITIONS, 3.0)];
+        let outcome = Outcome::new::<Pft>("test".into(), &crew, extras, measured);
+        assert_eq!((outcome.operations, outcome.faults, outcome.wall), (200, 220, 2.0));
+        assert_eq!(outcome.operations_per_second(), 100.0);
+        assert_eq!(outcome.faults_per_second(), 110.0);
+        assert_eq!(outcome.faults_per_cpu_second(), 110.0);
+        assert_eq!(
+            outcome.pft_row().as_deref(),
+            Some("  4   3    2    0.500s      1.500s   2.000s      100.000      100.000"),
+        );
+    }
+
+    #[test]
+    fn nothing_measured_is_no_division_by_zero() {
+        let crew = Crew { workers: 0, mode: Mode::Threads, limit: None };
+        let outcome = Outcome::new::<Pft>("test".into(), &crew, Vec::new(), Measured::default());
+        assert_eq!(outcome.wall, 0.0);
+        assert_eq!(outcome.faults_per_second(), 0.0);
+        assert_eq!(outcome.pft_row(), None);
+    }
+}

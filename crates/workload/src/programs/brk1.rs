@@ -1,0 +1,65 @@
+//! `brk1` of will-it-scale: brk increase and decrease of one page.
+//!
+//! Each task asks for the program break once, then raises it by a page and lowers it again for ever;
+//! each of the two calls is an iteration. As threads all move the same break between the same two
+//! places, so that some calls find nothing to do: so it is in the original.
+
+use crate::param::{Kind, Param, ParamError, Settings};
+use crate::program::{Passes, Program};
+use crate::system::{Failure, Tally, Task, Worker};
+use faultless::PAGE_SIZE;
+
+static PASSES: Param = Param {
+    name: "passes",
+    kind: Kind::Count(1, 1 << 40),
+    default: 30_000,
+    help: "how often the break goes up and down",
+};
+
+/// `brk1`: raise the program break by a page, and lower it.
+#[derive(Clone, Copy, Debug)]
+pub struct Brk1 {
+    passes: Passes,
+}
+
+// SAFETY: no memory is accessed; every pass ends with the break where `prepare` found it.
+unsafe impl Program for Brk1 {
+    const NAME: &'static str = "brk1";
+    const SUMMARY: &'static str = "threads raise the program break by one page and lower it";
+    const UNIT: &'static str = "calls";
+    const PARAMS: &'static [&'static Param] = &[&PASSES];
+
+    type State = u64;
+
+    fn new(settings: &Settings) -> Result<Self, ParamError> {
+        Ok(Self { passes: Passes::new(settings, &PASSES) })
+    }
+
+    fn prepare<T: Task>(&self, task: &mut T) -> Result<u64, Failure> {
+        Ok(task.brk(0))
+    }
+
+    fn work<T: Task>(&self, task: &mut T, low: &u64, _: Worker) -> Result<Tally, Failure> {
+        let (low, high) = (*low, *low + PAGE_SIZE);
+        let mut done = 0;
+        while self.passes.more(task, done) {
+            Failure::check("the raised break", high, high, task.brk(high))?;
+            Failure::check("the lowered break", low, low, task.brk(low))?;
+            done += 1;
+        }
+        Ok(Tally { operations: 2 * done, extra: 0 })
+    }
+
+    fn finish<T: Task>(&self, task: &mut T, low: &u64, _: Worker) -> Result<(), Failure> {
+        // The memory that a raised break gives is there, and zero, whatever was there before.
+        let page = faultless::addr::page_up(*low).unwrap_or(*low);
+        let high = page + PAGE_SIZE;
+        Failure::check("the raised break", high, high, task.brk(high))?;
+        Failure::check("a word above the old break", page, 0, task.load(page)?)?;
+        task.store(page, 1)?;
+        Failure::check("the lowered break", *low, *low, task.brk(*low))?;
+        Failure::check("the raised break", high, high, task.brk(high))?;
+        Failure::check("a word above the old break", page, 0, task.load(page)?)?;
+        Failure::check("the lowered break", *low, *low, task.brk(*low))
+    }
+}

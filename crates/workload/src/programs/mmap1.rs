@@ -1,0 +1,72 @@
+//! `mmap1` of will-it-scale: anonymous mmap and munmap of 128 MiB.
+//!
+//! Each task maps 128 MiB of private anonymous memory and unmaps it untouched; a pair is an
+//! iteration. As threads all do this in one address space, in places that the system picks: they
+//! share nothing but the space.
+
+use super::touch::{map, touch, unmap, verify};
+use crate::param::{Kind, Param, ParamError, Settings};
+use crate::program::{Passes, Program};
+use crate::system::{Failure, Tally, Task, Worker};
+use faultless::{Access, PAGE_SIZE, addr::is_page_aligned};
+
+static SIZE: Param =
+    Param { name: "size", kind: Kind::Size, default: 128 << 20, help: "bytes mapped" };
+static PASSES: Param = Param {
+    name: "passes",
+    kind: Kind::Count(1, 1 << 40),
+    default: 20_000,
+    help: "how often they are mapped and unmapped",
+};
+
+/// `mmap1`: map and unmap, untouched.
+#[derive(Clone, Copy, Debug)]
+pub struct Mmap1 {
+    size: u64,
+    passes: Passes,
+}
+
+// SAFETY: only `finish` touches memory: pages of the area that it has just mapped.
+unsafe impl Program for Mmap1 {
+    const NAME: &'static str = "mmap1";
+    const SUMMARY: &'static str = "threads map an area and unmap it untouched";
+    const UNIT: &'static str = "pairs";
+    const PARAMS: &'static [&'static Param] = &[&SIZE, &PASSES];
+
+    type State = ();
+
+    fn new(settings: &Settings) -> Result<Self, ParamError> {
+        Ok(Self { size: settings.get(&SIZE), passes: Passes::new(settings, &PASSES) })
+    }
+
+    fn prepare<T: Task>(&self, _: &mut T) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn work<T: Task>(&self, task: &mut T, (): &(), _: Worker) -> Result<Tally, Failure> {
+        let mut done = 0;
+        while self.passes.more(task, done) {
+            let area = map(task, self.size)?;
+            if area.start == 0 || !is_page_aligned(area.start) {
+                let (addr, found) = (area.start, area.start % PAGE_SIZE);
+                return Err(Failure::Wrong {
+                    what: "the mapped address",
+                    addr,
+                    expected: 0,
+                    found,
+                });
+            }
+            unmap(task, area)?;
+            done += 1;
+        }
+        Ok(Tally { operations: done, extra: 0 })
+    }
+
+    fn finish<T: Task>(&self, task: &mut T, (): &(), _: Worker) -> Result<(), Failure> {
+        let area = map(task, self.size)?;
+        let last = area.end - PAGE_SIZE;
+        touch(task, last, Access::Write, 0)?;
+        verify(task, last, Access::Write)?;
+        unmap(task, area)
+    }
+}

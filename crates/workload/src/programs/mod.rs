@@ -1,0 +1,22 @@
+//! The benchmark programs, one a file.
+
+mod brk1;
+mod ebizzy;
+mod forks;
+mod mmap1;
+mod page_fault1;
+mod page_fault1_churn;
+mod page_fault_read;
+mod pft;
+mod small_allocs;
+mod touch;
+
+pub use brk1::Brk1;
+pub use ebizzy::Ebizzy;
+pub use forks::Forks;
+pub use mmap1::Mmap1;
+pub use page_fault_read::PageFaultRead;
+pub use page_fault1::PageFault1;
+pub use page_fault1_churn::PageFault1Churn;
+pub use pft::Pft;
+pub use small_allocs::SmallAllocs;

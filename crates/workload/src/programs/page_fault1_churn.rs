@@ -1,0 +1,166 @@
+//! `page_fault1_churn`: faults while the same address space changes elsewhere.
+//!
+//! Threads touch their part of one area, as in `pft`, while one of them maps and unmaps an unrelated
+//! range: between its own faults (`churner=touching`, one pair to every so many pages), or doing
+//! nothing else until the others are done (`churner=alone`). Under a lock of the whole space every
+//! fault waits for every such call; the faults and the calls have nothing to do with each other.
+
+use super::touch::{map, part, sweep, touch, unmap, verify_all};
+use crate::param::{Kind, Param, ParamError, Settings};
+use crate::program::{Passes, Program, THREADS};
+use crate::system::{Failure, Measured, Mode, Tally, Task, Worker};
+use faultless::{Access, VirtRange};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+static SIZE: Param = Param {
+    name: "size",
+    kind: Kind::Size,
+    default: 128 << 20,
+    help: "memory of all threads together",
+};
+static PASSES: Param = Param {
+    name: "passes",
+    kind: Kind::Count(1, 1 << 20),
+    default: 1,
+    help: "how often it is touched",
+};
+static ACCESS: Param = Param {
+    name: "access",
+    kind: Kind::Choice(&["write", "read"]),
+    default: 0,
+    help: "how the pages are touched",
+};
+static CHURNER: Param = Param {
+    name: "churner",
+    kind: Kind::Choice(&["touching", "alone"]),
+    default: 0,
+    help: "the first thread maps and unmaps between its own touches, or does nothing else",
+};
+static EVERY: Param = Param {
+    name: "every",
+    kind: Kind::Count(1, 1 << 30),
+    default: 16,
+    help: "pages that a touching churner touches for one mapping and unmapping",
+};
+static CHURN_SIZE: Param =
+    Param { name: "churn_size", kind: Kind::Size, default: 64 << 10, help: "the unrelated range" };
+static CHURN_TOUCH: Param = Param {
+    name: "churn_touch",
+    kind: Kind::Choice(&["no", "yes"]),
+    default: 0,
+    help: "whether a page of the unrelated range is written, so that its unmapping must flush TLBs",
+};
+
+/// `page_fault1_churn`: threads touch memory while one of them maps and unmaps unrelated ranges.
+#[derive(Clone, Copy, Debug)]
+pub struct PageFault1Churn {
+    size: u64,
+    passes: Passes,
+    access: Access,
+    churner_alone: bool,
+    every: u64,
+    churn_size: u64,
+    churn_touch: bool,
+}
+
+/// What the threads know in common.
+#[derive(Debug)]
+pub struct State {
+    area: VirtRange,
+    /// Touching threads that are done: written once by each, watched by a churner of its own.
+    done: AtomicUsize,
+}
+
+impl PageFault1Churn {
+    /// The extra result with the mappings and unmappings of the unrelated range.
+    pub const PAIRS: &'static str = "churn_pairs";
+
+    /// Maps and unmaps the unrelated range.
+    #[inline]
+    fn churn<T: Task>(&self, task: &mut T) -> Result<(), Failure> {
+        let range = map(task, self.churn_size)?;
+        if self.churn_touch {
+            touch(task, range.start, Access::Write, 0)?;
+        }
+        unmap(task, range)
+    }
+
+    /// Touches `part`, with a pair to every so many pages where `churns`.
+    fn touch<T: Task>(
+        &self,
+        task: &mut T,
+        part: VirtRange,
+        churns: bool,
+    ) -> Result<Tally, Failure> {
+        let mut extra = 0;
+        let (operations, _) = sweep(task, part, self.access, self.passes, |task, touched| {
+            if churns && touched % self.every == 0 {
+                self.churn(task)?;
+                extra += 1;
+            }
+            Ok(())
+        })?;
+        Ok(Tally { operations, extra })
+    }
+}
+
+// SAFETY: workers touch their own parts of the area of `prepare`, which stays, and ranges that they
+// mapped themselves in the same breath.
+unsafe impl Program for PageFault1Churn {
+    const NAME: &'static str = "page_fault1_churn";
+    const SUMMARY: &'static str =
+        "threads touch memory while one of them maps and unmaps unrelated ranges";
+    const UNIT: &'static str = "pages";
+    const PARAMS: &'static [&'static Param] =
+        &[&SIZE, &PASSES, &ACCESS, &CHURNER, &EVERY, &CHURN_SIZE, &CHURN_TOUCH];
+    const MODES: &'static [Mode] = &[Mode::Threads];
+
+    type State = State;
+
+    fn new(settings: &Settings) -> Result<Self, ParamError> {
+        let churner_alone = settings.get(&CHURNER) == 1;
+        if churner_alone && settings.get(&THREADS) < 2 {
+            return Err(settings.bad(&CHURNER, "at least threads=2 with it, for someone to touch"));
+        }
+        Ok(Self {
+            size: settings.get(&SIZE),
+            passes: Passes::new(settings, &PASSES),
+            access: if settings.get(&ACCESS) == 0 { Access::Write } else { Access::Read },
+            churner_alone,
+            every: settings.get(&EVERY),
+            churn_size: settings.get(&CHURN_SIZE),
+            churn_touch: settings.get(&CHURN_TOUCH) == 1,
+        })
+    }
+
+    fn prepare<T: Task>(&self, task: &mut T) -> Result<State, Failure> {
+        Ok(State { area: map(task, self.size)?, done: AtomicUsize::new(0) })
+    }
+
+    fn work<T: Task>(&self, task: &mut T, state: &State, worker: Worker) -> Result<Tally, Failure> {
+        if !self.churner_alone {
+            return self.touch(task, part(state.area, worker), worker.index == 0);
+        }
+        let touching = worker.count - 1;
+        let Some(index) = worker.index.checked_sub(1) else {
+            let mut tally = Tally::default();
+            while state.done.load(Ordering::Relaxed) < touching {
+                self.churn(task)?;
+                tally.extra += 1;
+            }
+            return Ok(tally);
+        };
+        let tally = self.touch(task, part(state.area, Worker { index, count: touching }), false);
+        // Also on failure, or the churner would wait for ever.
+        state.done.fetch_add(1, Ordering::Relaxed);
+        tally
+    }
+
+    fn finish<T: Task>(&self, task: &mut T, state: &State, of: Worker) -> Result<(), Failure> {
+        verify_all(task, part(state.area, of), self.access)
+    }
+
+    fn extras(&self, measured: &Measured) -> Vec<(&'static str, f64)> {
+        vec![(Self::PAIRS, measured.tally().extra as f64)]
+    }
+}

@@ -1,0 +1,136 @@
+//! Touching pages, and knowing that the right page was touched.
+//!
+//! A written page holds its own address in its first word, so that a page mapped twice or in the
+//! wrong place is noticed. That a page was zero is seen in another of its words, read after the
+//! write: to read before it would make a read fault of the write fault.
+
+use crate::program::Passes;
+use crate::system::{Failure, Task, Worker};
+use faultless::{Access, Advice, MapFlags, PAGE_SIZE, Prot, VirtRange};
+
+/// Words of 8 bytes in a page.
+const WORDS: u64 = PAGE_SIZE / 8;
+
+/// Maps `len` bytes of private zeros, wherever.
+#[inline]
+pub(crate) fn map<T: Task>(task: &mut T, len: u64) -> Result<VirtRange, Failure> {
+    let start =
+        task.mmap(0, len, Prot::READ | Prot::WRITE, MapFlags::PRIVATE | MapFlags::ANONYMOUS)?;
+    Ok(VirtRange::new(start, start + len))
+}
+
+/// Unmaps `range`.
+#[inline]
+pub(crate) fn unmap<T: Task>(task: &mut T, range: VirtRange) -> Result<(), Failure> {
+    task.munmap(range.start, range.len())
+}
+
+/// `worker`'s part of `range`: together they have all its pages, each one once.
+pub(crate) fn part(range: VirtRange, worker: Worker) -> VirtRange {
+    let page_at = |index: usize| {
+        let pages = u128::from(range.pages()) * index as u128 / worker.count.max(1) as u128;
+        range.start + pages as u64 * PAGE_SIZE
+    };
+    VirtRange::new(page_at(worker.index), page_at(worker.index + 1))
+}
+
+/// Touches the page at `page`, which was never touched before. `salt` picks the word that is seen
+/// to be zero, so that in the course of the passes every word is.
+#[inline]
+pub(crate) fn touch<T: Task>(
+    task: &mut T,
+    page: u64,
+    access: Access,
+    salt: u64,
+) -> Result<(), Failure> {
+    let probe = page + 8 + salt % (WORDS - 1) * 8;
+    if access == Access::Write {
+        task.store(page, page)?;
+    }
+    Failure::check("a word of a fresh page", probe, 0, task.load(probe)?)
+}
+
+/// [`touch`]es all pages of `range` and returns how many.
+#[inline]
+pub(crate) fn touch_all<T: Task>(
+    task: &mut T,
+    range: VirtRange,
+    access: Access,
+    salt: u64,
+) -> Result<u64, Failure> {
+    let mut page = range.start;
+    while page < range.end {
+        touch(task, page, access, salt)?;
+        page += PAGE_SIZE;
+    }
+    Ok(range.pages())
+}
+
+/// Touches all pages of `part`, again and again for `passes`, and gives them back in between. After
+/// each page `between` hears how many there have been. Returns the pages touched and the passes.
+#[inline]
+pub(crate) fn sweep<T, B>(
+    task: &mut T,
+    part: VirtRange,
+    access: Access,
+    passes: Passes,
+    mut between: B,
+) -> Result<(u64, u64), Failure>
+where
+    T: Task,
+    B: FnMut(&mut T, u64) -> Result<(), Failure>,
+{
+    let (mut touched, mut done) = (0, 0);
+    while passes.more(task, done) {
+        if done > 0 && !part.is_empty() {
+            task.madvise(part.start, part.len(), Advice::DontNeed)?;
+        }
+        let mut page = part.start;
+        while page < part.end {
+            touch(task, page, access, done)?;
+            touched += 1;
+            between(task, touched)?;
+            page += PAGE_SIZE;
+        }
+        done += 1;
+    }
+    Ok((touched, done))
+}
+
+/// Checks that the page at `page` is as [`touch`] left it.
+pub(crate) fn verify<T: Task>(task: &mut T, page: u64, access: Access) -> Result<(), Failure> {
+    let expected = if access == Access::Write { page } else { 0 };
+    Failure::check("the first word of a touched page", page, expected, task.load(page)?)
+}
+
+/// [`verify`]s all pages of `range`.
+pub(crate) fn verify_all<T: Task>(
+    task: &mut T,
+    range: VirtRange,
+    access: Access,
+) -> Result<(), Failure> {
+    (range.start..range.end)
+        .step_by(PAGE_SIZE as usize)
+        .try_for_each(|page| verify(task, page, access))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn parts_tile_the_range(pages in 0u64..100_000, count in 1usize..70) {
+            let range = VirtRange::new(1 << 30, (1 << 30) + pages * PAGE_SIZE);
+            let mut at = range.start;
+            for index in 0..count {
+                let part = part(range, Worker { index, count });
+                prop_assert_eq!(part.start, at);
+                prop_assert!(part.pages() <= pages / count as u64 + 1);
+                at = part.end;
+            }
+            prop_assert_eq!(at, range.end);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The workloads by name.
+
+use crate::outcome::Outcome;
+use crate::param::{Param, ParamError, Settings};
+use crate::program::{MODE, Program, SECONDS, THREADS, crew};
+use crate::programs::{
+    Brk1, Ebizzy, Forks, Mmap1, PageFault1, PageFault1Churn, PageFaultRead, Pft, SmallAllocs,
+};
+use crate::system::{Crew, Failure, Mode, System};
+
+/// A workload that can be had.
+#[derive(Debug)]
+pub struct WorkloadInfo {
+    /// Its name.
+    pub name: &'static str,
+    /// What it does, in one line.
+    pub summary: &'static str,
+    /// What it counts: a plural.
+    pub unit: &'static str,
+    /// What its workers may share; the first is the default.
+    pub modes: &'static [Mode],
+    own: &'static [&'static Param],
+    make: fn(&Settings) -> Result<Made, ParamError>,
+}
+
+impl WorkloadInfo {
+    /// Its parameters: those of all workloads, then its own.
+    pub fn params(&self) -> Vec<&'static Param> {
+        [&THREADS, &MODE, &SECONDS].into_iter().chain(self.own.iter().copied()).collect()
+    }
+}
+
+macro_rules! programs {
+    ($($program:ident),* $(,)?) => {
+        /// Some program, made.
+        #[derive(Debug)]
+        enum Made {
+            $($program($program)),*
+        }
+
+        static ALL: &[WorkloadInfo] = &[$(WorkloadInfo {
+            name: $program::NAME,
+            summary: $program::SUMMARY,
+            unit: $program::UNIT,
+            modes: $program::MODES,
+            own: $program::PARAMS,
+            make: |settings| Ok(Made::$program($program::new(settings)?)),
+        }),*];
+
+        impl Made {
+            fn run<S: System>(&self, system: &S, crew: &Crew) -> Result<Outcome, Failure> {
+                match self {
+                    $(Self::$program(program) => Outcome::of(system, program, crew)),*
+                }
+            }
+        }
+    };
+}
+
+programs!(Pft, PageFault1, PageFaultRead, PageFault1Churn, Brk1, Mmap1, SmallAllocs, Ebizzy, Forks);
+
+/// All workloads.
+pub fn all() -> &'static [WorkloadInfo] {
+    ALL
+}
+
+/// A workload with its parameters set.
+#[derive(Debug)]
+pub struct Workload {
+    info: &'static WorkloadInfo,
+    crew: Crew,
+    made: Made,
+}
+
+impl Workload {
+    /// The workload named `name` with `arguments` of the form `parameter=value`.
+    ///
+    /// # Errors
+    /// [`ParamError`] says what is wrong and what would do.
+    pub fn parse<I>(name: &str, arguments: I) -> Result<Self, ParamError>
+    where
+        I: IntoIterator,
+        I::Item: AsRef<str>,
+    {
+        let Some(info) = ALL.iter().find(|info| info.name == name) else {
+            let names: Vec<_> = ALL.iter().map(|info| info.name).collect();
+            return Err(ParamError::UnknownWorkload { name: name.into(), known: names.join(", ") });
+        };
+        let settings = Settings::parse(info.name, &info.params(), arguments)?;
+        let crew = crew(&settings, info.modes)?;
+        Ok(Self { info, crew, made: (info.make)(&settings)? })
+    }
+
+    /// What it is.
+    pub fn info(&self) -> &'static WorkloadInfo {
+        self.info
+    }
+
+    /// Who will run it.
+    pub fn crew(&self) -> &Crew {
+        &self.crew
+    }
+
+    /// Runs it on `system`.
+    ///
+    /// # Errors
+    /// The first [`Failure`] of any worker.
+    pub fn run<S: System>(&self, system: &S) -> Result<Outcome, Failure> {
+        self.made.run(system, &self.crew)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_valid_values() {
+        for info in all() {
+            for param in info.params() {
+                let text = param.kind.show(param.default);
+                assert_eq!(
+                    param.kind.parse(&text),
+                    Some(param.default),
+                    "{} {}",
+                    info.name,
+                    param.name
+                );
+            }
+            let workload = Workload::parse(info.name, [""; 0]).expect("defaults go together");
+            assert_eq!(workload.crew().mode, info.modes[0]);
+            assert_eq!(workload.crew().workers, 1);
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        for (at, info) in all().iter().enumerate() {
+            assert!(all()[..at].iter().all(|other| other.name != info.name));
+            let params = info.params();
+            for (at, param) in params.iter().enumerate() {
+                assert!(
+                    params[..at].iter().all(|other| other.name != param.name),
+                    "{}",
+                    param.name
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn mistakes_are_explained() {
+        let message = |name: &str, argument: &str| {
+            Workload::parse(name, [argument]).expect_err("a mistake").to_string()
+        };
+        assert!(message("pfft", "").contains("page_fault1"));
+        assert!(message("pft", "size").contains("name=value"));
+        assert!(message("pft", "sice=1M").contains("size"));
+        assert!(message("pft", "size=1").contains("a size like"));
+        assert!(message("pft", "threads=0").contains("from 1 to"));
+        assert!(message("forks", "mode=threads").contains("processes"));
+        assert!(message("page_fault1_churn", "mode=processes").contains("threads"));
+        assert!(message("page_fault1_churn", "churner=alone").contains("threads"));
+        assert!(message("ebizzy", "mode=both").contains("one of threads, processes"));
+    }
+}

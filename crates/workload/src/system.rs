@@ -1,0 +1,268 @@
+//! What a program asks of its system, and what a system tells about a run.
+//!
+//! Everything is generic rather than dynamic: on Linux [`Task::load`] and [`Task::store`] must
+//! compile to the bare instruction, or the benchmark would measure its own plumbing.
+
+use crate::program::Program;
+use faultless::{Advice, MapFlags, Prot};
+use std::time::Duration;
+
+/// Why a run came to nothing.
+///
+/// `Copy` and without heap memory, so that it can cross from one process to another in shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The system refused a call.
+    #[error("{call} of {len} bytes at {addr:#x}: {}", std::io::Error::from_raw_os_error(*errno))]
+    Refused {
+        /// The call, by its Linux name.
+        call: &'static str,
+        /// The address it was asked for.
+        addr: u64,
+        /// The bytes it was asked for.
+        len: u64,
+        /// Linux's error number.
+        errno: i32,
+    },
+    /// A load or store did not complete.
+    #[error("{access} at {addr:#x}: {reason}")]
+    Access {
+        /// `"load"`, `"store"` or `"copy"`.
+        access: &'static str,
+        /// The address that was accessed.
+        addr: u64,
+        /// What the system said.
+        reason: &'static str,
+    },
+    /// The system answered, and the answer is wrong.
+    #[error("wrong result: {what} at {addr:#x} is {found:#x}, not {expected:#x}")]
+    Wrong {
+        /// What was checked.
+        what: &'static str,
+        /// Where it lies.
+        addr: u64,
+        /// What it must be.
+        expected: u64,
+        /// What it is.
+        found: u64,
+    },
+    /// A signal ended a process of the workload.
+    #[error("a process of the workload was ended by signal {signal}")]
+    Killed {
+        /// The signal's number.
+        signal: i32,
+    },
+    /// A worker ended without a result.
+    #[error("worker {worker} ended without a result")]
+    Lost {
+        /// The worker's index.
+        worker: usize,
+    },
+}
+
+impl Failure {
+    /// `Ok` where `found` is `expected`, [`Failure::Wrong`] otherwise.
+    #[inline]
+    pub fn check(what: &'static str, addr: u64, expected: u64, found: u64) -> Result<(), Self> {
+        if found == expected { Ok(()) } else { Err(Self::Wrong { what, addr, expected, found }) }
+    }
+}
+
+/// One thread of a program, on some system.
+///
+/// Loads, stores and copies name the program's own memory, as [`Program`]'s contract says.
+pub trait Task: Sized {
+    /// Maps `len` bytes, at `addr` where the flags or chance have it so, and returns where.
+    ///
+    /// # Errors
+    /// [`Failure::Refused`] with Linux's error; so for all calls here.
+    fn mmap(&mut self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> Result<u64, Failure>;
+
+    /// Unmaps what is mapped in `addr..addr + len`.
+    ///
+    /// # Errors
+    /// [`Failure::Refused`].
+    fn munmap(&mut self, addr: u64, len: u64) -> Result<(), Failure>;
+
+    /// Changes what may be done with `addr..addr + len`.
+    ///
+    /// # Errors
+    /// [`Failure::Refused`].
+    fn mprotect(&mut self, addr: u64, len: u64, prot: Prot) -> Result<(), Failure>;
+
+    /// Gives advice about `addr..addr + len`.
+    ///
+    /// # Errors
+    /// [`Failure::Refused`].
+    fn madvise(&mut self, addr: u64, len: u64, advice: Advice) -> Result<(), Failure>;
+
+    /// Resizes a mapping, moving it if it must, and returns where it is now.
+    ///
+    /// # Errors
+    /// [`Failure::Refused`].
+    fn mremap(&mut self, addr: u64, len: u64, new_len: u64) -> Result<u64, Failure>;
+
+    /// Moves the program break to `addr` and returns where it is now: where it was, if `addr` would
+    /// not do. `brk(0)` only asks.
+    fn brk(&mut self, addr: u64) -> u64;
+
+    /// Loads the 8 bytes at `addr`, a multiple of 8.
+    ///
+    /// # Errors
+    /// [`Failure::Access`]; so for stores and copies.
+    fn load(&mut self, addr: u64) -> Result<u64, Failure>;
+
+    /// Stores 8 bytes at `addr`, a multiple of 8.
+    ///
+    /// # Errors
+    /// [`Failure::Access`].
+    fn store(&mut self, addr: u64, value: u64) -> Result<(), Failure>;
+
+    /// Copies `len` bytes to `to` from `from`, which do not overlap.
+    ///
+    /// # Errors
+    /// [`Failure::Access`].
+    fn copy(&mut self, to: u64, from: u64, len: u64) -> Result<(), Failure>;
+
+    /// Forks, runs `child` in the child to its end, and waits for it. The child must not allocate
+    /// from this process's heap.
+    ///
+    /// # Errors
+    /// [`Failure::Refused`], or what `child` failed with.
+    fn fork<C>(&mut self, child: C) -> Result<(), Failure>
+    where
+        C: FnOnce(&mut Self) -> Result<(), Failure>;
+
+    /// Whether the time that the crew was given is up. A load of one rarely written flag.
+    fn expired(&self) -> bool;
+}
+
+/// Runs programs.
+pub trait System {
+    /// The machine's name in results, such as `linux-6.18`.
+    fn machine(&self) -> String;
+
+    /// Runs `program` in a fresh address space with `crew`.
+    ///
+    /// # Errors
+    /// The first [`Failure`] of any worker; the address space is gone either way.
+    fn run<P: Program>(&self, program: &P, crew: &Crew) -> Result<Measured, Failure>;
+}
+
+/// Whether the workers share an address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Threads of one process.
+    Threads,
+    /// Processes of one thread each, every one with its own [`Program::State`].
+    Processes,
+}
+
+impl Mode {
+    /// `"threads"` or `"processes"`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Threads => "threads",
+            Self::Processes => "processes",
+        }
+    }
+}
+
+/// Who runs a program, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Crew {
+    /// How many workers; at least one.
+    pub workers: usize,
+    /// What they share.
+    pub mode: Mode,
+    /// When [`Task::expired`] begins to hold, counted from the common start; `None` for never.
+    pub limit: Option<Duration>,
+}
+
+/// One worker among its crew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Worker {
+    /// This one, from 0.
+    pub index: usize,
+    /// All of them.
+    pub count: usize,
+}
+
+/// What a worker did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Operations, in the program's unit.
+    pub operations: u64,
+    /// What else the program counts; see its documentation.
+    pub extra: u64,
+}
+
+/// What a worker used.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Usage {
+    /// Page faults.
+    pub faults: u64,
+    /// Seconds of processor time in the program itself.
+    pub user: f64,
+    /// Seconds of processor time in the system.
+    pub system: f64,
+}
+
+impl std::ops::AddAssign for Usage {
+    fn add_assign(&mut self, other: Self) {
+        self.faults += other.faults;
+        self.user += other.user;
+        self.system += other.system;
+    }
+}
+
+/// One worker's part of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Report {
+    /// What it did.
+    pub tally: Tally,
+    /// What it used, its forked children with it.
+    pub usage: Usage,
+    /// When it began and ended, in seconds of a clock common to the crew.
+    pub span: (f64, f64),
+}
+
+impl Report {
+    /// Seconds from its begin to its end.
+    pub fn wall(&self) -> f64 {
+        self.span.1 - self.span.0
+    }
+}
+
+/// A run, worker by worker. Preparation and final checks are not in it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Measured {
+    /// The workers, by index.
+    pub workers: Vec<Report>,
+}
+
+impl Measured {
+    /// Seconds from the first begin to the last end.
+    pub fn wall(&self) -> f64 {
+        let first = self.workers.iter().map(|worker| worker.span.0).fold(f64::INFINITY, f64::min);
+        let last = self.workers.iter().map(|worker| worker.span.1).fold(0.0, f64::max);
+        (last - first).max(0.0)
+    }
+
+    /// What the whole crew did.
+    pub fn tally(&self) -> Tally {
+        self.workers.iter().fold(Tally::default(), |sum, worker| Tally {
+            operations: sum.operations + worker.tally.operations,
+            extra: sum.extra + worker.tally.extra,
+        })
+    }
+
+    /// What the whole crew used.
+    pub fn usage(&self) -> Usage {
+        let mut sum = Usage::default();
+        for worker in &self.workers {
+            sum += worker.usage;
+        }
+        sum
+    }
+}
