@@ -213,7 +213,7 @@ impl<'l> Owner<'l> {
         let now = core::mem::replace(&mut self.pages[page], before);
         cpu.switch(&child, |cpu| {
             let mut first = Vec::new();
-            for page in 0..PAGES {
+            for (page, &later) in later.iter().enumerate() {
                 // An owner may have had it unmapped; nobody else is in here.
                 first.push(if cpu.mprotect(at(page), PAGE, RW).is_err() {
                     None
@@ -222,7 +222,7 @@ impl<'l> Owner<'l> {
                     Some(self.pages[page])
                 } else {
                     let value = Value::load(cpu, at(page))?;
-                    assert!(value.may_be(page as u64, later[page]), "later: {page}: {value:?}");
+                    assert!(value.may_be(page as u64, later), "later: {page}: {value:?}");
                     Some(value)
                 });
             }

@@ -42,7 +42,7 @@ fn a_frame_used_again_too_early_is_caught() {
             std::thread::yield_now();
         }
     };
-    process.run(|cpu| map(cpu)).unwrap();
+    process.run(|cpu| Ok(map(cpu)?)).unwrap();
     process
         .run_threads(2, |cpu, number| {
             if number == 0 {

@@ -160,3 +160,23 @@ fn mprotect_down_to_the_start_of_a_stack_locks_what_is_below() {
     audit(&cpu0, &[&space]).unwrap();
     space.exit(&cpu0);
 }
+
+/// A fault that copies takes a reference to a frame before it knows that the frame is still the one it
+/// saw; meanwhile the frame may have become a table, and be freed.
+#[test]
+fn a_table_that_a_late_copy_refers_to_is_freed_once() {
+    let vm = guest::vm(1, 64);
+    let cpu0 = cpu(&vm, 0);
+    let space = Space::new(&cpu0).unwrap();
+    let table = space.root();
+    assert!(vm.frames.meta(table).get_ref_unless_zero());
+    space.exit(&cpu0);
+    // Whoever gets a frame now must not get this one.
+    let other = Space::new(&cpu0).unwrap();
+    assert_ne!(other.root(), table);
+    // SAFETY: the reference taken above, which never was a mapping.
+    unsafe { cpu0.put_unmapped(table) };
+    other.exit(&cpu0);
+    cpu0.drain();
+    assert_eq!(audit(&cpu0, &[]).unwrap().taken(), 1, "only the page of zeros is left");
+}
