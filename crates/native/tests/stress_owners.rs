@@ -85,6 +85,7 @@ impl<'l> Owner<'l> {
         let value = self.latest.next(page as u64);
         self.insist(cpu, page, || value.store(cpu, at(page)))?;
         self.pages[page] = value;
+        self.latest.settle(page as u64, value);
         Ok(())
     }
 
@@ -93,7 +94,11 @@ impl<'l> Owner<'l> {
         let page = self.own();
         let addr = at(page);
         self.check(cpu, page)?;
-        match self.random.u32(0..16) {
+        let what = self.random.u32(0..16);
+        if what >= 7 {
+            self.latest.settle(page as u64, Value::ZERO);
+        }
+        match what {
             0..7 => self.store(cpu, page)?,
             7 | 8 => {
                 cpu.madvise(addr, PAGE, Advice::DontNeed)?;
@@ -123,6 +128,7 @@ impl<'l> Owner<'l> {
             13 | 14 => self.put_aside(cpu, page)?,
             _ => self.heap(cpu)?,
         }
+        self.latest.settle(page as u64, self.pages[page]);
         self.check(cpu, page)
     }
 
@@ -189,8 +195,7 @@ impl<'l> Owner<'l> {
     /// Looks at another owner's page.
     fn peep(&mut self, cpu: &NativeCpu<'_, '_>) {
         let page = self.random.usize(0..PAGES);
-        if let Ok(value) = Value::load(cpu, at(page)) {
-            assert!(value.may_be(page as u64, self.latest.of(page as u64)), "{page}: {value:?}");
+        if let Ok(value) = self.latest.peep(page as u64, || Value::load(cpu, at(page))) {
             if value != Value::ZERO {
                 assert!(value.generation() >= self.seen[page], "{page}: {value:?} came back");
                 self.seen[page] = value.generation();
@@ -285,7 +290,7 @@ impl<'l> Owner<'l> {
             steps += 1;
             self.rule(cpu)?;
             self.meddle(cpu);
-            self.peep(cpu);
+            (0..4).for_each(|_| self.peep(cpu));
             (0..6).for_each(|_| self.tear(cpu));
             if steps % 32 == self.number as u64 * 8 {
                 self.fork(cpu)?;

@@ -5,7 +5,7 @@
 //! test goes on for longer, within reason, until the overlaps that it is about were seen.
 
 use super::PAGE;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use faultless::{AnonVmaCheck, Counter, Locking, Setting, Totals};
 use faultless_native::{Checked, Config, Native, NativeCpu, Process, Signal, Stop};
 use std::time::{Duration, Instant};
@@ -148,11 +148,11 @@ impl Value {
     pub const ZERO: Self = Self(0);
 
     pub fn new(page: u64, generation: u64) -> Self {
-        Self(MAGIC << 48 | page << 36 | generation)
+        Self(MAGIC << 48 | page << GENERATION_BITS | generation)
     }
 
     pub fn generation(self) -> u64 {
-        self.0 & ((1 << 36) - 1)
+        self.0 & ((1 << GENERATION_BITS) - 1)
     }
 
     /// Whether this may be found in `page`, whose latest generation is `latest`.
@@ -179,20 +179,56 @@ impl Value {
     }
 }
 
-/// The latest generation stored to each page, told before the store.
-pub struct Latest<const PAGES: usize>([AtomicU64; PAGES]);
+/// What threads tell each other of pages that one thread alone stores to.
+pub struct Latest<const PAGES: usize> {
+    /// The latest generation, told before it is stored.
+    begun: [AtomicU64; PAGES],
+    /// The generation that a page is known to hold, or 0, and how often this was told.
+    settled: [AtomicU64; PAGES],
+}
+
+const GENERATION_BITS: u32 = 36;
 
 impl<const PAGES: usize> Latest<PAGES> {
     pub fn new() -> Self {
-        Self(core::array::from_fn(|_| AtomicU64::new(0)))
+        let zeros = || core::array::from_fn(|_| AtomicU64::new(0));
+        Self { begun: zeros(), settled: zeros() }
     }
 
-    /// The next value for `page`, which one thread alone stores to.
+    /// The next value for `page`.
     pub fn next(&self, page: u64) -> Value {
-        Value::new(page, self.0[page as usize].fetch_add(1, Ordering::SeqCst) + 1)
+        Value::new(page, self.begun[page as usize].fetch_add(1, Ordering::SeqCst) + 1)
     }
 
     pub fn of(&self, page: u64) -> u64 {
-        self.0[page as usize].load(Ordering::SeqCst)
+        self.begun[page as usize].load(Ordering::SeqCst)
+    }
+
+    /// The owner of `page` says that from now on, until it says something else, whoever loads from
+    /// the page finds `value` or a later one; nothing is known if it is zero.
+    pub fn settle(&self, page: u64, value: Value) {
+        let settled = &self.settled[page as usize];
+        let told = (settled.load(Ordering::SeqCst) >> GENERATION_BITS) + 1;
+        settled.store(told << GENERATION_BITS | value.generation(), Ordering::SeqCst);
+    }
+
+    /// Loads from `page` by `load`, and checks what anybody may know of it: that the value is of the
+    /// page, is not of the future, and is not older than what was settled all the time.
+    pub fn peep(
+        &self,
+        page: u64,
+        load: impl FnOnce() -> Result<Value, Signal>,
+    ) -> Result<Value, Signal> {
+        let settled = &self.settled[page as usize];
+        let before = settled.load(Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let value = load()?;
+        fence(Ordering::SeqCst);
+        assert!(value.may_be(page, self.of(page)), "page {page} holds {value:?}");
+        if settled.load(Ordering::SeqCst) == before {
+            let least = before & ((1 << GENERATION_BITS) - 1);
+            assert!(value.generation() >= least, "page {page} holds {value:?}, {least} is old");
+        }
+        Ok(value)
     }
 }
