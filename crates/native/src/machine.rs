@@ -141,7 +141,7 @@ impl Jitter {
         // Fibonacci hashing: neighbouring numbers have nothing in common.
         let moment = self.moments.fetch_add(1, Ordering::Relaxed) + 1;
         let mixed = moment.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_right(29);
-        if mixed % u64::from(self.one_in) != 0 {
+        if !mixed.is_multiple_of(u64::from(self.one_in)) {
             return;
         }
         // As long as another CPU's fault takes, or as long as another thread has the core.

@@ -195,11 +195,11 @@ impl<'l> Owner<'l> {
     /// Looks at another owner's page.
     fn peep(&mut self, cpu: &NativeCpu<'_, '_>) {
         let page = self.random.usize(0..PAGES);
-        if let Ok(value) = self.latest.peep(page as u64, || Value::load(cpu, at(page))) {
-            if value != Value::ZERO {
-                assert!(value.generation() >= self.seen[page], "{page}: {value:?} came back");
-                self.seen[page] = value.generation();
-            }
+        if let Ok(value) = self.latest.peep(page as u64, || Value::load(cpu, at(page)))
+            && value != Value::ZERO
+        {
+            assert!(value.generation() >= self.seen[page], "{page}: {value:?} came back");
+            self.seen[page] = value.generation();
         }
     }
 

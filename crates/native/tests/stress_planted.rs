@@ -42,7 +42,7 @@ fn a_frame_used_again_too_early_is_caught() {
             std::thread::yield_now();
         }
     };
-    process.run(|cpu| Ok(map(cpu)?)).unwrap();
+    process.run(|cpu| map(cpu)).unwrap();
     process
         .run_threads(2, |cpu, number| {
             if number == 0 {
@@ -105,7 +105,7 @@ fn a_permission_to_store_that_was_kept_is_caught() {
 fn a_frame_that_is_lost_is_missed_by_the_audit() {
     let native = machine(1);
     let process = native.process().unwrap();
-    process.run(|cpu| Ok(map(cpu).and_then(|at| Ok(cpu.store(at, 1u64)?))?)).unwrap();
+    process.run(|cpu| map(cpu).and_then(|at| Ok(cpu.store(at, 1u64)?))).unwrap();
     native.audit(&[&process]).unwrap();
     // To an audit that is not told of the process, its page and tables are lost.
     assert!(native.audit(&[]).is_err());
