@@ -359,10 +359,10 @@ impl<'v, M: Machine> Cpu<'v, M> {
         // SAFETY: handed on.
         unsafe {
             range::free_all(&self.vm.machine, table, level, &mut |number| {
-                // A table has one reference, that of the entry it was in.
-                self.vm.frames.meta(number).put_ref();
-                let frame = self.vm.frames.reclaim(number).settle();
-                self.free(frame);
+                // That of the entry it was in. A copying fault that saw the frame in an earlier life
+                // may have another, for the moment until it looks again; then the frame is its to
+                // free.
+                self.put_unmapped(number);
             });
         }
     }
