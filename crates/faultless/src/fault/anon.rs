@@ -1,12 +1,12 @@
 //! The first touch of private anonymous memory.
 
-use super::{Attempt, FaultKind};
+use super::{Attempt, FaultKind, overtaken};
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
 use crate::frame::Use;
 use crate::machine::Machine;
 use crate::rmap::AnonVma;
-use crate::space::vma::{Prot, Vma, VmaFlags};
+use crate::space::vma::{Vma, VmaFlags};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::table::entry::Entry;
@@ -15,6 +15,7 @@ use crate::table::protocol;
 impl<M: Machine> Attempt<'_, '_, M> {
     /// A read (or instruction fetch) of memory never written: the page of zeros, which nobody counts
     /// and which needs no reverse map. `None`: another CPU changed the entry first.
+    #[inline(always)]
     pub(super) fn read_untouched(self, slot: &AtomicU64) -> Result<Option<FaultKind>, Abort> {
         let entry = self.leaf(self.cpu.vm().zero).special();
         let Ok(held) = protocol::take(slot, Entry::NONE) else {
@@ -22,21 +23,22 @@ impl<M: Machine> Attempt<'_, '_, M> {
         };
         if !self.ticket.stands() {
             held.revert();
-            return Err(self.overtaken(slot));
+            return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
         held.commit(entry);
         self.cpu.count(Counter::ZeroPage);
         Ok(Some(FaultKind::ZeroPage))
     }
 
-    /// A write to memory never touched: a fresh page of zeros.
+    /// A write to memory never touched: a fresh page of zeros, under the reverse-map root numbered
+    /// `root`.
     #[inline(always)]
     pub(super) fn write_untouched(
         self,
         prepared: &mut Prepared,
         slot: &AtomicU64,
+        root: u64,
     ) -> Result<Option<FaultKind>, Abort> {
-        let root = self.root()?;
         let frame = prepared.zeroed(self.cpu).ok_or(Abort::NoMemory)?;
         let entry = self.leaf(frame.number()).writable_dirty();
         let Ok(held) = protocol::take(slot, Entry::NONE) else {
@@ -46,7 +48,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         if !self.ticket.stands() {
             held.revert();
             prepared.keep_zeroed(frame);
-            return Err(self.overtaken(slot));
+            return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
         let index = self.vma.area.index_of(self.page);
         self.cpu.vm().frames.publish(frame, Use::Anon, root, index);
@@ -59,7 +61,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     /// A leaf for `frame` as the VMA protects it, stores forbidden for now.
     #[inline(always)]
     pub(super) fn leaf(self, frame: crate::FrameNumber) -> Entry {
-        Entry::leaf(frame).with_execute(self.vma.area.allows(Prot::EXEC))
+        self.vma.leaf.of(frame)
     }
 
     /// The number of the VMA's reverse-map root, made now if there is none: an anonymous page is
@@ -112,7 +114,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     }
 
     /// Another CPU changed the entry between our look and our swap.
-    #[cold]
+    #[inline(always)]
     pub(super) fn outrun(self) -> Result<Option<FaultKind>, Abort> {
         self.cpu.count(Counter::TrylockFailed);
         Ok(None)

@@ -1,7 +1,7 @@
 //! A write to a page that is mapped read-only in a VMA that may be written: copy-on-write, or
 //! reuse by the last owner.
 
-use super::{Attempt, FaultKind};
+use super::{Attempt, FaultKind, overtaken};
 use crate::addr::VirtRange;
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
@@ -45,7 +45,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let meta = self.cpu.vm().frames.meta(seen.frame());
         if !self.ticket.stands() {
             held.revert();
-            return Err(self.overtaken(slot));
+            return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
         if meta.refs() != 1 {
             held.revert();
@@ -73,7 +73,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         };
         if !self.ticket.stands() {
             held.revert();
-            return Err(self.overtaken(slot));
+            return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
         held.commit(seen.writable_dirty());
         self.cpu.count(counter);
@@ -96,7 +96,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         if !self.ticket.stands() {
             held.revert();
             prepared.keep_zeroed(frame);
-            return Err(self.overtaken(slot));
+            return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
         // While the entry is busy: nobody may read zeros here once somebody may have stored.
         shoot(self.cpu, self.space, VirtRange::page(self.page));
@@ -149,7 +149,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             held.revert();
             put();
             prepared.keep_clean(frame);
-            return Err(self.overtaken(slot));
+            return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
         // While the entry is busy: no CPU may read the old page once another may store to the new.
         shoot(self.cpu, self.space, VirtRange::page(self.page));

@@ -317,29 +317,35 @@ enum Refusal {
 }
 
 impl<'v, M: Machine> Attempt<'_, 'v, M> {
-    /// The one path.
+    /// The one path. What most faults need comes first, in one go; whatever is out of the ordinary
+    /// continues in [`serve_at_length`].
     #[inline(always)]
     fn serve(self, prepared: &mut Prepared) -> Result<FaultKind, Abort> {
-        let slot = self.slot(prepared)?;
-        loop {
-            let seen = node::load(slot);
-            let done = if seen.is_none() {
-                match (self.vma.area.is_private(), self.access) {
-                    (true, Access::Write) => self.write_untouched(prepared, slot)?,
-                    (true, Access::Read | Access::Execute) => self.read_untouched(slot)?,
-                    (false, _) => self.map_shared(prepared, slot)?,
+        // SAFETY: the attempt runs in a grace section, which outlives it.
+        let reached = unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) };
+        if let Reached::Last(slots) = reached
+            && self.vma.area.is_private()
+        {
+            let slot = &slots[node::index(self.page, LAST)];
+            let root = self.vma.root.id();
+            if node::load(slot).is_none() {
+                let done = if self.access != Access::Write {
+                    self.read_untouched(slot)?
+                } else if root != 0 {
+                    self.write_untouched(prepared, slot, root)?
+                } else {
+                    None
+                };
+                if let Some(kind) = done {
+                    return Ok(kind);
                 }
-            } else {
-                self.serve_touched(prepared, slot, seen)?
-            };
-            if let Some(kind) = done {
-                return Ok(kind);
             }
         }
+        let Self { cpu, space, vma, ticket, page, access } = self;
+        serve_at_length(cpu, space, vma, ticket, page, access, prepared)
     }
 
     /// The slot of the page, below tables that are there or are put there now.
-    #[inline(always)]
     fn slot(self, prepared: &mut Prepared) -> Result<&'v AtomicU64, Abort> {
         loop {
             // SAFETY: the attempt runs in a grace section, which outlives it.
@@ -352,7 +358,7 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
                     } else if seen.is_present() {
                         return Err(Abort::NotSupported);
                     } else {
-                        table::publish(self.cpu, &self.ticket, slot, level, prepared)?;
+                        table::publish(self.cpu, self.ticket, slot, level, prepared)?;
                     }
                 }
             }
@@ -382,17 +388,52 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
         self.cpu.count(Counter::Spurious);
         Ok(Some(FaultKind::Spurious))
     }
+}
 
-    /// Why the ticket did not stand: a writer came in between. It may be long gone, and the table
-    /// with the entry too.
-    #[cold]
-    fn overtaken(self, slot: &AtomicU64) -> Abort {
-        // SAFETY: the attempt runs in a grace section.
-        match unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) } {
-            Reached::Last(slots) if core::ptr::eq(slot, &slots[node::index(self.page, LAST)]) => {
-                Abort::VmaChanged
+/// The rest of [`Attempt::serve`]. It takes its parts, and not the whole, so that these stay in
+/// registers on the way that most faults go.
+#[cold]
+#[inline(never)]
+fn serve_at_length<M: Machine>(
+    cpu: &Cpu<'_, M>,
+    space: &Space<M>,
+    vma: &Vma,
+    ticket: Ticket<'_>,
+    page: u64,
+    access: Access,
+    prepared: &mut Prepared,
+) -> Result<FaultKind, Abort> {
+    let attempt = Attempt { cpu, space, vma, ticket, page, access };
+    let slot = attempt.slot(prepared)?;
+    loop {
+        let seen = node::load(slot);
+        let done = if seen.is_none() {
+            match (vma.area.is_private(), access) {
+                (true, Access::Write) => {
+                    attempt.write_untouched(prepared, slot, attempt.root()?)?
+                }
+                (true, Access::Read | Access::Execute) => attempt.read_untouched(slot)?,
+                (false, _) => attempt.map_shared(prepared, slot)?,
             }
-            _ => Abort::TableChanged,
+        } else {
+            attempt.serve_touched(prepared, slot, seen)?
+        };
+        if let Some(kind) = done {
+            return Ok(kind);
         }
+    }
+}
+
+/// Why a ticket did not stand: a writer came in between. It may be long gone, and the table with the
+/// entry too. Called in the attempt's grace section.
+#[cold]
+#[inline(never)]
+fn overtaken<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, page: u64, slot: &AtomicU64) -> Abort {
+    // SAFETY: inside a grace section.
+    match unsafe { descend(cpu.vm().machine(), space.root(), page) } {
+        Reached::Last(slots) if core::ptr::eq(slot, &slots[node::index(page, LAST)]) => {
+            Abort::VmaChanged
+        }
+        _ => Abort::TableChanged,
     }
 }

@@ -1,6 +1,6 @@
 //! The first touch of a page of shared memory through one mapping.
 
-use super::{Access, Attempt, FaultKind};
+use super::{Access, Attempt, FaultKind, overtaken};
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
 use crate::machine::Machine;
@@ -36,7 +36,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         };
         if !self.ticket.stands() {
             held.revert();
-            return Err(self.overtaken(slot));
+            return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
         // The object's own reference keeps the frame while the object lives, and a VMA that stands
         // keeps the object alive.

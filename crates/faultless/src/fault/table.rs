@@ -22,7 +22,7 @@ use crate::vm::Cpu;
 #[cold]
 pub(crate) fn publish<M: Machine>(
     cpu: &Cpu<'_, M>,
-    ticket: &Ticket<'_>,
+    ticket: Ticket<'_>,
     slot: &AtomicU64,
     level: u32,
     prepared: &mut Prepared,

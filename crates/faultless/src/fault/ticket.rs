@@ -4,52 +4,48 @@ use crate::space::vma::Vma;
 use crate::stat::{Counter, Point};
 
 /// What makes the answer of a fault true at the moment it is installed.
+///
+/// Two words, so that it travels in registers.
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket<'a> {
-    hold: Hold<'a>,
+    /// The VMA whose sequence was `seen`, and must be so still; or none, when a lock is held.
+    vma: Option<&'a Vma>,
+    /// Without a VMA: [`VMA_LOCK`] or [`SPACE_LOCK`].
+    seen: u64,
 }
 
-/// What the fault holds while it works.
-#[derive(Clone, Copy, Debug)]
-enum Hold<'a> {
-    /// Nothing: the VMA's sequence was `seen`, and must be so still.
-    Nothing { vma: &'a Vma, seen: u64 },
-    /// The VMA's lock, to read: writers of the VMA are out, its neighbours may change.
-    VmaLock,
-    /// A lock that keeps writers of this page and its neighbours out.
-    SpaceLock,
-}
+/// The VMA's lock is held: writers of the VMA are out, its neighbours may change.
+const VMA_LOCK: u64 = 1;
+/// A lock is held that keeps writers of this page and its neighbours out.
+const SPACE_LOCK: u64 = 3;
 
 impl<'a> Ticket<'a> {
     /// A ticket without a lock: good while the sequence of `vma` is `seen`.
     #[inline(always)]
     pub const fn speculative(vma: &'a Vma, seen: u64) -> Self {
-        Self { hold: Hold::Nothing { vma, seen } }
+        Self { vma: Some(vma), seen }
     }
 
     /// A ticket under the VMA's lock.
     pub const fn vma_lock() -> Self {
-        Self { hold: Hold::VmaLock }
+        Self { vma: None, seen: VMA_LOCK }
     }
 
     /// A ticket under a lock that keeps everybody out who could change the mapping.
     pub const fn held() -> Self {
-        Self { hold: Hold::SpaceLock }
+        Self { vma: None, seen: SPACE_LOCK }
     }
 
     /// Whether the answer still stands. Called with the entry held, which makes a yes final: a
     /// writer that comes later waits for the entry.
     #[inline(always)]
-    pub fn stands(&self) -> bool {
-        match self.hold {
-            Hold::Nothing { vma, seen } => vma.sequence.unchanged(seen),
-            Hold::VmaLock | Hold::SpaceLock => true,
-        }
+    pub fn stands(self) -> bool {
+        self.vma.is_none_or(|vma| vma.sequence.unchanged(self.seen))
     }
 
     /// Whether it is held up by a VMA lock alone.
-    pub const fn is_vma_lock(&self) -> bool {
-        matches!(self.hold, Hold::VmaLock)
+    pub const fn is_vma_lock(self) -> bool {
+        self.vma.is_none() && self.seen == VMA_LOCK
     }
 }
 

@@ -74,7 +74,7 @@ impl SharedObject {
                         continue;
                     }
                     // Nothing can change the object behind our back, so the answer stands.
-                    if table::publish(cpu, &Ticket::held(), slot, level, prepared)
+                    if table::publish(cpu, Ticket::held(), slot, level, prepared)
                         == Err(Abort::NoMemory)
                     {
                         return Err(OutOfMemory);

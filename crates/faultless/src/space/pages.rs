@@ -61,7 +61,7 @@ pub(super) unsafe fn last_table<'v, M: Machine>(
             Reached::Above { slot, level, .. } => {
                 protocol::look(slot, cpu);
                 if node::load(slot).is_none()
-                    && table::publish(cpu, &Ticket::held(), slot, level, &mut prepared)
+                    && table::publish(cpu, Ticket::held(), slot, level, &mut prepared)
                         == Err(Abort::NoMemory)
                 {
                     break Err(OutOfMemory);

@@ -13,6 +13,7 @@ use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::grace::RetireLink;
 use crate::sync::sequence::Sequence;
 use crate::sync::wait::Wait;
+use crate::table::Entry;
 use bitflags::bitflags;
 use core::fmt;
 
@@ -133,6 +134,8 @@ pub struct Vma {
     pub(crate) lock: VmaLock,
     /// The reverse-map root, once an anonymous page was made.
     pub(crate) root: RootSlot,
+    /// What its entries look like: computed once, used by every fault.
+    pub(crate) leaf: Entry,
     /// What it is.
     pub area: Area,
 }

@@ -46,6 +46,19 @@ impl Entry {
         Self(frame.phys() | PRESENT | USER | ACCESSED | NO_EXECUTE)
     }
 
+    /// A leaf without a frame, readable, with what a VMA says about fetches: to be completed by
+    /// [`of`](Self::of).
+    #[inline]
+    pub const fn template(execute: bool) -> Self {
+        Self::leaf(FrameNumber(0)).with_execute(execute)
+    }
+
+    /// This template, completed with `frame`.
+    #[inline(always)]
+    pub const fn of(self, frame: FrameNumber) -> Self {
+        Self(self.0 | frame.phys())
+    }
+
     /// An entry of an upper level that points to the table in `frame`.
     #[inline]
     pub const fn table(frame: FrameNumber) -> Self {
