@@ -16,9 +16,9 @@ use faultless::sync::wait::{Wait, until};
 use faultless::{CpuId, VirtRange};
 use loom::cell::UnsafeCell;
 use loom::model::Builder;
-use loom::sync::Arc;
 use loom::thread;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 const NONE: VirtRange = VirtRange { start: 0, end: 0 };
 
