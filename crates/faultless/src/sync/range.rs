@@ -33,7 +33,7 @@ pub type ClaimSlots = PerCpu<[ClaimSlot; MAX_CLAIMS]>;
 
 /// Room for one claim.
 ///
-/// *Invariant (slot and list):* a slot whose `state` is not [`FREE`] is in one lock's list, and but
+/// *Invariant (slot and list):* a slot whose `state` is not `FREE` is in one lock's list, and but
 /// for the state only whoever has that list's spin lock reads or writes it; a free one belongs to
 /// its CPU.
 #[derive(Debug, Default)]

@@ -72,9 +72,12 @@ impl<T> SpinLock<T> {
     /// Takes the lock if nobody holds it.
     #[inline]
     pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
-        // Acquire meets the Release of the guard's drop.
-        // A guard that is not had must not be made either: dropping it would free the lock.
-        (!self.held.swap(true, Ordering::Acquire)).then(|| SpinGuard { lock: self })
+        // Acquire meets the Release of the guard's drop. Not a swap, whose failure would store: the
+        // model checker then does not know that the holder's release comes later.
+        let taken =
+            self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        // Lazily: dropping a guard that does not hold the lock would free it.
+        taken.then(|| SpinGuard { lock: self })
     }
 
     /// The value, which nobody else can reach now.
@@ -152,6 +155,7 @@ mod tests {
         let mut guard = lock.lock(&Spin);
         *guard += 1;
         assert!(lock.try_lock().is_none());
+        assert!(lock.try_lock().is_none(), "a failed attempt leaves the lock alone");
         drop(guard);
         assert_eq!(*lock.try_lock().unwrap(), 2);
         *lock.get_mut() += 1;
