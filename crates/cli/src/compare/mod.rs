@@ -1,0 +1,153 @@
+//! `faultless compare`, the main job: every workload and recording under every policy.
+//!
+//! The configurations of a workload take turns, in another order each round: what else the machine
+//! does hits all alike, and their ratios are of one stretch of time. Results are printed and
+//! written as each workload ends; the summary comes last, where the eye is.
+
+mod subject;
+
+use crate::args::CompareArgs;
+use crate::error::CliError;
+use crate::interrupt;
+use crate::report::Style;
+use crate::report::columns::{Measure, Report};
+use crate::report::json::Json;
+use crate::report::number::scaled;
+use crate::report::progress::Progress;
+use crate::report::table;
+use crate::run;
+use crate::settings::{Settings, policies};
+use faultless::Locking;
+use std::io::{self, Write};
+use subject::{Scale, subjects};
+
+/// Memory of the workloads' machine in bytes, and for each thread.
+const MEMORY: u64 = 256 << 20;
+const MEMORY_PER_THREAD: u64 = 32 << 20;
+/// Threads where none are asked for, at most.
+const THREADS: usize = 16;
+
+/// Compares.
+pub fn run(args: &CompareArgs) -> Result<(), CliError> {
+    let host = std::thread::available_parallelism().map_or(2, usize::from);
+    let threads = args.threads.map_or(host.min(THREADS), usize::from);
+    let scale = if args.quick {
+        Scale { threads, seconds: 0.05, rounds: 3, replays: 1 }
+    } else {
+        Scale { threads, seconds: 0.15, rounds: 5, replays: 3 }
+    };
+    let subjects = subjects(&args.only, &scale)?;
+    let mut json = Json::open(args.json.json.as_deref())?;
+    let policies = policies(&args.set.set);
+    let settings = Settings::new(&args.set.set);
+    let memory = MEMORY + MEMORY_PER_THREAD * threads as u64;
+    let native = run::machine(memory, threads)?;
+    let style = Style::detect();
+    let mut out = io::stdout();
+
+    let steps = subjects.iter().map(|s| s.rounds(&scale) * s.width(&policies)).sum::<usize>();
+    let progress = Progress::new(steps as u64);
+    let mut reports = Vec::new();
+    let mut failures = Vec::new();
+    for subject in subjects {
+        if interrupt::requested() {
+            break;
+        }
+        let (name, rounds) = (subject.name(), subject.rounds(&scale));
+        progress.begin(&name);
+        let (title, unit, mut columns, ready) = subject.prepare(&native, &policies, &settings)?;
+        let width = columns.len();
+        let mut failed = vec![false; width];
+        for turn in 0..rounds * width {
+            // Each round begins with another configuration.
+            let at = (turn / width + turn % width) % width;
+            if interrupt::requested() {
+                break;
+            }
+            if !failed[at] {
+                match ready.sample(&columns[at]) {
+                    Ok(sample) => columns[at].samples.extend(sample),
+                    Err(error) => {
+                        failed[at] = true;
+                        failures.push(format!("{name} under {}: {error}", columns[at].name));
+                    }
+                }
+            }
+            progress.advance(1);
+        }
+        let report = Report { title, unit, columns };
+        if !report.is_empty() {
+            progress.print(|| report.print(&mut out, style))?;
+            report.json(&mut json)?;
+            reports.push((name, report));
+        }
+    }
+    drop(progress);
+    summary(&mut out, &reports, &policies, style)?;
+    if interrupt::requested() {
+        writeln!(out, "Interrupted: this is what there was.")?;
+    }
+    if failures.is_empty() { Ok(()) } else { Err(CliError::Failed(failures.join("\n"))) }
+}
+
+/// A row a workload: its rate under each policy, and what the last policy makes of the first.
+fn summary(
+    out: &mut impl Write,
+    reports: &[(String, Report)],
+    policies: &[Locking],
+    style: Style,
+) -> Result<(), CliError> {
+    if reports.is_empty() {
+        return Ok(());
+    }
+    let linux = reports.iter().flat_map(|(_, report)| &report.columns);
+    let linux = linux.map(|column| &column.context.machine).find(|machine| *machine != "native");
+    let mut head = vec!["per second".to_owned(), "of".to_owned()];
+    head.extend(policies.iter().map(|locking| locking.name().to_owned()));
+    let last = policies.last().map_or("", |locking| locking.name());
+    for earlier in policies.iter().rev().skip(1).rev() {
+        head.push(format!("{last} / {}", earlier.name()));
+    }
+    head.extend(linux.cloned());
+    let mut table = table::numbers(&head, style);
+    for (name, report) in reports {
+        let measure = report.measure();
+        let of = match measure {
+            Measure::Faults => "faults",
+            Measure::Operations => report.unit,
+        };
+        let rate = |machine: &str, locking: Option<Locking>| {
+            // Of several settings of a policy the last, which is the default.
+            let mut columns = report.columns.iter().rev();
+            let column = columns.find(|column| {
+                column.context.machine == machine
+                    && column.settings().map(|settings| settings.locking) == locking
+            })?;
+            column.median().map(|sample| measure.rate(&sample))
+        };
+        let show = |rate: Option<f64>| rate.map_or("-".to_owned(), |r| scaled(r).trim().to_owned());
+        let rates: Vec<_> = policies.iter().map(|policy| rate("native", Some(*policy))).collect();
+        let mut cells = vec![name.clone(), of.to_owned()];
+        cells.extend(rates.iter().map(|rate| show(*rate)));
+        if let Some((best, earlier)) = rates.split_last() {
+            for rate in earlier {
+                let ratio = best.zip(*rate).filter(|(_, rate)| *rate > 0.0);
+                cells.push(ratio.map_or("-".to_owned(), |(best, rate)| format!("{:.2}x", best / rate)));
+            }
+        }
+        if let Some(linux) = linux {
+            cells.push(show(rate(linux, None)));
+        }
+        table::row(&mut table, cells);
+    }
+    writeln!(out, "\nSummary\n{table}")?;
+    if let Some(linux) = linux {
+        writeln!(
+            out,
+            "{linux} is this host's kernel: each of its faults pays the hardware exception, which the \
+             native\nmachine's software MMU does not; each native load and store pays the software MMU, \
+             which the\nhost's do not. Compare policies within native; take {linux} as the scale."
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,340 @@
+//! Executes a [`Plan`] on the native machine: one host thread to a recorded thread, each at full
+//! speed on a CPU of its own, held back only by what the plan says it must wait for.
+//!
+//! A recorded process is a process of the machine, from the operation that begins it to its last
+//! thread's exit. A thread gives up its CPU while it waits, and for what is done from outside of
+//! guest code: to fork, to launch a program, to start again with an empty space.
+//!
+//! Every touch must succeed. A signal means that plan or subsystem is wrong, and ends the replay
+//! with an error that names the operation.
+
+use super::gate::Gate;
+use crate::run::Sample;
+use faultless::{Access, Advice, MapFlags, Prot, RemapFlags};
+use faultless_native::{Native, NativeCpu, Process, Stop};
+use faultless_trace::event;
+use faultless_trace::plan::{At, Op, Plan, Thread};
+use nix::sys::resource::{UsageWho, getrusage};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, Scope};
+use std::time::Instant;
+
+/// Host threads run a loop, no recursion.
+const STACK: usize = 256 << 10;
+/// Looks at a gate before the CPU is given up for the wait.
+const LOOKS: u32 = 256;
+
+/// What a replay came to.
+#[derive(Clone, Copy, Debug)]
+pub struct Replayed {
+    /// Its measurements; operations are the plan's.
+    pub sample: Sample,
+    /// `madvise` calls left out: advice that the subsystem does not know, or refuses for anonymous
+    /// memory in place of a file.
+    pub advice_ignored: u64,
+    /// Whether all of the plan was done, not stopped before.
+    pub complete: bool,
+}
+
+/// An operation that did not go as recorded.
+#[derive(Clone, Debug)]
+pub struct ReplayError {
+    /// The thread, by number and name.
+    pub thread: (u32, String),
+    /// The number of the operation in its thread.
+    pub op: u32,
+    /// The operation, in words.
+    pub what: String,
+    /// What came of it.
+    pub why: String,
+}
+
+impl fmt::Display for ReplayError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { thread: (number, name), op, what, why } = self;
+        write!(f, "thread {number} ({name}), operation {op}, {what}: {why}")
+    }
+}
+
+/// Replays `plan`; `stop` ends it early.
+///
+/// # Errors
+/// The first operation that failed.
+pub fn replay(native: &Native, plan: &Plan, stop: fn() -> bool) -> Result<Replayed, ReplayError> {
+    let replay = Replay {
+        native,
+        plan,
+        gates: Gate::all(plan),
+        interrupted: stop,
+        failed: AtomicBool::new(false),
+        failure: Mutex::new(None),
+        operations: AtomicU64::new(0),
+        advice_ignored: AtomicU64::new(0),
+    };
+    let before = native.vm().totals();
+    let (user, system) = processor_time();
+    let began = Instant::now();
+    std::thread::scope(|scope| replay.begin(scope));
+    let wall = began.elapsed().as_secs_f64();
+    let (user_after, system_after) = processor_time();
+    if let Some(error) = replay.failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(error);
+    }
+    let totals = native.vm().totals().since(&before);
+    let operations = replay.operations.into_inner();
+    Ok(Replayed {
+        sample: Sample {
+            operations,
+            faults: totals.get(faultless::Counter::Faults),
+            wall,
+            user: user_after - user,
+            system: system_after - system,
+            totals: Some(totals),
+        },
+        advice_ignored: replay.advice_ignored.into_inner(),
+        complete: operations == plan.op_count() as u64,
+    })
+}
+
+/// Seconds of processor time of this process so far, user and system.
+fn processor_time() -> (f64, f64) {
+    let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+    getrusage(UsageWho::RUSAGE_SELF)
+        .map_or((0.0, 0.0), |usage| (seconds(usage.user_time()), seconds(usage.system_time())))
+}
+
+/// Why a thread leaves its CPU.
+enum Pause {
+    /// Somebody else's operation must complete first.
+    Wait(At),
+    /// The present operation is done from outside of guest code.
+    Outside,
+    /// All is done, or the replay was stopped.
+    End,
+}
+
+struct Replay<'r> {
+    native: &'r Native,
+    plan: &'r Plan,
+    gates: Vec<Gate>,
+    interrupted: fn() -> bool,
+    failed: AtomicBool,
+    failure: Mutex<Option<ReplayError>>,
+    operations: AtomicU64,
+    advice_ignored: AtomicU64,
+}
+
+impl<'r> Replay<'r> {
+    fn stopped(&self) -> bool {
+        self.failed.load(Ordering::Relaxed) || (self.interrupted)()
+    }
+
+    /// Starts the threads that are there from the start; they start the others.
+    fn begin<'s>(&'s self, scope: &'s Scope<'s, '_>)
+    where
+        'r: 's,
+    {
+        for process in self.plan.processes() {
+            let threads = &process.threads;
+            let mut first =
+                threads.iter().filter(|thread| self.thread(**thread).start.is_none()).peekable();
+            if first.peek().is_none() {
+                continue;
+            }
+            match self.native.process() {
+                Ok(space) => {
+                    let space = Arc::new(space);
+                    first.for_each(|thread| self.start(scope, *thread, Arc::clone(&space)));
+                }
+                Err(error) => self.fail(threads[0], 0, &"begin a process", error),
+            }
+        }
+    }
+
+    fn thread(&self, number: u32) -> &'r Thread {
+        &self.plan.threads()[number as usize]
+    }
+
+    /// Gives the recorded thread `number` a host thread.
+    fn start<'s>(&'s self, scope: &'s Scope<'s, '_>, number: u32, process: Arc<Process<'r>>)
+    where
+        'r: 's,
+    {
+        let builder = Builder::new().name(format!("replay {number}")).stack_size(STACK);
+        let spawned = builder.spawn_scoped(scope, move || self.run(scope, number, process));
+        if let Err(error) = spawned {
+            self.fail(number, 0, &"start a host thread", error);
+        }
+    }
+
+    fn fail(&self, number: u32, op: u32, what: &dyn fmt::Debug, why: impl fmt::Display) {
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.get_or_insert_with(|| ReplayError {
+            thread: (number, self.thread(number).name.clone()),
+            op,
+            what: format!("{what:?}"),
+            why: why.to_string(),
+        });
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
+    /// What one thread does, from its start to its exit.
+    fn run<'s>(&'s self, scope: &'s Scope<'s, '_>, number: u32, mut process: Arc<Process<'r>>)
+    where
+        'r: 's,
+    {
+        let gate = &self.gates[number as usize];
+        let mut awaited = gate.awaited().iter().copied().peekable();
+        let mut complete = |op: u32| {
+            if awaited.next_if_eq(&op).is_some() {
+                gate.publish(op);
+            }
+        };
+        let mut steps = (0u32..).zip(self.thread(number).steps());
+        let mut current = steps.next();
+        loop {
+            let paused = process.run(|cpu| {
+                while let Some((index, (op, waits))) = &mut current {
+                    if self.stopped() {
+                        return Ok(Pause::End);
+                    }
+                    if let Some(on) = waits.find(|on| !self.await_briefly(cpu, *on)) {
+                        return Ok(Pause::Wait(on));
+                    }
+                    match **op {
+                        Op::Fork { .. } | Op::Launch { .. } | Op::Exec => return Ok(Pause::Outside),
+                        Op::SpawnThread { thread } => {
+                            let process = Arc::clone(&process);
+                            cpu.idle(|| self.start(scope, thread, process));
+                        }
+                        op => self.act(cpu, &op)?,
+                    }
+                    complete(*index);
+                    current = steps.next();
+                }
+                Ok(Pause::End)
+            });
+            let at = current.as_ref().map(|(index, (op, _))| (*index, **op));
+            let outcome = match (paused, at) {
+                (Ok(Pause::End), _) | (_, None) => break,
+                (Ok(Pause::Wait(on)), _) => {
+                    self.gates[on.thread as usize].wait(on.op, || self.stopped());
+                    continue;
+                }
+                (Ok(Pause::Outside), Some((index, op))) => {
+                    self.outside(scope, &mut process, op).map(|()| {
+                        complete(index);
+                        current = steps.next();
+                    })
+                }
+                (Err(stop), Some(_)) => Err(stop),
+            };
+            if let (Err(stop), Some((index, op))) = (outcome, at) {
+                self.fail(number, index, &op, stop);
+                break;
+            }
+        }
+        let done = current.map_or(self.thread(number).ops.len() as u64, |(index, _)| index.into());
+        self.operations.fetch_add(done, Ordering::Relaxed);
+    }
+
+    /// Whether `on` has completed or soon does, answering other CPUs meanwhile.
+    fn await_briefly(&self, cpu: &NativeCpu<'_>, on: At) -> bool {
+        let gate = &self.gates[on.thread as usize];
+        gate.passed(on.op)
+            || (0..LOOKS).any(|_| {
+                cpu.poll();
+                std::hint::spin_loop();
+                gate.passed(on.op)
+            })
+    }
+
+    /// An operation that begins a process, or this one anew.
+    fn outside<'s>(
+        &'s self,
+        scope: &'s Scope<'s, '_>,
+        process: &mut Arc<Process<'r>>,
+        op: Op,
+    ) -> Result<(), Stop>
+    where
+        'r: 's,
+    {
+        let (child, space) = match op {
+            Op::Fork { child } => (child, process.fork()?),
+            Op::Launch { child } => (child, self.native.process()?),
+            // Exec: the old space goes with its last thread, which this one is.
+            _ => {
+                *process = Arc::new(self.native.process()?);
+                return Ok(());
+            }
+        };
+        if let Some(&first) = self.plan.processes()[child as usize].threads.first() {
+            self.start(scope, first, Arc::new(space));
+        }
+        Ok(())
+    }
+
+    /// An operation of guest code.
+    #[inline]
+    fn act(&self, cpu: &NativeCpu<'_>, op: &Op) -> Result<(), Stop> {
+        match *op {
+            Op::Touch { page, access, .. } => {
+                let access = match access {
+                    event::Access::Write => Access::Write,
+                    event::Access::Exec => Access::Execute,
+                    event::Access::Read | event::Access::Unknown => Access::Read,
+                };
+                cpu.touch(page, access)?;
+            }
+            Op::Map { range, prot, shared, grows_down, populate, noreserve, .. } => {
+                let mut flags = MapFlags::FIXED | MapFlags::ANONYMOUS;
+                flags |= if shared { MapFlags::SHARED } else { MapFlags::PRIVATE };
+                flags.set(MapFlags::GROWSDOWN, grows_down && !shared);
+                flags.set(MapFlags::POPULATE, populate);
+                flags.set(MapFlags::NORESERVE, noreserve);
+                cpu.mmap(range.start, range.len(), permission(prot), flags)?;
+            }
+            Op::Unmap { range } => cpu.munmap(range.start, range.len())?,
+            Op::Protect { range, prot } => {
+                cpu.mprotect(range.start, range.len(), permission(prot))?;
+            }
+            Op::Remap { old, new, keep_old } => {
+                let mut flags = RemapFlags::empty();
+                flags.set(RemapFlags::DONTUNMAP, keep_old);
+                if old.start != new.start {
+                    flags |= RemapFlags::MAYMOVE | RemapFlags::FIXED;
+                }
+                cpu.mremap(old.start, old.len(), new.len(), flags, new.start)?;
+            }
+            Op::Advise { range, advice } => {
+                let given = Advice::from_number(advice)
+                    .is_some_and(|advice| cpu.madvise(range.start, range.len(), advice).is_ok());
+                if !given {
+                    self.advice_ignored.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            Op::Brk { old, new } => {
+                if old == new {
+                    // The first of a program tells where its loader put the heap.
+                    cpu.running().space().set_heap_start(cpu.cpu(), old);
+                }
+                let end = cpu.brk(new);
+                if end != new {
+                    let errno = faultless::Errno::ENOMEM;
+                    let range = faultless::VirtRange::new(end.min(new), end.max(new));
+                    return Err(faultless::Error { operation: "brk", range, errno }.into());
+                }
+            }
+            // The other operations are done by the caller; a thread's end is its last.
+            Op::Fork { .. } | Op::Launch { .. } | Op::SpawnThread { .. } | Op::Exec | Op::Exit => {}
+        }
+        Ok(())
+    }
+}
+
+fn permission(prot: event::Prot) -> Prot {
+    // Both are Linux's PROT_*.
+    Prot::from_bits_truncate(prot.bits().into())
+}

@@ -1,0 +1,80 @@
+//! One run of one thing on one machine under one setting, and what came of it.
+
+use crate::error::CliError;
+use crate::settings::Settings;
+use faultless::Totals;
+use faultless_native::{Config, Native};
+use faultless_workload::{Outcome, System, Workload};
+
+/// What a run came to.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    /// What was done, in the unit of whoever did it.
+    pub operations: u64,
+    /// Page faults meanwhile.
+    pub faults: u64,
+    /// Seconds that it took.
+    pub wall: f64,
+    /// Seconds of processor time in the program.
+    pub user: f64,
+    /// Seconds of processor time in the system.
+    pub system: f64,
+    /// The subsystem's counters over the whole run, preparation and checks too; `None` on Linux.
+    pub totals: Option<Totals>,
+}
+
+impl Sample {
+    /// Of a workload's outcome.
+    pub fn of(outcome: &Outcome, totals: Option<Totals>) -> Self {
+        Self {
+            operations: outcome.operations,
+            faults: outcome.faults,
+            wall: outcome.wall,
+            user: outcome.user,
+            system: outcome.system,
+            totals,
+        }
+    }
+
+    /// Faults per second.
+    pub fn fault_rate(&self) -> f64 {
+        rate(self.faults, self.wall)
+    }
+
+    /// Operations per second.
+    pub fn operation_rate(&self) -> f64 {
+        rate(self.operations, self.wall)
+    }
+}
+
+fn rate(count: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
+}
+
+/// A native machine with `bytes` of memory, backed from the start, and `cpus` CPUs.
+pub fn machine(bytes: u64, cpus: usize) -> Result<Native, CliError> {
+    let config = Config { memory_bytes: bytes, cpus, populate: true, ..Config::default() };
+    Native::new(config).map_err(|errno| {
+        let what = format!("a native machine of {} MiB and {cpus} CPUs", bytes >> 20);
+        CliError::failed(what, errno.name())
+    })
+}
+
+/// Runs `workload` on a native machine under `settings`.
+pub fn on_native(
+    native: &Native,
+    settings: &Settings,
+    workload: &Workload,
+) -> Result<(Outcome, Totals), CliError> {
+    settings.apply(native.vm());
+    let before = native.vm().totals();
+    let outcome = on(&faultless_workload::NativeSystem::new(native), workload)?;
+    Ok((outcome, native.vm().totals().since(&before)))
+}
+
+/// Runs `workload` on any system.
+pub fn on<S: System>(system: &S, workload: &Workload) -> Result<Outcome, CliError> {
+    workload.run(system).map_err(|failure| {
+        CliError::failed(format_args!("{} on {}", workload.info().name, system.machine()), failure)
+    })
+}
