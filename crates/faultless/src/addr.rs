@@ -141,7 +141,7 @@ impl VirtRange {
         let start = self.start & !(align - 1);
         let end = match self.end.checked_add(align - 1) {
             Some(sum) => sum & !(align - 1),
-            None => u64::MAX & !(align - 1),
+            None => !(align - 1),
         };
         Self { start, end }
     }

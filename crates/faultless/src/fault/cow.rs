@@ -117,9 +117,11 @@ impl<M: Machine> Attempt<'_, '_, M> {
         if !meta.get_ref_unless_zero() {
             return self.outrun();
         }
-        // SAFETY (for the three uses below): the reference was taken above and never was a mapping,
-        // so whoever put the mappings' references flushed them.
-        let put = || unsafe { self.cpu.put_unmapped(source) };
+        let put = || {
+            // SAFETY: the reference taken above, put once on each way out. It never was a mapping, and
+            // whoever puts a mapping's reference has flushed it.
+            unsafe { self.cpu.put_unmapped(source) };
+        };
         if node::load(slot) != seen {
             put();
             return self.outrun();

@@ -74,9 +74,10 @@ impl SharedObject {
                         continue;
                     }
                     // Nothing can change the object behind our back, so the answer stands.
-                    match table::publish(cpu, &Ticket::held(), slot, level, prepared) {
-                        Err(Abort::NoMemory) => return Err(OutOfMemory),
-                        Ok(()) | Err(_) => {}
+                    if table::publish(cpu, &Ticket::held(), slot, level, prepared)
+                        == Err(Abort::NoMemory)
+                    {
+                        return Err(OutOfMemory);
                     }
                 }
                 Reached::Last(slots) => {

@@ -163,6 +163,7 @@ impl<T> Edit<'_, T> {
     ///
     /// # Errors
     /// [`OutOfMemory`] when the heap is exhausted; the next version is as it was.
+    #[cfg(all(test, not(loom)))]
     pub fn remove(&mut self, start: u64) -> Result<Option<Entry<T>>, OutOfMemory> {
         let Some(entry) = self.view().find(start).filter(|entry| entry.start == start) else {
             return Ok(None);
