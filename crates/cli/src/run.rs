@@ -2,12 +2,12 @@
 
 use crate::error::CliError;
 use crate::settings::Settings;
-use faultless::Totals;
+use faultless::{Counter, Totals};
 use faultless_native::{Config, Native};
 use faultless_workload::{Outcome, System, Workload};
 
 /// What a run came to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Sample {
     /// What was done, in the unit of whoever did it.
     pub operations: u64,
@@ -19,21 +19,32 @@ pub struct Sample {
     pub user: f64,
     /// Seconds of processor time in the system.
     pub system: f64,
-    /// The subsystem's counters over the whole run, preparation and checks too; `None` on Linux.
-    pub totals: Option<Totals>,
+    /// The machine's counters by their names; none on Linux, but of the faults.
+    pub counters: Vec<(&'static str, u64)>,
 }
 
 impl Sample {
     /// Of a workload's outcome.
-    pub fn of(outcome: &Outcome, totals: Option<Totals>) -> Self {
+    pub fn of(outcome: &Outcome) -> Self {
         Self {
             operations: outcome.operations,
             faults: outcome.faults,
             wall: outcome.wall,
             user: outcome.user,
             system: outcome.system,
-            totals,
+            counters: outcome.counters.clone(),
         }
+    }
+
+    /// The counters of `totals`, as a sample holds them.
+    pub fn counters(totals: &Totals) -> Vec<(&'static str, u64)> {
+        totals.iter().map(|(counter, count)| (counter.name(), count)).collect()
+    }
+
+    /// A counter, where the machine has it.
+    pub fn counter(&self, counter: Counter) -> Option<u64> {
+        let known = self.counters.iter().find(|(name, _)| *name == counter.name());
+        known.map(|(_, count)| *count)
     }
 
     /// Faults per second.
@@ -65,11 +76,9 @@ pub fn on_native(
     native: &Native,
     settings: &Settings,
     workload: &Workload,
-) -> Result<(Outcome, Totals), CliError> {
+) -> Result<Outcome, CliError> {
     settings.apply(native.vm());
-    let before = native.vm().totals();
-    let outcome = on(&faultless_workload::NativeSystem::new(native), workload)?;
-    Ok((outcome, native.vm().totals().since(&before)))
+    on(native, workload)
 }
 
 /// Runs `workload` on any system.

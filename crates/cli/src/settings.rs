@@ -1,6 +1,6 @@
 //! The setting of the knobs that a run is made under.
 
-use faultless::{AnonVmaCheck, KnobError, Locking, Machine, Setting, vm::Vm};
+use faultless::{AnonVmaCheck, KnobError, Locking, Machine, Setting, Vm};
 use std::str::FromStr;
 
 /// One `KNOB=VALUE` of the command line.

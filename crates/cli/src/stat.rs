@@ -30,7 +30,7 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
                 return Err(CliError::Usage("--set changes nothing on --machine linux".into()));
             }
             let outcome = run::on(&Linux::new(), &workload)?;
-            let sample = Sample::of(&outcome, None);
+            let sample = Sample::of(&outcome);
             (outcome, sample, Context::of(&workload, Linux::new().machine(), "default".into()))
         }
         MachineArg::Native => {
@@ -66,15 +66,15 @@ fn native(
     let guard = interrupt::on_request(move || {
         let seconds = started.elapsed().as_secs_f64();
         let mut stat = PerfStat::new(title);
-        stat.counters(&native.vm().totals(), seconds);
+        stat.counters(&Sample::counters(&native.vm().totals()), seconds);
         stat.time(seconds, "time elapsed");
         println!("{stat}\n");
         // The workload cannot be stopped in the middle.
         std::process::exit(130);
     });
-    let (outcome, totals) = run::on_native(native, settings, workload)?;
+    let outcome = run::on_native(native, settings, workload)?;
     drop(guard);
-    let sample = Sample::of(&outcome, Some(totals));
+    let sample = Sample::of(&outcome);
     Ok((outcome, sample))
 }
 
@@ -97,10 +97,10 @@ fn memory(workload: &Workload, params: &[String]) -> u64 {
 fn report(title: &str, outcome: &Outcome, sample: &Sample) -> PerfStat {
     let mut stat = PerfStat::new(title);
     stat.rate(outcome.operations, outcome.unit, outcome.wall);
-    match &sample.totals {
-        Some(totals) => stat.counters(totals, outcome.wall),
-        None => stat.rate(outcome.faults, "faults", outcome.wall),
+    if sample.counters.is_empty() {
+        stat.rate(outcome.faults, "faults", outcome.wall);
     }
+    stat.counters(&sample.counters, outcome.wall);
     for (name, value) in &outcome.extras {
         stat.row(*value as u64, name, "");
     }

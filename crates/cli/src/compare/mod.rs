@@ -123,7 +123,7 @@ fn summary(
                 column.context.machine == machine
                     && column.settings().map(|settings| settings.locking) == locking
             })?;
-            column.median().map(|sample| measure.rate(&sample))
+            column.median().map(|sample| measure.rate(sample))
         };
         let show = |rate: Option<f64>| rate.map_or("-".to_owned(), |r| scaled(r).trim().to_owned());
         let rates: Vec<_> = policies.iter().map(|policy| rate("native", Some(*policy))).collect();

@@ -216,11 +216,10 @@ impl Ready<'_> {
     pub fn sample(&self, column: &Column) -> Result<Option<Sample>, CliError> {
         match (self, column.settings()) {
             (Self::Workload(native, workload), Some(settings)) => {
-                let (outcome, totals) = run::on_native(native, settings, workload)?;
-                Ok(Some(Sample::of(&outcome, Some(totals))))
+                Ok(Some(Sample::of(&run::on_native(native, settings, workload)?)))
             }
             (Self::Workload(_, workload), None) => match run::on(&Linux::new(), workload) {
-                Ok(outcome) => Ok(Some(Sample::of(&outcome, None))),
+                Ok(outcome) => Ok(Some(Sample::of(&outcome))),
                 // Ctrl-C reaches the processes of the workload as well.
                 Err(_) if interrupt::requested() => Ok(None),
                 Err(error) => Err(error),

@@ -2,8 +2,7 @@
 //! speed on a CPU of its own, held back only by what the plan says it must wait for.
 //!
 //! A recorded process is a process of the machine, from the operation that begins it to its last
-//! thread's exit. A thread gives up its CPU while it waits, and for what is done from outside of
-//! guest code: to fork, to launch a program, to start again with an empty space.
+//! thread's exit. A thread gives up its CPU while it waits.
 //!
 //! Every touch must succeed. A signal means that plan or subsystem is wrong, and ends the replay
 //! with an error that names the operation.
@@ -27,7 +26,7 @@ const STACK: usize = 256 << 10;
 const LOOKS: u32 = 256;
 
 /// What a replay came to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Replayed {
     /// Its measurements; operations are the plan's.
     pub sample: Sample,
@@ -91,7 +90,7 @@ pub fn replay(native: &Native, plan: &Plan, stop: fn() -> bool) -> Result<Replay
             wall,
             user: user_after - user,
             system: system_after - system,
-            totals: Some(totals),
+            counters: Sample::counters(&totals),
         },
         advice_ignored: replay.advice_ignored.into_inner(),
         complete: operations == plan.op_count() as u64,
@@ -109,8 +108,8 @@ fn processor_time() -> (f64, f64) {
 enum Pause {
     /// Somebody else's operation must complete first.
     Wait(At),
-    /// The present operation is done from outside of guest code.
-    Outside,
+    /// The process starts again, with an empty space.
+    Exec,
     /// All is done, or the replay was stopped.
     End,
 }
@@ -204,10 +203,18 @@ impl<'r> Replay<'r> {
                         return Ok(Pause::Wait(on));
                     }
                     match **op {
-                        Op::Fork { .. } | Op::Launch { .. } | Op::Exec => return Ok(Pause::Outside),
+                        Op::Exec => return Ok(Pause::Exec),
                         Op::SpawnThread { thread } => {
                             let process = Arc::clone(&process);
                             cpu.idle(|| self.start(scope, thread, process));
+                        }
+                        Op::Fork { child } => {
+                            let copy = cpu.fork()?;
+                            cpu.idle(|| self.start_process(scope, child, copy));
+                        }
+                        Op::Launch { child } => {
+                            let empty = cpu.process()?;
+                            cpu.idle(|| self.start_process(scope, child, empty));
                         }
                         op => self.act(cpu, &op)?,
                     }
@@ -223,8 +230,10 @@ impl<'r> Replay<'r> {
                     self.gates[on.thread as usize].wait(on.op, || self.stopped());
                     continue;
                 }
-                (Ok(Pause::Outside), Some((index, op))) => {
-                    self.outside(scope, &mut process, op).map(|()| {
+                // The old space goes with its last thread, which this one is.
+                (Ok(Pause::Exec), Some((index, _))) => {
+                    self.native.process().map_err(Stop::from).map(|empty| {
+                        process = Arc::new(empty);
                         complete(index);
                         current = steps.next();
                     })
@@ -241,7 +250,7 @@ impl<'r> Replay<'r> {
     }
 
     /// Whether `on` has completed or soon does, answering other CPUs meanwhile.
-    fn await_briefly(&self, cpu: &NativeCpu<'_>, on: At) -> bool {
+    fn await_briefly(&self, cpu: &NativeCpu<'_, '_>, on: At) -> bool {
         let gate = &self.gates[on.thread as usize];
         gate.passed(on.op)
             || (0..LOOKS).any(|_| {
@@ -251,34 +260,23 @@ impl<'r> Replay<'r> {
             })
     }
 
-    /// An operation that begins a process, or this one anew.
-    fn outside<'s>(
+    /// Starts the first thread of the process `number`.
+    fn start_process<'s>(
         &'s self,
         scope: &'s Scope<'s, '_>,
-        process: &mut Arc<Process<'r>>,
-        op: Op,
-    ) -> Result<(), Stop>
-    where
+        number: u32,
+        process: Process<'r>,
+    ) where
         'r: 's,
     {
-        let (child, space) = match op {
-            Op::Fork { child } => (child, process.fork()?),
-            Op::Launch { child } => (child, self.native.process()?),
-            // Exec: the old space goes with its last thread, which this one is.
-            _ => {
-                *process = Arc::new(self.native.process()?);
-                return Ok(());
-            }
-        };
-        if let Some(&first) = self.plan.processes()[child as usize].threads.first() {
-            self.start(scope, first, Arc::new(space));
+        if let Some(&first) = self.plan.processes()[number as usize].threads.first() {
+            self.start(scope, first, Arc::new(process));
         }
-        Ok(())
     }
 
     /// An operation of guest code.
     #[inline]
-    fn act(&self, cpu: &NativeCpu<'_>, op: &Op) -> Result<(), Stop> {
+    fn act(&self, cpu: &NativeCpu<'_, '_>, op: &Op) -> Result<(), Stop> {
         match *op {
             Op::Touch { page, access, .. } => {
                 let access = match access {

@@ -36,8 +36,8 @@ impl Column {
 
     /// The repetition in the middle by operations per second: one run, whose rates and counters
     /// belong together.
-    pub fn median(&self) -> Option<Sample> {
-        let mut samples = self.samples.clone();
+    pub fn median(&self) -> Option<&Sample> {
+        let mut samples: Vec<_> = self.samples.iter().collect();
         samples.sort_by(|a, b| a.operation_rate().total_cmp(&b.operation_rate()));
         samples.get(samples.len() / 2).copied()
     }
@@ -76,7 +76,7 @@ pub struct Report {
 impl Report {
     /// Faults per second, unless the workload is not about faults.
     pub fn measure(&self) -> Measure {
-        let few = |sample: Sample| sample.faults * 2 < sample.operations;
+        let few = |sample: &Sample| sample.faults * 2 < sample.operations;
         let first = self.columns.iter().find_map(Column::median);
         // A recording's operations are faults and calls together.
         if self.unit != "operations" && first.is_some_and(few) {
@@ -103,7 +103,7 @@ impl Report {
         };
         let repetitions = done.iter().map(|(column, _)| column.samples.len()).min().unwrap_or(0);
         writeln!(out, "\n{}\n  {what} per second, median of {repetitions}", self.title)?;
-        let bar = |(column, sample): &(&Column, Sample)| Bar {
+        let bar = |(column, sample): &(&Column, &Sample)| Bar {
             name: column.name.clone(),
             value: measure.rate(sample),
             note: format!("{:.2}x {}", measure.rate(sample) / measure.rate(base), first.name),
@@ -124,8 +124,8 @@ impl Report {
             let cells = done.iter().map(|(_, sample)| scaled(measure.rate(sample)).trim().to_owned());
             table::row(&mut table, std::iter::once(name).chain(cells));
         }
-        let totals: Vec<_> = done.iter().map(|(_, sample)| sample.totals).collect();
-        table::counters(&mut table, &totals);
+        let samples: Vec<_> = done.iter().map(|(_, sample)| *sample).collect();
+        table::counters(&mut table, &samples);
         writeln!(out, "{table}")?;
         Ok(())
     }
@@ -134,7 +134,7 @@ impl Report {
     pub fn json(&self, json: &mut Json) -> Result<(), CliError> {
         for column in &self.columns {
             let Some(median) = column.median() else { continue };
-            json.sample(&column.context, &median)?;
+            json.sample(&column.context, median)?;
             let rates = || column.samples.iter().map(Sample::fault_rate);
             let slowest = rates().fold(f64::INFINITY, f64::min);
             let fastest = rates().fold(0.0, f64::max);
@@ -170,7 +170,7 @@ mod tests {
             wall: 1.0,
             user: 0.0,
             system: 0.0,
-            totals: None,
+            counters: Vec::new(),
         };
         column.samples = [30, 10, 20].map(sample).to_vec();
         assert_eq!(column.median().map(|sample| sample.operations), Some(20));

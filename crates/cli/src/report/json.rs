@@ -2,7 +2,6 @@
 
 use crate::error::CliError;
 use crate::run::Sample;
-use faultless::Totals;
 use serde::Serialize;
 use std::fs::File;
 use std::io::{self, LineWriter, Write};
@@ -87,7 +86,7 @@ impl Json {
 
     /// Writes a run: its rates, times and counts.
     pub fn sample(&mut self, context: &Context, sample: &Sample) -> Result<(), CliError> {
-        let Sample { operations, faults, wall, user, system, totals } = sample;
+        let Sample { operations, faults, wall, user, system, counters } = sample;
         let rates = [
             ("faults_per_second", "1/s", sample.fault_rate()),
             ("operations_per_second", "1/s", sample.operation_rate()),
@@ -99,16 +98,11 @@ impl Json {
             self.write(context, metric, unit, Number::Real(value))?;
         }
         self.write(context, "operations", "count", Number::Whole(*operations))?;
-        match totals {
-            Some(totals) => self.counters(context, totals),
-            None => self.write(context, "faults", "count", Number::Whole(*faults)),
+        if counters.is_empty() {
+            self.write(context, "faults", "count", Number::Whole(*faults))?;
         }
-    }
-
-    /// Writes every counter, under its own name.
-    fn counters(&mut self, context: &Context, totals: &Totals) -> Result<(), CliError> {
-        totals.iter().try_for_each(|(counter, count)| {
-            self.write(context, counter.name(), "count", Number::Whole(count))
+        counters.iter().try_for_each(|(name, count)| {
+            self.write(context, name, "count", Number::Whole(*count))
         })
     }
 }

@@ -1,7 +1,7 @@
 //! The form of `perf stat`: a count, its name, what it means beside the others.
 
 use super::number::{grouped, percent, scaled};
-use faultless::{Counter, Totals};
+use faultless::Counter;
 use std::fmt::Write;
 
 /// A run as `perf stat` prints it.
@@ -39,26 +39,24 @@ impl PerfStat {
     }
 
     /// All counters that counted something, faults first with their rate, `seconds` having passed.
-    pub fn counters(&mut self, totals: &Totals, seconds: f64) {
-        let faults = totals.get(Counter::Faults);
-        for (counter, count) in totals.iter() {
-            match counter {
-                Counter::Faults => self.rate(count, counter.name(), seconds),
-                _ if count == 0 && counter != Counter::Spf => {}
-                counter if counts_faults(counter) => {
-                    let part = format!("{:>9} of all faults", percent(count, faults));
-                    self.row(count, counter.name(), part);
-                }
-                _ => self.rate(count, counter.name(), seconds),
+    pub fn counters(&mut self, counters: &[(&'static str, u64)], seconds: f64) {
+        let all = Counter::Faults.name();
+        let faults = counters.iter().find(|(name, _)| *name == all).map_or(0, |(_, count)| *count);
+        for &(name, count) in counters {
+            if name == all {
+                self.rate(count, name, seconds);
+            } else if counts_faults(name) && (count > 0 || name == Counter::Spf.name()) {
+                self.row(count, name, format!("{:>9} of all faults", percent(count, faults)));
+            } else if count > 0 {
+                self.rate(count, name, seconds);
             }
         }
     }
 }
 
 /// Whether the counter counts some of the faults.
-fn counts_faults(counter: Counter) -> bool {
-    let name = counter.name();
-    name.starts_with("spf") || name.starts_with("fault_") || counter == Counter::ReadFaultLocked
+fn counts_faults(name: &str) -> bool {
+    name.starts_with("spf") || name.starts_with("fault_") || name == Counter::ReadFaultLocked.name()
 }
 
 impl std::fmt::Display for PerfStat {

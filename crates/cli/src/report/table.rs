@@ -4,12 +4,13 @@ use super::Style;
 use super::number::{grouped, percent};
 use comfy_table::presets::{ASCII_MARKDOWN, NOTHING, UTF8_HORIZONTAL_ONLY};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
-use faultless::{Counter, Totals};
+use crate::run::Sample;
+use faultless::Counter;
 
 /// A table of words without lines.
 pub fn plain(head: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_preset(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(head.iter().copied());
     table
 }
@@ -17,7 +18,7 @@ pub fn plain(head: &[&str]) -> Table {
 /// A table of numbers: the first column names, the others are aligned to the right.
 pub fn numbers(head: &[String], style: Style) -> Table {
     let mut table = Table::new();
-    table.load_preset(if style.terminal { UTF8_HORIZONTAL_ONLY } else { ASCII_MARKDOWN });
+    table.load_style(if style.terminal { UTF8_HORIZONTAL_ONLY } else { ASCII_MARKDOWN });
     table.set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(head.iter().enumerate().map(|(at, name)| aligned(at, name.clone())));
     table
@@ -65,20 +66,19 @@ const GROUPS: [(&str, &[Counter]); 4] = [
     ("tlb: ", &[Counter::TlbFlush, Counter::TlbShootdownSent]),
 ];
 
-/// Adds the rows of the counters that any of `columns` counted; `None` is a machine without them.
-pub fn counters(table: &mut Table, columns: &[Option<Totals>]) {
+/// Adds the rows of the counters that any of `columns` counted.
+pub fn counters(table: &mut Table, columns: &[&Sample]) {
     for (group, counters) in GROUPS {
         for &counter in counters {
-            let count = |totals: &Option<Totals>| totals.map_or(0, |totals| totals.get(counter));
-            if group != "" && columns.iter().all(|totals| count(totals) == 0) {
+            let idle = |sample: &&Sample| sample.counter(counter).unwrap_or(0) == 0;
+            if !group.is_empty() && columns.iter().all(idle) {
                 continue;
             }
-            let cell = |totals: &Option<Totals>| match totals {
-                None => "-".to_owned(),
-                Some(totals) if counter == Counter::Spf => {
-                    percent(totals.get(counter), totals.get(Counter::Faults))
-                }
-                Some(totals) => grouped(totals.get(counter)),
+            let cell = |sample: &&Sample| match (counter, sample.counter(counter)) {
+                (Counter::Faults, _) => grouped(sample.faults),
+                (_, None) => "-".to_owned(),
+                (Counter::Spf, Some(count)) => percent(count, sample.faults),
+                (_, Some(count)) => grouped(count),
             };
             let name = match counter {
                 Counter::Spf => "spf: served without a lock".to_owned(),
