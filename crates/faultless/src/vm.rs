@@ -135,7 +135,7 @@ impl<M: Machine> Vm<M> {
         totals
     }
 
-    /// Which ownership of `frame` this is; it changes whenever the frame is allocated anew.
+    /// Which ownership of `frame` this is; it changes whenever the frame is freed.
     #[inline]
     pub fn frame_owner(&self, frame: FrameNumber) -> u64 {
         self.frames.meta(frame).owner()

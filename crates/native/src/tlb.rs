@@ -421,7 +421,7 @@ mod tests {
         let tlb = Tlb::new();
         // Five pages of one data set of four ways; 16 sets apart.
         for i in 0..5 {
-            tlb.fill(i * 16 << PAGE_SHIFT, Access::Read, full(i as u32 + 1, PageSize::Size4K));
+            tlb.fill((i * 16) << PAGE_SHIFT, Access::Read, full(i as u32 + 1, PageSize::Size4K));
         }
         assert_eq!(tlb.lookup(0, Access::Read), Some(full(1, PageSize::Size4K)));
         assert_eq!(tlb.stats().second_hits, 1);

@@ -109,7 +109,8 @@ pub struct FrameMeta {
     /// | 2 ..= [`MAX_REFS`](Self::MAX_REFS) | several |
     /// | above | illegal: a reference was dropped that was never taken |
     refs: AtomicU32,
-    /// Which ownership this is: counted up at every allocation and never reset.
+    /// Which ownership this is: counted up when one ends, at every free, and never reset. So a
+    /// translation that outlived it is found out even before the frame has a new owner.
     owner: AtomicU64,
     /// The root of the reverse map: who may map this frame. Written by the owner before it
     /// publishes the frame; the reverse map's afterwards.
@@ -190,9 +191,9 @@ impl FrameMeta {
         self.owner.load(Ordering::Relaxed)
     }
 
-    /// Begins a new ownership. The owner alone calls it, so no read-modify-write is needed.
+    /// Ends the present ownership. The owner alone calls it, so no read-modify-write is needed.
     #[inline]
-    pub(super) fn begin_ownership(&self) {
+    pub(super) fn end_ownership(&self) {
         self.owner.store(self.owner.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
