@@ -8,12 +8,16 @@ use std::path::PathBuf;
 /// What each memory mechanism would do for your program: page faults without a lock, late
 /// reverse-map roots, against the locking of Linux.
 #[derive(Debug, Parser)]
-#[command(name = "faultless", version, after_help = "\
+#[command(
+    name = "faultless",
+    version,
+    after_help = "\
 Examples:
   faultless compare                              the main job, about a minute on two cores
   faultless stat pft threads=2                   one workload, as perf stat prints
   faultless record -o app.fltrace -- ./app       what a program of yours does to memory
-  faultless replay app.fltrace --policies        what would change for it")]
+  faultless replay app.fltrace --policies        what would change for it"
+)]
 pub struct Args {
     #[command(subcommand)]
     pub command: Command,

@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 pub fn run(args: &RecordArgs) -> Result<(), CliError> {
     let named = |output: &PathBuf| output.extension().is_some_and(|e| e == compact::EXTENSION);
     let compact = args.compact || args.output.as_ref().is_some_and(named);
-    let output = args.output.clone().unwrap_or_else(|| {
-        PathBuf::from(if compact { "recording.fltrace" } else { "perf.data" })
-    });
+    let output = args
+        .output
+        .clone()
+        .unwrap_or_else(|| PathBuf::from(if compact { "recording.fltrace" } else { "perf.data" }));
     let setup = Setup::find(args.lesser).map_err(|missing| {
         let hint = if args.lesser {
             ""
@@ -52,7 +53,13 @@ fn failed(error: impl std::fmt::Display) -> CliError {
     CliError::Failed(error.to_string())
 }
 
+/// Leaves things as they were: perf looks at what is there.
 fn writable(output: &Path) -> Result<(), CliError> {
+    let there = output.exists();
     let open = fs::File::options().append(true).create(true).open(output);
-    open.map(drop).map_err(|error| CliError::failed(output.display(), error))
+    open.map_err(|error| CliError::failed(output.display(), error))?;
+    if !there {
+        let _ = fs::remove_file(output);
+    }
+    Ok(())
 }

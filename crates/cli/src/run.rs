@@ -4,7 +4,7 @@ use crate::error::CliError;
 use crate::settings::Settings;
 use faultless::{Counter, Totals};
 use faultless_native::{Config, Native};
-use faultless_workload::{Outcome, System, Workload};
+use faultless_workload::{Linux, Outcome, System, Workload};
 
 /// What a run came to.
 #[derive(Clone, Debug)]
@@ -78,12 +78,17 @@ pub fn on_native(
     workload: &Workload,
 ) -> Result<Outcome, CliError> {
     settings.apply(native.vm());
-    on(native, workload)
+    on(native, &settings.label(), workload)
 }
 
-/// Runs `workload` on any system.
-pub fn on<S: System>(system: &S, workload: &Workload) -> Result<Outcome, CliError> {
+/// Runs `workload` on the host's own kernel.
+pub fn on_linux(workload: &Workload) -> Result<Outcome, CliError> {
+    on(&Linux::new(), "default", workload)
+}
+
+fn on<S: System>(system: &S, setting: &str, workload: &Workload) -> Result<Outcome, CliError> {
     workload.run(system).map_err(|failure| {
-        CliError::failed(format_args!("{} on {}", workload.info().name, system.machine()), failure)
+        let name = workload.info().name;
+        CliError::failed(format_args!("{name} on {} ({setting})", system.machine()), failure)
     })
 }

@@ -7,7 +7,7 @@ use crate::report::json::{Context, Json, Number};
 use crate::report::perf_stat::PerfStat;
 use crate::run::{self, Sample};
 use crate::settings::Settings;
-use faultless_workload::{Kind, Linux, Outcome, PFT_HEADER, Param, System, Workload};
+use faultless_workload::{Kind, Linux, Outcome, PFT_HEADER, Param, Pft, System, Workload};
 use std::io::{self, Write};
 use std::time::Instant;
 
@@ -29,7 +29,7 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
             if !args.set.set.is_empty() {
                 return Err(CliError::Usage("--set changes nothing on --machine linux".into()));
             }
-            let outcome = run::on(&Linux::new(), &workload)?;
+            let outcome = run::on_linux(&workload)?;
             let sample = Sample::of(&outcome);
             (outcome, sample, Context::of(&workload, Linux::new().machine(), "default".into()))
         }
@@ -101,8 +101,10 @@ fn report(title: &str, outcome: &Outcome, sample: &Sample) -> PerfStat {
         stat.rate(outcome.faults, "faults", outcome.wall);
     }
     stat.counters(&sample.counters, outcome.wall);
-    for (name, value) in &outcome.extras {
-        stat.row(*value as u64, name, "");
+    // The classic row has told what it tells.
+    let told = outcome.pft_row().is_some();
+    for (name, value) in outcome.extras.iter().filter(|_| !told) {
+        stat.rate(*value as u64, name, outcome.wall);
     }
     stat.time(outcome.wall, "time elapsed");
     stat.time(outcome.user, "user");
@@ -126,7 +128,8 @@ fn write_json(
 ) -> Result<(), CliError> {
     json.sample(context, sample)?;
     for (name, value) in &outcome.extras {
-        json.write(context, name, "count", Number::Real(*value))?;
+        let unit = if *name == Pft::GIGABYTES { "GiB" } else { "count" };
+        json.write(context, name, unit, Number::Real(*value))?;
     }
     Ok(())
 }

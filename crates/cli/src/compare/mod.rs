@@ -10,7 +10,8 @@ use crate::args::CompareArgs;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::report::Style;
-use crate::report::columns::{Measure, Report};
+use crate::report::bars::{self, Bar};
+use crate::report::columns::{Column, Measure, Report};
 use crate::report::json::Json;
 use crate::report::number::scaled;
 use crate::report::progress::Progress;
@@ -32,9 +33,9 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     let host = std::thread::available_parallelism().map_or(2, usize::from);
     let threads = args.threads.map_or(host.min(THREADS), usize::from);
     let scale = if args.quick {
-        Scale { threads, seconds: 0.05, rounds: 3, replays: 1 }
+        Scale { threads, seconds: 0.05, rounds: 3, replays: 3 }
     } else {
-        Scale { threads, seconds: 0.15, rounds: 5, replays: 3 }
+        Scale { threads, seconds: 0.18, rounds: 5, replays: 9 }
     };
     let subjects = subjects(&args.only, &scale)?;
     let mut json = Json::open(args.json.json.as_deref())?;
@@ -69,7 +70,7 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
                     Ok(sample) => columns[at].samples.extend(sample),
                     Err(error) => {
                         failed[at] = true;
-                        failures.push(format!("{name} under {}: {error}", columns[at].name));
+                        failures.push(error.to_string());
                     }
                 }
             }
@@ -90,6 +91,35 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     if failures.is_empty() { Ok(()) } else { Err(CliError::Failed(failures.join("\n"))) }
 }
 
+/// The rate under a policy, or of Linux.
+fn rate(report: &Report, locking: Option<Locking>) -> Option<f64> {
+    // Of several settings of a policy the last, which is the default.
+    let mut columns = report.columns.iter().rev();
+    let of = |column: &&Column| column.settings().map(|settings| settings.locking) == locking;
+    columns.find(of)?.median().map(|sample| report.measure().rate(sample))
+}
+
+/// The picture of the whole: what the last policy makes of the first.
+fn gains(
+    out: &mut impl Write,
+    reports: &[(String, Report)],
+    policies: &[Locking],
+    style: Style,
+) -> Result<(), CliError> {
+    let (Some(&first), Some(&last)) = (policies.first(), policies.last()) else { return Ok(()) };
+    let gain = |(name, report): &(String, Report)| {
+        let value = rate(report, Some(last))? / rate(report, Some(first))?;
+        Some(Bar { name: name.clone(), value, note: String::new() })
+    };
+    let bars: Vec<_> = reports.iter().filter_map(gain).collect();
+    writeln!(out, "\nSummary")?;
+    if first != last && !bars.is_empty() {
+        writeln!(out, "  {} against {}", last.name(), first.name())?;
+        writeln!(out, "{}", bars::draw(&bars, |gain| format!("{gain:.2}x"), style))?;
+    }
+    Ok(())
+}
+
 /// A row a workload: its rate under each policy, and what the last policy makes of the first.
 fn summary(
     out: &mut impl Write,
@@ -102,45 +132,38 @@ fn summary(
     }
     let linux = reports.iter().flat_map(|(_, report)| &report.columns);
     let linux = linux.map(|column| &column.context.machine).find(|machine| *machine != "native");
+    gains(out, reports, policies, style)?;
     let mut head = vec!["per second".to_owned(), "of".to_owned()];
     head.extend(policies.iter().map(|locking| locking.name().to_owned()));
     let last = policies.last().map_or("", |locking| locking.name());
     for earlier in policies.iter().rev().skip(1).rev() {
-        head.push(format!("{last} / {}", earlier.name()));
+        head.push(format!("{last}\n/ {}", earlier.name()));
     }
     head.extend(linux.cloned());
     let mut table = table::numbers(&head, style);
     for (name, report) in reports {
-        let measure = report.measure();
-        let of = match measure {
+        let of = match report.measure() {
             Measure::Faults => "faults",
             Measure::Operations => report.unit,
         };
-        let rate = |machine: &str, locking: Option<Locking>| {
-            // Of several settings of a policy the last, which is the default.
-            let mut columns = report.columns.iter().rev();
-            let column = columns.find(|column| {
-                column.context.machine == machine
-                    && column.settings().map(|settings| settings.locking) == locking
-            })?;
-            column.median().map(|sample| measure.rate(sample))
-        };
         let show = |rate: Option<f64>| rate.map_or("-".to_owned(), |r| scaled(r).trim().to_owned());
-        let rates: Vec<_> = policies.iter().map(|policy| rate("native", Some(*policy))).collect();
+        let rates: Vec<_> = policies.iter().map(|policy| rate(report, Some(*policy))).collect();
         let mut cells = vec![name.clone(), of.to_owned()];
         cells.extend(rates.iter().map(|rate| show(*rate)));
         if let Some((best, earlier)) = rates.split_last() {
             for rate in earlier {
                 let ratio = best.zip(*rate).filter(|(_, rate)| *rate > 0.0);
-                cells.push(ratio.map_or("-".to_owned(), |(best, rate)| format!("{:.2}x", best / rate)));
+                cells.push(
+                    ratio.map_or("-".to_owned(), |(best, rate)| format!("{:.2}x", best / rate)),
+                );
             }
         }
-        if let Some(linux) = linux {
-            cells.push(show(rate(linux, None)));
+        if linux.is_some() {
+            cells.push(show(rate(report, None)));
         }
         table::row(&mut table, cells);
     }
-    writeln!(out, "\nSummary\n{table}")?;
+    writeln!(out, "{table}")?;
     if let Some(linux) = linux {
         writeln!(
             out,

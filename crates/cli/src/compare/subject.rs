@@ -165,7 +165,11 @@ impl Subject {
                     entry.name,
                     info.summary,
                     workload.crew().mode.name(),
-                    if entry.params.is_empty() { "defaults".into() } else { entry.params.join(" ") },
+                    if entry.params.is_empty() {
+                        "defaults".into()
+                    } else {
+                        entry.params.join(" ")
+                    },
                 );
                 Ok((title, info.unit, columns, Ready::Workload(native, workload)))
             }
@@ -218,7 +222,7 @@ impl Ready<'_> {
             (Self::Workload(native, workload), Some(settings)) => {
                 Ok(Some(Sample::of(&run::on_native(native, settings, workload)?)))
             }
-            (Self::Workload(_, workload), None) => match run::on(&Linux::new(), workload) {
+            (Self::Workload(_, workload), None) => match run::on_linux(workload) {
                 Ok(outcome) => Ok(Some(Sample::of(&outcome))),
                 // Ctrl-C reaches the processes of the workload as well.
                 Err(_) if interrupt::requested() => Ok(None),

@@ -33,6 +33,9 @@ pub struct Replayed {
     /// `madvise` calls left out: advice that the subsystem does not know, or refuses for anonymous
     /// memory in place of a file.
     pub advice_ignored: u64,
+    /// Mappings larger than the machine's memory, made as if with `MAP_NORESERVE`: where they were
+    /// recorded there was room to promise them.
+    pub unreserved: u64,
     /// Whether all of the plan was done, not stopped before.
     pub complete: bool,
 }
@@ -44,16 +47,14 @@ pub struct ReplayError {
     pub thread: (u32, String),
     /// The number of the operation in its thread.
     pub op: u32,
-    /// The operation, in words.
-    pub what: String,
     /// What came of it.
     pub why: String,
 }
 
 impl fmt::Display for ReplayError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { thread: (number, name), op, what, why } = self;
-        write!(f, "thread {number} ({name}), operation {op}, {what}: {why}")
+        let Self { thread: (number, name), op, why } = self;
+        write!(f, "thread {number} ({name}), operation {op}: {why}")
     }
 }
 
@@ -71,6 +72,7 @@ pub fn replay(native: &Native, plan: &Plan, stop: fn() -> bool) -> Result<Replay
         failure: Mutex::new(None),
         operations: AtomicU64::new(0),
         advice_ignored: AtomicU64::new(0),
+        unreserved: AtomicU64::new(0),
     };
     let before = native.vm().totals();
     let (user, system) = processor_time();
@@ -93,13 +95,15 @@ pub fn replay(native: &Native, plan: &Plan, stop: fn() -> bool) -> Result<Replay
             counters: Sample::counters(&totals),
         },
         advice_ignored: replay.advice_ignored.into_inner(),
+        unreserved: replay.unreserved.into_inner(),
         complete: operations == plan.op_count() as u64,
     })
 }
 
 /// Seconds of processor time of this process so far, user and system.
 fn processor_time() -> (f64, f64) {
-    let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+    let seconds =
+        |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
     getrusage(UsageWho::RUSAGE_SELF)
         .map_or((0.0, 0.0), |usage| (seconds(usage.user_time()), seconds(usage.system_time())))
 }
@@ -123,6 +127,7 @@ struct Replay<'r> {
     failure: Mutex<Option<ReplayError>>,
     operations: AtomicU64,
     advice_ignored: AtomicU64,
+    unreserved: AtomicU64,
 }
 
 impl<'r> Replay<'r> {
@@ -147,7 +152,7 @@ impl<'r> Replay<'r> {
                     let space = Arc::new(space);
                     first.for_each(|thread| self.start(scope, *thread, Arc::clone(&space)));
                 }
-                Err(error) => self.fail(threads[0], 0, &"begin a process", error),
+                Err(error) => self.fail(threads[0], 0, error),
             }
         }
     }
@@ -164,16 +169,15 @@ impl<'r> Replay<'r> {
         let builder = Builder::new().name(format!("replay {number}")).stack_size(STACK);
         let spawned = builder.spawn_scoped(scope, move || self.run(scope, number, process));
         if let Err(error) = spawned {
-            self.fail(number, 0, &"start a host thread", error);
+            self.fail(number, 0, format_args!("no host thread for it: {error}"));
         }
     }
 
-    fn fail(&self, number: u32, op: u32, what: &dyn fmt::Debug, why: impl fmt::Display) {
+    fn fail(&self, number: u32, op: u32, why: impl fmt::Display) {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         failure.get_or_insert_with(|| ReplayError {
             thread: (number, self.thread(number).name.clone()),
             op,
-            what: format!("{what:?}"),
             why: why.to_string(),
         });
         self.failed.store(true, Ordering::Relaxed);
@@ -223,7 +227,7 @@ impl<'r> Replay<'r> {
                 }
                 Ok(Pause::End)
             });
-            let at = current.as_ref().map(|(index, (op, _))| (*index, **op));
+            let at = current.as_ref().map(|(index, _)| *index);
             let outcome = match (paused, at) {
                 (Ok(Pause::End), _) | (_, None) => break,
                 (Ok(Pause::Wait(on)), _) => {
@@ -231,7 +235,7 @@ impl<'r> Replay<'r> {
                     continue;
                 }
                 // The old space goes with its last thread, which this one is.
-                (Ok(Pause::Exec), Some((index, _))) => {
+                (Ok(Pause::Exec), Some(index)) => {
                     self.native.process().map_err(Stop::from).map(|empty| {
                         process = Arc::new(empty);
                         complete(index);
@@ -240,8 +244,8 @@ impl<'r> Replay<'r> {
                 }
                 (Err(stop), Some(_)) => Err(stop),
             };
-            if let (Err(stop), Some((index, op))) = (outcome, at) {
-                self.fail(number, index, &op, stop);
+            if let (Err(stop), Some(index)) = (outcome, at) {
+                self.fail(number, index, stop);
                 break;
             }
         }
@@ -261,12 +265,8 @@ impl<'r> Replay<'r> {
     }
 
     /// Starts the first thread of the process `number`.
-    fn start_process<'s>(
-        &'s self,
-        scope: &'s Scope<'s, '_>,
-        number: u32,
-        process: Process<'r>,
-    ) where
+    fn start_process<'s>(&'s self, scope: &'s Scope<'s, '_>, number: u32, process: Process<'r>)
+    where
         'r: 's,
     {
         if let Some(&first) = self.plan.processes()[number as usize].threads.first() {
@@ -292,6 +292,10 @@ impl<'r> Replay<'r> {
                 flags.set(MapFlags::GROWSDOWN, grows_down && !shared);
                 flags.set(MapFlags::POPULATE, populate);
                 flags.set(MapFlags::NORESERVE, noreserve);
+                if range.pages() > self.native.vm().total_frames() && !noreserve {
+                    flags |= MapFlags::NORESERVE;
+                    self.unreserved.fetch_add(1, Ordering::Relaxed);
+                }
                 cpu.mmap(range.start, range.len(), permission(prot), flags)?;
             }
             Op::Unmap { range } => cpu.munmap(range.start, range.len())?,

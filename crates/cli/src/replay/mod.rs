@@ -49,7 +49,8 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
                 columns[at].samples.push(replayed.sample);
             }
         }
-        let report = Report { title: format!("replay:{}", source.name), unit: "operations", columns };
+        let report =
+            Report { title: format!("replay:{}", source.name), unit: "operations", columns };
         report.print(&mut out, Style::detect())?;
         return report.json(&mut json);
     }
@@ -68,8 +69,12 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
 /// One replay under `settings`.
 pub fn once(native: &Native, source: &Source, settings: &Settings) -> Result<Replayed, CliError> {
     settings.apply(native.vm());
-    engine::replay(native, &source.plan, interrupt::requested)
-        .map_err(|error| CliError::failed(format_args!("replay of {}", source.name), error))
+    engine::replay(native, &source.plan, interrupt::requested).map_err(|error| {
+        CliError::failed(
+            format_args!("replay of {} under {}", source.name, settings.label()),
+            error,
+        )
+    })
 }
 
 impl Source {
@@ -115,9 +120,11 @@ fn report(source: &Source, settings: &Settings, replayed: &Replayed) -> PerfStat
     if replayed.advice_ignored > 0 {
         stat.row(replayed.advice_ignored, "madvise calls left out", "");
     }
+    if replayed.unreserved > 0 {
+        stat.row(replayed.unreserved, "mappings beyond memory", "made with MAP_NORESERVE");
+    }
     stat.time(sample.wall, "time elapsed");
     stat.time(sample.user, "user");
     stat.time(sample.system, "sys");
     stat
 }
-

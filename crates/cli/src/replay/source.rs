@@ -26,7 +26,8 @@ impl Source {
             Some(recording) => Self::shipped(recording),
             None if from.exists() => {
                 let name = from.file_stem().unwrap_or(from.as_os_str()).to_string_lossy();
-                let trace = faultless_trace::read(from).map_err(|e| CliError::Failed(e.to_string()))?;
+                let trace =
+                    faultless_trace::read(from).map_err(|e| CliError::Failed(e.to_string()))?;
                 Self::new(name.into_owned(), trace)
             }
             None => {

@@ -110,18 +110,22 @@ impl Report {
         };
         let mut bars: Vec<_> = done.iter().map(bar).collect();
         bars[0].note.clear();
-        write!(out, "{}", bars::draw(&bars, "/s", style))?;
+        writeln!(out, "{}", bars::draw(&bars, |rate| format!("{}/s", scaled(rate)), style))?;
 
         let head: Vec<_> = std::iter::once(String::new())
-            .chain(done.iter().map(|(column, _)| column.name.clone()))
+            .chain(done.iter().map(|(column, _)| column.name.replace(", ", "\n")))
             .collect();
         let mut table = table::numbers(&head, style);
         let rates = [
             ("faults/s".to_owned(), Measure::Faults),
             (format!("{}/s", self.unit), Measure::Operations),
         ];
+        // Where a page touched is a fault, both rates are one.
+        let rates = if self.unit == "pages" { &rates[..1] } else { &rates[..] };
         for (name, measure) in rates {
-            let cells = done.iter().map(|(_, sample)| scaled(measure.rate(sample)).trim().to_owned());
+            let name = name.clone();
+            let cells =
+                done.iter().map(|(_, sample)| scaled(measure.rate(sample)).trim().to_owned());
             table::row(&mut table, std::iter::once(name).chain(cells));
         }
         let samples: Vec<_> = done.iter().map(|(_, sample)| *sample).collect();

@@ -56,8 +56,9 @@ impl Json {
         let out: Box<dyn Write> = if path == Path::new("-") {
             Box::new(io::stdout())
         } else {
-            let file = File::create(path)
-                .map_err(|error| CliError::failed(format_args!("--json {}", path.display()), error))?;
+            let file = File::create(path).map_err(|error| {
+                CliError::failed(format_args!("--json {}", path.display()), error)
+            })?;
             Box::new(LineWriter::new(file))
         };
         Ok(Self { path: path.to_owned(), out: Some(out) })
@@ -101,8 +102,8 @@ impl Json {
         if counters.is_empty() {
             self.write(context, "faults", "count", Number::Whole(*faults))?;
         }
-        counters.iter().try_for_each(|(name, count)| {
-            self.write(context, name, "count", Number::Whole(*count))
-        })
+        counters
+            .iter()
+            .try_for_each(|(name, count)| self.write(context, name, "count", Number::Whole(*count)))
     }
 }

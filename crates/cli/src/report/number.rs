@@ -45,12 +45,10 @@ mod tests {
 
     #[test]
     fn numbers() {
-        assert_eq!(["0", "999", "1,000", "12,345,678"].map(str::to_owned), [
-            grouped(0),
-            grouped(999),
-            grouped(1000),
-            grouped(12_345_678)
-        ]);
+        assert_eq!(
+            ["0", "999", "1,000", "12,345,678"].map(str::to_owned),
+            [grouped(0), grouped(999), grouped(1000), grouped(12_345_678)]
+        );
         assert_eq!(scaled(1_523_000.0), "1.52 M");
         assert_eq!(scaled(45_300.0), "45.3 K");
         assert_eq!(scaled(999.0), "999 ");

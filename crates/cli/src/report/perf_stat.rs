@@ -89,7 +89,10 @@ mod tests {
         stat.time(0.25, "user");
         let text = stat.to_string();
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines[3], "         2,000,000      faults                       #    4.00 M/sec");
+        assert_eq!(
+            lines[3],
+            "         2,000,000      faults                       #    4.00 M/sec"
+        );
         assert_eq!(lines[4], "                 7      areas");
         assert_eq!(lines[6], "       0.500000000 seconds time elapsed");
         assert_eq!(lines[8], "       0.250000000 seconds user");

@@ -15,8 +15,11 @@ impl Progress {
     /// Of `steps` steps.
     pub fn new(steps: u64) -> Self {
         let plain = !std::io::stderr().is_terminal();
-        let target =
-            if plain { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(10) };
+        let target = if plain {
+            ProgressDrawTarget::hidden()
+        } else {
+            ProgressDrawTarget::stderr_with_hz(10)
+        };
         let bar = ProgressBar::with_draw_target(Some(steps), target);
         let template = "{bar:32} {percent:>3}%  {elapsed_precise}, {eta} left  {msg}";
         let style = ProgressStyle::with_template(template);

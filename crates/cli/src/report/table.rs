@@ -2,9 +2,9 @@
 
 use super::Style;
 use super::number::{grouped, percent};
+use crate::run::Sample;
 use comfy_table::presets::{ASCII_MARKDOWN, NOTHING, UTF8_HORIZONTAL_ONLY};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
-use crate::run::Sample;
 use faultless::Counter;
 
 /// A table of words without lines.
@@ -35,7 +35,7 @@ fn aligned(column: usize, text: String) -> Cell {
 }
 
 /// The counters that tell policies apart, in groups.
-const GROUPS: [(&str, &[Counter]); 4] = [
+const GROUPS: [(&str, &[Counter]); 5] = [
     ("", &[Counter::Faults, Counter::Spf]),
     (
         "abort: ",
@@ -46,10 +46,9 @@ const GROUPS: [(&str, &[Counter]); 4] = [
             Counter::SpfVmaAccess,
             Counter::SpfPmdChanged,
             Counter::SpfNomem,
-            Counter::AbortSingleThreaded,
-            Counter::TrylockFailed,
         ],
     ),
+    ("", &[Counter::AbortSingleThreaded, Counter::TrylockFailed]),
     (
         "lock: ",
         &[
@@ -71,7 +70,7 @@ pub fn counters(table: &mut Table, columns: &[&Sample]) {
     for (group, counters) in GROUPS {
         for &counter in counters {
             let idle = |sample: &&Sample| sample.counter(counter).unwrap_or(0) == 0;
-            if !group.is_empty() && columns.iter().all(idle) {
+            if counter != Counter::Faults && columns.iter().all(idle) {
                 continue;
             }
             let cell = |sample: &&Sample| match (counter, sample.counter(counter)) {
