@@ -88,7 +88,7 @@ impl RootSlot {
 
 impl Drop for RootSlot {
     fn drop(&mut self) {
-        if let Some(raw) = NonNull::new(*self.at.get_mut()) {
+        if let Some(raw) = NonNull::new(self.at.load(Ordering::Relaxed)) {
             // SAFETY: set once, from `into_raw`; this slot's ownership ends here.
             drop(unsafe { Root::from_raw(raw) });
         }
