@@ -152,7 +152,8 @@ pub struct SetArgs {
 
 #[derive(Debug, clap::Args)]
 pub struct JsonArgs {
-    /// Write results to FILE too, one JSON object a line; `-` is standard output
+    /// Write results to FILE too, one JSON object a line; `-` is standard output, and sends the
+    /// tables to standard error
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }

@@ -36,7 +36,12 @@ fn main() -> ExitCode {
     };
     match done {
         // As a shell reports a program that SIGINT ended.
-        Ok(()) if interrupt::requested() => ExitCode::from(130),
+        done if interrupt::requested() => {
+            if let Err(error) = done {
+                eprintln!("faultless: {error}");
+            }
+            ExitCode::from(130)
+        }
         Ok(()) => ExitCode::SUCCESS,
         // Whoever reads the output has had enough, as `head` has.
         Err(CliError::Closed) => ExitCode::SUCCESS,

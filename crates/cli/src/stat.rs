@@ -3,12 +3,13 @@
 use crate::args::{MachineArg, StatArgs};
 use crate::error::CliError;
 use crate::interrupt;
+use crate::report;
 use crate::report::json::{Context, Json, Number};
 use crate::report::perf_stat::PerfStat;
 use crate::run::{self, Sample};
 use crate::settings::Settings;
 use faultless_workload::{Kind, Linux, Outcome, PFT_HEADER, Param, Pft, System, Workload};
-use std::io::{self, Write};
+use std::io::Write;
 use std::time::Instant;
 
 /// Memory of the native machine beside what the workload asks for, in bytes.
@@ -29,7 +30,13 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
             if !args.set.set.is_empty() {
                 return Err(CliError::Usage("--set changes nothing on --machine linux".into()));
             }
-            let outcome = run::on_linux(&workload)?;
+            let outcome = run::on_linux(&workload).map_err(|error| match error {
+                CliError::Failed(_) if interrupt::requested() => {
+                    let why = "interrupted; Linux tells its counts at a workload's end, seconds=N sets one";
+                    CliError::failed(&title, why)
+                }
+                error => error,
+            })?;
             let sample = Sample::of(&outcome);
             (outcome, sample, Context::of(&workload, Linux::new().machine(), "default".into()))
         }
@@ -39,7 +46,7 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
             (outcome, sample, Context::of(&workload, "native".into(), settings.label()))
         }
     };
-    let mut out = io::stdout().lock();
+    let (mut out, _) = report::output(&args.json);
     if let Some(row) = outcome.pft_row() {
         writeln!(out, "{PFT_HEADER}\n{row}")?;
     }
@@ -47,7 +54,7 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
         MachineArg::Native => format!("native ({})", context.setting),
         MachineArg::Linux => context.machine.clone(),
     };
-    writeln!(out, "{}\n", report(&format!("{title} on {on}"), &outcome, &sample))?;
+    writeln!(out, "{}\n", counters(&format!("{title} on {on}"), &outcome, &sample))?;
     write_json(&mut json, &context, &outcome, &sample)
 }
 
@@ -94,7 +101,7 @@ fn memory(workload: &Workload, params: &[String]) -> u64 {
     wanted.saturating_add(wanted / 8).saturating_add(SPARE)
 }
 
-fn report(title: &str, outcome: &Outcome, sample: &Sample) -> PerfStat {
+fn counters(title: &str, outcome: &Outcome, sample: &Sample) -> PerfStat {
     let mut stat = PerfStat::new(title);
     stat.rate(outcome.operations, outcome.unit, outcome.wall);
     if sample.counters.is_empty() {

@@ -9,17 +9,17 @@ mod subject;
 use crate::args::CompareArgs;
 use crate::error::CliError;
 use crate::interrupt;
-use crate::report::Style;
 use crate::report::bars::{self, Bar};
 use crate::report::columns::{Column, Measure, Report};
 use crate::report::json::Json;
 use crate::report::number::scaled;
 use crate::report::progress::Progress;
 use crate::report::table;
+use crate::report::{self, Style};
 use crate::run;
 use crate::settings::{Settings, policies};
 use faultless::Locking;
-use std::io::{self, Write};
+use std::io::Write;
 use subject::{Scale, subjects};
 
 /// Memory of the workloads' machine in bytes, and for each thread.
@@ -33,9 +33,9 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     let host = std::thread::available_parallelism().map_or(2, usize::from);
     let threads = args.threads.map_or(host.min(THREADS), usize::from);
     let scale = if args.quick {
-        Scale { threads, seconds: 0.05, rounds: 3, replays: 3 }
+        Scale { threads, seconds: 0.03, rounds: 5, replays: 3 }
     } else {
-        Scale { threads, seconds: 0.18, rounds: 5, replays: 9 }
+        Scale { threads, seconds: 0.06, rounds: 15, replays: 9 }
     };
     let subjects = subjects(&args.only, &scale)?;
     let mut json = Json::open(args.json.json.as_deref())?;
@@ -43,8 +43,7 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     let settings = Settings::new(&args.set.set);
     let memory = MEMORY + MEMORY_PER_THREAD * threads as u64;
     let native = run::machine(memory, threads)?;
-    let style = Style::detect();
-    let mut out = io::stdout();
+    let (mut out, style) = report::output(&args.json);
 
     let steps = subjects.iter().map(|s| s.rounds(&scale) * s.width(&policies)).sum::<usize>();
     let progress = Progress::new(steps as u64);
@@ -78,40 +77,46 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
         }
         let report = Report { title, unit, columns };
         if !report.is_empty() {
-            progress.print(|| report.print(&mut out, style))?;
+            progress.print(|| report.print(&mut *out, style))?;
             report.json(&mut json)?;
             reports.push((name, report));
         }
     }
     drop(progress);
-    summary(&mut out, &reports, &policies, style)?;
+    summary(&mut *out, &reports, &policies, style)?;
     if interrupt::requested() {
         writeln!(out, "Interrupted: this is what there was.")?;
     }
     if failures.is_empty() { Ok(()) } else { Err(CliError::Failed(failures.join("\n"))) }
 }
 
-/// The rate under a policy, or of Linux.
-fn rate(report: &Report, locking: Option<Locking>) -> Option<f64> {
-    // Of several settings of a policy the last, which is the default.
-    let mut columns = report.columns.iter().rev();
+/// The column of a policy, or of Linux; of several settings of a policy the last, the default.
+fn column(report: &Report, locking: Option<Locking>) -> Option<&Column> {
     let of = |column: &&Column| column.settings().map(|settings| settings.locking) == locking;
-    columns.find(of)?.median().map(|sample| report.measure().rate(sample))
+    report.columns.iter().rev().find(of)
+}
+
+fn rate(report: &Report, locking: Option<Locking>) -> Option<f64> {
+    column(report, locking)?.median().map(|sample| report.measure().rate(sample))
+}
+
+fn gain(report: &Report, of: Locking, over: Locking) -> Option<f64> {
+    report.gain(column(report, Some(of))?, column(report, Some(over))?)
 }
 
 /// The picture of the whole: what the last policy makes of the first.
 fn gains(
-    out: &mut impl Write,
+    out: &mut dyn Write,
     reports: &[(String, Report)],
     policies: &[Locking],
     style: Style,
 ) -> Result<(), CliError> {
     let (Some(&first), Some(&last)) = (policies.first(), policies.last()) else { return Ok(()) };
-    let gain = |(name, report): &(String, Report)| {
-        let value = rate(report, Some(last))? / rate(report, Some(first))?;
+    let bar = |(name, report): &(String, Report)| {
+        let value = gain(report, last, first)?;
         Some(Bar { name: name.clone(), value, note: String::new() })
     };
-    let bars: Vec<_> = reports.iter().filter_map(gain).collect();
+    let bars: Vec<_> = reports.iter().filter_map(bar).collect();
     writeln!(out, "\nSummary")?;
     if first != last && !bars.is_empty() {
         writeln!(out, "  {} against {}", last.name(), first.name())?;
@@ -122,7 +127,7 @@ fn gains(
 
 /// A row a workload: its rate under each policy, and what the last policy makes of the first.
 fn summary(
-    out: &mut impl Write,
+    out: &mut dyn Write,
     reports: &[(String, Report)],
     policies: &[Locking],
     style: Style,
@@ -147,15 +152,12 @@ fn summary(
             Measure::Operations => report.unit,
         };
         let show = |rate: Option<f64>| rate.map_or("-".to_owned(), |r| scaled(r).trim().to_owned());
-        let rates: Vec<_> = policies.iter().map(|policy| rate(report, Some(*policy))).collect();
         let mut cells = vec![name.clone(), of.to_owned()];
-        cells.extend(rates.iter().map(|rate| show(*rate)));
-        if let Some((best, earlier)) = rates.split_last() {
-            for rate in earlier {
-                let ratio = best.zip(*rate).filter(|(_, rate)| *rate > 0.0);
-                cells.push(
-                    ratio.map_or("-".to_owned(), |(best, rate)| format!("{:.2}x", best / rate)),
-                );
+        cells.extend(policies.iter().map(|policy| show(rate(report, Some(*policy)))));
+        if let Some((last, earlier)) = policies.split_last() {
+            for policy in earlier {
+                let gain = gain(report, *last, *policy);
+                cells.push(gain.map_or("-".to_owned(), |gain| format!("{gain:.2}x")));
             }
         }
         if linux.is_some() {

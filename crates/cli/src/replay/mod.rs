@@ -7,7 +7,7 @@ pub mod source;
 use crate::args::ReplayArgs;
 use crate::error::CliError;
 use crate::interrupt;
-use crate::report::Style;
+use crate::report;
 use crate::report::columns::{Column, Report};
 use crate::report::json::{Context, Json, Number};
 use crate::report::perf_stat::PerfStat;
@@ -17,7 +17,7 @@ use engine::Replayed;
 use faultless_native::Native;
 use faultless_trace::Header;
 use source::Source;
-use std::io::{self, Write};
+use std::io::Write;
 
 /// Replays of each policy with `--policies`.
 const ROUNDS: usize = 5;
@@ -27,8 +27,8 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     let source = Source::open(&args.recording)?;
     let mut json = Json::open(args.json.json.as_deref())?;
     let settings = Settings::new(&args.set.set);
-    let mut out = io::stdout();
-    describe(&mut out, &source)?;
+    let (mut out, style) = report::output(&args.json);
+    describe(&mut *out, &source)?;
     let native = run::machine(source.memory(), source.cpus())?;
     if args.policies {
         let policies = policies(&args.set.set);
@@ -51,12 +51,12 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         }
         let report =
             Report { title: format!("replay:{}", source.name), unit: "operations", columns };
-        report.print(&mut out, Style::detect())?;
+        report.print(&mut *out, style)?;
         return report.json(&mut json);
     }
     let replayed = once(&native, &source, &settings)?;
     let context = source.context(&settings);
-    writeln!(out, "{}\n", report(&source, &settings, &replayed))?;
+    writeln!(out, "{}\n", counters(&source, &settings, &replayed))?;
     if replayed.complete {
         native.audit(&[]).map_err(|discrepancy| {
             CliError::failed("frames do not add up after the replay", discrepancy)
@@ -89,7 +89,7 @@ impl Source {
     }
 }
 
-fn describe(out: &mut impl Write, source: &Source) -> Result<(), CliError> {
+fn describe(out: &mut dyn Write, source: &Source) -> Result<(), CliError> {
     let header = &source.trace.header;
     writeln!(out, "\n {}: {}", source.name, header.program)?;
     if !header.made.is_empty() {
@@ -110,7 +110,7 @@ fn describe(out: &mut impl Write, source: &Source) -> Result<(), CliError> {
     Ok(())
 }
 
-fn report(source: &Source, settings: &Settings, replayed: &Replayed) -> PerfStat {
+fn counters(source: &Source, settings: &Settings, replayed: &Replayed) -> PerfStat {
     let sample = &replayed.sample;
     let stopped = if replayed.complete { "" } else { ", interrupted" };
     let title = format!("'replay:{}' on native ({}){stopped}", source.name, settings.label());

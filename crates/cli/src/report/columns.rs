@@ -43,6 +43,12 @@ impl Column {
     }
 }
 
+/// The value in the middle.
+fn middle(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
 /// What the bars are of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
@@ -86,16 +92,25 @@ impl Report {
         }
     }
 
+    /// What `column` makes of `base`: the median over the rounds of the ratio within a round, whose
+    /// runs were neighbours in time.
+    pub fn gain(&self, column: &Column, base: &Column) -> Option<f64> {
+        let measure = self.measure();
+        let rounds = column.samples.iter().zip(&base.samples);
+        let ratio = |(of, to): (&Sample, &Sample)| measure.rate(of) / measure.rate(to);
+        middle(rounds.map(ratio).filter(|ratio| ratio.is_finite()).collect())
+    }
+
     /// Whether anything ran.
     pub fn is_empty(&self) -> bool {
         self.columns.iter().all(|column| column.samples.is_empty())
     }
 
     /// The picture, then the table.
-    pub fn print(&self, out: &mut impl Write, style: Style) -> Result<(), CliError> {
+    pub fn print(&self, out: &mut dyn Write, style: Style) -> Result<(), CliError> {
         let done: Vec<_> =
             self.columns.iter().filter_map(|column| Some((column, column.median()?))).collect();
-        let Some((first, base)) = done.first() else { return Ok(()) };
+        let Some((first, _)) = done.first() else { return Ok(()) };
         let measure = self.measure();
         let what = match measure {
             Measure::Faults => "faults".to_owned(),
@@ -106,7 +121,9 @@ impl Report {
         let bar = |(column, sample): &(&Column, &Sample)| Bar {
             name: column.name.clone(),
             value: measure.rate(sample),
-            note: format!("{:.2}x {}", measure.rate(sample) / measure.rate(base), first.name),
+            note: self
+                .gain(column, first)
+                .map_or(String::new(), |gain| format!("{gain:.2}x {}", first.name)),
         };
         let mut bars: Vec<_> = done.iter().map(bar).collect();
         bars[0].note.clear();

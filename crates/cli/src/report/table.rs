@@ -3,8 +3,8 @@
 use super::Style;
 use super::number::{grouped, percent};
 use crate::run::Sample;
-use comfy_table::presets::{ASCII_MARKDOWN, NOTHING, UTF8_HORIZONTAL_ONLY};
-use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
+use comfy_table::presets::{ASCII_MARKDOWN, NOTHING};
+use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use faultless::Counter;
 
 /// A table of words without lines.
@@ -15,10 +15,14 @@ pub fn plain(head: &[&str]) -> Table {
     table
 }
 
+/// A line below the head and no other.
+const RULED: TableStyle =
+    TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+
 /// A table of numbers: the first column names, the others are aligned to the right.
 pub fn numbers(head: &[String], style: Style) -> Table {
     let mut table = Table::new();
-    table.load_style(if style.terminal { UTF8_HORIZONTAL_ONLY } else { ASCII_MARKDOWN });
+    table.load_style(if style.terminal { RULED } else { ASCII_MARKDOWN });
     table.set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(head.iter().enumerate().map(|(at, name)| aligned(at, name.clone())));
     table

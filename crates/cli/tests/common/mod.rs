@@ -11,12 +11,16 @@ pub struct Ran {
     pub err: String,
 }
 
+/// `faultless` with these arguments.
+pub fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_faultless"));
+    command.args(args);
+    command
+}
+
 /// Runs `faultless`.
 pub fn faultless(args: &[&str]) -> Ran {
-    let output: Output = Command::new(env!("CARGO_BIN_EXE_faultless"))
-        .args(args)
-        .output()
-        .expect("the command starts");
+    let output: Output = command(args).output().expect("the command starts");
     Ran {
         code: output.status.code(),
         out: String::from_utf8(output.stdout).expect("text"),
