@@ -43,9 +43,10 @@ pub fn run(args: &RecordArgs) -> Result<(), CliError> {
         let _ = fs::remove_file(&data);
     }
     let size = fs::metadata(&output).map_or(0, |meta| meta.len());
-    println!("{}: {:.1} KB", output.display(), size as f64 / 1e3);
-    println!("{}", trace.summary());
-    println!("next: faultless replay {} --policies", output.display());
+    // Standard output is the program's.
+    eprintln!("{}: {:.1} KB", output.display(), size as f64 / 1e3);
+    eprintln!("{}", trace.summary());
+    eprintln!("next: faultless replay {} --policies", output.display());
     Ok(())
 }
 

@@ -340,3 +340,140 @@ fn permission(prot: event::Prot) -> Prot {
     // Both are Linux's PROT_*.
     Prot::from_bits_truncate(prot.bits().into())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use faultless::{Counter, Locking, Setting};
+    use faultless_native::{Checked, Config};
+    use faultless_trace::event::{Access as Traced, Header, Prot as TracedProt, Recorded};
+    use faultless_trace::event::{Backing, Birth, Event, Kind, ProcessInfo, ThreadInfo, Trace};
+    use faultless_trace::recordings;
+
+    fn native(cpus: usize, memory_bytes: u64) -> Native {
+        let checked = Checked::Panic;
+        Native::new(Config { memory_bytes, cpus, checked, ..Config::default() }).unwrap()
+    }
+
+    fn never() -> bool {
+        false
+    }
+
+    /// What `(thread, kind)` did, by threads of these processes.
+    fn plan(processes: &[u32], events: &[(u32, Kind)]) -> Plan {
+        let count = processes.iter().max().map_or(0, |last| last + 1);
+        let thread = |&process| ThreadInfo { process, name: "t".into() };
+        let event =
+            |(time_us, &(thread, kind)): (u64, &(u32, Kind))| Event { time_us, thread, kind };
+        let trace = Trace {
+            header: Header { page_size: 4096, recorded: Recorded::all(), ..Header::default() },
+            processes: (0..count).map(|_| ProcessInfo { parent: None }).collect(),
+            threads: processes.iter().map(thread).collect(),
+            events: (0..).zip(events).map(event).collect(),
+        };
+        Plan::new(&trace).unwrap()
+    }
+
+    const fn fault(page: u64, access: Traced) -> Kind {
+        Kind::Fault { page, access, kernel: false, present: false }
+    }
+
+    fn map(start: u64, pages: u64, backing: Backing) -> Kind {
+        let prot = TracedProt::READ | TracedProt::WRITE;
+        Kind::Map { start, len: pages * 4096, prot, flags: 0x22, backing }
+    }
+
+    #[test]
+    fn each_kind_of_operation_does_to_memory_what_it_did() {
+        const A: u64 = 0x10_0000;
+        const B: u64 = 0x20_0000;
+        const HEAP: u64 = 0x40_0000;
+        const STACK: u64 = 0x7fff_0000_0000;
+        let write = |page| (0, fault(page, Traced::Write));
+        let none = TracedProt::empty();
+        let plan = plan(
+            &[0, 0, 1, 2],
+            &[
+                (0, map(A, 4, Backing::Anon)),
+                write(A),
+                (0, fault(A + 4096, Traced::Read)),
+                (0, Kind::Protect { start: A + 8192, len: 4096, prot: none }),
+                (0, Kind::Remap { old: A, old_len: 8192, new: B, new_len: 16384, flags: 3 }),
+                write(B + 8192),
+                (0, Kind::Advise { start: B, len: 4096, advice: 4 }),
+                write(B),
+                (0, Kind::Advise { start: B, len: 4096, advice: 250 }),
+                (0, Kind::Brk { end: HEAP + 100 }),
+                (0, Kind::Brk { end: HEAP + 8192 + 100 }),
+                write(HEAP + 8192),
+                (0, Kind::Brk { end: HEAP + 100 }),
+                (0, map(STACK, 2, Backing::Stack)),
+                write(STACK - 4096),
+                (0, Kind::Spawn { child: 1, birth: Birth::Thread }),
+                (1, fault(B + 4096, Traced::Write)),
+                (0, Kind::Spawn { child: 2, birth: Birth::Fork }),
+                (2, fault(B, Traced::Write)),
+                (2, Kind::Exec),
+                (2, map(A, 1, Backing::Anon)),
+                (2, fault(A, Traced::Write)),
+                (2, Kind::Exit),
+                (0, Kind::Spawn { child: 3, birth: Birth::Vfork }),
+                (3, Kind::Exec),
+                (3, map(B, 1, Backing::SharedAnon)),
+                (3, fault(B, Traced::Read)),
+                (3, Kind::Exit),
+                (1, Kind::Exit),
+                (0, Kind::Unmap { start: B, len: 16384 }),
+                (0, Kind::Exit),
+            ],
+        );
+        for locking in Locking::ALL {
+            let native = native(4, 8 << 20);
+            native.vm().set(Setting::Locking(locking));
+            let replayed = replay(&native, &plan, never).unwrap();
+            assert!(replayed.complete);
+            assert_eq!(replayed.sample.operations, plan.op_count() as u64);
+            assert_eq!(replayed.advice_ignored, 1);
+            let count = |counter| replayed.sample.counter(counter).unwrap();
+            assert_eq!(count(Counter::StackGrowth), 1);
+            assert_eq!(count(Counter::ZeroPage), 1);
+            // One of the parent's pages, written by the forked child before it started anew.
+            assert_eq!(count(Counter::CowCopy), 2, "with the zero page that a thread wrote to");
+            assert_eq!(count(Counter::SharedPage), 1);
+            native.audit(&[]).unwrap();
+        }
+    }
+
+    #[test]
+    fn fewer_cpus_than_threads_are_no_deadlock() {
+        for name in ["cargo", "redis"] {
+            let trace = recordings::find(name).unwrap().trace().unwrap();
+            let plan = Plan::new(&trace).unwrap();
+            for cpus in [1, 3] {
+                let native = native(cpus, 512 << 20);
+                assert!(replay(&native, &plan, never).unwrap().complete);
+                native.audit(&[]).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_failure_ends_all_threads_and_names_the_operation() {
+        let native = native(8, 512 << 20);
+        native.vm().set(Setting::FrameLimit(500));
+        let trace = recordings::find("javac").unwrap().trace().unwrap();
+        let error = replay(&native, &Plan::new(&trace).unwrap(), never).unwrap_err();
+        assert!(error.to_string().contains("out of memory at 0x"), "{error}");
+        native.vm().set(Setting::FrameLimit(u64::MAX));
+        native.audit(&[]).unwrap();
+    }
+
+    #[test]
+    fn an_interrupted_replay_is_incomplete() {
+        let native = native(2, 64 << 20);
+        let plan = plan(&[0], &[(0, map(0x10_0000, 1, Backing::Anon)), (0, Kind::Exit)]);
+        let replayed = replay(&native, &plan, || true).unwrap();
+        assert!(!replayed.complete);
+        assert_eq!(replayed.sample.operations, 0);
+    }
+}

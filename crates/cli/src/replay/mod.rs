@@ -93,7 +93,7 @@ fn describe(out: &mut dyn Write, source: &Source) -> Result<(), CliError> {
     let header = &source.trace.header;
     writeln!(out, "\n {}: {}", source.name, header.program)?;
     if !header.made.is_empty() {
-        writeln!(out, "   made with   {}", header.made)?;
+        writeln!(out, "   made with   {}", header.made.replace('\n', " "))?;
     }
     if !header.kernel.is_empty() {
         let thp = if header.thp.is_empty() { "not known" } else { &header.thp };

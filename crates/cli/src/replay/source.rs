@@ -9,7 +9,8 @@ use std::path::Path;
 /// A recording, ready to be replayed.
 #[derive(Debug)]
 pub struct Source {
-    /// As results name it: a shipped recording's own name, or the file's without extension.
+    /// As results name it: a shipped recording's own name, or the file's without extension, or the
+    /// program's where that is `perf.data`.
     pub name: String,
     /// What was recorded.
     pub trace: Trace,
@@ -28,7 +29,10 @@ impl Source {
                 let name = from.file_stem().unwrap_or(from.as_os_str()).to_string_lossy();
                 let trace =
                     faultless_trace::read(from).map_err(|e| CliError::Failed(e.to_string()))?;
-                Self::new(name.into_owned(), trace)
+                // What perf calls every file tells nothing.
+                let name =
+                    if name == "perf" { trace.header.program.clone() } else { name.into_owned() };
+                Self::new(name, trace)
             }
             None => {
                 let names: Vec<_> = recordings::all().iter().map(|known| known.name).collect();
