@@ -43,6 +43,7 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     let settings = Settings::new(&args.set.set);
     let memory = MEMORY + MEMORY_PER_THREAD * threads as u64;
     let native = run::machine(memory, threads)?;
+    let busy = load_average().filter(|load| *load > 0.3 * host as f64);
     let (mut out, style) = report::output(&args.json);
 
     let steps = subjects.iter().map(|s| s.rounds(&scale) * s.width(&policies)).sum::<usize>();
@@ -84,10 +85,22 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     }
     drop(progress);
     summary(&mut *out, &reports, &policies, style)?;
+    if let Some(load) = busy.filter(|_| !reports.is_empty()) {
+        writeln!(
+            out,
+            "The host was busy at the start (load average {load} on {host} CPUs): take ratios near 1 as \
+             noise."
+        )?;
+    }
     if interrupt::requested() {
         writeln!(out, "Interrupted: this is what there was.")?;
     }
     if failures.is_empty() { Ok(()) } else { Err(CliError::Failed(failures.join("\n"))) }
+}
+
+/// Runnable threads of the host, averaged over the last minute.
+fn load_average() -> Option<f64> {
+    std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 
 /// The column of a policy, or of Linux; of several settings of a policy the last, the default.

@@ -43,6 +43,16 @@ impl Column {
     }
 }
 
+/// Half of what lies between the quartiles of the rate, in percent of the median: how much a
+/// repetition may be trusted.
+fn spread(column: &Column, measure: Measure) -> Option<f64> {
+    let mut rates: Vec<_> = column.samples.iter().map(|sample| measure.rate(sample)).collect();
+    rates.sort_by(f64::total_cmp);
+    let (low, high) = (rates.get(rates.len() / 4)?, rates.get(rates.len() * 3 / 4)?);
+    let median = middle(rates.clone()).filter(|median| *median > 0.0)?;
+    Some((high - low) / 2.0 / median * 100.0)
+}
+
 /// The value in the middle.
 fn middle(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
@@ -145,6 +155,13 @@ impl Report {
                 done.iter().map(|(_, sample)| scaled(measure.rate(sample)).trim().to_owned());
             table::row(&mut table, std::iter::once(name).chain(cells));
         }
+        if repetitions > 1 {
+            let spread = |(column, _): &(&Column, &Sample)| {
+                spread(column, measure).map_or("-".to_owned(), |percent| format!("{percent:.0} %"))
+            };
+            let name = "spread of the middle half, +-".to_owned();
+            table::row(&mut table, std::iter::once(name).chain(done.iter().map(spread)));
+        }
         let samples: Vec<_> = done.iter().map(|(_, sample)| *sample).collect();
         table::counters(&mut table, &samples);
         writeln!(out, "{table}")?;
@@ -174,6 +191,29 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn half_the_distance_of_the_quartiles() {
+        let context = Context {
+            machine: "native".into(),
+            workload: "w".into(),
+            cpus: 1,
+            setting: "default".into(),
+        };
+        let mut column = Column::new("c", context, None);
+        assert_eq!(spread(&column, Measure::Operations), None);
+        let sample = |operations| Sample {
+            operations,
+            faults: 0,
+            wall: 1.0,
+            user: 0.0,
+            system: 0.0,
+            counters: Vec::new(),
+        };
+        column.samples = [1, 90, 100, 110, 900].map(sample).to_vec();
+        assert_eq!(spread(&column, Measure::Operations), Some(10.0));
+        assert_eq!(spread(&column, Measure::Faults), None);
+    }
 
     #[test]
     fn the_median_is_a_run() {
