@@ -31,12 +31,10 @@ pub(super) const NO_FRAME: u32 = u32::MAX;
 /// The node of frames that belong to none: holes between regions.
 const NO_NODE: u8 = u8::MAX;
 
-/// What the owner of a frame uses it for.
+/// What a published frame is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Use {
-    /// In the hands of whoever allocated it, as a [`Frame`](super::Frame) value.
-    Held = 4,
     /// A page-table node.
     Table = 5,
     /// A private anonymous page.
@@ -58,9 +56,10 @@ pub enum Kind {
     Tail,
     /// Heads a block on a free list of its node's buddy allocator.
     Free,
-    /// On a CPU's list.
+    /// Out of the buddy allocators and not published: on a CPU's list, or in the hands of whoever
+    /// allocated it, as a [`Frame`](super::Frame) value.
     Pooled,
-    /// Allocated.
+    /// Published.
     Used(Use),
 }
 
@@ -81,7 +80,6 @@ impl Kind {
             1 => Self::Tail,
             2 => Self::Free,
             3 => Self::Pooled,
-            4 => Self::Used(Use::Held),
             5 => Self::Used(Use::Table),
             6 => Self::Used(Use::Anon),
             7 => Self::Used(Use::Shared),

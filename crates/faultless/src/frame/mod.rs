@@ -98,8 +98,6 @@ impl Frames {
             Some(number) => number,
             None => self.refill(local, wait)?,
         };
-        let meta = self.meta(number);
-        meta.set_use(Use::Held);
         Some(Frame::new(number, 0))
     }
 
@@ -111,7 +109,6 @@ impl Frames {
             self.drain(local, wait);
             self.take_block(order, wait)
         })?;
-        self.meta(number).set_use(Use::Held);
         Some(Frame::new(number, order))
     }
 
@@ -120,7 +117,7 @@ impl Frames {
     pub fn free<S: Settled>(&self, local: &Local, frame: Frame<S>, wait: &impl Wait) {
         let (number, order) = (frame.number(), frame.order());
         let meta = self.meta(number);
-        debug_assert_eq!(meta.kind(), Kind::Used(Use::Held), "{number:?} is not its holder's");
+        debug_assert_eq!(meta.kind(), Kind::Pooled, "{number:?} is not its holder's");
         debug_assert_eq!(meta.refs(), 0, "{number:?} is freed while referred to");
         for number in number.0..number.0 + (1 << order) {
             self.meta(FrameNumber(number)).end_ownership();
@@ -128,7 +125,6 @@ impl Frames {
         if order != 0 {
             return self.give_back(&[number], order, wait);
         }
-        meta.set_kind(Kind::Pooled);
         let magazine = self.magazines.get(local);
         while !magazine.push(number) {
             self.spill(magazine, wait);
@@ -167,7 +163,7 @@ impl Frames {
         let meta = self.meta(number);
         debug_assert!(matches!(meta.kind(), Kind::Used(_)), "{number:?} was not published");
         debug_assert_eq!(meta.refs(), 0, "{number:?} is referred to");
-        meta.set_use(Use::Held);
+        meta.set_kind(Kind::Pooled);
         Frame::new(number, meta.order())
     }
 

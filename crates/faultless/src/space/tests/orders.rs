@@ -29,13 +29,14 @@ fn a_page_is_not_moved_onto_an_entry_that_a_late_fault_holds() {
     space.mmap(&cpu0, AT, 3 * PAGE_SIZE, RW, FIXED).unwrap();
     store(&cpu0, &space, AT, 7).unwrap();
     let target = AT + 2 * PAGE_SIZE;
+    space.munmap(&cpu0, target, PAGE_SIZE).unwrap();
     {
         let section = cpu0.section();
         // SAFETY: inside a grace section.
         let reached = unsafe { descend(vm.machine(), space.root(), target) };
         let Reached::Last(slots) = reached else { panic!("the page below has a table") };
         let slot = &slots[node::index(target, LAST)];
-        // As a fault does that found the mapping before it was replaced.
+        // As a fault does that found the mapping before it went.
         let held = protocol::take(slot, Entry::NONE).unwrap();
         thread::scope(|scope| {
             let space = &space;
@@ -137,18 +138,18 @@ fn mprotect_down_to_the_start_of_a_stack_locks_what_is_below() {
     let flags = FIXED | MapFlags::GROWSDOWN;
     space.mmap(&cpu0, AT, 16 * PAGE_SIZE, RW, flags).unwrap();
     store(&cpu0, &space, AT, 1).unwrap();
-    let top = AT + 12 * PAGE_SIZE;
     thread::scope(|scope| {
         let space = &space;
         scope.spawn(move || {
-            for round in 0..2000 {
-                let prot = if round % 2 == 0 { Prot::READ } else { RW };
-                space.mprotect(&cpu1, AT, 4 * PAGE_SIZE, prot).unwrap();
+            for round in 0..5000 {
+                let prot = if round % 3 == 0 { Prot::READ } else { RW };
+                space.mprotect(&cpu1, AT, (1 + round % 7) * PAGE_SIZE, prot).unwrap();
             }
             cpu1.drain();
         });
-        for round in 0..2000 {
-            let prot = if round % 2 == 0 { Prot::READ } else { RW };
+        for round in 0..5000 {
+            let prot = if round % 5 < 2 { Prot::READ } else { RW };
+            let top = AT + (8 + round % 8) * PAGE_SIZE;
             space.mprotect(&cpu0, top, PAGE_SIZE, prot | Prot::GROWSDOWN).unwrap();
         }
     });
@@ -158,4 +159,24 @@ fn mprotect_down_to_the_start_of_a_stack_locks_what_is_below() {
     cpu0.drain();
     audit(&cpu0, &[&space]).unwrap();
     space.exit(&cpu0);
+}
+
+/// A fault that copies takes a reference to a frame before it knows that the frame is still the one it
+/// saw; meanwhile the frame may have become a table, and be freed.
+#[test]
+fn a_table_that_a_late_copy_refers_to_is_freed_once() {
+    let vm = guest::vm(1, 64);
+    let cpu0 = cpu(&vm, 0);
+    let space = Space::new(&cpu0).unwrap();
+    let table = space.root();
+    assert!(vm.frames.meta(table).get_ref_unless_zero());
+    space.exit(&cpu0);
+    // Whoever gets a frame now must not get this one.
+    let other = Space::new(&cpu0).unwrap();
+    assert_ne!(other.root(), table);
+    // SAFETY: the reference taken above, which never was a mapping.
+    unsafe { cpu0.put_unmapped(table) };
+    other.exit(&cpu0);
+    cpu0.drain();
+    assert_eq!(audit(&cpu0, &[]).unwrap().taken(), 1, "only the page of zeros is left");
 }
