@@ -1,2 +1,53 @@
-//! The `faultless` command.
-fn main() {}
+//! The `faultless` command: what each memory mechanism would do for your program.
+//!
+//! - [`args`]: the command line;
+//! - [`settings`], [`run`]: one workload on one machine under one setting of the knobs;
+//! - [`compare`], [`stat`], [`replay`], [`record`], [`list`]: the commands;
+//! - [`report`]: tables, bars, the form of `perf stat`, JSON lines, progress;
+//! - [`interrupt`]: Ctrl-C asks a command to print what it has.
+
+mod args;
+mod compare;
+mod error;
+mod interrupt;
+mod list;
+mod record;
+mod replay;
+mod report;
+mod run;
+mod settings;
+mod stat;
+
+use args::{Args, Command};
+use clap::Parser;
+use error::CliError;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    interrupt::install();
+    let done = match args.command {
+        Command::Compare(args) => compare::run(&args),
+        Command::Stat(args) => stat::run(&args),
+        Command::Replay(args) => replay::run(&args),
+        Command::Record(args) => record::run(&args),
+        Command::Workloads => list::workloads(),
+        Command::Knobs => list::knobs(),
+    };
+    match done {
+        // As a shell reports a program that SIGINT ended.
+        done if interrupt::requested() => {
+            if let Err(error) = done {
+                eprintln!("faultless: {error}");
+            }
+            ExitCode::from(130)
+        }
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads the output has had enough, as `head` has.
+        Err(CliError::Closed) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("faultless: {error}");
+            ExitCode::from(error.code())
+        }
+    }
+}

@@ -148,6 +148,9 @@ impl Memory {
         let map = MmapRaw::from(map);
         // A host built without huge pages refuses the advice and has no need of it.
         let _ = map.advise(Advice::NoHugePage);
+        // A process of the host that forks (to run a workload on the host's kernel beside this
+        // machine) would pay for copying the tables of all this memory.
+        let _ = map.advise(Advice::DontFork);
 
         let per_node = frames / nodes as u32;
         let regions = (0..nodes as u32)

@@ -1,0 +1,49 @@
+//! What a command can end with, and the exit code that says so.
+
+use std::fmt;
+use std::io;
+
+/// Why a command came to nothing.
+#[derive(Debug)]
+pub enum CliError {
+    /// The arguments ask for something that is not there.
+    Usage(String),
+    /// Asked for rightly, and failed.
+    Failed(String),
+    /// Standard output was closed by its reader.
+    Closed,
+}
+
+impl CliError {
+    /// The exit code.
+    pub fn code(&self) -> u8 {
+        match self {
+            Self::Usage(_) => 2,
+            Self::Failed(_) | Self::Closed => 1,
+        }
+    }
+
+    /// A failure that says what was being done.
+    pub fn failed(doing: impl fmt::Display, why: impl fmt::Display) -> Self {
+        Self::Failed(format!("{doing}: {why}"))
+    }
+}
+
+impl fmt::Display for CliError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(what) | Self::Failed(what) => f.write_str(what),
+            Self::Closed => f.write_str("standard output was closed"),
+        }
+    }
+}
+
+/// Errors of writing to standard output.
+impl From<io::Error> for CliError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::Closed,
+            _ => Self::failed("standard output", error),
+        }
+    }
+}

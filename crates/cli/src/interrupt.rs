@@ -1,0 +1,50 @@
+//! Ctrl-C: the first asks the command to print what it has, the second ends it.
+//!
+//! Commands look at [`requested`] between runs; whoever runs for long without looking gives
+//! [`on_request`] something to print.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+type Action = Box<dyn FnOnce() + Send>;
+
+static REQUESTS: AtomicU32 = AtomicU32::new(0);
+static ACTION: Mutex<Option<Action>> = Mutex::new(None);
+
+/// Begins to listen.
+pub fn install() {
+    let handler = || {
+        let before = REQUESTS.fetch_add(1, Ordering::Relaxed);
+        let action = ACTION.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(action) = action {
+            action();
+        }
+        if before > 0 {
+            std::process::exit(130);
+        }
+    };
+    if let Err(error) = ctrlc::set_handler(handler) {
+        eprintln!("faultless: Ctrl-C will print no results: {error}");
+    }
+}
+
+/// Whether the user asked to stop.
+pub fn requested() -> bool {
+    REQUESTS.load(Ordering::Relaxed) > 0
+}
+
+/// Does `action` when the user asks to stop, once, until the guard is dropped.
+pub fn on_request(action: impl FnOnce() + Send + 'static) -> Guard {
+    *ACTION.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(action));
+    Guard
+}
+
+/// While it lives, the action of [`on_request`] stands.
+#[derive(Debug)]
+pub struct Guard;
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        ACTION.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}

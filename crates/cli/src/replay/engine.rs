@@ -1,0 +1,479 @@
+//! Executes a [`Plan`] on the native machine: one host thread to a recorded thread, each at full
+//! speed on a CPU of its own, held back only by what the plan says it must wait for.
+//!
+//! A recorded process is a process of the machine, from the operation that begins it to its last
+//! thread's exit. A thread gives up its CPU while it waits.
+//!
+//! Every touch must succeed. A signal means that plan or subsystem is wrong, and ends the replay
+//! with an error that names the operation.
+
+use super::gate::Gate;
+use crate::run::Sample;
+use faultless::{Access, Advice, MapFlags, Prot, RemapFlags};
+use faultless_native::{Native, NativeCpu, Process, Stop};
+use faultless_trace::event;
+use faultless_trace::plan::{At, Op, Plan, Thread};
+use nix::sys::resource::{UsageWho, getrusage};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, Scope};
+use std::time::Instant;
+
+/// Host threads run a loop, no recursion.
+const STACK: usize = 256 << 10;
+/// Looks at a gate before the CPU is given up for the wait.
+const LOOKS: u32 = 256;
+
+/// What a replay came to.
+#[derive(Clone, Debug)]
+pub struct Replayed {
+    /// Its measurements; operations are the plan's.
+    pub sample: Sample,
+    /// `madvise` calls left out: advice that the subsystem does not know, or refuses for anonymous
+    /// memory in place of a file.
+    pub advice_ignored: u64,
+    /// Mappings larger than the machine's memory, made as if with `MAP_NORESERVE`: where they were
+    /// recorded there was room to promise them.
+    pub unreserved: u64,
+    /// Whether all of the plan was done, not stopped before.
+    pub complete: bool,
+}
+
+/// An operation that did not go as recorded.
+#[derive(Clone, Debug)]
+pub struct ReplayError {
+    /// The thread, by number and name.
+    pub thread: (u32, String),
+    /// The number of the operation in its thread.
+    pub op: u32,
+    /// What came of it.
+    pub why: String,
+}
+
+impl fmt::Display for ReplayError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { thread: (number, name), op, why } = self;
+        write!(f, "thread {number} ({name}), operation {op}: {why}")
+    }
+}
+
+/// Replays `plan`; `stop` ends it early.
+///
+/// # Errors
+/// The first operation that failed.
+pub fn replay(native: &Native, plan: &Plan, stop: fn() -> bool) -> Result<Replayed, ReplayError> {
+    let replay = Replay {
+        native,
+        plan,
+        gates: Gate::all(plan),
+        interrupted: stop,
+        failed: AtomicBool::new(false),
+        failure: Mutex::new(None),
+        operations: AtomicU64::new(0),
+        advice_ignored: AtomicU64::new(0),
+        unreserved: AtomicU64::new(0),
+    };
+    let before = native.vm().totals();
+    let (user, system) = processor_time();
+    let began = Instant::now();
+    std::thread::scope(|scope| replay.begin(scope));
+    let wall = began.elapsed().as_secs_f64();
+    let (user_after, system_after) = processor_time();
+    if let Some(error) = replay.failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(error);
+    }
+    let totals = native.vm().totals().since(&before);
+    let operations = replay.operations.into_inner();
+    Ok(Replayed {
+        sample: Sample {
+            operations,
+            faults: totals.get(faultless::Counter::Faults),
+            wall,
+            user: user_after - user,
+            system: system_after - system,
+            counters: Sample::counters(&totals),
+        },
+        advice_ignored: replay.advice_ignored.into_inner(),
+        unreserved: replay.unreserved.into_inner(),
+        complete: operations == plan.op_count() as u64,
+    })
+}
+
+/// Seconds of processor time of this process so far, user and system.
+fn processor_time() -> (f64, f64) {
+    let seconds =
+        |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+    getrusage(UsageWho::RUSAGE_SELF)
+        .map_or((0.0, 0.0), |usage| (seconds(usage.user_time()), seconds(usage.system_time())))
+}
+
+/// Why a thread leaves its CPU.
+enum Pause {
+    /// Somebody else's operation must complete first.
+    Wait(At),
+    /// The process starts again, with an empty space.
+    Exec,
+    /// All is done, or the replay was stopped.
+    End,
+}
+
+struct Replay<'r> {
+    native: &'r Native,
+    plan: &'r Plan,
+    gates: Vec<Gate>,
+    interrupted: fn() -> bool,
+    failed: AtomicBool,
+    failure: Mutex<Option<ReplayError>>,
+    operations: AtomicU64,
+    advice_ignored: AtomicU64,
+    unreserved: AtomicU64,
+}
+
+impl<'r> Replay<'r> {
+    fn stopped(&self) -> bool {
+        self.failed.load(Ordering::Relaxed) || (self.interrupted)()
+    }
+
+    /// Starts the threads that are there from the start; they start the others.
+    fn begin<'s>(&'s self, scope: &'s Scope<'s, '_>)
+    where
+        'r: 's,
+    {
+        for process in self.plan.processes() {
+            let threads = &process.threads;
+            let mut first =
+                threads.iter().filter(|thread| self.thread(**thread).start.is_none()).peekable();
+            if first.peek().is_none() {
+                continue;
+            }
+            match self.native.process() {
+                Ok(space) => {
+                    let space = Arc::new(space);
+                    first.for_each(|thread| self.start(scope, *thread, Arc::clone(&space)));
+                }
+                Err(error) => self.fail(threads[0], 0, error),
+            }
+        }
+    }
+
+    fn thread(&self, number: u32) -> &'r Thread {
+        &self.plan.threads()[number as usize]
+    }
+
+    /// Gives the recorded thread `number` a host thread.
+    fn start<'s>(&'s self, scope: &'s Scope<'s, '_>, number: u32, process: Arc<Process<'r>>)
+    where
+        'r: 's,
+    {
+        let builder = Builder::new().name(format!("replay {number}")).stack_size(STACK);
+        let spawned = builder.spawn_scoped(scope, move || self.run(scope, number, process));
+        if let Err(error) = spawned {
+            self.fail(number, 0, format_args!("no host thread for it: {error}"));
+        }
+    }
+
+    fn fail(&self, number: u32, op: u32, why: impl fmt::Display) {
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.get_or_insert_with(|| ReplayError {
+            thread: (number, self.thread(number).name.clone()),
+            op,
+            why: why.to_string(),
+        });
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
+    /// What one thread does, from its start to its exit.
+    fn run<'s>(&'s self, scope: &'s Scope<'s, '_>, number: u32, mut process: Arc<Process<'r>>)
+    where
+        'r: 's,
+    {
+        let gate = &self.gates[number as usize];
+        let mut awaited = gate.awaited().iter().copied().peekable();
+        let mut complete = |op: u32| {
+            if awaited.next_if_eq(&op).is_some() {
+                gate.publish(op);
+            }
+        };
+        let mut steps = (0u32..).zip(self.thread(number).steps());
+        let mut current = steps.next();
+        loop {
+            let paused = process.run(|cpu| {
+                while let Some((index, (op, waits))) = &mut current {
+                    if self.stopped() {
+                        return Ok(Pause::End);
+                    }
+                    if let Some(on) = waits.find(|on| !self.await_briefly(cpu, *on)) {
+                        return Ok(Pause::Wait(on));
+                    }
+                    match **op {
+                        Op::Exec => return Ok(Pause::Exec),
+                        Op::SpawnThread { thread } => {
+                            let process = Arc::clone(&process);
+                            cpu.idle(|| self.start(scope, thread, process));
+                        }
+                        Op::Fork { child } => {
+                            let copy = cpu.fork()?;
+                            cpu.idle(|| self.start_process(scope, child, copy));
+                        }
+                        Op::Launch { child } => {
+                            let empty = cpu.process()?;
+                            cpu.idle(|| self.start_process(scope, child, empty));
+                        }
+                        op => self.act(cpu, &op)?,
+                    }
+                    complete(*index);
+                    current = steps.next();
+                }
+                Ok(Pause::End)
+            });
+            let at = current.as_ref().map(|(index, _)| *index);
+            let outcome = match (paused, at) {
+                (Ok(Pause::End), _) | (_, None) => break,
+                (Ok(Pause::Wait(on)), _) => {
+                    self.gates[on.thread as usize].wait(on.op, || self.stopped());
+                    continue;
+                }
+                // The old space goes with its last thread, which this one is.
+                (Ok(Pause::Exec), Some(index)) => {
+                    self.native.process().map_err(Stop::from).map(|empty| {
+                        process = Arc::new(empty);
+                        complete(index);
+                        current = steps.next();
+                    })
+                }
+                (Err(stop), Some(_)) => Err(stop),
+            };
+            if let (Err(stop), Some(index)) = (outcome, at) {
+                self.fail(number, index, stop);
+                break;
+            }
+        }
+        let done = current.map_or(self.thread(number).ops.len() as u64, |(index, _)| index.into());
+        self.operations.fetch_add(done, Ordering::Relaxed);
+    }
+
+    /// Whether `on` has completed or soon does, answering other CPUs meanwhile.
+    fn await_briefly(&self, cpu: &NativeCpu<'_, '_>, on: At) -> bool {
+        let gate = &self.gates[on.thread as usize];
+        gate.passed(on.op)
+            || (0..LOOKS).any(|_| {
+                cpu.poll();
+                std::hint::spin_loop();
+                gate.passed(on.op)
+            })
+    }
+
+    /// Starts the first thread of the process `number`.
+    fn start_process<'s>(&'s self, scope: &'s Scope<'s, '_>, number: u32, process: Process<'r>)
+    where
+        'r: 's,
+    {
+        if let Some(&first) = self.plan.processes()[number as usize].threads.first() {
+            self.start(scope, first, Arc::new(process));
+        }
+    }
+
+    /// An operation of guest code.
+    #[inline]
+    fn act(&self, cpu: &NativeCpu<'_, '_>, op: &Op) -> Result<(), Stop> {
+        match *op {
+            Op::Touch { page, access, .. } => {
+                let access = match access {
+                    event::Access::Write => Access::Write,
+                    event::Access::Exec => Access::Execute,
+                    event::Access::Read | event::Access::Unknown => Access::Read,
+                };
+                cpu.touch(page, access)?;
+            }
+            Op::Map { range, prot, shared, grows_down, populate, noreserve, .. } => {
+                let mut flags = MapFlags::FIXED | MapFlags::ANONYMOUS;
+                flags |= if shared { MapFlags::SHARED } else { MapFlags::PRIVATE };
+                flags.set(MapFlags::GROWSDOWN, grows_down && !shared);
+                flags.set(MapFlags::POPULATE, populate);
+                flags.set(MapFlags::NORESERVE, noreserve);
+                if range.pages() > self.native.vm().total_frames() && !noreserve {
+                    flags |= MapFlags::NORESERVE;
+                    self.unreserved.fetch_add(1, Ordering::Relaxed);
+                }
+                cpu.mmap(range.start, range.len(), permission(prot), flags)?;
+            }
+            Op::Unmap { range } => cpu.munmap(range.start, range.len())?,
+            Op::Protect { range, prot } => {
+                cpu.mprotect(range.start, range.len(), permission(prot))?;
+            }
+            Op::Remap { old, new, keep_old } => {
+                let mut flags = RemapFlags::empty();
+                flags.set(RemapFlags::DONTUNMAP, keep_old);
+                if old.start != new.start {
+                    flags |= RemapFlags::MAYMOVE | RemapFlags::FIXED;
+                }
+                cpu.mremap(old.start, old.len(), new.len(), flags, new.start)?;
+            }
+            Op::Advise { range, advice } => {
+                let given = Advice::from_number(advice)
+                    .is_some_and(|advice| cpu.madvise(range.start, range.len(), advice).is_ok());
+                if !given {
+                    self.advice_ignored.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            Op::Brk { old, new } => {
+                if old == new {
+                    // The first of a program tells where its loader put the heap.
+                    cpu.running().space().set_heap_start(cpu.cpu(), old);
+                }
+                let end = cpu.brk(new);
+                if end != new {
+                    let errno = faultless::Errno::ENOMEM;
+                    let range = faultless::VirtRange::new(end.min(new), end.max(new));
+                    return Err(faultless::Error { operation: "brk", range, errno }.into());
+                }
+            }
+            // The other operations are done by the caller; a thread's end is its last.
+            Op::Fork { .. } | Op::Launch { .. } | Op::SpawnThread { .. } | Op::Exec | Op::Exit => {}
+        }
+        Ok(())
+    }
+}
+
+fn permission(prot: event::Prot) -> Prot {
+    // Both are Linux's PROT_*.
+    Prot::from_bits_truncate(prot.bits().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use faultless::{Counter, Locking, Setting};
+    use faultless_native::{Checked, Config};
+    use faultless_trace::event::{Access as Traced, Header, Prot as TracedProt, Recorded};
+    use faultless_trace::event::{Backing, Birth, Event, Kind, ProcessInfo, ThreadInfo, Trace};
+    use faultless_trace::recordings;
+
+    fn native(cpus: usize, memory_bytes: u64) -> Native {
+        let checked = Checked::Panic;
+        Native::new(Config { memory_bytes, cpus, checked, ..Config::default() }).unwrap()
+    }
+
+    fn never() -> bool {
+        false
+    }
+
+    /// What `(thread, kind)` did, by threads of these processes.
+    fn plan(processes: &[u32], events: &[(u32, Kind)]) -> Plan {
+        let count = processes.iter().max().map_or(0, |last| last + 1);
+        let thread = |&process| ThreadInfo { process, name: "t".into() };
+        let event =
+            |(time_us, &(thread, kind)): (u64, &(u32, Kind))| Event { time_us, thread, kind };
+        let trace = Trace {
+            header: Header { page_size: 4096, recorded: Recorded::all(), ..Header::default() },
+            processes: (0..count).map(|_| ProcessInfo { parent: None }).collect(),
+            threads: processes.iter().map(thread).collect(),
+            events: (0..).zip(events).map(event).collect(),
+        };
+        Plan::new(&trace).unwrap()
+    }
+
+    const fn fault(page: u64, access: Traced) -> Kind {
+        Kind::Fault { page, access, kernel: false, present: false }
+    }
+
+    fn map(start: u64, pages: u64, backing: Backing) -> Kind {
+        let prot = TracedProt::READ | TracedProt::WRITE;
+        Kind::Map { start, len: pages * 4096, prot, flags: 0x22, backing }
+    }
+
+    #[test]
+    fn each_kind_of_operation_does_to_memory_what_it_did() {
+        const A: u64 = 0x10_0000;
+        const B: u64 = 0x20_0000;
+        const HEAP: u64 = 0x40_0000;
+        const STACK: u64 = 0x7fff_0000_0000;
+        let write = |page| (0, fault(page, Traced::Write));
+        let none = TracedProt::empty();
+        let plan = plan(
+            &[0, 0, 1, 2],
+            &[
+                (0, map(A, 4, Backing::Anon)),
+                write(A),
+                (0, fault(A + 4096, Traced::Read)),
+                (0, Kind::Protect { start: A + 8192, len: 4096, prot: none }),
+                (0, Kind::Remap { old: A, old_len: 8192, new: B, new_len: 16384, flags: 3 }),
+                write(B + 8192),
+                (0, Kind::Advise { start: B, len: 4096, advice: 4 }),
+                write(B),
+                (0, Kind::Advise { start: B, len: 4096, advice: 250 }),
+                (0, Kind::Brk { end: HEAP + 100 }),
+                (0, Kind::Brk { end: HEAP + 8192 + 100 }),
+                write(HEAP + 8192),
+                (0, Kind::Brk { end: HEAP + 100 }),
+                (0, map(STACK, 2, Backing::Stack)),
+                write(STACK - 4096),
+                (0, Kind::Spawn { child: 1, birth: Birth::Thread }),
+                (1, fault(B + 4096, Traced::Write)),
+                (0, Kind::Spawn { child: 2, birth: Birth::Fork }),
+                (2, fault(B, Traced::Write)),
+                (2, Kind::Exec),
+                (2, map(A, 1, Backing::Anon)),
+                (2, fault(A, Traced::Write)),
+                (2, Kind::Exit),
+                (0, Kind::Spawn { child: 3, birth: Birth::Vfork }),
+                (3, Kind::Exec),
+                (3, map(B, 1, Backing::SharedAnon)),
+                (3, fault(B, Traced::Read)),
+                (3, Kind::Exit),
+                (1, Kind::Exit),
+                (0, Kind::Unmap { start: B, len: 16384 }),
+                (0, Kind::Exit),
+            ],
+        );
+        for locking in Locking::ALL {
+            let native = native(4, 8 << 20);
+            native.vm().set(Setting::Locking(locking));
+            let replayed = replay(&native, &plan, never).unwrap();
+            assert!(replayed.complete);
+            assert_eq!(replayed.sample.operations, plan.op_count() as u64);
+            assert_eq!(replayed.advice_ignored, 1);
+            let count = |counter| replayed.sample.counter(counter).unwrap();
+            assert_eq!(count(Counter::StackGrowth), 1);
+            assert_eq!(count(Counter::ZeroPage), 1);
+            // One of the parent's pages, written by the forked child before it started anew.
+            assert_eq!(count(Counter::CowCopy), 2, "with the zero page that a thread wrote to");
+            assert_eq!(count(Counter::SharedPage), 1);
+            native.audit(&[]).unwrap();
+        }
+    }
+
+    #[test]
+    fn fewer_cpus_than_threads_are_no_deadlock() {
+        for name in ["cargo", "redis"] {
+            let trace = recordings::find(name).unwrap().trace().unwrap();
+            let plan = Plan::new(&trace).unwrap();
+            for cpus in [1, 3] {
+                let native = native(cpus, 512 << 20);
+                assert!(replay(&native, &plan, never).unwrap().complete);
+                native.audit(&[]).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_failure_ends_all_threads_and_names_the_operation() {
+        let native = native(8, 512 << 20);
+        native.vm().set(Setting::FrameLimit(500));
+        let trace = recordings::find("javac").unwrap().trace().unwrap();
+        let error = replay(&native, &Plan::new(&trace).unwrap(), never).unwrap_err();
+        assert!(error.to_string().contains("out of memory at 0x"), "{error}");
+        native.vm().set(Setting::FrameLimit(u64::MAX));
+        native.audit(&[]).unwrap();
+    }
+
+    #[test]
+    fn an_interrupted_replay_is_incomplete() {
+        let native = native(2, 64 << 20);
+        let plan = plan(&[0], &[(0, map(0x10_0000, 1, Backing::Anon)), (0, Kind::Exit)]);
+        let replayed = replay(&native, &plan, || true).unwrap();
+        assert!(!replayed.complete);
+        assert_eq!(replayed.sample.operations, 0);
+    }
+}

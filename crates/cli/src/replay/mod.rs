@@ -1,0 +1,130 @@
+//! `faultless replay`: what a recorded program did, through the subsystem.
+
+pub mod engine;
+mod gate;
+pub mod source;
+
+use crate::args::ReplayArgs;
+use crate::error::CliError;
+use crate::interrupt;
+use crate::report;
+use crate::report::columns::{Column, Report};
+use crate::report::json::{Context, Json, Number};
+use crate::report::perf_stat::PerfStat;
+use crate::run;
+use crate::settings::{Settings, policies};
+use engine::Replayed;
+use faultless_native::Native;
+use faultless_trace::Header;
+use source::Source;
+use std::io::Write;
+
+/// Replays of each policy with `--policies`.
+const ROUNDS: usize = 5;
+
+/// Replays a recording.
+pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
+    let source = Source::open(&args.recording)?;
+    let mut json = Json::open(args.json.json.as_deref())?;
+    let settings = Settings::new(&args.set.set);
+    let (mut out, style) = report::output(&args.json);
+    describe(&mut *out, &source)?;
+    let native = run::machine(source.memory(), source.cpus())?;
+    if args.policies {
+        let policies = policies(&args.set.set);
+        let mut columns: Vec<_> = policies
+            .into_iter()
+            .map(|locking| {
+                let settings = settings.with_locking(locking);
+                Column::new(locking.name(), source.context(&settings), Some(settings))
+            })
+            .collect();
+        'rounds: for round in 0..ROUNDS {
+            for at in 0..columns.len() {
+                let at = (at + round) % columns.len();
+                let replayed = once(&native, &source, columns[at].settings().unwrap_or(&settings))?;
+                if !replayed.complete {
+                    break 'rounds;
+                }
+                columns[at].samples.push(replayed.sample);
+            }
+        }
+        let report =
+            Report { title: format!("replay:{}", source.name), unit: "operations", columns };
+        report.print(&mut *out, style)?;
+        return report.json(&mut json);
+    }
+    let replayed = once(&native, &source, &settings)?;
+    let context = source.context(&settings);
+    writeln!(out, "{}\n", counters(&source, &settings, &replayed))?;
+    if replayed.complete {
+        native.audit(&[]).map_err(|discrepancy| {
+            CliError::failed("frames do not add up after the replay", discrepancy)
+        })?;
+    }
+    json.sample(&context, &replayed.sample)?;
+    json.write(&context, "advice_ignored", "count", Number::Whole(replayed.advice_ignored))
+}
+
+/// One replay under `settings`.
+pub fn once(native: &Native, source: &Source, settings: &Settings) -> Result<Replayed, CliError> {
+    settings.apply(native.vm());
+    engine::replay(native, &source.plan, interrupt::requested).map_err(|error| {
+        CliError::failed(
+            format_args!("replay of {} under {}", source.name, settings.label()),
+            error,
+        )
+    })
+}
+
+impl Source {
+    /// Of a replay under `settings`.
+    pub fn context(&self, settings: &Settings) -> Context {
+        Context {
+            machine: "native".into(),
+            workload: format!("replay:{}", self.name),
+            cpus: self.cpus(),
+            setting: settings.label(),
+        }
+    }
+}
+
+fn describe(out: &mut dyn Write, source: &Source) -> Result<(), CliError> {
+    let header = &source.trace.header;
+    writeln!(out, "\n {}: {}", source.name, header.program)?;
+    if !header.made.is_empty() {
+        writeln!(out, "   made with   {}", header.made.replace('\n', " "))?;
+    }
+    if !header.kernel.is_empty() {
+        let thp = if header.thp.is_empty() { "not known" } else { &header.thp };
+        let Header { kernel, cpus, .. } = header;
+        writeln!(out, "   recorded on Linux {kernel}, {cpus} CPUs, huge pages {thp}")?;
+    }
+    writeln!(out, "   it did      {}", source.trace.summary())?;
+    for note in &header.notes {
+        writeln!(out, "   note        {note}")?;
+    }
+    for assumption in source.plan.assumptions() {
+        writeln!(out, "   assumed     {assumption}")?;
+    }
+    Ok(())
+}
+
+fn counters(source: &Source, settings: &Settings, replayed: &Replayed) -> PerfStat {
+    let sample = &replayed.sample;
+    let stopped = if replayed.complete { "" } else { ", interrupted" };
+    let title = format!("'replay:{}' on native ({}){stopped}", source.name, settings.label());
+    let mut stat = PerfStat::new(title);
+    stat.rate(sample.operations, "operations", sample.wall);
+    stat.counters(&sample.counters, sample.wall);
+    if replayed.advice_ignored > 0 {
+        stat.row(replayed.advice_ignored, "madvise calls left out", "");
+    }
+    if replayed.unreserved > 0 {
+        stat.row(replayed.unreserved, "mappings beyond memory", "made with MAP_NORESERVE");
+    }
+    stat.time(sample.wall, "time elapsed");
+    stat.time(sample.user, "user");
+    stat.time(sample.system, "sys");
+    stat
+}

@@ -1,0 +1,75 @@
+//! Where a recording comes from, and what it needs.
+
+use crate::error::CliError;
+use faultless::PAGE_SIZE;
+use faultless_trace::plan::{Op, Plan};
+use faultless_trace::{Trace, recordings};
+use std::path::Path;
+
+/// A recording, ready to be replayed.
+#[derive(Debug)]
+pub struct Source {
+    /// As results name it: a shipped recording's own name, or the file's without extension, or the
+    /// program's where that is `perf.data`.
+    pub name: String,
+    /// What was recorded.
+    pub trace: Trace,
+    /// What will be done.
+    pub plan: Plan,
+}
+
+impl Source {
+    /// Of a shipped recording's name, or a file.
+    pub fn open(from: &Path) -> Result<Self, CliError> {
+        let shipped = from.to_str().and_then(recordings::find);
+        // A file of the user's goes before a name of ours.
+        match shipped.filter(|_| !from.exists()) {
+            Some(recording) => Self::shipped(recording),
+            None if from.exists() => {
+                let name = from.file_stem().unwrap_or(from.as_os_str()).to_string_lossy();
+                let trace =
+                    faultless_trace::read(from).map_err(|e| CliError::Failed(e.to_string()))?;
+                // What perf calls every file tells nothing.
+                let name =
+                    if name == "perf" { trace.header.program.clone() } else { name.into_owned() };
+                Self::new(name, trace)
+            }
+            None => {
+                let names: Vec<_> = recordings::all().iter().map(|known| known.name).collect();
+                Err(CliError::Usage(format!(
+                    "{}: no such file, and no recording of that name; there are {}",
+                    from.display(),
+                    names.join(", ")
+                )))
+            }
+        }
+    }
+
+    /// A recording that comes with faultless.
+    pub fn shipped(recording: &recordings::Recording) -> Result<Self, CliError> {
+        let trace = recording.trace().map_err(|error| CliError::Failed(error.to_string()))?;
+        Self::new(recording.name.to_owned(), trace)
+    }
+
+    fn new(name: String, trace: Trace) -> Result<Self, CliError> {
+        let plan = Plan::new(&trace).map_err(|error| CliError::failed(&name, error))?;
+        Ok(Self { name, trace, plan })
+    }
+
+    /// CPUs of the machine to replay it on: one for each thread, if that many can be.
+    pub fn cpus(&self) -> usize {
+        self.plan.threads().len().clamp(1, faultless::MAX_CPUS)
+    }
+
+    /// Bytes of memory enough to replay it: each page that is touched or populated once, twice over
+    /// for tables and for what is freed with delay.
+    pub fn memory(&self) -> u64 {
+        let mut pages = self.trace.summary().distinct_pages as u64;
+        for op in self.plan.threads().iter().flat_map(|thread| &thread.ops) {
+            if let Op::Map { range, populate: true, .. } = op {
+                pages += range.pages();
+            }
+        }
+        pages * 2 * PAGE_SIZE + (64 << 20)
+    }
+}

@@ -1,0 +1,241 @@
+//! Configurations side by side: their samples, the median, a picture and a table.
+
+use super::Style;
+use super::bars::{self, Bar};
+use super::json::{Context, Json, Number};
+use super::number::scaled;
+use super::table;
+use crate::error::CliError;
+use crate::run::Sample;
+use crate::settings::Settings;
+use std::io::Write;
+
+/// One configuration and what it came to.
+#[derive(Clone, Debug)]
+pub struct Column {
+    /// Its name in the table.
+    pub name: String,
+    /// Its name in JSON.
+    pub context: Context,
+    /// The knobs; `None` for Linux.
+    settings: Option<Settings>,
+    /// Each repetition.
+    pub samples: Vec<Sample>,
+}
+
+impl Column {
+    /// Without samples yet.
+    pub fn new(name: impl Into<String>, context: Context, settings: Option<Settings>) -> Self {
+        Self { name: name.into(), context, settings, samples: Vec::new() }
+    }
+
+    /// The knobs; `None` for Linux.
+    pub fn settings(&self) -> Option<&Settings> {
+        self.settings.as_ref()
+    }
+
+    /// The repetition in the middle by operations per second: one run, whose rates and counters
+    /// belong together.
+    pub fn median(&self) -> Option<&Sample> {
+        let mut samples: Vec<_> = self.samples.iter().collect();
+        samples.sort_by(|a, b| a.operation_rate().total_cmp(&b.operation_rate()));
+        samples.get(samples.len() / 2).copied()
+    }
+}
+
+/// Half of what lies between the quartiles of the rate, in percent of the median: how much a
+/// repetition may be trusted.
+fn spread(column: &Column, measure: Measure) -> Option<f64> {
+    let mut rates: Vec<_> = column.samples.iter().map(|sample| measure.rate(sample)).collect();
+    rates.sort_by(f64::total_cmp);
+    let (low, high) = (rates.get(rates.len() / 4)?, rates.get(rates.len() * 3 / 4)?);
+    let median = middle(rates.clone()).filter(|median| *median > 0.0)?;
+    Some((high - low) / 2.0 / median * 100.0)
+}
+
+/// The value in the middle.
+fn middle(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+/// What the bars are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// Faults per second.
+    Faults,
+    /// Operations per second, where hardly anything faults.
+    Operations,
+}
+
+impl Measure {
+    /// The rate of `sample`.
+    pub fn rate(self, sample: &Sample) -> f64 {
+        match self {
+            Self::Faults => sample.fault_rate(),
+            Self::Operations => sample.operation_rate(),
+        }
+    }
+}
+
+/// A workload or recording under several configurations.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// What ran.
+    pub title: String,
+    /// What its operations are.
+    pub unit: &'static str,
+    /// The configurations.
+    pub columns: Vec<Column>,
+}
+
+impl Report {
+    /// Faults per second, unless the workload is not about faults.
+    pub fn measure(&self) -> Measure {
+        let few = |sample: &Sample| sample.faults * 2 < sample.operations;
+        let first = self.columns.iter().find_map(Column::median);
+        // A recording's operations are faults and calls together.
+        if self.unit != "operations" && first.is_some_and(few) {
+            Measure::Operations
+        } else {
+            Measure::Faults
+        }
+    }
+
+    /// What `column` makes of `base`: the median over the rounds of the ratio within a round, whose
+    /// runs were neighbours in time.
+    pub fn gain(&self, column: &Column, base: &Column) -> Option<f64> {
+        let measure = self.measure();
+        let rounds = column.samples.iter().zip(&base.samples);
+        let ratio = |(of, to): (&Sample, &Sample)| measure.rate(of) / measure.rate(to);
+        middle(rounds.map(ratio).filter(|ratio| ratio.is_finite()).collect())
+    }
+
+    /// Whether anything ran.
+    pub fn is_empty(&self) -> bool {
+        self.columns.iter().all(|column| column.samples.is_empty())
+    }
+
+    /// The picture, then the table.
+    pub fn print(&self, out: &mut dyn Write, style: Style) -> Result<(), CliError> {
+        let done: Vec<_> =
+            self.columns.iter().filter_map(|column| Some((column, column.median()?))).collect();
+        let Some((first, _)) = done.first() else { return Ok(()) };
+        let measure = self.measure();
+        let what = match measure {
+            Measure::Faults => "faults".to_owned(),
+            Measure::Operations => self.unit.to_owned(),
+        };
+        let repetitions = done.iter().map(|(column, _)| column.samples.len()).min().unwrap_or(0);
+        writeln!(out, "\n{}\n  {what} per second, median of {repetitions}", self.title)?;
+        let bar = |(column, sample): &(&Column, &Sample)| Bar {
+            name: column.name.clone(),
+            value: measure.rate(sample),
+            note: self
+                .gain(column, first)
+                .map_or(String::new(), |gain| format!("{gain:.2}x {}", first.name)),
+        };
+        let mut bars: Vec<_> = done.iter().map(bar).collect();
+        bars[0].note.clear();
+        writeln!(out, "{}", bars::draw(&bars, |rate| format!("{}/s", scaled(rate)), style))?;
+
+        let head: Vec<_> = std::iter::once(String::new())
+            .chain(done.iter().map(|(column, _)| column.name.replace(", ", "\n")))
+            .collect();
+        let mut table = table::numbers(&head, style);
+        let rates = [
+            ("faults/s".to_owned(), Measure::Faults),
+            (format!("{}/s", self.unit), Measure::Operations),
+        ];
+        // Where a page touched is a fault, both rates are one.
+        let rates = if self.unit == "pages" { &rates[..1] } else { &rates[..] };
+        for (name, measure) in rates {
+            let name = name.clone();
+            let cells =
+                done.iter().map(|(_, sample)| scaled(measure.rate(sample)).trim().to_owned());
+            table::row(&mut table, std::iter::once(name).chain(cells));
+        }
+        if repetitions > 1 {
+            let spread = |(column, _): &(&Column, &Sample)| {
+                spread(column, measure).map_or("-".to_owned(), |percent| format!("{percent:.0} %"))
+            };
+            let name = "spread of the middle half, +-".to_owned();
+            table::row(&mut table, std::iter::once(name).chain(done.iter().map(spread)));
+        }
+        let samples: Vec<_> = done.iter().map(|(_, sample)| *sample).collect();
+        table::counters(&mut table, &samples);
+        writeln!(out, "{table}")?;
+        Ok(())
+    }
+
+    /// The medians, and how far the repetitions were apart.
+    pub fn json(&self, json: &mut Json) -> Result<(), CliError> {
+        for column in &self.columns {
+            let Some(median) = column.median() else { continue };
+            json.sample(&column.context, median)?;
+            let rates = || column.samples.iter().map(Sample::fault_rate);
+            let slowest = rates().fold(f64::INFINITY, f64::min);
+            let fastest = rates().fold(0.0, f64::max);
+            for (metric, value) in
+                [("faults_per_second_min", slowest), ("faults_per_second_max", fastest)]
+            {
+                json.write(&column.context, metric, "1/s", Number::Real(value))?;
+            }
+            let repetitions = Number::Whole(column.samples.len() as u64);
+            json.write(&column.context, "repetitions", "count", repetitions)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_the_distance_of_the_quartiles() {
+        let context = Context {
+            machine: "native".into(),
+            workload: "w".into(),
+            cpus: 1,
+            setting: "default".into(),
+        };
+        let mut column = Column::new("c", context, None);
+        assert_eq!(spread(&column, Measure::Operations), None);
+        let sample = |operations| Sample {
+            operations,
+            faults: 0,
+            wall: 1.0,
+            user: 0.0,
+            system: 0.0,
+            counters: Vec::new(),
+        };
+        column.samples = [1, 90, 100, 110, 900].map(sample).to_vec();
+        assert_eq!(spread(&column, Measure::Operations), Some(10.0));
+        assert_eq!(spread(&column, Measure::Faults), None);
+    }
+
+    #[test]
+    fn the_median_is_a_run() {
+        let context = Context {
+            machine: "native".into(),
+            workload: "w".into(),
+            cpus: 1,
+            setting: "default".into(),
+        };
+        let mut column = Column::new("c", context, None);
+        assert!(column.median().is_none());
+        let sample = |operations| Sample {
+            operations,
+            faults: 1,
+            wall: 1.0,
+            user: 0.0,
+            system: 0.0,
+            counters: Vec::new(),
+        };
+        column.samples = [30, 10, 20].map(sample).to_vec();
+        assert_eq!(column.median().map(|sample| sample.operations), Some(20));
+        let report = Report { title: "t".into(), unit: "calls", columns: vec![column] };
+        assert_eq!(report.measure(), Measure::Operations);
+    }
+}

@@ -1,0 +1,109 @@
+//! JSON lines: one measurement an object, one object a line, written as results come.
+
+use crate::error::CliError;
+use crate::run::Sample;
+use serde::Serialize;
+use std::fs::File;
+use std::io::{self, LineWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// Where and under what something was measured.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// `native` or `linux-VERSION`.
+    pub machine: String,
+    /// A workload, or `replay:` and the name of a recording.
+    pub workload: String,
+    /// CPUs that ran it.
+    pub cpus: usize,
+    /// The knobs, or `default`.
+    pub setting: String,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    machine: &'a str,
+    workload: &'a str,
+    cpus: usize,
+    setting: &'a str,
+    metric: &'a str,
+    unit: &'a str,
+    value: Number,
+}
+
+/// Counts stay whole.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(untagged)]
+pub enum Number {
+    /// A count.
+    Whole(u64),
+    /// A rate or a time.
+    Real(f64),
+}
+
+/// The file given with `--json`, or nothing.
+pub struct Json {
+    path: PathBuf,
+    out: Option<Box<dyn Write>>,
+}
+
+impl Json {
+    /// Opens `path`, if there is one.
+    pub fn open(path: Option<&Path>) -> Result<Self, CliError> {
+        let Some(path) = path else {
+            return Ok(Self { path: PathBuf::new(), out: None });
+        };
+        let out: Box<dyn Write> = if path == Path::new("-") {
+            Box::new(io::stdout())
+        } else {
+            let file = File::create(path).map_err(|error| {
+                CliError::failed(format_args!("--json {}", path.display()), error)
+            })?;
+            Box::new(LineWriter::new(file))
+        };
+        Ok(Self { path: path.to_owned(), out: Some(out) })
+    }
+
+    /// Writes one measurement.
+    pub fn write(
+        &mut self,
+        context: &Context,
+        metric: &str,
+        unit: &str,
+        value: Number,
+    ) -> Result<(), CliError> {
+        let Some(out) = &mut self.out else { return Ok(()) };
+        let Context { machine, workload, cpus, setting } = context;
+        let line = Line { machine, workload, cpus: *cpus, setting, metric, unit, value };
+        // One write a line: what another process reads is never half a line.
+        let written = serde_json::to_string(&line)
+            .map_err(io::Error::from)
+            .and_then(|text| out.write_all(format!("{text}\n").as_bytes()));
+        written.map_err(|error| match error.kind() {
+            io::ErrorKind::BrokenPipe => CliError::Closed,
+            _ => CliError::failed(format_args!("--json {}", self.path.display()), error),
+        })
+    }
+
+    /// Writes a run: its rates, times and counts.
+    pub fn sample(&mut self, context: &Context, sample: &Sample) -> Result<(), CliError> {
+        let Sample { operations, faults, wall, user, system, counters } = sample;
+        let rates = [
+            ("faults_per_second", "1/s", sample.fault_rate()),
+            ("operations_per_second", "1/s", sample.operation_rate()),
+            ("wall_seconds", "s", *wall),
+            ("user_seconds", "s", *user),
+            ("system_seconds", "s", *system),
+        ];
+        for (metric, unit, value) in rates {
+            self.write(context, metric, unit, Number::Real(value))?;
+        }
+        self.write(context, "operations", "count", Number::Whole(*operations))?;
+        if counters.is_empty() {
+            self.write(context, "faults", "count", Number::Whole(*faults))?;
+        }
+        counters
+            .iter()
+            .try_for_each(|(name, count)| self.write(context, name, "count", Number::Whole(*count)))
+    }
+}

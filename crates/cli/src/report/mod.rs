@@ -1,0 +1,39 @@
+//! How results are shown.
+
+pub mod bars;
+pub mod columns;
+pub mod json;
+pub mod number;
+pub mod perf_stat;
+pub mod progress;
+pub mod table;
+
+use crate::args::JsonArgs;
+use std::io::{self, IsTerminal, Write};
+use std::path::Path;
+
+/// Where text for people goes, and what can be shown there: standard output, unless JSON goes there.
+pub fn output(json: &JsonArgs) -> (Box<dyn Write>, Style) {
+    if json.json.as_deref() == Some(Path::new("-")) {
+        (Box::new(io::stderr()), Style::new(io::stderr().is_terminal()))
+    } else {
+        (Box::new(io::stdout()), Style::new(io::stdout().is_terminal()))
+    }
+}
+
+/// What the output can show.
+#[derive(Clone, Copy, Debug)]
+pub struct Style {
+    /// Block characters and lines.
+    pub terminal: bool,
+    /// Columns.
+    pub width: usize,
+}
+
+impl Style {
+    fn new(terminal: bool) -> Self {
+        // The table crate asks the terminal.
+        let width = comfy_table::Table::new().width().map_or(100, usize::from);
+        Self { terminal, width: width.clamp(60, 160) }
+    }
+}

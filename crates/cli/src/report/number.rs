@@ -1,0 +1,58 @@
+//! Numbers as people read them.
+
+/// `1234567` as `1,234,567`.
+pub fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// A rate with three figures and a prefix, as `perf stat` writes it: `1.52 M`.
+pub fn scaled(rate: f64) -> String {
+    let (value, prefix) = match rate {
+        r if r >= 1e9 => (r / 1e9, " G"),
+        r if r >= 1e6 => (r / 1e6, " M"),
+        r if r >= 1e3 => (r / 1e3, " K"),
+        r => (r, " "),
+    };
+    let places = if value >= 100.0 {
+        0
+    } else if value >= 10.0 {
+        1
+    } else {
+        2
+    };
+    format!("{value:.places$}{prefix}")
+}
+
+/// A part of a whole in percent; `-` of nothing.
+pub fn percent(part: u64, whole: u64) -> String {
+    if whole == 0 {
+        return "-".into();
+    }
+    format!("{:.2} %", 100.0 * part as f64 / whole as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers() {
+        assert_eq!(
+            ["0", "999", "1,000", "12,345,678"].map(str::to_owned),
+            [grouped(0), grouped(999), grouped(1000), grouped(12_345_678)]
+        );
+        assert_eq!(scaled(1_523_000.0), "1.52 M");
+        assert_eq!(scaled(45_300.0), "45.3 K");
+        assert_eq!(scaled(999.0), "999 ");
+        assert_eq!(percent(1, 3), "33.33 %");
+        assert_eq!(percent(0, 0), "-");
+    }
+}

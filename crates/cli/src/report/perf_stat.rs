@@ -1,0 +1,100 @@
+//! The form of `perf stat`: a count, its name, what it means beside the others.
+
+use super::number::{grouped, percent, scaled};
+use faultless::Counter;
+use std::fmt::Write;
+
+/// A run as `perf stat` prints it.
+#[derive(Clone, Debug)]
+pub struct PerfStat {
+    title: String,
+    rows: Vec<(String, String, String)>,
+    times: Vec<(f64, &'static str)>,
+}
+
+impl PerfStat {
+    /// Of what `title` says.
+    pub fn new(title: impl Into<String>) -> Self {
+        Self { title: title.into(), rows: Vec::new(), times: Vec::new() }
+    }
+
+    /// A count that happened in `seconds`.
+    pub fn rate(&mut self, count: u64, name: &str, seconds: f64) {
+        let note = if seconds > 0.0 {
+            format!("{:>9}/sec", scaled(count as f64 / seconds))
+        } else {
+            String::new()
+        };
+        self.row(count, name, note);
+    }
+
+    /// A count with a remark.
+    pub fn row(&mut self, count: u64, name: &str, note: impl Into<String>) {
+        self.rows.push((grouped(count), name.to_owned(), note.into()));
+    }
+
+    /// A time below the counts.
+    pub fn time(&mut self, seconds: f64, what: &'static str) {
+        self.times.push((seconds, what));
+    }
+
+    /// All counters that counted something, faults first with their rate, `seconds` having passed.
+    pub fn counters(&mut self, counters: &[(&'static str, u64)], seconds: f64) {
+        let all = Counter::Faults.name();
+        let faults = counters.iter().find(|(name, _)| *name == all).map_or(0, |(_, count)| *count);
+        for &(name, count) in counters {
+            if name == all {
+                self.rate(count, name, seconds);
+            } else if counts_faults(name) && (count > 0 || name == Counter::Spf.name()) {
+                self.row(count, name, format!("{:>9} of all faults", percent(count, faults)));
+            } else if count > 0 {
+                self.rate(count, name, seconds);
+            }
+        }
+    }
+}
+
+/// Whether the counter counts some of the faults.
+fn counts_faults(name: &str) -> bool {
+    name.starts_with("spf") || name.starts_with("fault_") || name == Counter::ReadFaultLocked.name()
+}
+
+impl std::fmt::Display for PerfStat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut out = String::new();
+        writeln!(out, "\n Performance counter stats for {}:\n", self.title)?;
+        for (count, name, note) in &self.rows {
+            let mark = if note.is_empty() { "" } else { "#" };
+            let line = format!("{count:>18}      {name:<28} {mark} {note}");
+            writeln!(out, "{}", line.trim_end())?;
+        }
+        for (seconds, what) in &self.times {
+            let gap = if *what == "time elapsed" { "\n" } else { "" };
+            writeln!(out, "{gap}{seconds:>18.9} seconds {what}{gap}")?;
+        }
+        f.write_str(out.trim_end_matches('\n'))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_aligned_and_explained() {
+        let mut stat = PerfStat::new("'pft'");
+        stat.rate(2_000_000, "faults", 0.5);
+        stat.row(7, "areas", "");
+        stat.time(0.5, "time elapsed");
+        stat.time(0.25, "user");
+        let text = stat.to_string();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(
+            lines[3],
+            "         2,000,000      faults                       #    4.00 M/sec"
+        );
+        assert_eq!(lines[4], "                 7      areas");
+        assert_eq!(lines[6], "       0.500000000 seconds time elapsed");
+        assert_eq!(lines[8], "       0.250000000 seconds user");
+    }
+}

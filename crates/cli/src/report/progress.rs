@@ -1,0 +1,54 @@
+//! Progress, on standard error: a bar on a terminal, a line a step elsewhere.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::IsTerminal;
+use std::time::Duration;
+
+/// How far a command is.
+#[derive(Debug)]
+pub struct Progress {
+    bar: ProgressBar,
+    plain: bool,
+}
+
+impl Progress {
+    /// Of `steps` steps.
+    pub fn new(steps: u64) -> Self {
+        let plain = !std::io::stderr().is_terminal();
+        let target = if plain {
+            ProgressDrawTarget::hidden()
+        } else {
+            ProgressDrawTarget::stderr_with_hz(10)
+        };
+        let bar = ProgressBar::with_draw_target(Some(steps), target);
+        let template = "{bar:32} {percent:>3}%  {elapsed_precise}, {eta} left  {msg}";
+        let style = ProgressStyle::with_template(template);
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self { bar, plain }
+    }
+
+    /// A part begins.
+    pub fn begin(&self, what: &str) {
+        if self.plain {
+            eprintln!("{what} ...");
+        }
+        self.bar.set_message(what.to_owned());
+    }
+
+    /// `steps` more are done.
+    pub fn advance(&self, steps: u64) {
+        self.bar.inc(steps);
+    }
+
+    /// Prints something that stays, out of the bar's way.
+    pub fn print<E>(&self, print: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        self.bar.suspend(print)
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,93 @@
+//! Tables, and the rows of counters that comparisons share.
+
+use super::Style;
+use super::number::{grouped, percent};
+use crate::run::Sample;
+use comfy_table::presets::{ASCII_MARKDOWN, NOTHING};
+use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
+use faultless::Counter;
+
+/// A table of words without lines.
+pub fn plain(head: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(head.iter().copied());
+    table
+}
+
+/// A line below the head and no other.
+const RULED: TableStyle =
+    TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+
+/// A table of numbers: the first column names, the others are aligned to the right.
+pub fn numbers(head: &[String], style: Style) -> Table {
+    let mut table = Table::new();
+    table.load_style(if style.terminal { RULED } else { ASCII_MARKDOWN });
+    table.set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(head.iter().enumerate().map(|(at, name)| aligned(at, name.clone())));
+    table
+}
+
+/// Adds a row to a table of [`numbers`].
+pub fn row(table: &mut Table, cells: impl IntoIterator<Item = String>) {
+    table.add_row(cells.into_iter().enumerate().map(|(at, cell)| aligned(at, cell)));
+}
+
+fn aligned(column: usize, text: String) -> Cell {
+    let side = if column == 0 { CellAlignment::Left } else { CellAlignment::Right };
+    Cell::new(text).set_alignment(side)
+}
+
+/// The counters that tell policies apart, in groups.
+const GROUPS: [(&str, &[Counter]); 5] = [
+    ("", &[Counter::Faults, Counter::Spf]),
+    (
+        "abort: ",
+        &[
+            Counter::SpfVmaChanged,
+            Counter::SpfVmaNoanon,
+            Counter::SpfVmaNotsup,
+            Counter::SpfVmaAccess,
+            Counter::SpfPmdChanged,
+            Counter::SpfNomem,
+        ],
+    ),
+    ("", &[Counter::AbortSingleThreaded, Counter::TrylockFailed]),
+    (
+        "lock: ",
+        &[
+            Counter::MmapLockRead,
+            Counter::MmapLockWrite,
+            Counter::RangeLockFault,
+            Counter::RangeLockWrite,
+            Counter::VmaLockSuccess,
+            Counter::VmaLockAbort,
+            Counter::VmaLockRetry,
+            Counter::VmaLockMiss,
+        ],
+    ),
+    ("tlb: ", &[Counter::TlbFlush, Counter::TlbShootdownSent]),
+];
+
+/// Adds the rows of the counters that any of `columns` counted.
+pub fn counters(table: &mut Table, columns: &[&Sample]) {
+    for (group, counters) in GROUPS {
+        for &counter in counters {
+            let idle = |sample: &&Sample| sample.counter(counter).unwrap_or(0) == 0;
+            if counter != Counter::Faults && columns.iter().all(idle) {
+                continue;
+            }
+            let cell = |sample: &&Sample| match (counter, sample.counter(counter)) {
+                (Counter::Faults, _) => grouped(sample.faults),
+                (_, None) => "-".to_owned(),
+                (Counter::Spf, Some(count)) => percent(count, sample.faults),
+                (_, Some(count)) => grouped(count),
+            };
+            let name = match counter {
+                Counter::Spf => "spf: served without a lock".to_owned(),
+                counter => format!("{group}{}", counter.name()),
+            };
+            row(table, std::iter::once(name).chain(columns.iter().map(cell)));
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! One run of one thing on one machine under one setting, and what came of it.
+
+use crate::error::CliError;
+use crate::settings::Settings;
+use faultless::{Counter, Totals};
+use faultless_native::{Config, Native};
+use faultless_workload::{Linux, Outcome, System, Workload};
+
+/// What a run came to.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// What was done, in the unit of whoever did it.
+    pub operations: u64,
+    /// Page faults meanwhile.
+    pub faults: u64,
+    /// Seconds that it took.
+    pub wall: f64,
+    /// Seconds of processor time in the program.
+    pub user: f64,
+    /// Seconds of processor time in the system.
+    pub system: f64,
+    /// The machine's counters by their names; none on Linux, but of the faults.
+    pub counters: Vec<(&'static str, u64)>,
+}
+
+impl Sample {
+    /// Of a workload's outcome.
+    pub fn of(outcome: &Outcome) -> Self {
+        Self {
+            operations: outcome.operations,
+            faults: outcome.faults,
+            wall: outcome.wall,
+            user: outcome.user,
+            system: outcome.system,
+            counters: outcome.counters.clone(),
+        }
+    }
+
+    /// The counters of `totals`, as a sample holds them.
+    pub fn counters(totals: &Totals) -> Vec<(&'static str, u64)> {
+        totals.iter().map(|(counter, count)| (counter.name(), count)).collect()
+    }
+
+    /// A counter, where the machine has it.
+    pub fn counter(&self, counter: Counter) -> Option<u64> {
+        let known = self.counters.iter().find(|(name, _)| *name == counter.name());
+        known.map(|(_, count)| *count)
+    }
+
+    /// Faults per second.
+    pub fn fault_rate(&self) -> f64 {
+        rate(self.faults, self.wall)
+    }
+
+    /// Operations per second.
+    pub fn operation_rate(&self) -> f64 {
+        rate(self.operations, self.wall)
+    }
+}
+
+fn rate(count: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
+}
+
+/// A native machine with `bytes` of memory, backed from the start, and `cpus` CPUs.
+pub fn machine(bytes: u64, cpus: usize) -> Result<Native, CliError> {
+    let config = Config { memory_bytes: bytes, cpus, populate: true, ..Config::default() };
+    Native::new(config).map_err(|errno| {
+        let what = format!("a native machine of {} MiB and {cpus} CPUs", bytes >> 20);
+        CliError::failed(what, errno.name())
+    })
+}
+
+/// Runs `workload` on a native machine under `settings`.
+pub fn on_native(
+    native: &Native,
+    settings: &Settings,
+    workload: &Workload,
+) -> Result<Outcome, CliError> {
+    settings.apply(native.vm());
+    on(native, &settings.label(), workload)
+}
+
+/// Runs `workload` on the host's own kernel.
+pub fn on_linux(workload: &Workload) -> Result<Outcome, CliError> {
+    on(&Linux::new(), "default", workload)
+}
+
+fn on<S: System>(system: &S, setting: &str, workload: &Workload) -> Result<Outcome, CliError> {
+    workload.run(system).map_err(|failure| {
+        let name = workload.info().name;
+        CliError::failed(format_args!("{name} on {} ({setting})", system.machine()), failure)
+    })
+}

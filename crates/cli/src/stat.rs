@@ -1,0 +1,142 @@
+//! `faultless stat`: one run of one workload, in the form of `perf stat`.
+
+use crate::args::{MachineArg, StatArgs};
+use crate::error::CliError;
+use crate::interrupt;
+use crate::report;
+use crate::report::json::{Context, Json, Number};
+use crate::report::perf_stat::PerfStat;
+use crate::run::{self, Sample};
+use crate::settings::Settings;
+use faultless_workload::{Kind, Linux, Outcome, PFT_HEADER, Param, Pft, System, Workload};
+use std::io::Write;
+use std::time::Instant;
+
+/// Memory of the native machine beside what the workload asks for, in bytes.
+const SPARE: u64 = 128 << 20;
+
+/// Runs one workload.
+pub fn run(args: &StatArgs) -> Result<(), CliError> {
+    let workload = Workload::parse(&args.workload, &args.params)
+        .map_err(|error| CliError::Usage(error.to_string()))?;
+    let mut json = Json::open(args.json.json.as_deref())?;
+    let title = {
+        let words: Vec<_> =
+            std::iter::once(&args.workload).chain(&args.params).map(String::as_str).collect();
+        format!("'{}'", words.join(" "))
+    };
+    let (outcome, sample, context) = match args.machine {
+        MachineArg::Linux => {
+            if !args.set.set.is_empty() {
+                return Err(CliError::Usage("--set changes nothing on --machine linux".into()));
+            }
+            let outcome = run::on_linux(&workload).map_err(|error| match error {
+                CliError::Failed(_) if interrupt::requested() => {
+                    let why = "interrupted; Linux tells its counts at a workload's end, seconds=N sets one";
+                    CliError::failed(&title, why)
+                }
+                error => error,
+            })?;
+            let sample = Sample::of(&outcome);
+            (outcome, sample, Context::of(&workload, Linux::new().machine(), "default".into()))
+        }
+        MachineArg::Native => {
+            let settings = Settings::new(&args.set.set);
+            let (outcome, sample) = native(&title, &settings, &workload, &args.params)?;
+            (outcome, sample, Context::of(&workload, "native".into(), settings.label()))
+        }
+    };
+    let (mut out, _) = report::output(&args.json);
+    if let Some(row) = outcome.pft_row() {
+        writeln!(out, "{PFT_HEADER}\n{row}")?;
+    }
+    let on = match args.machine {
+        MachineArg::Native => format!("native ({})", context.setting),
+        MachineArg::Linux => context.machine.clone(),
+    };
+    writeln!(out, "{}\n", counters(&format!("{title} on {on}"), &outcome, &sample))?;
+    write_json(&mut json, &context, &outcome, &sample)
+}
+
+fn native(
+    title: &str,
+    settings: &Settings,
+    workload: &Workload,
+    params: &[String],
+) -> Result<(Outcome, Sample), CliError> {
+    let workers = workload.crew().workers;
+    let native = run::machine(memory(workload, params), workers)?;
+    // Shared with the handler of Ctrl-C, which may run until the process ends.
+    let native = &*Box::leak(Box::new(native));
+    let started = Instant::now();
+    let title = format!("{title} on native ({}), interrupted", settings.label());
+    let guard = interrupt::on_request(move || {
+        let seconds = started.elapsed().as_secs_f64();
+        let mut stat = PerfStat::new(title);
+        stat.counters(&Sample::counters(&native.vm().totals()), seconds);
+        stat.time(seconds, "time elapsed");
+        println!("{stat}\n");
+        // The workload cannot be stopped in the middle.
+        std::process::exit(130);
+    });
+    let outcome = run::on_native(native, settings, workload)?;
+    drop(guard);
+    let sample = Sample::of(&outcome);
+    Ok((outcome, sample))
+}
+
+/// Memory enough for the workload with these `params`: every size that it takes, for each worker,
+/// and an eighth for tables.
+fn memory(workload: &Workload, params: &[String]) -> u64 {
+    let sizes = workload.info().params().into_iter().filter(|param| param.kind == Kind::Size);
+    let size = |param: &Param| {
+        let given = params.iter().rev().find_map(|text| {
+            let (name, value) = text.split_once('=')?;
+            (name == param.name).then(|| param.kind.parse(value)).flatten()
+        });
+        given.unwrap_or(param.default)
+    };
+    let all: u64 = sizes.map(size).sum();
+    let wanted = all.saturating_mul(workload.crew().workers as u64);
+    wanted.saturating_add(wanted / 8).saturating_add(SPARE)
+}
+
+fn counters(title: &str, outcome: &Outcome, sample: &Sample) -> PerfStat {
+    let mut stat = PerfStat::new(title);
+    stat.rate(outcome.operations, outcome.unit, outcome.wall);
+    if sample.counters.is_empty() {
+        stat.rate(outcome.faults, "faults", outcome.wall);
+    }
+    stat.counters(&sample.counters, outcome.wall);
+    // The classic row has told what it tells.
+    let told = outcome.pft_row().is_some();
+    for (name, value) in outcome.extras.iter().filter(|_| !told) {
+        stat.rate(*value as u64, name, outcome.wall);
+    }
+    stat.time(outcome.wall, "time elapsed");
+    stat.time(outcome.user, "user");
+    stat.time(outcome.system, "sys");
+    stat
+}
+
+impl Context {
+    /// Of a run of `workload`.
+    pub fn of(workload: &Workload, machine: String, setting: String) -> Self {
+        let name = workload.info().name;
+        Self { machine, workload: name.into(), cpus: workload.crew().workers, setting }
+    }
+}
+
+fn write_json(
+    json: &mut Json,
+    context: &Context,
+    outcome: &Outcome,
+    sample: &Sample,
+) -> Result<(), CliError> {
+    json.sample(context, sample)?;
+    for (name, value) in &outcome.extras {
+        let unit = if *name == Pft::GIGABYTES { "GiB" } else { "count" };
+        json.write(context, name, unit, Number::Real(*value))?;
+    }
+    Ok(())
+}

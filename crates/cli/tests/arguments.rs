@@ -1,0 +1,82 @@
+//! Help, and what is said about wrong arguments: what is wrong, where, and what would do.
+
+mod common;
+
+use common::faultless;
+
+#[test]
+fn help_has_examples() {
+    let help = faultless(&["--help"]).succeeds();
+    for command in ["compare", "stat", "replay", "record", "workloads", "knobs"] {
+        assert!(help.contains(command), "{command}");
+    }
+    for command in ["compare", "stat", "replay", "record"] {
+        let help = faultless(&[command, "--help"]).succeeds();
+        assert!(help.contains(&format!("Examples:\n  faultless {command}")), "{help}");
+    }
+    for command in ["compare", "stat", "replay"] {
+        let help = faultless(&[command, "--help"]).succeeds();
+        assert!(help.contains("--set") && help.contains("--json"), "{help}");
+    }
+}
+
+#[test]
+fn lists() {
+    let workloads = faultless(&["workloads"]).succeeds();
+    for info in faultless_workload::all() {
+        assert!(workloads.contains(info.name) && workloads.contains(info.summary));
+    }
+    let knobs = faultless(&["knobs"]).succeeds();
+    for (name, _, meaning) in faultless::KNOBS {
+        assert!(knobs.contains(name) && knobs.contains(meaning), "{knobs}");
+    }
+}
+
+#[test]
+fn wrong_arguments_are_named_and_explained() {
+    let wrong: [(&[&str], &[&str]); 13] = [
+        (&["stat", "pfft"], &["\"pfft\"", "page_fault1"]),
+        (&["stat", "pft", "sice=1M"], &["\"sice\"", "size"]),
+        (&["stat", "pft", "size=1"], &["size=1", "multiple of 4096"]),
+        (&["stat", "pft", "size"], &["\"size\"", "name=value"]),
+        (&["stat", "pft", "--set", "colour=red"], &["--set", "colour=red", "anon_vma_check"]),
+        (&["stat", "pft", "--set", "locking=none"], &["--set", "locking=none", "speculative"]),
+        (&["stat", "pft", "--set", "locking"], &["--set", "KNOB=VALUE"]),
+        (&["stat", "pft", "--machine", "vax"], &["--machine", "vax", "native"]),
+        (&["stat", "pft", "--machine", "linux", "--set", "locking=per_vma"], &["--set", "linux"]),
+        (&["compare", "--only", "pfft"], &["--only pfft", "small_allocs", "python"]),
+        (&["compare", "--threads", "0"], &["--threads", "1..=256"]),
+        (&["replay", "no-such-recording"], &["no-such-recording", "python"]),
+        (&["record", "-o", "x"], &["CMD"]),
+    ];
+    for (args, said) in wrong {
+        let error = faultless(args).fails(2);
+        for said in said {
+            assert!(error.contains(said), "{args:?} does not say {said:?}:\n{error}");
+        }
+    }
+}
+
+#[test]
+fn a_result_file_that_cannot_be_written_is_found_out_first() {
+    for args in [
+        &["stat", "pft", "size=64K", "--json", "/nowhere/x.jsonl"][..],
+        &["compare", "--quick", "--only", "pft", "--json", "/nowhere/x.jsonl"],
+        &["replay", "python", "--json", "/nowhere/x.jsonl"],
+    ] {
+        let ran = faultless(args);
+        assert_eq!(ran.out, "");
+        let error = ran.fails(1);
+        assert!(error.contains("--json /nowhere/x.jsonl: No such file"), "{error}");
+    }
+}
+
+#[test]
+fn a_program_that_is_not_there_is_not_recorded() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let output = dir.path().join("perf.data");
+    let output = output.to_str().expect("text");
+    // Without perf or permission that is said first; either way it ends in words.
+    let error = faultless(&["record", "-o", output, "--", "/no/such/program"]).fails(1);
+    assert!(error.contains("/no/such/program") || error.contains("remedy"), "{error}");
+}

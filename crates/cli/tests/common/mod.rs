@@ -1,0 +1,75 @@
+//! Running the command and looking at what it says.
+
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::process::{Command, Output};
+
+/// What `faultless` with these arguments came to.
+pub struct Ran {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+/// `faultless` with these arguments.
+pub fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_faultless"));
+    command.args(args);
+    command
+}
+
+/// Runs `faultless`.
+pub fn faultless(args: &[&str]) -> Ran {
+    let output: Output = command(args).output().expect("the command starts");
+    Ran {
+        code: output.status.code(),
+        out: String::from_utf8(output.stdout).expect("text"),
+        err: String::from_utf8(output.stderr).expect("text"),
+    }
+}
+
+impl Ran {
+    /// Asserts success; what was printed.
+    #[track_caller]
+    pub fn succeeds(self) -> String {
+        assert_eq!(self.code, Some(0), "{}{}", self.out, self.err);
+        self.out
+    }
+
+    /// Asserts failure with `code` and nothing printed as a result; what was complained of.
+    #[track_caller]
+    pub fn fails(self, code: i32) -> String {
+        assert_eq!(self.code, Some(code), "{}{}", self.out, self.err);
+        assert!(!self.err.contains("panicked"), "{}", self.err);
+        self.err
+    }
+}
+
+/// The objects of JSON lines, each checked to have every field.
+#[track_caller]
+pub fn json_lines(text: &str) -> Vec<serde_json::Value> {
+    let parse = |line: &str| {
+        let object: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
+        for field in ["machine", "workload", "setting", "metric", "unit"] {
+            assert!(object[field].is_string(), "{field} of {line}");
+        }
+        assert!(object["cpus"].is_u64() && object["value"].is_number(), "{line}");
+        object
+    };
+    text.lines().map(parse).collect()
+}
+
+/// The value of `metric` among `lines` on `machine` where the setting contains `setting`.
+pub fn value(
+    lines: &[serde_json::Value],
+    machine: &str,
+    setting: &str,
+    metric: &str,
+) -> Option<f64> {
+    let of = |line: &&serde_json::Value| {
+        line["machine"].as_str().is_some_and(|m| m.starts_with(machine))
+            && line["setting"].as_str().is_some_and(|s| s.contains(setting))
+            && line["metric"] == metric
+    };
+    lines.iter().find(of)?["value"].as_f64()
+}

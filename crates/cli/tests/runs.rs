@@ -1,0 +1,187 @@
+//! Each command that runs something, small: what it prints and what it writes.
+
+mod common;
+
+use common::{faultless, json_lines, value};
+use faultless_trace::recordings;
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+use std::time::Duration;
+
+/// Parameters that make each workload short.
+const SMALL: [(&str, &[&str]); 9] = [
+    ("pft", &["size=1M", "threads=2"]),
+    ("page_fault1", &["size=256K", "passes=2"]),
+    ("page_fault_read", &["size=1M", "threads=2"]),
+    ("page_fault1_churn", &["size=1M", "threads=2"]),
+    ("brk1", &["passes=50"]),
+    ("mmap1", &["passes=50", "threads=2"]),
+    ("small_allocs", &["size=400K", "threads=2"]),
+    ("ebizzy", &["chunk=64K", "records=10"]),
+    ("forks", &["image=256K", "dirty=8", "fresh=8", "processes=3"]),
+];
+
+#[test]
+fn every_workload_runs_on_both_machines() {
+    assert!(faultless_workload::all().iter().all(|info| SMALL.iter().any(|s| s.0 == info.name)));
+    for (name, params) in SMALL {
+        for machine in ["native", "linux"] {
+            let mut args = vec!["stat", name];
+            args.extend_from_slice(params);
+            args.extend_from_slice(&["--machine", machine]);
+            let out = faultless(&args).succeeds();
+            assert!(out.contains(&format!("Performance counter stats for '{name} ")), "{out}");
+            assert!(out.contains(&format!("on {machine}")), "{out}");
+            let counts =
+                |name: &str| out.lines().any(|line| line.split_whitespace().nth(1) == Some(name));
+            assert!(counts("faults"), "{out}");
+            for line in ["seconds time elapsed", "seconds user", "seconds sys"] {
+                assert!(out.contains(line), "{out}");
+            }
+            assert_eq!(out.contains("flt/cpu/s"), name == "pft", "{out}");
+        }
+    }
+}
+
+#[test]
+fn knobs_change_what_is_counted() {
+    let run = |setting: &str| {
+        let args = ["stat", "pft", "size=1M", "--set", setting, "--json", "-"];
+        let out = faultless(&args).succeeds();
+        // Nothing but JSON goes where JSON goes.
+        json_lines(&out)
+    };
+    let speculative = run("speculative_page_fault=1");
+    assert_eq!(value(&speculative, "native", "locking=speculative", "spf"), Some(256.0));
+    assert_eq!(value(&speculative, "native", "", "mmap_lock_read"), Some(0.0));
+    let locked = run("locking=mmap_lock");
+    assert_eq!(value(&locked, "native", "locking=mmap_lock", "spf"), Some(0.0));
+    assert_eq!(value(&locked, "native", "", "mmap_lock_read"), Some(256.0));
+    assert_eq!(value(&locked, "native", "", "faults"), Some(256.0));
+}
+
+#[test]
+fn too_little_memory_is_an_error_of_words() {
+    let args = ["stat", "pft", "size=4M", "--set", "frame_limit=100"];
+    let error = faultless(&args).fails(1);
+    assert!(error.contains("pft on native") && error.contains("out of memory"), "{error}");
+}
+
+#[test]
+fn comparison_of_one_workload() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("c.jsonl");
+    let file = path.to_str().expect("text");
+    let args = ["compare", "--quick", "--only", "pft", "--only", "small_allocs", "--json", file];
+    let out = faultless(&args).succeeds();
+    for said in ["faults per second, median of 5", "mmap_lock", "per_vma", "Summary", "linux-", "#"]
+    {
+        assert!(out.contains(said), "no {said:?} in\n{out}");
+    }
+    assert!(!out.contains('\u{1b}'), "no control sequences where there is no terminal");
+    let lines = json_lines(&std::fs::read_to_string(&path).expect("written"));
+    for setting in ["mmap_lock,anon_vma_check=late", "per_vma", "speculative"] {
+        let rate = value(&lines, "native", setting, "faults_per_second");
+        assert!(rate.is_some_and(|rate| rate > 0.0), "{setting}");
+    }
+    assert!(value(&lines, "linux-", "default", "faults_per_second").is_some());
+    let pft: Vec<_> = lines.into_iter().filter(|line| line["workload"] == "pft").collect();
+    let count = |setting: &str, metric: &str| value(&pft, "native", setting, metric).expect(metric);
+    assert!(count("locking=speculative", "spf") > 0.9 * count("locking=speculative", "faults"));
+    assert_eq!(count("locking=mmap_lock", "spf"), 0.0);
+    assert_eq!(count("locking=mmap_lock", "repetitions"), 5.0);
+}
+
+#[test]
+fn chosen_policies_are_the_columns() {
+    let args = [
+        "compare",
+        "--quick",
+        "--only",
+        "brk1",
+        "--set",
+        "locking=per_vma",
+        "--set",
+        "locking=speculative",
+    ];
+    let out = faultless(&args).succeeds();
+    assert!(!out.contains("mmap_lock  "), "{out}");
+    assert!(out.contains("speculative against per_vma"), "{out}");
+}
+
+#[test]
+fn every_shipped_recording_replays_without_a_signal() {
+    for recording in recordings::all() {
+        for setting in ["locking=mmap_lock", "locking=per_vma", "locking=speculative"] {
+            let out = faultless(&["replay", recording.name, "--set", setting]).succeeds();
+            assert!(out.contains("assumed"), "{out}");
+            assert!(out.contains(&format!("'replay:{}' on native ({setting}", recording.name)));
+            assert!(!out.contains("fault_sigsegv") && !out.contains("fault_oom"), "{out}");
+        }
+    }
+}
+
+#[test]
+fn a_replay_takes_as_many_faults_as_were_recorded() {
+    let trace = recordings::find("python").expect("shipped").trace().expect("good");
+    let summary = trace.summary();
+    let out = faultless(&["replay", "python", "--json", "-"]).succeeds();
+    let lines = json_lines(&out);
+    assert!(lines.iter().all(|line| line["workload"] == "replay:python"));
+    let faults = value(&lines, "native", "speculative", "faults").expect("counted");
+    let recorded = (summary.user_faults + summary.kernel_faults) as f64;
+    assert!((faults - recorded).abs() < 0.02 * recorded, "{faults} of {recorded}");
+}
+
+#[test]
+fn policies_of_a_replay_side_by_side() {
+    let out = faultless(&["replay", "redis", "--policies"]).succeeds();
+    for policy in ["mmap_lock", "per_vma", "speculative"] {
+        assert!(out.contains(policy), "{out}");
+    }
+}
+
+#[test]
+fn a_damaged_recording_is_refused_with_its_place() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let good = recordings::find("sort").expect("shipped").bytes;
+    let mut flipped = good.to_vec();
+    flipped[good.len() / 2] ^= 0x55;
+    let files: [(&str, &[u8], &str); 4] = [
+        ("empty.fltrace", b"", "offset 0x0"),
+        ("other.txt", b"hello, world, hello", "neither"),
+        ("short.fltrace", &good[..good.len() / 2], "short.fltrace"),
+        ("flipped.fltrace", &flipped, "flipped.fltrace"),
+    ];
+    for (name, bytes, said) in files {
+        let path = dir.path().join(name);
+        std::fs::write(&path, bytes).expect("written");
+        let ran = faultless(&["replay", path.to_str().expect("text")]);
+        assert_eq!(ran.out, "");
+        let error = ran.fails(1);
+        assert!(error.contains(name) && error.contains(said), "{error}");
+    }
+}
+
+#[test]
+fn an_interrupted_comparison_prints_what_it_has() {
+    let mut child = common::command(&["compare", "--only", "pft", "--only", "brk1"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    // The first of two workloads takes seconds from the line that announces it, its first runs a
+    // fraction of one.
+    let mut progress = BufReader::new(child.stderr.take().expect("piped"));
+    progress.read_line(&mut String::new()).expect("text");
+    std::thread::sleep(Duration::from_millis(1200));
+    let pid = nix::unistd::Pid::from_raw(child.id().try_into().expect("a process"));
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).expect("it runs");
+    let mut out = String::new();
+    child.stdout.take().expect("piped").read_to_string(&mut out).expect("text");
+    assert_eq!(child.wait().expect("it ends").code(), Some(130));
+    for said in ["pft", "Summary", "Interrupted"] {
+        assert!(out.contains(said), "no {said:?} in\n{out}");
+    }
+    assert!(!out.contains("brk1"), "{out}");
+}
