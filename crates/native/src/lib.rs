@@ -35,3 +35,8 @@ pub use machine::{Checked, Config, NativeMachine, Violation};
 pub use memory::{Memory, Word};
 pub use process::{Native, Process};
 pub use tlb::TlbStats;
+
+/// The examples of the project's README.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+pub struct Readme;
