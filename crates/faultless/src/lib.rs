@@ -60,7 +60,7 @@
 //!
 //! [`space`] has the calls, one file each, and the lock order; [`fault`] the fault; [`table`] the page
 //! tables, and in `table::protocol` the protocol that everything rests on; [`tlb`] flushes and
-//! shootdowns; [`rmap`] reverse-map roots; [`file`] shared objects; [`frame`] physical memory;
+//! shootdowns; [`rmap`] reverse-map roots; [`mod@file`] shared objects; [`frame`] physical memory;
 //! [`sync`] what CPUs agree with; [`stat`] counters and trace points; [`knob`] what can be switched.
 #![no_std]
 

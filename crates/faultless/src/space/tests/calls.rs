@@ -52,11 +52,11 @@ fn with_space(test: impl FnOnce(&TestCpu<'_>, &TestSpace)) {
     assert_eq!(audit(&cpu, &[]).unwrap().taken(), 1);
 }
 
+/// A call that is to be refused.
+type Call<'a, R> = &'a dyn Fn(&TestCpu<'_>, &TestSpace) -> Result<R, crate::Error>;
+
 /// Each refused call has its error and changes nothing.
-fn refused<R>(
-    calls: &[(Errno, &dyn Fn(&TestCpu<'_>, &TestSpace) -> Result<R, crate::Error>)],
-    operation: &str,
-) {
+fn refused<R>(calls: &[(Errno, Call<'_, R>)], operation: &str) {
     with_space(|cpu, space| {
         let before = areas(cpu, space);
         for (at, (errno, call)) in calls.iter().enumerate() {
