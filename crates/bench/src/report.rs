@@ -21,6 +21,9 @@ pub struct Row {
     pub unit: &'static str,
     /// The figure.
     pub value: f64,
+    /// The sample that the figure is the median of.
+    #[serde(skip)]
+    pub spread: Option<Spread>,
 }
 
 /// A promise, and what came of it.
@@ -57,7 +60,21 @@ impl Report {
             metric: metric.into(),
             unit,
             value,
+            spread: None,
         });
+    }
+
+    /// Adds the median of a sample as a figure.
+    pub fn median(
+        &mut self,
+        at: (&str, usize, &str),
+        (metric, unit): (&str, &'static str),
+        spread: Spread,
+    ) {
+        self.row(at, (metric, unit), spread.median);
+        if let Some(row) = self.rows.last_mut() {
+            row.spread = Some(spread);
+        }
     }
 
     /// Adds a promise.
@@ -88,7 +105,9 @@ impl Report {
     pub fn print(&self, to: &mut impl Write) -> io::Result<()> {
         let mut table = Table::new();
         table.load_style(presets::NOTHING);
-        table.set_header(["workload", "cpus", "setting", "metric", "value", "unit"]);
+        table.set_header([
+            "workload", "cpus", "setting", "metric", "value", "tenths", "sample", "unit",
+        ]);
         for row in &self.rows {
             table.add_row([
                 row.workload.clone(),
@@ -96,10 +115,13 @@ impl Report {
                 row.setting.clone(),
                 row.metric.clone(),
                 show(row.value),
+                row.spread
+                    .map_or(String::new(), |s| format!("{} to {}", show(s.low), show(s.high))),
+                row.spread.map_or(String::new(), |spread| spread.size.to_string()),
                 row.unit.into(),
             ]);
         }
-        for right in [1, 4] {
+        for right in [1, 4, 5, 6] {
             if let Some(column) = table.column_mut(right) {
                 column.set_cell_alignment(CellAlignment::Right);
             }
@@ -120,6 +142,14 @@ impl Report {
         for row in &self.rows {
             serde_json::to_writer(&mut *to, row)?;
             writeln!(to)?;
+            let Some(Spread { low, high, size, .. }) = row.spread else { continue };
+            // Samples are small.
+            for (name, value) in [("p10", low), ("p90", high), ("sample", size as f64)] {
+                let metric = format!("{}_{name}", row.metric);
+                let row = Row { metric, value, spread: None, ..row.clone() };
+                serde_json::to_writer(&mut *to, &row)?;
+                writeln!(to)?;
+            }
         }
         Ok(())
     }
@@ -154,8 +184,8 @@ pub struct Spread {
     pub low: f64,
     /// A tenth of the sample is above.
     pub high: f64,
-    /// The largest.
-    pub best: f64,
+    /// How large the sample is.
+    pub size: usize,
 }
 
 impl Spread {
@@ -168,7 +198,7 @@ impl Spread {
             // Samples are small: exact, and within them.
             sorted.get((last as f64 * part).round() as usize).copied().unwrap_or(0.0)
         };
-        Self { median: at(0.5), low: at(0.1), high: at(0.9), best: at(1.0) }
+        Self { median: at(0.5), low: at(0.1), high: at(0.9), size: sorted.len() }
     }
 }
 
@@ -187,9 +217,9 @@ mod tests {
     #[test]
     fn spread_of_a_sample() {
         let sample: Vec<f64> = (0..=10).rev().map(f64::from).collect();
-        let spread = Spread { median: 5.0, low: 1.0, high: 9.0, best: 10.0 };
+        let spread = Spread { median: 5.0, low: 1.0, high: 9.0, size: 11 };
         assert_eq!(Spread::of(&sample), spread);
-        assert_eq!(Spread::of(&[]).best, 0.0);
+        assert_eq!(Spread::of(&[]).median, 0.0);
     }
 
     #[test]
@@ -206,5 +236,17 @@ mod tests {
         report.write_json(&mut json).unwrap();
         let line = r#"{"machine":"native","workload":"w","cpus":2,"setting":"s","metric":"m","unit":"u","value":1.5}"#;
         assert_eq!(String::from_utf8(json).unwrap(), format!("{line}\n"));
+    }
+
+    #[test]
+    fn a_sample_is_four_figures() {
+        let mut report = Report::default();
+        report.median(("w", 1, ""), ("m", "u"), Spread::of(&[1.0, 2.0, 3.0]));
+        let mut json = Vec::new();
+        report.write_json(&mut json).unwrap();
+        let json = String::from_utf8(json).unwrap();
+        let metrics: Vec<_> = ["\"m\"", "\"m_p10\"", "\"m_p90\"", "\"m_sample\""].into();
+        assert_eq!(json.lines().count(), 4);
+        assert!(json.lines().zip(metrics).all(|(line, metric)| line.contains(metric)));
     }
 }

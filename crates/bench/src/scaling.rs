@@ -7,27 +7,30 @@
 //!
 //! # How the figures are formed
 //!
-//! A sample takes a few milliseconds. In one run, samples of every case, policy and number of threads
-//! are taken in turn, round after round, so that whatever else the host does meets all of them. A
-//! host that does something else can only make a sample slower; so the speed of a thread alone is
-//! that of its *fastest* sample, which if anything makes scaling look worse. The *scaling* of a
-//! sample of two threads is the sum of each thread's speed over the speed of the same thread, doing
-//! the same, alone: 2 is perfect. Only time in which both threads were at work counts ([`window`]).
-//! The scaling that is reported and gated is that of the best round; the median and the tenths are
-//! reported beside it. After the least number of rounds, more are run until all gates are met or the
-//! time is up.
+//! A sample is a lap of well under a millisecond ([`window`]); laps in which the host took the
+//! processor from one of the threads are thrown away, all others count. In one run, laps of every case,
+//! policy and number of threads are taken in turn, round after round, so that whatever else the host
+//! does meets all of them alike. The speed of a thread alone is the median of its laps. The *scaling* of
+//! a lap of two threads is the sum of each thread's speed over the speed of the same thread, doing the
+//! same, alone: 2 is perfect. Only time in which both threads were at work counts. What is reported and
+//! gated is the median over all laps; the tenths and the size of the sample are beside it. After the
+//! least number of rounds, more are run until all gates are met or the time is up, on a host that is
+//! too busy for a sample of some size.
 //!
 //! [`window`]: crate::window
 
 use crate::report::{Report, Spread};
-use crate::window::{Lap, Window, speeds};
+use crate::window::{Course, Lap, meet};
 use faultless::{Access, AnonVmaCheck, Counter, Locking, MapFlags, PAGE_SIZE, Prot, Setting};
 use faultless::{FrameNumber, Totals};
 use faultless_native::{Config, Memory, Native, NativeCpu, Stop};
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
-/// Pages that a thread touches or zeroes in one sample at most.
+/// Pages that a thread touches or zeroes in one course at most: more than the caches hold.
 const PAGES: u64 = 8192;
+/// Pages of a lap that zeroes them, and of one that does not.
+const LAP_PAGES: [u64; 2] = [512, 2048];
 /// Pages between two looks at the window, and for one mapping and unmapping where there is churn.
 const CHUNK: u64 = 16;
 /// The unrelated range.
@@ -67,18 +70,18 @@ impl Series {
         Self { work, alone: Default::default(), pair: Vec::new() }
     }
 
-    fn best_alone(&self) -> [f64; 2] {
+    fn speed_alone(&self) -> [f64; 2] {
         let [first, second] = &self.alone;
         // Where both do the same, each sample is one of both.
         if second.is_empty() {
-            [Spread::of(first).best; 2]
+            [Spread::of(first).median; 2]
         } else {
-            [Spread::of(first).best, Spread::of(second).best]
+            [Spread::of(first).median, Spread::of(second).median]
         }
     }
 
     fn scaling(&self) -> Spread {
-        let [first, second] = self.best_alone();
+        let [first, second] = self.speed_alone();
         let each: Vec<_> =
             self.pair.iter().map(|both| both[0] / first + both[1] / second).collect();
         Spread::of(&each)
@@ -158,32 +161,27 @@ fn rows(report: &mut Report, series: &Series) {
     let (workload, setting) = (series.workload(), series.setting());
     let what = if series.work == Work::Zero { "pages" } else { "faults" };
     let unit = if series.work == Work::Zero { "pages/s" } else { "faults/s" };
-    let mut spread = |cpus, name: String, unit, spread: Spread| {
-        let at = (&workload[..], cpus, &setting[..]);
-        report.row(at, (&name, unit), spread.best);
-        report.row(at, (&format!("{name}_median"), unit), spread.median);
-        report.row(at, (&format!("{name}_p10"), unit), spread.low);
-        report.row(at, (&format!("{name}_p90"), unit), spread.high);
-    };
     for (thread, alone) in series.alone.iter().enumerate().filter(|(_, alone)| !alone.is_empty()) {
         let which = match (series.work, thread) {
             (Work::Fault { churn: true, .. }, 0) => "_churning",
             _ => "",
         };
-        spread(1, format!("{what}{which}_per_second"), unit, Spread::of(alone));
+        let name = format!("{what}{which}_per_second");
+        report.median((&workload, 1, &setting), (&name, unit), Spread::of(alone));
     }
-    spread(2, format!("{what}_per_second"), unit, series.together());
-    spread(2, "scaling".into(), "times", series.scaling());
+    let both = (&workload[..], 2, &setting[..]);
+    report.median(both, (&format!("{what}_per_second"), unit), series.together());
+    report.median(both, ("scaling", "times"), series.scaling());
 }
 
 fn gate(report: &mut Report, all: &[Series]) {
     let of = |work| all.iter().find(|series| series.work == work);
-    let zero = of(Work::Zero).map_or(0.0, |series| series.scaling().best);
+    let zero = of(Work::Zero).map_or(0.0, |series| series.scaling().median);
     for access in [Access::Read, Access::Write] {
         for churn in [false, true] {
             let under = |locking| of(Work::Fault { locking, access, churn });
             let Some(ours) = under(Locking::Speculative) else { continue };
-            let (name, scaling) = (ours.workload(), ours.scaling().best);
+            let (name, scaling) = (ours.workload(), ours.scaling().median);
             let found = format!("{scaling:.3} (zeroing {zero:.3})");
             if access == Access::Read {
                 let promise = format!("{name}: two threads at least {READ_SCALING} times one");
@@ -193,7 +191,7 @@ fn gate(report: &mut Report, all: &[Series]) {
                 report.gate(promise, found, scaling >= WRITE_SCALING * zero);
             }
             if let (true, Some(theirs)) = (churn, under(Locking::MmapLock)) {
-                let (ours, theirs) = (ours.together().best, theirs.together().best);
+                let (ours, theirs) = (ours.together().median, theirs.together().median);
                 let found = format!("{:.3} of speculative", theirs / ours);
                 let promise =
                     format!("{name}: mmap_lock falls behind, to at most {BEHIND} of the faults/s");
@@ -219,50 +217,50 @@ impl Bench {
         Ok(Self { native, plain })
     }
 
-    /// Adds a sample of each number of threads.
+    /// Adds samples of each number of threads.
     fn sample(&self, series: &mut Series) -> Result<(), Stop> {
-        let pages = |speeds: Vec<f64>| speeds.into_iter().map(|speed| speed * CHUNK as f64);
+        let alone = |laps: Vec<Vec<f64>>| laps.into_iter().flatten();
+        let both = |laps: Vec<Vec<f64>>| laps.into_iter().map(|both| [both[0], both[1]]);
         match series.work {
             Work::Zero => {
-                series.alone[0].extend(pages(self.zero(1)));
-                series.pair.extend(both(pages(self.zero(2))));
+                series.alone[0].extend(alone(self.zero(1)));
+                series.pair.extend(both(self.zero(2)));
             }
             Work::Fault { locking, access, churn } => {
                 self.native.vm().set(Setting::Locking(locking));
                 if churn {
-                    series.alone[0].extend(pages(self.faults(access, &[true])?));
-                    series.alone[1].extend(pages(self.faults(access, &[false])?));
+                    series.alone[0].extend(alone(self.faults(access, &[true])?));
+                    series.alone[1].extend(alone(self.faults(access, &[false])?));
                 } else {
-                    series.alone[0].extend(pages(self.faults(access, &[false])?));
+                    series.alone[0].extend(alone(self.faults(access, &[false])?));
                 }
-                series.pair.extend(both(pages(self.faults(access, &[churn, false])?)));
+                series.pair.extend(both(self.faults(access, &[churn, false])?));
             }
         }
         Ok(())
     }
 
-    /// Chunks a second of threads that touch, and churn where they say so.
-    fn faults(&self, access: Access, churns: &[bool]) -> Result<Vec<f64>, Stop> {
+    /// Pages a second, lap by lap, of threads that touch, and churn where they say so.
+    fn faults(&self, access: Access, churns: &[bool]) -> Result<Vec<Vec<f64>>, Stop> {
         let threads = churns.len();
         let process = self.native.process()?;
         let bytes = threads as u64 * PAGES * PAGE_SIZE;
         let area = process.run(|cpu| Ok(cpu.mmap(0, bytes, RW, PRIVATE)?))?;
-        let window = Window::new(threads);
+        let course = course(threads, access == Access::Write);
         let laps = process.run_threads(threads, |cpu, number| {
             let part = area + number as u64 * PAGES * PAGE_SIZE;
-            touch(cpu, &window, part, access, churns[number].then_some(area - CHURN_BELOW))
+            touch(cpu, &course, part, access, churns[number].then_some(area - CHURN_BELOW))
         })?;
-        Ok(speeds(&laps))
+        Ok(pages(&course, &laps))
     }
 
-    /// Chunks a second of threads that zero private pages.
-    fn zero(&self, threads: usize) -> Vec<f64> {
-        let window = Window::new(threads);
-        let lap = |number: usize| {
+    /// Pages a second, lap by lap, of threads that zero private pages.
+    fn zero(&self, threads: usize) -> Vec<Vec<f64>> {
+        let course = course(threads, true);
+        let run = |number: usize| {
             // Frame 0 is nobody's.
             let first = 1 + number as u64 * PAGES;
-            let zeroed = window.lap(
-                PAGES / CHUNK,
+            let zeroed = course.run(
                 || (),
                 |chunk| {
                     for page in first + chunk * CHUNK..first + (chunk + 1) * CHUNK {
@@ -274,13 +272,14 @@ impl Bench {
                 },
             );
             match zeroed {
-                Ok(lap) => lap,
+                Ok(laps) => laps,
                 Err(never) => match never {},
             }
         };
-        let laps: Vec<Lap> = std::thread::scope(|scope| {
+        let laps: Vec<_> = std::thread::scope(|scope| {
+            let run = &run;
             let spawned: Vec<_> =
-                (0..threads).map(|number| scope.spawn(move || lap(number))).collect();
+                (0..threads).map(|number| scope.spawn(move || run(number))).collect();
             spawned
                 .into_iter()
                 .map(|thread| {
@@ -288,24 +287,29 @@ impl Bench {
                 })
                 .collect()
         });
-        speeds(&laps)
+        pages(&course, &laps)
     }
 }
 
-/// The speeds of two threads.
-fn both(mut speeds: impl Iterator<Item = f64>) -> Option<[f64; 2]> {
-    Some([speeds.next()?, speeds.next()?])
+fn course(threads: usize, zeroes: bool) -> Course {
+    let lap = LAP_PAGES[usize::from(!zeroes)];
+    Course::new(threads, PAGES / lap, lap / CHUNK)
+}
+
+fn pages(course: &Course, laps: &[Vec<Lap>]) -> Vec<Vec<f64>> {
+    let mut speeds = course.speeds(laps);
+    speeds.iter_mut().flatten().for_each(|speed| *speed *= CHUNK as f64);
+    speeds
 }
 
 fn touch(
     cpu: &NativeCpu<'_, '_>,
-    window: &Window,
+    course: &Course,
     part: u64,
     access: Access,
     churn: Option<u64>,
-) -> Result<Lap, Stop> {
-    window.lap(
-        PAGES / CHUNK,
+) -> Result<Vec<Lap>, Stop> {
+    course.run(
         || cpu.poll(),
         |chunk| {
             if let Some(unrelated) = churn {
@@ -321,7 +325,7 @@ fn touch(
 }
 
 /// Areas that a thread of `small_allocs` maps, and their pages.
-const AREAS: u64 = 1024;
+const AREAS: u64 = 4096;
 const AREA_PAGES: u64 = 10;
 
 /// Threads map small areas and read them: who takes a lock of the whole space?
@@ -371,19 +375,16 @@ fn read_small(locking: Locking, check: AnonVmaCheck, threads: usize) -> Result<T
     native.vm().set(Setting::AnonVmaCheck(check));
     let process = native.process()?;
     let before = native.vm().totals();
-    let window = Window::new(threads);
+    let arrived = AtomicUsize::new(0);
     process.run_threads(threads, |cpu, _| {
-        window.lap(
-            AREAS,
-            || cpu.poll(),
-            |_| {
-                let area = cpu.mmap(0, AREA_PAGES * PAGE_SIZE, RW, PRIVATE)?;
-                for page in 0..AREA_PAGES {
-                    cpu.touch(area + page * PAGE_SIZE, Access::Read)?;
-                }
-                Ok::<_, Stop>(())
-            },
-        )
+        meet(&arrived, threads, || cpu.poll());
+        for _ in 0..AREAS {
+            let area = cpu.mmap(0, AREA_PAGES * PAGE_SIZE, RW, PRIVATE)?;
+            for page in 0..AREA_PAGES {
+                cpu.touch(area + page * PAGE_SIZE, Access::Read)?;
+            }
+        }
+        Ok(())
     })?;
     Ok(native.vm().totals().since(&before))
 }

@@ -6,10 +6,11 @@ use faultless::sync::percpu::Padded;
 use faultless_native::Memory;
 use memory_addr::{AddrRange, VirtAddr};
 use memory_set::{MappingBackend, MemoryArea, MemorySet};
+use spin::RwLock;
 use std::array;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 const PAGE: usize = 4096;
 const SPAN: usize = 512;
@@ -183,7 +184,7 @@ impl Peer {
 
     /// Maps `size` bytes near `hint`.
     pub fn map(&self, hint: usize, size: usize) -> Option<usize> {
-        let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.write();
         let Inner { set, table } = &mut *inner;
         let limit = AddrRange::new(VirtAddr::from(PAGE), VirtAddr::from(1 << 47));
         let start = set.find_free_area(hint.into(), size, limit, PAGE)?;
@@ -194,7 +195,7 @@ impl Peer {
 
     /// Unmaps what is mapped there.
     pub fn unmap(&self, start: usize, size: usize) -> Option<()> {
-        let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.write();
         let Inner { set, table } = &mut *inner;
         set.unmap(start.into(), size, table).ok()
     }
@@ -202,12 +203,8 @@ impl Peer {
     /// Serves a page fault; `None`: nothing is mapped there, or no frame is left.
     pub fn fault(&self, addr: usize, write: bool) -> Option<()> {
         match self.fault_lock {
-            FaultLock::Read => {
-                self.serve(&self.inner.read().unwrap_or_else(PoisonError::into_inner), addr, write)
-            }
-            FaultLock::Write => {
-                self.serve(&self.inner.write().unwrap_or_else(PoisonError::into_inner), addr, write)
-            }
+            FaultLock::Read => self.serve(&self.inner.read(), addr, write),
+            FaultLock::Write => self.serve(&self.inner.write(), addr, write),
         }
     }
 
