@@ -2,6 +2,7 @@
 //!
 //! Its TLBs hold nothing, so there is nothing to invalidate and nobody to interrupt. Zeroing and
 //! copying a page are functions of their own with plain names, by which a profile tells them apart.
+//! On x86-64 they are `rep stosq` and `rep movsq`, 512 steps a page, as in a kernel.
 
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -65,8 +66,20 @@ impl BareMachine {
 #[inline(never)]
 #[unsafe(no_mangle)]
 unsafe fn faultless_bench_zero(page: *mut u64) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's promise; the direction flag is clear by the calling convention.
+    unsafe {
+        core::arch::asm!(
+            "rep stosq",
+            inout("rcx") WORDS => _, inout("rdi") page => _, in("rax") 0,
+            options(nostack, preserves_flags),
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
     // SAFETY: the caller's promise.
-    unsafe { page.write_bytes(0, WORDS) };
+    unsafe {
+        page.write_bytes(0, WORDS);
+    }
 }
 
 /// Copies the page at `from` to `to`.
@@ -76,8 +89,20 @@ unsafe fn faultless_bench_zero(page: *mut u64) {
 #[inline(never)]
 #[unsafe(no_mangle)]
 unsafe fn faultless_bench_copy(to: *mut u64, from: *const u64) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's promise; the direction flag is clear by the calling convention.
+    unsafe {
+        core::arch::asm!(
+            "rep movsq",
+            inout("rcx") WORDS => _, inout("rdi") to => _, inout("rsi") from => _,
+            options(nostack, preserves_flags),
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
     // SAFETY: the caller's promise.
-    unsafe { to.copy_from_nonoverlapping(from, WORDS) };
+    unsafe {
+        to.copy_from_nonoverlapping(from, WORDS);
+    }
 }
 
 // SAFETY: `memory` has a page of its own for each frame of the one region and never moves; there is

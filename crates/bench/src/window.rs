@@ -219,7 +219,17 @@ mod tests {
         let course = Course::new(2, 3, 10);
         std::thread::scope(|scope| {
             // It would wait for ever in the second lap.
-            scope.spawn(|| course.run(|| (), |_| Ok::<_, u64>(())));
+            scope.spawn(|| {
+                course.run(
+                    || (),
+                    |_| {
+                        while !course.laps[0].over.load(Ordering::Relaxed) {
+                            std::thread::yield_now();
+                        }
+                        Ok::<_, u64>(())
+                    },
+                )
+            });
             assert_eq!(course.run(|| (), Err).err(), Some(0));
         });
     }
