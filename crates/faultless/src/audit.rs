@@ -91,8 +91,8 @@ struct Found {
 
 /// Checks the books of the subsystem of `cpu`, of which `spaces` are all the spaces there are.
 ///
-/// Only at a quiet moment: no call or fault is under way, and every CPU that retired anything has
-/// [drained](Cpu::drain).
+/// Only at a quiet moment: no call or fault is under way, and every CPU that did anything has
+/// [drained](Cpu::drain) its stock since.
 ///
 /// # Errors
 /// The first discrepancy.
@@ -129,7 +129,7 @@ pub fn audit<M: Machine>(cpu: &Cpu<'_, M>, spaces: &[&Space<M>]) -> Result<Censu
         ("table", census.tables, found.tables),
         ("zero", census.zero, 1),
         ("retired", census.retired, 0),
-        ("held", census.held, 0),
+        ("pooled", census.pooled, 0),
     ] {
         if recorded != found {
             return Err(Discrepancy::Kind { kind, recorded, found });

@@ -39,12 +39,15 @@ impl Locking {
         }
     }
 
-    #[inline]
-    pub(crate) fn from_raw(raw: u8) -> Self {
-        match raw {
-            0 => Self::MmapLock,
-            1 => Self::PerVma,
-            _ => Self::Speculative,
+    #[inline(always)]
+    pub(crate) const fn from_raw(raw: u8) -> Self {
+        // Told apart in the order in which faults want to know.
+        if raw == Self::Speculative as u8 {
+            Self::Speculative
+        } else if raw == Self::PerVma as u8 {
+            Self::PerVma
+        } else {
+            Self::MmapLock
         }
     }
 }
@@ -163,13 +166,18 @@ impl FromStr for Setting {
 
 impl Knobs {
     /// What keeps faults and writers apart.
-    #[inline]
+    #[inline(always)]
     pub fn locking(&self) -> Locking {
-        Locking::from_raw(self.locking.load(Ordering::Relaxed))
+        Locking::from_raw(self.raw_locking())
+    }
+
+    #[inline(always)]
+    pub(crate) fn raw_locking(&self) -> u8 {
+        self.locking.load(Ordering::Relaxed)
     }
 
     /// When a fault asks for the reverse-map root.
-    #[inline]
+    #[inline(always)]
     pub fn anon_vma_check(&self) -> AnonVmaCheck {
         if self.anon_vma_check.load(Ordering::Relaxed) == AnonVmaCheck::Early as u8 {
             AnonVmaCheck::Early

@@ -20,6 +20,7 @@ use crate::tlb::shootdown::Inbox;
 use alloc::boxed::Box;
 use core::cell::Cell;
 use core::fmt;
+use core::marker::PhantomData;
 use core::ptr::NonNull;
 
 /// Retired objects beyond which a call tries to free some.
@@ -117,7 +118,8 @@ impl<M: Machine> Vm<M> {
     /// what interrupts its holder inside a call does not use it.
     pub unsafe fn cpu(&self, id: CpuId) -> Cpu<'_, M> {
         // SAFETY: handed on to the caller.
-        Cpu { vm: self, local: unsafe { Local::claim(id) }, nested: Cell::new(()) }
+        let local = unsafe { Local::claim(id) };
+        Cpu { vm: self, state: self.cpus.remote(id), local, not_sync: PhantomData }
     }
 
     /// Changes a knob, from now on.
@@ -135,7 +137,7 @@ impl<M: Machine> Vm<M> {
         totals
     }
 
-    /// Which ownership of `frame` this is; it changes whenever the frame is allocated anew.
+    /// Which ownership of `frame` this is; it changes whenever the frame is freed.
     #[inline]
     pub fn frame_owner(&self, frame: FrameNumber) -> u64 {
         self.frames.meta(frame).owner()
@@ -169,13 +171,14 @@ impl<M: Machine> Vm<M> {
 pub struct Cpu<'v, M: Machine> {
     vm: &'v Vm<M>,
     local: Local,
-    /// Keeps the type from being `Sync`, as the CPU itself is.
-    nested: Cell<()>,
+    /// This CPU's slot of `vm.cpus`.
+    state: &'v CpuState,
+    /// `CpuState` is `Sync` for those who read its atomics; the CPU itself is not.
+    not_sync: PhantomData<Cell<()>>,
 }
 
 impl<M: Machine> fmt::Debug for Cpu<'_, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let _ = &self.nested;
         write!(f, "Cpu({})", self.local.id().0)
     }
 }
@@ -208,8 +211,8 @@ impl<'v, M: Machine> Cpu<'v, M> {
     }
 
     #[inline(always)]
-    pub(crate) fn state(&self) -> &CpuState {
-        self.vm.cpus.get(&self.local)
+    pub(crate) const fn state(&self) -> &'v CpuState {
+        self.state
     }
 
     /// Drops the translations that other CPUs asked this one to drop. A machine calls it when it was
@@ -356,10 +359,10 @@ impl<'v, M: Machine> Cpu<'v, M> {
         // SAFETY: handed on.
         unsafe {
             range::free_all(&self.vm.machine, table, level, &mut |number| {
-                // A table has one reference, that of the entry it was in.
-                self.vm.frames.meta(number).put_ref();
-                let frame = self.vm.frames.reclaim(number).settle();
-                self.free(frame);
+                // That of the entry it was in. A copying fault that saw the frame in an earlier life
+                // may have another, for the moment until it looks again; then the frame is its to
+                // free.
+                self.put_unmapped(number);
             });
         }
     }

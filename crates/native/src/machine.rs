@@ -5,7 +5,9 @@ use crate::tlb::{Tlb, TlbStats};
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use faultless::sync::percpu::Padded;
-use faultless::{CpuId, Errno, FrameNumber, Invalidate, MAX_CPUS, Machine, MemoryRegion, SpaceId};
+use faultless::{
+    CpuId, Errno, FrameNumber, Invalidate, MAX_CPUS, Machine, MemoryRegion, PAGE_SIZE, SpaceId,
+};
 use std::sync::{Mutex, PoisonError};
 
 /// How a native machine is built.
@@ -21,12 +23,23 @@ pub struct Config {
     pub populate: bool,
     /// Whether each access is checked against the ownership of its frame.
     pub checked: Checked,
+    /// An instrument of stress tests: one in so many of the moments between a look and the step that
+    /// relies on it (while a frame is zeroed or copied, translations are dropped, an interrupt is
+    /// sent) is drawn out, so that few cores see the overlaps of many. 0 leaves time alone.
+    pub jitter: u32,
 }
 
 impl Default for Config {
-    /// 256 MiB in one node, 4 CPUs, not populated, not checked.
+    /// 256 MiB in one node, 4 CPUs, not populated, not checked, no jitter.
     fn default() -> Self {
-        Self { memory_bytes: 256 << 20, nodes: 1, cpus: 4, populate: false, checked: Checked::Off }
+        Self {
+            memory_bytes: 256 << 20,
+            nodes: 1,
+            cpus: 4,
+            populate: false,
+            checked: Checked::Off,
+            jitter: 0,
+        }
     }
 }
 
@@ -107,12 +120,46 @@ impl CpuState {
     }
 }
 
+/// Draws moments out; see [`Config::jitter`].
+#[derive(Debug)]
+struct Jitter {
+    one_in: u32,
+    /// How many moments there were: what makes each of them different.
+    moments: AtomicU64,
+}
+
+impl Jitter {
+    #[inline(always)]
+    fn moment(&self) {
+        if self.one_in != 0 {
+            self.perhaps();
+        }
+    }
+
+    #[cold]
+    fn perhaps(&self) {
+        // Fibonacci hashing: neighbouring numbers have nothing in common.
+        let moment = self.moments.fetch_add(1, Ordering::Relaxed) + 1;
+        let mixed = moment.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_right(29);
+        if !mixed.is_multiple_of(u64::from(self.one_in)) {
+            return;
+        }
+        // As long as another CPU's fault takes, or as long as another thread has the core.
+        if mixed >> 32 & 3 == 0 {
+            std::thread::yield_now();
+        } else {
+            (0..mixed >> 40 & 0xfff).for_each(|_| core::hint::spin_loop());
+        }
+    }
+}
+
 /// The native machine: memory of the process, threads for CPUs.
 #[derive(Debug)]
 pub struct NativeMachine {
     memory: Memory,
     cpus: Vec<Padded<CpuState>>,
     checked: Checked,
+    jitter: Jitter,
     violations: AtomicU64,
     kept: Mutex<Vec<Violation>>,
 }
@@ -143,6 +190,7 @@ impl NativeMachine {
             memory,
             cpus: (0..config.cpus).map(cpu).collect(),
             checked: config.checked,
+            jitter: Jitter { one_in: config.jitter, moments: AtomicU64::new(0) },
             violations: AtomicU64::new(0),
             kept: Mutex::new(Vec::new()),
         })
@@ -243,6 +291,7 @@ unsafe impl Machine for NativeMachine {
         if state.space.load(Ordering::Relaxed) != space.0 || state.skips() {
             return;
         }
+        self.jitter.moment();
         match what {
             Invalidate::Range(range) => state.tlb.invalidate_range(range),
             Invalidate::All => state.tlb.invalidate_all(),
@@ -259,6 +308,7 @@ unsafe impl Machine for NativeMachine {
     fn interrupt(&self, cpu: CpuId) {
         let state = self.cpu_state(cpu);
         state.interrupts.fetch_add(1, Ordering::Relaxed);
+        self.jitter.moment();
         state.pending.0.store(true, Ordering::Release);
     }
 
@@ -269,6 +319,23 @@ unsafe impl Machine for NativeMachine {
         } else {
             std::thread::yield_now();
         }
+    }
+
+    #[inline(always)]
+    unsafe fn zero_frame(&self, frame: FrameNumber) {
+        self.jitter.moment();
+        // SAFETY: a whole frame of the mapping (host mapping), which is the caller's.
+        unsafe { self.frame_bytes(frame).write_bytes(0, PAGE_SIZE as usize) };
+    }
+
+    #[inline(always)]
+    unsafe fn copy_frame(&self, to: FrameNumber, from: FrameNumber) {
+        let from = self.frame_bytes(from).cast_const();
+        // SAFETY: two whole frames of the mapping (host mapping), the target the caller's. The copy
+        // is of no use if a program stores to the source meanwhile, and is thrown away then.
+        unsafe { self.frame_bytes(to).copy_from_nonoverlapping(from, PAGE_SIZE as usize) };
+        // The copy is there; what it is a copy of may change.
+        self.jitter.moment();
     }
 }
 

@@ -11,6 +11,7 @@
 //! fragmentation and two runs would differ. The host backs a page when it is first touched; ask
 //! for [`populate`](crate::Config::populate) where that must not fall into a measurement.
 
+use core::cell::Cell;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 use faultless::{Errno, FrameNumber, MemoryRegion, PAGE_SHIFT, PAGE_SIZE};
 use memmap2::{Advice, MmapOptions, MmapRaw};
@@ -35,8 +36,6 @@ pub(crate) mod private {
     /// The functions that take an address require it to be aligned to the word, and valid for
     /// atomic accesses of its size.
     pub trait Atomic: Sized {
-        /// The atomic word at `at`.
-        type Cell;
         /// Bytes in the word.
         const SIZE: u64 = size_of::<Self>() as u64;
         /// A relaxed load.
@@ -68,7 +67,6 @@ pub(crate) mod private {
     macro_rules! atomic {
         ($word:ty, $cell:ty) => {
             impl Atomic for $word {
-                type Cell = $cell;
                 #[inline(always)]
                 unsafe fn load(at: *mut Self) -> Self {
                     // SAFETY: the caller's promise.
@@ -240,55 +238,92 @@ impl Memory {
 
     /// Sets `len` bytes from `phys` to `byte`.
     pub fn fill(&self, phys: u64, len: u64, byte: u8) {
+        let span = self.span(phys, len);
         let wide = u64::from_le_bytes([byte; 8]);
-        for_each_word(phys, len, |at| self.store::<u64>(at, wide), |at| self.store::<u8>(at, byte));
+        for_each_word(phys, len, |at| span.store::<u64>(at, wide), |at| span.store::<u8>(at, byte));
     }
 
     /// Copies the bytes from `phys` on to `to`.
     pub fn read(&self, phys: u64, to: &mut [u8]) {
-        let cells = core::cell::Cell::from_mut(to).as_slice_of_cells();
+        let span = self.span(phys, to.len() as u64);
+        let cells = Cell::from_mut(to).as_slice_of_cells();
         for_each_word(
             phys,
             cells.len() as u64,
             |at| {
-                let bytes = self.load::<u64>(at).to_le_bytes();
-                let start = (at - phys) as usize;
-                for (cell, byte) in cells[start..start + 8].iter().zip(bytes) {
+                let bytes = span.load::<u64>(at).to_le_bytes();
+                for (cell, byte) in cells[(at - phys) as usize..][..8].iter().zip(bytes) {
                     cell.set(byte);
                 }
             },
-            |at| cells[(at - phys) as usize].set(self.load(at)),
+            |at| cells[(at - phys) as usize].set(span.load(at)),
         );
     }
 
     /// Copies `from` to the bytes from `phys` on.
     pub fn write(&self, phys: u64, from: &[u8]) {
+        let span = self.span(phys, from.len() as u64);
         for_each_word(
             phys,
             from.len() as u64,
             |at| {
                 let mut bytes = [0; 8];
                 bytes.copy_from_slice(&from[(at - phys) as usize..][..8]);
-                self.store(at, u64::from_le_bytes(bytes));
+                span.store(at, u64::from_le_bytes(bytes));
             },
-            |at| self.store(at, from[(at - phys) as usize]),
+            |at| span.store(at, from[(at - phys) as usize]),
         );
     }
 
     /// Copies `len` bytes from `from` to `to`, lowest address first.
     pub fn copy(&self, to: u64, from: u64, len: u64) {
+        let (source, target) = (self.span(from, len), self.span(to, len));
+        let byte = |at| target.store::<u8>(at, source.load(at - to + from));
+        // Word by word does the same as byte by byte, unless a word would overlap its copy.
         if (to ^ from).is_multiple_of(8) && to.abs_diff(from) >= 8 {
-            for_each_word(
-                to,
-                len,
-                |at| self.store::<u64>(at, self.load(at - to + from)),
-                |at| self.store::<u8>(at, self.load(at - to + from)),
-            );
+            let word = |at| target.store::<u64>(at, source.load(at - to + from));
+            for_each_word(to, len, word, byte);
         } else {
-            for at in 0..len {
-                self.store::<u8>(to + at, self.load(from + at));
-            }
+            (to..to + len).for_each(byte);
         }
+    }
+
+    /// A range that lies in memory, checked once for all the words in it.
+    fn span(&self, phys: u64, len: u64) -> Span<'_> {
+        let end = phys.checked_add(len).filter(|&end| end <= self.bytes);
+        let end = end.unwrap_or_else(|| panic!("bad physical range {phys:#x} + {len:#x}"));
+        Span { memory: self, phys, end }
+    }
+}
+
+/// A range of physical addresses.
+///
+/// *Invariant (inside):* it lies inside the memory.
+#[derive(Clone, Copy)]
+struct Span<'m> {
+    memory: &'m Memory,
+    phys: u64,
+    end: u64,
+}
+
+impl Span<'_> {
+    /// The host's address of the word at `at`, aligned and in the span.
+    #[inline(always)]
+    fn at<T: Word>(self, at: u64) -> *mut T {
+        debug_assert!(at.is_multiple_of(T::SIZE) && self.phys <= at && at + T::SIZE <= self.end);
+        self.memory.base.wrapping_add(at as usize).cast()
+    }
+
+    #[inline(always)]
+    fn load<T: Word>(self, at: u64) -> T {
+        // SAFETY: callers give aligned addresses of the span, which lies in the mapping (inside).
+        unsafe { T::load(self.at(at)) }
+    }
+
+    #[inline(always)]
+    fn store<T: Word>(self, at: u64, value: T) {
+        // SAFETY: callers give aligned addresses of the span, which lies in the mapping (inside).
+        unsafe { T::store(self.at(at), value) }
     }
 }
 

@@ -8,6 +8,7 @@
 
 use crate::memory::Memory;
 use core::fmt;
+use core::num::NonZeroU64;
 use core::sync::atomic::Ordering;
 use faultless::{Access, FrameNumber, PAGE_SHIFT};
 
@@ -25,24 +26,21 @@ const FRAME: u64 = ((1 << 40) - 1) << PAGE_SHIFT;
 
 /// How much one leaf entry maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
 pub enum PageSize {
     /// 4 KiB, from the last level.
-    Size4K,
+    Size4K = 0,
     /// 2 MiB.
-    Size2M,
+    Size2M = 1,
     /// 1 GiB.
-    Size1G,
+    Size1G = 2,
 }
 
 impl PageSize {
     /// log2 of the size in bytes.
     #[inline(always)]
     pub const fn shift(self) -> u32 {
-        match self {
-            Self::Size4K => 12,
-            Self::Size2M => 21,
-            Self::Size1G => 30,
-        }
+        PAGE_SHIFT + 9 * self as u32
     }
 
     /// The size in bytes.
@@ -53,21 +51,31 @@ impl PageSize {
 }
 
 /// What a leaf entry, and those above it, say of a page: the contents of a TLB entry.
+///
+/// Two registers, even as an `Option`: it is handed around on every access.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Translation {
-    /// The leaf's frame, write, dirty and no-execute bits; the permissions are those of the whole
-    /// way from the root.
-    pub(crate) bits: u64,
+    /// The leaf's frame, present, write, dirty and no-execute bits, the permissions being those of
+    /// the whole way from the root; and the size, from [`SIZE_SHIFT`] on.
+    pub(crate) bits: NonZeroU64,
     /// The ownership of the page's first frame when this was filled; 0 outside checked mode.
     pub(crate) owner: u64,
-    /// How much it maps.
-    pub size: PageSize,
 }
 
+/// Where a translation keeps its size: in bits that entries leave to software.
+const SIZE_SHIFT: u32 = 9;
+
 impl Translation {
+    /// From the bits of a leaf entry that are kept.
+    fn from_bits(bits: u64, size: PageSize) -> Self {
+        // Present is bit 0, and always there: the value is never 0.
+        let present = NonZeroU64::MIN;
+        Self { bits: present | bits | (size as u64) << SIZE_SHIFT, owner: 0 }
+    }
+
     /// A translation to the page of `size` that starts with frame `first`. `dirty` says that its
     /// entry is marked dirty, so that stores need no walk.
-    pub const fn new(
+    pub fn new(
         first: FrameNumber,
         size: PageSize,
         writable: bool,
@@ -84,7 +92,17 @@ impl Translation {
         if !executable {
             bits |= NO_EXECUTE;
         }
-        Self { bits, owner: 0, size }
+        Self::from_bits(bits, size)
+    }
+
+    /// How much it maps.
+    #[inline(always)]
+    pub const fn size(self) -> PageSize {
+        match self.bits.get() >> SIZE_SHIFT & 3 {
+            0 => PageSize::Size4K,
+            1 => PageSize::Size2M,
+            _ => PageSize::Size1G,
+        }
     }
 
     /// Whether `access` may go through this as it is.
@@ -92,31 +110,33 @@ impl Translation {
     pub const fn permits(self, access: Access) -> bool {
         match access {
             Access::Read => true,
-            Access::Write => self.bits & (WRITE | DIRTY) == WRITE | DIRTY,
-            Access::Execute => self.bits & NO_EXECUTE == 0,
+            Access::Write => self.bits.get() & (WRITE | DIRTY) == WRITE | DIRTY,
+            Access::Execute => self.bits.get() & NO_EXECUTE == 0,
         }
     }
 
     /// The first frame of the page.
     #[inline]
     pub const fn first(self) -> FrameNumber {
-        FrameNumber::from_phys(self.bits & FRAME)
+        FrameNumber::from_phys(self.bits.get() & FRAME)
     }
 
     /// The physical address of `addr`, which lies in the page.
     #[inline(always)]
     pub const fn phys(self, addr: u64) -> u64 {
-        (self.bits & FRAME) + (addr & (self.size.bytes() - 1))
+        let shift = PAGE_SHIFT + 9 * (self.bits.get() >> SIZE_SHIFT & 3) as u32;
+        (self.bits.get() & FRAME) + (addr & ((1 << shift) - 1))
     }
 }
 
 impl fmt::Debug for Translation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} {:?}", self.first(), self.size)?;
+        write!(f, "{:?} {:?}", self.first(), self.size())?;
+        let bits = self.bits.get();
         for (set, mark) in [
-            (self.bits & WRITE != 0, " write"),
-            (self.bits & DIRTY != 0, " dirty"),
-            (self.bits & NO_EXECUTE == 0, " execute"),
+            (bits & WRITE != 0, " write"),
+            (bits & DIRTY != 0, " dirty"),
+            (bits & NO_EXECUTE == 0, " execute"),
         ] {
             if set {
                 f.write_str(mark)?;
@@ -252,7 +272,7 @@ fn attempt(
         }
         let value = seen | marks;
         let bits = value & (FRAME | DIRTY) | allowed & WRITE | forbidden;
-        let translation = Translation { bits, owner: 0, size };
+        let translation = Translation::from_bits(bits, size);
         return Ok(Some(Walk { translation, leaf: at, value }));
     }
 }
@@ -295,7 +315,7 @@ mod tests {
             let huge = if level > 1 { HUGE } else { 0 };
             let (memory, leaf) = tables(level, 1 << 30 | PRESENT | WRITE | USER | huge);
             let read = walk(&memory, ROOT, ADDR + 5, Access::Read).unwrap();
-            assert_eq!((read.leaf, read.translation.size), (leaf, size));
+            assert_eq!((read.leaf, read.translation.size()), (leaf, size));
             assert_eq!(
                 read.translation.phys(ADDR + 5),
                 (1 << 30) + ((ADDR + 5) & (size.bytes() - 1))

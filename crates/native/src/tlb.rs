@@ -22,6 +22,7 @@
 //! dropping everything is one increment.
 
 use crate::mmu::{CANONICAL_END, PageSize, Translation};
+use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use faultless::{Access, PAGE_SHIFT, PAGE_SIZE, VirtRange};
 
@@ -121,12 +122,12 @@ impl<const SETS: usize, const WAYS: usize> Buffer<SETS, WAYS> {
     }
 
     #[inline(always)]
-    fn find(&self, page: u64, tag: u64, size: PageSize) -> Option<Translation> {
+    fn find(&self, page: u64, tag: u64) -> Option<Translation> {
         let set = self.set(page);
-        set.way(tag).map(|way| {
-            let Entry { bits, owner } = &set.ways[way];
-            Translation { bits: bits.load(Relaxed), owner: owner.load(Relaxed), size }
-        })
+        let Entry { bits, owner } = &set.ways[set.way(tag)?];
+        // A way with a tag has been filled: its bits are not 0.
+        let bits = NonZeroU64::new(bits.load(Relaxed))?;
+        Some(Translation { bits, owner: owner.load(Relaxed) })
     }
 
     fn fill(&self, page: u64, tag: u64, found: Translation) {
@@ -138,7 +139,7 @@ impl<const SETS: usize, const WAYS: usize> Buffer<SETS, WAYS> {
             next
         });
         set.tags[way].store(tag, Relaxed);
-        set.ways[way].bits.store(found.bits, Relaxed);
+        set.ways[way].bits.store(found.bits.get(), Relaxed);
         set.ways[way].owner.store(found.owner, Relaxed);
     }
 
@@ -216,9 +217,9 @@ impl Tlb {
         let page = addr >> PAGE_SHIFT;
         let tag = self.tag(page, PageSize::Size4K);
         let first = if access == Access::Execute {
-            self.instruction_4k.find(page, tag, PageSize::Size4K)
+            self.instruction_4k.find(page, tag)
         } else {
-            self.data_4k.find(page, tag, PageSize::Size4K)
+            self.data_4k.find(page, tag)
         };
         match first {
             Some(found) if found.permits(access) => {
@@ -246,7 +247,7 @@ impl Tlb {
             return Some(found);
         }
         let page = addr >> PAGE_SHIFT;
-        let small = self.second.find(page, self.tag(page, PageSize::Size4K), PageSize::Size4K);
+        let small = self.second.find(page, self.tag(page, PageSize::Size4K));
         let second = small.or_else(|| if huge { self.second_huge(addr) } else { None });
         match second {
             Some(found) if found.permits(access) => {
@@ -265,11 +266,11 @@ impl Tlb {
         let page = addr >> PageSize::Size2M.shift();
         let tag = self.tag(page, PageSize::Size2M);
         let found = if access == Access::Execute {
-            self.instruction_2m.find(page, tag, PageSize::Size2M)
+            self.instruction_2m.find(page, tag)
         } else {
-            self.data_2m.find(page, tag, PageSize::Size2M).or_else(|| {
+            self.data_2m.find(page, tag).or_else(|| {
                 let page = addr >> PageSize::Size1G.shift();
-                self.data_1g.find(page, self.tag(page, PageSize::Size1G), PageSize::Size1G)
+                self.data_1g.find(page, self.tag(page, PageSize::Size1G))
             })
         };
         found.filter(|found| found.permits(access))
@@ -277,21 +278,21 @@ impl Tlb {
 
     fn second_huge(&self, addr: u64) -> Option<Translation> {
         let page = addr >> PageSize::Size2M.shift();
-        let found = self.second.find(page, self.tag(page, PageSize::Size2M), PageSize::Size2M);
+        let found = self.second.find(page, self.tag(page, PageSize::Size2M));
         found.or_else(|| {
             let page = addr >> PageSize::Size1G.shift();
-            self.second_1g.find(page, self.tag(page, PageSize::Size1G), PageSize::Size1G)
+            self.second_1g.find(page, self.tag(page, PageSize::Size1G))
         })
     }
 
     /// Remembers what a walk for `access` to `addr` found.
     pub fn fill(&self, addr: u64, access: Access, found: Translation) {
-        let page = addr >> found.size.shift();
-        let tag = self.tag(page, found.size);
-        if found.size != PageSize::Size4K {
+        let page = addr >> found.size().shift();
+        let tag = self.tag(page, found.size());
+        if found.size() != PageSize::Size4K {
             self.huge.store(true, Relaxed);
         }
-        if found.size == PageSize::Size1G {
+        if found.size() == PageSize::Size1G {
             self.second_1g.fill(page, tag, found);
         } else {
             self.second.fill(page, tag, found);
@@ -300,9 +301,9 @@ impl Tlb {
     }
 
     fn fill_first(&self, addr: u64, access: Access, found: Translation) {
-        let page = addr >> found.size.shift();
-        let tag = self.tag(page, found.size);
-        match (access, found.size) {
+        let page = addr >> found.size().shift();
+        let tag = self.tag(page, found.size());
+        match (access, found.size()) {
             (Access::Execute, PageSize::Size4K) => self.instruction_4k.fill(page, tag, found),
             (Access::Execute, PageSize::Size2M) => self.instruction_2m.fill(page, tag, found),
             // Fetches from a giant page are left to the second level.
@@ -420,7 +421,7 @@ mod tests {
         let tlb = Tlb::new();
         // Five pages of one data set of four ways; 16 sets apart.
         for i in 0..5 {
-            tlb.fill(i * 16 << PAGE_SHIFT, Access::Read, full(i as u32 + 1, PageSize::Size4K));
+            tlb.fill((i * 16) << PAGE_SHIFT, Access::Read, full(i as u32 + 1, PageSize::Size4K));
         }
         assert_eq!(tlb.lookup(0, Access::Read), Some(full(1, PageSize::Size4K)));
         assert_eq!(tlb.stats().second_hits, 1);
@@ -520,7 +521,7 @@ mod tests {
                     Op::Look { page, access } => {
                         let addr = page << PAGE_SHIFT;
                         if let Some(found) = tlb.lookup(addr, access) {
-                            let truth = model.get(&(found.size, addr >> found.size.shift()));
+                            let truth = model.get(&(found.size(), addr >> found.size().shift()));
                             prop_assert_eq!(Some(&found), truth);
                             prop_assert!(found.permits(access));
                         }

@@ -2,35 +2,41 @@
 //!
 //! A [`Program`] is a benchmark: it asks its system, through [`Task`], for what a real program would
 //! ask of a kernel (map, unmap, load, store, fork), and checks every answer, so each benchmark is a
-//! test as well. A [`System`] runs programs: [`Linux`] on the kernel beneath this process. The
+//! test as well. A [`System`] runs programs: [`Linux`] on the kernel beneath this process, and `faultless_native::Native` on the
+//! subsystem of this workspace. The
 //! programs carry the names and do the work of the benchmarks that the field compares kernels with;
 //! [`all`] lists them and [`Workload::parse`] picks one.
 //!
 //! ```
-//! # #[cfg(target_os = "linux")] {
 //! use faultless_workload::{Linux, Workload};
 //!
 //! let workload = Workload::parse("page_fault1", ["size=64K", "passes=2"])?;
 //! let outcome = workload.run(&Linux::new())?;
 //! assert_eq!(outcome.operations, 32);
 //! println!("{:.0} faults a second", outcome.faults_per_second());
-//! # }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! Times are in seconds, rates per second, sizes in bytes.
 
-#[cfg(target_os = "linux")]
+#[cfg(not(target_os = "linux"))]
+compile_error!(
+    "workloads are run on Linux hosts: clocks, processes and the kernel to compare with"
+);
+
+mod host;
 mod linux;
+mod native;
 mod outcome;
 mod param;
 mod program;
 mod programs;
 mod registry;
+mod start;
 mod system;
 
-#[cfg(target_os = "linux")]
 pub use linux::{Linux, LinuxTask};
+pub use native::NativeTask;
 pub use outcome::{Outcome, PFT_HEADER};
 pub use param::{Kind, Param, ParamError, Settings};
 pub use program::{MODE, Program, SECONDS, THREADS};
@@ -38,4 +44,4 @@ pub use programs::{
     Brk1, Ebizzy, Forks, Mmap1, PageFault1, PageFault1Churn, PageFaultRead, Pft, SmallAllocs,
 };
 pub use registry::{Workload, WorkloadInfo, all};
-pub use system::{Crew, Failure, Measured, Mode, Report, System, Tally, Task, Usage, Worker};
+pub use system::{Child, Crew, Failure, Measured, Mode, Report, System, Tally, Task, Worker};

@@ -27,6 +27,8 @@ pub struct Outcome {
     pub user: f64,
     /// Seconds of processor time in the system, of all workers.
     pub system: f64,
+    /// What else the machine counted meanwhile, under its own names.
+    pub counters: Vec<(&'static str, u64)>,
     /// Worker by worker.
     pub workers: Vec<Report>,
     /// What else this workload tells, by name.
@@ -54,7 +56,6 @@ impl Outcome {
         extras: Vec<(&'static str, f64)>,
         measured: Measured,
     ) -> Self {
-        let usage = measured.usage();
         Self {
             workload: P::NAME,
             machine,
@@ -62,10 +63,11 @@ impl Outcome {
             mode: crew.mode,
             operations: measured.tally().operations,
             unit: P::UNIT,
-            faults: usage.faults,
+            faults: measured.faults,
             wall: measured.wall(),
-            user: usage.user,
-            system: usage.system,
+            user: measured.workers.iter().map(|worker| worker.user).sum(),
+            system: measured.workers.iter().map(|worker| worker.system).sum(),
+            counters: measured.counters,
             workers: measured.workers,
             extras,
         }
@@ -89,6 +91,11 @@ impl Outcome {
     /// The extra result named `name`.
     pub fn extra(&self, name: &str) -> Option<f64> {
         self.extras.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
+    }
+
+    /// The counter named `name`, where the machine has it.
+    pub fn counter(&self, name: &str) -> Option<u64> {
+        self.counters.iter().find(|(known, _)| *known == name).map(|(_, count)| *count)
     }
 
     /// The classic row of the page fault test, under [`PFT_HEADER`]; `None` for other workloads.
@@ -119,20 +126,27 @@ fn rate(count: u64, seconds: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::system::{Tally, Usage};
+    use crate::system::Tally;
 
     #[test]
     fn sums_and_rates() {
         let worker = |begin, end| Report {
             tally: Tally { operations: 100, extra: 1 },
-            usage: Usage { faults: 110, user: 0.25, system: 0.75 },
+            user: 0.25,
+            system: 0.75,
             span: (begin, end),
         };
-        let measured = Measured { workers: vec![worker(1.0, 2.0), worker(1.5, 3.0)] };
+        let measured = Measured {
+            workers: vec![worker(1.0, 2.0), worker(1.5, 3.0)],
+            faults: 220,
+            counters: vec![("spf", 5)],
+        };
         let crew = Crew { workers: 2, mode: Mode::Threads, limit: None };
         let extras = vec![(Pft::GIGABYTES, 4.0), (Pft::REPETITIONS, 3.0)];
         let outcome = Outcome::new::<Pft>("test".into(), &crew, extras, measured);
         assert_eq!((outcome.operations, outcome.faults, outcome.wall), (200, 220, 2.0));
+        assert_eq!(outcome.counter("spf"), Some(5));
+        assert_eq!(outcome.counter("sfp"), None);
         assert_eq!(outcome.operations_per_second(), 100.0);
         assert_eq!(outcome.faults_per_second(), 110.0);
         assert_eq!(outcome.faults_per_cpu_second(), 110.0);

@@ -124,17 +124,25 @@ pub trait Task: Sized {
     /// [`Failure::Access`].
     fn copy(&mut self, to: u64, from: u64, len: u64) -> Result<(), Failure>;
 
-    /// Forks, runs `child` in the child to its end, and waits for it. The child must not allocate
-    /// from this process's heap.
+    /// Forks, runs `child` in the child to its end, and waits for it.
     ///
     /// # Errors
     /// [`Failure::Refused`], or what `child` failed with.
-    fn fork<C>(&mut self, child: C) -> Result<(), Failure>
-    where
-        C: FnOnce(&mut Self) -> Result<(), Failure>;
+    fn fork<C: Child>(&mut self, child: C) -> Result<(), Failure>;
 
     /// Whether the time that the crew was given is up. A load of one rarely written flag.
     fn expired(&self) -> bool;
+}
+
+/// What a forked child does. (A closure could not be generic over its task, which may be of another
+/// type than the parent's.)
+pub trait Child {
+    /// Does it. It must not allocate from the heap, which another thread may have been using at the
+    /// moment of the fork.
+    ///
+    /// # Errors
+    /// What its parent's [`Task::fork`] is to fail with.
+    fn run<T: Task>(self, task: &mut T) -> Result<(), Failure>;
 }
 
 /// Runs programs.
@@ -197,32 +205,15 @@ pub struct Tally {
     pub extra: u64,
 }
 
-/// What a worker used.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Usage {
-    /// Page faults.
-    pub faults: u64,
-    /// Seconds of processor time in the program itself.
-    pub user: f64,
-    /// Seconds of processor time in the system.
-    pub system: f64,
-}
-
-impl std::ops::AddAssign for Usage {
-    fn add_assign(&mut self, other: Self) {
-        self.faults += other.faults;
-        self.user += other.user;
-        self.system += other.system;
-    }
-}
-
 /// One worker's part of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Report {
     /// What it did.
     pub tally: Tally,
-    /// What it used, its forked children with it.
-    pub usage: Usage,
+    /// Seconds of processor time in the program itself, forked children with it.
+    pub user: f64,
+    /// Seconds of processor time in the system, forked children with it.
+    pub system: f64,
     /// When it began and ended, in seconds of a clock common to the crew.
     pub span: (f64, f64),
 }
@@ -239,6 +230,10 @@ impl Report {
 pub struct Measured {
     /// The workers, by index.
     pub workers: Vec<Report>,
+    /// Page faults that the system served them.
+    pub faults: u64,
+    /// What else the system counted, under its own names.
+    pub counters: Vec<(&'static str, u64)>,
 }
 
 impl Measured {
@@ -255,14 +250,5 @@ impl Measured {
             operations: sum.operations + worker.tally.operations,
             extra: sum.extra + worker.tally.extra,
         })
-    }
-
-    /// What the whole crew used.
-    pub fn usage(&self) -> Usage {
-        let mut sum = Usage::default();
-        for worker in &self.workers {
-            sum += worker.usage;
-        }
-        sum
     }
 }

@@ -1,27 +1,16 @@
 //! Every workload on the host's kernel, small, and programs that fail in every way.
-#![cfg(target_os = "linux")]
 
-use faultless::{Advice, MapFlags as Map, Prot};
-use faultless_workload::{
-    Crew, Failure, Linux, Mode, Outcome, PFT_HEADER, Param, ParamError, Program, Prot, Settings,
-    System, Tally, Task, Worker, Workload, all,
-};
-use std::time::Duration;
+mod common;
 
-const PAGE: u64 = 4096;
+use common::{Odd, PAGE, WRONG, small};
+use faultless_workload::{Failure, Linux, Mode, Outcome, PFT_HEADER, all};
 
 fn run(name: &str, arguments: &str) -> Outcome {
-    let workload = Workload::parse(name, arguments.split_whitespace()).expect("good arguments");
-    let outcome = workload.run(&Linux::new()).unwrap_or_else(|failure| panic!("{name}: {failure}"));
-    assert_eq!(outcome.workload, name);
-    assert_eq!(outcome.workers.len(), outcome.threads);
-    assert!(outcome.machine.starts_with("linux-"), "{}", outcome.machine);
-    assert!(outcome.wall > 0.0 && outcome.wall < 60.0, "{}", outcome.wall);
-    assert!(outcome.operations_per_second() > 0.0);
-    for worker in &outcome.workers {
-        assert!(worker.wall() > 0.0 && worker.wall() <= outcome.wall);
-    }
-    outcome
+    common::run(&Linux::new(), name, arguments)
+}
+
+fn odd(program: Odd, mode: Mode) -> Result<(), Failure> {
+    common::odd(&Linux::new(), program, mode)
 }
 
 /// Runs it with 1 and 2 workers and expects `operations` and at least `faults` of each worker.
@@ -129,113 +118,11 @@ fn forks() {
 #[test]
 fn a_time_limit_ends_every_workload() {
     for info in all() {
-        let small = match info.name {
-            "small_allocs" => "size=64K unit=8K",
-            "ebizzy" => "chunk=64K chunks=2",
-            "forks" => "image=64K dirty=4 fresh=4",
-            "brk1" => "",
-            _ => "size=64K",
-        };
+        let small = small(info.name);
         let outcome = run(info.name, &format!("{small} seconds=0.03 threads=2"));
         assert!(outcome.wall >= 0.02, "{} ran its passes only: {}", info.name, outcome.wall);
         assert!(outcome.wall < 10.0, "{}: {}", info.name, outcome.wall);
     }
-}
-
-/// A program that tries all calls, or fails in one way.
-#[derive(Clone, Copy)]
-enum Odd {
-    Calls,
-    Refused,
-    Wrong,
-    Segfault,
-    SegfaultInPrepare,
-    Panic,
-    FailInFork,
-    SegfaultInFork,
-    FailInPrepare,
-    FailInFinish,
-}
-
-const WRONG: Failure = Failure::Wrong { what: "test", addr: 1, expected: 2, found: 3 };
-
-// SAFETY: `Calls` accesses what it maps. The others access nothing, or an address that nothing is
-// ever mapped at, on purpose: the process ends there.
-unsafe impl Program for Odd {
-    const NAME: &'static str = "odd";
-    const SUMMARY: &'static str = "fails";
-    const UNIT: &'static str = "times";
-    const PARAMS: &'static [&'static Param] = &[];
-    type State = ();
-
-    fn new(_: &Settings) -> Result<Self, ParamError> {
-        Ok(Self::Calls)
-    }
-
-    fn prepare<T: Task>(&self, task: &mut T) -> Result<(), Failure> {
-        match self {
-            Self::SegfaultInPrepare => task.store(8, 1),
-            Self::FailInPrepare => Err(WRONG),
-            _ => Ok(()),
-        }
-    }
-
-    fn work<T: Task>(&self, task: &mut T, (): &(), worker: Worker) -> Result<Tally, Failure> {
-        if worker.index > 0 {
-            return Ok(Tally::default());
-        }
-        match self {
-            Self::Calls => calls(task)?,
-            Self::Refused => task.munmap(1, PAGE)?,
-            Self::Wrong => Err(WRONG)?,
-            Self::Segfault => task.store(8, 1)?,
-            Self::Panic => panic!("on purpose"),
-            Self::FailInFork => task.fork(|_| Err(WRONG))?,
-            Self::SegfaultInFork => task.fork(|child| child.load(8).map(|_| ()))?,
-            Self::SegfaultInPrepare | Self::FailInPrepare | Self::FailInFinish => {}
-        }
-        Ok(Tally::default())
-    }
-
-    fn finish<T: Task>(&self, _: &mut T, (): &(), _: Worker) -> Result<(), Failure> {
-        if matches!(self, Self::FailInFinish) { Err(WRONG) } else { Ok(()) }
-    }
-}
-
-/// Every call of `Task` once or twice.
-fn calls<T: Task>(task: &mut T) -> Result<(), Failure> {
-    let rw = Prot::READ | Prot::WRITE;
-    let at = task.mmap(0, 4 * PAGE, rw, Map::PRIVATE | Map::ANONYMOUS | Map::POPULATE)?;
-    task.store(at, 7)?;
-    task.mprotect(at, PAGE, Prot::READ)?;
-    Failure::check("after mprotect", at, 7, task.load(at)?)?;
-    task.copy(at + PAGE, at, 8)?;
-    Failure::check("the copy", at, 7, task.load(at + PAGE)?)?;
-    task.madvise(at, PAGE, Advice::DontNeed)?;
-    Failure::check("after madvise", at, 0, task.load(at)?)?;
-    let moved = task.mremap(at + PAGE, PAGE, 64 * PAGE)?;
-    Failure::check("after mremap", moved, 7, task.load(moved)?)?;
-    task.mmap(moved, PAGE, rw, Map::PRIVATE | Map::ANONYMOUS | Map::FIXED)?;
-    Failure::check("mapped over", moved, 0, task.load(moved)?)?;
-    let taken = task.mmap(moved, PAGE, rw, Map::PRIVATE | Map::ANONYMOUS | Map::FIXED_NOREPLACE);
-    assert!(matches!(taken, Err(Failure::Refused { call: "mmap", errno: 17, .. })), "{taken:?}");
-    let shared = task.mmap(0, PAGE, rw, Map::SHARED | Map::ANONYMOUS)?;
-    task.fork(|child| {
-        child.store(shared, 9)?;
-        child.store(moved, 9)
-    })?;
-    Failure::check("the child's shared store", shared, 9, task.load(shared)?)?;
-    Failure::check("the child's private store", moved, 0, task.load(moved)?)?;
-    task.munmap(moved, 64 * PAGE)?;
-    let unaligned = task.munmap(moved + 1, PAGE);
-    assert!(matches!(unaligned, Err(Failure::Refused { call: "munmap", errno: 22, .. })));
-    let low = task.brk(0);
-    Failure::check("a break that cannot be", low, low, task.brk(8))
-}
-
-fn odd(program: Odd, mode: Mode) -> Result<(), Failure> {
-    let crew = Crew { workers: 2, mode, limit: Some(Duration::from_secs(5)) };
-    Linux::new().run(&program, &crew).map(|measured| assert_eq!(measured.workers.len(), 2))
 }
 
 #[test]

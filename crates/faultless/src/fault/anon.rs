@@ -1,6 +1,7 @@
 //! The first touch of private anonymous memory.
 
 use super::{Attempt, FaultKind};
+use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
 use crate::frame::Use;
 use crate::machine::Machine;
@@ -14,7 +15,7 @@ use crate::table::protocol;
 impl<M: Machine> Attempt<'_, '_, M> {
     /// A read (or instruction fetch) of memory never written: the page of zeros, which nobody counts
     /// and which needs no reverse map. `None`: another CPU changed the entry first.
-    pub(super) fn read_untouched(&self, slot: &AtomicU64) -> Result<Option<FaultKind>, Abort> {
+    pub(super) fn read_untouched(self, slot: &AtomicU64) -> Result<Option<FaultKind>, Abort> {
         let entry = self.leaf(self.cpu.vm().zero).special();
         let Ok(held) = protocol::take(slot, Entry::NONE) else {
             return self.outrun();
@@ -30,17 +31,21 @@ impl<M: Machine> Attempt<'_, '_, M> {
 
     /// A write to memory never touched: a fresh page of zeros.
     #[inline(always)]
-    pub(super) fn write_untouched(&mut self, slot: &AtomicU64) -> Result<Option<FaultKind>, Abort> {
+    pub(super) fn write_untouched(
+        self,
+        prepared: &mut Prepared,
+        slot: &AtomicU64,
+    ) -> Result<Option<FaultKind>, Abort> {
         let root = self.root()?;
-        let frame = self.prepared.zeroed(self.cpu).ok_or(Abort::NoMemory)?;
+        let frame = prepared.zeroed(self.cpu).ok_or(Abort::NoMemory)?;
         let entry = self.leaf(frame.number()).writable_dirty();
         let Ok(held) = protocol::take(slot, Entry::NONE) else {
-            self.prepared.keep_zeroed(frame);
+            prepared.keep_zeroed(frame);
             return self.outrun();
         };
         if !self.ticket.stands() {
             held.revert();
-            self.prepared.keep_zeroed(frame);
+            prepared.keep_zeroed(frame);
             return Err(self.overtaken(slot));
         }
         let index = self.vma.area.index_of(self.page);
@@ -53,7 +58,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
 
     /// A leaf for `frame` as the VMA protects it, stores forbidden for now.
     #[inline(always)]
-    pub(super) fn leaf(&self, frame: crate::FrameNumber) -> Entry {
+    pub(super) fn leaf(self, frame: crate::FrameNumber) -> Entry {
         Entry::leaf(frame).with_execute(self.vma.area.allows(Prot::EXEC))
     }
 
@@ -64,7 +69,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     /// sharing a root with one that changes meanwhile does no harm, as a root only says where to
     /// look. Under the `per_vma` baseline the space's lock is tried, as Linux does.
     #[inline(always)]
-    pub(super) fn root(&self) -> Result<u64, Abort> {
+    pub(super) fn root(self) -> Result<u64, Abort> {
         match self.vma.root.id() {
             0 => self.make_root(),
             id => Ok(id),
@@ -72,7 +77,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     }
 
     #[cold]
-    fn make_root(&self) -> Result<u64, Abort> {
+    fn make_root(self) -> Result<u64, Abort> {
         let _space_lock = if self.ticket.is_vma_lock() {
             let guard = self.space.mmap_lock.try_read().ok_or(Abort::NoAnon)?;
             self.cpu.count(Counter::MmapLockRead);
@@ -90,7 +95,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
 
     /// The root of a neighbour that this VMA might merge with one day, the upper one first. A root
     /// that came from a parent process stays with the VMA that has it.
-    fn root_of_neighbour(&self) -> Option<crate::rmap::Root> {
+    fn root_of_neighbour(self) -> Option<crate::rmap::Root> {
         let section = self.cpu.section();
         let view = self.space.tree.snapshot(&section);
         let own = &self.vma.area;
@@ -108,7 +113,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
 
     /// Another CPU changed the entry between our look and our swap.
     #[cold]
-    pub(super) fn outrun(&self) -> Result<Option<FaultKind>, Abort> {
+    pub(super) fn outrun(self) -> Result<Option<FaultKind>, Abort> {
         self.cpu.count(Counter::TrylockFailed);
         Ok(None)
     }

@@ -3,6 +3,7 @@
 
 use super::{Attempt, FaultKind};
 use crate::addr::VirtRange;
+use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
 use crate::frame::Use;
 use crate::machine::Machine;
@@ -16,7 +17,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
     /// Makes the page behind `seen`, a present entry that forbids the store, writable for this space
     /// alone. `None`: the entry changed first.
     pub(super) fn write_protected(
-        &mut self,
+        self,
+        prepared: &mut Prepared,
         slot: &AtomicU64,
         seen: Entry,
     ) -> Result<Option<FaultKind>, Abort> {
@@ -24,18 +26,18 @@ impl<M: Machine> Attempt<'_, '_, M> {
             return self.unprotect(slot, seen, Counter::SharedPage, FaultKind::Shared);
         }
         if seen.is_special() {
-            return self.replace_zero_page(slot, seen);
+            return self.replace_zero_page(prepared, slot, seen);
         }
         if self.cpu.vm().frames.meta(seen.frame()).refs() == 1 {
             return self.reuse(slot, seen);
         }
-        self.copy(slot, seen)
+        self.copy(prepared, slot, seen)
     }
 
     /// The one mapping left writes again. Who else could gain a reference would have to go through
     /// this entry, which is held: a fault that copies takes its reference first and looks at the entry
     /// again, we take the entry first and look at the references again.
-    fn reuse(&self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
+    fn reuse(self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
         let root = self.root()?;
         let Ok(held) = protocol::pin(slot, seen) else {
             return self.outrun();
@@ -60,7 +62,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
 
     /// Allows stores through an entry whose frame everybody may write.
     fn unprotect(
-        &self,
+        self,
         slot: &AtomicU64,
         seen: Entry,
         counter: Counter,
@@ -80,19 +82,20 @@ impl<M: Machine> Attempt<'_, '_, M> {
 
     /// The first write to a page that was only read so far.
     fn replace_zero_page(
-        &mut self,
+        self,
+        prepared: &mut Prepared,
         slot: &AtomicU64,
         seen: Entry,
     ) -> Result<Option<FaultKind>, Abort> {
         let root = self.root()?;
-        let frame = self.prepared.zeroed(self.cpu).ok_or(Abort::NoMemory)?;
+        let frame = prepared.zeroed(self.cpu).ok_or(Abort::NoMemory)?;
         let Ok(held) = protocol::take(slot, seen) else {
-            self.prepared.keep_zeroed(frame);
+            prepared.keep_zeroed(frame);
             return self.outrun();
         };
         if !self.ticket.stands() {
             held.revert();
-            self.prepared.keep_zeroed(frame);
+            prepared.keep_zeroed(frame);
             return Err(self.overtaken(slot));
         }
         // While the entry is busy: nobody may read zeros here once somebody may have stored.
@@ -107,7 +110,12 @@ impl<M: Machine> Attempt<'_, '_, M> {
     }
 
     /// The page is shared with another space: a copy of it.
-    fn copy(&mut self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
+    fn copy(
+        self,
+        prepared: &mut Prepared,
+        slot: &AtomicU64,
+        seen: Entry,
+    ) -> Result<Option<FaultKind>, Abort> {
         let root = self.root()?;
         let vm = self.cpu.vm();
         let source = seen.frame();
@@ -126,7 +134,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             put();
             return self.outrun();
         }
-        let Some(frame) = self.prepared.clean(self.cpu) else {
+        let Some(frame) = prepared.clean(self.cpu) else {
             put();
             return Err(Abort::NoMemory);
         };
@@ -134,13 +142,13 @@ impl<M: Machine> Attempt<'_, '_, M> {
         unsafe { vm.machine().copy_frame(frame.number(), source) };
         let Ok(held) = protocol::take(slot, seen) else {
             put();
-            self.prepared.keep_clean(frame);
+            prepared.keep_clean(frame);
             return self.outrun();
         };
         if !self.ticket.stands() {
             held.revert();
             put();
-            self.prepared.keep_clean(frame);
+            prepared.keep_clean(frame);
             return Err(self.overtaken(slot));
         }
         // While the entry is busy: no CPU may read the old page once another may store to the new.

@@ -44,14 +44,15 @@ pub enum Access {
 }
 
 impl Access {
-    /// What the VMA must allow. On x86-64 whatever is writable or executable is readable too.
+    /// Whether a VMA with `prot` allows it. On x86-64 whatever is writable or executable is readable
+    /// too, so for a load any of the three will do.
     #[inline(always)]
     const fn allowed_by(self, prot: Prot) -> bool {
-        match self {
-            Self::Read => !prot.is_empty(),
-            Self::Write => prot.contains(Prot::WRITE),
-            Self::Execute => prot.contains(Prot::EXEC),
-        }
+        prot.intersects(match self {
+            Self::Read => Prot::READ.union(Prot::WRITE).union(Prot::EXEC),
+            Self::Write => Prot::WRITE,
+            Self::Execute => Prot::EXEC,
+        })
     }
 }
 
@@ -86,7 +87,8 @@ pub enum FaultError {
     OutOfMemory,
 }
 
-/// One try at serving a fault, with what it may rely on.
+/// One try at serving a fault, with what it may rely on. A plain value, so that it lives in
+/// registers.
 pub(crate) struct Attempt<'a, 'v, M: Machine> {
     cpu: &'a Cpu<'v, M>,
     space: &'a Space<M>,
@@ -94,8 +96,15 @@ pub(crate) struct Attempt<'a, 'v, M: Machine> {
     ticket: Ticket<'a>,
     page: u64,
     access: Access,
-    prepared: &'a mut Prepared,
 }
+
+impl<M: Machine> Clone for Attempt<'_, '_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M: Machine> Copy for Attempt<'_, '_, M> {}
 
 impl<M: Machine> Space<M> {
     /// Serves a page fault of the program that runs in this space, at `addr`.
@@ -146,8 +155,7 @@ impl<M: Machine> Space<M> {
                     Some(seen) => {
                         let ticket = Ticket::speculative(vma, seen);
                         self.check(cpu, vma, access).and_then(|()| {
-                            Attempt { cpu, space: self, vma, ticket, page, access, prepared }
-                                .serve()
+                            Attempt { cpu, space: self, vma, ticket, page, access }.serve(prepared)
                         })
                     }
                 }
@@ -182,9 +190,9 @@ impl<M: Machine> Space<M> {
         if !access.allowed_by(vma.area.prot) {
             return Err(Abort::Access);
         }
-        if cpu.vm().knobs.anon_vma_check() == AnonVmaCheck::Early
+        if vma.root.id() == 0
             && vma.area.is_private()
-            && vma.root.id() == 0
+            && cpu.vm().knobs.anon_vma_check() == AnonVmaCheck::Early
         {
             return Err(Abort::NoAnon);
         }
@@ -220,7 +228,7 @@ impl<M: Machine> Space<M> {
             None
         } else {
             let ticket = Ticket::vma_lock();
-            let tried = Attempt { cpu, space: self, vma, ticket, page, access, prepared }.serve();
+            let tried = Attempt { cpu, space: self, vma, ticket, page, access }.serve(prepared);
             cpu.count(match tried {
                 Ok(_) => Counter::VmaLockSuccess,
                 Err(_) => Counter::VmaLockRetry,
@@ -289,7 +297,7 @@ impl<M: Machine> Space<M> {
             cpu.count(Counter::ReadFaultLocked);
         }
         let ticket = Ticket::held();
-        Attempt { cpu, space: self, vma, ticket, page, access, prepared }.serve().map_err(|abort| {
+        Attempt { cpu, space: self, vma, ticket, page, access }.serve(prepared).map_err(|abort| {
             match abort {
                 Abort::BeyondObject => Refusal::BeyondObject,
                 Abort::NoMemory => Refusal::NoMemory,
@@ -311,18 +319,18 @@ enum Refusal {
 impl<'v, M: Machine> Attempt<'_, 'v, M> {
     /// The one path.
     #[inline(always)]
-    fn serve(&mut self) -> Result<FaultKind, Abort> {
-        let slot = self.slot()?;
+    fn serve(self, prepared: &mut Prepared) -> Result<FaultKind, Abort> {
+        let slot = self.slot(prepared)?;
         loop {
             let seen = node::load(slot);
             let done = if seen.is_none() {
                 match (self.vma.area.is_private(), self.access) {
-                    (true, Access::Write) => self.write_untouched(slot)?,
+                    (true, Access::Write) => self.write_untouched(prepared, slot)?,
                     (true, Access::Read | Access::Execute) => self.read_untouched(slot)?,
-                    (false, _) => self.map_shared(slot)?,
+                    (false, _) => self.map_shared(prepared, slot)?,
                 }
             } else {
-                self.serve_touched(slot, seen)?
+                self.serve_touched(prepared, slot, seen)?
             };
             if let Some(kind) = done {
                 return Ok(kind);
@@ -332,7 +340,7 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
 
     /// The slot of the page, below tables that are there or are put there now.
     #[inline(always)]
-    fn slot(&mut self) -> Result<&'v AtomicU64, Abort> {
+    fn slot(self, prepared: &mut Prepared) -> Result<&'v AtomicU64, Abort> {
         loop {
             // SAFETY: the attempt runs in a grace section, which outlives it.
             let reached = unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) };
@@ -344,7 +352,7 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
                     } else if seen.is_present() {
                         return Err(Abort::NotSupported);
                     } else {
-                        table::publish(self.cpu, &self.ticket, slot, level, self.prepared)?;
+                        table::publish(self.cpu, &self.ticket, slot, level, prepared)?;
                     }
                 }
             }
@@ -352,7 +360,12 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
     }
 
     /// A fault on an entry that is not empty. `None`: look again.
-    fn serve_touched(&mut self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
+    fn serve_touched(
+        self,
+        prepared: &mut Prepared,
+        slot: &AtomicU64,
+        seen: Entry,
+    ) -> Result<Option<FaultKind>, Abort> {
         if seen.is_locked() {
             protocol::look(slot, self.cpu);
             return Ok(None);
@@ -361,7 +374,7 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
             return Err(Abort::NotSupported);
         }
         if self.access == Access::Write && !seen.is_writable() {
-            return self.write_protected(slot, seen);
+            return self.write_protected(prepared, slot, seen);
         }
         // In order as it is. This CPU may have cached an older one.
         let page = VirtRange::page(self.page);
@@ -373,7 +386,7 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
     /// Why the ticket did not stand: a writer came in between. It may be long gone, and the table
     /// with the entry too.
     #[cold]
-    fn overtaken(&self, slot: &AtomicU64) -> Abort {
+    fn overtaken(self, slot: &AtomicU64) -> Abort {
         // SAFETY: the attempt runs in a grace section.
         match unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) } {
             Reached::Last(slots) if core::ptr::eq(slot, &slots[node::index(self.page, LAST)]) => {

@@ -1,6 +1,7 @@
 //! The first touch of a page of shared memory through one mapping.
 
 use super::{Access, Attempt, FaultKind};
+use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
 use crate::machine::Machine;
 use crate::space::vma::Prot;
@@ -12,7 +13,11 @@ use crate::table::protocol;
 impl<M: Machine> Attempt<'_, '_, M> {
     /// Maps the object's page. Counting the mapping writes the frame's own line, nothing else that is
     /// shared. `None`: another CPU changed the entry first.
-    pub(super) fn map_shared(&mut self, slot: &AtomicU64) -> Result<Option<FaultKind>, Abort> {
+    pub(super) fn map_shared(
+        self,
+        prepared: &mut Prepared,
+        slot: &AtomicU64,
+    ) -> Result<Option<FaultKind>, Abort> {
         let Some(object) = &self.vma.area.object else {
             return Err(Abort::NotSupported);
         };
@@ -20,7 +25,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         if index >= object.pages() {
             return Err(Abort::BeyondObject);
         }
-        let frame = object.page(self.cpu, index, self.prepared).map_err(|_| Abort::NoMemory)?;
+        let frame = object.page(self.cpu, index, prepared).map_err(|_| Abort::NoMemory)?;
         let mut entry = self.leaf(frame);
         if self.access == Access::Write {
             entry = entry.writable_dirty();

@@ -4,7 +4,7 @@ use crate::space::vma::Vma;
 use crate::stat::{Counter, Point};
 
 /// What makes the answer of a fault true at the moment it is installed.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Ticket<'a> {
     hold: Hold<'a>,
 }

@@ -14,10 +14,9 @@ pub struct Census {
     pub reserved: u64,
     /// On the free lists of the buddy allocators.
     pub free: u64,
-    /// On the CPUs' lists.
+    /// On the CPUs' lists, or in the hands of whoever allocated them. At a quiet moment, when all
+    /// CPUs have drained their lists, what is left here is lost.
     pub pooled: u64,
-    /// In the hands of whoever allocated them; at a quiet moment, lost.
-    pub held: u64,
     /// Page-table nodes.
     pub tables: u64,
     /// Private anonymous pages.
@@ -40,14 +39,7 @@ impl Census {
 
     /// Frames that are out of the buddy allocators.
     pub const fn taken(&self) -> u64 {
-        self.pooled
-            + self.held
-            + self.tables
-            + self.anon
-            + self.shared
-            + self.zero
-            + self.retired
-            + self.torn
+        self.pooled + self.tables + self.anon + self.shared + self.zero + self.retired + self.torn
     }
 }
 
@@ -89,7 +81,6 @@ impl Frames {
                 Kind::Pooled => (&mut census.pooled, 1 << meta.order()),
                 Kind::Used(usage) => {
                     let class = match usage {
-                        Use::Held => &mut census.held,
                         Use::Table => &mut census.tables,
                         Use::Anon => &mut census.anon,
                         Use::Shared => &mut census.shared,

@@ -31,12 +31,10 @@ pub(super) const NO_FRAME: u32 = u32::MAX;
 /// The node of frames that belong to none: holes between regions.
 const NO_NODE: u8 = u8::MAX;
 
-/// What the owner of a frame uses it for.
+/// What a published frame is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Use {
-    /// In the hands of whoever allocated it, as a [`Frame`](super::Frame) value.
-    Held = 4,
     /// A page-table node.
     Table = 5,
     /// A private anonymous page.
@@ -58,9 +56,10 @@ pub enum Kind {
     Tail,
     /// Heads a block on a free list of its node's buddy allocator.
     Free,
-    /// On a CPU's list.
+    /// Out of the buddy allocators and not published: on a CPU's list, or in the hands of whoever
+    /// allocated it, as a [`Frame`](super::Frame) value.
     Pooled,
-    /// Allocated.
+    /// Published.
     Used(Use),
 }
 
@@ -81,7 +80,6 @@ impl Kind {
             1 => Self::Tail,
             2 => Self::Free,
             3 => Self::Pooled,
-            4 => Self::Used(Use::Held),
             5 => Self::Used(Use::Table),
             6 => Self::Used(Use::Anon),
             7 => Self::Used(Use::Shared),
@@ -109,7 +107,8 @@ pub struct FrameMeta {
     /// | 2 ..= [`MAX_REFS`](Self::MAX_REFS) | several |
     /// | above | illegal: a reference was dropped that was never taken |
     refs: AtomicU32,
-    /// Which ownership this is: counted up at every allocation and never reset.
+    /// Which ownership this is: counted up when one ends, at every free, and never reset. So a
+    /// translation that outlived it is found out even before the frame has a new owner.
     owner: AtomicU64,
     /// The root of the reverse map: who may map this frame. Written by the owner before it
     /// publishes the frame; the reverse map's afterwards.
@@ -190,9 +189,9 @@ impl FrameMeta {
         self.owner.load(Ordering::Relaxed)
     }
 
-    /// Begins a new ownership. The owner alone calls it, so no read-modify-write is needed.
+    /// Ends the present ownership. The owner alone calls it, so no read-modify-write is needed.
     #[inline]
-    pub(super) fn begin_ownership(&self) {
+    pub(super) fn end_ownership(&self) {
         self.owner.store(self.owner.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 

@@ -98,25 +98,17 @@ impl Frames {
             Some(number) => number,
             None => self.refill(local, wait)?,
         };
-        let meta = self.meta(number);
-        meta.set_use(Use::Held);
-        meta.begin_ownership();
         Some(Frame::new(number, 0))
     }
 
     /// Allocates a block of 2^`order` contiguous frames, aligned to its size, straight from the
-    /// first node that has one. `None`: there is none left, or the limit is reached. Every frame of
-    /// the block begins a new ownership.
+    /// first node that has one. `None`: there is none left, or the limit is reached.
     pub fn alloc_order(&self, local: &Local, order: u8, wait: &impl Wait) -> Option<Frame<Clean>> {
         let number = self.take_block(order, wait).or_else(|| {
             // What this CPU keeps may be what is missing from a block, or from the limit.
             self.drain(local, wait);
             self.take_block(order, wait)
         })?;
-        self.meta(number).set_use(Use::Held);
-        for number in number.0..number.0 + (1 << order) {
-            self.meta(FrameNumber(number)).begin_ownership();
-        }
         Some(Frame::new(number, order))
     }
 
@@ -125,12 +117,14 @@ impl Frames {
     pub fn free<S: Settled>(&self, local: &Local, frame: Frame<S>, wait: &impl Wait) {
         let (number, order) = (frame.number(), frame.order());
         let meta = self.meta(number);
-        debug_assert_eq!(meta.kind(), Kind::Used(Use::Held), "{number:?} is not its holder's");
+        debug_assert_eq!(meta.kind(), Kind::Pooled, "{number:?} is not its holder's");
         debug_assert_eq!(meta.refs(), 0, "{number:?} is freed while referred to");
+        for number in number.0..number.0 + (1 << order) {
+            self.meta(FrameNumber(number)).end_ownership();
+        }
         if order != 0 {
             return self.give_back(&[number], order, wait);
         }
-        meta.set_kind(Kind::Pooled);
         let magazine = self.magazines.get(local);
         while !magazine.push(number) {
             self.spill(magazine, wait);
@@ -169,7 +163,7 @@ impl Frames {
         let meta = self.meta(number);
         debug_assert!(matches!(meta.kind(), Kind::Used(_)), "{number:?} was not published");
         debug_assert_eq!(meta.refs(), 0, "{number:?} is referred to");
-        meta.set_use(Use::Held);
+        meta.set_kind(Kind::Pooled);
         Frame::new(number, meta.order())
     }
 

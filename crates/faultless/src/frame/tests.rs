@@ -47,7 +47,7 @@ fn every_frame_is_handed_out_once_and_comes_back() {
     let all = exhaust(&frames, &local);
     let numbers: BTreeSet<u32> = all.iter().map(|frame| frame.number().0).collect();
     assert_eq!(numbers, (3..1003).chain(1100..1177).collect());
-    assert_eq!(frames.audit(&Yield).unwrap().held, 1077);
+    assert_eq!(frames.audit(&Yield).unwrap().pooled, 1077);
     assert_eq!(frames.free_count(), 0);
     free_all(&frames, &local, all);
     all_is_back(&frames);
@@ -159,7 +159,6 @@ fn the_census_knows_every_use() {
             reserved: 0,
             free,
             pooled,
-            held: 1,
             tables: 1,
             anon: 2 + 512,
             shared: 3,

@@ -38,6 +38,17 @@ impl AnonVma {
     }
 }
 
+/// Ancestors that only this root kept alive go with it, one by one: there is one for each generation
+/// of processes, too many for a recursion.
+impl Drop for AnonVma {
+    fn drop(&mut self) {
+        let mut parent = self.parent.take();
+        while let Some(mut last) = parent.and_then(Root::into_last) {
+            parent = last.parent.take();
+        }
+    }
+}
+
 /// A VMA's place for its root: empty, then set once.
 pub struct RootSlot {
     at: AtomicPtr<()>,
@@ -88,7 +99,7 @@ impl RootSlot {
 
 impl Drop for RootSlot {
     fn drop(&mut self) {
-        if let Some(raw) = NonNull::new(*self.at.get_mut()) {
+        if let Some(raw) = NonNull::new(self.at.load(Ordering::Relaxed)) {
             // SAFETY: set once, from `into_raw`; this slot's ownership ends here.
             drop(unsafe { Root::from_raw(raw) });
         }
@@ -104,6 +115,16 @@ impl fmt::Debug for RootSlot {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_hundred_thousand_generations_go_without_a_deep_stack() {
+        let first = AnonVma::try_new(None).unwrap();
+        let last =
+            (0..100_000).fold(first.clone(), |parent, _| AnonVma::try_new(Some(parent)).unwrap());
+        assert!(last.is_inherited());
+        drop(last);
+        assert!(first.into_last().is_some(), "all descendants are gone");
+    }
 
     #[test]
     fn a_slot_is_set_once_and_the_slower_root_is_given_up() {

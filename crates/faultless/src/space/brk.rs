@@ -4,7 +4,7 @@ use super::Space;
 use super::merge::Piece;
 use super::unmap::TABLE_ALIGN;
 use super::vma::{Area, Prot, VmaFlags};
-use super::write::NOWHERE;
+use super::write::{NOWHERE, Writing};
 use super::{Heap, STACK_GUARD_PAGES};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, page_up};
 use crate::machine::Machine;
@@ -22,40 +22,68 @@ impl<M: Machine> Space<M> {
     /// Moves the end of the heap to `addr` if that is possible, and returns where it is now: the
     /// raw system call, which reports a refusal by an unchanged end.
     pub fn brk(&self, cpu: &Cpu<'_, M>, addr: u64) -> u64 {
-        // Whoever waits for this lock answers flush requests, so it may be held over a flush.
-        let mut heap = self.heap.lock(cpu);
-        if addr >= heap.start && addr <= USER_END && self.move_break(cpu, *heap, addr) {
-            heap.end = addr;
-        }
-        let end = heap.end;
-        drop(heap);
+        let end = loop {
+            let heap = *self.heap.lock(cpu);
+            if addr < heap.start || addr > USER_END {
+                break heap.end;
+            }
+            if let Some(end) = self.move_break(cpu, heap, addr) {
+                break end;
+            }
+        };
         cpu.collect();
         end
     }
 
-    fn move_break(&self, cpu: &Cpu<'_, M>, heap: Heap, addr: u64) -> bool {
+    /// Moves the end of the heap, which was seen as `heap`. Returns where it is now, or `None` when
+    /// another CPU moved it first.
+    ///
+    /// The heap's lock is a leaf, held while nothing is waited for: fork takes it with the whole
+    /// space locked.
+    fn move_break(&self, cpu: &Cpu<'_, M>, heap: Heap, addr: u64) -> Option<u64> {
         let (Some(old), Some(new)) = (page_up(heap.end), page_up(addr)) else {
-            return false;
+            return Some(heap.end);
         };
-        if new == old {
-            return true;
+        let shrinks = new < old;
+        let range = VirtRange::new(old.min(new), old.max(new));
+        if !shrinks && range.pages() > cpu.vm().total_frames() {
+            return Some(heap.end);
         }
-        if new < old {
-            let gone = VirtRange::new(new, old);
-            return self.write(cpu, [gone, NOWHERE], TABLE_ALIGN).unmap(gone).is_ok();
+        // Whoever moves the end by a page or more has locked a page at it, below or above: the one
+        // below, too, where it grows, so that all conflict.
+        let locked = VirtRange::new(range.start.saturating_sub(PAGE_SIZE), range.end);
+        let align = if shrinks { TABLE_ALIGN } else { PAGE_SIZE };
+        let writing = (new != old).then(|| self.write(cpu, [locked, NOWHERE], align));
+        let same = |now: &Heap| now.start == heap.start && page_up(now.end) == Some(old);
+        if !same(&self.heap.lock(cpu)) {
+            return None;
         }
-        let range = VirtRange::new(old, new);
-        if range.pages() > cpu.vm().total_frames() {
-            return false;
+        let moved = match &writing {
+            None => true,
+            Some(writing) if shrinks => writing.unmap(range).is_ok(),
+            Some(writing) => writing.extend_heap(range),
+        };
+        let mut now = self.heap.lock(cpu);
+        if writing.is_none() && !same(&now) {
+            return None;
         }
-        let writing = self.write(cpu, [range, NOWHERE], PAGE_SIZE);
+        if moved {
+            now.end = addr;
+        }
+        Some(now.end)
+    }
+}
+
+impl<M: Machine> Writing<'_, '_, M> {
+    /// Maps `range`, right above the heap, unless something is too near. Returns whether it did.
+    fn extend_heap(&self, range: VirtRange) -> bool {
         // A page stays free above the heap, and a stack keeps its guard.
-        if let Some(next) = writing.view().find(old) {
-            let grows = writing
+        if let Some(next) = self.view().find(range.start) {
+            let grows = self
                 .vma_at(next.start)
                 .is_some_and(|vma| vma.area.flags.contains(VmaFlags::GROWSDOWN));
             let guard = if grows { STACK_GUARD_PAGES } else { 1 };
-            if next.start < new.saturating_add(guard << PAGE_SHIFT) {
+            if next.start < range.end.saturating_add(guard << PAGE_SHIFT) {
                 return false;
             }
         }
@@ -66,6 +94,6 @@ impl<M: Machine> Space<M> {
             offset: range.start >> PAGE_SHIFT,
             object: None,
         };
-        writing.put(range, Some(Piece { area, root: None })).is_ok()
+        self.put(range, Some(Piece { area, root: None })).is_ok()
     }
 }

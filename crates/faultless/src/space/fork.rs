@@ -26,7 +26,9 @@ impl<M: Machine> Space<M> {
     pub fn fork(&self, cpu: &Cpu<'_, M>) -> Result<Self, Error> {
         let once = || -> Result<Self, Errno> {
             let child = Self::new(cpu).map_err(|error| error.errno)?;
-            match self.write(cpu, [VirtRange::USER, NOWHERE], PAGE_SIZE).copy_to(&child) {
+            // Let go of this space before the child ends, which takes locks of its own.
+            let copied = self.write(cpu, [VirtRange::USER, NOWHERE], PAGE_SIZE).copy_to(&child);
+            match copied {
                 Ok(()) => Ok(child),
                 Err(OutOfMemory) => {
                     child.exit(cpu);

@@ -11,6 +11,7 @@ use crate::addr::{
 use crate::error::{Errno, Error};
 use crate::fault::Access;
 use crate::file::shmem::SharedObject;
+use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::space::tree::View;
 use crate::tlb::batch::FlushBatch;
@@ -131,10 +132,9 @@ impl<M: Machine> Space<M> {
             Area { range: VirtRange::new(0, len), prot, flags: vma_flags, offset: 0, object };
         let request = Request { addr, fixed, flags, sort_known };
         let done = self.map_area(cpu, &request, &area);
-        if let (Err(_), Some(object)) = (done, area.object)
-            && let Some(object) = object.into_last()
-        {
-            object.destroy(cpu);
+        // Nobody else has it if the mapping was refused, or if another CPU unmapped it already.
+        if let Some(last) = area.object.and_then(Shared::into_last) {
+            last.destroy(cpu);
         }
         done
     }

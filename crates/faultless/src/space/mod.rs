@@ -170,11 +170,11 @@ impl<M: Machine> Space<M> {
     /// The locking policy in force, which is the knob's, once everybody under another has left.
     #[inline(always)]
     pub(crate) fn locking(&self, cpu: &Cpu<'_, M>) -> Locking {
-        let wanted = cpu.vm().knobs.locking();
-        if self.locking_in_force() != wanted {
-            self.switch_locking(cpu, wanted);
+        let wanted = cpu.vm().knobs.raw_locking();
+        if self.locking.load(Ordering::Acquire) != wanted {
+            self.switch_locking(cpu, Locking::from_raw(wanted));
         }
-        wanted
+        Locking::from_raw(wanted)
     }
 
     #[inline(always)]

@@ -52,8 +52,12 @@ impl<M: Machine> Space<M> {
             return Err(Errno::EINVAL);
         }
         let mut range = VirtRange::new(addr, end);
-        let writing = self.write(cpu, [range, NOWHERE], PAGE_SIZE);
-        if !grows.is_empty() {
+        let mut locked = range;
+        let writing = loop {
+            let writing = self.write(cpu, [locked, NOWHERE], PAGE_SIZE);
+            if grows.is_empty() {
+                break writing;
+            }
             let vma = writing.view().find(addr).ok_or(Errno::ENOMEM)?;
             if vma.start >= end {
                 return Err(Errno::ENOMEM);
@@ -64,7 +68,12 @@ impl<M: Machine> Space<M> {
                 return Err(Errno::EINVAL);
             }
             range.start = area.range.start;
-        }
+            if locked.covers(range) {
+                break writing;
+            }
+            // What is next to where it starts may merge, and so must be locked too.
+            locked = locked.hull(range);
+        };
         let prot = prot & access;
         writing.modify_all(range, |area| {
             let mut flags = area.flags;

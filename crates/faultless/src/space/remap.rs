@@ -10,7 +10,6 @@ use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
 use crate::machine::Machine;
-use crate::sync::atomic::Ordering;
 use crate::table::entry::Entry;
 use crate::table::node::{self, LAST};
 use crate::table::protocol;
@@ -262,7 +261,11 @@ impl<M: Machine> Writing<'_, '_, M> {
                     return;
                 };
                 let (old, _) = protocol::settle(slot, self.cpu, |_| Entry::NONE);
-                slots[node::index(there, LAST)].store(old.0, Ordering::Release);
+                // A fault of a mapping that was there before may still hold the empty entry, and
+                // will put back that it is empty: it must be waited for.
+                let slot = &slots[node::index(there, LAST)];
+                let (before, _) = protocol::settle(slot, self.cpu, |_| old);
+                debug_assert!(before.is_none(), "{there:#x} was not empty: {before:?}");
                 batch.flush(VirtRange::page(addr));
             });
         }

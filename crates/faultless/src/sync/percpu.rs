@@ -14,7 +14,7 @@ use core::marker::PhantomData;
 /// The proof of running on CPU `id`.
 ///
 /// *Invariant (one local per CPU):* for one subsystem there is at most one `Local` of each number
-/// at any time.
+/// at any time, and its number is one of the subsystem's CPUs.
 #[derive(Debug)]
 pub struct Local {
     id: CpuId,
@@ -26,7 +26,7 @@ impl Local {
     ///
     /// # Safety
     /// No other `Local` with this number exists for the same [`PerCpu`] values while this one does,
-    /// and code that interrupts its holder does not use it.
+    /// all of these have more than `id` slots, and code that interrupts its holder does not use it.
     pub const unsafe fn claim(id: CpuId) -> Self {
         Self { id, not_sync: PhantomData }
     }
@@ -70,7 +70,9 @@ impl<T> PerCpu<T> {
     /// The slot of the CPU that `local` proves.
     #[inline(always)]
     pub fn get<'a>(&'a self, local: &'a Local) -> &'a T {
-        &self.slots[local.id.index()].0
+        debug_assert!(local.id.index() < self.slots.len());
+        // SAFETY: one local per CPU: its number has a slot.
+        &unsafe { self.slots.get_unchecked(local.id.index()) }.0
     }
 
     /// Exclusive access to every slot, in the order of CPU numbers.

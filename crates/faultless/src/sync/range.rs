@@ -101,7 +101,7 @@ struct Queue {
 }
 
 impl Queue {
-    fn after<'a>(mut name: Name, slots: &'a ClaimSlots) -> impl Iterator<Item = &'a ClaimSlot> {
+    fn after(mut name: Name, slots: &ClaimSlots) -> impl Iterator<Item = &ClaimSlot> {
         core::iter::from_fn(move || {
             let slot = name.slot(slots)?;
             name = Name(slot.later.load(Ordering::Relaxed));

@@ -28,24 +28,34 @@
 //! one may wait for a flush: waiters answer flush requests, and the MMU cannot use the entry.
 
 use super::entry::Entry;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering, fence_after_rmw};
 use crate::sync::wait::Wait;
 
-/// An entry that this CPU holds. Dropping it would leave the entry locked for ever; it ends in
-/// [`commit`](Held::commit) or [`revert`](Held::revert).
-#[must_use = "a held entry must be committed or reverted"]
+/// A *busy* entry that this CPU holds. Dropping it would leave it busy for ever; it ends in
+/// [`commit`](Taken::commit) or [`revert`](Taken::revert).
+#[must_use = "a taken entry must be committed or reverted"]
 #[derive(Debug)]
-pub struct Held<'a> {
+pub struct Taken<'a> {
     slot: &'a AtomicU64,
     before: Entry,
 }
 
-/// The full barrier between taking an entry and looking at a sequence.
+/// A present entry that this CPU holds while the MMU goes on using it. It ends as a [`Taken`] one
+/// does.
+#[must_use = "a pinned entry must be committed or reverted"]
+#[derive(Debug)]
+pub struct Pinned<'a> {
+    slot: &'a AtomicU64,
+    before: Entry,
+}
+
+/// The compare-and-swap that takes an entry, and the full barrier between it and the look at a
+/// sequence that follows.
 #[inline(always)]
-fn barrier_after_swap() {
-    // On x86 a locked compare-and-swap is one already. The model checker wants it spelled out.
-    #[cfg(any(loom, not(target_arch = "x86_64")))]
-    crate::sync::atomic::fence(Ordering::SeqCst);
+fn swap(slot: &AtomicU64, seen: Entry, held: Entry) -> Result<(), Entry> {
+    slot.compare_exchange(seen.0, held.0, Ordering::SeqCst, Ordering::Acquire).map_err(Entry)?;
+    fence_after_rmw();
+    Ok(())
 }
 
 /// Takes the entry: *busy* from now on, if it still is `seen` (which is not locked).
@@ -53,8 +63,8 @@ fn barrier_after_swap() {
 /// # Errors
 /// The entry's present value, when it is no longer `seen`.
 #[inline(always)]
-pub fn take(slot: &AtomicU64, seen: Entry) -> Result<Held<'_>, Entry> {
-    hold(slot, seen, Entry::BUSY)
+pub fn take(slot: &AtomicU64, seen: Entry) -> Result<Taken<'_>, Entry> {
+    swap(slot, seen, Entry::BUSY).map(|()| Taken { slot, before: seen })
 }
 
 /// Takes a present entry and leaves it usable for the MMU: `seen` with the lock bit.
@@ -62,60 +72,48 @@ pub fn take(slot: &AtomicU64, seen: Entry) -> Result<Held<'_>, Entry> {
 /// # Errors
 /// The entry's present value, when it is no longer `seen`.
 #[inline(always)]
-pub fn pin(slot: &AtomicU64, seen: Entry) -> Result<Held<'_>, Entry> {
-    hold(slot, seen, seen.locked())
+pub fn pin(slot: &AtomicU64, seen: Entry) -> Result<Pinned<'_>, Entry> {
+    swap(slot, seen, seen.locked()).map(|()| Pinned { slot, before: seen })
 }
 
-#[inline(always)]
-fn hold(slot: &AtomicU64, seen: Entry, held: Entry) -> Result<Held<'_>, Entry> {
-    match slot.compare_exchange(seen.0, held.0, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => {
-            barrier_after_swap();
-            Ok(Held { slot, before: seen })
-        }
-        Err(now) => Err(Entry(now)),
-    }
-}
-
-impl Held<'_> {
-    /// What the entry was when it was taken.
-    #[inline]
-    pub const fn before(&self) -> Entry {
-        self.before
-    }
-
-    /// Installs `entry` and lets go. For a pinned entry, accessed and dirty bits that hardware set
-    /// meanwhile are kept where `entry` maps the same frame.
+impl Taken<'_> {
+    /// Installs `entry` and lets go. Nobody else changes a busy entry, hardware included, so a store
+    /// is enough.
     #[inline(always)]
     pub fn commit(self, entry: Entry) {
-        self.release(entry);
+        debug_assert_eq!(self.slot.load(Ordering::Relaxed), Entry::BUSY.0);
+        self.slot.store(entry.0, Ordering::Release);
     }
 
     /// Puts the old value back and lets go.
     #[inline(always)]
     pub fn revert(self) {
         let before = self.before;
-        self.release(before);
+        self.commit(before);
     }
+}
 
-    #[inline(always)]
-    fn release(self, entry: Entry) {
-        // A busy entry is changed by nobody else, hardware included, so a store is enough. A pinned
-        // one may gain accessed and dirty bits up to the last moment.
+impl Pinned<'_> {
+    /// Installs `entry`, of the same frame, and lets go. Accessed and dirty bits that hardware sets up
+    /// to the last moment are kept.
+    #[inline]
+    pub fn commit(self, entry: Entry) {
         let mut now = self.slot.load(Ordering::Relaxed);
-        if now == Entry::BUSY.0 {
-            self.slot.store(entry.0, Ordering::Release);
-            return;
-        }
         loop {
-            let gained = Entry(now & !self.before.locked().0);
-            let last = Entry(entry.0 | gained.0);
-            match self.slot.compare_exchange_weak(now, last.0, Ordering::Release, Ordering::Relaxed)
-            {
+            let gained = now & !self.before.locked().0;
+            let last = entry.0 | gained;
+            match self.slot.compare_exchange_weak(now, last, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(changed) => now = changed,
             }
         }
+    }
+
+    /// Puts the old value back, with what hardware added, and lets go.
+    #[inline]
+    pub fn revert(self) {
+        let before = self.before;
+        self.commit(before);
     }
 }
 

@@ -9,7 +9,7 @@ use crate::machine::{CpuId, Invalidate, Machine, SpaceId};
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 use crate::sync::percpu::{Local, PerCpu};
 use crate::sync::spin::SpinLock;
-use crate::sync::wait::{Spin, Wait};
+use crate::sync::wait::Wait;
 use crate::tlb::cpuset::CpuSet;
 
 /// Posts an inbox holds before it degrades.
@@ -24,6 +24,15 @@ struct Posts {
 
 const NO_POSTS: Posts =
     Posts { items: [(SpaceId(0), Invalidate::All); POSTS], len: 0, everything: false };
+
+/// Waits as the machine does, and answers nobody: for leaf locks.
+struct Relax<'a, M>(&'a M);
+
+impl<M: Machine> Wait for Relax<'_, M> {
+    fn wait(&self, looks: u32) {
+        self.0.relax(looks);
+    }
+}
 
 /// What other CPUs want one CPU to drop.
 #[derive(Debug)]
@@ -51,9 +60,10 @@ impl Inbox {
         }
     }
 
-    /// Posts a request and returns its ticket. The lock is a leaf: its holder waits for nothing.
-    fn post(&self, space: SpaceId, what: Invalidate) -> u64 {
-        let mut posts = self.posts.lock(&Spin);
+    /// Posts a request. The lock is a leaf: its holder waits for nothing, so who waits for it need
+    /// not answer anybody.
+    fn post<M: Machine>(&self, machine: &M, space: SpaceId, what: Invalidate) {
+        let mut posts = self.posts.lock(&Relax(machine));
         if posts.len < POSTS {
             let at = posts.len;
             posts.items[at] = (space, what);
@@ -61,9 +71,7 @@ impl Inbox {
         } else {
             posts.everything = true;
         }
-        let ticket = self.posted.load(Ordering::Relaxed) + 1;
-        self.posted.store(ticket, Ordering::Release);
-        ticket
+        self.posted.store(self.posted.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 
     /// Whether a request waits.
@@ -78,7 +86,7 @@ impl Inbox {
             return 0;
         }
         let (taken, ticket) = {
-            let mut posts = self.posts.lock(&Spin);
+            let mut posts = self.posts.lock(&Relax(machine));
             (core::mem::replace(&mut *posts, NO_POSTS), self.posted.load(Ordering::Relaxed))
         };
         if taken.everything {
@@ -111,7 +119,7 @@ pub fn shoot<M: Machine>(
     let mut sent = 0;
     if cpus.any_but(here, machine.cpus()) {
         for cpu in cpus.iter(machine.cpus()).filter(|&cpu| cpu != here) {
-            inboxes.remote(cpu).post(space, what);
+            inboxes.remote(cpu).post(machine, space, what);
             machine.interrupt(cpu);
             sent += 1;
         }

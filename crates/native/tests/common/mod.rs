@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub mod stress;
+
 use faultless::{MapFlags, Prot};
 use faultless_native::{Checked, Config, Native, NativeCpu, Stop};
 

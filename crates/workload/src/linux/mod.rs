@@ -20,18 +20,16 @@
 mod shared;
 mod task;
 
+use crate::host::{now, thread_usage};
 use crate::program::Program;
+use crate::start::Start;
 use crate::system::{Crew, Failure, Measured, Mode, Report, System, Worker};
-use shared::{Head, Shared};
+use shared::Shared;
 use std::ffi::CStr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 pub use task::LinuxTask;
-use task::{refused, thread_usage, try_wait, wait};
+use task::{refused, try_wait, wait};
 
-/// How often a waiting coordinator looks.
-const LOOK: Duration = Duration::from_micros(200);
 /// The exit status of a process that panicked.
 const PANICKED: i32 = 101;
 
@@ -136,10 +134,14 @@ struct Run<'a, P> {
 }
 
 impl<P: Program> Run<'_, P> {
+    fn start(&self) -> &Start {
+        &self.shared.start
+    }
+
     /// The subject's part where the workers are its threads.
     fn threads(&self) -> Result<(), Failure> {
         let count = self.crew.workers;
-        let mut task = LinuxTask::new(self.shared, &self.shared.coordinator);
+        let mut task = LinuxTask::new(self.start(), &self.shared.coordinator);
         let state = self.program.prepare(&mut task)?;
         std::thread::scope(|scope| {
             for index in 0..count {
@@ -148,12 +150,12 @@ impl<P: Program> Run<'_, P> {
                 if let Err(error) = builder.spawn_scoped(scope, move || {
                     self.work(state, worker);
                 }) {
-                    self.dismiss();
+                    self.start().dismiss();
                     let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
                     return Err(Failure::Refused { call: "clone", addr: 0, len: 0, errno });
                 }
             }
-            self.conduct(|| count);
+            self.start().conduct(self.crew.limit, || count, || ());
             Ok(())
         })?;
         self.program.finish(&mut task, &state, Worker { index: 0, count: 1 })
@@ -168,7 +170,7 @@ impl<P: Program> Run<'_, P> {
             match spawn(|| self.process(Worker { index, count })) {
                 Ok(child) => children.push(child),
                 Err(failure) => {
-                    self.dismiss();
+                    self.start().dismiss();
                     failed = Some(failure);
                     break;
                 }
@@ -190,7 +192,7 @@ impl<P: Program> Run<'_, P> {
             });
             started - dead
         };
-        self.conduct(|| reap(false));
+        self.start().conduct(self.crew.limit, || reap(false), || ());
         reap(true);
         failed.map_or(Ok(()), Err)
     }
@@ -198,7 +200,7 @@ impl<P: Program> Run<'_, P> {
     /// A worker that is a process.
     fn process(&self, worker: Worker) {
         let slot = &self.shared.workers()[worker.index];
-        let mut task = LinuxTask::new(self.shared, slot);
+        let mut task = LinuxTask::new(self.start(), slot);
         match self.program.prepare(&mut task) {
             Ok(state) => {
                 // A failure of the work says more than what `finish` would make of it.
@@ -210,65 +212,27 @@ impl<P: Program> Run<'_, P> {
             }
             Err(failure) => {
                 slot.put(Err(failure));
-                self.shared.ready.fetch_add(1, Ordering::Release);
-                self.shared.done.fetch_add(1, Ordering::Relaxed);
+                self.start().absent();
             }
         }
-    }
-
-    /// Sends home what workers there are: a crew that is short gives no result.
-    fn dismiss(&self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.go.store(true, Ordering::Release);
-    }
-
-    /// Starts the workers together and, where there is a time limit, ends it for all. `alive` is how
-    /// many workers can still be expected to do their part.
-    fn conduct(&self, mut alive: impl FnMut() -> usize) {
-        let Head { ready, go, stop, done, .. } = &**self.shared;
-        while ready.load(Ordering::Acquire) < alive() {
-            std::thread::sleep(LOOK / 4);
-        }
-        go.store(true, Ordering::Release);
-        let Some(limit) = self.crew.limit else {
-            return;
-        };
-        let end = Instant::now() + limit;
-        while done.load(Ordering::Relaxed) < alive() {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            std::thread::sleep(left.min(LOOK));
-        }
-        stop.store(true, Ordering::Relaxed);
     }
 
     /// A worker: waits for the others, works, and reports. Whether all went well.
     fn work(&self, state: &P::State, worker: Worker) -> bool {
         let slot = &self.shared.workers()[worker.index];
-        let mut task = LinuxTask::new(self.shared, slot);
-        self.shared.ready.fetch_add(1, Ordering::Release);
-        while !self.shared.go.load(Ordering::Acquire) {
-            std::thread::yield_now();
-        }
-        let _done = Done(&self.shared.done);
+        let mut task = LinuxTask::new(self.start(), slot);
+        self.start().arrive(|| ());
+        let _done = self.start().until_done();
         let before = thread_usage();
-        let begin = task::now();
+        let begin = now();
         let tally = self.program.work(&mut task, state, worker);
-        let end = task::now();
+        let end = now();
         let usage = task.used_since(before);
-        slot.put(tally.map(|tally| Report { tally, usage, span: (begin, end) }));
+        slot.put(tally.map(|tally| {
+            let (user, system, span) = (usage.user, usage.system, (begin, end));
+            (Report { tally, user, system, span }, usage.faults)
+        }));
         tally.is_ok()
-    }
-}
-
-/// Counts a worker as done where it is dropped, in a panic as well.
-struct Done<'a>(&'a AtomicUsize);
-
-impl Drop for Done<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -5,13 +5,13 @@
 //! process forked from one. A slot has one writer at a time, and is read when that writer has ended.
 
 use super::task::refused;
+use crate::start::Start;
 use crate::system::{Failure, Measured, Report};
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::mem::size_of;
 use std::ops::Deref;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 /// A place for one result, on cache lines of its own.
 #[repr(align(128))]
@@ -63,31 +63,16 @@ impl<T: Copy + Send> ChildFailure for Slot<T> {
     }
 }
 
+/// What a worker leaves: its report, and its page faults.
+pub(super) type WorkerReport = (Report, u64);
+
 /// The head of the shared memory.
 pub(super) struct Head {
-    /// Workers that wait for the start.
-    pub(super) ready: AtomicUsize,
-    /// The start.
-    pub(super) go: AtomicBool,
-    /// Workers that have ended their work.
-    pub(super) done: AtomicUsize,
-    /// The time is up. On a line of its own: workers look at it as they work.
-    pub(super) stop: Line<AtomicBool>,
+    /// When to start and to stop.
+    pub(super) start: Start,
     /// What the subject itself has to say.
     pub(super) coordinator: Slot<()>,
     workers: usize,
-}
-
-/// A value on cache lines of its own.
-#[repr(align(128))]
-pub(super) struct Line<T>(T);
-
-impl<T> Deref for Line<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.0
-    }
 }
 
 /// The shared memory: a [`Head`] and behind it the slots. Unmapped where it is dropped.
@@ -119,15 +104,8 @@ impl Shared {
         // SAFETY: the mapping is page-aligned and long enough for the head and the slots, and it is
         // this process's alone as yet.
         unsafe {
-            head.write(Head {
-                ready: AtomicUsize::new(0),
-                go: AtomicBool::new(false),
-                done: AtomicUsize::new(0),
-                stop: Line(AtomicBool::new(false)),
-                coordinator: Slot::new(),
-                workers,
-            });
-            let slots = head.add(1).cast::<Slot<Report>>();
+            head.write(Head { start: Start::default(), coordinator: Slot::new(), workers });
+            let slots = head.add(1).cast::<Slot<WorkerReport>>();
             for index in 0..workers {
                 slots.add(index).write(Slot::new());
             }
@@ -136,11 +114,11 @@ impl Shared {
     }
 
     const fn len(workers: usize) -> usize {
-        size_of::<Head>() + workers * size_of::<Slot<Report>>()
+        size_of::<Head>() + workers * size_of::<Slot<WorkerReport>>()
     }
 
     /// The workers' slots.
-    pub(super) fn workers(&self) -> &[Slot<Report>] {
+    pub(super) fn workers(&self) -> &[Slot<WorkerReport>] {
         // SAFETY: `new` has made so many behind the head, both aligned to the same 128 bytes.
         unsafe { std::slice::from_raw_parts(self.head.add(1).cast().as_ptr(), self.workers) }
     }
@@ -163,7 +141,12 @@ impl Shared {
         match (reports, coordinator) {
             (Err(Failure::Lost { .. }) | Ok(_), Some(Err(failure))) => Err(failure),
             (Ok(_), None) => Err(Failure::Lost { worker: 0 }),
-            (reports, _) => Ok(Measured { workers: reports? }),
+            (reports, _) => {
+                let reports = reports?;
+                let faults = reports.iter().map(|(_, faults)| faults).sum();
+                let workers = reports.into_iter().map(|(report, _)| report).collect();
+                Ok(Measured { workers, faults, counters: Vec::new() })
+            }
         }
     }
 }
@@ -193,7 +176,7 @@ mod tests {
     fn the_failure_that_says_most_comes_out() {
         let wrong = Failure::Wrong { what: "test", addr: 0, expected: 0, found: 1 };
         let killed = Failure::Killed { signal: 9 };
-        let collect = |coordinator, workers: [Option<Result<Report, Failure>>; 2]| {
+        let collect = |coordinator, workers: [Option<Result<WorkerReport, Failure>>; 2]| {
             let shared = Shared::new(2).expect("two slots are small");
             if let Some(result) = coordinator {
                 shared.coordinator.put(result);
@@ -207,8 +190,9 @@ mod tests {
             unsafe { shared.collect() }
         };
         let report = Report::default();
-        let good = Some(Ok(report));
-        assert_eq!(collect(Some(Ok(())), [good, good]), Ok(Measured { workers: vec![report; 2] }));
+        let good = Some(Ok((report, 3)));
+        let all = Measured { workers: vec![report; 2], faults: 6, counters: Vec::new() };
+        assert_eq!(collect(Some(Ok(())), [good, good]), Ok(all));
         assert_eq!(collect(Some(Err(killed)), [good, None]), Err(killed));
         assert_eq!(collect(Some(Err(killed)), [good, Some(Err(wrong))]), Err(wrong));
         assert_eq!(collect(Some(Ok(())), [good, None]), Err(Failure::Lost { worker: 1 }));

@@ -1,19 +1,20 @@
 //! One thread's calls and accesses: the kernel's and the processor's own.
 
-use super::shared::{ChildFailure, Shared};
-use crate::system::{Failure, Task, Usage};
+use super::shared::ChildFailure;
+use crate::host::{Usage, thread_usage};
+use crate::start::Start;
+use crate::system::{Child, Failure, Task};
 use faultless::{Advice, MapFlags, Prot};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
-use std::sync::atomic::Ordering;
 
 /// A thread on Linux.
 ///
 /// Only [`Linux`](super::Linux) makes one, for a [`Program`](crate::Program), in a process that is
 /// that program's own.
 pub struct LinuxTask<'a> {
-    shared: &'a Shared,
+    start: &'a Start,
     /// Where a forked child leaves its failure.
     failure: &'a dyn ChildFailure,
     /// What forked children have used.
@@ -27,18 +28,13 @@ impl fmt::Debug for LinuxTask<'_> {
 }
 
 impl<'a> LinuxTask<'a> {
-    pub(super) fn new(shared: &'a Shared, failure: &'a dyn ChildFailure) -> Self {
-        Self { shared, failure, children: Usage::default() }
+    pub(super) fn new(start: &'a Start, failure: &'a dyn ChildFailure) -> Self {
+        Self { start, failure, children: Usage::default() }
     }
 
     /// What this thread has used since `before`, with its forked children.
     pub(super) fn used_since(&self, before: Usage) -> Usage {
-        let now = thread_usage();
-        let mut usage = Usage {
-            faults: now.faults - before.faults,
-            user: now.user - before.user,
-            system: now.system - before.system,
-        };
+        let mut usage = thread_usage().since(before);
         usage += self.children;
         usage
     }
@@ -55,39 +51,6 @@ fn checked(result: i32, call: &'static str, addr: u64, len: u64) -> Result<(), F
     if result == -1 { Err(refused(call, addr, len)) } else { Ok(()) }
 }
 
-/// Seconds on the clock that all processes share.
-pub(super) fn now() -> f64 {
-    // SAFETY: a `timespec` of zeros is valid, and the call fills it.
-    let time = unsafe {
-        let mut time: libc::timespec = std::mem::zeroed();
-        libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time);
-        time
-    };
-    // A double holds nanoseconds for 100 days of uptime, and microseconds for 280 years.
-    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
-}
-
-fn usage_of(usage: &libc::rusage) -> Usage {
-    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
-    Usage {
-        // The kernel counts upwards from 0.
-        faults: (usage.ru_minflt + usage.ru_majflt) as u64,
-        user: seconds(usage.ru_utime),
-        system: seconds(usage.ru_stime),
-    }
-}
-
-/// What this thread has used so far.
-pub(super) fn thread_usage() -> Usage {
-    // SAFETY: an `rusage` of zeros is valid, and the call fills it.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
-        usage
-    };
-    usage_of(&usage)
-}
-
 /// Waits for the child `pid`: how it ended, and what it used.
 pub(super) fn wait(pid: libc::pid_t) -> Result<(i32, Usage), Failure> {
     let mut status = 0;
@@ -97,7 +60,7 @@ pub(super) fn wait(pid: libc::pid_t) -> Result<(i32, Usage), Failure> {
         // SAFETY: both pointers are to locals.
         let found = unsafe { libc::wait4(pid, &raw mut status, 0, &raw mut usage) };
         if found == pid {
-            return Ok((status, usage_of(&usage)));
+            return Ok((status, usage.into()));
         }
         let failure = refused("wait4", 0, 0);
         if !matches!(failure, Failure::Refused { errno: libc::EINTR, .. }) {
@@ -199,15 +162,12 @@ impl Task for LinuxTask<'_> {
         Ok(())
     }
 
-    fn fork<C>(&mut self, child: C) -> Result<(), Failure>
-    where
-        C: FnOnce(&mut Self) -> Result<(), Failure>,
-    {
+    fn fork<C: Child>(&mut self, child: C) -> Result<(), Failure> {
         // SAFETY: the child runs `child` alone, which does not allocate, and never returns from here.
         let pid = match unsafe { libc::fork() } {
             -1 => return Err(refused("fork", 0, 0)),
             0 => {
-                let status = match catch_unwind(AssertUnwindSafe(|| child(self))) {
+                let status = match catch_unwind(AssertUnwindSafe(|| child.run(self))) {
                     Ok(Ok(())) => 0,
                     Ok(Err(failure)) => {
                         self.failure.leave(failure);
@@ -234,6 +194,6 @@ impl Task for LinuxTask<'_> {
 
     #[inline]
     fn expired(&self) -> bool {
-        self.shared.stop.load(Ordering::Relaxed)
+        self.start.expired()
     }
 }

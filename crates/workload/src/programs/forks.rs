@@ -10,7 +10,7 @@
 use super::touch::{map, touch_all, unmap, verify};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program};
-use crate::system::{Failure, Measured, Mode, Tally, Task, Worker};
+use crate::system::{Child, Failure, Measured, Mode, Tally, Task, Worker};
 use faultless::{Access, PAGE_SIZE, VirtRange};
 
 static IMAGE: Param = Param {
@@ -54,9 +54,19 @@ const PARENTS: u64 = 16;
 impl Forks {
     /// The extra result with the pages that children touched first: copied, or their own.
     pub const PAGES: &'static str = "pages_touched";
+}
 
-    /// What a child does. Nothing here allocates.
-    fn child<T: Task>(&self, task: &mut T, image: VirtRange, number: u64) -> Result<(), Failure> {
+/// A child, and what it knows.
+struct Short {
+    image: VirtRange,
+    dirty: u64,
+    fresh: u64,
+    number: u64,
+}
+
+impl Child for Short {
+    fn run<T: Task>(self, task: &mut T) -> Result<(), Failure> {
+        let Self { image, fresh, number, .. } = self;
         let dirty = image.start + self.dirty * PAGE_SIZE;
         for page in (image.start..image.end).step_by(PAGE_SIZE as usize) {
             verify(task, page, Access::Write)?;
@@ -66,7 +76,7 @@ impl Forks {
                 verify(task, page, Access::Write)?;
             }
         }
-        let own = map(task, self.fresh * PAGE_SIZE)?;
+        let own = map(task, fresh * PAGE_SIZE)?;
         touch_all(task, own, Access::Write, number)?;
         verify(task, own.end - PAGE_SIZE, Access::Write)?;
         unmap(task, own)
@@ -103,7 +113,8 @@ unsafe impl Program for Forks {
     fn work<T: Task>(&self, task: &mut T, image: &VirtRange, _: Worker) -> Result<Tally, Failure> {
         let mut processes = 0;
         while self.passes.more(task, processes) {
-            task.fork(|child| self.child(child, *image, processes + 1))?;
+            let (dirty, fresh, number) = (self.dirty, self.fresh, processes + 1);
+            task.fork(Short { image: *image, dirty, fresh, number })?;
             let page = image.start;
             Failure::check("the child's mark", page + CHILDS, 0, task.load(page + CHILDS)?)?;
             Failure::check(

@@ -3,4 +3,5 @@
 mod calls;
 mod guest;
 mod model;
+mod orders;
 mod races;

@@ -1,0 +1,63 @@
+//! The clocks of the host.
+
+/// Processor time, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Usage {
+    pub(crate) user: f64,
+    pub(crate) system: f64,
+    pub(crate) faults: u64,
+}
+
+impl Usage {
+    /// What has been used since `before`.
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self {
+            user: self.user - before.user,
+            system: self.system - before.system,
+            faults: self.faults - before.faults,
+        }
+    }
+}
+
+impl std::ops::AddAssign for Usage {
+    fn add_assign(&mut self, other: Self) {
+        self.user += other.user;
+        self.system += other.system;
+        self.faults += other.faults;
+    }
+}
+
+impl From<libc::rusage> for Usage {
+    fn from(usage: libc::rusage) -> Self {
+        let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
+        Self {
+            user: seconds(usage.ru_utime),
+            system: seconds(usage.ru_stime),
+            // The kernel counts upwards from 0.
+            faults: (usage.ru_minflt + usage.ru_majflt) as u64,
+        }
+    }
+}
+
+/// Seconds on the clock that all threads and processes share.
+pub(crate) fn now() -> f64 {
+    // SAFETY: a `timespec` of zeros is valid, and the call fills it.
+    let time = unsafe {
+        let mut time: libc::timespec = std::mem::zeroed();
+        libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time);
+        time
+    };
+    // A double holds nanoseconds for 100 days of uptime, and microseconds for 280 years.
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+/// What this thread has used so far, by the host kernel's count.
+pub(crate) fn thread_usage() -> Usage {
+    // SAFETY: an `rusage` of zeros is valid, and the call fills it.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
+        usage
+    };
+    usage.into()
+}

@@ -1,0 +1,211 @@
+//! The subsystem on its native machine, as a system to run programs on.
+//!
+//! A worker is a thread of the host on a CPU of the machine; in [`Mode::Processes`] each has an
+//! address space of its own. The settings that the machine has at the time hold for the run, so the
+//! caller switches them between runs. Counters are what the subsystem counted from the common start
+//! to the end of the last worker; processor time is the host's count for the threads, and nearly all
+//! of it is user time, as the subsystem itself is here.
+//!
+//! A run needs as many CPUs as it has workers, and the machine to itself: workers wait for each other
+//! on their CPUs.
+
+use crate::host::{Usage, now, thread_usage};
+use crate::program::Program;
+use crate::start::Start;
+use crate::system::{Child, Crew, Failure, Measured, Mode, Report, System, Task, Worker};
+use faultless::stat::Counter;
+use faultless::{Advice, Errno, Error, Machine, MapFlags, Prot, RemapFlags};
+use faultless_native::{Native, NativeCpu, Process, Signal, Stop};
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let (addr, len) = (error.range.start, error.range.len());
+        Self::Refused { call: error.operation, addr, len, errno: error.errno.number() }
+    }
+}
+
+impl From<Stop> for Failure {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Signal(signal) => access("access", signal),
+            Stop::Refused(error) => error.into(),
+        }
+    }
+}
+
+/// The failure of an access that got `signal`.
+#[cold]
+fn access(access: &'static str, signal: Signal) -> Failure {
+    let (addr, reason) = match signal {
+        Signal::Segv { addr, mapped: true } => (addr, "SIGSEGV (SEGV_ACCERR)"),
+        Signal::Segv { addr, mapped: false } => (addr, "SIGSEGV (SEGV_MAPERR)"),
+        Signal::Bus { addr } => (addr, "SIGBUS"),
+        Signal::OutOfMemory { addr } => (addr, "out of memory"),
+    };
+    Failure::Access { access, addr, reason }
+}
+
+/// A thread on a CPU of the native machine.
+#[derive(Debug)]
+pub struct NativeTask<'t, 'a, 'n> {
+    cpu: &'t mut NativeCpu<'a, 'n>,
+    start: &'t Start,
+}
+
+impl Task for NativeTask<'_, '_, '_> {
+    fn mmap(&mut self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> Result<u64, Failure> {
+        Ok(self.cpu.mmap(addr, len, prot, flags)?)
+    }
+
+    fn munmap(&mut self, addr: u64, len: u64) -> Result<(), Failure> {
+        Ok(self.cpu.munmap(addr, len)?)
+    }
+
+    fn mprotect(&mut self, addr: u64, len: u64, prot: Prot) -> Result<(), Failure> {
+        Ok(self.cpu.mprotect(addr, len, prot)?)
+    }
+
+    fn madvise(&mut self, addr: u64, len: u64, advice: Advice) -> Result<(), Failure> {
+        Ok(self.cpu.madvise(addr, len, advice)?)
+    }
+
+    fn mremap(&mut self, addr: u64, len: u64, new_len: u64) -> Result<u64, Failure> {
+        Ok(self.cpu.mremap(addr, len, new_len, RemapFlags::MAYMOVE, 0)?)
+    }
+
+    fn brk(&mut self, addr: u64) -> u64 {
+        self.cpu.brk(addr)
+    }
+
+    #[inline]
+    fn load(&mut self, addr: u64) -> Result<u64, Failure> {
+        self.cpu.load(addr).map_err(|signal| access("load", signal))
+    }
+
+    #[inline]
+    fn store(&mut self, addr: u64, value: u64) -> Result<(), Failure> {
+        self.cpu.store(addr, value).map_err(|signal| access("store", signal))
+    }
+
+    fn copy(&mut self, to: u64, from: u64, len: u64) -> Result<(), Failure> {
+        self.cpu.copy(to, from, len).map_err(|signal| access("copy", signal))
+    }
+
+    fn fork<C: Child>(&mut self, child: C) -> Result<(), Failure> {
+        let process = self.cpu.fork()?;
+        let start = self.start;
+        let result = self.cpu.switch(&process, |cpu| Ok(child.run(&mut NativeTask { cpu, start })));
+        self.cpu.exit(process);
+        result?
+    }
+
+    #[inline]
+    fn expired(&self) -> bool {
+        self.start.expired()
+    }
+}
+
+impl System for Native {
+    fn machine(&self) -> String {
+        "native".into()
+    }
+
+    fn run<P: Program>(&self, program: &P, crew: &Crew) -> Result<Measured, Failure> {
+        if crew.workers > self.machine().cpus() {
+            let errno = Errno::EAGAIN.number();
+            return Err(Failure::Refused { call: "clone", addr: 0, len: 0, errno });
+        }
+        let run = Run { program, start: &Start::default() };
+        let spaces = match crew.mode {
+            Mode::Threads => 1,
+            Mode::Processes => crew.workers,
+        };
+        let mut prepared = Vec::with_capacity(spaces);
+        for _ in 0..spaces {
+            let process = self.process()?;
+            let state = run.alone(&process, |task| program.prepare(task))?;
+            prepared.push((process, state));
+        }
+
+        let mut before = self.vm().totals();
+        let reports: Result<Vec<Report>, Failure> = std::thread::scope(|scope| {
+            let mut threads = Vec::with_capacity(crew.workers);
+            for index in 0..crew.workers {
+                let worker = Worker { index, count: crew.workers };
+                let (process, state) = &prepared[index % spaces];
+                let run = &run;
+                let builder = std::thread::Builder::new().name(format!("worker {index}"));
+                match builder.spawn_scoped(scope, move || run.work(process, state, worker)) {
+                    Ok(thread) => threads.push(thread),
+                    Err(error) => {
+                        run.start.dismiss();
+                        let errno = error.raw_os_error().unwrap_or(Errno::EAGAIN.number());
+                        return Err(Failure::Refused { call: "clone", addr: 0, len: 0, errno });
+                    }
+                }
+            }
+            run.start.conduct(crew.limit, || crew.workers, || before = self.vm().totals());
+            let joined = threads
+                .into_iter()
+                .enumerate()
+                .map(|(worker, thread)| thread.join().unwrap_or(Err(Failure::Lost { worker })));
+            joined.collect()
+        });
+        let counted = self.vm().totals().since(&before);
+        let workers = reports?;
+
+        for (index, (process, state)) in prepared.iter().enumerate() {
+            let of = Worker { index, count: spaces };
+            run.alone(process, |task| program.finish(task, state, of))?;
+        }
+        Ok(Measured {
+            workers,
+            faults: counted.get(Counter::Faults),
+            counters: counted.iter().map(|(counter, count)| (counter.name(), count)).collect(),
+        })
+    }
+}
+
+/// One run of one program.
+struct Run<'a, P> {
+    program: &'a P,
+    start: &'a Start,
+}
+
+impl<P: Program> Run<'_, P> {
+    /// Runs `body` in `process`, with no other worker.
+    fn alone<R>(
+        &self,
+        process: &Process<'_>,
+        body: impl FnOnce(&mut NativeTask<'_, '_, '_>) -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
+        process.run(|cpu| Ok(body(&mut NativeTask { cpu, start: self.start })))?
+    }
+
+    /// A worker: waits for the others, works, and reports.
+    fn work(
+        &self,
+        process: &Process<'_>,
+        state: &P::State,
+        worker: Worker,
+    ) -> Result<Report, Failure> {
+        let measured = process.run(|cpu| {
+            self.start.arrive(|| cpu.poll());
+            let _done = self.start.until_done();
+            let mut task = NativeTask { cpu, start: self.start };
+            let (before, begin) = (thread_usage(), now());
+            let tally = self.program.work(&mut task, state, worker);
+            let span = (begin, now());
+            let Usage { user, system, .. } = thread_usage().since(before);
+            Ok(tally.map(|tally| Report { tally, user, system, span }))
+        });
+        match measured {
+            Ok(report) => report,
+            Err(stop) => {
+                // Without a CPU it has not arrived.
+                self.start.absent();
+                Err(stop.into())
+            }
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! How a crew starts together, and stops when its time is up.
+//!
+//! Workers [`arrive`](Start::arrive), the one who conducts sees all of them, takes what it wants to
+//! know of the moment, and lets them go; where there is a limit it says so when that has passed. The
+//! lines that workers look at while they work are written once.
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// How often the one who conducts looks.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// The signals of one run. It may lie in memory that processes share.
+#[derive(Debug, Default)]
+pub(crate) struct Start {
+    /// Workers that wait for the start, or will never come.
+    ready: AtomicUsize,
+    go: AtomicBool,
+    /// Workers that have ended their work.
+    done: AtomicUsize,
+    stop: Line<AtomicBool>,
+}
+
+/// A value on cache lines of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Line<T>(T);
+
+impl<T> Deref for Line<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl Start {
+    /// Waits for the start, and does `meanwhile` again and again.
+    pub(crate) fn arrive(&self, mut meanwhile: impl FnMut()) {
+        self.ready.fetch_add(1, Ordering::Release);
+        while !self.go.load(Ordering::Acquire) {
+            meanwhile();
+            std::thread::yield_now();
+        }
+    }
+
+    /// Says that a worker will neither arrive nor work.
+    pub(crate) fn absent(&self) {
+        self.ready.fetch_add(1, Ordering::Release);
+        self.done.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a worker as done when what it returns is dropped, in a panic as well.
+    pub(crate) fn until_done(&self) -> impl Drop + '_ {
+        struct Done<'a>(&'a AtomicUsize);
+        impl Drop for Done<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        Done(&self.done)
+    }
+
+    /// Whether the time is up.
+    #[inline]
+    pub(crate) fn expired(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Sends home what workers there are: a crew that is short gives no result.
+    pub(crate) fn dismiss(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.go.store(true, Ordering::Release);
+    }
+
+    /// Waits for the workers, calls `begin`, and starts them; where there is a `limit`, ends it for
+    /// all. `alive` is how many workers can still be expected to do their part.
+    pub(crate) fn conduct(
+        &self,
+        limit: Option<Duration>,
+        mut alive: impl FnMut() -> usize,
+        begin: impl FnOnce(),
+    ) {
+        while self.ready.load(Ordering::Acquire) < alive() {
+            std::thread::sleep(LOOK / 4);
+        }
+        begin();
+        self.go.store(true, Ordering::Release);
+        let Some(limit) = limit else {
+            return;
+        };
+        let end = Instant::now() + limit;
+        while self.done.load(Ordering::Relaxed) < alive() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            std::thread::sleep(left.min(LOOK));
+        }
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_works_before_all_are_there() {
+        let start = Start::default();
+        let working = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    start.arrive(|| ());
+                    let _done = start.until_done();
+                    working.fetch_add(1, Ordering::Relaxed);
+                    while !start.expired() {
+                        std::thread::yield_now();
+                    }
+                });
+            }
+            scope.spawn(|| start.absent());
+            let begin = || assert_eq!(working.load(Ordering::Relaxed), 0);
+            start.conduct(Some(Duration::from_millis(10)), || 4, begin);
+        });
+        assert_eq!(working.into_inner(), 3);
+    }
+
+    #[test]
+    fn the_limit_does_not_hold_up_who_is_done() {
+        let (start, begin) = (Start::default(), Instant::now());
+        start.absent();
+        start.conduct(Some(Duration::from_secs(100)), || 1, || ());
+        assert!(begin.elapsed() < Duration::from_secs(50));
+        assert!(start.expired());
+    }
+}

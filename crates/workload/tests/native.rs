@@ -1,0 +1,137 @@
+//! Every workload on the native machine in checked mode, under every locking, with exact accounts at
+//! the end.
+
+mod common;
+
+use common::{Odd, WRONG, small};
+use faultless::{AnonVmaCheck, Locking, Setting};
+use faultless_native::{Checked, Config, Native};
+use faultless_workload::{Failure, Mode, Outcome, Workload, all};
+
+fn native() -> Native {
+    let config =
+        Config { memory_bytes: 64 << 20, cpus: 3, checked: Checked::Panic, ..Config::default() };
+    Native::new(config).expect("64 MiB are to be had")
+}
+
+/// Nothing is left behind: no frame, and no violation of law 1.
+fn end(native: Native) {
+    native.audit(&[]).expect("every frame is accounted for");
+    assert_eq!(native.machine().violation_count(), 0);
+}
+
+fn counter(outcome: &Outcome, name: &str) -> u64 {
+    outcome.counter(name).unwrap_or_else(|| panic!("no counter {name}"))
+}
+
+#[test]
+fn every_workload_under_every_locking() {
+    let native = native();
+    for locking in Locking::ALL {
+        for check in [AnonVmaCheck::Early, AnonVmaCheck::Late] {
+            native.vm().set(Setting::Locking(locking));
+            native.vm().set(Setting::AnonVmaCheck(check));
+            for (name, arguments, operations, faults) in [
+                ("pft", "size=2M repetitions=2", 1024, 1024),
+                ("page_fault1", "size=512K passes=3 mode=processes", 384, 384),
+                ("page_fault1", "size=512K passes=3", 384, 384),
+                ("page_fault_read", "size=2M passes=2", 1024, 1024),
+                ("page_fault1_churn", "size=2M every=8 churn_touch=yes", 512, 512),
+                ("brk1", "passes=100", 200, 0),
+                ("mmap1", "size=1M passes=100", 100, 0),
+                ("small_allocs", "size=400K unit=40K passes=2", 200, 200),
+                ("ebizzy", "chunks=3 chunk=64K records=10", 10, 160),
+                ("forks", "image=256K dirty=8 fresh=16 processes=4", 4, 4 * 24),
+            ] {
+                for threads in 1..=2 {
+                    let arguments = format!("{arguments} threads={threads}");
+                    let outcome = common::run(&native, name, &arguments);
+                    // These share one area; of the others each worker has its own.
+                    let shared = matches!(name, "pft" | "page_fault_read" | "page_fault1_churn");
+                    let factor = if shared { 1 } else { threads };
+                    assert_eq!(outcome.operations, operations * factor, "{name} {arguments}");
+                    assert!(outcome.faults >= faults * factor, "{name}: {}", outcome.faults);
+                    assert_eq!(counter(&outcome, "faults"), outcome.faults);
+                }
+            }
+        }
+    }
+    end(native);
+}
+
+#[test]
+fn read_faults_of_small_allocs_take_no_lock() {
+    let native = native();
+    native.vm().set(Setting::Locking(Locking::Speculative));
+    native.vm().set(Setting::AnonVmaCheck(AnonVmaCheck::Late));
+    let outcome = common::run(&native, "small_allocs", "size=4M threads=2");
+    assert_eq!(counter(&outcome, "mmap_lock_read"), 0);
+    assert_eq!(counter(&outcome, "read_fault_locked"), 0);
+    assert_eq!(counter(&outcome, "anon_vma_prepared"), 0);
+    assert!(counter(&outcome, "spf") > 0);
+
+    native.vm().set(Setting::Locking(Locking::MmapLock));
+    let outcome = common::run(&native, "small_allocs", "size=4M threads=2");
+    assert!(counter(&outcome, "mmap_lock_read") >= outcome.operations);
+    assert_eq!(counter(&outcome, "spf"), 0);
+    end(native);
+}
+
+#[test]
+fn a_time_limit_ends_every_workload() {
+    let native = native();
+    for info in all() {
+        let arguments = format!("{} seconds=0.02 threads=2", small(info.name));
+        let outcome = common::run(&native, info.name, &arguments);
+        assert!(outcome.wall >= 0.01, "{} ran its passes only: {}", info.name, outcome.wall);
+    }
+    end(native);
+}
+
+#[test]
+fn every_failure_comes_out() {
+    let native = native();
+    for mode in [Mode::Threads, Mode::Processes] {
+        assert_eq!(common::odd(&native, Odd::Calls, mode), Ok(()), "{mode:?}");
+        for odd in [Odd::Wrong, Odd::FailInFork, Odd::FailInPrepare, Odd::FailInFinish] {
+            assert_eq!(common::odd(&native, odd, mode), Err(WRONG), "{odd:?} {mode:?}");
+        }
+        let refused = common::odd(&native, Odd::Refused, mode);
+        assert!(
+            matches!(refused, Err(Failure::Refused { call: "munmap", errno: 22, .. })),
+            "{refused:?} {mode:?}"
+        );
+        for odd in [Odd::Segfault, Odd::SegfaultInFork, Odd::SegfaultInPrepare] {
+            let failure = common::odd(&native, odd, mode);
+            let segv = matches!(
+                failure,
+                Err(Failure::Access { addr: 8, reason: "SIGSEGV (SEGV_MAPERR)", .. })
+            );
+            assert!(segv, "{failure:?} {odd:?} {mode:?}");
+        }
+        assert_eq!(
+            common::odd(&native, Odd::Panic, mode),
+            Err(Failure::Lost { worker: 0 }),
+            "{mode:?}"
+        );
+    }
+    end(native);
+}
+
+#[test]
+fn a_machine_too_small_says_so() {
+    let native = native();
+    let workload = Workload::parse("pft", ["threads=4"]).expect("valid");
+    let failure = workload.run(&native);
+    assert!(
+        matches!(failure, Err(Failure::Refused { call: "clone", errno: 11, .. })),
+        "{failure:?}"
+    );
+    // Twice the memory there is.
+    let workload = Workload::parse("pft", ["size=128M"]).expect("valid");
+    let failure = workload.run(&native).expect_err("it cannot fit");
+    let out = matches!(failure, Failure::Access { reason: "out of memory", .. })
+        || matches!(failure, Failure::Refused { call: "mmap", errno: 12, .. });
+    assert!(out, "{failure:?}");
+    end(native);
+}
