@@ -1,0 +1,337 @@
+//! What is counted: faults and calls on the bare machine, on one CPU.
+//!
+//! Each case prepares a space, then makes its faults or calls through [`faultless_bench_fault`] or
+//! [`faultless_bench_call`], on which the profiler's collection is toggled, and ends in
+//! [`faultless_bench_case_end`], at which the profiler writes a part. That the faults were served in
+//! the way that the case is about is checked against the counters.
+
+use crate::machine::BareMachine;
+use faultless::{
+    Access, AnonVmaCheck, Counter, Cpu, CpuId, FaultError, FaultKind, Locking, MapFlags, PAGE_SIZE,
+    Prot, Setting, Space, Vm,
+};
+use std::hint::black_box;
+
+/// Pages of a case.
+pub const PAGES: u64 = 4096;
+/// Calls of a case that makes calls of which each is one operation.
+const CALLS: u64 = 1000;
+/// Pages of the area that such a call maps.
+const CALL_PAGES: u64 = 16;
+
+/// The symbols between whose entry and return instructions are counted.
+pub const COUNTED: [&str; 2] = ["faultless_bench_fault", "faultless_bench_call"];
+/// The symbol at whose return a case is over.
+pub const CASE_END: &str = "faultless_bench_case_end";
+
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
+
+type BareSpace = Space<BareMachine>;
+type BareCpu<'v> = Cpu<'v, BareMachine>;
+
+/// One fault, as a machine's trap handler would ask for it.
+#[inline(never)]
+#[unsafe(no_mangle)]
+fn faultless_bench_fault(
+    space: &BareSpace,
+    cpu: &BareCpu<'_>,
+    addr: u64,
+    access: Access,
+) -> Result<FaultKind, FaultError> {
+    space.fault(cpu, addr, access)
+}
+
+/// One call of the subsystem.
+#[inline(never)]
+#[unsafe(no_mangle)]
+fn faultless_bench_call(call: &mut dyn FnMut()) {
+    call();
+}
+
+/// Ends a case.
+#[inline(never)]
+#[unsafe(no_mangle)]
+fn faultless_bench_case_end() {
+    black_box(());
+}
+
+/// What a case does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// First writes to consecutive pages.
+    Write,
+    /// First reads of consecutive pages.
+    Read,
+    /// Writes to pages that were only read so far.
+    WriteAfterRead,
+    /// Writes to pages that were shared with a child that is gone.
+    Reuse,
+    /// Writes to pages that are shared with a child.
+    Copy,
+    /// First writes to areas of one page each, each of which gets its reverse-map root.
+    WriteFirst,
+    /// Unmapping touched pages, all in one call.
+    Unmap,
+    /// Mapping 16 pages and unmapping them untouched.
+    MapUnmap,
+    /// Forking a space of touched pages.
+    Fork,
+}
+
+/// What is done, and under which settings.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// What.
+    pub what: What,
+    /// The locking policy.
+    pub locking: Locking,
+    /// With `early`, faults on areas without a reverse-map root give their speculation up: the
+    /// locked fallback.
+    pub check: AnonVmaCheck,
+    /// Whether a promise hangs on it.
+    pub gated: bool,
+}
+
+/// Every case, in the order of the parts.
+pub fn all(quick: bool) -> Vec<Case> {
+    use What::{Copy, Fork, MapUnmap, Read, Reuse, Unmap, Write, WriteAfterRead, WriteFirst};
+    let mut cases = Vec::new();
+    for what in [Write, Read, Reuse, Copy, WriteFirst, WriteAfterRead, Unmap, MapUnmap, Fork] {
+        for locking in [Locking::Speculative, Locking::PerVma, Locking::MmapLock] {
+            let gated = matches!(what, Write | Read | Reuse | Copy);
+            cases.push(Case { what, locking, check: AnonVmaCheck::Late, gated });
+        }
+        if matches!(what, Read | WriteFirst) {
+            let (locking, check) = (Locking::Speculative, AnonVmaCheck::Early);
+            cases.push(Case { what, locking, check, gated: false });
+        }
+    }
+    cases.retain(|case| case.gated || !quick);
+    cases
+}
+
+impl Case {
+    /// The name of what it does.
+    pub const fn workload(&self) -> &'static str {
+        match self.what {
+            What::Write => "anonymous_write_fault",
+            What::Read => "anonymous_read_fault",
+            What::WriteAfterRead => "write_after_read_fault",
+            What::Reuse => "cow_reuse_fault",
+            What::Copy => "cow_copy_fault",
+            What::WriteFirst => "first_write_of_area_fault",
+            What::Unmap => "munmap_per_page",
+            What::MapUnmap => "mmap_munmap_pair",
+            What::Fork => "fork_per_page",
+        }
+    }
+
+    /// Its settings, as the knobs spell them.
+    pub fn setting(&self) -> String {
+        let (locking, check) = (self.locking.name(), self.check.name());
+        match self.check {
+            AnonVmaCheck::Late => format!("locking={locking}"),
+            AnonVmaCheck::Early => format!("locking={locking} anon_vma_check={check} (fallback)"),
+        }
+    }
+
+    /// How many operations it counts.
+    pub const fn operations(&self) -> u64 {
+        match self.what {
+            What::MapUnmap => CALLS,
+            _ => PAGES,
+        }
+    }
+
+    /// How many pages an operation zeroes or copies besides what it is charged for.
+    pub const fn pages_filled(&self) -> u64 {
+        match self.what {
+            What::Write | What::WriteFirst | What::WriteAfterRead | What::Copy => PAGES,
+            _ => 0,
+        }
+    }
+
+    /// Runs it.
+    ///
+    /// # Errors
+    /// What went another way than the case is about.
+    pub fn run(&self) -> Result<(), String> {
+        // Two pages a page for copies, and tables.
+        let vm = Vm::new(BareMachine::new(1, 2 * PAGES as u32 + 256))
+            .map_err(|errno| format!("the machine: {errno:?}"))?;
+        vm.set(Setting::Locking(self.locking));
+        vm.set(Setting::AnonVmaCheck(self.check));
+        // SAFETY: the one `Cpu` of a machine of one CPU.
+        let cpu = unsafe { vm.cpu(CpuId(0)) };
+        let space = Space::new(&cpu).map_err(|error| error.to_string())?;
+        space.activate(&cpu);
+        let before = vm.totals();
+        let run = Run { space: &space, cpu: &cpu };
+        let (kind, count) = self.work(&run).map_err(|error| format!("{self:?}: {error}"))?;
+        let since = vm.totals().since(&before);
+        let expected = [(kind, count), self.served_by(count)];
+        for (counter, expected) in expected {
+            let got = since.get(counter);
+            if got != expected {
+                return Err(format!("{self:?}: {} is {got}, not {expected}", counter.name()));
+            }
+        }
+        space.deactivate(&cpu);
+        space.exit(&cpu);
+        Ok(())
+    }
+
+    /// The counter of the way in which all `faults` faults are to be served.
+    const fn served_by(&self, faults: u64) -> (Counter, u64) {
+        match (self.locking, self.check) {
+            (Locking::Speculative, AnonVmaCheck::Early) => (Counter::RangeLockFault, PAGES),
+            (Locking::Speculative, AnonVmaCheck::Late) => (Counter::RangeLockFault, 0),
+            (Locking::PerVma, _) => (Counter::MmapLockRead, self.roots_locked(faults)),
+            (Locking::MmapLock, _) => (Counter::Spf, 0),
+        }
+    }
+
+    /// How often faults under a VMA's lock have to take the space's lock, for a reverse-map root.
+    const fn roots_locked(&self, faults: u64) -> u64 {
+        match self.what {
+            What::Read | What::MapUnmap => 0,
+            What::WriteFirst => faults,
+            _ => 1,
+        }
+    }
+
+    /// Does the work; says which counter must have counted how much.
+    fn work(&self, run: &Run<'_, '_>) -> Result<(Counter, u64), String> {
+        let faults = match self.what {
+            What::Write => {
+                run.fault_each(run.map(PAGES)?, 1, Access::Write)?;
+                Counter::AnonPage
+            }
+            What::Read => {
+                run.fault_each(run.map(PAGES)?, 1, Access::Read)?;
+                Counter::ZeroPage
+            }
+            What::WriteAfterRead => {
+                let area = run.map(PAGES)?;
+                run.touch(area, Access::Read)?;
+                run.fault_each(area, 1, Access::Write)?;
+                Counter::CowCopy
+            }
+            What::Reuse | What::Copy => {
+                let area = run.map(PAGES)?;
+                run.touch(area, Access::Write)?;
+                let child = run.space.fork(run.cpu).map_err(|error| error.to_string())?;
+                if self.what == What::Reuse {
+                    child.exit(run.cpu);
+                    run.fault_each(area, 1, Access::Write)?;
+                    Counter::CowReuse
+                } else {
+                    run.fault_each(area, 1, Access::Write)?;
+                    child.exit(run.cpu);
+                    Counter::CowCopy
+                }
+            }
+            What::WriteFirst => {
+                let area = run.map(2 * PAGES)?;
+                for page in 0..PAGES {
+                    run.space
+                        .munmap(run.cpu, area + (2 * page + 1) * PAGE_SIZE, PAGE_SIZE)
+                        .map_err(|error| error.to_string())?;
+                }
+                run.fault_each(area, 2, Access::Write)?;
+                Counter::AnonPage
+            }
+            What::Unmap => {
+                let area = run.map(PAGES)?;
+                run.touch(area, Access::Write)?;
+                run.call(&mut || {
+                    run.space.munmap(run.cpu, area, PAGES * PAGE_SIZE).map_err(|e| e.to_string())
+                })?;
+                Counter::AnonPage
+            }
+            What::MapUnmap => {
+                // The first call makes what later calls find.
+                let pair = || {
+                    let area = run.map(CALL_PAGES)?;
+                    let unmapped = run.space.munmap(run.cpu, area, CALL_PAGES * PAGE_SIZE);
+                    unmapped.map_err(|error| error.to_string())
+                };
+                pair()?;
+                for _ in 0..CALLS {
+                    run.call(&mut || pair())?;
+                }
+                faultless_bench_case_end();
+                return Ok((Counter::Faults, 0));
+            }
+            What::Fork => {
+                let area = run.map(PAGES)?;
+                run.touch(area, Access::Write)?;
+                let mut child = None;
+                run.call(&mut || {
+                    child = Some(run.space.fork(run.cpu).map_err(|error| error.to_string())?);
+                    Ok(())
+                })?;
+                if let Some(child) = child {
+                    child.exit(run.cpu);
+                }
+                Counter::AnonPage
+            }
+        };
+        faultless_bench_case_end();
+        Ok((faults, PAGES))
+    }
+}
+
+/// Where a case runs.
+struct Run<'a, 'v> {
+    space: &'a BareSpace,
+    cpu: &'a BareCpu<'v>,
+}
+
+impl Run<'_, '_> {
+    fn map(&self, pages: u64) -> Result<u64, String> {
+        self.space
+            .mmap(self.cpu, 0, pages * PAGE_SIZE, RW, PRIVATE)
+            .map_err(|error| error.to_string())
+    }
+
+    /// Faults [`PAGES`] pages in, each `step` pages above the one before; counted.
+    fn fault_each(&self, area: u64, step: u64, access: Access) -> Result<(), String> {
+        for page in 0..PAGES {
+            let addr = area + page * step * PAGE_SIZE;
+            faultless_bench_fault(self.space, self.cpu, addr, access)
+                .map_err(|error| format!("{error:?}"))?;
+        }
+        Ok(())
+    }
+
+    /// Faults [`PAGES`] pages in; not counted.
+    fn touch(&self, area: u64, access: Access) -> Result<(), String> {
+        for page in 0..PAGES {
+            self.space
+                .fault(self.cpu, area + page * PAGE_SIZE, access)
+                .map_err(|error| format!("{error:?}"))?;
+        }
+        Ok(())
+    }
+
+    /// Makes a call; counted.
+    fn call(&self, call: &mut dyn FnMut() -> Result<(), String>) -> Result<(), String> {
+        let mut answer = Ok(());
+        faultless_bench_call(&mut || answer = call());
+        answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_case_goes_the_way_it_is_about() {
+        for case in all(false) {
+            case.run().unwrap();
+        }
+    }
+}

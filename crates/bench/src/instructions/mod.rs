@@ -1,0 +1,157 @@
+//! Instructions a fault, counted by callgrind.
+//!
+//! This program runs itself under `valgrind --tool=callgrind`, with collection toggled at the entry
+//! and return of the function that makes one fault, so that nothing but the subsystem is counted:
+//! from the fault's entry to its return, the call itself and the tables and reverse-map roots that
+//! the faults needed included, over 4,096 fresh pages. What filling the page itself takes is known
+//! to the instruction from the same profile (zeroing and copying are functions of their own, called
+//! with each page alike) and subtracted; the zeroing of page tables is not. The figures repeat to
+//! the instruction on one build.
+
+pub mod callgrind;
+pub mod cases;
+
+use crate::facts::said;
+use crate::machine::{COPY, ZERO};
+use crate::report::Report;
+use callgrind::Profile;
+use cases::{CASE_END, COUNTED, Case, What};
+use faultless::{AnonVmaCheck, Locking};
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::Command;
+
+/// The most instructions that a speculative anonymous write fault may take besides zeroing.
+const MOST: f64 = 250.0;
+
+/// The hidden argument by which this program is told to be the one that is measured.
+pub const CHILD: &str = "counted";
+
+/// Counts; says where the instructions go of the workload that `explain` names.
+///
+/// # Errors
+/// What valgrind lacks or says, and what went another way than a case is about.
+pub fn run(quick: bool, explain: Option<&str>) -> Result<Report, String> {
+    if said("valgrind", &["--version"]).is_none() {
+        return Err("instructions are counted by valgrind, which is not installed; \
+                    on Debian and Ubuntu: apt-get install valgrind"
+            .into());
+    }
+    let cases = cases::all(quick);
+    let profiles = profile(&cases, quick)?;
+    let counted: Vec<_> =
+        cases.iter().zip(&profiles).map(|(case, profile)| (case, besides(case, profile))).collect();
+    let mut report = Report::default();
+    for ((case, per_operation), profile) in counted.iter().zip(&profiles) {
+        let (workload, setting) = (case.workload(), case.setting());
+        let at = (workload, 1, &setting[..]);
+        report.row(at, ("instructions_besides_filling", "instructions"), *per_operation);
+        if explain == Some(workload) && case.locking == Locking::Speculative {
+            println!("{workload} {setting}\n{}", explained(profile, case.operations()));
+        }
+    }
+    gates(&mut report, &counted);
+    Ok(report)
+}
+
+fn gates(report: &mut Report, counted: &[(&Case, f64)]) {
+    let of = |what, locking| {
+        counted.iter().find(|(case, _)| {
+            case.what == what && case.locking == locking && case.check == AnonVmaCheck::Late
+        })
+    };
+    for (what, most) in
+        [(What::Write, Some(MOST)), (What::Read, None), (What::Reuse, None), (What::Copy, None)]
+    {
+        let Some(&(case, ours)) = of(what, Locking::Speculative) else { continue };
+        if let Some(most) = most {
+            let promise = format!("{}: at most {most} instructions", case.workload());
+            report.gate(promise, format!("{ours:.2}"), ours <= most);
+        }
+        for locked in [Locking::MmapLock, Locking::PerVma] {
+            let Some(&(_, theirs)) = of(what, locked) else { continue };
+            let promise = format!("{}: no more than under {}", case.workload(), locked.name());
+            report.gate(promise, format!("{ours:.2}, {theirs:.2}"), ours <= theirs);
+        }
+    }
+}
+
+/// Instructions an operation, besides filling the page it is about.
+fn besides(case: &Case, profile: &Profile) -> f64 {
+    let filler = profile.function(if case.what == What::Copy { COPY } else { ZERO });
+    let filling = if case.pages_filled() == 0 {
+        0.0
+    } else {
+        filler.in_calls as f64 / filler.calls as f64 * case.pages_filled() as f64
+    };
+    (profile.total as f64 - filling) / case.operations() as f64
+}
+
+/// Runs the cases under callgrind: a profile for each, in their order.
+fn profile(cases: &[Case], quick: bool) -> Result<Vec<Profile>, String> {
+    let own =
+        std::env::current_exe().map_err(|error| format!("this program's own path: {error}"))?;
+    let dir = tempfile::tempdir().map_err(|error| format!("a temporary directory: {error}"))?;
+    let parts = dir.path().join("part");
+    let mut command = Command::new("valgrind");
+    command.args(["--tool=callgrind", "--quiet", "--collect-atstart=no"]);
+    command.args(COUNTED.map(|symbol| format!("--toggle-collect={symbol}")));
+    command.arg(format!("--dump-after={CASE_END}"));
+    command.arg(format!("--callgrind-out-file={}", parts.display()));
+    command.arg(own).arg(CHILD).args(quick.then_some("--quick"));
+    let output = command.output().map_err(|error| format!("valgrind: {error}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("under valgrind ({}): {}", output.status, said.trim()));
+    }
+    (1..=cases.len()).map(|part| read_part(&parts, part)).collect()
+}
+
+fn read_part(parts: &Path, part: usize) -> Result<Profile, String> {
+    let path = parts.with_extension(part.to_string());
+    let text = std::fs::read_to_string(&path)
+        .map_err(|error| format!("part {part} of callgrind's profile: {error}"))?;
+    let profile = Profile::parse(&text)
+        .map_err(|error| format!("part {part} of callgrind's profile: {error}"))?;
+    if profile.total == 0 {
+        return Err(format!("part {part} of callgrind's profile is empty"));
+    }
+    Ok(profile)
+}
+
+/// The functions and source lines that take most, an operation.
+fn explained(profile: &Profile, operations: u64) -> String {
+    let each = |cost: u64| cost as f64 / operations as f64;
+    // Those that cost nothing of their own only led to what is counted.
+    let mut functions: Vec<_> =
+        profile.functions.iter().filter(|(_, function)| function.own != 0).collect();
+    functions.sort_by_key(|(name, function)| (Reverse(function.own + function.called), *name));
+    let mut text = String::from("      in all        own  function\n");
+    for (name, function) in functions.iter().take(24) {
+        let (all, own) = (each(function.own + function.called), each(function.own));
+        text += &format!("  {all:>10.2} {own:>10.2}  {name}\n");
+    }
+    let mut files = HashMap::<&str, u64>::new();
+    for ((file, _), cost) in &profile.lines {
+        *files.entry(file).or_default() += cost;
+    }
+    let mut files: Vec<_> = files.into_iter().collect();
+    files.sort_by_key(|&(file, cost)| (Reverse(cost), file));
+    text += "         own  file\n";
+    for (file, cost) in files.iter().take(16) {
+        text += &format!("  {:>10.2}  {}\n", each(*cost), short(file));
+    }
+    let mut lines: Vec<_> = profile.lines.iter().collect();
+    lines.sort_by_key(|&(place, cost)| (Reverse(cost), place));
+    text += "         own  line\n";
+    for ((file, line), cost) in lines.iter().take(48) {
+        text += &format!("  {:>10.2}  {}:{line}\n", each(**cost), short(file));
+    }
+    text
+}
+
+/// The end of a path that says enough.
+fn short(file: &str) -> &str {
+    file.find("crates/").or_else(|| file.find("library/")).map_or(file, |at| &file[at..])
+}

@@ -1,0 +1,24 @@
+//! What the subsystem promises, measured.
+//!
+//! | bench | what it measures |
+//! |---|---|
+//! | [`instructions`] | instructions a fault, counted by callgrind |
+//! | `lines` | shared cache lines that a fault writes, counted by an instrumented build (feature `observe`) |
+//! | [`scaling`] | two threads beside one, with and without an address space that changes meanwhile |
+//! | [`peers`] | the same work through `memory_set` behind a `RwLock` |
+//!
+//! Each gives figures and gates: a gate is a promise that is met or not. Nothing here is simulated.
+
+pub mod facts;
+#[cfg(not(feature = "observe"))]
+pub mod instructions;
+#[cfg(feature = "observe")]
+pub mod lines;
+pub mod machine;
+#[cfg(not(feature = "observe"))]
+pub mod peers;
+pub mod report;
+#[cfg(not(feature = "observe"))]
+pub mod scaling;
+#[cfg(not(feature = "observe"))]
+pub mod window;

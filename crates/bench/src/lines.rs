@@ -1,0 +1,332 @@
+//! Shared cache lines that a successful fault writes, counted.
+//!
+//! The subsystem is built with its atomics reporting every write (feature `observe`); what is not
+//! atomic is never written by two CPUs. Two CPUs run one space and fault, in turn, on pages of *the
+//! same* area and *the same* leaf table, each page's entry on a cache line of its own. Each line that
+//! a fault writes is told apart by where it is and by who else writes it, not by what the code says it
+//! is:
+//!
+//! - [`Line::Entry`]: in the machine's memory, so in a page table;
+//! - [`Line::Installed`]: the metadata of the frame that the entry holds afterwards. It belongs to the
+//!   CPU that allocated the frame, until the entry is stored;
+//! - [`Line::Source`]: the metadata of the frame that the entry held before (copy-on-write);
+//! - [`Line::Own`]: of the CPU alone: written by more than one of its faults, and by none of the other
+//!   CPU's, although these are faults on the same area and table;
+//! - [`Line::Other`]: all the rest, which can only be shared.
+//!
+//! Entry, source and the rest are shared. Metadata are an array of lines: that a line is the metadata
+//! of a frame is concluded from its distance from the first line being that of the frame number, for
+//! one base that serves all faults on both CPUs.
+
+use crate::machine::BareMachine;
+use crate::report::Report;
+use faultless::sync::observe;
+use faultless::{
+    Access, AnonVmaCheck, CpuId, FaultKind, Locking, MapFlags, PAGE_SIZE, Prot, Setting, Space, Vm,
+};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
+const LINE: usize = 64;
+/// Entries on a cache line: pages whose entries are on lines of their own are so far apart.
+const STRIDE: u64 = 8;
+/// Faults of each CPU; both CPUs' entries are one leaf table.
+const FAULTS: u64 = 32;
+const TABLE_BYTES: u64 = 512 * PAGE_SIZE;
+
+/// What a written line is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Line {
+    /// Of a page table.
+    Entry,
+    /// Metadata of the frame installed.
+    Installed,
+    /// Metadata of the frame that was there before.
+    Source,
+    /// Of the faulting CPU alone.
+    Own,
+    /// Of anything else.
+    Other,
+}
+
+impl Line {
+    const ALL: [Self; 5] = [Self::Entry, Self::Installed, Self::Source, Self::Own, Self::Other];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Entry => "lines_of_entries",
+            Self::Installed => "lines_of_frame_installed",
+            Self::Source => "lines_of_frame_copied",
+            Self::Own => "lines_of_own_cpu",
+            Self::Other => "other_lines",
+        }
+    }
+
+    const fn is_shared(self) -> bool {
+        matches!(self, Self::Entry | Self::Source | Self::Other)
+    }
+}
+
+/// A kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The first write to a page.
+    Write,
+    /// The first read of a page.
+    Read,
+    /// A write to a page that a child shares.
+    Copy,
+    /// A write to a page that a child shared, and is gone.
+    Reuse,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 4] = [Self::Write, Self::Read, Self::Copy, Self::Reuse];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Write => "anonymous_write_fault",
+            Self::Read => "anonymous_read_fault",
+            Self::Copy => "cow_copy_fault",
+            Self::Reuse => "cow_reuse_fault",
+        }
+    }
+
+    const fn served_as(self) -> FaultKind {
+        match self {
+            Self::Write => FaultKind::Anon,
+            Self::Read => FaultKind::ZeroPage,
+            Self::Copy => FaultKind::Copy,
+            Self::Reuse => FaultKind::Reuse,
+        }
+    }
+}
+
+/// How many lines of each sort a fault wrote.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Written(BTreeMap<Line, usize>);
+
+impl Written {
+    /// Lines of one sort.
+    pub fn of(&self, line: Line) -> usize {
+        self.0.get(&line).copied().unwrap_or(0)
+    }
+
+    /// Lines that other CPUs may be using.
+    pub fn shared(&self) -> usize {
+        Line::ALL.into_iter().filter(|line| line.is_shared()).map(|line| self.of(line)).sum()
+    }
+}
+
+/// What one fault did.
+struct Seen {
+    cpu: usize,
+    lines: BTreeSet<usize>,
+    /// The frames of the page's entry before and after.
+    before: u64,
+    after: u64,
+}
+
+thread_local! {
+    /// The lines written, while this thread listens.
+    static HEARD: RefCell<Option<BTreeSet<usize>>> = const { RefCell::new(None) };
+}
+
+/// The hook is the process's; each thread hears its own writes.
+fn hear(address: usize, bytes: usize, _: observe::Write) {
+    HEARD.with_borrow_mut(|heard| {
+        if let Some(heard) = heard {
+            heard.extend(address / LINE..=(address + bytes - 1) / LINE);
+        }
+    });
+}
+
+/// What `act` gives, and the lines that it wrote.
+fn listening<R>(act: impl FnOnce() -> R) -> (R, BTreeSet<usize>) {
+    observe::install(Some(hear));
+    HEARD.set(Some(BTreeSet::new()));
+    let result = act();
+    (result, HEARD.take().unwrap_or_default())
+}
+
+/// Makes faults of `kind` under `locking`, and tells what each wrote, in steady state: the table is
+/// there, and the CPUs have free frames at hand.
+///
+/// # Errors
+/// What was refused, or served in another way.
+pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
+    let vm = Vm::new(BareMachine::new(2, 1024)).map_err(|errno| format!("{errno:?}"))?;
+    vm.set(Setting::Locking(locking));
+    vm.set(Setting::AnonVmaCheck(AnonVmaCheck::Late));
+    // SAFETY: one `Cpu` of each of the two numbers, on one thread.
+    let cpus = unsafe { [vm.cpu(CpuId(0)), vm.cpu(CpuId(1))] };
+    let space = Space::new(&cpus[0]).map_err(|error| error.to_string())?;
+    let (rw, private) = (Prot::READ | Prot::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+    // Three tables' worth hold one whole table, and pages to warm up with below it.
+    let area =
+        space.mmap(&cpus[0], 0, 3 * TABLE_BYTES, rw, private).map_err(|error| error.to_string())?;
+    let table = (area + TABLE_BYTES).next_multiple_of(TABLE_BYTES);
+    let page = |cpu: usize, at: u64| table + (2 * at + cpu as u64) * STRIDE * PAGE_SIZE;
+    let touch = |cpu: usize, addr: u64, access: Access| {
+        space.fault(&cpus[cpu], addr, access).map_err(|error| format!("{error:?}"))
+    };
+    // Tables, the reverse-map root, and the CPUs' lists of frames.
+    for (number, cpu) in cpus.iter().enumerate() {
+        space.activate(cpu);
+        touch(number, table + PAGE_SIZE * (1 + number as u64), Access::Write)?;
+        space.deactivate(cpu);
+    }
+    let both = |at: u64| [page(0, at), page(1, at)];
+    let mut child = None;
+    if matches!(kind, Kind::Copy | Kind::Reuse) {
+        for addr in (0..FAULTS).flat_map(both) {
+            touch(0, addr, Access::Write)?;
+        }
+        child = Some(space.fork(&cpus[0]).map_err(|error| error.to_string())?);
+        if kind == Kind::Reuse
+            && let Some(child) = child.take()
+        {
+            child.exit(&cpus[0]);
+        }
+    }
+    let access = if kind == Kind::Read { Access::Read } else { Access::Write };
+    let mut seen = Vec::new();
+    for (number, cpu) in cpus.iter().enumerate() {
+        // One after the other: a copy asks all CPUs that run the space to flush, and nobody would
+        // answer for the one that is not on.
+        space.activate(cpu);
+        // Half a batch of frames is at hand now, which is enough for all faults that count.
+        touch(number, table + PAGE_SIZE * (3 + number as u64), Access::Write)?;
+        for at in 0..FAULTS {
+            let addr = page(number, at);
+            let before = frame_at(&vm, &space, addr);
+            let (served, lines) = listening(|| touch(number, addr, access));
+            let served = served?;
+            if served != kind.served_as() {
+                return Err(format!("{kind:?}: served as {served:?}"));
+            }
+            seen.push(Seen { cpu: number, lines, before, after: frame_at(&vm, &space, addr) });
+        }
+        space.deactivate(cpu);
+    }
+    let sorted = sort(vm.machine(), &seen);
+    if let Some(child) = child {
+        child.exit(&cpus[0]);
+    }
+    space.exit(&cpus[0]);
+    Ok(sorted)
+}
+
+/// The number of the frame that the leaf entry of `addr` names; 0 where it names none. The walk is
+/// the hardware's.
+fn frame_at(vm: &Vm<BareMachine>, space: &Space<BareMachine>, addr: u64) -> u64 {
+    const FRAME: u64 = 0x000f_ffff_ffff_f000;
+    let mut table = space.root().phys();
+    for level in (0..4).rev() {
+        let index = addr >> (12 + 9 * level) & 511;
+        let entry = vm.machine().entry(table + 8 * index);
+        table = entry.load(std::sync::atomic::Ordering::Acquire) & FRAME;
+        if table == 0 {
+            return 0;
+        }
+    }
+    table / PAGE_SIZE
+}
+
+fn sort(machine: &BareMachine, seen: &[Seen]) -> Vec<Written> {
+    let is_entry = |line: usize| machine.phys_of(line * LINE).is_some();
+    let faults_that_wrote = |line: usize, cpu: usize| {
+        seen.iter().filter(|fault| fault.cpu == cpu && fault.lines.contains(&line)).count()
+    };
+    let base = metadata_base(seen, is_entry);
+    let sort_one = |fault: &Seen, line: usize| {
+        let metadata_of = |frame: u64| frame != 0 && base == line.checked_sub(frame as usize);
+        if is_entry(line) {
+            Line::Entry
+        } else if fault.after != fault.before && metadata_of(fault.after) {
+            Line::Installed
+        } else if metadata_of(fault.before) {
+            Line::Source
+        } else if faults_that_wrote(line, fault.cpu) > 1
+            && faults_that_wrote(line, 1 - fault.cpu) == 0
+        {
+            Line::Own
+        } else {
+            Line::Other
+        }
+    };
+    seen.iter()
+        .map(|fault| {
+            let mut written = Written::default();
+            for &line in &fault.lines {
+                *written.0.entry(sort_one(fault, line)).or_default() += 1;
+            }
+            written
+        })
+        .collect()
+}
+
+/// Where the metadata of frame 0 would be, in lines: the one base for which every fault that
+/// installed a frame of its own wrote the line of that frame.
+fn metadata_base(seen: &[Seen], is_entry: impl Fn(usize) -> bool) -> Option<usize> {
+    let installing: Vec<_> = seen.iter().filter(|fault| fault.after != fault.before).collect();
+    // The zero page is installed by all of them, and written by none.
+    let [first, second, ..] = &installing[..] else { return None };
+    if first.after == second.after {
+        return None;
+    }
+    let base = |fault: &Seen, line: usize| line.checked_sub(fault.after as usize);
+    first.lines.iter().filter(|&&line| !is_entry(line)).find_map(|&line| {
+        let base = base(first, line)?;
+        installing
+            .iter()
+            .all(|fault| fault.lines.contains(&(base + fault.after as usize)))
+            .then_some(base)
+    })
+}
+
+/// How many shared lines a speculative fault of a kind may write: its entry's, and for a copy the
+/// count of the frame that it copies.
+pub const fn promised(kind: Kind) -> usize {
+    match kind {
+        Kind::Copy => 2,
+        _ => 1,
+    }
+}
+
+/// Counts all kinds under all policies.
+///
+/// # Errors
+/// What [`count`] gives.
+pub fn run() -> Result<Report, String> {
+    let mut report = Report::default();
+    for kind in Kind::ALL {
+        for locking in [Locking::Speculative, Locking::PerVma, Locking::MmapLock] {
+            let faults = count(kind, locking)?;
+            let setting = format!("locking={}", locking.name());
+            let at = (kind.name(), 2, &setting[..]);
+            let most = faults.iter().map(Written::shared).max().unwrap_or(0);
+            let least = faults.iter().map(Written::shared).min().unwrap_or(0);
+            report.row(at, ("shared_lines_written_most", "lines"), most as f64);
+            report.row(at, ("shared_lines_written_least", "lines"), least as f64);
+            for line in Line::ALL {
+                let most = faults.iter().map(|fault| fault.of(line)).max().unwrap_or(0);
+                report.row(at, (line.name(), "lines"), most as f64);
+            }
+            let (promise, promised) = (kind.name(), promised(kind));
+            if locking == Locking::Speculative {
+                let promise = format!("{promise}: {promised} shared cache lines written");
+                report.gate(
+                    promise,
+                    format!("{least} to {most}"),
+                    (least, most) == (promised, promised),
+                );
+            } else {
+                let promise = format!("{promise}: more than {promised} under {}", locking.name());
+                report.gate(promise, format!("{least} to {most}"), least > promised);
+            }
+        }
+    }
+    Ok(report)
+}

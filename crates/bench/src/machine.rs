@@ -1,0 +1,146 @@
+//! A machine with nothing but memory: what is measured on it is the subsystem alone.
+//!
+//! Its TLBs hold nothing, so there is nothing to invalidate and nobody to interrupt. Zeroing and
+//! copying a page are functions of their own with plain names, by which a profile tells them apart.
+//! On x86-64 they are `rep stosq` and `rep movsq`, 512 steps a page, as in a kernel.
+
+use core::cell::UnsafeCell;
+use core::fmt;
+use core::sync::atomic::AtomicU64;
+use faultless::{CpuId, FrameNumber, Invalidate, Machine, MemoryRegion, PAGE_SIZE, SpaceId};
+
+/// The symbol under which the bare machine zeroes a page.
+pub const ZERO: &str = "faultless_bench_zero";
+/// The symbol under which the bare machine copies a page.
+pub const COPY: &str = "faultless_bench_copy";
+
+const WORDS: usize = PAGE_SIZE as usize / 8;
+
+#[repr(C, align(4096))]
+struct Page(UnsafeCell<[u64; WORDS]>);
+
+// SAFETY: the words are reached through raw pointers only, under `Machine`'s contract.
+unsafe impl Sync for Page {}
+
+/// See the module.
+pub struct BareMachine {
+    cpus: usize,
+    memory: Vec<Page>,
+    regions: [MemoryRegion; 1],
+}
+
+impl fmt::Debug for BareMachine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BareMachine({} CPUs, {} frames)", self.cpus, self.memory.len())
+    }
+}
+
+impl BareMachine {
+    /// A machine of `cpus` CPUs and `frames` frames, of which the first, numbered 0, is nobody's.
+    pub fn new(cpus: usize, frames: u32) -> Self {
+        let memory = (0..frames).map(|_| Page(UnsafeCell::new([0; WORDS]))).collect();
+        let regions = [MemoryRegion { node: 0, first: FrameNumber(1), frames: frames - 1 }];
+        Self { cpus, memory, regions }
+    }
+
+    /// The physical address of the byte that the host has at `address`, if it is of this memory.
+    pub fn phys_of(&self, address: usize) -> Option<u64> {
+        let offset = address.checked_sub(self.memory.as_ptr().addr())?;
+        (offset < size_of_val(self.memory.as_slice())).then_some(offset as u64)
+    }
+
+    /// The page-table entry at physical address `phys`, which must be of this memory and aligned.
+    pub fn entry(&self, phys: u64) -> &AtomicU64 {
+        let page = &self.memory[(phys / PAGE_SIZE) as usize];
+        let word = (phys % PAGE_SIZE / 8) as usize;
+        // SAFETY: inside the page; entries are words that are only used atomically while their page
+        // is a table.
+        unsafe { AtomicU64::from_ptr(page.0.get().cast::<u64>().add(word)) }
+    }
+}
+
+/// Zeroes the page at `page`.
+///
+/// # Safety
+/// `page` is valid for the writes of a page, and aligned to it.
+#[inline(never)]
+#[unsafe(no_mangle)]
+unsafe fn faultless_bench_zero(page: *mut u64) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's promise; the direction flag is clear by the calling convention.
+    unsafe {
+        core::arch::asm!(
+            "rep stosq",
+            inout("rcx") WORDS => _, inout("rdi") page => _, in("rax") 0,
+            options(nostack, preserves_flags),
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: the caller's promise.
+    unsafe {
+        page.write_bytes(0, WORDS);
+    }
+}
+
+/// Copies the page at `from` to `to`.
+///
+/// # Safety
+/// Both are valid for a page, aligned to it, and distinct.
+#[inline(never)]
+#[unsafe(no_mangle)]
+unsafe fn faultless_bench_copy(to: *mut u64, from: *const u64) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's promise; the direction flag is clear by the calling convention.
+    unsafe {
+        core::arch::asm!(
+            "rep movsq",
+            inout("rcx") WORDS => _, inout("rdi") to => _, inout("rsi") from => _,
+            options(nostack, preserves_flags),
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: the caller's promise.
+    unsafe {
+        to.copy_from_nonoverlapping(from, WORDS);
+    }
+}
+
+// SAFETY: `memory` has a page of its own for each frame of the one region and never moves; there is
+// no TLB to invalidate and no program to interrupt.
+unsafe impl Machine for BareMachine {
+    fn cpus(&self) -> usize {
+        self.cpus
+    }
+
+    fn regions(&self) -> &[MemoryRegion] {
+        &self.regions
+    }
+
+    #[inline(always)]
+    fn frame_bytes(&self, frame: FrameNumber) -> *mut u8 {
+        // As in a kernel, physical memory is mapped at an offset. The numbers are the subsystem's,
+        // which got them from `regions`.
+        self.memory.as_ptr().wrapping_add(frame.0 as usize).cast_mut().cast()
+    }
+
+    #[inline(always)]
+    fn invalidate(&self, _: CpuId, _: SpaceId, _: Invalidate) {}
+
+    fn invalidate_all(&self, _: CpuId) {}
+
+    fn interrupt(&self, _: CpuId) {}
+
+    #[inline(always)]
+    unsafe fn zero_frame(&self, frame: FrameNumber) {
+        // SAFETY: a page of memory that the caller owns.
+        unsafe { faultless_bench_zero(self.frame_bytes(frame).cast()) };
+    }
+
+    #[inline(always)]
+    unsafe fn copy_frame(&self, to: FrameNumber, from: FrameNumber) {
+        // SAFETY: distinct pages of memory.
+        unsafe {
+            faultless_bench_copy(self.frame_bytes(to).cast(), self.frame_bytes(from).cast());
+        }
+    }
+}

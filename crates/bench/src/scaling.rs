@@ -1,0 +1,390 @@
+//! Two threads beside one, on the native machine.
+//!
+//! Threads touch disjoint parts of one area of one process: page faults, served by the subsystem,
+//! of programs that run on the software MMU. In the `churn` case one of the threads maps and unmaps
+//! an unrelated range of 64 KiB to every 16 pages that it touches. Beside that, the same threads zero
+//! as many private pages of plain host memory: what the machine's memory itself lets two threads do.
+//!
+//! # How the figures are formed
+//!
+//! A sample is a lap of well under a millisecond ([`window`]); laps in which the host took the
+//! processor from one of the threads are thrown away, all others count. In one run, laps of every case,
+//! policy and number of threads are taken in turn, round after round, so that whatever else the host
+//! does meets all of them alike. The speed of a thread alone is the median of its laps. The *scaling* of
+//! a lap of two threads is the sum of each thread's speed over the speed of the same thread, doing the
+//! same, alone: 2 is perfect. Only time in which both threads were at work counts. What is reported and
+//! gated is the median over all laps; the tenths and the size of the sample are beside it. After the
+//! least number of rounds, more are run until all gates are met or the time is up, on a host that is
+//! too busy for a sample of some size.
+//!
+//! [`window`]: crate::window
+
+use crate::report::{Report, Spread};
+use crate::window::{Course, Lap, meet};
+use faultless::{Access, AnonVmaCheck, Counter, Locking, MapFlags, PAGE_SIZE, Prot, Setting};
+use faultless::{FrameNumber, Totals};
+use faultless_native::{Config, Memory, Native, NativeCpu, Stop};
+use std::sync::atomic::AtomicUsize;
+use std::time::{Duration, Instant};
+
+/// Pages that a thread touches or zeroes in one course at most: more than the caches hold.
+const PAGES: u64 = 8192;
+/// Pages of a lap that zeroes them, and of one that does not.
+const LAP_PAGES: [u64; 2] = [512, 2048];
+/// Pages between two looks at the window, and for one mapping and unmapping where there is churn.
+const CHUNK: u64 = 16;
+/// The unrelated range.
+const CHURN_BYTES: u64 = 64 << 10;
+/// How far below the area the unrelated range is: not its neighbour, which it would merge with.
+const CHURN_BELOW: u64 = 4 << 30;
+
+/// Read faults of two threads, at least so many times those of one.
+const READ_SCALING: f64 = 1.9;
+/// Write faults scale at least so well as zeroing alone does.
+const WRITE_SCALING: f64 = 0.95;
+/// Under one lock of the space, at most so much of the speculative faults a second with churn.
+const BEHIND: f64 = 0.9;
+
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
+
+/// What the threads do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    Fault { locking: Locking, access: Access, churn: bool },
+    Zero,
+}
+
+/// The samples of one kind of work.
+#[derive(Debug)]
+struct Series {
+    work: Work,
+    /// Pages a second, of each of the two threads alone.
+    alone: [Vec<f64>; 2],
+    /// Pages a second of both threads together.
+    pair: Vec<[f64; 2]>,
+}
+
+impl Series {
+    fn new(work: Work) -> Self {
+        Self { work, alone: Default::default(), pair: Vec::new() }
+    }
+
+    fn speed_alone(&self) -> [f64; 2] {
+        let [first, second] = &self.alone;
+        // Where both do the same, each sample is one of both.
+        if second.is_empty() {
+            [Spread::of(first).median; 2]
+        } else {
+            [Spread::of(first).median, Spread::of(second).median]
+        }
+    }
+
+    fn scaling(&self) -> Spread {
+        let [first, second] = self.speed_alone();
+        let each: Vec<_> =
+            self.pair.iter().map(|both| both[0] / first + both[1] / second).collect();
+        Spread::of(&each)
+    }
+
+    fn together(&self) -> Spread {
+        let each: Vec<_> = self.pair.iter().map(|both| both[0] + both[1]).collect();
+        Spread::of(&each)
+    }
+
+    fn workload(&self) -> String {
+        match self.work {
+            Work::Zero => "zero_private_pages".into(),
+            Work::Fault { access, churn, .. } => {
+                let access = if access == Access::Read { "read" } else { "write" };
+                format!("{access}_fault{}", if churn { "_churn" } else { "" })
+            }
+        }
+    }
+
+    fn setting(&self) -> String {
+        match self.work {
+            Work::Zero => "host memory".into(),
+            Work::Fault { locking, .. } => format!("locking={}", locking.name()),
+        }
+    }
+}
+
+/// Measures.
+///
+/// # Errors
+/// What the machine refused.
+pub fn run(quick: bool) -> Result<Report, String> {
+    let bench = Bench::new()?;
+    let (least, most) = if quick { (10, 30) } else { (30, 120) };
+    let limit = Instant::now() + Duration::from_secs(most);
+    let mut all = every_series();
+    let mut rounds = 0;
+    loop {
+        for series in &mut all {
+            bench.sample(series).map_err(|stop| stop.to_string())?;
+        }
+        rounds += 1;
+        let mut gates = Report::default();
+        gate(&mut gates, &all);
+        if rounds >= least && (gates.met() || Instant::now() >= limit) {
+            break;
+        }
+    }
+    let mut report = Report::default();
+    report.row(("scaling", 2, ""), ("rounds", "rounds"), f64::from(rounds));
+    for series in &all {
+        rows(&mut report, series);
+    }
+    gate(&mut report, &all);
+    small_allocs(&mut report)?;
+    Ok(report)
+}
+
+fn every_series() -> Vec<Series> {
+    let mut all = Vec::new();
+    for access in [Access::Read, Access::Write] {
+        for churn in [false, true] {
+            for locking in [Locking::Speculative, Locking::PerVma, Locking::MmapLock] {
+                all.push(Series::new(Work::Fault { locking, access, churn }));
+            }
+            // Amid the faults that it is compared with, and twice as often.
+            if access == Access::Write && !churn {
+                all.push(Series::new(Work::Zero));
+            }
+        }
+    }
+    all
+}
+
+fn rows(report: &mut Report, series: &Series) {
+    let (workload, setting) = (series.workload(), series.setting());
+    let what = if series.work == Work::Zero { "pages" } else { "faults" };
+    let unit = if series.work == Work::Zero { "pages/s" } else { "faults/s" };
+    for (thread, alone) in series.alone.iter().enumerate().filter(|(_, alone)| !alone.is_empty()) {
+        let which = match (series.work, thread) {
+            (Work::Fault { churn: true, .. }, 0) => "_churning",
+            _ => "",
+        };
+        let name = format!("{what}{which}_per_second");
+        report.median((&workload, 1, &setting), (&name, unit), Spread::of(alone));
+    }
+    let both = (&workload[..], 2, &setting[..]);
+    report.median(both, (&format!("{what}_per_second"), unit), series.together());
+    report.median(both, ("scaling", "times"), series.scaling());
+}
+
+fn gate(report: &mut Report, all: &[Series]) {
+    let of = |work| all.iter().find(|series| series.work == work);
+    let zero = of(Work::Zero).map_or(0.0, |series| series.scaling().median);
+    for access in [Access::Read, Access::Write] {
+        for churn in [false, true] {
+            let under = |locking| of(Work::Fault { locking, access, churn });
+            let Some(ours) = under(Locking::Speculative) else { continue };
+            let (name, scaling) = (ours.workload(), ours.scaling().median);
+            let found = format!("{scaling:.3} (zeroing {zero:.3})");
+            if access == Access::Read {
+                let promise = format!("{name}: two threads at least {READ_SCALING} times one");
+                report.gate(promise, found, scaling >= READ_SCALING);
+            } else {
+                let promise = format!("{name}: scales at least {WRITE_SCALING} as well as zeroing");
+                report.gate(promise, found, scaling >= WRITE_SCALING * zero);
+            }
+            if let (true, Some(theirs)) = (churn, under(Locking::MmapLock)) {
+                let (ours, theirs) = (ours.together().median, theirs.together().median);
+                let found = format!("{:.3} of speculative", theirs / ours);
+                let promise =
+                    format!("{name}: mmap_lock falls behind, to at most {BEHIND} of the faults/s");
+                report.gate(promise, found, theirs <= BEHIND * ours);
+            }
+        }
+    }
+}
+
+struct Bench {
+    native: Native,
+    plain: Memory,
+}
+
+impl Bench {
+    fn new() -> Result<Self, String> {
+        let bytes = 2 * (PAGES + 2048) * PAGE_SIZE;
+        let config = Config { memory_bytes: bytes, cpus: 2, populate: true, ..Config::default() };
+        let native = Native::new(config).map_err(|errno| format!("the machine: {errno:?}"))?;
+        let mut plain = Memory::new((2 * PAGES + 1) * PAGE_SIZE, 1)
+            .map_err(|errno| format!("memory to zero: {errno:?}"))?;
+        plain.populate();
+        Ok(Self { native, plain })
+    }
+
+    /// Adds samples of each number of threads.
+    fn sample(&self, series: &mut Series) -> Result<(), Stop> {
+        let alone = |laps: Vec<Vec<f64>>| laps.into_iter().flatten();
+        let both = |laps: Vec<Vec<f64>>| laps.into_iter().map(|both| [both[0], both[1]]);
+        match series.work {
+            Work::Zero => {
+                series.alone[0].extend(alone(self.zero(1)));
+                series.pair.extend(both(self.zero(2)));
+            }
+            Work::Fault { locking, access, churn } => {
+                self.native.vm().set(Setting::Locking(locking));
+                if churn {
+                    series.alone[0].extend(alone(self.faults(access, &[true])?));
+                    series.alone[1].extend(alone(self.faults(access, &[false])?));
+                } else {
+                    series.alone[0].extend(alone(self.faults(access, &[false])?));
+                }
+                series.pair.extend(both(self.faults(access, &[churn, false])?));
+            }
+        }
+        Ok(())
+    }
+
+    /// Pages a second, lap by lap, of threads that touch, and churn where they say so.
+    fn faults(&self, access: Access, churns: &[bool]) -> Result<Vec<Vec<f64>>, Stop> {
+        let threads = churns.len();
+        let process = self.native.process()?;
+        let bytes = threads as u64 * PAGES * PAGE_SIZE;
+        let area = process.run(|cpu| Ok(cpu.mmap(0, bytes, RW, PRIVATE)?))?;
+        let course = course(threads, access == Access::Write);
+        let laps = process.run_threads(threads, |cpu, number| {
+            let part = area + number as u64 * PAGES * PAGE_SIZE;
+            touch(cpu, &course, part, access, churns[number].then_some(area - CHURN_BELOW))
+        })?;
+        Ok(pages(&course, &laps))
+    }
+
+    /// Pages a second, lap by lap, of threads that zero private pages.
+    fn zero(&self, threads: usize) -> Vec<Vec<f64>> {
+        let course = course(threads, true);
+        let run = |number: usize| {
+            // Frame 0 is nobody's.
+            let first = 1 + number as u64 * PAGES;
+            let zeroed = course.run(
+                || (),
+                |chunk| {
+                    for page in first + chunk * CHUNK..first + (chunk + 1) * CHUNK {
+                        let bytes = self.plain.frame_bytes(FrameNumber(page as u32));
+                        // SAFETY: a page of the mapping; each is of one thread only.
+                        unsafe { bytes.write_bytes(0, PAGE_SIZE as usize) };
+                    }
+                    Ok::<_, std::convert::Infallible>(())
+                },
+            );
+            match zeroed {
+                Ok(laps) => laps,
+                Err(never) => match never {},
+            }
+        };
+        let laps: Vec<_> = std::thread::scope(|scope| {
+            let run = &run;
+            let spawned: Vec<_> =
+                (0..threads).map(|number| scope.spawn(move || run(number))).collect();
+            spawned
+                .into_iter()
+                .map(|thread| {
+                    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                })
+                .collect()
+        });
+        pages(&course, &laps)
+    }
+}
+
+fn course(threads: usize, zeroes: bool) -> Course {
+    let lap = LAP_PAGES[usize::from(!zeroes)];
+    Course::new(threads, PAGES / lap, lap / CHUNK)
+}
+
+fn pages(course: &Course, laps: &[Vec<Lap>]) -> Vec<Vec<f64>> {
+    let mut speeds = course.speeds(laps);
+    speeds.iter_mut().flatten().for_each(|speed| *speed *= CHUNK as f64);
+    speeds
+}
+
+fn touch(
+    cpu: &NativeCpu<'_, '_>,
+    course: &Course,
+    part: u64,
+    access: Access,
+    churn: Option<u64>,
+) -> Result<Vec<Lap>, Stop> {
+    course.run(
+        || cpu.poll(),
+        |chunk| {
+            if let Some(unrelated) = churn {
+                let range = cpu.mmap(unrelated, CHURN_BYTES, RW, PRIVATE)?;
+                cpu.munmap(range, CHURN_BYTES)?;
+            }
+            for page in chunk * CHUNK..(chunk + 1) * CHUNK {
+                cpu.touch(part + page * PAGE_SIZE, access)?;
+            }
+            Ok(())
+        },
+    )
+}
+
+/// Areas that a thread of `small_allocs` maps, and their pages.
+const AREAS: u64 = 4096;
+const AREA_PAGES: u64 = 10;
+
+/// Threads map small areas and read them: who takes a lock of the whole space?
+fn small_allocs(report: &mut Report) -> Result<(), String> {
+    let policies = [
+        (Locking::Speculative, AnonVmaCheck::Late),
+        (Locking::Speculative, AnonVmaCheck::Early),
+        (Locking::PerVma, AnonVmaCheck::Early),
+        (Locking::MmapLock, AnonVmaCheck::Early),
+    ];
+    for (locking, check) in policies {
+        for threads in [1, 2] {
+            let counted = read_small(locking, check, threads).map_err(|error| error.to_string())?;
+            let setting = format!("locking={} anon_vma_check={}", locking.name(), check.name());
+            let at = ("small_allocs", threads, &setting[..]);
+            for counter in [
+                Counter::Faults,
+                Counter::Spf,
+                Counter::MmapLockRead,
+                Counter::ReadFaultLocked,
+                Counter::RangeLockFault,
+            ] {
+                report.row(at, (counter.name(), "count"), counted.get(counter) as f64);
+            }
+            if (locking, check) == (Locking::Speculative, AnonVmaCheck::Late) {
+                let space_wide = counted.get(Counter::MmapLockRead);
+                report.gate(
+                    format!("small_allocs, {threads} threads, late: no read fault locks the space"),
+                    format!("{space_wide} of {} faults", counted.get(Counter::Faults)),
+                    space_wide == 0,
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+fn read_small(locking: Locking, check: AnonVmaCheck, threads: usize) -> Result<Totals, Stop> {
+    let config = Config { memory_bytes: 64 << 20, cpus: 2, ..Config::default() };
+    let refused = |errno| faultless::Error {
+        operation: "new machine",
+        range: faultless::VirtRange::new(0, 0),
+        errno,
+    };
+    let native = Native::new(config).map_err(refused)?;
+    native.vm().set(Setting::Locking(locking));
+    native.vm().set(Setting::AnonVmaCheck(check));
+    let process = native.process()?;
+    let before = native.vm().totals();
+    let arrived = AtomicUsize::new(0);
+    process.run_threads(threads, |cpu, _| {
+        meet(&arrived, threads, || cpu.poll());
+        for _ in 0..AREAS {
+            let area = cpu.mmap(0, AREA_PAGES * PAGE_SIZE, RW, PRIVATE)?;
+            for page in 0..AREA_PAGES {
+                cpu.touch(area + page * PAGE_SIZE, Access::Read)?;
+            }
+        }
+        Ok(())
+    })?;
+    Ok(native.vm().totals().since(&before))
+}

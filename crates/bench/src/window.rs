@@ -1,0 +1,236 @@
+//! Threads that work at the same time, and how fast each of them was while all did.
+//!
+//! A [`Course`] is a number of laps. All threads begin a lap together; when the first has done its
+//! share of it, all stop, and begin the next. Each one's speed in a lap is what it did over the time
+//! from the first one's begin to the last one's end, so a thread that came late or was not running for
+//! a while counts as slow. Laps are short, a millisecond and less, so that on a busy host some are
+//! run in peace; a lap in which one of the threads waited for a processor is thrown
+//! away, and so is the first, which finds the caches as others left them.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Laps of threads that work side by side.
+#[derive(Debug)]
+pub struct Course {
+    laps: Vec<Window>,
+    chunks: u64,
+}
+
+impl Course {
+    /// A course of `laps` laps of `chunks` chunks for `threads` threads, each of which must call
+    /// [`run`](Self::run).
+    pub fn new(threads: usize, laps: u64, chunks: u64) -> Self {
+        Self { laps: (0..laps).map(|_| Window::new(threads)).collect(), chunks }
+    }
+
+    /// Runs the course: calls `chunk` with the number of each chunk that is reached, and `poll`
+    /// while it waits for the others.
+    ///
+    /// # Errors
+    /// The first that `chunk` gave; no thread runs another lap then.
+    pub fn run<E>(
+        &self,
+        poll: impl Fn(),
+        mut chunk: impl FnMut(u64) -> Result<(), E>,
+    ) -> Result<Vec<Lap>, E> {
+        let waits = Waits::open();
+        let laps = self.laps.iter().zip(0..).map(|(window, lap)| {
+            window.lap(self.chunks, &waits, &poll, |at| chunk(lap * self.chunks + at))
+        });
+        laps.collect::<Result<_, _>>().inspect_err(|_| self.laps.iter().for_each(Window::abandon))
+    }
+
+    /// Chunks a second of each thread in each lap that counts, of what [`run`](Self::run) gave in
+    /// each thread.
+    pub fn speeds(&self, threads: &[Vec<Lap>]) -> Vec<Vec<f64>> {
+        (1..self.laps.len())
+            .map(|at| threads.iter().filter_map(|laps| laps.get(at).copied()).collect())
+            .filter(|laps: &Vec<Lap>| laps.iter().all(|lap| lap.in_peace))
+            .map(|laps| speeds(&laps))
+            .collect()
+    }
+}
+
+/// A time in which threads work side by side.
+#[derive(Debug)]
+struct Window {
+    threads: usize,
+    arrived: AtomicUsize,
+    over: AtomicBool,
+}
+
+/// What one thread did in a window.
+#[derive(Clone, Copy, Debug)]
+pub struct Lap {
+    done: u64,
+    begin: Instant,
+    end: Instant,
+    /// Whether the host let the thread run whenever it could have.
+    in_peace: bool,
+}
+
+/// A thread is in peace while it waits for a processor for at most one part in so many of a lap.
+const PEACE: u32 = 50;
+
+/// How long this thread has waited for a processor: the second figure of its `schedstat`.
+struct Waits(Option<File>);
+
+impl Waits {
+    fn open() -> Self {
+        Self(File::open("/proc/thread-self/schedstat").ok())
+    }
+
+    /// The time so far; always the same where the host does not tell.
+    fn so_far(&self) -> Duration {
+        let mut text = [0; 80];
+        let read = self.0.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
+        let text = str::from_utf8(&text[..read]).unwrap_or_default();
+        let waited = text.split_whitespace().nth(1).and_then(|waited| waited.parse().ok());
+        Duration::from_nanos(waited.unwrap_or(0))
+    }
+}
+
+impl Window {
+    fn new(threads: usize) -> Self {
+        Self { threads, arrived: AtomicUsize::new(0), over: AtomicBool::new(false) }
+    }
+
+    /// Waits for the others, then calls `chunk` with 0, 1, ... up to `chunks` times, until one of
+    /// the threads is done. While it waits it calls `poll`.
+    ///
+    /// # Errors
+    /// The first that `chunk` gave; the other threads stop.
+    fn lap<E>(
+        &self,
+        chunks: u64,
+        waits: &Waits,
+        poll: impl Fn(),
+        mut chunk: impl FnMut(u64) -> Result<(), E>,
+    ) -> Result<Lap, E> {
+        let before = waits.so_far();
+        meet(&self.arrived, self.threads, poll);
+        let begin = Instant::now();
+        let mut done = 0;
+        let mut result = Ok(());
+        while done < chunks && result.is_ok() && !self.over.load(Ordering::Relaxed) {
+            result = chunk(done);
+            done += 1;
+        }
+        let end = Instant::now();
+        self.over.store(true, Ordering::Relaxed);
+        let in_peace = waits.so_far() - before <= (end - begin) / PEACE;
+        result.map(|()| Lap { done, begin, end, in_peace })
+    }
+
+    /// Lets nobody wait any more.
+    fn abandon(&self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.arrived.store(self.threads, Ordering::Release);
+    }
+}
+
+/// Waits until `threads` threads have come here.
+pub fn meet(arrived: &AtomicUsize, threads: usize, poll: impl Fn()) {
+    arrived.fetch_add(1, Ordering::AcqRel);
+    let mut looks = 0u32;
+    while arrived.load(Ordering::Acquire) < threads {
+        poll();
+        looks += 1;
+        if looks.is_multiple_of(1 << 12) {
+            std::thread::yield_now();
+        }
+        std::hint::spin_loop();
+    }
+}
+
+/// Chunks a second of each thread.
+fn speeds(laps: &[Lap]) -> Vec<f64> {
+    let begin = laps.iter().map(|lap| lap.begin).min();
+    let end = laps.iter().map(|lap| lap.end).max();
+    let seconds = begin.zip(end).map_or(0.0, |(begin, end)| (end - begin).as_secs_f64());
+    laps.iter().map(|lap| lap.done as f64 / seconds).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_stop_with_the_first_and_begin_again() {
+        let course = Course::new(2, 3, 10);
+        let laps = std::thread::scope(|scope| {
+            let slow = scope.spawn(|| {
+                course.run(
+                    || (),
+                    |_| {
+                        std::thread::sleep(std::time::Duration::from_millis(1));
+                        Ok::<_, ()>(())
+                    },
+                )
+            });
+            let mut reached = Vec::new();
+            let fast = course.run(
+                || (),
+                |chunk| {
+                    reached.push(chunk);
+                    Ok::<_, ()>(())
+                },
+            );
+            // Whoever is faster is so to the end.
+            assert_eq!(reached, (0..30).collect::<Vec<_>>());
+            [fast.unwrap(), slow.join().unwrap().unwrap()]
+        });
+        let speeds = course.speeds(&laps);
+        // Of a busy host none may count.
+        assert!(speeds.len() <= 2);
+        assert!(speeds.iter().all(|both| both[0] > both[1]));
+    }
+
+    #[test]
+    fn waiting_for_a_processor_is_seen() {
+        let waits = Waits::open();
+        if waits.0.is_none() {
+            return;
+        }
+        let busy = AtomicBool::new(true);
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| {
+            for _ in 0..2 * processors {
+                scope.spawn(|| {
+                    while busy.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            let (before, begin) = (waits.so_far(), Instant::now());
+            while waits.so_far() == before && begin.elapsed() < Duration::from_secs(10) {
+                std::thread::yield_now();
+            }
+            busy.store(false, Ordering::Relaxed);
+            assert!(waits.so_far() > before);
+        });
+    }
+
+    #[test]
+    fn a_failure_stops_all() {
+        let course = Course::new(2, 3, 10);
+        std::thread::scope(|scope| {
+            // It would wait for ever in the second lap.
+            scope.spawn(|| {
+                course.run(
+                    || (),
+                    |_| {
+                        while !course.laps[0].over.load(Ordering::Relaxed) {
+                            std::thread::yield_now();
+                        }
+                        Ok::<_, u64>(())
+                    },
+                )
+            });
+            assert_eq!(course.run(|| (), Err).err(), Some(0));
+        });
+    }
+}

@@ -1,0 +1,61 @@
+//! The third law, counted: a successful speculative fault writes one shared cache line, that of the
+//! entry.
+#![cfg(feature = "observe")]
+
+use faultless::Locking;
+use faultless_bench::lines::{Kind, Line, Written, count, promised, run};
+
+fn each(kind: Kind, locking: Locking, check: impl Fn(&Written)) {
+    let faults = count(kind, locking).unwrap();
+    assert_eq!(faults.len(), 64);
+    faults.iter().for_each(check);
+}
+
+#[test]
+fn a_speculative_fault_writes_the_entrys_line_alone() {
+    for kind in [Kind::Write, Kind::Read, Kind::Reuse] {
+        each(kind, Locking::Speculative, |written| {
+            assert_eq!(written.of(Line::Entry), 1, "{kind:?}: {written:?}");
+            assert_eq!(written.shared(), 1, "{kind:?}: {written:?}");
+        });
+    }
+}
+
+#[test]
+fn a_copy_writes_the_count_of_the_frame_it_copies_too() {
+    each(Kind::Copy, Locking::Speculative, |written| {
+        let shared = [Line::Entry, Line::Source].map(|line| written.of(line));
+        assert_eq!((shared, written.shared()), ([1, 1], 2), "{written:?}");
+    });
+}
+
+#[test]
+fn under_a_lock_it_is_more() {
+    for kind in Kind::ALL {
+        for locking in [Locking::MmapLock, Locking::PerVma] {
+            each(kind, locking, |written| {
+                assert!(written.of(Line::Other) > 0, "{kind:?} {locking:?}: {written:?}");
+                assert!(written.shared() > promised(kind), "{kind:?} {locking:?}: {written:?}");
+            });
+        }
+    }
+}
+
+/// The counting itself: a write fault writes its own frame's metadata and its CPU's counters, which
+/// are found, and told apart from the shared line.
+#[test]
+fn what_is_not_shared_is_seen_and_told_apart() {
+    each(Kind::Write, Locking::Speculative, |written| {
+        assert_eq!(written.of(Line::Installed), 1, "{written:?}");
+        assert!(written.of(Line::Own) >= 2, "{written:?}");
+    });
+    each(Kind::Read, Locking::Speculative, |written| {
+        assert_eq!(written.of(Line::Installed), 0, "{written:?}");
+    });
+}
+
+#[test]
+fn the_bench_says_so_too() {
+    let report = run().unwrap();
+    assert!(report.met(), "{:?}", report.gates());
+}
