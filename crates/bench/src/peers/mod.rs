@@ -14,6 +14,10 @@
 //!   1,000 other areas, as a real program has, they lie elsewhere;
 //! - both are called directly from a thread, fault by fault; no software MMU is between.
 //!
+//! All comparisons are reported; gated are those of two threads that fault, and of mapping beside
+//! other areas. A lone thread, and mapping in an empty space, are where a map behind a lock has
+//! nothing to lose.
+//!
 //! Speeds are sums over the threads while all of them were at work, in laps of less than a
 //! millisecond that are taken in turn and in which no thread lost its processor
 //! ([`window`](crate::window)); medians, with the tenths beside them.
