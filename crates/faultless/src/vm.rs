@@ -21,7 +21,7 @@ use alloc::boxed::Box;
 use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
-use core::ptr::NonNull;
+use core::ptr::{self, NonNull};
 
 /// Retired objects beyond which a call tries to free some.
 const COLLECT_ABOVE: usize = 32;
@@ -38,11 +38,63 @@ pub(crate) struct CpuState {
     pub(crate) gather: Gather,
     /// The space that this CPU runs.
     pub(crate) resident: Resident,
+    pub(crate) hint: Hint,
 }
 
-// SAFETY: the cells (`gather`) are reached only through `Cpu::state`, against the CPU's `Local`; other
+/// The VMA that this CPU's last fault found: the next fault is often in it, and need not look at the
+/// tree, which calls in other ranges change all the time.
+///
+/// *Invariant (a hint is alive):* in a section whose steady epoch is `epoch`, `vma` is a VMA of the
+/// space `space`, which may have been replaced since: then its sequence is odd.
+#[derive(Debug)]
+pub(crate) struct Hint {
+    space: Cell<u64>,
+    epoch: Cell<u64>,
+    vma: Cell<*const Vma>,
+}
+
+impl Default for Hint {
+    fn default() -> Self {
+        // No space is numbered 0.
+        Self { space: Cell::new(0), epoch: Cell::new(0), vma: Cell::new(ptr::null()) }
+    }
+}
+
+impl Hint {
+    /// The VMA that the last fault found in `space`, if it is known to be alive.
+    #[inline(always)]
+    pub(crate) fn get<'s>(
+        &self,
+        grace: &Grace,
+        section: &'s Section<'_>,
+        space: SpaceId,
+    ) -> Option<&'s Vma> {
+        if self.space.get() != space.0 || grace.steady_epoch(section) != Some(self.epoch.get()) {
+            return None;
+        }
+        // SAFETY: a hint is alive.
+        Some(unsafe { &*self.vma.get() })
+    }
+
+    /// Remembers `vma`, which was found in `space` in this section.
+    #[inline]
+    pub(crate) fn set(&self, grace: &Grace, section: &Section<'_>, space: SpaceId, vma: &Vma) {
+        if let Some(epoch) = grace.steady_epoch(section) {
+            self.space.set(space.0);
+            self.epoch.set(epoch);
+            self.vma.set(vma);
+        } else {
+            self.space.set(0);
+        }
+    }
+}
+
+// SAFETY: the cells (`gather`, `hint`) are reached only through `Cpu::state`, against the CPU's `Local`; other
 // CPUs read `counts` and `resident`, which are atomics.
 unsafe impl Sync for CpuState {}
+// SAFETY: as above; the hint's pointer is followed only as its invariant allows, on whichever thread is
+// the CPU.
+unsafe impl Send for CpuState {}
 
 /// Resident pages that a CPU counted for the space it runs, not yet added to the space's own count.
 #[derive(Debug, Default)]

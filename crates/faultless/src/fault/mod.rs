@@ -24,6 +24,7 @@ use crate::space::Space;
 use crate::space::vma::{Prot, Vma};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
+use crate::sync::grace::Section;
 use crate::table::entry::Entry;
 use crate::table::node::LAST;
 use crate::table::walk::{Reached, descend};
@@ -145,20 +146,13 @@ impl<M: Machine> Space<M> {
         prepared: &mut Prepared,
     ) -> Option<FaultKind> {
         let section = cpu.section();
-        let tried = match self.tree.snapshot(&section).at(page) {
+        let tried = match self.running_vma(cpu, &section, page) {
             None => Err(Abort::VmaChanged),
-            Some(entry) => {
-                // SAFETY: VMAs in a view live as long as the section.
-                let vma = unsafe { entry.value.as_ref() };
-                match vma.sequence.read() {
-                    None => Err(Abort::VmaChanged),
-                    Some(seen) => {
-                        let ticket = Ticket::speculative(vma, seen);
-                        self.check(cpu, vma, access).and_then(|()| {
-                            Attempt { cpu, space: self, vma, ticket, page, access }.serve(prepared)
-                        })
-                    }
-                }
+            Some((vma, seen)) => {
+                let ticket = Ticket::speculative(vma, seen);
+                self.check(cpu, vma, access).and_then(|()| {
+                    Attempt { cpu, space: self, vma, ticket, page, access }.serve(prepared)
+                })
             }
         };
         match tried {
@@ -171,6 +165,39 @@ impl<M: Machine> Space<M> {
                 None
             }
         }
+    }
+
+    /// The VMA at `page`, and its sequence, if no writer is at work on it.
+    #[inline(always)]
+    fn running_vma<'s>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        section: &'s Section<'_>,
+        page: u64,
+    ) -> Option<(&'s Vma, u64)> {
+        // A VMA that was replaced since the last fault has an odd sequence, for ever.
+        if let Some(vma) = cpu.state().hint.get(&cpu.vm().grace, section, self.id())
+            && vma.area.range.contains(page)
+            && let Some(seen) = vma.sequence.read()
+        {
+            return Some((vma, seen));
+        }
+        self.look_up_vma(cpu, section, page)
+    }
+
+    #[inline(never)]
+    fn look_up_vma<'s>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        section: &'s Section<'_>,
+        page: u64,
+    ) -> Option<(&'s Vma, u64)> {
+        let entry = self.tree.snapshot(section).at(page)?;
+        // SAFETY: VMAs in a view live as long as the section.
+        let vma: &'s Vma = unsafe { entry.value.as_ref() };
+        let seen = vma.sequence.read()?;
+        cpu.state().hint.set(&cpu.vm().grace, section, self.id(), vma);
+        Some((vma, seen))
     }
 
     #[cold]

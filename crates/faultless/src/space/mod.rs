@@ -45,6 +45,7 @@ use crate::knob::Locking;
 use crate::machine::{Invalidate, Machine, SpaceId};
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::sync::percpu::Padded;
 use crate::sync::range::{RangeGuard, RangeLock};
 use crate::sync::rwlock::{ReadGuard, RwLock, WriteGuard};
 use crate::sync::spin::SpinLock;
@@ -72,17 +73,18 @@ struct Heap {
     end: u64,
 }
 
-/// One address space. It is ended by [`exit`](Space::exit); one that is dropped instead keeps its
+/// One address space. Every fault reads its first fields; what faults and calls write lies on lines of
+/// its own, so that calls do not take the first from the faults' caches. It is ended by [`exit`](Space::exit); one that is dropped instead keeps its
 /// frames for ever, because without a CPU at hand nothing can be flushed or freed.
 pub struct Space<M: Machine> {
     id: SpaceId,
     root: FrameNumber,
-    pub(crate) tree: Tree<Vma>,
-    ranges: RangeLock,
-    pub(crate) mmap_lock: RwLock,
     /// The locking policy in force here; it follows the knob at the next call or fault.
     locking: AtomicU8,
-    pub(crate) cpus: CpuSet,
+    pub(crate) tree: Tree<Vma>,
+    ranges: Padded<RangeLock>,
+    pub(crate) mmap_lock: Padded<RwLock>,
+    pub(crate) cpus: Padded<CpuSet>,
     /// How many CPUs run it.
     running: AtomicU32,
     /// Resident pages, but for what the CPUs that run it have not added yet.
@@ -120,11 +122,11 @@ impl<M: Machine> Space<M> {
         Ok(Self {
             id: cpu.vm().new_space_id(),
             root,
-            tree: Tree::new(),
-            ranges: RangeLock::new(),
-            mmap_lock: RwLock::new(),
             locking: AtomicU8::new(cpu.vm().knobs.locking() as u8),
-            cpus: CpuSet::new(),
+            tree: Tree::new(),
+            ranges: Padded(RangeLock::new()),
+            mmap_lock: Padded(RwLock::new()),
+            cpus: Padded(CpuSet::new()),
             running: AtomicU32::new(0),
             resident: AtomicU64::new(0),
             mapped: AtomicU64::new(0),

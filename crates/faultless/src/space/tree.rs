@@ -30,7 +30,7 @@ use crate::addr::VirtRange;
 use crate::error::OutOfMemory;
 use crate::sync::atomic::{AtomicPtr, Ordering};
 use crate::sync::grace::{Grace, Section};
-use crate::sync::percpu::Local;
+use crate::sync::percpu::{Local, Padded};
 use crate::sync::spin::{SpinGuard, SpinLock};
 use crate::sync::wait::Wait;
 use core::fmt;
@@ -42,8 +42,8 @@ use node::{Node, Slot};
 /// A map from disjoint half-open ranges of addresses to `NonNull<T>`.
 pub struct Tree<T> {
     /// Null while there is no entry.
-    root: AtomicPtr<Node>,
-    writer: SpinLock<Writer>,
+    root: Padded<AtomicPtr<Node>>,
+    writer: Padded<SpinLock<Writer>>,
     marker: PhantomData<NonNull<T>>,
 }
 
@@ -64,8 +64,8 @@ impl<T> Tree<T> {
     /// A tree without entries. Allocates nothing.
     pub fn new() -> Self {
         Self {
-            root: AtomicPtr::new(ptr::null_mut()),
-            writer: SpinLock::new(Writer { edits: 0 }),
+            root: Padded(AtomicPtr::new(ptr::null_mut())),
+            writer: Padded(SpinLock::new(Writer { edits: 0 })),
             marker: PhantomData,
         }
     }

@@ -196,6 +196,18 @@ impl Grace {
         Section { mark, on: PhantomData }
     }
 
+    /// The epoch of `section`, if it is the present one. What was reachable in an earlier section of the
+    /// same CPU with the same answer is alive in this one, too, even if it was unlinked since.
+    ///
+    /// Why: it was retired in that epoch or later, so it is given out two epochs later at the
+    /// earliest. This epoch was the present one after the section was opened, and the section keeps
+    /// it from advancing by more than one.
+    #[inline(always)]
+    pub fn steady_epoch(&self, section: &Section<'_>) -> Option<u64> {
+        let marked = section.mark.load(Ordering::Relaxed) >> NEST_BITS;
+        (self.epoch.0.load(Ordering::Acquire) == marked).then_some(marked)
+    }
+
     /// Puts an unlinked object aside until its grace period is over; then [`Self::collect`] on this
     /// CPU gives it out.
     ///

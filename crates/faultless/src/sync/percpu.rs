@@ -43,6 +43,22 @@ impl Local {
 #[repr(align(128))]
 pub struct Padded<T>(pub T);
 
+impl<T> core::ops::Deref for Padded<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> core::ops::DerefMut for Padded<T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
 /// One `T` for each CPU.
 pub struct PerCpu<T> {
     slots: Vec<Padded<T>>,
