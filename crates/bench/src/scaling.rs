@@ -8,14 +8,14 @@
 //! # How the figures are formed
 //!
 //! A sample is a lap of well under a millisecond ([`window`]); laps in which the host took the
-//! processor from one of the threads are thrown away, all others count. In one run, laps of every case,
-//! policy and number of threads are taken in turn, round after round, so that whatever else the host
-//! does meets all of them alike. The speed of a thread alone is the median of its laps. The *scaling* of
-//! a lap of two threads is the sum of each thread's speed over the speed of the same thread, doing the
-//! same, alone: 2 is perfect. Only time in which both threads were at work counts. What is reported and
-//! gated is the median over all laps; the tenths and the size of the sample are beside it. After the
-//! least number of rounds, more are run until all gates are met or the time is up, on a host that is
-//! too busy for a sample of some size.
+//! processor from one of the threads are thrown away, all others count. In one run, every case, policy
+//! and number of threads is taken in turn, round after round, for a time that is set beforehand. In a
+//! round the threads run alone, together, and alone again, within a few milliseconds, because the host's
+//! clock may change by a factor of two from one second to the next; a round in which it did, so that
+//! the threads alone were not equally fast before and after, does not count. The *scaling* of a lap together is
+//! the sum of each thread's speed over the median speed of the same thread, doing the same, alone, in
+//! the same round: 2 is perfect. Only time in which both threads were at work counts. What is reported
+//! and gated is the median over the rounds' medians; the tenths and the number of rounds are beside it.
 //!
 //! [`window`]: crate::window
 
@@ -37,6 +37,9 @@ const CHUNK: u64 = 16;
 const CHURN_BYTES: u64 = 64 << 10;
 /// How far below the area the unrelated range is: not its neighbour, which it would merge with.
 const CHURN_BELOW: u64 = 4 << 30;
+
+/// A round counts if its threads are as fast alone after it as before, but for this part.
+const STEADY: f64 = 0.05;
 
 /// Read faults of two threads, at least so many times those of one.
 const READ_SCALING: f64 = 1.9;
@@ -63,28 +66,40 @@ struct Series {
     alone: [Vec<f64>; 2],
     /// Pages a second of both threads together.
     pair: Vec<[f64; 2]>,
+    /// The median scaling of each round.
+    scaling: Vec<f64>,
 }
 
 impl Series {
     fn new(work: Work) -> Self {
-        Self { work, alone: Default::default(), pair: Vec::new() }
+        Self { work, alone: Default::default(), pair: Vec::new(), scaling: Vec::new() }
     }
 
-    fn speed_alone(&self) -> [f64; 2] {
-        let [first, second] = &self.alone;
-        // Where both do the same, each sample is one of both.
-        if second.is_empty() {
-            [Spread::of(first).median; 2]
-        } else {
-            [Spread::of(first).median, Spread::of(second).median]
+    /// Adds what a round found: laps of each thread alone (of one, where both do the same), before and
+    /// after laps of both.
+    fn add(&mut self, alone: [[Vec<f64>; 2]; 2], pair: Vec<[f64; 2]>) {
+        let [before, after] = &alone;
+        let steady = before.iter().zip(after).all(|(before, after)| {
+            let (before, after) = (Spread::of(before).median, Spread::of(after).median);
+            (before - after).abs() <= STEADY * before.max(after)
+        });
+        for laps in &alone {
+            self.alone.iter_mut().zip(laps).for_each(|(all, laps)| all.extend(laps));
         }
+        let [first, second] = [0, 1].map(|thread| {
+            let laps: Vec<_> = alone.iter().flat_map(|laps| laps[thread].iter().copied()).collect();
+            Spread::of(&laps).median
+        });
+        let second = if second > 0.0 { second } else { first };
+        let each: Vec<_> = pair.iter().map(|both| both[0] / first + both[1] / second).collect();
+        if steady && first > 0.0 && !each.is_empty() {
+            self.scaling.push(Spread::of(&each).median);
+        }
+        self.pair.extend(pair);
     }
 
     fn scaling(&self) -> Spread {
-        let [first, second] = self.speed_alone();
-        let each: Vec<_> =
-            self.pair.iter().map(|both| both[0] / first + both[1] / second).collect();
-        Spread::of(&each)
+        Spread::of(&self.scaling)
     }
 
     fn together(&self) -> Spread {
@@ -116,8 +131,7 @@ impl Series {
 /// What the machine refused.
 pub fn run(quick: bool) -> Result<Report, String> {
     let bench = Bench::new()?;
-    let (least, most) = if quick { (10, 30) } else { (30, 120) };
-    let limit = Instant::now() + Duration::from_secs(most);
+    let end = Instant::now() + Duration::from_secs(if quick { 20 } else { 90 });
     let mut all = every_series();
     let mut rounds = 0;
     loop {
@@ -125,9 +139,7 @@ pub fn run(quick: bool) -> Result<Report, String> {
             bench.sample(series).map_err(|stop| stop.to_string())?;
         }
         rounds += 1;
-        let mut gates = Report::default();
-        gate(&mut gates, &all);
-        if rounds >= least && (gates.met() || Instant::now() >= limit) {
+        if Instant::now() >= end {
             break;
         }
     }
@@ -219,24 +231,26 @@ impl Bench {
 
     /// Adds samples of each number of threads.
     fn sample(&self, series: &mut Series) -> Result<(), Stop> {
-        let alone = |laps: Vec<Vec<f64>>| laps.into_iter().flatten();
-        let both = |laps: Vec<Vec<f64>>| laps.into_iter().map(|both| [both[0], both[1]]);
-        match series.work {
-            Work::Zero => {
-                series.alone[0].extend(alone(self.zero(1)));
-                series.pair.extend(both(self.zero(2)));
-            }
-            Work::Fault { locking, access, churn } => {
-                self.native.vm().set(Setting::Locking(locking));
-                if churn {
-                    series.alone[0].extend(alone(self.faults(access, &[true])?));
-                    series.alone[1].extend(alone(self.faults(access, &[false])?));
-                } else {
-                    series.alone[0].extend(alone(self.faults(access, &[false])?));
-                }
-                series.pair.extend(both(self.faults(access, &[churn, false])?));
-            }
+        let flat = |laps: Vec<Vec<f64>>| laps.into_iter().flatten();
+        let single = || -> Result<[Vec<f64>; 2], Stop> {
+            Ok(match series.work {
+                Work::Zero => [flat(self.zero(1)).collect(), Vec::new()],
+                Work::Fault { access, churn, .. } => [
+                    flat(self.faults(access, &[churn])?).collect(),
+                    if churn { flat(self.faults(access, &[false])?).collect() } else { Vec::new() },
+                ],
+            })
+        };
+        if let Work::Fault { locking, .. } = series.work {
+            self.native.vm().set(Setting::Locking(locking));
         }
+        let before = single()?;
+        let together = match series.work {
+            Work::Zero => self.zero(2),
+            Work::Fault { access, churn, .. } => self.faults(access, &[churn, false])?,
+        };
+        let after = single()?;
+        series.add([before, after], together.into_iter().map(|both| [both[0], both[1]]).collect());
         Ok(())
     }
 

@@ -23,8 +23,10 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
 
-/// Retired objects beyond which a call tries to free some.
-const COLLECT_ABOVE: usize = 32;
+/// Retired objects beyond which a call tries to free some. Every try looks at all CPUs' marks, and every
+/// step of the epoch sends faults to the tree again that had a hint; so not too often. A few tens of
+/// KiB for each CPU that changes mappings wait meanwhile.
+const COLLECT_ABOVE: usize = 128;
 
 /// The kind of a VMA that waits for a grace period to end.
 pub(crate) const RETIRE_VMA: u8 = 2;
