@@ -66,7 +66,7 @@ counters! {
     RangeLockFault = "range_lock_fault",
     /// The range lock, taken by a call.
     RangeLockWrite = "range_lock_write",
-    /// Read faults of faults under a lock that covers the whole space.
+    /// Read faults served under a lock: the space's, or a range lock on one page.
     ReadFaultLocked = "read_fault_locked",
     /// Reads of untouched memory answered with the zero page.
     ZeroPage = "fault_zero_page",
