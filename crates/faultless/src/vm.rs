@@ -6,6 +6,7 @@ use crate::frame::{Census, Clean, Frame, FrameMeta, Frames, Imbalance, Use, Zero
 use crate::heap;
 use crate::knob::{Knobs, Setting};
 use crate::machine::{CpuId, Machine, SpaceId};
+use crate::space::batch::Gather;
 use crate::space::tree::{self, RETIRE_TREE_NODE};
 use crate::space::vma::Vma;
 use crate::stat::{Counter, Counts, Totals, Trace};
@@ -15,7 +16,6 @@ use crate::sync::percpu::{Local, PerCpu};
 use crate::sync::range::ClaimSlots;
 use crate::sync::wait::Wait;
 use crate::table::range;
-use crate::tlb::batch::Gather;
 use crate::tlb::shootdown::Inbox;
 use alloc::boxed::Box;
 use core::cell::Cell;
@@ -324,7 +324,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
     pub(crate) unsafe fn put_unmapped(&self, number: FrameNumber) {
         if self.vm.frames.meta(number).put_ref() == 0 {
             // SAFETY: the last reference was ours. Every reference is put only after its mapping
-            // was flushed (tlb::batch), so no CPU holds a translation.
+            // was flushed (space::batch), so no CPU holds a translation.
             let frame = unsafe { self.vm.frames.reclaim(number).settle() };
             self.free(frame);
         }

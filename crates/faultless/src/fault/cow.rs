@@ -7,11 +7,11 @@ use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
 use crate::frame::Use;
 use crate::machine::Machine;
+use crate::space::batch::shoot;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::table::entry::Entry;
 use crate::table::{node, protocol};
-use crate::tlb::batch::shoot;
 
 impl<M: Machine> Attempt<'_, '_, M> {
     /// Makes the page behind `seen`, a present entry that forbids the store, writable for this space

@@ -8,9 +8,9 @@ use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
 use crate::fault::{Access, FaultError};
 use crate::machine::Machine;
+use crate::space::batch::FlushBatch;
 use crate::table::entry::Entry;
 use crate::table::{node, protocol};
-use crate::tlb::batch::FlushBatch;
 use crate::vm::Cpu;
 
 /// What a program says about its use of a range: Linux's `MADV_*`.

@@ -3,9 +3,9 @@
 use super::Space;
 use crate::addr::VirtRange;
 use crate::machine::Machine;
+use crate::space::batch::FlushBatch;
 use crate::sync::atomic::Ordering;
 use crate::table::node::ROOT;
-use crate::tlb::batch::FlushBatch;
 use crate::vm::Cpu;
 use alloc::boxed::Box;
 

@@ -13,8 +13,8 @@ use crate::fault::Access;
 use crate::file::shmem::SharedObject;
 use crate::heap::Shared;
 use crate::machine::Machine;
+use crate::space::batch::FlushBatch;
 use crate::space::tree::View;
-use crate::tlb::batch::FlushBatch;
 use crate::vm::Cpu;
 use bitflags::bitflags;
 

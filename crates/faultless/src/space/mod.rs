@@ -1,7 +1,8 @@
 //! An address space: its VMAs, its tables, its counts, and who runs it.
 //!
 //! One file an operation: [`map`](Space::mmap), unmap, protect, remap, advise, brk, fork, exit, and
-//! the growth of stacks; [`write`] is what they all start with, [`query`] what can be asked.
+//! the growth of stacks; [`write`] is what they all start with, [`batch`] what they owe in the end,
+//! [`query`] what can be asked.
 //!
 //! # Lock order
 //!
@@ -14,6 +15,7 @@
 //! lock, but the switch of the locking policy, which keeps everybody else out of 1.
 
 mod advise;
+pub(crate) mod batch;
 mod brk;
 mod exit;
 mod fork;

@@ -8,6 +8,7 @@ use crate::fault::prepared::Prepared;
 use crate::fault::table;
 use crate::fault::ticket::{Abort, Ticket};
 use crate::machine::Machine;
+use crate::space::batch::FlushBatch;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::table::entry::Entry;
@@ -15,7 +16,6 @@ use crate::table::node::{self, ENTRIES};
 use crate::table::protocol;
 use crate::table::range::{self, Run};
 use crate::table::walk::{Reached, descend};
-use crate::tlb::batch::FlushBatch;
 use crate::vm::Cpu;
 use core::convert::Infallible;
 

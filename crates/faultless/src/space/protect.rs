@@ -8,9 +8,9 @@ use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
 use crate::machine::Machine;
+use crate::space::batch::FlushBatch;
 use crate::table::entry::Entry;
 use crate::table::{node, protocol};
-use crate::tlb::batch::FlushBatch;
 use crate::vm::Cpu;
 
 /// `PROT_SEM`, which Linux takes and ignores.

@@ -10,10 +10,10 @@ use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
 use crate::machine::Machine;
+use crate::space::batch::FlushBatch;
 use crate::table::entry::Entry;
 use crate::table::node::{self, LAST};
 use crate::table::protocol;
-use crate::tlb::batch::FlushBatch;
 use crate::vm::Cpu;
 use bitflags::bitflags;
 

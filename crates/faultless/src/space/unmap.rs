@@ -5,8 +5,8 @@ use super::write::{NOWHERE, Writing};
 use crate::addr::{USER_END, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
 use crate::machine::Machine;
+use crate::space::batch::FlushBatch;
 use crate::table::node::{LAST, table_span};
-use crate::tlb::batch::FlushBatch;
 use crate::vm::Cpu;
 
 /// Unmapping locks whole last-level tables, so that it can unlink those that it empties.

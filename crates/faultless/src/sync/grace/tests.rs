@@ -47,6 +47,27 @@ fn nothing_is_due_while_an_older_section_is_open() {
     assert_eq!(grace.pending(&writer), 0);
 }
 
+/// What was found in a section is alive in later ones of the same steady epoch, and a section opened
+/// after it was given out has another.
+#[test]
+fn a_steady_epoch_names_what_is_still_alive() {
+    let (grace, reader, writer) = (Grace::try_new(2).unwrap(), local(0), local(1));
+    let found = {
+        let section = grace.enter(&reader);
+        grace.steady_epoch(&section).unwrap()
+    };
+    retire(&grace, &writer, 1);
+    let section = grace.enter(&reader);
+    assert_eq!(grace.steady_epoch(&section), Some(found));
+    assert_eq!(free_all(&grace, &writer), [], "given out under a section that may use it");
+    // The epoch has moved on meanwhile: nothing found before is to be trusted any more.
+    assert_eq!(grace.steady_epoch(&section), None);
+    drop(section);
+    assert_eq!(free_all(&grace, &writer), [1]);
+    let section = grace.enter(&reader);
+    assert_ne!(grace.steady_epoch(&section), Some(found));
+}
+
 #[test]
 fn a_younger_section_is_no_obstacle_for_ever() {
     let (grace, reader, writer) = (Grace::try_new(2).unwrap(), local(0), local(1));
