@@ -14,6 +14,7 @@ use crate::space::batch::FlushBatch;
 use crate::table::entry::Entry;
 use crate::table::node::{self, LAST};
 use crate::table::protocol;
+use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
 use bitflags::bitflags;
 
@@ -254,9 +255,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                     return;
                 }
                 let there = to + (addr - from.start);
-                let crate::table::walk::Reached::Last(slots) =
-                    crate::table::walk::descend(machine, self.space.root(), there)
-                else {
+                let Reached::Last(slots) = descend(machine, self.space.root(), there) else {
                     debug_assert!(false, "tables were made for {there:#x}");
                     return;
                 };

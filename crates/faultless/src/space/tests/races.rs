@@ -69,7 +69,6 @@ fn a_write_fault_overtaken_by_a_new_mapping_serves_the_new_one() {
     let space = Space::new(&cpu0).unwrap();
     map(&cpu0, &space, 4, RW);
     store(&cpu0, &space, AT + PAGE_SIZE, 1).unwrap();
-    let frames = vm.free_frames();
     let got = between(
         &vm,
         |other| {
@@ -82,7 +81,6 @@ fn a_write_fault_overtaken_by_a_new_mapping_serves_the_new_one() {
     assert_eq!(got, Ok(FaultKind::Anon));
     assert_eq!(vm.totals().get(Counter::SpfPmdChanged), 1);
     assert_eq!(load(&cpu0, &space, AT + PAGE_SIZE), Ok(0), "the old mapping is gone");
-    let _ = frames;
     finish(cpu0, space);
 }
 
