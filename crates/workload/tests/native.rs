@@ -66,7 +66,11 @@ fn read_faults_of_small_allocs_take_no_lock() {
     native.vm().set(Setting::AnonVmaCheck(AnonVmaCheck::Late));
     let outcome = common::run(&native, "small_allocs", "size=4M threads=2");
     assert_eq!(counter(&outcome, "mmap_lock_read"), 0);
-    assert_eq!(counter(&outcome, "read_fault_locked"), 0);
+    // A thread that maps next to the other's area merges with it, and overtakes a fault there now and
+    // then. That one takes a range lock on its page, and nothing wider.
+    let changed = counter(&outcome, "spf_vma_changed");
+    assert_eq!(counter(&outcome, "read_fault_locked"), changed);
+    assert_eq!(counter(&outcome, "range_lock_fault"), changed);
     assert_eq!(counter(&outcome, "anon_vma_prepared"), 0);
     assert!(counter(&outcome, "spf") > 0);
 
