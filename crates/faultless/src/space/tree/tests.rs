@@ -438,12 +438,13 @@ fn a_reader_sees_all_of_an_edit_or_nothing() {
     let (tree, grace) = (&fixture.tree, &fixture.grace);
     let done = core::sync::atomic::AtomicBool::new(false);
     // Each edit moves three entries between the two places of their pairs.
-    let moves = std::thread::scope(|scope| {
+    let moves = core::sync::atomic::AtomicU64::new(0);
+    std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             // SAFETY: the only local with this number.
             let local = unsafe { Local::claim(CpuId(1)) };
             let mut dice = Dice(11);
-            let (mut states, mut seen) = ([false; PAIRS as usize], 0);
+            let mut states = [false; PAIRS as usize];
             while !done.load(Ordering::Relaxed) {
                 let section = grace.enter(&local);
                 let view = tree.snapshot(&section);
@@ -458,7 +459,7 @@ fn a_reader_sees_all_of_an_edit_or_nothing() {
                         value(moved.into())
                     );
                     let state = &mut states[pair as usize];
-                    seen += u64::from(*state != moved);
+                    moves.fetch_add(u64::from(*state != moved), Ordering::Relaxed);
                     *state = moved;
                 }
                 if dice.below(64) == 0 {
@@ -466,11 +467,15 @@ fn a_reader_sees_all_of_an_edit_or_nothing() {
                     assert!(pairs.eq(0..PAIRS));
                 }
             }
-            seen
         });
         let mut dice = Dice(5);
         let mut moved = [false; PAIRS as usize];
-        for _ in 0..EDITS {
+        // A busy host may run the two one after the other: go on until they did overlap.
+        let enough = |edits| edits >= EDITS && moves.load(Ordering::Relaxed) > 100;
+        for edits in 0..100 * EDITS {
+            if enough(edits) {
+                break;
+            }
             let mut edit = fixture.edit();
             for _ in 0..3 {
                 let pair = dice.below(PAIRS);
@@ -486,8 +491,9 @@ fn a_reader_sees_all_of_an_edit_or_nothing() {
             fixture.collect();
         }
         done.store(true, Ordering::Relaxed);
-        reader.join().unwrap()
+        reader.join().unwrap();
     });
+    let moves = moves.into_inner();
     assert!(moves > 100, "the reader ran beside the writer: it saw {moves} moves");
     fixture.reclaim();
 }
