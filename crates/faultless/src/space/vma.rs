@@ -123,8 +123,9 @@ impl Area {
     }
 }
 
-/// A published VMA.
-#[repr(C)]
+/// A published VMA. On lines of its own: faults read it all the time, and what lies next to it on the heap
+/// may be another that calls write.
+#[repr(C, align(64))]
 pub struct Vma {
     /// Its way to the grace period; first, so that a link is a VMA.
     pub(crate) retire: RetireLink,
