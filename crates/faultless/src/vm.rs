@@ -46,8 +46,9 @@ pub(crate) struct CpuState {
 /// The VMA that this CPU's last fault found: the next fault is often in it, and need not look at the
 /// tree, which calls in other ranges change all the time.
 ///
-/// *Invariant (a hint is alive):* in a section whose steady epoch is `epoch`, `vma` is a VMA of the
-/// space `space`, which may have been replaced since: then its sequence is odd.
+/// *Invariant (a hint is alive):* while the space `space` exists, `vma` is alive in every section whose
+/// steady epoch is `epoch`. It may have been replaced since: then its sequence is odd. (A space that
+/// ended frees its VMAs at once, but its number never comes again, so nobody asks for its hint.)
 #[derive(Debug)]
 pub(crate) struct Hint {
     space: Cell<u64>,
