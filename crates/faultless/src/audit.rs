@@ -203,7 +203,7 @@ unsafe fn audit_tables<M: Machine>(
 ) -> Result<(), Discrepancy> {
     *tables += 1;
     // SAFETY: handed on.
-    let slots = unsafe { node::entries(cpu.vm().machine(), table) };
+    let slots = unsafe { node::user_entries(cpu.vm().machine(), table, level) };
     for (at, slot) in slots.iter().enumerate() {
         let entry = node::load(slot);
         let addr = base + ((at as u64) << (PAGE_SHIFT + 9 * (level - LAST)));

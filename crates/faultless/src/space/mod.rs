@@ -143,7 +143,8 @@ impl<M: Machine> Space<M> {
         self.id
     }
 
-    /// The frame of its root table.
+    /// The frame of its root table. Its entries 256 to 511 are the kernel's: it may fill them, through
+    /// [`Machine::frame_bytes`], before the space first runs; the subsystem neither reads nor changes them.
     #[inline(always)]
     pub const fn root(&self) -> FrameNumber {
         self.root

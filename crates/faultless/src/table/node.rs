@@ -45,6 +45,22 @@ pub unsafe fn entries<M: Machine>(machine: &M, frame: FrameNumber) -> &[AtomicU6
     unsafe { &*machine.frame_bytes(frame).cast::<[AtomicU64; ENTRIES]>() }
 }
 
+/// The entries of the table of `level` in `frame` that are the subsystem's: all, but for the upper half of
+/// a root, which is the kernel's.
+///
+/// # Safety
+/// As [`entries`].
+#[inline]
+pub unsafe fn user_entries<M: Machine>(
+    machine: &M,
+    frame: FrameNumber,
+    level: u32,
+) -> &[AtomicU64] {
+    // SAFETY: handed on to the caller.
+    let slots = unsafe { entries(machine, frame) };
+    if level == ROOT { &slots[..ENTRIES / 2] } else { slots }
+}
+
 /// The slot of `addr` in the table of `level` in `frame`.
 ///
 /// # Safety

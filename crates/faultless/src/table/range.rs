@@ -151,7 +151,7 @@ pub unsafe fn free_all<M: Machine>(
 ) {
     if level > LAST {
         // SAFETY: ours alone.
-        for slot in unsafe { node::entries(machine, table) } {
+        for slot in unsafe { node::user_entries(machine, table, level) } {
             let seen = node::load(slot);
             if seen.is_table() {
                 // SAFETY: only reachable through `table`.
