@@ -4,7 +4,7 @@ use crate::elf;
 use crate::embedded::{self, Guest};
 use crate::error::BootError;
 use crate::initrd::Initrd;
-use crate::qemu::{Clock, Cut, Limits, Qemu, Streams};
+use crate::qemu::{self, Clock, Cut, Limits, Qemu, Streams};
 use crate::report::Report;
 use std::borrow::Cow;
 use std::ffi::OsString;
@@ -228,6 +228,12 @@ pub struct Run {
 }
 
 impl Machine {
+    /// Whether machines can run here: QEMU is installed, and the kernel embedded.
+    pub fn ready() -> Result<(), BootError> {
+        qemu::version()?;
+        embedded::kernel().map(|_| ())
+    }
+
     /// Runs a program to its end, or to the limits.
     pub fn run(
         &self,

@@ -134,6 +134,20 @@ pub(crate) struct Ended {
     pub wall: Duration,
 }
 
+/// The version that QEMU tells, if it is installed.
+pub(crate) fn version() -> Result<String, BootError> {
+    let output = Command::new(QEMU).arg("--version").output().map_err(missing)?;
+    Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned())
+}
+
+/// Why QEMU did not start.
+fn missing(error: io::Error) -> BootError {
+    match error.kind() {
+        io::ErrorKind::NotFound => BootError::NoQemu { program: QEMU },
+        _ => BootError::Qemu(format!("{QEMU} does not start: {error}")),
+    }
+}
+
 /// A machine of QEMU's.
 #[derive(Clone, Debug)]
 pub(crate) struct Qemu<'a> {
@@ -222,10 +236,7 @@ impl Qemu<'_> {
             // A machine that nobody watches any more would run for ever.
             command.pre_exec(|| Ok(prctl::set_pdeathsig(Signal::SIGKILL)?));
         }
-        command.spawn().map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => BootError::NoQemu { program: QEMU },
-            _ => BootError::Qemu(format!("{QEMU} does not start: {error}")),
-        })
+        command.spawn().map_err(missing)
     }
 }
 
