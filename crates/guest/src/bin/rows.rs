@@ -1,10 +1,11 @@
-//! `rows [DIR] [row=NAME] [passes=N] [settle=SECONDS]`: what faults and calls cost, in ticks of the
+//! `rows [dir=DIR] [row=NAME] [passes=N] [settle=SECONDS]`: what faults and calls cost, in ticks of the
 //! time stamp counter. Where an emulator counts instructions (`-icount shift=0`) those are instructions,
 //! and every figure repeats to the last digit; elsewhere they are only ticks.
 //!
 //! A figure is the median of some passes, after one that warms up, without the cost of the loop and of
 //! reading the counter. A pass of a fault row is 32 MiB of 4 KiB pages; of a call row, 1,000 rounds. Files
-//! lie in DIR (`/tmp`), which should be a tmpfs. `row=` may name one row.
+//! lie in DIR (`/tmp`), which should be a tmpfs. Words are not looked at: Linux gives its first process
+//! those of its command line that it does not know. `row=` may name one row.
 //!
 //! As the first process of a machine it makes its own surroundings: it mounts what it needs, lets the
 //! kernel come to rest for `settle` seconds, and turns the machine off when it is done.
@@ -316,7 +317,7 @@ fn power_off() {
 }
 
 fn measure(args: &Args, init: bool) -> Result<(), String> {
-    let dir = args.words().first().map_or("/tmp", String::as_str);
+    let dir = args.text("dir").unwrap_or("/tmp");
     if init {
         mount("proc", "/proc")?;
         mount("tmpfs", dir)?;
@@ -336,7 +337,7 @@ fn measure(args: &Args, init: bool) -> Result<(), String> {
 
 #[unsafe(no_mangle)]
 extern "C" fn main() -> i32 {
-    let args = Args::read("rows", &["row", "passes", "settle"]);
+    let args = Args::read("rows", &["dir", "row", "passes", "settle"]);
     let init = is_init();
     let outcome = measure(&args, init);
     if let Err(why) = &outcome {
