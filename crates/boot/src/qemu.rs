@@ -19,8 +19,9 @@ use std::time::{Duration, Instant};
 const QEMU: &str = "qemu-system-x86_64";
 /// How often somebody who waits is asked whether to go on.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// What a terminal sends at the end of input.
+/// What the input ends with, as on a terminal; and what goes before a byte that is only itself.
 const END_OF_INPUT: u8 = 0x04;
+const LITERAL: u8 = 0x10;
 /// The descriptors of the consoles beside the serial port, in QEMU.
 const ERRORS: i32 = 3;
 const REPORT: i32 = 4;
@@ -310,9 +311,9 @@ fn feed(into: Option<impl Write + Send + 'static>, input: Input) {
     let pass = move || -> io::Result<()> {
         match input {
             Input::None => {}
-            Input::Bytes(bytes) => into.write_all(&bytes)?,
+            Input::Bytes(bytes) => into.write_all(&escaped(&bytes))?,
             Input::Inherit => {
-                // Line by line, or as it comes: nothing may wait in a buffer.
+                // As it comes: nothing may wait in a buffer.
                 let mut buffer = [0; 1 << 12];
                 let mut stdin = io::stdin().lock();
                 loop {
@@ -320,8 +321,7 @@ fn feed(into: Option<impl Write + Send + 'static>, input: Input) {
                     if count == 0 {
                         break;
                     }
-                    into.write_all(&buffer[..count])?;
-                    into.flush()?;
+                    into.write_all(&escaped(&buffer[..count]))?;
                 }
             }
         }
@@ -332,3 +332,18 @@ fn feed(into: Option<impl Write + Send + 'static>, input: Input) {
         let _ = pass();
     });
 }
+
+/// Bytes of input as they travel.
+fn escaped(bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(bytes.len());
+    for &byte in bytes {
+        if byte == END_OF_INPUT || byte == LITERAL {
+            out.push(LITERAL);
+        }
+        out.push(byte);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests;

@@ -60,8 +60,8 @@ struct Done {
 
 /// Compares.
 pub fn run(args: &VersusArgs) -> Result<(), CliError> {
-    let (rows, counts) = (guest("rows")?, guest("counts")?);
     Machine::ready()?;
+    let (rows, counts) = (guest("rows")?, guest("counts")?);
     let mut json = Json::open(args.json.json.as_deref())?;
     let (mut out, style) = report::output(&args.json);
 
