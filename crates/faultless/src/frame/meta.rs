@@ -39,7 +39,7 @@ pub enum Use {
     Table = 5,
     /// A private anonymous page.
     Anon = 6,
-    /// A page of shared memory.
+    /// A page of an object.
     Shared = 7,
     /// The page of zeros that untouched memory reads.
     Zero = 8,
