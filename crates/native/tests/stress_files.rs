@@ -207,13 +207,24 @@ impl Thread<'_> {
         object.set_pages(cpu.cpu(), end).unwrap();
         cpu.running().space().revoke(cpu.cpu(), object, end);
         let beyond = self.random.u64(end..PAGES);
-        for at in [self.views[file].shared, self.views[file].private] {
+        // Other threads' mappings of it, too, are in this space.
+        for at in (0..THREADS).flat_map(|number| places(number, file)) {
             let addr = at + beyond * PAGE;
-            assert_eq!(cpu.load::<u64>(addr), Err(Signal::Bus { addr }), "cut at {end}");
+            let found = cpu.load::<u64>(addr);
+            // A thread that starts has not mapped it yet.
+            let mapped = found != Err(Signal::Segv { addr, mapped: false });
+            assert!(!mapped || found == Err(Signal::Bus { addr }), "cut at {end}: {found:?}");
         }
         object.set_pages(cpu.cpu(), PAGES).unwrap();
         cuts.fetch_add(1, Ordering::SeqCst);
     }
+}
+
+/// Where a thread maps a file, shared and private: not at the same place in its block of pages
+/// everywhere, nor in one table.
+fn places(number: usize, file: usize) -> [u64; 2] {
+    let base = (0x4000_0000 - 20 * PAGE) + (number * FILES + file) as u64 * 0x1000_0000;
+    [base, base + 0x800_0000 + number as u64 * PAGE]
 }
 
 fn guest(
@@ -224,11 +235,9 @@ fn guest(
     seed: u64,
 ) -> Result<(), Stop> {
     let views = core::array::from_fn(|file| {
-        // Not at the same place in its block of pages everywhere, nor in one table.
-        let base = (0x4000_0000 - 20 * PAGE) + (number * FILES + file) as u64 * 0x1000_0000;
         let unknown = [(0, 1); PAGES as usize];
-        let private = base + 0x800_0000 + number as u64 * PAGE;
-        Views { shared: base, private, stored: unknown, copied: unknown }
+        let [shared, private] = places(number, file);
+        Views { shared, private, stored: unknown, copied: unknown }
     });
     let random = fastrand::Rng::with_seed(seed ^ number as u64);
     let mut thread = Thread { number, disk, views, generation: 0, random };
