@@ -7,8 +7,10 @@ use crate::error::BootError;
 use command_fds::{CommandFdExt, FdMapping};
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
+use nix::unistd;
 use std::fmt;
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -312,6 +314,8 @@ fn feed(into: Option<impl Write + Send + 'static>, input: Input) {
         match input {
             Input::None => {}
             Input::Bytes(bytes) => into.write_all(&escaped(&bytes))?,
+            // A job in the background may not read its terminal.
+            Input::Inherit if elsewhere(io::stdin()) => {}
             Input::Inherit => {
                 // As it comes: nothing may wait in a buffer.
                 let mut buffer = [0; 1 << 12];
@@ -331,6 +335,11 @@ fn feed(into: Option<impl Write + Send + 'static>, input: Input) {
         // The machine has ended, and needs no input.
         let _ = pass();
     });
+}
+
+/// Whether `input` is a terminal that another job has.
+fn elsewhere(input: impl AsFd) -> bool {
+    unistd::tcgetpgrp(input).is_ok_and(|group| group != unistd::getpgrp())
 }
 
 /// Bytes of input as they travel.
