@@ -66,19 +66,20 @@ fn told() -> Option<u64> {
 /// Counts while the timer chip counts down 20 ms.
 fn measured() -> u64 {
     const TICKS: u16 = (CHIP_HZ / 50) as u16;
-    /// The first timer, both bytes, once: its output rises at the end.
-    const COUNT_DOWN: u8 = 0b0011_0000;
-    /// The status of the first timer, whose highest bit is its output.
-    const READ_STATUS: u8 = 0b1110_0010;
-    let (mut command, mut data) = (Port::<u8>::new(0x43), Port::<u8>::new(0x40));
-    // SAFETY: the chip's first timer, which nobody else uses: its interrupt is masked.
+    /// The first timer, both bytes of the count, down to zero once.
+    const ONCE: u8 = 0b0011_0000;
+    /// Asks for the first timer's status, whose highest bit then says that zero was reached.
+    const STATUS: u8 = 0b1110_0010;
+    let (mut mode, mut data) = (Port::<u8>::new(0x43), Port::<u8>::new(0x40));
+    // SAFETY: the chip's first timer, which nobody else uses; the controller that it could interrupt
+    // through is masked. (The third, which a gate can stop, is not on every board.)
     let counts = unsafe {
-        command.write(COUNT_DOWN);
+        mode.write(ONCE);
         data.write(TICKS as u8);
         data.write((TICKS >> 8) as u8);
         let start = counter();
         loop {
-            command.write(READ_STATUS);
+            mode.write(STATUS);
             if data.read() & 1 << 7 != 0 {
                 break;
             }
