@@ -77,8 +77,10 @@ struct List {
 
 impl Local {
     pub const fn new() -> Self {
-        const EMPTY: List = List { head: Cell::new(ptr::null_mut()), len: Cell::new(0) };
-        Self { lists: [EMPTY; CLASSES] }
+        Self {
+            lists: [const { List { head: Cell::new(ptr::null_mut()), len: Cell::new(0) } };
+                CLASSES],
+        }
     }
 }
 
