@@ -81,6 +81,11 @@ impl Action {
         self.handler == IGNORE
     }
 
+    /// The same for a new program, which has no handlers.
+    pub(super) fn for_exec(&self) -> Self {
+        Self { handler: if self.is_ignored_on_purpose() { IGNORE } else { DEFAULT }, ..Self::default() }
+    }
+
     /// What is blocked besides while the handler of `signal` runs.
     pub(super) const fn blocks(&self, signal: u32) -> Set {
         if self.has(linux::SA_NODEFER) { self.mask } else { self.mask | bit(signal) }

@@ -13,6 +13,7 @@ use crate::arch::user::{self, Plain};
 use crate::arch::{TrapFrame, entry};
 use crate::syscall::{Errno, Result};
 use crate::task::current;
+use alloc::vec::Vec;
 use core::mem::offset_of;
 use faultless::USER_END;
 use linux_raw_sys::general as linux;
@@ -113,7 +114,7 @@ unsafe impl Plain for Software {}
 /// The most bytes that a frame takes, for the auxiliary vector's `AT_MINSIGSTKSZ`.
 pub fn frame_bytes() -> u64 {
     const ALIGNMENT: u64 = 64;
-    size_of::<Frame>() as u64 + fpu_bytes(fpu::bytes() as u64) + RED_ZONE + ALIGNMENT
+    size_of::<Frame>() as u64 + fpu_bytes(fpu::state_bytes() as u64) + RED_ZONE + ALIGNMENT
 }
 
 /// Bytes of the FPU's part of a frame, for a state of `bytes`.
@@ -281,15 +282,16 @@ fn read_fpu(at: u64) -> Result<FpuState> {
         return Ok(state);
     }
     let whole = state.bytes().len();
-    let mut bytes = FpuState::try_new().ok_or(Errno::ENOMEM)?;
     let software: Software = user::read(at.wrapping_add(SOFTWARE_AT as u64))?;
     let extended = whole > LEGACY_BYTES
         && software.magic == MAGIC_1
         && software.bytes as usize == whole
         && user::read::<u32>(at.wrapping_add(whole as u64)) == Ok(MAGIC_2);
-    let read = if extended { whole } else { LEGACY_BYTES };
-    user::read_bytes(&mut bytes.bytes_mut()[..read], at)?;
-    state.take(&bytes.bytes()[..read]);
+    let mut bytes = Vec::new();
+    bytes.try_reserve(whole).map_err(|_| Errno::ENOMEM)?;
+    bytes.resize(if extended { whole } else { LEGACY_BYTES }, 0);
+    user::read_bytes(&mut bytes, at)?;
+    state.take(&bytes);
     Ok(state)
 }
 

@@ -4,7 +4,7 @@ use crate::arch::user::Plain;
 use crate::task::current;
 use crate::task::process::{ExitStatus, Process};
 use core::mem::offset_of;
-use linux_raw_sys::general::{self as linux, __sifields, siginfo_t};
+use linux_raw_sys::general::{self as linux, siginfo_t};
 
 /// What a signal tells, in Linux's layout.
 #[repr(C)]
@@ -27,7 +27,7 @@ const _: () = {
     type Child = linux::__sifields__bindgen_ty_4;
     type Timer = linux::__sifields__bindgen_ty_2;
     type Queued = linux::__sifields__bindgen_ty_3;
-    assert!(offset_of!(Info, fields) + size_of::<__sifields>() == size_of::<siginfo_t>());
+    assert!(offset_of!(Info, fields) == 16);
     assert!(offset_of!(linux::siginfo__bindgen_ty_1__bindgen_ty_1, _sifields) == 16);
     assert!(offset_of!(Child, _status) == 8 && offset_of!(Child, _utime) == 16);
     assert!(offset_of!(Timer, _overrun) == 4 && offset_of!(Timer, _sigval) == 8);

@@ -26,7 +26,7 @@ mod stop;
 
 pub use action::{Action, Disposition};
 pub use deliver::deliver;
-pub use frame::{MIN_STACK, frame_bytes, restore};
+pub use frame::{frame_bytes, restore, set_stack};
 pub use info::Info;
 pub use send::{
     child_ended, fault, queue_process, queue_thread, send_group, send_process, send_thread,
@@ -145,7 +145,7 @@ impl ThreadSignals {
     /// Those of a thread that the running one, whose these are, makes: it blocks the same.
     pub fn fork(&self, keeps_stack: bool) -> Self {
         let new = Self::default();
-        new.blocked.store(self.saved.get().unwrap_or(self.blocked()), Ordering::Relaxed);
+        new.blocked.store(self.blocked(), Ordering::Relaxed);
         if keeps_stack {
             new.stack.set(self.stack.get());
         }
@@ -220,11 +220,7 @@ impl ProcessSignals {
 
     fn clear_handlers(&self) {
         for action in self.actions.lock().iter_mut() {
-            if action.is_ignored_on_purpose() {
-                *action = action.only_ignoring();
-            } else {
-                *action = Action::default();
-            }
+            *action = action.for_exec();
         }
     }
 

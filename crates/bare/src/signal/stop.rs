@@ -5,7 +5,7 @@
 use super::{Info, Set, bit, send};
 use crate::sync::Mutex;
 use crate::task::process::{ExitStatus, Process, TABLE, find};
-use crate::task::wait::{WaitQueue, wait_until_woken};
+use crate::task::wait::{WaitQueue, wait_unless_killed};
 use crate::task::{Thread, current};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -92,9 +92,8 @@ pub(super) fn wait() {
     let thread = current();
     let job = &thread.process.signals.job;
     if job.is_stopped() {
-        wait_until_woken(&[&job.goes_on], || {
-            (!job.is_stopped() || thread.must_end()).then_some(())
-        });
+        // Who is killed does not wait either.
+        let _ = wait_unless_killed(&[&job.goes_on], || (!job.is_stopped()).then_some(()));
     }
 }
 

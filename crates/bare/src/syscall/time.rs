@@ -193,6 +193,8 @@ struct Event {
     thread: i32,
     unused: [u32; 11],
 }
+// SAFETY: numbers, one after the other.
+unsafe impl user::Plain for Event {}
 const _: () = assert!(size_of::<Event>() == size_of::<linux_raw_sys::general::sigevent_t>());
 
 /// `timer_create(clock, event, id)`.

@@ -13,14 +13,26 @@ pub use clock::Clock;
 pub use queue::TimerId;
 pub use timers::ProcessTimers;
 
-use crate::arch::{apic, user};
+use crate::arch::apic;
+use crate::arch::user::{self, Plain};
 use crate::percpu;
 use crate::syscall::{Errno, Result};
 use crate::task::{Thread, current, thread};
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::Ordering;
-use linux_raw_sys::general::{__kernel_timespec, __kernel_old_timeval};
+use linux_raw_sys::general::{
+    __kernel_itimerspec, __kernel_old_itimerval, __kernel_old_timeval, __kernel_timespec,
+};
 use queue::{Due, Local};
+
+// SAFETY: words, one after the other.
+unsafe impl Plain for __kernel_timespec {}
+// SAFETY: as above.
+unsafe impl Plain for __kernel_itimerspec {}
+// SAFETY: as above.
+unsafe impl Plain for __kernel_old_timeval {}
+// SAFETY: as above.
+unsafe impl Plain for __kernel_old_itimerval {}
 
 /// Nanoseconds in a second.
 pub const SECOND: u64 = 1_000_000_000;
@@ -63,13 +75,8 @@ pub fn before_idle() {
     arm(local, local.first());
 }
 
-/// After the CPU halted: whoever runs now has a turn.
-pub fn after_idle() {
-    begin_turn();
-}
-
-/// Sees to it that the timer goes off when the turn of whoever runs now ends.
-fn begin_turn() {
+/// After the CPU was idle: sees to it that the timer goes off when the turn of whoever runs now ends.
+pub fn begin_turn() {
     let local = Local::this();
     let end = now() + TURN;
     if end < local.armed.load(Ordering::Relaxed) {

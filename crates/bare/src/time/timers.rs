@@ -175,22 +175,24 @@ impl ProcessTimers {
         }
     }
 
-    /// Deletes the timers of `timer_create`: the program is replaced.
+    /// Deletes those of `timer_create`: the program is replaced.
     pub fn exec(&self) {
-        let mut timers = self.timers.lock();
-        timers.by_key.retain(|key, timer| {
-            let stays = !matches!(key, Key::Created(_));
+        self.retain(|key| !matches!(key, Key::Created(_)));
+    }
+
+    /// Deletes all: the process has ended.
+    pub fn end(&self) {
+        self.retain(|_| false);
+    }
+
+    fn retain(&self, stays: impl Fn(Key) -> bool) {
+        self.timers.lock().by_key.retain(|&key, timer| {
+            let stays = stays(key);
             if !stays {
                 timer.stop();
             }
             stays
         });
-    }
-}
-
-impl Drop for ProcessTimers {
-    fn drop(&mut self) {
-        self.timers.lock().by_key.values_mut().for_each(Timer::stop);
     }
 }
 
