@@ -12,13 +12,6 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 use linux_raw_sys::general as linux;
 
-/// `si_code` of a `SIGCHLD` about a child that stopped, and about one that goes on.
-const STOPPED: u32 = 5;
-const CONTINUED: u32 = 6;
-
-/// How `wait4` tells of a process that goes on.
-const GOES_ON: ExitStatus = ExitStatus(0xffff);
-
 const STOPS: Set =
     bit(linux::SIGSTOP) | bit(linux::SIGTSTP) | bit(linux::SIGTTIN) | bit(linux::SIGTTOU);
 
@@ -42,7 +35,7 @@ impl Job {
     /// What is new for a parent that wants to hear of stops or of going on; `keep` leaves it new.
     pub fn news(&self, of_stops: bool, of_going_on: bool, keep: bool) -> Option<ExitStatus> {
         let mut news = self.news.lock();
-        let wanted = |news: &ExitStatus| if *news == GOES_ON { of_going_on } else { of_stops };
+        let wanted = |news: &ExitStatus| if *news == ExitStatus::CONTINUED { of_going_on } else { of_stops };
         let found = news.filter(wanted)?;
         if !keep {
             *news = None;
@@ -68,7 +61,7 @@ pub(super) fn before(process: &Arc<Process>, signal: u32) {
     {
         process.signals.job.goes_on.wake_all();
         if signal == linux::SIGCONT {
-            tell_parent(process, GOES_ON, CONTINUED, linux::SIGCONT);
+            tell_parent(process, ExitStatus::CONTINUED);
         }
     }
 }
@@ -84,7 +77,7 @@ pub(super) fn stop(signal: u32) {
     }
     let others: Vec<Arc<Thread>> = process.threads.lock().clone();
     others.iter().for_each(send::tell);
-    tell_parent(&process, ExitStatus(signal << 8 | 0x7f), STOPPED, signal);
+    tell_parent(&process, ExitStatus::stopped(signal));
 }
 
 /// Waits while the running thread's process is stopped.
@@ -97,13 +90,12 @@ pub(super) fn wait() {
     }
 }
 
-fn tell_parent(process: &Arc<Process>, news: ExitStatus, code: u32, signal: u32) {
+fn tell_parent(process: &Arc<Process>, news: ExitStatus) {
     *process.signals.job.news.lock() = Some(news);
     let Some(parent) = find(process.family.lock().parent) else { return };
     let action = parent.signals.action(linux::SIGCHLD);
     if !action.has(linux::SA_NOCLDSTOP) {
-        let info = Info::child(linux::SIGCHLD, code, process, signal);
-        send::send_process(&parent, info);
+        send::send_process(&parent, Info::child(linux::SIGCHLD, process, news));
     }
     parent.children_changed.wake_all();
 }
