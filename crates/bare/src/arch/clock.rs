@@ -25,7 +25,7 @@ const CHIP_HZ: u64 = 1_193_182;
 #[inline]
 pub fn now() -> u64 {
     let counts = counter().saturating_sub(START.load(Ordering::Relaxed));
-    (u128::from(counts) * u128::from(SCALE.load(Ordering::Relaxed)) >> 32) as u64
+    ((u128::from(counts) * u128::from(SCALE.load(Ordering::Relaxed))) >> 32) as u64
 }
 
 /// Nanoseconds since 1970, by the battery's clock at boot.
