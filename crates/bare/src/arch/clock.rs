@@ -33,6 +33,11 @@ pub fn wall() -> u64 {
     WALL_START.load(Ordering::Relaxed) + now()
 }
 
+/// Nanoseconds from 1970 to the boot.
+pub fn wall_at_boot() -> u64 {
+    WALL_START.load(Ordering::Relaxed)
+}
+
 #[inline]
 fn counter() -> u64 {
     // SAFETY: every 64-bit processor has it, and the kernel leaves it to everybody.

@@ -85,6 +85,7 @@ pub fn end_thread() -> ! {
             threads.retain(|other| other.tid != thread.tid);
             threads.is_empty()
         };
+        signal::thread_ends(&thread);
         process.threads_changed.wake_all();
         last.then(|| process.clone())
     };

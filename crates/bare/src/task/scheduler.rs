@@ -110,6 +110,7 @@ pub fn idle_loop() -> ! {
         if let Some(next) = next() {
             // Its last CPU may still be on its stack.
             until(percpu::cpu(), || !next.on_cpu.load(Ordering::Acquire));
+            crate::time::begin_turn();
             switch_to(Some(next));
             continue;
         }
