@@ -1,0 +1,15 @@
+//! The parts of the bare machine's kernel that can be thought through, and tested, without the machine.
+//! The kernel itself is the binary of this package.
+#![no_std]
+
+#[cfg(test)]
+extern crate std;
+
+#[path = "arch/calendar.rs"]
+pub mod calendar;
+#[path = "heap/pages.rs"]
+pub mod pages;
+#[path = "machine/pcid.rs"]
+pub mod pcid;
+#[path = "boot/ranges.rs"]
+pub mod ranges;
