@@ -9,7 +9,8 @@
 //! - [`Line::Entry`]: in the machine's memory, so in a page table;
 //! - [`Line::Installed`]: the metadata of the frame that the entry holds afterwards. It belongs to the
 //!   CPU that allocated the frame, until the entry is stored;
-//! - [`Line::Source`]: the metadata of the frame that the entry held before (copy-on-write);
+//! - [`Line::Source`]: the metadata of the frame that the entry held before (copy-on-write), or of the
+//!   file's frame that is mapped or copied;
 //! - [`Line::Own`]: of the CPU alone: written by more than one of its faults, and by none of the other
 //!   CPU's, although these are faults on the same area and table;
 //! - [`Line::Other`]: all the rest, which can only be shared.
@@ -22,7 +23,8 @@ use crate::machine::BareMachine;
 use crate::report::Report;
 use faultless::sync::observe;
 use faultless::{
-    Access, AnonVmaCheck, CpuId, FaultKind, Locking, MapFlags, PAGE_SIZE, Prot, Setting, Space, Vm,
+    Access, AnonVmaCheck, Backing, Cpu, CpuId, Error, FaultKind, Locking, MapFlags, Object,
+    PAGE_SIZE, Prot, Setting, Shared, Space, VirtRange, Vm,
 };
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,7 +43,7 @@ pub enum Line {
     Entry,
     /// Metadata of the frame installed.
     Installed,
-    /// Metadata of the frame that was there before.
+    /// Metadata of the frame that was there before, or that the file has there.
     Source,
     /// Of the faulting CPU alone.
     Own,
@@ -78,11 +80,29 @@ pub enum Kind {
     Copy,
     /// A write to a page that a child shared, and is gone.
     Reuse,
+    /// The first read of a page of a file, without those around it.
+    FileRead,
+    /// The first write to a page of a file, shared.
+    FileWrite,
+    /// The first write to a page of a file, private.
+    FileCopy,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 4] = [Self::Write, Self::Read, Self::Copy, Self::Reuse];
+    pub const ALL: [Self; 7] = [
+        Self::Write,
+        Self::Read,
+        Self::Copy,
+        Self::Reuse,
+        Self::FileRead,
+        Self::FileWrite,
+        Self::FileCopy,
+    ];
+
+    const fn is_of_file(self) -> bool {
+        matches!(self, Self::FileRead | Self::FileWrite | Self::FileCopy)
+    }
 
     const fn name(self) -> &'static str {
         match self {
@@ -90,6 +110,9 @@ impl Kind {
             Self::Read => "anonymous_read_fault",
             Self::Copy => "cow_copy_fault",
             Self::Reuse => "cow_reuse_fault",
+            Self::FileRead => "file_read_fault",
+            Self::FileWrite => "file_shared_write_fault",
+            Self::FileCopy => "file_private_write_fault",
         }
     }
 
@@ -97,8 +120,9 @@ impl Kind {
         match self {
             Self::Write => FaultKind::Anon,
             Self::Read => FaultKind::ZeroPage,
-            Self::Copy => FaultKind::Copy,
+            Self::Copy | Self::FileCopy => FaultKind::Copy,
             Self::Reuse => FaultKind::Reuse,
+            Self::FileRead | Self::FileWrite => FaultKind::Shared,
         }
     }
 }
@@ -162,10 +186,15 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
     // SAFETY: one `Cpu` of each of the two numbers, on one thread.
     let cpus = unsafe { [vm.cpu(CpuId(0)), vm.cpu(CpuId(1))] };
     let space = Space::new(&cpus[0]).map_err(|error| error.to_string())?;
-    let (rw, private) = (Prot::READ | Prot::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
     // Three tables' worth hold one whole table, and pages to warm up with below it.
-    let area =
-        space.mmap(&cpus[0], 0, 3 * TABLE_BYTES, rw, private).map_err(|error| error.to_string())?;
+    let mapped = if kind.is_of_file() {
+        vm.set(Setting::FaultAroundPages(1));
+        map_file(&cpus[0], &space, kind)
+    } else {
+        let (rw, private) = (Prot::READ | Prot::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        space.mmap(&cpus[0], 0, 3 * TABLE_BYTES, rw, private).map(|area| (area, area, None))
+    };
+    let (area, mirror, file) = mapped.map_err(|error| error.to_string())?;
     let table = (area + TABLE_BYTES).next_multiple_of(TABLE_BYTES);
     let page = |cpu: usize, at: u64| table + (2 * at + cpu as u64) * STRIDE * PAGE_SIZE;
     let touch = |cpu: usize, addr: u64, access: Access| {
@@ -190,7 +219,13 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
             child.exit(&cpus[0]);
         }
     }
-    let access = if kind == Kind::Read { Access::Read } else { Access::Write };
+    if kind.is_of_file() {
+        for addr in (0..FAULTS).flat_map(both) {
+            touch(0, mirror + (addr - area), Access::Write)?;
+        }
+    }
+    let access =
+        if matches!(kind, Kind::Read | Kind::FileRead) { Access::Read } else { Access::Write };
     let mut seen = Vec::new();
     for (number, cpu) in cpus.iter().enumerate() {
         // One after the other: a copy asks all CPUs that run the space to flush, and nobody would
@@ -200,7 +235,7 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
         touch(number, table + PAGE_SIZE * (3 + number as u64), Access::Write)?;
         for at in 0..FAULTS {
             let addr = page(number, at);
-            let before = frame_at(&vm, &space, addr);
+            let before = frame_at(&vm, &space, mirror + (addr - area));
             let (served, lines) = listening(|| touch(number, addr, access));
             let served = served?;
             if served != kind.served_as() {
@@ -215,7 +250,30 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
         child.exit(&cpus[0]);
     }
     space.exit(&cpus[0]);
+    if let Some(file) = file {
+        Object::release(file, &cpus[0]);
+    }
     Ok(sorted)
+}
+
+/// Maps a file as `kind` wants it, and once more, shared: the pages of the second mapping tell which
+/// frames the file has.
+fn map_file(
+    cpu: &Cpu<'_, BareMachine>,
+    space: &Space<BareMachine>,
+    kind: Kind,
+) -> Result<(u64, u64, Option<Shared<Object>>), Error> {
+    let none = VirtRange::new(0, 0);
+    let refused = |errno| Error { operation: "new object", range: none, errno };
+    let object = Object::try_new(cpu, 3 * TABLE_BYTES / PAGE_SIZE, 1).map_err(refused)?;
+    let flags = if kind == Kind::FileCopy { MapFlags::PRIVATE } else { MapFlags::SHARED };
+    let map = |flags| {
+        let backing = Backing { object: &object, first: 0, may_write: true };
+        let rw = Prot::READ | Prot::WRITE;
+        space.mmap_object(cpu, 0, 3 * TABLE_BYTES, rw, flags | MapFlags::NORESERVE, backing)
+    };
+    let (area, mirror) = (map(flags)?, map(MapFlags::SHARED)?);
+    Ok((area, mirror, Some(object)))
 }
 
 /// The number of the frame that the leaf entry of `addr` names; 0 where it names none. The walk is
@@ -268,9 +326,11 @@ fn sort(machine: &BareMachine, seen: &[Seen]) -> Vec<Written> {
 }
 
 /// Where the metadata of frame 0 would be, in lines: the one base for which every fault that
-/// installed a frame of its own wrote the line of that frame.
+/// installed a frame wrote the line of that frame.
 fn metadata_base(seen: &[Seen], is_entry: impl Fn(usize) -> bool) -> Option<usize> {
-    let installing: Vec<_> = seen.iter().filter(|fault| fault.after != fault.before).collect();
+    let fresh: Vec<_> = seen.iter().filter(|fault| fault.after != fault.before).collect();
+    // Where a file's frames are mapped none is fresh, but all are counted.
+    let installing = if fresh.is_empty() { seen.iter().collect() } else { fresh };
     // The zero page is installed by all of them, and written by none.
     let [first, second, ..] = &installing[..] else { return None };
     if first.after == second.after {
@@ -287,11 +347,11 @@ fn metadata_base(seen: &[Seen], is_entry: impl Fn(usize) -> bool) -> Option<usiz
 }
 
 /// How many shared lines a speculative fault of a kind may write: its entry's, and for a copy the
-/// count of the frame that it copies.
+/// count of the frame that it copies, for a file that of the frame that it maps or copies.
 pub const fn promised(kind: Kind) -> usize {
     match kind {
-        Kind::Copy => 2,
-        _ => 1,
+        Kind::Copy | Kind::FileRead | Kind::FileWrite | Kind::FileCopy => 2,
+        Kind::Write | Kind::Read | Kind::Reuse => 1,
     }
 }
 

@@ -22,11 +22,13 @@ fn a_speculative_fault_writes_the_entrys_line_alone() {
 }
 
 #[test]
-fn a_copy_writes_the_count_of_the_frame_it_copies_too() {
-    each(Kind::Copy, Locking::Speculative, |written| {
-        let shared = [Line::Entry, Line::Source].map(|line| written.of(line));
-        assert_eq!((shared, written.shared()), ([1, 1], 2), "{written:?}");
-    });
+fn a_copy_or_a_files_page_writes_the_count_of_its_frame_too() {
+    for kind in [Kind::Copy, Kind::FileRead, Kind::FileWrite, Kind::FileCopy] {
+        each(kind, Locking::Speculative, |written| {
+            let shared = [Line::Entry, Line::Source].map(|line| written.of(line));
+            assert_eq!((shared, written.shared()), ([1, 1], 2), "{kind:?}: {written:?}");
+        });
+    }
 }
 
 #[test]

@@ -5,8 +5,8 @@
 //! spaces' counts and the allocators say. It uses none of what it checks.
 
 use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange};
-use crate::file::shmem::SharedObject;
-use crate::frame::{Census, Imbalance};
+use crate::file::Object;
+use crate::frame::{Census, Imbalance, Kind, Use};
 use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::space::Space;
@@ -86,7 +86,7 @@ impl core::error::Error for Discrepancy {}
 struct Found {
     references: BTreeMap<u32, u32>,
     tables: u64,
-    shared: BTreeMap<u64, Shared<SharedObject>>,
+    objects: BTreeMap<u64, Shared<Object>>,
 }
 
 /// Checks the books of the subsystem of `cpu`, of which `spaces` are all the spaces there are.
@@ -97,8 +97,23 @@ struct Found {
 /// # Errors
 /// The first discrepancy.
 pub fn audit<M: Machine>(cpu: &Cpu<'_, M>, spaces: &[&Space<M>]) -> Result<Census, Discrepancy> {
+    audit_with(cpu, spaces, &[])
+}
+
+/// As [`audit`], where the kernel has shares of `objects`, which may be mapped nowhere.
+///
+/// # Errors
+/// The first discrepancy.
+pub fn audit_with<M: Machine>(
+    cpu: &Cpu<'_, M>,
+    spaces: &[&Space<M>],
+    objects: &[&Shared<Object>],
+) -> Result<Census, Discrepancy> {
     let census = cpu.vm().audit(cpu).map_err(Discrepancy::Frames)?;
     let mut found = Found::default();
+    for &object in objects {
+        found.objects.insert(object.id(), object.clone());
+    }
     let section = cpu.section();
     for space in spaces {
         let resident = audit_space(cpu, space, &section, &mut found)?;
@@ -107,10 +122,13 @@ pub fn audit<M: Machine>(cpu: &Cpu<'_, M>, spaces: &[&Space<M>]) -> Result<Censu
             return Err(Discrepancy::Resident { recorded, found: resident });
         }
     }
-    for object in core::mem::take(&mut found.shared).values() {
+    for object in core::mem::take(&mut found.objects).values() {
         // SAFETY: the object is alive, and nobody is at work.
         unsafe {
-            audit_tables(cpu, object.root(), ROOT, 0, &mut found.tables, &mut |_, entry| {
+            audit_tables(cpu, object.root(), ROOT, 0, &mut found.tables, &mut |addr, entry| {
+                if addr >> PAGE_SHIFT >= object.pages() {
+                    return Err(Discrepancy::Entry { addr, what: "beyond the end of its object" });
+                }
                 *found.references.entry(entry.frame().0).or_default() += 1;
                 Ok(())
             })?;
@@ -153,7 +171,7 @@ fn audit_space<M: Machine>(
             return Err(Discrepancy::Stopped { range: vma.area.range });
         }
         if let Some(object) = &vma.area.object {
-            found.shared.entry(object.id()).or_insert_with(|| object.clone());
+            found.objects.entry(object.id()).or_insert_with(|| object.clone());
         }
     }
     let mut resident = 0;
@@ -180,6 +198,15 @@ fn audit_space<M: Machine>(
                     return wrong("the page of zeros is writable");
                 }
                 return Ok(());
+            }
+            let kind = cpu.vm().frames.meta(entry.frame()).kind();
+            if kind != Kind::Used(if area.is_private() { Use::Anon } else { Use::Shared }) {
+                if kind != Kind::Used(Use::Shared) || area.object.is_none() {
+                    return wrong("maps a frame that is not of its VMA's kind");
+                }
+                if entry.is_writable() {
+                    return wrong("an object's page is writable in a private VMA");
+                }
             }
             resident += 1;
             *references.entry(entry.frame().0).or_default() += 1;

@@ -21,6 +21,10 @@ pub enum Errno {
     EEXIST = 17,
     /// Invalid argument.
     EINVAL = 22,
+    /// Beyond the largest size or the end of the object.
+    EFBIG = 27,
+    /// A page offset does not fit.
+    EOVERFLOW = 75,
     /// The operation is not supported.
     EOPNOTSUPP = 95,
 }
@@ -41,6 +45,8 @@ impl Errno {
             Self::EFAULT => "EFAULT",
             Self::EEXIST => "EEXIST",
             Self::EINVAL => "EINVAL",
+            Self::EFBIG => "EFBIG",
+            Self::EOVERFLOW => "EOVERFLOW",
             Self::EOPNOTSUPP => "EOPNOTSUPP",
         }
     }

@@ -92,13 +92,18 @@ impl fmt::Display for KnobError {
 impl core::error::Error for KnobError {}
 
 /// The knobs: name, values, meaning.
-pub const KNOBS: [(&str, &str, &str); 6] = [
+pub const KNOBS: [(&str, &str, &str); 7] = [
     ("locking", "mmap_lock | per_vma | speculative", "what keeps faults and writers apart"),
     ("speculative_page_fault", "0 | 1", "1: locking=speculative; 0: locking=per_vma"),
     ("anon_vma_check", "early | late", "when a fault asks for the reverse-map root"),
     ("frame_limit", "frames", "frames that may be in use; beyond, memory is out"),
     ("max_map_count", "areas", "VMAs that a space may have"),
     ("stack_limit", "bytes", "how far a growing stack may reach"),
+    (
+        "fault_around_pages",
+        "1 | 2 | 4 | 8 | 16 | 32 | 64",
+        "pages of a file that a read fault maps at once, where they are there; 1: its own",
+    ),
 ];
 
 /// The knobs' present values.
@@ -110,6 +115,8 @@ pub struct Knobs {
     max_map_count: AtomicU64,
     /// Bytes that a growing VMA may reach.
     stack_limit: AtomicU64,
+    /// log2 of the pages that a read of an object maps at once.
+    fault_around: AtomicU8,
 }
 
 impl Default for Knobs {
@@ -119,6 +126,7 @@ impl Default for Knobs {
             anon_vma_check: AtomicU8::new(AnonVmaCheck::Late as u8),
             max_map_count: AtomicU64::new(65530),
             stack_limit: AtomicU64::new(8 << 20),
+            fault_around: AtomicU8::new(4),
         }
     }
 }
@@ -136,6 +144,8 @@ pub enum Setting {
     MaxMapCount(u64),
     /// `stack_limit`
     StackLimit(u64),
+    /// `fault_around_pages`: a power of two, 64 at most; other numbers are rounded down to one.
+    FaultAroundPages(u64),
 }
 
 impl FromStr for Setting {
@@ -159,6 +169,9 @@ impl FromStr for Setting {
             ("frame_limit", _) => Self::FrameLimit(number()?),
             ("max_map_count", _) => Self::MaxMapCount(number()?),
             ("stack_limit", _) => Self::StackLimit(number()?),
+            ("fault_around_pages", "1" | "2" | "4" | "8" | "16" | "32" | "64") => {
+                Self::FaultAroundPages(number()?)
+            }
             _ => return Err(KnobError::Value(values)),
         })
     }
@@ -196,6 +209,12 @@ impl Knobs {
         self.stack_limit.load(Ordering::Relaxed)
     }
 
+    /// How many pages a read of an object maps at once: a power of two, 64 at most.
+    #[inline]
+    pub fn fault_around_pages(&self) -> usize {
+        1 << (self.fault_around.load(Ordering::Relaxed) & 7)
+    }
+
     /// Sets a knob that is kept here; `Vm::set` takes care of the others.
     pub(crate) fn set(&self, setting: Setting) {
         match setting {
@@ -205,6 +224,10 @@ impl Knobs {
             }
             Setting::MaxMapCount(value) => self.max_map_count.store(value, Ordering::Release),
             Setting::StackLimit(value) => self.stack_limit.store(value, Ordering::Release),
+            Setting::FaultAroundPages(pages) => {
+                let order = pages.clamp(1, 64).ilog2() as u8;
+                self.fault_around.store(order, Ordering::Release);
+            }
             Setting::FrameLimit(_) => {}
         }
     }
@@ -221,6 +244,8 @@ mod tests {
         assert_eq!("locking".parse::<Setting>(), Err(KnobError::Malformed));
         assert_eq!("color=red".parse::<Setting>(), Err(KnobError::Unknown));
         assert_eq!("anon_vma_check=soon".parse::<Setting>(), Err(KnobError::Value("early | late")));
+        assert_eq!("fault_around_pages=8".parse(), Ok(Setting::FaultAroundPages(8)));
+        assert!(matches!("fault_around_pages=3".parse::<Setting>(), Err(KnobError::Value(_))));
         assert_eq!("frame_limit=many".parse::<Setting>(), Err(KnobError::Value("frames")));
     }
 }

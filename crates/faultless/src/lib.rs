@@ -49,7 +49,8 @@
 //!    frame's present ownership.
 //! 2. *Never a lost write.* What a store wrote, every later load sees.
 //! 3. *The entry is the lock.* A speculative fault that succeeds writes one shared cache line, that of
-//!    the entry it installs (and the count of a frame that it copies or maps from an object).
+//!    the entry it installs (and the count of a frame that it copies or maps from an object; where it
+//!    maps pages around its own, the entries and counts of all).
 //! 4. *Doubt never kills.* SIGSEGV, SIGBUS and out-of-memory are decided under the lock only.
 //! 5. *An abort leaves no trace.* The page that it prepared goes to the fallback.
 //! 6. *Every frame is accounted for* at any quiet moment: [`audit`].
@@ -60,7 +61,7 @@
 //!
 //! [`space`] has the calls, one file each, and the lock order; [`fault`] the fault; [`table`] the page
 //! tables, and in `table::protocol` the protocol that everything rests on; [`tlb`] flushes and
-//! shootdowns; [`rmap`] reverse-map roots; [`mod@file`] shared objects; [`frame`] physical memory;
+//! shootdowns; [`rmap`] reverse-map roots; [`mod@file`] the objects behind files and shared memory; [`frame`] physical memory;
 //! [`sync`] what CPUs agree with; [`stat`] counters and trace points; [`knob`] what can be switched.
 #![no_std]
 
@@ -90,8 +91,10 @@ mod vm;
 pub use addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange};
 pub use error::{Errno, Error, OutOfMemory};
 pub use fault::{Access, FaultError, FaultKind};
+pub use file::Object;
+pub use heap::Shared;
 pub use knob::{AnonVmaCheck, KNOBS, KnobError, Locking, Setting};
 pub use machine::{CpuId, Invalidate, MAX_CPUS, Machine, MemoryRegion, SpaceId};
-pub use space::{Advice, AreaInfo, MapFlags, Prot, RemapFlags, Space, VmaFlags};
+pub use space::{Advice, AreaInfo, Backing, Label, MapFlags, Prot, RemapFlags, Space, VmaFlags};
 pub use stat::{Counter, Point, Totals, TraceEvent};
 pub use vm::{Cpu, Vm};

@@ -106,12 +106,13 @@ pub unsafe trait Machine: Send + Sync + 'static {
     ///
     /// # Safety
     /// `to` belongs to the caller alone; `from` stays allocated during the call. Programs may
-    /// store to `from` meanwhile; the copy is then of no particular moment and must be thrown away.
+    /// store to `from` meanwhile; the copy is then of no particular moment: it is thrown away, or is one
+    /// of a file that others write, of which nobody may expect more.
     #[inline(always)]
     unsafe fn copy_frame(&self, to: FrameNumber, from: FrameNumber) {
         // SAFETY: both are valid for a page and distinct by the trait's contract. A racing store
-        // of a program is outside the Rust memory model, as on any kernel; the entry protocol
-        // discards the copy in that case.
+        // of a program is outside the Rust memory model, as on any kernel; the caller expects no
+        // particular bytes in that case.
         unsafe {
             core::ptr::copy_nonoverlapping(
                 self.frame_bytes(from).cast_const(),

@@ -72,8 +72,10 @@ counters! {
     ZeroPage = "fault_zero_page",
     /// Fresh pages for writes to untouched memory.
     AnonPage = "fault_anon_page",
-    /// Pages of shared anonymous memory mapped.
+    /// Faults answered with a page of an object itself.
     SharedPage = "fault_shared_page",
+    /// Pages of objects mapped because a page next to them was read.
+    AroundPage = "fault_around_page",
     /// Pages copied on write.
     CowCopy = "fault_cow_copy",
     /// Pages made writable again because their last owner wrote.

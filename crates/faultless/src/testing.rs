@@ -17,7 +17,7 @@ unsafe impl Sync for Page {}
 
 /// See the module.
 pub(crate) struct TestMachine {
-    cpus: usize,
+    pub(crate) cpus: usize,
     regions: Vec<MemoryRegion>,
     memory: Vec<Page>,
     /// What to do, once, while the next frame is filled.

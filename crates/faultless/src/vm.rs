@@ -2,8 +2,8 @@
 
 use crate::addr::FrameNumber;
 use crate::error::{Errno, OutOfMemory};
+use crate::file::Object;
 use crate::frame::{Census, Clean, Frame, FrameMeta, Frames, Imbalance, Use, Zeroed};
-use crate::heap;
 use crate::knob::{Knobs, Setting};
 use crate::machine::{CpuId, Machine, SpaceId};
 use crate::space::batch::Gather;
@@ -400,8 +400,8 @@ impl<'v, M: Machine> Cpu<'v, M> {
     pub(crate) fn drop_vma(&self, mut vma: Box<Vma>) {
         let object = vma.area.object.take();
         drop(vma);
-        if let Some(last) = object.and_then(heap::Shared::into_last) {
-            last.destroy(self);
+        if let Some(object) = object {
+            Object::release(object, self);
         }
     }
 

@@ -7,8 +7,8 @@
 
 use crate::machine::BareMachine;
 use faultless::{
-    Access, AnonVmaCheck, Counter, Cpu, CpuId, FaultError, FaultKind, Locking, MapFlags, PAGE_SIZE,
-    Prot, Setting, Space, Vm,
+    Access, AnonVmaCheck, Backing, Counter, Cpu, CpuId, FaultError, FaultKind, Locking, MapFlags,
+    Object, PAGE_SIZE, Prot, Setting, Shared, Space, Vm,
 };
 use std::hint::black_box;
 
@@ -23,6 +23,9 @@ const CALL_PAGES: u64 = 16;
 pub const COUNTED: [&str; 2] = ["faultless_bench_fault", "faultless_bench_call"];
 /// The symbol at whose return a case is over.
 pub const CASE_END: &str = "faultless_bench_case_end";
+
+/// Where files are mapped, so that blocks of pages are whole.
+const MAPPED_AT: u64 = 1 << 30;
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
@@ -71,6 +74,14 @@ pub enum What {
     Copy,
     /// First writes to areas of one page each, each of which gets its reverse-map root.
     WriteFirst,
+    /// First reads of a shared mapping of a file whose pages are there; they map the pages around, too.
+    FileRead,
+    /// The same, each for its own page.
+    FileReadOne,
+    /// First writes to such a mapping.
+    FileWrite,
+    /// First writes to a private mapping of such a file.
+    FileCopy,
     /// Unmapping touched pages, all in one call.
     Unmap,
     /// Mapping 16 pages and unmapping them untouched.
@@ -95,11 +106,13 @@ pub struct Case {
 
 /// Every case, in the order of the parts.
 pub fn all(quick: bool) -> Vec<Case> {
-    use What::{Copy, Fork, MapUnmap, Read, Reuse, Unmap, Write, WriteAfterRead, WriteFirst};
+    use What::{Copy, FileCopy, FileRead, FileReadOne, FileWrite, Fork, MapUnmap};
+    use What::{Read, Reuse, Unmap, Write, WriteAfterRead, WriteFirst};
     let mut cases = Vec::new();
-    for what in [Write, Read, Reuse, Copy, WriteFirst, WriteAfterRead, Unmap, MapUnmap, Fork] {
+    let faults = [Write, Read, Reuse, Copy, FileRead, FileReadOne, FileWrite, FileCopy];
+    for what in faults.into_iter().chain([WriteFirst, WriteAfterRead, Unmap, MapUnmap, Fork]) {
         for locking in [Locking::Speculative, Locking::PerVma, Locking::MmapLock] {
-            let gated = matches!(what, Write | Read | Reuse | Copy);
+            let gated = faults.contains(&what) && what != FileReadOne;
             cases.push(Case { what, locking, check: AnonVmaCheck::Late, gated });
         }
         if matches!(what, Read | WriteFirst) {
@@ -121,6 +134,10 @@ impl Case {
             What::Reuse => "cow_reuse_fault",
             What::Copy => "cow_copy_fault",
             What::WriteFirst => "first_write_of_area_fault",
+            What::FileRead => "file_read_per_page",
+            What::FileReadOne => "file_read_fault",
+            What::FileWrite => "file_shared_write_fault",
+            What::FileCopy => "file_private_write_fault",
             What::Unmap => "munmap_per_page",
             What::MapUnmap => "mmap_munmap_pair",
             What::Fork => "fork_per_page",
@@ -147,7 +164,9 @@ impl Case {
     /// How many pages an operation zeroes or copies besides what it is charged for.
     pub const fn pages_filled(&self) -> u64 {
         match self.what {
-            What::Write | What::WriteFirst | What::WriteAfterRead | What::Copy => PAGES,
+            What::Write | What::WriteFirst | What::WriteAfterRead | What::Copy | What::FileCopy => {
+                PAGES
+            }
             _ => 0,
         }
     }
@@ -195,7 +214,7 @@ impl Case {
     /// How often faults under a VMA's lock have to take the space's lock, for a reverse-map root.
     const fn roots_locked(&self, faults: u64) -> u64 {
         match self.what {
-            What::Read | What::MapUnmap => 0,
+            What::Read | What::MapUnmap | What::FileRead | What::FileReadOne | What::FileWrite => 0,
             What::WriteFirst => faults,
             _ => 1,
         }
@@ -242,6 +261,9 @@ impl Case {
                 run.fault_each(area, 2, Access::Write)?;
                 Counter::AnonPage
             }
+            What::FileRead | What::FileReadOne | What::FileWrite | What::FileCopy => {
+                return self.map_a_file(run);
+            }
             What::Unmap => {
                 let area = run.map(PAGES)?;
                 run.touch(area, Access::Write)?;
@@ -281,6 +303,32 @@ impl Case {
         faultless_bench_case_end();
         Ok((faults, PAGES))
     }
+
+    /// The cases of files.
+    fn map_a_file(&self, run: &Run<'_, '_>) -> Result<(Counter, u64), String> {
+        let object = run.file()?;
+        let kind = if self.what == What::FileCopy { MapFlags::PRIVATE } else { MapFlags::SHARED };
+        let (access, around, expected) = match self.what {
+            What::FileRead => {
+                let around = run.cpu.vm().knobs.fault_around_pages() as u64;
+                (Access::Read, around, (Counter::AroundPage, PAGES / around * (around - 1)))
+            }
+            What::FileReadOne => (Access::Read, 1, (Counter::SharedPage, PAGES)),
+            What::FileWrite => (Access::Write, 1, (Counter::SharedPage, PAGES)),
+            _ => (Access::Write, 1, (Counter::CowCopy, PAGES)),
+        };
+        run.cpu.vm().set(Setting::FaultAroundPages(around));
+        let backing = Backing { object: &object, first: 0, may_write: true };
+        let at = MAPPED_AT;
+        let flags = kind | MapFlags::FIXED;
+        run.space
+            .mmap_object(run.cpu, at, PAGES * PAGE_SIZE, RW, flags, backing)
+            .map_err(|error| error.to_string())?;
+        run.fault_some(at, PAGES / around, around, access)?;
+        faultless_bench_case_end();
+        Object::release(object, run.cpu);
+        Ok(expected)
+    }
 }
 
 /// Where a case runs.
@@ -298,12 +346,27 @@ impl Run<'_, '_> {
 
     /// Faults [`PAGES`] pages in, each `step` pages above the one before; counted.
     fn fault_each(&self, area: u64, step: u64, access: Access) -> Result<(), String> {
-        for page in 0..PAGES {
+        self.fault_some(area, PAGES, step, access)
+    }
+
+    /// Faults `count` pages in, each `step` pages above the one before; counted.
+    fn fault_some(&self, area: u64, count: u64, step: u64, access: Access) -> Result<(), String> {
+        for page in 0..count {
             let addr = area + page * step * PAGE_SIZE;
             faultless_bench_fault(self.space, self.cpu, addr, access)
                 .map_err(|error| format!("{error:?}"))?;
         }
         Ok(())
+    }
+
+    /// A file of [`PAGES`] pages, all of them there.
+    fn file(&self) -> Result<Shared<Object>, String> {
+        let refused = |errno| format!("a file: {errno:?}");
+        let object = Object::try_new(self.cpu, PAGES, 1).map_err(refused)?;
+        for index in 0..PAGES {
+            object.write_page(self.cpu, index, |_| ()).map_err(refused)?;
+        }
+        Ok(object)
     }
 
     /// Faults [`PAGES`] pages in; not counted.

@@ -22,8 +22,17 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;
 
-/// The most instructions that a speculative anonymous write fault may take besides zeroing.
-const MOST: f64 = 250.0;
+/// The most instructions that a speculative fault of each kind may take besides filling its page; for
+/// reads of files, each page that they map.
+const MOST: [(What, Option<f64>); 7] = [
+    (What::Write, Some(250.0)),
+    (What::Read, None),
+    (What::Reuse, None),
+    (What::Copy, None),
+    (What::FileRead, Some(150.0)),
+    (What::FileWrite, Some(500.0)),
+    (What::FileCopy, Some(600.0)),
+];
 
 /// The hidden argument by which this program is told to be the one that is measured.
 pub const CHILD: &str = "counted";
@@ -61,9 +70,7 @@ fn gates(report: &mut Report, counted: &[(&Case, f64)]) {
             case.what == what && case.locking == locking && case.check == AnonVmaCheck::Late
         })
     };
-    for (what, most) in
-        [(What::Write, Some(MOST)), (What::Read, None), (What::Reuse, None), (What::Copy, None)]
-    {
+    for (what, most) in MOST {
         let Some(&(case, ours)) = of(what, Locking::Speculative) else { continue };
         if let Some(most) = most {
             let promise = format!("{}: at most {most} instructions", case.workload());
@@ -79,7 +86,11 @@ fn gates(report: &mut Report, counted: &[(&Case, f64)]) {
 
 /// Instructions an operation, besides filling the page it is about.
 fn besides(case: &Case, profile: &Profile) -> f64 {
-    let filler = profile.function(if case.what == What::Copy { COPY } else { ZERO });
+    let filler = profile.function(if matches!(case.what, What::Copy | What::FileCopy) {
+        COPY
+    } else {
+        ZERO
+    });
     let filling = if case.pages_filled() == 0 {
         0.0
     } else {

@@ -5,7 +5,7 @@ use super::{Attempt, FaultKind, overtaken};
 use crate::addr::VirtRange;
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
-use crate::frame::Use;
+use crate::frame::{Kind, Use};
 use crate::machine::Machine;
 use crate::space::batch::shoot;
 use crate::stat::Counter;
@@ -28,7 +28,11 @@ impl<M: Machine> Attempt<'_, '_, M> {
         if seen.is_special() {
             return self.replace_zero_page(prepared, slot, seen);
         }
-        if self.cpu.vm().frames.meta(seen.frame()).refs() == 1 {
+        // An object's page may be nobody else's any more; it never becomes this VMA's own.
+        let meta = self.cpu.vm().frames.meta(seen.frame());
+        if meta.refs() == 1
+            && (self.vma.area.object.is_none() || meta.kind() == Kind::Used(Use::Anon))
+        {
             return self.reuse(slot, seen);
         }
         self.copy(prepared, slot, seen)
@@ -109,7 +113,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         Ok(Some(FaultKind::Copy))
     }
 
-    /// The page is shared with another space: a copy of it.
+    /// The page is shared with another space, or an object's: a copy of it.
     fn copy(
         self,
         prepared: &mut Prepared,

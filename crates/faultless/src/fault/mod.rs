@@ -8,12 +8,13 @@
 //! lock. Only under a lock is a fault answered with SIGSEGV, SIGBUS or out-of-memory.
 //!
 //! A successful speculative fault writes one cache line that other CPUs may be using: that of the
-//! entry.
+//! entry. (One that maps an object's pages around its own writes the lines of all their entries and
+//! frames' counts; one that copies, that of the frame it copies.)
 
 mod anon;
 mod cow;
+mod object;
 pub(crate) mod prepared;
-mod shared;
 pub(crate) mod table;
 pub(crate) mod ticket;
 
@@ -26,7 +27,7 @@ use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::grace::Section;
 use crate::table::entry::Entry;
-use crate::table::node::LAST;
+use crate::table::node::{ENTRIES, LAST};
 use crate::table::walk::{Reached, descend};
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
@@ -68,7 +69,7 @@ pub enum FaultKind {
     Copy,
     /// The page itself, whose last user this is.
     Reuse,
-    /// A page of a shared object.
+    /// The object's page itself.
     Shared,
     /// The entry was in order: another CPU was faster, or the TLB was out of date.
     Spurious,
@@ -218,7 +219,7 @@ impl<M: Machine> Space<M> {
             return Err(Abort::Access);
         }
         if vma.root.id() == 0
-            && vma.area.is_private()
+            && vma.area.object.is_none()
             && cpu.vm().knobs.anon_vma_check() == AnonVmaCheck::Early
         {
             return Err(Abort::NoAnon);
@@ -351,7 +352,7 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
         // SAFETY: the attempt runs in a grace section, which outlives it.
         let reached = unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) };
         if let Reached::Last(slots) = reached
-            && self.vma.area.is_private()
+            && self.vma.area.object.is_none()
         {
             let slot = &slots[node::index(self.page, LAST)];
             let root = self.vma.root.id();
@@ -372,13 +373,13 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
         serve_at_length(cpu, space, vma, ticket, page, access, prepared)
     }
 
-    /// The slot of the page, below tables that are there or are put there now.
-    fn slot(self, prepared: &mut Prepared) -> Result<&'v AtomicU64, Abort> {
+    /// The last-level table of the page, below tables that are there or are put there now.
+    fn table(self, prepared: &mut Prepared) -> Result<&'v [AtomicU64; ENTRIES], Abort> {
         loop {
             // SAFETY: the attempt runs in a grace section, which outlives it.
             let reached = unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) };
             match reached {
-                Reached::Last(slots) => return Ok(&slots[node::index(self.page, LAST)]),
+                Reached::Last(slots) => return Ok(slots),
                 Reached::Above { slot, level, seen } => {
                     if seen.is_locked() {
                         protocol::look(slot, self.cpu);
@@ -431,16 +432,20 @@ fn serve_at_length<M: Machine>(
     prepared: &mut Prepared,
 ) -> Result<FaultKind, Abort> {
     let attempt = Attempt { cpu, space, vma, ticket, page, access };
-    let slot = attempt.slot(prepared)?;
+    let table = attempt.table(prepared)?;
+    let slot = &table[node::index(page, LAST)];
     loop {
         let seen = node::load(slot);
         let done = if seen.is_none() {
-            match (vma.area.is_private(), access) {
-                (true, Access::Write) => {
+            match (&vma.area.object, access) {
+                (None, Access::Write) => {
                     attempt.write_untouched(prepared, slot, attempt.root()?)?
                 }
-                (true, Access::Read | Access::Execute) => attempt.read_untouched(slot)?,
-                (false, _) => attempt.map_shared(prepared, slot)?,
+                (None, Access::Read | Access::Execute) => attempt.read_untouched(slot)?,
+                (Some(object), Access::Write) if vma.area.is_private() => {
+                    attempt.copy_object_page(prepared, object, slot)?
+                }
+                (Some(object), _) => attempt.map_object(prepared, object, table)?,
             }
         } else {
             attempt.serve_touched(prepared, slot, seen)?

@@ -1,3 +1,5 @@
-//! Memory objects: what is behind a shared mapping.
+//! Memory objects: what is behind a mapping of a file or of shared memory.
 
-pub mod shmem;
+pub mod object;
+
+pub use object::Object;

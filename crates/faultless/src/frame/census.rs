@@ -21,7 +21,7 @@ pub struct Census {
     pub tables: u64,
     /// Private anonymous pages.
     pub anon: u64,
-    /// Pages of shared memory.
+    /// Pages of objects: of files and shared memory.
     pub shared: u64,
     /// Pages of zeros.
     pub zero: u64,

@@ -6,8 +6,8 @@
 //! lock), one CPU's list, the holder of a [`Frame`](super::Frame) value, or, once it is published,
 //! everybody who has a mapping or a reference. A line holds the metadata of one frame only, so a
 //! fault that installs a fresh frame writes its metadata without writing a line that another CPU
-//! uses; plain (relaxed) stores suffice, because the release store of the page-table entry that
-//! publishes the frame's number publishes them too.
+//! uses; plain stores suffice, because the release store of the page-table entry that publishes the
+//! frame's number publishes them too.
 //!
 //! # Heads and tails
 //!
@@ -39,7 +39,7 @@ pub enum Use {
     Table = 5,
     /// A private anonymous page.
     Anon = 6,
-    /// A page of shared memory.
+    /// A page of an object.
     Shared = 7,
     /// The page of zeros that untouched memory reads.
     Zero = 8,
@@ -202,10 +202,12 @@ impl FrameMeta {
         self.refs.load(Ordering::Acquire)
     }
 
-    /// Sets the count of a frame that is owned and not yet published: a plain store.
+    /// Sets the count of a frame that is owned and not yet published: a plain store. Release, because
+    /// who takes a reference by a name of before ([`get_ref_unless_zero`](Self::get_ref_unless_zero))
+    /// must find out that the entry no longer names it.
     #[inline]
     pub(super) fn set_refs(&self, refs: u32) {
-        self.refs.store(refs, Ordering::Relaxed);
+        self.refs.store(refs, Ordering::Release);
     }
 
     /// Makes a frame out of a block that was cut up a free frame of its own, on a CPU's list.

@@ -25,7 +25,7 @@ pub enum Advice {
     Sequential = 2,
     /// Wanted soon: nothing to do for anonymous memory without swap.
     WillNeed = 3,
-    /// Not wanted any more: private pages read as zero again.
+    /// Not wanted any more: private pages read as zero, or as their object has them, again.
     DontNeed = 4,
     /// Not wanted any more, until written: pages may be dropped when memory is short.
     Free = 8,
@@ -166,10 +166,10 @@ impl<M: Machine> Writing<'_, '_, M> {
             Advice::DoFork => with(VmaFlags::DONTFORK, none),
             Advice::HugePage => with(VmaFlags::NOHUGEPAGE, VmaFlags::HUGEPAGE),
             Advice::NoHugePage => with(VmaFlags::HUGEPAGE, VmaFlags::NOHUGEPAGE),
-            Advice::WipeOnFork if !vma.area.is_private() => Err(Errno::EINVAL),
+            Advice::WipeOnFork if vma.area.object.is_some() => Err(Errno::EINVAL),
             Advice::WipeOnFork => with(none, VmaFlags::WIPEONFORK),
             Advice::KeepOnFork => with(VmaFlags::WIPEONFORK, none),
-            Advice::Free if !vma.area.is_private() => Err(Errno::EINVAL),
+            Advice::Free if vma.area.object.is_some() => Err(Errno::EINVAL),
             Advice::Free => {
                 self.free_lazily(part);
                 Ok(())

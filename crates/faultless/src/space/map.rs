@@ -1,4 +1,4 @@
-//! `mmap` of anonymous memory, private and shared.
+//! `mmap`: of anonymous memory, private and shared, and of objects.
 
 use super::merge::Piece;
 use super::unmap::{TABLE_ALIGN, user_range};
@@ -10,7 +10,7 @@ use crate::addr::{
 };
 use crate::error::{Errno, Error};
 use crate::fault::Access;
-use crate::file::shmem::SharedObject;
+use crate::file::Object;
 use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
@@ -19,7 +19,7 @@ use crate::vm::Cpu;
 use bitflags::bitflags;
 
 bitflags! {
-    /// Linux's `MAP_*`, as far as they concern anonymous memory.
+    /// Linux's `MAP_*`, as far as they concern memory.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct MapFlags: u32 {
         /// Everybody who inherits the mapping sees stores.
@@ -28,7 +28,7 @@ bitflags! {
         const PRIVATE = 0x02;
         /// Exactly there, in place of what is there.
         const FIXED = 0x10;
-        /// No file behind it. All mappings of this crate are anonymous.
+        /// No file behind it. [`Space::mmap`] maps nothing else, [`Space::mmap_object`] ignores it.
         const ANONYMOUS = 0x20;
         /// Grows down by faults just below it.
         const GROWSDOWN = 0x0100;
@@ -41,6 +41,17 @@ bitflags! {
         /// Exactly there, and only if nothing is there.
         const FIXED_NOREPLACE = 0x10_0000;
     }
+}
+
+/// What a mapping shows: an object from some page on.
+#[derive(Debug)]
+pub struct Backing<'a> {
+    /// The object. The mapping gets a share of its own.
+    pub object: &'a Shared<Object>,
+    /// The object's page that is mapped first; it need not exist.
+    pub first: u64,
+    /// Whether a shared mapping may ever be written (the file was opened for writing).
+    pub may_write: bool,
 }
 
 /// Where a mapping is asked for, and how.
@@ -69,8 +80,38 @@ impl<M: Machine> Space<M> {
         prot: Prot,
         flags: MapFlags,
     ) -> Result<u64, Error> {
+        self.map_and_populate(cpu, (addr, len), prot, flags, None)
+    }
+
+    /// Maps `len` bytes (rounded up to pages) of an object, `backing`, otherwise as
+    /// [`mmap`](Self::mmap) does. Stores to a private mapping go to copies of the object's pages; an
+    /// access beyond the end of the object is answered with SIGBUS.
+    ///
+    /// # Errors
+    /// As Linux: those of [`mmap`](Self::mmap), and `EACCES` (a shared mapping for writing of what may
+    /// not be written), `EOVERFLOW` (pages whose byte offset does not fit 64 bits).
+    pub fn mmap_object(
+        &self,
+        cpu: &Cpu<'_, M>,
+        addr: u64,
+        len: u64,
+        prot: Prot,
+        flags: MapFlags,
+        backing: Backing<'_>,
+    ) -> Result<u64, Error> {
+        self.map_and_populate(cpu, (addr, len), prot, flags, Some(backing))
+    }
+
+    fn map_and_populate(
+        &self,
+        cpu: &Cpu<'_, M>,
+        (addr, len): (u64, u64),
+        prot: Prot,
+        flags: MapFlags,
+        backing: Option<Backing<'_>>,
+    ) -> Result<u64, Error> {
         let given = VirtRange::new(addr, addr.saturating_add(len));
-        let range = self.map(cpu, addr, len, prot, flags).map_err(|errno| Error {
+        let range = self.map(cpu, (addr, len), prot, flags, backing).map_err(|errno| Error {
             operation: "mmap",
             range: given,
             errno,
@@ -86,10 +127,10 @@ impl<M: Machine> Space<M> {
     fn map(
         &self,
         cpu: &Cpu<'_, M>,
-        addr: u64,
-        len: u64,
+        (addr, len): (u64, u64),
         prot: Prot,
         flags: MapFlags,
+        backing: Option<Backing<'_>>,
     ) -> Result<VirtRange, Errno> {
         let fixed = flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE);
         if len == 0 {
@@ -111,8 +152,9 @@ impl<M: Machine> Space<M> {
         let shared = kind == MapFlags::SHARED;
         let grows = flags.contains(MapFlags::GROWSDOWN);
         let sort_known = (shared && !grows) || kind == MapFlags::PRIVATE;
-        let commits =
-            !flags.contains(MapFlags::NORESERVE) && (shared || prot.contains(Prot::WRITE));
+        // The pages of an object are its own affair.
+        let promised = if shared { backing.is_none() } else { prot.contains(Prot::WRITE) };
+        let commits = !flags.contains(MapFlags::NORESERVE) && promised;
         if commits && len >> PAGE_SHIFT > cpu.vm().total_frames() {
             return Err(Errno::ENOMEM);
         }
@@ -122,19 +164,27 @@ impl<M: Machine> Space<M> {
         vma_flags.set(VmaFlags::NORESERVE, flags.contains(MapFlags::NORESERVE));
         vma_flags.set(VmaFlags::ACCOUNT, commits && !shared);
         let prot = prot & (Prot::READ | Prot::WRITE | Prot::EXEC);
-
-        let object = if shared && sort_known {
-            Some(SharedObject::try_new(cpu, len >> PAGE_SHIFT)?)
-        } else {
-            None
+        let (object, offset) = match backing {
+            Some(Backing { object, first, may_write }) => {
+                let in_bytes = first.checked_add(len >> PAGE_SHIFT);
+                if in_bytes.is_none_or(|end| end > 1 << (u64::BITS - PAGE_SHIFT)) {
+                    return Err(Errno::EOVERFLOW);
+                }
+                if shared && !may_write && prot.contains(Prot::WRITE) {
+                    return Err(Errno::EACCES);
+                }
+                vma_flags.set(VmaFlags::NOWRITE, shared && !may_write);
+                (Some(object.clone()), first)
+            }
+            None if shared && sort_known => (Some(Object::try_new(cpu, len >> PAGE_SHIFT, 0)?), 0),
+            None => (None, 0),
         };
-        let area =
-            Area { range: VirtRange::new(0, len), prot, flags: vma_flags, offset: 0, object };
+        let area = Area { range: VirtRange::new(0, len), prot, flags: vma_flags, offset, object };
         let request = Request { addr, fixed, flags, sort_known };
         let done = self.map_area(cpu, &request, &area);
         // Nobody else has it if the mapping was refused, or if another CPU unmapped it already.
-        if let Some(last) = area.object.and_then(Shared::into_last) {
-            last.destroy(cpu);
+        if let Some(object) = area.object {
+            Object::release(object, cpu);
         }
         done
     }
@@ -169,7 +219,7 @@ impl<M: Machine> Space<M> {
             if !request.sort_known {
                 return Err(Errno::EINVAL);
             }
-            let offset = if area.object.is_some() { 0 } else { start >> PAGE_SHIFT };
+            let offset = if area.object.is_some() { area.offset } else { start >> PAGE_SHIFT };
             let area = Area { range, offset, ..area.clone() };
             writing.put(range, Some(Piece { area, root: None }))?;
             if occupied {
@@ -198,7 +248,9 @@ impl<M: Machine> Space<M> {
                 let vma =
                     self.tree.snapshot(&section).at(page).map(|e| unsafe { e.value.as_ref() });
                 match vma {
-                    Some(vma) if vma.area.allows(Prot::WRITE) => Access::Write,
+                    Some(vma) if vma.area.is_private() && vma.area.allows(Prot::WRITE) => {
+                        Access::Write
+                    }
                     _ => Access::Read,
                 }
             };

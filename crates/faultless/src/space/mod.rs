@@ -26,6 +26,7 @@ mod pages;
 mod protect;
 mod query;
 mod remap;
+mod revoke;
 pub(crate) mod tree;
 mod unmap;
 pub(crate) mod vma;
@@ -35,8 +36,8 @@ mod write;
 mod tests;
 
 pub use advise::Advice;
-pub use map::MapFlags;
-pub use query::{AreaInfo, Maps};
+pub use map::{Backing, MapFlags};
+pub use query::{AreaInfo, Label, Maps};
 pub use remap::RemapFlags;
 pub use vma::{Area, Prot, VmaFlags};
 

@@ -21,8 +21,8 @@ impl<M: Machine> Space<M> {
     ///
     /// # Errors
     /// As Linux: `EINVAL` (unaligned, unknown protection bits, `GROWSDOWN` where nothing grows down),
-    /// `ENOMEM` (the range wraps, has a hole, or VMAs cannot be split). As there, VMAs below a hole
-    /// are changed.
+    /// `ENOMEM` (the range wraps, has a hole, or VMAs cannot be split), `EACCES` (a shared mapping of
+    /// what may not be written). As there, VMAs below a hole are changed.
     pub fn mprotect(&self, cpu: &Cpu<'_, M>, addr: u64, len: u64, prot: Prot) -> Result<(), Error> {
         let given = VirtRange::new(addr, addr.saturating_add(len));
         self.protect(cpu, addr, len, prot).map_err(|errno| Error {
@@ -77,6 +77,9 @@ impl<M: Machine> Space<M> {
         let prot = prot & access;
         writing.modify_all(range, |area| {
             let mut flags = area.flags;
+            if prot.contains(Prot::WRITE) && flags.contains(VmaFlags::NOWRITE) {
+                return Err(Errno::EACCES);
+            }
             let promised = VmaFlags::ACCOUNT | VmaFlags::SHARED | VmaFlags::NORESERVE;
             if prot.contains(Prot::WRITE)
                 && !area.prot.contains(Prot::WRITE)

@@ -21,9 +21,12 @@ pub struct AreaInfo {
     pub prot: Prot,
     /// How it behaves.
     pub flags: VmaFlags,
-    /// Byte offset into its object; 0 for private memory.
+    /// Byte offset into its object; 0 for private anonymous memory.
     pub offset: u64,
-    /// `[heap]`, `[stack]`, `/dev/zero (deleted)` or nothing.
+    /// What the kernel knows its object by ([`Object::tag`](crate::Object::tag)); 0 where there is none,
+    /// or a nameless one.
+    pub tag: u64,
+    /// `[heap]`, `[stack]`, `/dev/zero (deleted)` or nothing; nothing where there is a tag.
     pub name: &'static str,
     /// Pages of it that are there: of its own, or of its object; not the page of zeros.
     pub resident: u64,
@@ -31,50 +34,86 @@ pub struct AreaInfo {
     pub zero: u64,
 }
 
-/// One line of `/proc/self/maps`.
-impl fmt::Display for AreaInfo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+/// What a listing says of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Label<P> {
+    /// Major and minor number of the device that it is on.
+    pub device: (u32, u32),
+    /// Its inode's number.
+    pub inode: u64,
+    /// Its path.
+    pub path: P,
+}
+
+impl AreaInfo {
+    /// Its line of `/proc/self/maps`, without the newline.
+    fn line<P: AsRef<str>>(&self, f: &mut fmt::Formatter<'_>, label: &Label<P>) -> fmt::Result {
         let bit = |prot, mark| if self.prot.contains(prot) { mark } else { '-' };
         let VirtRange { start, end } = self.range;
-        // Linux pads what comes before the name to 73 columns.
-        let columns = {
-            let digits = |value: u64| (value.max(1).ilog2() / 4 + 1).max(8) as usize;
-            digits(start) + digits(end) + digits(self.offset) + 16
-        };
+        let Label { device: (major, minor), inode, path } = label;
         write!(
             f,
-            "{start:08x}-{end:08x} {}{}{}{} {:08x} 00:00 0 ",
+            "{start:08x}-{end:08x} {}{}{}{} {:08x} {major:02x}:{minor:02x} {inode} ",
             bit(Prot::READ, 'r'),
             bit(Prot::WRITE, 'w'),
             bit(Prot::EXEC, 'x'),
             if self.flags.contains(VmaFlags::SHARED) { 's' } else { 'p' },
             self.offset,
         )?;
-        if self.name.is_empty() {
+        if path.as_ref().is_empty() {
             return Ok(());
         }
-        write!(f, "{:pad$}{}", "", self.name, pad = 73usize.saturating_sub(columns))
+        // Linux pads what comes before the name to 73 columns.
+        let hex = |value: u64, least: u32| (value.max(1).ilog2() / 4 + 1).max(least);
+        let columns = hex(start, 8)
+            + hex(end, 8)
+            + hex(self.offset, 8)
+            + hex((*major).into(), 2)
+            + hex((*minor).into(), 2)
+            + inode.max(&1).ilog10()
+            + 12;
+        write!(f, "{:pad$}", "", pad = 73usize.saturating_sub(columns as usize))?;
+        // A newline in a path would look like another line.
+        for (at, part) in path.as_ref().split('\n').enumerate() {
+            write!(f, "{}{part}", if at == 0 { "" } else { "\\012" })?;
+        }
+        Ok(())
+    }
+}
+
+/// One line of `/proc/self/maps`; a file is only told by its tag, as its inode.
+impl fmt::Display for AreaInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.line(f, &Label { device: (0, 0), inode: self.tag, path: self.name })
     }
 }
 
 /// A listing of a space's VMAs in the form of `/proc/self/maps`.
-pub struct Maps<'a, 'v, M: Machine> {
+pub struct Maps<'a, 'v, M: Machine, F = fn(u64) -> Option<Label<&'static str>>> {
     space: &'a Space<M>,
     cpu: &'a Cpu<'v, M>,
+    label: F,
 }
 
-impl<M: Machine> fmt::Debug for Maps<'_, '_, M> {
+impl<M: Machine, F> fmt::Debug for Maps<'_, '_, M, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+        write!(f, "Maps of {:?}", self.space)
     }
 }
 
-impl<M: Machine> fmt::Display for Maps<'_, '_, M> {
+impl<M: Machine, P: AsRef<str>, F: Fn(u64) -> Option<Label<P>>> fmt::Display
+    for Maps<'_, '_, M, F>
+{
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut result = Ok(());
         self.space.areas(self.cpu, |area| {
             if result.is_ok() {
-                result = writeln!(f, "{area}");
+                let label = if area.tag == 0 { None } else { (self.label)(area.tag) };
+                result = match label {
+                    Some(label) => area.line(f, &label),
+                    None => area.fmt(f),
+                }
+                .and_then(|()| f.write_str("\n"));
             }
         });
         result
@@ -84,7 +123,17 @@ impl<M: Machine> fmt::Display for Maps<'_, '_, M> {
 impl<M: Machine> Space<M> {
     /// The space's VMAs in the form of `/proc/self/maps`.
     pub fn maps<'a, 'v>(&'a self, cpu: &'a Cpu<'v, M>) -> Maps<'a, 'v, M> {
-        Maps { space: self, cpu }
+        Maps { space: self, cpu, label: |_| None }
+    }
+
+    /// As [`maps`](Self::maps), with what `label` says of the objects' tags. It is called in a grace
+    /// section, and so must not wait for calls of other CPUs on spaces.
+    pub fn maps_with<'a, 'v, P, F>(&'a self, cpu: &'a Cpu<'v, M>, label: F) -> Maps<'a, 'v, M, F>
+    where
+        P: AsRef<str>,
+        F: Fn(u64) -> Option<Label<P>>,
+    {
+        Maps { space: self, cpu, label }
     }
 
     /// Tells of each VMA, in ascending order, all of one moment (but for the counts of pages).
@@ -112,17 +161,20 @@ impl<M: Machine> Space<M> {
             });
         }
         let grows = area.flags.contains(VmaFlags::GROWSDOWN);
+        let tag = area.object.as_ref().map_or(0, |object| object.tag());
         let in_heap = area.range.start < heap.end && area.range.end > heap.start;
         AreaInfo {
             range: area.range,
             prot: area.prot,
             flags: area.flags,
             offset: if area.object.is_some() { area.offset << PAGE_SHIFT } else { 0 },
-            name: match () {
-                () if area.object.is_some() => "/dev/zero (deleted)",
-                () if grows => "[stack]",
-                () if in_heap && area.is_private() => "[heap]",
-                () => "",
+            tag,
+            name: match &area.object {
+                Some(_) if tag != 0 => "",
+                Some(_) => "/dev/zero (deleted)",
+                None if grows => "[stack]",
+                None if in_heap => "[heap]",
+                None => "",
             },
             resident,
             zero,
@@ -177,10 +229,7 @@ impl<M: Machine> Space<M> {
         }
         let in_object = || {
             let index = vma.area.index_of(addr);
-            vma.area
-                .object
-                .as_ref()
-                .is_some_and(|object| index < object.pages() && object.has(cpu, index))
+            vma.area.object.as_ref().is_some_and(|object| object.has_page(cpu, index))
         };
         present || in_object()
     }

@@ -6,7 +6,7 @@
 //! fault can read a VMA's fields without ever seeing half a change.
 
 use crate::addr::{PAGE_SHIFT, VirtRange};
-use crate::file::shmem::SharedObject;
+use crate::file::Object;
 use crate::heap::Shared;
 use crate::rmap::RootSlot;
 use crate::sync::atomic::{AtomicU32, Ordering};
@@ -58,6 +58,8 @@ bitflags! {
         const HUGEPAGE = 1 << 8;
         /// `MADV_NOHUGEPAGE`.
         const NOHUGEPAGE = 1 << 9;
+        /// A shared mapping of a file that was not opened for writing: it stays read-only.
+        const NOWRITE = 1 << 10;
     }
 }
 
@@ -73,8 +75,8 @@ pub struct Area {
     /// Page offset of its first page: into the object, or for private memory the page number it was
     /// first mapped at.
     pub offset: u64,
-    /// The object behind a shared mapping; `None` for private anonymous memory.
-    pub object: Option<Shared<SharedObject>>,
+    /// The object behind it; `None` for private anonymous memory.
+    pub object: Option<Shared<Object>>,
 }
 
 impl Area {
@@ -96,6 +98,21 @@ impl Area {
     #[inline]
     pub const fn allows(&self, prot: Prot) -> bool {
         self.prot.contains(prot)
+    }
+
+    /// What the entries of its pages look like at first: stores are allowed where whoever maps the page
+    /// may store to it.
+    pub(crate) fn leaf(&self) -> Entry {
+        let leaf = Entry::template(self.allows(Prot::EXEC));
+        if self.allows(Prot::WRITE) && !self.is_private() { leaf.writable() } else { leaf }
+    }
+
+    /// Where it shows the pages of `object` from the one at `first` on, if it does.
+    pub(crate) fn shows(&self, object: &Shared<Object>, first: u64) -> Option<VirtRange> {
+        let skipped = first.saturating_sub(self.offset);
+        let same = self.object.as_ref().is_some_and(|own| own.same(object));
+        (same && skipped < self.range.pages())
+            .then(|| VirtRange::new(self.range.start + (skipped << PAGE_SHIFT), self.range.end))
     }
 
     /// Whether its pages are private copies.

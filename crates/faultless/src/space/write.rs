@@ -13,7 +13,7 @@
 //! 5. **Finish.** All VMAs of the locked ranges that are in the tree run again. Those that were
 //!    replaced stay stopped for ever, and go to the grace period.
 
-use super::vma::{Area, Prot, Vma, VmaLock};
+use super::vma::{Area, Vma, VmaLock};
 use super::{Guard, Space};
 use crate::addr::VirtRange;
 use crate::error::{Errno, OutOfMemory};
@@ -199,7 +199,7 @@ pub(super) fn make_stopped(area: Area, root: Option<Root>) -> Result<Box<Vma>, O
         sequence: Sequence::new(),
         lock: VmaLock::default(),
         root: RootSlot::new(root),
-        leaf: crate::table::Entry::template(area.allows(Prot::EXEC)),
+        leaf: area.leaf(),
         area,
     })?;
     vma.sequence.begin_write();

@@ -71,6 +71,12 @@ impl Entry {
         Self(self.0 | WRITE | DIRTY)
     }
 
+    /// The same leaf, writable.
+    #[inline]
+    pub const fn writable(self) -> Self {
+        Self(self.0 | WRITE)
+    }
+
     /// The same leaf with stores forbidden.
     #[inline]
     pub const fn read_only(self) -> Self {

@@ -24,6 +24,9 @@
 //! **Hardware** sets accessed and dirty bits of present entries at any moment. So a present entry
 //! only ever changes by compare-and-swap, and what is lost by a failed swap is tried again.
 //!
+//! Several entries may be held at once, but no one waits for another while holding some: what cannot be
+//! taken at the first try is left ([`take_run`]).
+//!
 //! Who holds an entry that is *pinned* (present) never waits for another CPU. Who holds a *busy*
 //! one may wait for a flush: waiters answer flush requests, and the MMU cannot use the entry.
 
@@ -74,6 +77,54 @@ pub fn take(slot: &AtomicU64, seen: Entry) -> Result<Taken<'_>, Entry> {
 #[inline(always)]
 pub fn pin(slot: &AtomicU64, seen: Entry) -> Result<Pinned<'_>, Entry> {
     swap(slot, seen, seen.locked()).map(|()| Pinned { slot, before: seen })
+}
+
+/// Empty entries that stand next to each other, all *busy* and held by this CPU. They end together, in
+/// [`commit`](TakenRun::commit) or [`revert`](TakenRun::revert).
+#[must_use = "taken entries must be committed or reverted"]
+#[derive(Debug)]
+pub struct TakenRun<'a> {
+    slots: &'a [AtomicU64],
+    held: u64,
+}
+
+/// Takes those of `slots`, at most 64, that are empty, `wanted` (by their place), and that nobody takes
+/// first. Waits for none.
+#[inline]
+pub fn take_run(slots: &[AtomicU64], wanted: impl Fn(usize) -> bool) -> TakenRun<'_> {
+    debug_assert!(slots.len() <= 64, "more entries than a run holds");
+    let mut held = 0;
+    for (at, slot) in slots.iter().enumerate() {
+        let empty = Entry(slot.load(Ordering::Relaxed)).is_none();
+        if empty && wanted(at) && swap(slot, Entry::NONE, Entry::BUSY).is_ok() {
+            held |= 1 << at;
+        }
+    }
+    TakenRun { slots, held }
+}
+
+impl TakenRun<'_> {
+    /// Whether the entry at place `at` is one of those taken.
+    #[inline]
+    pub const fn holds(&self, at: usize) -> bool {
+        self.held >> at & 1 != 0
+    }
+
+    /// Installs in each entry what `entry` says for its place, and lets go.
+    #[inline]
+    pub fn commit(self, mut entry: impl FnMut(usize) -> Entry) {
+        let mut held = self.held;
+        while held != 0 {
+            let at = held.trailing_zeros() as usize;
+            held &= held - 1;
+            Taken { slot: &self.slots[at], before: Entry::NONE }.commit(entry(at));
+        }
+    }
+
+    /// Leaves all entries empty, as they were.
+    pub fn revert(self) {
+        self.commit(|_| Entry::NONE);
+    }
 }
 
 impl Taken<'_> {
@@ -187,6 +238,23 @@ mod tests {
         held.commit(seen.writable_dirty());
         let now = Entry(slot.load(Ordering::Relaxed));
         assert!(now.is_accessed() && now.is_writable() && !now.is_locked());
+    }
+
+    #[test]
+    fn a_run_takes_what_is_empty_and_wanted_and_leaves_the_rest() {
+        let there = Entry::leaf(FrameNumber(9)).0;
+        let slots = [0, there, 0, Entry::BUSY.0, 0].map(AtomicU64::new);
+        let now = || slots.each_ref().map(|slot| slot.load(Ordering::Relaxed));
+        let before = now();
+        let held = take_run(&slots, |at| at != 2);
+        assert_eq!([0, 1, 2, 3, 4].map(|at| held.holds(at)), [true, false, false, false, true]);
+        let busy = Entry::BUSY.0;
+        assert_eq!(now(), [busy, there, 0, busy, busy]);
+        held.revert();
+        assert_eq!(now(), before);
+        let leaf = Entry::leaf(FrameNumber(7));
+        take_run(&slots, |_| true).commit(|at| if at == 0 { leaf } else { Entry::NONE });
+        assert_eq!(now(), [leaf.0, there, 0, busy, 0]);
     }
 
     #[test]

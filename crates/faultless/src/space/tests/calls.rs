@@ -6,6 +6,7 @@ use crate::audit::audit;
 use crate::error::Errno::{self, EEXIST, EFAULT, EINVAL, ENOMEM, EPERM};
 use crate::fault::FaultError;
 use crate::knob::Setting;
+use crate::machine::Machine;
 use crate::space::{Advice, MapFlags, Prot, RemapFlags, Space};
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
@@ -349,4 +350,41 @@ fn running_out_of_frames_loses_none() {
         cpu.drain();
         assert_eq!(audit(&cpu, &[]).unwrap().taken(), 1, "with {left} frames left");
     }
+}
+
+/// The upper half of a root table is the kernel's: whatever it puts there is still there when the space
+/// ends, and nobody takes it for a table or a page.
+#[test]
+fn the_kernels_half_of_a_root_table_is_left_alone() {
+    let vm = guest::vm(1, 512);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let root = vm.machine().frame_bytes(space.root()).cast::<u64>();
+    // Tables that are nobody's, huge pages, not present, locked: all of it is the kernel's business.
+    let theirs = |at: usize| match at % 4 {
+        0 => 0x1_0000_0003 + (at as u64) * P,
+        1 => 0x1_0000_0083,
+        2 => 1 << 9,
+        _ => u64::MAX << 1,
+    };
+    let all = 256..512;
+    // SAFETY: entries of a table that no other CPU uses.
+    all.clone().for_each(|at| unsafe { root.add(at).write(theirs(at)) });
+    // SAFETY: as above.
+    let untouched = |at: usize| unsafe { root.add(at).read() } == theirs(at);
+    map(&cpu, &space, 0, 4, RW);
+    store(&cpu, &space, AT, 1).unwrap();
+    store(&cpu, &space, space.mmap(&cpu, 0, P, RW, PRIVATE).unwrap(), 2).unwrap();
+    let child = space.fork(&cpu).unwrap();
+    space.munmap(&cpu, 0, USER_END).unwrap();
+    cpu.drain();
+    audit(&cpu, &[&space, &child]).unwrap();
+    assert!(all.clone().all(untouched));
+    let number = space.root();
+    space.exit(&cpu);
+    // Nobody has had the frame since.
+    assert!(all.clone().all(untouched), "of {number:?}");
+    child.exit(&cpu);
+    cpu.drain();
+    assert_eq!(audit(&cpu, &[]).unwrap().taken(), 1);
 }

@@ -3,5 +3,6 @@
 mod calls;
 mod guest;
 mod model;
+mod objects;
 mod orders;
 mod races;

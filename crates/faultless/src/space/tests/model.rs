@@ -1,13 +1,15 @@
-//! Random calls, loads and stores in several spaces, against a naive page map. After every step the
-//! audit checks every frame, reference and entry.
+//! Random calls, loads and stores in several spaces, and of files that they map, against a naive page
+//! map. After every step the audit checks every frame, reference and entry.
 
 use super::guest::{self, TestVm};
 use crate::addr::PAGE_SIZE;
-use crate::audit::audit;
+use crate::audit::audit_with;
 use crate::error::Errno;
 use crate::fault::FaultError;
+use crate::file::Object;
+use crate::heap::Shared;
 use crate::knob::{Locking, Setting};
-use crate::space::{Advice, MapFlags, Prot, RemapFlags, Space, VmaFlags};
+use crate::space::{Advice, Backing, MapFlags, Prot, RemapFlags, Space, VmaFlags};
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
 use proptest::prelude::*;
@@ -18,10 +20,14 @@ use std::vec::Vec;
 /// The window that calls are about: it crosses from one last-level table to the next.
 const PAGES: u64 = 40;
 const BASE: u64 = (1 << 30) - 20 * PAGE_SIZE;
+/// Files, and pages that one has at first.
+const FILES: usize = 3;
+const FILE_PAGES: u64 = 12;
 
 #[derive(Clone, Debug)]
 enum Step {
     Map { at: u64, len: u64, prot: u32, shared: bool, populate: bool },
+    MapFile { at: u64, len: u64, prot: u32, file: usize, first: u64, how: u32 },
     MapAnywhere { len: u64, hint: u64 },
     Unmap { at: u64, len: u64 },
     Protect { at: u64, len: u64, prot: u32 },
@@ -32,11 +38,17 @@ enum Step {
     Load { at: u64 },
     Store { at: u64, value: u64 },
     Locking(usize),
+    Read { file: usize, index: u64 },
+    Write { file: usize, index: u64, value: u64 },
+    Resize { file: usize, pages: u64 },
+    Remove { file: usize },
+    FaultAround(u64),
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let at = || 0..PAGES;
     let len = || 1..12u64;
+    let file = || 0..FILES;
     let advice = prop::sample::select(&[
         Advice::DontNeed,
         Advice::Free,
@@ -52,6 +64,8 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (at(), len(), 0..8u32, any::<bool>(), any::<bool>()).prop_map(
             |(at, len, prot, shared, populate)| Step::Map { at, len, prot, shared, populate }),
+        4 => (at(), len(), 0..8u32, file(), 0..FILE_PAGES, 0..8u32).prop_map(
+            |(at, len, prot, file, first, how)| Step::MapFile { at, len, prot, file, first, how }),
         1 => (len(), at()).prop_map(|(len, hint)| Step::MapAnywhere { len, hint }),
         3 => (at(), len()).prop_map(|(at, len)| Step::Unmap { at, len }),
         3 => (at(), len(), 0..8u32).prop_map(|(at, len, prot)| Step::Protect { at, len, prot }),
@@ -63,15 +77,24 @@ fn step() -> impl Strategy<Value = Step> {
         6 => at().prop_map(|at| Step::Load { at }),
         8 => (at(), 1..u64::MAX).prop_map(|(at, value)| Step::Store { at, value }),
         1 => (0..3usize).prop_map(Step::Locking),
+        2 => (file(), 0..FILE_PAGES).prop_map(|(file, index)| Step::Read { file, index }),
+        4 => (file(), 0..FILE_PAGES, 1..u64::MAX).prop_map(
+            |(file, index, value)| Step::Write { file, index, value }),
+        3 => (file(), 0..FILE_PAGES).prop_map(|(file, pages)| Step::Resize { file, pages }),
+        1 => file().prop_map(|file| Step::Remove { file }),
+        1 => (0..7u32).prop_map(|order| Step::FaultAround(1 << order)),
     ]
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Page {
     prot: Prot,
-    /// The object and the page in it, when shared.
-    shared: Option<(usize, u64)>,
-    value: u64,
+    /// The object behind it, and the page in it.
+    object: Option<(usize, u64)>,
+    shared: bool,
+    may_write: bool,
+    /// What is in it, once it is a page of its own.
+    own: Option<u64>,
     dont_fork: bool,
     wipe: bool,
 }
@@ -81,17 +104,53 @@ struct Model {
     pages: BTreeMap<u64, Page>,
 }
 
-type Objects = BTreeMap<(usize, u64), u64>;
+/// An object by its number: its length, and what was written.
+#[derive(Default)]
+struct Contents {
+    len: u64,
+    pages: BTreeMap<u64, u64>,
+}
 
-impl Model {
-    fn value(&self, objects: &Objects, page: u64) -> u64 {
-        let page = self.pages[&page];
-        match page.shared {
-            Some(at) => objects.get(&at).copied().unwrap_or(0),
-            None => page.value,
+impl Contents {
+    fn new(len: u64) -> Self {
+        Self { len, pages: BTreeMap::new() }
+    }
+
+    fn get(&self, index: u64) -> u64 {
+        self.pages.get(&index).copied().unwrap_or(0)
+    }
+}
+
+type Objects = BTreeMap<usize, Contents>;
+
+impl Page {
+    fn private(prot: Prot) -> Self {
+        let (object, own) = (None, None);
+        Self { prot, object, shared: false, may_write: true, own, dont_fork: false, wipe: false }
+    }
+
+    fn value(&self, objects: &Objects) -> Result<u64, FaultError> {
+        match (self.own, self.object) {
+            (Some(value), _) => Ok(value),
+            (None, None) => Ok(0),
+            (None, Some((object, index))) => {
+                let contents = &objects[&object];
+                if index < contents.len { Ok(contents.get(index)) } else { Err(FaultError::Bus) }
+            }
         }
     }
 
+    /// Faults it in for writing: a private page is its own from then on.
+    fn populate(&mut self, objects: &Objects, write: bool) -> Result<(), FaultError> {
+        let value = self.value(objects)?;
+        if write && !self.shared {
+            self.own = Some(value);
+        }
+        Ok(())
+    }
+}
+
+impl Model {
     fn unmap(&mut self, from: u64, len: u64) {
         (from..from + len).for_each(|page| {
             self.pages.remove(&page);
@@ -102,6 +161,8 @@ impl Model {
 struct World<'a> {
     cpu: Cpu<'a, TestMachine>,
     spaces: Vec<(Space<TestMachine>, Model)>,
+    /// The kernel's shares, and the objects' numbers.
+    files: Vec<(Shared<Object>, usize)>,
     objects: Objects,
     made: usize,
     turn: usize,
@@ -127,9 +188,33 @@ impl World<'_> {
                 let got = space.mmap(cpu, addr(at), len * PAGE_SIZE, prot, flags);
                 assert_eq!(got, Ok(addr(at)));
                 self.made += 1;
+                self.objects.insert(self.made, Contents::new(len));
                 for index in 0..len {
-                    let shared = shared.then_some((self.made, index));
-                    let page = Page { prot, shared, value: 0, dont_fork: false, wipe: false };
+                    let object = shared.then_some((self.made, index));
+                    let page = Page { object, shared, ..Page::private(prot) };
+                    model.pages.insert(number(addr(at)) + index, page);
+                }
+            }
+            Step::MapFile { at, len, prot, file, first, how } => {
+                let [shared, may_write, populate] = [1, 2, 4].map(|bit| how & bit != 0);
+                let mut flags = MapFlags::FIXED;
+                flags |= if shared { MapFlags::SHARED } else { MapFlags::PRIVATE };
+                flags.set(MapFlags::POPULATE, populate);
+                let prot = Prot::from_bits(prot).unwrap();
+                let (object, id) = &self.files[file];
+                let backing = Backing { object, first, may_write };
+                let got = space.mmap_object(cpu, addr(at), len * PAGE_SIZE, prot, flags, backing);
+                let writable = prot.contains(Prot::WRITE);
+                if shared && !may_write && writable {
+                    assert_eq!(got.map_err(|error| error.errno), Err(Errno::EACCES));
+                    return;
+                }
+                assert_eq!(got, Ok(addr(at)));
+                let mut populating = populate && !prot.is_empty();
+                for index in 0..len {
+                    let object = Some((*id, first + index));
+                    let mut page = Page { object, shared, may_write, ..Page::private(prot) };
+                    populating = populating && page.populate(&self.objects, writable).is_ok();
                     model.pages.insert(number(addr(at)) + index, page);
                 }
             }
@@ -137,7 +222,7 @@ impl World<'_> {
                 let flags = MapFlags::ANONYMOUS | MapFlags::PRIVATE;
                 let prot = Prot::READ | Prot::WRITE;
                 let got = space.mmap(cpu, addr(hint), len * PAGE_SIZE, prot, flags).unwrap();
-                let page = Page { prot, shared: None, value: 0, dont_fork: false, wipe: false };
+                let page = Page::private(prot);
                 for index in 0..len {
                     assert!(model.pages.insert(number(got) + index, page).is_none(), "not free");
                 }
@@ -152,6 +237,12 @@ impl World<'_> {
                 let mut expected = Ok(());
                 for page in number(addr(at))..number(addr(at)) + len {
                     match model.pages.get_mut(&page) {
+                        Some(page)
+                            if prot.contains(Prot::WRITE) && page.shared && !page.may_write =>
+                        {
+                            expected = Err(Errno::EACCES);
+                            break;
+                        }
                         Some(page) => page.prot = prot,
                         None => {
                             expected = Err(Errno::ENOMEM);
@@ -164,7 +255,7 @@ impl World<'_> {
             Step::Advise { at, len, advice } => {
                 let got = space.madvise(cpu, addr(at), len * PAGE_SIZE, advice);
                 let got = got.map_err(|error| error.errno);
-                advise(model, number(addr(at)), len, advice, got);
+                advise(model, &self.objects, number(addr(at)), len, advice, got);
             }
             Step::Remap { at, old, new, to, flags } => {
                 let flags = RemapFlags::from_bits(flags).unwrap();
@@ -181,7 +272,7 @@ impl World<'_> {
                     let mut copy = model.clone();
                     copy.pages.retain(|_, page| !page.dont_fork);
                     for page in copy.pages.values_mut().filter(|page| page.wipe) {
-                        page.value = 0;
+                        page.own = None;
                     }
                     self.spaces.push((child, copy));
                 }
@@ -202,18 +293,62 @@ impl World<'_> {
                         assert_eq!(got, Err(FaultError::Segv { mapped: true }));
                     }
                     Some(page) => {
-                        if got == Err(FaultError::Bus) {
-                            assert!(page.shared.is_some());
-                            return;
-                        }
-                        assert_eq!(got, Ok(()));
-                        match page.shared {
-                            Some(at) => drop(self.objects.insert(at, value)),
-                            None => page.value = value,
+                        assert_eq!(got, page.value(&self.objects).map(|_| ()));
+                        match page.object.filter(|_| page.shared && got.is_ok()) {
+                            Some((object, index)) => {
+                                let contents = self.objects.get_mut(&object).unwrap();
+                                contents.pages.insert(index, value);
+                            }
+                            None if got.is_ok() => page.own = Some(value),
+                            None => {}
                         }
                     }
                 }
             }
+            Step::Read { file, index } => {
+                let (object, id) = &self.files[file];
+                // SAFETY: the bytes of a page, aligned.
+                let word = |at: *const u8| unsafe { at.cast::<u64>().read() };
+                let read = |page: Option<*const u8>| page.map_or(0, word);
+                let got = object.read_page(cpu, index, read);
+                assert_eq!(got, self.objects[id].get(index));
+            }
+            Step::Write { file, index, value } => {
+                let (object, id) = &self.files[file];
+                // SAFETY: the bytes of a page, aligned.
+                let got =
+                    object.write_page(cpu, index, |at| unsafe { at.cast::<u64>().write(value) });
+                let contents = self.objects.get_mut(id).unwrap();
+                if index < contents.len {
+                    assert_eq!(got, Ok(()));
+                    contents.pages.insert(index, value);
+                } else {
+                    assert_eq!(got, Err(Errno::EFBIG));
+                }
+            }
+            Step::Resize { file, pages } => {
+                let (object, id) = &self.files[file];
+                object.set_pages(cpu, pages).unwrap();
+                let contents = self.objects.get_mut(id).unwrap();
+                contents.len = pages;
+                contents.pages.retain(|&index, _| index < pages);
+                for (space, model) in &mut self.spaces {
+                    space.revoke(cpu, object, pages);
+                    for page in model.pages.values_mut() {
+                        if page.object.is_some_and(|(of, index)| of == *id && index >= pages) {
+                            page.own = None;
+                        }
+                    }
+                }
+            }
+            Step::Remove { file } => {
+                self.made += 1;
+                let new = Object::try_new(cpu, FILE_PAGES, self.made as u64).unwrap();
+                self.objects.insert(self.made, Contents::new(FILE_PAGES));
+                let (old, _) = std::mem::replace(&mut self.files[file], (new, self.made));
+                Object::release(old, cpu);
+            }
+            Step::FaultAround(pages) => self.cpu.vm().set(Setting::FaultAroundPages(pages)),
             Step::Locking(at) => self.cpu.vm().set(Setting::Locking(Locking::ALL[at])),
         }
     }
@@ -226,13 +361,7 @@ impl World<'_> {
             Some(known) if known.prot.is_empty() => {
                 assert_eq!(got, Err(FaultError::Segv { mapped: true }));
             }
-            Some(known) => {
-                if got == Err(FaultError::Bus) {
-                    assert!(known.shared.is_some(), "beyond the end of no object");
-                } else {
-                    assert_eq!(got, Ok(model.value(&self.objects, page)), "page {page:#x}");
-                }
-            }
+            Some(known) => assert_eq!(got, known.value(&self.objects), "page {page:#x}"),
         }
     }
 
@@ -245,14 +374,20 @@ impl World<'_> {
                 assert!(area.range.start >= last && !area.range.is_empty());
                 last = area.range.end;
                 for page in number(area.range.start)..number(area.range.end) {
-                    seen.insert(page, (area.prot, area.flags));
+                    let index = number(area.offset) + page - number(area.range.start);
+                    seen.insert(page, (area.prot, area.flags, area.tag, index));
                 }
             });
             assert!(seen.keys().eq(model.pages.keys()), "{seen:?} against {:?}", model.pages);
-            for (page, (prot, flags)) in seen {
+            for (page, (prot, flags, tag, index)) in seen {
                 let known = model.pages[&page];
                 assert_eq!(prot, known.prot, "page {page:#x}");
-                assert_eq!(flags.contains(VmaFlags::SHARED), known.shared.is_some());
+                assert_eq!(flags.contains(VmaFlags::SHARED), known.shared);
+                assert_eq!(flags.contains(VmaFlags::NOWRITE), known.shared && !known.may_write);
+                if let Some((object, at)) = known.object {
+                    assert_eq!(index, at, "page {page:#x}");
+                    assert!(tag == 0 || tag == object as u64);
+                }
                 assert_eq!(flags.contains(VmaFlags::DONTFORK), known.dont_fork);
                 assert_eq!(flags.contains(VmaFlags::WIPEONFORK), known.wipe);
             }
@@ -263,13 +398,21 @@ impl World<'_> {
     fn audit(&self) {
         self.cpu.drain();
         let spaces: Vec<_> = self.spaces.iter().map(|(space, _)| space).collect();
-        if let Err(discrepancy) = audit(&self.cpu, &spaces) {
+        let files: Vec<_> = self.files.iter().map(|(file, _)| file).collect();
+        if let Err(discrepancy) = audit_with(&self.cpu, &spaces, &files) {
             panic!("{discrepancy}");
         }
     }
 }
 
-fn advise(model: &mut Model, from: u64, len: u64, advice: Advice, got: Result<(), Errno>) {
+fn advise(
+    model: &mut Model,
+    objects: &Objects,
+    from: u64,
+    len: u64,
+    advice: Advice,
+    got: Result<(), Errno>,
+) {
     let mut expected = Ok(());
     for number in from..from + len {
         let populates = matches!(advice, Advice::PopulateRead | Advice::PopulateWrite);
@@ -281,8 +424,8 @@ fn advise(model: &mut Model, from: u64, len: u64, advice: Advice, got: Result<()
             continue;
         };
         match advice {
-            Advice::DontNeed if page.shared.is_none() => page.value = 0,
-            Advice::Free | Advice::WipeOnFork if page.shared.is_some() => {
+            Advice::DontNeed => page.own = None,
+            Advice::Free | Advice::WipeOnFork if page.object.is_some() => {
                 expected = Err(Errno::EINVAL);
                 break;
             }
@@ -298,9 +441,11 @@ fn advise(model: &mut Model, from: u64, len: u64, advice: Advice, got: Result<()
                 expected = Err(Errno::EINVAL);
                 break;
             }
-            Advice::PopulateRead | Advice::PopulateWrite if got == Err(Errno::EFAULT) => {
-                assert!(page.shared.is_some(), "beyond the end of no object");
-                return;
+            Advice::PopulateRead | Advice::PopulateWrite
+                if page.populate(objects, advice == Advice::PopulateWrite).is_err() =>
+            {
+                expected = Err(Errno::EFAULT);
+                break;
             }
             _ => {}
         }
@@ -319,7 +464,7 @@ fn remap(model: &mut Model, from: u64, old: u64, new: u64, there: u64, flags: Re
         if flags.contains(RemapFlags::DONTUNMAP) {
             for index in 0..old {
                 if let Some(page) = model.pages.get_mut(&(from + index)) {
-                    page.value = 0;
+                    page.own = None;
                 }
             }
         } else {
@@ -331,8 +476,8 @@ fn remap(model: &mut Model, from: u64, old: u64, new: u64, there: u64, flags: Re
     }
     for index in 0..new {
         let grown = Page {
-            value: 0,
-            shared: first.shared.map(|(object, at)| (object, at + index)),
+            own: None,
+            object: first.object.map(|(object, at)| (object, at + index)),
             ..first
         };
         let page = moved.get(index as usize).copied().unwrap_or(grown);
@@ -344,11 +489,14 @@ fn run(steps: &[Step]) {
     let vm: TestVm = guest::vm(2, 4096);
     let cpu = guest::cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
+    let files =
+        (1..=FILES).map(|id| (Object::try_new(&cpu, FILE_PAGES, id as u64).unwrap(), id)).collect();
     let mut world = World {
         cpu,
         spaces: Vec::from([(space, Model::default())]),
-        objects: Objects::new(),
-        made: 0,
+        files,
+        objects: (1..=FILES).map(|id| (id, Contents::new(FILE_PAGES))).collect(),
+        made: FILES,
         turn: 0,
     };
     for step in steps {
@@ -363,6 +511,10 @@ fn run(steps: &[Step]) {
     world.audit();
     for (space, _) in world.spaces.drain(..) {
         space.exit(&world.cpu);
+    }
+    world.audit();
+    for (file, _) in world.files.drain(..) {
+        Object::release(file, &world.cpu);
     }
     world.audit();
     assert_eq!(vm.free_frames(), vm.total_frames() - 1, "all but the page of zeros are free");

@@ -1,0 +1,126 @@
+//! The first touch of a page that a VMA has of an object, and of its neighbours.
+//!
+//! A read maps, besides its own page, those around it that the object has already: a block of up to
+//! `fault_around_pages` pages, aligned to its size, as far as it lies in the VMA and in one table of the
+//! object. All their entries are taken, the ticket is asked once, and all are committed or reverted:
+//! between each compare-and-swap and the look at the sequence stands a full barrier, so for each entry
+//! the protocol holds as if it were alone. Nobody waits while holding them; an entry that another CPU
+//! has is left to it.
+
+use super::{Access, Attempt, FaultKind, overtaken};
+use crate::fault::prepared::Prepared;
+use crate::fault::ticket::Abort;
+use crate::file::Object;
+use crate::frame::Use;
+use crate::machine::Machine;
+use crate::stat::Counter;
+use crate::sync::atomic::AtomicU64;
+use crate::table::entry::Entry;
+use crate::table::node::{self, ENTRIES, LAST};
+use crate::table::protocol;
+
+impl<M: Machine> Attempt<'_, '_, M> {
+    /// Maps the object's page, and with a read those around it, into `table`. Counting the mappings
+    /// writes the frames' own lines, nothing else that is shared. `None`: another CPU was faster, or the
+    /// page left the object.
+    pub(super) fn map_object(
+        self,
+        prepared: &mut Prepared,
+        object: &Object,
+        table: &[AtomicU64; ENTRIES],
+    ) -> Result<Option<FaultKind>, Abort> {
+        let index = self.vma.area.index_of(self.page);
+        let pages = object.page(self.cpu, index, prepared)?;
+        let (here, there) = (node::index(self.page, LAST), index as usize % ENTRIES);
+        let (below, above) =
+            if self.access == Access::Write { (0, 0) } else { self.around(here, there) };
+        let run = &table[here - below..=here + above];
+        let names = &pages[there - below..=there + above];
+        let held = protocol::take_run(run, |at| node::load(&names[at]).is_present());
+        if !held.holds(below) {
+            held.revert();
+            return self.outrun();
+        }
+        if !self.ticket.stands() {
+            held.revert();
+            return Err(overtaken(self.cpu, self.space, self.page, &run[below]));
+        }
+        let template = if self.access == Access::Write {
+            self.vma.leaf.writable_dirty()
+        } else {
+            self.vma.leaf
+        };
+        let mut mapped = 0;
+        held.commit(|at| match Object::refer(self.cpu, &names[at]) {
+            Some(frame) => {
+                mapped += 1;
+                template.of(frame)
+            }
+            None => Entry::NONE,
+        });
+        self.cpu.add_resident(self.space, mapped);
+        self.cpu.count(Counter::SharedPage);
+        if mapped > 1 {
+            self.cpu.state().counts.add(Counter::AroundPage, mapped as u64 - 1);
+        }
+        // Should the page have left the object just now, the access faults again, and finds that out.
+        Ok(Some(FaultKind::Shared))
+    }
+
+    /// How many pages below and above its own a read maps, at most. `here` is the page's index in its
+    /// table, `there` that of the object's page.
+    #[inline]
+    fn around(self, here: usize, there: usize) -> (usize, usize) {
+        let block = self.cpu.vm().knobs.fault_around_pages();
+        let range = self.vma.area.range;
+        let (vma_below, vma_above) = (
+            (self.page - range.start) >> crate::addr::PAGE_SHIFT,
+            ((range.end - self.page) >> crate::addr::PAGE_SHIFT) - 1,
+        );
+        let in_block = here & (block - 1);
+        let below = in_block.min(vma_below as usize).min(there);
+        let above = (block - 1 - in_block).min(vma_above as usize).min(ENTRIES - 1 - there);
+        (below, above)
+    }
+
+    /// A write to a page of a private mapping that was never touched: a copy of the object's page, or,
+    /// where the object has none, a fresh page of zeros.
+    pub(super) fn copy_object_page(
+        self,
+        prepared: &mut Prepared,
+        object: &Object,
+        slot: &AtomicU64,
+    ) -> Result<Option<FaultKind>, Abort> {
+        let index = self.vma.area.index_of(self.page);
+        if index >= object.pages() {
+            return Err(Abort::BeyondObject);
+        }
+        let root = self.root()?;
+        let Some(source) = object.get(self.cpu, index) else {
+            return self.write_untouched(prepared, slot, root);
+        };
+        let frame = prepared.clean(self.cpu);
+        if let Some(frame) = &frame {
+            // SAFETY: the fresh frame is ours; the source is referenced.
+            unsafe { self.cpu.vm().machine().copy_frame(frame.number(), source) };
+        }
+        // SAFETY: the reference taken by `get`, which never was a mapping.
+        unsafe { self.cpu.put_unmapped(source) };
+        let frame = frame.ok_or(Abort::NoMemory)?;
+        let Ok(held) = protocol::take(slot, Entry::NONE) else {
+            prepared.keep_clean(frame);
+            return self.outrun();
+        };
+        if !self.ticket.stands() {
+            held.revert();
+            prepared.keep_clean(frame);
+            return Err(overtaken(self.cpu, self.space, self.page, slot));
+        }
+        let entry = self.leaf(frame.number()).writable_dirty();
+        self.cpu.vm().frames.publish(frame, Use::Anon, root, index);
+        held.commit(entry);
+        self.cpu.add_resident(self.space, 1);
+        self.cpu.count(Counter::CowCopy);
+        Ok(Some(FaultKind::Copy))
+    }
+}
