@@ -9,6 +9,12 @@
 //! signal, or dies. Nobody else does these things to a thread; they are asked for by setting the
 //! `attention` of the CPU that it runs on.
 
+pub mod boot;
+pub mod clone;
+pub mod elf;
+pub mod exec;
+pub mod exit;
+pub mod futex;
 pub mod memory;
 pub mod process;
 pub mod scheduler;
@@ -18,16 +24,61 @@ pub mod wait;
 pub use process::Process;
 pub use thread::{Current, Thread, current};
 
-use crate::arch::TrapFrame;
+use crate::arch::{TrapFrame, report, user};
 use crate::percpu;
 use crate::signal;
+use core::sync::atomic::Ordering;
+use faultless::FaultError;
+use linux_raw_sys::general as nr;
+use process::ExitStatus;
 
 /// What a thread does on its way back to user mode when its CPU's `attention` is set. The caller cleared
 /// it, and calls again if it is set once more.
 pub fn attention(frame: &mut TrapFrame) {
     scheduler::finish_switch();
+    let thread = current();
+    if thread.must_end() {
+        exit::end_thread();
+    }
+    let set_tid = thread.set_tid.take();
+    if set_tid != 0 {
+        // As on Linux, a place where it cannot be stored is no error.
+        let _ = user::write(set_tid, thread.tid);
+    }
     scheduler::give_way();
     signal::deliver(frame);
+}
+
+/// A page fault of the running program that was served.
+#[inline]
+pub fn fault_served() {
+    let faults = &current().faults;
+    // Only the thread itself counts.
+    faults.store(faults.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+}
+
+/// What a program is told of a page fault that cannot be served.
+pub fn page_fault(frame: &mut TrapFrame, addr: u64, error: FaultError) {
+    match error {
+        FaultError::Segv { mapped } => {
+            let code = if mapped { nr::SEGV_ACCERR } else { nr::SEGV_MAPERR };
+            signal::fault(frame, nr::SIGSEGV, code, addr);
+        }
+        FaultError::Bus => signal::fault(frame, nr::SIGBUS, nr::BUS_ADRERR, addr),
+        FaultError::OutOfMemory => out_of_memory(),
+    }
+}
+
+/// No frame is left for the running program, or for what the kernel does for it: it is killed, once it
+/// is on its way back to user mode.
+pub fn out_of_memory() {
+    let thread = current();
+    let process = &thread.process;
+    if process.ending.lock().is_none() {
+        report!("message out of memory: killed {} {}", process.pid, process.name.lock());
+    }
+    exit::kill(process, ExitStatus::killed(nr::SIGKILL));
+    percpu::this().attention.store(true, Ordering::Relaxed);
 }
 
 /// The timer interrupt: from user mode or from idle.
@@ -38,5 +89,5 @@ pub fn tick() {
 
 /// The reschedule interrupt.
 pub fn reschedule() {
-    percpu::this().attention.store(true, core::sync::atomic::Ordering::Relaxed);
+    percpu::this().attention.store(true, Ordering::Relaxed);
 }

@@ -13,8 +13,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use faultless::Space;
+use linux_raw_sys::general as nr;
 
 /// How a process ended, as `wait4` encodes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +30,21 @@ impl ExitStatus {
     /// A signal killed it.
     pub const fn killed(signal: u32) -> Self {
         Self(signal)
+    }
+
+    /// `si_code` of the `SIGCHLD` that tells of it: `CLD_EXITED` or `CLD_KILLED`.
+    pub const fn child_code(self) -> u32 {
+        if self.0 & 0x7f == 0 { 1 } else { 2 }
+    }
+
+    /// `si_status` of the `SIGCHLD` that tells of it: the code or the signal.
+    pub const fn child_status(self) -> u32 {
+        if self.0 & 0x7f == 0 { self.0 >> 8 } else { self.0 & 0x7f }
+    }
+
+    /// The signal that killed it.
+    pub const fn signal(self) -> Option<u32> {
+        if self.0 & 0x7f == 0 { None } else { Some(self.0 & 0x7f) }
     }
 
     /// What a shell would say: the code, or 128 and the signal.
@@ -63,13 +79,68 @@ pub struct Process {
     pub memory_changed: WaitQueue,
     /// Its threads that have not ended.
     pub threads: Mutex<Vec<Arc<Thread>>>,
+    /// Woken when one of them ends.
+    pub threads_changed: WaitQueue,
     /// How it ended, or is to end: set once.
     pub ending: Mutex<Option<ExitStatus>>,
-    /// Nanoseconds that its ended threads ran, and its children that were waited for.
-    pub ran: [AtomicU64; 2],
+    /// With what its first thread called `exit`: how it ends unless something else decides.
+    pub(super) leader_code: AtomicU8,
+    /// Whether all of its threads have ended: it is a zombie then, until it is waited for.
+    pub ended: AtomicBool,
+    /// What its ended threads used, and its children that were waited for.
+    pub usage: [Usage; 2],
+    /// Its limits, by Linux's numbers: soft and hard.
+    pub limits: Mutex<Limits>,
     /// Nanoseconds since boot at its start.
     pub started: u64,
 }
+
+/// What was used by those who do not run any more.
+#[derive(Debug, Default)]
+pub struct Usage {
+    /// Nanoseconds that they ran.
+    pub ran: AtomicU64,
+    /// Page faults of theirs that were served.
+    pub faults: AtomicU64,
+    /// How often they gave the CPU away of their own will, and against it.
+    pub switches: [AtomicU64; 2],
+}
+
+impl Usage {
+    /// Counts `ran`, `faults` and `switches` in.
+    pub fn add(&self, [ran, faults, given, taken]: [u64; 4]) {
+        self.ran.fetch_add(ran, Ordering::Relaxed);
+        self.faults.fetch_add(faults, Ordering::Relaxed);
+        self.switches[0].fetch_add(given, Ordering::Relaxed);
+        self.switches[1].fetch_add(taken, Ordering::Relaxed);
+    }
+
+    /// The counts, as [`add`](Self::add) takes them.
+    pub fn get(&self) -> [u64; 4] {
+        [&self.ran, &self.faults, &self.switches[0], &self.switches[1]]
+            .map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
+/// Soft and hard limits, by Linux's numbers of resources.
+pub type Limits = [[u64; 2]; 16];
+
+/// What the first process starts with: Linux's limits, with a stack as large as the subsystem lets one
+/// grow.
+const LIMITS: Limits = {
+    const NONE: u64 = u64::MAX;
+    let mut limits = [[NONE, NONE]; 16];
+    limits[nr::RLIMIT_STACK as usize][0] = 8 << 20;
+    limits[nr::RLIMIT_CORE as usize][0] = 0;
+    limits[nr::RLIMIT_NPROC as usize] = [PID_MAX as u64, PID_MAX as u64];
+    limits[nr::RLIMIT_NOFILE as usize] = [1024, 1 << 20];
+    limits[nr::RLIMIT_MEMLOCK as usize] = [8 << 20, 8 << 20];
+    limits[nr::RLIMIT_SIGPENDING as usize] = [4096, 4096];
+    limits[nr::RLIMIT_MSGQUEUE as usize] = [819_200, 819_200];
+    limits[nr::RLIMIT_NICE as usize] = [0, 0];
+    limits[nr::RLIMIT_RTPRIO as usize] = [0, 0];
+    limits
+};
 
 /// The relatives of a process.
 #[derive(Debug, Default)]
@@ -111,8 +182,12 @@ impl Process {
             children_changed: WaitQueue::new(),
             memory_changed: WaitQueue::new(),
             threads: Mutex::default(),
+            threads_changed: WaitQueue::new(),
             ending: Mutex::default(),
-            ran: [AtomicU64::new(0), AtomicU64::new(0)],
+            leader_code: AtomicU8::new(0),
+            ended: AtomicBool::new(false),
+            usage: Default::default(),
+            limits: Mutex::new(LIMITS),
             started: crate::arch::clock::now(),
         }
     }
@@ -132,6 +207,12 @@ impl Process {
         core::mem::replace(&mut *memory, new)
     }
 
+    /// Nanoseconds that its threads ran so far.
+    pub fn run_time(&self) -> u64 {
+        let running: u64 = self.threads.lock().iter().map(|thread| thread.run_time()).sum();
+        self.usage[0].ran.load(Ordering::Relaxed) + running
+    }
+
     /// The space in its memory, null once it has ended.
     pub(super) fn space(&self) -> *const Space<Bare> {
         self.space.load(Ordering::Acquire)
@@ -139,6 +220,9 @@ impl Process {
 }
 
 /// The processes and threads that exist, by number. Zombies are processes too.
+///
+/// Who is whose child changes with the table locked, and only then: so a process that ends finds the
+/// parent that will see it.
 #[derive(Debug, Default)]
 pub struct Table {
     /// By process number.
@@ -146,31 +230,50 @@ pub struct Table {
     /// By thread number.
     pub threads: BTreeMap<u32, Arc<Thread>>,
     last: u32,
+    /// Whether numbers were used up once, so that the next may be in use.
+    used_up: bool,
 }
 
 /// Largest number of a process or thread, as on Linux.
 const PID_MAX: u32 = 4 << 20;
 
 /// Everybody.
-pub static TABLE: Mutex<Table> =
-    Mutex::new(Table { processes: BTreeMap::new(), threads: BTreeMap::new(), last: 0 });
+pub static TABLE: Mutex<Table> = Mutex::new(Table {
+    processes: BTreeMap::new(),
+    threads: BTreeMap::new(),
+    last: 0,
+    used_up: false,
+});
 
 impl Table {
-    /// A number that no process, thread, or group has.
+    /// A number that no process, thread, group or session has.
     pub fn new_number(&mut self) -> u32 {
         loop {
-            self.last = if self.last == PID_MAX { 2 } else { self.last + 1 };
-            let taken = self.processes.contains_key(&self.last)
-                || self.threads.contains_key(&self.last)
-                || self.processes.values().any(|p| p.group.load(Ordering::Relaxed) == self.last);
-            if !taken {
+            if self.last == PID_MAX {
+                self.last = 1;
+                self.used_up = true;
+            }
+            self.last += 1;
+            if !(self.used_up && self.has(self.last)) {
                 return self.last;
             }
         }
+    }
+
+    fn has(&self, number: u32) -> bool {
+        let is = |of: &AtomicU32| of.load(Ordering::Relaxed) == number;
+        self.processes.contains_key(&number)
+            || self.threads.contains_key(&number)
+            || self.processes.values().any(|p| is(&p.group) || is(&p.session))
     }
 }
 
 /// The process with this number, zombies included.
 pub fn find(pid: u32) -> Option<Arc<Process>> {
     TABLE.lock().processes.get(&pid).cloned()
+}
+
+/// The thread with this number.
+pub fn find_thread(tid: u32) -> Option<Arc<Thread>> {
+    TABLE.lock().threads.get(&tid).cloned()
 }

@@ -10,9 +10,14 @@
 //! the state from `BLOCKED` queues, so a thread is in at most one queue, once.
 //!
 //! *Switching.* The switch from a thread is finished by whatever runs next on that CPU, on another stack:
-//! it clears `on_cpu`, and drops the share of a thread that has ended.
+//! it clears `on_cpu`, and drops the share of a thread that has ended. Only the idle loop, which has nobody's
+//! switch to finish, waits for another CPU to leave a stack: two CPUs that each were still on the stack of
+//! the thread that the other waits for would wait for ever.
+//!
+//! *Attention.* Whoever wants something of a thread says so first, and then looks whether it is on a CPU;
+//! who switches to a thread puts it on the CPU first, and then has it look what is wanted of it. So either
+//! the CPU is told, or the thread sees it by itself.
 
-use super::memory::Memory;
 use super::thread::{Thread, current};
 use crate::arch::context::{self, Context};
 use crate::arch::{apic, clock, fpu};
@@ -41,7 +46,10 @@ struct Local {
     ready: Mutex<VecDeque<Arc<Thread>>>,
     /// How long `ready` is, for who looks without the lock.
     length: AtomicU32,
+    /// It found nothing to run. Whoever clears this interrupts the CPU.
     idle: AtomicBool,
+    /// The running thread's turn is over.
+    turn_over: AtomicBool,
     running: Cell<Option<Arc<Thread>>>,
     /// Whom the switch under way leaves.
     previous: Cell<Option<Arc<Thread>>>,
@@ -78,6 +86,7 @@ pub unsafe fn init(cpus: usize) {
             ready: Mutex::default(),
             length: AtomicU32::new(0),
             idle: AtomicBool::new(false),
+            turn_over: AtomicBool::new(false),
             running: Cell::new(None),
             previous: Cell::new(None),
             idle_context: UnsafeCell::new(Context::default()),
@@ -93,13 +102,14 @@ pub fn idle_loop() -> ! {
     loop {
         finish_switch();
         if let Some(next) = next() {
-            own.idle.store(false, Ordering::SeqCst);
+            // Its last CPU may still be on its stack.
+            until(percpu::cpu(), || !next.on_cpu.load(Ordering::Acquire));
             switch_to(Some(next));
             continue;
         }
         // Either who queues something now sees us idle and interrupts us, or we see it queued.
         own.idle.store(true, Ordering::SeqCst);
-        if locals().iter().all(|other| other.length.load(Ordering::SeqCst) == 0) {
+        if !could_run_something() {
             crate::time::before_idle();
             arch::idle();
         }
@@ -120,8 +130,7 @@ pub(super) fn block() {
 /// Takes [`block`] back: there is no need to wait.
 pub(super) fn unblock() {
     let thread = current();
-    let taken =
-        thread.state.compare_exchange(BLOCKED, RUNNABLE, Ordering::AcqRel, Ordering::Acquire);
+    let taken = thread.state.compare_exchange(BLOCKED, RUNNABLE, Ordering::SeqCst, Ordering::SeqCst);
     if taken.is_err() {
         // Woken, and so in a queue: from there it comes back.
         leave();
@@ -136,8 +145,8 @@ pub(super) fn sleep() {
 
 /// Makes `thread` run again if it waits.
 pub fn wake(thread: &Arc<Thread>) {
-    let woken =
-        thread.state.compare_exchange(BLOCKED, RUNNABLE, Ordering::AcqRel, Ordering::Acquire);
+    // In one order with what `block` stores and what waiter and waker change and look at.
+    let woken = thread.state.compare_exchange(BLOCKED, RUNNABLE, Ordering::SeqCst, Ordering::SeqCst);
     if woken.is_ok() {
         enqueue(thread.clone());
     }
@@ -161,9 +170,11 @@ pub fn yield_now() {
     leave();
 }
 
-/// The running thread's turn is over, or it may not run here any more.
+/// Gives the CPU away if the running thread's turn is over, or if it may not run here any more.
 pub(super) fn give_way() {
-    yield_now();
+    if local().turn_over.swap(false, Ordering::Relaxed) || !allowed(&current(), percpu::id()) {
+        yield_now();
+    }
 }
 
 /// The end of the running thread.
@@ -180,7 +191,9 @@ pub(super) fn run_memory() {
 
 /// The timer interrupt: whoever waits gets a turn.
 pub(super) fn tick() {
-    if local().length.load(Ordering::Relaxed) != 0 {
+    let own = local();
+    if own.length.load(Ordering::Relaxed) != 0 {
+        own.turn_over.store(true, Ordering::Relaxed);
         percpu::this().attention.store(true, Ordering::Relaxed);
     }
 }
@@ -210,34 +223,64 @@ fn interrupt(cpu: CpuId) {
 fn enqueue(thread: Arc<Thread>) {
     let last = thread.last_cpu();
     let cpus = || (0..locals().len() as u16).map(CpuId).filter(|&cpu| allowed(&thread, cpu));
-    let is_idle = |cpu: CpuId| locals()[cpu.index()].idle.load(Ordering::SeqCst);
-    let target = if allowed(&thread, last) && is_idle(last) {
-        last
-    } else {
-        let busy = || {
-            if allowed(&thread, last) {
-                Some(last)
-            } else {
-                cpus().min_by_key(|cpu| locals()[cpu.index()].length.load(Ordering::Relaxed))
-            }
-        };
-        // No bit of a CPU that exists is refused where the affinity is set.
-        cpus().find(|&cpu| is_idle(cpu)).or_else(busy).unwrap_or(last)
+    // An idle CPU is claimed, so that the next thread goes to another.
+    let claim = |cpu: CpuId| {
+        let idle = &locals()[cpu.index()].idle;
+        idle.load(Ordering::SeqCst)
+            && idle.compare_exchange(true, false, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     };
+    let claimed = if allowed(&thread, last) && claim(last) {
+        Some(last)
+    } else {
+        cpus().find(|&cpu| claim(cpu))
+    };
+    let target = claimed.unwrap_or_else(|| {
+        if allowed(&thread, last) {
+            last
+        } else {
+            let length = |cpu: &CpuId| locals()[cpu.index()].length.load(Ordering::Relaxed);
+            // Where an affinity is set, a CPU that exists is among it.
+            cpus().min_by_key(length).unwrap_or(last)
+        }
+    });
+    let affinity = thread.affinity.load(Ordering::Relaxed);
     let local = &locals()[target.index()];
     {
         let mut ready = local.ready.lock();
         ready.push_back(thread);
         local.length.store(ready.len() as u32, Ordering::SeqCst);
     }
-    if target != percpu::id() && local.idle.load(Ordering::SeqCst) {
-        interrupt(target);
+    // Who went idle in between has not seen it, or is on its way to it.
+    let idle = |cpu: &CpuId| {
+        affinity & (1 << cpu.0) != 0 && locals()[cpu.index()].idle.swap(false, Ordering::SeqCst)
+    };
+    let wakes =
+        claimed.or_else(|| (0..locals().len() as u16).map(CpuId).find(|cpu| idle(cpu)));
+    if let Some(cpu) = wakes.filter(|&cpu| cpu != percpu::id()) {
+        apic::interrupt(cpu, apic::Vector::Reschedule);
     }
 }
 
-/// The thread to run next here: of this CPU's queue, or of another's.
+/// Whether a thread in some queue may run here.
+fn could_run_something() -> bool {
+    let here = percpu::id();
+    locals().iter().any(|local| {
+        local.length.load(Ordering::SeqCst) != 0
+            && local.ready.lock().iter().any(|thread| allowed(thread, here))
+    })
+}
+
+/// The thread to run next here: of this CPU's queue, or of another's. In a thread, only one that no other
+/// CPU is still on the stack of.
 fn next() -> Option<Arc<Thread>> {
     let here = percpu::id();
+    let current = percpu::this().current.get().cast::<Thread>();
+    let fits = |thread: &Arc<Thread>| {
+        allowed(thread, here)
+            && (current.is_null()
+                || Arc::as_ptr(thread) == current
+                || !thread.on_cpu.load(Ordering::Acquire))
+    };
     let cpus = locals().len();
     (0..cpus).find_map(|step| {
         let local = &locals()[(here.index() + step) % cpus];
@@ -245,7 +288,7 @@ fn next() -> Option<Arc<Thread>> {
             return None;
         }
         let mut ready = local.ready.lock();
-        let at = ready.iter().position(|thread| allowed(thread, here))?;
+        let at = ready.iter().position(fits)?;
         let thread = ready.remove(at);
         local.length.store(ready.len() as u32, Ordering::SeqCst);
         thread
@@ -278,29 +321,29 @@ fn switch_to(next: Option<Arc<Thread>>) {
             unsafe { fpu::save(&mut *registers.fpu.get()) };
             registers.fs_base.set(arch::fs_base());
             registers.gs_base.set(arch::gs_base());
-            thread.ran.fetch_add(now.saturating_sub(thread.started.get()), Ordering::Relaxed);
+            let ran = now.saturating_sub(thread.started.swap(now, Ordering::Relaxed));
+            thread.ran.fetch_add(ran, Ordering::Relaxed);
             registers.context.get()
         }
         None => own.idle_context.get(),
     };
     let to = match &next {
         Some(thread) => {
-            // Its last CPU may still be on its stack.
-            until(percpu::cpu(), || !thread.on_cpu.load(Ordering::Acquire));
-            thread.on_cpu.store(true, Ordering::SeqCst);
+            // Whoever sees it here must see where that is.
             thread.last_cpu.store(percpu::id().0, Ordering::Relaxed);
-            thread.started.set(now);
+            thread.on_cpu.store(true, Ordering::SeqCst);
+            thread.started.store(now, Ordering::Relaxed);
             let registers = &thread.registers;
-            // SAFETY: nobody else runs the thread: `on_cpu` was clear, and it came out of a queue.
+            // SAFETY: nobody else runs the thread: `on_cpu` was clear when it came out of a queue.
             unsafe { fpu::restore(&*registers.fpu.get()) };
             arch::set_fs_base(registers.fs_base.get());
             arch::set_gs_base(registers.gs_base.get());
             context::set_kernel_stack(thread.stack.top());
             run_space_of(thread);
-            if thread.fresh.take() {
-                // It goes straight to user mode, and must finish the switch on its way.
-                here.attention.store(true, Ordering::Relaxed);
-            }
+            // A new thread goes straight to user mode, and finishes the switch on its way; others see
+            // what was wanted of them meanwhile.
+            own.turn_over.store(false, Ordering::Relaxed);
+            here.attention.store(true, Ordering::Relaxed);
             registers.context.get().cast_const()
         }
         None => {
@@ -330,11 +373,4 @@ pub(super) fn finish_switch() {
     if let Some(previous) = local().previous.take() {
         previous.on_cpu.store(false, Ordering::Release);
     }
-}
-
-/// Runs `memory` in place of what the running thread's process had, and drops the old.
-pub fn replace_memory(memory: Option<Arc<Memory>>) {
-    let old = current().process.replace_memory(memory);
-    run_memory();
-    drop(old);
 }

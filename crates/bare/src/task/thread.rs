@@ -4,7 +4,7 @@
 use super::Process;
 use crate::arch::context::{Context, KernelStack};
 use crate::arch::fpu::FpuState;
-use crate::arch::{TrapFrame, context};
+use crate::arch::{TrapFrame, clock, context};
 use crate::percpu;
 use crate::signal::ThreadSignals;
 use crate::syscall::{Errno, Result};
@@ -13,7 +13,8 @@ use core::cell::{Cell, UnsafeCell};
 use core::fmt;
 use core::marker::PhantomData;
 use core::ops::Deref;
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
+use faultless::CpuId;
 
 /// The registers that belong to the thread rather than to the kernel, while it does not run.
 pub struct Registers {
@@ -33,6 +34,8 @@ pub struct Thread {
     pub process: Arc<Process>,
     /// What signals know of it.
     pub signals: ThreadSignals,
+    /// Where its number is stored when it first runs (0: nowhere).
+    pub(super) set_tid: Cell<u64>,
     /// Where a zero is stored, and a futex woken, when it ends (0: nowhere).
     pub clear_tid: AtomicU64,
     /// The head of its list of robust futexes (0: none).
@@ -43,14 +46,20 @@ pub struct Thread {
     pub ran: AtomicU64,
     /// How often it gave the CPU away of its own will, and against it.
     pub switches: [AtomicU64; 2],
+    /// Page faults of its own that were served.
+    pub faults: AtomicU64,
+    /// What futexes know of it.
+    pub(super) futex: super::futex::Waiting,
     pub(super) state: AtomicU8,
     /// Whether a CPU is still on its stack: it may be queued, but not run elsewhere yet.
     pub(super) on_cpu: AtomicBool,
     /// The CPU that it runs on or ran on last.
     pub(super) last_cpu: AtomicU16,
-    /// Whether it never ran.
-    pub(super) fresh: Cell<bool>,
-    pub(super) started: Cell<u64>,
+    /// Whether it is to end at the next opportunity: its process ends, or another thread of it calls
+    /// `execve`.
+    pub(super) must_end: AtomicBool,
+    /// When it was last put on a CPU, in nanoseconds since boot.
+    pub(super) started: AtomicU64,
     pub(super) stack: KernelStack,
     pub(super) registers: Registers,
 }
@@ -90,16 +99,19 @@ impl Thread {
             tid,
             process,
             signals,
+            set_tid: Cell::new(0),
             clear_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
             affinity: AtomicU64::new(affinity),
             ran: AtomicU64::new(0),
             switches: [AtomicU64::new(0), AtomicU64::new(0)],
+            faults: AtomicU64::new(0),
+            futex: super::futex::Waiting::default(),
             state: AtomicU8::new(super::scheduler::RUNNABLE),
             on_cpu: AtomicBool::new(false),
             last_cpu: AtomicU16::new(percpu::id().0),
-            fresh: Cell::new(true),
-            started: Cell::new(0),
+            must_end: AtomicBool::new(false),
+            started: AtomicU64::new(0),
             stack,
             registers: Registers {
                 context: UnsafeCell::new(context),
@@ -116,8 +128,25 @@ impl Thread {
     }
 
     /// The CPU that it runs on or ran on last.
-    pub fn last_cpu(&self) -> faultless::CpuId {
-        faultless::CpuId(self.last_cpu.load(core::sync::atomic::Ordering::Relaxed))
+    pub fn last_cpu(&self) -> CpuId {
+        CpuId(self.last_cpu.load(Ordering::Relaxed))
+    }
+
+    /// Whether it is the first thread of its process.
+    pub fn is_leader(&self) -> bool {
+        self.tid == self.process.pid
+    }
+
+    /// Nanoseconds that it ran so far.
+    pub fn run_time(&self) -> u64 {
+        let since = self.started.load(Ordering::Relaxed);
+        let now = if self.on_cpu.load(Ordering::Relaxed) { clock::now() } else { since };
+        self.ran.load(Ordering::Relaxed) + now.saturating_sub(since)
+    }
+
+    /// Whether it is to end instead of going on.
+    pub fn must_end(&self) -> bool {
+        self.must_end.load(Ordering::SeqCst)
     }
 }
 

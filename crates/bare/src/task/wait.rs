@@ -6,6 +6,7 @@
 
 use super::scheduler;
 use super::thread::{Thread, current};
+use crate::arch::clock;
 use crate::signal;
 use crate::sync::Mutex;
 use crate::time;
@@ -35,9 +36,7 @@ impl WaitQueue {
 
     /// Wakes everybody. What they wait for has changed already.
     pub fn wake_all(&self) {
-        for thread in self.waiters.lock().iter() {
-            scheduler::wake(thread);
-        }
+        self.waiters.lock().iter().for_each(scheduler::wake);
     }
 
     fn add(&self, thread: &Arc<Thread>) {
@@ -60,6 +59,35 @@ impl WaitQueue {
 pub fn wait_until<R>(
     queues: &[&WaitQueue],
     deadline: Option<u64>,
+    ready: impl FnMut() -> Option<R>,
+) -> Result<R, Stop> {
+    wait(queues, deadline, |thread| thread.must_end() || signal::pending(thread), ready)
+}
+
+/// As [`wait_until`], but only the end of the thread stops it, with [`Stop::Signal`].
+///
+/// # Errors
+/// Why the wait ended without it.
+pub fn wait_unless_killed<R>(
+    queues: &[&WaitQueue],
+    ready: impl FnMut() -> Option<R>,
+) -> Result<R, Stop> {
+    wait(queues, None, |thread| thread.must_end(), ready)
+}
+
+/// As [`wait_until`], and nothing stops it: for what is about to happen.
+pub fn wait_in_any_case<R>(queues: &[&WaitQueue], mut ready: impl FnMut() -> Option<R>) -> R {
+    loop {
+        if let Ok(result) = wait(queues, None, |_| false, &mut ready) {
+            return result;
+        }
+    }
+}
+
+fn wait<R>(
+    queues: &[&WaitQueue],
+    deadline: Option<u64>,
+    stopped: impl Fn(&Arc<Thread>) -> bool,
     mut ready: impl FnMut() -> Option<R>,
 ) -> Result<R, Stop> {
     if let Some(result) = ready() {
@@ -72,10 +100,8 @@ pub fn wait_until<R>(
         let timer = deadline.map(|at| time::wake_at(at, &thread));
         let result = match ready() {
             Some(result) => Some(Ok(result)),
-            None if signal::pending(&thread) => Some(Err(Stop::Signal)),
-            None if deadline.is_some_and(|at| crate::arch::clock::now() >= at) => {
-                Some(Err(Stop::Timeout))
-            }
+            None if stopped(&thread) => Some(Err(Stop::Signal)),
+            None if deadline.is_some_and(|at| clock::now() >= at) => Some(Err(Stop::Timeout)),
             None => None,
         };
         if result.is_some() {
