@@ -27,6 +27,18 @@ pub enum Device {
 }
 
 impl Device {
+    /// The device with these numbers.
+    pub const fn numbered(major: u32, minor: u32) -> Option<Self> {
+        Some(match (major, minor) {
+            (1, 3) => Self::Null,
+            (1, 5) => Self::Zero,
+            (1, 7) => Self::Full,
+            (1, 8 | 9) => Self::Random,
+            (5, 0 | 1) => Self::Console,
+            _ => return None,
+        })
+    }
+
     /// Its numbers on Linux, in the form of `st_rdev`.
     pub const fn number(self) -> u64 {
         match self {

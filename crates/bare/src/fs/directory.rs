@@ -62,6 +62,12 @@ impl Directory {
         entries.iter().flatten().map(|(name, inode)| Item::new(name, inode)).collect()
     }
 
+    /// Drops all entries.
+    pub fn clear(&self) {
+        let entries = self.0.lock().take();
+        drop(entries);
+    }
+
     /// Makes `name` lead to `inode`, and gives what it led to.
     fn set(&self, name: &[u8], inode: Arc<Inode>) -> Result<Option<Arc<Inode>>> {
         let mut entries = self.0.lock();

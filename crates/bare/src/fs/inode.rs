@@ -167,6 +167,14 @@ impl Inode {
         self.change(|meta| meta.modified = clock::wall());
     }
 
+    /// Its contents, if it is a regular file.
+    pub const fn regular(&self) -> Option<&Regular> {
+        match &self.body {
+            Body::Regular(regular) => Some(regular),
+            _ => None,
+        }
+    }
+
     /// Its type, as bits of a mode.
     pub fn kind(&self) -> u32 {
         match &self.body {

@@ -34,7 +34,15 @@ fn frames_left_to_others() -> u64 {
 }
 
 /// A share of an object that is given up in the end.
-struct Held(ManuallyDrop<Shared<Object>>);
+#[derive(Debug)]
+pub struct Held(ManuallyDrop<Shared<Object>>);
+
+impl Held {
+    /// Holds a share.
+    pub const fn new(object: Shared<Object>) -> Self {
+        Self(ManuallyDrop::new(object))
+    }
+}
 
 impl Deref for Held {
     type Target = Shared<Object>;
@@ -77,7 +85,7 @@ impl Regular {
     pub fn try_new(tag: u64) -> Result<Self> {
         let object = Object::try_new(percpu::cpu(), 0, tag)?;
         Ok(Self {
-            object: Held(ManuallyDrop::new(object)),
+            object: Held::new(object),
             length: AtomicU64::new(0),
             change: Mutex::new(()),
             mapped: AtomicBool::new(false),
@@ -95,10 +103,10 @@ impl Regular {
         self.object.resident_pages(percpu::cpu())
     }
 
-    /// A share of its object, to be mapped.
-    pub fn map(&self) -> Shared<Object> {
+    /// Its object, to be mapped.
+    pub fn map(&self) -> &Shared<Object> {
         self.mapped.store(true, Ordering::SeqCst);
-        self.object.clone()
+        &self.object
     }
 
     /// What may not be done to it.

@@ -10,7 +10,9 @@ use crate::syscall::{Errno, Result};
 use crate::task::wait::{WaitQueue, wait_until};
 use crate::task::current;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::any::Any;
+use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
@@ -68,7 +70,7 @@ impl Changes {
 }
 
 /// What can be read or written as bytes come and go. Nothing here waits: `EAGAIN` says that one must.
-pub trait Stream: Any + Send + Sync {
+pub trait Stream: Any + fmt::Debug + Send + Sync {
     /// Puts what is there into `to`; 0 at the end.
     ///
     /// # Errors
@@ -93,6 +95,11 @@ pub trait Stream: Any + Send + Sync {
     /// Where changes of `ready` are announced; none if it never changes.
     fn changes(&self) -> Option<&Arc<Changes>> {
         None
+    }
+
+    /// As `changes`, where there are several.
+    fn watch(&self, all: &mut Vec<Arc<Changes>>) {
+        all.extend(self.changes().cloned());
     }
 
     /// When to look again although nothing was announced, in nanoseconds since boot.
