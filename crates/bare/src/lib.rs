@@ -2,11 +2,15 @@
 //! The kernel itself is the binary of this package.
 #![no_std]
 
+extern crate alloc;
+
 #[cfg(test)]
 extern crate std;
 
 #[path = "arch/calendar.rs"]
 pub mod calendar;
+#[path = "task/elf.rs"]
+pub mod elf;
 #[path = "heap/pages.rs"]
 pub mod pages;
 #[path = "machine/pcid.rs"]

@@ -12,16 +12,27 @@ extern crate alloc;
 
 mod arch;
 mod boot;
+mod fs;
 mod heap;
 mod machine;
 mod percpu;
-mod selfcheck;
-
-use selfcheck::{syscall, task};
+mod signal;
+mod sync;
+mod syscall;
+mod task;
+mod time;
 
 /// What the boot CPU does once all CPUs are up and the subsystem is there, before any runs a thread.
 pub fn kernel_main(cpus: usize) {
-    task::scheduler::init(cpus);
+    // SAFETY: this is the beginning, and the boot CPU.
+    unsafe { task::scheduler::init(cpus) };
+    for setting in boot::words("set") {
+        match setting.parse() {
+            Ok(setting) => percpu::vm().set(setting),
+            Err(error) => arch::report!("message set={setting}: {error}"),
+        }
+    }
+    task::boot::boot(boot::initrd());
 }
 
 #[panic_handler]

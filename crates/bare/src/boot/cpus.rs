@@ -6,7 +6,6 @@
 //! [`PATIENCE_NS`] is left out, and stays away should it come after all.
 
 use super::entry::{STACKS, TRAMPOLINE, trampoline};
-use super::paging;
 use crate::arch::{self, apic, clock, report};
 use crate::machine::direct;
 use crate::percpu::{self, MAX_CPUS, PerCpu};
@@ -17,7 +16,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::hint::spin_loop;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 use faultless::{CpuId, Vm};
 
 /// How long CPUs have to arrive.
@@ -36,10 +35,8 @@ const GIVEN_UP: u8 = 3;
 static STATES: [AtomicU8; 256] = [const { AtomicU8::new(0) }; 256];
 /// By interrupt controller: what belongs to the CPU.
 static PERCPUS: [AtomicPtr<PerCpu>; 256] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 256];
-/// The subsystem, once there is one: then the CPUs go on.
+/// The subsystem, once everything is ready for the CPUs to run threads.
 static VM: AtomicPtr<Vm<crate::machine::Bare>> = AtomicPtr::new(core::ptr::null_mut());
-/// Whether everything is ready for them to run threads.
-static GO: AtomicBool = AtomicBool::new(false);
 
 /// The interrupt controllers of the CPUs there are, as the ACPI tables at `rsdp` list them.
 fn listed(rsdp: u64) -> Option<Vec<u8>> {
@@ -117,7 +114,7 @@ pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
             report!("message the CPU with interrupt controller {id} did not start");
             continue;
         }
-        // It waits for the subsystem now, and does not look at its number before.
+        // It waits for the subsystem, and does not look at its number before.
         let here = PERCPUS[usize::from(id)].load(Ordering::Relaxed);
         // SAFETY: leaked above; the CPU waits.
         unsafe { (&raw mut (*here).id).write(CpuId(cpus as u16)) };
@@ -133,40 +130,30 @@ pub extern "C" fn start_other(id: u8) -> ! {
     if state.compare_exchange(WANTED, ARRIVED, Ordering::AcqRel, Ordering::Acquire).is_err() {
         arch::console::stop();
     }
+    arch::enable();
+    super::load_root();
+    let here = PERCPUS[usize::from(id)].load(Ordering::Relaxed);
+    // SAFETY: leaked by `start_all` for this CPU alone.
+    unsafe { percpu::install(&*here) };
+    apic::enable();
     let vm = loop {
         let vm = VM.load(Ordering::Acquire);
         if !vm.is_null() {
             break vm;
         }
-        spin_loop();
+        // Until `go` interrupts it.
+        arch::idle();
     };
-    arch::enable();
-    super::load_root();
-    let here = PERCPUS[usize::from(id)].load(Ordering::Relaxed);
-    // SAFETY: leaked by `start_all` for this CPU alone, whose number is below that of the machine's CPUs;
-    // the subsystem is there for ever.
-    unsafe {
-        percpu::install(&*here);
-        percpu::enter(&*vm);
-    }
-    apic::enable();
-    while !GO.load(Ordering::Acquire) {
-        spin_loop();
-    }
+    // SAFETY: the subsystem is there for ever; this CPU has its number, which is below that of the
+    // machine's CPUs.
+    unsafe { percpu::enter(&*vm) };
     super::run()
 }
 
-/// Lets the other CPUs use the subsystem.
-pub fn introduce(vm: &'static Vm<crate::machine::Bare>) {
-    VM.store(core::ptr::from_ref(vm).cast_mut(), Ordering::Release);
-}
-
 /// Lets the other CPUs run threads.
-pub fn go() {
-    GO.store(true, Ordering::Release);
-}
-
-/// That the kernel's tables are there is what the other CPUs rely on.
-pub fn ready() -> bool {
-    paging::root() != 0
+pub fn go(vm: &'static Vm<crate::machine::Bare>) {
+    VM.store(core::ptr::from_ref(vm).cast_mut(), Ordering::Release);
+    for cpu in (1..percpu::cpus() as u16).map(CpuId) {
+        apic::interrupt(cpu, apic::Vector::Reschedule);
+    }
 }

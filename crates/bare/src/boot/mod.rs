@@ -115,9 +115,8 @@ pub extern "C" fn start(start_info: u32) -> ! {
     };
     // SAFETY: once on this CPU, whose number is 0.
     unsafe { percpu::enter(vm) };
-    cpus::introduce(vm);
     crate::kernel_main(cpus);
-    cpus::go();
+    cpus::go(vm);
     run()
 }
 

@@ -14,6 +14,14 @@ macro_rules! errnos {
         impl Errno {
             $(#[doc = concat!("Linux's `", stringify!($name), "`.")]
             pub const $name: Self = Self(errno::$name as u16);)*
+
+            /// Linux's symbol for it; that of one that programs never see is `?`.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => stringify!($name),)*
+                    _ => "?",
+                }
+            }
         }
     };
 }

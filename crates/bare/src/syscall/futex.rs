@@ -26,14 +26,15 @@ pub fn futex(args: Args<'_>) -> Result {
             }
             wait(word, private, value, bits, args.d(), absolute, real)
         }
-        nr::FUTEX_WAKE => futex::wake(word, private, (value as i32).max(1) as u32, nr::FUTEX_BITSET_MATCH_ANY),
+        nr::FUTEX_WAKE => {
+            futex::wake(word, private, (value as i32).max(1) as u32, nr::FUTEX_BITSET_MATCH_ANY)
+        }
         nr::FUTEX_WAKE_BITSET if third == 0 => Err(Errno::EINVAL),
         nr::FUTEX_WAKE_BITSET => futex::wake(word, private, (value as i32).max(1) as u32, third),
         nr::FUTEX_REQUEUE | nr::FUTEX_CMP_REQUEUE => {
             if value as i32 | more as i32 >= 0 {
                 let expected = (command == nr::FUTEX_CMP_REQUEUE).then_some(third);
-                let (woken, moved) =
-                    futex::requeue(word, second, private, value, more, expected)?;
+                let (woken, moved) = futex::requeue(word, second, private, value, more, expected)?;
                 Ok(woken + moved)
             } else {
                 Err(Errno::EINVAL)

@@ -5,6 +5,7 @@ use crate::arch::user;
 use crate::fs;
 use crate::percpu;
 use alloc::vec::Vec;
+use faultless::space::Backing;
 use faultless::{Advice, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Space, USER_END, VirtRange};
 
 /// The space of the caller.
@@ -33,8 +34,9 @@ pub fn mmap(args: Args<'_>) -> Result {
         return Ok(space().mmap(cpu, addr, len, prot, flags)?);
     }
     let mapped = fs::object_to_map(args.e() as i32, prot, flags)?;
-    let page = offset >> PAGE_SHIFT;
-    Ok(space().mmap_object(percpu::cpu(), addr, len, prot, flags, mapped, page)?)
+    let first = offset >> PAGE_SHIFT;
+    let backing = Backing { object: &mapped.object, first, may_write: mapped.may_write };
+    Ok(space().mmap_object(percpu::cpu(), addr, len, prot, flags, backing)?)
 }
 
 /// `munmap(addr, length)`.
@@ -86,7 +88,7 @@ pub fn mincore(args: Args<'_>) -> Result {
         let piece = (len - done).min(PIECE);
         pages.clear();
         space().mincore(percpu::cpu(), addr + done, piece, |there| pages.push(u8::from(there)))?;
-        user::copy_out(vector + (done >> PAGE_SHIFT), pages.as_ptr(), pages.len())?;
+        user::write_bytes(vector + (done >> PAGE_SHIFT), &pages)?;
         done += piece;
         if done == len {
             return Ok(0);

@@ -3,15 +3,15 @@
 use super::{Args, Errno, Result};
 use crate::arch::{self, user};
 use crate::fs;
-use crate::percpu;
 use crate::task::clone::{self, Request};
 use crate::task::exec::{self, Strings};
 use crate::task::exit;
-use crate::task::process::{self, ExitStatus, Process, TABLE, Usage};
+use crate::task::process::{self, ExitStatus, Process, TABLE};
 use crate::task::wait::wait_until;
-use crate::task::{Thread, current, scheduler};
+use crate::task::{Thread, current};
 use alloc::string::String;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as nr;
 
@@ -61,21 +61,37 @@ pub fn clone3(args: Args<'_>) -> Result {
             return Err(Errno::E2BIG);
         }
     }
+    let mut bytes = [0u8; WORDS * 8];
+    user::read_bytes(&mut bytes[..known as usize], at)?;
     let mut words = [0u64; WORDS];
-    user::copy_in(words.as_mut_ptr().cast(), at, known as usize)?;
-    let [flags, _pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, _, tids, cgroup] =
-        words;
+    for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+    }
+    let [
+        flags,
+        _pidfd,
+        child_tid,
+        parent_tid,
+        exit_signal,
+        stack,
+        stack_size,
+        tls,
+        _,
+        tids,
+        cgroup,
+    ] = words;
     let known_flags = u64::from(u32::MAX & !nr::CSIGNAL) | nr::CLONE_CLEAR_SIGHAND;
     if flags & !known_flags != 0 || tids != 0 || cgroup != 0 {
         return Err(Errno::EINVAL);
     }
-    let signals_go_together = flags & nr::CLONE_CLEAR_SIGHAND == 0
-        || flags & u64::from(nr::CLONE_SIGHAND) == 0;
+    let signals_go_together =
+        flags & nr::CLONE_CLEAR_SIGHAND == 0 || flags & u64::from(nr::CLONE_SIGHAND) == 0;
     let silent = flags & u64::from(nr::CLONE_THREAD | nr::CLONE_PARENT) != 0;
     let stack_given = if stack == 0 {
         stack_size == 0
     } else {
-        stack_size != 0 && stack.checked_add(stack_size).is_some_and(|end| end <= faultless::USER_END)
+        stack_size != 0
+            && stack.checked_add(stack_size).is_some_and(|end| end <= faultless::USER_END)
     };
     if !signals_go_together || !stack_given || exit_signal > 64 || silent && exit_signal != 0 {
         return Err(Errno::EINVAL);
@@ -210,10 +226,10 @@ pub fn wait4(args: Args<'_>) -> Result {
         return Ok(0);
     };
     if args.b() != 0 {
-        user::write(args.b(), gone.status.0)?;
+        user::write(args.b(), &gone.status.0)?;
     }
     if args.d() != 0 {
-        user::write(args.d(), super::system::rusage(gone.used, 0))?;
+        user::write(args.d(), &super::system::rusage(gone.used, 0))?;
     }
     Ok(u64::from(gone.process.pid))
 }
@@ -236,20 +252,17 @@ pub fn waitid(args: Args<'_>) -> Result {
     };
     let gone = wait_for(&wanted, options)?;
     if let (Some(gone), true) = (&gone, args.e() != 0) {
-        user::write(args.e(), super::system::rusage(gone.used, 0))?;
+        user::write(args.e(), &super::system::rusage(gone.used, 0))?;
     }
     if args.c() != 0 {
+        let (pid, status) = match &gone {
+            Some(gone) => (gone.process.pid, gone.status),
+            None => (0, ExitStatus::exited(0)),
+        };
+        let told = |value: u32| if gone.is_some() { value } else { 0 };
         // si_signo, si_errno, si_code, padding, si_pid, si_uid, si_status.
-        let mut words = [0u32; 32];
-        if let Some(gone) = &gone {
-            let status = gone.status;
-            words[0] = nr::SIGCHLD;
-            words[2] = status.child_code();
-            words[4] = gone.process.pid;
-            words[6] = status.child_status();
-        }
-        let len = if gone.is_some() { words.len() } else { 7 } * 4;
-        user::copy_out(args.c(), words.as_ptr().cast(), len)?;
+        let (signal, code) = (told(nr::SIGCHLD), told(status.child_code()));
+        user::write(args.c(), &[signal, 0, code, 0, pid, 0, status.child_status()])?;
     }
     Ok(0)
 }
@@ -365,8 +378,8 @@ pub fn set_robust_list(args: Args<'_>) -> Result {
 /// `get_robust_list(tid, head, size)`.
 pub fn get_robust_list(args: Args<'_>) -> Result {
     let head = thread_or_own(args.a())?.robust_list.load(Ordering::Relaxed);
-    user::write(args.c(), ROBUST_HEAD)?;
-    user::write(args.b(), head)?;
+    user::write(args.c(), &ROBUST_HEAD)?;
+    user::write(args.b(), &head)?;
     Ok(0)
 }
 
@@ -381,8 +394,8 @@ pub fn arch_prctl(args: Args<'_>) -> Result {
         SET_GS | SET_FS if addr >= faultless::USER_END => return Err(Errno::EPERM),
         SET_GS => arch::set_gs_base(addr),
         SET_FS => arch::set_fs_base(addr),
-        GET_FS => user::write(addr, arch::fs_base())?,
-        GET_GS => user::write(addr, arch::gs_base())?,
+        GET_FS => user::write(addr, &arch::fs_base())?,
+        GET_GS => user::write(addr, &arch::gs_base())?,
         _ => return Err(Errno::EINVAL),
     }
     Ok(0)
@@ -395,9 +408,12 @@ pub fn prctl(args: Args<'_>) -> Result {
     let process = current().process.clone();
     match args.a() as u32 {
         p::PR_SET_NAME => {
-            let mut bytes = [0u8; NAME];
-            let len = user::string_into(args.b(), &mut bytes[..NAME - 1])?;
-            *process.name.lock() = String::from_utf8_lossy(&bytes[..len]).into_owned();
+            let bytes: Vec<u8> = (args.b()..)
+                .take(NAME - 1)
+                .map(user::read::<u8>)
+                .take_while(|byte| *byte != Ok(0))
+                .collect::<Result<_>>()?;
+            *process.name.lock() = String::from_utf8_lossy(&bytes).into_owned();
             Ok(0)
         }
         p::PR_GET_NAME => {
@@ -407,12 +423,12 @@ pub fn prctl(args: Args<'_>) -> Result {
                 let len = name.len().min(NAME - 1);
                 bytes[..len].copy_from_slice(&name.as_bytes()[..len]);
             }
-            user::write(args.b(), bytes)?;
+            user::write(args.b(), &bytes)?;
             Ok(0)
         }
         p::PR_GET_DUMPABLE => Ok(1),
         p::PR_GET_PDEATHSIG => {
-            user::write(args.b(), 0u32)?;
+            user::write(args.b(), &0u32)?;
             Ok(0)
         }
         p::PR_SET_DUMPABLE if args.b() > 1 => Err(Errno::EINVAL),

@@ -4,7 +4,7 @@ use super::process::{process_or_own, thread_or_own};
 use super::{Args, Errno, Result};
 use crate::arch::user;
 use crate::percpu;
-use crate::task::{current, scheduler};
+use crate::task::scheduler;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as nr;
 
@@ -19,14 +19,14 @@ pub fn sched_yield(_: Args<'_>) -> Result {
 
 /// The CPUs that there are, as bits.
 fn all_cpus() -> u64 {
-    u64::MAX >> (64 - percpu::vm().machine().cpus_as_bits())
+    u64::MAX >> (u64::BITS as usize - percpu::cpus())
 }
 
 /// `sched_setaffinity(tid, size, set)`.
 pub fn sched_setaffinity(args: Args<'_>) -> Result {
     let len = args.b().min(SET) as usize;
     let mut bytes = [0; SET as usize];
-    user::copy_in(bytes.as_mut_ptr(), args.c(), len)?;
+    user::read_bytes(&mut bytes[..len], args.c())?;
     let thread = thread_or_own(args.a())?;
     let set = u64::from_le_bytes(bytes) & all_cpus();
     if set == 0 {
@@ -44,17 +44,17 @@ pub fn sched_getaffinity(args: Args<'_>) -> Result {
         return Err(Errno::EINVAL);
     }
     let set = thread_or_own(args.a())?.affinity.load(Ordering::Relaxed) & all_cpus();
-    user::write(args.c(), set)?;
+    user::write(args.c(), &set)?;
     Ok(SET)
 }
 
 /// `getcpu(cpu, node)`.
 pub fn getcpu(args: Args<'_>) -> Result {
     if args.a() != 0 {
-        user::write(args.a(), u32::from(percpu::id().0))?;
+        user::write(args.a(), &u32::from(percpu::id().0))?;
     }
     if args.b() != 0 {
-        user::write(args.b(), 0u32)?;
+        user::write(args.b(), &0u32)?;
     }
     Ok(0)
 }
@@ -79,7 +79,7 @@ pub fn sched_setscheduler(args: Args<'_>) -> Result {
 /// `sched_getparam(tid, parameters)`.
 pub fn sched_getparam(args: Args<'_>) -> Result {
     thread_or_own(args.a())?;
-    user::write(args.b(), 0i32)?;
+    user::write(args.b(), &0i32)?;
     Ok(0)
 }
 
@@ -102,7 +102,7 @@ pub fn sched_get_priority(args: Args<'_>, of_real_time: u64) -> Result {
 /// `sched_rr_get_interval(tid, time)`.
 pub fn sched_rr_get_interval(args: Args<'_>) -> Result {
     thread_or_own(args.a())?;
-    user::write(args.b(), crate::time::timespec(crate::time::TURN))?;
+    user::write(args.b(), &[0, crate::time::TURN])?;
     Ok(0)
 }
 
@@ -116,7 +116,7 @@ pub fn sched_getattr(args: Args<'_>) -> Result {
     thread_or_own(args.a())?;
     let mut words = [0u64; FIRST_SIZE as usize / 8];
     words[0] = FIRST_SIZE;
-    user::write(args.b(), words)?;
+    user::write(args.b(), &words)?;
     Ok(0)
 }
 

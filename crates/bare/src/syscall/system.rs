@@ -3,13 +3,12 @@
 use super::process::process_or_own;
 use super::{Args, Errno, Result};
 use crate::arch::user;
+use crate::fs;
 use crate::percpu;
 use crate::task::process::{TABLE, Usage};
 use crate::task::{boot, current, exit, scheduler};
 use crate::time;
-use crate::fs;
 use linux_raw_sys::general as nr;
-use linux_raw_sys::system as sys;
 
 /// Ticks a second, as `times` counts.
 const TICKS: u64 = 100;
@@ -32,7 +31,7 @@ pub fn uname(args: Args<'_>) -> Result {
     for (field, name) in bytes.chunks_exact_mut(FIELD).zip(names) {
         field[..name.len()].copy_from_slice(name.as_bytes());
     }
-    user::copy_out(args.a(), bytes.as_ptr(), bytes.len())?;
+    user::write_bytes(args.a(), &bytes)?;
     Ok(0)
 }
 
@@ -40,23 +39,27 @@ pub fn uname(args: Args<'_>) -> Result {
 pub fn sysinfo(args: Args<'_>) -> Result {
     let vm = percpu::vm();
     let load = (scheduler::runnable() as u64) << 16;
-    let info = sys::sysinfo {
-        uptime: (time::now() / time::SECOND) as i64,
-        loads: [load; 3],
-        totalram: vm.total_frames(),
-        freeram: vm.free_frames(),
-        sharedram: 0,
-        bufferram: 0,
-        totalswap: 0,
-        freeswap: 0,
-        procs: TABLE.lock().threads.len() as u16,
-        pad: 0,
-        totalhigh: 0,
-        freehigh: 0,
-        mem_unit: faultless::PAGE_SIZE as u32,
-        _f: Default::default(),
-    };
-    user::write(args.a(), info)?;
+    let (total, free) = (vm.total_frames(), vm.free_frames());
+    let threads = TABLE.lock().threads.len() as u16;
+    // uptime, loads, total, free, shared, buffers, total and free swap, threads, total and free high
+    // memory, and the unit of memory.
+    let words = [
+        time::now() / time::SECOND,
+        load,
+        load,
+        load,
+        total,
+        free,
+        0,
+        0,
+        0,
+        0,
+        u64::from(threads),
+        0,
+        0,
+        faultless::PAGE_SIZE,
+    ];
+    user::write(args.a(), &words)?;
     Ok(0)
 }
 
@@ -73,7 +76,7 @@ pub fn getrandom(args: Args<'_>) -> Result {
     while done < len {
         let piece = (len - done).min(bytes.len() as u64) as usize;
         fs::fill_random(&mut bytes[..piece]);
-        match user::copy_out(args.a().wrapping_add(done), bytes.as_ptr(), piece) {
+        match user::write_bytes(args.a().wrapping_add(done), &bytes[..piece]) {
             Err(errno) if done == 0 => return Err(errno),
             Err(_) => break,
             Ok(()) => done += piece as u64,
@@ -100,7 +103,7 @@ pub fn prlimit64(args: Args<'_>) -> Result {
         old
     };
     if args.d() != 0 {
-        user::write(args.d(), old)?;
+        user::write(args.d(), &old)?;
     }
     Ok(0)
 }
@@ -109,7 +112,7 @@ pub fn prlimit64(args: Args<'_>) -> Result {
 pub fn getrlimit(args: Args<'_>) -> Result {
     let limits = *current().process.limits.lock();
     let limit = limits.get(args.a() as usize).ok_or(Errno::EINVAL)?;
-    user::write(args.b(), *limit)?;
+    user::write(args.b(), &*limit)?;
     Ok(0)
 }
 
@@ -128,25 +131,12 @@ pub fn setrlimit(args: Args<'_>) -> Result {
 
 /// What was used, as [`Usage`] counts it, and KiB of memory at most, as programs see it. All time is the
 /// program's: the kernel's is not told apart.
-pub(super) fn rusage([ran, faults, given, taken]: [u64; 4], memory: u64) -> nr::rusage {
-    nr::rusage {
-        ru_utime: time::timeval(ran),
-        ru_stime: time::timeval(0),
-        ru_maxrss: memory as i64,
-        ru_ixrss: 0,
-        ru_idrss: 0,
-        ru_isrss: 0,
-        ru_minflt: faults as i64,
-        ru_majflt: 0,
-        ru_nswap: 0,
-        ru_inblock: 0,
-        ru_oublock: 0,
-        ru_msgsnd: 0,
-        ru_msgrcv: 0,
-        ru_nsignals: 0,
-        ru_nvcsw: given as i64,
-        ru_nivcsw: taken as i64,
-    }
+pub(super) fn rusage([ran, faults, given, taken]: [u64; 4], memory: u64) -> [u64; 18] {
+    // Times of the program and of the kernel in seconds and microseconds, largest memory, sizes, small and
+    // large faults, swaps, input, output, messages, signals, switches.
+    let (seconds, microseconds) = (ran / time::SECOND, ran % time::SECOND / 1000);
+    let [small, large] = [faults, 0];
+    [seconds, microseconds, 0, 0, memory, 0, 0, 0, small, large, 0, 0, 0, 0, 0, 0, given, taken]
 }
 
 /// What the running process and its threads used so far.
@@ -175,7 +165,7 @@ pub fn getrusage(args: Args<'_>) -> Result {
     };
     let memory = thread.process.memory();
     let pages = memory.map_or(0, |memory| memory.space().resident_pages(percpu::cpu()));
-    user::write(args.b(), rusage(used, pages << 2))?;
+    user::write(args.b(), &rusage(used, pages << 2))?;
     Ok(0)
 }
 
@@ -185,7 +175,7 @@ pub fn times(args: Args<'_>) -> Result {
     let own = ticks(current().process.run_time());
     let children = ticks(current().process.usage[1].get()[0]);
     if args.a() != 0 {
-        user::write(args.a(), [own, 0, children, 0])?;
+        user::write(args.a(), &[own, 0, children, 0])?;
     }
     Ok(ticks(time::now()))
 }
@@ -193,7 +183,7 @@ pub fn times(args: Args<'_>) -> Result {
 /// `getresuid(real, effective, saved)`, and of groups: everybody is root.
 pub fn getresuid(args: Args<'_>) -> Result {
     for at in [args.a(), args.b(), args.c()] {
-        user::write(at, 0u32)?;
+        user::write(at, &0u32)?;
     }
     Ok(0)
 }
@@ -209,12 +199,12 @@ pub fn capget(args: Args<'_>) -> Result {
     const ALL: [u32; 2] = [u32::MAX, 0x1ff];
     let version: u32 = user::read(args.a())?;
     if version != VERSION {
-        user::write(args.a(), VERSION)?;
+        user::write(args.a(), &VERSION)?;
         return if args.b() == 0 { Ok(0) } else { Err(Errno::EINVAL) };
     }
     if args.b() != 0 {
         // Effective, permitted, inheritable; the lower 32 first.
-        user::write(args.b(), [ALL[0], ALL[0], 0, ALL[1], ALL[1], 0])?;
+        user::write(args.b(), &[ALL[0], ALL[0], 0, ALL[1], ALL[1], 0])?;
     }
     Ok(0)
 }

@@ -1,18 +1,17 @@
 //! The first process, which is the program that the machine was started for, and the end of the machine,
 //! which is the end of that process.
 
-use super::exec::{self, Strings};
+use super::exec::{self, Loaded, Strings};
 use super::process::{ExitStatus, Family, Process, TABLE};
 use super::scheduler;
 use super::thread::Thread;
-use crate::arch::fpu::FpuState;
 use crate::arch::{power_off, report};
 use crate::fs::{self, ProcessFiles};
 use crate::percpu;
 use crate::signal::{ProcessSignals, ThreadSignals};
 use crate::syscall::Result;
+use alloc::string::String;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use faultless::Counter;
 
 /// The number of the first process.
@@ -30,7 +29,7 @@ pub fn boot(archive: &[u8]) {
     let (arguments, environment) = (read(b"/.boot/argv"), read(b"/.boot/environ"));
     if let Err(errno) = start(&arguments, &environment) {
         let program = arguments.split(|&byte| byte == 0).next().unwrap_or_default();
-        let program = alloc::string::String::from_utf8_lossy(program).into_owned();
+        let program = String::from_utf8_lossy(program).into_owned();
         stop(&program, errno.name());
     }
 }
@@ -52,8 +51,8 @@ fn start(arguments: &[u8], environment: &[u8]) -> Result<()> {
     *process.name.lock() = loaded.name;
     let process = Arc::new(process);
     let signals = ThreadSignals::default();
-    let fpu = FpuState::new();
-    let thread = Thread::try_new(FIRST, process.clone(), loaded.frame, fpu, signals, u64::MAX)?;
+    let Loaded { frame, fpu, .. } = loaded;
+    let thread = Thread::try_new(FIRST, process.clone(), frame, fpu, signals, u64::MAX)?;
     process.threads.lock().push(thread.clone());
     {
         let mut table = TABLE.lock();
@@ -87,7 +86,7 @@ fn check() {
     fs::unmount();
     let cpu = percpu::cpu();
     cpu.drain();
-    if let Err(discrepancy) = faultless::audit::audit(cpu, &[], &[]) {
+    if let Err(discrepancy) = faultless::audit::audit(cpu, &[]) {
         panic!("{discrepancy}");
     }
 }

@@ -77,7 +77,7 @@ pub fn clone(frame: &TrapFrame, request: &Request) -> Result {
     let child = new_thread(&parent, number, process, frame, request)?;
     if request.has(nr::CLONE_PARENT_SETTID) {
         // As on Linux, not being able to is no error.
-        let _ = user::write(request.parent_tid, number);
+        let _ = user::write(request.parent_tid, &number);
     }
     let process = new.then(|| child.process.clone());
     publish(&parent, child, new, request)?;
@@ -118,7 +118,7 @@ fn new_thread(
     if request.stack != 0 {
         frame.rsp = request.stack;
     }
-    let mut fpu = FpuState::new();
+    let mut fpu = FpuState::try_new().ok_or(Errno::ENOMEM)?;
     fpu::save(&mut fpu);
     let keeps_stack = request.flags & (nr::CLONE_VM | nr::CLONE_VFORK) != nr::CLONE_VM;
     let signals = parent.signals.fork(keeps_stack);

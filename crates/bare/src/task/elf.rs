@@ -223,10 +223,22 @@ mod tests {
         let plan = plan(abi::ET_EXEC, &[TEXT, DATA]).unwrap();
         assert_eq!((plan.entry, plan.table, plan.bias), (0x40_1000, 0x40_0040, None));
         let flags = abi::PF_R;
-        let text =
-            Segment { start: 0x40_0000, zeros: 0x40_2000, end: 0x40_2000, page: 0, tail: 0x40_2000, flags };
-        let data =
-            Segment { start: 0x40_2000, zeros: 0x40_3000, end: 0x40_6000, page: 1, tail: 0x40_2778, flags };
+        let text = Segment {
+            start: 0x40_0000,
+            zeros: 0x40_2000,
+            end: 0x40_2000,
+            page: 0,
+            tail: 0x40_2000,
+            flags,
+        };
+        let data = Segment {
+            start: 0x40_2000,
+            zeros: 0x40_3000,
+            end: 0x40_6000,
+            page: 1,
+            tail: 0x40_2778,
+            flags,
+        };
         assert_eq!(plan.segments, [text, data]);
     }
 

@@ -5,7 +5,6 @@
 //! [`exec`] then ends the other threads, and nothing fails any more: the new memory takes the place of the
 //! old, and the only thread, which has the process's number from now on, starts the program.
 
-use super::elf::{Header, Plan, Segment};
 use super::memory::{Image, Memory};
 use super::thread::{Thread, current, try_current};
 use super::{exit, scheduler};
@@ -19,9 +18,9 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-use faultless::file::Object;
-use faultless::heap::Shared;
+use faultless::space::Backing;
 use faultless::{MapFlags, PAGE_SIZE, Prot, USER_END, VirtRange};
+use faultless_bare::elf::{Header, Plan, Segment};
 use linux_raw_sys::auxvec as aux;
 
 /// Bytes that arguments and environment may have together, with their pointers: a quarter of the stack.
@@ -126,6 +125,8 @@ pub struct Loaded {
     pub memory: Arc<Memory>,
     /// Its first registers.
     pub frame: TrapFrame,
+    /// See `frame`.
+    pub fpu: FpuState,
     /// What it is called.
     pub name: String,
 }
@@ -230,7 +231,7 @@ fn load_file(
     };
     let entry = plan.entry.wrapping_add(mapped.bias);
     let auxiliary = [
-        (aux::AT_HWCAP, u64::from(fpu::features())),
+        (aux::AT_HWCAP, capabilities()),
         (aux::AT_PAGESZ, PAGE_SIZE),
         (aux::AT_CLKTCK, 100),
         (aux::AT_PHDR, if plan.table == 0 { 0 } else { plan.table + mapped.bias }),
@@ -254,7 +255,8 @@ fn load_file(
         Image { path, arguments: Some(arguments), environment: Some(environment) };
     let name = fs::file_name(program);
     let name = String::from_utf8_lossy(&name[..name.len().min(15)]).into_owned();
-    Ok(Loaded { memory, frame: TrapFrame::start(rip, rsp), name })
+    let fpu = FpuState::try_new().ok_or(Errno::ENOMEM)?;
+    Ok(Loaded { memory, frame: TrapFrame::start(rip, rsp), fpu, name })
 }
 
 /// This CPU runs a space that is not that of its thread, until this is dropped.
@@ -304,8 +306,8 @@ fn map_segment(memory: &Memory, file: &Regular, segment: &Segment, bias: u64) ->
     let flags = MapFlags::PRIVATE | MapFlags::FIXED;
     let Segment { start, zeros, end, page, tail, .. } = *segment;
     if zeros > start {
-        let object: Shared<Object> = file.map();
-        space.mmap_object(cpu, start + bias, zeros - start, prot, flags, object, page)?;
+        let backing = Backing { object: &file.map(), first: page, may_write: false };
+        space.mmap_object(cpu, start + bias, zeros - start, prot, flags, backing)?;
     }
     if end > zeros {
         space.mmap(cpu, zeros + bias, end - zeros, prot, flags | MapFlags::ANONYMOUS)?;
@@ -315,6 +317,11 @@ fn map_segment(memory: &Memory, file: &Regular, segment: &Segment, bias: u64) ->
         user::zero_out(tail + bias, (zeros - tail) as usize)?;
     }
     Ok(())
+}
+
+/// What the processor can do, as Linux tells it: a word of what the processor itself says.
+fn capabilities() -> u64 {
+    u64::from(core::arch::x86_64::__cpuid(1).edx)
 }
 
 /// What a program finds on its stack.
@@ -367,7 +374,7 @@ impl Stack<'_> {
             | MapFlags::GROWSDOWN
             | MapFlags::FIXED_NOREPLACE;
         memory.space().mmap(percpu::cpu(), start, USER_END - start, prot, flags)?;
-        let put = |at: u64, bytes: &[u8]| user::copy_out(at, bytes.as_ptr(), bytes.len());
+        let put = user::write_bytes;
         put(path_at, path)?;
         put(environment_at, &environment.bytes)?;
         put(arguments_at, &arguments.bytes)?;
@@ -375,7 +382,8 @@ impl Stack<'_> {
         let mut random = [0; 16];
         fs::fill_random(&mut random);
         put(random_at, &random)?;
-        user::copy_out(rsp, words.as_ptr().cast(), words.len() * 8)?;
+        // SAFETY: the words are valid for reads of their size.
+        unsafe { user::copy_out(rsp, words.as_ptr().cast(), words.len() * 8) }?;
         let arguments = VirtRange::new(arguments_at, environment_at);
         Ok((rsp, arguments, VirtRange::new(environment_at, path_at)))
     }
@@ -391,15 +399,15 @@ pub fn exec(frame: &mut TrapFrame, loaded: Loaded) -> Result {
     let fresh = || {
         let affinity = thread.affinity.load(Ordering::Relaxed);
         let signals = thread.signals.fork(false);
-        let new = FpuState::new();
-        Thread::try_new(process.pid, process.clone(), loaded.frame, new, signals, affinity)
+        let fpu = FpuState::try_new().ok_or(Errno::ENOMEM)?;
+        Thread::try_new(process.pid, process.clone(), loaded.frame, fpu, signals, affinity)
     };
     // The first thread's number is the process's; another takes its place.
     let successor = if thread.is_leader() { None } else { Some(fresh()?) };
     if !exit::end_other_threads() {
         return Err(Errno::RESTART);
     }
-    let Loaded { memory, frame: start, name } = loaded;
+    let Loaded { memory, frame: start, fpu, name } = loaded;
     exit::say_goodbye(&thread);
     exit::replace_memory(memory);
     process.files.close_on_exec();
@@ -411,7 +419,7 @@ pub fn exec(frame: &mut TrapFrame, loaded: Loaded) -> Result {
     thread.signals.reset_for_exec();
     arch::set_fs_base(0);
     arch::set_gs_base(0);
-    fpu::restore(&FpuState::new());
+    fpu::restore(&fpu);
     *frame = start;
     // What the call returns.
     Ok(frame.rax)

@@ -112,7 +112,7 @@ pub(super) fn say_goodbye(thread: &Current) {
     let alone = || thread.process.memory().is_none_or(|memory| Arc::strong_count(&memory) == 2);
     if clear != 0 && (thread.process.threads.lock().len() > 1 || !alone()) {
         // Nowhere to store it is no error: the thread ends.
-        let _ = user::write(clear, 0u32).map(|()| futex::wake(clear, false, 1, u32::MAX));
+        let _ = user::write(clear, &0u32).map(|()| futex::wake(clear, false, 1, u32::MAX));
     }
 }
 

@@ -248,7 +248,7 @@ fn change(target: u64, operation: u32) -> Result<u32> {
     compares(0, operation)?;
     loop {
         let old = user::load_u32(target)?;
-        if user::compare_exchange_u32(target, old, new(old)?)? == old {
+        if user::compare_exchange_u32(target, old, new(old)?)?.is_ok() {
             return Ok(old);
         }
     }
@@ -331,7 +331,7 @@ fn mark_dead(addr: u64, tid: u32, pending: bool) -> Result<()> {
             return Ok(());
         }
         let new = old & nr::FUTEX_WAITERS | nr::FUTEX_OWNER_DIED;
-        if user::compare_exchange_u32(addr, old, new)? == old {
+        if user::compare_exchange_u32(addr, old, new)?.is_ok() {
             if old & nr::FUTEX_WAITERS != 0 {
                 wake(addr, false, 1, u32::MAX)?;
             }

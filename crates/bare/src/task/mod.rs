@@ -11,7 +11,6 @@
 
 pub mod boot;
 pub mod clone;
-pub mod elf;
 pub mod exec;
 pub mod exit;
 pub mod futex;
@@ -28,7 +27,7 @@ use crate::arch::{TrapFrame, report, user};
 use crate::percpu;
 use crate::signal;
 use core::sync::atomic::Ordering;
-use faultless::FaultError;
+use faultless::{Access, FaultError};
 use linux_raw_sys::general as nr;
 use process::ExitStatus;
 
@@ -43,7 +42,7 @@ pub fn attention(frame: &mut TrapFrame) {
     let set_tid = thread.set_tid.take();
     if set_tid != 0 {
         // As on Linux, a place where it cannot be stored is no error.
-        let _ = user::write(set_tid, thread.tid);
+        let _ = user::write(set_tid, &thread.tid);
     }
     scheduler::give_way();
     signal::deliver(frame);
@@ -58,7 +57,7 @@ pub fn fault_served() {
 }
 
 /// What a program is told of a page fault that cannot be served.
-pub fn page_fault(frame: &mut TrapFrame, addr: u64, error: FaultError) {
+pub fn page_fault(frame: &mut TrapFrame, addr: u64, _: Access, error: FaultError) {
     match error {
         FaultError::Segv { mapped } => {
             let code = if mapped { nr::SEGV_ACCERR } else { nr::SEGV_MAPERR };
@@ -69,13 +68,32 @@ pub fn page_fault(frame: &mut TrapFrame, addr: u64, error: FaultError) {
     }
 }
 
+/// Any other exception of a program: what Linux makes of it.
+pub fn exception(frame: &mut TrapFrame) {
+    /// `si_code` of what the kernel says without saying more.
+    const KERNEL: u32 = 0x80;
+    let rip = frame.rip;
+    let (signal, code, addr) = match frame.vector {
+        0 => (nr::SIGFPE, nr::FPE_INTDIV, rip),
+        1 => (nr::SIGTRAP, nr::TRAP_TRACE, rip),
+        3 => (nr::SIGTRAP, KERNEL, 0),
+        6 => (nr::SIGILL, nr::ILL_ILLOPN, rip),
+        11 | 12 => (nr::SIGBUS, KERNEL, 0),
+        16 | 19 => (nr::SIGFPE, nr::FPE_FLTINV, rip),
+        17 => (nr::SIGBUS, nr::BUS_ADRALN, 0),
+        _ => (nr::SIGSEGV, KERNEL, 0),
+    };
+    signal::fault(frame, signal, code, addr);
+}
+
 /// No frame is left for the running program, or for what the kernel does for it: it is killed, once it
 /// is on its way back to user mode.
 pub fn out_of_memory() {
     let thread = current();
     let process = &thread.process;
     if process.ending.lock().is_none() {
-        report!("message out of memory: killed {} {}", process.pid, process.name.lock());
+        let name = process.name.lock();
+        report!("message out of memory: killed {} {}", process.pid, *name);
     }
     exit::kill(process, ExitStatus::killed(nr::SIGKILL));
     percpu::this().attention.store(true, Ordering::Relaxed);

@@ -130,7 +130,8 @@ pub(super) fn block() {
 /// Takes [`block`] back: there is no need to wait.
 pub(super) fn unblock() {
     let thread = current();
-    let taken = thread.state.compare_exchange(BLOCKED, RUNNABLE, Ordering::SeqCst, Ordering::SeqCst);
+    let taken =
+        thread.state.compare_exchange(BLOCKED, RUNNABLE, Ordering::SeqCst, Ordering::SeqCst);
     if taken.is_err() {
         // Woken, and so in a queue: from there it comes back.
         leave();
@@ -146,7 +147,8 @@ pub(super) fn sleep() {
 /// Makes `thread` run again if it waits.
 pub fn wake(thread: &Arc<Thread>) {
     // In one order with what `block` stores and what waiter and waker change and look at.
-    let woken = thread.state.compare_exchange(BLOCKED, RUNNABLE, Ordering::SeqCst, Ordering::SeqCst);
+    let woken =
+        thread.state.compare_exchange(BLOCKED, RUNNABLE, Ordering::SeqCst, Ordering::SeqCst);
     if woken.is_ok() {
         enqueue(thread.clone());
     }
@@ -254,8 +256,7 @@ fn enqueue(thread: Arc<Thread>) {
     let idle = |cpu: &CpuId| {
         affinity & (1 << cpu.0) != 0 && locals()[cpu.index()].idle.swap(false, Ordering::SeqCst)
     };
-    let wakes =
-        claimed.or_else(|| (0..locals().len() as u16).map(CpuId).find(|cpu| idle(cpu)));
+    let wakes = claimed.or_else(|| (0..locals().len() as u16).map(CpuId).find(|cpu| idle(cpu)));
     if let Some(cpu) = wakes.filter(|&cpu| cpu != percpu::id()) {
         apic::interrupt(cpu, apic::Vector::Reschedule);
     }
@@ -348,6 +349,8 @@ fn switch_to(next: Option<Arc<Thread>>) {
         }
         None => {
             machine::run(None);
+            // The stack may be gone when the next is set.
+            context::set_kernel_stack(0);
             own.idle_context.get().cast_const()
         }
     };
