@@ -70,8 +70,12 @@ fn set_root(root: Arc<Inode>) {
 
 /// Drops all files that nobody has open. For the end, when no process is left.
 pub fn unmount() {
-    if let Body::Directory(directory) = &root().body {
-        directory.clear();
+    // Not by recursion: trees are deeper than the stack.
+    let mut left = Vec::from([root().clone()]);
+    while let Some(inode) = left.pop() {
+        if let Body::Directory(directory) = &inode.body {
+            left.extend(directory.clear());
+        }
     }
 }
 
