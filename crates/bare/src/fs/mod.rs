@@ -51,6 +51,7 @@ use faultless::heap::Shared;
 use faultless::{Backing, MapFlags, Prot};
 use inode::Body;
 use linux_raw_sys::general as linux;
+use proc::Node;
 use regular::Held;
 use walk::{Links, Start, walk};
 
@@ -73,8 +74,11 @@ pub fn unmount() {
     // Not by recursion: trees are deeper than the stack.
     let mut left = Vec::from([root().clone()]);
     while let Some(inode) = left.pop() {
-        if let Body::Directory(directory) = &inode.body {
-            left.extend(directory.clear());
+        match &inode.body {
+            Body::Directory(entries) | Body::Proc(Node::Root(entries)) => {
+                left.extend(entries.clear());
+            }
+            _ => {}
         }
     }
 }
