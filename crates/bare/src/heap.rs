@@ -26,13 +26,14 @@ use faultless_bare::pages::{self, Pages};
 const SMALLEST_SHIFT: u32 = 4;
 /// Bytes of the largest block.
 const LARGEST: usize = 16 << 10;
-/// How many sizes of blocks there are.
-const CLASSES: usize = (LARGEST.ilog2() - SMALLEST_SHIFT + 1) as usize;
+/// One more than the class of the largest block. Class *c* has blocks of 2^(c + 1) bytes, so those below
+/// the smallest block's stay empty.
+const CLASSES: usize = LARGEST.ilog2() as usize;
 /// Bytes of pages.
 const PAGE: usize = PAGE_SIZE as usize;
 
 const fn block_bytes(class: usize) -> usize {
-    1 << (class as u32 + SMALLEST_SHIFT)
+    2 << class
 }
 
 /// Bytes of a slab of this class, a power of two; slabs are aligned to it.
@@ -42,14 +43,14 @@ const fn slab_bytes(class: usize) -> usize {
 }
 
 /// How many blocks move between a CPU and the stock at once; a CPU keeps at most twice as many.
-const fn batch(class: usize) -> u32 {
+const fn batch(class: usize) -> i32 {
     let blocks = 2 * PAGE / block_bytes(class);
     if blocks > 32 {
         32
     } else if blocks == 0 {
         1
     } else {
-        blocks as u32
+        blocks as i32
     }
 }
 
@@ -57,7 +58,7 @@ const fn batch(class: usize) -> u32 {
 #[inline(always)]
 const fn class_of(bytes: usize) -> usize {
     let low = (1 << SMALLEST_SHIFT) - 1;
-    ((bytes.wrapping_sub(1) | low).ilog2() + 1 - SMALLEST_SHIFT) as usize
+    (bytes.wrapping_sub(1) | low).ilog2() as usize
 }
 
 /// A free block.
@@ -72,13 +73,20 @@ pub struct Local {
 
 struct List {
     head: Cell<*mut Block>,
-    len: Cell<u32>,
+    /// How many more blocks it may have.
+    room: Cell<i32>,
 }
 
 impl Local {
     pub const fn new() -> Self {
-        const EMPTY: List = List { head: Cell::new(ptr::null_mut()), len: Cell::new(0) };
-        Self { lists: [EMPTY; CLASSES] }
+        let mut lists =
+            [const { List { head: Cell::new(ptr::null_mut()), room: Cell::new(0) } }; CLASSES];
+        let mut class = 0;
+        while class < CLASSES {
+            lists[class].room = Cell::new(2 * batch(class));
+            class += 1;
+        }
+        Self { lists }
     }
 }
 
@@ -228,11 +236,11 @@ unsafe impl GlobalAlloc for Heap {
         let list = &percpu::this().heap.lists[class];
         let block = list.head.get();
         if block.is_null() {
-            return refill(list, class);
+            return refill(class);
         }
         // SAFETY: a block in this CPU's list.
         list.head.set(unsafe { (*block).next });
-        list.len.set(list.len.get().wrapping_sub(1));
+        list.room.set(list.room.get().wrapping_add(1));
         block.cast()
     }
 
@@ -240,8 +248,7 @@ unsafe impl GlobalAlloc for Heap {
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         let bytes = layout.size().max(layout.align());
         if bytes > LARGEST {
-            common().give_pages(at as usize, layout.size().div_ceil(PAGE));
-            return;
+            return give_run(at, layout);
         }
         let class = class_of(bytes);
         let list = &percpu::this().heap.lists[class];
@@ -249,10 +256,10 @@ unsafe impl GlobalAlloc for Heap {
         // SAFETY: the block is free from now on.
         unsafe { block.write(Block { next: list.head.get() }) };
         list.head.set(block);
-        let len = list.len.get() + 1;
-        list.len.set(len);
-        if len > 2 * batch(class) {
-            spill(list, class);
+        let room = list.room.get().wrapping_sub(1);
+        list.room.set(room);
+        if room < 0 {
+            spill(class);
         }
     }
 
@@ -288,10 +295,17 @@ fn take_run(layout: Layout) -> *mut u8 {
     found.map_or(ptr::null_mut(), NonNull::as_ptr)
 }
 
-/// Fills a CPU's empty list, and takes a block.
 #[cold]
 #[inline(never)]
-fn refill(list: &List, class: usize) -> *mut u8 {
+fn give_run(at: *mut u8, layout: Layout) {
+    common().give_pages(at as usize, layout.size().div_ceil(PAGE));
+}
+
+/// Fills this CPU's empty list, and takes a block.
+#[cold]
+#[inline(never)]
+fn refill(class: usize) -> *mut u8 {
+    let list = &percpu::this().heap.lists[class];
     let mut common = common();
     if common.stock[class].is_null() && common.grow(class).is_none() {
         return ptr::null_mut();
@@ -301,25 +315,26 @@ fn refill(list: &List, class: usize) -> *mut u8 {
         // SAFETY: the block is this CPU's from now on.
         unsafe { block.write(Block { next: list.head.get() }) };
         list.head.set(block);
-        list.len.set(list.len.get() + 1);
+        list.room.set(list.room.get() - 1);
     }
     let block = list.head.get();
     // SAFETY: there was one in the stock.
     list.head.set(unsafe { (*block).next });
-    list.len.set(list.len.get() - 1);
+    list.room.set(list.room.get() + 1);
     block.cast()
 }
 
-/// Gives a batch of a CPU's long list back to the stock.
+/// Gives a batch of this CPU's long list back to the stock.
 #[cold]
 #[inline(never)]
-fn spill(list: &List, class: usize) {
+fn spill(class: usize) {
+    let list = &percpu::this().heap.lists[class];
     let mut common = common();
     for _ in 0..batch(class) {
         let block = list.head.get();
         // SAFETY: the list is longer than that.
         list.head.set(unsafe { (*block).next });
-        list.len.set(list.len.get() - 1);
+        list.room.set(list.room.get() + 1);
         common.push(class, block);
     }
 }

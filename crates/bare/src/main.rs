@@ -37,5 +37,9 @@ pub fn kernel_main(cpus: usize) {
 
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
-    arch::console::panic(format_args!("{info}"))
+    // On one line, as the report is read.
+    match info.location() {
+        Some(at) => arch::console::panic(format_args!("{} ({at})", info.message())),
+        None => arch::console::panic(format_args!("{}", info.message())),
+    }
 }

@@ -66,7 +66,6 @@ pub struct PerCpu {
     pub(crate) serving: Cell<bool>,
     /// Whether a flush is put off to the next tick. See [`plant`](crate::machine::plant).
     pub(crate) late: Cell<bool>,
-    /// When this CPU began to wait for another, or 0.
     pub(crate) descriptors: Descriptors,
 }
 

@@ -12,8 +12,6 @@ use x86_64::registers::model_specific::Msr;
 
 /// Where the registers are mapped: the last 2 MiB of virtual memory.
 pub const MAPPED_AT: u64 = 0xffff_ffff_ffe0_0000;
-/// Ticks of the timer in a second.
-pub const TICK_HZ: u64 = 100;
 
 const ID: u64 = 0x20;
 const PRIORITY: u64 = 0x80;
@@ -35,8 +33,6 @@ const SENDING: u32 = 1 << 12;
 const ASSERT: u32 = 1 << 14;
 /// `TIMER` and others: off.
 const MASKED: u32 = 1 << 16;
-/// `TIMER`: again and again.
-const PERIODIC: u32 = 1 << 17;
 /// Divides by 16.
 const BY_16: u32 = 0b0011;
 
@@ -129,12 +125,18 @@ pub(crate) fn measure_timer() {
     TIMER_HZ.store(counts * 1_000_000_000 / took, Ordering::Relaxed);
 }
 
-/// Makes this CPU's timer interrupt it `hz` times a second.
-pub fn start_timer(hz: u64) {
-    let counts = TIMER_HZ.load(Ordering::Relaxed) / hz;
+/// Makes this CPU's timer interrupt it once, in `ns` nanoseconds, in place of what it was to do. A time
+/// beyond what it counts (a minute at 1 GHz) is cut short.
+pub fn start_timer(ns: u64) {
+    let counts = u128::from(ns) * u128::from(TIMER_HZ.load(Ordering::Relaxed)) / 1_000_000_000;
     write(TIMER_DIVIDER, BY_16);
-    write(TIMER, PERIODIC | Vector::Timer as u32);
-    write(TIMER_START, counts.clamp(1, u64::from(u32::MAX)) as u32);
+    write(TIMER, Vector::Timer as u32);
+    write(TIMER_START, counts.clamp(1, u128::from(u32::MAX)) as u32);
+}
+
+/// Stops this CPU's timer.
+pub fn stop_timer() {
+    write(TIMER_START, 0);
 }
 
 /// This CPU's number among the controllers.

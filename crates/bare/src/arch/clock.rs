@@ -25,12 +25,17 @@ const CHIP_HZ: u64 = 1_193_182;
 #[inline]
 pub fn now() -> u64 {
     let counts = counter().saturating_sub(START.load(Ordering::Relaxed));
-    (u128::from(counts) * u128::from(SCALE.load(Ordering::Relaxed)) >> 32) as u64
+    ((u128::from(counts) * u128::from(SCALE.load(Ordering::Relaxed))) >> 32) as u64
 }
 
 /// Nanoseconds since 1970, by the battery's clock at boot.
 pub fn wall() -> u64 {
     WALL_START.load(Ordering::Relaxed) + now()
+}
+
+/// Nanoseconds from 1970 to the boot.
+pub fn wall_at_boot() -> u64 {
+    WALL_START.load(Ordering::Relaxed)
 }
 
 #[inline]

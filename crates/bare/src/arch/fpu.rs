@@ -135,6 +135,16 @@ fn has_xsave() -> bool {
     BYTES.load(Ordering::Relaxed) > LEGACY_BYTES
 }
 
+/// Bytes of a state.
+pub fn state_bytes() -> usize {
+    BYTES.load(Ordering::Relaxed)
+}
+
+/// Which of XSAVE's parts a state has.
+pub fn parts() -> u64 {
+    WANTED & XCr0::read_raw()
+}
+
 /// Stores the processor's registers.
 pub fn save(state: &mut FpuState) {
     let at = state.0.as_ptr();

@@ -49,7 +49,8 @@ pub struct TrapFrame {
 }
 
 // The stack below a frame is aligned for a call.
-const _: () = assert!(size_of::<TrapFrame>() == 22 * 8 && size_of::<TrapFrame>() % 16 == 0);
+const _: () =
+    assert!(size_of::<TrapFrame>() == 22 * 8 && size_of::<TrapFrame>().is_multiple_of(16));
 
 /// The flags that a program may have as it likes: CF PF AF ZF SF TF DF OF AC ID.
 const USER_FLAGS: u64 = 0x24_0dd5;
@@ -72,7 +73,7 @@ impl TrapFrame {
 
     /// Whether user mode was left, rather than the kernel interrupted.
     #[inline(always)]
-    pub const fn from_user(&self) -> bool {
+    pub const fn of_user(&self) -> bool {
         self.cs & 3 != 0
     }
 }
@@ -150,14 +151,14 @@ pub fn power_off(status: u8) -> ! {
 
 /// Switches on what the processor has for the kernel's protection, SYSCALL, and the FPU.
 pub fn enable() {
-    let leaf7 = crate::arch::features();
+    let has = features();
     let mut cr4 =
         Cr4::read() | Cr4Flags::OSFXSR | Cr4Flags::OSXMMEXCPT_ENABLE | Cr4Flags::PAGE_GLOBAL;
-    cr4.set(Cr4Flags::SUPERVISOR_MODE_EXECUTION_PROTECTION, leaf7.smep);
-    cr4.set(Cr4Flags::SUPERVISOR_MODE_ACCESS_PREVENTION, leaf7.smap);
-    cr4.set(Cr4Flags::USER_MODE_INSTRUCTION_PREVENTION, leaf7.umip);
-    cr4.set(Cr4Flags::OSXSAVE, leaf7.xsave);
-    cr4.set(Cr4Flags::PCID, leaf7.pcid);
+    cr4.set(Cr4Flags::SUPERVISOR_MODE_EXECUTION_PROTECTION, has.smep);
+    cr4.set(Cr4Flags::SUPERVISOR_MODE_ACCESS_PREVENTION, has.smap);
+    cr4.set(Cr4Flags::USER_MODE_INSTRUCTION_PREVENTION, has.umip);
+    cr4.set(Cr4Flags::OSXSAVE, has.xsave);
+    cr4.set(Cr4Flags::PCID, has.pcid);
     let cr0 = Cr0Flags::PROTECTED_MODE_ENABLE
         | Cr0Flags::MONITOR_COPROCESSOR
         | Cr0Flags::EXTENSION_TYPE
@@ -171,7 +172,7 @@ pub fn enable() {
         Cr4::write(cr4);
         Cr0::write(cr0);
         Efer::update(|efer| {
-            *efer |= EferFlags::SYSTEM_CALL_EXTENSIONS | EferFlags::NO_EXECUTE_ENABLE
+            *efer |= EferFlags::SYSTEM_CALL_EXTENSIONS | EferFlags::NO_EXECUTE_ENABLE;
         });
     }
     descriptors::enable_system_calls();

@@ -9,7 +9,6 @@ use super::{TrapFrame, apic, console, user};
 use crate::machine::{self, Bare, plant};
 use crate::percpu::{self, Interrupt, PerCpu};
 use crate::task;
-use core::sync::atomic::Ordering;
 use faultless::{Access, FaultError, Space};
 use x86_64::registers::control::Cr2;
 
@@ -36,16 +35,22 @@ pub(super) extern "C" fn page_fault(frame: &mut TrapFrame) {
         Access::Read
     };
     let here = percpu::this();
-    if frame.from_user()
+    if frame.of_user()
         && frame.error & RESERVED == 0
         && let Some(space) = running(here)
     {
         if let Err(refusal) = space.fault(here.cpu(), addr, access) {
-            task::page_fault(frame, addr, access, refusal);
+            refused(frame, addr, access, refusal);
         }
         return;
     }
     of_kernel(frame, addr, access);
+}
+
+#[cold]
+#[inline(never)]
+fn refused(frame: &mut TrapFrame, addr: u64, access: Access, refusal: FaultError) {
+    task::page_fault(frame, addr, access, refusal);
 }
 
 /// A page fault of the kernel's, or one that the hardware finds fault with.
@@ -54,7 +59,7 @@ pub(super) extern "C" fn page_fault(frame: &mut TrapFrame) {
 fn of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
     let here = percpu::this();
     if frame.error & RESERVED == 0
-        && !frame.from_user()
+        && !frame.of_user()
         && let Some(fixup) = user::fixup(frame.rip)
     {
         // User memory is open now, and is closed again when the instruction goes on.
@@ -73,7 +78,7 @@ fn of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
 pub(super) extern "C" fn trap(frame: &mut TrapFrame) {
     match apic::Vector::from_number(frame.vector) {
         Some(vector) => interrupt(vector),
-        None if frame.from_user() => task::exception(frame),
+        None if frame.of_user() => task::exception(frame),
         None => fatal(frame),
     }
 }
@@ -109,16 +114,6 @@ fn interrupt(vector: apic::Vector) {
 /// An exception that the kernel is not made to meet.
 pub(super) extern "C" fn fatal(frame: &mut TrapFrame) {
     let id = percpu::this().id.0;
-    let in_user = if frame.from_user() { " from user mode" } else { "" };
+    let in_user = if frame.of_user() { " from user mode" } else { "" };
     console::panic(format_args!("exception{in_user} on cpu {id}: {frame:?}"));
-}
-
-/// Whether the running thread met the end of memory in a copy, and must die; the mark is taken away.
-pub fn take_oom() -> bool {
-    percpu::this().oom.take()
-}
-
-/// Whether this CPU is to look after its thread before user mode.
-pub fn attention_wanted() -> bool {
-    percpu::this().attention.load(Ordering::Relaxed)
 }

@@ -122,7 +122,6 @@ pub extern "C" fn start(start_info: u32) -> ! {
 
 /// What every CPU ends with.
 fn run() -> ! {
-    apic::start_timer(apic::TICK_HZ);
     crate::task::scheduler::idle_loop()
 }
 

@@ -113,7 +113,7 @@ mod tests {
     fn as_a_simple_model() {
         let mut storage = vec![0; words(200)];
         let mut pages = Pages::new(&mut storage, 200);
-        let mut model = vec![false; 200];
+        let mut model = [false; 200];
         let mut runs: Vec<(usize, usize)> = Vec::new();
         let mut state = 1u64;
         let mut random = |below: usize| {

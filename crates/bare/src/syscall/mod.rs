@@ -9,11 +9,14 @@ pub mod futex;
 pub mod memory;
 pub mod process;
 pub mod sched;
+pub mod signal;
 pub mod system;
+pub mod time;
 
 pub use errno::{Errno, Result};
 
 use crate::arch::{TrapFrame, report};
+use crate::percpu;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as nr;
 
@@ -68,7 +71,13 @@ pub fn dispatch(frame: &mut TrapFrame) {
     let result = call(number as u32, Args { frame });
     frame.rax = match result {
         Ok(value) => value,
-        Err(errno) => (-i64::from(errno.0)) as u64,
+        Err(errno) => {
+            if errno.0 >= Errno::RESTART.0 {
+                // No program sees it: delivery makes something else of it.
+                percpu::this().attention.store(true, Ordering::Relaxed);
+            }
+            (-i64::from(errno.0)) as u64
+        }
     };
 }
 
@@ -127,8 +136,38 @@ fn call(number: u32, args: Args<'_>) -> Result {
         nr::__NR_getcpu => sched::getcpu(args),
 
         // Signals
+        nr::__NR_rt_sigaction => signal::rt_sigaction(args),
+        nr::__NR_rt_sigprocmask => signal::rt_sigprocmask(args),
+        nr::__NR_rt_sigpending => signal::rt_sigpending(args),
+        nr::__NR_rt_sigsuspend => signal::rt_sigsuspend(args),
+        nr::__NR_rt_sigtimedwait => signal::rt_sigtimedwait(args),
+        nr::__NR_rt_sigqueueinfo => signal::rt_sigqueueinfo(args),
+        nr::__NR_rt_tgsigqueueinfo => signal::rt_tgsigqueueinfo(args),
+        nr::__NR_rt_sigreturn => signal::rt_sigreturn(args),
+        nr::__NR_sigaltstack => signal::sigaltstack(args),
+        nr::__NR_pause => signal::pause(args),
+        nr::__NR_kill => signal::kill(args),
+        nr::__NR_tkill => signal::tkill(args),
+        nr::__NR_tgkill => signal::tgkill(args),
+        // Its number is seen only if a program asks for it: no call is made again under another.
+        nr::__NR_restart_syscall => Err(Errno::EINTR),
 
         // Time
+        nr::__NR_clock_gettime => time::clock_gettime(args),
+        nr::__NR_clock_getres => time::clock_getres(args),
+        nr::__NR_clock_settime => time::clock_settime(args),
+        nr::__NR_gettimeofday => time::gettimeofday(args),
+        nr::__NR_time => time::time(args),
+        nr::__NR_nanosleep => time::nanosleep(args),
+        nr::__NR_clock_nanosleep => time::clock_nanosleep(args),
+        nr::__NR_getitimer => time::getitimer(args),
+        nr::__NR_setitimer => time::setitimer(args),
+        nr::__NR_alarm => time::alarm(args),
+        nr::__NR_timer_create => time::timer_create(args),
+        nr::__NR_timer_settime => time::timer_settime(args),
+        nr::__NR_timer_gettime => time::timer_gettime(args),
+        nr::__NR_timer_getoverrun => time::timer_getoverrun(args),
+        nr::__NR_timer_delete => time::timer_delete(args),
 
         // Files
         nr::__NR_open => file::open::open(args),

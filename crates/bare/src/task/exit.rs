@@ -85,6 +85,7 @@ pub fn end_thread() -> ! {
             threads.retain(|other| other.tid != thread.tid);
             threads.is_empty()
         };
+        signal::thread_ends(&thread);
         process.threads_changed.wake_all();
         last.then(|| process.clone())
     };
@@ -212,6 +213,6 @@ pub(super) fn succeed(successor: Arc<Thread>) {
     threads.push(successor.clone());
     table.threads.insert(successor.tid, successor.clone());
     drop((table, threads));
-    thread.must_end.store(true, Ordering::SeqCst);
+    ask_to_end(&thread.arc());
     scheduler::start(successor);
 }
