@@ -62,10 +62,9 @@ impl Directory {
         entries.iter().flatten().map(|(name, inode)| Item::new(name, inode)).collect()
     }
 
-    /// Drops all entries.
-    pub fn clear(&self) {
-        let entries = self.0.lock().take();
-        drop(entries);
+    /// Takes all entries out, for ever.
+    pub fn clear(&self) -> impl Iterator<Item = Arc<Inode>> {
+        self.0.lock().take().into_iter().flat_map(BTreeMap::into_values)
     }
 
     /// Makes `name` lead to `inode`, and gives what it led to.
@@ -87,6 +86,14 @@ impl Directory {
         }
         *entries = None;
         Ok(())
+    }
+}
+
+/// Puts `inode` under `name` into a part of the kernel's own tree, where programs cannot.
+pub(super) fn put(entries: &Directory, directory: &Arc<Inode>, name: &[u8], inode: &Arc<Inode>) {
+    // Such a part is never closed.
+    if entries.set(name, inode.clone()).is_ok() {
+        arrive(directory, name, inode);
     }
 }
 

@@ -51,6 +51,7 @@ use faultless::heap::Shared;
 use faultless::{Backing, MapFlags, Prot};
 use inode::Body;
 use linux_raw_sys::general as linux;
+use proc::Node;
 use regular::Held;
 use walk::{Links, Start, walk};
 
@@ -70,8 +71,15 @@ fn set_root(root: Arc<Inode>) {
 
 /// Drops all files that nobody has open. For the end, when no process is left.
 pub fn unmount() {
-    if let Body::Directory(directory) = &root().body {
-        directory.clear();
+    // Not by recursion: trees are deeper than the stack.
+    let mut left = Vec::from([root().clone()]);
+    while let Some(inode) = left.pop() {
+        match &inode.body {
+            Body::Directory(entries) | Body::Proc(Node::Root(entries)) => {
+                left.extend(entries.clear());
+            }
+            _ => {}
+        }
     }
 }
 

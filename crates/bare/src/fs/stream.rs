@@ -146,6 +146,16 @@ pub fn read(stream: &dyn Stream, to: &mut Transfer<'_>, at_once: bool) -> Result
 /// Writes everything, waiting for room as often as needed; unless `at_once`: then what there is room
 /// for. A write to what nobody reads is a signal as well as an error.
 pub fn write(stream: &dyn Stream, from: &mut Transfer<'_>, at_once: bool) -> Result {
+    write_with(stream, from, at_once, true)
+}
+
+/// As [`write`]; `tell` says whether it is a signal.
+pub fn write_with(
+    stream: &dyn Stream,
+    from: &mut Transfer<'_>,
+    at_once: bool,
+    tell: bool,
+) -> Result {
     loop {
         let stop = match stream.write(from) {
             Ok(_) if from.left() == 0 => return from.result(),
@@ -159,7 +169,7 @@ pub fn write(stream: &dyn Stream, from: &mut Transfer<'_>, at_once: bool) -> Res
         if from.moved() != 0 {
             return Ok(from.moved());
         }
-        if stop == Errno::EPIPE {
+        if stop == Errno::EPIPE && tell {
             signal::send_thread(&current().arc(), linux::SIGPIPE);
         }
         return Err(stop);

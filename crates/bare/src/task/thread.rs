@@ -147,6 +147,11 @@ impl Thread {
         self.ran.load(Ordering::Relaxed) + now.saturating_sub(since)
     }
 
+    /// Whether it waits for something.
+    pub fn waits(&self) -> bool {
+        self.state.load(Ordering::Relaxed) != super::scheduler::RUNNABLE
+    }
+
     /// Whether it is to end instead of going on.
     pub fn must_end(&self) -> bool {
         self.must_end.load(Ordering::SeqCst)
