@@ -108,6 +108,31 @@ pub fn clone3(args: Args<'_>) -> Result {
     clone::clone(args.frame, &request)
 }
 
+/// `unshare(flags)`.
+pub fn unshare(args: Args<'_>) -> Result {
+    const KNOWN: u32 = nr::CLONE_FS
+        | nr::CLONE_FILES
+        | nr::CLONE_SYSVSEM
+        | nr::CLONE_THREAD
+        | nr::CLONE_SIGHAND
+        | nr::CLONE_VM;
+    let flags = args.a();
+    if flags & !u64::from(KNOWN | clone::NAMESPACES) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let flags = flags as u32;
+    if flags & clone::NAMESPACES != 0 {
+        return Err(Errno::EPERM);
+    }
+    let process = current().process.clone();
+    let of_memory = nr::CLONE_THREAD | nr::CLONE_SIGHAND | nr::CLONE_VM;
+    if flags & of_memory != 0 && process.threads.lock().len() > 1 {
+        return Err(Errno::EINVAL);
+    }
+    process.files.unshare(flags & nr::CLONE_FILES != 0, flags & nr::CLONE_FS != 0)?;
+    Ok(0)
+}
+
 /// `execve(path, arguments, environment)`.
 pub fn execve(args: Args<'_>) -> Result {
     let path = user::string(args.a(), PATH_MAX)?;

@@ -21,7 +21,7 @@ pub mod thread;
 pub mod wait;
 
 pub use process::Process;
-pub use thread::{Thread, current, try_current};
+pub use thread::{Current, Thread, current, try_current};
 
 use crate::arch::{TrapFrame, report, user};
 use crate::percpu;

@@ -86,7 +86,7 @@ pub struct Process {
     pub signals: ProcessSignals,
     /// The name that `ps` shows: `PR_SET_NAME`, or the file of the program.
     pub name: Mutex<String>,
-    /// Whom its relatives are.
+    /// Who its relatives are. A parent's is locked before a child's.
     pub family: Mutex<Family>,
     /// Woken when a child ends.
     pub children_changed: WaitQueue,
