@@ -260,10 +260,11 @@ fn load_file(
 }
 
 /// This CPU runs a space that is not that of its thread, until this is dropped.
-struct Visit;
+pub struct Visit;
 
 impl Visit {
-    fn to(memory: &Memory) -> Self {
+    /// Runs the space of `memory`, which must outlive this.
+    pub fn to(memory: &Memory) -> Self {
         machine::run(Some(memory.space()));
         Self
     }
