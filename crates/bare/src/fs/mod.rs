@@ -39,7 +39,7 @@ pub use transfer::{MAX_BYTES, Piece, Transfer};
 
 use crate::percpu;
 use crate::syscall::{Errno, Result};
-use crate::task::try_current;
+use crate::task::thread::try_current;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::sync::Arc;
@@ -48,7 +48,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use device::Device;
 use faultless::file::Object;
 use faultless::heap::Shared;
-use faultless::{Backing, MapFlags, Prot};
+use faultless::{MapFlags, Prot};
 use inode::Body;
 use linux_raw_sys::general as linux;
 use proc::Node;
@@ -141,15 +141,10 @@ pub fn path_at(fd: i32, path: Vec<u8>, flags: u32) -> Result<Vec<u8>> {
 /// What a descriptor has to map.
 #[derive(Debug)]
 pub struct Mapping {
-    object: Held,
-    may_write: bool,
-}
-
-impl Mapping {
-    /// It from page `first` on.
-    pub fn from_page(&self, first: u64) -> Backing<'_> {
-        Backing { object: &self.object, first, may_write: self.may_write }
-    }
+    /// A share of its object.
+    pub object: Held,
+    /// Whether a shared mapping may ever be written.
+    pub may_write: bool,
 }
 
 /// What `mmap` maps of the file `fd`.

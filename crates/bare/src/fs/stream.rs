@@ -5,7 +5,7 @@
 //! waits asks the stream again whenever something was announced.
 
 use super::transfer::Transfer;
-use crate::signal;
+use crate::signal::{self, Info};
 use crate::syscall::{Errno, Result};
 use crate::task::wait::{WaitQueue, wait_until};
 use crate::task::current;
@@ -170,7 +170,7 @@ pub fn write_with(
             return Ok(from.moved());
         }
         if stop == Errno::EPIPE && tell {
-            signal::send_thread(&current().arc(), linux::SIGPIPE);
+            signal::send_thread(&current().arc(), Info::kernel(linux::SIGPIPE));
         }
         return Err(stop);
     }

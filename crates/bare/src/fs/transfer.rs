@@ -103,7 +103,8 @@ impl<'a> Transfer<'a> {
                 unsafe { ptr::copy_nonoverlapping(from, at as *mut u8, len as usize) };
                 return true;
             }
-            user::copy_out(at, from, len as usize).is_ok()
+            // SAFETY: as above.
+            unsafe { user::copy_out(at, from, len as usize) }.is_ok()
         })
     }
 
@@ -138,7 +139,8 @@ impl<'a> Transfer<'a> {
                 unsafe { ptr::copy_nonoverlapping(at as *const u8, to, len as usize) };
                 return true;
             }
-            user::copy_in(to, at, len as usize).is_ok()
+            // SAFETY: as above.
+            unsafe { user::copy_in(to, at, len as usize) }.is_ok()
         })
     }
 

@@ -198,7 +198,7 @@ fn switches(of: &Subject) -> [u64; 2] {
 fn status(of: &Subject, text: &mut String) -> Result<()> {
     let process = &of.process;
     let (letter, word) = state(of);
-    field(text, "Name", process.name.lock());
+    field(text, "Name", &*process.name.lock());
     field(text, "Umask", format_args!("{:04o}", process.files.umask()));
     field(text, "State", format_args!("{letter} ({word})"));
     field(text, "Tgid", process.pid);
@@ -275,8 +275,16 @@ fn tables(memory: &Memory) -> u64 {
 
 /// The set of signals that a line of the status is about.
 fn signals(of: &Subject, name: &str) -> String {
-    let _ = (of, name);
-    format!("{:016x}", 0)
+    let (process, thread) = (&of.process.signals, of.thread.as_ref());
+    let (ignored, caught) = process.ignored_and_caught();
+    let set = match name {
+        "SigPnd" => thread.map_or(0, |thread| thread.signals.waiting()),
+        "ShdPnd" => process.waiting(),
+        "SigBlk" => thread.map_or(0, |thread| thread.signals.blocked()),
+        "SigIgn" => ignored,
+        _ => caught,
+    };
+    format!("{set:016x}")
 }
 
 /// A set of CPUs as a list of ranges.
@@ -335,7 +343,7 @@ fn stat(of: &Subject, text: &mut String) -> Result<()> {
          {size} {resident} 18446744073709551615 0 0 0 0 0 0 0 0 0 0 0 17 {cpu} 0 0 0 0 0 0 0 {} {} {} \
          {} {} {}",
         tid(of),
-        process.name.lock(),
+        *process.name.lock(),
         state(of).0,
         parent(of),
         children[1],
@@ -404,7 +412,7 @@ fn environ(of: &Subject, text: &mut String) -> Result<()> {
 }
 
 fn comm(of: &Subject, text: &mut String) -> Result<()> {
-    let _ = writeln!(text, "{}", of.process.name.lock());
+    let _ = writeln!(text, "{}", *of.process.name.lock());
     Ok(())
 }
 

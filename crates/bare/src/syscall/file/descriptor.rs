@@ -16,14 +16,18 @@ pub fn close(args: Args<'_>) -> Result {
 
 /// `close_range(first, last, flags)`.
 pub fn close_range(args: Args<'_>) -> Result {
+    /// `CLOSE_RANGE_UNSHARE`
+    const UNSHARE: u32 = 2;
+    /// `CLOSE_RANGE_CLOEXEC`
+    const CLOEXEC: u32 = 4;
     let (first, last, flags) = (args.a() as u32, args.b() as u32, args.c() as u32);
-    if first > last || flags & !(nr::CLOSE_RANGE_UNSHARE | nr::CLOSE_RANGE_CLOEXEC) != 0 {
+    if first > last || flags & !(UNSHARE | CLOEXEC) != 0 {
         return Err(Errno::EINVAL);
     }
-    if flags & nr::CLOSE_RANGE_UNSHARE != 0 {
+    if flags & UNSHARE != 0 {
         files().unshare(true, false)?;
     }
-    let mark = flags & nr::CLOSE_RANGE_CLOEXEC != 0;
+    let mark = flags & CLOEXEC != 0;
     files().close_range(first as usize, last as usize, mark);
     Ok(0)
 }

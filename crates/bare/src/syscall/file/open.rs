@@ -49,7 +49,7 @@ fn open_from(start: &Start, path: &[u8], links: Links, flags: u32, mode: u32) ->
     };
     let found = walk(start, path, links)?;
     if flags & nr::O_TMPFILE == nr::O_TMPFILE {
-        return open_nameless(&found.existing()?, flags, mode);
+        return open_nameless(&*found.existing()?, flags, mode);
     }
     let inode = match found.inode {
         Some(_) if is_new_only => return Err(Errno::EEXIST),

@@ -1,7 +1,4 @@
 //! Calls that wait for any of several files.
-//!
-//! The masks of signals that some of them take for the time of the wait are the signals' affair:
-//! [`signal::masked`].
 
 use super::{Args, Errno, Result, file, files};
 use crate::arch::{clock, user};
@@ -42,6 +39,17 @@ fn tell_left(addr: u64, deadline: Option<u64>, in_second: u64) -> Result<()> {
     let left = deadline.saturating_sub(clock::now());
     let part = left % 1_000_000_000 / (1_000_000_000 / in_second);
     user::write(addr, &[left / 1_000_000_000, part])
+}
+
+/// Makes a call with the signals blocked that the set at `addr` names, if there is one.
+fn masked(addr: u64, size: u64, call: impl FnOnce() -> Result) -> Result {
+    if addr == 0 {
+        return call();
+    }
+    if size != 8 {
+        return Err(Errno::EINVAL);
+    }
+    signal::with_blocked(user::read(addr)?, call)
 }
 
 /// One of `poll`'s files: the descriptor and the events, as the program has them.
@@ -93,7 +101,7 @@ pub fn poll(args: Args<'_>) -> Result {
 /// `ppoll(files, count, time, mask, mask_size)`.
 pub fn ppoll(args: Args<'_>) -> Result {
     let deadline = time(args.c(), 1_000_000_000)?;
-    let result = signal::masked(args.d(), args.e(), || {
+    let result = masked(args.d(), args.e(), || {
         poll_until(args.a(), args.b() & 0xffff_ffff, deadline)
     });
     if args.c() != 0 {
@@ -167,7 +175,7 @@ pub fn select(args: Args<'_>) -> Result {
 pub fn pselect(args: Args<'_>) -> Result {
     let deadline = time(args.e(), 1_000_000_000)?;
     let [mask, size] = if args.f() == 0 { [0; 2] } else { user::read(args.f())? };
-    let result = signal::masked(mask, size, || {
+    let result = masked(mask, size, || {
         select_until(args.a(), [args.b(), args.c(), args.d()], deadline)
     });
     if args.e() != 0 {
@@ -182,7 +190,7 @@ pub fn epoll_ctl(args: Args<'_>) -> Result {
     let file = file(args.c())?;
     let epoll = epoll::of(&set)?;
     let fd = args.c() as i32;
-    let told = || {
+    let told = || -> Result<Told> {
         let [events, low, high]: [u32; 3] = user::read(args.d())?;
         Ok(Told { events, data: u64::from(low) | u64::from(high) << 32 })
     };
@@ -217,11 +225,11 @@ pub fn epoll_wait(args: Args<'_>) -> Result {
 /// `epoll_pwait(epoll, events, most, milliseconds, mask, mask_size)`.
 pub fn epoll_pwait(args: Args<'_>) -> Result {
     let deadline = after_milliseconds(args.d() as i32);
-    signal::masked(args.e(), args.f(), || epoll_until(&args, deadline))
+    masked(args.e(), args.f(), || epoll_until(&args, deadline))
 }
 
 /// `epoll_pwait2(epoll, events, most, time, mask, mask_size)`.
 pub fn epoll_pwait2(args: Args<'_>) -> Result {
     let deadline = time(args.d(), 1_000_000_000)?;
-    signal::masked(args.e(), args.f(), || epoll_until(&args, deadline))
+    masked(args.e(), args.f(), || epoll_until(&args, deadline))
 }

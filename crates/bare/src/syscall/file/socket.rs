@@ -33,7 +33,7 @@ pub fn socketpair(args: Args<'_>) -> Result {
     }
     let status = flags & nr::O_NONBLOCK | nr::O_RDWR;
     let [first, second] = Socket::pair();
-    let file = |socket: Arc<Socket>| {
+    let file = |socket: Arc<Socket>| -> Result<Arc<File>> {
         let inode = Inode::try_new(Body::Anonymous("socket"), 0o777)?;
         Ok(File::new(inode, Kind::Stream(socket), status))
     };
