@@ -84,8 +84,8 @@ pub(super) fn finish(status: ExitStatus) -> ! {
 /// Every frame is accounted for, now that no space is left.
 fn check() {
     fs::unmount();
+    scheduler::drain_all();
     let cpu = percpu::cpu();
-    cpu.drain();
     if let Err(discrepancy) = faultless::audit::audit(cpu, &[]) {
         panic!("{discrepancy}");
     }

@@ -213,6 +213,6 @@ pub(super) fn succeed(successor: Arc<Thread>) {
     threads.push(successor.clone());
     table.threads.insert(successor.tid, successor.clone());
     drop((table, threads));
-    thread.must_end.store(true, Ordering::SeqCst);
+    ask_to_end(&thread.arc());
     scheduler::start(successor);
 }

@@ -30,7 +30,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::{Cell, UnsafeCell};
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use faultless::CpuId;
 use faultless::sync::wait::until;
 
@@ -99,8 +99,14 @@ pub unsafe fn init(cpus: usize) {
 /// What each CPU does from the end of its start on.
 pub fn idle_loop() -> ! {
     let own = local();
+    let mut drained = false;
     loop {
         finish_switch();
+        if !drained && DRAIN.load(Ordering::SeqCst) {
+            drained = true;
+            percpu::cpu().drain();
+            DRAINED.fetch_add(1, Ordering::SeqCst);
+        }
         if let Some(next) = next() {
             // Its last CPU may still be on its stack.
             until(percpu::cpu(), || !next.on_cpu.load(Ordering::Acquire));
@@ -110,12 +116,30 @@ pub fn idle_loop() -> ! {
         }
         // Either who queues something now sees us idle and interrupts us, or we see it queued.
         own.idle.store(true, Ordering::SeqCst);
-        if !could_run_something() {
+        if !could_run_something() && (drained || !DRAIN.load(Ordering::SeqCst)) {
             crate::time::before_idle();
             arch::idle();
         }
         own.idle.store(false, Ordering::Relaxed);
     }
+}
+
+/// How many CPUs have given back what they keep in stock, once somebody wants them to.
+static DRAINED: AtomicUsize = AtomicUsize::new(0);
+static DRAIN: AtomicBool = AtomicBool::new(false);
+
+/// Has every CPU give back what it keeps in stock, for an audit. The running thread is the last there is,
+/// and this is called once.
+pub(super) fn drain_all() {
+    DRAIN.store(true, Ordering::SeqCst);
+    let here = percpu::id();
+    let all = locals().len();
+    (0..all as u16)
+        .map(CpuId)
+        .filter(|&cpu| cpu != here)
+        .for_each(|cpu| apic::interrupt(cpu, apic::Vector::Reschedule));
+    until(percpu::cpu(), || DRAINED.load(Ordering::SeqCst) == all - 1);
+    percpu::cpu().drain();
 }
 
 /// Queues a thread that never ran.

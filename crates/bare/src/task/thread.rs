@@ -58,6 +58,8 @@ pub struct Thread {
     /// Whether it is to end at the next opportunity: its process ends, or another thread of it calls
     /// `execve`.
     pub(super) must_end: AtomicBool,
+    /// Whether no frame was left for it, so that its process is to end.
+    pub(super) met_end_of_memory: Cell<bool>,
     /// When it was last put on a CPU, in nanoseconds since boot.
     pub(super) started: AtomicU64,
     pub(super) stack: KernelStack,
@@ -111,6 +113,7 @@ impl Thread {
             on_cpu: AtomicBool::new(false),
             last_cpu: AtomicU16::new(percpu::id().0),
             must_end: AtomicBool::new(false),
+            met_end_of_memory: Cell::new(false),
             started: AtomicU64::new(0),
             stack,
             registers: Registers {
@@ -142,6 +145,11 @@ impl Thread {
         let since = self.started.load(Ordering::Relaxed);
         let now = if self.on_cpu.load(Ordering::Relaxed) { clock::now() } else { since };
         self.ran.load(Ordering::Relaxed) + now.saturating_sub(since)
+    }
+
+    /// Whether it waits for something.
+    pub fn waits(&self) -> bool {
+        self.state.load(Ordering::Relaxed) != super::scheduler::RUNNABLE
     }
 
     /// Whether it is to end instead of going on.

@@ -308,9 +308,8 @@ impl World<'_> {
             Step::Read { file, index } => {
                 let (object, id) = &self.files[file];
                 // SAFETY: the bytes of a page, aligned.
-                let read = |page: Option<*const u8>| {
-                    page.map_or(0, |at| unsafe { at.cast::<u64>().read() })
-                };
+                let word = |at: *const u8| unsafe { at.cast::<u64>().read() };
+                let read = |page: Option<*const u8>| page.map_or(0, word);
                 let got = object.read_page(cpu, index, read);
                 assert_eq!(got, self.objects[id].get(index));
             }
