@@ -209,7 +209,12 @@ impl ProcessSignals {
     /// Those of a child: it does the same, unless it is to have no handlers.
     pub fn fork(&self, clear_handlers: bool) -> Self {
         let actions = Mutex::new(self.actions.lock().clone());
-        let new = Self { actions, queue: Queue::default(), job: Job::default(), timers: ProcessTimers::default() };
+        let new = Self {
+            actions,
+            queue: Queue::default(),
+            job: Job::default(),
+            timers: ProcessTimers::default(),
+        };
         if clear_handlers {
             new.clear_handlers();
         }

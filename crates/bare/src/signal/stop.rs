@@ -12,6 +12,9 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 use linux_raw_sys::general as linux;
 
+/// How `wait4` tells of a process that goes on.
+const GOES_ON: ExitStatus = ExitStatus(0xffff);
+
 const STOPS: Set =
     bit(linux::SIGSTOP) | bit(linux::SIGTSTP) | bit(linux::SIGTTIN) | bit(linux::SIGTTOU);
 
@@ -35,7 +38,7 @@ impl Job {
     /// What is new for a parent that wants to hear of stops or of going on; `keep` leaves it new.
     pub fn news(&self, of_stops: bool, of_going_on: bool, keep: bool) -> Option<ExitStatus> {
         let mut news = self.news.lock();
-        let wanted = |news: &ExitStatus| if *news == ExitStatus::CONTINUED { of_going_on } else { of_stops };
+        let wanted = |news: &ExitStatus| if *news == GOES_ON { of_going_on } else { of_stops };
         let found = news.filter(wanted)?;
         if !keep {
             *news = None;
@@ -61,7 +64,7 @@ pub(super) fn before(process: &Arc<Process>, signal: u32) {
     {
         process.signals.job.goes_on.wake_all();
         if signal == linux::SIGCONT {
-            tell_parent(process, ExitStatus::CONTINUED);
+            tell_parent(process, GOES_ON);
         }
     }
 }
@@ -77,7 +80,7 @@ pub(super) fn stop(signal: u32) {
     }
     let others: Vec<Arc<Thread>> = process.threads.lock().clone();
     others.iter().for_each(send::tell);
-    tell_parent(&process, ExitStatus::stopped(signal));
+    tell_parent(&process, ExitStatus(signal << 8 | 0x7f));
 }
 
 /// Waits while the running thread's process is stopped.
