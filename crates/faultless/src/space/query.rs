@@ -234,6 +234,22 @@ impl<M: Machine> Space<M> {
         present || in_object()
     }
 
+    /// What all who map the shared memory at `addr` know that place by, wherever they map it: the
+    /// [identity](crate::heap::Shared::id) of the object, and the byte offset into it. `None` where memory
+    /// is private, or nothing is mapped.
+    ///
+    /// What waits for a change of shared memory, such as a futex, is found by it. It means nothing any more
+    /// once nobody maps or holds the object.
+    pub fn shared_place(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<(u64, u64)> {
+        let section = cpu.section();
+        let entry = self.tree.snapshot(&section).at(addr)?;
+        // SAFETY: VMAs in a view live as long as the section.
+        let area = unsafe { &entry.value.as_ref().area };
+        let object = area.object.as_ref().filter(|_| !area.is_private())?;
+        let offset = (area.index_of(addr) << PAGE_SHIFT) | (addr & (PAGE_SIZE - 1));
+        Some((object.id(), offset))
+    }
+
     /// Resident pages: those of its own and of shared objects that are mapped. Exact at a quiet
     /// moment.
     pub fn resident_pages(&self, cpu: &Cpu<'_, M>) -> u64 {

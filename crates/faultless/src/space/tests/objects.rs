@@ -518,3 +518,21 @@ fn what_is_cached_is_in_core() {
     assert_eq!(there, [false, true, false, true]);
     finish(&cpu, Vec::from([space]), Vec::from([file]));
 }
+
+#[test]
+fn shared_memory_is_known_by_its_object_and_offset() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let (one, two) = (file(&cpu, 8, []), file(&cpu, 8, []));
+    let (space, other) = (Space::new(&cpu).unwrap(), Space::new(&cpu).unwrap());
+    map(&cpu, &space, (0, 4), RW, SHARED, (&one, 2));
+    map(&cpu, &space, (8, 4), RW, PRIVATE, (&one, 2));
+    map(&cpu, &other, (20, 4), RW, SHARED, (&one, 0));
+    map(&cpu, &other, (30, 4), RW, SHARED, (&two, 0));
+    let place = |space: &Space<_>, page: u64| space.shared_place(&cpu, AT + page * P + 12);
+    assert_eq!(place(&space, 1), Some((one.id(), 3 * P + 12)));
+    assert_eq!(place(&space, 1), place(&other, 23), "the same, mapped elsewhere");
+    assert_ne!(place(&other, 30), place(&other, 20), "another object");
+    assert_eq!((place(&space, 8), place(&space, 4)), (None, None), "private; not mapped");
+    finish(&cpu, Vec::from([space, other]), Vec::from([one, two]));
+}

@@ -1,0 +1,174 @@
+//! The local interrupt controllers: interrupts between CPUs, and each CPU's timer.
+//!
+//! They are used through memory (xAPIC), which every machine of up to 255 CPUs has; the old controller is
+//! masked for good, with its interrupts moved out of the exceptions' way.
+
+use crate::percpu;
+use core::hint::spin_loop;
+use core::sync::atomic::{AtomicU64, Ordering};
+use faultless::CpuId;
+use x86_64::instructions::port::Port;
+use x86_64::registers::model_specific::Msr;
+
+/// Where the registers are mapped: the last 2 MiB of virtual memory.
+pub const MAPPED_AT: u64 = 0xffff_ffff_ffe0_0000;
+
+const ID: u64 = 0x20;
+const PRIORITY: u64 = 0x80;
+const END_OF_INTERRUPT: u64 = 0xb0;
+const SPURIOUS: u64 = 0xf0;
+const COMMAND: u64 = 0x300;
+const COMMAND_TARGET: u64 = 0x310;
+const TIMER: u64 = 0x320;
+const ERROR: u64 = 0x370;
+const TIMER_START: u64 = 0x380;
+const TIMER_NOW: u64 = 0x390;
+const TIMER_DIVIDER: u64 = 0x3e0;
+
+/// `SPURIOUS`: the controller is on.
+const ON: u32 = 1 << 8;
+/// `COMMAND`: the one before is under way.
+const SENDING: u32 = 1 << 12;
+/// `COMMAND`: the line is raised, as all commands but one have it.
+const ASSERT: u32 = 1 << 14;
+/// `TIMER` and others: off.
+const MASKED: u32 = 1 << 16;
+/// Divides by 16.
+const BY_16: u32 = 0b0011;
+
+/// The interrupts there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Vector {
+    /// Another CPU wants this one to serve its flush requests.
+    Flush = 0xf0,
+    /// Another CPU wants this one to look at its threads.
+    Reschedule = 0xf1,
+    /// Time went by.
+    Timer = 0xf2,
+    /// The controller met an error.
+    Error = 0xfe,
+    /// An interrupt that was withdrawn.
+    Spurious = 0xff,
+}
+
+impl Vector {
+    /// The interrupt with this vector, if it is one.
+    #[inline]
+    pub(super) const fn from_number(vector: u64) -> Option<Self> {
+        match vector {
+            0xf0 => Some(Self::Flush),
+            0xf1 => Some(Self::Reschedule),
+            0xf2 => Some(Self::Timer),
+            0xfe => Some(Self::Error),
+            0xff => Some(Self::Spurious),
+            _ => None,
+        }
+    }
+}
+
+/// Counts of the timer in a second, after its divider.
+static TIMER_HZ: AtomicU64 = AtomicU64::new(0);
+
+fn read(register: u64) -> u32 {
+    // SAFETY: the registers are mapped at boot; those used here may be read at any time.
+    unsafe { ((MAPPED_AT + register) as *const u32).read_volatile() }
+}
+
+fn write(register: u64, value: u32) {
+    // SAFETY: the registers are mapped at boot. What is written interrupts, which the kernel is made
+    // for, or starts other CPUs, for which `boot::cpus` has made everything ready.
+    unsafe { ((MAPPED_AT + register) as *mut u32).write_volatile(value) };
+}
+
+/// The physical address of the registers.
+pub fn base() -> u64 {
+    let register = Msr::new(0x1b);
+    // SAFETY: every processor with a local controller has it.
+    unsafe { register.read() & 0xf_ffff_f000 }
+}
+
+/// Masks the old controller for good.
+pub(crate) fn mask_old() {
+    let put = |port: u16, value: u8| {
+        // SAFETY: the ports of the two old controllers.
+        unsafe { Port::new(port).write(value) };
+    };
+    // What it had pending would arrive as an exception.
+    for (command, data, first) in [(0x20, 0x21, 0x20), (0xa0, 0xa1, 0x28)] {
+        put(command, 0x11);
+        put(data, first);
+        put(data, if command == 0x20 { 4 } else { 2 });
+        put(data, 1);
+        put(data, 0xff);
+    }
+}
+
+/// Switches this CPU's controller on.
+pub(crate) fn enable() {
+    write(ERROR, Vector::Error as u32);
+    write(TIMER, MASKED);
+    write(PRIORITY, 0);
+    write(SPURIOUS, ON | Vector::Spurious as u32);
+}
+
+/// Finds out how fast the timers count.
+pub(crate) fn measure_timer() {
+    const NS: u64 = 10_000_000;
+    write(TIMER_DIVIDER, BY_16);
+    write(TIMER_START, u32::MAX);
+    let start = super::clock::now();
+    super::clock::delay(NS);
+    let counts = u64::from(u32::MAX - read(TIMER_NOW));
+    let took = (super::clock::now() - start).max(1);
+    write(TIMER_START, 0);
+    TIMER_HZ.store(counts * 1_000_000_000 / took, Ordering::Relaxed);
+}
+
+/// Makes this CPU's timer interrupt it once, in `ns` nanoseconds, in place of what it was to do. A time
+/// beyond what it counts (a minute at 1 GHz) is cut short.
+pub fn start_timer(ns: u64) {
+    let counts = u128::from(ns) * u128::from(TIMER_HZ.load(Ordering::Relaxed)) / 1_000_000_000;
+    write(TIMER_DIVIDER, BY_16);
+    write(TIMER, Vector::Timer as u32);
+    write(TIMER_START, counts.clamp(1, u128::from(u32::MAX)) as u32);
+}
+
+/// Stops this CPU's timer.
+pub fn stop_timer() {
+    write(TIMER_START, 0);
+}
+
+/// This CPU's number among the controllers.
+pub(crate) fn id() -> u8 {
+    (read(ID) >> 24) as u8
+}
+
+/// The interrupt being served is done with.
+#[inline]
+pub(super) fn end_of_interrupt() {
+    write(END_OF_INTERRUPT, 0);
+}
+
+/// Interrupts another CPU.
+pub fn interrupt(cpu: CpuId, vector: Vector) {
+    command(percpu::apic_id(cpu), ASSERT | vector as u32);
+}
+
+/// Puts the CPU with this controller back to its reset.
+pub(crate) fn send_init(id: u8) {
+    command(id, ASSERT | 0b101 << 8);
+}
+
+/// Starts the CPU with this controller, which is in its reset, at `addr`: below 1 MiB, a multiple of 4 KiB.
+pub(crate) fn send_startup(id: u8, addr: u64) {
+    command(id, ASSERT | 0b110 << 8 | (addr >> 12) as u32 & 0xff);
+}
+
+fn command(target: u8, command: u32) {
+    while read(COMMAND) & SENDING != 0 {
+        spin_loop();
+    }
+    write(COMMAND_TARGET, u32::from(target) << 24);
+    write(COMMAND, command);
+}

@@ -1,0 +1,125 @@
+//! What the kernel says, and what programs do.
+//!
+//! The program's output and input are the first serial port; its errors are port 0xea, the kernel's report,
+//! line by line, port 0xe9: debug consoles, which take a byte an `out`. The serial port is used without
+//! its queues, as it comes out of reset: switching these on throws away what has been typed already.
+
+use crate::percpu;
+use core::fmt::{self, Write};
+use core::hint::spin_loop;
+use core::sync::atomic::{AtomicBool, Ordering};
+use faultless::sync::spin::SpinLock;
+use x86_64::instructions::port::Port;
+
+const REPORT: u16 = 0xe9;
+const ERROR: u16 = 0xea;
+const SERIAL: u16 = 0x3f8;
+const SERIAL_STATUS: u16 = SERIAL + 5;
+/// Status of the serial port: a byte has come in.
+const RECEIVED: u8 = 1;
+/// Status of the serial port: a byte may be sent.
+const SENDABLE: u8 = 1 << 5;
+const EXIT: u16 = 0xf4;
+/// What the machine is ended with when the kernel panics.
+const PANICKED: u8 = 0x7f;
+
+/// Each holds its port. Holders wait for nobody; waiters answer.
+static OUTPUT: SpinLock<()> = SpinLock::new(());
+static ERRORS: SpinLock<()> = SpinLock::new(());
+static LINE: SpinLock<()> = SpinLock::new(());
+
+fn out(port: u16, byte: u8) {
+    // SAFETY: the ports here are of devices that only take bytes.
+    unsafe { Port::new(port).write(byte) };
+}
+
+fn serial_status() -> u8 {
+    // SAFETY: reading the status changes nothing.
+    unsafe { Port::new(SERIAL_STATUS).read() }
+}
+
+/// Sends bytes to the program's output.
+pub fn write(bytes: &[u8]) {
+    let _held = OUTPUT.lock(percpu::cpu());
+    for &byte in bytes {
+        while serial_status() & SENDABLE == 0 {
+            spin_loop();
+        }
+        out(SERIAL, byte);
+    }
+}
+
+/// The next byte of the program's input, if one has come in.
+pub fn read() -> Option<u8> {
+    let _held = OUTPUT.lock(percpu::cpu());
+    // SAFETY: a received byte is there, and ours.
+    (serial_status() & RECEIVED != 0).then(|| unsafe { Port::new(SERIAL).read() })
+}
+
+/// Sends bytes to where the program's errors go.
+pub fn error(bytes: &[u8]) {
+    let _held = ERRORS.lock(percpu::cpu());
+    bytes.iter().for_each(|&byte| out(ERROR, byte));
+}
+
+/// The report's port.
+struct Report;
+
+impl Write for Report {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        text.bytes().for_each(|byte| out(REPORT, byte));
+        Ok(())
+    }
+}
+
+/// One line of the report. See [`report!`].
+pub fn line(text: fmt::Arguments<'_>) {
+    let held = LINE.try_lock();
+    let held = held.or_else(|| {
+        // At boot nobody can be answered, and after a panic nobody has to be.
+        (percpu::has_cpu() && !PANICKING.load(Ordering::Relaxed)).then(|| LINE.lock(percpu::cpu()))
+    });
+    // What is written here does not fail.
+    let _ = Report.write_fmt(text);
+    let _ = Report.write_str("\n");
+    drop(held);
+}
+
+/// Writes one line of the kernel's report, formatted as by `format!`.
+macro_rules! report {
+    ($($text:tt)*) => { $crate::arch::console::line(format_args!($($text)*)) };
+}
+
+pub(crate) use report;
+
+static PANICKING: AtomicBool = AtomicBool::new(false);
+
+/// Reports the end of the kernel, and ends the machine. Whoever comes second waits for that.
+pub fn panic(text: fmt::Arguments<'_>) -> ! {
+    if !PANICKING.swap(true, Ordering::SeqCst) {
+        line(format_args!("panic {text}"));
+        end(PANICKED);
+    }
+    stop()
+}
+
+/// Ends the machine; the emulator's exit status tells `status` as far as it can.
+pub fn end(status: u8) -> ! {
+    out(EXIT, status);
+    // No such device. A fault that cannot be handled ends the machine too.
+    // SAFETY: nothing runs here after it.
+    unsafe {
+        let none =
+            x86_64::structures::DescriptorTablePointer { limit: 0, base: x86_64::VirtAddr::zero() };
+        x86_64::instructions::tables::lidt(&none);
+        core::arch::asm!("ud2", options(noreturn));
+    }
+}
+
+/// Never does anything again.
+pub fn stop() -> ! {
+    loop {
+        x86_64::instructions::interrupts::disable();
+        x86_64::instructions::hlt();
+    }
+}

@@ -1,0 +1,151 @@
+//! Descriptor tables: which code runs at which vector, on which stack, and where SYSCALL goes.
+
+use super::entry::{self, KERNEL_CODE, KERNEL_DATA, USER_CODE, USER_DATA};
+use crate::percpu::PerCpu;
+use core::cell::UnsafeCell;
+use x86_64::registers::model_specific::{LStar, Msr, SFMask};
+use x86_64::registers::rflags::RFlags;
+use x86_64::registers::segmentation::{CS, DS, ES, FS, GS, SS, Segment};
+use x86_64::structures::DescriptorTablePointer;
+use x86_64::structures::gdt::{Descriptor, SegmentSelector};
+use x86_64::structures::tss::TaskStateSegment;
+use x86_64::{PrivilegeLevel, VirtAddr, instructions::tables};
+
+/// Where the task's descriptor is, which takes two entries.
+const TASK: u16 = 0x40;
+/// Bytes of each stack for a fatal exception.
+const FATAL_STACK: usize = 8 << 10;
+
+/// One CPU's segments, and the stacks on which it enters the kernel.
+#[repr(C)]
+pub struct Descriptors {
+    task: UnsafeCell<TaskStateSegment>,
+    segments: UnsafeCell<[u64; 10]>,
+    fatal_stack: UnsafeCell<[u8; FATAL_STACK]>,
+}
+
+impl Descriptors {
+    pub const fn new() -> Self {
+        Self {
+            task: UnsafeCell::new(TaskStateSegment::new()),
+            segments: UnsafeCell::new([0; 10]),
+            fatal_stack: UnsafeCell::new([0; FATAL_STACK]),
+        }
+    }
+
+    /// The stack on which traps from user mode arrive.
+    pub fn set_kernel_stack(&self, top: u64) {
+        // SAFETY: this CPU's own, and read by the processor only at the next entry from user mode.
+        unsafe { (*self.task.get()).privilege_stack_table[0] = VirtAddr::new_truncate(top) };
+    }
+
+    /// Loads the tables on this CPU. The GS base is lost.
+    ///
+    /// # Safety
+    /// `self` is this CPU's own and stays where it is for ever; [`set_entries`] was called.
+    pub unsafe fn load(&'static self) {
+        // SAFETY: this CPU's own, which does not use them yet.
+        let (task, segments) = unsafe { (&mut *self.task.get(), &mut *self.segments.get()) };
+        let top = VirtAddr::from_ptr(self.fatal_stack.get()) + FATAL_STACK as u64;
+        // All fatal exceptions share it: whoever is there does not return.
+        task.interrupt_stack_table[0] = top.align_down(16u64);
+        let task: *const TaskStateSegment = task;
+        // SAFETY: it stays where it is.
+        let Descriptor::SystemSegment(low, high) =
+            (unsafe { Descriptor::tss_segment_unchecked(task) })
+        else {
+            unreachable!("a task has a system descriptor");
+        };
+        let user_segment = |descriptor| match descriptor {
+            Descriptor::UserSegment(bits) => bits,
+            Descriptor::SystemSegment(..) => unreachable!("not a system descriptor"),
+        };
+        segments[usize::from(KERNEL_CODE / 8)] = user_segment(Descriptor::kernel_code_segment());
+        segments[usize::from(KERNEL_DATA / 8)] = user_segment(Descriptor::kernel_data_segment());
+        segments[usize::from(USER_DATA / 8)] = user_segment(Descriptor::user_data_segment());
+        segments[usize::from(USER_CODE / 8)] = user_segment(Descriptor::user_code_segment());
+        segments[usize::from(TASK / 8)] = low;
+        segments[usize::from(TASK / 8) + 1] = high;
+        let table = |base: *const u8, len: usize| DescriptorTablePointer {
+            limit: (len - 1) as u16,
+            base: VirtAddr::from_ptr(base),
+        };
+        // SAFETY: the tables are whole, as the boot code's are for the selectors loaded here, and stay.
+        unsafe {
+            tables::lgdt(&table(self.segments.get().cast(), size_of::<[u64; 10]>()));
+            CS::set_reg(selector(KERNEL_CODE));
+            SS::set_reg(selector(KERNEL_DATA));
+            DS::set_reg(selector(0));
+            ES::set_reg(selector(0));
+            FS::set_reg(selector(0));
+            GS::set_reg(selector(0));
+            tables::load_tss(selector(TASK));
+            tables::lidt(&table(GATES.0.get().cast(), size_of::<[Gate; 256]>()));
+        }
+    }
+}
+
+const fn selector(number: u16) -> SegmentSelector {
+    SegmentSelector(number)
+}
+
+/// One vector's entry. All zero: there is none.
+#[derive(Clone, Copy)]
+#[repr(C, align(16))]
+struct Gate(u64, u64);
+
+struct Gates(UnsafeCell<[Gate; 256]>);
+
+// SAFETY: written by `set_entries` only, before anybody else is there.
+unsafe impl Sync for Gates {}
+
+static GATES: Gates = Gates(UnsafeCell::new([Gate(0, 0); 256]));
+
+/// Fills the table of entries, which all CPUs share.
+///
+/// # Safety
+/// Called once, by the boot CPU, before anybody loads it.
+pub unsafe fn set_entries() {
+    // SAFETY: nobody else uses it yet.
+    let gates = unsafe { &mut *GATES.0.get() };
+    for (vector, address) in entry::entries() {
+        // Programs may use INT3 and INTO.
+        let privilege: u64 = if matches!(vector, 3 | 4) { 3 } else { 0 };
+        let stack = u64::from(matches!(vector, 2 | 8 | 18));
+        let low = address & 0xffff
+            | u64::from(KERNEL_CODE) << 16
+            | stack << 32
+            | (0x8e | privilege << 5) << 40
+            | (address >> 16 & 0xffff) << 48;
+        gates[vector] = Gate(low, address >> 32);
+    }
+}
+
+/// Makes SYSCALL enter at [`entry::system_call`].
+pub fn enable_system_calls() {
+    let mut star = Msr::new(0xc000_0081);
+    // SYSRET takes the data segment 8 above this and the code segment 16 above, SYSCALL the two from
+    // this on.
+    let (sysret, syscall) = (u64::from(USER_DATA - 8), u64::from(KERNEL_CODE));
+    // SAFETY: the selectors are those of `Descriptors`.
+    unsafe { star.write(sysret << 48 | syscall << 32) };
+    LStar::write(VirtAddr::new(entry::system_call as *const () as u64));
+    SFMask::write(
+        RFlags::INTERRUPT_FLAG
+            | RFlags::TRAP_FLAG
+            | RFlags::DIRECTION_FLAG
+            | RFlags::ALIGNMENT_CHECK
+            | RFlags::NESTED_TASK,
+    );
+}
+
+const _: () = assert!(KERNEL_DATA == KERNEL_CODE + 8 && USER_CODE == USER_DATA + 8);
+
+/// Makes `here` this CPU's [`PerCpu`].
+///
+/// # Safety
+/// It is this CPU's and nobody else's, and stays where it is.
+pub unsafe fn set_percpu(here: &'static PerCpu) {
+    x86_64::registers::model_specific::GsBase::write(VirtAddr::from_ptr(here));
+    debug_assert_eq!(PrivilegeLevel::Ring0, CS::get_reg().rpl());
+}

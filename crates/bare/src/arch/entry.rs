@@ -1,0 +1,281 @@
+//! Entry and exit: from user mode into the kernel and back.
+//!
+//! *The frame.* However user mode is left — trap, interrupt, system call — all its registers lie in one
+//! [`TrapFrame`] at the top of the running thread's kernel stack, and whatever changes the frame changes
+//! the program. The processor pushes the last five words (SYSCALL does not: the entry does it in its place),
+//! the entry the others.
+//!
+//! *GS.* In the kernel the GS base is this CPU's [`PerCpu`], and the program's is put aside; in user mode
+//! it is the other way round. So each entry from user mode swaps first, and each return swaps last; an
+//! interrupt of the kernel (of idle, or a fault of a copy to or from user memory) swaps nothing. The few
+//! exceptions that may come in between (NMI, double fault, machine check) are fatal, have stacks of their
+//! own, and find out by the sign of the base.
+//!
+//! *Interrupts* are off from entry to return. The AC flag, which opens user memory, is closed at entry: it
+//! is the program's to set, and a fault of a copy comes with it open.
+//!
+//! *The way back* always passes by `attention`: while it is set, [`attend`] has the thread looked after.
+//! SYSRET gives back only what SYSCALL took: it is used when `rip`, `rflags`, `cs` and `ss` are what a
+//! SYSCALL left, and `rcx` and `r11` as it left them; IRET in every other case.
+
+use super::{TrapFrame, traps};
+use crate::percpu::{self, PerCpu};
+use crate::{syscall, task};
+use core::arch::naked_asm;
+use core::mem::offset_of;
+use core::sync::atomic::Ordering;
+
+/// `vector` of a frame that is of a system call; its `error` is the call's number.
+pub const SYSTEM_CALL: u64 = 256;
+
+/// Selectors, with Linux's numbers, since signal frames show them to programs.
+pub const KERNEL_CODE: u16 = 0x10;
+/// See [`KERNEL_CODE`].
+pub const KERNEL_DATA: u16 = 0x18;
+/// See [`KERNEL_CODE`].
+pub const USER_DATA: u16 = 0x2b;
+/// See [`KERNEL_CODE`].
+pub const USER_CODE: u16 = 0x33;
+
+/// `rflags` with which a program may not be returned to by SYSRET: the trap and resume flags.
+const NOT_BY_SYSRET: u32 = 1 << 8 | 1 << 16;
+
+/// Closes user memory; absent where the CPU has no SMAP ([`user`](super::user) removes it).
+macro_rules! clac {
+    () => {
+        "771: clac\n.pushsection .smap, \"a\"\n.quad 771b\n.popsection\n"
+    };
+}
+
+/// Opens user memory; see `clac`.
+macro_rules! stac {
+    () => {
+        "772: stac\n.pushsection .smap, \"a\"\n.quad 772b\n.popsection\n"
+    };
+}
+
+pub(super) use {clac, stac};
+
+/// From a stack that ends with `vector` to one that ends with a whole frame.
+macro_rules! push_registers {
+    () => {
+        "push rdi\npush rsi\npush rdx\npush rcx\npush rax\npush r8\npush r9\npush r10\npush r11\n\
+         push rbx\npush rbp\npush r12\npush r13\npush r14\npush r15\n"
+    };
+}
+
+/// Undoes `push_registers`.
+macro_rules! pop_registers {
+    () => {
+        "pop r15\npop r14\npop r13\npop r12\npop rbp\npop rbx\npop r11\npop r10\npop r9\npop r8\n\
+         pop rax\npop rcx\npop rdx\npop rsi\npop rdi\n"
+    };
+}
+
+/// The rest of an entry whose `vector` is on the stack: calls `{handler}` with the frame and returns to
+/// where the frame says.
+macro_rules! handle_and_return {
+    () => {
+        concat!(
+            push_registers!(),
+            clac!(),
+            "cld\n",
+            "test byte ptr [rsp + {cs}], 3\n",
+            "jz 2f\n",
+            "swapgs\n",
+            "2: mov rdi, rsp\n",
+            "call {handler}\n",
+            "test byte ptr [rsp + {cs}], 3\n",
+            "jz 4f\n",
+            "cmp byte ptr gs:[{attention}], 0\n",
+            "jne 5f\n",
+            "3: swapgs\n",
+            "4:\n",
+            pop_registers!(),
+            "add rsp, 16\n",
+            "iretq\n",
+            "5: mov rdi, rsp\n",
+            "call {attend}\n",
+            "jmp 3b\n",
+        )
+    };
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn common() {
+    naked_asm!(
+        handle_and_return!(),
+        cs = const offset_of!(TrapFrame, cs),
+        attention = const offset_of!(PerCpu, attention),
+        handler = sym traps::trap,
+        attend = sym attend,
+    )
+}
+
+/// Page faults have an entry of their own: they are what this kernel is there for.
+#[unsafe(naked)]
+unsafe extern "C" fn page_fault() {
+    naked_asm!(
+        "push 14",
+        handle_and_return!(),
+        cs = const offset_of!(TrapFrame, cs),
+        attention = const offset_of!(PerCpu, attention),
+        handler = sym traps::page_fault,
+        attend = sym attend,
+    )
+}
+
+/// For exceptions that nothing can be done about, on a stack of their own: they may come before an entry
+/// has swapped GS, or after a return has.
+#[unsafe(naked)]
+unsafe extern "C" fn fatal() {
+    naked_asm!(
+        push_registers!(),
+        clac!(),
+        "cld",
+        "mov ecx, 0xc0000101",
+        "rdmsr",
+        "test edx, edx",
+        "js 2f",
+        "swapgs",
+        "2: mov rdi, rsp",
+        "call {handler}",
+        "ud2",
+        handler = sym traps::fatal,
+    )
+}
+
+macro_rules! entries {
+    ($($vector:literal $way:ident $target:ident),* $(,)?) => {
+        /// The entry of each vector that has one.
+        pub fn entries() -> impl Iterator<Item = (usize, u64)> {
+            [$(($vector, {
+                entries!(@entry $vector $way $target);
+                entry as *const () as u64
+            }),)*].into_iter()
+        }
+    };
+    // The processor pushes no error code.
+    (@entry $vector:literal plain $target:ident) => {
+        #[unsafe(naked)]
+        unsafe extern "C" fn entry() {
+            naked_asm!("push 0", "push {vector}", "jmp {target}",
+                vector = const $vector, target = sym $target)
+        }
+    };
+    // The processor pushes one.
+    (@entry $vector:literal error $target:ident) => {
+        #[unsafe(naked)]
+        unsafe extern "C" fn entry() {
+            naked_asm!("push {vector}", "jmp {target}", vector = const $vector, target = sym $target)
+        }
+    };
+    (@entry $vector:literal own $target:ident) => {
+        use $target as entry;
+    };
+}
+
+entries! {
+    0 plain common, 1 plain common, 2 plain fatal, 3 plain common, 4 plain common, 5 plain common,
+    6 plain common, 7 plain common, 8 error fatal, 9 plain common, 10 error common, 11 error common,
+    12 error common, 13 error common, 14 own page_fault, 15 plain common, 16 plain common,
+    17 error common, 18 plain fatal, 19 plain common, 20 plain common, 21 error common,
+    // See `apic::Vector`.
+    0xf0 plain common, 0xf1 plain common, 0xf2 plain common, 0xfe plain common, 0xff plain common,
+}
+
+/// Where SYSCALL enters.
+#[unsafe(naked)]
+pub unsafe extern "C" fn system_call() {
+    naked_asm!(
+        "swapgs",
+        "mov gs:[{user_stack}], rsp",
+        "mov rsp, gs:[{kernel_stack}]",
+        "push {user_data}",
+        "push qword ptr gs:[{user_stack}]",
+        "push r11",
+        "push {user_code}",
+        "push rcx",
+        "push rax",
+        "push {vector}",
+        push_registers!(),
+        "mov rdi, rsp",
+        "call {dispatch}",
+        "cmp byte ptr gs:[{attention}], 0",
+        "jne 2f",
+        "mov rcx, [rsp + {rip}]",
+        "cmp rcx, [rsp + {rcx}]",
+        "jne 2f",
+        "shr rcx, 47",
+        "jnz 2f",
+        "mov rcx, [rsp + {rflags}]",
+        "cmp rcx, [rsp + {r11}]",
+        "jne 2f",
+        "test ecx, {not_by_sysret}",
+        "jnz 2f",
+        "cmp qword ptr [rsp + {cs}], {user_code}",
+        "jne 2f",
+        "cmp qword ptr [rsp + {ss}], {user_data}",
+        "jne 2f",
+        pop_registers!(),
+        "mov rsp, [rsp + {rsp} - {vector_at}]",
+        "swapgs",
+        "sysretq",
+        "2: jmp {return_to_user}",
+        user_stack = const offset_of!(PerCpu, user_stack),
+        kernel_stack = const offset_of!(PerCpu, kernel_stack),
+        attention = const offset_of!(PerCpu, attention),
+        user_data = const USER_DATA,
+        user_code = const USER_CODE,
+        vector = const SYSTEM_CALL,
+        not_by_sysret = const NOT_BY_SYSRET,
+        rip = const offset_of!(TrapFrame, rip),
+        rcx = const offset_of!(TrapFrame, rcx),
+        rflags = const offset_of!(TrapFrame, rflags),
+        r11 = const offset_of!(TrapFrame, r11),
+        cs = const offset_of!(TrapFrame, cs),
+        ss = const offset_of!(TrapFrame, ss),
+        rsp = const offset_of!(TrapFrame, rsp),
+        vector_at = const offset_of!(TrapFrame, vector),
+        dispatch = sym dispatch,
+        return_to_user = sym return_to_user,
+    )
+}
+
+/// Returns to user mode with the frame that the stack ends with, whatever is in it.
+#[unsafe(naked)]
+pub(super) unsafe extern "C" fn return_to_user() {
+    naked_asm!(
+        "mov rdi, rsp",
+        "call {attend}",
+        "swapgs",
+        pop_registers!(),
+        "add rsp, 16",
+        "iretq",
+        attend = sym attend,
+    )
+}
+
+extern "C" fn dispatch(frame: &mut TrapFrame) {
+    syscall::dispatch(frame);
+}
+
+/// Has the thread looked after until it may go on in user mode.
+extern "C" fn attend(frame: &mut TrapFrame) {
+    loop {
+        // Afresh each time: the thread may have come to another CPU.
+        let here = percpu::this();
+        if here.attention.load(Ordering::Relaxed) {
+            here.attention.store(false, Ordering::Relaxed);
+            task::attention(frame);
+        } else if frame.rip >> 47 != 0 {
+            // IRET would fault in the kernel. What a jump to such an address leads to:
+            frame.vector = 13;
+            frame.error = 0;
+            task::exception(frame);
+            percpu::this().attention.store(true, Ordering::Relaxed);
+        } else {
+            return;
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The program's x87, SSE and AVX registers.
+//!
+//! The kernel uses none of them, so they stay in the processor while it runs, and are moved only when
+//! another thread is to run, or when a signal frame or a fork copies them. They are kept in XSAVE's
+//! standard format, or FXSAVE's where the processor has no XSAVE.
+
+use alloc::alloc::{alloc, dealloc};
+use core::alloc::Layout;
+use core::arch::asm;
+use core::fmt;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use x86_64::registers::xcontrol::{XCr0, XCr0Flags};
+
+/// Bytes of what FXSAVE stores, which XSAVE's format starts with.
+pub const LEGACY_BYTES: usize = 512;
+/// Bytes of the header that follows in XSAVE's format.
+const HEADER_BYTES: usize = 64;
+/// x87, SSE, AVX.
+const WANTED: u64 = 0b111;
+/// All exceptions masked, as Linux starts programs.
+const CONTROL: u16 = 0x37f;
+/// The same for SSE.
+const MXCSR: u32 = 0x1f80;
+/// Where MXCSR lies.
+const MXCSR_AT: usize = 24;
+/// The bits of MXCSR that a processor surely has.
+const MXCSR_MASK: u32 = 0xffbf;
+
+/// How many bytes are kept: `LEGACY_BYTES` where there is no XSAVE.
+static BYTES: AtomicUsize = AtomicUsize::new(LEGACY_BYTES);
+
+/// The registers of a thread while it does not run.
+pub struct FpuState(NonNull<u8>);
+
+// SAFETY: it is memory that the value owns.
+unsafe impl Send for FpuState {}
+// SAFETY: a shared reference only reads it.
+unsafe impl Sync for FpuState {}
+
+fn layout() -> Layout {
+    // SAFETY: a power of two, and a size far below the limit.
+    unsafe { Layout::from_size_align_unchecked(BYTES.load(Ordering::Relaxed), 64) }
+}
+
+impl FpuState {
+    /// Registers as a program starts with them; `None` when the heap is exhausted.
+    pub fn try_new() -> Option<Self> {
+        let mut state = Self::zeroed()?;
+        let bytes = state.bytes_mut();
+        bytes[..2].copy_from_slice(&CONTROL.to_le_bytes());
+        bytes[MXCSR_AT..MXCSR_AT + 4].copy_from_slice(&MXCSR.to_le_bytes());
+        Some(state)
+    }
+
+    /// A copy; `None` when the heap is exhausted.
+    pub fn try_clone(&self) -> Option<Self> {
+        let mut state = Self::zeroed()?;
+        state.bytes_mut().copy_from_slice(self.bytes());
+        Some(state)
+    }
+
+    fn zeroed() -> Option<Self> {
+        let layout = layout();
+        // SAFETY: the layout is not empty.
+        let at = NonNull::new(unsafe { alloc(layout) })?;
+        // SAFETY: just allocated with this size.
+        unsafe { at.write_bytes(0, layout.size()) };
+        Some(Self(at))
+    }
+
+    /// The bytes, as a signal frame shows them: 512 of FXSAVE's format, then the rest of XSAVE's.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: allocated with this size, and initialised.
+        unsafe { core::slice::from_raw_parts(self.0.as_ptr(), BYTES.load(Ordering::Relaxed)) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as `bytes`; `&mut self` excludes others.
+        unsafe { core::slice::from_raw_parts_mut(self.0.as_ptr(), BYTES.load(Ordering::Relaxed)) }
+    }
+
+    /// Takes over bytes that a program chose, as far as they are possible: a prefix of what
+    /// [`bytes`](Self::bytes) gives. What the prefix does not cover becomes as at the start.
+    pub fn take(&mut self, chosen: &[u8]) {
+        let bytes = self.bytes_mut();
+        let len = chosen.len().min(bytes.len());
+        bytes[..len].copy_from_slice(&chosen[..len]);
+        bytes[len..].fill(0);
+        let mxcsr = &mut bytes[MXCSR_AT..MXCSR_AT + 4];
+        let value = u32::from_le_bytes([mxcsr[0], mxcsr[1], mxcsr[2], mxcsr[3]]) & MXCSR_MASK;
+        mxcsr.copy_from_slice(&value.to_le_bytes());
+        if bytes.len() > LEGACY_BYTES {
+            let whole = len >= LEGACY_BYTES + HEADER_BYTES;
+            let header = &mut bytes[LEGACY_BYTES..LEGACY_BYTES + HEADER_BYTES];
+            // Which parts follow; without a header the x87 and SSE ones do.
+            let parts = if whole { header[0] & WANTED as u8 } else { 0b11 };
+            header.fill(0);
+            header[0] = parts;
+        }
+    }
+}
+
+impl Drop for FpuState {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout, which never changes once there is a state.
+        unsafe { dealloc(self.0.as_ptr(), layout()) };
+    }
+}
+
+impl fmt::Debug for FpuState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FpuState")
+    }
+}
+
+/// Switches on what the processor has, before any state exists.
+pub(super) fn enable() {
+    if !super::features().xsave {
+        return;
+    }
+    let cpuid = raw_cpuid::CpuId::new();
+    let Some(leaf) = cpuid.get_extended_state_info() else { return };
+    let mut parts = XCr0Flags::X87 | XCr0Flags::SSE;
+    parts.set(XCr0Flags::AVX, leaf.xcr0_supports_avx_256());
+    // SAFETY: the processor has XSAVE, which `arch::enable` switched on, and these parts.
+    unsafe { XCr0::write(parts) };
+    // Asked again: the size is that of the parts that are on.
+    if let Some(leaf) = cpuid.get_extended_state_info() {
+        BYTES.store(leaf.xsave_area_size_enabled_features() as usize, Ordering::Relaxed);
+    }
+}
+
+fn has_xsave() -> bool {
+    BYTES.load(Ordering::Relaxed) > LEGACY_BYTES
+}
+
+/// Bytes of a state.
+pub fn state_bytes() -> usize {
+    BYTES.load(Ordering::Relaxed)
+}
+
+/// Which of XSAVE's parts a state has.
+pub fn parts() -> u64 {
+    WANTED & XCr0::read_raw()
+}
+
+/// Stores the processor's registers.
+pub fn save(state: &mut FpuState) {
+    let at = state.0.as_ptr();
+    // SAFETY: the area is the state's own, aligned to 64, and as large as the instruction wants.
+    unsafe {
+        if has_xsave() {
+            asm!("xsave64 [{}]", in(reg) at, in("eax") WANTED as u32, in("edx") 0, options(nostack));
+        } else {
+            asm!("fxsave64 [{}]", in(reg) at, options(nostack));
+        }
+    }
+}
+
+/// Loads the processor's registers.
+pub fn restore(state: &FpuState) {
+    let at = state.0.as_ptr();
+    // SAFETY: as `save`; the contents were stored by it, or made fit by `take`, so nothing faults. The
+    // kernel has no value in these registers.
+    unsafe {
+        if has_xsave() {
+            asm!("xrstor64 [{}]", in(reg) at, in("eax") WANTED as u32, in("edx") 0,
+                options(nostack, readonly));
+        } else {
+            asm!("fxrstor64 [{}]", in(reg) at, options(nostack, readonly));
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! What the entries call: page faults first, then everything else.
+//!
+//! A page fault goes to [`Space::fault`](faultless::Space::fault) of the space that this CPU runs, whether
+//! the program met it or a copy of the kernel's from or to the program's memory. Only a refusal goes
+//! further: to the task, or to the place where the copy gives up. Any other fault of the kernel's is its
+//! end.
+
+use super::{TrapFrame, apic, console, user};
+use crate::machine::{self, Bare, plant};
+use crate::percpu::{self, Interrupt, PerCpu};
+use crate::task;
+use faultless::{Access, FaultError, Space};
+use x86_64::registers::control::Cr2;
+
+/// Bits of a page fault's error code.
+const WRITE: u64 = 1 << 1;
+const RESERVED: u64 = 1 << 3;
+const FETCH: u64 = 1 << 4;
+
+/// The space that this CPU runs.
+#[inline(always)]
+fn running(here: &PerCpu) -> Option<&Space<Bare>> {
+    // SAFETY: set by `machine::run`, whose callers keep the space alive while it runs.
+    unsafe { here.space.get().as_ref() }
+}
+
+/// Vector 14.
+pub(super) extern "C" fn page_fault(frame: &mut TrapFrame) {
+    let addr = Cr2::read_raw();
+    let access = if frame.error & FETCH != 0 {
+        Access::Execute
+    } else if frame.error & WRITE != 0 {
+        Access::Write
+    } else {
+        Access::Read
+    };
+    let here = percpu::this();
+    if frame.of_user()
+        && frame.error & RESERVED == 0
+        && let Some(space) = running(here)
+    {
+        if let Err(refusal) = space.fault(here.cpu(), addr, access) {
+            refused(frame, addr, access, refusal);
+        } else {
+            task::fault_served();
+        }
+        return;
+    }
+    of_kernel(frame, addr, access);
+}
+
+#[cold]
+#[inline(never)]
+fn refused(frame: &mut TrapFrame, addr: u64, access: Access, refusal: FaultError) {
+    task::page_fault(frame, addr, access, refusal);
+}
+
+/// A page fault of the kernel's, or one that the hardware finds fault with.
+#[cold]
+#[inline(never)]
+fn of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
+    let here = percpu::this();
+    if frame.error & RESERVED == 0
+        && !frame.of_user()
+        && let Some(fixup) = user::fixup(frame.rip)
+    {
+        // User memory is open now, and is closed again when the instruction goes on.
+        match running(here).map(|space| space.fault(here.cpu(), addr, access)) {
+            Some(Ok(_)) => return,
+            Some(Err(FaultError::OutOfMemory)) => task::met_end_of_memory(),
+            Some(Err(_)) | None => {}
+        }
+        frame.rip = fixup;
+        return;
+    }
+    console::panic(format_args!("page fault at {addr:#x} on cpu {}: {frame:?}", here.id.0));
+}
+
+/// Every other vector.
+pub(super) extern "C" fn trap(frame: &mut TrapFrame) {
+    match apic::Vector::from_number(frame.vector) {
+        Some(vector) => interrupt(vector),
+        None if frame.of_user() => task::exception(frame),
+        None => fatal(frame),
+    }
+}
+
+fn interrupt(vector: apic::Vector) {
+    let here = percpu::this();
+    match vector {
+        apic::Vector::Flush => {
+            here.count(Interrupt::Flush);
+            apic::end_of_interrupt();
+            machine::serve();
+        }
+        apic::Vector::Reschedule => {
+            here.count(Interrupt::Reschedule);
+            apic::end_of_interrupt();
+            task::reschedule();
+        }
+        apic::Vector::Timer => {
+            here.count(Interrupt::Timer);
+            apic::end_of_interrupt();
+            plant::tick();
+            task::tick();
+        }
+        // Not acknowledged, as the processor wants it.
+        apic::Vector::Spurious => {}
+        apic::Vector::Error => {
+            apic::end_of_interrupt();
+            console::panic(format_args!("the interrupt controller of cpu {} failed", here.id.0));
+        }
+    }
+}
+
+/// An exception that the kernel is not made to meet.
+pub(super) extern "C" fn fatal(frame: &mut TrapFrame) {
+    let id = percpu::this().id.0;
+    let in_user = if frame.of_user() { " from user mode" } else { "" };
+    console::panic(format_args!("exception{in_user} on cpu {id}: {frame:?}"));
+}

@@ -1,0 +1,332 @@
+//! Copies from and to user memory, which survive any pointer.
+//!
+//! The range is checked against the end of user space first, so whatever faults is a matter of the
+//! program's mappings. Each instruction that touches user memory is listed in `.fixups` with a place to go
+//! on at. When it faults, the handler has the fault served in the space that this CPU runs, as if the
+//! program had made the access, and the instruction goes on where it was; if the fault cannot be
+//! served, the handler goes on at the listed place, and the copy ends with `EFAULT`. User memory is open
+//! (AC is set) in these few instructions only.
+//!
+//! Callers hold no lock that a page fault needs and are in no call of the subsystem.
+
+use super::entry::{clac, stac};
+use crate::syscall::Errno;
+use alloc::vec::Vec;
+use core::arch::naked_asm;
+use core::mem::MaybeUninit;
+use faultless::{PAGE_SIZE, USER_END};
+
+/// Values that are no more than their bytes.
+///
+/// # Safety
+/// Every pattern of bytes is a value, and there are no bytes between fields: what is written to a program
+/// tells it nothing else of the kernel's memory.
+pub unsafe trait Plain: Copy {}
+
+macro_rules! plain {
+    ($($type:ty),* $(,)?) => {
+        // SAFETY: integers, without padding.
+        $(unsafe impl Plain for $type {})*
+    };
+}
+
+plain!(u8, u16, u32, u64, i8, i16, i32, i64, usize);
+
+// SAFETY: as its elements; there is nothing between them.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+
+/// A listed instruction: `label` is where it is, `{fixup}` where to go on.
+macro_rules! fixup {
+    ($label:literal, $to:literal) => {
+        concat!(".pushsection .fixups, \"a\"\n.quad ", $label, "b, ", $to, "f\n.popsection\n")
+    };
+}
+
+/// Copies `len` bytes; one side is user memory. Returns whether it could not.
+#[unsafe(naked)]
+unsafe extern "C" fn copy(dst: *mut u8, src: *const u8, len: usize) -> bool {
+    naked_asm!(
+        "mov rcx, rdx",
+        "shr rcx, 3",
+        "and edx, 7",
+        stac!(),
+        "20: rep movsq",
+        fixup!("20", "29"),
+        "mov ecx, edx",
+        "21: rep movsb",
+        fixup!("21", "29"),
+        clac!(),
+        "xor eax, eax",
+        "ret",
+        "29:",
+        clac!(),
+        "mov eax, 1",
+        "ret",
+    )
+}
+
+/// Fills `len` bytes of user memory with zeros. Returns whether it could not.
+#[unsafe(naked)]
+unsafe extern "C" fn fill(dst: *mut u8, len: usize) -> bool {
+    naked_asm!(
+        "mov rcx, rsi",
+        "shr rcx, 3",
+        "and esi, 7",
+        "xor eax, eax",
+        stac!(),
+        "20: rep stosq",
+        fixup!("20", "29"),
+        "mov ecx, esi",
+        "21: rep stosb",
+        fixup!("21", "29"),
+        clac!(),
+        "ret",
+        "29:",
+        clac!(),
+        "mov eax, 1",
+        "ret",
+    )
+}
+
+/// Copies bytes of user memory up to and with the first zero, at most `len`. Returns how many were
+/// copied, or -1 if it could not.
+#[unsafe(naked)]
+unsafe extern "C" fn copy_string(dst: *mut u8, src: *const u8, len: usize) -> isize {
+    naked_asm!(
+        "xor eax, eax",
+        stac!(),
+        "2: cmp rax, rdx",
+        "je 3f",
+        "20: mov cl, [rsi + rax]",
+        fixup!("20", "29"),
+        "mov [rdi + rax], cl",
+        "inc rax",
+        "test cl, cl",
+        "jnz 2b",
+        "3:",
+        clac!(),
+        "ret",
+        "29:",
+        clac!(),
+        "mov rax, -1",
+        "ret",
+    )
+}
+
+/// Loads a word of user memory into `value`. Returns whether it could not.
+#[unsafe(naked)]
+unsafe extern "C" fn load(value: *mut u32, src: *const u32) -> bool {
+    naked_asm!(
+        stac!(),
+        "20: mov ecx, [rsi]",
+        fixup!("20", "29"),
+        clac!(),
+        "mov [rdi], ecx",
+        "xor eax, eax",
+        "ret",
+        "29:",
+        clac!(),
+        "mov eax, 1",
+        "ret",
+    )
+}
+
+/// Compares a word of user memory with `*value`, and replaces it by `new` if they are equal, in one
+/// atomic step; `*value` is what it was. Returns whether it could not.
+#[unsafe(naked)]
+unsafe extern "C" fn exchange(value: *mut u32, dst: *mut u32, new: u32) -> bool {
+    naked_asm!(
+        "mov eax, [rdi]",
+        stac!(),
+        "20: lock cmpxchg [rsi], edx",
+        fixup!("20", "29"),
+        clac!(),
+        "mov [rdi], eax",
+        "xor eax, eax",
+        "ret",
+        "29:",
+        clac!(),
+        "mov eax, 1",
+        "ret",
+    )
+}
+
+/// Whether `len` bytes at `addr` are all user addresses.
+#[inline(always)]
+fn check(addr: u64, len: usize) -> Result<(), Errno> {
+    match addr.checked_add(len as u64) {
+        Some(end) if end <= USER_END => Ok(()),
+        _ => Err(Errno::EFAULT),
+    }
+}
+
+#[inline(always)]
+fn done(failed: bool) -> Result<(), Errno> {
+    if failed { Err(Errno::EFAULT) } else { Ok(()) }
+}
+
+/// Copies `len` bytes of the program's, from `src` on. What it could not copy leaves `dst` half done.
+///
+/// # Errors
+/// `EFAULT`.
+///
+/// # Safety
+/// `dst` is valid for writes of `len` bytes of the kernel's.
+#[inline]
+pub unsafe fn copy_in(dst: *mut u8, src: u64, len: usize) -> Result<(), Errno> {
+    check(src, len)?;
+    // SAFETY: `dst` by the contract; the user side may fault, but is nobody else's memory.
+    done(unsafe { copy(dst, src as *const u8, len) })
+}
+
+/// Copies `len` bytes to the program's memory at `dst`.
+///
+/// # Errors
+/// `EFAULT`; a part may have been copied.
+///
+/// # Safety
+/// `src` is valid for reads of `len` bytes of the kernel's.
+#[inline]
+pub unsafe fn copy_out(dst: u64, src: *const u8, len: usize) -> Result<(), Errno> {
+    check(dst, len)?;
+    // SAFETY: as `copy_in`.
+    done(unsafe { copy(dst as *mut u8, src, len) })
+}
+
+/// Fills `bytes` from the program's memory.
+///
+/// # Errors
+/// `EFAULT`.
+pub fn read_bytes(bytes: &mut [u8], src: u64) -> Result<(), Errno> {
+    // SAFETY: the slice is valid.
+    unsafe { copy_in(bytes.as_mut_ptr(), src, bytes.len()) }
+}
+
+/// Copies `bytes` to the program's memory.
+///
+/// # Errors
+/// `EFAULT`.
+pub fn write_bytes(dst: u64, bytes: &[u8]) -> Result<(), Errno> {
+    // SAFETY: the slice is valid.
+    unsafe { copy_out(dst, bytes.as_ptr(), bytes.len()) }
+}
+
+/// Fills `len` bytes of the program's memory with zeros.
+///
+/// # Errors
+/// `EFAULT`.
+pub fn zero_out(dst: u64, len: usize) -> Result<(), Errno> {
+    check(dst, len)?;
+    // SAFETY: user memory.
+    done(unsafe { fill(dst as *mut u8, len) })
+}
+
+/// A value in the program's memory, at any address.
+///
+/// # Errors
+/// `EFAULT`.
+#[inline]
+pub fn read<T: Plain>(addr: u64) -> Result<T, Errno> {
+    let mut value = MaybeUninit::<T>::uninit();
+    // SAFETY: the value is valid for writes of its size.
+    unsafe { copy_in(value.as_mut_ptr().cast(), addr, size_of::<T>()) }?;
+    // SAFETY: all of its bytes were written, and any bytes are a value (`Plain`).
+    Ok(unsafe { value.assume_init() })
+}
+
+/// Stores a value in the program's memory, at any address.
+///
+/// # Errors
+/// `EFAULT`.
+#[inline]
+pub fn write<T: Plain>(addr: u64, value: &T) -> Result<(), Errno> {
+    // SAFETY: the value is valid for reads of its size.
+    unsafe { copy_out(addr, (&raw const *value).cast(), size_of::<T>()) }
+}
+
+/// The bytes of a string of the program's, without the zero that ends it.
+///
+/// # Errors
+/// `EFAULT`; `ENAMETOOLONG` when there is no zero among the first `max` bytes; `ENOMEM`.
+pub fn string(addr: u64, max: usize) -> Result<Vec<u8>, Errno> {
+    let mut bytes = Vec::new();
+    while bytes.len() < max {
+        let at = addr.checked_add(bytes.len() as u64).ok_or(Errno::EFAULT)?;
+        // A page at a time: what follows the string need not be there.
+        let piece = (PAGE_SIZE - at % PAGE_SIZE).min((max - bytes.len()) as u64) as usize;
+        check(at, piece)?;
+        bytes.try_reserve(piece).map_err(|_| Errno::ENOMEM)?;
+        let free = bytes.spare_capacity_mut();
+        // SAFETY: `piece` bytes were reserved.
+        let copied = unsafe { copy_string(free.as_mut_ptr().cast(), at as *const u8, piece) };
+        let copied = usize::try_from(copied).map_err(|_| Errno::EFAULT)?;
+        // SAFETY: so many were written.
+        unsafe { bytes.set_len(bytes.len() + copied) };
+        if bytes.last() == Some(&0) {
+            bytes.pop();
+            return Ok(bytes);
+        }
+    }
+    Err(Errno::ENAMETOOLONG)
+}
+
+/// The word at `addr`, a multiple of 4, in one atomic step.
+///
+/// # Errors
+/// `EFAULT`.
+pub fn load_u32(addr: u64) -> Result<u32, Errno> {
+    check(addr, 4)?;
+    let mut value = 0;
+    // SAFETY: one side is ours, the other user memory.
+    done(unsafe { load(&mut value, addr as *const u32) })?;
+    Ok(value)
+}
+
+/// Replaces the word at `addr`, a multiple of 4, by `new` if it is `old`, in one atomic step: `Ok` with
+/// what it was, or `Err` with what it is.
+///
+/// # Errors
+/// `EFAULT`.
+pub fn compare_exchange_u32(addr: u64, old: u32, new: u32) -> Result<Result<u32, u32>, Errno> {
+    check(addr, 4)?;
+    let mut value = old;
+    // SAFETY: one side is ours, the other user memory.
+    done(unsafe { exchange(&mut value, addr as *mut u32, new) })?;
+    Ok(if value == old { Ok(old) } else { Err(value) })
+}
+
+unsafe extern "C" {
+    static __fixups_start: [u64; 2];
+    static __fixups_end: [u64; 2];
+    static __smap_start: u64;
+    static __smap_end: u64;
+}
+
+/// Where to go on when the instruction at `rip` met a fault that cannot be served; `None`: it is none
+/// that may.
+pub(super) fn fixup(rip: u64) -> Option<u64> {
+    // SAFETY: the linker script puts the pairs between the two symbols.
+    let pairs = unsafe {
+        let len = (&raw const __fixups_end).offset_from_unsigned(&raw const __fixups_start);
+        core::slice::from_raw_parts(&raw const __fixups_start, len)
+    };
+    pairs.iter().find(|pair| pair[0] == rip).map(|pair| pair[1])
+}
+
+/// Takes the instructions that open and close user memory out of the code, where the CPU has no SMAP and
+/// does not know them.
+///
+/// # Safety
+/// The code is still writable, and no other CPU runs.
+pub unsafe fn remove_smap() {
+    /// Three bytes that do nothing.
+    const NOTHING: [u8; 3] = [0x0f, 0x1f, 0x00];
+    // SAFETY: the linker script puts the addresses of these instructions, which are three bytes long,
+    // between the two symbols.
+    unsafe {
+        let len = (&raw const __smap_end).offset_from_unsigned(&raw const __smap_start);
+        for &at in core::slice::from_raw_parts(&raw const __smap_start, len) {
+            (at as *mut [u8; 3]).write(NOTHING);
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The other CPUs.
+//!
+//! Which there are the ACPI tables say, or else the command line's `cpus=N`, which also says how many of
+//! them are wanted. Each gets its number by the order of the list, its [`PerCpu`] and a stack, and is
+//! started; it arrives in [`start_other`] whenever it does, and says so. Who has not after
+//! [`PATIENCE_NS`] is left out, and stays away should it come after all.
+
+use super::entry::{STACKS, TRAMPOLINE, trampoline};
+use crate::arch::{self, apic, clock, report};
+use crate::machine::direct;
+use crate::percpu::{self, MAX_CPUS, PerCpu};
+use acpi::madt::{Madt, MadtEntry};
+use acpi::{AcpiHandler, AcpiTables, PhysicalMapping};
+use alloc::boxed::Box;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::hint::spin_loop;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
+use faultless::{CpuId, Vm};
+
+/// How long CPUs have to arrive.
+const PATIENCE_NS: u64 = 5_000_000_000;
+/// Bytes of the stack on which a CPU idles.
+const IDLE_STACK: usize = 32 << 10;
+
+/// Asked to come.
+const WANTED: u8 = 1;
+/// There.
+const ARRIVED: u8 = 2;
+/// Not waited for any more.
+const GIVEN_UP: u8 = 3;
+
+/// By interrupt controller: what became of the CPU.
+static STATES: [AtomicU8; 256] = [const { AtomicU8::new(0) }; 256];
+/// By interrupt controller: what belongs to the CPU.
+static PERCPUS: [AtomicPtr<PerCpu>; 256] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 256];
+/// The subsystem, once everything is ready for the CPUs to run threads.
+static VM: AtomicPtr<Vm<crate::machine::Bare>> = AtomicPtr::new(core::ptr::null_mut());
+
+/// The interrupt controllers of the CPUs there are, as the ACPI tables at `rsdp` list them.
+fn listed(rsdp: u64) -> Option<Vec<u8>> {
+    #[derive(Clone)]
+    struct Mapped;
+    impl AcpiHandler for Mapped {
+        unsafe fn map_physical_region<T>(&self, at: usize, len: usize) -> PhysicalMapping<Self, T> {
+            let place = NonNull::new(direct(at as u64).cast()).expect("in the direct map");
+            // SAFETY: ACPI's tables are in memory, which is mapped there for ever.
+            unsafe { PhysicalMapping::new(at, place, len, len, self.clone()) }
+        }
+        fn unmap_physical_region<T>(_: &PhysicalMapping<Self, T>) {}
+    }
+    if rsdp == 0 {
+        return None;
+    }
+    // SAFETY: where the loader says that the tables start.
+    let tables = unsafe { AcpiTables::from_rsdp(Mapped, rsdp as usize) }.ok()?;
+    let madt = tables.find_table::<Madt>().ok()?;
+    let usable = |entry| match entry {
+        MadtEntry::LocalApic(local) if { local.flags } & 1 != 0 => Some(local.apic_id),
+        _ => None,
+    };
+    Some(madt.get().entries().filter_map(usable).collect())
+}
+
+/// Starts the other CPUs: those in the ACPI tables at `rsdp` (0: there are none), but `wanted` in all, if
+/// that is said. Returns how many CPUs there are, this one included.
+pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
+    let own = apic::id();
+    percpu::remote(CpuId(0)).apic_id.store(own, Ordering::Relaxed);
+    let listed = listed(rsdp);
+    let others = match &listed {
+        Some(all) => all.clone(),
+        None => (0..wanted.unwrap_or(1).min(255) as u8).collect(),
+    };
+    let most = wanted.unwrap_or(MAX_CPUS).min(MAX_CPUS);
+    if wanted.is_some_and(|wanted| wanted > others.len().min(MAX_CPUS)) {
+        report!("message {} CPUs are wanted, {} are there", wanted.unwrap_or(0), others.len());
+    }
+    let others: Vec<u8> = others.into_iter().filter(|&id| id != own).take(most - 1).collect();
+    if others.is_empty() {
+        return 1;
+    }
+
+    let code = trampoline();
+    // SAFETY: low memory is nobody's, and mapped.
+    unsafe { direct(TRAMPOLINE).copy_from_nonoverlapping(code.as_ptr(), code.len()) };
+    let mut cpus = 1;
+    for &id in &others {
+        let here = Box::leak(Box::new(PerCpu::new(CpuId(0))));
+        let stack = vec![0u8; IDLE_STACK].leak();
+        PERCPUS[usize::from(id)].store(here, Ordering::Relaxed);
+        STATES[usize::from(id)].store(WANTED, Ordering::Relaxed);
+        let top = (stack.as_ptr() as u64 + IDLE_STACK as u64) & !15;
+        STACKS[usize::from(id)].store(top, Ordering::Release);
+        apic::send_init(id);
+    }
+    clock::delay(10_000_000);
+    // Some processors miss the first.
+    for _ in 0..2 {
+        let missing = |id: &&u8| STATES[usize::from(**id)].load(Ordering::Acquire) == WANTED;
+        others.iter().filter(missing).for_each(|&id| apic::send_startup(id, TRAMPOLINE));
+        clock::delay(200_000);
+    }
+    let deadline = clock::now() + PATIENCE_NS;
+    for &id in &others {
+        let state = &STATES[usize::from(id)];
+        while state.load(Ordering::Acquire) == WANTED && clock::now() < deadline {
+            spin_loop();
+        }
+        let given_up =
+            state.compare_exchange(WANTED, GIVEN_UP, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        if given_up {
+            report!("message the CPU with interrupt controller {id} did not start");
+            continue;
+        }
+        // It waits for the subsystem, and does not look at its number before.
+        let here = PERCPUS[usize::from(id)].load(Ordering::Relaxed);
+        // SAFETY: leaked above; the CPU waits.
+        unsafe { (&raw mut (*here).id).write(CpuId(cpus as u16)) };
+        percpu::remote(CpuId(cpus as u16)).apic_id.store(id, Ordering::Relaxed);
+        cpus += 1;
+    }
+    cpus
+}
+
+/// Where another CPU arrives, on its stack, in the boot tables.
+pub extern "C" fn start_other(id: u8) -> ! {
+    let state = &STATES[usize::from(id)];
+    if state.compare_exchange(WANTED, ARRIVED, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        arch::console::stop();
+    }
+    arch::enable();
+    super::load_root();
+    let here = PERCPUS[usize::from(id)].load(Ordering::Relaxed);
+    // SAFETY: leaked by `start_all` for this CPU alone.
+    unsafe { percpu::install(&*here) };
+    apic::enable();
+    let vm = loop {
+        let vm = VM.load(Ordering::Acquire);
+        if !vm.is_null() {
+            break vm;
+        }
+        // Until `go` interrupts it.
+        arch::idle();
+    };
+    // SAFETY: the subsystem is there for ever; this CPU has its number, which is below that of the
+    // machine's CPUs.
+    unsafe { percpu::enter(&*vm) };
+    super::run()
+}
+
+/// Lets the other CPUs run threads.
+pub fn go(vm: &'static Vm<crate::machine::Bare>) {
+    VM.store(core::ptr::from_ref(vm).cast_mut(), Ordering::Release);
+    for cpu in (1..percpu::cpus() as u16).map(CpuId) {
+        apic::interrupt(cpu, apic::Vector::Reschedule);
+    }
+}

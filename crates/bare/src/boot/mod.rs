@@ -1,0 +1,160 @@
+//! From the loader to the first thread.
+//!
+//! The boot CPU, in [`start`]: its own tables and stack, what the loader says, the kernel's page tables, the
+//! clock, the heap, the other CPUs, the subsystem; then [`kernel_main`](crate::kernel_main). All CPUs end in
+//! [`run`].
+
+pub mod cpus;
+pub mod entry;
+mod info;
+pub mod paging;
+
+use crate::arch::{self, apic, clock, console, descriptors, report};
+use crate::heap;
+use crate::machine::{Bare, direct, plant};
+use crate::percpu::{self, PerCpu};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::arch::asm;
+use core::cell::UnsafeCell;
+use faultless::{CpuId, FrameNumber, MemoryRegion, PAGE_SHIFT, PAGE_SIZE, Vm};
+use faultless_bare::ranges::{self, Range};
+use info::Info;
+
+/// Bytes that the subsystem keeps for each frame.
+const FRAME_META: u64 = 64;
+/// The heap is aligned to it.
+const HEAP_ALIGN: u64 = 2 << 20;
+
+struct Boot(UnsafeCell<Info>);
+
+// SAFETY: written by `start` only, before the other CPUs run.
+unsafe impl Sync for Boot {}
+
+static BOOT: Boot = Boot(UnsafeCell::new(Info::new()));
+
+struct First(PerCpu);
+
+// SAFETY: the boot CPU's alone.
+unsafe impl Sync for First {}
+
+static FIRST: First = First(PerCpu::new(CpuId(0)));
+
+fn info() -> &'static Info {
+    // SAFETY: only read once `start` has filled it.
+    unsafe { &*BOOT.0.get() }
+}
+
+/// The kernel's command line.
+pub fn command_line() -> &'static str {
+    info().command_line()
+}
+
+/// The values of the words `NAME=VALUE` of the command line, in order.
+pub fn words(name: &str) -> impl Iterator<Item = &'static str> {
+    let words = command_line().split_ascii_whitespace();
+    words.filter_map(move |word| word.strip_prefix(name)?.strip_prefix('='))
+}
+
+/// The initial files, as the loader was given them.
+pub fn initrd() -> &'static [u8] {
+    let range = info().initrd;
+    // SAFETY: the loader put them there; they are kept out of all other memory, for ever.
+    unsafe { core::slice::from_raw_parts(direct(range.start), range.len() as usize) }
+}
+
+/// Where the boot CPU arrives, in the boot tables; `start_info` is a physical address.
+pub extern "C" fn start(start_info: u32) -> ! {
+    // SAFETY: only this CPU runs, and this is its beginning.
+    unsafe {
+        descriptors::set_entries();
+        percpu::install(&FIRST.0);
+        (*BOOT.0.get()).read(u64::from(start_info));
+    }
+    arch::enable();
+    if !arch::features().smap {
+        // SAFETY: in the boot tables code is writable; no other CPU runs.
+        unsafe { arch::user::remove_smap() };
+    }
+    for name in words("plant") {
+        if !plant::set(name) {
+            report!("message no fault is called {name}");
+        }
+    }
+
+    let mut free = info().memory.clone();
+    let initrd = info().initrd;
+    let initrd_pages = Range::new(initrd.start & !0xfff, initrd.end.next_multiple_of(PAGE_SIZE));
+    for taken in [paging::image(), initrd_pages] {
+        free.remove(taken).expect("too many pieces of memory");
+    }
+    assert!(initrd.end <= info().ends[1], "the initial files are not in memory");
+    paging::build(&mut free, info().ends);
+    load_root();
+    paging::check();
+
+    apic::mask_old();
+    clock::init();
+    apic::enable();
+    apic::measure_timer();
+    make_heap(&mut free);
+
+    let wanted = words("cpus").last().map(|number| {
+        number.parse().ok().filter(|&cpus| cpus >= 1).unwrap_or_else(|| {
+            report!("message cpus={number} is no number of CPUs; one is used");
+            1
+        })
+    });
+    let cpus = cpus::start_all(info().rsdp, wanted);
+    percpu::set_cpus(cpus);
+    // SAFETY: made once; what is left of the memory is mapped, and nobody else's.
+    let machine = unsafe { Bare::new(cpus, regions(&free)) };
+    let vm = match Vm::new(machine) {
+        Ok(vm) => Box::leak(Box::new(vm)),
+        Err(errno) => console::panic(format_args!("no memory for the subsystem: {errno:?}")),
+    };
+    // SAFETY: once on this CPU, whose number is 0.
+    unsafe { percpu::enter(vm) };
+    crate::kernel_main(cpus);
+    cpus::go(vm);
+    run()
+}
+
+/// What every CPU ends with.
+fn run() -> ! {
+    crate::task::scheduler::idle_loop()
+}
+
+/// Loads the kernel's own tables.
+fn load_root() {
+    // SAFETY: they map all that the kernel uses.
+    unsafe { asm!("mov cr3, {}", in(reg) paging::root(), options(nostack, preserves_flags)) };
+}
+
+/// Takes the heap out of `free`: a sixteenth of memory, 8 to 256 MiB, and what the subsystem will keep of
+/// the frames.
+fn make_heap(free: &mut ranges::Ranges) {
+    let all: u64 = free.iter().map(Range::len).sum();
+    let first = free.iter().map(|range| range.start).min().unwrap_or(0);
+    let last = free.iter().map(|range| range.end).max().unwrap_or(0);
+    let meta = (last - first) / PAGE_SIZE * FRAME_META;
+    let len = ((all / 16).clamp(8 << 20, 256 << 20) + meta).next_multiple_of(HEAP_ALIGN);
+    let range = free
+        .take(len, HEAP_ALIGN)
+        .unwrap_or_else(|| console::panic(format_args!("{} MiB of memory are too few", all >> 20)));
+    let (start, end) = (direct(range.start) as usize, direct(range.end) as usize);
+    // SAFETY: memory that is mapped, and taken here.
+    unsafe { heap::init(start, end, meta as usize) };
+}
+
+/// What is left of memory, for the subsystem.
+fn regions(free: &ranges::Ranges) -> Vec<MemoryRegion> {
+    let region = |range: Range| MemoryRegion {
+        node: 0,
+        first: FrameNumber::from_phys(range.start),
+        frames: (range.len() >> PAGE_SHIFT) as u32,
+    };
+    let mut regions: Vec<_> = free.iter().map(region).collect();
+    regions.sort_by_key(|region| region.first);
+    regions
+}

@@ -1,0 +1,167 @@
+//! The kernel's own page tables, which are the upper half of every space.
+//!
+//! All physical memory is mapped at [`DIRECT_MAP`], in pages of 2 MiB, for data only; the image where it is
+//! linked, each part with its own protection; the interrupt controller's registers uncached. Where
+//! the direct map shows the image's code and constants it is in small pages, read-only: no address is both
+//! writable and executable, and no executable byte is writable at another address. All of it is global.
+//! [`check`] walks the tables and sees that it is so.
+
+use crate::arch::apic;
+use crate::machine::{DIRECT_MAP, direct};
+use core::sync::atomic::{AtomicU64, Ordering};
+use faultless_bare::ranges::{Range, Ranges};
+use x86_64::structures::paging::PageTableFlags as Flags;
+
+const SMALL: u64 = 1 << 12;
+const LARGE: u64 = 1 << 21;
+const ADDRESS: u64 = 0xf_ffff_ffff_f000;
+/// Where the image is linked: this and its physical address.
+const IMAGE: u64 = 0xffff_ffff_8000_0000;
+
+/// The kernel's root table.
+static ROOT: AtomicU64 = AtomicU64::new(0);
+
+/// The physical address of the kernel's root table, whose lower half is empty.
+#[inline]
+pub fn root() -> u64 {
+    ROOT.load(Ordering::Relaxed)
+}
+
+unsafe extern "C" {
+    static __image_start: u8;
+    static __text_start: u8;
+    static __text_end: u8;
+    static __rodata_start: u8;
+    static __rodata_end: u8;
+    static __data_start: u8;
+    static __image_end: u8;
+}
+
+/// Where the image is in physical memory.
+pub fn image() -> Range {
+    Range::new(&raw const __image_start as u64 - IMAGE, &raw const __image_end as u64 - IMAGE)
+}
+
+/// Tables being made, of frames out of `free`, all within the first GiB.
+struct Tables<'a> {
+    root: u64,
+    free: &'a mut Ranges,
+}
+
+impl Tables<'_> {
+    fn new_table(&mut self) -> u64 {
+        let found = self.free.take(SMALL, SMALL).filter(|found| found.end <= 1 << 30);
+        let table = found.expect("no memory for the kernel's page tables").start;
+        // SAFETY: nobody else's now; the boot tables map the first GiB.
+        unsafe { direct(table).write_bytes(0, SMALL as usize) };
+        table
+    }
+
+    /// Maps `range` of physical memory `offset` further up, in large pages where they fit if `large`.
+    fn map(&mut self, range: Range, offset: u64, flags: Flags, large: bool) {
+        let mut phys = range.start;
+        while phys < range.end {
+            let virt = phys.wrapping_add(offset);
+            let fits = large && (phys | virt).is_multiple_of(LARGE) && range.end - phys >= LARGE;
+            let (level, size) = if fits { (2, LARGE) } else { (1, SMALL) };
+            let slot = self.slot(virt, level);
+            let size_flag = if fits { Flags::HUGE_PAGE } else { Flags::empty() };
+            // SAFETY: an entry of a table of ours.
+            unsafe { slot.write(phys | (flags | size_flag | Flags::PRESENT).bits()) };
+            phys += size;
+        }
+    }
+
+    /// The entry for `virt` in its table of `level`.
+    fn slot(&mut self, virt: u64, level: u32) -> *mut u64 {
+        let mut table = self.root;
+        let mut at = 4;
+        loop {
+            let index = virt >> (12 + 9 * (at - 1)) & 511;
+            let slot = direct(table + index * 8).cast::<u64>();
+            if at == level {
+                return slot;
+            }
+            // SAFETY: an entry of a table of ours.
+            unsafe {
+                if *slot == 0 {
+                    *slot = self.new_table() | (Flags::PRESENT | Flags::WRITABLE).bits();
+                }
+                table = *slot & ADDRESS;
+            }
+            at -= 1;
+        }
+    }
+}
+
+/// Makes the kernel's tables, out of frames that it takes from `free`, for memory up to `ends`: below and
+/// above 4 GiB.
+pub fn build(free: &mut Ranges, ends: [u64; 2]) {
+    let mut tables = Tables { root: 0, free };
+    tables.root = tables.new_table();
+    let data = Flags::WRITABLE | Flags::NO_EXECUTE | Flags::GLOBAL;
+    let constants = Flags::NO_EXECUTE | Flags::GLOBAL;
+    let part =
+        |start: *const u8, end: *const u8| Range::new(start as u64 - IMAGE, end as u64 - IMAGE);
+    let text = part(&raw const __text_start, &raw const __text_end);
+    let rodata = part(&raw const __rodata_start, &raw const __rodata_end);
+    let writable = part(&raw const __data_start, &raw const __image_end);
+    tables.map(text, IMAGE, Flags::GLOBAL, false);
+    tables.map(rodata, IMAGE, constants, false);
+    tables.map(writable, IMAGE, data, false);
+
+    let fixed = Range::new(text.start & !(LARGE - 1), rodata.end.next_multiple_of(LARGE));
+    let low_end = ends[0].next_multiple_of(LARGE);
+    tables.map(Range::new(0, fixed.start), DIRECT_MAP, data, true);
+    tables.map(Range::new(fixed.start, text.start), DIRECT_MAP, data, false);
+    tables.map(Range::new(text.start, rodata.end), DIRECT_MAP, constants, false);
+    tables.map(Range::new(rodata.end, fixed.end), DIRECT_MAP, data, false);
+    tables.map(Range::new(fixed.end, low_end), DIRECT_MAP, data, true);
+    tables.map(Range::new(1 << 32, ends[1].next_multiple_of(LARGE)), DIRECT_MAP, data, true);
+
+    let registers = Range::new(apic::base(), apic::base() + SMALL);
+    let offset = apic::MAPPED_AT.wrapping_sub(apic::base());
+    tables.map(registers, offset, data | Flags::NO_CACHE | Flags::WRITE_THROUGH, false);
+    ROOT.store(tables.root, Ordering::Relaxed);
+}
+
+/// Walks the kernel's tables, which are in use, and panics where a page is both writable and executable,
+/// is the user's, or shows code writably.
+pub fn check() {
+    let text = {
+        let start = &raw const __text_start as u64 - IMAGE;
+        Range::new(start, &raw const __text_end as u64 - IMAGE)
+    };
+    check_table(root(), 4, 0, Flags::all(), text);
+}
+
+fn check_table(table: u64, level: u32, virt: u64, above: Flags, text: Range) {
+    for index in 0..512 {
+        // SAFETY: a table of the kernel's, in the direct map.
+        let entry = unsafe { direct(table + index * 8).cast::<u64>().read() };
+        let own = Flags::from_bits_truncate(entry);
+        if !own.contains(Flags::PRESENT) {
+            continue;
+        }
+        let virt = virt | index << (12 + 9 * (level - 1));
+        // Each level may take a right away, and NO_EXECUTE takes one.
+        let rights = Flags::WRITABLE | Flags::USER_ACCESSIBLE;
+        let flags = (above & own & rights) | ((above | own) & Flags::NO_EXECUTE);
+        // At the root nothing is taken away yet.
+        let flags = if level == 4 { own } else { flags };
+        let phys = entry & ADDRESS & !1;
+        if level != 1 && !own.contains(Flags::HUGE_PAGE) {
+            check_table(phys, level - 1, virt, flags, text);
+            continue;
+        }
+        let writable = flags.contains(Flags::WRITABLE);
+        let executable = !flags.contains(Flags::NO_EXECUTE);
+        let len = 1 << (12 + 9 * (level - 1));
+        let shows_text = phys < text.end && text.start < phys + len;
+        let users = flags.contains(Flags::USER_ACCESSIBLE);
+        assert!(
+            !users && !(writable && (executable || shows_text)),
+            "the kernel's page at {virt:#x} has flags {flags:?}"
+        );
+    }
+}

@@ -1,0 +1,159 @@
+//! Which physical memory is whose: ranges of it, cut up at boot.
+
+/// The most ranges that are kept apart.
+pub const MAX_RANGES: usize = 128;
+
+/// A half-open range of physical addresses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Range {
+    /// First byte.
+    pub start: u64,
+    /// First byte after it.
+    pub end: u64,
+}
+
+impl Range {
+    /// The range `start..end`; an `end` below `start` makes it empty.
+    pub const fn new(start: u64, end: u64) -> Self {
+        Self { start, end: if end < start { start } else { end } }
+    }
+
+    /// Bytes in it.
+    pub const fn len(self) -> u64 {
+        self.end - self.start
+    }
+
+    /// Whether it holds no byte.
+    pub const fn is_empty(self) -> bool {
+        self.start == self.end
+    }
+}
+
+/// More than [`MAX_RANGES`] ranges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooMany;
+
+/// Free memory: ranges that do not overlap.
+#[derive(Clone, Debug)]
+pub struct Ranges {
+    ranges: [Range; MAX_RANGES],
+    len: usize,
+}
+
+impl Default for Ranges {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Ranges {
+    /// None.
+    pub const fn new() -> Self {
+        Self { ranges: [Range::new(0, 0); MAX_RANGES], len: 0 }
+    }
+
+    /// The ranges, in no particular order.
+    pub fn iter(&self) -> impl Iterator<Item = Range> + '_ {
+        self.ranges[..self.len].iter().copied()
+    }
+
+    /// Adds what of `range` is not in here yet.
+    ///
+    /// # Errors
+    /// [`TooMany`].
+    pub fn add(&mut self, range: Range) -> Result<(), TooMany> {
+        self.remove(range)?;
+        self.push(range)
+    }
+
+    /// Takes `range` out, wherever it is in here.
+    ///
+    /// # Errors
+    /// [`TooMany`], when a range is cut in two.
+    pub fn remove(&mut self, range: Range) -> Result<(), TooMany> {
+        let mut at = 0;
+        while at < self.len {
+            let old = self.ranges[at];
+            if range.is_empty() || old.end <= range.start || range.end <= old.start {
+                at += 1;
+                continue;
+            }
+            self.len -= 1;
+            self.ranges[at] = self.ranges[self.len];
+            self.push(Range::new(old.start, range.start))?;
+            self.push(Range::new(range.end, old.end))?;
+        }
+        Ok(())
+    }
+
+    /// Takes out `len` bytes at a multiple of `align`, a power of two: from the start of the first range
+    /// in order of addresses that has them. `None` when none has, or too many ranges would be left.
+    pub fn take(&mut self, len: u64, align: u64) -> Option<Range> {
+        let fits = |range: Range| {
+            let start = range.start.checked_next_multiple_of(align)?;
+            let end = start.checked_add(len)?;
+            (end <= range.end).then_some(Range { start, end })
+        };
+        let found = self.iter().filter_map(fits).min_by_key(|range| range.start)?;
+        self.remove(found).ok()?;
+        Some(found)
+    }
+
+    fn push(&mut self, range: Range) -> Result<(), TooMany> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        *self.ranges.get_mut(self.len).ok_or(TooMany)? = range;
+        self.len += 1;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    fn sorted(ranges: &Ranges) -> Vec<(u64, u64)> {
+        let mut all: Vec<_> = ranges.iter().map(|range| (range.start, range.end)).collect();
+        all.sort_unstable();
+        all
+    }
+
+    #[test]
+    fn removing_cuts_and_adding_does_not_double() {
+        let mut ranges = Ranges::new();
+        ranges.add(Range::new(0, 100)).unwrap();
+        ranges.add(Range::new(200, 300)).unwrap();
+        ranges.remove(Range::new(40, 60)).unwrap();
+        assert_eq!(sorted(&ranges), [(0, 40), (60, 100), (200, 300)]);
+        ranges.remove(Range::new(90, 250)).unwrap();
+        assert_eq!(sorted(&ranges), [(0, 40), (60, 90), (250, 300)]);
+        ranges.add(Range::new(30, 70)).unwrap();
+        assert_eq!(sorted(&ranges), [(0, 30), (30, 70), (70, 90), (250, 300)]);
+        ranges.remove(Range::new(10, 10)).unwrap();
+        assert_eq!(sorted(&ranges).len(), 4, "nothing was taken");
+    }
+
+    #[test]
+    fn taking_aligns_and_prefers_low_addresses() {
+        let mut ranges = Ranges::new();
+        ranges.add(Range::new(0x5000, 0x9000)).unwrap();
+        ranges.add(Range::new(0x1800, 0x4000)).unwrap();
+        assert_eq!(ranges.take(0x1000, 0x1000), Some(Range::new(0x2000, 0x3000)));
+        assert_eq!(ranges.take(0x2000, 0x1000), Some(Range::new(0x5000, 0x7000)));
+        assert_eq!(ranges.take(0x2001, 1), None);
+        assert_eq!(ranges.take(u64::MAX, 2), None);
+        assert_eq!(sorted(&ranges), [(0x1800, 0x2000), (0x3000, 0x4000), (0x7000, 0x9000)]);
+    }
+
+    #[test]
+    fn too_many_ranges_are_refused() {
+        let mut ranges = Ranges::new();
+        for at in 0..MAX_RANGES as u64 {
+            ranges.add(Range::new(at * 10, at * 10 + 8)).unwrap();
+        }
+        assert_eq!(ranges.add(Range::new(5000, 5001)), Err(TooMany));
+        assert_eq!(ranges.remove(Range::new(2, 4)), Err(TooMany));
+    }
+}

@@ -1,0 +1,182 @@
+//! Devices: what is in `/dev`, and the console.
+
+use super::stream::{Changes, Events, Stream};
+use super::transfer::Transfer;
+use crate::arch::{clock, console};
+use crate::sync::Mutex;
+use crate::syscall::{Errno, Result};
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// A device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// `/dev/null`
+    Null,
+    /// `/dev/zero`
+    Zero,
+    /// `/dev/full`
+    Full,
+    /// `/dev/random` and `/dev/urandom`
+    Random,
+    /// What the program says, and is told, on the outside.
+    Console,
+    /// What it complains of.
+    Complaints,
+}
+
+impl Device {
+    /// The device with these numbers.
+    pub const fn numbered(major: u32, minor: u32) -> Option<Self> {
+        Some(match (major, minor) {
+            (1, 3) => Self::Null,
+            (1, 5) => Self::Zero,
+            (1, 7) => Self::Full,
+            (1, 8 | 9) => Self::Random,
+            (5, 0 | 1) => Self::Console,
+            _ => return None,
+        })
+    }
+
+    /// Its numbers on Linux, in the form of `st_rdev`.
+    pub const fn number(self) -> u64 {
+        match self {
+            Self::Null => 1 << 8 | 3,
+            Self::Zero => 1 << 8 | 5,
+            Self::Full => 1 << 8 | 7,
+            Self::Random => 1 << 8 | 9,
+            Self::Console | Self::Complaints => 5 << 8 | 1,
+        }
+    }
+
+    /// Whether it is the console: that has no position.
+    pub const fn is_console(self) -> bool {
+        matches!(self, Self::Console | Self::Complaints)
+    }
+
+    /// The stream behind it.
+    pub fn open(self) -> Arc<dyn Stream> {
+        Arc::new(self)
+    }
+}
+
+/// Bytes at a time that go through the kernel on their way.
+const BOUNCE: usize = 512;
+
+impl Stream for Device {
+    fn read(&self, to: &mut Transfer<'_>) -> Result {
+        match self {
+            Self::Null => return Ok(0),
+            Self::Zero | Self::Full => {
+                while to.left() != 0 {
+                    // A large one takes long, and others may be waiting for us to flush.
+                    to.put_zeros(64 << 10);
+                    crate::percpu::cpu().serve_flushes();
+                }
+            }
+            Self::Random => {
+                let mut bytes = [0; BOUNCE];
+                while to.left() != 0 {
+                    fill_random(&mut bytes);
+                    to.put_bytes(&bytes);
+                }
+            }
+            Self::Console | Self::Complaints => return INPUT.read(to),
+        }
+        to.result()
+    }
+
+    fn write(&self, from: &mut Transfer<'_>) -> Result {
+        match self {
+            Self::Null | Self::Zero | Self::Random => {
+                from.skip(from.left());
+            }
+            Self::Full => return Err(Errno::ENOSPC),
+            Self::Console | Self::Complaints => {
+                let say = if *self == Self::Console { console::write } else { console::error };
+                let mut bytes = [0; BOUNCE];
+                while from.left() != 0 {
+                    let taken = from.take_bytes(&mut bytes);
+                    say(&bytes[..taken as usize]);
+                    crate::percpu::cpu().serve_flushes();
+                }
+            }
+        }
+        from.result()
+    }
+
+    fn ready(&self) -> Events {
+        if self.is_console() && !INPUT.is_ready() {
+            return Events::WRITE;
+        }
+        Events::READ | Events::WRITE
+    }
+
+    fn look_again(&self) -> Option<u64> {
+        self.is_console().then(|| clock::now() + Input::PERIOD)
+    }
+
+    fn changes(&self) -> Option<&Arc<Changes>> {
+        None
+    }
+
+    fn queued(&self) -> Result {
+        if self.is_console() { Ok(INPUT.queued()) } else { Err(Errno::ENOTTY) }
+    }
+}
+
+/// What came in on the console and was not read yet. The port does not interrupt: who waits looks at it
+/// from time to time.
+struct Input(Mutex<VecDeque<u8>>);
+
+static INPUT: Input = Input(Mutex::new(VecDeque::new()));
+
+impl Input {
+    /// Nanoseconds between two looks.
+    const PERIOD: u64 = 5_000_000;
+    /// Bytes that are taken in ahead.
+    const MOST: usize = 4096;
+
+    fn fill(&self) -> faultless::sync::spin::SpinGuard<'_, VecDeque<u8>> {
+        let mut bytes = self.0.lock();
+        while bytes.len() < Self::MOST
+            && let Some(byte) = console::read()
+        {
+            bytes.push_back(byte);
+        }
+        bytes
+    }
+
+    fn is_ready(&self) -> bool {
+        !self.fill().is_empty()
+    }
+
+    fn queued(&self) -> u64 {
+        self.fill().len() as u64
+    }
+
+    fn read(&self, to: &mut Transfer<'_>) -> Result {
+        let mut bytes = self.fill();
+        if bytes.is_empty() && to.left() != 0 {
+            return Err(Errno::EAGAIN);
+        }
+        let taken = to.put_bytes(bytes.make_contiguous());
+        bytes.drain(..taken as usize);
+        to.result()
+    }
+}
+
+/// Fills `bytes` with numbers that nobody asked for before: SplitMix64 over a counter. For hash seeds and
+/// tests; whoever knows the kernel can tell them, so nothing secret may rest on them.
+pub fn fill_random(bytes: &mut [u8]) {
+    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+    static COUNTER: AtomicU64 = AtomicU64::new(0x5eed);
+    for chunk in bytes.chunks_mut(8) {
+        let mut word = COUNTER.fetch_add(STEP, Ordering::Relaxed).wrapping_add(STEP);
+        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^= word >> 31;
+        chunk.copy_from_slice(&word.to_ne_bytes()[..chunk.len()]);
+    }
+}

@@ -1,0 +1,333 @@
+//! What a name leads to.
+
+use super::device::Device;
+use super::directory::Directory;
+use super::pipe::Pipe;
+use super::proc::Node;
+use super::regular::Regular;
+use crate::arch::clock;
+use crate::sync::Mutex;
+use crate::syscall::{Errno, Result};
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
+use faultless::PAGE_SIZE;
+use linux_raw_sys::general as linux;
+
+/// A name in a directory: bytes, as on Linux.
+pub type Name = Box<[u8]>;
+
+/// What it is.
+#[derive(Debug)]
+pub enum Body {
+    /// A directory in memory.
+    Directory(Directory),
+    /// A regular file.
+    Regular(Regular),
+    /// A symbolic link.
+    Link(Box<[u8]>),
+    /// A named pipe, or one without a name.
+    Pipe(Arc<Pipe>),
+    /// A device.
+    Device(Device),
+    /// What only a descriptor leads to, and the kind of it.
+    Anonymous(&'static str),
+    /// A part of `/proc`.
+    Proc(Node),
+}
+
+/// Where a link leads.
+#[derive(Debug)]
+pub enum Target {
+    /// To where this path leads.
+    Path(Vec<u8>),
+    /// There, whatever the path.
+    Inode(Arc<Inode>),
+}
+
+/// What `stat` tells and `chmod` changes.
+#[derive(Clone, Copy, Debug)]
+pub struct Meta {
+    /// Permissions, without the type.
+    pub mode: u32,
+    /// The owner.
+    pub uid: u32,
+    /// The owning group.
+    pub gid: u32,
+    /// How many names it has.
+    pub links: u32,
+    /// Nanoseconds since 1970, here and below: when it was read.
+    pub accessed: u64,
+    /// When its contents were changed.
+    pub modified: u64,
+    /// When anything about it was.
+    pub changed: u64,
+    /// When it was made.
+    pub born: u64,
+}
+
+/// The last place that it got in the tree of names.
+#[derive(Debug, Default)]
+struct Place {
+    directory: Weak<Inode>,
+    name: Name,
+    /// Whether it has left it.
+    left: bool,
+}
+
+/// A file of any kind, apart from its names.
+pub struct Inode {
+    /// Its number.
+    pub number: u64,
+    /// What it is.
+    pub body: Body,
+    meta: Mutex<Meta>,
+    place: Mutex<Place>,
+}
+
+impl fmt::Debug for Inode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "inode {}: {:?}", self.number, self.body)
+    }
+}
+
+/// The regular files, by the tags of their objects.
+static TAGGED: Mutex<BTreeMap<u64, Weak<Inode>>> = Mutex::new(BTreeMap::new());
+
+/// The path of the regular file whose object has this tag.
+pub fn path_of_tag(tag: u64) -> Option<Vec<u8>> {
+    let inode = TAGGED.lock().get(&tag)?.upgrade();
+    Some(inode.map_or_else(|| b"/ (deleted)".to_vec(), |inode| inode.path()))
+}
+
+fn new_number() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(1);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
+
+impl Inode {
+    /// Something new, without a name.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new(body: Body, mode: u32) -> Result<Arc<Self>> {
+        if crate::heap::low() {
+            return Err(Errno::ENOMEM);
+        }
+        Ok(Self::numbered(new_number(), body, mode))
+    }
+
+    /// A new regular file, without a name.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new_regular(mode: u32) -> Result<Arc<Self>> {
+        if crate::heap::low() {
+            return Err(Errno::ENOMEM);
+        }
+        let number = new_number();
+        let inode = Self::numbered(number, Body::Regular(Regular::try_new(number)?), mode);
+        TAGGED.lock().insert(number, Arc::downgrade(&inode));
+        Ok(inode)
+    }
+
+    /// One that is called `number`.
+    pub fn numbered(number: u64, body: Body, mode: u32) -> Arc<Self> {
+        let now = clock::wall();
+        let meta = Meta {
+            mode: mode & 0o7777,
+            uid: 0,
+            gid: 0,
+            links: 1,
+            accessed: now,
+            modified: now,
+            changed: now,
+            born: now,
+        };
+        Arc::new(Self { number, body, meta: Mutex::new(meta), place: Mutex::default() })
+    }
+
+    /// What `stat` tells.
+    pub fn meta(&self) -> Meta {
+        *self.meta.lock()
+    }
+
+    /// Changes what `stat` tells.
+    pub fn change(&self, change: impl FnOnce(&mut Meta)) {
+        let mut meta = self.meta.lock();
+        change(&mut meta);
+        meta.changed = clock::wall();
+    }
+
+    /// Notes that the contents were changed.
+    pub fn touch(&self) {
+        self.change(|meta| meta.modified = clock::wall());
+    }
+
+    /// Its contents, if it is a regular file.
+    pub const fn regular(&self) -> Option<&Regular> {
+        match &self.body {
+            Body::Regular(regular) => Some(regular),
+            _ => None,
+        }
+    }
+
+    /// Its type, as bits of a mode.
+    pub fn kind(&self) -> u32 {
+        match &self.body {
+            Body::Directory(_) => linux::S_IFDIR,
+            Body::Regular(_) => linux::S_IFREG,
+            Body::Link(_) => linux::S_IFLNK,
+            Body::Pipe(_) => linux::S_IFIFO,
+            Body::Device(_) => linux::S_IFCHR,
+            Body::Anonymous("socket") => linux::S_IFSOCK,
+            Body::Anonymous(_) => 0,
+            Body::Proc(node) => node.kind(),
+        }
+    }
+
+    /// Whether it is a directory.
+    pub fn is_directory(&self) -> bool {
+        self.kind() == linux::S_IFDIR
+    }
+
+    /// Whether it is a symbolic link.
+    pub fn is_link(&self) -> bool {
+        self.kind() == linux::S_IFLNK
+    }
+
+    /// Whether anybody may run it as a program.
+    pub fn is_executable(&self) -> bool {
+        self.meta().mode & 0o111 != 0
+    }
+
+    /// Its bytes.
+    pub fn length(&self) -> u64 {
+        match &self.body {
+            Body::Regular(regular) => regular.length(),
+            Body::Link(path) => path.len() as u64,
+            Body::Directory(directory) => 20 * (directory.len() as u64 + 2),
+            _ => 0,
+        }
+    }
+
+    /// The blocks of 512 bytes that it takes.
+    pub fn blocks(&self) -> u64 {
+        match &self.body {
+            Body::Regular(regular) => regular.resident_pages() * (PAGE_SIZE / 512),
+            _ => 0,
+        }
+    }
+
+    /// Where a link leads.
+    ///
+    /// # Errors
+    /// `EINVAL`: it is no link. `ENOENT`: it is one of a process that has gone.
+    pub fn target(&self) -> Result<Target> {
+        match &self.body {
+            Body::Link(path) => Ok(Target::Path(path.to_vec())),
+            Body::Proc(node) => node.target(),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// What `name`, neither `.` nor `..`, leads to in it.
+    ///
+    /// # Errors
+    /// `ENOTDIR`, `ENOENT`.
+    pub fn lookup(&self, name: &[u8]) -> Result<Arc<Self>> {
+        match &self.body {
+            Body::Directory(directory) => directory.get(name).ok_or(Errno::ENOENT),
+            Body::Proc(node) => node.lookup(name),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    /// The directory that holds it; the root holds itself.
+    ///
+    /// # Errors
+    /// `ENOENT`: none does any more.
+    pub fn parent(self: &Arc<Self>) -> Result<Arc<Self>> {
+        if Arc::ptr_eq(self, super::root()) {
+            return Ok(self.clone());
+        }
+        if let Body::Proc(node) = &self.body
+            && let Some(parent) = node.parent()
+        {
+            return Ok(parent);
+        }
+        self.place.lock().directory.upgrade().ok_or(Errno::ENOENT)
+    }
+
+    /// Notes the place that it got.
+    pub fn enter(&self, directory: &Arc<Self>, name: &[u8]) {
+        let directory = Arc::downgrade(directory);
+        *self.place.lock() = Place { directory, name: name.into(), left: false };
+    }
+
+    /// Notes that it left this place.
+    pub fn leave(&self, directory: &Arc<Self>, name: &[u8]) {
+        let mut place = self.place.lock();
+        if place.directory.as_ptr() == Arc::as_ptr(directory) && *place.name == *name {
+            place.left = true;
+        }
+    }
+
+    /// Gives a name to what has none in the tree.
+    pub fn call(&self, name: &[u8]) {
+        *self.place.lock() = Place { directory: Weak::new(), name: name.into(), left: true };
+    }
+
+    /// The path that leads to it, or did.
+    pub fn path(self: &Arc<Self>) -> Vec<u8> {
+        match &self.body {
+            Body::Anonymous("socket") => return alloc::format!("socket:[{}]", self.number).into(),
+            Body::Anonymous(kind) => return alloc::format!("anon_inode:{kind}").into(),
+            Body::Pipe(_) if self.place.lock().name.is_empty() => {
+                return alloc::format!("pipe:[{}]", self.number).into();
+            }
+            _ => {}
+        }
+        let mut names = Vec::new();
+        let mut here = self.clone();
+        let mut left = false;
+        while !Arc::ptr_eq(&here, super::root()) {
+            let (name, parent) = match &here.body {
+                Body::Proc(node) if node.parent().is_some() => (node.name(), node.parent()),
+                _ => {
+                    let place = here.place.lock();
+                    left |= place.left;
+                    (place.name.clone(), place.directory.upgrade())
+                }
+            };
+            names.push(name);
+            match parent {
+                Some(parent) => here = parent,
+                None => break,
+            }
+        }
+        let mut path = Vec::new();
+        for name in names.iter().rev() {
+            path.push(b'/');
+            path.extend_from_slice(name);
+        }
+        if path.is_empty() {
+            path.push(b'/');
+        }
+        if left {
+            path.extend_from_slice(b" (deleted)");
+        }
+        path
+    }
+}
+
+impl Drop for Inode {
+    fn drop(&mut self) {
+        if let Body::Regular(_) = self.body {
+            TAGGED.lock().remove(&self.number);
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! `/proc`: what the kernel knows, as names and texts in Linux's forms.
+//!
+//! Its files exist while somebody looks at them: a [`Node`] says what it is of, and everything else is
+//! asked of the kernel then. `/proc/sys` alone holds ordinary files; what is written there is kept, and
+//! has no effect.
+
+mod process;
+mod system;
+
+use super::directory::{self, Directory, Item};
+use super::inode::{Body, Inode, Name, Target};
+use super::transfer::Transfer;
+use crate::arch::report;
+use crate::syscall::{Errno, Result};
+use crate::task::process::{TABLE, find};
+use crate::task::{Process, Thread, current};
+use alloc::format;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt::Write;
+use linux_raw_sys::general as linux;
+
+/// What writes a text about the whole system.
+type SystemText = fn(&mut String) -> core::fmt::Result;
+/// What writes a text about a process or thread.
+type ProcessText = fn(&Subject, &mut String) -> Result<()>;
+
+/// A process, seen from one of its threads.
+pub(super) struct Subject {
+    process: Arc<Process>,
+    /// The thread that was asked for, or the first that there is.
+    thread: Option<Arc<Thread>>,
+    /// Whether a thread was asked for.
+    of_thread: bool,
+}
+
+/// A part of `/proc`.
+#[derive(Debug)]
+pub enum Node {
+    /// `/proc`, with what is the same in every look.
+    Root(Directory),
+    /// A text about the system, by its place in the table of those.
+    System(usize),
+    /// `/proc/self`, and with `true` `/proc/thread-self`.
+    Myself(bool),
+    /// `/proc/PID`
+    Process(u32),
+    /// `/proc/PID/task`
+    Tasks(u32),
+    /// `/proc/PID/task/TID`
+    Thread(u32, u32),
+    /// A text about a process or thread, by its place in the table of those.
+    Text(u32, Option<u32>, usize),
+    /// `cwd`, `root` or `exe` of a process.
+    Way(u32, Way),
+    /// `/proc/PID/fd`
+    Descriptors(u32),
+    /// `/proc/PID/fd/FD`
+    Descriptor(u32, i32),
+}
+
+/// Where a process has a link to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Its directory.
+    Directory,
+    /// Its root.
+    Root,
+    /// Its program.
+    Program,
+}
+
+const WAYS: [(&str, Way); 3] =
+    [("cwd", Way::Directory), ("root", Way::Root), ("exe", Way::Program)];
+
+/// A new `/proc`.
+pub(super) fn root() -> Arc<Inode> {
+    let root = Inode::numbered(2, Body::Proc(Node::Root(Directory::default())), 0o555);
+    match (system::settings(), &root.body) {
+        (Ok(settings), Body::Proc(Node::Root(fixed))) => {
+            directory::put(fixed, &root, b"sys", &settings);
+        }
+        (Err(errno), _) => report!("message /proc/sys is left out (error {})", errno.0),
+        _ => {}
+    }
+    root
+}
+
+/// `/proc` as it is in the tree.
+fn home() -> Option<Arc<Inode>> {
+    super::root().lookup(b"proc").ok()
+}
+
+fn number(name: &[u8]) -> Option<u32> {
+    let text = core::str::from_utf8(name).ok()?;
+    if text.starts_with('+') || text.len() > 1 && text.starts_with('0') {
+        return None;
+    }
+    text.parse().ok()
+}
+
+fn decimal(number: impl core::fmt::Display) -> Name {
+    format!("{number}").into_bytes().into()
+}
+
+fn process(pid: u32) -> Result<Arc<Process>> {
+    find(pid).ok_or(Errno::ENOENT)
+}
+
+/// The inode of a part that nobody changes.
+fn inode(node: Node) -> Arc<Inode> {
+    let number = node.number();
+    let mode = match node.kind() {
+        linux::S_IFLNK => 0o777,
+        linux::S_IFDIR => 0o555,
+        _ => 0o644,
+    };
+    let is_directory = node.kind() == linux::S_IFDIR;
+    let inode = Inode::numbered(number, Body::Proc(node), mode);
+    if is_directory {
+        inode.change(|meta| meta.links = 2);
+    }
+    inode
+}
+
+fn item(node: Node) -> Item {
+    Item { name: node.name(), number: node.number(), kind: node.kind() }
+}
+
+impl Node {
+    /// Its type, as bits of a mode.
+    pub const fn kind(&self) -> u32 {
+        match self {
+            Self::System(_) | Self::Text(..) => linux::S_IFREG,
+            Self::Myself(_) | Self::Way(..) | Self::Descriptor(..) => linux::S_IFLNK,
+            _ => linux::S_IFDIR,
+        }
+    }
+
+    /// Its number: no other has it at the same time.
+    fn number(&self) -> u64 {
+        let of = |id: u32, rest: u64| 1 << 62 | u64::from(id) << 32 | rest;
+        match *self {
+            Self::Root(_) => 2,
+            Self::System(at) => of(0, at as u64),
+            Self::Myself(of_thread) => of(0, 1000 + u64::from(of_thread)),
+            Self::Process(pid) => of(pid, 0),
+            Self::Tasks(pid) => of(pid, 1),
+            Self::Descriptors(pid) => of(pid, 2),
+            Self::Way(pid, way) => of(pid, 3 + way as u64),
+            Self::Thread(_, tid) => of(tid, 6),
+            Self::Text(pid, None, at) => of(pid, 1000 + at as u64),
+            Self::Text(_, Some(tid), at) => of(tid, 2000 + at as u64),
+            Self::Descriptor(pid, fd) => of(pid, 10_000 + fd as u64),
+        }
+    }
+
+    /// Its name in its directory.
+    pub fn name(&self) -> Name {
+        match *self {
+            Self::Root(_) => Name::default(),
+            Self::System(at) => system::TEXTS[at].0.as_bytes().into(),
+            Self::Myself(false) => (*b"self").into(),
+            Self::Myself(true) => (*b"thread-self").into(),
+            Self::Process(pid) => decimal(pid),
+            Self::Tasks(_) => (*b"task").into(),
+            Self::Thread(_, tid) => decimal(tid),
+            Self::Text(_, _, at) => process::TEXTS[at].0.as_bytes().into(),
+            Self::Way(_, way) => WAYS[way as usize].0.as_bytes().into(),
+            Self::Descriptors(_) => (*b"fd").into(),
+            Self::Descriptor(_, fd) => decimal(fd),
+        }
+    }
+
+    /// The directory that holds it, unless it is the uppermost here.
+    pub fn parent(&self) -> Option<Arc<Inode>> {
+        match *self {
+            Self::Root(_) => None,
+            Self::System(_) | Self::Myself(_) | Self::Process(_) => home(),
+            Self::Tasks(pid) | Self::Way(pid, _) | Self::Descriptors(pid) => {
+                Some(inode(Self::Process(pid)))
+            }
+            Self::Text(pid, None, _) => Some(inode(Self::Process(pid))),
+            Self::Text(pid, Some(tid), _) => Some(inode(Self::Thread(pid, tid))),
+            Self::Thread(pid, _) => Some(inode(Self::Tasks(pid))),
+            Self::Descriptor(pid, _) => Some(inode(Self::Descriptors(pid))),
+        }
+    }
+
+    /// Where it leads, as a link.
+    ///
+    /// # Errors
+    /// `EINVAL`: it is none. `ENOENT`: what it is of has gone.
+    pub fn target(&self) -> Result<Target> {
+        Ok(match *self {
+            Self::Myself(false) => Target::Path(decimal(current().process.pid).into_vec()),
+            Self::Myself(true) => {
+                let (pid, tid) = (current().process.pid, current().tid);
+                Target::Path(format!("{pid}/task/{tid}").into_bytes())
+            }
+            Self::Way(pid, Way::Program) => {
+                let memory = process(pid)?.memory().ok_or(Errno::ENOENT)?;
+                let path = memory.image.lock().path.clone();
+                Target::Path(path.into_bytes())
+            }
+            Self::Way(pid, Way::Root) => Target::Inode(process(pid)?.files.start().root),
+            Self::Way(pid, Way::Directory) => Target::Inode(process(pid)?.files.start().here),
+            Self::Descriptor(pid, fd) => {
+                let file = process(pid)?.files.get(fd).map_err(|_| Errno::ENOENT)?;
+                Target::Inode(file.inode.clone())
+            }
+            _ => return Err(Errno::EINVAL),
+        })
+    }
+
+    /// What `name` leads to in it.
+    ///
+    /// # Errors
+    /// `ENOENT`, `ENOTDIR`.
+    pub fn lookup(&self, name: &[u8]) -> Result<Arc<Inode>> {
+        let node = match self {
+            Self::Root(fixed) => {
+                if let Some(inode) = fixed.get(name) {
+                    return Ok(inode);
+                }
+                let at = system::TEXTS.iter().position(|text| text.0.as_bytes() == name);
+                match name {
+                    b"self" => Self::Myself(false),
+                    b"thread-self" => Self::Myself(true),
+                    _ if at.is_some() => Self::System(at.unwrap_or_default()),
+                    _ => {
+                        let pid = number(name).ok_or(Errno::ENOENT)?;
+                        process(pid)?;
+                        Self::Process(pid)
+                    }
+                }
+            }
+            &Self::Process(pid) => {
+                process(pid)?;
+                match name {
+                    b"task" => Self::Tasks(pid),
+                    b"fd" => Self::Descriptors(pid),
+                    _ => match WAYS.iter().find(|way| way.0.as_bytes() == name) {
+                        Some(&(_, way)) => Self::Way(pid, way),
+                        None => Self::Text(pid, None, text_named(name)?),
+                    },
+                }
+            }
+            &Self::Tasks(pid) => {
+                let tid = number(name).ok_or(Errno::ENOENT)?;
+                thread(&*process(pid)?, tid)?;
+                Self::Thread(pid, tid)
+            }
+            &Self::Thread(pid, tid) => {
+                thread(&*process(pid)?, tid)?;
+                Self::Text(pid, Some(tid), text_named(name)?)
+            }
+            &Self::Descriptors(pid) => {
+                let fd = number(name).and_then(|fd| i32::try_from(fd).ok()).ok_or(Errno::ENOENT)?;
+                process(pid)?.files.get(fd).map_err(|_| Errno::ENOENT)?;
+                Self::Descriptor(pid, fd)
+            }
+            _ => return Err(Errno::ENOTDIR),
+        };
+        Ok(inode(node))
+    }
+
+    /// Its entries.
+    ///
+    /// # Errors
+    /// `ENOENT`: what it is of has gone. `ENOTDIR`.
+    pub fn list(&self) -> Result<Vec<Item>> {
+        let texts = |pid, tid| (0..process::TEXTS.len()).map(move |at| item(Self::Text(pid, tid, at)));
+        Ok(match self {
+            Self::Root(fixed) => {
+                let mut items = fixed.list();
+                items.extend([false, true].map(Self::Myself).map(item));
+                items.extend((0..system::TEXTS.len()).map(Self::System).map(item));
+                let pids: Vec<u32> = TABLE.lock().processes.keys().copied().collect();
+                items.extend(pids.into_iter().map(Self::Process).map(item));
+                items
+            }
+            &Self::Process(pid) => {
+                process(pid)?;
+                let mut items: Vec<Item> = texts(pid, None).collect();
+                items.extend([Self::Tasks(pid), Self::Descriptors(pid)].map(item));
+                items.extend(WAYS.map(|(_, way)| item(Self::Way(pid, way))));
+                items
+            }
+            &Self::Tasks(pid) => {
+                let process = process(pid)?;
+                let threads = process.threads.lock();
+                threads.iter().map(|thread| item(Self::Thread(pid, thread.tid))).collect()
+            }
+            &Self::Thread(pid, tid) => texts(pid, Some(tid)).collect(),
+            &Self::Descriptors(pid) => {
+                let open = process(pid)?.files.open();
+                open.into_iter().map(|fd| item(Self::Descriptor(pid, fd))).collect()
+            }
+            _ => return Err(Errno::ENOTDIR),
+        })
+    }
+
+    /// Its text.
+    ///
+    /// # Errors
+    /// `ESRCH`: what it is of has gone. `EINVAL`: it has none.
+    pub fn text(&self) -> Result<Vec<u8>> {
+        if crate::heap::low() {
+            return Err(Errno::ENOMEM);
+        }
+        let mut text = String::new();
+        match *self {
+            // Writing to a string does not fail.
+            Self::System(at) => system::TEXTS[at].1(&mut text).map_err(|_| Errno::EIO)?,
+            Self::Text(pid, tid, at) => {
+                let process = find(pid).ok_or(Errno::ESRCH)?;
+                let thread = match tid {
+                    Some(tid) => Some(thread(&process, tid).map_err(|_| Errno::ESRCH)?),
+                    None => {
+                        let threads = process.threads.lock();
+                        threads.iter().find(|thread| thread.tid == pid).or(threads.first()).cloned()
+                    }
+                };
+                let subject = Subject { process, thread, of_thread: tid.is_some() };
+                process::TEXTS[at].1(&subject, &mut text)?;
+            }
+            _ => return Err(Errno::EINVAL),
+        }
+        Ok(text.into_bytes())
+    }
+
+    /// What is written to it has no effect, but on a name.
+    ///
+    /// # Errors
+    /// `EINVAL`, `EFAULT`, `ESRCH`.
+    pub fn write(&self, from: &mut Transfer<'_>) -> Result {
+        if let &Self::Text(pid, _, at) = self
+            && process::TEXTS[at].0 == "comm"
+        {
+            let mut name = [0; 15];
+            let taken = from.take_bytes(&mut name) as usize;
+            let name = String::from_utf8_lossy(name[..taken].trim_ascii_end()).into_owned();
+            *find(pid).ok_or(Errno::ESRCH)?.name.lock() = name;
+        }
+        from.skip(from.left());
+        from.result()
+    }
+}
+
+fn thread(process: &Process, tid: u32) -> Result<Arc<Thread>> {
+    let threads = process.threads.lock();
+    threads.iter().find(|thread| thread.tid == tid).cloned().ok_or(Errno::ENOENT)
+}
+
+fn text_named(name: &[u8]) -> Result<usize> {
+    process::TEXTS.iter().position(|text| text.0.as_bytes() == name).ok_or(Errno::ENOENT)
+}
+
+/// Adds files under `directory`, which is in memory: `(path, text)`.
+fn add_texts(directory: &Arc<Inode>, texts: &[(&str, &str)]) -> Result<()> {
+    for (path, text) in texts {
+        let mut here = directory.clone();
+        let mut parts = path.split('/').peekable();
+        while let Some(part) = parts.next() {
+            let part = part.as_bytes();
+            if parts.peek().is_some() {
+                here = match here.lookup(part) {
+                    Ok(there) => there,
+                    Err(_) => directory::make_directory(&here, part, 0o555)?,
+                };
+            } else {
+                let file = Inode::try_new_regular(0o644)?;
+                let regular = file.regular().ok_or(Errno::EINVAL)?;
+                Transfer::from_kernel(text.as_bytes(), |from| regular.write(from, Some(0)))?;
+                directory::link(&here, part, &file)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One line `name:\tvalue` of a status file.
+fn field(text: &mut String, name: &str, value: impl core::fmt::Display) {
+    // Writing to a string does not fail.
+    let _ = writeln!(text, "{name}:\t{value}");
+}

@@ -1,0 +1,493 @@
+//! What `/proc/PID` says of a process, and `/proc/PID/task/TID` of a thread.
+
+use super::super::inode::path_of_tag;
+use super::{ProcessText, Subject, field};
+use crate::arch::user;
+use crate::percpu;
+use crate::syscall::{Errno, Result};
+use crate::task::exec::Visit;
+use crate::task::memory::Memory;
+use alloc::format;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt::Write;
+use core::sync::atomic::Ordering::Relaxed;
+use faultless::{Label, PAGE_SIZE, Prot, USER_END, VirtRange, VmaFlags};
+
+/// The texts, by name.
+pub(super) const TEXTS: &[(&str, ProcessText)] = &[
+    ("maps", maps),
+    ("smaps", smaps),
+    ("smaps_rollup", smaps_rollup),
+    ("status", status),
+    ("stat", stat),
+    ("statm", statm),
+    ("cmdline", cmdline),
+    ("environ", environ),
+    ("comm", comm),
+    ("limits", limits),
+    ("mounts", mounts),
+    ("mountinfo", mountinfo),
+    ("cgroup", cgroup),
+    ("oom_score", nought),
+    ("oom_score_adj", nought),
+    ("oom_adj", nought),
+    ("clear_refs", nothing),
+    ("io", nothing),
+    ("sched", nothing),
+    ("schedstat", schedstat),
+    ("wchan", nought),
+    ("personality", personality),
+];
+
+/// Clock ticks in a second, as programs are told times.
+const TICK: u64 = 1_000_000_000 / 100;
+
+fn memory(of: &Subject) -> Result<Arc<Memory>> {
+    of.process.memory().ok_or(Errno::ESRCH)
+}
+
+/// What a mapping of the file with this tag is called.
+fn label(tag: u64) -> Option<Label<String>> {
+    let path = path_of_tag(tag)?;
+    let path = String::from_utf8_lossy(&path).into_owned();
+    Some(Label { device: (0, 1), inode: tag, path })
+}
+
+fn maps(of: &Subject, text: &mut String) -> Result<()> {
+    // A process that has ended has none.
+    if let Ok(memory) = memory(of) {
+        let _ = write!(text, "{}", memory.space().maps_with(percpu::cpu(), label));
+    }
+    Ok(())
+}
+
+/// What a space is made of, in pages.
+#[derive(Default)]
+struct Sums {
+    data: u64,
+    stack: u64,
+    text: u64,
+    resident_anon: u64,
+    resident_file: u64,
+    resident_shared: u64,
+}
+
+fn sums(memory: &Memory) -> Sums {
+    let mut sums = Sums::default();
+    memory.space().areas(percpu::cpu(), |area| {
+        let pages = area.range.pages();
+        let shared = area.flags.contains(VmaFlags::SHARED);
+        if area.flags.contains(VmaFlags::GROWSDOWN) {
+            sums.stack += pages;
+        } else if area.prot.contains(Prot::WRITE) && !shared {
+            sums.data += pages;
+        } else if area.prot.contains(Prot::EXEC) {
+            sums.text += pages;
+        }
+        *match (area.tag, shared) {
+            (0, false) => &mut sums.resident_anon,
+            (0, true) => &mut sums.resident_shared,
+            _ => &mut sums.resident_file,
+        } += area.resident;
+    });
+    sums
+}
+
+fn kilobytes(pages: u64) -> String {
+    format!("{:8} kB", pages * (PAGE_SIZE / 1024))
+}
+
+fn smaps_fields(text: &mut String, size: Option<u64>, resident: u64, private: bool, anon: bool) {
+    let mut line = |name: &str, pages: u64| {
+        let _ = writeln!(text, "{:<16}{}", format!("{name}:"), kilobytes(pages));
+    };
+    if let Some(size) = size {
+        line("Size", size);
+        line("KernelPageSize", 1);
+        line("MMUPageSize", 1);
+    }
+    let if_so = |so: bool| if so { resident } else { 0 };
+    line("Rss", resident);
+    line("Pss", resident);
+    line("Pss_Dirty", if_so(anon));
+    line("Shared_Clean", 0);
+    line("Shared_Dirty", if_so(!private));
+    line("Private_Clean", if_so(private && !anon));
+    line("Private_Dirty", if_so(private && anon));
+    line("Referenced", resident);
+    line("Anonymous", if_so(anon));
+    for name in
+        ["KSM", "LazyFree", "AnonHugePages", "ShmemPmdMapped", "FilePmdMapped", "Shared_Hugetlb"]
+    {
+        line(name, 0);
+    }
+    for name in ["Private_Hugetlb", "Swap", "SwapPss", "Locked"] {
+        line(name, 0);
+    }
+}
+
+fn smaps(of: &Subject, text: &mut String) -> Result<()> {
+    let Ok(memory) = memory(of) else { return Ok(()) };
+    let maps = format!("{}", memory.space().maps_with(percpu::cpu(), label));
+    let mut areas = Vec::new();
+    memory.space().areas(percpu::cpu(), |area| areas.push(area));
+    // The two listings are of two moments: an area that came or went in between is left out.
+    let mut areas = areas.into_iter().peekable();
+    for line in maps.lines() {
+        let start = line.split('-').next().and_then(|hex| u64::from_str_radix(hex, 16).ok());
+        let start = start.ok_or(Errno::EIO)?;
+        while areas.next_if(|area| area.range.start < start).is_some() {}
+        let Some(area) = areas.next_if(|area| area.range.start == start) else { continue };
+        let _ = writeln!(text, "{line}");
+        let private = !area.flags.contains(VmaFlags::SHARED);
+        let anon = private && area.tag == 0;
+        smaps_fields(text, Some(area.range.pages()), area.resident, private, anon);
+        let mark = |prot, mark| if area.prot.contains(prot) { mark } else { "" };
+        let _ = writeln!(
+            text,
+            "THPeligible:           0\nVmFlags: {}{}{}{}mr mw me ",
+            mark(Prot::READ, "rd "),
+            mark(Prot::WRITE, "wr "),
+            mark(Prot::EXEC, "ex "),
+            if private { "" } else { "sh " },
+        );
+    }
+    Ok(())
+}
+
+fn smaps_rollup(of: &Subject, text: &mut String) -> Result<()> {
+    let memory = memory(of)?;
+    let mut range: Option<VirtRange> = None;
+    let mut resident = 0;
+    memory.space().areas(percpu::cpu(), |area| {
+        range = Some(range.map_or(area.range, |range| range.hull(area.range)));
+        resident += area.resident;
+    });
+    let range = range.unwrap_or(VirtRange::new(0, 0));
+    let (start, end) = (range.start, range.end);
+    let _ =
+        writeln!(text, "{start:08x}-{end:08x} ---p 00000000 00:00 0                          [rollup]");
+    smaps_fields(text, None, resident, true, true);
+    Ok(())
+}
+
+/// The letter of its state, and what it stands for.
+fn state(of: &Subject) -> (char, &'static str) {
+    match &of.thread {
+        None => ('Z', "zombie"),
+        Some(thread) if thread.waits() => ('S', "sleeping"),
+        Some(_) => ('R', "running"),
+    }
+}
+
+fn parent(of: &Subject) -> u32 {
+    of.process.family.lock().parent
+}
+
+fn tid(of: &Subject) -> u32 {
+    of.thread.as_ref().filter(|_| of.of_thread).map_or(of.process.pid, |thread| thread.tid)
+}
+
+fn switches(of: &Subject) -> [u64; 2] {
+    let of_thread = |at: usize| of.thread.as_ref().map_or(0, |t| t.switches[at].load(Relaxed));
+    [of_thread(0), of_thread(1)]
+}
+
+fn status(of: &Subject, text: &mut String) -> Result<()> {
+    let process = &of.process;
+    let (letter, word) = state(of);
+    field(text, "Name", &*process.name.lock());
+    field(text, "Umask", format_args!("{:04o}", process.files.umask()));
+    field(text, "State", format_args!("{letter} ({word})"));
+    field(text, "Tgid", process.pid);
+    field(text, "Ngid", 0);
+    field(text, "Pid", tid(of));
+    field(text, "PPid", parent(of));
+    field(text, "TracerPid", 0);
+    field(text, "Uid", "0\t0\t0\t0");
+    field(text, "Gid", "0\t0\t0\t0");
+    field(text, "FDSize", process.files.open().len().next_multiple_of(64));
+    field(text, "Groups", " ");
+    if let Some(memory) = process.memory() {
+        let space = memory.space();
+        let sums = sums(&memory);
+        let (size, resident) = (space.mapped_pages(), space.resident_pages(percpu::cpu()));
+        let mut pages = |name: &str, pages: u64| field(text, name, kilobytes(pages));
+        pages("VmPeak", size);
+        pages("VmSize", size);
+        pages("VmLck", 0);
+        pages("VmPin", 0);
+        pages("VmHWM", resident);
+        pages("VmRSS", resident);
+        pages("RssAnon", sums.resident_anon);
+        pages("RssFile", sums.resident_file);
+        pages("RssShmem", sums.resident_shared);
+        pages("VmData", sums.data);
+        pages("VmStk", sums.stack);
+        pages("VmExe", sums.text);
+        pages("VmLib", 0);
+        pages("VmPTE", tables(&memory));
+        pages("VmSwap", 0);
+    }
+    field(text, "CoreDumping", 0);
+    field(text, "THP_enabled", 0);
+    field(text, "Threads", process.threads.lock().len());
+    field(text, "SigQ", "0/4096");
+    for name in ["SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt"] {
+        field(text, name, signals(of, name));
+    }
+    for name in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        let all = if matches!(name, "CapInh" | "CapAmb") { 0u64 } else { (1 << 41) - 1 };
+        field(text, name, format_args!("{all:016x}"));
+    }
+    field(text, "NoNewPrivs", 0);
+    field(text, "Seccomp", 0);
+    let cpus = percpu::cpus();
+    let all = u64::MAX >> (64 - cpus.min(64));
+    let may = of.thread.as_ref().map_or(all, |thread| thread.affinity.load(Relaxed)) & all;
+    field(text, "Cpus_allowed", format_args!("{may:x}"));
+    field(text, "Cpus_allowed_list", list(may));
+    field(text, "Mems_allowed", 1);
+    field(text, "Mems_allowed_list", 0);
+    let [given, taken] = switches(of);
+    field(text, "voluntary_ctxt_switches", given);
+    field(text, "nonvoluntary_ctxt_switches", taken);
+    Ok(())
+}
+
+/// Page tables, as far as one can tell from outside: what the mapped pages need at least.
+fn tables(memory: &Memory) -> u64 {
+    let mut tables = 1;
+    let mut last = [u64::MAX; 3];
+    memory.space().areas(percpu::cpu(), |area| {
+        for (last, shift) in last.iter_mut().zip([21, 30, 39]) {
+            let (first, end) = (area.range.start >> shift, (area.range.end - 1) >> shift);
+            if area.resident + area.zero != 0 {
+                tables += (end - first + u64::from(first != *last)).min(area.resident + area.zero);
+                *last = end;
+            }
+        }
+    });
+    tables
+}
+
+/// The set of signals that a line of the status is about.
+fn signals(of: &Subject, name: &str) -> String {
+    let (process, thread) = (&of.process.signals, of.thread.as_ref());
+    let (ignored, caught) = process.ignored_and_caught();
+    let set = match name {
+        "SigPnd" => thread.map_or(0, |thread| thread.signals.waiting()),
+        "ShdPnd" => process.waiting(),
+        "SigBlk" => thread.map_or(0, |thread| thread.signals.blocked()),
+        "SigIgn" => ignored,
+        _ => caught,
+    };
+    format!("{set:016x}")
+}
+
+/// A set of CPUs as a list of ranges.
+fn list(cpus: u64) -> String {
+    let has = |cpu: u32| cpu < 64 && cpus & 1 << cpu != 0;
+    let mut text = String::new();
+    let mut cpu = 0;
+    while cpu < 64 {
+        if !has(cpu) {
+            cpu += 1;
+            continue;
+        }
+        let first = cpu;
+        while has(cpu + 1) {
+            cpu += 1;
+        }
+        let comma = if text.is_empty() { "" } else { "," };
+        let _ = write!(text, "{comma}{first}");
+        if cpu > first {
+            let _ = write!(text, "-{cpu}");
+        }
+        cpu += 1;
+    }
+    text
+}
+
+fn stat(of: &Subject, text: &mut String) -> Result<()> {
+    let process = &of.process;
+    let memory = process.memory();
+    let (mut size, mut resident, mut image) = (0, 0, [0; 4]);
+    if let Some(memory) = &memory {
+        size = memory.space().mapped_pages() * PAGE_SIZE;
+        resident = memory.space().resident_pages(percpu::cpu());
+        let known = memory.image.lock();
+        let ends = |range: Option<VirtRange>| range.map_or([0; 2], |range| [range.start, range.end]);
+        let (arguments, environment) = (ends(known.arguments), ends(known.environment));
+        image = [arguments[0], arguments[1], environment[0], environment[1]];
+    }
+    let threads = process.threads.lock().len();
+    let [own, children] = [0, 1].map(|at| process.usage[at].get());
+    let (ran, faults) = match &of.thread {
+        Some(thread) if of.of_thread => (thread.run_time(), thread.faults.load(Relaxed)),
+        _ => {
+            let threads = process.threads.lock();
+            let running: u64 = threads.iter().map(|thread| thread.faults.load(Relaxed)).sum();
+            drop(threads);
+            (process.run_time(), own[1] + running)
+        }
+    };
+    let cpu = of.thread.as_ref().map_or(0, |thread| thread.last_cpu().0);
+    let group = process.group.load(Relaxed);
+    let session = process.session.load(Relaxed);
+    let _ = write!(
+        text,
+        "{} ({}) {} {} {group} {session} 0 -1 4194304 {faults} {} 0 0 {} 0 {} 0 20 0 {threads} 0 {} \
+         {size} {resident} 18446744073709551615 0 0 0 0 0 0 0 0 0 0 0 17 {cpu} 0 0 0 0 0 0 0 {} {} {} \
+         {} {} {}",
+        tid(of),
+        *process.name.lock(),
+        state(of).0,
+        parent(of),
+        children[1],
+        ran / TICK,
+        children[0] / TICK,
+        process.started / TICK,
+        memory.as_ref().map_or(0, |memory| memory.space().heap_range().start),
+        image[0],
+        image[1],
+        image[2],
+        image[3],
+        process.ending.lock().map_or(0, |ending| ending.0),
+    );
+    text.push('\n');
+    Ok(())
+}
+
+fn statm(of: &Subject, text: &mut String) -> Result<()> {
+    let Ok(memory) = memory(of) else {
+        text.push_str("0 0 0 0 0 0 0\n");
+        return Ok(());
+    };
+    let sums = sums(&memory);
+    let _ = writeln!(
+        text,
+        "{} {} {} {} 0 {} 0",
+        memory.space().mapped_pages(),
+        memory.space().resident_pages(percpu::cpu()),
+        sums.resident_file + sums.resident_shared,
+        sums.text,
+        sums.data + sums.stack,
+    );
+    Ok(())
+}
+
+/// Appends the strings in a part of a process's memory.
+fn strings(memory: &Memory, range: Option<VirtRange>, text: &mut String) {
+    let Some(range) = range.filter(|range| range.end <= USER_END) else { return };
+    let len = range.len().min(1 << 20) as usize;
+    let mut bytes = Vec::new();
+    if bytes.try_reserve_exact(len).is_err() {
+        return;
+    }
+    bytes.resize(len, 0);
+    let _visit = Visit::to(memory);
+    // What the program unmapped is not told.
+    if user::read_bytes(&mut bytes, range.start).is_ok() {
+        text.push_str(&String::from_utf8_lossy(&bytes));
+    }
+}
+
+fn cmdline(of: &Subject, text: &mut String) -> Result<()> {
+    if let Ok(memory) = memory(of) {
+        let range = memory.image.lock().arguments;
+        strings(&memory, range, text);
+    }
+    Ok(())
+}
+
+fn environ(of: &Subject, text: &mut String) -> Result<()> {
+    if let Ok(memory) = memory(of) {
+        let range = memory.image.lock().environment;
+        strings(&memory, range, text);
+    }
+    Ok(())
+}
+
+fn comm(of: &Subject, text: &mut String) -> Result<()> {
+    let _ = writeln!(text, "{}", *of.process.name.lock());
+    Ok(())
+}
+
+fn limits(of: &Subject, text: &mut String) -> Result<()> {
+    const ROWS: [(&str, &str); 16] = [
+        ("Max cpu time", "seconds"),
+        ("Max file size", "bytes"),
+        ("Max data size", "bytes"),
+        ("Max stack size", "bytes"),
+        ("Max core file size", "bytes"),
+        ("Max resident set", "bytes"),
+        ("Max processes", "processes"),
+        ("Max open files", "files"),
+        ("Max locked memory", "bytes"),
+        ("Max address space", "bytes"),
+        ("Max file locks", "locks"),
+        ("Max pending signals", "signals"),
+        ("Max msgqueue size", "bytes"),
+        ("Max nice priority", ""),
+        ("Max realtime priority", ""),
+        ("Max realtime timeout", "us"),
+    ];
+    let limits = *of.process.limits.lock();
+    let _ = writeln!(
+        text,
+        "{:<25} {:<20} {:<20} {:<10}",
+        "Limit", "Soft Limit", "Hard Limit", "Units"
+    );
+    for ((name, unit), limit) in ROWS.iter().zip(limits) {
+        let [soft, hard] = limit.map(|limit| match limit {
+            u64::MAX => String::from("unlimited"),
+            limit => format!("{limit}"),
+        });
+        let _ = writeln!(text, "{name:<25} {soft:<20} {hard:<20} {unit:<10}");
+    }
+    Ok(())
+}
+
+fn mounts(_: &Subject, text: &mut String) -> Result<()> {
+    text.push_str(
+        "rootfs / rootfs rw 0 0\nproc /proc proc rw,nosuid,nodev,noexec,relatime 0 0\n\
+         tmpfs /dev/shm tmpfs rw,nosuid,nodev 0 0\ntmpfs /tmp tmpfs rw 0 0\n",
+    );
+    Ok(())
+}
+
+fn mountinfo(_: &Subject, text: &mut String) -> Result<()> {
+    text.push_str(
+        "1 1 0:1 / / rw - rootfs rootfs rw\n\
+         2 1 0:2 / /proc rw,nosuid,nodev,noexec,relatime - proc proc rw\n",
+    );
+    Ok(())
+}
+
+fn cgroup(_: &Subject, text: &mut String) -> Result<()> {
+    text.push_str("0::/\n");
+    Ok(())
+}
+
+fn nought(_: &Subject, text: &mut String) -> Result<()> {
+    text.push_str("0\n");
+    Ok(())
+}
+
+fn nothing(_: &Subject, _: &mut String) -> Result<()> {
+    Ok(())
+}
+
+fn schedstat(of: &Subject, text: &mut String) -> Result<()> {
+    let ran = of.thread.as_ref().map_or(0, |thread| thread.run_time());
+    let _ = writeln!(text, "{ran} 0 {}", switches(of).iter().sum::<u64>());
+    Ok(())
+}
+
+fn personality(_: &Subject, text: &mut String) -> Result<()> {
+    text.push_str("00000000\n");
+    Ok(())
+}

@@ -1,0 +1,394 @@
+//! The kernel's heap.
+//!
+//! *Blocks* up to [`LARGEST`] bytes are of power-of-two sizes, aligned to their size. Each CPU has a list of free
+//! blocks of each size, which needs no lock, since interrupts are off in the kernel. A list that runs empty
+//! is filled with a batch from the common stock, one that grows long gives a batch back to it. The stock
+//! grows by *slabs*, cut up into blocks. Larger allocations are runs of pages, as slabs are.
+//!
+//! *Never empty-handed.* Much of the kernel allocates without expecting to fail. So system calls that make
+//! things ask [`low`] first, and are refused while less than an eighth of the heap is left; what is
+//! under way then has that eighth. When the heap looks low, slabs whose blocks have all come back to
+//! the stock are made pages again first.
+//!
+//! The lock around the stock is a leaf: its holder waits for nobody.
+
+use crate::percpu;
+use core::alloc::{GlobalAlloc, Layout};
+use core::cell::Cell;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicUsize, Ordering};
+use faultless::sync::spin::{SpinGuard, SpinLock};
+use faultless::sync::wait::Spin;
+use faultless::{PAGE_SHIFT, PAGE_SIZE};
+use faultless_bare::pages::{self, Pages};
+
+/// log2 of the smallest block.
+const SMALLEST_SHIFT: u32 = 4;
+/// Bytes of the largest block.
+const LARGEST: usize = 16 << 10;
+/// One more than the class of the largest block. Class *c* has blocks of 2^(c + 1) bytes, so those below
+/// the smallest block's stay empty.
+const CLASSES: usize = LARGEST.ilog2() as usize;
+/// Bytes of pages.
+const PAGE: usize = PAGE_SIZE as usize;
+
+const fn block_bytes(class: usize) -> usize {
+    2 << class
+}
+
+/// Bytes of a slab of this class, a power of two; slabs are aligned to it.
+const fn slab_bytes(class: usize) -> usize {
+    let four = 4 * block_bytes(class);
+    if four > 4 * PAGE { four } else { 4 * PAGE }
+}
+
+/// How many blocks move between a CPU and the stock at once; a CPU keeps at most twice as many.
+const fn batch(class: usize) -> i32 {
+    let blocks = 2 * PAGE / block_bytes(class);
+    if blocks > 32 {
+        32
+    } else if blocks == 0 {
+        1
+    } else {
+        blocks as i32
+    }
+}
+
+/// The class of a block of `bytes`, 1 to [`LARGEST`].
+#[inline(always)]
+const fn class_of(bytes: usize) -> usize {
+    let low = (1 << SMALLEST_SHIFT) - 1;
+    (bytes.wrapping_sub(1) | low).ilog2() as usize
+}
+
+/// A free block.
+struct Block {
+    next: *mut Block,
+}
+
+/// One CPU's free blocks.
+pub struct Local {
+    lists: [List; CLASSES],
+}
+
+struct List {
+    head: Cell<*mut Block>,
+    /// How many more blocks it may have.
+    room: Cell<i32>,
+}
+
+impl Local {
+    pub const fn new() -> Self {
+        let mut lists =
+            [const { List { head: Cell::new(ptr::null_mut()), room: Cell::new(0) } }; CLASSES];
+        let mut class = 0;
+        while class < CLASSES {
+            lists[class].room = Cell::new(2 * batch(class));
+            class += 1;
+        }
+        Self { lists }
+    }
+}
+
+/// What all CPUs share.
+struct Common {
+    base: usize,
+    pages: Option<Pages<'static>>,
+    /// For each page: how many blocks of the slab that starts there are in the stock, while slabs are
+    /// looked for that can go.
+    in_stock: &'static mut [u16],
+    stock: [*mut Block; CLASSES],
+    stocked: [usize; CLASSES],
+}
+
+// SAFETY: blocks in the stock belong to whoever holds it.
+unsafe impl Send for Common {}
+
+static COMMON: SpinLock<Common> = SpinLock::new(Common {
+    base: 0,
+    pages: None,
+    in_stock: &mut [],
+    stock: [ptr::null_mut(); CLASSES],
+    stocked: [0; CLASSES],
+});
+
+/// Free pages, as the holder of the lock last left them.
+static FREE: AtomicUsize = AtomicUsize::new(0);
+/// Below so many the heap is low.
+static LOW: AtomicUsize = AtomicUsize::new(0);
+/// All pages.
+static TOTAL: AtomicUsize = AtomicUsize::new(0);
+
+impl Common {
+    fn take_pages(&mut self, count: usize, align: usize) -> Option<NonNull<u8>> {
+        let found = match self.pages.as_mut()?.take(count, align) {
+            Some(found) => found,
+            None => {
+                self.reclaim();
+                self.pages.as_mut()?.take(count, align)?
+            }
+        };
+        self.publish();
+        NonNull::new((self.base + (found << PAGE_SHIFT)) as *mut u8)
+    }
+
+    fn give_pages(&mut self, at: usize, count: usize) {
+        if let Some(pages) = &mut self.pages {
+            pages.give((at - self.base) >> PAGE_SHIFT, count);
+        }
+        self.publish();
+    }
+
+    fn publish(&self) {
+        FREE.store(self.pages.as_ref().map_or(0, Pages::free), Ordering::Relaxed);
+    }
+
+    fn push(&mut self, class: usize, block: *mut Block) {
+        // SAFETY: the block is free, and ours.
+        unsafe { block.write(Block { next: self.stock[class] }) };
+        self.stock[class] = block;
+        self.stocked[class] += 1;
+    }
+
+    fn pop(&mut self, class: usize) -> Option<*mut Block> {
+        let block = NonNull::new(self.stock[class])?.as_ptr();
+        // SAFETY: blocks in the stock are free, and say which is next.
+        self.stock[class] = unsafe { (*block).next };
+        self.stocked[class] -= 1;
+        Some(block)
+    }
+
+    /// Cuts up one more slab.
+    fn grow(&mut self, class: usize) -> Option<()> {
+        let count = slab_bytes(class) / PAGE;
+        let slab = self.take_pages(count, count)?.as_ptr();
+        for at in (0..slab_bytes(class)).step_by(block_bytes(class)).rev() {
+            self.push(class, slab.wrapping_add(at).cast());
+        }
+        Some(())
+    }
+
+    /// Makes slabs that are in the stock as a whole pages again.
+    fn reclaim(&mut self) {
+        for class in 0..CLASSES {
+            let whole = slab_bytes(class) / block_bytes(class);
+            if self.stocked[class] < whole {
+                continue;
+            }
+            let mut block = self.stock[class];
+            while !block.is_null() {
+                let page = self.slab_page(class, block);
+                self.in_stock[page] += 1;
+                // SAFETY: a block in the stock.
+                block = unsafe { (*block).next };
+            }
+            let mut block = core::mem::replace(&mut self.stock[class], ptr::null_mut());
+            self.stocked[class] = 0;
+            while !block.is_null() {
+                // SAFETY: a block that was in the stock.
+                let next = unsafe { (*block).next };
+                let page = self.slab_page(class, block);
+                // Each page is counted down to 0 again.
+                if usize::from(self.in_stock[page]) >= whole {
+                    self.in_stock[page] += 1;
+                    if usize::from(self.in_stock[page]) == 2 * whole {
+                        self.in_stock[page] = 0;
+                        self.give_pages(self.base + (page << PAGE_SHIFT), slab_bytes(class) / PAGE);
+                    }
+                } else {
+                    self.in_stock[page] -= 1;
+                    self.push(class, block);
+                }
+                block = next;
+            }
+        }
+    }
+
+    /// The page at which the block's slab starts, counted from the heap's first.
+    fn slab_page(&self, class: usize, block: *mut Block) -> usize {
+        let slab = block as usize & !(slab_bytes(class) - 1);
+        (slab - self.base) >> PAGE_SHIFT
+    }
+}
+
+fn common() -> SpinGuard<'static, Common> {
+    // Whoever waits here need not answer: the holder waits for nobody.
+    COMMON.lock(&Spin)
+}
+
+/// The heap.
+struct Heap;
+
+#[global_allocator]
+static HEAP: Heap = Heap;
+
+// SAFETY: a block or run is one caller's at a time: a list or the stock has those that are nobody's, and
+// each is reached by one CPU, or under the lock. Blocks are aligned to their size, which is a power of two
+// not below what the layout asks for; runs are at multiples of their alignment in pages.
+unsafe impl GlobalAlloc for Heap {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let bytes = layout.size().max(layout.align());
+        if bytes > LARGEST {
+            return take_run(layout);
+        }
+        let class = class_of(bytes);
+        let list = &percpu::this().heap.lists[class];
+        let block = list.head.get();
+        if block.is_null() {
+            return refill(class);
+        }
+        // SAFETY: a block in this CPU's list.
+        list.head.set(unsafe { (*block).next });
+        list.room.set(list.room.get().wrapping_add(1));
+        block.cast()
+    }
+
+    #[inline]
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        let bytes = layout.size().max(layout.align());
+        if bytes > LARGEST {
+            return give_run(at, layout);
+        }
+        let class = class_of(bytes);
+        let list = &percpu::this().heap.lists[class];
+        let block = at.cast::<Block>();
+        // SAFETY: the block is free from now on.
+        unsafe { block.write(Block { next: list.head.get() }) };
+        list.head.set(block);
+        let room = list.room.get().wrapping_sub(1);
+        list.room.set(room);
+        if room < 0 {
+            spill(class);
+        }
+    }
+
+    #[inline]
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        let (old, new) = (layout.size().max(layout.align()), new_size.max(layout.align()));
+        let stays = if old.max(new) <= LARGEST {
+            class_of(old) == class_of(new)
+        } else {
+            old.min(new) > LARGEST && old.div_ceil(PAGE) == new.div_ceil(PAGE)
+        };
+        if stays {
+            return at;
+        }
+        // SAFETY: the caller's promises: the layout is valid with the new size, and the old block is
+        // its own.
+        unsafe {
+            let to = self.alloc(Layout::from_size_align_unchecked(new_size, layout.align()));
+            if !to.is_null() {
+                to.copy_from_nonoverlapping(at, layout.size().min(new_size));
+                self.dealloc(at, layout);
+            }
+            to
+        }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn take_run(layout: Layout) -> *mut u8 {
+    let align = (layout.align() / PAGE).max(1);
+    let found = common().take_pages(layout.size().div_ceil(PAGE), align);
+    found.map_or(ptr::null_mut(), NonNull::as_ptr)
+}
+
+#[cold]
+#[inline(never)]
+fn give_run(at: *mut u8, layout: Layout) {
+    common().give_pages(at as usize, layout.size().div_ceil(PAGE));
+}
+
+/// Fills this CPU's empty list, and takes a block.
+#[cold]
+#[inline(never)]
+fn refill(class: usize) -> *mut u8 {
+    let list = &percpu::this().heap.lists[class];
+    let mut common = common();
+    if common.stock[class].is_null() && common.grow(class).is_none() {
+        return ptr::null_mut();
+    }
+    for _ in 0..batch(class) {
+        let Some(block) = common.pop(class) else { break };
+        // SAFETY: the block is this CPU's from now on.
+        unsafe { block.write(Block { next: list.head.get() }) };
+        list.head.set(block);
+        list.room.set(list.room.get() - 1);
+    }
+    let block = list.head.get();
+    // SAFETY: there was one in the stock.
+    list.head.set(unsafe { (*block).next });
+    list.room.set(list.room.get() + 1);
+    block.cast()
+}
+
+/// Gives a batch of this CPU's long list back to the stock.
+#[cold]
+#[inline(never)]
+fn spill(class: usize) {
+    let list = &percpu::this().heap.lists[class];
+    let mut common = common();
+    for _ in 0..batch(class) {
+        let block = list.head.get();
+        // SAFETY: the list is longer than that.
+        list.head.set(unsafe { (*block).next });
+        list.room.set(list.room.get() + 1);
+        common.push(class, block);
+    }
+}
+
+/// Makes the memory `start..end` of the direct map the heap. `fixed` bytes of it will be taken for good
+/// before anybody asks whether it is [`low`].
+///
+/// # Safety
+/// Called once, with memory that is page-aligned and nobody else's.
+pub(crate) unsafe fn init(start: usize, end: usize, fixed: usize) {
+    let count = (end - start) / PAGE;
+    let words = pages::words(count);
+    // The first pages keep account of all.
+    let own = (words * 8 + count * 2).div_ceil(PAGE);
+    // SAFETY: memory of the caller's, aligned for both; zero is a value of both.
+    let (words, in_stock) = unsafe {
+        let start = start as *mut u8;
+        start.write_bytes(0, own * PAGE);
+        let words = core::slice::from_raw_parts_mut(start.cast::<u64>(), words);
+        let counts = start.add(words.len() * 8).cast::<u16>();
+        (words, core::slice::from_raw_parts_mut(counts, count))
+    };
+    let mut pages = Pages::new(words, count);
+    pages.take(own, 1);
+    let total = pages.free();
+    let mut common = common();
+    common.base = start;
+    common.in_stock = in_stock;
+    common.pages = Some(pages);
+    common.publish();
+    TOTAL.store(total, Ordering::Relaxed);
+    LOW.store(total.saturating_sub(fixed.div_ceil(PAGE)) / 8, Ordering::Relaxed);
+}
+
+/// Whether less than an eighth of the heap is left: who would make something then is refused with
+/// `ENOMEM`.
+#[inline]
+pub fn low() -> bool {
+    FREE.load(Ordering::Relaxed) < LOW.load(Ordering::Relaxed) && low_indeed()
+}
+
+#[cold]
+fn low_indeed() -> bool {
+    let mut common = common();
+    let stocked: usize = (0..CLASSES).map(|class| common.stocked[class] * block_bytes(class)).sum();
+    // Not for every call while it is low: looking takes as long as the stock is.
+    if stocked / PAGE > LOW.load(Ordering::Relaxed) / 8 {
+        common.reclaim();
+    }
+    FREE.load(Ordering::Relaxed) < LOW.load(Ordering::Relaxed)
+}
+
+/// Bytes of the heap: all, and those on no block and no run.
+pub fn usage() -> (u64, u64) {
+    let bytes = |pages: &AtomicUsize| (pages.load(Ordering::Relaxed) * PAGE) as u64;
+    (bytes(&TOTAL), bytes(&FREE))
+}

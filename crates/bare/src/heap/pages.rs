@@ -1,0 +1,143 @@
+//! Runs of pages: which are used, one bit a page.
+
+/// A set of pages of which runs are taken and given back.
+#[derive(Debug)]
+pub struct Pages<'a> {
+    /// A bit is set where the page is used. Bits beyond `len` are set.
+    words: &'a mut [u64],
+    len: usize,
+    free: usize,
+    /// No page below is free.
+    first: usize,
+}
+
+/// How many words [`Pages`] of `len` pages need.
+pub const fn words(len: usize) -> usize {
+    len.div_ceil(64)
+}
+
+impl<'a> Pages<'a> {
+    /// `len` pages, all free. `words` are [`words(len)`](words).
+    pub fn new(words: &'a mut [u64], len: usize) -> Self {
+        words.fill(0);
+        let pages = Self { words, len, free: len, first: 0 };
+        for beyond in len..pages.words.len() * 64 {
+            pages.words[beyond / 64] |= 1 << (beyond % 64);
+        }
+        pages
+    }
+
+    /// How many pages are free.
+    pub const fn free(&self) -> usize {
+        self.free
+    }
+
+    /// Takes a run of `count` pages at a multiple of `align`, which is a power of two: the first there is.
+    pub fn take(&mut self, count: usize, align: usize) -> Option<usize> {
+        if count == 0 || count > self.free {
+            return None;
+        }
+        self.first = self.next(self.first, self.len, false);
+        let mut at = self.first.next_multiple_of(align);
+        loop {
+            let end = at.checked_add(count).filter(|&end| end <= self.len)?;
+            let used = self.next(at, end, true);
+            if used == end {
+                self.mark(at, count, true);
+                self.free -= count;
+                return Some(at);
+            }
+            at = self.next(used, self.len, false).next_multiple_of(align);
+        }
+    }
+
+    /// Gives back a run that was taken, or a part of one.
+    pub fn give(&mut self, at: usize, count: usize) {
+        debug_assert!(self.next(at, at + count, false) == at + count, "given back twice");
+        self.mark(at, count, false);
+        self.free += count;
+        self.first = self.first.min(at);
+    }
+
+    /// The first page from `at` on, below `end`, that is used, or free; `end` if there is none.
+    fn next(&self, mut at: usize, end: usize, used: bool) -> usize {
+        while at < end {
+            let word = self.words[at / 64];
+            let wanted = (if used { word } else { !word }) >> (at % 64);
+            if wanted != 0 {
+                return (at + wanted.trailing_zeros() as usize).min(end);
+            }
+            at = (at / 64 + 1) * 64;
+        }
+        end
+    }
+
+    fn mark(&mut self, mut at: usize, count: usize, used: bool) {
+        let end = at + count;
+        while at < end {
+            let bits = (end - at).min(64 - at % 64);
+            let mask = (u64::MAX >> (64 - bits)) << (at % 64);
+            let word = &mut self.words[at / 64];
+            *word = if used { *word | mask } else { *word & !mask };
+            at += bits;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec;
+    use std::vec::Vec;
+
+    #[test]
+    fn runs_are_aligned_disjoint_and_come_back() {
+        let mut storage = vec![0; words(150)];
+        let mut pages = Pages::new(&mut storage, 150);
+        assert_eq!(pages.take(3, 1), Some(0));
+        assert_eq!(pages.take(4, 4), Some(4));
+        assert_eq!(pages.take(70, 1), Some(8));
+        assert_eq!(pages.take(70, 64), None, "only 72 are left, from 78 on");
+        assert_eq!(pages.take(72, 1), Some(78));
+        assert_eq!(pages.free(), 1);
+        assert_eq!(pages.take(1, 1), Some(3));
+        assert_eq!(pages.take(1, 1), None);
+        pages.give(8, 70);
+        assert_eq!(pages.take(64, 8), Some(8));
+        pages.give(4, 4);
+        assert_eq!(pages.take(2, 2), Some(4));
+    }
+
+    /// Against a vector of booleans.
+    #[test]
+    fn as_a_simple_model() {
+        let mut storage = vec![0; words(200)];
+        let mut pages = Pages::new(&mut storage, 200);
+        let mut model = [false; 200];
+        let mut runs: Vec<(usize, usize)> = Vec::new();
+        let mut state = 1u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) as usize % below
+        };
+        for _ in 0..5000 {
+            if random(2) == 0 && !runs.is_empty() {
+                let (at, count) = runs.swap_remove(random(runs.len()));
+                pages.give(at, count);
+                model[at..at + count].fill(false);
+            } else {
+                let (count, align) = (1 + random(20), 1 << random(4));
+                let fits = |at: &usize| {
+                    at + count <= 200 && model[*at..at + count].iter().all(|used| !used)
+                };
+                let expected = (0..200).step_by(align).find(fits);
+                assert_eq!(pages.take(count, align), expected);
+                if let Some(at) = expected {
+                    model[at..at + count].fill(true);
+                    runs.push((at, count));
+                }
+            }
+            assert_eq!(pages.free(), model.iter().filter(|used| !**used).count());
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! The parts of the bare machine's kernel that can be thought through, and tested, without the machine.
+//! The kernel itself is the binary of this package.
+#![no_std]
+
+extern crate alloc;
+
+#[cfg(test)]
+extern crate std;
+
+#[path = "arch/calendar.rs"]
+pub mod calendar;
+#[path = "task/elf.rs"]
+pub mod elf;
+#[path = "heap/pages.rs"]
+pub mod pages;
+#[path = "machine/pcid.rs"]
+pub mod pcid;
+#[path = "boot/ranges.rs"]
+pub mod ranges;

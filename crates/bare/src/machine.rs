@@ -1,0 +1,271 @@
+//! The machine beneath the subsystem: real memory, real translations, real interrupts.
+//!
+//! *Whose translations.* A CPU holds translations only of the space that it runs. [`run`] makes a space
+//! the running one: the CPU first leaves the old for the kernel's own tables, which drops its translations
+//! and takes the CPU out of the space's set, and then joins the new space's set before it loads its tables.
+//! An idle CPU runs none, and so is never interrupted for a flush. The kernel's own translations are global,
+//! the same in every space, and never change once the CPUs run.
+//!
+//! *Dropping.* An order that concerns the running space is served by an INVLPG a page, or by loading the root
+//! again when there are more than [`PAGES_ONE_BY_ONE`]; one for another space finds nothing here, since
+//! leaving dropped it.
+//!
+//! *With identifiers* (PCID) leaving drops nothing, but marks the space's [slot](faultless_bare::pcid)
+//! stale, and a stale slot is flushed as it is loaded next. So a switch loads the root twice but flushes
+//! once, and an order for a space that was left only marks. QEMU's emulation has no identifiers: there
+//! the slots are covered by tests on the host alone.
+//!
+//! *Asking others.* A flush request to another CPU is an interrupt, [`Vector::Flush`]. All kernel code runs
+//! with interrupts off, so the handler runs between two instructions of a program, or in idle; a CPU that
+//! waits in the kernel serves requests itself. Whoever waits looks, now and then, whether somebody
+//! has owed a flush for too long, and ends the kernel if so: an answer that does not come is lost.
+
+pub mod plant;
+
+use crate::arch::apic::{self, Vector};
+use crate::arch::{clock, console};
+use crate::boot::paging;
+use crate::percpu::{self, PerCpu};
+use alloc::vec::Vec;
+use core::arch::asm;
+use core::hint::spin_loop;
+use core::sync::atomic::{AtomicBool, Ordering};
+use faultless::{
+    CpuId, FrameNumber, Invalidate, Machine, MemoryRegion, PAGE_SHIFT, PAGE_SIZE, Space, SpaceId,
+};
+use plant::Plant;
+
+/// Where all physical memory is mapped.
+pub const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
+/// Up to so many pages are dropped one by one.
+const PAGES_ONE_BY_ONE: u64 = 32;
+/// A load of CR3 that keeps what is cached under the identifier.
+const KEEP: u64 = 1 << 63;
+/// How long a CPU may owe a flush. What goes on in the kernel for so long without waiting is broken,
+/// or the host's CPUs are very busy; a planted loss is to be seen sooner.
+const PATIENCE_NS: u64 = 30_000_000_000;
+/// See [`PATIENCE_NS`].
+const PATIENCE_PLANTED_NS: u64 = 2_000_000_000;
+/// How often a waiting CPU looks before it looks at the clock too.
+const LOOKS: u32 = 1 << 12;
+
+/// Whether the CPUs have identifiers.
+static HAS_PCID: AtomicBool = AtomicBool::new(false);
+
+/// Where physical address `phys` is mapped.
+#[inline(always)]
+pub const fn direct(phys: u64) -> *mut u8 {
+    (DIRECT_MAP + phys) as *mut u8
+}
+
+/// This machine.
+#[derive(Debug)]
+pub struct Bare {
+    cpus: usize,
+    regions: Vec<MemoryRegion>,
+}
+
+impl Bare {
+    /// The machine.
+    ///
+    /// # Safety
+    /// There is one; `cpus` CPUs run or will; the regions do not overlap, are mapped in the direct map, and
+    /// belong to nobody else.
+    pub(crate) unsafe fn new(cpus: usize, regions: Vec<MemoryRegion>) -> Self {
+        HAS_PCID.store(crate::arch::features().pcid, Ordering::Relaxed);
+        Self { cpus, regions }
+    }
+}
+
+// SAFETY: by the trait's points:
+// - CPUs and regions are fixed by `new`, whose caller vouches for them.
+// - The direct map shows each frame at one address, for ever; programs reach the same frame.
+// - `invalidate` drops the running space's translations by INVLPG or by loading CR3, which also drop what
+//   is cached of upper levels; of other spaces nothing is cached that will be used (see the module). Both
+//   instructions serialise, so no walk of before goes on after.
+// - An interrupt has the target serve its requests (`serve`), between two instructions of a program.
+// - The processor sets accessed and dirty bits atomically, and the dirty bit before the store.
+// A planted fault breaks this on purpose; what it breaks then is programs' data.
+unsafe impl Machine for Bare {
+    fn cpus(&self) -> usize {
+        self.cpus
+    }
+
+    fn regions(&self) -> &[MemoryRegion] {
+        &self.regions
+    }
+
+    #[inline(always)]
+    fn frame_bytes(&self, frame: FrameNumber) -> *mut u8 {
+        direct(frame.phys())
+    }
+
+    #[inline]
+    fn invalidate(&self, _: CpuId, space: SpaceId, what: Invalidate) {
+        let here = percpu::this();
+        if here.running.get() != space.0 {
+            if HAS_PCID.load(Ordering::Relaxed) {
+                here.slots.borrow_mut().mark_stale(space.0);
+            }
+            return;
+        }
+        if planted(here) {
+            return;
+        }
+        match what {
+            Invalidate::Range(range) if range.pages() <= PAGES_ONE_BY_ONE => {
+                let mut page = range.start;
+                while page < range.end {
+                    // SAFETY: drops a translation, which the hardware may do at any time.
+                    unsafe { asm!("invlpg [{}]", in(reg) page, options(nostack, preserves_flags)) };
+                    page += PAGE_SIZE;
+                }
+            }
+            Invalidate::Range(_) | Invalidate::All => reload(),
+        }
+    }
+
+    fn invalidate_all(&self, _: CpuId) {
+        let here = percpu::this();
+        if !planted(here) {
+            reload();
+        }
+    }
+
+    fn interrupt(&self, cpu: CpuId) {
+        // Not 0, which says that nobody asked.
+        let now = clock::now() | 1;
+        let asked = &percpu::remote(cpu).asked;
+        // Since when it owes an answer is when it was first asked.
+        let _ = asked.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+        if !plant::is(Plant::LostIpi) {
+            apic::interrupt(cpu, Vector::Flush);
+        }
+    }
+
+    fn relax(&self, looks: u32) {
+        spin_loop();
+        if looks % LOOKS == LOOKS - 1 {
+            watch();
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn zero_frame(&self, frame: FrameNumber) {
+        // SAFETY: a page of the direct map, which is the caller's.
+        unsafe {
+            asm!("rep stosq", inout("rdi") self.frame_bytes(frame) => _, inout("ecx") 512 => _,
+                in("rax") 0, options(nostack, preserves_flags));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn copy_frame(&self, to: FrameNumber, from: FrameNumber) {
+        // SAFETY: two pages of the direct map, of which one is the caller's; the copy is thrown away if
+        // a program stores to the other meanwhile.
+        unsafe {
+            asm!("rep movsq", inout("rdi") self.frame_bytes(to) => _,
+                inout("rsi") self.frame_bytes(from) => _, inout("ecx") 512 => _,
+                options(nostack, preserves_flags));
+        }
+    }
+}
+
+/// Whether a planted fault takes the place of dropping translations.
+#[inline(always)]
+fn planted(here: &PerCpu) -> bool {
+    plant::any() && planted_here(here)
+}
+
+#[cold]
+fn planted_here(here: &PerCpu) -> bool {
+    if here.serving.get() {
+        let late = plant::is(Plant::EarlyReuse);
+        here.late.set(here.late.get() || late);
+        late
+    } else {
+        plant::is(Plant::SkipInvlpg)
+    }
+}
+
+/// Loads the root that is loaded once more: drops all that is cached under it, and marks the rest.
+fn reload() {
+    let here = percpu::this();
+    if HAS_PCID.load(Ordering::Relaxed) {
+        here.slots.borrow_mut().mark_all_stale(here.running.get());
+    }
+    // SAFETY: the tables stay as they are.
+    unsafe {
+        asm!("mov {0}, cr3", "mov cr3, {0}", out(reg) _, options(nostack, preserves_flags));
+    }
+}
+
+/// Serves the flush requests for which this CPU was interrupted.
+pub(crate) fn serve() {
+    let here = percpu::this();
+    if !percpu::has_cpu() {
+        return;
+    }
+    percpu::remote(here.id).asked.store(0, Ordering::Relaxed);
+    here.serving.set(true);
+    here.cpu().serve_flushes();
+    here.serving.set(false);
+}
+
+/// Ends the kernel if somebody has owed a flush for too long.
+#[cold]
+fn watch() {
+    let here = percpu::id();
+    // Who waits has just answered.
+    percpu::remote(here).asked.store(0, Ordering::Relaxed);
+    let now = clock::now();
+    let patience = if plant::any() { PATIENCE_PLANTED_NS } else { PATIENCE_NS };
+    for other in (0..percpu::cpus() as u16).map(CpuId).filter(|&other| other != here) {
+        let since = percpu::remote(other).asked.load(Ordering::Relaxed);
+        if since != 0 && now.saturating_sub(since) > patience {
+            console::panic(format_args!("cpu {} waits for a flush by cpu {}", here.0, other.0));
+        }
+    }
+}
+
+/// Runs `space` on this CPU, or none: what user mode, and copies from and to user memory, use from now on.
+/// The caller keeps the space alive and in its place until this CPU runs another.
+pub fn run(space: Option<&Space<Bare>>) {
+    let here = percpu::this();
+    let old = here.space.get();
+    if space.map_or(core::ptr::null(), core::ptr::from_ref) == old {
+        return;
+    }
+    // SAFETY: by the contract of the call that made it the running one.
+    if let Some(old) = unsafe { old.as_ref() } {
+        load(paging::root() | if HAS_PCID.load(Ordering::Relaxed) { KEEP } else { 0 });
+        here.space.set(core::ptr::null());
+        here.running.set(0);
+        old.deactivate(here.cpu());
+    }
+    if let Some(new) = space {
+        new.activate(here.cpu());
+        here.space.set(new);
+        here.running.set(new.id().0);
+        if HAS_PCID.load(Ordering::Relaxed) {
+            let slot = here.slots.borrow_mut().load(new.id().0);
+            load(new.root().phys() | u64::from(slot.pcid) | if slot.flush { 0 } else { KEEP });
+        } else {
+            load(new.root().phys());
+        }
+    }
+}
+
+fn load(cr3: u64) {
+    // SAFETY: a root whose upper half is the kernel's.
+    unsafe { asm!("mov cr3, {}", in(reg) cr3, options(nostack, preserves_flags)) };
+}
+
+/// Gives a new space the kernel's half of the tables. Called once for each, before it first runs.
+pub fn adopt(space: &Space<Bare>) {
+    const HALF: usize = 1 << (PAGE_SHIFT - 1);
+    let (from, to) = (direct(paging::root()), direct(space.root().phys()));
+    // SAFETY: both are root tables; the upper half of the new one is the kernel's to write, and nobody
+    // uses it yet.
+    unsafe { to.add(HALF).copy_from_nonoverlapping(from.add(HALF), HALF) };
+}

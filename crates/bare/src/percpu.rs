@@ -1,0 +1,217 @@
+//! What belongs to one CPU.
+//!
+//! In the kernel the GS base of a CPU is its [`PerCpu`], from its first moments on. Interrupts are off and the
+//! kernel is not preempted, so what is reached through [`this`] needs no locks. A thread that gives the
+//! CPU away may come back on another: nothing here is to be kept across that.
+//!
+//! What other CPUs look at is in [`Remote`], on lines apart.
+
+use crate::arch::descriptors::{self, Descriptors};
+use crate::heap;
+use crate::machine::Bare;
+use core::arch::asm;
+use core::cell::{Cell, RefCell, UnsafeCell};
+use core::mem::{MaybeUninit, offset_of};
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use faultless::sync::percpu::Padded;
+use faultless::{Cpu, CpuId, Space, Vm};
+use faultless_bare::pcid::Slots;
+
+/// The most CPUs there can be: sets of them are words.
+pub const MAX_CPUS: usize = 64;
+
+/// Interrupts that are counted, for `/proc/interrupts`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interrupt {
+    /// The timer's.
+    Timer,
+    /// Those by which other CPUs want threads looked at.
+    Reschedule,
+    /// Those by which other CPUs want translations dropped.
+    Flush,
+}
+
+/// What belongs to one CPU.
+#[repr(C)]
+pub struct PerCpu {
+    /// Where it is itself; the first field.
+    this: Cell<*const Self>,
+    /// The stack on which entries from user mode arrive.
+    pub(crate) kernel_stack: Cell<u64>,
+    /// Where SYSCALL's entry puts the program's stack for a moment.
+    pub(crate) user_stack: Cell<u64>,
+    /// Whether [`task::attention`](crate::task::attention) is to be called before this CPU goes on in
+    /// user mode.
+    pub attention: AtomicBool,
+    /// Its number.
+    pub id: CpuId,
+    /// The thread that runs, if one does. The scheduler's.
+    pub current: Cell<*const ()>,
+    /// The space that this CPU runs, if it runs one. Set by [`machine::run`](crate::machine::run).
+    pub space: Cell<*const Space<Bare>>,
+    /// That space's number, or 0.
+    pub(crate) running: Cell<u64>,
+    /// Whatever the scheduler wants.
+    pub scheduler: Cell<*const ()>,
+    /// Whether [`vm`] and [`cpu`] may be called.
+    ready: Cell<bool>,
+    vm: Cell<*const Vm<Bare>>,
+    cpu: UnsafeCell<MaybeUninit<Cpu<'static, Bare>>>,
+    pub(crate) heap: heap::Local,
+    pub(crate) slots: RefCell<Slots>,
+    /// Whether flush requests of others are being served. See [`plant`](crate::machine::plant).
+    pub(crate) serving: Cell<bool>,
+    /// Whether a flush is put off to the next tick. See [`plant`](crate::machine::plant).
+    pub(crate) late: Cell<bool>,
+    pub(crate) descriptors: Descriptors,
+}
+
+impl PerCpu {
+    /// That of CPU `id`.
+    pub const fn new(id: CpuId) -> Self {
+        Self {
+            this: Cell::new(ptr::null()),
+            kernel_stack: Cell::new(0),
+            user_stack: Cell::new(0),
+            attention: AtomicBool::new(false),
+            id,
+            current: Cell::new(ptr::null()),
+            space: Cell::new(ptr::null()),
+            running: Cell::new(0),
+            scheduler: Cell::new(ptr::null()),
+            ready: Cell::new(false),
+            vm: Cell::new(ptr::null()),
+            cpu: UnsafeCell::new(MaybeUninit::uninit()),
+            heap: heap::Local::new(),
+            slots: RefCell::new(Slots::new()),
+            serving: Cell::new(false),
+            late: Cell::new(false),
+            descriptors: Descriptors::new(),
+        }
+    }
+
+    /// The right to call the subsystem from this CPU.
+    #[inline(always)]
+    pub fn cpu(&self) -> &Cpu<'static, Bare> {
+        debug_assert!(self.ready.get(), "no subsystem yet");
+        // SAFETY: `enter` made it, before anything that calls the subsystem runs on this CPU.
+        unsafe { (*self.cpu.get()).assume_init_ref() }
+    }
+
+    /// The interrupt has come once more.
+    pub(crate) fn count(&self, interrupt: Interrupt) {
+        let count = &remote(self.id).interrupts[interrupt as usize];
+        // This CPU alone writes it.
+        count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+}
+
+const _: () = assert!(offset_of!(PerCpu, this) == 0);
+
+/// What other CPUs may look at.
+pub struct Remote {
+    /// Its number among the interrupt controllers.
+    pub(crate) apic_id: AtomicU8,
+    interrupts: [AtomicU64; 3],
+    /// Since when it owes somebody a flush, in nanoseconds since boot; 0: it owes none.
+    pub(crate) asked: AtomicU64,
+}
+
+static REMOTES: [Padded<Remote>; MAX_CPUS] = [const {
+    Padded(Remote {
+        apic_id: AtomicU8::new(0),
+        interrupts: [const { AtomicU64::new(0) }; 3],
+        asked: AtomicU64::new(0),
+    })
+}; MAX_CPUS];
+
+/// How many CPUs run.
+static CPUS: AtomicUsize = AtomicUsize::new(1);
+
+/// What others may see of a CPU.
+#[inline]
+pub(crate) fn remote(id: CpuId) -> &'static Remote {
+    &REMOTES[id.index()]
+}
+
+/// What belongs to this CPU.
+#[inline(always)]
+pub fn this() -> &'static PerCpu {
+    let this: *const PerCpu;
+    // SAFETY: in the kernel the GS base is this CPU's `PerCpu`, which is never freed and whose first field
+    // is its address. Not `pure`: after a switch the thread may be on another CPU.
+    unsafe {
+        asm!("mov {}, gs:[0]", out(reg) this, options(nomem, nostack, preserves_flags));
+        &*this
+    }
+}
+
+/// The right to call the subsystem from this CPU. Not to be kept while the thread gives the CPU away.
+#[inline(always)]
+pub fn cpu() -> &'static Cpu<'static, Bare> {
+    this().cpu()
+}
+
+/// Whether [`cpu`] may be called: always, but for a while at boot.
+pub fn has_cpu() -> bool {
+    this().ready.get()
+}
+
+/// This CPU's number.
+#[inline]
+pub fn id() -> CpuId {
+    this().id
+}
+
+/// The subsystem.
+#[inline]
+pub fn vm() -> &'static Vm<Bare> {
+    // SAFETY: set by `enter`, with a reference that is good for ever.
+    unsafe { &*this().vm.get() }
+}
+
+/// How many CPUs run.
+pub fn cpus() -> usize {
+    CPUS.load(Ordering::Relaxed)
+}
+
+/// How often each [`Interrupt`] came to a CPU.
+pub fn interrupts(cpu: CpuId) -> [u64; 3] {
+    remote(cpu).interrupts.each_ref().map(|count| count.load(Ordering::Relaxed))
+}
+
+/// A CPU's number among the interrupt controllers.
+pub(crate) fn apic_id(cpu: CpuId) -> u8 {
+    remote(cpu).apic_id.load(Ordering::Relaxed)
+}
+
+pub(crate) fn set_cpus(cpus: usize) {
+    CPUS.store(cpus, Ordering::Relaxed);
+}
+
+/// Makes `here` what belongs to this CPU, and loads its tables.
+///
+/// # Safety
+/// Called once on this CPU, with what no other CPU has, after [`descriptors::set_entries`].
+pub(crate) unsafe fn install(here: &'static PerCpu) {
+    here.this.set(here);
+    // SAFETY: it is this CPU's alone and stays for ever.
+    unsafe {
+        here.descriptors.load();
+        descriptors::set_percpu(here);
+    }
+}
+
+/// Lets this CPU call the subsystem.
+///
+/// # Safety
+/// Called once on this CPU, whose number is below the machine's number of CPUs.
+pub(crate) unsafe fn enter(vm: &'static Vm<Bare>) {
+    let here = this();
+    // SAFETY: this is the one `Cpu` of the number; interrupt handlers do not call the subsystem, but
+    // for serving flushes, which the kernel's code, with interrupts off, cannot be in the middle of.
+    unsafe { (*here.cpu.get()).write(vm.cpu(here.id)) };
+    here.vm.set(vm);
+    here.ready.set(true);
+}

@@ -1,0 +1,119 @@
+//! Job control: stopped processes.
+//!
+//! A stopped process has its threads wait on their way back to user mode, until `SIGCONT` or the end.
+
+use super::{Info, Set, bit, send};
+use crate::sync::Mutex;
+use crate::task::process::{ExitStatus, Process, TABLE, find};
+use crate::task::wait::{WaitQueue, wait_unless_killed};
+use crate::task::{Thread, current};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, Ordering};
+use linux_raw_sys::general as linux;
+
+/// How `wait4` tells of a process that goes on.
+const GOES_ON: ExitStatus = ExitStatus(0xffff);
+
+const STOPS: Set =
+    bit(linux::SIGSTOP) | bit(linux::SIGTSTP) | bit(linux::SIGTTIN) | bit(linux::SIGTTOU);
+
+/// Whether a process is stopped.
+#[derive(Debug, Default)]
+pub struct Job {
+    stopped: AtomicBool,
+    /// Woken when it goes on.
+    goes_on: WaitQueue,
+    /// What its parent was not told yet: that it stopped, or goes on.
+    news: Mutex<Option<ExitStatus>>,
+}
+
+impl Job {
+    /// Whether the process is stopped.
+    #[inline]
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::SeqCst)
+    }
+
+    /// What is new for a parent that wants to hear of stops or of going on; `keep` leaves it new.
+    pub fn news(&self, of_stops: bool, of_going_on: bool, keep: bool) -> Option<ExitStatus> {
+        let mut news = self.news.lock();
+        let wanted = |news: &ExitStatus| if *news == GOES_ON { of_going_on } else { of_stops };
+        let found = news.filter(wanted)?;
+        if !keep {
+            *news = None;
+        }
+        Some(found)
+    }
+}
+
+/// Before `signal` is sent to `process`: `SIGCONT` has it go on and takes the signals back that would stop
+/// it, which take back a `SIGCONT`.
+pub(super) fn before(process: &Arc<Process>, signal: u32) {
+    let undone = match signal {
+        linux::SIGCONT => STOPS,
+        _ if STOPS & bit(signal) != 0 => bit(linux::SIGCONT),
+        // Who is killed goes on to die.
+        linux::SIGKILL => 0,
+        _ => return,
+    };
+    process.signals.queue.forget(undone);
+    process.threads.lock().iter().for_each(|thread| thread.signals.queue.forget(undone));
+    if matches!(signal, linux::SIGCONT | linux::SIGKILL)
+        && process.signals.job.stopped.swap(false, Ordering::SeqCst)
+    {
+        process.signals.job.goes_on.wake_all();
+        if signal == linux::SIGCONT {
+            tell_parent(process, GOES_ON);
+        }
+    }
+}
+
+/// Stops the running thread's process because of `signal`.
+pub(super) fn stop(signal: u32) {
+    let process = current().process.clone();
+    if signal != linux::SIGSTOP && is_orphaned(process.group.load(Ordering::Relaxed)) {
+        return;
+    }
+    if process.signals.job.stopped.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    let others: Vec<Arc<Thread>> = process.threads.lock().clone();
+    others.iter().for_each(send::tell);
+    tell_parent(&process, ExitStatus(signal << 8 | 0x7f));
+}
+
+/// Waits while the running thread's process is stopped.
+pub(super) fn wait() {
+    let thread = current();
+    let job = &thread.process.signals.job;
+    if job.is_stopped() {
+        // Who is killed does not wait either.
+        let _ = wait_unless_killed(&[&job.goes_on], || (!job.is_stopped()).then_some(()));
+    }
+}
+
+fn tell_parent(process: &Arc<Process>, news: ExitStatus) {
+    *process.signals.job.news.lock() = Some(news);
+    let Some(parent) = find(process.family.lock().parent) else { return };
+    let action = parent.signals.action(linux::SIGCHLD);
+    if !action.has(linux::SA_NOCLDSTOP) {
+        send::send_process(&parent, Info::child(linux::SIGCHLD, process, news));
+    }
+    parent.children_changed.wake_all();
+}
+
+/// Whether nobody is there who could have a group go on: no parent of a member in another group of the
+/// same session.
+fn is_orphaned(group: u32) -> bool {
+    let table = TABLE.lock();
+    let group_of = |process: &Process| process.group.load(Ordering::Relaxed);
+    let session_of = |process: &Process| process.session.load(Ordering::Relaxed);
+    !table.processes.values().any(|process| {
+        let parent = process.family.lock().parent;
+        group_of(process) == group
+            && table.processes.get(&parent).is_some_and(|parent| {
+                group_of(parent) != group && session_of(parent) == session_of(process)
+            })
+    })
+}

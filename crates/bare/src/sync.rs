@@ -1,0 +1,41 @@
+//! The kernel's locks.
+//!
+//! *Whoever waits, answers:* interrupts are off in the kernel, so a CPU that waits for a lock would not
+//! hear that another wants it to flush. The holder may be that other, in the middle of a copy to user
+//! memory or of a call of the subsystem. So who waits serves flush requests meanwhile.
+//!
+//! *Order.* Locks are taken from the outside in: process table, process, threads and files, wait queues,
+//! run queues; at most one of a kind at a time, unless its module says otherwise. Nobody gives the CPU
+//! away while holding one: [`Mutex`] is a spin lock.
+
+use crate::percpu;
+use core::fmt;
+use faultless::sync::spin::{SpinGuard, SpinLock};
+
+/// A spin lock whose waiters serve flush requests.
+pub struct Mutex<T>(SpinLock<T>);
+
+impl<T> Mutex<T> {
+    /// A free lock around `value`.
+    pub const fn new(value: T) -> Self {
+        Self(SpinLock::new(value))
+    }
+
+    /// Takes the lock.
+    #[inline]
+    pub fn lock(&self) -> SpinGuard<'_, T> {
+        self.0.lock(percpu::cpu())
+    }
+}
+
+impl<T: Default> Default for Mutex<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+impl<T> fmt::Debug for Mutex<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Mutex")
+    }
+}

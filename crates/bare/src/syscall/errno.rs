@@ -1,0 +1,61 @@
+//! Linux's error numbers, as system calls return them.
+
+use linux_raw_sys::errno;
+
+/// An error number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub u16);
+
+/// What a system call gives.
+pub type Result<T = u64> = core::result::Result<T, Errno>;
+
+macro_rules! errnos {
+    ($($name:ident)*) => {
+        impl Errno {
+            $(#[doc = concat!("Linux's `", stringify!($name), "`.")]
+            pub const $name: Self = Self(errno::$name as u16);)*
+
+            /// Linux's symbol for it; that of one that programs never see is `?`.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => stringify!($name),)*
+                    _ => "?",
+                }
+            }
+        }
+    };
+}
+
+errnos! {
+    EPERM ENOENT ESRCH EINTR EIO E2BIG ENOEXEC EBADF ECHILD EAGAIN ENOMEM EACCES EFAULT EBUSY EEXIST
+    EXDEV ENODEV ENOTDIR EISDIR EINVAL ENFILE EMFILE ENOTTY ETXTBSY EFBIG ENOSPC ESPIPE EROFS EMLINK
+    EPIPE ERANGE EDEADLK ENAMETOOLONG ENOSYS ENOTEMPTY ELOOP EOVERFLOW EOPNOTSUPP ETIMEDOUT ENODATA
+    ENXIO ENOTSOCK EISCONN EAFNOSUPPORT
+}
+
+impl Errno {
+    /// Not seen by programs: the call was interrupted by a signal. It is made again, unless a handler
+    /// without `SA_RESTART` runs; then it is `EINTR`.
+    pub const RESTART: Self = Self(512);
+    /// Not seen by programs: as [`RESTART`](Self::RESTART), but any handler makes it `EINTR`.
+    pub const RESTART_UNHANDLED: Self = Self(514);
+}
+
+impl From<faultless::Errno> for Errno {
+    fn from(errno: faultless::Errno) -> Self {
+        // All of them fit.
+        Self(errno.number() as u16)
+    }
+}
+
+impl From<faultless::Error> for Errno {
+    fn from(error: faultless::Error) -> Self {
+        error.errno.into()
+    }
+}
+
+impl From<faultless::OutOfMemory> for Errno {
+    fn from(_: faultless::OutOfMemory) -> Self {
+        Self::ENOMEM
+    }
+}

@@ -1,0 +1,111 @@
+//! Calls on the contents of files as a whole, or on ranges of them.
+
+use super::{Args, Errno, Result, file, find_existing};
+use crate::fs::file::Kind;
+use crate::fs::regular::Regular;
+use crate::fs::walk::Links;
+use crate::fs::{File, Inode};
+use linux_raw_sys::general as nr;
+
+fn length(value: u64) -> Result<u64> {
+    if value > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(value) }
+}
+
+fn truncate_inode(inode: &Inode, length: u64) -> Result {
+    let regular = match inode.regular() {
+        Some(regular) => regular,
+        None if inode.is_directory() => return Err(Errno::EISDIR),
+        None => return Err(Errno::EINVAL),
+    };
+    regular.truncate(length)?;
+    inode.touch();
+    Ok(0)
+}
+
+/// `truncate(path, length)`.
+pub fn truncate(args: Args<'_>) -> Result {
+    let length = length(args.b())?;
+    truncate_inode(&*find_existing(args.a(), Links::Follow)?, length)
+}
+
+/// `ftruncate(fd, length)`.
+pub fn ftruncate(args: Args<'_>) -> Result {
+    let length = length(args.b())?;
+    let file = file(args.a())?;
+    if let Kind::Path = file.kind {
+        return Err(Errno::EBADF);
+    }
+    if !file.writes() || file.inode.regular().is_none() {
+        return Err(Errno::EINVAL);
+    }
+    truncate_inode(&file.inode, length)
+}
+
+/// The regular file that is open for writing.
+fn writable(file: &File) -> Result<&Regular> {
+    if !file.writes() {
+        return Err(Errno::EBADF);
+    }
+    match file.inode.regular() {
+        Some(regular) => Ok(regular),
+        None if file.seekable() => Err(Errno::ENODEV),
+        None => Err(Errno::ESPIPE),
+    }
+}
+
+/// `fallocate(fd, mode, offset, length)`.
+pub fn fallocate(args: Args<'_>) -> Result {
+    const PUNCH: u32 = nr::FALLOC_FL_PUNCH_HOLE | nr::FALLOC_FL_KEEP_SIZE;
+    const ZERO: u32 = nr::FALLOC_FL_ZERO_RANGE;
+    const KEEP: u32 = nr::FALLOC_FL_KEEP_SIZE;
+    let file = file(args.a())?;
+    let regular = writable(&file)?;
+    let (start, len) = (args.c(), args.d());
+    if start > i64::MAX as u64 || len > i64::MAX as u64 || len == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let end = start.checked_add(len).filter(|&end| end <= i64::MAX as u64).ok_or(Errno::EFBIG)?;
+    match args.b() as u32 {
+        0 => regular.allocate(start, end, true)?,
+        KEEP => regular.allocate(start, end, false)?,
+        PUNCH => regular.punch(start, end)?,
+        mode if mode & !KEEP == ZERO => {
+            regular.punch(start, end.min(regular.length().max(start)))?;
+            regular.allocate(start, end, mode & KEEP == 0)?;
+        }
+        _ => return Err(Errno::EOPNOTSUPP),
+    }
+    file.inode.touch();
+    Ok(0)
+}
+
+/// `fsync(fd)`, `fdatasync(fd)`, `syncfs(fd)`, `sync_file_range(fd, …)`: memory is all there is.
+pub fn sync(args: Args<'_>) -> Result {
+    let file = file(args.a())?;
+    match file.kind {
+        Kind::Path => Err(Errno::EBADF),
+        Kind::Stream(_) => Err(Errno::EINVAL),
+        _ => Ok(0),
+    }
+}
+
+/// `fadvise64(fd, offset, length, advice)` and `readahead(fd, offset, length)`: advice on what is in memory
+/// already.
+pub fn advise(args: Args<'_>) -> Result {
+    /// The last advice that there is.
+    const NOREUSE: u64 = 5;
+    let file = file(args.a())?;
+    if file.stream().is_some() && !file.seekable() {
+        return Err(Errno::ESPIPE);
+    }
+    if args.d() > NOREUSE { Err(Errno::EINVAL) } else { Ok(0) }
+}
+
+/// `readahead(fd, offset, length)`.
+pub fn readahead(args: Args<'_>) -> Result {
+    let file = file(args.a())?;
+    if !file.reads() {
+        return Err(Errno::EBADF);
+    }
+    if file.inode.regular().is_some() { Ok(0) } else { Err(Errno::EINVAL) }
+}

@@ -1,0 +1,136 @@
+//! The calls that change the address space. The subsystem does the work.
+
+use super::{Args, Errno, Result};
+use crate::arch::user;
+use crate::fs;
+use crate::percpu;
+use alloc::vec::Vec;
+use faultless::{Advice, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Space, USER_END, VirtRange};
+
+/// The space of the caller.
+fn space<'a>() -> &'a Space<crate::machine::Bare> {
+    // SAFETY: a thread runs, so this CPU runs the space of its process, which lives at least as long as
+    // the call: only `execve` and the end of the process replace it, and these calls do neither.
+    unsafe { &*percpu::this().space.get() }
+}
+
+/// Calls that need memory of the kernel are refused while it is short of it.
+fn room() -> Result<()> {
+    if crate::heap::low() { Err(Errno::ENOMEM) } else { Ok(()) }
+}
+
+/// `mmap(addr, length, prot, flags, fd, offset)`.
+pub fn mmap(args: Args<'_>) -> Result {
+    room()?;
+    let (addr, len, prot, offset) = (args.a(), args.b(), args.c(), args.f());
+    let prot = Prot::from_bits_truncate(prot as u32);
+    let flags = MapFlags::from_bits_truncate(args.d() as u32);
+    if offset & (faultless::PAGE_SIZE - 1) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let cpu = percpu::cpu();
+    if flags.contains(MapFlags::ANONYMOUS) {
+        return Ok(space().mmap(cpu, addr, len, prot, flags)?);
+    }
+    let mapped = fs::object_to_map(args.e() as i32, prot, flags)?;
+    let backing = mapped.from_page(offset >> PAGE_SHIFT);
+    Ok(space().mmap_object(percpu::cpu(), addr, len, prot, flags, backing)?)
+}
+
+/// `munmap(addr, length)`.
+pub fn munmap(args: Args<'_>) -> Result {
+    space().munmap(percpu::cpu(), args.a(), args.b())?;
+    Ok(0)
+}
+
+/// `mprotect(addr, length, prot)`.
+pub fn mprotect(args: Args<'_>) -> Result {
+    room()?;
+    let prot = Prot::from_bits(args.c() as u32).ok_or(Errno::EINVAL)?;
+    space().mprotect(percpu::cpu(), args.a(), args.b(), prot)?;
+    Ok(0)
+}
+
+/// `mremap(old, old_length, new_length, flags, new)`.
+pub fn mremap(args: Args<'_>) -> Result {
+    room()?;
+    let flags = RemapFlags::from_bits(args.d() as u32).ok_or(Errno::EINVAL)?;
+    Ok(space().mremap(percpu::cpu(), args.a(), args.b(), args.c(), flags, args.e())?)
+}
+
+/// `madvise(addr, length, advice)`.
+pub fn madvise(args: Args<'_>) -> Result {
+    room()?;
+    let advice = Advice::from_number(args.c() as u32).ok_or(Errno::EINVAL)?;
+    space().madvise(percpu::cpu(), args.a(), args.b(), advice)?;
+    Ok(0)
+}
+
+/// `brk(addr)`: never an error; the break stays where it is instead.
+pub fn brk(args: Args<'_>) -> Result {
+    let wanted = if room().is_ok() { args.a() } else { 0 };
+    Ok(space().brk(percpu::cpu(), wanted))
+}
+
+/// `mincore(addr, length, vector)`.
+pub fn mincore(args: Args<'_>) -> Result {
+    let (addr, len, vector) = (args.a(), args.b(), args.c());
+    if len > USER_END {
+        return Err(Errno::ENOMEM);
+    }
+    // A piece at a time: the vector may be larger than the kernel's heap.
+    const PIECE: u64 = 1 << 24;
+    let mut done = 0;
+    let mut pages = Vec::new();
+    loop {
+        let piece = (len - done).min(PIECE);
+        pages.clear();
+        space().mincore(percpu::cpu(), addr + done, piece, |there| pages.push(u8::from(there)))?;
+        user::write_bytes(vector + (done >> PAGE_SHIFT), &pages)?;
+        done += piece;
+        if done == len {
+            return Ok(0);
+        }
+    }
+}
+
+/// `msync(addr, length, flags)`: the files are memory, so there is nothing to write back.
+pub fn msync(args: Args<'_>) -> Result {
+    const ASYNC_AND_SYNC: u64 = 1 | 4;
+    let flags = args.c();
+    if args.a() & (faultless::PAGE_SIZE - 1) != 0
+        || flags & !(1 | 2 | 4) != 0
+        || flags & ASYNC_AND_SYNC == ASYNC_AND_SYNC
+    {
+        return Err(Errno::EINVAL);
+    }
+    mapped(args.a(), args.b())?;
+    Ok(0)
+}
+
+/// `mlock(addr, length)`: nothing is ever paged out, so to lock is to fault in.
+pub fn mlock(args: Args<'_>) -> Result {
+    let start = faultless::addr::page_down(args.a());
+    let len = args.a() - start + args.b().min(USER_END);
+    mapped(start, len)?;
+    // What cannot be had is left for later faults.
+    let populate = |advice| space().madvise(percpu::cpu(), start, len, advice);
+    let _ = populate(Advice::PopulateWrite).or_else(|_| populate(Advice::PopulateRead));
+    Ok(0)
+}
+
+/// Whether all of a range is mapped.
+fn mapped(addr: u64, len: u64) -> Result<()> {
+    let end = faultless::addr::page_up(len)
+        .and_then(|len| addr.checked_add(len))
+        .filter(|&end| end <= USER_END)
+        .ok_or(Errno::ENOMEM)?;
+    let wanted = VirtRange::new(addr, end);
+    let mut covered = wanted.start;
+    space().areas(percpu::cpu(), |area| {
+        if area.range.start <= covered && covered < area.range.end {
+            covered = area.range.end;
+        }
+    });
+    if covered >= wanted.end { Ok(()) } else { Err(Errno::ENOMEM) }
+}

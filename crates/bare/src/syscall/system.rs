@@ -1,0 +1,239 @@
+//! The calls that ask about the machine, and about what has been used of it.
+
+use super::process::process_or_own;
+use super::{Args, Errno, Result};
+use crate::arch::user;
+use crate::fs;
+use crate::percpu;
+use crate::task::process::{TABLE, Usage};
+use crate::task::{boot, current, exit, scheduler};
+use crate::time;
+use linux_raw_sys::general as nr;
+
+/// Ticks a second, as `times` counts.
+const TICKS: u64 = 100;
+
+/// The version of Linux whose calls these are.
+const RELEASE: &str = "6.12.0-faultless";
+
+/// `uname(names)`.
+pub fn uname(args: Args<'_>) -> Result {
+    const FIELD: usize = 65;
+    let names = [
+        "Linux",
+        "faultless",
+        RELEASE,
+        concat!("#1 SMP ", env!("CARGO_PKG_VERSION")),
+        "x86_64",
+        "(none)",
+    ];
+    let mut bytes = [0u8; 6 * FIELD];
+    for (field, name) in bytes.chunks_exact_mut(FIELD).zip(names) {
+        field[..name.len()].copy_from_slice(name.as_bytes());
+    }
+    user::write_bytes(args.a(), &bytes)?;
+    Ok(0)
+}
+
+/// `sysinfo(information)`.
+pub fn sysinfo(args: Args<'_>) -> Result {
+    let vm = percpu::vm();
+    let load = (scheduler::runnable() as u64) << 16;
+    let (total, free) = (vm.total_frames(), vm.free_frames());
+    let threads = TABLE.lock().threads.len() as u16;
+    // uptime, loads, total, free, shared, buffers, total and free swap, threads, total and free high
+    // memory, and the unit of memory.
+    let words = [
+        time::now() / time::SECOND,
+        load,
+        load,
+        load,
+        total,
+        free,
+        0,
+        0,
+        0,
+        0,
+        u64::from(threads),
+        0,
+        0,
+        faultless::PAGE_SIZE,
+    ];
+    user::write(args.a(), &words)?;
+    Ok(0)
+}
+
+/// `getrandom(buffer, length, flags)`: the same numbers on every run of a deterministic machine.
+pub fn getrandom(args: Args<'_>) -> Result {
+    const KNOWN: u64 = 1 | 2 | 4;
+    const BOTH: u64 = 2 | 4;
+    if args.c() & !KNOWN != 0 || args.c() & BOTH == BOTH {
+        return Err(Errno::EINVAL);
+    }
+    let len = args.b().min(i32::MAX as u64 & !0xfff);
+    let mut done = 0;
+    let mut bytes = [0; 256];
+    while done < len {
+        let piece = (len - done).min(bytes.len() as u64) as usize;
+        fs::fill_random(&mut bytes[..piece]);
+        match user::write_bytes(args.a().wrapping_add(done), &bytes[..piece]) {
+            Err(errno) if done == 0 => return Err(errno),
+            Err(_) => break,
+            Ok(()) => done += piece as u64,
+        }
+    }
+    Ok(done)
+}
+
+/// `prlimit64(pid, resource, new, old)`.
+pub fn prlimit64(args: Args<'_>) -> Result {
+    let process = process_or_own(args.a())?;
+    let resource = args.b() as usize;
+    let new: Option<[u64; 2]> = if args.c() == 0 { None } else { Some(user::read(args.c())?) };
+    let old = {
+        let mut limits = process.limits.lock();
+        let limit = limits.get_mut(resource).ok_or(Errno::EINVAL)?;
+        let old = *limit;
+        if let Some(new) = new {
+            if new[0] > new[1] {
+                return Err(Errno::EINVAL);
+            }
+            *limit = new;
+        }
+        old
+    };
+    if args.d() != 0 {
+        user::write(args.d(), &old)?;
+    }
+    Ok(0)
+}
+
+/// `getrlimit(resource, limit)`.
+pub fn getrlimit(args: Args<'_>) -> Result {
+    let limits = *current().process.limits.lock();
+    let limit = limits.get(args.a() as usize).ok_or(Errno::EINVAL)?;
+    user::write(args.b(), &*limit)?;
+    Ok(0)
+}
+
+/// `setrlimit(resource, limit)`.
+pub fn setrlimit(args: Args<'_>) -> Result {
+    let new: [u64; 2] = user::read(args.b())?;
+    let thread = current();
+    let mut limits = thread.process.limits.lock();
+    let limit = limits.get_mut(args.a() as usize).ok_or(Errno::EINVAL)?;
+    if new[0] > new[1] {
+        return Err(Errno::EINVAL);
+    }
+    *limit = new;
+    Ok(0)
+}
+
+/// What was used, as [`Usage`] counts it, and KiB of memory at most, as programs see it. All time is the
+/// program's: the kernel's is not told apart.
+pub(super) fn rusage([ran, faults, given, taken]: [u64; 4], memory: u64) -> [u64; 18] {
+    // Times of the program and of the kernel in seconds and microseconds, largest memory, sizes, small and
+    // large faults, swaps, input, output, messages, signals, switches.
+    let (seconds, microseconds) = (ran / time::SECOND, ran % time::SECOND / 1000);
+    let [small, large] = [faults, 0];
+    [seconds, microseconds, 0, 0, memory, 0, 0, 0, small, large, 0, 0, 0, 0, 0, 0, given, taken]
+}
+
+/// What the running process and its threads used so far.
+fn own_usage() -> [u64; 4] {
+    let process = current().process.clone();
+    let usage = Usage::default();
+    usage.add(process.usage[0].get());
+    for thread in process.threads.lock().iter() {
+        let [_, faults, given, taken] = exit::usage_of(thread);
+        usage.add([thread.run_time(), faults, given, taken]);
+    }
+    usage.get()
+}
+
+/// `getrusage(who, usage)`.
+pub fn getrusage(args: Args<'_>) -> Result {
+    let thread = current();
+    let used = match args.a() as i32 {
+        nr::RUSAGE_CHILDREN => thread.process.usage[1].get(),
+        0 => own_usage(),
+        1 => {
+            let [_, faults, given, taken] = exit::usage_of(&thread);
+            [thread.run_time(), faults, given, taken]
+        }
+        _ => return Err(Errno::EINVAL),
+    };
+    let memory = thread.process.memory();
+    let pages = memory.map_or(0, |memory| memory.space().resident_pages(percpu::cpu()));
+    user::write(args.b(), &rusage(used, pages << 2))?;
+    Ok(0)
+}
+
+/// `times(times)`.
+pub fn times(args: Args<'_>) -> Result {
+    let ticks = |nanoseconds: u64| nanoseconds / (time::SECOND / TICKS);
+    let own = ticks(current().process.run_time());
+    let children = ticks(current().process.usage[1].get()[0]);
+    if args.a() != 0 {
+        user::write(args.a(), &[own, 0, children, 0])?;
+    }
+    Ok(ticks(time::now()))
+}
+
+/// `getresuid(real, effective, saved)`, and of groups: everybody is root.
+pub fn getresuid(args: Args<'_>) -> Result {
+    for at in [args.a(), args.b(), args.c()] {
+        user::write(at, &0u32)?;
+    }
+    Ok(0)
+}
+
+/// `getgroups(size, list)`: root's only group is its own.
+pub fn getgroups(_: Args<'_>) -> Result {
+    Ok(0)
+}
+
+/// `capget(header, data)`: root may do everything.
+pub fn capget(args: Args<'_>) -> Result {
+    const VERSION: u32 = 0x2008_0522;
+    const ALL: [u32; 2] = [u32::MAX, 0x1ff];
+    let version: u32 = user::read(args.a())?;
+    if version != VERSION {
+        user::write(args.a(), &VERSION)?;
+        return if args.b() == 0 { Ok(0) } else { Err(Errno::EINVAL) };
+    }
+    if args.b() != 0 {
+        // Effective, permitted, inheritable; the lower 32 first.
+        user::write(args.b(), &[ALL[0], ALL[0], 0, ALL[1], ALL[1], 0])?;
+    }
+    Ok(0)
+}
+
+/// `membarrier(command, flags, cpu)`: a query, which is answered with no command.
+pub fn membarrier(args: Args<'_>) -> Result {
+    const QUERY: u64 = 0;
+    if args.a() == QUERY && args.b() == 0 { Ok(0) } else { Err(Errno::EINVAL) }
+}
+
+/// `personality(persona)`: there is one.
+pub fn personality(_: Args<'_>) -> Result {
+    Ok(0)
+}
+
+/// `reboot(magic, magic, command, argument)`: the first process may switch the machine off.
+pub fn reboot(args: Args<'_>) -> Result {
+    const MAGIC: u32 = 0xfee1_dead;
+    const MAGICS: [u32; 4] = [672_274_793, 85_072_278, 369_367_448, 537_993_216];
+    const OFF: [u32; 3] = [0x0123_4567, 0xcdef_0123, 0x4321_fedc];
+    if args.a() as u32 != MAGIC || !MAGICS.contains(&(args.b() as u32)) {
+        return Err(Errno::EINVAL);
+    }
+    if current().process.pid != boot::FIRST {
+        return Err(Errno::EPERM);
+    }
+    if OFF.contains(&(args.c() as u32)) {
+        exit::exit_group(crate::task::process::ExitStatus::exited(0));
+    }
+    // Ctrl-Alt-Del on or off.
+    Ok(0)
+}

@@ -1,0 +1,169 @@
+//! New threads and processes.
+
+use super::process::{Family, Process, TABLE};
+use super::scheduler;
+use super::thread::{Current, Thread, current};
+use super::wait::wait_unless_killed;
+use crate::arch::fpu::{self, FpuState};
+use crate::arch::{self, TrapFrame, user};
+use crate::syscall::{Errno, Result};
+use alloc::sync::Arc;
+use core::ptr;
+use core::sync::atomic::Ordering;
+use linux_raw_sys::general as nr;
+
+/// What `clone` is asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Request {
+    /// `CLONE_*`, without the signal.
+    pub flags: u32,
+    /// Whether the child has no handlers: `CLONE_CLEAR_SIGHAND`.
+    pub clear_handlers: bool,
+    /// What the parent gets when the child ends (0: nothing).
+    pub exit_signal: u32,
+    /// The child's stack pointer (0: where the parent's is).
+    pub stack: u64,
+    /// The child's FS base, if `CLONE_SETTLS`.
+    pub tls: u64,
+    /// Where the parent wants the child's number, if `CLONE_PARENT_SETTID`.
+    pub parent_tid: u64,
+    /// Where the child's number goes in its memory, if `CLONE_CHILD_SETTID` or `CLONE_CHILD_CLEARTID`.
+    pub child_tid: u64,
+}
+
+/// The flags that ask for namespaces, which there are none of.
+pub const NAMESPACES: u32 = nr::CLONE_NEWNS
+    | nr::CLONE_NEWCGROUP
+    | nr::CLONE_NEWUTS
+    | nr::CLONE_NEWIPC
+    | nr::CLONE_NEWUSER
+    | nr::CLONE_NEWPID
+    | nr::CLONE_NEWNET;
+
+impl Request {
+    fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Whether the flags go together, and all of them are there.
+    fn check(&self) -> Result<()> {
+        let lacks = |flag, wanted| self.has(flag) && !self.has(wanted);
+        if lacks(nr::CLONE_THREAD, nr::CLONE_SIGHAND)
+            || lacks(nr::CLONE_SIGHAND, nr::CLONE_VM)
+            || self.has(NAMESPACES | nr::CLONE_PIDFD)
+            || self.exit_signal > 64
+        {
+            return Err(Errno::EINVAL);
+        }
+        Ok(())
+    }
+}
+
+/// Makes a thread that goes on where `frame` does, in the running process or in a new one, and returns its
+/// number.
+///
+/// # Errors
+/// As Linux: `EINVAL` (the flags do not go together, or ask for namespaces), `ENOMEM`, `EAGAIN`.
+pub fn clone(frame: &TrapFrame, request: &Request) -> Result {
+    request.check()?;
+    if crate::heap::low() {
+        return Err(Errno::EAGAIN);
+    }
+    let parent = current();
+    let number = TABLE.lock().new_number();
+    let (process, new) = if request.has(nr::CLONE_THREAD) {
+        (parent.process.clone(), false)
+    } else {
+        (Arc::new(new_process(&parent, number, request)?), true)
+    };
+    let child = new_thread(&parent, number, process, frame, request)?;
+    if request.has(nr::CLONE_PARENT_SETTID) {
+        // As on Linux, not being able to is no error.
+        let _ = user::write(request.parent_tid, &number);
+    }
+    let process = new.then(|| child.process.clone());
+    publish(&parent, child, new, request)?;
+    if let Some(process) = process
+        && request.has(nr::CLONE_VFORK)
+    {
+        let own = parent.process.space();
+        let left = || (!ptr::eq(process.space(), own)).then_some(());
+        // Who is killed waits no longer.
+        let _ = wait_unless_killed(&[&process.memory_changed], left);
+    }
+    Ok(u64::from(number))
+}
+
+fn new_process(parent: &Current, number: u32, request: &Request) -> Result<Process> {
+    let from = &parent.process;
+    let memory = from.memory().ok_or(Errno::ENOMEM)?;
+    let memory = if request.has(nr::CLONE_VM) { memory } else { memory.try_fork()? };
+    let files = from.files.fork(request.has(nr::CLONE_FILES), request.has(nr::CLONE_FS))?;
+    let signals = from.signals.fork(request.clear_handlers);
+    let family = Family { parent: from.pid, exit_signal: request.exit_signal, ..Family::default() };
+    let process = Process::new(number, memory, files, signals, family);
+    process.group.store(from.group.load(Ordering::Relaxed), Ordering::Relaxed);
+    process.session.store(from.session.load(Ordering::Relaxed), Ordering::Relaxed);
+    process.name.lock().clone_from(&from.name.lock());
+    *process.limits.lock() = *from.limits.lock();
+    Ok(process)
+}
+
+fn new_thread(
+    parent: &Current,
+    number: u32,
+    process: Arc<Process>,
+    frame: &TrapFrame,
+    request: &Request,
+) -> Result<Arc<Thread>> {
+    let mut frame = TrapFrame { rax: 0, ..*frame };
+    if request.stack != 0 {
+        frame.rsp = request.stack;
+    }
+    let mut fpu = FpuState::try_new().ok_or(Errno::ENOMEM)?;
+    fpu::save(&mut fpu);
+    let keeps_stack = request.flags & (nr::CLONE_VM | nr::CLONE_VFORK) != nr::CLONE_VM;
+    let signals = parent.signals.fork(keeps_stack);
+    let affinity = parent.affinity.load(Ordering::Relaxed);
+    let child = Thread::try_new(number, process, frame, fpu, signals, affinity)?;
+    let tls = if request.has(nr::CLONE_SETTLS) { request.tls } else { arch::fs_base() };
+    child.registers().fs_base.set(tls);
+    child.registers().gs_base.set(arch::gs_base());
+    if request.has(nr::CLONE_CHILD_SETTID) {
+        child.set_tid.set(request.child_tid);
+    }
+    if request.has(nr::CLONE_CHILD_CLEARTID) {
+        child.clear_tid.store(request.child_tid, Ordering::Relaxed);
+    }
+    Ok(child)
+}
+
+/// Lists `child`, and its process if it is `new`, and queues it.
+fn publish(parent: &Current, child: Arc<Thread>, new: bool, request: &Request) -> Result<()> {
+    {
+        let mut table = TABLE.lock();
+        let process = &child.process;
+        if new {
+            // The parent, or the parent's; that was there when the parent last looked, or the first is.
+            let guardian = if request.has(nr::CLONE_PARENT) {
+                let number = parent.process.family.lock().parent;
+                table.processes.get(&number).cloned()
+            } else {
+                None
+            };
+            let guardian = guardian.as_ref().unwrap_or(&parent.process);
+            process.family.lock().parent = guardian.pid;
+            guardian.family.lock().children.push(process.clone());
+            table.processes.insert(process.pid, process.clone());
+        }
+        let mut threads = process.threads.lock();
+        // Whoever ends all threads has asked this one, or will find the new one.
+        if !new && parent.must_end() {
+            return Err(Errno::EAGAIN);
+        }
+        threads.push(child.clone());
+        table.threads.insert(child.tid, child.clone());
+    }
+    scheduler::start(child);
+    Ok(())
+}

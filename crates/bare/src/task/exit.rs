@@ -1,0 +1,218 @@
+//! The end of threads and of processes, and how parents hear of it.
+//!
+//! A thread ends in its own code only: `exit`, `exit_group`, a deadly signal, or
+//! [`attention`](super::attention) that sees that it [must](super::Thread::must_end). It says goodbye in
+//! its memory, leaves the space, and only then leaves its process's list: who finds itself alone in that
+//! list may replace or free the memory. The last one ends the process: memory and files go, the children
+//! go to the first process, and a zombie stays until the parent asks for it.
+//!
+//! The first process is the program that the machine was started for. Its end is the end of all: the
+//! others are killed, and [the machine](super::boot) stops.
+
+use super::memory::Memory;
+use super::process::{self, ExitStatus, Process, TABLE};
+use super::thread::{Current, Thread, current};
+use super::wait::wait_in_any_case;
+use super::{boot, futex, scheduler};
+use crate::arch::user;
+use crate::{machine, signal};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+use linux_raw_sys::general as nr;
+
+/// Ends the running thread. `code` is the process's if it is the first and nothing else decides.
+pub fn exit(code: u8) -> ! {
+    let thread = current();
+    if thread.is_leader() {
+        thread.process.leader_code.store(code, Ordering::Relaxed);
+    }
+    end_thread()
+}
+
+/// Ends the running thread and all others of its process.
+pub fn exit_group(status: ExitStatus) -> ! {
+    kill(&current().process, status);
+    end_thread()
+}
+
+/// Makes all threads of `process` end; `status` is how unless that is decided already.
+pub fn kill(process: &Process, status: ExitStatus) {
+    process.ending.lock().get_or_insert(status);
+    for thread in process.threads.lock().iter() {
+        ask_to_end(thread);
+    }
+}
+
+fn ask_to_end(thread: &Arc<Thread>) {
+    thread.must_end.store(true, Ordering::SeqCst);
+    scheduler::wake(thread);
+    scheduler::notify(thread);
+}
+
+/// Ends all threads of the running one's process but that. False: another was faster, and this one
+/// must end instead.
+pub fn end_other_threads() -> bool {
+    let thread = current();
+    let process = &thread.process;
+    {
+        let threads = process.threads.lock();
+        if thread.must_end() {
+            return false;
+        }
+        threads.iter().filter(|other| other.tid != thread.tid).for_each(ask_to_end);
+    }
+    let alone = || {
+        let alone = process.threads.lock().len() == 1;
+        (alone || thread.must_end()).then_some(alone)
+    };
+    wait_in_any_case(&[&process.threads_changed], alone) && !thread.must_end()
+}
+
+/// Ends the running thread. What the code that calls this owns is never dropped.
+pub fn end_thread() -> ! {
+    let last = {
+        let thread = current();
+        let process = &thread.process;
+        say_goodbye(&thread);
+        machine::run(None);
+        process.usage[0].add(usage_of(&thread));
+        let last = {
+            // From both lists at once: whoever then is alone may take the number.
+            let mut table = TABLE.lock();
+            let mut threads = process.threads.lock();
+            table.threads.remove(&thread.tid);
+            threads.retain(|other| other.tid != thread.tid);
+            threads.is_empty()
+        };
+        signal::thread_ends(&thread);
+        process.threads_changed.wake_all();
+        last.then(|| process.clone())
+    };
+    if let Some(process) = last {
+        end_process(&process);
+    }
+    scheduler::end()
+}
+
+/// What `thread` used, as [`Usage::add`](process::Usage::add) takes it.
+pub fn usage_of(thread: &Thread) -> [u64; 4] {
+    let [given, taken] = &thread.switches;
+    [&thread.ran, &thread.faults, given, taken].map(|count| count.load(Ordering::Relaxed))
+}
+
+/// Releases what others in the thread's memory wait for: its robust futexes, and its end. Also before
+/// `execve` replaces the memory.
+pub(super) fn say_goodbye(thread: &Current) {
+    let robust = thread.robust_list.swap(0, Ordering::Relaxed);
+    if robust != 0 {
+        futex::release_robust(robust, thread.tid);
+    }
+    let clear = thread.clear_tid.swap(0, Ordering::Relaxed);
+    // Linux, too, stores nothing in memory that nobody else looks at.
+    let alone = || thread.process.memory().is_none_or(|memory| Arc::strong_count(&memory) == 2);
+    if clear != 0 && (thread.process.threads.lock().len() > 1 || !alone()) {
+        // Nowhere to store it is no error: the thread ends.
+        let _ = user::write(clear, &0u32).map(|()| futex::wake(clear, false, 1, u32::MAX));
+    }
+}
+
+fn end_process(process: &Arc<Process>) {
+    let status = *process
+        .ending
+        .lock()
+        .get_or_insert(ExitStatus::exited(process.leader_code.load(Ordering::Relaxed)));
+    drop(process.replace_memory(None));
+    process.memory_changed.wake_all();
+    process.files.close_all();
+    signal::process_ended(process);
+    if process.pid == boot::FIRST {
+        end_all_others();
+        boot::finish(status);
+    }
+    // With the table locked no parent ends or asks in between.
+    let parent = {
+        let mut table = TABLE.lock();
+        leave_children(process, &table);
+        process.ended.store(true, Ordering::SeqCst);
+        let (parent, exit_signal) = {
+            let family = process.family.lock();
+            (table.processes.get(&family.parent).cloned(), family.exit_signal)
+        };
+        let unseen = parent.as_ref().is_none_or(|parent| {
+            exit_signal == nr::SIGCHLD && signal::children_are_ignored(parent)
+        });
+        if unseen {
+            table.processes.remove(&process.pid);
+            if let Some(parent) = &parent {
+                parent.family.lock().children.retain(|child| child.pid != process.pid);
+            }
+        }
+        parent.map(|parent| (parent, exit_signal))
+    };
+    if let Some((parent, exit_signal)) = parent {
+        if exit_signal != 0 {
+            signal::child_ended(&parent, exit_signal, process, status);
+        }
+        parent.children_changed.wake_all();
+    }
+}
+
+/// Gives the children of `process` to the first process.
+fn leave_children(process: &Process, table: &process::Table) {
+    let children = core::mem::take(&mut process.family.lock().children);
+    if children.is_empty() {
+        return;
+    }
+    let Some(first) = table.processes.get(&boot::FIRST) else {
+        return;
+    };
+    for child in &children {
+        let mut family = child.family.lock();
+        family.parent = boot::FIRST;
+        family.exit_signal = nr::SIGCHLD;
+    }
+    first.family.lock().children.extend(children);
+    first.children_changed.wake_all();
+}
+
+/// Kills every process but the first, and waits until they are gone.
+fn end_all_others() {
+    let first = current().process.clone();
+    let gone = || {
+        let others: Vec<_> = TABLE.lock().processes.values().cloned().collect();
+        let mut gone = true;
+        for other in others.iter().filter(|other| other.pid != boot::FIRST) {
+            if !other.ended.load(Ordering::SeqCst) {
+                kill(other, ExitStatus::killed(nr::SIGKILL));
+                gone = false;
+            }
+        }
+        gone.then_some(())
+    };
+    // Orphans, and so all in the end, are children of the first.
+    wait_in_any_case(&[&first.children_changed], gone);
+    TABLE.lock().processes.clear();
+    first.family.lock().children.clear();
+}
+
+/// Takes `memory` from the process of the running thread, for `new`, and drops it when nobody runs it.
+pub(super) fn replace_memory(new: Arc<Memory>) {
+    let process = current().process.clone();
+    let old = process.replace_memory(Some(new));
+    scheduler::run_memory();
+    drop(old);
+    process.memory_changed.wake_all();
+}
+
+/// Ends the running thread, the only one of its process, and starts `successor` in its place.
+pub(super) fn succeed(successor: Arc<Thread>) {
+    let thread = current();
+    let mut table = TABLE.lock();
+    let mut threads = thread.process.threads.lock();
+    threads.push(successor.clone());
+    table.threads.insert(successor.tid, successor.clone());
+    drop((table, threads));
+    ask_to_end(&thread.arc());
+    scheduler::start(successor);
+}

@@ -1,0 +1,294 @@
+//! A process: what its threads share.
+
+use super::memory::Memory;
+use super::thread::Thread;
+use super::wait::WaitQueue;
+use crate::fs::ProcessFiles;
+use crate::machine::Bare;
+use crate::signal::ProcessSignals;
+use crate::sync::Mutex;
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use faultless::Space;
+use linux_raw_sys::general as nr;
+
+/// How a process ended, as `wait4` encodes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExitStatus(pub u32);
+
+impl ExitStatus {
+    /// It called `exit` with this code.
+    pub const fn exited(code: u8) -> Self {
+        Self((code as u32) << 8)
+    }
+
+    /// A signal killed it.
+    pub const fn killed(signal: u32) -> Self {
+        Self(signal)
+    }
+
+    /// The signal that killed it, or that it stopped because of; 0 if it exited. (0x7f is for those that
+    /// stopped, and go on.)
+    const fn low(self) -> u32 {
+        self.0 & 0x7f
+    }
+
+    /// `si_code` of the `SIGCHLD` that tells of it.
+    pub const fn child_code(self) -> u32 {
+        match self.low() {
+            0 => nr::CLD_EXITED,
+            0x7f if self.0 == 0xffff => nr::CLD_CONTINUED,
+            0x7f => nr::CLD_STOPPED,
+            _ => nr::CLD_KILLED,
+        }
+    }
+
+    /// `si_status` of the `SIGCHLD` that tells of it: the code or the signal.
+    pub const fn child_status(self) -> u32 {
+        match self.low() {
+            0x7f if self.0 == 0xffff => nr::SIGCONT,
+            0 | 0x7f => self.0 >> 8 & 0xff,
+            signal => signal,
+        }
+    }
+
+    /// The signal that killed it.
+    pub const fn signal(self) -> Option<u32> {
+        if self.low() == 0 { None } else { Some(self.low()) }
+    }
+
+    /// What a shell would say: the code, or 128 and the signal.
+    pub const fn shell(self) -> u8 {
+        if self.low() == 0 { (self.0 >> 8) as u8 } else { 128 + self.low() as u8 }
+    }
+}
+
+/// A process.
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// Its process group and session.
+    pub group: AtomicU32,
+    /// See `group`.
+    pub session: AtomicU32,
+    /// Its memory, until it ends.
+    memory: Mutex<Option<Arc<Memory>>>,
+    /// The space in `memory`, for the scheduler; null once it has ended.
+    space: AtomicPtr<Space<Bare>>,
+    /// Its files and directories.
+    pub files: ProcessFiles,
+    /// Its handlers, and what waits for any of its threads.
+    pub signals: ProcessSignals,
+    /// The name that `ps` shows: `PR_SET_NAME`, or the file of the program.
+    pub name: Mutex<String>,
+    /// Who its relatives are. A parent's is locked before a child's.
+    pub family: Mutex<Family>,
+    /// Woken when a child ends.
+    pub children_changed: WaitQueue,
+    /// Woken when it gets other memory or ends: for who called `vfork`.
+    pub memory_changed: WaitQueue,
+    /// Its threads that have not ended.
+    pub threads: Mutex<Vec<Arc<Thread>>>,
+    /// Woken when one of them ends.
+    pub threads_changed: WaitQueue,
+    /// How it ended, or is to end: set once.
+    pub ending: Mutex<Option<ExitStatus>>,
+    /// With what its first thread called `exit`: how it ends unless something else decides.
+    pub(super) leader_code: AtomicU8,
+    /// Whether all of its threads have ended: it is a zombie then, until it is waited for.
+    pub ended: AtomicBool,
+    /// What its ended threads used, and its children that were waited for.
+    pub usage: [Usage; 2],
+    /// Its limits, by Linux's numbers: soft and hard.
+    pub limits: Mutex<Limits>,
+    /// Nanoseconds since boot at its start.
+    pub started: u64,
+}
+
+/// What was used by those who do not run any more.
+#[derive(Debug, Default)]
+pub struct Usage {
+    /// Nanoseconds that they ran.
+    pub ran: AtomicU64,
+    /// Page faults of theirs that were served.
+    pub faults: AtomicU64,
+    /// How often they gave the CPU away of their own will, and against it.
+    pub switches: [AtomicU64; 2],
+}
+
+impl Usage {
+    /// Counts `ran`, `faults` and `switches` in.
+    pub fn add(&self, [ran, faults, given, taken]: [u64; 4]) {
+        self.ran.fetch_add(ran, Ordering::Relaxed);
+        self.faults.fetch_add(faults, Ordering::Relaxed);
+        self.switches[0].fetch_add(given, Ordering::Relaxed);
+        self.switches[1].fetch_add(taken, Ordering::Relaxed);
+    }
+
+    /// The counts, as [`add`](Self::add) takes them.
+    pub fn get(&self) -> [u64; 4] {
+        [&self.ran, &self.faults, &self.switches[0], &self.switches[1]]
+            .map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
+/// Soft and hard limits, by Linux's numbers of resources.
+pub type Limits = [[u64; 2]; 16];
+
+/// What the first process starts with: Linux's limits, with a stack as large as the subsystem lets one
+/// grow.
+const LIMITS: Limits = {
+    const NONE: u64 = u64::MAX;
+    let mut limits = [[NONE, NONE]; 16];
+    limits[nr::RLIMIT_STACK as usize][0] = 8 << 20;
+    limits[nr::RLIMIT_CORE as usize][0] = 0;
+    limits[nr::RLIMIT_NPROC as usize] = [PID_MAX as u64, PID_MAX as u64];
+    limits[nr::RLIMIT_NOFILE as usize] = [1024, 1 << 20];
+    limits[nr::RLIMIT_MEMLOCK as usize] = [8 << 20, 8 << 20];
+    limits[nr::RLIMIT_SIGPENDING as usize] = [4096, 4096];
+    limits[nr::RLIMIT_MSGQUEUE as usize] = [819_200, 819_200];
+    limits[nr::RLIMIT_NICE as usize] = [0, 0];
+    limits[nr::RLIMIT_RTPRIO as usize] = [0, 0];
+    limits
+};
+
+/// The relatives of a process.
+#[derive(Debug, Default)]
+pub struct Family {
+    /// The parent's number; 0 for the first process.
+    pub parent: u32,
+    /// Those who were not waited for yet.
+    pub children: Vec<Arc<Process>>,
+    /// The signal that the parent gets at its end.
+    pub exit_signal: u32,
+}
+
+impl fmt::Debug for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {}", self.pid)
+    }
+}
+
+impl Process {
+    /// A process without threads, not listed yet.
+    pub fn new(
+        pid: u32,
+        memory: Arc<Memory>,
+        files: ProcessFiles,
+        signals: ProcessSignals,
+        family: Family,
+    ) -> Self {
+        let space = ptr::from_ref(memory.space()).cast_mut();
+        Self {
+            pid,
+            group: AtomicU32::new(pid),
+            session: AtomicU32::new(pid),
+            memory: Mutex::new(Some(memory)),
+            space: AtomicPtr::new(space),
+            files,
+            signals,
+            name: Mutex::default(),
+            family: Mutex::new(family),
+            children_changed: WaitQueue::new(),
+            memory_changed: WaitQueue::new(),
+            threads: Mutex::default(),
+            threads_changed: WaitQueue::new(),
+            ending: Mutex::default(),
+            leader_code: AtomicU8::new(0),
+            ended: AtomicBool::new(false),
+            usage: Default::default(),
+            limits: Mutex::new(LIMITS),
+            started: crate::arch::clock::now(),
+        }
+    }
+
+    /// Its memory; none once it has ended.
+    pub fn memory(&self) -> Option<Arc<Memory>> {
+        self.memory.lock().clone()
+    }
+
+    /// Gives it other memory, or none at its end, and returns the old. Called by its only thread, which
+    /// then runs in the new memory ([`scheduler::run_memory`](super::scheduler::run_memory)) before it drops the old.
+    #[must_use = "the old memory may be dropped only when no CPU runs it"]
+    pub fn replace_memory(&self, new: Option<Arc<Memory>>) -> Option<Arc<Memory>> {
+        let mut memory = self.memory.lock();
+        let space = new.as_ref().map_or(ptr::null(), |new| ptr::from_ref(new.space()));
+        self.space.store(space.cast_mut(), Ordering::Release);
+        core::mem::replace(&mut *memory, new)
+    }
+
+    /// Nanoseconds that its threads ran so far.
+    pub fn run_time(&self) -> u64 {
+        let running: u64 = self.threads.lock().iter().map(|thread| thread.run_time()).sum();
+        self.usage[0].ran.load(Ordering::Relaxed) + running
+    }
+
+    /// The space in its memory, null once it has ended.
+    pub(super) fn space(&self) -> *const Space<Bare> {
+        self.space.load(Ordering::Acquire)
+    }
+}
+
+/// The processes and threads that exist, by number. Zombies are processes too.
+///
+/// Who is whose child changes with the table locked, and only then: so a process that ends finds the
+/// parent that will see it.
+#[derive(Debug, Default)]
+pub struct Table {
+    /// By process number.
+    pub processes: BTreeMap<u32, Arc<Process>>,
+    /// By thread number.
+    pub threads: BTreeMap<u32, Arc<Thread>>,
+    last: u32,
+    /// Whether numbers were used up once, so that the next may be in use.
+    used_up: bool,
+}
+
+/// Largest number of a process or thread, as on Linux.
+const PID_MAX: u32 = 4 << 20;
+
+/// Everybody.
+pub static TABLE: Mutex<Table> = Mutex::new(Table {
+    processes: BTreeMap::new(),
+    threads: BTreeMap::new(),
+    last: 0,
+    used_up: false,
+});
+
+impl Table {
+    /// A number that no process, thread, group or session has.
+    pub fn new_number(&mut self) -> u32 {
+        loop {
+            if self.last == PID_MAX {
+                self.last = 1;
+                self.used_up = true;
+            }
+            self.last += 1;
+            if !(self.used_up && self.has(self.last)) {
+                return self.last;
+            }
+        }
+    }
+
+    fn has(&self, number: u32) -> bool {
+        let is = |of: &AtomicU32| of.load(Ordering::Relaxed) == number;
+        self.processes.contains_key(&number)
+            || self.threads.contains_key(&number)
+            || self.processes.values().any(|p| is(&p.group) || is(&p.session))
+    }
+}
+
+/// The process with this number, zombies included.
+pub fn find(pid: u32) -> Option<Arc<Process>> {
+    TABLE.lock().processes.get(&pid).cloned()
+}
+
+/// The thread with this number.
+pub fn find_thread(tid: u32) -> Option<Arc<Thread>> {
+    TABLE.lock().threads.get(&tid).cloned()
+}

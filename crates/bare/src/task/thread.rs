@@ -1,0 +1,199 @@
+//! A thread: its kernel stack, its registers while it does not run, and what signals and futexes know
+//! of it.
+
+use super::Process;
+use crate::arch::context::{Context, KernelStack};
+use crate::arch::fpu::FpuState;
+use crate::arch::{TrapFrame, clock, context};
+use crate::percpu;
+use crate::signal::ThreadSignals;
+use crate::syscall::{Errno, Result};
+use alloc::sync::Arc;
+use core::cell::{Cell, UnsafeCell};
+use core::fmt;
+use core::marker::PhantomData;
+use core::ops::Deref;
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
+use faultless::CpuId;
+
+/// The registers that belong to the thread rather than to the kernel, while it does not run.
+pub struct Registers {
+    pub(super) context: UnsafeCell<Context>,
+    pub(super) fpu: UnsafeCell<FpuState>,
+    /// The user's FS base, that of its thread-local storage.
+    pub fs_base: Cell<u64>,
+    /// The user's GS base.
+    pub gs_base: Cell<u64>,
+}
+
+/// A thread.
+pub struct Thread {
+    /// Its number; that of the process for the first one.
+    pub tid: u32,
+    /// Its process.
+    pub process: Arc<Process>,
+    /// What signals know of it.
+    pub signals: ThreadSignals,
+    /// Where its number is stored when it first runs (0: nowhere).
+    pub(super) set_tid: Cell<u64>,
+    /// Where a zero is stored, and a futex woken, when it ends (0: nowhere).
+    pub clear_tid: AtomicU64,
+    /// The head of its list of robust futexes (0: none).
+    pub robust_list: AtomicU64,
+    /// The CPUs it may run on, as bits.
+    pub affinity: AtomicU64,
+    /// Nanoseconds that it ran, up to when it last stopped.
+    pub ran: AtomicU64,
+    /// How often it gave the CPU away of its own will, and against it.
+    pub switches: [AtomicU64; 2],
+    /// Page faults of its own that were served.
+    pub faults: AtomicU64,
+    /// What futexes know of it.
+    pub(super) futex: super::futex::Waiting,
+    pub(super) state: AtomicU8,
+    /// Whether a CPU is still on its stack: it may be queued, but not run elsewhere yet.
+    pub(super) on_cpu: AtomicBool,
+    /// The CPU that it runs on or ran on last.
+    pub(super) last_cpu: AtomicU16,
+    /// Whether it is to end at the next opportunity: its process ends, or another thread of it calls
+    /// `execve`.
+    pub(super) must_end: AtomicBool,
+    /// Whether no frame was left for it, so that its process is to end.
+    pub(super) met_end_of_memory: Cell<bool>,
+    /// When it was last put on a CPU, in nanoseconds since boot.
+    pub(super) started: AtomicU64,
+    pub(super) stack: KernelStack,
+    pub(super) registers: Registers,
+}
+
+// SAFETY: the cells are the thread's own: they are reached by the CPU that runs it or is switching to
+// it, and `on_cpu` keeps that to one at a time.
+unsafe impl Sync for Thread {}
+// SAFETY: as above.
+unsafe impl Send for Thread {}
+
+impl fmt::Debug for Thread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "thread {} of {}", self.tid, self.process.pid)
+    }
+}
+
+impl Thread {
+    /// A thread of `process` that will start in user mode with the registers `frame`. It is neither
+    /// listed in the process nor queued.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new(
+        tid: u32,
+        process: Arc<Process>,
+        frame: TrapFrame,
+        fpu: FpuState,
+        signals: ThreadSignals,
+        affinity: u64,
+    ) -> Result<Arc<Self>> {
+        if crate::heap::low() {
+            return Err(Errno::ENOMEM);
+        }
+        let stack = KernelStack::try_new().ok_or(Errno::ENOMEM)?;
+        let context = context::prepare(&stack, frame);
+        Ok(Arc::new(Self {
+            tid,
+            process,
+            signals,
+            set_tid: Cell::new(0),
+            clear_tid: AtomicU64::new(0),
+            robust_list: AtomicU64::new(0),
+            affinity: AtomicU64::new(affinity),
+            ran: AtomicU64::new(0),
+            switches: [AtomicU64::new(0), AtomicU64::new(0)],
+            faults: AtomicU64::new(0),
+            futex: super::futex::Waiting::default(),
+            state: AtomicU8::new(super::scheduler::RUNNABLE),
+            on_cpu: AtomicBool::new(false),
+            last_cpu: AtomicU16::new(percpu::id().0),
+            must_end: AtomicBool::new(false),
+            met_end_of_memory: Cell::new(false),
+            started: AtomicU64::new(0),
+            stack,
+            registers: Registers {
+                context: UnsafeCell::new(context),
+                fpu: UnsafeCell::new(fpu),
+                fs_base: Cell::new(0),
+                gs_base: Cell::new(0),
+            },
+        }))
+    }
+
+    /// The registers of the thread while it does not run: for who makes it, before it is queued.
+    pub const fn registers(&self) -> &Registers {
+        &self.registers
+    }
+
+    /// The CPU that it runs on or ran on last.
+    pub fn last_cpu(&self) -> CpuId {
+        CpuId(self.last_cpu.load(Ordering::Relaxed))
+    }
+
+    /// Whether it is the first thread of its process.
+    pub fn is_leader(&self) -> bool {
+        self.tid == self.process.pid
+    }
+
+    /// Nanoseconds that it ran so far.
+    pub fn run_time(&self) -> u64 {
+        let since = self.started.load(Ordering::Relaxed);
+        let now = if self.on_cpu.load(Ordering::Relaxed) { clock::now() } else { since };
+        self.ran.load(Ordering::Relaxed) + now.saturating_sub(since)
+    }
+
+    /// Whether it waits for something.
+    pub fn waits(&self) -> bool {
+        self.state.load(Ordering::Relaxed) != super::scheduler::RUNNABLE
+    }
+
+    /// Whether it is to end instead of going on.
+    pub fn must_end(&self) -> bool {
+        self.must_end.load(Ordering::SeqCst)
+    }
+}
+
+/// The thread whose kernel code this is. It cannot be sent elsewhere, and while its code runs it exists.
+pub struct Current(*const Thread, PhantomData<*const ()>);
+
+/// The running thread. Not to be called where none runs: at boot, in idle, in what interrupts idle.
+#[inline]
+pub fn current() -> Current {
+    let thread = percpu::this().current.get().cast::<Thread>();
+    debug_assert!(!thread.is_null(), "no thread runs here");
+    Current(thread, PhantomData)
+}
+
+/// The running thread, if one runs.
+#[inline]
+pub fn try_current() -> Option<Current> {
+    let thread = percpu::this().current.get().cast::<Thread>();
+    (!thread.is_null()).then_some(Current(thread, PhantomData))
+}
+
+impl Current {
+    /// A share of it.
+    pub fn arc(&self) -> Arc<Thread> {
+        // SAFETY: the scheduler holds a share of the running thread, made by `Arc`.
+        unsafe {
+            Arc::increment_strong_count(self.0);
+            Arc::from_raw(self.0)
+        }
+    }
+}
+
+impl Deref for Current {
+    type Target = Thread;
+
+    #[inline]
+    fn deref(&self) -> &Thread {
+        // SAFETY: the scheduler holds a share of the thread while its code runs, and this value cannot
+        // leave that code.
+        unsafe { &*self.0 }
+    }
+}

@@ -1,0 +1,177 @@
+//! Time: clocks, deadlines, and the timers of programs.
+//!
+//! Each CPU has a [queue](queue) of deadlines of its own, and its APIC timer is set for one shot: at the
+//! first of them or, while a thread runs, at the end of a [turn](TURN), whichever comes first. So an idle
+//! CPU sleeps exactly until somebody's deadline, and where nobody waits, nothing ticks but the turns.
+//! A deadline stays with the CPU that it was set on, wherever the thread goes.
+
+pub mod clock;
+mod queue;
+pub mod timers;
+
+pub use clock::Clock;
+pub use queue::TimerId;
+pub use timers::ProcessTimers;
+
+use crate::arch::apic;
+use crate::arch::user::{self, Plain};
+use crate::percpu;
+use crate::syscall::{Errno, Result};
+use crate::task::{Thread, current, thread};
+use alloc::sync::{Arc, Weak};
+use core::sync::atomic::Ordering;
+use linux_raw_sys::general::{
+    __kernel_itimerspec, __kernel_old_itimerval, __kernel_old_timeval, __kernel_timespec,
+};
+use queue::{Due, Local};
+
+// SAFETY: words, one after the other.
+unsafe impl Plain for __kernel_timespec {}
+// SAFETY: as above.
+unsafe impl Plain for __kernel_itimerspec {}
+// SAFETY: as above.
+unsafe impl Plain for __kernel_old_timeval {}
+// SAFETY: as above.
+unsafe impl Plain for __kernel_old_itimerval {}
+
+/// Nanoseconds in a second.
+pub const SECOND: u64 = 1_000_000_000;
+/// How long a thread may run while another waits, in nanoseconds.
+pub const TURN: u64 = 4_000_000;
+/// The shortest time that the APIC timer is set for, in nanoseconds: what it takes to serve it.
+const SHORTEST: u64 = 1_000;
+
+/// Nanoseconds since boot.
+#[inline]
+pub fn now() -> u64 {
+    crate::arch::clock::now()
+}
+
+/// The timer interrupt, from user mode or from idle.
+pub fn tick() {
+    let local = Local::this();
+    local.armed.store(u64::MAX, Ordering::Relaxed);
+    let now = now();
+    while let Some(due) = local.pop(now) {
+        match due {
+            Due::Wake(thread) => crate::task::scheduler::wake(&thread),
+            Due::Timer(process, key) => {
+                if let Some(process) = Weak::upgrade(&process) {
+                    timers::expire(&process, key);
+                }
+            }
+        }
+    }
+    let turn = match thread::try_current() {
+        Some(thread) => timers::check_run_time(&thread.process).min(TURN),
+        None => TURN,
+    };
+    arm(local, local.first().min(now + turn));
+}
+
+/// Before the CPU halts with nothing to run: nothing ticks until the first deadline.
+pub fn before_idle() {
+    let local = Local::this();
+    arm(local, local.first());
+}
+
+/// After the CPU was idle: sees to it that the timer goes off when the turn of whoever runs now ends.
+pub fn begin_turn() {
+    let local = Local::this();
+    let end = now() + TURN;
+    if end < local.armed.load(Ordering::Relaxed) {
+        arm(local, end);
+    }
+}
+
+/// Sets this CPU's timer to `at`, or stops it where that is never.
+fn arm(local: &Local, at: u64) {
+    if local.armed.swap(at, Ordering::Relaxed) == at {
+        return;
+    }
+    if at == u64::MAX {
+        apic::stop_timer();
+    } else {
+        apic::start_timer(at.saturating_sub(now()).max(SHORTEST));
+    }
+}
+
+fn add(deadline: u64, due: Due) -> TimerId {
+    let local = Local::this();
+    let id = local.insert(percpu::id(), deadline, due);
+    if deadline < local.armed.load(Ordering::Relaxed) {
+        arm(local, deadline);
+    }
+    id
+}
+
+/// Wakes `thread` at `deadline`, in nanoseconds since boot, unless that is [cancelled](cancel).
+#[must_use = "a deadline that is not needed any more is cancelled"]
+pub fn wake_at(deadline: u64, thread: &Arc<Thread>) -> TimerId {
+    add(deadline, Due::Wake(thread.clone()))
+}
+
+/// Forgets a deadline; one that has passed is forgotten already.
+pub fn cancel(timer: TimerId) {
+    Local::of(timer.cpu()).remove(timer);
+}
+
+/// Nanoseconds of a time as programs give it.
+///
+/// # Errors
+/// `EINVAL` for a negative time, or one with a second or more of nanoseconds.
+pub fn nanoseconds(time: &__kernel_timespec) -> Result {
+    match (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec)) {
+        (Ok(seconds), Ok(nanoseconds)) if nanoseconds < SECOND => {
+            Ok(seconds.saturating_mul(SECOND).saturating_add(nanoseconds))
+        }
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// Nanoseconds of a time of microseconds.
+///
+/// # Errors
+/// As [`nanoseconds`].
+pub fn nanoseconds_of_timeval(time: &__kernel_old_timeval) -> Result {
+    // What would overflow is no valid number of nanoseconds either.
+    let tv_nsec = time.tv_usec.saturating_mul(1_000);
+    nanoseconds(&__kernel_timespec { tv_sec: time.tv_sec, tv_nsec })
+}
+
+/// A time as programs see it.
+pub const fn timespec(nanoseconds: u64) -> __kernel_timespec {
+    __kernel_timespec {
+        tv_sec: (nanoseconds / SECOND) as i64,
+        tv_nsec: (nanoseconds % SECOND) as i64,
+    }
+}
+
+/// A time in microseconds, as programs see it.
+pub const fn timeval(nanoseconds: u64) -> __kernel_old_timeval {
+    __kernel_old_timeval {
+        tv_sec: (nanoseconds / SECOND) as i64,
+        tv_usec: (nanoseconds % SECOND / 1_000) as i64,
+    }
+}
+
+/// Nanoseconds of the `timespec` at `at` in the program's memory.
+///
+/// # Errors
+/// `EFAULT`, and those of [`nanoseconds`].
+pub fn read_timespec(at: u64) -> Result {
+    nanoseconds(&user::read(at)?)
+}
+
+/// The deadline of a call that may wait for `nanoseconds`, in nanoseconds since boot. A call that was
+/// [interrupted](interrupted) and is made again gets the deadline that it had.
+pub fn deadline_after(nanoseconds: u64) -> u64 {
+    current().signals.resume.take().unwrap_or_else(|| now().saturating_add(nanoseconds))
+}
+
+/// What a call that waits until `deadline` returns when a signal interrupts it: unless a handler runs, it
+/// is made again, and then waits for the rest of the time.
+pub fn interrupted(deadline: u64) -> Errno {
+    current().signals.resume.set(Some(deadline));
+    Errno::RESTART_UNHANDLED
+}
