@@ -5,7 +5,7 @@ use faultless_guest::check::{Check, Verdict};
 use faultless_guest::mem::{NONE, PAGE, READ, Region, WRITE, load};
 use faultless_guest::proc::{self, Status, fork, kill, pid, tid, wait_until};
 use faultless_guest::signal::{self, contains, handle, handle_with, mask};
-use faultless_guest::sys::{Errno, call, checked};
+use faultless_guest::sys::{Errno, call, checked, doing};
 use faultless_guest::{check, clock, ensure, same};
 use std::arch::{asm, global_asm};
 use std::fs::File;
@@ -104,10 +104,6 @@ extern "C" fn overflow(depth: u64) {
     }
     // SAFETY: as above; the frame is needed after the call, so that the call is none at the tail.
     unsafe { asm!("/* {0} */", in(reg) frame.as_mut_ptr(), options(nostack)) };
-}
-
-fn doing<T>(what: &str, result: Result<T, Errno>) -> Result<T, String> {
-    result.map_err(|errno| format!("{what}: {errno}"))
 }
 
 fn page(prot: i32) -> Result<Region, String> {
