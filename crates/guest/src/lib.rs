@@ -29,4 +29,5 @@ pub mod mem;
 pub mod proc;
 pub mod procfs;
 pub mod random;
+pub mod signal;
 pub mod sys;

@@ -1,6 +1,6 @@
 //! Processes, CPUs and waiting.
 
-use crate::sys::{self, Errno, call, checked};
+use crate::sys::{self, Errno, call, checked, doing};
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -105,6 +105,14 @@ pub fn wait(pid: i32, options: i32) -> sys::Result<Option<(i32, Status)>> {
             Ok(pid) => return Ok(Some((pid, Status::of(status)))),
         }
     }
+}
+
+/// What a forked child that runs `body` ends with.
+///
+/// # Errors
+/// Those of `fork` and `wait4`, as messages.
+pub fn outcome(body: impl FnOnce() -> i32) -> Result<Status, String> {
+    doing("wait4", doing("fork", fork(body))?.wait())
 }
 
 /// Sends a signal.

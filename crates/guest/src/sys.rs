@@ -93,3 +93,11 @@ pub unsafe fn call<const N: usize>(number: i64, args: [u64; N]) -> Result<u64> {
 pub fn checked<T: PartialEq + From<i8>>(result: T) -> Result<T> {
     if result == T::from(-1) { Err(Errno::last()) } else { Ok(result) }
 }
+
+/// `result`, with what was being done in its error.
+///
+/// # Errors
+/// That of `result`, as a message.
+pub fn doing<T>(what: &str, result: Result<T>) -> std::result::Result<T, String> {
+    result.map_err(|errno| format!("{what}: {errno}"))
+}

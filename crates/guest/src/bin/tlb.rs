@@ -19,6 +19,7 @@ use faultless_guest::check::{Check, Verdict};
 use faultless_guest::mem::{NONE, PAGE, READ, Region, Shared, WRITE, load, store};
 use faultless_guest::proc::{self, Status, fork, pin, wait_until};
 use faultless_guest::random::Random;
+use faultless_guest::sys::doing;
 use faultless_guest::{check, ensure, same};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -123,11 +124,6 @@ fn mark(round: u64, page: u64) -> u64 {
 }
 
 type Outcome = Result<(), String>;
-
-/// An error with what was being done.
-fn doing<T>(what: &str, result: faultless_guest::sys::Result<T>) -> Result<T, String> {
-    result.map_err(|errno| format!("{what}: {errno}"))
-}
 
 fn anonymous(pages: u64) -> Result<Region, String> {
     doing("mmap", Region::anonymous(pages * PAGE))
