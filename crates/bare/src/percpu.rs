@@ -44,8 +44,6 @@ pub struct PerCpu {
     /// Whether [`task::attention`](crate::task::attention) is to be called before this CPU goes on in
     /// user mode.
     pub attention: AtomicBool,
-    /// Whether a copy met the end of memory: the thread is to be killed.
-    pub oom: Cell<bool>,
     /// Its number.
     pub id: CpuId,
     /// The thread that runs, if one does. The scheduler's.
@@ -77,7 +75,6 @@ impl PerCpu {
             kernel_stack: Cell::new(0),
             user_stack: Cell::new(0),
             attention: AtomicBool::new(false),
-            oom: Cell::new(false),
             id,
             current: Cell::new(ptr::null()),
             space: Cell::new(ptr::null()),

@@ -41,6 +41,8 @@ pub(super) extern "C" fn page_fault(frame: &mut TrapFrame) {
     {
         if let Err(refusal) = space.fault(here.cpu(), addr, access) {
             refused(frame, addr, access, refusal);
+        } else {
+            task::fault_served();
         }
         return;
     }
@@ -65,7 +67,7 @@ fn of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
         // User memory is open now, and is closed again when the instruction goes on.
         match running(here).map(|space| space.fault(here.cpu(), addr, access)) {
             Some(Ok(_)) => return,
-            Some(Err(FaultError::OutOfMemory)) => here.oom.set(true),
+            Some(Err(FaultError::OutOfMemory)) => task::met_end_of_memory(),
             Some(Err(_)) | None => {}
         }
         frame.rip = fixup;

@@ -103,6 +103,7 @@ fn call(number: u32, args: Args<'_>) -> Result {
         nr::__NR_vfork => process::vfork(args),
         nr::__NR_clone => process::clone(args),
         nr::__NR_clone3 => process::clone3(args),
+        nr::__NR_unshare => process::unshare(args),
         nr::__NR_execve => process::execve(args),
         nr::__NR_execveat => process::execveat(args),
         nr::__NR_exit => process::exit(&args),

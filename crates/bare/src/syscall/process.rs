@@ -108,6 +108,31 @@ pub fn clone3(args: Args<'_>) -> Result {
     clone::clone(args.frame, &request)
 }
 
+/// `unshare(flags)`.
+pub fn unshare(args: Args<'_>) -> Result {
+    const KNOWN: u32 = nr::CLONE_FS
+        | nr::CLONE_FILES
+        | nr::CLONE_SYSVSEM
+        | nr::CLONE_THREAD
+        | nr::CLONE_SIGHAND
+        | nr::CLONE_VM;
+    let flags = args.a();
+    if flags & !u64::from(KNOWN | clone::NAMESPACES) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let flags = flags as u32;
+    if flags & clone::NAMESPACES != 0 {
+        return Err(Errno::EPERM);
+    }
+    let process = current().process.clone();
+    let of_memory = nr::CLONE_THREAD | nr::CLONE_SIGHAND | nr::CLONE_VM;
+    if flags & of_memory != 0 && process.threads.lock().len() > 1 {
+        return Err(Errno::EINVAL);
+    }
+    process.files.unshare(flags & nr::CLONE_FILES != 0, flags & nr::CLONE_FS != 0)?;
+    Ok(0)
+}
+
 /// `execve(path, arguments, environment)`.
 pub fn execve(args: Args<'_>) -> Result {
     let path = user::string(args.a(), PATH_MAX)?;
@@ -151,16 +176,18 @@ enum Wanted {
     Group(u32),
 }
 
-/// A child that ended.
-struct Gone {
-    process: Arc<Process>,
+/// What there is to tell of a child.
+struct News {
+    pid: u32,
     status: ExitStatus,
     used: [u64; 4],
 }
 
-/// Waits for a child that ended, and takes it out of the list unless it is to stay.
-fn wait_for(wanted: &Wanted, options: u32) -> Result<Option<Gone>> {
+/// Waits for a child that ended, stopped, or goes on, as `options` say, and takes one that ended out of the
+/// list unless it is to stay. `None`: there are children, but nothing to tell of them yet.
+fn wait_for(wanted: &Wanted, options: u32) -> Result<Option<News>> {
     let parent = current().process.clone();
+    let has = |option| options & option != 0;
     let matches = |child: &Process| {
         let who = match *wanted {
             Wanted::Any => true,
@@ -168,41 +195,44 @@ fn wait_for(wanted: &Wanted, options: u32) -> Result<Option<Gone>> {
             Wanted::Group(group) => child.group.load(Ordering::Relaxed) == group,
         };
         let is_clone = child.family.lock().exit_signal != nr::SIGCHLD;
-        who && (options & nr::__WALL != 0 || is_clone == (options & nr::__WCLONE != 0))
+        who && (has(nr::__WALL) || is_clone == has(nr::__WCLONE))
     };
     let look = || {
         // With the table locked nobody ends, asks, or is adopted in between.
         let mut table = TABLE.lock();
-        let children: &mut _ = &mut parent.family.lock().children;
+        let children = &mut parent.family.lock().children;
         let mut found = false;
-        let ended = children.iter().position(|child| {
-            let matches = matches(child);
-            found |= matches;
-            matches && options & nr::WEXITED != 0 && child.ended.load(Ordering::SeqCst)
-        });
-        let Some(at) = ended else {
-            return if !found {
-                Some(Err(Errno::ECHILD))
-            } else if options & nr::WNOHANG != 0 {
-                Some(Ok(None))
-            } else {
-                None
+        for at in 0..children.len() {
+            let child = &children[at];
+            if !matches(child) {
+                continue;
+            }
+            found = true;
+            let used = || {
+                let [own, of_children] = [child.usage[0].get(), child.usage[1].get()];
+                core::array::from_fn(|at| own[at] + of_children[at])
             };
-        };
-        let process = if options & nr::WNOWAIT != 0 {
-            children[at].clone()
-        } else {
-            let process = children.remove(at);
-            table.processes.remove(&process.pid);
-            process
-        };
-        let status = process.ending.lock().unwrap_or(ExitStatus::exited(0));
-        let [own, of_children] = [process.usage[0].get(), process.usage[1].get()];
-        let used = core::array::from_fn(|at| own[at] + of_children[at]);
-        if options & nr::WNOWAIT == 0 {
-            parent.usage[1].add(used);
+            if has(nr::WEXITED) && child.ended.load(Ordering::SeqCst) {
+                let status = child.ending.lock().unwrap_or(ExitStatus::exited(0));
+                let news = News { pid: child.pid, status, used: used() };
+                if !has(nr::WNOWAIT) {
+                    table.processes.remove(&news.pid);
+                    parent.usage[1].add(news.used);
+                    children.remove(at);
+                }
+                return Some(Ok(Some(news)));
+            }
+            let keep = has(nr::WNOWAIT);
+            let job = &child.signals.job;
+            if let Some(status) = job.news(has(nr::WUNTRACED), has(nr::WCONTINUED), keep) {
+                return Some(Ok(Some(News { pid: child.pid, status, used: used() })));
+            }
         }
-        Some(Ok(Some(Gone { process, status, used })))
+        match found {
+            false => Some(Err(Errno::ECHILD)),
+            true if has(nr::WNOHANG) => Some(Ok(None)),
+            true => None,
+        }
     };
     wait_until(&[&parent.children_changed], None, look).map_err(|_| Errno::RESTART)?
 }
@@ -222,16 +252,16 @@ pub fn wait4(args: Args<'_>) -> Result {
         group if group < 0 => Wanted::Group(group.unsigned_abs()),
         pid => Wanted::Process(pid as u32),
     };
-    let Some(gone) = wait_for(&wanted, options | nr::WEXITED)? else {
+    let Some(news) = wait_for(&wanted, options | nr::WEXITED)? else {
         return Ok(0);
     };
     if args.b() != 0 {
-        user::write(args.b(), &gone.status.0)?;
+        user::write(args.b(), &news.status.0)?;
     }
     if args.d() != 0 {
-        user::write(args.d(), &super::system::rusage(gone.used, 0))?;
+        user::write(args.d(), &super::system::rusage(news.used, 0))?;
     }
-    Ok(u64::from(gone.process.pid))
+    Ok(u64::from(news.pid))
 }
 
 /// `waitid(kind, id, information, options, usage)`.
@@ -250,19 +280,16 @@ pub fn waitid(args: Args<'_>) -> Result {
         nr::P_PGID if id as i32 > 0 => Wanted::Group(id),
         _ => return Err(Errno::EINVAL),
     };
-    let gone = wait_for(&wanted, options)?;
-    if let (Some(gone), true) = (&gone, args.e() != 0) {
-        user::write(args.e(), &super::system::rusage(gone.used, 0))?;
+    let news = wait_for(&wanted, options)?;
+    if let (Some(news), true) = (&news, args.e() != 0) {
+        user::write(args.e(), &super::system::rusage(news.used, 0))?;
     }
     if args.c() != 0 {
-        let (pid, status) = match &gone {
-            Some(gone) => (gone.process.pid, gone.status),
-            None => (0, ExitStatus::exited(0)),
-        };
-        let told = |value: u32| if gone.is_some() { value } else { 0 };
         // si_signo, si_errno, si_code, padding, si_pid, si_uid, si_status.
-        let (signal, code) = (told(nr::SIGCHLD), told(status.child_code()));
-        user::write(args.c(), &[signal, 0, code, 0, pid, 0, status.child_status()])?;
+        let words = news.map_or([0; 7], |News { pid, status, .. }| {
+            [nr::SIGCHLD, 0, status.child_code(), 0, pid, 0, status.child_status()]
+        });
+        user::write(args.c(), &words)?;
     }
     Ok(0)
 }

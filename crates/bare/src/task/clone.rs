@@ -31,6 +31,15 @@ pub struct Request {
     pub child_tid: u64,
 }
 
+/// The flags that ask for namespaces, which there are none of.
+pub const NAMESPACES: u32 = nr::CLONE_NEWNS
+    | nr::CLONE_NEWCGROUP
+    | nr::CLONE_NEWUTS
+    | nr::CLONE_NEWIPC
+    | nr::CLONE_NEWUSER
+    | nr::CLONE_NEWPID
+    | nr::CLONE_NEWNET;
+
 impl Request {
     fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
@@ -38,13 +47,6 @@ impl Request {
 
     /// Whether the flags go together, and all of them are there.
     fn check(&self) -> Result<()> {
-        const NAMESPACES: u32 = nr::CLONE_NEWNS
-            | nr::CLONE_NEWCGROUP
-            | nr::CLONE_NEWUTS
-            | nr::CLONE_NEWIPC
-            | nr::CLONE_NEWUSER
-            | nr::CLONE_NEWPID
-            | nr::CLONE_NEWNET;
         let lacks = |flag, wanted| self.has(flag) && !self.has(wanted);
         if lacks(nr::CLONE_THREAD, nr::CLONE_SIGHAND)
             || lacks(nr::CLONE_SIGHAND, nr::CLONE_VM)

@@ -17,6 +17,7 @@ use crate::syscall::{Errno, Result};
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::marker::PhantomData;
 use core::sync::atomic::Ordering;
 use faultless::space::Backing;
 use faultless::{MapFlags, PAGE_SIZE, Prot, USER_END, VirtRange};
@@ -259,18 +260,21 @@ fn load_file(
     Ok(Loaded { memory, frame: TrapFrame::start(rip, rsp), fpu, name })
 }
 
-/// This CPU runs a space that is not that of its thread, until this is dropped.
-pub struct Visit;
+/// This CPU runs a space that is not that of its thread, until this is dropped: so the kernel reaches
+/// memory of others as it does the program's own. Who visits gives the CPU to nobody.
+#[derive(Debug)]
+#[must_use = "the visit ends when this is dropped"]
+pub struct Visit<'a>(PhantomData<&'a Memory>);
 
-impl Visit {
-    /// Runs the space of `memory`, which must outlive this.
-    pub fn to(memory: &Memory) -> Self {
+impl<'a> Visit<'a> {
+    /// Runs the space of `memory`.
+    pub fn to(memory: &'a Memory) -> Self {
         machine::run(Some(memory.space()));
-        Self
+        Self(PhantomData)
     }
 }
 
-impl Drop for Visit {
+impl Drop for Visit<'_> {
     fn drop(&mut self) {
         match try_current() {
             Some(_) => scheduler::run_memory(),
@@ -307,7 +311,7 @@ fn map_segment(memory: &Memory, file: &Regular, segment: &Segment, bias: u64) ->
     let flags = MapFlags::PRIVATE | MapFlags::FIXED;
     let Segment { start, zeros, end, page, tail, .. } = *segment;
     if zeros > start {
-        let backing = Backing { object: &file.map(), first: page, may_write: false };
+        let backing = Backing { object: file.map(), first: page, may_write: false };
         space.mmap_object(cpu, start + bias, zeros - start, prot, flags, backing)?;
     }
     if end > zeros {

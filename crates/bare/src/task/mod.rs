@@ -21,7 +21,7 @@ pub mod thread;
 pub mod wait;
 
 pub use process::Process;
-pub use thread::{Current, Thread, current};
+pub use thread::{Current, Thread, current, try_current};
 
 use crate::arch::{TrapFrame, report, user};
 use crate::percpu;
@@ -37,6 +37,10 @@ pub fn attention(frame: &mut TrapFrame) {
     scheduler::finish_switch();
     let thread = current();
     if thread.must_end() {
+        exit::end_thread();
+    }
+    if thread.met_end_of_memory.take() {
+        out_of_memory();
         exit::end_thread();
     }
     let set_tid = thread.set_tid.take();
@@ -86,9 +90,8 @@ pub fn exception(frame: &mut TrapFrame) {
     signal::fault(frame, signal, code, addr);
 }
 
-/// No frame is left for the running program, or for what the kernel does for it: it is killed, once it
-/// is on its way back to user mode.
-pub fn out_of_memory() {
+/// No frame is left for the running program: it is killed, once it is on its way back to user mode.
+fn out_of_memory() {
     let thread = current();
     let process = &thread.process;
     if process.ending.lock().is_none() {
@@ -96,7 +99,15 @@ pub fn out_of_memory() {
         report!("message out of memory: killed {} {}", process.pid, *name);
     }
     exit::kill(process, ExitStatus::killed(nr::SIGKILL));
-    percpu::this().attention.store(true, Ordering::Relaxed);
+}
+
+/// A copy of the kernel's from or to the program's memory met the end of memory. It may hold any lock, so
+/// the program is killed later.
+pub fn met_end_of_memory() {
+    if let Some(thread) = try_current() {
+        thread.met_end_of_memory.set(true);
+        percpu::this().attention.store(true, Ordering::Relaxed);
+    }
 }
 
 /// The timer interrupt: from user mode or from idle.

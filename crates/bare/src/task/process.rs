@@ -32,24 +32,39 @@ impl ExitStatus {
         Self(signal)
     }
 
-    /// `si_code` of the `SIGCHLD` that tells of it: `CLD_EXITED` or `CLD_KILLED`.
+    /// The signal that killed it, or that it stopped because of; 0 if it exited. (0x7f is for those that
+    /// stopped, and go on.)
+    const fn low(self) -> u32 {
+        self.0 & 0x7f
+    }
+
+    /// `si_code` of the `SIGCHLD` that tells of it.
     pub const fn child_code(self) -> u32 {
-        if self.0 & 0x7f == 0 { 1 } else { 2 }
+        match self.low() {
+            0 => nr::CLD_EXITED,
+            0x7f if self.0 == 0xffff => nr::CLD_CONTINUED,
+            0x7f => nr::CLD_STOPPED,
+            _ => nr::CLD_KILLED,
+        }
     }
 
     /// `si_status` of the `SIGCHLD` that tells of it: the code or the signal.
     pub const fn child_status(self) -> u32 {
-        if self.0 & 0x7f == 0 { self.0 >> 8 } else { self.0 & 0x7f }
+        match self.low() {
+            0x7f if self.0 == 0xffff => nr::SIGCONT,
+            0 | 0x7f => self.0 >> 8 & 0xff,
+            signal => signal,
+        }
     }
 
     /// The signal that killed it.
     pub const fn signal(self) -> Option<u32> {
-        if self.0 & 0x7f == 0 { None } else { Some(self.0 & 0x7f) }
+        if self.low() == 0 { None } else { Some(self.low()) }
     }
 
     /// What a shell would say: the code, or 128 and the signal.
     pub const fn shell(self) -> u8 {
-        if self.0 & 0x7f == 0 { (self.0 >> 8) as u8 } else { 128 + (self.0 & 0x7f) as u8 }
+        if self.low() == 0 { (self.0 >> 8) as u8 } else { 128 + self.low() as u8 }
     }
 }
 
@@ -71,7 +86,7 @@ pub struct Process {
     pub signals: ProcessSignals,
     /// The name that `ps` shows: `PR_SET_NAME`, or the file of the program.
     pub name: Mutex<String>,
-    /// Whom its relatives are.
+    /// Who its relatives are. A parent's is locked before a child's.
     pub family: Mutex<Family>,
     /// Woken when a child ends.
     pub children_changed: WaitQueue,

@@ -58,6 +58,8 @@ pub struct Thread {
     /// Whether it is to end at the next opportunity: its process ends, or another thread of it calls
     /// `execve`.
     pub(super) must_end: AtomicBool,
+    /// Whether no frame was left for it, so that its process is to end.
+    pub(super) met_end_of_memory: Cell<bool>,
     /// When it was last put on a CPU, in nanoseconds since boot.
     pub(super) started: AtomicU64,
     pub(super) stack: KernelStack,
@@ -111,6 +113,7 @@ impl Thread {
             on_cpu: AtomicBool::new(false),
             last_cpu: AtomicU16::new(percpu::id().0),
             must_end: AtomicBool::new(false),
+            met_end_of_memory: Cell::new(false),
             started: AtomicU64::new(0),
             stack,
             registers: Registers {
