@@ -142,9 +142,9 @@ impl<M: Machine> Writing<'_, '_, M> {
                 },
             };
             let (old, new) = protocol::settle(slot, self.cpu, |entry| {
-                if entry.is_present() { entry.read_only() } else { entry }
+                if entry.is_mapped() { entry.read_only() } else { entry }
             });
-            if !new.is_present() {
+            if !new.is_mapped() {
                 return;
             }
             if old != new {

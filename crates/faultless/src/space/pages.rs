@@ -84,7 +84,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                     return;
                 }
                 let (old, _) = protocol::settle(slot, self.cpu, |_| Entry::NONE);
-                if old.is_present() && !old.is_special() {
+                if old.is_mapped() && !old.is_special() {
                     batch.unmapped(addr, old.frame());
                     gone += 1;
                 } else if old.is_present() {
