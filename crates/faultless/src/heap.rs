@@ -91,6 +91,16 @@ impl<T> Shared<T> {
         raw
     }
 
+    /// The value behind an ownership that [`into_raw`](Self::into_raw) gave out.
+    ///
+    /// # Safety
+    /// `raw` is of `into_raw` of the same type, and has not come back during `'a`.
+    #[inline]
+    pub unsafe fn peek_raw<'a>(raw: NonNull<()>) -> &'a T {
+        // SAFETY: alive as long as the ownership; the caller's promise.
+        unsafe { &(*raw.cast::<Counted<T>>().as_ptr()).value }
+    }
+
     /// The ownership that [`into_raw`](Self::into_raw) gave out.
     ///
     /// # Safety

@@ -2,7 +2,8 @@
 //!
 //! 1. **Lock.** [`Space::write`] locks the ranges that the call is about, widened to whole VMAs: those
 //!    inside, and those that touch an end and might merge. Since that needs a look at the tree before
-//!    the lock is had, it looks again afterwards, and starts over if a VMA reaches further now.
+//!    the lock is had, it looks again afterwards if the tree has changed, and starts over if a VMA
+//!    reaches further now.
 //! 2. **Stop.** [`Writing::stop`] makes the sequences of the VMAs that will be replaced or whose
 //!    entries will change odd, and issues one full fence. From here on no fault installs anything in
 //!    them, but for those whose entries are busy, for which the visit of the entries waits.
@@ -22,11 +23,13 @@ use crate::knob::Locking;
 use crate::machine::Machine;
 use crate::rmap::{Root, RootSlot};
 use crate::space::tree::{Entry, View};
+use crate::stat::Counter;
 use crate::sync::atomic::Ordering;
 use crate::sync::grace::{RetireLink, Section};
 use crate::sync::sequence::Sequence;
 use crate::vm::{Cpu, RETIRE_VMA};
 use alloc::boxed::Box;
+use core::convert::Infallible;
 use core::ptr::NonNull;
 
 /// No range.
@@ -53,49 +56,77 @@ impl<M: Machine> Space<M> {
         ranges: [VirtRange; 2],
         align: u64,
     ) -> Writing<'a, 'v, M> {
-        let mut wanted =
-            ranges.map(|range| if range.is_empty() { range } else { range.widen(align) });
-        loop {
-            wanted = self.reach(cpu, wanted, ranges);
-            let guard = self.lock_ranges(cpu, wanted);
-            if self.reach(cpu, wanted, ranges) == wanted {
-                return Writing {
-                    cpu,
-                    space: self,
-                    locked: wanted,
-                    section: cpu.section(),
-                    _guard: guard,
-                };
-            }
-        }
+        let Ok((writing, _)) = self.write_where(cpu, align, |_| Ok::<_, Infallible>(ranges));
+        writing
     }
 
-    /// `wanted`, and the whole of every VMA that overlaps or touches `ranges`.
-    fn reach(
-        &self,
-        cpu: &Cpu<'_, M>,
-        wanted: [VirtRange; 2],
-        ranges: [VirtRange; 2],
-    ) -> [VirtRange; 2] {
-        let section = cpu.section();
-        let view = self.tree.snapshot(&section);
-        let mut reached = wanted;
-        for (reach, range) in reached.iter_mut().zip(ranges) {
-            if range.is_empty() {
+    /// As [`write`](Self::write), the ranges that `choose` finds in the tree, which are returned too.
+    /// Others may have changed what it looked at before they are locked.
+    ///
+    /// # Errors
+    /// What `choose` returns.
+    pub(super) fn write_where<'a, 'v, E>(
+        &'a self,
+        cpu: &'a Cpu<'v, M>,
+        align: u64,
+        choose: impl Fn(&View<'_, Vma>) -> Result<[VirtRange; 2], E>,
+    ) -> Result<(Writing<'a, 'v, M>, [VirtRange; 2]), E> {
+        loop {
+            let locking = self.locking(cpu);
+            let coarse = (locking != Locking::Speculative).then(|| {
+                cpu.count(Counter::MmapLockWrite);
+                self.mmap_lock.write(cpu)
+            });
+            let section = cpu.section();
+            let seen = self.tree.snapshot(&section);
+            let version = seen.version();
+            let ranges = choose(&seen)?;
+            let locked = ranges.map(|range| reach(&seen, range, align));
+            let mut section = Some(section);
+            let guard = match coarse {
+                Some(guard) => Guard::Writing { _guard: guard },
+                None => {
+                    cpu.count(Counter::RangeLockWrite);
+                    // Nothing is waited for in a section.
+                    self.claim(cpu, locked, || drop(section.take()))
+                }
+            };
+            if self.locking_in_force() != locking {
                 continue;
             }
-            let first = view.find(range.start.saturating_sub(1));
-            let last = view.at(range.end).or_else(|| view.before(range.end.saturating_add(1)));
-            for entry in [first, last].into_iter().flatten() {
-                let extent = VirtRange::new(entry.start, entry.end);
-                if entry.start <= range.end && entry.end >= range.start {
-                    *reach = reach.hull(extent);
-                }
+            // Within one section the same version is the same tree.
+            let waited = section.is_none();
+            let section = section.unwrap_or_else(|| cpu.section());
+            let now = self.tree.snapshot(&section);
+            if (!waited && now.version() == version)
+                || ranges.map(|range| reach(&now, range, align)) == locked
+            {
+                return Ok((Writing { cpu, space: self, locked, section, _guard: guard }, ranges));
             }
         }
-        // The two may have grown into each other, but locking both at once is one step anyway.
-        reached
     }
+}
+
+/// `range`, widened to multiples of `align` and to the whole of every VMA that overlaps or touches it.
+fn reach(view: &View<'_, Vma>, range: VirtRange, align: u64) -> VirtRange {
+    if range.is_empty() {
+        return range;
+    }
+    let mut reach = range.widen(align);
+    // The two that may stick out: the first that ends at the start or above, and the first that ends
+    // above the end.
+    if let Some(first) = view.find(range.start.saturating_sub(1))
+        && first.start <= range.end
+    {
+        reach = reach.hull(first.range());
+        if first.end <= range.end
+            && let Some(last) = view.find(range.end)
+            && last.start <= range.end
+        {
+            reach = reach.hull(last.range());
+        }
+    }
+    reach
 }
 
 impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
@@ -113,6 +144,15 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
             .map(|entry| unsafe { entry.value.as_ref() })
     }
 
+    /// The VMAs that overlap or touch `range`, in order.
+    pub(super) fn vmas_touching(&self, range: VirtRange) -> impl Iterator<Item = &Vma> {
+        self.view()
+            .iter_from(range.start.saturating_sub(1))
+            .take_while(move |entry| entry.start <= range.end)
+            // SAFETY: as in `vmas`.
+            .map(|entry| unsafe { entry.value.as_ref() })
+    }
+
     /// The VMA at `addr`.
     pub(super) fn vma_at(&self, addr: u64) -> Option<&Vma> {
         // SAFETY: as in `vmas`.
@@ -124,21 +164,21 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         self.locked.into_iter().find(|locked| locked.covers(range)).unwrap_or(range)
     }
 
-    /// The VMA that ends at `addr`.
-    pub(super) fn vma_ending(&self, addr: u64) -> Option<&Vma> {
-        self.vma_at(addr.checked_sub(1)?).filter(|vma| vma.area.range.end == addr)
-    }
-
     /// Stops the VMAs that overlap `range`: no fault without a lock succeeds in them any more.
     pub(super) fn stop(&self, range: VirtRange) {
-        let per_vma = self.space.locking_in_force() == Locking::PerVma;
-        for vma in self.vmas(range).filter(|vma| vma.sequence.read().is_some()) {
-            if per_vma {
+        self.vmas(range).for_each(|vma| self.stop_one(vma));
+        Sequence::writer_fence();
+    }
+
+    /// Stops `vma`, of a locked range, unless it is stopped already. [`Sequence::writer_fence`] must
+    /// follow.
+    pub(super) fn stop_one(&self, vma: &Vma) {
+        if vma.sequence.read().is_some() {
+            if self.space.locking_in_force() == Locking::PerVma {
                 vma.lock.write(self.cpu);
             }
             vma.sequence.begin_write();
         }
-        Sequence::writer_fence();
     }
 
     /// A VMA for `area`, stopped until the writer finishes.
@@ -154,40 +194,39 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     pub(super) fn replace(&self, range: VirtRange, new: NewVmas) -> Result<(), Errno> {
         let vm = self.cpu.vm();
         let old = self.view();
-        let (mut old_count, mut old_pages) = (0u64, 0u64);
-        for vma in self.vmas(range) {
-            debug_assert!(range.covers(vma.area.range) && vma.sequence.read().is_none());
-            old_count += 1;
-            old_pages += vma.area.range.pages();
-        }
-        let new_count = new.iter().flatten().count() as u64;
-        let after = old.len() as u64 + new_count - old_count;
-        if new_count > old_count && after > vm.knobs.max_map_count() {
-            return Err(Errno::ENOMEM);
+        let replaced = || old.iter_from(range.start).take_while(|entry| entry.start < range.end);
+        let new_count = new.iter().flatten().count();
+        let most = vm.knobs.max_map_count();
+        if (old.len() + new_count) as u64 > most {
+            let old_count = replaced().count();
+            if new_count > old_count && (old.len() + new_count - old_count) as u64 > most {
+                return Err(Errno::ENOMEM);
+            }
         }
         let no_entry = Entry { start: 0, end: 0, value: NonNull::dangling() };
         let mut entries = [no_entry; 3];
-        let mut new_pages = 0;
         for (entry, vma) in entries.iter_mut().zip(new.iter().flatten()) {
             let VirtRange { start, end } = vma.area.range;
             *entry = Entry { start, end, value: NonNull::from(&**vma) };
-            new_pages += vma.area.range.pages();
         }
+        let entries = &entries[..new_count];
         // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
         let mut edit = unsafe { self.space.tree.edit(self.cpu.local(), &vm.grace, self.cpu) };
-        edit.replace(range, &entries[..new_count as usize])?;
+        edit.replace(range, entries)?;
         edit.publish();
         // The tree has them now.
-        new.into_iter().flatten().for_each(|vma| {
-            Box::leak(vma);
-        });
-        let mapped = &self.space.mapped;
-        mapped.fetch_add(new_pages.wrapping_sub(old_pages), Ordering::Relaxed);
-        for entry in old.iter_from(range.start).take_while(|entry| entry.start < range.end) {
+        core::mem::forget(new);
+        let mut pages = entries.iter().map(|entry| entry.range().pages()).sum::<u64>();
+        for entry in replaced() {
+            // SAFETY: as in `vmas`.
+            debug_assert!(unsafe { entry.value.as_ref() }.sequence.read().is_none());
+            debug_assert!(range.covers(entry.range()));
+            pages = pages.wrapping_sub(entry.range().pages());
             // SAFETY: the published version does not have it, and only this writer removed it.
             // A link is the first field of a VMA.
             unsafe { self.cpu.retire(entry.value.cast::<RetireLink>()) };
         }
+        self.space.mapped.fetch_add(pages, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -209,7 +248,7 @@ pub(super) fn make_stopped(area: Area, root: Option<Root>) -> Result<Box<Vma>, O
 impl<M: Machine> Drop for Writing<'_, '_, M> {
     fn drop(&mut self) {
         let per_vma = self.space.locking_in_force() == Locking::PerVma;
-        for range in self.locked {
+        for range in self.locked.into_iter().filter(|range| !range.is_empty()) {
             // Whatever is stopped in the locked ranges, this writer stopped.
             for vma in self.vmas(range).filter(|vma| vma.sequence.read().is_none()) {
                 vma.sequence.end_write();

@@ -72,6 +72,13 @@ impl<'s, T> View<'s, T> {
         Self { root: root.map(|root| unsafe { root.as_ref() }), marker: PhantomData }
     }
 
+    /// Which version it is: another has another number, while the section that this one was seen in is
+    /// open.
+    #[inline]
+    pub fn version(&self) -> usize {
+        self.root.map_or(0, |root| core::ptr::from_ref(root).addr())
+    }
+
     /// How many entries there are.
     #[inline]
     pub fn len(&self) -> usize {
@@ -188,6 +195,12 @@ impl<T> Iterator for Iter<'_, T> {
         self.leaf =
             if at + 1 < leaf.count() { Some((leaf, at + 1)) } else { self.view.seek(entry.end) };
         Some(entry)
+    }
+}
+
+impl<T> Clone for Iter<'_, T> {
+    fn clone(&self) -> Self {
+        Self { view: self.view, leaf: self.leaf }
     }
 }
 
