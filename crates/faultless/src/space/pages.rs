@@ -100,12 +100,13 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// Unlinks the tables that `range` leaves without a VMA over them, as far as the locked range
     /// reaches. The entries below are empty.
     pub(super) fn prune(&self, range: VirtRange, batch: &mut FlushBatch<'_, '_, M>) {
-        let view = self.view();
-        let below = view.before(range.start + 1).map_or(0, |entry| entry.end);
-        let above = view.find(range.end.saturating_sub(1)).map_or(u64::MAX, |entry| entry.start);
-        let hull = self
-            .locked_around(range)
-            .intersect(VirtRange::new(below.min(range.start), above.max(range.end)));
+        let (below, above) = self.view().around(range.start);
+        let free = VirtRange {
+            start: below.map_or(0, |entry| entry.end),
+            end: above.map_or(u64::MAX, |entry| entry.start),
+        };
+        debug_assert!(free.covers(range), "{range:?} is not free");
+        let hull = self.locked_around(range).intersect(free);
         let machine = self.cpu.vm().machine();
         let frames = &self.cpu.vm().frames;
         let mut retire = |number: FrameNumber, level: u32| {

@@ -38,9 +38,6 @@ impl<M: Machine> Space<M> {
 impl<M: Machine> Writing<'_, '_, M> {
     /// Unmaps `range`.
     pub(super) fn unmap(&self, range: VirtRange) -> Result<(), Errno> {
-        if self.vmas(range).next().is_none() {
-            return Ok(());
-        }
         self.put(range, None)?;
         let mut batch = FlushBatch::new(self.cpu, self.space);
         self.zap(range, &mut batch);

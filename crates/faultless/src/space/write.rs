@@ -29,6 +29,7 @@ use crate::sync::grace::{RetireLink, Section};
 use crate::sync::sequence::Sequence;
 use crate::vm::{Cpu, RETIRE_VMA};
 use alloc::boxed::Box;
+use core::cell::Cell;
 use core::convert::Infallible;
 use core::ptr::NonNull;
 
@@ -40,6 +41,8 @@ pub(crate) struct Writing<'a, 'v, M: Machine> {
     pub(super) cpu: &'a Cpu<'v, M>,
     pub(super) space: &'a Space<M>,
     locked: [VirtRange; 2],
+    /// How many VMAs in the tree this writer has stopped.
+    stopped: Cell<usize>,
     section: Section<'a>,
     _guard: Guard<'a>,
 }
@@ -101,7 +104,9 @@ impl<M: Machine> Space<M> {
             if (!waited && now.version() == version)
                 || ranges.map(|range| reach(&now, range, align)) == locked
             {
-                return Ok((Writing { cpu, space: self, locked, section, _guard: guard }, ranges));
+                let stopped = Cell::new(0);
+                let writing = Writing { cpu, space: self, locked, stopped, section, _guard: guard };
+                return Ok((writing, ranges));
             }
         }
     }
@@ -112,21 +117,12 @@ fn reach(view: &View<'_, Vma>, range: VirtRange, align: u64) -> VirtRange {
     if range.is_empty() {
         return range;
     }
-    let mut reach = range.widen(align);
-    // The two that may stick out: the first that ends at the start or above, and the first that ends
-    // above the end.
-    if let Some(first) = view.find(range.start.saturating_sub(1))
-        && first.start <= range.end
-    {
-        reach = reach.hull(first.range());
-        if first.end <= range.end
-            && let Some(last) = view.find(range.end)
-            && last.start <= range.end
-        {
-            reach = reach.hull(last.range());
-        }
-    }
-    reach
+    touching(*view, range).fold(range.widen(align), |reach, entry| reach.hull(entry.range()))
+}
+
+/// The entries that overlap or touch `range`, in order.
+fn touching<'s>(view: View<'s, Vma>, range: VirtRange) -> impl Iterator<Item = Entry<Vma>> + 's {
+    view.iter_from(range.start.saturating_sub(1)).take_while(move |entry| entry.start <= range.end)
 }
 
 impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
@@ -146,11 +142,8 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
 
     /// The VMAs that overlap or touch `range`, in order.
     pub(super) fn vmas_touching(&self, range: VirtRange) -> impl Iterator<Item = &Vma> {
-        self.view()
-            .iter_from(range.start.saturating_sub(1))
-            .take_while(move |entry| entry.start <= range.end)
-            // SAFETY: as in `vmas`.
-            .map(|entry| unsafe { entry.value.as_ref() })
+        // SAFETY: as in `vmas`.
+        touching(self.view(), range).map(|entry| unsafe { entry.value.as_ref() })
     }
 
     /// The VMA at `addr`.
@@ -178,6 +171,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
                 vma.lock.write(self.cpu);
             }
             vma.sequence.begin_write();
+            self.stopped.set(self.stopped.get() + 1);
         }
     }
 
@@ -194,8 +188,12 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     pub(super) fn replace(&self, range: VirtRange, new: NewVmas) -> Result<(), Errno> {
         let vm = self.cpu.vm();
         let old = self.view();
-        let replaced = || old.iter_from(range.start).take_while(|entry| entry.start < range.end);
+        let first = old.iter_from(range.start);
+        let replaced = || first.clone().take_while(|entry| entry.start < range.end);
         let new_count = new.iter().flatten().count();
+        if new_count == 0 && replaced().next().is_none() {
+            return Ok(());
+        }
         let most = vm.knobs.max_map_count();
         if (old.len() + new_count) as u64 > most {
             let old_count = replaced().count();
@@ -216,16 +214,19 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         edit.publish();
         // The tree has them now.
         core::mem::forget(new);
+        let mut stopped = self.stopped.get() + new_count;
         let mut pages = entries.iter().map(|entry| entry.range().pages()).sum::<u64>();
         for entry in replaced() {
             // SAFETY: as in `vmas`.
             debug_assert!(unsafe { entry.value.as_ref() }.sequence.read().is_none());
             debug_assert!(range.covers(entry.range()));
             pages = pages.wrapping_sub(entry.range().pages());
+            stopped -= 1;
             // SAFETY: the published version does not have it, and only this writer removed it.
             // A link is the first field of a VMA.
             unsafe { self.cpu.retire(entry.value.cast::<RetireLink>()) };
         }
+        self.stopped.set(stopped);
         self.space.mapped.fetch_add(pages, Ordering::Relaxed);
         Ok(())
     }
@@ -247,15 +248,24 @@ pub(super) fn make_stopped(area: Area, root: Option<Root>) -> Result<Box<Vma>, O
 
 impl<M: Machine> Drop for Writing<'_, '_, M> {
     fn drop(&mut self) {
+        let mut stopped = self.stopped.get();
         let per_vma = self.space.locking_in_force() == Locking::PerVma;
-        for range in self.locked.into_iter().filter(|range| !range.is_empty()) {
+        for range in self.locked {
+            if stopped == 0 {
+                return;
+            }
             // Whatever is stopped in the locked ranges, this writer stopped.
-            for vma in self.vmas(range).filter(|vma| vma.sequence.read().is_none()) {
+            let mut vmas = self.vmas(range).filter(|vma| vma.sequence.read().is_none());
+            while stopped != 0
+                && let Some(vma) = vmas.next()
+            {
                 vma.sequence.end_write();
                 if per_vma {
                     vma.lock.end_write();
                 }
+                stopped -= 1;
             }
         }
+        debug_assert_eq!(stopped, 0, "stopped outside of the locked ranges");
     }
 }

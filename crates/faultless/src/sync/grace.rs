@@ -71,39 +71,12 @@ impl RetireLink {
     }
 }
 
-/// Retired objects in a chain. Each is in one chain at most, so chains are joined by their ends.
-#[derive(Clone, Copy, Default)]
+/// Retired objects, the latest first. Each is in one chain at most, so chains are joined by their ends.
+#[derive(Default)]
 struct Chain {
-    ends: Option<(NonNull<RetireLink>, NonNull<RetireLink>)>,
-    len: usize,
-}
-
-impl Chain {
-    /// Puts all of `other` in front.
-    ///
-    /// # Safety
-    /// The objects in both chains are alive, and nobody else touches their links.
-    unsafe fn prepend(&mut self, other: Self) {
-        let Some((first, last)) = other.ends else { return };
-        let ends = self.ends.map_or((first, last), |(next, end)| {
-            // SAFETY: alive and ours, by the caller's promise.
-            unsafe { last.as_ref() }.next.set(Some(next));
-            (first, end)
-        });
-        *self = Self { ends: Some(ends), len: self.len + other.len };
-    }
-
-    /// Takes the first object out.
-    ///
-    /// # Safety
-    /// The objects in the chain are alive, and nobody else touches their links.
-    unsafe fn pop(&mut self) -> Option<NonNull<RetireLink>> {
-        let (first, end) = self.ends?;
-        // SAFETY: alive and ours, by the caller's promise.
-        let next = unsafe { first.as_ref() }.next.take();
-        *self = Self { ends: next.map(|next| (next, end)), len: self.len - 1 };
-        Some(first)
-    }
+    first: Cell<Option<NonNull<RetireLink>>>,
+    /// Of no meaning while there is no first.
+    last: Cell<Option<NonNull<RetireLink>>>,
 }
 
 /// The retired objects of one CPU.
@@ -112,48 +85,78 @@ impl Chain {
 /// and has not been given out since, so it is alive and nobody else touches its link.
 #[derive(Default)]
 struct Bags {
+    /// How many objects there are in all.
+    len: Cell<usize>,
     /// What was retired in the latest even and the latest odd epoch, and which epochs these are.
-    recent: [Cell<(u64, Chain)>; 2],
-    due: Cell<Chain>,
+    recent: [(Cell<u64>, Chain); 2],
+    due: Chain,
 }
 
 // SAFETY: who owns the bags owns the objects in them (retired is ours).
 unsafe impl Send for Bags {}
 
-impl Bags {
-    fn put(&self, epoch: u64, chain: Chain) {
-        let bag = &self.recent[(epoch & 1) as usize];
-        let (old, mut inside) = bag.get();
-        if old != epoch {
-            // Two epochs old at least.
-            self.make_due(inside);
-            inside = Chain::default();
+impl Chain {
+    /// Adds an object.
+    ///
+    /// # Safety
+    /// It and the objects in the chain are alive, and nobody else touches their links.
+    unsafe fn push(&self, object: NonNull<RetireLink>) {
+        let next = self.first.replace(Some(object));
+        // SAFETY: alive and ours, by the caller's promise.
+        unsafe { object.as_ref() }.next.set(next);
+        if next.is_none() {
+            self.last.set(Some(object));
         }
-        // SAFETY: retired is ours.
-        unsafe { inside.prepend(chain) };
-        bag.set((epoch, inside));
+    }
+
+    /// Puts all of `other`, which is empty then, in front.
+    ///
+    /// # Safety
+    /// The objects in both chains are alive, and nobody else touches their links.
+    unsafe fn prepend(&self, other: &Self) {
+        let (Some(first), Some(last)) = (other.first.take(), other.last.get()) else { return };
+        let next = self.first.replace(Some(first));
+        // SAFETY: alive and ours, by the caller's promise.
+        unsafe { last.as_ref() }.next.set(next);
+        if next.is_none() {
+            self.last.set(Some(last));
+        }
+    }
+
+    /// Takes the first object out.
+    ///
+    /// # Safety
+    /// The objects in the chain are alive, and nobody else touches their links.
+    unsafe fn pop(&self) -> Option<NonNull<RetireLink>> {
+        let first = self.first.get()?;
+        // SAFETY: alive and ours, by the caller's promise.
+        self.first.set(unsafe { first.as_ref() }.next.get());
+        Some(first)
+    }
+}
+
+impl Bags {
+    fn put(&self, epoch: u64, object: NonNull<RetireLink>) {
+        let (retired, chain) = &self.recent[(epoch & 1) as usize];
+        if retired.get() != epoch {
+            // Two epochs old at least.
+            // SAFETY: retired is ours.
+            unsafe { self.due.prepend(chain) };
+            retired.set(epoch);
+        }
+        // SAFETY: retired is ours, this one from now on.
+        unsafe { chain.push(object) };
+        self.len.set(self.len.get() + 1);
     }
 
     /// Moves to the due what was retired two epochs before `epoch`, or earlier.
     fn ripen(&self, epoch: u64) {
-        for bag in &self.recent {
-            let (retired, inside) = bag.get();
-            if retired.saturating_add(2) <= epoch {
-                bag.set((retired, Chain::default()));
-                self.make_due(inside);
+        for (retired, chain) in &self.recent {
+            if retired.get().saturating_add(2) <= epoch {
+                // SAFETY: retired is ours.
+                unsafe { self.due.prepend(chain) };
             }
         }
-    }
-
-    fn make_due(&self, chain: Chain) {
-        let mut due = self.due.get();
-        // SAFETY: retired is ours.
-        unsafe { due.prepend(chain) };
-        self.due.set(due);
-    }
-
-    fn len(&self) -> usize {
-        self.recent.iter().map(|bag| bag.get().1.len).sum::<usize>() + self.due.get().len
     }
 }
 
@@ -216,20 +219,17 @@ impl Grace {
     ///   on finds it.
     /// - It is not retired already, and nobody else touches the link.
     pub unsafe fn retire(&self, local: &Local, object: NonNull<RetireLink>) {
-        // SAFETY: alive by the caller's promise.
-        unsafe { object.as_ref() }.next.set(None);
         // After the unlinking, before the epoch is read: see the top.
         fence(Ordering::SeqCst);
         let epoch = self.epoch.0.load(Ordering::Acquire);
-        let chain = Chain { ends: Some((object, object)), len: 1 };
-        self.bags.get(local).put(epoch, chain);
+        self.bags.get(local).put(epoch, object);
     }
 
     /// Advances the epoch if it can be, and gives out what is due of what this CPU retired. What is
     /// not taken from the iterator stays due.
     pub fn collect<'a>(&'a self, local: &'a Local) -> Due<'a> {
         let bags = self.bags.get(local);
-        if bags.len() > 0 {
+        if bags.len.get() > 0 {
             self.try_advance();
             bags.ripen(self.epoch.0.load(Ordering::Acquire));
         }
@@ -239,7 +239,7 @@ impl Grace {
     /// How many objects this CPU has retired that have not been given out.
     #[inline]
     pub fn pending(&self, local: &Local) -> usize {
-        self.bags.get(local).len()
+        self.bags.get(local).len.get()
     }
 
     /// Waits, as `wait` does, until every section that is open now has ended. Not to be called in a
@@ -315,18 +315,17 @@ impl Iterator for Due<'_> {
     type Item = NonNull<RetireLink>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        // The chain is in its place between two calls: freeing one object may retire another.
-        let mut due = self.bags.due.get();
+        // The chain is whole between two calls: freeing one object may retire another.
         // SAFETY: retired is ours.
-        let object = unsafe { due.pop() };
-        self.bags.due.set(due);
-        object
+        let object = unsafe { self.bags.due.pop() }?;
+        self.bags.len.set(self.bags.len.get() - 1);
+        Some(object)
     }
 }
 
 impl fmt::Debug for Due<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Due({} objects)", self.bags.due.get().len)
+        f.write_str("Due(..)")
     }
 }
 

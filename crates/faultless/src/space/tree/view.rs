@@ -106,26 +106,37 @@ impl<'s, T> View<'s, T> {
     }
 
     /// The last entry that ends at `addr` or below.
+    #[inline]
     pub fn before(&self, addr: u64) -> Option<Entry<T>> {
-        let mut node = self.root?;
+        self.around(addr).0
+    }
+
+    /// The last entry that ends at `addr` or below, and the first that ends above it.
+    pub fn around(&self, addr: u64) -> (Option<Entry<T>>, Option<Entry<T>>) {
+        let Some(mut node) = self.root else { return (None, None) };
         // The last slot left of the way down to `addr`: all that is under it ends by `addr`.
         let mut left = None;
-        loop {
+        let right = loop {
             let at = node.position(addr);
             if at > 0 {
                 left = Some((node, at - 1));
             }
-            if node.level == 0 || at == node.count() {
-                break;
+            if at == node.count() {
+                break None;
+            }
+            if node.level == 0 {
+                break Some(entry(node, at));
             }
             node = child(node, at);
-        }
-        let (mut node, mut at) = left?;
-        while node.level > 0 {
-            node = child(node, at);
-            at = node.count() - 1;
-        }
-        Some(entry(node, at))
+        };
+        let left = left.map(|(mut node, mut at)| {
+            while node.level > 0 {
+                node = child(node, at);
+                at = node.count() - 1;
+            }
+            entry(node, at)
+        });
+        (left, right)
     }
 
     /// The entries in order, from the first that ends above `addr` on.
