@@ -43,8 +43,9 @@ impl<M: Machine> Writing<'_, '_, M> {
         let (mut below, mut above) = (None, None);
         let like =
             |vma: &Vma, at| middle.as_ref().is_some_and(|new| agree(&vma.area, &new.area, at));
-        for vma in self.vmas_touching(range) {
-            let own = vma.area.range;
+        let touching = self.touching(range);
+        for entry in touching.clone() {
+            let (vma, own) = (self.vma(entry), entry.range());
             if (own.end == range.start && !like(vma, range.start))
                 || (own.start == range.end && !like(vma, range.end))
             {
@@ -92,6 +93,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                 new[slot] = Some(self.make(vma.area.part(outside), vma.root.get())?);
             }
         }
-        self.replace(taken, new)
+        let old = touching.filter(|entry| taken.covers(entry.range()));
+        self.swap(taken, old, new)
     }
 }

@@ -36,7 +36,7 @@ use crate::sync::wait::Wait;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
-use draft::Draft;
+use draft::{CHUNK, Draft};
 use node::{Node, Slot};
 
 /// A map from disjoint half-open ranges of addresses to `NonNull<T>`.
@@ -186,13 +186,16 @@ impl<T> Edit<'_, T> {
                 .take_while(|old| old.start < range.end)
                 .all(|old| range.covers(old.range()))
         );
-        let slots = new.iter().map(|entry| Slot {
-            start: entry.start,
-            end: entry.end,
-            gap: 0,
-            target: entry.value.cast(),
-        });
-        self.draft.replace(range, slots)
+        let mut slots = [Slot::BLANK; CHUNK];
+        let (first, rest) = new.split_at(new.len().min(CHUNK));
+        let filled = fill(&mut slots, first);
+        self.draft.replace(range, filled)?;
+        // What was there is gone.
+        for more in rest.chunks(CHUNK) {
+            let range = VirtRange::new(more[0].start, more[more.len() - 1].end);
+            self.draft.replace(range, fill(&mut slots, more))?;
+        }
+        Ok(())
     }
 
     /// Makes the next version the present one. Cannot fail.
@@ -208,6 +211,14 @@ impl<T> Edit<'_, T> {
             unsafe { grace.retire(local, node::retire_link(node)) };
         }
     }
+}
+
+/// The slots of `entries`, of which there are at most [`CHUNK`].
+fn fill<'s, T>(slots: &'s mut [Slot; CHUNK], entries: &[Entry<T>]) -> &'s [Slot] {
+    for (slot, entry) in slots.iter_mut().zip(entries) {
+        *slot = Slot { start: entry.start, end: entry.end, gap: 0, target: entry.value.cast() };
+    }
+    &slots[..entries.len()]
 }
 
 impl<T> fmt::Debug for Edit<'_, T> {

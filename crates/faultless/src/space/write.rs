@@ -121,7 +121,7 @@ fn reach(view: &View<'_, Vma>, range: VirtRange, align: u64) -> VirtRange {
 }
 
 /// The entries that overlap or touch `range`, in order.
-fn touching<'s>(view: View<'s, Vma>, range: VirtRange) -> impl Iterator<Item = Entry<Vma>> + 's {
+fn touching(view: View<'_, Vma>, range: VirtRange) -> impl Iterator<Item = Entry<Vma>> + Clone {
     view.iter_from(range.start.saturating_sub(1)).take_while(move |entry| entry.start <= range.end)
 }
 
@@ -140,10 +140,15 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
             .map(|entry| unsafe { entry.value.as_ref() })
     }
 
-    /// The VMAs that overlap or touch `range`, in order.
-    pub(super) fn vmas_touching(&self, range: VirtRange) -> impl Iterator<Item = &Vma> {
-        // SAFETY: as in `vmas`.
-        touching(self.view(), range).map(|entry| unsafe { entry.value.as_ref() })
+    /// The entries of the VMAs that overlap or touch `range`, in order.
+    pub(super) fn touching(&self, range: VirtRange) -> impl Iterator<Item = Entry<Vma>> + Clone {
+        touching(self.view(), range)
+    }
+
+    /// The VMA of `entry`, which is in the tree or was in this writer's time.
+    pub(super) fn vma(&self, entry: Entry<Vma>) -> &Vma {
+        // SAFETY: VMAs in a view live as long as the section, which lives as long as `self`.
+        unsafe { entry.value.as_ref() }
     }
 
     /// The VMA at `addr`.
@@ -186,18 +191,31 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     /// # Errors
     /// `ENOMEM`: the heap is exhausted, or the space has too many VMAs. Nothing has changed.
     pub(super) fn replace(&self, range: VirtRange, new: NewVmas) -> Result<(), Errno> {
+        let view = self.view();
+        let old = view.iter_from(range.start).take_while(|entry| entry.start < range.end);
+        self.swap(range, old, new)
+    }
+
+    /// [`replace`](Self::replace), where the entries that overlap `range` have been found: `old`.
+    ///
+    /// # Errors
+    /// As [`replace`](Self::replace).
+    pub(super) fn swap(
+        &self,
+        range: VirtRange,
+        old: impl Iterator<Item = Entry<Vma>> + Clone,
+        new: NewVmas,
+    ) -> Result<(), Errno> {
         let vm = self.cpu.vm();
-        let old = self.view();
-        let first = old.iter_from(range.start);
-        let replaced = || first.clone().take_while(|entry| entry.start < range.end);
+        let len = self.view().len();
         let new_count = new.iter().flatten().count();
-        if new_count == 0 && replaced().next().is_none() {
+        if new_count == 0 && old.clone().next().is_none() {
             return Ok(());
         }
         let most = vm.knobs.max_map_count();
-        if (old.len() + new_count) as u64 > most {
-            let old_count = replaced().count();
-            if new_count > old_count && (old.len() + new_count - old_count) as u64 > most {
+        if (len + new_count) as u64 > most {
+            let old_count = old.clone().count();
+            if new_count > old_count && (len + new_count - old_count) as u64 > most {
                 return Err(Errno::ENOMEM);
             }
         }
@@ -216,7 +234,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         core::mem::forget(new);
         let mut stopped = self.stopped.get() + new_count;
         let mut pages = entries.iter().map(|entry| entry.range().pages()).sum::<u64>();
-        for entry in replaced() {
+        for entry in old {
             // SAFETY: as in `vmas`.
             debug_assert!(unsafe { entry.value.as_ref() }.sequence.read().is_none());
             debug_assert!(range.covers(entry.range()));

@@ -14,8 +14,8 @@ use crate::addr::VirtRange;
 use crate::error::OutOfMemory;
 use core::ptr::NonNull;
 
-/// New entries that one splice takes.
-const CHUNK: usize = 4;
+/// New entries that one splice takes, at most.
+pub(super) const CHUNK: usize = 3;
 
 /// The next version.
 ///
@@ -30,17 +30,14 @@ pub(super) struct Draft {
 
 /// Where a splice takes place: for each level, the node and the slot in it.
 struct Path {
-    steps: [Step; MAX_LEVELS],
+    /// The nodes, up to the root's level.
+    nodes: [NonNull<Node>; MAX_LEVELS],
+    /// The slots in them.
+    slots: [u8; MAX_LEVELS],
     /// The root's level.
     top: usize,
     /// Where the first entry beyond the leaf starts.
     above: u64,
-}
-
-#[derive(Clone, Copy)]
-struct Step {
-    node: NonNull<Node>,
-    at: usize,
 }
 
 /// What becomes of a node with a changed number of slots.
@@ -81,42 +78,25 @@ impl Draft {
         (self.root.take(), core::mem::take(&mut self.replaced))
     }
 
-    /// Removes every entry that overlaps `range` and inserts `new`, entries in order inside it.
+    /// Removes every entry that overlaps `range` and inserts `new`, at most [`CHUNK`] entries in order
+    /// inside it.
     ///
     /// # Errors
-    /// [`OutOfMemory`]. A change within one leaf, of at most [`CHUNK`] new entries, is one splice:
-    /// nothing of it was made. Of any other, a part may have been.
-    pub(super) fn replace(
-        &mut self,
-        mut range: VirtRange,
-        mut new: impl ExactSizeIterator<Item = Slot>,
-    ) -> Result<(), OutOfMemory> {
+    /// [`OutOfMemory`]. A change within one leaf is one splice: nothing of it was made. Of any other,
+    /// a part may have been.
+    pub(super) fn replace(&mut self, range: VirtRange, new: &[Slot]) -> Result<(), OutOfMemory> {
         loop {
-            let mut chunk = [Slot::BLANK; CHUNK];
             let Some(root) = self.root else {
-                let taken = fill(&mut chunk, &mut new);
-                if taken.is_empty() {
-                    return Ok(());
-                }
-                self.plant(taken)?;
-                range.start = taken[taken.len() - 1].end;
-                continue;
+                return if new.is_empty() { Ok(()) } else { self.plant(new) };
             };
             let path = Path::to(root, range.start);
-            let leaf = path.steps[0].node();
-            let (starts, at) = (leaf.keys().0, path.steps[0].at);
+            let (starts, at) = (path.node(0).keys().0, path.at(0));
             let removed = starts[at..].iter().take_while(|&&start| start < range.end).count();
-            let more = at + removed == starts.len() && path.above < range.end;
-            let taken = if more { &[] } else { fill(&mut chunk, &mut new) };
-            if removed > 0 || !taken.is_empty() {
-                self.splice(&path, removed, taken)?;
+            if at + removed < starts.len() || path.above >= range.end {
+                return self.splice(&path, removed, new);
             }
-            if let Some(last) = taken.last() {
-                range.start = last.end;
-            }
-            if !more && new.len() == 0 {
-                return Ok(());
-            }
+            // The next leaf has some, too, and the new entries.
+            self.splice(&path, removed, &[])?;
         }
     }
 
@@ -133,18 +113,21 @@ impl Draft {
 
     /// Puts `new` in the place of the `removed` entries from the end of `path` on, all in one leaf.
     fn splice(&mut self, path: &Path, removed: usize, new: &[Slot]) -> Result<(), OutOfMemory> {
+        if removed == 0 && new.is_empty() {
+            return Ok(());
+        }
         self.reserve(self.needed(path, removed, new.len()))?;
-        let entries = path.steps[path.top].node().entries as usize - removed + new.len();
+        let entries = path.node(path.top).entries as usize - removed + new.len();
 
         // At each level `removed` slots from `at` on give way to `new`.
-        let (mut at, mut removed, mut new) = (path.steps[0].at, removed, new);
+        let (mut at, mut removed, mut new) = (path.at(0), removed, new);
         let mut up = [Slot::BLANK; 2];
-        for (level, step) in path.steps[..path.top].iter().enumerate() {
-            let fit = path.fit(level, step.node().count() - removed + new.len());
-            let mut this = self.own(step.node);
+        for level in 0..path.top {
+            let fit = path.fit(level, path.node(level).count() - removed + new.len());
+            let mut this = self.own(path.nodes[level]);
             // SAFETY: `own` gives a private node, and nothing else refers to it while this is used.
             let node = unsafe { this.as_mut() };
-            let parent = path.steps[level + 1].at;
+            let parent = path.at(level + 1);
             (at, removed, new) = match fit {
                 Fit::Stays => {
                     node.splice(at, removed, new);
@@ -174,8 +157,7 @@ impl Draft {
             };
         }
 
-        let old = path.steps[path.top].node;
-        let mut root = self.own(old);
+        let mut root = self.own(path.nodes[path.top]);
         // SAFETY: private, as above.
         let node = unsafe { root.as_mut() };
         if node.count() - removed + new.len() > FANOUT {
@@ -214,9 +196,9 @@ impl Draft {
     fn needed(&self, path: &Path, removed: usize, new: usize) -> usize {
         let mut need = 0;
         let (mut removed, mut new) = (removed, new);
-        for (level, step) in path.steps[..=path.top].iter().enumerate() {
-            need += usize::from(!self.owns(step.node));
-            (removed, new) = match path.fit(level, step.node().count() - removed + new) {
+        for level in 0..=path.top {
+            need += usize::from(!self.owns(path.nodes[level]));
+            (removed, new) = match path.fit(level, path.node(level).count() - removed + new) {
                 Fit::Stays => (1, 1),
                 Fit::Splits => {
                     // A root that splits gets another above it.
@@ -347,14 +329,14 @@ impl Path {
     fn to(root: NonNull<Node>, addr: u64) -> Self {
         // SAFETY: the draft's nodes are valid while it lives.
         let top = unsafe { root.as_ref() }.level as usize;
-        let steps = [Step { node: root, at: 0 }; MAX_LEVELS];
-        let mut path = Self { steps, top, above: u64::MAX };
+        let (nodes, slots) = ([root; MAX_LEVELS], [0; MAX_LEVELS]);
+        let mut path = Self { nodes, slots, top, above: u64::MAX };
         let mut below = root;
         for level in (0..=top).rev() {
             // SAFETY: as above.
             let node = unsafe { below.as_ref() };
             let mut at = node.position(addr);
-            let this = below;
+            path.nodes[level] = below;
             if level > 0 {
                 let starts = node.keys().0;
                 at = at.min(starts.len() - 1);
@@ -362,9 +344,23 @@ impl Path {
                 // SAFETY: an inner node, and a slot in use.
                 below = unsafe { node.child(at) };
             }
-            path.steps[level] = Step { node: this, at };
+            path.slots[level] = at as u8;
         }
         path
+    }
+
+    /// The node at `level`.
+    #[inline(always)]
+    fn node(&self, level: usize) -> &Node {
+        // SAFETY: the draft's nodes are valid while it lives, and nothing is changed through
+        // another reference while this one is used.
+        unsafe { self.nodes[level].as_ref() }
+    }
+
+    /// The slot in the node at `level`.
+    #[inline(always)]
+    fn at(&self, level: usize) -> usize {
+        self.slots[level].into()
     }
 
     /// What becomes of the node at `level` when it has `count` slots.
@@ -375,8 +371,8 @@ impl Path {
         if count >= MIN_FILL || level == self.top {
             return Fit::Stays;
         }
-        let Step { at, .. } = self.steps[level + 1];
-        let (parent, left) = (self.steps[level + 1].node(), at > 0);
+        let at = self.at(level + 1);
+        let (parent, left) = (self.node(level + 1), at > 0);
         // SAFETY: an inner node has two slots or more, so the one beside `at` is in use.
         let node = unsafe { parent.child(if left { at - 1 } else { at + 1 }) };
         let sibling = Sibling { node, left };
@@ -388,17 +384,9 @@ impl Path {
     }
 }
 
-impl Step {
-    fn node(&self) -> &Node {
-        // SAFETY: the draft's nodes are valid while it lives, and nothing is changed through
-        // another reference while this one is used.
-        unsafe { self.node.as_ref() }
-    }
-}
-
 impl Sibling {
     fn node(&self) -> &Node {
-        // SAFETY: as for a step.
+        // SAFETY: as for a path's.
         unsafe { self.node.as_ref() }
     }
 }
@@ -452,16 +440,4 @@ fn share(low: NonNull<Node>, high: NonNull<Node>) -> [Slot; 2] {
         all.extend(node, 0..node.count());
     }
     all.deal(low, high)
-}
-
-/// Takes the next slots, as many as fit.
-fn fill<'c>(
-    chunk: &'c mut [Slot; CHUNK],
-    new: &mut impl ExactSizeIterator<Item = Slot>,
-) -> &'c [Slot] {
-    let taken = new.len().min(CHUNK);
-    for (to, slot) in chunk.iter_mut().zip(new.by_ref().take(taken)) {
-        *to = slot;
-    }
-    &chunk[..taken]
 }

@@ -152,22 +152,31 @@ impl Node {
     pub(super) fn splice(&mut self, at: usize, removed: usize, new: &[Slot]) {
         let (count, tail, to) = (self.count(), at + removed, at + new.len());
         let left = count - removed + new.len();
-        if removed != new.len() {
-            self.ends.copy_within(tail..count, to);
-            self.starts.copy_within(tail..count, to);
-            self.targets.copy_within(tail..count, to);
-            self.gaps.copy_within(tail..count, to);
-            for end in self.ends.iter_mut().take(count).skip(left) {
+        // The tail is short, most often: slots move one by one, in the order in which none is lost.
+        if to > tail {
+            for at in (tail..count).rev() {
+                self.set(at + (to - tail), self.slot(at));
+            }
+        } else if to < tail {
+            for at in tail..count {
+                self.set(at - (tail - to), self.slot(at));
+            }
+            for end in &mut self.ends[left..count] {
                 *end = Slot::BLANK.end;
             }
-            self.count = left as u8;
         }
+        self.count = left as u8;
         for (at, slot) in (at..).zip(new) {
-            self.ends[at] = slot.end;
-            self.starts[at] = slot.start;
-            self.targets[at] = slot.target;
-            self.gaps[at] = slot.gap;
+            self.set(at, *slot);
         }
+    }
+
+    #[inline(always)]
+    fn set(&mut self, at: usize, slot: Slot) {
+        self.ends[at] = slot.end;
+        self.starts[at] = slot.start;
+        self.targets[at] = slot.target;
+        self.gaps[at] = slot.gap;
     }
 
     /// The slot by which a parent refers to this node, which `this` points to and is not empty.
