@@ -43,8 +43,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         let (mut below, mut above) = (None, None);
         let like =
             |vma: &Vma, at| middle.as_ref().is_some_and(|new| agree(&vma.area, &new.area, at));
-        let touching = self.touching(range);
-        for entry in touching.clone() {
+        for entry in self.touching(range) {
             let (vma, own) = (self.vma(entry), entry.range());
             if (own.end == range.start && !like(vma, range.start))
                 || (own.start == range.end && !like(vma, range.end))
@@ -93,7 +92,6 @@ impl<M: Machine> Writing<'_, '_, M> {
                 new[slot] = Some(self.make(vma.area.part(outside), vma.root.get())?);
             }
         }
-        let old = touching.filter(|entry| taken.covers(entry.range()));
-        self.swap(taken, old, new)
+        self.replace(taken, new)
     }
 }

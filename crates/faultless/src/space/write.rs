@@ -25,7 +25,7 @@ use crate::rmap::{Root, RootSlot};
 use crate::space::tree::{Entry, View};
 use crate::stat::Counter;
 use crate::sync::atomic::Ordering;
-use crate::sync::grace::{RetireLink, Section};
+use crate::sync::grace::{RetireChain, RetireLink, Section};
 use crate::sync::sequence::Sequence;
 use crate::vm::{Cpu, RETIRE_VMA};
 use alloc::boxed::Box;
@@ -121,7 +121,7 @@ fn reach(view: &View<'_, Vma>, range: VirtRange, align: u64) -> VirtRange {
 }
 
 /// The entries that overlap or touch `range`, in order.
-fn touching(view: View<'_, Vma>, range: VirtRange) -> impl Iterator<Item = Entry<Vma>> + Clone {
+fn touching(view: View<'_, Vma>, range: VirtRange) -> impl Iterator<Item = Entry<Vma>> {
     view.iter_from(range.start.saturating_sub(1)).take_while(move |entry| entry.start <= range.end)
 }
 
@@ -141,7 +141,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     }
 
     /// The entries of the VMAs that overlap or touch `range`, in order.
-    pub(super) fn touching(&self, range: VirtRange) -> impl Iterator<Item = Entry<Vma>> + Clone {
+    pub(super) fn touching(&self, range: VirtRange) -> impl Iterator<Item = Entry<Vma>> {
         touching(self.view(), range)
     }
 
@@ -191,61 +191,35 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     /// # Errors
     /// `ENOMEM`: the heap is exhausted, or the space has too many VMAs. Nothing has changed.
     pub(super) fn replace(&self, range: VirtRange, new: NewVmas) -> Result<(), Errno> {
-        let view = self.view();
-        let old = view.iter_from(range.start).take_while(|entry| entry.start < range.end);
-        self.swap(range, old, new)
-    }
-
-    /// [`replace`](Self::replace), where the entries that overlap `range` have been found: `old`.
-    ///
-    /// # Errors
-    /// As [`replace`](Self::replace).
-    pub(super) fn swap(
-        &self,
-        range: VirtRange,
-        old: impl Iterator<Item = Entry<Vma>> + Clone,
-        new: NewVmas,
-    ) -> Result<(), Errno> {
         let vm = self.cpu.vm();
-        let len = self.view().len();
-        let new_count = new.iter().flatten().count();
-        if new_count == 0 && old.clone().next().is_none() {
-            return Ok(());
-        }
-        let most = vm.knobs.max_map_count();
-        if (len + new_count) as u64 > most {
-            let old_count = old.clone().count();
-            if new_count > old_count && (len + new_count - old_count) as u64 > most {
-                return Err(Errno::ENOMEM);
-            }
-        }
         let no_entry = Entry { start: 0, end: 0, value: NonNull::dangling() };
         let mut entries = [no_entry; 3];
-        for (entry, vma) in entries.iter_mut().zip(new.iter().flatten()) {
+        let (mut count, mut pages) = (0, 0);
+        for vma in new.iter().flatten() {
             let VirtRange { start, end } = vma.area.range;
-            *entry = Entry { start, end, value: NonNull::from(&**vma) };
+            entries[count] = Entry { start, end, value: NonNull::from(&**vma) };
+            count += 1;
+            pages += vma.area.range.pages();
         }
-        let entries = &entries[..new_count];
         // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
         let mut edit = unsafe { self.space.tree.edit(self.cpu.local(), &vm.grace, self.cpu) };
-        edit.replace(range, entries)?;
-        edit.publish();
+        let mut old = RetireChain::default();
+        edit.replace(range, &entries[..count], |entry| {
+            debug_assert!(self.vma(entry).sequence.read().is_none());
+            pages = pages.wrapping_sub(entry.range().pages());
+            // SAFETY: a link is the first field of a VMA. It lives until it is retired, and only the
+            // writer of its range touches the link.
+            unsafe { old.push(entry.value.cast::<RetireLink>()) };
+        })?;
+        if count > old.len() && edit.view().len() as u64 > vm.knobs.max_map_count() {
+            return Err(Errno::ENOMEM);
+        }
         // The tree has them now.
         core::mem::forget(new);
-        let mut stopped = self.stopped.get() + new_count;
-        let mut pages = entries.iter().map(|entry| entry.range().pages()).sum::<u64>();
-        for entry in old {
-            // SAFETY: as in `vmas`.
-            debug_assert!(unsafe { entry.value.as_ref() }.sequence.read().is_none());
-            debug_assert!(range.covers(entry.range()));
-            pages = pages.wrapping_sub(entry.range().pages());
-            stopped -= 1;
-            // SAFETY: the published version does not have it, and only this writer removed it.
-            // A link is the first field of a VMA.
-            unsafe { self.cpu.retire(entry.value.cast::<RetireLink>()) };
-        }
-        self.stopped.set(stopped);
+        self.stopped.set(self.stopped.get() + count - old.len());
         self.space.mapped.fetch_add(pages, Ordering::Relaxed);
+        // SAFETY: the published version does not have the old ones, and only this writer removed them.
+        unsafe { edit.publish_retiring(old) };
         Ok(())
     }
 }

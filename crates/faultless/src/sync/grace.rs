@@ -71,12 +71,67 @@ impl RetireLink {
     }
 }
 
-/// Retired objects, the latest first. Each is in one chain at most, so chains are joined by their ends.
-#[derive(Default)]
-struct Chain {
-    first: Cell<Option<NonNull<RetireLink>>>,
-    /// Of no meaning while there is no first.
-    last: Cell<Option<NonNull<RetireLink>>>,
+/// Objects linked through their [`RetireLink`]s, the latest first. Each is in one chain at most, so
+/// chains are joined by their ends.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RetireChain {
+    ends: Option<(NonNull<RetireLink>, NonNull<RetireLink>)>,
+    len: usize,
+}
+
+impl RetireChain {
+    /// Adds an object.
+    ///
+    /// # Safety
+    /// It and the objects in the chain are alive as long as the chain is used, and nobody else touches
+    /// their links.
+    #[inline]
+    pub unsafe fn push(&mut self, object: NonNull<RetireLink>) {
+        // SAFETY: alive and ours, by the caller's promise.
+        unsafe { object.as_ref() }.next.set(self.ends.map(|(first, _)| first));
+        self.ends = Some((object, self.ends.map_or(object, |(_, last)| last)));
+        self.len += 1;
+    }
+
+    /// How many objects there are.
+    #[inline]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    #[inline]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Adds all of `other`.
+    ///
+    /// # Safety
+    /// As [`push`](Self::push), of the objects in both.
+    #[inline]
+    pub unsafe fn prepend(&mut self, other: Self) {
+        let Some((first, last)) = other.ends else { return };
+        let ends = self.ends.map_or((first, last), |(next, end)| {
+            // SAFETY: alive and ours, by the caller's promise.
+            unsafe { last.as_ref() }.next.set(Some(next));
+            (first, end)
+        });
+        *self = Self { ends: Some(ends), len: self.len + other.len };
+    }
+
+    /// Takes the first object out.
+    ///
+    /// # Safety
+    /// As [`push`](Self::push), of the objects in the chain.
+    unsafe fn pop(&mut self) -> Option<NonNull<RetireLink>> {
+        let (first, end) = self.ends?;
+        self.len -= 1;
+        // SAFETY: alive and ours, by the caller's promise.
+        let next = unsafe { first.as_ref() }.next.get();
+        self.ends = next.filter(|_| self.len != 0).map(|next| (next, end));
+        Some(first)
+    }
 }
 
 /// The retired objects of one CPU.
@@ -88,75 +143,44 @@ struct Bags {
     /// How many objects there are in all.
     len: Cell<usize>,
     /// What was retired in the latest even and the latest odd epoch, and which epochs these are.
-    recent: [(Cell<u64>, Chain); 2],
-    due: Chain,
+    recent: [Cell<(u64, RetireChain)>; 2],
+    due: Cell<RetireChain>,
 }
 
 // SAFETY: who owns the bags owns the objects in them (retired is ours).
 unsafe impl Send for Bags {}
 
-impl Chain {
-    /// Adds an object.
-    ///
-    /// # Safety
-    /// It and the objects in the chain are alive, and nobody else touches their links.
-    unsafe fn push(&self, object: NonNull<RetireLink>) {
-        let next = self.first.replace(Some(object));
-        // SAFETY: alive and ours, by the caller's promise.
-        unsafe { object.as_ref() }.next.set(next);
-        if next.is_none() {
-            self.last.set(Some(object));
-        }
-    }
-
-    /// Puts all of `other`, which is empty then, in front.
-    ///
-    /// # Safety
-    /// The objects in both chains are alive, and nobody else touches their links.
-    unsafe fn prepend(&self, other: &Self) {
-        let (Some(first), Some(last)) = (other.first.take(), other.last.get()) else { return };
-        let next = self.first.replace(Some(first));
-        // SAFETY: alive and ours, by the caller's promise.
-        unsafe { last.as_ref() }.next.set(next);
-        if next.is_none() {
-            self.last.set(Some(last));
-        }
-    }
-
-    /// Takes the first object out.
-    ///
-    /// # Safety
-    /// The objects in the chain are alive, and nobody else touches their links.
-    unsafe fn pop(&self) -> Option<NonNull<RetireLink>> {
-        let first = self.first.get()?;
-        // SAFETY: alive and ours, by the caller's promise.
-        self.first.set(unsafe { first.as_ref() }.next.get());
-        Some(first)
-    }
-}
-
 impl Bags {
-    fn put(&self, epoch: u64, object: NonNull<RetireLink>) {
-        let (retired, chain) = &self.recent[(epoch & 1) as usize];
-        if retired.get() != epoch {
+    fn put(&self, epoch: u64, more: RetireChain) {
+        let bag = &self.recent[(epoch & 1) as usize];
+        let (retired, mut chain) = bag.get();
+        if retired != epoch {
             // Two epochs old at least.
-            // SAFETY: retired is ours.
-            unsafe { self.due.prepend(chain) };
-            retired.set(epoch);
+            self.make_due(chain);
+            chain = RetireChain::default();
         }
-        // SAFETY: retired is ours, this one from now on.
-        unsafe { chain.push(object) };
-        self.len.set(self.len.get() + 1);
+        // SAFETY: retired is ours, the new ones from now on.
+        unsafe { chain.prepend(more) };
+        bag.set((epoch, chain));
+        self.len.set(self.len.get() + more.len);
     }
 
     /// Moves to the due what was retired two epochs before `epoch`, or earlier.
     fn ripen(&self, epoch: u64) {
-        for (retired, chain) in &self.recent {
-            if retired.get().saturating_add(2) <= epoch {
-                // SAFETY: retired is ours.
-                unsafe { self.due.prepend(chain) };
+        for bag in &self.recent {
+            let (retired, chain) = bag.get();
+            if retired.saturating_add(2) <= epoch {
+                bag.set((retired, RetireChain::default()));
+                self.make_due(chain);
             }
         }
+    }
+
+    fn make_due(&self, chain: RetireChain) {
+        let mut due = self.due.get();
+        // SAFETY: retired is ours.
+        unsafe { due.prepend(chain) };
+        self.due.set(due);
     }
 }
 
@@ -211,18 +235,32 @@ impl Grace {
         (self.epoch.0.load(Ordering::Acquire) == marked).then_some(marked)
     }
 
-    /// Puts an unlinked object aside until its grace period is over; then [`Self::collect`] on this
-    /// CPU gives it out.
+    /// Puts unlinked objects aside until their grace period is over; then [`Self::collect`] on this CPU
+    /// gives them out.
     ///
     /// # Safety
-    /// - The object is alive until it is given out, and unlinked: no section that is opened from now
-    ///   on finds it.
-    /// - It is not retired already, and nobody else touches the link.
-    pub unsafe fn retire(&self, local: &Local, object: NonNull<RetireLink>) {
+    /// - The objects are alive until they are given out, and unlinked: no section that is opened from
+    ///   now on finds them.
+    /// - They are not retired already, and nobody else touches their links.
+    #[inline]
+    pub unsafe fn retire_all(&self, local: &Local, objects: RetireChain) {
         // After the unlinking, before the epoch is read: see the top.
         fence(Ordering::SeqCst);
         let epoch = self.epoch.0.load(Ordering::Acquire);
-        self.bags.get(local).put(epoch, object);
+        self.bags.get(local).put(epoch, objects);
+    }
+
+    /// [`retire_all`](Self::retire_all) of one object.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn retire(&self, local: &Local, object: NonNull<RetireLink>) {
+        let mut one = RetireChain::default();
+        // SAFETY: the caller's promise.
+        unsafe {
+            one.push(object);
+            self.retire_all(local, one);
+        }
     }
 
     /// Advances the epoch if it can be, and gives out what is due of what this CPU retired. What is
@@ -315,9 +353,11 @@ impl Iterator for Due<'_> {
     type Item = NonNull<RetireLink>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        // The chain is whole between two calls: freeing one object may retire another.
+        // The chain is in its place between two calls: freeing one object may retire another.
+        let mut due = self.bags.due.get();
         // SAFETY: retired is ours.
-        let object = unsafe { self.bags.due.pop() }?;
+        let object = unsafe { due.pop() }?;
+        self.bags.due.set(due);
         self.bags.len.set(self.bags.len.get() - 1);
         Some(object)
     }
@@ -325,7 +365,7 @@ impl Iterator for Due<'_> {
 
 impl fmt::Debug for Due<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Due(..)")
+        write!(f, "Due({} objects)", self.bags.due.get().len)
     }
 }
 

@@ -12,6 +12,7 @@
 use super::node::{self, Chain, FANOUT, MAX_LEVELS, MIN_FILL, Node, Slot};
 use crate::addr::VirtRange;
 use crate::error::OutOfMemory;
+use crate::sync::grace::RetireChain;
 use core::ptr::NonNull;
 
 /// New entries that one splice takes, at most.
@@ -24,7 +25,8 @@ pub(super) const CHUNK: usize = 3;
 pub(super) struct Draft {
     root: Option<NonNull<Node>>,
     born: u64,
-    replaced: Chain,
+    /// Nodes of the old version that the next has no more.
+    replaced: RetireChain,
     spare: Chain,
 }
 
@@ -61,10 +63,9 @@ impl Draft {
     /// A draft that equals the version under `root`, made by edit number `born`.
     ///
     /// # Safety
-    /// The version stays valid for the life of the draft and its node's `chain` fields are left
-    /// to it. No node of that version was made by an edit of this number.
+    /// The version stays valid for the life of the draft and its nodes' links are left to it. No node of that version was made by an edit of this number.
     pub(super) unsafe fn new(root: Option<NonNull<Node>>, born: u64) -> Self {
-        Self { root, born, replaced: Chain::default(), spare: Chain::default() }
+        Self { root, born, replaced: RetireChain::default(), spare: Chain::default() }
     }
 
     /// The next version's root.
@@ -74,25 +75,34 @@ impl Draft {
 
     /// Ends the draft: its version now belongs to the caller, and so do the nodes of the old
     /// version that are not part of it.
-    pub(super) fn finish(mut self) -> (Option<NonNull<Node>>, Chain) {
-        (self.root.take(), core::mem::take(&mut self.replaced))
+    pub(super) fn finish(mut self) -> (Option<NonNull<Node>>, RetireChain) {
+        (self.root.take(), self.replaced)
     }
 
-    /// Removes every entry that overlaps `range` and inserts `new`, at most [`CHUNK`] entries in order
-    /// inside it.
+    /// Removes every entry that overlaps `range`, of which it tells `gone`, and inserts `new`, at most
+    /// [`CHUNK`] entries in order inside it.
     ///
     /// # Errors
     /// [`OutOfMemory`]. A change within one leaf is one splice: nothing of it was made. Of any other,
     /// a part may have been.
-    pub(super) fn replace(&mut self, range: VirtRange, new: &[Slot]) -> Result<(), OutOfMemory> {
+    pub(super) fn replace(
+        &mut self,
+        range: VirtRange,
+        new: &[Slot],
+        mut gone: impl FnMut(Slot),
+    ) -> Result<(), OutOfMemory> {
         loop {
             let Some(root) = self.root else {
                 return if new.is_empty() { Ok(()) } else { self.plant(new) };
             };
             let path = Path::to(root, range.start);
-            let (starts, at) = (path.node(0).keys().0, path.at(0));
-            let removed = starts[at..].iter().take_while(|&&start| start < range.end).count();
-            if at + removed < starts.len() || path.above >= range.end {
+            let (leaf, mut at) = (path.node(0), path.at(0));
+            while at < leaf.count() && leaf.slot(at).start < range.end {
+                gone(leaf.slot(at));
+                at += 1;
+            }
+            let removed = at - path.at(0);
+            if at < leaf.count() || path.above >= range.end {
                 return self.splice(&path, removed, new);
             }
             // The next leaf has some, too, and the new entries.
@@ -281,11 +291,16 @@ impl Draft {
 
     /// Drops a node from the next version.
     fn discard(&mut self, node: NonNull<Node>) {
-        let chain = if self.owns(node) { &mut self.spare } else { &mut self.replaced };
         // SAFETY: a private node is known to this draft alone, and is now out of its version. An
-        // old one stays valid for the life of the draft, which alone uses its `chain`; it is
-        // discarded once, since the version that held it held it once.
-        unsafe { chain.push(node) };
+        // old one stays valid for the life of the draft, which alone uses its link; it is discarded
+        // once, since the version that held it held it once.
+        unsafe {
+            if self.owns(node) {
+                self.spare.push(node);
+            } else {
+                self.replaced.push(node::retire_link(node));
+            }
+        }
     }
 }
 

@@ -47,7 +47,7 @@ impl Slot {
 pub(super) struct Node {
     /// First, so that a node's address is its link's.
     retire: RetireLink,
-    /// Links the nodes that a draft has replaced, or has in reserve.
+    /// Links the nodes that a draft has in reserve.
     chain: Cell<Option<NonNull<Node>>>,
     /// The edit that made the node.
     pub born: u64,

@@ -201,11 +201,13 @@ impl<T> Iterator for Iter<'_, T> {
 
     #[inline]
     fn next(&mut self) -> Option<Entry<T>> {
-        let (leaf, at) = self.leaf?;
-        let entry = entry(leaf, at);
-        self.leaf =
-            if at + 1 < leaf.count() { Some((leaf, at + 1)) } else { self.view.seek(entry.end) };
-        Some(entry)
+        let (mut leaf, mut at) = self.leaf?;
+        if at == leaf.count() {
+            self.leaf = self.view.seek(leaf.slot(at - 1).end);
+            (leaf, at) = self.leaf?;
+        }
+        self.leaf = Some((leaf, at + 1));
+        Some(entry(leaf, at))
     }
 }
 
