@@ -122,6 +122,9 @@ impl<M: Machine> Writing<'_, '_, M> {
         };
         debug_assert!(free.covers(range), "{range:?} is not free");
         let hull = self.locked_around(range).intersect(free);
+        if !node::holds_table(hull) {
+            return;
+        }
         let machine = self.cpu.vm().machine();
         let frames = &self.cpu.vm().frames;
         let mut retire = |number: FrameNumber, level: u32| {

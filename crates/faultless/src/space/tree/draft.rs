@@ -13,6 +13,7 @@ use super::node::{self, Chain, FANOUT, MAX_LEVELS, MIN_FILL, Node, Slot};
 use crate::addr::VirtRange;
 use crate::error::OutOfMemory;
 use crate::sync::grace::RetireChain;
+use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
 /// New entries that one splice takes, at most.
@@ -31,15 +32,21 @@ pub(super) struct Draft {
 }
 
 /// Where a splice takes place: for each level, the node and the slot in it.
+///
+/// *Invariant (a path reaches the root):* the steps up to `top` have been written.
 struct Path {
-    /// The nodes, up to the root's level.
-    nodes: [NonNull<Node>; MAX_LEVELS],
-    /// The slots in them.
-    slots: [u8; MAX_LEVELS],
+    /// By level: the node, and the slot in it.
+    steps: [MaybeUninit<Step>; MAX_LEVELS],
     /// The root's level.
     top: usize,
     /// Where the first entry beyond the leaf starts.
     above: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Step {
+    node: NonNull<Node>,
+    at: usize,
 }
 
 /// What becomes of a node with a changed number of slots.
@@ -91,13 +98,14 @@ impl Draft {
         new: &[Slot],
         mut gone: impl FnMut(Slot),
     ) -> Result<(), OutOfMemory> {
+        let mut path = Path::new();
         loop {
             let Some(root) = self.root else {
                 return if new.is_empty() { Ok(()) } else { self.plant(new) };
             };
-            let path = Path::to(root, range.start);
+            path.lead(root, range.start);
             let (leaf, mut at) = (path.node(0), path.at(0));
-            while at < leaf.count() && leaf.slot(at).start < range.end {
+            while at < leaf.count() && leaf.keys().0[at] < range.end {
                 gone(leaf.slot(at));
                 at += 1;
             }
@@ -134,7 +142,7 @@ impl Draft {
         let mut up = [Slot::BLANK; 2];
         for level in 0..path.top {
             let fit = path.fit(level, path.node(level).count() - removed + new.len());
-            let mut this = self.own(path.nodes[level]);
+            let mut this = self.own(path.step(level).node);
             // SAFETY: `own` gives a private node, and nothing else refers to it while this is used.
             let node = unsafe { this.as_mut() };
             let parent = path.at(level + 1);
@@ -167,7 +175,7 @@ impl Draft {
             };
         }
 
-        let mut root = self.own(path.nodes[path.top]);
+        let mut root = self.own(path.step(path.top).node);
         // SAFETY: private, as above.
         let node = unsafe { root.as_mut() };
         if node.count() - removed + new.len() > FANOUT {
@@ -207,7 +215,7 @@ impl Draft {
         let mut need = 0;
         let (mut removed, mut new) = (removed, new);
         for level in 0..=path.top {
-            need += usize::from(!self.owns(path.nodes[level]));
+            need += usize::from(!self.owns(path.step(level).node));
             (removed, new) = match path.fit(level, path.node(level).count() - removed + new) {
                 Fit::Stays => (1, 1),
                 Fit::Splits => {
@@ -339,29 +347,39 @@ pub(super) unsafe fn free_subtree(node: NonNull<Node>, born: Option<u64>) {
 }
 
 impl Path {
-    /// The way to the first entry that ends above `addr`, or to behind the last entry.
+    /// No way. Filled in place, because it is large.
+    const fn new() -> Self {
+        Self { steps: [const { MaybeUninit::uninit() }; MAX_LEVELS], top: 0, above: u64::MAX }
+    }
+
+    /// Makes it the way to the first entry that ends above `addr`, or to behind the last entry.
     #[inline(always)]
-    fn to(root: NonNull<Node>, addr: u64) -> Self {
+    fn lead(&mut self, root: NonNull<Node>, addr: u64) {
         // SAFETY: the draft's nodes are valid while it lives.
-        let top = unsafe { root.as_ref() }.level as usize;
-        let (nodes, slots) = ([root; MAX_LEVELS], [0; MAX_LEVELS]);
-        let mut path = Self { nodes, slots, top, above: u64::MAX };
+        self.top = unsafe { root.as_ref() }.level as usize;
+        self.above = u64::MAX;
         let mut below = root;
-        for level in (0..=top).rev() {
+        for level in (0..=self.top).rev() {
             // SAFETY: as above.
             let node = unsafe { below.as_ref() };
             let mut at = node.position(addr);
-            path.nodes[level] = below;
+            let this = below;
             if level > 0 {
                 let starts = node.keys().0;
                 at = at.min(starts.len() - 1);
-                path.above = starts.get(at + 1).copied().unwrap_or(path.above);
+                self.above = starts.get(at + 1).copied().unwrap_or(self.above);
                 // SAFETY: an inner node, and a slot in use.
                 below = unsafe { node.child(at) };
             }
-            path.slots[level] = at as u8;
+            self.steps[level].write(Step { node: this, at });
         }
-        path
+    }
+
+    #[inline(always)]
+    fn step(&self, level: usize) -> Step {
+        debug_assert!(level <= self.top);
+        // SAFETY: a path reaches the root, and nobody asks for more.
+        unsafe { self.steps[level].assume_init() }
     }
 
     /// The node at `level`.
@@ -369,13 +387,13 @@ impl Path {
     fn node(&self, level: usize) -> &Node {
         // SAFETY: the draft's nodes are valid while it lives, and nothing is changed through
         // another reference while this one is used.
-        unsafe { self.nodes[level].as_ref() }
+        unsafe { self.step(level).node.as_ref() }
     }
 
     /// The slot in the node at `level`.
     #[inline(always)]
     fn at(&self, level: usize) -> usize {
-        self.slots[level].into()
+        self.step(level).at
     }
 
     /// What becomes of the node at `level` when it has `count` slots.
