@@ -91,9 +91,10 @@ pub(super) unsafe fn last_table<'v, M: Machine>(
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Empties every entry of `range`, and owes what was there to `batch`.
-    pub(super) fn zap(&self, range: VirtRange, batch: &mut FlushBatch<'_, '_, M>) {
-        let mut gone = 0;
+    /// Empties every entry of `range`, and owes what was there to `batch`. Returns whether there is any
+    /// last-level table over it.
+    pub(super) fn zap(&self, range: VirtRange, batch: &mut FlushBatch<'_, '_, M>) -> bool {
+        let (mut gone, mut tables) = (0, false);
         let take = |slot: &AtomicU64| {
             let seen = node::load(slot);
             if seen.is_none() {
@@ -102,6 +103,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             protocol::settle_from(slot, seen, self.cpu, |_| Entry::NONE).0
         };
         let zap = |start, slots: &[AtomicU64]| {
+            tables = true;
             gone += batch.unmap(start, slots, take);
             Ok::<(), Infallible>(())
         };
@@ -110,6 +112,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         if gone != 0 {
             self.cpu.add_resident(self.space, -(gone as i64));
         }
+        tables
     }
 
     /// Unlinks the tables that `range` leaves without a VMA over them, as far as the locked range

@@ -40,8 +40,11 @@ impl<M: Machine> Writing<'_, '_, M> {
     pub(super) fn unmap(&self, range: VirtRange) -> Result<(), Errno> {
         self.put(range, None)?;
         let mut batch = FlushBatch::new(self.cpu, self.space);
-        self.zap(range, &mut batch);
-        self.prune(range, &mut batch);
+        let tables = self.zap(range, &mut batch);
+        // Where there is none below, only tables of a level above may be empty, and those are wide.
+        if tables || self.locked_around(range).len() >= table_span(LAST + 1) {
+            self.prune(range, &mut batch);
+        }
         batch.finish();
         Ok(())
     }
