@@ -37,7 +37,7 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
 use draft::{CHUNK, Draft};
-use node::{Node, Slot};
+use node::{Node, Slot, Slots};
 
 /// A map from disjoint half-open ranges of addresses to `NonNull<T>`.
 pub struct Tree<T> {
@@ -186,16 +186,15 @@ impl<T> Edit<'_, T> {
     ) -> Result<(), OutOfMemory> {
         debug_assert!(new.iter().all(|e| e.start < e.end && range.covers(e.range())));
         debug_assert!(new.is_sorted_by(|a, b| a.end <= b.start));
-        let mut slots = [Slot::BLANK; CHUNK];
         let (first, rest) = new.split_at(new.len().min(CHUNK));
-        self.draft.replace(range, fill(&mut slots, first), |slot| {
+        self.draft.replace(range, slots(first), |slot| {
             let Slot { start, end, target, .. } = slot;
             debug_assert!(range.covers(VirtRange::new(start, end)));
             gone(Entry { start, end, value: target.cast() });
         })?;
         for more in rest.chunks(CHUNK) {
             let range = VirtRange::new(more[0].start, more[more.len() - 1].end);
-            self.draft.replace(range, fill(&mut slots, more), |_| {})?;
+            self.draft.replace(range, slots(more), |_| {})?;
         }
         Ok(())
     }
@@ -229,12 +228,13 @@ impl<T> Edit<'_, T> {
     }
 }
 
-/// The slots of `entries`, of which there are at most [`CHUNK`].
-fn fill<'s, T>(slots: &'s mut [Slot; CHUNK], entries: &[Entry<T>]) -> &'s [Slot] {
-    for (slot, entry) in slots.iter_mut().zip(entries) {
-        *slot = Slot { start: entry.start, end: entry.end, gap: 0, target: entry.value.cast() };
-    }
-    &slots[..entries.len()]
+/// The slots of `entries`.
+fn slots<T>(entries: &[Entry<T>]) -> impl Slots {
+    let slot = |entry: &Entry<T>| {
+        let Entry { start, end, value } = *entry;
+        Slot { start, end, gap: 0, target: value.cast() }
+    };
+    entries.iter().map(slot)
 }
 
 impl<T> fmt::Debug for Edit<'_, T> {

@@ -9,7 +9,7 @@
 //! will need and reserves them before it touches anything. So it happens wholly or not at all,
 //! and from the reservation on nothing can fail.
 
-use super::node::{self, Chain, FANOUT, MAX_LEVELS, MIN_FILL, Node, Slot};
+use super::node::{self, Chain, FANOUT, MAX_LEVELS, MIN_FILL, Node, Slot, Slots};
 use crate::addr::VirtRange;
 use crate::error::OutOfMemory;
 use crate::sync::grace::RetireChain;
@@ -41,6 +41,15 @@ struct Path {
     top: usize,
     /// Where the first entry beyond the leaf starts.
     above: u64,
+}
+
+/// What a change of one level means for the one above: `removed` slots from `at` on give way to the first
+/// `len` of `slots`.
+struct Up {
+    at: usize,
+    removed: usize,
+    slots: [Slot; 2],
+    len: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -95,13 +104,13 @@ impl Draft {
     pub(super) fn replace(
         &mut self,
         range: VirtRange,
-        new: &[Slot],
+        new: impl Slots,
         mut gone: impl FnMut(Slot),
     ) -> Result<(), OutOfMemory> {
         let mut path = Path::new();
         loop {
             let Some(root) = self.root else {
-                return if new.is_empty() { Ok(()) } else { self.plant(new) };
+                return if new.len() == 0 { Ok(()) } else { self.plant(new) };
             };
             path.lead(root, range.start);
             let (leaf, mut at) = (path.node(0), path.at(0));
@@ -114,77 +123,43 @@ impl Draft {
                 return self.splice(&path, removed, new);
             }
             // The next leaf has some, too, and the new entries.
-            self.splice(&path, removed, &[])?;
+            self.splice(&path, removed, [].into_iter())?;
         }
     }
 
     /// Makes the first leaf of an empty tree.
-    fn plant(&mut self, new: &[Slot]) -> Result<(), OutOfMemory> {
+    fn plant(&mut self, new: impl Slots) -> Result<(), OutOfMemory> {
         self.reserve(1)?;
         let mut root = self.blank(0);
+        let entries = new.len();
         // SAFETY: made just now, so private.
-        let leaf = unsafe { root.as_mut() };
-        leaf.splice(0, 0, new);
-        self.crown(root, new.len());
+        unsafe { root.as_mut() }.splice(0, 0, new);
+        self.crown(root, entries);
         Ok(())
     }
 
     /// Puts `new` in the place of the `removed` entries from the end of `path` on, all in one leaf.
-    fn splice(&mut self, path: &Path, removed: usize, new: &[Slot]) -> Result<(), OutOfMemory> {
-        if removed == 0 && new.is_empty() {
+    #[inline(always)]
+    fn splice(&mut self, path: &Path, removed: usize, new: impl Slots) -> Result<(), OutOfMemory> {
+        if removed == 0 && new.len() == 0 {
             return Ok(());
         }
         self.reserve(self.needed(path, removed, new.len()))?;
         let entries = path.node(path.top).entries as usize - removed + new.len();
-
-        // At each level `removed` slots from `at` on give way to `new`.
-        let (mut at, mut removed, mut new) = (path.at(0), removed, new);
-        let mut up = [Slot::BLANK; 2];
-        for level in 0..path.top {
-            let fit = path.fit(level, path.node(level).count() - removed + new.len());
-            let mut this = self.own(path.step(level).node);
-            // SAFETY: `own` gives a private node, and nothing else refers to it while this is used.
-            let node = unsafe { this.as_mut() };
-            let parent = path.at(level + 1);
-            (at, removed, new) = match fit {
-                Fit::Stays => {
-                    node.splice(at, removed, new);
-                    up[0] = node.summary(this);
-                    (parent, 1, &up[..1])
-                }
-                Fit::Splits => {
-                    up = self.split(this, at, removed, new);
-                    (parent, 1, &up[..])
-                }
-                Fit::Joins(sibling) => {
-                    node.splice(at, removed, new);
-                    let mut all = Run::default();
-                    all.extend(sibling.node(), 0..sibling.node().count());
-                    node.splice(if sibling.left { 0 } else { node.count() }, 0, all.slots());
-                    self.discard(sibling.node);
-                    up[0] = node.summary(this);
-                    (parent - usize::from(sibling.left), 2, &up[..1])
-                }
-                Fit::Shares(sibling) => {
-                    node.splice(at, removed, new);
-                    let other = self.own(sibling.node);
-                    let (low, high) = if sibling.left { (other, this) } else { (this, other) };
-                    up = share(low, high);
-                    (parent - usize::from(sibling.left), 2, &up[..])
-                }
-            };
+        // At each level some slots give way to others.
+        let mut up = self.amend(path, 0, path.at(0), removed, new);
+        for level in 1..=path.top {
+            let new = up.slots.into_iter().take(up.len);
+            up = self.amend(path, level, up.at, up.removed, new);
         }
-
-        let mut root = self.own(path.step(path.top).node);
-        // SAFETY: private, as above.
-        let node = unsafe { root.as_mut() };
-        if node.count() - removed + new.len() > FANOUT {
-            let halves = self.split(root, at, removed, new);
+        let mut root = up.slots[0].target.cast::<Node>();
+        if up.len == 2 {
             root = self.blank(path.top as u8 + 1);
-            // SAFETY: private, as above.
-            unsafe { root.as_mut() }.splice(0, 0, &halves);
+            // SAFETY: private, as `blank` makes it.
+            unsafe { root.as_mut() }.splice(0, 0, up.slots.into_iter());
         } else {
-            node.splice(at, removed, new);
+            // SAFETY: a node of the draft.
+            let node = unsafe { root.as_ref() };
             // Only the join of the last two children leaves one, and its fill is enough.
             if node.level > 0 && node.count() == 1 {
                 // SAFETY: an inner node with one slot.
@@ -195,6 +170,54 @@ impl Draft {
         }
         self.crown(root, entries);
         Ok(())
+    }
+
+    /// Puts `new` in the place of the `removed` slots from `at` on in the node of `path` at `level`;
+    /// returns what that means for the level above, where there may be none: then only the targets are
+    /// of meaning.
+    #[inline(always)]
+    fn amend(
+        &mut self,
+        path: &Path,
+        level: usize,
+        at: usize,
+        removed: usize,
+        new: impl Slots,
+    ) -> Up {
+        let fit = path.fit(level, path.node(level).count() - removed + new.len());
+        let mut this = self.own(path.step(level).node);
+        // SAFETY: `own` gives a private node, and nothing else refers to it while this is used.
+        let node = unsafe { this.as_mut() };
+        let parent = if level < path.top { path.at(level + 1) } else { 0 };
+        let one = |slot| [slot, Slot::BLANK];
+        match fit {
+            Fit::Stays => {
+                node.splice(at, removed, new);
+                let root = Slot { target: this.cast(), ..Slot::BLANK };
+                let slot = if level < path.top { node.summary(this) } else { root };
+                Up { at: parent, removed: 1, slots: one(slot), len: 1 }
+            }
+            Fit::Splits => {
+                let slots = self.split(this, at, removed, new);
+                Up { at: parent, removed: 1, slots, len: 2 }
+            }
+            Fit::Joins(sibling) => {
+                node.splice(at, removed, new);
+                let mut all = Run::default();
+                all.extend(sibling.node(), 0..sibling.node().count());
+                node.splice(if sibling.left { 0 } else { node.count() }, 0, all.slots());
+                self.discard(sibling.node);
+                let at = parent - usize::from(sibling.left);
+                Up { at, removed: 2, slots: one(node.summary(this)), len: 1 }
+            }
+            Fit::Shares(sibling) => {
+                node.splice(at, removed, new);
+                let other = self.own(sibling.node);
+                let (low, high) = if sibling.left { (other, this) } else { (this, other) };
+                let at = parent - usize::from(sibling.left);
+                Up { at, removed: 2, slots: share(low, high), len: 2 }
+            }
+        }
     }
 
     /// Makes `root`, a private node, the root of the draft, which has so many entries.
@@ -239,7 +262,7 @@ impl Draft {
         mut this: NonNull<Node>,
         at: usize,
         removed: usize,
-        new: &[Slot],
+        new: impl Slots,
     ) -> [Slot; 2] {
         // SAFETY: the caller's node is private and `blank` gives another private one.
         let node = unsafe { this.as_mut() };
@@ -437,13 +460,15 @@ impl Default for Run {
 }
 
 impl Run {
-    fn slots(&self) -> &[Slot] {
-        &self.slots[..self.len]
+    fn slots(&self) -> impl Slots {
+        self.slots[..self.len].iter().copied()
     }
 
-    fn append(&mut self, new: &[Slot]) {
-        self.slots[self.len..][..new.len()].copy_from_slice(new);
-        self.len += new.len();
+    fn append(&mut self, new: impl Slots) {
+        for slot in new {
+            self.slots[self.len] = slot;
+            self.len += 1;
+        }
     }
 
     fn extend(&mut self, node: &Node, range: core::ops::Range<usize>) {
@@ -455,11 +480,11 @@ impl Run {
 
     /// Gives one half of the slots to each of two private nodes; returns their summaries.
     fn deal(&self, mut low: NonNull<Node>, mut high: NonNull<Node>) -> [Slot; 2] {
-        let (first, second) = self.slots().split_at(self.len / 2);
+        let (first, second) = self.slots[..self.len].split_at(self.len / 2);
         // SAFETY: both are private to the draft that deals, distinct, and not otherwise in use.
         let (l, h) = unsafe { (low.as_mut(), high.as_mut()) };
-        l.splice(0, l.count(), first);
-        h.splice(0, h.count(), second);
+        l.splice(0, l.count(), first.iter().copied());
+        h.splice(0, h.count(), second.iter().copied());
         [l.summary(low), h.summary(high)]
     }
 }

@@ -42,6 +42,11 @@ impl Slot {
         Self { start: u64::MAX, end: u64::MAX, gap: 0, target: NonNull::dangling() };
 }
 
+/// Slots on their way into a node, in order.
+pub(super) trait Slots: ExactSizeIterator<Item = Slot> {}
+
+impl<I: ExactSizeIterator<Item = Slot>> Slots for I {}
+
 /// A node. Once published it is never written, but for `retire` and `chain`, which no reader reads.
 #[repr(C)]
 pub(super) struct Node {
@@ -149,7 +154,7 @@ impl Node {
     }
 
     /// Puts `new` where the `removed` slots from `at` on were. The result must fit.
-    pub(super) fn splice(&mut self, at: usize, removed: usize, new: &[Slot]) {
+    pub(super) fn splice(&mut self, at: usize, removed: usize, new: impl Slots) {
         let (count, tail, to) = (self.count(), at + removed, at + new.len());
         let left = count - removed + new.len();
         // The tail is short, most often: slots move one by one, in the order in which none is lost.
@@ -167,7 +172,7 @@ impl Node {
         }
         self.count = left as u8;
         for (at, slot) in (at..).zip(new) {
-            self.set(at, *slot);
+            self.set(at, slot);
         }
     }
 
