@@ -95,8 +95,9 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
     }
 
     /// Pays.
-    pub fn finish(mut self) {
-        self.pay();
+    #[inline]
+    pub fn finish(self) {
+        drop(self);
     }
 
     fn pay(&mut self) {

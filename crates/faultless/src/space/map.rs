@@ -150,7 +150,7 @@ impl<M: Machine> Space<M> {
         loop {
             // Where nothing is unmapped no table goes either.
             let align = if request.fixed { TABLE_ALIGN } else { PAGE_SIZE };
-            let (writing, [range, _]) = self.write_where(cpu, align, |view| {
+            let writing = self.write_where(cpu, align, |view| {
                 let start = if request.fixed {
                     request.addr
                 } else {
@@ -158,6 +158,7 @@ impl<M: Machine> Space<M> {
                 };
                 Ok::<_, Errno>([VirtRange::new(start, start + len), NOWHERE])
             })?;
+            let [range, _] = writing.asked;
             let occupied = writing.vmas(range).next().is_some();
             if occupied && !request.fixed {
                 // Somebody was faster: look for another place.

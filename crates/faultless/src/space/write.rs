@@ -40,9 +40,13 @@ pub(super) const NOWHERE: VirtRange = VirtRange { start: 0, end: 0 };
 pub(crate) struct Writing<'a, 'v, M: Machine> {
     pub(super) cpu: &'a Cpu<'v, M>,
     pub(super) space: &'a Space<M>,
+    /// What it was asked to lock.
+    pub(super) asked: [VirtRange; 2],
     locked: [VirtRange; 2],
     /// How many VMAs in the tree this writer has stopped.
     stopped: Cell<usize>,
+    /// Whether VMAs have locks to be taken.
+    per_vma: bool,
     section: Section<'a>,
     _guard: Guard<'a>,
 }
@@ -59,12 +63,11 @@ impl<M: Machine> Space<M> {
         ranges: [VirtRange; 2],
         align: u64,
     ) -> Writing<'a, 'v, M> {
-        let Ok((writing, _)) = self.write_where(cpu, align, |_| Ok::<_, Infallible>(ranges));
+        let Ok(writing) = self.write_where(cpu, align, |_| Ok::<_, Infallible>(ranges));
         writing
     }
 
-    /// As [`write`](Self::write), the ranges that `choose` finds in the tree, which are returned too.
-    /// Others may have changed what it looked at before they are locked.
+    /// As [`write`](Self::write), the ranges that `choose` finds in the tree. Others may have changed what it looked at before they are locked.
     ///
     /// # Errors
     /// What `choose` returns.
@@ -73,42 +76,56 @@ impl<M: Machine> Space<M> {
         cpu: &'a Cpu<'v, M>,
         align: u64,
         choose: impl Fn(&View<'_, Vma>) -> Result<[VirtRange; 2], E>,
-    ) -> Result<(Writing<'a, 'v, M>, [VirtRange; 2]), E> {
+    ) -> Result<Writing<'a, 'v, M>, E> {
         loop {
             let locking = self.locking(cpu);
-            let coarse = (locking != Locking::Speculative).then(|| {
-                cpu.count(Counter::MmapLockWrite);
-                self.mmap_lock.write(cpu)
-            });
+            let coarse = (locking != Locking::Speculative).then(|| self.lock_all(cpu));
             let section = cpu.section();
             let seen = self.tree.snapshot(&section);
             let version = seen.version();
-            let ranges = choose(&seen)?;
-            let locked = ranges.map(|range| reach(&seen, range, align));
+            let asked = choose(&seen)?;
+            let locked = asked.map(|range| reach(&seen, range, align));
             let mut section = Some(section);
-            let guard = match coarse {
-                Some(guard) => Guard::Writing { _guard: guard },
-                None => {
-                    cpu.count(Counter::RangeLockWrite);
-                    // Nothing is waited for in a section.
-                    self.claim(cpu, locked, || drop(section.take()))
-                }
-            };
+            // Nothing is waited for in a section.
+            let guard = coarse.unwrap_or_else(|| {
+                cpu.count(Counter::RangeLockWrite);
+                self.claim(cpu, locked, || drop(section.take()))
+            });
             if self.locking_in_force() != locking {
                 continue;
             }
-            // Within one section the same version is the same tree.
-            let waited = section.is_none();
-            let section = section.unwrap_or_else(|| cpu.section());
-            let now = self.tree.snapshot(&section);
-            if (!waited && now.version() == version)
-                || ranges.map(|range| reach(&now, range, align)) == locked
-            {
-                let stopped = Cell::new(0);
-                let writing = Writing { cpu, space: self, locked, stopped, section, _guard: guard };
-                return Ok((writing, ranges));
-            }
+            let section = match section {
+                // Within one section the same version is the same tree.
+                Some(section) if self.tree.snapshot(&section).version() == version => section,
+                section => {
+                    let section = section.unwrap_or_else(|| cpu.section());
+                    let now = self.tree.snapshot(&section);
+                    if asked.map(|range| reach(&now, range, align)) != locked {
+                        continue;
+                    }
+                    section
+                }
+            };
+            let (stopped, per_vma) = (Cell::new(0), locking == Locking::PerVma);
+            let space = self;
+            return Ok(Writing {
+                cpu,
+                space,
+                asked,
+                locked,
+                stopped,
+                per_vma,
+                section,
+                _guard: guard,
+            });
         }
+    }
+
+    /// Takes the baselines' one lock.
+    #[inline(never)]
+    fn lock_all<'a>(&'a self, cpu: &'a Cpu<'_, M>) -> Guard<'a> {
+        cpu.count(Counter::MmapLockWrite);
+        Guard::Writing { _guard: self.mmap_lock.write(cpu) }
     }
 }
 
@@ -172,7 +189,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     /// follow.
     pub(super) fn stop_one(&self, vma: &Vma) {
         if vma.sequence.read().is_some() {
-            if self.space.locking_in_force() == Locking::PerVma {
+            if self.per_vma {
                 vma.lock.write(self.cpu);
             }
             vma.sequence.begin_write();
@@ -241,7 +258,6 @@ pub(super) fn make_stopped(area: Area, root: Option<Root>) -> Result<Box<Vma>, O
 impl<M: Machine> Drop for Writing<'_, '_, M> {
     fn drop(&mut self) {
         let mut stopped = self.stopped.get();
-        let per_vma = self.space.locking_in_force() == Locking::PerVma;
         for range in self.locked {
             if stopped == 0 {
                 return;
@@ -252,7 +268,7 @@ impl<M: Machine> Drop for Writing<'_, '_, M> {
                 && let Some(vma) = vmas.next()
             {
                 vma.sequence.end_write();
-                if per_vma {
+                if self.per_vma {
                     vma.lock.end_write();
                 }
                 stopped -= 1;

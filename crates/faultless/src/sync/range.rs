@@ -187,7 +187,7 @@ impl RangeLock {
         let claim = self.arrive(slots, local, ranges, wait);
         if !claim.held() {
             leave();
-            until(wait, || claim.held());
+            claim.await_blockers();
         }
         claim
     }
@@ -260,6 +260,12 @@ impl RangeGuard<'_> {
     #[inline]
     pub fn covers(&self, range: VirtRange) -> bool {
         range.is_empty() || self.ranges().iter().any(|own| own.covers(range))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn await_blockers(&self) {
+        until(self.wait, || self.held());
     }
 
     fn held(&self) -> bool {

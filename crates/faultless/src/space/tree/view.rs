@@ -199,7 +199,7 @@ pub struct Iter<'s, T> {
 impl<T> Iterator for Iter<'_, T> {
     type Item = Entry<T>;
 
-    #[inline]
+    #[inline(always)]
     fn next(&mut self) -> Option<Entry<T>> {
         let (mut leaf, mut at) = self.leaf?;
         if at == leaf.count() {
