@@ -13,13 +13,22 @@ use core::ptr::NonNull;
 /// # Errors
 /// [`OutOfMemory`] when the heap is exhausted; `value` is dropped.
 pub fn try_box<T>(value: T) -> Result<Box<T>, OutOfMemory> {
+    try_box_with(|| value)
+}
+
+/// A box of what `make` makes, in place.
+///
+/// # Errors
+/// [`OutOfMemory`] when the heap is exhausted; `make` is not called.
+#[inline(always)]
+pub fn try_box_with<T>(make: impl FnOnce() -> T) -> Result<Box<T>, OutOfMemory> {
     const { assert!(size_of::<T>() != 0) };
     // SAFETY: the layout is of a sized type that is not zero-sized.
     let at = unsafe { alloc::alloc::alloc(Layout::new::<T>()) }.cast::<T>();
     let at = NonNull::new(at).ok_or(OutOfMemory)?;
     // SAFETY: freshly allocated for a `T` by the global allocator, which is what `Box` frees with.
     unsafe {
-        at.write(value);
+        at.write(make());
         Ok(Box::from_raw(at.as_ptr()))
     }
 }

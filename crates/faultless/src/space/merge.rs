@@ -43,18 +43,22 @@ impl<M: Machine> Writing<'_, '_, M> {
         let (mut below, mut above) = (None, None);
         let like =
             |vma: &Vma, at| middle.as_ref().is_some_and(|new| agree(&vma.area, &new.area, at));
-        for entry in self.touching(range) {
+        let mut near = self.view().iter_from(range.start.saturating_sub(1));
+        while let Some(entry) = near.next()
+            && entry.start <= range.end
+        {
             let (vma, own) = (self.vma(entry), entry.range());
-            if (own.end == range.start && !like(vma, range.start))
-                || (own.start == range.end && !like(vma, range.end))
-            {
+            let (low, high) = (own.start < range.start, own.end > range.end);
+            let like_low = low && like(vma, range.start);
+            let like_high = high && like(vma, range.end);
+            if (own.end == range.start && !like_low) || (own.start == range.end && !like_high) {
                 continue;
             }
-            if own.start < range.start {
-                below = Some(vma);
+            if low {
+                below = Some((vma, like_low));
             }
-            if own.end > range.end {
-                above = Some(vma);
+            if high {
+                above = Some((vma, like_high));
             }
             self.stop_one(vma);
         }
@@ -63,12 +67,11 @@ impl<M: Machine> Writing<'_, '_, M> {
         let mut taken = range;
         let mut new: NewVmas = [None, None, None];
         if let Some(Piece { mut area, mut root }) = middle {
-            let joins = |vma: &Vma, at| {
-                agree(&vma.area, &area, at) && roots_merge(vma.root.peek(), root.as_deref())
-            };
-            let lower = below.take_if(|vma| joins(vma, range.start));
-            let upper = above.take_if(|vma| {
-                joins(vma, range.end)
+            let joins = |vma: &Vma| roots_merge(vma.root.peek(), root.as_deref());
+            let lower = below.take_if(|(vma, like)| *like && joins(vma)).map(|(vma, _)| vma);
+            let upper = above.take_if(|(vma, like)| {
+                *like
+                    && joins(vma)
                     && lower.is_none_or(|lower| roots_merge(lower.root.peek(), vma.root.peek()))
             });
             if let Some(lower) = lower {
@@ -76,7 +79,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                 area.range.start = lower.area.range.start;
                 root = root.or_else(|| lower.root.get());
             }
-            if let Some(upper) = upper {
+            if let Some((upper, _)) = upper {
                 area.range.end = upper.area.range.end;
                 root = root.or_else(|| upper.root.get());
             }
@@ -87,7 +90,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             [(below, VirtRange::new(0, range.start)), (above, VirtRange::new(range.end, u64::MAX))];
         for (slot, (vma, outside)) in [0, 2].into_iter().zip(rests) {
             // Not those that are merely next to the range.
-            if let Some(vma) = vma.filter(|vma| vma.area.range.overlaps(range)) {
+            if let Some((vma, _)) = vma.filter(|(vma, _)| vma.area.range.overlaps(range)) {
                 taken = taken.hull(vma.area.range);
                 new[slot] = Some(self.make(vma.area.part(outside), vma.root.get())?);
             }

@@ -134,12 +134,14 @@ fn reach(view: &View<'_, Vma>, range: VirtRange, align: u64) -> VirtRange {
     if range.is_empty() {
         return range;
     }
-    touching(*view, range).fold(range.widen(align), |reach, entry| reach.hull(entry.range()))
-}
-
-/// The entries that overlap or touch `range`, in order.
-fn touching(view: View<'_, Vma>, range: VirtRange) -> impl Iterator<Item = Entry<Vma>> {
-    view.iter_from(range.start.saturating_sub(1)).take_while(move |entry| entry.start <= range.end)
+    let mut reach = range.widen(align);
+    let mut near = view.iter_from(range.start.saturating_sub(1));
+    while let Some(entry) = near.next()
+        && entry.start <= range.end
+    {
+        reach = reach.hull(entry.range());
+    }
+    reach
 }
 
 impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
@@ -155,11 +157,6 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
             .take_while(move |entry| entry.start < range.end)
             // SAFETY: VMAs in a view live as long as the section, which lives as long as `self`.
             .map(|entry| unsafe { entry.value.as_ref() })
-    }
-
-    /// The entries of the VMAs that overlap or touch `range`, in order.
-    pub(super) fn touching(&self, range: VirtRange) -> impl Iterator<Item = Entry<Vma>> {
-        touching(self.view(), range)
     }
 
     /// The VMA of `entry`, which is in the tree or was in this writer's time.
@@ -243,7 +240,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
 
 /// A VMA for `area`, stopped.
 pub(super) fn make_stopped(area: Area, root: Option<Root>) -> Result<Box<Vma>, OutOfMemory> {
-    let vma = heap::try_box(Vma {
+    let vma = heap::try_box_with(|| Vma {
         retire: RetireLink::new(RETIRE_VMA),
         sequence: Sequence::new(),
         lock: VmaLock::default(),
