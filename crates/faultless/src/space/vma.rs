@@ -128,15 +128,18 @@ impl Area {
 
     /// [`continues_into`](Self::continues_into) but for the protection.
     pub fn resembles(&self, next: &Self) -> bool {
-        let same_object = match (&self.object, &next.object) {
+        self.range.end == next.range.start && self.agrees(next, next.range.start)
+    }
+
+    /// Whether `self` and `other`, of which neither starts above `at`, have the same flags, and the same
+    /// page of the same object at `at`.
+    pub fn agrees(&self, other: &Self, at: u64) -> bool {
+        let same_object = match (&self.object, &other.object) {
             (None, None) => true,
             (Some(a), Some(b)) => a.same(b),
             _ => false,
         };
-        self.range.end == next.range.start
-            && self.flags == next.flags
-            && same_object
-            && self.offset + self.range.pages() == next.offset
+        self.flags == other.flags && same_object && self.index_of(at) == other.index_of(at)
     }
 }
 
