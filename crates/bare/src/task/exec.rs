@@ -16,6 +16,7 @@ use crate::percpu;
 use crate::syscall::{Errno, Result};
 use alloc::string::String;
 use alloc::sync::Arc;
+use alloc::vec;
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering;
@@ -216,9 +217,8 @@ fn load_file(
     let linker = match &plan.interpreter {
         None => None,
         Some(name) => {
-            let mut bytes = [0; PAGE_SIZE as usize];
-            let bytes = &mut bytes[..(name.end - name.start) as usize];
-            read_at(regular(file)?, name.start, bytes)?;
+            let mut bytes = vec![0; (name.end - name.start) as usize];
+            read_at(regular(file)?, name.start, &mut bytes)?;
             let name = bytes.strip_suffix(b"\0").ok_or(Errno::ENOEXEC)?;
             let file = fs::program(name)?;
             let plan = self::plan(regular(&file)?)?;
