@@ -13,6 +13,7 @@ use crate::arch::{self, TrapFrame, user};
 use crate::fs::{self, Inode, Regular, Transfer};
 use crate::machine;
 use crate::percpu;
+use crate::signal;
 use crate::syscall::{Errno, Result};
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -246,6 +247,7 @@ fn load_file(
         (aux::AT_GID, 0),
         (aux::AT_EGID, 0),
         (aux::AT_SECURE, 0),
+        (aux::AT_MINSIGSTKSZ, signal::frame_bytes()),
     ];
     let stack = Stack { path, arguments, environment, auxiliary: &auxiliary };
     let (rsp, arguments, environment) = stack.write(&memory, plan.executable_stack)?;
