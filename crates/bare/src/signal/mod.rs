@@ -178,7 +178,7 @@ impl ThreadSignals {
 
 /// What signals know of a process.
 pub struct ProcessSignals {
-    /// One for each signal. Not in place: processes are made on small stacks.
+    /// By signal; not in place, since a process is moved about on a small stack while it is made.
     actions: Mutex<Box<[Action]>>,
     /// What any of its threads may take.
     queue: Queue,
@@ -208,9 +208,9 @@ impl fmt::Debug for ProcessSignals {
 impl ProcessSignals {
     /// Those of a child: it does the same, unless it is to have no handlers.
     pub fn fork(&self, clear_handlers: bool) -> Self {
-        let actions = self.actions.lock().clone();
+        let actions = Mutex::new(self.actions.lock().clone());
         let new = Self {
-            actions: Mutex::new(actions),
+            actions,
             queue: Queue::default(),
             job: Job::default(),
             timers: ProcessTimers::default(),

@@ -85,7 +85,7 @@ fn open_nameless(directory: &Inode, flags: u32, mode: u32) -> Result {
     }
     let inode = Inode::try_new_regular(mode)?;
     inode.change(|meta| meta.links = 0);
-    inode.call(b"tmp/#nameless");
+    inode.call(b"tmp/#nameless", true);
     let flags = flags & !nr::O_TMPFILE;
     let file = File::open(&inode, flags & !nr::O_CREAT)?;
     files().add(file, flags & nr::O_CLOEXEC != 0, 0)
@@ -252,7 +252,7 @@ pub fn memfd_create(args: Args<'_>) -> Result {
     name.extend_from_slice(&given);
     let inode = Inode::try_new_regular(if flags & NOEXEC != 0 { 0o666 } else { 0o777 })?;
     inode.change(|meta| meta.links = 0);
-    inode.call(&name);
+    inode.call(&name, true);
     if let Some(regular) = inode.regular()
         && flags & (SEALING | NOEXEC) != 0
     {

@@ -7,17 +7,13 @@ use crate::fs::epoll::{self, Told};
 use crate::fs::poll::{ready, wait_for};
 use crate::fs::stream::Events;
 use crate::signal;
+use crate::time::deadline_after;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general as nr;
 
-/// Deadlines in nanoseconds since boot from a length in nanoseconds.
-fn after(ns: u64) -> u64 {
-    clock::now().saturating_add(ns)
-}
-
 fn after_milliseconds(timeout: i32) -> Option<u64> {
-    u64::try_from(timeout).ok().map(|ms| after(ms * 1_000_000))
+    u64::try_from(timeout).ok().map(|ms| deadline_after(ms * 1_000_000))
 }
 
 /// A time of the program's: seconds, and parts of which `in_second` make one.
@@ -30,9 +26,8 @@ fn time(addr: u64, in_second: i64) -> Result<Option<u64>> {
         return Err(Errno::EINVAL);
     }
     let ns = (seconds as u64).saturating_mul(1_000_000_000);
-    Ok(Some(after(
-        ns.saturating_add((part as u64).saturating_mul((1_000_000_000 / in_second) as u64)),
-    )))
+    let part = (part as u64).saturating_mul((1_000_000_000 / in_second) as u64);
+    Ok(Some(deadline_after(ns.saturating_add(part))))
 }
 
 /// Tells the program how much of its time is left.
