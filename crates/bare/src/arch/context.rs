@@ -14,7 +14,7 @@ use core::fmt;
 use core::ptr::NonNull;
 
 /// Bytes of a kernel stack.
-pub const STACK_BYTES: usize = 64 << 10;
+pub const STACK_BYTES: usize = 16 << 10;
 /// What the lowest word of a stack holds as long as nothing ran over it.
 const CANARY: u64 = 0x7374_6163_6b65_6e64;
 
