@@ -83,7 +83,10 @@ impl Action {
 
     /// The same for a new program, which has no handlers.
     pub(super) fn for_exec(&self) -> Self {
-        Self { handler: if self.is_ignored_on_purpose() { IGNORE } else { DEFAULT }, ..Self::default() }
+        Self {
+            handler: if self.is_ignored_on_purpose() { IGNORE } else { DEFAULT },
+            ..Self::default()
+        }
     }
 
     /// What is blocked besides while the handler of `signal` runs.

@@ -96,4 +96,3 @@ fn finish_call(frame: &mut TrapFrame, errno: Option<Errno>) {
         }
     }
 }
-

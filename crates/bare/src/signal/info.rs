@@ -86,19 +86,15 @@ impl Info {
         self.fields[0] = self.fields[0] as u32 as u64 | (overrun as u32 as u64) << 32;
     }
 
-    /// From `child`, about itself: `code` is one of `CLD_*`, `status` an exit code or a signal.
-    pub fn child(signal: u32, code: u32, child: &Process, status: u32) -> Self {
+    /// From `child`, about itself.
+    pub(super) fn child(signal: u32, child: &Process, status: ExitStatus) -> Self {
         /// Parts of a second in which times are told here.
         const TICKS: u64 = 100;
-        let mut info = Self::new(signal, code as i32);
+        let mut info = Self::new(signal, status.child_code() as i32);
+        let (pid, status) = (u64::from(child.pid), u64::from(status.child_status()));
         let ran = child.run_time() / (crate::time::SECOND / TICKS);
-        info.fields[..3].copy_from_slice(&[u64::from(child.pid), u64::from(status), ran]);
+        info.fields[..3].copy_from_slice(&[pid, status, ran]);
         info
-    }
-
-    /// From `child`, which has ended.
-    pub(super) fn child_ended(signal: u32, child: &Process, status: ExitStatus) -> Self {
-        Self::child(signal, status.child_code(), child, status.child_status())
     }
 
     /// What a program wants told of `signal` by `rt_sigqueueinfo`.

@@ -38,7 +38,9 @@ use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
 use crate::task::{Process, Thread, current};
 use crate::time::ProcessTimers;
+use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec;
 use core::cell::Cell;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -176,7 +178,8 @@ impl ThreadSignals {
 
 /// What signals know of a process.
 pub struct ProcessSignals {
-    actions: Mutex<[Action; LAST as usize]>,
+    /// By signal; not in place, since a process is moved about on a small stack while it is made.
+    actions: Mutex<Box<[Action]>>,
     /// What any of its threads may take.
     queue: Queue,
     /// Whether it is stopped.
@@ -188,7 +191,7 @@ pub struct ProcessSignals {
 impl Default for ProcessSignals {
     fn default() -> Self {
         Self {
-            actions: Mutex::new([Action::default(); LAST as usize]),
+            actions: Mutex::new(vec![Action::default(); LAST as usize].into()),
             queue: Queue::default(),
             job: Job::default(),
             timers: ProcessTimers::default(),
@@ -205,7 +208,13 @@ impl fmt::Debug for ProcessSignals {
 impl ProcessSignals {
     /// Those of a child: it does the same, unless it is to have no handlers.
     pub fn fork(&self, clear_handlers: bool) -> Self {
-        let new = Self { actions: Mutex::new(*self.actions.lock()), ..Self::default() };
+        let actions = Mutex::new(self.actions.lock().clone());
+        let new = Self {
+            actions,
+            queue: Queue::default(),
+            job: Job::default(),
+            timers: ProcessTimers::default(),
+        };
         if clear_handlers {
             new.clear_handlers();
         }

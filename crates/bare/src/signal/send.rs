@@ -55,7 +55,7 @@ pub fn send_group(group: u32, info: Info) -> Result<()> {
 
 /// Tells `parent` that `child` has ended.
 pub fn child_ended(parent: &Arc<Process>, signal: u32, child: &Arc<Process>, status: ExitStatus) {
-    send_process(parent, Info::child_ended(signal, child, status));
+    send_process(parent, Info::child(signal, child, status));
 }
 
 fn post(process: &Arc<Process>, thread: Option<&Arc<Thread>>, info: Info) -> Result<()> {

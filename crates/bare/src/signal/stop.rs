@@ -12,10 +12,6 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 use linux_raw_sys::general as linux;
 
-/// `si_code` of a `SIGCHLD` about a child that stopped, and about one that goes on.
-const STOPPED: u32 = 5;
-const CONTINUED: u32 = 6;
-
 /// How `wait4` tells of a process that goes on.
 const GOES_ON: ExitStatus = ExitStatus(0xffff);
 
@@ -68,7 +64,7 @@ pub(super) fn before(process: &Arc<Process>, signal: u32) {
     {
         process.signals.job.goes_on.wake_all();
         if signal == linux::SIGCONT {
-            tell_parent(process, GOES_ON, CONTINUED, linux::SIGCONT);
+            tell_parent(process, GOES_ON);
         }
     }
 }
@@ -84,7 +80,7 @@ pub(super) fn stop(signal: u32) {
     }
     let others: Vec<Arc<Thread>> = process.threads.lock().clone();
     others.iter().for_each(send::tell);
-    tell_parent(&process, ExitStatus(signal << 8 | 0x7f), STOPPED, signal);
+    tell_parent(&process, ExitStatus(signal << 8 | 0x7f));
 }
 
 /// Waits while the running thread's process is stopped.
@@ -97,13 +93,12 @@ pub(super) fn wait() {
     }
 }
 
-fn tell_parent(process: &Arc<Process>, news: ExitStatus, code: u32, signal: u32) {
+fn tell_parent(process: &Arc<Process>, news: ExitStatus) {
     *process.signals.job.news.lock() = Some(news);
     let Some(parent) = find(process.family.lock().parent) else { return };
     let action = parent.signals.action(linux::SIGCHLD);
     if !action.has(linux::SA_NOCLDSTOP) {
-        let info = Info::child(linux::SIGCHLD, code, process, signal);
-        send::send_process(&parent, info);
+        send::send_process(&parent, Info::child(linux::SIGCHLD, process, news));
     }
     parent.children_changed.wake_all();
 }

@@ -57,9 +57,7 @@ impl Clock {
             | linux::CLOCK_MONOTONIC_COARSE
             | linux::CLOCK_BOOTTIME
             | linux::CLOCK_BOOTTIME_ALARM => Self::Monotonic,
-            linux::CLOCK_PROCESS_CPUTIME_ID => {
-                Self::Process(Arc::downgrade(&current().process))
-            }
+            linux::CLOCK_PROCESS_CPUTIME_ID => Self::Process(Arc::downgrade(&current().process)),
             linux::CLOCK_THREAD_CPUTIME_ID => Self::Thread(Arc::downgrade(&current().arc())),
             _ => return Err(Errno::EINVAL),
         };

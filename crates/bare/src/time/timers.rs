@@ -6,8 +6,8 @@
 //! *Overruns.* The signal of a timer waits at most once: if it still does when the timer expires again,
 //! its overrun count grows instead.
 
-use super::queue::{Due, TimerId};
 use super::Clock;
+use super::queue::{Due, TimerId};
 use crate::signal::{self, Info};
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
@@ -212,8 +212,7 @@ pub fn set(process: &Arc<Process>, key: Key, new: Setting, absolute: bool) -> Re
     if !timers.by_key.contains_key(&key) {
         let (clock, signal) = own().ok_or(Errno::EINVAL)?;
         let notify = Notify::Process(signal, 0);
-        let timer =
-            Timer { clock, notify, interval: 0, expiry: None, queued: None, overrun: 0 };
+        let timer = Timer { clock, notify, interval: 0, expiry: None, queued: None, overrun: 0 };
         timers.by_key.insert(key, timer);
     }
     let Some(timer) = timers.by_key.get_mut(&key) else { return Err(Errno::EINVAL) };
