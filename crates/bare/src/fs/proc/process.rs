@@ -260,7 +260,7 @@ fn status(of: &Subject, text: &mut String) -> Result<()> {
 }
 
 /// Page tables, as far as one can tell from outside: what the mapped pages need at least.
-fn tables(memory: &Memory) -> u64 {
+pub(super) fn tables(memory: &Memory) -> u64 {
     let mut tables = 1;
     let mut last = [u64::MAX; 3];
     memory.space().areas(percpu::cpu(), |area| {
@@ -343,7 +343,7 @@ fn stat(of: &Subject, text: &mut String) -> Result<()> {
     let _ = write!(
         text,
         "{} ({}) {} {} {group} {session} 0 -1 4194304 {faults} {} 0 0 {} 0 {} 0 20 0 {threads} 0 {} \
-         {size} {resident} 18446744073709551615 0 0 0 0 0 0 0 0 0 0 0 17 {cpu} 0 0 0 0 0 0 0 {} {} {} \
+         {size} {resident} 18446744073709551615 0 0 0 0 0 0 0 0 0 0 0 0 17 {cpu} 0 0 0 0 0 0 0 {} {} {} \
          {} {} {}",
         tid(of),
         *process.name.lock(),
