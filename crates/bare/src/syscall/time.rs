@@ -215,9 +215,10 @@ pub fn timer_create(args: Args<'_>) -> Result {
         None => None,
         Some(event) => Some(notification(&event)?),
     };
-    let id = own.signals.timers.create(clock, |id| {
-        notify.unwrap_or(Notify::Process(SIGALRM, u64::from(id as u32)))
-    })?;
+    let id = own
+        .signals
+        .timers
+        .create(clock, |id| notify.unwrap_or(Notify::Process(SIGALRM, u64::from(id as u32))))?;
     if let Err(fault) = user::write(args.c(), &id) {
         own.signals.timers.delete(Key::Created(id))?;
         return Err(fault.into());
