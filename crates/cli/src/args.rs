@@ -2,8 +2,10 @@
 
 use crate::settings::Assignment;
 use clap::{Parser, Subcommand, ValueEnum};
+use faultless_workload::Kind;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// What each memory mechanism would do for your program: page faults without a lock, late
 /// reverse-map roots, against the locking of Linux.
@@ -16,7 +18,9 @@ Examples:
   faultless compare                              the main job, about a minute on two cores
   faultless stat pft threads=2                   one workload, as perf stat prints
   faultless record -o app.fltrace -- ./app       what a program of yours does to memory
-  faultless replay app.fltrace --policies        what would change for it"
+  faultless replay app.fltrace --policies        what would change for it
+  faultless boot ./app                           a static program of yours on the bare machine
+  faultless versus                               what faults and calls cost there, and on Linux"
 )]
 pub struct Args {
     #[command(subcommand)]
@@ -33,6 +37,10 @@ pub enum Command {
     Replay(ReplayArgs),
     /// Record what a program does to its memory, with `perf record`
     Record(RecordArgs),
+    /// Run a static Linux program on the bare machine, in QEMU
+    Boot(BootArgs),
+    /// What faults and calls cost on the bare machine and on Linux, in instructions
+    Versus(VersusArgs),
     /// List the workloads and their parameters
     Workloads,
     /// List the knobs that --set changes
@@ -141,6 +149,107 @@ pub struct RecordArgs {
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
     pub program: Vec<OsString>,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+PROGRAM is a statically linked x86-64 program (cc -static; musl; Rust with -C target-feature=+crt-static),
+or the name of one that comes along: see `faultless versus --help`. Its input, output and exit status pass
+through; the kernel's counters are printed at the end, on standard error. It needs QEMU, and no KVM.
+
+Examples:
+  faultless boot ./hello
+  faultless boot --cpus 4 --set locking=per_vma ./stress --threads 4
+  faultless boot --files ./root ./root/bin/busybox sh -c 'ls -l / | sort'
+  faultless boot --clock deterministic ./app       every run the same, to the last instruction")]
+pub struct BootArgs {
+    /// CPUs
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub cpus: u16,
+    /// Memory: 512M, 2G
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory)]
+    pub memory: u64,
+    /// A directory that the program sees as its file system
+    #[arg(long, value_name = "DIR")]
+    pub files: Option<PathBuf>,
+    /// An environment variable; repeatable
+    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+    pub env: Vec<String>,
+    /// What time is: `deterministic` counts an instruction as a nanosecond, and lets CPUs take turns
+    #[arg(long, value_enum, default_value_t = ClockArg::Real)]
+    pub clock: ClockArg,
+    #[command(flatten)]
+    pub set: SetArgs,
+    /// Break the kernel on purpose, for tests
+    #[arg(long, value_name = "NAME", hide = true)]
+    pub plant: Vec<String>,
+    /// Boot this kernel and not the one that comes along
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub kernel: Option<PathBuf>,
+    /// Stop it after so many seconds; the exit status is 124 then
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub timeout: Option<Duration>,
+    #[command(flatten)]
+    pub json: JsonArgs,
+    /// The program
+    pub program: PathBuf,
+    /// Its arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub args: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ClockArg {
+    /// The host's time; CPUs run side by side
+    Real,
+    /// Instructions; CPUs take turns, and runs repeat
+    Deterministic,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The same program files run on the bare machine and on a stock Linux 6.12, in the same QEMU, on a clock that
+counts instructions: every figure repeats to the last digit. Linux is Debian's package, downloaded once
+into $XDG_CACHE_HOME/faultless and not installed. Takes about two minutes.
+
+Examples:
+  faultless versus
+  faultless versus --set locking=mmap_lock --cpus 4
+  faultless versus --kernel /boot/vmlinuz-6.12.43-amd64 --json versus.jsonl
+  faultless versus --check                         fail where a row misses a third of Linux")]
+pub struct VersusArgs {
+    /// The Linux kernel to compare with, a bzImage [default: Debian's newest 6.12]
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<PathBuf>,
+    /// Count faults and shootdowns with so many CPUs
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [2, 4],
+          value_parser = clap::value_parser!(u16).range(2..=64))]
+    pub cpus: Vec<u16>,
+    #[command(flatten)]
+    pub set: SetArgs,
+    #[command(flatten)]
+    pub json: JsonArgs,
+    /// Fail where a row costs more than a third of what it costs on Linux
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// A size of memory in bytes.
+fn memory(text: &str) -> Result<u64, String> {
+    let bytes = Kind::Size.parse(text).filter(|bytes| (32 << 20..1 << 40).contains(bytes));
+    bytes.ok_or_else(|| "a size from 32M to less than 1T, as 512M or 2G".to_owned())
+}
+
+fn variable(text: &str) -> Result<String, String> {
+    match text.split_once('=') {
+        Some((name, _)) if !name.is_empty() => Ok(text.to_owned()),
+        _ => Err("it has the form NAME=VALUE".to_owned()),
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.filter(|time| !time.is_zero()).ok_or_else(|| "a number of seconds above 0".to_owned())
 }
 
 #[derive(Debug, clap::Args)]

@@ -1,5 +1,6 @@
 //! What a command can end with, and the exit code that says so.
 
+use faultless_boot::BootError;
 use std::fmt;
 use std::io;
 
@@ -44,6 +45,18 @@ impl From<io::Error> for CliError {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::Closed,
             _ => Self::failed("standard output", error),
+        }
+    }
+}
+
+/// Errors of the bare machine; bad programs are bad arguments.
+impl From<BootError> for CliError {
+    fn from(error: BootError) -> Self {
+        match error {
+            BootError::Elf { .. } | BootError::Unfit { .. } | BootError::Memory { .. } => {
+                Self::Usage(error.to_string())
+            }
+            _ => Self::Failed(error.to_string()),
         }
     }
 }

@@ -2,11 +2,12 @@
 //!
 //! - [`args`]: the command line;
 //! - [`settings`], [`run`]: one workload on one machine under one setting of the knobs;
-//! - [`compare`], [`stat`], [`replay`], [`record`], [`list`]: the commands;
+//! - [`compare`], [`stat`], [`replay`], [`record`], [`boot`], [`versus`], [`list`]: the commands;
 //! - [`report`]: tables, bars, the form of `perf stat`, JSON lines, progress;
 //! - [`interrupt`]: Ctrl-C asks a command to print what it has.
 
 mod args;
+mod boot;
 mod compare;
 mod error;
 mod interrupt;
@@ -17,6 +18,7 @@ mod report;
 mod run;
 mod settings;
 mod stat;
+mod versus;
 
 use args::{Args, Command};
 use clap::Parser;
@@ -26,15 +28,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let args = Args::parse();
     interrupt::install();
-    let done = match args.command {
-        Command::Compare(args) => compare::run(&args),
-        Command::Stat(args) => stat::run(&args),
-        Command::Replay(args) => replay::run(&args),
-        Command::Record(args) => record::run(&args),
-        Command::Workloads => list::workloads(),
-        Command::Knobs => list::knobs(),
-    };
-    match done {
+    match command(args.command) {
         // As a shell reports a program that SIGINT ended.
         done if interrupt::requested() => {
             if let Err(error) = done {
@@ -42,7 +36,7 @@ fn main() -> ExitCode {
             }
             ExitCode::from(130)
         }
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         // Whoever reads the output has had enough, as `head` has.
         Err(CliError::Closed) => ExitCode::SUCCESS,
         Err(error) => {
@@ -50,4 +44,19 @@ fn main() -> ExitCode {
             ExitCode::from(error.code())
         }
     }
+}
+
+/// Does what is asked; `boot` ends as its program did.
+fn command(command: Command) -> Result<ExitCode, CliError> {
+    match command {
+        Command::Compare(args) => compare::run(&args),
+        Command::Stat(args) => stat::run(&args),
+        Command::Replay(args) => replay::run(&args),
+        Command::Record(args) => record::run(&args),
+        Command::Boot(args) => return boot::run(&args),
+        Command::Versus(args) => versus::run(&args),
+        Command::Workloads => list::workloads(),
+        Command::Knobs => list::knobs(),
+    }?;
+    Ok(ExitCode::SUCCESS)
 }

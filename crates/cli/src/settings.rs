@@ -19,6 +19,11 @@ impl FromStr for Assignment {
 }
 
 impl Assignment {
+    /// As it was given.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
     /// The policy that it chooses, if it is about that.
     pub fn locking(&self) -> Option<Locking> {
         match self.setting {

@@ -2,19 +2,19 @@
 
 mod common;
 
-use common::faultless;
+use common::{command, faultless};
 
 #[test]
 fn help_has_examples() {
     let help = faultless(&["--help"]).succeeds();
-    for command in ["compare", "stat", "replay", "record", "workloads", "knobs"] {
+    for command in ["compare", "stat", "replay", "record", "boot", "versus", "workloads", "knobs"] {
         assert!(help.contains(command), "{command}");
     }
-    for command in ["compare", "stat", "replay", "record"] {
+    for command in ["compare", "stat", "replay", "record", "boot", "versus"] {
         let help = faultless(&[command, "--help"]).succeeds();
         assert!(help.contains(&format!("Examples:\n  faultless {command}")), "{help}");
     }
-    for command in ["compare", "stat", "replay"] {
+    for command in ["compare", "stat", "replay", "boot", "versus"] {
         let help = faultless(&[command, "--help"]).succeeds();
         assert!(help.contains("--set") && help.contains("--json"), "{help}");
     }
@@ -34,7 +34,7 @@ fn lists() {
 
 #[test]
 fn wrong_arguments_are_named_and_explained() {
-    let wrong: [(&[&str], &[&str]); 13] = [
+    let wrong: [(&[&str], &[&str]); 26] = [
         (&["stat", "pfft"], &["\"pfft\"", "page_fault1"]),
         (&["stat", "pft", "sice=1M"], &["\"sice\"", "size"]),
         (&["stat", "pft", "size=1"], &["size=1", "multiple of 4096"]),
@@ -48,6 +48,19 @@ fn wrong_arguments_are_named_and_explained() {
         (&["compare", "--threads", "0"], &["--threads", "1..=256"]),
         (&["replay", "no-such-recording"], &["no-such-recording", "python"]),
         (&["record", "-o", "x"], &["CMD"]),
+        (&["boot"], &["<PROGRAM>"]),
+        (&["boot", "--cpus", "0", "x"], &["--cpus", "1..=64"]),
+        (&["boot", "--memory", "1M", "x"], &["--memory", "1M", "32M"]),
+        (&["boot", "--memory", "lots", "x"], &["--memory", "lots", "512M"]),
+        (&["boot", "--env", "PATH", "x"], &["--env", "PATH", "NAME=VALUE"]),
+        (&["boot", "--timeout=-1", "x"], &["--timeout", "above 0"]),
+        (&["boot", "--timeout", "0", "x"], &["--timeout", "above 0"]),
+        (&["boot", "--clock", "wall", "x"], &["--clock", "wall", "deterministic"]),
+        (&["boot", "--set", "locking=none", "x"], &["--set", "locking=none", "speculative"]),
+        (&["boot", "no-such-program"], &["no-such-program: No such file"]),
+        (&["boot", "/no/such/program"], &["/no/such/program: No such file"]),
+        (&["versus", "--cpus", "2,1"], &["--cpus", "2..=64"]),
+        (&["versus", "--set", "colour=red"], &["--set", "colour=red"]),
     ];
     for (args, said) in wrong {
         let error = faultless(args).fails(2);
@@ -69,6 +82,39 @@ fn a_result_file_that_cannot_be_written_is_found_out_first() {
         let error = ran.fails(1);
         assert!(error.contains("--json /nowhere/x.jsonl: No such file"), "{error}");
     }
+}
+
+#[test]
+fn files_that_are_no_programs_do_not_boot() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("program");
+    let path = file.to_str().expect("text");
+    // This test is linked dynamically.
+    let own = std::env::current_exe().expect("a test has a file");
+    let own = std::fs::read(own).expect("that can be read");
+    for (contents, said) in [
+        (&b"#!/bin/sh\n"[..], "ELF header: not an ELF file but a script"),
+        (b"\x7fELF", "ELF header: the file ends at 0x4"),
+        (&own[..0x60], "program headers at offset 0x40"),
+        (&own, "dynamically linked: it asks for the interpreter"),
+    ] {
+        std::fs::write(&file, contents).expect("written");
+        let ran = faultless(&["boot", path]);
+        assert_eq!(ran.out, "");
+        let error = ran.fails(2);
+        assert!(
+            error.starts_with(&format!("faultless: {path}: ")) && error.contains(said),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn without_qemu_the_command_that_installs_it_is_named() {
+    let error = command(&["versus"]).env("PATH", "/nowhere").output().expect("the command starts");
+    let said = String::from_utf8_lossy(&error.stderr);
+    assert_eq!(error.status.code(), Some(1), "{said}");
+    assert!(said.contains("apt-get install qemu-system-x86"), "{said}");
 }
 
 #[test]

@@ -96,7 +96,7 @@ impl ProcessFiles {
     pub fn first() -> Self {
         let open = |device: Device, flags| {
             let inode = Inode::numbered(1, Body::Device(device), 0o600);
-            inode.call(b"dev/console");
+            inode.call(b"dev/console", false);
             let file = File::new(inode, Kind::Stream(device.open()), flags);
             Some(Slot { file, close_on_exec: false })
         };

@@ -276,9 +276,9 @@ impl Inode {
         }
     }
 
-    /// Gives a name to what has none in the tree.
-    pub fn call(&self, name: &[u8]) {
-        *self.place.lock() = Place { directory: Weak::new(), name: name.into(), left: true };
+    /// Gives a name to what has no place in the tree, or, with `left`, has none any more.
+    pub fn call(&self, name: &[u8], left: bool) {
+        *self.place.lock() = Place { directory: Weak::new(), name: name.into(), left };
     }
 
     /// The path that leads to it, or did.

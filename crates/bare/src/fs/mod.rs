@@ -48,7 +48,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use device::Device;
 use faultless::file::Object;
 use faultless::heap::Shared;
-use faultless::{MapFlags, Prot};
+use faultless::{Backing, MapFlags, Prot};
 use inode::Body;
 use linux_raw_sys::general as linux;
 use proc::Node;
@@ -141,10 +141,15 @@ pub fn path_at(fd: i32, path: Vec<u8>, flags: u32) -> Result<Vec<u8>> {
 /// What a descriptor has to map.
 #[derive(Debug)]
 pub struct Mapping {
-    /// A share of its object.
-    pub object: Held,
-    /// Whether a shared mapping may ever be written.
-    pub may_write: bool,
+    object: Held,
+    may_write: bool,
+}
+
+impl Mapping {
+    /// It from page `first` on.
+    pub fn from_page(&self, first: u64) -> Backing<'_> {
+        Backing { object: &self.object, first, may_write: self.may_write }
+    }
 }
 
 /// What `mmap` maps of the file `fd`.

@@ -43,6 +43,15 @@ impl State {
         self.capacity - self.used
     }
 
+    /// Whether somebody is at the side that a reader, or else a writer, meets, and how many ever were.
+    const fn other_side(&self, of_reader: bool) -> (bool, u64) {
+        if of_reader {
+            (self.writers != 0, self.opened[1])
+        } else {
+            (self.readers != 0, self.opened[0])
+        }
+    }
+
     /// Makes the ring hold `wanted` bytes.
     fn grow(&mut self, wanted: usize) -> Result<()> {
         if wanted <= self.ring.len() {
@@ -115,14 +124,23 @@ impl Pipe {
 
     /// An end of it.
     pub fn end(self: &Arc<Self>, reads: bool, writes: bool) -> Arc<End> {
-        let mut state = self.state.lock();
-        state.readers += u32::from(reads);
-        state.writers += u32::from(writes);
-        state.opened[0] += u64::from(reads);
-        state.opened[1] += u64::from(writes);
-        drop(state);
+        self.enter(reads, writes).0
+    }
+
+    /// An end of it, and what the other side was like just before: whether somebody was there, and how
+    /// many ever were.
+    fn enter(self: &Arc<Self>, reads: bool, writes: bool) -> (Arc<End>, bool, u64) {
+        let before = {
+            let mut state = self.state.lock();
+            let before = state.other_side(reads);
+            state.readers += u32::from(reads);
+            state.writers += u32::from(writes);
+            state.opened[0] += u64::from(reads);
+            state.opened[1] += u64::from(writes);
+            before
+        };
         self.changes.announce();
-        Arc::new(End { pipe: self.clone(), reads, writes })
+        (Arc::new(End { pipe: self.clone(), reads, writes }), before.0, before.1)
     }
 
     /// An end of a named pipe: waits for somebody at the other.
@@ -130,21 +148,19 @@ impl Pipe {
     /// # Errors
     /// `ENXIO`: nobody reads, and the call is not to wait. [`Errno::RESTART`].
     pub fn open(self: &Arc<Self>, reads: bool, writes: bool, at_once: bool) -> Result<Arc<End>> {
-        let other = usize::from(reads);
-        let before = self.state.lock().opened[other];
-        let end = self.end(reads, writes);
-        let there = || {
-            let state = self.state.lock();
-            let present = if other == 0 { state.readers } else { state.writers };
-            (present != 0 || state.opened[other] != before).then_some(())
-        };
-        if reads && writes || there().is_some() || at_once && reads {
+        let (end, met, before) = self.enter(reads, writes);
+        if met || reads && (writes || at_once) {
             return Ok(end);
         }
         if at_once {
             return Err(Errno::ENXIO);
         }
-        match wait_until(&[&self.changes.queue], None, there) {
+        // Who came and left meanwhile was there too.
+        let came = || {
+            let (there, opened) = self.state.lock().other_side(reads);
+            (there || opened != before).then_some(())
+        };
+        match wait_until(&[&self.changes.queue], None, came) {
             Ok(()) => Ok(end),
             Err(Stop::Signal | Stop::Timeout) => Err(Errno::RESTART),
         }

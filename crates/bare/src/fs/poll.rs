@@ -4,6 +4,7 @@ use super::file::File;
 use super::stream::{Changes, Events};
 use crate::syscall::{Errno, Result};
 use crate::task::wait::{Stop, WaitQueue, wait_until};
+use crate::time;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -42,7 +43,9 @@ pub fn wait_for_changes<R>(
         let until = [deadline, look_again()].into_iter().flatten().min();
         match wait_until(&queues, until, &mut ready) {
             Ok(result) => return Ok(Some(result)),
-            Err(Stop::Signal) => return Err(Errno::RESTART_UNHANDLED),
+            Err(Stop::Signal) => {
+                return Err(deadline.map_or(Errno::RESTART_UNHANDLED, time::interrupted));
+            }
             Err(Stop::Timeout) if until == deadline => return Ok(None),
             Err(Stop::Timeout) => {}
         }

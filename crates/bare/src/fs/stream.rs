@@ -7,8 +7,8 @@
 use super::transfer::Transfer;
 use crate::signal::{self, Info};
 use crate::syscall::{Errno, Result};
-use crate::task::wait::{WaitQueue, wait_until};
 use crate::task::current;
+use crate::task::wait::{WaitQueue, wait_until};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::any::Any;

@@ -5,7 +5,9 @@ use crate::arch::user;
 use crate::fs;
 use crate::percpu;
 use alloc::vec::Vec;
-use faultless::{Advice, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Space, USER_END, VirtRange};
+use faultless::{
+    Advice, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Space, USER_END, VirtRange,
+};
 
 /// The space of the caller.
 fn space<'a>() -> &'a Space<crate::machine::Bare> {

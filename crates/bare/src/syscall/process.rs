@@ -80,7 +80,7 @@ pub fn clone3(args: Args<'_>) -> Result {
         tids,
         cgroup,
     ] = words;
-    let known_flags = u64::from(u32::MAX & !nr::CSIGNAL) | nr::CLONE_CLEAR_SIGHAND;
+    let known_flags = u64::from(!nr::CSIGNAL) | nr::CLONE_CLEAR_SIGHAND;
     if flags & !known_flags != 0 || tids != 0 || cgroup != 0 {
         return Err(Errno::EINVAL);
     }

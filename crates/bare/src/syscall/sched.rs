@@ -123,10 +123,11 @@ pub fn sched_getattr(args: Args<'_>) -> Result {
 /// `getpriority(which, who)`: all are alike. The call returns 20 less the nice value.
 pub fn getpriority(args: Args<'_>) -> Result {
     const PROCESS: u64 = 0;
+    const GROUP: u64 = 1;
     const USER: u64 = 2;
     match args.a() {
         PROCESS => process_or_own(args.b()).map(|_| 20),
-        ..=USER => Ok(20),
+        GROUP | USER => Ok(20),
         _ => Err(Errno::EINVAL),
     }
 }

@@ -112,7 +112,7 @@ pub fn prlimit64(args: Args<'_>) -> Result {
 pub fn getrlimit(args: Args<'_>) -> Result {
     let limits = *current().process.limits.lock();
     let limit = limits.get(args.a() as usize).ok_or(Errno::EINVAL)?;
-    user::write(args.b(), &*limit)?;
+    user::write(args.b(), limit)?;
     Ok(0)
 }
 

@@ -12,7 +12,7 @@ use crate::signal::{ProcessSignals, ThreadSignals};
 use crate::syscall::Result;
 use alloc::string::String;
 use alloc::sync::Arc;
-use faultless::Counter;
+use faultless::{Counter, CpuId};
 
 /// The number of the first process.
 pub const FIRST: u32 = 1;
@@ -71,6 +71,11 @@ pub(super) fn finish(status: ExitStatus) -> ! {
     let totals = vm.totals();
     for &counter in Counter::ALL {
         report!("counter {} {}", counter.name(), totals.get(counter));
+    }
+    let interrupts = ["interrupts_timer", "interrupts_reschedule", "interrupts_flush"];
+    for (at, name) in interrupts.iter().enumerate() {
+        let cpus = (0..percpu::cpus() as u16).map(CpuId);
+        report!("counter {name} {}", cpus.map(|cpu| percpu::interrupts(cpu)[at]).sum::<u64>());
     }
     if crate::boot::command_line().split_ascii_whitespace().any(|word| word == "check") {
         check();

@@ -13,9 +13,11 @@ use crate::arch::{self, TrapFrame, user};
 use crate::fs::{self, Inode, Regular, Transfer};
 use crate::machine;
 use crate::percpu;
+use crate::signal;
 use crate::syscall::{Errno, Result};
 use alloc::string::String;
 use alloc::sync::Arc;
+use alloc::vec;
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering;
@@ -216,9 +218,8 @@ fn load_file(
     let linker = match &plan.interpreter {
         None => None,
         Some(name) => {
-            let mut bytes = [0; PAGE_SIZE as usize];
-            let bytes = &mut bytes[..(name.end - name.start) as usize];
-            read_at(regular(file)?, name.start, bytes)?;
+            let mut bytes = vec![0; (name.end - name.start) as usize];
+            read_at(regular(file)?, name.start, &mut bytes)?;
             let name = bytes.strip_suffix(b"\0").ok_or(Errno::ENOEXEC)?;
             let file = fs::program(name)?;
             let plan = self::plan(regular(&file)?)?;
@@ -247,6 +248,7 @@ fn load_file(
         (aux::AT_GID, 0),
         (aux::AT_EGID, 0),
         (aux::AT_SECURE, 0),
+        (aux::AT_MINSIGSTKSZ, signal::frame_bytes()),
     ];
     let stack = Stack { path, arguments, environment, auxiliary: &auxiliary };
     let (rsp, arguments, environment) = stack.write(&memory, plan.executable_stack)?;

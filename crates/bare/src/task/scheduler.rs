@@ -24,7 +24,6 @@ use crate::arch::{apic, clock, fpu};
 use crate::percpu;
 use crate::sync::Mutex;
 use crate::{arch, machine};
-use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -32,6 +31,7 @@ use core::cell::{Cell, UnsafeCell};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use faultless::CpuId;
+use faultless::sync::percpu::Padded;
 use faultless::sync::wait::until;
 
 /// It runs, or is in a queue.
@@ -58,7 +58,7 @@ struct Local {
 }
 
 /// Every CPU's part, made at boot.
-struct Locals(UnsafeCell<Vec<Box<Local>>>);
+struct Locals(UnsafeCell<Vec<Padded<Local>>>);
 
 // SAFETY: written once, by `init`, before the other CPUs start; the cells in it are the CPU's own.
 unsafe impl Sync for Locals {}
@@ -67,7 +67,7 @@ static LOCALS: Locals = Locals(UnsafeCell::new(Vec::new()));
 /// Context switches since boot, for `/proc/stat`.
 pub static SWITCHES: AtomicU64 = AtomicU64::new(0);
 
-fn locals() -> &'static [Box<Local>] {
+fn locals() -> &'static [Padded<Local>] {
     // SAFETY: written before anybody reads it.
     unsafe { &*LOCALS.0.get() }
 }
@@ -82,7 +82,7 @@ fn local() -> &'static Local {
 /// Called once, by the boot CPU, before the others start and before anything else here.
 pub unsafe fn init(cpus: usize) {
     let local = |_| {
-        Box::new(Local {
+        Padded(Local {
             ready: Mutex::default(),
             length: AtomicU32::new(0),
             idle: AtomicBool::new(false),
@@ -227,7 +227,7 @@ pub(super) fn tick() {
 
 /// How many threads run or could.
 pub fn runnable() -> usize {
-    let count = |local: &Box<Local>| {
+    let count = |local: &Padded<Local>| {
         local.length.load(Ordering::Relaxed) as usize
             + usize::from(!local.idle.load(Ordering::Relaxed))
     };

@@ -39,10 +39,12 @@ impl PerfStat {
     }
 
     /// All counters that counted something, faults first with their rate, `seconds` having passed.
-    pub fn counters(&mut self, counters: &[(&'static str, u64)], seconds: f64) {
+    pub fn counters(&mut self, counters: &[(impl AsRef<str>, u64)], seconds: f64) {
         let all = Counter::Faults.name();
-        let faults = counters.iter().find(|(name, _)| *name == all).map_or(0, |(_, count)| *count);
-        for &(name, count) in counters {
+        let known = counters.iter().find(|(name, _)| name.as_ref() == all);
+        let faults = known.map_or(0, |(_, count)| *count);
+        for (name, count) in counters {
+            let (name, count) = (name.as_ref(), *count);
             if name == all {
                 self.rate(count, name, seconds);
             } else if counts_faults(name) && (count > 0 || name == Counter::Spf.name()) {

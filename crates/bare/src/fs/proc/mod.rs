@@ -271,7 +271,8 @@ impl Node {
     /// # Errors
     /// `ENOENT`: what it is of has gone. `ENOTDIR`.
     pub fn list(&self) -> Result<Vec<Item>> {
-        let texts = |pid, tid| (0..process::TEXTS.len()).map(move |at| item(Self::Text(pid, tid, at)));
+        let texts =
+            |pid, tid| (0..process::TEXTS.len()).map(move |at| item(Self::Text(pid, tid, at)));
         Ok(match self {
             Self::Root(fixed) => {
                 let mut items = fixed.list();

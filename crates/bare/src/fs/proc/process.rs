@@ -167,8 +167,10 @@ fn smaps_rollup(of: &Subject, text: &mut String) -> Result<()> {
     });
     let range = range.unwrap_or(VirtRange::new(0, 0));
     let (start, end) = (range.start, range.end);
-    let _ =
-        writeln!(text, "{start:08x}-{end:08x} ---p 00000000 00:00 0                          [rollup]");
+    let _ = writeln!(
+        text,
+        "{start:08x}-{end:08x} ---p 00000000 00:00 0                          [rollup]"
+    );
     smaps_fields(text, None, resident, true, true);
     Ok(())
 }
@@ -258,7 +260,7 @@ fn status(of: &Subject, text: &mut String) -> Result<()> {
 }
 
 /// Page tables, as far as one can tell from outside: what the mapped pages need at least.
-fn tables(memory: &Memory) -> u64 {
+pub(super) fn tables(memory: &Memory) -> u64 {
     let mut tables = 1;
     let mut last = [u64::MAX; 3];
     memory.space().areas(percpu::cpu(), |area| {
@@ -319,7 +321,8 @@ fn stat(of: &Subject, text: &mut String) -> Result<()> {
         size = memory.space().mapped_pages() * PAGE_SIZE;
         resident = memory.space().resident_pages(percpu::cpu());
         let known = memory.image.lock();
-        let ends = |range: Option<VirtRange>| range.map_or([0; 2], |range| [range.start, range.end]);
+        let ends =
+            |range: Option<VirtRange>| range.map_or([0; 2], |range| [range.start, range.end]);
         let (arguments, environment) = (ends(known.arguments), ends(known.environment));
         image = [arguments[0], arguments[1], environment[0], environment[1]];
     }
@@ -340,7 +343,7 @@ fn stat(of: &Subject, text: &mut String) -> Result<()> {
     let _ = write!(
         text,
         "{} ({}) {} {} {group} {session} 0 -1 4194304 {faults} {} 0 0 {} 0 {} 0 20 0 {threads} 0 {} \
-         {size} {resident} 18446744073709551615 0 0 0 0 0 0 0 0 0 0 0 17 {cpu} 0 0 0 0 0 0 0 {} {} {} \
+         {size} {resident} 18446744073709551615 0 0 0 0 0 0 0 0 0 0 0 0 17 {cpu} 0 0 0 0 0 0 0 {} {} {} \
          {} {} {}",
         tid(of),
         *process.name.lock(),
@@ -436,11 +439,8 @@ fn limits(of: &Subject, text: &mut String) -> Result<()> {
         ("Max realtime timeout", "us"),
     ];
     let limits = *of.process.limits.lock();
-    let _ = writeln!(
-        text,
-        "{:<25} {:<20} {:<20} {:<10}",
-        "Limit", "Soft Limit", "Hard Limit", "Units"
-    );
+    let _ =
+        writeln!(text, "{:<25} {:<20} {:<20} {:<10}", "Limit", "Soft Limit", "Hard Limit", "Units");
     for ((name, unit), limit) in ROWS.iter().zip(limits) {
         let [soft, hard] = limit.map(|limit| match limit {
             u64::MAX => String::from("unlimited"),

@@ -2,8 +2,9 @@
 
 use super::super::directory::Directory;
 use super::super::inode::{Body, Inode};
-use super::{SystemText, add_texts};
+use super::{SystemText, add_texts, process};
 use crate::arch::clock;
+use crate::arch::context::STACK_BYTES;
 use crate::percpu;
 use crate::syscall::Result;
 use crate::task::process::TABLE;
@@ -11,6 +12,7 @@ use crate::task::scheduler;
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
 use core::fmt::{self, Write};
 use core::sync::atomic::Ordering::Relaxed;
@@ -123,13 +125,19 @@ fn meminfo(text: &mut String) -> fmt::Result {
     let vm = percpu::vm();
     let (heap, heap_free) = crate::heap::usage();
     let kilobytes = PAGE_SIZE / 1024;
-    let total = vm.total_frames() * kilobytes + heap / 1024;
+    let total = vm.total_frames() * kilobytes;
     let free = vm.free_frames() * kilobytes;
     let used = (vm.total_frames() - vm.free_frames()) * kilobytes;
     let slab = (heap - heap_free) / 1024;
+    let memories: Vec<_> = {
+        let table = TABLE.lock();
+        table.processes.values().filter_map(|process| process.memory()).collect()
+    };
+    let tables = memories.iter().map(|memory| process::tables(memory)).sum::<u64>() * kilobytes;
+    let stacks = (TABLE.lock().threads.len() * STACK_BYTES) as u64 / 1024;
     let rows = [
         ("MemTotal", total),
-        ("MemFree", free + heap_free / 1024),
+        ("MemFree", free),
         ("MemAvailable", free),
         ("Buffers", 0),
         ("Cached", 0),
@@ -153,6 +161,8 @@ fn meminfo(text: &mut String) -> fmt::Result {
         ("Slab", slab),
         ("SReclaimable", 0),
         ("SUnreclaim", slab),
+        ("KernelStack", stacks),
+        ("PageTables", tables),
         ("CommitLimit", total),
         ("Committed_AS", used),
         ("VmallocTotal", USER_END / 1024),

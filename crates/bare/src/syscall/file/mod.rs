@@ -81,8 +81,7 @@ fn find_at(fd: u64, addr: u64, flags: u64) -> Result<Arc<Inode>> {
     if path.is_empty() && flags & nr::AT_EMPTY_PATH != 0 {
         return Ok(start.here);
     }
-    let links =
-        if flags & nr::AT_SYMLINK_NOFOLLOW != 0 { Links::KeepLast } else { Links::Follow };
+    let links = if flags & nr::AT_SYMLINK_NOFOLLOW != 0 { Links::KeepLast } else { Links::Follow };
     walk(&start, &path, links)?.existing()
 }
 

@@ -2,6 +2,7 @@
 
 use super::{AT_FDCWD, Args, Errno, Result, files, path, start};
 use crate::arch::user;
+use crate::fs::Inode;
 use crate::fs::directory;
 use crate::fs::epoll::Epoll;
 use crate::fs::event::EventCounter;
@@ -10,7 +11,6 @@ use crate::fs::inode::Body;
 use crate::fs::pipe::Pipe;
 use crate::fs::stream::Stream;
 use crate::fs::walk::{Links, Start, walk};
-use crate::fs::Inode;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general as nr;
@@ -85,7 +85,7 @@ fn open_nameless(directory: &Inode, flags: u32, mode: u32) -> Result {
     }
     let inode = Inode::try_new_regular(mode)?;
     inode.change(|meta| meta.links = 0);
-    inode.call(b"tmp/#nameless");
+    inode.call(b"tmp/#nameless", true);
     let flags = flags & !nr::O_TMPFILE;
     let file = File::open(&inode, flags & !nr::O_CREAT)?;
     files().add(file, flags & nr::O_CLOEXEC != 0, 0)
@@ -125,7 +125,9 @@ pub fn openat2(args: Args<'_>) -> Result {
     let flags = u32::try_from(flags).ok().filter(|flags| flags & !KNOWN == 0);
     let flags = flags.ok_or(Errno::EINVAL)?;
     let makes = flags & nr::O_CREAT != 0 || flags & nr::O_TMPFILE == nr::O_TMPFILE;
-    if resolve & !(HARMLESS | NO_SYMLINKS | IN_ROOT) != 0 || mode & !0o7777 != 0 || !makes && mode != 0
+    if resolve & !(HARMLESS | NO_SYMLINKS | IN_ROOT) != 0
+        || mode & !0o7777 != 0
+        || !makes && mode != 0
     {
         return Err(Errno::EINVAL);
     }
@@ -237,7 +239,8 @@ pub fn memfd_create(args: Args<'_>) -> Result {
     /// Longest name.
     const LONGEST: usize = 249;
     let flags = args.b() as u32;
-    if flags & !(CLOEXEC | SEALING | EXEC | NOEXEC) != 0 || flags & (EXEC | NOEXEC) == EXEC | NOEXEC {
+    if flags & !(CLOEXEC | SEALING | EXEC | NOEXEC) != 0 || flags & (EXEC | NOEXEC) == EXEC | NOEXEC
+    {
         return Err(Errno::EINVAL);
     }
     let given = user::string(args.a(), LONGEST + 1);
@@ -249,7 +252,7 @@ pub fn memfd_create(args: Args<'_>) -> Result {
     name.extend_from_slice(&given);
     let inode = Inode::try_new_regular(if flags & NOEXEC != 0 { 0o666 } else { 0o777 })?;
     inode.change(|meta| meta.links = 0);
-    inode.call(&name);
+    inode.call(&name, true);
     if let Some(regular) = inode.regular()
         && flags & (SEALING | NOEXEC) != 0
     {

@@ -7,17 +7,13 @@ use crate::fs::epoll::{self, Told};
 use crate::fs::poll::{ready, wait_for};
 use crate::fs::stream::Events;
 use crate::signal;
+use crate::time::deadline_after;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general as nr;
 
-/// Deadlines in nanoseconds since boot from a length in nanoseconds.
-fn after(ns: u64) -> u64 {
-    clock::now().saturating_add(ns)
-}
-
 fn after_milliseconds(timeout: i32) -> Option<u64> {
-    u64::try_from(timeout).ok().map(|ms| after(ms * 1_000_000))
+    u64::try_from(timeout).ok().map(|ms| deadline_after(ms * 1_000_000))
 }
 
 /// A time of the program's: seconds, and parts of which `in_second` make one.
@@ -30,7 +26,8 @@ fn time(addr: u64, in_second: i64) -> Result<Option<u64>> {
         return Err(Errno::EINVAL);
     }
     let ns = (seconds as u64).saturating_mul(1_000_000_000);
-    Ok(Some(after(ns.saturating_add((part as u64).saturating_mul((1_000_000_000 / in_second) as u64)))))
+    let part = (part as u64).saturating_mul((1_000_000_000 / in_second) as u64);
+    Ok(Some(deadline_after(ns.saturating_add(part))))
 }
 
 /// Tells the program how much of its time is left.
@@ -101,9 +98,8 @@ pub fn poll(args: Args<'_>) -> Result {
 /// `ppoll(files, count, time, mask, mask_size)`.
 pub fn ppoll(args: Args<'_>) -> Result {
     let deadline = time(args.c(), 1_000_000_000)?;
-    let result = masked(args.d(), args.e(), || {
-        poll_until(args.a(), args.b() & 0xffff_ffff, deadline)
-    });
+    let result =
+        masked(args.d(), args.e(), || poll_until(args.a(), args.b() & 0xffff_ffff, deadline));
     if args.c() != 0 {
         tell_left(args.c(), deadline, 1_000_000_000)?;
     }
@@ -139,9 +135,7 @@ fn select_until(count: u64, sets: [u64; 3], deadline: Option<u64>) -> Result {
     }
     let told = |fd: usize, file: &File| {
         let now = file.ready();
-        core::array::from_fn::<bool, 3, _>(|at| {
-            has(&masks[at], fd) && now.intersects(SETS[at].1)
-        })
+        core::array::from_fn::<bool, 3, _>(|at| has(&masks[at], fd) && now.intersects(SETS[at].1))
     };
     let any = || watched.iter().any(|(fd, file)| told(*fd, file).contains(&true)).then_some(());
     wait_for(watched.iter().map(|(_, file)| file), deadline, any)?;
@@ -175,9 +169,8 @@ pub fn select(args: Args<'_>) -> Result {
 pub fn pselect(args: Args<'_>) -> Result {
     let deadline = time(args.e(), 1_000_000_000)?;
     let [mask, size] = if args.f() == 0 { [0; 2] } else { user::read(args.f())? };
-    let result = masked(mask, size, || {
-        select_until(args.a(), [args.b(), args.c(), args.d()], deadline)
-    });
+    let result =
+        masked(mask, size, || select_until(args.a(), [args.b(), args.c(), args.d()], deadline));
     if args.e() != 0 {
         tell_left(args.e(), deadline, 1_000_000_000)?;
     }

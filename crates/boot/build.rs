@@ -1,0 +1,161 @@
+//! Builds the kernel and the static guest programs, and embeds them.
+//!
+//! Both are made by a nested cargo: the kernel for a target without an operating system, the programs
+//! with a C library linked in, which is what no dependency of this crate could be. Their target folder
+//! is one for all profiles, so that checks, tests and releases build them once.
+//!
+//! What cannot be built stops nobody from building the rest: the reason is embedded in its place, with
+//! the command that mends it. `FAULTLESS_EMBED=no` leaves both out on purpose.
+
+use std::env;
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const BARE: &str = "x86_64-unknown-none";
+const HOSTED: &str = "x86_64-unknown-linux-gnu";
+/// What a guest program is linked as: at a fixed place, and with everything it needs.
+const STATIC: &str = "-Ctarget-feature=+crt-static\x1f-Crelocation-model=static";
+/// What the programs of a folder are made of, below `crates`.
+const SOURCES: [&str; 5] = ["bare", "guest", "workload", "faultless", "native"];
+
+fn main() {
+    let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    let root = manifest.join("../..").canonicalize().unwrap_or(manifest);
+    watch(&root);
+
+    let skipped = env::var_os("FAULTLESS_EMBED").is_some_and(|wish| wish == "no");
+    let left_out = || "left out by FAULTLESS_EMBED=no; build again without it".to_owned();
+    let kernel = if skipped { Err(left_out()) } else { kernel(&root, &out) };
+    let guests = if skipped { Err(left_out()) } else { guests(&root, &out) };
+
+    let mut code = String::new();
+    let kernel = match kernel {
+        Ok(file) => format!("Ok(include_bytes!({file:?}))"),
+        Err(why) => format!("Err({why:?})"),
+    };
+    let guests = match guests {
+        Ok(files) => {
+            let pairs =
+                files.iter().map(|(name, file)| format!("({name:?}, include_bytes!({file:?}))"));
+            format!("Ok(&[{}])", pairs.collect::<Vec<_>>().join(", "))
+        }
+        Err(why) => format!("Err({why:?})"),
+    };
+    let _ = writeln!(code, "static KERNEL: Result<&[u8], &str> = {kernel};");
+    let _ = writeln!(code, "static GUESTS: Result<&[(&str, &[u8])], &str> = {guests};");
+    fs::write(out.join("embedded.rs"), code).expect("OUT_DIR takes files");
+}
+
+/// Says what a build depends on.
+fn watch(root: &Path) {
+    println!("cargo::rerun-if-env-changed=FAULTLESS_EMBED");
+    let parts = SOURCES.iter().flat_map(|part| {
+        ["src", "Cargo.toml", "build.rs", "kernel.ld"].map(|file| format!("crates/{part}/{file}"))
+    });
+    let files = ["Cargo.toml", "Cargo.lock", ".cargo/config.toml", "crates/boot/build.rs"];
+    for file in parts.chain(files.map(str::to_owned)) {
+        // One that is not there would have cargo look again each time.
+        if root.join(&file).exists() {
+            println!("cargo::rerun-if-changed={}", root.join(&file).display());
+        }
+    }
+    // A target that is not installed is not there, and is looked for each time.
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    if let Ok(found) = Command::new(rustc).args(["--print", "sysroot"]).output() {
+        let sysroot = String::from_utf8_lossy(&found.stdout);
+        println!("cargo::rerun-if-changed={}/lib/rustlib/{BARE}/lib", sysroot.trim());
+    }
+}
+
+fn kernel(root: &Path, out: &Path) -> Result<String, String> {
+    let args = ["-p", "faultless-bare", "--features", "kernel", "--target", BARE];
+    let built = cargo(root, "bare", &args, None)?;
+    let (_, file) = built.first().ok_or("crates/bare has no program")?;
+    keep(file, out)
+}
+
+/// The guest programs' names and files.
+fn guests(root: &Path, out: &Path) -> Result<Vec<(String, String)>, String> {
+    let args = ["-p", "faultless-guest", "-p", "faultless-workload", "--bins", "--target", HOSTED];
+    let mut built = cargo(root, "guest", &args, Some(STATIC))?;
+    built.sort();
+    built.into_iter().map(|(name, file)| Ok((name, keep(&file, out)?))).collect()
+}
+
+/// Copies a program to where it is embedded from.
+fn keep(file: &Path, out: &Path) -> Result<String, String> {
+    let name = file.file_name().unwrap_or_default();
+    let kept = out.join(name);
+    fs::copy(file, &kept).map_err(|error| format!("{}: {error}", file.display()))?;
+    Ok(kept.display().to_string())
+}
+
+/// Builds with a nested cargo in the target folder `folder`: the programs' names and files, or what
+/// hindered it and what helps.
+fn cargo(
+    root: &Path,
+    folder: &str,
+    args: &[&str],
+    flags: Option<&str>,
+) -> Result<Vec<(String, PathBuf)>, String> {
+    if let Some(package) = ["bare", "guest"].iter().find(|part| args[1].ends_with(*part))
+        && !root.join("crates").join(package).join("Cargo.toml").exists()
+    {
+        return Err(format!("crates/{package} is not there; build from the whole repository"));
+    }
+    let target = root.join("target").join(folder);
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+    let mut command = Command::new(cargo);
+    command.current_dir(root).args(["build", "--release", "--target-dir"]).arg(&target);
+    command.arg("--message-format=json-render-diagnostics").args(args);
+    // How the outer build goes is not how this one goes: flags, wrappers (clippy is one) and profiles.
+    for (name, _) in env::vars_os() {
+        let text = name.to_string_lossy();
+        let outer =
+            ["CARGO_ENCODED_RUSTFLAGS", "RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER"];
+        let settings = ["CARGO_PROFILE_", "CARGO_BUILD_", "CARGO_TARGET_", "CARGO_FEATURE_"];
+        if outer.contains(&&*text) || settings.iter().any(|start| text.starts_with(start)) {
+            command.env_remove(name);
+        }
+    }
+    // What is embedded carries names for panics, and no lines.
+    command.env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo");
+    if let Some(flags) = flags {
+        command.env("CARGO_ENCODED_RUSTFLAGS", flags);
+    }
+    let output = command.output().map_err(|error| format!("cargo did not start: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(program).collect());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let why = reason(&said);
+    println!("cargo::warning={} is left out: {why}", args[1]);
+    Err(why)
+}
+
+/// The program's name and file, where a message of cargo's is about one.
+fn program(message: &str) -> Option<(String, PathBuf)> {
+    let message: serde_json::Value = serde_json::from_str(message).ok()?;
+    let file = message["executable"].as_str()?;
+    Some((message["target"]["name"].as_str()?.to_owned(), file.into()))
+}
+
+/// What stands behind cargo's complaint, and the command that mends it.
+fn reason(said: &str) -> String {
+    if said.contains("can't find crate for `core`") || said.contains("target may not be installed")
+    {
+        return format!(
+            "the target {BARE} was missing: rustup target add {BARE}, then build again"
+        );
+    }
+    if said.contains("cannot find -lc") || said.contains("linker `cc` not found") {
+        return "the static C library was missing: apt-get install gcc libc6-dev, then build again"
+            .into();
+    }
+    let first = said.lines().find(|line| line.starts_with("error")).unwrap_or("cargo failed");
+    format!("it did not build ({first})")
+}

@@ -1,0 +1,211 @@
+//! Whether a file is a program that the kernel can run, found out before anything boots.
+//!
+//! A kernel answers a bad program with `ENOEXEC` and no more; here each complaint says where in the file
+//! the trouble is. What passes is a 64-bit x86 program that is statically linked, at fixed addresses or
+//! position-independent, whose segments lie in the file and, in memory, apart from each other.
+
+use object::LittleEndian;
+use object::elf::{self, FileHeader64, ProgramHeader64};
+use object::read::elf::{FileHeader, ProgramHeader};
+use std::fmt;
+
+/// The first address that is not a program's.
+const USER_END: u64 = 0x7fff_ffff_f000;
+/// Below this nothing is mapped (Linux's `mmap_min_addr`).
+const USER_START: u64 = 0x1_0000;
+const PAGE: u64 = 4096;
+
+type Header = FileHeader64<LittleEndian>;
+
+/// What is wrong with a program, and where in its file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ElfError {
+    place: Place,
+    why: String,
+}
+
+/// A part of an ELF file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// The header, at offset 0.
+    Header,
+    /// The table of segments.
+    Segments { at: u64 },
+    /// One of the segments: its number, and where its entry lies.
+    Segment { number: usize, at: u64 },
+}
+
+impl fmt::Display for ElfError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.place {
+            Place::Header => write!(f, "ELF header: {}", self.why),
+            Place::Segments { at } => write!(f, "program headers at offset {at:#x}: {}", self.why),
+            Place::Segment { number, at } => {
+                write!(f, "program header {number} at offset {at:#x}: {}", self.why)
+            }
+        }
+    }
+}
+
+impl std::error::Error for ElfError {}
+
+/// Fails with a place and a message.
+macro_rules! wrong {
+    ($place:expr, $($why:tt)+) => {
+        return Err(ElfError { place: $place, why: format!($($why)+) })
+    };
+}
+
+/// Checks the program that `data`, the whole file, holds.
+pub fn check(data: &[u8]) -> Result<(), ElfError> {
+    let header = header(data)?;
+    let endian = LittleEndian;
+    let at = header.e_phoff(endian);
+    let size = u64::from(header.e_phentsize(endian));
+    if header.e_phnum(endian) == 0 {
+        wrong!(Place::Header, "there are no program headers, so this is not a linked program");
+    }
+    if size != size_of::<ProgramHeader64<LittleEndian>>() as u64 {
+        wrong!(Place::Header, "program headers of {size} bytes; they have 56");
+    }
+    let segments = match header.program_headers(endian, data) {
+        Ok(segments) => segments,
+        Err(_) => wrong!(
+            Place::Segments { at },
+            "{} of them go beyond the file's end at {:#x}; it is truncated",
+            header.e_phnum(endian),
+            data.len()
+        ),
+    };
+    let place = |number: usize| Place::Segment { number, at: at + number as u64 * size };
+
+    let mut loaded: Option<(usize, u64)> = None;
+    let mut entered = false;
+    for (number, segment) in segments.iter().enumerate() {
+        match segment.p_type(endian) {
+            elf::PT_INTERP => interpreter(segment, data, place(number))?,
+            elf::PT_LOAD => {
+                let end = load(header, segment, data, place(number))?;
+                let start = segment.p_vaddr(endian);
+                if let Some((before, below)) = loaded.filter(|(_, below)| start < *below) {
+                    wrong!(
+                        place(number),
+                        "the segment begins at {start:#x}, before segment {before} ends ({below:#x})"
+                    );
+                }
+                loaded = Some((number, end));
+                let executable = segment.p_flags(endian).0 & elf::PF_X.0 != 0;
+                let entry = header.e_entry(endian);
+                entered |= executable && (start..end).contains(&entry);
+            }
+            _ => {}
+        }
+    }
+    if loaded.is_none() {
+        wrong!(Place::Segments { at }, "none of them is to be loaded (PT_LOAD)");
+    }
+    if !entered {
+        let entry = header.e_entry(endian);
+        wrong!(
+            Place::Header,
+            "the entry point {entry:#x} lies in no executable segment, so this is not a program"
+        );
+    }
+    Ok(())
+}
+
+/// The header of an x86-64 program.
+fn header(data: &[u8]) -> Result<&Header, ElfError> {
+    let place = Place::Header;
+    if data.starts_with(b"#!") {
+        let line = data[2..].split(|byte| *byte == b'\n').next().unwrap_or_default();
+        let shell = String::from_utf8_lossy(line);
+        wrong!(
+            place,
+            "not an ELF file but a script for {:?}; boot a static interpreter with the script in --files",
+            shell.trim()
+        );
+    }
+    if !data.starts_with(&elf::ELFMAG) {
+        wrong!(place, "not an ELF file: it begins with {:02x?}", &data[..data.len().min(4)]);
+    }
+    let ident = |at: usize| data.get(at).copied().unwrap_or(0);
+    if data.len() < size_of::<Header>() {
+        wrong!(place, "the file ends at {:#x}, inside the header of 0x40 bytes", data.len());
+    }
+    // Class and byte order, in this order of the bytes.
+    if ident(4) != elf::ELFCLASS64.0 {
+        wrong!(place, "not a 64-bit program (class {})", ident(4));
+    }
+    if ident(5) != elf::ELFDATA2LSB.0 {
+        wrong!(place, "not a little-endian program (data encoding {})", ident(5));
+    }
+    let Ok(header) = Header::parse(data) else {
+        wrong!(place, "an ELF version that is not known ({})", ident(6));
+    };
+    let (machine, kind) = (header.e_machine(LittleEndian), header.e_type(LittleEndian));
+    if machine != elf::EM_X86_64 {
+        wrong!(place, "a program for another machine ({}), not x86-64", machine.0);
+    }
+    match kind {
+        elf::ET_EXEC | elf::ET_DYN => Ok(header),
+        elf::ET_REL => wrong!(place, "an object file that is not linked yet"),
+        elf::ET_CORE => wrong!(place, "a core dump"),
+        other => wrong!(place, "type {} is no program", other.0),
+    }
+}
+
+/// Says that a dynamically linked program is none.
+fn interpreter(
+    segment: &ProgramHeader64<LittleEndian>,
+    data: &[u8],
+    place: Place,
+) -> Result<(), ElfError> {
+    let name = segment.data(LittleEndian, data).unwrap_or_default();
+    let name = String::from_utf8_lossy(name.strip_suffix(b"\0").unwrap_or(name));
+    wrong!(
+        place,
+        "dynamically linked: it asks for the interpreter {name:?}; link it statically (cc -static, or \
+         RUSTFLAGS='-Ctarget-feature=+crt-static')"
+    )
+}
+
+/// Checks a segment that is to be loaded; where it ends in memory.
+fn load(
+    header: &Header,
+    segment: &ProgramHeader64<LittleEndian>,
+    data: &[u8],
+    place: Place,
+) -> Result<u64, ElfError> {
+    let endian = LittleEndian;
+    let (offset, filed) = (segment.p_offset(endian), segment.p_filesz(endian));
+    let (start, size) = (segment.p_vaddr(endian), segment.p_memsz(endian));
+    let length = data.len() as u64;
+    if offset.checked_add(filed).is_none_or(|end| end > length) {
+        wrong!(
+            place,
+            "its {filed:#x} bytes from offset {offset:#x} go beyond the file's end at {length:#x}; the \
+             file is truncated"
+        );
+    }
+    if filed > size {
+        wrong!(place, "it has more bytes in the file ({filed:#x}) than in memory ({size:#x})");
+    }
+    if start % PAGE != offset % PAGE {
+        wrong!(place, "address {start:#x} and offset {offset:#x} differ within a page");
+    }
+    let align = segment.p_align(endian);
+    if align > 1 && !align.is_power_of_two() {
+        wrong!(place, "its alignment {align:#x} is not a power of two");
+    }
+    let Some(end) = start.checked_add(size).filter(|end| *end <= USER_END) else {
+        wrong!(place, "{size:#x} bytes at {start:#x} do not lie in a program's addresses");
+    };
+    if header.e_type(endian) == elf::ET_EXEC && start < USER_START {
+        wrong!(place, "address {start:#x} is below {USER_START:#x}, where nothing may be mapped");
+    }
+    Ok(end)
+}
+
+#[cfg(test)]
+mod tests;

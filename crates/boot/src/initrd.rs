@@ -1,0 +1,298 @@
+//! The initial file system: a cpio archive in the `newc` form, as kernels unpack it.
+//!
+//! The same files give the same archive, byte for byte: entries are sorted, and inode numbers are their
+//! places. Owners are not kept, because everything in the guest is root's.
+
+use crate::error::BootError;
+use cpio::newc::{self, ModeFileType};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fs::{self, File, Metadata};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// What files made here are dated, in seconds of Unix time: 1 January 2026, when the machines' clocks
+/// begin.
+const MADE: u32 = 1_767_225_600;
+
+/// A file system to be.
+#[derive(Clone, Debug, Default)]
+pub struct Initrd {
+    entries: BTreeMap<String, Node>,
+    skipped: Vec<String>,
+}
+
+#[derive(Clone, Debug)]
+struct Node {
+    /// Permission bits.
+    mode: u32,
+    /// Seconds of Unix time.
+    modified: u32,
+    what: What,
+}
+
+#[derive(Clone, Debug)]
+enum What {
+    Directory,
+    Symlink(String),
+    Bytes(Vec<u8>),
+    /// A file of the host, and its size.
+    File(PathBuf, u32),
+}
+
+impl What {
+    fn kind(&self) -> ModeFileType {
+        match self {
+            Self::Directory => ModeFileType::Directory,
+            Self::Symlink(_) => ModeFileType::Symlink,
+            Self::Bytes(_) | Self::File(..) => ModeFileType::Regular,
+        }
+    }
+
+    fn size(&self) -> u32 {
+        match self {
+            Self::Directory => 0,
+            Self::Symlink(target) => target.len() as u32,
+            // No more than a file may have: `bytes` looks.
+            Self::Bytes(bytes) => bytes.len() as u32,
+            Self::File(_, size) => *size,
+        }
+    }
+}
+
+impl Initrd {
+    /// Without any file.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether there is a directory at `path`; the root always is one.
+    pub fn is_directory(&self, path: &str) -> bool {
+        path.is_empty()
+            || matches!(self.entries.get(path), Some(Node { what: What::Directory, .. }))
+    }
+
+    /// Whether there is something at `path`.
+    pub fn contains(&self, path: &str) -> bool {
+        self.entries.contains_key(path)
+    }
+
+    /// What was left out of [`tree`](Self::tree), and why: sockets, devices and pipes.
+    pub fn skipped(&self) -> &[String] {
+        &self.skipped
+    }
+
+    /// Bytes of all files.
+    pub fn size(&self) -> u64 {
+        self.entries.values().map(|node| u64::from(node.what.size())).sum()
+    }
+
+    /// Adds a file with these contents and permission bits, and the directories above it. Another at
+    /// `path` gives way.
+    pub fn bytes(&mut self, path: &str, mode: u32, bytes: Vec<u8>) -> Result<(), BootError> {
+        self.parents(path);
+        if u32::try_from(bytes.len()).is_err() {
+            return Err(unfit(path, "an archive holds files of less than 4 GiB"));
+        }
+        let node = Node { mode, modified: MADE, what: What::Bytes(bytes) };
+        self.entries.insert(path.to_owned(), node);
+        Ok(())
+    }
+
+    /// Adds an empty directory, and those above it, unless it is there.
+    pub fn directory(&mut self, path: &str) {
+        self.parents(path);
+        self.empty(path);
+    }
+
+    fn parents(&mut self, path: &str) {
+        for (at, _) in path.match_indices('/') {
+            self.empty(&path[..at]);
+        }
+    }
+
+    fn empty(&mut self, path: &str) {
+        if let Entry::Vacant(place) = self.entries.entry(path.to_owned()) {
+            place.insert(Node { mode: 0o755, modified: MADE, what: What::Directory });
+        }
+    }
+
+    /// Adds everything below the directory `root` of the host, with modes, dates and symbolic links.
+    pub fn tree(&mut self, root: &Path) -> Result<(), BootError> {
+        let metadata = fs::metadata(root).map_err(BootError::file(root))?;
+        if !metadata.is_dir() {
+            return Err(BootError::file(root)(io::ErrorKind::NotADirectory.into()));
+        }
+        let mut open = vec![(root.to_owned(), String::new())];
+        while let Some((directory, inside)) = open.pop() {
+            for entry in fs::read_dir(&directory).map_err(BootError::file(&directory))? {
+                let entry = entry.map_err(BootError::file(&directory))?;
+                let path = entry.path();
+                let Ok(name) = entry.file_name().into_string() else {
+                    return Err(unfit(path, "its name is not text (UTF-8)"));
+                };
+                let inside = if inside.is_empty() { name } else { format!("{inside}/{name}") };
+                let metadata = entry.metadata().map_err(BootError::file(&path))?;
+                if let Some(what) = self.what(&path, &metadata)? {
+                    if metadata.is_dir() {
+                        open.push((path, inside.clone()));
+                    }
+                    let modified = metadata.mtime().clamp(0, i64::from(u32::MAX)) as u32;
+                    let node = Node { mode: metadata.mode() & 0o7777, modified, what };
+                    self.entries.insert(inside, node);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What `path` of the host is; nothing, and a note, where a file system of ours has no such thing.
+    fn what(&mut self, path: &Path, metadata: &Metadata) -> Result<Option<What>, BootError> {
+        let kind = metadata.file_type();
+        if kind.is_dir() {
+            return Ok(Some(What::Directory));
+        }
+        if kind.is_symlink() {
+            let target = fs::read_link(path).map_err(BootError::file(path))?;
+            let target = target.into_os_string().into_string();
+            let Ok(target) = target else {
+                return Err(unfit(path, "the name that it points to is not text (UTF-8)"));
+            };
+            return Ok(Some(What::Symlink(target)));
+        }
+        if kind.is_file() {
+            let Ok(size) = u32::try_from(metadata.len()) else {
+                return Err(unfit(path, "an archive holds files of less than 4 GiB"));
+            };
+            // What cannot be read is found out now, and not when the machine is half made.
+            File::open(path).map_err(BootError::file(path))?;
+            return Ok(Some(What::File(path.to_owned(), size)));
+        }
+        let what = if kind.is_socket() {
+            "a socket"
+        } else if kind.is_fifo() {
+            "a named pipe"
+        } else {
+            "a device"
+        };
+        self.skipped.push(format!("{} is {what}; left out", path.display()));
+        Ok(None)
+    }
+
+    /// Writes the archive.
+    pub fn write(&self, out: &mut dyn Write) -> Result<(), BootError> {
+        let archive = |error| BootError::file("the initial file system")(error);
+        for (place, (name, node)) in self.entries.iter().enumerate() {
+            let size = node.what.size();
+            let mut entry = newc::Builder::new(name)
+                .ino(place as u32 + 1)
+                .mode(node.mode)
+                .set_mode_file_type(node.what.kind())
+                .mtime(node.modified)
+                .write(&mut *out, size);
+            match &node.what {
+                What::Directory => {}
+                What::Symlink(target) => entry.write_all(target.as_bytes()).map_err(archive)?,
+                What::Bytes(bytes) => entry.write_all(bytes).map_err(archive)?,
+                What::File(path, size) => {
+                    let mut file = File::open(path).map_err(BootError::file(path))?;
+                    let copied = io::copy(&mut file, &mut entry).map_err(BootError::file(path))?;
+                    if copied != u64::from(*size) {
+                        return Err(unfit(path, "it changed its size while it was read"));
+                    }
+                }
+            }
+            entry.finish().map_err(archive)?;
+        }
+        newc::trailer(out).map_err(archive)?;
+        Ok(())
+    }
+}
+
+fn unfit(path: impl Into<PathBuf>, why: &'static str) -> BootError {
+    BootError::Unfit { path: path.into(), why }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::net::UnixListener;
+
+    /// Name, mode with type, and contents of each entry.
+    fn entries(initrd: &Initrd) -> Vec<(String, u32, Vec<u8>)> {
+        let mut bytes = Vec::new();
+        initrd.write(&mut bytes).expect("memory takes it");
+        let mut rest = &bytes[..];
+        let mut found = Vec::new();
+        loop {
+            let mut reader = newc::Reader::new(rest).expect("an entry");
+            let entry = reader.entry().clone();
+            if entry.is_trailer() {
+                return found;
+            }
+            let mut contents = Vec::new();
+            reader.read_to_end(&mut contents).expect("its contents");
+            found.push((entry.name().to_owned(), entry.mode(), contents));
+            rest = reader.finish().expect("the next");
+        }
+    }
+
+    #[test]
+    fn a_tree_keeps_modes_and_links_and_leaves_sockets_out() {
+        let root = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| root.path().join(name);
+        fs::create_dir(at("etc")).expect("made");
+        fs::write(at("etc/motd"), "hello").expect("written");
+        fs::set_permissions(at("etc/motd"), fs::Permissions::from_mode(0o4751)).expect("set");
+        fs::set_permissions(at("etc"), fs::Permissions::from_mode(0o700)).expect("set");
+        symlink("../etc/motd", at("link")).expect("linked");
+        symlink("nowhere", at("dangling")).expect("linked");
+        let _socket = UnixListener::bind(at("socket")).expect("bound");
+
+        let mut initrd = Initrd::new();
+        initrd.tree(root.path()).expect("read");
+        assert_eq!(
+            entries(&initrd),
+            [
+                ("dangling".into(), 0o120_777, b"nowhere".to_vec()),
+                ("etc".into(), 0o040_700, Vec::new()),
+                ("etc/motd".into(), 0o104_751, b"hello".to_vec()),
+                ("link".into(), 0o120_777, b"../etc/motd".to_vec()),
+            ]
+        );
+        assert_eq!(initrd.size(), 7 + 5 + 11);
+        let [skipped] = initrd.skipped() else { panic!("{:?}", initrd.skipped()) };
+        assert!(skipped.contains("socket is a socket"), "{skipped}");
+    }
+
+    #[test]
+    fn parents_come_first_and_a_later_file_wins() {
+        let mut initrd = Initrd::new();
+        initrd.bytes("a/b/c", 0o644, b"1".to_vec()).expect("fits");
+        initrd.bytes("a/b/c", 0o755, b"22".to_vec()).expect("fits");
+        initrd.directory("a/b");
+        let names: Vec<_> =
+            entries(&initrd).into_iter().map(|(name, mode, _)| (name, mode)).collect();
+        let expected = [("a", 0o040_755), ("a/b", 0o040_755), ("a/b/c", 0o100_755)];
+        assert_eq!(names, expected.map(|(name, mode)| (name.to_owned(), mode)));
+        assert!(initrd.is_directory("") && initrd.is_directory("a/b"));
+        assert!(!initrd.is_directory("a/b/c") && initrd.contains("a/b/c") && !initrd.contains("x"));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        let root = tempfile::tempdir().expect("a directory");
+        let gone = root.path().join("gone");
+        let error = Initrd::new().tree(&gone).expect_err("is not there");
+        assert_eq!(
+            error.to_string(),
+            format!("{}: No such file or directory (os error 2)", gone.display())
+        );
+        fs::write(&gone, "").expect("written");
+        let error = Initrd::new().tree(&gone).expect_err("is a file");
+        assert_eq!(error.to_string(), format!("{}: not a directory", gone.display()));
+    }
+}

@@ -1,0 +1,43 @@
+//! The host side of the bare machine: what a kernel is given, how QEMU runs it, and what it said.
+//!
+//! - [`Machine`] runs a static Linux [`Program`] on the bare kernel, which is embedded here, and gives
+//!   back its exit status and the kernel's counters;
+//! - [`linux`] runs the same program under a stock Linux kernel, for comparison;
+//! - [`elf`] finds out beforehand what no kernel could run, and says why;
+//! - [`guests`] are programs that come along: the same file for either kernel.
+//!
+//! ```no_run
+//! use faultless_boot::{Limits, Machine, Program, Streams};
+//!
+//! let program = Program::file("target/guest/hello")?;
+//! let run = Machine::default().run(&program, Streams::inherit(), &Limits::default())?;
+//! println!("{}, {} faults", run.end, run.report.counter("faults").unwrap_or(0));
+//! # Ok::<(), faultless_boot::BootError>(())
+//! ```
+//!
+//! # What passes between host and kernel
+//!
+//! | what | how |
+//! |---|---|
+//! | settings | the kernel command line: words `cpus=N`, `set=KNOB=VALUE`, `plant=NAME` |
+//! | files | an initial file system, a cpio archive in the `newc` form |
+//! | the program | in it, `.boot/argv` and `.boot/environ`, NUL-terminated strings; `argv[0]` is its path |
+//! | its output | the first serial port |
+//! | its input | the same; byte `0x04` ends it, and byte `0x10` goes before a `0x04` or `0x10` that is data |
+//! | its standard error | the debug console at port `0xea` |
+//! | what the kernel says | the debug console at port `0xe9`, in lines: see [`report`] |
+//! | the end | the `isa-debug-exit` device at port `0xf4` |
+
+pub mod elf;
+mod embedded;
+mod error;
+pub mod initrd;
+pub mod linux;
+mod machine;
+mod qemu;
+pub mod report;
+
+pub use embedded::{Guest, guest, guests};
+pub use error::BootError;
+pub use machine::{End, Machine, Program, Run};
+pub use qemu::{Clock, Input, Limits, Streams};

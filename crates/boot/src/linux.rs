@@ -1,0 +1,304 @@
+//! A stock Linux kernel beneath the same program, in the same QEMU.
+//!
+//! The program is the kernel's first process (`/init`), alone in its file system: it mounts what it
+//! needs and turns the machine off when it is done. Debian's kernel packages are downloaded and opened,
+//! and never installed.
+
+use crate::error::BootError;
+use crate::initrd::Initrd;
+use crate::machine::{Program, archive};
+use crate::qemu::{Clock, Cut, Input, Limits, Qemu, Streams};
+use std::env;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// The release that things are compared with.
+pub const RELEASE: &str = "6.12";
+/// Where Debian's names end.
+const FLAVOUR: &str = "-amd64";
+
+/// A kernel's image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stock {
+    /// What it is called: `6.12.117+deb12-amd64`.
+    pub name: String,
+    /// The `bzImage`.
+    pub image: PathBuf,
+}
+
+impl Stock {
+    /// A kernel out of a file.
+    pub fn file(image: &Path) -> Result<Self, BootError> {
+        use std::io::Read;
+        let mut head = Vec::new();
+        let file = File::open(image).map_err(BootError::file(image))?;
+        file.take(0x206).read_to_end(&mut head).map_err(BootError::file(image))?;
+        if head.get(0x202..0x206) != Some(b"HdrS") {
+            let why = "not a Linux kernel (a bzImage has \"HdrS\" at offset 0x202)";
+            return Err(BootError::Unfit { path: image.into(), why });
+        }
+        let name = image.file_name().unwrap_or_default().to_string_lossy();
+        let name = name.strip_prefix("vmlinuz-").unwrap_or(&name).to_owned();
+        Ok(Self { name, image: image.into() })
+    }
+
+    /// The newest that an earlier call has left in the cache.
+    pub fn cached() -> Option<Self> {
+        let entries = fs::read_dir(cache().ok()?).ok()?;
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let kernels = names.filter_map(|name| name.strip_prefix("vmlinuz-").map(str::to_owned));
+        let newest = newest(kernels.collect())?;
+        Self::file(&cache().ok()?.join(format!("vmlinuz-{newest}"))).ok()
+    }
+
+    /// Downloads Debian's newest kernel of [`RELEASE`], and keeps its image in the cache.
+    pub fn download() -> Result<Self, BootError> {
+        let package = package()?;
+        let cache = cache()?;
+        fs::create_dir_all(&cache).map_err(BootError::file(&cache))?;
+        // What is half done is not to be taken for a kernel.
+        let work = tempfile::Builder::new().prefix("download-").tempdir_in(&cache);
+        let work = work.map_err(BootError::file(&cache))?;
+        apt(Command::new("apt-get").args(["download", "-qq", &package]).current_dir(work.path()))?;
+        let mut found = fs::read_dir(work.path()).map_err(BootError::file(work.path()))?.flatten();
+        let Some(file) = found.find(|entry| entry.path().extension().is_some_and(|e| e == "deb"))
+        else {
+            return Err(BootError::Linux(format!(
+                "apt-get download {package} left no package behind"
+            )));
+        };
+        let (name, image) = unpack(&file.path(), work.path())?;
+        let kept = cache.join(&name);
+        fs::rename(&image, &kept).map_err(BootError::file(&kept))?;
+        Self::file(&kept)
+    }
+}
+
+/// `$XDG_CACHE_HOME/faultless`.
+fn cache() -> Result<PathBuf, BootError> {
+    let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let base = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
+    let base = base.ok_or_else(|| {
+        BootError::Linux(
+            "neither XDG_CACHE_HOME nor HOME says where the kernel is to be kept".into(),
+        )
+    })?;
+    Ok(base.join("faultless"))
+}
+
+/// Runs one of Debian's tools; what it printed.
+fn apt(command: &mut Command) -> Result<String, BootError> {
+    const HELP: &str =
+        "a Linux kernel comes out of a Debian package; elsewhere, give one with --kernel FILE";
+    let tool = command.get_program().to_string_lossy().into_owned();
+    let ran = command.env("LC_ALL", "C").stdin(Stdio::null()).output();
+    let output = ran.map_err(|error| BootError::Linux(format!("{tool}: {error}; {HELP}")))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let error = said.lines().rfind(|line| line.starts_with('E')).unwrap_or(said.trim());
+    let args: Vec<_> = command.get_args().map(|arg| arg.to_string_lossy()).collect();
+    Err(BootError::Linux(format!("{tool} {}: {error}; {HELP}", args.join(" "))))
+}
+
+/// The package with Debian's newest kernel of the release.
+fn package() -> Result<String, BootError> {
+    const START: &str = "linux-image-";
+    let pattern = format!("^{START}{}[.]", RELEASE.replace('.', "[.]"));
+    let known = apt(Command::new("apt-cache").args(["search", "--names-only", &pattern]))?;
+    let names =
+        known.lines().filter_map(|line| line.split_whitespace().next()?.strip_prefix(START));
+    let newest = newest(names.map(str::to_owned).collect()).ok_or_else(|| {
+        BootError::Linux(format!(
+            "apt knows of no Linux {RELEASE}: apt-get update, or give a kernel with --kernel FILE"
+        ))
+    })?;
+    Ok(format!("{START}{newest}"))
+}
+
+/// The newest of these kernels that is a plain one of the release: not for clouds or real time, and with
+/// symbols left out. A signed one goes before its unsigned twin.
+fn newest(names: Vec<String>) -> Option<String> {
+    let patch = |name: &str| {
+        let rest = name.strip_suffix("-unsigned").unwrap_or(name);
+        let version = rest.strip_suffix(FLAVOUR)?.strip_prefix(RELEASE)?.strip_prefix('.')?;
+        let digits = version.find(|c: char| !c.is_ascii_digit()).unwrap_or(version.len());
+        let (patch, distribution) = version.split_at(digits);
+        // `-cloud` and `-rt` would stand here.
+        let plain = !distribution.contains('-');
+        Some((patch.parse::<u32>().ok().filter(|_| plain)?, rest == name))
+    };
+    let of = |name: String| Some((patch(&name)?, name));
+    names.into_iter().filter_map(of).max().map(|(_, name)| name)
+}
+
+/// Takes the kernel's image out of a package: its name, and the file in `into`.
+fn unpack(package: &Path, into: &Path) -> Result<(String, PathBuf), BootError> {
+    let mut child = Command::new("dpkg-deb")
+        .arg("--fsys-tarfile")
+        .arg(package)
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(BootError::file("dpkg-deb"))?;
+    let stream =
+        child.stdout.take().ok_or_else(|| BootError::Linux("dpkg-deb has no output".into()))?;
+    let found = image(stream, into).map_err(BootError::file(package));
+    // It need not have come to its end: we had what we wanted.
+    let _ = child.kill();
+    let _ = child.wait();
+    found?.ok_or_else(|| BootError::Unfit { path: package.into(), why: "no boot/vmlinuz-* in it" })
+}
+
+fn image(stream: impl io::Read, into: &Path) -> io::Result<Option<(String, PathBuf)>> {
+    for entry in tar::Archive::new(stream).entries()? {
+        let mut entry = entry?;
+        let path = entry.path()?.into_owned();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if name.starts_with("vmlinuz-") && entry.header().entry_type().is_file() {
+            let image = into.join(&name);
+            io::copy(&mut entry, &mut File::create(&image)?)?;
+            return Ok(Some((name, image)));
+        }
+    }
+    Ok(None)
+}
+
+/// A machine of a stock kernel: QEMU's plain PC.
+#[derive(Clone, Debug)]
+pub struct LinuxMachine {
+    /// CPUs.
+    pub cpus: u16,
+    /// Memory in bytes, in whole MiB.
+    pub memory: u64,
+    /// What time is.
+    pub clock: Clock,
+    /// QEMU's name for the CPU and what it can do.
+    pub cpu: String,
+    /// The kernel.
+    pub kernel: Stock,
+}
+
+/// What came of a program under Linux.
+#[derive(Clone, Debug)]
+pub struct LinuxRun {
+    /// Everything on the console: what the program wrote, and the kernel beside it.
+    pub console: String,
+    /// Why it was ended from outside, if it was.
+    pub cut: Option<&'static str>,
+    /// How long QEMU ran.
+    pub wall: Duration,
+}
+
+impl LinuxMachine {
+    /// Runs a program as the first process, without files or environment.
+    pub fn run(&self, program: &Program, limits: &Limits<'_>) -> Result<LinuxRun, BootError> {
+        let mut initrd = Initrd::new();
+        initrd.bytes("init", 0o755, program.contents().to_vec())?;
+        ["dev", "proc", "sys", "tmp"].iter().for_each(|directory| initrd.directory(directory));
+        let archive = archive(&initrd)?;
+        // Without randomness figures repeat; with a panic of the kernel, or an init that just ends, the
+        // machine ends, too.
+        let mut line =
+            vec!["console=ttyS0 nokaslr norandmaps quiet panic=-1 rdinit=/init --".to_owned()];
+        for arg in &program.args {
+            line.push(arg.to_string_lossy().into_owned());
+        }
+        let qemu = Qemu {
+            board: "pc",
+            cpu: &self.cpu,
+            cpus: self.cpus,
+            memory: self.memory,
+            clock: self.clock,
+            kernel: &self.kernel.image,
+            initrd: archive.path(),
+            line: line.join(" "),
+            debug: false,
+        };
+        let mut console = Vec::new();
+        let streams = Streams {
+            input: Input::None,
+            output: Box::new(&mut console),
+            errors: Box::new(io::sink()),
+        };
+        let ended = qemu.run(streams, limits)?;
+        if !ended.status.success() && ended.cut.is_none() {
+            return Err(BootError::Qemu(ended.complaint));
+        }
+        let cut = ended.cut.map(|cut| match cut {
+            Cut::Timeout => "the time limit was reached",
+            Cut::Stop | Cut::Closed => "interrupted",
+        });
+        let console = String::from_utf8_lossy(&console).replace('\r', "");
+        Ok(LinuxRun { console, cut, wall: ended.wall })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_plain_kernel_is_taken() {
+        let names = [
+            "6.12-amd64",
+            "6.12.9+deb13-amd64",
+            "6.12.107+deb12-amd64-unsigned",
+            "6.12.107+deb12-amd64",
+            "6.12.111+deb12-cloud-amd64",
+            "6.12.111+deb12-rt-amd64",
+            "6.12.117+deb12-amd64-dbg",
+            "6.13.1-amd64",
+            "6.120.1-amd64",
+            "6.12.x-amd64",
+        ];
+        let newest = |names: &[&str]| super::newest(names.iter().map(|&n| n.to_owned()).collect());
+        assert_eq!(newest(&names).as_deref(), Some("6.12.107+deb12-amd64"));
+        assert_eq!(newest(&names[2..3]).as_deref(), Some("6.12.107+deb12-amd64-unsigned"));
+        assert_eq!(newest(&names[1..2]).as_deref(), Some("6.12.9+deb13-amd64"));
+        assert_eq!(newest(&names[4..]), None);
+    }
+
+    #[test]
+    fn what_is_no_kernel_is_refused() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("vmlinuz-6.12.1-amd64");
+        let mut bytes = vec![0; 0x300];
+        fs::write(&file, &bytes).expect("written");
+        let error = Stock::file(&file).expect_err("has no magic").to_string();
+        assert!(error.contains("vmlinuz-6.12.1-amd64: not a Linux kernel"), "{error}");
+        bytes[0x202..0x206].copy_from_slice(b"HdrS");
+        fs::write(&file, &bytes).expect("written");
+        assert_eq!(Stock::file(&file).expect("a kernel").name, "6.12.1-amd64");
+        let gone = dir.path().join("gone");
+        assert!(
+            Stock::file(&gone)
+                .expect_err("is not there")
+                .to_string()
+                .contains("gone: No such file")
+        );
+    }
+
+    #[test]
+    fn an_image_comes_out_of_a_package() {
+        let mut archive = tar::Builder::new(Vec::new());
+        for (name, contents) in [("./boot/config-6", "no"), ("./boot/vmlinuz-6", "yes")] {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(contents.len() as u64);
+            header.set_mode(0o644);
+            archive.append_data(&mut header, name, contents.as_bytes()).expect("fits");
+        }
+        let stream = archive.into_inner().expect("memory takes it");
+        let dir = tempfile::tempdir().expect("a directory");
+        let (name, file) = image(&stream[..], dir.path()).expect("reads").expect("is there");
+        assert_eq!(
+            (name.as_str(), fs::read(file).expect("written")),
+            ("vmlinuz-6", b"yes".to_vec())
+        );
+        // Cut in the middle it is an error, and no kernel.
+        assert!(image(&stream[..1300], dir.path()).is_err());
+    }
+}

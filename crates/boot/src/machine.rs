@@ -1,0 +1,313 @@
+//! The bare machine, and the programs it runs.
+
+use crate::elf;
+use crate::embedded::{self, Guest};
+use crate::error::BootError;
+use crate::initrd::Initrd;
+use crate::qemu::{self, Clock, Cut, Limits, Qemu, Streams};
+use crate::report::Report;
+use std::borrow::Cow;
+use std::ffi::OsString;
+use std::fmt;
+use std::fs;
+use std::io::{BufWriter, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::time::Duration;
+use tempfile::NamedTempFile;
+
+/// Where a kernel finds what to run.
+const ARGV: &str = ".boot/argv";
+const ENVIRON: &str = ".boot/environ";
+
+/// A static Linux program and what it is given.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// Where the file came from: the name in messages.
+    source: PathBuf,
+    bytes: Cow<'static, [u8]>,
+    /// Its arguments, without its own name.
+    pub args: Vec<OsString>,
+    /// Its environment: `NAME=VALUE` each.
+    pub environ: Vec<OsString>,
+    /// A directory of the host that it sees as its root file system.
+    pub files: Option<PathBuf>,
+}
+
+impl Program {
+    /// The program in a file of the host, checked.
+    pub fn file(path: impl Into<PathBuf>) -> Result<Self, BootError> {
+        let path = path.into();
+        let bytes = fs::read(&path).map_err(BootError::file(&path))?;
+        elf::check(&bytes).map_err(|error| BootError::Elf { path: path.clone(), error })?;
+        Ok(Self::new(path, bytes.into()))
+    }
+
+    /// The program in a file of the host as it is: the kernel shall see what is wrong with it.
+    pub fn unchecked(path: impl Into<PathBuf>) -> Result<Self, BootError> {
+        let path = path.into();
+        let bytes = fs::read(&path).map_err(BootError::file(&path))?;
+        Ok(Self::new(path, bytes.into()))
+    }
+
+    /// A program that comes along.
+    pub fn guest(guest: Guest) -> Self {
+        Self::new(guest.name.into(), guest.bytes.into())
+    }
+
+    fn new(source: PathBuf, bytes: Cow<'static, [u8]>) -> Self {
+        let environ = ["PATH=/bin:/usr/bin:/sbin:/usr/sbin", "HOME=/"].map(OsString::from).into();
+        Self { source, bytes, args: Vec::new(), environ, files: None }
+    }
+
+    /// The file itself.
+    pub(crate) fn contents(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The same with these arguments.
+    pub fn args<A: Into<OsString>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.args = args.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// The same with this variable; an earlier one of the name gives way.
+    pub fn env(mut self, variable: impl Into<OsString>) -> Self {
+        let variable = variable.into();
+        let name = |text: &OsString| {
+            text.as_bytes().split(|byte| *byte == b'=').next().map(<[u8]>::to_vec)
+        };
+        self.environ.retain(|known| name(known) != name(&variable));
+        self.environ.push(variable);
+        self
+    }
+
+    /// The same with these files.
+    pub fn files(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.files = Some(directory.into());
+        self
+    }
+
+    /// Its file system: the files, the program, `.boot`. Also, the path of the program in it.
+    ///
+    /// A program out of the files keeps its place; another is `/bin/NAME`, or `/NAME` where `bin` is no
+    /// directory.
+    pub fn initrd(&self) -> Result<(Initrd, String), BootError> {
+        let mut initrd = Initrd::new();
+        if let Some(files) = &self.files {
+            initrd.tree(files)?;
+        }
+        let inside = self.inside();
+        let path = match inside.filter(|path| initrd.contains(path)) {
+            Some(path) => path,
+            None => {
+                let name = self.source.file_name().and_then(|name| name.to_str());
+                let name = name.ok_or_else(|| BootError::Unfit {
+                    path: self.source.clone(),
+                    why: "its name is not text (UTF-8)",
+                })?;
+                let below = !initrd.contains("bin") || initrd.is_directory("bin");
+                let path = if below { format!("bin/{name}") } else { name.to_owned() };
+                initrd.bytes(&path, 0o755, self.bytes.to_vec())?;
+                path
+            }
+        };
+        let path = format!("/{path}");
+        let own = [OsString::from(&path)];
+        let argv = strings("argument", own.iter().chain(&self.args))?;
+        initrd.bytes(ARGV, 0o444, argv)?;
+        initrd.bytes(ENVIRON, 0o444, strings("variable", self.environ.iter())?)?;
+        for directory in ["dev", "proc", "tmp"] {
+            if !initrd.contains(directory) {
+                initrd.directory(directory);
+            }
+        }
+        Ok((initrd, path))
+    }
+
+    /// Where the program lies in its files, if it does.
+    fn inside(&self) -> Option<String> {
+        let root = self.files.as_ref()?.canonicalize().ok()?;
+        let own = self.source.canonicalize().ok()?;
+        Some(own.strip_prefix(root).ok()?.to_str()?.to_owned())
+    }
+}
+
+/// NUL-terminated strings.
+fn strings<'a>(
+    what: &'static str,
+    texts: impl Iterator<Item = &'a OsString>,
+) -> Result<Vec<u8>, BootError> {
+    let mut bytes = Vec::new();
+    for text in texts {
+        if text.as_bytes().contains(&0) {
+            return Err(BootError::Nul { what, text: text.to_string_lossy().into_owned() });
+        }
+        bytes.extend_from_slice(text.as_bytes());
+        bytes.push(0);
+    }
+    Ok(bytes)
+}
+
+/// A machine of the bare kernel.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// CPUs.
+    pub cpus: u16,
+    /// Memory in bytes, in whole MiB.
+    pub memory: u64,
+    /// What time is.
+    pub clock: Clock,
+    /// QEMU's name for the CPU and what it can do: `max,-erms`.
+    pub cpu: String,
+    /// Words of the kernel command line: `set=KNOB=VALUE`, `plant=NAME`.
+    pub words: Vec<String>,
+    /// Another kernel than the embedded one.
+    pub kernel: Option<PathBuf>,
+}
+
+/// One CPU and 1 GiB of memory, in the host's time.
+impl Default for Machine {
+    fn default() -> Self {
+        Self {
+            cpus: 1,
+            memory: 1 << 30,
+            clock: Clock::Real,
+            cpu: "max,-erms".into(),
+            words: Vec::new(),
+            kernel: None,
+        }
+    }
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The program exited with this status, or a signal ended it: then it is 128 and the signal's
+    /// number.
+    Exited(u8),
+    /// The kernel panicked.
+    Panicked(String),
+    /// The machine ended, and nobody knows why: what QEMU said, if it said anything.
+    Silent(String),
+    /// The time was over.
+    TimedOut,
+    /// Whoever waited wanted no more.
+    Stopped,
+    /// Whoever read the output wanted no more.
+    Closed,
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited(status) => write!(f, "exit status {status}"),
+            Self::Panicked(why) => write!(f, "the kernel panicked: {why}"),
+            Self::Silent(said) => {
+                let gap = if said.is_empty() { "" } else { ": QEMU said: " };
+                write!(f, "the machine stopped without saying how the program ended{gap}{said}")
+            }
+            Self::TimedOut => f.write_str("the time limit was reached"),
+            Self::Stopped => f.write_str("interrupted"),
+            Self::Closed => f.write_str("the output was closed"),
+        }
+    }
+}
+
+/// What came of a program.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// How it ended.
+    pub end: End,
+    /// What the kernel said.
+    pub report: Report,
+    /// How long QEMU ran.
+    pub wall: Duration,
+    /// Files of the host that the guest's file system does not have, and why.
+    pub skipped: Vec<String>,
+}
+
+impl Machine {
+    /// Whether machines can run here: QEMU is installed, and the kernel embedded.
+    pub fn ready() -> Result<(), BootError> {
+        qemu::version()?;
+        embedded::kernel().map(|_| ())
+    }
+
+    /// Runs a program to its end, or to the limits.
+    pub fn run(
+        &self,
+        program: &Program,
+        streams: Streams<'_>,
+        limits: &Limits<'_>,
+    ) -> Result<Run, BootError> {
+        let embedded;
+        let kernel = match &self.kernel {
+            Some(file) => {
+                fs::metadata(file).map_err(BootError::file(file))?;
+                file.as_path()
+            }
+            None => {
+                let image = embedded::kernel()?;
+                let copy = |file: &mut dyn Write| {
+                    file.write_all(image).map_err(BootError::file("the kernel's copy"))
+                };
+                embedded = temporary(copy)?;
+                embedded.path()
+            }
+        };
+        let (initrd, _) = program.initrd()?;
+        self.holds(&initrd)?;
+        let archive = archive(&initrd)?;
+        let mut words = vec![format!("cpus={}", self.cpus)];
+        words.extend(self.words.iter().cloned());
+        let qemu = Qemu {
+            board: "microvm",
+            cpu: &self.cpu,
+            cpus: self.cpus,
+            memory: self.memory,
+            clock: self.clock,
+            kernel,
+            initrd: archive.path(),
+            line: words.join(" "),
+            debug: true,
+        };
+        let ended = qemu.run(streams, limits)?;
+        let report = Report::read(&String::from_utf8_lossy(&ended.report));
+        let end = match (report.exit, &report.panic, ended.cut) {
+            (_, Some(why), _) => End::Panicked(why.clone()),
+            (Some(status), None, _) => End::Exited(status),
+            (None, None, Some(Cut::Timeout)) => End::TimedOut,
+            (None, None, Some(Cut::Stop)) => End::Stopped,
+            (None, None, Some(Cut::Closed)) => End::Closed,
+            // Ctrl-C on a terminal reaches QEMU too, which then may be faster.
+            (None, None, None) if limits.stop.is_some_and(|stop| stop()) => End::Stopped,
+            (None, None, None) => End::Silent(ended.complaint),
+        };
+        Ok(Run { end, report, wall: ended.wall, skipped: initrd.skipped().to_vec() })
+    }
+
+    /// Whether memory holds the archive and the files that come of it.
+    fn holds(&self, initrd: &Initrd) -> Result<(), BootError> {
+        let (files, memory) = (initrd.size() >> 20, self.memory >> 20);
+        if 2 * files >= memory { Err(BootError::Memory { files, memory }) } else { Ok(()) }
+    }
+}
+
+/// A file system as a file for QEMU.
+pub(crate) fn archive(initrd: &Initrd) -> Result<NamedTempFile, BootError> {
+    temporary(|file| initrd.write(file))
+}
+
+/// A file that goes with its handle, with what `fill` writes.
+fn temporary(
+    fill: impl FnOnce(&mut dyn Write) -> Result<(), BootError>,
+) -> Result<NamedTempFile, BootError> {
+    let at = |error| BootError::file(std::env::temp_dir())(error);
+    let mut file = NamedTempFile::with_prefix("faultless-").map_err(at)?;
+    let mut buffered = BufWriter::new(&mut file);
+    fill(&mut buffered)?;
+    buffered.flush().map_err(at)?;
+    drop(buffered);
+    Ok(file)
+}

@@ -1,0 +1,358 @@
+//! Running QEMU: its arguments, its consoles, its end.
+//!
+//! A guest has up to three consoles, and each is a pipe that a thread here empties into its [`Streams`]
+//! as the bytes come. The run is over when QEMU has closed all of them.
+
+use crate::error::BootError;
+use command_fds::{CommandFdExt, FdMapping};
+use nix::sys::prctl;
+use nix::sys::signal::Signal;
+use nix::unistd;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const QEMU: &str = "qemu-system-x86_64";
+/// How often somebody who waits is asked whether to go on.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// What the input ends with, as on a terminal; and what goes before a byte that is only itself.
+const END_OF_INPUT: u8 = 0x04;
+const LITERAL: u8 = 0x10;
+/// The descriptors of the consoles beside the serial port, in QEMU.
+const ERRORS: i32 = 3;
+const REPORT: i32 = 4;
+
+/// What time is in a machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Clock {
+    /// The host's; CPUs run side by side.
+    #[default]
+    Real,
+    /// An instruction is a nanosecond and a tick of `rdtsc`; CPUs take turns. Runs of the same
+    /// files repeat to the last instruction, as long as nobody types.
+    Deterministic,
+}
+
+impl Clock {
+    /// The accelerator's arguments.
+    fn args(self) -> &'static [&'static str] {
+        match self {
+            Self::Real => &["-accel", "tcg,thread=multi"],
+            Self::Deterministic => &[
+                "-accel",
+                "tcg,thread=single",
+                "-icount",
+                "shift=0,sleep=off",
+                "-seed",
+                "1",
+                "-rtc",
+                "base=2026-01-01T00:00:00,clock=vm",
+            ],
+        }
+    }
+}
+
+/// What a program reads.
+#[derive(Clone, Debug, Default)]
+pub enum Input {
+    /// Nothing: the end, at once.
+    #[default]
+    None,
+    /// What this process reads.
+    Inherit,
+    /// These bytes.
+    Bytes(Vec<u8>),
+}
+
+/// Where a program's input comes from and its output goes.
+pub struct Streams<'a> {
+    /// Standard input.
+    pub input: Input,
+    /// Standard output.
+    pub output: Box<dyn Write + Send + 'a>,
+    /// Standard error.
+    pub errors: Box<dyn Write + Send + 'a>,
+}
+
+impl Streams<'_> {
+    /// Those of this process.
+    pub fn inherit() -> Self {
+        let (output, errors) = (Box::new(io::stdout()), Box::new(io::stderr()));
+        Self { input: Input::Inherit, output, errors }
+    }
+}
+
+impl<'a> Streams<'a> {
+    /// No input; both outputs are kept.
+    pub fn keep(output: &'a mut Vec<u8>, errors: &'a mut Vec<u8>) -> Self {
+        Self { input: Input::None, output: Box::new(output), errors: Box::new(errors) }
+    }
+}
+
+impl fmt::Debug for Streams<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Streams").field("input", &self.input).finish_non_exhaustive()
+    }
+}
+
+/// How long to wait for a machine.
+#[derive(Default)]
+pub struct Limits<'a> {
+    /// At most this long, of the host's time.
+    pub timeout: Option<Duration>,
+    /// Until this says `true`; it is asked some twenty times a second.
+    pub stop: Option<&'a (dyn Fn() -> bool + Sync)>,
+}
+
+impl fmt::Debug for Limits<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Limits").field("timeout", &self.timeout).finish_non_exhaustive()
+    }
+}
+
+/// Why a run ended from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    Timeout,
+    Stop,
+    /// Nobody reads the output any more.
+    Closed,
+}
+
+/// What came of a run.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub cut: Option<Cut>,
+    pub status: ExitStatus,
+    /// What QEMU itself complained of.
+    pub complaint: String,
+    /// What came from the kernel's own console.
+    pub report: Vec<u8>,
+    pub wall: Duration,
+}
+
+/// The version that QEMU tells, if it is installed.
+pub(crate) fn version() -> Result<String, BootError> {
+    let output = Command::new(QEMU).arg("--version").output().map_err(missing)?;
+    Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned())
+}
+
+/// Why QEMU did not start.
+fn missing(error: io::Error) -> BootError {
+    match error.kind() {
+        io::ErrorKind::NotFound => BootError::NoQemu { program: QEMU },
+        _ => BootError::Qemu(format!("{QEMU} does not start: {error}")),
+    }
+}
+
+/// A machine of QEMU's.
+#[derive(Clone, Debug)]
+pub(crate) struct Qemu<'a> {
+    pub board: &'static str,
+    pub cpu: &'a str,
+    pub cpus: u16,
+    /// Bytes, rounded down to MiB.
+    pub memory: u64,
+    pub clock: Clock,
+    pub kernel: &'a Path,
+    pub initrd: &'a Path,
+    pub line: String,
+    /// Whether the machine has the debug consoles, and the device that ends it.
+    pub debug: bool,
+}
+
+impl Qemu<'_> {
+    fn command(&self) -> Command {
+        let mut command = Command::new(QEMU);
+        command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
+        command.args(["-M", self.board]).args(self.clock.args()).args(["-cpu", self.cpu]);
+        command.args(["-smp", &self.cpus.to_string(), "-m", &format!("{}M", self.memory >> 20)]);
+        command.arg("-kernel").arg(self.kernel).arg("-initrd").arg(self.initrd);
+        command.args(["-append", &self.line, "-chardev", "stdio,id=serial,signal=off"]);
+        command.args(["-serial", "chardev:serial"]);
+        if self.debug {
+            for (port, name, descriptor) in [("0xea", "errors", ERRORS), ("0xe9", "report", REPORT)]
+            {
+                command.args(["-chardev", &format!("file,id={name},path=/dev/fd/{descriptor}")]);
+                command.args(["-device", &format!("isa-debugcon,iobase={port},chardev={name}")]);
+            }
+            command.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4"]);
+        }
+        command
+    }
+
+    /// Runs the machine until it ends or `limits` are reached.
+    pub(crate) fn run(
+        &self,
+        streams: Streams<'_>,
+        limits: &Limits<'_>,
+    ) -> Result<Ended, BootError> {
+        let pipes =
+            |error: io::Error| BootError::Qemu(format!("no pipes for its consoles: {error}"));
+        let (errors_end, errors) = io::pipe().map_err(pipes)?;
+        let (report_end, report) = io::pipe().map_err(pipes)?;
+        let mut child = self.start(errors, report)?;
+
+        let Streams { input, output, errors } = streams;
+        feed(child.stdin.take(), input);
+        let started = Instant::now();
+        let (mut complaint, mut report) = (Vec::new(), Vec::new());
+        let (sender, events) = mpsc::channel();
+        let consoles: [(Source, Sink<'_>); 4] = [
+            (Box::new(errors_end), errors),
+            (Box::new(report_end), Box::new(&mut report)),
+            (readable(child.stdout.take()), output),
+            (readable(child.stderr.take()), Box::new(&mut complaint)),
+        ];
+        let cut = thread::scope(|scope| {
+            for (from, into) in consoles {
+                let sender = sender.clone();
+                scope.spawn(move || drain(from, into, &sender));
+            }
+            drop(sender);
+            watch(&mut child, &events, started, limits)
+        });
+        let status = child.wait().map_err(|error| BootError::Qemu(error.to_string()))?;
+        let complaint = String::from_utf8_lossy(&complaint).trim().to_owned();
+        Ok(Ended { cut, status, complaint, report, wall: started.elapsed() })
+    }
+
+    fn start(&self, errors: io::PipeWriter, report: io::PipeWriter) -> Result<Child, BootError> {
+        // The command holds our copies of the pipes' ends; they close as it goes at the end of this.
+        let mut command = self.command();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mapped = command.fd_mappings(vec![
+            FdMapping { parent_fd: errors.into(), child_fd: ERRORS },
+            FdMapping { parent_fd: report.into(), child_fd: REPORT },
+        ]);
+        if let Err(collision) = mapped {
+            return Err(BootError::Qemu(collision.to_string()));
+        }
+        // SAFETY: between fork and exec only one system call is made: nothing is allocated or locked.
+        unsafe {
+            // A machine that nobody watches any more would run for ever.
+            command.pre_exec(|| Ok(prctl::set_pdeathsig(Signal::SIGKILL)?));
+        }
+        command.spawn().map_err(missing)
+    }
+}
+
+/// A console, and where it goes.
+type Source = Box<dyn Read + Send>;
+type Sink<'a> = Box<dyn Write + Send + 'a>;
+
+/// A pipe from QEMU; one that is not there has nothing to read.
+fn readable(pipe: Option<impl Read + Send + 'static>) -> Source {
+    pipe.map_or_else(|| Box::new(io::empty()) as Source, |pipe| Box::new(pipe))
+}
+
+/// What the threads that empty the consoles say.
+enum Event {
+    /// Nobody takes what comes.
+    Closed,
+}
+
+/// Waits until all consoles are closed; ends the machine where that takes too long.
+fn watch(
+    child: &mut Child,
+    events: &mpsc::Receiver<Event>,
+    started: Instant,
+    limits: &Limits<'_>,
+) -> Option<Cut> {
+    let mut cut = None;
+    loop {
+        let due = match events.recv_timeout(PATIENCE) {
+            // The last thread is done.
+            Err(RecvTimeoutError::Disconnected) => return cut,
+            Ok(Event::Closed) => Some(Cut::Closed),
+            Err(RecvTimeoutError::Timeout) if limits.stop.is_some_and(|stop| stop()) => {
+                Some(Cut::Stop)
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                let over = limits.timeout.is_some_and(|limit| started.elapsed() >= limit);
+                over.then_some(Cut::Timeout)
+            }
+        };
+        if due.is_some() && cut.is_none() {
+            cut = due;
+            // It may have ended already; then there is nothing to do.
+            let _ = child.kill();
+        }
+    }
+}
+
+/// Passes on what comes `from` a console, as it comes, to its end.
+fn drain(mut from: Source, mut into: Sink<'_>, say: &Sender<Event>) {
+    let mut buffer = [0; 1 << 14];
+    let mut taken = true;
+    loop {
+        let count = match from.read(&mut buffer) {
+            Ok(0) => return,
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(_) => return,
+        };
+        // The rest is read all the same: QEMU must not wait for us.
+        if taken && into.write_all(&buffer[..count]).and_then(|()| into.flush()).is_err() {
+            taken = false;
+            // Whoever hears it may have gone; then the machine has ended.
+            let _ = say.send(Event::Closed);
+        }
+    }
+}
+
+/// Passes input on. The thread is left alone: it may wait for a terminal when the machine has ended.
+fn feed(into: Option<impl Write + Send + 'static>, input: Input) {
+    let Some(mut into) = into else { return };
+    let pass = move || -> io::Result<()> {
+        match input {
+            Input::None => {}
+            Input::Bytes(bytes) => into.write_all(&escaped(&bytes))?,
+            // A job in the background may not read its terminal.
+            Input::Inherit if elsewhere(io::stdin()) => {}
+            Input::Inherit => {
+                // As it comes: nothing may wait in a buffer.
+                let mut buffer = [0; 1 << 12];
+                let mut stdin = io::stdin().lock();
+                loop {
+                    let count = stdin.read(&mut buffer)?;
+                    if count == 0 {
+                        break;
+                    }
+                    into.write_all(&escaped(&buffer[..count]))?;
+                }
+            }
+        }
+        into.write_all(&[END_OF_INPUT])
+    };
+    thread::spawn(|| {
+        // The machine has ended, and needs no input.
+        let _ = pass();
+    });
+}
+
+/// Whether `input` is a terminal that another job has.
+fn elsewhere(input: impl AsFd) -> bool {
+    unistd::tcgetpgrp(input).is_ok_and(|group| group != unistd::getpgrp())
+}
+
+/// Bytes of input as they travel.
+fn escaped(bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(bytes.len());
+    for &byte in bytes {
+        if byte == END_OF_INPUT || byte == LITERAL {
+            out.push(LITERAL);
+        }
+        out.push(byte);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,226 @@
+//! Machines of a kernel of a hundred bytes: what passes between host and guest, without our kernel.
+
+use super::{Clock, Input, Limits, Streams};
+use crate::{BootError, End, Machine, Program, Run};
+use std::arch::global_asm;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+// Entered in 32-bit protected mode with `ebx` at the start information, whose command line has, after
+// `cpus=1 `, a letter for what to do:
+// `e`: echoes the serial port's input to its output, up to and with the byte 4, and ends;
+// `h`: hangs;
+// anything else: says a word on each console and ends.
+global_asm!(
+    ".pushsection .rodata",
+    ".code32",
+    "faultless_boot_fake_start:",
+    // Ports, and what is said there; 64 bytes at 0x100000.
+    "  .word 0x3f8",
+    "  .byte 4",
+    "  .ascii \"out\\n\"",
+    "  .word 0xea",
+    "  .byte 4",
+    "  .ascii \"err\\n\"",
+    "  .word 0xe9",
+    "  .byte 25",
+    "  .ascii \"counter faults 12\\nexit 7\\n\"",
+    "  .word 0",
+    "  .balign 64",
+    // The entry.
+    "  mov eax, [ebx + 24]",
+    "  mov al, [eax + 7]",
+    "  cmp al, 'h'",
+    "  je 6f",
+    "  cmp al, 'e'",
+    "  je 4f",
+    "  mov esi, 0x100000",
+    "2: xor eax, eax",
+    "  lodsw",
+    "  test eax, eax",
+    "  jz 5f",
+    "  mov edx, eax",
+    "  xor ecx, ecx",
+    "  lodsb",
+    "  mov cl, al",
+    "  rep outsb",
+    "  jmp 2b",
+    "4: mov dx, 0x3fd",
+    "  in al, dx",
+    "  test al, 1",
+    "  jz 4b",
+    "  mov dx, 0x3f8",
+    "  in al, dx",
+    "  out dx, al",
+    "  cmp al, 4",
+    "  jne 4b",
+    "5: mov dx, 0xf4",
+    "  out dx, eax",
+    "6: hlt",
+    "  jmp 6b",
+    "faultless_boot_fake_end:",
+    ".code64",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    static faultless_boot_fake_start: u8;
+    static faultless_boot_fake_end: u8;
+}
+
+/// The kernel as an ELF file: a segment at 1 MiB, and the note that says where it is entered.
+fn kernel() -> Vec<u8> {
+    const AT: u64 = 0x10_0000;
+    const ENTRY: u32 = 0x10_0040;
+    // SAFETY: the assembler put the labels around bytes that are never written.
+    let code = unsafe {
+        let (start, end) =
+            (&raw const faultless_boot_fake_start, &raw const faultless_boot_fake_end);
+        std::slice::from_raw_parts(start, end.offset_from_unsigned(start))
+    };
+    let mut note = Vec::new();
+    for word in [4u32, 4, 18] {
+        note.extend(word.to_le_bytes());
+    }
+    note.extend(b"Xen\0");
+    note.extend(ENTRY.to_le_bytes());
+
+    let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+    file.extend([2, 0, 62, 0]);
+    file.extend(1u32.to_le_bytes());
+    let words = |file: &mut Vec<u8>, values: &[u64]| {
+        values.iter().for_each(|value| file.extend(value.to_le_bytes()));
+    };
+    words(&mut file, &[u64::from(ENTRY), 0x40, 0]);
+    file.extend(0u32.to_le_bytes());
+    file.extend([64, 0, 56, 0, 2, 0, 64, 0, 0, 0, 0, 0]);
+    let headers = 64 + 2 * 56;
+    let note_at = headers + code.len() as u64;
+    for (kind, offset, address, size) in
+        [(1u32, headers, AT, code.len() as u64), (4, note_at, 0, note.len() as u64)]
+    {
+        file.extend(kind.to_le_bytes());
+        file.extend(7u32.to_le_bytes());
+        words(&mut file, &[offset, address, address, size, size, 4]);
+    }
+    file.extend(code);
+    file.extend(note);
+    file
+}
+
+/// A folder with the kernel, a machine that boots it, and something to call a program.
+fn machine(mode: &str) -> (TempDir, Machine, Program) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("kernel");
+    fs::write(&file, kernel()).expect("written");
+    let program = Program::unchecked(&file).expect("there");
+    let machine = Machine {
+        memory: 64 << 20,
+        kernel: Some(file),
+        words: vec![mode.to_owned()],
+        ..Machine::default()
+    };
+    (dir, machine, program)
+}
+
+#[track_caller]
+fn run(mode: &str, streams: Streams<'_>, limits: &Limits<'_>) -> Run {
+    let (_dir, machine, program) = machine(mode);
+    machine.run(&program, streams, limits).expect("QEMU runs")
+}
+
+#[test]
+fn consoles_go_where_they_belong() {
+    for clock in [Clock::Real, Clock::Deterministic] {
+        let (mut output, mut errors) = (Vec::new(), Vec::new());
+        let (_dir, mut machine, program) = machine("speak");
+        machine.clock = clock;
+        let streams = Streams::keep(&mut output, &mut errors);
+        let run = machine.run(&program, streams, &Limits::default()).expect("QEMU runs");
+        assert_eq!(run.end, End::Exited(7));
+        assert_eq!(run.report.counter("faults"), Some(12));
+        assert_eq!((output.as_slice(), errors.as_slice()), (&b"out\n"[..], &b"err\n"[..]));
+    }
+}
+
+#[test]
+fn input_arrives_whole_and_ends() {
+    let mut output = Vec::new();
+    let input = Input::Bytes(b"a\x04b\x10\n".to_vec());
+    let streams = Streams { input, output: Box::new(&mut output), errors: Box::new(io::sink()) };
+    // The fake ends with the first 4, and does not know that it is data.
+    let run = run("echo", streams, &Limits::default());
+    assert_eq!(run.end, End::Silent(String::new()));
+    assert_eq!(output, b"a\x10\x04");
+    assert_eq!(super::escaped(b"a\x04b\x10\n"), b"a\x10\x04b\x10\x10\n");
+}
+
+#[test]
+fn a_machine_that_hangs_is_stopped() {
+    let started = Instant::now();
+    let (mut output, mut errors) = (Vec::new(), Vec::new());
+    let limits = Limits { timeout: Some(Duration::from_millis(300)), stop: None };
+    let timed_out = run("hang", Streams::keep(&mut output, &mut errors), &limits);
+    assert_eq!(timed_out.end, End::TimedOut);
+    assert!(timed_out.wall >= Duration::from_millis(300));
+    let stop = || started.elapsed() > Duration::from_millis(400);
+    let limits = Limits { timeout: None, stop: Some(&stop) };
+    let stopped = run("hang", Streams::keep(&mut output, &mut errors), &limits);
+    assert_eq!(stopped.end, End::Stopped);
+}
+
+/// Takes nothing.
+struct Closed;
+
+impl io::Write for Closed {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn whoever_reads_no_more_ends_it() {
+    // What it echoes nobody takes.
+    let (_dir, machine, program) = machine("echo");
+    let streams = Streams {
+        input: Input::Bytes(b"hello".to_vec()),
+        output: Box::new(Closed),
+        errors: Box::new(io::sink()),
+    };
+    let run = machine.run(&program, streams, &Limits::default()).expect("QEMU runs");
+    assert_eq!(run.end, End::Closed);
+}
+
+#[test]
+fn what_qemu_complains_of_is_passed_on() {
+    let (_dir, mut machine, program) = machine("speak");
+    let (mut output, mut errors) = (Vec::new(), Vec::new());
+    machine.cpu = "no-such-cpu".into();
+    let run = machine.run(&program, Streams::keep(&mut output, &mut errors), &Limits::default());
+    let End::Silent(said) = run.expect("QEMU starts").end else { panic!("it ran") };
+    assert!(said.contains("no-such-cpu"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_boots() {
+    let (_dir, machine, program) = machine("speak");
+    let refused = |machine: &Machine, program: &Program| {
+        let (mut output, mut errors) = (Vec::new(), Vec::new());
+        let streams = Streams::keep(&mut output, &mut errors);
+        machine.run(program, streams, &Limits::default()).expect_err("is refused")
+    };
+    let gone = Machine { kernel: Some(PathBuf::from("/no/kernel")), ..machine.clone() };
+    let error = refused(&gone, &program);
+    assert!(error.to_string().starts_with("/no/kernel: No such file"), "{error}");
+    let error = refused(&machine, &program.clone().args(["a\0b"]));
+    assert!(matches!(error, BootError::Nul { what: "argument", .. }), "{error}");
+    let error = refused(&machine, &program.clone().files("/no/files"));
+    assert!(error.to_string().starts_with("/no/files: No such file"), "{error}");
+}

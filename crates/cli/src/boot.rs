@@ -1,0 +1,119 @@
+//! `faultless boot`: a static Linux program on the bare machine, its output as it comes, its exit
+//! status, and the kernel's counters in the form of `perf stat`.
+
+use crate::args::{BootArgs, ClockArg};
+use crate::error::CliError;
+use crate::interrupt;
+use crate::report::json::{Context, Json, Number};
+use crate::report::perf_stat::PerfStat;
+use faultless_boot::{BootError, Clock, End, Limits, Machine, Program, Run, Streams};
+use std::process::ExitCode;
+
+/// The exit status of a run that took too long, as `timeout` has it.
+const TIMED_OUT: u8 = 124;
+
+/// Boots a program.
+pub fn run(args: &BootArgs) -> Result<ExitCode, CliError> {
+    let program = program(args)?;
+    let mut json = Json::open(args.json.json.as_deref())?;
+    let machine = machine(args);
+    let limits = Limits { timeout: args.timeout, stop: Some(&interrupt::requested) };
+    let run = machine.run(&program, Streams::inherit(), &limits)?;
+    for note in run.skipped.iter().chain(&run.report.messages) {
+        eprintln!("faultless: {note}");
+    }
+    eprintln!("{}\n", counters(args, &run));
+    write_json(&mut json, args, &run)?;
+    match run.end {
+        End::Exited(status) => Ok(ExitCode::from(status)),
+        End::TimedOut => {
+            eprintln!("faultless: {}: {}", args.program.display(), run.end);
+            Ok(ExitCode::from(TIMED_OUT))
+        }
+        End::Closed => Err(CliError::Closed),
+        _ => Err(CliError::failed(args.program.display(), run.end)),
+    }
+}
+
+/// The program: a file, or one that comes along.
+fn program(args: &BootArgs) -> Result<Program, CliError> {
+    let program = match Program::file(&args.program) {
+        // A name and not a path may be that of a program of ours.
+        Err(error @ BootError::File { .. }) if args.program.components().count() == 1 => {
+            let name = args.program.to_string_lossy();
+            let guest = faultless_boot::guest(&name);
+            guest.map(Program::guest).map_err(|_| CliError::Usage(error.to_string()))?
+        }
+        program => program.map_err(|error| CliError::Usage(error.to_string()))?,
+    };
+    let program = args.env.iter().fold(program, Program::env).args(&args.args);
+    Ok(match &args.files {
+        Some(files) => program.files(files),
+        None => program,
+    })
+}
+
+fn machine(args: &BootArgs) -> Machine {
+    let set = args.set.set.iter().map(|assignment| format!("set={}", assignment.text()));
+    let plant = args.plant.iter().map(|name| format!("plant={name}"));
+    Machine {
+        cpus: args.cpus,
+        memory: args.memory,
+        clock: match args.clock {
+            ClockArg::Real => Clock::Real,
+            ClockArg::Deterministic => Clock::Deterministic,
+        },
+        words: set.chain(plant).collect(),
+        kernel: args.kernel.clone(),
+        ..Machine::default()
+    }
+}
+
+/// The program and its arguments, as a user would type them.
+fn title(args: &BootArgs) -> String {
+    let words = std::iter::once(args.program.to_string_lossy());
+    let words = words.chain(args.args.iter().map(|arg| arg.to_string_lossy()));
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// The knobs that are set, or `default`.
+fn setting(args: &BootArgs) -> String {
+    let set: Vec<_> = args.set.set.iter().map(|assignment| assignment.text()).collect();
+    if set.is_empty() { "default".into() } else { set.join(",") }
+}
+
+fn counters(args: &BootArgs, run: &Run) -> PerfStat {
+    let cut = match run.end {
+        End::Exited(_) => String::new(),
+        _ => format!(", {}", run.end),
+    };
+    let title = format!(
+        "'{}' on the bare machine ({}, {} CPUs){cut}",
+        title(args),
+        setting(args),
+        args.cpus
+    );
+    let mut stat = PerfStat::new(title);
+    let wall = run.wall.as_secs_f64();
+    // Counts in the host's time say nothing where time is instructions.
+    let seconds = if args.clock == ClockArg::Real { wall } else { 0.0 };
+    stat.counters(&run.report.counters, seconds);
+    stat.time(wall, "time elapsed");
+    stat
+}
+
+fn write_json(json: &mut Json, args: &BootArgs, run: &Run) -> Result<(), CliError> {
+    let context = Context {
+        machine: "bare".into(),
+        workload: title(args),
+        cpus: args.cpus.into(),
+        setting: setting(args),
+    };
+    for (name, count) in &run.report.counters {
+        json.write(&context, name, "count", Number::Whole(*count))?;
+    }
+    if let End::Exited(status) = run.end {
+        json.write(&context, "exit_status", "status", Number::Whole(status.into()))?;
+    }
+    json.write(&context, "wall_seconds", "s", Number::Real(run.wall.as_secs_f64()))
+}

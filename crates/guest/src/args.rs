@@ -1,0 +1,54 @@
+//! Arguments of the form `name=value`; what has no `=` is a word.
+
+use std::str::FromStr;
+
+/// The program's arguments.
+#[derive(Debug)]
+pub struct Args {
+    program: &'static str,
+    words: Vec<String>,
+    given: Vec<(String, String)>,
+}
+
+impl Args {
+    /// The arguments of this process, which is `program` and knows the parameters `known`. Ends it,
+    /// with a message and status 2, where others are given.
+    pub fn read(program: &'static str, known: &[&str]) -> Self {
+        let mut args = Self { program, words: Vec::new(), given: Vec::new() };
+        for argument in std::env::args().skip(1) {
+            match argument.split_once('=') {
+                Some((name, value)) if known.contains(&name) => {
+                    args.given.push((name.into(), value.into()));
+                }
+                Some((name, _)) => {
+                    let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+                    args.refuse(&format!("no parameter is named {name:?}; there are: {known}"));
+                }
+                None => args.words.push(argument),
+            }
+        }
+        args
+    }
+
+    /// The words, in order.
+    pub fn words(&self) -> &[String] {
+        &self.words
+    }
+
+    /// The text given for `name`.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.given.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    /// The value given for `name`, or `default`. Ends the process, with a message, where it is none.
+    pub fn get<T: FromStr>(&self, name: &str, default: T) -> T {
+        let Some(text) = self.text(name) else { return default };
+        text.parse().unwrap_or_else(|_| self.refuse(&format!("{name}={text} will not do")))
+    }
+
+    /// Ends the process because of a bad argument.
+    pub fn refuse(&self, why: &str) -> ! {
+        eprintln!("{}: {why}", self.program);
+        std::process::exit(2)
+    }
+}

@@ -1,0 +1,371 @@
+//! `processes [CHECK…]`: what programs expect of processes: fork, vfork, execve and wait4.
+
+use faultless_guest::args::Args;
+use faultless_guest::check::{Check, Verdict};
+use faultless_guest::mem::{PAGE, Region, Shared};
+use faultless_guest::proc::{
+    self, Status, exit_now, fork, kill, outcome, pid, tid, wait, wait_until,
+};
+use faultless_guest::sys::{Errno, checked, doing};
+use faultless_guest::{check, clock, ensure, procfs, same, signal};
+use std::arch::global_asm;
+use std::ffi::CString;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicI32, AtomicU64};
+use std::thread;
+use std::time::Instant;
+
+/// Exit statuses, and what `wait4` says where there is nobody to wait for.
+fn waits() -> Verdict {
+    for status in [0, 1, 77, 255] {
+        same!(outcome(|| exit_now(status))?, Status::Exited(status), "exit({status})");
+    }
+    same!(outcome(|| exit_now(0x1234))?, Status::Exited(0x34), "exit(0x1234)");
+    same!(wait(-1, 0), Err(Errno(libc::ECHILD)), "waiting without children");
+    let child = doing(
+        "fork",
+        fork(|| {
+            clock::sleep_ms(50);
+            3
+        }),
+    )?;
+    same!(child.try_wait(), Ok(None), "a child that has not ended");
+    same!(wait(1 << 22, 0), Err(Errno(libc::ECHILD)), "waiting for a stranger");
+    same!(wait(-1, 0), Ok(Some((child.pid, Status::Exited(3)))), "waiting for any child");
+    // Many at once; each is found once.
+    let children: Vec<_> = (0..20).map(|number| fork(move || number)).collect();
+    let mut sum = 0;
+    for _ in &children {
+        match doing("wait4", wait(-1, 0))? {
+            Some((_, Status::Exited(status))) => sum += status,
+            other => return Err(format!("a child ended with {other:?}")),
+        }
+    }
+    same!(sum, (0..20).sum::<i32>(), "the sum of twenty statuses");
+    same!(wait(-1, 0), Err(Errno(libc::ECHILD)), "waiting when all are gone");
+    Ok(())
+}
+
+/// What a child used is told with its end.
+fn usage() -> Verdict {
+    let child = doing(
+        "fork",
+        fork(|| {
+            let region = Region::anonymous(64 * PAGE);
+            region.map_or(1, |region| {
+                region.fill(1);
+                0
+            })
+        }),
+    )?;
+    let mut status = 0;
+    // SAFETY: a usage of zeros is valid; the pointers are to locals.
+    let (found, usage) = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        (checked(libc::wait4(child.pid, &raw mut status, 0, &raw mut usage)), usage)
+    };
+    same!(found, Ok(child.pid), "wait4");
+    same!(Status::of(status), Status::Exited(0), "the child");
+    ensure!(usage.ru_minflt >= 64, "the child took {} faults for 64 pages", usage.ru_minflt);
+    Ok(())
+}
+
+/// An orphan is reaped by somebody else, and its parent's number is not its parent's any more.
+fn orphans() -> Verdict {
+    let seen = doing("mmap", Shared::new((AtomicI32::new(0), AtomicI32::new(0))))?;
+    let middle = doing(
+        "fork",
+        fork(|| {
+            let own = pid();
+            let orphan = fork(|| {
+                // SAFETY: a plain call.
+                wait_until(|| unsafe { libc::getppid() } != own);
+                // SAFETY: as above.
+                seen.1.store(unsafe { libc::getppid() }, Release);
+                seen.0.store(pid(), Release);
+                0
+            });
+            i32::from(orphan.is_err())
+        }),
+    )?;
+    same!(doing("wait4", middle.wait())?, Status::Exited(0), "the process in between");
+    wait_until(|| seen.0.load(Acquire) != 0);
+    let (orphan, parent) = (seen.0.load(Acquire), seen.1.load(Acquire));
+    ensure!(parent > 0, "the orphan's parent is {parent}");
+    ensure!(parent != pid(), "the orphan came to its grandparent, which did not ask for it");
+    let begin = Instant::now();
+    while parent == 1 && kill(orphan, 0).is_ok() && begin.elapsed().as_secs() < 10 {
+        clock::sleep_ms(1);
+    }
+    Ok(())
+}
+
+/// A process that nobody has waited for is a zombie: it has a number, and no more.
+fn zombies() -> Verdict {
+    let child = doing("fork", fork(|| 9))?;
+    let path = format!("/proc/{}/stat", child.pid);
+    let begin = Instant::now();
+    loop {
+        let line = procfs::text(&path)?;
+        let state = line.rsplit(") ").next().and_then(|rest| rest.chars().next());
+        if state == Some('Z') {
+            break;
+        }
+        ensure!(begin.elapsed().as_secs() < 10, "{path} says {line:?} of a process that has ended");
+        clock::sleep_ms(1);
+    }
+    same!(kill(child.pid, 0), Ok(()), "kill of a zombie with signal 0");
+    let number = child.pid;
+    same!(doing("wait4", child.wait())?, Status::Exited(9), "the zombie");
+    same!(kill(number, 0), Err(Errno(libc::ESRCH)), "kill of who was waited for");
+    // With SIGCHLD ignored there are none.
+    doing("sigaction", signal::ignore(libc::SIGCHLD))?;
+    let child = doing("fork", fork(|| 9))?;
+    same!(child.wait(), Err(Errno(libc::ECHILD)), "waiting for a child that nobody wants");
+    Ok(())
+}
+
+/// Where the program can be executed anew.
+fn own_path() -> Result<CString, String> {
+    let path = std::env::current_exe().map_err(|error| format!("/proc/self/exe: {error}"))?;
+    CString::new(path.into_os_string().into_encoded_bytes()).map_err(|error| error.to_string())
+}
+
+/// Executes this program anew with the argument `word` and `FAULTLESS=environment`.
+fn execute(word: &str) -> i32 {
+    let Ok(path) = own_path() else { return 90 };
+    let Ok(word) = CString::new(word) else { return 91 };
+    let arguments = [path.as_ptr(), word.as_ptr(), std::ptr::null()];
+    let environment = [c"FAULTLESS=environment".as_ptr(), std::ptr::null()];
+    // SAFETY: the arrays end in null, and live as long as this process.
+    unsafe { libc::execve(path.as_ptr(), arguments.as_ptr(), environment.as_ptr()) };
+    Errno::last().0
+}
+
+/// `execve`: arguments, environment, handlers, masks and threads; and what it refuses.
+fn exec() -> Verdict {
+    same!(outcome(|| execute("exec:plain"))?, Status::Exited(40), "a program executed");
+    let status = outcome(|| {
+        thread::spawn(|| {
+            loop {
+                std::hint::spin_loop();
+            }
+        });
+        clock::sleep_ms(5);
+        execute("exec:plain")
+    })?;
+    same!(status, Status::Exited(40), "a program executed by a process with threads");
+    let status = outcome(|| {
+        thread::spawn(|| execute("exec:identity"));
+        clock::sleep_ms(10_000);
+        1
+    })?;
+    same!(status, Status::Exited(41), "a program executed by a thread that is not the first");
+    let status = outcome(|| {
+        extern "C" fn handler(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+        let _ = signal::handle(libc::SIGUSR1, handler, 0);
+        let _ = signal::ignore(libc::SIGUSR2);
+        let _ = signal::mask(libc::SIG_BLOCK, &[libc::SIGHUP]);
+        execute("exec:signals")
+    })?;
+    same!(status, Status::Exited(42), "the signals of a program executed");
+    let refused = |path: &std::ffi::CStr, text: Option<&[u8]>| -> Result<Errno, String> {
+        if let Some(text) = text {
+            let name = path.to_string_lossy().into_owned();
+            std::fs::write(&name, text).map_err(|error| format!("write {name}: {error}"))?;
+            // SAFETY: a plain call.
+            unsafe { libc::chmod(path.as_ptr(), 0o755) };
+        }
+        let arguments = [path.as_ptr(), std::ptr::null()];
+        // SAFETY: the arrays end in null. Where it is executed after all, this process is lost.
+        unsafe { libc::execve(path.as_ptr(), arguments.as_ptr(), arguments[1..].as_ptr().cast()) };
+        let errno = Errno::last();
+        if text.is_some() {
+            let _ = std::fs::remove_file(path.to_string_lossy().into_owned());
+        }
+        Ok(errno)
+    };
+    same!(refused(c"/no/such/file", None)?.0, libc::ENOENT, "executing what is not there");
+    same!(refused(c"/proc", None)?.0, libc::EACCES, "executing a directory");
+    let mut header =
+        *b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x3e\0\x01\0\0\0\0\0\0\0\0\0\0\0";
+    same!(refused(c"/tmp/empty", Some(b""))?.0, libc::ENOEXEC, "executing nothing");
+    same!(refused(c"/tmp/text", Some(b"no program"))?.0, libc::ENOEXEC, "executing text");
+    same!(refused(c"/tmp/short", Some(&header))?.0, libc::ENOEXEC, "executing half a header");
+    header[4] = 1;
+    same!(refused(c"/tmp/narrow", Some(&header))?.0, libc::ENOEXEC, "executing 32-bit ELF");
+    let mut far = [0u8; 64];
+    far[..32].copy_from_slice(
+        b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x3e\0\x01\0\0\0\0\0\0\0\0\0\0\0",
+    );
+    // Program headers beyond the end of the file.
+    far[32..40].copy_from_slice(&u64::MAX.to_le_bytes());
+    (far[52], far[54], far[56]) = (64, 56, 1);
+    same!(refused(c"/tmp/far", Some(&far))?.0 != 0, true, "executing headers beyond the end");
+    Ok(())
+}
+
+/// What the program does where [`execute`] executes it.
+fn executed(word: &str) -> i32 {
+    let environment = std::env::var("FAULTLESS").is_ok_and(|value| value == "environment");
+    let arguments = std::env::args().count() == 2 && std::env::vars().count() == 1;
+    if !environment || !arguments {
+        return 80;
+    }
+    match word {
+        "exec:plain" => 40,
+        "exec:identity" if pid() == tid() => 41,
+        "exec:signals" => {
+            let action = |signal| {
+                // SAFETY: asks only; the action is a local.
+                unsafe {
+                    let mut action: libc::sigaction = std::mem::zeroed();
+                    libc::sigaction(signal, std::ptr::null(), &raw mut action);
+                    action.sa_sigaction
+                }
+            };
+            let handled = action(libc::SIGUSR1) == libc::SIG_DFL;
+            let ignored = action(libc::SIGUSR2) == libc::SIG_IGN;
+            let masked = signal::contains(&signal::blocked(), libc::SIGHUP);
+            if handled && ignored && masked { 42 } else { 81 }
+        }
+        _ => 82,
+    }
+}
+
+/// `vfork`: the parent waits until its child has ended or executed a program.
+fn vfork() -> Verdict {
+    let path = own_path()?;
+    let arguments = [path.as_ptr(), c"exec:plain".as_ptr(), std::ptr::null()];
+    let environment = [c"FAULTLESS=environment".as_ptr(), std::ptr::null()];
+    let flags = (libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD) as u64;
+    for execute in [false, true] {
+        let stack = doing("mmap", Region::anonymous(64 << 10))?;
+        let word = AtomicU64::new(0);
+        let argument = ForkArgument {
+            word: &raw const word,
+            path: if execute { path.as_ptr() } else { std::ptr::null() },
+            arguments: arguments.as_ptr(),
+            environment: environment.as_ptr(),
+        };
+        let top = stack.start() + stack.len();
+        // SAFETY: the child has a stack of its own, and shares what it is given with a parent that
+        // waits.
+        let child = unsafe { faultless_clone(flags, top, vforked, &raw const argument) };
+        ensure!(child > 0, "clone with CLONE_VFORK: error {}", -child);
+        // The child wrote to the memory that they share, long before its parent went on.
+        same!(word.load(Relaxed), 5, "what the child wrote");
+        let expected = Status::Exited(if execute { 40 } else { 33 });
+        let ended = doing("wait4", wait(child as i32, 0))?;
+        same!(ended, Some((child as i32, expected)), "the child");
+    }
+    let status = outcome(|| {
+        // The C library's own: `posix_spawn` is made of it.
+        let command = std::process::Command::new("/proc/self/exe")
+            .arg("exec:plain")
+            .env_clear()
+            .env("FAULTLESS", "environment")
+            .status();
+        command.ok().and_then(|status| status.code()).unwrap_or(1)
+    })?;
+    same!(status, Status::Exited(40), "a program spawned by the library");
+    Ok(())
+}
+
+/// What [`vforked`] is given.
+#[repr(C)]
+struct ForkArgument {
+    word: *const AtomicU64,
+    path: *const libc::c_char,
+    arguments: *const *const libc::c_char,
+    environment: *const *const libc::c_char,
+}
+
+extern "C" fn vforked(argument: *const ForkArgument) -> ! {
+    // SAFETY: the parent waits, and what it gave lives meanwhile.
+    unsafe {
+        let argument = &*argument;
+        clock::sleep_ms(20);
+        (*argument.word).store(5, Relaxed);
+        if !argument.path.is_null() {
+            libc::execve(argument.path, argument.arguments, argument.environment);
+        }
+        libc::_exit(33)
+    }
+}
+
+// `faultless_clone(flags, stack, body, argument)`: clones; the child calls `body(argument)` on the
+// stack that ends at `stack`. Returns the child's number, or minus an error number.
+global_asm!(
+    ".globl faultless_clone",
+    "faultless_clone:",
+    // The child finds on its stack what to do: its registers but rax and rsp are the parent's, and
+    // the call uses those that arguments come in.
+    "sub rsi, 16",
+    "mov [rsi], rdx",
+    "mov [rsi + 8], rcx",
+    "xor edx, edx",
+    "xor r10d, r10d",
+    "xor r8d, r8d",
+    "mov eax, 56",
+    "syscall",
+    "test rax, rax",
+    "jnz 2f",
+    "xor ebp, ebp",
+    "pop rax",
+    "pop rdi",
+    "call rax",
+    "2:",
+    "ret",
+);
+
+unsafe extern "C" {
+    fn faultless_clone(
+        flags: u64,
+        stack: u64,
+        body: extern "C" fn(*const ForkArgument) -> !,
+        argument: *const ForkArgument,
+    ) -> i64;
+}
+
+/// Thousands of processes, one after another, and many at once.
+fn fork_storm() -> Verdict {
+    for round in 0..200 {
+        same!(outcome(|| round & 127)?, Status::Exited(round & 127), "process {round}");
+    }
+    let children: Vec<_> = (0..40)
+        .map(|number| {
+            fork(move || {
+                let grandchild = fork(|| number);
+                match grandchild.and_then(|child| child.wait()) {
+                    Ok(Status::Exited(status)) => status,
+                    _ => 100,
+                }
+            })
+        })
+        .collect();
+    for (number, child) in children.into_iter().enumerate() {
+        let status = doing("wait4", doing("fork", child)?.wait())?;
+        same!(status, Status::Exited(number as i32), "process {number} of 40");
+    }
+    Ok(())
+}
+
+const CHECKS: &[Check] = &[
+    ("waits", waits),
+    ("usage", usage),
+    ("orphans", orphans),
+    ("zombies", zombies),
+    ("exec", exec),
+    ("vfork", vfork),
+    ("fork_storm", fork_storm),
+];
+
+fn main() {
+    if let Some(word) = std::env::args().nth(1).filter(|word| word.starts_with("exec:")) {
+        std::process::exit(executed(&word));
+    }
+    let args = Args::read("processes", &[]);
+    proc::no_huge_pages();
+    std::process::exit(check::run(&args, CHECKS))
+}

@@ -1,0 +1,350 @@
+//! `rows [dir=DIR] [row=NAME] [passes=N] [settle=SECONDS]`: what faults and calls cost, in ticks of the
+//! time stamp counter. Where an emulator counts instructions (`-icount shift=0`) those are instructions,
+//! and every figure repeats to the last digit; elsewhere they are only ticks.
+//!
+//! A figure is the median of some passes, after one that warms up, without the cost of the loop and of
+//! reading the counter. A pass of a fault row is 32 MiB of 4 KiB pages; of a call row, 1,000 rounds. Files
+//! lie in DIR (`/tmp`), which should be a tmpfs. Words are not looked at: Linux gives its first process
+//! those of its command line that it does not know. `row=` may name one row.
+//!
+//! As the first process of a machine it makes its own surroundings: it mounts what it needs, lets the
+//! kernel come to rest for `settle` seconds, and turns the machine off when it is done.
+//!
+//! `mprotect_pair_roomy` is `mprotect_pair` where Linux's tree of VMAs has room; see `calls`.
+//!
+//! It does without the runtime of Rust's `main`, which maps an alternate signal stack. With those two
+//! VMAs more, Linux's tree of VMAs is one slot too full for one node, and every `mmap` that finds no
+//! neighbour to join splits a node and every `munmap` joins it again: 11,000 instructions of chance.
+
+#![no_main]
+
+use faultless_guest::args::Args;
+use faultless_guest::clock::{sleep_ms, ticks};
+use faultless_guest::mem::{PAGE, READ, Region, WRITE};
+use faultless_guest::sys::{self, checked, raw};
+use faultless_guest::{proc, procfs};
+use std::arch::asm;
+use std::ffi::CString;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+
+const MIB: u64 = 1 << 20;
+/// What a pass of a fault row touches.
+const SIZE: u64 = 32 * MIB;
+const PAGES: u64 = SIZE / PAGE;
+/// Rounds in a pass of a call row.
+const ROUNDS: u64 = 1000;
+/// Rounds in a pass of the fork row.
+const FORKS: u64 = 20;
+/// What the parent of the fork row has touched.
+const PARENT: u64 = 16 * MIB;
+
+/// How pages are touched.
+#[derive(Clone, Copy)]
+enum Touch {
+    Read,
+    Write,
+}
+
+/// Touches every page of `region` and returns the ticks it took.
+fn touch(region: &Region, how: Touch) -> u64 {
+    let (start, end) = (region.start(), region.start() + region.len());
+    let begin = ticks();
+    // One instruction that touches and three that loop, whatever the compiler thinks.
+    // SAFETY: the addresses are the region's, which has nothing of Rust's in it.
+    unsafe {
+        match how {
+            Touch::Read => asm!(
+                "2: mov {scratch:r}, [{at}]", "add {at}, 4096", "cmp {at}, {end}", "jne 2b",
+                at = inout(reg) start => _, end = in(reg) end, scratch = out(reg) _,
+            ),
+            Touch::Write => asm!(
+                "2: mov [{at}], {at}", "add {at}, 4096", "cmp {at}, {end}", "jne 2b",
+                at = inout(reg) start => _, end = in(reg) end,
+            ),
+        }
+    }
+    ticks() - begin
+}
+
+/// What touching pages costs that are there.
+fn touch_again(region: &Region, how: Touch) -> u64 {
+    touch(region, how);
+    touch(region, how)
+}
+
+/// The ticks that `body` takes.
+fn time<T>(body: impl FnOnce() -> sys::Result<T>) -> sys::Result<(u64, T)> {
+    let begin = ticks();
+    let value = body()?;
+    Ok((ticks() - begin, value))
+}
+
+/// Ticks between two readings of the counter with nothing between them.
+fn empty() -> u64 {
+    let begin = ticks();
+    ticks() - begin
+}
+
+/// The ticks of `rounds` rounds of `body`, without those of the loop.
+fn rounds(rounds: u64, mut body: impl FnMut()) -> f64 {
+    let around = |body: &mut dyn FnMut()| {
+        let begin = ticks();
+        for _ in 0..rounds {
+            body();
+        }
+        ticks() - begin
+    };
+    let with = around(&mut body);
+    let without = around(&mut || ());
+    with.saturating_sub(without) as f64 / rounds as f64
+}
+
+/// A call whose failure would make the figure worthless.
+fn must(call: &str, result: i64) {
+    if let Err(errno) = sys::result(result) {
+        eprintln!("rows: {call}: {errno}");
+        std::process::exit(1);
+    }
+}
+
+/// A mapping of the whole file `fd`.
+fn map_file(fd: i32, prot: i32, sharing: i32) -> sys::Result<Region> {
+    Region::map(SIZE, prot, sharing, fd, 0)
+}
+
+/// One measurement: `what` is asked of all that a pass can tell.
+struct Rows<'a> {
+    only: Option<&'a str>,
+    passes: usize,
+}
+
+impl Rows<'_> {
+    fn wanted(&self, names: &[&str]) -> bool {
+        self.only.is_none_or(|only| names.contains(&only))
+    }
+
+    /// Runs passes, each of which gives a figure for each of `names`, and prints their medians.
+    fn row<const N: usize>(
+        &self,
+        names: [&str; N],
+        unit: &str,
+        mut pass: impl FnMut() -> sys::Result<[f64; N]>,
+    ) -> Result<(), String> {
+        if !self.wanted(&names) {
+            return Ok(());
+        }
+        let mut figures = Vec::new();
+        for pass_number in 0..=self.passes {
+            let figure = pass().map_err(|errno| format!("{}: {errno}", names.join(", ")))?;
+            if pass_number > 0 {
+                figures.push(figure);
+            }
+        }
+        for (at, name) in names.iter().enumerate() {
+            let mut column: Vec<f64> = figures.iter().map(|figure| figure[at]).collect();
+            column.sort_by(f64::total_cmp);
+            println!("row {name} {:.1} {unit}", column[column.len() / 2]);
+        }
+        Ok(())
+    }
+}
+
+fn per_page(ticks: u64, without: u64) -> f64 {
+    ticks.saturating_sub(without) as f64 / PAGES as f64
+}
+
+fn anonymous(rows: &Rows) -> Result<(), String> {
+    let names = ["anon_write_fault", "anon_munmap_page", "anon_mmap_touch_munmap_page"];
+    rows.row(names, "per_page", || {
+        let (map, region) = time(|| Region::anonymous(SIZE))?;
+        let write = touch(&region, Touch::Write);
+        let again = touch_again(&region, Touch::Write);
+        let (unmap, ()) = time(|| region.unmap(0, SIZE))?;
+        let [write, map, unmap] = [(write, again), (map, empty()), (unmap, empty())]
+            .map(|(with, own)| per_page(with, own));
+        Ok([write, unmap, map + write + unmap])
+    })?;
+    rows.row(["anon_read_fault"], "per_page", || {
+        let region = Region::anonymous(SIZE)?;
+        let read = touch(&region, Touch::Read);
+        Ok([per_page(read, touch_again(&region, Touch::Read))])
+    })
+}
+
+fn files(rows: &Rows, dir: &str) -> Result<(), String> {
+    let names = ["file_shared_write", "file_private_write", "file_shared_read_around"];
+    if !names.iter().any(|name| rows.wanted(&[name])) {
+        return Ok(());
+    }
+    let path = format!("{dir}/rows.data");
+    let explain = |what: &str, error: &dyn std::fmt::Display| format!("{what} {path}: {error}");
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(&path)
+        .map_err(|error| explain("create", &error))?;
+    // Whatever happens, nobody needs it by name.
+    std::fs::remove_file(&path).map_err(|error| explain("remove", &error))?;
+    // Every page is cached from here on.
+    for _ in 0..PAGES {
+        file.write_all(&[1; PAGE as usize]).map_err(|error| explain("write", &error))?;
+    }
+    let fd = file.as_raw_fd();
+    let row = |name, prot, sharing, how| {
+        rows.row([name], "per_page", || {
+            let region = map_file(fd, prot, sharing)?;
+            let faults = touch(&region, how);
+            Ok([per_page(faults, touch_again(&region, how))])
+        })
+    };
+    row(names[0], WRITE, libc::MAP_SHARED, Touch::Write)?;
+    row(names[1], WRITE, libc::MAP_PRIVATE, Touch::Write)?;
+    row(names[2], READ, libc::MAP_SHARED, Touch::Read)
+}
+
+/// A VMA that nothing is done with and no neighbour can join.
+fn bystander() -> Option<Region> {
+    let alone = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    Region::map(PAGE, READ, alone, -1, 0).ok()
+}
+
+/// The calls. Linux's figures depend on how full its tree of VMAs is: with the one bystander `mprotect`
+/// finds its node full, and splits and joins it in each pair; among three more it does not.
+fn calls(rows: &Rows) -> Result<(), String> {
+    let _bystander = bystander();
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+    let map = [0, SIZE, WRITE as u64, flags, u64::MAX, 0];
+    rows.row(["mmap_munmap_pair"], "per_pair", || {
+        Ok([rounds(ROUNDS, || {
+            // SAFETY: a new mapping comes and goes.
+            unsafe {
+                let start = raw(libc::SYS_mmap, map);
+                must("munmap", raw(libc::SYS_munmap, [start as u64, SIZE, 0, 0, 0, 0]));
+            }
+        })])
+    })?;
+    rows.row(["mmap_touch_munmap"], "per_round", || {
+        Ok([rounds(ROUNDS, || {
+            // SAFETY: as above; the store is to its first page.
+            unsafe {
+                let start = raw(libc::SYS_mmap, map);
+                must("mmap", start);
+                faultless_guest::mem::store(start as u64, 1);
+                must("munmap", raw(libc::SYS_munmap, [start as u64, SIZE, 0, 0, 0, 0]));
+            }
+        })])
+    })?;
+    // SAFETY: asks only.
+    let end = unsafe { raw(libc::SYS_brk, [0; 6]) } as u64;
+    rows.row(["brk_pair"], "per_pair", || {
+        Ok([rounds(ROUNDS, || {
+            // SAFETY: what lies beyond the present break is nobody's, and is given back.
+            unsafe {
+                raw(libc::SYS_brk, [end + PAGE, 0, 0, 0, 0, 0]);
+                raw(libc::SYS_brk, [end, 0, 0, 0, 0, 0]);
+            }
+        })])
+    })?;
+    let region = Region::anonymous(16 * PAGE).map_err(|errno| format!("mprotect_pair: {errno}"))?;
+    region.fill(1);
+    let page = region.start() + 8 * PAGE;
+    let protect = |name| {
+        rows.row([name], "per_pair", || {
+            Ok([rounds(ROUNDS, || {
+                // SAFETY: the page is the region's.
+                unsafe {
+                    must("mprotect", raw(libc::SYS_mprotect, [page, PAGE, READ as u64, 0, 0, 0]));
+                    must("mprotect", raw(libc::SYS_mprotect, [page, PAGE, WRITE as u64, 0, 0, 0]));
+                }
+            })])
+        })
+    };
+    protect("mprotect_pair")?;
+    let _more = (bystander(), bystander(), bystander());
+    protect("mprotect_pair_roomy")?;
+    rows.row(["getppid"], "per_call", || {
+        Ok([rounds(ROUNDS, || {
+            // SAFETY: asks only.
+            let _ = unsafe { raw(libc::SYS_getppid, [0; 6]) };
+        })])
+    })
+}
+
+fn forks(rows: &Rows) -> Result<(), String> {
+    if !rows.wanted(&["fork_exit_wait"]) {
+        return Ok(());
+    }
+    let region = Region::anonymous(PARENT).map_err(|errno| format!("fork_exit_wait: {errno}"))?;
+    region.fill(1);
+    rows.row(["fork_exit_wait"], "per_round", || {
+        Ok([rounds(FORKS, || {
+            // SAFETY: the child does nothing but end.
+            unsafe {
+                let child = libc::fork();
+                if child == 0 {
+                    libc::_exit(0);
+                }
+                must("wait4", raw(libc::SYS_wait4, [child as u64, 0, 0, 0, 0, 0]));
+            }
+        })])
+    })
+}
+
+/// Mounts a file system of `kind` at `target`, if it is not there already.
+fn mount(kind: &str, target: &str) -> Result<(), String> {
+    let _ = std::fs::create_dir_all(target);
+    let (kind, at) =
+        (CString::new(kind).unwrap_or_default(), CString::new(target).unwrap_or_default());
+    // SAFETY: the strings live as long as the call.
+    let done =
+        unsafe { libc::mount(kind.as_ptr(), at.as_ptr(), kind.as_ptr(), 0, std::ptr::null()) };
+    checked(done).map(|_| ()).map_err(|errno| format!("mount {target}: {errno}"))
+}
+
+/// Whether this is the first process of a Linux, with nothing around it yet.
+fn is_init() -> bool {
+    proc::pid() == 1 && procfs::text("/proc/self/stat").is_err()
+}
+
+/// Turns the machine off.
+fn power_off() {
+    // SAFETY: nothing here needs the machine any more.
+    unsafe { libc::reboot(libc::LINUX_REBOOT_CMD_POWER_OFF) };
+}
+
+fn measure(args: &Args, init: bool) -> Result<(), String> {
+    let dir = args.text("dir").unwrap_or("/tmp");
+    if init {
+        mount("proc", "/proc")?;
+        mount("tmpfs", dir)?;
+        sleep_ms(args.get("settle", 10) * 1000);
+    }
+    proc::pin(0).map_err(|errno| format!("sched_setaffinity: {errno}"))?;
+    proc::no_huge_pages();
+    let rows = Rows { only: args.text("row"), passes: args.get("passes", 5) };
+    if rows.passes == 0 {
+        args.refuse("passes=0 would measure nothing");
+    }
+    anonymous(&rows)?;
+    files(&rows, dir)?;
+    calls(&rows)?;
+    forks(&rows)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn main() -> i32 {
+    let args = Args::read("rows", &["dir", "row", "passes", "settle"]);
+    let init = is_init();
+    let outcome = measure(&args, init);
+    if let Err(why) = &outcome {
+        eprintln!("rows: {why}");
+    }
+    if init {
+        power_off();
+    }
+    i32::from(outcome.is_err())
+}

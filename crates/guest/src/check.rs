@@ -1,0 +1,85 @@
+//! Named checks, each in a process of its own.
+//!
+//! A check that is ended by a signal, or that ends its process, fails as itself and not with the whole
+//! program. Its name is printed where it passes, as `ok NAME`, and where it fails, as `FAIL NAME: why`.
+
+use crate::args::Args;
+use crate::proc::{Status, fork};
+use std::io::Write;
+
+/// Whether a check holds, or why not.
+pub type Verdict = Result<(), String>;
+
+/// A check: its name and what it does.
+pub type Check = (&'static str, fn() -> Verdict);
+
+/// Leaves the check with a message, where the condition does not hold.
+#[macro_export]
+macro_rules! ensure {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            return Err(format!($($message)+));
+        }
+    };
+}
+
+/// Leaves the check with a message, where two values differ.
+#[macro_export]
+macro_rules! same {
+    ($found:expr, $expected:expr, $($message:tt)+) => {{
+        let (found, expected) = (&$found, &$expected);
+        if found != expected {
+            return Err(format!("{}: {found:?}, expected {expected:?}", format!($($message)+)));
+        }
+    }};
+}
+
+/// The exit status of a check's process that failed in good order.
+const FAILED: i32 = 99;
+
+/// Runs the checks that the words of `args` name, or all, and returns the program's exit status. With
+/// the word `here` they run in this process.
+pub fn run(args: &Args, checks: &[Check]) -> i32 {
+    let words: Vec<&str> =
+        args.words().iter().map(String::as_str).filter(|word| *word != "here").collect();
+    let here = args.words().len() > words.len();
+    if let Some(word) = words.iter().find(|word| checks.iter().all(|(name, _)| name != *word)) {
+        let names: Vec<_> = checks.iter().map(|(name, _)| *name).collect();
+        args.refuse(&format!("no check is named {word:?}; there are: {}", names.join(", ")));
+    }
+    let mut failed = 0;
+    for (name, check) in checks {
+        if !words.is_empty() && !words.contains(name) {
+            continue;
+        }
+        let passed = if here { report(name, check()) } else { apart(name, *check) };
+        failed += i32::from(!passed);
+    }
+    i32::from(failed > 0)
+}
+
+/// Runs a check in a process of its own.
+fn apart(name: &str, check: fn() -> Verdict) -> bool {
+    let child = fork(|| if report(name, check()) { 0 } else { FAILED });
+    match child.and_then(|child| child.wait()) {
+        Ok(Status::Exited(0)) => true,
+        Ok(Status::Exited(FAILED)) => false,
+        Ok(Status::Exited(status)) => {
+            report(name, Err(format!("its process exited with {status}")))
+        }
+        Ok(Status::Killed(signal)) => {
+            report(name, Err(format!("its process was ended by signal {signal}")))
+        }
+        Err(errno) => report(name, Err(format!("cannot run it in a process of its own: {errno}"))),
+    }
+}
+
+fn report(name: &str, verdict: Verdict) -> bool {
+    match &verdict {
+        Ok(()) => println!("ok {name}"),
+        Err(why) => println!("FAIL {name}: {why}"),
+    }
+    // The process may end without the runtime's clean-up.
+    let _ = std::io::stdout().flush();
+    verdict.is_ok()
+}

@@ -1,0 +1,33 @@
+//! What the guest programs share: system calls, memory to probe, processes, checks and figures.
+//!
+//! The programs of this crate are ordinary Linux programs. Built as static ones they run, the very
+//! same file, on the host's Linux, on a Linux in QEMU and on the bare machine:
+//!
+//! ```text
+//! RUSTFLAGS="-C target-feature=+crt-static -C relocation-model=static" \
+//!     cargo build --release -p faultless-guest --target x86_64-unknown-linux-gnu
+//! ```
+//!
+//! | program | what it does |
+//! |---|---|
+//! | `rows` | measures what faults and calls cost, in instructions where the clock counts those |
+//! | `counts` | counts faults and TLB shootdowns of phases that run on several CPUs |
+//! | `tlb` | the laws of translations, seen from user mode |
+//! | `fuzz` | random system calls from every CPU |
+//! | `signals`, `threads`, `files` | what programs expect of the interface, check by check |
+//! | `oom` | takes all there is of everything |
+//!
+//! What Linux does is what is right: every program passes there.
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+compile_error!("guest programs are Linux programs for x86-64");
+
+pub mod args;
+pub mod check;
+pub mod clock;
+pub mod mem;
+pub mod proc;
+pub mod procfs;
+pub mod random;
+pub mod signal;
+pub mod sys;

@@ -1,0 +1,116 @@
+//! Signal handlers and masks.
+
+use crate::sys::{self, checked};
+use std::mem::zeroed;
+use std::ptr::{null, null_mut};
+
+/// A handler, as `SA_SIGINFO` has them: the signal, what is known of it, and the context that it
+/// interrupted.
+pub type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
+
+/// A set of signals.
+pub type Set = libc::sigset_t;
+
+/// The set of `signals`.
+pub fn set(signals: &[i32]) -> Set {
+    // SAFETY: the set is a local, and made empty before it is used.
+    unsafe {
+        let mut set: Set = zeroed();
+        libc::sigemptyset(&raw mut set);
+        for &signal in signals {
+            libc::sigaddset(&raw mut set, signal);
+        }
+        set
+    }
+}
+
+/// Whether `signal` is in the set.
+pub fn contains(set: &Set, signal: i32) -> bool {
+    // SAFETY: reads the set.
+    unsafe { libc::sigismember(&raw const *set, signal) == 1 }
+}
+
+/// Makes `handler` handle `signal`, with `SA_SIGINFO` and `flags`, and with `masked` blocked meanwhile.
+///
+/// # Errors
+/// `sigaction`'s.
+pub fn handle_with(signal: i32, handler: Handler, flags: i32, masked: &[i32]) -> sys::Result<()> {
+    install(signal, handler as *const () as usize, flags | libc::SA_SIGINFO, masked)
+}
+
+/// [`handle_with`] nothing more blocked.
+///
+/// # Errors
+/// `sigaction`'s.
+pub fn handle(signal: i32, handler: Handler, flags: i32) -> sys::Result<()> {
+    handle_with(signal, handler, flags, &[])
+}
+
+/// Does with `signal` what it does of itself.
+///
+/// # Errors
+/// `sigaction`'s.
+pub fn default(signal: i32) -> sys::Result<()> {
+    install(signal, libc::SIG_DFL, 0, &[])
+}
+
+/// Ignores `signal`.
+///
+/// # Errors
+/// `sigaction`'s.
+pub fn ignore(signal: i32) -> sys::Result<()> {
+    install(signal, libc::SIG_IGN, 0, &[])
+}
+
+fn install(signal: i32, handler: usize, flags: i32, masked: &[i32]) -> sys::Result<()> {
+    // SAFETY: an action of zeros is valid; the handler is of the kind that the flags say, and handlers
+    // of these programs do only what may be done in a handler.
+    unsafe {
+        let mut action: libc::sigaction = zeroed();
+        action.sa_sigaction = handler;
+        action.sa_flags = flags;
+        action.sa_mask = set(masked);
+        checked(libc::sigaction(signal, &raw const action, null_mut())).map(|_| ())
+    }
+}
+
+/// Changes this thread's mask as `how` says, and returns what it was.
+///
+/// # Errors
+/// `sigprocmask`'s.
+pub fn mask(how: i32, signals: &[i32]) -> sys::Result<Set> {
+    let set = set(signals);
+    // SAFETY: both sets are locals.
+    unsafe {
+        let mut old: Set = zeroed();
+        let done = libc::pthread_sigmask(how, &raw const set, &raw mut old);
+        if done == 0 { Ok(old) } else { Err(sys::Errno(done)) }
+    }
+}
+
+/// This thread's mask.
+pub fn blocked() -> Set {
+    // SAFETY: asks only; the set is a local.
+    unsafe {
+        let mut old: Set = zeroed();
+        libc::pthread_sigmask(libc::SIG_BLOCK, null(), &raw mut old);
+        old
+    }
+}
+
+/// Signals that wait for this thread to unblock them.
+pub fn pending() -> Set {
+    // SAFETY: the set is a local.
+    unsafe {
+        let mut set: Set = zeroed();
+        libc::sigpending(&raw mut set);
+        set
+    }
+}
+
+/// Waits for a signal with `signals` blocked and no others.
+pub fn suspend(signals: &[i32]) {
+    let set = set(signals);
+    // SAFETY: the set is a local.
+    unsafe { libc::sigsuspend(&raw const set) };
+}
