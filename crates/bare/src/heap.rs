@@ -25,7 +25,7 @@ use faultless_bare::pages::{self, Pages};
 /// log2 of the smallest block.
 const SMALLEST_SHIFT: u32 = 4;
 /// Bytes of the largest block.
-const LARGEST: usize = 16 << 10;
+const LARGEST: usize = 32 << 10;
 /// One more than the class of the largest block. Class *c* has blocks of 2^(c + 1) bytes, so those below
 /// the smallest block's stay empty.
 const CLASSES: usize = LARGEST.ilog2() as usize;

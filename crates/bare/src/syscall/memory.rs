@@ -5,9 +5,7 @@ use crate::arch::user;
 use crate::fs;
 use crate::percpu;
 use alloc::vec::Vec;
-use faultless::{
-    Advice, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Space, USER_END, VirtRange,
-};
+use faultless::{Advice, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Space, USER_END, VirtRange};
 
 /// The space of the caller.
 fn space<'a>() -> &'a Space<crate::machine::Bare> {
@@ -35,7 +33,7 @@ pub fn mmap(args: Args<'_>) -> Result {
         return Ok(space().mmap(cpu, addr, len, prot, flags)?);
     }
     let mapped = fs::object_to_map(args.e() as i32, prot, flags)?;
-    let backing = mapped.from_page(offset >> PAGE_SHIFT);
+    let backing = mapped.starting_at(offset >> PAGE_SHIFT);
     Ok(space().mmap_object(percpu::cpu(), addr, len, prot, flags, backing)?)
 }
 
