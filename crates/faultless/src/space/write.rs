@@ -45,11 +45,16 @@ pub(crate) struct Writing<'a, 'v, M: Machine> {
     locked: [VirtRange; 2],
     /// How many VMAs in the tree this writer has stopped.
     stopped: Cell<usize>,
+    /// Those that it put there last.
+    fresh: Cell<Fresh>,
     /// Whether VMAs have locks to be taken.
     per_vma: bool,
     section: Section<'a>,
     _guard: Guard<'a>,
 }
+
+/// Some VMAs: the first so many.
+type Fresh = (usize, [NonNull<Vma>; 3]);
 
 /// VMAs about to be published: at most a left rest, the thing itself, and a right rest.
 pub(super) type NewVmas = [Option<Box<Vma>>; 3];
@@ -107,6 +112,7 @@ impl<M: Machine> Space<M> {
                 }
             };
             let (stopped, per_vma) = (Cell::new(0), locking == Locking::PerVma);
+            let fresh = Cell::new((0, [NonNull::dangling(); 3]));
             let space = self;
             return Ok(Writing {
                 cpu,
@@ -114,6 +120,7 @@ impl<M: Machine> Space<M> {
                 asked,
                 locked,
                 stopped,
+                fresh,
                 per_vma,
                 section,
                 _guard: guard,
@@ -194,6 +201,15 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         }
     }
 
+    /// Lets `vma`, which this writer has stopped, run again.
+    fn resume(&self, vma: &Vma) {
+        vma.sequence.end_write();
+        if self.per_vma {
+            vma.lock.end_write();
+        }
+        self.stopped.set(self.stopped.get() - 1);
+    }
+
     /// A VMA for `area`, stopped until the writer finishes.
     pub(super) fn make(&self, area: Area, root: Option<Root>) -> Result<Box<Vma>, OutOfMemory> {
         make_stopped(area, root)
@@ -231,6 +247,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         // The tree has them now.
         core::mem::forget(new);
         self.stopped.set(self.stopped.get() + count - old.len());
+        self.fresh.set((count, entries.map(|entry| entry.value)));
         self.space.mapped.fetch_add(pages, Ordering::Relaxed);
         // SAFETY: the published version does not have the old ones, and only this writer removed them.
         unsafe { edit.publish_retiring(old) };
@@ -254,23 +271,24 @@ pub(super) fn make_stopped(area: Area, root: Option<Root>) -> Result<Box<Vma>, O
 
 impl<M: Machine> Drop for Writing<'_, '_, M> {
     fn drop(&mut self) {
-        let mut stopped = self.stopped.get();
-        for range in self.locked {
-            if stopped == 0 {
-                return;
+        let (fresh, vmas) = self.fresh.get();
+        if self.stopped.get() == fresh {
+            // As many as these are stopped, and these are: no other is.
+            for vma in &vmas[..fresh] {
+                // SAFETY: VMAs that were in the tree live as long as the section.
+                self.resume(unsafe { vma.as_ref() });
             }
+            return;
+        }
+        for range in self.locked {
             // Whatever is stopped in the locked ranges, this writer stopped.
             let mut vmas = self.vmas(range).filter(|vma| vma.sequence.read().is_none());
-            while stopped != 0
+            while self.stopped.get() != 0
                 && let Some(vma) = vmas.next()
             {
-                vma.sequence.end_write();
-                if self.per_vma {
-                    vma.lock.end_write();
-                }
-                stopped -= 1;
+                self.resume(vma);
             }
         }
-        debug_assert_eq!(stopped, 0, "stopped outside of the locked ranges");
+        debug_assert_eq!(self.stopped.get(), 0, "stopped outside of the locked ranges");
     }
 }

@@ -234,6 +234,7 @@ impl Draft {
     }
 
     /// How many new nodes a splice takes.
+    #[inline(always)]
     fn needed(&self, path: &Path, removed: usize, new: usize) -> usize {
         let mut need = 0;
         let (mut removed, mut new) = (removed, new);

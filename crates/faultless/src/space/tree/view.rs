@@ -211,12 +211,6 @@ impl<T> Iterator for Iter<'_, T> {
     }
 }
 
-impl<T> Clone for Iter<'_, T> {
-    fn clone(&self) -> Self {
-        Self { view: self.view, leaf: self.leaf }
-    }
-}
-
 impl<T> FusedIterator for Iter<'_, T> {}
 
 impl<T> fmt::Debug for Iter<'_, T> {
