@@ -63,7 +63,7 @@ fn work(rounds: u64) -> Result<u64, String> {
         doing("madvise", region.advise(4 * PAGE, 8 * PAGE, libc::MADV_DONTNEED))?;
         same!(region.load(0), round, "a page that was protected");
         same!(region.load(4 * PAGE), 0, "a page that was given up");
-        doing("munmap", region.unmap(0, PAGES * PAGE))?;
+        doing("munmap", region.end())?;
     }
     Ok(5 * rounds)
 }

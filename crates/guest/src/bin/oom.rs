@@ -44,19 +44,28 @@ fn last_error(error: &std::io::Error) -> i32 {
 /// Runs `body`, which takes memory until it cannot, in a child; then looks at the machine.
 fn exhaust(body: fn() -> i32) -> Verdict {
     let free = free()?;
-    let status = outcome(|| {
-        if let Some(limit) = limit() {
-            let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
-            // SAFETY: the pointer is to a local.
-            unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) };
-            let file = libc::rlimit { rlim_cur: limit.rlim_cur, rlim_max: limit.rlim_max };
-            // SAFETY: as above.
-            unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const file) };
-            // SAFETY: a plain call. Otherwise a file beyond the limit would be a signal.
-            unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
-        }
-        body()
-    })?;
+    let child = doing(
+        "fork",
+        fork(|| {
+            // A group of its own: what it leaves behind can be found.
+            // SAFETY: a plain call.
+            unsafe { libc::setpgid(0, 0) };
+            if let Some(limit) = limit() {
+                let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
+                // SAFETY: the pointer is to a local.
+                unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) };
+                // SAFETY: as above.
+                unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) };
+                // SAFETY: a plain call. Otherwise a file beyond the limit would be a signal.
+                unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+            }
+            body()
+        }),
+    )?;
+    let group = child.pid;
+    let status = doing("wait4", child.wait())?;
+    // Where it was killed, its children live on.
+    let _ = kill(-group, libc::SIGKILL);
     let proper = [
         Status::Killed(libc::SIGKILL),
         // Where a file system has no more room for a page of a shared mapping.
@@ -160,9 +169,7 @@ fn copies() -> Verdict {
                 0
             });
             match child {
-                Ok(child) => {
-                    forget(child);
-                }
+                Ok(_) => {}
                 Err(errno) => {
                     end_all();
                     return refused(errno);
@@ -184,7 +191,7 @@ fn copies() -> Verdict {
     })
 }
 
-/// Ends all children of this process, which has called `setpgid` or not: by their group's leader.
+/// Ends all children of this process.
 fn end_all() {
     while let Some(children) = children() {
         for pid in &children {
@@ -307,7 +314,7 @@ fn processes() -> Verdict {
                 0
             });
             match child {
-                Ok(child) => forget(child),
+                Ok(_) => {}
                 Err(errno) => {
                     end_all();
                     return refused(errno);
