@@ -4,7 +4,9 @@ use super::{Args, Errno, Result};
 use crate::arch::user;
 use crate::fs;
 use crate::percpu;
+use crate::task::current;
 use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
 use faultless::{Advice, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Space, USER_END, VirtRange};
 
 /// The space of the caller.
@@ -19,9 +21,20 @@ fn room() -> Result<()> {
     if crate::heap::low() { Err(Errno::ENOMEM) } else { Ok(()) }
 }
 
+/// [`room`], and whether the caller's limit leaves its address space so many bytes more.
+fn room_for(bytes: u64) -> Result<()> {
+    room()?;
+    let limit = current().process.address_space.load(Ordering::Relaxed);
+    let has = || space().mapped_pages() << PAGE_SHIFT;
+    if limit != u64::MAX && has().saturating_add(bytes) > limit {
+        return Err(Errno::ENOMEM);
+    }
+    Ok(())
+}
+
 /// `mmap(addr, length, prot, flags, fd, offset)`.
 pub fn mmap(args: Args<'_>) -> Result {
-    room()?;
+    room_for(args.b())?;
     let (addr, len, prot, offset) = (args.a(), args.b(), args.c(), args.f());
     let prot = Prot::from_bits_truncate(prot as u32);
     let flags = MapFlags::from_bits_truncate(args.d() as u32);
@@ -53,7 +66,7 @@ pub fn mprotect(args: Args<'_>) -> Result {
 
 /// `mremap(old, old_length, new_length, flags, new)`.
 pub fn mremap(args: Args<'_>) -> Result {
-    room()?;
+    room_for(args.c().saturating_sub(args.b()))?;
     let flags = RemapFlags::from_bits(args.d() as u32).ok_or(Errno::EINVAL)?;
     Ok(space().mremap(percpu::cpu(), args.a(), args.b(), args.c(), flags, args.e())?)
 }
@@ -68,7 +81,8 @@ pub fn madvise(args: Args<'_>) -> Result {
 
 /// `brk(addr)`: never an error; the break stays where it is instead.
 pub fn brk(args: Args<'_>) -> Result {
-    let wanted = if room().is_ok() { args.a() } else { 0 };
+    let growth = args.a().saturating_sub(space().heap_range().end);
+    let wanted = if room_for(growth).is_ok() { args.a() } else { 0 };
     Ok(space().brk(percpu::cpu(), wanted))
 }
 

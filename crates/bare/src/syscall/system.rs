@@ -90,18 +90,10 @@ pub fn prlimit64(args: Args<'_>) -> Result {
     let process = process_or_own(args.a())?;
     let resource = args.b() as usize;
     let new: Option<[u64; 2]> = if args.c() == 0 { None } else { Some(user::read(args.c())?) };
-    let old = {
-        let mut limits = process.limits.lock();
-        let limit = limits.get_mut(resource).ok_or(Errno::EINVAL)?;
-        let old = *limit;
-        if let Some(new) = new {
-            if new[0] > new[1] {
-                return Err(Errno::EINVAL);
-            }
-            *limit = new;
-        }
-        old
-    };
+    let old = *process.limits.lock().get(resource).ok_or(Errno::EINVAL)?;
+    if let Some(new) = new {
+        process.set_limit(resource, new)?;
+    }
     if args.d() != 0 {
         user::write(args.d(), &old)?;
     }
@@ -118,14 +110,8 @@ pub fn getrlimit(args: Args<'_>) -> Result {
 
 /// `setrlimit(resource, limit)`.
 pub fn setrlimit(args: Args<'_>) -> Result {
-    let new: [u64; 2] = user::read(args.b())?;
-    let thread = current();
-    let mut limits = thread.process.limits.lock();
-    let limit = limits.get_mut(args.a() as usize).ok_or(Errno::EINVAL)?;
-    if new[0] > new[1] {
-        return Err(Errno::EINVAL);
-    }
-    *limit = new;
+    let new = user::read(args.b())?;
+    current().process.set_limit(args.a() as usize, new)?;
     Ok(0)
 }
 

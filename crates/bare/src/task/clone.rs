@@ -106,6 +106,8 @@ fn new_process(parent: &Current, number: u32, request: &Request) -> Result<Proce
     process.session.store(from.session.load(Ordering::Relaxed), Ordering::Relaxed);
     process.name.lock().clone_from(&from.name.lock());
     *process.limits.lock() = *from.limits.lock();
+    let address_space = from.address_space.load(Ordering::Relaxed);
+    process.address_space.store(address_space, Ordering::Relaxed);
     Ok(process)
 }
 

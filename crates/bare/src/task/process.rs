@@ -7,6 +7,7 @@ use crate::fs::ProcessFiles;
 use crate::machine::Bare;
 use crate::signal::ProcessSignals;
 use crate::sync::Mutex;
+use crate::syscall::{Errno, Result};
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -106,6 +107,8 @@ pub struct Process {
     pub usage: [Usage; 2],
     /// Its limits, by Linux's numbers: soft and hard.
     pub limits: Mutex<Limits>,
+    /// The soft one on its address space, in bytes, for who looks often.
+    pub address_space: AtomicU64,
     /// Nanoseconds since boot at its start.
     pub started: u64,
 }
@@ -203,6 +206,7 @@ impl Process {
             ended: AtomicBool::new(false),
             usage: Default::default(),
             limits: Mutex::new(LIMITS),
+            address_space: AtomicU64::new(u64::MAX),
             started: crate::arch::clock::now(),
         }
     }
@@ -220,6 +224,20 @@ impl Process {
         let space = new.as_ref().map_or(ptr::null(), |new| ptr::from_ref(new.space()));
         self.space.store(space.cast_mut(), Ordering::Release);
         core::mem::replace(&mut *memory, new)
+    }
+
+    /// Sets one of its limits.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is no such resource, or the soft limit is above the hard one.
+    pub fn set_limit(&self, resource: usize, new: [u64; 2]) -> Result<()> {
+        let mut limits = self.limits.lock();
+        let limit = limits.get_mut(resource).filter(|_| new[0] <= new[1]).ok_or(Errno::EINVAL)?;
+        *limit = new;
+        if resource == nr::RLIMIT_AS as usize {
+            self.address_space.store(new[0], Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// Nanoseconds that its threads ran so far.

@@ -74,6 +74,12 @@ impl<M: Machine> Space<M> {
 
     fn remap(&self, cpu: &Cpu<'_, M>, request: &Request) -> Result<u64, Errno> {
         let Request { old, new_len, flags, target } = *request;
+        if old.end > USER_END {
+            // No VMA reaches so far, and what is to be cut off cannot be unmapped.
+            let mapped = self.tree.snapshot(&cpu.section()).at(old.start).is_some();
+            let cut = mapped && new_len < old.len();
+            return Err(if cut { Errno::EINVAL } else { Errno::EFAULT });
+        }
         if flags.intersects(RemapFlags::FIXED | RemapFlags::DONTUNMAP) {
             return self.remap_to(cpu, request, target, flags.contains(RemapFlags::FIXED));
         }

@@ -180,6 +180,12 @@ fn mremap_refuses() {
             (EFAULT, &call(AT + 4 * P, P, P, 1, 0)),
             (EFAULT, &call(AT + 3 * P, 2 * P, 4 * P, 1, 0)),
             (EFAULT, &call(USER_END, P, P, 1, 0)),
+            // Beyond the end of user space, where a kernel's half of the tables begins.
+            (EINVAL, &call(AT, USER_END, P, 0, 0)),
+            (EINVAL, &call(AT, 1 << 63, P, 1, 0)),
+            (EINVAL, &call(AT, u64::MAX - P, P, 1 | 2, AT + 32 * P)),
+            (EFAULT, &call(AT + 4 * P, USER_END, P, 0, 0)),
+            (EFAULT, &call(AT, USER_END, USER_END, 1, 0)),
             (ENOMEM, &call(AT, P, 2 * P, 0, 0)),
             (ENOMEM, &call(AT, P, USER_END + P, 1, 0)),
         ],
