@@ -58,13 +58,6 @@ impl FpuState {
         Some(state)
     }
 
-    /// A copy; `None` when the heap is exhausted.
-    pub fn try_clone(&self) -> Option<Self> {
-        let mut state = Self::zeroed()?;
-        state.bytes_mut().copy_from_slice(self.bytes());
-        Some(state)
-    }
-
     fn zeroed() -> Option<Self> {
         let layout = layout();
         // SAFETY: the layout is not empty.
