@@ -72,7 +72,8 @@ fn watch(root: &Path) {
 }
 
 fn kernel(root: &Path, out: &Path) -> Result<String, String> {
-    let args = ["-p", "faultless-bare", "--features", "kernel", "--target", BARE];
+    let args =
+        ["-p", "faultless-bare", "--features", "kernel", "--target", BARE, "--profile", "kernel"];
     let built = cargo(root, "bare", &args, None)?;
     let (_, file) = built.first().ok_or("crates/bare has no program")?;
     keep(file, out)
@@ -80,7 +81,8 @@ fn kernel(root: &Path, out: &Path) -> Result<String, String> {
 
 /// The guest programs' names and files.
 fn guests(root: &Path, out: &Path) -> Result<Vec<(String, String)>, String> {
-    let args = ["-p", "faultless-guest", "-p", "faultless-workload", "--bins", "--target", HOSTED];
+    let programs = ["-p", "faultless-guest", "-p", "faultless-workload", "--bins"];
+    let args = [&programs[..], &["--target", HOSTED, "--release"]].concat();
     let mut built = cargo(root, "guest", &args, Some(STATIC))?;
     built.sort();
     built.into_iter().map(|(name, file)| Ok((name, keep(&file, out)?))).collect()
@@ -110,7 +112,7 @@ fn cargo(
     let target = root.join("target").join(folder);
     let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut command = Command::new(cargo);
-    command.current_dir(root).args(["build", "--release", "--target-dir"]).arg(&target);
+    command.current_dir(root).args(["build", "--target-dir"]).arg(&target);
     command.arg("--message-format=json-render-diagnostics").args(args);
     // How the outer build goes is not how this one goes: flags, wrappers (clippy is one) and profiles.
     for (name, _) in env::vars_os() {
@@ -124,6 +126,7 @@ fn cargo(
     }
     // What is embedded carries names for panics, and no lines.
     command.env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo");
+    command.env("CARGO_PROFILE_KERNEL_STRIP", "debuginfo");
     if let Some(flags) = flags {
         command.env("CARGO_ENCODED_RUSTFLAGS", flags);
     }
