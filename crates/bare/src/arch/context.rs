@@ -13,8 +13,8 @@ use core::arch::naked_asm;
 use core::fmt;
 use core::ptr::NonNull;
 
-/// Bytes of a kernel stack.
-pub const STACK_BYTES: usize = 16 << 10;
+/// Bytes of a kernel stack. `fork` needs most: 20 KiB.
+pub const STACK_BYTES: usize = 32 << 10;
 /// What the lowest word of a stack holds as long as nothing ran over it.
 const CANARY: u64 = 0x7374_6163_6b65_6e64;
 
@@ -127,13 +127,14 @@ pub unsafe extern "C" fn switch(from: *mut Context, to: *const Context) {
     )
 }
 
-/// Makes entries from user mode on this CPU arrive on the stack with this top, that of a
-/// [`KernelStack`]. The stack of before is checked.
+/// Makes entries from user mode on this CPU arrive on the stack with this top, that of a [`KernelStack`] that
+/// exists, which is checked; 0: there will be none, since idle does not go to user mode.
 pub fn set_kernel_stack(top: u64) {
-    let here = percpu::this();
-    let before = here.kernel_stack.replace(top);
-    if before != 0 {
-        check(before);
+    // Not the stack of before: its thread may have ended, and the stack with it.
+    if top != 0 {
+        check(top);
     }
+    let here = percpu::this();
+    here.kernel_stack.set(top);
     here.descriptors.set_kernel_stack(top);
 }

@@ -15,8 +15,10 @@
 //! is the program's to set, and a fault of a copy comes with it open.
 //!
 //! *The way back* always passes by `attention`: while it is set, [`attend`] has the thread looked after.
-//! SYSRET gives back only what SYSCALL took: it is used when `rip`, `rflags`, `cs` and `ss` are what a
-//! SYSCALL left, and `rcx` and `r11` as it left them; IRET in every other case.
+//! SYSRET gives back only what SYSCALL took: it is used when `rip` and `rflags` are what a SYSCALL leaves,
+//! and `rcx` and `r11` as it left them; IRET in every other case. (`cs` and `ss` need no look: those of a
+//! frame of user mode are always the same two, since only the processor, the entry here, and
+//! [`TrapFrame::restrict`] set them.)
 
 use super::{TrapFrame, traps};
 use crate::percpu::{self, PerCpu};
@@ -213,10 +215,6 @@ pub unsafe extern "C" fn system_call() {
         "jne 2f",
         "test ecx, {not_by_sysret}",
         "jnz 2f",
-        "cmp qword ptr [rsp + {cs}], {user_code}",
-        "jne 2f",
-        "cmp qword ptr [rsp + {ss}], {user_data}",
-        "jne 2f",
         pop_registers!(),
         "mov rsp, [rsp + {rsp} - {vector_at}]",
         "swapgs",
@@ -233,8 +231,6 @@ pub unsafe extern "C" fn system_call() {
         rcx = const offset_of!(TrapFrame, rcx),
         rflags = const offset_of!(TrapFrame, rflags),
         r11 = const offset_of!(TrapFrame, r11),
-        cs = const offset_of!(TrapFrame, cs),
-        ss = const offset_of!(TrapFrame, ss),
         rsp = const offset_of!(TrapFrame, rsp),
         vector_at = const offset_of!(TrapFrame, vector),
         dispatch = sym dispatch,

@@ -9,7 +9,7 @@ use core::alloc::Layout;
 use core::arch::asm;
 use core::fmt;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use x86_64::registers::xcontrol::{XCr0, XCr0Flags};
 
 /// Bytes of what FXSAVE stores, which XSAVE's format starts with.
@@ -24,11 +24,16 @@ const CONTROL: u16 = 0x37f;
 const MXCSR: u32 = 0x1f80;
 /// Where MXCSR lies.
 const MXCSR_AT: usize = 24;
-/// The bits of MXCSR that a processor surely has.
-const MXCSR_MASK: u32 = 0xffbf;
+/// Where the processor says which bits of MXCSR it has.
+const MXCSR_MASK_AT: usize = 28;
+/// Those that it surely has, in case it does not say.
+const MXCSR_SURE: u32 = 0xffbf;
 
 /// How many bytes are kept: `LEGACY_BYTES` where there is no XSAVE.
 static BYTES: AtomicUsize = AtomicUsize::new(LEGACY_BYTES);
+
+/// The bits of MXCSR that the processor has.
+static MXCSR_MASK: AtomicU32 = AtomicU32::new(MXCSR_SURE);
 
 /// The registers of a thread while it does not run.
 pub struct FpuState(NonNull<u8>);
@@ -50,13 +55,6 @@ impl FpuState {
         let bytes = state.bytes_mut();
         bytes[..2].copy_from_slice(&CONTROL.to_le_bytes());
         bytes[MXCSR_AT..MXCSR_AT + 4].copy_from_slice(&MXCSR.to_le_bytes());
-        Some(state)
-    }
-
-    /// A copy; `None` when the heap is exhausted.
-    pub fn try_clone(&self) -> Option<Self> {
-        let mut state = Self::zeroed()?;
-        state.bytes_mut().copy_from_slice(self.bytes());
         Some(state)
     }
 
@@ -88,7 +86,8 @@ impl FpuState {
         bytes[..len].copy_from_slice(&chosen[..len]);
         bytes[len..].fill(0);
         let mxcsr = &mut bytes[MXCSR_AT..MXCSR_AT + 4];
-        let value = u32::from_le_bytes([mxcsr[0], mxcsr[1], mxcsr[2], mxcsr[3]]) & MXCSR_MASK;
+        let value = u32::from_le_bytes([mxcsr[0], mxcsr[1], mxcsr[2], mxcsr[3]]);
+        let value = value & MXCSR_MASK.load(Ordering::Relaxed);
         mxcsr.copy_from_slice(&value.to_le_bytes());
         if bytes.len() > LEGACY_BYTES {
             let whole = len >= LEGACY_BYTES + HEADER_BYTES;
@@ -114,8 +113,19 @@ impl fmt::Debug for FpuState {
     }
 }
 
+/// What FXSAVE stores.
+#[repr(C, align(16))]
+struct Legacy([u32; LEGACY_BYTES / 4]);
+
 /// Switches on what the processor has, before any state exists.
 pub(super) fn enable() {
+    let mut area = Legacy([0; LEGACY_BYTES / 4]);
+    // SAFETY: the area is as large and as aligned as the instruction wants; `arch::enable` has made it
+    // legal.
+    unsafe { asm!("fxsave64 [{}]", in(reg) &raw mut area, options(nostack)) };
+    if area.0[MXCSR_MASK_AT / 4] != 0 {
+        MXCSR_MASK.store(area.0[MXCSR_MASK_AT / 4], Ordering::Relaxed);
+    }
     if !super::features().xsave {
         return;
     }

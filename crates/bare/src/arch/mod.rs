@@ -42,6 +42,7 @@ pub struct TrapFrame {
     /// The processor's error code, or the number of the system call.
     pub error: u64,
     pub rip: u64,
+    /// Only [`restrict`](Self::restrict) sets it, and `ss`.
     pub cs: u64,
     pub rflags: u64,
     pub rsp: u64,

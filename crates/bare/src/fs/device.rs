@@ -82,7 +82,7 @@ impl Stream for Device {
                     to.put_bytes(&bytes);
                 }
             }
-            Self::Console | Self::Complaints => return INPUT.read(to),
+            Self::Console | Self::Complaints => return INPUT.lock().read(to),
         }
         to.result()
     }
@@ -107,14 +107,14 @@ impl Stream for Device {
     }
 
     fn ready(&self) -> Events {
-        if self.is_console() && !INPUT.is_ready() {
+        if self.is_console() && !INPUT.lock().is_ready() {
             return Events::WRITE;
         }
         Events::READ | Events::WRITE
     }
 
     fn look_again(&self) -> Option<u64> {
-        self.is_console().then(|| clock::now() + Input::PERIOD)
+        self.is_console().then(|| INPUT.lock().look_again())
     }
 
     fn changes(&self) -> Option<&Arc<Changes>> {
@@ -122,47 +122,84 @@ impl Stream for Device {
     }
 
     fn queued(&self) -> Result {
-        if self.is_console() { Ok(INPUT.queued()) } else { Err(Errno::ENOTTY) }
+        if !self.is_console() {
+            return Err(Errno::ENOTTY);
+        }
+        let mut input = INPUT.lock();
+        input.fill();
+        Ok(input.bytes.len() as u64)
     }
 }
 
 /// What came in on the console and was not read yet. The port does not interrupt: who waits looks at it
 /// from time to time.
-struct Input(Mutex<VecDeque<u8>>);
+#[derive(Debug)]
+struct Input {
+    bytes: VecDeque<u8>,
+    /// Whether the next byte means itself.
+    literal: bool,
+    /// Whether nothing more will come.
+    ended: bool,
+    /// When the last byte came, in nanoseconds since boot.
+    last: u64,
+}
 
-static INPUT: Input = Input(Mutex::new(VecDeque::new()));
+static INPUT: Mutex<Input> =
+    Mutex::new(Input { bytes: VecDeque::new(), literal: false, ended: false, last: 0 });
 
 impl Input {
-    /// Nanoseconds between two looks.
-    const PERIOD: u64 = 5_000_000;
+    /// From the host: nothing more will come.
+    const END: u8 = 0x04;
+    /// From the host: the next byte means itself.
+    const LITERAL: u8 = 0x10;
     /// Bytes that are taken in ahead.
     const MOST: usize = 4096;
+    /// Nanoseconds between two looks: while nothing comes, and while it does.
+    const PERIODS: [u64; 2] = [5_000_000, 100_000];
+    /// Nanoseconds for which more is looked for when something came just now.
+    const SPIN: u64 = 50_000;
 
-    fn fill(&self) -> faultless::sync::spin::SpinGuard<'_, VecDeque<u8>> {
-        let mut bytes = self.0.lock();
-        while bytes.len() < Self::MOST
-            && let Some(byte) = console::read()
-        {
-            bytes.push_back(byte);
+    /// When to look next.
+    fn look_again(&self) -> u64 {
+        let now = clock::now();
+        now + Self::PERIODS[usize::from(now - self.last < 4 * Self::PERIODS[0])]
+    }
+
+    /// Takes in what has come.
+    fn fill(&mut self) {
+        let mut until = 0;
+        while !self.ended && self.bytes.len() < Self::MOST {
+            let Some(byte) = console::read() else {
+                if clock::now() >= until {
+                    break;
+                }
+                core::hint::spin_loop();
+                continue;
+            };
+            self.last = clock::now();
+            until = self.last + Self::SPIN;
+            match byte {
+                Self::LITERAL if !self.literal => self.literal = true,
+                Self::END if !self.literal => self.ended = true,
+                byte => {
+                    self.literal = false;
+                    self.bytes.push_back(byte);
+                }
+            }
         }
-        bytes
     }
 
-    fn is_ready(&self) -> bool {
-        !self.fill().is_empty()
+    fn is_ready(&mut self) -> bool {
+        self.fill();
+        self.ended || !self.bytes.is_empty()
     }
 
-    fn queued(&self) -> u64 {
-        self.fill().len() as u64
-    }
-
-    fn read(&self, to: &mut Transfer<'_>) -> Result {
-        let mut bytes = self.fill();
-        if bytes.is_empty() && to.left() != 0 {
+    fn read(&mut self, to: &mut Transfer<'_>) -> Result {
+        if !self.is_ready() && to.left() != 0 {
             return Err(Errno::EAGAIN);
         }
-        let taken = to.put_bytes(bytes.make_contiguous());
-        bytes.drain(..taken as usize);
+        let taken = to.put_bytes(self.bytes.make_contiguous());
+        self.bytes.drain(..taken as usize);
         to.result()
     }
 }

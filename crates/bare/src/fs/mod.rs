@@ -147,7 +147,7 @@ pub struct Mapping {
 
 impl Mapping {
     /// It from page `first` on.
-    pub fn from_page(&self, first: u64) -> Backing<'_> {
+    pub fn starting_at(&self, first: u64) -> Backing<'_> {
         Backing { object: &self.object, first, may_write: self.may_write }
     }
 }

@@ -20,6 +20,7 @@ pub fn deliver(frame: &mut TrapFrame) {
         if !pending(&thread) {
             break;
         }
+        let continues = thread.process.signals.job.continues();
         let Some(info) = take(&thread, !signals.blocked()) else { continue };
         let signal = info.signal();
         let action = {
@@ -36,7 +37,7 @@ pub fn deliver(frame: &mut TrapFrame) {
         match action.disposition(signal) {
             Disposition::Ignore => {}
             Disposition::Terminate => exit::exit_group(ExitStatus::killed(signal)),
-            Disposition::Stop => stop::stop(signal),
+            Disposition::Stop => stop::stop(signal, continues),
             Disposition::Handle(handler) => {
                 if let Some(errno) = interrupted.take() {
                     signals.resume.set(None);

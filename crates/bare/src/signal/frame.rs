@@ -149,7 +149,7 @@ pub(super) fn push(
     // As if the handler had been called: 8 bytes below a multiple of 16.
     let at = (fpu_at.wrapping_sub(size_of::<Frame>() as u64) & !15).wrapping_sub(8);
     // A handler that needs more than its stack has is not begun; nor is one that has nowhere to return.
-    if (on_alternate || stack.holds(registers.rsp)) && !stack.holds(at)
+    if (on_alternate || stack.holds(registers.rsp)) && !stack.spans(at)
         || !action.has(linux::SA_RESTORER)
     {
         return Err(Errno::EFAULT);
@@ -306,10 +306,12 @@ pub fn set_stack(new: &AlternateStack, sp: u64) -> Result<()> {
     }
     let mode = new.flags & !linux::SS_AUTODISARM;
     match mode {
-        linux::SS_DISABLE => stack.set(AlternateStack { start: 0, size: 0, ..*new }),
+        linux::SS_DISABLE => stack.set(AlternateStack::NONE),
         0 | linux::SS_ONSTACK if new.size < MIN_STACK => return Err(Errno::ENOMEM),
-        // As Linux has it, this says nothing.
-        0 | linux::SS_ONSTACK => stack.set(AlternateStack { padding: 0, ..*new }),
+        0 | linux::SS_ONSTACK => {
+            let flags = new.flags & linux::SS_AUTODISARM;
+            stack.set(AlternateStack { flags, padding: 0, ..*new });
+        }
         _ => return Err(Errno::EINVAL),
     }
     Ok(())

@@ -28,9 +28,7 @@ pub use action::{Action, Disposition};
 pub use deliver::deliver;
 pub use frame::{frame_bytes, restore, set_stack};
 pub use info::Info;
-pub use send::{
-    child_ended, fault, queue_process, queue_thread, send_group, send_process, send_thread,
-};
+pub use send::{child_ended, fault, queue_process, queue_thread, send_process, send_thread};
 pub use stop::Job;
 
 use crate::arch::user::Plain;

@@ -2,11 +2,10 @@
 
 use super::{Disposition, Info, Set, UNBLOCKABLE, bit, stop, takes};
 use crate::arch::TrapFrame;
-use crate::syscall::{Errno, Result};
-use crate::task::process::{ExitStatus, Process, TABLE};
+use crate::syscall::Result;
+use crate::task::process::{ExitStatus, Process};
 use crate::task::{Thread, current, scheduler};
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::ptr;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as linux;
@@ -37,20 +36,6 @@ pub fn queue_process(process: &Arc<Process>, info: Info) -> Result<()> {
 /// `EAGAIN` if too many signals wait already.
 pub fn queue_thread(thread: &Arc<Thread>, info: Info) -> Result<()> {
     post(&thread.process, Some(thread), info)
-}
-
-/// Sends a signal to every process of a group.
-///
-/// # Errors
-/// `ESRCH` if there is none.
-pub fn send_group(group: u32, info: Info) -> Result<()> {
-    let is_in = |process: &&Arc<Process>| process.group.load(Ordering::Relaxed) == group;
-    let members: Vec<_> = TABLE.lock().processes.values().filter(is_in).cloned().collect();
-    if members.is_empty() {
-        return Err(Errno::ESRCH);
-    }
-    members.iter().for_each(|process| send_process(process, info));
-    Ok(())
 }
 
 /// Tells `parent` that `child` has ended.

@@ -1,6 +1,10 @@
 //! Job control: stopped processes.
 //!
 //! A stopped process has its threads wait on their way back to user mode, until `SIGCONT` or the end.
+//!
+//! *A stop that came before a `SIGCONT` has no effect after it*, even if a thread has taken it out of the
+//! queue already: `SIGCONT` empties the queues of stops, then counts itself, then has the process go on; who
+//! takes a stop reads the count before it takes it, and stops only if the count is still that.
 
 use super::{Info, Set, bit, send};
 use crate::sync::Mutex;
@@ -9,7 +13,7 @@ use crate::task::wait::{WaitQueue, wait_unless_killed};
 use crate::task::{Thread, current};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
 /// How `wait4` tells of a process that goes on.
@@ -21,7 +25,10 @@ const STOPS: Set =
 /// Whether a process is stopped.
 #[derive(Debug, Default)]
 pub struct Job {
+    /// Changed with `news` locked.
     stopped: AtomicBool,
+    /// How often it was told to go on; changed with `news` locked.
+    continues: AtomicU64,
     /// Woken when it goes on.
     goes_on: WaitQueue,
     /// What its parent was not told yet: that it stopped, or goes on.
@@ -33,6 +40,32 @@ impl Job {
     #[inline]
     pub fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::SeqCst)
+    }
+
+    /// How often the process was told to go on.
+    pub(super) fn continues(&self) -> u64 {
+        self.continues.load(Ordering::SeqCst)
+    }
+
+    /// The process goes on. False: it was not stopped.
+    fn go_on(&self) -> bool {
+        let mut last = self.news.lock();
+        self.continues.fetch_add(1, Ordering::SeqCst);
+        let was_stopped = self.stopped.swap(false, Ordering::SeqCst);
+        if was_stopped {
+            *last = Some(GOES_ON);
+        }
+        was_stopped
+    }
+
+    /// The process stops, unless it was told to go on since `continues` was read, or is stopped.
+    fn stop(&self, continues: u64, news: ExitStatus) -> bool {
+        let mut last = self.news.lock();
+        let stops = self.continues() == continues && !self.stopped.swap(true, Ordering::SeqCst);
+        if stops {
+            *last = Some(news);
+        }
+        stops
     }
 
     /// What is new for a parent that wants to hear of stops or of going on; `keep` leaves it new.
@@ -53,49 +86,50 @@ pub(super) fn before(process: &Arc<Process>, signal: u32) {
     let undone = match signal {
         linux::SIGCONT => STOPS,
         _ if STOPS & bit(signal) != 0 => bit(linux::SIGCONT),
-        // Who is killed goes on to die.
-        linux::SIGKILL => 0,
         _ => return,
     };
     process.signals.queue.forget(undone);
     process.threads.lock().iter().for_each(|thread| thread.signals.queue.forget(undone));
-    if matches!(signal, linux::SIGCONT | linux::SIGKILL)
-        && process.signals.job.stopped.swap(false, Ordering::SeqCst)
-    {
-        process.signals.job.goes_on.wake_all();
-        if signal == linux::SIGCONT {
-            tell_parent(process, GOES_ON);
-        }
+    let job = &process.signals.job;
+    if signal == linux::SIGCONT && job.go_on() {
+        job.goes_on.wake_all();
+        tell_parent(process, GOES_ON);
     }
 }
 
-/// Stops the running thread's process because of `signal`.
-pub(super) fn stop(signal: u32) {
+/// Stops the running thread's process because of `signal`, which was taken when it had been told to go on
+/// so often.
+pub(super) fn stop(signal: u32, continues: u64) {
     let process = current().process.clone();
     if signal != linux::SIGSTOP && is_orphaned(process.group.load(Ordering::Relaxed)) {
         return;
     }
-    if process.signals.job.stopped.swap(true, Ordering::SeqCst) {
+    let news = ExitStatus(signal << 8 | 0x7f);
+    if !process.signals.job.stop(continues, news) {
         return;
     }
     let others: Vec<Arc<Thread>> = process.threads.lock().clone();
     others.iter().for_each(send::tell);
-    tell_parent(&process, ExitStatus(signal << 8 | 0x7f));
+    tell_parent(&process, news);
 }
 
-/// Waits while the running thread's process is stopped.
+/// Waits while the running thread's process is stopped, and is not to be killed.
 pub(super) fn wait() {
     let thread = current();
-    let job = &thread.process.signals.job;
-    if job.is_stopped() {
-        // Who is killed does not wait either.
-        let _ = wait_unless_killed(&[&job.goes_on], || (!job.is_stopped()).then_some(()));
+    let (own, process) = (&thread.signals, &thread.process.signals);
+    let goes_on = || {
+        let killed = (own.waiting() | process.waiting()) & bit(linux::SIGKILL) != 0;
+        (!process.job.is_stopped() || killed).then_some(())
+    };
+    if process.job.is_stopped() {
+        // Nor does a thread wait that is to end.
+        let _ = wait_unless_killed(&[&process.job.goes_on], goes_on);
     }
 }
 
 fn tell_parent(process: &Arc<Process>, news: ExitStatus) {
     *process.signals.job.news.lock() = Some(news);
-    let Some(parent) = find(process.family.lock().parent) else { return };
+    let Some(parent) = find(process.parent()) else { return };
     let action = parent.signals.action(linux::SIGCHLD);
     if !action.has(linux::SA_NOCLDSTOP) {
         send::send_process(&parent, Info::child(linux::SIGCHLD, process, news));
@@ -110,7 +144,7 @@ fn is_orphaned(group: u32) -> bool {
     let group_of = |process: &Process| process.group.load(Ordering::Relaxed);
     let session_of = |process: &Process| process.session.load(Ordering::Relaxed);
     !table.processes.values().any(|process| {
-        let parent = process.family.lock().parent;
+        let parent = process.parent();
         group_of(process) == group
             && table.processes.get(&parent).is_some_and(|parent| {
                 group_of(parent) != group && session_of(parent) == session_of(process)

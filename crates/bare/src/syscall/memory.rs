@@ -47,7 +47,7 @@ pub fn mmap(args: Args<'_>) -> Result {
         space().mmap(percpu::cpu(), addr, len, prot, flags)?
     } else {
         let mapped = fs::object_to_map(args.e() as i32, prot, flags)?;
-        let backing = mapped.from_page(offset >> PAGE_SHIFT);
+        let backing = mapped.starting_at(offset >> PAGE_SHIFT);
         space().mmap_object(percpu::cpu(), addr, len, prot, flags, backing)?
     };
     if at_once {

@@ -306,7 +306,7 @@ pub fn gettid(_: Args<'_>) -> Result {
 
 /// `getppid()`.
 pub fn getppid(_: Args<'_>) -> Result {
-    Ok(u64::from(current().process.family.lock().parent))
+    Ok(u64::from(current().process.parent()))
 }
 
 /// The process that `pid` means, where 0 is the caller's own.
@@ -348,7 +348,7 @@ pub fn setpgid(args: Args<'_>) -> Result {
     }
     let process = process_or_own(args.a())?;
     let session = own.session.load(Ordering::Relaxed);
-    let is_child = process.family.lock().parent == own.pid;
+    let is_child = process.parent() == own.pid;
     if process.pid != own.pid && !is_child {
         return Err(Errno::ESRCH);
     }

@@ -221,7 +221,7 @@ pub fn timer_create(args: Args<'_>) -> Result {
         .create(clock, |id| notify.unwrap_or(Notify::Process(SIGALRM, u64::from(id as u32))))?;
     if let Err(fault) = user::write(args.c(), &id) {
         own.signals.timers.delete(Key::Created(id))?;
-        return Err(fault.into());
+        return Err(fault);
     }
     Ok(0)
 }

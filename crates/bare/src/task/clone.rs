@@ -108,7 +108,7 @@ fn new_process(
     let from = &parent.process;
     let files = from.files.fork(request.has(nr::CLONE_FILES), request.has(nr::CLONE_FS))?;
     let signals = from.signals.fork(request.clear_handlers);
-    let family = Family { parent: from.pid, exit_signal: request.exit_signal, ..Family::default() };
+    let family = Family { exit_signal: request.exit_signal, ..Family::default() };
     let process = Process::new(number, memory, files, signals, family);
     process.group.store(from.group.load(Ordering::Relaxed), Ordering::Relaxed);
     process.session.store(from.session.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -156,13 +156,13 @@ fn publish(parent: &Current, child: Arc<Thread>, new: bool, request: &Request) -
         if new {
             // The parent, or the parent's; that was there when the parent last looked, or the first is.
             let guardian = if request.has(nr::CLONE_PARENT) {
-                let number = parent.process.family.lock().parent;
+                let number = parent.process.parent();
                 table.processes.get(&number).cloned()
             } else {
                 None
             };
             let guardian = guardian.as_ref().unwrap_or(&parent.process);
-            process.family.lock().parent = guardian.pid;
+            process.parent.store(guardian.pid, Ordering::Relaxed);
             guardian.family.lock().children.push(process.clone());
             table.processes.insert(process.pid, process.clone());
         }

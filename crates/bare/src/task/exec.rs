@@ -236,6 +236,7 @@ fn load_file(
         (aux::AT_HWCAP, capabilities()),
         (aux::AT_PAGESZ, PAGE_SIZE),
         (aux::AT_CLKTCK, 100),
+        (aux::AT_MINSIGSTKSZ, crate::signal::frame_bytes()),
         (aux::AT_PHDR, if plan.table == 0 { 0 } else { plan.table + mapped.bias }),
         (aux::AT_PHENT, 56),
         (aux::AT_PHNUM, plan.count),

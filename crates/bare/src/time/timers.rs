@@ -13,6 +13,7 @@ use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
 use crate::task::{Process, Thread};
 use alloc::collections::BTreeMap;
+use alloc::collections::btree_map::Entry;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -84,6 +85,10 @@ const MANY: usize = 1024;
 const OFTEN: u64 = 50_000;
 
 impl Timer {
+    const fn new(clock: Clock, notify: Notify) -> Self {
+        Self { clock, notify, interval: 0, expiry: None, queued: None, overrun: 0 }
+    }
+
     fn setting(&self) -> Setting {
         let left = |expiry: u64| {
             // A timer that is due but was not served yet runs still.
@@ -126,14 +131,7 @@ impl ProcessTimers {
             number = number.checked_add(1).unwrap_or(0);
         }
         timers.last_number = number.checked_add(1).unwrap_or(0);
-        let timer = Timer {
-            clock,
-            notify: notify(number),
-            interval: 0,
-            expiry: None,
-            queued: None,
-            overrun: 0,
-        };
+        let timer = Timer::new(clock, notify(number));
         timers.by_key.insert(Key::Created(number), timer);
         Ok(number)
     }
@@ -203,19 +201,19 @@ impl ProcessTimers {
 /// `EINVAL` if there is none.
 pub fn set(process: &Arc<Process>, key: Key, new: Setting, absolute: bool) -> Result<Setting> {
     let mut timers = process.signals.timers.timers.lock();
-    let own = || match key {
-        Key::Real => Some((Clock::Monotonic, SIGALRM)),
-        Key::Virtual => Some((Clock::Process(Arc::downgrade(process)), SIGVTALRM)),
-        Key::Profile => Some((Clock::Process(Arc::downgrade(process)), SIGPROF)),
-        Key::Created(_) => None,
+    let timer = match timers.by_key.entry(key) {
+        Entry::Occupied(entry) => entry.into_mut(),
+        Entry::Vacant(entry) => {
+            let run_time = || Clock::Process(Arc::downgrade(process));
+            let (clock, signal) = match key {
+                Key::Real => (Clock::Monotonic, SIGALRM),
+                Key::Virtual => (run_time(), SIGVTALRM),
+                Key::Profile => (run_time(), SIGPROF),
+                Key::Created(_) => return Err(Errno::EINVAL),
+            };
+            entry.insert(Timer::new(clock, Notify::Process(signal, 0)))
+        }
     };
-    if !timers.by_key.contains_key(&key) {
-        let (clock, signal) = own().ok_or(Errno::EINVAL)?;
-        let notify = Notify::Process(signal, 0);
-        let timer = Timer { clock, notify, interval: 0, expiry: None, queued: None, overrun: 0 };
-        timers.by_key.insert(key, timer);
-    }
-    let Some(timer) = timers.by_key.get_mut(&key) else { return Err(Errno::EINVAL) };
     let old = timer.setting();
     timer.stop();
     timer.interval = new.interval;

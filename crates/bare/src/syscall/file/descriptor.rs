@@ -41,7 +41,7 @@ pub fn dup(args: Args<'_>) -> Result {
 pub fn dup2(args: Args<'_>) -> Result {
     let old = file(args.a())?;
     if args.a() as i32 == args.b() as i32 {
-        return Ok(args.b() as u32 as u64);
+        return Ok(u64::from(args.b() as u32));
     }
     files().set(args.b() as i32, old, false)
 }
