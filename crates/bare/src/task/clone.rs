@@ -1,5 +1,6 @@
 //! New threads and processes.
 
+use super::memory::Memory;
 use super::process::{Family, Process, TABLE};
 use super::scheduler;
 use super::thread::{Current, Thread, current};
@@ -74,7 +75,10 @@ pub fn clone(frame: &TrapFrame, request: &Request) -> Result {
     let (process, new) = if request.has(nr::CLONE_THREAD) {
         (parent.process.clone(), false)
     } else {
-        (Arc::new(new_process(&parent, number, request)?), true)
+        // First of all, and from here: a copy of memory needs much of the stack.
+        let memory = parent.process.memory().ok_or(Errno::ENOMEM)?;
+        let memory = if request.has(nr::CLONE_VM) { memory } else { memory.try_fork()? };
+        (new_process(&parent, number, memory, request)?, true)
     };
     let child = new_thread(&parent, number, process, frame, request)?;
     if request.has(nr::CLONE_PARENT_SETTID) {
@@ -94,10 +98,14 @@ pub fn clone(frame: &TrapFrame, request: &Request) -> Result {
     Ok(u64::from(number))
 }
 
-fn new_process(parent: &Current, number: u32, request: &Request) -> Result<Process> {
+#[inline(never)]
+fn new_process(
+    parent: &Current,
+    number: u32,
+    memory: Arc<Memory>,
+    request: &Request,
+) -> Result<Arc<Process>> {
     let from = &parent.process;
-    let memory = from.memory().ok_or(Errno::ENOMEM)?;
-    let memory = if request.has(nr::CLONE_VM) { memory } else { memory.try_fork()? };
     let files = from.files.fork(request.has(nr::CLONE_FILES), request.has(nr::CLONE_FS))?;
     let signals = from.signals.fork(request.clear_handlers);
     let family = Family { exit_signal: request.exit_signal, ..Family::default() };
@@ -108,7 +116,7 @@ fn new_process(parent: &Current, number: u32, request: &Request) -> Result<Proce
     *process.limits.lock() = *from.limits.lock();
     let address_space = from.address_space.load(Ordering::Relaxed);
     process.address_space.store(address_space, Ordering::Relaxed);
-    Ok(process)
+    Ok(Arc::new(process))
 }
 
 fn new_thread(
