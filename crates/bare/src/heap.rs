@@ -42,11 +42,13 @@ const fn slab_bytes(class: usize) -> usize {
     if four > 4 * PAGE { four } else { 4 * PAGE }
 }
 
-/// How many blocks move between a CPU and the stock at once; a CPU keeps at most twice as many.
+/// How many blocks move between a CPU and the stock at once; a CPU keeps at most twice as many. What VMAs
+/// and their trees are made of comes back in bursts, when a grace period ends: the lists take that in.
 const fn batch(class: usize) -> i32 {
-    let blocks = 2 * PAGE / block_bytes(class);
-    if blocks > 32 {
-        32
+    let bytes = if block_bytes(class) > 1 << 10 { 2 * PAGE } else { 8 * PAGE };
+    let blocks = bytes / block_bytes(class);
+    if blocks > 128 {
+        128
     } else if blocks == 0 {
         1
     } else {

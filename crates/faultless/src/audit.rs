@@ -190,7 +190,7 @@ fn audit_space<M: Machine>(
             if entry.is_executable() && !area.allows(Prot::EXEC) {
                 return wrong("executable in a VMA that is not");
             }
-            if entry.is_user() == area.prot.is_empty() {
+            if entry.is_hidden() != area.prot.is_empty() {
                 return wrong("accessible though its VMA is not, or the reverse");
             }
             if entry.is_special() {
@@ -216,7 +216,7 @@ fn audit_space<M: Machine>(
     Ok(resident)
 }
 
-/// Calls `leaf` for each present leaf below `table`, and counts tables.
+/// Calls `leaf` for each leaf below `table`, and counts tables.
 ///
 /// # Safety
 /// `table` is a linked table of `level`, and no table below it is unlinked meanwhile.
@@ -240,7 +240,7 @@ unsafe fn audit_tables<M: Machine>(
         if level > LAST && entry.is_table() {
             // SAFETY: linked below a table that is.
             unsafe { audit_tables(cpu, entry.frame(), level - 1, addr, tables, leaf)? };
-        } else if entry.is_present() {
+        } else if entry.is_mapped() {
             leaf(addr, entry)?;
         }
     }

@@ -13,13 +13,22 @@ use core::ptr::NonNull;
 /// # Errors
 /// [`OutOfMemory`] when the heap is exhausted; `value` is dropped.
 pub fn try_box<T>(value: T) -> Result<Box<T>, OutOfMemory> {
+    try_box_with(|| value)
+}
+
+/// A box of what `make` makes, in place.
+///
+/// # Errors
+/// [`OutOfMemory`] when the heap is exhausted; `make` is not called.
+#[inline(always)]
+pub fn try_box_with<T>(make: impl FnOnce() -> T) -> Result<Box<T>, OutOfMemory> {
     const { assert!(size_of::<T>() != 0) };
     // SAFETY: the layout is of a sized type that is not zero-sized.
     let at = unsafe { alloc::alloc::alloc(Layout::new::<T>()) }.cast::<T>();
     let at = NonNull::new(at).ok_or(OutOfMemory)?;
     // SAFETY: freshly allocated for a `T` by the global allocator, which is what `Box` frees with.
     unsafe {
-        at.write(value);
+        at.write(make());
         Ok(Box::from_raw(at.as_ptr()))
     }
 }
@@ -89,6 +98,16 @@ impl<T> Shared<T> {
         let raw = self.at.as_ptr().cast();
         core::mem::forget(self);
         raw
+    }
+
+    /// The value behind an ownership that [`into_raw`](Self::into_raw) gave out.
+    ///
+    /// # Safety
+    /// `raw` is of `into_raw` of the same type, and has not come back during `'a`.
+    #[inline]
+    pub unsafe fn peek_raw<'a>(raw: NonNull<()>) -> &'a T {
+        // SAFETY: alive as long as the ownership; the caller's promise.
+        unsafe { &(*raw.cast::<Counted<T>>().as_ptr()).value }
     }
 
     /// The ownership that [`into_raw`](Self::into_raw) gave out.

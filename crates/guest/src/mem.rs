@@ -145,12 +145,22 @@ impl Region {
         self.ask(libc::SYS_madvise, at, len, advice as u64)
     }
 
-    /// Unmaps `len` bytes from `at`: later accesses fault, unless something else comes there.
+    /// Unmaps `len` bytes from `at`: later accesses fault. The range stays this region's, and is unmapped
+    /// again where the region is dropped: no other thread should map anything meanwhile.
     ///
     /// # Errors
     /// `munmap`'s.
     pub fn unmap(&self, at: u64, len: u64) -> sys::Result<()> {
         self.ask(libc::SYS_munmap, at, len, 0)
+    }
+
+    /// Unmaps all of it, once.
+    ///
+    /// # Errors
+    /// `munmap`'s.
+    pub fn end(self) -> sys::Result<()> {
+        let gone = ManuallyDrop::new(self);
+        gone.unmap(0, gone.len)
     }
 
     /// Maps anew `len` bytes from `at`, in place of what is there.

@@ -3,10 +3,12 @@
 use crate::sys::{self, checked};
 use std::mem::zeroed;
 use std::ptr::{null, null_mut};
+use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::{AtomicI32, AtomicU64};
 
 /// A handler, as `SA_SIGINFO` has them: the signal, what is known of it, and the context that it
 /// interrupted.
-pub type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
+pub type Handler = unsafe extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
 
 /// A set of signals.
 pub type Set = libc::sigset_t;
@@ -113,4 +115,43 @@ pub fn suspend(signals: &[i32]) {
     let set = set(signals);
     // SAFETY: the set is a local.
     unsafe { libc::sigsuspend(&raw const set) };
+}
+
+/// What [`note`] saw of its last signal.
+#[derive(Debug)]
+pub struct Noted {
+    /// Its number.
+    pub signal: AtomicI32,
+    /// Why it came: `si_code`.
+    pub code: AtomicI32,
+    /// Which address it is about: `si_addr`.
+    pub addr: AtomicU64,
+    /// Who sent it: `si_pid`.
+    pub sender: AtomicI32,
+    /// How many there were.
+    pub count: AtomicU64,
+}
+
+/// What [`note`] saw.
+pub static NOTED: Noted = Noted {
+    signal: AtomicI32::new(0),
+    code: AtomicI32::new(0),
+    addr: AtomicU64::new(0),
+    sender: AtomicI32::new(0),
+    count: AtomicU64::new(0),
+};
+
+/// A handler that notes the signal in [`NOTED`].
+///
+/// # Safety
+/// It is called as the kernel calls handlers: `info` tells of the signal.
+pub unsafe extern "C" fn note(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel passes what is known of the signal.
+    let (code, addr, sender) =
+        unsafe { ((*info).si_code, (*info).si_addr() as u64, (*info).si_pid()) };
+    NOTED.signal.store(signal, Relaxed);
+    NOTED.code.store(code, Relaxed);
+    NOTED.addr.store(addr, Relaxed);
+    NOTED.sender.store(sender, Relaxed);
+    NOTED.count.fetch_add(1, Release);
 }

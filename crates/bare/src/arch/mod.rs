@@ -114,6 +114,14 @@ pub fn idle() {
     unsafe { asm!("sti", "hlt", "cli", options(nostack)) };
 }
 
+/// Serves the interrupts that came in meanwhile. For calls that take long, between two of their steps:
+/// the caller holds no lock, and is in no call of the subsystem.
+pub fn serve_interrupts() {
+    // SAFETY: `sti` takes effect after the next instruction, and the handlers keep the kernel's rules.
+    // Memory may change meanwhile, so no `nomem`.
+    unsafe { asm!("sti", "nop", "nop", "cli", options(nostack)) };
+}
+
 const FS_BASE: Msr = Msr::new(0xc000_0100);
 /// In the kernel the program's GS base is put aside here.
 const USER_GS_BASE: Msr = Msr::new(0xc000_0102);

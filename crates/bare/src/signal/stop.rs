@@ -128,7 +128,8 @@ pub(super) fn wait() {
 }
 
 fn tell_parent(process: &Arc<Process>, news: ExitStatus) {
-    let Some(parent) = find(process.family.lock().parent) else { return };
+    *process.signals.job.news.lock() = Some(news);
+    let Some(parent) = find(process.parent()) else { return };
     let action = parent.signals.action(linux::SIGCHLD);
     if !action.has(linux::SA_NOCLDSTOP) {
         send::send_process(&parent, Info::child(linux::SIGCHLD, process, news));
@@ -143,7 +144,7 @@ fn is_orphaned(group: u32) -> bool {
     let group_of = |process: &Process| process.group.load(Ordering::Relaxed);
     let session_of = |process: &Process| process.session.load(Ordering::Relaxed);
     !table.processes.values().any(|process| {
-        let parent = process.family.lock().parent;
+        let parent = process.parent();
         group_of(process) == group
             && table.processes.get(&parent).is_some_and(|parent| {
                 group_of(parent) != group && session_of(parent) == session_of(process)

@@ -4,7 +4,7 @@ use super::{Args, Errno, Result};
 use crate::arch::user;
 use crate::fs;
 use crate::percpu;
-use crate::task::current;
+use crate::task::{breathe, current};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use faultless::{Advice, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Space, USER_END, VirtRange};
@@ -41,13 +41,45 @@ pub fn mmap(args: Args<'_>) -> Result {
     if offset & (faultless::PAGE_SIZE - 1) != 0 {
         return Err(Errno::EINVAL);
     }
-    let cpu = percpu::cpu();
-    if flags.contains(MapFlags::ANONYMOUS) {
-        return Ok(space().mmap(cpu, addr, len, prot, flags)?);
+    let at_once = flags.contains(MapFlags::POPULATE);
+    let flags = flags - MapFlags::POPULATE;
+    let start = if flags.contains(MapFlags::ANONYMOUS) {
+        space().mmap(percpu::cpu(), addr, len, prot, flags)?
+    } else {
+        let mapped = fs::object_to_map(args.e() as i32, prot, flags)?;
+        let backing = mapped.starting_at(offset >> PAGE_SHIFT);
+        space().mmap_object(percpu::cpu(), addr, len, prot, flags, backing)?
+    };
+    if at_once {
+        // As on Linux, what cannot be had is left for later faults.
+        let _ = populate(start, len, prot.contains(Prot::WRITE));
     }
-    let mapped = fs::object_to_map(args.e() as i32, prot, flags)?;
-    let backing = mapped.starting_at(offset >> PAGE_SHIFT);
-    Ok(space().mmap_object(percpu::cpu(), addr, len, prot, flags, backing)?)
+    Ok(start)
+}
+
+/// Faults pages in, for writing or for reading, a piece at a time, so that others get a turn.
+fn populate(start: u64, len: u64, write: bool) -> Result<()> {
+    let advice = if write { Advice::PopulateWrite } else { Advice::PopulateRead };
+    in_pieces(start, len, |at, piece| {
+        space().madvise(percpu::cpu(), at, piece, advice).map_err(Errno::from)
+    })
+}
+
+/// Does something to a range that may be large, a piece at a time.
+fn in_pieces(start: u64, len: u64, mut act: impl FnMut(u64, u64) -> Result<()>) -> Result<()> {
+    const PIECE: u64 = 2 << 20;
+    let mut done = 0;
+    loop {
+        let piece = (len - done).min(PIECE);
+        act(start + done, piece)?;
+        done += piece;
+        if done == len {
+            return Ok(());
+        }
+        if !breathe() {
+            return Err(Errno::RESTART);
+        }
+    }
 }
 
 /// `munmap(addr, length)`.
@@ -75,7 +107,13 @@ pub fn mremap(args: Args<'_>) -> Result {
 pub fn madvise(args: Args<'_>) -> Result {
     room()?;
     let advice = Advice::from_number(args.c() as u32).ok_or(Errno::EINVAL)?;
-    space().madvise(percpu::cpu(), args.a(), args.b(), advice)?;
+    let (start, len) = (args.a(), args.b());
+    let act = |at, len| Ok(space().madvise(percpu::cpu(), at, len, advice)?);
+    let ends = faultless::addr::page_up(len).is_some_and(|len| start.checked_add(len).is_some());
+    match advice {
+        Advice::PopulateRead | Advice::PopulateWrite if ends => in_pieces(start, len, act)?,
+        _ => act(start, len)?,
+    }
     Ok(0)
 }
 
@@ -92,20 +130,14 @@ pub fn mincore(args: Args<'_>) -> Result {
     if len > USER_END {
         return Err(Errno::ENOMEM);
     }
-    // A piece at a time: the vector may be larger than the kernel's heap.
-    const PIECE: u64 = 1 << 24;
-    let mut done = 0;
+    // The vector may be larger than the kernel's heap.
     let mut pages = Vec::new();
-    loop {
-        let piece = (len - done).min(PIECE);
+    in_pieces(addr, len, |at, piece| {
         pages.clear();
-        space().mincore(percpu::cpu(), addr + done, piece, |there| pages.push(u8::from(there)))?;
-        user::write_bytes(vector + (done >> PAGE_SHIFT), &pages)?;
-        done += piece;
-        if done == len {
-            return Ok(0);
-        }
-    }
+        space().mincore(percpu::cpu(), at, piece, |there| pages.push(u8::from(there)))?;
+        user::write_bytes(vector.wrapping_add((at - addr) >> PAGE_SHIFT), &pages)
+    })?;
+    Ok(0)
 }
 
 /// `msync(addr, length, flags)`: the files are memory, so there is nothing to write back.
@@ -128,8 +160,7 @@ pub fn mlock(args: Args<'_>) -> Result {
     let len = args.a() - start + args.b().min(USER_END);
     mapped(start, len)?;
     // What cannot be had is left for later faults.
-    let populate = |advice| space().madvise(percpu::cpu(), start, len, advice);
-    let _ = populate(Advice::PopulateWrite).or_else(|_| populate(Advice::PopulateRead));
+    let _ = populate(start, len, true).or_else(|_| populate(start, len, false));
     Ok(0)
 }
 

@@ -66,8 +66,6 @@ impl Args<'_> {
 /// Serves the system call of `frame`, whose `rax` is its number.
 pub fn dispatch(frame: &mut TrapFrame) {
     let number = frame.rax;
-    frame.vector = SYSTEM_CALL;
-    frame.error = number;
     let result = call(number as u32, Args { frame });
     frame.rax = match result {
         Ok(value) => value,

@@ -57,7 +57,7 @@ pub fn clone3(args: Args<'_>) -> Result {
     }
     let known = size.min(WORDS as u64 * 8);
     for offset in known..size {
-        if user::read::<u8>(at + offset)? != 0 {
+        if user::read::<u8>(at.wrapping_add(offset))? != 0 {
             return Err(Errno::E2BIG);
         }
     }
@@ -306,7 +306,7 @@ pub fn gettid(_: Args<'_>) -> Result {
 
 /// `getppid()`.
 pub fn getppid(_: Args<'_>) -> Result {
-    Ok(u64::from(current().process.family.lock().parent))
+    Ok(u64::from(current().process.parent()))
 }
 
 /// The process that `pid` means, where 0 is the caller's own.
@@ -348,7 +348,7 @@ pub fn setpgid(args: Args<'_>) -> Result {
     }
     let process = process_or_own(args.a())?;
     let session = own.session.load(Ordering::Relaxed);
-    let is_child = process.family.lock().parent == own.pid;
+    let is_child = process.parent() == own.pid;
     if process.pid != own.pid && !is_child {
         return Err(Errno::ESRCH);
     }
@@ -435,9 +435,8 @@ pub fn prctl(args: Args<'_>) -> Result {
     let process = current().process.clone();
     match args.a() as u32 {
         p::PR_SET_NAME => {
-            let bytes: Vec<u8> = (args.b()..)
-                .take(NAME - 1)
-                .map(user::read::<u8>)
+            let bytes: Vec<u8> = (0..NAME as u64 - 1)
+                .map(|at| user::read::<u8>(args.b().wrapping_add(at)))
                 .take_while(|byte| *byte != Ok(0))
                 .collect::<Result<_>>()?;
             *process.name.lock() = String::from_utf8_lossy(&bytes).into_owned();

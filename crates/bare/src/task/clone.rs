@@ -1,5 +1,6 @@
 //! New threads and processes.
 
+use super::memory::Memory;
 use super::process::{Family, Process, TABLE};
 use super::scheduler;
 use super::thread::{Current, Thread, current};
@@ -74,7 +75,10 @@ pub fn clone(frame: &TrapFrame, request: &Request) -> Result {
     let (process, new) = if request.has(nr::CLONE_THREAD) {
         (parent.process.clone(), false)
     } else {
-        (Arc::new(new_process(&parent, number, request)?), true)
+        // First of all, and from here: a copy of memory needs much of the stack.
+        let memory = parent.process.memory().ok_or(Errno::ENOMEM)?;
+        let memory = if request.has(nr::CLONE_VM) { memory } else { memory.try_fork()? };
+        (new_process(&parent, number, memory, request)?, true)
     };
     let child = new_thread(&parent, number, process, frame, request)?;
     if request.has(nr::CLONE_PARENT_SETTID) {
@@ -94,13 +98,17 @@ pub fn clone(frame: &TrapFrame, request: &Request) -> Result {
     Ok(u64::from(number))
 }
 
-fn new_process(parent: &Current, number: u32, request: &Request) -> Result<Process> {
+#[inline(never)]
+fn new_process(
+    parent: &Current,
+    number: u32,
+    memory: Arc<Memory>,
+    request: &Request,
+) -> Result<Arc<Process>> {
     let from = &parent.process;
-    let memory = from.memory().ok_or(Errno::ENOMEM)?;
-    let memory = if request.has(nr::CLONE_VM) { memory } else { memory.try_fork()? };
     let files = from.files.fork(request.has(nr::CLONE_FILES), request.has(nr::CLONE_FS))?;
     let signals = from.signals.fork(request.clear_handlers);
-    let family = Family { parent: from.pid, exit_signal: request.exit_signal, ..Family::default() };
+    let family = Family { exit_signal: request.exit_signal, ..Family::default() };
     let process = Process::new(number, memory, files, signals, family);
     process.group.store(from.group.load(Ordering::Relaxed), Ordering::Relaxed);
     process.session.store(from.session.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -108,7 +116,7 @@ fn new_process(parent: &Current, number: u32, request: &Request) -> Result<Proce
     *process.limits.lock() = *from.limits.lock();
     let address_space = from.address_space.load(Ordering::Relaxed);
     process.address_space.store(address_space, Ordering::Relaxed);
-    Ok(process)
+    Ok(Arc::new(process))
 }
 
 fn new_thread(
@@ -148,13 +156,13 @@ fn publish(parent: &Current, child: Arc<Thread>, new: bool, request: &Request) -
         if new {
             // The parent, or the parent's; that was there when the parent last looked, or the first is.
             let guardian = if request.has(nr::CLONE_PARENT) {
-                let number = parent.process.family.lock().parent;
+                let number = parent.process.parent();
                 table.processes.get(&number).cloned()
             } else {
                 None
             };
             let guardian = guardian.as_ref().unwrap_or(&parent.process);
-            process.family.lock().parent = guardian.pid;
+            process.parent.store(guardian.pid, Ordering::Relaxed);
             guardian.family.lock().children.push(process.clone());
             table.processes.insert(process.pid, process.clone());
         }

@@ -137,7 +137,7 @@ fn end_process(process: &Arc<Process>) {
         process.ended.store(true, Ordering::SeqCst);
         let (parent, exit_signal) = {
             let family = process.family.lock();
-            (table.processes.get(&family.parent).cloned(), family.exit_signal)
+            (table.processes.get(&process.parent()).cloned(), family.exit_signal)
         };
         let unseen = parent.as_ref().is_none_or(|parent| {
             exit_signal == nr::SIGCHLD && signal::children_are_ignored(parent)
@@ -169,7 +169,7 @@ fn leave_children(process: &Process, table: &process::Table) {
     };
     for child in &children {
         let mut family = child.family.lock();
-        family.parent = boot::FIRST;
+        child.parent.store(boot::FIRST, Ordering::Relaxed);
         family.exit_signal = nr::SIGCHLD;
     }
     first.family.lock().children.extend(children);

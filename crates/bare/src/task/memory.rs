@@ -6,6 +6,7 @@ use crate::machine::Bare;
 use crate::percpu;
 use crate::sync::Mutex;
 use crate::syscall::Result;
+use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
@@ -25,7 +26,8 @@ pub struct Image {
 /// An address space with a program in it.
 #[derive(Debug)]
 pub struct Memory {
-    space: ManuallyDrop<Space<Bare>>,
+    /// Not in place: it is large, and kernel stacks are small.
+    space: ManuallyDrop<Box<Space<Bare>>>,
     /// The program.
     pub image: Mutex<Image>,
 }
@@ -36,7 +38,7 @@ impl Memory {
     /// # Errors
     /// `ENOMEM`.
     pub fn try_new() -> Result<Arc<Self>> {
-        Ok(Self::around(Space::new(percpu::cpu())?, Image::default()))
+        Ok(Self::around(empty()?, Image::default()))
     }
 
     /// A copy, as `fork` makes it.
@@ -44,10 +46,10 @@ impl Memory {
     /// # Errors
     /// `ENOMEM`.
     pub fn try_fork(&self) -> Result<Arc<Self>> {
-        Ok(Self::around(self.space.fork(percpu::cpu())?, self.image.lock().clone()))
+        Ok(Self::around(copy(self.space())?, self.image.lock().clone()))
     }
 
-    fn around(space: Space<Bare>, image: Image) -> Arc<Self> {
+    fn around(space: Box<Space<Bare>>, image: Image) -> Arc<Self> {
         crate::machine::adopt(&space);
         Arc::new(Self { space: ManuallyDrop::new(space), image: Mutex::new(image) })
     }
@@ -57,6 +59,18 @@ impl Memory {
     pub fn space(&self) -> &Space<Bare> {
         &self.space
     }
+}
+
+// What these two need of the stack they need alone.
+
+#[inline(never)]
+fn empty() -> Result<Box<Space<Bare>>> {
+    Ok(Box::new(Space::new(percpu::cpu())?))
+}
+
+#[inline(never)]
+fn copy(space: &Space<Bare>) -> Result<Box<Space<Bare>>> {
+    Ok(Box::new(space.fork(percpu::cpu())?))
 }
 
 impl Drop for Memory {

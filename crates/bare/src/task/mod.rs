@@ -110,6 +110,14 @@ pub fn met_end_of_memory() {
     }
 }
 
+/// What a call does between two of its steps if it takes long: others get a turn. Returns whether the
+/// call is to go on; if not, a signal waits. The caller holds no lock.
+pub fn breathe() -> bool {
+    crate::arch::serve_interrupts();
+    scheduler::give_way();
+    !signal::pending(&current())
+}
+
 /// The timer interrupt: from user mode or from idle.
 pub fn tick() {
     crate::time::tick();

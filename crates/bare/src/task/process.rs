@@ -87,7 +87,10 @@ pub struct Process {
     pub signals: ProcessSignals,
     /// The name that `ps` shows: `PR_SET_NAME`, or the file of the program.
     pub name: Mutex<String>,
-    /// Who its relatives are. A parent's is locked before a child's.
+    /// The parent's number; 0 for the first process. It changes, with the table and `family` locked, when
+    /// the parent ends.
+    pub parent: AtomicU32,
+    /// Its other relatives. A parent's is locked before a child's.
     pub family: Mutex<Family>,
     /// Woken when a child ends.
     pub children_changed: WaitQueue,
@@ -163,8 +166,6 @@ const LIMITS: Limits = {
 /// The relatives of a process.
 #[derive(Debug, Default)]
 pub struct Family {
-    /// The parent's number; 0 for the first process.
-    pub parent: u32,
     /// Those who were not waited for yet.
     pub children: Vec<Arc<Process>>,
     /// The signal that the parent gets at its end.
@@ -196,6 +197,7 @@ impl Process {
             files,
             signals,
             name: Mutex::default(),
+            parent: AtomicU32::new(0),
             family: Mutex::new(family),
             children_changed: WaitQueue::new(),
             memory_changed: WaitQueue::new(),
@@ -209,6 +211,11 @@ impl Process {
             address_space: AtomicU64::new(u64::MAX),
             started: crate::arch::clock::now(),
         }
+    }
+
+    /// The parent's number; 0 for the first process.
+    pub fn parent(&self) -> u32 {
+        self.parent.load(Ordering::Relaxed)
     }
 
     /// Its memory; none once it has ended.

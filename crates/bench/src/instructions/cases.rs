@@ -18,6 +18,10 @@ pub const PAGES: u64 = 4096;
 const CALLS: u64 = 1000;
 /// Pages of the area that such a call maps.
 const CALL_PAGES: u64 = 16;
+/// Where a small program lies.
+const PROGRAM: u64 = 0x40_0000;
+/// Where its stack lies.
+const STACK: u64 = 0x7fff_fff0_0000;
 
 /// The symbols between whose entry and return instructions are counted.
 pub const COUNTED: [&str; 2] = ["faultless_bench_fault", "faultless_bench_call"];
@@ -84,10 +88,18 @@ pub enum What {
     FileCopy,
     /// Unmapping touched pages, all in one call.
     Unmap,
-    /// Mapping 16 pages and unmapping them untouched.
+    /// Mapping 16 pages and unmapping them untouched, in the space of a small program.
     MapUnmap,
+    /// Mapping 16 pages, writing to one and unmapping them, in the space of a small program.
+    MapTouchUnmap,
+    /// Growing the heap of a small program by a page, and shrinking it again.
+    Break,
+    /// Forbidding stores to one page in the middle of 16 written ones, and allowing them again.
+    Protect,
     /// Forking a space of touched pages.
     Fork,
+    /// Forking a space of touched pages, and ending the child.
+    ForkExit,
 }
 
 /// What is done, and under which settings.
@@ -106,13 +118,18 @@ pub struct Case {
 
 /// Every case, in the order of the parts.
 pub fn all(quick: bool) -> Vec<Case> {
-    use What::{Copy, FileCopy, FileRead, FileReadOne, FileWrite, Fork, MapUnmap};
-    use What::{Read, Reuse, Unmap, Write, WriteAfterRead, WriteFirst};
+    use What::{
+        Break, Copy, FileCopy, FileRead, FileReadOne, FileWrite, Fork, ForkExit, MapTouchUnmap,
+        MapUnmap, Protect, Read, Reuse, Unmap, Write, WriteAfterRead, WriteFirst,
+    };
+    let faults = [Write, Read, Reuse, Copy, FileRead, FileWrite, FileCopy];
+    let others = [FileReadOne, WriteFirst, WriteAfterRead];
+    let calls = [Unmap, MapUnmap, MapTouchUnmap, Break, Protect, Fork, ForkExit];
     let mut cases = Vec::new();
-    let faults = [Write, Read, Reuse, Copy, FileRead, FileReadOne, FileWrite, FileCopy];
-    for what in faults.into_iter().chain([WriteFirst, WriteAfterRead, Unmap, MapUnmap, Fork]) {
+    for what in faults.into_iter().chain(others).chain(calls) {
         for locking in [Locking::Speculative, Locking::PerVma, Locking::MmapLock] {
-            let gated = faults.contains(&what) && what != FileReadOne;
+            let gated = faults.contains(&what)
+                || (calls.contains(&what) && locking == Locking::Speculative);
             cases.push(Case { what, locking, check: AnonVmaCheck::Late, gated });
         }
         if matches!(what, Read | WriteFirst) {
@@ -140,7 +157,11 @@ impl Case {
             What::FileCopy => "file_private_write_fault",
             What::Unmap => "munmap_per_page",
             What::MapUnmap => "mmap_munmap_pair",
+            What::MapTouchUnmap => "mmap_touch_munmap",
+            What::Break => "brk_pair",
+            What::Protect => "mprotect_pair",
             What::Fork => "fork_per_page",
+            What::ForkExit => "fork_exit_per_page",
         }
     }
 
@@ -156,7 +177,7 @@ impl Case {
     /// How many operations it counts.
     pub const fn operations(&self) -> u64 {
         match self.what {
-            What::MapUnmap => CALLS,
+            What::MapUnmap | What::MapTouchUnmap | What::Break | What::Protect => CALLS,
             _ => PAGES,
         }
     }
@@ -167,6 +188,7 @@ impl Case {
             What::Write | What::WriteFirst | What::WriteAfterRead | What::Copy | What::FileCopy => {
                 PAGES
             }
+            What::MapTouchUnmap => CALLS,
             _ => 0,
         }
     }
@@ -187,6 +209,9 @@ impl Case {
         space.activate(&cpu);
         let before = vm.totals();
         let run = Run { space: &space, cpu: &cpu };
+        if self.operations() == CALLS {
+            run.load_program()?;
+        }
         let (kind, count) = self.work(&run).map_err(|error| format!("{self:?}: {error}"))?;
         let since = vm.totals().since(&before);
         let expected = [(kind, count), self.served_by(count)];
@@ -215,7 +240,8 @@ impl Case {
     const fn roots_locked(&self, faults: u64) -> u64 {
         match self.what {
             What::Read | What::MapUnmap | What::FileRead | What::FileReadOne | What::FileWrite => 0,
-            What::WriteFirst => faults,
+            What::WriteFirst | What::MapTouchUnmap => faults,
+            // The pages of the heap, the area, or both have one root each.
             _ => 1,
         }
     }
@@ -267,24 +293,58 @@ impl Case {
             What::Unmap => {
                 let area = run.map(PAGES)?;
                 run.touch(area, Access::Write)?;
-                run.call(&mut || {
-                    run.space.munmap(run.cpu, area, PAGES * PAGE_SIZE).map_err(|e| e.to_string())
-                })?;
+                run.call(&mut || run.unmap(area, PAGES))?;
                 Counter::AnonPage
             }
             What::MapUnmap => {
-                // The first call makes what later calls find.
-                let pair = || {
+                run.calls(&|| {
                     let area = run.map(CALL_PAGES)?;
-                    let unmapped = run.space.munmap(run.cpu, area, CALL_PAGES * PAGE_SIZE);
-                    unmapped.map_err(|error| error.to_string())
-                };
-                pair()?;
-                for _ in 0..CALLS {
-                    run.call(&mut || pair())?;
-                }
-                faultless_bench_case_end();
+                    run.unmap(area, CALL_PAGES)
+                })?;
                 return Ok((Counter::Faults, 0));
+            }
+            What::MapTouchUnmap => {
+                run.calls(&|| {
+                    let area = run.map(CALL_PAGES)?;
+                    run.fault(area, Access::Write)?;
+                    run.unmap(area, CALL_PAGES)
+                })?;
+                return Ok((Counter::AnonPage, CALLS + 1));
+            }
+            What::Break => {
+                let start = run.space.brk(run.cpu, 0);
+                let end = start + CALL_PAGES * PAGE_SIZE;
+                let set = |to| {
+                    let now = run.space.brk(run.cpu, to);
+                    if now == to { Ok(()) } else { Err(format!("brk({to:#x}) is {now:#x}")) }
+                };
+                set(end)?;
+                run.fault(start, Access::Write)?;
+                run.calls(&|| set(end + PAGE_SIZE).and_then(|()| set(end)))?;
+                return Ok((Counter::AnonPage, 1));
+            }
+            What::Protect => {
+                let area = run.map(CALL_PAGES)?;
+                for page in 0..CALL_PAGES {
+                    run.fault(area + page * PAGE_SIZE, Access::Write)?;
+                }
+                let middle = area + CALL_PAGES / 2 * PAGE_SIZE;
+                let set = |prot| {
+                    let set = run.space.mprotect(run.cpu, middle, PAGE_SIZE, prot);
+                    set.map_err(|error| error.to_string())
+                };
+                run.calls(&|| set(Prot::READ).and_then(|()| set(RW)))?;
+                return Ok((Counter::AnonPage, CALL_PAGES));
+            }
+            What::ForkExit => {
+                let area = run.map(PAGES)?;
+                run.touch(area, Access::Write)?;
+                run.call(&mut || {
+                    let child = run.space.fork(run.cpu).map_err(|error| error.to_string())?;
+                    child.exit(run.cpu);
+                    Ok(())
+                })?;
+                Counter::AnonPage
             }
             What::Fork => {
                 let area = run.map(PAGES)?;
@@ -344,6 +404,41 @@ impl Run<'_, '_> {
             .map_err(|error| error.to_string())
     }
 
+    fn unmap(&self, area: u64, pages: u64) -> Result<(), String> {
+        let unmapped = self.space.munmap(self.cpu, area, pages * PAGE_SIZE);
+        unmapped.map_err(|error| error.to_string())
+    }
+
+    /// Maps what a small program has when it starts: calls seldom find a space empty.
+    fn load_program(&self) -> Result<(), String> {
+        let text = Prot::READ | Prot::EXEC;
+        let areas = [Prot::READ, text, Prot::READ, RW, text, Prot::READ, RW];
+        for (at, prot) in (0..).zip(areas) {
+            let flags = PRIVATE | MapFlags::FIXED;
+            let start = PROGRAM + at * CALL_PAGES * PAGE_SIZE;
+            let mapped = self.space.mmap(self.cpu, start, CALL_PAGES * PAGE_SIZE, prot, flags);
+            mapped.map_err(|error| error.to_string())?;
+        }
+        let flags = PRIVATE | MapFlags::FIXED | MapFlags::GROWSDOWN;
+        let mapped = self.space.mmap(self.cpu, STACK, CALL_PAGES * PAGE_SIZE, RW, flags);
+        mapped.map(drop).map_err(|error| error.to_string())
+    }
+
+    /// Faults one page in.
+    fn fault(&self, addr: u64, access: Access) -> Result<(), String> {
+        self.space.fault(self.cpu, addr, access).map(drop).map_err(|error| format!("{error:?}"))
+    }
+
+    /// Makes a call once, so that later ones find what they need, and then [`CALLS`] times, counted.
+    fn calls(&self, call: &dyn Fn() -> Result<(), String>) -> Result<(), String> {
+        call()?;
+        for _ in 0..CALLS {
+            self.call(&mut || call())?;
+        }
+        faultless_bench_case_end();
+        Ok(())
+    }
+
     /// Faults [`PAGES`] pages in, each `step` pages above the one before; counted.
     fn fault_each(&self, area: u64, step: u64, access: Access) -> Result<(), String> {
         self.fault_some(area, PAGES, step, access)
@@ -372,9 +467,7 @@ impl Run<'_, '_> {
     /// Faults [`PAGES`] pages in; not counted.
     fn touch(&self, area: u64, access: Access) -> Result<(), String> {
         for page in 0..PAGES {
-            self.space
-                .fault(self.cpu, area + page * PAGE_SIZE, access)
-                .map_err(|error| format!("{error:?}"))?;
+            self.fault(area + page * PAGE_SIZE, access)?;
         }
         Ok(())
     }

@@ -405,7 +405,9 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
             return Ok(None);
         }
         if !seen.is_present() {
-            return Err(Abort::NotSupported);
+            debug_assert!(seen.is_hidden(), "{seen:?}");
+            // This VMA allows the access, so a writer has come in between.
+            return Err(Abort::VmaChanged);
         }
         if self.access == Access::Write && !seen.is_writable() {
             return self.write_protected(prepared, slot, seen);

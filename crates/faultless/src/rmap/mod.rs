@@ -72,6 +72,14 @@ impl RootSlot {
         self.at.load(Ordering::Acquire) as u64
     }
 
+    /// The root, if there is one.
+    #[inline]
+    pub fn peek(&self) -> Option<&AnonVma> {
+        let raw = NonNull::new(self.at.load(Ordering::Acquire))?;
+        // SAFETY: set once, from `into_raw`, and owned by this slot as long as it lives.
+        Some(unsafe { Root::peek_raw(raw) })
+    }
+
     /// One more owner of the root, if there is one.
     pub fn get(&self) -> Option<Root> {
         let raw = NonNull::new(self.at.load(Ordering::Acquire))?;

@@ -194,7 +194,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         unsafe {
             each_slot(self.cpu, self.space.root(), range, |addr, slot| {
                 let private = |entry: Entry| {
-                    entry.is_present()
+                    entry.is_mapped()
                         && !entry.is_special()
                         && self.cpu.vm().frames.meta(entry.frame()).refs() == 1
                 };

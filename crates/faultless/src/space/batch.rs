@@ -8,12 +8,15 @@ use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::machine::{Invalidate, Machine};
 use crate::space::Space;
 use crate::stat::Counter;
+use crate::sync::atomic::AtomicU64;
+use crate::table::entry::Entry;
+use crate::table::node::ENTRIES;
 use crate::tlb::shootdown;
 use crate::vm::Cpu;
 use core::cell::Cell;
 
-/// Frames a batch holds before it flushes.
-pub const BATCH: usize = 512;
+/// Frames a batch holds before it flushes: those that a table maps.
+pub const BATCH: usize = ENTRIES;
 /// Ranges of more pages than this are flushed as a whole space, as Linux does
 /// (`tlb_single_page_flush_ceiling`).
 const SINGLE_PAGES: u64 = 33;
@@ -55,21 +58,46 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         self.owed = Some(self.owed.map_or(range, |owed| owed.hull(range)));
     }
 
-    /// Owes a flush of the page at `addr`, and then the reference of its mapping to `frame`.
+    /// Owes what `take` takes out of the entries of the pages from `start` on, which lie in one table: the
+    /// flush of the pages that were mapped, and then the references of their mappings. Returns how many
+    /// references that are.
     #[inline]
-    pub fn unmapped(&mut self, addr: u64, frame: FrameNumber) {
-        self.flush(VirtRange { start: addr, end: addr + PAGE_SIZE });
-        if self.frames == BATCH {
+    pub fn unmap(
+        &mut self,
+        start: u64,
+        slots: &[AtomicU64],
+        mut take: impl FnMut(&AtomicU64) -> Entry,
+    ) -> usize {
+        // What a table maps fits into an empty batch.
+        if slots.len() > BATCH - self.frames {
             self.pay();
-            self.flush(VirtRange { start: addr, end: addr + PAGE_SIZE });
         }
-        self.cpu.state().gather.frames[self.frames].set(frame.0);
-        self.frames += 1;
+        let room = &self.cpu.state().gather.frames[self.frames..];
+        let (mut taken, mut first, mut behind) = (0, usize::MAX, 0);
+        for (at, slot) in slots.iter().enumerate() {
+            let old = take(slot);
+            if !old.is_mapped() {
+                continue;
+            }
+            first = first.min(at);
+            behind = at + 1;
+            if !old.is_special() {
+                room[taken].set(old.frame().0);
+                taken += 1;
+            }
+        }
+        if behind != 0 {
+            let addr = |at: usize| start + at as u64 * PAGE_SIZE;
+            self.flush(VirtRange::new(addr(first), addr(behind)));
+        }
+        self.frames += taken;
+        taken
     }
 
     /// Pays.
-    pub fn finish(mut self) {
-        self.pay();
+    #[inline]
+    pub fn finish(self) {
+        drop(self);
     }
 
     fn pay(&mut self) {

@@ -49,24 +49,22 @@ impl<M: Machine> Space<M> {
         if !shrinks && range.pages() > cpu.vm().total_frames() {
             return Some(heap.end);
         }
+        let same = |now: &Heap| now.start == heap.start && page_up(now.end) == Some(old);
+        if new == old {
+            let mut now = self.heap.lock(cpu);
+            now.end = if same(&now) { addr } else { return None };
+            return Some(addr);
+        }
         // Whoever moves the end by a page or more has locked a page at it, below or above: the one
         // below, too, where it grows, so that all conflict.
         let locked = VirtRange::new(range.start.saturating_sub(PAGE_SIZE), range.end);
         let align = if shrinks { TABLE_ALIGN } else { PAGE_SIZE };
-        let writing = (new != old).then(|| self.write(cpu, [locked, NOWHERE], align));
-        let same = |now: &Heap| now.start == heap.start && page_up(now.end) == Some(old);
+        let writing = self.write(cpu, [locked, NOWHERE], align);
         if !same(&self.heap.lock(cpu)) {
             return None;
         }
-        let moved = match &writing {
-            None => true,
-            Some(writing) if shrinks => writing.unmap(range).is_ok(),
-            Some(writing) => writing.extend_heap(range),
-        };
+        let moved = if shrinks { writing.unmap(range).is_ok() } else { writing.extend_heap(range) };
         let mut now = self.heap.lock(cpu);
-        if writing.is_none() && !same(&now) {
-            return None;
-        }
         if moved {
             now.end = addr;
         }

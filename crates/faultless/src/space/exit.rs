@@ -18,7 +18,9 @@ impl<M: Machine> Space<M> {
             writing.stop(VirtRange::USER);
             let mut batch = FlushBatch::new(cpu, &self);
             batch.flush(VirtRange::USER);
-            writing.vmas(VirtRange::USER).for_each(|vma| writing.zap(vma.area.range, &mut batch));
+            for vma in writing.vmas(VirtRange::USER) {
+                writing.zap(vma.area.range, &mut batch);
+            }
             batch.finish();
         }
         if cpu.state().resident.space.load(Ordering::Relaxed) == self.id().0 {

@@ -1,7 +1,7 @@
 //! `fork`: a copy of the space whose private pages are shared until somebody writes.
 
 use super::Space;
-use super::pages::{each_slot, last_table};
+use super::pages::{each_run, last_table};
 use super::vma::{Vma, VmaFlags};
 use super::write::{NOWHERE, Writing, make_stopped};
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
@@ -122,42 +122,55 @@ impl<M: Machine> Writing<'_, '_, M> {
         batch: &mut FlushBatch<'_, '_, M>,
         child: &Space<M>,
     ) -> Result<(), OutOfMemory> {
-        let mut table: Option<(u64, &[AtomicU64])> = None;
-        let mut result = Ok(());
+        let frames = &self.cpu.vm().frames;
         let mut shared = 0;
-        let mut share = |addr: u64, slot: &AtomicU64| {
-            if result.is_err() || node::load(slot).is_none() {
-                return;
+        let share = |start: u64, slots: &[AtomicU64]| {
+            // The child's entries, once there is one to be made.
+            let mut theirs: Option<&[AtomicU64]> = None;
+            let (mut first, mut behind) = (usize::MAX, 0);
+            let mut result = Ok(());
+            for (at, slot) in slots.iter().enumerate() {
+                let seen = node::load(slot);
+                if seen.is_none() {
+                    continue;
+                }
+                let (old, new) = protocol::settle_from(slot, seen, self.cpu, |entry| {
+                    if entry.is_mapped() { entry.read_only() } else { entry }
+                });
+                if !new.is_mapped() {
+                    continue;
+                }
+                if old != new {
+                    first = first.min(at);
+                    behind = at + 1;
+                }
+                let theirs = match theirs {
+                    Some(theirs) => theirs,
+                    // SAFETY: the child is this call's own.
+                    None => match unsafe { last_table(self.cpu, child_root, start) } {
+                        Ok(table) => {
+                            theirs.insert(&table[node::index(start, LAST)..][..slots.len()])
+                        }
+                        Err(oom) => {
+                            result = Err(oom);
+                            break;
+                        }
+                    },
+                };
+                if !new.is_special() {
+                    frames.meta(new.frame()).get_ref();
+                    shared += 1;
+                }
+                theirs[at].store(new.0, Ordering::Release);
             }
-            let span = addr & !(node::table_span(LAST) - 1);
-            let slots = match table {
-                Some((at, slots)) if at == span => slots,
-                // SAFETY: the child is this call's own.
-                _ => match unsafe { last_table(self.cpu, child_root, span) } {
-                    Ok(slots) => table.insert((span, slots)).1,
-                    Err(oom) => {
-                        result = Err(oom);
-                        return;
-                    }
-                },
-            };
-            let (old, new) = protocol::settle(slot, self.cpu, |entry| {
-                if entry.is_present() { entry.read_only() } else { entry }
-            });
-            if !new.is_present() {
-                return;
+            if behind != 0 {
+                let addr = |at: usize| start + at as u64 * PAGE_SIZE;
+                batch.flush(VirtRange::new(addr(first), addr(behind)));
             }
-            if old != new {
-                batch.flush(VirtRange::page(addr));
-            }
-            if !new.is_special() {
-                self.cpu.vm().frames.meta(new.frame()).get_ref();
-                shared += 1;
-            }
-            slots[node::index(addr, LAST)].store(new.0, Ordering::Release);
+            result
         };
         // SAFETY: the range is locked.
-        unsafe { each_slot(self.cpu, self.space.root(), range, &mut share) };
+        let result = unsafe { each_run(self.cpu, self.space.root(), range, share) };
         child.resident.fetch_add(shared, Ordering::Relaxed);
         result
     }

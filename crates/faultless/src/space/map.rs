@@ -198,16 +198,17 @@ impl<M: Machine> Space<M> {
     ) -> Result<VirtRange, Errno> {
         let len = area.range.len();
         loop {
-            let start = if request.fixed {
-                request.addr
-            } else {
-                let section = cpu.section();
-                place(&self.tree.snapshot(&section), request.addr, len).ok_or(Errno::ENOMEM)?
-            };
-            let range = VirtRange::new(start, start + len);
             // Where nothing is unmapped no table goes either.
             let align = if request.fixed { TABLE_ALIGN } else { PAGE_SIZE };
-            let writing = self.write(cpu, [range, NOWHERE], align);
+            let writing = self.write_where(cpu, align, |view| {
+                let start = if request.fixed {
+                    request.addr
+                } else {
+                    place(view, request.addr, len).ok_or(Errno::ENOMEM)?
+                };
+                Ok::<_, Errno>([VirtRange::new(start, start + len), NOWHERE])
+            })?;
+            let [range, _] = writing.asked;
             let occupied = writing.vmas(range).next().is_some();
             if occupied && !request.fixed {
                 // Somebody was faster: look for another place.
@@ -219,7 +220,8 @@ impl<M: Machine> Space<M> {
             if !request.sort_known {
                 return Err(Errno::EINVAL);
             }
-            let offset = if area.object.is_some() { area.offset } else { start >> PAGE_SHIFT };
+            let offset =
+                if area.object.is_some() { area.offset } else { range.start >> PAGE_SHIFT };
             let area = Area { range, offset, ..area.clone() };
             writing.put(range, Some(Piece { area, root: None }))?;
             if occupied {

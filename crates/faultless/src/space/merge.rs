@@ -3,9 +3,10 @@
 use super::vma::{Area, Vma};
 use super::write::{NewVmas, Writing};
 use crate::addr::VirtRange;
-use crate::error::{Errno, OutOfMemory};
+use crate::error::Errno;
 use crate::machine::Machine;
-use crate::rmap::Root;
+use crate::rmap::{AnonVma, Root};
+use crate::sync::sequence::Sequence;
 
 /// A VMA in the making.
 #[derive(Clone, Debug)]
@@ -14,48 +15,19 @@ pub(super) struct Piece {
     pub(super) root: Option<Root>,
 }
 
-impl Piece {
-    /// The part of a stopped `vma` inside `range`, if there is one. Its root is final: no fault
-    /// makes a page under another any more.
-    pub(super) fn of(vma: &Vma, range: VirtRange) -> Option<Self> {
-        vma.area
-            .range
-            .overlaps(range)
-            .then(|| Self { area: vma.area.part(range), root: vma.root.get() })
-    }
-
-    /// Whether this piece and `next`, right above it, may be one VMA.
-    fn joins(&self, next: &Self) -> bool {
-        self.area.continues_into(&next.area) && roots_merge(self.root.as_ref(), next.root.as_ref())
-    }
-}
-
 /// Whether pages under the two roots may be in one VMA. One without a root takes the other's, unless
 /// that came from a parent process: sharing it more widely would make reverse walks longer.
-fn roots_merge(a: Option<&Root>, b: Option<&Root>) -> bool {
+fn roots_merge(a: Option<&AnonVma>, b: Option<&AnonVma>) -> bool {
     match (a, b) {
         (None, None) => true,
         (Some(root), None) | (None, Some(root)) => !root.is_inherited(),
-        (Some(a), Some(b)) => a.same(b),
+        (Some(a), Some(b)) => core::ptr::eq(a, b),
     }
 }
 
-/// `middle` joined with what is directly below and above it, where that is possible; what was joined
-/// is taken out of its place.
-fn join(mut middle: Piece, below: &mut Option<Piece>, above: &mut Option<Piece>) -> Piece {
-    let left = below.take_if(|below| below.joins(&middle));
-    let right = above.take_if(|above| {
-        middle.joins(above)
-            && left.as_ref().is_none_or(|l| roots_merge(l.root.as_ref(), above.root.as_ref()))
-    });
-    for part in [&left, &right].into_iter().flatten() {
-        middle.area.range = middle.area.range.hull(part.area.range);
-        middle.root = middle.root.or_else(|| part.root.clone());
-    }
-    if let Some(left) = left {
-        middle.area.offset = left.area.offset;
-    }
-    middle
+/// Whether two areas that meet at `at` may be in one VMA.
+fn agree(a: &Area, b: &Area, at: u64) -> bool {
+    a.prot == b.prot && a.agrees(b, at)
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
@@ -66,49 +38,63 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// # Errors
     /// `ENOMEM`; nothing has changed.
     pub(super) fn put(&self, range: VirtRange, middle: Option<Piece>) -> Result<(), Errno> {
-        self.stop(range);
-        let first = self.vma_at(range.start);
-        let last = self.vma_at(range.end - 1);
-        let mut left = first.and_then(|vma| Piece::of(vma, VirtRange::new(0, range.start)));
-        let mut right = last.and_then(|vma| Piece::of(vma, VirtRange::new(range.end, u64::MAX)));
-        let mut taken = [first, last]
-            .into_iter()
-            .flatten()
-            .fold(range, |taken, vma| taken.hull(vma.area.range));
-        let middle = middle.map(|middle| {
-            // Where no rest is left, the neighbour itself may be joined, and is replaced then.
-            let mut below = left.take().or_else(|| {
-                self.vma_ending(range.start)
-                    .filter(|vma| vma.area.continues_into(&middle.area))
-                    .and_then(|vma| self.neighbour(vma))
-            });
-            let mut above = right.take().or_else(|| {
-                self.vma_at(range.end)
-                    .filter(|vma| middle.area.continues_into(&vma.area))
-                    .and_then(|vma| self.neighbour(vma))
-            });
-            let joined = join(middle, &mut below, &mut above);
-            left = below.filter(|below| taken.covers(below.area.range));
-            right = above.filter(|above| taken.covers(above.area.range));
-            taken = taken.hull(joined.area.range);
-            joined
-        });
-        self.replace(taken, self.make_all([left, middle, right])?)
-    }
+        // What sticks out at either end, or is next to it and like what comes there. Whatever may be
+        // replaced is stopped before its root is looked at: from then on no fault makes one.
+        let (mut below, mut above) = (None, None);
+        let like =
+            |vma: &Vma, at| middle.as_ref().is_some_and(|new| agree(&vma.area, &new.area, at));
+        let mut near = self.view().iter_from(range.start.saturating_sub(1));
+        while let Some(entry) = near.next()
+            && entry.start <= range.end
+        {
+            let (vma, own) = (self.vma(entry), entry.range());
+            let (low, high) = (own.start < range.start, own.end > range.end);
+            let like_low = low && like(vma, range.start);
+            let like_high = high && like(vma, range.end);
+            if (own.end == range.start && !like_low) || (own.start == range.end && !like_high) {
+                continue;
+            }
+            if low {
+                below = Some((vma, like_low));
+            }
+            if high {
+                above = Some((vma, like_high));
+            }
+            self.stop_one(vma);
+        }
+        Sequence::writer_fence();
 
-    /// A neighbour as a piece, stopped, so that its root is final.
-    fn neighbour(&self, vma: &Vma) -> Option<Piece> {
-        self.stop(vma.area.range);
-        Piece::of(vma, vma.area.range)
-    }
-
-    fn make_all(&self, pieces: [Option<Piece>; 3]) -> Result<NewVmas, OutOfMemory> {
+        let mut taken = range;
         let mut new: NewVmas = [None, None, None];
-        for (slot, piece) in new.iter_mut().zip(pieces) {
-            if let Some(Piece { area, root }) = piece {
-                *slot = Some(self.make(area, root)?);
+        if let Some(Piece { mut area, mut root }) = middle {
+            let joins = |vma: &Vma| roots_merge(vma.root.peek(), root.as_deref());
+            let lower = below.take_if(|(vma, like)| *like && joins(vma)).map(|(vma, _)| vma);
+            let upper = above.take_if(|(vma, like)| {
+                *like
+                    && joins(vma)
+                    && lower.is_none_or(|lower| roots_merge(lower.root.peek(), vma.root.peek()))
+            });
+            if let Some(lower) = lower {
+                area.offset = lower.area.offset;
+                area.range.start = lower.area.range.start;
+                root = root.or_else(|| lower.root.get());
+            }
+            if let Some((upper, _)) = upper {
+                area.range.end = upper.area.range.end;
+                root = root.or_else(|| upper.root.get());
+            }
+            taken = area.range;
+            new[1] = Some(self.make(area, root)?);
+        }
+        let rests =
+            [(below, VirtRange::new(0, range.start)), (above, VirtRange::new(range.end, u64::MAX))];
+        for (slot, (vma, outside)) in [0, 2].into_iter().zip(rests) {
+            // Not those that are merely next to the range.
+            if let Some((vma, _)) = vma.filter(|(vma, _)| vma.area.range.overlaps(range)) {
+                taken = taken.hull(vma.area.range);
+                new[slot] = Some(self.make(vma.area.part(outside), vma.root.get())?);
             }
         }
-        Ok(new)
+        self.replace(taken, new)
     }
 }

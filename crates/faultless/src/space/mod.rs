@@ -206,7 +206,7 @@ impl<M: Machine> Space<M> {
             let locking = self.locking(cpu);
             let guard = if locking == Locking::Speculative {
                 cpu.count(Counter::RangeLockFault);
-                self.claim(cpu, [page, VirtRange::new(0, 0)])
+                self.claim(cpu, [page, VirtRange::new(0, 0)], || {})
             } else {
                 cpu.count(Counter::MmapLockRead);
                 Guard::Reading { _guard: self.mmap_lock.read(cpu) }
@@ -217,25 +217,15 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// Keeps everybody else out of two ranges, for a writer. Not inside a grace section.
-    fn lock_ranges<'a>(&'a self, cpu: &'a Cpu<'_, M>, ranges: [VirtRange; 2]) -> Guard<'a> {
-        loop {
-            let locking = self.locking(cpu);
-            let guard = if locking == Locking::Speculative {
-                cpu.count(Counter::RangeLockWrite);
-                self.claim(cpu, ranges)
-            } else {
-                cpu.count(Counter::MmapLockWrite);
-                Guard::Writing { _guard: self.mmap_lock.write(cpu) }
-            };
-            if self.locking_in_force() == locking {
-                return guard;
-            }
-        }
-    }
-
-    fn claim<'a>(&'a self, cpu: &'a Cpu<'_, M>, ranges: [VirtRange; 2]) -> Guard<'a> {
-        let vm = cpu.vm();
-        Guard::Range { _guard: self.ranges.acquire(&vm.claims, cpu.local(), ranges, cpu) }
+    /// Claims `ranges` in the range lock; runs `leave` before it waits, if it must.
+    fn claim<'a>(
+        &'a self,
+        cpu: &'a Cpu<'_, M>,
+        ranges: [VirtRange; 2],
+        leave: impl FnOnce(),
+    ) -> Guard<'a> {
+        let claims = &cpu.vm().claims;
+        let guard = self.ranges.acquire_leaving(claims, cpu.local(), ranges, cpu, leave);
+        Guard::Range { _guard: guard }
     }
 }

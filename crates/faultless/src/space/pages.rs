@@ -19,6 +19,25 @@ use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
 use core::convert::Infallible;
 
+/// Calls `each` with every run of neighbouring entries that map base pages of `range`, and the address of
+/// the first.
+///
+/// # Safety
+/// As [`range::visit`].
+pub(super) unsafe fn each_run<M: Machine, E>(
+    cpu: &Cpu<'_, M>,
+    root: FrameNumber,
+    range: VirtRange,
+    mut each: impl FnMut(u64, &[AtomicU64]) -> Result<(), E>,
+) -> Result<(), E> {
+    let visit = |run: Run<'_>| match run {
+        Run::Pages { start, slots } => each(start, slots),
+        Run::Huge { .. } => Ok(()),
+    };
+    // SAFETY: handed on.
+    unsafe { range::visit(cpu.vm().machine(), root, range, visit) }
+}
+
 /// Calls `each` with the address and the slot of every base page of `range` for which a table exists.
 ///
 /// # Safety
@@ -29,16 +48,14 @@ pub(super) unsafe fn each_slot<M: Machine>(
     range: VirtRange,
     mut each: impl FnMut(u64, &AtomicU64),
 ) {
-    let visit = |run: Run<'_>| {
-        if let Run::Pages { start, slots } = run {
-            for (at, slot) in slots.iter().enumerate() {
-                each(start + at as u64 * PAGE_SIZE, slot);
-            }
+    let run = |start, slots: &[AtomicU64]| {
+        for (at, slot) in slots.iter().enumerate() {
+            each(start + at as u64 * PAGE_SIZE, slot);
         }
         Ok::<(), Infallible>(())
     };
     // SAFETY: handed on.
-    let Ok(()) = unsafe { range::visit(cpu.vm().machine(), root, range, visit) };
+    let Ok(()) = unsafe { each_run(cpu, root, range, run) };
 }
 
 /// The last-level table of `addr`, made where it is missing.
@@ -74,38 +91,43 @@ pub(super) unsafe fn last_table<'v, M: Machine>(
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Empties every entry of `range`, and owes what was there to `batch`.
-    pub(super) fn zap(&self, range: VirtRange, batch: &mut FlushBatch<'_, '_, M>) {
-        let mut gone = 0;
+    /// Empties every entry of `range`, and owes what was there to `batch`. Returns whether there is any
+    /// last-level table over it.
+    pub(super) fn zap(&self, range: VirtRange, batch: &mut FlushBatch<'_, '_, M>) -> bool {
+        let (mut gone, mut tables) = (0, false);
+        let take = |slot: &AtomicU64| {
+            let seen = node::load(slot);
+            if seen.is_none() {
+                return seen;
+            }
+            protocol::settle_from(slot, seen, self.cpu, |_| Entry::NONE).0
+        };
+        let zap = |start, slots: &[AtomicU64]| {
+            tables = true;
+            gone += batch.unmap(start, slots, take);
+            Ok::<(), Infallible>(())
+        };
         // SAFETY: the range is locked.
-        unsafe {
-            each_slot(self.cpu, self.space.root(), range, |addr, slot| {
-                if node::load(slot).is_none() {
-                    return;
-                }
-                let (old, _) = protocol::settle(slot, self.cpu, |_| Entry::NONE);
-                if old.is_present() && !old.is_special() {
-                    batch.unmapped(addr, old.frame());
-                    gone += 1;
-                } else if old.is_present() {
-                    batch.flush(VirtRange::page(addr));
-                }
-            });
-        }
+        let Ok(()) = unsafe { each_run(self.cpu, self.space.root(), range, zap) };
         if gone != 0 {
-            self.cpu.add_resident(self.space, -gone);
+            self.cpu.add_resident(self.space, -(gone as i64));
         }
+        tables
     }
 
     /// Unlinks the tables that `range` leaves without a VMA over them, as far as the locked range
     /// reaches. The entries below are empty.
     pub(super) fn prune(&self, range: VirtRange, batch: &mut FlushBatch<'_, '_, M>) {
-        let view = self.view();
-        let below = view.before(range.start + 1).map_or(0, |entry| entry.end);
-        let above = view.find(range.end.saturating_sub(1)).map_or(u64::MAX, |entry| entry.start);
-        let hull = self
-            .locked_around(range)
-            .intersect(VirtRange::new(below.min(range.start), above.max(range.end)));
+        let (below, above) = self.view().around(range.start);
+        let free = VirtRange {
+            start: below.map_or(0, |entry| entry.end),
+            end: above.map_or(u64::MAX, |entry| entry.start),
+        };
+        debug_assert!(free.covers(range), "{range:?} is not free");
+        let hull = self.locked_around(range).intersect(free);
+        if !node::holds_table(hull) {
+            return;
+        }
         let machine = self.cpu.vm().machine();
         let frames = &self.cpu.vm().frames;
         let mut retire = |number: FrameNumber, level: u32| {

@@ -145,10 +145,10 @@ impl<M: Machine> Writing<'_, '_, M> {
     fn protect_pages(&self, range: VirtRange, prot: Prot) {
         let mut batch = FlushBatch::new(self.cpu, self.space);
         let allow = |entry: Entry| {
-            if !entry.is_present() {
+            if !entry.is_mapped() {
                 return entry;
             }
-            let entry = entry.with_user(!prot.is_empty()).with_execute(prot.contains(Prot::EXEC));
+            let entry = entry.with_hidden(prot.is_empty()).with_execute(prot.contains(Prot::EXEC));
             if prot.contains(Prot::WRITE) { entry } else { entry.read_only() }
         };
         // SAFETY: the range is locked.
@@ -158,7 +158,8 @@ impl<M: Machine> Writing<'_, '_, M> {
                     return;
                 }
                 let (old, new) = protocol::settle(slot, self.cpu, allow);
-                if old != new {
+                // What was hidden was in no TLB.
+                if old != new && old.is_present() {
                     batch.flush(VirtRange::page(addr));
                 }
             });

@@ -153,7 +153,7 @@ impl<M: Machine> Space<M> {
         unsafe {
             each_slot(cpu, self.root(), area.range, |_, slot| {
                 let entry = node::load(slot);
-                match (entry.is_present(), entry.is_special()) {
+                match (entry.is_mapped(), entry.is_special()) {
                     (true, true) => zero += 1,
                     (true, false) => resident += 1,
                     _ => {}
@@ -224,7 +224,7 @@ impl<M: Machine> Space<M> {
         // SAFETY: the caller is in a grace section.
         unsafe {
             each_slot(cpu, self.root(), VirtRange::page(addr), |_, slot| {
-                present = node::load(slot).is_present();
+                present = node::load(slot).is_mapped();
             });
         }
         let in_object = || {

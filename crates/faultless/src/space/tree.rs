@@ -29,15 +29,15 @@ pub use view::{Entry, View};
 use crate::addr::VirtRange;
 use crate::error::OutOfMemory;
 use crate::sync::atomic::{AtomicPtr, Ordering};
-use crate::sync::grace::{Grace, Section};
+use crate::sync::grace::{Grace, RetireChain, Section};
 use crate::sync::percpu::{Local, Padded};
 use crate::sync::spin::{SpinGuard, SpinLock};
 use crate::sync::wait::Wait;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
-use draft::Draft;
-use node::{Node, Slot};
+use draft::{CHUNK, Draft};
+use node::{Node, Slot, Slots};
 
 /// A map from disjoint half-open ranges of addresses to `NonNull<T>`.
 pub struct Tree<T> {
@@ -98,7 +98,7 @@ impl<T> Tree<T> {
         // Only the holder of the lock stores, so what it loads is the last version.
         let root = NonNull::new(self.root.load(Ordering::Relaxed));
         // SAFETY: only a writer retires nodes, and the lock excludes others while the edit lives;
-        // it also hands on the use of `chain`. Edit numbers do not repeat.
+        // it also hands on the use of their links. Edit numbers do not repeat.
         let draft = unsafe { Draft::new(root, writer.edits) };
         Edit { tree: self, draft, local, grace, _writer: writer }
     }
@@ -156,7 +156,7 @@ impl<T> Edit<'_, T> {
     /// [`OutOfMemory`] when the heap is exhausted; the next version is as it was.
     pub fn insert(&mut self, start: u64, end: u64, value: NonNull<T>) -> Result<(), OutOfMemory> {
         debug_assert!(self.view().find(start).is_none_or(|next| next.start >= end));
-        self.replace(VirtRange::new(start, end), &[Entry { start, end, value }])
+        self.replace(VirtRange::new(start, end), &[Entry { start, end, value }], |_| {})
     }
 
     /// Removes the entry that starts at `start` and returns it, if there is one.
@@ -168,46 +168,73 @@ impl<T> Edit<'_, T> {
         let Some(entry) = self.view().find(start).filter(|entry| entry.start == start) else {
             return Ok(None);
         };
-        self.replace(entry.range(), &[])?;
+        self.replace(entry.range(), &[], |_| {})?;
         Ok(Some(entry))
     }
 
     /// Removes every entry that overlaps `range`, which must lie wholly inside it, and inserts
-    /// `new`: disjoint entries inside the range, in order.
+    /// `new`: disjoint entries inside the range, in order. Tells `gone` what was there, even if it
+    /// fails.
     ///
     /// # Errors
     /// [`OutOfMemory`] when the heap is exhausted.
-    pub fn replace(&mut self, range: VirtRange, new: &[Entry<T>]) -> Result<(), OutOfMemory> {
+    pub fn replace(
+        &mut self,
+        range: VirtRange,
+        new: &[Entry<T>],
+        mut gone: impl FnMut(Entry<T>),
+    ) -> Result<(), OutOfMemory> {
         debug_assert!(new.iter().all(|e| e.start < e.end && range.covers(e.range())));
         debug_assert!(new.is_sorted_by(|a, b| a.end <= b.start));
-        debug_assert!(
-            self.view()
-                .iter_from(range.start)
-                .take_while(|old| old.start < range.end)
-                .all(|old| range.covers(old.range()))
-        );
-        let slots = new.iter().map(|entry| Slot {
-            start: entry.start,
-            end: entry.end,
-            gap: 0,
-            target: entry.value.cast(),
-        });
-        self.draft.replace(range, slots)
+        let (first, rest) = new.split_at(new.len().min(CHUNK));
+        self.draft.replace(range, slots(first), |slot| {
+            let Slot { start, end, target, .. } = slot;
+            debug_assert!(range.covers(VirtRange::new(start, end)));
+            gone(Entry { start, end, value: target.cast() });
+        })?;
+        for more in rest.chunks(CHUNK) {
+            let range = VirtRange::new(more[0].start, more[more.len() - 1].end);
+            self.draft.replace(range, slots(more), |_| {})?;
+        }
+        Ok(())
     }
 
     /// Makes the next version the present one. Cannot fail.
     pub fn publish(self) {
+        // SAFETY: nothing is retired.
+        unsafe { self.publish_retiring(RetireChain::default()) };
+    }
+
+    /// Makes the next version the present one, and retires `objects`, which only entries led to that
+    /// it has no more. Cannot fail.
+    ///
+    /// # Safety
+    /// As [`Grace::retire_all`], once the next version is the present one.
+    pub unsafe fn publish_retiring(self, objects: RetireChain) {
         let Self { tree, draft, local, grace, _writer } = self;
-        let (root, mut replaced) = draft.finish();
+        let (root, mut retired) = draft.finish();
         let root = root.map_or(ptr::null_mut(), NonNull::as_ptr);
         tree.root.store(root, Ordering::Release);
-        while let Some(node) = replaced.pop() {
-            // SAFETY: the root that was just stored does not lead to the node, so no section that
-            // begins from now on reaches it; it is retired once, since it was in one version and
-            // is not in the next. The link is its first field, and the pointer covers all of it.
-            unsafe { grace.retire(local, node::retire_link(node)) };
+        // SAFETY: the root that was just stored does not lead to the nodes, so no section that
+        // begins from now on reaches them; they are retired once, since they were in one version and
+        // are not in the next. A node's link is its first field, and its pointer covers all of it.
+        // For the objects, the caller's promise.
+        unsafe {
+            retired.prepend(objects);
+            if !retired.is_empty() {
+                grace.retire_all(local, retired);
+            }
         }
     }
+}
+
+/// The slots of `entries`.
+fn slots<T>(entries: &[Entry<T>]) -> impl Slots {
+    let slot = |entry: &Entry<T>| {
+        let Entry { start, end, value } = *entry;
+        Slot { start, end, gap: 0, target: value.cast() }
+    };
+    entries.iter().map(slot)
 }
 
 impl<T> fmt::Debug for Edit<'_, T> {

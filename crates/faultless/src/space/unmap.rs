@@ -38,13 +38,13 @@ impl<M: Machine> Space<M> {
 impl<M: Machine> Writing<'_, '_, M> {
     /// Unmaps `range`.
     pub(super) fn unmap(&self, range: VirtRange) -> Result<(), Errno> {
-        if self.vmas(range).next().is_none() {
-            return Ok(());
-        }
         self.put(range, None)?;
         let mut batch = FlushBatch::new(self.cpu, self.space);
-        self.zap(range, &mut batch);
-        self.prune(range, &mut batch);
+        let tables = self.zap(range, &mut batch);
+        // Where there is none below, only tables of a level above may be empty, and those are wide.
+        if tables || self.locked_around(range).len() >= table_span(LAST + 1) {
+            self.prune(range, &mut batch);
+        }
         batch.finish();
         Ok(())
     }

@@ -121,22 +121,20 @@ impl Area {
         !self.flags.contains(VmaFlags::SHARED)
     }
 
-    /// Whether `self`, directly below `next`, is like it in all but the reverse map.
-    pub fn continues_into(&self, next: &Self) -> bool {
-        self.prot == next.prot && self.resembles(next)
+    /// Whether `self`, directly below `next`, is like it in all but the protection and the reverse map.
+    pub fn resembles(&self, next: &Self) -> bool {
+        self.range.end == next.range.start && self.agrees(next, next.range.start)
     }
 
-    /// [`continues_into`](Self::continues_into) but for the protection.
-    pub fn resembles(&self, next: &Self) -> bool {
-        let same_object = match (&self.object, &next.object) {
+    /// Whether `self` and `other`, of which neither starts above `at`, have the same flags, and the same
+    /// page of the same object at `at`.
+    pub fn agrees(&self, other: &Self, at: u64) -> bool {
+        let same_object = match (&self.object, &other.object) {
             (None, None) => true,
             (Some(a), Some(b)) => a.same(b),
             _ => false,
         };
-        self.range.end == next.range.start
-            && self.flags == next.flags
-            && same_object
-            && self.offset + self.range.pages() == next.offset
+        self.flags == other.flags && same_object && self.index_of(at) == other.index_of(at)
     }
 }
 
@@ -233,12 +231,13 @@ mod tests {
     }
 
     #[test]
-    fn only_like_neighbours_continue() {
-        assert!(area(1, 2).continues_into(&area(2, 3)));
-        assert!(!area(1, 2).continues_into(&area(3, 4)), "a gap");
-        assert!(!area(1, 2).continues_into(&Area { offset: 7, ..area(2, 3) }), "moved");
-        let readable = Area { prot: Prot::READ, ..area(2, 3) };
-        assert!(!area(1, 2).continues_into(&readable) && area(1, 2).resembles(&readable));
+    fn only_like_neighbours_resemble() {
+        assert!(area(1, 2).resembles(&area(2, 3)));
+        assert!(!area(1, 2).resembles(&area(3, 4)), "a gap");
+        assert!(!area(1, 2).resembles(&Area { offset: 7, ..area(2, 3) }), "moved");
+        assert!(area(1, 2).resembles(&Area { prot: Prot::READ, ..area(2, 3) }));
+        let flags = VmaFlags::ACCOUNT | VmaFlags::DONTFORK;
+        assert!(!area(1, 2).resembles(&Area { flags, ..area(2, 3) }));
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! 1. **Lock.** [`Space::write`] locks the ranges that the call is about, widened to whole VMAs: those
 //!    inside, and those that touch an end and might merge. Since that needs a look at the tree before
-//!    the lock is had, it looks again afterwards, and starts over if a VMA reaches further now.
+//!    the lock is had, it looks again afterwards if the tree has changed, and starts over if a VMA
+//!    reaches further now.
 //! 2. **Stop.** [`Writing::stop`] makes the sequences of the VMAs that will be replaced or whose
 //!    entries will change odd, and issues one full fence. From here on no fault installs anything in
 //!    them, but for those whose entries are busy, for which the visit of the entries waits.
@@ -22,11 +23,14 @@ use crate::knob::Locking;
 use crate::machine::Machine;
 use crate::rmap::{Root, RootSlot};
 use crate::space::tree::{Entry, View};
+use crate::stat::Counter;
 use crate::sync::atomic::Ordering;
-use crate::sync::grace::{RetireLink, Section};
+use crate::sync::grace::{RetireChain, RetireLink, Section};
 use crate::sync::sequence::Sequence;
 use crate::vm::{Cpu, RETIRE_VMA};
 use alloc::boxed::Box;
+use core::cell::Cell;
+use core::convert::Infallible;
 use core::ptr::NonNull;
 
 /// No range.
@@ -36,10 +40,21 @@ pub(super) const NOWHERE: VirtRange = VirtRange { start: 0, end: 0 };
 pub(crate) struct Writing<'a, 'v, M: Machine> {
     pub(super) cpu: &'a Cpu<'v, M>,
     pub(super) space: &'a Space<M>,
+    /// What it was asked to lock.
+    pub(super) asked: [VirtRange; 2],
     locked: [VirtRange; 2],
+    /// How many VMAs in the tree this writer has stopped.
+    stopped: Cell<usize>,
+    /// Those that it put there last.
+    fresh: Cell<Fresh>,
+    /// Whether VMAs have locks to be taken.
+    per_vma: bool,
     section: Section<'a>,
     _guard: Guard<'a>,
 }
+
+/// Some VMAs: the first so many.
+type Fresh = (usize, [NonNull<Vma>; 3]);
 
 /// VMAs about to be published: at most a left rest, the thing itself, and a right rest.
 pub(super) type NewVmas = [Option<Box<Vma>>; 3];
@@ -53,49 +68,87 @@ impl<M: Machine> Space<M> {
         ranges: [VirtRange; 2],
         align: u64,
     ) -> Writing<'a, 'v, M> {
-        let mut wanted =
-            ranges.map(|range| if range.is_empty() { range } else { range.widen(align) });
+        let Ok(writing) = self.write_where(cpu, align, |_| Ok::<_, Infallible>(ranges));
+        writing
+    }
+
+    /// As [`write`](Self::write), the ranges that `choose` finds in the tree. Others may have changed what it looked at before they are locked.
+    ///
+    /// # Errors
+    /// What `choose` returns.
+    pub(super) fn write_where<'a, 'v, E>(
+        &'a self,
+        cpu: &'a Cpu<'v, M>,
+        align: u64,
+        choose: impl Fn(&View<'_, Vma>) -> Result<[VirtRange; 2], E>,
+    ) -> Result<Writing<'a, 'v, M>, E> {
         loop {
-            wanted = self.reach(cpu, wanted, ranges);
-            let guard = self.lock_ranges(cpu, wanted);
-            if self.reach(cpu, wanted, ranges) == wanted {
-                return Writing {
-                    cpu,
-                    space: self,
-                    locked: wanted,
-                    section: cpu.section(),
-                    _guard: guard,
-                };
+            let locking = self.locking(cpu);
+            let coarse = (locking != Locking::Speculative).then(|| self.lock_all(cpu));
+            let section = cpu.section();
+            let seen = self.tree.snapshot(&section);
+            let version = seen.version();
+            let asked = choose(&seen)?;
+            let locked = asked.map(|range| reach(&seen, range, align));
+            let mut section = Some(section);
+            // Nothing is waited for in a section.
+            let guard = coarse.unwrap_or_else(|| {
+                cpu.count(Counter::RangeLockWrite);
+                self.claim(cpu, locked, || drop(section.take()))
+            });
+            if self.locking_in_force() != locking {
+                continue;
             }
+            let section = match section {
+                // Within one section the same version is the same tree.
+                Some(section) if self.tree.snapshot(&section).version() == version => section,
+                section => {
+                    let section = section.unwrap_or_else(|| cpu.section());
+                    let now = self.tree.snapshot(&section);
+                    if asked.map(|range| reach(&now, range, align)) != locked {
+                        continue;
+                    }
+                    section
+                }
+            };
+            let (stopped, per_vma) = (Cell::new(0), locking == Locking::PerVma);
+            let fresh = Cell::new((0, [NonNull::dangling(); 3]));
+            let space = self;
+            return Ok(Writing {
+                cpu,
+                space,
+                asked,
+                locked,
+                stopped,
+                fresh,
+                per_vma,
+                section,
+                _guard: guard,
+            });
         }
     }
 
-    /// `wanted`, and the whole of every VMA that overlaps or touches `ranges`.
-    fn reach(
-        &self,
-        cpu: &Cpu<'_, M>,
-        wanted: [VirtRange; 2],
-        ranges: [VirtRange; 2],
-    ) -> [VirtRange; 2] {
-        let section = cpu.section();
-        let view = self.tree.snapshot(&section);
-        let mut reached = wanted;
-        for (reach, range) in reached.iter_mut().zip(ranges) {
-            if range.is_empty() {
-                continue;
-            }
-            let first = view.find(range.start.saturating_sub(1));
-            let last = view.at(range.end).or_else(|| view.before(range.end.saturating_add(1)));
-            for entry in [first, last].into_iter().flatten() {
-                let extent = VirtRange::new(entry.start, entry.end);
-                if entry.start <= range.end && entry.end >= range.start {
-                    *reach = reach.hull(extent);
-                }
-            }
-        }
-        // The two may have grown into each other, but locking both at once is one step anyway.
-        reached
+    /// Takes the baselines' one lock.
+    #[inline(never)]
+    fn lock_all<'a>(&'a self, cpu: &'a Cpu<'_, M>) -> Guard<'a> {
+        cpu.count(Counter::MmapLockWrite);
+        Guard::Writing { _guard: self.mmap_lock.write(cpu) }
     }
+}
+
+/// `range`, widened to multiples of `align` and to the whole of every VMA that overlaps or touches it.
+fn reach(view: &View<'_, Vma>, range: VirtRange, align: u64) -> VirtRange {
+    if range.is_empty() {
+        return range;
+    }
+    let mut reach = range.widen(align);
+    let mut near = view.iter_from(range.start.saturating_sub(1));
+    while let Some(entry) = near.next()
+        && entry.start <= range.end
+    {
+        reach = reach.hull(entry.range());
+    }
+    reach
 }
 
 impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
@@ -113,6 +166,12 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
             .map(|entry| unsafe { entry.value.as_ref() })
     }
 
+    /// The VMA of `entry`, which is in the tree or was in this writer's time.
+    pub(super) fn vma(&self, entry: Entry<Vma>) -> &Vma {
+        // SAFETY: VMAs in a view live as long as the section, which lives as long as `self`.
+        unsafe { entry.value.as_ref() }
+    }
+
     /// The VMA at `addr`.
     pub(super) fn vma_at(&self, addr: u64) -> Option<&Vma> {
         // SAFETY: as in `vmas`.
@@ -124,21 +183,31 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         self.locked.into_iter().find(|locked| locked.covers(range)).unwrap_or(range)
     }
 
-    /// The VMA that ends at `addr`.
-    pub(super) fn vma_ending(&self, addr: u64) -> Option<&Vma> {
-        self.vma_at(addr.checked_sub(1)?).filter(|vma| vma.area.range.end == addr)
-    }
-
     /// Stops the VMAs that overlap `range`: no fault without a lock succeeds in them any more.
     pub(super) fn stop(&self, range: VirtRange) {
-        let per_vma = self.space.locking_in_force() == Locking::PerVma;
-        for vma in self.vmas(range).filter(|vma| vma.sequence.read().is_some()) {
-            if per_vma {
+        self.vmas(range).for_each(|vma| self.stop_one(vma));
+        Sequence::writer_fence();
+    }
+
+    /// Stops `vma`, of a locked range, unless it is stopped already. [`Sequence::writer_fence`] must
+    /// follow.
+    pub(super) fn stop_one(&self, vma: &Vma) {
+        if vma.sequence.read().is_some() {
+            if self.per_vma {
                 vma.lock.write(self.cpu);
             }
             vma.sequence.begin_write();
+            self.stopped.set(self.stopped.get() + 1);
         }
-        Sequence::writer_fence();
+    }
+
+    /// Lets `vma`, which this writer has stopped, run again.
+    fn resume(&self, vma: &Vma) {
+        vma.sequence.end_write();
+        if self.per_vma {
+            vma.lock.end_write();
+        }
+        self.stopped.set(self.stopped.get() - 1);
     }
 
     /// A VMA for `area`, stopped until the writer finishes.
@@ -153,48 +222,42 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     /// `ENOMEM`: the heap is exhausted, or the space has too many VMAs. Nothing has changed.
     pub(super) fn replace(&self, range: VirtRange, new: NewVmas) -> Result<(), Errno> {
         let vm = self.cpu.vm();
-        let old = self.view();
-        let (mut old_count, mut old_pages) = (0u64, 0u64);
-        for vma in self.vmas(range) {
-            debug_assert!(range.covers(vma.area.range) && vma.sequence.read().is_none());
-            old_count += 1;
-            old_pages += vma.area.range.pages();
-        }
-        let new_count = new.iter().flatten().count() as u64;
-        let after = old.len() as u64 + new_count - old_count;
-        if new_count > old_count && after > vm.knobs.max_map_count() {
-            return Err(Errno::ENOMEM);
-        }
         let no_entry = Entry { start: 0, end: 0, value: NonNull::dangling() };
         let mut entries = [no_entry; 3];
-        let mut new_pages = 0;
-        for (entry, vma) in entries.iter_mut().zip(new.iter().flatten()) {
+        let (mut count, mut pages) = (0, 0);
+        for vma in new.iter().flatten() {
             let VirtRange { start, end } = vma.area.range;
-            *entry = Entry { start, end, value: NonNull::from(&**vma) };
-            new_pages += vma.area.range.pages();
+            entries[count] = Entry { start, end, value: NonNull::from(&**vma) };
+            count += 1;
+            pages += vma.area.range.pages();
         }
         // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
         let mut edit = unsafe { self.space.tree.edit(self.cpu.local(), &vm.grace, self.cpu) };
-        edit.replace(range, &entries[..new_count as usize])?;
-        edit.publish();
-        // The tree has them now.
-        new.into_iter().flatten().for_each(|vma| {
-            Box::leak(vma);
-        });
-        let mapped = &self.space.mapped;
-        mapped.fetch_add(new_pages.wrapping_sub(old_pages), Ordering::Relaxed);
-        for entry in old.iter_from(range.start).take_while(|entry| entry.start < range.end) {
-            // SAFETY: the published version does not have it, and only this writer removed it.
-            // A link is the first field of a VMA.
-            unsafe { self.cpu.retire(entry.value.cast::<RetireLink>()) };
+        let mut old = RetireChain::default();
+        edit.replace(range, &entries[..count], |entry| {
+            debug_assert!(self.vma(entry).sequence.read().is_none());
+            pages = pages.wrapping_sub(entry.range().pages());
+            // SAFETY: a link is the first field of a VMA. It lives until it is retired, and only the
+            // writer of its range touches the link.
+            unsafe { old.push(entry.value.cast::<RetireLink>()) };
+        })?;
+        if count > old.len() && edit.view().len() as u64 > vm.knobs.max_map_count() {
+            return Err(Errno::ENOMEM);
         }
+        // The tree has them now.
+        core::mem::forget(new);
+        self.stopped.set(self.stopped.get() + count - old.len());
+        self.fresh.set((count, entries.map(|entry| entry.value)));
+        self.space.mapped.fetch_add(pages, Ordering::Relaxed);
+        // SAFETY: the published version does not have the old ones, and only this writer removed them.
+        unsafe { edit.publish_retiring(old) };
         Ok(())
     }
 }
 
 /// A VMA for `area`, stopped.
 pub(super) fn make_stopped(area: Area, root: Option<Root>) -> Result<Box<Vma>, OutOfMemory> {
-    let vma = heap::try_box(Vma {
+    let vma = heap::try_box_with(|| Vma {
         retire: RetireLink::new(RETIRE_VMA),
         sequence: Sequence::new(),
         lock: VmaLock::default(),
@@ -208,15 +271,24 @@ pub(super) fn make_stopped(area: Area, root: Option<Root>) -> Result<Box<Vma>, O
 
 impl<M: Machine> Drop for Writing<'_, '_, M> {
     fn drop(&mut self) {
-        let per_vma = self.space.locking_in_force() == Locking::PerVma;
+        let (fresh, vmas) = self.fresh.get();
+        if self.stopped.get() == fresh {
+            // As many as these are stopped, and these are: no other is.
+            for vma in &vmas[..fresh] {
+                // SAFETY: VMAs that were in the tree live as long as the section.
+                self.resume(unsafe { vma.as_ref() });
+            }
+            return;
+        }
         for range in self.locked {
             // Whatever is stopped in the locked ranges, this writer stopped.
-            for vma in self.vmas(range).filter(|vma| vma.sequence.read().is_none()) {
-                vma.sequence.end_write();
-                if per_vma {
-                    vma.lock.end_write();
-                }
+            let mut vmas = self.vmas(range).filter(|vma| vma.sequence.read().is_none());
+            while self.stopped.get() != 0
+                && let Some(vma) = vmas.next()
+            {
+                self.resume(vma);
             }
         }
+        debug_assert_eq!(self.stopped.get(), 0, "stopped outside of the locked ranges");
     }
 }

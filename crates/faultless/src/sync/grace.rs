@@ -71,19 +71,46 @@ impl RetireLink {
     }
 }
 
-/// Retired objects in a chain. Each is in one chain at most, so chains are joined by their ends.
-#[derive(Clone, Copy, Default)]
-struct Chain {
+/// Objects linked through their [`RetireLink`]s, the latest first. Each is in one chain at most, so
+/// chains are joined by their ends.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RetireChain {
     ends: Option<(NonNull<RetireLink>, NonNull<RetireLink>)>,
     len: usize,
 }
 
-impl Chain {
-    /// Puts all of `other` in front.
+impl RetireChain {
+    /// Adds an object.
     ///
     /// # Safety
-    /// The objects in both chains are alive, and nobody else touches their links.
-    unsafe fn prepend(&mut self, other: Self) {
+    /// It and the objects in the chain are alive as long as the chain is used, and nobody else touches
+    /// their links.
+    #[inline]
+    pub unsafe fn push(&mut self, object: NonNull<RetireLink>) {
+        // SAFETY: alive and ours, by the caller's promise.
+        unsafe { object.as_ref() }.next.set(self.ends.map(|(first, _)| first));
+        self.ends = Some((object, self.ends.map_or(object, |(_, last)| last)));
+        self.len += 1;
+    }
+
+    /// How many objects there are.
+    #[inline]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    #[inline]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Adds all of `other`.
+    ///
+    /// # Safety
+    /// As [`push`](Self::push), of the objects in both.
+    #[inline]
+    pub unsafe fn prepend(&mut self, other: Self) {
         let Some((first, last)) = other.ends else { return };
         let ends = self.ends.map_or((first, last), |(next, end)| {
             // SAFETY: alive and ours, by the caller's promise.
@@ -96,12 +123,13 @@ impl Chain {
     /// Takes the first object out.
     ///
     /// # Safety
-    /// The objects in the chain are alive, and nobody else touches their links.
+    /// As [`push`](Self::push), of the objects in the chain.
     unsafe fn pop(&mut self) -> Option<NonNull<RetireLink>> {
         let (first, end) = self.ends?;
+        self.len -= 1;
         // SAFETY: alive and ours, by the caller's promise.
-        let next = unsafe { first.as_ref() }.next.take();
-        *self = Self { ends: next.map(|next| (next, end)), len: self.len - 1 };
+        let next = unsafe { first.as_ref() }.next.get();
+        self.ends = next.filter(|_| self.len != 0).map(|next| (next, end));
         Some(first)
     }
 }
@@ -112,48 +140,47 @@ impl Chain {
 /// and has not been given out since, so it is alive and nobody else touches its link.
 #[derive(Default)]
 struct Bags {
+    /// How many objects there are in all.
+    len: Cell<usize>,
     /// What was retired in the latest even and the latest odd epoch, and which epochs these are.
-    recent: [Cell<(u64, Chain)>; 2],
-    due: Cell<Chain>,
+    recent: [Cell<(u64, RetireChain)>; 2],
+    due: Cell<RetireChain>,
 }
 
 // SAFETY: who owns the bags owns the objects in them (retired is ours).
 unsafe impl Send for Bags {}
 
 impl Bags {
-    fn put(&self, epoch: u64, chain: Chain) {
+    fn put(&self, epoch: u64, more: RetireChain) {
         let bag = &self.recent[(epoch & 1) as usize];
-        let (old, mut inside) = bag.get();
-        if old != epoch {
+        let (retired, mut chain) = bag.get();
+        if retired != epoch {
             // Two epochs old at least.
-            self.make_due(inside);
-            inside = Chain::default();
+            self.make_due(chain);
+            chain = RetireChain::default();
         }
-        // SAFETY: retired is ours.
-        unsafe { inside.prepend(chain) };
-        bag.set((epoch, inside));
+        // SAFETY: retired is ours, the new ones from now on.
+        unsafe { chain.prepend(more) };
+        bag.set((epoch, chain));
+        self.len.set(self.len.get() + more.len);
     }
 
     /// Moves to the due what was retired two epochs before `epoch`, or earlier.
     fn ripen(&self, epoch: u64) {
         for bag in &self.recent {
-            let (retired, inside) = bag.get();
+            let (retired, chain) = bag.get();
             if retired.saturating_add(2) <= epoch {
-                bag.set((retired, Chain::default()));
-                self.make_due(inside);
+                bag.set((retired, RetireChain::default()));
+                self.make_due(chain);
             }
         }
     }
 
-    fn make_due(&self, chain: Chain) {
+    fn make_due(&self, chain: RetireChain) {
         let mut due = self.due.get();
         // SAFETY: retired is ours.
         unsafe { due.prepend(chain) };
         self.due.set(due);
-    }
-
-    fn len(&self) -> usize {
-        self.recent.iter().map(|bag| bag.get().1.len).sum::<usize>() + self.due.get().len
     }
 }
 
@@ -208,28 +235,39 @@ impl Grace {
         (self.epoch.0.load(Ordering::Acquire) == marked).then_some(marked)
     }
 
-    /// Puts an unlinked object aside until its grace period is over; then [`Self::collect`] on this
-    /// CPU gives it out.
+    /// Puts unlinked objects aside until their grace period is over; then [`Self::collect`] on this CPU
+    /// gives them out.
     ///
     /// # Safety
-    /// - The object is alive until it is given out, and unlinked: no section that is opened from now
-    ///   on finds it.
-    /// - It is not retired already, and nobody else touches the link.
-    pub unsafe fn retire(&self, local: &Local, object: NonNull<RetireLink>) {
-        // SAFETY: alive by the caller's promise.
-        unsafe { object.as_ref() }.next.set(None);
+    /// - The objects are alive until they are given out, and unlinked: no section that is opened from
+    ///   now on finds them.
+    /// - They are not retired already, and nobody else touches their links.
+    #[inline]
+    pub unsafe fn retire_all(&self, local: &Local, objects: RetireChain) {
         // After the unlinking, before the epoch is read: see the top.
         fence(Ordering::SeqCst);
         let epoch = self.epoch.0.load(Ordering::Acquire);
-        let chain = Chain { ends: Some((object, object)), len: 1 };
-        self.bags.get(local).put(epoch, chain);
+        self.bags.get(local).put(epoch, objects);
+    }
+
+    /// [`retire_all`](Self::retire_all) of one object.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn retire(&self, local: &Local, object: NonNull<RetireLink>) {
+        let mut one = RetireChain::default();
+        // SAFETY: the caller's promise.
+        unsafe {
+            one.push(object);
+            self.retire_all(local, one);
+        }
     }
 
     /// Advances the epoch if it can be, and gives out what is due of what this CPU retired. What is
     /// not taken from the iterator stays due.
     pub fn collect<'a>(&'a self, local: &'a Local) -> Due<'a> {
         let bags = self.bags.get(local);
-        if bags.len() > 0 {
+        if bags.len.get() > 0 {
             self.try_advance();
             bags.ripen(self.epoch.0.load(Ordering::Acquire));
         }
@@ -239,7 +277,7 @@ impl Grace {
     /// How many objects this CPU has retired that have not been given out.
     #[inline]
     pub fn pending(&self, local: &Local) -> usize {
-        self.bags.get(local).len()
+        self.bags.get(local).len.get()
     }
 
     /// Waits, as `wait` does, until every section that is open now has ended. Not to be called in a
@@ -318,9 +356,10 @@ impl Iterator for Due<'_> {
         // The chain is in its place between two calls: freeing one object may retire another.
         let mut due = self.bags.due.get();
         // SAFETY: retired is ours.
-        let object = unsafe { due.pop() };
+        let object = unsafe { due.pop() }?;
         self.bags.due.set(due);
-        object
+        self.bags.len.set(self.bags.len.get() - 1);
+        Some(object)
     }
 }
 

@@ -167,8 +167,28 @@ impl RangeLock {
         ranges: [VirtRange; 2],
         wait: &'a dyn Wait,
     ) -> RangeGuard<'a> {
+        self.acquire_leaving(slots, local, ranges, wait, || {})
+    }
+
+    /// As [`Self::acquire`]; runs `leave` once, with the place in the queue already had, if it has to
+    /// wait: for what must not be kept up meanwhile.
+    ///
+    /// # Panics
+    /// As [`Self::acquire`].
+    #[inline]
+    pub fn acquire_leaving<'a>(
+        &'a self,
+        slots: &'a ClaimSlots,
+        local: &'a Local,
+        ranges: [VirtRange; 2],
+        wait: &'a dyn Wait,
+        leave: impl FnOnce(),
+    ) -> RangeGuard<'a> {
         let claim = self.arrive(slots, local, ranges, wait);
-        until(wait, || claim.held());
+        if !claim.held() {
+            leave();
+            claim.await_blockers();
+        }
         claim
     }
 
@@ -209,7 +229,7 @@ impl RangeLock {
         let blockers = Queue::after(queue.first, slots).filter(|s| s.conflicts(ranges)).count();
         slot.state.store(HELD + blockers as u32, Ordering::Relaxed);
         queue.append(name, slot, slots);
-        RangeGuard { lock: self, slots, slot, wait, ranges }
+        RangeGuard { lock: self, slots, slot, wait }
     }
 }
 
@@ -227,20 +247,25 @@ pub struct RangeGuard<'a> {
     slot: &'a ClaimSlot,
     // Not `Sync`, so the guard is not `Send`.
     wait: &'a dyn Wait,
-    ranges: [VirtRange; 2],
 }
 
 impl RangeGuard<'_> {
     /// The two ranges that the claim named; either may be empty.
     #[inline]
     pub fn ranges(&self) -> [VirtRange; 2] {
-        self.ranges
+        self.slot.ranges()
     }
 
     /// Whether all of `range` lies in one of the claim's ranges.
     #[inline]
     pub fn covers(&self, range: VirtRange) -> bool {
-        range.is_empty() || self.ranges.iter().any(|own| own.covers(range))
+        range.is_empty() || self.ranges().iter().any(|own| own.covers(range))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn await_blockers(&self) {
+        until(self.wait, || self.held());
     }
 
     fn held(&self) -> bool {
@@ -254,8 +279,11 @@ impl Drop for RangeGuard<'_> {
         let mut queue = self.lock.queue.lock(self.wait);
         let later = Name(self.slot.later.load(Ordering::Relaxed));
         queue.unlink(self.slot, self.slots);
-        for waiter in Queue::after(later, self.slots).filter(|s| s.conflicts(self.ranges)) {
-            waiter.state.fetch_sub(1, Ordering::Release);
+        if later != Name::NONE {
+            let ranges = self.slot.ranges();
+            for waiter in Queue::after(later, self.slots).filter(|s| s.conflicts(ranges)) {
+                waiter.state.fetch_sub(1, Ordering::Release);
+            }
         }
         self.slot.state.store(FREE, Ordering::Relaxed);
     }
@@ -263,7 +291,7 @@ impl Drop for RangeGuard<'_> {
 
 impl fmt::Debug for RangeGuard<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RangeGuard({:?}, held: {})", self.ranges, self.held())
+        write!(f, "RangeGuard({:?}, held: {})", self.ranges(), self.held())
     }
 }
 

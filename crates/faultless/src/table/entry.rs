@@ -9,11 +9,16 @@
 //! | 7 | huge | a leaf above the last level |
 //! | 9 | locked | software: a CPU is changing the entry |
 //! | 10 | special | software: the frame is not counted (the zero page) |
+//! | 11 | hidden | software: a page is there that nobody may reach (`PROT_NONE`) |
 //! | 12..52 | frame | physical address of the frame or of the next table |
 //! | 63 | no-execute | instruction fetches forbidden |
 //!
 //! A value is one of: *none* (0); *busy* (locked and not present: the owner alone knows what was
-//! there and what will be); *present*; *present and locked*. Any other value is illegal.
+//! there and what will be); *present*; *present and locked*; *hidden* (not present, a leaf otherwise).
+//! Any other value is illegal. Present and hidden entries *map* a page.
+//!
+//! A page without any permission is hidden, not merely without the user bit, because a kernel that
+//! copies for a program walks the same tables, and the user bit does not stop it.
 
 use crate::addr::{FrameNumber, PAGE_SHIFT};
 use core::fmt;
@@ -26,6 +31,7 @@ const DIRTY: u64 = 1 << 6;
 const HUGE: u64 = 1 << 7;
 const LOCKED: u64 = 1 << 9;
 const SPECIAL: u64 = 1 << 10;
+const HIDDEN: u64 = 1 << 11;
 const NO_EXECUTE: u64 = 1 << 63;
 const FRAME: u64 = ((1 << 40) - 1) << PAGE_SHIFT;
 
@@ -89,10 +95,11 @@ impl Entry {
         Self(if execute { self.0 & !NO_EXECUTE } else { self.0 | NO_EXECUTE })
     }
 
-    /// The same leaf with user mode allowed or forbidden (no access at all).
+    /// The same leaf, kept from the MMU or shown to it.
     #[inline]
-    pub const fn with_user(self, user: bool) -> Self {
-        Self(if user { self.0 | USER } else { self.0 & !USER })
+    pub const fn with_hidden(self, hidden: bool) -> Self {
+        let frame = self.0 & !(PRESENT | HIDDEN);
+        Self(frame | if hidden { HIDDEN } else { PRESENT })
     }
 
     /// The same leaf, mapping a frame that nobody counts.
@@ -137,6 +144,18 @@ impl Entry {
         self.0 & PRESENT != 0
     }
 
+    /// Whether a page is there that nobody may reach.
+    #[inline]
+    pub const fn is_hidden(self) -> bool {
+        self.0 & HIDDEN != 0
+    }
+
+    /// Whether a page is there, present or hidden (or, above the last level, a table).
+    #[inline]
+    pub const fn is_mapped(self) -> bool {
+        self.0 & (PRESENT | HIDDEN) != 0
+    }
+
     /// Whether a CPU is changing the entry.
     #[inline]
     pub const fn is_locked(self) -> bool {
@@ -147,12 +166,6 @@ impl Entry {
     #[inline]
     pub const fn is_writable(self) -> bool {
         self.0 & WRITE != 0
-    }
-
-    /// Whether user mode may use it.
-    #[inline]
-    pub const fn is_user(self) -> bool {
-        self.0 & USER != 0
     }
 
     /// Whether instruction fetches are allowed.
@@ -191,7 +204,8 @@ impl Entry {
         self.0 & (PRESENT | HUGE | LOCKED) == PRESENT
     }
 
-    /// The frame mapped, or the one that holds the next table. Meaningless unless present.
+    /// The frame mapped, or the one that holds the next table. Meaningless unless
+    /// [mapped](Self::is_mapped).
     #[inline]
     pub const fn frame(self) -> FrameNumber {
         FrameNumber::from_phys(self.0 & FRAME)
@@ -209,7 +223,7 @@ impl fmt::Debug for Entry {
         write!(f, "{:?}", self.frame())?;
         for (set, mark) in [
             (self.is_writable(), " write"),
-            (self.is_user(), " user"),
+            (self.is_hidden(), " hidden"),
             (self.is_executable(), " execute"),
             (self.is_accessed(), " accessed"),
             (self.is_dirty(), " dirty"),
@@ -234,12 +248,22 @@ mod tests {
         let frame = FrameNumber(0xdead_beef);
         let leaf = Entry::leaf(frame).writable_dirty().with_execute(true).special().locked();
         assert_eq!(leaf.frame(), frame);
-        assert!(leaf.is_present() && leaf.is_writable() && leaf.is_dirty() && leaf.is_user());
+        assert!(leaf.is_present() && leaf.is_writable() && leaf.is_dirty());
         assert!(leaf.is_executable() && leaf.is_special() && leaf.is_locked());
         let plain = leaf.unlocked().read_only().with_execute(false).clean();
         assert_eq!(plain.frame(), frame);
         assert!(!plain.is_writable() && !plain.is_dirty() && !plain.is_locked());
         assert!(!plain.is_executable());
+    }
+
+    #[test]
+    fn a_hidden_leaf_is_mapped_and_comes_back_as_it_was() {
+        let leaf = Entry::leaf(FrameNumber(7)).special();
+        let hidden = leaf.with_hidden(true);
+        assert!(hidden.is_hidden() && hidden.is_mapped() && !hidden.is_present());
+        assert_eq!(hidden.frame(), FrameNumber(7));
+        assert_eq!(hidden.with_hidden(false), leaf);
+        assert!(!Entry::BUSY.is_mapped() && !Entry::NONE.is_mapped());
     }
 
     #[test]

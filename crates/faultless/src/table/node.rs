@@ -1,7 +1,7 @@
 //! One table: a frame seen as 512 entries.
 
 use super::entry::Entry;
-use crate::addr::{FrameNumber, PAGE_SHIFT};
+use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange};
 use crate::machine::Machine;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
@@ -24,6 +24,16 @@ pub const fn entry_span(level: u32) -> u64 {
 #[inline]
 pub const fn table_span(level: u32) -> u64 {
     entry_span(level) << 9
+}
+
+/// Whether `range` covers all that some table spans.
+#[inline]
+pub const fn holds_table(range: VirtRange) -> bool {
+    let span = table_span(LAST);
+    match range.start.checked_next_multiple_of(span) {
+        Some(start) => start < range.end && range.end - start >= span,
+        None => false,
+    }
 }
 
 /// The index of `addr` in its table of `level`.

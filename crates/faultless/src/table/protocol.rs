@@ -175,10 +175,21 @@ impl Pinned<'_> {
 pub fn settle(
     slot: &AtomicU64,
     wait: &impl Wait,
+    change: impl FnMut(Entry) -> Entry,
+) -> (Entry, Entry) {
+    settle_from(slot, Entry(slot.load(Ordering::Acquire)), wait, change)
+}
+
+/// [`settle`] of an entry whose value was `now` a moment ago: loaded with acquire, after the writer's
+/// fence.
+#[inline(always)]
+pub fn settle_from(
+    slot: &AtomicU64,
+    mut now: Entry,
+    wait: &impl Wait,
     mut change: impl FnMut(Entry) -> Entry,
 ) -> (Entry, Entry) {
     let mut looks = 0;
-    let mut now = Entry(slot.load(Ordering::Acquire));
     loop {
         if now.is_locked() {
             wait.wait(looks);

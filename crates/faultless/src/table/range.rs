@@ -65,13 +65,19 @@ pub unsafe fn visit<M: Machine, E>(
                 continue;
             }
             let start = addr & !(span - 1);
-            let after = VirtRange { start, end: start + span };
             if seen.is_present() {
-                visit(Run::Huge { span: after, slot: &slots[at] })?;
+                let span = VirtRange { start, end: start + span };
+                visit(Run::Huge { span, slot: &slots[at] })?;
+                addr = span.end;
+                break;
             }
             // Nothing below: a table that a fault is publishing right now belongs to a VMA that
-            // the caller is not writing, or its fault will revert.
-            addr = after.end;
+            // the caller is not writing, or its fault will revert. Large ranges are often empty, so the
+            // neighbours are looked at without another walk.
+            let rest = ((range.end - start - 1) / span).min((ENTRIES - 1 - at) as u64) as usize;
+            let empty = slots[at + 1..=at + rest].iter();
+            let empty = empty.take_while(|slot| node::load(slot).is_none()).count() as u64;
+            addr = start + (1 + empty) * span;
             break;
         }
     }

@@ -68,10 +68,10 @@ fn touch(region: &Region, how: Touch) -> u64 {
     ticks() - begin
 }
 
-/// What touching pages costs that are there.
+/// What touching pages costs that are there: the least of a few times, for another program's turn in
+/// between would count against the figure.
 fn touch_again(region: &Region, how: Touch) -> u64 {
-    touch(region, how);
-    touch(region, how)
+    (0..4).map(|_| touch(region, how)).min().unwrap_or(0)
 }
 
 /// The ticks that `body` takes.
@@ -97,7 +97,7 @@ fn rounds(rounds: u64, mut body: impl FnMut()) -> f64 {
         ticks() - begin
     };
     let with = around(&mut body);
-    let without = around(&mut || ());
+    let without = (0..3).map(|_| around(&mut || ())).min().unwrap_or(0);
     with.saturating_sub(without) as f64 / rounds as f64
 }
 
@@ -161,7 +161,7 @@ fn anonymous(rows: &Rows) -> Result<(), String> {
         let (map, region) = time(|| Region::anonymous(SIZE))?;
         let write = touch(&region, Touch::Write);
         let again = touch_again(&region, Touch::Write);
-        let (unmap, ()) = time(|| region.unmap(0, SIZE))?;
+        let (unmap, ()) = time(|| region.end())?;
         let [write, map, unmap] = [(write, again), (map, empty()), (unmap, empty())]
             .map(|(with, own)| per_page(with, own));
         Ok([write, unmap, map + write + unmap])

@@ -183,10 +183,8 @@ fn revoked_here() -> Verdict {
         region.fill(mark(round, 0));
         doing("mprotect", region.protect(0, PAGE, READ))?;
         // SAFETY: the page is the region's.
-        ensure!(
-            !unsafe { trap::store(addr, 1) },
-            "round {round}: a write to a read-only page went through"
-        );
+        let stored = unsafe { trap::store(addr, 1) };
+        ensure!(!stored, "round {round}: a write to a read-only page went through");
         same!(trap::load(addr), Some(mark(round, 0)), "round {round}: a protected page changed");
         doing("mprotect", region.protect(0, PAGE, NONE))?;
         same!(trap::load(addr), None, "round {round}: a read of a PROT_NONE page went through");
@@ -598,7 +596,7 @@ fn churn() -> Verdict {
                     for round in 0..settings().rounds {
                         let pages = 1 + random.below(16);
                         let region = anonymous(pages)?;
-                        let tag = |at: u64| mark(round, (member as u64) << 8 | at / PAGE);
+                        let tag = |at: u64| mark(round, ((member as u64) << 8) + at / PAGE);
                         for at in region.pages() {
                             same!(
                                 region.load(at),

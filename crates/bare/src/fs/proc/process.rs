@@ -185,7 +185,7 @@ fn state(of: &Subject) -> (char, &'static str) {
 }
 
 fn parent(of: &Subject) -> u32 {
-    of.process.family.lock().parent
+    of.process.parent()
 }
 
 fn tid(of: &Subject) -> u32 {

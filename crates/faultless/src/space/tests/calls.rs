@@ -390,6 +390,63 @@ fn the_kernels_half_of_a_root_table_is_left_alone() {
     space.exit(&cpu);
     // Nobody has had the frame since.
     assert!(all.clone().all(untouched), "of {number:?}");
+}
+
+#[test]
+fn a_page_without_permission_is_kept_from_the_mmu_and_found_again() {
+    let vm = guest::vm(1, 512);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 4, RW);
+    store(&cpu, &space, AT, 42).unwrap();
+    assert_eq!(load(&cpu, &space, AT + P), Ok(0), "the page of zeros");
+    let frame = guest::entry(&cpu, &space, AT).frame();
+
+    space.mprotect(&cpu, AT, 2 * P, Prot::empty()).unwrap();
+    let hidden = |of: &TestSpace, page: u64| guest::entry(&cpu, of, AT + page * P);
+    for page in [0, 1] {
+        let entry = hidden(&space, page);
+        assert!(entry.is_mapped() && !entry.is_present(), "{entry:?}");
+        assert_eq!(load(&cpu, &space, AT + page * P), Err(FaultError::Segv { mapped: true }));
+    }
+    assert_eq!(hidden(&space, 0).frame(), frame);
+    assert_eq!(space.resident_pages(&cpu), 1);
+    let mut core = Vec::new();
+    space.mincore(&cpu, AT, 4 * P, |there| core.push(there)).unwrap();
+    assert_eq!(core, [true, true, false, false]);
+
+    let child = space.fork(&cpu).unwrap();
+    assert_eq!(hidden(&child, 0).frame(), frame);
+    assert!(!hidden(&child, 0).is_present());
+    cpu.drain();
+    audit(&cpu, &[&space, &child]).unwrap();
+
+    vm.machine().invalidated.lock().unwrap().clear();
+    space.activate(&cpu);
+    space.mprotect(&cpu, AT, 2 * P, RW).unwrap();
+    let flushes = vm.machine().invalidated.lock().unwrap().len();
+    assert_eq!(flushes, 0, "what was hidden is in no TLB");
+    assert_eq!(hidden(&space, 0).frame(), frame);
+    assert_eq!(load(&cpu, &space, AT), Ok(42));
+    store(&cpu, &space, AT, 43).unwrap();
+    assert_ne!(hidden(&space, 0).frame(), frame, "the child has the old one");
+    child.mprotect(&cpu, AT, P, Prot::READ).unwrap();
+    assert_eq!(load(&cpu, &child, AT), Ok(42));
+
+    // Moved, advised away and unmapped while hidden, nothing is lost or leaks.
+    space.mprotect(&cpu, AT, 4 * P, Prot::empty()).unwrap();
+    let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+    space.mremap(&cpu, AT, 2 * P, 2 * P, flags, 3 << 30).unwrap();
+    assert!(guest::entry(&cpu, &space, 3 << 30).is_hidden());
+    space.madvise(&cpu, (3 << 30) + P, P, Advice::DontNeed).unwrap();
+    space.mprotect(&cpu, 3 << 30, 2 * P, RW).unwrap();
+    assert_eq!(load(&cpu, &space, 3 << 30), Ok(43));
+    child.mprotect(&cpu, AT, P, Prot::empty()).unwrap();
+    child.munmap(&cpu, AT, P).unwrap();
+    cpu.drain();
+    audit(&cpu, &[&space, &child]).unwrap();
+    space.deactivate(&cpu);
+    space.exit(&cpu);
     child.exit(&cpu);
     cpu.drain();
     assert_eq!(audit(&cpu, &[]).unwrap().taken(), 1);

@@ -9,13 +9,15 @@
 //! will need and reserves them before it touches anything. So it happens wholly or not at all,
 //! and from the reservation on nothing can fail.
 
-use super::node::{self, Chain, FANOUT, MAX_LEVELS, MIN_FILL, Node, Slot};
+use super::node::{self, Chain, FANOUT, MAX_LEVELS, MIN_FILL, Node, Slot, Slots};
 use crate::addr::VirtRange;
 use crate::error::OutOfMemory;
+use crate::sync::grace::RetireChain;
+use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
-/// New entries that one splice takes.
-const CHUNK: usize = 4;
+/// New entries that one splice takes, at most.
+pub(super) const CHUNK: usize = 3;
 
 /// The next version.
 ///
@@ -24,17 +26,30 @@ const CHUNK: usize = 4;
 pub(super) struct Draft {
     root: Option<NonNull<Node>>,
     born: u64,
-    replaced: Chain,
+    /// Nodes of the old version that the next has no more.
+    replaced: RetireChain,
     spare: Chain,
 }
 
 /// Where a splice takes place: for each level, the node and the slot in it.
+///
+/// *Invariant (a path reaches the root):* the steps up to `top` have been written.
 struct Path {
-    steps: [Step; MAX_LEVELS],
+    /// By level: the node, and the slot in it.
+    steps: [MaybeUninit<Step>; MAX_LEVELS],
     /// The root's level.
     top: usize,
     /// Where the first entry beyond the leaf starts.
     above: u64,
+}
+
+/// What a change of one level means for the one above: `removed` slots from `at` on give way to the first
+/// `len` of `slots`.
+struct Up {
+    at: usize,
+    removed: usize,
+    slots: [Slot; 2],
+    len: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -64,10 +79,9 @@ impl Draft {
     /// A draft that equals the version under `root`, made by edit number `born`.
     ///
     /// # Safety
-    /// The version stays valid for the life of the draft and its node's `chain` fields are left
-    /// to it. No node of that version was made by an edit of this number.
+    /// The version stays valid for the life of the draft and its nodes' links are left to it. No node of that version was made by an edit of this number.
     pub(super) unsafe fn new(root: Option<NonNull<Node>>, born: u64) -> Self {
-        Self { root, born, replaced: Chain::default(), spare: Chain::default() }
+        Self { root, born, replaced: RetireChain::default(), spare: Chain::default() }
     }
 
     /// The next version's root.
@@ -77,114 +91,75 @@ impl Draft {
 
     /// Ends the draft: its version now belongs to the caller, and so do the nodes of the old
     /// version that are not part of it.
-    pub(super) fn finish(mut self) -> (Option<NonNull<Node>>, Chain) {
-        (self.root.take(), core::mem::take(&mut self.replaced))
+    pub(super) fn finish(mut self) -> (Option<NonNull<Node>>, RetireChain) {
+        (self.root.take(), self.replaced)
     }
 
-    /// Removes every entry that overlaps `range` and inserts `new`, entries in order inside it.
+    /// Removes every entry that overlaps `range`, of which it tells `gone`, and inserts `new`, at most
+    /// [`CHUNK`] entries in order inside it.
     ///
     /// # Errors
-    /// [`OutOfMemory`]. A change within one leaf, of at most [`CHUNK`] new entries, is one splice:
-    /// nothing of it was made. Of any other, a part may have been.
+    /// [`OutOfMemory`]. A change within one leaf is one splice: nothing of it was made. Of any other,
+    /// a part may have been.
     pub(super) fn replace(
         &mut self,
-        mut range: VirtRange,
-        mut new: impl ExactSizeIterator<Item = Slot>,
+        range: VirtRange,
+        new: impl Slots,
+        mut gone: impl FnMut(Slot),
     ) -> Result<(), OutOfMemory> {
+        let mut path = Path::new();
         loop {
-            let mut chunk = [Slot::BLANK; CHUNK];
             let Some(root) = self.root else {
-                let taken = fill(&mut chunk, &mut new);
-                if taken.is_empty() {
-                    return Ok(());
-                }
-                self.plant(taken)?;
-                range.start = taken[taken.len() - 1].end;
-                continue;
+                return if new.len() == 0 { Ok(()) } else { self.plant(new) };
             };
-            let path = Path::to(root, range.start);
-            let leaf = path.steps[0].node();
-            let (starts, at) = (leaf.keys().0, path.steps[0].at);
-            let removed = starts[at..].iter().take_while(|&&start| start < range.end).count();
-            let more = at + removed == starts.len() && path.above < range.end;
-            let taken = if more { &[] } else { fill(&mut chunk, &mut new) };
-            if removed > 0 || !taken.is_empty() {
-                self.splice(&path, removed, taken)?;
+            path.lead(root, range.start);
+            let (leaf, mut at) = (path.node(0), path.at(0));
+            while at < leaf.count() && leaf.keys().0[at] < range.end {
+                gone(leaf.slot(at));
+                at += 1;
             }
-            if let Some(last) = taken.last() {
-                range.start = last.end;
+            let removed = at - path.at(0);
+            if at < leaf.count() || path.above >= range.end {
+                return self.splice(&path, removed, new);
             }
-            if !more && new.len() == 0 {
-                return Ok(());
-            }
+            // The next leaf has some, too, and the new entries.
+            self.splice(&path, removed, [].into_iter())?;
         }
     }
 
     /// Makes the first leaf of an empty tree.
-    fn plant(&mut self, new: &[Slot]) -> Result<(), OutOfMemory> {
+    fn plant(&mut self, new: impl Slots) -> Result<(), OutOfMemory> {
         self.reserve(1)?;
         let mut root = self.blank(0);
+        let entries = new.len();
         // SAFETY: made just now, so private.
-        let leaf = unsafe { root.as_mut() };
-        leaf.splice(0, 0, new);
-        self.crown(root, new.len());
+        unsafe { root.as_mut() }.splice(0, 0, new);
+        self.crown(root, entries);
         Ok(())
     }
 
     /// Puts `new` in the place of the `removed` entries from the end of `path` on, all in one leaf.
-    fn splice(&mut self, path: &Path, removed: usize, new: &[Slot]) -> Result<(), OutOfMemory> {
-        self.reserve(self.needed(path, removed, new.len()))?;
-        let entries = path.steps[path.top].node().entries as usize - removed + new.len();
-
-        // At each level `removed` slots from `at` on give way to `new`.
-        let (mut at, mut removed, mut new) = (path.steps[0].at, removed, new);
-        let mut up = [Slot::BLANK; 2];
-        for (level, step) in path.steps[..path.top].iter().enumerate() {
-            let fit = path.fit(level, step.node().count() - removed + new.len());
-            let mut this = self.own(step.node);
-            // SAFETY: `own` gives a private node, and nothing else refers to it while this is used.
-            let node = unsafe { this.as_mut() };
-            let parent = path.steps[level + 1].at;
-            (at, removed, new) = match fit {
-                Fit::Stays => {
-                    node.splice(at, removed, new);
-                    up[0] = node.summary(this);
-                    (parent, 1, &up[..1])
-                }
-                Fit::Splits => {
-                    up = self.split(this, at, removed, new);
-                    (parent, 1, &up[..])
-                }
-                Fit::Joins(sibling) => {
-                    node.splice(at, removed, new);
-                    let mut all = Run::default();
-                    all.extend(sibling.node(), 0..sibling.node().count());
-                    node.splice(if sibling.left { 0 } else { node.count() }, 0, all.slots());
-                    self.discard(sibling.node);
-                    up[0] = node.summary(this);
-                    (parent - usize::from(sibling.left), 2, &up[..1])
-                }
-                Fit::Shares(sibling) => {
-                    node.splice(at, removed, new);
-                    let other = self.own(sibling.node);
-                    let (low, high) = if sibling.left { (other, this) } else { (this, other) };
-                    up = share(low, high);
-                    (parent - usize::from(sibling.left), 2, &up[..])
-                }
-            };
+    #[inline(always)]
+    fn splice(&mut self, path: &Path, removed: usize, new: impl Slots) -> Result<(), OutOfMemory> {
+        if removed == 0 && new.len() == 0 {
+            return Ok(());
         }
-
-        let old = path.steps[path.top].node;
-        let mut root = self.own(old);
-        // SAFETY: private, as above.
-        let node = unsafe { root.as_mut() };
-        if node.count() - removed + new.len() > FANOUT {
-            let halves = self.split(root, at, removed, new);
+        self.reserve(self.needed(path, removed, new.len()))?;
+        let entries = path.node(path.top).entries as usize - removed + new.len();
+        // At each level some slots give way to others.
+        let mut up = self.amend(path, 0, path.at(0), removed, new);
+        for level in 1..=path.top {
+            let new = up.slots.into_iter().take(up.len);
+            up = self.amend(path, level, up.at, up.removed, new);
+        }
+        let mut root = up.slots[0].target.cast::<Node>();
+        if up.len == 2 {
             root = self.blank(path.top as u8 + 1);
-            // SAFETY: private, as above.
-            unsafe { root.as_mut() }.splice(0, 0, &halves);
+            // SAFETY: private, as `blank` makes it.
+            unsafe { root.as_mut() }.splice(0, 0, up.slots.into_iter());
         } else {
-            node.splice(at, removed, new);
+            // SAFETY: a node of the draft.
+            let node = unsafe { root.as_ref() };
             // Only the join of the last two children leaves one, and its fill is enough.
             if node.level > 0 && node.count() == 1 {
                 // SAFETY: an inner node with one slot.
@@ -195,6 +170,54 @@ impl Draft {
         }
         self.crown(root, entries);
         Ok(())
+    }
+
+    /// Puts `new` in the place of the `removed` slots from `at` on in the node of `path` at `level`;
+    /// returns what that means for the level above, where there may be none: then only the targets are
+    /// of meaning.
+    #[inline(always)]
+    fn amend(
+        &mut self,
+        path: &Path,
+        level: usize,
+        at: usize,
+        removed: usize,
+        new: impl Slots,
+    ) -> Up {
+        let fit = path.fit(level, path.node(level).count() - removed + new.len());
+        let mut this = self.own(path.step(level).node);
+        // SAFETY: `own` gives a private node, and nothing else refers to it while this is used.
+        let node = unsafe { this.as_mut() };
+        let parent = if level < path.top { path.at(level + 1) } else { 0 };
+        let one = |slot| [slot, Slot::BLANK];
+        match fit {
+            Fit::Stays => {
+                node.splice(at, removed, new);
+                let root = Slot { target: this.cast(), ..Slot::BLANK };
+                let slot = if level < path.top { node.summary(this) } else { root };
+                Up { at: parent, removed: 1, slots: one(slot), len: 1 }
+            }
+            Fit::Splits => {
+                let slots = self.split(this, at, removed, new);
+                Up { at: parent, removed: 1, slots, len: 2 }
+            }
+            Fit::Joins(sibling) => {
+                node.splice(at, removed, new);
+                let mut all = Run::default();
+                all.extend(sibling.node(), 0..sibling.node().count());
+                node.splice(if sibling.left { 0 } else { node.count() }, 0, all.slots());
+                self.discard(sibling.node);
+                let at = parent - usize::from(sibling.left);
+                Up { at, removed: 2, slots: one(node.summary(this)), len: 1 }
+            }
+            Fit::Shares(sibling) => {
+                node.splice(at, removed, new);
+                let other = self.own(sibling.node);
+                let (low, high) = if sibling.left { (other, this) } else { (this, other) };
+                let at = parent - usize::from(sibling.left);
+                Up { at, removed: 2, slots: share(low, high), len: 2 }
+            }
+        }
     }
 
     /// Makes `root`, a private node, the root of the draft, which has so many entries.
@@ -211,12 +234,13 @@ impl Draft {
     }
 
     /// How many new nodes a splice takes.
+    #[inline(always)]
     fn needed(&self, path: &Path, removed: usize, new: usize) -> usize {
         let mut need = 0;
         let (mut removed, mut new) = (removed, new);
-        for (level, step) in path.steps[..=path.top].iter().enumerate() {
-            need += usize::from(!self.owns(step.node));
-            (removed, new) = match path.fit(level, step.node().count() - removed + new) {
+        for level in 0..=path.top {
+            need += usize::from(!self.owns(path.step(level).node));
+            (removed, new) = match path.fit(level, path.node(level).count() - removed + new) {
                 Fit::Stays => (1, 1),
                 Fit::Splits => {
                     // A root that splits gets another above it.
@@ -239,7 +263,7 @@ impl Draft {
         mut this: NonNull<Node>,
         at: usize,
         removed: usize,
-        new: &[Slot],
+        new: impl Slots,
     ) -> [Slot; 2] {
         // SAFETY: the caller's node is private and `blank` gives another private one.
         let node = unsafe { this.as_mut() };
@@ -299,11 +323,16 @@ impl Draft {
 
     /// Drops a node from the next version.
     fn discard(&mut self, node: NonNull<Node>) {
-        let chain = if self.owns(node) { &mut self.spare } else { &mut self.replaced };
         // SAFETY: a private node is known to this draft alone, and is now out of its version. An
-        // old one stays valid for the life of the draft, which alone uses its `chain`; it is
-        // discarded once, since the version that held it held it once.
-        unsafe { chain.push(node) };
+        // old one stays valid for the life of the draft, which alone uses its link; it is discarded
+        // once, since the version that held it held it once.
+        unsafe {
+            if self.owns(node) {
+                self.spare.push(node);
+            } else {
+                self.replaced.push(node::retire_link(node));
+            }
+        }
     }
 }
 
@@ -342,15 +371,19 @@ pub(super) unsafe fn free_subtree(node: NonNull<Node>, born: Option<u64>) {
 }
 
 impl Path {
-    /// The way to the first entry that ends above `addr`, or to behind the last entry.
+    /// No way. Filled in place, because it is large.
+    const fn new() -> Self {
+        Self { steps: [const { MaybeUninit::uninit() }; MAX_LEVELS], top: 0, above: u64::MAX }
+    }
+
+    /// Makes it the way to the first entry that ends above `addr`, or to behind the last entry.
     #[inline(always)]
-    fn to(root: NonNull<Node>, addr: u64) -> Self {
+    fn lead(&mut self, root: NonNull<Node>, addr: u64) {
         // SAFETY: the draft's nodes are valid while it lives.
-        let top = unsafe { root.as_ref() }.level as usize;
-        let steps = [Step { node: root, at: 0 }; MAX_LEVELS];
-        let mut path = Self { steps, top, above: u64::MAX };
+        self.top = unsafe { root.as_ref() }.level as usize;
+        self.above = u64::MAX;
         let mut below = root;
-        for level in (0..=top).rev() {
+        for level in (0..=self.top).rev() {
             // SAFETY: as above.
             let node = unsafe { below.as_ref() };
             let mut at = node.position(addr);
@@ -358,13 +391,33 @@ impl Path {
             if level > 0 {
                 let starts = node.keys().0;
                 at = at.min(starts.len() - 1);
-                path.above = starts.get(at + 1).copied().unwrap_or(path.above);
+                self.above = starts.get(at + 1).copied().unwrap_or(self.above);
                 // SAFETY: an inner node, and a slot in use.
                 below = unsafe { node.child(at) };
             }
-            path.steps[level] = Step { node: this, at };
+            self.steps[level].write(Step { node: this, at });
         }
-        path
+    }
+
+    #[inline(always)]
+    fn step(&self, level: usize) -> Step {
+        debug_assert!(level <= self.top);
+        // SAFETY: a path reaches the root, and nobody asks for more.
+        unsafe { self.steps[level].assume_init() }
+    }
+
+    /// The node at `level`.
+    #[inline(always)]
+    fn node(&self, level: usize) -> &Node {
+        // SAFETY: the draft's nodes are valid while it lives, and nothing is changed through
+        // another reference while this one is used.
+        unsafe { self.step(level).node.as_ref() }
+    }
+
+    /// The slot in the node at `level`.
+    #[inline(always)]
+    fn at(&self, level: usize) -> usize {
+        self.step(level).at
     }
 
     /// What becomes of the node at `level` when it has `count` slots.
@@ -375,8 +428,8 @@ impl Path {
         if count >= MIN_FILL || level == self.top {
             return Fit::Stays;
         }
-        let Step { at, .. } = self.steps[level + 1];
-        let (parent, left) = (self.steps[level + 1].node(), at > 0);
+        let at = self.at(level + 1);
+        let (parent, left) = (self.node(level + 1), at > 0);
         // SAFETY: an inner node has two slots or more, so the one beside `at` is in use.
         let node = unsafe { parent.child(if left { at - 1 } else { at + 1 }) };
         let sibling = Sibling { node, left };
@@ -388,17 +441,9 @@ impl Path {
     }
 }
 
-impl Step {
-    fn node(&self) -> &Node {
-        // SAFETY: the draft's nodes are valid while it lives, and nothing is changed through
-        // another reference while this one is used.
-        unsafe { self.node.as_ref() }
-    }
-}
-
 impl Sibling {
     fn node(&self) -> &Node {
-        // SAFETY: as for a step.
+        // SAFETY: as for a path's.
         unsafe { self.node.as_ref() }
     }
 }
@@ -416,13 +461,15 @@ impl Default for Run {
 }
 
 impl Run {
-    fn slots(&self) -> &[Slot] {
-        &self.slots[..self.len]
+    fn slots(&self) -> impl Slots {
+        self.slots[..self.len].iter().copied()
     }
 
-    fn append(&mut self, new: &[Slot]) {
-        self.slots[self.len..][..new.len()].copy_from_slice(new);
-        self.len += new.len();
+    fn append(&mut self, new: impl Slots) {
+        for slot in new {
+            self.slots[self.len] = slot;
+            self.len += 1;
+        }
     }
 
     fn extend(&mut self, node: &Node, range: core::ops::Range<usize>) {
@@ -434,11 +481,11 @@ impl Run {
 
     /// Gives one half of the slots to each of two private nodes; returns their summaries.
     fn deal(&self, mut low: NonNull<Node>, mut high: NonNull<Node>) -> [Slot; 2] {
-        let (first, second) = self.slots().split_at(self.len / 2);
+        let (first, second) = self.slots[..self.len].split_at(self.len / 2);
         // SAFETY: both are private to the draft that deals, distinct, and not otherwise in use.
         let (l, h) = unsafe { (low.as_mut(), high.as_mut()) };
-        l.splice(0, l.count(), first);
-        h.splice(0, h.count(), second);
+        l.splice(0, l.count(), first.iter().copied());
+        h.splice(0, h.count(), second.iter().copied());
         [l.summary(low), h.summary(high)]
     }
 }
@@ -452,16 +499,4 @@ fn share(low: NonNull<Node>, high: NonNull<Node>) -> [Slot; 2] {
         all.extend(node, 0..node.count());
     }
     all.deal(low, high)
-}
-
-/// Takes the next slots, as many as fit.
-fn fill<'c>(
-    chunk: &'c mut [Slot; CHUNK],
-    new: &mut impl ExactSizeIterator<Item = Slot>,
-) -> &'c [Slot] {
-    let taken = new.len().min(CHUNK);
-    for (to, slot) in chunk.iter_mut().zip(new.by_ref().take(taken)) {
-        *to = slot;
-    }
-    &chunk[..taken]
 }

@@ -42,12 +42,17 @@ impl Slot {
         Self { start: u64::MAX, end: u64::MAX, gap: 0, target: NonNull::dangling() };
 }
 
+/// Slots on their way into a node, in order.
+pub(super) trait Slots: ExactSizeIterator<Item = Slot> {}
+
+impl<I: ExactSizeIterator<Item = Slot>> Slots for I {}
+
 /// A node. Once published it is never written, but for `retire` and `chain`, which no reader reads.
 #[repr(C)]
 pub(super) struct Node {
     /// First, so that a node's address is its link's.
     retire: RetireLink,
-    /// Links the nodes that a draft has replaced, or has in reserve.
+    /// Links the nodes that a draft has in reserve.
     chain: Cell<Option<NonNull<Node>>>,
     /// The edit that made the node.
     pub born: u64,
@@ -149,25 +154,34 @@ impl Node {
     }
 
     /// Puts `new` where the `removed` slots from `at` on were. The result must fit.
-    pub(super) fn splice(&mut self, at: usize, removed: usize, new: &[Slot]) {
+    pub(super) fn splice(&mut self, at: usize, removed: usize, new: impl Slots) {
         let (count, tail, to) = (self.count(), at + removed, at + new.len());
         let left = count - removed + new.len();
-        if removed != new.len() {
-            self.ends.copy_within(tail..count, to);
-            self.starts.copy_within(tail..count, to);
-            self.targets.copy_within(tail..count, to);
-            self.gaps.copy_within(tail..count, to);
-            for end in self.ends.iter_mut().take(count).skip(left) {
+        // The tail is short, most often: slots move one by one, in the order in which none is lost.
+        if to > tail {
+            for at in (tail..count).rev() {
+                self.set(at + (to - tail), self.slot(at));
+            }
+        } else if to < tail {
+            for at in tail..count {
+                self.set(at - (tail - to), self.slot(at));
+            }
+            for end in &mut self.ends[left..count] {
                 *end = Slot::BLANK.end;
             }
-            self.count = left as u8;
         }
+        self.count = left as u8;
         for (at, slot) in (at..).zip(new) {
-            self.ends[at] = slot.end;
-            self.starts[at] = slot.start;
-            self.targets[at] = slot.target;
-            self.gaps[at] = slot.gap;
+            self.set(at, slot);
         }
+    }
+
+    #[inline(always)]
+    fn set(&mut self, at: usize, slot: Slot) {
+        self.ends[at] = slot.end;
+        self.starts[at] = slot.start;
+        self.targets[at] = slot.target;
+        self.gaps[at] = slot.gap;
     }
 
     /// The slot by which a parent refers to this node, which `this` points to and is not empty.

@@ -234,7 +234,7 @@ fn apply(
                 // Some touch the next one and some do not.
                 .map(|at| entry(at, at + (size - at % 2).max(1), number + at as usize))
                 .collect();
-            edit.replace(range, &entries)?;
+            edit.replace(range, &entries, |_| {})?;
             model.retain(|&start, _| !range.contains(start));
             model.extend(entries.iter().map(|e| (e.start, (e.end, e.value))));
         }
@@ -363,7 +363,7 @@ fn an_edit_that_runs_out_of_memory_changes_nothing() {
             for i in 100..150 {
                 edit.remove(i * 3 + 600)?;
             }
-            edit.replace(VirtRange::new(300, 600), &new)
+            edit.replace(VirtRange::new(300, 600), &new, |_| {})
         })();
         ledger::allow(usize::MAX);
         if result.is_ok() {
@@ -416,7 +416,7 @@ fn an_older_view_keeps_its_version() {
     let view = fixture.tree.snapshot(&section);
     let old: Vec<_> = view.iter().collect();
     let mut edit = fixture.edit();
-    edit.replace(VirtRange::new(0, 800), &[]).unwrap();
+    edit.replace(VirtRange::new(0, 800), &[], |_| {}).unwrap();
     assert!(view.iter().eq(old.iter().copied()), "before the edit is published");
     edit.publish();
     assert!(view.iter().eq(old.iter().copied()), "and after");

@@ -72,6 +72,13 @@ impl<'s, T> View<'s, T> {
         Self { root: root.map(|root| unsafe { root.as_ref() }), marker: PhantomData }
     }
 
+    /// Which version it is: another has another number, while the section that this one was seen in is
+    /// open.
+    #[inline]
+    pub fn version(&self) -> usize {
+        self.root.map_or(0, |root| core::ptr::from_ref(root).addr())
+    }
+
     /// How many entries there are.
     #[inline]
     pub fn len(&self) -> usize {
@@ -99,26 +106,37 @@ impl<'s, T> View<'s, T> {
     }
 
     /// The last entry that ends at `addr` or below.
+    #[inline]
     pub fn before(&self, addr: u64) -> Option<Entry<T>> {
-        let mut node = self.root?;
+        self.around(addr).0
+    }
+
+    /// The last entry that ends at `addr` or below, and the first that ends above it.
+    pub fn around(&self, addr: u64) -> (Option<Entry<T>>, Option<Entry<T>>) {
+        let Some(mut node) = self.root else { return (None, None) };
         // The last slot left of the way down to `addr`: all that is under it ends by `addr`.
         let mut left = None;
-        loop {
+        let right = loop {
             let at = node.position(addr);
             if at > 0 {
                 left = Some((node, at - 1));
             }
-            if node.level == 0 || at == node.count() {
-                break;
+            if at == node.count() {
+                break None;
+            }
+            if node.level == 0 {
+                break Some(entry(node, at));
             }
             node = child(node, at);
-        }
-        let (mut node, mut at) = left?;
-        while node.level > 0 {
-            node = child(node, at);
-            at = node.count() - 1;
-        }
-        Some(entry(node, at))
+        };
+        let left = left.map(|(mut node, mut at)| {
+            while node.level > 0 {
+                node = child(node, at);
+                at = node.count() - 1;
+            }
+            entry(node, at)
+        });
+        (left, right)
     }
 
     /// The entries in order, from the first that ends above `addr` on.
@@ -181,13 +199,15 @@ pub struct Iter<'s, T> {
 impl<T> Iterator for Iter<'_, T> {
     type Item = Entry<T>;
 
-    #[inline]
+    #[inline(always)]
     fn next(&mut self) -> Option<Entry<T>> {
-        let (leaf, at) = self.leaf?;
-        let entry = entry(leaf, at);
-        self.leaf =
-            if at + 1 < leaf.count() { Some((leaf, at + 1)) } else { self.view.seek(entry.end) };
-        Some(entry)
+        let (mut leaf, mut at) = self.leaf?;
+        if at == leaf.count() {
+            self.leaf = self.view.seek(leaf.slot(at - 1).end);
+            (leaf, at) = self.leaf?;
+        }
+        self.leaf = Some((leaf, at + 1));
+        Some(entry(leaf, at))
     }
 }
 

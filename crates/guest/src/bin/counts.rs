@@ -1,0 +1,314 @@
+//! `counts [PHASE…] [rounds=N] [strict=yes]`: page faults and TLB shootdowns of what several CPUs do.
+//!
+//! Each phase runs in a process of its own, on all the CPUs that this program may use, and prints
+//! `count PHASE NAME VALUE` for what it did (`operations`), and for what the machine counted meanwhile:
+//! `pgfault` of `/proc/vmstat`, and of the row `TLB` of `/proc/interrupts` the sum (`shootdowns`) and
+//! each CPU's part (`shootdowns_cpuN`).
+//!
+//! In a phase that is marked so no CPU but the one that changes a mapping can hold a translation of it:
+//! with `strict=yes` a shootdown there is a failure. (The counts are the machine's: nothing else may run.)
+
+use faultless_guest::args::Args;
+use faultless_guest::mem::{PAGE, READ, Region, WRITE};
+use faultless_guest::proc::{self, Meeting, Status, fork, futex_wait, futex_wake, outcome, pin};
+use faultless_guest::procfs::{shootdowns, vmstat};
+use faultless_guest::sys::doing;
+use faultless_guest::{check::Verdict, clock, ensure, same};
+use std::process::ExitCode;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::thread;
+
+/// Pages that a round touches.
+const PAGES: u64 = 16;
+
+/// What the phases are given.
+struct Plan {
+    cpus: Vec<usize>,
+    rounds: u64,
+}
+
+static PLAN: OnceLock<Plan> = OnceLock::new();
+
+fn plan() -> &'static Plan {
+    PLAN.get_or_init(|| Plan { cpus: vec![0], rounds: 200 })
+}
+
+/// A phase: what it does, and whether a shootdown can be needed. It returns how many operations it did.
+struct Phase {
+    name: &'static str,
+    shoots: bool,
+    run: fn() -> Result<u64, String>,
+}
+
+const PHASES: &[Phase] = &[
+    Phase { name: "one_thread", shoots: false, run: one_thread },
+    Phase { name: "sleeping_threads", shoots: false, run: sleeping_threads },
+    Phase { name: "processes", shoots: false, run: processes },
+    Phase { name: "forks", shoots: false, run: forks },
+    Phase { name: "moved_process", shoots: true, run: moved_process },
+    Phase { name: "threads", shoots: true, run: threads },
+    Phase { name: "readers", shoots: true, run: readers },
+    Phase { name: "confined_threads", shoots: true, run: confined_threads },
+];
+
+/// Maps, touches, protects, empties and unmaps, `rounds` times: five operations each.
+fn work(rounds: u64) -> Result<u64, String> {
+    for round in 0..rounds {
+        let region = doing("mmap", Region::anonymous(PAGES * PAGE))?;
+        region.fill(round);
+        doing("mprotect", region.protect(0, 4 * PAGE, READ))?;
+        doing("mprotect", region.protect(0, 4 * PAGE, WRITE))?;
+        doing("madvise", region.advise(4 * PAGE, 8 * PAGE, libc::MADV_DONTNEED))?;
+        same!(region.load(0), round, "a page that was protected");
+        same!(region.load(4 * PAGE), 0, "a page that was given up");
+        doing("munmap", region.end())?;
+    }
+    Ok(5 * rounds)
+}
+
+fn first() -> Result<usize, String> {
+    plan().cpus.first().copied().ok_or_else(|| "there is no CPU".into())
+}
+
+/// A process of one thread that stays on one CPU of many.
+fn one_thread() -> Result<u64, String> {
+    work(plan().rounds)
+}
+
+/// A process with a thread on each CPU, of which all but one sleep, and have done so for a while.
+fn sleeping_threads() -> Result<u64, String> {
+    let word = AtomicU32::new(0);
+    let asleep = AtomicU32::new(0);
+    thread::scope(|scope| {
+        for &cpu in &plan().cpus[1..] {
+            let (word, asleep) = (&word, &asleep);
+            scope.spawn(move || {
+                let _ = pin(cpu);
+                asleep.fetch_add(1, Release);
+                while word.load(Acquire) == 0 {
+                    let _ = futex_wait(word, 0, None, false);
+                }
+            });
+        }
+        proc::wait_until(|| asleep.load(Acquire) as usize == plan().cpus.len() - 1);
+        clock::sleep_ms(50);
+        let done = measured(|| work(plan().rounds));
+        word.store(1, Release);
+        let _ = futex_wake(&word, u32::MAX >> 1, false);
+        done
+    })
+}
+
+/// Runs `body` on each CPU, in a process forked there.
+fn everywhere(body: fn() -> Result<u64, String>) -> Result<u64, String> {
+    let mut children = Vec::new();
+    for &cpu in &plan().cpus {
+        // Forked where it is to run: its space has never been anywhere else.
+        doing("sched_setaffinity", pin(cpu))?;
+        children.push(doing(
+            "fork",
+            fork(|| match body() {
+                Ok(_) => 0,
+                Err(why) => {
+                    println!("{why}");
+                    1
+                }
+            }),
+        )?);
+    }
+    for child in children {
+        same!(doing("wait4", child.wait())?, Status::Exited(0), "a process of the crew");
+    }
+    Ok(plan().cpus.len() as u64 * plan().rounds * 5)
+}
+
+/// A process on each CPU.
+fn processes() -> Result<u64, String> {
+    everywhere(|| work(plan().rounds))
+}
+
+/// A process on each CPU that forks, writes to what it shares with its child, and waits for it.
+fn forks() -> Result<u64, String> {
+    everywhere(|| {
+        let region = doing("mmap", Region::anonymous(PAGES * PAGE))?;
+        for round in 0..plan().rounds / 10 + 1 {
+            region.fill(round);
+            let child = doing(
+                "fork",
+                fork(|| {
+                    let right = region.pages().all(|at| region.load(at) == round);
+                    region.fill(!0);
+                    i32::from(!right)
+                }),
+            )?;
+            region.fill(round + 1);
+            same!(doing("wait4", child.wait())?, Status::Exited(0), "round {round}: the child");
+            same!(region.load(0), round + 1, "round {round}: the parent's page");
+        }
+        Ok(0)
+    })?;
+    Ok(plan().cpus.len() as u64 * (plan().rounds / 10 + 1))
+}
+
+/// A process of one thread that goes from CPU to CPU and changes what it used on the last one.
+fn moved_process() -> Result<u64, String> {
+    let region = doing("mmap", Region::anonymous(PAGES * PAGE))?;
+    let rounds = plan().rounds;
+    for round in 0..rounds {
+        doing("sched_setaffinity", pin(plan().cpus[round as usize % plan().cpus.len()]))?;
+        for at in region.pages() {
+            same!(region.load(at), 0, "round {round}: a page that was given up on another CPU");
+            region.store(at, round + 1);
+        }
+        doing("madvise", region.advise(0, PAGES * PAGE, libc::MADV_DONTNEED))?;
+    }
+    Ok(rounds)
+}
+
+/// Threads of one process, on `cpus` in turn.
+fn crew(cpus: &[usize]) -> Result<u64, String> {
+    let count = plan().cpus.len().max(2);
+    let meeting = Meeting::new();
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..count)
+            .map(|number| {
+                let (meeting, cpu) = (&meeting, cpus[number % cpus.len()]);
+                scope.spawn(move || {
+                    let pinned = doing("sched_setaffinity", pin(cpu));
+                    meeting.wait(count as u32);
+                    pinned.and_then(|()| work(plan().rounds))
+                })
+            })
+            .collect();
+        threads.into_iter().try_fold(0, |sum, thread| {
+            let done = thread.join().unwrap_or_else(|_| Err("a thread panicked".into()));
+            done.map(|done| sum + done)
+        })
+    })
+}
+
+/// A thread on each CPU, each with memory of its own in one space.
+fn threads() -> Result<u64, String> {
+    crew(&plan().cpus)
+}
+
+/// The same threads on half the CPUs: the others never see the space.
+fn confined_threads() -> Result<u64, String> {
+    crew(&plan().cpus[..plan().cpus.len().div_ceil(2)])
+}
+
+/// A thread changes what threads on all other CPUs read all the time.
+fn readers() -> Result<u64, String> {
+    let region = doing("mmap", Region::anonymous(PAGES * PAGE))?;
+    let stop = AtomicU32::new(0);
+    let seen = AtomicU32::new(0);
+    thread::scope(|scope| {
+        for &cpu in &plan().cpus[1..] {
+            let (region, stop, seen) = (&region, &stop, &seen);
+            scope.spawn(move || {
+                let _ = pin(cpu);
+                seen.fetch_add(1, Release);
+                while stop.load(Relaxed) == 0 {
+                    for at in region.pages() {
+                        region.load(at);
+                    }
+                }
+            });
+        }
+        proc::wait_until(|| seen.load(Acquire) as usize == plan().cpus.len() - 1);
+        let change = || -> Verdict {
+            for round in 0..plan().rounds {
+                region.fill(round);
+                doing("madvise", region.advise(0, PAGES * PAGE, libc::MADV_DONTNEED))?;
+                same!(region.load(0), 0, "round {round}: a page that was given up");
+            }
+            Ok(())
+        };
+        let verdict = change();
+        stop.store(1, Relaxed);
+        verdict.map(|()| plan().rounds)
+    })
+}
+
+/// The part of a phase that is counted, where it is not the whole.
+fn measured(body: impl FnOnce() -> Result<u64, String>) -> Result<u64, String> {
+    let before = counts()?;
+    let done = body()?;
+    *MEASURED.lock().map_err(|error| error.to_string())? = Some((before, counts()?));
+    Ok(done)
+}
+
+/// What the machine has counted: faults, and shootdowns by CPU.
+type Counts = (u64, Vec<u64>);
+
+static MEASURED: std::sync::Mutex<Option<(Counts, Counts)>> = std::sync::Mutex::new(None);
+
+fn counts() -> Result<Counts, String> {
+    let faults = vmstat()?.get("pgfault").copied().ok_or("/proc/vmstat has no pgfault")?;
+    Ok((faults, shootdowns()?))
+}
+
+/// Runs a phase, in this process, and prints its counts.
+fn count(phase: &Phase, strict: bool) -> Verdict {
+    doing("sched_setaffinity", pin(first()?))?;
+    let before = counts()?;
+    let operations = (phase.run)()?;
+    let after = counts()?;
+    let own = MEASURED.lock().map_err(|error| error.to_string())?.take();
+    let ((faults, shot), (faults_after, shot_after)) = own.unwrap_or((before, after));
+    let by_cpu: Vec<u64> =
+        shot.iter().zip(&shot_after).map(|(before, after)| after - before).collect();
+    let total: u64 = by_cpu.iter().sum();
+    let name = phase.name;
+    println!("count {name} operations {operations}");
+    println!("count {name} pgfault {}", faults_after - faults);
+    println!("count {name} shootdowns {total}");
+    for (cpu, shot) in by_cpu.iter().enumerate() {
+        println!("count {name} shootdowns_cpu{cpu} {shot}");
+    }
+    ensure!(operations > 0, "it did nothing");
+    ensure!(!strict || phase.shoots || total == 0, "{total} shootdowns where none is needed");
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let args = Args::read("counts", &["rounds", "strict"]);
+    let words = args.words();
+    if let Some(word) = words.iter().find(|word| PHASES.iter().all(|phase| phase.name != **word)) {
+        let names: Vec<_> = PHASES.iter().map(|phase| phase.name).collect();
+        args.refuse(&format!("no phase is named {word:?}; there are: {}", names.join(", ")));
+    }
+    let cpus = match proc::cpus() {
+        Ok(cpus) if !cpus.is_empty() => cpus,
+        other => args.refuse(&format!("the CPUs of this process: {other:?}")),
+    };
+    let strict = args.text("strict") == Some("yes");
+    let start = cpus[0];
+    let _ = PLAN.set(Plan { cpus, rounds: args.get("rounds", 200) });
+    proc::no_huge_pages();
+    // What is forked from here has never been on another CPU.
+    let mut failed = false;
+    for phase in
+        PHASES.iter().filter(|phase| words.is_empty() || words.contains(&phase.name.into()))
+    {
+        let status = doing("sched_setaffinity", pin(start)).and_then(|()| {
+            outcome(|| match count(phase, strict) {
+                Ok(()) => 0,
+                Err(why) => {
+                    println!("FAIL {}: {why}", phase.name);
+                    1
+                }
+            })
+        });
+        match status {
+            Ok(Status::Exited(0)) => println!("ok {}", phase.name),
+            other => {
+                failed = true;
+                println!("FAIL {}: its process ended with {other:?}", phase.name);
+            }
+        }
+    }
+    ExitCode::from(u8::from(failed))
+}

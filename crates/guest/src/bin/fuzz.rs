@@ -1,0 +1,604 @@
+//! `fuzz [seconds=N] [seed=N] [workers=N] [calls=memory|all]`: random system calls from every CPU.
+//!
+//! A supervisor keeps `workers` processes of two threads each; each thread makes system calls with random
+//! and boundary arguments, three in four of them memory calls. A worker that ends, as most do sooner or
+//! later, is started anew with another seed; so is one that has made no call for a while, because it
+//! waits for what never comes. The verdict is that the machine goes on: that every worker can be killed
+//! at the end, and that a new process finds everything in order.
+//!
+//! `calls=memory`, the default, keeps to calls that change nothing but the worker's own memory, and keeps
+//! that below a limit. `calls=all` makes calls of every number and harms the system it runs on: it wants
+//! to be a descendant of no one but the machine's first process, or that process itself.
+
+mod arguments {
+    //! What calls are made, and with what.
+
+    use faultless_guest::mem::PAGE;
+    use faultless_guest::random::Random;
+
+    /// What an argument is.
+    #[derive(Clone, Copy)]
+    enum Kind {
+        /// Anything.
+        Any,
+        /// An address in the arena, mostly of a page.
+        Area,
+        /// Any pointer.
+        Pointer,
+        /// A length.
+        Length,
+        /// A descriptor.
+        Fd,
+        /// A small number.
+        Small,
+        /// Bits of what `mprotect` takes.
+        Prot,
+        /// Flags of `mmap`.
+        MapFlags,
+        /// Flags of `mremap`.
+        MoveFlags,
+        /// Advice.
+        Advice,
+        /// An offset in a file.
+        Offset,
+    }
+
+    use Kind::{Advice, Any, Area, Fd, Length, MapFlags, MoveFlags, Offset, Pointer, Prot, Small};
+
+    /// The memory calls, and those that copy to and from memory of the caller, by shape.
+    const SHAPES: &[(i64, [Kind; 6])] = &[
+        (libc::SYS_mmap, [Area, Length, Prot, MapFlags, Fd, Offset]),
+        (libc::SYS_mmap, [Area, Length, Prot, MapFlags, Fd, Offset]),
+        (libc::SYS_munmap, [Area, Length, Any, Any, Any, Any]),
+        (libc::SYS_mprotect, [Area, Length, Prot, Any, Any, Any]),
+        (libc::SYS_mprotect, [Area, Length, Prot, Any, Any, Any]),
+        (libc::SYS_madvise, [Area, Length, Advice, Any, Any, Any]),
+        (libc::SYS_madvise, [Area, Length, Advice, Any, Any, Any]),
+        (libc::SYS_mremap, [Area, Length, Length, MoveFlags, Area, Any]),
+        (libc::SYS_brk, [Pointer, Any, Any, Any, Any, Any]),
+        (libc::SYS_mincore, [Area, Length, Pointer, Any, Any, Any]),
+        (libc::SYS_msync, [Area, Length, Small, Any, Any, Any]),
+        (libc::SYS_mlock, [Area, Length, Any, Any, Any, Any]),
+        (libc::SYS_munlock, [Area, Length, Any, Any, Any, Any]),
+        (libc::SYS_mlock2, [Area, Length, Small, Any, Any, Any]),
+        (libc::SYS_remap_file_pages, [Area, Length, Prot, Small, Small, Any]),
+        (libc::SYS_read, [Fd, Pointer, Length, Any, Any, Any]),
+        (libc::SYS_write, [Fd, Pointer, Length, Any, Any, Any]),
+        (libc::SYS_pread64, [Fd, Pointer, Length, Offset, Any, Any]),
+        (libc::SYS_pwrite64, [Fd, Pointer, Length, Offset, Any, Any]),
+        (libc::SYS_readv, [Fd, Pointer, Small, Any, Any, Any]),
+        (libc::SYS_writev, [Fd, Pointer, Small, Any, Any, Any]),
+        (libc::SYS_ftruncate, [Fd, Offset, Any, Any, Any, Any]),
+        (libc::SYS_clock_gettime, [Small, Pointer, Any, Any, Any, Any]),
+        (libc::SYS_sigaltstack, [Pointer, Pointer, Any, Any, Any, Any]),
+        (libc::SYS_sched_getaffinity, [Small, Length, Pointer, Any, Any, Any]),
+        (libc::SYS_getrusage, [Small, Pointer, Any, Any, Any, Any]),
+        (libc::SYS_uname, [Pointer, Any, Any, Any, Any, Any]),
+    ];
+
+    /// Calls of which there are more than of others, among all.
+    const OTHERS: &[(i64, [Kind; 6])] = &[
+        (libc::SYS_futex, [Pointer, Small, Small, Pointer, Pointer, Any]),
+        (libc::SYS_rt_sigaction, [Small, Pointer, Pointer, Small, Any, Any]),
+        (libc::SYS_rt_sigprocmask, [Small, Pointer, Pointer, Small, Any, Any]),
+        (libc::SYS_clone, [Any, Pointer, Pointer, Pointer, Pointer, Any]),
+        (libc::SYS_clone3, [Pointer, Small, Any, Any, Any, Any]),
+        (libc::SYS_fork, [Any; 6]),
+        (libc::SYS_vfork, [Any; 6]),
+        (libc::SYS_wait4, [Small, Pointer, Small, Pointer, Any, Any]),
+        (libc::SYS_execve, [Pointer, Pointer, Pointer, Any, Any, Any]),
+        (libc::SYS_open, [Pointer, Any, Any, Any, Any, Any]),
+        (libc::SYS_openat, [Fd, Pointer, Any, Any, Any, Any]),
+        (libc::SYS_close, [Fd, Any, Any, Any, Any, Any]),
+        (libc::SYS_dup2, [Fd, Small, Any, Any, Any, Any]),
+        (libc::SYS_fcntl, [Fd, Small, Any, Any, Any, Any]),
+        (libc::SYS_pipe2, [Pointer, Any, Any, Any, Any, Any]),
+        (libc::SYS_poll, [Pointer, Small, Small, Any, Any, Any]),
+        (libc::SYS_getdents64, [Fd, Pointer, Length, Any, Any, Any]),
+        (libc::SYS_memfd_create, [Pointer, Small, Any, Any, Any, Any]),
+        (libc::SYS_arch_prctl, [Any, Pointer, Any, Any, Any, Any]),
+        (libc::SYS_set_robust_list, [Pointer, Small, Any, Any, Any, Any]),
+        (libc::SYS_set_tid_address, [Pointer, Any, Any, Any, Any, Any]),
+        (libc::SYS_setitimer, [Small, Pointer, Pointer, Any, Any, Any]),
+        (libc::SYS_timer_create, [Small, Pointer, Pointer, Any, Any, Any]),
+        (libc::SYS_sched_setaffinity, [Small, Length, Pointer, Any, Any, Any]),
+        (libc::SYS_rt_sigreturn, [Any; 6]),
+        (libc::SYS_process_madvise, [Fd, Pointer, Small, Advice, Any, Any]),
+    ];
+
+    /// Calls that are not made: those that turn the machine off or stop its clocks, that give or take
+    /// rights to its devices, and that reach into other processes, of which one is the supervisor.
+    const AVOIDED: &[i64] = &[
+        libc::SYS_reboot,
+        libc::SYS_kexec_load,
+        libc::SYS_kexec_file_load,
+        libc::SYS_exit_group,
+        libc::SYS_exit,
+        libc::SYS_syslog,
+        libc::SYS_vhangup,
+        libc::SYS_iopl,
+        libc::SYS_ioperm,
+        libc::SYS_settimeofday,
+        libc::SYS_clock_settime,
+        libc::SYS_ptrace,
+        libc::SYS_process_vm_writev,
+        libc::SYS_kill,
+        libc::SYS_tkill,
+        libc::SYS_tgkill,
+        libc::SYS_rt_sigqueueinfo,
+        libc::SYS_rt_tgsigqueueinfo,
+        libc::SYS_pidfd_send_signal,
+        libc::SYS_prlimit64,
+        libc::SYS_sched_setscheduler,
+        libc::SYS_sched_setparam,
+        libc::SYS_sched_setattr,
+        libc::SYS_setpriority,
+        libc::SYS_ioprio_set,
+    ];
+
+    /// Words that programs would not pass.
+    const EDGES: &[u64] = &[
+        0,
+        1,
+        7,
+        0xfff,
+        PAGE,
+        0x7fff_ffff,
+        0x8000_0000,
+        0xffff_ffff,
+        0x7fff_ffff_efff,
+        0x7fff_ffff_f000,
+        0x8000_0000_0000,
+        0xffff_7fff_ffff_ffff,
+        0xffff_8000_0000_0000,
+        0xffff_8880_0000_0000,
+        0xffff_8880_0010_0000,
+        0xffff_ffff_8000_0000,
+        0xffff_ffff_8010_0000,
+        0xffff_ffff_ffff_f000,
+        u64::MAX,
+        i64::MAX as u64,
+        i64::MIN as u64,
+    ];
+
+    /// Where workers keep what pointers point to.
+    #[derive(Clone, Copy)]
+    pub struct Arena {
+        /// Its first byte.
+        pub start: u64,
+        /// Its pages.
+        pub pages: u64,
+        /// Its first page stays what it is, and has strings, times and numbers in it.
+        pub kept: u64,
+    }
+
+    fn argument(kind: Kind, arena: Arena, random: &mut Random) -> u64 {
+        let area = |random: &mut Random| arena.start + random.below(arena.pages) * PAGE;
+        if random.below(12) == 0 {
+            return random.pick(EDGES);
+        }
+        match kind {
+            Any => match random.below(4) {
+                0 => random.next(),
+                1 => random.next() >> random.below(64),
+                2 => random.below(16),
+                _ => argument(Pointer, arena, random),
+            },
+            Area => area(random) + if random.below(16) == 0 { random.below(PAGE) } else { 0 },
+            Pointer => match random.below(4) {
+                0 => arena.kept + random.below(PAGE / 16) * 16,
+                // So near to the page's end that what is there goes on beyond it.
+                1 => area(random) + PAGE - 1 - random.below(24),
+                _ => area(random) + random.below(PAGE),
+            },
+            Length => match random.below(8) {
+                0 => random.next() >> random.below(64),
+                1 => random.below(2 * PAGE),
+                _ => (1 + random.below(arena.pages / 2)) * PAGE,
+            },
+            Fd => random.below(10).wrapping_sub(1),
+            Small => random.below(20).wrapping_sub(2),
+            Prot => random.below(8),
+            MapFlags => {
+                let sharing =
+                    random.pick(&[libc::MAP_PRIVATE, libc::MAP_PRIVATE, libc::MAP_SHARED]);
+                let anonymous = if random.below(4) == 0 { 0 } else { libc::MAP_ANONYMOUS };
+                let fixed = random.pick(&[0, libc::MAP_FIXED, libc::MAP_FIXED_NOREPLACE]);
+                let more = random.pick(&[
+                    0,
+                    0,
+                    0,
+                    0,
+                    libc::MAP_POPULATE,
+                    libc::MAP_GROWSDOWN,
+                    libc::MAP_NORESERVE,
+                ]);
+                (sharing | anonymous | fixed | more) as u64
+            }
+            MoveFlags => random.below(8),
+            // Not those that poison the machine's memory.
+            Advice => random.below(27),
+            Offset => random.below(32) * PAGE,
+        }
+    }
+
+    /// The next call. With `all`, one in four is of any number.
+    pub fn next(arena: Arena, all: bool, random: &mut Random) -> (i64, [u64; 6]) {
+        let (number, kinds) = match random.below(16) {
+            0..2 if all => (random.below(480) as i64, [Any; 6]),
+            2..4 if all => random.pick(OTHERS),
+            _ => random.pick(SHAPES),
+        };
+        if AVOIDED.contains(&number) {
+            return (libc::SYS_getpid, [0; 6]);
+        }
+        let args = kinds.map(|kind| argument(kind, arena, random));
+        // Numbers beyond the table, and those with a 32-bit or x32 look.
+        let odd = all && random.below(200) == 0;
+        let number = if odd { number | random.pick(&[1 << 30, 1 << 31, 1 << 62]) } else { number };
+        match number {
+            // A number of bytes that no worker may have.
+            libc::SYS_madvise if args[2] > 30 => (number, [args[0], args[1], 4, 0, 0, 0]),
+            _ => (number, args),
+        }
+    }
+}
+
+use arguments::Arena;
+use faultless_guest::args::Args;
+use faultless_guest::mem::{NONE, PAGE, READ, Region, Shared, WRITE};
+use faultless_guest::proc::{self, Child, Status, exit_now, fork, outcome, pin};
+use faultless_guest::random::Random;
+use faultless_guest::sys::{call, doing};
+use faultless_guest::{clock, procfs, signal};
+use std::arch::asm;
+use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
+use std::process::ExitCode;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+const THREADS: usize = 2;
+const MAX_WORKERS: usize = 64;
+/// A worker that has made no call for so long is stuck.
+const STUCK: Duration = Duration::from_millis(400);
+/// How much memory a worker may map where the machine is not its own.
+const LIMIT: u64 = 1 << 30;
+/// Calls after which the arena is made anew.
+const FRESH: u64 = 256;
+
+/// What a worker's threads tell.
+struct Slot {
+    calls: [AtomicU64; THREADS],
+    last: [AtomicU64; THREADS],
+}
+
+/// What all workers have in common.
+struct Plan<'a> {
+    seed: u64,
+    all: bool,
+    cpus: &'a [usize],
+    slots: &'a [Slot; MAX_WORKERS],
+}
+
+/// Makes a call. A child that it makes ends at once, without touching memory: it may share the stack.
+///
+/// # Safety
+/// The process is a worker: whatever becomes of it, it has nothing to lose.
+unsafe fn fuzz(number: i64, args: [u64; 6]) -> i64 {
+    let result: i64;
+    let makes = [libc::SYS_clone, libc::SYS_clone3, libc::SYS_fork, libc::SYS_vfork];
+    let makes = u64::from(makes.contains(&(number & 0xffff)));
+    // SAFETY: handed on.
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "test r12, r12",
+            "jz 2f",
+            "xor edi, edi",
+            "mov eax, 60",
+            "syscall",
+            "ud2",
+            "2:",
+            // Not one that the call changes.
+            in("r12") makes,
+            inlateout("rax") number => result,
+            inlateout("rdi") args[0] => _,
+            in("rsi") args[1],
+            in("rdx") args[2],
+            in("r10") args[3],
+            in("r8") args[4],
+            in("r9") args[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    result
+}
+
+/// Puts into the arena pages of all kinds, and into its first page what calls may find useful.
+fn furnish(region: &Region) -> Result<(), faultless_guest::sys::Errno> {
+    let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    region.replace(0, region.len(), WRITE, private, -1, 0)?;
+    let quarter = region.len() / 8;
+    region.replace(quarter, quarter, READ, private, -1, 0)?;
+    region.replace(2 * quarter, quarter, NONE, private, -1, 0)?;
+    region.unmap(3 * quarter, quarter)?;
+    region.replace(4 * quarter, quarter, WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0)?;
+    for (at, value) in [
+        (0, u64::from_le_bytes(*b"/tmp/x\0\0")),
+        (16, u64::from_le_bytes(*b"/proc/\0\0")),
+        (32, u64::from_le_bytes(*b"..\0\0\0\0\0\0")),
+        (48, 1),
+        (56, 1_000_000),
+        (64, 0),
+        (80, region.start() + 5 * quarter),
+        (88, 3 * PAGE),
+        (96, u64::MAX),
+        (112, 0x0001_0000_0001),
+    ] {
+        region.store(at, value);
+    }
+    Ok(())
+}
+
+/// One thread of a worker: calls for ever.
+fn thread(plan: &Plan, worker: usize, index: usize, generation: u64) {
+    let slot = &plan.slots[worker];
+    let number = (worker * THREADS + index) as u64;
+    let mut random = Random::new(plan.seed ^ number << 48 ^ generation << 16);
+    let cpu = plan.cpus[number as usize % plan.cpus.len()];
+    let Ok(region) = Region::anonymous(64 * PAGE).map(ManuallyDrop::new) else { exit_now(3) };
+    // A page that the arena's fixed mappings do not replace.
+    let Ok(kept) = Region::anonymous(PAGE).map(ManuallyDrop::new) else { exit_now(3) };
+    let arena = Arena { start: region.start(), pages: 64, kept: kept.start() };
+    loop {
+        let _ = pin(cpu);
+        if furnish(&region).is_err() {
+            exit_now(4);
+        }
+        for at in (0..128).step_by(8) {
+            kept.store(at, region.load(at));
+        }
+        for _ in 0..FRESH {
+            let (number, args) = arguments::next(arena, plan.all, &mut random);
+            slot.last[index].store(number as u64, Relaxed);
+            // SAFETY: this process is a worker.
+            let _ = unsafe { fuzz(number, args) };
+            slot.calls[index].fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// A worker's process.
+fn worker(plan: &Plan, number: usize, generation: u64) -> i32 {
+    let _ = signal::default(libc::SIGPIPE);
+    // What it prints by chance goes into a pipe of its own; the next number is a file's.
+    for fd in 0..3 {
+        // SAFETY: nothing is printed by a worker.
+        let _ = unsafe { call(libc::SYS_close, [fd]) };
+    }
+    let mut ends = [0i32; 2];
+    // SAFETY: the array has room for both; calls that would block do not.
+    unsafe {
+        let _ = call(libc::SYS_pipe2, [ends.as_mut_ptr() as u64, libc::O_NONBLOCK as u64]);
+        let _ = call(libc::SYS_memfd_create, [c"fuzz".as_ptr() as u64, 0]);
+        // A group of its own: what it sends to its group must not reach the supervisor.
+        let _ = call(libc::SYS_setsid, []);
+    }
+    let memory = libc::rlimit { rlim_cur: LIMIT, rlim_max: LIMIT };
+    let file = libc::rlimit { rlim_cur: 16 << 20, rlim_max: 16 << 20 };
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the pointers are to locals.
+    unsafe {
+        if !plan.all {
+            libc::setrlimit(libc::RLIMIT_AS, &raw const memory);
+        }
+        libc::setrlimit(libc::RLIMIT_FSIZE, &raw const file);
+        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+    }
+    std::thread::scope(|scope| {
+        for index in 1..THREADS {
+            let builder = std::thread::Builder::new();
+            let _ = builder.spawn_scoped(scope, move || thread(plan, number, index, generation));
+        }
+        thread(plan, number, 0, generation);
+    });
+    0
+}
+
+/// A worker that runs.
+struct Running {
+    child: Child,
+    calls: u64,
+    since: Instant,
+}
+
+/// What came of the workers.
+#[derive(Default)]
+struct Tally {
+    started: u64,
+    stuck: u64,
+    ends: BTreeMap<String, u64>,
+    stuck_in: BTreeMap<u64, u64>,
+}
+
+impl Tally {
+    fn end(&mut self, status: Status) {
+        let name = match status {
+            Status::Exited(status) => format!("exit {status}"),
+            Status::Killed(signal) => format!("signal {signal}"),
+        };
+        *self.ends.entry(name).or_default() += 1;
+    }
+}
+
+/// Starts worker `number`.
+fn start(plan: &Plan, number: usize, tally: &mut Tally) -> Result<Running, String> {
+    tally.started += 1;
+    let generation = tally.started;
+    let begin = Instant::now();
+    loop {
+        // Memory may be short for a moment: other workers have it.
+        match fork(|| worker(plan, number, generation)) {
+            Ok(child) => return Ok(Running { child, calls: 0, since: Instant::now() }),
+            Err(errno) if begin.elapsed().as_secs() >= 10 => return Err(format!("fork: {errno}")),
+            Err(_) => clock::sleep_ms(20),
+        }
+    }
+}
+
+/// Kills a worker and waits for its end, which must come.
+fn stop(child: Child, number: usize, tally: &mut Tally) -> Result<(), String> {
+    let _ = child.signal(libc::SIGKILL);
+    let begin = Instant::now();
+    while begin.elapsed().as_secs() < 20 {
+        if let Some(status) = doing("wait4", child.try_wait())? {
+            tally.end(status);
+            return Ok(());
+        }
+        clock::sleep_ms(1);
+    }
+    Err(format!("worker {number} lives on after SIGKILL"))
+}
+
+/// Keeps workers running until the time is over.
+fn supervise(plan: &Plan, workers: usize, time: Duration, tally: &mut Tally) -> Result<(), String> {
+    let begin = Instant::now();
+    let mut running = Vec::new();
+    for number in 0..workers {
+        running.push(start(plan, number, tally)?);
+    }
+    while begin.elapsed() < time {
+        clock::sleep_ms(2);
+        for (number, worker) in running.iter_mut().enumerate() {
+            let slot = &plan.slots[number];
+            let calls = slot.calls.iter().map(|calls| calls.load(Relaxed)).sum();
+            if let Some(status) = doing("wait4", worker.child.try_wait())? {
+                tally.end(status);
+                *worker = start(plan, number, tally)?;
+            } else if calls != worker.calls {
+                (worker.calls, worker.since) = (calls, Instant::now());
+            } else if worker.since.elapsed() > STUCK {
+                tally.stuck += 1;
+                *tally.stuck_in.entry(slot.last[0].load(Relaxed)).or_default() += 1;
+                let next = start(plan, number, tally)?;
+                stop(std::mem::replace(worker, next).child, number, tally)?;
+            }
+        }
+        reap_others(&running);
+    }
+    for (number, worker) in running.into_iter().enumerate() {
+        stop(worker.child, number, tally)?;
+    }
+    Ok(())
+}
+
+/// As the first process of a machine this one inherits the orphans.
+fn reap_others(running: &[Running]) {
+    if proc::pid() != 1 {
+        return;
+    }
+    loop {
+        // SAFETY: zeros are valid, and the pointer is to a local.
+        let found = unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+            if libc::waitid(libc::P_ALL, 0, &raw mut info, options) != 0 {
+                return;
+            }
+            info.si_pid()
+        };
+        if found == 0 || running.iter().any(|worker| worker.child.pid == found) {
+            return;
+        }
+        let _ = proc::wait(found, libc::WNOHANG);
+    }
+}
+
+/// That a new process finds everything in order.
+fn in_order() -> Result<(), String> {
+    let begin = Instant::now();
+    loop {
+        let status = outcome(|| {
+            let Ok(region) = Region::anonymous(1 << 20) else { return 1 };
+            region.fill(7);
+            let (send, receive) = std::sync::mpsc::channel();
+            std::thread::spawn(move || send.send(8));
+            let right = region.pages().all(|at| region.load(at) == 7);
+            i32::from(!right || receive.recv() != Ok(8) || procfs::vmstat().is_err())
+        });
+        match status {
+            Ok(Status::Exited(0)) => return Ok(()),
+            // What the workers had may not be free yet.
+            _ if begin.elapsed().as_secs() < 10 => clock::sleep_ms(100),
+            other => return Err(format!("a process after all that: {other:?}")),
+        }
+    }
+}
+
+/// Whether the machine is there for this program alone.
+fn own_machine() -> bool {
+    // SAFETY: a plain call.
+    proc::pid() == 1 || unsafe { libc::getppid() } == 1
+}
+
+fn main() -> ExitCode {
+    let args = Args::read("fuzz", &["seconds", "seed", "workers", "calls"]);
+    let seconds: f64 = args.get("seconds", 2.0);
+    let all = match args.text("calls") {
+        None | Some("memory") => false,
+        Some("all") if own_machine() => true,
+        Some("all") => {
+            args.refuse("calls=all would harm this system: it is not this program's own")
+        }
+        Some(other) => args.refuse(&format!("calls={other} is neither memory nor all")),
+    };
+    let cpus = proc::cpus().unwrap_or_else(|_| vec![0]);
+    let workers = args.get("workers", cpus.len().clamp(2, MAX_WORKERS));
+    if !(1..=MAX_WORKERS).contains(&workers) || !(0.0..1e6).contains(&seconds) {
+        args.refuse(&format!("workers must be 1 to {MAX_WORKERS}, and seconds below a million"));
+    }
+    let slots = Shared::new(
+        [const {
+            Slot {
+                calls: [const { AtomicU64::new(0) }; THREADS],
+                last: [const { AtomicU64::new(0) }; THREADS],
+            }
+        }; MAX_WORKERS],
+    );
+    let Ok(slots) = slots else { args.refuse("there is no memory to share") };
+    proc::no_huge_pages();
+    let plan = Plan { seed: args.get("seed", 1), all, cpus: &cpus, slots: &slots };
+    let mut tally = Tally::default();
+    let verdict = supervise(&plan, workers, Duration::from_secs_f64(seconds), &mut tally)
+        .and_then(|()| in_order());
+    let calls: u64 =
+        slots.iter().flat_map(|slot| &slot.calls).map(|calls| calls.load(Relaxed)).sum();
+    println!("fuzz seed {}", plan.seed);
+    println!("fuzz calls {calls}");
+    println!("fuzz workers {} stuck {}", tally.started, tally.stuck);
+    for (end, count) in &tally.ends {
+        println!("fuzz ended {end}: {count}");
+    }
+    for (call, count) in &tally.stuck_in {
+        println!("fuzz stuck in call {}: {count}", *call as i64);
+    }
+    match verdict {
+        Ok(()) if calls > 0 => {
+            println!("ok survived");
+            ExitCode::SUCCESS
+        }
+        Ok(()) => {
+            println!("FAIL survived: no call was made");
+            ExitCode::FAILURE
+        }
+        Err(why) => {
+            println!("FAIL survived: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! `procfs [CHECK…]`: what programs read in `/proc` and ask of the machine, in Linux's formats, and true.
+
+use faultless_guest::args::Args;
+use faultless_guest::check::{Check, Verdict};
+use faultless_guest::mem::{PAGE, READ, Region, find_mapping};
+use faultless_guest::proc::{self, pid};
+use faultless_guest::procfs::{fields, interrupts, kilobytes, text, vmstat};
+use faultless_guest::sys::{checked, doing};
+use faultless_guest::{check, clock, ensure, same};
+use std::fs;
+
+/// The error of `std::io`, with what was being done.
+fn io<T>(what: &str, result: std::io::Result<T>) -> Result<T, String> {
+    result.map_err(|error| format!("{what}: {error}"))
+}
+
+/// `/proc/self/maps` in Linux's format, and true.
+fn proc_maps() -> Verdict {
+    let region = doing("mmap", Region::anonymous(16 * PAGE))?;
+    doing("mprotect", region.protect(4 * PAGE, 4 * PAGE, READ))?;
+    doing("munmap", region.unmap(12 * PAGE, 2 * PAGE))?;
+    let maps = text("/proc/self/maps")?;
+    let mut last = 0;
+    for line in maps.lines() {
+        let words: Vec<_> = line.split_whitespace().collect();
+        ensure!(words.len() >= 5, "/proc/self/maps: {line:?}");
+        let (range, _) = words[0]
+            .split_once('-')
+            .and_then(|(start, _)| u64::from_str_radix(start, 16).ok())
+            .and_then(|start| find_mapping(line, start))
+            .ok_or_else(|| format!("/proc/self/maps: the range of {line:?}"))?;
+        ensure!(
+            range.start >= last && range.end > range.start,
+            "/proc/self/maps: {line:?} overlaps"
+        );
+        last = range.end;
+        let flags = words[1].as_bytes();
+        let allowed = [b"r-", b"w-", b"x-", b"ps"];
+        let proper =
+            flags.len() == 4 && flags.iter().zip(allowed).all(|(flag, of)| of.contains(flag));
+        ensure!(proper, "/proc/self/maps: the permissions of {line:?}");
+        ensure!(words[3].contains(':'), "/proc/self/maps: the device of {line:?}");
+        // The name begins in the column where Linux has it.
+        if let Some(name) = words.get(5) {
+            same!(
+                line.find(name).map(|at| at >= 73),
+                Some(true),
+                "the column of the name of {line:?}"
+            );
+        }
+    }
+    let at = |page: u64| find_mapping(&maps, region.start() + page * PAGE).map(|(_, flags)| flags);
+    same!(at(0), Some("rw-p"), "the first part");
+    same!(at(5), Some("r--p"), "what was protected");
+    same!(at(9), Some("rw-p"), "what follows");
+    same!(at(12), None, "the hole");
+    same!(at(15), Some("rw-p"), "the last part");
+    let here = (&raw const last) as u64;
+    same!(find_mapping(&maps, here).is_some(), true, "the stack");
+    ensure!(maps.lines().any(|line| line.ends_with("[stack]")), "there is no [stack]");
+    ensure!(maps.lines().any(|line| line.ends_with("[heap]")), "there is no [heap]");
+    let code = proc_maps as *const () as u64;
+    let text = find_mapping(&maps, code).map(|(_, flags)| flags);
+    same!(text, Some("r-xp"), "this program's text");
+    let file = maps.lines().find(|line| line.contains("r-xp") && line.contains('/'));
+    ensure!(file.is_some(), "no executable mapping has a file's name");
+    Ok(())
+}
+
+/// `/proc/self/status`, `stat`, `exe`, `cmdline` and `fd`.
+fn proc_self() -> Verdict {
+    let status = fields("/proc/self/status")?;
+    let number = |name: &str| status.get(name).and_then(|value| value.parse::<i32>().ok());
+    same!(number("Pid"), Some(pid()), "Pid");
+    same!(number("Tgid"), Some(pid()), "Tgid");
+    same!(number("Threads"), Some(1), "Threads");
+    same!(status.get("Name").map(String::as_str), Some("procfs"), "Name");
+    let before = kilobytes(&status, "VmRSS")?;
+    let region = doing("mmap", Region::anonymous(8 << 20))?;
+    region.fill(1);
+    let status = fields("/proc/self/status")?;
+    let grown = kilobytes(&status, "VmRSS")?.saturating_sub(before);
+    ensure!((7 << 20..=10 << 20).contains(&grown), "VmRSS grew by {grown} bytes for 8 MiB");
+    ensure!(kilobytes(&status, "VmSize")? >= 8 << 20, "VmSize is less than 8 MiB");
+    for name in ["VmPeak", "VmHWM", "VmData", "VmStk", "VmExe", "VmPTE"] {
+        kilobytes(&status, name)?;
+    }
+    for name in ["State", "PPid", "Uid", "Gid", "SigBlk", "SigCgt", "Cpus_allowed"] {
+        ensure!(status.contains_key(name), "/proc/self/status has no {name}");
+    }
+    let line = text("/proc/self/stat")?;
+    let (head, tail) = line.rsplit_once(')').ok_or("/proc/self/stat has no name")?;
+    same!(head, format!("{} (procfs", pid()), "the beginning of /proc/self/stat");
+    let words: Vec<_> = tail.split_whitespace().collect();
+    same!(words.len(), 50, "the fields of /proc/self/stat after the name");
+    same!(words[0], "R", "the state");
+    let resident: u64 = words[21].parse().map_err(|_| "/proc/self/stat: the resident pages")?;
+    ensure!(resident >= 2048, "/proc/self/stat says {resident} resident pages");
+    let statm = text("/proc/self/statm")?;
+    same!(statm.split_whitespace().count(), 7, "the fields of /proc/self/statm");
+    let exe = io("/proc/self/exe", fs::read_link("/proc/self/exe"))?;
+    ensure!(exe.is_absolute() && exe.ends_with("procfs"), "/proc/self/exe leads to {exe:?}");
+    let command = io("/proc/self/cmdline", fs::read("/proc/self/cmdline"))?;
+    ensure!(command.ends_with(b"\0"), "/proc/self/cmdline does not end in 0");
+    let words = command.split(|&byte| byte == 0).count() - 1;
+    same!(words, std::env::args().count(), "the words of /proc/self/cmdline");
+    same!(number_of(&text("/proc/self/status")?, "Threads:"), Some(1), "Threads");
+    let threads = std::thread::scope(|scope| {
+        scope
+            .spawn(|| text("/proc/self/status").map(|text| number_of(&text, "Threads:")))
+            .join()
+            .unwrap_or_else(|_| Err("a thread panicked".into()))
+    })?;
+    same!(threads, Some(2), "Threads, as a second one reads it");
+    Ok(())
+}
+
+fn number_of(text: &str, label: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(label)).and_then(|rest| rest.trim().parse().ok())
+}
+
+/// `/proc/vmstat` and `/proc/meminfo` move as memory is touched and freed.
+fn proc_memory() -> Verdict {
+    let used = || fields("/proc/meminfo").and_then(|fields| kilobytes(&fields, "AnonPages"));
+    let faults = || vmstat()?.get("pgfault").copied().ok_or("there is no pgfault".to_owned());
+    let mut seen = (0, 0, 0);
+    // Whatever else runs on the machine takes and gives memory too: one quiet moment is enough.
+    for _ in 0..20 {
+        let (before, used_before) = (faults()?, used()?);
+        let region = doing("mmap", Region::anonymous(32 << 20))?;
+        region.fill(1);
+        let (after, used_after) = (faults()?, used()?);
+        drop(region);
+        let taken = used_after.saturating_sub(used_before);
+        seen = (after - before, taken, used_after.saturating_sub(used()?));
+        if seen.0 >= 1 && seen.1 > 24 << 20 && seen.2 > 24 << 20 {
+            break;
+        }
+    }
+    ensure!(seen.0 >= 1, "pgfault grew by {} for 32 MiB", seen.0);
+    ensure!(seen.1 > 24 << 20, "AnonPages rose by {} bytes for 32 MiB", seen.1);
+    ensure!(seen.2 > 24 << 20, "AnonPages fell by {} bytes when 32 MiB were unmapped", seen.2);
+    let info = fields("/proc/meminfo")?;
+    let [total, left, available] =
+        ["MemTotal", "MemFree", "MemAvailable"].map(|name| kilobytes(&info, name));
+    ensure!(left? <= total.clone()?, "MemFree is more than MemTotal");
+    ensure!(available? <= total?, "MemAvailable is more than MemTotal");
+    for name in
+        ["Buffers", "Cached", "SwapTotal", "SwapFree", "AnonPages", "Mapped", "Shmem", "PageTables"]
+    {
+        kilobytes(&info, name)?;
+    }
+    let all = vmstat()?;
+    for name in ["nr_free_pages", "pgalloc_normal", "pgfree", "pgmajfault"] {
+        ensure!(all.contains_key(name), "/proc/vmstat has no {name}");
+    }
+    Ok(())
+}
+
+/// `/proc/interrupts`, `/proc/stat`, `/proc/cpuinfo`, `/proc/uptime`, `/proc/loadavg`, `/proc/version`.
+fn proc_machine() -> Verdict {
+    let cpus = doing("sched_getaffinity", proc::cpus())?.len();
+    let rows = interrupts()?;
+    for label in ["TLB", "LOC", "RES"] {
+        let (counts, what) = rows.get(label).ok_or(format!("/proc/interrupts has no {label}"))?;
+        same!(counts.len() >= cpus, true, "/proc/interrupts: the counts of {label}");
+        ensure!(!what.is_empty(), "/proc/interrupts: {label} has no name");
+    }
+    same!(rows["TLB"].1, "TLB shootdowns", "the name of the row TLB");
+    let timer: u64 = rows["LOC"].0.iter().sum();
+    clock::sleep_ms(100);
+    let later: u64 = interrupts()?["LOC"].0.iter().sum();
+    ensure!(later >= timer, "timer interrupts went back from {timer} to {later}");
+    let stat = text("/proc/stat")?;
+    let first = stat.lines().next().unwrap_or_default();
+    same!(first.split_whitespace().count(), 11, "the words of {first:?}");
+    let listed =
+        stat.lines().filter(|line| line.starts_with("cpu") && !line.starts_with("cpu ")).count();
+    ensure!(listed >= cpus, "/proc/stat lists {listed} CPUs of {cpus}");
+    for name in ["intr ", "ctxt ", "btime ", "processes ", "procs_running "] {
+        ensure!(stat.lines().any(|line| line.starts_with(name)), "/proc/stat has no {name}");
+    }
+    let info = text("/proc/cpuinfo")?;
+    let processors = info.lines().filter(|line| line.starts_with("processor")).count();
+    ensure!(processors >= cpus, "/proc/cpuinfo lists {processors} CPUs of {cpus}");
+    ensure!(info.lines().any(|line| line.starts_with("flags\t")), "/proc/cpuinfo has no flags");
+    let uptime = text("/proc/uptime")?;
+    let seconds = uptime.split_whitespace().next().and_then(|word| word.parse::<f64>().ok());
+    ensure!(seconds.is_some_and(|seconds| seconds > 0.0), "/proc/uptime: {uptime:?}");
+    same!(text("/proc/loadavg")?.split_whitespace().count(), 5, "the words of /proc/loadavg");
+    ensure!(text("/proc/version")?.starts_with("Linux version "), "/proc/version is not Linux's");
+    Ok(())
+}
+
+/// What the kernel says of the machine by calls.
+fn system_information() -> Verdict {
+    // SAFETY: zeros are valid for both, and the calls fill them.
+    let (info, name) = unsafe {
+        let (mut info, mut name): (libc::sysinfo, libc::utsname) = std::mem::zeroed();
+        doing("sysinfo", checked(libc::sysinfo(&raw mut info)))?;
+        doing("uname", checked(libc::uname(&raw mut name)))?;
+        (info, name)
+    };
+    let total = info.totalram * u64::from(info.mem_unit);
+    same!(total, kilobytes(&fields("/proc/meminfo")?, "MemTotal")?, "totalram");
+    ensure!(info.procs > 0, "sysinfo says that there are no processes");
+    // SAFETY: the fields are arrays of zeros or end in one.
+    let system = unsafe { std::ffi::CStr::from_ptr(name.sysname.as_ptr()) };
+    same!(system, c"Linux", "uname");
+    // SAFETY: the pointer is to a local.
+    let stack = unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        doing("getrlimit", checked(libc::getrlimit(libc::RLIMIT_STACK, &raw mut limit)))?;
+        limit
+    };
+    ensure!(stack.rlim_cur >= 1 << 20, "the stack may have {} bytes", stack.rlim_cur);
+    // SAFETY: a plain call.
+    same!(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }, PAGE as i64, "the page size");
+    Ok(())
+}
+
+const CHECKS: &[Check] = &[
+    ("proc_maps", proc_maps),
+    ("proc_self", proc_self),
+    ("proc_memory", proc_memory),
+    ("proc_machine", proc_machine),
+    ("system_information", system_information),
+];
+
+fn main() {
+    let args = Args::read("procfs", &[]);
+    proc::no_huge_pages();
+    std::process::exit(check::run(&args, CHECKS))
+}

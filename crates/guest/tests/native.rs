@@ -1,0 +1,116 @@
+//! Every guest program passes on the host's kernel: what it does is what is right.
+
+use std::process::{Command, Output};
+
+fn run(program: &str, arguments: &[&str]) -> Output {
+    Command::new(program).args(arguments).output().expect("the program is built and runs")
+}
+
+/// Runs a program that must pass; what it printed.
+fn passes(program: &str, arguments: &[&str]) -> String {
+    let output = run(program, arguments);
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {}\n{printed}{said}", output.status);
+    printed
+}
+
+/// Runs a program of checks, all of which must pass; there are at least `least`.
+fn all_pass(program: &str, arguments: &[&str], least: usize) {
+    let printed = passes(program, arguments);
+    assert!(!printed.contains("FAIL"), "{printed}");
+    let passed = printed.lines().filter(|line| line.starts_with("ok ")).count();
+    assert!(passed >= least, "{passed} of {least}:\n{printed}");
+}
+
+#[test]
+fn tlb() {
+    all_pass(env!("CARGO_BIN_EXE_tlb"), &["rounds=100"], 13);
+}
+
+#[test]
+fn faults() {
+    all_pass(env!("CARGO_BIN_EXE_faults"), &[], 10);
+}
+
+#[test]
+fn signals() {
+    all_pass(env!("CARGO_BIN_EXE_signals"), &[], 10);
+}
+
+#[test]
+fn threads() {
+    all_pass(env!("CARGO_BIN_EXE_threads"), &[], 14);
+}
+
+#[test]
+fn processes() {
+    all_pass(env!("CARGO_BIN_EXE_processes"), &[], 7);
+}
+
+#[test]
+fn files() {
+    all_pass(env!("CARGO_BIN_EXE_files"), &[], 13);
+}
+
+#[test]
+fn procfs() {
+    all_pass(env!("CARGO_BIN_EXE_procfs"), &[], 5);
+}
+
+#[test]
+fn oom() {
+    all_pass(env!("CARGO_BIN_EXE_oom"), &["limit=64"], 12);
+}
+
+#[test]
+fn fuzz() {
+    all_pass(env!("CARGO_BIN_EXE_fuzz"), &["seconds=1"], 1);
+}
+
+#[test]
+fn counts() {
+    all_pass(env!("CARGO_BIN_EXE_counts"), &["rounds=20"], 8);
+}
+
+#[test]
+fn rows() {
+    let names = [
+        "anon_write_fault",
+        "anon_munmap_page",
+        "anon_mmap_touch_munmap_page",
+        "anon_read_fault",
+        "file_shared_write",
+        "file_private_write",
+        "file_shared_read_around",
+        "mmap_munmap_pair",
+        "mmap_touch_munmap",
+        "brk_pair",
+        "mprotect_pair",
+        "mprotect_pair_roomy",
+        "getppid",
+        "fork_exit_wait",
+    ];
+    let printed = passes(env!("CARGO_BIN_EXE_rows"), &["passes=1"]);
+    for (line, name) in printed.lines().zip(names) {
+        let words: Vec<_> = line.split(' ').collect();
+        assert_eq!(words[..2], ["row", name], "{printed}");
+        let value: f64 = words[2].parse().expect("a number");
+        assert!(value > 0.0, "{line}");
+    }
+    assert_eq!(printed.lines().count(), names.len(), "{printed}");
+}
+
+#[test]
+fn mistakes_are_named() {
+    let said = |program: &str, argument: &str| {
+        let output = run(program, &[argument]);
+        assert_eq!(output.status.code(), Some(2), "{argument}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert!(said(env!("CARGO_BIN_EXE_signals"), "bogus").contains("realtime_queues"));
+    assert!(said(env!("CARGO_BIN_EXE_rows"), "pass=3").contains("passes"));
+    assert!(said(env!("CARGO_BIN_EXE_tlb"), "rounds=x").contains("rounds=x"));
+    assert!(said(env!("CARGO_BIN_EXE_fuzz"), "calls=all").contains("own"));
+    assert!(said(env!("CARGO_BIN_EXE_counts"), "bogus").contains("readers"));
+}
