@@ -80,6 +80,7 @@ impl Stream for Device {
                 while to.left() != 0 {
                     fill_random(&mut bytes);
                     to.put_bytes(&bytes);
+                    crate::percpu::cpu().serve_flushes();
                 }
             }
             Self::Console | Self::Complaints => return INPUT.lock().read(to),

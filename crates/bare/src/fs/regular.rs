@@ -327,18 +327,22 @@ impl Regular {
     }
 
     /// The first byte from `offset` on in a page that is there, or, unless `there`, in one that is not.
-    /// The end of the file is a hole.
+    /// The end of the file is a hole. A very long hole is told in parts, as if there were data between.
     ///
     /// # Errors
     /// `ENXIO`: there is none.
     pub fn seek(&self, offset: u64, there: bool) -> Result {
+        /// Pages that are looked at in one call.
+        const LONGEST: u64 = 1 << 18;
         let length = self.length();
         if offset >= length {
             return Err(Errno::ENXIO);
         }
         let cpu = percpu::cpu();
-        let found = (offset >> PAGE_SHIFT..length.div_ceil(PAGE_SIZE))
-            .find(|&index| self.object.has_page(cpu, index) == there);
+        let first = offset >> PAGE_SHIFT;
+        let found = (first..length.div_ceil(PAGE_SIZE)).find(|&index| {
+            index - first == LONGEST || self.object.has_page(cpu, index) == there
+        });
         match found {
             Some(index) => Ok((index << PAGE_SHIFT).max(offset)),
             None if there => Err(Errno::ENXIO),
