@@ -190,6 +190,8 @@ fn furnish(start: &Start) {
     link("dev/stdin", "/proc/self/fd/0");
     link("dev/stdout", "/proc/self/fd/1");
     link("dev/stderr", "/proc/self/fd/2");
+    // An archive of a root file system has an empty directory there, to mount on.
+    let _ = directory::remove_directory(&start.root, b"proc");
     add("proc", Ok(proc::root()));
     let cpus = percpu::cpus();
     let list: String = if cpus == 1 { "0\n".into() } else { format!("0-{}\n", cpus - 1) };

@@ -1,0 +1,97 @@
+//! Booting programs in tests.
+
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use faultless_boot::report::Report;
+use faultless_boot::{Clock, End, Limits, Machine, Program, Streams, guest};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// As long as the slowest test may take where other tests share the CPUs.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// One CPU that counts instructions.
+pub fn deterministic() -> Machine {
+    Machine { clock: Clock::Deterministic, ..small(1) }
+}
+
+/// Four CPUs side by side, in the host's time.
+pub fn parallel() -> Machine {
+    small(4)
+}
+
+fn small(cpus: u16) -> Machine {
+    Machine { cpus, memory: 512 << 20, ..Machine::default() }
+}
+
+/// What came of a program.
+pub struct Ran {
+    pub end: End,
+    pub output: String,
+    pub errors: String,
+    pub report: Report,
+}
+
+impl Ran {
+    /// That it exited with `status`.
+    #[track_caller]
+    pub fn exited(self, status: u8) -> Self {
+        assert!(self.end == End::Exited(status), "expected exit status {status}; {self}");
+        self
+    }
+}
+
+impl std::fmt::Display for Ran {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "it ended with: {}", self.end)?;
+        writeln!(f, "--- output\n{}--- errors\n{}", self.output, self.errors)?;
+        writeln!(f, "--- messages\n{}", self.report.messages.join("\n"))
+    }
+}
+
+/// Runs `program` on `machine`.
+pub fn boot(machine: &Machine, program: &Program) -> Ran {
+    Machine::ready().expect("QEMU is installed and the kernel is built");
+    let (mut output, mut errors) = (Vec::new(), Vec::new());
+    let limits = Limits { timeout: Some(PATIENCE), ..Limits::default() };
+    let run = machine
+        .run(program, Streams::keep(&mut output, &mut errors), &limits)
+        .expect("the machine starts");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ran { end: run.end, output: text(&output), errors: text(&errors), report: run.report }
+}
+
+/// Runs the guest program `name`.
+pub fn run(machine: &Machine, name: &str, args: &[&str]) -> Ran {
+    let program = Program::guest(guest(name).expect("guest programs come along")).args(args);
+    boot(machine, &program)
+}
+
+/// Runs a guest program of checks, at least `least` of which there must be and all of which must pass.
+#[track_caller]
+pub fn passes(machine: &Machine, name: &str, args: &[&str], least: usize) -> Ran {
+    let ran = run(machine, name, args).exited(0);
+    let passed = ran.output.lines().filter(|line| line.starts_with("ok ")).count();
+    assert!(passed >= least && !ran.output.contains("FAIL"), "{passed} of {least}; {ran}");
+    ran
+}
+
+/// Runs a command of the host, which must succeed; what it printed.
+#[track_caller]
+pub fn host(command: &mut Command, hint: &str) -> String {
+    let output = match command.output() {
+        Ok(output) => output,
+        Err(error) => panic!("{command:?}: {error}; {hint}"),
+    };
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}: {errors}; {hint}", output.status);
+    String::from_utf8(output.stdout).expect("it prints text")
+}
+
+/// Where Debian's static busybox is.
+pub fn busybox() -> &'static Path {
+    let path = Path::new("/bin/busybox");
+    assert!(path.exists(), "{} is not there: apt-get install busybox-static", path.display());
+    path
+}

@@ -1,0 +1,55 @@
+//! Faults planted in the kernel are seen by programs: the tests that pass without them can fail.
+//!
+//! The programs run their checks in one process: with translations gone wrong a forked one would not
+//! even find its way back.
+
+mod common;
+
+use common::{Ran, deterministic, parallel, run};
+use faultless_boot::{End, Machine};
+
+fn planted(machine: Machine, plant: &str, checks: &[&str]) -> Ran {
+    let machine = Machine { words: vec![format!("plant={plant}")], ..machine };
+    run(&machine, "tlb", &[&["here", "rounds=300"], checks].concat())
+}
+
+/// That each of `checks` fails.
+#[track_caller]
+fn seen(machine: &Machine, plant: &str, checks: &[&str]) {
+    for check in checks {
+        let ran = planted(machine.clone(), plant, &[check]).exited(1);
+        assert!(ran.output.contains(&format!("FAIL {check}: round ")), "{plant}: {ran}");
+    }
+}
+
+#[test]
+fn a_skipped_invlpg() {
+    let checks =
+        ["remap_reads_fresh", "store_through_stale", "revoked_here", "dontneed_reads_zero"];
+    seen(&deterministic(), "skip-invlpg", &checks);
+    seen(&parallel(), "skip-invlpg", &checks);
+}
+
+#[test]
+fn an_early_reuse() {
+    let checks = [
+        "remap_seen_elsewhere",
+        "reuse_seen_elsewhere",
+        "revoked_elsewhere",
+        "move_seen_elsewhere",
+    ];
+    seen(&parallel(), "early-reuse", &checks);
+    // On one CPU there is nobody to be early for.
+    planted(deterministic(), "early-reuse", &checks).exited(0);
+}
+
+/// Who waits for a CPU that is never interrupted waits in vain, and the kernel says so.
+#[test]
+fn a_lost_interrupt() {
+    let ran = planted(parallel(), "lost-ipi", &["remap_seen_elsewhere"]);
+    assert!(
+        matches!(&ran.end, End::Panicked(why) if why.contains("waits for a flush")),
+        "lost-ipi: {ran}"
+    );
+    planted(deterministic(), "lost-ipi", &["remap_seen_elsewhere"]).exited(0);
+}

@@ -1,0 +1,116 @@
+//! Programs that were not written for this kernel: busybox, C against musl and glibc, and files that
+//! are no programs at all. What they print here is what they print on the host.
+
+mod common;
+
+use common::{boot, busybox, deterministic, host, parallel};
+use faultless_boot::{End, Machine, Program};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a temporary directory")
+}
+
+/// A shell script that forks, pipes and sorts a megabyte.
+#[test]
+fn busybox_runs_a_script() {
+    let files = folder();
+    let (shell, script) = (files.path().join("busybox"), files.path().join("script.sh"));
+    fs::copy(busybox(), &shell).expect("it can be copied");
+    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/script.sh"), &script)
+        .expect("it can be copied");
+    let scratch = folder();
+    let there = host(
+        Command::new(&shell).arg("sh").arg(&script).arg(&shell).arg(scratch.path()),
+        "the script runs on the host",
+    );
+    assert!(there.ends_with("done\n"), "{there}");
+    let program = Program::file(&shell).expect("it is a program").files(files.path()).args([
+        "sh",
+        "/script.sh",
+        "/busybox",
+        "/tmp",
+    ]);
+    for machine in [deterministic(), parallel()] {
+        let ran = boot(&machine, &program).exited(0);
+        assert_eq!(ran.output, there, "{ran}");
+    }
+}
+
+/// Compiles the C program with `compiler`, and runs it on the host and here.
+#[track_caller]
+fn c_program(compiler: &str, hint: &str) {
+    let files = folder();
+    let program: PathBuf = files.path().join("program");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/program.c");
+    let mut compile = Command::new(compiler);
+    compile.args(["-O1", "-static", "-pthread", "-o"]).arg(&program).arg(source).arg("-lm");
+    host(&mut compile, hint);
+    let arguments = ["one", "two words", ""];
+    let there = host(
+        Command::new(&program).args(arguments).env_clear().env("VARIABLE", "value"),
+        "it runs on the host",
+    );
+    assert!(there.ends_with("done\n"), "{there}");
+    let program = Program::file(&program).expect("it is a program").args(arguments);
+    let program = program.env("VARIABLE=value");
+    for machine in [deterministic(), parallel()] {
+        let ran = boot(&machine, &program).exited(0);
+        assert_eq!(ran.output, there, "{ran}");
+        assert_eq!(ran.errors, "to standard error\n", "{ran}");
+    }
+}
+
+#[test]
+fn c_with_musl() {
+    c_program("musl-gcc", "apt-get install musl-tools");
+}
+
+#[test]
+fn c_with_glibc() {
+    c_program("cc", "apt-get install gcc libc6-dev");
+}
+
+/// The exit status is the program's, or says which signal ended it.
+#[test]
+fn statuses() {
+    let files = folder();
+    let shell = files.path().join("busybox");
+    fs::copy(busybox(), &shell).expect("it can be copied");
+    let run = |command: &str| {
+        let program = Program::file(&shell).expect("it is a program").files(files.path());
+        boot(&deterministic(), &program.args(["sh", "-c", command]))
+    };
+    run("exit 0").exited(0);
+    run("exit 77").exited(77);
+    let killed = run("kill -TERM $$").exited(128 + 15);
+    assert_eq!(killed.report.signal, Some(15), "{killed}");
+    run("no_such_command").exited(127);
+}
+
+/// What is no program is told of, and neither runs nor harms the kernel.
+#[test]
+fn files_that_are_no_programs() {
+    let files = folder();
+    let whole = fs::read(busybox()).expect("it can be read");
+    let mut wrong_entry = whole.clone();
+    wrong_entry[24..32].copy_from_slice(&0xffff_8000_0000_0000u64.to_le_bytes());
+    let mut wrong_table = whole.clone();
+    wrong_table[32..40].copy_from_slice(&u64::MAX.to_le_bytes());
+    let broken: [(&str, &[u8]); 6] = [
+        ("empty", b""),
+        ("text", b"This is no program.\n"),
+        ("header", &whole[..64]),
+        ("table", &wrong_table),
+        ("entry", &wrong_entry),
+        ("part", &whole[..4096]),
+    ];
+    for (name, bytes) in broken {
+        let file = files.path().join(name);
+        fs::write(&file, bytes).expect("it can be written");
+        let ran = boot(&Machine::default(), &Program::unchecked(&file).expect("it can be read"));
+        assert!(matches!(ran.end, End::Exited(1..)), "{name}: {ran}");
+    }
+}
