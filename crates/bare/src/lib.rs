@@ -13,6 +13,8 @@ pub mod calendar;
 pub mod elf;
 #[path = "heap/pages.rs"]
 pub mod pages;
+#[path = "fs/path.rs"]
+pub mod path;
 #[path = "machine/pcid.rs"]
 pub mod pcid;
 #[path = "boot/ranges.rs"]

@@ -18,7 +18,6 @@ pub mod epoll;
 pub mod event;
 pub mod file;
 pub mod inode;
-pub mod path;
 pub mod pipe;
 pub mod poll;
 mod proc;
@@ -30,6 +29,7 @@ pub mod walk;
 
 pub use descriptors::ProcessFiles;
 pub use device::fill_random;
+pub use faultless_bare::path;
 pub use file::File;
 pub use inode::Inode;
 pub use path::file_name;

@@ -41,3 +41,45 @@ impl<'a> Step<'a> {
 pub fn file_name(path: &[u8]) -> &[u8] {
     path.rsplit(|&byte| byte == b'/').next().unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    fn names(path: &[u8]) -> Vec<&[u8]> {
+        let mut rest = path;
+        core::iter::from_fn(|| {
+            let step = Step::of(rest)?;
+            rest = step.rest;
+            Some(step.name)
+        })
+        .collect()
+    }
+
+    #[test]
+    fn slashes_part_names_however_many_they_are() {
+        let expected: [&[u8]; 3] = [b"a", b"..", b"b c"];
+        assert_eq!(names(b"//a/..///b c/"), expected);
+        assert!(names(b"///").is_empty());
+        assert!(names(b"").is_empty());
+    }
+
+    #[test]
+    fn a_slash_at_the_end_asks_for_a_directory() {
+        let last = |path| {
+            let step = Step::of(path).unwrap();
+            (step.is_last(), step.ends_in_slash())
+        };
+        assert_eq!(last(b"a"), (true, false));
+        assert_eq!(last(b"a//"), (true, true));
+        assert_eq!(last(b"/a/b"), (false, false));
+    }
+
+    #[test]
+    fn the_file_name_is_what_follows_the_last_slash() {
+        assert_eq!(file_name(b"/bin/sh"), b"sh");
+        assert_eq!(file_name(b"sh"), b"sh");
+        assert_eq!(file_name(b"/bin/"), b"");
+    }
+}

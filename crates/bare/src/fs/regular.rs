@@ -30,7 +30,7 @@ pub const MAX_LENGTH: u64 = Object::MAX_PAGES << PAGE_SHIFT;
 
 /// Frames that files leave to others.
 fn frames_left_to_others() -> u64 {
-    percpu::vm().total_frames() / 64
+    percpu::vm().total_frames() / 8
 }
 
 /// A share of an object that is given up in the end.
@@ -340,9 +340,8 @@ impl Regular {
         }
         let cpu = percpu::cpu();
         let first = offset >> PAGE_SHIFT;
-        let found = (first..length.div_ceil(PAGE_SIZE)).find(|&index| {
-            index - first == LONGEST || self.object.has_page(cpu, index) == there
-        });
+        let found = (first..length.div_ceil(PAGE_SIZE))
+            .find(|&index| index - first == LONGEST || self.object.has_page(cpu, index) == there);
         match found {
             Some(index) => Ok((index << PAGE_SHIFT).max(offset)),
             None if there => Err(Errno::ENXIO),
