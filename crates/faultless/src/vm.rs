@@ -34,13 +34,25 @@ pub(crate) const RETIRE_VMA: u8 = 2;
 const _: () = assert!(RETIRE_VMA != RETIRE_TREE_NODE && RETIRE_VMA != FrameMeta::RETIRE_KIND);
 
 /// One CPU's state, on lines of its own.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct CpuState {
     pub(crate) counts: Counts,
     pub(crate) gather: Gather,
     /// The space that this CPU runs.
     pub(crate) resident: Resident,
     pub(crate) hint: Hint,
+}
+
+impl CpuState {
+    /// The state of a CPU of a machine of `frames` frames.
+    fn try_new(frames: u64) -> Result<Self, OutOfMemory> {
+        Ok(Self {
+            counts: Counts::default(),
+            gather: Gather::try_new(frames)?,
+            resident: Resident::default(),
+            hint: Hint::default(),
+        })
+    }
 }
 
 /// The VMA that this CPU's last fault found: the next fault is often in it, and need not look at the
@@ -132,7 +144,7 @@ impl<M: Machine> Vm<M> {
     /// The subsystem over `machine`, with all its memory free.
     ///
     /// # Errors
-    /// `ENOMEM` when the heap cannot hold the metadata (64 bytes a frame) or no frame is left for
+    /// `ENOMEM` when the heap cannot hold the metadata (64 bytes a frame) and the CPUs' state (up to 33 KiB each), or no frame is left for
     /// the zero page; `EINVAL` when the machine has no CPU or more than
     /// [`MAX_CPUS`](crate::MAX_CPUS).
     pub fn new(machine: M) -> Result<Self, Errno> {
@@ -146,13 +158,14 @@ impl<M: Machine> Vm<M> {
         let boot = unsafe { Local::claim(CpuId(0)) };
         let zero = frames.alloc(&boot, &crate::sync::wait::Spin).ok_or(Errno::ENOMEM)?;
         let zero = frames.publish(zero.zero(&machine), Use::Zero, 0, 0);
+        let total = frames.total();
         Ok(Self {
             frames,
             zero,
             grace: Grace::try_new(cpus)?,
             claims: ClaimSlots::try_new(cpus, |_| Default::default())?,
             inboxes: PerCpu::try_new(cpus, |_| Inbox::new())?,
-            cpus: PerCpu::try_new(cpus, |_| CpuState::default())?,
+            cpus: PerCpu::try_new_with(cpus, |_| CpuState::try_new(total))?,
             knobs: Knobs::default(),
             trace: Trace::default(),
             next_space: AtomicU64::new(1),

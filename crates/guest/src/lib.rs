@@ -25,6 +25,7 @@ compile_error!("guest programs are Linux programs for x86-64");
 pub mod args;
 pub mod check;
 pub mod clock;
+pub mod init;
 pub mod mem;
 pub mod proc;
 pub mod procfs;

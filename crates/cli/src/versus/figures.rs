@@ -1,4 +1,5 @@
-//! The figures that a measuring program prints, one a line: `row NAME VALUE UNIT`.
+//! The figures that a measuring program prints, one a line: `row NAME VALUE UNIT`, or `count NAME UNIT VALUE`
+//! where the unit is what was counted.
 
 use crate::report::number::grouped;
 
@@ -21,7 +22,12 @@ pub fn figures(text: &str) -> Vec<Figure> {
 fn figure(line: &str) -> Option<Figure> {
     let mut words = line.split_whitespace();
     let mut next = || words.next();
-    let ("row", name, value, unit) = (next()?, next()?, next()?, next()?) else { return None };
+    let (kind, name, third, fourth) = (next()?, next()?, next()?, next()?);
+    let (value, unit) = match kind {
+        "row" => (third, fourth),
+        "count" => (fourth, third),
+        _ => return None,
+    };
     let value = value.parse().ok().filter(|value: &f64| value.is_finite())?;
     next().is_none().then(|| Figure { name: name.to_owned(), value, unit: unit.to_owned() })
 }
@@ -53,15 +59,16 @@ impl Pair {
 
 /// The figures side by side, in Linux's order; then what only we have.
 pub fn pairs(ours: &[Figure], linux: &[Figure]) -> Vec<Pair> {
-    let value = |figures: &[Figure], name: &str| {
-        figures.iter().find(|figure| figure.name == name).map(|figure| figure.value)
+    let value = |figures: &[Figure], of: &Figure| {
+        let same = |figure: &&Figure| figure.name == of.name && figure.unit == of.unit;
+        figures.iter().find(same).map(|figure| figure.value)
     };
-    let alone = ours.iter().filter(|figure| value(linux, &figure.name).is_none());
+    let alone = ours.iter().filter(|figure| value(linux, figure).is_none());
     let pair = |figure: &Figure| Pair {
         name: figure.name.replace('_', " "),
         unit: figure.unit.replace('_', " "),
-        ours: value(ours, &figure.name),
-        linux: value(linux, &figure.name),
+        ours: value(ours, figure),
+        linux: value(linux, figure),
     };
     linux.iter().chain(alone).map(pair).collect()
 }

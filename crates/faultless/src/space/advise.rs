@@ -204,7 +204,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                 let (old, new) = protocol::settle(slot, self.cpu, |entry| {
                     if private(entry) { entry.clean() } else { entry }
                 });
-                if old != new {
+                if new.needs_flush(old) {
                     batch.flush(VirtRange::page(addr));
                 }
             });

@@ -3,8 +3,15 @@
 //! A frame that an operation unmapped keeps the reference of the mapping until the flush is done;
 //! only then is the reference put. So whoever puts the last one, in this space or another, knows
 //! that every space that ever mapped the frame has flushed it: law 1.
+//!
+//! Only what the MMU could use is owed a flush: what it must still drop, not what was never there.
+//!
+//! A batch gathers the frames of many tables, for a flush interrupts every CPU that runs the space. What
+//! is gathered is lost to everybody meanwhile, so a small memory gets small batches; and it takes time,
+//! so the CPU answers the flush requests of others after each table.
 
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
+use crate::error::OutOfMemory;
 use crate::machine::{Invalidate, Machine};
 use crate::space::Space;
 use crate::stat::Counter;
@@ -13,10 +20,16 @@ use crate::table::entry::Entry;
 use crate::table::node::ENTRIES;
 use crate::tlb::shootdown;
 use crate::vm::Cpu;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
 use core::cell::Cell;
 
-/// Frames a batch holds before it flushes: those that a table maps.
-pub const BATCH: usize = ENTRIES;
+/// The fewest frames that a batch holds before it flushes: those that a table maps.
+const FEWEST: u64 = ENTRIES as u64;
+/// The most: 32 MiB of pages, about what Linux gathers.
+const MOST: u64 = 16 * FEWEST;
+/// Which part of all frames a batch holds in between.
+const PART: u64 = 64;
 /// Ranges of more pages than this are flushed as a whole space, as Linux does
 /// (`tlb_single_page_flush_ceiling`).
 const SINGLE_PAGES: u64 = 33;
@@ -24,13 +37,22 @@ const SINGLE_PAGES: u64 = 33;
 /// The CPU's buffer for the frames of the batch that it is working on.
 #[derive(Debug)]
 pub struct Gather {
-    frames: [Cell<u32>; BATCH],
+    frames: Box<[Cell<u32>]>,
     busy: Cell<bool>,
 }
 
-impl Default for Gather {
-    fn default() -> Self {
-        Self { frames: [const { Cell::new(0) }; BATCH], busy: Cell::new(false) }
+impl Gather {
+    /// A buffer for a machine of `total` frames.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted.
+    pub fn try_new(total: u64) -> Result<Self, OutOfMemory> {
+        let room = (total / PART).clamp(FEWEST, MOST) as usize;
+        let mut frames = Vec::new();
+        frames.try_reserve_exact(room).map_err(|_| OutOfMemory)?;
+        // As much as was reserved, so that the box need not be allocated anew.
+        frames.resize(room, Cell::new(0));
+        Ok(Self { frames: frames.into_boxed_slice(), busy: Cell::new(false) })
     }
 }
 
@@ -68,19 +90,23 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         slots: &[AtomicU64],
         mut take: impl FnMut(&AtomicU64) -> Entry,
     ) -> usize {
+        self.cpu.serve_flushes();
+        let gather = &self.cpu.state().gather.frames;
         // What a table maps fits into an empty batch.
-        if slots.len() > BATCH - self.frames {
+        if slots.len() > gather.len() - self.frames {
             self.pay();
         }
-        let room = &self.cpu.state().gather.frames[self.frames..];
+        let room = &gather[self.frames..];
         let (mut taken, mut first, mut behind) = (0, usize::MAX, 0);
         for (at, slot) in slots.iter().enumerate() {
             let old = take(slot);
             if !old.is_mapped() {
                 continue;
             }
-            first = first.min(at);
-            behind = at + 1;
+            if Entry::NONE.needs_flush(old) {
+                first = first.min(at);
+                behind = at + 1;
+            }
             if !old.is_special() {
                 room[taken].set(old.frame().0);
                 taken += 1;
@@ -104,10 +130,13 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         if let Some(range) = self.owed.take() {
             shoot(self.cpu, self.space, range);
         }
-        for at in 0..core::mem::take(&mut self.frames) {
-            let frame = FrameNumber(self.cpu.state().gather.frames[at].get());
-            // SAFETY: the mapping that this reference is of is gone, and flushed by now.
-            unsafe { self.cpu.put_unmapped(frame) };
+        let gathered = &self.cpu.state().gather.frames[..core::mem::take(&mut self.frames)];
+        for frames in gathered.chunks(ENTRIES) {
+            for frame in frames {
+                // SAFETY: the mapping that this reference is of is gone, and flushed by now.
+                unsafe { self.cpu.put_unmapped(FrameNumber(frame.get())) };
+            }
+            self.cpu.serve_flushes();
         }
     }
 }
@@ -136,5 +165,18 @@ pub fn shoot<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, range: VirtRange) {
     );
     if sent != 0 {
         cpu.state().counts.add(Counter::TlbShootdownSent, sent);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_is_as_large_as_the_memory_allows() {
+        let room = |frames| Gather::try_new(frames).unwrap().frames.len();
+        let mib = 1 << (20 - crate::addr::PAGE_SHIFT);
+        assert_eq!([1, 128 * mib].map(room), [512, 512]);
+        assert_eq!([1024 * mib, 2048 * mib, 1 << 40].map(room), [4096, 8192, 8192]);
     }
 }

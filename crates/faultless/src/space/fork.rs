@@ -140,7 +140,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                 if !new.is_mapped() {
                     continue;
                 }
-                if old != new {
+                if new.needs_flush(old) {
                     first = first.min(at);
                     behind = at + 1;
                 }

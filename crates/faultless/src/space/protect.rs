@@ -158,8 +158,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                     return;
                 }
                 let (old, new) = protocol::settle(slot, self.cpu, allow);
-                // What was hidden was in no TLB.
-                if old != new && old.is_present() {
+                if new.needs_flush(old) {
                     batch.flush(VirtRange::page(addr));
                 }
             });

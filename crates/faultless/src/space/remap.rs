@@ -271,7 +271,9 @@ impl<M: Machine> Writing<'_, '_, M> {
                 let slot = &slots[node::index(there, LAST)];
                 let (before, _) = protocol::settle(slot, self.cpu, |_| old);
                 debug_assert!(before.is_none(), "{there:#x} was not empty: {before:?}");
-                batch.flush(VirtRange::page(addr));
+                if Entry::NONE.needs_flush(old) {
+                    batch.flush(VirtRange::page(addr));
+                }
             });
         }
     }

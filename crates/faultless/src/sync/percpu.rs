@@ -75,10 +75,21 @@ impl<T> PerCpu<T> {
     /// # Errors
     /// [`OutOfMemory`] when the heap is exhausted.
     pub fn try_new(cpus: usize, mut make: impl FnMut(CpuId) -> T) -> Result<Self, OutOfMemory> {
+        Self::try_new_with(cpus, |id| Ok(make(id)))
+    }
+
+    /// A slot for each of `cpus` CPUs, where `make` may fail.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted, and what `make` returns.
+    pub fn try_new_with(
+        cpus: usize,
+        mut make: impl FnMut(CpuId) -> Result<T, OutOfMemory>,
+    ) -> Result<Self, OutOfMemory> {
         let mut slots = Vec::new();
         slots.try_reserve_exact(cpus).map_err(|_| OutOfMemory)?;
         for id in 0..cpus {
-            slots.push(Padded(make(CpuId(id as u16))));
+            slots.push(Padded(make(CpuId(id as u16))?));
         }
         Ok(Self { slots })
     }

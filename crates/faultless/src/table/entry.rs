@@ -192,6 +192,18 @@ impl Entry {
         self.0 & HUGE != 0
     }
 
+    /// Whether translations that CPUs may have cached of the entry when it was `old` must be dropped, now
+    /// that it is this. What was not present was in no TLB; and one that allows less than it might is
+    /// dropped by the fault that it leads to.
+    #[inline]
+    pub const fn needs_flush(self, old: Self) -> bool {
+        // A store through a translation that was dirty would not mark the entry again.
+        const GRANTS: u64 = PRESENT | WRITE | USER | DIRTY;
+        let lost = old.0 & !self.0 & GRANTS | self.0 & !old.0 & NO_EXECUTE;
+        let other = (self.0 ^ old.0) & (FRAME | HUGE);
+        old.is_present() && lost | other != 0
+    }
+
     /// Whether the frame is one that nobody counts.
     #[inline]
     pub const fn is_special(self) -> bool {
@@ -264,6 +276,35 @@ mod tests {
         assert_eq!(hidden.frame(), FrameNumber(7));
         assert_eq!(hidden.with_hidden(false), leaf);
         assert!(!Entry::BUSY.is_mapped() && !Entry::NONE.is_mapped());
+    }
+
+    #[test]
+    fn a_translation_is_dropped_when_it_allows_more_or_shows_another_page() {
+        let leaf = Entry::leaf(FrameNumber(7));
+        let writable = leaf.writable_dirty();
+        for (old, new) in [
+            (leaf, Entry::NONE),
+            (leaf, leaf.with_hidden(true)),
+            (leaf, Entry::leaf(FrameNumber(8))),
+            (leaf, leaf.huge()),
+            (writable, leaf),
+            (writable, writable.clean()),
+            (leaf.with_execute(true), leaf),
+        ] {
+            assert!(new.needs_flush(old), "{old:?} to {new:?}");
+        }
+        for (old, new) in [
+            (Entry::NONE, leaf),
+            (Entry::NONE, Entry::NONE),
+            (leaf, leaf),
+            (leaf, writable),
+            (leaf, leaf.clean()),
+            (leaf, leaf.with_execute(true)),
+            (leaf.with_hidden(true), writable),
+            (leaf.with_hidden(true), Entry::NONE),
+        ] {
+            assert!(!new.needs_flush(old), "{old:?} to {new:?}");
+        }
     }
 
     #[test]

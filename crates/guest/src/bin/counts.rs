@@ -1,4 +1,4 @@
-//! `counts [PHASE…] [rounds=N] [strict=yes]`: page faults and TLB shootdowns of what several CPUs do.
+//! `counts [PHASE…] [rounds=N] [strict=yes] [settle=SECONDS]`: page faults and TLB shootdowns of what several CPUs do.
 //!
 //! Each phase runs in a process of its own, on all the CPUs that this program may use, and prints
 //! `count PHASE NAME VALUE` for what it did (`operations`), and for what the machine counted meanwhile:
@@ -7,8 +7,12 @@
 //!
 //! In a phase that is marked so no CPU but the one that changes a mapping can hold a translation of it:
 //! with `strict=yes` a shootdown there is a failure. (The counts are the machine's: nothing else may run.)
+//!
+//! As the first process of a machine it makes its own surroundings (`settle`: how long it lets the kernel
+//! come to rest) and does not look at words: Linux gives its first process those that it does not know.
 
 use faultless_guest::args::Args;
+use faultless_guest::init::Init;
 use faultless_guest::mem::{PAGE, READ, Region, WRITE};
 use faultless_guest::proc::{self, Meeting, Status, fork, futex_wait, futex_wake, outcome, pin};
 use faultless_guest::procfs::{shootdowns, vmstat};
@@ -274,8 +278,12 @@ fn count(phase: &Phase, strict: bool) -> Verdict {
 }
 
 fn main() -> ExitCode {
-    let args = Args::read("counts", &["rounds", "strict"]);
-    let words = args.words();
+    let args = Args::read("counts", &["rounds", "strict", "settle"]);
+    let init = match Init::begin(args.get("settle", 3)) {
+        Ok(init) => init,
+        Err(why) => args.refuse(&why),
+    };
+    let words = if init.is_some() { &[] } else { args.words() };
     if let Some(word) = words.iter().find(|word| PHASES.iter().all(|phase| phase.name != **word)) {
         let names: Vec<_> = PHASES.iter().map(|phase| phase.name).collect();
         args.refuse(&format!("no phase is named {word:?}; there are: {}", names.join(", ")));

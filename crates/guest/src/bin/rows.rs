@@ -19,12 +19,12 @@
 #![no_main]
 
 use faultless_guest::args::Args;
-use faultless_guest::clock::{sleep_ms, ticks};
+use faultless_guest::clock::ticks;
+use faultless_guest::init::Init;
 use faultless_guest::mem::{PAGE, READ, Region, WRITE};
-use faultless_guest::sys::{self, checked, raw};
-use faultless_guest::{proc, procfs};
+use faultless_guest::proc;
+use faultless_guest::sys::{self, raw};
 use std::arch::asm;
-use std::ffi::CString;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -294,35 +294,8 @@ fn forks(rows: &Rows) -> Result<(), String> {
     })
 }
 
-/// Mounts a file system of `kind` at `target`, if it is not there already.
-fn mount(kind: &str, target: &str) -> Result<(), String> {
-    let _ = std::fs::create_dir_all(target);
-    let (kind, at) =
-        (CString::new(kind).unwrap_or_default(), CString::new(target).unwrap_or_default());
-    // SAFETY: the strings live as long as the call.
-    let done =
-        unsafe { libc::mount(kind.as_ptr(), at.as_ptr(), kind.as_ptr(), 0, std::ptr::null()) };
-    checked(done).map(|_| ()).map_err(|errno| format!("mount {target}: {errno}"))
-}
-
-/// Whether this is the first process of a Linux, with nothing around it yet.
-fn is_init() -> bool {
-    proc::pid() == 1 && procfs::text("/proc/self/stat").is_err()
-}
-
-/// Turns the machine off.
-fn power_off() {
-    // SAFETY: nothing here needs the machine any more.
-    unsafe { libc::reboot(libc::LINUX_REBOOT_CMD_POWER_OFF) };
-}
-
-fn measure(args: &Args, init: bool) -> Result<(), String> {
+fn measure(args: &Args) -> Result<(), String> {
     let dir = args.text("dir").unwrap_or("/tmp");
-    if init {
-        mount("proc", "/proc")?;
-        mount("tmpfs", dir)?;
-        sleep_ms(args.get("settle", 10) * 1000);
-    }
     proc::pin(0).map_err(|errno| format!("sched_setaffinity: {errno}"))?;
     proc::no_huge_pages();
     let rows = Rows { only: args.text("row"), passes: args.get("passes", 5) };
@@ -338,13 +311,10 @@ fn measure(args: &Args, init: bool) -> Result<(), String> {
 #[unsafe(no_mangle)]
 extern "C" fn main() -> i32 {
     let args = Args::read("rows", &["dir", "row", "passes", "settle"]);
-    let init = is_init();
-    let outcome = measure(&args, init);
+    let init = Init::begin(args.get("settle", 10));
+    let outcome = init.as_ref().map_err(Clone::clone).and_then(|_| measure(&args));
     if let Err(why) = &outcome {
         eprintln!("rows: {why}");
-    }
-    if init {
-        power_off();
     }
     i32::from(outcome.is_err())
 }

@@ -1,6 +1,7 @@
 //! Tests of whole spaces: against a naive model, and of chosen interleavings.
 
 mod calls;
+mod flushes;
 mod guest;
 mod model;
 mod objects;

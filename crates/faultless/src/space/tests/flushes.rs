@@ -1,0 +1,129 @@
+//! Which calls flush, and how often: none where no TLB can hold what changes.
+
+use super::guest::{self, cpu, load, store};
+use crate::addr::{PAGE_SIZE, VirtRange};
+use crate::machine::{CpuId, Invalidate};
+use crate::space::{Advice, MapFlags, Prot, RemapFlags, Space};
+use crate::stat::Counter;
+use crate::testing::TestMachine;
+use crate::vm::Cpu;
+use std::vec::Vec;
+
+const P: u64 = PAGE_SIZE;
+/// In the middle of what a table maps, whose first page is in use.
+const AT: u64 = (1 << 30) + 8 * P;
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED);
+
+type TestSpace = Space<TestMachine>;
+type TestCpu<'v> = Cpu<'v, TestMachine>;
+
+/// A space that runs on CPU 0 of two, with 16 pages at `AT` of which nobody has touched any, and a table
+/// that maps another page.
+fn with_space(frames: u32, test: impl FnOnce(&TestCpu<'_>, &TestSpace)) {
+    let vm = guest::vm(2, frames);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    space.activate(&cpu);
+    map(&cpu, &space, 1 << 30, 1);
+    store(&cpu, &space, 1 << 30, 1).unwrap();
+    map(&cpu, &space, AT, 16);
+    test(&cpu, &space);
+    assert_eq!(vm.totals().get(Counter::TlbShootdownSent), 0, "no other CPU runs the space");
+    space.exit(&cpu);
+    cpu.drain();
+    assert_eq!(crate::audit::audit(&cpu, &[]).unwrap().taken(), 1);
+}
+
+fn map(cpu: &TestCpu<'_>, space: &TestSpace, at: u64, pages: u64) {
+    assert_eq!(space.mmap(cpu, at, pages * P, RW, FIXED), Ok(at));
+}
+
+/// What CPUs were told to drop while `call` ran.
+fn dropped<R>(cpu: &TestCpu<'_>, call: impl FnOnce() -> R) -> Vec<Invalidate> {
+    cpu.vm().machine().invalidated.lock().unwrap().clear();
+    call();
+    let dropped = cpu.vm().machine().invalidated.lock().unwrap().split_off(0);
+    assert!(dropped.iter().all(|&(on, ..)| on == CpuId(0)), "{dropped:?}");
+    dropped.into_iter().map(|(_, _, what)| what).collect()
+}
+
+fn pages(first: u64, pages: u64) -> Vec<Invalidate> {
+    Vec::from([Invalidate::Range(VirtRange::new(AT + first * P, AT + (first + pages) * P))])
+}
+
+#[test]
+fn what_was_never_touched_is_not_flushed() {
+    with_space(512, |cpu, space| {
+        let dont_need = || space.madvise(cpu, AT, 16 * P, Advice::DontNeed).unwrap();
+        assert_eq!(dropped(cpu, dont_need), []);
+        assert_eq!(dropped(cpu, || space.madvise(cpu, AT, 16 * P, Advice::Free).unwrap()), []);
+        assert_eq!(dropped(cpu, || space.mprotect(cpu, AT, 16 * P, Prot::empty()).unwrap()), []);
+        assert_eq!(dropped(cpu, || space.mprotect(cpu, AT, 16 * P, RW).unwrap()), []);
+        let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        let there = AT + 32 * P;
+        let moved = || space.mremap(cpu, AT, 16 * P, 16 * P, flags, there).unwrap();
+        assert_eq!(dropped(cpu, moved), []);
+        assert_eq!(dropped(cpu, || map(cpu, space, there, 16)), []);
+        assert_eq!(dropped(cpu, || space.munmap(cpu, there, 16 * P).unwrap()), []);
+        // Nor where there is no table.
+        map(cpu, space, (5 << 30) - 128 * P, 256);
+        assert_eq!(dropped(cpu, || space.munmap(cpu, (5 << 30) - 128 * P, 256 * P).unwrap()), []);
+    });
+}
+
+#[test]
+fn what_the_mmu_never_saw_is_not_flushed() {
+    with_space(512, |cpu, space| {
+        for page in 0..4 {
+            store(cpu, space, AT + page * P, page).unwrap();
+        }
+        assert_eq!(load(cpu, space, AT + 4 * P), Ok(0), "the page of zeros");
+        let hide = || space.mprotect(cpu, AT, 16 * P, Prot::empty()).unwrap();
+        assert_eq!(dropped(cpu, hide), pages(0, 5), "once");
+        // Hidden pages go, copied, moved or not, without another flush.
+        let mut child = None;
+        let fork = dropped(cpu, || child = Some(space.fork(cpu).unwrap()));
+        assert_eq!(fork.len(), 1, "of the page that the table maps besides: {fork:?}");
+        child.unwrap().exit(cpu);
+        let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        let there = AT + 32 * P;
+        let moved = || space.mremap(cpu, AT, 2 * P, 2 * P, flags, there).unwrap();
+        assert_eq!(dropped(cpu, moved), []);
+        let dont_need = || space.madvise(cpu, there, P, Advice::DontNeed).unwrap();
+        assert_eq!(dropped(cpu, dont_need), []);
+        assert_eq!(dropped(cpu, || space.munmap(cpu, there, 2 * P).unwrap()), []);
+        assert_eq!(dropped(cpu, || space.munmap(cpu, AT + 2 * P, 14 * P).unwrap()), []);
+    });
+}
+
+#[test]
+fn rights_that_are_added_are_not_flushed() {
+    with_space(512, |cpu, space| {
+        store(cpu, space, AT, 1).unwrap();
+        store(cpu, space, AT + P, 1).unwrap();
+        let protect = |prot| dropped(cpu, || space.mprotect(cpu, AT, 2 * P, prot).unwrap());
+        assert_eq!(protect(Prot::READ), pages(0, 2), "stores are taken away");
+        assert_eq!(protect(RW), []);
+        assert_eq!(protect(RW | Prot::EXEC), []);
+        assert!(guest::entry(cpu, space, AT).is_executable());
+        assert_eq!(protect(RW), pages(0, 2), "fetches are taken away");
+        assert_eq!(protect(Prot::READ), [], "no store has come since");
+        assert_eq!(protect(Prot::READ | Prot::EXEC), []);
+        assert_eq!(protect(Prot::empty()), pages(0, 2));
+        assert_eq!(protect(RW | Prot::EXEC), []);
+    });
+}
+
+#[test]
+fn a_fork_drops_only_what_allows_stores_and_only_here() {
+    with_space(512, |cpu, space| {
+        assert_eq!(load(cpu, space, AT), Ok(0));
+        for page in 4..6 {
+            store(cpu, space, AT + page * P, page).unwrap();
+        }
+        let fork = || dropped(cpu, || space.fork(cpu).unwrap().exit(cpu)).len();
+        assert_eq!(fork(), 1, "that page, and the one besides, in one go");
+        assert_eq!(fork(), 0, "nothing has allowed stores since");
+    });
+}
