@@ -13,6 +13,8 @@
 //! The lock around the stock is a leaf: its holder waits for nobody.
 
 use crate::percpu;
+use crate::syscall::Errno;
+use alloc::vec::Vec;
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
@@ -122,7 +124,14 @@ static LOW: AtomicUsize = AtomicUsize::new(0);
 static TOTAL: AtomicUsize = AtomicUsize::new(0);
 
 impl Common {
-    fn take_pages(&mut self, count: usize, align: usize) -> Option<NonNull<u8>> {
+    /// Takes a run that leaves `spare` pages free.
+    fn take_pages(&mut self, count: usize, align: usize, spare: usize) -> Option<NonNull<u8>> {
+        if self.pages.as_ref()?.free() < count + spare {
+            self.reclaim();
+            if self.pages.as_ref()?.free() < count + spare {
+                return None;
+            }
+        }
         let found = match self.pages.as_mut()?.take(count, align) {
             Some(found) => found,
             None => {
@@ -163,7 +172,7 @@ impl Common {
     /// Cuts up one more slab.
     fn grow(&mut self, class: usize) -> Option<()> {
         let count = slab_bytes(class) / PAGE;
-        let slab = self.take_pages(count, count)?.as_ptr();
+        let slab = self.take_pages(count, count, 0)?.as_ptr();
         for at in (0..slab_bytes(class)).step_by(block_bytes(class)).rev() {
             self.push(class, slab.wrapping_add(at).cast());
         }
@@ -293,7 +302,10 @@ unsafe impl GlobalAlloc for Heap {
 #[inline(never)]
 fn take_run(layout: Layout) -> *mut u8 {
     let align = (layout.align() / PAGE).max(1);
-    let found = common().take_pages(layout.size().div_ceil(PAGE), align);
+    // What is left when the heap is low is for blocks: who makes a list of a program's length is told that
+    // there is no room, and who allocates without expecting to fail finds some.
+    let spare = LOW.load(Ordering::Relaxed) / 2;
+    let found = common().take_pages(layout.size().div_ceil(PAGE), align, spare);
     found.map_or(ptr::null_mut(), NonNull::as_ptr)
 }
 
@@ -387,6 +399,18 @@ fn low_indeed() -> bool {
         common.reclaim();
     }
     FREE.load(Ordering::Relaxed) < LOW.load(Ordering::Relaxed)
+}
+
+/// Adds to a list whose length is the program's choice.
+///
+/// # Errors
+/// `ENOMEM`: the heap is [`low`], or has no room for the longer list.
+pub fn try_push<T>(list: &mut Vec<T>, value: T) -> Result<(), Errno> {
+    if low() || list.try_reserve(1).is_err() {
+        return Err(Errno::ENOMEM);
+    }
+    list.push(value);
+    Ok(())
 }
 
 /// Bytes of the heap: all, and those on no block and no run.

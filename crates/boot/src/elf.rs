@@ -1,8 +1,9 @@
 //! Whether a file is a program that the kernel can run, found out before anything boots.
 //!
 //! A kernel answers a bad program with `ENOEXEC` and no more; here each complaint says where in the file
-//! the trouble is. What passes is a 64-bit x86 program that is statically linked, at fixed addresses or
-//! position-independent, whose segments lie in the file and, in memory, apart from each other.
+//! the trouble is. What passes is a 64-bit x86 program, at fixed addresses or position-independent, whose
+//! segments lie in the file and, in memory, apart from each other; it is statically linked, or its
+//! interpreter comes along.
 
 use object::LittleEndian;
 use object::elf::{self, FileHeader64, ProgramHeader64};
@@ -56,8 +57,9 @@ macro_rules! wrong {
     };
 }
 
-/// Checks the program that `data`, the whole file, holds.
-pub fn check(data: &[u8]) -> Result<(), ElfError> {
+/// Checks the program that `data`, the whole file, holds; `comes_along` tells whether there is a file of
+/// this path for it.
+pub fn check(data: &[u8], comes_along: impl Fn(&str) -> bool) -> Result<(), ElfError> {
     let header = header(data)?;
     let endian = LittleEndian;
     let at = header.e_phoff(endian);
@@ -83,7 +85,7 @@ pub fn check(data: &[u8]) -> Result<(), ElfError> {
     let mut entered = false;
     for (number, segment) in segments.iter().enumerate() {
         match segment.p_type(endian) {
-            elf::PT_INTERP => interpreter(segment, data, place(number))?,
+            elf::PT_INTERP => interpreter(segment, data, &comes_along, place(number))?,
             elf::PT_LOAD => {
                 let end = load(header, segment, data, place(number))?;
                 let start = segment.p_vaddr(endian);
@@ -155,18 +157,22 @@ fn header(data: &[u8]) -> Result<&Header, ElfError> {
     }
 }
 
-/// Says that a dynamically linked program is none.
+/// Says that a dynamically linked program is none where its interpreter does not come along.
 fn interpreter(
     segment: &ProgramHeader64<LittleEndian>,
     data: &[u8],
+    comes_along: impl Fn(&str) -> bool,
     place: Place,
 ) -> Result<(), ElfError> {
     let name = segment.data(LittleEndian, data).unwrap_or_default();
     let name = String::from_utf8_lossy(name.strip_suffix(b"\0").unwrap_or(name));
+    if !name.is_empty() && comes_along(&name) {
+        return Ok(());
+    }
     wrong!(
         place,
         "dynamically linked: it asks for the interpreter {name:?}; link it statically (cc -static, or \
-         RUSTFLAGS='-Ctarget-feature=+crt-static')"
+         RUSTFLAGS='-Ctarget-feature=+crt-static'), or put the interpreter and its libraries in --files"
     )
 }
 

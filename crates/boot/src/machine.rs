@@ -20,7 +20,7 @@ use tempfile::NamedTempFile;
 const ARGV: &str = ".boot/argv";
 const ENVIRON: &str = ".boot/environ";
 
-/// A static Linux program and what it is given.
+/// A Linux program and what it is given.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// Where the file came from: the name in messages.
@@ -35,12 +35,28 @@ pub struct Program {
 }
 
 impl Program {
-    /// The program in a file of the host, checked.
+    /// The program in a file of the host, checked; it is statically linked.
     pub fn file(path: impl Into<PathBuf>) -> Result<Self, BootError> {
-        let path = path.into();
-        let bytes = fs::read(&path).map_err(BootError::file(&path))?;
-        elf::check(&bytes).map_err(|error| BootError::Elf { path: path.clone(), error })?;
-        Ok(Self::new(path, bytes.into()))
+        Self::unchecked(path)?.checked()
+    }
+
+    /// The program in a file of the host, checked, with these files; among them is its interpreter if it
+    /// has one.
+    pub fn file_among(
+        files: impl Into<PathBuf>,
+        path: impl Into<PathBuf>,
+    ) -> Result<Self, BootError> {
+        Self::unchecked(path)?.files(files).checked()
+    }
+
+    fn checked(self) -> Result<Self, BootError> {
+        let comes_along = |name: &str| {
+            let inside = name.trim_start_matches('/');
+            self.files.as_ref().is_some_and(|files| files.join(inside).exists())
+        };
+        elf::check(&self.bytes, comes_along)
+            .map_err(|error| BootError::Elf { path: self.source.clone(), error })?;
+        Ok(self)
     }
 
     /// The program in a file of the host as it is: the kernel shall see what is wrong with it.

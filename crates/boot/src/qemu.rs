@@ -354,5 +354,5 @@ fn escaped(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "qemu"))]
 mod tests;

@@ -154,7 +154,8 @@ pub struct RecordArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 PROGRAM is a statically linked x86-64 program (cc -static; musl; Rust with -C target-feature=+crt-static),
-or the name of one that comes along: see `faultless versus --help`. Its input, output and exit status pass
+a dynamically linked one whose interpreter and libraries are in --files, or the name of one that comes
+along: see `faultless versus --help`. Its input, output and exit status pass
 through; the kernel's counters are printed at the end, on standard error. It needs QEMU, and no KVM.
 
 Examples:

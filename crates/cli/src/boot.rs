@@ -1,4 +1,4 @@
-//! `faultless boot`: a static Linux program on the bare machine, its output as it comes, its exit
+//! `faultless boot`: a Linux program on the bare machine, its output as it comes, its exit
 //! status, and the kernel's counters in the form of `perf stat`.
 
 use crate::args::{BootArgs, ClockArg};
@@ -37,7 +37,11 @@ pub fn run(args: &BootArgs) -> Result<ExitCode, CliError> {
 
 /// The program: a file, or one that comes along.
 fn program(args: &BootArgs) -> Result<Program, CliError> {
-    let program = match Program::file(&args.program) {
+    let file = match &args.files {
+        Some(files) => Program::file_among(files, &args.program),
+        None => Program::file(&args.program),
+    };
+    let program = match file {
         // A name and not a path may be that of a program of ours.
         Err(error @ BootError::File { .. }) if args.program.components().count() == 1 => {
             let name = args.program.to_string_lossy();

@@ -199,6 +199,14 @@ pub fn wait_until(mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// Uses the CPU for ever. (Not with `pause`, which emulators take long for.)
+pub fn spin_for_ever() -> ! {
+    let mut count = 0u64;
+    loop {
+        count = std::hint::black_box(count.wrapping_add(1));
+    }
+}
+
 /// No huge pages for this process and its children. A kernel without them may refuse; that is as good.
 pub fn no_huge_pages() {
     // SAFETY: a plain call.

@@ -149,15 +149,7 @@ impl ProcessFiles {
             // It cannot be told any more: the old program is gone. What it shared stays open.
             return;
         }
-        let closed: Vec<Slot> = {
-            let descriptors = self.descriptors();
-            let mut table = descriptors.0.lock();
-            let is_marked = |slot: &Option<Slot>| slot.as_ref().is_some_and(|s| s.close_on_exec);
-            let marked: Vec<usize> =
-                (0..table.slots.len()).filter(|&at| is_marked(&table.slots[at])).collect();
-            marked.into_iter().filter_map(|at| table.take(at)).collect()
-        };
-        drop(closed);
+        self.descriptors().close(0, usize::MAX, |slot| slot.close_on_exec);
     }
 
     /// What the end of a process does.
@@ -235,17 +227,13 @@ impl ProcessFiles {
     /// Closes, or with `mark` marks to be closed by `execve`, all from `first` to `last`.
     pub fn close_range(&self, first: usize, last: usize, mark: bool) {
         let descriptors = self.descriptors();
-        let closed: Vec<Slot> = {
-            let mut table = descriptors.0.lock();
-            let end = table.slots.len().min(last.saturating_add(1));
-            if mark {
-                let slots = table.slots.get_mut(first..end).unwrap_or_default();
-                slots.iter_mut().flatten().for_each(|slot| slot.close_on_exec = true);
-            }
-            let range = if mark { 0..0 } else { first..end };
-            range.filter_map(|at| table.take(at)).collect()
-        };
-        drop(closed);
+        if !mark {
+            return descriptors.close(first, last, |_| true);
+        }
+        let mut table = descriptors.0.lock();
+        let end = table.slots.len().min(last.saturating_add(1));
+        let slots = table.slots.get_mut(first..end).unwrap_or_default();
+        slots.iter_mut().flatten().for_each(|slot| slot.close_on_exec = true);
     }
 
     /// Whether `execve` closes `fd`.
@@ -265,12 +253,22 @@ impl ProcessFiles {
         Ok(())
     }
 
-    /// The descriptors that stand for something.
-    pub fn open(&self) -> Vec<i32> {
+    /// Tells of the descriptors that stand for something, with the table locked.
+    ///
+    /// # Errors
+    /// What `tell` gives.
+    pub fn each_open(&self, tell: impl FnMut(i32) -> Result<()>) -> Result<()> {
         let descriptors = self.descriptors();
         let table = descriptors.0.lock();
         let is_open = |at: &usize| table.slots[*at].is_some();
-        (0..table.slots.len()).filter(is_open).map(|at| at as i32).collect()
+        (0..table.slots.len()).filter(is_open).map(|at| at as i32).try_for_each(tell)
+    }
+
+    /// How many of them there are.
+    pub fn count(&self) -> usize {
+        let descriptors = self.descriptors();
+        let table = descriptors.0.lock();
+        table.slots.iter().flatten().count()
     }
 
     /// Where paths start.
@@ -300,6 +298,23 @@ impl ProcessFiles {
 }
 
 impl Descriptors {
+    /// Closes those from `first` to `last` that are meant. One at a time: files end without the lock, and a
+    /// list of them may be larger than the heap.
+    fn close(&self, first: usize, last: usize, is_meant: impl Fn(&Slot) -> bool) {
+        let mut from = first;
+        loop {
+            let taken = {
+                let mut table = self.0.lock();
+                let end = table.slots.len().min(last.saturating_add(1));
+                let is_meant = |at: &usize| table.slots[*at].as_ref().is_some_and(&is_meant);
+                let Some(at) = (from..end).find(is_meant) else { return };
+                from = at + 1;
+                table.take(at)
+            };
+            drop(taken);
+        }
+    }
+
     fn copy(&self) -> Result<Arc<Self>> {
         Ok(Arc::new(Self(Mutex::new(self.0.lock().copy()?))))
     }

@@ -7,6 +7,7 @@
 
 use super::inode::{Body, Inode, Name};
 use super::path::NAME_MAX;
+use crate::heap::try_push;
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
 use alloc::collections::BTreeMap;
@@ -56,10 +57,14 @@ impl Directory {
         self.0.lock().as_ref()?.get(name).cloned()
     }
 
-    /// All entries but `.` and `..`.
-    pub fn list(&self) -> Vec<Item> {
+    /// Adds all entries but `.` and `..` to `items`.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn list(&self, items: &mut Vec<Item>) -> Result<()> {
         let entries = self.0.lock();
-        entries.iter().flatten().map(|(name, inode)| Item::new(name, inode)).collect()
+        let mut all = entries.iter().flatten();
+        all.try_for_each(|(name, inode)| try_push(items, Item::new(name, inode)))
     }
 
     /// Takes all entries out, for ever.

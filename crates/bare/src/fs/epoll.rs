@@ -2,20 +2,30 @@
 //!
 //! A set does not keep its files open. What an edge is, is told by the count of changes that a stream
 //! announced: a file that is watched for edges is told of once for each count.
+//!
+//! *Sets in sets.* Who asks a set looks into the sets in it too: with a list of those still to be looked
+//! into, not by recursion, since a set that was empty when it was added may have grown as deep as there are
+//! descriptors; and into each once, since there are more ways through sets of sets than anybody can walk.
+//! No set is in itself, so the locks of two sets are always taken in the same order: who puts a set into
+//! another holds [`NESTING`] from the look to the change.
 
 use super::file::File;
 use super::poll;
 use super::stream::{Changes, Events, Stream};
+use crate::heap::try_push;
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::any::Any;
 use linux_raw_sys::general as linux;
 
-/// Sets in sets in sets: no deeper than this.
+/// Sets in sets in sets: what is added is no deeper than this.
 const DEPTH: u32 = 5;
+
+/// Held while a set is put into another. Taken before the locks of sets.
+static NESTING: Mutex<()> = Mutex::new(());
 
 /// A file by its descriptor and its place in memory: a weak share of it keeps the place.
 type Key = (i32, usize);
@@ -71,16 +81,16 @@ impl Epoll {
         if file.stream().is_none() {
             return Err(Errno::EPERM);
         }
-        if let Ok(inner) = of(file) {
-            if core::ptr::eq(inner, self) {
-                return Err(Errno::EINVAL);
-            }
-            if inner.reaches(self, DEPTH) {
-                return Err(Errno::ELOOP);
-            }
-        }
         if crate::heap::low() {
             return Err(Errno::ENOMEM);
+        }
+        let inner = of(file).ok();
+        if inner.is_some_and(|inner| core::ptr::eq(inner, self)) {
+            return Err(Errno::EINVAL);
+        }
+        let _nesting = inner.map(|_| NESTING.lock());
+        if inner.is_some_and(|inner| inner.holds(self) || inner.depth() > DEPTH) {
+            return Err(Errno::ELOOP);
         }
         let interest = Interest {
             file: Arc::downgrade(file),
@@ -119,7 +129,7 @@ impl Epoll {
             // Whatever is added from here on is announced.
             let version = self.changes.count();
             let mut changes = Vec::new();
-            self.watch(&mut changes);
+            self.watch(&mut changes)?;
             let ready = || {
                 let told = self.collect(most);
                 (!told.is_empty() || self.changes.count() != version).then_some(told)
@@ -134,15 +144,62 @@ impl Epoll {
     }
 
     /// Whether `other` is in it, however deep.
-    fn reaches(&self, other: &Self, depth: u32) -> bool {
-        self.files().iter().filter_map(|file| of(file).ok()).any(|inner| {
-            core::ptr::eq(inner, other) || depth == 0 || inner.reaches(other, depth - 1)
-        })
+    fn holds(&self, other: &Self) -> bool {
+        !self.visit(false, |file, _| of(file).is_ok_and(|inner| core::ptr::eq(inner, other)))
     }
 
-    fn files(&self) -> Vec<Arc<File>> {
+    /// How many sets are in one another in it, on the shortest ways.
+    fn depth(&self) -> u32 {
+        let mut deepest = 0;
+        self.visit(false, |file, depth| {
+            deepest = deepest.max(depth + u32::from(of(file).is_ok()));
+            false
+        });
+        deepest
+    }
+
+    /// Shows every file in it, and in the sets in it, with the number of sets around it; or only those
+    /// whose being ready, by what is `wanted` of them, makes this set ready, which are no sets then. Stops
+    /// once `found` says so, and returns whether it never did.
+    fn visit(&self, wanted: bool, mut found: impl FnMut(&File, u32) -> bool) -> bool {
+        let mut seen: BTreeSet<usize> = BTreeSet::new();
+        let mut inner = VecDeque::new();
+        let mut next: Option<(Arc<File>, u32)> = None;
+        loop {
+            let depth = next.as_ref().map_or(0, |(_, depth)| *depth);
+            let set = next.as_ref().and_then(|(file, _)| of(file).ok()).unwrap_or(self);
+            // After the lock: files may be closed meanwhile, and end here.
+            for (file, events) in set.files(wanted) {
+                let is_set = of(&file).is_ok();
+                let shown = if !wanted {
+                    found(&file, depth)
+                } else {
+                    !is_set && !poll::ready(&file, events).is_empty() && found(&file, depth)
+                };
+                if shown {
+                    return false;
+                }
+                let leads = is_set && (!wanted || events.intersects(Events::READ));
+                if leads && seen.insert(Arc::as_ptr(&file) as usize) {
+                    inner.push_back((file, depth + 1));
+                }
+            }
+            next = inner.pop_front();
+            if next.is_none() {
+                return true;
+            }
+        }
+    }
+
+    /// Its files that are open, and what is wanted of them; without those that are to be told no more if
+    /// that is what is asked.
+    fn files(&self, wanted: bool) -> Vec<(Arc<File>, Events)> {
         let interests = self.interests.lock();
-        interests.values().filter_map(|interest| interest.file.upgrade()).collect()
+        let open = interests.values().filter(|interest| !(wanted && interest.spent));
+        open.filter_map(|interest| {
+            Some((interest.file.upgrade()?, Events::from_bits_truncate(interest.events)))
+        })
+        .collect()
     }
 
     /// Which files are ready; with them, what has been told is noted.
@@ -193,28 +250,34 @@ impl Interest {
 
 impl Stream for Epoll {
     fn ready(&self) -> Events {
-        let interests: Vec<_> = {
-            let interests = self.interests.lock();
-            let wanted = interests.values().filter(|interest| !interest.spent);
-            wanted.map(|interest| (interest.file.clone(), interest.events)).collect()
-        };
-        let is_ready = |(file, events): &(Weak<File>, u32)| {
-            let events = Events::from_bits_truncate(*events);
-            file.upgrade().is_some_and(|file| !poll::ready(&file, events).is_empty())
-        };
-        if interests.iter().any(is_ready) { Events::READ } else { Events::empty() }
+        if self.visit(true, |_, _| true) { Events::empty() } else { Events::READ }
     }
 
     fn changes(&self) -> Option<&Arc<Changes>> {
         Some(&self.changes)
     }
 
-    fn watch(&self, all: &mut Vec<Arc<Changes>>) {
-        all.push(self.changes.clone());
-        self.files().iter().filter_map(|file| file.stream()).for_each(|stream| stream.watch(all));
+    fn watch(&self, all: &mut Vec<Arc<Changes>>) -> Result<()> {
+        let mut result = try_push(all, self.changes.clone());
+        self.visit(false, |file, _| {
+            if let (Ok(()), Some(stream)) = (result, file.stream()) {
+                result = stream.changes().cloned().map_or(Ok(()), |it| try_push(all, it));
+            }
+            result.is_err()
+        });
+        result
     }
 
     fn look_again(&self) -> Option<u64> {
-        self.files().iter().filter_map(|file| file.stream()?.look_again()).min()
+        let mut soonest = None;
+        self.visit(false, |file, _| {
+            if of(file).is_err()
+                && let Some(at) = file.stream().and_then(|stream| stream.look_again())
+            {
+                soonest = Some(soonest.map_or(at, |soonest: u64| soonest.min(at)));
+            }
+            false
+        });
+        soonest
     }
 }

@@ -269,7 +269,7 @@ impl File {
     /// takes them; it gets the position behind each.
     ///
     /// # Errors
-    /// `ENOTDIR`, `ENOENT`: it was removed.
+    /// `ENOTDIR`, `ENOENT`: it was removed. `ENOMEM`.
     pub fn list(&self, mut tell: impl FnMut(&Item, u64) -> bool) -> Result<()> {
         let Kind::Directory(listing) = &self.kind else {
             return Err(if let Kind::Path = self.kind { Errno::EBADF } else { Errno::ENOTDIR });
@@ -280,11 +280,11 @@ impl File {
             let parent = self.inode.parent().unwrap_or_else(|_| self.inode.clone());
             items.push(Item::new(b".", &self.inode));
             items.push(Item::new(b"..", &parent));
-            items.extend(match &self.inode.body {
-                Body::Directory(directory) => directory.list(),
-                Body::Proc(node) => node.list()?,
+            match &self.inode.body {
+                Body::Directory(directory) => directory.list(&mut items)?,
+                Body::Proc(node) => node.list(&mut items)?,
                 _ => return Err(Errno::ENOTDIR),
-            });
+            }
             *listing.lock() = items;
         }
         let listing = listing.lock();

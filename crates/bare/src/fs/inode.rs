@@ -2,6 +2,7 @@
 
 use super::device::Device;
 use super::directory::Directory;
+use super::path::PATH_MAX;
 use super::pipe::Pipe;
 use super::proc::Node;
 use super::regular::Regular;
@@ -100,7 +101,8 @@ static TAGGED: Mutex<BTreeMap<u64, Weak<Inode>>> = Mutex::new(BTreeMap::new());
 /// The path of the regular file whose object has this tag.
 pub fn path_of_tag(tag: u64) -> Option<Vec<u8>> {
     let inode = TAGGED.lock().get(&tag)?.upgrade();
-    Some(inode.map_or_else(|| b"/ (deleted)".to_vec(), |inode| inode.path()))
+    let path = inode.map_or_else(|| Ok(b"/ (deleted)".to_vec()), |inode| inode.path());
+    Some(path.unwrap_or_else(|_| b"//toolong".to_vec()))
 }
 
 fn new_number() -> u64 {
@@ -282,16 +284,22 @@ impl Inode {
     }
 
     /// The path that leads to it, or did.
-    pub fn path(self: &Arc<Self>) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// `ENAMETOOLONG`: directories may be as deep as memory lets them.
+    pub fn path(self: &Arc<Self>) -> Result<Vec<u8>> {
         match &self.body {
-            Body::Anonymous("socket") => return alloc::format!("socket:[{}]", self.number).into(),
-            Body::Anonymous(kind) => return alloc::format!("anon_inode:{kind}").into(),
+            Body::Anonymous("socket") => {
+                return Ok(alloc::format!("socket:[{}]", self.number).into());
+            }
+            Body::Anonymous(kind) => return Ok(alloc::format!("anon_inode:{kind}").into()),
             Body::Pipe(_) if self.place.lock().name.is_empty() => {
-                return alloc::format!("pipe:[{}]", self.number).into();
+                return Ok(alloc::format!("pipe:[{}]", self.number).into());
             }
             _ => {}
         }
         let mut names = Vec::new();
+        let mut len = 0;
         let mut here = self.clone();
         let mut left = false;
         while !Arc::ptr_eq(&here, super::root()) {
@@ -303,6 +311,10 @@ impl Inode {
                     (place.name.clone(), place.directory.upgrade())
                 }
             };
+            len += 1 + name.len();
+            if len >= PATH_MAX {
+                return Err(Errno::ENAMETOOLONG);
+            }
             names.push(name);
             match parent {
                 Some(parent) => here = parent,
@@ -320,7 +332,7 @@ impl Inode {
         if left {
             path.extend_from_slice(b" (deleted)");
         }
-        path
+        Ok(path)
     }
 }
 

@@ -5,6 +5,7 @@
 //! waits asks the stream again whenever something was announced.
 
 use super::transfer::Transfer;
+use crate::heap::try_push;
 use crate::signal::{self, Info};
 use crate::syscall::{Errno, Result};
 use crate::task::current;
@@ -98,8 +99,11 @@ pub trait Stream: Any + fmt::Debug + Send + Sync {
     }
 
     /// As `changes`, where there are several.
-    fn watch(&self, all: &mut Vec<Arc<Changes>>) {
-        all.extend(self.changes().cloned());
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    fn watch(&self, all: &mut Vec<Arc<Changes>>) -> Result<()> {
+        self.changes().cloned().map_or(Ok(()), |changes| try_push(all, changes))
     }
 
     /// When to look again although nothing was announced, in nanoseconds since boot.

@@ -288,6 +288,12 @@ pub fn pending(thread: &Thread) -> bool {
     waiting & !thread.signals.blocked() != 0 || thread.must_end()
 }
 
+/// Whether a `SIGKILL` is to be delivered to `thread`.
+pub fn killed(thread: &Thread) -> bool {
+    let waiting = thread.signals.waiting() | thread.process.signals.waiting();
+    waiting & bit(linux::SIGKILL) != 0
+}
+
 /// Makes the running thread block `set`, and no more.
 pub fn block(set: Set) {
     let thread = current();

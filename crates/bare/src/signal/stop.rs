@@ -116,14 +116,9 @@ pub(super) fn stop(signal: u32, continues: u64) {
 /// Waits while the running thread's process is stopped, and is not to be killed.
 pub(super) fn wait() {
     let thread = current();
-    let (own, process) = (&thread.signals, &thread.process.signals);
-    let goes_on = || {
-        let killed = (own.waiting() | process.waiting()) & bit(linux::SIGKILL) != 0;
-        (!process.job.is_stopped() || killed).then_some(())
-    };
-    if process.job.is_stopped() {
-        // Nor does a thread wait that is to end.
-        let _ = wait_unless_killed(&[&process.job.goes_on], goes_on);
+    let job = &thread.process.signals.job;
+    if job.is_stopped() {
+        let _ = wait_unless_killed(&[&job.goes_on], || (!job.is_stopped()).then_some(()));
     }
 }
 

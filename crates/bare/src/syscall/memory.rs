@@ -170,12 +170,6 @@ fn mapped(addr: u64, len: u64) -> Result<()> {
         .and_then(|len| addr.checked_add(len))
         .filter(|&end| end <= USER_END)
         .ok_or(Errno::ENOMEM)?;
-    let wanted = VirtRange::new(addr, end);
-    let mut covered = wanted.start;
-    space().areas(percpu::cpu(), |area| {
-        if area.range.start <= covered && covered < area.range.end {
-            covered = area.range.end;
-        }
-    });
-    if covered >= wanted.end { Ok(()) } else { Err(Errno::ENOMEM) }
+    let all = space().is_mapped(percpu::cpu(), VirtRange::new(addr, end));
+    if all { Ok(()) } else { Err(Errno::ENOMEM) }
 }

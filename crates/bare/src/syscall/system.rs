@@ -6,7 +6,7 @@ use crate::arch::user;
 use crate::fs;
 use crate::percpu;
 use crate::task::process::{TABLE, Usage};
-use crate::task::{boot, current, exit, scheduler};
+use crate::task::{boot, breathe, current, exit, scheduler};
 use crate::time;
 use linux_raw_sys::general as nr;
 
@@ -80,6 +80,10 @@ pub fn getrandom(args: Args<'_>) -> Result {
             Err(errno) if done == 0 => return Err(errno),
             Err(_) => break,
             Ok(()) => done += piece as u64,
+        }
+        // A large buffer takes long.
+        if done & 0xffff == 0 && !breathe() {
+            break;
         }
     }
     Ok(done)

@@ -108,7 +108,13 @@ fn new_process(
     let from = &parent.process;
     let files = from.files.fork(request.has(nr::CLONE_FILES), request.has(nr::CLONE_FS))?;
     let signals = from.signals.fork(request.clear_handlers);
-    let family = Family { exit_signal: request.exit_signal, ..Family::default() };
+    // Nobody chooses what signal another's parent gets: a sibling sends the same.
+    let exit_signal = if request.has(nr::CLONE_PARENT) {
+        from.family.lock().exit_signal
+    } else {
+        request.exit_signal
+    };
+    let family = Family { exit_signal, ..Family::default() };
     let process = Process::new(number, memory, files, signals, family);
     process.group.store(from.group.load(Ordering::Relaxed), Ordering::Relaxed);
     process.session.store(from.session.load(Ordering::Relaxed), Ordering::Relaxed);

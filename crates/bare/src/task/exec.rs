@@ -254,7 +254,7 @@ fn load_file(
     let (rsp, arguments, environment) = stack.write(&memory, plan.executable_stack)?;
     let rip = linker.map_or(entry, |(_, entry)| entry);
     drop(visit);
-    let path = String::from_utf8_lossy(&file.path()).into_owned();
+    let path = String::from_utf8_lossy(&file.path().unwrap_or_default()).into_owned();
     *memory.image.lock() =
         Image { path, arguments: Some(arguments), environment: Some(environment) };
     let name = fs::file_name(program);

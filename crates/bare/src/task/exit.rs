@@ -210,6 +210,8 @@ pub(super) fn succeed(successor: Arc<Thread>) {
     let thread = current();
     let mut table = TABLE.lock();
     let mut threads = thread.process.threads.lock();
+    // Who asked all threads to end meanwhile has not seen this one.
+    successor.must_end.store(thread.must_end(), Ordering::SeqCst);
     threads.push(successor.clone());
     table.threads.insert(successor.tid, successor.clone());
     drop((table, threads));

@@ -96,7 +96,8 @@ fn out_of_memory() {
     let process = &thread.process;
     if process.ending.lock().is_none() {
         let name = process.name.lock();
-        report!("message out of memory: killed {} {}", process.pid, *name);
+        // The name is the program's choice, the line is not.
+        report!("message out of memory: killed {} {}", process.pid, name.escape_debug());
     }
     exit::kill(process, ExitStatus::killed(nr::SIGKILL));
 }

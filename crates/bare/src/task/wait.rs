@@ -64,7 +64,7 @@ pub fn wait_until<R>(
     wait(queues, deadline, |thread| thread.must_end() || signal::pending(thread), ready)
 }
 
-/// As [`wait_until`], but only the end of the thread stops it, with [`Stop::Signal`].
+/// As [`wait_until`], but only the end of the thread, or a `SIGKILL`, stops it, with [`Stop::Signal`].
 ///
 /// # Errors
 /// Why the wait ended without it.
@@ -72,7 +72,7 @@ pub fn wait_unless_killed<R>(
     queues: &[&WaitQueue],
     ready: impl FnMut() -> Option<R>,
 ) -> Result<R, Stop> {
-    wait(queues, None, |thread| thread.must_end(), ready)
+    wait(queues, None, |thread| thread.must_end() || signal::killed(thread), ready)
 }
 
 /// As [`wait_until`], and nothing stops it: for what is about to happen.

@@ -234,6 +234,20 @@ impl<M: Machine> Space<M> {
         present || in_object()
     }
 
+    /// Whether all of `range` is mapped, by VMAs that need not be alike.
+    pub fn is_mapped(&self, cpu: &Cpu<'_, M>, range: VirtRange) -> bool {
+        let section = cpu.section();
+        let view = self.tree.snapshot(&section);
+        let mut at = range.start;
+        while at < range.end {
+            match view.at(at) {
+                Some(entry) => at = entry.end,
+                None => return false,
+            }
+        }
+        true
+    }
+
     /// What all who map the shared memory at `addr` know that place by, wherever they map it: the
     /// [identity](crate::heap::Shared::id) of the object, and the byte offset into it. `None` where memory
     /// is private, or nothing is mapped.

@@ -146,11 +146,7 @@ fn execute(word: &str) -> i32 {
 fn exec() -> Verdict {
     same!(outcome(|| execute("exec:plain"))?, Status::Exited(40), "a program executed");
     let status = outcome(|| {
-        thread::spawn(|| {
-            loop {
-                std::hint::spin_loop();
-            }
-        });
+        thread::spawn(|| proc::spin_for_ever());
         clock::sleep_ms(5);
         execute("exec:plain")
     })?;
@@ -203,6 +199,61 @@ fn exec() -> Verdict {
     (far[52], far[54], far[56]) = (64, 56, 1);
     same!(refused(c"/tmp/far", Some(&far))?.0 != 0, true, "executing headers beyond the end");
     Ok(())
+}
+
+/// Programs that something is wrong with: refused, or ended by a signal where that is seen too late, and
+/// executing what is right goes on working.
+fn malformed() -> Verdict {
+    let whole =
+        std::fs::read("/proc/self/exe").map_err(|error| format!("/proc/self/exe: {error}"))?;
+    let path = format!("/tmp/malformed.{}", pid());
+    let name = CString::new(path.clone()).map_err(|error| error.to_string())?;
+    let attempt = |bytes: &[u8]| -> Result<Status, String> {
+        std::fs::write(&path, bytes).map_err(|error| format!("write {path}: {error}"))?;
+        // SAFETY: a plain call.
+        doing("chmod", checked(unsafe { libc::chmod(name.as_ptr(), 0o755) }))?;
+        let arguments = [name.as_ptr(), c"exec:plain".as_ptr(), std::ptr::null()];
+        outcome(|| {
+            // SAFETY: the arrays end in null.
+            unsafe { libc::execve(name.as_ptr(), arguments.as_ptr(), arguments[2..].as_ptr()) };
+            Errno::last().0
+        })
+    };
+    // Where the header of an ELF file has what, and values that will not do.
+    let wrong: [(&str, usize, &[u8]); 7] = [
+        ("magic", 0, b"\x7fELG"),
+        ("type: relocatable", 16, &[1, 0]),
+        ("type: core", 16, &[4, 0]),
+        ("machine", 18, &[40, 0]),
+        ("size of a program header", 54, &[55, 0]),
+        ("no program headers", 56, &[0, 0]),
+        ("program headers nowhere", 32, &[0xff; 8]),
+    ];
+    for (what, at, value) in wrong {
+        let mut bytes = whole[..0x2000].to_vec();
+        bytes[at..at + value.len()].copy_from_slice(value);
+        same!(attempt(&bytes)?, Status::Exited(libc::ENOEXEC), "{what}");
+    }
+    for len in [0, 1, 4, 16, 63] {
+        same!(attempt(&whole[..len])?, Status::Exited(libc::ENOEXEC), "a file of {len} bytes");
+    }
+    // The program headers, word by word: some values go unnoticed, some are noticed too late.
+    let table = 64;
+    for at in (table..table + 4 * 56).step_by(8) {
+        for value in
+            [0u64, 1, 0xfff, 1 << 46, 1 << 47, 0xffff_8000_0000_0000, i64::MAX as u64, u64::MAX]
+        {
+            let mut bytes = whole[..0x2000].to_vec();
+            bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+            let status = attempt(&bytes)?;
+            ensure!(
+                matches!(status, Status::Killed(_) | Status::Exited(1..134)),
+                "word {at:#x} of the file {value:#x}: {status:?}"
+            );
+        }
+    }
+    same!(attempt(&whole)?, Status::Exited(80), "the whole program, without its environment");
+    std::fs::remove_file(&path).map_err(|error| format!("unlink {path}: {error}"))
 }
 
 /// What the program does where [`execute`] executes it.
@@ -357,6 +408,7 @@ const CHECKS: &[Check] = &[
     ("orphans", orphans),
     ("zombies", zombies),
     ("exec", exec),
+    ("malformed", malformed),
     ("vfork", vfork),
     ("fork_storm", fork_storm),
 ];

@@ -260,7 +260,7 @@ fn preemption() -> Verdict {
                 }
             });
         }
-        clock::sleep_ms(300);
+        clock::sleep_ms(100);
         stop.store(1, Relaxed);
     });
     for (index, count) in counts.iter().enumerate() {
@@ -399,11 +399,7 @@ fn identity() -> Verdict {
 fn group_exit() -> Verdict {
     let status = outcome(|| {
         for _ in 0..4 {
-            thread::spawn(|| {
-                loop {
-                    std::hint::spin_loop();
-                }
-            });
+            thread::spawn(|| proc::spin_for_ever());
         }
         for _ in 0..4 {
             thread::spawn(|| thread::sleep(Duration::from_secs(1000)));

@@ -11,6 +11,7 @@ use super::directory::{self, Directory, Item};
 use super::inode::{Body, Inode, Name, Target};
 use super::transfer::Transfer;
 use crate::arch::report;
+use crate::heap::try_push;
 use crate::syscall::{Errno, Result};
 use crate::task::process::{TABLE, find};
 use crate::task::{Process, Thread, current};
@@ -22,9 +23,42 @@ use core::fmt::Write;
 use linux_raw_sys::general as linux;
 
 /// What writes a text about the whole system.
-type SystemText = fn(&mut String) -> core::fmt::Result;
+type SystemText = fn(&mut Text) -> core::fmt::Result;
 /// What writes a text about a process or thread.
-type ProcessText = fn(&Subject, &mut String) -> Result<()>;
+type ProcessText = fn(&Subject, &mut Text) -> Result<()>;
+
+/// A text under way. How long it gets is the programs' choice, so it may get too long for the heap: what
+/// comes after that is dropped, and the text is in the end refused as a whole.
+#[derive(Debug, Default)]
+pub(super) struct Text {
+    text: String,
+    cut: bool,
+}
+
+impl Text {
+    fn push_str(&mut self, text: &str) {
+        // It remembers that it was cut.
+        let _ = self.write_str(text);
+    }
+
+    fn finish(self) -> Result<String> {
+        if self.cut { Err(Errno::ENOMEM) } else { Ok(self.text) }
+    }
+}
+
+impl Write for Text {
+    fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        let fits = text.len() <= self.text.capacity() - self.text.len();
+        if !fits && (crate::heap::low() || self.text.try_reserve(text.len()).is_err()) {
+            self.cut = true;
+        }
+        if self.cut {
+            return Err(core::fmt::Error);
+        }
+        self.text.push_str(text);
+        Ok(())
+    }
+}
 
 /// A process, seen from one of its threads.
 pub(super) struct Subject {
@@ -266,55 +300,55 @@ impl Node {
         Ok(inode(node))
     }
 
-    /// Its entries.
+    /// Adds its entries to `items`.
     ///
     /// # Errors
-    /// `ENOENT`: what it is of has gone. `ENOTDIR`.
-    pub fn list(&self) -> Result<Vec<Item>> {
+    /// `ENOENT`: what it is of has gone. `ENOTDIR`, `ENOMEM`.
+    pub fn list(&self, items: &mut Vec<Item>) -> Result<()> {
         let texts =
             |pid, tid| (0..process::TEXTS.len()).map(move |at| item(Self::Text(pid, tid, at)));
-        Ok(match self {
+        match self {
             Self::Root(fixed) => {
-                let mut items = fixed.list();
+                fixed.list(items)?;
                 items.extend([false, true].map(Self::Myself).map(item));
                 items.extend((0..system::TEXTS.len()).map(Self::System).map(item));
-                let pids: Vec<u32> = TABLE.lock().processes.keys().copied().collect();
-                items.extend(pids.into_iter().map(Self::Process).map(item));
-                items
+                let table = TABLE.lock();
+                let mut pids = table.processes.keys();
+                pids.try_for_each(|&pid| try_push(items, item(Self::Process(pid))))?;
             }
             &Self::Process(pid) => {
                 process(pid)?;
-                let mut items: Vec<Item> = texts(pid, None).collect();
+                items.extend(texts(pid, None));
                 items.extend([Self::Tasks(pid), Self::Descriptors(pid)].map(item));
                 items.extend(WAYS.map(|(_, way)| item(Self::Way(pid, way))));
-                items
             }
             &Self::Tasks(pid) => {
                 let process = process(pid)?;
                 let threads = process.threads.lock();
-                threads.iter().map(|thread| item(Self::Thread(pid, thread.tid))).collect()
+                let mut tids = threads.iter().map(|thread| thread.tid);
+                tids.try_for_each(|tid| try_push(items, item(Self::Thread(pid, tid))))?;
             }
-            &Self::Thread(pid, tid) => texts(pid, Some(tid)).collect(),
-            &Self::Descriptors(pid) => {
-                let open = process(pid)?.files.open();
-                open.into_iter().map(|fd| item(Self::Descriptor(pid, fd))).collect()
-            }
+            &Self::Thread(pid, tid) => items.extend(texts(pid, Some(tid))),
+            &Self::Descriptors(pid) => process(pid)?
+                .files
+                .each_open(|fd| try_push(items, item(Self::Descriptor(pid, fd))))?,
             _ => return Err(Errno::ENOTDIR),
-        })
+        }
+        Ok(())
     }
 
     /// Its text.
     ///
     /// # Errors
-    /// `ESRCH`: what it is of has gone. `EINVAL`: it has none.
+    /// `ESRCH`: what it is of has gone. `EINVAL`: it has none. `ENOMEM`.
     pub fn text(&self) -> Result<Vec<u8>> {
         if crate::heap::low() {
             return Err(Errno::ENOMEM);
         }
-        let mut text = String::new();
+        let mut text = Text::default();
         match *self {
-            // Writing to a string does not fail.
-            Self::System(at) => system::TEXTS[at].1(&mut text).map_err(|_| Errno::EIO)?,
+            // Writing fails only where the text is cut.
+            Self::System(at) => system::TEXTS[at].1(&mut text).map_err(|_| Errno::ENOMEM)?,
             Self::Text(pid, tid, at) => {
                 let process = find(pid).ok_or(Errno::ESRCH)?;
                 let thread = match tid {
@@ -329,7 +363,7 @@ impl Node {
             }
             _ => return Err(Errno::EINVAL),
         }
-        Ok(text.into_bytes())
+        Ok(text.finish()?.into_bytes())
     }
 
     /// What is written to it has no effect, but on a name.
@@ -383,7 +417,7 @@ fn add_texts(directory: &Arc<Inode>, texts: &[(&str, &str)]) -> Result<()> {
 }
 
 /// One line `name:\tvalue` of a status file.
-fn field(text: &mut String, name: &str, value: impl core::fmt::Display) {
-    // Writing to a string does not fail.
+fn field(text: &mut Text, name: &str, value: impl core::fmt::Display) {
+    // It remembers that it was cut.
     let _ = writeln!(text, "{name}:\t{value}");
 }

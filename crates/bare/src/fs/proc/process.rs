@@ -1,8 +1,9 @@
 //! What `/proc/PID` says of a process, and `/proc/PID/task/TID` of a thread.
 
 use super::super::inode::path_of_tag;
-use super::{ProcessText, Subject, field};
+use super::{ProcessText, Subject, Text, field};
 use crate::arch::user;
+use crate::heap::try_push;
 use crate::percpu;
 use crate::syscall::{Errno, Result};
 use crate::task::exec::Visit;
@@ -55,7 +56,7 @@ fn label(tag: u64) -> Option<Label<String>> {
     Some(Label { device: (0, 1), inode: tag, path })
 }
 
-fn maps(of: &Subject, text: &mut String) -> Result<()> {
+fn maps(of: &Subject, text: &mut Text) -> Result<()> {
     // A process that has ended has none.
     if let Ok(memory) = memory(of) {
         let _ = write!(text, "{}", memory.space().maps_with(percpu::cpu(), label));
@@ -99,7 +100,7 @@ fn kilobytes(pages: u64) -> String {
     format!("{:8} kB", pages * (PAGE_SIZE / 1024))
 }
 
-fn smaps_fields(text: &mut String, size: Option<u64>, resident: u64, private: bool, anon: bool) {
+fn smaps_fields(text: &mut Text, size: Option<u64>, resident: u64, private: bool, anon: bool) {
     let mut line = |name: &str, pages: u64| {
         let _ = writeln!(text, "{:<16}{}", format!("{name}:"), kilobytes(pages));
     };
@@ -128,11 +129,19 @@ fn smaps_fields(text: &mut String, size: Option<u64>, resident: u64, private: bo
     }
 }
 
-fn smaps(of: &Subject, text: &mut String) -> Result<()> {
+fn smaps(of: &Subject, text: &mut Text) -> Result<()> {
     let Ok(memory) = memory(of) else { return Ok(()) };
-    let maps = format!("{}", memory.space().maps_with(percpu::cpu(), label));
+    let mut maps = Text::default();
+    let _ = write!(maps, "{}", memory.space().maps_with(percpu::cpu(), label));
+    let maps = maps.finish()?;
     let mut areas = Vec::new();
-    memory.space().areas(percpu::cpu(), |area| areas.push(area));
+    let mut room = Ok(());
+    memory.space().areas(percpu::cpu(), |area| {
+        if room.is_ok() {
+            room = try_push(&mut areas, area);
+        }
+    });
+    room?;
     // The two listings are of two moments: an area that came or went in between is left out.
     let mut areas = areas.into_iter().peekable();
     for line in maps.lines() {
@@ -157,7 +166,7 @@ fn smaps(of: &Subject, text: &mut String) -> Result<()> {
     Ok(())
 }
 
-fn smaps_rollup(of: &Subject, text: &mut String) -> Result<()> {
+fn smaps_rollup(of: &Subject, text: &mut Text) -> Result<()> {
     let memory = memory(of)?;
     let mut range: Option<VirtRange> = None;
     let mut resident = 0;
@@ -197,7 +206,7 @@ fn switches(of: &Subject) -> [u64; 2] {
     [of_thread(0), of_thread(1)]
 }
 
-fn status(of: &Subject, text: &mut String) -> Result<()> {
+fn status(of: &Subject, text: &mut Text) -> Result<()> {
     let process = &of.process;
     let (letter, word) = state(of);
     field(text, "Name", &*process.name.lock());
@@ -210,7 +219,7 @@ fn status(of: &Subject, text: &mut String) -> Result<()> {
     field(text, "TracerPid", 0);
     field(text, "Uid", "0\t0\t0\t0");
     field(text, "Gid", "0\t0\t0\t0");
-    field(text, "FDSize", process.files.open().len().next_multiple_of(64));
+    field(text, "FDSize", process.files.count().next_multiple_of(64));
     field(text, "Groups", " ");
     if let Some(memory) = process.memory() {
         let space = memory.space();
@@ -313,7 +322,7 @@ fn list(cpus: u64) -> String {
     text
 }
 
-fn stat(of: &Subject, text: &mut String) -> Result<()> {
+fn stat(of: &Subject, text: &mut Text) -> Result<()> {
     let process = &of.process;
     let memory = process.memory();
     let (mut size, mut resident, mut image) = (0, 0, [0; 4]);
@@ -360,11 +369,11 @@ fn stat(of: &Subject, text: &mut String) -> Result<()> {
         image[3],
         process.ending.lock().map_or(0, |ending| ending.0),
     );
-    text.push('\n');
+    text.push_str("\n");
     Ok(())
 }
 
-fn statm(of: &Subject, text: &mut String) -> Result<()> {
+fn statm(of: &Subject, text: &mut Text) -> Result<()> {
     let Ok(memory) = memory(of) else {
         text.push_str("0 0 0 0 0 0 0\n");
         return Ok(());
@@ -383,7 +392,7 @@ fn statm(of: &Subject, text: &mut String) -> Result<()> {
 }
 
 /// Appends the strings in a part of a process's memory.
-fn strings(memory: &Memory, range: Option<VirtRange>, text: &mut String) {
+fn strings(memory: &Memory, range: Option<VirtRange>, text: &mut Text) {
     let Some(range) = range.filter(|range| range.end <= USER_END) else { return };
     let len = range.len().min(1 << 20) as usize;
     let mut bytes = Vec::new();
@@ -394,11 +403,16 @@ fn strings(memory: &Memory, range: Option<VirtRange>, text: &mut String) {
     let _visit = Visit::to(memory);
     // What the program unmapped is not told.
     if user::read_bytes(&mut bytes, range.start).is_ok() {
-        text.push_str(&String::from_utf8_lossy(&bytes));
+        for chunk in bytes.utf8_chunks() {
+            text.push_str(chunk.valid());
+            if !chunk.invalid().is_empty() {
+                text.push_str("\u{fffd}");
+            }
+        }
     }
 }
 
-fn cmdline(of: &Subject, text: &mut String) -> Result<()> {
+fn cmdline(of: &Subject, text: &mut Text) -> Result<()> {
     if let Ok(memory) = memory(of) {
         let range = memory.image.lock().arguments;
         strings(&memory, range, text);
@@ -406,7 +420,7 @@ fn cmdline(of: &Subject, text: &mut String) -> Result<()> {
     Ok(())
 }
 
-fn environ(of: &Subject, text: &mut String) -> Result<()> {
+fn environ(of: &Subject, text: &mut Text) -> Result<()> {
     if let Ok(memory) = memory(of) {
         let range = memory.image.lock().environment;
         strings(&memory, range, text);
@@ -414,12 +428,12 @@ fn environ(of: &Subject, text: &mut String) -> Result<()> {
     Ok(())
 }
 
-fn comm(of: &Subject, text: &mut String) -> Result<()> {
+fn comm(of: &Subject, text: &mut Text) -> Result<()> {
     let _ = writeln!(text, "{}", *of.process.name.lock());
     Ok(())
 }
 
-fn limits(of: &Subject, text: &mut String) -> Result<()> {
+fn limits(of: &Subject, text: &mut Text) -> Result<()> {
     const ROWS: [(&str, &str); 16] = [
         ("Max cpu time", "seconds"),
         ("Max file size", "bytes"),
@@ -451,7 +465,7 @@ fn limits(of: &Subject, text: &mut String) -> Result<()> {
     Ok(())
 }
 
-fn mounts(_: &Subject, text: &mut String) -> Result<()> {
+fn mounts(_: &Subject, text: &mut Text) -> Result<()> {
     text.push_str(
         "rootfs / rootfs rw 0 0\nproc /proc proc rw,nosuid,nodev,noexec,relatime 0 0\n\
          tmpfs /dev/shm tmpfs rw,nosuid,nodev 0 0\ntmpfs /tmp tmpfs rw 0 0\n",
@@ -459,7 +473,7 @@ fn mounts(_: &Subject, text: &mut String) -> Result<()> {
     Ok(())
 }
 
-fn mountinfo(_: &Subject, text: &mut String) -> Result<()> {
+fn mountinfo(_: &Subject, text: &mut Text) -> Result<()> {
     text.push_str(
         "1 1 0:1 / / rw - rootfs rootfs rw\n\
          2 1 0:2 / /proc rw,nosuid,nodev,noexec,relatime - proc proc rw\n",
@@ -467,27 +481,27 @@ fn mountinfo(_: &Subject, text: &mut String) -> Result<()> {
     Ok(())
 }
 
-fn cgroup(_: &Subject, text: &mut String) -> Result<()> {
+fn cgroup(_: &Subject, text: &mut Text) -> Result<()> {
     text.push_str("0::/\n");
     Ok(())
 }
 
-fn nought(_: &Subject, text: &mut String) -> Result<()> {
+fn nought(_: &Subject, text: &mut Text) -> Result<()> {
     text.push_str("0\n");
     Ok(())
 }
 
-fn nothing(_: &Subject, _: &mut String) -> Result<()> {
+fn nothing(_: &Subject, _: &mut Text) -> Result<()> {
     Ok(())
 }
 
-fn schedstat(of: &Subject, text: &mut String) -> Result<()> {
+fn schedstat(of: &Subject, text: &mut Text) -> Result<()> {
     let ran = of.thread.as_ref().map_or(0, |thread| thread.run_time());
     let _ = writeln!(text, "{ran} 0 {}", switches(of).iter().sum::<u64>());
     Ok(())
 }
 
-fn personality(_: &Subject, text: &mut String) -> Result<()> {
+fn personality(_: &Subject, text: &mut Text) -> Result<()> {
     text.push_str("00000000\n");
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use super::super::directory::Directory;
 use super::super::inode::{Body, Inode};
-use super::{SystemText, add_texts, process};
+use super::{SystemText, Text, add_texts, process};
 use crate::arch::clock;
 use crate::arch::context::STACK_BYTES;
 use crate::percpu;
@@ -87,12 +87,12 @@ pub(super) fn settings() -> Result<Arc<Inode>> {
     Ok(top)
 }
 
-fn nothing(_: &mut String) -> fmt::Result {
+fn nothing(_: &mut Text) -> fmt::Result {
     Ok(())
 }
 
 /// Linux's counts, as far as they mean something here, and all of the subsystem's own under their names.
-fn vmstat(text: &mut String) -> fmt::Result {
+fn vmstat(text: &mut Text) -> fmt::Result {
     let vm = percpu::vm();
     let totals = vm.totals();
     let made = [Counter::AnonPage, Counter::SharedPage, Counter::CowCopy, Counter::TablePublished];
@@ -121,7 +121,7 @@ fn vmstat(text: &mut String) -> fmt::Result {
     write!(text, "{totals}")
 }
 
-fn meminfo(text: &mut String) -> fmt::Result {
+fn meminfo(text: &mut Text) -> fmt::Result {
     let vm = percpu::vm();
     let (heap, heap_free) = crate::heap::usage();
     let kilobytes = PAGE_SIZE / 1024;
@@ -179,7 +179,7 @@ fn cpus() -> impl Iterator<Item = CpuId> {
     (0..percpu::cpus() as u16).map(CpuId)
 }
 
-fn interrupts(text: &mut String) -> fmt::Result {
+fn interrupts(text: &mut Text) -> fmt::Result {
     write!(text, "           ")?;
     for cpu in cpus() {
         write!(text, "{:<11}", format!("CPU{}", cpu.0))?;
@@ -206,7 +206,7 @@ fn ran() -> u64 {
     table.processes.values().map(|process| process.run_time()).sum()
 }
 
-fn stat(text: &mut String) -> fmt::Result {
+fn stat(text: &mut Text) -> fmt::Result {
     const TICK: u64 = 10_000_000;
     let count = percpu::cpus() as u64;
     let (ran, now) = (ran(), clock::now());
@@ -226,7 +226,7 @@ fn stat(text: &mut String) -> fmt::Result {
     writeln!(text, "procs_blocked 0")
 }
 
-fn uptime(text: &mut String) -> fmt::Result {
+fn uptime(text: &mut Text) -> fmt::Result {
     let now = clock::now();
     let idle = (now * percpu::cpus() as u64).saturating_sub(ran());
     let hundredths = |ns: u64| (ns / 1_000_000_000, ns / 10_000_000 % 100);
@@ -234,7 +234,7 @@ fn uptime(text: &mut String) -> fmt::Result {
     writeln!(text, "{up}.{up_rest:02} {idle}.{idle_rest:02}")
 }
 
-fn loadavg(text: &mut String) -> fmt::Result {
+fn loadavg(text: &mut Text) -> fmt::Result {
     let (threads, last) = {
         let table = TABLE.lock();
         (table.threads.len(), table.processes.keys().last().copied().unwrap_or(0))
@@ -249,7 +249,7 @@ fn spelled(registers: &[u32], bytes: &mut String) {
     bytes.extend(spelled.take_while(|&byte| byte != 0).filter(u8::is_ascii).map(char::from));
 }
 
-fn cpuinfo(text: &mut String) -> fmt::Result {
+fn cpuinfo(text: &mut Text) -> fmt::Result {
     let first = __cpuid(0);
     let version = __cpuid(1);
     let extended = if first.eax >= 7 { __cpuid_count(7, 0).ebx } else { 0 };
@@ -362,35 +362,35 @@ const EXTENDED: &[(u32, &str)] = &[
 /// Of leaf 7 `ecx`.
 const EXTENDED_MORE: &[(u32, &str)] = &[(2, "umip"), (3, "pku"), (16, "la57"), (22, "rdpid")];
 
-fn version(text: &mut String) -> fmt::Result {
+fn version(text: &mut Text) -> fmt::Result {
     writeln!(text, "Linux version {RELEASE} (faultless) #1 SMP")
 }
 
-fn filesystems(text: &mut String) -> fmt::Result {
+fn filesystems(text: &mut Text) -> fmt::Result {
     text.write_str("nodev\trootfs\nnodev\ttmpfs\nnodev\tproc\nnodev\tsysfs\nnodev\tdevtmpfs\n")
 }
 
-fn mounts(text: &mut String) -> fmt::Result {
+fn mounts(text: &mut Text) -> fmt::Result {
     text.write_str(
         "rootfs / rootfs rw 0 0\nproc /proc proc rw,nosuid,nodev,noexec,relatime 0 0\n\
          tmpfs /dev/shm tmpfs rw,nosuid,nodev 0 0\ntmpfs /tmp tmpfs rw 0 0\n",
     )
 }
 
-fn cmdline(text: &mut String) -> fmt::Result {
+fn cmdline(text: &mut Text) -> fmt::Result {
     writeln!(text, "{}", crate::boot::command_line())
 }
 
-fn zoneinfo(text: &mut String) -> fmt::Result {
+fn zoneinfo(text: &mut Text) -> fmt::Result {
     let vm = percpu::vm();
     writeln!(text, "Node 0, zone   Normal\n  pages free     {}", vm.free_frames())?;
     writeln!(text, "        managed  {}", vm.total_frames())
 }
 
-fn swaps(text: &mut String) -> fmt::Result {
+fn swaps(text: &mut Text) -> fmt::Result {
     text.write_str("Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n")
 }
 
-fn devices(text: &mut String) -> fmt::Result {
+fn devices(text: &mut Text) -> fmt::Result {
     text.write_str("Character devices:\n  1 mem\n  5 /dev/tty\n\nBlock devices:\n")
 }

@@ -233,7 +233,7 @@ fn tell_target(inode: &Inode, buffer: u64, len: u64) -> Result {
     }
     let target = match inode.target()? {
         Target::Path(path) => path,
-        Target::Inode(inode) => inode.path(),
+        Target::Inode(inode) => inode.path()?,
     };
     let told = target.len().min(len as usize);
     user::write_bytes(buffer, &target[..told])?;
@@ -243,8 +243,8 @@ fn tell_target(inode: &Inode, buffer: u64, len: u64) -> Result {
 /// `getcwd(buffer, length)`.
 pub fn getcwd(args: Args<'_>) -> Result {
     let start = files().start();
-    let mut here = start.here.path();
-    let root = start.root.path();
+    let mut here = start.here.path()?;
+    let root = start.root.path()?;
     // As seen from the process's root.
     if root != b"/" {
         let inside = here.strip_prefix(root.as_slice()).map(<[u8]>::to_vec);

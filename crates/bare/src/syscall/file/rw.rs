@@ -4,6 +4,7 @@ use super::{Args, Errno, Result, file};
 use crate::arch::user;
 use crate::fs::file::Kind;
 use crate::fs::{File, MAX_BYTES, Piece, Transfer};
+use crate::task::breathe;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -155,6 +156,10 @@ fn copy(
                 let _ = from.seek(done as i64 - read as i64, linux_raw_sys::general::SEEK_CUR);
             }
             stop = written;
+            break;
+        }
+        // Between large files it takes long.
+        if !breathe() {
             break;
         }
     }

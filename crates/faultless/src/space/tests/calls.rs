@@ -210,6 +210,19 @@ fn mincore_refuses_and_tells() {
 }
 
 #[test]
+fn a_range_is_mapped_if_no_hole_is_in_it() {
+    with_space(|cpu, space| {
+        let is_mapped =
+            |first, end| space.is_mapped(cpu, VirtRange::new(AT + first * P, AT + end * P));
+        assert!(is_mapped(0, 4) && is_mapped(1, 3) && is_mapped(6, 8));
+        assert!(is_mapped(5, 5), "nothing is always mapped");
+        space.mprotect(cpu, AT + P, P, Prot::READ).unwrap();
+        assert!(is_mapped(0, 4), "by three VMAs");
+        assert!(!is_mapped(0, 5) && !is_mapped(3, 7) && !is_mapped(4, 8) && !is_mapped(7, 9));
+    });
+}
+
+#[test]
 fn neighbours_merge_and_split_as_linux_does() {
     with_space(|cpu, space| {
         map(cpu, space, 4, 2, RW);
