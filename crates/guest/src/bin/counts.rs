@@ -5,8 +5,8 @@
 //! `pgfault` of `/proc/vmstat`, and of the row `TLB` of `/proc/interrupts` the sum (`shootdowns`) and
 //! each CPU's part (`shootdowns_cpuN`).
 //!
-//! In a phase that is marked so no CPU but the one that changes a mapping can hold a translation of it:
-//! with `strict=yes` a shootdown there is a failure. (The counts are the machine's: nothing else may run.)
+//! Where `may_shoot` is 0 no CPU but the one that changes a mapping can hold a translation of it: with
+//! `strict=yes` a shootdown there is a failure. (The counts are the machine's: nothing else may run.)
 //!
 //! As the first process of a machine it makes its own surroundings (`settle`: how long it lets the kernel
 //! come to rest) and does not look at words: Linux gives its first process those that it does not know.
@@ -268,6 +268,7 @@ fn count(phase: &Phase, strict: bool) -> Verdict {
     let name = phase.name;
     println!("count {name} operations {operations}");
     println!("count {name} pgfault {}", faults_after - faults);
+    println!("count {name} may_shoot {}", u8::from(phase.shoots));
     println!("count {name} shootdowns {total}");
     for (cpu, shot) in by_cpu.iter().enumerate() {
         println!("count {name} shootdowns_cpu{cpu} {shot}");
