@@ -390,6 +390,16 @@ pub fn low() -> bool {
     FREE.load(Ordering::Relaxed) < LOW.load(Ordering::Relaxed) && low_indeed()
 }
 
+/// Whether less than a sixteenth of the heap is left: then even those are refused who only look, at a
+/// file, a directory, what `/proc` tells. While the heap is [`low`] they are served, or nobody could find
+/// out who has it, and end him.
+#[inline]
+pub fn tight() -> bool {
+    FREE.load(Ordering::Relaxed) < LOW.load(Ordering::Relaxed) / 2 && low_indeed() && {
+        FREE.load(Ordering::Relaxed) < LOW.load(Ordering::Relaxed) / 2
+    }
+}
+
 #[cold]
 fn low_indeed() -> bool {
     let mut common = common();
@@ -404,9 +414,9 @@ fn low_indeed() -> bool {
 /// Adds to a list whose length is the program's choice.
 ///
 /// # Errors
-/// `ENOMEM`: the heap is [`low`], or has no room for the longer list.
+/// `ENOMEM`: the heap is [`tight`], or has no room for the longer list.
 pub fn try_push<T>(list: &mut Vec<T>, value: T) -> Result<(), Errno> {
-    if low() || list.try_reserve(1).is_err() {
+    if tight() || list.try_reserve(1).is_err() {
         return Err(Errno::ENOMEM);
     }
     list.push(value);

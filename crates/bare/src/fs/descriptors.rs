@@ -49,7 +49,7 @@ impl Table {
 
     fn put(&mut self, at: usize, slot: Slot) -> Result<Option<Slot>> {
         if at >= self.slots.len() {
-            if crate::heap::low() {
+            if crate::heap::tight() {
                 return Err(Errno::ENOMEM);
             }
             self.slots.try_reserve(at + 1 - self.slots.len()).map_err(|_| Errno::ENOMEM)?;

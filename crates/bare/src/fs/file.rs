@@ -65,7 +65,7 @@ impl File {
     /// `EISDIR`, `ELOOP`: it is a link, which was not to be followed; `ENXIO`; `EPERM`: it is sealed;
     /// [`Errno::RESTART`]: a signal came before the other end of a pipe; `ENOMEM`.
     pub fn open(inode: &Arc<Inode>, flags: u32) -> Result<Arc<Self>> {
-        if crate::heap::low() {
+        if crate::heap::tight() {
             return Err(Errno::ENOMEM);
         }
         let access = flags & linux::O_ACCMODE;

@@ -49,7 +49,7 @@ impl Text {
 impl Write for Text {
     fn write_str(&mut self, text: &str) -> core::fmt::Result {
         let fits = text.len() <= self.text.capacity() - self.text.len();
-        if !fits && (crate::heap::low() || self.text.try_reserve(text.len()).is_err()) {
+        if !fits && (crate::heap::tight() || self.text.try_reserve(text.len()).is_err()) {
             self.cut = true;
         }
         if self.cut {
@@ -342,7 +342,7 @@ impl Node {
     /// # Errors
     /// `ESRCH`: what it is of has gone. `EINVAL`: it has none. `ENOMEM`.
     pub fn text(&self) -> Result<Vec<u8>> {
-        if crate::heap::low() {
+        if crate::heap::tight() {
             return Err(Errno::ENOMEM);
         }
         let mut text = Text::default();

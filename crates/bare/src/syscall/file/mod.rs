@@ -44,7 +44,7 @@ fn file(fd: u64) -> Result<Arc<File>> {
 
 /// A path of the program's.
 fn path(addr: u64) -> Result<Vec<u8>> {
-    if crate::heap::low() {
+    if crate::heap::tight() {
         return Err(Errno::ENOMEM);
     }
     user::string(addr, path::PATH_MAX)
