@@ -205,6 +205,13 @@ impl<M: Machine> Vm<M> {
         totals
     }
 
+    /// What CPU `id`, one of the machine's, counted so far.
+    pub fn totals_of(&self, id: CpuId) -> Totals {
+        let mut totals = Totals::default();
+        totals.include(&self.cpus.remote(id).counts);
+        totals
+    }
+
     /// Which ownership of `frame` this is; it changes whenever the frame is freed.
     #[inline]
     pub fn frame_owner(&self, frame: FrameNumber) -> u64 {

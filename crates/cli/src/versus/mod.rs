@@ -38,9 +38,9 @@ security modules, and the tick of its scheduler. Both zero a page with the same 
 
 /// What the counts are.
 const COUNTED: &str = "\
-Faults are `pgfault` of /proc/vmstat. Shootdowns are interrupts that made a CPU drop translations, the row
-TLB of /proc/interrupts; in phases with the bar `none` no other CPU can hold a translation of what changes.
-Faults are to be no more than Linux's in every phase.";
+Faults are `pgfault` of /proc/vmstat, and are to be no more than on Linux. Shootdowns are requests that made
+another CPU drop translations, the row TLB of /proc/interrupts; where they are to be `none`, no other CPU can
+hold a translation of what changes.";
 
 /// A kernel to run under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

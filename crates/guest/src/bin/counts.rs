@@ -18,6 +18,7 @@ use faultless_guest::proc::{self, Meeting, Status, fork, futex_wait, futex_wake,
 use faultless_guest::procfs::{shootdowns, vmstat};
 use faultless_guest::sys::doing;
 use faultless_guest::{check::Verdict, clock, ensure, same};
+use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
@@ -57,9 +58,10 @@ const PHASES: &[Phase] = &[
     Phase { name: "confined_threads", shoots: true, run: confined_threads },
 ];
 
-/// Maps, touches, protects, empties and unmaps, `rounds` times: five operations each.
-fn work(rounds: u64) -> Result<u64, String> {
-    for round in 0..rounds {
+/// Maps, touches, protects, empties and unmaps in each of `rounds`: five operations each.
+fn work(rounds: Range<u64>) -> Result<u64, String> {
+    let operations = 5 * (rounds.end - rounds.start);
+    for round in rounds {
         let region = doing("mmap", Region::anonymous(PAGES * PAGE))?;
         region.fill(round);
         doing("mprotect", region.protect(0, 4 * PAGE, READ))?;
@@ -69,7 +71,7 @@ fn work(rounds: u64) -> Result<u64, String> {
         same!(region.load(4 * PAGE), 0, "a page that was given up");
         doing("munmap", region.end())?;
     }
-    Ok(5 * rounds)
+    Ok(operations)
 }
 
 fn first() -> Result<usize, String> {
@@ -78,7 +80,7 @@ fn first() -> Result<usize, String> {
 
 /// A process of one thread that stays on one CPU of many.
 fn one_thread() -> Result<u64, String> {
-    work(plan().rounds)
+    work(0..plan().rounds)
 }
 
 /// A process with a thread on each CPU, of which all but one sleep, and have done so for a while.
@@ -98,7 +100,7 @@ fn sleeping_threads() -> Result<u64, String> {
         }
         proc::wait_until(|| asleep.load(Acquire) as usize == plan().cpus.len() - 1);
         clock::sleep_ms(50);
-        let done = measured(|| work(plan().rounds));
+        let done = measured(|| work(0..plan().rounds));
         word.store(1, Release);
         let _ = futex_wake(&word, u32::MAX >> 1, false);
         done
@@ -130,7 +132,7 @@ fn everywhere(body: fn() -> Result<u64, String>) -> Result<u64, String> {
 
 /// A process on each CPU.
 fn processes() -> Result<u64, String> {
-    everywhere(|| work(plan().rounds))
+    everywhere(|| work(0..plan().rounds))
 }
 
 /// A process on each CPU that forks, writes to what it shares with its child, and waits for it.
@@ -171,7 +173,8 @@ fn moved_process() -> Result<u64, String> {
     Ok(rounds)
 }
 
-/// Threads of one process, on `cpus` in turn.
+/// Threads of one process, on `cpus` in turn. They meet before each round, so that all are running in every
+/// round, whoever gets more of the machine.
 fn crew(cpus: &[usize]) -> Result<u64, String> {
     let count = plan().cpus.len().max(2);
     let meeting = Meeting::new();
@@ -180,9 +183,13 @@ fn crew(cpus: &[usize]) -> Result<u64, String> {
             .map(|number| {
                 let (meeting, cpu) = (&meeting, cpus[number % cpus.len()]);
                 scope.spawn(move || {
-                    let pinned = doing("sched_setaffinity", pin(cpu));
-                    meeting.wait(count as u32);
-                    pinned.and_then(|()| work(plan().rounds))
+                    let mut verdict = doing("sched_setaffinity", pin(cpu)).map(|()| 0);
+                    for round in 1..=plan().rounds {
+                        // The others wait for one that has failed, too.
+                        meeting.wait(count as u32);
+                        verdict = verdict.and_then(|done| Ok(done + work(round..round + 1)?));
+                    }
+                    verdict
                 })
             })
             .collect();

@@ -193,7 +193,13 @@ fn interrupts(text: &mut Text) -> fmt::Result {
     for (at, (label, what)) in rows.into_iter().enumerate() {
         write!(text, "{label}: ")?;
         for cpu in cpus() {
-            write!(text, "{:10} ", percpu::interrupts(cpu)[at])?;
+            let count = if label == "TLB" {
+                // As on Linux each request, though one interrupt may be for several.
+                percpu::vm().totals_of(cpu).get(Counter::TlbShootdownReceived)
+            } else {
+                percpu::interrupts(cpu)[at]
+            };
+            write!(text, "{count:10} ")?;
         }
         writeln!(text, "  {what}")?;
     }
