@@ -127,3 +127,18 @@ fn a_fork_drops_only_what_allows_stores_and_only_here() {
         assert_eq!(fork(), 0, "nothing has allowed stores since");
     });
 }
+
+#[test]
+fn a_large_memory_flushes_once_for_several_tables() {
+    // Tables of 512 pages each; a batch holds what two of them map, a part of 64 of all frames.
+    let tables = 4;
+    with_space((64 << 10) + 64, |cpu, space| {
+        let at = 2 << 30;
+        map(cpu, space, at, tables * 512);
+        for page in 0..tables * 512 {
+            store(cpu, space, at + page * P, page).unwrap();
+        }
+        let unmap = || space.munmap(cpu, at, tables * 512 * P).unwrap();
+        assert_eq!(dropped(cpu, unmap), [Invalidate::All, Invalidate::All]);
+    });
+}
