@@ -153,10 +153,11 @@ pub struct RecordArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-PROGRAM is a statically linked x86-64 program (cc -static; musl; Rust with -C target-feature=+crt-static),
-a dynamically linked one whose interpreter and libraries are in --files, or the name of one that comes
-along: see `faultless versus --help`. Its input, output and exit status pass
-through; the kernel's counters are printed at the end, on standard error. It needs QEMU, and no KVM.
+PROGRAM is a statically linked x86-64 program (cc -static; musl; Rust with
+-C target-feature=+crt-static), a dynamically linked one whose interpreter and libraries are in
+--files, or the name of one that comes along, such as `rows` or `fuzz`; a wrong name lists them.
+Its input, output and exit status pass through; the kernel's counters are printed at the end, on
+standard error. It needs QEMU, and no KVM.
 
 Examples:
   faultless boot ./hello
@@ -209,9 +210,9 @@ pub enum ClockArg {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The same program files run on the bare machine and on a stock Linux 6.12, in the same QEMU, on a clock that
-counts instructions: every figure repeats to the last digit. Linux is Debian's package, downloaded once
-into $XDG_CACHE_HOME/faultless and not installed. Takes about two minutes.
+The same program files run on the bare machine and on a stock Linux 6.12, in the same QEMU, on a
+clock that counts instructions: every figure repeats to the last digit. Linux is Debian's package,
+downloaded once into $XDG_CACHE_HOME/faultless and not installed. Takes about two minutes.
 
 Examples:
   faultless versus

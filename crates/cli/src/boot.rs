@@ -46,7 +46,7 @@ fn program(args: &BootArgs) -> Result<Program, CliError> {
         Err(error @ BootError::File { .. }) if args.program.components().count() == 1 => {
             let name = args.program.to_string_lossy();
             let guest = faultless_boot::guest(&name);
-            guest.map(Program::guest).map_err(|_| CliError::Usage(error.to_string()))?
+            guest.map(Program::guest).map_err(|_| CliError::Usage(no_such(&error)))?
         }
         program => program.map_err(|error| CliError::Usage(error.to_string()))?,
     };
@@ -55,6 +55,17 @@ fn program(args: &BootArgs) -> Result<Program, CliError> {
         Some(files) => program.files(files),
         None => program,
     })
+}
+
+/// What to say where a name is neither that of a file nor of a program that comes along.
+fn no_such(error: &BootError) -> String {
+    let names = faultless_boot::guests().into_iter().flatten().map(|guest| guest.name);
+    let names = names.collect::<Vec<_>>().join(", ");
+    if names.is_empty() {
+        error.to_string()
+    } else {
+        format!("{error}; what comes along is {names}")
+    }
 }
 
 fn machine(args: &BootArgs) -> Machine {
