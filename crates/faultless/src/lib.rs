@@ -66,7 +66,7 @@
 #![no_std]
 
 extern crate alloc;
-#[cfg(any(test, loom))]
+#[cfg(any(test, loom, shuttle))]
 extern crate std;
 
 pub mod addr;

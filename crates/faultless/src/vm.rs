@@ -12,6 +12,7 @@ use crate::space::vma::Vma;
 use crate::stat::{Counter, Counts, Totals, Trace};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::{Grace, RetireLink, Section};
+use crate::sync::mutant::{Mutant, lost};
 use crate::sync::percpu::{Local, PerCpu};
 use crate::sync::range::ClaimSlots;
 use crate::sync::wait::Wait;
@@ -356,6 +357,11 @@ impl<'v, M: Machine> Cpu<'v, M> {
     /// # Safety
     /// New readers cannot find the object; it is of the kind that its link says, and retired once.
     pub(crate) unsafe fn retire(&self, link: NonNull<RetireLink>) {
+        if lost(Mutant::TableGrace) {
+            // SAFETY: retired once.
+            unsafe { self.free_retired(link) };
+            return;
+        }
         // SAFETY: handed on.
         unsafe { self.vm.grace.retire(&self.local, link) };
     }

@@ -10,6 +10,7 @@ use crate::machine::Machine;
 use crate::space::batch::shoot;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::mutant::{Mutant, lost};
 use crate::table::entry::Entry;
 use crate::table::{node, protocol};
 
@@ -51,7 +52,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             held.revert();
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
-        if meta.refs() != 1 {
+        if meta.refs() != 1 && !lost(Mutant::ReuseLooksAgain) {
             held.revert();
             return Ok(None);
         }
@@ -103,7 +104,9 @@ impl<M: Machine> Attempt<'_, '_, M> {
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
         // While the entry is busy: nobody may read zeros here once somebody may have stored.
-        shoot(self.cpu, self.space, VirtRange::page(self.page));
+        if !lost(Mutant::ZeroPageFlush) {
+            shoot(self.cpu, self.space, VirtRange::page(self.page));
+        }
         let entry = self.leaf(frame.number()).writable_dirty();
         let index = self.vma.area.index_of(self.page);
         self.cpu.vm().frames.publish(frame, Use::Anon, root, index);
@@ -134,7 +137,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             // whoever puts a mapping's reference has flushed it.
             unsafe { self.cpu.put_unmapped(source) };
         };
-        if node::load(slot) != seen {
+        if node::load(slot) != seen && !lost(Mutant::CopyLooksAgain) {
             put();
             return self.outrun();
         }
@@ -156,7 +159,9 @@ impl<M: Machine> Attempt<'_, '_, M> {
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
         // While the entry is busy: no CPU may read the old page once another may store to the new.
-        shoot(self.cpu, self.space, VirtRange::page(self.page));
+        if !lost(Mutant::CopyFlush) {
+            shoot(self.cpu, self.space, VirtRange::page(self.page));
+        }
         let entry = self.leaf(frame.number()).writable_dirty();
         let index = self.vma.area.index_of(self.page);
         vm.frames.publish(frame, Use::Anon, root, index);

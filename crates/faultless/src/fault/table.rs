@@ -7,6 +7,7 @@ use crate::frame::Use;
 use crate::machine::Machine;
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
+use crate::sync::mutant::{Mutant, lost};
 use crate::table::entry::Entry;
 use crate::table::protocol;
 use crate::vm::Cpu;
@@ -33,7 +34,7 @@ pub(crate) fn publish<M: Machine>(
         prepared.keep_zeroed(frame);
         return Ok(());
     };
-    if !ticket.stands() {
+    if !ticket.stands() && !lost(Mutant::TableValidated) {
         held.revert();
         prepared.keep_zeroed(frame);
         return Err(Abort::VmaChanged);

@@ -36,6 +36,7 @@ use crate::frame::Use;
 use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
+use crate::sync::mutant::{Mutant, lost};
 use crate::table::entry::Entry;
 use crate::table::node::{self, ENTRIES, LAST, ROOT};
 use crate::table::protocol;
@@ -124,7 +125,9 @@ impl Object {
         }
         let before = self.pages.swap(pages, Ordering::SeqCst);
         if pages < before {
-            fence(Ordering::SeqCst);
+            if !lost(Mutant::TruncateFence) {
+                fence(Ordering::SeqCst);
+            }
             self.free_pages(cpu, pages..before);
         }
         Ok(())
@@ -267,7 +270,7 @@ impl Object {
                 }
                 continue;
             }
-            if node::load(slot) == seen {
+            if node::load(slot) == seen || lost(Mutant::ReferLooksAgain) {
                 return Some(frame);
             }
             // SAFETY: the reference taken above, which never was a mapping.
@@ -316,7 +319,7 @@ impl Object {
                         continue;
                     };
                     // The length is the sequence.
-                    if index >= self.pages() {
+                    if index >= self.pages() && !lost(Mutant::ObjectLooksAgain) {
                         held.revert();
                         prepared.keep_zeroed(frame);
                         return Err(NoPage::Beyond);

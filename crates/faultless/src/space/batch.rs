@@ -16,6 +16,7 @@ use crate::machine::{Invalidate, Machine};
 use crate::space::Space;
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
+use crate::sync::mutant::{Mutant, lost};
 use crate::table::entry::Entry;
 use crate::table::node::ENTRIES;
 use crate::tlb::shootdown;
@@ -127,7 +128,8 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
     }
 
     fn pay(&mut self) {
-        if let Some(range) = self.owed.take() {
+        let owed = self.owed.take();
+        if let Some(range) = owed.filter(|_| !lost(Mutant::FlushFirst)) {
             shoot(self.cpu, self.space, range);
         }
         let gathered = &self.cpu.state().gather.frames[..core::mem::take(&mut self.frames)];
@@ -137,6 +139,9 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
                 unsafe { self.cpu.put_unmapped(FrameNumber(frame.get())) };
             }
             self.cpu.serve_flushes();
+        }
+        if let Some(range) = owed.filter(|_| lost(Mutant::FlushFirst)) {
+            shoot(self.cpu, self.space, range);
         }
     }
 }

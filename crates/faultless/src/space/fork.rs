@@ -10,6 +10,7 @@ use crate::machine::Machine;
 use crate::rmap::AnonVma;
 use crate::space::batch::FlushBatch;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::mutant::{Mutant, lost};
 use crate::table::node::{self, LAST};
 use crate::table::protocol;
 use crate::vm::Cpu;
@@ -163,7 +164,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                 }
                 theirs[at].store(new.0, Ordering::Release);
             }
-            if behind != 0 {
+            if behind != 0 && !lost(Mutant::ForkFlush) {
                 let addr = |at: usize| start + at as u64 * PAGE_SIZE;
                 batch.flush(VirtRange::new(addr(first), addr(behind)));
             }

@@ -48,6 +48,7 @@ use crate::knob::Locking;
 use crate::machine::{Invalidate, Machine, SpaceId};
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::sync::mutant::{Mutant, lost};
 use crate::sync::percpu::Padded;
 use crate::sync::range::{RangeGuard, RangeLock};
 use crate::sync::rwlock::{ReadGuard, RwLock, WriteGuard};
@@ -163,7 +164,9 @@ impl<M: Machine> Space<M> {
     pub fn deactivate(&self, cpu: &Cpu<'_, M>) {
         let resident = &cpu.state().resident;
         debug_assert_eq!(resident.space.load(Ordering::Relaxed), self.id.0, "not running here");
-        cpu.vm().machine().invalidate(cpu.id(), self.id, Invalidate::All);
+        if !lost(Mutant::LeaveFlush) {
+            cpu.vm().machine().invalidate(cpu.id(), self.id, Invalidate::All);
+        }
         self.cpus.remove(cpu.id());
         // What was posted meanwhile is done by the flush above; its sender may be waiting.
         cpu.serve_flushes();

@@ -9,6 +9,7 @@ use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
+use crate::sync::mutant::{Mutant, lost};
 use crate::table::entry::Entry;
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
@@ -158,7 +159,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                     return;
                 }
                 let (old, new) = protocol::settle(slot, self.cpu, allow);
-                if new.needs_flush(old) {
+                if new.needs_flush(old) && !lost(Mutant::ProtectFlush) {
                     batch.flush(VirtRange::page(addr));
                 }
             });

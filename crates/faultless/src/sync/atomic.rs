@@ -1,7 +1,9 @@
 //! The one place where atomics come from.
 //!
 //! - normally: `core::sync::atomic`;
-//! - `--cfg loom`: the model checker's, for the protocol models;
+//! - `--cfg loom`: the model checker's, which knows every reordering, for models of one protocol;
+//! - `--cfg shuttle`: core's, wrapped so that a scheduler may run another thread before every access, for
+//!   scenarios of the whole subsystem in sequentially consistent order;
 //! - `--features observe`: core's, wrapped so that every write reports the address it goes to.
 
 #[cfg(loom)]
@@ -9,22 +11,26 @@ pub use loom::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, fence,
 };
 
-#[cfg(not(any(loom, feature = "observe")))]
+#[cfg(not(any(loom, shuttle, feature = "observe")))]
 pub use core::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, fence,
 };
 
-#[cfg(all(feature = "observe", not(loom)))]
+#[cfg(all(any(shuttle, feature = "observe"), not(loom)))]
 pub use super::observe::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64};
-#[cfg(all(feature = "observe", not(loom)))]
+#[cfg(all(any(shuttle, feature = "observe"), not(loom)))]
 pub use core::sync::atomic::{Ordering, fence};
+
+use super::mutant::{Mutant, lost};
 
 /// Tells the CPU that this is a wait loop; under the model checker, lets another thread run.
 #[inline(always)]
 pub fn spin_hint() {
     #[cfg(loom)]
     loom::thread::yield_now();
-    #[cfg(not(loom))]
+    #[cfg(all(shuttle, not(loom)))]
+    shuttle::thread::yield_now();
+    #[cfg(not(any(loom, shuttle)))]
     core::hint::spin_loop();
 }
 
@@ -35,6 +41,9 @@ pub fn spin_hint() {
 /// and under the model checker, which gives `SeqCst` accesses no order of their own, it is a fence.
 #[inline(always)]
 pub fn fence_after_rmw() {
+    if lost(Mutant::FaultFence) {
+        return;
+    }
     #[cfg(all(target_arch = "x86_64", not(any(loom, miri))))]
     core::sync::atomic::compiler_fence(Ordering::SeqCst);
     #[cfg(not(all(target_arch = "x86_64", not(any(loom, miri)))))]

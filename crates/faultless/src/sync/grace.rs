@@ -31,6 +31,7 @@
 //! A CPU outside sections is no obstacle, however long it idles. Readers never collect: writers do.
 
 use super::atomic::{AtomicU64, Ordering, fence, fence_after_rmw};
+use super::mutant::{Mutant, lost};
 use super::percpu::{Local, Padded, PerCpu};
 use super::wait::{Wait, until};
 use crate::error::OutOfMemory;
@@ -169,7 +170,8 @@ impl Bags {
     fn ripen(&self, epoch: u64) {
         for bag in &self.recent {
             let (retired, chain) = bag.get();
-            if retired.saturating_add(2) <= epoch {
+            let needed = if lost(Mutant::SecondEpoch) { 1 } else { 2 };
+            if retired.saturating_add(needed) <= epoch {
                 bag.set((retired, RetireChain::default()));
                 self.make_due(chain);
             }
@@ -213,7 +215,8 @@ impl Grace {
         let now = mark.load(Ordering::Relaxed);
         if now & NEST == 0 {
             let epoch = self.epoch.0.load(Ordering::Relaxed);
-            mark.swap(epoch << NEST_BITS | 1, Ordering::SeqCst);
+            let opened = u64::from(!lost(Mutant::SectionMark));
+            mark.swap(epoch << NEST_BITS | opened, Ordering::SeqCst);
             fence_after_rmw();
         } else {
             debug_assert!(now & NEST < NEST, "sections nest too deep");
@@ -308,7 +311,9 @@ impl Grace {
     fn try_advance(&self) {
         let epoch = self.epoch.0.load(Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        let old = |mark: u64| mark & NEST != 0 && mark >> NEST_BITS != epoch;
+        let old = |mark: u64| {
+            mark & NEST != 0 && mark >> NEST_BITS != epoch && !lost(Mutant::LookAtMarks)
+        };
         if !self.marks.iter().any(|mark| old(mark.load(Ordering::Acquire))) {
             // Lost: another CPU has advanced it from the same epoch.
             let _ = self.epoch.0.compare_exchange(
@@ -338,6 +343,9 @@ pub struct Section<'a> {
 impl Drop for Section<'_> {
     #[inline(always)]
     fn drop(&mut self) {
+        if lost(Mutant::SectionMark) {
+            return;
+        }
         let now = self.mark.load(Ordering::Relaxed);
         // The epoch may stay in the mark: without a section it says nothing.
         self.mark.store(now - 1, Ordering::Release);

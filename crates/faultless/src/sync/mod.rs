@@ -1,12 +1,13 @@
 //! Synchronisation: everything that CPUs use to agree, and nothing that knows of memory management.
 //!
 //! All shared state of the subsystem goes through [`atomic`], so that one facade serves the real
-//! thing, the model checker (`--cfg loom`) and machines that count the cache lines being written
+//! thing, the model checkers (`--cfg loom`, `--cfg shuttle`) and machines that count the cache lines being written
 //! (`--features observe`).
 
 pub mod atomic;
 pub mod grace;
-#[cfg(feature = "observe")]
+pub mod mutant;
+#[cfg(any(shuttle, feature = "observe"))]
 pub mod observe;
 pub mod percpu;
 pub mod range;

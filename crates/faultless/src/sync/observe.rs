@@ -1,5 +1,6 @@
 //! Atomics that report every write (feature `observe`), for tests and machines that count which
-//! cache lines are written.
+//! cache lines are written; and that let a scheduler run another thread before every access (`--cfg
+//! shuttle`), for scenarios of the whole subsystem.
 //!
 //! Each type is core's, with the same layout and the same operations; after each operation that
 //! takes the cache line for writing, a hook hears its address, its size, and its kind. There is one
@@ -41,6 +42,13 @@ fn report<T>(place: &T, kind: Write) {
     }
 }
 
+/// Another thread may run now, under a scheduler that interleaves threads.
+#[inline(always)]
+fn interleave() {
+    #[cfg(shuttle)]
+    shuttle::sync::atomic::AtomicBool::new(false).load(Ordering::SeqCst);
+}
+
 macro_rules! observed {
     ($(#[$doc:meta])* $name:ident $(<$t:ident>)?, $value:ty, [$($rmw:ident),*]) => {
         $(#[$doc])*
@@ -58,12 +66,14 @@ macro_rules! observed {
             /// As core's.
             #[inline]
             pub fn load(&self, order: Ordering) -> $value {
+                interleave();
                 self.0.load(order)
             }
 
             /// As core's; reported.
             #[inline]
             pub fn store(&self, value: $value, order: Ordering) {
+                interleave();
                 self.0.store(value, order);
                 report(self, Write::Store);
             }
@@ -82,6 +92,7 @@ macro_rules! observed {
                 success: Ordering,
                 failure: Ordering,
             ) -> Result<$value, $value> {
+                interleave();
                 self.compared(self.0.compare_exchange(current, new, success, failure))
             }
 
@@ -97,6 +108,7 @@ macro_rules! observed {
                 success: Ordering,
                 failure: Ordering,
             ) -> Result<$value, $value> {
+                interleave();
                 self.compared(self.0.compare_exchange_weak(current, new, success, failure))
             }
 
@@ -122,6 +134,7 @@ macro_rules! observed {
         /// As core's; reported.
         #[inline]
         pub fn $rmw(&self, value: $value, order: Ordering) -> $value {
+            interleave();
             let old = self.0.$rmw(value, order);
             report(self, Write::Modify);
             old

@@ -13,6 +13,7 @@
 //! to the head go before it, and the queue's head is the next to enter.
 
 use super::atomic::{AtomicU32, Ordering};
+use super::mutant::{Mutant, lost};
 use super::wait::{Wait, until};
 
 /// In the word: a writer is inside.
@@ -86,6 +87,10 @@ impl RwLock {
     /// Makes this CPU the writer inside, if the word is `from`.
     #[inline]
     fn enter_alone(&self, from: u32) -> bool {
+        if lost(Mutant::WriterWaitsForReaders) {
+            self.word.fetch_or(WRITER, Ordering::Acquire);
+            return true;
+        }
         self.word.load(Ordering::Relaxed) == from
             // Acquire meets the Release of everyone who left.
             && self

@@ -24,6 +24,7 @@
 //! stays odd for ever. At a change each nanosecond 64 bits last for centuries.
 
 use super::atomic::{AtomicU64, Ordering, fence, fence_after_rmw};
+use super::mutant::{Mutant, lost};
 
 /// A count of changes: odd while its owner is being changed, and for ever once it is dead.
 ///
@@ -64,7 +65,7 @@ impl Sequence {
     #[inline(always)]
     pub fn unchanged(&self, seen: u64) -> bool {
         fence_after_rmw();
-        self.0.load(Ordering::Relaxed) == seen
+        lost(Mutant::SecondLook) || self.0.load(Ordering::Relaxed) == seen
     }
 
     /// Makes the sequence odd. [`Self::writer_fence`] must follow before anything that the sequence
@@ -80,7 +81,9 @@ impl Sequence {
     /// The one full fence between making all sequences of a range odd and visiting its entries.
     #[inline]
     pub fn writer_fence() {
-        fence(Ordering::SeqCst);
+        if !lost(Mutant::WriterFence) {
+            fence(Ordering::SeqCst);
+        }
     }
 
     /// Makes the sequence even: what has been changed is whole again. Never called for the dead.

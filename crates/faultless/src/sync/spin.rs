@@ -4,6 +4,7 @@
 //! Not fair; what needs fairness queues by itself ([`range`](super::range)).
 
 use super::atomic::{AtomicBool, Ordering};
+use super::mutant::{Mutant, lost};
 use super::wait::{Wait, until};
 use core::fmt;
 use core::ops::{Deref, DerefMut};
@@ -77,7 +78,7 @@ impl<T> SpinLock<T> {
         let taken =
             self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
         // Lazily: dropping a guard that does not hold the lock would free it.
-        taken.then(|| SpinGuard { lock: self })
+        (taken || lost(Mutant::SpinExcludes)).then(|| SpinGuard { lock: self })
     }
 
     /// The value, which nobody else can reach now.

@@ -32,6 +32,7 @@
 
 use super::entry::Entry;
 use crate::sync::atomic::{AtomicU64, Ordering, fence_after_rmw};
+use crate::sync::mutant::{Mutant, lost};
 use crate::sync::wait::Wait;
 
 /// A *busy* entry that this CPU holds. Dropping it would leave it busy for ever; it ends in
@@ -151,7 +152,7 @@ impl Pinned<'_> {
     pub fn commit(self, entry: Entry) {
         let mut now = self.slot.load(Ordering::Relaxed);
         loop {
-            let gained = now & !self.before.locked().0;
+            let gained = if lost(Mutant::KeepGained) { 0 } else { now & !self.before.locked().0 };
             let last = entry.0 | gained;
             match self.slot.compare_exchange_weak(now, last, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
@@ -191,7 +192,7 @@ pub fn settle_from(
 ) -> (Entry, Entry) {
     let mut looks = 0;
     loop {
-        if now.is_locked() {
+        if now.is_locked() && !lost(Mutant::SettleWaits) {
             wait.wait(looks);
             looks += 1;
             now = Entry(slot.load(Ordering::Acquire));

@@ -7,6 +7,7 @@
 
 use crate::machine::{CpuId, Invalidate, Machine, SpaceId};
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
+use crate::sync::mutant::{Mutant, lost};
 use crate::sync::percpu::{Local, PerCpu};
 use crate::sync::spin::SpinLock;
 use crate::sync::wait::Wait;
@@ -89,6 +90,10 @@ impl Inbox {
             let mut posts = self.posts.lock(&Relax(machine));
             (core::mem::replace(&mut *posts, NO_POSTS), self.posted.load(Ordering::Relaxed))
         };
+        let before = self.served.load(Ordering::Relaxed);
+        if lost(Mutant::DropBeforeAnswer) {
+            self.served.store(ticket, Ordering::Release);
+        }
         if taken.everything {
             machine.invalidate_all(local.id());
         } else {
@@ -96,7 +101,6 @@ impl Inbox {
                 machine.invalidate(local.id(), space, what);
             }
         }
-        let before = self.served.load(Ordering::Relaxed);
         self.served.store(ticket, Ordering::Release);
         ticket - before
     }
@@ -114,7 +118,9 @@ pub fn shoot<M: Machine>(
     what: Invalidate,
 ) -> u64 {
     // Either a CPU that joins the set now walks the changed tables, or we see it in the set.
-    fence(Ordering::SeqCst);
+    if !lost(Mutant::JoinFence) {
+        fence(Ordering::SeqCst);
+    }
     let here = local.id();
     let mut sent = 0;
     if cpus.any_but(here, machine.cpus()) {
@@ -127,7 +133,7 @@ pub fn shoot<M: Machine>(
     if cpus.contains(here) {
         machine.invalidate(here, space, what);
     }
-    if sent != 0 {
+    if sent != 0 && !lost(Mutant::AwaitAnswers) {
         for cpu in cpus.iter(machine.cpus()).filter(|&cpu| cpu != here) {
             await_served(inboxes.remote(cpu), cpus, cpu, wait);
         }

@@ -1,0 +1,119 @@
+//! Lines that a check takes out, to see that it notices.
+//!
+//! A model that cannot fail proves nothing. So each line on which a protocol rests can be left out, one
+//! at a time, in the builds that check protocols (`--cfg loom`, `--cfg shuttle`): [`with`] runs a check
+//! on the real code less that line, and the check must fail. In every other build [`lost`] is `false` to
+//! the compiler, and nothing is left of it.
+
+/// A line that a protocol rests on. Each is named by what it does; the comment says what goes wrong
+/// without it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[allow(clippy::exhaustive_enums, reason = "checks go over all of them")]
+pub enum Mutant {
+    /// The writer's fence between the odd sequences and the entries. A fault that it did not wait for
+    /// may still see the sequence as it was.
+    WriterFence = 1,
+    /// The fault's barrier between its swap of the entry and its second look at the sequence.
+    FaultFence,
+    /// The fault's second look at the sequence. It installs an answer that is out of date.
+    SecondLook,
+    /// The writer's wait for an entry that is held. It overwrites it, and the fault then overwrites
+    /// that.
+    SettleWaits,
+    /// What hardware set in a pinned entry is kept. A dirty bit is lost.
+    KeepGained,
+    /// A section's mark. Nobody waits for the reader.
+    SectionMark,
+    /// The look at all marks before the epoch advances. It advances while an old section is open.
+    LookAtMarks,
+    /// The second epoch of a grace period. One that began just before the first ends too early.
+    SecondEpoch,
+    /// Claims that conflict wait for each other.
+    RangeConflict,
+    /// A reader-writer lock's writer waits for readers.
+    WriterWaitsForReaders,
+    /// A spin lock is taken by one.
+    SpinExcludes,
+    /// Flush before the references are put. The frame has its next owner while it is still mapped.
+    FlushFirst,
+    /// Translations are dropped before the request counts as served.
+    DropBeforeAnswer,
+    /// The sender waits for answers.
+    AwaitAnswers,
+    /// The fence between the changed tables and the look at who runs the space. A CPU that joins
+    /// meanwhile walks the old ones and is not told.
+    JoinFence,
+    /// A switch to another space drops the translations of the old one.
+    LeaveFlush,
+    /// A copy looks at the entry again once it has its reference. The frame may have another owner.
+    CopyLooksAgain,
+    /// Reuse in place looks at the references again while it holds the entry.
+    ReuseLooksAgain,
+    /// A copy flushes the old page while the entry is busy. A CPU reads it after another has stored to
+    /// the new one.
+    CopyFlush,
+    /// The first store to a page of zeros flushes that page. A CPU goes on reading zeros.
+    ZeroPageFlush,
+    /// Rights that were taken away are flushed.
+    ProtectFlush,
+    /// A fork flushes what it made read-only.
+    ForkFlush,
+    /// An unlinked table waits for a grace period. A walk that is in it installs in a frame that is
+    /// another's.
+    TableGrace,
+    /// A table is published only while its VMA stands.
+    TableValidated,
+    /// The fence of who shortens an object, before its pages go.
+    TruncateFence,
+    /// Who makes an object's page looks at its length again.
+    ObjectLooksAgain,
+    /// Who finds an object's page looks at its entry again once it has the reference.
+    ReferLooksAgain,
+}
+
+/// Whether the line of `mutant` is taken out.
+#[inline(always)]
+pub fn lost(mutant: Mutant) -> bool {
+    #[cfg(any(loom, shuttle))]
+    return chosen::get() == Some(mutant);
+    #[cfg(not(any(loom, shuttle)))]
+    {
+        let _ = mutant;
+        false
+    }
+}
+
+#[cfg(any(loom, shuttle))]
+pub use chosen::with;
+
+#[cfg(any(loom, shuttle))]
+mod chosen {
+    use super::Mutant;
+    use core::cell::Cell;
+
+    std::thread_local! {
+        /// Both model checkers run all threads of a model on the thread that asked for it.
+        static LOST: Cell<Option<Mutant>> = const { Cell::new(None) };
+    }
+
+    pub(super) fn get() -> Option<Mutant> {
+        LOST.get()
+    }
+
+    /// Puts the line back, also when the check has failed, as it should.
+    struct Restore;
+
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            LOST.set(None);
+        }
+    }
+
+    /// Runs `check`, a model, on code without the line of `mutant`.
+    pub fn with<R>(mutant: Mutant, check: impl FnOnce() -> R) -> R {
+        LOST.set(Some(mutant));
+        let _restore = Restore;
+        check()
+    }
+}
