@@ -37,8 +37,8 @@ pub enum Mutant {
     SpinExcludes,
     /// Flush before the references are put. The frame has its next owner while it is still mapped.
     FlushFirst,
-    /// Translations are dropped before the request counts as served.
-    DropBeforeAnswer,
+    /// Who answers a request has dropped the translations. It answers, and goes on using them.
+    DropTranslations,
     /// The sender waits for answers.
     AwaitAnswers,
     /// The fence between the changed tables and the look at who runs the space. A CPU that joins

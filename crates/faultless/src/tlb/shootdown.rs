@@ -90,17 +90,16 @@ impl Inbox {
             let mut posts = self.posts.lock(&Relax(machine));
             (core::mem::replace(&mut *posts, NO_POSTS), self.posted.load(Ordering::Relaxed))
         };
-        let before = self.served.load(Ordering::Relaxed);
-        if lost(Mutant::DropBeforeAnswer) {
-            self.served.store(ticket, Ordering::Release);
-        }
-        if taken.everything {
+        if lost(Mutant::DropTranslations) {
+            // Nothing.
+        } else if taken.everything {
             machine.invalidate_all(local.id());
         } else {
             for &(space, what) in &taken.items[..taken.len] {
                 machine.invalidate(local.id(), space, what);
             }
         }
+        let before = self.served.load(Ordering::Relaxed);
         self.served.store(ticket, Ordering::Release);
         ticket - before
     }

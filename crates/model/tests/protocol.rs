@@ -1,0 +1,69 @@
+//! Every state that three CPUs can reach; and for each line that the machine rests on, that a law breaks
+//! without it.
+//!
+//! `cargo test --release -p faultless-model`
+
+use faultless::sync::mutant::Mutant;
+use faultless_model::protocol::Protocol;
+use stateright::{Checker, Model};
+
+/// Rounds of unmapping: what a round leaves behind meets the next one, and what that leaves the last.
+const ROUNDS: u8 = 3;
+
+fn check(lost: Option<Mutant>) -> impl Checker<Protocol> {
+    Protocol { rounds: ROUNDS, lost }.checker().spawn_bfs().join()
+}
+
+#[test]
+fn the_laws_hold_in_every_state() {
+    let checker = check(None);
+    checker.assert_properties();
+    println!("{} states, {} of them unique", checker.state_count(), checker.unique_state_count());
+    assert!(checker.is_done());
+}
+
+/// The law that breaks without `mutant`.
+fn breaks(mutant: Mutant, law: &'static str) {
+    let checker = check(Some(mutant));
+    let path = checker.discovery(law).unwrap_or_else(|| panic!("{law}: holds without {mutant:?}"));
+    println!("without {mutant:?}, {law} is broken after {} steps", path.into_actions().len());
+}
+
+const STALE: &str = "law 1: never a stale owner";
+const ACCOUNTED: &str = "law 6: every frame is accounted for";
+const HAUNTED: &str = "nothing is mapped behind a writer's back";
+
+#[test]
+fn without_the_writers_fence_a_page_is_mapped_behind_its_back() {
+    breaks(Mutant::WriterFence, HAUNTED);
+}
+
+#[test]
+fn without_the_faults_barrier_a_page_is_mapped_behind_the_writers_back() {
+    breaks(Mutant::FaultFence, HAUNTED);
+}
+
+#[test]
+fn without_the_second_look_a_page_is_mapped_behind_the_writers_back() {
+    breaks(Mutant::SecondLook, HAUNTED);
+}
+
+#[test]
+fn a_writer_that_does_not_wait_for_who_holds_the_entry_loses_a_frame() {
+    breaks(Mutant::SettleWaits, ACCOUNTED);
+}
+
+#[test]
+fn a_frame_that_is_let_go_before_the_flush_is_read_by_who_had_it() {
+    breaks(Mutant::FlushFirst, STALE);
+}
+
+#[test]
+fn an_answer_that_drops_nothing_is_a_lie() {
+    breaks(Mutant::DropTranslations, STALE);
+}
+
+#[test]
+fn a_flush_that_nobody_waits_for_is_none() {
+    breaks(Mutant::AwaitAnswers, STALE);
+}
