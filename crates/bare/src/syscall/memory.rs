@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering;
 use faultless::{Advice, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Space, USER_END, VirtRange};
 
 /// The space of the caller.
-fn space<'a>() -> &'a Space<crate::machine::Bare> {
+pub(super) fn space<'a>() -> &'a Space<crate::machine::Bare> {
     // SAFETY: a thread runs, so this CPU runs the space of its process, which lives at least as long as
     // the call: only `execve` and the end of the process replace it, and these calls do neither.
     unsafe { &*percpu::this().space.get() }
@@ -22,7 +22,7 @@ fn room() -> Result<()> {
 }
 
 /// [`room`], and whether the caller's limit leaves its address space so many bytes more.
-fn room_for(bytes: u64) -> Result<()> {
+pub(super) fn room_for(bytes: u64) -> Result<()> {
     room()?;
     let limit = current().process.address_space.load(Ordering::Relaxed);
     let has = || space().mapped_pages() << PAGE_SHIFT;

@@ -6,6 +6,7 @@
 mod errno;
 pub mod file;
 pub mod futex;
+pub mod ipc;
 pub mod memory;
 pub mod process;
 pub mod sched;
@@ -92,6 +93,11 @@ fn call(number: u32, args: Args<'_>) -> Result {
         nr::__NR_msync => memory::msync(args),
         nr::__NR_mlock | nr::__NR_mlock2 => memory::mlock(args),
         nr::__NR_munlock | nr::__NR_mlockall | nr::__NR_munlockall => Ok(0),
+
+        nr::__NR_shmget => ipc::shmget(args),
+        nr::__NR_shmat => ipc::shmat(args),
+        nr::__NR_shmdt => ipc::shmdt(args),
+        nr::__NR_shmctl => ipc::shmctl(args),
 
         // Processes and threads
         nr::__NR_getpid => process::getpid(args),
