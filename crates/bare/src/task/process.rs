@@ -112,6 +112,8 @@ pub struct Process {
     pub limits: Mutex<Limits>,
     /// The soft one on its address space, in bytes, for who looks often.
     pub address_space: AtomicU64,
+    /// Whether what it maps is locked at once (`MCL_FUTURE`), and so faulted in.
+    pub locks_future: AtomicBool,
     /// Nanoseconds since boot at its start.
     pub started: u64,
 }
@@ -209,6 +211,7 @@ impl Process {
             usage: Default::default(),
             limits: Mutex::new(LIMITS),
             address_space: AtomicU64::new(u64::MAX),
+            locks_future: AtomicBool::new(false),
             started: crate::arch::clock::now(),
         }
     }

@@ -209,14 +209,23 @@ fn attachments() -> Verdict {
     same!(count("IPC_STAT")?, 2, "after its end");
     let detached = || detach(other).map_or(98, |_| counted());
     same!(child(&detached)?, 3, "as a child that detached one sees it");
-    let killed = doing("fork", fork(|| loop { std::hint::spin_loop() }))?;
+    let killed = doing(
+        "fork",
+        fork(|| {
+            loop {
+                std::hint::spin_loop()
+            }
+        }),
+    )?;
     same!(count("IPC_STAT")?, 4, "with a child that runs");
     doing("kill", killed.signal(libc::SIGKILL))?;
     doing("wait4", killed.wait())?;
     same!(count("IPC_STAT")?, 2, "after it was killed");
     // The program, made anew, has none; it counts and exits.
     let again = || {
-        let program = CString::new(std::env::current_exe().unwrap_or_default().as_os_str().as_encoded_bytes());
+        let program = CString::new(
+            std::env::current_exe().unwrap_or_default().as_os_str().as_encoded_bytes(),
+        );
         let (Ok(program), Ok(id)) = (program, CString::new(format!("count={}", segment.id))) else {
             return 97;
         };
