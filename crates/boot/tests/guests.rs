@@ -49,6 +49,11 @@ fn shm() {
 }
 
 #[test]
+fn sysv() {
+    both("sysv", &[], 3);
+}
+
+#[test]
 fn memory() {
     both("memory", &[], 5);
 }

@@ -64,6 +64,11 @@ fn shm() {
 }
 
 #[test]
+fn sysv() {
+    all_pass(env!("CARGO_BIN_EXE_sysv"), &[], 3);
+}
+
+#[test]
 fn memory() {
     all_pass(env!("CARGO_BIN_EXE_memory"), &[], 5);
 }

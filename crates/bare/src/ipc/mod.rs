@@ -5,6 +5,8 @@
 //! is, as on Linux, a place in the table and how often places were given out: so the identifier of what
 //! was removed means nothing for a long time.
 
+pub mod msg;
+pub mod sem;
 pub mod shm;
 
 use crate::arch::clock;
@@ -146,6 +148,22 @@ impl<T> Ids<T> {
     /// The highest place that is taken; 0 where none is.
     pub fn last_place(&self) -> u64 {
         self.places.iter().rposition(Option::is_some).unwrap_or(0) as u64
+    }
+}
+
+impl<T> Ids<T> {
+    /// Sets owner and permissions.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is none.
+    pub fn set(&mut self, id: i32, uid: u32, gid: u32, mode: u32) -> Result<()> {
+        if uid == u32::MAX || gid == u32::MAX {
+            return Err(Errno::EINVAL);
+        }
+        let (common, _) = self.find(id)?;
+        let mode = common.mode & !0o777 | mode & 0o777;
+        *common = Common { uid, gid, mode, changed: seconds(), ..*common };
+        Ok(())
     }
 }
 

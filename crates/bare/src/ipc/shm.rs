@@ -251,11 +251,7 @@ pub fn look<R>(id: i32, look: impl FnOnce(&Common, &Segment, u64) -> R) -> Resul
 /// # Errors
 /// `EINVAL`: there is none.
 pub fn set(id: i32, uid: u32, gid: u32, mode: u32) -> Result<()> {
-    let mut all = SEGMENTS.lock();
-    let (common, _) = all.find(id)?;
-    let mode = common.mode & !0o777 | mode & 0o777;
-    *common = Common { uid, gid, mode, changed: seconds(), ..*common };
-    Ok(())
+    SEGMENTS.lock().set(id, uid, gid, mode)
 }
 
 /// Sets whether it is to be kept in memory.

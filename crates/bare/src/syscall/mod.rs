@@ -101,10 +101,18 @@ fn call(number: u32, args: Args<'_>) -> Result {
         nr::__NR_process_vm_readv => across::process_vm_readv(args),
         nr::__NR_process_vm_writev => across::process_vm_writev(args),
 
-        nr::__NR_shmget => ipc::shmget(args),
-        nr::__NR_shmat => ipc::shmat(args),
-        nr::__NR_shmdt => ipc::shmdt(args),
-        nr::__NR_shmctl => ipc::shmctl(args),
+        nr::__NR_shmget => ipc::shm::shmget(args),
+        nr::__NR_shmat => ipc::shm::shmat(args),
+        nr::__NR_shmdt => ipc::shm::shmdt(args),
+        nr::__NR_shmctl => ipc::shm::shmctl(args),
+        nr::__NR_semget => ipc::sem::semget(args),
+        nr::__NR_semop => ipc::sem::semop(args),
+        nr::__NR_semtimedop => ipc::sem::semtimedop(args),
+        nr::__NR_semctl => ipc::sem::semctl(args),
+        nr::__NR_msgget => ipc::msg::msgget(args),
+        nr::__NR_msgsnd => ipc::msg::msgsnd(args),
+        nr::__NR_msgrcv => ipc::msg::msgrcv(args),
+        nr::__NR_msgctl => ipc::msg::msgctl(args),
 
         // Processes and threads
         nr::__NR_getpid => process::getpid(args),

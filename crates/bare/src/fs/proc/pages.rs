@@ -27,7 +27,7 @@ const fn entry(page: &PageInfo) -> u64 {
 /// # Errors
 /// `EINVAL`: not whole entries. `EFAULT`.
 pub(in super::super) fn read(pid: u32, to: &mut Transfer<'_>, offset: u64) -> Result {
-    if offset % ENTRY != 0 || to.left() % ENTRY != 0 {
+    if !offset.is_multiple_of(ENTRY) || !to.left().is_multiple_of(ENTRY) {
         return Err(Errno::EINVAL);
     }
     // A process that has ended has none.

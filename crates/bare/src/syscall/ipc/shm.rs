@@ -1,46 +1,12 @@
-//! System V's calls. [`crate::ipc`] keeps the objects.
+//! Shared memory.
 
-use super::memory::{room_for, space};
-use super::{Args, Errno, Result};
+use super::super::memory::{room_for, space};
+use super::{Args, Errno, INFO, Permissions, RMID, Result, SET, STAT};
 use crate::arch::user;
-use crate::ipc::{Common, shm};
+use crate::ipc::shm;
 use crate::percpu;
 use crate::task::current;
 use faultless::{Backing, MapFlags, PAGE_SIZE, Prot};
-
-/// Remove it.
-const RMID: u32 = 0;
-/// Set owner and permissions.
-const SET: u32 = 1;
-/// Tell of it.
-const STAT: u32 = 2;
-/// Tell of the limits.
-const INFO: u32 = 3;
-
-/// What every object tells, as Linux's `ipc64_perm`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-struct Permissions {
-    key: i32,
-    owner: [u32; 4],
-    mode: u32,
-    sequence: u16,
-    zeros: [u16; 3],
-    unused: [u64; 2],
-}
-
-impl Permissions {
-    fn of(id: i32, common: &Common) -> Self {
-        Self {
-            key: common.key,
-            owner: [common.uid, common.gid, 0, 0],
-            mode: common.mode,
-            sequence: (id >> 15) as u16,
-            zeros: [0; 3],
-            unused: [0; 2],
-        }
-    }
-}
 
 /// `shmid64_ds`.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +23,7 @@ struct SegmentState {
     unused: [u64; 2],
 }
 
-const _: () = assert!(size_of::<Permissions>() == 48 && size_of::<SegmentState>() == 112);
+const _: () = assert!(size_of::<SegmentState>() == 112);
 
 // SAFETY: integers; where Linux's structure has padding, this one has a field.
 unsafe impl user::Plain for SegmentState {}
@@ -132,9 +98,6 @@ pub fn shmctl(args: Args<'_>) -> Result {
         SET => {
             let new: SegmentState = user::read(buffer)?;
             let [uid, gid, ..] = new.permissions.owner;
-            if uid == u32::MAX || gid == u32::MAX {
-                return Err(Errno::EINVAL);
-            }
             shm::set(id, uid, gid, new.permissions.mode)?;
         }
         STAT | STAT_AT | STAT_AT_ANY => {
