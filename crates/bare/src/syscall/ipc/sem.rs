@@ -51,7 +51,7 @@ fn change(args: &Args<'_>, timeout: u64) -> Result {
         0 => None,
         at => Some(time::now().saturating_add(time::read_timespec(at)?)),
     };
-    let count = args.c() as u32 as u64;
+    let count = u64::from(args.c() as u32);
     if count == 0 || (args.a() as i32) < 0 {
         return Err(Errno::EINVAL);
     }
