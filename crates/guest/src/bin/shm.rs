@@ -213,7 +213,7 @@ fn attachments() -> Verdict {
         "fork",
         fork(|| {
             loop {
-                std::hint::spin_loop()
+                std::hint::spin_loop();
             }
         }),
     )?;
