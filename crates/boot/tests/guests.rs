@@ -35,12 +35,27 @@ fn processes() {
 
 #[test]
 fn files() {
-    both("files", &[], 13);
+    both("files", &[], 14);
 }
 
 #[test]
 fn procfs() {
     both("procfs", &[], 5);
+}
+
+#[test]
+fn shm() {
+    both("shm", &[], 6);
+}
+
+#[test]
+fn sysv() {
+    both("sysv", &[], 3);
+}
+
+#[test]
+fn memory() {
+    both("memory", &[], 5);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::directory::Item;
 use super::inode::{Body, Inode};
+use super::proc::{Node, pages};
 use super::regular::MAX_LENGTH;
 use super::stream::{self, Events, Stream};
 use super::transfer::Transfer;
@@ -180,6 +181,7 @@ impl File {
     fn read_from(&self, to: &mut Transfer<'_>, offset: u64) -> Result {
         match (&self.kind, &self.inode.body) {
             (Kind::Regular, Body::Regular(regular)) => regular.read(to, offset),
+            (Kind::Text(_), Body::Proc(Node::Pages(pid))) => pages::read(*pid, to, offset),
             (Kind::Text(text), Body::Proc(node)) => {
                 if offset == 0 {
                     // Made without the lock: it looks at other files.
@@ -244,6 +246,10 @@ impl File {
         }
         if !self.seekable() {
             return Err(Errno::ESPIPE);
+        }
+        if self.stream().is_some() {
+            // As on Linux, devices that can be anywhere stay where they are.
+            return Ok(0);
         }
         let mut position = self.position.lock();
         let length = self.inode.length();

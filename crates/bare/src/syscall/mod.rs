@@ -3,9 +3,11 @@
 //! One file a family of calls; each call is a function of its [`Args`]. What is not there returns `ENOSYS`
 //! and is named on the report once.
 
+pub mod across;
 mod errno;
 pub mod file;
 pub mod futex;
+pub mod ipc;
 pub mod memory;
 pub mod process;
 pub mod sched;
@@ -90,8 +92,27 @@ fn call(number: u32, args: Args<'_>) -> Result {
         nr::__NR_brk => memory::brk(args),
         nr::__NR_mincore => memory::mincore(args),
         nr::__NR_msync => memory::msync(args),
-        nr::__NR_mlock | nr::__NR_mlock2 => memory::mlock(args),
-        nr::__NR_munlock | nr::__NR_mlockall | nr::__NR_munlockall => Ok(0),
+        nr::__NR_mlock => memory::mlock(args),
+        nr::__NR_mlock2 => memory::mlock2(args),
+        nr::__NR_munlock => memory::munlock(args),
+        nr::__NR_mlockall => memory::mlockall(args),
+        nr::__NR_munlockall => memory::munlockall(args),
+        nr::__NR_remap_file_pages => memory::remap_file_pages(args),
+        nr::__NR_process_vm_readv => across::process_vm_readv(args),
+        nr::__NR_process_vm_writev => across::process_vm_writev(args),
+
+        nr::__NR_shmget => ipc::shm::shmget(args),
+        nr::__NR_shmat => ipc::shm::shmat(args),
+        nr::__NR_shmdt => ipc::shm::shmdt(args),
+        nr::__NR_shmctl => ipc::shm::shmctl(args),
+        nr::__NR_semget => ipc::sem::semget(args),
+        nr::__NR_semop => ipc::sem::semop(args),
+        nr::__NR_semtimedop => ipc::sem::semtimedop(args),
+        nr::__NR_semctl => ipc::sem::semctl(args),
+        nr::__NR_msgget => ipc::msg::msgget(args),
+        nr::__NR_msgsnd => ipc::msg::msgsnd(args),
+        nr::__NR_msgrcv => ipc::msg::msgrcv(args),
+        nr::__NR_msgctl => ipc::msg::msgctl(args),
 
         // Processes and threads
         nr::__NR_getpid => process::getpid(args),
@@ -194,6 +215,8 @@ fn call(number: u32, args: Args<'_>) -> Result {
         nr::__NR_sendfile => file::rw::sendfile(args),
         nr::__NR_copy_file_range => file::rw::copy_file_range(args),
         nr::__NR_splice => file::rw::splice(args),
+        nr::__NR_vmsplice => file::rw::vmsplice(args),
+        nr::__NR_tee => file::rw::tee(args),
         nr::__NR_truncate => file::range::truncate(args),
         nr::__NR_ftruncate => file::range::ftruncate(args),
         nr::__NR_fallocate => file::range::fallocate(args),

@@ -123,6 +123,7 @@ fn end_process(process: &Arc<Process>) {
         .lock()
         .get_or_insert(ExitStatus::exited(process.leader_code.load(Ordering::Relaxed)));
     drop(process.replace_memory(None));
+    crate::ipc::sem::process_ends(process.pid);
     process.memory_changed.wake_all();
     process.files.close_all();
     signal::process_ended(process);

@@ -112,6 +112,8 @@ pub struct Process {
     pub limits: Mutex<Limits>,
     /// The soft one on its address space, in bytes, for who looks often.
     pub address_space: AtomicU64,
+    /// Whether what it maps is locked at once (`MCL_FUTURE`), and so faulted in.
+    pub locks_future: AtomicBool,
     /// Nanoseconds since boot at its start.
     pub started: u64,
 }
@@ -209,6 +211,7 @@ impl Process {
             usage: Default::default(),
             limits: Mutex::new(LIMITS),
             address_space: AtomicU64::new(u64::MAX),
+            locks_future: AtomicBool::new(false),
             started: crate::arch::clock::now(),
         }
     }
@@ -306,6 +309,16 @@ impl Table {
             || self.threads.contains_key(&number)
             || self.processes.values().any(|p| is(&p.group) || is(&p.session))
     }
+}
+
+/// The memories of all processes, each once.
+pub fn everybody() -> Vec<Arc<Memory>> {
+    let table = TABLE.lock();
+    let mut all: Vec<_> = table.processes.values().filter_map(|process| process.memory()).collect();
+    drop(table);
+    all.sort_unstable_by_key(Arc::as_ptr);
+    all.dedup_by(|a, b| Arc::ptr_eq(a, b));
+    all
 }
 
 /// The process with this number, zombies included.

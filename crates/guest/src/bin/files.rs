@@ -575,8 +575,68 @@ fn nameless() -> Verdict {
     Ok(())
 }
 
-/// `/dev/null`, `/dev/zero`.
+/// `vmsplice` between memory and a pipe, and `tee` from a pipe to another.
+fn spliced() -> Verdict {
+    const NONBLOCK: u64 = libc::SPLICE_F_NONBLOCK as u64;
+    let vmsplice = |fd: &File, bytes: &mut [u8], flags: u64| {
+        let piece = [bytes.as_mut_ptr() as u64, bytes.len() as u64];
+        let args = [fd.as_raw_fd() as u64, piece.as_ptr() as u64, 1, flags];
+        // SAFETY: the piece is of bytes that are lent.
+        unsafe { call(libc::SYS_vmsplice, args) }
+    };
+    let tee = |from: &File, to: &File, len: u64, flags: u64| {
+        // SAFETY: changes no memory.
+        unsafe { call(libc::SYS_tee, [from.as_raw_fd() as u64, to.as_raw_fd() as u64, len, flags]) }
+    };
+    let refused = |errno| Err::<u64, _>(Errno(errno));
+    let (mut receive, send) = pipe(0)?;
+    let (mut second, copy) = pipe(0)?;
+    // What is given to a pipe is not to be changed before it is read: the pages may be the same.
+    let mut given = [7; 6000];
+    same!(vmsplice(&send, &mut given, 0), Ok(6000), "vmsplice to a pipe");
+    same!(tee(&receive, &copy, 5000, 0), Ok(5000), "tee");
+    let mut bytes = vec![0; 5500];
+    same!(vmsplice(&receive, &mut bytes, 0), Ok(5500), "vmsplice from a pipe");
+    ensure!(bytes.iter().all(|&byte| byte == 7), "what came through the pipe");
+    let mut all = [0; 8192];
+    same!(io("read", receive.read(&mut all))?, 500, "what vmsplice left");
+    same!(io("read", second.read(&mut all))?, 5000, "what tee copied");
+    ensure!(all[..5000].iter().all(|&byte| byte == 7), "the copy");
+    same!(tee(&receive, &copy, 10, NONBLOCK), refused(libc::EAGAIN), "tee of nothing");
+    same!(vmsplice(&receive, &mut [0], NONBLOCK), refused(libc::EAGAIN), "vmsplice of nothing");
+    same!(tee(&receive, &copy, 0, 0), Ok(0), "tee of no bytes");
+    same!(tee(&receive, &send, 10, 0), refused(libc::EINVAL), "tee of a pipe to itself");
+    same!(tee(&send, &copy, 10, 0), refused(libc::EBADF), "tee from the wrong end");
+    same!(tee(&receive, &copy, 10, 64), refused(libc::EINVAL), "tee with a flag");
+    same!(vmsplice(&send, &mut [0], 64), refused(libc::EINVAL), "vmsplice with a flag");
+    let file = create("spliced")?;
+    same!(tee(&receive, &file, 10, 0), refused(libc::EINVAL), "tee to a file");
+    same!(vmsplice(&file, &mut [0], 0), refused(libc::EBADF), "vmsplice to a file");
+    let region = doing("mmap", Region::anonymous(20 * PAGE))?;
+    let much = |flags: u64| {
+        let piece = [region.start(), region.len()];
+        let args = [send.as_raw_fd() as u64, piece.as_ptr() as u64, 1, flags];
+        // SAFETY: the region lives until the pipe is empty.
+        unsafe { call(libc::SYS_vmsplice, args) }
+    };
+    same!(much(0), Ok(65_536), "vmsplice of more than fits");
+    same!(much(NONBLOCK), refused(libc::EAGAIN), "vmsplice to a full pipe");
+    drop(send);
+    io("read", receive.read_exact(&mut vec![0; 65_536]))?;
+    same!(tee(&receive, &copy, 10, 0), Ok(0), "tee at the end");
+    Ok(())
+}
+
+/// `/dev/null`, `/dev/zero`, `/dev/full`.
 fn devices() -> Verdict {
+    for name in ["/dev/null", "/dev/zero", "/dev/full"] {
+        let mut device = io(name, OpenOptions::new().read(true).open(name))?;
+        for place in [SeekFrom::Start(100), SeekFrom::Current(-5), SeekFrom::End(-1)] {
+            same!(io("seek", device.seek(place))?, 0, "{name}: the position after {place:?}");
+        }
+    }
+    let full = io("/dev/full", OpenOptions::new().write(true).open("/dev/full"));
+    same!(number(full?.write(b"x")), libc::ENOSPC, "writing to /dev/full");
     let mut null = io("/dev/null", OpenOptions::new().read(true).write(true).open("/dev/null"))?;
     same!(io("write", null.write(b"gone"))?, 4, "bytes written to /dev/null");
     same!(io("read", null.read(&mut [0; 4]))?, 0, "bytes read from /dev/null");
@@ -602,6 +662,7 @@ const CHECKS: &[Check] = &[
     ("links_and_stat", links_and_stat),
     ("nameless", nameless),
     ("devices", devices),
+    ("spliced", spliced),
 ];
 
 fn main() {

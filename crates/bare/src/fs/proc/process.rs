@@ -4,6 +4,7 @@ use super::super::inode::path_of_tag;
 use super::{ProcessText, Subject, Text, field};
 use crate::arch::user;
 use crate::heap::try_push;
+use crate::ipc::shm::segment_of_tag;
 use crate::percpu;
 use crate::syscall::{Errno, Result};
 use crate::task::exec::Visit;
@@ -51,6 +52,10 @@ fn memory(of: &Subject) -> Result<Arc<Memory>> {
 
 /// What a mapping of the file with this tag is called.
 fn label(tag: u64) -> Option<Label<String>> {
+    if let Some((id, key)) = segment_of_tag(tag) {
+        let path = format!("/SYSV{key:08x} (deleted)");
+        return Some(Label { device: (0, 1), inode: id as u64, path });
+    }
     let path = path_of_tag(tag)?;
     let path = String::from_utf8_lossy(&path).into_owned();
     Some(Label { device: (0, 1), inode: tag, path })
