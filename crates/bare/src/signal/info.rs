@@ -92,8 +92,10 @@ impl Info {
         const TICKS: u64 = 100;
         let mut info = Self::new(signal, status.child_code() as i32);
         let (pid, status) = (u64::from(child.pid), u64::from(status.child_status()));
-        let ran = child.run_time() / (crate::time::SECOND / TICKS);
-        info.fields[..3].copy_from_slice(&[pid, status, ran]);
+        let times = child.times();
+        let [user, system] =
+            [times.user, times.system].map(|time| time / (crate::time::SECOND / TICKS));
+        info.fields[..4].copy_from_slice(&[pid, status, user, system]);
         info
     }
 

@@ -39,7 +39,7 @@ pub fn clock_settime(args: Args<'_>) -> Result {
             Err(Errno::EPERM)
         }
         Clock::Monotonic => Err(Errno::EINVAL),
-        Clock::Process(_) | Clock::Thread(_) => Err(Errno::EPERM),
+        Clock::Process(_) | Clock::User(_) | Clock::Thread(_) => Err(Errno::EPERM),
     }
 }
 
@@ -203,7 +203,7 @@ pub fn timer_create(args: Args<'_>) -> Result {
     let own = &current().process;
     let of_own = match &clock {
         Clock::Real | Clock::Monotonic => true,
-        Clock::Process(process) => process.as_ptr() == Arc::as_ptr(own),
+        Clock::Process(process) | Clock::User(process) => process.as_ptr() == Arc::as_ptr(own),
         // The numbers of threads of others were refused already.
         Clock::Thread(_) => true,
     };
