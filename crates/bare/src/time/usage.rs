@@ -10,7 +10,8 @@
 //! *Where it is.* The timer interrupts user mode only, and comes late if the kernel was at work when it was
 //! due: right at the return, before the program's next instruction. There the processor still shows what
 //! was returned from. After a system call `rcx` and `r11` are where the program goes on and its flags, as
-//! SYSCALL left them. After an exception the resume flag is set, which the next instruction clears. If
+//! SYSCALL left them. After an exception the resume flag is set, which the next instruction clears (the entry of
+//! page faults sets it, in one instruction, for emulators that do not). If
 //! the kernel gives the CPU to another thread instead of returning, the switch sees that a sample is due.
 //!
 //! *The error.* One sample stands for a turn: of times much longer, the error is about the root of their
@@ -20,7 +21,7 @@
 //! jumped back to with nothing else in `rcx` and `r11`, or in the middle of a repeated string instruction; the
 //! kernel for the program, where it returns with other registers than it came with (from a signal handler).
 
-use crate::arch::{TrapFrame, clock};
+use crate::arch::{RESUME, TrapFrame, clock};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// User and system time, in nanoseconds.
@@ -129,7 +130,6 @@ impl CpuTime {
 
 /// Whether an interrupt that left the registers `frame` came while the kernel was at work.
 pub(super) const fn was_in_kernel(frame: &TrapFrame) -> bool {
-    const RESUME: u64 = 1 << 16;
     !frame.of_user()
         || frame.rflags & RESUME != 0
         || frame.rcx == frame.rip && frame.r11 == frame.rflags
