@@ -39,6 +39,11 @@ fn files() {
 }
 
 #[test]
+fn clocks() {
+    both("clocks", &[], 4);
+}
+
+#[test]
 fn procfs() {
     both("procfs", &[], 5);
 }

@@ -54,6 +54,11 @@ fn files() {
 }
 
 #[test]
+fn clocks() {
+    all_pass(env!("CARGO_BIN_EXE_clocks"), &[], 4);
+}
+
+#[test]
 fn procfs() {
     all_pass(env!("CARGO_BIN_EXE_procfs"), &[], 5);
 }

@@ -23,7 +23,9 @@ pub mod poll;
 mod proc;
 pub mod regular;
 mod seed;
+pub mod signals;
 pub mod stream;
+pub mod timer;
 mod transfer;
 pub mod walk;
 

@@ -139,7 +139,7 @@ const fn itimerval(setting: Setting) -> __kernel_old_itimerval {
     }
 }
 
-const fn itimerspec(setting: Setting) -> __kernel_itimerspec {
+pub(super) const fn itimerspec(setting: Setting) -> __kernel_itimerspec {
     __kernel_itimerspec {
         it_interval: time::timespec(setting.interval),
         it_value: time::timespec(setting.value),
@@ -249,16 +249,21 @@ fn created(id: u64) -> Key {
     Key::Created(id as i32)
 }
 
+/// What the program wants a timer set to.
+pub(super) fn read_itimerspec(addr: u64) -> Result<Setting> {
+    let new: __kernel_itimerspec = user::read(addr)?;
+    Ok(Setting {
+        value: time::nanoseconds(&new.it_value)?,
+        interval: time::nanoseconds(&new.it_interval)?,
+    })
+}
+
 /// `timer_settime(id, flags, new, old)`.
 pub fn timer_settime(args: Args<'_>) -> Result {
     if args.c() == 0 {
         return Err(Errno::EINVAL);
     }
-    let new: __kernel_itimerspec = user::read(args.c())?;
-    let new = Setting {
-        value: time::nanoseconds(&new.it_value)?,
-        interval: time::nanoseconds(&new.it_interval)?,
-    };
+    let new = read_itimerspec(args.c())?;
     let absolute = args.b() as u32 & TIMER_ABSTIME != 0;
     let old = timers::set(&current().process, created(args.a()), new, absolute)?;
     if args.d() != 0 {

@@ -8,6 +8,7 @@ pub mod poll;
 pub mod range;
 pub mod rw;
 pub mod socket;
+pub mod special;
 
 use super::{Args, Errno, Result};
 use crate::arch::user;
