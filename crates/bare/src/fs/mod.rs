@@ -18,6 +18,7 @@ pub mod epoll;
 pub mod event;
 pub mod file;
 pub mod inode;
+pub mod lock;
 pub mod pipe;
 pub mod poll;
 mod proc;

@@ -214,7 +214,7 @@ fn call(number: u32, args: Args<'_>) -> Result {
         nr::__NR_dup2 => file::descriptor::dup2(args),
         nr::__NR_dup3 => file::descriptor::dup3(args),
         nr::__NR_fcntl => file::descriptor::fcntl(args),
-        nr::__NR_flock => file::descriptor::flock(args),
+        nr::__NR_flock => file::lock::flock(args),
         nr::__NR_ioctl => file::descriptor::control(args),
         nr::__NR_stat => file::meta::stat(args),
         nr::__NR_lstat => file::meta::lstat(args),

@@ -1,6 +1,7 @@
 //! Calls on files. The file system does the work.
 
 pub mod descriptor;
+pub mod lock;
 pub mod meta;
 pub mod names;
 pub mod open;
