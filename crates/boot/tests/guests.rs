@@ -35,12 +35,12 @@ fn processes() {
 
 #[test]
 fn files() {
-    both("files", &[], 13);
+    both("files", &[], 14);
 }
 
 #[test]
 fn clocks() {
-    both("clocks", &[], 4);
+    both("clocks", &[], 6);
 }
 
 #[test]

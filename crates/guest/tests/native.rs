@@ -50,12 +50,12 @@ fn processes() {
 
 #[test]
 fn files() {
-    all_pass(env!("CARGO_BIN_EXE_files"), &[], 13);
+    all_pass(env!("CARGO_BIN_EXE_files"), &[], 14);
 }
 
 #[test]
 fn clocks() {
-    all_pass(env!("CARGO_BIN_EXE_clocks"), &[], 4);
+    all_pass(env!("CARGO_BIN_EXE_clocks"), &[], 6);
 }
 
 #[test]

@@ -8,6 +8,8 @@ use faultless_guest::{check, clock, ensure, same, signal};
 use std::hint::black_box;
 use std::mem::zeroed;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// User and system time of `who`, as `getrusage` knows them.
@@ -314,6 +316,84 @@ fn signal_files() -> Verdict {
     Ok(())
 }
 
+/// How much longer than `wanted` the longest of `count` sleeps took; none is shorter.
+fn overrun(wanted: Duration, count: u32) -> Result<Duration, String> {
+    let mut worst = Duration::ZERO;
+    for _ in 0..count {
+        let begin = Instant::now();
+        std::thread::sleep(wanted);
+        let late = begin.elapsed().checked_sub(wanted);
+        worst = worst.max(late.ok_or_else(|| format!("a sleep of {wanted:?} was too short"))?);
+    }
+    Ok(worst)
+}
+
+/// Sleeps end in time, with many sleepers and beside threads that never stop; what interrupts one is told
+/// how much was left.
+fn sleeps() -> Verdict {
+    let stop = AtomicBool::new(false);
+    let spinners = doing("sched_getaffinity", proc::cpus())?.len();
+    let worst = std::thread::scope(|scope| {
+        for _ in 0..spinners {
+            scope.spawn(|| {
+                while !stop.load(Relaxed) {
+                    count()
+                }
+            });
+        }
+        let sleepers: Vec<_> =
+            (1..=16).map(|number| scope.spawn(move || overrun(number * MS, 20))).collect();
+        let worst: Result<Vec<Duration>, String> =
+            sleepers.into_iter().map(|it| it.join().map_err(|_| "a panic")?).collect();
+        stop.store(true, Relaxed);
+        worst
+    })?;
+    eprintln!("{worst:?}");
+    let worst = worst.into_iter().max().unwrap_or_default();
+    ensure!(worst < 250 * MS, "a sleep took {worst:?} too long");
+    doing("sigaction", signal::handle(libc::SIGALRM, signal::note, libc::SA_RESTART))?;
+    // SAFETY: the pointers are to locals.
+    let (interrupted, left) = unsafe {
+        let timer = libc::itimerval {
+            it_interval: libc::timeval { tv_sec: 0, tv_usec: 0 },
+            it_value: libc::timeval { tv_sec: 0, tv_usec: 50_000 },
+        };
+        let done = libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut());
+        doing("setitimer", checked(done))?;
+        let (wanted, mut left) = (spec(2000 * MS, MS).it_value, zeroed::<libc::timespec>());
+        (checked(libc::nanosleep(&raw const wanted, &raw mut left)), left)
+    };
+    same!(interrupted, Err(Errno(libc::EINTR)), "a sleep with a handler");
+    let left = Duration::new(left.tv_sec as u64, left.tv_nsec as u32);
+    ensure!(left <= 1951 * MS && left > 1500 * MS, "{left:?} left of 2 s after 50 ms");
+    Ok(())
+}
+
+/// Calls that only ask, or accept what changes nothing.
+fn questions() -> Verdict {
+    // SAFETY: zeros are valid, and the pointers are to locals.
+    unsafe {
+        let mut state: libc::timex = zeroed();
+        let status = doing("adjtimex", checked(libc::adjtimex(&raw mut state)))?;
+        ensure!((0..=5).contains(&status), "adjtimex returned {status}");
+        let now = time_of(libc::CLOCK_REALTIME)?.as_secs() as i64;
+        ensure!((now - state.time.tv_sec).abs() < 2, "adjtimex tells another time");
+        ensure!(state.tick == 10_000, "a tick of {} us", state.tick);
+        let (attributes, short) = ([48u64, 0, 0, 0, 0, 0], [12u64, 0, 0, 0, 0, 0]);
+        let at = attributes.as_ptr() as u64;
+        doing("sched_setattr", sys::call(libc::SYS_sched_setattr, [0, at, 0]))?;
+        same!(sys::call(libc::SYS_sched_setattr, [0, at, 1]), Err(Errno(libc::EINVAL)), "flags");
+        let at = short.as_ptr() as u64;
+        same!(sys::call(libc::SYS_sched_setattr, [0, at, 0]), Err(Errno(libc::E2BIG)), "a size");
+        let usual = doing("ioprio_get", sys::call(libc::SYS_ioprio_get, [1, 0]))?;
+        ensure!(usual >> 13 <= 3, "ioprio_get returned {usual:#x}");
+        doing("ioprio_set", sys::call(libc::SYS_ioprio_set, [1, 0, 2 << 13 | 4]))?;
+        let bad = sys::call(libc::SYS_ioprio_set, [1, 0, 7 << 13]);
+        same!(bad, Err(Errno(libc::EINVAL)), "a class that there is not");
+    }
+    Ok(())
+}
+
 fn main() {
     let args = Args::read("clocks", &[]);
     proc::no_huge_pages();
@@ -325,4 +405,6 @@ const CHECKS: &[Check] = &[
     ("accounts", accounts),
     ("timer_files", timer_files),
     ("signal_files", signal_files),
+    ("sleeps", sleeps),
+    ("questions", questions),
 ];
