@@ -348,7 +348,6 @@ fn sleeps() -> Verdict {
         stop.store(true, Relaxed);
         worst
     })?;
-    eprintln!("{worst:?}");
     let worst = worst.into_iter().max().unwrap_or_default();
     ensure!(worst < 250 * MS, "a sleep took {worst:?} too long");
     doing("sigaction", signal::handle(libc::SIGALRM, signal::note, libc::SA_RESTART))?;
