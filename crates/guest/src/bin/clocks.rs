@@ -337,7 +337,7 @@ fn sleeps() -> Verdict {
         for _ in 0..spinners {
             scope.spawn(|| {
                 while !stop.load(Relaxed) {
-                    count()
+                    count();
                 }
             });
         }
