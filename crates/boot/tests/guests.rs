@@ -35,7 +35,12 @@ fn processes() {
 
 #[test]
 fn files() {
-    both("files", &[], 14);
+    both("files", &[], 15);
+}
+
+#[test]
+fn clocks() {
+    both("clocks", &[], 6);
 }
 
 #[test]

@@ -50,7 +50,12 @@ fn processes() {
 
 #[test]
 fn files() {
-    all_pass(env!("CARGO_BIN_EXE_files"), &[], 14);
+    all_pass(env!("CARGO_BIN_EXE_files"), &[], 15);
+}
+
+#[test]
+fn clocks() {
+    all_pass(env!("CARGO_BIN_EXE_clocks"), &[], 6);
 }
 
 #[test]

@@ -59,6 +59,12 @@ pub const CHANGEABLE: u32 =
 const OF_OPENING: u32 =
     linux::O_CREAT | linux::O_EXCL | linux::O_NOCTTY | linux::O_TRUNC | linux::O_CLOEXEC;
 
+impl Drop for File {
+    fn drop(&mut self) {
+        super::lock::file_ended(self);
+    }
+}
+
 impl File {
     /// Opens what is there.
     ///

@@ -470,6 +470,98 @@ fn polls() -> Verdict {
     Ok(())
 }
 
+/// Asks for a lock of `kind` on some bytes of a file; for `F_GETLK` and the like, what is in the way.
+fn lock(
+    file: &impl AsRawFd,
+    command: i32,
+    kind: i32,
+    bytes: [i64; 2],
+) -> Result<(i32, i32), Errno> {
+    // SAFETY: zeros are valid, and the pointer is to a local.
+    unsafe {
+        let mut lock: libc::flock = std::mem::zeroed();
+        lock.l_type = kind as i16;
+        (lock.l_start, lock.l_len) = (bytes[0], bytes[1] - bytes[0]);
+        checked(libc::fcntl(file.as_raw_fd(), command, &raw mut lock))?;
+        Ok((i32::from(lock.l_type), lock.l_pid))
+    }
+}
+
+/// Locks keep others out: those of processes, of open files, and of whole files.
+fn locks() -> Verdict {
+    use libc::{F_GETLK, F_OFD_SETLK, F_RDLCK, F_SETLK, F_SETLKW, F_UNLCK, F_WRLCK};
+    /// What another process gets that asks for a lock.
+    fn elsewhere(command: i32, kind: i32, bytes: [i64; 2]) -> Result<Status, String> {
+        proc::outcome(|| {
+            let Ok(file) = open("locked", libc::O_RDWR) else { return 100 };
+            match lock(&file, command, kind, bytes) {
+                Err(errno) => errno.0,
+                Ok((kind, holder)) if command == F_GETLK => kind + 10 * i32::from(holder > 0),
+                Ok(_) => 0,
+            }
+        })
+    }
+    let (granted, refused) = (Status::Exited(0), Status::Exited(libc::EAGAIN));
+    let file = create("locked")?;
+    doing("lock", lock(&file, F_SETLK, F_WRLCK, [0, 100]))?;
+    doing("unlock", lock(&file, F_SETLK, F_UNLCK, [40, 60]))?;
+    doing("share", lock(&file, F_SETLK, F_RDLCK, [60, 80]))?;
+    same!(elsewhere(F_SETLK, F_RDLCK, [0, 1])?, refused, "a byte that is locked");
+    same!(elsewhere(F_SETLK, F_WRLCK, [40, 60])?, granted, "bytes that were released");
+    same!(elsewhere(F_SETLK, F_WRLCK, [39, 60])?, refused, "one byte more");
+    same!(elsewhere(F_SETLK, F_RDLCK, [60, 80])?, granted, "bytes that are shared");
+    same!(elsewhere(F_SETLK, F_WRLCK, [60, 80])?, refused, "the same for writing");
+    same!(elsewhere(F_GETLK, F_WRLCK, [0, 0])?, Status::Exited(F_WRLCK + 10), "what is in the way");
+    same!(elsewhere(F_GETLK, F_WRLCK, [40, 60])?, Status::Exited(F_UNLCK), "where nothing is");
+    // A lock waits, and a child that ends releases what it had.
+    let child = doing(
+        "fork",
+        fork(|| {
+            let took = lock(&file, F_SETLK, F_WRLCK, [200, 300]);
+            clock::sleep_ms(50);
+            i32::from(took.is_err())
+        }),
+    )?;
+    while lock(&file, F_GETLK, F_WRLCK, [200, 300]) == Ok((F_UNLCK, 0)) {
+        clock::sleep_ms(1);
+    }
+    doing("wait for a lock", lock(&file, F_SETLKW, F_WRLCK, [200, 300]))?;
+    same!(doing("wait4", child.wait())?, Status::Exited(0), "the child");
+    // Any descriptor that is closed ends them.
+    drop(doing("open", open("locked", libc::O_RDONLY))?);
+    same!(
+        elsewhere(F_SETLK, F_WRLCK, [0, 0])?,
+        granted,
+        "a file of which one descriptor was closed"
+    );
+    let reader = doing("open", open("locked", libc::O_RDONLY))?;
+    same!(
+        lock(&reader, F_SETLK, F_WRLCK, [0, 0]),
+        Err(Errno(libc::EBADF)),
+        "a reader's write lock"
+    );
+    let other = doing("open", open("locked", libc::O_RDWR))?;
+    doing("lock of an open file", lock(&file, F_OFD_SETLK, F_WRLCK, [0, 0]))?;
+    let error = Err(Errno(libc::EAGAIN));
+    same!(lock(&other, F_OFD_SETLK, F_RDLCK, [0, 0]), error, "another open file's lock");
+    let flock = |fd: RawFd, operation| {
+        // SAFETY: a plain call.
+        checked(unsafe { libc::flock(fd, operation | libc::LOCK_NB) }).map(|_| ())
+    };
+    let (one, two) = (file.as_raw_fd(), other.as_raw_fd());
+    doing("flock", flock(one, libc::LOCK_SH))?;
+    doing("flock", flock(two, libc::LOCK_SH))?;
+    same!(
+        flock(two, libc::LOCK_EX),
+        Err(Errno(libc::EAGAIN)),
+        "an exclusive flock beside a shared one"
+    );
+    drop(file);
+    doing("flock", flock(two, libc::LOCK_EX))?;
+    doing("lock after the end of an open file", lock(&other, F_OFD_SETLK, F_RDLCK, [0, 0]))?;
+    Ok(())
+}
+
 /// Directories: made, listed, renamed, removed.
 fn directories() -> Verdict {
     let dir = path("d");
@@ -658,6 +750,7 @@ const CHECKS: &[Check] = &[
     ("pipe_atomicity", pipe_atomicity),
     ("descriptors", descriptors),
     ("polls", polls),
+    ("locks", locks),
     ("directories", directories),
     ("links_and_stat", links_and_stat),
     ("nameless", nameless),

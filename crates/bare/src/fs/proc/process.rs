@@ -341,31 +341,29 @@ fn stat(of: &Subject, text: &mut Text) -> Result<()> {
         image = [arguments[0], arguments[1], environment[0], environment[1]];
     }
     let threads = process.threads.lock().len();
-    let [own, children] = [0, 1].map(|at| process.usage[at].get());
-    let (ran, faults) = match &of.thread {
-        Some(thread) if of.of_thread => (thread.run_time(), thread.faults.load(Relaxed)),
-        _ => {
-            let threads = process.threads.lock();
-            let running: u64 = threads.iter().map(|thread| thread.faults.load(Relaxed)).sum();
-            drop(threads);
-            (process.run_time(), own[1] + running)
-        }
+    let children = *process.children_usage.lock();
+    let own = match &of.thread {
+        Some(thread) if of.of_thread => thread.usage(),
+        _ => process.usage(),
     };
     let cpu = of.thread.as_ref().map_or(0, |thread| thread.last_cpu().0);
     let group = process.group.load(Relaxed);
     let session = process.session.load(Relaxed);
     let _ = write!(
         text,
-        "{} ({}) {} {} {group} {session} 0 -1 4194304 {faults} {} 0 0 {} 0 {} 0 20 0 {threads} 0 {} \
+        "{} ({}) {} {} {group} {session} 0 -1 4194304 {} {} 0 0 {} {} {} {} 20 0 {threads} 0 {} \
          {size} {resident} 18446744073709551615 0 0 0 0 0 0 0 0 0 0 0 0 17 {cpu} 0 0 0 0 0 0 0 {} {} {} \
          {} {} {}",
         tid(of),
         *process.name.lock(),
         state(of).0,
         parent(of),
-        children[1],
-        ran / TICK,
-        children[0] / TICK,
+        own.faults,
+        children.faults,
+        own.times.user / TICK,
+        own.times.system / TICK,
+        children.times.user / TICK,
+        children.times.system / TICK,
         process.started / TICK,
         memory.as_ref().map_or(0, |memory| memory.space().heap_range().start),
         image[0],
