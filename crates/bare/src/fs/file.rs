@@ -245,6 +245,10 @@ impl File {
         if !self.seekable() {
             return Err(Errno::ESPIPE);
         }
+        if let Body::Device(_) = &self.inode.body {
+            // Their position is always their start.
+            return if whence <= linux::SEEK_HOLE { Ok(0) } else { Err(Errno::EINVAL) };
+        }
         let mut position = self.position.lock();
         let length = self.inode.length();
         let base = match whence {

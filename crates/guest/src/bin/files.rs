@@ -575,8 +575,14 @@ fn nameless() -> Verdict {
     Ok(())
 }
 
-/// `/dev/null`, `/dev/zero`.
+/// `/dev/null`, and where devices are when they are sought in.
 fn devices() -> Verdict {
+    for name in ["/dev/null", "/dev/zero", "/dev/full"] {
+        let mut device = io(name, File::open(name))?;
+        for to in [SeekFrom::Start(77), SeekFrom::Current(-77), SeekFrom::End(-77)] {
+            same!(io(name, device.seek(to))?, 0, "where {name} is after {to:?}");
+        }
+    }
     let mut null = io("/dev/null", OpenOptions::new().read(true).write(true).open("/dev/null"))?;
     same!(io("write", null.write(b"gone"))?, 4, "bytes written to /dev/null");
     same!(io("read", null.read(&mut [0; 4]))?, 0, "bytes read from /dev/null");
