@@ -255,7 +255,7 @@ impl File {
         }
         if self.stream().is_some() {
             // As on Linux, devices that can be anywhere stay where they are.
-            return Ok(0);
+            return if whence <= linux::SEEK_HOLE { Ok(0) } else { Err(Errno::EINVAL) };
         }
         let mut position = self.position.lock();
         let length = self.inode.length();

@@ -105,33 +105,45 @@ fn kilobytes(pages: u64) -> String {
     format!("{:8} kB", pages * (PAGE_SIZE / 1024))
 }
 
+/// What is said of an area, or of all together. A program with thousands of areas may read it often, so
+/// what is the same for all is one piece.
 fn smaps_fields(text: &mut Text, size: Option<u64>, resident: u64, private: bool, anon: bool) {
-    let mut line = |name: &str, pages: u64| {
-        let _ = writeln!(text, "{:<16}{}", format!("{name}:"), kilobytes(pages));
-    };
+    let kilobytes = |pages: u64| pages * (PAGE_SIZE / 1024);
+    let if_so = |so: bool| if so { kilobytes(resident) } else { 0 };
+    // Text remembers that it was cut.
     if let Some(size) = size {
-        line("Size", size);
-        line("KernelPageSize", 1);
-        line("MMUPageSize", 1);
+        let size = kilobytes(size);
+        let _ = write!(
+            text,
+            "Size:           {size:8} kB\n\
+             KernelPageSize:        4 kB\n\
+             MMUPageSize:           4 kB\n",
+        );
     }
-    let if_so = |so: bool| if so { resident } else { 0 };
-    line("Rss", resident);
-    line("Pss", resident);
-    line("Pss_Dirty", if_so(anon));
-    line("Shared_Clean", 0);
-    line("Shared_Dirty", if_so(!private));
-    line("Private_Clean", if_so(private && !anon));
-    line("Private_Dirty", if_so(private && anon));
-    line("Referenced", resident);
-    line("Anonymous", if_so(anon));
-    for name in
-        ["KSM", "LazyFree", "AnonHugePages", "ShmemPmdMapped", "FilePmdMapped", "Shared_Hugetlb"]
-    {
-        line(name, 0);
-    }
-    for name in ["Private_Hugetlb", "Swap", "SwapPss", "Locked"] {
-        line(name, 0);
-    }
+    let (all, dirty, shared) = (if_so(true), if_so(anon), if_so(!private));
+    let (clean_own, dirty_own) = (if_so(private && !anon), if_so(private && anon));
+    let _ = write!(
+        text,
+        "Rss:            {all:8} kB\n\
+         Pss:            {all:8} kB\n\
+         Pss_Dirty:      {dirty:8} kB\n\
+         Shared_Clean:          0 kB\n\
+         Shared_Dirty:   {shared:8} kB\n\
+         Private_Clean:  {clean_own:8} kB\n\
+         Private_Dirty:  {dirty_own:8} kB\n\
+         Referenced:     {all:8} kB\n\
+         Anonymous:      {dirty:8} kB\n\
+         KSM:                   0 kB\n\
+         LazyFree:              0 kB\n\
+         AnonHugePages:         0 kB\n\
+         ShmemPmdMapped:        0 kB\n\
+         FilePmdMapped:         0 kB\n\
+         Shared_Hugetlb:        0 kB\n\
+         Private_Hugetlb:       0 kB\n\
+         Swap:                  0 kB\n\
+         SwapPss:               0 kB\n\
+         Locked:                0 kB\n",
+    );
 }
 
 fn smaps(of: &Subject, text: &mut Text) -> Result<()> {
