@@ -39,6 +39,11 @@ pub struct PerCpu {
     this: Cell<*const Self>,
     /// The stack on which entries from user mode arrive.
     pub(crate) kernel_stack: Cell<u64>,
+    /// The lowest byte of the stack on which this CPU starts and idles.
+    pub(crate) idle_stack: Cell<u64>,
+    /// How many [guards](crate::boot::paging::guards) there were when this CPU last dropped its translations of
+    /// the kernel's addresses.
+    pub(crate) guards: Cell<u64>,
     /// Where SYSCALL's entry puts the program's stack for a moment.
     pub(crate) user_stack: Cell<u64>,
     /// Whether [`task::attention`](crate::task::attention) is to be called before this CPU goes on in
@@ -73,6 +78,8 @@ impl PerCpu {
         Self {
             this: Cell::new(ptr::null()),
             kernel_stack: Cell::new(0),
+            idle_stack: Cell::new(0),
+            guards: Cell::new(0),
             user_stack: Cell::new(0),
             attention: AtomicBool::new(false),
             id,

@@ -5,13 +5,18 @@
 //! further: to the task, or to the place where the copy gives up. Any other fault of the kernel's is its
 //! end.
 
+use super::context::{self, Overrun};
 use super::{TrapFrame, apic, console, user};
-use crate::machine::{self, Bare, plant};
+
+use crate::machine::plant::{self, Plant};
+use crate::machine::{self, Bare};
 use crate::percpu::{self, Interrupt, PerCpu};
 use crate::task;
 use faultless::{Access, FaultError, Space};
 use x86_64::registers::control::Cr2;
 
+/// The vector of a fault of which the processor could not tell the kernel: there was no stack to do so on.
+const DOUBLE_FAULT: u64 = 8;
 /// Bits of a page fault's error code.
 const WRITE: u64 = 1 << 1;
 const RESERVED: u64 = 1 << 3;
@@ -117,5 +122,13 @@ fn interrupt(vector: apic::Vector) {
 pub(super) extern "C" fn fatal(frame: &mut TrapFrame) {
     let id = percpu::this().id.0;
     let in_user = if frame.of_user() { " from user mode" } else { "" };
+    if frame.vector == DOUBLE_FAULT
+        && let Some(whose) = context::overrun(Cr2::read_raw())
+    {
+        if !matches!(whose, Overrun::Fatal) {
+            plant::run_over(Plant::OverrunFatal);
+        }
+        console::panic(format_args!("{whose} was run over on cpu {id}: {frame:?}"));
+    }
     console::panic(format_args!("exception{in_user} on cpu {id}: {frame:?}"));
 }
