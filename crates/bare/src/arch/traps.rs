@@ -25,7 +25,7 @@ const FETCH: u64 = 1 << 4;
 /// The space that this CPU runs.
 #[inline(always)]
 fn running(here: &PerCpu) -> Option<&Space<Bare>> {
-    // SAFETY: set by `machine::run`, whose callers keep the space alive while it runs.
+    // SAFETY: set by `machine::run`, whose callers promise that the space lives while it runs.
     unsafe { here.space.get().as_ref() }
 }
 

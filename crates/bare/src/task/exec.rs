@@ -272,7 +272,8 @@ pub struct Visit<'a>(PhantomData<&'a Memory>);
 impl<'a> Visit<'a> {
     /// Runs the space of `memory`.
     pub fn to(memory: &'a Memory) -> Self {
-        machine::run(Some(memory.space()));
+        // SAFETY: `memory` is borrowed until the visit ends, which has the CPU run something else.
+        unsafe { machine::run(memory.space()) };
         Self(PhantomData)
     }
 }
@@ -281,7 +282,7 @@ impl Drop for Visit<'_> {
     fn drop(&mut self) {
         match try_current() {
             Some(_) => scheduler::run_memory(),
-            None => machine::run(None),
+            None => machine::run_none(),
         }
     }
 }

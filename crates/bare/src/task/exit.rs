@@ -75,7 +75,7 @@ pub fn end_thread() -> ! {
         let thread = current();
         let process = &thread.process;
         say_goodbye(&thread);
-        machine::run(None);
+        machine::run_none();
         process.usage[0].add(usage_of(&thread));
         let last = {
             // From both lists at once: whoever then is alone may take the number.
