@@ -30,12 +30,17 @@ fn threads() {
 
 #[test]
 fn processes() {
-    both("processes", &[], 8);
+    both("processes", &[], 11);
 }
 
 #[test]
 fn files() {
     both("files", &[], 13);
+}
+
+#[test]
+fn limits() {
+    both("limits", &[], 4);
 }
 
 #[test]

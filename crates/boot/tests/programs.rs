@@ -90,6 +90,29 @@ fn statuses() {
     run("no_such_command").exited(127);
 }
 
+/// A program starts in the root of its files, or where it is told to.
+#[test]
+fn directories_to_start_in() {
+    let files = folder();
+    let shell = files.path().join("busybox");
+    fs::copy(busybox(), &shell).expect("it can be copied");
+    fs::create_dir_all(files.path().join("some/where")).expect("it can be made");
+    let program = || {
+        let program = Program::file(&shell).expect("it is a program").files(files.path());
+        program.args(["pwd"])
+    };
+    assert_eq!(boot(&deterministic(), &program()).exited(0).output, "/\n");
+    for directory in ["/some/where", "some/where", "some/../some/where/"] {
+        let ran = boot(&deterministic(), &program().cwd(directory)).exited(0);
+        assert_eq!(ran.output, "/some/where\n", "{directory}");
+    }
+    for (directory, why) in [("/no/where", "ENOENT"), ("/busybox", "ENOTDIR")] {
+        let ran = boot(&deterministic(), &program().cwd(directory)).exited(126);
+        let said = ran.report.messages.join("\n");
+        assert!(said.contains(&format!("{directory}: {why}")), "{ran}");
+    }
+}
+
 /// What is no program is told of, and neither runs nor harms the kernel.
 #[test]
 fn files_that_are_no_programs() {

@@ -49,6 +49,11 @@ fn processes() {
 }
 
 #[test]
+fn limits() {
+    all_pass(env!("CARGO_BIN_EXE_limits"), &[], 4);
+}
+
+#[test]
 fn files() {
     all_pass(env!("CARGO_BIN_EXE_files"), &[], 13);
 }
