@@ -206,7 +206,7 @@ pub(crate) fn serve() {
     if !percpu::has_cpu() {
         return;
     }
-    percpu::remote(here.id).asked.store(0, Ordering::Relaxed);
+    percpu::remote(here.id.get()).asked.store(0, Ordering::Relaxed);
     here.serving.set(true);
     here.cpu().serve_flushes();
     here.serving.set(false);

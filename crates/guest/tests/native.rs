@@ -45,7 +45,7 @@ fn threads() {
 
 #[test]
 fn processes() {
-    all_pass(env!("CARGO_BIN_EXE_processes"), &[], 7);
+    all_pass(env!("CARGO_BIN_EXE_processes"), &[], 11);
 }
 
 #[test]

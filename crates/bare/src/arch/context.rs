@@ -71,7 +71,7 @@ impl KernelStack {
     fn make() -> Option<Self> {
         // SAFETY: the layout is not empty.
         let base = NonNull::new(unsafe { alloc(LAYOUT) })?;
-        // SAFETY: the lowest page of what was just allocated, which is not used until `give_up`.
+        // SAFETY: the lowest page of what was just allocated, which nobody uses until `drop` takes the guard back.
         if unsafe { paging::guard(base.as_ptr()) } {
             return Some(Self(base));
         }

@@ -78,7 +78,7 @@ fn of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
         frame.rip = fixup;
         return;
     }
-    console::panic(format_args!("page fault at {addr:#x} on cpu {}: {frame:?}", here.id.0));
+    console::panic(format_args!("page fault at {addr:#x} on cpu {}: {frame:?}", here.id.get().0));
 }
 
 /// Every other vector.
@@ -113,14 +113,17 @@ fn interrupt(vector: apic::Vector) {
         apic::Vector::Spurious => {}
         apic::Vector::Error => {
             apic::end_of_interrupt();
-            console::panic(format_args!("the interrupt controller of cpu {} failed", here.id.0));
+            console::panic(format_args!(
+                "the interrupt controller of cpu {} failed",
+                here.id.get().0
+            ));
         }
     }
 }
 
 /// An exception that the kernel is not made to meet.
 pub(super) extern "C" fn fatal(frame: &mut TrapFrame) {
-    let id = percpu::this().id.0;
+    let id = percpu::id().0;
     let in_user = if frame.of_user() { " from user mode" } else { "" };
     if frame.vector == DOUBLE_FAULT
         && let Some(whose) = context::overrun(Cr2::read_raw())

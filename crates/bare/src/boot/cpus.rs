@@ -117,8 +117,9 @@ pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
         }
         // It waits for the subsystem, and does not look at its number before.
         let here = PERCPUS[usize::from(id)].load(Ordering::Relaxed);
-        // SAFETY: leaked above; the CPU waits.
-        unsafe { (&raw mut (*here).id).write(CpuId(cpus as u16)) };
+        // SAFETY: leaked above. The CPU waits for `VM`, which is stored after this, and has no interrupts
+        // until then: it does not look at the cell.
+        unsafe { (*here).id.set(CpuId(cpus as u16)) };
         percpu::remote(CpuId(cpus as u16)).apic_id.store(id, Ordering::Relaxed);
         cpus += 1;
     }

@@ -282,7 +282,8 @@ pub struct Visit<'a>(PhantomData<&'a Memory>);
 impl<'a> Visit<'a> {
     /// Runs the space of `memory`.
     pub fn to(memory: &'a Memory) -> Self {
-        // SAFETY: `memory` is borrowed until the visit ends, which has the CPU run something else.
+        // SAFETY: `memory` is borrowed until the visit ends, which has the CPU run something else. (Visits
+        // are ended in the function that they begin in, and never forgotten.)
         unsafe { machine::run(memory.space()) };
         Self(PhantomData)
     }
