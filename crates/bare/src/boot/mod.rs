@@ -159,6 +159,6 @@ fn regions(free: &ranges::Ranges) -> Vec<MemoryRegion> {
         frames: (range.len() >> PAGE_SHIFT) as u32,
     };
     let mut regions: Vec<_> = free.iter().map(region).collect();
-    regions.sort_by_key(|region| region.first);
+    regions.sort_unstable_by_key(|region| region.first);
     regions
 }
