@@ -69,8 +69,8 @@ fn an_overrun_stack() {
             "while true; do :; done",
             "the kernel stack of thread 1 of 1 was run over",
         ),
-        ("overrun-idle", "sleep 100", "the stack of the idle loop was run over"),
-        ("overrun-fatal", "sleep 100", "the stack of fatal exceptions was run over"),
+        ("overrun-idle", "sleep 0.1", "the stack of the idle loop was run over"),
+        ("overrun-fatal", "sleep 0.1", "the stack of fatal exceptions was run over"),
     ];
     for (plant, command, said) in cases {
         for machine in [deterministic(), parallel()] {
