@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const QEMU: &str = "qemu-system-x86_64";
 /// How often somebody who waits is asked whether to go on.
 const PATIENCE: Duration = Duration::from_millis(50);
+/// What the input begins with: it is thrown away when the kernel switches on the serial port's queues.
+const FIRST: u8 = 0x16;
 /// What the input ends with, as on a terminal; and what goes before a byte that is only itself.
 const END_OF_INPUT: u8 = 0x04;
 const LITERAL: u8 = 0x10;
@@ -311,6 +313,7 @@ fn drain(mut from: Source, mut into: Sink<'_>, say: &Sender<Event>) {
 fn feed(into: Option<impl Write + Send + 'static>, input: Input) {
     let Some(mut into) = into else { return };
     let pass = move || -> io::Result<()> {
+        into.write_all(&[FIRST])?;
         match input {
             Input::None => {}
             Input::Bytes(bytes) => into.write_all(&escaped(&bytes))?,

@@ -30,7 +30,7 @@ fn threads() {
 
 #[test]
 fn processes() {
-    both("processes", &[], 8);
+    both("processes", &[], 11);
 }
 
 #[test]
@@ -41,6 +41,11 @@ fn files() {
 #[test]
 fn clocks() {
     both("clocks", &[], 6);
+}
+
+#[test]
+fn limits() {
+    both("limits", &[], 4);
 }
 
 #[test]

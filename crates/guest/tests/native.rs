@@ -45,7 +45,12 @@ fn threads() {
 
 #[test]
 fn processes() {
-    all_pass(env!("CARGO_BIN_EXE_processes"), &[], 7);
+    all_pass(env!("CARGO_BIN_EXE_processes"), &[], 11);
+}
+
+#[test]
+fn limits() {
+    all_pass(env!("CARGO_BIN_EXE_limits"), &[], 4);
 }
 
 #[test]

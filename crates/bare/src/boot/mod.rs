@@ -92,6 +92,10 @@ pub extern "C" fn start(start_info: u32) -> ! {
     paging::build(&mut free, info().ends);
     load_root();
     paging::check();
+    // SAFETY: the page is there to be one.
+    assert!(unsafe { paging::guard(entry::boot_guard()) }, "no memory for a guard");
+    FIRST.0.idle_stack.set(entry::boot_guard() as u64 + PAGE_SIZE);
+    FIRST.0.descriptors.guard();
 
     apic::mask_old();
     clock::init();
@@ -155,6 +159,6 @@ fn regions(free: &ranges::Ranges) -> Vec<MemoryRegion> {
         frames: (range.len() >> PAGE_SHIFT) as u32,
     };
     let mut regions: Vec<_> = free.iter().map(region).collect();
-    regions.sort_by_key(|region| region.first);
+    regions.sort_unstable_by_key(|region| region.first);
     regions
 }
