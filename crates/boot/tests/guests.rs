@@ -35,7 +35,12 @@ fn processes() {
 
 #[test]
 fn files() {
-    both("files", &[], 15);
+    both("files", &[], 8);
+}
+
+#[test]
+fn streams() {
+    both("streams", &[], 7);
 }
 
 #[test]

@@ -55,7 +55,12 @@ fn limits() {
 
 #[test]
 fn files() {
-    all_pass(env!("CARGO_BIN_EXE_files"), &[], 15);
+    all_pass(env!("CARGO_BIN_EXE_files"), &[], 8);
+}
+
+#[test]
+fn streams() {
+    all_pass(env!("CARGO_BIN_EXE_streams"), &[], 7);
 }
 
 #[test]

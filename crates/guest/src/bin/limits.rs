@@ -2,31 +2,18 @@
 //! and files that shrink while a process is being copied. Files are made, and removed, in a directory of
 //! their own in DIR (`/tmp`).
 
-use faultless_guest::args::Args;
 use faultless_guest::check::{Check, Verdict};
+use faultless_guest::dir::{self, dir, io};
 use faultless_guest::mem::{PAGE, Region, Shared, WRITE};
-use faultless_guest::proc::{self, Status, exit_now, fork, pid, wait_until};
+use faultless_guest::proc::{Status, exit_now, fork, wait_until};
 use faultless_guest::sys::{Errno, call, checked, doing};
-use faultless_guest::{check, ensure, same, signal};
+use faultless_guest::{ensure, same, signal};
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::fs::{self, OpenOptions};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::path::PathBuf;
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
-
-static DIR: OnceLock<PathBuf> = OnceLock::new();
-
-fn dir() -> PathBuf {
-    DIR.get().map_or_else(|| PathBuf::from("/tmp"), Clone::clone)
-}
-
-/// The error of `std::io`, with what was being done.
-fn io<T>(what: &str, result: std::io::Result<T>) -> Result<T, String> {
-    result.map_err(|error| format!("{what}: {error}"))
-}
 
 fn epoll() -> Result<OwnedFd, String> {
     // SAFETY: nobody else owns what is made.
@@ -228,15 +215,5 @@ const CHECKS: &[Check] = &[
 ];
 
 fn main() {
-    let args = Args::read("limits", &["dir"]);
-    let dir = PathBuf::from(args.text("dir").unwrap_or("/tmp")).join(format!("limits.{}", pid()));
-    if let Err(error) = fs::create_dir_all(&dir) {
-        args.refuse(&format!("cannot make {}: {error}", dir.display()));
-    }
-    let _ = DIR.set(dir.clone());
-    proc::no_huge_pages();
-    let status = check::run(&args, CHECKS);
-    let _ = std::env::set_current_dir("/");
-    let _ = fs::remove_dir_all(&dir);
-    std::process::exit(status)
+    dir::run("limits", CHECKS);
 }
