@@ -19,7 +19,7 @@
 //!
 //! | what | how |
 //! |---|---|
-//! | settings | the kernel command line: words `cpus=N`, `set=KNOB=VALUE`, `plant=NAME` |
+//! | settings | the kernel command line: words `cpus=N`, `set=KNOB=VALUE`, `plant=NAME`; `check`: account for every frame at the end; `noinput`: the program's input is at its end |
 //! | files | an initial file system, a cpio archive in the `newc` form |
 //! | the program | in it, `.boot/argv` and `.boot/environ`, NUL-terminated strings; `argv[0]` is its path |
 //! | where it starts | in it, `.boot/cwd`, a path; the root without it |

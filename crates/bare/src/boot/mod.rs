@@ -56,6 +56,11 @@ pub fn words(name: &str) -> impl Iterator<Item = &'static str> {
     words.filter_map(move |word| word.strip_prefix(name)?.strip_prefix('='))
 }
 
+/// Whether `word` is on the command line.
+pub fn is_said(word: &str) -> bool {
+    command_line().split_ascii_whitespace().any(|said| said == word)
+}
+
 /// The initial files, as the loader was given them.
 pub fn initrd() -> &'static [u8] {
     let range = info().initrd;

@@ -25,6 +25,9 @@ pub fn boot(archive: &[u8]) {
     if let Err(why) = fs::mount(archive) {
         stop("the archive of files cannot be read", why);
     }
+    if crate::boot::is_said("noinput") {
+        fs::end_input();
+    }
     let read = |path| fs::read_all(path).unwrap_or_default();
     let (arguments, environment) = (read(b"/.boot/argv"), read(b"/.boot/environ"));
     let here = read(b"/.boot/cwd");
@@ -81,7 +84,7 @@ pub(super) fn finish(status: ExitStatus) -> ! {
         let cpus = (0..percpu::cpus() as u16).map(CpuId);
         report!("counter {name} {}", cpus.map(|cpu| percpu::interrupts(cpu)[at]).sum::<u64>());
     }
-    if crate::boot::command_line().split_ascii_whitespace().any(|word| word == "check") {
+    if crate::boot::is_said("check") {
         check();
     }
     if let Some(signal) = status.signal() {
