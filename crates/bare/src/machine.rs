@@ -206,7 +206,7 @@ pub(crate) fn serve() {
     if !percpu::has_cpu() {
         return;
     }
-    percpu::remote(here.id).asked.store(0, Ordering::Relaxed);
+    percpu::remote(here.id.get()).asked.store(0, Ordering::Relaxed);
     here.serving.set(true);
     here.cpu().serve_flushes();
     here.serving.set(false);
@@ -228,31 +228,37 @@ fn watch() {
     }
 }
 
-/// Runs `space` on this CPU, or none: what user mode, and copies from and to user memory, use from now on.
-/// The caller keeps the space alive and in its place until this CPU runs another.
-pub fn run(space: Option<&Space<Bare>>) {
+/// Runs `space` on this CPU: what user mode, and copies from and to user memory, use from now on.
+///
+/// # Safety
+/// The space stays alive and in its place until this CPU runs another or [none](run_none).
+pub unsafe fn run(space: &Space<Bare>) {
     let here = percpu::this();
-    let old = here.space.get();
-    if space.map_or(core::ptr::null(), core::ptr::from_ref) == old {
+    if here.space.get() == space {
         return;
     }
-    // SAFETY: by the contract of the call that made it the running one.
+    run_none();
+    space.activate(here.cpu());
+    here.space.set(space);
+    here.running.set(space.id().0);
+    if HAS_PCID.load(Ordering::Relaxed) {
+        let slot = here.slots.borrow_mut().load(space.id().0);
+        load(space.root().phys() | u64::from(slot.pcid) | if slot.flush { 0 } else { KEEP });
+    } else {
+        load(space.root().phys());
+    }
+}
+
+/// Runs no space on this CPU, but the kernel's own tables.
+pub fn run_none() {
+    let here = percpu::this();
+    let old = here.space.get();
+    // SAFETY: by the contract of `run`, which made it the running one.
     if let Some(old) = unsafe { old.as_ref() } {
         load(paging::root() | if HAS_PCID.load(Ordering::Relaxed) { KEEP } else { 0 });
         here.space.set(core::ptr::null());
         here.running.set(0);
         old.deactivate(here.cpu());
-    }
-    if let Some(new) = space {
-        new.activate(here.cpu());
-        here.space.set(new);
-        here.running.set(new.id().0);
-        if HAS_PCID.load(Ordering::Relaxed) {
-            let slot = here.slots.borrow_mut().load(new.id().0);
-            load(new.root().phys() | u64::from(slot.pcid) | if slot.flush { 0 } else { KEEP });
-        } else {
-            load(new.root().phys());
-        }
     }
 }
 

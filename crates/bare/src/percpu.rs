@@ -39,13 +39,18 @@ pub struct PerCpu {
     this: Cell<*const Self>,
     /// The stack on which entries from user mode arrive.
     pub(crate) kernel_stack: Cell<u64>,
+    /// The lowest byte of the stack on which this CPU starts and idles.
+    pub(crate) idle_stack: Cell<u64>,
+    /// How many [guards](crate::boot::paging::guards) there were when this CPU last dropped its translations of
+    /// the kernel's addresses.
+    pub(crate) guards: Cell<u64>,
     /// Where SYSCALL's entry puts the program's stack for a moment.
     pub(crate) user_stack: Cell<u64>,
     /// Whether [`task::attention`](crate::task::attention) is to be called before this CPU goes on in
     /// user mode.
     pub attention: AtomicBool,
-    /// Its number.
-    pub id: CpuId,
+    /// Its number: once the CPU has the subsystem. Until then who starts the CPUs may give it another.
+    pub(crate) id: Cell<CpuId>,
     /// The thread that runs, if one does. The scheduler's.
     pub current: Cell<*const ()>,
     /// The space that this CPU runs, if it runs one. Set by [`machine::run`](crate::machine::run).
@@ -73,9 +78,11 @@ impl PerCpu {
         Self {
             this: Cell::new(ptr::null()),
             kernel_stack: Cell::new(0),
+            idle_stack: Cell::new(0),
+            guards: Cell::new(0),
             user_stack: Cell::new(0),
             attention: AtomicBool::new(false),
-            id,
+            id: Cell::new(id),
             current: Cell::new(ptr::null()),
             space: Cell::new(ptr::null()),
             running: Cell::new(0),
@@ -101,7 +108,7 @@ impl PerCpu {
 
     /// The interrupt has come once more.
     pub(crate) fn count(&self, interrupt: Interrupt) {
-        let count = &remote(self.id).interrupts[interrupt as usize];
+        let count = &remote(self.id.get()).interrupts[interrupt as usize];
         // This CPU alone writes it.
         count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
@@ -161,7 +168,7 @@ pub fn has_cpu() -> bool {
 /// This CPU's number.
 #[inline]
 pub fn id() -> CpuId {
-    this().id
+    this().id.get()
 }
 
 /// The subsystem.
@@ -211,7 +218,7 @@ pub(crate) unsafe fn enter(vm: &'static Vm<Bare>) {
     let here = this();
     // SAFETY: this is the one `Cpu` of the number; interrupt handlers do not call the subsystem, but
     // for serving flushes, which the kernel's code, with interrupts off, cannot be in the middle of.
-    unsafe { (*here.cpu.get()).write(vm.cpu(here.id)) };
+    unsafe { (*here.cpu.get()).write(vm.cpu(here.id.get())) };
     here.vm.set(vm);
     here.ready.set(true);
 }

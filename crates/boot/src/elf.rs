@@ -10,8 +10,10 @@ use object::elf::{self, FileHeader64, ProgramHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
 use std::fmt;
 
-/// The first address that is not a program's.
-const USER_END: u64 = 0x7fff_ffff_f000;
+/// The first address at which no program is loaded: mappings and the stack lie there.
+const USER_END: u64 = 0x7fff_f000_0000;
+/// As many program headers as Linux reads.
+const MOST_SEGMENTS: u16 = (65536 / size_of::<ProgramHeader64<LittleEndian>>()) as u16;
 /// Below this nothing is mapped (Linux's `mmap_min_addr`).
 const USER_START: u64 = 0x1_0000;
 const PAGE: u64 = 4096;
@@ -70,12 +72,16 @@ pub fn check(data: &[u8], comes_along: impl Fn(&str) -> bool) -> Result<(), ElfE
     if size != size_of::<ProgramHeader64<LittleEndian>>() as u64 {
         wrong!(Place::Header, "program headers of {size} bytes; they have 56");
     }
+    let count = header.e_phnum(endian);
+    if count > MOST_SEGMENTS {
+        wrong!(Place::Header, "{count} program headers; at most {MOST_SEGMENTS} are read");
+    }
     let segments = match header.program_headers(endian, data) {
         Ok(segments) => segments,
         Err(_) => wrong!(
             Place::Segments { at },
             "{} of them go beyond the file's end at {:#x}; it is truncated",
-            header.e_phnum(endian),
+            count,
             data.len()
         ),
     };

@@ -19,11 +19,12 @@
 //!
 //! | what | how |
 //! |---|---|
-//! | settings | the kernel command line: words `cpus=N`, `set=KNOB=VALUE`, `plant=NAME` |
+//! | settings | the kernel command line: words `cpus=N`, `set=KNOB=VALUE`, `plant=NAME`; `check`: account for every frame at the end; `noinput`: the program's input is at its end |
 //! | files | an initial file system, a cpio archive in the `newc` form |
 //! | the program | in it, `.boot/argv` and `.boot/environ`, NUL-terminated strings; `argv[0]` is its path |
+//! | where it starts | in it, `.boot/cwd`, a path; the root without it |
 //! | its output | the first serial port |
-//! | its input | the same; byte `0x04` ends it, and byte `0x10` goes before a `0x04` or `0x10` that is data |
+//! | its input | the same; the first byte means nothing, byte `0x04` ends it, and byte `0x10` goes before a `0x04` or `0x10` that is data |
 //! | its standard error | the debug console at port `0xea` |
 //! | what the kernel says | the debug console at port `0xe9`, in lines: see [`report`] |
 //! | the end | the `isa-debug-exit` device at port `0xf4` |

@@ -19,6 +19,7 @@ use tempfile::NamedTempFile;
 /// Where a kernel finds what to run.
 const ARGV: &str = ".boot/argv";
 const ENVIRON: &str = ".boot/environ";
+const CWD: &str = ".boot/cwd";
 
 /// A Linux program and what it is given.
 #[derive(Clone, Debug)]
@@ -32,6 +33,8 @@ pub struct Program {
     pub environ: Vec<OsString>,
     /// A directory of the host that it sees as its root file system.
     pub files: Option<PathBuf>,
+    /// The directory in its own file system that it starts in; the root if there is none.
+    pub cwd: Option<OsString>,
 }
 
 impl Program {
@@ -76,7 +79,7 @@ impl Program {
 
     fn new(source: PathBuf, bytes: Cow<'static, [u8]>) -> Self {
         let environ = ["PATH=/bin:/usr/bin:/sbin:/usr/sbin", "HOME=/"].map(OsString::from).into();
-        Self { source, bytes, args: Vec::new(), environ, files: None }
+        Self { source, bytes, args: Vec::new(), environ, files: None, cwd: None }
     }
 
     /// The file itself.
@@ -104,6 +107,12 @@ impl Program {
     /// The same with these files.
     pub fn files(mut self, directory: impl Into<PathBuf>) -> Self {
         self.files = Some(directory.into());
+        self
+    }
+
+    /// The same started in this directory of its own file system.
+    pub fn cwd(mut self, directory: impl Into<OsString>) -> Self {
+        self.cwd = Some(directory.into());
         self
     }
 
@@ -136,6 +145,9 @@ impl Program {
         let argv = strings("argument", own.iter().chain(&self.args))?;
         initrd.bytes(ARGV, 0o444, argv)?;
         initrd.bytes(ENVIRON, 0o444, strings("variable", self.environ.iter())?)?;
+        if let Some(cwd) = &self.cwd {
+            initrd.bytes(CWD, 0o444, cwd.as_bytes().to_vec())?;
+        }
         for directory in ["dev", "proc", "tmp"] {
             if !initrd.contains(directory) {
                 initrd.directory(directory);
@@ -179,6 +191,9 @@ pub struct Machine {
     pub clock: Clock,
     /// QEMU's name for the CPU and what it can do: `max,-erms`.
     pub cpu: String,
+    /// Whether the kernel accounts for every frame when the program has ended; one that is not accounted for
+    /// is a panic.
+    pub check: bool,
     /// Words of the kernel command line: `set=KNOB=VALUE`, `plant=NAME`.
     pub words: Vec<String>,
     /// Another kernel than the embedded one.
@@ -193,6 +208,7 @@ impl Default for Machine {
             memory: 1 << 30,
             clock: Clock::Real,
             cpu: "max,-erms".into(),
+            check: false,
             words: Vec::new(),
             kernel: None,
         }
@@ -279,6 +295,8 @@ impl Machine {
         self.holds(&initrd)?;
         let archive = archive(&initrd)?;
         let mut words = vec![format!("cpus={}", self.cpus)];
+        words.extend(self.check.then(|| "check".to_owned()));
+        words.extend(streams.input.is_none().then(|| "noinput".to_owned()));
         words.extend(self.words.iter().cloned());
         let qemu = Qemu {
             board: "microvm",

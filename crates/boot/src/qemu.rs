@@ -7,6 +7,7 @@ use crate::error::BootError;
 use command_fds::{CommandFdExt, FdMapping};
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
+use nix::sys::stat;
 use nix::unistd;
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -21,6 +22,8 @@ use std::time::{Duration, Instant};
 const QEMU: &str = "qemu-system-x86_64";
 /// How often somebody who waits is asked whether to go on.
 const PATIENCE: Duration = Duration::from_millis(50);
+/// What the input begins with: it is thrown away when the kernel switches on the serial port's queues.
+const FIRST: u8 = 0x16;
 /// What the input ends with, as on a terminal; and what goes before a byte that is only itself.
 const END_OF_INPUT: u8 = 0x04;
 const LITERAL: u8 = 0x10;
@@ -68,6 +71,18 @@ pub enum Input {
     Inherit,
     /// These bytes.
     Bytes(Vec<u8>),
+}
+
+impl Input {
+    /// Whether it is known beforehand that there is none.
+    pub(crate) fn is_none(&self) -> bool {
+        match self {
+            Self::None => true,
+            Self::Bytes(bytes) => bytes.is_empty(),
+            // A job in the background may not read its terminal.
+            Self::Inherit => elsewhere(io::stdin()) || is_null(io::stdin()),
+        }
+    }
 }
 
 /// Where a program's input comes from and its output goes.
@@ -308,14 +323,16 @@ fn drain(mut from: Source, mut into: Sink<'_>, say: &Sender<Event>) {
 }
 
 /// Passes input on. The thread is left alone: it may wait for a terminal when the machine has ended.
+///
+/// Where there is none nothing is sent, and the kernel is told: what comes in comes in the host's time, and a
+/// deterministic run would differ by it.
 fn feed(into: Option<impl Write + Send + 'static>, input: Input) {
-    let Some(mut into) = into else { return };
+    let Some(mut into) = into.filter(|_| !input.is_none()) else { return };
     let pass = move || -> io::Result<()> {
+        into.write_all(&[FIRST])?;
         match input {
             Input::None => {}
             Input::Bytes(bytes) => into.write_all(&escaped(&bytes))?,
-            // A job in the background may not read its terminal.
-            Input::Inherit if elsewhere(io::stdin()) => {}
             Input::Inherit => {
                 // As it comes: nothing may wait in a buffer.
                 let mut buffer = [0; 1 << 12];
@@ -340,6 +357,12 @@ fn feed(into: Option<impl Write + Send + 'static>, input: Input) {
 /// Whether `input` is a terminal that another job has.
 fn elsewhere(input: impl AsFd) -> bool {
     unistd::tcgetpgrp(input).is_ok_and(|group| group != unistd::getpgrp())
+}
+
+/// Whether `input` is the device that has nothing to read.
+fn is_null(input: impl AsFd) -> bool {
+    let null = stat::stat("/dev/null").map(|null| null.st_rdev);
+    null.is_ok_and(|null| stat::fstat(input).is_ok_and(|stat| stat.st_rdev == null))
 }
 
 /// Bytes of input as they travel.

@@ -30,17 +30,27 @@ fn threads() {
 
 #[test]
 fn processes() {
-    both("processes", &[], 8);
+    both("processes", &[], 11);
 }
 
 #[test]
 fn files() {
-    both("files", &[], 15);
+    both("files", &[], 8);
+}
+
+#[test]
+fn streams() {
+    both("streams", &[], 7);
 }
 
 #[test]
 fn clocks() {
     both("clocks", &[], 6);
+}
+
+#[test]
+fn limits() {
+    both("limits", &[], 4);
 }
 
 #[test]

@@ -5,12 +5,15 @@
 
 mod common;
 
-use common::{Ran, deterministic, parallel, run};
-use faultless_boot::{End, Machine};
+use common::{Ran, boot, busybox, deterministic, parallel, run};
+use faultless_boot::{End, Machine, Program};
+
+fn with(plant: &str, machine: Machine) -> Machine {
+    Machine { words: vec![format!("plant={plant}")], ..machine }
+}
 
 fn planted(machine: Machine, plant: &str, checks: &[&str]) -> Ran {
-    let machine = Machine { words: vec![format!("plant={plant}")], ..machine };
-    run(&machine, "tlb", &[&["here", "rounds=1000"], checks].concat())
+    run(&with(plant, machine), "tlb", &[&["here", "rounds=1000"], checks].concat())
 }
 
 /// That each of `checks` fails.
@@ -55,4 +58,25 @@ fn a_lost_interrupt() {
         "lost-ipi: {ran}"
     );
     planted(deterministic(), "lost-ipi", &["remap_seen_elsewhere"]).exited(0);
+}
+
+/// The kernel runs over a stack of its own: the page below is not there, and the report says whose it is.
+#[test]
+fn an_overrun_stack() {
+    let cases = [
+        (
+            "overrun-thread",
+            "while true; do :; done",
+            "the kernel stack of thread 1 of 1 was run over",
+        ),
+        ("overrun-idle", "sleep 0.1", "the stack of the idle loop was run over"),
+        ("overrun-fatal", "sleep 0.1", "the stack of fatal exceptions was run over"),
+    ];
+    for (plant, command, said) in cases {
+        for machine in [deterministic(), parallel()] {
+            let program = Program::file(busybox()).expect("it is a program");
+            let ran = boot(&with(plant, machine), &program.args(["sh", "-c", command]));
+            assert!(matches!(&ran.end, End::Panicked(why) if why.contains(said)), "{plant}: {ran}");
+        }
+    }
 }

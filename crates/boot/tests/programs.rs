@@ -4,10 +4,12 @@
 mod common;
 
 use common::{boot, busybox, deterministic, host, parallel};
-use faultless_boot::{End, Machine, Program};
+use faultless_boot::{End, Input, Limits, Machine, Program, Streams};
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary directory")
@@ -88,6 +90,46 @@ fn statuses() {
     let killed = run("kill -TERM $$").exited(128 + 15);
     assert_eq!(killed.report.signal, Some(15), "{killed}");
     run("no_such_command").exited(127);
+}
+
+/// Input of any bytes comes in whole, and quickly: a queue of the port's at a time.
+#[test]
+fn input_comes_whole() {
+    let input: Vec<u8> = (0..20_000u32).map(|at| (at ^ at >> 8) as u8).collect();
+    let program = Program::file(busybox()).expect("it is a program").args(["cat"]);
+    let mut output = Vec::new();
+    let streams = Streams {
+        input: Input::Bytes(input.clone()),
+        output: Box::new(&mut output),
+        errors: Box::new(io::sink()),
+    };
+    let limits = Limits { timeout: Some(Duration::from_secs(60)), stop: None };
+    let run = Machine::default().run(&program, streams, &limits).expect("the machine starts");
+    assert_eq!(run.end, End::Exited(0));
+    assert!(output == input, "{} of {} bytes came, or others", output.len(), input.len());
+}
+
+/// A program starts in the root of its files, or where it is told to.
+#[test]
+fn directories_to_start_in() {
+    let files = folder();
+    let shell = files.path().join("busybox");
+    fs::copy(busybox(), &shell).expect("it can be copied");
+    fs::create_dir_all(files.path().join("some/where")).expect("it can be made");
+    let program = || {
+        let program = Program::file(&shell).expect("it is a program").files(files.path());
+        program.args(["pwd"])
+    };
+    assert_eq!(boot(&deterministic(), &program()).exited(0).output, "/\n");
+    for directory in ["/some/where", "some/where", "some/../some/where/"] {
+        let ran = boot(&deterministic(), &program().cwd(directory)).exited(0);
+        assert_eq!(ran.output, "/some/where\n", "{directory}");
+    }
+    for (directory, why) in [("/no/where", "ENOENT"), ("/busybox", "ENOTDIR")] {
+        let ran = boot(&deterministic(), &program().cwd(directory)).exited(126);
+        let said = ran.report.messages.join("\n");
+        assert!(said.contains(&format!("{directory}: {why}")), "{ran}");
+    }
 }
 
 /// What is no program is told of, and neither runs nor harms the kernel.

@@ -174,6 +174,9 @@ pub struct BootArgs {
     /// A directory that the program sees as its file system
     #[arg(long, value_name = "DIR")]
     pub files: Option<PathBuf>,
+    /// The directory inside that the program starts in [default: /]
+    #[arg(long, value_name = "DIR")]
+    pub cwd: Option<OsString>,
     /// An environment variable; repeatable
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
     pub env: Vec<String>,
@@ -182,6 +185,9 @@ pub struct BootArgs {
     pub clock: ClockArg,
     #[command(flatten)]
     pub set: SetArgs,
+    /// At the end account for every frame of memory; one that is missing is an error
+    #[arg(long)]
+    pub check: bool,
     /// Break the kernel on purpose, for tests
     #[arg(long, value_name = "NAME", hide = true)]
     pub plant: Vec<String>,

@@ -50,11 +50,10 @@ fn program(args: &BootArgs) -> Result<Program, CliError> {
         }
         program => program.map_err(|error| CliError::Usage(error.to_string()))?,
     };
-    let program = args.env.iter().fold(program, Program::env).args(args.args());
-    Ok(match &args.files {
-        Some(files) => program.files(files),
-        None => program,
-    })
+    let mut program = args.env.iter().fold(program, Program::env).args(args.args());
+    program.files.clone_from(&args.files);
+    program.cwd.clone_from(&args.cwd);
+    Ok(program)
 }
 
 /// What to say where a name is neither that of a file nor of a program that comes along.
@@ -78,6 +77,7 @@ fn machine(args: &BootArgs) -> Machine {
             ClockArg::Real => Clock::Real,
             ClockArg::Deterministic => Clock::Deterministic,
         },
+        check: args.check,
         words: set.chain(plant).collect(),
         kernel: args.kernel.clone(),
         ..Machine::default()

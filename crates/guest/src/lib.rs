@@ -14,7 +14,9 @@
 //! | `counts` | counts faults and TLB shootdowns of phases that run on several CPUs |
 //! | `tlb` | the laws of translations, seen from user mode |
 //! | `fuzz` | random system calls from every CPU |
-//! | `signals`, `threads`, `files` | what programs expect of the interface, check by check |
+//! | `faults`, `signals`, `threads`, `processes`, `clocks` | what programs expect of the interface, check by check |
+//! | `files`, `streams`, `procfs` | the same of files, of descriptors, of `/proc` |
+//! | `limits` | how deep and how long things may get |
 //! | `memory`, `shm` | locking, rearranging and sharing memory, and that of other processes |
 //! | `sysv` | semaphores and message queues |
 //! | `oom` | takes all there is of everything |
@@ -27,6 +29,7 @@ compile_error!("guest programs are Linux programs for x86-64");
 pub mod args;
 pub mod check;
 pub mod clock;
+pub mod dir;
 pub mod init;
 pub mod mem;
 pub mod proc;

@@ -45,12 +45,22 @@ fn threads() {
 
 #[test]
 fn processes() {
-    all_pass(env!("CARGO_BIN_EXE_processes"), &[], 7);
+    all_pass(env!("CARGO_BIN_EXE_processes"), &[], 11);
+}
+
+#[test]
+fn limits() {
+    all_pass(env!("CARGO_BIN_EXE_limits"), &[], 4);
 }
 
 #[test]
 fn files() {
-    all_pass(env!("CARGO_BIN_EXE_files"), &[], 15);
+    all_pass(env!("CARGO_BIN_EXE_files"), &[], 8);
+}
+
+#[test]
+fn streams() {
+    all_pass(env!("CARGO_BIN_EXE_streams"), &[], 7);
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! What the kernel says, and what programs do.
 //!
 //! The program's output and input are the first serial port; its errors are port 0xea, the kernel's report,
-//! line by line, port 0xe9: debug consoles, which take a byte an `out`. The serial port is used without
-//! its queues, as it comes out of reset: switching these on throws away what has been typed already.
+//! line by line, port 0xe9: debug consoles, which take a byte an `out`.
+//!
+//! The serial port comes out of reset without its queues, and each byte of input is then a round through the
+//! emulator. Switching them on throws away the byte that has come in. So the host sends one that is there to
+//! be thrown away: while it waits no other comes in, and nothing is lost.
 
 use crate::percpu;
 use core::fmt::{self, Write};
@@ -14,11 +17,16 @@ use x86_64::instructions::port::Port;
 const REPORT: u16 = 0xe9;
 const ERROR: u16 = 0xea;
 const SERIAL: u16 = 0x3f8;
+const SERIAL_QUEUES: u16 = SERIAL + 2;
 const SERIAL_STATUS: u16 = SERIAL + 5;
+/// Queues of the serial port: on, and the longest for input.
+const QUEUES: u8 = 0xc1;
 /// Status of the serial port: a byte has come in.
 const RECEIVED: u8 = 1;
 /// Status of the serial port: a byte may be sent.
 const SENDABLE: u8 = 1 << 5;
+/// Status of the serial port: every byte has been sent.
+const SENT: u8 = 1 << 6;
 const EXIT: u16 = 0xf4;
 /// What the machine is ended with when the kernel panics.
 const PANICKED: u8 = 0x7f;
@@ -29,7 +37,7 @@ static ERRORS: SpinLock<()> = SpinLock::new(());
 static LINE: SpinLock<()> = SpinLock::new(());
 
 fn out(port: u16, byte: u8) {
-    // SAFETY: the ports here are of devices that only take bytes.
+    // SAFETY: the ports here are of devices that take bytes, and touch no memory.
     unsafe { Port::new(port).write(byte) };
 }
 
@@ -51,9 +59,21 @@ pub fn write(bytes: &[u8]) {
 
 /// The next byte of the program's input, if one has come in.
 pub fn read() -> Option<u8> {
+    /// Whether the queues are on.
+    static QUEUED: AtomicBool = AtomicBool::new(false);
     let _held = OUTPUT.lock(percpu::cpu());
+    if serial_status() & RECEIVED == 0 {
+        return None;
+    }
+    if !QUEUED.swap(true, Ordering::Relaxed) {
+        while serial_status() & SENT == 0 {
+            spin_loop();
+        }
+        out(SERIAL_QUEUES, QUEUES);
+        return None;
+    }
     // SAFETY: a received byte is there, and ours.
-    (serial_status() & RECEIVED != 0).then(|| unsafe { Port::new(SERIAL).read() })
+    Some(unsafe { Port::new(SERIAL).read() })
 }
 
 /// Sends bytes to where the program's errors go.

@@ -1,8 +1,10 @@
 //! Descriptor tables: which code runs at which vector, on which stack, and where SYSCALL goes.
 
 use super::entry::{self, KERNEL_CODE, KERNEL_DATA, USER_CODE, USER_DATA};
+use crate::boot::paging;
 use crate::percpu::PerCpu;
 use core::cell::UnsafeCell;
+use faultless::PAGE_SIZE;
 use x86_64::registers::model_specific::{LStar, Msr, SFMask};
 use x86_64::registers::rflags::RFlags;
 use x86_64::registers::segmentation::{CS, DS, ES, FS, GS, SS, Segment};
@@ -16,12 +18,19 @@ const TASK: u16 = 0x40;
 /// Bytes of each stack for a fatal exception.
 const FATAL_STACK: usize = 8 << 10;
 
+/// A stack for fatal exceptions, and the page below it.
+#[repr(C, align(4096))]
+struct FatalStack {
+    guard: [u8; PAGE_SIZE as usize],
+    bytes: [u8; FATAL_STACK],
+}
+
 /// One CPU's segments, and the stacks on which it enters the kernel.
 #[repr(C)]
 pub struct Descriptors {
     task: UnsafeCell<TaskStateSegment>,
     segments: UnsafeCell<[u64; 10]>,
-    fatal_stack: UnsafeCell<[u8; FATAL_STACK]>,
+    fatal: UnsafeCell<FatalStack>,
 }
 
 impl Descriptors {
@@ -29,7 +38,10 @@ impl Descriptors {
         Self {
             task: UnsafeCell::new(TaskStateSegment::new()),
             segments: UnsafeCell::new([0; 10]),
-            fatal_stack: UnsafeCell::new([0; FATAL_STACK]),
+            fatal: UnsafeCell::new(FatalStack {
+                guard: [0; PAGE_SIZE as usize],
+                bytes: [0; FATAL_STACK],
+            }),
         }
     }
 
@@ -39,6 +51,19 @@ impl Descriptors {
         unsafe { (*self.task.get()).privilege_stack_table[0] = VirtAddr::new_truncate(top) };
     }
 
+    /// The lowest byte of the stack for fatal exceptions.
+    pub fn fatal_stack(&self) -> u64 {
+        // SAFETY: only the address is taken.
+        unsafe { (&raw const (*self.fatal.get()).bytes) as u64 }
+    }
+
+    /// Makes the page below the stack for fatal exceptions a guard.
+    pub fn guard(&'static self) {
+        // SAFETY: nobody uses the page, ever; it is page-aligned, and the direct map's or the image's.
+        let guarded = unsafe { paging::guard((&raw const (*self.fatal.get()).guard).cast()) };
+        assert!(guarded, "no memory for a guard");
+    }
+
     /// Loads the tables on this CPU. The GS base is lost.
     ///
     /// # Safety
@@ -46,7 +71,7 @@ impl Descriptors {
     pub unsafe fn load(&'static self) {
         // SAFETY: this CPU's own, which does not use them yet.
         let (task, segments) = unsafe { (&mut *self.task.get(), &mut *self.segments.get()) };
-        let top = VirtAddr::from_ptr(self.fatal_stack.get()) + FATAL_STACK as u64;
+        let top = VirtAddr::new(self.fatal_stack()) + FATAL_STACK as u64;
         // All fatal exceptions share it: whoever is there does not return.
         task.interrupt_stack_table[0] = top.align_down(16u64);
         let task: *const TaskStateSegment = task;

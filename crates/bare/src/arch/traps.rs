@@ -5,13 +5,18 @@
 //! further: to the task, or to the place where the copy gives up. Any other fault of the kernel's is its
 //! end.
 
+use super::context::{self, Overrun};
 use super::{TrapFrame, apic, console, user};
-use crate::machine::{self, Bare, plant};
+
+use crate::machine::plant::{self, Plant};
+use crate::machine::{self, Bare};
 use crate::percpu::{self, Interrupt, PerCpu};
 use crate::task;
 use faultless::{Access, FaultError, Space};
 use x86_64::registers::control::Cr2;
 
+/// The vector of a fault of which the processor could not tell the kernel: there was no stack to do so on.
+const DOUBLE_FAULT: u64 = 8;
 /// Bits of a page fault's error code.
 const WRITE: u64 = 1 << 1;
 const RESERVED: u64 = 1 << 3;
@@ -20,7 +25,7 @@ const FETCH: u64 = 1 << 4;
 /// The space that this CPU runs.
 #[inline(always)]
 fn running(here: &PerCpu) -> Option<&Space<Bare>> {
-    // SAFETY: set by `machine::run`, whose callers keep the space alive while it runs.
+    // SAFETY: set by `machine::run`, whose callers promise that the space lives while it runs.
     unsafe { here.space.get().as_ref() }
 }
 
@@ -73,7 +78,7 @@ fn of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
         frame.rip = fixup;
         return;
     }
-    console::panic(format_args!("page fault at {addr:#x} on cpu {}: {frame:?}", here.id.0));
+    console::panic(format_args!("page fault at {addr:#x} on cpu {}: {frame:?}", here.id.get().0));
 }
 
 /// Every other vector.
@@ -108,14 +113,25 @@ fn interrupt(vector: apic::Vector, frame: &TrapFrame) {
         apic::Vector::Spurious => {}
         apic::Vector::Error => {
             apic::end_of_interrupt();
-            console::panic(format_args!("the interrupt controller of cpu {} failed", here.id.0));
+            console::panic(format_args!(
+                "the interrupt controller of cpu {} failed",
+                here.id.get().0
+            ));
         }
     }
 }
 
 /// An exception that the kernel is not made to meet.
 pub(super) extern "C" fn fatal(frame: &mut TrapFrame) {
-    let id = percpu::this().id.0;
+    let id = percpu::id().0;
     let in_user = if frame.of_user() { " from user mode" } else { "" };
+    if frame.vector == DOUBLE_FAULT
+        && let Some(whose) = context::overrun(Cr2::read_raw())
+    {
+        if !matches!(whose, Overrun::Fatal) {
+            plant::run_over(Plant::OverrunFatal);
+        }
+        console::panic(format_args!("{whose} was run over on cpu {id}: {frame:?}"));
+    }
     console::panic(format_args!("exception{in_user} on cpu {id}: {frame:?}"));
 }

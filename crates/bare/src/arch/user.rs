@@ -14,6 +14,7 @@ use crate::syscall::Errno;
 use alloc::vec::Vec;
 use core::arch::naked_asm;
 use core::mem::MaybeUninit;
+use core::ptr;
 use faultless::{PAGE_SIZE, USER_END};
 
 /// Values that are no more than their bytes.
@@ -42,50 +43,40 @@ macro_rules! fixup {
     };
 }
 
+/// A function of `dst`, `src` and `len` that does `$by` by eights and then by ones. Returns whether it could not.
+macro_rules! by_words {
+    ($by:literal) => {
+        naked_asm!(
+            "mov rcx, rdx",
+            "shr rcx, 3",
+            "and edx, 7",
+            "xor eax, eax",
+            stac!(),
+            concat!("20: rep ", $by, "q"),
+            fixup!("20", "29"),
+            "mov ecx, edx",
+            concat!("21: rep ", $by, "b"),
+            fixup!("21", "29"),
+            clac!(),
+            "ret",
+            "29:",
+            clac!(),
+            "mov eax, 1",
+            "ret",
+        )
+    };
+}
+
 /// Copies `len` bytes; one side is user memory. Returns whether it could not.
 #[unsafe(naked)]
 unsafe extern "C" fn copy(dst: *mut u8, src: *const u8, len: usize) -> bool {
-    naked_asm!(
-        "mov rcx, rdx",
-        "shr rcx, 3",
-        "and edx, 7",
-        stac!(),
-        "20: rep movsq",
-        fixup!("20", "29"),
-        "mov ecx, edx",
-        "21: rep movsb",
-        fixup!("21", "29"),
-        clac!(),
-        "xor eax, eax",
-        "ret",
-        "29:",
-        clac!(),
-        "mov eax, 1",
-        "ret",
-    )
+    by_words!("movs")
 }
 
-/// Fills `len` bytes of user memory with zeros. Returns whether it could not.
+/// Fills `len` bytes of user memory with zeros; nothing is read. Returns whether it could not.
 #[unsafe(naked)]
-unsafe extern "C" fn fill(dst: *mut u8, len: usize) -> bool {
-    naked_asm!(
-        "mov rcx, rsi",
-        "shr rcx, 3",
-        "and esi, 7",
-        "xor eax, eax",
-        stac!(),
-        "20: rep stosq",
-        fixup!("20", "29"),
-        "mov ecx, esi",
-        "21: rep stosb",
-        fixup!("21", "29"),
-        clac!(),
-        "ret",
-        "29:",
-        clac!(),
-        "mov eax, 1",
-        "ret",
-    )
+unsafe extern "C" fn fill(dst: *mut u8, nothing: *const u8, len: usize) -> bool {
+    by_words!("stos")
 }
 
 /// Copies bytes of user memory up to and with the first zero, at most `len`. Returns how many were
@@ -218,7 +209,7 @@ pub fn write_bytes(dst: u64, bytes: &[u8]) -> Result<(), Errno> {
 pub fn zero_out(dst: u64, len: usize) -> Result<(), Errno> {
     check(dst, len)?;
     // SAFETY: user memory.
-    done(unsafe { fill(dst as *mut u8, len) })
+    done(unsafe { fill(dst as *mut u8, ptr::null(), len) })
 }
 
 /// A value in the program's memory, at any address.

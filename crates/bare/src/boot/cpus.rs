@@ -6,23 +6,22 @@
 //! [`PATIENCE_NS`] is left out, and stays away should it come after all.
 
 use super::entry::{STACKS, TRAMPOLINE, trampoline};
+use crate::arch::context::{KernelStack, STACK_BYTES};
 use crate::arch::{self, apic, clock, report};
 use crate::machine::direct;
 use crate::percpu::{self, MAX_CPUS, PerCpu};
 use acpi::madt::{Madt, MadtEntry};
 use acpi::{AcpiHandler, AcpiTables, PhysicalMapping};
 use alloc::boxed::Box;
-use alloc::vec;
 use alloc::vec::Vec;
 use core::hint::spin_loop;
+use core::mem;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 use faultless::{CpuId, Vm};
 
 /// How long CPUs have to arrive.
 const PATIENCE_NS: u64 = 5_000_000_000;
-/// Bytes of the stack on which a CPU idles.
-const IDLE_STACK: usize = 32 << 10;
 
 /// Asked to come.
 const WANTED: u8 = 1;
@@ -88,11 +87,13 @@ pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
     let mut cpus = 1;
     for &id in &others {
         let here = Box::leak(Box::new(PerCpu::new(CpuId(0))));
-        let stack = vec![0u8; IDLE_STACK].leak();
+        let stack = KernelStack::try_new().expect("the heap is large enough for all CPUs");
+        here.idle_stack.set(stack.top() - STACK_BYTES as u64);
         PERCPUS[usize::from(id)].store(here, Ordering::Relaxed);
         STATES[usize::from(id)].store(WANTED, Ordering::Relaxed);
-        let top = (stack.as_ptr() as u64 + IDLE_STACK as u64) & !15;
-        STACKS[usize::from(id)].store(top, Ordering::Release);
+        STACKS[usize::from(id)].store(stack.top(), Ordering::Release);
+        // The CPU's for ever.
+        mem::forget(stack);
         apic::send_init(id);
     }
     clock::delay(10_000_000);
@@ -116,8 +117,9 @@ pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
         }
         // It waits for the subsystem, and does not look at its number before.
         let here = PERCPUS[usize::from(id)].load(Ordering::Relaxed);
-        // SAFETY: leaked above; the CPU waits.
-        unsafe { (&raw mut (*here).id).write(CpuId(cpus as u16)) };
+        // SAFETY: leaked above. The CPU waits for `VM`, which is stored after this, and has no interrupts
+        // until then: it does not look at the cell.
+        unsafe { (*here).id.set(CpuId(cpus as u16)) };
         percpu::remote(CpuId(cpus as u16)).apic_id.store(id, Ordering::Relaxed);
         cpus += 1;
     }
@@ -135,6 +137,7 @@ pub extern "C" fn start_other(id: u8) -> ! {
     let here = PERCPUS[usize::from(id)].load(Ordering::Relaxed);
     // SAFETY: leaked by `start_all` for this CPU alone.
     unsafe { percpu::install(&*here) };
+    percpu::this().descriptors.guard();
     apic::enable();
     let vm = loop {
         let vm = VM.load(Ordering::Acquire);

@@ -21,6 +21,14 @@ pub static STACKS: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
 /// Bytes of the boot CPU's stack, on which it later idles.
 const BOOT_STACK: usize = 64 << 10;
 
+/// The page below the boot CPU's stack, which is to be a guard.
+pub fn boot_guard() -> *const u8 {
+    unsafe extern "C" {
+        static boot_stack_guard: u8;
+    }
+    &raw const boot_stack_guard
+}
+
 /// The bytes to be copied to [`TRAMPOLINE`].
 pub fn trampoline() -> &'static [u8] {
     unsafe extern "C" {
@@ -144,6 +152,7 @@ trampoline_end:
 .code64
 .global trampoline_start
 .global trampoline_end
+.global boot_stack_guard
 
 .section .bss.boot, "aw", @nobits
 .align 4096
@@ -151,6 +160,7 @@ boot_root: .skip 4096
 boot_low: .skip 4096
 boot_high: .skip 4096
 boot_directory: .skip 4096
+boot_stack_guard: .skip 4096
 boot_stack: .skip {boot_stack}
 boot_stack_end:
 

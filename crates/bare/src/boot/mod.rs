@@ -56,6 +56,11 @@ pub fn words(name: &str) -> impl Iterator<Item = &'static str> {
     words.filter_map(move |word| word.strip_prefix(name)?.strip_prefix('='))
 }
 
+/// Whether `word` is on the command line.
+pub fn is_said(word: &str) -> bool {
+    command_line().split_ascii_whitespace().any(|said| said == word)
+}
+
 /// The initial files, as the loader was given them.
 pub fn initrd() -> &'static [u8] {
     let range = info().initrd;
@@ -92,6 +97,10 @@ pub extern "C" fn start(start_info: u32) -> ! {
     paging::build(&mut free, info().ends);
     load_root();
     paging::check();
+    // SAFETY: the page is there to be one.
+    assert!(unsafe { paging::guard(entry::boot_guard()) }, "no memory for a guard");
+    FIRST.0.idle_stack.set(entry::boot_guard() as u64 + PAGE_SIZE);
+    FIRST.0.descriptors.guard();
 
     apic::mask_old();
     clock::init();
@@ -155,6 +164,6 @@ fn regions(free: &ranges::Ranges) -> Vec<MemoryRegion> {
         frames: (range.len() >> PAGE_SHIFT) as u32,
     };
     let mut regions: Vec<_> = free.iter().map(region).collect();
-    regions.sort_by_key(|region| region.first);
+    regions.sort_unstable_by_key(|region| region.first);
     regions
 }

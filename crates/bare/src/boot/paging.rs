@@ -5,11 +5,23 @@
 //! the direct map shows the image's code and constants it is in small pages, read-only: no address is both
 //! writable and executable, and no executable byte is writable at another address. All of it is global.
 //! [`check`] walks the tables and sees that it is so.
+//!
+//! *Guards.* Below each stack of the kernel's lies a page that is not mapped ([`guard`]), so that who runs over
+//! the stack faults instead of writing on. It is the one thing that changes once the CPUs run. A page that
+//! is mapped again needs no flush; of one that is not any more other CPUs may keep a translation, through which
+//! they would see memory that belongs to nobody. What matters is that the CPU that is about to run on the
+//! stack has none: it asks for [`guards`], how often a guard was made, and drops the kernel's translations
+//! ([`drop_kernel_translations`]) when it has not since.
 
 use crate::arch::apic;
 use crate::machine::{DIRECT_MAP, direct};
+use alloc::alloc::alloc;
+use core::alloc::Layout;
 use core::sync::atomic::{AtomicU64, Ordering};
+use faultless::sync::spin::SpinLock;
+use faultless::sync::wait::Spin;
 use faultless_bare::ranges::{Range, Ranges};
+use x86_64::registers::control::{Cr4, Cr4Flags};
 use x86_64::structures::paging::PageTableFlags as Flags;
 
 const SMALL: u64 = 1 << 12;
@@ -163,5 +175,103 @@ fn check_table(table: u64, level: u32, virt: u64, above: Flags, text: Range) {
             !users && !(writable && (executable || shows_text)),
             "the kernel's page at {virt:#x} has flags {flags:?}"
         );
+    }
+}
+
+/// Held while a guard is made or taken back. Inside it only the heap's lock is taken.
+static GUARDING: SpinLock<()> = SpinLock::new(());
+/// How often a guard was made.
+static GUARDS: AtomicU64 = AtomicU64::new(0);
+
+/// How often a guard was made.
+#[inline]
+pub fn guards() -> u64 {
+    GUARDS.load(Ordering::Acquire)
+}
+
+/// Takes the kernel's page at `page` out of the tables. `false`: there is no memory for the table that this
+/// takes, and nothing has changed.
+///
+/// # Safety
+/// The page is the image's or the direct map's, and the caller's, who does not use it until he has called
+/// [`unguard`].
+pub unsafe fn guard(page: *const u8) -> bool {
+    let _guarding = GUARDING.lock(&Spin);
+    let (mut slot, large) = leaf(page as u64);
+    if large {
+        // SAFETY: the entry of a large page, and the lock is held.
+        if !unsafe { split(slot) } {
+            return false;
+        }
+        (slot, _) = leaf(page as u64);
+    }
+    // SAFETY: the entry of the caller's page; the lock keeps other writers away.
+    unsafe { slot.write_volatile(slot.read_volatile() & !Flags::PRESENT.bits()) };
+    GUARDS.fetch_add(1, Ordering::Release);
+    true
+}
+
+/// Makes a large page small ones, for good. `false`: there is no memory for the table.
+///
+/// # Safety
+/// `slot` is its entry; [`GUARDING`] is held.
+unsafe fn split(slot: *mut u64) -> bool {
+    #[repr(C, align(4096))]
+    struct Table([u64; 512]);
+    // SAFETY: the layout is not empty.
+    let table = unsafe { alloc(Layout::new::<Table>()) }.cast::<u64>();
+    if table.is_null() {
+        return false;
+    }
+    // SAFETY: the table is ours until it is in use. Nobody else writes the entry: the processor at most sets
+    // the accessed and dirty bits, which nobody asks for. Both sizes show the same memory with the same
+    // rights, so it does not matter which of them a CPU remembers.
+    unsafe {
+        let first = slot.read_volatile() & !Flags::HUGE_PAGE.bits();
+        (0..512).for_each(|index| table.add(index).write(first + index as u64 * SMALL));
+        let at = table as u64 - DIRECT_MAP;
+        slot.write_volatile(at | (Flags::PRESENT | Flags::WRITABLE).bits());
+    }
+    true
+}
+
+/// Maps a page again that [`guard`] has taken out.
+///
+/// # Safety
+/// It has.
+pub unsafe fn unguard(page: *const u8) {
+    let _guarding = GUARDING.lock(&Spin);
+    let (slot, _) = leaf(page as u64);
+    // SAFETY: the entry of the page, which has kept all but its presence.
+    unsafe { slot.write_volatile(slot.read_volatile() | Flags::PRESENT.bits()) };
+}
+
+/// The entry for `virt`, which is the kernel's, and whether it is that of a large page.
+fn leaf(virt: u64) -> (*mut u64, bool) {
+    let mut table = root();
+    let mut level = 4;
+    loop {
+        let index = virt >> (12 + 9 * (level - 1)) & 511;
+        let slot = direct(table + index * 8).cast::<u64>();
+        // SAFETY: an entry of the kernel's tables, which are never freed.
+        let entry = unsafe { slot.read_volatile() };
+        let large = level == 2 && entry & Flags::HUGE_PAGE.bits() != 0;
+        if level == 1 || large {
+            return (slot, large);
+        }
+        table = entry & ADDRESS;
+        level -= 1;
+    }
+}
+
+/// Drops this CPU's translations of the kernel's addresses, and all others too.
+#[cold]
+pub fn drop_kernel_translations() {
+    let cr4 = Cr4::read();
+    // SAFETY: global pages are off for a moment, which drops them all. (With identifiers, too, all that is
+    // cached under any of them goes; nobody relies on its being there.)
+    unsafe {
+        Cr4::write(cr4 - Cr4Flags::PAGE_GLOBAL);
+        Cr4::write(cr4);
     }
 }

@@ -6,7 +6,7 @@ use super::device::Device;
 use super::file::{File, Kind};
 use super::inode::{Body, Inode};
 use super::lock;
-use super::walk::Start;
+use super::walk::{Links, Start, walk};
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
 use crate::task::current;
@@ -93,8 +93,11 @@ pub struct ProcessFiles {
 }
 
 impl ProcessFiles {
-    /// Those of the first process: the console.
-    pub fn first() -> Self {
+    /// Those of the first process: the console, and the directory `here`, or the root if it is empty.
+    ///
+    /// # Errors
+    /// `ENOENT` and others of a path that leads nowhere; `ENOTDIR`.
+    pub fn first(here: &[u8]) -> Result<Self> {
         let open = |device: Device, flags| {
             let inode = Inode::numbered(1, Body::Device(device), 0o600);
             inode.call(b"dev/console", false);
@@ -106,14 +109,18 @@ impl ProcessFiles {
         let slots = Vec::from([console.clone(), console, complaints]);
         let table = Table { full_below: slots.len(), slots };
         let root = super::root().clone();
-        let context = Context {
-            start: Mutex::new(Start { here: root.clone(), root }),
-            umask: AtomicU32::new(0o022),
-        };
-        Self {
+        let mut start = Start { here: root.clone(), root };
+        if !here.is_empty() {
+            start.here = walk(&start, here, Links::Follow)?.existing()?;
+        }
+        if !start.here.is_directory() {
+            return Err(Errno::ENOTDIR);
+        }
+        let context = Context { start: Mutex::new(start), umask: AtomicU32::new(0o022) };
+        Ok(Self {
             descriptors: Mutex::new(Arc::new(Descriptors(Mutex::new(table)))),
             context: Mutex::new(Arc::new(context)),
-        }
+        })
     }
 
     /// Those of a child, which shares what is to be shared and gets copies of the rest.

@@ -148,6 +148,11 @@ struct Input {
 static INPUT: Mutex<Input> =
     Mutex::new(Input { bytes: VecDeque::new(), literal: false, ended: false, last: 0 });
 
+/// Nothing will come in on the console.
+pub fn end_input() {
+    INPUT.lock().ended = true;
+}
+
 impl Input {
     /// From the host: nothing more will come.
     const END: u8 = 0x04;

@@ -19,9 +19,10 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::any::Any;
+use core::sync::atomic::{AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 
-/// Sets in sets in sets: what is added is no deeper than this.
+/// So many sets may be in one another, as on Linux.
 const DEPTH: u32 = 5;
 
 /// Held while a set is put into another. Taken before the locks of sets.
@@ -45,6 +46,9 @@ struct Interest {
 #[derive(Debug, Default)]
 pub struct Epoll {
     interests: Mutex<BTreeMap<Key, Interest>>,
+    /// The most sets that were ever around it, one in another. Not lowered when one of them goes: a set does
+    /// not know who holds it. Changed under [`NESTING`].
+    around: AtomicU32,
     /// Announces what is added and changed.
     changes: Arc<Changes>,
 }
@@ -89,8 +93,18 @@ impl Epoll {
             return Err(Errno::EINVAL);
         }
         let _nesting = inner.map(|_| NESTING.lock());
-        if inner.is_some_and(|inner| inner.holds(self) || inner.depth() > DEPTH) {
-            return Err(Errno::ELOOP);
+        if let Some(inner) = inner {
+            let around = self.around.load(Ordering::Relaxed) + 1;
+            if inner.holds(self) || around + 1 + inner.depth() > DEPTH {
+                return Err(Errno::ELOOP);
+            }
+            inner.around.fetch_max(around, Ordering::Relaxed);
+            inner.visit(false, |file, depth| {
+                if let Ok(set) = of(file) {
+                    set.around.fetch_max(around + depth + 1, Ordering::Relaxed);
+                }
+                false
+            });
         }
         let interest = Interest {
             file: Arc::downgrade(file),

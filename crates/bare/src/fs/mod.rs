@@ -31,7 +31,7 @@ mod transfer;
 pub mod walk;
 
 pub use descriptors::ProcessFiles;
-pub use device::fill_random;
+pub use device::{end_input, fill_random};
 pub use faultless_bare::path;
 pub use file::File;
 pub use inode::Inode;

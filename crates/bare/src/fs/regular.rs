@@ -11,7 +11,7 @@ use super::transfer::Transfer;
 use crate::percpu;
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
-use crate::task::process::everybody;
+use crate::task::memory;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::Deref;
@@ -351,8 +351,6 @@ impl Regular {
         if !self.mapped.load(Ordering::SeqCst) {
             return;
         }
-        for memory in everybody() {
-            memory.space().revoke(percpu::cpu(), &self.object, first);
-        }
+        memory::revoke(&self.object, first);
     }
 }

@@ -16,7 +16,7 @@ use crate::machine::Bare;
 use crate::percpu;
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
-use crate::task::process::everybody;
+use crate::task::memory;
 use alloc::vec::Vec;
 use faultless::file::Object;
 use faultless::heap::Shared;
@@ -71,7 +71,7 @@ fn attachment(area: &Area) -> Option<(u64, &Shared<Object>)> {
 
 /// Tells of all attachments of all segments, until `tell` says no.
 fn each_attachment(mut tell: impl FnMut(u64, &Shared<Object>) -> bool) {
-    for memory in everybody() {
+    for memory in memory::all() {
         let mut more = true;
         memory.space().each_area(percpu::cpu(), VirtRange::USER, |area| {
             more = attachment(area).is_none_or(|(tag, object)| tell(tag, object));

@@ -25,9 +25,17 @@ pub fn boot(archive: &[u8]) {
     if let Err(why) = fs::mount(archive) {
         stop("the archive of files cannot be read", why);
     }
+    if crate::boot::is_said("noinput") {
+        fs::end_input();
+    }
     let read = |path| fs::read_all(path).unwrap_or_default();
     let (arguments, environment) = (read(b"/.boot/argv"), read(b"/.boot/environ"));
-    if let Err(errno) = start(&arguments, &environment) {
+    let here = read(b"/.boot/cwd");
+    let files = match ProcessFiles::first(&here) {
+        Ok(files) => files,
+        Err(errno) => stop(&String::from_utf8_lossy(&here), errno.name()),
+    };
+    if let Err(errno) = start(&arguments, &environment, files) {
         let program = arguments.split(|&byte| byte == 0).next().unwrap_or_default();
         let program = String::from_utf8_lossy(program).into_owned();
         stop(&program, errno.name());
@@ -41,11 +49,10 @@ fn stop(what: &str, why: &str) -> ! {
     power_off(CANNOT_RUN)
 }
 
-fn start(arguments: &[u8], environment: &[u8]) -> Result<()> {
+fn start(arguments: &[u8], environment: &[u8], files: ProcessFiles) -> Result<()> {
     let (arguments, environment) = (Strings::split(arguments)?, Strings::split(environment)?);
     let path = arguments.first().unwrap_or_default().to_vec();
     let loaded = exec::load(&path, arguments, &environment)?;
-    let files = ProcessFiles::first();
     let signals = ProcessSignals::default();
     let process = Process::new(FIRST, loaded.memory, files, signals, Family::default());
     *process.name.lock() = loaded.name;
@@ -77,7 +84,7 @@ pub(super) fn finish(status: ExitStatus) -> ! {
         let cpus = (0..percpu::cpus() as u16).map(CpuId);
         report!("counter {name} {}", cpus.map(|cpu| percpu::interrupts(cpu)[at]).sum::<u64>());
     }
-    if crate::boot::command_line().split_ascii_whitespace().any(|word| word == "check") {
+    if crate::boot::is_said("check") {
         check();
     }
     if let Some(signal) = status.signal() {

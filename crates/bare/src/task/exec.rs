@@ -32,6 +32,8 @@ const STRINGS_MAX: usize = 2 << 20;
 pub const STRING_MAX: usize = 128 << 10;
 /// Bytes that Linux gives to a new stack, beyond what is on it.
 const STACK: u64 = 128 << 10;
+/// Bytes of the header of an ELF file.
+const HEADER: u64 = 64;
 /// The longest line that names an interpreter.
 const LINE: usize = 256;
 /// How many scripts may be the interpreters of scripts.
@@ -185,7 +187,7 @@ fn read_at(file: &Regular, offset: u64, bytes: &mut [u8]) -> Result<usize> {
 
 /// What a file says about the program in it.
 fn plan(file: &Regular) -> Result<Plan> {
-    let mut first = [0; 64];
+    let mut first = [0; HEADER as usize];
     let len = read_at(file, 0, &mut first)?;
     let header = Header::parse(&first[..len]).ok_or(Errno::ENOEXEC)?;
     let place = header.table().filter(|place| place.end <= file.length()).ok_or(Errno::ENOEXEC)?;
@@ -195,6 +197,14 @@ fn plan(file: &Regular) -> Result<Plan> {
     table.resize(len, 0);
     let read = read_at(file, place.start, &mut table)?;
     header.plan(&table[..read], file.length()).ok_or(Errno::ENOEXEC)
+}
+
+/// As [`plan`], of an interpreter, for which Linux has other errors.
+fn interpreter_plan(file: &Regular) -> Result<Plan> {
+    if file.length() < HEADER {
+        return Err(Errno::EIO);
+    }
+    plan(file).map_err(|errno| if errno == Errno::ENOEXEC { Errno::ELIBBAD } else { errno })
 }
 
 /// A program that lies in the new space, moved by `bias`.
@@ -222,7 +232,7 @@ fn load_file(
             read_at(regular(file)?, name.start, &mut bytes)?;
             let name = bytes.strip_suffix(b"\0").ok_or(Errno::ENOEXEC)?;
             let file = fs::program(name)?;
-            let plan = self::plan(regular(&file)?)?;
+            let plan = interpreter_plan(regular(&file)?)?;
             let bias = match plan.bias {
                 Some(_) => place(&memory, &plan)?,
                 None => 0,
@@ -272,7 +282,9 @@ pub struct Visit<'a>(PhantomData<&'a Memory>);
 impl<'a> Visit<'a> {
     /// Runs the space of `memory`.
     pub fn to(memory: &'a Memory) -> Self {
-        machine::run(Some(memory.space()));
+        // SAFETY: `memory` is borrowed until the visit ends, which has the CPU run something else. (Visits
+        // are ended in the function that they begin in, and never forgotten.)
+        unsafe { machine::run(memory.space()) };
         Self(PhantomData)
     }
 }
@@ -281,7 +293,7 @@ impl Drop for Visit<'_> {
     fn drop(&mut self) {
         match try_current() {
             Some(_) => scheduler::run_memory(),
-            None => machine::run(None),
+            None => machine::run_none(),
         }
     }
 }

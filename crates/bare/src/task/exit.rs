@@ -76,7 +76,7 @@ pub fn end_thread() -> ! {
         let thread = current();
         let process = &thread.process;
         say_goodbye(&thread);
-        machine::run(None);
+        machine::run_none();
         let last = {
             // From both lists at once: whoever then is alone may take the number.
             let mut table = TABLE.lock();

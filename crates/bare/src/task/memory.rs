@@ -1,16 +1,46 @@
 //! The memory of a process: its address space, and what the kernel remembers about its contents.
 //!
 //! Shared by the threads of a process, and by a child of `vfork` until it calls `execve`.
+//!
+//! *Who has pages of a file.* Whoever shortens a file takes its pages out of every memory ([`revoke`]): so every
+//! memory is listed before a file is mapped in it, whether a process has it yet or not. A copy of a memory
+//! has the mappings from its beginning, but is listed at its end; so while pages are taken out none is
+//! being made.
 
 use crate::machine::Bare;
 use crate::percpu;
 use crate::sync::Mutex;
 use crate::syscall::Result;
 use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 use alloc::string::String;
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
+use faultless::file::Object;
+use faultless::heap::Shared;
+use faultless::sync::rwlock::RwLock;
 use faultless::{Space, VirtRange};
+
+/// Every memory there is, by the number of its space.
+static ALL: Mutex<BTreeMap<u64, Weak<Memory>>> = Mutex::new(BTreeMap::new());
+/// Inside are those who copy a memory and list the copy, or, alone, who takes pages of a file out of all of
+/// them. Outside of the locks of the subsystem, and of that of the list.
+static COPYING: RwLock = RwLock::new();
+
+/// Every memory there is.
+pub fn all() -> Vec<Arc<Memory>> {
+    ALL.lock().values().filter_map(Weak::upgrade).collect()
+}
+
+/// Takes the pages of `object` from the one at `first` on out of every memory. The object has been shortened
+/// already, and the caller holds no lock.
+pub fn revoke(object: &Shared<Object>, first: u64) {
+    let _alone = COPYING.write(percpu::cpu());
+    for memory in all() {
+        memory.space().revoke(percpu::cpu(), object, first);
+    }
+}
 
 /// What `/proc/self` tells about the program in a space.
 #[derive(Clone, Debug, Default)]
@@ -46,12 +76,17 @@ impl Memory {
     /// # Errors
     /// `ENOMEM`.
     pub fn try_fork(&self) -> Result<Arc<Self>> {
-        Ok(Self::around(copy(self.space())?, self.image.lock().clone()))
+        let image = self.image.lock().clone();
+        let _copying = COPYING.read(percpu::cpu());
+        Ok(Self::around(copy(self.space())?, image))
     }
 
     fn around(space: Box<Space<Bare>>, image: Image) -> Arc<Self> {
         crate::machine::adopt(&space);
-        Arc::new(Self { space: ManuallyDrop::new(space), image: Mutex::new(image) })
+        let number = space.id().0;
+        let memory = Arc::new(Self { space: ManuallyDrop::new(space), image: Mutex::new(image) });
+        ALL.lock().insert(number, Arc::downgrade(&memory));
+        memory
     }
 
     /// The space.
@@ -75,6 +110,7 @@ fn copy(space: &Space<Bare>) -> Result<Box<Space<Bare>>> {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        ALL.lock().remove(&self.space.id().0);
         // SAFETY: not used again: this is the end of its owner.
         let space = unsafe { ManuallyDrop::take(&mut self.space) };
         space.exit(percpu::cpu());

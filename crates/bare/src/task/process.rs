@@ -320,16 +320,6 @@ impl Table {
     }
 }
 
-/// The memories of all processes, each once.
-pub fn everybody() -> Vec<Arc<Memory>> {
-    let table = TABLE.lock();
-    let mut all: Vec<_> = table.processes.values().filter_map(|process| process.memory()).collect();
-    drop(table);
-    all.sort_unstable_by_key(Arc::as_ptr);
-    all.dedup_by(|a, b| Arc::ptr_eq(a, b));
-    all
-}
-
 /// The process with this number, zombies included.
 pub fn find(pid: u32) -> Option<Arc<Process>> {
     TABLE.lock().processes.get(&pid).cloned()

@@ -394,7 +394,7 @@ fn switch_to(next: Option<Arc<Thread>>) {
         }
         None => {
             own.busy.stop(now);
-            machine::run(None);
+            machine::run_none();
             // The stack may be gone when the next is set.
             context::set_kernel_stack(0);
             own.idle_context.get().cast_const()
@@ -413,7 +413,11 @@ fn run_space_of(thread: &Thread) {
     if percpu::this().space.get() != space {
         // SAFETY: the process has threads, so its memory, and the space in it, exists until it is
         // replaced, by a thread of it that runs something else first.
-        machine::run(unsafe { space.as_ref() });
+        match unsafe { space.as_ref() } {
+            // SAFETY: as above: what runs something else is what this CPU does then.
+            Some(space) => unsafe { machine::run(space) },
+            None => machine::run_none(),
+        }
     }
 }
 

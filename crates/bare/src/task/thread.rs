@@ -66,8 +66,8 @@ pub struct Thread {
     pub(super) registers: Registers,
 }
 
-// SAFETY: the cells are the thread's own: they are reached by the CPU that runs it or is switching to
-// it, and `on_cpu` keeps that to one at a time.
+// SAFETY: the cells are the thread's own: they are reached by who makes it, before it is queued, and then by
+// the CPU that runs it or is switching to it, and `on_cpu` keeps that to one at a time.
 unsafe impl Sync for Thread {}
 // SAFETY: as above.
 unsafe impl Send for Thread {}

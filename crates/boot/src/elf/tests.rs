@@ -71,7 +71,7 @@ fn files_that_are_no_programs() {
 
 #[test]
 fn headers_with_one_byte_wrong() {
-    let cases: [(usize, u8, &[&str]); 10] = [
+    let cases: [(usize, u8, &[&str]); 12] = [
         (4, 1, &["ELF header", "64-bit", "class 1"]),
         (5, 2, &["little-endian"]),
         (6, 9, &["version", "9"]),
@@ -81,6 +81,8 @@ fn headers_with_one_byte_wrong() {
         (18, 40, &["another machine (40)"]),
         (54, 32, &["program headers of 32 bytes"]),
         (56, 0, &["no program headers"]),
+        (57, 0xff, &["ELF header", "65282 program headers", "at most 1170"]),
+        (57, 4, &["1026 of them go beyond the file's end at 0x2010"]),
         (26, 0x80, &["entry point 0x801000", "no executable segment"]),
     ];
     for (at, byte, said) in cases {
@@ -92,7 +94,7 @@ fn headers_with_one_byte_wrong() {
 
 #[test]
 fn segments_with_one_field_wrong() {
-    let cases: [(usize, u64, &[&str]); 12] = [
+    let cases: [(usize, u64, &[&str]); 16] = [
         (field(1, 0), 0x3000, &["program header 1 at offset 0x78", "truncated", "0x2010"]),
         (field(1, 0), u64::MAX - 0xfff, &["program header 1", "truncated"]),
         (field(1, 3), u64::MAX, &["program header 1", "truncated"]),
@@ -102,6 +104,10 @@ fn segments_with_one_field_wrong() {
         (field(1, 4), u64::MAX, &["do not lie in a program's addresses"]),
         (field(1, 1), 0xffff_8000_0000_0000, &["do not lie in a program's addresses"]),
         (field(1, 4), 0x7fff_ffff_f000, &["do not lie in a program's addresses"]),
+        (field(1, 1), u64::MAX - 0xfff, &["do not lie in a program's addresses"]),
+        (field(1, 1), 0x7fff_f000_0000, &["do not lie in a program's addresses"]),
+        (field(1, 4), 0x7fff_f000_0000 - 0x40_2000 + 1, &["0x7fffefbfe001 bytes at 0x402000"]),
+        (field(0, 3), 0x1801, &["(0x1801) than in memory (0x1800)"]),
         (field(0, 1), 0, &["address 0x0 is below 0x10000"]),
         (field(1, 1), 0x40_0000, &["program header 1", "before segment 0 ends (0x401800)"]),
         (field(0, 4), 0x2001, &["before segment 0 ends (0x402001)"]),
@@ -137,6 +143,23 @@ fn kinds_of_segments() {
     let mut file = program();
     file[PHOFF + 4] = 4;
     refused(&file, &["entry point 0x401000"]);
+}
+
+/// Every word of the program headers is anything: none of it is a panic, and what passes lies where programs do.
+#[test]
+fn no_word_makes_it_panic() {
+    let whole = program();
+    for at in (PHOFF..PHOFF + 2 * PHENT).step_by(8) {
+        for shift in 0..64 {
+            for value in [1u64 << shift, (1u64 << shift) - 1, u64::MAX << shift] {
+                let mut file = whole.clone();
+                file[at..at + 8].copy_from_slice(&value.to_le_bytes());
+                if let Err(error) = check(&file, |_| false) {
+                    assert!(error.to_string().contains("header"), "{error}");
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -151,10 +151,10 @@ fn input_arrives_whole_and_ends() {
     let mut output = Vec::new();
     let input = Input::Bytes(b"a\x04b\x10\n".to_vec());
     let streams = Streams { input, output: Box::new(&mut output), errors: Box::new(io::sink()) };
-    // The fake ends with the first 4, and does not know that it is data.
+    // The fake throws nothing away, ends with the first 4, and does not know that it is data.
     let run = run("echo", streams, &Limits::default());
     assert_eq!(run.end, End::Silent(String::new()));
-    assert_eq!(output, b"a\x10\x04");
+    assert_eq!(output, b"\x16a\x10\x04");
     assert_eq!(super::escaped(b"a\x04b\x10\n"), b"a\x10\x04b\x10\x10\n");
 }
 

@@ -22,7 +22,8 @@ pub fn parallel() -> Machine {
 }
 
 fn small(cpus: u16) -> Machine {
-    Machine { cpus, memory: 512 << 20, ..Machine::default() }
+    // Every run accounts for every frame at its end.
+    Machine { cpus, memory: 512 << 20, check: true, ..Machine::default() }
 }
 
 /// What came of a program.

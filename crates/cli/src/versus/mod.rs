@@ -159,7 +159,7 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
                 clock: Clock::Deterministic,
                 cpu: CPU.into(),
                 words: args.set.set.iter().map(|set| format!("set={}", set.text())).collect(),
-                kernel: None,
+                ..Machine::default()
             };
             let (mut output, mut errors) = (Vec::new(), Vec::new());
             let run = machine.run(&program, Streams::keep(&mut output, &mut errors), &limits);

@@ -264,6 +264,9 @@ fn counts() -> Result<Counts, String> {
 /// Runs a phase, in this process, and prints its counts.
 fn count(phase: &Phase, strict: bool) -> Verdict {
     doing("sched_setaffinity", pin(first()?))?;
+    // What the program touches for the first time, its own text and heap, is not the phase's.
+    work(0..1)?;
+    counts()?;
     let before = counts()?;
     let operations = (phase.run)()?;
     let after = counts()?;

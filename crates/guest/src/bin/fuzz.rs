@@ -2,8 +2,9 @@
 //!
 //! A supervisor keeps `workers` processes of two threads each; each thread makes system calls with random
 //! and boundary arguments, three in four of them memory calls. A worker that ends, as most do sooner or
-//! later, is started anew with another seed; so is one that has made no call for a while, because it
-//! waits for what never comes. The verdict is that the machine goes on: that every worker can be killed
+//! later, is started anew with another seed. One that has made no call for a while waits for what may
+//! never come, as `poll`, `pause` or a read of a pipe do by right: a signal interrupts it; if it waits on,
+//! having blocked the signal, it is started anew, too. The verdict is that the machine goes on: that every worker can be killed
 //! at the end, and that a new process finds everything in order.
 //!
 //! `calls=memory`, the default, keeps to calls that change nothing but the worker's own memory, and keeps
@@ -255,12 +256,14 @@ use std::arch::asm;
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::process::ExitCode;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicI32, AtomicU64};
 use std::time::{Duration, Instant};
 
 const THREADS: usize = 2;
 const MAX_WORKERS: usize = 64;
+/// A worker that has made no call for so long is interrupted.
+const WAITING: Duration = Duration::from_millis(100);
 /// A worker that has made no call for so long is stuck.
 const STUCK: Duration = Duration::from_millis(400);
 /// How much memory a worker may map where the machine is not its own.
@@ -272,6 +275,8 @@ const FRESH: u64 = 256;
 struct Slot {
     calls: [AtomicU64; THREADS],
     last: [AtomicU64; THREADS],
+    /// Their numbers among all threads.
+    tids: [AtomicI32; THREADS],
 }
 
 /// What all workers have in common.
@@ -345,6 +350,11 @@ fn furnish(region: &Region) -> Result<(), faultless_guest::sys::Errno> {
     Ok(())
 }
 
+/// What a worker that waits is interrupted with.
+const INTERRUPT: i32 = libc::SIGURG;
+
+extern "C" fn interrupted(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+
 /// One thread of a worker: calls for ever.
 fn thread(plan: &Plan, worker: usize, index: usize, generation: u64) {
     let slot = &plan.slots[worker];
@@ -353,10 +363,13 @@ fn thread(plan: &Plan, worker: usize, index: usize, generation: u64) {
     let cpu = plan.cpus[number as usize % plan.cpus.len()];
     let Ok(region) = Region::anonymous(64 * PAGE).map(ManuallyDrop::new) else { exit_now(3) };
     // A page that the arena's fixed mappings do not replace.
+    slot.tids[index].store(proc::tid(), Relaxed);
     let Ok(kept) = Region::anonymous(PAGE).map(ManuallyDrop::new) else { exit_now(3) };
     let arena = Arena { start: region.start(), pages: 64, kept: kept.start() };
     loop {
         let _ = pin(cpu);
+        let _ = signal::handle(INTERRUPT, interrupted, 0);
+        let _ = signal::mask(libc::SIG_UNBLOCK, &[INTERRUPT]);
         if furnish(&region).is_err() {
             exit_now(4);
         }
@@ -415,12 +428,14 @@ struct Running {
     child: Child,
     calls: u64,
     since: Instant,
+    interrupted: bool,
 }
 
 /// What came of the workers.
 #[derive(Default)]
 struct Tally {
     started: u64,
+    interrupted: u64,
     stuck: u64,
     ends: BTreeMap<String, u64>,
     stuck_in: BTreeMap<u64, u64>,
@@ -444,7 +459,9 @@ fn start(plan: &Plan, number: usize, tally: &mut Tally) -> Result<Running, Strin
     loop {
         // Memory may be short for a moment: other workers have it.
         match fork(|| worker(plan, number, generation)) {
-            Ok(child) => return Ok(Running { child, calls: 0, since: Instant::now() }),
+            Ok(child) => {
+                return Ok(Running { child, calls: 0, since: Instant::now(), interrupted: false });
+            }
             Err(errno) if begin.elapsed().as_secs() >= 10 => return Err(format!("fork: {errno}")),
             Err(_) => clock::sleep_ms(20),
         }
@@ -482,6 +499,15 @@ fn supervise(plan: &Plan, workers: usize, time: Duration, tally: &mut Tally) -> 
                 *worker = start(plan, number, tally)?;
             } else if calls != worker.calls {
                 (worker.calls, worker.since) = (calls, Instant::now());
+                worker.interrupted = false;
+            } else if worker.since.elapsed() > WAITING && !worker.interrupted {
+                worker.interrupted = true;
+                tally.interrupted += 1;
+                for tid in &slot.tids {
+                    let (pid, tid) = (worker.child.pid as u64, tid.load(Relaxed) as u64);
+                    // SAFETY: of its threads one may have ended; the worker has a handler.
+                    let _ = unsafe { call(libc::SYS_tgkill, [pid, tid, INTERRUPT as u64]) };
+                }
             } else if worker.since.elapsed() > STUCK {
                 tally.stuck += 1;
                 *tally.stuck_in.entry(slot.last[0].load(Relaxed)).or_default() += 1;
@@ -567,6 +593,7 @@ fn main() -> ExitCode {
             Slot {
                 calls: [const { AtomicU64::new(0) }; THREADS],
                 last: [const { AtomicU64::new(0) }; THREADS],
+                tids: [const { AtomicI32::new(0) }; THREADS],
             }
         }; MAX_WORKERS],
     );
@@ -580,7 +607,10 @@ fn main() -> ExitCode {
         slots.iter().flat_map(|slot| &slot.calls).map(|calls| calls.load(Relaxed)).sum();
     println!("fuzz seed {}", plan.seed);
     println!("fuzz calls {calls}");
-    println!("fuzz workers {} stuck {}", tally.started, tally.stuck);
+    println!(
+        "fuzz workers {} interrupted {} stuck {}",
+        tally.started, tally.interrupted, tally.stuck
+    );
     for (end, count) in &tally.ends {
         println!("fuzz ended {end}: {count}");
     }

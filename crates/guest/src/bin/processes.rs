@@ -256,6 +256,144 @@ fn malformed() -> Verdict {
     std::fs::remove_file(&path).map_err(|error| format!("unlink {path}: {error}"))
 }
 
+/// Programs made by hand with one thing wrong each: the error that Linux has for it, or, where Linux finds out
+/// only when the old program is gone, `ENOEXEC` or the end by `SIGSEGV`.
+fn hostile() -> Verdict {
+    /// A file header and three headers of segments, of which the first one is the program; at 0x100 its code:
+    /// `exit(7)`. The others are empty.
+    fn program() -> Vec<u8> {
+        let mut file = vec![0u8; 0x1000];
+        let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, b"\x7fELF\x02\x01\x01");
+        put(16, &[2, 0, 62, 0, 1, 0, 0, 0]);
+        put(24, &0x40_0100_u64.to_le_bytes());
+        put(32, &64u64.to_le_bytes());
+        put(52, &[64, 0, 56, 0, 3, 0]);
+        put(64, &[1, 0, 0, 0, 5, 0, 0, 0]);
+        for (field, value) in
+            [0, 0x40_0000, 0x40_0000, 0x1000, 0x1000, 0x1000_u64].iter().enumerate()
+        {
+            put(64 + 8 + 8 * field, &value.to_le_bytes());
+        }
+        // mov edi, 7; mov eax, 60; syscall
+        put(0x100, &[0xbf, 7, 0, 0, 0, 0xb8, 60, 0, 0, 0, 0x0f, 0x05]);
+        file
+    }
+    /// Where a field of a segment is: 0 its kind, 1 offset, 2 address, 4 bytes in the file, 5 in memory.
+    const fn field(segment: usize, field: usize) -> usize {
+        64 + segment * 56 + 8 * field
+    }
+    type Change<'a> = (usize, &'a [u8]);
+    let path = format!("/tmp/hostile.{}", pid());
+    let name = CString::new(path.clone()).map_err(|error| error.to_string())?;
+    let attempt = |bytes: &[u8], changes: &[Change]| -> Result<Status, String> {
+        let mut bytes = bytes.to_vec();
+        for (at, value) in changes {
+            bytes[*at..*at + value.len()].copy_from_slice(value);
+        }
+        std::fs::write(&path, bytes).map_err(|error| format!("write {path}: {error}"))?;
+        // SAFETY: a plain call.
+        doing("chmod", checked(unsafe { libc::chmod(name.as_ptr(), 0o755) }))?;
+        outcome(|| {
+            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            let arguments = [name.as_ptr(), std::ptr::null()];
+            // SAFETY: the arrays end in null, and the limit is a local.
+            unsafe {
+                libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+                libc::execve(name.as_ptr(), arguments.as_ptr(), arguments[1..].as_ptr());
+            }
+            Errno::last().0
+        })
+    };
+    let whole = program();
+    same!(attempt(&whole, &[])?, Status::Exited(7), "the program with nothing wrong");
+    let interpreter = |name: &'static str| -> [Change<'static>; 4] {
+        let len: &'static [u8] = match name.len() {
+            1 => &[1, 0],
+            5 => &[5, 0],
+            6 => &[6, 0],
+            9 => &[9, 0],
+            10 => &[10, 0],
+            _ => &[0xff, 0xff],
+        };
+        [(field(1, 0), &[3]), (field(1, 1), &[0, 2]), (field(1, 4), len), (0x200, name.as_bytes())]
+    };
+    let refused: [(&str, &[Change], i32); 12] = [
+        ("65,535 program headers", &[(56, &[0xff, 0xff])], libc::ENOEXEC),
+        ("1,171 program headers", &[(56, &[0x93, 0x04])], libc::ENOEXEC),
+        ("program headers beyond the end", &[(32, &[0xff, 0x0f])], libc::ENOEXEC),
+        ("program headers of another size", &[(54, &[64])], libc::ENOEXEC),
+        ("another machine", &[(18, &[183])], libc::ENOEXEC),
+        ("an object file", &[(16, &[1])], libc::ENOEXEC),
+        ("an interpreter that is not there", &interpreter("/none\0"), libc::ENOENT),
+        ("an interpreter without a NUL", &interpreter("/none"), libc::ENOEXEC),
+        ("an interpreter without a name", &interpreter("\0"), libc::ENOEXEC),
+        ("an interpreter that is a directory", &interpreter("/proc\0"), libc::EACCES),
+        ("an interpreter that is no file", &interpreter("/dev/null\0"), libc::EACCES),
+        ("a name of 64 KiB for an interpreter", &interpreter("no length"), libc::ENOEXEC),
+    ];
+    for (what, changes, errno) in refused {
+        let mut changes = changes.to_vec();
+        if what.starts_with("a name of 64") {
+            changes[2].1 = &[0xff, 0xff];
+        }
+        same!(attempt(&whole, &changes)?, Status::Exited(errno), "{what}");
+    }
+    for len in [1, 63, 64, 119, 120, 231] {
+        same!(attempt(&whole[..len], &[])?, Status::Exited(libc::ENOEXEC), "{len} bytes of it");
+    }
+    let high = 0xffff_8000_0000_0000_u64.to_le_bytes();
+    let late: [(&str, &[Change]); 8] = [
+        ("more in the file than in memory", &[(field(0, 5), &[0xff, 0x0f])]),
+        ("a segment in the upper half", &[(field(0, 2), &high)]),
+        ("a segment that wraps around", &[(field(0, 5), &[0xff; 8])]),
+        ("a segment of all memory", &[(field(0, 5), &0x7fff_f000_0000_u64.to_le_bytes())]),
+        ("a segment where nothing may be", &[(field(0, 2), &[0; 8])]),
+        ("an address unlike the offset", &[(field(0, 2), &[8])]),
+        ("an entry outside", &[(24, &0x50_0000_u64.to_le_bytes())]),
+        ("an entry in the upper half", &[(24, &high)]),
+    ];
+    for (what, changes) in late {
+        let status = attempt(&whole, changes)?;
+        ensure!(
+            matches!(
+                status,
+                Status::Exited(libc::ENOEXEC | libc::ENOMEM | libc::EINVAL)
+                    | Status::Killed(libc::SIGSEGV)
+            ),
+            "{what}: {status:?}"
+        );
+    }
+    // Its own interpreter: that is started and interprets nothing.
+    let own =
+        [(field(1, 0), &[3u8][..]), (field(1, 1), &[0, 2]), (0x200, name.as_bytes_with_nul())];
+    let mut own = own.to_vec();
+    let len = (name.as_bytes_with_nul().len() as u16).to_le_bytes();
+    own.push((field(1, 4), &len));
+    let status = attempt(&whole, &own)?;
+    ensure!(
+        matches!(status, Status::Exited(7 | libc::ENOEXEC) | Status::Killed(libc::SIGSEGV)),
+        "its own interpreter: {status:?}"
+    );
+    // An interpreter that is no program.
+    let text = format!("/tmp/hostile.text.{}", pid());
+    let written = std::fs::write(&text, [b'x'; 100]);
+    written.map_err(|error| format!("write {text}: {error}"))?;
+    let text_name = CString::new(text.clone()).map_err(|error| error.to_string())?;
+    // SAFETY: a plain call.
+    doing("chmod", checked(unsafe { libc::chmod(text_name.as_ptr(), 0o755) }))?;
+    let len = (text_name.as_bytes_with_nul().len() as u16).to_le_bytes();
+    let odd = [
+        (field(1, 0), &[3u8][..]),
+        (field(1, 1), &[0, 2]),
+        (0x200, text_name.as_bytes_with_nul()),
+        (field(1, 4), &len),
+    ];
+    same!(attempt(&whole, &odd)?, Status::Exited(libc::ELIBBAD), "an interpreter that is text");
+    let _ = std::fs::remove_file(&text);
+    std::fs::remove_file(&path).map_err(|error| format!("unlink {path}: {error}"))
+}
+
 /// What the program does where [`execute`] executes it.
 fn executed(word: &str) -> i32 {
     let environment = std::env::var("FAULTLESS").is_ok_and(|value| value == "environment");
@@ -320,6 +458,112 @@ fn vfork() -> Verdict {
         command.ok().and_then(|status| status.code()).unwrap_or(1)
     })?;
     same!(status, Status::Exited(40), "a program spawned by the library");
+    Ok(())
+}
+
+/// A child of `vfork` that a signal ends, its own or another's: the parent goes on.
+fn vfork_killed() -> Verdict {
+    let flags = (libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD) as u64;
+    for (body, signal) in
+        [(raises as extern "C" fn(_) -> !, libc::SIGKILL), (faults, libc::SIGSEGV)]
+    {
+        let stack = doing("mmap", Region::anonymous(64 << 10))?;
+        let status = outcome(|| {
+            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: the limit is a local.
+            unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
+            let _ = signal::default(libc::SIGSEGV);
+            let top = stack.start() + stack.len();
+            // SAFETY: the child has a stack of its own and uses nothing else.
+            let child = unsafe { faultless_clone(flags, top, body, std::ptr::null()) };
+            let ended = wait(child as i32, 0);
+            i32::from(ended != Ok(Some((child as i32, Status::Killed(signal)))))
+        })?;
+        same!(status, Status::Exited(0), "the parent of a child that signal {signal} ends");
+    }
+    // Killed by a third while it sleeps.
+    let word = doing("mmap", Shared::new(AtomicI32::new(0)))?;
+    let parent = doing(
+        "fork",
+        fork(|| {
+            let Ok(stack) = Region::anonymous(64 << 10) else { return 1 };
+            let top = stack.start() + stack.len();
+            let argument: *const AtomicI32 = &raw const *word;
+            // SAFETY: the child has a stack of its own; the word is shared for as long as it lives.
+            let child = unsafe { faultless_clone(flags, top, sleeps, argument.cast()) };
+            let ended = wait(child as i32, 0);
+            i32::from(ended != Ok(Some((child as i32, Status::Killed(libc::SIGTERM)))))
+        }),
+    )?;
+    wait_until(|| word.load(Acquire) != 0);
+    clock::sleep_ms(5);
+    same!(parent.try_wait(), Ok(None), "a parent whose child sleeps");
+    same!(kill(word.load(Acquire), libc::SIGTERM), Ok(()), "ending the child");
+    same!(doing("wait4", parent.wait())?, Status::Exited(0), "the parent of the ended child");
+    Ok(())
+}
+
+extern "C" fn raises(_: *const ForkArgument) -> ! {
+    // SAFETY: plain calls.
+    unsafe {
+        libc::syscall(libc::SYS_kill, libc::syscall(libc::SYS_getpid), libc::SIGKILL);
+        libc::_exit(1)
+    }
+}
+
+extern "C" fn faults(_: *const ForkArgument) -> ! {
+    faultless_guest::mem::load(0x10);
+    // SAFETY: a plain call.
+    unsafe { libc::_exit(1) }
+}
+
+extern "C" fn sleeps(word: *const ForkArgument) -> ! {
+    // SAFETY: the word is shared and lives; plain calls.
+    unsafe {
+        let own = libc::syscall(libc::SYS_getpid) as i32;
+        (*word.cast::<AtomicI32>()).store(own, Release);
+        loop {
+            libc::syscall(libc::SYS_pause);
+        }
+    }
+}
+
+/// What a sibling, made with `CLONE_PARENT`, sends at its end is what its maker would send, whatever the maker
+/// asks for.
+fn siblings() -> Verdict {
+    // As fork, with these flags.
+    let clone = |flags: i32| {
+        // SAFETY: without CLONE_VM the child is a copy, as of fork; it makes plain calls only.
+        unsafe { checked(libc::syscall(libc::SYS_clone, flags as u64, 0u64, 0u64, 0u64, 0u64)) }
+    };
+    let sibling = doing("mmap", Shared::new(AtomicI32::new(0)))?;
+    doing("sigaction", signal::handle(libc::SIGUSR2, signal::note, 0))?;
+    let child = doing("clone", clone(libc::SIGUSR2))?;
+    if child == 0 {
+        match clone(libc::CLONE_PARENT | libc::SIGCHLD) {
+            Ok(0) => exit_now(12),
+            Ok(number) => sibling.store(number as i32, Release),
+            Err(_) => sibling.store(-1, Release),
+        }
+        exit_now(11);
+    }
+    wait_until(|| sibling.load(Acquire) != 0);
+    let sibling = sibling.load(Acquire);
+    ensure!(sibling > 0, "clone with CLONE_PARENT failed");
+    // Both are children that only who asks for all kinds, or for these, waits for.
+    same!(
+        wait(child as i32, 0),
+        Err(Errno(libc::ECHILD)),
+        "waiting for the child as for a usual one"
+    );
+    same!(wait(sibling, 0), Err(Errno(libc::ECHILD)), "waiting for the sibling as for a usual one");
+    let both = [(child as i32, 11, libc::__WALL), (sibling, 12, libc::__WCLONE)];
+    for (number, status, kind) in both {
+        let ended = doing("wait4", wait(number, kind))?;
+        same!(ended, Some((number, Status::Exited(status))), "waiting with {kind:#x}");
+    }
+    ensure!(signal::NOTED.count.load(Acquire) >= 1, "no child sent SIGUSR2");
+    same!(signal::NOTED.signal.load(Relaxed), libc::SIGUSR2, "what they sent");
     Ok(())
 }
 
@@ -409,7 +653,10 @@ const CHECKS: &[Check] = &[
     ("zombies", zombies),
     ("exec", exec),
     ("malformed", malformed),
+    ("hostile", hostile),
     ("vfork", vfork),
+    ("vfork_killed", vfork_killed),
+    ("siblings", siblings),
     ("fork_storm", fork_storm),
 ];
 

@@ -294,26 +294,18 @@ pub fn umask(args: Args<'_>) -> Result {
     Ok(files().set_umask(args.a() as u32).into())
 }
 
-/// How an entry of a directory is written: it must fit `room` bytes.
-type Encode = fn(&Item, u64, room: usize, &mut Vec<u8>) -> bool;
-
-fn encode_new(item: &Item, next: u64, room: usize, into: &mut Vec<u8>) -> bool {
-    let len = (19 + item.name.len() + 1).next_multiple_of(8);
-    if len > room {
-        return false;
-    }
-    let end = into.len() + len;
-    into.extend_from_slice(&item.number.to_ne_bytes());
-    into.extend_from_slice(&next.to_ne_bytes());
-    into.extend_from_slice(&(len as u16).to_ne_bytes());
-    into.push(listed_type(item.kind));
-    into.extend_from_slice(&item.name);
-    into.resize(end, 0);
-    true
+/// Where an entry of a directory has its type.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TypeAt {
+    /// Before the name.
+    Name,
+    /// In the entry's last byte.
+    End,
 }
 
-fn encode_old(item: &Item, next: u64, room: usize, into: &mut Vec<u8>) -> bool {
-    // The type is the last byte.
+/// Writes an entry of a directory, if it fits `room` bytes.
+fn encode(at: TypeAt, item: &Item, next: u64, room: usize, into: &mut Vec<u8>) -> bool {
+    // Numbers and length are 18 bytes; the type is one, and the end of the name another.
     let len = (18 + item.name.len() + 2).next_multiple_of(8);
     if len > room {
         return false;
@@ -322,23 +314,29 @@ fn encode_old(item: &Item, next: u64, room: usize, into: &mut Vec<u8>) -> bool {
     into.extend_from_slice(&item.number.to_ne_bytes());
     into.extend_from_slice(&next.to_ne_bytes());
     into.extend_from_slice(&(len as u16).to_ne_bytes());
+    let kind = listed_type(item.kind);
+    if at == TypeAt::Name {
+        into.push(kind);
+    }
     into.extend_from_slice(&item.name);
-    into.resize(end - 1, 0);
-    into.push(listed_type(item.kind));
+    into.resize(end, 0);
+    if at == TypeAt::End {
+        into[end - 1] = kind;
+    }
     true
 }
 
 /// `getdents64(fd, buffer, length)`.
 pub fn getdents64(args: Args<'_>) -> Result {
-    list(args, encode_new)
+    list(args, TypeAt::Name)
 }
 
 /// `getdents(fd, buffer, length)`.
 pub fn getdents(args: Args<'_>) -> Result {
-    list(args, encode_old)
+    list(args, TypeAt::End)
 }
 
-fn list(args: Args<'_>, encode: Encode) -> Result {
+fn list(args: Args<'_>, at: TypeAt) -> Result {
     /// Bytes at a time.
     const MOST: usize = 32 << 10;
     let file = file(args.a())?;
@@ -352,7 +350,7 @@ fn list(args: Args<'_>, encode: Encode) -> Result {
     file.list(|item, next| {
         any = true;
         let free = room - bytes.len();
-        encode(item, next, free, &mut bytes)
+        encode(at, item, next, free, &mut bytes)
     })?;
     if any && bytes.is_empty() {
         return Err(Errno::EINVAL);

@@ -1,0 +1,374 @@
+//! `streams [CHECK…] [dir=DIR]`: what programs expect of descriptors: pipes, waiting for many at once, locks,
+//! devices.
+
+use faultless_guest::check::{Check, Verdict};
+use faultless_guest::dir::{self, create, io, number, open};
+use faultless_guest::mem::{PAGE, Region};
+use faultless_guest::proc::{self, Status, fork};
+use faultless_guest::sys::{Errno, call, checked, doing};
+use faultless_guest::{clock, ensure, same, signal};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::time::Instant;
+
+fn pipe(flags: i32) -> Result<(File, File), String> {
+    let mut ends = [0; 2];
+    // SAFETY: the array has room for both, and nobody else owns them.
+    unsafe {
+        doing("pipe2", checked(libc::pipe2(ends.as_mut_ptr(), flags)))?;
+        Ok((File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1])))
+    }
+}
+
+/// Pipes carry bytes in order, block when they are full or empty, and end.
+fn pipes() -> Verdict {
+    let (mut receive, mut send) = pipe(0)?;
+    same!(io("write", send.write(b"abc"))?, 3, "bytes written");
+    let mut buffer = [0; 2];
+    same!(io("read", receive.read(&mut buffer))?, 2, "bytes read");
+    same!(io("read", receive.read(&mut buffer))?, 1, "bytes read of the rest");
+    // A megabyte through a pipe that holds much less, with a process at each end.
+    const TOTAL: usize = 1 << 20;
+    let byte = |at: usize| (at * 7 + at / 251) as u8;
+    let reader = receive.as_raw_fd();
+    let child = doing(
+        "fork",
+        fork(|| {
+            // SAFETY: this process's copy of the descriptor; it ends with it.
+            unsafe { libc::close(reader) };
+            let all: Vec<u8> = (0..TOTAL).map(byte).collect();
+            i32::from(send.write_all(&all).is_err())
+        }),
+    )?;
+    drop(send);
+    let mut all = Vec::new();
+    io("read", receive.read_to_end(&mut all))?;
+    same!(all.len(), TOTAL, "bytes through the pipe");
+    let wrong = all.iter().enumerate().find(|&(at, &found)| found != byte(at));
+    same!(wrong, None, "the first wrong byte");
+    same!(doing("wait4", child.wait())?, Status::Exited(0), "the writer");
+    // Without a reader: an error, or the signal.
+    let (receive, mut send) = pipe(0)?;
+    drop(receive);
+    doing("sigaction", signal::ignore(libc::SIGPIPE))?;
+    same!(number(send.write(b"x")), libc::EPIPE, "writing where nobody reads");
+    let child = doing(
+        "fork",
+        fork(|| {
+            let _ = signal::default(libc::SIGPIPE);
+            let _ = send.write(b"x");
+            0
+        }),
+    )?;
+    same!(doing("wait4", child.wait())?, Status::Killed(libc::SIGPIPE), "the same with the signal");
+    // Without blocking.
+    let (mut receive, mut send) = pipe(libc::O_NONBLOCK)?;
+    same!(number(receive.read(&mut buffer)), libc::EAGAIN, "reading from an empty pipe");
+    let mut filled = 0;
+    let full = loop {
+        match send.write(&[1; 4096]) {
+            Ok(count) => filled += count,
+            Err(error) => break error.raw_os_error(),
+        }
+    };
+    same!(full, Some(libc::EAGAIN), "writing to a full pipe");
+    same!(filled, 65_536, "what the pipe holds");
+    same!(number(send.seek(SeekFrom::Start(0))), libc::ESPIPE, "seeking in a pipe");
+    Ok(())
+}
+
+/// Small writes to a pipe are not torn apart, though many processes write.
+fn pipe_atomicity() -> Verdict {
+    let (mut receive, mut send) = pipe(0)?;
+    let children: Vec<_> = (0..4u8)
+        .map(|writer| {
+            fork(|| {
+                let line = [b'a' + writer; 64];
+                i32::from((0..200).any(|_| send.write(&line).ok() != Some(64)))
+            })
+        })
+        .collect();
+    drop(send);
+    let mut all = Vec::new();
+    io("read", receive.read_to_end(&mut all))?;
+    same!(all.len(), 4 * 200 * 64, "bytes through the pipe");
+    let torn = all.chunks(64).position(|line| line.iter().any(|&byte| byte != line[0]));
+    same!(torn, None, "the first record that was torn");
+    for child in children {
+        same!(doing("wait4", doing("fork", child)?.wait())?, Status::Exited(0), "a writer");
+    }
+    Ok(())
+}
+
+/// `vmsplice` between memory and a pipe, and `tee` from a pipe to another.
+fn spliced() -> Verdict {
+    const NONBLOCK: u64 = libc::SPLICE_F_NONBLOCK as u64;
+    let vmsplice = |fd: &File, bytes: &mut [u8], flags: u64| {
+        let piece = [bytes.as_mut_ptr() as u64, bytes.len() as u64];
+        let args = [fd.as_raw_fd() as u64, piece.as_ptr() as u64, 1, flags];
+        // SAFETY: the piece is of bytes that are lent.
+        unsafe { call(libc::SYS_vmsplice, args) }
+    };
+    let tee = |from: &File, to: &File, len: u64, flags: u64| {
+        // SAFETY: changes no memory.
+        unsafe { call(libc::SYS_tee, [from.as_raw_fd() as u64, to.as_raw_fd() as u64, len, flags]) }
+    };
+    let refused = |errno| Err::<u64, _>(Errno(errno));
+    let (mut receive, send) = pipe(0)?;
+    let (mut second, copy) = pipe(0)?;
+    // What is given to a pipe is not to be changed before it is read: the pages may be the same.
+    let mut given = [7; 6000];
+    same!(vmsplice(&send, &mut given, 0), Ok(6000), "vmsplice to a pipe");
+    same!(tee(&receive, &copy, 5000, 0), Ok(5000), "tee");
+    let mut bytes = vec![0; 5500];
+    same!(vmsplice(&receive, &mut bytes, 0), Ok(5500), "vmsplice from a pipe");
+    ensure!(bytes.iter().all(|&byte| byte == 7), "what came through the pipe");
+    let mut all = [0; 8192];
+    same!(io("read", receive.read(&mut all))?, 500, "what vmsplice left");
+    same!(io("read", second.read(&mut all))?, 5000, "what tee copied");
+    ensure!(all[..5000].iter().all(|&byte| byte == 7), "the copy");
+    same!(tee(&receive, &copy, 10, NONBLOCK), refused(libc::EAGAIN), "tee of nothing");
+    same!(vmsplice(&receive, &mut [0], NONBLOCK), refused(libc::EAGAIN), "vmsplice of nothing");
+    same!(tee(&receive, &copy, 0, 0), Ok(0), "tee of no bytes");
+    same!(tee(&receive, &send, 10, 0), refused(libc::EINVAL), "tee of a pipe to itself");
+    same!(tee(&send, &copy, 10, 0), refused(libc::EBADF), "tee from the wrong end");
+    same!(tee(&receive, &copy, 10, 64), refused(libc::EINVAL), "tee with a flag");
+    same!(vmsplice(&send, &mut [0], 64), refused(libc::EINVAL), "vmsplice with a flag");
+    let file = create("spliced")?;
+    same!(tee(&receive, &file, 10, 0), refused(libc::EINVAL), "tee to a file");
+    same!(vmsplice(&file, &mut [0], 0), refused(libc::EBADF), "vmsplice to a file");
+    let region = doing("mmap", Region::anonymous(20 * PAGE))?;
+    let much = |flags: u64| {
+        let piece = [region.start(), region.len()];
+        let args = [send.as_raw_fd() as u64, piece.as_ptr() as u64, 1, flags];
+        // SAFETY: the region lives until the pipe is empty.
+        unsafe { call(libc::SYS_vmsplice, args) }
+    };
+    same!(much(0), Ok(65_536), "vmsplice of more than fits");
+    same!(much(NONBLOCK), refused(libc::EAGAIN), "vmsplice to a full pipe");
+    drop(send);
+    io("read", receive.read_exact(&mut vec![0; 65_536]))?;
+    same!(tee(&receive, &copy, 10, 0), Ok(0), "tee at the end");
+    Ok(())
+}
+
+fn dup(fd: RawFd) -> Result<i32, Errno> {
+    // SAFETY: a new descriptor.
+    checked(unsafe { libc::dup(fd) })
+}
+
+fn control(fd: RawFd, command: i32, value: i32) -> Result<i32, Errno> {
+    // SAFETY: the checks ask for flags and new descriptors.
+    checked(unsafe { libc::fcntl(fd, command, value) })
+}
+
+fn close(fd: RawFd) -> Result<i32, Errno> {
+    // SAFETY: the checks close what nobody else owns.
+    checked(unsafe { libc::close(fd) })
+}
+
+/// `dup`, `dup2`, `fcntl`, close-on-exec and the lowest free number.
+fn descriptors() -> Verdict {
+    let mut file = create("a")?;
+    let fd = file.as_raw_fd();
+    let copy = doing("dup", dup(fd))?;
+    same!(copy, fd + 1, "the lowest free descriptor");
+    // SAFETY: nobody else owns it.
+    let mut copy = unsafe { File::from_raw_fd(copy) };
+    io("write", file.write_all(b"12345"))?;
+    same!(io("seek", copy.stream_position())?, 5, "the position is common to both");
+    // SAFETY: nobody owns descriptor 77.
+    same!(checked(unsafe { libc::dup2(fd, 77) }), Ok(77), "dup2");
+    same!(control(77, libc::F_GETFD, 0), Ok(0), "the flags of a copy");
+    same!(control(77, libc::F_SETFD, libc::FD_CLOEXEC), Ok(0), "F_SETFD");
+    same!(control(77, libc::F_GETFD, 0), Ok(libc::FD_CLOEXEC), "the flags after F_SETFD");
+    same!(control(fd, libc::F_DUPFD, 100), Ok(100), "F_DUPFD from 100");
+    let mode = doing("F_GETFL", control(fd, libc::F_GETFL, 0))?;
+    same!(mode & libc::O_ACCMODE, libc::O_RDWR, "the access mode");
+    same!(control(fd, libc::F_SETFL, libc::O_APPEND), Ok(0), "F_SETFL");
+    let mode = doing("F_GETFL", control(100, libc::F_GETFL, 0))?;
+    same!(mode & libc::O_APPEND, libc::O_APPEND, "flags are common to copies");
+    same!(close(77), Ok(0), "close");
+    same!(close(77), Err(Errno(libc::EBADF)), "closing it again");
+    same!(dup(77), Err(Errno(libc::EBADF)), "dup of what is closed");
+    same!(io("write", file.write(b"6"))?, 1, "the file is still open");
+    // What a child closes stays open here; the position is common.
+    let child = doing(
+        "fork",
+        fork(|| {
+            let _ = copy.seek(SeekFrom::Start(2));
+            // SAFETY: this process's own copy; it ends with it.
+            unsafe { libc::close(fd) };
+            0
+        }),
+    )?;
+    same!(doing("wait4", child.wait())?, Status::Exited(0), "the child");
+    same!(io("seek", file.stream_position())?, 2, "the position that the child set");
+    Ok(())
+}
+
+/// `poll` of pipes and files, with and without a timeout.
+fn polls() -> Verdict {
+    let (mut receive, mut send) = pipe(0)?;
+    let poll = |fd: &File, events: i16, timeout: i32| {
+        let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
+        // SAFETY: the pointer is to a local.
+        let ready = checked(unsafe { libc::poll(&raw mut entry, 1, timeout) });
+        ready.map(|count| (count, entry.revents))
+    };
+    let begin = Instant::now();
+    same!(poll(&receive, libc::POLLIN, 20), Ok((0, 0)), "an empty pipe");
+    ensure!(begin.elapsed().as_millis() >= 20, "poll waited {:?} for 20 ms", begin.elapsed());
+    same!(poll(&send, libc::POLLOUT, 0), Ok((1, libc::POLLOUT)), "a pipe with room");
+    io("write", send.write_all(b"x"))?;
+    same!(poll(&receive, libc::POLLIN, -1), Ok((1, libc::POLLIN)), "a pipe with a byte");
+    io("read", receive.read_exact(&mut [0]))?;
+    let child = doing(
+        "fork",
+        fork(|| {
+            clock::sleep_ms(20);
+            i32::from(send.write_all(b"y").is_err())
+        }),
+    )?;
+    same!(poll(&receive, libc::POLLIN, 10_000), Ok((1, libc::POLLIN)), "a byte that comes later");
+    same!(doing("wait4", child.wait())?, Status::Exited(0), "the writer");
+    io("read", receive.read_exact(&mut [0]))?;
+    drop(send);
+    same!(poll(&receive, libc::POLLIN, -1), Ok((1, libc::POLLHUP)), "a pipe without a writer");
+    let file = create("a")?;
+    let both = libc::POLLIN | libc::POLLOUT;
+    same!(poll(&file, both, -1), Ok((1, both)), "a file");
+    let mut nobody = libc::pollfd { fd: 999, events: libc::POLLIN, revents: 0 };
+    // SAFETY: the pointer is to a local.
+    same!(checked(unsafe { libc::poll(&raw mut nobody, 1, -1) }), Ok(1), "what is not open");
+    same!(nobody.revents, libc::POLLNVAL, "what is said of it");
+    Ok(())
+}
+
+/// Asks for a lock of `kind` on some bytes of a file; for `F_GETLK` and the like, what is in the way.
+fn lock(
+    file: &impl AsRawFd,
+    command: i32,
+    kind: i32,
+    bytes: [i64; 2],
+) -> Result<(i32, i32), Errno> {
+    // SAFETY: zeros are valid, and the pointer is to a local.
+    unsafe {
+        let mut lock: libc::flock = std::mem::zeroed();
+        lock.l_type = kind as i16;
+        (lock.l_start, lock.l_len) = (bytes[0], bytes[1] - bytes[0]);
+        checked(libc::fcntl(file.as_raw_fd(), command, &raw mut lock))?;
+        Ok((i32::from(lock.l_type), lock.l_pid))
+    }
+}
+
+/// Locks keep others out: those of processes, of open files, and of whole files.
+fn locks() -> Verdict {
+    use libc::{F_GETLK, F_OFD_SETLK, F_RDLCK, F_SETLK, F_SETLKW, F_UNLCK, F_WRLCK};
+    /// What another process gets that asks for a lock.
+    fn elsewhere(command: i32, kind: i32, bytes: [i64; 2]) -> Result<Status, String> {
+        proc::outcome(|| {
+            let Ok(file) = open("locked", libc::O_RDWR) else { return 100 };
+            match lock(&file, command, kind, bytes) {
+                Err(errno) => errno.0,
+                Ok((kind, holder)) if command == F_GETLK => kind + 10 * i32::from(holder > 0),
+                Ok(_) => 0,
+            }
+        })
+    }
+    let (granted, refused) = (Status::Exited(0), Status::Exited(libc::EAGAIN));
+    let file = create("locked")?;
+    doing("lock", lock(&file, F_SETLK, F_WRLCK, [0, 100]))?;
+    doing("unlock", lock(&file, F_SETLK, F_UNLCK, [40, 60]))?;
+    doing("share", lock(&file, F_SETLK, F_RDLCK, [60, 80]))?;
+    same!(elsewhere(F_SETLK, F_RDLCK, [0, 1])?, refused, "a byte that is locked");
+    same!(elsewhere(F_SETLK, F_WRLCK, [40, 60])?, granted, "bytes that were released");
+    same!(elsewhere(F_SETLK, F_WRLCK, [39, 60])?, refused, "one byte more");
+    same!(elsewhere(F_SETLK, F_RDLCK, [60, 80])?, granted, "bytes that are shared");
+    same!(elsewhere(F_SETLK, F_WRLCK, [60, 80])?, refused, "the same for writing");
+    same!(elsewhere(F_GETLK, F_WRLCK, [0, 0])?, Status::Exited(F_WRLCK + 10), "what is in the way");
+    same!(elsewhere(F_GETLK, F_WRLCK, [40, 60])?, Status::Exited(F_UNLCK), "where nothing is");
+    // A lock waits, and a child that ends releases what it had.
+    let child = doing(
+        "fork",
+        fork(|| {
+            let took = lock(&file, F_SETLK, F_WRLCK, [200, 300]);
+            clock::sleep_ms(50);
+            i32::from(took.is_err())
+        }),
+    )?;
+    while lock(&file, F_GETLK, F_WRLCK, [200, 300]) == Ok((F_UNLCK, 0)) {
+        clock::sleep_ms(1);
+    }
+    doing("wait for a lock", lock(&file, F_SETLKW, F_WRLCK, [200, 300]))?;
+    same!(doing("wait4", child.wait())?, Status::Exited(0), "the child");
+    // Any descriptor that is closed ends them.
+    drop(doing("open", open("locked", libc::O_RDONLY))?);
+    same!(
+        elsewhere(F_SETLK, F_WRLCK, [0, 0])?,
+        granted,
+        "a file of which one descriptor was closed"
+    );
+    let reader = doing("open", open("locked", libc::O_RDONLY))?;
+    same!(
+        lock(&reader, F_SETLK, F_WRLCK, [0, 0]),
+        Err(Errno(libc::EBADF)),
+        "a reader's write lock"
+    );
+    let other = doing("open", open("locked", libc::O_RDWR))?;
+    doing("lock of an open file", lock(&file, F_OFD_SETLK, F_WRLCK, [0, 0]))?;
+    let error = Err(Errno(libc::EAGAIN));
+    same!(lock(&other, F_OFD_SETLK, F_RDLCK, [0, 0]), error, "another open file's lock");
+    let flock = |fd: RawFd, operation| {
+        // SAFETY: a plain call.
+        checked(unsafe { libc::flock(fd, operation | libc::LOCK_NB) }).map(|_| ())
+    };
+    let (one, two) = (file.as_raw_fd(), other.as_raw_fd());
+    doing("flock", flock(one, libc::LOCK_SH))?;
+    doing("flock", flock(two, libc::LOCK_SH))?;
+    same!(
+        flock(two, libc::LOCK_EX),
+        Err(Errno(libc::EAGAIN)),
+        "an exclusive flock beside a shared one"
+    );
+    drop(file);
+    doing("flock", flock(two, libc::LOCK_EX))?;
+    doing("lock after the end of an open file", lock(&other, F_OFD_SETLK, F_RDLCK, [0, 0]))?;
+    Ok(())
+}
+
+/// `/dev/null`, `/dev/zero`, `/dev/full`.
+fn devices() -> Verdict {
+    for name in ["/dev/null", "/dev/zero", "/dev/full"] {
+        let mut device = io(name, OpenOptions::new().read(true).open(name))?;
+        for place in [SeekFrom::Start(100), SeekFrom::Current(-5), SeekFrom::End(-1)] {
+            same!(io("seek", device.seek(place))?, 0, "{name}: the position after {place:?}");
+        }
+    }
+    let full = io("/dev/full", OpenOptions::new().write(true).open("/dev/full"));
+    same!(number(full?.write(b"x")), libc::ENOSPC, "writing to /dev/full");
+    let mut null = io("/dev/null", OpenOptions::new().read(true).write(true).open("/dev/null"))?;
+    same!(io("write", null.write(b"gone"))?, 4, "bytes written to /dev/null");
+    same!(io("read", null.read(&mut [0; 4]))?, 0, "bytes read from /dev/null");
+    let mut random = [0u8; 32];
+    // SAFETY: the pointer is to a local of that length.
+    let got = unsafe { libc::getrandom(random.as_mut_ptr().cast(), 32, 0) };
+    same!(got, 32, "random bytes");
+    ensure!(random != [0; 32], "32 random bytes are all 0");
+    Ok(())
+}
+
+const CHECKS: &[Check] = &[
+    ("pipes", pipes),
+    ("pipe_atomicity", pipe_atomicity),
+    ("spliced", spliced),
+    ("descriptors", descriptors),
+    ("polls", polls),
+    ("locks", locks),
+    ("devices", devices),
+];
+
+fn main() {
+    dir::run("streams", CHECKS);
+}
