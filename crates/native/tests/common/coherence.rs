@@ -207,7 +207,8 @@ pub fn run(cpus: usize, wanted: u64, mut progress: impl FnMut(&Done)) -> Done {
         let ran = process.run_threads(cpus, |cpu, number| {
             let mut thread = Thread::new(cpu, number, round)?;
             while counted.load(Ordering::Relaxed) < share {
-                for _ in 0..8 {
+                // Now close upon each other, now far apart.
+                for _ in 0..1 << thread.random.u32(0..7) {
                     counted.fetch_add(thread.access(cpu)?, Ordering::Relaxed);
                 }
                 thread.call(cpu)?;
