@@ -160,7 +160,7 @@ fn step(
             let object = &objects[usize::from(bytes.byte()) % objects.len()];
             let first =
                 if bytes.byte() < 250 { u64::from(bytes.byte() % 24) } else { bytes.word() };
-            let backing = Backing { object, first, may_write: bytes.byte() % 4 != 0 };
+            let backing = Backing { object, first, may_write: !bytes.byte().is_multiple_of(4) };
             let (len, prot, flags) = (bytes.len(), prot(bytes), map_flags(bytes));
             space.mmap_object(cpu.cpu(), addr, len, prot, flags, backing)?;
         }
