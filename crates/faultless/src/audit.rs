@@ -12,7 +12,9 @@ use crate::machine::Machine;
 use crate::space::Space;
 use crate::space::vma::{Prot, Vma};
 use crate::sync::grace::Section;
+use crate::table::Entry;
 use crate::table::node::{self, LAST, ROOT};
+use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
 use alloc::collections::BTreeMap;
 use core::fmt;
@@ -156,6 +158,26 @@ pub fn audit_with<M: Machine>(
     Ok(census)
 }
 
+/// What every translation of the page at `addr` must agree with: its entry, [none](Entry::NONE) included,
+/// if nobody is changing it or its VMA. A CPU that runs the space and has not [served
+/// flushes](Cpu::serve_flushes) since it used a translation used one that allowed no more than this, and
+/// showed the same frame: whoever took something away waits for that CPU before it lets the VMA run.
+///
+/// `None`: somebody is at work there, or nothing is mapped.
+pub fn settled_entry<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, addr: u64) -> Option<Entry> {
+    let section = cpu.section();
+    let found = space.tree.snapshot(&section).at(addr)?;
+    // SAFETY: VMAs in a view live as long as the section.
+    let vma: &Vma = unsafe { found.value.as_ref() };
+    let seen = vma.sequence.read()?;
+    // SAFETY: inside a grace section.
+    let entry = match unsafe { descend(cpu.vm().machine(), space.root(), addr) } {
+        Reached::Last(slots) => node::load(&slots[node::index(addr, LAST)]),
+        Reached::Above { seen, .. } => seen,
+    };
+    (!entry.is_locked() && vma.sequence.unchanged(seen)).then_some(entry)
+}
+
 /// Checks one space; returns its resident pages.
 fn audit_space<M: Machine>(
     cpu: &Cpu<'_, M>,
@@ -226,7 +248,7 @@ unsafe fn audit_tables<M: Machine>(
     level: u32,
     base: u64,
     tables: &mut u64,
-    leaf: &mut impl FnMut(u64, crate::table::Entry) -> Result<(), Discrepancy>,
+    leaf: &mut impl FnMut(u64, Entry) -> Result<(), Discrepancy>,
 ) -> Result<(), Discrepancy> {
     *tables += 1;
     // SAFETY: handed on.

@@ -8,11 +8,12 @@
 //! In checked mode a TLB entry remembers which ownership of the frame it was filled for, and every
 //! access compares, before and after it moves its bytes.
 
-use crate::machine::{Checked, CpuState, NativeMachine, Violation};
+use crate::machine::{Checked, CpuState, NativeMachine, Stale, Violation};
 use crate::memory::{Memory, Word};
 use crate::mmu::{self, CANONICAL_END, Translation};
 use crate::process::{Native, Process};
 use core::fmt;
+use faultless::audit::settled_entry;
 use faultless::{
     Access, Advice, Cpu, CpuId, Error, FaultError, FrameNumber, MapFlags, PAGE_SIZE, Prot,
     RemapFlags, Space,
@@ -230,7 +231,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
     ) -> Result<R, Signal> {
         self.poll();
         let translation = self.translate(addr, access)?;
-        Ok(self.guard(addr, translation, || then(self.memory, translation.phys(addr))))
+        Ok(self.guard(addr, access, translation, || then(self.memory, translation.phys(addr))))
     }
 
     /// The TLB's translation, or a walk's. The result is good until an interrupt is taken or the
@@ -280,24 +281,45 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
         self.cpu.vm().frame_owner(frame)
     }
 
-    /// Does the access; in checked mode, asserts law 1 around it.
+    /// Does the access; in checked mode, asserts around it that the translation may be used.
     #[inline(always)]
-    fn guard<R>(&self, addr: u64, translation: Translation, access: impl FnOnce() -> R) -> R {
+    fn guard<R>(
+        &self,
+        addr: u64,
+        kind: Access,
+        translation: Translation,
+        access: impl FnOnce() -> R,
+    ) -> R {
         if !self.checked {
             return access();
         }
-        self.check(addr, translation);
+        self.check_owner(addr, translation);
         let result = access();
-        self.check(addr, translation);
+        self.check_owner(addr, translation);
+        self.check_entry(addr, kind, translation);
         result
     }
 
-    fn check(&self, addr: u64, translation: Translation) {
+    fn check_owner(&self, addr: u64, translation: Translation) {
         if self.owner(translation.first()) != translation.owner {
-            let frame = FrameNumber::from_phys(translation.phys(addr));
-            let (cpu, space) = (self.id(), self.space().id());
-            self.native().machine().violated(Violation { cpu, space, addr, frame });
+            self.violated(Stale::Owner, addr, translation);
         }
+    }
+
+    fn check_entry(&self, addr: u64, access: Access, translation: Translation) {
+        // No interrupt was taken since the translation was found.
+        if let Some(entry) = settled_entry(self.cpu, self.space(), addr)
+            && !translation.agrees(entry.0, access)
+        {
+            self.violated(Stale::Entry, addr, translation);
+        }
+    }
+
+    #[cold]
+    fn violated(&self, stale: Stale, addr: u64, translation: Translation) {
+        let frame = FrameNumber::from_phys(translation.phys(addr));
+        let (cpu, space) = (self.id(), self.space().id());
+        self.native().machine().violated(Violation { stale, cpu, space, addr, frame });
     }
 
     // Accesses of a program
@@ -441,8 +463,8 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
             Self::by_page(from.saturating_add(to_at - to), part, |from_at, part| {
                 let to_at = to.saturating_add(from_at - from);
                 let (source, target) = self.translate_both(from_at, to_at)?;
-                self.guard(from_at, source, || {
-                    self.guard(to_at, target, || {
+                self.guard(from_at, Access::Read, source, || {
+                    self.guard(to_at, Access::Write, target, || {
                         self.memory.copy(target.phys(to_at), source.phys(from_at), part);
                     });
                 });

@@ -31,7 +31,7 @@ pub mod process;
 pub mod tlb;
 
 pub use cpu::{NativeCpu, Signal, Stop};
-pub use machine::{Checked, Config, NativeMachine, Violation};
+pub use machine::{Checked, Config, NativeMachine, Stale, Violation};
 pub use memory::{Memory, Word};
 pub use process::{Native, Process};
 pub use tlb::TlbStats;

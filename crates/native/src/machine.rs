@@ -44,7 +44,8 @@ impl Default for Config {
 }
 
 /// What is done about law 1: no CPU reads or writes a frame through a translation older than the
-/// frame's present ownership.
+/// frame's present ownership. Checked with it is what law 2 needs: nor through one that allows more than
+/// the entry it came from, once whoever changed the entry is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checked {
     /// Nothing; what a benchmark wants.
@@ -56,9 +57,21 @@ pub enum Checked {
     Panic,
 }
 
-/// An access through a translation older than the frame's present ownership.
+/// What is wrong with a translation that was used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stale {
+    /// It is older than the frame's present ownership: law 1.
+    Owner,
+    /// The entry, which nobody is changing, forbids the access, or shows another page: what was taken
+    /// away is still there.
+    Entry,
+}
+
+/// An access through a translation that should have been dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Violation {
+    /// Why.
+    pub stale: Stale,
     /// The CPU that did it.
     pub cpu: CpuId,
     /// The space it ran.
@@ -71,8 +84,12 @@ pub struct Violation {
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { cpu, space, addr, frame } = self;
-        write!(f, "cpu {} of {space:?} used {addr:#x} for {frame:?} of another owner", cpu.0)
+        let Self { stale, cpu, space, addr, frame } = self;
+        let what = match stale {
+            Stale::Owner => "of another owner",
+            Stale::Entry => "which its entry forbids",
+        };
+        write!(f, "cpu {} of {space:?} used {addr:#x} for {frame:?}, {what}", cpu.0)
     }
 }
 

@@ -115,6 +115,17 @@ impl Translation {
         }
     }
 
+    /// Whether this and the last-level `entry`, as it is now, say the same of `access`: the same frame,
+    /// and that the access is allowed.
+    pub(crate) const fn agrees(self, entry: u64, access: Access) -> bool {
+        let needed = match access {
+            Access::Read | Access::Execute => PRESENT,
+            Access::Write => PRESENT | WRITE | DIRTY,
+        };
+        let fetches = !matches!(access, Access::Execute) || entry & NO_EXECUTE == 0;
+        entry & needed == needed && fetches && entry & FRAME == self.bits.get() & FRAME
+    }
+
     /// The first frame of the page.
     #[inline]
     pub const fn first(self) -> FrameNumber {

@@ -6,7 +6,7 @@ use common::stress::{Latest, Value};
 use common::{PAGE, PRIVATE, RW};
 use core::sync::atomic::{AtomicU32, Ordering};
 use faultless::{CpuId, MapFlags};
-use faultless_native::{Checked, Config, Native, NativeCpu, Stop};
+use faultless_native::{Checked, Config, Native, NativeCpu, Stale, Stop};
 
 const AT: u64 = 0x10_0000;
 
@@ -68,8 +68,8 @@ fn a_frame_used_again_too_early_is_caught() {
     assert_eq!(native.machine().violations()[0].addr, AT);
 }
 
-/// A permission to store that outlives a fork: the frame's owner is the same, so it is the child's
-/// snapshot that tells.
+/// A permission to store that outlives a fork: the frame's owner is the same, but the entry tells, and so
+/// does the child's snapshot.
 #[test]
 fn a_permission_to_store_that_was_kept_is_caught() {
     let native = machine(1);
@@ -87,6 +87,8 @@ fn a_permission_to_store_that_was_kept_is_caught() {
         Ok(!found.may_be(0, most))
     });
     assert_eq!(changed, Ok(true), "the child has what was stored after the fork");
+    let seen = native.machine().violations();
+    assert!(seen.iter().any(|violation| violation.stale == Stale::Entry), "{seen:?}");
     // Without the plant it has not.
     let kept = process.run(|cpu| {
         let value = latest.next(0);

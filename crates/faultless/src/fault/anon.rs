@@ -89,7 +89,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         };
         let root = match self.root_of_neighbour() {
             Some(root) => root,
-            None => AnonVma::try_new(None).map_err(|_| Abort::NoMemory)?,
+            None => AnonVma::try_new(None).map_err(|_| Abort::NoHeap)?,
         };
         self.cpu.count(Counter::AnonVmaPrepared);
         Ok(self.vma.root.set(root))

@@ -19,6 +19,7 @@ pub(crate) mod table;
 pub(crate) mod ticket;
 
 use crate::addr::{USER_END, VirtRange, page_down};
+use crate::error::OutOfMemory;
 use crate::knob::{AnonVmaCheck, Locking};
 use crate::machine::{Invalidate, Machine};
 use crate::space::Space;
@@ -280,16 +281,31 @@ impl<M: Machine> Space<M> {
             cpu.count(Counter::Segv);
             return Err(FaultError::Segv { mapped: false });
         }
-        let mut grown = false;
+        let (mut grown, mut settled) = (false, false);
         loop {
-            match self.locked_attempt(cpu, page, access, prepared) {
+            let tried = match self.locked_attempt(cpu, page, access, prepared) {
+                Err(Refusal::Unmapped) if !grown => match self.grow_stack(cpu, page) {
+                    Ok(true) => {
+                        grown = true;
+                        continue;
+                    }
+                    Ok(false) => Err(Refusal::Unmapped),
+                    Err(OutOfMemory) => Err(Refusal::NoHeap),
+                },
+                tried => tried,
+            };
+            match tried {
                 Ok(kind) => return Ok(kind),
                 Err(Refusal::NoMemory) if prepared.wait_for_one(cpu) => {}
-                Err(Refusal::NoMemory) => {
+                Err(Refusal::NoHeap) if !settled => {
+                    // What was retired may be what is missing. There is no more to wait for.
+                    cpu.settle_retired();
+                    settled = true;
+                }
+                Err(Refusal::NoMemory | Refusal::NoHeap) => {
                     cpu.count(Counter::Oom);
                     return Err(FaultError::OutOfMemory);
                 }
-                Err(Refusal::Unmapped) if !grown && self.grow_stack(cpu, page) => grown = true,
                 Err(Refusal::Unmapped) => {
                     cpu.count(Counter::Segv);
                     return Err(FaultError::Segv { mapped: false });
@@ -329,6 +345,7 @@ impl<M: Machine> Space<M> {
             match abort {
                 Abort::BeyondObject => Refusal::BeyondObject,
                 Abort::NoMemory => Refusal::NoMemory,
+                Abort::NoHeap => Refusal::NoHeap,
                 // A ticket under a lock stands, and no abort is left that it could meet.
                 _ => Refusal::Forbidden,
             }
@@ -341,7 +358,9 @@ enum Refusal {
     Unmapped,
     Forbidden,
     BeyondObject,
+    /// No frame is left.
     NoMemory,
+    NoHeap,
 }
 
 impl<'v, M: Machine> Attempt<'_, 'v, M> {

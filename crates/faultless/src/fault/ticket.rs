@@ -64,6 +64,8 @@ pub enum Abort {
     TableChanged,
     /// No frame could be had without waiting.
     NoMemory,
+    /// The heap had no room for a reverse-map root.
+    NoHeap,
     /// The page lies beyond the end of its object.
     BeyondObject,
 }
@@ -77,7 +79,7 @@ impl Abort {
             Self::NotSupported | Self::BeyondObject => Counter::SpfVmaNotsup,
             Self::Access => Counter::SpfVmaAccess,
             Self::TableChanged => Counter::SpfPmdChanged,
-            Self::NoMemory => Counter::SpfNomem,
+            Self::NoMemory | Self::NoHeap => Counter::SpfNomem,
         }
     }
 
@@ -89,7 +91,7 @@ impl Abort {
             Self::NotSupported | Self::BeyondObject => Some(Point::VmaNotsup),
             Self::Access => Some(Point::VmaAccess),
             Self::TableChanged => Some(Point::PmdChanged),
-            Self::NoMemory => None,
+            Self::NoMemory | Self::NoHeap => None,
         }
     }
 }

@@ -6,6 +6,7 @@ use super::vma::{Area, VmaFlags};
 use super::write::NOWHERE;
 use super::{MMAP_MIN_ADDR, STACK_GUARD_PAGES};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange};
+use crate::error::OutOfMemory;
 use crate::machine::Machine;
 use crate::stat::Counter;
 use crate::vm::Cpu;
@@ -13,23 +14,26 @@ use crate::vm::Cpu;
 impl<M: Machine> Space<M> {
     /// Extends the stack above `page`, which is unmapped, down to it. False: there is none, it may not
     /// grow so far, or its neighbour is too near. Not inside a grace section.
-    pub(crate) fn grow_stack(&self, cpu: &Cpu<'_, M>, page: u64) -> bool {
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]: it might grow, if the heap had room for what describes it.
+    pub(crate) fn grow_stack(&self, cpu: &Cpu<'_, M>, page: u64) -> Result<bool, OutOfMemory> {
         if page < MMAP_MIN_ADDR {
-            return false;
+            return Ok(false);
         }
         let stack = {
             let section = cpu.section();
             match self.tree.snapshot(&section).find(page) {
                 Some(entry) if entry.start > page => entry.start,
                 // Nothing above; or mapped meanwhile, which the next attempt finds out.
-                other => return other.is_some(),
+                other => return Ok(other.is_some()),
             }
         };
         let gap = VirtRange::new(page, stack);
         let guard = STACK_GUARD_PAGES << PAGE_SHIFT;
         let writing = self.write(cpu, [gap, NOWHERE], PAGE_SIZE);
         let Some(vma) = writing.vma_at(stack) else {
-            return false;
+            return Ok(false);
         };
         let area = &vma.area;
         if !area.flags.contains(VmaFlags::GROWSDOWN)
@@ -38,7 +42,7 @@ impl<M: Machine> Space<M> {
             || area.range.end - page > cpu.vm().knobs.stack_limit()
             || area.offset < gap.pages()
         {
-            return false;
+            return Ok(false);
         }
         if let Some(below) = writing.view().before(page + 1)
             && page - below.end < guard
@@ -46,14 +50,13 @@ impl<M: Machine> Space<M> {
                 !vma.area.prot.is_empty() && !vma.area.flags.contains(VmaFlags::GROWSDOWN)
             })
         {
-            return false;
+            return Ok(false);
         }
         writing.stop(area.range);
         let more = Area { range: gap, offset: area.offset - gap.pages(), ..area.clone() };
-        let grown = writing.put(gap, Some(Piece { area: more, root: vma.root.get() })).is_ok();
-        if grown {
-            cpu.count(Counter::StackGrowth);
-        }
-        grown
+        let more = Some(Piece { area: more, root: vma.root.get() });
+        writing.put(gap, more).map_err(|_| OutOfMemory)?;
+        cpu.count(Counter::StackGrowth);
+        Ok(true)
     }
 }

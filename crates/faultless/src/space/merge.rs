@@ -3,9 +3,10 @@
 use super::vma::{Area, Vma};
 use super::write::{NewVmas, Writing};
 use crate::addr::VirtRange;
-use crate::error::Errno;
+use crate::error::{Errno, OutOfMemory};
 use crate::machine::Machine;
 use crate::rmap::{AnonVma, Root};
+use crate::space::tree::View;
 use crate::sync::sequence::Sequence;
 
 /// A VMA in the making.
@@ -13,6 +14,13 @@ use crate::sync::sequence::Sequence;
 pub(super) struct Piece {
     pub(super) area: Area,
     pub(super) root: Option<Root>,
+}
+
+/// VMAs to be put in the place of all that overlap a range, which lie wholly inside it.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) taken: VirtRange,
+    pub(super) new: NewVmas,
 }
 
 /// Whether pages under the two roots may be in one VMA. One without a root takes the other's, unless
@@ -37,13 +45,26 @@ impl<M: Machine> Writing<'_, '_, M> {
     ///
     /// # Errors
     /// `ENOMEM`; nothing has changed.
+    #[inline]
     pub(super) fn put(&self, range: VirtRange, middle: Option<Piece>) -> Result<(), Errno> {
+        let Plan { taken, new } = self.plan(&self.view(), range, middle)?;
+        self.replace(taken, new)
+    }
+
+    /// What [`put`](Self::put) would replace in `view`, the tree or what is to become of it, and by
+    /// what.
+    pub(super) fn plan(
+        &self,
+        view: &View<'_, Vma>,
+        range: VirtRange,
+        middle: Option<Piece>,
+    ) -> Result<Plan, OutOfMemory> {
         // What sticks out at either end, or is next to it and like what comes there. Whatever may be
         // replaced is stopped before its root is looked at: from then on no fault makes one.
         let (mut below, mut above) = (None, None);
         let like =
             |vma: &Vma, at| middle.as_ref().is_some_and(|new| agree(&vma.area, &new.area, at));
-        let mut near = self.view().iter_from(range.start.saturating_sub(1));
+        let mut near = view.iter_from(range.start.saturating_sub(1));
         while let Some(entry) = near.next()
             && entry.start <= range.end
         {
@@ -95,6 +116,6 @@ impl<M: Machine> Writing<'_, '_, M> {
                 new[slot] = Some(self.make(vma.area.part(outside), vma.root.get())?);
             }
         }
-        self.replace(taken, new)
+        Ok(Plan { taken, new })
     }
 }

@@ -2,15 +2,16 @@
 
 use super::Space;
 use super::map::place;
-use super::merge::Piece;
+use super::merge::{Piece, Plan};
 use super::pages::each_slot;
 use super::unmap::TABLE_ALIGN;
-use super::vma::VmaFlags;
+use super::vma::{Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, is_page_aligned, page_up};
-use crate::error::{Errno, Error};
+use crate::error::{Errno, Error, OutOfMemory};
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
+use crate::space::tree::View;
 use crate::table::entry::Entry;
 use crate::table::node::{self, LAST};
 use crate::table::protocol;
@@ -209,7 +210,9 @@ impl<M: Machine> Writing<'_, '_, M> {
         // An empty old range asks for a second mapping of the same object.
         let moved = VirtRange::new(old.start, old.start + old.len().min(new.len()));
         self.stop(vma.area.range);
-        self.make_tables(new)?;
+        // What else is cut off: nothing is waited for once the tree is being edited.
+        self.stop(old);
+        let there = self.vmas(new).next().is_some();
         let root = vma.root.get();
         let mut area = vma.area.clone();
         area.offset = if area.object.is_none() && root.is_none() {
@@ -219,8 +222,22 @@ impl<M: Machine> Writing<'_, '_, M> {
             vma.area.index_of(old.start)
         };
         area.range = new;
-        let there = self.vmas(new).next().is_some();
-        self.put(new, Some(Piece { area, root }))?;
+        // All that can fail comes first, and both places change at once.
+        let planned = self.make_tables(new).map_err(Errno::from).and_then(|()| {
+            let here = self.plan(&self.view(), new, Some(Piece { area, root }))?;
+            self.replace_both(here, |view| match (keep, old.is_empty()) {
+                (true, _) => self.plan_without_root(view, old),
+                (false, true) => Ok(None),
+                (false, false) => self.plan(view, old, None).map(Some),
+            })
+        });
+        if let Err(errno) = planned {
+            if !there {
+                // The tables are for nobody.
+                self.clear(new);
+            }
+            return Err(errno);
+        }
         let mut batch = FlushBatch::new(self.cpu, self.space);
         if there {
             self.zap(new, &mut batch);
@@ -228,27 +245,24 @@ impl<M: Machine> Writing<'_, '_, M> {
             batch = FlushBatch::new(self.cpu, self.space);
         }
         self.move_pages(moved, new.start, &mut batch);
-        if keep {
-            batch.finish();
-            return self.forget_root(old);
-        }
         batch.finish();
-        if old.is_empty() {
-            return Ok(());
+        if !keep && !old.is_empty() {
+            self.clear(old);
         }
-        // The pages are gone from here already; only a split that finds no memory can fail, and then
-        // an empty mapping stays.
-        self.unmap(old)
+        Ok(())
     }
 
     /// What stays behind with `DONTUNMAP` is as good as new, if it is a whole VMA.
-    fn forget_root(&self, old: VirtRange) -> Result<(), Errno> {
-        let Some(vma) = self.vma_at(old.start).filter(|vma| vma.area.range == old) else {
-            return Ok(());
+    fn plan_without_root(
+        &self,
+        view: &View<'_, Vma>,
+        old: VirtRange,
+    ) -> Result<Option<Plan>, OutOfMemory> {
+        let Some(entry) = view.at(old.start).filter(|entry| entry.range() == old) else {
+            return Ok(None);
         };
-        self.stop(old);
-        let area = vma.area.clone();
-        self.replace(old, [Some(self.make(area, None)?), None, None])
+        let area = self.vma(entry).area.clone();
+        Ok(Some(Plan { taken: old, new: [Some(self.make(area, None)?), None, None] }))
     }
 
     /// Moves the entries of `from` to `to`, where tables exist and entries are empty.

@@ -39,6 +39,12 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// Unmaps `range`.
     pub(super) fn unmap(&self, range: VirtRange) -> Result<(), Errno> {
         self.put(range, None)?;
+        self.clear(range);
+        Ok(())
+    }
+
+    /// Empties `range`, in which no VMA is left.
+    pub(super) fn clear(&self, range: VirtRange) {
         let mut batch = FlushBatch::new(self.cpu, self.space);
         let tables = self.zap(range, &mut batch);
         // Where there is none below, only tables of a level above may be empty, and those are wide.
@@ -46,6 +52,5 @@ impl<M: Machine> Writing<'_, '_, M> {
             self.prune(range, &mut batch);
         }
         batch.finish();
-        Ok(())
     }
 }

@@ -14,6 +14,7 @@
 //! 5. **Finish.** All VMAs of the locked ranges that are in the tree run again. Those that were
 //!    replaced stay stopped for ever, and go to the grace period.
 
+use super::merge::Plan;
 use super::vma::{Area, Vma, VmaLock};
 use super::{Guard, Space};
 use crate::addr::VirtRange;
@@ -22,7 +23,7 @@ use crate::heap;
 use crate::knob::Locking;
 use crate::machine::Machine;
 use crate::rmap::{Root, RootSlot};
-use crate::space::tree::{Entry, View};
+use crate::space::tree::{Edit, Entry, View};
 use crate::stat::Counter;
 use crate::sync::atomic::Ordering;
 use crate::sync::grace::{RetireChain, RetireLink, Section};
@@ -248,6 +249,69 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         core::mem::forget(new);
         self.stopped.set(self.stopped.get() + count - old.len());
         self.fresh.set((count, entries.map(|entry| entry.value)));
+        self.space.mapped.fetch_add(pages, Ordering::Relaxed);
+        // SAFETY: the published version does not have the old ones, and only this writer removed them.
+        unsafe { edit.publish_retiring(old) };
+        Ok(())
+    }
+}
+
+impl<M: Machine> Writing<'_, '_, M> {
+    /// Does `first`, and what `second` plans in view of its result, at once: what a move changes here
+    /// and there must not be half done.
+    ///
+    /// # Errors
+    /// As [`replace`](Self::replace). Nothing has changed.
+    pub(super) fn replace_both(
+        &self,
+        first: Plan,
+        second: impl FnOnce(&View<'_, Vma>) -> Result<Option<Plan>, OutOfMemory>,
+    ) -> Result<(), Errno> {
+        let vm = self.cpu.vm();
+        // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
+        let mut edit = unsafe { self.space.tree.edit(self.cpu.local(), &vm.grace, self.cpu) };
+        let mut old = RetireChain::default();
+        let mut made: [Option<Box<Vma>>; 6] = Default::default();
+        let mut pages = 0;
+        let mut replace = |edit: &mut Edit<'_, Vma>, plan: Plan, made: &mut [Option<Box<Vma>>]| {
+            let (before, rest) = made.split_at_mut(made.len() - plan.new.len());
+            rest.iter_mut().zip(plan.new).for_each(|(made, new)| *made = new);
+            let no_entry = Entry { start: 0, end: 0, value: NonNull::dangling() };
+            let (mut entries, mut count) = ([no_entry; 3], 0);
+            for vma in rest.iter().flatten() {
+                let VirtRange { start, end } = vma.area.range;
+                entries[count] = Entry { start, end, value: NonNull::from(&**vma) };
+                count += 1;
+                pages += vma.area.range.pages();
+            }
+            edit.replace(plan.taken, &entries[..count], |entry| {
+                pages = pages.wrapping_sub(entry.range().pages());
+                let its = |made: &&mut Option<Box<Vma>>| {
+                    made.as_deref().is_some_and(|vma| NonNull::from(vma) == entry.value)
+                };
+                if let Some(first) = before.iter_mut().find(its) {
+                    // Nobody has seen it, and nobody will.
+                    *first = None;
+                    return;
+                }
+                // SAFETY: a link is the first field of a VMA. It lives until it is retired, and only
+                // the writer of its range touches the link.
+                unsafe { old.push(entry.value.cast::<RetireLink>()) };
+            })
+        };
+        replace(&mut edit, first, &mut made[..3])?;
+        if let Some(second) = second(&edit.view())? {
+            replace(&mut edit, second, &mut made)?;
+        }
+        let count = made.iter().flatten().count();
+        if count > old.len() && edit.view().len() as u64 > vm.knobs.max_map_count() {
+            return Err(Errno::ENOMEM);
+        }
+        // The tree has them now.
+        core::mem::forget(made);
+        self.stopped.set(self.stopped.get() + count - old.len());
+        // Too many to be remembered one by one.
+        self.fresh.set((0, [NonNull::dangling(); 3]));
         self.space.mapped.fetch_add(pages, Ordering::Relaxed);
         // SAFETY: the published version does not have the old ones, and only this writer removed them.
         unsafe { edit.publish_retiring(old) };

@@ -1,0 +1,224 @@
+//! Calls, loads and stores in several processes, as bytes say, with any arguments at all: no panic, no
+//! stale translation, and all frames accounted for.
+
+use faultless::audit::audit_with;
+use faultless::{
+    Access, Advice, Backing, KNOBS, MapFlags, Object, PAGE_SIZE, Prot, RemapFlags, Setting, Shared,
+};
+use faultless_native::{Checked, Config, Native, NativeCpu, Process, Stop};
+
+/// Where most calls are about: two tables meet in its middle.
+const BASE: u64 = (1 << 30) - 32 * PAGE_SIZE;
+/// Addresses at which arithmetic goes wrong, if it does.
+const EDGES: [u64; 8] =
+    [0, 0x1_0000, 1 << 39, 0x7fff_ffff_f000, 0x7fff_ffff_e000, 1 << 47, 1 << 63, u64::MAX - 0xfff];
+const OBJECTS: usize = 2;
+const PROCESSES: usize = 3;
+
+/// The bytes that are left, and zeros behind them.
+struct Bytes<'b>(&'b [u8]);
+
+impl Bytes<'_> {
+    fn byte(&mut self) -> u8 {
+        let Some((&first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        first
+    }
+
+    fn word(&mut self) -> u64 {
+        u64::from_le_bytes(core::array::from_fn(|_| self.byte()))
+    }
+
+    /// Mostly a page near [`BASE`].
+    fn addr(&mut self) -> u64 {
+        match self.byte() {
+            near @ 0..224 => BASE + u64::from(near & 63) * PAGE_SIZE,
+            224..240 => BASE + u64::from(self.byte()) * (2 << 20),
+            edge @ 240..254 => EDGES[usize::from(edge) % EDGES.len()],
+            _ => self.word(),
+        }
+    }
+
+    /// Mostly a few pages.
+    fn len(&mut self) -> u64 {
+        match self.byte() {
+            few @ 0..240 => u64::from(few & 31) * PAGE_SIZE,
+            240..248 => u64::from(self.byte()) << 20,
+            248..252 => EDGES[usize::from(self.byte()) % EDGES.len()],
+            _ => self.word(),
+        }
+    }
+}
+
+/// Does as `bytes` say.
+///
+/// # Panics
+/// A promise is broken.
+pub fn operations(bytes: &[u8]) {
+    let config =
+        Config { memory_bytes: 4 << 20, cpus: 1, checked: Checked::Panic, ..Config::default() };
+    let Ok(native) = Native::new(config) else { return };
+    let mut bytes = Bytes(bytes);
+    let Ok(first) = native.process() else { return };
+    let mut processes = Vec::from([first]);
+    let mut objects = Vec::new();
+    let made = processes[0].run(|cpu| {
+        for tag in 1..=OBJECTS {
+            objects.push(Object::try_new(cpu.cpu(), 12, tag as u64));
+        }
+        Ok(())
+    });
+    made.expect("nothing runs");
+    let mut objects: Vec<_> = objects.into_iter().flatten().collect();
+    let mut steps = 0;
+    while !bytes.0.is_empty() && steps < 512 {
+        steps += 1;
+        let turn = usize::from(bytes.byte()) % processes.len();
+        let kind = bytes.byte() % 24;
+        match kind {
+            0 if processes.len() < PROCESSES => {
+                let mut child = None;
+                let forked = processes[turn].run(|cpu| {
+                    child = Some(cpu.fork()?);
+                    Ok(())
+                });
+                // Only for want of memory.
+                assert!(forked.is_ok() || matches!(forked, Err(Stop::Refused(_))));
+                processes.extend(child);
+            }
+            1 if processes.len() > 1 => processes.remove(turn).exit(),
+            2 => set(&native, &mut bytes),
+            3 => truncate(&processes, &objects, &mut bytes),
+            _ => {
+                // Signals and refusals are answers like any other.
+                let _ = processes[turn].run(|cpu| step(cpu, kind, &objects, &mut bytes));
+            }
+        }
+    }
+    native.vm().set(Setting::FrameLimit(u64::MAX));
+    let books = processes[0].run(|cpu| {
+        cpu.cpu().drain();
+        let spaces: Vec<_> = processes.iter().map(Process::space).collect();
+        let shares: Vec<_> = objects.iter().collect();
+        audit_with(cpu.cpu(), &spaces, &shares).unwrap_or_else(|error| panic!("{error}"));
+        objects.drain(..).for_each(|object| Object::release(object, cpu.cpu()));
+        Ok(())
+    });
+    books.expect("nothing runs");
+    drop(processes);
+    let census = native.audit(&[]).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(census.taken(), 1, "all but the page of zeros are free");
+}
+
+/// Turns a knob.
+fn set(native: &Native, bytes: &mut Bytes<'_>) {
+    let (name, ..) = KNOBS[usize::from(bytes.byte()) % KNOBS.len()];
+    let (number, word) = (bytes.byte(), bytes.byte());
+    let value = match (name, word % 3) {
+        ("locking", 0) => "mmap_lock".into(),
+        ("locking", 1) => "per_vma".into(),
+        ("locking", _) => "speculative".into(),
+        ("anon_vma_check", 0) => "early".into(),
+        ("anon_vma_check", _) => "late".into(),
+        // Short, and not so short.
+        ("frame_limit", _) => (u64::from(number) * 8).to_string(),
+        _ => u64::from(number).to_string(),
+    };
+    if let Ok(setting) = format!("{name}={value}").parse() {
+        native.vm().set(setting);
+    }
+}
+
+/// Changes the length of an object, as a kernel does.
+fn truncate(processes: &[Process<'_>], objects: &[Shared<Object>], bytes: &mut Bytes<'_>) {
+    let object = &objects[usize::from(bytes.byte()) % objects.len()];
+    let pages = if bytes.byte() < 250 { u64::from(bytes.byte() % 24) } else { bytes.word() };
+    let done = processes[0].run(|cpu| {
+        if object.set_pages(cpu.cpu(), pages).is_ok() {
+            processes.iter().for_each(|process| process.space().revoke(cpu.cpu(), object, pages));
+        }
+        Ok(())
+    });
+    done.expect("nothing runs");
+}
+
+/// A call, or an access.
+fn step(
+    cpu: &NativeCpu<'_, '_>,
+    kind: u8,
+    objects: &[Shared<Object>],
+    bytes: &mut Bytes<'_>,
+) -> Result<(), Stop> {
+    let (space, addr) = (cpu.running().space(), bytes.addr());
+    match kind {
+        4 | 5 => {
+            let len = bytes.len();
+            let (prot, flags) = (prot(bytes), map_flags(bytes));
+            cpu.mmap(addr, len, prot, flags)?;
+        }
+        6 | 7 => {
+            let object = &objects[usize::from(bytes.byte()) % objects.len()];
+            let first =
+                if bytes.byte() < 250 { u64::from(bytes.byte() % 24) } else { bytes.word() };
+            let backing = Backing { object, first, may_write: !bytes.byte().is_multiple_of(4) };
+            let (len, prot, flags) = (bytes.len(), prot(bytes), map_flags(bytes));
+            space.mmap_object(cpu.cpu(), addr, len, prot, flags, backing)?;
+        }
+        8 => cpu.munmap(addr, bytes.len())?,
+        9 | 10 => {
+            let len = bytes.len();
+            cpu.mprotect(addr, len, prot(bytes))?;
+        }
+        11 | 12 => {
+            let (old, new, to) = (bytes.len(), bytes.len(), bytes.addr());
+            let flags = RemapFlags::from_bits_retain(u32::from(bytes.byte() & 15));
+            cpu.mremap(addr, old, new, flags, to)?;
+        }
+        13 | 14 => {
+            let len = bytes.len();
+            if let Some(advice) = Advice::from_number(u32::from(bytes.byte() % 26)) {
+                cpu.madvise(addr, len, advice)?;
+            }
+        }
+        15 => {
+            let heap = space.heap_range();
+            cpu.brk(if bytes.byte() < 200 { heap.start.wrapping_add(bytes.len()) } else { addr });
+        }
+        16 => cpu.mincore(addr, bytes.len().min(1 << 30), drop)?,
+        17 => {
+            space.set_heap_start(cpu.cpu(), addr);
+        }
+        18 => {
+            let object = &objects[usize::from(bytes.byte()) % objects.len()];
+            // SAFETY: the bytes of a page.
+            let _ = object.write_page(cpu.cpu(), addr >> 12, |at| unsafe { at.write(1) });
+        }
+        19 => cpu.touch(addr, Access::Execute)?,
+        20 | 21 => {
+            cpu.load::<u64>(addr.wrapping_add(u64::from(bytes.byte())))?;
+        }
+        _ => cpu.store(addr.wrapping_add(u64::from(bytes.byte())), bytes.word())?,
+    }
+    Ok(())
+}
+
+fn prot(bytes: &mut Bytes<'_>) -> Prot {
+    match bytes.byte() {
+        plain @ 0..240 => Prot::from_bits_retain(u32::from(plain & 7)),
+        grows @ 240..248 => Prot::from_bits_retain(u32::from(grows & 7)) | Prot::GROWSDOWN,
+        _ => Prot::from_bits_retain(bytes.word() as u32),
+    }
+}
+
+fn map_flags(bytes: &mut Bytes<'_>) -> MapFlags {
+    let byte = bytes.byte();
+    if byte >= 250 {
+        return MapFlags::from_bits_retain(bytes.word() as u32);
+    }
+    let mut flags = MapFlags::ANONYMOUS;
+    flags |= if byte & 1 == 0 { MapFlags::PRIVATE } else { MapFlags::SHARED };
+    flags.set(MapFlags::FIXED, byte & 6 != 0);
+    flags.set(MapFlags::POPULATE, byte & 24 == 24);
+    flags.set(MapFlags::GROWSDOWN, byte & 96 == 96);
+    flags
+}

@@ -1,0 +1,164 @@
+//! The faults.
+
+use super::guest::{AT, P, PRIVATE, RW, SHARED, TestCpu, World};
+use super::{Case, Left, Refused, exhaust};
+use faultless::{Access, AnonVmaCheck, FaultKind, MapFlags, Prot};
+
+const BOTH: &[AnonVmaCheck] = &[AnonVmaCheck::Late, AnonVmaCheck::Early];
+
+type Setup<'c> = &'c dyn Fn(&TestCpu<'_>, &mut World);
+
+/// How far from what is there the faulting page is: in the same table, or with one, two or three tables
+/// missing above it.
+const AWAY: [u64; 4] = [1, 512, 512 * 512, 512 * 512 * 512];
+
+/// Exhausts a fault at page `page`, which ends as `kind`.
+fn exhaust_fault(
+    name: &str,
+    setup: Setup<'_>,
+    page: u64,
+    access: Access,
+    kind: FaultKind,
+    may_fail: bool,
+) {
+    let call = |cpu: &TestCpu<'_>, world: &mut World| {
+        let got = world.spaces[0].fault(cpu, AT + page * P, access)?;
+        assert_eq!(got, kind);
+        Ok::<_, Refused>(())
+    };
+    exhaust(&Case { name, setup, call: &call, left: Left::Ways, checks: BOTH, may_fail });
+}
+
+fn object(cpu: &TestCpu<'_>, world: &mut World, flags: MapFlags, page: u64, from: u64) {
+    world.map_object(cpu, page, 4, flags | MapFlags::FIXED, from);
+}
+
+#[test]
+fn of_untouched_private_memory() {
+    for away in AWAY {
+        let setup = |cpu: &TestCpu<'_>, world: &mut World| {
+            world.map(cpu, 0, 1, RW, SHARED);
+            world.store(cpu, 0, 1);
+            world.map(cpu, away, 4, RW, PRIVATE);
+        };
+        let may = away > 1;
+        exhaust_fault("read", &setup, away, Access::Read, FaultKind::ZeroPage, may);
+        exhaust_fault("write", &setup, away, Access::Write, FaultKind::Anon, true);
+    }
+    // With a root that is there, or a neighbour's.
+    let setup = |cpu: &TestCpu<'_>, world: &mut World| {
+        world.map(cpu, 0, 4, RW, PRIVATE);
+        world.store(cpu, 0, 1);
+        world.spaces[0].mprotect(cpu, AT + 2 * P, P, Prot::READ).unwrap();
+    };
+    exhaust_fault("write beside", &setup, 1, Access::Write, FaultKind::Anon, true);
+    exhaust_fault("write behind", &setup, 3, Access::Write, FaultKind::Anon, true);
+}
+
+#[test]
+fn of_private_pages_that_are_there() {
+    let forked = |cpu: &TestCpu<'_>, world: &mut World| {
+        world.map(cpu, 0, 4, RW, PRIVATE);
+        [0, 2].into_iter().for_each(|page| world.store(cpu, page, 7));
+        world.spaces[0].fault(cpu, AT + P, Access::Read).unwrap();
+        let child = world.spaces[0].fork(cpu).unwrap();
+        world.spaces.push(child);
+    };
+    exhaust_fault("copy", &forked, 0, Access::Write, FaultKind::Copy, true);
+    exhaust_fault("zero page replaced", &forked, 1, Access::Write, FaultKind::Copy, true);
+    let copied = |cpu: &TestCpu<'_>, world: &mut World| {
+        forked(cpu, world);
+        world.spaces.pop().unwrap().exit(cpu);
+    };
+    exhaust_fault("reuse", &copied, 0, Access::Write, FaultKind::Reuse, false);
+    exhaust_fault("spurious", &copied, 2, Access::Read, FaultKind::Spurious, false);
+    // A mapping that has only ever been read has no root.
+    let read = |cpu: &TestCpu<'_>, world: &mut World| {
+        world.map(cpu, 0, 4, RW, PRIVATE);
+        world.spaces[0].fault(cpu, AT, Access::Read).unwrap();
+    };
+    exhaust_fault("first page after zeros", &read, 0, Access::Write, FaultKind::Copy, true);
+}
+
+#[test]
+fn of_an_objects_pages() {
+    for (away, from) in AWAY.into_iter().zip([0, 600, 512 * 512, 512 * 512 * 512]) {
+        for there in [false, true] {
+            let setup = |flags| {
+                move |cpu: &TestCpu<'_>, world: &mut World| {
+                    world.objects[0].set_pages(cpu, from + 16).unwrap();
+                    world.map(cpu, 0, 1, RW, SHARED);
+                    world.store(cpu, 0, 1);
+                    object(cpu, world, flags, away, from);
+                    if there {
+                        let write = |at: *mut u8| {
+                            // SAFETY: the bytes of a page, aligned.
+                            unsafe { at.cast::<u64>().write(5) };
+                        };
+                        world.objects[0].write_page(cpu, from, write).unwrap();
+                        world.objects[0].write_page(cpu, from + 2, write).unwrap();
+                    }
+                }
+            };
+            let shared = setup(MapFlags::SHARED);
+            let private = setup(MapFlags::PRIVATE);
+            let may = !there || away > 1;
+            let (read, write) = (Access::Read, Access::Write);
+            exhaust_fault("object read", &shared, away, read, FaultKind::Shared, may);
+            exhaust_fault("object write", &shared, away, write, FaultKind::Shared, may);
+            exhaust_fault("private object read", &private, away, read, FaultKind::Shared, may);
+            let kind = if there { FaultKind::Copy } else { FaultKind::Anon };
+            exhaust_fault("private object write", &private, away, write, kind, true);
+        }
+    }
+    let mapped = |cpu: &TestCpu<'_>, world: &mut World| {
+        object(cpu, world, MapFlags::PRIVATE, 0, 0);
+        world.spaces[0].fault(cpu, AT, Access::Read).unwrap();
+    };
+    exhaust_fault("object copied", &mapped, 0, Access::Write, FaultKind::Copy, true);
+}
+
+#[test]
+fn of_a_stack_that_grows() {
+    let setup = |cpu: &TestCpu<'_>, world: &mut World| {
+        world.map(cpu, 2000, 2, RW, PRIVATE | MapFlags::GROWSDOWN);
+        world.store(cpu, 2000, 1);
+    };
+    // As far as the next table, too. A stack that has grown stays so.
+    for page in [1999, 1400] {
+        let call = |cpu: &TestCpu<'_>, world: &mut World| {
+            world.spaces[0].fault(cpu, AT + page * P, Access::Write)?;
+            Ok::<_, Refused>(())
+        };
+        exhaust(&Case {
+            name: "stack",
+            setup: &setup,
+            call: &call,
+            left: Left::Grown,
+            checks: BOTH,
+            may_fail: true,
+        });
+    }
+}
+
+#[test]
+fn of_a_kernel_that_writes_an_object() {
+    for index in [0, 600, 512 * 512, 512 * 512 * 512] {
+        let setup = |cpu: &TestCpu<'_>, world: &mut World| {
+            world.objects[0].set_pages(cpu, index + 1).unwrap();
+        };
+        let call = |cpu: &TestCpu<'_>, world: &mut World| {
+            world.objects[0].write_page(cpu, index, |_| {})?;
+            Ok::<_, Refused>(())
+        };
+        let (left, may_fail) = (Left::Ways, true);
+        exhaust(&Case {
+            name: "write_page",
+            setup: &setup,
+            call: &call,
+            left,
+            checks: BOTH,
+            may_fail,
+        });
+    }
+}

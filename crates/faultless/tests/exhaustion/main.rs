@@ -1,0 +1,219 @@
+//! Failure at every step: each call and each kind of fault, with the Nth request for memory refused,
+//! for every N until none is.
+//!
+//! Memory is of the heap (one request is refused, or all from one on), of frames (so many are left), or
+//! is VMAs (so many are allowed). After a refusal nothing has changed: the map, each entry, each byte,
+//! the books (law 6) and the bytes on the heap are as before; and with memory the same call does what it
+//! does without a refusal.
+#![cfg(not(any(loom, shuttle)))]
+
+mod calls;
+mod faults;
+mod guest;
+mod shim;
+
+use faultless::{AnonVmaCheck, CpuId, Errno, Error, FaultError, Locking, Object, Setting, Space};
+use guest::{Sight, Small, TestCpu, TestVm, World};
+use shim::Plan;
+
+/// Frames of the machine.
+const FRAMES: u32 = 256;
+
+/// What a refused call may leave behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// Nothing at all.
+    Nothing,
+    /// Tables without pages, and a reverse-map root without pages: a fault needs them one after the
+    /// other, and the next one finds them.
+    Ways,
+    /// Pages, as if programs had read or written there: what was to be populated, as far as it went.
+    Pages,
+    /// The same, and a stack that has grown already.
+    Grown,
+    /// Pages that can be read only, until they are written again.
+    ReadOnly,
+}
+
+/// A call: what is there before, what is done, and what may be left of it when it is refused.
+pub(crate) struct Case<'c> {
+    pub(crate) name: &'c str,
+    pub(crate) setup: &'c dyn Fn(&TestCpu<'_>, &mut World),
+    pub(crate) call: &'c dyn Fn(&TestCpu<'_>, &mut World) -> Result<(), Refused>,
+    pub(crate) left: Left,
+    /// Policies that matter.
+    pub(crate) checks: &'c [AnonVmaCheck],
+    /// Whether it may be refused at all.
+    pub(crate) may_fail: bool,
+}
+
+/// A refusal for want of memory. Any other is an error in the test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Refused;
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        error.errno.into()
+    }
+}
+
+impl From<Errno> for Refused {
+    fn from(errno: Errno) -> Self {
+        assert_eq!(errno, Errno::ENOMEM);
+        Self
+    }
+}
+
+impl From<FaultError> for Refused {
+    fn from(error: FaultError) -> Self {
+        assert_eq!(error, FaultError::OutOfMemory);
+        Self
+    }
+}
+
+/// What is short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Short {
+    Heap(Plan),
+    Frames(u64),
+    Both(u64),
+    Vmas(u64),
+}
+
+fn new_world(cpu: &TestCpu<'_>) -> World {
+    // Room for what a call adds, so that the test itself asks for no memory.
+    let mut world = World { spaces: Vec::with_capacity(4), objects: Vec::with_capacity(4) };
+    world.spaces.push(Space::new(cpu).unwrap());
+    world.objects.push(Object::try_new(cpu, 16, 7).unwrap());
+    world
+}
+
+/// One run. Returns whether anything was refused, whether the call was, and what was seen in the end.
+fn run(
+    case: &Case<'_>,
+    policy: (Locking, AnonVmaCheck),
+    short: Option<Short>,
+) -> (bool, bool, Sight) {
+    let vm = TestVm::new(Small::new(FRAMES)).unwrap();
+    let start = shim::live();
+    vm.set(Setting::Locking(policy.0));
+    vm.set(Setting::AnonVmaCheck(policy.1));
+    // SAFETY: the only one.
+    let cpu = unsafe { vm.cpu(CpuId(0)) };
+    let mut world = new_world(&cpu);
+    (case.setup)(&cpu, &mut world);
+    cpu.drain();
+    world.audit(&cpu);
+    let (heap, free) = (shim::live(), vm.free_frames());
+    let before = world.sight(&cpu);
+    let mut mine = shim::live() - heap;
+    let taken = vm.total_frames() - free;
+    let frames_left = |left| vm.set(Setting::FrameLimit(taken + left));
+    let count = world.spaces.iter().map(|space| space.map_count(&cpu)).max().unwrap() as u64;
+    let plan = match short {
+        None => Plan::Grant,
+        Some(Short::Heap(plan)) => plan,
+        Some(Short::Frames(left)) => {
+            frames_left(left);
+            Plan::Grant
+        }
+        Some(Short::Both(left)) => {
+            frames_left(left);
+            Plan::From(left)
+        }
+        Some(Short::Vmas(more)) => {
+            vm.set(Setting::MaxMapCount(count + more));
+            Plan::Grant
+        }
+    };
+    let (result, refused) = shim::with(plan, || (case.call)(&cpu, &mut world));
+    let failed = result.is_err();
+    if failed {
+        assert!(case.may_fail, "refused, which it never must be");
+        cpu.drain();
+        world.audit(&cpu);
+        let heap_now = shim::live() - mine;
+        let now = world.sight(&cpu);
+        match case.left {
+            Left::Nothing => {
+                assert_eq!(now, before);
+                assert_eq!((heap_now, vm.free_frames()), (heap, free), "heap bytes, free frames");
+            }
+            Left::Ways => assert_eq!(now, before),
+            Left::Grown => assert_eq!(now.pages_of(&before), before.clone().pages_of(&before)),
+            Left::Pages => assert_eq!(now.within(&before), before),
+            Left::ReadOnly => {
+                assert_eq!(now.read_only(), before.clone().read_only());
+                assert_eq!((heap_now, vm.free_frames()), (heap, free), "heap bytes, free frames");
+            }
+        }
+    }
+    vm.set(Setting::FrameLimit(vm.total_frames()));
+    vm.set(Setting::MaxMapCount(65530));
+    if failed {
+        (case.call)(&cpu, &mut world).expect("the same call with memory");
+    }
+    cpu.drain();
+    world.audit(&cpu);
+    let heap_now = shim::live();
+    let end = world.sight(&cpu).anywhere();
+    mine += shim::live() - heap_now;
+    world.end(&cpu);
+    cpu.drain();
+    let census = faultless::audit::audit(&cpu, &[]).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(census.taken(), 1, "all but the page of zeros are free");
+    assert_eq!(shim::live() - mine, start, "bytes of the heap in the end");
+    (refused != 0 || failed, failed, end)
+}
+
+/// Every kind of want, at every step, under every policy. Says how often the call was refused.
+pub(crate) fn exhaust(case: &Case<'_>) -> u64 {
+    let mut failures = 0;
+    for locking in Locking::ALL {
+        for &check in case.checks {
+            let policy = (locking, check);
+            let (_, _, expected) = run(case, policy, None);
+            let kinds: [&dyn Fn(u64) -> Short; 5] = [
+                &|step| Short::Heap(Plan::Only(step)),
+                &|step| Short::Heap(Plan::From(step)),
+                &Short::Frames,
+                &Short::Both,
+                &Short::Vmas,
+            ];
+            for kind in kinds {
+                // So many steps in a row without a refusal are the end: what retries is refused more
+                // than once.
+                for step in 0.. {
+                    let short = kind(step);
+                    let told = Told { name: case.name, policy, short };
+                    let (refused, failed, end) = run(case, policy, Some(short));
+                    assert_eq!(end, expected, "in the end");
+                    core::mem::forget(told);
+                    failures += u64::from(failed);
+                    let counted = matches!(short, Short::Heap(_) | Short::Both(_));
+                    if !refused && (counted || step > 3) {
+                        break;
+                    }
+                    assert!(step < 200, "{}: never done", case.name);
+                }
+            }
+        }
+    }
+    if case.may_fail {
+        assert!(failures != 0, "{} was never refused", case.name);
+    }
+    failures
+}
+
+/// Says where it was when something panics.
+struct Told<'c> {
+    name: &'c str,
+    policy: (Locking, AnonVmaCheck),
+    short: Short,
+}
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        eprintln!("in {}, {:?}, {:?}", self.name, self.policy, self.short);
+    }
+}

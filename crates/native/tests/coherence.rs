@@ -1,0 +1,99 @@
+//! Millions of checked accesses without a violation, and each kind of violation, planted, is seen. A
+//! thousand million are `cargo run --release -p faultless-native --example coherence`.
+
+mod common;
+
+#[path = "common/coherence.rs"]
+mod coherence;
+
+use common::{PAGE, PRIVATE, RW};
+use faultless::{Advice, Counter, MapFlags, Prot};
+use faultless_native::{Checked, Config, Native, NativeCpu, Stale, Stop};
+
+#[test]
+fn no_translation_outlives_what_it_came_from() {
+    let done = coherence::run(4, 2_000_000, |_| {});
+    assert_eq!(done.violations, 0);
+    assert!(done.accesses >= 2_000_000);
+    for must in [Counter::TlbShootdownReceived, Counter::CowCopy, Counter::SharedPage] {
+        assert!(done.totals.get(must) > 0, "no {must:?}: {done}");
+    }
+}
+
+const AT: u64 = 0x10_0000;
+
+/// What is seen when the program of a machine of one CPU does `change` without dropping translations,
+/// and then `access`.
+fn seen(
+    change: impl Fn(&NativeCpu<'_, '_>) -> Result<(), Stop>,
+    access: impl Fn(&NativeCpu<'_, '_>) -> Result<(), Stop>,
+) -> Option<Stale> {
+    let config = Config { cpus: 1, checked: Checked::Record, ..Config::default() };
+    let [planted, sound] = [u32::MAX, 0].map(|skipped| {
+        let native = Native::new(config).unwrap();
+        let process = native.process().unwrap();
+        process
+            .run(|cpu| {
+                cpu.mmap(AT, PAGE, RW, PRIVATE.union(MapFlags::FIXED))?;
+                cpu.store(AT, 1u64)?;
+                // SAFETY: what stays behind is used for loads, or for stores to a frame that stays the
+                // program's or its child's; the plant is taken away before the guest ends.
+                unsafe { native.machine().plant_skipped_invalidations(cpu.id(), skipped) };
+                let changed = change(cpu);
+                // SAFETY: as above.
+                unsafe { native.machine().plant_skipped_invalidations(cpu.id(), 0) };
+                changed?;
+                assert_eq!(native.machine().violation_count(), 0);
+                let _ = access(cpu);
+                Ok(())
+            })
+            .unwrap();
+        native.machine().violations().first().map(|violation| {
+            assert_eq!(violation.addr, AT);
+            violation.stale
+        })
+    });
+    assert_eq!(sound, None, "seen where nothing is wrong");
+    planted
+}
+
+fn load(cpu: &NativeCpu<'_, '_>) -> Result<(), Stop> {
+    cpu.load::<u64>(AT)?;
+    Ok(())
+}
+
+fn store(cpu: &NativeCpu<'_, '_>) -> Result<(), Stop> {
+    Ok(cpu.store(AT, 2u64)?)
+}
+
+#[test]
+fn a_flush_that_was_skipped_is_seen() {
+    let unmap = |cpu: &NativeCpu<'_, '_>| Ok(cpu.munmap(AT, PAGE)?);
+    assert_eq!(seen(unmap, load), Some(Stale::Owner));
+    let drop_it = |cpu: &NativeCpu<'_, '_>| Ok(cpu.madvise(AT, PAGE, Advice::DontNeed)?);
+    assert_eq!(seen(drop_it, load), Some(Stale::Owner));
+    // Here the frame is still the program's.
+    let hide = |cpu: &NativeCpu<'_, '_>| Ok(cpu.mprotect(AT, PAGE, Prot::empty())?);
+    assert_eq!(seen(hide, load), Some(Stale::Entry));
+}
+
+#[test]
+fn a_frame_that_is_used_again_too_early_is_seen() {
+    let reuse = |cpu: &NativeCpu<'_, '_>| {
+        cpu.munmap(AT, PAGE)?;
+        // Until the frame is another page's.
+        let other = cpu.mmap(0, 64 * PAGE, RW, PRIVATE)?;
+        Ok(cpu.fill(other, 64 * PAGE, 2)?)
+    };
+    assert_eq!(seen(reuse, load), Some(Stale::Owner));
+}
+
+#[test]
+fn a_permission_to_store_that_is_stale_is_seen() {
+    let protect = |cpu: &NativeCpu<'_, '_>| Ok(cpu.mprotect(AT, PAGE, Prot::READ)?);
+    assert_eq!(seen(protect, store), Some(Stale::Entry));
+    assert_eq!(seen(protect, load), None, "loads are as allowed as before");
+    // What is dirty in the TLB alone would be lost to whoever reclaims clean pages.
+    let clean = |cpu: &NativeCpu<'_, '_>| Ok(cpu.madvise(AT, PAGE, Advice::Free)?);
+    assert_eq!(seen(clean, store), Some(Stale::Entry));
+}
