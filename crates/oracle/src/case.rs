@@ -112,6 +112,7 @@ impl fmt::Display for Op {
             Self::Resident { addr: at, len: long } => {
                 write!(f, "mincore {} {}", addr(at), len(long))
             }
+            Self::Census => f.write_str("census"),
             Self::Load { addr: at } => write!(f, "load {}", addr(at)),
             Self::Store { addr: at, value } => write!(f, "store {} {value}", addr(at)),
             Self::Fetch { addr: at } => write!(f, "fetch {}", addr(at)),
@@ -214,6 +215,7 @@ impl<'a> Words<'a> {
                 Op::Advise { addr, len, advice: self.number("advice")? }
             }
             "mincore" => Op::Resident { addr: self.addr()?, len: self.len()? },
+            "census" => Op::Census,
             "load" => Op::Load { addr: self.addr()? },
             "store" => Op::Store { addr: self.addr()?, value: self.number("a value")? },
             "fetch" => Op::Fetch { addr: self.addr()? },

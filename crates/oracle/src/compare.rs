@@ -152,7 +152,7 @@ impl fmt::Display for Differs {
                         }
                     }
                 }
-                (linux, ours) => writeln!(f, "  Linux: {linux:x?}\n  ours:  {ours:x?}")?,
+                (linux, ours) => writeln!(f, "  Linux: {linux}\n  ours:  {ours}")?,
             }
         }
         if linux.areas != ours.areas {

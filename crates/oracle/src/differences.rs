@@ -1,8 +1,8 @@
 //! Where the subsystem differs from Linux on purpose, each with its reason. Whatever differs and is not
 //! here is a fault of the subsystem.
 
-use crate::op::Op;
-use crate::seen::{Area, Seen};
+use crate::op::{Op, PAGE, WINDOW};
+use crate::seen::{Area, Outcome, Seen};
 
 /// A step in which the sides differ.
 #[derive(Debug)]
@@ -40,4 +40,32 @@ pub struct Difference {
 }
 
 /// All of them.
-pub const DIFFERENCES: [Difference; 0] = [];
+pub const DIFFERENCES: [Difference; 1] = [Difference {
+    name: "no page of the object for a private copy",
+    reason: "a store to a private mapping of a page that the object does not have makes a page of \
+             zeros; Linux first makes one in the object, and mincore tells of it",
+    applies: only_linux_has_object_pages,
+    then: Then::GoOn,
+}];
+
+/// Where pages are said to be there by Linux only, they are pages of objects.
+fn only_linux_has_object_pages(context: &Context<'_>) -> bool {
+    let (Outcome::Resident(errno, linux), Outcome::Resident(same_errno, ours)) =
+        (&context.linux.outcome, &context.ours.outcome)
+    else {
+        return false;
+    };
+    let start = match *context.op {
+        Op::Resident { addr, .. } => addr,
+        _ => WINDOW,
+    };
+    let of_object = |at: u64| {
+        let mut areas = context.before.iter();
+        areas.any(|area| (area.start..area.end).contains(&at) && area.object != 0)
+    };
+    errno == same_errno
+        && context.linux.areas == context.ours.areas
+        && (linux.iter().zip(ours).zip((start..).step_by(PAGE as usize))).all(
+            |((linux, ours), at)| linux == ours || ((*linux, *ours) == (1, 0) && of_object(at)),
+        )
+}

@@ -75,7 +75,7 @@ impl Generator {
 
     fn op(&mut self) -> Op {
         type Make = fn(&mut Generator) -> Op;
-        const MAKERS: [(u32, Make); 16] = [
+        const MAKERS: [(u32, Make); 17] = [
             (16, Generator::map),
             (7, Generator::unmap),
             (10, Generator::protect),
@@ -86,6 +86,7 @@ impl Generator {
             (18, Generator::store),
             (2, Generator::fetch),
             (2, |_| Op::Look),
+            (1, |_| Op::Census),
             (1, |_| Op::Touch),
             (3, Generator::write),
             (3, Generator::truncate),

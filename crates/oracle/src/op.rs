@@ -94,6 +94,8 @@ pub enum Op {
         /// Length.
         len: u64,
     },
+    /// `mincore` of every page, one by one.
+    Census,
     /// A load of eight bytes.
     Load {
         /// Where.
@@ -220,13 +222,7 @@ pub fn with_last_looks(ops: &[Op]) -> Vec<Op> {
     let mut all = ops.to_vec();
     for &process in roster.live() {
         all.push(Op::Switch { process });
-        for page_number in 0..SEEN_PAGES {
-            // One by one: a range with a hole would only say so.
-            if page_number % 4 == 0 {
-                all.push(Op::Resident { addr: page(page_number), len: 4 * PAGE });
-            }
-        }
-        all.extend([Op::Look, Op::Touch, Op::Look]);
+        all.extend([Op::Census, Op::Look, Op::Touch, Op::Look, Op::Census]);
     }
     all
 }

@@ -158,7 +158,7 @@ impl<'n> Case<'n> {
                 placed(cpu, mapped, len)
             }
             Op::Unmap { addr, len } => done(cpu.munmap(addr, len)),
-            Op::Protect { addr, len, prot } => match bits(prot).and_then(Prot::from_bits) {
+            Op::Protect { addr, len, prot } => match bits(prot).map(Prot::from_bits_retain) {
                 Some(prot) => done(cpu.mprotect(addr, len, prot)),
                 None => Outcome::Refused(EINVAL),
             },
@@ -176,17 +176,23 @@ impl<'n> Case<'n> {
             },
             Op::Resident { addr, len } => {
                 let mut vector = vec![u8::MAX; (len.div_ceil(PAGE)).min(4096) as usize];
-                let mut slots = vector.iter_mut();
-                let told = cpu.mincore(addr, len, |there| {
-                    if let Some(slot) = slots.next() {
-                        *slot = there.into();
-                    }
-                });
-                Outcome::Resident(told.map_or_else(|error| error.errno.number(), |()| 0), vector)
+                let errno = resident(cpu, addr, len, &mut vector);
+                Outcome::Resident(errno, vector)
+            }
+            Op::Census => {
+                let mut vector = vec![u8::MAX; SEEN_PAGES as usize];
+                for (slot, number) in vector.iter_mut().zip(0..) {
+                    resident(cpu, page(number), PAGE, std::slice::from_mut(slot));
+                }
+                Outcome::Resident(0, vector)
             }
             Op::Load { addr } => accessed(cpu.load::<u64>(addr)),
             Op::Store { addr, value } => accessed(cpu.store(addr, value).map(|()| 0)),
-            Op::Fetch { addr } => accessed(cpu.touch(addr, Access::Execute).map(|()| 0)),
+            Op::Fetch { addr } => {
+                // As Linux on x86-64, which maps the page first: see `differences`.
+                let fetched = cpu.touch(addr, Access::Read);
+                accessed(fetched.and_then(|()| cpu.touch(addr, Access::Execute)).map(|()| 0))
+            }
             Op::Look => {
                 Outcome::Pages((0..SEEN_PAGES).map(|number| look(cpu, page(number))).collect())
             }
@@ -264,6 +270,17 @@ impl<'n> Case<'n> {
 /// The low bits of a number, if there are no others.
 fn bits(number: u64) -> Option<u32> {
     u32::try_from(number).ok()
+}
+
+/// `mincore`; its error, or 0.
+fn resident(cpu: &NativeCpu<'_, '_>, addr: u64, len: u64, vector: &mut [u8]) -> i32 {
+    let mut slots = vector.iter_mut();
+    let told = cpu.mincore(addr, len, |there| {
+        if let Some(slot) = slots.next() {
+            *slot = there.into();
+        }
+    });
+    told.map_or_else(|error| error.errno.number(), |()| 0)
 }
 
 fn done(result: Result<(), Error>) -> Outcome {

@@ -1,6 +1,7 @@
 //! What is seen of a step, by either side, and its form in shared memory: words.
 
 use crate::op::NEAR;
+use std::fmt;
 
 /// An `mmap` or `mremap` answered with an address far from the window: a free choice, not compared. What
 /// is there is unmapped at once.
@@ -69,6 +70,24 @@ pub fn digest(words: impl IntoIterator<Item = u64>) -> u64 {
     words.into_iter().fold(0, |so_far: u64, word| {
         (so_far.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     })
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Done(ELSEWHERE) => f.write_str("elsewhere"),
+            Self::Done(value) => write!(f, "{value:#x}"),
+            Self::Refused(errno) => error(*errno).fmt(f),
+            Self::Signal(Signal { number, code }) => write!(f, "signal {number}, code {code}"),
+            Self::Resident(0, vector) => write!(f, "{vector:?}"),
+            Self::Resident(errno, vector) => write!(f, "{vector:?}, {}", error(*errno)),
+            Self::Pages(pages) => write!(f, "{} pages", pages.len()),
+        }
+    }
+}
+
+fn error(errno: i32) -> std::io::Error {
+    std::io::Error::from_raw_os_error(errno)
 }
 
 impl Signal {

@@ -120,6 +120,7 @@ fn plainer(op: &Op) -> Vec<Op> {
         | Op::Store { .. }
         | Op::Fetch { .. }
         | Op::Look
+        | Op::Census
         | Op::Write { .. }
         | Op::Truncate { .. }
         | Op::Fork

@@ -1,7 +1,6 @@
 //! Growth of a stack by a fault below it.
 
 use super::Space;
-use super::merge::Piece;
 use super::vma::{Area, VmaFlags};
 use super::write::NOWHERE;
 use super::{MMAP_MIN_ADDR, STACK_GUARD_PAGES};
@@ -49,8 +48,12 @@ impl<M: Machine> Space<M> {
             return false;
         }
         writing.stop(area.range);
-        let more = Area { range: gap, offset: area.offset - gap.pages(), ..area.clone() };
-        let grown = writing.put(gap, Some(Piece { area: more, root: vma.root.get() })).is_ok();
+        // It grows alone: even one below that is like it is not joined.
+        let range = VirtRange::new(page, area.range.end);
+        let more = Area { range, offset: area.offset - gap.pages(), ..area.clone() };
+        let grown = writing
+            .make(more, vma.root.get())
+            .is_ok_and(|new| writing.replace(range, [None, Some(new), None]).is_ok());
         if grown {
             cpu.count(Counter::StackGrowth);
         }

@@ -36,7 +36,7 @@ bitflags! {
         const NORESERVE = 0x4000;
         /// Fault all of it in at once.
         const POPULATE = 0x8000;
-        /// A stack: no meaning, as on Linux.
+        /// A stack: no huge pages.
         const STACK = 0x2_0000;
         /// Exactly there, and only if nothing is there.
         const FIXED_NOREPLACE = 0x10_0000;
@@ -151,7 +151,11 @@ impl<M: Machine> Space<M> {
         let kind = flags & (MapFlags::SHARED | MapFlags::PRIVATE);
         let shared = kind == MapFlags::SHARED;
         let grows = flags.contains(MapFlags::GROWSDOWN);
-        let sort_known = (shared && !grows) || kind == MapFlags::PRIVATE;
+        let sort_known = match (shared, kind == MapFlags::PRIVATE) {
+            (false, false) => false,
+            // Only private memory without an object grows.
+            (_, private) => !grows || (private && backing.is_none()),
+        };
         // The pages of an object are its own affair.
         let promised = if shared { backing.is_none() } else { prot.contains(Prot::WRITE) };
         let commits = !flags.contains(MapFlags::NORESERVE) && promised;
@@ -161,6 +165,7 @@ impl<M: Machine> Space<M> {
         let mut vma_flags = VmaFlags::empty();
         vma_flags.set(VmaFlags::SHARED, shared);
         vma_flags.set(VmaFlags::GROWSDOWN, grows);
+        vma_flags.set(VmaFlags::NOHUGEPAGE, flags.contains(MapFlags::STACK));
         vma_flags.set(VmaFlags::NORESERVE, flags.contains(MapFlags::NORESERVE));
         vma_flags.set(VmaFlags::ACCOUNT, commits && !shared);
         let prot = prot & (Prot::READ | Prot::WRITE | Prot::EXEC);

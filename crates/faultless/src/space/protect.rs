@@ -60,7 +60,8 @@ impl<M: Machine> Space<M> {
                 break writing;
             }
             let vma = writing.view().find(addr).ok_or(Errno::ENOMEM)?;
-            if vma.start >= end {
+            let behind = if grows == Prot::GROWSUP { addr + 1 } else { end };
+            if vma.start >= behind {
                 return Err(Errno::ENOMEM);
             }
             let area = &writing.vma_at(vma.start).ok_or(Errno::ENOMEM)?.area;

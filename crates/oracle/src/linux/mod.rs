@@ -197,8 +197,15 @@ impl<'a> Subject<'a> {
             Op::Resident { addr, len } => {
                 // Longer ones are refused for what they name.
                 let mut vector = vec![u8::MAX; (len.div_ceil(PAGE)).min(4096) as usize];
-                let done = call(libc::SYS_mincore, [addr, len, vector.as_mut_ptr() as u64]);
-                Outcome::Resident(done.err().unwrap_or(0), vector)
+                let errno = resident(addr, len, &mut vector);
+                Outcome::Resident(errno, vector)
+            }
+            Op::Census => {
+                let mut vector = vec![u8::MAX; SEEN_PAGES as usize];
+                for (slot, number) in vector.iter_mut().zip(0..) {
+                    resident(page(number), PAGE, std::slice::from_mut(slot));
+                }
+                Outcome::Resident(0, vector)
             }
             Op::Load { addr } => accessed(access::load(addr)),
             // SAFETY: operations access the window only, where nothing of this program is.
@@ -261,6 +268,11 @@ fn call<const N: usize>(number: i64, args: [u64; N]) -> Result<u64, i32> {
         return Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0));
     }
     Ok(value as u64)
+}
+
+/// `mincore`; its error, or 0.
+fn resident(addr: u64, len: u64, vector: &mut [u8]) -> i32 {
+    call(libc::SYS_mincore, [addr, len, vector.as_mut_ptr() as u64]).err().unwrap_or(0)
 }
 
 fn outcome(result: Result<u64, i32>) -> Outcome {
