@@ -5,7 +5,9 @@ use super::vma::{Area, VmaFlags};
 use super::write::NOWHERE;
 use super::{MMAP_MIN_ADDR, STACK_GUARD_PAGES};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange};
+use crate::fault::anon::root_of_neighbour;
 use crate::machine::Machine;
+use crate::rmap::AnonVma;
 use crate::stat::Counter;
 use crate::vm::Cpu;
 
@@ -51,8 +53,11 @@ impl<M: Machine> Space<M> {
         // It grows alone: even one below that is like it is not joined.
         let range = VirtRange::new(page, area.range.end);
         let more = Area { range, offset: area.offset - gap.pages(), ..area.clone() };
-        let grown = writing
-            .make(more, vma.root.get())
+        // As on Linux, one that has grown has a root, which tells whom it merges with later.
+        let root = vma.root.get().or_else(|| root_of_neighbour(&writing.view(), area));
+        let root = root.map_or_else(|| AnonVma::try_new(None), Ok);
+        let grown = root
+            .and_then(|root| writing.make(more, Some(root)))
             .is_ok_and(|new| writing.replace(range, [None, Some(new), None]).is_ok());
         if grown {
             cpu.count(Counter::StackGrowth);

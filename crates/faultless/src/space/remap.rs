@@ -180,12 +180,13 @@ fn check(
     let moves = flags.contains(RemapFlags::MAYMOVE);
     if flags.bits() & !RemapFlags::all().bits() != 0
         || (fixed && !moves)
-        || (keep && (!moves || old_len != new_len))
+        || (keep && !moves)
         || !is_page_aligned(addr)
     {
         return Err(Errno::EINVAL);
     }
-    let old_len = page_up(old_len).ok_or(Errno::EINVAL)?;
+    // As on Linux, the last page of all wraps around to no length at all.
+    let old_len = page_up(old_len).unwrap_or(0);
     let new_len = page_up(new_len).filter(|&len| len != 0 && len <= USER_END);
     let new_len = new_len.ok_or(Errno::EINVAL)?;
     let old = VirtRange::new(addr, addr.saturating_add(old_len));
@@ -193,7 +194,9 @@ fn check(
         if !is_page_aligned(target) || target > USER_END - new_len {
             return Err(Errno::EINVAL);
         }
-        if old.overlaps(VirtRange::new(target, target + new_len)) {
+        // So does an end beyond all addresses.
+        let overlaps = addr < target + new_len && target < addr.wrapping_add(old_len);
+        if overlaps || (keep && old_len != new_len) {
             return Err(Errno::EINVAL);
         }
     }
