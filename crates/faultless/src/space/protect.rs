@@ -131,7 +131,9 @@ impl<M: Machine> Writing<'_, '_, M> {
         self.stop(vma.area.range);
         let root = vma.root.get();
         // A promise of memory that nothing was ever made of can be taken back.
-        if !after.prot.contains(Prot::WRITE) && after.is_private() && root.is_none() {
+        // Where there is an object, Linux keeps it.
+        let never_written = after.is_private() && after.object.is_none() && root.is_none();
+        if !after.prot.contains(Prot::WRITE) && never_written {
             after.flags -= VmaFlags::ACCOUNT;
         }
         let prot = after.prot;

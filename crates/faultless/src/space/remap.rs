@@ -200,7 +200,9 @@ fn check(
             return Err(Errno::EINVAL);
         }
     }
-    if addr >= USER_END {
+    // What has no length overlaps nothing, but what is put in its place would take it away.
+    let takes_source = fixed && (target..target + new_len).contains(&addr);
+    if addr >= USER_END || takes_source {
         return Err(Errno::EFAULT);
     }
     Ok(Request { old, new_len, flags, target })
