@@ -200,9 +200,7 @@ fn check(
             return Err(Errno::EINVAL);
         }
     }
-    // What has no length overlaps nothing, but what is put in its place would take it away.
-    let takes_source = fixed && (target..target + new_len).contains(&addr);
-    if addr >= USER_END || takes_source {
+    if addr >= USER_END {
         return Err(Errno::EFAULT);
     }
     Ok(Request { old, new_len, flags, target })
@@ -215,6 +213,11 @@ impl<M: Machine> Writing<'_, '_, M> {
         let area = &self.vma_at(old.start).ok_or(Errno::EFAULT)?.area;
         if old.is_empty() && area.is_private() {
             return Err(Errno::EINVAL);
+        }
+        // What has no length overlaps nothing, but what is put in its place would take it away.
+        let fixed = request.flags.contains(RemapFlags::FIXED);
+        if fixed && (request.target..request.target + new_len).contains(&old.start) {
+            return Err(Errno::EFAULT);
         }
         // A range that shrinks on its way may end beyond the VMA: only what is kept must be in it.
         let kept = old.len().min(new_len);

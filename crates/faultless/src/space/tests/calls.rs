@@ -193,7 +193,7 @@ fn mremap_refuses() {
             (EINVAL, &call(AT, 2 * P, 2 * P, 1 | 4, AT + P)),
             (EFAULT, &call(AT + 4 * P, 2 * P, 2 * P - 9, 1 | 4, AT + 32 * P)),
             (EINVAL, &call(AT, u64::MAX, P, 1, 0)),
-            (EFAULT, &call(AT + P, 0, 2 * P, 1 | 2, AT)),
+            (EINVAL, &call(AT + P, 0, 2 * P, 1 | 2, AT)),
             (EFAULT, &call(AT + 4 * P, P, P, 1 | 2, AT + 32 * P)),
         ],
         "mremap",
