@@ -73,7 +73,7 @@ impl Oracle {
             Ok(ours) => ours,
             Err(error) => return Ok(Err(Failure::Ours(error))),
         };
-        Ok(compare(&steps, linux, ours).map_err(|differs| Failure::Differs(Box::new(differs))))
+        Ok(compare(&steps, linux, ours).map_err(Failure::Differs))
     }
 
     fn ours(&mut self, settings: &[String]) -> Result<&mut Ours, OursError> {
@@ -87,7 +87,7 @@ impl Oracle {
     }
 }
 
-fn compare(steps: &[Op], linux: Vec<Seen>, ours: Vec<Seen>) -> Result<Agreement, Differs> {
+fn compare(steps: &[Op], linux: Vec<Seen>, ours: Vec<Seen>) -> Result<Agreement, Box<Differs>> {
     let mut agreement = Agreement::default();
     let mut roster = Roster::default();
     let mut areas: HashMap<usize, Vec<Area>> = HashMap::new();
@@ -99,7 +99,7 @@ fn compare(steps: &[Op], linux: Vec<Seen>, ours: Vec<Seen>) -> Result<Agreement,
             let known = DIFFERENCES.iter().position(|known| (known.applies)(&context));
             let Some(known) = known else {
                 let op = op.clone();
-                return Err(Differs { step, op, process, before, linux, ours });
+                return Err(Box::new(Differs { step, op, process, before, linux, ours }));
             };
             agreement.known[known] += 1;
             if DIFFERENCES[known].then == Then::Stop {

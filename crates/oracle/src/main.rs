@@ -3,7 +3,7 @@
 use clap::Parser;
 use faultless_oracle::differences::DIFFERENCES;
 use faultless_oracle::shrink::shrink;
-use faultless_oracle::{Agreement, Case, Generator, Oracle};
+use faultless_oracle::{Agreement, Case, Failure, Generator, Oracle};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -83,9 +83,9 @@ fn random(args: &Args) -> Result<bool, Box<dyn Error>> {
                     *sum += count;
                 }
             }
-            Err(_) => {
+            Err(first) => {
                 failed += 1;
-                let text = bar.suspend(|| report(&mut oracle, &case, seed, &args.out))?;
+                let text = bar.suspend(|| report(&mut oracle, (&case, &first), seed, &args.out))?;
                 bar.suspend(|| println!("{text}"));
             }
         }
@@ -104,7 +104,7 @@ fn random(args: &Args) -> Result<bool, Box<dyn Error>> {
 /// Shrinks a case that fails, and writes it to a file. What is to be told of it.
 fn report(
     oracle: &mut Oracle,
-    case: &Case,
+    (case, first): (&Case, &Failure),
     seed: u64,
     out: &Path,
 ) -> Result<String, Box<dyn Error>> {
@@ -114,7 +114,7 @@ fn report(
         .map_err(|error| format!("{}: {error}", file.display()))?;
     let why = match oracle.run(&least)? {
         Err(failure) => failure.to_string(),
-        Ok(_) => "it passes now and then\n".into(),
+        Ok(_) => format!("It passes now and then; the first time:\n{first}"),
     };
     Ok(format!("seed {seed} fails; the least case, in {}:\n{least}{why}", file.display()))
 }
