@@ -120,7 +120,8 @@ pub fn munmap(args: Args<'_>) -> Result {
 /// `mprotect(addr, length, prot)`.
 pub fn mprotect(args: Args<'_>) -> Result {
     room()?;
-    let prot = Prot::from_bits(args.c() as u32).ok_or(Errno::EINVAL)?;
+    let prot = u32::try_from(args.c()).map_err(|_| Errno::EINVAL)?;
+    let prot = Prot::from_bits_retain(prot);
     space().mprotect(percpu::cpu(), args.a(), args.b(), prot)?;
     Ok(0)
 }

@@ -5,8 +5,9 @@ use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
 use crate::frame::Use;
 use crate::machine::Machine;
-use crate::rmap::AnonVma;
-use crate::space::vma::{Vma, VmaFlags};
+use crate::rmap::{AnonVma, Root};
+use crate::space::tree::{self, View};
+use crate::space::vma::{Area, Vma, VmaFlags};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::table::entry::Entry;
@@ -87,30 +88,16 @@ impl<M: Machine> Attempt<'_, '_, M> {
         } else {
             None
         };
-        let root = match self.root_of_neighbour() {
+        let near = {
+            let section = self.cpu.section();
+            root_of_neighbour(&self.space.tree.snapshot(&section), &self.vma.area)
+        };
+        let root = match near {
             Some(root) => root,
             None => AnonVma::try_new(None).map_err(|_| Abort::NoHeap)?,
         };
         self.cpu.count(Counter::AnonVmaPrepared);
         Ok(self.vma.root.set(root))
-    }
-
-    /// The root of a neighbour that this VMA might merge with one day, the upper one first. A root
-    /// that came from a parent process stays with the VMA that has it.
-    fn root_of_neighbour(self) -> Option<crate::rmap::Root> {
-        let section = self.cpu.section();
-        let view = self.space.tree.snapshot(&section);
-        let own = &self.vma.area;
-        // SAFETY: VMAs in a view live as long as the section.
-        let vma = |entry: crate::space::tree::Entry<Vma>| unsafe { entry.value.as_ref() };
-        let above = view.at(own.range.end).map(vma).filter(|next| own.resembles(&next.area));
-        let below =
-            view.before(own.range.start).map(vma).filter(|previous| previous.area.resembles(own));
-        [above, below]
-            .into_iter()
-            .flatten()
-            .filter(|near| !near.area.flags.contains(VmaFlags::SHARED))
-            .find_map(|near| near.root.get().filter(|root| !root.is_inherited()))
     }
 
     /// Another CPU changed the entry between our look and our swap.
@@ -119,4 +106,19 @@ impl<M: Machine> Attempt<'_, '_, M> {
         self.cpu.count(Counter::TrylockFailed);
         Ok(None)
     }
+}
+
+/// The root of a neighbour in `view` that a VMA of `own` might merge with one day, the upper one first. A
+/// root that came from a parent process stays with the VMA that has it.
+pub(crate) fn root_of_neighbour(view: &View<'_, Vma>, own: &Area) -> Option<Root> {
+    // SAFETY: VMAs in a view live as long as its section.
+    let vma = |entry: tree::Entry<Vma>| unsafe { entry.value.as_ref() };
+    let above = view.at(own.range.end).map(vma).filter(|next| own.resembles(&next.area));
+    let below =
+        view.before(own.range.start).map(vma).filter(|previous| previous.area.resembles(own));
+    [above, below]
+        .into_iter()
+        .flatten()
+        .filter(|near| !near.area.flags.contains(VmaFlags::SHARED))
+        .find_map(|near| near.root.get().filter(|root| !root.is_inherited()))
 }

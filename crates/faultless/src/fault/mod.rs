@@ -11,7 +11,7 @@
 //! entry. (One that maps an object's pages around its own writes the lines of all their entries and
 //! frames' counts; one that copies, that of the frame it copies.)
 
-mod anon;
+pub(crate) mod anon;
 mod cow;
 mod object;
 pub(crate) mod prepared;

@@ -92,10 +92,11 @@ impl<M: Machine> Attempt<'_, '_, M> {
         slot: &AtomicU64,
     ) -> Result<Option<FaultKind>, Abort> {
         let index = self.vma.area.index_of(self.page);
+        // As on Linux, first: it tells whom the VMA merges with later, even if there is no page.
+        let root = self.root()?;
         if index >= object.pages() {
             return Err(Abort::BeyondObject);
         }
-        let root = self.root()?;
         let Some(source) = object.get(self.cpu, index) else {
             return self.write_untouched(prepared, slot, root);
         };

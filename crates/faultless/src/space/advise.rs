@@ -2,7 +2,7 @@
 
 use super::Space;
 use super::pages::each_slot;
-use super::vma::{Area, Vma, VmaFlags};
+use super::vma::{Area, Prot, Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
@@ -117,8 +117,19 @@ impl<M: Machine> Space<M> {
         range: VirtRange,
         access: Access,
     ) -> Result<(), Errno> {
+        let needed = if access == Access::Write { Prot::WRITE } else { Prot::READ };
         let mut page = range.start;
         while page < range.end {
+            // A fault would also read what is only writable, and grow a stack.
+            let allowed = {
+                let section = cpu.section();
+                let entry = self.tree.snapshot(&section).at(page).ok_or(Errno::ENOMEM)?;
+                // SAFETY: VMAs in a view live as long as the section.
+                unsafe { entry.value.as_ref() }.area.allows(needed)
+            };
+            if !allowed {
+                return Err(Errno::EINVAL);
+            }
             match self.fault_in(cpu, page, access) {
                 Ok(()) => {}
                 Err(FaultError::Segv { mapped: true }) => return Err(Errno::EINVAL),

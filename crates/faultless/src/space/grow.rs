@@ -1,13 +1,14 @@
 //! Growth of a stack by a fault below it.
 
 use super::Space;
-use super::merge::Piece;
 use super::vma::{Area, VmaFlags};
 use super::write::NOWHERE;
 use super::{MMAP_MIN_ADDR, STACK_GUARD_PAGES};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange};
 use crate::error::OutOfMemory;
+use crate::fault::anon::root_of_neighbour;
 use crate::machine::Machine;
+use crate::rmap::AnonVma;
 use crate::stat::Counter;
 use crate::vm::Cpu;
 
@@ -53,9 +54,14 @@ impl<M: Machine> Space<M> {
             return Ok(false);
         }
         writing.stop(area.range);
-        let more = Area { range: gap, offset: area.offset - gap.pages(), ..area.clone() };
-        let more = Some(Piece { area: more, root: vma.root.get() });
-        writing.put(gap, more).map_err(|_| OutOfMemory)?;
+        // It grows alone: even one below that is like it is not joined.
+        let range = VirtRange::new(page, area.range.end);
+        let more = Area { range, offset: area.offset - gap.pages(), ..area.clone() };
+        // As on Linux, one that has grown has a root, which tells whom it merges with later.
+        let root = vma.root.get().or_else(|| root_of_neighbour(&writing.view(), area));
+        let root = root.map_or_else(|| AnonVma::try_new(None), Ok).map_err(|_| OutOfMemory)?;
+        let grown = writing.make(more, Some(root))?;
+        writing.replace(range, [None, Some(grown), None]).map_err(|_| OutOfMemory)?;
         cpu.count(Counter::StackGrowth);
         Ok(true)
     }

@@ -38,7 +38,7 @@ bitflags! {
         const NORESERVE = 0x4000;
         /// Fault all of it in at once.
         const POPULATE = 0x8000;
-        /// A stack: no meaning, as on Linux.
+        /// A stack: no huge pages.
         const STACK = 0x2_0000;
         /// Exactly there, and only if nothing is there.
         const FIXED_NOREPLACE = 0x10_0000;
@@ -61,8 +61,8 @@ struct Request {
     addr: u64,
     fixed: bool,
     flags: MapFlags,
-    /// Whether private and shared are told apart as Linux wants it. It asks after it found a place.
-    sort_known: bool,
+    /// What Linux refuses only once it has found a place.
+    late: Option<Errno>,
 }
 
 impl<M: Machine> Space<M> {
@@ -91,7 +91,7 @@ impl<M: Machine> Space<M> {
     ///
     /// # Errors
     /// As Linux: those of [`mmap`](Self::mmap), and `EACCES` (a shared mapping for writing of what may
-    /// not be written), `EOVERFLOW` (pages whose byte offset does not fit 64 bits).
+    /// not be written), `EOVERFLOW` (bytes beyond the largest offset of a file).
     pub fn mmap_object(
         &self,
         cpu: &Cpu<'_, M>,
@@ -153,7 +153,19 @@ impl<M: Machine> Space<M> {
         let kind = flags & (MapFlags::SHARED | MapFlags::PRIVATE);
         let shared = kind == MapFlags::SHARED;
         let grows = flags.contains(MapFlags::GROWSDOWN);
-        let sort_known = (shared && !grows) || kind == MapFlags::PRIVATE;
+        let late = match &backing {
+            // No file has a byte that far on.
+            Some(backing) if backing.first > (i64::MAX as u64 - len) >> PAGE_SHIFT => {
+                Some(Errno::EOVERFLOW)
+            }
+            Some(backing) if shared && !backing.may_write && prot.contains(Prot::WRITE) => {
+                Some(Errno::EACCES)
+            }
+            // Only private memory without an object grows.
+            _ if grows && (shared || backing.is_some()) => Some(Errno::EINVAL),
+            _ if shared || kind == MapFlags::PRIVATE => None,
+            _ => Some(Errno::EINVAL),
+        };
         // The pages of an object are its own affair.
         let promised = if shared { backing.is_none() } else { prot.contains(Prot::WRITE) };
         let commits = !flags.contains(MapFlags::NORESERVE) && promised;
@@ -163,26 +175,22 @@ impl<M: Machine> Space<M> {
         let mut vma_flags = VmaFlags::empty();
         vma_flags.set(VmaFlags::SHARED, shared);
         vma_flags.set(VmaFlags::GROWSDOWN, grows);
+        vma_flags.set(VmaFlags::NOHUGEPAGE, flags.contains(MapFlags::STACK));
         vma_flags.set(VmaFlags::NORESERVE, flags.contains(MapFlags::NORESERVE));
         vma_flags.set(VmaFlags::ACCOUNT, commits && !shared);
         let prot = prot & (Prot::READ | Prot::WRITE | Prot::EXEC);
         let (object, offset) = match backing {
             Some(Backing { object, first, may_write }) => {
-                let in_bytes = first.checked_add(len >> PAGE_SHIFT);
-                if in_bytes.is_none_or(|end| end > 1 << (u64::BITS - PAGE_SHIFT)) {
-                    return Err(Errno::EOVERFLOW);
-                }
-                if shared && !may_write && prot.contains(Prot::WRITE) {
-                    return Err(Errno::EACCES);
-                }
                 vma_flags.set(VmaFlags::NOWRITE, shared && !may_write);
                 (Some(object.clone()), first)
             }
-            None if shared && sort_known => (Some(Object::try_new(cpu, len >> PAGE_SHIFT, 0)?), 0),
+            None if shared && late.is_none() => {
+                (Some(Object::try_new(cpu, len >> PAGE_SHIFT, 0)?), 0)
+            }
             None => (None, 0),
         };
         let area = Area { range: VirtRange::new(0, len), prot, flags: vma_flags, offset, object };
-        let request = Request { addr, fixed, flags, sort_known };
+        let request = Request { addr, fixed, flags, late };
         let done = self.map_area(cpu, &request, &area);
         // Nobody else has it if the mapping was refused, or if another CPU unmapped it already.
         if let Some(object) = area.object {
@@ -219,8 +227,8 @@ impl<M: Machine> Space<M> {
             if occupied && request.flags.contains(MapFlags::FIXED_NOREPLACE) {
                 return Err(Errno::EEXIST);
             }
-            if !request.sort_known {
-                return Err(Errno::EINVAL);
+            if let Some(errno) = request.late {
+                return Err(errno);
             }
             let offset =
                 if area.object.is_some() { area.offset } else { range.start >> PAGE_SHIFT };

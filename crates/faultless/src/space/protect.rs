@@ -60,7 +60,8 @@ impl<M: Machine> Space<M> {
                 break writing;
             }
             let vma = writing.view().find(addr).ok_or(Errno::ENOMEM)?;
-            if vma.start >= end {
+            let behind = if grows == Prot::GROWSUP { addr + 1 } else { end };
+            if vma.start >= behind {
                 return Err(Errno::ENOMEM);
             }
             let area = &writing.vma_at(vma.start).ok_or(Errno::ENOMEM)?.area;
@@ -130,7 +131,9 @@ impl<M: Machine> Writing<'_, '_, M> {
         self.stop(vma.area.range);
         let root = vma.root.get();
         // A promise of memory that nothing was ever made of can be taken back.
-        if !after.prot.contains(Prot::WRITE) && after.is_private() && root.is_none() {
+        // Where there is an object, Linux keeps it.
+        let never_written = after.is_private() && after.object.is_none() && root.is_none();
+        if !after.prot.contains(Prot::WRITE) && never_written {
             after.flags -= VmaFlags::ACCOUNT;
         }
         let prot = after.prot;

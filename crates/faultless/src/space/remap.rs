@@ -81,6 +81,9 @@ impl<M: Machine> Space<M> {
             let cut = mapped && new_len < old.len();
             return Err(if cut { Errno::EINVAL } else { Errno::EFAULT });
         }
+        if flags.contains(RemapFlags::FIXED) && new_len == old.len() && !old.is_empty() {
+            return self.remap_each(cpu, request);
+        }
         if flags.intersects(RemapFlags::FIXED | RemapFlags::DONTUNMAP) {
             return self.remap_to(cpu, request, target, flags.contains(RemapFlags::FIXED));
         }
@@ -111,6 +114,27 @@ impl<M: Machine> Space<M> {
             return Err(Errno::ENOMEM);
         }
         self.remap_to(cpu, request, 0, false)
+    }
+
+    /// Moves all that is mapped in the range, one VMA after the other, with the holes between them kept,
+    /// as Linux does since 6.17. Those before one that is refused have moved.
+    fn remap_each(&self, cpu: &Cpu<'_, M>, request: &Request) -> Result<u64, Errno> {
+        let Request { old, flags, target, .. } = *request;
+        let mut at = old.start;
+        loop {
+            let next = self.tree.snapshot(&cpu.section()).find(at).map(|entry| entry.range());
+            let part = next.map(|range| range.intersect(VirtRange::new(at, old.end)));
+            match part.filter(|part| !part.is_empty()) {
+                Some(part) if at != old.start || part.start == at => {
+                    let target = target + (part.start - old.start);
+                    let request = Request { old: part, new_len: part.len(), flags, target };
+                    self.remap_to(cpu, &request, target, true)?;
+                    at = part.end;
+                }
+                _ if at == old.start => return Err(Errno::EFAULT),
+                _ => return Ok(target),
+            }
+        }
     }
 
     /// Moves the mapping to `target`, which is a hint unless `fixed`.
@@ -157,27 +181,28 @@ fn check(
     let moves = flags.contains(RemapFlags::MAYMOVE);
     if flags.bits() & !RemapFlags::all().bits() != 0
         || (fixed && !moves)
-        || (keep && (!moves || old_len != new_len))
+        || (keep && !moves)
         || !is_page_aligned(addr)
     {
         return Err(Errno::EINVAL);
     }
-    let old_len = page_up(old_len).ok_or(Errno::EINVAL)?;
-    let new_len = page_up(new_len).filter(|&len| len != 0).ok_or(Errno::EINVAL)?;
-    if addr >= USER_END {
-        return Err(Errno::EFAULT);
-    }
+    // As on Linux, the last page of all wraps around to no length at all.
+    let old_len = page_up(old_len).unwrap_or(0);
+    let new_len = page_up(new_len).filter(|&len| len != 0 && len <= USER_END);
+    let new_len = new_len.ok_or(Errno::EINVAL)?;
     let old = VirtRange::new(addr, addr.saturating_add(old_len));
     if fixed || keep {
-        if !is_page_aligned(target) || new_len > USER_END || target > USER_END - new_len {
+        if !is_page_aligned(target) || target > USER_END - new_len {
             return Err(Errno::EINVAL);
         }
-        if fixed && old.overlaps(VirtRange::new(target, target + new_len)) {
+        // So does an end beyond all addresses.
+        let overlaps = addr < target + new_len && target < addr.wrapping_add(old_len);
+        if overlaps || (keep && old_len != new_len) {
             return Err(Errno::EINVAL);
         }
     }
-    if new_len > USER_END {
-        return Err(Errno::ENOMEM);
+    if addr >= USER_END {
+        return Err(Errno::EFAULT);
     }
     Ok(Request { old, new_len, flags, target })
 }
@@ -189,6 +214,11 @@ impl<M: Machine> Writing<'_, '_, M> {
         let area = &self.vma_at(old.start).ok_or(Errno::EFAULT)?.area;
         if old.is_empty() && area.is_private() {
             return Err(Errno::EINVAL);
+        }
+        // What has no length overlaps nothing, but what is put in its place would take it away.
+        let fixed = request.flags.contains(RemapFlags::FIXED);
+        if fixed && (request.target..request.target + new_len).contains(&old.start) {
+            return Err(Errno::EFAULT);
         }
         // A range that shrinks on its way may end beyond the VMA: only what is kept must be in it.
         let kept = old.len().min(new_len);

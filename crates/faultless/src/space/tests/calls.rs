@@ -5,9 +5,10 @@ use crate::addr::{PAGE_SIZE, USER_END, VirtRange};
 use crate::audit::audit;
 use crate::error::Errno::{self, EEXIST, EFAULT, EINVAL, ENOMEM, EPERM};
 use crate::fault::FaultError;
+use crate::file::Object;
 use crate::knob::Setting;
 use crate::machine::Machine;
-use crate::space::{Advice, MapFlags, Prot, RemapFlags, Space};
+use crate::space::{Advice, Backing, MapFlags, Prot, RemapFlags, Space};
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
 use std::format;
@@ -187,7 +188,13 @@ fn mremap_refuses() {
             (EFAULT, &call(AT + 4 * P, USER_END, P, 0, 0)),
             (EFAULT, &call(AT, USER_END, USER_END, 1, 0)),
             (ENOMEM, &call(AT, P, 2 * P, 0, 0)),
-            (ENOMEM, &call(AT, P, USER_END + P, 1, 0)),
+            (EINVAL, &call(AT, P, USER_END + P, 1, 0)),
+            // Where it is to go counts even if it need not go there.
+            (EINVAL, &call(AT, 2 * P, 2 * P, 1 | 4, AT + P)),
+            (EFAULT, &call(AT + 4 * P, 2 * P, 2 * P - 9, 1 | 4, AT + 32 * P)),
+            (EINVAL, &call(AT, u64::MAX, P, 1, 0)),
+            (EINVAL, &call(AT + P, 0, 2 * P, 1 | 2, AT)),
+            (EFAULT, &call(AT + 4 * P, P, P, 1 | 2, AT + 32 * P)),
         ],
         "mremap",
     );
@@ -273,6 +280,108 @@ fn the_heap_moves_only_where_it_can() {
         assert_eq!(space.brk(cpu, start - 1), start + 7 * P);
         assert_eq!(space.brk(cpu, u64::MAX), start + 7 * P);
         space.munmap(cpu, above, P).unwrap();
+    });
+}
+
+#[test]
+fn a_move_takes_all_that_is_mapped_along() {
+    with_space(|cpu, space| {
+        let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        map(cpu, space, 31, 8, Prot::READ);
+        let moved = space.mremap(cpu, AT + P, 8 * P, 8 * P, flags, AT + 32 * P);
+        assert_eq!(moved, Ok(AT + 32 * P));
+        // The hole went along, and what it came to lie on stayed.
+        assert_eq!(
+            areas(cpu, space),
+            [(0, 1, 3), (31, 32, 1), (32, 35, 3), (35, 37, 1), (37, 39, 3)]
+        );
+        assert_eq!(load(cpu, space, AT), Ok(42));
+        // It begins in a hole.
+        let refused = space.mremap(cpu, AT + P, 40 * P, 40 * P, flags, AT + 64 * P);
+        assert_eq!(refused.map_err(|error| error.errno), Err(EFAULT));
+    });
+}
+
+#[test]
+fn populating_wants_the_permission_itself() {
+    with_space(|cpu, space| {
+        map(cpu, space, 8, 1, Prot::WRITE);
+        let errno = |advice| space.madvise(cpu, AT + 8 * P, P, advice).map_err(|error| error.errno);
+        assert_eq!(errno(Advice::PopulateRead), Err(EINVAL));
+        assert_eq!(errno(Advice::PopulateWrite), Ok(()));
+        // Nor does it grow a stack.
+        let flags = FIXED | MapFlags::GROWSDOWN;
+        space.mmap(cpu, AT + 900 * P, P, RW, flags).unwrap();
+        let below = space.madvise(cpu, AT + 899 * P, P, Advice::PopulateRead);
+        assert_eq!(below.map_err(|error| error.errno), Err(ENOMEM));
+    });
+}
+
+#[test]
+fn only_private_memory_without_an_object_grows() {
+    with_space(|cpu, space| {
+        let object = Object::try_new(cpu, 1, 1).unwrap();
+        let map = |flags: MapFlags, prot, first| {
+            let backing = Backing { object: &object, first, may_write: false };
+            let got = space.mmap_object(cpu, AT + 32 * P, P, prot, flags, backing);
+            got.map_err(|error| error.errno)
+        };
+        let grows = MapFlags::FIXED | MapFlags::GROWSDOWN;
+        assert_eq!(map(grows | MapFlags::PRIVATE, Prot::READ, 0), Err(EINVAL));
+        assert_eq!(map(grows | MapFlags::SHARED, Prot::READ, 0), Err(EINVAL));
+        // Each refusal in its turn.
+        let anew = MapFlags::FIXED_NOREPLACE | MapFlags::SHARED;
+        assert_eq!(map(anew, RW, 0), Err(Errno::EACCES));
+        assert_eq!(map(anew, RW, 1 << 51), Err(Errno::EOVERFLOW));
+        assert_eq!(map(anew, Prot::READ, (1 << 51) - 1), Err(Errno::EOVERFLOW));
+        space.mmap(cpu, AT + 32 * P, P, RW, FIXED).unwrap();
+        assert_eq!(map(anew, RW, 1 << 51), Err(EEXIST));
+        space.munmap(cpu, AT + 32 * P, P).unwrap();
+        Object::release(object, cpu);
+    });
+}
+
+#[test]
+fn a_private_mapping_of_an_object_keeps_its_promise() {
+    with_space(|cpu, space| {
+        let object = Object::try_new(cpu, 2, 1).unwrap();
+        let flags = MapFlags::FIXED | MapFlags::PRIVATE;
+        let backing = Backing { object: &object, first: 0, may_write: true };
+        let at = AT + 32 * P;
+        space.mmap_object(cpu, at, 2 * P, Prot::READ, flags, backing).unwrap();
+        space.mprotect(cpu, at, P, RW).unwrap();
+        space.mprotect(cpu, at, P, Prot::READ).unwrap();
+        // So it does not merge again, as on Linux.
+        assert_eq!(areas(cpu, space)[2..], [(32, 33, 1), (33, 34, 1)]);
+        space.munmap(cpu, at, 2 * P).unwrap();
+        Object::release(object, cpu);
+    });
+}
+
+#[test]
+fn a_stack_mapping_is_no_neighbour_of_others() {
+    with_space(|cpu, space| {
+        space.mmap(cpu, AT + 8 * P, P, RW, FIXED | MapFlags::STACK).unwrap();
+        // It wants no huge pages; so the two differ.
+        assert_eq!(areas(cpu, space), [(0, 4, 3), (6, 8, 3), (8, 9, 3)]);
+        space.madvise(cpu, AT + 6 * P, 2 * P, Advice::NoHugePage).unwrap();
+        assert_eq!(areas(cpu, space), [(0, 4, 3), (6, 9, 3)]);
+    });
+}
+
+#[test]
+fn a_stack_grows_alone() {
+    with_space(|cpu, space| {
+        let flags = FIXED | MapFlags::GROWSDOWN;
+        space.mmap(cpu, AT + 900 * P, 6 * P, Prot::READ, flags).unwrap();
+        space.munmap(cpu, AT + 902 * P, P).unwrap();
+        load(cpu, space, AT + 902 * P).unwrap();
+        let parts = [(900, 902, 1), (902, 906, 1)];
+        assert_eq!(areas(cpu, space)[2..], parts);
+        // The part that grew has a root, and keeps its page offsets where it goes.
+        let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        space.mremap(cpu, AT + 903 * P, P, P, flags, AT + 904 * P).unwrap();
+        assert_eq!(areas(cpu, space)[3..], [(902, 903, 1), (904, 905, 1), (905, 906, 1)]);
     });
 }
 

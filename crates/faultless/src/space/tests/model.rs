@@ -437,7 +437,7 @@ fn advise(
                 expected = Err(Errno::EINVAL);
                 break;
             }
-            Advice::PopulateRead if page.prot.is_empty() => {
+            Advice::PopulateRead if !page.prot.contains(Prot::READ) => {
                 expected = Err(Errno::EINVAL);
                 break;
             }
@@ -459,7 +459,9 @@ fn remap(model: &mut Model, from: u64, old: u64, new: u64, there: u64, flags: Re
         return model.unmap(from + new, old - new);
     }
     let first = model.pages[&from];
-    let moved: Vec<_> = (0..old.min(new)).map(|index| model.pages[&(from + index)]).collect();
+    // A move to a fixed place may take holes along, and what they come to lie on stays.
+    let moved: Vec<_> =
+        (0..old.min(new)).map(|index| model.pages.get(&(from + index)).copied()).collect();
     if there != from {
         if flags.contains(RemapFlags::DONTUNMAP) {
             for index in 0..old {
@@ -470,7 +472,6 @@ fn remap(model: &mut Model, from: u64, old: u64, new: u64, there: u64, flags: Re
         } else {
             model.unmap(from, old);
         }
-        model.unmap(there, new);
     } else {
         model.unmap(from, old);
     }
@@ -480,8 +481,9 @@ fn remap(model: &mut Model, from: u64, old: u64, new: u64, there: u64, flags: Re
             object: first.object.map(|(object, at)| (object, at + index)),
             ..first
         };
-        let page = moved.get(index as usize).copied().unwrap_or(grown);
-        model.pages.insert(there + index, page);
+        if let Some(page) = moved.get(index as usize).copied().unwrap_or(Some(grown)) {
+            model.pages.insert(there + index, page);
+        }
     }
 }
 

@@ -1,0 +1,294 @@
+//! The text of a case: one operation a line.
+//!
+//! ```text
+//! # What it shows.
+//! set locking=speculative
+//! mmap p3 5p read|write private|anonymous|fixed
+//! mmap p8 2p read shared|fixed object 1 4
+//! mremap p3 2p 2p maymove|fixed p40
+//! store p3+1000 7
+//! madvise p3 5p 4
+//! ```
+//!
+//! `p3` is the window's page 3, `p3+1000` 1000 bytes further, `5p` five pages; other addresses and lengths
+//! are bytes, in hexadecimal with `0x`. Flags are names or numbers, joined by `|`; `none` is 0.
+
+use crate::op::{OBJECTS, Op, PAGE, WINDOW, page};
+use faultless::Setting;
+use std::fmt::{self, Write as _};
+use std::str::FromStr;
+
+/// A sequence of operations, and the settings of the subsystem that it runs with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Case {
+    /// `KNOB=VALUE`, each.
+    pub settings: Vec<String>,
+    /// What is done.
+    pub ops: Vec<Op>,
+}
+
+/// A line of a case that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {what}")]
+pub struct CaseError {
+    /// Its number, from 1.
+    pub line: usize,
+    /// What is wrong.
+    pub what: String,
+}
+
+type Names = &'static [(&'static str, u64)];
+
+const PROT: Names =
+    &[("read", 1), ("write", 2), ("exec", 4), ("growsdown", 1 << 24), ("growsup", 1 << 25)];
+const MAP: Names = &[
+    ("shared", 1),
+    ("private", 2),
+    ("fixed", 0x10),
+    ("anonymous", 0x20),
+    ("growsdown", 0x100),
+    ("noreserve", 0x4000),
+    ("populate", 0x8000),
+    ("stack", 0x2_0000),
+    ("noreplace", 0x10_0000),
+];
+const REMAP: Names = &[("maymove", 1), ("fixed", 2), ("dontunmap", 4)];
+
+fn addr(addr: u64) -> String {
+    match addr.checked_sub(WINDOW) {
+        Some(offset) if offset < 1 << 24 => match (offset / PAGE, offset % PAGE) {
+            (page, 0) => format!("p{page}"),
+            (page, within) => format!("p{page}+{within}"),
+        },
+        _ => format!("{addr:#x}"),
+    }
+}
+
+fn len(len: u64) -> String {
+    if len != 0 && len.is_multiple_of(PAGE) && len < 1 << 32 {
+        format!("{}p", len / PAGE)
+    } else {
+        format!("{len:#x}")
+    }
+}
+
+fn flags(names: Names, flags: u64) -> String {
+    let mut text = String::new();
+    let mut rest = flags;
+    for &(name, bits) in names {
+        if rest & bits == bits {
+            rest &= !bits;
+            let _ = write!(text, "{}{name}", if text.is_empty() { "" } else { "|" });
+        }
+    }
+    if rest != 0 {
+        let _ = write!(text, "{}{rest:#x}", if text.is_empty() { "" } else { "|" });
+    }
+    if text.is_empty() { "none".into() } else { text }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Map { addr: at, len: long, prot, flags: how, object } => {
+                let (prot, how) = (flags(PROT, prot), flags(MAP, how));
+                write!(f, "mmap {} {} {prot} {how}", addr(at), len(long))?;
+                match object {
+                    Some((number, first)) => write!(f, " object {number} {first}"),
+                    None => Ok(()),
+                }
+            }
+            Self::Unmap { addr: at, len: long } => write!(f, "munmap {} {}", addr(at), len(long)),
+            Self::Protect { addr: at, len: long, prot } => {
+                write!(f, "mprotect {} {} {}", addr(at), len(long), flags(PROT, prot))
+            }
+            Self::Remap { addr: at, len: long, new_len, flags: how, target } => {
+                let (how, target) = (flags(REMAP, how), addr(target));
+                write!(f, "mremap {} {} {} {how} {target}", addr(at), len(long), len(new_len))
+            }
+            Self::Advise { addr: at, len: long, advice } => {
+                write!(f, "madvise {} {} {advice}", addr(at), len(long))
+            }
+            Self::Resident { addr: at, len: long } => {
+                write!(f, "mincore {} {}", addr(at), len(long))
+            }
+            Self::Census => f.write_str("census"),
+            Self::Load { addr: at } => write!(f, "load {}", addr(at)),
+            Self::Store { addr: at, value } => write!(f, "store {} {value}", addr(at)),
+            Self::Fetch { addr: at } => write!(f, "fetch {}", addr(at)),
+            Self::Look => f.write_str("look"),
+            Self::Touch => f.write_str("touch"),
+            Self::Write { object, offset, value } => write!(f, "pwrite {object} {offset} {value}"),
+            Self::Truncate { object, pages } => write!(f, "ftruncate {object} {pages}"),
+            Self::Fork => f.write_str("fork"),
+            Self::Switch { process } => write!(f, "switch {process}"),
+            Self::Exit { process } => write!(f, "exit {process}"),
+        }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.settings.iter().try_for_each(|setting| writeln!(f, "set {setting}"))?;
+        self.ops.iter().try_for_each(|op| writeln!(f, "{op}"))
+    }
+}
+
+/// The words of a line, taken from the left.
+struct Words<'a>(std::str::SplitAsciiWhitespace<'a>);
+
+impl<'a> Words<'a> {
+    fn next(&mut self, what: &str) -> Result<&'a str, String> {
+        self.0.next().ok_or_else(|| format!("{what} is missing"))
+    }
+
+    fn number(&mut self, what: &str) -> Result<u64, String> {
+        number(self.next(what)?)
+    }
+
+    fn addr(&mut self) -> Result<u64, String> {
+        let word = self.next("an address")?;
+        let Some(within) = word.strip_prefix('p') else {
+            return number(word);
+        };
+        let (number_of, offset) = within.split_once('+').unwrap_or((within, "0"));
+        let number_of = number(number_of)?;
+        if number_of >= 1 << 16 {
+            return Err(format!("`{word}` is far from the window"));
+        }
+        Ok(page(number_of).wrapping_add(number(offset)?))
+    }
+
+    fn len(&mut self) -> Result<u64, String> {
+        let word = self.next("a length")?;
+        match word.strip_suffix('p') {
+            Some(pages) => Ok(number(pages)?.wrapping_mul(PAGE)),
+            None => number(word),
+        }
+    }
+
+    fn flags(&mut self, names: Names) -> Result<u64, String> {
+        let words = self.next("flags")?.split('|');
+        words.into_iter().try_fold(0, |so_far, word| {
+            let known = names.iter().find(|(name, _)| *name == word).map(|&(_, bits)| bits);
+            Ok(so_far
+                | match known {
+                    Some(bits) => bits,
+                    None if word == "none" => 0,
+                    None => number(word)?,
+                })
+        })
+    }
+
+    fn object(&mut self) -> Result<usize, String> {
+        let number = self.number("an object's number")?;
+        let number = usize::try_from(number).ok().filter(|&number| number < OBJECTS);
+        number.ok_or_else(|| format!("objects are 0 to {}", OBJECTS - 1))
+    }
+
+    fn op(&mut self, name: &str) -> Result<Op, String> {
+        Ok(match name {
+            "mmap" => Op::Map {
+                addr: self.addr()?,
+                len: self.len()?,
+                prot: self.flags(PROT)?,
+                flags: self.flags(MAP)?,
+                object: match self.0.next() {
+                    None => None,
+                    Some("object") => Some((self.object()?, self.number("a page")?)),
+                    Some(word) => return Err(format!("`{word}` instead of `object`")),
+                },
+            },
+            "munmap" => Op::Unmap { addr: self.addr()?, len: self.len()? },
+            "mprotect" => {
+                Op::Protect { addr: self.addr()?, len: self.len()?, prot: self.flags(PROT)? }
+            }
+            "mremap" => Op::Remap {
+                addr: self.addr()?,
+                len: self.len()?,
+                new_len: self.len()?,
+                flags: self.flags(REMAP)?,
+                target: self.addr()?,
+            },
+            "madvise" => {
+                let (addr, len) = (self.addr()?, self.len()?);
+                Op::Advise { addr, len, advice: self.number("advice")? }
+            }
+            "mincore" => Op::Resident { addr: self.addr()?, len: self.len()? },
+            "census" => Op::Census,
+            "load" => Op::Load { addr: self.addr()? },
+            "store" => Op::Store { addr: self.addr()?, value: self.number("a value")? },
+            "fetch" => Op::Fetch { addr: self.addr()? },
+            "look" => Op::Look,
+            "touch" => Op::Touch,
+            "pwrite" => {
+                let (object, offset) = (self.object()?, self.number("an offset")?);
+                Op::Write { object, offset, value: self.number("a value")? }
+            }
+            "ftruncate" => Op::Truncate { object: self.object()?, pages: self.number("a length")? },
+            "fork" => Op::Fork,
+            "switch" => Op::Switch { process: self.number("a process")? as usize },
+            "exit" => Op::Exit { process: self.number("a process")? as usize },
+            _ => return Err(format!("`{name}` is no operation")),
+        })
+    }
+}
+
+fn number(word: &str) -> Result<u64, String> {
+    let parsed = match word.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => word.parse(),
+    };
+    parsed.map_err(|error| format!("`{word}`: {error}"))
+}
+
+impl FromStr for Case {
+    type Err = CaseError;
+
+    fn from_str(text: &str) -> Result<Self, CaseError> {
+        let mut case = Self::default();
+        for (at, line) in text.lines().enumerate() {
+            let wrong = |what: String| CaseError { line: at + 1, what };
+            let line = line.split('#').next().unwrap_or("");
+            let mut words = Words(line.split_ascii_whitespace());
+            match words.0.next() {
+                None => continue,
+                Some("set") => {
+                    let setting = words.next("KNOB=VALUE").map_err(wrong)?;
+                    setting.parse::<Setting>().map_err(|error| wrong(error.to_string()))?;
+                    case.settings.push(setting.into());
+                }
+                Some(name) => case.ops.push(words.op(name).map_err(wrong)?),
+            }
+            if let Some(word) = words.0.next() {
+                return Err(wrong(format!("`{word}` is too much")));
+            }
+        }
+        Ok(case)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generate::Generator;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        for seed in 0..200 {
+            let case = Generator::new(seed).case(60);
+            assert_eq!(case.to_string().parse(), Ok(case));
+        }
+    }
+
+    #[test]
+    fn bad_lines_are_named() {
+        let told = |text: &str| text.parse::<Case>().expect_err(text).to_string();
+        assert_eq!(told("look\nfly p3"), "line 2: `fly` is no operation");
+        assert_eq!(told("munmap p3"), "line 1: a length is missing");
+        assert_eq!(told("load p3x"), "line 1: `3x`: invalid digit found in string");
+        assert_eq!(told("look up"), "line 1: `up` is too much");
+        assert_eq!(told("pwrite 9 0 0"), "line 1: objects are 0 to 2");
+        assert!(told("set warp=9").starts_with("line 1: no such knob"));
+    }
+}

@@ -1,0 +1,113 @@
+//! Where the subsystem differs from Linux on purpose, each with its reason. Whatever differs and is not
+//! here is a fault of the subsystem.
+
+use crate::op::{Op, PAGE, WINDOW};
+use crate::seen::{Area, Outcome, Seen};
+use faultless::USER_END;
+
+/// A step in which the sides differ.
+#[derive(Debug)]
+pub struct Context<'a> {
+    /// What was done.
+    pub op: &'a Op,
+    /// The VMAs before.
+    pub before: &'a [Area],
+    /// What Linux did.
+    pub linux: &'a Seen,
+    /// What the subsystem did.
+    pub ours: &'a Seen,
+}
+
+/// What a known difference means for the rest of its case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Then {
+    /// Both sides are as they would be without it.
+    GoOn,
+    /// They are not alike any more: nothing behind it is compared.
+    Stop,
+}
+
+/// A difference that is there on purpose.
+#[derive(Debug)]
+pub struct Difference {
+    /// What it is called.
+    pub name: &'static str,
+    /// Why it is.
+    pub reason: &'static str,
+    /// Whether it is what happened.
+    pub applies: fn(&Context<'_>) -> bool,
+    /// What then.
+    pub then: Then,
+}
+
+/// All of them.
+pub const DIFFERENCES: [Difference; 3] = [
+    Difference {
+        name: "mremap of more than there are addresses",
+        reason: "both refuse it; which of EINVAL and EFAULT it is depends on what Linux has unmapped \
+                 by then",
+        applies: refused_beyond_all_addresses,
+        then: Then::Stop,
+    },
+    Difference {
+        name: "mremap checks before it unmaps",
+        reason: "a refused mremap changes nothing; Linux has unmapped its target by then",
+        applies: only_linux_lost_the_target,
+        then: Then::Stop,
+    },
+    Difference {
+        name: "no page of the object for a private copy",
+        reason: "a store to a private mapping of a page that the object does not have makes a page of \
+             zeros; Linux first makes one in the object, and mincore tells of it",
+        applies: only_linux_has_object_pages,
+        then: Then::GoOn,
+    },
+];
+
+/// Both refuse to move a range that ends nowhere, for one reason or the other.
+fn refused_beyond_all_addresses(context: &Context<'_>) -> bool {
+    let one_of_both =
+        |seen: &Seen| matches!(seen.outcome, Outcome::Refused(libc::EINVAL | libc::EFAULT));
+    matches!(context.op, Op::Remap { len, .. } if *len > USER_END)
+        && one_of_both(context.linux)
+        && one_of_both(context.ours)
+        && context.ours.areas == context.before
+}
+
+/// Both refuse a move, and what was at its target is there no more on Linux.
+fn only_linux_lost_the_target(context: &Context<'_>) -> bool {
+    let Op::Remap { flags, target, new_len, .. } = *context.op else {
+        return false;
+    };
+    let (Outcome::Refused(linux), Outcome::Refused(ours)) =
+        (&context.linux.outcome, &context.ours.outcome)
+    else {
+        return false;
+    };
+    let end = target.saturating_add(new_len);
+    // Even where that took the source away, which is `EFAULT` then.
+    let left = context.linux.areas.iter().all(|area| area.end <= target || area.start >= end);
+    linux == ours && flags & 2 != 0 && context.ours.areas == context.before && left
+}
+
+/// Where pages are said to be there by Linux only, they are pages of objects.
+fn only_linux_has_object_pages(context: &Context<'_>) -> bool {
+    let (Outcome::Resident(errno, linux), Outcome::Resident(same_errno, ours)) =
+        (&context.linux.outcome, &context.ours.outcome)
+    else {
+        return false;
+    };
+    let start = match *context.op {
+        Op::Resident { addr, .. } => addr,
+        _ => WINDOW,
+    };
+    let of_object = |at: u64| {
+        let mut areas = context.before.iter();
+        areas.any(|area| (area.start..area.end).contains(&at) && area.object != 0)
+    };
+    errno == same_errno
+        && context.linux.areas == context.ours.areas
+        && (linux.iter().zip(ours).zip((start..).step_by(PAGE as usize))).all(
+            |((linux, ours), at)| linux == ours || ((*linux, *ours) == (1, 0) && of_object(at)),
+        )
+}

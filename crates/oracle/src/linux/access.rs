@@ -1,0 +1,159 @@
+//! Real accesses, answered: what the access found, or the signal that the kernel sent for it.
+//!
+//! Each kind of access is one instruction with a label. The signal handler looks whether it was that
+//! instruction that was interrupted, writes the signal into the registers that hold the result, and
+//! continues at a `ret`. So an access behaves exactly as a program's, and nothing is left on any stack.
+//!
+//! An instruction is fetched by jumping to it under the trap flag: the processor stops before it, and again
+//! behind it. Programs of this kind store nothing where instructions are fetched, so what is executed is
+//! two bytes of zeros: `add [rax], al`, with `rax` on a byte of our own.
+
+use crate::seen::Signal;
+use std::arch::global_asm;
+use std::cell::UnsafeCell;
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// An access's result, in the two registers that functions return.
+#[repr(C)]
+struct Answer {
+    /// What was found, or the signal.
+    value: u64,
+    /// Whether it is a signal.
+    failed: u64,
+}
+
+global_asm!(
+    ".global oracle_load, oracle_store, oracle_touch, oracle_fetch, oracle_return",
+    "oracle_load:",
+    "mov rax, [rdi]",
+    "xor edx, edx",
+    "ret",
+    "oracle_store:",
+    "mov [rdi], rsi",
+    "xor edx, edx",
+    "ret",
+    "oracle_touch:",
+    "lock add byte ptr [rdi], 0",
+    "xor edx, edx",
+    "ret",
+    "oracle_fetch:",
+    "mov rax, rsi",
+    "pushfq",
+    "or qword ptr [rsp], 0x100",
+    "popfq",
+    "jmp rdi",
+    "oracle_return:",
+    "ret",
+);
+
+unsafe extern "C" {
+    fn oracle_load(addr: u64) -> Answer;
+    fn oracle_store(addr: u64, value: u64) -> Answer;
+    fn oracle_touch(addr: u64) -> Answer;
+    fn oracle_fetch(addr: u64, scratch: *mut u8) -> Answer;
+    fn oracle_return();
+}
+
+/// Where an instruction is being fetched; 0: nowhere.
+static FETCHING: AtomicU64 = AtomicU64::new(0);
+
+/// The trap flag.
+const TF: i64 = 0x100;
+
+/// Answers for the instructions above. Any other that is interrupted gets the default.
+extern "C" fn answer(number: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel hands both over, as SA_SIGINFO says.
+    let (code, registers) = unsafe {
+        let context = context.cast::<libc::ucontext_t>();
+        ((*info).si_code, &mut (*context).uc_mcontext.gregs)
+    };
+    let at = registers[libc::REG_RIP as usize] as u64;
+    let fetching = FETCHING.load(Ordering::Relaxed);
+    let ours = [
+        oracle_load as *const () as u64,
+        oracle_store as *const () as u64,
+        oracle_touch as *const () as u64,
+    ]
+    .contains(&at);
+    let failed = if number == libc::SIGTRAP {
+        if at == fetching {
+            // Between the jump and what it leads to.
+            return;
+        }
+        false
+    } else if ours || (fetching != 0 && at == fetching) {
+        true
+    } else {
+        // SAFETY: plain call. The instruction is tried again, and ends the process.
+        unsafe { libc::signal(number, libc::SIG_DFL) };
+        return;
+    };
+    let word = (number as u64) << 32 | u64::from(code as u32);
+    registers[libc::REG_RAX as usize] = if failed { word as i64 } else { 0 };
+    registers[libc::REG_RDX as usize] = failed.into();
+    registers[libc::REG_RIP as usize] = oracle_return as *const () as i64;
+    registers[libc::REG_EFL as usize] &= !TF;
+}
+
+/// Installs the handler in this process and those that it forks.
+pub fn install() {
+    const STACK: usize = 64 << 10;
+    struct Stack(UnsafeCell<[u8; STACK]>);
+    // SAFETY: only the kernel uses it, for the one thread of a process of its own.
+    unsafe impl Sync for Stack {}
+    static ALTERNATE: Stack = Stack(UnsafeCell::new([0; STACK]));
+    // SAFETY: plain calls; the stack is this process's alone, which has one thread.
+    unsafe {
+        let ss_sp = ALTERNATE.0.get().cast();
+        let stack = libc::stack_t { ss_sp, ss_flags: 0, ss_size: STACK };
+        libc::sigaltstack(&raw const stack, ptr::null_mut());
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = answer as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        for number in [libc::SIGSEGV, libc::SIGBUS, libc::SIGTRAP] {
+            libc::sigaction(number, &raw const action, ptr::null_mut());
+        }
+    }
+}
+
+fn result(answer: Answer) -> Result<u64, Signal> {
+    if answer.failed == 0 {
+        return Ok(answer.value);
+    }
+    Err(Signal { number: (answer.value >> 32) as i32, code: answer.value as u32 as i32 })
+}
+
+/// Loads eight bytes.
+pub fn load(addr: u64) -> Result<u64, Signal> {
+    // SAFETY: whatever is there, a load changes nothing of this program's.
+    result(unsafe { oracle_load(addr) })
+}
+
+/// Stores eight bytes.
+///
+/// # Safety
+/// Nothing of this program is there.
+pub unsafe fn store(addr: u64, value: u64) -> Result<u64, Signal> {
+    // SAFETY: handed on.
+    result(unsafe { oracle_store(addr, value) })
+}
+
+/// Adds 0 to a byte.
+pub fn touch(addr: u64) -> Result<u64, Signal> {
+    // SAFETY: nothing changes.
+    result(unsafe { oracle_touch(addr) })
+}
+
+/// Fetches an instruction.
+///
+/// # Safety
+/// If it can be executed, it is two bytes of zeros.
+pub unsafe fn fetch(addr: u64) -> Result<u64, Signal> {
+    let mut scratch = 0u8;
+    FETCHING.store(addr, Ordering::Relaxed);
+    // SAFETY: handed on; `add [rax], al` changes the scratch byte only.
+    let answer = unsafe { oracle_fetch(addr, &raw mut scratch) };
+    FETCHING.store(0, Ordering::Relaxed);
+    result(answer)
+}

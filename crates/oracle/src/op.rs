@@ -1,0 +1,246 @@
+//! What a case is made of: operations on a window of pages, in Linux's own numbers.
+//!
+//! Every operation is made of raw numbers, so that a case can ask for anything that a program could ask
+//! for, however wrong. Which process an operation runs in is part of the case: see [`Roster`].
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
+/// Pages that operations begin in.
+pub const PAGES: u64 = 64;
+/// The window's first address. Its middle is where one top-level entry of the page tables ends and the
+/// next begins, so moves within it cross tables of every level.
+pub const WINDOW: u64 = 0x2000_0000_0000 - PAGES / 2 * PAGE;
+/// Pages that are looked at: operations may reach beyond the window.
+pub const SEEN_PAGES: u64 = PAGES + 32;
+/// Where VMAs are compared. Nothing else is near.
+pub const NEAR: std::ops::Range<u64> = WINDOW - (1 << 26)..WINDOW + (1 << 26);
+/// The most processes of a case.
+pub const PROCESSES: usize = 4;
+/// Objects (files in memory) of a case. The last is mapped through a descriptor that was not opened for
+/// writing.
+pub const OBJECTS: usize = 3;
+/// Pages that an object has at first.
+pub const OBJECT_PAGES: u64 = 8;
+/// The object that is mapped read-only when shared.
+pub const READ_ONLY: usize = OBJECTS - 1;
+/// Where in a page data are stored; all other bytes stay as they were.
+pub const SLOTS: [u64; 3] = [0, 1000, PAGE - 8];
+/// Where in a page instructions are fetched: nobody stores there.
+pub const FETCH: u64 = 2048;
+
+/// The address of page `page` of the window.
+pub const fn page(page: u64) -> u64 {
+    WINDOW + page * PAGE
+}
+
+/// One operation of a case. Addresses and lengths are in bytes, flags are Linux's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// `mmap` of anonymous memory, or of an object from a page on.
+    Map {
+        /// Hint or place.
+        addr: u64,
+        /// Length.
+        len: u64,
+        /// `PROT_*`.
+        prot: u64,
+        /// `MAP_*`.
+        flags: u64,
+        /// The object and its first page.
+        object: Option<(usize, u64)>,
+    },
+    /// `munmap`.
+    Unmap {
+        /// Start.
+        addr: u64,
+        /// Length.
+        len: u64,
+    },
+    /// `mprotect`.
+    Protect {
+        /// Start.
+        addr: u64,
+        /// Length.
+        len: u64,
+        /// `PROT_*`.
+        prot: u64,
+    },
+    /// `mremap`.
+    Remap {
+        /// Start.
+        addr: u64,
+        /// Length.
+        len: u64,
+        /// Length afterwards.
+        new_len: u64,
+        /// `MREMAP_*`.
+        flags: u64,
+        /// Hint or place.
+        target: u64,
+    },
+    /// `madvise`.
+    Advise {
+        /// Start.
+        addr: u64,
+        /// Length.
+        len: u64,
+        /// `MADV_*`.
+        advice: u64,
+    },
+    /// `mincore`.
+    Resident {
+        /// Start.
+        addr: u64,
+        /// Length.
+        len: u64,
+    },
+    /// `mincore` of every page, one by one.
+    Census,
+    /// A load of eight bytes.
+    Load {
+        /// Where.
+        addr: u64,
+    },
+    /// A store of eight bytes.
+    Store {
+        /// Where: a slot.
+        addr: u64,
+        /// What.
+        value: u64,
+    },
+    /// A fetch of an instruction.
+    Fetch {
+        /// Where.
+        addr: u64,
+    },
+    /// A look at every page: which can be loaded from, and what they hold.
+    Look,
+    /// A store that changes nothing to every page.
+    Touch,
+    /// `pwrite` to an object.
+    Write {
+        /// The object.
+        object: usize,
+        /// Where in it, in bytes.
+        offset: u64,
+        /// Eight bytes.
+        value: u64,
+    },
+    /// `ftruncate` of an object.
+    Truncate {
+        /// The object.
+        object: usize,
+        /// Its new length.
+        pages: u64,
+    },
+    /// `fork`. The parent goes on.
+    Fork,
+    /// Another process goes on.
+    Switch {
+        /// Which.
+        process: usize,
+    },
+    /// The end of a process, but not of the first.
+    Exit {
+        /// Which.
+        process: usize,
+    },
+}
+
+/// Which processes live, and which runs: it follows from the operations alone. An operation that makes no
+/// sense (a switch to a process that is not there, a fork too many) does nothing, so any part of a case is
+/// a case.
+#[derive(Clone, Debug)]
+pub struct Roster {
+    live: Vec<usize>,
+    forked: usize,
+    current: usize,
+}
+
+impl Default for Roster {
+    fn default() -> Self {
+        Self { live: vec![0], forked: 0, current: 0 }
+    }
+}
+
+impl Roster {
+    /// The process that runs.
+    pub fn current(&self) -> usize {
+        self.current
+    }
+
+    /// The processes that live.
+    pub fn live(&self) -> &[usize] {
+        &self.live
+    }
+
+    /// The process that does `op`.
+    pub fn doer(&self, op: &Op) -> usize {
+        match op {
+            Op::Exit { .. } => self.ended_by(op).unwrap_or(self.current),
+            _ => self.current,
+        }
+    }
+
+    /// The process that `op` makes.
+    pub fn made_by(&self, op: &Op) -> Option<usize> {
+        (*op == Op::Fork && self.forked + 1 < PROCESSES).then_some(self.forked + 1)
+    }
+
+    /// The process that `op` ends.
+    pub fn ended_by(&self, op: &Op) -> Option<usize> {
+        match *op {
+            Op::Exit { process } if process != 0 && self.live.contains(&process) => Some(process),
+            _ => None,
+        }
+    }
+
+    /// Goes on to what is after `op`.
+    pub fn after(&mut self, op: &Op) {
+        if let Some(made) = self.made_by(op) {
+            self.live.push(made);
+            self.forked = made;
+        }
+        if let Some(ended) = self.ended_by(op) {
+            self.live.retain(|&process| process != ended);
+            if self.current == ended {
+                self.current = 0;
+            }
+        }
+        if let Op::Switch { process } = *op
+            && self.live.contains(&process)
+        {
+            self.current = process;
+        }
+    }
+}
+
+/// `ops`, and behind them a look from every process at all there is, and a touch of it.
+pub fn with_last_looks(ops: &[Op]) -> Vec<Op> {
+    let mut roster = Roster::default();
+    ops.iter().for_each(|op| roster.after(op));
+    let mut all = ops.to_vec();
+    for &process in roster.live() {
+        all.push(Op::Switch { process });
+        all.extend([Op::Census, Op::Look, Op::Touch, Op::Look, Op::Census]);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_roster_follows_forks_switches_and_exits() {
+        let mut roster = Roster::default();
+        let mut run = |ops: &[Op]| {
+            ops.iter().for_each(|op| roster.after(op));
+            (roster.live().to_vec(), roster.current())
+        };
+        assert_eq!(run(&[Op::Switch { process: 1 }, Op::Exit { process: 0 }]), (vec![0], 0));
+        assert_eq!(run(&[Op::Fork, Op::Switch { process: 1 }, Op::Fork]), (vec![0, 1, 2], 1));
+        assert_eq!(run(&[Op::Exit { process: 1 }]), (vec![0, 2], 0));
+        assert_eq!(run(&[Op::Fork, Op::Fork]), (vec![0, 2, 3], 0));
+    }
+}
