@@ -224,8 +224,5 @@ mod needs {
         flushing_what_is_left: LeaveFlush in [unmapped_frames_are_used_again],
         validated_tables: TableValidated in [tables_against_prune],
         a_table_s_grace: TableGrace in [tables_against_prune],
-        marks: SectionMark in [tables_against_prune],
-        looking_at_marks: LookAtMarks in [tables_against_prune],
-        both_epochs: SecondEpoch in [tables_against_prune],
     );
 }

@@ -6,14 +6,14 @@
 //! the oracle, is one moment.
 
 use super::machine::{Board, Tlb, Translation, step};
-use super::oracle::Oracle;
+use super::oracle::{Oracle, WORDS};
 use super::{AT, PAGE};
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless::audit::audit_with;
 use faultless::sync::observe::at_once;
 use faultless::{
-    Access, Cpu, CpuId, Error, FaultError, FrameNumber, Machine, MapFlags, Object, Prot, RemapFlags, Shared,
-    Space, Vm, audit::audit,
+    Access, Backing, Cpu, CpuId, Errno, FaultError, FrameNumber, Machine, MapFlags, Object, Prot, RemapFlags, Shared,
+    Space, SpaceId, Vm, audit::audit,
 };
 use std::sync::{Mutex, MutexGuard};
 
@@ -164,24 +164,25 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Loads the word at the start of the page at `page`.
+    /// Loads the word at `addr`, one of the first of its page.
     ///
     /// # Errors
     /// What the program is told.
-    pub fn load(&self, page: u64) -> Result<u64, FaultError> {
-        self.access(page, None)
+    pub fn load(&self, addr: u64) -> Result<u64, FaultError> {
+        self.access(addr, None)
     }
 
     /// Stores there.
     ///
     /// # Errors
     /// What the program is told.
-    pub fn store(&self, page: u64, value: u64) -> Result<(), FaultError> {
-        self.access(page, Some(value)).map(drop)
+    pub fn store(&self, addr: u64, value: u64) -> Result<(), FaultError> {
+        self.access(addr, Some(value)).map(drop)
     }
 
-    fn access(&self, page: u64, store: Option<u64>) -> Result<u64, FaultError> {
-        let id = self.space.id();
+    fn access(&self, addr: u64, store: Option<u64>) -> Result<u64, FaultError> {
+        let (id, page) = (self.space.id(), addr & !(PAGE - 1));
+        let at = (addr - page) as usize / size_of::<u64>();
         let (access, right) = match store {
             Some(_) => (Access::Write, Prot::WRITE),
             None => (Access::Read, Prot::READ),
@@ -192,11 +193,11 @@ impl<'a> Guest<'a> {
             if let Some(found) = cached.or_else(|| self.walk(page, store.is_some())) {
                 // The translation is in hand.
                 step();
-                return Ok(at_once(|| self.touch(found, store)));
+                return Ok(at_once(|| self.touch(found, at, store)));
             }
             self.tlb().forget(id, page);
             let claim = at_once(|| self.world.oracle().claim((id, page), right));
-            if let Err(error) = self.space.fault(self.cpu, page, access) {
+            if let Err(error) = self.space.fault(self.cpu, addr, access) {
                 let refused = self.world.oracle().refused((id, page), right, claim);
                 refused.unwrap_or_else(|what| self.wrong(page, &format!("{error:?}: law 4: {what}")));
                 return Err(error);
@@ -205,18 +206,20 @@ impl<'a> Guest<'a> {
     }
 
     /// The access itself, at one moment.
-    fn touch(&self, through: Translation, store: Option<u64>) -> u64 {
+    fn touch(&self, through: Translation, at: usize, store: Option<u64>) -> u64 {
         let page = through.page;
         self.owned(page, through.frame, through.owner, "which the TLB names");
         let word = self.world.vm.machine().frame_bytes(through.frame).cast::<u64>();
+        assert!(at < WORDS, "the oracle knows nothing of word {at}");
         // SAFETY: a word of the machine's memory; no other thread runs.
         let found = unsafe {
+            let word = word.add(at);
             if let Some(value) = store {
                 word.write(value);
             }
             word.read()
         };
-        let checked = self.world.oracle().accessed((self.space.id(), page), store, found);
+        let checked = self.world.oracle().accessed((self.space.id(), page), at, store, found);
         checked.unwrap_or_else(|what| self.wrong(page, &format!("law 2: {what}")));
         found
     }
@@ -291,13 +294,24 @@ impl<'a> Guest<'a> {
     /// and empties them if it `wipes`.
     pub fn change<R>(
         &self,
+        range: (u64, u64),
+        after: Option<Prot>,
+        wipes: bool,
+        call: impl FnOnce() -> R,
+    ) -> R {
+        self.change_of(self.space.id(), range, after, wipes, call)
+    }
+
+    /// As [`change`](Self::change), of pages of space `id`.
+    pub fn change_of<R>(
+        &self,
+        id: SpaceId,
         (start, pages): (u64, u64),
         after: Option<Prot>,
         wipes: bool,
         call: impl FnOnce() -> R,
     ) -> R {
         self.poll();
-        let id = self.space.id();
         let all = (0..pages).map(|page| (id, start + page * PAGE));
         let began: Vec<_> = {
             let mut oracle = self.world.oracle();
@@ -317,24 +331,41 @@ impl<'a> Guest<'a> {
         });
     }
 
+    /// Maps `pages` pages of an object, from its first on.
+    pub fn map_object(
+        &self,
+        start: u64,
+        pages: u64,
+        object: &Shared<Object>,
+        prot: Prot,
+        kind: MapFlags,
+    ) {
+        let (flags, len) = (kind | MapFlags::FIXED, pages * PAGE);
+        self.change((start, pages), Some(prot), false, || {
+            let backing = Backing { object, first: 0, may_write: true };
+            self.space.mmap_object(self.cpu, start, len, prot, flags, backing).unwrap();
+        });
+    }
+
     pub fn unmap(&self, start: u64, pages: u64) {
         self.change((start, pages), Some(super::NONE), true, || {
             self.space.munmap(self.cpu, start, pages * PAGE).unwrap();
         });
     }
 
-    /// # Errors
-    /// Where part of it is not mapped, all being for each page.
-    pub fn protect(&self, start: u64, pages: u64, prot: Prot) -> Result<(), Error> {
+    /// All of it is mapped.
+    pub fn protect(&self, start: u64, pages: u64, prot: Prot) {
         self.change((start, pages), Some(prot), false, || {
-            self.space.mprotect(self.cpu, start, pages * PAGE, prot)
-        })
+            self.space.mprotect(self.cpu, start, pages * PAGE, prot).unwrap();
+        });
     }
 
+    /// Empties what is mapped there.
     pub fn empty(&self, start: u64, pages: u64) {
         self.change((start, pages), None, true, || {
             let advice = faultless::Advice::DontNeed;
-            self.space.madvise(self.cpu, start, pages * PAGE, advice).unwrap();
+            let done = self.space.madvise(self.cpu, start, pages * PAGE, advice);
+            assert!(done.is_ok() || done.is_err_and(|refused| refused.errno == Errno::ENOMEM));
         });
     }
 
@@ -364,7 +395,7 @@ impl<'a> Guest<'a> {
         let id = self.space.id();
         let number = self.world.oracle().begin_fork(id);
         let child = self.space.fork(self.cpu).unwrap();
-        self.world.oracle().end_fork(number, id, Some(child.id()), shared);
+        self.world.oracle().end_fork(number, id, child.id(), shared);
         child
     }
 

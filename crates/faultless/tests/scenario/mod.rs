@@ -7,7 +7,8 @@
 //!
 //! Every access checks law 1 (the frame, and each table of the walk, has the owner that it had when the
 //! entry was read), law 2 (what a load finds may be there, see [`oracle`]), law 4 (nothing is refused
-//! that nothing forbids); in the end, the books must balance: laws 5 and 6.
+//! that nothing forbids); in the end, the books must balance: laws 5 and 6. What is freed on the heap is
+//! overwritten, so that who goes on using it is lost.
 //!
 //! Beside the scenarios stands, for each line that a protocol rests on, a test that some scenario fails
 //! without it: [`needed`].
@@ -15,6 +16,7 @@
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test uses a part")]
 
 pub mod guest;
+pub mod heap;
 pub mod machine;
 pub mod oracle;
 
@@ -39,7 +41,7 @@ pub const AT: u64 = 0x4000_0000;
 pub type Scenario = fn();
 
 /// Schedules of each scenario, if nobody asks for another number.
-const SCHEDULES: usize = 400;
+const SCHEDULES: usize = 1200;
 
 /// Scheduling steps after which a scenario is one that never ends: some hundred times what it takes.
 const STEPS: usize = 400_000;

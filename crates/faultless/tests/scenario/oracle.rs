@@ -10,7 +10,10 @@ use std::collections::BTreeMap;
 /// A page of a space.
 pub type Page = (SpaceId, u64);
 
-/// The word at the start of a page, wherever it is mapped.
+/// Words of a page that programs use: the first ones.
+pub const WORDS: usize = 2;
+
+/// A word of a page, wherever it is mapped.
 #[derive(Clone, Debug, Default)]
 struct Word {
     /// What it may be now; never empty.
@@ -77,7 +80,7 @@ impl Word {
 
 #[derive(Clone, Debug)]
 struct Rights {
-    word: usize,
+    words: [usize; WORDS],
     /// What may succeed, and what must.
     may: Prot,
     must: Prot,
@@ -106,27 +109,34 @@ impl Oracle {
     fn page(&mut self, (space, page): Page) -> &mut Rights {
         let words = &mut self.words;
         self.pages.entry((space.0, page)).or_insert_with(|| {
-            words.push(Word::new(0));
             let none = Prot::empty();
-            Rights { word: words.len() - 1, may: none, must: none, changing: 0, changes: 0 }
+            Rights { words: new_words(words, 0), may: none, must: none, changing: 0, changes: 0 }
         })
     }
 
-    fn word(&mut self, page: Page) -> &mut Word {
-        let word = self.page(page).word;
-        &mut self.words[word]
+    fn words(&mut self, page: Page, mut each: impl FnMut(&mut Word)) {
+        for word in self.page(page).words {
+            each(&mut self.words[word]);
+        }
     }
 
-    /// An access happens, now.
-    pub fn accessed(&mut self, page: Page, store: Option<u64>, found: u64) -> Result<(), String> {
+    /// An access to word `at` of the page happens, now.
+    pub fn accessed(
+        &mut self,
+        page: Page,
+        at: usize,
+        store: Option<u64>,
+        found: u64,
+    ) -> Result<(), String> {
         let needs = if store.is_some() { Prot::WRITE } else { Prot::READ };
-        let may = self.page(page).may;
+        let Rights { may, words, .. } = *self.page(page);
         if !may.contains(needs) {
             return Err(format!("an access that needs {needs:?} happened, where {may:?} may be"));
         }
+        let word = &mut self.words[words[at]];
         match store {
-            Some(value) => self.word(page).stored(value),
-            None => self.word(page).loaded(found)?,
+            Some(value) => word.stored(value),
+            None => word.loaded(found)?,
         }
         Ok(())
     }
@@ -157,7 +167,7 @@ impl Oracle {
         }
         let began = rights.changes;
         if wipes {
-            self.word(page).begin_wipe();
+            self.words(page, Word::begin_wipe);
         }
         began
     }
@@ -175,26 +185,26 @@ impl Oracle {
             (rights.may, rights.must) = (after, after);
         }
         if wipes {
-            self.word(page).end_wipe();
+            self.words(page, Word::end_wipe);
         }
     }
 
     /// From now on `new` shows what `old` shows: the page is moved there, or is of the same object.
     pub fn alias(&mut self, old: Page, new: Page) {
-        let word = self.page(old).word;
-        self.page(new).word = word;
+        let words = self.page(old).words;
+        self.page(new).words = words;
     }
 
-    /// The page is a new one, of which a load may find `value`.
+    /// The page is a new one, whose words are `value`.
     pub fn renew(&mut self, page: Page, value: u64) {
-        self.words.push(Word::new(value));
-        self.page(page).word = self.words.len() - 1;
+        let words = new_words(&mut self.words, value);
+        self.page(page).words = words;
     }
 
     /// A fork begins of the pages of `parent`. Returns its number.
     pub fn begin_fork(&mut self, parent: SpaceId) -> u32 {
         self.forks += 1;
-        let words: Vec<usize> = self.of(parent).map(|(_, rights)| rights.word).collect();
+        let words: Vec<usize> = self.of(parent).flat_map(|(_, rights)| rights.words).collect();
         for word in words {
             let word = &mut self.words[word];
             word.forks.push((self.forks, word.may_be.clone()));
@@ -207,21 +217,22 @@ impl Oracle {
         &mut self,
         fork: u32,
         parent: SpaceId,
-        child: Option<SpaceId>,
+        child: SpaceId,
         shared: impl Fn(u64) -> bool,
     ) {
         let pages: Vec<_> = self.of(parent).map(|(page, rights)| (page, rights.clone())).collect();
         for (page, rights) in pages {
-            let word = &mut self.words[rights.word];
-            let Some(at) = word.forks.iter().position(|(number, _)| *number == fork) else {
-                continue;
-            };
-            let (_, may_be) = word.forks.swap_remove(at);
-            let Some(child) = child else { continue };
             let mut theirs = Rights { changing: 0, changes: 0, ..rights };
-            if !shared(page) {
-                self.words.push(Word { may_be, ..Word::default() });
-                theirs.word = self.words.len() - 1;
+            for word in &mut theirs.words {
+                let forks = &mut self.words[*word].forks;
+                let Some(at) = forks.iter().position(|(number, _)| *number == fork) else {
+                    continue;
+                };
+                let (_, may_be) = forks.swap_remove(at);
+                if !shared(page) {
+                    *word = self.words.len();
+                    self.words.push(Word { may_be, ..Word::default() });
+                }
             }
             self.pages.insert((child.0, page), theirs);
         }
@@ -232,4 +243,12 @@ impl Oracle {
             .range((space.0, 0)..=(space.0, u64::MAX))
             .map(|(&(_, page), rights)| (page, rights))
     }
+}
+
+/// Adds words of one page, of `value`.
+fn new_words(words: &mut Vec<Word>, value: u64) -> [usize; WORDS] {
+    core::array::from_fn(|_| {
+        words.push(Word::new(value));
+        words.len() - 1
+    })
 }

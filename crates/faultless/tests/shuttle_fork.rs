@@ -1,0 +1,214 @@
+//! Fork, and what follows: copies, and reuse by the last owner.
+#![cfg(shuttle)]
+
+#[macro_use]
+mod scenario;
+
+use faultless::MapFlags;
+use scenario::{AT, Guest, PAGE, RW, World};
+
+fn page(number: u64) -> u64 {
+    AT + number * PAGE
+}
+
+/// Maps pages and stores to them.
+fn fill(guest: &Guest<'_>, pages: u64) {
+    guest.map(AT, pages, RW);
+    (0..pages).for_each(|at| guest.store(page(at), 1 + at).unwrap());
+}
+
+/// Two CPUs store while a third forks; the child has what was there at the fork, and keeps it.
+fn stores_against_fork() {
+    let world = World::new(3);
+    let space = world.space(|guest| fill(guest, 2));
+    world.run(&[
+        (&space, &|guest| {
+            guest.store(page(0), 10).unwrap();
+            guest.store(page(0), 11).unwrap();
+            guest.load(page(0)).unwrap();
+            guest.store(page(1), 12).unwrap();
+        }),
+        (&space, &|guest| {
+            guest.store(page(1), 20).unwrap();
+            guest.load(page(0)).unwrap();
+            guest.store(page(0), 21).unwrap();
+            guest.load(page(1)).unwrap();
+        }),
+        (&space, &|guest| {
+            let child = guest.fork(|_| false);
+            guest.switch(&child, |guest| {
+                guest.load(page(0)).unwrap();
+                guest.load(page(1)).unwrap();
+                guest.load(page(0)).unwrap();
+                guest.store(page(0), 30).unwrap();
+                guest.load(page(0)).unwrap();
+            });
+            guest.load(page(0)).unwrap();
+            child.exit(guest.cpu);
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
+/// Parent and child store to a page that they share, and others read it: one copies, one may keep it.
+fn both_write_what_they_share() {
+    let world = World::new(3);
+    let space = world.space(|guest| fill(guest, 2));
+    let child = world.within(&space, |guest| guest.fork(|_| false));
+    world.run(&[
+        (&space, &|guest| {
+            guest.load(page(0)).unwrap();
+            guest.store(page(0), 10).unwrap();
+            guest.load(page(0)).unwrap();
+            guest.store(page(1), 11).unwrap();
+        }),
+        (&space, &|guest| {
+            (0..3).for_each(|_| assert!(guest.load(page(0)).is_ok()));
+            guest.store(page(0) + 8, 21).unwrap();
+            guest.load(page(0)).unwrap();
+        }),
+        (&child, &|guest| {
+            guest.load(page(0)).unwrap();
+            guest.store(page(0), 30).unwrap();
+            guest.load(page(1)).unwrap();
+            guest.load(page(0)).unwrap();
+        }),
+    ]);
+    world.finish(vec![space, child]);
+}
+
+/// The child ends while the parent stores: who is the last owner changes under the fault.
+fn stores_against_the_child_s_exit() {
+    let world = World::new(3);
+    let space = world.space(|guest| fill(guest, 2));
+    let child = std::sync::Mutex::new(Some(world.within(&space, |guest| guest.fork(|_| false))));
+    world.run(&[
+        (&space, &|guest| {
+            guest.store(page(0), 10).unwrap();
+            guest.load(page(0)).unwrap();
+            guest.store(page(1), 11).unwrap();
+        }),
+        (&space, &|guest| {
+            guest.load(page(1)).unwrap();
+            guest.store(page(1) + 8, 21).unwrap();
+            guest.store(page(0) + 8, 20).unwrap();
+            guest.load(page(0)).unwrap();
+        }),
+        (&space, &|guest| {
+            let child = child.lock().unwrap().take().unwrap();
+            guest.poll();
+            child.exit(guest.cpu);
+            guest.store(page(0), 30).unwrap();
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
+/// A fault copies while the page becomes its space's own, is stored to, and is shared again: the entry is
+/// as it was, but not the page.
+fn a_copy_against_reuse_and_fork() {
+    let world = World::new(3);
+    let space = world.space(|guest| fill(guest, 1));
+    let child = std::sync::Mutex::new(Some(world.within(&space, |guest| guest.fork(|_| false))));
+    world.run(&[
+        (&space, &|guest| {
+            guest.store(page(0) + 8, 10).unwrap();
+            guest.load(page(0)).unwrap();
+        }),
+        (&space, &|guest| {
+            let child = child.lock().unwrap().take().unwrap();
+            guest.poll();
+            child.exit(guest.cpu);
+            guest.store(page(0), 20).unwrap();
+            let child = guest.fork(|_| false);
+            guest.load(page(0)).unwrap();
+            child.exit(guest.cpu);
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
+/// A fault copies while the page is emptied, comes back in the same frame, and is shared again.
+fn a_copy_against_a_new_page_in_the_old_frame() {
+    let world = World::new(2);
+    let space = world.space(|guest| fill(guest, 1));
+    let child = std::sync::Mutex::new(Some(world.within(&space, |guest| guest.fork(|_| false))));
+    world.run(&[
+        (&space, &|guest| {
+            guest.store(page(0) + 8, 10).unwrap();
+            guest.load(page(0)).unwrap();
+        }),
+        (&space, &|guest| {
+            guest.empty(page(0), 1);
+            let child = child.lock().unwrap().take().unwrap();
+            guest.poll();
+            child.exit(guest.cpu);
+            guest.store(page(0), 20).unwrap();
+            guest.store(page(0), 21).unwrap();
+            let child = guest.fork(|_| false);
+            guest.load(page(0)).unwrap();
+            child.exit(guest.cpu);
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
+/// Shared memory stays shared across a fork, whoever is first to touch it.
+fn shared_memory_across_fork() {
+    let world = World::new(3);
+    let space = world.space(|guest| {
+        let flags = MapFlags::SHARED | MapFlags::ANONYMOUS | MapFlags::FIXED;
+        guest.change((AT, 2), Some(RW), true, || {
+            guest.space.mmap(guest.cpu, AT, 2 * PAGE, RW, flags).unwrap();
+        });
+        guest.store(page(0), 1).unwrap();
+    });
+    world.run(&[
+        (&space, &|guest| {
+            guest.store(page(0), 10).unwrap();
+            guest.store(page(1), 11).unwrap();
+            guest.load(page(1)).unwrap();
+        }),
+        (&space, &|guest| {
+            guest.load(page(1)).unwrap();
+            guest.store(page(1), 21).unwrap();
+            guest.load(page(0)).unwrap();
+        }),
+        (&space, &|guest| {
+            let child = guest.fork(|_| true);
+            guest.switch(&child, |guest| {
+                guest.load(page(0)).unwrap();
+                guest.store(page(1), 31).unwrap();
+                guest.store(page(0), 30).unwrap();
+                guest.load(page(1)).unwrap();
+            });
+            child.exit(guest.cpu);
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
+mod tests {
+    holds!(
+        stores_against_fork,
+        both_write_what_they_share,
+        stores_against_the_child_s_exit,
+        a_copy_against_reuse_and_fork,
+        a_copy_against_a_new_page_in_the_old_frame,
+        shared_memory_across_fork,
+    );
+}
+
+mod needs {
+    use crate::scenario;
+    use faultless::sync::mutant::Mutant;
+
+    needs!(
+        the_second_look: SecondLook in [stores_against_fork],
+        waiting_for_held_entries: SettleWaits in [stores_against_fork],
+        flushing_what_a_fork_shares: ForkFlush in [stores_against_fork],
+        flushing_what_was_copied: CopyFlush in [both_write_what_they_share],
+        a_copy_s_look: CopyLooksAgain in [a_copy_against_a_new_page_in_the_old_frame],
+        reuse_s_look: ReuseLooksAgain in [a_copy_against_reuse_and_fork],
+    );
+}
