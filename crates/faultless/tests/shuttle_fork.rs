@@ -6,6 +6,10 @@ mod scenario;
 
 use faultless::MapFlags;
 use scenario::{AT, Guest, PAGE, RW, World};
+use std::sync::Mutex;
+
+/// How often programs do the same: as long as a call may take.
+const ROUNDS: u64 = 6;
 
 fn page(number: u64) -> u64 {
     AT + number * PAGE
@@ -19,20 +23,22 @@ fn fill(guest: &Guest<'_>, pages: u64) {
 
 /// Two CPUs store while a third forks; the child has what was there at the fork, and keeps it.
 fn stores_against_fork() {
-    let world = World::new(3);
+    let (world, born) = (World::new(3), Mutex::new(None));
     let space = world.space(|guest| fill(guest, 2));
     world.run(&[
         (&space, &|guest| {
-            guest.store(page(0), 10).unwrap();
-            guest.store(page(0), 11).unwrap();
-            guest.load(page(0)).unwrap();
-            guest.store(page(1), 12).unwrap();
+            for round in 1..=ROUNDS {
+                guest.store(page(0), 100 * round).unwrap();
+                guest.load(page(1)).unwrap();
+                guest.store(page(1), 100 * round + 1).unwrap();
+            }
         }),
         (&space, &|guest| {
-            guest.store(page(1), 20).unwrap();
-            guest.load(page(0)).unwrap();
-            guest.store(page(0), 21).unwrap();
-            guest.load(page(1)).unwrap();
+            for round in 1..=ROUNDS {
+                guest.store(page(1), 100 * round + 2).unwrap();
+                guest.load(page(0)).unwrap();
+                guest.store(page(0), 100 * round + 3).unwrap();
+            }
         }),
         (&space, &|guest| {
             let child = guest.fork(|_| false);
@@ -43,11 +49,12 @@ fn stores_against_fork() {
                 guest.store(page(0), 30).unwrap();
                 guest.load(page(0)).unwrap();
             });
+            *born.lock().unwrap() = Some(child);
             guest.load(page(0)).unwrap();
-            child.exit(guest.cpu);
         }),
     ]);
-    world.finish(vec![space]);
+    let child = born.into_inner().unwrap().unwrap();
+    world.finish(vec![space, child]);
 }
 
 /// Parent and child store to a page that they share, and others read it: one copies, one may keep it.
@@ -63,7 +70,7 @@ fn both_write_what_they_share() {
             guest.store(page(1), 11).unwrap();
         }),
         (&space, &|guest| {
-            (0..3).for_each(|_| assert!(guest.load(page(0)).is_ok()));
+            (0..20).for_each(|_| assert!(guest.load(page(0)).is_ok()));
             guest.store(page(0) + 8, 21).unwrap();
             guest.load(page(0)).unwrap();
         }),
@@ -81,7 +88,7 @@ fn both_write_what_they_share() {
 fn stores_against_the_child_s_exit() {
     let world = World::new(3);
     let space = world.space(|guest| fill(guest, 2));
-    let child = std::sync::Mutex::new(Some(world.within(&space, |guest| guest.fork(|_| false))));
+    let child = Mutex::new(Some(world.within(&space, |guest| guest.fork(|_| false))));
     world.run(&[
         (&space, &|guest| {
             guest.store(page(0), 10).unwrap();
@@ -107,50 +114,37 @@ fn stores_against_the_child_s_exit() {
 /// A fault copies while the page becomes its space's own, is stored to, and is shared again: the entry is
 /// as it was, but not the page.
 fn a_copy_against_reuse_and_fork() {
-    let world = World::new(3);
+    let (world, born) = (World::new(2), Mutex::new(None));
     let space = world.space(|guest| fill(guest, 1));
-    let child = std::sync::Mutex::new(Some(world.within(&space, |guest| guest.fork(|_| false))));
+    let child = world.within(&space, |guest| guest.fork(|_| false));
     world.run(&[
+        (&space, &|guest| guest.store(page(0) + 8, 10).unwrap()),
         (&space, &|guest| {
-            guest.store(page(0) + 8, 10).unwrap();
-            guest.load(page(0)).unwrap();
-        }),
-        (&space, &|guest| {
-            let child = child.lock().unwrap().take().unwrap();
-            guest.poll();
-            child.exit(guest.cpu);
+            child.munmap(guest.cpu, AT, PAGE).unwrap();
             guest.store(page(0), 20).unwrap();
-            let child = guest.fork(|_| false);
-            guest.load(page(0)).unwrap();
-            child.exit(guest.cpu);
+            *born.lock().unwrap() = Some(guest.fork(|_| false));
         }),
     ]);
-    world.finish(vec![space]);
+    world.within(&space, |guest| assert!(guest.load(page(0)).is_ok()));
+    world.finish(vec![space, child, born.into_inner().unwrap().unwrap()]);
 }
 
 /// A fault copies while the page is emptied, comes back in the same frame, and is shared again.
 fn a_copy_against_a_new_page_in_the_old_frame() {
-    let world = World::new(2);
+    let (world, born) = (World::new(2), Mutex::new(None));
     let space = world.space(|guest| fill(guest, 1));
-    let child = std::sync::Mutex::new(Some(world.within(&space, |guest| guest.fork(|_| false))));
+    let child = world.within(&space, |guest| guest.fork(|_| false));
     world.run(&[
+        (&space, &|guest| guest.store(page(0) + 8, 10).unwrap()),
         (&space, &|guest| {
-            guest.store(page(0) + 8, 10).unwrap();
-            guest.load(page(0)).unwrap();
-        }),
-        (&space, &|guest| {
+            child.munmap(guest.cpu, AT, PAGE).unwrap();
             guest.empty(page(0), 1);
-            let child = child.lock().unwrap().take().unwrap();
-            guest.poll();
-            child.exit(guest.cpu);
-            guest.store(page(0), 20).unwrap();
-            guest.store(page(0), 21).unwrap();
-            let child = guest.fork(|_| false);
-            guest.load(page(0)).unwrap();
-            child.exit(guest.cpu);
+            (20..30).for_each(|value| guest.store(page(0), value).unwrap());
+            *born.lock().unwrap() = Some(guest.fork(|_| false));
         }),
     ]);
-    world.finish(vec![space]);
+    world.within(&space, |guest| assert!(guest.load(page(0)).is_ok()));
+    world.finish(vec![space, child, born.into_inner().unwrap().unwrap()]);
 }
 
 /// Shared memory stays shared across a fork, whoever is first to touch it.

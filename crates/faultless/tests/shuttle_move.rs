@@ -10,6 +10,9 @@ use scenario::{AT, NONE, PAGE, RW, World};
 /// Where pages are moved: below another last-level table.
 const TO: u64 = AT + (4 << 20);
 
+/// How often programs do the same: as long as a call may take.
+const ROUNDS: u64 = 5;
+
 fn page(number: u64) -> u64 {
     AT + number * PAGE
 }
@@ -23,16 +26,20 @@ fn accesses_against_moves() {
     });
     world.run(&[
         (&space, &|guest| {
-            let _ = guest.store(page(0), 10);
-            let _ = guest.store(page(1), 11);
-            let _ = guest.load(page(0));
-            let _ = guest.load(page(1));
+            for round in 1..=ROUNDS {
+                let _ = guest.store(page(0), 100 * round);
+                let _ = guest.load(page(1));
+                let _ = guest.store(page(1), 100 * round + 1);
+                let _ = guest.load(page(0));
+            }
         }),
         (&space, &|guest| {
-            let _ = guest.load(page(0));
-            let _ = guest.load(TO);
-            let _ = guest.store(TO + PAGE, 21);
-            let _ = guest.load(TO + PAGE);
+            for round in 1..=ROUNDS {
+                let _ = guest.load(page(0));
+                let _ = guest.load(TO);
+                let _ = guest.store(TO + PAGE, 100 * round + 2);
+                let _ = guest.load(TO + PAGE);
+            }
         }),
         (&space, &|guest| {
             guest.relocate(AT, TO, 2);
@@ -59,15 +66,19 @@ fn accesses_against_moves_over() {
     });
     world.run(&[
         (&space, &|guest| {
-            let _ = guest.load(page(0));
-            let _ = guest.store(page(1), 11);
-            let _ = guest.store(page(0), 10);
-            let _ = guest.load(page(1));
+            for round in 1..=ROUNDS {
+                let _ = guest.load(page(0));
+                let _ = guest.store(page(1), 100 * round);
+                let _ = guest.store(page(0), 100 * round + 1);
+                let _ = guest.load(page(1));
+            }
         }),
         (&space, &|guest| {
-            let _ = guest.load(TO);
-            let _ = guest.store(TO + PAGE, 21);
-            let _ = guest.load(TO + PAGE);
+            for round in 1..=ROUNDS {
+                let _ = guest.load(TO);
+                let _ = guest.store(TO + PAGE, 100 * round + 2);
+                let _ = guest.load(TO + PAGE);
+            }
         }),
         (&space, &|guest| {
             guest.relocate(AT, TO, 2);
@@ -89,16 +100,20 @@ fn accesses_against_resizing() {
     });
     world.run(&[
         (&space, &|guest| {
-            let _ = guest.store(page(0), 10);
-            let _ = guest.load(page(2));
-            let _ = guest.store(page(1), 11);
-            let _ = guest.load(page(0));
+            for round in 1..=ROUNDS {
+                let _ = guest.store(page(0), 100 * round);
+                let _ = guest.load(page(2));
+                let _ = guest.store(page(1), 100 * round + 1);
+                let _ = guest.load(page(0));
+            }
         }),
         (&space, &|guest| {
-            guest.load(page(3)).unwrap();
-            let _ = guest.store(page(2), 22);
-            let _ = guest.load(page(1));
-            guest.store(page(3), 23).unwrap();
+            for round in 1..=ROUNDS {
+                guest.load(page(3)).unwrap();
+                let _ = guest.store(page(2), 100 * round + 2);
+                let _ = guest.load(page(1));
+                guest.store(page(3), 100 * round + 3).unwrap();
+            }
         }),
         (&space, &|guest| {
             let (id, call) = (guest.space.id(), guest.space);
@@ -142,7 +157,6 @@ mod needs {
     needs!(
         the_second_look: SecondLook in [accesses_against_moves],
         waiting_for_held_entries: SettleWaits in [accesses_against_moves],
-        flushing_first: FlushFirst in [accesses_against_moves_over],
         awaiting_answers: AwaitAnswers in [accesses_against_moves],
     );
 }

@@ -5,11 +5,15 @@
 mod scenario;
 
 use faultless::Prot;
+use faultless::sync::observe::at_once;
 use scenario::{AT, NONE, PAGE, RW, World};
 
 fn page(number: u64) -> u64 {
     AT + number * PAGE
 }
+
+/// How often programs do the same: as long as a call may take.
+const ROUNDS: u64 = 4;
 
 /// Stores, while the right to store is taken and given.
 fn stores_against_downgrade() {
@@ -20,18 +24,19 @@ fn stores_against_downgrade() {
     });
     world.run(&[
         (&space, &|guest| {
-            let _ = guest.store(page(0), 10);
-            guest.load(page(0)).unwrap();
-            let _ = guest.store(page(1), 11);
-            let _ = guest.store(page(2), 12);
-            let _ = guest.store(page(0), 13);
-            guest.load(page(2)).unwrap();
+            for round in 1..=ROUNDS {
+                let _ = guest.store(page(0), 100 * round);
+                guest.load(page(0)).unwrap();
+                let _ = guest.store(page(1), 100 * round + 1);
+                let _ = guest.store(page(2), 100 * round + 2);
+            }
         }),
         (&space, &|guest| {
-            guest.load(page(1)).unwrap();
-            let _ = guest.store(page(1), 21);
-            let _ = guest.store(page(0), 20);
-            guest.load(page(0)).unwrap();
+            for round in 1..=ROUNDS {
+                guest.load(page(1)).unwrap();
+                let _ = guest.store(page(1), 100 * round + 3);
+                let _ = guest.store(page(0), 100 * round + 4);
+            }
         }),
         (&space, &|guest| {
             guest.protect(AT, 3, Prot::READ);
@@ -52,15 +57,19 @@ fn accesses_against_hiding() {
     });
     world.run(&[
         (&space, &|guest| {
-            let _ = guest.load(page(0));
-            let _ = guest.store(page(1), 11);
-            let _ = guest.load(page(1));
-            let _ = guest.load(page(2));
+            for round in 1..=ROUNDS {
+                let _ = guest.load(page(0));
+                let _ = guest.store(page(1), 100 * round);
+                let _ = guest.load(page(1));
+                let _ = guest.load(page(2));
+            }
         }),
         (&space, &|guest| {
-            let _ = guest.load(page(1));
-            let _ = guest.store(page(2), 22);
-            let _ = guest.load(page(0));
+            for round in 1..=ROUNDS {
+                let _ = guest.load(page(1));
+                let _ = guest.store(page(2), 100 * round + 1);
+                let _ = guest.load(page(0));
+            }
         }),
         (&space, &|guest| {
             guest.protect(page(0), 2, NONE);
@@ -158,6 +167,36 @@ fn faults_against_the_freeing_of_what_they_read() {
     world.finish(vec![space]);
 }
 
+/// What was unlinked long ago is freed bit by bit, as much piles up.
+fn faults_against_collection() {
+    let world = World::new(2);
+    let space = world.space(|guest| {
+        guest.map(AT, 2, RW);
+        guest.store(page(0), 1).unwrap();
+        guest.map(page(4), 2, RW);
+    });
+    world.run(&[
+        (&space, &|guest| {
+            for round in 1..=ROUNDS {
+                let _ = guest.store(page(0), 100 * round);
+                let _ = guest.load(page(1));
+            }
+        }),
+        (&space, &|guest| {
+            guest.protect(AT, 2, Prot::READ);
+            // What is retired elsewhere; each call alone is of no interest.
+            for _ in 0..40 {
+                at_once(|| {
+                    guest.protect(page(4), 1, Prot::READ);
+                    guest.protect(page(4), 1, RW);
+                });
+            }
+            guest.protect(AT, 2, RW);
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
 mod tests {
     holds!(
         stores_against_downgrade,
@@ -165,6 +204,7 @@ mod tests {
         doubt_against_upgrade,
         first_stores_to_zeros,
         faults_against_the_freeing_of_what_they_read,
+        faults_against_collection,
     );
 }
 
@@ -179,6 +219,6 @@ mod needs {
         flushing_zeros: ZeroPageFlush in [first_stores_to_zeros],
         marks: SectionMark in [faults_against_the_freeing_of_what_they_read],
         looking_at_marks: LookAtMarks in [faults_against_the_freeing_of_what_they_read],
-        both_epochs: SecondEpoch in [faults_against_the_freeing_of_what_they_read],
+        both_epochs: SecondEpoch in [faults_against_collection],
     );
 }

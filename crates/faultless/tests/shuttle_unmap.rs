@@ -9,6 +9,9 @@ use scenario::{AT, NONE, PAGE, RW, World};
 
 const PAGES: u64 = 3;
 
+/// How often programs do the same: as long as a call may take.
+const ROUNDS: u64 = 4;
+
 fn page(number: u64) -> u64 {
     AT + number * PAGE
 }
@@ -22,17 +25,20 @@ fn faults_against_munmap() {
     });
     world.run(&[
         (&space, &|guest| {
-            let _ = guest.load(page(0));
-            let _ = guest.store(page(1), 11);
-            let _ = guest.load(page(1));
-            let _ = guest.store(page(0), 10);
-            let _ = guest.load(page(0));
+            for round in 1..=ROUNDS {
+                let _ = guest.load(page(0));
+                let _ = guest.store(page(1), 100 * round);
+                let _ = guest.load(page(1));
+                let _ = guest.store(page(0), 100 * round + 1);
+            }
         }),
         (&space, &|guest| {
-            let _ = guest.load(page(1));
-            let _ = guest.store(page(2), 22);
-            let _ = guest.load(page(2));
-            let _ = guest.store(page(1), 21);
+            for round in 1..=ROUNDS {
+                let _ = guest.load(page(1));
+                let _ = guest.store(page(2), 100 * round + 2);
+                let _ = guest.load(page(2));
+                let _ = guest.store(page(1), 100 * round + 3);
+            }
         }),
         (&space, &|guest| {
             guest.unmap(page(1), 1);
@@ -52,17 +58,19 @@ fn faults_against_mapping_over() {
     });
     world.run(&[
         (&space, &|guest| {
-            guest.load(page(0)).unwrap();
-            guest.store(page(1), 11).unwrap();
-            guest.load(page(1)).unwrap();
-            guest.load(page(0)).unwrap();
+            for round in 1..=ROUNDS {
+                guest.load(page(0)).unwrap();
+                guest.store(page(1), 100 * round).unwrap();
+                guest.load(page(1)).unwrap();
+            }
         }),
         (&space, &|guest| {
-            guest.load(page(1)).unwrap();
-            guest.store(page(2), 22).unwrap();
-            guest.load(page(2)).unwrap();
-            guest.store(page(0), 20).unwrap();
-            guest.load(page(1)).unwrap();
+            for round in 1..=ROUNDS {
+                guest.load(page(1)).unwrap();
+                guest.store(page(2), 100 * round + 1).unwrap();
+                guest.store(page(0), 100 * round + 2).unwrap();
+                guest.load(page(2)).unwrap();
+            }
         }),
         (&space, &|guest| {
             guest.map(page(1), 1, RW);
@@ -81,17 +89,20 @@ fn faults_against_dontneed() {
     });
     world.run(&[
         (&space, &|guest| {
-            guest.load(page(0)).unwrap();
-            guest.store(page(0), 10).unwrap();
-            guest.load(page(0)).unwrap();
-            guest.store(page(1), 11).unwrap();
-            guest.load(page(1)).unwrap();
+            for round in 1..=ROUNDS {
+                guest.load(page(0)).unwrap();
+                guest.store(page(0), 100 * round).unwrap();
+                guest.store(page(1), 100 * round + 1).unwrap();
+                guest.load(page(1)).unwrap();
+            }
         }),
         (&space, &|guest| {
-            guest.load(page(1)).unwrap();
-            guest.store(page(0), 20).unwrap();
-            guest.load(page(2)).unwrap();
-            guest.load(page(0)).unwrap();
+            for round in 1..=ROUNDS {
+                guest.load(page(1)).unwrap();
+                guest.store(page(0), 100 * round + 2).unwrap();
+                guest.load(page(2)).unwrap();
+                guest.load(page(0)).unwrap();
+            }
         }),
         (&space, &|guest| {
             guest.empty(page(0), 1);
@@ -113,7 +124,7 @@ fn unmapped_frames_are_used_again() {
     let other = world.space(|guest| guest.map(AT, PAGES, RW));
     world.run(&[
         (&space, &|guest| {
-            for round in 0..3 {
+            for round in 0..2 * ROUNDS {
                 let _ = guest.load(page(round % PAGES));
                 let _ = guest.store(page((round + 1) % PAGES), 100 + round);
             }
@@ -145,7 +156,7 @@ fn tables_against_prune() {
     let other = world.space(|guest| guest.map(AT, PAGES, RW));
     world.run(&[
         (&space, &|guest| {
-            for round in 0..3 {
+            for round in 0..2 * ROUNDS {
                 let _ = guest.store(page(round % 2), 10 + round);
                 let _ = guest.load(page(0));
             }
@@ -181,10 +192,12 @@ fn faults_against_brk() {
     });
     world.run(&[
         (&space, &|guest| {
-            guest.load(page(0)).unwrap();
-            let _ = guest.store(page(1), 11);
-            let _ = guest.load(page(1));
-            let _ = guest.store(page(2), 12);
+            for round in 1..=ROUNDS {
+                guest.load(page(0)).unwrap();
+                let _ = guest.store(page(1), 100 * round);
+                let _ = guest.load(page(1));
+                let _ = guest.store(page(2), 100 * round + 1);
+            }
         }),
         (&space, &|guest| {
             guest.change((page(1), 1), Some(NONE), true, || guest.space.brk(guest.cpu, page(1)));

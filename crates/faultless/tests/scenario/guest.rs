@@ -12,8 +12,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use faultless::audit::audit_with;
 use faultless::sync::observe::at_once;
 use faultless::{
-    Access, Backing, Cpu, CpuId, Errno, FaultError, FrameNumber, Machine, MapFlags, Object, Prot, RemapFlags, Shared,
-    Space, SpaceId, Vm, audit::audit,
+    Access, Backing, Cpu, CpuId, Errno, FaultError, FrameNumber, Machine, MapFlags, Object, Prot,
+    RemapFlags, Shared, Space, SpaceId, Vm, audit::audit,
 };
 use std::sync::{Mutex, MutexGuard};
 
@@ -199,7 +199,8 @@ impl<'a> Guest<'a> {
             let claim = at_once(|| self.world.oracle().claim((id, page), right));
             if let Err(error) = self.space.fault(self.cpu, addr, access) {
                 let refused = self.world.oracle().refused((id, page), right, claim);
-                refused.unwrap_or_else(|what| self.wrong(page, &format!("{error:?}: law 4: {what}")));
+                refused
+                    .unwrap_or_else(|what| self.wrong(page, &format!("{error:?}: law 4: {what}")));
                 return Err(error);
             }
         }

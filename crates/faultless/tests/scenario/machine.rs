@@ -3,6 +3,7 @@
 
 use faultless::sync::atomic::{AtomicBool, Ordering};
 use faultless::{CpuId, FrameNumber, Invalidate, Machine, MemoryRegion, PAGE_SIZE, SpaceId};
+use shuttle::rand::Rng;
 use std::alloc::Layout;
 use std::sync::{Mutex, MutexGuard};
 
@@ -152,6 +153,14 @@ impl Drop for Board {
     }
 }
 
+/// Others may get far meanwhile. The scheduler that favours one thread lets it wait for those at once.
+fn long_time() {
+    step();
+    if shuttle::rand::thread_rng().gen_bool(0.5) {
+        shuttle::thread::yield_now();
+    }
+}
+
 /// Another thread may run now.
 pub fn step() {
     AtomicBool::new(false).load(Ordering::Relaxed);
@@ -194,16 +203,20 @@ unsafe impl Machine for Board {
         shuttle::thread::yield_now();
     }
 
+    unsafe fn zero_frame(&self, frame: FrameNumber) {
+        long_time();
+        // SAFETY: a whole frame of the machine, the caller's.
+        unsafe { self.frame_bytes(frame).write_bytes(0, PAGE_SIZE as usize) };
+    }
+
     unsafe fn copy_frame(&self, to: FrameNumber, from: FrameNumber) {
-        // In two halves: the program's word may change between them, or after.
-        let half = PAGE_SIZE as usize / 2;
-        for part in [half, 0] {
-            step();
-            // SAFETY: two whole frames of the machine, the target the caller's.
-            unsafe {
-                let from = self.frame_bytes(from).add(part).cast_const();
-                self.frame_bytes(to).add(part).copy_from_nonoverlapping(from, half);
-            }
+        step();
+        // SAFETY: two whole frames of the machine, the target the caller's.
+        unsafe {
+            let from = self.frame_bytes(from).cast_const();
+            self.frame_bytes(to).copy_from_nonoverlapping(from, PAGE_SIZE as usize);
         }
+        // The copy is there; what it is a copy of may change.
+        long_time();
     }
 }
