@@ -198,8 +198,6 @@ mod needs {
     use faultless::sync::mutant::Mutant;
 
     needs!(
-        the_second_look: SecondLook in [stores_against_fork],
-        waiting_for_held_entries: SettleWaits in [stores_against_fork],
         flushing_what_a_fork_shares: ForkFlush in [stores_against_fork],
         flushing_what_was_copied: CopyFlush in [both_write_what_they_share],
         a_copy_s_look: CopyLooksAgain in [a_copy_against_a_new_page_in_the_old_frame],

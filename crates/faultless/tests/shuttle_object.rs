@@ -100,7 +100,8 @@ fn a_mapping_against_a_page_that_leaves() {
     let object = object(&world, 2, 2);
     let space = world.space(|guest| {
         guest.map_object(AT, 2, &object, RW, MapFlags::SHARED);
-        guest.map(page(8), 1, RW);
+        guest.map(page(8), 2, RW);
+        guest.store(page(9), 1).unwrap();
         written(guest, 2);
     });
     let other = world.space(|_| {});
@@ -118,6 +119,28 @@ fn a_mapping_against_a_page_that_leaves() {
         }),
     ]);
     world.finish_with(vec![space, other], vec![object]);
+}
+
+/// A page comes into being while the object becomes too short for it.
+fn a_first_touch_against_truncation() {
+    let world = World::new(2);
+    let object = object(&world, 2, 0);
+    let space = world.space(|guest| {
+        guest.map_object(AT, 2, &object, RW, MapFlags::SHARED);
+        guest.store(page(0), 1).unwrap();
+    });
+    world.run(&[
+        (&space, &|guest| {
+            let _ = guest.store(page(1), 10);
+        }),
+        (&space, &|guest| {
+            guest.change((page(1), 1), Some(NONE), true, || {
+                object.set_pages(guest.cpu, 1).unwrap();
+                guest.space.revoke(guest.cpu, &object, 1);
+            });
+        }),
+    ]);
+    world.finish_with(vec![space], vec![object]);
 }
 
 /// A private mapping copies an object's pages, which stay as they are; another reads them.
@@ -159,7 +182,12 @@ fn private_copies() {
 }
 
 mod tests {
-    holds!(accesses_against_truncation, a_mapping_against_a_page_that_leaves, private_copies);
+    holds!(
+        accesses_against_truncation,
+        a_mapping_against_a_page_that_leaves,
+        a_first_touch_against_truncation,
+        private_copies,
+    );
 }
 
 mod needs {
@@ -167,9 +195,7 @@ mod needs {
     use faultless::sync::mutant::Mutant;
 
     needs!(
-        a_look_at_the_length: ObjectLooksAgain in [accesses_against_truncation],
+        a_look_at_the_length: ObjectLooksAgain in [a_first_touch_against_truncation],
         a_look_at_what_is_referred_to: ReferLooksAgain in [a_mapping_against_a_page_that_leaves],
-        waiting_for_held_entries: SettleWaits in [accesses_against_truncation],
-        the_second_look: SecondLook in [accesses_against_truncation],
     );
 }

@@ -235,7 +235,6 @@ mod needs {
         dropping_translations: DropTranslations in [unmapped_frames_are_used_again],
         awaiting_answers: AwaitAnswers in [unmapped_frames_are_used_again],
         flushing_what_is_left: LeaveFlush in [unmapped_frames_are_used_again],
-        validated_tables: TableValidated in [tables_against_prune],
         a_table_s_grace: TableGrace in [tables_against_prune],
     );
 }

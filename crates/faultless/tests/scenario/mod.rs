@@ -1,8 +1,8 @@
 //! Scenarios of the whole subsystem under a scheduler that may run another thread before every access to
 //! shared state: faults of some CPUs against calls of others, on a machine whose TLBs are real.
 //!
-//! Each scenario is run under some hundred random and PCT schedules, the same at every run.
-//! `FAULTLESS_SCHEDULES=100000` asks for so many of each; `SHUTTLE_RANDOM_SEED=7` for others. What fails
+//! Each scenario is run under two thousand schedules, the same at every run: random ones, sticky ones (see
+//! [`sticky`]) and PCT's. `FAULTLESS_SCHEDULES=100000` asks for so many of each scenario. What fails
 //! prints its schedule: `FAULTLESS_REPLAY=91…` with the name of the test runs that one alone.
 //!
 //! Every access checks law 1 (the frame, and each table of the walk, has the owner that it had when the
@@ -19,6 +19,7 @@ pub mod guest;
 pub mod heap;
 pub mod machine;
 pub mod oracle;
+pub mod sticky;
 
 pub use guest::{Guest, World};
 
@@ -28,6 +29,7 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler, Schedul
 use shuttle::{Config, MaxSteps, Runner};
 use std::process::Command;
 use std::time::Duration;
+use sticky::StickyScheduler;
 
 pub const PAGE: u64 = faultless::PAGE_SIZE;
 pub const RW: Prot = Prot::READ.union(Prot::WRITE);
@@ -41,7 +43,7 @@ pub const AT: u64 = 0x4000_0000;
 pub type Scenario = fn();
 
 /// Schedules of each scenario, if nobody asks for another number.
-const SCHEDULES: usize = 1200;
+const SCHEDULES: usize = 2000;
 
 /// Scheduling steps after which a scenario is one that never ends: some hundred times what it takes.
 const STEPS: usize = 400_000;
@@ -67,10 +69,11 @@ pub fn explore(scenario: Scenario) {
         return run(ReplayScheduler::new_from_encoded(&schedule), scenario);
     }
     let all = schedules();
-    run(RandomScheduler::new_from_seed(1, all / 2), scenario);
+    run(RandomScheduler::new_from_seed(1, all / 4), scenario);
+    run(StickyScheduler::new(2, all / 2), scenario);
     // Few switches at the worst moments, few and not so few.
-    run(PctScheduler::new_from_seed(2, 3, all / 4), scenario);
-    run(PctScheduler::new_from_seed(3, 6, all / 4), scenario);
+    run(PctScheduler::new_from_seed(3, 3, all / 8), scenario);
+    run(PctScheduler::new_from_seed(4, 6, all / 8), scenario);
 }
 
 /// Where a process is told that it is to leave a line out.

@@ -23,7 +23,9 @@ struct Word {
     several: bool,
     /// Whether a store came during such a call, so that it may have been wiped, or not.
     stored: bool,
-    /// Whether a load has seen the moment pass.
+    /// Whether it was another value than 0 before, so that a load can tell; and whether one has seen the
+    /// moment pass.
+    tells: bool,
     wiped: bool,
     /// What the children may see that forks under way are making: by fork.
     forks: Vec<(u32, Vec<u64>)>,
@@ -38,7 +40,7 @@ impl Word {
         self.may_be = vec![value];
         if self.wipes != 0 && !self.wiped {
             self.may_be.push(0);
-            self.stored = true;
+            (self.stored, self.tells) = (true, value != 0);
         }
         self.forks.iter_mut().for_each(|(_, may)| may.push(value));
     }
@@ -49,7 +51,7 @@ impl Word {
         }
         if self.wipes == 0 {
             self.may_be = vec![value];
-        } else if self.wipes == 1 && !self.several && value == 0 {
+        } else if self.wipes == 1 && !self.several && self.tells && value == 0 {
             self.may_be = vec![0];
             self.wiped = true;
         }
@@ -64,7 +66,8 @@ impl Word {
         }
         self.wipes += 1;
         self.wiped = false;
-        if !self.may_be.contains(&0) {
+        self.tells = !self.may_be.contains(&0);
+        if self.tells {
             self.may_be.push(0);
         }
         self.forks.iter_mut().for_each(|(_, may)| may.push(0));
