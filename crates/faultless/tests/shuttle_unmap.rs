@@ -1,5 +1,8 @@
 //! Faults against calls that take pages away: munmap, mmap over them, `MADV_DONTNEED`, brk, exit; and
 //! the tables above them.
+//!
+//! No test fails here without `TableValidated`: a table that is published for a VMA that is gone stays
+//! empty, for the page is refused, and ends with the table above it, or with the space.
 #![cfg(shuttle)]
 
 #[macro_use]
