@@ -46,7 +46,41 @@ fn report<T>(place: &T, kind: Write) {
 #[inline(always)]
 fn interleave() {
     #[cfg(shuttle)]
-    shuttle::sync::atomic::AtomicBool::new(false).load(Ordering::SeqCst);
+    if !moment::lasts() {
+        shuttle::sync::atomic::AtomicBool::new(false).load(Ordering::SeqCst);
+    }
+}
+
+#[cfg(shuttle)]
+pub use moment::at_once;
+
+#[cfg(shuttle)]
+mod moment {
+    use core::cell::Cell;
+
+    std::thread_local! {
+        static LASTS: Cell<bool> = const { Cell::new(false) };
+    }
+
+    pub(super) fn lasts() -> bool {
+        LASTS.get()
+    }
+
+    /// Also when the check has failed.
+    struct Restore(bool);
+
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            LASTS.set(self.0);
+        }
+    }
+
+    /// Does `what` while no other thread runs: for what a check looks at or prepares. It must not wait for
+    /// another thread.
+    pub fn at_once<R>(what: impl FnOnce() -> R) -> R {
+        let _restore = Restore(LASTS.replace(true));
+        what()
+    }
 }
 
 macro_rules! observed {

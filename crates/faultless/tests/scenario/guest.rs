@@ -1,0 +1,411 @@
+//! Programs that run in spaces: their accesses, as a CPU does them, and their calls, as the oracle is to
+//! know of them.
+//!
+//! An access is one instruction: look at the interrupt line, translate by the TLB or by a walk, move the
+//! word. The scheduler may run another CPU between any two of its steps; the last, with the checks of
+//! the oracle, is one moment.
+
+use super::machine::{Board, Tlb, Translation, step};
+use super::oracle::{Oracle, WORDS};
+use super::{AT, PAGE};
+use core::sync::atomic::{AtomicU64, Ordering};
+use faultless::audit::audit_with;
+use faultless::sync::observe::at_once;
+use faultless::{
+    Access, Backing, Cpu, CpuId, Errno, FaultError, FrameNumber, Machine, MapFlags, Object, Prot,
+    RemapFlags, Shared, Space, SpaceId, Vm, audit::audit,
+};
+use std::sync::{Mutex, MutexGuard};
+
+/// Frames of a scenario's machine.
+const FRAMES: u32 = 320;
+
+const PRESENT: u64 = 1 << 0;
+const WRITE: u64 = 1 << 1;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+const FRAME: u64 = ((1 << 40) - 1) << faultless::PAGE_SHIFT;
+
+/// The subsystem on a machine, and what may be seen of it.
+pub struct World {
+    pub vm: Vm<Board>,
+    oracle: Mutex<Oracle>,
+}
+
+/// What a CPU does in a space.
+pub type Body<'a> = (&'a Space<Board>, &'a (dyn Fn(&Guest<'_>) + Sync));
+
+impl World {
+    pub fn new(cpus: usize) -> Self {
+        let vm = at_once(|| Vm::new(Board::new(cpus, FRAMES)).unwrap());
+        Self { vm, oracle: Mutex::default() }
+    }
+
+    fn cpu(&self, id: usize) -> Cpu<'_, Board> {
+        // SAFETY: each is claimed by one thread at a time: before and after the guests run, by the one
+        // that runs them.
+        unsafe { self.vm.cpu(CpuId(id as u16)) }
+    }
+
+    pub fn oracle(&self) -> MutexGuard<'_, Oracle> {
+        self.oracle.lock().unwrap()
+    }
+
+    /// A space, and what a guest does in it before others come.
+    pub fn space(&self, prepare: impl FnOnce(&Guest<'_>)) -> Space<Board> {
+        at_once(|| {
+            let cpu = self.cpu(0);
+            let space = Space::new(&cpu).unwrap();
+            prepare(&Guest::enter(self, &cpu, &space));
+            space
+        })
+    }
+
+    /// Does something on a CPU before or after the guests, while nothing else happens.
+    pub fn quietly<R>(&self, what: impl FnOnce(&Cpu<'_, Board>) -> R) -> R {
+        at_once(|| what(&self.cpu(0)))
+    }
+
+    /// As [`quietly`](Self::quietly), in a space.
+    pub fn within<R>(&self, space: &Space<Board>, what: impl FnOnce(&Guest<'_>) -> R) -> R {
+        self.quietly(|cpu| what(&Guest::enter(self, cpu, space)))
+    }
+
+    /// Runs each body on a CPU of its own.
+    pub fn run(&self, bodies: &[Body<'_>]) {
+        shuttle::thread::scope(|scope| {
+            for (number, &(space, body)) in bodies.iter().enumerate() {
+                scope.spawn(move || {
+                    let cpu = self.cpu(number);
+                    body(&Guest::enter(self, &cpu, space));
+                });
+            }
+        });
+    }
+
+    /// Checks the books, ends the spaces, and checks them again.
+    pub fn finish(&self, spaces: Vec<Space<Board>>) {
+        self.finish_with(spaces, Vec::new());
+    }
+
+    /// As [`finish`](Self::finish), where the scenario has shares of `objects`.
+    pub fn finish_with(&self, spaces: Vec<Space<Board>>, objects: Vec<Shared<Object>>) {
+        at_once(|| {
+            let cpus = self.vm.machine().lines();
+            let drain = || (0..cpus).for_each(|id| self.cpu(id).drain());
+            let cpu = self.cpu(0);
+            drain();
+            let (living, shares): (Vec<_>, Vec<_>) =
+                (spaces.iter().collect(), objects.iter().collect());
+            audit_with(&cpu, &living, &shares).unwrap_or_else(|wrong| panic!("law 6: {wrong}"));
+            spaces.into_iter().for_each(|space| space.exit(&cpu));
+            objects.into_iter().for_each(|object| Object::release(object, &cpu));
+            drain();
+            audit(&cpu, &[]).unwrap_or_else(|wrong| panic!("law 6, in the end: {wrong}"));
+            // The page of zeros.
+            assert_eq!(self.vm.free_frames() + 1, self.vm.total_frames(), "frames were lost");
+        });
+    }
+}
+
+/// A program's thread on a CPU.
+pub struct Guest<'a> {
+    pub world: &'a World,
+    pub cpu: &'a Cpu<'a, Board>,
+    pub space: &'a Space<Board>,
+    /// The ownership of the root table.
+    root: u64,
+}
+
+impl Drop for Guest<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.space.deactivate(self.cpu);
+        }
+    }
+}
+
+/// An entry of a table, and what was read of it at one moment.
+struct Seen {
+    slot: *mut u64,
+    value: u64,
+    /// The ownership of the frame that it names.
+    owner: u64,
+}
+
+impl<'a> Guest<'a> {
+    pub fn enter(world: &'a World, cpu: &'a Cpu<'a, Board>, space: &'a Space<Board>) -> Self {
+        space.activate(cpu);
+        let root = at_once(|| world.vm.frame_owner(space.root()));
+        Self { world, cpu, space, root }
+    }
+
+    fn tlb(&self) -> MutexGuard<'_, Tlb> {
+        self.world.vm.machine().tlb(self.cpu.id())
+    }
+
+    /// Takes a waiting interrupt.
+    pub fn poll(&self) {
+        if self.world.vm.machine().interrupted(self.cpu.id()) {
+            self.cpu.serve_flushes();
+        }
+    }
+
+    /// Panics, naming the page.
+    fn wrong(&self, page: u64, what: &str) -> ! {
+        let page = (page as i64 - AT as i64) / PAGE as i64;
+        panic!("cpu {}, {:?}, page {page}: {what}", self.cpu.id().0, self.space.id());
+    }
+
+    fn owned(&self, page: u64, frame: FrameNumber, owner: u64, what: &str) {
+        let now = self.world.vm.frame_owner(frame);
+        if now != owner {
+            self.wrong(page, &format!("law 1: {frame:?}, {what}, has another owner"));
+        }
+    }
+
+    /// Loads the word at `addr`, one of the first of its page.
+    ///
+    /// # Errors
+    /// What the program is told.
+    pub fn load(&self, addr: u64) -> Result<u64, FaultError> {
+        self.access(addr, None)
+    }
+
+    /// Stores there.
+    ///
+    /// # Errors
+    /// What the program is told.
+    pub fn store(&self, addr: u64, value: u64) -> Result<(), FaultError> {
+        self.access(addr, Some(value)).map(drop)
+    }
+
+    fn access(&self, addr: u64, store: Option<u64>) -> Result<u64, FaultError> {
+        let (id, page) = (self.space.id(), addr & !(PAGE - 1));
+        let at = (addr - page) as usize / size_of::<u64>();
+        let (access, right) = match store {
+            Some(_) => (Access::Write, Prot::WRITE),
+            None => (Access::Read, Prot::READ),
+        };
+        loop {
+            self.poll();
+            let cached = self.tlb().lookup(id, page).filter(|it| store.is_none() || it.stores);
+            if let Some(found) = cached.or_else(|| self.walk(page, store.is_some())) {
+                // The translation is in hand.
+                step();
+                return Ok(at_once(|| self.touch(found, at, store)));
+            }
+            self.tlb().forget(id, page);
+            let claim = at_once(|| self.world.oracle().claim((id, page), right));
+            if let Err(error) = self.space.fault(self.cpu, addr, access) {
+                let refused = self.world.oracle().refused((id, page), right, claim);
+                refused
+                    .unwrap_or_else(|what| self.wrong(page, &format!("{error:?}: law 4: {what}")));
+                return Err(error);
+            }
+        }
+    }
+
+    /// The access itself, at one moment.
+    fn touch(&self, through: Translation, at: usize, store: Option<u64>) -> u64 {
+        let page = through.page;
+        self.owned(page, through.frame, through.owner, "which the TLB names");
+        let word = self.world.vm.machine().frame_bytes(through.frame).cast::<u64>();
+        assert!(at < WORDS, "the oracle knows nothing of word {at}");
+        // SAFETY: a word of the machine's memory; no other thread runs.
+        let found = unsafe {
+            let word = word.add(at);
+            if let Some(value) = store {
+                word.write(value);
+            }
+            word.read()
+        };
+        let checked = self.world.oracle().accessed((self.space.id(), page), at, store, found);
+        checked.unwrap_or_else(|what| self.wrong(page, &format!("law 2: {what}")));
+        found
+    }
+
+    /// Walks the tables and fills the TLB. `None`: the access faults, or an entry changed meanwhile.
+    fn walk(&self, page: u64, stores: bool) -> Option<Translation> {
+        let id = self.space.id();
+        let way = self.tlb().way(id, page);
+        let (mut table, mut owner, mut level) = match way {
+            Some(way) => (way.table, way.owner, 1),
+            None => (self.space.root(), self.root, 4),
+        };
+        while level > 1 {
+            let seen = self.entry(page, table, owner, level)?;
+            self.mark(&seen, ACCESSED)?;
+            (table, owner) = (FrameNumber::from_phys(seen.value & FRAME), seen.owner);
+            level -= 1;
+            if level == 1 {
+                self.tlb().fill_way(id, page, table, owner);
+            }
+        }
+        let seen = self.entry(page, table, owner, 1)?;
+        if stores && seen.value & WRITE == 0 {
+            return None;
+        }
+        self.mark(&seen, if stores { ACCESSED | DIRTY } else { ACCESSED })?;
+        step();
+        let found = Translation {
+            space: id,
+            page,
+            frame: FrameNumber::from_phys(seen.value & FRAME),
+            owner: seen.owner,
+            stores: seen.value & WRITE != 0 && (stores || seen.value & DIRTY != 0),
+        };
+        self.tlb().fill(found);
+        Some(found)
+    }
+
+    /// Reads the entry for `page` of a table, if it is present.
+    fn entry(&self, page: u64, table: FrameNumber, owner: u64, level: u32) -> Option<Seen> {
+        step();
+        at_once(|| {
+            self.owned(page, table, owner, "a table of the walk");
+            let index = page >> (12 + 9 * (level - 1)) & 511;
+            let slot = self.world.vm.machine().frame_bytes(table).cast::<u64>();
+            // SAFETY: inside the frame.
+            let slot = unsafe { slot.add(index as usize) };
+            // SAFETY: an aligned word of the machine's memory.
+            let value = unsafe { AtomicU64::from_ptr(slot) }.load(Ordering::Acquire);
+            let owner = (value & PRESENT != 0)
+                .then(|| self.world.vm.frame_owner(FrameNumber::from_phys(value & FRAME)))?;
+            Some(Seen { slot, value, owner })
+        })
+    }
+
+    /// Sets bits of an entry that is still as it was seen.
+    fn mark(&self, seen: &Seen, bits: u64) -> Option<()> {
+        if seen.value & bits == bits {
+            return Some(());
+        }
+        step();
+        // SAFETY: as in `entry`.
+        let slot = unsafe { AtomicU64::from_ptr(seen.slot) };
+        let marked = seen.value | bits;
+        slot.compare_exchange(seen.value, marked, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+        Some(())
+    }
+
+    // Calls
+
+    /// A call on the pages from `start` on: it lets programs have `after` of them (`None`: as before),
+    /// and empties them if it `wipes`.
+    pub fn change<R>(
+        &self,
+        range: (u64, u64),
+        after: Option<Prot>,
+        wipes: bool,
+        call: impl FnOnce() -> R,
+    ) -> R {
+        self.change_of(self.space.id(), range, after, wipes, call)
+    }
+
+    /// As [`change`](Self::change), of pages of space `id`.
+    pub fn change_of<R>(
+        &self,
+        id: SpaceId,
+        (start, pages): (u64, u64),
+        after: Option<Prot>,
+        wipes: bool,
+        call: impl FnOnce() -> R,
+    ) -> R {
+        self.poll();
+        let all = (0..pages).map(|page| (id, start + page * PAGE));
+        let began: Vec<_> = {
+            let mut oracle = self.world.oracle();
+            all.map(|page| (page, oracle.begin(page, after, wipes))).collect()
+        };
+        let result = call();
+        let mut oracle = self.world.oracle();
+        began.into_iter().for_each(|(page, began)| oracle.end(page, after, wipes, began));
+        result
+    }
+
+    /// Maps private memory exactly there.
+    pub fn map(&self, start: u64, pages: u64, prot: Prot) {
+        let flags = super::PRIVATE | MapFlags::FIXED;
+        self.change((start, pages), Some(prot), true, || {
+            self.space.mmap(self.cpu, start, pages * PAGE, prot, flags).unwrap();
+        });
+    }
+
+    /// Maps `pages` pages of an object, from its first on.
+    pub fn map_object(
+        &self,
+        start: u64,
+        pages: u64,
+        object: &Shared<Object>,
+        prot: Prot,
+        kind: MapFlags,
+    ) {
+        let (flags, len) = (kind | MapFlags::FIXED, pages * PAGE);
+        self.change((start, pages), Some(prot), false, || {
+            let backing = Backing { object, first: 0, may_write: true };
+            self.space.mmap_object(self.cpu, start, len, prot, flags, backing).unwrap();
+        });
+    }
+
+    pub fn unmap(&self, start: u64, pages: u64) {
+        self.change((start, pages), Some(super::NONE), true, || {
+            self.space.munmap(self.cpu, start, pages * PAGE).unwrap();
+        });
+    }
+
+    /// All of it is mapped.
+    pub fn protect(&self, start: u64, pages: u64, prot: Prot) {
+        self.change((start, pages), Some(prot), false, || {
+            self.space.mprotect(self.cpu, start, pages * PAGE, prot).unwrap();
+        });
+    }
+
+    /// Empties what is mapped there.
+    pub fn empty(&self, start: u64, pages: u64) {
+        self.change((start, pages), None, true, || {
+            let advice = faultless::Advice::DontNeed;
+            let done = self.space.madvise(self.cpu, start, pages * PAGE, advice);
+            assert!(done.is_ok() || done.is_err_and(|refused| refused.errno == Errno::ENOMEM));
+        });
+    }
+
+    /// Moves pages that may be written to `to`, where nothing is that anybody has stored to.
+    pub fn relocate(&self, from: u64, to: u64, pages: u64) {
+        let id = self.space.id();
+        {
+            let mut oracle = self.world.oracle();
+            (0..pages).for_each(|page| {
+                oracle.alias((id, from + page * PAGE), (id, to + page * PAGE));
+            });
+        }
+        let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        let len = pages * PAGE;
+        self.change((to, pages), Some(super::RW), false, || {
+            self.change((from, pages), Some(super::NONE), false, || {
+                self.space.mremap(self.cpu, from, len, len, flags, to).unwrap();
+            });
+        });
+        let mut oracle = self.world.oracle();
+        (0..pages).for_each(|page| oracle.renew((id, from + page * PAGE), 0));
+    }
+
+    /// A child; pages of which `shared` says so are the same in both.
+    pub fn fork(&self, shared: impl Fn(u64) -> bool) -> Space<Board> {
+        self.poll();
+        let id = self.space.id();
+        let number = self.world.oracle().begin_fork(id);
+        let child = self.space.fork(self.cpu).unwrap();
+        self.world.oracle().end_fork(number, id, child.id(), shared);
+        child
+    }
+
+    /// Runs in another space on the same CPU for a while.
+    pub fn switch<R>(&self, space: &Space<Board>, what: impl FnOnce(&Guest<'_>) -> R) -> R {
+        self.poll();
+        self.space.deactivate(self.cpu);
+        let result = what(&Guest::enter(self.world, self.cpu, space));
+        self.space.activate(self.cpu);
+        result
+    }
+}

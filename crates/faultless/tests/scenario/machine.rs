@@ -1,0 +1,222 @@
+//! The machine of the scenarios: real memory for some hundred frames, CPUs that are threads of the
+//! scheduler, and for each a TLB, a cache of the way to last-level tables, and an interrupt line.
+
+use faultless::sync::atomic::{AtomicBool, Ordering};
+use faultless::{CpuId, FrameNumber, Invalidate, Machine, MemoryRegion, PAGE_SIZE, SpaceId};
+use shuttle::rand::Rng;
+use std::alloc::Layout;
+use std::sync::{Mutex, MutexGuard};
+
+/// Bytes of memory that nobody has zeroed yet.
+const STALE: u8 = 0xa5;
+
+/// What a TLB holds of a page.
+#[derive(Clone, Copy, Debug)]
+pub struct Translation {
+    pub space: SpaceId,
+    pub page: u64,
+    pub frame: FrameNumber,
+    /// The ownership of the frame when the entry was read.
+    pub owner: u64,
+    /// Whether stores may go through it: writable, and marked dirty.
+    pub stores: bool,
+}
+
+/// The last-level table of a 2 MiB region, as a paging-structure cache holds it.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    pub space: SpaceId,
+    pub region: u64,
+    pub table: FrameNumber,
+    pub owner: u64,
+}
+
+/// How many bits of an address a last-level table translates, with the offset.
+const REGION_SHIFT: u32 = 21;
+
+/// The translations that one CPU has cached, with the space that each belongs to: a switch of spaces
+/// alone drops none.
+#[derive(Debug, Default)]
+pub struct Tlb {
+    pages: Vec<Translation>,
+    ways: Vec<Way>,
+}
+
+impl Tlb {
+    const PAGES: usize = 12;
+    const WAYS: usize = 4;
+
+    pub fn lookup(&self, space: SpaceId, page: u64) -> Option<Translation> {
+        self.pages.iter().find(|it| it.space == space && it.page == page).copied()
+    }
+
+    pub fn way(&self, space: SpaceId, addr: u64) -> Option<Way> {
+        let region = addr >> REGION_SHIFT;
+        self.ways.iter().find(|it| it.space == space && it.region == region).copied()
+    }
+
+    pub fn fill(&mut self, new: Translation) {
+        self.pages.retain(|it| it.space != new.space || it.page != new.page);
+        if self.pages.len() == Self::PAGES {
+            self.pages.remove(0);
+        }
+        self.pages.push(new);
+    }
+
+    pub fn fill_way(&mut self, space: SpaceId, addr: u64, table: FrameNumber, owner: u64) {
+        let region = addr >> REGION_SHIFT;
+        self.ways.retain(|it| it.space != space || it.region != region);
+        if self.ways.len() == Self::WAYS {
+            self.ways.remove(0);
+        }
+        self.ways.push(Way { space, region, table, owner });
+    }
+
+    /// What hardware drops of an address that faults.
+    pub fn forget(&mut self, space: SpaceId, addr: u64) {
+        let page = faultless::VirtRange::page(addr);
+        self.drop_of(space, Invalidate::Range(page));
+    }
+
+    fn drop_of(&mut self, space: SpaceId, what: Invalidate) {
+        let gone = |of: SpaceId, start: u64, shift: u32| {
+            of == space
+                && match what {
+                    Invalidate::All => true,
+                    Invalidate::Range(range) => {
+                        range.start < start + (1 << shift) && start < range.end
+                    }
+                }
+        };
+        self.pages.retain(|it| !gone(it.space, it.page, faultless::PAGE_SHIFT));
+        self.ways.retain(|it| !gone(it.space, it.region << REGION_SHIFT, REGION_SHIFT));
+    }
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    pending: AtomicBool,
+    /// Its CPU's own; never locked across a step of the scheduler.
+    tlb: Mutex<Tlb>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Board {
+    memory: *mut u8,
+    layout: Layout,
+    regions: [MemoryRegion; 1],
+    lines: Vec<Line>,
+}
+
+// SAFETY: the memory is reached as the subsystem and its page tables allow, by threads of which one runs
+// at a time.
+unsafe impl Send for Board {}
+// SAFETY: as above.
+unsafe impl Sync for Board {}
+
+impl Board {
+    /// A machine of `cpus` CPUs and `frames` frames, the first numbered 1.
+    pub fn new(cpus: usize, frames: u32) -> Self {
+        let bytes = (frames as usize + 1) * PAGE_SIZE as usize;
+        let layout = Layout::from_size_align(bytes, PAGE_SIZE as usize).unwrap();
+        // SAFETY: of a size that is not 0.
+        let memory = unsafe { std::alloc::alloc(layout) };
+        assert!(!memory.is_null(), "no memory for the machine");
+        // SAFETY: just allocated, of that size.
+        unsafe { memory.write_bytes(STALE, bytes) };
+        let regions = [MemoryRegion { node: 0, first: FrameNumber(1), frames }];
+        Self { memory, layout, regions, lines: (0..cpus).map(|_| Line::default()).collect() }
+    }
+
+    /// The TLB of `cpu`, which is the calling CPU.
+    pub fn tlb(&self, cpu: CpuId) -> MutexGuard<'_, Tlb> {
+        self.lines[cpu.index()].tlb.lock().unwrap()
+    }
+
+    /// How many CPUs there are.
+    pub fn lines(&self) -> usize {
+        self.lines.len()
+    }
+
+    /// Takes the interrupt of `cpu`, the calling CPU, if one waits.
+    pub fn interrupted(&self, cpu: CpuId) -> bool {
+        let pending = &self.lines[cpu.index()].pending;
+        pending.load(Ordering::Acquire) && pending.swap(false, Ordering::AcqRel)
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        // SAFETY: allocated so in `new`.
+        unsafe { std::alloc::dealloc(self.memory, self.layout) };
+    }
+}
+
+/// Others may get far meanwhile. The scheduler that favours one thread lets it wait for those at once.
+fn long_time() {
+    step();
+    if shuttle::rand::thread_rng().gen_bool(0.5) {
+        shuttle::thread::yield_now();
+    }
+}
+
+/// Another thread may run now.
+pub fn step() {
+    AtomicBool::new(false).load(Ordering::Relaxed);
+}
+
+// SAFETY: one region with memory of its own, page-aligned; a TLB drops what is asked, and a walk is done
+// by the CPU's own thread; guests look at the interrupt line before every access; the walk sets
+// accessed and dirty bits by compare-and-swap, before the store.
+unsafe impl Machine for Board {
+    fn cpus(&self) -> usize {
+        self.lines.len()
+    }
+
+    fn regions(&self) -> &[MemoryRegion] {
+        &self.regions
+    }
+
+    fn frame_bytes(&self, frame: FrameNumber) -> *mut u8 {
+        let at = frame.0 as usize * PAGE_SIZE as usize;
+        assert!(at < self.layout.size(), "{frame:?} is not of this machine");
+        // SAFETY: inside the allocation.
+        unsafe { self.memory.add(at) }
+    }
+
+    fn invalidate(&self, cpu: CpuId, space: SpaceId, what: Invalidate) {
+        step();
+        self.tlb(cpu).drop_of(space, what);
+    }
+
+    fn invalidate_all(&self, cpu: CpuId) {
+        step();
+        *self.tlb(cpu) = Tlb::default();
+    }
+
+    fn interrupt(&self, cpu: CpuId) {
+        self.lines[cpu.index()].pending.store(true, Ordering::Release);
+    }
+
+    fn relax(&self, _: u32) {
+        shuttle::thread::yield_now();
+    }
+
+    unsafe fn zero_frame(&self, frame: FrameNumber) {
+        long_time();
+        // SAFETY: a whole frame of the machine, the caller's.
+        unsafe { self.frame_bytes(frame).write_bytes(0, PAGE_SIZE as usize) };
+    }
+
+    unsafe fn copy_frame(&self, to: FrameNumber, from: FrameNumber) {
+        step();
+        // SAFETY: two whole frames of the machine, the target the caller's.
+        unsafe {
+            let from = self.frame_bytes(from).cast_const();
+            self.frame_bytes(to).copy_from_nonoverlapping(from, PAGE_SIZE as usize);
+        }
+        // The copy is there; what it is a copy of may change.
+        long_time();
+    }
+}

@@ -1,0 +1,123 @@
+//! Scenarios of the whole subsystem under a scheduler that may run another thread before every access to
+//! shared state: faults of some CPUs against calls of others, on a machine whose TLBs are real.
+//!
+//! Each scenario is run under two thousand schedules, the same at every run: random ones, sticky ones (see
+//! [`sticky`]) and PCT's. `FAULTLESS_SCHEDULES=100000` asks for so many of each scenario. What fails
+//! prints its schedule: `FAULTLESS_REPLAY=91…` with the name of the test runs that one alone.
+//!
+//! Every access checks law 1 (the frame, and each table of the walk, has the owner that it had when the
+//! entry was read), law 2 (what a load finds may be there, see [`oracle`]), law 4 (nothing is refused
+//! that nothing forbids); in the end, the books must balance: laws 5 and 6. What is freed on the heap is
+//! overwritten, so that who goes on using it is lost.
+//!
+//! Beside the scenarios stands, for each line that a protocol rests on, a test that some scenario fails
+//! without it: [`needed`].
+
+#![allow(dead_code, unused_imports, unused_macros, reason = "each test uses a part")]
+
+pub mod guest;
+pub mod heap;
+pub mod machine;
+pub mod oracle;
+pub mod sticky;
+
+pub use guest::{Guest, World};
+
+use faultless::sync::mutant::{self, Mutant};
+use faultless::{MapFlags, Prot};
+use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler, Scheduler};
+use shuttle::{Config, MaxSteps, Runner};
+use std::process::Command;
+use std::time::Duration;
+use sticky::StickyScheduler;
+
+pub const PAGE: u64 = faultless::PAGE_SIZE;
+pub const RW: Prot = Prot::READ.union(Prot::WRITE);
+pub const NONE: Prot = Prot::empty();
+pub const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
+
+/// Where scenarios map: the start of what a last-level table maps.
+pub const AT: u64 = 0x4000_0000;
+
+/// A scenario: it makes its world, lets CPUs loose in it, and looks at what is left.
+pub type Scenario = fn();
+
+/// Schedules of each scenario, if nobody asks for another number.
+const SCHEDULES: usize = 2000;
+
+/// Scheduling steps after which a scenario is one that never ends: some hundred times what it takes.
+const STEPS: usize = 400_000;
+
+fn schedules() -> usize {
+    match std::env::var("FAULTLESS_SCHEDULES") {
+        Ok(text) => text.parse().expect("FAULTLESS_SCHEDULES is a number of schedules"),
+        Err(_) => SCHEDULES,
+    }
+}
+
+fn run(scheduler: impl Scheduler + 'static, scenario: Scenario) {
+    let mut config = Config::new();
+    config.stack_size = 256 << 10;
+    config.max_steps = MaxSteps::FailAfter(STEPS);
+    config.ungraceful_shutdown_config.immediately_return_on_panic = true;
+    Runner::new(scheduler, config).run(scenario);
+}
+
+/// Runs a scenario under all schedules that were asked for.
+pub fn explore(scenario: Scenario) {
+    if let Ok(schedule) = std::env::var("FAULTLESS_REPLAY") {
+        return run(ReplayScheduler::new_from_encoded(&schedule), scenario);
+    }
+    let all = schedules();
+    run(RandomScheduler::new_from_seed(1, all / 4), scenario);
+    run(StickyScheduler::new(2, all / 2), scenario);
+    // Few switches at the worst moments, few and not so few.
+    run(PctScheduler::new_from_seed(3, 3, all / 8), scenario);
+    run(PctScheduler::new_from_seed(4, 6, all / 8), scenario);
+}
+
+/// Where a process is told that it is to leave a line out.
+const WITHOUT: &str = "FAULTLESS_WITHOUT";
+/// How long such a process may take: what it breaks may never end.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Checks that one of `scenarios` fails without the line of `mutant`: in a process of its own, which
+/// runs the test `name` again, because code that is broken so breaks what it runs in.
+pub fn needed(name: &str, mutant: Mutant, scenarios: &[Scenario]) {
+    if std::env::var(WITHOUT).is_ok_and(|without| without == name) {
+        std::thread::spawn(|| {
+            std::thread::sleep(PATIENCE);
+            eprintln!("it does not end");
+            std::process::abort();
+        });
+        return mutant::with(mutant, || scenarios.iter().for_each(|&each| explore(each)));
+    }
+    let this = std::env::current_exe().expect("a test is a program");
+    let broken = Command::new(this).args([name, "--exact"]).env(WITHOUT, name).output().unwrap();
+    let out = String::from_utf8_lossy(&broken.stdout);
+    assert!(out.contains("running 1 test"), "{name} is no test: {out}");
+    let noticed = out.lines().skip_while(|line| !line.contains("panicked at")).take(3);
+    println!("{mutant:?}: {}, {}", broken.status, noticed.collect::<Vec<_>>().join(" "));
+    assert!(!broken.status.success(), "no schedule of no scenario fails without {mutant:?}");
+}
+
+/// Tests that each scenario, a function, holds.
+macro_rules! holds {
+    ($($scenario:ident),+ $(,)?) => { $(
+        #[test]
+        fn $scenario() {
+            crate::scenario::explore(super::$scenario);
+        }
+    )+ };
+}
+
+/// Tests that each line is needed: `test: Mutant in [scenarios]`.
+macro_rules! needs {
+    ($($test:ident: $mutant:ident in [$($scenario:ident),+]),+ $(,)?) => { $(
+        #[test]
+        fn $test() {
+            let name = concat!("needs::", stringify!($test));
+            scenario::needed(name, Mutant::$mutant, &[$(super::$scenario),+]);
+        }
+    )+ };
+}

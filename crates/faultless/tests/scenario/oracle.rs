@@ -1,0 +1,257 @@
+//! What programs may see: of each page the values that a load may find, and who may reach it.
+//!
+//! One thread runs at a time, and an access happens at one moment; so the oracle knows which store was
+//! last. What a call does to a page happens at some moment between its begin and its end, and until the
+//! end both outcomes are allowed.
+
+use faultless::{Prot, SpaceId};
+use std::collections::BTreeMap;
+
+/// A page of a space.
+pub type Page = (SpaceId, u64);
+
+/// Words of a page that programs use: the first ones.
+pub const WORDS: usize = 2;
+
+/// A word of a page, wherever it is mapped.
+#[derive(Clone, Debug, Default)]
+struct Word {
+    /// What it may be now; never empty.
+    may_be: Vec<u64>,
+    /// Calls under way that make it 0 at some moment, and whether there were several at once.
+    wipes: u32,
+    several: bool,
+    /// Whether a store came during such a call, so that it may have been wiped, or not.
+    stored: bool,
+    /// Whether it was another value than 0 before, so that a load can tell; and whether one has seen the
+    /// moment pass.
+    tells: bool,
+    wiped: bool,
+    /// What the children may see that forks under way are making: by fork.
+    forks: Vec<(u32, Vec<u64>)>,
+}
+
+impl Word {
+    fn new(value: u64) -> Self {
+        Self { may_be: vec![value], ..Self::default() }
+    }
+
+    fn stored(&mut self, value: u64) {
+        self.may_be = vec![value];
+        if self.wipes != 0 && !self.wiped {
+            self.may_be.push(0);
+            (self.stored, self.tells) = (true, value != 0);
+        }
+        self.forks.iter_mut().for_each(|(_, may)| may.push(value));
+    }
+
+    fn loaded(&mut self, value: u64) -> Result<(), String> {
+        if !self.may_be.contains(&value) {
+            return Err(format!("{value} was loaded, where {:?} may be", self.may_be));
+        }
+        if self.wipes == 0 {
+            self.may_be = vec![value];
+        } else if self.wipes == 1 && !self.several && self.tells && value == 0 {
+            self.may_be = vec![0];
+            self.wiped = true;
+        }
+        Ok(())
+    }
+
+    fn begin_wipe(&mut self) {
+        if self.wipes == 0 {
+            (self.stored, self.several) = (false, false);
+        } else {
+            self.several = true;
+        }
+        self.wipes += 1;
+        self.wiped = false;
+        self.tells = !self.may_be.contains(&0);
+        if self.tells {
+            self.may_be.push(0);
+        }
+        self.forks.iter_mut().for_each(|(_, may)| may.push(0));
+    }
+
+    fn end_wipe(&mut self) {
+        self.wipes -= 1;
+        if self.wipes == 0 && !self.stored && !self.wiped {
+            self.may_be = vec![0];
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Rights {
+    words: [usize; WORDS],
+    /// What may succeed, and what must.
+    may: Prot,
+    must: Prot,
+    /// Calls under way that change this, and how often one began or ended.
+    changing: u32,
+    changes: u64,
+}
+
+/// Whether an access must succeed, as far as the oracle knows: compared before and after a fault that
+/// was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    must: bool,
+    changes: u64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Oracle {
+    words: Vec<Word>,
+    pages: BTreeMap<(u64, u64), Rights>,
+    forks: u32,
+}
+
+impl Oracle {
+    fn page(&mut self, (space, page): Page) -> &mut Rights {
+        let words = &mut self.words;
+        self.pages.entry((space.0, page)).or_insert_with(|| {
+            let none = Prot::empty();
+            Rights { words: new_words(words, 0), may: none, must: none, changing: 0, changes: 0 }
+        })
+    }
+
+    fn words(&mut self, page: Page, mut each: impl FnMut(&mut Word)) {
+        for word in self.page(page).words {
+            each(&mut self.words[word]);
+        }
+    }
+
+    /// An access to word `at` of the page happens, now.
+    pub fn accessed(
+        &mut self,
+        page: Page,
+        at: usize,
+        store: Option<u64>,
+        found: u64,
+    ) -> Result<(), String> {
+        let needs = if store.is_some() { Prot::WRITE } else { Prot::READ };
+        let Rights { may, words, .. } = *self.page(page);
+        if !may.contains(needs) {
+            return Err(format!("an access that needs {needs:?} happened, where {may:?} may be"));
+        }
+        let word = &mut self.words[words[at]];
+        match store {
+            Some(value) => word.stored(value),
+            None => word.loaded(found)?,
+        }
+        Ok(())
+    }
+
+    /// Whether an access that needs `right` must succeed now.
+    pub fn claim(&mut self, page: Page, right: Prot) -> Claim {
+        let rights = self.page(page);
+        Claim { must: rights.must.contains(right), changes: rights.changes }
+    }
+
+    /// An access was refused whose claim was `before`.
+    pub fn refused(&mut self, page: Page, right: Prot, before: Claim) -> Result<(), String> {
+        if before.must && self.claim(page, right) == before {
+            return Err("an access was refused that nothing forbids".into());
+        }
+        Ok(())
+    }
+
+    /// A call begins that lets programs have `after` of the page, and empties it if it `wipes`.
+    /// Returns what [`end`](Self::end) wants to know.
+    pub fn begin(&mut self, page: Page, after: Option<Prot>, wipes: bool) -> u64 {
+        let rights = self.page(page);
+        rights.changing += 1;
+        rights.changes += 1;
+        if let Some(after) = after {
+            rights.may |= after;
+            rights.must &= after;
+        }
+        let began = rights.changes;
+        if wipes {
+            self.words(page, Word::begin_wipe);
+        }
+        began
+    }
+
+    /// The call is over.
+    pub fn end(&mut self, page: Page, after: Option<Prot>, wipes: bool, began: u64) {
+        let rights = self.page(page);
+        rights.changing -= 1;
+        rights.changes += 1;
+        // Where calls overlap, what they agree on is known.
+        if let Some(after) = after
+            && rights.changing == 0
+            && rights.changes == began + 1
+        {
+            (rights.may, rights.must) = (after, after);
+        }
+        if wipes {
+            self.words(page, Word::end_wipe);
+        }
+    }
+
+    /// From now on `new` shows what `old` shows: the page is moved there, or is of the same object.
+    pub fn alias(&mut self, old: Page, new: Page) {
+        let words = self.page(old).words;
+        self.page(new).words = words;
+    }
+
+    /// The page is a new one, whose words are `value`.
+    pub fn renew(&mut self, page: Page, value: u64) {
+        let words = new_words(&mut self.words, value);
+        self.page(page).words = words;
+    }
+
+    /// A fork begins of the pages of `parent`. Returns its number.
+    pub fn begin_fork(&mut self, parent: SpaceId) -> u32 {
+        self.forks += 1;
+        let words: Vec<usize> = self.of(parent).flat_map(|(_, rights)| rights.words).collect();
+        for word in words {
+            let word = &mut self.words[word];
+            word.forks.push((self.forks, word.may_be.clone()));
+        }
+        self.forks
+    }
+
+    /// The fork is over, and there is `child`; pages of which `shared` says so are the same in both.
+    pub fn end_fork(
+        &mut self,
+        fork: u32,
+        parent: SpaceId,
+        child: SpaceId,
+        shared: impl Fn(u64) -> bool,
+    ) {
+        let pages: Vec<_> = self.of(parent).map(|(page, rights)| (page, rights.clone())).collect();
+        for (page, rights) in pages {
+            let mut theirs = Rights { changing: 0, changes: 0, ..rights };
+            for word in &mut theirs.words {
+                let forks = &mut self.words[*word].forks;
+                let Some(at) = forks.iter().position(|(number, _)| *number == fork) else {
+                    continue;
+                };
+                let (_, may_be) = forks.swap_remove(at);
+                if !shared(page) {
+                    *word = self.words.len();
+                    self.words.push(Word { may_be, ..Word::default() });
+                }
+            }
+            self.pages.insert((child.0, page), theirs);
+        }
+    }
+
+    fn of(&self, space: SpaceId) -> impl Iterator<Item = (u64, &Rights)> {
+        self.pages
+            .range((space.0, 0)..=(space.0, u64::MAX))
+            .map(|(&(_, page), rights)| (page, rights))
+    }
+}
+
+/// Adds words of one page, of `value`.
+fn new_words(words: &mut Vec<Word>, value: u64) -> [usize; WORDS] {
+    core::array::from_fn(|_| {
+        words.push(Word::new(value));
+        words.len() - 1
+    })
+}

@@ -1,0 +1,201 @@
+//! Pages of objects: shared and private mappings in two spaces, against truncation.
+#![cfg(shuttle)]
+
+#[macro_use]
+mod scenario;
+
+use faultless::{MapFlags, Object, Shared};
+use scenario::{AT, Guest, NONE, PAGE, RW, World};
+
+/// How often programs do the same: as long as a call may take.
+const ROUNDS: u64 = 5;
+
+fn page(number: u64) -> u64 {
+    AT + number * PAGE
+}
+
+/// An object of `pages` pages, of which the first `there` were written by the kernel: all words are 7.
+fn object(world: &World, pages: u64, there: u64) -> Shared<Object> {
+    world.quietly(|cpu| {
+        let object = Object::try_new(cpu, pages, 1).unwrap();
+        for index in 0..there {
+            // SAFETY: two words of a page that nobody else knows.
+            object
+                .write_page(cpu, index, |at| unsafe { at.cast::<[u64; 2]>().write([7; 2]) })
+                .unwrap();
+        }
+        object
+    })
+}
+
+/// Tells the oracle that the first `there` pages at `AT` are as `object` made them.
+fn written(guest: &Guest<'_>, there: u64) {
+    let mut oracle = guest.world.oracle();
+    (0..there).for_each(|at| oracle.renew((guest.space.id(), page(at)), 7));
+}
+
+/// Shortens the object to `left` of its two pages, in both spaces, and makes it as long as it was.
+fn truncate_and_extend(
+    guest: &Guest<'_>,
+    object: &Shared<Object>,
+    spaces: [&faultless::Space<scenario::machine::Board>; 2],
+    meanwhile: impl Fn(),
+) {
+    let range = (page(1), 1);
+    let [first, second] = spaces;
+    guest.change_of(first.id(), range, Some(NONE), true, || {
+        guest.change_of(second.id(), range, Some(NONE), false, || {
+            object.set_pages(guest.cpu, 1).unwrap();
+            meanwhile();
+            spaces.iter().for_each(|space| space.revoke(guest.cpu, object, 1));
+        });
+    });
+    guest.change_of(first.id(), range, Some(RW), false, || {
+        guest.change_of(second.id(), range, Some(RW), false, || {
+            object.set_pages(guest.cpu, 2).unwrap();
+        });
+    });
+}
+
+/// Two spaces use an object that a third CPU shortens, and makes longer again.
+fn accesses_against_truncation() {
+    let world = World::new(3);
+    let object = object(&world, 2, 2);
+    let space = world.space(|guest| {
+        guest.map_object(AT, 2, &object, RW, MapFlags::SHARED);
+        written(guest, 2);
+    });
+    let other = world.space(|guest| {
+        guest.map_object(AT, 2, &object, RW, MapFlags::SHARED);
+        let mut oracle = guest.world.oracle();
+        (0..2).for_each(|at| oracle.alias((space.id(), page(at)), (guest.space.id(), page(at))));
+    });
+    world.run(&[
+        (&space, &|guest| {
+            for round in 1..=ROUNDS {
+                guest.store(page(0), 100 * round).unwrap();
+                let _ = guest.load(page(1));
+                let _ = guest.store(page(1), 100 * round + 1);
+            }
+        }),
+        (&other, &|guest| {
+            for round in 1..=ROUNDS {
+                let _ = guest.store(page(1), 100 * round + 2);
+                guest.load(page(0)).unwrap();
+                let _ = guest.load(page(1));
+            }
+        }),
+        (&space, &|guest| {
+            truncate_and_extend(guest, &object, [&space, &other], || {});
+            guest.load(page(1)).unwrap();
+            guest.load(page(0)).unwrap();
+        }),
+    ]);
+    world.finish_with(vec![space, other], vec![object]);
+}
+
+/// The object's page is there, but mapped nowhere; its frame is another's before the mapping is revoked.
+fn a_mapping_against_a_page_that_leaves() {
+    let world = World::new(2);
+    let object = object(&world, 2, 2);
+    let space = world.space(|guest| {
+        guest.map_object(AT, 2, &object, RW, MapFlags::SHARED);
+        guest.map(page(8), 2, RW);
+        guest.store(page(9), 1).unwrap();
+        written(guest, 2);
+    });
+    let other = world.space(|_| {});
+    world.run(&[
+        (&space, &|guest| {
+            for _ in 0..ROUNDS {
+                let _ = guest.load(page(1));
+            }
+        }),
+        (&space, &|guest| {
+            truncate_and_extend(guest, &object, [&space, &other], || {
+                guest.store(page(8), 80).unwrap();
+            });
+            guest.load(page(8)).unwrap();
+        }),
+    ]);
+    world.finish_with(vec![space, other], vec![object]);
+}
+
+/// A page comes into being while the object becomes too short for it.
+fn a_first_touch_against_truncation() {
+    let world = World::new(2);
+    let object = object(&world, 2, 0);
+    let space = world.space(|guest| {
+        guest.map_object(AT, 2, &object, RW, MapFlags::SHARED);
+        guest.store(page(0), 1).unwrap();
+    });
+    world.run(&[
+        (&space, &|guest| {
+            let _ = guest.store(page(1), 10);
+        }),
+        (&space, &|guest| {
+            guest.change((page(1), 1), Some(NONE), true, || {
+                object.set_pages(guest.cpu, 1).unwrap();
+                guest.space.revoke(guest.cpu, &object, 1);
+            });
+        }),
+    ]);
+    world.finish_with(vec![space], vec![object]);
+}
+
+/// A private mapping copies an object's pages, which stay as they are; another reads them.
+fn private_copies() {
+    let world = World::new(3);
+    let object = object(&world, 2, 1);
+    let space = world.space(|guest| {
+        guest.map_object(AT, 2, &object, RW, MapFlags::PRIVATE);
+        written(guest, 1);
+    });
+    let other = world.space(|guest| {
+        guest.map_object(AT, 2, &object, RW, MapFlags::SHARED);
+        written(guest, 1);
+    });
+    world.run(&[
+        (&space, &|guest| {
+            guest.load(page(0)).unwrap();
+            for round in 1..=ROUNDS {
+                guest.store(page(0), 100 * round).unwrap();
+                guest.load(page(0)).unwrap();
+                guest.store(page(1), 100 * round + 1).unwrap();
+            }
+        }),
+        (&space, &|guest| {
+            for round in 1..=ROUNDS {
+                guest.load(page(0)).unwrap();
+                guest.store(page(0) + 8, 100 * round + 2).unwrap();
+                guest.load(page(1)).unwrap();
+            }
+        }),
+        (&other, &|guest| {
+            for _ in 0..ROUNDS {
+                guest.load(page(0)).unwrap();
+                guest.load(page(0) + 8).unwrap();
+            }
+        }),
+    ]);
+    world.finish_with(vec![space, other], vec![object]);
+}
+
+mod tests {
+    holds!(
+        accesses_against_truncation,
+        a_mapping_against_a_page_that_leaves,
+        a_first_touch_against_truncation,
+        private_copies,
+    );
+}
+
+mod needs {
+    use crate::scenario;
+    use faultless::sync::mutant::Mutant;
+
+    needs!(
+        a_look_at_the_length: ObjectLooksAgain in [a_first_touch_against_truncation],
+        a_look_at_what_is_referred_to: ReferLooksAgain in [a_mapping_against_a_page_that_leaves],
+    );
+}
