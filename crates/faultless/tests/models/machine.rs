@@ -124,6 +124,12 @@ unsafe impl Machine for Toy {
     }
 }
 
+/// CPU `id` inside the subsystem.
+pub fn cpu(vm: &Vm<Toy>, id: CpuId) -> Cpu<'_, Toy> {
+    // SAFETY: each thread of a model is another CPU, once.
+    unsafe { vm.cpu(id) }
+}
+
 /// An instruction of the program that `cpu` runs in `space`: an access to the word of its page that has the
 /// page's number (so a table's entry for that page would be there). Serves faults as a kernel does.
 pub fn touch<R>(
