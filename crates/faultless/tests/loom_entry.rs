@@ -65,8 +65,9 @@ fn faults_against_one_unmap<const FAULTS: usize>(bound: Option<usize>) {
         });
         let found = unmap(&page);
         let installed = faults.map(|fault| fault.join().unwrap()).into_iter().flatten().count();
-        assert!(now(&page).is_none(), "mapped in a dead VMA: {:?}", now(&page));
-        assert_eq!(installed, usize::from(found.is_present()), "a frame is lost");
+        assert!(now(&page).is_none(), "behind the writer's back");
+        let found = usize::from(found.is_present());
+        assert_eq!(installed, found, "behind the writer's back a frame is lost");
     });
 }
 
@@ -194,7 +195,8 @@ fn runs_against_each_other() {
         let found = slots.each_ref().map(|slot| protocol::settle(slot, &Fair, |_| Entry::NONE).0);
         let made: usize = others.into_iter().map(|other| other.join().unwrap()).sum();
         let left = slots.each_ref().map(|slot| Entry(slot.load(Ordering::Acquire)));
-        assert!(!left.iter().any(|entry| entry.is_locked()), "left held");
+        let held = found.iter().chain(&left).any(|entry| entry.is_locked());
+        assert!(!held, "an entry that is held was changed or left");
         let present = found.iter().chain(&left).filter(|entry| entry.is_present()).count();
         assert_eq!(made, present, "a frame is lost");
     });
@@ -207,13 +209,13 @@ fn runs_take_what_is_left_and_leave_nothing_held() {
 
 caught! {
     the_writer_needs_its_fence:
-        without WriterFence, faults_against_one_unmap::<1>(None), says "mapped in a dead VMA";
+        without WriterFence, faults_against_one_unmap::<1>(None), says "behind the writer's back";
     the_fault_needs_its_barrier:
-        without FaultFence, faults_against_one_unmap::<1>(None), says "mapped in a dead VMA";
+        without FaultFence, faults_against_one_unmap::<1>(None), says "behind the writer's back";
     the_fault_looks_at_the_sequence_again:
-        without SecondLook, faults_against_one_unmap::<1>(None), says "mapped in a dead VMA";
+        without SecondLook, faults_against_one_unmap::<1>(None), says "behind the writer's back";
     the_writer_waits_for_who_holds_the_entry:
-        without SettleWaits, faults_against_one_unmap::<1>(None), says "mapped in a dead VMA";
+        without SettleWaits, faults_against_one_unmap::<1>(None), says "behind the writer's back";
     the_writer_needs_its_fence_for_permissions:
         without WriterFence, a_permission_against_one_that_takes_it(), says "a permission came back";
     the_fault_needs_its_barrier_for_permissions:
@@ -225,5 +227,5 @@ caught! {
     who_pins_keeps_what_was_gained:
         without KeepGained, a_mark_against_who_pins(), says "a store is forgotten";
     the_writer_waits_for_every_entry_of_a_run:
-        without SettleWaits, runs_against_each_other(), says "a frame is lost";
+        without SettleWaits, runs_against_each_other(), says "an entry that is held was changed";
 }

@@ -136,7 +136,6 @@ fn a_section_against_waiting() {
     });
 }
 
-
 #[test]
 fn who_waits_waits_for_the_open_section() {
     a_section_against_waiting();
@@ -148,9 +147,9 @@ caught! {
     a_section_needs_its_barrier:
         without FaultFence, a_section_against_freeing(), says "Causality violation";
     who_retires_needs_its_fence:
-        without RetireFence, a_section_against_freeing(), says "Causality violation";
+        without RetireFence, two_sections_against_two_collectors(), says "Causality violation";
     who_advances_needs_its_fence:
-        without AdvanceFence, a_section_against_freeing(), says "Causality violation";
+        without AdvanceFence, two_sections_against_two_collectors(), says "Causality violation";
     who_advances_looks_at_the_marks:
         without LookAtMarks, a_section_against_freeing(), says "Causality violation";
     one_epoch_is_not_enough:

@@ -10,9 +10,9 @@
 #[macro_use]
 mod models;
 
+use faultless::FrameNumber;
 use faultless::frame::{Clean, Frame, Frames};
 use faultless::machine::MemoryRegion;
-use faultless::FrameNumber;
 use loom::thread;
 use models::{Fair, Guarded, explore, local};
 use std::sync::Arc;

@@ -129,7 +129,6 @@ fn range_lock_three_claims_in_a_chain() {
     );
 }
 
-
 caught! {
     a_spin_lock_is_held_by_one:
         without SpinExcludes, spin_lock_model(), says "Causality violation";

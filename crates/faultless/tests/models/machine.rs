@@ -7,13 +7,15 @@
 //! the order of memory, or the model checker finds two accesses without order.
 
 use super::{Fair, Guarded};
+use faultless::audit::audit;
+use faultless::frame::Census;
 use faultless::machine::{CpuId, Invalidate, Machine, MemoryRegion, SpaceId};
 use faultless::sync::atomic::{AtomicU64, Ordering};
 use faultless::sync::wait::Wait;
 use faultless::table::Entry;
 use faultless::table::node::ENTRIES;
 use faultless::table::walk::{Reached, descend};
-use faultless::{Access, Cpu, FaultError, FrameNumber, PAGE_SHIFT, PAGE_SIZE, Space, Vm};
+use faultless::{Access, Cpu, FaultError, FrameNumber, MapFlags, PAGE_SIZE, Prot, Space, Vm};
 use std::cell::{RefCell, UnsafeCell};
 use std::sync::Arc;
 
@@ -150,14 +152,12 @@ pub fn touch<R>(
             let frame = known.entry.frame();
             toy.memory(frame).used.get();
             assert_eq!(cpu.vm().frame_owner(frame), known.owner, "a stale owner");
-            return Ok(body(&toy.words(frame)[(addr >> PAGE_SHIFT) as usize % ENTRIES]));
+            return Ok(body(&toy.words(frame)[(addr / PAGE_SIZE) as usize % ENTRIES]));
         }
         // SAFETY: the space lives, and tables go only once this CPU has answered, which it does not
         // do during its walk.
         if let Reached::Last(slots) = unsafe { descend(toy, space.root(), addr) } {
-            let entry = Entry(
-                slots[(addr / PAGE_SIZE) as usize % ENTRIES].load(Ordering::Acquire),
-            );
+            let entry = Entry(slots[(addr / PAGE_SIZE) as usize % ENTRIES].load(Ordering::Acquire));
             if entry.is_present() && allows(entry) {
                 let owner = cpu.vm().frame_owner(entry.frame());
                 tlb.borrow_mut().retain(|known| known.space != space.id() || known.page != addr);
@@ -167,4 +167,71 @@ pub fn touch<R>(
         }
         space.fault(cpu, addr, access)?;
     }
+}
+
+/// The address of a page.
+pub const fn page(number: u64) -> u64 {
+    number * PAGE_SIZE
+}
+
+/// What runs on a CPU of a model: calls, and programs in a space.
+#[derive(Clone, Copy)]
+pub struct Stage<'a> {
+    pub cpu: &'a Cpu<'a, Toy>,
+    pub space: &'a Space<Toy>,
+    /// One word through which programs talk.
+    pub word: &'a AtomicU64,
+}
+
+impl Stage<'_> {
+    /// Stores `value` to a page.
+    pub fn store(&self, number: u64, value: u64) -> Result<(), FaultError> {
+        let store = |word: &AtomicU64| word.store(value, Ordering::Relaxed);
+        touch(self.cpu, self.space, page(number), Access::Write, store)
+    }
+
+    /// Loads from a page.
+    pub fn load(&self, number: u64) -> Result<u64, FaultError> {
+        let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        touch(self.cpu, self.space, page(number), Access::Read, load)
+    }
+}
+
+/// Maps private memory for reading and writing.
+pub fn map(stage: &Stage<'_>, first: u64, pages: u64) {
+    let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::FIXED;
+    let prot = Prot::READ | Prot::WRITE;
+    stage.space.mmap(stage.cpu, page(first), page(pages), prot, flags).unwrap();
+}
+
+type Act = fn(&Stage<'_>);
+
+/// Runs `left` on CPU 0 and `right` on CPU 1, after `before` on CPU 0. At the end the books are right, which
+/// `after` sees, and nothing is lost when the space ends.
+pub fn two(bound: Option<usize>, before: Act, left: Act, right: Act, after: fn(&Census)) {
+    super::explore(bound, move || {
+        const FRAMES: u32 = 24;
+        let vm = Toy::vm(2, FRAMES);
+        let cpu = cpu(&vm, CpuId(0));
+        let space = Arc::new(Space::new(&cpu).unwrap());
+        let word = Arc::new(AtomicU64::new(0));
+        let stage = Stage { cpu: &cpu, space: &space, word: &word };
+        before(&stage);
+        let other = {
+            let (vm, space, word) = (Arc::clone(&vm), Arc::clone(&space), Arc::clone(&word));
+            loom::thread::spawn(move || {
+                let cpu = self::cpu(&vm, CpuId(1));
+                right(&Stage { cpu: &cpu, space: &space, word: &word });
+                cpu.drain();
+            })
+        };
+        left(&stage);
+        other.join().unwrap();
+        cpu.drain();
+        after(&audit(&cpu, &[&*space]).expect("the books are right"));
+        Arc::into_inner(space).expect("nobody else runs it").exit(&cpu);
+        cpu.drain();
+        let census = audit(&cpu, &[]).expect("the books are right");
+        assert_eq!((census.free, census.zero), (u64::from(FRAMES) - 1, 1), "a frame is lost");
+    });
 }
