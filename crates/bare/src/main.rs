@@ -14,6 +14,7 @@ mod arch;
 mod boot;
 mod fs;
 mod heap;
+mod ipc;
 mod machine;
 mod percpu;
 mod signal;

@@ -46,6 +46,9 @@ impl Program {
         files: impl Into<PathBuf>,
         path: impl Into<PathBuf>,
     ) -> Result<Self, BootError> {
+        let files = files.into();
+        // Not only what is missing in it is to be told of.
+        fs::read_dir(&files).map_err(BootError::file(&files))?;
         Self::unchecked(path)?.files(files).checked()
     }
 

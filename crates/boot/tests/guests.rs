@@ -35,12 +35,32 @@ fn processes() {
 
 #[test]
 fn files() {
-    both("files", &[], 13);
+    both("files", &[], 15);
+}
+
+#[test]
+fn clocks() {
+    both("clocks", &[], 6);
 }
 
 #[test]
 fn procfs() {
     both("procfs", &[], 5);
+}
+
+#[test]
+fn shm() {
+    both("shm", &[], 6);
+}
+
+#[test]
+fn sysv() {
+    both("sysv", &[], 3);
+}
+
+#[test]
+fn memory() {
+    both("memory", &[], 5);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::settings::Assignment;
 use clap::{Parser, Subcommand, ValueEnum};
 use faultless_workload::Kind;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// What each memory mechanism would do for your program: page faults without a lock, late
@@ -193,11 +193,21 @@ pub struct BootArgs {
     pub timeout: Option<Duration>,
     #[command(flatten)]
     pub json: JsonArgs,
-    /// The program
-    pub program: PathBuf,
-    /// Its arguments
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub args: Vec<OsString>,
+    /// The program, and its arguments: what follows its name is its own, whatever it looks like
+    #[arg(value_names = ["PROGRAM", "ARGS"], required = true, num_args = 1.., trailing_var_arg = true)]
+    pub command: Vec<OsString>,
+}
+
+impl BootArgs {
+    /// The program.
+    pub fn program(&self) -> &Path {
+        Path::new(self.command.first().map_or("".as_ref(), OsString::as_os_str))
+    }
+
+    /// Its arguments.
+    pub fn args(&self) -> &[OsString] {
+        self.command.get(1..).unwrap_or_default()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -27,30 +27,30 @@ pub fn run(args: &BootArgs) -> Result<ExitCode, CliError> {
     match run.end {
         End::Exited(status) => Ok(ExitCode::from(status)),
         End::TimedOut => {
-            eprintln!("faultless: {}: {}", args.program.display(), run.end);
+            eprintln!("faultless: {}: {}", args.program().display(), run.end);
             Ok(ExitCode::from(TIMED_OUT))
         }
         End::Closed => Err(CliError::Closed),
-        _ => Err(CliError::failed(args.program.display(), run.end)),
+        _ => Err(CliError::failed(args.program().display(), run.end)),
     }
 }
 
 /// The program: a file, or one that comes along.
 fn program(args: &BootArgs) -> Result<Program, CliError> {
     let file = match &args.files {
-        Some(files) => Program::file_among(files, &args.program),
-        None => Program::file(&args.program),
+        Some(files) => Program::file_among(files, args.program()),
+        None => Program::file(args.program()),
     };
     let program = match file {
         // A name and not a path may be that of a program of ours.
-        Err(error @ BootError::File { .. }) if args.program.components().count() == 1 => {
-            let name = args.program.to_string_lossy();
+        Err(error @ BootError::File { .. }) if args.program().components().count() == 1 => {
+            let name = args.program().to_string_lossy();
             let guest = faultless_boot::guest(&name);
             guest.map(Program::guest).map_err(|_| CliError::Usage(no_such(&error)))?
         }
         program => program.map_err(|error| CliError::Usage(error.to_string()))?,
     };
-    let program = args.env.iter().fold(program, Program::env).args(&args.args);
+    let program = args.env.iter().fold(program, Program::env).args(args.args());
     Ok(match &args.files {
         Some(files) => program.files(files),
         None => program,
@@ -86,8 +86,8 @@ fn machine(args: &BootArgs) -> Machine {
 
 /// The program and its arguments, as a user would type them.
 fn title(args: &BootArgs) -> String {
-    let words = std::iter::once(args.program.to_string_lossy());
-    let words = words.chain(args.args.iter().map(|arg| arg.to_string_lossy()));
+    let words = std::iter::once(args.program().to_string_lossy());
+    let words = words.chain(args.args().iter().map(|arg| arg.to_string_lossy()));
     words.collect::<Vec<_>>().join(" ")
 }
 

@@ -34,7 +34,7 @@ fn lists() {
 
 #[test]
 fn wrong_arguments_are_named_and_explained() {
-    let wrong: [(&[&str], &[&str]); 26] = [
+    let wrong: [(&[&str], &[&str]); 27] = [
         (&["stat", "pfft"], &["\"pfft\"", "page_fault1"]),
         (&["stat", "pft", "sice=1M"], &["\"sice\"", "size"]),
         (&["stat", "pft", "size=1"], &["size=1", "multiple of 4096"]),
@@ -58,6 +58,7 @@ fn wrong_arguments_are_named_and_explained() {
         (&["boot", "--clock", "wall", "x"], &["--clock", "wall", "deterministic"]),
         (&["boot", "--set", "locking=none", "x"], &["--set", "locking=none", "speculative"]),
         (&["boot", "no-such-program"], &["no-such-program: No such file"]),
+        (&["boot", "no-such-program", "--cpus", "0"], &["no-such-program: No such file"]),
         (&["boot", "/no/such/program"], &["/no/such/program: No such file"]),
         (&["versus", "--cpus", "2,1"], &["--cpus", "2..=64"]),
         (&["versus", "--set", "colour=red"], &["--set", "colour=red"]),

@@ -95,6 +95,8 @@ pub use file::Object;
 pub use heap::Shared;
 pub use knob::{AnonVmaCheck, KNOBS, KnobError, Locking, Setting};
 pub use machine::{CpuId, Invalidate, MAX_CPUS, Machine, MemoryRegion, SpaceId};
-pub use space::{Advice, AreaInfo, Backing, Label, MapFlags, Prot, RemapFlags, Space, VmaFlags};
+pub use space::{
+    Advice, Area, AreaInfo, Backing, Label, MapFlags, PageInfo, Prot, RemapFlags, Space, VmaFlags,
+};
 pub use stat::{Counter, Point, Totals, TraceEvent};
 pub use vm::{Cpu, Vm};

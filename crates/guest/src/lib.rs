@@ -15,6 +15,8 @@
 //! | `tlb` | the laws of translations, seen from user mode |
 //! | `fuzz` | random system calls from every CPU |
 //! | `signals`, `threads`, `files` | what programs expect of the interface, check by check |
+//! | `memory`, `shm` | locking, rearranging and sharing memory, and that of other processes |
+//! | `sysv` | semaphores and message queues |
 //! | `oom` | takes all there is of everything |
 //!
 //! What Linux does is what is right: every program passes there.

@@ -50,12 +50,32 @@ fn processes() {
 
 #[test]
 fn files() {
-    all_pass(env!("CARGO_BIN_EXE_files"), &[], 13);
+    all_pass(env!("CARGO_BIN_EXE_files"), &[], 15);
+}
+
+#[test]
+fn clocks() {
+    all_pass(env!("CARGO_BIN_EXE_clocks"), &[], 6);
 }
 
 #[test]
 fn procfs() {
     all_pass(env!("CARGO_BIN_EXE_procfs"), &[], 5);
+}
+
+#[test]
+fn shm() {
+    all_pass(env!("CARGO_BIN_EXE_shm"), &[], 6);
+}
+
+#[test]
+fn sysv() {
+    all_pass(env!("CARGO_BIN_EXE_sysv"), &[], 3);
+}
+
+#[test]
+fn memory() {
+    all_pass(env!("CARGO_BIN_EXE_memory"), &[], 5);
 }
 
 #[test]

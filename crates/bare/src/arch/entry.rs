@@ -20,7 +20,7 @@
 //! frame of user mode are always the same two, since only the processor, the entry here, and
 //! [`TrapFrame::restrict`] set them.)
 
-use super::{TrapFrame, traps};
+use super::{RESUME, TrapFrame, traps};
 use crate::percpu::{self, PerCpu};
 use crate::{syscall, task};
 use core::arch::naked_asm;
@@ -114,12 +114,18 @@ unsafe extern "C" fn common() {
     )
 }
 
-/// Page faults have an entry of their own: they are what this kernel is there for.
+/// Page faults have an entry of their own: they are what this kernel is there for. The resume flag, by which
+/// [samples](crate::time::usage) know that a fault was served, is set by the processor, but not by all
+/// emulators.
 #[unsafe(naked)]
 unsafe extern "C" fn page_fault() {
     naked_asm!(
         "push 14",
+        "or dword ptr [rsp + {rflags} - {vector_at}], {resume}",
         handle_and_return!(),
+        rflags = const offset_of!(TrapFrame, rflags),
+        vector_at = const offset_of!(TrapFrame, vector),
+        resume = const RESUME,
         cs = const offset_of!(TrapFrame, cs),
         attention = const offset_of!(PerCpu, attention),
         handler = sym traps::page_fault,

@@ -53,6 +53,9 @@ pub struct TrapFrame {
 const _: () =
     assert!(size_of::<TrapFrame>() == 22 * 8 && size_of::<TrapFrame>().is_multiple_of(16));
 
+/// The flag that is set in the registers an exception leaves until the program's next instruction.
+pub const RESUME: u64 = 1 << 16;
+
 /// The flags that a program may have as it likes: CF PF AF ZF SF TF DF OF AC ID.
 const USER_FLAGS: u64 = 0x24_0dd5;
 

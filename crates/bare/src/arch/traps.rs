@@ -79,13 +79,13 @@ fn of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
 /// Every other vector.
 pub(super) extern "C" fn trap(frame: &mut TrapFrame) {
     match apic::Vector::from_number(frame.vector) {
-        Some(vector) => interrupt(vector),
+        Some(vector) => interrupt(vector, frame),
         None if frame.of_user() => task::exception(frame),
         None => fatal(frame),
     }
 }
 
-fn interrupt(vector: apic::Vector) {
+fn interrupt(vector: apic::Vector, frame: &TrapFrame) {
     let here = percpu::this();
     match vector {
         apic::Vector::Flush => {
@@ -102,7 +102,7 @@ fn interrupt(vector: apic::Vector) {
             here.count(Interrupt::Timer);
             apic::end_of_interrupt();
             plant::tick();
-            task::tick();
+            task::tick(frame);
         }
         // Not acknowledged, as the processor wants it.
         apic::Vector::Spurious => {}

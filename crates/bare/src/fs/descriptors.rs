@@ -5,6 +5,7 @@
 use super::device::Device;
 use super::file::{File, Kind};
 use super::inode::{Body, Inode};
+use super::lock;
 use super::walk::Start;
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
@@ -209,7 +210,9 @@ impl ProcessFiles {
         let at = usize::try_from(fd).ok().filter(|&at| at < limit()).ok_or(Errno::EBADF)?;
         let descriptors = self.descriptors();
         let old = descriptors.0.lock().put(at, Slot { file, close_on_exec })?;
-        drop(old);
+        if let Some(old) = old {
+            descriptors.closed(old);
+        }
         Ok(at as u64)
     }
 
@@ -221,7 +224,7 @@ impl ProcessFiles {
         let at = usize::try_from(fd).map_err(|_| Errno::EBADF)?;
         let descriptors = self.descriptors();
         let old = descriptors.0.lock().take(at);
-        old.map(drop).ok_or(Errno::EBADF)
+        old.map(|old| descriptors.closed(old)).ok_or(Errno::EBADF)
     }
 
     /// Closes, or with `mark` marks to be closed by `execve`, all from `first` to `last`.
@@ -264,6 +267,18 @@ impl ProcessFiles {
         (0..table.slots.len()).filter(is_open).map(|at| at as i32).try_for_each(tell)
     }
 
+    /// What the descriptors are known by as an owner of [locks](lock).
+    pub fn table(&self) -> usize {
+        self.descriptors().place()
+    }
+
+    /// Whether any descriptor stands for `file`.
+    pub fn get_any(&self, file: &Arc<File>) -> bool {
+        let descriptors = self.descriptors();
+        let table = descriptors.0.lock();
+        table.slots.iter().flatten().any(|slot| Arc::ptr_eq(&slot.file, file))
+    }
+
     /// How many of them there are.
     pub fn count(&self) -> usize {
         let descriptors = self.descriptors();
@@ -297,7 +312,24 @@ impl ProcessFiles {
     }
 }
 
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        lock::table_ended(self.place());
+    }
+}
+
 impl Descriptors {
+    /// What it is known by as an owner of locks.
+    fn place(&self) -> usize {
+        core::ptr::from_ref(self) as usize
+    }
+
+    /// Drops what a descriptor stood for that was taken out, without the table locked.
+    fn closed(&self, slot: Slot) {
+        lock::closed(self.place(), &slot.file);
+        drop(slot);
+    }
+
     /// Closes those from `first` to `last` that are meant. One at a time: files end without the lock, and a
     /// list of them may be larger than the heap.
     fn close(&self, first: usize, last: usize, is_meant: impl Fn(&Slot) -> bool) {
@@ -311,7 +343,9 @@ impl Descriptors {
                 from = at + 1;
                 table.take(at)
             };
-            drop(taken);
+            if let Some(taken) = taken {
+                self.closed(taken);
+            }
         }
     }
 

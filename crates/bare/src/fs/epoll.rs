@@ -230,7 +230,7 @@ impl Epoll {
 
 impl Interest {
     fn tell(&mut self, file: &File) -> Option<Told> {
-        let count = file.stream()?.changes().map(|changes| changes.count());
+        let count = file.stream()?.edges();
         let ready = poll::ready(file, Events::from_bits_truncate(self.events)).bits();
         if ready == 0 {
             return None;

@@ -2,6 +2,7 @@
 
 use super::directory::Item;
 use super::inode::{Body, Inode};
+use super::proc::{Node, pages};
 use super::regular::MAX_LENGTH;
 use super::stream::{self, Events, Stream};
 use super::transfer::Transfer;
@@ -57,6 +58,12 @@ pub const CHANGEABLE: u32 =
 /// The flags that are for the opening only.
 const OF_OPENING: u32 =
     linux::O_CREAT | linux::O_EXCL | linux::O_NOCTTY | linux::O_TRUNC | linux::O_CLOEXEC;
+
+impl Drop for File {
+    fn drop(&mut self) {
+        super::lock::file_ended(self);
+    }
+}
 
 impl File {
     /// Opens what is there.
@@ -180,6 +187,7 @@ impl File {
     fn read_from(&self, to: &mut Transfer<'_>, offset: u64) -> Result {
         match (&self.kind, &self.inode.body) {
             (Kind::Regular, Body::Regular(regular)) => regular.read(to, offset),
+            (Kind::Text(_), Body::Proc(Node::Pages(pid))) => pages::read(*pid, to, offset),
             (Kind::Text(text), Body::Proc(node)) => {
                 if offset == 0 {
                     // Made without the lock: it looks at other files.
@@ -244,6 +252,10 @@ impl File {
         }
         if !self.seekable() {
             return Err(Errno::ESPIPE);
+        }
+        if self.stream().is_some() {
+            // As on Linux, devices that can be anywhere stay where they are.
+            return if whence <= linux::SEEK_HOLE { Ok(0) } else { Err(Errno::EINVAL) };
         }
         let mut position = self.position.lock();
         let length = self.inode.length();

@@ -18,12 +18,15 @@ pub mod epoll;
 pub mod event;
 pub mod file;
 pub mod inode;
+pub mod lock;
 pub mod pipe;
 pub mod poll;
 mod proc;
 pub mod regular;
 mod seed;
+pub mod signals;
 pub mod stream;
+pub mod timer;
 mod transfer;
 pub mod walk;
 

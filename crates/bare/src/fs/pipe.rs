@@ -228,6 +228,24 @@ impl Pipe {
         from.result()
     }
 
+    /// Appends up to `len` of the bytes on their way to `bytes`; 0 at the end.
+    ///
+    /// # Errors
+    /// `EAGAIN`: there are none yet. `ENOMEM`.
+    pub fn look(&self, len: usize, bytes: &mut Vec<u8>) -> Result {
+        let state = self.state.lock();
+        if state.used == 0 {
+            return if state.writers == 0 { Ok(0) } else { Err(Errno::EAGAIN) };
+        }
+        let len = len.min(state.used);
+        bytes.try_reserve_exact(len).map_err(|_| Errno::ENOMEM)?;
+        let (first, second) = state.filled();
+        let split = len.min(first.len());
+        bytes.extend_from_slice(&first[..split]);
+        bytes.extend_from_slice(&second[..len - split]);
+        Ok(len as u64)
+    }
+
     /// What the end that reads is ready for.
     fn ready_to_read(&self) -> Events {
         let state = self.state.lock();

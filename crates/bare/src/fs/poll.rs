@@ -1,10 +1,10 @@
 //! Waiting for any of several files.
 
 use super::file::File;
-use super::stream::{Changes, Events};
+use super::stream::{Changes, Events, Stream, wait_and_look_again};
 use crate::heap::try_push;
 use crate::syscall::{Errno, Result};
-use crate::task::wait::{Stop, WaitQueue, wait_until};
+use crate::task::wait::{Stop, WaitQueue};
 use crate::time;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -20,12 +20,12 @@ pub fn wait_for<'a, R>(
     ready: impl FnMut() -> Option<R>,
 ) -> Result<Option<R>> {
     let mut changes: Vec<Arc<Changes>> = Vec::new();
-    let mut again = None;
+    let mut streams: Vec<&dyn Stream> = Vec::new();
     for stream in files.filter_map(|file| file.stream()) {
         stream.watch(&mut changes)?;
-        again = again.or_else(|| stream.look_again().map(|_| stream.clone()));
+        try_push(&mut streams, &**stream)?;
     }
-    let look_again = || again.as_ref().and_then(|stream| stream.look_again());
+    let look_again = || streams.iter().filter_map(|stream| stream.look_again()).min();
     wait_for_changes(&changes, deadline, look_again, ready)
 }
 
@@ -37,23 +37,17 @@ pub fn wait_for_changes<R>(
     changes: &[Arc<Changes>],
     deadline: Option<u64>,
     look_again: impl Fn() -> Option<u64>,
-    mut ready: impl FnMut() -> Option<R>,
+    ready: impl FnMut() -> Option<R>,
 ) -> Result<Option<R>> {
     let mut queues: Vec<&WaitQueue> = Vec::new();
     changes.iter().try_for_each(|changes| try_push(&mut queues, &changes.queue))?;
     // A file may be watched many times, but is to be waited for once.
     queues.sort_unstable_by_key(|queue| core::ptr::from_ref(*queue));
     queues.dedup_by_key(|queue| core::ptr::from_ref(*queue));
-    loop {
-        let until = [deadline, look_again()].into_iter().flatten().min();
-        match wait_until(&queues, until, &mut ready) {
-            Ok(result) => return Ok(Some(result)),
-            Err(Stop::Signal) => {
-                return Err(deadline.map_or(Errno::RESTART_UNHANDLED, time::interrupted));
-            }
-            Err(Stop::Timeout) if until == deadline => return Ok(None),
-            Err(Stop::Timeout) => {}
-        }
+    match wait_and_look_again(&queues, deadline, look_again, ready) {
+        Ok(result) => Ok(Some(result)),
+        Err(Stop::Timeout) => Ok(None),
+        Err(Stop::Signal) => Err(deadline.map_or(Errno::RESTART_UNHANDLED, time::interrupted)),
     }
 }
 

@@ -11,10 +11,7 @@ use super::transfer::Transfer;
 use crate::percpu;
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
-use crate::task::memory::Memory;
-use crate::task::process::TABLE;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
+use crate::task::process::everybody;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::Deref;
@@ -354,9 +351,7 @@ impl Regular {
         if !self.mapped.load(Ordering::SeqCst) {
             return;
         }
-        let everybody: Vec<Arc<Memory>> =
-            TABLE.lock().processes.values().filter_map(|process| process.memory()).collect();
-        for memory in everybody {
+        for memory in everybody() {
             memory.space().revoke(percpu::cpu(), &self.object, first);
         }
     }

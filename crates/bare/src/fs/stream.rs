@@ -9,7 +9,7 @@ use crate::heap::try_push;
 use crate::signal::{self, Info};
 use crate::syscall::{Errno, Result};
 use crate::task::current;
-use crate::task::wait::{WaitQueue, wait_until};
+use crate::task::wait::{Stop, WaitQueue, wait_until};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::any::Any;
@@ -106,7 +106,14 @@ pub trait Stream: Any + fmt::Debug + Send + Sync {
         self.changes().cloned().map_or(Ok(()), |changes| try_push(all, changes))
     }
 
-    /// When to look again although nothing was announced, in nanoseconds since boot.
+    /// A count that grows whenever there is something new to tell those who watch for edges; none if there
+    /// never is.
+    fn edges(&self) -> Option<u64> {
+        self.changes().map(|changes| changes.count())
+    }
+
+    /// When to look again although nothing was announced, in nanoseconds since boot. If that comes to be
+    /// earlier, it is announced.
     fn look_again(&self) -> Option<u64> {
         None
     }
@@ -126,13 +133,33 @@ pub trait Stream: Any + fmt::Debug + Send + Sync {
 /// [`Errno::RESTART`]: a signal came first.
 pub fn wait(stream: &dyn Stream, wanted: Events) -> Result<()> {
     let queue = stream.changes().map(|changes| &changes.queue);
+    let ready = || stream.ready().intersects(wanted | Events::ALWAYS).then_some(());
+    wait_and_look_again(queue.as_slice(), None, || stream.look_again(), ready).map_err(|stop| {
+        debug_assert_eq!(stop, Stop::Signal, "there is no deadline");
+        Errno::RESTART
+    })
+}
+
+/// As [`wait_until`], for what is also to be looked at when `look_again` says.
+///
+/// # Errors
+/// Why the wait ended without it.
+pub fn wait_and_look_again<R>(
+    queues: &[&WaitQueue],
+    deadline: Option<u64>,
+    look_again: impl Fn() -> Option<u64>,
+    mut ready: impl FnMut() -> Option<R>,
+) -> core::result::Result<R, Stop> {
+    let until = || [deadline, look_again()].into_iter().flatten().min();
     loop {
-        let ready = || stream.ready().intersects(wanted | Events::ALWAYS).then_some(());
-        let at = stream.look_again();
-        match wait_until(queue.as_slice(), at, ready) {
-            Ok(()) => return Ok(()),
-            Err(crate::task::wait::Stop::Timeout) => {}
-            Err(crate::task::wait::Stop::Signal) => return Err(Errno::RESTART),
+        let at = until();
+        let sooner = || until().is_some_and(|now| at.is_none_or(|at| now < at));
+        let look = || ready().map(Some).or_else(|| sooner().then_some(None));
+        match wait_until(queues, at, look) {
+            Ok(Some(result)) => return Ok(result),
+            Err(Stop::Timeout) if at == deadline => return Err(Stop::Timeout),
+            Ok(None) | Err(Stop::Timeout) => {}
+            Err(Stop::Signal) => return Err(Stop::Signal),
         }
     }
 }

@@ -34,6 +34,9 @@ const _: () = {
     assert!(offset_of!(Queued, _uid) == 4 && offset_of!(Queued, _sigval) == 8);
 };
 
+/// Bytes of a `signalfd_siginfo`.
+pub const TOLD: usize = 128;
+
 impl Info {
     const fn new(signal: u32, code: i32) -> Self {
         Self { signal, errno: 0, code, padding: 0, fields: [0; 14] }
@@ -92,8 +95,10 @@ impl Info {
         const TICKS: u64 = 100;
         let mut info = Self::new(signal, status.child_code() as i32);
         let (pid, status) = (u64::from(child.pid), u64::from(status.child_status()));
-        let ran = child.run_time() / (crate::time::SECOND / TICKS);
-        info.fields[..3].copy_from_slice(&[pid, status, ran]);
+        let times = child.times();
+        let [user, system] =
+            [times.user, times.system].map(|time| time / (crate::time::SECOND / TICKS));
+        info.fields[..4].copy_from_slice(&[pid, status, user, system]);
         info
     }
 
@@ -101,6 +106,37 @@ impl Info {
     pub(crate) const fn as_signal(mut self, signal: u32) -> Self {
         self.signal = signal;
         self
+    }
+
+    /// What `signalfd` tells of it: `signalfd_siginfo`.
+    pub fn told(&self) -> [u8; TOLD] {
+        let mut told = [0; TOLD];
+        let mut put = |at: usize, bytes: &[u8]| told[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, &self.signal.to_ne_bytes());
+        put(4, &self.errno.to_ne_bytes());
+        put(8, &self.code.to_ne_bytes());
+        let [first, second, third, fourth, ..] = self.fields;
+        let (low, high) = (&first.to_ne_bytes()[..4], &first.to_ne_bytes()[4..]);
+        let faults = [linux::SIGSEGV, linux::SIGBUS, linux::SIGILL, linux::SIGFPE, linux::SIGTRAP];
+        if self.code == linux::SI_TIMER {
+            put(24, low);
+            put(32, high);
+        } else if self.code > 0 && faults.contains(&self.signal) {
+            put(72, &first.to_ne_bytes());
+            return told;
+        } else {
+            put(12, low);
+            put(16, high);
+        }
+        if self.code > 0 && self.signal == linux::SIGCHLD {
+            put(40, &second.to_ne_bytes()[..4]);
+            put(56, &third.to_ne_bytes());
+            put(64, &fourth.to_ne_bytes());
+        } else {
+            put(44, &second.to_ne_bytes()[..4]);
+            put(48, &second.to_ne_bytes());
+        }
+        told
     }
 
     /// The signal.

@@ -27,7 +27,7 @@ mod stop;
 pub use action::{Action, Disposition};
 pub use deliver::deliver;
 pub use frame::{frame_bytes, restore, set_stack};
-pub use info::Info;
+pub use info::{Info, TOLD};
 pub use send::{child_ended, fault, queue_process, queue_thread, send_process, send_thread};
 pub use stop::Job;
 
@@ -351,6 +351,11 @@ pub fn wait_for(set: Set, deadline: Option<u64>) -> Result<Info> {
         Stop::Timeout => Errno::EAGAIN,
         Stop::Signal => Errno::EINTR,
     })
+}
+
+/// Takes a signal of `set` that waits for the running thread, blocked or not.
+pub fn take_waiting(set: Set) -> Option<Info> {
+    deliver::take(&current(), set)
 }
 
 /// Whether a parent wants nothing of children that end: they leave no zombies.

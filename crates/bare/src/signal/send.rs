@@ -2,6 +2,7 @@
 
 use super::{Disposition, Info, Set, UNBLOCKABLE, bit, stop, takes};
 use crate::arch::TrapFrame;
+use crate::fs::signals;
 use crate::syscall::Result;
 use crate::task::process::{ExitStatus, Process};
 use crate::task::{Thread, current, scheduler};
@@ -46,6 +47,13 @@ pub fn child_ended(parent: &Arc<Process>, signal: u32, child: &Arc<Process>, sta
 fn post(process: &Arc<Process>, thread: Option<&Arc<Thread>>, info: Info) -> Result<()> {
     let signal = info.signal();
     stop::before(process, signal);
+    queue(process, thread, info)?;
+    signals::announce();
+    Ok(())
+}
+
+fn queue(process: &Process, thread: Option<&Arc<Thread>>, info: Info) -> Result<()> {
+    let signal = info.signal();
     let threads = process.threads.lock();
     let kept = match thread {
         Some(thread) => thread.signals.kept(),

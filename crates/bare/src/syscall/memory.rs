@@ -3,14 +3,19 @@
 use super::{Args, Errno, Result};
 use crate::arch::user;
 use crate::fs;
+use crate::fs::regular::Held;
+use crate::heap::try_push;
 use crate::percpu;
 use crate::task::{breathe, current};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-use faultless::{Advice, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Space, USER_END, VirtRange};
+use faultless::{
+    Advice, Area, Backing, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Shared, Space, USER_END,
+    VirtRange, VmaFlags,
+};
 
 /// The space of the caller.
-fn space<'a>() -> &'a Space<crate::machine::Bare> {
+pub(super) fn space<'a>() -> &'a Space<crate::machine::Bare> {
     // SAFETY: a thread runs, so this CPU runs the space of its process, which lives at least as long as
     // the call: only `execve` and the end of the process replace it, and these calls do neither.
     unsafe { &*percpu::this().space.get() }
@@ -22,7 +27,7 @@ fn room() -> Result<()> {
 }
 
 /// [`room`], and whether the caller's limit leaves its address space so many bytes more.
-fn room_for(bytes: u64) -> Result<()> {
+pub(super) fn room_for(bytes: u64) -> Result<()> {
     room()?;
     let limit = current().process.address_space.load(Ordering::Relaxed);
     let has = || space().mapped_pages() << PAGE_SHIFT;
@@ -31,6 +36,18 @@ fn room_for(bytes: u64) -> Result<()> {
     }
     Ok(())
 }
+
+/// Whether the caller has what it maps locked, and so faulted in, at once.
+fn locks_future() -> bool {
+    current().process.locks_future.load(Ordering::Relaxed)
+}
+
+/// Of `mmap`: the mapping is locked.
+const LOCKED: u64 = 0x2000;
+/// Of `mmap`: fault it in.
+const POPULATE: u64 = MapFlags::POPULATE.bits() as u64;
+/// Of `mmap`: but not now; of `remap_file_pages`: do not fault it in.
+const NONBLOCK: u64 = 0x1_0000;
 
 /// `mmap(addr, length, prot, flags, fd, offset)`.
 pub fn mmap(args: Args<'_>) -> Result {
@@ -41,7 +58,8 @@ pub fn mmap(args: Args<'_>) -> Result {
     if offset & (faultless::PAGE_SIZE - 1) != 0 {
         return Err(Errno::EINVAL);
     }
-    let at_once = flags.contains(MapFlags::POPULATE);
+    let populates = args.d() & (POPULATE | NONBLOCK) == POPULATE;
+    let at_once = populates || args.d() & LOCKED != 0 || locks_future();
     let flags = flags - MapFlags::POPULATE;
     let start = if flags.contains(MapFlags::ANONYMOUS) {
         space().mmap(percpu::cpu(), addr, len, prot, flags)?
@@ -63,6 +81,17 @@ fn populate(start: u64, len: u64, write: bool) -> Result<()> {
     in_pieces(start, len, |at, piece| {
         space().madvise(percpu::cpu(), at, piece, advice).map_err(Errno::from)
     })
+}
+
+/// What is mapped in `range`, and whether the program may write there.
+fn areas(range: VirtRange) -> Result<Vec<(VirtRange, bool)>> {
+    let mut areas = Vec::new();
+    let mut room = Ok(());
+    space().each_area(percpu::cpu(), range, |area| {
+        room = try_push(&mut areas, (area.range.intersect(range), area.allows(Prot::WRITE)));
+        room.is_ok()
+    });
+    room.map(|()| areas)
 }
 
 /// Does something to a range that may be large, a piece at a time.
@@ -100,7 +129,14 @@ pub fn mprotect(args: Args<'_>) -> Result {
 pub fn mremap(args: Args<'_>) -> Result {
     room_for(args.c().saturating_sub(args.b()))?;
     let flags = RemapFlags::from_bits(args.d() as u32).ok_or(Errno::EINVAL)?;
-    Ok(space().mremap(percpu::cpu(), args.a(), args.b(), args.c(), flags, args.e())?)
+    let (old, new) = (args.b(), args.c());
+    let start = space().mremap(percpu::cpu(), args.a(), old, new, flags, args.e())?;
+    if new > old && locks_future() {
+        let added = faultless::addr::page_down(old);
+        let len = faultless::addr::page_up(new - added).unwrap_or(0);
+        let _ = populate(start + added, len, true);
+    }
+    Ok(start)
 }
 
 /// `madvise(addr, length, advice)`.
@@ -121,7 +157,13 @@ pub fn madvise(args: Args<'_>) -> Result {
 pub fn brk(args: Args<'_>) -> Result {
     let growth = args.a().saturating_sub(space().heap_range().end);
     let wanted = if room_for(growth).is_ok() { args.a() } else { 0 };
-    Ok(space().brk(percpu::cpu(), wanted))
+    let end = space().brk(percpu::cpu(), wanted);
+    if growth != 0 && end == args.a() && locks_future() {
+        let start = faultless::addr::page_down(end - growth);
+        let len = faultless::addr::page_up(end).unwrap_or(end) - start;
+        let _ = populate(start, len, true);
+    }
+    Ok(end)
 }
 
 /// `mincore(addr, length, vector)`.
@@ -154,13 +196,114 @@ pub fn msync(args: Args<'_>) -> Result {
     Ok(0)
 }
 
+/// The pages that a call to lock or unlock is about.
+fn to_lock(args: &Args<'_>) -> Result<VirtRange> {
+    let start = faultless::addr::page_down(args.a());
+    let len = args.b().wrapping_add(args.a() - start);
+    // As on Linux, a length that is nearly all there is comes round to nothing.
+    let len = faultless::addr::page_up(len).unwrap_or(0);
+    let end = start.checked_add(len).ok_or(Errno::EINVAL)?;
+    mapped(start, len)?;
+    Ok(VirtRange::new(start, end))
+}
+
 /// `mlock(addr, length)`: nothing is ever paged out, so to lock is to fault in.
 pub fn mlock(args: Args<'_>) -> Result {
-    let start = faultless::addr::page_down(args.a());
-    let len = args.a() - start + args.b().min(USER_END);
-    mapped(start, len)?;
-    // What cannot be had is left for later faults.
-    let _ = populate(start, len, true).or_else(|_| populate(start, len, false));
+    let range = to_lock(&args)?;
+    for (part, write) in areas(range)? {
+        populate(part.start, part.len(), write).map_err(|errno| match errno {
+            Errno::RESTART => errno,
+            _ => Errno::ENOMEM,
+        })?;
+    }
+    Ok(0)
+}
+
+/// `mlock2(addr, length, flags)`.
+pub fn mlock2(args: Args<'_>) -> Result {
+    const ON_FAULT: u64 = 1;
+    match args.c() {
+        0 => mlock(args),
+        ON_FAULT => munlock(args),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// `munlock(addr, length)`: pages that are there stay.
+pub fn munlock(args: Args<'_>) -> Result {
+    to_lock(&args)?;
+    Ok(0)
+}
+
+/// `mlockall(flags)`.
+pub fn mlockall(args: Args<'_>) -> Result {
+    const CURRENT: u64 = 1;
+    const FUTURE: u64 = 2;
+    const ON_FAULT: u64 = 4;
+    let flags = args.a();
+    if flags & !(CURRENT | FUTURE | ON_FAULT) != 0 || flags & (CURRENT | FUTURE) == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let at_once = flags & ON_FAULT == 0;
+    current().process.locks_future.store(flags & FUTURE != 0 && at_once, Ordering::Relaxed);
+    if flags & CURRENT != 0 && at_once {
+        for (part, write) in areas(VirtRange::USER)? {
+            // What else cannot be had is left out.
+            if populate(part.start, part.len(), write) == Err(Errno::RESTART) {
+                return Err(Errno::RESTART);
+            }
+        }
+    }
+    Ok(0)
+}
+
+/// `munlockall()`.
+pub fn munlockall(_: Args<'_>) -> Result {
+    current().process.locks_future.store(false, Ordering::Relaxed);
+    Ok(0)
+}
+
+/// `remap_file_pages(addr, length, prot, page, flags)`: a new mapping of another part of what is mapped there,
+/// shared, as Linux has it since it has no mappings out of order any more.
+pub fn remap_file_pages(args: Args<'_>) -> Result {
+    room()?;
+    let (start, len) = (faultless::addr::page_down(args.a()), faultless::addr::page_down(args.b()));
+    let first = args.d();
+    let end = start.checked_add(len).filter(|&end| end > start && end <= USER_END);
+    let pages_end = first.checked_add(len >> PAGE_SHIFT);
+    let (Some(end), 0, Some(_)) = (end, args.c(), pages_end) else { return Err(Errno::EINVAL) };
+    // All of it must be of one object, alike, and without holes.
+    let mut whole: Option<Area> = None;
+    let mut reached = start;
+    space().each_area(percpu::cpu(), VirtRange::new(start, end), |area| {
+        let alike = match &whole {
+            None => !area.is_private(),
+            Some(first) => {
+                first.flags == area.flags
+                    && first.prot == area.prot
+                    && first.object.as_ref().map(Shared::id) == area.object.as_ref().map(Shared::id)
+            }
+        };
+        let joins = area.range.start <= reached && alike;
+        if joins {
+            reached = area.range.end;
+            whole.get_or_insert_with(|| area.clone());
+        }
+        joins
+    });
+    let area = whole.ok_or(Errno::EINVAL)?;
+    let object = Held::new(area.object.ok_or(Errno::EINVAL)?);
+    if reached < end {
+        return Err(Errno::EINVAL);
+    }
+    let may_write = !area.flags.contains(VmaFlags::NOWRITE);
+    let backing = Backing { object: &object, first, may_write };
+    let flags = MapFlags::SHARED | MapFlags::FIXED;
+    space().mmap_object(percpu::cpu(), start, len, area.prot, flags, backing)?;
+    if args.e() & NONBLOCK == 0 {
+        // What cannot be had is left for later faults.
+        let _ = populate(start, len, area.prot.contains(Prot::WRITE));
+    }
     Ok(0)
 }
 

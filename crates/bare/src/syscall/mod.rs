@@ -3,9 +3,11 @@
 //! One file a family of calls; each call is a function of its [`Args`]. What is not there returns `ENOSYS`
 //! and is named on the report once.
 
+pub mod across;
 mod errno;
 pub mod file;
 pub mod futex;
+pub mod ipc;
 pub mod memory;
 pub mod process;
 pub mod sched;
@@ -90,8 +92,27 @@ fn call(number: u32, args: Args<'_>) -> Result {
         nr::__NR_brk => memory::brk(args),
         nr::__NR_mincore => memory::mincore(args),
         nr::__NR_msync => memory::msync(args),
-        nr::__NR_mlock | nr::__NR_mlock2 => memory::mlock(args),
-        nr::__NR_munlock | nr::__NR_mlockall | nr::__NR_munlockall => Ok(0),
+        nr::__NR_mlock => memory::mlock(args),
+        nr::__NR_mlock2 => memory::mlock2(args),
+        nr::__NR_munlock => memory::munlock(args),
+        nr::__NR_mlockall => memory::mlockall(args),
+        nr::__NR_munlockall => memory::munlockall(args),
+        nr::__NR_remap_file_pages => memory::remap_file_pages(args),
+        nr::__NR_process_vm_readv => across::process_vm_readv(args),
+        nr::__NR_process_vm_writev => across::process_vm_writev(args),
+
+        nr::__NR_shmget => ipc::shm::shmget(args),
+        nr::__NR_shmat => ipc::shm::shmat(args),
+        nr::__NR_shmdt => ipc::shm::shmdt(args),
+        nr::__NR_shmctl => ipc::shm::shmctl(args),
+        nr::__NR_semget => ipc::sem::semget(args),
+        nr::__NR_semop => ipc::sem::semop(args),
+        nr::__NR_semtimedop => ipc::sem::semtimedop(args),
+        nr::__NR_semctl => ipc::sem::semctl(args),
+        nr::__NR_msgget => ipc::msg::msgget(args),
+        nr::__NR_msgsnd => ipc::msg::msgsnd(args),
+        nr::__NR_msgrcv => ipc::msg::msgrcv(args),
+        nr::__NR_msgctl => ipc::msg::msgctl(args),
 
         // Processes and threads
         nr::__NR_getpid => process::getpid(args),
@@ -127,6 +148,9 @@ fn call(number: u32, args: Args<'_>) -> Result {
         nr::__NR_sched_setparam => sched::sched_setparam(args),
         nr::__NR_sched_getparam => sched::sched_getparam(args),
         nr::__NR_sched_getattr => sched::sched_getattr(args),
+        nr::__NR_sched_setattr => sched::sched_setattr(args),
+        nr::__NR_ioprio_get => sched::ioprio_get(args),
+        nr::__NR_ioprio_set => sched::ioprio_set(args),
         nr::__NR_sched_get_priority_max => sched::sched_get_priority(args, 99),
         nr::__NR_sched_get_priority_min => sched::sched_get_priority(args, 1),
         nr::__NR_sched_rr_get_interval => sched::sched_rr_get_interval(args),
@@ -155,6 +179,8 @@ fn call(number: u32, args: Args<'_>) -> Result {
         nr::__NR_clock_gettime => time::clock_gettime(args),
         nr::__NR_clock_getres => time::clock_getres(args),
         nr::__NR_clock_settime => time::clock_settime(args),
+        nr::__NR_adjtimex => time::adjtimex(args),
+        nr::__NR_clock_adjtime => time::clock_adjtime(args),
         nr::__NR_gettimeofday => time::gettimeofday(args),
         nr::__NR_time => time::time(args),
         nr::__NR_nanosleep => time::nanosleep(args),
@@ -179,6 +205,11 @@ fn call(number: u32, args: Args<'_>) -> Result {
         nr::__NR_eventfd2 => file::open::eventfd2(args),
         nr::__NR_epoll_create => file::open::epoll_create(args),
         nr::__NR_epoll_create1 => file::open::epoll_create1(args),
+        nr::__NR_timerfd_create => file::special::timerfd_create(args),
+        nr::__NR_timerfd_settime => file::special::timerfd_settime(args),
+        nr::__NR_timerfd_gettime => file::special::timerfd_gettime(args),
+        nr::__NR_signalfd => file::special::signalfd(args),
+        nr::__NR_signalfd4 => file::special::signalfd4(args),
         nr::__NR_memfd_create => file::open::memfd_create(args),
         nr::__NR_read => file::rw::read(args),
         nr::__NR_write => file::rw::write(args),
@@ -194,6 +225,8 @@ fn call(number: u32, args: Args<'_>) -> Result {
         nr::__NR_sendfile => file::rw::sendfile(args),
         nr::__NR_copy_file_range => file::rw::copy_file_range(args),
         nr::__NR_splice => file::rw::splice(args),
+        nr::__NR_vmsplice => file::rw::vmsplice(args),
+        nr::__NR_tee => file::rw::tee(args),
         nr::__NR_truncate => file::range::truncate(args),
         nr::__NR_ftruncate => file::range::ftruncate(args),
         nr::__NR_fallocate => file::range::fallocate(args),
@@ -209,7 +242,7 @@ fn call(number: u32, args: Args<'_>) -> Result {
         nr::__NR_dup2 => file::descriptor::dup2(args),
         nr::__NR_dup3 => file::descriptor::dup3(args),
         nr::__NR_fcntl => file::descriptor::fcntl(args),
-        nr::__NR_flock => file::descriptor::flock(args),
+        nr::__NR_flock => file::lock::flock(args),
         nr::__NR_ioctl => file::descriptor::control(args),
         nr::__NR_stat => file::meta::stat(args),
         nr::__NR_lstat => file::meta::lstat(args),

@@ -6,7 +6,7 @@ use crate::fs;
 use crate::task::clone::{self, Request};
 use crate::task::exec::{self, Strings};
 use crate::task::exit;
-use crate::task::process::{self, ExitStatus, Process, TABLE};
+use crate::task::process::{self, ExitStatus, Process, TABLE, Usage};
 use crate::task::wait::wait_until;
 use crate::task::{Thread, current};
 use alloc::string::String;
@@ -180,7 +180,7 @@ enum Wanted {
 struct News {
     pid: u32,
     status: ExitStatus,
-    used: [u64; 4],
+    used: Usage,
 }
 
 /// Waits for a child that ended, stopped, or goes on, as `options` say, and takes one that ended out of the
@@ -208,16 +208,14 @@ fn wait_for(wanted: &Wanted, options: u32) -> Result<Option<News>> {
                 continue;
             }
             found = true;
-            let used = || {
-                let [own, of_children] = [child.usage[0].get(), child.usage[1].get()];
-                core::array::from_fn(|at| own[at] + of_children[at])
-            };
+            let used = || child.usage() + *child.children_usage.lock();
             if has(nr::WEXITED) && child.ended.load(Ordering::SeqCst) {
                 let status = child.ending.lock().unwrap_or(ExitStatus::exited(0));
                 let news = News { pid: child.pid, status, used: used() };
                 if !has(nr::WNOWAIT) {
                     table.processes.remove(&news.pid);
-                    parent.usage[1].add(news.used);
+                    let mut used = parent.children_usage.lock();
+                    *used = *used + news.used;
                     children.remove(at);
                 }
                 return Some(Ok(Some(news)));

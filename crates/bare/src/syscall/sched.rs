@@ -69,7 +69,12 @@ pub fn sched_getscheduler(args: Args<'_>) -> Result {
 pub fn sched_setscheduler(args: Args<'_>) -> Result {
     let priority: i32 = user::read(args.c())?;
     thread_or_own(args.a())?;
-    match args.b() as u32 & !nr::SCHED_RESET_ON_FORK {
+    allowed(args.b() as u32 & !nr::SCHED_RESET_ON_FORK, priority)
+}
+
+/// Whether a policy may be had: those without priorities.
+fn allowed(policy: u32, priority: i32) -> Result {
+    match policy {
         nr::SCHED_NORMAL | nr::SCHED_BATCH | nr::SCHED_IDLE if priority == 0 => Ok(0),
         nr::SCHED_FIFO | nr::SCHED_RR if (1..=99).contains(&priority) => Err(Errno::EPERM),
         _ => Err(Errno::EINVAL),
@@ -118,6 +123,50 @@ pub fn sched_getattr(args: Args<'_>) -> Result {
     words[0] = FIRST_SIZE;
     user::write(args.b(), &words)?;
     Ok(0)
+}
+
+/// `sched_setattr(tid, attributes, flags)`: as `sched_setscheduler`.
+pub fn sched_setattr(args: Args<'_>) -> Result {
+    /// Size and policy, flags, nice and priority, runtime, deadline, period.
+    const FIRST_SIZE: u32 = 48;
+    if args.b() == 0 || args.c() != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let size = match user::read::<u32>(args.b())? {
+        0 => FIRST_SIZE,
+        size => size,
+    };
+    if size < FIRST_SIZE || u64::from(size) > faultless::PAGE_SIZE {
+        user::write(args.b(), &FIRST_SIZE)?;
+        return Err(Errno::E2BIG);
+    }
+    let words: [u64; FIRST_SIZE as usize / 8] = user::read(args.b())?;
+    let (policy, priority) = ((words[0] >> 32) as u32, (words[2] >> 32) as i32);
+    thread_or_own(args.a())?;
+    if words[1] & !u64::from(nr::SCHED_FLAG_ALL) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    allowed(policy, priority)
+}
+
+/// `ioprio_get(which, who)`: there is no disk to wait for, so that all are alike: the fourth of the usual class.
+pub fn ioprio_get(args: Args<'_>) -> Result {
+    const USUAL: u64 = 2 << 13 | 4;
+    const PROCESS: u64 = 1;
+    match args.a() {
+        PROCESS => thread_or_own(args.b()).map(|_| USUAL),
+        2 | 3 => Ok(USUAL),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// `ioprio_set(which, who, priority)`: accepted.
+pub fn ioprio_set(args: Args<'_>) -> Result {
+    let (class, level) = ((args.c() as u32) >> 13 & 7, args.c() as u32 & 0x1fff);
+    if class > 3 || class == 0 && level != 0 {
+        return Err(Errno::EINVAL);
+    }
+    ioprio_get(args).map(|_| 0)
 }
 
 /// `getpriority(which, who)`: all are alike. The call returns 20 less the nice value.

@@ -119,38 +119,23 @@ pub fn setrlimit(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// What was used, as [`Usage`] counts it, and KiB of memory at most, as programs see it. All time is the
-/// program's: the kernel's is not told apart.
-pub(super) fn rusage([ran, faults, given, taken]: [u64; 4], memory: u64) -> [u64; 18] {
+/// What was used, and KiB of memory at most, as programs see it.
+pub(super) const fn rusage(used: Usage, memory: u64) -> [u64; 18] {
     // Times of the program and of the kernel in seconds and microseconds, largest memory, sizes, small and
     // large faults, swaps, input, output, messages, signals, switches.
-    let (seconds, microseconds) = (ran / time::SECOND, ran % time::SECOND / 1000);
-    let [small, large] = [faults, 0];
-    [seconds, microseconds, 0, 0, memory, 0, 0, 0, small, large, 0, 0, 0, 0, 0, 0, given, taken]
-}
-
-/// What the running process and its threads used so far.
-fn own_usage() -> [u64; 4] {
-    let process = current().process.clone();
-    let usage = Usage::default();
-    usage.add(process.usage[0].get());
-    for thread in process.threads.lock().iter() {
-        let [_, faults, given, taken] = exit::usage_of(thread);
-        usage.add([thread.run_time(), faults, given, taken]);
-    }
-    usage.get()
+    let Usage { times: time::Times { user, system }, faults, switches: [given, taken] } = used;
+    let (user, user_rest) = (user / time::SECOND, user % time::SECOND / 1000);
+    let (system, rest) = (system / time::SECOND, system % time::SECOND / 1000);
+    [user, user_rest, system, rest, memory, 0, 0, 0, faults, 0, 0, 0, 0, 0, 0, 0, given, taken]
 }
 
 /// `getrusage(who, usage)`.
 pub fn getrusage(args: Args<'_>) -> Result {
     let thread = current();
     let used = match args.a() as i32 {
-        nr::RUSAGE_CHILDREN => thread.process.usage[1].get(),
-        0 => own_usage(),
-        1 => {
-            let [_, faults, given, taken] = exit::usage_of(&thread);
-            [thread.run_time(), faults, given, taken]
-        }
+        nr::RUSAGE_CHILDREN => *thread.process.children_usage.lock(),
+        0 => thread.process.usage(),
+        1 => thread.usage(),
         _ => return Err(Errno::EINVAL),
     };
     let memory = thread.process.memory();
@@ -162,10 +147,11 @@ pub fn getrusage(args: Args<'_>) -> Result {
 /// `times(times)`.
 pub fn times(args: Args<'_>) -> Result {
     let ticks = |nanoseconds: u64| nanoseconds / (time::SECOND / TICKS);
-    let own = ticks(current().process.run_time());
-    let children = ticks(current().process.usage[1].get()[0]);
+    let process = &current().process;
+    let (own, children) = (process.times(), process.children_usage.lock().times);
     if args.a() != 0 {
-        user::write(args.a(), &[own, 0, children, 0])?;
+        let all = [own.user, own.system, children.user, children.system];
+        user::write(args.a(), &all.map(ticks))?;
     }
     Ok(ticks(time::now()))
 }

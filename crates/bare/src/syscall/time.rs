@@ -10,8 +10,9 @@ use crate::time::timers::{self, Key, Notify, Setting};
 use crate::time::{self, Clock};
 use alloc::sync::Arc;
 use linux_raw_sys::general::{
-    __kernel_itimerspec, __kernel_old_itimerval, ITIMER_PROF, ITIMER_REAL, ITIMER_VIRTUAL, SIGALRM,
-    SIGEV_NONE, SIGEV_SIGNAL, SIGEV_THREAD, SIGEV_THREAD_ID, TIMER_ABSTIME,
+    __kernel_itimerspec, __kernel_old_itimerval, CLOCK_REALTIME, ITIMER_PROF, ITIMER_REAL,
+    ITIMER_VIRTUAL, SIGALRM, SIGEV_NONE, SIGEV_SIGNAL, SIGEV_THREAD, SIGEV_THREAD_ID,
+    TIMER_ABSTIME,
 };
 
 /// `clock_gettime(clock, time)`.
@@ -39,8 +40,44 @@ pub fn clock_settime(args: Args<'_>) -> Result {
             Err(Errno::EPERM)
         }
         Clock::Monotonic => Err(Errno::EINVAL),
-        Clock::Process(_) | Clock::Thread(_) => Err(Errno::EPERM),
+        Clock::Process(_) | Clock::User(_) | Clock::Thread(_) => Err(Errno::EPERM),
     }
+}
+
+/// `adjtimex(state)`: the clock is as it is, and nobody may change it.
+pub fn adjtimex(args: Args<'_>) -> Result {
+    adjust(args.a())
+}
+
+/// `clock_adjtime(clock, state)`.
+pub fn clock_adjtime(args: Args<'_>) -> Result {
+    match Clock::numbered(args.a() as i32, Use::Read)? {
+        Clock::Real if args.a() as u32 == CLOCK_REALTIME => adjust(args.b()),
+        _ => Err(Errno::EOPNOTSUPP),
+    }
+}
+
+/// Tells of the clock, in the `timex` at `addr`, that nothing corrects it.
+fn adjust(addr: u64) -> Result {
+    /// `ADJ_OFFSET_SS_READ`: asks only.
+    const ASK: u32 = 0xa001;
+    /// `STA_UNSYNC`, and what the call returns for it: `TIME_ERROR`.
+    const UNCORRECTED: u64 = 0x40;
+    const ERROR: u64 = 5;
+    /// Microseconds that it may be wrong by: as long as nothing corrects it.
+    const WRONG: u64 = 16_000_000;
+    let modes: u32 = user::read(addr)?;
+    if modes != 0 && modes != ASK {
+        return Err(Errno::EPERM);
+    }
+    let now = time::timeval(clock::wall());
+    let (seconds, microseconds) = (now.tv_sec as u64, now.tv_usec as u64);
+    // From offset and frequency: errors, status, constant, precision, tolerance, time, and the microseconds
+    // of a tick; all that follows is of corrections.
+    let words = [0, 0, WRONG, WRONG, UNCORRECTED, 2, 1, 32_768_000, seconds, microseconds, 10_000];
+    user::write(addr.wrapping_add(8), &words)?;
+    user::write(addr.wrapping_add(8 + 8 * words.len() as u64), &[0u64; 14])?;
+    Ok(ERROR)
 }
 
 /// `gettimeofday(time, zone)`.
@@ -139,7 +176,7 @@ const fn itimerval(setting: Setting) -> __kernel_old_itimerval {
     }
 }
 
-const fn itimerspec(setting: Setting) -> __kernel_itimerspec {
+pub(super) const fn itimerspec(setting: Setting) -> __kernel_itimerspec {
     __kernel_itimerspec {
         it_interval: time::timespec(setting.interval),
         it_value: time::timespec(setting.value),
@@ -203,7 +240,7 @@ pub fn timer_create(args: Args<'_>) -> Result {
     let own = &current().process;
     let of_own = match &clock {
         Clock::Real | Clock::Monotonic => true,
-        Clock::Process(process) => process.as_ptr() == Arc::as_ptr(own),
+        Clock::Process(process) | Clock::User(process) => process.as_ptr() == Arc::as_ptr(own),
         // The numbers of threads of others were refused already.
         Clock::Thread(_) => true,
     };
@@ -249,16 +286,21 @@ fn created(id: u64) -> Key {
     Key::Created(id as i32)
 }
 
+/// What the program wants a timer set to.
+pub(super) fn read_itimerspec(addr: u64) -> Result<Setting> {
+    let new: __kernel_itimerspec = user::read(addr)?;
+    Ok(Setting {
+        value: time::nanoseconds(&new.it_value)?,
+        interval: time::nanoseconds(&new.it_interval)?,
+    })
+}
+
 /// `timer_settime(id, flags, new, old)`.
 pub fn timer_settime(args: Args<'_>) -> Result {
     if args.c() == 0 {
         return Err(Errno::EINVAL);
     }
-    let new: __kernel_itimerspec = user::read(args.c())?;
-    let new = Setting {
-        value: time::nanoseconds(&new.it_value)?,
-        interval: time::nanoseconds(&new.it_interval)?,
-    };
+    let new = read_itimerspec(args.c())?;
     let absolute = args.b() as u32 & TIMER_ABSTIME != 0;
     let old = timers::set(&current().process, created(args.a()), new, absolute)?;
     if args.d() != 0 {

@@ -89,6 +89,7 @@ pub(super) fn finish(status: ExitStatus) -> ! {
 /// Every frame is accounted for, now that no space is left.
 fn check() {
     fs::unmount();
+    crate::ipc::clear();
     scheduler::drain_all();
     let cpu = percpu::cpu();
     if let Err(discrepancy) = faultless::audit::audit(cpu, &[]) {

@@ -420,6 +420,7 @@ pub fn exec(frame: &mut TrapFrame, loaded: Loaded) -> Result {
     exit::replace_memory(memory);
     process.files.close_on_exec();
     process.signals.reset_for_exec();
+    process.locks_future.store(false, Ordering::Relaxed);
     *process.name.lock() = name;
     if let Some(successor) = successor {
         exit::succeed(successor);

@@ -15,6 +15,7 @@ use super::thread::{Current, Thread, current};
 use super::wait::wait_in_any_case;
 use super::{boot, futex, scheduler};
 use crate::arch::user;
+use crate::time::Times;
 use crate::{machine, signal};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -76,29 +77,25 @@ pub fn end_thread() -> ! {
         let process = &thread.process;
         say_goodbye(&thread);
         machine::run(None);
-        process.usage[0].add(usage_of(&thread));
         let last = {
             // From both lists at once: whoever then is alone may take the number.
             let mut table = TABLE.lock();
             let mut threads = process.threads.lock();
             table.threads.remove(&thread.tid);
             threads.retain(|other| other.tid != thread.tid);
-            threads.is_empty()
+            let mut ended = process.ended_usage.lock();
+            let used = thread.usage();
+            *ended = *ended + used;
+            threads.is_empty().then_some(used.times)
         };
         signal::thread_ends(&thread);
         process.threads_changed.wake_all();
-        last.then(|| process.clone())
+        last.map(|counted| (process.clone(), counted))
     };
-    if let Some(process) = last {
-        end_process(&process);
+    if let Some((process, counted)) = last {
+        end_process(&process, counted);
     }
     scheduler::end()
-}
-
-/// What `thread` used, as [`Usage::add`](process::Usage::add) takes it.
-pub fn usage_of(thread: &Thread) -> [u64; 4] {
-    let [given, taken] = &thread.switches;
-    [&thread.ran, &thread.faults, given, taken].map(|count| count.load(Ordering::Relaxed))
 }
 
 /// Releases what others in the thread's memory wait for: its robust futexes, and its end. Also before
@@ -117,12 +114,15 @@ pub(super) fn say_goodbye(thread: &Current) {
     }
 }
 
-fn end_process(process: &Arc<Process>) {
+/// The end of a process whose last thread, the running one, has left it; `counted` is how much of that one's
+/// time the process has counted already.
+fn end_process(process: &Arc<Process>, counted: Times) {
     let status = *process
         .ending
         .lock()
         .get_or_insert(ExitStatus::exited(process.leader_code.load(Ordering::Relaxed)));
     drop(process.replace_memory(None));
+    crate::ipc::sem::process_ends(process.pid);
     process.memory_changed.wake_all();
     process.files.close_all();
     signal::process_ended(process);
@@ -134,6 +134,11 @@ fn end_process(process: &Arc<Process>) {
     let parent = {
         let mut table = TABLE.lock();
         leave_children(process, &table);
+        {
+            // To take memory apart is a large part of many a program's time.
+            let mut ended = process.ended_usage.lock();
+            ended.times = ended.times + current().cpu_time.times() - counted;
+        }
         process.ended.store(true, Ordering::SeqCst);
         let (parent, exit_signal) = {
             let family = process.family.lock();

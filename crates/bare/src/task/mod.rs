@@ -119,9 +119,9 @@ pub fn breathe() -> bool {
     !signal::pending(&current())
 }
 
-/// The timer interrupt: from user mode or from idle.
-pub fn tick() {
-    crate::time::tick();
+/// The timer interrupt.
+pub fn tick(frame: &TrapFrame) {
+    crate::time::tick(frame);
     scheduler::tick();
 }
 

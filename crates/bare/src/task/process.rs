@@ -8,6 +8,7 @@ use crate::machine::Bare;
 use crate::signal::ProcessSignals;
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
+use crate::time::Times;
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -106,40 +107,41 @@ pub struct Process {
     pub(super) leader_code: AtomicU8,
     /// Whether all of its threads have ended: it is a zombie then, until it is waited for.
     pub ended: AtomicBool,
-    /// What its ended threads used, and its children that were waited for.
-    pub usage: [Usage; 2],
+    /// What its ended threads used. Locked after `threads`.
+    pub ended_usage: Mutex<Usage>,
+    /// What its children that were waited for used, and those that these had waited for.
+    pub children_usage: Mutex<Usage>,
     /// Its limits, by Linux's numbers: soft and hard.
     pub limits: Mutex<Limits>,
     /// The soft one on its address space, in bytes, for who looks often.
     pub address_space: AtomicU64,
+    /// Whether what it maps is locked at once (`MCL_FUTURE`), and so faulted in.
+    pub locks_future: AtomicBool,
     /// Nanoseconds since boot at its start.
     pub started: u64,
 }
 
-/// What was used by those who do not run any more.
-#[derive(Debug, Default)]
+/// What threads used.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
-    /// Nanoseconds that they ran.
-    pub ran: AtomicU64,
+    /// How long they ran.
+    pub times: Times,
     /// Page faults of theirs that were served.
-    pub faults: AtomicU64,
+    pub faults: u64,
     /// How often they gave the CPU away of their own will, and against it.
-    pub switches: [AtomicU64; 2],
+    pub switches: [u64; 2],
 }
 
-impl Usage {
-    /// Counts `ran`, `faults` and `switches` in.
-    pub fn add(&self, [ran, faults, given, taken]: [u64; 4]) {
-        self.ran.fetch_add(ran, Ordering::Relaxed);
-        self.faults.fetch_add(faults, Ordering::Relaxed);
-        self.switches[0].fetch_add(given, Ordering::Relaxed);
-        self.switches[1].fetch_add(taken, Ordering::Relaxed);
-    }
+impl core::ops::Add for Usage {
+    type Output = Self;
 
-    /// The counts, as [`add`](Self::add) takes them.
-    pub fn get(&self) -> [u64; 4] {
-        [&self.ran, &self.faults, &self.switches[0], &self.switches[1]]
-            .map(|count| count.load(Ordering::Relaxed))
+    fn add(self, other: Self) -> Self {
+        let [own, others] = [self.switches, other.switches];
+        Self {
+            times: self.times + other.times,
+            faults: self.faults + other.faults,
+            switches: [own[0] + others[0], own[1] + others[1]],
+        }
     }
 }
 
@@ -206,9 +208,11 @@ impl Process {
             ending: Mutex::default(),
             leader_code: AtomicU8::new(0),
             ended: AtomicBool::new(false),
-            usage: Default::default(),
+            ended_usage: Mutex::default(),
+            children_usage: Mutex::default(),
             limits: Mutex::new(LIMITS),
             address_space: AtomicU64::new(u64::MAX),
+            locks_future: AtomicBool::new(false),
             started: crate::arch::clock::now(),
         }
     }
@@ -247,10 +251,18 @@ impl Process {
         Ok(())
     }
 
-    /// Nanoseconds that its threads ran so far.
-    pub fn run_time(&self) -> u64 {
-        let running: u64 = self.threads.lock().iter().map(|thread| thread.run_time()).sum();
-        self.usage[0].ran.load(Ordering::Relaxed) + running
+    /// What its threads used so far.
+    pub fn usage(&self) -> Usage {
+        let threads = self.threads.lock();
+        let ended = *self.ended_usage.lock();
+        threads.iter().fold(ended, |sum, thread| sum + thread.usage())
+    }
+
+    /// How long its threads ran so far.
+    pub fn times(&self) -> Times {
+        let threads = self.threads.lock();
+        let ended = self.ended_usage.lock().times;
+        threads.iter().fold(ended, |sum, thread| sum + thread.cpu_time.times())
     }
 
     /// The space in its memory, null once it has ended.
@@ -306,6 +318,16 @@ impl Table {
             || self.threads.contains_key(&number)
             || self.processes.values().any(|p| is(&p.group) || is(&p.session))
     }
+}
+
+/// The memories of all processes, each once.
+pub fn everybody() -> Vec<Arc<Memory>> {
+    let table = TABLE.lock();
+    let mut all: Vec<_> = table.processes.values().filter_map(|process| process.memory()).collect();
+    drop(table);
+    all.sort_unstable_by_key(Arc::as_ptr);
+    all.dedup_by(|a, b| Arc::ptr_eq(a, b));
+    all
 }
 
 /// The process with this number, zombies included.

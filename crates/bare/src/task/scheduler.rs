@@ -23,6 +23,7 @@ use crate::arch::context::{self, Context};
 use crate::arch::{apic, clock, fpu};
 use crate::percpu;
 use crate::sync::Mutex;
+use crate::time::{self, CpuTime, Times};
 use crate::{arch, machine};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -50,6 +51,8 @@ struct Local {
     idle: AtomicBool,
     /// The running thread's turn is over.
     turn_over: AtomicBool,
+    /// How long it ran threads.
+    busy: CpuTime,
     running: Cell<Option<Arc<Thread>>>,
     /// Whom the switch under way leaves.
     previous: Cell<Option<Arc<Thread>>>,
@@ -87,6 +90,7 @@ pub unsafe fn init(cpus: usize) {
             length: AtomicU32::new(0),
             idle: AtomicBool::new(false),
             turn_over: AtomicBool::new(false),
+            busy: CpuTime::default(),
             running: Cell::new(None),
             previous: Cell::new(None),
             idle_context: UnsafeCell::new(Context::default()),
@@ -110,14 +114,14 @@ pub fn idle_loop() -> ! {
         if let Some(next) = next() {
             // Its last CPU may still be on its stack.
             until(percpu::cpu(), || !next.on_cpu.load(Ordering::Acquire));
-            crate::time::begin_turn();
+            time::begin_turn();
             switch_to(Some(next));
             continue;
         }
         // Either who queues something now sees us idle and interrupts us, or we see it queued.
         own.idle.store(true, Ordering::SeqCst);
         if !could_run_something() && (drained || !DRAIN.load(Ordering::SeqCst)) {
-            crate::time::before_idle();
+            time::before_idle();
             arch::idle();
         }
         own.idle.store(false, Ordering::Relaxed);
@@ -223,6 +227,17 @@ pub(super) fn tick() {
         own.turn_over.store(true, Ordering::Relaxed);
         percpu::this().attention.store(true, Ordering::Relaxed);
     }
+}
+
+/// Whose time it is from here on: the kernel's, or that of the program that runs here in `thread`.
+pub fn sample(thread: &Thread, kernel: bool) {
+    thread.cpu_time.sample(kernel);
+    local().busy.sample(kernel);
+}
+
+/// How long a CPU ran threads.
+pub fn busy(cpu: CpuId) -> Times {
+    locals()[cpu.index()].busy.times()
 }
 
 /// How many threads run or could.
@@ -347,18 +362,23 @@ fn switch_to(next: Option<Arc<Thread>>) {
             unsafe { fpu::save(&mut *registers.fpu.get()) };
             registers.fs_base.set(arch::fs_base());
             registers.gs_base.set(arch::gs_base());
-            let ran = now.saturating_sub(thread.started.swap(now, Ordering::Relaxed));
-            thread.ran.fetch_add(ran, Ordering::Relaxed);
+            if time::samples_switch(now) {
+                sample(thread, true);
+            }
+            thread.cpu_time.stop(now);
             registers.context.get()
         }
-        None => own.idle_context.get(),
+        None => {
+            own.busy.start(now);
+            own.idle_context.get()
+        }
     };
     let to = match &next {
         Some(thread) => {
             // Whoever sees it here must see where that is.
             thread.last_cpu.store(percpu::id().0, Ordering::Relaxed);
             thread.on_cpu.store(true, Ordering::SeqCst);
-            thread.started.store(now, Ordering::Relaxed);
+            thread.cpu_time.start(now);
             let registers = &thread.registers;
             // SAFETY: nobody else runs the thread: `on_cpu` was clear when it came out of a queue.
             unsafe { fpu::restore(&*registers.fpu.get()) };
@@ -373,6 +393,7 @@ fn switch_to(next: Option<Arc<Thread>>) {
             registers.context.get().cast_const()
         }
         None => {
+            own.busy.stop(now);
             machine::run(None);
             // The stack may be gone when the next is set.
             context::set_kernel_stack(0);

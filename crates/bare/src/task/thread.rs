@@ -2,12 +2,14 @@
 //! of it.
 
 use super::Process;
+use super::process::Usage;
 use crate::arch::context::{Context, KernelStack};
 use crate::arch::fpu::FpuState;
-use crate::arch::{TrapFrame, clock, context};
+use crate::arch::{TrapFrame, context};
 use crate::percpu;
 use crate::signal::ThreadSignals;
 use crate::syscall::{Errno, Result};
+use crate::time::CpuTime;
 use alloc::sync::Arc;
 use core::cell::{Cell, UnsafeCell};
 use core::fmt;
@@ -42,8 +44,8 @@ pub struct Thread {
     pub robust_list: AtomicU64,
     /// The CPUs it may run on, as bits.
     pub affinity: AtomicU64,
-    /// Nanoseconds that it ran, up to when it last stopped.
-    pub ran: AtomicU64,
+    /// How long it ran.
+    pub cpu_time: CpuTime,
     /// How often it gave the CPU away of its own will, and against it.
     pub switches: [AtomicU64; 2],
     /// Page faults of its own that were served.
@@ -60,8 +62,6 @@ pub struct Thread {
     pub(super) must_end: AtomicBool,
     /// Whether no frame was left for it, so that its process is to end.
     pub(super) met_end_of_memory: Cell<bool>,
-    /// When it was last put on a CPU, in nanoseconds since boot.
-    pub(super) started: AtomicU64,
     pub(super) stack: KernelStack,
     pub(super) registers: Registers,
 }
@@ -105,7 +105,7 @@ impl Thread {
             clear_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
             affinity: AtomicU64::new(affinity),
-            ran: AtomicU64::new(0),
+            cpu_time: CpuTime::default(),
             switches: [AtomicU64::new(0), AtomicU64::new(0)],
             faults: AtomicU64::new(0),
             futex: super::futex::Waiting::default(),
@@ -114,7 +114,6 @@ impl Thread {
             last_cpu: AtomicU16::new(percpu::id().0),
             must_end: AtomicBool::new(false),
             met_end_of_memory: Cell::new(false),
-            started: AtomicU64::new(0),
             stack,
             registers: Registers {
                 context: UnsafeCell::new(context),
@@ -140,11 +139,19 @@ impl Thread {
         self.tid == self.process.pid
     }
 
+    /// What it used so far.
+    pub fn usage(&self) -> Usage {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Usage {
+            times: self.cpu_time.times(),
+            faults: load(&self.faults),
+            switches: self.switches.each_ref().map(load),
+        }
+    }
+
     /// Nanoseconds that it ran so far.
     pub fn run_time(&self) -> u64 {
-        let since = self.started.load(Ordering::Relaxed);
-        let now = if self.on_cpu.load(Ordering::Relaxed) { clock::now() } else { since };
-        self.ran.load(Ordering::Relaxed) + now.saturating_sub(since)
+        self.cpu_time.ran()
     }
 
     /// Whether it waits for something.

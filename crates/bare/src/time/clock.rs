@@ -18,6 +18,8 @@ pub enum Clock {
     Monotonic,
     /// How long the threads of a process have run.
     Process(Weak<Process>),
+    /// How long they have run as far as that was not the kernel.
+    User(Weak<Process>),
     /// How long a thread has run.
     Thread(Weak<Thread>),
 }
@@ -111,7 +113,8 @@ impl Clock {
         match self {
             Self::Real => Some(wall()),
             Self::Monotonic => Some(super::now()),
-            Self::Process(process) => process.upgrade().map(|process| process.run_time()),
+            Self::Process(process) => process.upgrade().map(|process| process.times().total()),
+            Self::User(process) => process.upgrade().map(|process| process.times().user),
             Self::Thread(thread) => thread.upgrade().map(|thread| thread.run_time()),
         }
     }
@@ -121,7 +124,7 @@ impl Clock {
         match self {
             Self::Real => Some(time.saturating_sub(crate::arch::clock::wall_at_boot())),
             Self::Monotonic => Some(time),
-            Self::Process(_) | Self::Thread(_) => None,
+            Self::Process(_) | Self::User(_) | Self::Thread(_) => None,
         }
     }
 }

@@ -3,21 +3,24 @@
 //! Each CPU has a [queue](queue) of deadlines of its own, and its APIC timer is set for one shot: at the
 //! first of them or, while a thread runs, at the end of a [turn](TURN), whichever comes first. So an idle
 //! CPU sleeps exactly until somebody's deadline, and where nobody waits, nothing ticks but the turns.
-//! A deadline stays with the CPU that it was set on, wherever the thread goes.
+//! A deadline stays with the CPU that it was set on, wherever the thread goes. Turns end on a grid, which
+//! [samples](usage) whose time it is.
 
 pub mod clock;
 mod queue;
 pub mod timers;
+pub mod usage;
 
 pub use clock::Clock;
 pub use queue::TimerId;
 pub use timers::ProcessTimers;
+pub use usage::{CpuTime, Times};
 
-use crate::arch::apic;
 use crate::arch::user::{self, Plain};
+use crate::arch::{TrapFrame, apic};
 use crate::percpu;
 use crate::syscall::{Errno, Result};
-use crate::task::{Thread, current, thread};
+use crate::task::{Thread, current, scheduler, thread};
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general::{
@@ -47,14 +50,14 @@ pub fn now() -> u64 {
     crate::arch::clock::now()
 }
 
-/// The timer interrupt, from user mode or from idle.
-pub fn tick() {
+/// The timer interrupt, from user mode, from idle, or from a call that takes long.
+pub fn tick(frame: &TrapFrame) {
     let local = Local::this();
     local.armed.store(u64::MAX, Ordering::Relaxed);
     let now = now();
     while let Some(due) = local.pop(now) {
         match due {
-            Due::Wake(thread) => crate::task::scheduler::wake(&thread),
+            Due::Wake(thread) => scheduler::wake(&thread),
             Due::Timer(process, key) => {
                 if let Some(process) = Weak::upgrade(&process) {
                     timers::expire(&process, key);
@@ -62,11 +65,34 @@ pub fn tick() {
             }
         }
     }
-    let turn = match thread::try_current() {
-        Some(thread) => timers::check_run_time(&thread.process).min(TURN),
-        None => TURN,
-    };
-    arm(local, local.first().min(now + turn));
+    let mut next = local.first().min(end_of_turn(now));
+    if let Some(thread) = thread::try_current() {
+        if sample_is_due(local, now) {
+            scheduler::sample(&thread, usage::was_in_kernel(frame));
+        }
+        next = next.min(now.saturating_add(timers::check_run_time(&thread.process)));
+    }
+    arm(local, next);
+}
+
+/// When the turn of who runs at `now` ends.
+const fn end_of_turn(now: u64) -> u64 {
+    now - now % TURN + TURN
+}
+
+/// Whether the time is come for a sample; if so, the next is due a turn later.
+fn sample_is_due(local: &Local, now: u64) -> bool {
+    let due = now >= local.sample.load(Ordering::Relaxed);
+    if due {
+        local.sample.store(end_of_turn(now), Ordering::Relaxed);
+    }
+    due
+}
+
+/// The kernel takes the CPU from a thread at `now`: whether its time is to be sampled, since the interrupt that
+/// would have done so finds another.
+pub fn samples_switch(now: u64) -> bool {
+    sample_is_due(Local::this(), now)
 }
 
 /// Before the CPU halts with nothing to run: nothing ticks until the first deadline.
@@ -78,7 +104,8 @@ pub fn before_idle() {
 /// After the CPU was idle: sees to it that the timer goes off when the turn of whoever runs now ends.
 pub fn begin_turn() {
     let local = Local::this();
-    let end = now() + TURN;
+    let end = end_of_turn(now());
+    local.sample.store(end, Ordering::Relaxed);
     if end < local.armed.load(Ordering::Relaxed) {
         arm(local, end);
     }

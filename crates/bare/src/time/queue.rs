@@ -39,6 +39,8 @@ pub(super) struct Local {
     next: AtomicU64,
     /// When the CPU's timer is to go off; the CPU's own.
     pub(super) armed: AtomicU64,
+    /// When the time of who runs is to be sampled next; the CPU's own.
+    pub(super) sample: AtomicU64,
 }
 
 /// As many as an affinity has bits.
@@ -49,6 +51,7 @@ static LOCALS: [Local; CPUS] = [const {
         queue: Mutex::new(BTreeMap::new()),
         next: AtomicU64::new(0),
         armed: AtomicU64::new(u64::MAX),
+        sample: AtomicU64::new(0),
     }
 }; CPUS];
 

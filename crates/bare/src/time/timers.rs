@@ -204,11 +204,11 @@ pub fn set(process: &Arc<Process>, key: Key, new: Setting, absolute: bool) -> Re
     let timer = match timers.by_key.entry(key) {
         Entry::Occupied(entry) => entry.into_mut(),
         Entry::Vacant(entry) => {
-            let run_time = || Clock::Process(Arc::downgrade(process));
+            let own = || Arc::downgrade(process);
             let (clock, signal) = match key {
                 Key::Real => (Clock::Monotonic, SIGALRM),
-                Key::Virtual => (run_time(), SIGVTALRM),
-                Key::Profile => (run_time(), SIGPROF),
+                Key::Virtual => (Clock::User(own()), SIGVTALRM),
+                Key::Profile => (Clock::Process(own()), SIGPROF),
                 Key::Created(_) => return Err(Errno::EINVAL),
             };
             entry.insert(Timer::new(clock, Notify::Process(signal, 0)))

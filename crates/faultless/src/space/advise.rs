@@ -119,8 +119,8 @@ impl<M: Machine> Space<M> {
     ) -> Result<(), Errno> {
         let mut page = range.start;
         while page < range.end {
-            match self.fault(cpu, page, access) {
-                Ok(_) => {}
+            match self.fault_in(cpu, page, access) {
+                Ok(()) => {}
                 Err(FaultError::Segv { mapped: true }) => return Err(Errno::EINVAL),
                 Err(FaultError::Bus) => return Err(Errno::EFAULT),
                 Err(FaultError::Segv { mapped: false } | FaultError::OutOfMemory) => {

@@ -1,6 +1,7 @@
 //! `mmap`: of anonymous memory, private and shared, and of objects.
 
 use super::merge::Piece;
+use super::pages::each_slot;
 use super::unmap::{TABLE_ALIGN, user_range};
 use super::vma::{Area, Prot, Vma, VmaFlags};
 use super::write::NOWHERE;
@@ -9,12 +10,13 @@ use crate::addr::{
     PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, is_page_aligned, page_down, page_up,
 };
 use crate::error::{Errno, Error};
-use crate::fault::Access;
+use crate::fault::{Access, FaultError};
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
 use crate::space::tree::View;
+use crate::table::node;
 use crate::vm::Cpu;
 use bitflags::bitflags;
 
@@ -237,11 +239,7 @@ impl<M: Machine> Space<M> {
     ///
     /// # Errors
     /// The first fault that failed.
-    pub(super) fn populate(
-        &self,
-        cpu: &Cpu<'_, M>,
-        range: VirtRange,
-    ) -> Result<(), crate::fault::FaultError> {
+    pub(super) fn populate(&self, cpu: &Cpu<'_, M>, range: VirtRange) -> Result<(), FaultError> {
         let mut page = range.start;
         while page < range.end {
             let access = {
@@ -256,10 +254,31 @@ impl<M: Machine> Space<M> {
                     _ => Access::Read,
                 }
             };
-            self.fault(cpu, page, access)?;
+            self.fault_in(cpu, page, access)?;
             page += PAGE_SIZE;
         }
         Ok(())
+    }
+
+    /// Faults the page at `page` in, unless the MMU would do the access as it is.
+    pub(super) fn fault_in(
+        &self,
+        cpu: &Cpu<'_, M>,
+        page: u64,
+        access: Access,
+    ) -> Result<(), FaultError> {
+        let mut there = false;
+        {
+            let _section = cpu.section();
+            // SAFETY: in a grace section, as for all who only look.
+            unsafe {
+                each_slot(cpu, self.root(), VirtRange::page(page), |_, slot| {
+                    let entry = node::load(slot);
+                    there = entry.is_present() && (access != Access::Write || entry.is_writable());
+                });
+            }
+        }
+        if there { Ok(()) } else { self.fault(cpu, page, access).map(drop) }
     }
 }
 

@@ -37,7 +37,7 @@ mod tests;
 
 pub use advise::Advice;
 pub use map::{Backing, MapFlags};
-pub use query::{AreaInfo, Label, Maps};
+pub use query::{AreaInfo, Label, Maps, PageInfo};
 pub use remap::RemapFlags;
 pub use vma::{Area, Prot, VmaFlags};
 

@@ -1,10 +1,11 @@
 //! What can be asked of a space: its map, its counts, and which pages are there.
 
 use super::pages::each_slot;
-use super::vma::{Prot, Vma, VmaFlags};
+use super::vma::{Area, Prot, Vma, VmaFlags};
 use super::{Heap, Space};
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
+use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
+use crate::frame::{Kind, Use};
 use crate::machine::{CpuId, Machine};
 use crate::sync::atomic::Ordering;
 use crate::sync::wait::Spin;
@@ -32,6 +33,17 @@ pub struct AreaInfo {
     pub resident: u64,
     /// Pages of it that show the page of zeros.
     pub zero: u64,
+}
+
+/// What one page of a space is mapped to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageInfo {
+    /// The frame.
+    pub frame: FrameNumber,
+    /// What that is; the page of zeros is [`Use::Zero`].
+    pub usage: Use,
+    /// Whether nobody else maps it.
+    pub exclusive: bool,
 }
 
 /// What a listing says of a file.
@@ -144,6 +156,46 @@ impl<M: Machine> Space<M> {
             // SAFETY: VMAs in a view live as long as the section.
             tell(self.describe(cpu, unsafe { entry.value.as_ref() }, heap));
         }
+    }
+
+    /// Tells of each area that overlaps `range`, in ascending order and whole, all of one moment, until
+    /// `tell` says no. No page is looked at.
+    ///
+    /// `tell` is called in a grace section, and so must not wait for calls of other CPUs on spaces.
+    pub fn each_area(
+        &self,
+        cpu: &Cpu<'_, M>,
+        range: VirtRange,
+        mut tell: impl FnMut(&Area) -> bool,
+    ) {
+        let section = cpu.section();
+        for entry in self.tree.snapshot(&section).iter_from(range.start) {
+            // SAFETY: VMAs in a view live as long as the section.
+            if entry.start >= range.end || !tell(unsafe { &entry.value.as_ref().area }) {
+                return;
+            }
+        }
+    }
+
+    /// What the page at `addr` is mapped to, if anything: it may be something else a moment later.
+    pub fn page_at(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<PageInfo> {
+        let _section = cpu.section();
+        let mut entry = None;
+        // SAFETY: in a grace section, as for all who only look.
+        unsafe {
+            each_slot(cpu, self.root(), VirtRange::page(addr), |_, slot| {
+                entry = Some(node::load(slot));
+            });
+        }
+        let entry = entry.filter(|entry| entry.is_mapped())?;
+        let meta = cpu.vm().frames.meta(entry.frame());
+        // Of an object's page the object has a reference too.
+        let (usage, alone) = match meta.kind() {
+            _ if entry.is_special() => (Use::Zero, 0),
+            Kind::Used(Use::Shared) => (Use::Shared, 2),
+            _ => (Use::Anon, 1),
+        };
+        Some(PageInfo { frame: entry.frame(), usage, exclusive: meta.refs() == alone })
     }
 
     fn describe(&self, cpu: &Cpu<'_, M>, vma: &Vma, heap: Heap) -> AreaInfo {

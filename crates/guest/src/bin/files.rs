@@ -470,6 +470,98 @@ fn polls() -> Verdict {
     Ok(())
 }
 
+/// Asks for a lock of `kind` on some bytes of a file; for `F_GETLK` and the like, what is in the way.
+fn lock(
+    file: &impl AsRawFd,
+    command: i32,
+    kind: i32,
+    bytes: [i64; 2],
+) -> Result<(i32, i32), Errno> {
+    // SAFETY: zeros are valid, and the pointer is to a local.
+    unsafe {
+        let mut lock: libc::flock = std::mem::zeroed();
+        lock.l_type = kind as i16;
+        (lock.l_start, lock.l_len) = (bytes[0], bytes[1] - bytes[0]);
+        checked(libc::fcntl(file.as_raw_fd(), command, &raw mut lock))?;
+        Ok((i32::from(lock.l_type), lock.l_pid))
+    }
+}
+
+/// Locks keep others out: those of processes, of open files, and of whole files.
+fn locks() -> Verdict {
+    use libc::{F_GETLK, F_OFD_SETLK, F_RDLCK, F_SETLK, F_SETLKW, F_UNLCK, F_WRLCK};
+    /// What another process gets that asks for a lock.
+    fn elsewhere(command: i32, kind: i32, bytes: [i64; 2]) -> Result<Status, String> {
+        proc::outcome(|| {
+            let Ok(file) = open("locked", libc::O_RDWR) else { return 100 };
+            match lock(&file, command, kind, bytes) {
+                Err(errno) => errno.0,
+                Ok((kind, holder)) if command == F_GETLK => kind + 10 * i32::from(holder > 0),
+                Ok(_) => 0,
+            }
+        })
+    }
+    let (granted, refused) = (Status::Exited(0), Status::Exited(libc::EAGAIN));
+    let file = create("locked")?;
+    doing("lock", lock(&file, F_SETLK, F_WRLCK, [0, 100]))?;
+    doing("unlock", lock(&file, F_SETLK, F_UNLCK, [40, 60]))?;
+    doing("share", lock(&file, F_SETLK, F_RDLCK, [60, 80]))?;
+    same!(elsewhere(F_SETLK, F_RDLCK, [0, 1])?, refused, "a byte that is locked");
+    same!(elsewhere(F_SETLK, F_WRLCK, [40, 60])?, granted, "bytes that were released");
+    same!(elsewhere(F_SETLK, F_WRLCK, [39, 60])?, refused, "one byte more");
+    same!(elsewhere(F_SETLK, F_RDLCK, [60, 80])?, granted, "bytes that are shared");
+    same!(elsewhere(F_SETLK, F_WRLCK, [60, 80])?, refused, "the same for writing");
+    same!(elsewhere(F_GETLK, F_WRLCK, [0, 0])?, Status::Exited(F_WRLCK + 10), "what is in the way");
+    same!(elsewhere(F_GETLK, F_WRLCK, [40, 60])?, Status::Exited(F_UNLCK), "where nothing is");
+    // A lock waits, and a child that ends releases what it had.
+    let child = doing(
+        "fork",
+        fork(|| {
+            let took = lock(&file, F_SETLK, F_WRLCK, [200, 300]);
+            clock::sleep_ms(50);
+            i32::from(took.is_err())
+        }),
+    )?;
+    while lock(&file, F_GETLK, F_WRLCK, [200, 300]) == Ok((F_UNLCK, 0)) {
+        clock::sleep_ms(1);
+    }
+    doing("wait for a lock", lock(&file, F_SETLKW, F_WRLCK, [200, 300]))?;
+    same!(doing("wait4", child.wait())?, Status::Exited(0), "the child");
+    // Any descriptor that is closed ends them.
+    drop(doing("open", open("locked", libc::O_RDONLY))?);
+    same!(
+        elsewhere(F_SETLK, F_WRLCK, [0, 0])?,
+        granted,
+        "a file of which one descriptor was closed"
+    );
+    let reader = doing("open", open("locked", libc::O_RDONLY))?;
+    same!(
+        lock(&reader, F_SETLK, F_WRLCK, [0, 0]),
+        Err(Errno(libc::EBADF)),
+        "a reader's write lock"
+    );
+    let other = doing("open", open("locked", libc::O_RDWR))?;
+    doing("lock of an open file", lock(&file, F_OFD_SETLK, F_WRLCK, [0, 0]))?;
+    let error = Err(Errno(libc::EAGAIN));
+    same!(lock(&other, F_OFD_SETLK, F_RDLCK, [0, 0]), error, "another open file's lock");
+    let flock = |fd: RawFd, operation| {
+        // SAFETY: a plain call.
+        checked(unsafe { libc::flock(fd, operation | libc::LOCK_NB) }).map(|_| ())
+    };
+    let (one, two) = (file.as_raw_fd(), other.as_raw_fd());
+    doing("flock", flock(one, libc::LOCK_SH))?;
+    doing("flock", flock(two, libc::LOCK_SH))?;
+    same!(
+        flock(two, libc::LOCK_EX),
+        Err(Errno(libc::EAGAIN)),
+        "an exclusive flock beside a shared one"
+    );
+    drop(file);
+    doing("flock", flock(two, libc::LOCK_EX))?;
+    doing("lock after the end of an open file", lock(&other, F_OFD_SETLK, F_RDLCK, [0, 0]))?;
+    Ok(())
+}
+
 /// Directories: made, listed, renamed, removed.
 fn directories() -> Verdict {
     let dir = path("d");
@@ -575,8 +667,68 @@ fn nameless() -> Verdict {
     Ok(())
 }
 
-/// `/dev/null`, `/dev/zero`.
+/// `vmsplice` between memory and a pipe, and `tee` from a pipe to another.
+fn spliced() -> Verdict {
+    const NONBLOCK: u64 = libc::SPLICE_F_NONBLOCK as u64;
+    let vmsplice = |fd: &File, bytes: &mut [u8], flags: u64| {
+        let piece = [bytes.as_mut_ptr() as u64, bytes.len() as u64];
+        let args = [fd.as_raw_fd() as u64, piece.as_ptr() as u64, 1, flags];
+        // SAFETY: the piece is of bytes that are lent.
+        unsafe { call(libc::SYS_vmsplice, args) }
+    };
+    let tee = |from: &File, to: &File, len: u64, flags: u64| {
+        // SAFETY: changes no memory.
+        unsafe { call(libc::SYS_tee, [from.as_raw_fd() as u64, to.as_raw_fd() as u64, len, flags]) }
+    };
+    let refused = |errno| Err::<u64, _>(Errno(errno));
+    let (mut receive, send) = pipe(0)?;
+    let (mut second, copy) = pipe(0)?;
+    // What is given to a pipe is not to be changed before it is read: the pages may be the same.
+    let mut given = [7; 6000];
+    same!(vmsplice(&send, &mut given, 0), Ok(6000), "vmsplice to a pipe");
+    same!(tee(&receive, &copy, 5000, 0), Ok(5000), "tee");
+    let mut bytes = vec![0; 5500];
+    same!(vmsplice(&receive, &mut bytes, 0), Ok(5500), "vmsplice from a pipe");
+    ensure!(bytes.iter().all(|&byte| byte == 7), "what came through the pipe");
+    let mut all = [0; 8192];
+    same!(io("read", receive.read(&mut all))?, 500, "what vmsplice left");
+    same!(io("read", second.read(&mut all))?, 5000, "what tee copied");
+    ensure!(all[..5000].iter().all(|&byte| byte == 7), "the copy");
+    same!(tee(&receive, &copy, 10, NONBLOCK), refused(libc::EAGAIN), "tee of nothing");
+    same!(vmsplice(&receive, &mut [0], NONBLOCK), refused(libc::EAGAIN), "vmsplice of nothing");
+    same!(tee(&receive, &copy, 0, 0), Ok(0), "tee of no bytes");
+    same!(tee(&receive, &send, 10, 0), refused(libc::EINVAL), "tee of a pipe to itself");
+    same!(tee(&send, &copy, 10, 0), refused(libc::EBADF), "tee from the wrong end");
+    same!(tee(&receive, &copy, 10, 64), refused(libc::EINVAL), "tee with a flag");
+    same!(vmsplice(&send, &mut [0], 64), refused(libc::EINVAL), "vmsplice with a flag");
+    let file = create("spliced")?;
+    same!(tee(&receive, &file, 10, 0), refused(libc::EINVAL), "tee to a file");
+    same!(vmsplice(&file, &mut [0], 0), refused(libc::EBADF), "vmsplice to a file");
+    let region = doing("mmap", Region::anonymous(20 * PAGE))?;
+    let much = |flags: u64| {
+        let piece = [region.start(), region.len()];
+        let args = [send.as_raw_fd() as u64, piece.as_ptr() as u64, 1, flags];
+        // SAFETY: the region lives until the pipe is empty.
+        unsafe { call(libc::SYS_vmsplice, args) }
+    };
+    same!(much(0), Ok(65_536), "vmsplice of more than fits");
+    same!(much(NONBLOCK), refused(libc::EAGAIN), "vmsplice to a full pipe");
+    drop(send);
+    io("read", receive.read_exact(&mut vec![0; 65_536]))?;
+    same!(tee(&receive, &copy, 10, 0), Ok(0), "tee at the end");
+    Ok(())
+}
+
+/// `/dev/null`, `/dev/zero`, `/dev/full`.
 fn devices() -> Verdict {
+    for name in ["/dev/null", "/dev/zero", "/dev/full"] {
+        let mut device = io(name, OpenOptions::new().read(true).open(name))?;
+        for place in [SeekFrom::Start(100), SeekFrom::Current(-5), SeekFrom::End(-1)] {
+            same!(io("seek", device.seek(place))?, 0, "{name}: the position after {place:?}");
+        }
+    }
+    let full = io("/dev/full", OpenOptions::new().write(true).open("/dev/full"));
+    same!(number(full?.write(b"x")), libc::ENOSPC, "writing to /dev/full");
     let mut null = io("/dev/null", OpenOptions::new().read(true).write(true).open("/dev/null"))?;
     same!(io("write", null.write(b"gone"))?, 4, "bytes written to /dev/null");
     same!(io("read", null.read(&mut [0; 4]))?, 0, "bytes read from /dev/null");
@@ -598,10 +750,12 @@ const CHECKS: &[Check] = &[
     ("pipe_atomicity", pipe_atomicity),
     ("descriptors", descriptors),
     ("polls", polls),
+    ("locks", locks),
     ("directories", directories),
     ("links_and_stat", links_and_stat),
     ("nameless", nameless),
     ("devices", devices),
+    ("spliced", spliced),
 ];
 
 fn main() {

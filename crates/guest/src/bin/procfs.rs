@@ -67,6 +67,39 @@ fn proc_maps() -> Verdict {
     Ok(())
 }
 
+/// `/proc/self/smaps` of a program with thousands of areas: each is there, with what is resident of it.
+fn proc_smaps() -> Verdict {
+    const AREAS: u64 = 4096;
+    let region = doing("mmap", Region::anonymous(AREAS * PAGE))?;
+    for page in (0..AREAS).step_by(2) {
+        doing("mprotect", region.protect(page * PAGE, PAGE, READ))?;
+    }
+    for page in (1..AREAS).step_by(2) {
+        region.store(page * PAGE, 1);
+    }
+    let smaps = text("/proc/self/smaps")?;
+    let mut area = None;
+    let mut seen = 0;
+    for line in smaps.lines() {
+        if let Some((start, _)) = line.split_once('-')
+            && let Ok(start) = u64::from_str_radix(start, 16)
+        {
+            area = start.checked_sub(region.start()).map(|at| at / PAGE).filter(|&at| at < AREAS);
+        } else if let (Some(page), Some((name, value))) = (area, line.split_once(':')) {
+            let expected = match name {
+                "Size" => "4 kB",
+                "Rss" | "Anonymous" | "Private_Dirty" if page % 2 == 1 => "4 kB",
+                "Rss" | "Anonymous" | "Private_Dirty" | "Shared_Dirty" | "Swap" => "0 kB",
+                _ => continue,
+            };
+            same!(value.trim(), expected, "{name} of page {page}");
+            seen += 1;
+        }
+    }
+    same!(seen, 6 * AREAS, "values of the areas, six of each");
+    Ok(())
+}
+
 /// `/proc/self/status`, `stat`, `exe`, `cmdline` and `fd`.
 fn proc_self() -> Verdict {
     let status = fields("/proc/self/status")?;
@@ -221,6 +254,7 @@ fn system_information() -> Verdict {
 
 const CHECKS: &[Check] = &[
     ("proc_maps", proc_maps),
+    ("proc_smaps", proc_smaps),
     ("proc_self", proc_self),
     ("proc_memory", proc_memory),
     ("proc_machine", proc_machine),

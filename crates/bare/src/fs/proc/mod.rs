@@ -4,6 +4,7 @@
 //! asked of the kernel then. `/proc/sys` alone holds ordinary files; what is written there is kept, and
 //! has no effect.
 
+pub(super) mod pages;
 mod process;
 mod system;
 
@@ -90,6 +91,8 @@ pub enum Node {
     Way(u32, Way),
     /// `/proc/PID/fd`
     Descriptors(u32),
+    /// `/proc/PID/pagemap`
+    Pages(u32),
     /// `/proc/PID/fd/FD`
     Descriptor(u32, i32),
 }
@@ -166,7 +169,7 @@ impl Node {
     /// Its type, as bits of a mode.
     pub const fn kind(&self) -> u32 {
         match self {
-            Self::System(_) | Self::Text(..) => linux::S_IFREG,
+            Self::System(_) | Self::Text(..) | Self::Pages(_) => linux::S_IFREG,
             Self::Myself(_) | Self::Way(..) | Self::Descriptor(..) => linux::S_IFLNK,
             _ => linux::S_IFDIR,
         }
@@ -184,6 +187,7 @@ impl Node {
             Self::Descriptors(pid) => of(pid, 2),
             Self::Way(pid, way) => of(pid, 3 + way as u64),
             Self::Thread(_, tid) => of(tid, 6),
+            Self::Pages(pid) => of(pid, 7),
             Self::Text(pid, None, at) => of(pid, 1000 + at as u64),
             Self::Text(_, Some(tid), at) => of(tid, 2000 + at as u64),
             Self::Descriptor(pid, fd) => of(pid, 10_000 + fd as u64),
@@ -203,6 +207,7 @@ impl Node {
             Self::Text(_, _, at) => process::TEXTS[at].0.as_bytes().into(),
             Self::Way(_, way) => WAYS[way as usize].0.as_bytes().into(),
             Self::Descriptors(_) => (*b"fd").into(),
+            Self::Pages(_) => (*b"pagemap").into(),
             Self::Descriptor(_, fd) => decimal(fd),
         }
     }
@@ -212,7 +217,7 @@ impl Node {
         match *self {
             Self::Root(_) => None,
             Self::System(_) | Self::Myself(_) | Self::Process(_) => home(),
-            Self::Tasks(pid) | Self::Way(pid, _) | Self::Descriptors(pid) => {
+            Self::Tasks(pid) | Self::Way(pid, _) | Self::Descriptors(pid) | Self::Pages(pid) => {
                 Some(inode(Self::Process(pid)))
             }
             Self::Text(pid, None, _) => Some(inode(Self::Process(pid))),
@@ -275,6 +280,7 @@ impl Node {
                 match name {
                     b"task" => Self::Tasks(pid),
                     b"fd" => Self::Descriptors(pid),
+                    b"pagemap" => Self::Pages(pid),
                     _ => match WAYS.iter().find(|way| way.0.as_bytes() == name) {
                         Some(&(_, way)) => Self::Way(pid, way),
                         None => Self::Text(pid, None, text_named(name)?),
@@ -319,7 +325,8 @@ impl Node {
             &Self::Process(pid) => {
                 process(pid)?;
                 items.extend(texts(pid, None));
-                items.extend([Self::Tasks(pid), Self::Descriptors(pid)].map(item));
+                items
+                    .extend([Self::Tasks(pid), Self::Descriptors(pid), Self::Pages(pid)].map(item));
                 items.extend(WAYS.map(|(_, way)| item(Self::Way(pid, way))));
             }
             &Self::Tasks(pid) => {

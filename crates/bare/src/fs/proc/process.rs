@@ -4,6 +4,7 @@ use super::super::inode::path_of_tag;
 use super::{ProcessText, Subject, Text, field};
 use crate::arch::user;
 use crate::heap::try_push;
+use crate::ipc::shm::segment_of_tag;
 use crate::percpu;
 use crate::syscall::{Errno, Result};
 use crate::task::exec::Visit;
@@ -51,6 +52,10 @@ fn memory(of: &Subject) -> Result<Arc<Memory>> {
 
 /// What a mapping of the file with this tag is called.
 fn label(tag: u64) -> Option<Label<String>> {
+    if let Some((id, key)) = segment_of_tag(tag) {
+        let path = format!("/SYSV{key:08x} (deleted)");
+        return Some(Label { device: (0, 1), inode: id as u64, path });
+    }
     let path = path_of_tag(tag)?;
     let path = String::from_utf8_lossy(&path).into_owned();
     Some(Label { device: (0, 1), inode: tag, path })
@@ -100,33 +105,45 @@ fn kilobytes(pages: u64) -> String {
     format!("{:8} kB", pages * (PAGE_SIZE / 1024))
 }
 
+/// What is said of an area, or of all together. A program with thousands of areas may read it often, so
+/// what is the same for all is one piece.
 fn smaps_fields(text: &mut Text, size: Option<u64>, resident: u64, private: bool, anon: bool) {
-    let mut line = |name: &str, pages: u64| {
-        let _ = writeln!(text, "{:<16}{}", format!("{name}:"), kilobytes(pages));
-    };
+    let kilobytes = |pages: u64| pages * (PAGE_SIZE / 1024);
+    let if_so = |so: bool| if so { kilobytes(resident) } else { 0 };
+    // Text remembers that it was cut.
     if let Some(size) = size {
-        line("Size", size);
-        line("KernelPageSize", 1);
-        line("MMUPageSize", 1);
+        let size = kilobytes(size);
+        let _ = write!(
+            text,
+            "Size:           {size:8} kB\n\
+             KernelPageSize:        4 kB\n\
+             MMUPageSize:           4 kB\n",
+        );
     }
-    let if_so = |so: bool| if so { resident } else { 0 };
-    line("Rss", resident);
-    line("Pss", resident);
-    line("Pss_Dirty", if_so(anon));
-    line("Shared_Clean", 0);
-    line("Shared_Dirty", if_so(!private));
-    line("Private_Clean", if_so(private && !anon));
-    line("Private_Dirty", if_so(private && anon));
-    line("Referenced", resident);
-    line("Anonymous", if_so(anon));
-    for name in
-        ["KSM", "LazyFree", "AnonHugePages", "ShmemPmdMapped", "FilePmdMapped", "Shared_Hugetlb"]
-    {
-        line(name, 0);
-    }
-    for name in ["Private_Hugetlb", "Swap", "SwapPss", "Locked"] {
-        line(name, 0);
-    }
+    let (all, dirty, shared) = (if_so(true), if_so(anon), if_so(!private));
+    let (clean_own, dirty_own) = (if_so(private && !anon), if_so(private && anon));
+    let _ = write!(
+        text,
+        "Rss:            {all:8} kB\n\
+         Pss:            {all:8} kB\n\
+         Pss_Dirty:      {dirty:8} kB\n\
+         Shared_Clean:          0 kB\n\
+         Shared_Dirty:   {shared:8} kB\n\
+         Private_Clean:  {clean_own:8} kB\n\
+         Private_Dirty:  {dirty_own:8} kB\n\
+         Referenced:     {all:8} kB\n\
+         Anonymous:      {dirty:8} kB\n\
+         KSM:                   0 kB\n\
+         LazyFree:              0 kB\n\
+         AnonHugePages:         0 kB\n\
+         ShmemPmdMapped:        0 kB\n\
+         FilePmdMapped:         0 kB\n\
+         Shared_Hugetlb:        0 kB\n\
+         Private_Hugetlb:       0 kB\n\
+         Swap:                  0 kB\n\
+         SwapPss:               0 kB\n\
+         Locked:                0 kB\n",
+    );
 }
 
 fn smaps(of: &Subject, text: &mut Text) -> Result<()> {
@@ -336,31 +353,29 @@ fn stat(of: &Subject, text: &mut Text) -> Result<()> {
         image = [arguments[0], arguments[1], environment[0], environment[1]];
     }
     let threads = process.threads.lock().len();
-    let [own, children] = [0, 1].map(|at| process.usage[at].get());
-    let (ran, faults) = match &of.thread {
-        Some(thread) if of.of_thread => (thread.run_time(), thread.faults.load(Relaxed)),
-        _ => {
-            let threads = process.threads.lock();
-            let running: u64 = threads.iter().map(|thread| thread.faults.load(Relaxed)).sum();
-            drop(threads);
-            (process.run_time(), own[1] + running)
-        }
+    let children = *process.children_usage.lock();
+    let own = match &of.thread {
+        Some(thread) if of.of_thread => thread.usage(),
+        _ => process.usage(),
     };
     let cpu = of.thread.as_ref().map_or(0, |thread| thread.last_cpu().0);
     let group = process.group.load(Relaxed);
     let session = process.session.load(Relaxed);
     let _ = write!(
         text,
-        "{} ({}) {} {} {group} {session} 0 -1 4194304 {faults} {} 0 0 {} 0 {} 0 20 0 {threads} 0 {} \
+        "{} ({}) {} {} {group} {session} 0 -1 4194304 {} {} 0 0 {} {} {} {} 20 0 {threads} 0 {} \
          {size} {resident} 18446744073709551615 0 0 0 0 0 0 0 0 0 0 0 0 17 {cpu} 0 0 0 0 0 0 0 {} {} {} \
          {} {} {}",
         tid(of),
         *process.name.lock(),
         state(of).0,
         parent(of),
-        children[1],
-        ran / TICK,
-        children[0] / TICK,
+        own.faults,
+        children.faults,
+        own.times.user / TICK,
+        own.times.system / TICK,
+        children.times.user / TICK,
+        children.times.system / TICK,
         process.started / TICK,
         memory.as_ref().map_or(0, |memory| memory.space().heap_range().start),
         image[0],

@@ -9,6 +9,7 @@ use crate::percpu;
 use crate::syscall::Result;
 use crate::task::process::TABLE;
 use crate::task::scheduler;
+use crate::time::Times;
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -62,6 +63,9 @@ pub(super) fn settings() -> Result<Arc<Inode>> {
             ("kernel/shmmax", "18446744073692774399\n"),
             ("kernel/shmall", "18446744073692774399\n"),
             ("kernel/shmmni", "4096\n"),
+            ("kernel/msgmax", "8192\n"),
+            ("kernel/msgmnb", "16384\n"),
+            ("kernel/msgmni", "32000\n"),
             ("kernel/sem", "32000\t1024000000\t500\t32000\n"),
             ("kernel/perf_event_paranoid", "4\n"),
             ("kernel/yama/ptrace_scope", "0\n"),
@@ -206,22 +210,19 @@ fn interrupts(text: &mut Text) -> fmt::Result {
     writeln!(text, "ERR:          0\nMIS:          0")
 }
 
-/// Nanoseconds that all threads ran, those that have ended included.
-fn ran() -> u64 {
-    let table = TABLE.lock();
-    table.processes.values().map(|process| process.run_time()).sum()
-}
-
 fn stat(text: &mut Text) -> fmt::Result {
     const TICK: u64 = 10_000_000;
-    let count = percpu::cpus() as u64;
-    let (ran, now) = (ran(), clock::now());
-    let idle = (now * count).saturating_sub(ran);
-    writeln!(text, "cpu  {} 0 0 {} 0 0 0 0 0 0", ran / TICK, idle / TICK)?;
-    for cpu in cpus() {
-        let id = cpu.0;
-        let (ran, idle) = (ran / count / TICK, idle / count / TICK);
-        writeln!(text, "cpu{id} {ran} 0 0 {idle} 0 0 0 0 0 0")?;
+    let now = clock::now();
+    let mut row = |name: &str, times: Times, since: u64| {
+        let idle = since.saturating_sub(times.total()) / TICK;
+        let (user, system) = (times.user / TICK, times.system / TICK);
+        writeln!(text, "{name} {user} 0 {system} {idle} 0 0 0 0 0 0")
+    };
+    let each: Vec<Times> = cpus().map(scheduler::busy).collect();
+    // Two blanks follow the first name.
+    row("cpu ", each.iter().copied().sum(), now * each.len() as u64)?;
+    for (id, &times) in each.iter().enumerate() {
+        row(&format!("cpu{id}"), times, now)?;
     }
     let interrupts: u64 = cpus().map(|cpu| percpu::interrupts(cpu).iter().sum::<u64>()).sum();
     writeln!(text, "intr {interrupts}")?;
@@ -234,7 +235,8 @@ fn stat(text: &mut Text) -> fmt::Result {
 
 fn uptime(text: &mut Text) -> fmt::Result {
     let now = clock::now();
-    let idle = (now * percpu::cpus() as u64).saturating_sub(ran());
+    let busy: Times = cpus().map(scheduler::busy).sum();
+    let idle = (now * percpu::cpus() as u64).saturating_sub(busy.total());
     let hundredths = |ns: u64| (ns / 1_000_000_000, ns / 10_000_000 % 100);
     let ((up, up_rest), (idle, idle_rest)) = (hundredths(now), hundredths(idle));
     writeln!(text, "{up}.{up_rest:02} {idle}.{idle_rest:02}")

@@ -82,9 +82,12 @@ pub fn fcntl(args: Args<'_>) -> Result {
             file.set_flags(argument as u32);
             Ok(0)
         }
-        nr::F_GETLK | nr::F_OFD_GETLK => nobody_locks(argument),
-        // All locks are granted: see `flock`.
-        nr::F_SETLK | nr::F_SETLKW | nr::F_OFD_SETLK | nr::F_OFD_SETLKW => check_lock(argument),
+        nr::F_GETLK
+        | nr::F_SETLK
+        | nr::F_SETLKW
+        | nr::F_OFD_GETLK
+        | nr::F_OFD_SETLK
+        | nr::F_OFD_SETLKW => super::lock::range(&file, command, argument),
         nr::F_GETOWN | nr::F_GETSIG | nr::F_GETLEASE => Ok(0),
         nr::F_SETOWN | nr::F_SETSIG => Ok(0),
         nr::F_GETPIPE_SZ => Ok(pipe(&file)?.capacity() as u64),
@@ -105,34 +108,6 @@ fn pipe(file: &File) -> Result<&Arc<crate::fs::pipe::Pipe>> {
     match &file.inode.body {
         Body::Pipe(pipe) => Ok(pipe),
         _ => Err(Errno::EBADF),
-    }
-}
-
-/// The type of a program's `flock`.
-fn lock_type(addr: u64) -> Result<u16> {
-    let kind: u16 = user::read(addr)?;
-    if u32::from(kind) > nr::F_UNLCK { Err(Errno::EINVAL) } else { Ok(kind) }
-}
-
-fn check_lock(addr: u64) -> Result {
-    lock_type(addr)?;
-    Ok(0)
-}
-
-fn nobody_locks(addr: u64) -> Result {
-    lock_type(addr)?;
-    user::write(addr, &(nr::F_UNLCK as u16))?;
-    Ok(0)
-}
-
-/// `flock(fd, operation)`: locks are advice, and nobody's advice is heard: all are granted.
-pub fn flock(args: Args<'_>) -> Result {
-    /// `LOCK_NB`
-    const AT_ONCE: u64 = 4;
-    file(args.a())?;
-    match args.b() & !AT_ONCE {
-        1 | 2 | 8 => Ok(0),
-        _ => Err(Errno::EINVAL),
     }
 }
 

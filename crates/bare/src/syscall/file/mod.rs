@@ -1,6 +1,7 @@
 //! Calls on files. The file system does the work.
 
 pub mod descriptor;
+pub mod lock;
 pub mod meta;
 pub mod names;
 pub mod open;
@@ -8,6 +9,7 @@ pub mod poll;
 pub mod range;
 pub mod rw;
 pub mod socket;
+pub mod special;
 
 use super::{Args, Errno, Result};
 use crate::arch::user;

@@ -141,7 +141,7 @@ pub fn openat2(args: Args<'_>) -> Result {
 }
 
 /// Gives a descriptor to what has no name.
-fn add(body: Body, stream: Arc<dyn Stream>, flags: u32) -> Result {
+pub(super) fn add(body: Body, stream: Arc<dyn Stream>, flags: u32) -> Result {
     let inode = Inode::try_new(body, 0o600)?;
     let file = File::new(inode, Kind::Stream(stream), flags & !nr::O_CLOEXEC);
     files().add(file, flags & nr::O_CLOEXEC != 0, 0)

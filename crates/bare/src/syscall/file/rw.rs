@@ -3,19 +3,22 @@
 use super::{Args, Errno, Result, file};
 use crate::arch::user;
 use crate::fs::file::Kind;
+use crate::fs::pipe::{End, Pipe};
+use crate::fs::stream::{self, Events};
 use crate::fs::{File, MAX_BYTES, Piece, Transfer};
 use crate::task::breathe;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::any::Any;
 
 /// Most pieces of one call.
-const MOST_PIECES: u64 = 1024;
+pub(in super::super) const MOST_PIECES: u64 = 1024;
 
 // SAFETY: two words.
 unsafe impl user::Plain for Piece {}
 
 /// The pieces that the program's `iovec`s at `addr` say.
-pub(super) fn pieces(addr: u64, count: u64) -> Result<Vec<Piece>> {
+pub(in super::super) fn pieces(addr: u64, count: u64) -> Result<Vec<Piece>> {
     if count > MOST_PIECES {
         return Err(Errno::EINVAL);
     }
@@ -235,4 +238,70 @@ pub fn splice(args: Args<'_>) -> Result {
     from_at.advance(moved)?;
     to_at.advance(moved)?;
     Ok(moved)
+}
+
+/// Flags of `splice` and its like: all, and the one that says not to wait.
+const SPLICE_FLAGS: u64 = 15;
+const SPLICE_NONBLOCK: u64 = 2;
+
+/// The pipe that a file is an end of.
+fn pipe(file: &File) -> Option<&Arc<Pipe>> {
+    let end: &dyn Any = &**file.stream()?;
+    end.downcast_ref::<End>().map(|end| &end.pipe)
+}
+
+/// Moves what can be moved at once, after waiting for that unless `at_once`: part of it is enough.
+fn some(file: &File, wanted: Events, at_once: bool, mut act: impl FnMut() -> Result) -> Result {
+    loop {
+        match (act(), file.stream()) {
+            (Err(Errno::EAGAIN), Some(stream)) if !at_once => stream::wait(&**stream, wanted)?,
+            (result, _) => return result,
+        }
+    }
+}
+
+/// `vmsplice(fd, pieces, count, flags)`: as `writev` to a pipe, or `readv` from one, of what fits.
+pub fn vmsplice(args: Args<'_>) -> Result {
+    let (file, flags) = (file(args.a())?, args.d());
+    if flags & !SPLICE_FLAGS != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let pieces = pieces(args.b(), args.c())?;
+    let mut memory = Transfer::of_user(&pieces);
+    if memory.left() == 0 {
+        return Ok(0);
+    }
+    let (Some(stream), Some(_)) = (file.stream(), pipe(&file)) else { return Err(Errno::EBADF) };
+    let at_once = flags & SPLICE_NONBLOCK != 0 || file.at_once();
+    if file.writes() {
+        some(&file, Events::OUT, at_once, || stream::write(&**stream, &mut memory, true))
+    } else {
+        stream::read(&**stream, &mut memory, at_once)
+    }
+}
+
+/// `tee(in, out, length, flags)`: copies what is in one pipe to another, where it stays.
+pub fn tee(args: Args<'_>) -> Result {
+    let (from, to, flags) = (file(args.a())?, file(args.b())?, args.d());
+    if flags & !SPLICE_FLAGS != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if args.c() == 0 {
+        return Ok(0);
+    }
+    if !from.reads() || !to.writes() {
+        return Err(Errno::EBADF);
+    }
+    let (Some(source), Some(target)) = (pipe(&from), pipe(&to)) else { return Err(Errno::EINVAL) };
+    let Some(stream) = to.stream().filter(|_| !Arc::ptr_eq(source, target)) else {
+        return Err(Errno::EINVAL);
+    };
+    let at_once = flags & SPLICE_NONBLOCK != 0;
+    let len = args.c().min(source.capacity() as u64) as usize;
+    // What is there may be other bytes when there is room for them.
+    some(&to, Events::OUT, at_once, || {
+        let mut bytes = Vec::new();
+        some(&from, Events::IN, at_once, || source.look(len, &mut bytes))?;
+        Transfer::from_kernel(&bytes, |bytes| stream::write(&**stream, bytes, true))
+    })
 }

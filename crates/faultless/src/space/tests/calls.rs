@@ -464,3 +464,23 @@ fn a_page_without_permission_is_kept_from_the_mmu_and_found_again() {
     cpu.drain();
     assert_eq!(audit(&cpu, &[]).unwrap().taken(), 1);
 }
+
+#[test]
+fn what_is_there_is_not_populated_again() {
+    use crate::stat::Counter;
+    with_space(|cpu, space| {
+        let faults = |advice: Advice| {
+            let before = cpu.vm().totals().get(Counter::Faults);
+            space.madvise(cpu, AT, 4 * P, advice).unwrap();
+            cpu.vm().totals().get(Counter::Faults) - before
+        };
+        assert_eq!(faults(Advice::PopulateRead), 3, "page 0 is there");
+        assert_eq!(faults(Advice::PopulateRead), 0);
+        assert_eq!(faults(Advice::PopulateWrite), 3, "pages of zeros are read-only");
+        assert_eq!(faults(Advice::PopulateWrite), 0);
+        space.mprotect(cpu, AT, P, Prot::empty()).unwrap();
+        let hidden = space.madvise(cpu, AT, P, Advice::PopulateRead).unwrap_err().errno;
+        assert_eq!(hidden, EINVAL, "there, and not to be reached");
+        assert_eq!(cpu.vm().totals().get(Counter::Spurious), 0);
+    });
+}

@@ -1,11 +1,12 @@
 //! Mappings of objects: what Linux answers, who owns what, and chosen interleavings with truncation.
 
 use super::guest::{self, TestVm, cpu, load, store};
-use crate::addr::PAGE_SIZE;
+use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::audit::{audit, audit_with};
 use crate::error::Errno::{self, EACCES, EFBIG, EINVAL, EOVERFLOW};
 use crate::fault::{Access, FaultError, FaultKind};
 use crate::file::Object;
+use crate::frame::Use;
 use crate::heap::Shared;
 use crate::knob::Setting;
 use crate::space::{Advice, Backing, Label, MapFlags, Prot, RemapFlags, Space};
@@ -535,4 +536,42 @@ fn shared_memory_is_known_by_its_object_and_offset() {
     assert_ne!(place(&other, 30), place(&other, 20), "another object");
     assert_eq!((place(&space, 8), place(&space, 4)), (None, None), "private; not mapped");
     finish(&cpu, Vec::from([space, other]), Vec::from([one, two]));
+}
+
+#[test]
+fn areas_and_pages_are_told() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let (space, other) = (Space::new(&cpu).unwrap(), Space::new(&cpu).unwrap());
+    let file = file(&cpu, 8, []);
+    map(&cpu, &space, (0, 8), RW, SHARED, (&file, 0));
+    map(&cpu, &space, (8, 4), RW, PRIVATE, (&file, 0));
+    map(&cpu, &other, (0, 8), RW, SHARED, (&file, 0));
+    space.munmap(&cpu, AT + 2 * P, P).unwrap();
+    let told = |first: u64, end: u64, most: usize| {
+        let mut told = Vec::new();
+        space.each_area(&cpu, VirtRange::new(AT + first * P, AT + end * P), |area| {
+            assert!(area.object.as_ref().is_some_and(|object| object.same(&file)));
+            told.push(((area.range.start - AT) / P, area.range.pages(), area.offset));
+            told.len() < most
+        });
+        told
+    };
+    assert_eq!(told(0, 12, 9), [(0, 2, 0), (3, 5, 3), (8, 4, 0)], "all");
+    assert_eq!(told(1, 3, 9), [(0, 2, 0)], "whole, and what begins at the end is not in it");
+    assert_eq!(told(0, 12, 2), [(0, 2, 0), (3, 5, 3)], "until it is enough");
+
+    let page = |space: &Space<_>, page: u64| {
+        space.page_at(&cpu, AT + page * P).map(|page| (page.usage, page.exclusive))
+    };
+    assert_eq!((page(&space, 0), page(&space, 2)), (None, None), "not there; not mapped");
+    store(&cpu, &space, AT, 1).unwrap();
+    assert_eq!(page(&space, 0), Some((Use::Shared, true)), "only here");
+    load(&cpu, &other, AT).unwrap();
+    assert_eq!(page(&space, 0), Some((Use::Shared, false)), "there too");
+    store(&cpu, &space, AT + 8 * P, 1).unwrap();
+    assert_eq!(page(&space, 8), Some((Use::Anon, true)), "a copy of its own");
+    let [here, there] = [&space, &other].map(|space| space.page_at(&cpu, AT).unwrap().frame);
+    assert_eq!(here, there);
+    finish(&cpu, Vec::from([space, other]), Vec::from([file]));
 }

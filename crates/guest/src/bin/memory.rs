@@ -1,0 +1,310 @@
+//! `memory [CHECK…]`: memory calls beside the mapping of memory: locking it, moving its pages about, and
+//! reading and writing that of other processes.
+
+use faultless_guest::args::Args;
+use faultless_guest::check::{Check, Verdict};
+use faultless_guest::mem::{NONE, PAGE, READ, Region, WRITE};
+use faultless_guest::proc::{self, Status, fork, outcome, pid};
+use faultless_guest::sys::{self, Errno, call, checked, doing};
+use faultless_guest::{check, ensure, same};
+use libc::{EFAULT, EINVAL, ENOMEM, ESRCH};
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+/// The outcome of a call that is to be refused.
+const fn refused<T>(errno: i32) -> sys::Result<T> {
+    Err(Errno(errno))
+}
+
+/// Which pages of a region are there.
+fn in_core(region: &Region) -> Result<Vec<bool>, String> {
+    let mut vector = vec![0u8; (region.len() / PAGE) as usize];
+    let args = [region.start(), region.len(), vector.as_mut_ptr() as u64];
+    // SAFETY: the vector has a byte for each page.
+    doing("mincore", unsafe { call(libc::SYS_mincore, args) })?;
+    Ok(vector.iter().map(|byte| byte & 1 != 0).collect())
+}
+
+/// A call to lock or unlock.
+fn lock(number: i64, addr: u64, len: u64, flags: u64) -> sys::Result<u64> {
+    // SAFETY: changes nothing that a program sees.
+    unsafe { call(number, [addr, len, flags]) }
+}
+
+/// `mlock` and `mlock2` fault in, `munlock` changes nothing, and what is not mapped is an error.
+fn locking() -> Verdict {
+    let region = doing("mmap", Region::anonymous(8 * PAGE))?;
+    let at = |page: u64| region.start() + page * PAGE;
+    doing("mlock", lock(libc::SYS_mlock, at(1) + 5, PAGE, 0))?;
+    let there = [false, true, true, false, false, false, false, false];
+    same!(in_core(&region)?, there, "pages after mlock");
+    doing("munlock", lock(libc::SYS_munlock, at(1), 7 * PAGE, 0))?;
+    same!(in_core(&region)?, there, "pages after munlock");
+    doing("mlock2", lock(libc::SYS_mlock2, at(4), PAGE, 1))?;
+    ensure!(!in_core(&region)?[4], "MLOCK_ONFAULT faulted in");
+    doing("mlock2", lock(libc::SYS_mlock2, at(4), PAGE, 0))?;
+    ensure!(in_core(&region)?[4], "mlock2 did not fault in");
+    same!(lock(libc::SYS_mlock2, at(4), PAGE, 2), refused(EINVAL), "mlock2 with another flag");
+    for (name, number) in [("mlock", libc::SYS_mlock), ("munlock", libc::SYS_munlock)] {
+        same!(lock(number, at(0), 0, 0), Ok(0), "{name} of nothing");
+        same!(lock(number, at(0), u64::MAX, 0), Ok(0), "{name} of a length that wraps to nothing");
+        same!(lock(number, at(1), u64::MAX - 2 * PAGE, 0), refused(EINVAL), "{name} of too much");
+    }
+    doing("munmap", region.unmap(6 * PAGE, PAGE))?;
+    same!(lock(libc::SYS_mlock, at(5), 2 * PAGE, 0), refused(ENOMEM), "mlock over a hole");
+    same!(lock(libc::SYS_munlock, at(5), 2 * PAGE, 0), refused(ENOMEM), "munlock over a hole");
+    same!(lock(libc::SYS_munlock, at(6), PAGE, 0), refused(ENOMEM), "munlock of a hole");
+    doing("mprotect", region.protect(5 * PAGE, PAGE, NONE))?;
+    same!(lock(libc::SYS_mlock, at(5), PAGE, 0), refused(ENOMEM), "mlock of PROT_NONE");
+    Ok(())
+}
+
+/// `mlockall`: of what there is, of what comes, and neither any more.
+fn locking_all() -> Verdict {
+    const ALL: i64 = libc::SYS_mlockall;
+    let region = doing("mmap", Region::anonymous(4 * PAGE))?;
+    same!(lock(ALL, 0, 0, 0), refused(EINVAL), "mlockall of nothing");
+    same!(lock(ALL, 4, 0, 0), refused(EINVAL), "MCL_ONFAULT alone");
+    same!(lock(ALL, 8, 0, 0), refused(EINVAL), "another flag");
+    // What the whole program needs may be more than a limit allows; not for who may lock without one.
+    let limited = Err(Errno(ENOMEM));
+    match lock(ALL, 1, 0, 0) {
+        result if result == limited => return Ok(()),
+        result => doing("MCL_CURRENT", result)?,
+    };
+    same!(in_core(&region)?, [true; 4], "pages after MCL_CURRENT");
+    let later = doing("mmap", Region::anonymous(2 * PAGE))?;
+    same!(in_core(&later)?, [false; 2], "what was mapped after MCL_CURRENT");
+    doing("MCL_FUTURE", lock(ALL, 2, 0, 0))?;
+    same!(in_core(&later)?, [false; 2], "what was mapped before MCL_FUTURE");
+    let mut future = doing("mmap", Region::anonymous(2 * PAGE))?;
+    same!(in_core(&future)?, [true; 2], "what was mapped after MCL_FUTURE");
+    doing("mremap", future.resize(5 * PAGE))?;
+    same!(in_core(&future)?, [true; 5], "what grew after MCL_FUTURE");
+    let child = outcome(|| {
+        let region = Region::anonymous(PAGE).map_err(String::from).and_then(|new| in_core(&new));
+        i32::from(region != Ok(vec![false]))
+    });
+    same!(child?, Status::Exited(0), "a forked child's memory");
+    doing("munlockall", lock(libc::SYS_munlockall, 0, 0, 0))?;
+    let last = doing("mmap", Region::anonymous(2 * PAGE))?;
+    same!(in_core(&last)?, [false; 2], "what was mapped after munlockall");
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_LOCKED;
+    let locked = doing("MAP_LOCKED", Region::map(2 * PAGE, WRITE, flags, -1, 0))?;
+    same!(in_core(&locked)?, [true; 2], "MAP_LOCKED");
+    Ok(())
+}
+
+fn remap(at: u64, len: u64, prot: u64, page: u64) -> sys::Result<u64> {
+    // SAFETY: it changes regions, in which nothing of Rust's lies.
+    unsafe { call(libc::SYS_remap_file_pages, [at, len, prot, page, 0]) }
+}
+
+/// `remap_file_pages` shows other pages of what is shared.
+fn rearranged() -> Verdict {
+    // SAFETY: the name lives; nobody else owns the descriptor.
+    let file = unsafe {
+        let fd = doing("memfd_create", checked(libc::memfd_create(c"pages".as_ptr(), 0)))?;
+        File::from(OwnedFd::from_raw_fd(fd))
+    };
+    file.set_len(8 * PAGE).map_err(|error| error.to_string())?;
+    let shared = |prot| Region::map(8 * PAGE, prot, libc::MAP_SHARED, file.as_raw_fd(), 0);
+    let region = doing("mmap", shared(WRITE))?;
+    for page in 0..8 {
+        region.store(page * PAGE, page + 1);
+    }
+    let at = |page: u64| region.start() + page * PAGE;
+    same!(remap(at(1), 2 * PAGE, 0, 5), Ok(0), "remap_file_pages");
+    let shows = || (0..8).map(|page| region.load(page * PAGE)).collect::<Vec<_>>();
+    same!(shows(), [1, 6, 7, 4, 5, 6, 7, 8], "what is shown");
+    region.store(PAGE, 60);
+    same!(region.load(5 * PAGE), 60, "one page, shown twice");
+    same!(remap(at(1) + 9, PAGE + 9, 0, 0), Ok(0), "unaligned");
+    same!(region.load(PAGE), 1, "what is shown there");
+    same!(remap(at(0), 8 * PAGE, 0, 0), Ok(0), "all of what was rearranged");
+    same!(shows(), [1, 2, 3, 4, 5, 60, 7, 8], "what is shown then");
+    same!(remap(at(0), PAGE, 3, 0), refused(EINVAL), "a protection");
+    same!(remap(at(0), 0, 0, 0), refused(EINVAL), "no length");
+    same!(remap(at(0), u64::MAX, 0, 0), refused(EINVAL), "a length that wraps");
+    same!(remap(at(0), PAGE, 0, u64::MAX), refused(EINVAL), "a page that wraps");
+    doing("mprotect", region.protect(4 * PAGE, PAGE, READ))?;
+    same!(remap(at(3), 2 * PAGE, 0, 0), refused(EINVAL), "two that differ");
+    doing("munmap", region.unmap(4 * PAGE, PAGE))?;
+    same!(remap(at(3), 2 * PAGE, 0, 0), refused(EINVAL), "a hole behind");
+    same!(remap(at(4), PAGE, 0, 0), refused(EINVAL), "a hole");
+    let private = doing("mmap", Region::anonymous(2 * PAGE))?;
+    same!(remap(private.start(), PAGE, 0, 1), refused(EINVAL), "private memory");
+    let anonymous = doing("mmap", Region::shared(4 * PAGE))?;
+    anonymous.store(3 * PAGE, 7);
+    same!(remap(anonymous.start(), PAGE, 0, 3), Ok(0), "shared memory without a file");
+    same!(anonymous.load(0), 7, "what is shown of it");
+    Ok(())
+}
+
+/// Pieces of memory: where, and how long.
+type Pieces<'a> = &'a [[u64; 2]];
+
+/// A call between this process's memory and another's.
+fn across(number: i64, pid: i32, here: Pieces<'_>, there: Pieces<'_>) -> sys::Result<u64> {
+    let [(here, heres), (there, theres)] =
+        [here, there].map(|pieces| (pieces.as_ptr() as u64, pieces.len() as u64));
+    // SAFETY: the callers' pieces are regions, with nothing of Rust's in them.
+    unsafe { call(number, [pid as u64, here, heres, there, theres, 0]) }
+}
+
+/// `process_vm_readv` and `process_vm_writev`.
+fn other_processes() -> Verdict {
+    const GET: i64 = libc::SYS_process_vm_readv;
+    const PUT: i64 = libc::SYS_process_vm_writev;
+    let told = doing("mmap", Region::shared(PAGE))?;
+    let theirs = doing("mmap", Region::anonymous(8 * PAGE))?;
+    let ours = doing("mmap", Region::anonymous(64 * PAGE))?;
+    let wait_for = |value| {
+        while told.load(0) != value {
+            std::thread::yield_now();
+        }
+    };
+    let child = doing(
+        "fork",
+        fork(|| {
+            theirs.store(0, 1);
+            theirs.store(PAGE, 2);
+            let _ = theirs.protect(3 * PAGE, PAGE, READ);
+            let _ = theirs.unmap(5 * PAGE, PAGE);
+            told.store(0, 1);
+            wait_for(2);
+            i32::from(theirs.load(2 * PAGE) != 77 || theirs.load(PAGE) != 2)
+        }),
+    )?;
+    wait_for(1);
+    let (it, at) = (child.pid, |page: u64| theirs.start() + page * PAGE);
+    let here = ours.start();
+    same!(across(GET, it, &[[here, 16]], &[[at(0), 8], [at(1), 8]]), Ok(16), "two pieces to one");
+    same!((ours.load(0), ours.load(8)), (1, 2), "what came");
+    same!(theirs.load(0), 0, "this process's own");
+    let (to, from) = ([[here + PAGE, 4], [here + PAGE + 4, 100]], [[at(0), 8]]);
+    same!(across(GET, it, &to, &from), Ok(8), "one piece to two");
+    same!(ours.load(PAGE), 1, "what came in parts");
+    ours.store(0, 77);
+    // A page that is not there yet is made.
+    same!(across(PUT, it, &[[here, 8]], &[[at(2), 8]]), Ok(8), "a write");
+    same!(across(PUT, it, &[[here, 8]], &[[at(3), 8]]), refused(EFAULT), "what may only be read");
+    same!(across(GET, it, &[[here, 8]], &[[at(3), 8]]), Ok(8), "reading that");
+    same!(across(GET, it, &[[here, 8]], &[[at(5), 8]]), refused(EFAULT), "a hole");
+    let around = across(GET, it, &[[here, 4 * PAGE]], &[[at(4) + 100, 2 * PAGE]]);
+    same!(around, Ok(PAGE - 100), "up to a hole");
+    let around = across(GET, it, &[[here, 4 * PAGE]], &[[at(4), PAGE], [at(5), 8], [at(6), 8]]);
+    same!(around, Ok(PAGE), "pieces up to a hole");
+    same!(across(PUT, it, &[[8, 8]], &[[at(0), 8]]), refused(EFAULT), "nothing here");
+    same!(across(GET, it, &[[8, 8]], &[[at(0), 8]]), refused(EFAULT), "no place here");
+    same!(across(GET, it, &[], &[[at(5), 8]]), Ok(0), "no pieces here");
+    same!(across(GET, it, &[[here, 8]], &[]), Ok(0), "no pieces there");
+    let own = across(GET, pid(), &[[here, 8]], &[[ours.start() + PAGE, 8]]);
+    same!((own, ours.load(0)), (Ok(8), 1), "this process itself");
+    // SAFETY: as in `across`.
+    let flagged = unsafe { call(GET, [it as u64, 0, 0, 0, 0, 1]) };
+    same!(flagged, refused(EINVAL), "a flag");
+    let many = vec![[here, 1]; 1025];
+    same!(across(GET, it, &many, &[[at(0), 8]]), refused(EINVAL), "too many pieces here");
+    same!(across(GET, it, &[[here, 8]], &many), refused(EINVAL), "too many pieces there");
+    same!(across(GET, 1 << 22, &[[here, 8]], &[[at(0), 8]]), refused(ESRCH), "a stranger");
+    told.store(0, 2);
+    same!(doing("wait4", child.wait())?, Status::Exited(0), "what the child found");
+
+    let child = doing("fork", fork(|| 0))?;
+    let ended = || {
+        // SAFETY: zeros are a value; the pointer is to a local.
+        unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            let how = libc::WEXITED | libc::WNOWAIT;
+            checked(libc::waitid(libc::P_PID, child.pid as u32, &raw mut info, how))
+        }
+    };
+    doing("waitid", ended())?;
+    same!(across(GET, child.pid, &[[here, 8]], &[[at(0), 8]]), refused(ESRCH), "a zombie");
+    doing("wait4", child.wait())?;
+    Ok(())
+}
+
+/// What `/proc/self/pagemap` says of the pages of a region.
+fn page_map(region: &Region) -> Result<Vec<u64>, String> {
+    let file = File::open("/proc/self/pagemap").map_err(|error| format!("pagemap: {error}"))?;
+    let mut bytes = vec![0; (region.len() / PAGE * 8) as usize];
+    let read = file.read_exact_at(&mut bytes, region.start() / PAGE * 8);
+    read.map_err(|error| format!("reading pagemap: {error}"))?;
+    let words = bytes.chunks_exact(8);
+    Ok(words.filter_map(|word| word.try_into().ok().map(u64::from_le_bytes)).collect())
+}
+
+/// `/proc/self/pagemap`.
+fn pages_told() -> Verdict {
+    const PRESENT: u64 = 1 << 63;
+    const OF_FILE: u64 = 1 << 61;
+    const EXCLUSIVE: u64 = 1 << 56;
+    const FRAME: u64 = (1 << 55) - 1;
+    let region = doing("mmap", Region::anonymous(4 * PAGE))?;
+    same!(page_map(&region)?, [0; 4], "what was never touched");
+    region.store(PAGE, 1);
+    region.store(2 * PAGE, 1);
+    region.load(3 * PAGE);
+    let map = page_map(&region)?;
+    let marks = |entry: u64| entry & (PRESENT | OF_FILE | EXCLUSIVE);
+    same!(marks(map[0]), 0, "what was not touched");
+    same!(marks(map[1]), PRESENT | EXCLUSIVE, "what was written");
+    same!(marks(map[3]), PRESENT, "the page of zeros");
+    // Only who may know is told the frames.
+    if map[1] & FRAME != 0 {
+        ensure!(map[1] & FRAME != map[2] & FRAME, "two pages in one frame: {map:x?}");
+        ensure!(map[1] & FRAME != map[3] & FRAME, "a page in the frame of zeros: {map:x?}");
+    }
+    let told = || page_map(&region).map_or(0, |map| map[1]);
+    let child = outcome(|| {
+        let before = told();
+        region.store(PAGE, 2);
+        let after = told();
+        i32::from(marks(before) != PRESENT)
+            | i32::from(marks(after) != PRESENT | EXCLUSIVE) << 1
+            | i32::from(map[1] & FRAME != 0 && (before ^ map[1]) & FRAME != 0) << 2
+            | i32::from(map[1] & FRAME != 0 && (after ^ map[1]) & FRAME == 0) << 3
+    });
+    same!(child?, Status::Exited(0), "what a child sees before and after it writes");
+    let shared = doing("mmap", Region::shared(2 * PAGE))?;
+    shared.store(0, 1);
+    let map = page_map(&shared)?;
+    same!(marks(map[0]), PRESENT | OF_FILE | EXCLUSIVE, "shared memory that nobody shares");
+    same!(map[1], 0, "shared memory that was not touched");
+    let child = outcome(|| {
+        shared.load(0);
+        let both = page_map(&shared).map_or(0, |map| marks(map[0]));
+        i32::from(both != PRESENT | OF_FILE)
+    });
+    same!(child?, Status::Exited(0), "shared memory that a child has too");
+    doing("munmap", region.unmap(2 * PAGE, PAGE))?;
+    same!(page_map(&region)?[2], 0, "what is not mapped");
+
+    let file = File::open("/proc/self/pagemap").map_err(|error| error.to_string())?;
+    let number = |len: usize, at: u64| {
+        file.read_at(&mut vec![0; len], at).map_err(|error| error.raw_os_error())
+    };
+    let at = region.start() / PAGE * 8;
+    same!(number(8, at + 4), Err(Some(EINVAL)), "between two entries");
+    same!(number(12, at), Err(Some(EINVAL)), "an entry and a half");
+    same!(number(0, at), Ok(0), "nothing");
+    same!(number(8, (1 << 47) / PAGE * 8), Ok(0), "beyond the end");
+    Ok(())
+}
+
+const CHECKS: &[Check] = &[
+    ("locking", locking),
+    ("locking_all", locking_all),
+    ("rearranged", rearranged),
+    ("other_processes", other_processes),
+    ("pages_told", pages_told),
+];
+
+fn main() {
+    let args = Args::read("memory", &[]);
+    proc::no_huge_pages();
+    std::process::exit(check::run(&args, CHECKS))
+}

@@ -1,0 +1,346 @@
+//! `shm [CHECK…]`: System V's shared memory, as programs expect it.
+
+use faultless_guest::args::Args;
+use faultless_guest::check::{Check, Verdict};
+use faultless_guest::mem::{PAGE, Region, load, store};
+use faultless_guest::proc::{self, Status, exit_now, fork, outcome, pid};
+use faultless_guest::sys::{self, Errno, call, checked, doing};
+use faultless_guest::{check, ensure, procfs, same};
+use libc::{EACCES, EEXIST, EFAULT, EINVAL, ENOENT};
+use std::ffi::CString;
+
+/// A segment; it is removed where this is dropped.
+struct Segment {
+    id: u64,
+}
+
+/// The outcome of a call that is to be refused.
+const fn refused<T>(errno: i32) -> sys::Result<T> {
+    Err(Errno(errno))
+}
+
+fn get(key: i32, bytes: u64, flags: i32) -> sys::Result<u64> {
+    // SAFETY: changes no memory.
+    unsafe { call(libc::SYS_shmget, [key as u64, bytes, flags as u64]) }
+}
+
+/// `shmat`; an address is one where nothing of Rust's lies.
+fn attach(id: u64, addr: u64, flags: i32) -> sys::Result<u64> {
+    // SAFETY: by the caller's care.
+    unsafe { call(libc::SYS_shmat, [id, addr, flags as u64]) }
+}
+
+fn detach(addr: u64) -> sys::Result<u64> {
+    // SAFETY: only attachments are detached, in which nothing of Rust's lies.
+    unsafe { call(libc::SYS_shmdt, [addr]) }
+}
+
+fn control(id: u64, command: i32, buffer: u64) -> sys::Result<u64> {
+    // SAFETY: the buffer, where there is one, is as large as the command's.
+    unsafe { call(libc::SYS_shmctl, [id, command as u64, buffer]) }
+}
+
+fn state(id: u64) -> sys::Result<libc::shmid_ds> {
+    // SAFETY: zeros are a value, the pointer is to a local.
+    unsafe {
+        let mut state: libc::shmid_ds = std::mem::zeroed();
+        control(id, libc::IPC_STAT, (&raw mut state) as u64)?;
+        Ok(state)
+    }
+}
+
+impl Segment {
+    fn new(bytes: u64) -> Result<Self, String> {
+        let id = doing("shmget", get(libc::IPC_PRIVATE, bytes, libc::IPC_CREAT | 0o600))?;
+        Ok(Self { id })
+    }
+
+    fn attach(&self) -> Result<u64, String> {
+        doing("shmat", attach(self.id, 0, 0))
+    }
+
+    fn attachments(&self) -> sys::Result<u64> {
+        state(self.id).map(|state| state.shm_nattch)
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // It may be gone already.
+        let _ = control(self.id, libc::IPC_RMID, 0);
+    }
+}
+
+fn bytes_at(addr: u64) -> u64 {
+    load(addr)
+}
+
+fn put(addr: u64, value: u64) {
+    // SAFETY: attachments have nothing of Rust's in them.
+    unsafe { store(addr, value) }
+}
+
+/// Unmaps a part of an attachment.
+fn unmap(addr: u64, len: u64) -> sys::Result<u64> {
+    // SAFETY: attachments have nothing of Rust's in them.
+    unsafe { call(libc::SYS_munmap, [addr, len]) }
+}
+
+/// A key that nobody else uses.
+fn new_key() -> i32 {
+    0x4661_0000 ^ pid()
+}
+
+/// Finding segments by key, and the errors of `shmget`.
+fn keys() -> Verdict {
+    let key = new_key();
+    let (create, exclusive) = (libc::IPC_CREAT, libc::IPC_EXCL);
+    same!(get(key, PAGE, 0o600), refused(ENOENT), "no segment yet");
+    same!(get(key, 0, create), refused(EINVAL), "no bytes");
+    same!(get(libc::IPC_PRIVATE, 0, create), refused(EINVAL), "no bytes, without a key");
+    same!(get(key, u64::MAX, create), refused(EINVAL), "too many bytes");
+    let one = Segment { id: doing("shmget", get(key, 5000, create | exclusive | 0o640))? };
+    same!(get(key, 5000, create), Ok(one.id), "the same key");
+    same!(get(key, 0, 0), Ok(one.id), "the same key, any length");
+    same!(get(key, 5001, 0), refused(EINVAL), "longer than it is");
+    same!(get(key, 1, create | exclusive), refused(EEXIST), "once more");
+    let other = Segment::new(PAGE)?;
+    ensure!(other.id != one.id, "a private segment is that of a key");
+    let told = doing("IPC_STAT", state(one.id))?;
+    same!(told.shm_segsz, 5000, "the length");
+    same!(told.shm_perm.__key, key, "the key");
+    same!(told.shm_perm.mode & 0o7777, 0o640, "the mode");
+    same!(told.shm_cpid, pid(), "who made it");
+    same!((told.shm_atime, told.shm_dtime, told.shm_lpid), (0, 0, 0), "not used yet");
+    ensure!(told.shm_ctime > 0, "it was made at no time");
+    doing("IPC_RMID", control(one.id, libc::IPC_RMID, 0))?;
+    same!(get(key, 1, 0), refused(ENOENT), "the key of what was removed");
+    same!(state(one.id).map(|_| ()), refused(EINVAL), "IPC_STAT of what was removed");
+    same!(attach(one.id, 0, 0), refused(EINVAL), "shmat of what was removed");
+    same!(control(one.id, libc::IPC_RMID, 0), refused(EINVAL), "removed twice");
+    let again = Segment { id: doing("shmget", get(key, PAGE, create | 0o600))? };
+    ensure!(again.id != one.id, "an identifier came back at once");
+    let path = CString::new("/proc/self/exe").map_err(|error| error.to_string())?;
+    // SAFETY: the string lives.
+    let made = doing("ftok", checked(unsafe { libc::ftok(path.as_ptr(), 7) }))?;
+    same!(made >> 24, 7, "the top of a key of ftok");
+    Ok(())
+}
+
+/// Where segments are attached, and the errors of `shmat` and `shmdt`.
+fn places() -> Verdict {
+    let segment = Segment::new(3 * PAGE - 100)?;
+    let at = segment.attach()?;
+    same!(at % PAGE, 0, "the place");
+    put(at + 3 * PAGE - 8, 5);
+    let other = segment.attach()?;
+    same!(bytes_at(other + 3 * PAGE - 8), 5, "what the other attachment stored");
+    same!(bytes_at(other), 0, "what nobody stored");
+    doing("shmdt", detach(other))?;
+    same!(detach(other), refused(EINVAL), "shmdt twice");
+    same!(detach(at + PAGE), refused(EINVAL), "shmdt in the middle");
+    same!(detach(at + 1), refused(EINVAL), "shmdt of no page");
+
+    // Where nothing of Rust's will be: in place of a region of ours.
+    let room = doing("mmap", Region::anonymous(8 * PAGE))?;
+    let addr = room.start();
+    same!(attach(segment.id, addr, 0), refused(EINVAL), "shmat over something");
+    same!(attach(segment.id, addr + 8, libc::SHM_REMAP), refused(EINVAL), "unaligned");
+    same!(attach(segment.id, 0, libc::SHM_REMAP), refused(EINVAL), "SHM_REMAP nowhere");
+    same!(attach(u64::from(u32::MAX), 0, 0), refused(EINVAL), "no segment");
+    same!(attach(segment.id + (1 << 15), 0, 0), refused(EINVAL), "another use of the place");
+    room.store(0, 9);
+    room.store(3 * PAGE, 9);
+    same!(attach(segment.id, addr, libc::SHM_REMAP), Ok(addr), "SHM_REMAP");
+    same!(room.load(0), 0, "what SHM_REMAP replaced");
+    same!(room.load(3 * PAGE), 9, "what lies behind");
+    same!(room.load(3 * PAGE - 8), 5, "the segment");
+    doing("shmdt", detach(addr))?;
+    same!(attach(segment.id, addr + 100, libc::SHM_RND), Ok(addr), "SHM_RND");
+    doing("shmdt", detach(addr))?;
+    same!(attach(segment.id, addr, 0), Ok(addr), "where nothing is any more");
+
+    let maps = procfs::text("/proc/self/maps")?;
+    let line = maps.lines().find(|line| line.starts_with(&format!("{addr:08x}-")));
+    let line = line.ok_or("an attachment is not in /proc/self/maps")?;
+    ensure!(line.contains("rw-s"), "{line}");
+    ensure!(line.ends_with("/SYSV00000000 (deleted)"), "{line}");
+    same!(line.split_whitespace().nth(4), Some(&*segment.id.to_string()), "the inode of {line:?}");
+    Ok(())
+}
+
+/// What is attached for reading stays so.
+fn read_only() -> Verdict {
+    let segment = Segment::new(PAGE)?;
+    let at = segment.attach()?;
+    put(at, 7);
+    let other = doing("shmat", attach(segment.id, 0, libc::SHM_RDONLY))?;
+    same!(bytes_at(other), 7, "what was stored");
+    let stores = || {
+        put(other, 8);
+        0
+    };
+    same!(outcome(stores)?, Status::Killed(libc::SIGSEGV), "a store");
+    // SAFETY: an attachment, in which nothing of Rust's lies.
+    let protected = unsafe { call(libc::SYS_mprotect, [other, PAGE, 3]) };
+    same!(protected, refused(EACCES), "mprotect");
+    same!(bytes_at(at), 7, "what was there");
+    Ok(())
+}
+
+/// How often a segment is attached: after `fork`, `execve`, ends of processes, and `munmap` of parts.
+fn attachments() -> Verdict {
+    let segment = Segment::new(8 * PAGE)?;
+    let count = |what: &str| doing(what, segment.attachments());
+    same!(count("IPC_STAT")?, 0, "not attached");
+    let at = segment.attach()?;
+    let other = segment.attach()?;
+    same!(count("IPC_STAT")?, 2, "attached twice");
+    let told = doing("IPC_STAT", state(segment.id))?;
+    ensure!(told.shm_atime > 0, "attached at no time");
+    same!(told.shm_lpid, pid(), "who attached it");
+
+    let child = |body: &dyn Fn() -> i32| match outcome(body) {
+        Ok(Status::Exited(count)) => Ok(count as u64),
+        other => Err(format!("a child ended with {other:?}")),
+    };
+    let counted = || segment.attachments().map_or(99, |count| count as i32);
+    same!(child(&counted)?, 4, "as a forked child sees it");
+    same!(count("IPC_STAT")?, 2, "after its end");
+    let detached = || detach(other).map_or(98, |_| counted());
+    same!(child(&detached)?, 3, "as a child that detached one sees it");
+    let killed = doing(
+        "fork",
+        fork(|| {
+            loop {
+                std::hint::spin_loop();
+            }
+        }),
+    )?;
+    same!(count("IPC_STAT")?, 4, "with a child that runs");
+    doing("kill", killed.signal(libc::SIGKILL))?;
+    doing("wait4", killed.wait())?;
+    same!(count("IPC_STAT")?, 2, "after it was killed");
+    // The program, made anew, has none; it counts and exits.
+    let again = || {
+        let program = CString::new(
+            std::env::current_exe().unwrap_or_default().as_os_str().as_encoded_bytes(),
+        );
+        let (Ok(program), Ok(id)) = (program, CString::new(format!("count={}", segment.id))) else {
+            return 97;
+        };
+        let arguments = [program.as_ptr(), id.as_ptr(), std::ptr::null()];
+        // SAFETY: strings that live, and the null that ends them.
+        unsafe { libc::execv(program.as_ptr(), arguments.as_ptr()) };
+        exit_now(96)
+    };
+    same!(child(&again)?, 2, "as another program sees it");
+
+    doing("munmap", unmap(at + 3 * PAGE, PAGE))?;
+    same!(count("IPC_STAT")?, 3, "when a page was cut out of one");
+    doing("munmap", unmap(at, PAGE))?;
+    same!(count("IPC_STAT")?, 3, "when its first page went");
+    put(other + PAGE, 6);
+    same!(bytes_at(at + PAGE), 6, "what is left of it");
+    // Its parts lie where they would if it were whole.
+    doing("shmdt", detach(at))?;
+    same!(count("IPC_STAT")?, 1, "when all of its parts were detached");
+    doing("munmap", unmap(other, 8 * PAGE))?;
+    same!(count("IPC_STAT")?, 0, "when the other was unmapped");
+    let third = segment.attach()?;
+    same!(bytes_at(third + PAGE), 6, "what was stored before");
+    Ok(())
+}
+
+/// A segment that is removed goes with its last attachment, and not before.
+fn removal() -> Verdict {
+    let key = new_key();
+    let id = doing("shmget", get(key, 4 * PAGE, libc::IPC_CREAT | 0o600))?;
+    let segment = Segment { id };
+    let at = segment.attach()?;
+    put(at, 1);
+    doing("IPC_RMID", control(id, libc::IPC_RMID, 0))?;
+    same!(get(key, 1, 0), refused(ENOENT), "its key");
+    let told = doing("IPC_STAT of what goes", state(id))?;
+    same!(told.shm_perm.mode & 0o1777, 0o1600, "the mode of what goes");
+    same!((told.shm_nattch, told.shm_perm.__key), (1, 0), "its attachments and key");
+    let other = segment.attach()?;
+    same!(bytes_at(other), 1, "what goes, attached once more");
+    doing("IPC_RMID once more", control(id, libc::IPC_RMID, 0))?;
+    doing("shmdt", detach(at))?;
+    same!(segment.attachments(), Ok(1), "what is left");
+    put(other, 2);
+    let child = outcome(|| {
+        let one = bytes_at(other) == 2 && segment.attachments() == Ok(2);
+        i32::from(!one)
+    });
+    same!(child?, Status::Exited(0), "as a child sees it");
+    doing("shmdt", detach(other))?;
+    same!(state(id).map(|_| ()), refused(EINVAL), "IPC_STAT after the last one");
+    same!(attach(id, 0, 0), refused(EINVAL), "shmat after the last one");
+    // Nobody removes these but their ends.
+    for _ in 0..200 {
+        let gone = Segment::new(64 * PAGE)?;
+        let at = gone.attach()?;
+        doing("IPC_RMID", control(gone.id, libc::IPC_RMID, 0))?;
+        put(at, 1);
+        if gone.id % 2 == 0 {
+            doing("shmdt", detach(at))?;
+        } else {
+            doing("munmap", unmap(at, 64 * PAGE))?;
+        }
+        same!(state(gone.id).map(|_| ()), refused(EINVAL), "after its end");
+    }
+    Ok(())
+}
+
+/// The other commands of `shmctl`.
+fn commands() -> Verdict {
+    const SHM_INFO: i32 = 14;
+    const SHM_STAT: i32 = 13;
+    let segment = Segment::new(2 * PAGE)?;
+    let mut told = doing("IPC_STAT", state(segment.id))?;
+    (told.shm_perm.uid, told.shm_perm.mode) = (12, 0o7444);
+    doing("IPC_SET", control(segment.id, libc::IPC_SET, (&raw mut told) as u64))?;
+    let now = doing("IPC_STAT", state(segment.id))?;
+    same!((now.shm_perm.uid, now.shm_perm.mode), (12, 0o444), "what IPC_SET set");
+    same!(now.shm_perm.cuid, told.shm_perm.cuid, "who made it");
+    doing("SHM_LOCK", control(segment.id, 11, 0))?;
+    let locked = doing("IPC_STAT", state(segment.id))?;
+    same!(locked.shm_perm.mode, 0o2444, "the mode when locked");
+    doing("SHM_UNLOCK", control(segment.id, 12, 0))?;
+    let mut info = [0u64; 9];
+    let last = doing("IPC_INFO", control(0, libc::IPC_INFO, info.as_mut_ptr() as u64))?;
+    same!(info[1..3], [1, 4096], "the shortest, and how many there may be");
+    let mut all = [0u64; 6];
+    doing("SHM_INFO", control(0, SHM_INFO, all.as_mut_ptr() as u64))?;
+    ensure!(all[0] as u32 >= 1 && all[1] >= 2, "SHM_INFO: {all:?}");
+    // SAFETY: zeros are a value.
+    let mut place: libc::shmid_ds = unsafe { std::mem::zeroed() };
+    let buffer = (&raw mut place) as u64;
+    let found = (0..=last).any(|at| control(at, SHM_STAT, buffer) == Ok(segment.id));
+    ensure!(found, "SHM_STAT does not find the segment up to {last}");
+    same!(control(segment.id, 99, 0), refused(EINVAL), "no command");
+    same!(control(u64::MAX, libc::IPC_STAT, buffer), refused(EINVAL), "no segment");
+    same!(control(segment.id, libc::IPC_STAT, 1), refused(EFAULT), "no buffer");
+    Ok(())
+}
+
+const CHECKS: &[Check] = &[
+    ("keys", keys),
+    ("places", places),
+    ("read_only", read_only),
+    ("attachments", attachments),
+    ("removal", removal),
+    ("commands", commands),
+];
+
+fn main() {
+    let args = Args::read("shm", &["count"]);
+    if let Some(id) = args.text("count") {
+        let count = id.parse().map(|id| state(id).map_or(95, |state| state.shm_nattch as i32));
+        std::process::exit(count.unwrap_or(94));
+    }
+    proc::no_huge_pages();
+    std::process::exit(check::run(&args, CHECKS))
+}
