@@ -1,7 +1,7 @@
 //! Objects: pages come into one and leave it. The real calls of [`Object`], on two CPUs of a small
 //! machine.
 //!
-//! Bounds: two threads, at most four forced switches.
+//! Bounds: two threads, at most three forced switches.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_object`
 #![cfg(loom)]
@@ -16,7 +16,7 @@ use models::explore;
 use models::machine::{Toy, cpu};
 use std::sync::Arc;
 
-const BOUND: Option<usize> = Some(4);
+const BOUND: Option<usize> = Some(3);
 
 /// Runs `left` on CPU 0 and `right` on CPU 1, with an object of one page. At the end no frame is lost.
 fn two(
@@ -103,9 +103,9 @@ caught! {
     who_makes_a_page_looks_at_the_length_again:
         without ObjectLooksAgain, a_page_against_truncation(), says "a page is beyond the end";
     who_shortens_waits_for_who_makes_a_page:
-        without SettleWaits, a_page_against_truncation(), says "a page is beyond the end";
+        without SettleWaits, a_page_against_truncation(), says "a frame is lost";
     who_finds_a_page_looks_at_its_entry_again:
         without ReferLooksAgain, a_reference_against_reuse(), says "somebody else's page";
     the_next_life_begins_with_a_release:
-        without FreshCountReleases, a_reference_against_reuse(), says "somebody else's page";
+        without FreshCountReleases, a_reference_against_reuse(), says "Causality violation";
 }

@@ -225,6 +225,8 @@ pub fn two(bound: Option<usize>, before: Act, left: Act, right: Act, after: fn(&
                 cpu.drain();
             })
         };
+        // So that the other may go first without being counted as a forced switch.
+        loom::thread::yield_now();
         left(&stage);
         other.join().unwrap();
         cpu.drain();
