@@ -206,7 +206,7 @@ pub fn map(stage: &Stage<'_>, first: u64, pages: u64) {
 
 type Act = fn(&Stage<'_>);
 
-/// Runs `left` on CPU 0 and `right` on CPU 1, after `before` on CPU 0. At the end the books are right, which
+/// Runs `left` on CPU 0 and `right` on CPU 1, after `before`, a program on CPU 0. At the end the books are right, which
 /// `after` sees, and nothing is lost when the space ends.
 pub fn two(bound: Option<usize>, before: Act, left: Act, right: Act, after: fn(&Census)) {
     super::explore(bound, move || {
@@ -216,7 +216,9 @@ pub fn two(bound: Option<usize>, before: Act, left: Act, right: Act, after: fn(&
         let space = Arc::new(Space::new(&cpu).unwrap());
         let word = Arc::new(AtomicU64::new(0));
         let stage = Stage { cpu: &cpu, space: &space, word: &word };
+        space.activate(&cpu);
         before(&stage);
+        space.deactivate(&cpu);
         let other = {
             let (vm, space, word) = (Arc::clone(&vm), Arc::clone(&space), Arc::clone(&word));
             loom::thread::spawn(move || {
