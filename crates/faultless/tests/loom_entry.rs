@@ -175,12 +175,12 @@ fn what_hardware_marks_stays_marked() {
     a_mark_against_who_pins();
 }
 
-/// Two runs of faults around, and an unmap of what both want: nobody waits for another while holding
-/// entries, and none is left held.
-fn runs_against_each_other() {
-    explore(Some(3), || {
+/// Runs of faults around, and an unmap of what all want: nobody waits for another while holding entries,
+/// and none is left held.
+fn runs_against_unmap<const RUNS: u32>(bound: Option<usize>) {
+    explore(bound, || {
         let slots = Arc::new([0, 0].map(AtomicU64::new));
-        let others: Vec<_> = (1..3)
+        let others: Vec<_> = (1..=RUNS)
             .map(|frame| {
                 let slots = Arc::clone(&slots);
                 thread::spawn(move || {
@@ -204,7 +204,8 @@ fn runs_against_each_other() {
 
 #[test]
 fn runs_take_what_is_left_and_leave_nothing_held() {
-    runs_against_each_other();
+    runs_against_unmap::<1>(None);
+    runs_against_unmap::<2>(Some(4));
 }
 
 caught! {
@@ -227,5 +228,5 @@ caught! {
     who_pins_keeps_what_was_gained:
         without KeepGained, a_mark_against_who_pins(), says "a store is forgotten";
     the_writer_waits_for_every_entry_of_a_run:
-        without SettleWaits, runs_against_each_other(), says "an entry that is held was changed";
+        without SettleWaits, runs_against_unmap::<1>(None), says "an entry that is held was changed";
 }

@@ -123,12 +123,11 @@ fn blocks_and_single_frames_are_told_apart() {
     a_block_against_single_frames();
 }
 
-/// At a limit of one frame two CPUs never have one each.
-#[test]
-fn the_limit_is_kept() {
-    explore(None, || {
+/// Whether two CPUs ever have a frame each, at a limit of so many.
+fn one_each(limit: u64) {
+    explore(None, move || {
         let memory = Memory::new(2, 2);
-        memory.frames.set_limit(1);
+        memory.frames.set_limit(limit);
         let only = Arc::new(Guarded::new());
         let run = |memory: &Memory, only: &Guarded, id| {
             let here = local(id);
@@ -146,6 +145,17 @@ fn the_limit_is_kept() {
         other.join().unwrap();
         memory.whole();
     });
+}
+
+#[test]
+fn at_a_limit_of_one_frame_two_never_have_one_each() {
+    one_each(1);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn at_a_limit_of_two_they_do() {
+    one_each(2);
 }
 
 caught! {
