@@ -10,8 +10,8 @@ pub const PAGE_SHIFT: u32 = 12;
 /// Bytes in a base page and in a frame.
 pub const PAGE_SIZE: u64 = 1 << PAGE_SHIFT;
 /// The first address that user space cannot use: 2^47 less one guard page, as on Linux with
-/// four-level tables.
-pub const USER_END: u64 = (1 << 47) - PAGE_SIZE;
+/// four-level tables. (Under the model checker tables are small, and so is what they span.)
+pub const USER_END: u64 = (1 << if cfg!(loom) { 19 } else { 47 }) - PAGE_SIZE;
 
 /// `addr` rounded down to a page boundary.
 #[inline]

@@ -255,7 +255,7 @@ unsafe fn audit_tables<M: Machine>(
     let slots = unsafe { node::user_entries(cpu.vm().machine(), table, level) };
     for (at, slot) in slots.iter().enumerate() {
         let entry = node::load(slot);
-        let addr = base + ((at as u64) << (PAGE_SHIFT + 9 * (level - LAST)));
+        let addr = base + at as u64 * node::entry_span(level);
         if entry.is_locked() {
             return Err(Discrepancy::Entry { addr, what: "held though nobody is at work" });
         }

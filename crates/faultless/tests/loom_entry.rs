@@ -1,102 +1,90 @@
-//! The entry protocol under every interleaving and every reordering that the model checker knows:
-//! the functions that faults and writers really use, on one entry, one sequence.
+//! The entry protocol: the functions that faults and writers really use, on one entry and one sequence,
+//! with every reordering that the model checker knows.
+//!
+//! Bounds: two threads, all executions; three threads, at most four forced switches.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_entry`
 #![cfg(loom)]
 
+#[macro_use]
+mod models;
+
 use faultless::FrameNumber;
+use faultless::sync::atomic::{AtomicU64, Ordering};
 use faultless::sync::sequence::Sequence;
-use faultless::sync::wait::Wait;
 use faultless::table::{Entry, protocol};
-use loom::sync::Arc;
-use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
+use models::{Fair, explore};
+use std::sync::Arc;
 
-struct Yield;
-
-impl Wait for Yield {
-    fn wait(&self, _: u32) {
-        thread::yield_now();
-    }
-}
-
+/// A mapping of one page: the sequence, a field that it guards (the frame that a fault installs), and the
+/// entry.
 struct Page {
     entry: AtomicU64,
     sequence: Sequence,
+    field: AtomicU64,
 }
 
 fn page(entry: Entry) -> Arc<Page> {
-    Arc::new(Page { entry: AtomicU64::new(entry.0), sequence: Sequence::new() })
+    let field = AtomicU64::new(1);
+    Arc::new(Page { entry: AtomicU64::new(entry.0), sequence: Sequence::new(), field })
 }
 
 fn now(page: &Page) -> Entry {
     Entry(page.entry.load(Ordering::Acquire))
 }
 
-/// A write fault on an empty entry, as `write_untouched` does it. Whether it installed its frame.
-fn fault(page: &Page, frame: u32, validate: bool) -> bool {
-    let Some(seen) = page.sequence.read() else {
-        return false;
-    };
-    let Ok(held) = protocol::take(&page.entry, Entry::NONE) else {
-        return false;
-    };
-    if validate && !page.sequence.unchanged(seen) {
+/// A write fault on an empty entry, as `write_untouched` does it. Which frame it installed.
+fn fault(page: &Page) -> Option<FrameNumber> {
+    let seen = page.sequence.read()?;
+    let frame = FrameNumber(page.field.load(Ordering::Relaxed) as u32);
+    let held = protocol::take(&page.entry, Entry::NONE).ok()?;
+    if !page.sequence.unchanged(seen) {
         held.revert();
-        return false;
+        return None;
     }
-    held.commit(Entry::leaf(FrameNumber(frame)).writable_dirty());
-    true
+    held.commit(Entry::leaf(frame).writable_dirty());
+    Some(frame)
 }
 
-/// A writer that empties the entry and leaves the VMA dead. What it found.
-fn unmap(page: &Page, fence: bool) -> Entry {
+/// A writer that empties the entry and leaves the VMA stopped. What it found.
+fn unmap(page: &Page) -> Entry {
     page.sequence.begin_write();
-    if fence {
-        Sequence::writer_fence();
-    }
-    protocol::settle(&page.entry, &Yield, |_| Entry::NONE).0
+    Sequence::writer_fence();
+    protocol::settle(&page.entry, &Fair, |_| Entry::NONE).0
 }
 
-/// Two faults against one unmap: when all is over nothing is mapped, and each frame that was
-/// installed was found by the writer, or was never installed.
-fn two_faults_against_one_unmap(fence: bool, validate: bool) {
-    loom::model(move || {
+/// Faults against one unmap: when all is over nothing is mapped, and each frame that was installed was
+/// found by the writer, or was never installed.
+fn faults_against_one_unmap<const FAULTS: usize>(bound: Option<usize>) {
+    explore(bound, || {
         let page = page(Entry::NONE);
-        let faults = [1, 2].map(|frame| {
+        let faults = [(); FAULTS].map(|()| {
             let page = Arc::clone(&page);
-            thread::spawn(move || fault(&page, frame, validate))
+            thread::spawn(move || fault(&page))
         });
-        let found = unmap(&page, fence);
-        let installed = faults.map(|fault| fault.join().unwrap());
-        assert!(now(&page).is_none(), "mapped in a dead VMA: {:?}", now(&page));
-        let count = installed.iter().filter(|&&done| done).count();
-        assert_eq!(count, usize::from(found.is_present()), "a frame is lost");
+        let found = unmap(&page);
+        let installed = faults.map(|fault| fault.join().unwrap()).into_iter().flatten().count();
+        assert!(now(&page).is_none(), "behind the writer's back");
+        let found = usize::from(found.is_present());
+        assert_eq!(installed, found, "behind the writer's back a frame is lost");
     });
 }
 
 #[test]
 fn no_fault_installs_behind_a_writers_back() {
-    two_faults_against_one_unmap(true, true);
+    faults_against_one_unmap::<1>(None);
 }
 
 #[test]
-#[should_panic]
-fn without_the_writers_fence_one_does() {
-    two_faults_against_one_unmap(false, true);
-}
-
-#[test]
-#[should_panic]
-fn without_the_second_look_at_the_sequence_one_does() {
-    two_faults_against_one_unmap(true, false);
+fn no_two_faults_install_behind_a_writers_back() {
+    faults_against_one_unmap::<2>(Some(4));
 }
 
 /// mprotect to read-only against a fault that makes the page writable again: once the writer is done
 /// and has not run the VMA again, the entry allows no store.
-#[test]
-fn no_permission_comes_back_behind_a_writers_back() {
-    loom::model(|| {
+fn a_permission_against_one_that_takes_it() {
+    explore(None, || {
         let mapped = Entry::leaf(FrameNumber(3));
         let page = page(mapped);
         let other = Arc::clone(&page);
@@ -115,75 +103,130 @@ fn no_permission_comes_back_behind_a_writers_back() {
         });
         page.sequence.begin_write();
         Sequence::writer_fence();
-        protocol::settle(&page.entry, &Yield, Entry::read_only);
+        protocol::settle(&page.entry, &Fair, Entry::read_only);
         fault.join().unwrap();
-        assert!(!now(&page).is_writable() && !now(&page).is_locked());
+        assert!(!now(&page).is_locked());
+        assert!(!now(&page).is_writable(), "a permission came back");
         assert_eq!(now(&page).frame(), FrameNumber(3));
     });
 }
 
-/// A writer that comes and goes, and a fault of before: what the fault installs after the VMA runs
-/// again is refused, because the sequence has moved on.
 #[test]
-fn a_fault_of_before_does_not_survive_a_writer_that_is_gone() {
-    loom::model(|| {
+fn no_permission_comes_back_behind_a_writers_back() {
+    a_permission_against_one_that_takes_it();
+}
+
+/// A writer that changes the field and lets faults in again: a fault installs the field as it was before,
+/// and the writer finds that, or as it is after.
+fn an_entry_against_a_writer_that_goes() {
+    explore(None, || {
         let page = page(Entry::NONE);
         let other = Arc::clone(&page);
-        let late = thread::spawn(move || {
-            let seen = other.sequence.read()?;
-            let held = protocol::take(&other.entry, Entry::NONE).ok()?;
-            let stands = other.sequence.unchanged(seen);
-            if stands {
-                held.commit(Entry::leaf(FrameNumber(1)));
-            } else {
-                held.revert();
-            }
-            Some((seen, stands))
-        });
-        let found = unmap(&page, true);
+        let late = thread::spawn(move || fault(&other));
+        page.sequence.begin_write();
+        Sequence::writer_fence();
+        page.field.store(2, Ordering::Relaxed);
+        let (found, _) = protocol::settle(&page.entry, &Fair, |_| Entry::NONE);
         page.sequence.end_write();
-        let done = late.join().unwrap();
-        match done {
-            // Of before: found by the writer, and gone. Of after: there.
-            Some((0, true)) => assert!(found.is_present() && now(&page).is_none()),
-            Some((_, true)) => assert!(now(&page).is_present()),
-            Some((_, false)) | None => assert!(now(&page).is_none()),
-        }
+        let installed = late.join().unwrap();
+        let before = installed == Some(FrameNumber(1));
+        assert_eq!(found.is_present(), before, "the old field is installed, and not found");
+        let after = installed == Some(FrameNumber(2));
+        assert_eq!(now(&page).is_present(), after, "the new field is not installed");
     });
 }
 
-/// Last-owner reuse against a copy: the copier takes its reference before it looks at the entry
-/// again, the owner takes the entry before it looks at the references again. Never do both go on.
 #[test]
-fn a_page_is_not_written_in_place_while_it_is_copied() {
-    loom::model(|| {
-        let mapped = Entry::leaf(FrameNumber(3));
+fn an_entry_is_as_old_as_its_sequence() {
+    an_entry_against_a_writer_that_goes();
+}
+
+/// Hardware marks a page dirty while a fault has it pinned and a writer takes its permission: the mark stays.
+fn a_mark_against_who_pins() {
+    explore(None, || {
+        let mapped = Entry::leaf(FrameNumber(3)).writable().clean();
         let page = page(mapped);
-        let references = Arc::new(AtomicU64::new(1));
-        let (other, count) = (Arc::clone(&page), Arc::clone(&references));
-        let copier = thread::spawn(move || {
-            count.fetch_add(1, Ordering::AcqRel);
-            loom::sync::atomic::fence(Ordering::SeqCst);
-            let copies = now(&other) == mapped;
-            // The copy is installed only if the entry can be taken from the value seen.
-            let installed = copies
-                && protocol::take(&other.entry, mapped).is_ok_and(|held| {
-                    held.commit(Entry::leaf(FrameNumber(4)));
-                    true
-                });
-            count.fetch_sub(1, Ordering::AcqRel);
-            installed
-        });
-        let mut reused = false;
-        if let Ok(held) = protocol::pin(&page.entry, mapped) {
-            if references.load(Ordering::Acquire) == 1 {
-                held.commit(mapped.writable_dirty());
-                reused = true;
-            } else {
-                held.revert();
-            }
-        }
-        let copied = copier.join().unwrap();
-        assert!(!(reused && copied), "written in place and copied");
+        let fault = {
+            let page = Arc::clone(&page);
+            thread::spawn(move || {
+                if let Ok(held) = protocol::pin(&page.entry, mapped) {
+                    held.revert();
+                }
+            })
+        };
+        let hardware = {
+            let page = Arc::clone(&page);
+            thread::spawn(move || {
+                let dirty = mapped.writable_dirty().0;
+                let mark = |now| Entry(now).is_writable().then_some(now | dirty);
+                page.entry.fetch_update(Ordering::AcqRel, Ordering::Acquire, mark).is_ok()
+            })
+        };
+        protocol::settle(&page.entry, &Fair, Entry::read_only);
+        fault.join().unwrap();
+        let stored = hardware.join().unwrap();
+        assert_eq!(now(&page).is_dirty(), stored, "a store is forgotten");
+        assert!(!now(&page).is_writable() && !now(&page).is_locked());
     });
+}
+
+#[test]
+fn what_hardware_marks_stays_marked() {
+    a_mark_against_who_pins();
+}
+
+/// Runs of faults around, and an unmap of what all want: nobody waits for another while holding entries,
+/// and none is left held.
+fn runs_against_unmap<const RUNS: u32>(bound: Option<usize>) {
+    explore(bound, || {
+        let slots = Arc::new([0, 0].map(AtomicU64::new));
+        let others: Vec<_> = (1..=RUNS)
+            .map(|frame| {
+                let slots = Arc::clone(&slots);
+                thread::spawn(move || {
+                    let leaf = Entry::leaf(FrameNumber(frame));
+                    let held = protocol::take_run(&slots[..], |_| true);
+                    let count = (0..2).filter(|&at| held.holds(at)).count();
+                    held.commit(|_| leaf);
+                    count
+                })
+            })
+            .collect();
+        let found = slots.each_ref().map(|slot| protocol::settle(slot, &Fair, |_| Entry::NONE).0);
+        let made: usize = others.into_iter().map(|other| other.join().unwrap()).sum();
+        let left = slots.each_ref().map(|slot| Entry(slot.load(Ordering::Acquire)));
+        let held = found.iter().chain(&left).any(|entry| entry.is_locked());
+        assert!(!held, "an entry that is held was changed or left");
+        let present = found.iter().chain(&left).filter(|entry| entry.is_present()).count();
+        assert_eq!(made, present, "a frame is lost");
+    });
+}
+
+#[test]
+fn runs_take_what_is_left_and_leave_nothing_held() {
+    runs_against_unmap::<1>(None);
+    runs_against_unmap::<2>(Some(4));
+}
+
+caught! {
+    the_writer_needs_its_fence:
+        without WriterFence, faults_against_one_unmap::<1>(None), says "behind the writer's back";
+    the_fault_needs_its_barrier:
+        without FaultFence, faults_against_one_unmap::<1>(None), says "behind the writer's back";
+    the_fault_looks_at_the_sequence_again:
+        without SecondLook, faults_against_one_unmap::<1>(None), says "behind the writer's back";
+    the_writer_waits_for_who_holds_the_entry:
+        without SettleWaits, faults_against_one_unmap::<1>(None), says "behind the writer's back";
+    the_writer_needs_its_fence_for_permissions:
+        without WriterFence, a_permission_against_one_that_takes_it(), says "a permission came back";
+    the_fault_needs_its_barrier_for_permissions:
+        without FaultFence, a_permission_against_one_that_takes_it(), says "a permission came back";
+    the_writer_needs_its_fence_for_fields:
+        without WriterFence, an_entry_against_a_writer_that_goes(), says "the old field is installed";
+    the_second_look_is_for_fields_too:
+        without SecondLook, an_entry_against_a_writer_that_goes(), says "the old field is installed";
+    who_pins_keeps_what_was_gained:
+        without KeepGained, a_mark_against_who_pins(), says "a store is forgotten";
+    the_writer_waits_for_every_entry_of_a_run:
+        without SettleWaits, runs_against_unmap::<1>(None), says "an entry that is held was changed";
 }

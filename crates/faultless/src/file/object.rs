@@ -155,7 +155,7 @@ impl Object {
         };
         let range = VirtRange::new(bytes(range.start), bytes(range.end));
         // SAFETY: the object's tables are unlinked only in `destroy`, when no share is left.
-        let Ok(()) = unsafe { range::visit(cpu.vm().machine(), self.root, range, put) };
+        let Ok(()) = unsafe { range::visit(cpu.vm().machine(), self.root, range, cpu, put) };
     }
 
     /// Whether the page at `index` is there: it was written, or mapped.
@@ -174,7 +174,7 @@ impl Object {
         };
         let all = VirtRange::new(0, self.pages() << PAGE_SHIFT);
         // SAFETY: as in `free_pages`.
-        let Ok(()) = unsafe { range::visit(cpu.vm().machine(), self.root, all, count) };
+        let Ok(()) = unsafe { range::visit(cpu.vm().machine(), self.root, all, cpu, count) };
         pages
     }
 

@@ -22,6 +22,7 @@ use crate::error::OutOfMemory;
 use crate::machine::MemoryRegion;
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use crate::sync::grace::RetireLink;
+use crate::sync::mutant::{Mutant, lost};
 use alloc::vec::Vec;
 use core::fmt;
 use core::ptr::NonNull;
@@ -207,7 +208,8 @@ impl FrameMeta {
     /// must find out that the entry no longer names it.
     #[inline]
     pub(super) fn set_refs(&self, refs: u32) {
-        self.refs.store(refs, Ordering::Release);
+        let lost = lost(Mutant::FreshCountReleases);
+        self.refs.store(refs, if lost { Ordering::Relaxed } else { Ordering::Release });
     }
 
     /// Makes a frame out of a block that was cut up a free frame of its own, on a CPU's list.

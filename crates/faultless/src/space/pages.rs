@@ -35,7 +35,7 @@ pub(super) unsafe fn each_run<M: Machine, E>(
         Run::Huge { .. } => Ok(()),
     };
     // SAFETY: handed on.
-    unsafe { range::visit(cpu.vm().machine(), root, range, visit) }
+    unsafe { range::visit(cpu.vm().machine(), root, range, cpu, visit) }
 }
 
 /// Calls `each` with the address and the slot of every base page of `range` for which a table exists.

@@ -248,7 +248,9 @@ impl Grace {
     #[inline]
     pub unsafe fn retire_all(&self, local: &Local, objects: RetireChain) {
         // After the unlinking, before the epoch is read: see the top.
-        fence(Ordering::SeqCst);
+        if !lost(Mutant::RetireFence) {
+            fence(Ordering::SeqCst);
+        }
         let epoch = self.epoch.0.load(Ordering::Acquire);
         self.bags.get(local).put(epoch, objects);
     }
@@ -310,7 +312,9 @@ impl Grace {
     /// Makes the epoch one more, unless a section of an older epoch is open.
     fn try_advance(&self) {
         let epoch = self.epoch.0.load(Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        if !lost(Mutant::AdvanceFence) {
+            fence(Ordering::SeqCst);
+        }
         let old = |mark: u64| {
             mark & NEST != 0 && mark >> NEST_BITS != epoch && !lost(Mutant::LookAtMarks)
         };

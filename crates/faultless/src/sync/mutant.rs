@@ -29,6 +29,12 @@ pub enum Mutant {
     LookAtMarks,
     /// The second epoch of a grace period. One that began just before the first ends too early.
     SecondEpoch,
+    /// The fence between the unlinking of an object and the look at the epoch it is retired in. The epoch
+    /// is too old a one.
+    RetireFence,
+    /// The fence between the looks at the epoch and at the marks. A section that was opened meanwhile is
+    /// not seen.
+    AdvanceFence,
     /// Claims that conflict wait for each other.
     RangeConflict,
     /// A reader-writer lock's writer waits for readers.
@@ -44,6 +50,12 @@ pub enum Mutant {
     /// The fence between the changed tables and the look at who runs the space. A CPU that joins
     /// meanwhile walks the old ones and is not told.
     JoinFence,
+    /// The fence of who joins, between its entry into the set and its first walk: the other half.
+    EnterSetFence,
+    /// A full inbox drops everything. What did not fit is answered, and not dropped.
+    OverflowDropsAll,
+    /// Who waits serves requests. Two CPUs that flush each other wait for ever.
+    WaiterAnswers,
     /// A switch to another space drops the translations of the old one.
     LeaveFlush,
     /// A copy looks at the entry again once it has its reference. The frame may have another owner.
@@ -70,6 +82,9 @@ pub enum Mutant {
     ObjectLooksAgain,
     /// Who finds an object's page looks at its entry again once it has the reference.
     ReferLooksAgain,
+    /// The count of a frame's next life is stored with release. Who takes a reference by a name of before
+    /// finds the entry as it was.
+    FreshCountReleases,
 }
 
 /// Whether the line of `mutant` is taken out.

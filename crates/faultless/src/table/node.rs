@@ -5,25 +5,28 @@ use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange};
 use crate::machine::Machine;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// Entries in a table.
-pub const ENTRIES: usize = 512;
+/// log2 of the entries in a table. The model checker gets small ones: it keeps a history of every atomic.
+const BITS: u32 = if cfg!(loom) { 2 } else { 9 };
+/// Entries in a table: 512.
+pub const ENTRIES: usize = 1 << BITS;
 /// The level of the tables whose entries map base pages.
 pub const LAST: u32 = 1;
 /// The level of the root table.
 pub const ROOT: u32 = 4;
 
+#[cfg(not(loom))]
 const _: () = assert!(ENTRIES * size_of::<u64>() == 1 << PAGE_SHIFT);
 
 /// Bytes that one entry of a table of `level` spans: 4 KiB, 2 MiB, 1 GiB, 512 GiB.
 #[inline]
 pub const fn entry_span(level: u32) -> u64 {
-    1 << (PAGE_SHIFT + 9 * (level - LAST))
+    1 << (PAGE_SHIFT + BITS * (level - LAST))
 }
 
 /// Bytes that a whole table of `level` spans.
 #[inline]
 pub const fn table_span(level: u32) -> u64 {
-    entry_span(level) << 9
+    entry_span(level) << BITS
 }
 
 /// Whether `range` covers all that some table spans.
@@ -39,7 +42,7 @@ pub const fn holds_table(range: VirtRange) -> bool {
 /// The index of `addr` in its table of `level`.
 #[inline]
 pub const fn index(addr: u64, level: u32) -> usize {
-    (addr >> (PAGE_SHIFT + 9 * (level - LAST))) as usize & (ENTRIES - 1)
+    (addr >> (PAGE_SHIFT + BITS * (level - LAST))) as usize & (ENTRIES - 1)
 }
 
 /// The entries of the table in `frame`.

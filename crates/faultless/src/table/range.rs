@@ -29,7 +29,7 @@ pub enum Run<'a> {
 }
 
 /// Visits every run of entries in `range` for which tables exist, in ascending order, until `visit`
-/// returns an error.
+/// returns an error. Waits, as `wait` does, for faults that are publishing a table there.
 ///
 /// # Errors
 /// What `visit` returned.
@@ -41,6 +41,7 @@ pub unsafe fn visit<M: Machine, E>(
     machine: &M,
     root: FrameNumber,
     range: VirtRange,
+    wait: &impl Wait,
     mut visit: impl FnMut(Run<'_>) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut addr = range.start;
@@ -58,7 +59,9 @@ pub unsafe fn visit<M: Machine, E>(
                 addr += pages * PAGE_SIZE;
                 break;
             }
-            let seen = node::load(&slots[at]);
+            // Waits for a fault that is publishing a table: it may have been told that its VMA stands
+            // before a writer stopped it, and the writer must meet the table.
+            let seen = protocol::look(&slots[at], wait);
             if seen.is_table() {
                 table = seen.frame();
                 level -= 1;
@@ -71,9 +74,9 @@ pub unsafe fn visit<M: Machine, E>(
                 addr = span.end;
                 break;
             }
-            // Nothing below: a table that a fault is publishing right now belongs to a VMA that
-            // the caller is not writing, or its fault will revert. Large ranges are often empty, so the
-            // neighbours are looked at without another walk.
+            // Nothing below: a fault that takes the entry from now on finds its VMA stopped, if the caller
+            // has stopped it, and reverts. Large ranges are often empty, so the neighbours are looked at
+            // without another walk.
             let rest = ((range.end - start - 1) / span).min((ENTRIES - 1 - at) as u64) as usize;
             let empty = slots[at + 1..=at + rest].iter();
             let empty = empty.take_while(|slot| node::load(slot).is_none()).count() as u64;

@@ -1,0 +1,310 @@
+//! Flushes: requests and their answers, and the set of CPUs that are asked. The real [`shoot`],
+//! [`Inbox`] and [`CpuSet`], and a machine whose TLBs are two cells each.
+//!
+//! Bounds: two threads, all executions; three threads, at most two forced switches. An inbox holds one post
+//! under the model checker, so that two senders make one overflow.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_flush`
+#![cfg(loom)]
+
+#[macro_use]
+mod models;
+
+use faultless::machine::{CpuId, Invalidate, Machine, MemoryRegion, SpaceId};
+use faultless::sync::atomic::{AtomicU64, Ordering};
+use faultless::sync::percpu::{Local, PerCpu};
+use faultless::sync::wait::Wait;
+use faultless::tlb::cpuset::CpuSet;
+use faultless::tlb::shootdown::{Inbox, shoot};
+use faultless::{FrameNumber, VirtRange};
+use loom::thread;
+use models::{Fair, Guarded, explore, local};
+use std::cell::Cell;
+use std::sync::Arc;
+
+const SPACE: SpaceId = SpaceId(1);
+const PAGES: usize = 2;
+
+fn range(page: usize) -> VirtRange {
+    VirtRange::page((page as u64) << faultless::PAGE_SHIFT)
+}
+
+/// Which pages each CPU's TLB knows.
+struct Tlbs(Vec<[Cell<bool>; PAGES]>);
+
+// SAFETY: each row is one CPU's.
+unsafe impl Sync for Tlbs {}
+// SAFETY: flags.
+unsafe impl Send for Tlbs {}
+
+// SAFETY: there is no memory; a TLB forgets what it is told to.
+unsafe impl Machine for Tlbs {
+    fn cpus(&self) -> usize {
+        self.0.len()
+    }
+
+    fn regions(&self) -> &[MemoryRegion] {
+        &[]
+    }
+
+    fn frame_bytes(&self, _: FrameNumber) -> *mut u8 {
+        unreachable!("no region")
+    }
+
+    fn invalidate(&self, cpu: CpuId, _: SpaceId, what: Invalidate) {
+        for (page, known) in self.0[cpu.index()].iter().enumerate() {
+            if what == Invalidate::All || what == Invalidate::Range(range(page)) {
+                known.set(false);
+            }
+        }
+    }
+
+    fn invalidate_all(&self, cpu: CpuId) {
+        self.0[cpu.index()].iter().for_each(|known| known.set(false));
+    }
+
+    fn interrupt(&self, _: CpuId) {}
+
+    fn relax(&self, looks: u32) {
+        Fair.wait(looks);
+    }
+}
+
+/// A space of two pages, which are mapped at first, and what is in them: read by who uses a page, written by
+/// who uses its frame for something else.
+struct World {
+    tlbs: Tlbs,
+    inboxes: PerCpu<Inbox>,
+    set: CpuSet,
+    mapped: [AtomicU64; PAGES],
+    frames: [Guarded; PAGES],
+}
+
+/// One CPU of it.
+struct Here {
+    world: Arc<World>,
+    local: Local,
+}
+
+/// Whoever waits, answers.
+impl Wait for Here {
+    fn wait(&self, looks: u32) {
+        self.serve();
+        Fair.wait(looks);
+    }
+}
+
+impl Here {
+    fn serve(&self) {
+        self.world.inboxes.get(&self.local).serve(&self.world.tlbs, &self.local);
+    }
+
+    fn join(&self) {
+        self.world.set.insert(self.local.id());
+    }
+
+    /// As `Space::deactivate`.
+    fn leave(&self) {
+        self.world.tlbs.invalidate(self.local.id(), SPACE, Invalidate::All);
+        self.world.set.remove(self.local.id());
+        self.serve();
+    }
+
+    /// An instruction that loads from `page`, if it is mapped.
+    fn load(&self, page: usize) {
+        self.serve();
+        let known = &self.world.tlbs.0[self.local.id().index()][page];
+        if !known.get() {
+            known.set(self.world.mapped[page].load(Ordering::Acquire) != 0);
+        }
+        if known.get() {
+            self.world.frames[page].get();
+        }
+    }
+
+    /// Unmaps `page` and uses its frame for something else.
+    fn reuse(&self, page: usize, wait: &impl Wait) {
+        let World { tlbs, inboxes, set, mapped, frames } = &*self.world;
+        mapped[page].store(0, Ordering::Release);
+        shoot(tlbs, inboxes, &self.local, wait, SPACE, set, Invalidate::Range(range(page)));
+        frames[page].add();
+    }
+}
+
+type Program = fn(&Here);
+
+/// Runs a program on each CPU. The first `members` CPUs have joined and used all pages before.
+fn programs<const CPUS: usize>(
+    bound: Option<usize>,
+    members: &'static [u16],
+    all: [Program; CPUS],
+) {
+    explore(bound, move || {
+        let world = Arc::new(World {
+            tlbs: Tlbs((0..CPUS).map(|_| Default::default()).collect()),
+            inboxes: PerCpu::try_new(CPUS, |_| Inbox::new()).unwrap(),
+            set: CpuSet::new(),
+            mapped: [(); PAGES].map(|()| AtomicU64::new(1)),
+            frames: [(); PAGES].map(|()| Guarded::new()),
+        });
+        for &cpu in members {
+            world.set.insert(CpuId(cpu));
+            world.tlbs.0[usize::from(cpu)].iter().for_each(|known| known.set(true));
+        }
+        let here = |cpu| Here { world: Arc::clone(&world), local: local(cpu as u16) };
+        let others: Vec<_> = (1..CPUS)
+            .map(|cpu| {
+                let (here, program) = (here(cpu), all[cpu]);
+                thread::spawn(move || {
+                    let here = here;
+                    program(&here);
+                })
+            })
+            .collect();
+        all[0](&here(0));
+        others.into_iter().for_each(|other| other.join().unwrap());
+    });
+}
+
+// SAFETY: a CPU is moved to the thread that is it.
+unsafe impl Send for Here {}
+
+/// A page is used while its frame is.
+fn use_against_reuse() {
+    programs(
+        None,
+        &[1],
+        [
+            |here| here.reuse(0, here),
+            |here| {
+                here.load(0);
+                here.load(0);
+                here.leave();
+            },
+        ],
+    );
+}
+
+#[test]
+fn no_cpu_uses_what_was_flushed() {
+    use_against_reuse();
+}
+
+/// A CPU joins while another flushes, and one of before is asked too.
+fn joining_against_reuse() {
+    programs(
+        None,
+        &[],
+        [
+            |here| here.reuse(0, here),
+            |here| {
+                here.join();
+                here.load(0);
+                here.load(0);
+                here.leave();
+            },
+        ],
+    );
+}
+
+#[test]
+fn who_joins_is_asked_or_sees_the_change() {
+    joining_against_reuse();
+}
+
+/// A CPU leaves while another flushes, and comes back.
+#[test]
+fn who_leaves_and_comes_back_uses_nothing_old() {
+    programs(
+        None,
+        &[1],
+        [
+            |here| here.reuse(0, here),
+            |here| {
+                here.load(0);
+                here.leave();
+                here.join();
+                here.load(0);
+                here.leave();
+            },
+        ],
+    );
+}
+
+/// Two CPUs flush each other, and end.
+#[test]
+fn two_that_flush_each_other_get_done() {
+    programs(
+        None,
+        &[0, 1],
+        [
+            |here| {
+                here.load(1);
+                here.reuse(0, here);
+                here.load(1);
+                here.leave();
+            },
+            |here| {
+                here.load(0);
+                here.reuse(1, here);
+                here.leave();
+            },
+        ],
+    );
+}
+
+/// The same, where they answer nobody while they wait.
+#[test]
+#[should_panic(expected = "maximum number of branches")]
+fn two_that_do_not_answer_wait_for_ever() {
+    programs(
+        None,
+        &[0, 1],
+        [
+            |here| {
+                here.reuse(0, &Fair);
+                here.leave();
+            },
+            |here| {
+                here.reuse(1, &Fair);
+                here.leave();
+            },
+        ],
+    );
+}
+
+/// Two CPUs ask a third, whose inbox has room for one.
+fn two_requests_for_one_place() {
+    programs(
+        Some(2),
+        &[2],
+        [
+            |here| here.reuse(0, here),
+            |here| here.reuse(1, here),
+            |here| {
+                here.load(0);
+                here.load(1);
+                here.load(0);
+                here.leave();
+            },
+        ],
+    );
+}
+
+#[test]
+fn a_full_inbox_asks_for_everything() {
+    two_requests_for_one_place();
+}
+
+caught! {
+    who_flushes_waits_for_the_answer:
+        without AwaitAnswers, use_against_reuse(), says "Causality violation";
+    who_answers_has_forgotten:
+        without DropTranslations, use_against_reuse(), says "Causality violation";
+    who_flushes_needs_its_fence:
+        without JoinFence, joining_against_reuse(), says "Causality violation";
+    who_joins_needs_its_fence:
+        without EnterSetFence, joining_against_reuse(), says "Causality violation";
+    what_did_not_fit_is_dropped_too:
+        without OverflowDropsAll, two_requests_for_one_place(), says "Causality violation";
+}

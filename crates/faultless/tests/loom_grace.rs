@@ -1,0 +1,161 @@
+//! Grace periods: nobody frees what a section may still read.
+//!
+//! Bounds: two threads, all executions; three threads, at most three forced switches.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_grace`
+#![cfg(loom)]
+
+#[macro_use]
+mod models;
+
+use faultless::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use faultless::sync::grace::{Grace, RetireLink};
+use faultless::sync::wait::until;
+use loom::thread;
+use models::{Fair, Guarded, explore, local};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// An object that is found through `linked`, and read where the sections allow it.
+#[repr(C)]
+struct Object {
+    link: RetireLink,
+    freed: Guarded,
+}
+
+/// One reader, and one writer that unlinks, retires and frees.
+fn a_section_against_freeing() {
+    explore(None, || {
+        let object = Object { link: RetireLink::new(7), freed: Guarded::new() };
+        let shared = Arc::new((Grace::try_new(2).unwrap(), AtomicBool::new(true), object));
+        let reader = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let (grace, linked, object) = &*shared;
+                let here = local(0);
+                let _section = grace.enter(&here);
+                if linked.load(Ordering::Acquire) {
+                    // Freeing writes this: the model checker finds it if it is not ordered after this
+                    // read.
+                    assert_eq!(object.freed.get(), 0);
+                }
+            })
+        };
+        let (grace, linked, object) = &*shared;
+        let here = local(1);
+        linked.store(false, Ordering::Release);
+        // SAFETY: unlinked just now, once; the object lives as long as the model.
+        unsafe { grace.retire(&here, NonNull::from(&object.link)) };
+        for _ in 0..3 {
+            for due in grace.collect(&here) {
+                // SAFETY: the only object retired, which is alive.
+                assert_eq!(unsafe { due.as_ref() }.kind(), 7);
+                object.freed.add();
+            }
+        }
+        reader.join().unwrap();
+        // Whatever the reader did, nothing is in the way now.
+        let given: u32 = (0..3).map(|_| grace.collect(&here).count() as u32).sum();
+        assert_eq!(object.freed.get() + given, 1);
+        assert_eq!(grace.pending(&here), 0);
+    });
+}
+
+#[test]
+fn a_section_keeps_what_it_sees() {
+    a_section_against_freeing();
+}
+
+/// A reader that opens two sections in turn, a second CPU that advances the epoch meanwhile.
+fn two_sections_against_two_collectors() {
+    explore(Some(3), || {
+        let objects = [(); 2].map(|()| Object { link: RetireLink::new(0), freed: Guarded::new() });
+        let linked = AtomicU64::new(0);
+        let shared = Arc::new((Grace::try_new(3).unwrap(), linked, objects));
+        let reader = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let (grace, linked, objects) = &*shared;
+                let here = local(0);
+                for _ in 0..2 {
+                    let _section = grace.enter(&here);
+                    let at = linked.load(Ordering::Acquire) as usize;
+                    assert_eq!(objects[at].freed.get(), 0);
+                }
+            })
+        };
+        let other = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let here = local(2);
+                let dummy = RetireLink::new(1);
+                // SAFETY: never linked; alive until it has been given out below.
+                unsafe { shared.0.retire(&here, NonNull::from(&dummy)) };
+                until(&Fair, || shared.0.collect(&here).count() == 1);
+            })
+        };
+        let (grace, linked, objects) = &*shared;
+        let here = local(1);
+        linked.store(1, Ordering::Release);
+        // SAFETY: unlinked just now, once; the object lives as long as the model.
+        unsafe { grace.retire(&here, NonNull::from(&objects[0].link)) };
+        for _ in 0..2 {
+            for _ in grace.collect(&here) {
+                objects[0].freed.add();
+            }
+        }
+        reader.join().unwrap();
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn each_section_keeps_what_it_sees() {
+    two_sections_against_two_collectors();
+}
+
+/// A writer that waits instead of retiring.
+fn a_section_against_waiting() {
+    explore(None, || {
+        let object = Object { link: RetireLink::new(0), freed: Guarded::new() };
+        let shared = Arc::new((Grace::try_new(2).unwrap(), AtomicBool::new(true), object));
+        let reader = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let here = local(0);
+                let _section = shared.0.enter(&here);
+                if shared.1.load(Ordering::Acquire) {
+                    assert_eq!(shared.2.freed.get(), 0);
+                }
+            })
+        };
+        shared.1.store(false, Ordering::Release);
+        shared.0.synchronize(&local(1), &Fair);
+        shared.2.freed.add();
+        reader.join().unwrap();
+    });
+}
+
+#[test]
+fn who_waits_waits_for_the_open_section() {
+    a_section_against_waiting();
+}
+
+caught! {
+    a_section_needs_its_mark:
+        without SectionMark, a_section_against_freeing(), says "Causality violation";
+    a_section_needs_its_barrier:
+        without FaultFence, a_section_against_freeing(), says "Causality violation";
+    who_retires_needs_its_fence:
+        without RetireFence, two_sections_against_two_collectors(), says "Causality violation";
+    who_advances_needs_its_fence:
+        without AdvanceFence, two_sections_against_two_collectors(), says "Causality violation";
+    who_advances_looks_at_the_marks:
+        without LookAtMarks, a_section_against_freeing(), says "Causality violation";
+    one_epoch_is_not_enough:
+        without SecondEpoch, a_section_against_freeing(), says "Causality violation";
+    who_waits_needs_the_mark:
+        without SectionMark, a_section_against_waiting(), says "Causality violation";
+    who_waits_looks_at_the_marks:
+        without LookAtMarks, a_section_against_waiting(), says "Causality violation";
+}

@@ -1,0 +1,166 @@
+//! Free frames: the CPUs' lists, the node's buddy allocator under its spin lock, and the count of what is
+//! out. The real [`Frames`].
+//!
+//! Bounds: two threads, at most three forced switches; three threads, at most two. Lists are filled by one frame at
+//! a time, since memory is this small, and hold two. (No CPU looks into the list of another.)
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_lists`
+#![cfg(loom)]
+
+#[macro_use]
+mod models;
+
+use faultless::FrameNumber;
+use faultless::frame::{Clean, Frame, Frames};
+use faultless::machine::MemoryRegion;
+use loom::thread;
+use models::{Fair, Guarded, explore, local};
+use std::sync::Arc;
+
+/// Frames, and a place in each that only its holder may use.
+struct Memory {
+    frames: Frames,
+    used: Vec<Guarded>,
+}
+
+const FIRST: u32 = 4;
+
+impl Memory {
+    fn new(cpus: usize, frames: u32) -> Arc<Self> {
+        let regions = [MemoryRegion { node: 0, first: FrameNumber(FIRST), frames }];
+        let used = (0..frames).map(|_| Guarded::new()).collect();
+        Arc::new(Self { frames: Frames::try_new(cpus, &regions).unwrap(), used })
+    }
+
+    /// Uses a block as its only holder.
+    fn use_it(&self, frame: &Frame<Clean>) {
+        let first = (frame.number().0 - FIRST) as usize;
+        self.used[first..first + (1 << frame.order())].iter().for_each(Guarded::add);
+    }
+
+    /// At the end, when all CPUs have drained their lists: all frames are free.
+    fn whole(&self) {
+        let census = self.frames.audit(&Fair).expect("the books are right");
+        assert_eq!(census.free, self.frames.total(), "a frame is lost");
+        assert_eq!(self.frames.free_count(), self.frames.total(), "a frame is lost");
+    }
+}
+
+/// Each CPU takes `held` frames at a time, uses them, and gives them back, `rounds` times; as many as there
+/// are for all, so that each gets them.
+fn churn(bound: Option<usize>, cpus: u16, held: u32, rounds: u32) {
+    explore(bound, move || {
+        let memory = Memory::new(cpus.into(), u32::from(cpus) * held);
+        let run = move |memory: &Memory, id: u16| {
+            let here = local(id);
+            for _ in 0..rounds {
+                let mut mine = Vec::new();
+                for _ in 0..held {
+                    mine.push(memory.frames.alloc(&here, &Fair));
+                }
+                for frame in mine.into_iter().flatten() {
+                    memory.use_it(&frame);
+                    memory.frames.free(&here, frame, &Fair);
+                }
+            }
+            memory.frames.drain(&here, &Fair);
+        };
+        let others: Vec<_> = (1..cpus)
+            .map(|id| {
+                let memory = Arc::clone(&memory);
+                thread::spawn(move || run(&memory, id))
+            })
+            .collect();
+        run(&memory, 0);
+        others.into_iter().for_each(|other| other.join().unwrap());
+        memory.whole();
+    });
+}
+
+#[test]
+fn two_cpus_share_no_frame_and_lose_none() {
+    churn(Some(3), 2, 1, 2);
+}
+
+#[test]
+fn lists_that_fill_and_spill() {
+    churn(Some(2), 2, 3, 1);
+}
+
+#[test]
+fn three_cpus_share_no_frame_and_lose_none() {
+    churn(Some(2), 3, 1, 1);
+}
+
+/// A block of two against single frames: what is reserved is there, what is refused was not to be had.
+fn a_block_against_single_frames() {
+    explore(Some(3), || {
+        let memory = Memory::new(2, 4);
+        let other = {
+            let memory = Arc::clone(&memory);
+            thread::spawn(move || {
+                let here = local(1);
+                if let Some(block) = memory.frames.alloc_order(&here, 1, &Fair) {
+                    memory.use_it(&block);
+                    memory.frames.free(&here, block, &Fair);
+                }
+            })
+        };
+        let here = local(0);
+        for _ in 0..2 {
+            let frame = memory.frames.alloc(&here, &Fair).expect("two are left whatever happens");
+            memory.use_it(&frame);
+            memory.frames.free(&here, frame, &Fair);
+        }
+        memory.frames.drain(&here, &Fair);
+        other.join().unwrap();
+        memory.whole();
+    });
+}
+
+#[test]
+fn blocks_and_single_frames_are_told_apart() {
+    a_block_against_single_frames();
+}
+
+/// Whether two CPUs ever have a frame each, at a limit of so many.
+fn one_each(limit: u64) {
+    explore(None, move || {
+        let memory = Memory::new(2, 2);
+        memory.frames.set_limit(limit);
+        let only = Arc::new(Guarded::new());
+        let run = |memory: &Memory, only: &Guarded, id| {
+            let here = local(id);
+            if let Some(frame) = memory.frames.alloc(&here, &Fair) {
+                only.add();
+                memory.frames.free(&here, frame, &Fair);
+            }
+            memory.frames.drain(&here, &Fair);
+        };
+        let other = {
+            let (memory, only) = (Arc::clone(&memory), Arc::clone(&only));
+            thread::spawn(move || run(&memory, &only, 1))
+        };
+        run(&memory, &only, 0);
+        other.join().unwrap();
+        memory.whole();
+    });
+}
+
+#[test]
+fn at_a_limit_of_one_frame_two_never_have_one_each() {
+    one_each(1);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn at_a_limit_of_two_they_do() {
+    one_each(2);
+}
+
+caught! {
+    the_node_s_lock_is_held_by_one:
+        without SpinExcludes, churn(Some(2), 2, 1, 1), says "Causality violation";
+    the_node_s_lock_is_held_by_one_where_blocks_split:
+        without SpinExcludes, a_block_against_single_frames(), says "Causality violation";
+}

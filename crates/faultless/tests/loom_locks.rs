@@ -1,0 +1,143 @@
+//! The locks: spin lock, reader-writer lock, range lock.
+//!
+//! Bounds: two threads, all executions; three threads, at most three forced switches.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_locks`
+#![cfg(loom)]
+
+#[macro_use]
+mod models;
+
+use faultless::VirtRange;
+use faultless::sync::range::{ClaimSlots, RangeLock};
+use faultless::sync::rwlock::RwLock;
+use faultless::sync::spin::SpinLock;
+use loom::thread;
+use models::{Fair, Guarded, explore, local};
+use std::sync::Arc;
+
+const NONE: VirtRange = VirtRange { start: 0, end: 0 };
+
+fn spin_lock_model() {
+    explore(None, || {
+        let lock = Arc::new(SpinLock::new(0));
+        let other = lock.clone();
+        let thread = thread::spawn(move || *other.lock(&Fair) += 1);
+        *lock.lock(&Fair) += 1;
+        thread.join().unwrap();
+        assert_eq!(*lock.lock(&Fair), 2);
+    });
+}
+
+#[test]
+fn spin_lock_excludes() {
+    spin_lock_model();
+}
+
+/// Two writers and a reader, or a writer and two readers.
+fn rwlock_model(writers: u32) {
+    explore(Some(3), move || {
+        let shared = Arc::new((RwLock::new(), Guarded::new()));
+        let write = |shared: &(RwLock, Guarded)| {
+            let _guard = shared.0.write(&Fair);
+            shared.1.add();
+        };
+        let threads: Vec<_> = (0..2)
+            .map(|number| {
+                let shared = shared.clone();
+                thread::spawn(move || {
+                    if number + 1 < writers {
+                        write(&shared);
+                    } else {
+                        let _guard = shared.0.read(&Fair);
+                        assert!(shared.1.get() <= writers);
+                    }
+                })
+            })
+            .collect();
+        write(&shared);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        let _guard = shared.0.try_read().expect("free at the end");
+        assert_eq!(shared.1.get(), writers);
+    });
+}
+
+#[test]
+fn rwlock_one_writer_two_readers() {
+    rwlock_model(1);
+}
+
+#[test]
+fn rwlock_two_writers_one_reader() {
+    rwlock_model(2);
+}
+
+/// Each CPU takes its ranges once and adds to the counters of the pages in them.
+fn range_model<const CPUS: usize>(preemptions: Option<usize>, claims: [[VirtRange; 2]; CPUS]) {
+    explore(preemptions, move || {
+        let slots = ClaimSlots::try_new(CPUS, |_| Default::default()).unwrap();
+        let shared = Arc::new((slots, RangeLock::new(), [(); 3].map(|()| Guarded::new())));
+        let run = move |cpu: usize, shared: &(ClaimSlots, RangeLock, [Guarded; 3])| {
+            let (slots, lock, pages) = shared;
+            let here = local(cpu as u16);
+            let guard = lock.acquire(slots, &here, claims[cpu], &Fair);
+            for (number, page) in pages.iter().enumerate() {
+                let number = number as u64;
+                if guard.covers(VirtRange::new(number, number + 1)) {
+                    page.add();
+                }
+            }
+        };
+        let threads: Vec<_> = (1..CPUS)
+            .map(|cpu| {
+                let shared = shared.clone();
+                thread::spawn(move || run(cpu, &shared))
+            })
+            .collect();
+        run(0, &shared);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        // Nothing is left behind, and no page was missed.
+        let here = local(0);
+        let all = [VirtRange::USER, NONE];
+        assert!(shared.1.try_acquire(&shared.0, &here, all, &Fair).is_some());
+        for (number, page) in shared.2.iter().enumerate() {
+            let number = number as u64;
+            let holders = claims.iter().flatten().filter(|range| range.contains(number)).count();
+            assert_eq!(page.get(), holders as u32);
+        }
+    });
+}
+
+fn two_claims_that_overlap() {
+    range_model(None, [[VirtRange::new(0, 1), VirtRange::new(2, 3)], [VirtRange::new(1, 3), NONE]]);
+}
+
+#[test]
+fn range_lock_two_claims_that_overlap() {
+    two_claims_that_overlap();
+}
+
+#[test]
+fn range_lock_three_claims_in_a_chain() {
+    range_model(
+        Some(3),
+        [[VirtRange::new(0, 2), NONE], [VirtRange::new(1, 3), NONE], [VirtRange::new(2, 3), NONE]],
+    );
+}
+
+caught! {
+    a_spin_lock_is_held_by_one:
+        without SpinExcludes, spin_lock_model(), says "Causality violation";
+    a_writer_waits_for_readers:
+        without WriterWaitsForReaders, rwlock_model(1), says "Causality violation";
+    a_writer_waits_for_writers:
+        without WriterWaitsForReaders, rwlock_model(2), says "Causality violation";
+    claims_that_conflict_wait:
+        without RangeConflict, two_claims_that_overlap(), says "Causality violation";
+    the_list_of_claims_is_changed_by_one:
+        without SpinExcludes, two_claims_that_overlap(), says "Causality violation";
+}

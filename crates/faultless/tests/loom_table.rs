@@ -1,0 +1,158 @@
+//! Tables: a missing one is published by a fault, an empty one is unlinked by a writer, and its frame is used
+//! for something else. The real calls of a [`Space`] on two CPUs of a small machine; and, for the epochs,
+//! the real grace periods and entries on a table of one entry.
+//!
+//! Bounds: two threads, at most three forced switches; all executions where there is but one entry.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_table`
+#![cfg(loom)]
+
+#[macro_use]
+mod models;
+
+use faultless::sync::atomic::{AtomicU64, Ordering};
+use faultless::sync::grace::{Grace, RetireLink};
+use faultless::sync::sequence::Sequence;
+use faultless::table::{Entry, protocol};
+use faultless::{Access, FrameNumber};
+use loom::thread;
+use models::machine::{Stage, map, page, touch, two};
+use models::{Fair, explore, local};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+const BOUND: Option<usize> = Some(3);
+
+/// Two VMAs over two last-level tables (those of pages 16 to 19, and 20 to 23). The second table is there.
+fn neighbours(stage: &Stage<'_>) {
+    map(stage, 16, 4);
+    map(stage, 20, 4);
+    stage.space.fault(stage.cpu, page(20), Access::Write).unwrap();
+}
+
+/// A fault publishes the table of a VMA that is unmapped meanwhile.
+fn publication_against_unmap() {
+    two(
+        BOUND,
+        neighbours,
+        |stage| stage.space.munmap(stage.cpu, page(16), page(4)).unwrap(),
+        |stage| {
+            let _ = stage.space.fault(stage.cpu, page(16), Access::Write);
+        },
+        // The root, one of each level, and the last-level table of the VMA that is left.
+        |census| assert_eq!(census.tables, 4, "a table without a VMA"),
+    );
+}
+
+#[test]
+fn no_table_is_left_without_a_vma() {
+    publication_against_unmap();
+}
+
+/// A fault stands in a table that goes, and whose frame is the page of a program a moment later.
+fn a_walk_against_reuse() {
+    two(
+        BOUND,
+        |stage| {
+            neighbours(stage);
+            // There is a table, in which the entry of the other page is empty.
+            stage.space.fault(stage.cpu, page(16), Access::Write).unwrap();
+        },
+        |stage| {
+            stage.space.munmap(stage.cpu, page(16), page(4)).unwrap();
+            // The first gets the frame of the page, the second that of the table.
+            for number in [21, 22] {
+                let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+                let read = touch(stage.cpu, stage.space, page(number), Access::Write, load);
+                assert_eq!(read, Ok(0), "a walk wrote into a page");
+            }
+        },
+        |stage| {
+            let _ = stage.space.fault(stage.cpu, page(18), Access::Write);
+        },
+        |_| {},
+    );
+}
+
+#[test]
+fn no_walk_writes_into_a_page() {
+    a_walk_against_reuse();
+}
+
+/// A table of one entry, in a frame that is a page afterwards.
+#[repr(C)]
+struct Table {
+    link: RetireLink,
+    above: AtomicU64,
+    entry: AtomicU64,
+    sequence: Sequence,
+}
+
+/// As [`a_walk_against_reuse`], with nothing but the entries, the sequence and the grace period.
+fn an_entry_against_reuse() {
+    explore(None, || {
+        let table = Table {
+            link: RetireLink::new(0),
+            above: AtomicU64::new(Entry::table(FrameNumber(1)).0),
+            entry: AtomicU64::new(Entry::NONE.0),
+            sequence: Sequence::new(),
+        };
+        let shared = Arc::new((Grace::try_new(2).unwrap(), table));
+        let fault = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let (grace, table) = &*shared;
+                let here = local(1);
+                let _section = grace.enter(&here);
+                let seen = table.sequence.read()?;
+                if !Entry(table.above.load(Ordering::Acquire)).is_table() {
+                    return None;
+                }
+                let held = protocol::take(&table.entry, Entry::NONE).ok()?;
+                if table.sequence.unchanged(seen) {
+                    held.commit(Entry::leaf(FrameNumber(2)));
+                    return Some(());
+                }
+                held.revert();
+                None
+            })
+        };
+        let (grace, table) = &*shared;
+        let here = local(0);
+        table.sequence.begin_write();
+        Sequence::writer_fence();
+        protocol::settle(&table.entry, &Fair, |_| Entry::NONE);
+        protocol::settle(&table.above, &Fair, |_| Entry::NONE);
+        // SAFETY: unlinked just now, once; it lives as long as the model.
+        unsafe { grace.retire(&here, NonNull::from(&table.link)) };
+        for _ in 0..3 {
+            for _ in grace.collect(&here) {
+                let before = table.entry.swap(7, Ordering::AcqRel);
+                assert_eq!(before, 0, "a walk is still there");
+                let after = table.entry.load(Ordering::Acquire);
+                assert_eq!(after, 7, "a walk wrote into a page");
+            }
+        }
+        fault.join().unwrap();
+        let last = table.entry.load(Ordering::Acquire);
+        assert!(last == 0 || last == 7, "a walk is still there: {last:#x}");
+    });
+}
+
+#[test]
+fn no_walk_is_left_when_a_frame_is_used_again() {
+    an_entry_against_reuse();
+}
+
+caught! {
+    a_table_is_published_while_its_vma_stands:
+        without TableValidated, publication_against_unmap(), says "a table without a VMA";
+    a_table_goes_after_a_grace_period:
+        without TableGrace, a_walk_against_reuse(), says "Causality violation";
+    the_second_epoch_keeps_a_walk:
+        without SecondEpoch, an_entry_against_reuse(), says "a walk is still there";
+    the_marks_keep_a_walk:
+        without LookAtMarks, an_entry_against_reuse(), says "a walk is still there";
+    the_mark_of_a_section_keeps_a_walk:
+        without SectionMark, an_entry_against_reuse(), says "a walk is still there";
+}
