@@ -38,7 +38,7 @@ fn fault(page: &Page, frame: u32, validate: bool) -> bool {
     let Some(seen) = page.sequence.read() else {
         return false;
     };
-    let Ok(held) = protocol::take(&page.entry, Entry::NONE) else {
+    let Ok(held) = protocol::take(&page.entry, Entry::NONE, &Yield) else {
         return false;
     };
     if validate && !page.sequence.unchanged(seen) {
@@ -104,7 +104,7 @@ fn no_permission_comes_back_behind_a_writers_back() {
             let Some(seen) = other.sequence.read() else {
                 return;
             };
-            let Ok(held) = protocol::pin(&other.entry, mapped) else {
+            let Ok(held) = protocol::pin(&other.entry, mapped, &Yield) else {
                 return;
             };
             if other.sequence.unchanged(seen) {
@@ -131,7 +131,7 @@ fn a_fault_of_before_does_not_survive_a_writer_that_is_gone() {
         let other = Arc::clone(&page);
         let late = thread::spawn(move || {
             let seen = other.sequence.read()?;
-            let held = protocol::take(&other.entry, Entry::NONE).ok()?;
+            let held = protocol::take(&other.entry, Entry::NONE, &Yield).ok()?;
             let stands = other.sequence.unchanged(seen);
             if stands {
                 held.commit(Entry::leaf(FrameNumber(1)));
@@ -167,7 +167,7 @@ fn a_page_is_not_written_in_place_while_it_is_copied() {
             let copies = now(&other) == mapped;
             // The copy is installed only if the entry can be taken from the value seen.
             let installed = copies
-                && protocol::take(&other.entry, mapped).is_ok_and(|held| {
+                && protocol::take(&other.entry, mapped, &Yield).is_ok_and(|held| {
                     held.commit(Entry::leaf(FrameNumber(4)));
                     true
                 });
@@ -175,7 +175,7 @@ fn a_page_is_not_written_in_place_while_it_is_copied() {
             installed
         });
         let mut reused = false;
-        if let Ok(held) = protocol::pin(&page.entry, mapped) {
+        if let Ok(held) = protocol::pin(&page.entry, mapped, &Yield) {
             if references.load(Ordering::Acquire) == 1 {
                 held.commit(mapped.writable_dirty());
                 reused = true;

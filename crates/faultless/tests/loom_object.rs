@@ -30,7 +30,7 @@ fn a_page_against_truncation(look_again: bool, full_fence: bool) {
             if pages.load(Ordering::Acquire) == 0 {
                 return false;
             }
-            let Ok(held) = protocol::take(entry, Entry::NONE) else {
+            let Ok(held) = protocol::take(entry, Entry::NONE, &Yield) else {
                 return false;
             };
             if look_again && pages.load(Ordering::Acquire) == 0 {

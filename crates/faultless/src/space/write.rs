@@ -26,6 +26,7 @@ use crate::space::tree::{Entry, View};
 use crate::stat::Counter;
 use crate::sync::atomic::Ordering;
 use crate::sync::grace::{RetireChain, RetireLink, Section};
+use crate::sync::order::{self, Mark};
 use crate::sync::sequence::Sequence;
 use crate::vm::{Cpu, RETIRE_VMA};
 use alloc::boxed::Box;
@@ -49,6 +50,8 @@ pub(crate) struct Writing<'a, 'v, M: Machine> {
     fresh: Cell<Fresh>,
     /// Whether VMAs have locks to be taken.
     per_vma: bool,
+    /// The locks of the VMAs that this writer has stopped.
+    _vma_locks: Mark<'a>,
     section: Section<'a>,
     _guard: Guard<'a>,
 }
@@ -113,6 +116,7 @@ impl<M: Machine> Space<M> {
             };
             let (stopped, per_vma) = (Cell::new(0), locking == Locking::PerVma);
             let fresh = Cell::new((0, [NonNull::dangling(); 3]));
+            let vma_locks = if per_vma { order::hold::<order::VmaLock>(cpu) } else { Mark::none() };
             let space = self;
             return Ok(Writing {
                 cpu,
@@ -122,6 +126,7 @@ impl<M: Machine> Space<M> {
                 stopped,
                 fresh,
                 per_vma,
+                _vma_locks: vma_locks,
                 section,
                 _guard: guard,
             });
