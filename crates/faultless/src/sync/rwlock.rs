@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn readers_see_whole_writes() {
-        const WRITES: u64 = 5_000;
+        const WRITES: u64 = if cfg!(miri) { 20 } else { 5_000 };
         let lock = RwLock::new();
         let (left, right) = (AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {
