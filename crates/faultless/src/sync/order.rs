@@ -39,6 +39,7 @@ pub trait Class {
 }
 
 /// What the list says of a class.
+#[cfg(debug_assertions)]
 struct Entry {
     rank: u8,
     /// Whether who holds some may wait for more of the same class.
@@ -64,6 +65,7 @@ macro_rules! classes {
             $($class,)*
         }
 
+        #[cfg(debug_assertions)]
         const CLASSES: &[Entry] =
             &[$(Entry { rank: $rank, several: classes!(@several $($several)?), name: $name },)*];
     };
