@@ -88,13 +88,15 @@ impl<M: Machine> Writing<'_, '_, M> {
                 }
             };
             let VirtRange { start, end } = copy.area.range;
-            if let Err(oom) = edit.insert(start, end, NonNull::from(&*copy)) {
-                self.cpu.drop_vma(copy);
+            // No box from here on: to move one is to claim that there is no other pointer.
+            let copy = NonNull::from(Box::leak(copy));
+            // The tree that has it is published even on failure, so that exit finds it.
+            if let Err(oom) = edit.insert(start, end, copy) {
+                // SAFETY: a box until just now, and the tree does not have it.
+                self.cpu.drop_vma(unsafe { Box::from_raw(copy.as_ptr()) });
                 result = Err(oom);
                 break;
             }
-            // The tree has it now, and is published even on failure, so that exit finds it.
-            Box::leak(copy);
             mapped += vma.area.range.pages();
             if has_private_pages(vma)
                 && let Err(oom) = self.share_pages(*root, vma.area.range, batch, resident)
