@@ -59,10 +59,10 @@
 //!
 //! # Where to look
 //!
-//! [`space`] has the calls, one file each, and the lock order; [`fault`] the fault; [`table`] the page
+//! [`space`] has the calls, one file each; [`fault`] the fault; [`table`] the page
 //! tables, and in `table::protocol` the protocol that everything rests on; [`tlb`] flushes and
 //! shootdowns; [`rmap`] reverse-map roots; [`mod@file`] the objects behind files and shared memory; [`frame`] physical memory;
-//! [`sync`] what CPUs agree with; [`stat`] counters and trace points; [`knob`] what can be switched.
+//! [`sync`] what CPUs agree with, and in `sync::order` the lock order; [`stat`] counters and trace points; [`knob`] what can be switched.
 #![no_std]
 
 extern crate alloc;

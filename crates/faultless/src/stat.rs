@@ -5,8 +5,9 @@
 
 use crate::machine::SpaceId;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::order::TraceWatcher;
 use crate::sync::spin::SpinLock;
-use crate::sync::wait::Spin;
+use crate::sync::wait::{Spin, Wait};
 use alloc::sync::Arc;
 use core::fmt;
 
@@ -238,7 +239,7 @@ pub type Watcher = Arc<dyn Fn(TraceEvent) + Send + Sync>;
 #[derive(Default)]
 pub struct Trace {
     watched: AtomicU32,
-    watcher: SpinLock<Option<Watcher>>,
+    watcher: SpinLock<Option<Watcher>, TraceWatcher>,
 }
 
 impl Trace {
@@ -256,15 +257,15 @@ impl Trace {
     }
 
     #[inline(always)]
-    pub(crate) fn hit(&self, point: Point, space: SpaceId, addr: u64) {
+    pub(crate) fn hit(&self, wait: &impl Wait, point: Point, space: SpaceId, addr: u64) {
         if self.watched.load(Ordering::Relaxed) & 1 << point as u32 != 0 {
-            self.tell(TraceEvent { point, space, addr });
+            self.tell(wait, TraceEvent { point, space, addr });
         }
     }
 
     #[cold]
-    fn tell(&self, event: TraceEvent) {
-        let watcher = self.watcher.lock(&Spin).clone();
+    fn tell(&self, wait: &impl Wait, event: TraceEvent) {
+        let watcher = self.watcher.lock(wait).clone();
         if let Some(watcher) = watcher {
             watcher(event);
         }

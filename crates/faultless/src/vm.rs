@@ -13,6 +13,7 @@ use crate::stat::{Counter, Counts, Totals, Trace};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::{Grace, RetireLink, Section};
 use crate::sync::mutant::{Mutant, lost};
+use crate::sync::order::{GracePeriod, Record};
 use crate::sync::percpu::{Local, PerCpu};
 use crate::sync::range::ClaimSlots;
 use crate::sync::wait::Wait;
@@ -268,6 +269,11 @@ impl<M: Machine> Wait for Cpu<'_, M> {
         }
         self.vm.machine.relax(looks);
     }
+
+    #[inline(always)]
+    fn order(&self) -> Option<&Record> {
+        Some(self.local.order())
+    }
 }
 
 impl<'v, M: Machine> Cpu<'v, M> {
@@ -328,6 +334,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
     /// Allocates a frame, after waiting for what is about to be free when there is none. Not inside
     /// a grace section, and holding no lock.
     pub(crate) fn alloc_or_wait(&self) -> Result<Frame<Clean>, OutOfMemory> {
+        self.local.order().before::<GracePeriod>();
         self.alloc()
             .or_else(|| {
                 self.settle_retired();
@@ -386,6 +393,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
 
     /// Waits until everything that this CPU retired is free. Not inside a grace section.
     pub fn settle_retired(&self) {
+        self.local.order().before::<GracePeriod>();
         while self.vm.grace.pending(&self.local) != 0 {
             self.vm.grace.synchronize(&self.local, self);
             self.collect_now();

@@ -38,7 +38,7 @@ fn now(page: &Page) -> Entry {
 fn fault(page: &Page) -> Option<FrameNumber> {
     let seen = page.sequence.read()?;
     let frame = FrameNumber(page.field.load(Ordering::Relaxed) as u32);
-    let held = protocol::take(&page.entry, Entry::NONE).ok()?;
+    let held = protocol::take(&page.entry, Entry::NONE, &Fair).ok()?;
     if !page.sequence.unchanged(seen) {
         held.revert();
         return None;
@@ -92,7 +92,7 @@ fn a_permission_against_one_that_takes_it() {
             let Some(seen) = other.sequence.read() else {
                 return;
             };
-            let Ok(held) = protocol::pin(&other.entry, mapped) else {
+            let Ok(held) = protocol::pin(&other.entry, mapped, &Fair) else {
                 return;
             };
             if other.sequence.unchanged(seen) {
@@ -149,7 +149,7 @@ fn a_mark_against_who_pins() {
         let fault = {
             let page = Arc::clone(&page);
             thread::spawn(move || {
-                if let Ok(held) = protocol::pin(&page.entry, mapped) {
+                if let Ok(held) = protocol::pin(&page.entry, mapped, &Fair) {
                     held.revert();
                 }
             })
@@ -185,7 +185,7 @@ fn runs_against_unmap<const RUNS: u32>(bound: Option<usize>) {
                 let slots = Arc::clone(&slots);
                 thread::spawn(move || {
                     let leaf = Entry::leaf(FrameNumber(frame));
-                    let held = protocol::take_run(&slots[..], |_| true);
+                    let held = protocol::take_run(&slots[..], &Fair, |_| true);
                     let count = (0..2).filter(|&at| held.holds(at)).count();
                     held.commit(|_| leaf);
                     count

@@ -108,7 +108,7 @@ fn an_entry_against_reuse() {
                 if !Entry(table.above.load(Ordering::Acquire)).is_table() {
                     return None;
                 }
-                let held = protocol::take(&table.entry, Entry::NONE).ok()?;
+                let held = protocol::take(&table.entry, Entry::NONE, &Fair).ok()?;
                 if table.sequence.unchanged(seen) {
                     held.commit(Entry::leaf(FrameNumber(2)));
                     return Some(());

@@ -10,6 +10,7 @@ use crate::space::tree::{self, View};
 use crate::space::vma::{Area, Vma, VmaFlags};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
+use crate::sync::order::{self, MmapLock};
 use crate::table::entry::Entry;
 use crate::table::protocol;
 
@@ -19,7 +20,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     #[inline(always)]
     pub(super) fn read_untouched(self, slot: &AtomicU64) -> Result<Option<FaultKind>, Abort> {
         let entry = self.leaf(self.cpu.vm().zero).special();
-        let Ok(held) = protocol::take(slot, Entry::NONE) else {
+        let Ok(held) = protocol::take(slot, Entry::NONE, self.cpu) else {
             return self.outrun();
         };
         if !self.ticket.stands() {
@@ -42,7 +43,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     ) -> Result<Option<FaultKind>, Abort> {
         let frame = prepared.zeroed(self.cpu).ok_or(Abort::NoMemory)?;
         let entry = self.leaf(frame.number()).writable_dirty();
-        let Ok(held) = protocol::take(slot, Entry::NONE) else {
+        let Ok(held) = protocol::take(slot, Entry::NONE, self.cpu) else {
             prepared.keep_zeroed(frame);
             return self.outrun();
         };
@@ -84,7 +85,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let _space_lock = if self.ticket.is_vma_lock() {
             let guard = self.space.mmap_lock.try_read().ok_or(Abort::NoAnon)?;
             self.cpu.count(Counter::MmapLockRead);
-            Some(guard)
+            Some((guard, order::hold::<MmapLock>(self.cpu)))
         } else {
             None
         };

@@ -44,7 +44,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     /// again, we take the entry first and look at the references again.
     fn reuse(self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
         let root = self.root()?;
-        let Ok(held) = protocol::pin(slot, seen) else {
+        let Ok(held) = protocol::pin(slot, seen, self.cpu) else {
             return self.outrun();
         };
         let meta = self.cpu.vm().frames.meta(seen.frame());
@@ -73,7 +73,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         counter: Counter,
         kind: FaultKind,
     ) -> Result<Option<FaultKind>, Abort> {
-        let Ok(held) = protocol::pin(slot, seen) else {
+        let Ok(held) = protocol::pin(slot, seen, self.cpu) else {
             return self.outrun();
         };
         if !self.ticket.stands() {
@@ -94,7 +94,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     ) -> Result<Option<FaultKind>, Abort> {
         let root = self.root()?;
         let frame = prepared.zeroed(self.cpu).ok_or(Abort::NoMemory)?;
-        let Ok(held) = protocol::take(slot, seen) else {
+        let Ok(held) = protocol::take(slot, seen, self.cpu) else {
             prepared.keep_zeroed(frame);
             return self.outrun();
         };
@@ -147,7 +147,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         };
         // SAFETY: the fresh frame is ours; the source is referenced.
         unsafe { vm.machine().copy_frame(frame.number(), source) };
-        let Ok(held) = protocol::take(slot, seen) else {
+        let Ok(held) = protocol::take(slot, seen, self.cpu) else {
             put();
             prepared.keep_clean(frame);
             return self.outrun();

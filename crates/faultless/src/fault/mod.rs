@@ -27,6 +27,7 @@ use crate::space::vma::{Prot, Vma};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::grace::Section;
+use crate::sync::order;
 use crate::table::entry::Entry;
 use crate::table::node::{ENTRIES, LAST};
 use crate::table::walk::{Reached, descend};
@@ -209,7 +210,7 @@ impl<M: Machine> Space<M> {
             cpu.count(Counter::AbortSingleThreaded);
         }
         if let Some(point) = abort.point() {
-            cpu.vm().trace.hit(point, self.id(), page);
+            cpu.vm().trace.hit(cpu, point, self.id(), page);
         }
     }
 
@@ -251,6 +252,7 @@ impl<M: Machine> Space<M> {
             cpu.count(Counter::VmaLockAbort);
             return None;
         }
+        let held = order::hold::<order::VmaLock>(cpu);
         let served = if vma.sequence.read().is_none() {
             // Replaced between the look-up and the lock.
             cpu.count(Counter::VmaLockMiss);
@@ -265,6 +267,7 @@ impl<M: Machine> Space<M> {
             tried.ok()
         };
         vma.lock.end_read();
+        drop(held);
         served
     }
 

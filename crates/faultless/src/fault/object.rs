@@ -36,7 +36,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             if self.access == Access::Write { (0, 0) } else { self.around(here, there) };
         let run = &table[here - below..=here + above];
         let names = &pages[there - below..=there + above];
-        let held = protocol::take_run(run, |at| node::load(&names[at]).is_present());
+        let held = protocol::take_run(run, |at| node::load(&names[at]).is_present(), self.cpu);
         if !held.holds(below) {
             held.revert();
             return self.outrun();
@@ -108,7 +108,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         // SAFETY: the reference taken by `get`, which never was a mapping.
         unsafe { self.cpu.put_unmapped(source) };
         let frame = frame.ok_or(Abort::NoMemory)?;
-        let Ok(held) = protocol::take(slot, Entry::NONE) else {
+        let Ok(held) = protocol::take(slot, Entry::NONE, self.cpu) else {
             prepared.keep_clean(frame);
             return self.outrun();
         };

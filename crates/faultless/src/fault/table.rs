@@ -29,7 +29,7 @@ pub(crate) fn publish<M: Machine>(
     prepared: &mut Prepared,
 ) -> Result<(), Abort> {
     let frame = prepared.zeroed(cpu).ok_or(Abort::NoMemory)?;
-    let Ok(held) = protocol::take(slot, Entry::NONE) else {
+    let Ok(held) = protocol::take(slot, Entry::NONE, cpu) else {
         cpu.count(Counter::TrylockFailed);
         prepared.keep_zeroed(frame);
         return Ok(());

@@ -314,7 +314,7 @@ impl Object {
                         return Ok(slots);
                     }
                     let frame = prepared.zeroed(cpu).ok_or(NoPage::OutOfMemory)?;
-                    let Ok(held) = protocol::take(slot, Entry::NONE) else {
+                    let Ok(held) = protocol::take(slot, Entry::NONE, cpu) else {
                         prepared.keep_zeroed(frame);
                         continue;
                     };

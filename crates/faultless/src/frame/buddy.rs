@@ -264,14 +264,14 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(96))]
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 96 }))]
 
         #[test]
         fn never_overlaps_and_merges_back(
             first in 0u32..600,
             sizes in (1u32..700, 1u32..300, 1u32..300),
             hole in 0u32..70,
-            steps in prop::collection::vec(step(), 1..120),
+            steps in prop::collection::vec(step(), 1..if cfg!(miri) { 6 } else { 120 }),
         ) {
             // The last region is another node's, all free, and nothing may merge with it.
             let second = first + sizes.0 + hole;

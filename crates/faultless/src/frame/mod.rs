@@ -38,6 +38,7 @@ use crate::addr::FrameNumber;
 use crate::error::OutOfMemory;
 use crate::machine::MemoryRegion;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::order::NodeBuddy;
 use crate::sync::percpu::{Local, Padded, PerCpu};
 use crate::sync::spin::SpinLock;
 use crate::sync::wait::Wait;
@@ -53,7 +54,7 @@ pub const MAX_ORDER: u8 = 18;
 pub struct Frames {
     table: FrameTable,
     /// By node number, which is the order of preference.
-    nodes: Vec<Padded<SpinLock<Buddy>>>,
+    nodes: Vec<Padded<SpinLock<Buddy, NodeBuddy>>>,
     magazines: PerCpu<Magazine>,
     total: u64,
     counts: Padded<Counts>,
@@ -82,7 +83,7 @@ impl Frames {
             for region in regions.iter().filter(|region| region.node == node) {
                 buddy.adopt(&table, region.first, region.frames);
             }
-            nodes.push(Padded(SpinLock::new(buddy)));
+            nodes.push(Padded(SpinLock::ordered(buddy)));
         }
         let total = regions.iter().map(|region| u64::from(region.frames)).sum();
         let counts = Counts { taken: AtomicU64::new(0), limit: AtomicU64::new(total) };
@@ -251,7 +252,8 @@ impl Frames {
     /// Takes a block from the first node that has one. The block is taken before it is reserved:
     /// a reservation that then found no block would have failed somebody else's for nothing.
     fn take_block(&self, order: u8, wait: &impl Wait) -> Option<FrameNumber> {
-        let found = |node: &Padded<SpinLock<Buddy>>| node.0.lock(wait).alloc(&self.table, order);
+        let found =
+            |node: &Padded<SpinLock<Buddy, NodeBuddy>>| node.0.lock(wait).alloc(&self.table, order);
         let number = self.nodes.iter().find_map(found)?;
         let frames = 1 << order;
         if self.reserve(frames, |_| frames).is_none() {
@@ -273,7 +275,7 @@ impl Frames {
         self.release((blocks.len() as u64) << order);
     }
 
-    fn node_of(&self, frame: FrameNumber) -> &SpinLock<Buddy> {
+    fn node_of(&self, frame: FrameNumber) -> &SpinLock<Buddy, NodeBuddy> {
         &self.nodes[usize::from(self.meta(frame).node())].0
     }
 

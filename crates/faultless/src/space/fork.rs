@@ -26,9 +26,9 @@ impl<M: Machine> Space<M> {
     /// have to be made so again by faults).
     pub fn fork(&self, cpu: &Cpu<'_, M>) -> Result<Self, Error> {
         let once = || -> Result<Self, Errno> {
-            let child = Self::new(cpu).map_err(|error| error.errno)?;
+            let mut child = Self::new(cpu).map_err(|error| error.errno)?;
             // Let go of this space before the child ends, which takes locks of its own.
-            let copied = self.write(cpu, [VirtRange::USER, NOWHERE], PAGE_SIZE).copy_to(&child);
+            let copied = self.write(cpu, [VirtRange::USER, NOWHERE], PAGE_SIZE).copy_to(&mut child);
             match copied {
                 Ok(()) => Ok(child),
                 Err(OutOfMemory) => {
@@ -48,12 +48,13 @@ impl<M: Machine> Space<M> {
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    fn copy_to(&self, child: &Space<M>) -> Result<(), OutOfMemory> {
+    fn copy_to(&self, child: &mut Space<M>) -> Result<(), OutOfMemory> {
         // Fork changes entries of every private VMA, so it is a writer of all of them. Their flush is
         // paid before any of them runs again: until then a CPU could store through an old translation
         // to a page that the child has.
         self.stop(VirtRange::USER);
-        *child.heap.lock(self.cpu) = *self.space.heap.lock(self.cpu);
+        let heap = *self.space.heap.lock(self.cpu);
+        *child.heap.get_mut() = heap;
         let mut batch = FlushBatch::new(self.cpu, self.space);
         let copied = self.copy_vmas(child, &mut batch);
         batch.finish();
@@ -66,12 +67,13 @@ impl<M: Machine> Writing<'_, '_, M> {
 
     fn copy_vmas(
         &self,
-        child: &Space<M>,
+        child: &mut Space<M>,
         batch: &mut FlushBatch<'_, '_, M>,
     ) -> Result<(), OutOfMemory> {
+        let Space { tree, root, resident, .. } = child;
         let grace = &self.cpu.vm().grace;
         // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
-        let mut edit = unsafe { child.tree.edit(self.cpu.local(), grace, self.cpu) };
+        let mut edit = unsafe { tree.edit_mut(self.cpu.local(), grace) };
         let mut mapped = 0;
         let mut result = Ok(());
         for vma in self.vmas(VirtRange::USER) {
@@ -86,16 +88,18 @@ impl<M: Machine> Writing<'_, '_, M> {
                 }
             };
             let VirtRange { start, end } = copy.area.range;
-            if let Err(oom) = edit.insert(start, end, NonNull::from(&*copy)) {
-                self.cpu.drop_vma(copy);
+            // No box from here on: to move one is to claim that there is no other pointer.
+            let copy = NonNull::from(Box::leak(copy));
+            // The tree that has it is published even on failure, so that exit finds it.
+            if let Err(oom) = edit.insert(start, end, copy) {
+                // SAFETY: a box until just now, and the tree does not have it.
+                self.cpu.drop_vma(unsafe { Box::from_raw(copy.as_ptr()) });
                 result = Err(oom);
                 break;
             }
-            // The tree has it now, and is published even on failure, so that exit finds it.
-            Box::leak(copy);
             mapped += vma.area.range.pages();
             if has_private_pages(vma)
-                && let Err(oom) = self.share_pages(child.root(), vma.area.range, batch, child)
+                && let Err(oom) = self.share_pages(*root, vma.area.range, batch, resident)
             {
                 result = Err(oom);
                 break;
@@ -121,7 +125,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         child_root: FrameNumber,
         range: VirtRange,
         batch: &mut FlushBatch<'_, '_, M>,
-        child: &Space<M>,
+        resident: &AtomicU64,
     ) -> Result<(), OutOfMemory> {
         let frames = &self.cpu.vm().frames;
         let mut shared = 0;
@@ -172,7 +176,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         };
         // SAFETY: the range is locked.
         let result = unsafe { each_run(self.cpu, self.space.root(), range, share) };
-        child.resident.fetch_add(shared, Ordering::Relaxed);
+        resident.fetch_add(shared, Ordering::Relaxed);
         result
     }
 }

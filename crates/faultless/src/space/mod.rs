@@ -6,13 +6,7 @@
 //!
 //! # Lock order
 //!
-//! 1. the space's lock (`mmap_lock`; baseline policies only) or its range lock;
-//! 2. VMA locks (baseline `per_vma` only; faults try them, and then try the space's lock);
-//! 3. held page-table entries;
-//! 4. leaf spin locks: the tree's, a node's of the frame allocator, an inbox's, the trace points'.
-//!
-//! No lock of 1 is waited for inside a grace section. Nobody waits for a grace period holding a
-//! lock, but the switch of the locking policy, which keeps everybody else out of 1.
+//! It is stated, and checked, in [`order`](crate::sync::order).
 
 mod advise;
 pub(crate) mod batch;
@@ -49,6 +43,7 @@ use crate::machine::{Invalidate, Machine, SpaceId};
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use crate::sync::mutant::{Mutant, lost};
+use crate::sync::order::HeapBounds;
 use crate::sync::percpu::Padded;
 use crate::sync::range::{RangeGuard, RangeLock};
 use crate::sync::rwlock::{ReadGuard, RwLock, WriteGuard};
@@ -95,7 +90,7 @@ pub struct Space<M: Machine> {
     pub(crate) resident: AtomicU64,
     /// Pages of all VMAs.
     mapped: AtomicU64,
-    heap: SpinLock<Heap>,
+    heap: SpinLock<Heap, HeapBounds>,
     machine: PhantomData<fn() -> M>,
 }
 
@@ -134,7 +129,7 @@ impl<M: Machine> Space<M> {
             running: AtomicU32::new(0),
             resident: AtomicU64::new(0),
             mapped: AtomicU64::new(0),
-            heap: SpinLock::new(Heap { start: HEAP_START, end: HEAP_START }),
+            heap: SpinLock::ordered(Heap { start: HEAP_START, end: HEAP_START }),
             machine: PhantomData,
         })
     }
@@ -200,7 +195,7 @@ impl<M: Machine> Space<M> {
         let all = [VirtRange::USER, VirtRange::new(0, 0)];
         let _fine = self.ranges.acquire(&vm.claims, cpu.local(), all, cpu);
         self.locking.store(wanted as u8, Ordering::Release);
-        vm.grace.synchronize(cpu.local(), cpu);
+        vm.grace.synchronize_locked(cpu.local(), cpu);
     }
 
     /// Keeps writers of one page out, for a fault. Not inside a grace section.
@@ -209,7 +204,9 @@ impl<M: Machine> Space<M> {
             let locking = self.locking(cpu);
             let guard = if locking == Locking::Speculative {
                 cpu.count(Counter::RangeLockFault);
-                self.claim(cpu, [page, VirtRange::new(0, 0)], || {})
+                let ranges = [page, VirtRange::new(0, 0)];
+                let guard = self.ranges.acquire(&cpu.vm().claims, cpu.local(), ranges, cpu);
+                Guard::Range { _guard: guard }
             } else {
                 cpu.count(Counter::MmapLockRead);
                 Guard::Reading { _guard: self.mmap_lock.read(cpu) }

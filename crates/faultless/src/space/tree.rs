@@ -30,6 +30,7 @@ use crate::addr::VirtRange;
 use crate::error::OutOfMemory;
 use crate::sync::atomic::{AtomicPtr, Ordering};
 use crate::sync::grace::{Grace, RetireChain, Section};
+use crate::sync::order::TreeWriter;
 use crate::sync::percpu::{Local, Padded};
 use crate::sync::spin::{SpinGuard, SpinLock};
 use crate::sync::wait::Wait;
@@ -43,7 +44,7 @@ use node::{Node, Slot, Slots};
 pub struct Tree<T> {
     /// Null while there is no entry.
     root: Padded<AtomicPtr<Node>>,
-    writer: Padded<SpinLock<Writer>>,
+    writer: Padded<SpinLock<Writer, TreeWriter>>,
     marker: PhantomData<NonNull<T>>,
 }
 
@@ -65,7 +66,7 @@ impl<T> Tree<T> {
     pub fn new() -> Self {
         Self {
             root: Padded(AtomicPtr::new(ptr::null_mut())),
-            writer: Padded(SpinLock::new(Writer { edits: 0 })),
+            writer: Padded(SpinLock::ordered(Writer { edits: 0 })),
             marker: PhantomData,
         }
     }
@@ -91,16 +92,19 @@ impl<T> Tree<T> {
         &'e self,
         local: &'e Local,
         grace: &'e Grace,
-        wait: &impl Wait,
+        wait: &'e impl Wait,
     ) -> Edit<'e, T> {
-        let mut writer = self.writer.lock(wait);
-        writer.edits += 1;
-        // Only the holder of the lock stores, so what it loads is the last version.
-        let root = NonNull::new(self.root.load(Ordering::Relaxed));
-        // SAFETY: only a writer retires nodes, and the lock excludes others while the edit lives;
-        // it also hands on the use of their links. Edit numbers do not repeat.
-        let draft = unsafe { Draft::new(root, writer.edits) };
-        Edit { tree: self, draft, local, grace, _writer: writer }
+        // SAFETY: handed on.
+        unsafe { Edit::begin(&self.root, self.writer.lock(wait), local, grace) }
+    }
+
+    /// [`edit`](Self::edit) of a tree that nobody else knows, which waits for nobody.
+    ///
+    /// # Safety
+    /// As [`edit`](Self::edit).
+    pub unsafe fn edit_mut<'e>(&'e mut self, local: &'e Local, grace: &'e Grace) -> Edit<'e, T> {
+        // SAFETY: handed on.
+        unsafe { Edit::begin(&self.root, self.writer.lock_mut(), local, grace) }
     }
 
     /// Frees all nodes, which leaves the tree without entries.
@@ -135,15 +139,34 @@ impl<T> fmt::Debug for Tree<T> {
 ///
 /// After an [`OutOfMemory`] the next version may hold a part of the failed call: drop the edit.
 pub struct Edit<'e, T> {
-    tree: &'e Tree<T>,
+    /// The tree's.
+    root: &'e AtomicPtr<Node>,
     // Before the lock, so that an edit that is dropped cleans up under it.
     draft: Draft,
     local: &'e Local,
     grace: &'e Grace,
-    _writer: SpinGuard<'e, Writer>,
+    _writer: SpinGuard<'e, Writer, TreeWriter>,
+    marker: PhantomData<&'e Tree<T>>,
 }
 
-impl<T> Edit<'_, T> {
+impl<'e, T> Edit<'e, T> {
+    /// # Safety
+    /// `writer` is the lock of the tree with `root`; otherwise as [`Tree::edit`].
+    unsafe fn begin(
+        root: &'e AtomicPtr<Node>,
+        mut writer: SpinGuard<'e, Writer, TreeWriter>,
+        local: &'e Local,
+        grace: &'e Grace,
+    ) -> Self {
+        writer.edits += 1;
+        // Only the holder of the lock stores, so what it loads is the last version.
+        let last = NonNull::new(root.load(Ordering::Relaxed));
+        // SAFETY: only a writer retires nodes, and the lock excludes others while the edit lives;
+        // it also hands on the use of their links. Edit numbers do not repeat.
+        let draft = unsafe { Draft::new(last, writer.edits) };
+        Self { root, draft, local, grace, _writer: writer, marker: PhantomData }
+    }
+
     /// The next version, as far as it is built.
     pub fn view(&self) -> View<'_, T> {
         // SAFETY: the draft's nodes are valid while it lives, and change only through `&mut self`.
@@ -211,10 +234,9 @@ impl<T> Edit<'_, T> {
     /// # Safety
     /// As [`Grace::retire_all`], once the next version is the present one.
     pub unsafe fn publish_retiring(self, objects: RetireChain) {
-        let Self { tree, draft, local, grace, _writer } = self;
-        let (root, mut retired) = draft.finish();
-        let root = root.map_or(ptr::null_mut(), NonNull::as_ptr);
-        tree.root.store(root, Ordering::Release);
+        let Self { root, draft, local, grace, _writer, .. } = self;
+        let (next, mut retired) = draft.finish();
+        root.store(next.map_or(ptr::null_mut(), NonNull::as_ptr), Ordering::Release);
         // SAFETY: the root that was just stored does not lead to the nodes, so no section that
         // begins from now on reaches them; they are retired once, since they were in one version and
         // are not in the next. A node's link is its first field, and its pointer covers all of it.

@@ -11,6 +11,7 @@ use crate::heap::Shared;
 use crate::rmap::RootSlot;
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::grace::RetireLink;
+use crate::sync::order;
 use crate::sync::sequence::Sequence;
 use crate::sync::wait::Wait;
 use crate::table::Entry;
@@ -192,6 +193,7 @@ impl VmaLock {
 
     /// Takes it to write: readers drain, new ones fail.
     pub fn write(&self, wait: &impl Wait) {
+        order::before::<order::VmaLock>(wait);
         self.0.fetch_or(WRITER, Ordering::AcqRel);
         let mut looks = 0;
         while self.0.load(Ordering::Acquire) != WRITER {

@@ -27,6 +27,7 @@ use crate::space::tree::{Edit, Entry, View};
 use crate::stat::Counter;
 use crate::sync::atomic::Ordering;
 use crate::sync::grace::{RetireChain, RetireLink, Section};
+use crate::sync::order::{self, Mark};
 use crate::sync::sequence::Sequence;
 use crate::vm::{Cpu, RETIRE_VMA};
 use alloc::boxed::Box;
@@ -50,6 +51,8 @@ pub(crate) struct Writing<'a, 'v, M: Machine> {
     fresh: Cell<Fresh>,
     /// Whether VMAs have locks to be taken.
     per_vma: bool,
+    /// The locks of the VMAs that this writer has stopped.
+    _vma_locks: Mark<'a>,
     section: Section<'a>,
     _guard: Guard<'a>,
 }
@@ -114,6 +117,7 @@ impl<M: Machine> Space<M> {
             };
             let (stopped, per_vma) = (Cell::new(0), locking == Locking::PerVma);
             let fresh = Cell::new((0, [NonNull::dangling(); 3]));
+            let vma_locks = if per_vma { order::hold::<order::VmaLock>(cpu) } else { Mark::none() };
             let space = self;
             return Ok(Writing {
                 cpu,
@@ -123,6 +127,7 @@ impl<M: Machine> Space<M> {
                 stopped,
                 fresh,
                 per_vma,
+                _vma_locks: vma_locks,
                 section,
                 _guard: guard,
             });
@@ -222,33 +227,46 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     /// # Errors
     /// `ENOMEM`: the heap is exhausted, or the space has too many VMAs. Nothing has changed.
     pub(super) fn replace(&self, range: VirtRange, new: NewVmas) -> Result<(), Errno> {
-        let vm = self.cpu.vm();
         let no_entry = Entry { start: 0, end: 0, value: NonNull::dangling() };
         let mut entries = [no_entry; 3];
         let (mut count, mut pages) = (0, 0);
-        for vma in new.iter().flatten() {
-            let VirtRange { start, end } = vma.area.range;
-            entries[count] = Entry { start, end, value: NonNull::from(&**vma) };
+        for vma in new.into_iter().flatten() {
+            let range = vma.area.range;
+            let VirtRange { start, end } = range;
+            // No box from here on: to move one is to claim that there is no other pointer.
+            entries[count] = Entry { start, end, value: NonNull::from(Box::leak(vma)) };
             count += 1;
-            pages += vma.area.range.pages();
+            pages += range.pages();
         }
+        self.publish(range, &entries[..count], pages).inspect_err(|_| {
+            for entry in &entries[..count] {
+                // SAFETY: a box until just now, and the tree does not have it.
+                drop(unsafe { Box::from_raw(entry.value.as_ptr()) });
+            }
+        })?;
+        self.fresh.set((count, entries.map(|entry| entry.value)));
+        Ok(())
+    }
+
+    /// The part of [`replace`](Self::replace) that can fail. Then the tree is as it was. `pages` is how many
+    /// the new VMAs have.
+    #[inline(always)]
+    fn publish(&self, range: VirtRange, new: &[Entry<Vma>], mut pages: u64) -> Result<(), Errno> {
+        let vm = self.cpu.vm();
         // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
         let mut edit = unsafe { self.space.tree.edit(self.cpu.local(), &vm.grace, self.cpu) };
         let mut old = RetireChain::default();
-        edit.replace(range, &entries[..count], |entry| {
+        edit.replace(range, new, |entry| {
             debug_assert!(self.vma(entry).sequence.read().is_none());
             pages = pages.wrapping_sub(entry.range().pages());
             // SAFETY: a link is the first field of a VMA. It lives until it is retired, and only the
             // writer of its range touches the link.
             unsafe { old.push(entry.value.cast::<RetireLink>()) };
         })?;
-        if count > old.len() && edit.view().len() as u64 > vm.knobs.max_map_count() {
+        if new.len() > old.len() && edit.view().len() as u64 > vm.knobs.max_map_count() {
             return Err(Errno::ENOMEM);
         }
-        // The tree has them now.
-        core::mem::forget(new);
-        self.stopped.set(self.stopped.get() + count - old.len());
-        self.fresh.set((count, entries.map(|entry| entry.value)));
+        self.stopped.set(self.stopped.get() + new.len() - old.len());
         self.space.mapped.fetch_add(pages, Ordering::Relaxed);
         // SAFETY: the published version does not have the old ones, and only this writer removed them.
         unsafe { edit.publish_retiring(old) };

@@ -32,6 +32,7 @@
 
 use super::atomic::{AtomicU64, Ordering, fence, fence_after_rmw};
 use super::mutant::{Mutant, lost};
+use super::order::{GracePeriod, GraceSection, Mark};
 use super::percpu::{Local, Padded, PerCpu};
 use super::wait::{Wait, until};
 use crate::error::OutOfMemory;
@@ -223,7 +224,7 @@ impl Grace {
             // Release, so that a look at this value still sees the sections before.
             mark.store(now + 1, Ordering::Release);
         }
-        Section { mark, on: PhantomData }
+        Section { mark, on: PhantomData, noted: local.order().hold::<GraceSection>() }
     }
 
     /// The epoch of `section`, if it is the present one. What was reachable in an earlier section of the
@@ -286,8 +287,26 @@ impl Grace {
     }
 
     /// Waits, as `wait` does, until every section that is open now has ended. Not to be called in a
-    /// section, which would wait for itself.
+    /// section, which would wait for itself, nor under a lock.
+    ///
+    /// # Panics
+    /// In builds with debug assertions, in a section or under a lock.
     pub fn synchronize<W: Wait + ?Sized>(&self, local: &Local, wait: &W) {
+        local.order().before::<GracePeriod>();
+        self.await_sections(local, wait);
+    }
+
+    /// [`synchronize`](Self::synchronize) for who keeps everybody out of the locks of a space, and holds
+    /// nothing else: these are not waited for in sections, so sections end all the same.
+    ///
+    /// # Panics
+    /// In builds with debug assertions, in a section or under another lock.
+    pub fn synchronize_locked<W: Wait + ?Sized>(&self, local: &Local, wait: &W) {
+        local.order().before::<GraceSection>();
+        self.await_sections(local, wait);
+    }
+
+    fn await_sections<W: Wait + ?Sized>(&self, local: &Local, wait: &W) {
         debug_assert!(
             self.marks.get(local).load(Ordering::Relaxed) & NEST == 0,
             "waits for its own section"
@@ -342,6 +361,8 @@ impl fmt::Debug for Grace {
 pub struct Section<'a> {
     mark: &'a AtomicU64,
     on: PhantomData<&'a Local>,
+    #[expect(dead_code, reason = "struck out when it is dropped")]
+    noted: Mark<'a>,
 }
 
 impl Drop for Section<'_> {

@@ -9,6 +9,7 @@ pub mod grace;
 pub mod mutant;
 #[cfg(any(shuttle, feature = "observe"))]
 pub mod observe;
+pub mod order;
 pub mod percpu;
 pub mod range;
 pub mod rwlock;

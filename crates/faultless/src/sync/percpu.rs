@@ -4,6 +4,7 @@
 //! `Sync`. [`PerCpu`] hands out the slot of that CPU against it, so a slot may hold plain `Cell`s.
 //! Each slot starts on cache lines of its own.
 
+use super::order::Record;
 use crate::error::OutOfMemory;
 use crate::machine::CpuId;
 use alloc::vec::Vec;
@@ -18,6 +19,7 @@ use core::marker::PhantomData;
 #[derive(Debug)]
 pub struct Local {
     id: CpuId,
+    order: Record,
     not_sync: PhantomData<Cell<()>>,
 }
 
@@ -28,13 +30,19 @@ impl Local {
     /// No other `Local` with this number exists for the same [`PerCpu`] values while this one does,
     /// all of these have more than `id` slots, and code that interrupts its holder does not use it.
     pub const unsafe fn claim(id: CpuId) -> Self {
-        Self { id, not_sync: PhantomData }
+        Self { id, order: Record::new(), not_sync: PhantomData }
     }
 
     /// The CPU's number.
     #[inline]
     pub const fn id(&self) -> CpuId {
         self.id
+    }
+
+    /// What this CPU holds.
+    #[inline(always)]
+    pub const fn order(&self) -> &Record {
+        &self.order
     }
 }
 

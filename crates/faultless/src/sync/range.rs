@@ -18,6 +18,7 @@
 
 use super::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::mutant::{Mutant, lost};
+use super::order::{self, ClaimQueue, Mark, RangeClaim};
 use super::percpu::{Local, PerCpu};
 use super::spin::SpinLock;
 use super::wait::{Wait, until};
@@ -139,20 +140,20 @@ impl Queue {
 /// A lock of address ranges, first come, first served. One per address space.
 #[derive(Debug)]
 pub struct RangeLock {
-    queue: SpinLock<Queue>,
+    queue: SpinLock<Queue, ClaimQueue>,
 }
 
 impl RangeLock {
     /// A lock that nobody holds.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
-        Self { queue: SpinLock::new(Queue { first: Name::NONE, last: Name::NONE }) }
+        Self { queue: SpinLock::ordered(Queue { first: Name::NONE, last: Name::NONE }) }
     }
 
     /// A lock that nobody holds.
     #[cfg(loom)]
     pub fn new() -> Self {
-        Self { queue: SpinLock::new(Queue { first: Name::NONE, last: Name::NONE }) }
+        Self { queue: SpinLock::ordered(Queue { first: Name::NONE, last: Name::NONE }) }
     }
 
     /// Takes both `ranges` (either may be empty) together, waiting as `wait` does, here and when
@@ -162,7 +163,8 @@ impl RangeLock {
     /// claims, of all locks together.
     ///
     /// # Panics
-    /// When the CPU already holds that many: a mistake in the caller.
+    /// When the CPU already holds that many: a mistake in the caller. In builds with debug assertions,
+    /// when the CPU holds what it must not, or is in a section; see [`order`].
     pub fn acquire<'a>(
         &'a self,
         slots: &'a ClaimSlots,
@@ -170,6 +172,7 @@ impl RangeLock {
         ranges: [VirtRange; 2],
         wait: &'a dyn Wait,
     ) -> RangeGuard<'a> {
+        order::before::<RangeClaim>(wait);
         self.acquire_leaving(slots, local, ranges, wait, || {})
     }
 
@@ -190,9 +193,10 @@ impl RangeLock {
         let claim = self.arrive(slots, local, ranges, wait);
         if !claim.held() {
             leave();
+            order::before::<RangeClaim>(wait);
             claim.await_blockers();
         }
-        claim
+        claim.marked()
     }
 
     /// Takes both `ranges` if no claim, held or waiting, conflicts; otherwise as [`Self::acquire`].
@@ -209,7 +213,7 @@ impl RangeLock {
         // Arrived and blocked, the claim leaves again: nobody can have waited for it for longer
         // than for those that block it.
         let claim = self.arrive(slots, local, ranges, wait);
-        claim.held().then_some(claim)
+        claim.held().then(|| claim.marked())
     }
 
     /// Queues a claim, which is not held before [`RangeGuard::held`] says so.
@@ -232,7 +236,7 @@ impl RangeLock {
         let blockers = Queue::after(queue.first, slots).filter(|s| s.conflicts(ranges)).count();
         slot.state.store(HELD + blockers as u32, Ordering::Relaxed);
         queue.append(name, slot, slots);
-        RangeGuard { lock: self, slots, slot, wait }
+        RangeGuard { lock: self, slots, slot, wait, mark: Mark::none() }
     }
 }
 
@@ -250,9 +254,17 @@ pub struct RangeGuard<'a> {
     slot: &'a ClaimSlot,
     // Not `Sync`, so the guard is not `Send`.
     wait: &'a dyn Wait,
+    mark: Mark<'a>,
 }
 
 impl RangeGuard<'_> {
+    /// The claim, held from now on.
+    #[inline(always)]
+    fn marked(mut self) -> Self {
+        self.mark = order::hold::<RangeClaim>(self.wait);
+        self
+    }
+
     /// The two ranges that the claim named; either may be empty.
     #[inline]
     pub fn ranges(&self) -> [VirtRange; 2] {

@@ -14,6 +14,7 @@
 
 use super::atomic::{AtomicU32, Ordering};
 use super::mutant::{Mutant, lost};
+use super::order::{self, Mark, MmapLock};
 use super::wait::{Wait, until};
 
 /// In the word: a writer is inside.
@@ -47,9 +48,14 @@ impl RwLock {
     }
 
     /// Enters as a reader, waiting as `wait` does. Not re-entrant: a writer may queue between.
+    ///
+    /// # Panics
+    /// In builds with debug assertions, when the CPU holds what it must not; see [`order`].
     #[inline]
-    pub fn read<W: Wait + ?Sized>(&self, wait: &W) -> ReadGuard<'_> {
-        if let Some(guard) = self.try_read() {
+    pub fn read<'a, W: Wait + ?Sized>(&'a self, wait: &'a W) -> ReadGuard<'a> {
+        order::before::<MmapLock>(wait);
+        if let Some(mut guard) = self.try_read() {
+            guard.mark = order::hold::<MmapLock>(wait);
             return guard;
         }
         self.queued(wait, || {
@@ -59,29 +65,33 @@ impl RwLock {
                 until(wait, || self.word.load(Ordering::Acquire) & WRITER == 0);
             }
         });
-        ReadGuard { lock: self }
+        ReadGuard { lock: self, mark: order::hold::<MmapLock>(wait) }
     }
 
-    /// Enters as a reader if no writer is inside or next.
+    /// Enters as a reader if no writer is inside or next. It is not written down.
     #[inline]
     pub fn try_read(&self) -> Option<ReadGuard<'_>> {
         // Acquire meets the Release of a writer's leaving.
         let word = self.word.fetch_add(READER, Ordering::Acquire);
-        let guard = ReadGuard { lock: self };
+        let guard = ReadGuard { lock: self, mark: Mark::none() };
         // Dropping the guard takes the reader out again.
         (word & (WRITER | NEXT_IS_WRITER) == 0).then_some(guard)
     }
 
     /// Enters alone, waiting as `wait` does.
+    ///
+    /// # Panics
+    /// As [`read`](Self::read).
     #[inline]
-    pub fn write<W: Wait + ?Sized>(&self, wait: &W) -> WriteGuard<'_> {
+    pub fn write<'a, W: Wait + ?Sized>(&'a self, wait: &'a W) -> WriteGuard<'a> {
+        order::before::<MmapLock>(wait);
         if !self.enter_alone(0) {
             self.queued(wait, || {
                 self.word.fetch_or(NEXT_IS_WRITER, Ordering::Relaxed);
                 until(wait, || self.enter_alone(NEXT_IS_WRITER));
             });
         }
-        WriteGuard { lock: self }
+        WriteGuard { lock: self, mark: order::hold::<MmapLock>(wait) }
     }
 
     /// Makes this CPU the writer inside, if the word is `from`.
@@ -120,6 +130,7 @@ impl Default for RwLock {
 #[must_use = "the reader leaves when the guard is dropped"]
 pub struct ReadGuard<'a> {
     lock: &'a RwLock,
+    mark: Mark<'a>,
 }
 
 impl Drop for ReadGuard<'_> {
@@ -134,6 +145,8 @@ impl Drop for ReadGuard<'_> {
 #[must_use = "the writer leaves when the guard is dropped"]
 pub struct WriteGuard<'a> {
     lock: &'a RwLock,
+    #[expect(dead_code, reason = "struck out when it is dropped")]
+    mark: Mark<'a>,
 }
 
 impl Drop for WriteGuard<'_> {
@@ -178,7 +191,7 @@ mod tests {
 
     #[test]
     fn readers_see_whole_writes() {
-        const WRITES: u64 = 5_000;
+        const WRITES: u64 = if cfg!(miri) { 20 } else { 5_000 };
         let lock = RwLock::new();
         let (left, right) = (AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {

@@ -1,6 +1,7 @@
 //! What a CPU does between two looks at something that another CPU must change.
 
 use super::atomic::spin_hint;
+use super::order::Record;
 
 /// How a waiter spends the time between two looks.
 ///
@@ -10,6 +11,13 @@ pub trait Wait {
     /// Called after each look that found nothing; `looks` counts them from 0 and stops at its
     /// largest value.
     fn wait(&self, looks: u32);
+
+    /// Where the waiting CPU writes down what it holds; see [`order`](super::order). Whoever is no CPU
+    /// of the subsystem writes nothing down.
+    #[inline(always)]
+    fn order(&self) -> Option<&Record> {
+        None
+    }
 }
 
 /// Waits by spinning, and answers nobody: for leaves and tests.

@@ -33,6 +33,7 @@
 use super::entry::Entry;
 use crate::sync::atomic::{AtomicU64, Ordering, fence_after_rmw};
 use crate::sync::mutant::{Mutant, lost};
+use crate::sync::order::{self, BusyEntry, Mark, PinnedEntry};
 use crate::sync::wait::Wait;
 
 /// A *busy* entry that this CPU holds. Dropping it would leave it busy for ever; it ends in
@@ -42,6 +43,8 @@ use crate::sync::wait::Wait;
 pub struct Taken<'a> {
     slot: &'a AtomicU64,
     before: Entry,
+    #[expect(dead_code, reason = "struck out when it is dropped")]
+    mark: Mark<'a>,
 }
 
 /// A present entry that this CPU holds while the MMU goes on using it. It ends as a [`Taken`] one
@@ -51,6 +54,8 @@ pub struct Taken<'a> {
 pub struct Pinned<'a> {
     slot: &'a AtomicU64,
     before: Entry,
+    #[expect(dead_code, reason = "struck out when it is dropped")]
+    mark: Mark<'a>,
 }
 
 /// The compare-and-swap that takes an entry, and the full barrier between it and the look at a
@@ -62,22 +67,26 @@ fn swap(slot: &AtomicU64, seen: Entry, held: Entry) -> Result<(), Entry> {
     Ok(())
 }
 
-/// Takes the entry: *busy* from now on, if it still is `seen` (which is not locked).
+/// Takes the entry for the CPU that waits as `by` does: *busy* from now on, if it still is `seen` (which
+/// is not locked).
 ///
 /// # Errors
 /// The entry's present value, when it is no longer `seen`.
 #[inline(always)]
-pub fn take(slot: &AtomicU64, seen: Entry) -> Result<Taken<'_>, Entry> {
-    swap(slot, seen, Entry::BUSY).map(|()| Taken { slot, before: seen })
+pub fn take<'a>(slot: &'a AtomicU64, seen: Entry, by: &'a impl Wait) -> Result<Taken<'a>, Entry> {
+    swap(slot, seen, Entry::BUSY)?;
+    Ok(Taken { slot, before: seen, mark: order::hold::<BusyEntry>(by) })
 }
 
-/// Takes a present entry and leaves it usable for the MMU: `seen` with the lock bit.
+/// Takes a present entry for the CPU that waits as `by` does, and leaves it usable for the MMU: `seen`
+/// with the lock bit.
 ///
 /// # Errors
 /// The entry's present value, when it is no longer `seen`.
 #[inline(always)]
-pub fn pin(slot: &AtomicU64, seen: Entry) -> Result<Pinned<'_>, Entry> {
-    swap(slot, seen, seen.locked()).map(|()| Pinned { slot, before: seen })
+pub fn pin<'a>(slot: &'a AtomicU64, seen: Entry, by: &'a impl Wait) -> Result<Pinned<'a>, Entry> {
+    swap(slot, seen, seen.locked())?;
+    Ok(Pinned { slot, before: seen, mark: order::hold::<PinnedEntry>(by) })
 }
 
 /// Empty entries that stand next to each other, all *busy* and held by this CPU. They end together, in
@@ -87,12 +96,18 @@ pub fn pin(slot: &AtomicU64, seen: Entry) -> Result<Pinned<'_>, Entry> {
 pub struct TakenRun<'a> {
     slots: &'a [AtomicU64],
     held: u64,
+    /// One for all.
+    mark: Mark<'a>,
 }
 
 /// Takes those of `slots`, at most 64, that are empty, `wanted` (by their place), and that nobody takes
-/// first. Waits for none.
+/// first, for the CPU that waits as `by` does. Waits for none.
 #[inline]
-pub fn take_run(slots: &[AtomicU64], wanted: impl Fn(usize) -> bool) -> TakenRun<'_> {
+pub fn take_run<'a>(
+    slots: &'a [AtomicU64],
+    wanted: impl Fn(usize) -> bool,
+    by: &'a impl Wait,
+) -> TakenRun<'a> {
     debug_assert!(slots.len() <= 64, "more entries than a run holds");
     let mut held = 0;
     for (at, slot) in slots.iter().enumerate() {
@@ -101,7 +116,8 @@ pub fn take_run(slots: &[AtomicU64], wanted: impl Fn(usize) -> bool) -> TakenRun
             held |= 1 << at;
         }
     }
-    TakenRun { slots, held }
+    let mark = if held != 0 { order::hold::<BusyEntry>(by) } else { Mark::none() };
+    TakenRun { slots, held, mark }
 }
 
 impl TakenRun<'_> {
@@ -114,11 +130,11 @@ impl TakenRun<'_> {
     /// Installs in each entry what `entry` says for its place, and lets go.
     #[inline]
     pub fn commit(self, mut entry: impl FnMut(usize) -> Entry) {
-        let mut held = self.held;
+        let Self { slots, mut held, mark: _mark } = self;
         while held != 0 {
             let at = held.trailing_zeros() as usize;
             held &= held - 1;
-            Taken { slot: &self.slots[at], before: Entry::NONE }.commit(entry(at));
+            Taken { slot: &slots[at], before: Entry::NONE, mark: Mark::none() }.commit(entry(at));
         }
     }
 
@@ -190,6 +206,7 @@ pub fn settle_from(
     wait: &impl Wait,
     mut change: impl FnMut(Entry) -> Entry,
 ) -> (Entry, Entry) {
+    order::before::<BusyEntry>(wait);
     let mut looks = 0;
     loop {
         if now.is_locked() && !lost(Mutant::SettleWaits) {
@@ -212,6 +229,7 @@ pub fn settle_from(
 /// Waits until nobody holds the entry, and returns its value.
 #[inline]
 pub fn look(slot: &AtomicU64, wait: &impl Wait) -> Entry {
+    order::before::<BusyEntry>(wait);
     let mut looks = 0;
     loop {
         let now = Entry(slot.load(Ordering::Acquire));
@@ -233,9 +251,9 @@ mod tests {
     fn a_revert_puts_back_exactly_what_was_there() {
         let slot = AtomicU64::new(Entry::leaf(FrameNumber(7)).0);
         let seen = Entry(slot.load(Ordering::Relaxed));
-        let held = take(&slot, seen).unwrap();
+        let held = take(&slot, seen, &Spin).unwrap();
         assert_eq!(slot.load(Ordering::Relaxed), Entry::BUSY.0);
-        assert_eq!(take(&slot, seen).unwrap_err(), Entry::BUSY);
+        assert_eq!(take(&slot, seen, &Spin).unwrap_err(), Entry::BUSY);
         held.revert();
         assert_eq!(slot.load(Ordering::Relaxed), seen.0);
     }
@@ -244,7 +262,7 @@ mod tests {
     fn bits_that_hardware_sets_on_a_pinned_entry_survive() {
         let seen = Entry::leaf(FrameNumber(7)).clean();
         let slot = AtomicU64::new(seen.0);
-        let held = pin(&slot, seen).unwrap();
+        let held = pin(&slot, seen, &Spin).unwrap();
         let accessed = Entry::leaf(FrameNumber(7)).0 & !seen.0;
         slot.fetch_or(accessed, Ordering::Relaxed);
         held.commit(seen.writable_dirty());
@@ -258,14 +276,14 @@ mod tests {
         let slots = [0, there, 0, Entry::BUSY.0, 0].map(AtomicU64::new);
         let now = || slots.each_ref().map(|slot| slot.load(Ordering::Relaxed));
         let before = now();
-        let held = take_run(&slots, |at| at != 2);
+        let held = take_run(&slots, |at| at != 2, &Spin);
         assert_eq!([0, 1, 2, 3, 4].map(|at| held.holds(at)), [true, false, false, false, true]);
         let busy = Entry::BUSY.0;
         assert_eq!(now(), [busy, there, 0, busy, busy]);
         held.revert();
         assert_eq!(now(), before);
         let leaf = Entry::leaf(FrameNumber(7));
-        take_run(&slots, |_| true).commit(|at| if at == 0 { leaf } else { Entry::NONE });
+        take_run(&slots, |_| true, &Spin).commit(|at| if at == 0 { leaf } else { Entry::NONE });
         assert_eq!(now(), [leaf.0, there, 0, busy, 0]);
     }
 

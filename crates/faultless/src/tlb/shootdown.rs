@@ -8,6 +8,7 @@
 use crate::machine::{CpuId, Invalidate, Machine, SpaceId};
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 use crate::sync::mutant::{Mutant, lost};
+use crate::sync::order::{self, Flush, FlushInbox, Record};
 use crate::sync::percpu::{Local, PerCpu};
 use crate::sync::spin::SpinLock;
 use crate::sync::wait::Wait;
@@ -27,18 +28,22 @@ const NO_POSTS: Posts =
     Posts { items: [(SpaceId(0), Invalidate::All); POSTS], len: 0, everything: false };
 
 /// Waits as the machine does, and answers nobody: for leaf locks.
-struct Relax<'a, M>(&'a M);
+struct Relax<'a, M>(&'a M, &'a Local);
 
 impl<M: Machine> Wait for Relax<'_, M> {
     fn wait(&self, looks: u32) {
         self.0.relax(looks);
+    }
+
+    fn order(&self) -> Option<&Record> {
+        Some(self.1.order())
     }
 }
 
 /// What other CPUs want one CPU to drop.
 #[derive(Debug)]
 pub struct Inbox {
-    posts: SpinLock<Posts>,
+    posts: SpinLock<Posts, FlushInbox>,
     /// Tickets handed out; written under the lock.
     posted: AtomicU64,
     /// Tickets served.
@@ -55,7 +60,7 @@ impl Inbox {
     /// An empty inbox.
     pub fn new() -> Self {
         Self {
-            posts: SpinLock::new(NO_POSTS),
+            posts: SpinLock::ordered(NO_POSTS),
             posted: AtomicU64::new(0),
             served: AtomicU64::new(0),
         }
@@ -63,8 +68,9 @@ impl Inbox {
 
     /// Posts a request. The lock is a leaf: its holder waits for nothing, so who waits for it need
     /// not answer anybody.
-    fn post<M: Machine>(&self, machine: &M, space: SpaceId, what: Invalidate) {
-        let mut posts = self.posts.lock(&Relax(machine));
+    fn post<M: Machine>(&self, machine: &M, local: &Local, space: SpaceId, what: Invalidate) {
+        let wait = Relax(machine, local);
+        let mut posts = self.posts.lock(&wait);
         if posts.len < POSTS {
             let at = posts.len;
             posts.items[at] = (space, what);
@@ -87,7 +93,8 @@ impl Inbox {
             return 0;
         }
         let (taken, ticket) = {
-            let mut posts = self.posts.lock(&Relax(machine));
+            let wait = Relax(machine, local);
+            let mut posts = self.posts.lock(&wait);
             (core::mem::replace(&mut *posts, NO_POSTS), self.posted.load(Ordering::Relaxed))
         };
         if lost(Mutant::DropTranslations) {
@@ -116,6 +123,7 @@ pub fn shoot<M: Machine>(
     cpus: &CpuSet,
     what: Invalidate,
 ) -> u64 {
+    order::before::<Flush>(wait);
     // Either a CPU that joins the set now walks the changed tables, or we see it in the set.
     if !lost(Mutant::JoinFence) {
         fence(Ordering::SeqCst);
@@ -124,7 +132,7 @@ pub fn shoot<M: Machine>(
     let mut sent = 0;
     if cpus.any_but(here, machine.cpus()) {
         for cpu in cpus.iter(machine.cpus()).filter(|&cpu| cpu != here) {
-            inboxes.remote(cpu).post(machine, space, what);
+            inboxes.remote(cpu).post(machine, local, space, what);
             machine.interrupt(cpu);
             sent += 1;
         }

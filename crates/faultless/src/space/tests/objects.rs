@@ -11,6 +11,7 @@ use crate::heap::Shared;
 use crate::knob::Setting;
 use crate::space::{Advice, Backing, Label, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
+use crate::sync::wait::Spin;
 use crate::table::entry::Entry;
 use crate::table::node::{self, LAST};
 use crate::table::protocol;
@@ -426,7 +427,7 @@ fn entries_that_others_hold_are_left_to_them() {
     let Reached::Last(slots) = (unsafe { descend(vm.machine(), space.root(), AT) }) else {
         panic!("there is a table")
     };
-    let held = protocol::take(&slots[node::index(AT + 7 * P, LAST)], Entry::NONE).unwrap();
+    let held = protocol::take(&slots[node::index(AT + 7 * P, LAST)], Entry::NONE, &Spin).unwrap();
     assert_eq!(space.fault(&cpu, AT, Access::Read), Ok(FaultKind::Shared));
     assert_eq!(vm.totals().get(Counter::AroundPage), 13);
     held.revert();

@@ -37,7 +37,7 @@ fn a_page_is_not_moved_onto_an_entry_that_a_late_fault_holds() {
         let Reached::Last(slots) = reached else { panic!("the page below has a table") };
         let slot = &slots[node::index(target, LAST)];
         // As a fault does that found the mapping before it went.
-        let held = protocol::take(slot, Entry::NONE).unwrap();
+        let held = protocol::take(slot, Entry::NONE, &cpu0).unwrap();
         thread::scope(|scope| {
             let space = &space;
             let mover = scope.spawn(move || {

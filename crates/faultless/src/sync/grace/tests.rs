@@ -136,14 +136,15 @@ struct Node {
 #[test]
 fn a_section_never_sees_a_freed_object() {
     const WRITERS: usize = 2;
-    const SWAPS: usize = 5_000;
+    const SWAPS: usize = if cfg!(miri) { 30 } else { 5_000 };
     let mut grace = Grace::try_new(4).unwrap();
     let node = || {
         Box::into_raw(Box::new(Node { link: RetireLink::new(0), freed: AtomicBool::new(false) }))
     };
     let shared = AtomicPtr::new(node());
     let writing = AtomicU64::new(WRITERS as u64);
-    let spare: Vec<usize> = std::thread::scope(|scope| {
+    // Pointers that may go to another thread.
+    let spare: Vec<AtomicPtr<Node>> = std::thread::scope(|scope| {
         let (grace, shared, writing) = (&grace, &shared, &writing);
         for cpu in WRITERS..4 {
             scope.spawn(move || {
@@ -182,13 +183,13 @@ fn a_section_never_sees_a_freed_object() {
                         }
                     }
                     writing.fetch_sub(1, Ordering::Relaxed);
-                    spare.into_iter().map(|node| node as usize).collect::<Vec<_>>()
+                    spare.into_iter().map(AtomicPtr::new).collect::<Vec<_>>()
                 })
             })
             .collect();
         writers.into_iter().flat_map(|writer| writer.join().unwrap()).collect()
     });
-    let mut nodes: Vec<*mut Node> = spare.into_iter().map(|node| node as *mut Node).collect();
+    let mut nodes: Vec<*mut Node> = spare.into_iter().map(AtomicPtr::into_inner).collect();
     nodes.extend(grace.drain().map(mark_freed));
     nodes.push(shared.into_inner());
     assert_eq!(nodes.len(), WRITERS * 64 + 1, "each node is somewhere, once");

@@ -124,7 +124,7 @@ fn threads_never_share_a_page() {
                     random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
                     (random >> 33) % limit
                 };
-                for _ in 0..3_000 {
+                for _ in 0..if cfg!(miri) { 20 } else { 3_000 } {
                     let ranges = [(); 2].map(|()| {
                         let start = below(PAGES);
                         VirtRange::new(start, start + below(PAGES - start + 1))

@@ -1,0 +1,250 @@
+//! The lock order, stated once, and kept.
+//!
+//! Everything that a CPU of the subsystem holds or waits for is of a [`Class`], and every class has a
+//! rank: the number in the list [below](classes). There is one rule:
+//!
+//! **Who waits for something holds nothing of its rank or a later one.**
+//!
+//! Each wait then goes to a later rank than all that the waiter keeps from others, so no circle of
+//! waiters closes. What the rule says of each class:
+//!
+//! - a *grace period* is first: who waits for it holds nothing, and is in no section. One exception:
+//!   the switch of the locking policy waits under the first two locks, which keep everybody out of them;
+//!   nobody needs them to end a section ([`Grace::synchronize_locked`]);
+//! - the locks of a *space* come before *sections*: nobody waits for one of them inside a section.
+//!   Opening a section waits for nobody, so it may be done anywhere;
+//! - *VMA locks* of one space are taken together, by a writer that has the space's lock. Faults only try
+//!   them, and then only try the space's lock: what is tried is not waited for;
+//! - *entries* are taken by trying. Those who wait for somebody else's hold none, present or not;
+//! - a *flush* waits for other CPUs: under a *busy* entry, which the MMU cannot use and other CPUs wait
+//!   for only while they answer flush requests, but not under a *pinned* one;
+//! - *leaves* are last: their holders wait for nothing, not even for another leaf.
+//!
+//! In builds with debug assertions each CPU writes down what it holds, in the [`Record`] of its
+//! [`Local`](super::percpu::Local), and panics before the first wait that breaks the rule, whether or not
+//! it would have had to wait this time. It reaches its record through its [`Wait`]. In other builds all of
+//! this is of size zero and does nothing.
+//!
+//! [`Grace::synchronize_locked`]: super::grace::Grace::synchronize_locked
+
+use super::wait::Wait;
+use core::cell::Cell;
+use core::fmt;
+use core::marker::PhantomData;
+
+/// A class of what CPUs hold and wait for.
+pub trait Class {
+    /// Where it is in the list, if it is: locks from outside are not.
+    const AT: Option<usize>;
+}
+
+/// What the list says of a class.
+#[cfg(debug_assertions)]
+struct Entry {
+    rank: u8,
+    /// Whether who holds some may wait for more of the same class.
+    several: bool,
+    name: &'static str,
+}
+
+macro_rules! classes {
+    (@several) => { false };
+    (@several several) => { true };
+    ($($(#[$doc:meta])* $rank:literal $class:ident $name:literal $($several:ident)?;)*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Copy, Debug)]
+            pub struct $class;
+
+            impl Class for $class {
+                const AT: Option<usize> = Some(Place::$class as usize);
+            }
+        )*
+
+        enum Place {
+            $($class,)*
+        }
+
+        #[cfg(debug_assertions)]
+        const CLASSES: &[Entry] =
+            &[$(Entry { rank: $rank, several: classes!(@several $($several)?), name: $name },)*];
+    };
+}
+
+// The lock order.
+classes! {
+    /// The end of the sections that are open. Waited for, never held.
+    0 GracePeriod "a grace period";
+    /// The baselines' one lock of a space.
+    1 MmapLock "a space's mmap_lock";
+    /// Held claims in a space's range lock.
+    2 RangeClaim "a space's range lock";
+    /// An open grace section.
+    3 GraceSection "a grace section";
+    /// The locks of VMAs of one space.
+    4 VmaLock "a VMA's lock" several;
+    /// A held page-table entry that is not present.
+    5 BusyEntry "a busy entry";
+    /// Other CPUs' answers to flush requests. Waited for, never held.
+    6 Flush "a flush";
+    /// A held page-table entry that the MMU goes on using.
+    7 PinnedEntry "a pinned entry";
+    /// The list of a range lock.
+    8 ClaimQueue "a range lock's queue";
+    /// A tree's writer.
+    8 TreeWriter "a tree's writer";
+    /// A node's buddy allocator.
+    8 NodeBuddy "a node's buddy allocator";
+    /// A CPU's inbox of flush requests.
+    8 FlushInbox "a flush inbox";
+    /// The bounds of a space's heap.
+    8 HeapBounds "a heap's bounds";
+    /// The watcher of the trace points.
+    8 TraceWatcher "the trace points' watcher";
+}
+
+/// A lock that is none of the subsystem's: not in the list, and not written down.
+#[derive(Clone, Copy, Debug)]
+pub struct Outside;
+
+impl Class for Outside {
+    const AT: Option<usize> = None;
+}
+
+/// What one CPU holds.
+#[derive(Default)]
+pub struct Record {
+    /// How many of each class.
+    #[cfg(debug_assertions)]
+    held: [Cell<u32>; CLASSES.len()],
+    /// The rule was broken, and said so: what unwinds now is not judged.
+    #[cfg(debug_assertions)]
+    broken: Cell<bool>,
+    not_sync: PhantomData<Cell<()>>,
+}
+
+impl fmt::Debug for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        #[cfg(debug_assertions)]
+        return f.debug_set().entries(self.names()).finish();
+        #[cfg(not(debug_assertions))]
+        f.write_str("Record")
+    }
+}
+
+impl Record {
+    /// The record of a CPU that holds nothing.
+    pub const fn new() -> Self {
+        Self {
+            #[cfg(debug_assertions)]
+            held: [const { Cell::new(0) }; CLASSES.len()],
+            #[cfg(debug_assertions)]
+            broken: Cell::new(false),
+            not_sync: PhantomData,
+        }
+    }
+
+    /// Says that this CPU is about to wait for something of class `C`, or would if it were not free.
+    ///
+    /// # Panics
+    /// In builds with debug assertions, when the CPU holds what it must not.
+    #[inline(always)]
+    pub fn before<C: Class>(&self) {
+        #[cfg(debug_assertions)]
+        if let Some(at) = C::AT {
+            self.judge(at);
+        }
+    }
+
+    /// Writes down one more of class `C`, until the mark is dropped.
+    #[inline(always)]
+    pub fn hold<C: Class>(&self) -> Mark<'_> {
+        #[cfg(debug_assertions)]
+        return Mark { held: C::AT.map(|at| self.enter(at)), on: PhantomData };
+        #[cfg(not(debug_assertions))]
+        Mark::none()
+    }
+}
+
+#[cfg(debug_assertions)]
+impl Record {
+    fn names(&self) -> impl Iterator<Item = &'static str> {
+        let held = self.held.iter().zip(CLASSES);
+        held.filter(|(held, _)| held.get() != 0).map(|(_, class)| class.name)
+    }
+
+    fn judge(&self, at: usize) {
+        let wanted = &CLASSES[at];
+        for (other, (held, class)) in self.held.iter().zip(CLASSES).enumerate() {
+            let fine = class.rank < wanted.rank || (other == at && class.several);
+            if held.get() != 0 && !fine && !self.broken.replace(true) {
+                let (wanted, held) = (wanted.name, class.name);
+                panic!("lock order: {wanted} is waited for while {held} is held ({self:?})");
+            }
+        }
+    }
+
+    fn enter(&self, at: usize) -> &Cell<u32> {
+        let held = &self.held[at];
+        held.set(held.get() + 1);
+        held
+    }
+}
+
+/// Something that is written down in a [`Record`]; dropping it strikes it out. It cannot leave its CPU.
+#[derive(Debug)]
+#[must_use = "what it stands for is struck out when it is dropped"]
+pub struct Mark<'a> {
+    #[cfg(debug_assertions)]
+    held: Option<&'a Cell<u32>>,
+    on: PhantomData<&'a Record>,
+}
+
+impl Mark<'_> {
+    /// Stands for nothing.
+    #[inline(always)]
+    pub const fn none() -> Self {
+        Self {
+            #[cfg(debug_assertions)]
+            held: None,
+            on: PhantomData,
+        }
+    }
+}
+
+#[cfg(debug_assertions)]
+impl Drop for Mark<'_> {
+    fn drop(&mut self) {
+        if let Some(held) = self.held {
+            held.set(held.get() - 1);
+        }
+    }
+}
+
+#[cfg(not(debug_assertions))]
+const _: () = assert!(size_of::<Record>() == 0 && size_of::<Mark<'_>>() == 0);
+
+/// [`Record::before`] of the CPU that waits as `wait` does, if it is one that keeps a record.
+///
+/// # Panics
+/// As there.
+#[inline(always)]
+pub fn before<C: Class>(wait: &(impl Wait + ?Sized)) {
+    if cfg!(debug_assertions)
+        && let Some(record) = wait.order()
+    {
+        record.before::<C>();
+    }
+}
+
+/// [`Record::hold`] of the CPU that waits as `wait` does, if it is one that keeps a record.
+#[inline(always)]
+pub fn hold<C: Class>(wait: &(impl Wait + ?Sized)) -> Mark<'_> {
+    match wait.order() {
+        Some(record) if cfg!(debug_assertions) => record.hold::<C>(),
+        _ => Mark::none(),
+    }
+}
+
+#[cfg(all(test, debug_assertions, not(loom)))]
+mod tests;

@@ -1,0 +1,274 @@
+//! Each kind of inversion is planted, and must be noticed although nobody else is there to meet it.
+
+use super::*;
+use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
+use crate::fault::Access;
+use crate::knob::{Locking, Setting};
+use crate::machine::CpuId;
+use crate::space::{MapFlags, Prot, Space};
+use crate::sync::atomic::AtomicU64;
+use crate::sync::grace::Grace;
+use crate::sync::percpu::Local;
+use crate::sync::range::{ClaimSlots, RangeLock};
+use crate::sync::rwlock::RwLock;
+use crate::sync::spin::SpinLock;
+use crate::table::{Entry, protocol};
+use crate::testing::TestMachine;
+use crate::tlb::cpuset::CpuSet;
+use crate::tlb::shootdown::{Inbox, shoot};
+use crate::{Invalidate, SpaceId, Vm};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::string::String;
+
+/// A CPU that spins, and keeps a record.
+struct Here(Local);
+
+impl Wait for Here {
+    fn wait(&self, _: u32) {
+        unreachable!("nobody else is there");
+    }
+
+    fn order(&self) -> Option<&Record> {
+        Some(self.0.order())
+    }
+}
+
+fn here() -> Here {
+    // SAFETY: each test makes per-CPU values of its own, and claims one CPU.
+    Here(unsafe { Local::claim(CpuId(0)) })
+}
+
+/// What `body` is told when it breaks the order. That it holds nothing afterwards is checked too.
+fn told(here: &Here, body: impl FnOnce()) -> String {
+    let told = catch_unwind(AssertUnwindSafe(body)).expect_err("the order was kept");
+    assert_eq!(here.0.order().names().next(), None, "still held");
+    here.0.order().broken.set(false);
+    *told.downcast::<String>().unwrap()
+}
+
+#[track_caller]
+fn says(told: &str, waited: &str, held: &str) {
+    let expected = std::format!("lock order: {waited} is waited for while {held} is held");
+    assert!(told.starts_with(&expected), "{told}");
+}
+
+fn page(number: u64) -> [VirtRange; 2] {
+    [VirtRange::page(number * PAGE_SIZE), VirtRange { start: 0, end: 0 }]
+}
+
+#[test]
+fn the_right_order_is_silent() {
+    let here = here();
+    let (coarse, fine) = (RwLock::new(), RangeLock::new());
+    let slots = ClaimSlots::try_new(1, |_| Default::default()).unwrap();
+    let grace = Grace::try_new(1).unwrap();
+    let slot = AtomicU64::new(0);
+    let leaf = SpinLock::<_, NodeBuddy>::ordered(());
+    {
+        let _coarse = coarse.write(&here);
+        let _fine = fine.acquire(&slots, &here.0, page(1), &here);
+        grace.synchronize_locked(&here.0, &crate::sync::wait::Spin);
+        let _section = grace.enter(&here.0);
+        before::<VmaLock>(&here);
+        let _vma = hold::<VmaLock>(&here);
+        before::<VmaLock>(&here);
+        let held = protocol::take(&slot, Entry::NONE, &here).unwrap();
+        before::<Flush>(&here);
+        drop(leaf.lock(&here));
+        assert_eq!(here.0.order().names().count(), 5);
+        held.revert();
+    }
+    assert_eq!(here.0.order().names().next(), None);
+    grace.synchronize(&here.0, &crate::sync::wait::Spin);
+}
+
+#[test]
+fn no_lock_of_a_space_is_waited_for_in_a_section_or_under_what_comes_later() {
+    let here = here();
+    let (coarse, fine) = (RwLock::new(), RangeLock::new());
+    let slots = ClaimSlots::try_new(1, |_| Default::default()).unwrap();
+    let grace = Grace::try_new(1).unwrap();
+    let (of_coarse, of_fine) = ("a space's mmap_lock", "a space's range lock");
+    let heard = told(&here, || {
+        let _section = grace.enter(&here.0);
+        drop(coarse.read(&here));
+    });
+    says(&heard, of_coarse, "a grace section");
+    let heard = told(&here, || {
+        let _section = grace.enter(&here.0);
+        drop(fine.acquire(&slots, &here.0, page(1), &here));
+    });
+    says(&heard, of_fine, "a grace section");
+    let heard = told(&here, || {
+        let _fine = fine.acquire(&slots, &here.0, page(1), &here);
+        drop(coarse.write(&here));
+    });
+    says(&heard, of_coarse, of_fine);
+    let heard = told(&here, || {
+        let _fine = fine.acquire(&slots, &here.0, page(1), &here);
+        drop(fine.acquire(&slots, &here.0, page(2), &here));
+    });
+    says(&heard, of_fine, of_fine);
+    let heard = told(&here, || {
+        let _vma = hold::<VmaLock>(&here);
+        drop(coarse.read(&here));
+    });
+    says(&heard, of_coarse, "a VMA's lock");
+}
+
+/// A claim that waits ends its section first, and only then it waits; one that forgets to is noticed.
+#[test]
+fn a_claim_that_has_to_wait_has_left_its_section() {
+    let (here, fine) = (here(), RangeLock::new());
+    let slots = ClaimSlots::try_new(2, |_| Default::default()).unwrap();
+    let grace = Grace::try_new(1).unwrap();
+    // SAFETY: the other CPU.
+    let other = Here(unsafe { Local::claim(CpuId(1)) });
+    let blocker = fine.acquire(&slots, &other.0, page(1), &other);
+    let heard = told(&here, || {
+        let _section = grace.enter(&here.0);
+        drop(fine.acquire_leaving(&slots, &here.0, page(1), &here, || {}));
+    });
+    says(&heard, "a space's range lock", "a grace section");
+    drop(blocker);
+    let section = grace.enter(&here.0);
+    // Nobody to wait for.
+    drop(fine.acquire_leaving(&slots, &here.0, page(1), &here, || {}));
+    drop(section);
+}
+
+#[test]
+fn nobody_waits_for_an_entry_while_holding_one() {
+    let here = here();
+    let slots = [0, 0].map(AtomicU64::new);
+    let there = AtomicU64::new(Entry::leaf(FrameNumber(7)).0);
+    let seen = Entry::leaf(FrameNumber(7));
+    let heard = told(&here, || {
+        let held = protocol::take(&slots[0], Entry::NONE, &here).unwrap();
+        protocol::look(&slots[1], &here);
+        held.revert();
+    });
+    says(&heard, "a busy entry", "a busy entry");
+    let heard = told(&here, || {
+        let held = protocol::pin(&there, seen, &here).unwrap();
+        protocol::settle(&slots[1], &here, |entry| entry);
+        held.revert();
+    });
+    says(&heard, "a busy entry", "a pinned entry");
+    let heard = told(&here, || {
+        let held = protocol::take_run(&slots[1..], |_| true, &here);
+        protocol::look(&slots[1], &here);
+        held.revert();
+    });
+    says(&heard, "a busy entry", "a busy entry");
+}
+
+#[test]
+fn nobody_waits_for_a_flush_while_holding_what_the_mmu_can_use() {
+    let here = here();
+    let machine = TestMachine::new(1, 2);
+    let inboxes = crate::sync::percpu::PerCpu::try_new(1, |_| Inbox::new()).unwrap();
+    let nobody = CpuSet::new();
+    let flush = || shoot(&machine, &inboxes, &here.0, &here, SpaceId(1), &nobody, Invalidate::All);
+    let seen = Entry::leaf(FrameNumber(7));
+    let slot = AtomicU64::new(seen.0);
+    let heard = told(&here, || {
+        let held = protocol::pin(&slot, seen, &here).unwrap();
+        flush();
+        held.revert();
+    });
+    says(&heard, "a flush", "a pinned entry");
+    let leaf = SpinLock::<_, TreeWriter>::ordered(());
+    let heard = told(&here, || {
+        let _leaf = leaf.lock(&here);
+        flush();
+    });
+    says(&heard, "a flush", "a tree's writer");
+    let busy = AtomicU64::new(0);
+    let held = protocol::take(&busy, Entry::NONE, &here).unwrap();
+    assert_eq!(flush(), 0);
+    held.revert();
+}
+
+#[test]
+fn nobody_waits_for_a_grace_period_in_a_section_or_under_a_lock() {
+    let here = here();
+    let grace = Grace::try_new(1).unwrap();
+    let (coarse, slot) = (RwLock::new(), AtomicU64::new(0));
+    let spin = crate::sync::wait::Spin;
+    let grace_period = "a grace period";
+    let heard = told(&here, || {
+        let _section = grace.enter(&here.0);
+        grace.synchronize(&here.0, &spin);
+    });
+    says(&heard, grace_period, "a grace section");
+    let heard = told(&here, || {
+        let _coarse = coarse.read(&here);
+        grace.synchronize(&here.0, &spin);
+    });
+    says(&heard, grace_period, "a space's mmap_lock");
+    let heard = told(&here, || {
+        let held = protocol::take(&slot, Entry::NONE, &here).unwrap();
+        grace.synchronize(&here.0, &spin);
+        held.revert();
+    });
+    says(&heard, grace_period, "a busy entry");
+    // Nor does the one that may hold the locks of a space hold more than these.
+    let heard = told(&here, || {
+        let _vma = hold::<VmaLock>(&here);
+        grace.synchronize_locked(&here.0, &spin);
+    });
+    says(&heard, "a grace section", "a VMA's lock");
+}
+
+#[test]
+fn who_holds_a_leaf_waits_for_nothing() {
+    let here = here();
+    let tree = SpinLock::<_, TreeWriter>::ordered(());
+    let buddy = SpinLock::<_, NodeBuddy>::ordered(());
+    let coarse = RwLock::new();
+    let leaf = "a node's buddy allocator";
+    let heard = told(&here, || {
+        let _buddy = buddy.lock(&here);
+        drop(tree.lock(&here));
+    });
+    says(&heard, "a tree's writer", leaf);
+    let heard = told(&here, || {
+        let _buddy = buddy.lock(&here);
+        drop(coarse.write(&here));
+    });
+    says(&heard, "a space's mmap_lock", leaf);
+    // Those of a kernel are its own business; what nobody else knows is in no order.
+    let outside = SpinLock::new(());
+    let mut own = SpinLock::<_, TreeWriter>::ordered(());
+    let (_outside, _own) = (outside.lock(&here), own.lock_mut());
+    drop(buddy.lock(&here));
+}
+
+/// Calls write down what they hold, whatever the policy, and hold nothing once they are over.
+#[test]
+fn a_call_in_a_section_is_noticed_where_it_waits() {
+    for locking in Locking::ALL {
+        let vm = Vm::new(TestMachine::new(1, 64)).unwrap();
+        vm.set(Setting::Locking(locking));
+        // SAFETY: the only one.
+        let cpu = unsafe { vm.cpu(CpuId(0)) };
+        let record = cpu.local().order();
+        let space = Space::new(&cpu).unwrap();
+        let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
+        let at = space.mmap(&cpu, 0, PAGE_SIZE, Prot::READ | Prot::WRITE, flags).unwrap();
+        space.fault(&cpu, at, Access::Write).unwrap();
+        assert_eq!(record.names().next(), None, "{locking:?}");
+        let refused = |call: &dyn Fn()| {
+            let _section = cpu.section();
+            let refused = catch_unwind(AssertUnwindSafe(call)).is_err();
+            record.broken.set(false);
+            refused
+        };
+        // A claim that need not wait may be made in a section.
+        let unmap = || space.munmap(&cpu, at, PAGE_SIZE).unwrap();
+        assert_eq!(refused(&unmap), locking != Locking::Speculative, "{locking:?}");
+        assert!(refused(&|| cpu.settle_retired()), "{locking:?}");
+        space.exit(&cpu);
+    }
+}
