@@ -106,7 +106,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             }
         }
         edit.publish();
-        *child.mapped.get_mut() = mapped;
+        child.mapped.store(mapped, Ordering::Relaxed);
         result
     }
 
