@@ -270,5 +270,6 @@ fn a_call_in_a_section_is_noticed_where_it_waits() {
         assert_eq!(refused(&unmap), locking != Locking::Speculative, "{locking:?}");
         assert!(refused(&|| cpu.settle_retired()), "{locking:?}");
         space.exit(&cpu);
+        cpu.drain();
     }
 }
