@@ -77,9 +77,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     fn extend_heap(&self, range: VirtRange) -> bool {
         // A page stays free above the heap, and a stack keeps its guard.
         if let Some(next) = self.view().find(range.start) {
-            let grows = self
-                .vma_at(next.start)
-                .is_some_and(|vma| vma.area.flags.contains(VmaFlags::GROWSDOWN));
+            let grows = self.vma(next).area.flags.contains(VmaFlags::GROWSDOWN);
             let guard = if grows { STACK_GUARD_PAGES } else { 1 };
             if next.start < range.end.saturating_add(guard << PAGE_SHIFT) {
                 return false;

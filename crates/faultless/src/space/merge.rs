@@ -45,7 +45,6 @@ impl<M: Machine> Writing<'_, '_, M> {
     ///
     /// # Errors
     /// `ENOMEM`; nothing has changed.
-    #[inline]
     pub(super) fn put(&self, range: VirtRange, middle: Option<Piece>) -> Result<(), Errno> {
         let Plan { taken, new } = self.plan(&self.view(), range, middle)?;
         self.replace(taken, new)
@@ -53,6 +52,7 @@ impl<M: Machine> Writing<'_, '_, M> {
 
     /// What [`put`](Self::put) would replace in `view`, the tree or what is to become of it, and by
     /// what.
+    #[inline(always)]
     pub(super) fn plan(
         &self,
         view: &View<'_, Vma>,

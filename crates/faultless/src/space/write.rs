@@ -289,27 +289,30 @@ impl<M: Machine> Writing<'_, '_, M> {
         // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
         let mut edit = unsafe { self.space.tree.edit(self.cpu.local(), &vm.grace, self.cpu) };
         let mut old = RetireChain::default();
-        let mut made: [Option<Box<Vma>>; 6] = Default::default();
+        let mut made = Made::default();
         let mut pages = 0;
-        let mut replace = |edit: &mut Edit<'_, Vma>, plan: Plan, made: &mut [Option<Box<Vma>>]| {
+        let mut replace = |edit: &mut Edit<'_, Vma>,
+                           plan: Plan,
+                           made: &mut [Option<NonNull<Vma>>]| {
             let (before, rest) = made.split_at_mut(made.len() - plan.new.len());
-            rest.iter_mut().zip(plan.new).for_each(|(made, new)| *made = new);
+            // No box from here on, as in `replace`.
+            let leak = |vma| NonNull::from(Box::leak(vma));
+            rest.iter_mut().zip(plan.new).for_each(|(made, new)| *made = new.map(leak));
             let no_entry = Entry { start: 0, end: 0, value: NonNull::dangling() };
             let (mut entries, mut count) = ([no_entry; 3], 0);
-            for vma in rest.iter().flatten() {
-                let VirtRange { start, end } = vma.area.range;
-                entries[count] = Entry { start, end, value: NonNull::from(&**vma) };
+            for &value in rest.iter().flatten() {
+                // SAFETY: made just now, and freed by `made` only.
+                let range = unsafe { value.as_ref() }.area.range;
+                entries[count] = Entry { start: range.start, end: range.end, value };
                 count += 1;
-                pages += vma.area.range.pages();
+                pages += range.pages();
             }
             edit.replace(plan.taken, &entries[..count], |entry| {
                 pages = pages.wrapping_sub(entry.range().pages());
-                let its = |made: &&mut Option<Box<Vma>>| {
-                    made.as_deref().is_some_and(|vma| NonNull::from(vma) == entry.value)
-                };
-                if let Some(first) = before.iter_mut().find(its) {
-                    // Nobody has seen it, and nobody will.
+                if let Some(first) = before.iter_mut().find(|made| **made == Some(entry.value)) {
                     *first = None;
+                    // SAFETY: made by the first plan; nobody has seen it, and nobody will.
+                    drop(unsafe { Box::from_raw(entry.value.as_ptr()) });
                     return;
                 }
                 // SAFETY: a link is the first field of a VMA. It lives until it is retired, and only
@@ -317,11 +320,11 @@ impl<M: Machine> Writing<'_, '_, M> {
                 unsafe { old.push(entry.value.cast::<RetireLink>()) };
             })
         };
-        replace(&mut edit, first, &mut made[..3])?;
+        replace(&mut edit, first, &mut made.0[..3])?;
         if let Some(second) = second(&edit.view())? {
-            replace(&mut edit, second, &mut made)?;
+            replace(&mut edit, second, &mut made.0)?;
         }
-        let count = made.iter().flatten().count();
+        let count = made.0.iter().flatten().count();
         if count > old.len() && edit.view().len() as u64 > vm.knobs.max_map_count() {
             return Err(Errno::ENOMEM);
         }
@@ -334,6 +337,19 @@ impl<M: Machine> Writing<'_, '_, M> {
         // SAFETY: the published version does not have the old ones, and only this writer removed them.
         unsafe { edit.publish_retiring(old) };
         Ok(())
+    }
+}
+
+/// VMAs that no tree has yet, for two plans; they are freed if none ever will.
+#[derive(Default)]
+struct Made([Option<NonNull<Vma>>; 6]);
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for vma in self.0.into_iter().flatten() {
+            // SAFETY: leaked from a box, and in no tree, or they would have been forgotten.
+            drop(unsafe { Box::from_raw(vma.as_ptr()) });
+        }
     }
 }
 
