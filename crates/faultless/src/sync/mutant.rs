@@ -1,7 +1,7 @@
 //! Lines that a check takes out, to see that it notices.
 //!
 //! A model that cannot fail proves nothing. So each line on which a protocol rests can be left out, one
-//! at a time, in the builds that check protocols (`--cfg loom`, `--cfg shuttle`): [`with`] runs a check
+//! at a time, in the builds that check protocols (`--cfg loom`, `--cfg shuttle`): `with` runs a check
 //! on the real code less that line, and the check must fail. In every other build [`lost`] is `false` to
 //! the compiler, and nothing is left of it.
 

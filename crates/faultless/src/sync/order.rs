@@ -1,7 +1,7 @@
 //! The lock order, stated once, and kept.
 //!
 //! Everything that a CPU of the subsystem holds or waits for is of a [`Class`], and every class has a
-//! rank: the number in the list [below](classes). There is one rule:
+//! rank: the number in the list of `classes!` below. There is one rule:
 //!
 //! **Who waits for something holds nothing of its rank or a later one.**
 //!
