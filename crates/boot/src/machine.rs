@@ -296,8 +296,8 @@ impl Machine {
         let archive = archive(&initrd)?;
         let mut words = vec![format!("cpus={}", self.cpus)];
         words.extend(self.check.then(|| "check".to_owned()));
-        words.extend(streams.input.is_none().then(|| "noinput".to_owned()));
         words.extend(self.words.iter().cloned());
+        words.extend(streams.input.is_none().then(|| "noinput".to_owned()));
         let qemu = Qemu {
             board: "microvm",
             cpu: &self.cpu,
