@@ -14,7 +14,6 @@ use crate::space::vma::{Prot, Vma};
 use crate::sync::grace::Section;
 use crate::table::Entry;
 use crate::table::node::{self, LAST, ROOT};
-use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
 use alloc::collections::BTreeMap;
 use core::fmt;
@@ -170,11 +169,7 @@ pub fn settled_entry<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, addr: u64) 
     // SAFETY: VMAs in a view live as long as the section.
     let vma: &Vma = unsafe { found.value.as_ref() };
     let seen = vma.sequence.read()?;
-    // SAFETY: inside a grace section.
-    let entry = match unsafe { descend(cpu.vm().machine(), space.root(), addr) } {
-        Reached::Last(slots) => node::load(&slots[node::index(addr, LAST)]),
-        Reached::Above { seen, .. } => seen,
-    };
+    let entry = space.entry_at(cpu, addr);
     (!entry.is_locked() && vma.sequence.unchanged(seen)).then_some(entry)
 }
 

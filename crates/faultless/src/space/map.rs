@@ -1,7 +1,6 @@
 //! `mmap`: of anonymous memory, private and shared, and of objects.
 
 use super::merge::Piece;
-use super::pages::each_slot;
 use super::unmap::{TABLE_ALIGN, user_range};
 use super::vma::{Area, Prot, Vma, VmaFlags};
 use super::write::NOWHERE;
@@ -16,7 +15,6 @@ use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
 use crate::space::tree::View;
-use crate::table::node;
 use crate::vm::Cpu;
 use bitflags::bitflags;
 
@@ -275,17 +273,8 @@ impl<M: Machine> Space<M> {
         page: u64,
         access: Access,
     ) -> Result<(), FaultError> {
-        let mut there = false;
-        {
-            let _section = cpu.section();
-            // SAFETY: in a grace section, as for all who only look.
-            unsafe {
-                each_slot(cpu, self.root(), VirtRange::page(page), |_, slot| {
-                    let entry = node::load(slot);
-                    there = entry.is_present() && (access != Access::Write || entry.is_writable());
-                });
-            }
-        }
+        let entry = self.entry_at(cpu, page);
+        let there = entry.is_present() && (access != Access::Write || entry.is_writable());
         if there { Ok(()) } else { self.fault(cpu, page, access).map(drop) }
     }
 }

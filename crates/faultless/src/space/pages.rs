@@ -1,6 +1,7 @@
 //! What writers do to the entries of a range. The VMAs over it are stopped, so no fault without a
 //! lock installs anything behind them, and the range is locked, so no other fault is there.
 
+use super::Space;
 use super::write::Writing;
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::error::OutOfMemory;
@@ -12,7 +13,7 @@ use crate::space::batch::FlushBatch;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::table::entry::Entry;
-use crate::table::node::{self, ENTRIES};
+use crate::table::node::{self, ENTRIES, LAST};
 use crate::table::protocol;
 use crate::table::range::{self, Run};
 use crate::table::walk::{Reached, descend};
@@ -56,6 +57,19 @@ pub(super) unsafe fn each_slot<M: Machine>(
     };
     // SAFETY: handed on.
     let Ok(()) = unsafe { each_run(cpu, root, range, run) };
+}
+
+impl<M: Machine> Space<M> {
+    /// The entry of the page at `addr`, or where it has no table the one above that says so, which is none or
+    /// busy. It may be another a moment later.
+    pub(crate) fn entry_at(&self, cpu: &Cpu<'_, M>, addr: u64) -> Entry {
+        let _section = cpu.section();
+        // SAFETY: inside a grace section.
+        match unsafe { descend(cpu.vm().machine(), self.root(), addr) } {
+            Reached::Last(slots) => node::load(&slots[node::index(addr, LAST)]),
+            Reached::Above { seen, .. } => seen,
+        }
+    }
 }
 
 /// The last-level table of `addr`, made where it is missing.

@@ -179,15 +179,7 @@ impl<M: Machine> Space<M> {
 
     /// What the page at `addr` is mapped to, if anything: it may be something else a moment later.
     pub fn page_at(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<PageInfo> {
-        let _section = cpu.section();
-        let mut entry = None;
-        // SAFETY: in a grace section, as for all who only look.
-        unsafe {
-            each_slot(cpu, self.root(), VirtRange::page(addr), |_, slot| {
-                entry = Some(node::load(slot));
-            });
-        }
-        let entry = entry.filter(|entry| entry.is_mapped())?;
+        let entry = Some(self.entry_at(cpu, addr)).filter(|entry| entry.is_mapped())?;
         let meta = cpu.vm().frames.meta(entry.frame());
         // Of an object's page the object has a reference too.
         let (usage, alone) = match meta.kind() {

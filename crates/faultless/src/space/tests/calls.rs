@@ -522,10 +522,10 @@ fn a_page_without_permission_is_kept_from_the_mmu_and_found_again() {
     map(&cpu, &space, 0, 4, RW);
     store(&cpu, &space, AT, 42).unwrap();
     assert_eq!(load(&cpu, &space, AT + P), Ok(0), "the page of zeros");
-    let frame = guest::entry(&cpu, &space, AT).frame();
+    let frame = space.entry_at(&cpu, AT).frame();
 
     space.mprotect(&cpu, AT, 2 * P, Prot::empty()).unwrap();
-    let hidden = |of: &TestSpace, page: u64| guest::entry(&cpu, of, AT + page * P);
+    let hidden = |of: &TestSpace, page: u64| of.entry_at(&cpu, AT + page * P);
     for page in [0, 1] {
         let entry = hidden(&space, page);
         assert!(entry.is_mapped() && !entry.is_present(), "{entry:?}");
@@ -559,7 +559,7 @@ fn a_page_without_permission_is_kept_from_the_mmu_and_found_again() {
     space.mprotect(&cpu, AT, 4 * P, Prot::empty()).unwrap();
     let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
     space.mremap(&cpu, AT, 2 * P, 2 * P, flags, 3 << 30).unwrap();
-    assert!(guest::entry(&cpu, &space, 3 << 30).is_hidden());
+    assert!(space.entry_at(&cpu, 3 << 30).is_hidden());
     space.madvise(&cpu, (3 << 30) + P, P, Advice::DontNeed).unwrap();
     space.mprotect(&cpu, 3 << 30, 2 * P, RW).unwrap();
     assert_eq!(load(&cpu, &space, 3 << 30), Ok(43));

@@ -106,7 +106,7 @@ fn rights_that_are_added_are_not_flushed() {
         assert_eq!(protect(Prot::READ), pages(0, 2), "stores are taken away");
         assert_eq!(protect(RW), []);
         assert_eq!(protect(RW | Prot::EXEC), []);
-        assert!(guest::entry(cpu, space, AT).is_executable());
+        assert!(space.entry_at(cpu, AT).is_executable());
         assert_eq!(protect(RW), pages(0, 2), "fetches are taken away");
         assert_eq!(protect(Prot::READ), [], "no store has come since");
         assert_eq!(protect(Prot::READ | Prot::EXEC), []);

@@ -6,7 +6,6 @@ use crate::fault::{Access, FaultError};
 use crate::machine::{CpuId, Machine};
 use crate::space::Space;
 use crate::sync::atomic::Ordering;
-use crate::table::entry::Entry;
 use crate::table::node::{self, LAST};
 use crate::table::walk::{Reached, descend};
 use crate::testing::TestMachine;
@@ -23,16 +22,6 @@ pub(crate) fn cpu(vm: &TestVm, id: u16) -> Cpu<'_, TestMachine> {
     unsafe { vm.cpu(CpuId(id)) }
 }
 
-/// The entry of `addr`, as the tables have it.
-pub(crate) fn entry(cpu: &Cpu<'_, TestMachine>, space: &Space<TestMachine>, addr: u64) -> Entry {
-    let _section = cpu.section();
-    // SAFETY: inside a grace section.
-    match unsafe { descend(cpu.vm().machine(), space.root(), addr) } {
-        Reached::Last(slots) => node::load(&slots[node::index(addr, LAST)]),
-        Reached::Above { .. } => Entry::NONE,
-    }
-}
-
 fn reach(
     cpu: &Cpu<'_, TestMachine>,
     space: &Space<TestMachine>,
@@ -40,7 +29,7 @@ fn reach(
     access: Access,
 ) -> Result<*mut u64, FaultError> {
     for _ in 0..8 {
-        let now = entry(cpu, space, addr);
+        let now = space.entry_at(cpu, addr);
         let allowed = now.is_present()
             && match access {
                 Access::Read => true,
@@ -61,7 +50,7 @@ fn reach(
         }
         space.fault(cpu, addr, access)?;
     }
-    panic!("faults at {addr:#x} make no progress: {:?}", entry(cpu, space, addr));
+    panic!("faults at {addr:#x} make no progress: {:?}", space.entry_at(cpu, addr));
 }
 
 pub(crate) fn load(

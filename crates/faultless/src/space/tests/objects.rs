@@ -71,7 +71,7 @@ fn truncate(cpu: &TestCpu<'_>, space: &Space<TestMachine>, file: &File, pages: u
 
 /// The places, in pages from `AT` on, of what is mapped of the first 64.
 fn present(cpu: &TestCpu<'_>, space: &Space<TestMachine>) -> Vec<u64> {
-    (0..64).filter(|page| guest::entry(cpu, space, AT + page * P).is_present()).collect()
+    (0..64).filter(|page| space.entry_at(cpu, AT + page * P).is_present()).collect()
 }
 
 /// Every frame is accounted for, now and when all is over.
@@ -302,7 +302,7 @@ fn an_orphan_is_copied_and_not_taken_over() {
     map(&cpu, &space, (0, 1), RW, PRIVATE, (&file, 0));
     load(&cpu, &space, AT).unwrap();
     file.free_pages(&cpu, 0..1);
-    assert_eq!(vm.frames.meta(guest::entry(&cpu, &space, AT).frame()).refs(), 1);
+    assert_eq!(vm.frames.meta(space.entry_at(&cpu, AT).frame()).refs(), 1);
     assert_eq!(space.fault(&cpu, AT, Access::Write), Ok(FaultKind::Copy));
     assert_eq!((load(&cpu, &space, AT), read(&cpu, &file, 0)), (Ok(1), None));
     finish(&cpu, Vec::from([space]), Vec::from([file]));

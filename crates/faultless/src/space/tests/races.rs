@@ -58,7 +58,7 @@ fn a_write_fault_overtaken_by_munmap_installs_nothing() {
     );
     assert_eq!(got, Err(FaultError::Segv { mapped: false }));
     assert_eq!(vm.totals().get(Counter::SpfVmaChanged), 1);
-    assert!(guest::entry(&cpu0, &space, AT).is_none());
+    assert!(space.entry_at(&cpu0, AT).is_none());
     finish(cpu0, space);
 }
 
