@@ -192,9 +192,10 @@ mod arguments {
                 1 => area(random) + PAGE - 1 - random.below(24),
                 _ => area(random) + random.below(PAGE),
             },
-            Length => match random.below(8) {
+            // A huge one, which may take away all that the worker lives on, is rare: it is to live a while.
+            Length => match random.below(32) {
                 0 => random.next() >> random.below(64),
-                1 => random.below(2 * PAGE),
+                1..5 => random.below(2 * PAGE),
                 _ => (1 + random.below(arena.pages / 2)) * PAGE,
             },
             Fd => random.below(10).wrapping_sub(1),
@@ -268,15 +269,32 @@ const WAITING: Duration = Duration::from_millis(100);
 const STUCK: Duration = Duration::from_millis(400);
 /// How much memory a worker may map where the machine is not its own.
 const LIMIT: u64 = 1 << 30;
+/// The arena's pages.
+const PAGES: u64 = 64;
+/// Pages behind it that nobody may touch: calls whose length goes beyond the arena end there, and not in
+/// what the worker itself lives on.
+const GUARD: u64 = 2 * PAGES;
 /// Calls after which the arena is made anew.
 const FRESH: u64 = 256;
 
-/// What a worker's threads tell.
+/// In the upper half of each count that a thread tells: a word without it was written by a stray call.
+const MARK: u64 = 0x5eed_ca11 << 32;
+
+/// What a worker's threads tell. A call may write here, too, of all places.
 struct Slot {
+    /// Calls made, each count with the mark.
     calls: [AtomicU64; THREADS],
     last: [AtomicU64; THREADS],
     /// Their numbers among all threads.
     tids: [AtomicI32; THREADS],
+}
+
+impl Slot {
+    /// Calls that the worker has told of.
+    fn calls(&self) -> u64 {
+        let told = self.calls.iter().map(|calls| calls.load(Relaxed));
+        told.filter(|told| told >> 32 == MARK >> 32).map(|told| told & !MARK).sum()
+    }
 }
 
 /// What all workers have in common.
@@ -327,12 +345,13 @@ unsafe fn fuzz(number: i64, args: [u64; 6]) -> i64 {
 /// Puts into the arena pages of all kinds, and into its first page what calls may find useful.
 fn furnish(region: &Region) -> Result<(), faultless_guest::sys::Errno> {
     let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    region.replace(0, region.len(), WRITE, private, -1, 0)?;
-    let quarter = region.len() / 8;
-    region.replace(quarter, quarter, READ, private, -1, 0)?;
-    region.replace(2 * quarter, quarter, NONE, private, -1, 0)?;
-    region.unmap(3 * quarter, quarter)?;
-    region.replace(4 * quarter, quarter, WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0)?;
+    let eighth = PAGES * PAGE / 8;
+    region.replace(0, 8 * eighth, WRITE, private, -1, 0)?;
+    region.replace(eighth, eighth, READ, private, -1, 0)?;
+    region.replace(2 * eighth, eighth, NONE, private, -1, 0)?;
+    region.unmap(3 * eighth, eighth)?;
+    region.replace(4 * eighth, eighth, WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0)?;
+    region.replace(8 * eighth, GUARD * PAGE, NONE, private, -1, 0)?;
     for (at, value) in [
         (0, u64::from_le_bytes(*b"/tmp/x\0\0")),
         (16, u64::from_le_bytes(*b"/proc/\0\0")),
@@ -340,7 +359,7 @@ fn furnish(region: &Region) -> Result<(), faultless_guest::sys::Errno> {
         (48, 1),
         (56, 1_000_000),
         (64, 0),
-        (80, region.start() + 5 * quarter),
+        (80, region.start() + 5 * eighth),
         (88, 3 * PAGE),
         (96, u64::MAX),
         (112, 0x0001_0000_0001),
@@ -361,11 +380,14 @@ fn thread(plan: &Plan, worker: usize, index: usize, generation: u64) {
     let number = (worker * THREADS + index) as u64;
     let mut random = Random::new(plan.seed ^ number << 48 ^ generation << 16);
     let cpu = plan.cpus[number as usize % plan.cpus.len()];
-    let Ok(region) = Region::anonymous(64 * PAGE).map(ManuallyDrop::new) else { exit_now(3) };
+    let Ok(region) = Region::anonymous((PAGES + GUARD) * PAGE).map(ManuallyDrop::new) else {
+        exit_now(3)
+    };
     // A page that the arena's fixed mappings do not replace.
     slot.tids[index].store(proc::tid(), Relaxed);
     let Ok(kept) = Region::anonymous(PAGE).map(ManuallyDrop::new) else { exit_now(3) };
-    let arena = Arena { start: region.start(), pages: 64, kept: kept.start() };
+    let arena = Arena { start: region.start(), pages: PAGES, kept: kept.start() };
+    let mut calls = 0;
     loop {
         let _ = pin(cpu);
         let _ = signal::handle(INTERRUPT, interrupted, 0);
@@ -381,7 +403,8 @@ fn thread(plan: &Plan, worker: usize, index: usize, generation: u64) {
             slot.last[index].store(number as u64, Relaxed);
             // SAFETY: this process is a worker.
             let _ = unsafe { fuzz(number, args) };
-            slot.calls[index].fetch_add(1, Relaxed);
+            calls += 1;
+            slot.calls[index].store(MARK | calls, Relaxed);
         }
     }
 }
@@ -389,6 +412,9 @@ fn thread(plan: &Plan, worker: usize, index: usize, generation: u64) {
 /// A worker's process.
 fn worker(plan: &Plan, number: usize, generation: u64) -> i32 {
     let _ = signal::default(libc::SIGPIPE);
+    // A file that grows beyond its limit is an error, and no end.
+    // SAFETY: nothing is run on that signal.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     // What it prints by chance goes into a pipe of its own; the next number is a file's.
     for fd in 0..3 {
         // SAFETY: nothing is printed by a worker.
@@ -435,6 +461,7 @@ struct Running {
 #[derive(Default)]
 struct Tally {
     started: u64,
+    calls: u64,
     interrupted: u64,
     stuck: u64,
     ends: BTreeMap<String, u64>,
@@ -442,7 +469,8 @@ struct Tally {
 }
 
 impl Tally {
-    fn end(&mut self, status: Status) {
+    fn end(&mut self, status: Status, slot: &Slot) {
+        self.calls += slot.calls();
         let name = match status {
             Status::Exited(status) => format!("exit {status}"),
             Status::Killed(signal) => format!("signal {signal}"),
@@ -455,6 +483,7 @@ impl Tally {
 fn start(plan: &Plan, number: usize, tally: &mut Tally) -> Result<Running, String> {
     tally.started += 1;
     let generation = tally.started;
+    plan.slots[number].calls.iter().for_each(|calls| calls.store(0, Relaxed));
     let begin = Instant::now();
     loop {
         // Memory may be short for a moment: other workers have it.
@@ -468,13 +497,13 @@ fn start(plan: &Plan, number: usize, tally: &mut Tally) -> Result<Running, Strin
     }
 }
 
-/// Kills a worker and waits for its end, which must come.
-fn stop(child: Child, number: usize, tally: &mut Tally) -> Result<(), String> {
+/// Kills worker `number` and waits for its end, which must come.
+fn stop(plan: &Plan, child: &Child, number: usize, tally: &mut Tally) -> Result<(), String> {
     let _ = child.signal(libc::SIGKILL);
     let begin = Instant::now();
     while begin.elapsed().as_secs() < 20 {
         if let Some(status) = doing("wait4", child.try_wait())? {
-            tally.end(status);
+            tally.end(status, &plan.slots[number]);
             return Ok(());
         }
         clock::sleep_ms(1);
@@ -493,9 +522,9 @@ fn supervise(plan: &Plan, workers: usize, time: Duration, tally: &mut Tally) -> 
         clock::sleep_ms(2);
         for (number, worker) in running.iter_mut().enumerate() {
             let slot = &plan.slots[number];
-            let calls = slot.calls.iter().map(|calls| calls.load(Relaxed)).sum();
+            let calls = slot.calls();
             if let Some(status) = doing("wait4", worker.child.try_wait())? {
-                tally.end(status);
+                tally.end(status, slot);
                 *worker = start(plan, number, tally)?;
             } else if calls != worker.calls {
                 (worker.calls, worker.since) = (calls, Instant::now());
@@ -511,14 +540,14 @@ fn supervise(plan: &Plan, workers: usize, time: Duration, tally: &mut Tally) -> 
             } else if worker.since.elapsed() > STUCK {
                 tally.stuck += 1;
                 *tally.stuck_in.entry(slot.last[0].load(Relaxed)).or_default() += 1;
-                let next = start(plan, number, tally)?;
-                stop(std::mem::replace(worker, next).child, number, tally)?;
+                stop(plan, &worker.child, number, tally)?;
+                *worker = start(plan, number, tally)?;
             }
         }
         reap_others(&running);
     }
-    for (number, worker) in running.into_iter().enumerate() {
-        stop(worker.child, number, tally)?;
+    for (number, worker) in running.iter().enumerate() {
+        stop(plan, &worker.child, number, tally)?;
     }
     Ok(())
 }
@@ -603,10 +632,8 @@ fn main() -> ExitCode {
     let mut tally = Tally::default();
     let verdict = supervise(&plan, workers, Duration::from_secs_f64(seconds), &mut tally)
         .and_then(|()| in_order());
-    let calls: u64 =
-        slots.iter().flat_map(|slot| &slot.calls).map(|calls| calls.load(Relaxed)).sum();
     println!("fuzz seed {}", plan.seed);
-    println!("fuzz calls {calls}");
+    println!("fuzz calls {}", tally.calls);
     println!(
         "fuzz workers {} interrupted {} stuck {}",
         tally.started, tally.interrupted, tally.stuck
@@ -618,7 +645,7 @@ fn main() -> ExitCode {
         println!("fuzz stuck in call {}: {count}", *call as i64);
     }
     match verdict {
-        Ok(()) if calls > 0 => {
+        Ok(()) if tally.calls > 0 => {
             println!("ok survived");
             ExitCode::SUCCESS
         }
