@@ -1,9 +1,4 @@
 //! Fork, and what follows: copies, and reuse by the last owner.
-//!
-//! Two lines have no test here that fails without them, `CopyLooksAgain` and `ReuseLooksAgain`. What they
-//! guard against is that an entry comes back as it was while its page did not. Today only calls make a
-//! writable entry read-only again, or empty it, and they move the VMA's sequence: the copy is refused by
-//! the second look. Who changes entries through the reverse map alone, as migration would, needs them.
 #![cfg(shuttle)]
 
 #[macro_use]

@@ -58,10 +58,6 @@ pub enum Mutant {
     WaiterAnswers,
     /// A switch to another space drops the translations of the old one.
     LeaveFlush,
-    /// A copy looks at the entry again once it has its reference. The frame may have another owner.
-    CopyLooksAgain,
-    /// Reuse in place looks at the references again while it holds the entry.
-    ReuseLooksAgain,
     /// A copy flushes the old page while the entry is busy. A CPU reads it after another has stored to
     /// the new one.
     CopyFlush,
