@@ -14,6 +14,7 @@
 pub(crate) mod anon;
 mod cow;
 mod object;
+pub mod prefault;
 pub(crate) mod prepared;
 pub(crate) mod table;
 pub(crate) mod ticket;
