@@ -92,7 +92,7 @@ impl fmt::Display for KnobError {
 impl core::error::Error for KnobError {}
 
 /// The knobs: name, values, meaning.
-pub const KNOBS: [(&str, &str, &str); 7] = [
+pub const KNOBS: [(&str, &str, &str); 8] = [
     ("locking", "mmap_lock | per_vma | speculative", "what keeps faults and writers apart"),
     ("speculative_page_fault", "0 | 1", "1: locking=speculative; 0: locking=per_vma"),
     ("anon_vma_check", "early | late", "when a fault asks for the reverse-map root"),
@@ -103,6 +103,11 @@ pub const KNOBS: [(&str, &str, &str); 7] = [
         "fault_around_pages",
         "1 | 2 | 4 | 8 | 16 | 32 | 64",
         "pages of a file that a read fault maps at once, where they are there; 1: its own",
+    ),
+    (
+        "prefault_max_order",
+        "0 to 9",
+        "log2 of the pages that a thread which faults in sequence gets at once; 0: its own",
     ),
 ];
 
@@ -117,6 +122,8 @@ pub struct Knobs {
     stack_limit: AtomicU64,
     /// log2 of the pages that a read of an object maps at once.
     fault_around: AtomicU8,
+    /// log2 of the pages that a stream's fault maps at most.
+    prefault_max_order: AtomicU8,
 }
 
 impl Default for Knobs {
@@ -127,6 +134,7 @@ impl Default for Knobs {
             max_map_count: AtomicU64::new(65530),
             stack_limit: AtomicU64::new(8 << 20),
             fault_around: AtomicU8::new(4),
+            prefault_max_order: AtomicU8::new(3),
         }
     }
 }
@@ -146,6 +154,8 @@ pub enum Setting {
     StackLimit(u64),
     /// `fault_around_pages`: a power of two, 64 at most; other numbers are rounded down to one.
     FaultAroundPages(u64),
+    /// `prefault_max_order`: 9 at most, the pages of one table; larger numbers are taken for 9.
+    PrefaultMaxOrder(u8),
 }
 
 impl FromStr for Setting {
@@ -172,6 +182,10 @@ impl FromStr for Setting {
             ("fault_around_pages", "1" | "2" | "4" | "8" | "16" | "32" | "64") => {
                 Self::FaultAroundPages(number()?)
             }
+            ("prefault_max_order", _) => match value.parse() {
+                Ok(order @ 0..=9) => Self::PrefaultMaxOrder(order),
+                _ => return Err(KnobError::Value(values)),
+            },
             _ => return Err(KnobError::Value(values)),
         })
     }
@@ -215,6 +229,12 @@ impl Knobs {
         1 << (self.fault_around.load(Ordering::Relaxed) & 7)
     }
 
+    /// log2 of the pages that a stream's fault maps at most; 0 for the page asked for alone.
+    #[inline(always)]
+    pub fn prefault_max_order(&self) -> u8 {
+        self.prefault_max_order.load(Ordering::Relaxed)
+    }
+
     /// Sets a knob that is kept here; `Vm::set` takes care of the others.
     pub(crate) fn set(&self, setting: Setting) {
         match setting {
@@ -227,6 +247,9 @@ impl Knobs {
             Setting::FaultAroundPages(pages) => {
                 let order = pages.clamp(1, 64).ilog2() as u8;
                 self.fault_around.store(order, Ordering::Release);
+            }
+            Setting::PrefaultMaxOrder(order) => {
+                self.prefault_max_order.store(order.min(9), Ordering::Release);
             }
             Setting::FrameLimit(_) => {}
         }
@@ -246,6 +269,8 @@ mod tests {
         assert_eq!("anon_vma_check=soon".parse::<Setting>(), Err(KnobError::Value("early | late")));
         assert_eq!("fault_around_pages=8".parse(), Ok(Setting::FaultAroundPages(8)));
         assert!(matches!("fault_around_pages=3".parse::<Setting>(), Err(KnobError::Value(_))));
+        assert_eq!("prefault_max_order=9".parse(), Ok(Setting::PrefaultMaxOrder(9)));
+        assert_eq!("prefault_max_order=10".parse::<Setting>(), Err(KnobError::Value("0 to 9")));
         assert_eq!("frame_limit=many".parse::<Setting>(), Err(KnobError::Value("frames")));
     }
 }

@@ -90,6 +90,7 @@ mod vm;
 
 pub use addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange};
 pub use error::{Errno, Error, OutOfMemory};
+pub use fault::prefault::ThreadStreams;
 pub use fault::{Access, FaultError, FaultKind};
 pub use file::Object;
 pub use heap::Shared;

@@ -77,6 +77,16 @@ counters! {
     SharedPage = "fault_shared_page",
     /// Pages of objects mapped because a page next to them was read.
     AroundPage = "fault_around_page",
+    /// Faults served with more than the page asked for.
+    PrefaultHit = "prefault_hit",
+    /// Faults whose thread gave no reason to expect another page.
+    PrefaultMiss = "prefault_miss",
+    /// Pages mapped before they were asked for.
+    PrefaultPage = "prefault_page",
+    /// Of those that a stream looked at again: pages that were used.
+    PrefaultUsed = "prefault_used",
+    /// Of those that a stream looked at again: pages that were not used by then.
+    PrefaultUnused = "prefault_unused",
     /// Pages copied on write.
     CowCopy = "fault_cow_copy",
     /// Pages made writable again because their last owner wrote.

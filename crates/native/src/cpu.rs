@@ -16,7 +16,7 @@ use core::fmt;
 use faultless::audit::settled_entry;
 use faultless::{
     Access, Advice, Cpu, CpuId, Error, FaultError, FrameNumber, MapFlags, PAGE_SIZE, Prot,
-    RemapFlags, Space,
+    RemapFlags, Space, ThreadStreams,
 };
 
 /// What a program is told when an access cannot be served.
@@ -104,6 +104,7 @@ impl core::error::Error for Stop {}
 pub struct NativeCpu<'a, 'n> {
     cpu: &'a Cpu<'n, NativeMachine>,
     process: &'a Process<'n>,
+    thread: &'a ThreadStreams,
     state: &'a CpuState,
     memory: &'a Memory,
     root: FrameNumber,
@@ -124,11 +125,16 @@ impl Drop for NativeCpu<'_, '_> {
 
 impl<'a, 'n> NativeCpu<'a, 'n> {
     /// Starts running `process` on `cpu`, which runs nothing.
-    pub(crate) fn enter(process: &'a Process<'n>, cpu: &'a Cpu<'n, NativeMachine>) -> Self {
+    pub(crate) fn enter(
+        process: &'a Process<'n>,
+        cpu: &'a Cpu<'n, NativeMachine>,
+        thread: &'a ThreadStreams,
+    ) -> Self {
         let machine = cpu.vm().machine();
         let this = Self {
             cpu,
             process,
+            thread,
             state: machine.cpu_state(cpu.id()),
             memory: machine.memory(),
             root: process.space().root(),
@@ -201,7 +207,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
         process: &Process<'n>,
         guest: impl FnOnce(&mut NativeCpu<'_, 'n>) -> Result<R, Stop>,
     ) -> Result<R, Stop> {
-        self.away(|cpu| guest(&mut NativeCpu::enter(process, cpu)))
+        self.away(|cpu| guest(&mut NativeCpu::enter(process, cpu, &ThreadStreams::new())))
     }
 
     /// Takes a waiting interrupt. Every access and call does so too.
@@ -269,7 +275,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
                     if addr < CANONICAL_END {
                         self.state.tlb.forget(addr);
                     }
-                    let served = self.space().fault(self.cpu, addr, access);
+                    let served = self.space().fault_of(self.cpu, self.thread, addr, access);
                     served.map_err(|error| Signal::new(addr, error))?;
                     self.poll();
                 }
@@ -565,6 +571,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
     pub fn fork(&self) -> Result<Process<'n>, Error> {
         self.poll();
         let space = self.space().fork(self.cpu)?;
+        self.thread.reset();
         Ok(Process::new(self.process.native(), space))
     }
 

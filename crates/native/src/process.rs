@@ -12,7 +12,7 @@ use core::fmt;
 use core::mem::ManuallyDrop;
 use faultless::audit::{Discrepancy, audit};
 use faultless::frame::Census;
-use faultless::{Cpu, CpuId, Errno, Error, Space, VirtRange, Vm};
+use faultless::{Cpu, CpuId, Errno, Error, Space, ThreadStreams, VirtRange, Vm};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 thread_local! {
@@ -218,17 +218,30 @@ impl<'n> Process<'n> {
         &self,
         guest: impl FnOnce(&mut NativeCpu<'_, 'n>) -> Result<R, Stop>,
     ) -> Result<R, Stop> {
+        self.run_as(&ThreadStreams::new(), guest)
+    }
+
+    /// As [`run`](Self::run), for a thread that ran before: `thread` is what its faults so far let expect.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_as<R>(
+        &self,
+        thread: &ThreadStreams,
+        guest: impl FnOnce(&mut NativeCpu<'_, 'n>) -> Result<R, Stop>,
+    ) -> Result<R, Stop> {
         let claimed = self.native.claim("run")?;
-        self.run_on(claimed, guest)
+        self.run_on(claimed, thread, guest)
     }
 
     fn run_on<R>(
         &self,
         claimed: Claimed<'n>,
+        thread: &ThreadStreams,
         guest: impl FnOnce(&mut NativeCpu<'_, 'n>) -> Result<R, Stop>,
     ) -> Result<R, Stop> {
         let on_cpu = OnCpu::enter();
-        let result = guest(&mut NativeCpu::enter(self, &claimed.cpu));
+        let result = guest(&mut NativeCpu::enter(self, &claimed.cpu, thread));
         // Processes that the guest code dropped are ended here, where a CPU is at hand.
         self.native.bury_on(&claimed.cpu);
         drop((on_cpu, claimed));
@@ -255,7 +268,9 @@ impl<'n> Process<'n> {
                 .map(|(number, claimed)| {
                     std::thread::Builder::new()
                         .name(format!("guest {number}"))
-                        .spawn_scoped(scope, move || self.run_on(claimed, |cpu| guest(cpu, number)))
+                        .spawn_scoped(scope, move || {
+                            self.run_on(claimed, &ThreadStreams::new(), |cpu| guest(cpu, number))
+                        })
                         .map_err(|_| unavailable("run"))
                 })
                 .collect();

@@ -9,7 +9,7 @@
 
 use super::gate::Gate;
 use crate::run::Sample;
-use faultless::{Access, Advice, MapFlags, Prot, RemapFlags};
+use faultless::{Access, Advice, MapFlags, Prot, RemapFlags, ThreadStreams};
 use faultless_native::{Native, NativeCpu, Process, Stop};
 use faultless_trace::event;
 use faultless_trace::plan::{At, Op, Plan, Thread};
@@ -195,10 +195,11 @@ impl<'r> Replay<'r> {
                 gate.publish(op);
             }
         };
+        let streams = ThreadStreams::new();
         let mut steps = (0u32..).zip(self.thread(number).steps());
         let mut current = steps.next();
         loop {
-            let paused = process.run(|cpu| {
+            let paused = process.run_as(&streams, |cpu| {
                 while let Some((index, (op, waits))) = &mut current {
                     if self.stopped() {
                         return Ok(Pause::End);

@@ -7,9 +7,11 @@
 //! in any doubt gives up, leaving no trace, and hands the page that it prepared to the attempt under a
 //! lock. Only under a lock is a fault answered with SIGSEGV, SIGBUS or out-of-memory.
 //!
+//! A thread whose faults follow each other gets pages before it asks for them: [`prefault`].
+//!
 //! A successful speculative fault writes one cache line that other CPUs may be using: that of the
-//! entry. (One that maps an object's pages around its own writes the lines of all their entries and
-//! frames' counts; one that copies, that of the frame it copies.)
+//! entry. (One that maps more pages than its own writes the lines of all their entries, and where they are
+//! an object's, those of their frames' counts; one that copies, that of the frame it copies.)
 
 pub(crate) mod anon;
 mod cow;
@@ -23,8 +25,8 @@ use crate::addr::{USER_END, VirtRange, page_down};
 use crate::error::OutOfMemory;
 use crate::knob::{AnonVmaCheck, Locking};
 use crate::machine::{Invalidate, Machine};
-use crate::space::Space;
-use crate::space::vma::{Prot, Vma};
+use crate::space::vma::{Prot, Vma, VmaFlags};
+use crate::space::{Guard, Space};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::grace::Section;
@@ -34,6 +36,7 @@ use crate::table::node::{ENTRIES, LAST};
 use crate::table::walk::{Reached, descend};
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
+use prefault::{Ahead, ThreadStreams};
 use prepared::Prepared;
 use ticket::{Abort, Ticket};
 
@@ -59,6 +62,15 @@ impl Access {
             Self::Execute => Prot::EXEC,
         })
     }
+}
+
+/// What a fault asks for.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    page: u64,
+    access: Access,
+    /// What may be expected of the thread; none where nothing is to be mapped ahead.
+    ahead: Option<Ahead<'a>>,
 }
 
 /// How a fault was served.
@@ -101,6 +113,7 @@ pub(crate) struct Attempt<'a, 'v, M: Machine> {
     ticket: Ticket<'a>,
     page: u64,
     access: Access,
+    ahead: Option<Ahead<'a>>,
 }
 
 impl<M: Machine> Clone for Attempt<'_, '_, M> {
@@ -112,7 +125,8 @@ impl<M: Machine> Clone for Attempt<'_, '_, M> {
 impl<M: Machine> Copy for Attempt<'_, '_, M> {}
 
 impl<M: Machine> Space<M> {
-    /// Serves a page fault of the program that runs in this space, at `addr`.
+    /// Serves a page fault at `addr`: one that no thread's own access led to, as when a debugger reads
+    /// another program's memory.
     ///
     /// `Ok` means that the access is to be tried again. Spurious calls do no harm.
     ///
@@ -124,17 +138,44 @@ impl<M: Machine> Space<M> {
         addr: u64,
         access: Access,
     ) -> Result<FaultKind, FaultError> {
+        self.answer(cpu, Asked { page: page_down(addr), access, ahead: None })
+    }
+
+    /// Serves a page fault of a thread that runs in this space, at `addr`, and maps with it what is to be
+    /// expected next: up to 2^`prefault_max_order` pages. `thread` belongs to that thread alone; a new
+    /// thread has new ones, and who forks or starts another program [resets](ThreadStreams::reset) its own.
+    ///
+    /// `Ok` means that the access is to be tried again. Spurious calls do no harm.
+    ///
+    /// # Errors
+    /// What the program is to be told; see [`FaultError`].
+    pub fn fault_of(
+        &self,
+        cpu: &Cpu<'_, M>,
+        thread: &ThreadStreams,
+        addr: u64,
+        access: Access,
+    ) -> Result<FaultKind, FaultError> {
+        let max_order = cpu.vm().knobs.prefault_max_order();
+        if max_order == 0 {
+            return self.fault(cpu, addr, access);
+        }
+        let ahead = Some(Ahead::new(thread, max_order));
+        self.answer(cpu, Asked { page: page_down(addr), access, ahead })
+    }
+
+    #[inline(always)]
+    fn answer(&self, cpu: &Cpu<'_, M>, asked: Asked<'_>) -> Result<FaultKind, FaultError> {
         cpu.count(Counter::Faults);
         let mut prepared = Prepared::Nothing;
-        let page = page_down(addr);
         let served = match self.locking(cpu) {
-            Locking::Speculative => self.speculate(cpu, page, access, &mut prepared),
-            Locking::PerVma => self.under_vma_lock(cpu, page, access, &mut prepared),
+            Locking::Speculative => self.speculate(cpu, asked, &mut prepared),
+            Locking::PerVma => self.under_vma_lock(cpu, asked, &mut prepared),
             Locking::MmapLock => None,
         };
         let served = match served {
             Some(kind) => Ok(kind),
-            None => self.under_space_lock(cpu, page, access, &mut prepared),
+            None => self.under_space_lock(cpu, asked, &mut prepared),
         };
         prepared.finish(cpu);
         served
@@ -145,17 +186,17 @@ impl<M: Machine> Space<M> {
     fn speculate(
         &self,
         cpu: &Cpu<'_, M>,
-        page: u64,
-        access: Access,
+        asked: Asked<'_>,
         prepared: &mut Prepared,
     ) -> Option<FaultKind> {
+        let Asked { page, access, ahead } = asked;
         let section = cpu.section();
         let tried = match self.running_vma(cpu, &section, page) {
             None => Err(Abort::VmaChanged),
             Some((vma, seen)) => {
                 let ticket = Ticket::speculative(vma, seen);
                 self.check(cpu, vma, access).and_then(|()| {
-                    Attempt { cpu, space: self, vma, ticket, page, access }.serve(prepared)
+                    Attempt { cpu, space: self, vma, ticket, page, access, ahead }.serve(prepared)
                 })
             }
         };
@@ -234,10 +275,10 @@ impl<M: Machine> Space<M> {
     fn under_vma_lock(
         &self,
         cpu: &Cpu<'_, M>,
-        page: u64,
-        access: Access,
+        asked: Asked<'_>,
         prepared: &mut Prepared,
     ) -> Option<FaultKind> {
+        let Asked { page, access, ahead } = asked;
         let section = cpu.section();
         // A switch away from this policy waits for the sections that saw it in force.
         if self.locking_in_force() != Locking::PerVma {
@@ -260,7 +301,8 @@ impl<M: Machine> Space<M> {
             None
         } else {
             let ticket = Ticket::vma_lock();
-            let tried = Attempt { cpu, space: self, vma, ticket, page, access }.serve(prepared);
+            let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead };
+            let tried = attempt.serve(prepared);
             cpu.count(match tried {
                 Ok(_) => Counter::VmaLockSuccess,
                 Err(_) => Counter::VmaLockRetry,
@@ -277,17 +319,17 @@ impl<M: Machine> Space<M> {
     fn under_space_lock(
         &self,
         cpu: &Cpu<'_, M>,
-        page: u64,
-        access: Access,
+        asked: Asked<'_>,
         prepared: &mut Prepared,
     ) -> Result<FaultKind, FaultError> {
+        let page = asked.page;
         if page >= USER_END {
             cpu.count(Counter::Segv);
             return Err(FaultError::Segv { mapped: false });
         }
         let (mut grown, mut settled) = (false, false);
         loop {
-            let tried = match self.locked_attempt(cpu, page, access, prepared) {
+            let tried = match self.locked_attempt(cpu, asked, prepared) {
                 Err(Refusal::Unmapped) if !grown => match self.grow_stack(cpu, page) {
                     Ok(true) => {
                         grown = true;
@@ -329,11 +371,13 @@ impl<M: Machine> Space<M> {
     fn locked_attempt(
         &self,
         cpu: &Cpu<'_, M>,
-        page: u64,
-        access: Access,
+        asked: Asked<'_>,
         prepared: &mut Prepared,
     ) -> Result<FaultKind, Refusal> {
-        let _guard = self.lock_page(cpu, VirtRange::page(page));
+        let Asked { page, access, ahead } = asked;
+        let guard = self.lock_page(cpu, VirtRange::page(page));
+        // A range lock on the page says nothing of those next to it.
+        let ahead = ahead.filter(|_| !matches!(guard, Guard::Range { .. }));
         let section = cpu.section();
         let entry = self.tree.snapshot(&section).at(page).ok_or(Refusal::Unmapped)?;
         // SAFETY: VMAs in a view live as long as the section.
@@ -345,14 +389,13 @@ impl<M: Machine> Space<M> {
             cpu.count(Counter::ReadFaultLocked);
         }
         let ticket = Ticket::held();
-        Attempt { cpu, space: self, vma, ticket, page, access }.serve(prepared).map_err(|abort| {
-            match abort {
-                Abort::BeyondObject => Refusal::BeyondObject,
-                Abort::NoMemory => Refusal::NoMemory,
-                Abort::NoHeap => Refusal::NoHeap,
-                // A ticket under a lock stands, and no abort is left that it could meet.
-                _ => Refusal::Forbidden,
-            }
+        let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead };
+        attempt.serve(prepared).map_err(|abort| match abort {
+            Abort::BeyondObject => Refusal::BeyondObject,
+            Abort::NoMemory => Refusal::NoMemory,
+            Abort::NoHeap => Refusal::NoHeap,
+            // A ticket under a lock stands, and no abort is left that it could meet.
+            _ => Refusal::Forbidden,
         })
     }
 }
@@ -376,6 +419,7 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
         let reached = unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) };
         if let Reached::Last(slots) = reached
             && self.vma.area.object.is_none()
+            && self.ahead.is_none()
         {
             let slot = &slots[node::index(self.page, LAST)];
             let root = self.vma.root.id();
@@ -392,8 +436,8 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
                 }
             }
         }
-        let Self { cpu, space, vma, ticket, page, access } = self;
-        serve_at_length(cpu, space, vma, ticket, page, access, prepared)
+        let Self { cpu, space, vma, ticket, page, access, ahead } = self;
+        serve_at_length(cpu, space, vma, ticket, Asked { page, access, ahead }, prepared)
     }
 
     /// The last-level table of the page, below tables that are there or are put there now.
@@ -452,16 +496,23 @@ fn serve_at_length<M: Machine>(
     space: &Space<M>,
     vma: &Vma,
     ticket: Ticket<'_>,
-    page: u64,
-    access: Access,
+    Asked { page, access, ahead }: Asked<'_>,
     prepared: &mut Prepared,
 ) -> Result<FaultKind, Abort> {
-    let attempt = Attempt { cpu, space, vma, ticket, page, access };
+    let attempt = Attempt { cpu, space, vma, ticket, page, access, ahead };
+    // Where the program says that it goes to and fro, nothing is to be expected.
+    let random = vma.area.object.is_some() || vma.area.flags.contains(VmaFlags::RANDOM);
+    let ahead = ahead.filter(|_| !random);
     let table = attempt.table(prepared)?;
     let slot = &table[node::index(page, LAST)];
     loop {
         let seen = node::load(slot);
-        let done = if seen.is_none() {
+        let zeros = seen.is_present() && seen.is_special() && !seen.is_locked();
+        let done = if let Some(ahead) = ahead
+            && (seen.is_none() || zeros && access == Access::Write)
+        {
+            attempt.serve_ahead(ahead, prepared, table, seen)?
+        } else if seen.is_none() {
             match (&vma.area.object, access) {
                 (None, Access::Write) => {
                     attempt.write_untouched(prepared, slot, attempt.root()?)?

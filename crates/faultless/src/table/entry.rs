@@ -120,6 +120,12 @@ impl Entry {
         Self(self.0 & !(DIRTY | ACCESSED))
     }
 
+    /// The same leaf, not accessed yet: mapped before it was asked for.
+    #[inline]
+    pub const fn unused(self) -> Self {
+        Self(self.0 & !ACCESSED)
+    }
+
     /// The same value, locked.
     #[inline]
     pub const fn locked(self) -> Self {

@@ -35,6 +35,7 @@ use crate::sync::atomic::{AtomicU64, Ordering, fence_after_rmw};
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{self, BusyEntry, Mark, PinnedEntry};
 use crate::sync::wait::Wait;
+use core::ops::Range;
 
 /// A *busy* entry that this CPU holds. Dropping it would leave it busy for ever; it ends in
 /// [`commit`](Taken::commit) or [`revert`](Taken::revert).
@@ -89,35 +90,40 @@ pub fn pin<'a>(slot: &'a AtomicU64, seen: Entry, by: &'a impl Wait) -> Result<Pi
     Ok(Pinned { slot, before: seen, mark: order::hold::<PinnedEntry>(by) })
 }
 
-/// Empty entries that stand next to each other, all *busy* and held by this CPU. They end together, in
+/// The most entries that are held at once.
+pub const RUN: usize = 64;
+
+/// Entries that stand next to each other, all *busy* and held by this CPU. They end together, in
 /// [`commit`](TakenRun::commit) or [`revert`](TakenRun::revert).
 #[must_use = "taken entries must be committed or reverted"]
 #[derive(Debug)]
 pub struct TakenRun<'a> {
     slots: &'a [AtomicU64],
     held: u64,
+    before: [Entry; RUN],
     /// One for all.
     mark: Mark<'a>,
 }
 
-/// Takes those of `slots`, at most 64, that are empty, `wanted` (by their place), and that nobody takes
-/// first, for the CPU that waits as `by` does. Waits for none.
+/// Takes those of `slots`, at most [`RUN`], that are `wanted` (by their place and value; one that is locked
+/// is not) and that nobody changes first, for the CPU that waits as `by` does. Waits for none.
 #[inline]
 pub fn take_run<'a>(
     slots: &'a [AtomicU64],
-    wanted: impl Fn(usize) -> bool,
+    wanted: impl Fn(usize, Entry) -> bool,
     by: &'a impl Wait,
 ) -> TakenRun<'a> {
-    debug_assert!(slots.len() <= 64, "more entries than a run holds");
-    let mut held = 0;
-    for (at, slot) in slots.iter().enumerate() {
-        let empty = Entry(slot.load(Ordering::Relaxed)).is_none();
-        if empty && wanted(at) && swap(slot, Entry::NONE, Entry::BUSY).is_ok() {
+    debug_assert!(slots.len() <= RUN, "more entries than a run holds");
+    let (mut held, mut before) = (0, [Entry::NONE; RUN]);
+    for ((at, slot), before) in slots.iter().enumerate().zip(&mut before) {
+        let seen = Entry(slot.load(Ordering::Acquire));
+        if wanted(at, seen) && !seen.is_locked() && swap(slot, seen, Entry::BUSY).is_ok() {
             held |= 1 << at;
+            *before = seen;
         }
     }
     let mark = if held != 0 { order::hold::<BusyEntry>(by) } else { Mark::none() };
-    TakenRun { slots, held, mark }
+    TakenRun { slots, held, before, mark }
 }
 
 impl TakenRun<'_> {
@@ -127,20 +133,30 @@ impl TakenRun<'_> {
         self.held >> at & 1 != 0
     }
 
+    /// The places of the entries taken that were present, from the first to behind the last.
+    #[inline]
+    pub fn present(&self) -> Option<Range<usize>> {
+        let there = |at: &usize| self.before[*at].is_present();
+        let first = (0..self.slots.len()).find(there)?;
+        let last = (first..self.slots.len()).rfind(there)?;
+        Some(first..last + 1)
+    }
+
     /// Installs in each entry what `entry` says for its place, and lets go.
     #[inline]
     pub fn commit(self, mut entry: impl FnMut(usize) -> Entry) {
-        let Self { slots, mut held, mark: _mark } = self;
+        let Self { slots, mut held, before, mark: _mark } = self;
         while held != 0 {
             let at = held.trailing_zeros() as usize;
             held &= held - 1;
-            Taken { slot: &slots[at], before: Entry::NONE, mark: Mark::none() }.commit(entry(at));
+            Taken { slot: &slots[at], before: before[at], mark: Mark::none() }.commit(entry(at));
         }
     }
 
-    /// Leaves all entries empty, as they were.
+    /// Leaves all entries as they were.
     pub fn revert(self) {
-        self.commit(|_| Entry::NONE);
+        let before = self.before;
+        self.commit(|at| before[at]);
     }
 }
 
@@ -276,15 +292,24 @@ mod tests {
         let slots = [0, there, 0, Entry::BUSY.0, 0].map(AtomicU64::new);
         let now = || slots.each_ref().map(|slot| slot.load(Ordering::Relaxed));
         let before = now();
-        let held = take_run(&slots, |at| at != 2, &Spin);
+        let empty = |seen: Entry| seen.is_none();
+        let held = take_run(&slots, |at, seen| at != 2 && empty(seen), &Spin);
         assert_eq!([0, 1, 2, 3, 4].map(|at| held.holds(at)), [true, false, false, false, true]);
         let busy = Entry::BUSY.0;
         assert_eq!(now(), [busy, there, 0, busy, busy]);
         held.revert();
         assert_eq!(now(), before);
         let leaf = Entry::leaf(FrameNumber(7));
-        take_run(&slots, |_| true, &Spin).commit(|at| if at == 0 { leaf } else { Entry::NONE });
+        take_run(&slots, |_, seen| empty(seen), &Spin)
+            .commit(|at| if at == 0 { leaf } else { Entry::NONE });
         assert_eq!(now(), [leaf.0, there, 0, busy, 0]);
+        // What maps a page may be taken, too, and is put back.
+        let before = now();
+        let held = take_run(&slots, |_, _| true, &Spin);
+        assert_eq!([0, 1, 2, 3, 4].map(|at| held.holds(at)), [true, true, true, false, true]);
+        assert_eq!((now(), held.present()), ([busy; 5], Some(0..2)));
+        held.revert();
+        assert_eq!(now(), before);
     }
 
     #[test]

@@ -1,5 +1,316 @@
-//! Anticipatory prefault: pages mapped before they are asked for.
+//! Anticipatory prefault: a thread that faults where its stream was expected gets the pages that come
+//! next in the same fault.
+//!
+//! Which pages, [`Streams`] say: that is policy. Here is how they get there. The entries of a window lie
+//! in one table and belong to one VMA. Those that a fault of this kind would fill (empty ones; for a store
+//! those of the page of zeros, too) are counted, frames for them are allocated and zeroed while nothing is
+//! held, and then, as for the pages around a file's:
+//!
+//! 1. all entries are taken, at most [`RUN`] at once, each by a compare-and-swap from the value seen;
+//!    one that changed meanwhile is left out;
+//! 2. the ticket is asked, once for all. Between each swap and that look stands a full barrier, so for
+//!    each entry the protocol holds as if it were alone;
+//! 3. where zeros were mapped they are flushed, while the entries are busy;
+//! 4. all are committed, or all reverted. A window of more than a run is done run by run, that of the
+//!    page asked for first.
+//!
+//! The page asked for is served as any fault serves it, with every effort. The others are a guess: for
+//! them nobody waits, and memory that is short is not taken; frames that were not needed go back to the
+//! CPU's own list, zeroed as they are, where the attempt that follows an abort finds them. They are
+//! mapped with the accessed bit clear. So it can be seen later who was right to guess, and a stream whose
+//! pages nobody used shrinks.
 
 pub mod streams;
 
 pub use streams::{Audit, Kind, Miss, Seen, Streams, Window};
+
+use super::{Access, Attempt, FaultKind, overtaken};
+use crate::addr::{PAGE_SHIFT, VirtRange};
+use crate::fault::prepared::Prepared;
+use crate::fault::ticket::Abort;
+use crate::frame::{Frame, Use, Zeroed};
+use crate::machine::Machine;
+use crate::space::batch::shoot;
+use crate::stat::Counter;
+use crate::sync::atomic::AtomicU64;
+use crate::sync::mutant::{Mutant, lost};
+use crate::table::entry::Entry;
+use crate::table::node::{self, ENTRIES, LAST};
+use crate::table::protocol::{self, RUN};
+use crate::table::walk::{Reached, descend};
+use crate::vm::Cpu;
+use core::cell::RefCell;
+use core::ops::Range;
+
+/// What one thread's faults so far let expect. A new thread starts with a new one.
+#[derive(Debug, Default)]
+pub struct ThreadStreams(RefCell<Streams>);
+
+impl ThreadStreams {
+    /// Of a thread that has not faulted.
+    pub const fn new() -> Self {
+        Self(RefCell::new(Streams::new()))
+    }
+
+    /// Forgets everything: for a thread that has forked, or starts another program.
+    pub fn reset(&self) {
+        self.0.borrow_mut().reset();
+    }
+}
+
+/// What a fault may rely on when it maps ahead.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ahead<'t> {
+    thread: &'t ThreadStreams,
+    max_order: u8,
+}
+
+impl<'t> Ahead<'t> {
+    pub(super) const fn new(thread: &'t ThreadStreams, max_order: u8) -> Self {
+        Self { thread, max_order }
+    }
+}
+
+/// Zeroed frames for a run.
+struct Stock {
+    frames: [Option<Frame<Zeroed>>; RUN],
+    len: usize,
+}
+
+impl Stock {
+    const fn new() -> Self {
+        Self { frames: [const { None }; RUN], len: 0 }
+    }
+
+    /// Takes frames until there are `wanted`, as far as there are some that nobody misses.
+    fn fill<M: Machine>(&mut self, wanted: usize, cpu: &Cpu<'_, M>) {
+        while self.len < wanted
+            && let Some(frame) = cpu.alloc_zeroed()
+        {
+            self.push(frame);
+        }
+    }
+
+    fn put_back<M: Machine>(mut self, cpu: &Cpu<'_, M>) {
+        while let Some(frame) = self.pop() {
+            cpu.free(frame);
+        }
+    }
+
+    fn push(&mut self, frame: Frame<Zeroed>) {
+        self.frames[self.len] = Some(frame);
+        self.len += 1;
+    }
+
+    fn pop(&mut self) -> Option<Frame<Zeroed>> {
+        self.len = self.len.checked_sub(1)?;
+        self.frames[self.len].take()
+    }
+}
+
+/// What is to be filled: the entries `places` of `table`, of which the first belongs to page `first`.
+#[derive(Clone)]
+struct Run<'t> {
+    table: &'t [AtomicU64; ENTRIES],
+    first: u64,
+    places: Range<usize>,
+}
+
+impl<M: Machine> Attempt<'_, '_, M> {
+    /// Serves the fault on the page's entry in `table`, which was `seen`, one that a first touch fills, and
+    /// maps what is expected next with it. `None`: the entry changed first.
+    pub(super) fn serve_ahead(
+        self,
+        ahead: Ahead<'_>,
+        prepared: &mut Prepared,
+        table: &[AtomicU64; ENTRIES],
+        seen: Entry,
+    ) -> Result<Option<FaultKind>, Abort> {
+        let (kind, counter, done) = match (self.access, seen.is_none()) {
+            (Access::Write, true) => (Kind::Write, Counter::AnonPage, FaultKind::Anon),
+            (Access::Write, false) => (Kind::Copy, Counter::CowCopy, FaultKind::Copy),
+            _ => (Kind::Read, Counter::ZeroPage, FaultKind::ZeroPage),
+        };
+        let root = if kind == Kind::Read { 0 } else { self.root()? };
+        let asked = node::index(self.page, LAST);
+        let first = (self.page >> PAGE_SHIFT) - asked as u64;
+        let streams = &mut *ahead.thread.0.borrow_mut();
+        let window = self.window(streams, ahead.max_order, kind, table, first);
+        let (low, high) =
+            ((window.pages.start - first) as usize, (window.pages.end - first) as usize);
+        let run = |start: usize| Run { table, first, places: start..high.min(start + RUN) };
+        // That of the page asked for comes first.
+        let start = low + (asked - low) / RUN * RUN;
+        let Some(mut mapped) = self.fill(run(start), asked, prepared, root)? else {
+            return self.outrun();
+        };
+        for more in (low..high).step_by(RUN).filter(|more| *more != start) {
+            match self.fill(run(more), asked, prepared, root) {
+                Ok(Some(more)) if !more.is_empty() => {
+                    mapped = mapped.start.min(more.start)..mapped.end.max(more.end);
+                }
+                Ok(_) => {}
+                // Overtaken: the page itself is there, and that is what was asked for.
+                Err(_) => break,
+            }
+        }
+        streams.mapped(&window, first + mapped.start as u64..first + mapped.end as u64);
+        self.cpu.count(counter);
+        self.cpu.count(if window.pages.end - window.pages.start > 1 {
+            Counter::PrefaultHit
+        } else {
+            Counter::PrefaultMiss
+        });
+        Ok(Some(done))
+    }
+
+    /// The pages to map, once the stream's pages of before have been looked at.
+    fn window(
+        self,
+        streams: &mut Streams,
+        max_order: u8,
+        kind: Kind,
+        table: &[AtomicU64; ENTRIES],
+        first: u64,
+    ) -> Window {
+        let area = self.vma.area.range;
+        let end = first + ENTRIES as u64;
+        let miss = Miss {
+            space: self.space.id(),
+            page: self.page >> PAGE_SHIFT,
+            kind,
+            reach: first.max(area.start >> PAGE_SHIFT)..end.min(area.end >> PAGE_SHIFT),
+        };
+        let look = |page: u64| seen_as(kind, node::load(&table[(page - first) as usize]));
+        let window = streams.predict(&miss, max_order, look);
+        debug_assert!(window.pages.contains(&miss.page), "{window:?} misses {miss:?}");
+        debug_assert!(miss.reach.start <= window.pages.start && window.pages.end <= miss.reach.end);
+        if let Some(audit) = streams.to_audit(&window).filter(|it| it.space == self.space.id()) {
+            let (used, unused) = self.count_used(&audit);
+            streams.audited(&audit, used, unused);
+            let counts = &self.cpu.state().counts;
+            counts.add(Counter::PrefaultUsed, used.into());
+            counts.add(Counter::PrefaultUnused, unused.into());
+        }
+        window
+    }
+
+    /// Of the pages of an audit that are still there, how many were accessed, and how many were not.
+    fn count_used(self, audit: &Audit) -> (u32, u32) {
+        let start = audit.pages.start << PAGE_SHIFT;
+        // SAFETY: the attempt runs in a grace section, which outlives this.
+        let reached = unsafe { descend(self.cpu.vm().machine(), self.space.root(), start) };
+        let Reached::Last(table) = reached else {
+            return (0, 0);
+        };
+        let at = node::index(start, LAST);
+        let len = (audit.pages.end - audit.pages.start) as usize;
+        let (mut used, mut unused) = (0, 0);
+        for slot in table[at..].iter().take(len) {
+            let seen = node::load(slot);
+            if seen.is_mapped() {
+                let count = if seen.is_accessed() { &mut used } else { &mut unused };
+                *count += 1;
+            }
+        }
+        (used, unused)
+    }
+
+    /// Fills what can be filled of a run; the range of places that it mapped. A run in which place `asked`
+    /// lies is filled with it or not at all, which is `None`.
+    fn fill(
+        self,
+        mut run: Run<'_>,
+        asked: usize,
+        prepared: &mut Prepared,
+        root: u64,
+    ) -> Result<Option<Range<usize>>, Abort> {
+        let (cpu, write) = (self.cpu, self.access == Access::Write);
+        let fits = |seen: Entry| {
+            seen.is_none() || write && seen.is_present() && !seen.is_locked() && seen.is_special()
+        };
+        let fits_at = |at: usize| fits(node::load(&run.table[at]));
+        let asks = run.places.contains(&asked);
+        let mut stock = Stock::new();
+        if write {
+            if asks {
+                stock.push(prepared.zeroed(cpu).ok_or(Abort::NoMemory)?);
+            }
+            let mut wanted = run.places.clone().filter(|at| fits_at(*at) || *at == asked).count();
+            stock.fill(wanted, cpu);
+            // With fewer frames, those farthest from the page are left out.
+            while wanted > stock.len {
+                let Range { start, end } = run.places;
+                let left = if end - 1 >= asked && (end - 1 - asked) >= asked.saturating_sub(start) {
+                    run.places.end -= 1;
+                    end - 1
+                } else {
+                    run.places.start += 1;
+                    start
+                };
+                wanted -= usize::from(fits_at(left));
+            }
+        }
+        let start = run.places.start;
+        let slots = &run.table[run.places.clone()];
+        let held = protocol::take_run(slots, |_, seen| fits(seen), cpu);
+        let stands = self.ticket.stands();
+        if !stands || asks && !held.holds(asked - start) {
+            held.revert();
+            if asks && write {
+                stock.pop().into_iter().for_each(|frame| prepared.keep_zeroed(frame));
+            }
+            stock.put_back(cpu);
+            return if stands {
+                Ok(None)
+            } else {
+                Err(overtaken(cpu, self.space, self.page, &run.table[asked]))
+            };
+        }
+        let addr = |place: usize| (run.first + place as u64) << PAGE_SHIFT;
+        if let Some(zeros) = held.present()
+            && !lost(Mutant::ZeroPageFlush)
+        {
+            // Nobody may read zeros there once somebody may have stored.
+            let range = VirtRange::new(addr(start + zeros.start), addr(start + zeros.end));
+            shoot(cpu, self.space, range);
+        }
+        let (mut count, mut low, mut high) = (0, usize::MAX, 0);
+        held.commit(|at| {
+            let place = start + at;
+            let entry = if write {
+                // There is one for each: nothing more was taken than was counted.
+                let Some(frame) = stock.pop() else { return Entry::NONE };
+                let entry = self.leaf(frame.number()).writable_dirty();
+                cpu.vm().frames.publish(
+                    frame,
+                    Use::Anon,
+                    root,
+                    self.vma.area.index_of(addr(place)),
+                );
+                entry
+            } else {
+                self.leaf(cpu.vm().zero).special()
+            };
+            (count, low, high) = (count + 1, low.min(place), place + 1);
+            if place == asked { entry } else { entry.unused() }
+        });
+        stock.put_back(cpu);
+        if write {
+            cpu.add_resident(self.space, count);
+        }
+        cpu.state().counts.add(Counter::PrefaultPage, count as u64 - u64::from(asks));
+        Ok(Some(low.min(high)..high))
+    }
+}
+
+/// What an entry tells a stream of `kind`.
+fn seen_as(kind: Kind, entry: Entry) -> Seen {
+    if entry.is_none() || kind != Kind::Read && entry.is_present() && entry.is_special() {
+        Seen::Empty
+    } else if entry.is_mapped() && !entry.is_accessed() {
+        Seen::Unused
+    } else {
+        Seen::Used
+    }
+}

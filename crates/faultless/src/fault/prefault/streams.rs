@@ -37,8 +37,6 @@ pub enum Seen {
 pub struct Miss {
     /// The address space.
     pub space: SpaceId,
-    /// Names the mapping: changes when one is made anew, not when it grows.
-    pub mapping: u64,
     /// The page's number (its address divided by the page size).
     pub page: u64,
     /// What is to be filled.
