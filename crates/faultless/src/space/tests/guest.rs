@@ -2,7 +2,9 @@
 //! a TLB does, and fault.
 
 use crate::addr::PAGE_SIZE;
+use crate::fault::prefault::ThreadStreams;
 use crate::fault::{Access, FaultError};
+use crate::knob::Setting;
 use crate::machine::{CpuId, Machine};
 use crate::space::Space;
 use crate::sync::atomic::Ordering;
@@ -13,8 +15,17 @@ use crate::vm::{Cpu, Vm};
 
 pub(crate) type TestVm = Vm<TestMachine>;
 
+std::thread_local! {
+    /// The test's thread is the program's.
+    static THREAD: ThreadStreams = const { ThreadStreams::new() };
+}
+
 pub(crate) fn vm(cpus: usize, frames: u32) -> TestVm {
-    Vm::new(TestMachine::new(cpus, frames)).unwrap()
+    THREAD.with(ThreadStreams::reset);
+    let vm = Vm::new(TestMachine::new(cpus, frames)).unwrap();
+    // Most tests say themselves which pages are there.
+    vm.set(Setting::PrefaultMaxOrder(0));
+    vm
 }
 
 pub(crate) fn cpu(vm: &TestVm, id: u16) -> Cpu<'_, TestMachine> {
@@ -48,7 +59,7 @@ fn reach(
             let bytes = cpu.vm().machine().frame_bytes(now.frame());
             return Ok(bytes.wrapping_add((addr % PAGE_SIZE) as usize).cast());
         }
-        space.fault(cpu, addr, access)?;
+        THREAD.with(|thread| space.fault_of(cpu, thread, addr, access))?;
     }
     panic!("faults at {addr:#x} make no progress: {:?}", space.entry_at(cpu, addr));
 }

@@ -6,4 +6,5 @@ mod guest;
 mod model;
 mod objects;
 mod orders;
+mod prefault;
 mod races;

@@ -43,6 +43,7 @@ enum Step {
     Resize { file: usize, pages: u64 },
     Remove { file: usize },
     FaultAround(u64),
+    Prefault(u8),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -83,6 +84,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (file(), 0..FILE_PAGES).prop_map(|(file, pages)| Step::Resize { file, pages }),
         1 => file().prop_map(|file| Step::Remove { file }),
         1 => (0..7u32).prop_map(|order| Step::FaultAround(1 << order)),
+        1 => (0..=9u8).prop_map(Step::Prefault),
     ]
 }
 
@@ -349,6 +351,7 @@ impl World<'_> {
                 Object::release(old, cpu);
             }
             Step::FaultAround(pages) => self.cpu.vm().set(Setting::FaultAroundPages(pages)),
+            Step::Prefault(order) => self.cpu.vm().set(Setting::PrefaultMaxOrder(order)),
             Step::Locking(at) => self.cpu.vm().set(Setting::Locking(Locking::ALL[at])),
         }
     }
