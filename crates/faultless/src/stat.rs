@@ -83,6 +83,8 @@ counters! {
     PrefaultMiss = "prefault_miss",
     /// Pages mapped before they were asked for.
     PrefaultPage = "prefault_page",
+    /// Of those, pages that were unmapped and had not been accessed until then.
+    PrefaultWasted = "prefault_wasted",
     /// Of those that a stream looked at again: pages that were used.
     PrefaultUsed = "prefault_used",
     /// Of those that a stream looked at again: pages that were not used by then.

@@ -44,7 +44,7 @@ pub(super) extern "C" fn page_fault(frame: &mut TrapFrame) {
         && frame.error & RESERVED == 0
         && let Some(space) = running(here)
     {
-        if let Err(refusal) = space.fault(here.cpu(), addr, access) {
+        if let Err(refusal) = task::serve_fault(space, addr, access) {
             refused(frame, addr, access, refusal);
         } else {
             task::fault_served();
@@ -70,7 +70,7 @@ fn of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
         && let Some(fixup) = user::fixup(frame.rip)
     {
         // User memory is open now, and is closed again when the instruction goes on.
-        match running(here).map(|space| space.fault(here.cpu(), addr, access)) {
+        match running(here).map(|space| task::serve_fault(space, addr, access)) {
             Some(Ok(_)) => return,
             Some(Err(FaultError::OutOfMemory)) => task::met_end_of_memory(),
             Some(Err(_)) | None => {}

@@ -105,7 +105,10 @@ fn empty() -> Result<Box<Space<Bare>>> {
 
 #[inline(never)]
 fn copy(space: &Space<Bare>) -> Result<Box<Space<Bare>>> {
-    Ok(Box::new(space.fork(percpu::cpu())?))
+    let child = Box::new(space.fork(percpu::cpu())?);
+    // Every page is shared from now on: what comes is copies.
+    crate::task::current().streams.reset();
+    Ok(child)
 }
 
 impl Drop for Memory {

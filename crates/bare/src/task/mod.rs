@@ -24,10 +24,11 @@ pub use process::Process;
 pub use thread::{Current, Thread, current, try_current};
 
 use crate::arch::{TrapFrame, report, user};
+use crate::machine::Bare;
 use crate::percpu;
 use crate::signal;
 use core::sync::atomic::Ordering;
-use faultless::{Access, FaultError};
+use faultless::{Access, FaultError, FaultKind, Space};
 use linux_raw_sys::general as nr;
 use process::ExitStatus;
 
@@ -50,6 +51,23 @@ pub fn attention(frame: &mut TrapFrame) {
     }
     scheduler::give_way();
     signal::deliver(frame);
+}
+
+/// Serves a page fault in `space`, which this CPU runs, of the running thread or of the kernel on its behalf.
+///
+/// # Errors
+/// What the program is to be told.
+#[inline]
+pub fn serve_fault(
+    space: &Space<Bare>,
+    addr: u64,
+    access: Access,
+) -> Result<FaultKind, FaultError> {
+    let cpu = percpu::cpu();
+    match try_current() {
+        Some(thread) => space.fault_of(cpu, &thread.streams, addr, access),
+        None => space.fault(cpu, addr, access),
+    }
 }
 
 /// A page fault of the running program that was served.

@@ -16,7 +16,7 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
-use faultless::CpuId;
+use faultless::{CpuId, ThreadStreams};
 
 /// The registers that belong to the thread rather than to the kernel, while it does not run.
 pub struct Registers {
@@ -50,6 +50,8 @@ pub struct Thread {
     pub switches: [AtomicU64; 2],
     /// Page faults of its own that were served.
     pub faults: AtomicU64,
+    /// What they let expect; the thread's own.
+    pub streams: ThreadStreams,
     /// What futexes know of it.
     pub(super) futex: super::futex::Waiting,
     pub(super) state: AtomicU8,
@@ -108,6 +110,7 @@ impl Thread {
             cpu_time: CpuTime::default(),
             switches: [AtomicU64::new(0), AtomicU64::new(0)],
             faults: AtomicU64::new(0),
+            streams: ThreadStreams::new(),
             futex: super::futex::Waiting::default(),
             state: AtomicU8::new(super::scheduler::RUNNABLE),
             on_cpu: AtomicBool::new(false),

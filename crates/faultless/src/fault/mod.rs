@@ -510,8 +510,9 @@ fn serve_at_length<M: Machine>(
         let zeros = seen.is_present() && seen.is_special() && !seen.is_locked();
         let done = if let Some(ahead) = ahead
             && (seen.is_none() || zeros && access == Access::Write)
+            && let Some(mut streams) = ahead.streams()
         {
-            attempt.serve_ahead(ahead, prepared, table, seen)?
+            attempt.serve_ahead(&mut streams, ahead.max_order, prepared, table, seen)?
         } else if seen.is_none() {
             match (&vma.area.object, access) {
                 (None, Access::Write) => {

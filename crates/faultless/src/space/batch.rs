@@ -98,7 +98,7 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
             self.pay();
         }
         let room = &gather[self.frames..];
-        let (mut taken, mut first, mut behind) = (0, usize::MAX, 0);
+        let (mut taken, mut first, mut behind, mut wasted) = (0, usize::MAX, 0, 0);
         for (at, slot) in slots.iter().enumerate() {
             let old = take(slot);
             if !old.is_mapped() {
@@ -108,6 +108,7 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
                 first = first.min(at);
                 behind = at + 1;
             }
+            wasted += u64::from(old.is_wasted());
             if !old.is_special() {
                 room[taken].set(old.frame().0);
                 taken += 1;
@@ -116,6 +117,9 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         if behind != 0 {
             let addr = |at: usize| start + at as u64 * PAGE_SIZE;
             self.flush(VirtRange::new(addr(first), addr(behind)));
+        }
+        if wasted != 0 {
+            self.cpu.state().counts.add(Counter::PrefaultWasted, wasted);
         }
         self.frames += taken;
         taken

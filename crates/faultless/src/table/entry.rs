@@ -186,6 +186,14 @@ impl Entry {
         self.0 & DIRTY != 0
     }
 
+    /// Whether it maps a page that was mapped ahead of a store, and that nobody ever accessed. (Such an entry
+    /// is installed dirty and [not accessed](Self::unused); hardware sets the accessed bit before or with the
+    /// dirty one.)
+    #[inline]
+    pub const fn is_wasted(self) -> bool {
+        self.0 & (PRESENT | ACCESSED | DIRTY) == PRESENT | DIRTY
+    }
+
     /// Whether an access went through it since it was installed or cleaned.
     #[inline]
     pub const fn is_accessed(self) -> bool {

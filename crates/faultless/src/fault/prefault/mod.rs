@@ -39,7 +39,7 @@ use crate::table::node::{self, ENTRIES, LAST};
 use crate::table::protocol::{self, RUN};
 use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
-use core::cell::RefCell;
+use core::cell::{RefCell, RefMut};
 use core::ops::Range;
 
 /// What one thread's faults so far let expect. A new thread starts with a new one.
@@ -54,7 +54,7 @@ impl ThreadStreams {
 
     /// Forgets everything: for a thread that has forked, or starts another program.
     pub fn reset(&self) {
-        self.0.borrow_mut().reset();
+        self.0.replace(Streams::new());
     }
 }
 
@@ -62,12 +62,17 @@ impl ThreadStreams {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ahead<'t> {
     thread: &'t ThreadStreams,
-    max_order: u8,
+    pub(super) max_order: u8,
 }
 
 impl<'t> Ahead<'t> {
     pub(super) const fn new(thread: &'t ThreadStreams, max_order: u8) -> Self {
         Self { thread, max_order }
+    }
+
+    /// The thread's streams; none to a fault inside a fault, which expects nothing.
+    pub(super) fn streams(&self) -> Option<RefMut<'t, Streams>> {
+        self.thread.0.try_borrow_mut().ok()
     }
 }
 
@@ -121,7 +126,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
     /// maps what is expected next with it. `None`: the entry changed first.
     pub(super) fn serve_ahead(
         self,
-        ahead: Ahead<'_>,
+        streams: &mut Streams,
+        max_order: u8,
         prepared: &mut Prepared,
         table: &[AtomicU64; ENTRIES],
         seen: Entry,
@@ -134,8 +140,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let root = if kind == Kind::Read { 0 } else { self.root()? };
         let asked = node::index(self.page, LAST);
         let first = (self.page >> PAGE_SHIFT) - asked as u64;
-        let streams = &mut *ahead.thread.0.borrow_mut();
-        let window = self.window(streams, ahead.max_order, kind, table, first);
+        let window = self.window(streams, max_order, kind, table, first);
         let (low, high) =
             ((window.pages.start - first) as usize, (window.pages.end - first) as usize);
         let run = |start: usize| Run { table, first, places: start..high.min(start + RUN) };
@@ -241,7 +246,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             // With fewer frames, those farthest from the page are left out.
             while wanted > stock.len {
                 let Range { start, end } = run.places;
-                let left = if end - 1 >= asked && (end - 1 - asked) >= asked.saturating_sub(start) {
+                let left = if end > asked && end - 1 - asked >= asked.saturating_sub(start) {
                     run.places.end -= 1;
                     end - 1
                 } else {
