@@ -185,7 +185,7 @@ fn runs_against_unmap<const RUNS: u32>(bound: Option<usize>) {
                 let slots = Arc::clone(&slots);
                 thread::spawn(move || {
                     let leaf = Entry::leaf(FrameNumber(frame));
-                    let held = protocol::take_run(&slots[..], |_, seen| seen.is_none(), &Fair);
+                    let held = protocol::take_run(&slots[..], Entry::NONE, |_| true, &Fair);
                     let count = (0..2).filter(|&at| held.holds(at)).count();
                     held.commit(|_| leaf);
                     count

@@ -36,8 +36,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
             if self.access == Access::Write { (0, 0) } else { self.around(here, there) };
         let run = &table[here - below..=here + above];
         let names = &pages[there - below..=there + above];
-        let wanted = |at: usize, seen: Entry| seen.is_none() && node::load(&names[at]).is_present();
-        let held = protocol::take_run(run, wanted, self.cpu);
+        let wanted = |at: usize| node::load(&names[at]).is_present();
+        let held = protocol::take_run(run, Entry::NONE, wanted, self.cpu);
         if !held.holds(below) {
             held.revert();
             return self.outrun();

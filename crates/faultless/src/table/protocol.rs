@@ -100,30 +100,37 @@ pub const RUN: usize = 64;
 pub struct TakenRun<'a> {
     slots: &'a [AtomicU64],
     held: u64,
-    before: [Entry; RUN],
+    /// Of those held, the places that were `page`, and those of them that had been accessed.
+    present: u64,
+    accessed: u64,
+    page: Entry,
     /// One for all.
     mark: Mark<'a>,
 }
 
-/// Takes those of `slots`, at most [`RUN`], that are `wanted` (by their place and value; one that is locked
-/// is not) and that nobody changes first, for the CPU that waits as `by` does. Waits for none.
-#[inline]
+/// Takes those of `slots`, at most [`RUN`], that are `wanted` (by their place), that are empty or map what
+/// `page` does, accessed or not ([`Entry::NONE`] for empty ones alone), and that nobody changes first, for
+/// the CPU that waits as `by` does. Waits for none.
+#[inline(always)]
 pub fn take_run<'a>(
     slots: &'a [AtomicU64],
-    wanted: impl Fn(usize, Entry) -> bool,
+    page: Entry,
+    wanted: impl Fn(usize) -> bool,
     by: &'a impl Wait,
 ) -> TakenRun<'a> {
     debug_assert!(slots.len() <= RUN, "more entries than a run holds");
-    let (mut held, mut before) = (0, [Entry::NONE; RUN]);
-    for ((at, slot), before) in slots.iter().enumerate().zip(&mut before) {
-        let seen = Entry(slot.load(Ordering::Acquire));
-        if wanted(at, seen) && !seen.is_locked() && swap(slot, seen, Entry::BUSY).is_ok() {
+    let (mut held, mut present, mut accessed) = (0, 0, 0);
+    for (at, slot) in slots.iter().enumerate() {
+        let seen = Entry(slot.load(Ordering::Relaxed));
+        let fits = seen.is_none() || seen.unused() == page.unused();
+        if fits && wanted(at) && swap(slot, seen, Entry::BUSY).is_ok() {
             held |= 1 << at;
-            *before = seen;
+            present |= u64::from(seen.is_present()) << at;
+            accessed |= u64::from(seen.is_accessed()) << at;
         }
     }
     let mark = if held != 0 { order::hold::<BusyEntry>(by) } else { Mark::none() };
-    TakenRun { slots, held, before, mark }
+    TakenRun { slots, held, present, accessed, page, mark }
 }
 
 impl TakenRun<'_> {
@@ -135,28 +142,33 @@ impl TakenRun<'_> {
 
     /// The places of the entries taken that were present, from the first to behind the last.
     #[inline]
-    pub fn present(&self) -> Option<Range<usize>> {
-        let there = |at: &usize| self.before[*at].is_present();
-        let first = (0..self.slots.len()).find(there)?;
-        let last = (first..self.slots.len()).rfind(there)?;
-        Some(first..last + 1)
+    pub const fn present(&self) -> Option<Range<usize>> {
+        if self.present == 0 {
+            return None;
+        }
+        let behind = u64::BITS - self.present.leading_zeros();
+        Some(self.present.trailing_zeros() as usize..behind as usize)
     }
 
     /// Installs in each entry what `entry` says for its place, and lets go.
     #[inline]
     pub fn commit(self, mut entry: impl FnMut(usize) -> Entry) {
-        let Self { slots, mut held, before, mark: _mark } = self;
+        let Self { slots, mut held, mark: _mark, .. } = self;
         while held != 0 {
             let at = held.trailing_zeros() as usize;
             held &= held - 1;
-            Taken { slot: &slots[at], before: before[at], mark: Mark::none() }.commit(entry(at));
+            Taken { slot: &slots[at], before: Entry::NONE, mark: Mark::none() }.commit(entry(at));
         }
     }
 
     /// Leaves all entries as they were.
     pub fn revert(self) {
-        let before = self.before;
-        self.commit(|at| before[at]);
+        let Self { present, accessed, page, .. } = self;
+        self.commit(|at| match (present >> at & 1, accessed >> at & 1) {
+            (0, _) => Entry::NONE,
+            (_, 0) => page.unused(),
+            _ => page,
+        });
     }
 }
 
@@ -292,22 +304,22 @@ mod tests {
         let slots = [0, there, 0, Entry::BUSY.0, 0].map(AtomicU64::new);
         let now = || slots.each_ref().map(|slot| slot.load(Ordering::Relaxed));
         let before = now();
-        let empty = |seen: Entry| seen.is_none();
-        let held = take_run(&slots, |at, seen| at != 2 && empty(seen), &Spin);
+        let held = take_run(&slots, Entry::NONE, |at| at != 2, &Spin);
         assert_eq!([0, 1, 2, 3, 4].map(|at| held.holds(at)), [true, false, false, false, true]);
         let busy = Entry::BUSY.0;
         assert_eq!(now(), [busy, there, 0, busy, busy]);
         held.revert();
         assert_eq!(now(), before);
         let leaf = Entry::leaf(FrameNumber(7));
-        take_run(&slots, |_, seen| empty(seen), &Spin)
+        take_run(&slots, Entry::NONE, |_| true, &Spin)
             .commit(|at| if at == 0 { leaf } else { Entry::NONE });
         assert_eq!(now(), [leaf.0, there, 0, busy, 0]);
         // What maps a page may be taken, too, and is put back.
+        slots[2].store(leaf.unused().0, Ordering::Relaxed);
         let before = now();
-        let held = take_run(&slots, |_, _| true, &Spin);
-        assert_eq!([0, 1, 2, 3, 4].map(|at| held.holds(at)), [true, true, true, false, true]);
-        assert_eq!((now(), held.present()), ([busy; 5], Some(0..2)));
+        let held = take_run(&slots, leaf, |_| true, &Spin);
+        assert_eq!([0, 1, 2, 3, 4].map(|at| held.holds(at)), [true, false, true, false, true]);
+        assert_eq!((now(), held.present()), ([busy, there, busy, busy, busy], Some(0..3)));
         held.revert();
         assert_eq!(now(), before);
     }

@@ -124,6 +124,7 @@ struct Run<'t> {
 impl<M: Machine> Attempt<'_, '_, M> {
     /// Serves the fault on the page's entry in `table`, which was `seen`, one that a first touch fills, and
     /// maps what is expected next with it. `None`: the entry changed first.
+    #[inline(never)]
     pub(super) fn serve_ahead(
         self,
         streams: &mut Streams,
@@ -223,6 +224,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
 
     /// Fills what can be filled of a run; the range of places that it mapped. A run in which place `asked`
     /// lies is filled with it or not at all, which is `None`.
+    #[inline(never)]
     fn fill(
         self,
         mut run: Run<'_>,
@@ -231,10 +233,12 @@ impl<M: Machine> Attempt<'_, '_, M> {
         root: u64,
     ) -> Result<Option<Range<usize>>, Abort> {
         let (cpu, write) = (self.cpu, self.access == Access::Write);
-        let fits = |seen: Entry| {
-            seen.is_none() || write && seen.is_present() && !seen.is_locked() && seen.is_special()
+        let zeros = self.leaf(cpu.vm().zero).special();
+        let page = if write { zeros } else { Entry::NONE };
+        let fits_at = |at: usize| {
+            let seen = node::load(&run.table[at]);
+            seen.is_none() || seen.unused() == page.unused()
         };
-        let fits_at = |at: usize| fits(node::load(&run.table[at]));
         let asks = run.places.contains(&asked);
         let mut stock = Stock::new();
         if write {
@@ -258,7 +262,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         }
         let start = run.places.start;
         let slots = &run.table[run.places.clone()];
-        let held = protocol::take_run(slots, |_, seen| fits(seen), cpu);
+        let held = protocol::take_run(slots, page, |_| true, cpu);
         let stands = self.ticket.stands();
         if !stands || asks && !held.holds(asked - start) {
             held.revert();
@@ -295,7 +299,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
                 );
                 entry
             } else {
-                self.leaf(cpu.vm().zero).special()
+                zeros
             };
             (count, low, high) = (count + 1, low.min(place), place + 1);
             if place == asked { entry } else { entry.unused() }
