@@ -36,7 +36,7 @@ use crate::table::node::{ENTRIES, LAST};
 use crate::table::walk::{Reached, descend};
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
-use prefault::{Ahead, ThreadStreams};
+use prefault::ThreadStreams;
 use prepared::Prepared;
 use ticket::{Abort, Ticket};
 
@@ -69,8 +69,8 @@ impl Access {
 struct Asked<'a> {
     page: u64,
     access: Access,
-    /// What may be expected of the thread; none where nothing is to be mapped ahead.
-    ahead: Option<Ahead<'a>>,
+    /// The thread whose faults are expected; none where nothing is to be mapped ahead.
+    ahead: Option<&'a ThreadStreams>,
 }
 
 /// How a fault was served.
@@ -113,7 +113,7 @@ pub(crate) struct Attempt<'a, 'v, M: Machine> {
     ticket: Ticket<'a>,
     page: u64,
     access: Access,
-    ahead: Option<Ahead<'a>>,
+    ahead: Option<&'a ThreadStreams>,
 }
 
 impl<M: Machine> Clone for Attempt<'_, '_, M> {
@@ -132,6 +132,7 @@ impl<M: Machine> Space<M> {
     ///
     /// # Errors
     /// What the program is to be told; see [`FaultError`].
+    #[inline]
     pub fn fault(
         &self,
         cpu: &Cpu<'_, M>,
@@ -149,6 +150,7 @@ impl<M: Machine> Space<M> {
     ///
     /// # Errors
     /// What the program is to be told; see [`FaultError`].
+    #[inline]
     pub fn fault_of(
         &self,
         cpu: &Cpu<'_, M>,
@@ -156,11 +158,7 @@ impl<M: Machine> Space<M> {
         addr: u64,
         access: Access,
     ) -> Result<FaultKind, FaultError> {
-        let max_order = cpu.vm().knobs.prefault_max_order();
-        if max_order == 0 {
-            return self.fault(cpu, addr, access);
-        }
-        let ahead = Some(Ahead::new(thread, max_order));
+        let ahead = (cpu.vm().knobs.prefault_max_order() != 0).then_some(thread);
         self.answer(cpu, Asked { page: page_down(addr), access, ahead })
     }
 
@@ -168,17 +166,34 @@ impl<M: Machine> Space<M> {
     fn answer(&self, cpu: &Cpu<'_, M>, asked: Asked<'_>) -> Result<FaultKind, FaultError> {
         cpu.count(Counter::Faults);
         let mut prepared = Prepared::Nothing;
-        let served = match self.locking(cpu) {
+        let locking = self.locking(cpu);
+        let served = match locking {
             Locking::Speculative => self.speculate(cpu, asked, &mut prepared),
-            Locking::PerVma => self.under_vma_lock(cpu, asked, &mut prepared),
-            Locking::MmapLock => None,
+            Locking::PerVma | Locking::MmapLock => None,
         };
         let served = match served {
             Some(kind) => Ok(kind),
-            None => self.under_space_lock(cpu, asked, &mut prepared),
+            None => self.under_locks(cpu, asked, locking, &mut prepared),
         };
         prepared.finish(cpu);
         served
+    }
+
+    /// The fault as it goes where speculation is off or was given up.
+    #[inline(never)]
+    fn under_locks(
+        &self,
+        cpu: &Cpu<'_, M>,
+        asked: Asked<'_>,
+        locking: Locking,
+        prepared: &mut Prepared,
+    ) -> Result<FaultKind, FaultError> {
+        if locking == Locking::PerVma
+            && let Some(kind) = self.under_vma_lock(cpu, asked, prepared)
+        {
+            return Ok(kind);
+        }
+        self.under_space_lock(cpu, asked, prepared)
     }
 
     /// The fault without a lock. `None`: it was given up.
@@ -437,7 +452,7 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
             }
         }
         let Self { cpu, space, vma, ticket, page, access, ahead } = self;
-        serve_at_length(cpu, space, vma, ticket, Asked { page, access, ahead }, prepared)
+        serve_at_length(cpu, space, vma, ticket, page, access, ahead, prepared)
     }
 
     /// The last-level table of the page, below tables that are there or are put there now.
@@ -491,12 +506,15 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
 /// registers on the way that most faults go.
 #[cold]
 #[inline(never)]
+#[expect(clippy::too_many_arguments, reason = "they are an attempt's parts")]
 fn serve_at_length<M: Machine>(
     cpu: &Cpu<'_, M>,
     space: &Space<M>,
     vma: &Vma,
     ticket: Ticket<'_>,
-    Asked { page, access, ahead }: Asked<'_>,
+    page: u64,
+    access: Access,
+    ahead: Option<&ThreadStreams>,
     prepared: &mut Prepared,
 ) -> Result<FaultKind, Abort> {
     let attempt = Attempt { cpu, space, vma, ticket, page, access, ahead };
@@ -510,9 +528,9 @@ fn serve_at_length<M: Machine>(
         let zeros = seen.is_present() && seen.is_special() && !seen.is_locked();
         let done = if let Some(ahead) = ahead
             && (seen.is_none() || zeros && access == Access::Write)
-            && let Some(mut streams) = ahead.streams()
+            && let Some(mut streams) = ahead.of_fault()
         {
-            attempt.serve_ahead(&mut streams, ahead.max_order, prepared, table, seen)?
+            attempt.serve_ahead(&mut streams, prepared, table, seen)?
         } else if seen.is_none() {
             match (&vma.area.object, access) {
                 (None, Access::Write) => {

@@ -125,8 +125,10 @@ pub fn take_run<'a>(
         let fits = seen.is_none() || seen.unused() == page.unused();
         if fits && wanted(at) && swap(slot, seen, Entry::BUSY).is_ok() {
             held |= 1 << at;
-            present |= u64::from(seen.is_present()) << at;
-            accessed |= u64::from(seen.is_accessed()) << at;
+            if !page.is_none() {
+                present |= u64::from(seen.is_present()) << at;
+                accessed |= u64::from(seen.is_accessed()) << at;
+            }
         }
     }
     let mark = if held != 0 { order::hold::<BusyEntry>(by) } else { Mark::none() };

@@ -56,23 +56,10 @@ impl ThreadStreams {
     pub fn reset(&self) {
         self.0.replace(Streams::new());
     }
-}
 
-/// What a fault may rely on when it maps ahead.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ahead<'t> {
-    thread: &'t ThreadStreams,
-    pub(super) max_order: u8,
-}
-
-impl<'t> Ahead<'t> {
-    pub(super) const fn new(thread: &'t ThreadStreams, max_order: u8) -> Self {
-        Self { thread, max_order }
-    }
-
-    /// The thread's streams; none to a fault inside a fault, which expects nothing.
-    pub(super) fn streams(&self) -> Option<RefMut<'t, Streams>> {
-        self.thread.0.try_borrow_mut().ok()
+    /// The streams, for one fault; none to a fault inside a fault, which expects nothing.
+    pub(super) fn of_fault(&self) -> Option<RefMut<'_, Streams>> {
+        self.0.try_borrow_mut().ok()
     }
 }
 
@@ -128,7 +115,6 @@ impl<M: Machine> Attempt<'_, '_, M> {
     pub(super) fn serve_ahead(
         self,
         streams: &mut Streams,
-        max_order: u8,
         prepared: &mut Prepared,
         table: &[AtomicU64; ENTRIES],
         seen: Entry,
@@ -141,7 +127,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let root = if kind == Kind::Read { 0 } else { self.root()? };
         let asked = node::index(self.page, LAST);
         let first = (self.page >> PAGE_SHIFT) - asked as u64;
-        let window = self.window(streams, max_order, kind, table, first);
+        let window = self.window(streams, kind, table, first);
         let (low, high) =
             ((window.pages.start - first) as usize, (window.pages.end - first) as usize);
         let run = |start: usize| Run { table, first, places: start..high.min(start + RUN) };
@@ -174,7 +160,6 @@ impl<M: Machine> Attempt<'_, '_, M> {
     fn window(
         self,
         streams: &mut Streams,
-        max_order: u8,
         kind: Kind,
         table: &[AtomicU64; ENTRIES],
         first: u64,
@@ -188,7 +173,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             reach: first.max(area.start >> PAGE_SHIFT)..end.min(area.end >> PAGE_SHIFT),
         };
         let look = |page: u64| seen_as(kind, node::load(&table[(page - first) as usize]));
-        let window = streams.predict(&miss, max_order, look);
+        let window = streams.predict(&miss, self.cpu.vm().knobs.prefault_max_order(), look);
         debug_assert!(window.pages.contains(&miss.page), "{window:?} misses {miss:?}");
         debug_assert!(miss.reach.start <= window.pages.start && window.pages.end <= miss.reach.end);
         if let Some(audit) = streams.to_audit(&window).filter(|it| it.space == self.space.id()) {
