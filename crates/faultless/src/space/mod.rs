@@ -147,11 +147,14 @@ impl<M: Machine> Space<M> {
         self.root
     }
 
-    /// Starts to run the space on this CPU, which runs no other: from now on the CPU may use its
-    /// tables, and must answer flush requests.
+    /// Starts to run the space on this CPU, which runs no other, unless that has ended meanwhile: from
+    /// now on the CPU may use its tables, and must answer flush requests.
     pub fn activate(&self, cpu: &Cpu<'_, M>) {
         self.running.fetch_add(1, Ordering::Relaxed);
-        cpu.state().resident.space.store(self.id.0, Ordering::Relaxed);
+        let resident = &cpu.state().resident;
+        resident.space.store(self.id.0, Ordering::Relaxed);
+        // What was counted for a space that ended under this CPU is nobody's.
+        resident.pages.store(0, Ordering::Relaxed);
         self.cpus.insert(cpu.id());
     }
 
