@@ -220,10 +220,9 @@ fn audit_space<M: Machine>(
             }
             let meta = cpu.vm().frames.meta(entry.frame());
             let kind = meta.kind();
-            if kind == Kind::Used(Use::Anon)
-                && (vma.root.id() == 0 || meta.root.load(Ordering::Relaxed) == 0)
-            {
-                return wrong("an anonymous page that the reverse map does not know");
+            let root = meta.root.load(Ordering::Relaxed);
+            if kind == Kind::Used(Use::Anon) && !vma.root.keeps(root) {
+                return wrong("an anonymous page that names a root which its VMA does not keep");
             }
             if kind != Kind::Used(if area.is_private() { Use::Anon } else { Use::Shared }) {
                 if kind != Kind::Used(Use::Shared) || area.object.is_none() {
