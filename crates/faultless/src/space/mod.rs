@@ -206,10 +206,7 @@ impl<M: Machine> Space<M> {
         loop {
             let locking = self.locking(cpu);
             let guard = if locking == Locking::Speculative {
-                cpu.count(Counter::RangeLockFault);
-                let ranges = [page, VirtRange::new(0, 0)];
-                let guard = self.ranges.acquire(&cpu.vm().claims, cpu.local(), ranges, cpu);
-                Guard::Range { _guard: guard }
+                self.claim_page(cpu, page)
             } else {
                 cpu.count(Counter::MmapLockRead);
                 Guard::Reading { _guard: self.mmap_lock.read(cpu) }
@@ -218,6 +215,15 @@ impl<M: Machine> Space<M> {
                 return guard;
             }
         }
+    }
+
+    /// Out of line: faults of the baselines lock too, and have no use for it.
+    #[inline(never)]
+    fn claim_page<'a>(&'a self, cpu: &'a Cpu<'_, M>, page: VirtRange) -> Guard<'a> {
+        cpu.count(Counter::RangeLockFault);
+        let ranges = [page, VirtRange::new(0, 0)];
+        let guard = self.ranges.acquire(&cpu.vm().claims, cpu.local(), ranges, cpu);
+        Guard::Range { _guard: guard }
     }
 
     /// Claims `ranges` in the range lock; runs `leave` before it waits, if it must.
