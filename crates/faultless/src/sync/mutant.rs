@@ -67,6 +67,9 @@ pub enum Mutant {
     ProtectFlush,
     /// A fork flushes what it made read-only.
     ForkFlush,
+    /// What is marked as clean is flushed. A store through an old translation leaves it marked so, and who
+    /// reclaims it loses the store.
+    FreeFlush,
     /// An unlinked table waits for a grace period. A walk that is in it installs in a frame that is
     /// another's.
     TableGrace,
