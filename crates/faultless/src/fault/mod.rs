@@ -25,7 +25,7 @@ use crate::addr::{USER_END, VirtRange, page_down};
 use crate::error::OutOfMemory;
 use crate::knob::{AnonVmaCheck, Locking};
 use crate::machine::{Invalidate, Machine};
-use crate::space::vma::{Prot, Vma, VmaFlags};
+use crate::space::vma::{Prot, Vma};
 use crate::space::{Guard, Space};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
@@ -166,14 +166,14 @@ impl<M: Machine> Space<M> {
     fn answer(&self, cpu: &Cpu<'_, M>, asked: Asked<'_>) -> Result<FaultKind, FaultError> {
         cpu.count(Counter::Faults);
         let mut prepared = Prepared::Nothing;
-        let locking = self.locking(cpu);
-        let served = match locking {
+        let served = match self.locking(cpu) {
             Locking::Speculative => self.speculate(cpu, asked, &mut prepared),
             Locking::PerVma | Locking::MmapLock => None,
         };
+        let Asked { page, access, ahead } = asked;
         let served = match served {
             Some(kind) => Ok(kind),
-            None => self.under_locks(cpu, asked, locking, &mut prepared),
+            None => self.under_locks(cpu, page, access, ahead, &mut prepared),
         };
         prepared.finish(cpu);
         served
@@ -184,11 +184,13 @@ impl<M: Machine> Space<M> {
     fn under_locks(
         &self,
         cpu: &Cpu<'_, M>,
-        asked: Asked<'_>,
-        locking: Locking,
+        page: u64,
+        access: Access,
+        ahead: Option<&ThreadStreams>,
         prepared: &mut Prepared,
     ) -> Result<FaultKind, FaultError> {
-        if locking == Locking::PerVma
+        let asked = Asked { page, access, ahead };
+        if self.locking(cpu) == Locking::PerVma
             && let Some(kind) = self.under_vma_lock(cpu, asked, prepared)
         {
             return Ok(kind);
@@ -516,17 +518,13 @@ fn serve_at_length<M: Machine>(
     prepared: &mut Prepared,
 ) -> Result<FaultKind, Abort> {
     let attempt = Attempt { cpu, space, vma, ticket, page, access, ahead };
-    // Where the program says that it goes to and fro, nothing is to be expected.
-    let random = vma.area.object.is_some() || vma.area.flags.contains(VmaFlags::RANDOM);
-    let ahead = ahead.filter(|_| !random);
     let table = attempt.table(prepared)?;
     let slot = &table[node::index(page, LAST)];
     loop {
         let seen = node::load(slot);
-        let zeros = seen.is_present() && seen.is_special() && !seen.is_locked();
-        let done = if let Some(ahead) = ahead
-            && (seen.is_none() || zeros && access == Access::Write)
-            && let Some(mut streams) = ahead.of_fault()
+        let done = if let Some(thread) = ahead
+            && prefault::goes_ahead(vma, access, seen)
+            && let Some(mut streams) = thread.of_fault()
         {
             attempt.serve_ahead(&mut streams, prepared, table, seen)?
         } else if seen.is_none() {

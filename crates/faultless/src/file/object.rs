@@ -254,7 +254,7 @@ impl Object {
     }
 
     /// One more reference to the page that `slot`, an entry of an object, names, if it names one.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn refer<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) -> Option<FrameNumber> {
         loop {
             let seen = node::load(slot);

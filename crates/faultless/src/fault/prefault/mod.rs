@@ -31,6 +31,7 @@ use crate::fault::ticket::Abort;
 use crate::frame::{Frame, Use, Zeroed};
 use crate::machine::Machine;
 use crate::space::batch::shoot;
+use crate::space::vma::{Vma, VmaFlags};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
@@ -61,6 +62,15 @@ impl ThreadStreams {
     pub(super) fn of_fault(&self) -> Option<RefMut<'_, Streams>> {
         self.0.try_borrow_mut().ok()
     }
+}
+
+/// Whether a fault on an entry that was `seen` may map more than its page: a first touch of private
+/// anonymous memory of which the program has not said that it goes to and fro in it.
+pub(super) fn goes_ahead(vma: &Vma, access: Access, seen: Entry) -> bool {
+    let zeros = seen.is_present() && seen.is_special() && !seen.is_locked();
+    vma.area.object.is_none()
+        && (seen.is_none() || zeros && access == Access::Write)
+        && !vma.area.flags.contains(VmaFlags::RANDOM)
 }
 
 /// Zeroed frames for a run.
