@@ -166,36 +166,19 @@ impl<M: Machine> Space<M> {
     fn answer(&self, cpu: &Cpu<'_, M>, asked: Asked<'_>) -> Result<FaultKind, FaultError> {
         cpu.count(Counter::Faults);
         let mut prepared = Prepared::Nothing;
+        // What seldom happens gets the parts, so that these need not lie together in memory.
+        let Asked { page, access, ahead } = asked;
         let served = match self.locking(cpu) {
             Locking::Speculative => self.speculate(cpu, asked, &mut prepared),
-            Locking::PerVma | Locking::MmapLock => None,
+            Locking::PerVma => self.under_vma_lock(cpu, page, access, ahead, &mut prepared),
+            Locking::MmapLock => None,
         };
-        let Asked { page, access, ahead } = asked;
         let served = match served {
             Some(kind) => Ok(kind),
-            None => self.under_locks(cpu, page, access, ahead, &mut prepared),
+            None => self.under_space_lock(cpu, page, access, ahead, &mut prepared),
         };
         prepared.finish(cpu);
         served
-    }
-
-    /// The fault as it goes where speculation is off or was given up.
-    #[inline(never)]
-    fn under_locks(
-        &self,
-        cpu: &Cpu<'_, M>,
-        page: u64,
-        access: Access,
-        ahead: Option<&ThreadStreams>,
-        prepared: &mut Prepared,
-    ) -> Result<FaultKind, FaultError> {
-        let asked = Asked { page, access, ahead };
-        if self.locking(cpu) == Locking::PerVma
-            && let Some(kind) = self.under_vma_lock(cpu, asked, prepared)
-        {
-            return Ok(kind);
-        }
-        self.under_space_lock(cpu, asked, prepared)
     }
 
     /// The fault without a lock. `None`: it was given up.
@@ -289,13 +272,15 @@ impl<M: Machine> Space<M> {
     }
 
     /// The fault as Linux 6.4 to 6.14 serve it first: under the lock of its VMA.
+    #[inline(never)]
     fn under_vma_lock(
         &self,
         cpu: &Cpu<'_, M>,
-        asked: Asked<'_>,
+        page: u64,
+        access: Access,
+        ahead: Option<&ThreadStreams>,
         prepared: &mut Prepared,
     ) -> Option<FaultKind> {
-        let Asked { page, access, ahead } = asked;
         let section = cpu.section();
         // A switch away from this policy waits for the sections that saw it in force.
         if self.locking_in_force() != Locking::PerVma {
@@ -333,13 +318,16 @@ impl<M: Machine> Space<M> {
 
     /// The fault under a lock that keeps writers out: it gives the final answer.
     #[cold]
+    #[inline(never)]
     fn under_space_lock(
         &self,
         cpu: &Cpu<'_, M>,
-        asked: Asked<'_>,
+        page: u64,
+        access: Access,
+        ahead: Option<&ThreadStreams>,
         prepared: &mut Prepared,
     ) -> Result<FaultKind, FaultError> {
-        let page = asked.page;
+        let asked = Asked { page, access, ahead };
         if page >= USER_END {
             cpu.count(Counter::Segv);
             return Err(FaultError::Segv { mapped: false });
