@@ -18,6 +18,8 @@ impl<M: Machine> Space<M> {
     ///
     /// # Errors
     /// [`OutOfMemory`]: it might grow, if the heap had room for what describes it.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn grow_stack(&self, cpu: &Cpu<'_, M>, page: u64) -> Result<bool, OutOfMemory> {
         if page < MMAP_MIN_ADDR {
             return Ok(false);
