@@ -92,7 +92,7 @@ impl fmt::Display for KnobError {
 impl core::error::Error for KnobError {}
 
 /// The knobs: name, values, meaning.
-pub const KNOBS: [(&str, &str, &str); 7] = [
+pub const KNOBS: [(&str, &str, &str); 9] = [
     ("locking", "mmap_lock | per_vma | speculative", "what keeps faults and writers apart"),
     ("speculative_page_fault", "0 | 1", "1: locking=speculative; 0: locking=per_vma"),
     ("anon_vma_check", "early | late", "when a fault asks for the reverse-map root"),
@@ -104,6 +104,8 @@ pub const KNOBS: [(&str, &str, &str); 7] = [
         "1 | 2 | 4 | 8 | 16 | 32 | 64",
         "pages of a file that a read fault maps at once, where they are there; 1: its own",
     ),
+    ("zeroed_pool", "frames", "zeroed frames that each memory node keeps ready; 0: none"),
+    ("zero_on_free", "0 | 1", "1: calls that free pages zero as many into the pools"),
 ];
 
 /// The knobs' present values.
@@ -117,6 +119,8 @@ pub struct Knobs {
     stack_limit: AtomicU64,
     /// log2 of the pages that a read of an object maps at once.
     fault_around: AtomicU8,
+    /// Whether calls that free pages zero as many.
+    zero_on_free: AtomicU8,
 }
 
 impl Default for Knobs {
@@ -127,6 +131,7 @@ impl Default for Knobs {
             max_map_count: AtomicU64::new(65530),
             stack_limit: AtomicU64::new(8 << 20),
             fault_around: AtomicU8::new(4),
+            zero_on_free: AtomicU8::new(0),
         }
     }
 }
@@ -146,6 +151,10 @@ pub enum Setting {
     StackLimit(u64),
     /// `fault_around_pages`: a power of two, 64 at most; other numbers are rounded down to one.
     FaultAroundPages(u64),
+    /// `zeroed_pool`
+    ZeroedPool(u64),
+    /// `zero_on_free`
+    ZeroOnFree(bool),
 }
 
 impl FromStr for Setting {
@@ -172,6 +181,9 @@ impl FromStr for Setting {
             ("fault_around_pages", "1" | "2" | "4" | "8" | "16" | "32" | "64") => {
                 Self::FaultAroundPages(number()?)
             }
+            ("zeroed_pool", _) => Self::ZeroedPool(number()?),
+            ("zero_on_free", "0") => Self::ZeroOnFree(false),
+            ("zero_on_free", "1") => Self::ZeroOnFree(true),
             _ => return Err(KnobError::Value(values)),
         })
     }
@@ -215,6 +227,12 @@ impl Knobs {
         1 << (self.fault_around.load(Ordering::Relaxed) & 7)
     }
 
+    /// Whether calls that free pages zero as many into the pools.
+    #[inline]
+    pub fn zero_on_free(&self) -> bool {
+        self.zero_on_free.load(Ordering::Relaxed) != 0
+    }
+
     /// Sets a knob that is kept here; `Vm::set` takes care of the others.
     pub(crate) fn set(&self, setting: Setting) {
         match setting {
@@ -228,7 +246,8 @@ impl Knobs {
                 let order = pages.clamp(1, 64).ilog2() as u8;
                 self.fault_around.store(order, Ordering::Release);
             }
-            Setting::FrameLimit(_) => {}
+            Setting::ZeroOnFree(on) => self.zero_on_free.store(on.into(), Ordering::Release),
+            Setting::FrameLimit(_) | Setting::ZeroedPool(_) => {}
         }
     }
 }
@@ -246,6 +265,9 @@ mod tests {
         assert_eq!("anon_vma_check=soon".parse::<Setting>(), Err(KnobError::Value("early | late")));
         assert_eq!("fault_around_pages=8".parse(), Ok(Setting::FaultAroundPages(8)));
         assert!(matches!("fault_around_pages=3".parse::<Setting>(), Err(KnobError::Value(_))));
+        assert_eq!("zeroed_pool=4096".parse(), Ok(Setting::ZeroedPool(4096)));
+        assert_eq!("zero_on_free=1".parse(), Ok(Setting::ZeroOnFree(true)));
+        assert_eq!("zero_on_free=2".parse::<Setting>(), Err(KnobError::Value("0 | 1")));
         assert_eq!("frame_limit=many".parse::<Setting>(), Err(KnobError::Value("frames")));
     }
 }

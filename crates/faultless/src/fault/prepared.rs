@@ -24,7 +24,7 @@ impl Prepared {
         match core::mem::take(self) {
             Self::Nothing => cpu.alloc_zeroed(),
             Self::Zeroed(frame) => Some(frame),
-            Self::Clean(frame) => Some(frame.zero(cpu.vm().machine())),
+            Self::Clean(frame) => Some(cpu.zero(frame)),
         }
     }
 
