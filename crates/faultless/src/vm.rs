@@ -3,7 +3,7 @@
 use crate::addr::FrameNumber;
 use crate::error::{Errno, OutOfMemory};
 use crate::file::Object;
-use crate::frame::zeroed::RUN;
+use crate::frame::zeroed::{RUN, Supply};
 use crate::frame::{Census, Clean, Frame, FrameMeta, Frames, Imbalance, Run, Use, Zeroed};
 use crate::knob::{Knobs, Setting};
 use crate::machine::{CpuId, Machine, SpaceId};
@@ -339,21 +339,14 @@ impl<'v, M: Machine> Cpu<'v, M> {
     /// Allocates a frame of zeros, or gives up without waiting.
     #[inline(always)]
     pub(crate) fn alloc_zeroed(&self) -> Option<Frame<Zeroed>> {
-        if self.vm.frames.zeroed_pool() != 0 {
-            return self.alloc_pooled();
-        }
-        self.alloc().map(|frame| self.zero(frame))
-    }
-
-    /// A frame that was zeroed before, or else is now.
-    #[inline(never)]
-    fn alloc_pooled(&self) -> Option<Frame<Zeroed>> {
-        if let Some(frame) = self.vm.frames.alloc_zeroed(&self.local, self) {
-            self.count(Counter::ZeroedPoolHit);
-            return Some(frame);
-        }
-        self.count(Counter::ZeroedPoolMiss);
-        self.alloc().map(|frame| self.zero(frame))
+        let count = |supply| {
+            self.count(match supply {
+                Supply::Pool => Counter::ZeroedPoolHit,
+                Supply::Miss => Counter::ZeroedPoolMiss,
+                Supply::Now => Counter::ZeroedInFault,
+            });
+        };
+        self.vm.frames.alloc_zeroed(&self.local, &self.vm.machine, self, count)
     }
 
     /// Zeroes a frame that is needed now.

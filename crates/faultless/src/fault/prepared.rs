@@ -28,6 +28,12 @@ impl Prepared {
         }
     }
 
+    /// As [`zeroed`](Self::zeroed), where it is not what is mostly done.
+    #[inline(never)]
+    pub(crate) fn zeroed_seldom<M: Machine>(&mut self, cpu: &Cpu<'_, M>) -> Option<Frame<Zeroed>> {
+        self.zeroed(cpu)
+    }
+
     /// A frame to be overwritten: the prepared one, or a new one.
     #[inline]
     pub(crate) fn clean<M: Machine>(&mut self, cpu: &Cpu<'_, M>) -> Option<Frame<Clean>> {

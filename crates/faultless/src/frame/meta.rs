@@ -337,9 +337,11 @@ impl FrameTable {
     pub(super) fn is_listed(&self, head: u32, order: u8, node: u8, kind: Kind) -> bool {
         // The node first: it never changes, while the rest of another node's frame is not ours to
         // look at.
-        self.metas
-            .get(head.wrapping_sub(self.base) as usize)
-            .is_some_and(|meta| meta.node == node && meta.kind() == kind && meta.order() == order)
+        self.metas.get(head.wrapping_sub(self.base) as usize).is_some_and(|meta| {
+            meta.node == node
+                && meta.kind.load(Ordering::Relaxed) == kind.encode()
+                && meta.order() == order
+        })
     }
 
     /// Every block in ascending order: its head, and its head's metadata. Frames that a moving

@@ -65,8 +65,11 @@ pub struct Frames {
     nodes: Vec<Node>,
     stocks: PerCpu<Stock>,
     total: u64,
-    /// Frames that a node's pool may hold. Here, where all else is read only.
+    /// Frames that a node's pool may hold. Here, where all else is read only, as is the next.
     zeroed_pool: AtomicU64,
+    /// 0, or `u64::MAX` where there are pools: then the list of clean frames
+    /// [seems empty](Magazine::pop_unless) to who wants a zeroed one.
+    pools: AtomicU64,
     counts: Padded<Counts>,
 }
 
@@ -98,8 +101,8 @@ impl Frames {
         let total = regions.iter().map(|region| u64::from(region.frames)).sum();
         let counts = Counts { taken: AtomicU64::new(0), limit: AtomicU64::new(total) };
         let stocks = PerCpu::try_new(cpus, |_| Stock::new())?;
-        let zeroed_pool = AtomicU64::new(0);
-        Ok(Self { table, nodes, stocks, total, zeroed_pool, counts: Padded(counts) })
+        let (zeroed_pool, pools) = (AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Self { table, nodes, stocks, total, zeroed_pool, pools, counts: Padded(counts) })
     }
 
     /// Allocates one frame, from the CPU's list or, when that is empty, from the first node that
@@ -307,10 +310,13 @@ impl Frames {
     fn give_back(&self, blocks: &[FrameNumber], order: u8, zeroed: bool, wait: &impl Wait) {
         for run in blocks.chunk_by(|a, b| self.meta(*a).node() == self.meta(*b).node()) {
             let lists = &mut *self.node_of(run[0]).lock(wait);
-            for number in run {
-                let pooled = zeroed && lists.zeroed.free_count() < self.zeroed_pool();
-                let to = if pooled { &mut lists.zeroed } else { &mut lists.free };
-                to.free(&self.table, *number, order);
+            let room = if zeroed { lists.zeroed_room(self.zeroed_pool()) >> order } else { 0 };
+            let (pooled, others) = run.split_at(run.len().min(room as usize));
+            for number in pooled {
+                lists.zeroed.free(&self.table, *number, order);
+            }
+            for number in others {
+                lists.free.free(&self.table, *number, order);
             }
         }
         self.release((blocks.len() as u64) << order);

@@ -58,8 +58,15 @@ impl Magazine {
     /// Takes the frame that was put in last.
     #[inline(always)]
     pub(super) fn pop(&self) -> Option<FrameNumber> {
-        // Wraps when empty, to beyond the array: one comparison serves both.
-        let top = self.len.get().wrapping_sub(1);
+        self.pop_unless(0)
+    }
+
+    /// As [`pop`](Self::pop), but takes none if `never` is `usize::MAX`, not 0: the same comparison serves
+    /// for that, too.
+    #[inline(always)]
+    pub(super) fn pop_unless(&self, never: usize) -> Option<FrameNumber> {
+        // Wraps when empty, to beyond the array.
+        let top = self.len.get().wrapping_sub(1) | never;
         let frame = self.frames.get(top)?.get();
         self.len.set(top);
         Some(frame)

@@ -45,10 +45,10 @@ impl<'b, S> Run<'b, S> {
         self.numbers.is_empty()
     }
 
-    /// The number of the frame that comes next.
+    /// The numbers of the frames that are left, in the order in which they come.
     #[inline]
-    pub fn peek(&self) -> Option<FrameNumber> {
-        self.numbers.first().copied()
+    pub const fn numbers(&self) -> &[FrameNumber] {
+        self.numbers
     }
 
     /// Takes the next frame. Frames that lie together come in ascending order.

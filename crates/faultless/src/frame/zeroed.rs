@@ -35,6 +35,17 @@ pub const RUN: usize = 16;
 /// Blocks that go from the pool back to the other frames under one hold of the lock.
 const MOVED: usize = 64;
 
+/// Where a zeroed frame comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Supply {
+    /// It was zeroed before.
+    Pool,
+    /// There are pools, and it was not; what is zeroed now instead is told as [`Now`](Self::Now).
+    Miss,
+    /// It is zeroed now.
+    Now,
+}
+
 /// The free memory of a node.
 #[derive(Debug)]
 pub(super) struct Node {
@@ -72,6 +83,11 @@ impl Lists {
     /// Whether nothing is left.
     pub(super) const fn is_empty(&self) -> bool {
         self.free.free_count() + self.zeroed.free_count() == 0
+    }
+
+    /// How many frames more the pool may hold, of `limit`.
+    pub(super) const fn zeroed_room(&self, limit: u64) -> u64 {
+        limit.saturating_sub(self.zeroed.free_count())
     }
 
     /// Takes a block of anything.
@@ -131,10 +147,53 @@ impl Drop for NodeGuard<'_> {
 }
 
 impl Frames {
-    /// Allocates a zeroed frame: from the CPU's list of them or, when that is empty, from the pool of
-    /// the nearest node that has any frame. `None`: there is none zeroed, which says nothing of others.
-    #[inline]
-    pub fn alloc_zeroed(&self, local: &Local, wait: &impl Wait) -> Option<Frame<Zeroed>> {
+    /// Allocates a zeroed frame: from the CPU's list of them; when that is empty, from the pool of the
+    /// nearest node that has any frame; and else one of anything, zeroed now. `count` hears which.
+    /// `None`: no frame is left, or the limit is reached.
+    #[inline(always)]
+    pub fn alloc_zeroed(
+        &self,
+        local: &Local,
+        machine: &impl Machine,
+        wait: &impl Wait,
+        count: impl Fn(Supply),
+    ) -> Option<Frame<Zeroed>> {
+        let pools = self.pools.load(Ordering::Relaxed) as usize;
+        match self.stocks.get(local).clean.pop_unless(pools) {
+            Some(number) => {
+                count(Supply::Now);
+                Some(Frame::<Clean>::new(number, 0).zero(machine))
+            }
+            None => {
+                let number = self.alloc_zeroed_at_length(local, machine, wait, count)?;
+                Some(Frame::new(number, 0))
+            }
+        }
+    }
+
+    /// The number of a zeroed frame, where there are pools or the CPU's list of others is empty.
+    #[inline(never)]
+    fn alloc_zeroed_at_length(
+        &self,
+        local: &Local,
+        machine: &impl Machine,
+        wait: &impl Wait,
+        count: impl Fn(Supply),
+    ) -> Option<FrameNumber> {
+        if self.zeroed_pool() != 0 {
+            if let Some(frame) = self.alloc_pooled(local, wait) {
+                count(Supply::Pool);
+                return Some(frame.into_number());
+            }
+            count(Supply::Miss);
+        }
+        let frame = self.alloc(local, wait)?;
+        count(Supply::Now);
+        Some(frame.zero(machine).into_number())
+    }
+
+    /// A frame that was zeroed before, if one is near.
+    fn alloc_pooled(&self, local: &Local, wait: &impl Wait) -> Option<Frame<Zeroed>> {
         let zeroed = &self.stocks.get(local).zeroed;
         let number = match zeroed.pop() {
             Some(number) => number,
@@ -224,6 +283,7 @@ impl Frames {
     /// What is above that is no longer zeroed.
     pub fn set_zeroed_pool(&self, frames: u64, wait: &impl Wait) {
         self.zeroed_pool.store(frames, Ordering::Relaxed);
+        self.pools.store(if frames == 0 { 0 } else { u64::MAX }, Ordering::Relaxed);
         self.shrink_pools(frames, wait);
     }
 
@@ -255,3 +315,6 @@ impl Frames {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
