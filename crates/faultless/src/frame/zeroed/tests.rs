@@ -284,12 +284,21 @@ fn calls_and_faults_account_for_who_zeroed() {
     touch(110, 3);
     assert_eq!(all(), [100, 0, tables + 3, 100, 3]);
     assert_eq!(vm.machine().zeroed(), zeroed + 3);
+    let mut buffer = [FrameNumber(0); 8];
+    let run = cpu.alloc_zeroed_run(&mut buffer);
+    assert_eq!((run.len(), all()), (8, [100, 0, tables + 11, 100, 11]));
+    cpu.free_run(run);
+    let run = cpu.alloc_run(&mut buffer);
+    assert_eq!(run.len(), 8);
+    cpu.free_run(run);
+    cpu.drain();
+    assert_eq!(vm.zeroed_frames(), 8, "they were not used");
     // Freeing zeroes when it is told to.
     space.munmap(&cpu, area, 50 * PAGE_SIZE).unwrap();
     assert_eq!(told(Counter::ZeroedOnFree), 0);
     vm.set(Setting::ZeroOnFree(true));
     space.munmap(&cpu, area + 50 * PAGE_SIZE, 60 * PAGE_SIZE).unwrap();
-    assert_eq!((told(Counter::ZeroedOnFree), vm.zeroed_frames()), (60, 60));
+    assert_eq!((told(Counter::ZeroedOnFree), vm.zeroed_frames()), (60, 68));
     space.exit(&cpu);
     cpu.drain();
     let census = crate::audit::audit(&cpu, &[]).unwrap();
