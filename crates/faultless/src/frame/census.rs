@@ -3,6 +3,7 @@
 
 use super::Frames;
 use super::meta::{Kind, NO_FRAME, Use};
+use super::zeroed::Lists;
 use crate::addr::FrameNumber;
 use crate::sync::wait::Wait;
 use core::fmt;
@@ -109,9 +110,12 @@ impl Frames {
         let wrong = |what| Err(Imbalance { frame: None, what });
         let (mut listed, mut zeroed) = (0, 0);
         for node in &self.nodes {
-            let lists = node.lock(wait);
-            listed += lists.free.validate(&self.table)?;
-            zeroed += lists.zeroed.validate(&self.table)?;
+            let validate = |lists: &mut Lists| {
+                Ok((lists.free.validate(&self.table)?, lists.zeroed.validate(&self.table)?))
+            };
+            let found = node.locked(wait, validate)?;
+            listed += found.0;
+            zeroed += found.1;
         }
         let census = self.census();
         if census.torn != 0 {

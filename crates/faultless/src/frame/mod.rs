@@ -50,7 +50,7 @@ use crate::sync::wait::{Spin, Wait};
 use alloc::vec::Vec;
 use core::fmt;
 use percpu::{BATCH, Magazine, Stock, batch_for};
-use zeroed::Node;
+use zeroed::{Lists, Node};
 
 /// log2 of the frames in the largest block: 1 GiB.
 pub const MAX_ORDER: u8 = 18;
@@ -93,10 +93,11 @@ impl Frames {
         nodes.try_reserve_exact(usize::from(last) + 1).map_err(|_| OutOfMemory)?;
         for node in 0..=last {
             nodes.push(Node::new(node));
-            let mut lists = nodes[usize::from(node)].lock(&Spin);
-            for region in regions.iter().filter(|region| region.node == node) {
-                lists.free.adopt(&table, region.first, region.frames);
-            }
+            nodes[usize::from(node)].locked(&Spin, |lists| {
+                for region in regions.iter().filter(|region| region.node == node) {
+                    lists.free.adopt(&table, region.first, region.frames);
+                }
+            });
         }
         let total = regions.iter().map(|region| u64::from(region.frames)).sum();
         let counts = Counts { taken: AtomicU64::new(0), limit: AtomicU64::new(total) };
@@ -265,10 +266,12 @@ impl Frames {
         // node to another while we pass, so an empty-handed round is followed by another.
         for looks in 0.. {
             for node in &self.nodes {
-                let mut lists = node.lock(wait);
-                got += lists.alloc_run(&self.table, &mut to[got..reserved]);
+                let empty = node.locked(wait, |lists| {
+                    got += lists.alloc_run(&self.table, &mut to[got..reserved]);
+                    lists.is_empty()
+                });
                 // A few frames less are better than some from farther away.
-                if got == reserved || !lists.is_empty() {
+                if got == reserved || !empty {
                     break;
                 }
             }
@@ -295,11 +298,12 @@ impl Frames {
     /// Takes a block from the first node that has one. The block is taken before it is reserved:
     /// a reservation that then found no block would have failed somebody else's for nothing.
     fn take_block(&self, order: u8, wait: &impl Wait) -> Option<FrameNumber> {
-        let found = |node: &Node| node.lock(wait).alloc(&self.table, order);
+        let found = |node: &Node| node.locked(wait, |lists| lists.alloc(&self.table, order));
         let number = self.nodes.iter().find_map(found)?;
         let frames = 1 << order;
         if self.reserve(frames, |_| frames).is_none() {
-            self.node_of(number).lock(wait).free.free(&self.table, number, order);
+            let give_back = |lists: &mut Lists| lists.free.free(&self.table, number, order);
+            self.node_of(number).locked(wait, give_back);
             return None;
         }
         Some(number)
@@ -309,15 +313,16 @@ impl Frames {
     /// node; `zeroed` ones to the pool, while that has room.
     fn give_back(&self, blocks: &[FrameNumber], order: u8, zeroed: bool, wait: &impl Wait) {
         for run in blocks.chunk_by(|a, b| self.meta(*a).node() == self.meta(*b).node()) {
-            let lists = &mut *self.node_of(run[0]).lock(wait);
-            let room = if zeroed { lists.zeroed_room(self.zeroed_pool()) >> order } else { 0 };
-            let (pooled, others) = run.split_at(run.len().min(room as usize));
-            for number in pooled {
-                lists.zeroed.free(&self.table, *number, order);
-            }
-            for number in others {
-                lists.free.free(&self.table, *number, order);
-            }
+            self.node_of(run[0]).locked(wait, |lists| {
+                let room = if zeroed { lists.zeroed_room(self.zeroed_pool()) >> order } else { 0 };
+                let (pooled, others) = run.split_at(run.len().min(room as usize));
+                for number in pooled {
+                    lists.zeroed.free(&self.table, *number, order);
+                }
+                for number in others {
+                    lists.free.free(&self.table, *number, order);
+                }
+            });
         }
         self.release((blocks.len() as u64) << order);
     }

@@ -19,15 +19,14 @@
 use super::buddy::Buddy;
 use super::meta::Kind;
 use super::percpu::{BATCH, batch_for};
-use super::{Clean, Frame, FrameTable, Frames, Zeroed};
+use super::{Clean, Frame, FrameTable, Frames, MAX_ORDER, Zeroed};
 use crate::addr::FrameNumber;
 use crate::machine::Machine;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::order::NodeBuddy;
 use crate::sync::percpu::{Local, Padded};
-use crate::sync::spin::{SpinGuard, SpinLock};
+use crate::sync::spin::SpinLock;
 use crate::sync::wait::Wait;
-use core::ops::{Deref, DerefMut};
 
 /// The most frames that are zeroed between two looks at what else there is to do: 64 KiB, which takes
 /// some ten microseconds. The locks before and after cost a hundredth of that.
@@ -104,45 +103,19 @@ impl Node {
         Self { lists: Padded(SpinLock::ordered(lists)), seen: Padded(seen) }
     }
 
-    /// Takes the lock.
-    pub(super) fn lock<'a>(&'a self, wait: &'a impl Wait) -> NodeGuard<'a> {
-        NodeGuard { lists: self.lists.lock(wait), seen: &self.seen }
-    }
-}
-
-/// Holds a node's lock; tells what the lists hold when it is dropped.
-#[must_use = "the lock is free again when the guard is dropped"]
-pub(super) struct NodeGuard<'a> {
-    lists: SpinGuard<'a, Lists, NodeBuddy>,
-    seen: &'a Seen,
-}
-
-impl Deref for NodeGuard<'_> {
-    type Target = Lists;
-
-    #[inline(always)]
-    fn deref(&self) -> &Lists {
-        &self.lists
-    }
-}
-
-impl DerefMut for NodeGuard<'_> {
-    #[inline(always)]
-    fn deref_mut(&mut self) -> &mut Lists {
-        &mut self.lists
-    }
-}
-
-impl Drop for NodeGuard<'_> {
+    /// What `then` does under the lock.
     #[inline]
-    fn drop(&mut self) {
-        let (zeroed, others) = (self.zeroed.free_count(), self.free.free_count() != 0);
+    pub(super) fn locked<R>(&self, wait: &impl Wait, then: impl FnOnce(&mut Lists) -> R) -> R {
+        let mut lists = self.lists.lock(wait);
+        let result = then(&mut lists);
+        let (zeroed, others) = (lists.zeroed.free_count(), lists.free.free_count() != 0);
         if self.seen.zeroed.load(Ordering::Relaxed) != zeroed {
             self.seen.zeroed.store(zeroed, Ordering::Relaxed);
         }
         if self.seen.others.load(Ordering::Relaxed) != others {
             self.seen.others.store(others, Ordering::Relaxed);
         }
+        result
     }
 }
 
@@ -218,14 +191,13 @@ impl Frames {
     ) -> usize {
         for node in &self.nodes {
             if node.seen.zeroed.load(Ordering::Relaxed) != 0 {
-                let mut lists = node.lock(wait);
-                let most = lists.zeroed.free_count().min(to.len() as u64);
-                // Reserved under the lock: as many as are there, so that nobody fails for nothing.
-                let Some(reserved) = self.reserve(1, |available| want(available).min(most)) else {
-                    return 0;
-                };
-                let got = lists.zeroed.alloc_run(&self.table, &mut to[..reserved as usize]);
-                drop(lists);
+                let (reserved, got) = node.locked(wait, |lists| {
+                    let most = lists.zeroed.free_count().min(to.len() as u64);
+                    // Under the lock: as many as are there, so that nobody else fails for nothing.
+                    let reserved = self.reserve(1, |available| want(available).min(most));
+                    let run = &mut to[..reserved.unwrap_or(0) as usize];
+                    (reserved.unwrap_or(0), lists.zeroed.alloc_run(&self.table, run))
+                });
                 self.release(reserved - got as u64);
                 to[..got].iter().for_each(|number| self.meta(*number).make_single());
                 return got;
@@ -251,7 +223,7 @@ impl Frames {
             let Some(block) = self.take_to_zero(node, most as usize, wait) else { continue };
             let block = block.zero_ahead(machine);
             let order = block.order();
-            node.lock(wait).zeroed.free(&self.table, block.into_number(), order);
+            node.locked(wait, |lists| lists.zeroed.free(&self.table, block.into_number(), order));
             self.release(1 << order);
             return 1 << order;
         }
@@ -260,17 +232,18 @@ impl Frames {
 
     /// Takes a block of at most `most` frames out of a node's free ones, unless memory is short.
     fn take_to_zero(&self, node: &Node, most: usize, wait: &impl Wait) -> Option<Frame<Clean>> {
-        let mut lists = node.lock(wait);
         // What is out meanwhile cannot be had, as what is on CPUs' lists.
         let most = most.min(batch_for(self.available()));
-        let (number, order) = lists.free.alloc_at_most(&self.table, most)?;
-        let frames = 1 << order;
-        let want = |available| if self.is_short_at(available, frames) { 0 } else { frames };
-        if self.reserve(frames, want).is_none() {
-            lists.free.free(&self.table, number, order);
-            return None;
-        }
-        Some(Frame::new(number, order))
+        node.locked(wait, |lists| {
+            let (number, order) = lists.free.alloc_at_most(&self.table, most)?;
+            let frames = 1 << order;
+            let want = |available| if self.is_short_at(available, frames) { 0 } else { frames };
+            if self.reserve(frames, want).is_none() {
+                lists.free.free(&self.table, number, order);
+                return None;
+            }
+            Some(Frame::new(number, order))
+        })
     }
 
     /// How many frames a node's pool may hold; 0: there are no pools.
@@ -295,23 +268,20 @@ impl Frames {
     /// Merges what the pools hold above `limit` frames each with the other free frames.
     pub(super) fn shrink_pools(&self, limit: u64, wait: &impl Wait) {
         for node in &self.nodes {
-            let mut more = true;
-            while more {
-                let mut lists = node.lock(wait);
+            let some = |Lists { free, zeroed }: &mut Lists| {
                 for _ in 0..MOVED {
-                    let above = lists.zeroed.free_count().saturating_sub(limit);
-                    more = above != 0;
-                    if !more {
-                        break;
+                    let above = zeroed.free_count().saturating_sub(limit).min(1 << MAX_ORDER);
+                    if above == 0 {
+                        return false;
                     }
-                    let Lists { free, zeroed } = &mut *lists;
-                    if let Some((number, order)) =
-                        zeroed.alloc_at_most(&self.table, above.min(1 << super::MAX_ORDER) as usize)
+                    if let Some((number, order)) = zeroed.alloc_at_most(&self.table, above as usize)
                     {
                         free.free(&self.table, number, order);
                     }
                 }
-            }
+                true
+            };
+            while node.locked(wait, some) {}
         }
     }
 }
