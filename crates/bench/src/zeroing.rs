@@ -16,11 +16,12 @@
 //!
 //! *On a busy machine* one thread reads memory at random, which is bound by memory, while another zeroes
 //! ahead without pause. What a page zeroed costs the reader is the time that the reader lost over the
-//! pages that were zeroed meanwhile.
+//! pages that were zeroed meanwhile; times in which the host took the processor from the reader do not count.
 //!
 //! Last, the whole way: write faults of a program on the native machine, without pools and with.
 
 use crate::report::{Report, Spread};
+use crate::window::{PEACE, Waits};
 use faultless::machine::{nontemporal_done, zero_nontemporal};
 use faultless::{Access, FrameNumber, MapFlags, PAGE_SIZE, Prot, Setting};
 use faultless_native::{Config, Memory, Native, Stop};
@@ -38,7 +39,7 @@ const POOLS: [u32; 2] = [64, LAP];
 const RUN: u32 = faultless::frame::zeroed::RUN as u32;
 const LINE: usize = 64;
 /// Words that the busy thread reads in a lap, and pages of its memory.
-const READS: u64 = 200_000;
+const READS: u64 = 10_000;
 const READ_PAGES: u32 = 16384;
 
 /// By which stores.
@@ -242,22 +243,24 @@ fn busy(report: &mut Report, memory: &Memory, time: Duration) -> Result<(), Stri
                 zeroed.fetch_add(RUN.into(), Ordering::Relaxed);
             }
         });
+        let waits = Waits::open();
         let end = Instant::now() + time;
         while Instant::now() < end {
             for (number, (slower, lost, rate)) in samples.iter_mut().enumerate() {
-                let alone = read(&own);
+                let (waited, alone) = (waits.so_far(), read(&own));
                 what.store(number as u64, Ordering::Release);
                 let before = zeroed.load(Ordering::Relaxed);
                 let beside = read(&own);
                 let pages = zeroed.load(Ordering::Relaxed) - before;
                 what.store(idle, Ordering::Release);
                 let alone = (alone + read(&own)) / 2;
-                slower.push(beside.as_secs_f64() / alone.as_secs_f64());
-                if pages != 0 {
-                    let pages = pages as f64;
-                    lost.push((beside.as_secs_f64() - alone.as_secs_f64()) * 1e9 / pages);
-                    rate.push(pages / beside.as_secs_f64());
+                if waits.so_far() - waited > beside / PEACE || pages == 0 {
+                    continue;
                 }
+                slower.push(beside.as_secs_f64() / alone.as_secs_f64());
+                let pages = pages as f64;
+                lost.push((beside.as_secs_f64() - alone.as_secs_f64()) * 1e9 / pages);
+                rate.push(pages / beside.as_secs_f64());
             }
         }
         over.store(true, Ordering::Relaxed);
