@@ -30,6 +30,7 @@ use alloc::vec::Vec;
 use core::arch::asm;
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicBool, Ordering};
+use faultless::machine::{nontemporal_done, zero_nontemporal};
 use faultless::{
     CpuId, FrameNumber, Invalidate, Machine, MemoryRegion, PAGE_SHIFT, PAGE_SIZE, Space, SpaceId,
 };
@@ -157,6 +158,14 @@ unsafe impl Machine for Bare {
             asm!("rep stosq", inout("rdi") self.frame_bytes(frame) => _, inout("ecx") 512 => _,
                 in("rax") 0, options(nostack, preserves_flags));
         }
+    }
+
+    unsafe fn zero_ahead(&self, first: FrameNumber, frames: u32) {
+        for frame in first.0..first.0 + frames {
+            // SAFETY: a page of the direct map, which is the caller's.
+            unsafe { zero_nontemporal(self.frame_bytes(FrameNumber(frame))) };
+        }
+        nontemporal_done();
     }
 
     #[inline(always)]

@@ -5,6 +5,7 @@
 //! | [`instructions`] | instructions a fault, counted by callgrind |
 //! | `lines` | shared cache lines that a fault writes, counted by an instrumented build (feature `observe`) |
 //! | [`scaling`] | two threads beside one, with and without an address space that changes meanwhile |
+//! | [`zeroing`] | what a zeroed page costs, and whom: in the fault, ahead, on a busy machine |
 //! | [`peers`] | the same work through `memory_set` behind a `RwLock` |
 //!
 //! Each gives figures and gates: a gate is a promise that is met or not. Nothing here is simulated.
@@ -22,3 +23,5 @@ pub mod report;
 pub mod scaling;
 #[cfg(not(feature = "observe"))]
 pub mod window;
+#[cfg(not(feature = "observe"))]
+pub mod zeroing;

@@ -56,10 +56,13 @@ enum Bench {
     /// Two threads beside one.
     #[cfg(not(feature = "observe"))]
     Scaling,
+    /// What a zeroed page costs, and whom. Not among `all`: it promises nothing.
+    #[cfg(not(feature = "observe"))]
+    Zeroing,
     /// The same work through `memory_set` behind a `RwLock`.
     #[cfg(not(feature = "observe"))]
     Peers,
-    /// All of these.
+    /// All that promise something.
     #[cfg(not(feature = "observe"))]
     All,
     /// What is run under callgrind.
@@ -93,11 +96,12 @@ fn run(bench: Bench, _: &Options) -> Result<Report, String> {
 
 #[cfg(not(feature = "observe"))]
 fn run(bench: Bench, options: &Options) -> Result<Report, String> {
-    use faultless_bench::{instructions, peers, scaling};
+    use faultless_bench::{instructions, peers, scaling, zeroing};
     let quick = options.quick;
     match bench {
         Bench::Instructions { explain } => instructions::run(quick, explain.as_deref()),
         Bench::Scaling => scaling::run(quick),
+        Bench::Zeroing => zeroing::run(quick),
         Bench::Peers => peers::run(quick),
         Bench::All => {
             let mut report = instructions::run(quick, None)?;

@@ -73,18 +73,18 @@ pub struct Lap {
 }
 
 /// A thread is in peace while it waits for a processor for at most one part in so many of a lap.
-const PEACE: u32 = 50;
+pub(crate) const PEACE: u32 = 50;
 
 /// How long this thread has waited for a processor: the second figure of its `schedstat`.
-struct Waits(Option<File>);
+pub(crate) struct Waits(Option<File>);
 
 impl Waits {
-    fn open() -> Self {
+    pub(crate) fn open() -> Self {
         Self(File::open("/proc/thread-self/schedstat").ok())
     }
 
     /// The time so far; always the same where the host does not tell.
-    fn so_far(&self) -> Duration {
+    pub(crate) fn so_far(&self) -> Duration {
         let mut text = [0; 80];
         let read = self.0.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
         let text = str::from_utf8(&text[..read]).unwrap_or_default();

@@ -92,7 +92,7 @@ impl fmt::Display for KnobError {
 impl core::error::Error for KnobError {}
 
 /// The knobs: name, values, meaning.
-pub const KNOBS: [(&str, &str, &str); 8] = [
+pub const KNOBS: [(&str, &str, &str); 10] = [
     ("locking", "mmap_lock | per_vma | speculative", "what keeps faults and writers apart"),
     ("speculative_page_fault", "0 | 1", "1: locking=speculative; 0: locking=per_vma"),
     ("anon_vma_check", "early | late", "when a fault asks for the reverse-map root"),
@@ -109,6 +109,8 @@ pub const KNOBS: [(&str, &str, &str); 8] = [
         "0 to 9",
         "log2 of the pages that a thread which faults in sequence gets at once; 0: its own",
     ),
+    ("zeroed_pool", "frames", "zeroed frames that each memory node keeps ready; 0: none"),
+    ("zero_on_free", "0 | 1", "1: calls that free pages zero as many into the pools"),
 ];
 
 /// The knobs' present values.
@@ -124,6 +126,8 @@ pub struct Knobs {
     fault_around: AtomicU8,
     /// log2 of the pages that a stream's fault maps at most.
     prefault_max_order: AtomicU8,
+    /// Whether calls that free pages zero as many.
+    zero_on_free: AtomicU8,
 }
 
 impl Default for Knobs {
@@ -134,7 +138,8 @@ impl Default for Knobs {
             max_map_count: AtomicU64::new(65530),
             stack_limit: AtomicU64::new(8 << 20),
             fault_around: AtomicU8::new(4),
-            prefault_max_order: AtomicU8::new(3),
+            prefault_max_order: AtomicU8::new(0),
+            zero_on_free: AtomicU8::new(0),
         }
     }
 }
@@ -156,6 +161,10 @@ pub enum Setting {
     FaultAroundPages(u64),
     /// `prefault_max_order`: 9 at most, the pages of one table; larger numbers are taken for 9.
     PrefaultMaxOrder(u8),
+    /// `zeroed_pool`
+    ZeroedPool(u64),
+    /// `zero_on_free`
+    ZeroOnFree(bool),
 }
 
 impl FromStr for Setting {
@@ -186,6 +195,9 @@ impl FromStr for Setting {
                 Ok(order @ 0..=9) => Self::PrefaultMaxOrder(order),
                 _ => return Err(KnobError::Value(values)),
             },
+            ("zeroed_pool", _) => Self::ZeroedPool(number()?),
+            ("zero_on_free", "0") => Self::ZeroOnFree(false),
+            ("zero_on_free", "1") => Self::ZeroOnFree(true),
             _ => return Err(KnobError::Value(values)),
         })
     }
@@ -235,6 +247,12 @@ impl Knobs {
         self.prefault_max_order.load(Ordering::Relaxed)
     }
 
+    /// Whether calls that free pages zero as many into the pools.
+    #[inline]
+    pub fn zero_on_free(&self) -> bool {
+        self.zero_on_free.load(Ordering::Relaxed) != 0
+    }
+
     /// Sets a knob that is kept here; `Vm::set` takes care of the others.
     pub(crate) fn set(&self, setting: Setting) {
         match setting {
@@ -251,7 +269,8 @@ impl Knobs {
             Setting::PrefaultMaxOrder(order) => {
                 self.prefault_max_order.store(order.min(9), Ordering::Release);
             }
-            Setting::FrameLimit(_) => {}
+            Setting::ZeroOnFree(on) => self.zero_on_free.store(on.into(), Ordering::Release),
+            Setting::FrameLimit(_) | Setting::ZeroedPool(_) => {}
         }
     }
 }
@@ -271,6 +290,9 @@ mod tests {
         assert!(matches!("fault_around_pages=3".parse::<Setting>(), Err(KnobError::Value(_))));
         assert_eq!("prefault_max_order=9".parse(), Ok(Setting::PrefaultMaxOrder(9)));
         assert_eq!("prefault_max_order=10".parse::<Setting>(), Err(KnobError::Value("0 to 9")));
+        assert_eq!("zeroed_pool=4096".parse(), Ok(Setting::ZeroedPool(4096)));
+        assert_eq!("zero_on_free=1".parse(), Ok(Setting::ZeroOnFree(true)));
+        assert_eq!("zero_on_free=2".parse::<Setting>(), Err(KnobError::Value("0 | 1")));
         assert_eq!("frame_limit=many".parse::<Setting>(), Err(KnobError::Value("frames")));
     }
 }

@@ -102,6 +102,19 @@ pub unsafe trait Machine: Send + Sync + 'static {
         unsafe { core::ptr::write_bytes(self.frame_bytes(frame), 0, PAGE_SIZE as usize) };
     }
 
+    /// Fills the `frames` frames from `first` on with zeros, which nobody is about to look at: a machine
+    /// may do it in a way that is slower to read back and leaves the caches to others, as
+    /// [`zero_nontemporal`] does. The zeros come before whatever the caller stores next.
+    ///
+    /// # Safety
+    /// The frames are one block, belong to the caller alone, and no translation to them exists.
+    unsafe fn zero_ahead(&self, first: FrameNumber, frames: u32) {
+        for frame in first.0..first.0 + frames {
+            // SAFETY: handed on.
+            unsafe { self.zero_frame(FrameNumber(frame)) };
+        }
+    }
+
     /// Copies the bytes of `from` to `to`.
     ///
     /// # Safety
@@ -120,5 +133,51 @@ pub unsafe trait Machine: Send + Sync + 'static {
                 PAGE_SIZE as usize,
             );
         }
+    }
+}
+
+/// Fills a page with zeros by stores that go past the caches, where the host has them. What is stored
+/// afterwards may be seen before the zeros, until [`nontemporal_done`] was called.
+///
+/// # Safety
+/// `page` is valid for the writes of [`PAGE_SIZE`] bytes, and aligned to 64.
+#[inline]
+pub unsafe fn zero_nontemporal(page: *mut u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: the caller's promise. `movnti` needs no vector unit, so a kernel may use it.
+    unsafe {
+        core::arch::asm!(
+            "2:",
+            "movnti [{at}], {zero}",
+            "movnti [{at} + 8], {zero}",
+            "movnti [{at} + 16], {zero}",
+            "movnti [{at} + 24], {zero}",
+            "movnti [{at} + 32], {zero}",
+            "movnti [{at} + 40], {zero}",
+            "movnti [{at} + 48], {zero}",
+            "movnti [{at} + 56], {zero}",
+            "add {at}, 64",
+            "cmp {at}, {end}",
+            "jb 2b",
+            at = inout(reg) page => _,
+            end = in(reg) page.wrapping_add(PAGE_SIZE as usize),
+            zero = in(reg) 0u64,
+            options(nostack),
+        );
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    // SAFETY: the caller's promise.
+    unsafe {
+        page.write_bytes(0, PAGE_SIZE as usize);
+    }
+}
+
+/// What is stored from now on is seen after what [`zero_nontemporal`] stored on this CPU.
+#[inline]
+pub fn nontemporal_done() {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a fence.
+    unsafe {
+        core::arch::asm!("sfence", options(nostack, preserves_flags));
     }
 }

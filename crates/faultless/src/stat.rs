@@ -103,6 +103,16 @@ counters! {
     Bus = "fault_sigbus",
     /// Faults for which no frame was left.
     Oom = "fault_oom",
+    /// Pages zeroed for whoever asked for them, at that moment: nobody had done it before.
+    ZeroedInFault = "zeroed_in_fault",
+    /// Pages zeroed ahead by CPUs that had nothing else to do.
+    ZeroedIdle = "zeroed_idle",
+    /// Pages zeroed ahead by calls that had freed as many.
+    ZeroedOnFree = "zeroed_on_free",
+    /// Zeroed pages that came from a pool.
+    ZeroedPoolHit = "zeroed_pool_hit",
+    /// Zeroed pages that were wanted from a pool and were not there.
+    ZeroedPoolMiss = "zeroed_pool_miss",
     /// Tables put in place by faults.
     TablePublished = "table_published",
     /// Tables unlinked.

@@ -3,7 +3,8 @@
 use crate::addr::FrameNumber;
 use crate::error::{Errno, OutOfMemory};
 use crate::file::Object;
-use crate::frame::{Census, Clean, Frame, FrameMeta, Frames, Imbalance, Use, Zeroed};
+use crate::frame::zeroed::{RUN, Supply};
+use crate::frame::{Census, Clean, Frame, FrameMeta, Frames, Imbalance, Run, Use, Zeroed};
 use crate::knob::{Knobs, Setting};
 use crate::machine::{CpuId, Machine, SpaceId};
 use crate::space::batch::Gather;
@@ -16,7 +17,7 @@ use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{GracePeriod, Record};
 use crate::sync::percpu::{Local, PerCpu};
 use crate::sync::range::ClaimSlots;
-use crate::sync::wait::Wait;
+use crate::sync::wait::{Spin, Wait};
 use crate::table::range;
 use crate::tlb::shootdown::Inbox;
 use alloc::boxed::Box;
@@ -43,6 +44,8 @@ pub(crate) struct CpuState {
     /// The space that this CPU runs.
     pub(crate) resident: Resident,
     pub(crate) hint: Hint,
+    /// Frames that calls let go of since it was last looked at.
+    freed: Cell<usize>,
 }
 
 impl CpuState {
@@ -53,6 +56,7 @@ impl CpuState {
             gather: Gather::try_new(frames)?,
             resident: Resident::default(),
             hint: Hint::default(),
+            freed: Cell::new(0),
         })
     }
 }
@@ -106,7 +110,7 @@ impl Hint {
     }
 }
 
-// SAFETY: the cells (`gather`, `hint`) are reached only through `Cpu::state`, against the CPU's `Local`; other
+// SAFETY: the cells (`gather`, `hint`, `freed`) are reached only through `Cpu::state`, against the CPU's `Local`; other
 // CPUs read `counts` and `resident`, which are atomics.
 unsafe impl Sync for CpuState {}
 // SAFETY: as above; the hint's pointer is followed only as its invariant allows, on whichever thread is
@@ -158,7 +162,7 @@ impl<M: Machine> Vm<M> {
         // SAFETY: nobody else has a `Local` of a subsystem that is being made; it is gone before
         // `cpu` can be called.
         let boot = unsafe { Local::claim(CpuId(0)) };
-        let zero = frames.alloc(&boot, &crate::sync::wait::Spin).ok_or(Errno::ENOMEM)?;
+        let zero = frames.alloc(&boot, &Spin).ok_or(Errno::ENOMEM)?;
         let zero = frames.publish(zero.zero(&machine), Use::Zero, 0, 0);
         let total = frames.total();
         Ok(Self {
@@ -196,6 +200,8 @@ impl<M: Machine> Vm<M> {
     pub fn set(&self, setting: Setting) {
         match setting {
             Setting::FrameLimit(limit) => self.frames.set_limit(limit),
+            // The nodes' locks are leaves: whoever holds one waits for nobody.
+            Setting::ZeroedPool(frames) => self.frames.set_zeroed_pool(frames, &Spin),
             other => self.knobs.set(other),
         }
     }
@@ -220,9 +226,14 @@ impl<M: Machine> Vm<M> {
         self.frames.meta(frame).owner()
     }
 
-    /// Frames on the allocators' lists.
+    /// Frames on the allocators' lists, zeroed ones among them.
     pub fn free_frames(&self) -> u64 {
         self.frames.free_count()
+    }
+
+    /// Those of them that are zeroed.
+    pub fn zeroed_frames(&self) -> u64 {
+        self.frames.zeroed_count()
     }
 
     /// Frames of memory.
@@ -328,7 +339,89 @@ impl<'v, M: Machine> Cpu<'v, M> {
     /// Allocates a frame of zeros, or gives up without waiting.
     #[inline(always)]
     pub(crate) fn alloc_zeroed(&self) -> Option<Frame<Zeroed>> {
-        self.alloc().map(|frame| frame.zero(&self.vm.machine))
+        let count = |supply| {
+            self.count(match supply {
+                Supply::Pool => Counter::ZeroedPoolHit,
+                Supply::Miss => Counter::ZeroedPoolMiss,
+                Supply::Now => Counter::ZeroedInFault,
+            });
+        };
+        self.vm.frames.alloc_zeroed(&self.local, &self.vm.machine, self, count)
+    }
+
+    /// Zeroes a frame that is needed now.
+    #[inline(always)]
+    pub(crate) fn zero(&self, frame: Frame<Clean>) -> Frame<Zeroed> {
+        self.count(Counter::ZeroedInFault);
+        frame.zero(&self.vm.machine)
+    }
+
+    /// Up to `to.len()` frames of anything, as many as can be spared, without waiting. What is not used
+    /// goes back by [`free_run`](Self::free_run).
+    #[cfg_attr(not(test), expect(dead_code, reason = "for faults that map many pages"))]
+    pub(crate) fn alloc_run<'b>(&self, to: &'b mut [FrameNumber]) -> Run<'b, Clean> {
+        self.vm.frames.alloc_run(&self.local, to, self)
+    }
+
+    /// Up to `to.len()` frames of zeros, as many as can be spared, without waiting. What is not used goes
+    /// back by [`free_run`](Self::free_run).
+    pub(crate) fn alloc_zeroed_run<'b>(&self, to: &'b mut [FrameNumber]) -> Run<'b, Zeroed> {
+        let frames = &self.vm.frames;
+        let pools = frames.zeroed_pool() != 0;
+        let (run, hits) = frames.alloc_zeroed_run(&self.local, &self.vm.machine, to, self);
+        let (hits, misses) = (hits as u64, (run.len() - hits) as u64);
+        let counts = &self.state().counts;
+        counts.add(Counter::ZeroedInFault, misses);
+        if pools {
+            counts.add(Counter::ZeroedPoolHit, hits);
+            counts.add(Counter::ZeroedPoolMiss, misses);
+        }
+        run
+    }
+
+    /// Frees what is left of a run.
+    pub(crate) fn free_run<S: crate::frame::Settled>(&self, run: Run<'_, S>) {
+        self.vm.frames.free_run(&self.local, run, self);
+    }
+
+    /// Zeroes free frames into the pools of the nodes (knob `zeroed_pool`), at most about `budget`, as a
+    /// CPU does that has nothing else to do. Returns how many; 0 when the pools are full or off, or memory
+    /// is short: then there is nothing to do until something was allocated or freed.
+    ///
+    /// Flush requests are served after each [`RUN`](crate::frame::zeroed::RUN) frames; a CPU that has to
+    /// be quick to answer something else gives a budget of so many, and calls again.
+    pub fn zero_ahead(&self, budget: usize) -> usize {
+        self.zero_for(budget, Counter::ZeroedIdle)
+    }
+
+    /// Zeroes as many free frames as calls of this CPU freed, if the knob `zero_on_free` is set. They
+    /// were told by [`note_freed`](Self::note_freed).
+    #[cold]
+    fn zero_freed(&self) {
+        let freed = self.state.freed.take();
+        if self.vm.knobs.zero_on_free() {
+            self.zero_for(freed, Counter::ZeroedOnFree);
+        }
+    }
+
+    /// Notes that a call let go of `frames` frames.
+    #[inline]
+    pub(crate) fn note_freed(&self, frames: usize) {
+        self.state.freed.set(self.state.freed.get() + frames);
+    }
+
+    fn zero_for(&self, budget: usize, whom: Counter) -> usize {
+        let mut done = 0;
+        while done < budget {
+            let run = self.vm.frames.zero_run(&self.vm.machine, budget - done, self);
+            if run == 0 {
+                break;
+            }
+            done += run;
+            self.serve_flushes();
+        }
+        self.state().counts.add(whom, done as u64);
+        done
     }
 
     /// Allocates a frame, after waiting for what is about to be free when there is none. Not inside
@@ -375,9 +468,13 @@ impl<'v, M: Machine> Cpu<'v, M> {
         unsafe { self.vm.grace.retire(&self.local, link) };
     }
 
-    /// Frees what no reader can see any more, when much has piled up. Cheap otherwise.
+    /// What a call does last, when it holds nothing any more: frees what no reader can see any more, when
+    /// much has piled up, and zeroes as much as was freed, where that is asked for. Cheap otherwise.
     #[inline]
     pub(crate) fn collect(&self) {
+        if self.state.freed.get() >= RUN {
+            self.zero_freed();
+        }
         if self.vm.grace.pending(&self.local) > COLLECT_ABOVE {
             self.collect_now();
         }

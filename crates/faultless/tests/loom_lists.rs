@@ -11,8 +11,9 @@
 mod models;
 
 use faultless::FrameNumber;
+use faultless::frame::zeroed::Supply;
 use faultless::frame::{Clean, Frame, Frames};
-use faultless::machine::MemoryRegion;
+use faultless::machine::{CpuId, Invalidate, Machine, MemoryRegion, SpaceId};
 use loom::thread;
 use models::{Fair, Guarded, explore, local};
 use std::sync::Arc;
@@ -21,6 +22,31 @@ use std::sync::Arc;
 struct Memory {
     frames: Frames,
     used: Vec<Guarded>,
+}
+
+// SAFETY: there are no bytes, nor translations: zeroing a frame is a use of it.
+unsafe impl Machine for Memory {
+    fn cpus(&self) -> usize {
+        2
+    }
+
+    fn regions(&self) -> &[MemoryRegion] {
+        &[]
+    }
+
+    fn frame_bytes(&self, _: FrameNumber) -> *mut u8 {
+        unreachable!("nobody looks into frames")
+    }
+
+    fn invalidate(&self, _: CpuId, _: SpaceId, _: Invalidate) {}
+
+    fn invalidate_all(&self, _: CpuId) {}
+
+    fn interrupt(&self, _: CpuId) {}
+
+    unsafe fn zero_frame(&self, frame: FrameNumber) {
+        self.used[(frame.0 - FIRST) as usize].add();
+    }
 }
 
 const FIRST: u32 = 4;
@@ -41,7 +67,7 @@ impl Memory {
     /// At the end, when all CPUs have drained their lists: all frames are free.
     fn whole(&self) {
         let census = self.frames.audit(&Fair).expect("the books are right");
-        assert_eq!(census.free, self.frames.total(), "a frame is lost");
+        assert_eq!(census.free + census.zeroed, self.frames.total(), "a frame is lost");
         assert_eq!(self.frames.free_count(), self.frames.total(), "a frame is lost");
     }
 }
@@ -123,6 +149,40 @@ fn blocks_and_single_frames_are_told_apart() {
     a_block_against_single_frames();
 }
 
+/// One CPU zeroes ahead while another takes zeroed frames and frames of anything, as many as are left
+/// whatever the first has out.
+fn zeroing_against_taking() {
+    explore(Some(3), || {
+        let memory = Memory::new(2, 3);
+        memory.frames.set_zeroed_pool(2, &Fair);
+        let other = {
+            let memory = Arc::clone(&memory);
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    memory.frames.zero_run(&*memory, 1, &Fair);
+                }
+            })
+        };
+        let here = local(0);
+        let taken = |supply| assert!(matches!(supply, Supply::Pool | Supply::Miss | Supply::Now));
+        let zeroed = memory.frames.alloc_zeroed(&here, &*memory, &Fair, taken);
+        let zeroed = Frame::<Clean>::from(zeroed.expect("one is left"));
+        memory.use_it(&zeroed);
+        let frame = memory.frames.alloc(&here, &Fair).expect("another is left");
+        memory.use_it(&frame);
+        memory.frames.free(&here, frame, &Fair);
+        memory.frames.free(&here, zeroed, &Fair);
+        memory.frames.drain(&here, &Fair);
+        other.join().unwrap();
+        memory.whole();
+    });
+}
+
+#[test]
+fn who_zeroes_and_who_takes_share_no_frame_and_lose_none() {
+    zeroing_against_taking();
+}
+
 /// Whether two CPUs ever have a frame each, at a limit of so many.
 fn one_each(limit: u64) {
     explore(None, move || {
@@ -161,6 +221,8 @@ fn at_a_limit_of_two_they_do() {
 caught! {
     the_node_s_lock_is_held_by_one:
         without SpinExcludes, churn(Some(2), 2, 1, 1), says "Causality violation";
+    the_node_s_lock_is_held_by_one_where_frames_are_zeroed:
+        without SpinExcludes, zeroing_against_taking(), says "Causality violation";
     the_node_s_lock_is_held_by_one_where_blocks_split:
         without SpinExcludes, a_block_against_single_frames(), says "Causality violation";
 }

@@ -4,6 +4,7 @@ use crate::memory::Memory;
 use crate::tlb::{Tlb, TlbStats};
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use faultless::machine::{nontemporal_done, zero_nontemporal};
 use faultless::sync::percpu::Padded;
 use faultless::{
     CpuId, Errno, FrameNumber, Invalidate, MAX_CPUS, Machine, MemoryRegion, PAGE_SIZE, SpaceId,
@@ -343,6 +344,15 @@ unsafe impl Machine for NativeMachine {
         self.jitter.moment();
         // SAFETY: a whole frame of the mapping (host mapping), which is the caller's.
         unsafe { self.frame_bytes(frame).write_bytes(0, PAGE_SIZE as usize) };
+    }
+
+    unsafe fn zero_ahead(&self, first: FrameNumber, frames: u32) {
+        self.jitter.moment();
+        for frame in first.0..first.0 + frames {
+            // SAFETY: a whole frame of the mapping (host mapping), which is the caller's.
+            unsafe { zero_nontemporal(self.frame_bytes(FrameNumber(frame))) };
+        }
+        nontemporal_done();
     }
 
     #[inline(always)]

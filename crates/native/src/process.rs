@@ -86,6 +86,18 @@ impl Native {
         audit(&everyone[0].cpu, &spaces)
     }
 
+    /// What a CPU that nobody runs guest code on does meanwhile: zeroes up to about `budget` free frames
+    /// ahead, into the pools that the knob `zeroed_pool` allows. Returns how many; 0 when there is nothing to
+    /// do, or all CPUs are taken. A thread that calls it again and again, and sleeps a little after a 0, is the
+    /// machine's idle loop. Whoever waits for the CPU waits until this returns, so let the budget be small.
+    pub fn zero_ahead(&self, budget: usize) -> usize {
+        let taken = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let Some(id) = taken else { return 0 };
+        // SAFETY: as in `claim_many`.
+        let claimed = Claimed { cpu: unsafe { self.vm.cpu(id) }, _slot: Slot { native: self, id } };
+        claimed.cpu.zero_ahead(budget)
+    }
+
     fn machine_cpus(&self) -> usize {
         use faultless::Machine;
         self.machine().cpus()

@@ -32,6 +32,7 @@ use core::cell::{Cell, UnsafeCell};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use faultless::CpuId;
+use faultless::frame::zeroed::RUN;
 use faultless::sync::percpu::Padded;
 use faultless::sync::wait::until;
 
@@ -121,8 +122,13 @@ pub fn idle_loop() -> ! {
         // Either who queues something now sees us idle and interrupts us, or we see it queued.
         own.idle.store(true, Ordering::SeqCst);
         if !could_run_something() && (drained || !DRAIN.load(Ordering::SeqCst)) {
-            time::before_idle();
-            arch::idle();
+            // Not once the books are looked at.
+            if !drained && percpu::cpu().zero_ahead(RUN) != 0 {
+                arch::serve_interrupts();
+            } else {
+                time::before_idle();
+                arch::idle();
+            }
         }
         own.idle.store(false, Ordering::Relaxed);
     }

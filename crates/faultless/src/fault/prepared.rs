@@ -24,8 +24,14 @@ impl Prepared {
         match core::mem::take(self) {
             Self::Nothing => cpu.alloc_zeroed(),
             Self::Zeroed(frame) => Some(frame),
-            Self::Clean(frame) => Some(frame.zero(cpu.vm().machine())),
+            Self::Clean(frame) => Some(cpu.zero(frame)),
         }
+    }
+
+    /// As [`zeroed`](Self::zeroed), where it is not what is mostly done.
+    #[inline(never)]
+    pub(crate) fn zeroed_seldom<M: Machine>(&mut self, cpu: &Cpu<'_, M>) -> Option<Frame<Zeroed>> {
+        self.zeroed(cpu)
     }
 
     /// A frame to be overwritten: the prepared one, or a new one.

@@ -313,7 +313,7 @@ impl Object {
                     if protocol::look(slot, cpu).is_present() {
                         return Ok(slots);
                     }
-                    let frame = prepared.zeroed(cpu).ok_or(NoPage::OutOfMemory)?;
+                    let frame = prepared.zeroed_seldom(cpu).ok_or(NoPage::OutOfMemory)?;
                     let Ok(held) = protocol::take(slot, Entry::NONE, cpu) else {
                         prepared.keep_zeroed(frame);
                         continue;

@@ -3,6 +3,7 @@
 
 use super::Frames;
 use super::meta::{Kind, NO_FRAME, Use};
+use super::zeroed::Lists;
 use crate::addr::FrameNumber;
 use crate::sync::wait::Wait;
 use core::fmt;
@@ -14,6 +15,8 @@ pub struct Census {
     pub reserved: u64,
     /// On the free lists of the buddy allocators.
     pub free: u64,
+    /// In the nodes' pools of zeroed frames: free, too.
+    pub zeroed: u64,
     /// On the CPUs' lists, or in the hands of whoever allocated them. At a quiet moment, when all
     /// CPUs have drained their lists, what is left here is lost.
     pub pooled: u64,
@@ -34,10 +37,10 @@ pub struct Census {
 impl Census {
     /// Frames of memory: the sum of all kinds but the reserved.
     pub const fn total(&self) -> u64 {
-        self.free + self.taken()
+        self.free + self.zeroed + self.taken()
     }
 
-    /// Frames that are out of the buddy allocators.
+    /// Frames that are out of the buddy allocators and pools.
     pub const fn taken(&self) -> u64 {
         self.pooled + self.tables + self.anon + self.shared + self.zero + self.retired + self.torn
     }
@@ -78,6 +81,7 @@ impl Frames {
                 Kind::Reserved => (&mut census.reserved, 1),
                 Kind::Tail => (&mut census.torn, 1),
                 Kind::Free => (&mut census.free, 1 << meta.order()),
+                Kind::Zeroed => (&mut census.zeroed, 1 << meta.order()),
                 Kind::Pooled => (&mut census.pooled, 1 << meta.order()),
                 Kind::Used(usage) => {
                     let class = match usage {
@@ -104,9 +108,14 @@ impl Frames {
     /// The first [`Imbalance`] found.
     pub fn audit(&self, wait: &impl Wait) -> Result<Census, Imbalance> {
         let wrong = |what| Err(Imbalance { frame: None, what });
-        let mut listed = 0;
+        let (mut listed, mut zeroed) = (0, 0);
         for node in &self.nodes {
-            listed += node.0.lock(wait).validate(&self.table)?;
+            let validate = |lists: &mut Lists| {
+                Ok((lists.free.validate(&self.table)?, lists.zeroed.validate(&self.table)?))
+            };
+            let found = node.locked(wait, validate)?;
+            listed += found.0;
+            zeroed += found.1;
         }
         let census = self.census();
         if census.torn != 0 {
@@ -115,10 +124,13 @@ impl Frames {
         if census.free != listed {
             return wrong("a free frame is on no free list");
         }
+        if census.zeroed != zeroed {
+            return wrong("a zeroed frame is in no pool");
+        }
         if census.total() != self.total() {
             return wrong("the frames of all kinds are not the total");
         }
-        if self.free_count() != listed {
+        if self.free_count() != listed + zeroed {
             return wrong("the count of frames taken is wrong");
         }
         Ok(census)

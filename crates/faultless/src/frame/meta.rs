@@ -57,6 +57,8 @@ pub enum Kind {
     Tail,
     /// Heads a block on a free list of its node's buddy allocator.
     Free,
+    /// Heads a block of zeros in its node's pool.
+    Zeroed,
     /// Out of the buddy allocators and not published: on a CPU's list, or in the hands of whoever
     /// allocated it, as a [`Frame`](super::Frame) value.
     Pooled,
@@ -65,12 +67,18 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Whether it is on a list of a buddy allocator.
+    pub(super) const fn is_listed(self) -> bool {
+        matches!(self, Self::Free | Self::Zeroed)
+    }
+
     const fn encode(self) -> u8 {
         match self {
             Self::Reserved => 0,
             Self::Tail => 1,
             Self::Free => 2,
             Self::Pooled => 3,
+            Self::Zeroed => 4,
             Self::Used(usage) => usage as u8,
         }
     }
@@ -81,6 +89,7 @@ impl Kind {
             1 => Self::Tail,
             2 => Self::Free,
             3 => Self::Pooled,
+            4 => Self::Zeroed,
             5 => Self::Used(Use::Table),
             6 => Self::Used(Use::Anon),
             7 => Self::Used(Use::Shared),
@@ -118,7 +127,8 @@ pub struct FrameMeta {
     pub index: AtomicU64,
     /// Through which a frame that lock-free readers may still look at waits for them.
     retire: RetireLink,
-    /// Neighbours on the buddy allocator's free list; of no meaning unless `kind` is `Free`.
+    /// Neighbours on the buddy allocator's free list; of no meaning unless `kind` is `Free` or
+    /// `Zeroed`.
     pub(super) prev: AtomicU32,
     pub(super) next: AtomicU32,
 }
@@ -322,13 +332,15 @@ impl FrameTable {
         FrameNumber(self.base + (offset / size_of::<FrameMeta>()) as u32)
     }
 
-    /// Whether the block of 2^`order` frames at `head` is on a free list of `node`'s allocator.
+    /// Whether the block of 2^`order` frames at `head` is on a list of `node`'s allocator, as `kind`.
     /// The caller holds that node's lock, without which the answer is not steady.
-    pub(super) fn is_free(&self, head: u32, order: u8, node: u8) -> bool {
+    pub(super) fn is_listed(&self, head: u32, order: u8, node: u8, kind: Kind) -> bool {
         // The node first: it never changes, while the rest of another node's frame is not ours to
         // look at.
         self.metas.get(head.wrapping_sub(self.base) as usize).is_some_and(|meta| {
-            meta.node == node && meta.kind() == Kind::Free && meta.order() == order
+            meta.node == node
+                && meta.kind.load(Ordering::Relaxed) == kind.encode()
+                && meta.order() == order
         })
     }
 

@@ -1,23 +1,27 @@
 //! Frames: physical memory, who has it, and what is owed on it.
 //!
 //! Memory lies in *nodes* (tiers, or sockets), the nearest and fastest first. Each node has a
-//! buddy allocator (`buddy.rs`) under one lock; each CPU keeps a short list (`percpu.rs`) of frames
-//! above them, so that allocating and freeing a frame usually touches nothing but that list and the
-//! frame's own [line of metadata](meta). A frame out of the allocators is a value,
+//! buddy allocator (`buddy.rs`) and a [pool of zeroed frames](zeroed) under one lock; each CPU keeps short
+//! lists (`percpu.rs`) of frames above them, so that allocating and freeing a frame usually touches
+//! nothing but such a list and the frame's own [line of metadata](meta). Many at a time come as a
+//! [`Run`]. A frame out of the allocators is a value,
 //! [`Frame`](owned), until it is [published](Frames::publish) to a page-table entry; its type says
 //! whether stale translations to it may exist.
 //!
 //! ```text
-//! buddy ⇄ CPU's list ⇄ Frame<Clean> → Frame<Zeroed> → publish → mapped, refs ≥ 1
-//!                          ↑                                        | put_ref = 0, reclaim
-//!                          └──────── settle ──── Frame<Owed> ───────┘
+//!  pool ⇄ CPU's list of zeroed frames ⇄ Frame<Zeroed> ─┐
+//!   ↑ zeroed ahead                         ↑ zeroed     ↓
+//! buddy ⇄ CPU's list of others ⇄────── Frame<Clean> → publish → mapped, refs ≥ 1
+//!                                          ↑                       | put_ref = 0, reclaim
+//!                                          └─ settle ─ Frame<Owed> ┘
 //! ```
 //!
-//! *Exhaustion.* How many frames are out of the buddy allocators is counted exactly, in batches, and
-//! no frame is handed out that was not reserved in that count first. So what is handed out never
-//! exceeds the [limit](Frames::set_limit), and while the count is below it, allocating one frame
-//! succeeds. What other CPUs keep in their lists counts as out and cannot be had; therefore lists are
-//! kept small when memory is short: a batch is at most 1/16 of what can still be had, and a list
+//! *Exhaustion.* How many frames are out of the buddy allocators and pools is counted exactly, in
+//! batches, and no frame is handed out that was not reserved in that count first. So what is handed out
+//! never exceeds the [limit](Frames::set_limit), and while the count is below it, allocating one frame
+//! succeeds, be the last ones in a pool; a CPU's own lists serve it beyond that, either for the other.
+//! What other CPUs keep in their lists, or are zeroing, counts as out and cannot be had; therefore lists
+//! are kept small when memory is short: a batch is at most 1/16 of what can still be had, and a list
 //! holds at most two of the batches it was last filled with.
 //!
 //! Lock order: a node's lock is a leaf; nothing is taken under it, and no two at a time.
@@ -27,42 +31,51 @@ mod census;
 pub mod meta;
 pub mod owned;
 mod percpu;
+mod run;
 #[cfg(test)]
 mod tests;
+pub mod zeroed;
 
 pub use census::{Census, Imbalance};
 pub use meta::{FrameMeta, FrameTable, Kind, Use};
 pub use owned::{Clean, Frame, Owed, Settled, Zeroed};
+pub use run::Run;
 
 use crate::addr::FrameNumber;
 use crate::error::OutOfMemory;
 use crate::machine::MemoryRegion;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::order::NodeBuddy;
 use crate::sync::percpu::{Local, Padded, PerCpu};
-use crate::sync::spin::SpinLock;
-use crate::sync::wait::Wait;
+use crate::sync::wait::{Spin, Wait};
 use alloc::vec::Vec;
-use buddy::Buddy;
 use core::fmt;
-use percpu::{BATCH, Magazine, batch_for};
+use percpu::{BATCH, Magazine, Stock, batch_for};
+use zeroed::{Lists, Node};
 
 /// log2 of the frames in the largest block: 1 GiB.
 pub const MAX_ORDER: u8 = 18;
+
+/// Memory is short when less than one part in so many of the limit can still be had.
+const SHORT: u64 = 16;
 
 /// All physical memory.
 pub struct Frames {
     table: FrameTable,
     /// By node number, which is the order of preference.
-    nodes: Vec<Padded<SpinLock<Buddy, NodeBuddy>>>,
-    magazines: PerCpu<Magazine>,
+    nodes: Vec<Node>,
+    stocks: PerCpu<Stock>,
     total: u64,
+    /// Frames that a node's pool may hold. Here, where all else is read only, as is the next.
+    zeroed_pool: AtomicU64,
+    /// 0, or `u64::MAX` where there are pools: then the list of clean frames
+    /// [seems empty](Magazine::pop_unless) to who wants a zeroed one.
+    pools: AtomicU64,
     counts: Padded<Counts>,
 }
 
 /// Written where batches move, not where frames do.
 struct Counts {
-    /// Frames out of the buddy allocators, or promised to somebody who is about to take them.
+    /// Frames out of the buddy allocators and pools, or promised to somebody who is about to take them.
     taken: AtomicU64,
     /// How many may be out; not more than the total.
     limit: AtomicU64,
@@ -79,23 +92,25 @@ impl Frames {
         let last = regions.iter().map(|region| region.node).max().unwrap_or(0);
         nodes.try_reserve_exact(usize::from(last) + 1).map_err(|_| OutOfMemory)?;
         for node in 0..=last {
-            let mut buddy = Buddy::new(node);
-            for region in regions.iter().filter(|region| region.node == node) {
-                buddy.adopt(&table, region.first, region.frames);
-            }
-            nodes.push(Padded(SpinLock::ordered(buddy)));
+            nodes.push(Node::new(node));
+            nodes[usize::from(node)].locked(&Spin, |lists| {
+                for region in regions.iter().filter(|region| region.node == node) {
+                    lists.free.adopt(&table, region.first, region.frames);
+                }
+            });
         }
         let total = regions.iter().map(|region| u64::from(region.frames)).sum();
         let counts = Counts { taken: AtomicU64::new(0), limit: AtomicU64::new(total) };
-        let magazines = PerCpu::try_new(cpus, |_| Magazine::new())?;
-        Ok(Self { table, nodes, magazines, total, counts: Padded(counts) })
+        let stocks = PerCpu::try_new(cpus, |_| Stock::new())?;
+        let (zeroed_pool, pools) = (AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Self { table, nodes, stocks, total, zeroed_pool, pools, counts: Padded(counts) })
     }
 
     /// Allocates one frame, from the CPU's list or, when that is empty, from the first node that
     /// has one. `None`: there is none left, or the limit is reached.
     #[inline(always)]
     pub fn alloc(&self, local: &Local, wait: &impl Wait) -> Option<Frame<Clean>> {
-        let number = match self.magazines.get(local).pop() {
+        let number = match self.stocks.get(local).clean.pop() {
             Some(number) => number,
             None => self.refill(local, wait)?,
         };
@@ -106,14 +121,16 @@ impl Frames {
     /// first node that has one. `None`: there is none left, or the limit is reached.
     pub fn alloc_order(&self, local: &Local, order: u8, wait: &impl Wait) -> Option<Frame<Clean>> {
         let number = self.take_block(order, wait).or_else(|| {
-            // What this CPU keeps may be what is missing from a block, or from the limit.
+            // What this CPU keeps may be what is missing from a block, or from the limit; and a block may
+            // be half zeroed.
             self.drain(local, wait);
+            self.shrink_pools(0, wait);
             self.take_block(order, wait)
         })?;
         Some(Frame::new(number, order))
     }
 
-    /// Frees a frame to the CPU's list, or a block of several straight to its node.
+    /// Frees a frame to the CPU's list of its kind, or a block of several straight to its node.
     #[inline]
     pub fn free<S: Settled>(&self, local: &Local, frame: Frame<S>, wait: &impl Wait) {
         let (number, order) = (frame.number(), frame.order());
@@ -124,11 +141,13 @@ impl Frames {
             self.meta(FrameNumber(number)).end_ownership();
         }
         if order != 0 {
-            return self.give_back(&[number], order, wait);
+            return self.give_back(&[number], order, S::ZEROED, wait);
         }
-        let magazine = self.magazines.get(local);
-        while !magazine.push(number) {
-            self.spill(magazine, wait);
+        let stock = self.stocks.get(local);
+        let zeroed = S::ZEROED && self.zeroed_pool() != 0;
+        let list = if zeroed { &stock.zeroed } else { &stock.clean };
+        while !list.push(number) {
+            self.spill(list, zeroed, wait);
         }
     }
 
@@ -181,10 +200,11 @@ impl Frames {
         &self.table
     }
 
-    /// Gives the CPU's list back to the buddy allocators, as a CPU does that goes idle or away.
+    /// Gives the CPU's lists back to the buddy allocators and pools, as a CPU does that goes idle or away.
     pub fn drain(&self, local: &Local, wait: &impl Wait) {
-        let magazine = self.magazines.get(local);
-        while self.spill(magazine, wait) != 0 {}
+        let stock = self.stocks.get(local);
+        while self.spill(&stock.clean, false, wait) != 0 {}
+        while self.spill(&stock.zeroed, true, wait) != 0 {}
     }
 
     /// Frames of memory.
@@ -193,20 +213,20 @@ impl Frames {
         self.total
     }
 
-    /// Frames on the buddy allocators' lists. As in Linux's `nr_free_pages`, those on the CPUs'
+    /// Frames on the buddy allocators' lists and in the pools. As in Linux's `nr_free_pages`, those on the CPUs'
     /// lists are not among them.
     #[inline]
     pub fn free_count(&self) -> u64 {
         self.total - self.counts.0.taken.load(Ordering::Relaxed)
     }
 
-    /// How many frames may be out of the buddy allocators at once.
+    /// How many frames may be out of the buddy allocators and pools at once.
     #[inline]
     pub fn limit(&self) -> u64 {
         self.counts.0.limit.load(Ordering::Relaxed)
     }
 
-    /// Lets at most `frames` frames be out of the buddy allocators at once, those on the CPUs' lists
+    /// Lets at most `frames` frames be out of the buddy allocators and pools at once, those on the CPUs' lists
     /// included. With more than that out already, allocation fails until enough have come back.
     pub fn set_limit(&self, frames: u64) {
         self.counts.0.limit.store(frames.min(self.total), Ordering::Relaxed);
@@ -216,14 +236,44 @@ impl Frames {
     #[cold]
     #[inline(never)]
     fn refill(&self, local: &Local, wait: &impl Wait) -> Option<FrameNumber> {
+        let stock = self.stocks.get(local);
         let mut batch = [FrameNumber(0); BATCH];
-        let reserved = self.reserve(1, |available| batch_for(available) as u64)? as usize;
+        match self.take_any(&mut batch, wait, |available| batch_for(available) as u64) {
+            // Nothing but what is zeroed on this CPU is left.
+            0 => stock.zeroed.pop(),
+            got => {
+                stock.clean.refill(&batch[..got]);
+                stock.clean.pop()
+            }
+        }
+    }
+
+    /// Takes single frames of anything from the nodes, the nearest first: as many as `want` makes of
+    /// what can still be had, and at most `to.len()`. Returns how many; 0 only when `want` is refused.
+    fn take_any(
+        &self,
+        to: &mut [FrameNumber],
+        wait: &impl Wait,
+        want: impl Fn(u64) -> u64,
+    ) -> usize {
+        let most = to.len() as u64;
+        let Some(reserved) = self.reserve(1, |available| want(available).min(most)) else {
+            return 0;
+        };
+        let reserved = reserved as usize;
         let mut got = 0;
         // What is reserved is there: the limit is not above the total. It may be on its way from one
         // node to another while we pass, so an empty-handed round is followed by another.
         for looks in 0.. {
             for node in &self.nodes {
-                got += node.0.lock(wait).alloc_run(&self.table, &mut batch[got..reserved]);
+                let empty = node.locked(wait, |lists| {
+                    got += lists.alloc_run(&self.table, &mut to[got..reserved]);
+                    lists.is_empty()
+                });
+                // A few frames less are better than some from farther away.
+                if got == reserved || !empty {
+                    break;
+                }
             }
             if got != 0 {
                 break;
@@ -231,52 +281,70 @@ impl Frames {
             wait.wait(looks);
         }
         self.release((reserved - got) as u64);
-        for number in &batch[..got] {
-            self.meta(*number).make_single();
-        }
-        let magazine = self.magazines.get(local);
-        magazine.refill(&batch[..got]);
-        magazine.pop()
+        to[..got].iter().for_each(|number| self.meta(*number).make_single());
+        got
     }
 
     /// Gives the colder half of the list back; returns how many frames that were.
     #[cold]
     #[inline(never)]
-    fn spill(&self, magazine: &Magazine, wait: &impl Wait) -> usize {
+    fn spill(&self, list: &Magazine, zeroed: bool, wait: &impl Wait) -> usize {
         let mut batch = [FrameNumber(0); BATCH];
-        let out = magazine.spill(&mut batch);
-        self.give_back(&batch[..out], 0, wait);
+        let out = list.spill(&mut batch);
+        self.give_back(&batch[..out], 0, zeroed, wait);
         out
     }
 
     /// Takes a block from the first node that has one. The block is taken before it is reserved:
     /// a reservation that then found no block would have failed somebody else's for nothing.
     fn take_block(&self, order: u8, wait: &impl Wait) -> Option<FrameNumber> {
-        let found =
-            |node: &Padded<SpinLock<Buddy, NodeBuddy>>| node.0.lock(wait).alloc(&self.table, order);
+        let found = |node: &Node| node.locked(wait, |lists| lists.alloc(&self.table, order));
         let number = self.nodes.iter().find_map(found)?;
         let frames = 1 << order;
         if self.reserve(frames, |_| frames).is_none() {
-            self.node_of(number).lock(wait).free(&self.table, number, order);
+            let give_back = |lists: &mut Lists| lists.free.free(&self.table, number, order);
+            self.node_of(number).locked(wait, give_back);
             return None;
         }
         Some(number)
     }
 
     /// Returns blocks of 2^`order` frames to their nodes, with one locking for each run of the same
-    /// node.
-    fn give_back(&self, blocks: &[FrameNumber], order: u8, wait: &impl Wait) {
+    /// node; `zeroed` ones to the pool, while that has room.
+    fn give_back(&self, blocks: &[FrameNumber], order: u8, zeroed: bool, wait: &impl Wait) {
         for run in blocks.chunk_by(|a, b| self.meta(*a).node() == self.meta(*b).node()) {
-            let mut buddy = self.node_of(run[0]).lock(wait);
-            for number in run {
-                buddy.free(&self.table, *number, order);
-            }
+            self.node_of(run[0]).locked(wait, |lists| {
+                let room = if zeroed { lists.zeroed_room(self.zeroed_pool()) >> order } else { 0 };
+                let (pooled, others) = run.split_at(run.len().min(room as usize));
+                for number in pooled {
+                    lists.zeroed.free(&self.table, *number, order);
+                }
+                for number in others {
+                    lists.free.free(&self.table, *number, order);
+                }
+            });
         }
         self.release((blocks.len() as u64) << order);
     }
 
-    fn node_of(&self, frame: FrameNumber) -> &SpinLock<Buddy, NodeBuddy> {
-        &self.nodes[usize::from(self.meta(frame).node())].0
+    fn node_of(&self, frame: FrameNumber) -> &Node {
+        &self.nodes[usize::from(self.meta(frame).node())]
+    }
+
+    /// Frames that can still be had.
+    fn available(&self) -> u64 {
+        self.limit().saturating_sub(self.counts.0.taken.load(Ordering::Relaxed))
+    }
+
+    /// Whether memory would be short with `frames` frames taken of `available`: then what is not needed
+    /// at once is left to whoever needs it.
+    fn is_short_at(&self, available: u64, frames: u64) -> bool {
+        available < frames + self.limit() / SHORT
+    }
+
+    /// Whether memory is short: less than 1/16 of what may be out can still be had.
+    pub fn is_short(&self) -> bool {
+        self.is_short_at(self.available(), 0)
     }
 
     /// Promises the caller as many frames as it `want`s when that many are available, or else those

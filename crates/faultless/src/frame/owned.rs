@@ -40,9 +40,16 @@ mod sealed {
 }
 
 /// The states of a frame that owes nothing: [`Clean`] and [`Zeroed`].
-pub trait Settled: sealed::Sealed {}
-impl Settled for Clean {}
-impl Settled for Zeroed {}
+pub trait Settled: sealed::Sealed {
+    /// Whether the bytes are known to be zero.
+    const ZEROED: bool;
+}
+impl Settled for Clean {
+    const ZEROED: bool = false;
+}
+impl Settled for Zeroed {
+    const ZEROED: bool = true;
+}
 
 /// An unmapped block of 2^order frames (mostly one: order 0) that belongs to whoever has this value.
 #[must_use = "a frame that is dropped is lost"]
@@ -113,6 +120,15 @@ impl Frame<Clean> {
             // SAFETY: the value is the only owner, and a clean frame has no translation.
             unsafe { machine.zero_frame(FrameNumber(number)) };
         }
+        Frame::new(self.number, self.order)
+    }
+}
+
+impl Frame<Clean> {
+    /// Fills frames with zeros that nobody is about to use.
+    pub(super) fn zero_ahead(self, machine: &impl Machine) -> Frame<Zeroed> {
+        // SAFETY: the value is the only owner, and a clean frame has no translation.
+        unsafe { machine.zero_ahead(self.number, 1 << self.order) };
         Frame::new(self.number, self.order)
     }
 }

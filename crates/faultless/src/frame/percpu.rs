@@ -1,6 +1,7 @@
-//! The list of free frames that each CPU keeps for itself.
+//! The lists of free frames that each CPU keeps for itself: one of frames of anything, and one of zeroed
+//! frames, which is empty where there are no pools of them.
 //!
-//! Frames of order 0 are allocated from and freed to the CPU's own list, which no other CPU ever
+//! Frames of order 0 are allocated from and freed to the CPU's own lists, which no other CPU ever
 //! looks at: in the steady state neither touches a shared line. An empty list takes a batch from the
 //! buddy allocators; a full one gives its coldest batch back.
 //!
@@ -23,7 +24,20 @@ pub(super) fn batch_for(available: u64) -> usize {
     (available / 16).clamp(1, BATCH as u64) as usize
 }
 
-/// One CPU's list of free frames, last in first out.
+/// One CPU's lists.
+#[derive(Debug)]
+pub(super) struct Stock {
+    pub(super) clean: Magazine,
+    pub(super) zeroed: Magazine,
+}
+
+impl Stock {
+    pub(super) const fn new() -> Self {
+        Self { clean: Magazine::new(), zeroed: Magazine::new() }
+    }
+}
+
+/// A list of free frames, last in first out.
 #[derive(Debug)]
 pub(super) struct Magazine {
     len: Cell<usize>,
@@ -44,8 +58,15 @@ impl Magazine {
     /// Takes the frame that was put in last.
     #[inline(always)]
     pub(super) fn pop(&self) -> Option<FrameNumber> {
-        // Wraps when empty, to beyond the array: one comparison serves both.
-        let top = self.len.get().wrapping_sub(1);
+        self.pop_unless(0)
+    }
+
+    /// As [`pop`](Self::pop), but takes none if `never` is `usize::MAX`, not 0: the same comparison serves
+    /// for that, too.
+    #[inline(always)]
+    pub(super) fn pop_unless(&self, never: usize) -> Option<FrameNumber> {
+        // Wraps when empty, to beyond the array.
+        let top = self.len.get().wrapping_sub(1) | never;
         let frame = self.frames.get(top)?.get();
         self.len.set(top);
         Some(frame)
@@ -61,6 +82,18 @@ impl Magazine {
         self.frames[len].set(frame);
         self.len.set(len + 1);
         true
+    }
+
+    /// Takes as many as there are and fit into `to`, in the order of [`pop`](Self::pop), and returns how
+    /// many that were.
+    pub(super) fn take(&self, to: &mut [FrameNumber]) -> usize {
+        let len = self.len.get();
+        let kept = len.saturating_sub(to.len());
+        for (slot, frame) in to.iter_mut().zip(self.frames[kept..len].iter().rev()) {
+            *slot = frame.get();
+        }
+        self.len.set(kept);
+        len - kept
     }
 
     /// Puts a batch into the empty list, to be taken in the order given. From now on the list is

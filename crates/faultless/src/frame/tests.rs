@@ -163,6 +163,7 @@ fn the_census_knows_every_use() {
         Census {
             reserved: 0,
             free,
+            zeroed: 0,
             pooled,
             tables: 1,
             anon: 2 + 64,

@@ -137,6 +137,7 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
             shoot(self.cpu, self.space, range);
         }
         let gathered = &self.cpu.state().gather.frames[..core::mem::take(&mut self.frames)];
+        self.cpu.note_freed(gathered.len());
         for frames in gathered.chunks(ENTRIES) {
             for frame in frames {
                 // SAFETY: the mapping that this reference is of is gone, and flushed by now.

@@ -114,6 +114,7 @@ impl Inbox {
 
 /// Drops translations of `space` on every CPU of `cpus`, and returns the number of CPUs interrupted,
 /// once all have done so. The caller's changes of the tables come first.
+#[inline]
 pub fn shoot<M: Machine>(
     machine: &M,
     inboxes: &PerCpu<Inbox>,

@@ -88,21 +88,24 @@ fn new_world(cpu: &TestCpu<'_>) -> World {
     world
 }
 
+/// How faults and calls keep out of each other's way, when a root is asked for, and whether all that is
+/// free is zeroed, in a pool.
+type Policy = (Locking, AnonVmaCheck, bool);
+
 /// One run. Returns whether anything was refused, whether the call was, and what was seen in the end.
-fn run(
-    case: &Case<'_>,
-    policy: (Locking, AnonVmaCheck),
-    short: Option<Short>,
-) -> (bool, bool, Sight) {
+fn run(case: &Case<'_>, policy: Policy, short: Option<Short>) -> (bool, bool, Sight) {
     let vm = TestVm::new(Small::new(FRAMES)).unwrap();
     let start = shim::live();
     vm.set(Setting::Locking(policy.0));
     vm.set(Setting::AnonVmaCheck(policy.1));
+    vm.set(Setting::ZeroedPool(if policy.2 { u64::MAX } else { 0 }));
     // SAFETY: the only one.
     let cpu = unsafe { vm.cpu(CpuId(0)) };
+    cpu.zero_ahead(usize::MAX);
     let mut world = new_world(&cpu);
     (case.setup)(&cpu, &mut world);
     cpu.drain();
+    cpu.zero_ahead(usize::MAX);
     world.audit(&cpu);
     let (heap, free) = (shim::live(), vm.free_frames());
     let before = world.sight(&cpu);
@@ -169,9 +172,10 @@ fn run(
 /// Every kind of want, at every step, under every policy. Says how often the call was refused.
 pub(crate) fn exhaust(case: &Case<'_>) -> u64 {
     let mut failures = 0;
-    for locking in Locking::ALL {
+    let policies = Locking::ALL.map(|locking| (locking, false));
+    for (locking, pools) in policies.into_iter().chain([(Locking::Speculative, true)]) {
         for &check in case.checks {
-            let policy = (locking, check);
+            let policy = (locking, check, pools);
             let (_, _, expected) = run(case, policy, None);
             let kinds: [&dyn Fn(u64) -> Short; 5] = [
                 &|step| Short::Heap(Plan::Only(step)),
@@ -208,7 +212,7 @@ pub(crate) fn exhaust(case: &Case<'_>) -> u64 {
 /// Says where it was when something panics.
 struct Told<'c> {
     name: &'c str,
-    policy: (Locking, AnonVmaCheck),
+    policy: Policy,
     short: Short,
 }
 

@@ -25,10 +25,10 @@ pub mod streams;
 pub use streams::{Audit, Kind, Miss, Seen, Streams, Window};
 
 use super::{Access, Attempt, FaultKind, overtaken};
-use crate::addr::{PAGE_SHIFT, VirtRange};
+use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange};
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
-use crate::frame::{Frame, Use, Zeroed};
+use crate::frame::{self, Use};
 use crate::machine::Machine;
 use crate::space::batch::shoot;
 use crate::space::vma::{Vma, VmaFlags};
@@ -39,7 +39,6 @@ use crate::table::entry::Entry;
 use crate::table::node::{self, ENTRIES, LAST};
 use crate::table::protocol::{self, RUN};
 use crate::table::walk::{Reached, descend};
-use crate::vm::Cpu;
 use core::cell::{RefCell, RefMut};
 use core::ops::Range;
 
@@ -71,43 +70,6 @@ pub(super) fn goes_ahead(vma: &Vma, access: Access, seen: Entry) -> bool {
     vma.area.object.is_none()
         && (seen.is_none() || zeros && access == Access::Write)
         && !vma.area.flags.contains(VmaFlags::RANDOM)
-}
-
-/// Zeroed frames for a run.
-struct Stock {
-    frames: [Option<Frame<Zeroed>>; RUN],
-    len: usize,
-}
-
-impl Stock {
-    const fn new() -> Self {
-        Self { frames: [const { None }; RUN], len: 0 }
-    }
-
-    /// Takes frames until there are `wanted`, as far as there are some that nobody misses.
-    fn fill<M: Machine>(&mut self, wanted: usize, cpu: &Cpu<'_, M>) {
-        while self.len < wanted
-            && let Some(frame) = cpu.alloc_zeroed()
-        {
-            self.push(frame);
-        }
-    }
-
-    fn put_back<M: Machine>(mut self, cpu: &Cpu<'_, M>) {
-        while let Some(frame) = self.pop() {
-            cpu.free(frame);
-        }
-    }
-
-    fn push(&mut self, frame: Frame<Zeroed>) {
-        self.frames[self.len] = Some(frame);
-        self.len += 1;
-    }
-
-    fn pop(&mut self) -> Option<Frame<Zeroed>> {
-        self.len = self.len.checked_sub(1)?;
-        self.frames[self.len].take()
-    }
 }
 
 /// What is to be filled: the entries `places` of `table`, of which the first belongs to page `first`.
@@ -235,15 +197,16 @@ impl<M: Machine> Attempt<'_, '_, M> {
             seen.is_none() || seen.unused() == page.unused()
         };
         let asks = run.places.contains(&asked);
-        let mut stock = Stock::new();
+        let mut buffer = [FrameNumber(0); RUN];
+        let (mut own, mut others) = (None, frame::Run::empty());
         if write {
             if asks {
-                stock.push(prepared.zeroed(cpu).ok_or(Abort::NoMemory)?);
+                own = Some(prepared.zeroed(cpu).ok_or(Abort::NoMemory)?);
             }
-            let mut wanted = run.places.clone().filter(|at| fits_at(*at) || *at == asked).count();
-            stock.fill(wanted, cpu);
+            let mut wanted = run.places.clone().filter(|at| *at != asked && fits_at(*at)).count();
+            others = cpu.alloc_zeroed_run(&mut buffer[..wanted]);
             // With fewer frames, those farthest from the page are left out.
-            while wanted > stock.len {
+            while wanted > others.len() {
                 let Range { start, end } = run.places;
                 let left = if end > asked && end - 1 - asked >= asked.saturating_sub(start) {
                     run.places.end -= 1;
@@ -252,7 +215,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
                     run.places.start += 1;
                     start
                 };
-                wanted -= usize::from(fits_at(left));
+                wanted -= usize::from(left != asked && fits_at(left));
             }
         }
         let start = run.places.start;
@@ -261,10 +224,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let stands = self.ticket.stands();
         if !stands || asks && !held.holds(asked - start) {
             held.revert();
-            if asks && write {
-                stock.pop().into_iter().for_each(|frame| prepared.keep_zeroed(frame));
-            }
-            stock.put_back(cpu);
+            own.into_iter().for_each(|frame| prepared.keep_zeroed(frame));
+            cpu.free_run(others);
             return if stands {
                 Ok(None)
             } else {
@@ -284,7 +245,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
             let place = start + at;
             let entry = if write {
                 // There is one for each: nothing more was taken than was counted.
-                let Some(frame) = stock.pop() else { return Entry::NONE };
+                let frame = if place == asked { own.take() } else { others.pop() };
+                let Some(frame) = frame else { return Entry::NONE };
                 let entry = self.leaf(frame.number()).writable_dirty();
                 cpu.vm().frames.publish(
                     frame,
@@ -299,7 +261,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             (count, low, high) = (count + 1, low.min(place), place + 1);
             if place == asked { entry } else { entry.unused() }
         });
-        stock.put_back(cpu);
+        cpu.free_run(others);
         if write {
             cpu.add_resident(self.space, count);
         }

@@ -1,0 +1,346 @@
+//! What a zeroed page costs, and whom.
+//!
+//! A page that a program touches first must be zero. Zeroed in the fault, the program waits for it;
+//! zeroed ahead, somebody else spends the time, and the program finds the page in the caches, or not. All
+//! of it is measured on the same host memory, in one run, variant by variant and round after round, since
+//! the host's clock changes from one second to the next: what is to be compared are the medians of the
+//! *ratios* within rounds.
+//!
+//! - *in the fault*: each page is zeroed by ordinary stores, and then used;
+//! - *ahead, cached*: as many pages as a pool holds are zeroed by ordinary stores, and then used;
+//! - *ahead, non-temporal*: the same by stores that go past the caches.
+//!
+//! Pools are of 64 pages, which stay in the caches of one core, and of 4,096, which do not. The page is
+//! used as little as may be (its first line is written) and as much (all its lines are). The zeroing ahead is
+//! done by the same core, as when it has been idle; what it takes is a row of its own, and no ratio hides it.
+//!
+//! *On a busy machine* one thread reads memory at random, which is bound by memory, while another zeroes
+//! ahead without pause. What a page zeroed costs the reader is the time that the reader lost over the
+//! pages that were zeroed meanwhile; times in which the host took the processor from the reader do not count.
+//!
+//! Last, the whole way: write faults of a program on the native machine, without pools and with.
+
+use crate::report::{Report, Spread};
+use crate::window::{PEACE, Waits};
+use faultless::machine::{nontemporal_done, zero_nontemporal};
+use faultless::{Access, FrameNumber, MapFlags, PAGE_SIZE, Prot, Setting};
+use faultless_native::{Config, Memory, Native, Stop};
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Pages of the memory that is zeroed: more than the caches hold.
+const PAGES: u32 = 32768;
+/// Pages of a lap.
+const LAP: u32 = 4096;
+/// How far ahead.
+const POOLS: [u32; 2] = [64, LAP];
+/// Frames between two fences, as in the subsystem.
+const RUN: u32 = faultless::frame::zeroed::RUN as u32;
+const LINE: usize = 64;
+/// Words that the busy thread reads in a lap, and pages of its memory.
+const READS: u64 = 10_000;
+const READ_PAGES: u32 = 16384;
+
+/// By which stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stores {
+    Cached,
+    NonTemporal,
+}
+
+impl Stores {
+    const ALL: [Self; 2] = [Self::Cached, Self::NonTemporal];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Cached => "cached",
+            Self::NonTemporal => "non-temporal",
+        }
+    }
+
+    fn zero(self, memory: &Memory, first: u32, pages: u32) {
+        for page in first..first + pages {
+            let bytes = memory.frame_bytes(FrameNumber(page));
+            match self {
+                // SAFETY: a page of the mapping, of this thread only.
+                Self::Cached => unsafe { bytes.write_bytes(0, PAGE_SIZE as usize) },
+                Self::NonTemporal => {
+                    // SAFETY: as above.
+                    unsafe { zero_nontemporal(bytes) };
+                    if (page + 1 - first).is_multiple_of(RUN) {
+                        nontemporal_done();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// How much of a page the program uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Using {
+    FirstLine,
+    AllLines,
+}
+
+impl Using {
+    const ALL: [Self; 2] = [Self::FirstLine, Self::AllLines];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::FirstLine => "first_line",
+            Self::AllLines => "all_lines",
+        }
+    }
+
+    fn write(self, memory: &Memory, page: u32) {
+        let bytes = memory.frame_bytes(FrameNumber(page));
+        let step = if self == Self::FirstLine { PAGE_SIZE as usize } else { LINE };
+        for at in (0..PAGE_SIZE as usize).step_by(step) {
+            // SAFETY: within a page of the mapping, of this thread only. Volatile: a program's store is
+            // not merged with the zeroing.
+            unsafe { bytes.add(at).cast::<u64>().write_volatile(at as u64 + 1) };
+        }
+    }
+}
+
+/// Nanoseconds a page: of whoever zeroed ahead, and of the program.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    ahead: f64,
+    program: f64,
+}
+
+/// Measures.
+///
+/// # Errors
+/// What the machine refused.
+pub fn run(quick: bool) -> Result<Report, String> {
+    let mut memory = Memory::new(u64::from(PAGES) * PAGE_SIZE, 1)
+        .map_err(|errno| format!("memory to zero: {errno:?}"))?;
+    memory.populate();
+    let mut report = Report::default();
+    let time = Duration::from_secs(if quick { 2 } else { 15 });
+    alone(&mut report, &memory, time);
+    busy(&mut report, &memory, time)?;
+    faults(&mut report, time)?;
+    Ok(report)
+}
+
+/// The parts of memory that laps use one after the other, so that each finds its pages cold.
+struct Laps<'m> {
+    memory: &'m Memory,
+    next: u32,
+}
+
+impl Laps<'_> {
+    fn first(&mut self) -> u32 {
+        let first = self.next;
+        self.next = (first + LAP) % PAGES;
+        first
+    }
+
+    fn in_fault(&mut self, using: Using) -> Cost {
+        let first = self.first();
+        let begin = Instant::now();
+        for page in first..first + LAP {
+            Stores::Cached.zero(self.memory, page, 1);
+            using.write(self.memory, page);
+        }
+        Cost { ahead: 0.0, program: per_page(begin.elapsed()) }
+    }
+
+    fn ahead(&mut self, stores: Stores, pool: u32, using: Using) -> Cost {
+        let first = self.first();
+        let (mut ahead, mut program) = (Duration::ZERO, Duration::ZERO);
+        for from in (first..first + LAP).step_by(pool as usize) {
+            let begin = Instant::now();
+            stores.zero(self.memory, from, pool);
+            nontemporal_done();
+            let zeroed = Instant::now();
+            (from..from + pool).for_each(|page| using.write(self.memory, page));
+            ahead += zeroed - begin;
+            program += zeroed.elapsed();
+        }
+        Cost { ahead: per_page(ahead), program: per_page(program) }
+    }
+}
+
+fn per_page(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e9 / f64::from(LAP)
+}
+
+/// One thread.
+fn alone(report: &mut Report, memory: &Memory, time: Duration) {
+    type Series = (Using, Option<(Stores, u32)>, Vec<Cost>, Vec<f64>, Vec<f64>);
+    let mut all: Vec<Series> = Vec::new();
+    for using in Using::ALL {
+        all.push((using, None, Vec::new(), Vec::new(), Vec::new()));
+        for stores in Stores::ALL {
+            all.extend(
+                POOLS.map(|pool| (using, Some((stores, pool)), Vec::new(), Vec::new(), Vec::new())),
+            );
+        }
+    }
+    let mut laps = Laps { memory, next: 0 };
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        let mut base = Cost { ahead: 0.0, program: 1.0 };
+        for (using, how, costs, program, both) in &mut all {
+            let cost = match *how {
+                None => {
+                    base = laps.in_fault(*using);
+                    base
+                }
+                Some((stores, pool)) => laps.ahead(stores, pool, *using),
+            };
+            costs.push(cost);
+            program.push(cost.program / base.program);
+            both.push((cost.program + cost.ahead) / base.program);
+        }
+    }
+    for (using, how, costs, program, both) in &all {
+        let workload = format!("zero_and_use_{}", using.name());
+        let setting = match how {
+            None => "in the fault, cached".to_owned(),
+            Some((stores, pool)) => format!("ahead {pool} pages, {}", stores.name()),
+        };
+        let at = (&workload[..], 1, &setting[..]);
+        let spread = |of: fn(&Cost) -> f64| Spread::of(&costs.iter().map(of).collect::<Vec<_>>());
+        report.median(at, ("program_per_page", "ns"), spread(|cost| cost.program));
+        if how.is_some() {
+            report.median(at, ("ahead_per_page", "ns"), spread(|cost| cost.ahead));
+            report.median(at, ("program_over_in_fault", "times"), Spread::of(program));
+            report.median(at, ("program_and_ahead_over_in_fault", "times"), Spread::of(both));
+        }
+    }
+}
+
+/// A thread that is bound by memory, and one that zeroes ahead.
+fn busy(report: &mut Report, memory: &Memory, time: Duration) -> Result<(), String> {
+    let mut own = Memory::new(u64::from(READ_PAGES) * PAGE_SIZE, 1)
+        .map_err(|errno| format!("memory to read: {errno:?}"))?;
+    own.populate();
+    let (over, idle) = (AtomicBool::new(false), 2);
+    let (what, zeroed) = (AtomicU64::new(idle), AtomicU64::new(0));
+    let mut samples = [(); 2].map(|()| (Vec::new(), Vec::new(), Vec::new()));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut laps = Laps { memory, next: 0 };
+            let mut first = 0;
+            while !over.load(Ordering::Relaxed) {
+                let Some(&stores) = Stores::ALL.get(what.load(Ordering::Acquire) as usize) else {
+                    std::hint::spin_loop();
+                    continue;
+                };
+                if first % LAP == 0 {
+                    first = laps.first();
+                }
+                stores.zero(memory, first, RUN);
+                nontemporal_done();
+                first += RUN;
+                zeroed.fetch_add(RUN.into(), Ordering::Relaxed);
+            }
+        });
+        let waits = Waits::open();
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            for (number, (slower, lost, rate)) in samples.iter_mut().enumerate() {
+                let (waited, alone) = (waits.so_far(), read(&own));
+                what.store(number as u64, Ordering::Release);
+                let before = zeroed.load(Ordering::Relaxed);
+                let beside = read(&own);
+                let pages = zeroed.load(Ordering::Relaxed) - before;
+                what.store(idle, Ordering::Release);
+                let alone = (alone + read(&own)) / 2;
+                if waits.so_far() - waited > beside / PEACE || pages == 0 {
+                    continue;
+                }
+                slower.push(beside.as_secs_f64() / alone.as_secs_f64());
+                let pages = pages as f64;
+                lost.push((beside.as_secs_f64() - alone.as_secs_f64()) * 1e9 / pages);
+                rate.push(pages / beside.as_secs_f64());
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    for (stores, (slower, lost, rate)) in Stores::ALL.into_iter().zip(&samples) {
+        let at = ("zeroing_beside_random_reads", 2, stores.name());
+        report.median(at, ("reads_take_longer", "times"), Spread::of(slower));
+        report.median(at, ("reader_loses_per_page_zeroed", "ns"), Spread::of(lost));
+        report.median(at, ("zeroed", "pages/s"), Spread::of(rate));
+    }
+    Ok(())
+}
+
+/// Reads at random, one read after the other, and says how long it took.
+fn read(memory: &Memory) -> Duration {
+    let begin = Instant::now();
+    let mut at = 1u64;
+    for _ in 0..READS {
+        at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let word = (at >> 33) % (u64::from(READ_PAGES) * PAGE_SIZE / 8);
+        // The next address depends on what was read: 0.
+        at = at.wrapping_add(memory.load::<u64>(word * 8));
+    }
+    black_box(at);
+    begin.elapsed()
+}
+
+/// Write faults through the subsystem, each page written whole afterwards or only touched.
+fn faults(report: &mut Report, time: Duration) -> Result<(), String> {
+    let pages = u64::from(LAP);
+    let config = Config {
+        memory_bytes: 3 * pages * PAGE_SIZE,
+        cpus: 1,
+        populate: true,
+        ..Config::default()
+    };
+    let native = Native::new(config).map_err(|errno| format!("the machine: {errno:?}"))?;
+    let settings = [0, pages].map(|pool| (pool, format!("zeroed_pool={pool}")));
+    let end = Instant::now() + time;
+    let mut costs = [(); 4].map(|()| Vec::new());
+    let mut ratios = [(); 2].map(|()| Vec::new());
+    let process = native.process().map_err(|error| error.to_string())?;
+    let failed = |stop: Stop| stop.to_string();
+    while Instant::now() < end {
+        for (which, using) in Using::ALL.into_iter().enumerate() {
+            let mut per_page = [0.0; 2];
+            for (number, (pool, _)) in settings.iter().enumerate() {
+                native.vm().set(Setting::ZeroedPool(*pool));
+                per_page[number] = process
+                    .run(|cpu| {
+                        cpu.cpu().zero_ahead(usize::MAX);
+                        let rw = Prot::READ | Prot::WRITE;
+                        let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
+                        let area = cpu.mmap(0, pages * PAGE_SIZE, rw, flags)?;
+                        let begin = Instant::now();
+                        for page in (area..).step_by(PAGE_SIZE as usize).take(pages as usize) {
+                            if using == Using::FirstLine {
+                                cpu.touch(page, Access::Write)?;
+                            } else {
+                                cpu.fill(page, PAGE_SIZE, 1)?;
+                            }
+                        }
+                        let time = begin.elapsed();
+                        cpu.munmap(area, pages * PAGE_SIZE)?;
+                        Ok(time.as_secs_f64() * 1e9 / pages as f64)
+                    })
+                    .map_err(failed)?;
+                costs[2 * which + number].push(per_page[number]);
+            }
+            ratios[which].push(per_page[1] / per_page[0]);
+        }
+    }
+    for (which, using) in Using::ALL.into_iter().enumerate() {
+        let workload = format!("write_fault_and_use_{}", using.name());
+        for (number, (_, setting)) in settings.iter().enumerate() {
+            let at = (&workload[..], 1, &setting[..]);
+            report.median(at, ("program_per_page", "ns"), Spread::of(&costs[2 * which + number]));
+        }
+        let at = (&workload[..], 1, &settings[1].1[..]);
+        report.median(at, ("program_over_in_fault", "times"), Spread::of(&ratios[which]));
+    }
+    Ok(())
+}

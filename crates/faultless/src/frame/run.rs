@@ -1,0 +1,161 @@
+//! Many frames at a time, for those who map many pages at once.
+//!
+//! A run is taken for what may turn out useless, so it never waits, takes only what is there, and
+//! stands back when memory is [short](Frames::is_short): it may come out smaller than was asked for, or
+//! empty. What was not needed goes back to the CPU's lists, still zeroed if it was.
+
+use super::owned::{Clean, Frame, Settled, Zeroed};
+use super::percpu::{BATCH, Magazine, batch_for};
+use super::{Frames, SHORT};
+use crate::addr::FrameNumber;
+use crate::machine::Machine;
+use crate::sync::percpu::Local;
+use crate::sync::wait::Wait;
+use core::fmt;
+use core::marker::PhantomData;
+
+/// Single frames that belong to whoever has this value, in its buffer.
+#[must_use = "frames that are dropped are lost"]
+pub struct Run<'b, S> {
+    /// *Invariant (a run owns):* the frames of these numbers are the run's, each a single frame in
+    /// state `S`.
+    numbers: &'b mut [FrameNumber],
+    state: PhantomData<S>,
+}
+
+impl<'b, S> Run<'b, S> {
+    /// No frames.
+    pub const fn empty() -> Self {
+        Self { numbers: &mut [], state: PhantomData }
+    }
+
+    const fn new(numbers: &'b mut [FrameNumber]) -> Self {
+        Self { numbers, state: PhantomData }
+    }
+
+    /// How many frames are left.
+    #[inline]
+    pub const fn len(&self) -> usize {
+        self.numbers.len()
+    }
+
+    /// Whether none is left.
+    #[inline]
+    pub const fn is_empty(&self) -> bool {
+        self.numbers.is_empty()
+    }
+
+    /// The numbers of the frames that are left, in the order in which they come.
+    #[inline]
+    pub const fn numbers(&self) -> &[FrameNumber] {
+        self.numbers
+    }
+
+    /// Takes the next frame. Frames that lie together come in ascending order.
+    #[inline]
+    pub fn pop(&mut self) -> Option<Frame<S>> {
+        let (first, rest) = core::mem::take(&mut self.numbers).split_first_mut()?;
+        self.numbers = rest;
+        Some(Frame::new(*first, 0))
+    }
+}
+
+impl<S> fmt::Debug for Run<'_, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = core::any::type_name::<S>().rsplit("::").next().unwrap_or_default();
+        write!(f, "Run<{state}>({} frames)", self.len())
+    }
+}
+
+impl Frames {
+    /// Up to `to.len()` frames of anything, as many as can be spared.
+    pub fn alloc_run<'b>(
+        &self,
+        local: &Local,
+        to: &'b mut [FrameNumber],
+        wait: &impl Wait,
+    ) -> Run<'b, Clean> {
+        let spared = self.spare(to.len());
+        let got = self.fill_clean(local, &mut to[..spared], wait);
+        Run::new(&mut to[..got])
+    }
+
+    /// Up to `to.len()` zeroed frames, as many as can be spared, and how many of them were zeroed
+    /// before. The others are zeroed here.
+    pub fn alloc_zeroed_run<'b>(
+        &self,
+        local: &Local,
+        machine: &impl Machine,
+        to: &'b mut [FrameNumber],
+        wait: &impl Wait,
+    ) -> (Run<'b, Zeroed>, usize) {
+        let spared = self.spare(to.len());
+        let to = &mut to[..spared];
+        let mut zeroed = 0;
+        if self.zeroed_pool() != 0 {
+            zeroed = fill(&self.stocks.get(local).zeroed, to, |rest, want| {
+                self.take_zeroed(rest, wait, |available| self.want(want, available))
+            });
+        }
+        let got = zeroed + self.fill_clean(local, &mut to[zeroed..], wait);
+        for number in &to[zeroed..got] {
+            let _: Frame<Zeroed> = Frame::<Clean>::new(*number, 0).zero(machine);
+        }
+        (Run::new(&mut to[..got]), zeroed)
+    }
+
+    /// Frees what is left of a run.
+    pub fn free_run<S: Settled>(&self, local: &Local, mut run: Run<'_, S>, wait: &impl Wait) {
+        while let Some(frame) = run.pop() {
+            self.free(local, frame, wait);
+        }
+    }
+
+    /// As many of `wanted` frames as can be taken without memory being short.
+    fn spare(&self, wanted: usize) -> usize {
+        self.want(Want::Spared, self.available()).min(wanted as u64) as usize
+    }
+
+    fn want(&self, want: Want, available: u64) -> u64 {
+        match want {
+            Want::Batch => batch_for(available) as u64,
+            Want::Spared => available.saturating_sub(self.limit() / SHORT),
+        }
+    }
+
+    fn fill_clean(&self, local: &Local, to: &mut [FrameNumber], wait: &impl Wait) -> usize {
+        fill(&self.stocks.get(local).clean, to, |rest, want| {
+            self.take_any(rest, wait, |available| self.want(want, available))
+        })
+    }
+}
+
+/// How many frames to take of those that can still be had.
+#[derive(Clone, Copy)]
+enum Want {
+    /// A batch for the CPU's list.
+    Batch,
+    /// As many as leave memory not short.
+    Spared,
+}
+
+/// Fills `to` from the CPU's `list`, and then with what `take` takes from the nodes: straight where that is
+/// a batch or more, else by way of the list. Returns how many there were.
+fn fill(
+    list: &Magazine,
+    to: &mut [FrameNumber],
+    take: impl Fn(&mut [FrameNumber], Want) -> usize,
+) -> usize {
+    let got = list.take(to);
+    let rest = &mut to[got..];
+    if rest.is_empty() {
+        return got;
+    }
+    if rest.len() >= BATCH {
+        return got + take(rest, Want::Spared);
+    }
+    let mut batch = [FrameNumber(0); BATCH];
+    let stocked = take(&mut batch, Want::Batch);
+    list.refill(&batch[..stocked]);
+    got + list.take(rest)
+}

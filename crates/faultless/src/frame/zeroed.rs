@@ -1,0 +1,290 @@
+//! Frames that are zero before anybody asks for them.
+//!
+//! Each node keeps a *pool* of zeroed frames beside its other free ones, under the same lock: a second
+//! [buddy allocator](Buddy), whose blocks merge with their like. Who has time takes blocks
+//! from the one, zeroes them, and puts them into the other, a [run](RUN) at a time
+//! ([`Frames::zero_run`]); who needs zeroed frames takes a batch of them to its CPU's list
+//! ([`Frames::alloc_zeroed`]).
+//!
+//! *A pool costs nobody a frame.* What is in a pool is free: it is not counted as taken, a refill of a
+//! CPU's list takes it when the node has nothing else, blocks are cut from it, and it is merged
+//! back into the rest when a block cannot be found otherwise. Only the run that somebody is zeroing
+//! counts as out meanwhile, as does what lies on a CPU's list. Runs are not begun while memory is
+//! [short](Frames::is_short).
+//!
+//! *The near one first.* A fault zeroes a frame of the nearest node that has any rather than take
+//! a zeroed one from farther away: it saves the zeroing once, and would pay for the distance as long as
+//! the page lives.
+
+use super::buddy::Buddy;
+use super::meta::Kind;
+use super::percpu::{BATCH, batch_for};
+use super::{Clean, Frame, FrameTable, Frames, MAX_ORDER, Zeroed};
+use crate::addr::FrameNumber;
+use crate::machine::Machine;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::order::NodeBuddy;
+use crate::sync::percpu::{Local, Padded};
+use crate::sync::spin::SpinLock;
+use crate::sync::wait::Wait;
+
+/// The most frames that are zeroed between two looks at what else there is to do: 64 KiB, which takes
+/// some ten microseconds. The locks before and after cost a hundredth of that.
+pub const RUN: usize = 16;
+/// Blocks that go from the pool back to the other frames under one hold of the lock.
+const MOVED: usize = 64;
+
+/// Where a zeroed frame comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Supply {
+    /// It was zeroed before.
+    Pool,
+    /// There are pools, and it was not; what is zeroed now instead is told as [`Now`](Self::Now).
+    Miss,
+    /// It is zeroed now.
+    Now,
+}
+
+/// The free memory of a node.
+#[derive(Debug)]
+pub(super) struct Node {
+    lists: Padded<SpinLock<Lists, NodeBuddy>>,
+    /// What the lists hold, for those who only want to know whether a look is worth while. Written when
+    /// it changes, so that the line stays with its readers.
+    seen: Padded<Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    zeroed: AtomicU64,
+    /// Whether the node has a free frame that is not zeroed.
+    others: AtomicBool,
+}
+
+/// The free frames of a node.
+#[derive(Debug)]
+pub(super) struct Lists {
+    pub(super) free: Buddy,
+    /// The pool.
+    pub(super) zeroed: Buddy,
+}
+
+impl Lists {
+    /// Fills `run` with single frames of anything, zeroed ones last, and returns how many there were.
+    pub(super) fn alloc_run(&mut self, table: &FrameTable, run: &mut [FrameNumber]) -> usize {
+        let got = self.free.alloc_run(table, run);
+        if self.free.free_count() != 0 {
+            return got;
+        }
+        got + self.zeroed.alloc_run(table, &mut run[got..])
+    }
+
+    /// Whether nothing is left.
+    pub(super) const fn is_empty(&self) -> bool {
+        self.free.free_count() + self.zeroed.free_count() == 0
+    }
+
+    /// How many frames more the pool may hold, of `limit`.
+    pub(super) const fn zeroed_room(&self, limit: u64) -> u64 {
+        limit.saturating_sub(self.zeroed.free_count())
+    }
+
+    /// Takes a block of anything.
+    pub(super) fn alloc(&mut self, table: &FrameTable, order: u8) -> Option<FrameNumber> {
+        self.free.alloc(table, order).or_else(|| self.zeroed.alloc(table, order))
+    }
+}
+
+impl Node {
+    pub(super) fn new(node: u8) -> Self {
+        let lists =
+            Lists { free: Buddy::new(node, Kind::Free), zeroed: Buddy::new(node, Kind::Zeroed) };
+        let seen = Seen { zeroed: AtomicU64::new(0), others: AtomicBool::new(false) };
+        Self { lists: Padded(SpinLock::ordered(lists)), seen: Padded(seen) }
+    }
+
+    /// What `then` does under the lock.
+    #[inline]
+    pub(super) fn locked<R>(&self, wait: &impl Wait, then: impl FnOnce(&mut Lists) -> R) -> R {
+        let mut lists = self.lists.lock(wait);
+        let result = then(&mut lists);
+        let (zeroed, others) = (lists.zeroed.free_count(), lists.free.free_count() != 0);
+        if self.seen.zeroed.load(Ordering::Relaxed) != zeroed {
+            self.seen.zeroed.store(zeroed, Ordering::Relaxed);
+        }
+        if self.seen.others.load(Ordering::Relaxed) != others {
+            self.seen.others.store(others, Ordering::Relaxed);
+        }
+        result
+    }
+}
+
+impl Frames {
+    /// Allocates a zeroed frame: from the CPU's list of them; when that is empty, from the pool of the
+    /// nearest node that has any frame; and else one of anything, zeroed now. `count` hears which.
+    /// `None`: no frame is left, or the limit is reached.
+    #[inline(always)]
+    pub fn alloc_zeroed(
+        &self,
+        local: &Local,
+        machine: &impl Machine,
+        wait: &impl Wait,
+        count: impl Fn(Supply),
+    ) -> Option<Frame<Zeroed>> {
+        let pools = self.pools.load(Ordering::Relaxed) as usize;
+        match self.stocks.get(local).clean.pop_unless(pools) {
+            Some(number) => {
+                count(Supply::Now);
+                Some(Frame::<Clean>::new(number, 0).zero(machine))
+            }
+            None => {
+                let number = self.alloc_zeroed_at_length(local, machine, wait, count)?;
+                Some(Frame::new(number, 0))
+            }
+        }
+    }
+
+    /// The number of a zeroed frame, where there are pools or the CPU's list of others is empty.
+    #[inline(never)]
+    fn alloc_zeroed_at_length(
+        &self,
+        local: &Local,
+        machine: &impl Machine,
+        wait: &impl Wait,
+        count: impl Fn(Supply),
+    ) -> Option<FrameNumber> {
+        if self.zeroed_pool() != 0 {
+            if let Some(frame) = self.alloc_pooled(local, wait) {
+                count(Supply::Pool);
+                return Some(frame.into_number());
+            }
+            count(Supply::Miss);
+        }
+        let frame = self.alloc(local, wait)?;
+        count(Supply::Now);
+        Some(frame.zero(machine).into_number())
+    }
+
+    /// A frame that was zeroed before, if one is near.
+    fn alloc_pooled(&self, local: &Local, wait: &impl Wait) -> Option<Frame<Zeroed>> {
+        let zeroed = &self.stocks.get(local).zeroed;
+        let number = match zeroed.pop() {
+            Some(number) => number,
+            None => {
+                let mut batch = [FrameNumber(0); BATCH];
+                let got =
+                    self.take_zeroed(&mut batch, wait, |available| batch_for(available) as u64);
+                zeroed.refill(&batch[..got]);
+                zeroed.pop()?
+            }
+        };
+        Some(Frame::new(number, 0))
+    }
+
+    /// Takes up to `to.len()` single frames from the pool of the nearest node that has any frame, as
+    /// many as it has and as `want` makes of what can still be had. Returns how many.
+    pub(super) fn take_zeroed(
+        &self,
+        to: &mut [FrameNumber],
+        wait: &impl Wait,
+        want: impl Fn(u64) -> u64,
+    ) -> usize {
+        for node in &self.nodes {
+            if node.seen.zeroed.load(Ordering::Relaxed) != 0 {
+                let (reserved, got) = node.locked(wait, |lists| {
+                    let most = lists.zeroed.free_count().min(to.len() as u64);
+                    // Under the lock: as many as are there, so that nobody else fails for nothing.
+                    let reserved = self.reserve(1, |available| want(available).min(most));
+                    let run = &mut to[..reserved.unwrap_or(0) as usize];
+                    (reserved.unwrap_or(0), lists.zeroed.alloc_run(&self.table, run))
+                });
+                self.release(reserved - got as u64);
+                to[..got].iter().for_each(|number| self.meta(*number).make_single());
+                return got;
+            }
+            if node.seen.others.load(Ordering::Relaxed) {
+                break;
+            }
+        }
+        0
+    }
+
+    /// Zeroes a block of free frames, of at most `most` and at most [`RUN`], into the pool of
+    /// the nearest node whose pool has room. Returns how many frames that were; 0 when the pools are
+    /// full or off, there is nothing to zero, or memory is short.
+    pub fn zero_run(&self, machine: &impl Machine, most: usize, wait: &impl Wait) -> usize {
+        let limit = if most == 0 { 0 } else { self.zeroed_pool() };
+        for node in &self.nodes {
+            let room = limit.saturating_sub(node.seen.zeroed.load(Ordering::Relaxed));
+            if room == 0 || !node.seen.others.load(Ordering::Relaxed) {
+                continue;
+            }
+            let most = room.min(most.min(RUN) as u64);
+            let Some(block) = self.take_to_zero(node, most as usize, wait) else { continue };
+            let block = block.zero_ahead(machine);
+            let order = block.order();
+            node.locked(wait, |lists| lists.zeroed.free(&self.table, block.into_number(), order));
+            self.release(1 << order);
+            return 1 << order;
+        }
+        0
+    }
+
+    /// Takes a block of at most `most` frames out of a node's free ones, unless memory is short.
+    fn take_to_zero(&self, node: &Node, most: usize, wait: &impl Wait) -> Option<Frame<Clean>> {
+        // What is out meanwhile cannot be had, as what is on CPUs' lists.
+        let most = most.min(batch_for(self.available()));
+        node.locked(wait, |lists| {
+            let (number, order) = lists.free.alloc_at_most(&self.table, most)?;
+            let frames = 1 << order;
+            let want = |available| if self.is_short_at(available, frames) { 0 } else { frames };
+            if self.reserve(frames, want).is_none() {
+                lists.free.free(&self.table, number, order);
+                return None;
+            }
+            Some(Frame::new(number, order))
+        })
+    }
+
+    /// How many frames a node's pool may hold; 0: there are no pools.
+    #[inline(always)]
+    pub fn zeroed_pool(&self) -> u64 {
+        self.zeroed_pool.load(Ordering::Relaxed)
+    }
+
+    /// Lets each node's pool hold `frames` frames, or as many more as CPUs put there at the same time.
+    /// What is above that is no longer zeroed.
+    pub fn set_zeroed_pool(&self, frames: u64, wait: &impl Wait) {
+        self.zeroed_pool.store(frames, Ordering::Relaxed);
+        self.pools.store(if frames == 0 { 0 } else { u64::MAX }, Ordering::Relaxed);
+        self.shrink_pools(frames, wait);
+    }
+
+    /// Frames in the pools.
+    pub fn zeroed_count(&self) -> u64 {
+        self.nodes.iter().map(|node| node.seen.zeroed.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Merges what the pools hold above `limit` frames each with the other free frames.
+    pub(super) fn shrink_pools(&self, limit: u64, wait: &impl Wait) {
+        for node in &self.nodes {
+            let some = |Lists { free, zeroed }: &mut Lists| {
+                for _ in 0..MOVED {
+                    let above = zeroed.free_count().saturating_sub(limit).min(1 << MAX_ORDER);
+                    if above == 0 {
+                        return false;
+                    }
+                    if let Some((number, order)) = zeroed.alloc_at_most(&self.table, above as usize)
+                    {
+                        free.free(&self.table, number, order);
+                    }
+                }
+                true
+            };
+            while node.locked(wait, some) {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
