@@ -20,15 +20,28 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     println!("windows of at most {} pages", 1 << order);
-    println!("program      faults   left  avoided  perfect    ahead   wasted         peak untouched / resident");
+    println!(
+        "program      faults   left  avoided  perfect    ahead   wasted         peak untouched / resident"
+    );
     let (mut sum, mut worst, mut bound, mut ahead, mut wasted) = (0.0, 1.0f64, 0.0, 0, 0);
     for (name, trace) in &programs {
         let got = anticipate::streams(trace, order);
-        let best = if std::env::var_os("QUICK").is_some() { Default::default() } else { anticipate::perfect(trace, order) };
+        let best = if std::env::var_os("QUICK").is_some() {
+            Default::default()
+        } else {
+            anticipate::perfect(trace, order)
+        };
         println!(
             "{name:10} {:8} {:6} {:7.1}% {:7.1}% {:8} {:7} {:6.2}% {:8} / {:7}",
-            got.faults, got.left, 100.0 * got.avoided(), 100.0 * best.avoided(), got.ahead,
-            got.wasted, 100.0 * got.waste(), got.peak_untouched, got.peak_resident,
+            got.faults,
+            got.left,
+            100.0 * got.avoided(),
+            100.0 * best.avoided(),
+            got.ahead,
+            got.wasted,
+            100.0 * got.waste(),
+            got.peak_untouched,
+            got.peak_resident,
         );
         sum += got.avoided();
         bound += best.avoided();
@@ -39,7 +52,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let n = programs.len() as f64;
     println!(
         "avoided {:.1}% on average, {:.1}% at worst (perfect {:.1}%); wasted {:.2}%",
-        100.0 * sum / n, 100.0 * worst, 100.0 * bound / n, 100.0 * f64::from(wasted as u32) / ahead as f64
+        100.0 * sum / n,
+        100.0 * worst,
+        100.0 * bound / n,
+        100.0 * f64::from(wasted as u32) / ahead as f64
     );
     Ok(())
 }

@@ -12,8 +12,10 @@ use crate::event::{Access, Backing, Birth, Kind, Prot, Trace};
 use crate::plan::space::{Area, Met, Space};
 use faultless::SpaceId;
 use faultless::addr::{PAGE_SIZE, VirtRange, page_up};
-use faultless::fault::prefault::{self, Miss, Seen, Streams};
+use faultless::fault::prefault::past::BLOCK;
+use faultless::fault::prefault::{self, Footprints, Miss, Seen, Streams};
 use rangemap::RangeMap;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
@@ -53,95 +55,162 @@ impl Outcome {
 
 /// What `trace` comes to with windows of at most `2^max_order` pages.
 pub fn streams(trace: &Trace, max_order: u8) -> Outcome {
-    let mut threads = vec![Streams::new(); trace.threads.len()];
-    walk(trace, &mut |fault: &Fault<'_>| {
-        let streams = &mut threads[fault.thread];
+    let threads = vec![Streams::new(); trace.threads.len()];
+    walk(trace, &mut Anticipate { max_order, threads, footprints: Vec::new() })
+}
+
+/// The policy under test.
+struct Anticipate {
+    max_order: u8,
+    threads: Vec<Streams>,
+    /// By space.
+    footprints: Vec<Footprints>,
+}
+
+impl Anticipate {
+    fn footprints(&mut self, space: usize) -> &Footprints {
+        if self.footprints.len() <= space {
+            self.footprints.resize_with(space + 1, Footprints::default);
+        }
+        &self.footprints[space]
+    }
+}
+
+impl Policy for Anticipate {
+    fn fault(&mut self, fault: &Fault<'_>) -> Vec<u64> {
         let miss = Miss {
             space: SpaceId(fault.space as u64),
-            mapping: 0,
             page: fault.page,
-            kind: if fault.access == Access::Read {
-                prefault::Kind::Read
-            } else {
-                prefault::Kind::Write
+            kind: match fault.access {
+                Access::Read | Access::Exec => prefault::Kind::Read,
+                Access::Write | Access::Unknown => prefault::Kind::Write,
             },
             reach: fault.reach.clone(),
+            past: self.footprints(fault.space).recall(fault.page),
         };
-        let window = streams.predict(&miss, max_order, |page| fault.look(page));
-        if let Some(audit) = streams.to_audit(&window) {
-            let unused =
-                audit.pages.clone().filter(|page| fault.look(*page) == Seen::Unused).count() as u32;
-            let all = (audit.pages.end - audit.pages.start) as u32;
-            streams.audited(&audit, all - unused, unused);
+        let streams = &mut self.threads[fault.thread];
+        let window = streams.predict(&miss, self.max_order, |page| look(fault.pages, page));
+        if let Some(audit) = streams.to_audit() {
+            streams.audited(&audit, |page| look(fault.pages, page));
         }
-        streams.mapped(&window, window.pages.clone());
-        window.pages.collect()
-    })
+        streams.mapped(&window, window.span());
+        window.pages().collect()
+    }
+
+    fn leave(&mut self, thread: usize, space: usize, range: &Range<u64>, pages: &Pages) {
+        let streams = &mut self.threads[thread];
+        while let Some(audit) = streams.to_audit_in(SpaceId(space as u64), range) {
+            streams.audited(&audit, |page| look(pages, page));
+        }
+        let footprints = self.footprints(space);
+        let mut blocks: BTreeMap<u64, u64> = BTreeMap::new();
+        for (page, state) in pages.range(range.clone()) {
+            let used = u64::from(*state == State::Touched) << (page % BLOCK);
+            *blocks.entry(page / BLOCK * BLOCK).or_default() |= used;
+        }
+        for (block, used) in blocks {
+            let inside = |n: &u64| range.contains(&(block + n));
+            let taken = (0..BLOCK).filter(inside).fold(0, |mask, n| mask | 1 << n);
+            footprints.taken(block, taken, used);
+        }
+    }
 }
 
 /// The same with perfect foresight.
 pub fn perfect(trace: &Trace, max_order: u8) -> Outcome {
-    // By space and page: each touch's place in the recording, and that of the last change of the
-    // page's mapping before it.
-    let mut touches: HashMap<(usize, u64), Vec<(usize, usize, Access)>> = HashMap::new();
-    walk(trace, &mut |fault: &Fault<'_>| {
-        let touch = (fault.at, fault.born, fault.access);
-        touches.entry((fault.space, fault.page)).or_default().push(touch);
-        Vec::new()
-    });
-    let most = 1usize << max_order;
-    walk(trace, &mut |fault: &Fault<'_>| {
-        let wanted = |page: u64| {
-            page == fault.page
-                || (fault.look(page) == Seen::Empty
-                    && touches.get(&(fault.space, page)).is_some_and(|list| {
-                        let next = list.partition_point(|touch| touch.0 <= fault.at);
-                        list.get(next).is_some_and(|(_, born, access)| {
-                            *born <= fault.at
-                                && (*access == Access::Read || fault.access != Access::Read)
-                        })
-                    }))
-        };
-        let from = fault.page.saturating_sub(most as u64 - 1).max(fault.reach.start);
-        let to = (fault.page + most as u64).min(fault.reach.end);
-        let pages: Vec<u64> = (from..to).filter(|page| wanted(*page)).collect();
-        let mut best = 0..1;
-        let mut end = 0;
-        for start in 0..pages.len() {
-            if pages[start] > fault.page {
-                break;
-            }
-            while end < pages.len() && pages[end] - pages[start] < most as u64 {
-                end += 1;
-            }
-            let holds = pages[start..end].contains(&fault.page);
-            if holds && (end - start > best.len() || !pages[best.clone()].contains(&fault.page)) {
-                best = start..end;
-            }
-        }
-        pages[best].to_vec()
-    })
+    let mut touches = Touches::default();
+    walk(trace, &mut touches);
+    walk(trace, &mut Perfect { most: 1 << max_order, touches })
 }
+
+/// By space and page, the touches of it, in the order of the recording.
+#[derive(Default)]
+struct Touches(HashMap<(usize, u64), Vec<Touch>>);
+
+struct Touch {
+    /// Its place in the recording.
+    at: usize,
+    /// That of the last change of the page's mapping before.
+    born: usize,
+    access: Access,
+}
+
+impl Policy for Touches {
+    fn fault(&mut self, fault: &Fault<'_>) -> Vec<u64> {
+        let touch = Touch { at: fault.at, born: fault.born, access: fault.access };
+        self.0.entry((fault.space, fault.page)).or_default().push(touch);
+        Vec::new()
+    }
+}
+
+/// The policy that knows what comes.
+struct Perfect {
+    most: u64,
+    touches: Touches,
+}
+
+impl Perfect {
+    /// Whether `page`, mapped now for `fault`, will spare a fault.
+    fn is_wanted(&self, fault: &Fault<'_>, page: u64) -> bool {
+        let touches = self.touches.0.get(&(fault.space, page));
+        let next = touches
+            .and_then(|touches| touches.get(touches.partition_point(|touch| touch.at <= fault.at)));
+        // A store to the page of zeros faults again.
+        let serves = |touch: &Touch| touch.access == Access::Read || fault.access != Access::Read;
+        let same_life = |touch: &Touch| touch.born <= fault.at;
+        look(fault.pages, page) == Seen::Empty
+            && next.is_some_and(|touch| same_life(touch) && serves(touch))
+    }
+}
+
+impl Policy for Perfect {
+    fn fault(&mut self, fault: &Fault<'_>) -> Vec<u64> {
+        let from = fault.page.saturating_sub(self.most - 1).max(fault.reach.start);
+        let to = (fault.page + self.most).min(fault.reach.end);
+        let wanted: Vec<u64> =
+            (from..to).filter(|page| *page == fault.page || self.is_wanted(fault, *page)).collect();
+        let window = |start: u64| {
+            let first = wanted.partition_point(|page| *page < start);
+            let end = wanted.partition_point(|page| *page < start + self.most);
+            &wanted[first..end]
+        };
+        let best = (from..=fault.page).map(window).max_by_key(|window| window.len());
+        best.unwrap_or_default().to_vec()
+    }
+}
+
+/// What chooses the pages to map.
+trait Policy {
+    /// Which pages to map at `fault`, its own left out or not.
+    fn fault(&mut self, fault: &Fault<'_>) -> Vec<u64>;
+
+    /// The thread takes the pages in `range` of its space away, of which `pages` are mapped.
+    fn leave(&mut self, _thread: usize, _space: usize, _range: &Range<u64>, _pages: &Pages) {}
+}
+
+/// The mapped pages of a space.
+type Pages = BTreeMap<u64, State>;
 
 /// A fault for which a policy may choose pages.
 struct Fault<'a> {
+    /// Its place in the recording.
     at: usize,
     thread: usize,
     space: usize,
     page: u64,
     access: Access,
+    /// What may be mapped: the part of the mapping in the page's table.
     reach: Range<u64>,
+    /// The place of the last change of the page's mapping.
     born: usize,
-    pages: &'a BTreeMap<u64, State>,
+    pages: &'a Pages,
 }
 
-impl Fault<'_> {
-    fn look(&self, page: u64) -> Seen {
-        match self.pages.get(&page) {
-            None => Seen::Empty,
-            Some(State::Touched) => Seen::Used,
-            Some(State::Ahead | State::AheadReadOnly) => Seen::Unused,
-        }
+fn look(pages: &Pages, page: u64) -> Seen {
+    match pages.get(&page) {
+        None => Seen::Empty,
+        Some(State::Touched) => Seen::Used,
+        Some(State::Ahead | State::AheadReadOnly) => Seen::Unused,
     }
 }
 
@@ -153,143 +222,181 @@ enum State {
     AheadReadOnly,
 }
 
+/// A space, numbered apart for each program that a process executes.
 #[derive(Clone, Default)]
-struct Process {
+struct Memory {
     areas: Space,
-    pages: BTreeMap<u64, State>,
+    pages: Pages,
+    /// By page: the place of the last change of the mapping.
     born: RangeMap<u64, usize>,
     threads: u32,
 }
 
-#[derive(Default)]
-struct Walk {
-    spaces: Vec<Process>,
-    out: Outcome,
+/// One walk over a recording.
+struct Walk<'p> {
+    policy: &'p mut dyn Policy,
+    spaces: Vec<Memory>,
+    /// The event that is being looked at, and whose it is.
+    at: usize,
+    thread: usize,
+    space: usize,
     untouched: u64,
     resident: u64,
+    out: Outcome,
 }
 
-fn walk(trace: &Trace, policy: &mut dyn FnMut(&Fault<'_>) -> Vec<u64>) -> Outcome {
-    let mut walk = Walk::default();
+fn walk(trace: &Trace, policy: &mut dyn Policy) -> Outcome {
+    let mut walk = Walk {
+        policy,
+        spaces: Vec::new(),
+        at: 0,
+        thread: 0,
+        space: 0,
+        untouched: 0,
+        resident: 0,
+        out: Outcome::default(),
+    };
     let mut of_process: Vec<Option<usize>> = vec![None; trace.processes.len()];
     let mut of_thread: Vec<Option<usize>> = vec![None; trace.threads.len()];
     for (at, event) in trace.events.iter().enumerate() {
         let thread = event.thread as usize;
         let process = trace.threads[thread].process as usize;
         let space = *of_thread[thread].get_or_insert_with(|| {
-            let space = *of_process[process].get_or_insert_with(|| walk.fresh());
+            let space = *of_process[process].get_or_insert_with(|| walk.begin(Memory::default()));
             walk.spaces[space].threads += 1;
             space
         });
-        let bytes = |start: u64, len: u64| VirtRange::new(start, start + len);
+        (walk.at, walk.thread, walk.space) = (at, thread, space);
         match event.kind {
-            Kind::Fault { page, access, present, .. } => {
-                walk.fault(at, thread, space, page, access, present, policy);
-            }
-            Kind::Map { start, len, prot, backing, .. } => {
-                walk.change(at, space, bytes(start, len), Some((prot, backing)));
-            }
-            Kind::Area { start, len, prot, backing } => {
-                let range = bytes(start, len);
-                for hole in walk.spaces[space].areas.holes_in(range) {
-                    walk.change(at, space, hole, Some((prot, backing)));
-                }
-                for (part, old) in walk.spaces[space].areas.areas_in(range) {
-                    if old.backing != backing {
-                        walk.change(at, space, part, Some((prot, backing)));
-                    } else if old.prot != prot {
-                        walk.spaces[space].areas.insert(part, Area { prot, ..old });
-                    }
-                }
-            }
-            Kind::Unmap { start, len } => walk.change(at, space, bytes(start, len), None),
-            Kind::Protect { start, len, prot } => {
-                for (part, old) in walk.spaces[space].areas.areas_in(bytes(start, len)) {
-                    walk.spaces[space].areas.insert(part, Area { prot, ..old });
-                }
-            }
-            Kind::Advise { start, len, advice: MADV_DONTNEED | MADV_DONTNEED_LOCKED } => {
-                walk.forget(at, space, bytes(start, len));
-            }
-            Kind::Advise { .. } => {}
-            Kind::Remap { old, old_len, new, new_len, flags } => {
-                let keep = flags & MREMAP_DONTUNMAP != 0;
-                walk.remap(at, space, bytes(old, old_len), bytes(new, new_len), keep);
-            }
-            Kind::Brk { end } => {
-                let to = page_up(end).unwrap_or(end);
-                let from = walk.spaces[space].areas.brk.replace(to).unwrap_or(to);
-                let heap = (Prot::READ | Prot::WRITE, Backing::Heap);
-                if to > from {
-                    walk.change(at, space, VirtRange::new(from, to), Some(heap));
-                } else if to < from {
-                    walk.change(at, space, VirtRange::new(to, from), None);
-                }
-            }
             Kind::Spawn { child, birth } => {
                 let child = child as usize;
-                let shared = if birth == Birth::Fork { walk.fork(space) } else { space };
-                of_thread[child] = Some(shared);
+                let shared = if birth == Birth::Fork { walk.fork() } else { space };
                 walk.spaces[shared].threads += 1;
+                of_thread[child] = Some(shared);
                 if birth == Birth::Fork {
                     of_process[trace.threads[child].process as usize] = Some(shared);
                 }
             }
             Kind::Exec => {
-                walk.leave(at, space);
-                let fresh = walk.fresh();
-                walk.spaces[fresh].threads = 1;
+                walk.leave();
+                let fresh = walk.begin(Memory { threads: 1, ..Memory::default() });
                 of_thread[thread] = Some(fresh);
                 of_process[process] = Some(fresh);
             }
-            Kind::Exit => {
-                walk.leave(at, space);
-                of_thread[thread] = None;
-            }
+            Kind::Exit => walk.leave(),
+            kind => walk.memory(kind),
         }
     }
     walk.out.wasted += walk.untouched;
     walk.out
 }
 
-impl Walk {
-    fn fresh(&mut self) -> usize {
-        self.spaces.push(Process::default());
+impl Walk<'_> {
+    fn begin(&mut self, space: Memory) -> usize {
+        self.spaces.push(space);
         self.spaces.len() - 1
     }
 
-    fn fork(&mut self, space: usize) -> usize {
-        let parent = &mut self.spaces[space];
+    fn here(&mut self) -> &mut Memory {
+        &mut self.spaces[self.space]
+    }
+
+    fn fork(&mut self) -> usize {
+        let parent = self.here();
         for state in parent.pages.values_mut() {
             if *state == State::Ahead {
                 *state = State::AheadReadOnly;
             }
         }
-        let mut child = parent.clone();
-        child.threads = 0;
-        // Counted with the parent.
+        let mut child = Memory { threads: 0, ..parent.clone() };
+        // Those that nobody touched stay counted with the parent.
         child.pages.retain(|_, state| *state == State::Touched);
         self.resident += child.pages.len() as u64;
-        self.spaces.push(child);
-        self.spaces.len() - 1
+        self.begin(child)
     }
 
-    fn leave(&mut self, at: usize, space: usize) {
-        self.spaces[space].threads -= 1;
-        if self.spaces[space].threads == 0 {
-            self.forget(at, space, VirtRange::USER);
-            self.spaces[space] = Process::default();
+    /// The thread no longer uses its space.
+    fn leave(&mut self) {
+        self.here().threads -= 1;
+        if self.here().threads == 0 {
+            let all = self.here().pages.split_off(&0);
+            self.drop_pages(all.into_values());
+            *self.here() = Memory::default();
         }
     }
 
-    /// The pages in `range` are dropped.
-    fn forget(&mut self, at: usize, space: usize, range: VirtRange) {
-        if range.is_empty() {
+    fn memory(&mut self, kind: Kind) {
+        let bytes = |start: u64, len: u64| VirtRange::new(start, start + len);
+        match kind {
+            Kind::Fault { page, access, present, .. } => self.fault(page, access, present),
+            Kind::Map { start, len, prot, backing, .. } => {
+                self.map(bytes(start, len), prot, backing);
+            }
+            Kind::Area { start, len, prot, backing } => {
+                let range = bytes(start, len);
+                for hole in self.here().areas.holes_in(range) {
+                    self.map(hole, prot, backing);
+                }
+                for (part, old) in self.here().areas.areas_in(range) {
+                    if old.backing == backing {
+                        self.here().areas.insert(part, Area { prot, ..old });
+                    } else {
+                        self.map(part, prot, backing);
+                    }
+                }
+            }
+            Kind::Unmap { start, len } => self.unmap(bytes(start, len)),
+            Kind::Protect { start, len, prot } => {
+                for (part, old) in self.here().areas.areas_in(bytes(start, len)) {
+                    self.here().areas.insert(part, Area { prot, ..old });
+                }
+            }
+            Kind::Advise { start, len, advice: MADV_DONTNEED | MADV_DONTNEED_LOCKED } => {
+                self.take(bytes(start, len));
+            }
+            Kind::Remap { old, old_len, new, new_len, flags } => {
+                let keep = flags & MREMAP_DONTUNMAP != 0;
+                self.remap(bytes(old, old_len), bytes(new, new_len), keep);
+            }
+            Kind::Brk { end } => {
+                let to = page_up(end).unwrap_or(end);
+                let from = self.here().areas.brk.replace(to).unwrap_or(to);
+                if to > from {
+                    let prot = Prot::READ | Prot::WRITE;
+                    self.map(VirtRange::new(from, to), prot, Backing::Heap);
+                } else {
+                    self.unmap(VirtRange::new(to, from));
+                }
+            }
+            Kind::Advise { .. } | Kind::Spawn { .. } | Kind::Exec | Kind::Exit => {}
+        }
+    }
+
+    fn map(&mut self, range: VirtRange, prot: Prot, backing: Backing) {
+        self.take(range);
+        self.here().areas.insert(range, Area { prot, backing, assumed: false });
+    }
+
+    fn unmap(&mut self, range: VirtRange) {
+        self.take(range);
+        self.here().areas.remove(range);
+    }
+
+    /// The pages in `range` are taken away.
+    fn take(&mut self, range: VirtRange) {
+        let pages = page_numbers(range);
+        if pages.is_empty() {
             return;
         }
-        let pages = range.start / PAGE_SIZE..range.end / PAGE_SIZE;
-        self.spaces[space].born.insert(pages.clone(), at);
-        for (_, state) in self.spaces[space].pages.extract_if(pages, |_, _| true) {
+        self.policy.leave(self.thread, self.space, &pages, &self.spaces[self.space].pages);
+        let at = self.at;
+        self.here().born.insert(pages.clone(), at);
+        let taken: Vec<_> = self.here().pages.extract_if(pages, |_, _| true).collect();
+        self.drop_pages(taken.into_iter().map(|(_, state)| state));
+    }
+
+    fn drop_pages(&mut self, pages: impl Iterator<Item = State>) {
+        for state in pages {
             if state == State::Touched {
                 self.resident -= 1;
             } else {
@@ -299,70 +406,42 @@ impl Walk {
         }
     }
 
-    fn change(&mut self, at: usize, space: usize, range: VirtRange, to: Option<(Prot, Backing)>) {
-        self.forget(at, space, range);
-        let areas = &mut self.spaces[space].areas;
-        match to {
-            Some((prot, backing)) => areas.insert(range, Area { prot, backing, assumed: false }),
-            None => areas.remove(range),
-        }
-    }
-
-    fn remap(&mut self, at: usize, space: usize, old: VirtRange, new: VirtRange, keep: bool) {
-        let area = self.spaces[space].areas.areas_in(old).first().map(|(_, area)| *area);
-        let Some(area) = area else {
-            return self.change(at, space, new, Some((Prot::READ | Prot::WRITE, Backing::Anon)));
-        };
-        let pages = old.start / PAGE_SIZE..old.end / PAGE_SIZE;
-        let moved: Vec<_> = self.spaces[space].pages.extract_if(pages, |_, _| true).collect();
+    fn remap(&mut self, old: VirtRange, new: VirtRange, keep: bool) {
+        let areas = self.here().areas.areas_in(old);
+        let area = areas.first().map(|(_, area)| (area.prot, area.backing));
+        let (prot, backing) = area.unwrap_or((Prot::READ | Prot::WRITE, Backing::Anon));
+        let (from, to) = (page_numbers(old), page_numbers(new));
+        let moved: Vec<_> = self.here().pages.extract_if(from.clone(), |_, _| true).collect();
         if !keep {
-            self.change(at, space, old, None);
+            self.unmap(old);
         }
-        self.change(at, space, new, Some((area.prot, area.backing)));
-        for (page, state) in moved {
-            let to = page - old.start / PAGE_SIZE + new.start / PAGE_SIZE;
-            if to < new.end / PAGE_SIZE {
-                self.spaces[space].pages.insert(to, state);
-            } else if state == State::Touched {
-                self.resident -= 1;
-            } else {
-                self.untouched -= 1;
-                self.out.wasted += 1;
-            }
-        }
+        self.map(new, prot, backing);
+        let (stay, cut): (Vec<_>, Vec<_>) = moved
+            .into_iter()
+            .map(|(page, state)| (page - from.start + to.start, state))
+            .partition(|(page, _)| to.contains(page));
+        self.here().pages.extend(stay);
+        self.drop_pages(cut.into_iter().map(|(_, state)| state));
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn fault(
-        &mut self,
-        at: usize,
-        thread: usize,
-        space: usize,
-        address: u64,
-        access: Access,
-        present: bool,
-        policy: &mut dyn FnMut(&Fault<'_>) -> Vec<u64>,
-    ) {
+    fn fault(&mut self, address: u64, access: Access, present: bool) {
         let page = address / PAGE_SIZE;
-        let process = &mut self.spaces[space];
-        let range = match process.areas.meet(address) {
-            Met::Area(range, area) => {
-                if !matches!(area.backing, Backing::Anon | Backing::Heap | Backing::Stack) {
-                    return;
-                }
-                range
-            }
+        let range = match self.here().areas.meet(address) {
+            Met::Area(range, area) => match area.backing {
+                Backing::Anon | Backing::Heap | Backing::Stack => range,
+                _ => return,
+            },
             Met::Growth(by, area) => {
-                process.areas.insert(by, area);
+                self.here().areas.insert(by, area);
                 by
             }
-            Met::Hole => {
-                if std::env::var_os("HOLES").is_some() { eprintln!("hole {address:#x}"); }
-                return;
-            }
+            Met::Hole => return,
         };
         if present {
-            if let Some(state @ (State::Ahead | State::AheadReadOnly)) = process.pages.get_mut(&page) {
+            // A copy, which prefault does not spare; but it is a touch.
+            if let Some(state) = self.here().pages.get_mut(&page)
+                && *state != State::Touched
+            {
                 *state = State::Touched;
                 self.untouched -= 1;
                 self.resident += 1;
@@ -370,46 +449,50 @@ impl Walk {
             return;
         }
         self.out.faults += 1;
-        if std::env::var_os("READS").is_some() && access == Access::Read { eprintln!("read"); }
-        match process.pages.insert(page, State::Touched) {
-            None => self.resident += 1,
-            Some(State::Touched) => {
-                if std::env::var_os("TWICE").is_some() { eprintln!("twice {address:#x}"); }
-            }
-            Some(ahead) => {
-                self.untouched -= 1;
-                self.resident += 1;
-                if ahead == State::Ahead || access == Access::Read {
-                    return;
-                }
-            }
+        let before = self.here().pages.insert(page, State::Touched);
+        if before != Some(State::Touched) {
+            self.resident += 1;
         }
         self.out.peak_resident = self.out.peak_resident.max(self.resident);
+        if let Some(State::Ahead | State::AheadReadOnly) = before {
+            self.untouched -= 1;
+        }
+        let reads = access == Access::Read;
+        if before == Some(State::Ahead) || before == Some(State::AheadReadOnly) && reads {
+            return;
+        }
         self.out.left += 1;
+        self.prefault(page, access, range);
+    }
+
+    fn prefault(&mut self, page: u64, access: Access, range: VirtRange) {
         let table = page / TABLE * TABLE;
-        let reach = (range.start / PAGE_SIZE).max(table)
-            ..(range.end / PAGE_SIZE).min(table + TABLE);
-        let born = process.born.get(&page).copied().unwrap_or(0);
-        let chosen = policy(&Fault {
-            at,
-            thread,
-            space,
+        let area = page_numbers(range);
+        let reach = area.start.max(table)..area.end.min(table + TABLE);
+        let Memory { pages, born, .. } = &self.spaces[self.space];
+        let chosen = self.policy.fault(&Fault {
+            at: self.at,
+            thread: self.thread,
+            space: self.space,
             page,
             access,
             reach: reach.clone(),
-            born,
-            pages: &process.pages,
+            born: born.get(&page).copied().unwrap_or(0),
+            pages,
         });
-        let state =
-            if access == Access::Read { State::AheadReadOnly } else { State::Ahead };
+        let ahead = if access == Access::Read { State::AheadReadOnly } else { State::Ahead };
         for page in chosen {
-            assert!(reach.contains(&page));
-            if let std::collections::btree_map::Entry::Vacant(entry) = process.pages.entry(page) {
-                entry.insert(state);
+            assert!(reach.contains(&page), "page {page:#x} out of {reach:x?}");
+            if let Entry::Vacant(entry) = self.here().pages.entry(page) {
+                entry.insert(ahead);
                 self.untouched += 1;
                 self.out.ahead += 1;
             }
         }
         self.out.peak_untouched = self.out.peak_untouched.max(self.untouched);
     }
+}
+
+fn page_numbers(range: VirtRange) -> Range<u64> {
+    range.start / PAGE_SIZE..range.end / PAGE_SIZE
 }

@@ -1,5 +1,7 @@
 //! Anticipatory prefault: pages mapped before they are asked for.
 
+pub mod past;
 pub mod streams;
 
-pub use streams::{Audit, Kind, Miss, Seen, Streams, Window};
+pub use past::{Footprints, Past};
+pub use streams::{Audit, Kind, Miss, Seen, Streams, Tally, Window};
