@@ -23,6 +23,7 @@
 //! Input is never trusted: a file that is truncated, corrupted or made to harm ends in an [`Error`]
 //! that names the file, the place in it and the reason.
 
+pub mod anticipate;
 pub mod compact;
 pub mod error;
 pub mod event;

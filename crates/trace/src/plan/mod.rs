@@ -29,7 +29,7 @@
 
 mod build;
 mod order;
-mod space;
+pub(crate) mod space;
 
 use crate::event::{Access, Backing, Prot, Recorded, Trace};
 use faultless::addr::VirtRange;

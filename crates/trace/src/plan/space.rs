@@ -9,7 +9,7 @@ const STACK_REACH: u64 = 8 << 20;
 
 /// An area of an address space. Neighbours that are alike are one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Area {
+pub(crate) struct Area {
     pub prot: Prot,
     pub backing: Backing,
     /// The recording does not tell of it.
@@ -17,7 +17,7 @@ pub(super) struct Area {
 }
 
 /// What a touch meets.
-pub(super) enum Met {
+pub(crate) enum Met {
     /// An area, and its extent.
     Area(VirtRange, Area),
     /// The reach of a stack, which grows by this range.
@@ -26,7 +26,7 @@ pub(super) enum Met {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Space {
+pub(crate) struct Space {
     areas: RangeMap<u64, Area>,
     /// The program break, once a `brk` has told it.
     pub brk: Option<u64>,

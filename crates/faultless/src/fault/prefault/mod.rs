@@ -20,9 +20,11 @@
 //! mapped with the accessed bit clear. So it can be seen later who was right to guess, and a stream whose
 //! pages nobody used shrinks.
 
+pub mod past;
 pub mod streams;
 
-pub use streams::{Audit, Kind, Miss, Seen, Streams, Window};
+pub use past::{Footprints, Past};
+pub use streams::{Audit, Kind, Miss, Seen, Streams, Tally, Window};
 
 use super::{Access, Attempt, FaultKind, overtaken};
 use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange};
@@ -78,6 +80,7 @@ struct Run<'t> {
     table: &'t [AtomicU64; ENTRIES],
     first: u64,
     places: Range<usize>,
+    window: &'t Window,
 }
 
 impl<M: Machine> Attempt<'_, '_, M> {
@@ -99,10 +102,10 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let root = if kind == Kind::Read { 0 } else { self.root()? };
         let asked = node::index(self.page, LAST);
         let first = (self.page >> PAGE_SHIFT) - asked as u64;
-        let window = self.window(streams, kind, table, first);
-        let (low, high) =
-            ((window.pages.start - first) as usize, (window.pages.end - first) as usize);
-        let run = |start: usize| Run { table, first, places: start..high.min(start + RUN) };
+        let window = &self.window(streams, kind, table, first);
+        let span = window.span();
+        let (low, high) = ((span.start - first) as usize, (span.end - first) as usize);
+        let run = |start: usize| Run { table, first, places: start..high.min(start + RUN), window };
         // That of the page asked for comes first.
         let start = low + (asked - low) / RUN * RUN;
         let Some(mut mapped) = self.fill(run(start), asked, prepared, root)? else {
@@ -118,17 +121,17 @@ impl<M: Machine> Attempt<'_, '_, M> {
                 Err(_) => break,
             }
         }
-        streams.mapped(&window, first + mapped.start as u64..first + mapped.end as u64);
+        streams.mapped(window, first + mapped.start as u64..first + mapped.end as u64);
         self.cpu.count(counter);
-        self.cpu.count(if window.pages.end - window.pages.start > 1 {
-            Counter::PrefaultHit
-        } else {
+        self.cpu.count(if window.is_single() {
             Counter::PrefaultMiss
+        } else {
+            Counter::PrefaultHit
         });
         Ok(Some(done))
     }
 
-    /// The pages to map, once the stream's pages of before have been looked at.
+    /// The pages to map, once it has been looked at what came of earlier ones.
     fn window(
         self,
         streams: &mut Streams,
@@ -136,6 +139,9 @@ impl<M: Machine> Attempt<'_, '_, M> {
         table: &[AtomicU64; ENTRIES],
         first: u64,
     ) -> Window {
+        while let Some(audit) = streams.to_audit() {
+            self.audit(streams, &audit, kind);
+        }
         let area = self.vma.area.range;
         let end = first + ENTRIES as u64;
         let miss = Miss {
@@ -143,40 +149,40 @@ impl<M: Machine> Attempt<'_, '_, M> {
             page: self.page >> PAGE_SHIFT,
             kind,
             reach: first.max(area.start >> PAGE_SHIFT)..end.min(area.end >> PAGE_SHIFT),
+            past: Past::default(),
         };
         let look = |page: u64| seen_as(kind, node::load(&table[(page - first) as usize]));
         let window = streams.predict(&miss, self.cpu.vm().knobs.prefault_max_order(), look);
-        debug_assert!(window.pages.contains(&miss.page), "{window:?} misses {miss:?}");
-        debug_assert!(miss.reach.start <= window.pages.start && window.pages.end <= miss.reach.end);
-        if let Some(audit) = streams.to_audit(&window).filter(|it| it.space == self.space.id()) {
-            let (used, unused) = self.count_used(&audit);
-            streams.audited(&audit, used, unused);
-            let counts = &self.cpu.state().counts;
-            counts.add(Counter::PrefaultUsed, used.into());
-            counts.add(Counter::PrefaultUnused, unused.into());
-        }
+        let span = window.span();
+        debug_assert!(window.holds(miss.page), "{window:?} misses {miss:?}");
+        debug_assert!(miss.reach.start <= span.start && span.end <= miss.reach.end, "{window:?}");
         window
     }
 
-    /// Of the pages of an audit that are still there, how many were accessed, and how many were not.
-    fn count_used(self, audit: &Audit) -> (u32, u32) {
-        let start = audit.pages.start << PAGE_SHIFT;
-        // SAFETY: the attempt runs in a grace section, which outlives this.
-        let reached = unsafe { descend(self.cpu.vm().machine(), self.space.root(), start) };
-        let Reached::Last(table) = reached else {
-            return (0, 0);
+    /// Looks which pages of an earlier window were accessed.
+    #[cold]
+    fn audit(self, streams: &mut Streams, audit: &Audit, kind: Kind) {
+        let pages = audit.pages();
+        let start = pages.start << PAGE_SHIFT;
+        let table = if audit.space == self.space.id() {
+            // SAFETY: the attempt runs in a grace section, which outlives this.
+            match unsafe { descend(self.cpu.vm().machine(), self.space.root(), start) } {
+                Reached::Last(table) => Some(table),
+                Reached::Above { .. } => None,
+            }
+        } else {
+            None
         };
         let at = node::index(start, LAST);
-        let len = (audit.pages.end - audit.pages.start) as usize;
-        let (mut used, mut unused) = (0, 0);
-        for slot in table[at..].iter().take(len) {
-            let seen = node::load(slot);
-            if seen.is_mapped() {
-                let count = if seen.is_accessed() { &mut used } else { &mut unused };
-                *count += 1;
-            }
-        }
-        (used, unused)
+        let tally = streams.audited(audit, |page| {
+            let place = at + (page - pages.start) as usize;
+            table
+                .and_then(|table| table.get(place))
+                .map_or(Seen::Empty, |slot| seen_as(kind, node::load(slot)))
+        });
+        let counts = &self.cpu.state().counts;
+        counts.add(Counter::PrefaultUsed, tally.used.into());
+        counts.add(Counter::PrefaultUnused, tally.unused.into());
     }
 
     /// Fills what can be filled of a run; the range of places that it mapped. A run in which place `asked`
@@ -192,9 +198,10 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let (cpu, write) = (self.cpu, self.access == Access::Write);
         let zeros = self.leaf(cpu.vm().zero).special();
         let page = if write { zeros } else { Entry::NONE };
+        let wants = |at: usize| run.window.holds(run.first + at as u64);
         let fits_at = |at: usize| {
             let seen = node::load(&run.table[at]);
-            seen.is_none() || seen.unused() == page.unused()
+            wants(at) && (seen.is_none() || seen.unused() == page.unused())
         };
         let asks = run.places.contains(&asked);
         let mut buffer = [FrameNumber(0); RUN];
@@ -220,7 +227,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         }
         let start = run.places.start;
         let slots = &run.table[run.places.clone()];
-        let held = protocol::take_run(slots, page, |_| true, cpu);
+        let held = protocol::take_run(slots, page, |at| wants(start + at), cpu);
         let stands = self.ticket.stands();
         if !stands || asks && !held.holds(asked - start) {
             held.revert();

@@ -1,14 +1,48 @@
 //! Which pages to map beside the one that faulted: policy only, one [`Streams`] a thread.
 //!
-//! The page table itself is the memory of what was touched: a run of used pages that ends at the
-//! faulting page says where a stream comes from and how long it has been, for any number of
-//! streams. So a window is as long as the run beside it, which makes windows of 1, 2, 4, 8, … pages.
+//! # Evidence
+//!
+//! The page table is the memory of what was touched, for any number of interleaved streams, and it
+//! forgets by itself what is unmapped: the run of used pages that ends at the faulting page tells
+//! where a stream comes from and how long it has been. Only the length of the run is looked at, in
+//! classes of 0, 1, 2–3, 4–7, 8–15 and more pages, upwards and downwards. Pages that were mapped ahead
+//! and not accessed end a run, so a stream whose pages were not used starts again by itself.
+//!
+//! # Width
+//!
+//! How far streams of a class go on is learned: each class has its width, by kind of fault and by
+//! direction. A class begins as wide as its run, which makes windows of 1, 2, 4, 8, … pages. A while
+//! after a window was mapped, its accessed bits are looked at, and the same number of pages again
+//! beyond it: if all were used the class widens, if the window was not, it shrinks at once to what
+//! was. If the run's thread goes on where the window ended, and all of it was used, that is known
+//! without waiting.
+//!
+//! # Payback
+//!
+//! Every page that is found used earns one page of credit, and every page that was mapped ahead in
+//! vain costs [`PRICE`]. A window may risk what there is credit for, or half the run that it
+//! continues, so that a thread whose guesses fail is left with long runs only, and one that touches
+//! sparsely maps nothing ahead. Such a thread is also looked at ever more rarely.
 
+use super::past::{BLOCK, Past};
 use crate::machine::SpaceId;
 use core::ops::Range;
 
-/// Windows that wait to be audited.
-const PAST: usize = 8;
+/// Windows that wait to be audited. Late enough that a stream among several has had time to go on.
+const WAITING: usize = 16;
+/// Credit that a page mapped in vain costs: the share of waste that streams with any width may reach
+/// in the long run is one in this many.
+const PRICE: i32 = 10;
+/// The longest run that is told from longer ones.
+const RUN: u64 = 16;
+/// Of runs: 0, 1, 2–3, 4–7, 8–15 and 16 pages or more.
+const CLASSES: usize = 6;
+/// The largest order of a window: a whole table.
+pub const MAX_ORDER: u8 = 9;
+/// Widths are orders in steps of one half.
+const HALVES: u8 = 2;
+/// The most faults without evidence that pass between two that are looked at.
+const PATIENCE: u8 = 31;
 
 /// What a fault is to fill. Streams of one kind say nothing about another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,51 +62,154 @@ pub enum Seen {
     Empty,
     /// It was mapped ahead, and its accessed bit is clear.
     Unused,
-    /// It maps a page that was accessed, or cannot be filled (swapped out, busy, a hole).
+    /// It maps a page that was accessed, or cannot be filled (swapped out, busy).
     Used,
 }
 
-/// A fault that may be served with more than its own page.
+/// A fault that may be served with more than its own page. Pages are numbers: addresses divided by
+/// the page size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Miss {
     /// The address space.
     pub space: SpaceId,
-    /// The page's number (its address divided by the page size).
+    /// The page that faulted.
     pub page: u64,
     /// What is to be filled.
     pub kind: Kind,
-    /// The page numbers that the window must stay in; contains `page`: the part of the VMA that the
-    /// page's table covers.
+    /// What the window must stay in; contains `page`: the part of the VMA that the page's table
+    /// covers.
     pub reach: Range<u64>,
+    /// What the space's [`Footprints`](super::Footprints) recall of the page's block, or nothing.
+    pub past: Past,
 }
 
 /// What to map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Page numbers, in reach, among them the one that faulted. Entries in it that are not empty
-    /// stay as they are.
-    pub pages: Range<u64>,
-    /// To be handed back to [`Streams::mapped`].
-    pub stream: u8,
+    /// In reach, no more than `2^max_order`, and among them the one that faulted.
+    pages: Range<u64>,
+    /// Bit n: the window leaves page n out. Always 0 for the one that faulted.
+    holes: u64,
+    /// To be audited some time.
+    record: Option<Record>,
+}
+
+impl Window {
+    /// First to last page, those that are left out included.
+    pub fn span(&self) -> Range<u64> {
+        self.pages.clone()
+    }
+
+    /// The pages to map, upwards, the one that faulted among them. Entries that are not empty are to
+    /// be left alone.
+    #[inline]
+    pub fn pages(&self) -> impl Iterator<Item = u64> + Clone + use<> {
+        let this = Self { record: None, ..self.clone() };
+        self.pages.clone().filter(move |page| this.holds(*page))
+    }
+
+    /// Whether `page` is to be mapped.
+    #[inline]
+    pub fn holds(&self, page: u64) -> bool {
+        let at = page.wrapping_sub(self.pages.start);
+        self.pages.contains(&page) && (at >= 64 || self.holes >> at & 1 == 0)
+    }
+
+    /// Whether it holds the page that faulted only.
+    #[inline]
+    pub fn is_single(&self) -> bool {
+        self.pages.end - self.pages.start == 1
+    }
 }
 
 /// Pages whose accessed bits are to be looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Audit {
-    /// The space they were mapped in.
+    /// The space that they are in.
     pub space: SpaceId,
-    /// Page numbers; all in one table.
-    pub pages: Range<u64>,
-    /// To be handed back to [`Streams::audited`].
-    pub stream: u8,
+    record: Record,
+}
+
+impl Audit {
+    /// The pages that will be asked about: all in one table.
+    pub fn pages(&self) -> Range<u64> {
+        self.record.at(0..self.record.end)
+    }
+}
+
+/// What an audit found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Pages mapped ahead that were accessed.
+    pub used: u32,
+    /// Pages mapped ahead that were not.
+    pub unused: u32,
+}
+
+/// A window that was mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Record {
+    /// The page that faulted.
+    page: u64,
+    /// Pages mapped from there on in the stream's direction.
+    mapped: u16,
+    /// Where the pages end that a wider window would have had.
+    end: u16,
+    /// The run that it continued, and itself.
+    run: u16,
+    kind: Kind,
+    class: u8,
+    down: bool,
+    /// The whole window was found used, and credited.
+    paid: bool,
+}
+
+impl Record {
+    const NONE: Self = Self {
+        page: 0,
+        mapped: 0,
+        end: 0,
+        run: 0,
+        kind: Kind::Read,
+        class: 0,
+        down: false,
+        paid: false,
+    };
+
+    /// The pages at `steps` from the one that faulted.
+    fn at(&self, steps: Range<u16>) -> Range<u64> {
+        let (near, far) = (u64::from(steps.start), u64::from(steps.end));
+        if self.down {
+            (self.page + 1).saturating_sub(far)..(self.page + 1).saturating_sub(near)
+        } else {
+            self.page + near..self.page + far
+        }
+    }
+
+    /// Whether the stream goes on at `page`.
+    fn leads_to(&self, page: u64) -> bool {
+        let mapped = u64::from(self.mapped);
+        let next = if self.down { self.page.wrapping_sub(mapped) } else { self.page + mapped };
+        mapped > 0 && next == page
+    }
 }
 
 /// One thread's view of its streams of page faults.
 #[derive(Clone, Debug)]
 pub struct Streams {
     space: SpaceId,
-    past: [Range<u64>; PAST],
-    next: u8,
+    /// Widths in half orders, by kind, direction and class.
+    widths: [[[u8; CLASSES]; 2]; 3],
+    /// Pages that may be risked, times [`PRICE`].
+    credit: i32,
+    /// Oldest first from `first` on.
+    waiting: [Record; WAITING],
+    first: u8,
+    len: u8,
+    /// Faults without evidence that are still let pass.
+    skip: u8,
+    /// How many are let pass next.
+    patience: u8,
 }
 
 impl Default for Streams {
@@ -84,16 +221,28 @@ impl Default for Streams {
 impl Streams {
     /// Of a thread that has not faulted.
     pub const fn new() -> Self {
-        Self { space: SpaceId(u64::MAX), past: [const { 0..0 }; PAST], next: 0 }
+        // A window as long as the run, which for runs of 2–3 pages is 2, of 4–7 is 4, ….
+        let as_wide = [0, 0, HALVES, 2 * HALVES, 3 * HALVES, 4 * HALVES];
+        Self {
+            space: SpaceId(u64::MAX),
+            widths: [[as_wide; 2]; 3],
+            credit: 0,
+            waiting: [Record::NONE; WAITING],
+            first: 0,
+            len: 0,
+            skip: 0,
+            patience: 0,
+        }
     }
 
-    /// Forgets everything: the thread has a new space, or its space is a fresh copy.
+    /// Forgets everything: the thread executes a program, or is in a copy of its parent's space.
     pub fn reset(&mut self) {
         *self = Self::new();
     }
 
-    /// The window of at most `2^max_order` pages to map for `miss`. `look` tells what the entry of a
-    /// page is; it is asked only for pages in the miss's reach, other than the faulting one.
+    /// The window of at most `2^max_order` pages to map for `miss`; 0 is off. `look` tells what the
+    /// entry of a page in reach is.
+    #[inline]
     pub fn predict(
         &mut self,
         miss: &Miss,
@@ -101,36 +250,250 @@ impl Streams {
         mut look: impl FnMut(u64) -> Seen,
     ) -> Window {
         let page = miss.page;
+        let single = Window { pages: page..page + 1, holes: 0, record: None };
+        if max_order == 0 {
+            return single;
+        }
         if self.space != miss.space {
             *self = Self { space: miss.space, ..Self::new() };
         }
-        let most = 1u64 << max_order.min(9);
-        let (low, high) = (miss.reach.start, miss.reach.end);
-        let mut used = |page| look(page) == Seen::Used;
-        let below = (1..most).take_while(|n| page - low >= *n && used(page - n)).count() as u64;
-        let above = (1..most).take_while(|n| high - page > *n && used(page + n)).count() as u64;
-        let pages = if below >= above {
-            page..page + (below + 1).min(high - page)
-        } else {
-            page - above.min(page - low)..page + 1
+        let most = 1 << max_order.min(MAX_ORDER);
+        if miss.past.known >> (page % BLOCK) & 1 == 1 {
+            return again(miss, most, look);
+        }
+        let below = page.checked_sub(1).filter(|page| *page >= miss.reach.start);
+        let above = (page + 1 < miss.reach.end).then_some(page + 1);
+        let below = below.map_or(Seen::Used, &mut look);
+        let above = above.map_or(Seen::Used, &mut look);
+        if below == Seen::Empty && above == Seen::Empty && self.skip > 0 {
+            self.skip -= 1;
+            return single;
+        }
+        self.choose(miss, most, below, above, look).unwrap_or(single)
+    }
+
+    /// The window for a page of which nothing is remembered.
+    fn choose(
+        &mut self,
+        miss: &Miss,
+        most: u64,
+        below: Seen,
+        above: Seen,
+        mut look: impl FnMut(u64) -> Seen,
+    ) -> Option<Window> {
+        let (page, reach) = (miss.page, &miss.reach);
+        let step = |down: bool, by: u64| {
+            let at = if down { page.checked_sub(by) } else { page.checked_add(by) };
+            at.filter(|at| reach.contains(at))
         };
-        Window { pages, stream: self.next }
+        let mut run = |down: bool| {
+            (1..=RUN)
+                .take_while(|by| step(!down, *by).is_some_and(|at| look(at) == Seen::Used))
+                .count() as u64
+        };
+        // Up has its run below.
+        let mut runs = [0, 0];
+        if below == Seen::Used {
+            runs[0] = run(false);
+        }
+        if above == Seen::Used {
+            runs[1] = run(true);
+        }
+        let edges = [page == reach.start, page + 1 == reach.end];
+        if runs != [0, 0] || edges != [false, false] {
+            self.goes_on(page, edges, &mut runs, reach, &mut look);
+        }
+        let open = [
+            above == Seen::Empty && step(false, 1).is_some(),
+            below == Seen::Empty && step(true, 1).is_some(),
+        ];
+        let class = runs.map(|run| run.checked_ilog2().map_or(0, |log| log as usize + 1));
+        let class = class.map(|class| class.min(CLASSES - 1));
+        let widths = &self.widths[miss.kind as usize];
+        let down = match open {
+            [false, false] => return None,
+            [true, false] => false,
+            [false, true] => true,
+            [true, true] if runs[0] != runs[1] => runs[1] > runs[0],
+            [true, true] => widths[1][class[1]] > widths[0][class[0]],
+        };
+        let (run, class) = (runs[usize::from(down)], class[usize::from(down)]);
+        let wide = (1u64 << (widths[usize::from(down)][class] / HALVES)).min(most);
+        let mut pages = wide;
+        let risk = self.credit.max(0) as u64 / PRICE as u64 + run / 2;
+        while pages - 1 > risk {
+            pages /= 2;
+        }
+        if pages == most && !down {
+            // At full width end where a multiple of it does, or each table would take one window more.
+            pages -= page & (pages - 1);
+        } else if pages == most {
+            pages = (page & (pages - 1)) + 1;
+        }
+        let mut free = |steps: Range<u64>| {
+            let free = |by: &u64| step(down, *by).is_some_and(|at| look(at) == Seen::Empty);
+            steps.clone().take_while(free).count() as u64
+        };
+        let mapped = 1 + free(1..pages);
+        let mut end = mapped;
+        if mapped == pages && pages < most {
+            end += free(mapped..2 * wide.min(most / 2).max(pages));
+        }
+        let record = Record {
+            page,
+            mapped: mapped as u16,
+            end: end as u16,
+            run: (run + mapped).min(1 << MAX_ORDER) as u16,
+            kind: miss.kind,
+            class: class as u8,
+            down,
+            paid: false,
+        };
+        let pages = record.at(0..mapped as u16);
+        Some(Window { pages, holes: 0, record: Some(record) })
     }
 
-    /// Of `window`, the pages `mapped` were really mapped.
+    /// Looks for the window that `page` continues. If all of it was used, it is credited; and where
+    /// it lies in the table before, which is not looked at, the run is taken over from it.
+    fn goes_on(
+        &mut self,
+        page: u64,
+        edges: [bool; 2],
+        runs: &mut [u64; 2],
+        reach: &Range<u64>,
+        mut look: impl FnMut(u64) -> Seen,
+    ) {
+        let Some(record) = self.waiting.iter_mut().find(|record| record.leads_to(page)) else {
+            return;
+        };
+        let side = usize::from(record.down);
+        if edges[side] {
+            runs[side] = runs[side].max(u64::from(record.run));
+        }
+        let pages = record.at(1..record.mapped);
+        let here = reach.start <= pages.start && pages.end <= reach.end;
+        if !record.paid && here && pages.clone().all(|page| look(page) == Seen::Used) {
+            record.paid = true;
+            let (record, pages) = (*record, pages.end - pages.start);
+            // One more for the page that faulted now.
+            self.earn(pages as i32 + 1);
+            let width = self.width(&record);
+            if 1u64 << (*width / HALVES) == pages + 1 {
+                *width = (*width + HALVES).min(MAX_ORDER * HALVES);
+            }
+        }
+    }
+
+    /// Of `window`, the pages `mapped` were mapped, or there already: all from the one that faulted
+    /// up to where frames ran out.
     pub fn mapped(&mut self, window: &Window, mapped: Range<u64>) {
-        self.next = (window.stream + 1) % PAST as u8;
-        self.past[window.stream as usize % PAST] = mapped;
+        let Some(mut record) = window.record else { return };
+        let pages = mapped.end.saturating_sub(mapped.start) as u16;
+        if pages == 0 {
+            return;
+        }
+        if pages < record.mapped {
+            record.mapped = pages;
+            record.end = pages;
+        }
+        if record.end > 1 && usize::from(self.len) < WAITING {
+            let slot = (usize::from(self.first) + usize::from(self.len)) % WAITING;
+            self.waiting[slot] = record;
+            self.len += 1;
+        }
     }
 
-    /// The pages mapped ahead whose use is to be counted now, before [`mapped`](Self::mapped)
-    /// forgets them.
-    pub fn to_audit(&mut self, window: &Window) -> Option<Audit> {
-        let pages = core::mem::replace(&mut self.past[window.stream as usize % PAST], 0..0);
-        let ahead = !pages.is_empty() && pages.end - pages.start > 1;
-        ahead.then_some(Audit { space: self.space, pages, stream: window.stream })
+    /// What is to be audited before the next window is [mapped](Self::mapped); its answers go to
+    /// [`audited`](Self::audited).
+    #[inline]
+    pub fn to_audit(&mut self) -> Option<Audit> {
+        if usize::from(self.len) < WAITING {
+            return None;
+        }
+        let record = core::mem::replace(&mut self.waiting[usize::from(self.first)], Record::NONE);
+        self.first = (self.first + 1) % WAITING as u8;
+        self.len -= 1;
+        (record.end > 0).then_some(Audit { space: self.space, record })
     }
 
-    /// Of the pages of an audit, so many were used and so many were not.
-    pub fn audited(&mut self, _audit: &Audit, _used: u32, _unused: u32) {}
+    /// What is to be audited because pages in `range` of `space` are about to be unmapped; to be
+    /// called until there is nothing more.
+    pub fn to_audit_in(&mut self, space: SpaceId, range: &Range<u64>) -> Option<Audit> {
+        if space != self.space {
+            return None;
+        }
+        let inside = |record: &&mut Record| record.end > 0 && range.contains(&record.page);
+        let record = self.waiting.iter_mut().find(inside)?;
+        let record = core::mem::replace(record, Record::NONE);
+        Some(Audit { space, record })
+    }
+
+    /// Learns from what `look` tells of the audit's pages, which is `Empty` where no table is.
+    pub fn audited(&mut self, audit: &Audit, mut look: impl FnMut(u64) -> Seen) -> Tally {
+        let record = &audit.record;
+        let mut used = |steps: Range<u16>| {
+            record.at(steps).filter(|page| look(*page) == Seen::Used).count() as u32
+        };
+        let (ahead, beyond) = (record.mapped - 1, record.end - record.mapped);
+        let hits = used(1..record.mapped);
+        let more = used(record.mapped..record.end);
+        let tally = Tally { used: hits, unused: u32::from(ahead) - hits };
+        if audit.space != self.space {
+            return tally;
+        }
+        if !record.paid {
+            self.earn((hits + more) as i32 - PRICE * tally.unused as i32);
+        }
+        if record.run == record.mapped {
+            // There was nothing but hope behind it.
+            let fruitless = hits + more == 0;
+            self.patience = if fruitless { (2 * self.patience + 1).min(PATIENCE) } else { 0 };
+            self.skip = self.patience;
+        }
+        let width = self.width(record);
+        // Nine in ten.
+        let most = |part: u32, all: u16| 10 * part >= 9 * u32::from(all);
+        if !most(hits, ahead) {
+            *width = (*width).min((hits + 1).ilog2() as u8 * HALVES);
+        } else if beyond > 0 && most(more, beyond) {
+            *width = (*width + 1).min(MAX_ORDER * HALVES);
+        } else if beyond > 0 && ahead == 0 {
+            *width = 0;
+        }
+        tally
+    }
+
+    fn earn(&mut self, credit: i32) {
+        // No debts: a thread that was wrong is to earn its width back, not to pay for ever. And no
+        // riches, beyond one window of a whole table.
+        self.credit = (self.credit + credit).clamp(0, PRICE << MAX_ORDER);
+    }
+
+    fn width(&mut self, record: &Record) -> &mut u8 {
+        &mut self.widths[record.kind as usize][usize::from(record.down)][usize::from(record.class)]
+    }
+}
+
+/// The window for a page that had an earlier life: what is expected to be used, of the part of its
+/// block that is as large as a window may be and holds the most of it.
+fn again(miss: &Miss, most: u64, mut look: impl FnMut(u64) -> Seen) -> Window {
+    let page = miss.page;
+    let (block, own) = (page - page % BLOCK, 1 << (page % BLOCK));
+    if miss.past.expected & own == 0 {
+        return Window { pages: page..page + 1, holes: 0, record: None };
+    }
+    let wanted = |n: &u64| {
+        let at = block + n;
+        miss.past.expected >> n & 1 == 1 && miss.reach.contains(&at) && look(at) == Seen::Empty
+    };
+    let wanted = (0..BLOCK).filter(wanted).fold(own, |mask, n| mask | 1 << n);
+    let part = |first: u64| wanted & (!0 >> (BLOCK - most.min(BLOCK))) << first;
+    let from = (page % BLOCK + 1).saturating_sub(most);
+    let part = (from..=page % BLOCK).map(part).max_by_key(|part| part.count_ones()).unwrap_or(own);
+    let (first, last) = (part.trailing_zeros(), part.ilog2());
+    Window {
+        pages: block + u64::from(first)..block + u64::from(last) + 1,
+        holes: !(part >> first),
+        record: None,
+    }
 }

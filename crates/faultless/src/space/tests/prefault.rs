@@ -83,12 +83,13 @@ impl<'v> Bench<'v> {
 fn a_sequence_takes_a_fraction_of_the_faults_under_every_policy() {
     for (order, fraction) in [(0, 1.0), (3, 7.9), (5, 31.0), (9, 100.0)] {
         for locking in Locking::ALL {
-            let vm = guest::vm(1, 9000);
+            let vm = guest::vm(1, 20000);
             vm.set(Setting::Locking(locking));
-            let pages = 8192;
+            // 64 MiB.
+            let pages = 16384;
             let bench = Bench::new(&vm, AT, pages, order);
             let faults = bench.faults_of(0..pages);
-            assert!(faults as f64 <= pages as f64 / fraction + 5.0, "order {order}: {faults}");
+            assert!(faults as f64 <= pages as f64 / fraction, "order {order}: {faults}");
             assert_eq!(bench.count(Counter::PrefaultPage), pages - faults);
             assert_eq!(bench.resident(), pages);
             (0..pages).for_each(|page| assert_eq!(bench.load(page), page + 1));
@@ -183,11 +184,12 @@ fn zeros_become_copies_in_batches_and_are_flushed_first() {
     let bench = Bench::new(&vm, AT, 256, 5);
     bench.space.activate(&bench.cpu);
     (0..256).for_each(|page| assert_eq!(bench.load(page), 0));
-    assert!(bench.count(Counter::ZeroPage) < 20);
+    let reads = bench.count(Counter::ZeroPage);
+    assert!(reads < 32, "{reads}");
     assert_eq!(bench.resident(), 0);
     vm.machine().invalidated.lock().unwrap().clear();
     let faults = bench.faults_of(0..256);
-    assert!(faults < 20, "{faults}");
+    assert!(faults < 32, "{faults}");
     assert_eq!(bench.resident(), 256);
     assert!(
         vm.machine().invalidated.lock().unwrap().len() as u64 >= faults,

@@ -1,0 +1,164 @@
+//! What a space used before it gave the memory back.
+//!
+//! Allocators return memory and ask for it again, and programs then use of it what they used before:
+//! a thread that follows another in the same arena, a buffer that is mapped for each file. So what
+//! takes pages away tells here, for each block of [`BLOCK`] pages, which of them had been used, and a
+//! fault in the block is expected to go the same way.
+//!
+//! A page is expected where it was used in both of its last two lives; where it had only one, as long
+//! as what followed one life has mostly been like it. All is a hint: slots are overwritten by whoever
+//! needs them and read without a lock, and a torn one costs a window.
+
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// Pages in a block; blocks are aligned to their size.
+pub const BLOCK: u64 = 64;
+const SLOTS: usize = 64;
+/// The scale of [`Footprints::likeness`].
+const ALIKE: u32 = 256;
+
+/// What is known of a block's earlier life. Bit n is the block's page n.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Past {
+    /// The pages that had an earlier life.
+    pub known: u64,
+    /// Those that are expected to be used.
+    pub expected: u64,
+}
+
+/// The memory of one space.
+#[derive(Debug)]
+pub struct Footprints {
+    slots: [Slot; SLOTS],
+    /// How much of one life was found again in the next, lately; of [`ALIKE`].
+    likeness: AtomicU32,
+}
+
+/// The past of one block.
+#[derive(Debug, Default)]
+struct Slot {
+    /// One more than the block's number; 0 is none.
+    block: AtomicU64,
+    /// Used in the last life.
+    last: AtomicU64,
+    /// Used in each of the last two.
+    both: AtomicU64,
+    /// Had a life.
+    once: AtomicU64,
+    /// Had two.
+    twice: AtomicU64,
+}
+
+impl Default for Footprints {
+    fn default() -> Self {
+        Self { slots: core::array::from_fn(|_| Slot::default()), likeness: AtomicU32::new(ALIKE) }
+    }
+}
+
+impl Footprints {
+    /// What is known about the block of `page` (a page number).
+    #[inline]
+    pub fn recall(&self, page: u64) -> Past {
+        let slot = self.slot(page);
+        if slot.block.load(Relaxed) != page / BLOCK + 1 {
+            return Past::default();
+        }
+        let (known, both) = (slot.once.load(Relaxed), slot.both.load(Relaxed));
+        let alike = self.likeness.load(Relaxed) >= ALIKE - ALIKE / 10;
+        let single = if alike { slot.last.load(Relaxed) & !slot.twice.load(Relaxed) } else { 0 };
+        Past { known, expected: (both | single) & known }
+    }
+
+    /// The pages `taken` of the block of `page` are taken away, of which `used` were accessed. Both
+    /// are masks as in [`Past`]. Not to be called for a block with nothing mapped in `taken`.
+    pub fn taken(&self, page: u64, taken: u64, used: u64) {
+        let slot = self.slot(page);
+        let used = used & taken;
+        if slot.block.swap(page / BLOCK + 1, Relaxed) != page / BLOCK + 1 {
+            for field in [&slot.last, &slot.both, &slot.once, &slot.twice] {
+                field.store(0, Relaxed);
+            }
+        }
+        let (last, once) = (slot.last.load(Relaxed), slot.once.load(Relaxed));
+        self.compare(last & taken, used);
+        slot.both.store(slot.both.load(Relaxed) & !taken | last & used, Relaxed);
+        slot.last.store(last & !taken | used, Relaxed);
+        slot.twice.store(slot.twice.load(Relaxed) | once & taken, Relaxed);
+        slot.once.store(once | taken, Relaxed);
+    }
+
+    /// Moves the likeness towards what this pair of lives shows, the further the more pages.
+    fn compare(&self, before: u64, now: u64) {
+        let pages = before.count_ones();
+        if pages > 0 {
+            let again = (before & now).count_ones() * ALIKE / pages;
+            let old = self.likeness.load(Relaxed);
+            // A quarter of the way for a full block.
+            let share = 4 * BLOCK as u32;
+            let new = (old * (share - pages) + again * pages) / share;
+            self.likeness.store(new, Relaxed);
+        }
+    }
+
+    fn slot(&self, page: u64) -> &Slot {
+        // Neighbouring blocks in different slots, and the regions that mmap likes to align apart.
+        let block = page / BLOCK;
+        &self.slots[((block ^ (block >> 6) ^ (block >> 12)) % SLOTS as u64) as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_used_is_expected_again() {
+        let space = Footprints::default();
+        assert_eq!(space.recall(640), Past::default());
+        space.taken(640, 0xffff, 0x0ff0);
+        assert_eq!(space.recall(650), Past { known: 0xffff, expected: 0x0ff0 });
+        assert_eq!(space.recall(704), Past::default(), "another block");
+    }
+
+    #[test]
+    fn after_two_lives_only_what_both_used() {
+        let space = Footprints::default();
+        space.taken(0, !0, 0b1110);
+        space.taken(0, !0, 0b0111);
+        assert_eq!(space.recall(0), Past { known: !0, expected: 0b0110 });
+        space.taken(0, !0, 0b0111);
+        assert_eq!(space.recall(0).expected, 0b0111);
+    }
+
+    #[test]
+    fn parts_of_a_block_have_lives_of_their_own() {
+        let space = Footprints::default();
+        space.taken(0, 0xff, 0xff);
+        space.taken(0, 0xff00, 0x0100);
+        space.taken(0, 0xff, 0x0f);
+        assert_eq!(space.recall(0), Past { known: 0xffff, expected: 0x010f });
+    }
+
+    #[test]
+    fn a_single_life_counts_only_while_lives_are_alike() {
+        let space = Footprints::default();
+        for block in 0..8 {
+            space.taken(block * BLOCK, !0, !0);
+            space.taken(block * BLOCK, !0, 1);
+        }
+        space.taken(20 * BLOCK, !0, !0);
+        assert_eq!(space.recall(20 * BLOCK), Past { known: !0, expected: 0 });
+    }
+
+    #[test]
+    fn a_slot_is_given_to_the_last_that_wants_it() {
+        let space = Footprints::default();
+        for block in 0..10_000 {
+            space.taken(block * BLOCK, !0, block);
+            assert_eq!(space.recall(block * BLOCK).known, !0);
+        }
+        let left = (0..10_000).filter(|block| space.recall(block * BLOCK).known != 0).count();
+        assert_eq!(left, SLOTS);
+        assert_eq!(space.recall(u64::MAX), Past::default());
+    }
+}

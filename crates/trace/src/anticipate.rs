@@ -1,0 +1,498 @@
+//! What anticipatory prefault would have saved a recorded program, and what it would have wasted.
+//!
+//! A simulation of policy alone: one walk over the recording in the order of time, in which each
+//! thread has its [`Streams`] and each fault on an absent page of private anonymous memory that was
+//! not mapped ahead asks them for a window. Copies are left out, as the recording has them with or
+//! without prefault. A page mapped ahead counts as accessed from its first fault in the recording.
+//!
+//! Beside it stands what a perfect predictor reaches with windows of the same size: it maps, of the
+//! best window around the fault, exactly the pages that will be touched before they are unmapped.
+
+use crate::event::{Access, Backing, Birth, Kind, Prot, Trace};
+use crate::plan::space::{Area, Met, Space};
+use faultless::SpaceId;
+use faultless::addr::{PAGE_SIZE, VirtRange, page_up};
+use faultless::fault::prefault::past::BLOCK;
+use faultless::fault::prefault::{self, Footprints, Miss, Seen, Streams};
+use rangemap::RangeMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+
+const TABLE: u64 = 512;
+const MADV_DONTNEED: u32 = 4;
+const MADV_DONTNEED_LOCKED: u32 = 24;
+const MREMAP_DONTUNMAP: u32 = 4;
+
+/// What prefault did, or could have done, to one recording. Pages and faults.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Faults on absent pages of private anonymous memory, as recorded.
+    pub faults: u64,
+    /// Those of them that remain.
+    pub left: u64,
+    /// Pages mapped ahead.
+    pub ahead: u64,
+    /// Pages mapped ahead that were unmapped, or the recording ended, before any touch.
+    pub wasted: u64,
+    /// The most pages that were mapped ahead and untouched at one moment.
+    pub peak_untouched: u64,
+    /// The most pages that were mapped at one moment, without prefault.
+    pub peak_resident: u64,
+}
+
+impl Outcome {
+    /// The share of faults avoided, from 0 to 1.
+    pub fn avoided(&self) -> f64 {
+        1.0 - self.left as f64 / self.faults.max(1) as f64
+    }
+
+    /// The share of pages mapped ahead that were never touched, from 0 to 1.
+    pub fn waste(&self) -> f64 {
+        self.wasted as f64 / self.ahead.max(1) as f64
+    }
+}
+
+/// What `trace` comes to with windows of at most `2^max_order` pages.
+pub fn streams(trace: &Trace, max_order: u8) -> Outcome {
+    let threads = vec![Streams::new(); trace.threads.len()];
+    walk(trace, &mut Anticipate { max_order, threads, footprints: Vec::new() })
+}
+
+/// The policy under test.
+struct Anticipate {
+    max_order: u8,
+    threads: Vec<Streams>,
+    /// By space.
+    footprints: Vec<Footprints>,
+}
+
+impl Anticipate {
+    fn footprints(&mut self, space: usize) -> &Footprints {
+        if self.footprints.len() <= space {
+            self.footprints.resize_with(space + 1, Footprints::default);
+        }
+        &self.footprints[space]
+    }
+}
+
+impl Policy for Anticipate {
+    fn fault(&mut self, fault: &Fault<'_>) -> Vec<u64> {
+        let miss = Miss {
+            space: SpaceId(fault.space as u64),
+            page: fault.page,
+            kind: match fault.access {
+                Access::Read | Access::Exec => prefault::Kind::Read,
+                Access::Write | Access::Unknown => prefault::Kind::Write,
+            },
+            reach: fault.reach.clone(),
+            past: self.footprints(fault.space).recall(fault.page),
+        };
+        let streams = &mut self.threads[fault.thread];
+        let window = streams.predict(&miss, self.max_order, |page| look(fault.pages, page));
+        if let Some(audit) = streams.to_audit() {
+            streams.audited(&audit, |page| look(fault.pages, page));
+        }
+        streams.mapped(&window, window.span());
+        window.pages().collect()
+    }
+
+    fn leave(&mut self, thread: usize, space: usize, range: &Range<u64>, pages: &Pages) {
+        let streams = &mut self.threads[thread];
+        while let Some(audit) = streams.to_audit_in(SpaceId(space as u64), range) {
+            streams.audited(&audit, |page| look(pages, page));
+        }
+        let footprints = self.footprints(space);
+        let mut blocks: BTreeMap<u64, u64> = BTreeMap::new();
+        for (page, state) in pages.range(range.clone()) {
+            let used = u64::from(*state == State::Touched) << (page % BLOCK);
+            *blocks.entry(page / BLOCK * BLOCK).or_default() |= used;
+        }
+        for (block, used) in blocks {
+            let inside = |n: &u64| range.contains(&(block + n));
+            let taken = (0..BLOCK).filter(inside).fold(0, |mask, n| mask | 1 << n);
+            footprints.taken(block, taken, used);
+        }
+    }
+}
+
+/// The same with perfect foresight.
+pub fn perfect(trace: &Trace, max_order: u8) -> Outcome {
+    let mut touches = Touches::default();
+    walk(trace, &mut touches);
+    walk(trace, &mut Perfect { most: 1 << max_order, touches })
+}
+
+/// By space and page, the touches of it, in the order of the recording.
+#[derive(Default)]
+struct Touches(HashMap<(usize, u64), Vec<Touch>>);
+
+struct Touch {
+    /// Its place in the recording.
+    at: usize,
+    /// That of the last change of the page's mapping before.
+    born: usize,
+    access: Access,
+}
+
+impl Policy for Touches {
+    fn fault(&mut self, fault: &Fault<'_>) -> Vec<u64> {
+        let touch = Touch { at: fault.at, born: fault.born, access: fault.access };
+        self.0.entry((fault.space, fault.page)).or_default().push(touch);
+        Vec::new()
+    }
+}
+
+/// The policy that knows what comes.
+struct Perfect {
+    most: u64,
+    touches: Touches,
+}
+
+impl Perfect {
+    /// Whether `page`, mapped now for `fault`, will spare a fault.
+    fn is_wanted(&self, fault: &Fault<'_>, page: u64) -> bool {
+        let touches = self.touches.0.get(&(fault.space, page));
+        let next = touches
+            .and_then(|touches| touches.get(touches.partition_point(|touch| touch.at <= fault.at)));
+        // A store to the page of zeros faults again.
+        let serves = |touch: &Touch| touch.access == Access::Read || fault.access != Access::Read;
+        let same_life = |touch: &Touch| touch.born <= fault.at;
+        look(fault.pages, page) == Seen::Empty
+            && next.is_some_and(|touch| same_life(touch) && serves(touch))
+    }
+}
+
+impl Policy for Perfect {
+    fn fault(&mut self, fault: &Fault<'_>) -> Vec<u64> {
+        let from = fault.page.saturating_sub(self.most - 1).max(fault.reach.start);
+        let to = (fault.page + self.most).min(fault.reach.end);
+        let wanted: Vec<u64> =
+            (from..to).filter(|page| *page == fault.page || self.is_wanted(fault, *page)).collect();
+        let window = |start: u64| {
+            let first = wanted.partition_point(|page| *page < start);
+            let end = wanted.partition_point(|page| *page < start + self.most);
+            &wanted[first..end]
+        };
+        let best = (from..=fault.page).map(window).max_by_key(|window| window.len());
+        best.unwrap_or_default().to_vec()
+    }
+}
+
+/// What chooses the pages to map.
+trait Policy {
+    /// Which pages to map at `fault`, its own left out or not.
+    fn fault(&mut self, fault: &Fault<'_>) -> Vec<u64>;
+
+    /// The thread takes the pages in `range` of its space away, of which `pages` are mapped.
+    fn leave(&mut self, _thread: usize, _space: usize, _range: &Range<u64>, _pages: &Pages) {}
+}
+
+/// The mapped pages of a space.
+type Pages = BTreeMap<u64, State>;
+
+/// A fault for which a policy may choose pages.
+struct Fault<'a> {
+    /// Its place in the recording.
+    at: usize,
+    thread: usize,
+    space: usize,
+    page: u64,
+    access: Access,
+    /// What may be mapped: the part of the mapping in the page's table.
+    reach: Range<u64>,
+    /// The place of the last change of the page's mapping.
+    born: usize,
+    pages: &'a Pages,
+}
+
+fn look(pages: &Pages, page: u64) -> Seen {
+    match pages.get(&page) {
+        None => Seen::Empty,
+        Some(State::Touched) => Seen::Used,
+        Some(State::Ahead | State::AheadReadOnly) => Seen::Unused,
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Touched,
+    Ahead,
+    /// The page of zeros, or shared with a forked process: a store still faults.
+    AheadReadOnly,
+}
+
+/// A space, numbered apart for each program that a process executes.
+#[derive(Clone, Default)]
+struct Memory {
+    areas: Space,
+    pages: Pages,
+    /// By page: the place of the last change of the mapping.
+    born: RangeMap<u64, usize>,
+    threads: u32,
+}
+
+/// One walk over a recording.
+struct Walk<'p> {
+    policy: &'p mut dyn Policy,
+    spaces: Vec<Memory>,
+    /// The event that is being looked at, and whose it is.
+    at: usize,
+    thread: usize,
+    space: usize,
+    untouched: u64,
+    resident: u64,
+    out: Outcome,
+}
+
+fn walk(trace: &Trace, policy: &mut dyn Policy) -> Outcome {
+    let mut walk = Walk {
+        policy,
+        spaces: Vec::new(),
+        at: 0,
+        thread: 0,
+        space: 0,
+        untouched: 0,
+        resident: 0,
+        out: Outcome::default(),
+    };
+    let mut of_process: Vec<Option<usize>> = vec![None; trace.processes.len()];
+    let mut of_thread: Vec<Option<usize>> = vec![None; trace.threads.len()];
+    for (at, event) in trace.events.iter().enumerate() {
+        let thread = event.thread as usize;
+        let process = trace.threads[thread].process as usize;
+        let space = *of_thread[thread].get_or_insert_with(|| {
+            let space = *of_process[process].get_or_insert_with(|| walk.begin(Memory::default()));
+            walk.spaces[space].threads += 1;
+            space
+        });
+        (walk.at, walk.thread, walk.space) = (at, thread, space);
+        match event.kind {
+            Kind::Spawn { child, birth } => {
+                let child = child as usize;
+                let shared = if birth == Birth::Fork { walk.fork() } else { space };
+                walk.spaces[shared].threads += 1;
+                of_thread[child] = Some(shared);
+                if birth == Birth::Fork {
+                    of_process[trace.threads[child].process as usize] = Some(shared);
+                }
+            }
+            Kind::Exec => {
+                walk.leave();
+                let fresh = walk.begin(Memory { threads: 1, ..Memory::default() });
+                of_thread[thread] = Some(fresh);
+                of_process[process] = Some(fresh);
+            }
+            Kind::Exit => walk.leave(),
+            kind => walk.memory(kind),
+        }
+    }
+    walk.out.wasted += walk.untouched;
+    walk.out
+}
+
+impl Walk<'_> {
+    fn begin(&mut self, space: Memory) -> usize {
+        self.spaces.push(space);
+        self.spaces.len() - 1
+    }
+
+    fn here(&mut self) -> &mut Memory {
+        &mut self.spaces[self.space]
+    }
+
+    fn fork(&mut self) -> usize {
+        let parent = self.here();
+        for state in parent.pages.values_mut() {
+            if *state == State::Ahead {
+                *state = State::AheadReadOnly;
+            }
+        }
+        let mut child = Memory { threads: 0, ..parent.clone() };
+        // Those that nobody touched stay counted with the parent.
+        child.pages.retain(|_, state| *state == State::Touched);
+        self.resident += child.pages.len() as u64;
+        self.begin(child)
+    }
+
+    /// The thread no longer uses its space.
+    fn leave(&mut self) {
+        self.here().threads -= 1;
+        if self.here().threads == 0 {
+            let all = self.here().pages.split_off(&0);
+            self.drop_pages(all.into_values());
+            *self.here() = Memory::default();
+        }
+    }
+
+    fn memory(&mut self, kind: Kind) {
+        let bytes = |start: u64, len: u64| VirtRange::new(start, start + len);
+        match kind {
+            Kind::Fault { page, access, present, .. } => self.fault(page, access, present),
+            Kind::Map { start, len, prot, backing, .. } => {
+                self.map(bytes(start, len), prot, backing);
+            }
+            Kind::Area { start, len, prot, backing } => {
+                let range = bytes(start, len);
+                for hole in self.here().areas.holes_in(range) {
+                    self.map(hole, prot, backing);
+                }
+                for (part, old) in self.here().areas.areas_in(range) {
+                    if old.backing == backing {
+                        self.here().areas.insert(part, Area { prot, ..old });
+                    } else {
+                        self.map(part, prot, backing);
+                    }
+                }
+            }
+            Kind::Unmap { start, len } => self.unmap(bytes(start, len)),
+            Kind::Protect { start, len, prot } => {
+                for (part, old) in self.here().areas.areas_in(bytes(start, len)) {
+                    self.here().areas.insert(part, Area { prot, ..old });
+                }
+            }
+            Kind::Advise { start, len, advice: MADV_DONTNEED | MADV_DONTNEED_LOCKED } => {
+                self.take(bytes(start, len));
+            }
+            Kind::Remap { old, old_len, new, new_len, flags } => {
+                let keep = flags & MREMAP_DONTUNMAP != 0;
+                self.remap(bytes(old, old_len), bytes(new, new_len), keep);
+            }
+            Kind::Brk { end } => {
+                let to = page_up(end).unwrap_or(end);
+                let from = self.here().areas.brk.replace(to).unwrap_or(to);
+                if to > from {
+                    let prot = Prot::READ | Prot::WRITE;
+                    self.map(VirtRange::new(from, to), prot, Backing::Heap);
+                } else {
+                    self.unmap(VirtRange::new(to, from));
+                }
+            }
+            Kind::Advise { .. } | Kind::Spawn { .. } | Kind::Exec | Kind::Exit => {}
+        }
+    }
+
+    fn map(&mut self, range: VirtRange, prot: Prot, backing: Backing) {
+        self.take(range);
+        self.here().areas.insert(range, Area { prot, backing, assumed: false });
+    }
+
+    fn unmap(&mut self, range: VirtRange) {
+        self.take(range);
+        self.here().areas.remove(range);
+    }
+
+    /// The pages in `range` are taken away.
+    fn take(&mut self, range: VirtRange) {
+        let pages = page_numbers(range);
+        if pages.is_empty() {
+            return;
+        }
+        self.policy.leave(self.thread, self.space, &pages, &self.spaces[self.space].pages);
+        let at = self.at;
+        self.here().born.insert(pages.clone(), at);
+        let taken: Vec<_> = self.here().pages.extract_if(pages, |_, _| true).collect();
+        self.drop_pages(taken.into_iter().map(|(_, state)| state));
+    }
+
+    fn drop_pages(&mut self, pages: impl Iterator<Item = State>) {
+        for state in pages {
+            if state == State::Touched {
+                self.resident -= 1;
+            } else {
+                self.untouched -= 1;
+                self.out.wasted += 1;
+            }
+        }
+    }
+
+    fn remap(&mut self, old: VirtRange, new: VirtRange, keep: bool) {
+        let areas = self.here().areas.areas_in(old);
+        let area = areas.first().map(|(_, area)| (area.prot, area.backing));
+        let (prot, backing) = area.unwrap_or((Prot::READ | Prot::WRITE, Backing::Anon));
+        let (from, to) = (page_numbers(old), page_numbers(new));
+        let moved: Vec<_> = self.here().pages.extract_if(from.clone(), |_, _| true).collect();
+        if !keep {
+            self.unmap(old);
+        }
+        self.map(new, prot, backing);
+        let (stay, cut): (Vec<_>, Vec<_>) = moved
+            .into_iter()
+            .map(|(page, state)| (page - from.start + to.start, state))
+            .partition(|(page, _)| to.contains(page));
+        self.here().pages.extend(stay);
+        self.drop_pages(cut.into_iter().map(|(_, state)| state));
+    }
+
+    fn fault(&mut self, address: u64, access: Access, present: bool) {
+        let page = address / PAGE_SIZE;
+        let range = match self.here().areas.meet(address) {
+            Met::Area(range, area) => match area.backing {
+                Backing::Anon | Backing::Heap | Backing::Stack => range,
+                _ => return,
+            },
+            Met::Growth(by, area) => {
+                self.here().areas.insert(by, area);
+                by
+            }
+            Met::Hole => return,
+        };
+        if present {
+            // A copy, which prefault does not spare; but it is a touch.
+            if let Some(state) = self.here().pages.get_mut(&page)
+                && *state != State::Touched
+            {
+                *state = State::Touched;
+                self.untouched -= 1;
+                self.resident += 1;
+            }
+            return;
+        }
+        self.out.faults += 1;
+        let before = self.here().pages.insert(page, State::Touched);
+        if before != Some(State::Touched) {
+            self.resident += 1;
+        }
+        self.out.peak_resident = self.out.peak_resident.max(self.resident);
+        if let Some(State::Ahead | State::AheadReadOnly) = before {
+            self.untouched -= 1;
+        }
+        let reads = access == Access::Read;
+        if before == Some(State::Ahead) || before == Some(State::AheadReadOnly) && reads {
+            return;
+        }
+        self.out.left += 1;
+        self.prefault(page, access, range);
+    }
+
+    fn prefault(&mut self, page: u64, access: Access, range: VirtRange) {
+        let table = page / TABLE * TABLE;
+        let area = page_numbers(range);
+        let reach = area.start.max(table)..area.end.min(table + TABLE);
+        let Memory { pages, born, .. } = &self.spaces[self.space];
+        let chosen = self.policy.fault(&Fault {
+            at: self.at,
+            thread: self.thread,
+            space: self.space,
+            page,
+            access,
+            reach: reach.clone(),
+            born: born.get(&page).copied().unwrap_or(0),
+            pages,
+        });
+        let ahead = if access == Access::Read { State::AheadReadOnly } else { State::Ahead };
+        for page in chosen {
+            assert!(reach.contains(&page), "page {page:#x} out of {reach:x?}");
+            if let Entry::Vacant(entry) = self.here().pages.entry(page) {
+                entry.insert(ahead);
+                self.untouched += 1;
+                self.out.ahead += 1;
+            }
+        }
+        self.out.peak_untouched = self.out.peak_untouched.max(self.untouched);
+    }
+}
+
+fn page_numbers(range: VirtRange) -> Range<u64> {
+    range.start / PAGE_SIZE..range.end / PAGE_SIZE
+}
