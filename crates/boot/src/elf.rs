@@ -3,19 +3,15 @@
 //! A kernel answers a bad program with `ENOEXEC` and no more; here each complaint says where in the file
 //! the trouble is. What passes is a 64-bit x86 program, at fixed addresses or position-independent, whose
 //! segments lie in the file and, in memory, apart from each other; it is statically linked, or its
-//! interpreter comes along.
+//! interpreter comes along. In the end the kernel's own plan is made: what the kernel would refuse is refused
+//! here.
 
+use faultless_bare::elf::{INTERPRETER, MOST_SEGMENTS, PROGRAMS, Plan};
 use object::LittleEndian;
 use object::elf::{self, FileHeader64, ProgramHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
 use std::fmt;
 
-/// The first address at which no program is loaded: mappings and the stack lie there.
-const USER_END: u64 = 0x7fff_f000_0000;
-/// As many program headers as Linux reads.
-const MOST_SEGMENTS: u16 = (65536 / size_of::<ProgramHeader64<LittleEndian>>()) as u16;
-/// Below this nothing is mapped (Linux's `mmap_min_addr`).
-const USER_START: u64 = 0x1_0000;
 const PAGE: u64 = 4096;
 
 type Header = FileHeader64<LittleEndian>;
@@ -73,7 +69,7 @@ pub fn check(data: &[u8], comes_along: impl Fn(&str) -> bool) -> Result<(), ElfE
         wrong!(Place::Header, "program headers of {size} bytes; they have 56");
     }
     let count = header.e_phnum(endian);
-    if count > MOST_SEGMENTS {
+    if u64::from(count) > MOST_SEGMENTS {
         wrong!(Place::Header, "{count} program headers; at most {MOST_SEGMENTS} are read");
     }
     let segments = match header.program_headers(endian, data) {
@@ -88,10 +84,15 @@ pub fn check(data: &[u8], comes_along: impl Fn(&str) -> bool) -> Result<(), ElfE
     let place = |number: usize| Place::Segment { number, at: at + number as u64 * size };
 
     let mut loaded: Option<(usize, u64)> = None;
-    let mut entered = false;
+    let (mut entered, mut interpreted) = (false, None);
     for (number, segment) in segments.iter().enumerate() {
         match segment.p_type(endian) {
-            elf::PT_INTERP => interpreter(segment, data, &comes_along, place(number))?,
+            elf::PT_INTERP => {
+                interpreter(segment, data, &comes_along, place(number))?;
+                if let Some(first) = interpreted.replace(number) {
+                    wrong!(place(number), "a second interpreter; program header {first} names one");
+                }
+            }
             elf::PT_LOAD => {
                 let end = load(header, segment, data, place(number))?;
                 let start = segment.p_vaddr(endian);
@@ -119,7 +120,23 @@ pub fn check(data: &[u8], comes_along: impl Fn(&str) -> bool) -> Result<(), ElfE
             "the entry point {entry:#x} lies in no executable segment, so this is not a program"
         );
     }
+    if plan(data).is_none() {
+        wrong!(
+            Place::Segments { at },
+            "the kernel finds no place for them from {:#x} to {:#x}",
+            PROGRAMS.start,
+            PROGRAMS.end
+        );
+    }
     Ok(())
+}
+
+/// How the kernel lays out the program that `data`, the whole file, holds; `None` if it refuses it.
+pub fn plan(data: &[u8]) -> Option<Plan> {
+    let header = faultless_bare::elf::Header::parse(data)?;
+    let table = header.table()?;
+    let table = data.get(usize::try_from(table.start).ok()?..usize::try_from(table.end).ok()?)?;
+    header.plan(table, data.len() as u64)
 }
 
 /// The header of an x86-64 program.
@@ -170,6 +187,10 @@ fn interpreter(
     comes_along: impl Fn(&str) -> bool,
     place: Place,
 ) -> Result<(), ElfError> {
+    let length = segment.p_filesz(LittleEndian);
+    if !INTERPRETER.contains(&length) {
+        wrong!(place, "an interpreter's name of {length} bytes; it has 2 to {PAGE}");
+    }
     let name = segment.data(LittleEndian, data).unwrap_or_default();
     let name = String::from_utf8_lossy(name.strip_suffix(b"\0").unwrap_or(name));
     if !name.is_empty() && comes_along(&name) {
@@ -210,11 +231,15 @@ fn load(
     if align > 1 && !align.is_power_of_two() {
         wrong!(place, "its alignment {align:#x} is not a power of two");
     }
-    let Some(end) = start.checked_add(size).filter(|end| *end <= USER_END) else {
+    let Some(end) = start.checked_add(size).filter(|end| *end <= PROGRAMS.end) else {
         wrong!(place, "{size:#x} bytes at {start:#x} do not lie in a program's addresses");
     };
-    if header.e_type(endian) == elf::ET_EXEC && start < USER_START {
-        wrong!(place, "address {start:#x} is below {USER_START:#x}, where nothing may be mapped");
+    if header.e_type(endian) == elf::ET_EXEC && start < PROGRAMS.start {
+        wrong!(
+            place,
+            "address {start:#x} is below {:#x}, where nothing may be mapped",
+            PROGRAMS.start
+        );
     }
     Ok(end)
 }

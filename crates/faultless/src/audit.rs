@@ -11,6 +11,7 @@ use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::space::Space;
 use crate::space::vma::{Prot, Vma};
+use crate::sync::atomic::Ordering;
 use crate::sync::grace::Section;
 use crate::table::Entry;
 use crate::table::node::{self, LAST, ROOT};
@@ -200,7 +201,8 @@ fn audit_space<M: Machine>(
             let Some(vma) = view.at(addr) else {
                 return wrong("outside every VMA");
             };
-            let area = &vma.value.as_ref().area;
+            let vma = vma.value.as_ref();
+            let area = &vma.area;
             if entry.is_writable() && !area.allows(Prot::WRITE) {
                 return wrong("writable in a VMA that is not");
             }
@@ -216,7 +218,12 @@ fn audit_space<M: Machine>(
                 }
                 return Ok(());
             }
-            let kind = cpu.vm().frames.meta(entry.frame()).kind();
+            let meta = cpu.vm().frames.meta(entry.frame());
+            let kind = meta.kind();
+            let root = meta.root.load(Ordering::Relaxed);
+            if kind == Kind::Used(Use::Anon) && !vma.root.keeps(root) {
+                return wrong("an anonymous page that names a root which its VMA does not keep");
+            }
             if kind != Kind::Used(if area.is_private() { Use::Anon } else { Use::Shared }) {
                 if kind != Kind::Used(Use::Shared) || area.object.is_none() {
                     return wrong("maps a frame that is not of its VMA's kind");

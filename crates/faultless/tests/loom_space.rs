@@ -10,8 +10,9 @@
 mod models;
 
 use faultless::sync::atomic::Ordering;
-use faultless::{Access, Prot};
-use models::machine::{Stage, map, page, two};
+use faultless::{Access, Prot, Space};
+use models::machine::{Stage, Toy, map, page, two};
+use std::cell::Cell;
 
 const BOUND: Option<usize> = Some(2);
 
@@ -199,7 +200,49 @@ fn a_child_keeps_what_it_has_seen() {
     a_store_against_fork();
 }
 
+std::thread_local! {
+    /// The child of a model that has one before it begins.
+    static CHILD: Cell<Option<Space<Toy>>> = const { Cell::new(None) };
+}
+
+/// A program stores to a page that its child has, too, while another reads it: once that has heard of the
+/// store, it reads the copy.
+fn a_copy_against_a_reader() {
+    two(
+        Some(1),
+        |stage| {
+            map(stage, 16, 1);
+            stage.store(16, 1).unwrap();
+            CHILD.set(Some(stage.space.fork(stage.cpu).unwrap()));
+        },
+        |stage| {
+            let child = CHILD.take().expect("born before");
+            running(stage, || {
+                stage.store(16, 5).unwrap();
+                stage.word.store(1, Ordering::Release);
+            });
+            child.exit(stage.cpu);
+        },
+        |stage| {
+            running(stage, || {
+                let _ = stage.load(16);
+                let heard = stage.word.load(Ordering::Acquire) == 1;
+                let value = stage.load(16);
+                assert!(!heard || value == Ok(5), "a lost write");
+            });
+        },
+        |_| {},
+    );
+}
+
+#[test]
+fn who_hears_of_a_store_reads_the_copy() {
+    a_copy_against_a_reader();
+}
+
 caught! {
+    what_was_copied_is_flushed:
+        without CopyFlush, a_copy_against_a_reader(), says "a stale owner";
     flush_first_then_let_go:
         without FlushFirst, a_program_against_reuse(), says "a stale owner";
     who_flushes_waits_for_the_answer:

@@ -1,35 +1,20 @@
 //! Fork, and what follows: copies, and reuse by the last owner.
-//!
-//! Two lines have no test here that fails without them, `CopyLooksAgain` and `ReuseLooksAgain`. What they
-//! guard against is that an entry comes back as it was while its page did not. Today only calls make a
-//! writable entry read-only again, or empty it, and they move the VMA's sequence: the copy is refused by
-//! the second look. Who changes entries through the reverse map alone, as migration would, needs them.
 #![cfg(shuttle)]
 
 #[macro_use]
 mod scenario;
 
 use faultless::MapFlags;
-use scenario::{AT, Guest, PAGE, RW, World};
+use scenario::{AT, PAGE, RW, World, page};
 use std::sync::Mutex;
 
 /// How often programs do the same: as long as a call may take.
 const ROUNDS: u64 = 6;
 
-fn page(number: u64) -> u64 {
-    AT + number * PAGE
-}
-
-/// Maps pages and stores to them.
-fn fill(guest: &Guest<'_>, pages: u64) {
-    guest.map(AT, pages, RW);
-    (0..pages).for_each(|at| guest.store(page(at), 1 + at).unwrap());
-}
-
 /// Two CPUs store while a third forks; the child has what was there at the fork, and keeps it.
 fn stores_against_fork() {
-    let (world, born) = (World::new(3), Mutex::new(None));
-    let space = world.space(|guest| fill(guest, 2));
+    let (world, space) = World::with_pages(2);
+    let born = Mutex::new(None);
     world.run(&[
         (&space, &|guest| {
             for round in 1..=ROUNDS {
@@ -64,8 +49,7 @@ fn stores_against_fork() {
 
 /// Parent and child store to a page that they share, and others read it: one copies, one may keep it.
 fn both_write_what_they_share() {
-    let world = World::new(3);
-    let space = world.space(|guest| fill(guest, 2));
+    let (world, space) = World::with_pages(2);
     let child = world.within(&space, |guest| guest.fork(|_| false));
     world.run(&[
         (&space, &|guest| {
@@ -91,8 +75,7 @@ fn both_write_what_they_share() {
 
 /// The child ends while the parent stores: who is the last owner changes under the fault.
 fn stores_against_the_child_s_exit() {
-    let world = World::new(3);
-    let space = world.space(|guest| fill(guest, 2));
+    let (world, space) = World::with_pages(2);
     let child = Mutex::new(Some(world.within(&space, |guest| guest.fork(|_| false))));
     world.run(&[
         (&space, &|guest| {
@@ -120,7 +103,7 @@ fn stores_against_the_child_s_exit() {
 /// as it was, but not the page.
 fn a_copy_against_reuse_and_fork() {
     let (world, born) = (World::new(2), Mutex::new(None));
-    let space = world.space(|guest| fill(guest, 1));
+    let space = world.space(|guest| guest.fill(AT, 1));
     let child = world.within(&space, |guest| guest.fork(|_| false));
     world.run(&[
         (&space, &|guest| guest.store(page(0) + 8, 10).unwrap()),
@@ -137,7 +120,7 @@ fn a_copy_against_reuse_and_fork() {
 /// A fault copies while the page is emptied, comes back in the same frame, and is shared again.
 fn a_copy_against_a_new_page_in_the_old_frame() {
     let (world, born) = (World::new(2), Mutex::new(None));
-    let space = world.space(|guest| fill(guest, 1));
+    let space = world.space(|guest| guest.fill(AT, 1));
     let child = world.within(&space, |guest| guest.fork(|_| false));
     world.run(&[
         (&space, &|guest| guest.store(page(0) + 8, 10).unwrap()),

@@ -1,29 +1,14 @@
-//! Writers against writers, under each locking policy, and while the policy changes.
+//! Writers against writers, and a program that changes the locking policy under itself.
 #![cfg(shuttle)]
 
 #[macro_use]
 mod scenario;
 
 use faultless::{Locking, Prot, Setting};
-use scenario::{AT, Guest, PAGE, RW, World};
+use scenario::{AT, Guest, RW, World, page};
 
 /// How often programs do the same: as long as a call may take.
 const ROUNDS: u64 = 3;
-
-fn page(number: u64) -> u64 {
-    AT + number * PAGE
-}
-
-/// A world in which `locking` is in force, and a space with three pages.
-fn under(locking: Locking) -> (World, faultless::Space<scenario::machine::Board>) {
-    let world = World::new(3);
-    world.vm.set(Setting::Locking(locking));
-    let space = world.space(|guest| {
-        guest.map(AT, 3, RW);
-        (0..3).for_each(|at| guest.store(page(at), 1 + at).unwrap());
-    });
-    (world, space)
-}
 
 /// Uses all pages, whether they are there or not.
 fn user(guest: &Guest<'_>) {
@@ -36,8 +21,8 @@ fn user(guest: &Guest<'_>) {
 }
 
 /// Two CPUs change ranges that overlap, a third uses them.
-fn two_writers(locking: Locking) {
-    let (world, space) = under(locking);
+fn two_writers() {
+    let (world, space) = World::with_pages(3);
     world.run(&[
         (&space, &user),
         (&space, &|guest| {
@@ -57,8 +42,8 @@ fn two_writers(locking: Locking) {
 }
 
 /// A fork against the changes of another CPU, and a third that stores.
-fn fork_against_a_writer(locking: Locking) {
-    let (world, space) = under(locking);
+fn fork_against_a_writer() {
+    let (world, space) = World::with_pages(3);
     let born = std::sync::Mutex::new(None);
     world.run(&[
         (&space, &|guest| {
@@ -85,33 +70,9 @@ fn fork_against_a_writer(locking: Locking) {
     world.finish(vec![space, born.into_inner().unwrap().unwrap()]);
 }
 
-fn two_writers_speculative() {
-    two_writers(Locking::Speculative);
-}
-
-fn two_writers_under_vma_locks() {
-    two_writers(Locking::PerVma);
-}
-
-fn two_writers_under_one_lock() {
-    two_writers(Locking::MmapLock);
-}
-
-fn fork_against_a_writer_speculative() {
-    fork_against_a_writer(Locking::Speculative);
-}
-
-fn fork_against_a_writer_under_vma_locks() {
-    fork_against_a_writer(Locking::PerVma);
-}
-
-fn fork_against_a_writer_under_one_lock() {
-    fork_against_a_writer(Locking::MmapLock);
-}
-
 /// The policy changes under faults and calls.
 fn policies_change() {
-    let (world, space) = under(Locking::Speculative);
+    let (world, space) = World::with_pages(3);
     world.run(&[
         (&space, &user),
         (&space, &|guest| {
@@ -132,15 +93,7 @@ fn policies_change() {
 }
 
 mod tests {
-    holds!(
-        two_writers_speculative,
-        two_writers_under_vma_locks,
-        two_writers_under_one_lock,
-        fork_against_a_writer_speculative,
-        fork_against_a_writer_under_vma_locks,
-        fork_against_a_writer_under_one_lock,
-        policies_change,
-    );
+    holds!(two_writers, fork_against_a_writer, policies_change);
 }
 
 mod needs {
@@ -148,8 +101,8 @@ mod needs {
     use faultless::sync::mutant::Mutant;
 
     needs!(
-        conflicts: RangeConflict in [two_writers_speculative, fork_against_a_writer_speculative],
-        exclusion: SpinExcludes in [two_writers_speculative],
-        waiting_for_readers: WriterWaitsForReaders in [two_writers_under_one_lock, policies_change],
+        conflicts: RangeConflict in [two_writers, fork_against_a_writer],
+        exclusion: SpinExcludes in [two_writers],
+        waiting_for_readers: WriterWaitsForReaders in [two_writers] under MMAP_LOCK,
     );
 }

@@ -5,17 +5,13 @@
 mod scenario;
 
 use faultless::RemapFlags;
-use scenario::{AT, NONE, PAGE, RW, World};
+use scenario::{AT, NONE, PAGE, RW, World, page};
 
 /// Where pages are moved: below another last-level table.
 const TO: u64 = AT + (4 << 20);
 
 /// How often programs do the same: as long as a call may take.
 const ROUNDS: u64 = 5;
-
-fn page(number: u64) -> u64 {
-    AT + number * PAGE
-}
 
 /// Pages go away and come back, with all that was stored.
 fn accesses_against_moves() {
@@ -93,11 +89,7 @@ fn accesses_against_moves_over() {
 
 /// A mapping shrinks, and grows again elsewhere, for something is in its way.
 fn accesses_against_resizing() {
-    let world = World::new(3);
-    let space = world.space(|guest| {
-        guest.map(AT, 4, RW);
-        (0..4).for_each(|at| guest.store(page(at), 1 + at).unwrap());
-    });
+    let (world, space) = World::with_pages(4);
     world.run(&[
         (&space, &|guest| {
             for round in 1..=ROUNDS {
@@ -146,8 +138,95 @@ fn accesses_against_resizing() {
     world.finish(vec![space]);
 }
 
+/// What is in pages moves away while they are stored to; they stay, empty, and as good as new.
+fn stores_against_a_move_that_leaves_pages() {
+    let (world, space) = World::with_pages(2);
+    // One that nobody has touched.
+    world.within(&space, |guest| guest.map(page(2), 1, RW));
+    world.run(&[
+        (&space, &|guest| {
+            guest.store(page(2), 100 * ROUNDS + 2).unwrap();
+            for round in 1..=ROUNDS {
+                guest.store(page(0), 100 * round).unwrap();
+                guest.load(page(1)).unwrap();
+            }
+        }),
+        (&space, &|guest| {
+            for round in 1..=ROUNDS {
+                guest.load(page(0)).unwrap();
+                guest.store(page(1), 100 * round + 1).unwrap();
+            }
+        }),
+        (&space, &|guest| {
+            guest.empty_into(AT, TO, 3);
+            guest.load(TO).unwrap();
+            guest.store(TO + PAGE + 8, 30).unwrap();
+            guest.load(page(1)).unwrap();
+            guest.store(page(0) + 8, 31).unwrap();
+        }),
+    ]);
+    world.within(&space, |guest| {
+        for at in 0..3 {
+            let found = [page(at), TO + at * PAGE].map(|place| guest.load(place).unwrap());
+            assert!(found.contains(&(100 * ROUNDS + at)), "the last store to page {at} is lost");
+        }
+    });
+    world.finish(vec![space]);
+}
+
+/// Two CPUs move pages to each other's place: those of one are there in the end, all of them.
+fn two_that_move() {
+    let world = World::new(3);
+    let space = world.space(|guest| {
+        guest.fill(AT, 2);
+        guest.fill(TO, 3);
+        guest.unmap(TO, 1);
+        guest.map(TO - 2 * PAGE, 1, RW);
+        guest.map(page(4), 1, RW);
+        guest.doubt(AT, 2);
+        guest.doubt(TO + PAGE, 2);
+    });
+    world.run(&[
+        (&space, &|guest| {
+            guest.poll();
+            guest.remap(AT, TO + PAGE, 2, RemapFlags::empty());
+        }),
+        (&space, &|guest| {
+            guest.poll();
+            guest.remap(TO + PAGE, AT, 2, RemapFlags::empty());
+        }),
+        (&space, &|guest| {
+            for round in 1..=ROUNDS {
+                guest.store(page(4), 100 * round).unwrap();
+                guest.store(TO - 2 * PAGE, 100 * round + 1).unwrap();
+                guest.load(page(4)).unwrap();
+            }
+        }),
+    ]);
+    world.within(&space, |guest| {
+        // Page 0 was the first to be moved, or page 1 of the others.
+        let first_there = guest.areas().iter().any(|area| area.contains(AT));
+        let (there, gone, value) =
+            if first_there { (AT, TO + PAGE, 1) } else { (TO + PAGE, AT, 2) };
+        guest.change((gone, 2), Some(NONE), false, || {});
+        guest.change((there, 2), Some(RW), false, || {});
+        for at in 0..2 {
+            guest.world.oracle().renew((guest.space.id(), there + at * PAGE), value + at);
+            guest.load(there + at * PAGE).unwrap();
+            assert!(guest.load(gone + at * PAGE).is_err());
+        }
+    });
+    world.finish(vec![space]);
+}
+
 mod tests {
-    holds!(accesses_against_moves, accesses_against_moves_over, accesses_against_resizing);
+    holds!(
+        accesses_against_moves,
+        accesses_against_moves_over,
+        accesses_against_resizing,
+        stores_against_a_move_that_leaves_pages,
+        two_that_move,
+    );
 }
 
 mod needs {
@@ -157,6 +236,7 @@ mod needs {
     needs!(
         the_second_look: SecondLook in [accesses_against_moves],
         waiting_for_held_entries: SettleWaits in [accesses_against_moves],
+        a_move_looked_at_twice: SecondLook in [stores_against_a_move_that_leaves_pages],
         awaiting_answers: AwaitAnswers in [accesses_against_moves],
     );
 }

@@ -5,14 +5,10 @@
 mod scenario;
 
 use faultless::{MapFlags, Object, Shared};
-use scenario::{AT, Guest, NONE, PAGE, RW, World};
+use scenario::{AT, Guest, NONE, RW, Space, World, page};
 
 /// How often programs do the same: as long as a call may take.
 const ROUNDS: u64 = 5;
-
-fn page(number: u64) -> u64 {
-    AT + number * PAGE
-}
 
 /// An object of `pages` pages, of which the first `there` were written by the kernel: all words are 7.
 fn object(world: &World, pages: u64, there: u64) -> Shared<Object> {
@@ -38,7 +34,7 @@ fn written(guest: &Guest<'_>, there: u64) {
 fn truncate_and_extend(
     guest: &Guest<'_>,
     object: &Shared<Object>,
-    spaces: [&faultless::Space<scenario::machine::Board>; 2],
+    spaces: [&Space; 2],
     meanwhile: impl Fn(),
 ) {
     let range = (page(1), 1);

@@ -6,11 +6,7 @@ mod scenario;
 
 use faultless::Prot;
 use faultless::sync::observe::at_once;
-use scenario::{AT, NONE, PAGE, RW, World};
-
-fn page(number: u64) -> u64 {
-    AT + number * PAGE
-}
+use scenario::{AT, NONE, RW, World, page};
 
 /// How often programs do the same: as long as a call may take.
 const ROUNDS: u64 = 4;

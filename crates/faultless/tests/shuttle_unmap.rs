@@ -1,5 +1,4 @@
-//! Faults against calls that take pages away: munmap, mmap over them, `MADV_DONTNEED`, brk, exit; and
-//! the tables above them.
+//! Faults against calls that take pages away: munmap, mmap over them, advice; and the tables above them.
 //!
 //! No test fails here without `TableValidated`: a table that is published for a VMA that is gone stays
 //! empty, for the page is refused, and ends with the table above it, or with the space.
@@ -8,24 +7,18 @@
 #[macro_use]
 mod scenario;
 
-use scenario::{AT, NONE, PAGE, RW, World};
+use faultless::Advice;
+use scenario::{AT, Guest, RW, World, page};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const PAGES: u64 = 3;
 
 /// How often programs do the same: as long as a call may take.
 const ROUNDS: u64 = 4;
 
-fn page(number: u64) -> u64 {
-    AT + number * PAGE
-}
-
 /// Two CPUs load and store while a third unmaps and maps again.
 fn faults_against_munmap() {
-    let world = World::new(3);
-    let space = world.space(|guest| {
-        guest.map(AT, PAGES, RW);
-        (0..PAGES).for_each(|at| guest.store(page(at), 1 + at).unwrap());
-    });
+    let (world, space) = World::with_pages(PAGES);
     world.run(&[
         (&space, &|guest| {
             for round in 1..=ROUNDS {
@@ -54,11 +47,7 @@ fn faults_against_munmap() {
 
 /// As above, but that something is mapped at any moment: no access may be refused.
 fn faults_against_mapping_over() {
-    let world = World::new(3);
-    let space = world.space(|guest| {
-        guest.map(AT, PAGES, RW);
-        (0..PAGES).for_each(|at| guest.store(page(at), 1 + at).unwrap());
-    });
+    let (world, space) = World::with_pages(PAGES);
     world.run(&[
         (&space, &|guest| {
             for round in 1..=ROUNDS {
@@ -85,11 +74,7 @@ fn faults_against_mapping_over() {
 
 /// Pages are emptied under those who use them.
 fn faults_against_dontneed() {
-    let world = World::new(3);
-    let space = world.space(|guest| {
-        guest.map(AT, PAGES, RW);
-        (0..PAGES).for_each(|at| guest.store(page(at), 1 + at).unwrap());
-    });
+    let (world, space) = World::with_pages(PAGES);
     world.run(&[
         (&space, &|guest| {
             for round in 1..=ROUNDS {
@@ -119,11 +104,7 @@ fn faults_against_dontneed() {
 
 /// What is freed is at once used by another space.
 fn unmapped_frames_are_used_again() {
-    let world = World::new(3);
-    let space = world.space(|guest| {
-        guest.map(AT, PAGES, RW);
-        (0..PAGES).for_each(|at| guest.store(page(at), 1 + at).unwrap());
-    });
+    let (world, space) = World::with_pages(PAGES);
     let other = world.space(|guest| guest.map(AT, PAGES, RW));
     world.run(&[
         (&space, &|guest| {
@@ -181,36 +162,82 @@ fn tables_against_prune() {
     world.finish(vec![space, other]);
 }
 
-/// The heap shrinks and grows under those who use it.
-fn faults_against_brk() {
-    const HEAP: u64 = AT;
-    let world = World::new(3);
-    let space = world.space(|guest| {
-        guest.space.set_heap_start(guest.cpu, HEAP);
-        guest.change((HEAP, 2), Some(RW), true, || {
-            guest.space.brk(guest.cpu, HEAP + 2 * PAGE);
-        });
-        guest.store(page(0), 1).unwrap();
-        guest.store(page(1), 2).unwrap();
+/// Pages are marked as free until they are stored to, under those who store. Who stores after that has
+/// it marked: or else who is short of memory would take the page, and the store with it.
+fn stores_against_lazy_freeing() {
+    let (world, space) = World::with_pages(PAGES);
+    let free = AtomicBool::new(false);
+    let stored = [const { AtomicBool::new(false) }; 2];
+    let user = |guest: &Guest<'_>, at: u64, stored: &AtomicBool| {
+        for round in 1..=ROUNDS {
+            let after = free.load(Ordering::Relaxed);
+            guest.store(page(at), 100 * round + at).unwrap();
+            stored.fetch_or(after, Ordering::Relaxed);
+            guest.load(page(1 - at)).unwrap();
+        }
+    };
+    world.run(&[
+        (&space, &|guest| user(guest, 0, &stored[0])),
+        (&space, &|guest| user(guest, 1, &stored[1])),
+        (&space, &|guest| {
+            guest.advise(AT, PAGES, Advice::Free);
+            free.store(true, Ordering::Relaxed);
+            guest.store(page(2), 30).unwrap();
+        }),
+    ]);
+    world.within(&space, |guest| {
+        assert!(guest.is_dirty(page(2)), "the store of who freed is lost");
+        for (at, stored) in (0..2).zip(&stored) {
+            let marked = guest.is_dirty(page(at));
+            assert!(marked || !stored.load(Ordering::Relaxed), "a store to page {at} is lost");
+        }
     });
+    world.finish(vec![space]);
+}
+
+/// Advice that changes VMAs, cuts and joins them, takes nothing away from those who use the pages.
+fn faults_against_advice() {
+    let (world, space) = World::with_pages(2);
+    world.within(&space, |guest| guest.map(page(2), 1, RW));
     world.run(&[
         (&space, &|guest| {
             for round in 1..=ROUNDS {
-                guest.load(page(0)).unwrap();
-                let _ = guest.store(page(1), 100 * round);
-                let _ = guest.load(page(1));
-                let _ = guest.store(page(2), 100 * round + 1);
+                guest.store(page(0), 100 * round).unwrap();
+                guest.load(page(2)).unwrap();
+                guest.store(page(1), 100 * round + 1).unwrap();
             }
         }),
         (&space, &|guest| {
-            guest.change((page(1), 1), Some(NONE), true, || guest.space.brk(guest.cpu, page(1)));
-            guest.change((page(1), 2), Some(RW), true, || guest.space.brk(guest.cpu, page(3)));
-            guest.load(page(1)).unwrap();
+            guest.advise(page(1), 1, Advice::Random);
+            guest.advise(page(0), 2, Advice::WipeOnFork);
+            guest.load(page(0)).unwrap();
+            guest.advise(page(0), 3, Advice::KeepOnFork);
+            guest.advise(page(1), 1, Advice::Normal);
         }),
         (&space, &|guest| {
-            guest.space.brk(guest.cpu, 0);
-            guest.store(page(0), 30).unwrap();
-            let _ = guest.load(page(2));
+            guest.advise(page(1), 2, Advice::PopulateWrite);
+            guest.store(page(2), 32).unwrap();
+            guest.advise(page(2), 1, Advice::DontFork);
+            guest.load(page(1)).unwrap();
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
+/// A call fills memory that another unmaps.
+fn populating_against_munmap() {
+    let world = World::new(2);
+    let space = world.space(|guest| guest.map(AT, PAGES, RW));
+    world.run(&[
+        (&space, &|guest| {
+            for advice in [Advice::PopulateWrite, Advice::PopulateRead] {
+                guest.advise(AT, PAGES, advice);
+            }
+        }),
+        (&space, &|guest| {
+            guest.unmap(page(1), 1);
+            guest.map(page(1), 2, RW);
+            guest.load(page(1)).unwrap();
         }),
     ]);
     world.finish(vec![space]);
@@ -223,7 +250,9 @@ mod tests {
         faults_against_dontneed,
         unmapped_frames_are_used_again,
         tables_against_prune,
-        faults_against_brk,
+        stores_against_lazy_freeing,
+        faults_against_advice,
+        populating_against_munmap,
     );
 }
 
@@ -237,6 +266,7 @@ mod needs {
         flushing_first: FlushFirst in [unmapped_frames_are_used_again],
         dropping_translations: DropTranslations in [unmapped_frames_are_used_again],
         awaiting_answers: AwaitAnswers in [unmapped_frames_are_used_again],
+        flushing_what_is_free: FreeFlush in [stores_against_lazy_freeing],
         flushing_what_is_left: LeaveFlush in [unmapped_frames_are_used_again],
         a_table_s_grace: TableGrace in [tables_against_prune],
     );

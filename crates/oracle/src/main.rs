@@ -101,20 +101,44 @@ fn random(args: &Args) -> Result<bool, Box<dyn Error>> {
     Ok(failed == 0)
 }
 
-/// Shrinks a case that fails, and writes it to a file. What is to be told of it.
+/// Writes a case that fails to a file, shrinks it, and writes what is left to another. What is to be told
+/// of it.
+///
+/// The whole case comes first: one that fails now and then may pass as soon as anything about it changes.
 fn report(
     oracle: &mut Oracle,
     (case, first): (&Case, &Failure),
     seed: u64,
     out: &Path,
 ) -> Result<String, Box<dyn Error>> {
-    let least = shrink(case, |case| matches!(oracle.run(case), Ok(Err(_))));
-    let file = out.join(format!("seed-{seed}.case"));
-    std::fs::write(&file, least.to_string())
-        .map_err(|error| format!("{}: {error}", file.display()))?;
-    let why = match oracle.run(&least)? {
-        Err(failure) => failure.to_string(),
-        Ok(_) => format!("It passes now and then; the first time:\n{first}"),
+    let first = first.to_string();
+    let whole = keep(out, seed, "whole.case", &with_reason(case, &first))?;
+    eprintln!("seed {seed} fails: {}", whole.display());
+    let mut fails = |case: &Case| matches!(oracle.run(case), Ok(Err(_)));
+    let again = (0..RUNS_AGAIN).filter(|_| fails(case)).count();
+    let least = shrink(case, fails);
+    let (why, now) = match oracle.run(&least)? {
+        Err(failure) => (failure.to_string(), ""),
+        Ok(_) => (first, "It passes now; the first time:\n"),
     };
-    Ok(format!("seed {seed} fails; the least case, in {}:\n{least}{why}", file.display()))
+    let file = keep(out, seed, "case", &with_reason(&least, &why))?;
+    Ok(format!(
+        "seed {seed} fails, {again} times of {RUNS_AGAIN} again; the least case, in {}:\n{least}{now}{why}",
+        file.display()
+    ))
+}
+
+/// How often a case that failed is run again, to tell how often it does.
+const RUNS_AGAIN: u32 = 20;
+
+/// The text of a case, under what was seen of it.
+fn with_reason(case: &Case, why: &str) -> String {
+    let why: String = why.lines().map(|line| format!("# {line}\n")).collect();
+    format!("{why}{case}")
+}
+
+fn keep(out: &Path, seed: u64, kind: &str, text: &str) -> Result<PathBuf, String> {
+    let file = out.join(format!("seed-{seed}.{kind}"));
+    std::fs::write(&file, text).map_err(|error| format!("{}: {error}", file.display()))?;
+    Ok(file)
 }

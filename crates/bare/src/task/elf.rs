@@ -3,7 +3,7 @@
 //! Every field may be anything. What is odd is refused: a program that no tool would make need not run.
 
 use alloc::vec::Vec;
-use core::ops::Range;
+use core::ops::{Range, RangeInclusive};
 use elf::abi;
 use elf::endian::LittleEndian;
 use elf::file::{Class, FileHeader, parse_ident};
@@ -13,10 +13,13 @@ const PAGE: u64 = 4096;
 /// Bytes of the file header, and of each entry of the table of segments.
 const HEADER: usize = 64;
 const ENTRY: u64 = 56;
-/// As large as Linux lets the table of segments be.
-const TABLE_MAX: u64 = 65536;
-/// Where programs may lie: above what is never mapped, and below mappings and the stack.
-const PROGRAMS: Range<u64> = 0x1_0000..0x7fff_f000_0000;
+/// As many segments as Linux lets a program have: its table takes 64 KiB at most.
+pub const MOST_SEGMENTS: u64 = 65536 / ENTRY;
+/// Where programs may lie: above what is never mapped (Linux's `mmap_min_addr`), and below mappings and
+/// the stack.
+pub const PROGRAMS: Range<u64> = 0x1_0000..0x7fff_f000_0000;
+/// Bytes of an interpreter's name, its NUL among them.
+pub const INTERPRETER: RangeInclusive<u64> = 2..=PAGE;
 /// Where a program that can lie anywhere goes: two thirds up, as on Linux.
 const ANYWHERE: u64 = 0x5555_5555_4000;
 
@@ -78,7 +81,7 @@ impl Header {
         let fine = header.e_machine == abi::EM_X86_64
             && matches!(header.e_type, abi::ET_EXEC | abi::ET_DYN)
             && u64::from(header.e_phentsize) == ENTRY
-            && (1..=TABLE_MAX / ENTRY).contains(&count);
+            && (1..=MOST_SEGMENTS).contains(&count);
         fine.then_some(Self {
             entry: header.e_entry,
             table: header.e_phoff,
@@ -129,7 +132,7 @@ impl Header {
                 abi::PT_INTERP => {
                     if plan.interpreter.is_some()
                         || in_file.end > length
-                        || !(2..=PAGE).contains(&header.p_filesz)
+                        || !INTERPRETER.contains(&header.p_filesz)
                     {
                         return None;
                     }

@@ -136,9 +136,23 @@ fn kinds_of_segments() {
     // With the interpreter there, only the text is missing whose place the name took.
     let error = check(&file, |name| name == "/lib64/ld.so.2").expect_err("no text");
     assert!(error.to_string().contains("entry point 0x401000"), "{error}");
+    // Both say so.
+    let mut twice = file.clone();
+    twice[PHOFF + PHENT] = 3;
+    let error = check(&twice, |_| true).expect_err("two interpreters");
+    assert!(error.to_string().contains("1 at offset 0x78: a second interpreter"), "{error}");
+    // A name that is longer than names are.
+    let mut long = file.clone();
+    long[field(0, 3)..][..8].copy_from_slice(&0x1001u64.to_le_bytes());
+    refused(&long, &["name of 4097 bytes"]);
     // It lies outside the file: said without its name.
     file[field(0, 0)..][..8].copy_from_slice(&u64::MAX.to_le_bytes());
     refused(&file, &["dynamically linked"]);
+    // Position-independent, and too large for where such programs go.
+    let mut file = program();
+    file[16] = 3;
+    file[field(1, 4)..][..8].copy_from_slice(&0x7000_0000_0000_u64.to_le_bytes());
+    refused(&file, &["program headers at offset 0x40", "no place", "to 0x7ffff0000000"]);
     // Text that nobody may execute.
     let mut file = program();
     file[PHOFF + 4] = 4;

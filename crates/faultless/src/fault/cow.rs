@@ -12,7 +12,7 @@ use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::entry::Entry;
-use crate::table::{node, protocol};
+use crate::table::protocol;
 
 impl<M: Machine> Attempt<'_, '_, M> {
     /// Makes the page behind `seen`, a present entry that forbids the store, writable for this space
@@ -39,9 +39,11 @@ impl<M: Machine> Attempt<'_, '_, M> {
         self.copy(prepared, slot, seen)
     }
 
-    /// The one mapping left writes again. Who else could gain a reference would have to go through
-    /// this entry, which is held: a fault that copies takes its reference first and looks at the entry
-    /// again, we take the entry first and look at the references again.
+    /// The one mapping left writes again. There are two ways to gain a reference meanwhile, and both go
+    /// through this entry: a fork, which is a writer, so that the ticket tells; and a fault that copies,
+    /// which gives its copy up when it finds the entry changed. The references are looked at again all the
+    /// same: who moved the page away and back through the reverse map would leave the entry as it was, and
+    /// the ticket tells nothing of that.
     fn reuse(self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
         let root = self.root()?;
         let Ok(held) = protocol::pin(slot, seen, self.cpu) else {
@@ -52,7 +54,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             held.revert();
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
-        if meta.refs() != 1 && !lost(Mutant::ReuseLooksAgain) {
+        if meta.refs() != 1 {
             held.revert();
             return Ok(None);
         }
@@ -127,8 +129,9 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let vm = self.cpu.vm();
         let source = seen.frame();
         let meta = vm.frames.meta(source);
-        // Our own reference keeps the frame from coming back under the same number while we copy;
-        // that the entry still names it afterwards makes it a reference to the right frame.
+        // Our own reference keeps the frame from coming back under the same number while we copy. So if
+        // the entry, which no writer has changed meanwhile, names it when we take it, it always did; if
+        // not, what we copied may have been anybody's, and nobody gets to see it.
         if !meta.get_ref_unless_zero() {
             return self.outrun();
         }
@@ -137,10 +140,6 @@ impl<M: Machine> Attempt<'_, '_, M> {
             // whoever puts a mapping's reference has flushed it.
             unsafe { self.cpu.put_unmapped(source) };
         };
-        if node::load(slot) != seen && !lost(Mutant::CopyLooksAgain) {
-            put();
-            return self.outrun();
-        }
         let Some(frame) = prepared.clean(self.cpu) else {
             put();
             return Err(Abort::NoMemory);

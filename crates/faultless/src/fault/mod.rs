@@ -284,14 +284,12 @@ impl<M: Machine> Space<M> {
             cpu.count(Counter::Segv);
             return Err(FaultError::Segv { mapped: false });
         }
-        let (mut grown, mut settled) = (false, false);
+        let mut settled = false;
         loop {
             let tried = match self.locked_attempt(cpu, page, access, prepared) {
-                Err(Refusal::Unmapped) if !grown => match self.grow_stack(cpu, page) {
-                    Ok(true) => {
-                        grown = true;
-                        continue;
-                    }
+                Err(Refusal::Unmapped) => match self.grow_stack(cpu, page) {
+                    // Grown, or mapped by another CPU: whichever, there is something to look at again.
+                    Ok(true) => continue,
                     Ok(false) => Err(Refusal::Unmapped),
                     Err(OutOfMemory) => Err(Refusal::NoHeap),
                 },

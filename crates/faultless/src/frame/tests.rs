@@ -7,6 +7,9 @@ use crate::testing::TestMachine;
 use std::collections::BTreeSet;
 use std::vec::Vec;
 
+/// How many times more frames there are than the interpreter has patience for.
+const MANY: u32 = if cfg!(miri) { 1 } else { 20 };
+
 fn region(node: u8, first: u32, frames: u32) -> MemoryRegion {
     MemoryRegion { node, first: FrameNumber(first), frames }
 }
@@ -42,36 +45,38 @@ fn unpublish(frames: &Frames, number: FrameNumber) -> Frame<Clean> {
 
 #[test]
 fn every_frame_is_handed_out_once_and_comes_back() {
-    let frames = Frames::try_new(1, &[region(0, 3, 1000), region(0, 1100, 77)]).unwrap();
+    let frames = Frames::try_new(1, &[region(0, 3, 50 * MANY), region(0, 55 * MANY, 17)]).unwrap();
     let local = cpu(0);
     let all = exhaust(&frames, &local);
     let numbers: BTreeSet<u32> = all.iter().map(|frame| frame.number().0).collect();
-    assert_eq!(numbers, (3..1003).chain(1100..1177).collect());
-    assert_eq!(frames.audit(&Yield).unwrap().pooled, 1077);
+    let total = 50 * MANY + 17;
+    assert_eq!(numbers, (3..50 * MANY + 3).chain(55 * MANY..55 * MANY + 17).collect());
+    assert_eq!(frames.audit(&Yield).unwrap().pooled, u64::from(total));
     assert_eq!(frames.free_count(), 0);
     free_all(&frames, &local, all);
     all_is_back(&frames);
     frames.drain(&local, &Yield);
     let census = frames.audit(&Yield).unwrap();
-    assert_eq!(census, Census { free: 1077, reserved: 97, ..Census::default() });
-    assert_eq!(frames.free_count(), 1077);
+    let (free, reserved) = (total.into(), u64::from(5 * MANY - 3));
+    assert_eq!(census, Census { free, reserved, ..Census::default() });
+    assert_eq!(frames.free_count(), free);
 }
 
 #[test]
 fn nearer_nodes_go_first_and_others_help_out() {
     let frames =
-        Frames::try_new(1, &[region(2, 0, 40), region(0, 100, 300), region(2, 500, 1)]).unwrap();
+        Frames::try_new(1, &[region(2, 0, 20), region(0, 40, 70), region(2, 120, 1)]).unwrap();
     let local = cpu(0);
     let all = exhaust(&frames, &local);
-    assert_eq!(all.len(), 341);
+    assert_eq!(all.len(), 91);
     let node = |frame: &Frame<Clean>| frames.meta(frame.number()).node();
-    assert!(all[..280].iter().all(|frame| node(frame) == 0));
-    assert_eq!(all.iter().filter(|frame| node(frame) == 2).count(), 41);
+    assert!(all[..64].iter().all(|frame| node(frame) == 0));
+    assert_eq!(all.iter().filter(|frame| node(frame) == 2).count(), 21);
     free_all(&frames, &local, all);
     frames.drain(&local, &Yield);
     // Each frame went back to its own node, or the blocks would not have merged again.
     all_is_back(&frames);
-    let block = frames.alloc_order(&local, 7, &Yield).unwrap();
+    let block = frames.alloc_order(&local, 5, &Yield).unwrap();
     assert_eq!(node(&block), 0);
     frames.free(&local, block, &Yield);
 }
@@ -85,18 +90,18 @@ fn memory_without_regions_is_empty() {
 
 #[test]
 fn the_limit_is_exact_and_moves_at_run_time() {
-    let frames = Frames::try_new(1, &[region(0, 0, 4096)]).unwrap();
+    let frames = Frames::try_new(1, &[region(0, 0, 128)]).unwrap();
     let local = cpu(0);
-    frames.set_limit(1001);
+    frames.set_limit(101);
     let mut all = exhaust(&frames, &local);
-    assert_eq!(all.len(), 1001);
+    assert_eq!(all.len(), 101);
     assert!(frames.alloc_order(&local, 3, &Yield).is_none());
-    frames.set_limit(500);
-    let last = all.split_off(700);
+    frames.set_limit(50);
+    let last = all.split_off(70);
     free_all(&frames, &local, last);
     frames.drain(&local, &Yield);
-    assert!(frames.alloc(&local, &Yield).is_none(), "700 are out of 500");
-    frames.set_limit(708);
+    assert!(frames.alloc(&local, &Yield).is_none(), "70 are out of 50");
+    frames.set_limit(78);
     assert!(frames.alloc_order(&local, 4, &Yield).is_none());
     let block = frames.alloc_order(&local, 3, &Yield).unwrap();
     assert!(frames.alloc(&local, &Yield).is_none());
@@ -105,7 +110,7 @@ fn the_limit_is_exact_and_moves_at_run_time() {
     frames.free(&local, block, &Yield);
     free_all(&frames, &local, all);
     frames.drain(&local, &Yield);
-    assert_eq!(frames.audit(&Yield).unwrap().free, 4096);
+    assert_eq!(frames.audit(&Yield).unwrap().free, 128);
 }
 
 #[test]
@@ -137,7 +142,7 @@ fn lists_are_small_where_memory_is_short() {
 
 #[test]
 fn the_census_knows_every_use() {
-    let frames = Frames::try_new(1, &[region(0, 10, 2000)]).unwrap();
+    let frames = Frames::try_new(1, &[region(0, 10, 150)]).unwrap();
     let local = cpu(0);
     let uses = [Use::Table, Use::Anon, Use::Shared, Use::Zero, Use::Retired];
     let mut published = Vec::new();
@@ -147,8 +152,8 @@ fn the_census_knows_every_use() {
             published.push(frames.publish(frame, usage, 77, index));
         }
     }
-    let huge = frames.alloc_order(&local, 9, &Yield).unwrap();
-    published.push(frames.publish(huge, Use::Anon, 0, 0));
+    let large = frames.alloc_order(&local, 6, &Yield).unwrap();
+    published.push(frames.publish(large, Use::Anon, 0, 0));
     let held = frames.alloc(&local, &Yield).unwrap();
 
     let census = frames.audit(&Yield).unwrap();
@@ -161,7 +166,7 @@ fn the_census_knows_every_use() {
             zeroed: 0,
             pooled,
             tables: 1,
-            anon: 2 + 512,
+            anon: 2 + 64,
             shared: 3,
             zero: 4,
             retired: 5,
@@ -193,7 +198,7 @@ fn the_audit_sees_a_frame_that_went_astray() {
 
 #[test]
 fn each_allocation_is_a_new_ownership() {
-    let frames = Frames::try_new(1, &[region(0, 0, 512)]).unwrap();
+    let frames = Frames::try_new(1, &[region(0, 0, 64)]).unwrap();
     let local = cpu(0);
     let frame = frames.alloc(&local, &Yield).unwrap();
     let (number, before) = (frame.number(), frames.meta(frame.number()).owner());
@@ -202,7 +207,7 @@ fn each_allocation_is_a_new_ownership() {
     assert_eq!((again.number(), frames.meta(number).owner()), (number, before + 1));
     frames.free(&local, again, &Yield);
     // Of a block, every frame: a stale translation may be to any of them.
-    let block = frames.alloc_order(&local, 9, &Yield).unwrap();
+    let block = frames.alloc_order(&local, 6, &Yield).unwrap();
     assert_eq!(frames.meta(number).owner(), before + 2);
     frames.free(&local, block, &Yield);
 }
@@ -264,8 +269,9 @@ fn zeroing_fills_the_whole_block_and_nothing_else() {
 /// end every frame is where it belongs.
 #[test]
 fn two_cpus_end_in_exact_accounting() {
-    const ROUNDS: u32 = if cfg!(miri) { 60 } else { 3000 };
-    let frames = Frames::try_new(2, &[region(0, 0, 700), region(1, 800, 300)]).unwrap();
+    const ROUNDS: u32 = if cfg!(miri) { 10 } else { 3000 };
+    let frames =
+        Frames::try_new(2, &[region(0, 0, 35 * MANY), region(1, 40 * MANY, 15 * MANY)]).unwrap();
     let (to_zero, from_one) = std::sync::mpsc::channel::<Frame<Clean>>();
     let (to_one, from_zero) = std::sync::mpsc::channel::<Frame<Clean>>();
     let work =

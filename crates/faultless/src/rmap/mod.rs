@@ -80,6 +80,19 @@ impl RootSlot {
         Some(unsafe { Root::peek_raw(raw) })
     }
 
+    /// Whether the root numbered `id` is this one, or one that it keeps alive: whether pages here may name
+    /// it.
+    pub(crate) fn keeps(&self, id: u64) -> bool {
+        let mut next = self.peek().map(|root| (self.id(), root));
+        while let Some((number, root)) = next {
+            if number == id {
+                return true;
+            }
+            next = root.parent.as_ref().map(|root| (root.id(), &**root));
+        }
+        false
+    }
+
     /// One more owner of the root, if there is one.
     pub fn get(&self) -> Option<Root> {
         let raw = NonNull::new(self.at.load(Ordering::Acquire))?;

@@ -9,6 +9,7 @@ use crate::error::{Errno, Error};
 use crate::fault::{Access, FaultError};
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
+use crate::sync::mutant::{Mutant, lost};
 use crate::table::entry::Entry;
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
@@ -215,7 +216,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                 let (old, new) = protocol::settle(slot, self.cpu, |entry| {
                     if private(entry) { entry.clean() } else { entry }
                 });
-                if new.needs_flush(old) {
+                if new.needs_flush(old) && !lost(Mutant::FreeFlush) {
                     batch.flush(VirtRange::page(addr));
                 }
             });

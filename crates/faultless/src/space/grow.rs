@@ -2,7 +2,7 @@
 
 use super::Space;
 use super::vma::{Area, VmaFlags};
-use super::write::NOWHERE;
+use super::write::{NOWHERE, Writing};
 use super::{MMAP_MIN_ADDR, STACK_GUARD_PAGES};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange};
 use crate::error::OutOfMemory;
@@ -18,51 +18,63 @@ impl<M: Machine> Space<M> {
     ///
     /// # Errors
     /// [`OutOfMemory`]: it might grow, if the heap had room for what describes it.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn grow_stack(&self, cpu: &Cpu<'_, M>, page: u64) -> Result<bool, OutOfMemory> {
         if page < MMAP_MIN_ADDR {
             return Ok(false);
         }
-        let stack = {
-            let section = cpu.section();
-            match self.tree.snapshot(&section).find(page) {
-                Some(entry) if entry.start > page => entry.start,
-                // Nothing above; or mapped meanwhile, which the next attempt finds out.
-                other => return Ok(other.is_some()),
+        loop {
+            let stack = {
+                let section = cpu.section();
+                match self.tree.snapshot(&section).find(page) {
+                    Some(entry) if entry.start > page => entry.start,
+                    // Nothing above; or mapped meanwhile, which the next attempt finds out.
+                    other => return Ok(other.is_some()),
+                }
+            };
+            let writing = self.write(cpu, [VirtRange::new(page, stack), NOWHERE], PAGE_SIZE);
+            // Another CPU may have grown it since, or unmapped it: what was seen of it decides nothing.
+            if writing.view().find(page).is_some_and(|entry| entry.start == stack) {
+                return writing.grow_down(stack, page);
             }
-        };
-        let gap = VirtRange::new(page, stack);
-        let guard = STACK_GUARD_PAGES << PAGE_SHIFT;
-        let writing = self.write(cpu, [gap, NOWHERE], PAGE_SIZE);
-        let Some(vma) = writing.vma_at(stack) else {
+        }
+    }
+}
+
+impl<M: Machine> Writing<'_, '_, M> {
+    /// Extends the VMA that starts at `stack` down to `page`, with nothing between, if it is a stack that
+    /// may. Returns whether it did.
+    fn grow_down(&self, stack: u64, page: u64) -> Result<bool, OutOfMemory> {
+        let Some(vma) = self.vma_at(stack) else {
             return Ok(false);
         };
-        let area = &vma.area;
+        let (area, gap) = (&vma.area, VirtRange::new(page, stack));
         if !area.flags.contains(VmaFlags::GROWSDOWN)
-            || area.range.start != stack
-            || writing.vmas(gap).next().is_some()
-            || area.range.end - page > cpu.vm().knobs.stack_limit()
+            || area.range.end - page > self.cpu.vm().knobs.stack_limit()
             || area.offset < gap.pages()
         {
             return Ok(false);
         }
-        if let Some(below) = writing.view().before(page + 1)
+        let guard = STACK_GUARD_PAGES << PAGE_SHIFT;
+        if let Some(below) = self.view().before(page + 1)
             && page - below.end < guard
-            && writing.vma_at(below.start).is_some_and(|vma| {
+            && self.vma_at(below.start).is_some_and(|vma| {
                 !vma.area.prot.is_empty() && !vma.area.flags.contains(VmaFlags::GROWSDOWN)
             })
         {
             return Ok(false);
         }
-        writing.stop(area.range);
+        self.stop(area.range);
         // It grows alone: even one below that is like it is not joined.
         let range = VirtRange::new(page, area.range.end);
         let more = Area { range, offset: area.offset - gap.pages(), ..area.clone() };
         // As on Linux, one that has grown has a root, which tells whom it merges with later.
-        let root = vma.root.get().or_else(|| root_of_neighbour(&writing.view(), area));
+        let root = vma.root.get().or_else(|| root_of_neighbour(&self.view(), area));
         let root = root.map_or_else(|| AnonVma::try_new(None), Ok).map_err(|_| OutOfMemory)?;
-        let grown = writing.make(more, Some(root))?;
-        writing.replace(range, [None, Some(grown), None]).map_err(|_| OutOfMemory)?;
-        cpu.count(Counter::StackGrowth);
+        let grown = self.make(more, Some(root))?;
+        self.replace(range, [None, Some(grown), None]).map_err(|_| OutOfMemory)?;
+        self.cpu.count(Counter::StackGrowth);
         Ok(true)
     }
 }

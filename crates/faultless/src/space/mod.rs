@@ -147,11 +147,14 @@ impl<M: Machine> Space<M> {
         self.root
     }
 
-    /// Starts to run the space on this CPU, which runs no other: from now on the CPU may use its
-    /// tables, and must answer flush requests.
+    /// Starts to run the space on this CPU, which runs no other, unless that has ended meanwhile: from
+    /// now on the CPU may use its tables, and must answer flush requests.
     pub fn activate(&self, cpu: &Cpu<'_, M>) {
         self.running.fetch_add(1, Ordering::Relaxed);
-        cpu.state().resident.space.store(self.id.0, Ordering::Relaxed);
+        let resident = &cpu.state().resident;
+        resident.space.store(self.id.0, Ordering::Relaxed);
+        // What was counted for a space that ended under this CPU is nobody's.
+        resident.pages.store(0, Ordering::Relaxed);
         self.cpus.insert(cpu.id());
     }
 
@@ -203,10 +206,7 @@ impl<M: Machine> Space<M> {
         loop {
             let locking = self.locking(cpu);
             let guard = if locking == Locking::Speculative {
-                cpu.count(Counter::RangeLockFault);
-                let ranges = [page, VirtRange::new(0, 0)];
-                let guard = self.ranges.acquire(&cpu.vm().claims, cpu.local(), ranges, cpu);
-                Guard::Range { _guard: guard }
+                self.claim_page(cpu, page)
             } else {
                 cpu.count(Counter::MmapLockRead);
                 Guard::Reading { _guard: self.mmap_lock.read(cpu) }
@@ -215,6 +215,15 @@ impl<M: Machine> Space<M> {
                 return guard;
             }
         }
+    }
+
+    /// Out of line: faults of the baselines lock too, and have no use for it.
+    #[inline(never)]
+    fn claim_page<'a>(&'a self, cpu: &'a Cpu<'_, M>, page: VirtRange) -> Guard<'a> {
+        cpu.count(Counter::RangeLockFault);
+        let ranges = [page, VirtRange::new(0, 0)];
+        let guard = self.ranges.acquire(&cpu.vm().claims, cpu.local(), ranges, cpu);
+        Guard::Range { _guard: guard }
     }
 
     /// Claims `ranges` in the range lock; runs `leave` before it waits, if it must.

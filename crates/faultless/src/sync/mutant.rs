@@ -58,10 +58,6 @@ pub enum Mutant {
     WaiterAnswers,
     /// A switch to another space drops the translations of the old one.
     LeaveFlush,
-    /// A copy looks at the entry again once it has its reference. The frame may have another owner.
-    CopyLooksAgain,
-    /// Reuse in place looks at the references again while it holds the entry.
-    ReuseLooksAgain,
     /// A copy flushes the old page while the entry is busy. A CPU reads it after another has stored to
     /// the new one.
     CopyFlush,
@@ -71,6 +67,9 @@ pub enum Mutant {
     ProtectFlush,
     /// A fork flushes what it made read-only.
     ForkFlush,
+    /// What is marked as clean is flushed. A store through an old translation leaves it marked so, and who
+    /// reclaims it loses the store.
+    FreeFlush,
     /// An unlinked table waits for a grace period. A walk that is in it installs in a frame that is
     /// another's.
     TableGrace,

@@ -14,7 +14,7 @@
 //! were there before it are gone. Waiting is acyclic, because it goes by the order of arrival only.
 //!
 //! Nothing is allocated: the list links slots that belong to the CPUs ([`ClaimSlots`], once for all
-//! locks of a subsystem), by number. A CPU has as many slots as it may hold claims at a time.
+//! locks of a subsystem), by number. A CPU has one: it holds or waits for one claim at a time.
 
 use super::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::mutant::{Mutant, lost};
@@ -26,12 +26,8 @@ use crate::addr::VirtRange;
 use crate::machine::CpuId;
 use core::fmt;
 
-/// The most claims a CPU holds at a time: forking takes all of the parent and all of the child,
-/// which nobody else knows yet; nothing nests deeper.
-pub const MAX_CLAIMS: usize = 2;
-
 /// The claims of all CPUs, for all range locks of one subsystem.
-pub type ClaimSlots = PerCpu<[ClaimSlot; MAX_CLAIMS]>;
+pub type ClaimSlots = PerCpu<ClaimSlot>;
 
 /// Room for one claim.
 ///
@@ -53,20 +49,19 @@ const FREE: u32 = 0;
 /// The claim has no blocker.
 const HELD: u32 = 1;
 
-/// Names a slot: 0 is none, else 1 + cpu * [`MAX_CLAIMS`] + index.
+/// Names a slot: 0 is none, else 1 + the number of its CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Name(u32);
 
 impl Name {
     const NONE: Self = Self(0);
 
-    fn new(cpu: CpuId, index: usize) -> Self {
-        Self(1 + u32::from(cpu.0) * MAX_CLAIMS as u32 + index as u32)
+    fn new(cpu: CpuId) -> Self {
+        Self(1 + u32::from(cpu.0))
     }
 
     fn slot(self, slots: &ClaimSlots) -> Option<&ClaimSlot> {
-        let number = self.0.checked_sub(1)? as usize;
-        Some(&slots.remote(CpuId((number / MAX_CLAIMS) as u16))[number % MAX_CLAIMS])
+        Some(slots.remote(CpuId(self.0.checked_sub(1)? as u16)))
     }
 }
 
@@ -159,11 +154,8 @@ impl RangeLock {
     /// Takes both `ranges` (either may be empty) together, waiting as `wait` does, here and when
     /// the guard is dropped. All calls of one lock give the same `slots`.
     ///
-    /// A CPU must not wait for a range that it holds itself, and holds at most [`MAX_CLAIMS`]
-    /// claims, of all locks together.
-    ///
     /// # Panics
-    /// When the CPU already holds that many: a mistake in the caller. In builds with debug assertions,
+    /// When the CPU has a claim already, in whichever lock: a mistake in the caller. In builds with debug assertions, also
     /// when the CPU holds what it must not, or is in a section; see [`order`].
     pub fn acquire<'a>(
         &'a self,
@@ -224,14 +216,10 @@ impl RangeLock {
         ranges: [VirtRange; 2],
         wait: &'a dyn Wait,
     ) -> RangeGuard<'a> {
-        let (index, slot) = slots
-            .get(local)
-            .iter()
-            .enumerate()
-            .find(|(_, slot)| slot.state.load(Ordering::Relaxed) == FREE)
-            .expect("no CPU holds more than MAX_CLAIMS claims");
+        let slot = slots.get(local);
+        assert!(slot.state.load(Ordering::Relaxed) == FREE, "a CPU holds one claim at a time");
         slot.set_ranges(ranges);
-        let name = Name::new(local.id(), index);
+        let name = Name::new(local.id());
         let mut queue = self.queue.lock(wait);
         let blockers = Queue::after(queue.first, slots).filter(|s| s.conflicts(ranges)).count();
         slot.state.store(HELD + blockers as u32, Ordering::Relaxed);

@@ -7,14 +7,15 @@
 
 use super::machine::{Board, Tlb, Translation, step};
 use super::oracle::{Oracle, WORDS};
-use super::{AT, PAGE};
-use core::sync::atomic::{AtomicU64, Ordering};
+use super::{AT, PAGE, REGIME, RW, Regime, Space, page};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use faultless::audit::audit_with;
 use faultless::sync::observe::at_once;
 use faultless::{
-    Access, Backing, Cpu, CpuId, Errno, FaultError, FrameNumber, Machine, MapFlags, Object, Prot,
-    RemapFlags, Shared, Space, SpaceId, Vm, audit::audit,
+    Access, Advice, Backing, Cpu, CpuId, Errno, FaultError, FrameNumber, Locking, Machine,
+    MapFlags, Object, Prot, RemapFlags, Setting, Shared, SpaceId, VirtRange, Vm, audit::audit,
 };
+use shuttle::rand::Rng;
 use std::sync::{Mutex, MutexGuard};
 
 /// Frames of a scenario's machine.
@@ -30,15 +31,38 @@ const FRAME: u64 = ((1 << 40) - 1) << faultless::PAGE_SHIFT;
 pub struct World {
     pub vm: Vm<Board>,
     oracle: Mutex<Oracle>,
+    /// Whether frames may run out.
+    scarce: AtomicBool,
 }
 
 /// What a CPU does in a space.
-pub type Body<'a> = (&'a Space<Board>, &'a (dyn Fn(&Guest<'_>) + Sync));
+pub type Body<'a> = (&'a Space, &'a (dyn Fn(&Guest<'_>) + Sync));
 
 impl World {
+    /// One in the regime of the scenario; whoever turns the knob has a CPU more.
     pub fn new(cpus: usize) -> Self {
-        let vm = at_once(|| Vm::new(Board::new(cpus, FRAMES)).unwrap());
-        Self { vm, oracle: Mutex::default() }
+        let (locking, more) = match REGIME.get() {
+            Regime::Always(locking) => (locking, 0),
+            Regime::Changing => (Locking::Speculative, 1),
+        };
+        let vm = at_once(|| Vm::new(Board::new(cpus + more, FRAMES)).unwrap());
+        vm.set(Setting::Locking(locking));
+        Self { vm, oracle: Mutex::default(), scarce: AtomicBool::new(false) }
+    }
+
+    /// One of three CPUs, and a space in which the first `pages` pages are mapped, and stored to: 1, 2, …
+    pub fn with_pages(pages: u64) -> (Self, Space) {
+        let world = Self::new(3);
+        let space = world.space(|guest| guest.fill(AT, pages));
+        (world, space)
+    }
+
+    /// Leaves `frames` frames to be had, until the guests are done.
+    pub fn leave_frames(&self, frames: u64) {
+        self.quietly(|cpu| cpu.drain());
+        let taken = self.vm.total_frames() - self.vm.free_frames();
+        self.vm.set(Setting::FrameLimit(taken + frames));
+        self.scarce.store(true, Ordering::Relaxed);
     }
 
     fn cpu(&self, id: usize) -> Cpu<'_, Board> {
@@ -52,7 +76,7 @@ impl World {
     }
 
     /// A space, and what a guest does in it before others come.
-    pub fn space(&self, prepare: impl FnOnce(&Guest<'_>)) -> Space<Board> {
+    pub fn space(&self, prepare: impl FnOnce(&Guest<'_>)) -> Space {
         at_once(|| {
             let cpu = self.cpu(0);
             let space = Space::new(&cpu).unwrap();
@@ -67,13 +91,16 @@ impl World {
     }
 
     /// As [`quietly`](Self::quietly), in a space.
-    pub fn within<R>(&self, space: &Space<Board>, what: impl FnOnce(&Guest<'_>) -> R) -> R {
+    pub fn within<R>(&self, space: &Space, what: impl FnOnce(&Guest<'_>) -> R) -> R {
         self.quietly(|cpu| what(&Guest::enter(self, cpu, space)))
     }
 
-    /// Runs each body on a CPU of its own.
+    /// Runs each body on a CPU of its own, in the regime of the scenario.
     pub fn run(&self, bodies: &[Body<'_>]) {
         shuttle::thread::scope(|scope| {
+            if REGIME.get() == Regime::Changing {
+                scope.spawn(|| self.turn_the_knob());
+            }
             for (number, &(space, body)) in bodies.iter().enumerate() {
                 scope.spawn(move || {
                     let cpu = self.cpu(number);
@@ -83,13 +110,22 @@ impl World {
         });
     }
 
+    fn turn_the_knob(&self) {
+        for locking in [Locking::PerVma, Locking::MmapLock, Locking::Speculative, Locking::MmapLock]
+        {
+            (0..shuttle::rand::thread_rng().gen_range(0..150)).for_each(|_| step());
+            self.vm.set(Setting::Locking(locking));
+        }
+    }
+
     /// Checks the books, ends the spaces, and checks them again.
-    pub fn finish(&self, spaces: Vec<Space<Board>>) {
+    pub fn finish(&self, spaces: Vec<Space>) {
         self.finish_with(spaces, Vec::new());
     }
 
     /// As [`finish`](Self::finish), where the scenario has shares of `objects`.
-    pub fn finish_with(&self, spaces: Vec<Space<Board>>, objects: Vec<Shared<Object>>) {
+    pub fn finish_with(&self, spaces: Vec<Space>, objects: Vec<Shared<Object>>) {
+        self.vm.set(Setting::FrameLimit(u64::MAX));
         at_once(|| {
             let cpus = self.vm.machine().lines();
             let drain = || (0..cpus).for_each(|id| self.cpu(id).drain());
@@ -112,7 +148,7 @@ impl World {
 pub struct Guest<'a> {
     pub world: &'a World,
     pub cpu: &'a Cpu<'a, Board>,
-    pub space: &'a Space<Board>,
+    pub space: &'a Space,
     /// The ownership of the root table.
     root: u64,
 }
@@ -134,7 +170,7 @@ struct Seen {
 }
 
 impl<'a> Guest<'a> {
-    pub fn enter(world: &'a World, cpu: &'a Cpu<'a, Board>, space: &'a Space<Board>) -> Self {
+    pub fn enter(world: &'a World, cpu: &'a Cpu<'a, Board>, space: &'a Space) -> Self {
         space.activate(cpu);
         let root = at_once(|| world.vm.frame_owner(space.root()));
         Self { world, cpu, space, root }
@@ -198,6 +234,9 @@ impl<'a> Guest<'a> {
             self.tlb().forget(id, page);
             let claim = at_once(|| self.world.oracle().claim((id, page), right));
             if let Err(error) = self.space.fault(self.cpu, addr, access) {
+                if error == FaultError::OutOfMemory && self.world.scarce.load(Ordering::Relaxed) {
+                    return Err(error);
+                }
                 let refused = self.world.oracle().refused((id, page), right, claim);
                 refused
                     .unwrap_or_else(|what| self.wrong(page, &format!("{error:?}: law 4: {what}")));
@@ -332,6 +371,12 @@ impl<'a> Guest<'a> {
         });
     }
 
+    /// Maps private memory, and stores to its pages: 1, 2, …
+    pub fn fill(&self, start: u64, pages: u64) {
+        self.map(start, pages, RW);
+        (0..pages).for_each(|at| self.store(start + at * PAGE, 1 + at).unwrap());
+    }
+
     /// Maps `pages` pages of an object, from its first on.
     pub fn map_object(
         &self,
@@ -361,13 +406,50 @@ impl<'a> Guest<'a> {
         });
     }
 
-    /// Empties what is mapped there.
-    pub fn empty(&self, start: u64, pages: u64) {
-        self.change((start, pages), None, true, || {
-            let advice = faultless::Advice::DontNeed;
+    /// Gives advice about what is mapped there; there may be holes.
+    pub fn advise(&self, start: u64, pages: u64, advice: Advice) {
+        self.change((start, pages), None, advice == Advice::DontNeed, || {
             let done = self.space.madvise(self.cpu, start, pages * PAGE, advice);
             assert!(done.is_ok() || done.is_err_and(|refused| refused.errno == Errno::ENOMEM));
         });
+    }
+
+    /// Empties what is mapped there.
+    pub fn empty(&self, start: u64, pages: u64) {
+        self.advise(start, pages, Advice::DontNeed);
+    }
+
+    /// From now on programs may be served there, or not.
+    pub fn doubt(&self, start: u64, pages: u64) {
+        let mut oracle = self.world.oracle();
+        (0..pages).for_each(|at| oracle.doubtful((self.space.id(), start + at * PAGE), RW));
+    }
+
+    /// What is mapped.
+    pub fn areas(&self) -> Vec<VirtRange> {
+        let mut ranges = Vec::new();
+        self.space.areas(self.cpu, |area| ranges.push(area.range));
+        ranges
+    }
+
+    /// Whether the entry of a page is marked dirty: whoever takes the page away has to save it.
+    pub fn is_dirty(&self, page: u64) -> bool {
+        let (mut table, mut owner) = (self.space.root(), self.root);
+        for level in (1..=4).rev() {
+            let Some(seen) = self.entry(page, table, owner, level) else { return false };
+            if level == 1 {
+                return seen.value & DIRTY != 0;
+            }
+            (table, owner) = (FrameNumber::from_phys(seen.value & FRAME), seen.owner);
+        }
+        false
+    }
+
+    /// Moves pages, of which the oracle knows otherwise.
+    pub fn remap(&self, from: u64, to: u64, pages: u64, more: RemapFlags) {
+        let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED | more;
+        let len = pages * PAGE;
+        self.space.mremap(self.cpu, from, len, len, flags, to).unwrap();
     }
 
     /// Moves pages that may be written to `to`, where nothing is that anybody has stored to.
@@ -379,29 +461,47 @@ impl<'a> Guest<'a> {
                 oracle.alias((id, from + page * PAGE), (id, to + page * PAGE));
             });
         }
-        let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
-        let len = pages * PAGE;
-        self.change((to, pages), Some(super::RW), false, || {
+        self.change((to, pages), Some(RW), false, || {
             self.change((from, pages), Some(super::NONE), false, || {
-                self.space.mremap(self.cpu, from, len, len, flags, to).unwrap();
+                self.remap(from, to, pages, RemapFlags::empty());
             });
         });
         let mut oracle = self.world.oracle();
         (0..pages).for_each(|page| oracle.renew((id, from + page * PAGE), 0));
     }
 
+    /// Moves what is in pages that may be written to `to`, where nothing is, and which nobody uses before
+    /// this returns. The pages stay, empty.
+    pub fn empty_into(&self, from: u64, to: u64, pages: u64) {
+        let id = self.space.id();
+        let each = |place: u64| (0..pages).map(move |page| (id, place + page * PAGE));
+        let number = self.change((from, pages), None, true, || {
+            let number = self.world.oracle().begin_copy(each(from), true);
+            self.remap(from, to, pages, RemapFlags::DONTUNMAP);
+            number
+        });
+        self.world.oracle().end_copy(number, each(from).zip(each(to)));
+        self.change((to, pages), Some(RW), false, || {});
+    }
+
     /// A child; pages of which `shared` says so are the same in both.
-    pub fn fork(&self, shared: impl Fn(u64) -> bool) -> Space<Board> {
+    pub fn fork(&self, shared: impl Fn(u64) -> bool) -> Space {
+        self.try_fork(shared).expect("there is memory")
+    }
+
+    /// As [`fork`](Self::fork), if frames suffice.
+    pub fn try_fork(&self, shared: impl Fn(u64) -> bool) -> Option<Space> {
         self.poll();
         let id = self.space.id();
         let number = self.world.oracle().begin_fork(id);
-        let child = self.space.fork(self.cpu).unwrap();
-        self.world.oracle().end_fork(number, id, child.id(), shared);
+        let child = self.space.fork(self.cpu).ok();
+        let into = child.as_ref().map(Space::id);
+        self.world.oracle().end_fork(number, id, into, shared);
         child
     }
 
     /// Runs in another space on the same CPU for a while.
-    pub fn switch<R>(&self, space: &Space<Board>, what: impl FnOnce(&Guest<'_>) -> R) -> R {
+    pub fn switch<R>(&self, space: &Space, what: impl FnOnce(&Guest<'_>) -> R) -> R {
         self.poll();
         self.space.deactivate(self.cpu);
         let result = what(&Guest::enter(self.world, self.cpu, space));

@@ -4,11 +4,24 @@
 use faultless::sync::atomic::{AtomicBool, Ordering};
 use faultless::{CpuId, FrameNumber, Invalidate, Machine, MemoryRegion, PAGE_SIZE, SpaceId};
 use shuttle::rand::Rng;
-use std::alloc::Layout;
+use std::cell::{RefCell, UnsafeCell};
 use std::sync::{Mutex, MutexGuard};
 
 /// Bytes of memory that nobody has zeroed yet.
 const STALE: u8 = 0xa5;
+
+/// The bytes of a frame.
+#[derive(Debug)]
+#[repr(align(4096))]
+struct Page(UnsafeCell<[u8; PAGE_SIZE as usize]>);
+
+// SAFETY: reached as the subsystem and its page tables allow, by threads of which one runs at a time.
+unsafe impl Sync for Page {}
+
+thread_local! {
+    /// The memory of the last machine: the host takes longer to give new memory than a scenario lasts.
+    static SPARE: RefCell<Vec<Page>> = const { RefCell::new(Vec::new()) };
+}
 
 /// What a TLB holds of a page.
 #[derive(Clone, Copy, Debug)]
@@ -103,30 +116,19 @@ struct Line {
 /// See the module.
 #[derive(Debug)]
 pub struct Board {
-    memory: *mut u8,
-    layout: Layout,
+    memory: Vec<Page>,
     regions: [MemoryRegion; 1],
     lines: Vec<Line>,
 }
 
-// SAFETY: the memory is reached as the subsystem and its page tables allow, by threads of which one runs
-// at a time.
-unsafe impl Send for Board {}
-// SAFETY: as above.
-unsafe impl Sync for Board {}
-
 impl Board {
     /// A machine of `cpus` CPUs and `frames` frames, the first numbered 1.
     pub fn new(cpus: usize, frames: u32) -> Self {
-        let bytes = (frames as usize + 1) * PAGE_SIZE as usize;
-        let layout = Layout::from_size_align(bytes, PAGE_SIZE as usize).unwrap();
-        // SAFETY: of a size that is not 0.
-        let memory = unsafe { std::alloc::alloc(layout) };
-        assert!(!memory.is_null(), "no memory for the machine");
-        // SAFETY: just allocated, of that size.
-        unsafe { memory.write_bytes(STALE, bytes) };
+        let mut memory = SPARE.take();
+        memory.clear();
+        memory.resize_with(frames as usize + 1, || Page([STALE; PAGE_SIZE as usize].into()));
         let regions = [MemoryRegion { node: 0, first: FrameNumber(1), frames }];
-        Self { memory, layout, regions, lines: (0..cpus).map(|_| Line::default()).collect() }
+        Self { memory, regions, lines: (0..cpus).map(|_| Line::default()).collect() }
     }
 
     /// The TLB of `cpu`, which is the calling CPU.
@@ -148,8 +150,7 @@ impl Board {
 
 impl Drop for Board {
     fn drop(&mut self) {
-        // SAFETY: allocated so in `new`.
-        unsafe { std::alloc::dealloc(self.memory, self.layout) };
+        SPARE.set(core::mem::take(&mut self.memory));
     }
 }
 
@@ -179,10 +180,7 @@ unsafe impl Machine for Board {
     }
 
     fn frame_bytes(&self, frame: FrameNumber) -> *mut u8 {
-        let at = frame.0 as usize * PAGE_SIZE as usize;
-        assert!(at < self.layout.size(), "{frame:?} is not of this machine");
-        // SAFETY: inside the allocation.
-        unsafe { self.memory.add(at) }
+        self.memory[frame.0 as usize].0.get().cast()
     }
 
     fn invalidate(&self, cpu: CpuId, space: SpaceId, what: Invalidate) {

@@ -2,8 +2,9 @@
 //! shared state: faults of some CPUs against calls of others, on a machine whose TLBs are real.
 //!
 //! Each scenario is run under two thousand schedules, the same at every run: random ones, sticky ones (see
-//! [`sticky`]) and PCT's. `FAULTLESS_SCHEDULES=100000` asks for so many of each scenario. What fails
-//! prints its schedule: `FAULTLESS_REPLAY=91…` with the name of the test runs that one alone.
+//! [`sticky`]) and PCT's; and under a quarter as many in each of the other [regimes](Regime): the
+//! baselines, and a knob that is turned meanwhile. `FAULTLESS_SCHEDULES=100000` asks for so many of each.
+//! What fails prints its schedule: `FAULTLESS_REPLAY=91…` with the name of the test runs that one alone.
 //!
 //! Every access checks law 1 (the frame, and each table of the walk, has the owner that it had when the
 //! entry was read), law 2 (what a load finds may be there, see [`oracle`]), law 4 (nothing is refused
@@ -24,9 +25,11 @@ pub mod sticky;
 pub use guest::{Guest, World};
 
 use faultless::sync::mutant::{self, Mutant};
-use faultless::{MapFlags, Prot};
+use faultless::{Locking, MapFlags, Prot};
+use machine::Board;
 use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler, Scheduler};
 use shuttle::{Config, MaxSteps, Runner};
+use std::cell::Cell;
 use std::process::Command;
 use std::time::Duration;
 use sticky::StickyScheduler;
@@ -39,8 +42,34 @@ pub const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
 /// Where scenarios map: the start of what a last-level table maps.
 pub const AT: u64 = 0x4000_0000;
 
+/// A space of the scenarios' machine.
+pub type Space = faultless::Space<Board>;
+
+/// The address of a page that scenarios map.
+pub const fn page(number: u64) -> u64 {
+    AT + number * PAGE
+}
+
 /// A scenario: it makes its world, lets CPUs loose in it, and looks at what is left.
 pub type Scenario = fn();
+
+/// What keeps faults and calls out of each other's way while a scenario runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Regime {
+    /// One policy, always.
+    Always(Locking),
+    /// Another CPU turns the knob, again and again.
+    Changing,
+}
+
+pub const SPECULATIVE: Regime = Regime::Always(Locking::Speculative);
+pub const PER_VMA: Regime = Regime::Always(Locking::PerVma);
+pub const MMAP_LOCK: Regime = Regime::Always(Locking::MmapLock);
+
+thread_local! {
+    /// That of the scenario which this thread runs.
+    static REGIME: Cell<Regime> = const { Cell::new(SPECULATIVE) };
+}
 
 /// Schedules of each scenario, if nobody asks for another number.
 const SCHEDULES: usize = 2000;
@@ -63,12 +92,13 @@ fn run(scheduler: impl Scheduler + 'static, scenario: Scenario) {
     Runner::new(scheduler, config).run(scenario);
 }
 
-/// Runs a scenario under all schedules that were asked for.
-pub fn explore(scenario: Scenario) {
+/// Runs a scenario in a regime, under all schedules that were asked for.
+pub fn explore(regime: Regime, scenario: Scenario) {
+    REGIME.set(regime);
     if let Ok(schedule) = std::env::var("FAULTLESS_REPLAY") {
         return run(ReplayScheduler::new_from_encoded(&schedule), scenario);
     }
-    let all = schedules();
+    let all = if regime == SPECULATIVE { schedules() } else { schedules().div_ceil(4) };
     run(RandomScheduler::new_from_seed(1, all / 4), scenario);
     run(StickyScheduler::new(2, all / 2), scenario);
     // Few switches at the worst moments, few and not so few.
@@ -81,16 +111,17 @@ const WITHOUT: &str = "FAULTLESS_WITHOUT";
 /// How long such a process may take: what it breaks may never end.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Checks that one of `scenarios` fails without the line of `mutant`: in a process of its own, which
+/// Checks that one of `scenarios` fails in `regime` without the line of `mutant`: in a process of its own, which
 /// runs the test `name` again, because code that is broken so breaks what it runs in.
-pub fn needed(name: &str, mutant: Mutant, scenarios: &[Scenario]) {
+pub fn needed(name: &str, mutant: Mutant, regime: Regime, scenarios: &[Scenario]) {
     if std::env::var(WITHOUT).is_ok_and(|without| without == name) {
         std::thread::spawn(|| {
             std::thread::sleep(PATIENCE);
             eprintln!("it does not end");
             std::process::abort();
         });
-        return mutant::with(mutant, || scenarios.iter().for_each(|&each| explore(each)));
+        let explore = |&each| explore(regime, each);
+        return mutant::with(mutant, || scenarios.iter().for_each(explore));
     }
     let this = std::env::current_exe().expect("a test is a program");
     let broken = Command::new(this).args([name, "--exact"]).env(WITHOUT, name).output().unwrap();
@@ -101,23 +132,46 @@ pub fn needed(name: &str, mutant: Mutant, scenarios: &[Scenario]) {
     assert!(!broken.status.success(), "no schedule of no scenario fails without {mutant:?}");
 }
 
-/// Tests that each scenario, a function, holds.
+/// Tests that each scenario, a function, holds in each regime.
 macro_rules! holds {
     ($($scenario:ident),+ $(,)?) => { $(
-        #[test]
-        fn $scenario() {
-            crate::scenario::explore(super::$scenario);
+        mod $scenario {
+            use crate::scenario::{self, MMAP_LOCK, PER_VMA, Regime, SPECULATIVE};
+
+            #[test]
+            fn speculative() {
+                scenario::explore(SPECULATIVE, crate::$scenario);
+            }
+
+            #[test]
+            fn per_vma() {
+                scenario::explore(PER_VMA, crate::$scenario);
+            }
+
+            #[test]
+            fn mmap_lock() {
+                scenario::explore(MMAP_LOCK, crate::$scenario);
+            }
+
+            #[test]
+            fn changing() {
+                scenario::explore(Regime::Changing, crate::$scenario);
+            }
         }
     )+ };
 }
 
-/// Tests that each line is needed: `test: Mutant in [scenarios]`.
+/// Tests that each line is needed: `test: Mutant in [scenarios]`, or `test: Mutant in [scenarios] under
+/// REGIME`.
 macro_rules! needs {
-    ($($test:ident: $mutant:ident in [$($scenario:ident),+]),+ $(,)?) => { $(
+    (@regime) => { scenario::SPECULATIVE };
+    (@regime $regime:ident) => { scenario::$regime };
+    ($($test:ident: $mutant:ident in [$($scenario:ident),+] $(under $regime:ident)?),+ $(,)?) => { $(
         #[test]
         fn $test() {
             let name = concat!("needs::", stringify!($test));
-            scenario::needed(name, Mutant::$mutant, &[$(super::$scenario),+]);
+            let regime = needs!(@regime $($regime)?);
+            scenario::needed(name, Mutant::$mutant, regime, &[$(super::$scenario),+]);
         }
     )+ };
 }

@@ -206,39 +206,71 @@ impl Oracle {
 
     /// A fork begins of the pages of `parent`. Returns its number.
     pub fn begin_fork(&mut self, parent: SpaceId) -> u32 {
-        self.forks += 1;
-        let words: Vec<usize> = self.of(parent).flat_map(|(_, rights)| rights.words).collect();
-        for word in words {
-            let word = &mut self.words[word];
-            word.forks.push((self.forks, word.may_be.clone()));
-        }
-        self.forks
+        let pages: Vec<Page> = self.of(parent).map(|(page, _)| (parent, page)).collect();
+        self.begin_copy(pages, false)
     }
 
-    /// The fork is over, and there is `child`; pages of which `shared` says so are the same in both.
+    /// What is in `pages` now, or is stored there from now on, may be found elsewhere. If this is what
+    /// `empties` them, as was said just now, that they are empty is not. Returns the number of this copy.
+    pub fn begin_copy(&mut self, pages: impl IntoIterator<Item = Page>, empties: bool) -> u32 {
+        self.forks += 1;
+        let number = self.forks;
+        for page in pages {
+            self.words(page, |word| {
+                let mut may_be = word.may_be.clone();
+                may_be.retain(|&value| value != 0 || !(empties && word.tells));
+                word.forks.push((number, may_be));
+            });
+        }
+        number
+    }
+
+    /// The fork is over, and there is `child`, or none; pages of which `shared` says so are the same in
+    /// both.
     pub fn end_fork(
         &mut self,
         fork: u32,
         parent: SpaceId,
-        child: SpaceId,
+        child: Option<SpaceId>,
         shared: impl Fn(u64) -> bool,
     ) {
         let pages: Vec<_> = self.of(parent).map(|(page, rights)| (page, rights.clone())).collect();
         for (page, rights) in pages {
-            let mut theirs = Rights { changing: 0, changes: 0, ..rights };
-            for word in &mut theirs.words {
-                let forks = &mut self.words[*word].forks;
-                let Some(at) = forks.iter().position(|(number, _)| *number == fork) else {
-                    continue;
-                };
-                let (_, may_be) = forks.swap_remove(at);
-                if !shared(page) {
-                    *word = self.words.len();
-                    self.words.push(Word { may_be, ..Word::default() });
-                }
+            let copies = self.copies(fork, rights.words);
+            let words = if shared(page) { rights.words } else { copies };
+            if let Some(child) = child {
+                let theirs = Rights { words, changing: 0, changes: 0, ..rights };
+                self.pages.insert((child.0, page), theirs);
             }
-            self.pages.insert((child.0, page), theirs);
         }
+    }
+
+    /// The copy is over: of each pair, what was in the first page is in the second.
+    pub fn end_copy(&mut self, number: u32, pairs: impl Iterator<Item = (Page, Page)>) {
+        for (from, to) in pairs {
+            let words = self.page(from).words;
+            self.page(to).words = self.copies(number, words);
+        }
+    }
+
+    /// The words that copy `number` made of `words`; a word that it did not begin with is the same.
+    fn copies(&mut self, number: u32, words: [usize; WORDS]) -> [usize; WORDS] {
+        words.map(|word| {
+            let forks = &mut self.words[word].forks;
+            let Some(at) = forks.iter().position(|(fork, _)| *fork == number) else {
+                return word;
+            };
+            let (_, may_be) = forks.swap_remove(at);
+            self.words.push(Word { may_be, ..Word::default() });
+            self.words.len() - 1
+        })
+    }
+
+    /// Programs may have `may` of the page; whether they get it depends.
+    pub fn doubtful(&mut self, page: Page, may: Prot) {
+        let rights = self.page(page);
+        rights.changes += 1;
+        (rights.may, rights.must) = (may, Prot::empty());
     }
 
     fn of(&self, space: SpaceId) -> impl Iterator<Item = (u64, &Rights)> {
