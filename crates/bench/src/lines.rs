@@ -23,8 +23,8 @@ use crate::machine::BareMachine;
 use crate::report::Report;
 use faultless::sync::observe;
 use faultless::{
-    Access, AnonVmaCheck, Backing, Cpu, CpuId, Error, FaultKind, Locking, MapFlags, Object,
-    PAGE_SIZE, Prot, Setting, Shared, Space, VirtRange, Vm,
+    Access, AnonVmaCheck, Backing, Counter, Cpu, CpuId, Error, FaultKind, Locking, MapFlags,
+    Object, PAGE_SIZE, Prot, Setting, Shared, Space, VirtRange, Vm,
 };
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -74,6 +74,8 @@ impl Line {
 pub enum Kind {
     /// The first write to a page.
     Write,
+    /// The first write to a page, for which a pool has a zeroed frame.
+    PooledWrite,
     /// The first read of a page.
     Read,
     /// A write to a page that a child shares.
@@ -90,8 +92,9 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Write,
+        Self::PooledWrite,
         Self::Read,
         Self::Copy,
         Self::Reuse,
@@ -107,6 +110,7 @@ impl Kind {
     const fn name(self) -> &'static str {
         match self {
             Self::Write => "anonymous_write_fault",
+            Self::PooledWrite => "pooled_write_fault",
             Self::Read => "anonymous_read_fault",
             Self::Copy => "cow_copy_fault",
             Self::Reuse => "cow_reuse_fault",
@@ -118,7 +122,7 @@ impl Kind {
 
     const fn served_as(self) -> FaultKind {
         match self {
-            Self::Write => FaultKind::Anon,
+            Self::Write | Self::PooledWrite => FaultKind::Anon,
             Self::Read => FaultKind::ZeroPage,
             Self::Copy | Self::FileCopy => FaultKind::Copy,
             Self::Reuse => FaultKind::Reuse,
@@ -185,6 +189,10 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
     vm.set(Setting::AnonVmaCheck(AnonVmaCheck::Late));
     // SAFETY: one `Cpu` of each of the two numbers, on one thread.
     let cpus = unsafe { [vm.cpu(CpuId(0)), vm.cpu(CpuId(1))] };
+    if kind == Kind::PooledWrite {
+        vm.set(Setting::ZeroedPool(512));
+        cpus[0].zero_ahead(512);
+    }
     let space = Space::new(&cpus[0]).map_err(|error| error.to_string())?;
     // Three tables' worth hold one whole table, and pages to warm up with below it.
     let mapped = if kind.is_of_file() {
@@ -244,6 +252,9 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
             seen.push(Seen { cpu: number, lines, before, after: frame_at(&vm, &space, addr) });
         }
         space.deactivate(cpu);
+    }
+    if kind == Kind::PooledWrite && vm.totals().get(Counter::ZeroedInFault) != 0 {
+        return Err(format!("{kind:?}: the pool was empty"));
     }
     let sorted = sort(vm.machine(), &seen);
     if let Some(child) = child {
@@ -351,7 +362,7 @@ fn metadata_base(seen: &[Seen], is_entry: impl Fn(usize) -> bool) -> Option<usiz
 pub const fn promised(kind: Kind) -> usize {
     match kind {
         Kind::Copy | Kind::FileRead | Kind::FileWrite | Kind::FileCopy => 2,
-        Kind::Write | Kind::Read | Kind::Reuse => 1,
+        Kind::Write | Kind::PooledWrite | Kind::Read | Kind::Reuse => 1,
     }
 }
 

@@ -39,7 +39,7 @@ const POOLS: [u32; 2] = [64, LAP];
 const RUN: u32 = faultless::frame::zeroed::RUN as u32;
 const LINE: usize = 64;
 /// Words that the busy thread reads in a lap, and pages of its memory.
-const READS: u64 = 10_000;
+const READS: u64 = 3000;
 const READ_PAGES: u32 = 16384;
 
 /// By which stores.
@@ -247,14 +247,16 @@ fn busy(report: &mut Report, memory: &Memory, time: Duration) -> Result<(), Stri
         let end = Instant::now() + time;
         while Instant::now() < end {
             for (number, (slower, lost, rate)) in samples.iter_mut().enumerate() {
-                let (waited, alone) = (waits.so_far(), read(&own));
+                let alone = read(&own);
+                let waited = waits.so_far();
                 what.store(number as u64, Ordering::Release);
                 let before = zeroed.load(Ordering::Relaxed);
                 let beside = read(&own);
                 let pages = zeroed.load(Ordering::Relaxed) - before;
+                let waited = waits.so_far() - waited;
                 what.store(idle, Ordering::Release);
                 let alone = (alone + read(&own)) / 2;
-                if waits.so_far() - waited > beside / PEACE || pages == 0 {
+                if waited > beside / PEACE || pages == 0 {
                     continue;
                 }
                 slower.push(beside.as_secs_f64() / alone.as_secs_f64());

@@ -13,7 +13,7 @@ fn each(kind: Kind, locking: Locking, check: impl Fn(&Written)) {
 
 #[test]
 fn a_speculative_fault_writes_the_entrys_line_alone() {
-    for kind in [Kind::Write, Kind::Read, Kind::Reuse] {
+    for kind in [Kind::Write, Kind::PooledWrite, Kind::Read, Kind::Reuse] {
         each(kind, Locking::Speculative, |written| {
             assert_eq!(written.of(Line::Entry), 1, "{kind:?}: {written:?}");
             assert_eq!(written.shared(), 1, "{kind:?}: {written:?}");

@@ -68,6 +68,8 @@ fn faultless_bench_case_end() {
 pub enum What {
     /// First writes to consecutive pages.
     Write,
+    /// First writes to consecutive pages, for which a pool has zeroed frames.
+    PooledWrite,
     /// First reads of consecutive pages.
     Read,
     /// Writes to pages that were only read so far.
@@ -120,10 +122,10 @@ pub struct Case {
 pub fn all(quick: bool) -> Vec<Case> {
     use What::{
         Break, Copy, FileCopy, FileRead, FileReadOne, FileWrite, Fork, ForkExit, MapTouchUnmap,
-        MapUnmap, Protect, Read, Reuse, Unmap, Write, WriteAfterRead, WriteFirst,
+        MapUnmap, PooledWrite, Protect, Read, Reuse, Unmap, Write, WriteAfterRead, WriteFirst,
     };
     let faults = [Write, Read, Reuse, Copy, FileRead, FileWrite, FileCopy];
-    let others = [FileReadOne, WriteFirst, WriteAfterRead];
+    let others = [PooledWrite, FileReadOne, WriteFirst, WriteAfterRead];
     let calls = [Unmap, MapUnmap, MapTouchUnmap, Break, Protect, Fork, ForkExit];
     let mut cases = Vec::new();
     for what in faults.into_iter().chain(others).chain(calls) {
@@ -146,6 +148,7 @@ impl Case {
     pub const fn workload(&self) -> &'static str {
         match self.what {
             What::Write => "anonymous_write_fault",
+            What::PooledWrite => "pooled_write_fault",
             What::Read => "anonymous_read_fault",
             What::WriteAfterRead => "write_after_read_fault",
             What::Reuse => "cow_reuse_fault",
@@ -205,6 +208,10 @@ impl Case {
         vm.set(Setting::AnonVmaCheck(self.check));
         // SAFETY: the one `Cpu` of a machine of one CPU.
         let cpu = unsafe { vm.cpu(CpuId(0)) };
+        if self.what == What::PooledWrite {
+            vm.set(Setting::ZeroedPool(PAGES + 64));
+            cpu.zero_ahead(usize::MAX);
+        }
         let space = Space::new(&cpu).map_err(|error| error.to_string())?;
         space.activate(&cpu);
         let before = vm.totals();
@@ -249,7 +256,7 @@ impl Case {
     /// Does the work; says which counter must have counted how much.
     fn work(&self, run: &Run<'_, '_>) -> Result<(Counter, u64), String> {
         let faults = match self.what {
-            What::Write => {
+            What::Write | What::PooledWrite => {
                 run.fault_each(run.map(PAGES)?, 1, Access::Write)?;
                 Counter::AnonPage
             }

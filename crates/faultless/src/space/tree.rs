@@ -201,6 +201,7 @@ impl<'e, T> Edit<'e, T> {
     ///
     /// # Errors
     /// [`OutOfMemory`] when the heap is exhausted.
+    #[inline]
     pub fn replace(
         &mut self,
         range: VirtRange,

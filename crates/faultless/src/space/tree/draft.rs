@@ -101,7 +101,7 @@ impl Draft {
     /// # Errors
     /// [`OutOfMemory`]. A change within one leaf is one splice: nothing of it was made. Of any other,
     /// a part may have been.
-    #[inline(always)]
+    #[inline]
     pub(super) fn replace(
         &mut self,
         range: VirtRange,
