@@ -8,6 +8,8 @@
 //! A page is expected where it was used in both of its last two lives; where it had only one, as long
 //! as what followed one life has mostly been like it. All is a hint: slots are overwritten by whoever
 //! needs them and read without a lock, and a torn one costs a window.
+//!
+//! So far recordings are judged with it (`faultless_trace::anticipate`); spaces do not keep one yet.
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -90,8 +92,7 @@ impl Footprints {
     /// Moves the likeness towards what this pair of lives shows, the further the more pages.
     fn compare(&self, before: u64, now: u64) {
         let pages = before.count_ones();
-        if pages > 0 {
-            let again = (before & now).count_ones() * ALIKE / pages;
+        if let Some(again) = ((before & now).count_ones() * ALIKE).checked_div(pages) {
             let old = self.likeness.load(Relaxed);
             // A quarter of the way for a full block.
             let share = 4 * BLOCK as u32;
