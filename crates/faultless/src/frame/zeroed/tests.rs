@@ -35,9 +35,10 @@ fn soil(machine: &TestMachine, number: FrameNumber) {
 
 fn is_zero(machine: &TestMachine, number: FrameNumber) -> bool {
     let page = machine.frame_bytes(number).cast::<u64>();
-    // SAFETY: as above.
     let step = if cfg!(miri) { 73 } else { 1 };
-    (0..PAGE_SIZE as usize / 8).step_by(step).all(|word| unsafe { page.add(word).read() } == 0)
+    let mut words = (0..PAGE_SIZE as usize / 8).step_by(step);
+    // SAFETY: as above.
+    words.all(|word| unsafe { page.add(word).read() } == 0)
 }
 
 fn zero_all(machine: &TestMachine, frames: &Frames) -> usize {
