@@ -35,8 +35,10 @@ fn soil(machine: &TestMachine, number: FrameNumber) {
 
 fn is_zero(machine: &TestMachine, number: FrameNumber) -> bool {
     let page = machine.frame_bytes(number).cast::<u64>();
+    let step = if cfg!(miri) { 73 } else { 1 };
+    let mut words = (0..PAGE_SIZE as usize / 8).step_by(step);
     // SAFETY: as above.
-    (0..PAGE_SIZE as usize / 8).all(|word| unsafe { page.add(word).read() } == 0)
+    words.all(|word| unsafe { page.add(word).read() } == 0)
 }
 
 fn zero_all(machine: &TestMachine, frames: &Frames) -> usize {
@@ -81,6 +83,7 @@ fn without_a_pool_nothing_is_zeroed_ahead() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
 fn a_pool_fills_to_its_limit_and_its_frames_are_free_and_zero() {
     let (machine, frames) = dirty(1, 1000, 100);
     assert_eq!(frames.zero_run(&machine, 0, &Yield), 0);
@@ -99,6 +102,7 @@ fn a_pool_fills_to_its_limit_and_its_frames_are_free_and_zero() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
 fn what_was_zeroed_is_taken_first_and_not_zeroed_again() {
     let (machine, frames) = dirty(1, 2000, 100);
     let local = cpu(0);
@@ -129,6 +133,7 @@ fn what_was_zeroed_is_taken_first_and_not_zeroed_again() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
 fn the_last_frames_can_be_had_wherever_they_are() {
     for limit in [u64::MAX, 150] {
         let (machine, frames) = dirty(1, 301, u64::MAX);
@@ -167,6 +172,7 @@ fn a_block_is_cut_from_a_pool_and_found_where_it_is_half_zeroed() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
 fn nothing_is_zeroed_ahead_nor_spared_when_memory_is_short() {
     let (machine, frames) = dirty(1, 1601, 1600);
     let local = cpu(0);
@@ -212,6 +218,7 @@ fn a_near_frame_is_zeroed_rather_than_a_zeroed_one_taken_from_far() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
 fn a_run_is_of_neighbours_and_what_is_left_of_it_stays_zeroed() {
     for length in [8, 32, 64, 200] {
         let (machine, frames) = dirty(1, 4097, 150);
@@ -246,6 +253,7 @@ fn a_run_is_of_neighbours_and_what_is_left_of_it_stays_zeroed() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
 fn calls_and_faults_account_for_who_zeroed() {
     let vm = Vm::new(TestMachine::new(1, 2000)).unwrap();
     // SAFETY: the only one.
