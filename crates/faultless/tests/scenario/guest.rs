@@ -13,7 +13,8 @@ use faultless::audit::audit_with;
 use faultless::sync::observe::at_once;
 use faultless::{
     Access, Advice, Backing, Cpu, CpuId, Errno, FaultError, FrameNumber, Locking, Machine,
-    MapFlags, Object, Prot, RemapFlags, Setting, Shared, SpaceId, VirtRange, Vm, audit::audit,
+    MapFlags, Object, Prot, RemapFlags, Setting, Shared, SpaceId, ThreadStreams, VirtRange, Vm,
+    audit::audit,
 };
 use shuttle::rand::Rng;
 use std::sync::{Mutex, MutexGuard};
@@ -44,9 +45,11 @@ impl World {
         let (locking, more) = match REGIME.get() {
             Regime::Always(locking) => (locking, 0),
             Regime::Changing => (Locking::Speculative, 1),
+            Regime::Ahead => (Locking::Speculative, 0),
         };
         let vm = at_once(|| Vm::new(Board::new(cpus + more, FRAMES)).unwrap());
         vm.set(Setting::Locking(locking));
+        vm.set(Setting::PrefaultMaxOrder(if REGIME.get() == Regime::Ahead { 3 } else { 0 }));
         Self { vm, oracle: Mutex::default(), scarce: AtomicBool::new(false) }
     }
 
@@ -149,6 +152,7 @@ pub struct Guest<'a> {
     pub world: &'a World,
     pub cpu: &'a Cpu<'a, Board>,
     pub space: &'a Space,
+    thread: ThreadStreams,
     /// The ownership of the root table.
     root: u64,
 }
@@ -173,7 +177,7 @@ impl<'a> Guest<'a> {
     pub fn enter(world: &'a World, cpu: &'a Cpu<'a, Board>, space: &'a Space) -> Self {
         space.activate(cpu);
         let root = at_once(|| world.vm.frame_owner(space.root()));
-        Self { world, cpu, space, root }
+        Self { world, cpu, space, thread: ThreadStreams::new(), root }
     }
 
     fn tlb(&self) -> MutexGuard<'_, Tlb> {
@@ -233,7 +237,7 @@ impl<'a> Guest<'a> {
             }
             self.tlb().forget(id, page);
             let claim = at_once(|| self.world.oracle().claim((id, page), right));
-            if let Err(error) = self.space.fault(self.cpu, addr, access) {
+            if let Err(error) = self.space.fault_of(self.cpu, &self.thread, addr, access) {
                 if error == FaultError::OutOfMemory && self.world.scarce.load(Ordering::Relaxed) {
                     return Err(error);
                 }

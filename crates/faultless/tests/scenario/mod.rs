@@ -3,7 +3,7 @@
 //!
 //! Each scenario is run under two thousand schedules, the same at every run: random ones, sticky ones (see
 //! [`sticky`]) and PCT's; and under a quarter as many in each of the other [regimes](Regime): the
-//! baselines, and a knob that is turned meanwhile. `FAULTLESS_SCHEDULES=100000` asks for so many of each.
+//! baselines, a knob that is turned meanwhile, and pages mapped ahead. `FAULTLESS_SCHEDULES=100000` asks for so many of each.
 //! What fails prints its schedule: `FAULTLESS_REPLAY=91…` with the name of the test runs that one alone.
 //!
 //! Every access checks law 1 (the frame, and each table of the walk, has the owner that it had when the
@@ -60,6 +60,8 @@ pub enum Regime {
     Always(Locking),
     /// Another CPU turns the knob, again and again.
     Changing,
+    /// Without locks, and faults map pages before they are asked for.
+    Ahead,
 }
 
 pub const SPECULATIVE: Regime = Regime::Always(Locking::Speculative);
@@ -156,6 +158,11 @@ macro_rules! holds {
             #[test]
             fn changing() {
                 scenario::explore(Regime::Changing, crate::$scenario);
+            }
+
+            #[test]
+            fn ahead() {
+                scenario::explore(Regime::Ahead, crate::$scenario);
             }
         }
     )+ };

@@ -76,6 +76,7 @@ pub fn storm<'n>(
             Mode::Fixed(locking, check) => {
                 vm.set(Setting::Locking(locking));
                 vm.set(Setting::AnonVmaCheck(check));
+                vm.set(Setting::PrefaultMaxOrder(0));
             }
             Mode::Switching => {
                 scope.spawn(|| {
@@ -83,9 +84,11 @@ pub fn storm<'n>(
                         Mode::Fixed(locking, check) => Some((locking, check)),
                         Mode::Switching => None,
                     });
-                    for (locking, check) in fixed.collect::<Vec<_>>().into_iter().cycle() {
+                    let fixed = fixed.collect::<Vec<_>>().into_iter().cycle();
+                    for ((locking, check), order) in fixed.zip((0..=7).cycle()) {
                         vm.set(Setting::Locking(locking));
                         vm.set(Setting::AnonVmaCheck(check));
+                        vm.set(Setting::PrefaultMaxOrder(order));
                         std::thread::sleep(Duration::from_micros(300));
                         if !clock.goes_on() {
                             break;
