@@ -474,12 +474,17 @@ impl Streams {
 fn again(miss: &Miss, most: u64, mut look: impl FnMut(u64) -> Seen) -> Window {
     let page = miss.page;
     let (block, own) = (page - page % BLOCK, 1 << (page % BLOCK));
-    if miss.past.expected & own == 0 {
-        return Window { pages: page..page + 1, holes: 0, record: None };
-    }
+    let expected = if miss.past.expected & own != 0 {
+        miss.past.expected
+    } else if miss.past.last & own != 0 {
+        // Sometimes used: then with its neighbours.
+        miss.past.last & (own << 1 | own >> 1)
+    } else {
+        0
+    };
     let wanted = |n: &u64| {
         let at = block + n;
-        miss.past.expected >> n & 1 == 1 && miss.reach.contains(&at) && look(at) == Seen::Empty
+        expected >> n & 1 == 1 && miss.reach.contains(&at) && look(at) == Seen::Empty
     };
     let wanted = (0..BLOCK).filter(wanted).fold(own, |mask, n| mask | 1 << n);
     let part = |first: u64| wanted & (!0 >> (BLOCK - most.min(BLOCK))) << first;
