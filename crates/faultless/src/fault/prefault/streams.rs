@@ -29,10 +29,12 @@ use crate::machine::SpaceId;
 use core::ops::Range;
 
 /// Windows that wait to be audited. Late enough that a stream among several has had time to go on.
-const WAITING: usize = 16;
+const WAITING: usize = 32;
 /// Credit that a page mapped in vain costs: the share of waste that streams with any width may reach
 /// in the long run is one in this many.
-const PRICE: i32 = 10;
+const PRICE: i32 = 12;
+/// The largest debt: what a thread that was wrong has to earn before it may try again.
+const DEBT: i32 = PRICE;
 /// The longest run that is told from longer ones.
 const RUN: u64 = 16;
 /// Of runs: 0, 1, 2–3, 4–7, 8–15 and 16 pages or more.
@@ -42,7 +44,7 @@ pub const MAX_ORDER: u8 = 9;
 /// Widths are orders in steps of one half.
 const HALVES: u8 = 2;
 /// The most faults without evidence that pass between two that are looked at.
-const PATIENCE: u8 = 31;
+const PATIENCE: u8 = 7;
 
 /// What a fault is to fill. Streams of one kind say nothing about another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -315,7 +317,7 @@ impl Streams {
         let (run, class) = (runs[usize::from(down)], class[usize::from(down)]);
         let wide = (1u64 << (widths[usize::from(down)][class] / HALVES)).min(most);
         let mut pages = wide;
-        let risk = self.credit.max(0) as u64 / PRICE as u64 + run / 2;
+        let risk = if self.credit < 0 { 0 } else { self.credit as u64 / PRICE as u64 + run / 2 };
         while pages - 1 > risk {
             pages /= 2;
         }
@@ -362,19 +364,20 @@ impl Streams {
             return;
         };
         let side = usize::from(record.down);
-        if edges[side] {
-            runs[side] = runs[side].max(u64::from(record.run));
-        }
         let pages = record.at(1..record.mapped);
         let here = reach.start <= pages.start && pages.end <= reach.end;
-        if !record.paid && here && pages.clone().all(|page| look(page) == Seen::Used) {
+        let used = here && pages.clone().all(|page| look(page) == Seen::Used);
+        if used || edges[side] {
+            runs[side] = runs[side].max(u64::from(record.run));
+        }
+        if used && !record.paid {
             record.paid = true;
             let (record, pages) = (*record, pages.end - pages.start);
             // One more for the page that faulted now.
             self.earn(pages as i32 + 1);
             let width = self.width(&record);
             if 1u64 << (*width / HALVES) == pages + 1 {
-                *width = (*width + HALVES).min(MAX_ORDER * HALVES);
+                *width = (*width + 1).min(MAX_ORDER * HALVES);
             }
         }
     }
@@ -448,20 +451,17 @@ impl Streams {
         let width = self.width(record);
         // Nine in ten.
         let most = |part: u32, all: u16| 10 * part >= 9 * u32::from(all);
-        if !most(hits, ahead) {
-            *width = (*width).min((hits + 1).ilog2() as u8 * HALVES);
-        } else if beyond > 0 && most(more, beyond) {
+        if most(hits, ahead) && beyond > 0 && most(more, beyond) {
             *width = (*width + 1).min(MAX_ORDER * HALVES);
-        } else if beyond > 0 && ahead == 0 {
-            *width = 0;
+        } else if !most(hits, ahead) || beyond > 0 {
+            // As wide as would have been right.
+            *width = (*width).min((hits + more + 1).ilog2() as u8 * HALVES);
         }
         tally
     }
 
     fn earn(&mut self, credit: i32) {
-        // No debts: a thread that was wrong is to earn its width back, not to pay for ever. And no
-        // riches, beyond one window of a whole table.
-        self.credit = (self.credit + credit).clamp(0, PRICE << MAX_ORDER);
+        self.credit = (self.credit + credit).clamp(-DEBT, PRICE << MAX_ORDER);
     }
 
     fn width(&mut self, record: &Record) -> &mut u8 {
@@ -497,3 +497,6 @@ fn again(miss: &Miss, most: u64, mut look: impl FnMut(u64) -> Seen) -> Window {
         record: None,
     }
 }
+
+#[cfg(test)]
+mod tests;
