@@ -44,7 +44,7 @@ pub const MAX_ORDER: u8 = 9;
 /// Widths are orders in steps of one half.
 const HALVES: u8 = 2;
 /// The most faults without evidence that pass between two that are looked at.
-const PATIENCE: u8 = 7;
+const PATIENCE: u8 = 63;
 
 /// What a fault is to fill. Streams of one kind say nothing about another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -258,13 +258,17 @@ impl Streams {
         if miss.past.known >> (page % BLOCK) & 1 == 1 {
             return again(miss, most, look);
         }
-        let below = page.checked_sub(1).filter(|page| *page >= miss.reach.start);
-        let above = (page + 1 < miss.reach.end).then_some(page + 1);
-        let below = below.map_or(Seen::Used, &mut look);
-        let above = above.map_or(Seen::Used, &mut look);
-        if below == Seen::Empty && above == Seen::Empty && self.skip > 0 {
-            self.skip -= 1;
-            return single;
+        // Beyond the reach is nothing to map, and no run.
+        let reach = &miss.reach;
+        let below = (page > reach.start).then(|| look(page - 1));
+        let above = (page + 1 < reach.end).then(|| look(page + 1));
+        if below != Some(Seen::Used) && above != Some(Seen::Used) {
+            if self.skip > 0 {
+                self.skip -= 1;
+                return single;
+            }
+        } else {
+            self.patience /= 2;
         }
         self.choose(miss, most, below, above, look).unwrap_or(single)
     }
@@ -274,8 +278,8 @@ impl Streams {
         &mut self,
         miss: &Miss,
         most: u64,
-        below: Seen,
-        above: Seen,
+        below: Option<Seen>,
+        above: Option<Seen>,
         mut look: impl FnMut(u64) -> Seen,
     ) -> Option<Window> {
         let (page, reach) = (miss.page, &miss.reach);
@@ -290,20 +294,17 @@ impl Streams {
         };
         // Up has its run below.
         let mut runs = [0, 0];
-        if below == Seen::Used {
+        if below == Some(Seen::Used) {
             runs[0] = run(false);
         }
-        if above == Seen::Used {
+        if above == Some(Seen::Used) {
             runs[1] = run(true);
         }
         let edges = [page == reach.start, page + 1 == reach.end];
         if runs != [0, 0] || edges != [false, false] {
             self.goes_on(page, edges, &mut runs, reach, &mut look);
         }
-        let open = [
-            above == Seen::Empty && step(false, 1).is_some(),
-            below == Seen::Empty && step(true, 1).is_some(),
-        ];
+        let open = [above == Some(Seen::Empty), below == Some(Seen::Empty)];
         let class = runs.map(|run| run.checked_ilog2().map_or(0, |log| log as usize + 1));
         let class = class.map(|class| class.min(CLASSES - 1));
         let widths = &self.widths[miss.kind as usize];
