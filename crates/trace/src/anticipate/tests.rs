@@ -130,7 +130,7 @@ fn order_zero_avoids_nothing() {
 }
 
 #[test]
-fn the_recordings_reach_what_the_specification_promises() {
+fn the_recordings_keep_what_they_reach() {
     let all: Vec<_> = recordings::all()
         .iter()
         .map(|recording| (recording.name, streams(&recording.trace().unwrap(), 5).unwrap()))

@@ -96,13 +96,11 @@ impl Footprints {
     /// Moves the likeness towards what this pair of lives shows, the further the more pages.
     fn compare(&self, before: u64, now: u64) {
         let pages = before.count_ones();
-        if pages > 0 {
-            let again = (before & now).count_ones() * ALIKE / pages;
+        if let Some(again) = ((before & now).count_ones() * ALIKE).checked_div(pages) {
             let old = self.likeness.load(Relaxed);
             // A quarter of the way for a full block.
             let share = 4 * BLOCK as u32;
-            let new = (old * (share - pages) + again * pages) / share;
-            self.likeness.store(new, Relaxed);
+            self.likeness.store((old * (share - pages) + again * pages) / share, Relaxed);
         }
     }
 

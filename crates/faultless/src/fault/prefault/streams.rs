@@ -11,18 +11,24 @@
 //! # Width
 //!
 //! How far streams of a class go on is learned: each class has its width, by kind of fault and by
-//! direction. A class begins as wide as its run, which makes windows of 1, 2, 4, 8, … pages. A while
-//! after a window was mapped, its accessed bits are looked at, and the same number of pages again
-//! beyond it: if all were used the class widens, if the window was not, it shrinks at once to what
-//! was. If the run's thread goes on where the window ended, and all of it was used, that is known
-//! without waiting.
+//! direction. A class begins as wide as its run, which makes windows of 1, 2, 4, 8, … pages. Some
+//! faults later a window's accessed bits are looked at, and those of as many pages beyond it: if all
+//! were used the class widens, else it shrinks at once to what would have been right. Where a thread
+//! faults just beyond a window of which all was used, that is known without waiting, and the run is
+//! taken over, also from the table before.
 //!
 //! # Payback
 //!
 //! Every page that is found used earns one page of credit, and every page that was mapped ahead in
-//! vain costs [`PRICE`]. A window may risk what there is credit for, or half the run that it
-//! continues, so that a thread whose guesses fail is left with long runs only, and one that touches
-//! sparsely maps nothing ahead. Such a thread is also looked at ever more rarely.
+//! vain costs [`PRICE`]. A window may risk what there is credit for, and half the run that it
+//! continues; a thread in debt may risk nothing until it has earned its way out, which it does by
+//! faults that a window would have spared. So one that touches sparsely maps nothing ahead; and while
+//! it finds no used page beside its faults, it is looked at ever more rarely.
+//!
+//! # Earlier lives
+//!
+//! A page that was mapped before, as the space's [`Footprints`](super::Footprints) recall, is served
+//! from them alone.
 
 use super::past::{BLOCK, Past};
 use crate::machine::SpaceId;
@@ -30,8 +36,7 @@ use core::ops::Range;
 
 /// Windows that wait to be audited. Late enough that a stream among several has had time to go on.
 const WAITING: usize = 32;
-/// Credit that a page mapped in vain costs: the share of waste that streams with any width may reach
-/// in the long run is one in this many.
+/// Credit that a page mapped in vain costs: how many used pages make up for it.
 const PRICE: i32 = 12;
 /// The largest debt: what a thread that was wrong has to earn before it may try again.
 const DEBT: i32 = PRICE;
