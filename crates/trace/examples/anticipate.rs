@@ -1,61 +1,128 @@
-//! What anticipatory prefault saves and wastes on recordings: `anticipate [ORDER] [FILES]`.
+//! What anticipatory prefault saves and wastes: `anticipate [ORDER] [FILE]...`.
+//!
+//! Without files, on the recordings that come with this crate and on patterns made up to be simple:
+//! 64 MiB touched upwards and downwards, one page in 64 KiB, and pages at random.
 
-use faultless_trace::{anticipate, read, recordings};
+use faultless_trace::anticipate::{self, Outcome};
+use faultless_trace::event::{Access, Backing, Event, Header, Kind, ProcessInfo, Prot, ThreadInfo};
+use faultless_trace::{Trace, read, recordings};
 use std::error::Error;
 use std::path::Path;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1).peekable();
     let order = args.next_if(|arg| arg.parse::<u8>().is_ok());
-    let order = order.map_or(Ok(5), |order| order.parse())?;
+    let order: u8 = order.map_or(Ok(5), |order| order.parse())?;
+    if order > 9 {
+        return Err(format!("order {order}: a window is at most one table, order 9").into());
+    }
     let mut programs = Vec::new();
     for file in args {
         let path = Path::new(&file);
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         programs.push((name, read(path)?));
     }
-    if programs.is_empty() {
+    let shipped = programs.is_empty();
+    if shipped {
         for recording in recordings::all() {
             programs.push((recording.name.to_owned(), recording.trace()?));
         }
     }
-    println!("windows of at most {} pages", 1 << order);
+    println!("Windows of at most {} pages. Never touched: of the pages mapped ahead.", 1 << order);
     println!(
-        "program      faults   left  avoided  perfect    ahead   wasted         peak untouched / resident"
+        "| program | faults | left | avoided | perfect | ahead | never touched | peak untouched, of resident |"
     );
-    let (mut sum, mut worst, mut bound, mut ahead, mut wasted) = (0.0, 1.0f64, 0.0, 0, 0);
+    println!("|---|---|---|---|---|---|---|---|");
+    let mut all = Vec::new();
     for (name, trace) in &programs {
-        let got = anticipate::streams(trace, order);
-        let best = if std::env::var_os("QUICK").is_some() {
-            Default::default()
-        } else {
-            anticipate::perfect(trace, order)
-        };
-        println!(
-            "{name:10} {:8} {:6} {:7.1}% {:7.1}% {:8} {:7} {:6.2}% {:8} / {:7}",
-            got.faults,
-            got.left,
-            100.0 * got.avoided(),
-            100.0 * best.avoided(),
-            got.ahead,
-            got.wasted,
-            100.0 * got.waste(),
-            got.peak_untouched,
-            got.peak_resident,
-        );
-        sum += got.avoided();
-        bound += best.avoided();
-        worst = worst.min(got.avoided());
-        ahead += got.ahead;
-        wasted += got.wasted;
+        let got = anticipate::streams(trace, order)?;
+        let best = anticipate::perfect(trace, order)?;
+        row(name, &got, &best);
+        all.push((got, best));
     }
-    let n = programs.len() as f64;
+    let mean = |of: fn(&(Outcome, Outcome)) -> f64| {
+        100.0 * all.iter().map(of).sum::<f64>() / all.len() as f64
+    };
+    let worst = all.iter().map(|(got, _)| got.avoided()).fold(1.0, f64::min);
+    let (ahead, wasted) = all
+        .iter()
+        .fold((0, 0), |(ahead, wasted), (got, _)| (ahead + got.ahead, wasted + got.wasted));
     println!(
-        "avoided {:.1}% on average, {:.1}% at worst (perfect {:.1}%); wasted {:.2}%",
-        100.0 * sum / n,
+        "Avoided {:.1}% on average and {:.1}% at worst (perfect: {:.1}%); {:.2}% never touched.",
+        mean(|(got, _)| got.avoided()),
         100.0 * worst,
-        100.0 * bound / n,
-        100.0 * f64::from(wasted as u32) / ahead as f64
+        mean(|(_, best)| best.avoided()),
+        100.0 * wasted as f64 / ahead.max(1) as f64,
     );
+    if shipped {
+        println!();
+        for (name, trace) in patterns() {
+            let got = anticipate::streams(&trace, order)?;
+            let each = got.faults as f64 / got.left as f64;
+            println!(
+                "{name}: {} faults for {} pages, {each:.2} each; {} never touched",
+                got.left, got.faults, got.wasted
+            );
+        }
+    }
     Ok(())
+}
+
+fn row(name: &str, got: &Outcome, best: &Outcome) {
+    println!(
+        "| {name} | {} | {} | {:.1}% | {:.1}% | {} | {} ({:.2}%) | {} ({:.1}%) |",
+        got.faults,
+        got.left,
+        100.0 * got.avoided(),
+        100.0 * best.avoided(),
+        got.ahead,
+        got.wasted,
+        100.0 * got.waste(),
+        got.peak_untouched,
+        100.0 * got.peak_untouched as f64 / got.peak_resident.max(1) as f64,
+    );
+}
+
+fn patterns() -> Vec<(&'static str, Trace)> {
+    const MANY: u64 = 16384;
+    let mut state = 1u64;
+    let mut random = move || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % (64 * MANY)
+    };
+    vec![
+        ("64 MiB upwards", touches((0..MANY).collect())),
+        ("64 MiB downwards", touches((0..MANY).rev().collect())),
+        ("one page in 64 KiB", touches((0..MANY).map(|n| 16 * n).collect())),
+        ("16,384 of 1,048,576 pages at random", touches((0..MANY).map(|_| random()).collect())),
+    ]
+}
+
+/// One thread that writes to `pages` of a large mapping, each once.
+fn touches(mut pages: Vec<u64>) -> Trace {
+    const PAGE: u64 = 4096;
+    let start = 1 << 40;
+    let mut seen = std::collections::HashSet::new();
+    pages.retain(|page| seen.insert(*page));
+    let map = Kind::Map {
+        start,
+        len: (64 << 20) * 64,
+        prot: Prot::READ | Prot::WRITE,
+        flags: 0x22,
+        backing: Backing::Anon,
+    };
+    let write = |page: u64| Kind::Fault {
+        page: start + page * PAGE,
+        access: Access::Write,
+        kernel: false,
+        present: false,
+    };
+    let kinds = std::iter::once(map).chain(pages.into_iter().map(write));
+    Trace {
+        header: Header { page_size: PAGE as u32, ..Header::default() },
+        processes: vec![ProcessInfo { parent: None }],
+        threads: vec![ThreadInfo { process: 0, name: String::new() }],
+        events: kinds.map(|kind| Event { time_us: 0, thread: 0, kind }).collect(),
+    }
 }

@@ -9,10 +9,12 @@
 //! best window around the fault, exactly the pages that will be touched before they are unmapped.
 
 use crate::event::{Access, Backing, Birth, Kind, Prot, Trace};
+use crate::plan::PlanError;
 use crate::plan::space::{Area, Met, Space};
 use faultless::SpaceId;
 use faultless::addr::{PAGE_SIZE, VirtRange, page_up};
 use faultless::fault::prefault::past::BLOCK;
+use faultless::fault::prefault::streams::MAX_ORDER;
 use faultless::fault::prefault::{self, Footprints, Miss, Seen, Streams};
 use rangemap::RangeMap;
 use std::collections::btree_map::Entry;
@@ -54,7 +56,10 @@ impl Outcome {
 }
 
 /// What `trace` comes to with windows of at most `2^max_order` pages.
-pub fn streams(trace: &Trace, max_order: u8) -> Outcome {
+///
+/// # Errors
+/// The trace does not pass [`Trace::check`].
+pub fn streams(trace: &Trace, max_order: u8) -> Result<Outcome, PlanError> {
     let threads = vec![Streams::new(); trace.threads.len()];
     walk(trace, &mut Anticipate { max_order, threads, footprints: Vec::new() })
 }
@@ -117,10 +122,13 @@ impl Policy for Anticipate {
 }
 
 /// The same with perfect foresight.
-pub fn perfect(trace: &Trace, max_order: u8) -> Outcome {
+///
+/// # Errors
+/// The trace does not pass [`Trace::check`].
+pub fn perfect(trace: &Trace, max_order: u8) -> Result<Outcome, PlanError> {
     let mut touches = Touches::default();
-    walk(trace, &mut touches);
-    walk(trace, &mut Perfect { most: 1 << max_order, touches })
+    walk(trace, &mut touches)?;
+    walk(trace, &mut Perfect { most: 1 << max_order.min(MAX_ORDER), touches })
 }
 
 /// By space and page, the touches of it, in the order of the recording.
@@ -245,7 +253,8 @@ struct Walk<'p> {
     out: Outcome,
 }
 
-fn walk(trace: &Trace, policy: &mut dyn Policy) -> Outcome {
+fn walk(trace: &Trace, policy: &mut dyn Policy) -> Result<Outcome, PlanError> {
+    trace.check().map_err(|(event, reason)| PlanError { event, reason })?;
     let mut walk = Walk {
         policy,
         spaces: Vec::new(),
@@ -288,7 +297,7 @@ fn walk(trace: &Trace, policy: &mut dyn Policy) -> Outcome {
         }
     }
     walk.out.wasted += walk.untouched;
-    walk.out
+    Ok(walk.out)
 }
 
 impl Walk<'_> {
@@ -496,3 +505,6 @@ impl Walk<'_> {
 fn page_numbers(range: VirtRange) -> Range<u64> {
     range.start / PAGE_SIZE..range.end / PAGE_SIZE
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,9 +5,9 @@
 //! takes pages away tells here, for each block of [`BLOCK`] pages, which of them had been used, and a
 //! fault in the block is expected to go the same way.
 //!
-//! A page is expected where it was used in both of its last two lives; where it had only one, as long
-//! as what followed one life has mostly been like it. All is a hint: slots are overwritten by whoever
-//! needs them and read without a lock, and a torn one costs a window.
+//! A page is expected where it was used in each of its last three lives, or in all that it had; where
+//! it had only one, as long as what followed one life has mostly been like it. All is a hint: slots
+//! are overwritten by whoever needs them and read without a lock, and a torn one costs a window.
 //!
 //! So far recordings are judged with it (`faultless_trace::anticipate`); spaces do not keep one yet.
 
@@ -26,6 +26,8 @@ pub struct Past {
     pub known: u64,
     /// Those that are expected to be used.
     pub expected: u64,
+    /// Those that were used the last time.
+    pub last: u64,
 }
 
 /// The memory of one space.
@@ -41,10 +43,9 @@ pub struct Footprints {
 struct Slot {
     /// One more than the block's number; 0 is none.
     block: AtomicU64,
-    /// Used in the last life.
-    last: AtomicU64,
-    /// Used in each of the last two.
-    both: AtomicU64,
+    /// Used in the last life, the one before, and the one before that. Lives that were not count as
+    /// used.
+    lives: [AtomicU64; 3],
     /// Had a life.
     once: AtomicU64,
     /// Had two.
@@ -65,10 +66,11 @@ impl Footprints {
         if slot.block.load(Relaxed) != page / BLOCK + 1 {
             return Past::default();
         }
-        let (known, both) = (slot.once.load(Relaxed), slot.both.load(Relaxed));
         let alike = self.likeness.load(Relaxed) >= ALIKE - ALIKE / 10;
-        let single = if alike { slot.last.load(Relaxed) & !slot.twice.load(Relaxed) } else { 0 };
-        Past { known, expected: (both | single) & known }
+        let known = slot.once.load(Relaxed);
+        let trusted = if alike { known } else { slot.twice.load(Relaxed) };
+        let [last, before, first] = slot.lives.each_ref().map(|life| life.load(Relaxed));
+        Past { known, expected: last & before & first & trusted, last: last & known }
     }
 
     /// The pages `taken` of the block of `page` are taken away, of which `used` were accessed. Both
@@ -77,14 +79,18 @@ impl Footprints {
         let slot = self.slot(page);
         let used = used & taken;
         if slot.block.swap(page / BLOCK + 1, Relaxed) != page / BLOCK + 1 {
-            for field in [&slot.last, &slot.both, &slot.once, &slot.twice] {
-                field.store(0, Relaxed);
-            }
+            slot.lives.iter().for_each(|life| life.store(!0, Relaxed));
+            slot.once.store(0, Relaxed);
+            slot.twice.store(0, Relaxed);
         }
-        let (last, once) = (slot.last.load(Relaxed), slot.once.load(Relaxed));
-        self.compare(last & taken, used);
-        slot.both.store(slot.both.load(Relaxed) & !taken | last & used, Relaxed);
-        slot.last.store(last & !taken | used, Relaxed);
+        let once = slot.once.load(Relaxed);
+        let mut newer = used;
+        self.compare(slot.lives[0].load(Relaxed) & once & taken, used);
+        for life in &slot.lives {
+            let older = life.load(Relaxed);
+            life.store(older & !taken | newer & taken, Relaxed);
+            newer = older;
+        }
         slot.twice.store(slot.twice.load(Relaxed) | once & taken, Relaxed);
         slot.once.store(once | taken, Relaxed);
     }
@@ -96,8 +102,7 @@ impl Footprints {
             let old = self.likeness.load(Relaxed);
             // A quarter of the way for a full block.
             let share = 4 * BLOCK as u32;
-            let new = (old * (share - pages) + again * pages) / share;
-            self.likeness.store(new, Relaxed);
+            self.likeness.store((old * (share - pages) + again * pages) / share, Relaxed);
         }
     }
 
@@ -117,18 +122,20 @@ mod tests {
         let space = Footprints::default();
         assert_eq!(space.recall(640), Past::default());
         space.taken(640, 0xffff, 0x0ff0);
-        assert_eq!(space.recall(650), Past { known: 0xffff, expected: 0x0ff0 });
+        let past = Past { known: 0xffff, expected: 0x0ff0, last: 0x0ff0 };
+        assert_eq!(space.recall(650), past);
         assert_eq!(space.recall(704), Past::default(), "another block");
     }
 
     #[test]
-    fn after_two_lives_only_what_both_used() {
+    fn after_more_lives_only_what_all_of_three_used() {
         let space = Footprints::default();
-        space.taken(0, !0, 0b1110);
-        space.taken(0, !0, 0b0111);
-        assert_eq!(space.recall(0), Past { known: !0, expected: 0b0110 });
-        space.taken(0, !0, 0b0111);
-        assert_eq!(space.recall(0).expected, 0b0111);
+        let expected = [0b1110, 0b0111, 0b0111, 0b0111, 0b1111, 0b1111, 0b1111].map(|used| {
+            space.taken(0, !0, used);
+            assert_eq!(space.recall(0).last, used);
+            space.recall(0).expected
+        });
+        assert_eq!(expected, [0b1110, 0b0110, 0b0110, 0b0111, 0b0111, 0b0111, 0b1111]);
     }
 
     #[test]
@@ -137,7 +144,7 @@ mod tests {
         space.taken(0, 0xff, 0xff);
         space.taken(0, 0xff00, 0x0100);
         space.taken(0, 0xff, 0x0f);
-        assert_eq!(space.recall(0), Past { known: 0xffff, expected: 0x010f });
+        assert_eq!(space.recall(0), Past { known: 0xffff, expected: 0x010f, last: 0x010f });
     }
 
     #[test]
@@ -148,7 +155,15 @@ mod tests {
             space.taken(block * BLOCK, !0, 1);
         }
         space.taken(20 * BLOCK, !0, !0);
-        assert_eq!(space.recall(20 * BLOCK), Past { known: !0, expected: 0 });
+        assert_eq!(space.recall(20 * BLOCK), Past { known: !0, expected: 0, last: !0 });
+        for _ in 0..16 {
+            space.taken(21 * BLOCK, !0, 1);
+        }
+        assert_eq!(space.recall(20 * BLOCK).expected, 0, "one page tells little");
+        for _ in 0..16 {
+            space.taken(21 * BLOCK, !0, !1);
+        }
+        assert_eq!(space.recall(20 * BLOCK).expected, !0);
     }
 
     #[test]
@@ -156,7 +171,7 @@ mod tests {
         let space = Footprints::default();
         for block in 0..10_000 {
             space.taken(block * BLOCK, !0, block);
-            assert_eq!(space.recall(block * BLOCK).known, !0);
+            assert_eq!(space.recall(block * BLOCK).last, block);
         }
         let left = (0..10_000).filter(|block| space.recall(block * BLOCK).known != 0).count();
         assert_eq!(left, SLOTS);

@@ -11,28 +11,35 @@
 //! # Width
 //!
 //! How far streams of a class go on is learned: each class has its width, by kind of fault and by
-//! direction. A class begins as wide as its run, which makes windows of 1, 2, 4, 8, … pages. A while
-//! after a window was mapped, its accessed bits are looked at, and the same number of pages again
-//! beyond it: if all were used the class widens, if the window was not, it shrinks at once to what
-//! was. If the run's thread goes on where the window ended, and all of it was used, that is known
-//! without waiting.
+//! direction. A class begins as wide as its run, which makes windows of 1, 2, 4, 8, … pages. Some
+//! faults later a window's accessed bits are looked at, and those of as many pages beyond it: if all
+//! were used the class widens, else it shrinks at once to what would have been right. Where a thread
+//! faults just beyond a window of which all was used, that is known without waiting, and the run is
+//! taken over, also from the table before.
 //!
 //! # Payback
 //!
 //! Every page that is found used earns one page of credit, and every page that was mapped ahead in
-//! vain costs [`PRICE`]. A window may risk what there is credit for, or half the run that it
-//! continues, so that a thread whose guesses fail is left with long runs only, and one that touches
-//! sparsely maps nothing ahead. Such a thread is also looked at ever more rarely.
+//! vain costs [`PRICE`]. A window may risk what there is credit for, and half the run that it
+//! continues; a thread in debt may risk nothing until it has earned its way out, which it does by
+//! faults that a window would have spared. So one that touches sparsely maps nothing ahead; and while
+//! it finds no used page beside its faults, it is looked at ever more rarely.
+//!
+//! # Earlier lives
+//!
+//! A page that was mapped before, as the space's [`Footprints`](super::Footprints) recall, is served
+//! from them alone.
 
 use super::past::{BLOCK, Past};
 use crate::machine::SpaceId;
 use core::ops::Range;
 
 /// Windows that wait to be audited. Late enough that a stream among several has had time to go on.
-const WAITING: usize = 16;
-/// Credit that a page mapped in vain costs: the share of waste that streams with any width may reach
-/// in the long run is one in this many.
-const PRICE: i32 = 10;
+const WAITING: usize = 32;
+/// Credit that a page mapped in vain costs: how many used pages make up for it.
+const PRICE: i32 = 12;
+/// The largest debt: what a thread that was wrong has to earn before it may try again.
+const DEBT: i32 = PRICE;
 /// The longest run that is told from longer ones.
 const RUN: u64 = 16;
 /// Of runs: 0, 1, 2–3, 4–7, 8–15 and 16 pages or more.
@@ -42,7 +49,7 @@ pub const MAX_ORDER: u8 = 9;
 /// Widths are orders in steps of one half.
 const HALVES: u8 = 2;
 /// The most faults without evidence that pass between two that are looked at.
-const PATIENCE: u8 = 31;
+const PATIENCE: u8 = 63;
 
 /// What a fault is to fill. Streams of one kind say nothing about another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -261,13 +268,17 @@ impl Streams {
         if miss.past.known >> (page % BLOCK) & 1 == 1 {
             return again(miss, most, look);
         }
-        let below = page.checked_sub(1).filter(|page| *page >= miss.reach.start);
-        let above = (page + 1 < miss.reach.end).then_some(page + 1);
-        let below = below.map_or(Seen::Used, &mut look);
-        let above = above.map_or(Seen::Used, &mut look);
-        if below == Seen::Empty && above == Seen::Empty && self.skip > 0 {
-            self.skip -= 1;
-            return single;
+        // Beyond the reach is nothing to map, and no run.
+        let reach = &miss.reach;
+        let below = (page > reach.start).then(|| look(page - 1));
+        let above = (page + 1 < reach.end).then(|| look(page + 1));
+        if below != Some(Seen::Used) && above != Some(Seen::Used) {
+            if self.skip > 0 {
+                self.skip -= 1;
+                return single;
+            }
+        } else {
+            self.patience /= 2;
         }
         self.choose(miss, most, below, above, look).unwrap_or(single)
     }
@@ -277,8 +288,8 @@ impl Streams {
         &mut self,
         miss: &Miss,
         most: u64,
-        below: Seen,
-        above: Seen,
+        below: Option<Seen>,
+        above: Option<Seen>,
         mut look: impl FnMut(u64) -> Seen,
     ) -> Option<Window> {
         let (page, reach) = (miss.page, &miss.reach);
@@ -293,20 +304,17 @@ impl Streams {
         };
         // Up has its run below.
         let mut runs = [0, 0];
-        if below == Seen::Used {
+        if below == Some(Seen::Used) {
             runs[0] = run(false);
         }
-        if above == Seen::Used {
+        if above == Some(Seen::Used) {
             runs[1] = run(true);
         }
         let edges = [page == reach.start, page + 1 == reach.end];
         if runs != [0, 0] || edges != [false, false] {
             self.goes_on(page, edges, &mut runs, reach, &mut look);
         }
-        let open = [
-            above == Seen::Empty && step(false, 1).is_some(),
-            below == Seen::Empty && step(true, 1).is_some(),
-        ];
+        let open = [above == Some(Seen::Empty), below == Some(Seen::Empty)];
         let class = runs.map(|run| run.checked_ilog2().map_or(0, |log| log as usize + 1));
         let class = class.map(|class| class.min(CLASSES - 1));
         let widths = &self.widths[miss.kind as usize];
@@ -320,7 +328,7 @@ impl Streams {
         let (run, class) = (runs[usize::from(down)], class[usize::from(down)]);
         let wide = (1u64 << (widths[usize::from(down)][class] / HALVES)).min(most);
         let mut pages = wide;
-        let risk = self.credit.max(0) as u64 / PRICE as u64 + run / 2;
+        let risk = if self.credit < 0 { 0 } else { self.credit as u64 / PRICE as u64 + run / 2 };
         while pages - 1 > risk {
             pages /= 2;
         }
@@ -367,19 +375,20 @@ impl Streams {
             return;
         };
         let side = usize::from(record.down);
-        if edges[side] {
-            runs[side] = runs[side].max(u64::from(record.run));
-        }
         let pages = record.at(1..record.mapped);
         let here = reach.start <= pages.start && pages.end <= reach.end;
-        if !record.paid && here && pages.clone().all(|page| look(page) == Seen::Used) {
+        let used = here && pages.clone().all(|page| look(page) == Seen::Used);
+        if used || edges[side] {
+            runs[side] = runs[side].max(u64::from(record.run));
+        }
+        if used && !record.paid {
             record.paid = true;
             let (record, pages) = (*record, pages.end - pages.start);
             // One more for the page that faulted now.
             self.earn(pages as i32 + 1);
             let width = self.width(&record);
             if 1u64 << (*width / HALVES) == pages + 1 {
-                *width = (*width + HALVES).min(MAX_ORDER * HALVES);
+                *width = (*width + 1).min(MAX_ORDER * HALVES);
             }
         }
     }
@@ -453,20 +462,17 @@ impl Streams {
         let width = self.width(record);
         // Nine in ten.
         let most = |part: u32, all: u16| 10 * part >= 9 * u32::from(all);
-        if !most(hits, ahead) {
-            *width = (*width).min((hits + 1).ilog2() as u8 * HALVES);
-        } else if beyond > 0 && most(more, beyond) {
+        if most(hits, ahead) && beyond > 0 && most(more, beyond) {
             *width = (*width + 1).min(MAX_ORDER * HALVES);
-        } else if beyond > 0 && ahead == 0 {
-            *width = 0;
+        } else if !most(hits, ahead) || beyond > 0 {
+            // As wide as would have been right.
+            *width = (*width).min((hits + more + 1).ilog2() as u8 * HALVES);
         }
         tally
     }
 
     fn earn(&mut self, credit: i32) {
-        // No debts: a thread that was wrong is to earn its width back, not to pay for ever. And no
-        // riches, beyond one window of a whole table.
-        self.credit = (self.credit + credit).clamp(0, PRICE << MAX_ORDER);
+        self.credit = (self.credit + credit).clamp(-DEBT, PRICE << MAX_ORDER);
     }
 
     fn width(&mut self, record: &Record) -> &mut u8 {
@@ -479,12 +485,17 @@ impl Streams {
 fn again(miss: &Miss, most: u64, mut look: impl FnMut(u64) -> Seen) -> Window {
     let page = miss.page;
     let (block, own) = (page - page % BLOCK, 1 << (page % BLOCK));
-    if miss.past.expected & own == 0 {
-        return Window { pages: page..page + 1, holes: 0, record: None };
-    }
+    let expected = if miss.past.expected & own != 0 {
+        miss.past.expected
+    } else if miss.past.last & own != 0 {
+        // Sometimes used: then with its neighbours.
+        miss.past.last & (own << 1 | own >> 1)
+    } else {
+        0
+    };
     let wanted = |n: &u64| {
         let at = block + n;
-        miss.past.expected >> n & 1 == 1 && miss.reach.contains(&at) && look(at) == Seen::Empty
+        expected >> n & 1 == 1 && miss.reach.contains(&at) && look(at) == Seen::Empty
     };
     let wanted = (0..BLOCK).filter(wanted).fold(own, |mask, n| mask | 1 << n);
     let part = |first: u64| wanted & (!0 >> (BLOCK - most.min(BLOCK))) << first;
@@ -497,3 +508,6 @@ fn again(miss: &Miss, most: u64, mut look: impl FnMut(u64) -> Seen) -> Window {
         record: None,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,284 @@
+//! The policy against a page table that is a map.
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::vec::Vec;
+
+const TABLE: u64 = 512;
+
+/// A thread, and the memory it touches.
+struct Program {
+    streams: Streams,
+    area: Range<u64>,
+    pages: BTreeMap<u64, Seen>,
+    order: u8,
+    faults: u64,
+    tally: Tally,
+}
+
+impl Program {
+    fn new(area: Range<u64>, order: u8) -> Self {
+        Self {
+            streams: Streams::new(),
+            area,
+            pages: BTreeMap::new(),
+            order,
+            faults: 0,
+            tally: Tally::default(),
+        }
+    }
+
+    fn miss(&self, page: u64) -> Miss {
+        let table = page - page % TABLE;
+        let reach = self.area.start.max(table)..self.area.end.min(table + TABLE);
+        Miss { space: SpaceId(1), page, kind: Kind::Write, reach, past: Past::default() }
+    }
+
+    fn touch(&mut self, page: u64) {
+        if self.pages.insert(page, Seen::Used).is_some() {
+            return;
+        }
+        self.faults += 1;
+        let miss = self.miss(page);
+        let seen = |page| {
+            assert!(miss.reach.contains(&page), "looked at {page:#x}, out of reach");
+            self.pages.get(&page).copied().unwrap_or(Seen::Empty)
+        };
+        let window = self.streams.predict(&miss, self.order, seen);
+        check(&window, &miss, self.order);
+        self.audit();
+        self.streams.mapped(&window, window.span());
+        for page in window.pages() {
+            self.pages.entry(page).or_insert(Seen::Unused);
+        }
+    }
+
+    fn audit(&mut self) {
+        if let Some(audit) = self.streams.to_audit() {
+            let tables = audit.pages().start / TABLE..=(audit.pages().end - 1) / TABLE;
+            assert_eq!(tables.start(), tables.end(), "an audit in two tables");
+            let seen = |page| {
+                assert!(audit.pages().contains(&page));
+                self.pages.get(&page).copied().unwrap_or(Seen::Empty)
+            };
+            let tally = self.streams.audited(&audit, seen);
+            self.tally.used += tally.used;
+            self.tally.unused += tally.unused;
+        }
+    }
+
+    /// Pages mapped ahead and never touched.
+    fn wasted(&self) -> usize {
+        self.pages.values().filter(|seen| **seen == Seen::Unused).count()
+    }
+}
+
+fn check(window: &Window, miss: &Miss, order: u8) {
+    let span = window.span();
+    assert!(miss.reach.start <= span.start && span.end <= miss.reach.end, "{window:?} {miss:?}");
+    assert!(span.end - span.start <= 1 << order.min(MAX_ORDER), "{window:?} of order {order}");
+    let pages: Vec<u64> = window.pages().collect();
+    assert!(pages.contains(&miss.page), "{window:?} without {miss:?}");
+    assert!(pages.iter().all(|page| span.contains(page)));
+    assert_eq!((pages.first(), pages.last()), (Some(&span.start), Some(&(span.end - 1))));
+}
+
+/// A generator that gives the same numbers on each run.
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    *state >> 33
+}
+
+/// 64 MiB.
+const MANY: u64 = 16384;
+
+#[test]
+fn sequential_touch_costs_a_window_a_fault_both_ways() {
+    for (order, times) in [(3, 79), (5, 310), (9, 1500)] {
+        for start in [0, 5, 0x7_ffff_f001] {
+            let area = start..start + MANY;
+            let mut up = Program::new(area.clone(), order);
+            area.clone().for_each(|page| up.touch(page));
+            let mut down = Program::new(area.clone(), order);
+            area.clone().rev().for_each(|page| down.touch(page));
+            for program in [up, down] {
+                let faults = program.faults;
+                assert!(10 * MANY >= times * faults, "order {order} from {start:#x}: {faults}");
+                assert_eq!(program.wasted(), 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn interleaved_streams_are_told_apart() {
+    let area = 0..8 * MANY;
+    let mut program = Program::new(area, 5);
+    for n in 0..2048 {
+        for stream in 0..8 {
+            let base = stream * MANY + 333 * stream;
+            program.touch(if stream % 2 == 0 { base + n } else { base + 4096 - n });
+        }
+    }
+    assert!(program.faults < 8 * 2048 / 25, "{}", program.faults);
+}
+
+#[test]
+fn sparse_and_random_touch_map_next_to_nothing_ahead() {
+    let touched = 20_000;
+    let mut sparse = Program::new(0..touched * 16, 5);
+    (0..touched).for_each(|n| sparse.touch(n * 16));
+    let mut state = 7;
+    let mut scattered = Program::new(0..touched * 64, 5);
+    (0..touched).for_each(|_| scattered.touch(random(&mut state) % (touched * 64)));
+    for program in [sparse, scattered] {
+        assert!(program.wasted() as u64 <= touched / 1000, "{}", program.wasted());
+    }
+}
+
+#[test]
+fn a_stream_that_is_not_used_loses_its_width_and_earns_it_back() {
+    let area = 0..1 << 20;
+    let mut program = Program::new(area, 5);
+    (0..2048).for_each(|page| program.touch(page));
+    // Runs of eight pages, far apart.
+    let before = program.wasted();
+    for run in 0..2000 {
+        (0..8).for_each(|n| program.touch(4096 + run * 64 + n));
+    }
+    let early = program.wasted() - before;
+    for run in 2000..4000 {
+        (0..8).for_each(|n| program.touch(4096 + run * 64 + n));
+    }
+    let late = program.wasted() - before - early;
+    assert!(late <= 2000 * 8 / 50, "{late} of {} wasted after {early}", 2000 * 8);
+    assert!(program.tally.unused > 0);
+    let faults = program.faults;
+    (500_000..502_048).for_each(|page| program.touch(page));
+    assert!(program.faults - faults < 2048 / 25, "{}", program.faults - faults);
+}
+
+#[test]
+fn order_zero_is_off() {
+    let mut program = Program::new(0..600, 0);
+    (0..600).for_each(|page| program.touch(page));
+    assert_eq!((program.faults, program.wasted()), (600, 0));
+}
+
+#[test]
+fn forty_straight_hits_and_any_order() {
+    let mut program = Program::new(0..1 << 20, u8::MAX);
+    (0..40 * TABLE).for_each(|page| program.touch(page));
+    assert!(program.faults < 2 * 40, "{}", program.faults);
+}
+
+#[test]
+fn both_ends_of_the_numbers() {
+    let top = 1 << 52;
+    for area in [0..3, 0..1, top - 3..top, top - 1..top] {
+        let mut up = Program::new(area.clone(), 9);
+        area.clone().for_each(|page| up.touch(page));
+        let mut down = Program::new(area.clone(), 9);
+        area.rev().for_each(|page| down.touch(page));
+    }
+}
+
+#[test]
+fn a_short_allocation_is_what_counts() {
+    let mut program = Program::new(0..TABLE, 5);
+    (0..40).for_each(|page| program.touch(page));
+    let page = (0..TABLE).find(|page| !program.pages.contains_key(page)).unwrap();
+    (0..page).for_each(|page| program.touch(page));
+    let miss = program.miss(page);
+    let seen = |at| program.pages.get(&at).copied().unwrap_or(Seen::Empty);
+    let window = program.streams.predict(&miss, 5, seen);
+    assert!(!window.is_single());
+    program.audit();
+    // No frame for any but its own.
+    program.streams.mapped(&window, page..page + 1);
+    program.pages.insert(page, Seen::Used);
+    while let Some(audit) = program.streams.to_audit_in(SpaceId(1), &(0..TABLE)) {
+        if audit.record.page == page {
+            assert_eq!(audit.pages(), page..page + 1);
+        }
+        program.streams.audited(&audit, |_| Seen::Used);
+    }
+}
+
+#[test]
+fn another_space_starts_anew() {
+    let mut program = Program::new(0..TABLE, 5);
+    (0..200).for_each(|page| program.touch(page));
+    assert!(program.streams.credit > 0);
+    let miss = Miss { space: SpaceId(2), ..program.miss(300) };
+    assert!(program.streams.predict(&miss, 5, |_| Seen::Empty).is_single());
+    assert_eq!((program.streams.credit, program.streams.len), (0, 0));
+    assert_eq!(program.streams.to_audit_in(SpaceId(1), &(0..TABLE)), None);
+}
+
+#[test]
+fn what_was_used_before_is_mapped_again() {
+    let program = Program::new(0..TABLE, 5);
+    let past = Past { known: !0, expected: 0x1_00f0_f00f, last: 0x3_00f0_f00f };
+    let predict = |page: u64, order: u8| {
+        let miss = Miss { past, ..program.miss(page) };
+        let taken = |page| if page == 64 + 3 { Seen::Used } else { Seen::Empty };
+        let window = Streams::new().predict(&miss, order, taken);
+        check(&window, &miss, order);
+        window.pages().map(|page| page - 64).collect::<Vec<_>>()
+    };
+    assert_eq!(predict(64, 9), [0, 1, 2, 12, 13, 14, 15, 20, 21, 22, 23, 32]);
+    assert_eq!(predict(64, 5), [0, 1, 2, 12, 13, 14, 15, 20, 21, 22, 23]);
+    assert_eq!(predict(64 + 21, 3), [20, 21, 22, 23]);
+    assert_eq!(predict(64 + 21, 0), [21]);
+    assert_eq!(predict(64 + 8, 5), [8], "not used before");
+    assert_eq!(predict(64 + 33, 5), [32, 33], "used the last time only");
+}
+
+#[test]
+fn kinds_do_not_teach_each_other() {
+    let mut program = Program::new(0..TABLE, 5);
+    (0..TABLE).for_each(|page| program.touch(page));
+    let taught = |kind: Kind| {
+        let new = Streams::new();
+        program.streams.widths[kind as usize] != new.widths[kind as usize]
+    };
+    assert_eq!([Kind::Read, Kind::Write, Kind::Copy].map(taught), [false, true, false]);
+}
+
+proptest! {
+    /// Whatever is touched, and whatever the table and the past say, windows keep to the rules
+    /// (`check`) and nothing out of reach is looked at.
+    #[test]
+    fn windows_keep_to_the_rules(
+        start in prop_oneof![Just(0u64), Just((1 << 52) - 700), 0..1u64 << 40],
+        len in 1..700u64,
+        order in 0..12u8,
+        touches in proptest::collection::vec((0..700u64, 0..6u8, any::<u64>(), any::<u64>()), 1..200),
+    ) {
+        let mut program = Program::new(start..start + len, order);
+        for (at, what, known, used) in touches {
+            let page = start + at % len;
+            match what {
+                0 => drop(program.pages.remove(&page)),
+                1 => {
+                    let past = Past { known, expected: known & used, last: known & used };
+                    let miss = Miss { past, ..program.miss(page) };
+                    let seen = |page| {
+                        assert!(miss.reach.contains(&page));
+                        program.pages.get(&page).copied().unwrap_or(Seen::Empty)
+                    };
+                    let window = program.streams.predict(&miss, order, seen);
+                    check(&window, &miss, order);
+                }
+                2 => while let Some(audit) =
+                    program.streams.to_audit_in(SpaceId(1), &(page..page + 64))
+                {
+                    program.streams.audited(&audit, |_| Seen::Empty);
+                },
+                _ => program.touch(page),
+            }
+        }
+    }
+}
