@@ -190,7 +190,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     #[inline(never)]
     fn fill(
         self,
-        mut run: Run<'_>,
+        run: Run<'_>,
         asked: usize,
         prepared: &mut Prepared,
         root: u64,
@@ -198,36 +198,32 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let (cpu, write) = (self.cpu, self.access == Access::Write);
         let zeros = self.leaf(cpu.vm().zero).special();
         let page = if write { zeros } else { Entry::NONE };
-        let wants = |at: usize| run.window.holds(run.first + at as u64);
-        let fits_at = |at: usize| {
-            let seen = node::load(&run.table[at]);
-            wants(at) && (seen.is_none() || seen.unused() == page.unused())
-        };
+        let start = run.places.start;
+        let slots = &run.table[run.places.clone()];
         let asks = run.places.contains(&asked);
+        // What is to be filled besides, by its place in the run. It is looked at once: others go on meanwhile.
+        let fits = |at: &usize| {
+            let seen = node::load(&slots[*at]);
+            let empty = seen.is_none() || seen.unused() == page.unused();
+            start + at != asked && empty && run.window.holds(run.first + (start + at) as u64)
+        };
+        let mut wanted = (0..slots.len()).filter(fits).fold(0u64, |mask, at| mask | 1 << at);
         let mut buffer = [FrameNumber(0); RUN];
         let (mut own, mut others) = (None, frame::Run::empty());
         if write {
             if asks {
                 own = Some(prepared.zeroed(cpu).ok_or(Abort::NoMemory)?);
             }
-            let mut wanted = run.places.clone().filter(|at| *at != asked && fits_at(*at)).count();
-            others = cpu.alloc_zeroed_run(&mut buffer[..wanted]);
+            others = cpu.alloc_zeroed_run(&mut buffer[..wanted.count_ones() as usize]);
             // With fewer frames, those farthest from the page are left out.
-            while wanted > others.len() {
-                let Range { start, end } = run.places;
-                let left = if end > asked && end - 1 - asked >= asked.saturating_sub(start) {
-                    run.places.end -= 1;
-                    end - 1
-                } else {
-                    run.places.start += 1;
-                    start
-                };
-                wanted -= usize::from(left != asked && fits_at(left));
+            while wanted.count_ones() as usize > others.len() {
+                let (low, high) = (wanted.trailing_zeros(), wanted.ilog2());
+                let far = |at: u32| asked.abs_diff(start + at as usize);
+                wanted &= !(1 << if far(high) >= far(low) { high } else { low });
             }
         }
-        let start = run.places.start;
-        let slots = &run.table[run.places.clone()];
-        let held = protocol::take_run(slots, page, |at| wants(start + at), cpu);
+        let wants = |at: usize| start + at == asked || wanted >> at & 1 != 0;
+        let held = protocol::take_run(slots, page, wants, cpu);
         let stands = self.ticket.stands();
         if !stands || asks && !held.holds(asked - start) {
             held.revert();
