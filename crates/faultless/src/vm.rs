@@ -356,13 +356,6 @@ impl<'v, M: Machine> Cpu<'v, M> {
         frame.zero(&self.vm.machine)
     }
 
-    /// Up to `to.len()` frames of anything, as many as can be spared, without waiting. What is not used
-    /// goes back by [`free_run`](Self::free_run).
-    #[cfg_attr(not(test), expect(dead_code, reason = "for faults that map many pages"))]
-    pub(crate) fn alloc_run<'b>(&self, to: &'b mut [FrameNumber]) -> Run<'b, Clean> {
-        self.vm.frames.alloc_run(&self.local, to, self)
-    }
-
     /// Up to `to.len()` frames of zeros, as many as can be spared, without waiting. What is not used goes
     /// back by [`free_run`](Self::free_run).
     pub(crate) fn alloc_zeroed_run<'b>(&self, to: &'b mut [FrameNumber]) -> Run<'b, Zeroed> {

@@ -296,7 +296,7 @@ fn calls_and_faults_account_for_who_zeroed() {
     let run = cpu.alloc_zeroed_run(&mut buffer);
     assert_eq!((run.len(), all()), (8, [100, 0, tables + 11, 100, 11]));
     cpu.free_run(run);
-    let run = cpu.alloc_run(&mut buffer);
+    let run = cpu.vm().frames.alloc_run(cpu.local(), &mut buffer, &cpu);
     assert_eq!(run.len(), 8);
     cpu.free_run(run);
     cpu.drain();
