@@ -138,6 +138,11 @@ pub struct Audit {
 }
 
 impl Audit {
+    /// What the faults were about that it is of.
+    pub fn kind(&self) -> Kind {
+        self.record.kind
+    }
+
     /// The pages that will be asked about: all in one table.
     pub fn pages(&self) -> Range<u64> {
         self.record.at(0..self.record.end)
