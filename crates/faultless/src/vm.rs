@@ -2,6 +2,7 @@
 
 use crate::addr::FrameNumber;
 use crate::error::{Errno, OutOfMemory};
+use crate::fault::prefault::ThreadStreams;
 use crate::file::Object;
 use crate::frame::zeroed::{RUN, Supply};
 use crate::frame::{Census, Clean, Frame, FrameMeta, Frames, Imbalance, Run, Use, Zeroed};
@@ -46,6 +47,9 @@ pub(crate) struct CpuState {
     pub(crate) hint: Hint,
     /// Frames that calls let go of since it was last looked at.
     freed: Cell<usize>,
+    /// Of the thread that this CPU makes a call for, or null. Set by [`Cpu::for_thread`] alone, which keeps
+    /// it alive until it puts back what was there.
+    thread: Cell<*const ThreadStreams>,
 }
 
 impl CpuState {
@@ -57,6 +61,7 @@ impl CpuState {
             resident: Resident::default(),
             hint: Hint::default(),
             freed: Cell::new(0),
+            thread: Cell::new(ptr::null()),
         })
     }
 }
@@ -110,11 +115,11 @@ impl Hint {
     }
 }
 
-// SAFETY: the cells (`gather`, `hint`, `freed`) are reached only through `Cpu::state`, against the CPU's `Local`; other
+// SAFETY: the cells (`gather`, `hint`, `freed`, `thread`) are reached only through `Cpu::state`, against the CPU's `Local`; other
 // CPUs read `counts` and `resident`, which are atomics.
 unsafe impl Sync for CpuState {}
 // SAFETY: as above; the hint's pointer is followed only as its invariant allows, on whichever thread is
-// the CPU.
+// the CPU, and that of the thread is null but during a call.
 unsafe impl Send for CpuState {}
 
 /// Resident pages that a CPU counted for the space it runs, not yet added to the space's own count.
@@ -546,6 +551,27 @@ impl<'v, M: Machine> Cpu<'v, M> {
                 self.put_unmapped(number);
             });
         }
+    }
+
+    /// Makes `call`, one of a space's, for the thread that `thread` belongs to: what its faults mapped ahead
+    /// in the pages that the call takes away is judged before they go, while it can be seen whether they were
+    /// used.
+    pub fn for_thread<R>(&self, thread: &ThreadStreams, call: impl FnOnce() -> R) -> R {
+        struct Restore<'c>(&'c Cell<*const ThreadStreams>, *const ThreadStreams);
+        impl Drop for Restore<'_> {
+            fn drop(&mut self) {
+                self.0.set(self.1);
+            }
+        }
+        let slot = &self.state().thread;
+        let _restore = Restore(slot, slot.replace(thread));
+        call()
+    }
+
+    /// The thread that this CPU makes a call for, if it is known.
+    pub(crate) fn thread(&self) -> Option<&ThreadStreams> {
+        // SAFETY: `for_thread` has borrowed it until it returns, and whoever asks is part of its call.
+        unsafe { self.state().thread.get().as_ref() }
     }
 
     /// Counts resident pages of `space`, on this CPU's own line while it runs that space.

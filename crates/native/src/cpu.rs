@@ -497,13 +497,18 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
 
     // Calls of a program
 
+    /// Makes a call that may take pages away.
+    fn call<R>(&self, call: impl FnOnce(&Space<NativeMachine>, &Cpu<'n, NativeMachine>) -> R) -> R {
+        self.poll();
+        self.cpu.for_thread(self.thread, || call(self.space(), self.cpu))
+    }
+
     /// As [`Space::mmap`]; the address of the new mapping.
     ///
     /// # Errors
     /// Linux's.
     pub fn mmap(&self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> Result<u64, Error> {
-        self.poll();
-        self.space().mmap(self.cpu, addr, len, prot, flags)
+        self.call(|space, cpu| space.mmap(cpu, addr, len, prot, flags))
     }
 
     /// As [`Space::munmap`].
@@ -511,8 +516,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
     /// # Errors
     /// Linux's.
     pub fn munmap(&self, addr: u64, len: u64) -> Result<(), Error> {
-        self.poll();
-        self.space().munmap(self.cpu, addr, len)
+        self.call(|space, cpu| space.munmap(cpu, addr, len))
     }
 
     /// As [`Space::mprotect`].
@@ -536,8 +540,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
         flags: RemapFlags,
         new_addr: u64,
     ) -> Result<u64, Error> {
-        self.poll();
-        self.space().mremap(self.cpu, addr, old_len, new_len, flags, new_addr)
+        self.call(|space, cpu| space.mremap(cpu, addr, old_len, new_len, flags, new_addr))
     }
 
     /// As [`Space::madvise`].
@@ -545,14 +548,12 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
     /// # Errors
     /// Linux's.
     pub fn madvise(&self, addr: u64, len: u64, advice: Advice) -> Result<(), Error> {
-        self.poll();
-        self.space().madvise(self.cpu, addr, len, advice)
+        self.call(|space, cpu| space.madvise(cpu, addr, len, advice))
     }
 
     /// As [`Space::brk`]; the break afterwards, which is the old one when the call was refused.
     pub fn brk(&self, end: u64) -> u64 {
-        self.poll();
-        self.space().brk(self.cpu, end)
+        self.call(|space, cpu| space.brk(cpu, end))
     }
 
     /// As [`Space::mincore`]: `tell` is called once a page.

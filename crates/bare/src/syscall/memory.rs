@@ -5,20 +5,27 @@ use crate::arch::user;
 use crate::fs;
 use crate::fs::regular::Held;
 use crate::heap::try_push;
+use crate::machine::Bare;
 use crate::percpu;
 use crate::task::{breathe, current};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use faultless::{
-    Advice, Area, Backing, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Shared, Space, USER_END,
+    Advice, Area, Backing, Cpu, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Shared, Space, USER_END,
     VirtRange, VmaFlags,
 };
 
 /// The space of the caller.
-pub(super) fn space<'a>() -> &'a Space<crate::machine::Bare> {
+pub(super) fn space<'a>() -> &'a Space<Bare> {
     // SAFETY: a thread runs, so this CPU runs the space of its process, which lives at least as long as
     // the call: only `execve` and the end of the process replace it, and these calls do neither.
     unsafe { &*percpu::this().space.get() }
+}
+
+/// Makes a call of the subsystem that may take pages of the caller away.
+fn of_caller<R>(call: impl FnOnce(&Space<Bare>, &Cpu<'static, Bare>) -> R) -> R {
+    let cpu = percpu::cpu();
+    cpu.for_thread(&current().streams, || call(space(), cpu))
 }
 
 /// Calls that need memory of the kernel are refused while it is short of it.
@@ -62,11 +69,11 @@ pub fn mmap(args: Args<'_>) -> Result {
     let at_once = populates || args.d() & LOCKED != 0 || locks_future();
     let flags = flags - MapFlags::POPULATE;
     let start = if flags.contains(MapFlags::ANONYMOUS) {
-        space().mmap(percpu::cpu(), addr, len, prot, flags)?
+        of_caller(|space, cpu| space.mmap(cpu, addr, len, prot, flags))?
     } else {
         let mapped = fs::object_to_map(args.e() as i32, prot, flags)?;
         let backing = mapped.starting_at(offset >> PAGE_SHIFT);
-        space().mmap_object(percpu::cpu(), addr, len, prot, flags, backing)?
+        of_caller(|space, cpu| space.mmap_object(cpu, addr, len, prot, flags, backing))?
     };
     if at_once {
         // As on Linux, what cannot be had is left for later faults.
@@ -113,7 +120,7 @@ fn in_pieces(start: u64, len: u64, mut act: impl FnMut(u64, u64) -> Result<()>) 
 
 /// `munmap(addr, length)`.
 pub fn munmap(args: Args<'_>) -> Result {
-    space().munmap(percpu::cpu(), args.a(), args.b())?;
+    of_caller(|space, cpu| space.munmap(cpu, args.a(), args.b()))?;
     Ok(0)
 }
 
@@ -131,7 +138,7 @@ pub fn mremap(args: Args<'_>) -> Result {
     room_for(args.c().saturating_sub(args.b()))?;
     let flags = RemapFlags::from_bits(args.d() as u32).ok_or(Errno::EINVAL)?;
     let (old, new) = (args.b(), args.c());
-    let start = space().mremap(percpu::cpu(), args.a(), old, new, flags, args.e())?;
+    let start = of_caller(|space, cpu| space.mremap(cpu, args.a(), old, new, flags, args.e()))?;
     if new > old && locks_future() {
         let added = faultless::addr::page_down(old);
         let len = faultless::addr::page_up(new - added).unwrap_or(0);
@@ -145,7 +152,7 @@ pub fn madvise(args: Args<'_>) -> Result {
     room()?;
     let advice = Advice::from_number(args.c() as u32).ok_or(Errno::EINVAL)?;
     let (start, len) = (args.a(), args.b());
-    let act = |at, len| Ok(space().madvise(percpu::cpu(), at, len, advice)?);
+    let act = |at, len| Ok(of_caller(|space, cpu| space.madvise(cpu, at, len, advice))?);
     let ends = faultless::addr::page_up(len).is_some_and(|len| start.checked_add(len).is_some());
     match advice {
         Advice::PopulateRead | Advice::PopulateWrite if ends => in_pieces(start, len, act)?,
@@ -158,7 +165,7 @@ pub fn madvise(args: Args<'_>) -> Result {
 pub fn brk(args: Args<'_>) -> Result {
     let growth = args.a().saturating_sub(space().heap_range().end);
     let wanted = if room_for(growth).is_ok() { args.a() } else { 0 };
-    let end = space().brk(percpu::cpu(), wanted);
+    let end = of_caller(|space, cpu| space.brk(cpu, wanted));
     if growth != 0 && end == args.a() && locks_future() {
         let start = faultless::addr::page_down(end - growth);
         let len = faultless::addr::page_up(end).unwrap_or(end) - start;

@@ -188,6 +188,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             }
             Advice::DontNeed => {
                 self.stop(part);
+                self.leave(part);
                 let mut batch = FlushBatch::new(self.cpu, self.space);
                 self.zap(part, &mut batch);
                 batch.finish();

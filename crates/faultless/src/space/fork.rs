@@ -166,7 +166,9 @@ impl<M: Machine> Writing<'_, '_, M> {
                     frames.meta(new.frame()).get_ref();
                     shared += 1;
                 }
-                theirs[at].store(new.0, Ordering::Release);
+                // What was mapped ahead in vain is the parent's to account for.
+                let copy = if new.is_wasted() { new.used() } else { new };
+                theirs[at].store(copy.0, Ordering::Release);
             }
             if behind != 0 && !lost(Mutant::ForkFlush) {
                 let addr = |at: usize| start + at as u64 * PAGE_SIZE;

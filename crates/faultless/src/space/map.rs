@@ -231,6 +231,9 @@ impl<M: Machine> Space<M> {
             let offset =
                 if area.object.is_some() { area.offset } else { range.start >> PAGE_SHIFT };
             let area = Area { range, offset, ..area.clone() };
+            if occupied {
+                writing.leave(range);
+            }
             writing.put(range, Some(Piece { area, root: None }))?;
             if occupied {
                 let mut batch = FlushBatch::new(cpu, self);

@@ -14,6 +14,7 @@ mod brk;
 mod exit;
 mod fork;
 mod grow;
+mod leave;
 mod map;
 mod merge;
 mod pages;
@@ -80,6 +81,8 @@ pub struct Space<M: Machine> {
     root: FrameNumber,
     /// The locking policy in force here; it follows the knob at the next call or fault.
     locking: AtomicU8,
+    /// How its pages were used before they were taken away.
+    pub(crate) past: leave::Memory,
     pub(crate) tree: Tree<Vma>,
     ranges: Padded<RangeLock>,
     pub(crate) mmap_lock: Padded<RwLock>,
@@ -122,6 +125,7 @@ impl<M: Machine> Space<M> {
             id: cpu.vm().new_space_id(),
             root,
             locking: AtomicU8::new(cpu.vm().knobs.locking() as u8),
+            past: leave::Memory::new(),
             tree: Tree::new(),
             ranges: Padded(RangeLock::new()),
             mmap_lock: Padded(RwLock::new()),

@@ -243,6 +243,10 @@ impl<M: Machine> Writing<'_, '_, M> {
         // What else is cut off: nothing is waited for once the tree is being edited.
         self.stop(old);
         let there = self.vmas(new).next().is_some();
+        // What moves is neither wasted nor gone: but from here on it is looked for in vain at its old place.
+        self.judge(moved);
+        self.leave(VirtRange::new(moved.end, old.end));
+        self.leave(new);
         let root = vma.root.get();
         let mut area = vma.area.clone();
         area.offset = if area.object.is_none() && root.is_none() {

@@ -38,6 +38,7 @@ impl<M: Machine> Space<M> {
 impl<M: Machine> Writing<'_, '_, M> {
     /// Unmaps `range`.
     pub(super) fn unmap(&self, range: VirtRange) -> Result<(), Errno> {
+        self.leave(range);
         self.put(range, None)?;
         self.clear(range);
         Ok(())

@@ -186,12 +186,25 @@ impl Entry {
         self.0 & DIRTY != 0
     }
 
-    /// Whether it maps a page that was mapped ahead of a store, and that nobody ever accessed. (Such an entry
-    /// is installed dirty and [not accessed](Self::unused); hardware sets the accessed bit before or with the
-    /// dirty one.)
+    /// Whether it maps a page of its own that was mapped ahead of a store, and that nobody ever accessed. (Such
+    /// an entry is installed dirty and [not accessed](Self::unused); hardware sets the accessed bit before or
+    /// with the dirty one, and [`clean`](Self::clean) clears both.)
     #[inline]
     pub const fn is_wasted(self) -> bool {
-        self.0 & (PRESENT | ACCESSED | DIRTY) == PRESENT | DIRTY
+        self.0 & (ACCESSED | DIRTY) == DIRTY
+    }
+
+    /// Whether it maps a page that somebody accessed: any but those that were mapped ahead, zeros among
+    /// them, and left alone.
+    #[inline]
+    pub const fn was_used(self) -> bool {
+        self.is_mapped() && !self.is_wasted() && (self.is_accessed() || !self.is_special())
+    }
+
+    /// The same leaf, accessed.
+    #[inline]
+    pub const fn used(self) -> Self {
+        Self(self.0 | ACCESSED)
     }
 
     /// Whether an access went through it since it was installed or cleaned.
@@ -325,6 +338,23 @@ mod tests {
     fn busy_is_locked_and_not_present_and_not_none() {
         assert!(Entry::BUSY.is_locked() && !Entry::BUSY.is_present() && !Entry::BUSY.is_none());
         assert!(!Entry::BUSY.is_table());
+    }
+
+    #[test]
+    fn a_page_mapped_ahead_is_told_from_one_that_was_used() {
+        let leaf = Entry::leaf(FrameNumber(7));
+        let (own, zeros) = (leaf.writable_dirty(), leaf.special());
+        for used in [own, zeros, own.clean(), leaf, own.with_hidden(true), own.read_only()] {
+            assert!(used.was_used() && !used.is_wasted(), "{used:?}");
+        }
+        for ahead in [own.unused(), own.unused().with_hidden(true), own.unused().read_only()] {
+            assert!(ahead.is_wasted() && !ahead.was_used(), "{ahead:?}");
+            assert!(ahead.used().was_used() && !ahead.used().is_wasted(), "{ahead:?}");
+        }
+        assert!(!zeros.unused().was_used() && !zeros.unused().is_wasted(), "it cost no frame");
+        for none in [Entry::NONE, Entry::BUSY] {
+            assert!(!none.was_used() && !none.is_wasted());
+        }
     }
 
     #[test]

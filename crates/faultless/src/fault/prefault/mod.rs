@@ -32,6 +32,7 @@ use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
 use crate::frame::{self, Use};
 use crate::machine::Machine;
+use crate::space::Space;
 use crate::space::batch::shoot;
 use crate::space::vma::{Vma, VmaFlags};
 use crate::stat::Counter;
@@ -41,6 +42,7 @@ use crate::table::entry::Entry;
 use crate::table::node::{self, ENTRIES, LAST};
 use crate::table::protocol::{self, RUN};
 use crate::table::walk::{Reached, descend};
+use crate::vm::Cpu;
 use core::cell::{RefCell, RefMut};
 use core::ops::Range;
 
@@ -140,7 +142,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         first: u64,
     ) -> Window {
         while let Some(audit) = streams.to_audit() {
-            self.audit(streams, &audit, kind);
+            judge(self.cpu, self.space, streams, &audit);
         }
         let area = self.vma.area.range;
         let end = first + ENTRIES as u64;
@@ -149,7 +151,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             page: self.page >> PAGE_SHIFT,
             kind,
             reach: first.max(area.start >> PAGE_SHIFT)..end.min(area.end >> PAGE_SHIFT),
-            past: Past::default(),
+            past: self.space.past.recall(self.page >> PAGE_SHIFT),
         };
         let look = |page: u64| seen_as(kind, node::load(&table[(page - first) as usize]));
         let window = streams.predict(&miss, self.cpu.vm().knobs.prefault_max_order(), look);
@@ -157,32 +159,6 @@ impl<M: Machine> Attempt<'_, '_, M> {
         debug_assert!(window.holds(miss.page), "{window:?} misses {miss:?}");
         debug_assert!(miss.reach.start <= span.start && span.end <= miss.reach.end, "{window:?}");
         window
-    }
-
-    /// Looks which pages of an earlier window were accessed.
-    #[cold]
-    fn audit(self, streams: &mut Streams, audit: &Audit, kind: Kind) {
-        let pages = audit.pages();
-        let start = pages.start << PAGE_SHIFT;
-        let table = if audit.space == self.space.id() {
-            // SAFETY: the attempt runs in a grace section, which outlives this.
-            match unsafe { descend(self.cpu.vm().machine(), self.space.root(), start) } {
-                Reached::Last(table) => Some(table),
-                Reached::Above { .. } => None,
-            }
-        } else {
-            None
-        };
-        let at = node::index(start, LAST);
-        let tally = streams.audited(audit, |page| {
-            let place = at + (page - pages.start) as usize;
-            table
-                .and_then(|table| table.get(place))
-                .map_or(Seen::Empty, |slot| seen_as(kind, node::load(slot)))
-        });
-        let counts = &self.cpu.state().counts;
-        counts.add(Counter::PrefaultUsed, tally.used.into());
-        counts.add(Counter::PrefaultUnused, tally.unused.into());
     }
 
     /// Fills what can be filled of a run; the range of places that it mapped. A run in which place `asked`
@@ -273,11 +249,49 @@ impl<M: Machine> Attempt<'_, '_, M> {
     }
 }
 
+impl ThreadStreams {
+    /// Judges what was mapped ahead in `range` of `space`: its pages are about to be unmapped or moved. The
+    /// caller holds the range lock.
+    pub(crate) fn judge<M: Machine>(&self, cpu: &Cpu<'_, M>, space: &Space<M>, range: VirtRange) {
+        let Some(mut streams) = self.of_fault() else { return };
+        let pages = range.start >> PAGE_SHIFT..range.end >> PAGE_SHIFT;
+        while let Some(audit) = streams.to_audit_in(space.id(), &pages) {
+            judge(cpu, space, &mut streams, &audit);
+        }
+    }
+}
+
+/// Looks which pages of an earlier window were accessed. In a grace section; nothing is learned of a space
+/// that the thread has left.
+#[cold]
+fn judge<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, streams: &mut Streams, audit: &Audit) {
+    if audit.space != space.id() {
+        return;
+    }
+    let pages = audit.pages();
+    let start = pages.start << PAGE_SHIFT;
+    // SAFETY: the caller is in a grace section, which outlives this.
+    let table = match unsafe { descend(cpu.vm().machine(), space.root(), start) } {
+        Reached::Last(table) => Some(table),
+        Reached::Above { .. } => None,
+    };
+    let at = node::index(start, LAST);
+    let tally = streams.audited(audit, |page| {
+        let place = at + (page - pages.start) as usize;
+        table
+            .and_then(|table| table.get(place))
+            .map_or(Seen::Empty, |slot| seen_as(audit.kind(), node::load(slot)))
+    });
+    let counts = &cpu.state().counts;
+    counts.add(Counter::PrefaultUsed, tally.used.into());
+    counts.add(Counter::PrefaultUnused, tally.unused.into());
+}
+
 /// What an entry tells a stream of `kind`.
 fn seen_as(kind: Kind, entry: Entry) -> Seen {
     if entry.is_none() || kind != Kind::Read && entry.is_present() && entry.is_special() {
         Seen::Empty
-    } else if entry.is_mapped() && !entry.is_accessed() {
+    } else if entry.is_mapped() && !entry.was_used() {
         Seen::Unused
     } else {
         Seen::Used

@@ -1,0 +1,117 @@
+//! What is learned from pages before they are taken away.
+//!
+//! Two want to know which were used, as their accessed bits tell: the thread that takes them away, whose
+//! faults may have mapped some of them [ahead](crate::fault::prefault), and the space, which
+//! [remembers](Footprints) it for those who use the addresses next. Nobody looks while nothing is mapped
+//! ahead, nor when a whole space ends. A call that is refused after that has taught something that did not
+//! happen: it is a hint.
+
+use super::pages::each_run;
+use super::write::Writing;
+use crate::addr::{PAGE_SHIFT, VirtRange};
+use crate::fault::prefault::past::BLOCK;
+use crate::fault::prefault::{Footprints, Past};
+use crate::heap;
+use crate::machine::Machine;
+use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use crate::table::node;
+use alloc::boxed::Box;
+use core::convert::Infallible;
+use core::ptr::{self, NonNull};
+
+/// A space's [`Footprints`], which it has once there is something to remember.
+#[derive(Debug)]
+pub(crate) struct Memory(AtomicPtr<Footprints>);
+
+impl Memory {
+    pub(super) fn new() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    /// What is known about the block of `page` (a page number).
+    #[inline]
+    pub(crate) fn recall(&self, page: u64) -> Past {
+        self.get().map_or(Past::default(), |footprints| footprints.recall(page))
+    }
+
+    #[inline]
+    fn get(&self) -> Option<&Footprints> {
+        // SAFETY: what is not null was a box, and is one again when this is dropped.
+        unsafe { self.0.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// The footprints, made now if there are none and the heap has room.
+    fn get_or_make(&self) -> Option<&Footprints> {
+        if self.get().is_none() {
+            let made = Box::into_raw(heap::try_box_with(Footprints::default).ok()?);
+            let (none, release, relaxed) = (ptr::null_mut(), Ordering::Release, Ordering::Relaxed);
+            if self.0.compare_exchange(none, made, release, relaxed).is_err() {
+                // SAFETY: a box until just now, which nobody else has seen.
+                drop(unsafe { Box::from_raw(made) });
+            }
+        }
+        self.get()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Some(made) = NonNull::new(self.0.load(Ordering::Relaxed)) {
+            // SAFETY: made from a box, and nobody has a reference: those borrow this.
+            drop(unsafe { Box::from_raw(made.as_ptr()) });
+        }
+    }
+}
+
+impl<M: Machine> Writing<'_, '_, M> {
+    /// Learns from the pages of `range`, which are about to be unmapped. Their VMAs are still in the tree.
+    #[inline]
+    pub(super) fn leave(&self, range: VirtRange) {
+        if self.cpu.vm().knobs.prefault_max_order() != 0 {
+            self.judge(range);
+            self.remember(range);
+        }
+    }
+
+    /// Judges what the thread that this call is made for mapped ahead in `range`.
+    pub(super) fn judge(&self, range: VirtRange) {
+        if let Some(thread) = self.cpu.thread() {
+            thread.judge(self.cpu, self.space, range);
+        }
+    }
+
+    /// Remembers which pages of private anonymous memory were used.
+    #[inline(never)]
+    fn remember(&self, range: VirtRange) {
+        for vma in self.vmas(range).filter(|vma| vma.area.object.is_none()) {
+            let part = vma.area.range.intersect(range);
+            let run = |start, slots: &[AtomicU64]| {
+                self.remember_run(start >> PAGE_SHIFT, slots);
+                Ok::<(), Infallible>(())
+            };
+            // SAFETY: the range is locked.
+            let Ok(()) = unsafe { each_run(self.cpu, self.space.root(), part, run) };
+        }
+    }
+
+    /// The entries `slots` of the pages from `page` on.
+    fn remember_run(&self, mut page: u64, mut slots: &[AtomicU64]) {
+        while !slots.is_empty() {
+            let first = page % BLOCK;
+            let (block, rest) = slots.split_at(slots.len().min((BLOCK - first) as usize));
+            let (mut there, mut used) = (0, 0);
+            for (at, slot) in (first..).zip(block) {
+                let entry = node::load(slot);
+                there |= u64::from(entry.is_mapped()) << at;
+                used |= u64::from(entry.was_used()) << at;
+            }
+            if there != 0
+                && let Some(footprints) = self.space.past.get_or_make()
+            {
+                let taken = (!0 >> (BLOCK - block.len() as u64)) << first;
+                footprints.taken(page, taken, used);
+            }
+            (page, slots) = (page + block.len() as u64, rest);
+        }
+    }
+}
