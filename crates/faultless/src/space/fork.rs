@@ -167,8 +167,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                     shared += 1;
                 }
                 // What was mapped ahead in vain is the parent's to account for.
-                let copy = if new.is_wasted() { new.used() } else { new };
-                theirs[at].store(copy.0, Ordering::Release);
+                theirs[at].store(new.used().0, Ordering::Release);
             }
             if behind != 0 && !lost(Mutant::ForkFlush) {
                 let addr = |at: usize| start + at as u64 * PAGE_SIZE;

@@ -81,6 +81,12 @@ pub enum Mutant {
     ObjectLooksAgain,
     /// Who finds an object's page looks at its entry again once it has the reference.
     ReferLooksAgain,
+    /// A batch takes each of its entries before it commits it. It overwrites what another made there.
+    BatchTakesEach,
+    /// A batch asks the ticket once it has its entries. It installs answers that are out of date.
+    BatchAsks,
+    /// A batch that is given up gives its frames back. They are lost.
+    BatchGivesBack,
     /// The count of a frame's next life is stored with release. Who takes a reference by a name of before
     /// finds the entry as it was.
     FreshCountReleases,

@@ -123,7 +123,8 @@ pub fn take_run<'a>(
     for (at, slot) in slots.iter().enumerate() {
         let seen = Entry(slot.load(Ordering::Relaxed));
         let fits = seen.is_none() || seen.unused() == page.unused();
-        if fits && wanted(at) && swap(slot, seen, Entry::BUSY).is_ok() {
+        let take = || lost(Mutant::BatchTakesEach) || swap(slot, seen, Entry::BUSY).is_ok();
+        if fits && wanted(at) && take() {
             held |= 1 << at;
             if !page.is_none() {
                 present |= u64::from(seen.is_present()) << at;

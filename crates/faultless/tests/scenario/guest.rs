@@ -361,7 +361,7 @@ impl<'a> Guest<'a> {
             let mut oracle = self.world.oracle();
             all.map(|page| (page, oracle.begin(page, after, wipes))).collect()
         };
-        let result = call();
+        let result = self.cpu.for_thread(&self.thread, call);
         let mut oracle = self.world.oracle();
         began.into_iter().for_each(|(page, began)| oracle.end(page, after, wipes, began));
         result

@@ -67,6 +67,7 @@ pub enum Regime {
 pub const SPECULATIVE: Regime = Regime::Always(Locking::Speculative);
 pub const PER_VMA: Regime = Regime::Always(Locking::PerVma);
 pub const MMAP_LOCK: Regime = Regime::Always(Locking::MmapLock);
+pub const AHEAD: Regime = Regime::Ahead;
 
 thread_local! {
     /// That of the scenario which this thread runs.

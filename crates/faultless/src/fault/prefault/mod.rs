@@ -200,11 +200,13 @@ impl<M: Machine> Attempt<'_, '_, M> {
         }
         let wants = |at: usize| start + at == asked || wanted >> at & 1 != 0;
         let held = protocol::take_run(slots, page, wants, cpu);
-        let stands = self.ticket.stands();
+        let stands = lost(Mutant::BatchAsks) || self.ticket.stands();
         if !stands || asks && !held.holds(asked - start) {
             held.revert();
             own.into_iter().for_each(|frame| prepared.keep_zeroed(frame));
-            cpu.free_run(others);
+            if !lost(Mutant::BatchGivesBack) {
+                cpu.free_run(others);
+            }
             return if stands {
                 Ok(None)
             } else {

@@ -82,3 +82,8 @@ pub(crate) fn store(
     // SAFETY: as in `load`; a store to the page of zeros would be a bug that the tests look for.
     reach(cpu, space, addr, Access::Write).map(|at| unsafe { at.write(value) })
 }
+
+/// Makes a call as the test's thread.
+pub(crate) fn call<R>(cpu: &Cpu<'_, TestMachine>, call: impl FnOnce() -> R) -> R {
+    THREAD.with(|thread| cpu.for_thread(thread, call))
+}

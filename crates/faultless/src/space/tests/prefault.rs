@@ -7,11 +7,16 @@ use crate::audit::audit;
 use crate::fault::prefault::ThreadStreams;
 use crate::fault::{Access, FaultKind};
 use crate::knob::{Locking, Setting};
-use crate::space::{Advice, MapFlags, Prot, Space};
+use crate::space::{Advice, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
+use crate::sync::atomic::Ordering;
 use crate::table::entry::Entry;
+use crate::table::node::{self, LAST};
+use crate::table::walk::{Reached, descend};
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
+use core::ops::Range;
+use std::vec::Vec;
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 /// The start of a last-level table.
@@ -29,9 +34,9 @@ impl<'v> Bench<'v> {
         vm.set(Setting::PrefaultMaxOrder(order));
         let cpu = cpu(vm, 0);
         let space = Space::new(&cpu).unwrap();
-        let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::FIXED | MapFlags::NORESERVE;
-        assert_eq!(space.mmap(&cpu, at, pages * PAGE_SIZE, RW, flags), Ok(at));
-        Self { cpu, space, at }
+        let bench = Self { cpu, space, at };
+        bench.map(0..pages);
+        bench
     }
 
     fn addr(&self, page: u64) -> u64 {
@@ -58,11 +63,42 @@ impl<'v> Bench<'v> {
         self.space.resident_pages(&self.cpu)
     }
 
+    /// Maps pages anew, in place of what is there.
+    fn map(&self, pages: Range<u64>) {
+        let (at, len) = (self.addr(pages.start), (pages.end - pages.start) * PAGE_SIZE);
+        let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::FIXED | MapFlags::NORESERVE;
+        assert_eq!(self.space.mmap(&self.cpu, at, len, RW, flags), Ok(at));
+    }
+
+    fn unmap(&self, pages: Range<u64>) {
+        let (at, len) = (self.addr(pages.start), (pages.end - pages.start) * PAGE_SIZE);
+        self.space.munmap(&self.cpu, at, len).unwrap();
+    }
+
+    fn dont_need(&self, pages: Range<u64>) {
+        let (at, len) = (self.addr(pages.start), (pages.end - pages.start) * PAGE_SIZE);
+        self.space.madvise(&self.cpu, at, len, Advice::DontNeed).unwrap();
+    }
+
+    /// Moves pages to the address `to`.
+    fn relocate(&self, pages: Range<u64>, to: u64) {
+        let (at, len) = (self.addr(pages.start), (pages.end - pages.start) * PAGE_SIZE);
+        let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        assert_eq!(self.space.mremap(&self.cpu, at, len, len, flags, to), Ok(to));
+    }
+
     /// Stores to pages one by one; how many faults that took.
     fn faults_of(&self, pages: impl Iterator<Item = u64>) -> u64 {
         let before = self.count(Counter::Faults);
         pages.for_each(|page| self.store(page));
         self.count(Counter::Faults) - before
+    }
+
+    /// Stores to `pages` pages or some more, so that all that was mapped ahead is used. The page that comes
+    /// next.
+    fn stream(&self, pages: u64) -> u64 {
+        let goes_on = |page: &u64| *page < pages || self.entry(*page).is_mapped();
+        (0..).take_while(goes_on).inspect(|page| self.store(*page)).count() as u64
     }
 
     /// Pages of the mapping's first `pages` that are there.
@@ -280,4 +316,242 @@ fn a_sparse_toucher_gets_nothing_that_it_does_not_ask_for() {
     assert_eq!(bench.faults_of((0..asked).map(|at| at * 16)), asked);
     assert!(bench.resident() <= asked + asked / 100, "{}", bench.resident());
     bench.finish();
+}
+
+/// Ways to take all pages of a bench away and have them empty again.
+const TAKINGS: [fn(&Bench<'_>, u64); 3] = [
+    |bench, pages| {
+        bench.unmap(0..pages);
+        bench.map(0..pages);
+    },
+    |bench, pages| bench.map(0..pages),
+    |bench, pages| bench.dont_need(0..pages),
+];
+
+#[test]
+fn what_was_used_before_is_mapped_again_by_one_fault_and_no_more() {
+    for take in TAKINGS {
+        let vm = guest::vm(1, 600);
+        let bench = Bench::new(&vm, AT, 256, 5);
+        let used = || (72..84).chain([90]);
+        bench.faults_of(used());
+        take(&bench, 256);
+        assert_eq!(bench.there(256), 0);
+        bench.store(75);
+        let there: Vec<_> = (0..256).filter(|page| bench.entry(*page).is_mapped()).collect();
+        assert_eq!(there, used().collect::<Vec<_>>());
+        assert_eq!(bench.faults_of(used()), 0);
+        bench.finish();
+    }
+}
+
+#[test]
+fn a_heap_that_shrinks_is_remembered() {
+    let vm = guest::vm(1, 600);
+    let bench = Bench::new(&vm, AT, 1, 5);
+    let heap = 2 * AT;
+    bench.space.set_heap_start(&bench.cpu, heap);
+    let end = heap + 64 * PAGE_SIZE;
+    let touch = |page: u64| store(&bench.cpu, &bench.space, heap + page * PAGE_SIZE, page).unwrap();
+    assert_eq!(bench.space.brk(&bench.cpu, end), end);
+    (10..20).for_each(touch);
+    assert_eq!(bench.space.brk(&bench.cpu, heap), heap);
+    assert_eq!(bench.space.brk(&bench.cpu, end), end);
+    let before = bench.resident();
+    touch(10);
+    assert_eq!(bench.resident() - before, 10);
+    bench.finish();
+}
+
+#[test]
+fn only_what_was_mapped_of_private_memory_is_remembered() {
+    let vm = guest::vm(1, 600);
+    let bench = Bench::new(&vm, AT, 256, 0);
+    let first = AT / PAGE_SIZE;
+    let known = |page: u64| bench.space.past.recall(first + page).known;
+    bench.faults_of(0..8);
+    bench.map(0..64);
+    assert_eq!(known(0), 0, "nothing is mapped ahead");
+    vm.set(Setting::PrefaultMaxOrder(5));
+    bench.map(0..256);
+    assert_eq!(known(0), 0, "there was nothing");
+    bench.store(3);
+    bench.store(130);
+    bench.unmap(2..6);
+    assert_eq!(known(0), 0b11_1100, "the rest of the block is as it was");
+    bench.map(2..256);
+    assert_eq!([known(64), known(128)], [0, !0], "there was nothing in the block between");
+    let flags = MapFlags::SHARED | MapFlags::ANONYMOUS | MapFlags::FIXED;
+    bench.space.mmap(&bench.cpu, bench.addr(192), 64 * PAGE_SIZE, RW, flags).unwrap();
+    bench.store(192);
+    bench.unmap(192..256);
+    assert_eq!(known(192), 0, "shared memory keeps its pages");
+    bench.finish();
+}
+
+#[test]
+fn who_takes_pages_away_judges_them_first() {
+    type Take = fn(&Bench<'_>);
+    let takings: [Take; 4] = [
+        |bench| bench.unmap(0..128),
+        |bench| bench.map(0..128),
+        |bench| bench.dont_need(0..128),
+        |bench| bench.relocate(0..128, 2 * AT),
+    ];
+    for take in takings {
+        for known in [true, false] {
+            let vm = guest::vm(1, 600);
+            let bench = Bench::new(&vm, AT, 512, 3);
+            bench.stream(64);
+            let judged =
+                || [Counter::PrefaultUsed, Counter::PrefaultUnused].map(|it| bench.count(it));
+            assert_eq!(judged(), [0, 0], "too early");
+            if known {
+                guest::call(&bench.cpu, || take(&bench));
+                assert_eq!(judged(), [bench.count(Counter::PrefaultPage), 0]);
+            } else {
+                take(&bench);
+                assert_eq!(judged(), [0, 0]);
+            }
+            bench.finish();
+        }
+    }
+}
+
+/// A bench of 512 pages, of which some are used, and some more were mapped ahead and are not: the pages from
+/// the first number to before the second.
+fn with_some_unused(vm: &TestVm) -> (Bench<'_>, Range<u64>) {
+    let bench = Bench::new(vm, AT, 512, 3);
+    let mut touched = 0;
+    while bench.there(512) < touched + 4 {
+        bench.store(touched);
+        touched += 1;
+    }
+    let unused = touched..bench.there(512);
+    (bench, unused)
+}
+
+#[test]
+fn what_nobody_used_is_wasted_once_whoever_takes_it_away() {
+    let vm = guest::vm(1, 600);
+    let (bench, unused) = with_some_unused(&vm);
+    let (wasted, count) =
+        (|| vm.totals().get(Counter::PrefaultWasted), unused.clone().count() as u64);
+    bench.unmap(unused.start..unused.start + 1);
+    assert_eq!(wasted(), 1);
+    // Not even through a right that is taken away, or given back.
+    let rest = (bench.addr(unused.start + 1), (count - 1) * PAGE_SIZE);
+    bench.space.mprotect(&bench.cpu, rest.0, rest.1, Prot::empty()).unwrap();
+    bench.unmap(unused.start + 1..unused.start + 2);
+    assert_eq!(wasted(), 2);
+    bench.space.mprotect(&bench.cpu, rest.0 + PAGE_SIZE, rest.1 - PAGE_SIZE, RW).unwrap();
+    bench.store(unused.start + 2);
+    bench.finish();
+    assert_eq!(wasted(), count - 1, "one was used");
+}
+
+#[test]
+fn a_child_s_copies_of_what_nobody_used_are_not_wasted_again() {
+    let vm = guest::vm(1, 600);
+    let (bench, unused) = with_some_unused(&vm);
+    let (wasted, count) =
+        (|| vm.totals().get(Counter::PrefaultWasted), unused.clone().count() as u64);
+    let resident = bench.resident();
+    let child = bench.space.fork(&bench.cpu).unwrap();
+    assert_eq!(child.resident_pages(&bench.cpu), resident);
+    // One is copied, and one, when the child is gone, is used again.
+    bench.store(unused.start);
+    assert_eq!(bench.count(Counter::CowCopy), 1);
+    child.exit(&bench.cpu);
+    assert_eq!(wasted(), 0);
+    bench.store(unused.start + 1);
+    assert_eq!(bench.count(Counter::CowReuse), 1);
+    assert_eq!(bench.resident(), resident);
+    bench.finish();
+    assert_eq!(wasted(), count - 2);
+}
+
+#[test]
+fn what_moves_is_not_wasted() {
+    let vm = guest::vm(1, 600);
+    let (bench, unused) = with_some_unused(&vm);
+    let (resident, count) = (bench.resident(), unused.clone().count() as u64);
+    guest::call(&bench.cpu, || bench.relocate(0..512, 2 * AT));
+    let faults = bench.count(Counter::Faults);
+    assert_eq!([bench.count(Counter::PrefaultWasted), bench.resident()], [0, resident]);
+    store(&bench.cpu, &bench.space, 2 * AT + unused.start * PAGE_SIZE, 1).unwrap();
+    assert_eq!(bench.count(Counter::Faults), faults, "it went along");
+    bench.finish();
+    assert_eq!(vm.totals().get(Counter::PrefaultWasted), count - 1);
+}
+
+#[test]
+fn what_others_do_meanwhile_inside_a_window_is_left_alone() {
+    let vm = guest::vm(2, 600);
+    let bench = Bench::new(&vm, AT, 512, 5);
+    let next = bench.stream(64);
+    let (thread, other, space) = (ThreadStreams::new(), cpu(&vm, 1), &bench.space);
+    // One is filled by another CPU, and one it is still at work on.
+    let (filled, busy) = (bench.addr(next + 2), bench.addr(next + 4));
+    let section = bench.cpu.section();
+    // SAFETY: inside a grace section.
+    let Reached::Last(table) = (unsafe { descend(vm.machine(), space.root(), busy) }) else {
+        panic!("its neighbours are there");
+    };
+    let slot = &table[node::index(busy, LAST)];
+    let worst = move || {
+        space.fault(&other, filled, Access::Write).unwrap();
+        slot.store(Entry::BUSY.0, Ordering::Release);
+    };
+    let served = vm
+        .machine()
+        .interpose(worst, || space.fault_of(&bench.cpu, &thread, bench.addr(next), Access::Write));
+    assert_eq!(served, Ok(FaultKind::Anon));
+    let mapped = |by: u64| bench.entry(next + by).is_present();
+    assert_eq!([0, 1, 2, 3, 4, 5].map(mapped), [true, true, true, true, false, true]);
+    assert!(bench.entry(next + 2).is_accessed(), "it is the other's");
+    assert_eq!(bench.entry(next + 4), Entry::BUSY);
+    slot.store(Entry::NONE.0, Ordering::Release);
+    drop(section);
+    cpu(&vm, 1).drain();
+    bench.finish();
+}
+
+#[test]
+fn what_a_thread_learned_ends_with_what_it_learned_it_from() {
+    let vm = guest::vm(1, 2000);
+    let bench = Bench::new(&vm, AT, 1024, 5);
+    let stream = |bench: &Bench<'_>| {
+        bench.faults_of(0..256);
+        assert_eq!(bench.there(1024), 256);
+    };
+    let first_window = |bench: &Bench<'_>, page: u64| {
+        let before = bench.there(1024);
+        bench.store(page);
+        bench.there(1024) - before
+    };
+    stream(&bench);
+    assert_eq!(first_window(&bench, 256), 32, "it goes on");
+    bench.finish();
+    // Another place, another program, and the pages that led there are others.
+    let bench = Bench::new(&vm, AT, 1024, 5);
+    stream(&bench);
+    assert_eq!(first_window(&bench, 700), 1);
+    bench.finish();
+    let bench = Bench::new(&vm, AT, 1024, 5);
+    assert_eq!(first_window(&bench, 256), 1);
+    bench.finish();
+    let bench = Bench::new(&vm, AT, 1024, 5);
+    stream(&bench);
+    bench.map(0..256);
+    assert_eq!(first_window(&bench, 256), 1);
+    bench.finish();
+    // A child is sure of nothing that its parent was sure of.
+    let bench = Bench::new(&vm, AT, 1024, 5);
+    stream(&bench);
+    let space = bench.space.fork(&bench.cpu).unwrap();
+    let child = Bench { cpu: cpu(&vm, 0), space, at: AT };
+    assert!(first_window(&child, 256) < 16);
+    bench.space.exit(&bench.cpu);
+    child.finish();
 }
