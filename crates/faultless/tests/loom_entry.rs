@@ -212,7 +212,53 @@ fn runs_take_what_is_left_and_leave_nothing_held() {
     runs_against_unmap::<2>(Some(4));
 }
 
+/// A batch, as prefault has them: it asks once, for all the entries that it took. Against an unmap of them.
+fn a_batch_against_unmap() {
+    explore(None, || {
+        let shared = Arc::new(([0, 0].map(AtomicU64::new), Sequence::new()));
+        let other = Arc::clone(&shared);
+        let batch = thread::spawn(move || {
+            let (slots, sequence) = &*other;
+            let Some(seen) = sequence.read() else {
+                return 0;
+            };
+            let held = protocol::take_run(slots, Entry::NONE, |_| true, &Fair);
+            if !sequence.unchanged(seen) {
+                held.revert();
+                return 0;
+            }
+            let count = (0..2).filter(|&at| held.holds(at)).count();
+            held.commit(|_| Entry::leaf(FrameNumber(3)));
+            count
+        });
+        let (slots, sequence) = &*shared;
+        sequence.begin_write();
+        Sequence::writer_fence();
+        // As in `runs_against_unmap`.
+        thread::yield_now();
+        let found = slots.each_ref().map(|slot| protocol::settle(slot, &Fair, |_| Entry::NONE).0);
+        let installed = batch.join().unwrap();
+        let left = slots.each_ref().map(|slot| Entry(slot.load(Ordering::Acquire)));
+        assert!(left.iter().all(|entry| entry.is_none()), "behind the writer's back");
+        let found = found.iter().filter(|entry| entry.is_present()).count();
+        assert_eq!(installed, found, "behind the writer's back a frame is lost");
+    });
+}
+
+#[test]
+fn no_batch_installs_behind_a_writers_back() {
+    a_batch_against_unmap();
+}
+
 caught! {
+    a_batch_needs_its_barrier:
+        without FaultFence, a_batch_against_unmap(), says "behind the writer's back";
+    a_batch_looks_at_the_sequence_again:
+        without SecondLook, a_batch_against_unmap(), says "behind the writer's back";
+    a_batch_takes_each_entry:
+        without BatchTakesEach, a_batch_against_unmap(), says "behind the writer's back";
+    the_writer_needs_its_fence_for_batches:
+        without WriterFence, a_batch_against_unmap(), says "behind the writer's back";
     the_writer_needs_its_fence:
         without WriterFence, faults_against_one_unmap::<1>(None), says "behind the writer's back";
     the_fault_needs_its_barrier:

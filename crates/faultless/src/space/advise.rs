@@ -188,9 +188,9 @@ impl<M: Machine> Writing<'_, '_, M> {
             }
             Advice::DontNeed => {
                 self.stop(part);
-                self.leave(part);
+                let was = self.leave(part);
                 let mut batch = FlushBatch::new(self.cpu, self.space);
-                self.zap(part, &mut batch);
+                self.zap(part, was.as_ref(), &mut batch);
                 batch.finish();
                 Ok(())
             }

@@ -3,10 +3,10 @@
 //! Two want to know which were used, as their accessed bits tell: the thread that takes them away, whose
 //! faults may have mapped some of them [ahead](crate::fault::prefault), and the space, which
 //! [remembers](Footprints) it for those who use the addresses next. Nobody looks while nothing is mapped
-//! ahead, nor when a whole space ends. A call that is refused after that has taught something that did not
-//! happen: it is a hint.
+//! ahead, nor when a whole space ends.
 
-use super::pages::each_run;
+use super::tree::View;
+use super::vma::Vma;
 use super::write::Writing;
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::fault::prefault::past::BLOCK;
@@ -16,7 +16,7 @@ use crate::machine::Machine;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use crate::table::node;
 use alloc::boxed::Box;
-use core::convert::Infallible;
+use core::ops::Range;
 use core::ptr::{self, NonNull};
 
 /// A space's [`Footprints`], which it has once there is something to remember.
@@ -64,38 +64,24 @@ impl Drop for Memory {
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Learns from the pages of `range`, which are about to be unmapped. Their VMAs are still in the tree.
+    /// Learns from the pages of `range`, which are about to be unmapped or moved. Returns the VMAs as they are, if
+    /// those that are unmapped are to be [remembered](Self::remember).
     #[inline]
-    pub(super) fn leave(&self, range: VirtRange) {
-        if self.cpu.vm().knobs.prefault_max_order() != 0 {
-            self.judge(range);
-            self.remember(range);
+    pub(super) fn leave(&self, range: VirtRange) -> Option<View<'_, Vma>> {
+        if self.cpu.vm().knobs.prefault_max_order() == 0 {
+            return None;
         }
-    }
-
-    /// Judges what the thread that this call is made for mapped ahead in `range`.
-    pub(super) fn judge(&self, range: VirtRange) {
         if let Some(thread) = self.cpu.thread() {
             thread.judge(self.cpu, self.space, range);
         }
+        Some(self.view())
     }
 
-    /// Remembers which pages of private anonymous memory were used.
+    /// Remembers which of the pages from `start` on, with the entries `slots`, were used, where the VMAs of
+    /// `was` had private anonymous memory.
     #[inline(never)]
-    fn remember(&self, range: VirtRange) {
-        for vma in self.vmas(range).filter(|vma| vma.area.object.is_none()) {
-            let part = vma.area.range.intersect(range);
-            let run = |start, slots: &[AtomicU64]| {
-                self.remember_run(start >> PAGE_SHIFT, slots);
-                Ok::<(), Infallible>(())
-            };
-            // SAFETY: the range is locked.
-            let Ok(()) = unsafe { each_run(self.cpu, self.space.root(), part, run) };
-        }
-    }
-
-    /// The entries `slots` of the pages from `page` on.
-    fn remember_run(&self, mut page: u64, mut slots: &[AtomicU64]) {
+    pub(super) fn remember(&self, start: u64, slots: &[AtomicU64], was: &View<'_, Vma>) {
+        let (mut page, mut slots) = (start >> PAGE_SHIFT, slots);
         while !slots.is_empty() {
             let first = page % BLOCK;
             let (block, rest) = slots.split_at(slots.len().min((BLOCK - first) as usize));
@@ -105,13 +91,29 @@ impl<M: Machine> Writing<'_, '_, M> {
                 there |= u64::from(entry.is_mapped()) << at;
                 used |= u64::from(entry.was_used()) << at;
             }
-            if there != 0
+            let end = page + block.len() as u64;
+            if there != 0 {
+                self.remember_block(page..end, there, used, was);
+            }
+            (page, slots) = (end, rest);
+        }
+    }
+
+    /// The part `pages` of a block; those `there` are mapped.
+    #[inline(never)]
+    fn remember_block(&self, pages: Range<u64>, there: u64, used: u64, was: &View<'_, Vma>) {
+        let range = VirtRange::new(pages.start << PAGE_SHIFT, pages.end << PAGE_SHIFT);
+        for entry in was.iter_from(range.start).take_while(|entry| entry.start < range.end) {
+            if self.vma(entry).area.object.is_some() {
+                continue;
+            }
+            let part = entry.range().intersect(range);
+            let taken = !0 >> (BLOCK - part.pages()) << ((part.start >> PAGE_SHIFT) % BLOCK);
+            if taken & there != 0
                 && let Some(footprints) = self.space.past.get_or_make()
             {
-                let taken = (!0 >> (BLOCK - block.len() as u64)) << first;
-                footprints.taken(page, taken, used);
+                footprints.taken(pages.start, taken, used);
             }
-            (page, slots) = (page + block.len() as u64, rest);
         }
     }
 }

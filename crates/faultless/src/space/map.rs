@@ -231,13 +231,11 @@ impl<M: Machine> Space<M> {
             let offset =
                 if area.object.is_some() { area.offset } else { range.start >> PAGE_SHIFT };
             let area = Area { range, offset, ..area.clone() };
-            if occupied {
-                writing.leave(range);
-            }
+            let was = if occupied { writing.leave(range) } else { None };
             writing.put(range, Some(Piece { area, root: None }))?;
             if occupied {
                 let mut batch = FlushBatch::new(cpu, self);
-                writing.zap(range, &mut batch);
+                writing.zap(range, was.as_ref(), &mut batch);
                 batch.finish();
             }
             return Ok(range);

@@ -10,6 +10,8 @@ use crate::fault::table;
 use crate::fault::ticket::{Abort, Ticket};
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
+use crate::space::tree::View;
+use crate::space::vma::Vma;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::table::entry::Entry;
@@ -105,9 +107,14 @@ pub(super) unsafe fn last_table<'v, M: Machine>(
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Empties every entry of `range`, and owes what was there to `batch`. Returns whether there is any
-    /// last-level table over it.
-    pub(super) fn zap(&self, range: VirtRange, batch: &mut FlushBatch<'_, '_, M>) -> bool {
+    /// Empties every entry of `range`, and owes what was there to `batch`. What was used is remembered of the
+    /// VMAs that `was` has, if any. Returns whether there is any last-level table over it.
+    pub(super) fn zap(
+        &self,
+        range: VirtRange,
+        was: Option<&View<'_, Vma>>,
+        batch: &mut FlushBatch<'_, '_, M>,
+    ) -> bool {
         let (mut gone, mut tables) = (0, false);
         let take = |slot: &AtomicU64| {
             let seen = node::load(slot);
@@ -118,6 +125,9 @@ impl<M: Machine> Writing<'_, '_, M> {
         };
         let zap = |start, slots: &[AtomicU64]| {
             tables = true;
+            if let Some(was) = was {
+                self.remember(start, slots, was);
+            }
             gone += batch.unmap(start, slots, take);
             Ok::<(), Infallible>(())
         };

@@ -243,10 +243,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         // What else is cut off: nothing is waited for once the tree is being edited.
         self.stop(old);
         let there = self.vmas(new).next().is_some();
-        // What moves is neither wasted nor gone: but from here on it is looked for in vain at its old place.
-        self.judge(moved);
-        self.leave(VirtRange::new(moved.end, old.end));
-        self.leave(new);
+        // What moves is not gone, but nobody will find it here any more.
+        let (was_here, was_there) = (self.leave(old), self.leave(new));
         let root = vma.root.get();
         let mut area = vma.area.clone();
         area.offset = if area.object.is_none() && root.is_none() {
@@ -268,20 +266,20 @@ impl<M: Machine> Writing<'_, '_, M> {
         if let Err(errno) = planned {
             if !there {
                 // The tables are for nobody.
-                self.clear(new);
+                self.clear(new, None);
             }
             return Err(errno);
         }
         let mut batch = FlushBatch::new(self.cpu, self.space);
         if there {
-            self.zap(new, &mut batch);
+            self.zap(new, was_there.as_ref(), &mut batch);
             batch.finish();
             batch = FlushBatch::new(self.cpu, self.space);
         }
         self.move_pages(moved, new.start, &mut batch);
         batch.finish();
         if !keep && !old.is_empty() {
-            self.clear(old);
+            self.clear(old, was_here.as_ref());
         }
         Ok(())
     }

@@ -30,7 +30,7 @@ impl<M: Machine> Space<M> {
             let mut batch = FlushBatch::new(cpu, self);
             for vma in writing.vmas(hull) {
                 if let Some(range) = vma.area.shows(object, first) {
-                    writing.zap(range, &mut batch);
+                    writing.zap(range, None, &mut batch);
                 }
             }
             batch.finish();

@@ -6,6 +6,8 @@ use crate::addr::{USER_END, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
+use crate::space::tree::View;
+use crate::space::vma::Vma;
 use crate::table::node::{LAST, table_span};
 use crate::vm::Cpu;
 
@@ -38,16 +40,16 @@ impl<M: Machine> Space<M> {
 impl<M: Machine> Writing<'_, '_, M> {
     /// Unmaps `range`.
     pub(super) fn unmap(&self, range: VirtRange) -> Result<(), Errno> {
-        self.leave(range);
+        let was = self.leave(range);
         self.put(range, None)?;
-        self.clear(range);
+        self.clear(range, was.as_ref());
         Ok(())
     }
 
-    /// Empties `range`, in which no VMA is left.
-    pub(super) fn clear(&self, range: VirtRange) {
+    /// Empties `range`, in which no VMA is left, and remembers what was used as [`zap`](Self::zap) does.
+    pub(super) fn clear(&self, range: VirtRange, was: Option<&View<'_, Vma>>) {
         let mut batch = FlushBatch::new(self.cpu, self.space);
-        let tables = self.zap(range, &mut batch);
+        let tables = self.zap(range, was, &mut batch);
         // Where there is none below, only tables of a level above may be empty, and those are wide.
         if tables || self.locked_around(range).len() >= table_span(LAST + 1) {
             self.prune(range, &mut batch);
