@@ -125,7 +125,9 @@ impl<M: Machine> Writing<'_, '_, M> {
         };
         let zap = |start, slots: &[AtomicU64]| {
             tables = true;
-            if let Some(was) = was {
+            if let Some(was) = was
+                && slots.iter().any(|slot| !node::load(slot).is_none())
+            {
                 self.remember(start, slots, was);
             }
             gone += batch.unmap(start, slots, take);

@@ -198,7 +198,7 @@ impl Entry {
     /// them, and left alone.
     #[inline]
     pub const fn was_used(self) -> bool {
-        self.is_mapped() && !self.is_wasted() && (self.is_accessed() || !self.is_special())
+        self.is_mapped() && (self.is_accessed() || self.0 & (DIRTY | SPECIAL) == 0)
     }
 
     /// The same leaf, accessed.

@@ -381,6 +381,10 @@ fn only_what_was_mapped_of_private_memory_is_remembered() {
     assert_eq!(known(0), 0b11_1100, "the rest of the block is as it was");
     bench.map(2..256);
     assert_eq!([known(64), known(128)], [0, !0], "there was nothing in the block between");
+    bench.store(70);
+    bench.space.mprotect(&bench.cpu, bench.addr(96), 32 * PAGE_SIZE, Prot::READ).unwrap();
+    bench.unmap(64..128);
+    assert_eq!(known(64), !0 >> 32, "there was nothing in the other mapping");
     let flags = MapFlags::SHARED | MapFlags::ANONYMOUS | MapFlags::FIXED;
     bench.space.mmap(&bench.cpu, bench.addr(192), 64 * PAGE_SIZE, RW, flags).unwrap();
     bench.store(192);
