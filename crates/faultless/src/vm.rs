@@ -570,7 +570,8 @@ impl<'v, M: Machine> Cpu<'v, M> {
 
     /// The thread that this CPU makes a call for, if it is known.
     pub(crate) fn thread(&self) -> Option<&ThreadStreams> {
-        // SAFETY: `for_thread` has borrowed it until it returns, and whoever asks is part of its call.
+        // SAFETY: `for_thread` has borrowed it until it returns; whoever asks is part of its call, and keeps no
+        // reference beyond it.
         unsafe { self.state().thread.get().as_ref() }
     }
 

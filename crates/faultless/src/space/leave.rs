@@ -100,7 +100,6 @@ impl<M: Machine> Writing<'_, '_, M> {
     }
 
     /// The part `pages` of a block; those `there` are mapped.
-    #[inline(never)]
     fn remember_block(&self, pages: Range<u64>, there: u64, used: u64, was: &View<'_, Vma>) {
         let range = VirtRange::new(pages.start << PAGE_SHIFT, pages.end << PAGE_SHIFT);
         for entry in was.iter_from(range.start).take_while(|entry| entry.start < range.end) {

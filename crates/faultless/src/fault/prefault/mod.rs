@@ -18,7 +18,7 @@
 //! them nobody waits, and memory that is short is not taken; frames that were not needed go back to the
 //! CPU's own list, zeroed as they are, where the attempt that follows an abort finds them. They are
 //! mapped with the accessed bit clear. So it can be seen later who was right to guess, and a stream whose
-//! pages nobody used shrinks.
+//! pages nobody used shrinks; also by who [takes them away](Cpu::for_thread), just before.
 
 pub mod past;
 pub mod streams;
@@ -252,8 +252,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
 }
 
 impl ThreadStreams {
-    /// Judges what was mapped ahead in `range` of `space`: its pages are about to be unmapped or moved. The
-    /// caller holds the range lock.
+    /// Judges what was mapped ahead in `range` of `space`: its pages are about to be unmapped or moved. In
+    /// a grace section.
     pub(crate) fn judge<M: Machine>(&self, cpu: &Cpu<'_, M>, space: &Space<M>, range: VirtRange) {
         let Some(mut streams) = self.of_fault() else { return };
         let pages = range.start >> PAGE_SHIFT..range.end >> PAGE_SHIFT;
