@@ -422,6 +422,18 @@ fn who_takes_pages_away_judges_them_first() {
     }
 }
 
+#[test]
+fn a_call_is_made_for_one_thread_and_no_other_after_it() {
+    let vm = guest::vm(1, 100);
+    let (cpu, outer, inner) = (cpu(&vm, 0), ThreadStreams::new(), ThreadStreams::new());
+    let is = |thread| cpu.thread().is_some_and(|now| core::ptr::eq(now, thread));
+    cpu.for_thread(&outer, || {
+        cpu.for_thread(&inner, || assert!(is(&inner)));
+        assert!(is(&outer));
+    });
+    assert!(cpu.thread().is_none());
+}
+
 /// A bench of 512 pages, of which some are used, and some more were mapped ahead and are not: the pages from
 /// the first number to before the second.
 fn with_some_unused(vm: &TestVm) -> (Bench<'_>, Range<u64>) {
