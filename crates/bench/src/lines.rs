@@ -19,7 +19,7 @@
 //! of a frame is concluded from its distance from the first line being that of the frame number, for
 //! one base that serves all faults on both CPUs.
 
-use crate::machine::BareMachine;
+use crate::machine::{BareMachine, FRAME};
 use crate::report::Report;
 use faultless::sync::observe;
 use faultless::{
@@ -28,6 +28,7 @@ use faultless::{
 };
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 
 const LINE: usize = 64;
 /// Entries on a cache line: pages whose entries are on lines of their own are so far apart.
@@ -290,17 +291,8 @@ fn map_file(
 /// The number of the frame that the leaf entry of `addr` names; 0 where it names none. The walk is
 /// the hardware's.
 fn frame_at(vm: &Vm<BareMachine>, space: &Space<BareMachine>, addr: u64) -> u64 {
-    const FRAME: u64 = 0x000f_ffff_ffff_f000;
-    let mut table = space.root().phys();
-    for level in (0..4).rev() {
-        let index = addr >> (12 + 9 * level) & 511;
-        let entry = vm.machine().entry(table + 8 * index);
-        table = entry.load(std::sync::atomic::Ordering::Acquire) & FRAME;
-        if table == 0 {
-            return 0;
-        }
-    }
-    table / PAGE_SIZE
+    let leaf = vm.machine().leaf(space.root(), addr);
+    leaf.map_or(0, |leaf| leaf.load(Ordering::Acquire) & FRAME) / PAGE_SIZE
 }
 
 fn sort(machine: &BareMachine, seen: &[Seen]) -> Vec<Written> {
