@@ -59,7 +59,7 @@ enum Bench {
     /// What mapping ahead saves, and what it costs those whom it does not serve.
     #[cfg(not(feature = "observe"))]
     Prefault,
-    /// What a zeroed page costs, and whom. Not among `all`: it promises nothing.
+    /// What a zeroed page costs, and whom.
     #[cfg(not(feature = "observe"))]
     Zeroing,
     /// The same work through `memory_set` behind a `RwLock`.
@@ -111,6 +111,7 @@ fn run(bench: Bench, options: &Options) -> Result<Report, String> {
             let mut report = instructions::run(quick, None)?;
             report.absorb(scaling::run(quick)?);
             report.absorb(prefault::run(quick)?);
+            report.absorb(zeroing::run(quick)?);
             report.absorb(peers::run(quick)?);
             Ok(report)
         }
