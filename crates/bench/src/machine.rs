@@ -14,6 +14,9 @@ pub const ZERO: &str = "faultless_bench_zero";
 /// The symbol under which the bare machine copies a page.
 pub const COPY: &str = "faultless_bench_copy";
 
+/// Of an entry: whether it maps a page, and whether the page was accessed.
+const PRESENT: u64 = 1;
+const ACCESSED: u64 = 1 << 5;
 /// The frame that an entry names.
 pub const FRAME: u64 = 0x000f_ffff_ffff_f000;
 
@@ -73,6 +76,14 @@ impl BareMachine {
             }
         }
         Some(self.entry(table + index(0)))
+    }
+
+    /// An access to `addr` as the hardware makes it: whether a page is mapped there, which is marked accessed
+    /// then.
+    pub fn access(&self, root: FrameNumber, addr: u64) -> bool {
+        let mapped = |entry: &&AtomicU64| entry.load(Ordering::Acquire) & PRESENT != 0;
+        let entry = self.leaf(root, addr).filter(mapped);
+        entry.map(|entry| entry.fetch_or(ACCESSED, Ordering::AcqRel)).is_some()
     }
 }
 
