@@ -104,6 +104,20 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let first = (self.page >> PAGE_SHIFT) - asked as u64;
         let window = &self.window(streams, kind, table, first);
         let span = window.span();
+        if window.is_single() && kind != Kind::Copy {
+            // Nothing is expected: it is served as any other.
+            let slot = &table[asked];
+            let done = if kind == Kind::Write {
+                self.write_untouched(prepared, slot, root)?
+            } else {
+                self.read_untouched(slot)?
+            };
+            if done.is_some() {
+                streams.mapped(window, span);
+                self.cpu.count(Counter::PrefaultMiss);
+            }
+            return Ok(done);
+        }
         let (low, high) = ((span.start - first) as usize, (span.end - first) as usize);
         let run = |start: usize| Run { table, first, places: start..high.min(start + RUN), window };
         // That of the page asked for comes first.
