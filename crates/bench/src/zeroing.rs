@@ -336,6 +336,8 @@ fn faults(report: &mut Report, time: Duration) -> Result<(), String> {
         ..Config::default()
     };
     let native = Native::new(config).map_err(|errno| format!("the machine: {errno:?}"))?;
+    // Every page is to be a fault.
+    native.vm().set(Setting::PrefaultMaxOrder(0));
     let settings = [0, pages].map(|pool| (pool, format!("zeroed_pool={pool}")));
     let end = Instant::now() + time;
     let mut costs = [(); 4].map(|()| Vec::new());
