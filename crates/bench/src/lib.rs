@@ -5,6 +5,7 @@
 //! | [`instructions`] | instructions a fault, counted by callgrind |
 //! | `lines` | shared cache lines that a fault writes, counted by an instrumented build (feature `observe`) |
 //! | [`scaling`] | two threads beside one, with and without an address space that changes meanwhile |
+//! | [`prefault`] | mapping ahead: faults and time saved, and what it costs those whom it does not serve |
 //! | [`zeroing`] | what a zeroed page costs, and whom: in the fault, ahead, on a busy machine |
 //! | [`peers`] | the same work through `memory_set` behind a `RwLock` |
 //!
@@ -18,6 +19,8 @@ pub mod lines;
 pub mod machine;
 #[cfg(not(feature = "observe"))]
 pub mod peers;
+#[cfg(not(feature = "observe"))]
+pub mod prefault;
 pub mod report;
 #[cfg(not(feature = "observe"))]
 pub mod scaling;

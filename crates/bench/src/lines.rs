@@ -19,21 +19,26 @@
 //! of a frame is concluded from its distance from the first line being that of the frame number, for
 //! one base that serves all faults on both CPUs.
 
-use crate::machine::BareMachine;
+use crate::machine::{BareMachine, FRAME};
 use crate::report::Report;
 use faultless::sync::observe;
 use faultless::{
     Access, AnonVmaCheck, Backing, Counter, Cpu, CpuId, Error, FaultKind, Locking, MapFlags,
-    Object, PAGE_SIZE, Prot, Setting, Shared, Space, VirtRange, Vm,
+    Object, PAGE_SIZE, Prot, Setting, Shared, Space, ThreadStreams, VirtRange, Vm,
 };
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 
 const LINE: usize = 64;
 /// Entries on a cache line: pages whose entries are on lines of their own are so far apart.
 const STRIDE: u64 = 8;
 /// Faults of each CPU; both CPUs' entries are one leaf table.
 const FAULTS: u64 = 32;
+/// Pages of a fault that maps ahead.
+pub const WINDOW: usize = 8;
+/// One in so many of such faults has to fetch frames: the CPUs' lists are filled 64 frames at a time.
+pub const FETCH: usize = 64 / WINDOW;
 const TABLE_BYTES: u64 = 512 * PAGE_SIZE;
 
 /// What a written line is.
@@ -151,9 +156,19 @@ impl Written {
 struct Seen {
     cpu: usize,
     lines: BTreeSet<usize>,
-    /// The frames of the page's entry before and after.
-    before: u64,
-    after: u64,
+    /// The frames of the page's entry before and after, and of those mapped with it.
+    pages: Vec<(u64, u64)>,
+}
+
+impl Seen {
+    /// The frame of the page that faulted, where it is another now.
+    fn fresh(&self) -> Option<u64> {
+        self.pages.first().filter(|(before, after)| after != before).map(|(_, after)| *after)
+    }
+
+    fn after(&self) -> u64 {
+        self.pages.first().map_or(0, |(_, after)| *after)
+    }
 }
 
 thread_local! {
@@ -249,7 +264,8 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
             if served != kind.served_as() {
                 return Err(format!("{kind:?}: served as {served:?}"));
             }
-            seen.push(Seen { cpu: number, lines, before, after: frame_at(&vm, &space, addr) });
+            let pages = vec![(before, frame_at(&vm, &space, addr))];
+            seen.push(Seen { cpu: number, lines, pages });
         }
         space.deactivate(cpu);
     }
@@ -264,6 +280,55 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
     if let Some(file) = file {
         Object::release(file, &cpus[0]);
     }
+    Ok(sorted)
+}
+
+/// Makes both CPUs write consecutive pages, each in its half of the same table, and tells what each fault wrote
+/// that mapped [`WINDOW`] pages: their entries are one line. With `pooled`, there are zeroed frames for all.
+///
+/// # Errors
+/// What was refused.
+pub fn count_ahead(pooled: bool) -> Result<Vec<Written>, String> {
+    let vm = Vm::new(BareMachine::new(2, 2048)).map_err(|errno| format!("{errno:?}"))?;
+    vm.set(Setting::PrefaultMaxOrder(WINDOW.ilog2() as u8));
+    // SAFETY: one `Cpu` of each of the two numbers, on one thread.
+    let cpus = unsafe { [vm.cpu(CpuId(0)), vm.cpu(CpuId(1))] };
+    if pooled {
+        vm.set(Setting::ZeroedPool(1024));
+        cpus[0].zero_ahead(1024);
+    }
+    let space = Space::new(&cpus[0]).map_err(|error| error.to_string())?;
+    let (rw, private) = (Prot::READ | Prot::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+    let area = space.mmap(&cpus[0], 0, 3 * TABLE_BYTES, rw, private);
+    let area = area.map_err(|error| error.to_string())?;
+    let table = (area + TABLE_BYTES).next_multiple_of(TABLE_BYTES);
+    let mut seen = Vec::new();
+    for (number, cpu) in cpus.iter().enumerate() {
+        let (half, thread) = (TABLE_BYTES / 2, ThreadStreams::new());
+        let start = table + number as u64 * half;
+        let pages_from = |addr: u64| (addr..start + half).step_by(PAGE_SIZE as usize);
+        space.activate(cpu);
+        for addr in pages_from(start) {
+            if !vm.machine().access(space.root(), addr) {
+                let fault = || space.fault_of(cpu, &thread, addr, Access::Write);
+                let (served, lines) = listening(fault);
+                served.map_err(|error| format!("{error:?}"))?;
+                let frames = pages_from(addr).map(|addr| frame_at(&vm, &space, addr));
+                let pages: Vec<_> =
+                    frames.take_while(|frame| *frame != 0).map(|frame| (0, frame)).collect();
+                if pages.len() == WINDOW {
+                    seen.push(Seen { cpu: number, lines, pages });
+                }
+                vm.machine().access(space.root(), addr);
+            }
+        }
+        space.deactivate(cpu);
+    }
+    if pooled && vm.totals().get(Counter::ZeroedInFault) != 0 {
+        return Err("the pool was empty".into());
+    }
+    let sorted = sort(vm.machine(), &seen);
+    space.exit(&cpus[0]);
     Ok(sorted)
 }
 
@@ -290,17 +355,8 @@ fn map_file(
 /// The number of the frame that the leaf entry of `addr` names; 0 where it names none. The walk is
 /// the hardware's.
 fn frame_at(vm: &Vm<BareMachine>, space: &Space<BareMachine>, addr: u64) -> u64 {
-    const FRAME: u64 = 0x000f_ffff_ffff_f000;
-    let mut table = space.root().phys();
-    for level in (0..4).rev() {
-        let index = addr >> (12 + 9 * level) & 511;
-        let entry = vm.machine().entry(table + 8 * index);
-        table = entry.load(std::sync::atomic::Ordering::Acquire) & FRAME;
-        if table == 0 {
-            return 0;
-        }
-    }
-    table / PAGE_SIZE
+    let leaf = vm.machine().leaf(space.root(), addr);
+    leaf.map_or(0, |leaf| leaf.load(Ordering::Acquire) & FRAME) / PAGE_SIZE
 }
 
 fn sort(machine: &BareMachine, seen: &[Seen]) -> Vec<Written> {
@@ -313,9 +369,9 @@ fn sort(machine: &BareMachine, seen: &[Seen]) -> Vec<Written> {
         let metadata_of = |frame: u64| frame != 0 && base == line.checked_sub(frame as usize);
         if is_entry(line) {
             Line::Entry
-        } else if fault.after != fault.before && metadata_of(fault.after) {
+        } else if fault.pages.iter().any(|(before, after)| after != before && metadata_of(*after)) {
             Line::Installed
-        } else if metadata_of(fault.before) {
+        } else if fault.pages.iter().any(|(before, _)| metadata_of(*before)) {
             Line::Source
         } else if faults_that_wrote(line, fault.cpu) > 1
             && faults_that_wrote(line, 1 - fault.cpu) == 0
@@ -339,20 +395,20 @@ fn sort(machine: &BareMachine, seen: &[Seen]) -> Vec<Written> {
 /// Where the metadata of frame 0 would be, in lines: the one base for which every fault that
 /// installed a frame wrote the line of that frame.
 fn metadata_base(seen: &[Seen], is_entry: impl Fn(usize) -> bool) -> Option<usize> {
-    let fresh: Vec<_> = seen.iter().filter(|fault| fault.after != fault.before).collect();
+    let fresh: Vec<_> = seen.iter().filter(|fault| fault.fresh().is_some()).collect();
     // Where a file's frames are mapped none is fresh, but all are counted.
     let installing = if fresh.is_empty() { seen.iter().collect() } else { fresh };
     // The zero page is installed by all of them, and written by none.
     let [first, second, ..] = &installing[..] else { return None };
-    if first.after == second.after {
+    if first.after() == second.after() {
         return None;
     }
-    let base = |fault: &Seen, line: usize| line.checked_sub(fault.after as usize);
+    let base = |fault: &Seen, line: usize| line.checked_sub(fault.after() as usize);
     first.lines.iter().filter(|&&line| !is_entry(line)).find_map(|&line| {
         let base = base(first, line)?;
         installing
             .iter()
-            .all(|fault| fault.lines.contains(&(base + fault.after as usize)))
+            .all(|fault| fault.lines.contains(&(base + fault.after() as usize)))
             .then_some(base)
     })
 }
@@ -398,6 +454,20 @@ pub fn run() -> Result<Report, String> {
                 report.gate(promise, format!("{least} to {most}"), least > promised);
             }
         }
+    }
+    for (name, pooled) in [("write_fault_ahead", false), ("pooled_write_fault_ahead", true)] {
+        let faults = count_ahead(pooled)?;
+        let setting = format!("prefault_max_order={}", WINDOW.ilog2());
+        let at = (name, 2, &setting[..]);
+        let least = faults.iter().map(Written::shared).min().unwrap_or(0);
+        let more = faults.iter().filter(|written| written.shared() > 1).count();
+        report.row(at, ("shared_lines_written_least", "lines"), least as f64);
+        report.row(at, ("faults", "faults"), faults.len() as f64);
+        report.row(at, ("faults_that_write_more", "faults"), more as f64);
+        let promise =
+            format!("{name}: 1 shared cache line for {WINDOW} pages, but in 1 fault of {FETCH}");
+        let met = least == 1 && more <= faults.len().div_ceil(FETCH);
+        report.gate(promise, format!("{least}, but in {more} of {}", faults.len()), met);
     }
     Ok(report)
 }

@@ -6,13 +6,19 @@
 
 use core::cell::UnsafeCell;
 use core::fmt;
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::{AtomicU64, Ordering};
 use faultless::{CpuId, FrameNumber, Invalidate, Machine, MemoryRegion, PAGE_SIZE, SpaceId};
 
 /// The symbol under which the bare machine zeroes a page.
 pub const ZERO: &str = "faultless_bench_zero";
 /// The symbol under which the bare machine copies a page.
 pub const COPY: &str = "faultless_bench_copy";
+
+/// Of an entry: whether it maps a page, and whether the page was accessed.
+const PRESENT: u64 = 1;
+const ACCESSED: u64 = 1 << 5;
+/// The frame that an entry names.
+pub const FRAME: u64 = 0x000f_ffff_ffff_f000;
 
 const WORDS: usize = PAGE_SIZE as usize / 8;
 
@@ -56,6 +62,28 @@ impl BareMachine {
         // SAFETY: inside the page; entries are words that are only used atomically while their page
         // is a table.
         unsafe { AtomicU64::from_ptr(page.0.get().cast::<u64>().add(word)) }
+    }
+
+    /// The leaf entry of `addr` in the tables below `root`, found as the hardware's walk finds it; none where a
+    /// table is missing.
+    pub fn leaf(&self, root: FrameNumber, addr: u64) -> Option<&AtomicU64> {
+        let index = |level: u32| 8 * (addr >> (12 + 9 * level) & 511);
+        let mut table = root.phys();
+        for level in (1..4).rev() {
+            table = self.entry(table + index(level)).load(Ordering::Acquire) & FRAME;
+            if table == 0 {
+                return None;
+            }
+        }
+        Some(self.entry(table + index(0)))
+    }
+
+    /// An access to `addr` as the hardware makes it: whether a page is mapped there, which is marked accessed
+    /// then.
+    pub fn access(&self, root: FrameNumber, addr: u64) -> bool {
+        let mapped = |entry: &&AtomicU64| entry.load(Ordering::Acquire) & PRESENT != 0;
+        let entry = self.leaf(root, addr).filter(mapped);
+        entry.map(|entry| entry.fetch_or(ACCESSED, Ordering::AcqRel)).is_some()
     }
 }
 

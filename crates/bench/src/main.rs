@@ -56,7 +56,10 @@ enum Bench {
     /// Two threads beside one.
     #[cfg(not(feature = "observe"))]
     Scaling,
-    /// What a zeroed page costs, and whom. Not among `all`: it promises nothing.
+    /// What mapping ahead saves, and what it costs those whom it does not serve.
+    #[cfg(not(feature = "observe"))]
+    Prefault,
+    /// What a zeroed page costs, and whom.
     #[cfg(not(feature = "observe"))]
     Zeroing,
     /// The same work through `memory_set` behind a `RwLock`.
@@ -96,16 +99,19 @@ fn run(bench: Bench, _: &Options) -> Result<Report, String> {
 
 #[cfg(not(feature = "observe"))]
 fn run(bench: Bench, options: &Options) -> Result<Report, String> {
-    use faultless_bench::{instructions, peers, scaling, zeroing};
+    use faultless_bench::{instructions, peers, prefault, scaling, zeroing};
     let quick = options.quick;
     match bench {
         Bench::Instructions { explain } => instructions::run(quick, explain.as_deref()),
         Bench::Scaling => scaling::run(quick),
+        Bench::Prefault => prefault::run(quick),
         Bench::Zeroing => zeroing::run(quick),
         Bench::Peers => peers::run(quick),
         Bench::All => {
             let mut report = instructions::run(quick, None)?;
             report.absorb(scaling::run(quick)?);
+            report.absorb(prefault::run(quick)?);
+            report.absorb(zeroing::run(quick)?);
             report.absorb(peers::run(quick)?);
             Ok(report)
         }

@@ -223,6 +223,8 @@ impl Bench {
         let bytes = 2 * (PAGES + 2048) * PAGE_SIZE;
         let config = Config { memory_bytes: bytes, cpus: 2, populate: true, ..Config::default() };
         let native = Native::new(config).map_err(|errno| format!("the machine: {errno:?}"))?;
+        // Every page is to be a fault.
+        native.vm().set(Setting::PrefaultMaxOrder(0));
         let mut plain = Memory::new((2 * PAGES + 1) * PAGE_SIZE, 1)
             .map_err(|errno| format!("memory to zero: {errno:?}"))?;
         plain.populate();
@@ -385,6 +387,7 @@ fn read_small(locking: Locking, check: AnonVmaCheck, threads: usize) -> Result<T
         errno,
     };
     let native = Native::new(config).map_err(refused)?;
+    native.vm().set(Setting::PrefaultMaxOrder(0));
     native.vm().set(Setting::Locking(locking));
     native.vm().set(Setting::AnonVmaCheck(check));
     let process = native.process()?;

@@ -7,6 +7,7 @@
 //! run in peace; a lap in which one of the threads waited for a processor is thrown
 //! away, and so is the first, which finds the caches as others left them.
 
+use rustix::time::{ClockId, clock_gettime};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -75,16 +76,23 @@ pub struct Lap {
 /// A thread is in peace while it waits for a processor for at most one part in so many of a lap.
 pub(crate) const PEACE: u32 = 50;
 
+/// What this thread has had of the processor.
+pub(crate) fn processor_time() -> Duration {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    // Neither is negative.
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
 /// How long this thread has waited for a processor: the second figure of its `schedstat`.
-pub(crate) struct Waits(Option<File>);
+struct Waits(Option<File>);
 
 impl Waits {
-    pub(crate) fn open() -> Self {
+    fn open() -> Self {
         Self(File::open("/proc/thread-self/schedstat").ok())
     }
 
     /// The time so far; always the same where the host does not tell.
-    pub(crate) fn so_far(&self) -> Duration {
+    fn so_far(&self) -> Duration {
         let mut text = [0; 80];
         let read = self.0.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
         let text = str::from_utf8(&text[..read]).unwrap_or_default();

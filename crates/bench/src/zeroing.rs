@@ -14,14 +14,15 @@
 //! used as little as may be (its first line is written) and as much (all its lines are). The zeroing ahead is
 //! done by the same core, as when it has been idle; what it takes is a row of its own, and no ratio hides it.
 //!
-//! *On a busy machine* one thread reads memory at random, which is bound by memory, while another zeroes
-//! ahead without pause. What a page zeroed costs the reader is the time that the reader lost over the
-//! pages that were zeroed meanwhile; times in which the host took the processor from the reader do not count.
+//! *On a busy machine* one thread reads memory at random while another zeroes ahead without pause: memory
+//! that the shared cache holds, and more than it holds, which is bound by memory. What a page zeroed costs the
+//! reader is the time that the reader lost over the pages that were zeroed meanwhile; times in which the host
+//! took the processor from the reader do not count.
 //!
 //! Last, the whole way: write faults of a program on the native machine, without pools and with.
 
 use crate::report::{Report, Spread};
-use crate::window::{PEACE, Waits};
+use crate::window::{PEACE, processor_time};
 use faultless::machine::{nontemporal_done, zero_nontemporal};
 use faultless::{Access, FrameNumber, MapFlags, PAGE_SIZE, Prot, Setting};
 use faultless_native::{Config, Memory, Native, Stop};
@@ -38,9 +39,11 @@ const POOLS: [u32; 2] = [64, LAP];
 /// Frames between two fences, as in the subsystem.
 const RUN: u32 = faultless::frame::zeroed::RUN as u32;
 const LINE: usize = 64;
+/// The most that a write fault may take that finds a zeroed frame, of one that does not.
+const POOLED: f64 = 0.35;
 /// Words that the busy thread reads in a lap, and pages of its memory.
 const READS: u64 = 3000;
-const READ_PAGES: u32 = 16384;
+const READ_PAGES: [u32; 2] = [2048, 16384];
 
 /// By which stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +126,9 @@ pub fn run(quick: bool) -> Result<Report, String> {
     let mut report = Report::default();
     let time = Duration::from_secs(if quick { 2 } else { 15 });
     alone(&mut report, &memory, time);
-    busy(&mut report, &memory, time)?;
+    for pages in READ_PAGES {
+        busy(&mut report, &memory, pages, time)?;
+    }
     faults(&mut report, time)?;
     Ok(report)
 }
@@ -143,25 +148,25 @@ impl Laps<'_> {
 
     fn in_fault(&mut self, using: Using) -> Cost {
         let first = self.first();
-        let begin = Instant::now();
+        let begin = processor_time();
         for page in first..first + LAP {
             Stores::Cached.zero(self.memory, page, 1);
             using.write(self.memory, page);
         }
-        Cost { ahead: 0.0, program: per_page(begin.elapsed()) }
+        Cost { ahead: 0.0, program: per_page(processor_time() - begin) }
     }
 
     fn ahead(&mut self, stores: Stores, pool: u32, using: Using) -> Cost {
         let first = self.first();
         let (mut ahead, mut program) = (Duration::ZERO, Duration::ZERO);
         for from in (first..first + LAP).step_by(pool as usize) {
-            let begin = Instant::now();
+            let begin = processor_time();
             stores.zero(self.memory, from, pool);
             nontemporal_done();
-            let zeroed = Instant::now();
+            let zeroed = processor_time();
             (from..from + pool).for_each(|page| using.write(self.memory, page));
             ahead += zeroed - begin;
-            program += zeroed.elapsed();
+            program += processor_time() - zeroed;
         }
         Cost { ahead: per_page(ahead), program: per_page(program) }
     }
@@ -171,55 +176,87 @@ fn per_page(time: Duration) -> f64 {
     time.as_secs_f64() * 1e9 / f64::from(LAP)
 }
 
+/// What is compared within one lap of each: using pages that were zeroed in the fault, or as told.
+struct Series {
+    using: Using,
+    how: Option<(Stores, u32)>,
+    costs: Vec<Cost>,
+    /// Over what the program takes where it zeroes in the fault: the program, and it with whoever zeroed.
+    program: Vec<f64>,
+    both: Vec<f64>,
+    /// What zeroing ahead takes by these stores, over what it takes by cached ones.
+    over_cached: Vec<f64>,
+}
+
+impl Series {
+    fn new(using: Using, how: Option<(Stores, u32)>) -> Self {
+        let [program, both, over_cached] = [(); 3].map(|()| Vec::new());
+        Self { using, how, costs: Vec::new(), program, both, over_cached }
+    }
+}
+
 /// One thread.
 fn alone(report: &mut Report, memory: &Memory, time: Duration) {
-    type Series = (Using, Option<(Stores, u32)>, Vec<Cost>, Vec<f64>, Vec<f64>);
-    let mut all: Vec<Series> = Vec::new();
+    let mut all = Vec::new();
     for using in Using::ALL {
-        all.push((using, None, Vec::new(), Vec::new(), Vec::new()));
-        for stores in Stores::ALL {
-            all.extend(
-                POOLS.map(|pool| (using, Some((stores, pool)), Vec::new(), Vec::new(), Vec::new())),
-            );
+        all.push(Series::new(using, None));
+        for pool in POOLS {
+            // Cached ones first, with which the others are compared.
+            all.extend(Stores::ALL.map(|stores| Series::new(using, Some((stores, pool)))));
         }
     }
     let mut laps = Laps { memory, next: 0 };
     let end = Instant::now() + time;
     while Instant::now() < end {
-        let mut base = Cost { ahead: 0.0, program: 1.0 };
-        for (using, how, costs, program, both) in &mut all {
-            let cost = match *how {
+        let (mut base, mut cached) = (Cost { ahead: 0.0, program: 1.0 }, 1.0);
+        for series in &mut all {
+            let cost = match series.how {
                 None => {
-                    base = laps.in_fault(*using);
+                    base = laps.in_fault(series.using);
                     base
                 }
-                Some((stores, pool)) => laps.ahead(stores, pool, *using),
+                Some((stores, pool)) => laps.ahead(stores, pool, series.using),
             };
-            costs.push(cost);
-            program.push(cost.program / base.program);
-            both.push((cost.program + cost.ahead) / base.program);
+            series.costs.push(cost);
+            series.program.push(cost.program / base.program);
+            series.both.push((cost.program + cost.ahead) / base.program);
+            match series.how {
+                Some((Stores::Cached, _)) => cached = cost.ahead,
+                Some((Stores::NonTemporal, _)) => series.over_cached.push(cost.ahead / cached),
+                None => {}
+            }
         }
     }
-    for (using, how, costs, program, both) in &all {
-        let workload = format!("zero_and_use_{}", using.name());
-        let setting = match how {
+    for series in &all {
+        let workload = format!("zero_and_use_{}", series.using.name());
+        let setting = match series.how {
             None => "in the fault, cached".to_owned(),
             Some((stores, pool)) => format!("ahead {pool} pages, {}", stores.name()),
         };
         let at = (&workload[..], 1, &setting[..]);
-        let spread = |of: fn(&Cost) -> f64| Spread::of(&costs.iter().map(of).collect::<Vec<_>>());
+        let spread =
+            |of: fn(&Cost) -> f64| Spread::of(&series.costs.iter().map(of).collect::<Vec<_>>());
         report.median(at, ("program_per_page", "ns"), spread(|cost| cost.program));
-        if how.is_some() {
-            report.median(at, ("ahead_per_page", "ns"), spread(|cost| cost.ahead));
-            report.median(at, ("program_over_in_fault", "times"), Spread::of(program));
-            report.median(at, ("program_and_ahead_over_in_fault", "times"), Spread::of(both));
+        if series.how.is_none() {
+            continue;
+        }
+        report.median(at, ("ahead_per_page", "ns"), spread(|cost| cost.ahead));
+        report.median(at, ("program_over_in_fault", "times"), Spread::of(&series.program));
+        report.median(at, ("program_and_ahead_over_in_fault", "times"), Spread::of(&series.both));
+        if !series.over_cached.is_empty() {
+            let over = Spread::of(&series.over_cached);
+            report.median(at, ("ahead_over_cached", "times"), over);
+            if series.using == Using::FirstLine && series.how == Some((Stores::NonTemporal, LAP)) {
+                let promise = "zeroing ahead of the caches: non-temporal stores take less time";
+                report.gate(promise, format!("{:.3} of cached", over.median), over.median < 1.0);
+            }
         }
     }
 }
 
 /// A thread that is bound by memory, and one that zeroes ahead.
-fn busy(report: &mut Report, memory: &Memory, time: Duration) -> Result<(), String> {
-    let mut own = Memory::new(u64::from(READ_PAGES) * PAGE_SIZE, 1)
+fn busy(report: &mut Report, memory: &Memory, pages: u32, time: Duration) -> Result<(), String> {
+    let mut own = Memory::new(u64::from(pages) * PAGE_SIZE, 1)
         .map_err(|errno| format!("memory to read: {errno:?}"))?;
     own.populate();
     let (over, idle) = (AtomicBool::new(false), 2);
@@ -243,32 +280,31 @@ fn busy(report: &mut Report, memory: &Memory, time: Duration) -> Result<(), Stri
                 zeroed.fetch_add(RUN.into(), Ordering::Relaxed);
             }
         });
-        let waits = Waits::open();
         let end = Instant::now() + time;
         while Instant::now() < end {
             for (number, (slower, lost, rate)) in samples.iter_mut().enumerate() {
-                let alone = read(&own);
-                let waited = waits.so_far();
+                let alone = read(&own, pages);
                 what.store(number as u64, Ordering::Release);
-                let before = zeroed.load(Ordering::Relaxed);
-                let beside = read(&own);
-                let pages = zeroed.load(Ordering::Relaxed) - before;
-                let waited = waits.so_far() - waited;
+                let (before, begin) = (zeroed.load(Ordering::Relaxed), Instant::now());
+                let beside = read(&own, pages);
+                let zeroed = zeroed.load(Ordering::Relaxed) - before;
+                let in_peace = begin.elapsed() <= beside + beside / PEACE;
                 what.store(idle, Ordering::Release);
-                let alone = (alone + read(&own)) / 2;
-                if waited > beside / PEACE || pages == 0 {
+                let alone = (alone + read(&own, pages)) / 2;
+                if !in_peace || zeroed == 0 {
                     continue;
                 }
                 slower.push(beside.as_secs_f64() / alone.as_secs_f64());
-                let pages = pages as f64;
-                lost.push((beside.as_secs_f64() - alone.as_secs_f64()) * 1e9 / pages);
-                rate.push(pages / beside.as_secs_f64());
+                let zeroed = zeroed as f64;
+                lost.push((beside.as_secs_f64() - alone.as_secs_f64()) * 1e9 / zeroed);
+                rate.push(zeroed / beside.as_secs_f64());
             }
         }
         over.store(true, Ordering::Relaxed);
     });
     for (stores, (slower, lost, rate)) in Stores::ALL.into_iter().zip(&samples) {
-        let at = ("zeroing_beside_random_reads", 2, stores.name());
+        let workload = format!("zeroing_beside_random_reads_in_{}_mib", pages >> 8);
+        let at = (&workload[..], 2, stores.name());
         report.median(at, ("reads_take_longer", "times"), Spread::of(slower));
         report.median(at, ("reader_loses_per_page_zeroed", "ns"), Spread::of(lost));
         report.median(at, ("zeroed", "pages/s"), Spread::of(rate));
@@ -277,17 +313,17 @@ fn busy(report: &mut Report, memory: &Memory, time: Duration) -> Result<(), Stri
 }
 
 /// Reads at random, one read after the other, and says how long it took.
-fn read(memory: &Memory) -> Duration {
-    let begin = Instant::now();
+fn read(memory: &Memory, pages: u32) -> Duration {
+    let begin = processor_time();
     let mut at = 1u64;
     for _ in 0..READS {
         at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let word = (at >> 33) % (u64::from(READ_PAGES) * PAGE_SIZE / 8);
+        let word = (at >> 33) % (u64::from(pages) * PAGE_SIZE / 8);
         // The next address depends on what was read: 0.
         at = at.wrapping_add(memory.load::<u64>(word * 8));
     }
     black_box(at);
-    begin.elapsed()
+    processor_time() - begin
 }
 
 /// Write faults through the subsystem, each page written whole afterwards or only touched.
@@ -300,6 +336,8 @@ fn faults(report: &mut Report, time: Duration) -> Result<(), String> {
         ..Config::default()
     };
     let native = Native::new(config).map_err(|errno| format!("the machine: {errno:?}"))?;
+    // Every page is to be a fault.
+    native.vm().set(Setting::PrefaultMaxOrder(0));
     let settings = [0, pages].map(|pool| (pool, format!("zeroed_pool={pool}")));
     let end = Instant::now() + time;
     let mut costs = [(); 4].map(|()| Vec::new());
@@ -317,7 +355,7 @@ fn faults(report: &mut Report, time: Duration) -> Result<(), String> {
                         let rw = Prot::READ | Prot::WRITE;
                         let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
                         let area = cpu.mmap(0, pages * PAGE_SIZE, rw, flags)?;
-                        let begin = Instant::now();
+                        let begin = processor_time();
                         for page in (area..).step_by(PAGE_SIZE as usize).take(pages as usize) {
                             if using == Using::FirstLine {
                                 cpu.touch(page, Access::Write)?;
@@ -325,7 +363,7 @@ fn faults(report: &mut Report, time: Duration) -> Result<(), String> {
                                 cpu.fill(page, PAGE_SIZE, 1)?;
                             }
                         }
-                        let time = begin.elapsed();
+                        let time = processor_time() - begin;
                         cpu.munmap(area, pages * PAGE_SIZE)?;
                         Ok(time.as_secs_f64() * 1e9 / pages as f64)
                     })
@@ -342,7 +380,12 @@ fn faults(report: &mut Report, time: Duration) -> Result<(), String> {
             report.median(at, ("program_per_page", "ns"), Spread::of(&costs[2 * which + number]));
         }
         let at = (&workload[..], 1, &settings[1].1[..]);
-        report.median(at, ("program_over_in_fault", "times"), Spread::of(&ratios[which]));
+        let ratio = Spread::of(&ratios[which]);
+        report.median(at, ("program_over_in_fault", "times"), ratio);
+        if using == Using::FirstLine {
+            let promise = format!("{workload}: with a zeroed frame at most {POOLED} of without");
+            report.gate(promise, format!("{:.3}", ratio.median), ratio.median <= POOLED);
+        }
     }
     Ok(())
 }

@@ -3,7 +3,9 @@
 #![cfg(feature = "observe")]
 
 use faultless::Locking;
-use faultless_bench::lines::{Kind, Line, Written, count, promised, run};
+use faultless_bench::lines::{
+    FETCH, Kind, Line, WINDOW, Written, count, count_ahead, promised, run,
+};
 
 fn each(kind: Kind, locking: Locking, check: impl Fn(&Written)) {
     let faults = count(kind, locking).unwrap();
@@ -28,6 +30,21 @@ fn a_copy_or_a_files_page_writes_the_count_of_its_frame_too() {
             let shared = [Line::Entry, Line::Source].map(|line| written.of(line));
             assert_eq!((shared, written.shared()), ([1, 1], 2), "{kind:?}: {written:?}");
         });
+    }
+}
+
+#[test]
+fn a_window_writes_the_line_of_its_entries_and_seldom_the_allocators() {
+    for pooled in [false, true] {
+        let faults = count_ahead(pooled).unwrap();
+        assert!(faults.len() > 40, "{pooled}: {}", faults.len());
+        let (few, many): (Vec<_>, Vec<_>) =
+            faults.iter().partition(|written| written.shared() == 1);
+        for written in few {
+            let own = [Line::Entry, Line::Installed].map(|line| written.of(line));
+            assert_eq!(own, [1, WINDOW], "{pooled}: {written:?}");
+        }
+        assert!(many.len() <= faults.len().div_ceil(FETCH), "{pooled}: {many:?}");
     }
 }
 

@@ -6,9 +6,10 @@
 //! the way that the case is about is checked against the counters.
 
 use crate::machine::BareMachine;
+use crate::prefault::scattered;
 use faultless::{
     Access, AnonVmaCheck, Backing, Counter, Cpu, CpuId, FaultError, FaultKind, Locking, MapFlags,
-    Object, PAGE_SIZE, Prot, Setting, Shared, Space, Vm,
+    Object, PAGE_SIZE, Prot, Setting, Shared, Space, ThreadStreams, Vm,
 };
 use std::hint::black_box;
 
@@ -24,12 +25,16 @@ const PROGRAM: u64 = 0x40_0000;
 const STACK: u64 = 0x7fff_fff0_0000;
 
 /// The symbols between whose entry and return instructions are counted.
-pub const COUNTED: [&str; 2] = ["faultless_bench_fault", "faultless_bench_call"];
+pub const COUNTED: [&str; 3] =
+    ["faultless_bench_fault", "faultless_bench_fault_of", "faultless_bench_call"];
 /// The symbol at whose return a case is over.
 pub const CASE_END: &str = "faultless_bench_case_end";
 
 /// Where files are mapped, so that blocks of pages are whole.
 const MAPPED_AT: u64 = 1 << 30;
+
+/// A scattered case touches one page in so many.
+const SPARSE: u64 = 16;
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
@@ -47,6 +52,18 @@ fn faultless_bench_fault(
     access: Access,
 ) -> Result<FaultKind, FaultError> {
     space.fault(cpu, addr, access)
+}
+
+/// One fault of a thread that maps ahead.
+#[inline(never)]
+#[unsafe(no_mangle)]
+fn faultless_bench_fault_of(
+    space: &BareSpace,
+    cpu: &BareCpu<'_>,
+    thread: &ThreadStreams,
+    addr: u64,
+) -> Result<FaultKind, FaultError> {
+    space.fault_of(cpu, thread, addr, Access::Write)
 }
 
 /// One call of the subsystem.
@@ -70,6 +87,23 @@ pub enum What {
     Write,
     /// First writes to consecutive pages, for which a pool has zeroed frames.
     PooledWrite,
+    /// Stores of a thread to consecutive pages, mapped ahead in windows of up to 2^`order`.
+    Ahead {
+        /// The knob.
+        order: u8,
+        /// Whether a pool has zeroed frames.
+        pooled: bool,
+    },
+    /// Stores of a thread to pages scattered over an area, the same with every order.
+    Scattered {
+        /// The knob.
+        order: u8,
+    },
+    /// Stores of a thread to one page in 16, upwards: there is nothing beside any of them.
+    Sparse {
+        /// The knob.
+        order: u8,
+    },
     /// First reads of consecutive pages.
     Read,
     /// Writes to pages that were only read so far.
@@ -121,13 +155,18 @@ pub struct Case {
 /// Every case, in the order of the parts.
 pub fn all(quick: bool) -> Vec<Case> {
     use What::{
-        Break, Copy, FileCopy, FileRead, FileReadOne, FileWrite, Fork, ForkExit, MapTouchUnmap,
-        MapUnmap, PooledWrite, Protect, Read, Reuse, Unmap, Write, WriteAfterRead, WriteFirst,
+        Ahead, Break, Copy, FileCopy, FileRead, FileReadOne, FileWrite, Fork, ForkExit,
+        MapTouchUnmap, MapUnmap, PooledWrite, Protect, Read, Reuse, Scattered, Sparse, Unmap,
+        Write, WriteAfterRead, WriteFirst,
     };
     let faults = [Write, Read, Reuse, Copy, FileRead, FileWrite, FileCopy];
     let others = [PooledWrite, FileReadOne, WriteFirst, WriteAfterRead];
     let calls = [Unmap, MapUnmap, MapTouchUnmap, Break, Protect, Fork, ForkExit];
     let mut cases = Vec::new();
+    let ahead = [(0, false), (0, true), (3, false), (3, true), (5, false), (5, true)]
+        .map(|(order, pooled)| Ahead { order, pooled });
+    let scattered = [0, 3, 5].map(|order| Scattered { order });
+    let sparse = [0, 3, 5].map(|order| Sparse { order });
     for what in faults.into_iter().chain(others).chain(calls) {
         for locking in [Locking::Speculative, Locking::PerVma, Locking::MmapLock] {
             let gated = faults.contains(&what)
@@ -139,6 +178,10 @@ pub fn all(quick: bool) -> Vec<Case> {
             cases.push(Case { what, locking, check, gated: false });
         }
     }
+    for what in ahead.into_iter().chain(scattered).chain(sparse) {
+        let (locking, check) = (Locking::Speculative, AnonVmaCheck::Late);
+        cases.push(Case { what, locking, check, gated: true });
+    }
     cases.retain(|case| case.gated || !quick);
     cases
 }
@@ -149,6 +192,9 @@ impl Case {
         match self.what {
             What::Write => "anonymous_write_fault",
             What::PooledWrite => "pooled_write_fault",
+            What::Ahead { .. } => "sequential_write_per_page",
+            What::Scattered { .. } => "scattered_write_fault",
+            What::Sparse { .. } => "sparse_write_fault",
             What::Read => "anonymous_read_fault",
             What::WriteAfterRead => "write_after_read_fault",
             What::Reuse => "cow_reuse_fault",
@@ -171,9 +217,25 @@ impl Case {
     /// Its settings, as the knobs spell them.
     pub fn setting(&self) -> String {
         let (locking, check) = (self.locking.name(), self.check.name());
-        match self.check {
-            AnonVmaCheck::Late => format!("locking={locking}"),
-            AnonVmaCheck::Early => format!("locking={locking} anon_vma_check={check} (fallback)"),
+        match (self.what, self.check) {
+            (What::Ahead { order, pooled: true }, _) => {
+                format!("prefault_max_order={order} zeroed_pool={}", self.pool())
+            }
+            (What::Ahead { order, .. } | What::Scattered { order } | What::Sparse { order }, _) => {
+                format!("prefault_max_order={order}")
+            }
+            (_, AnonVmaCheck::Late) => format!("locking={locking}"),
+            (_, AnonVmaCheck::Early) => {
+                format!("locking={locking} anon_vma_check={check} (fallback)")
+            }
+        }
+    }
+
+    /// How many frames the pool may hold.
+    const fn pool(&self) -> u64 {
+        match self.what {
+            What::PooledWrite | What::Ahead { pooled: true, .. } => PAGES + 64,
+            _ => 0,
         }
     }
 
@@ -188,9 +250,14 @@ impl Case {
     /// How many pages an operation zeroes or copies besides what it is charged for.
     pub const fn pages_filled(&self) -> u64 {
         match self.what {
-            What::Write | What::WriteFirst | What::WriteAfterRead | What::Copy | What::FileCopy => {
-                PAGES
-            }
+            What::Write
+            | What::WriteFirst
+            | What::WriteAfterRead
+            | What::Copy
+            | What::FileCopy
+            | What::Ahead { pooled: false, .. }
+            | What::Scattered { .. }
+            | What::Sparse { .. } => PAGES,
             What::MapTouchUnmap => CALLS,
             _ => 0,
         }
@@ -202,16 +269,14 @@ impl Case {
     /// What went another way than the case is about.
     pub fn run(&self) -> Result<(), String> {
         // Two pages a page for copies, and tables.
-        let vm = Vm::new(BareMachine::new(1, 2 * PAGES as u32 + 256))
+        let vm = Vm::new(BareMachine::new(1, 2 * PAGES as u32 + 512))
             .map_err(|errno| format!("the machine: {errno:?}"))?;
         vm.set(Setting::Locking(self.locking));
         vm.set(Setting::AnonVmaCheck(self.check));
         // SAFETY: the one `Cpu` of a machine of one CPU.
         let cpu = unsafe { vm.cpu(CpuId(0)) };
-        if self.what == What::PooledWrite {
-            vm.set(Setting::ZeroedPool(PAGES + 64));
-            cpu.zero_ahead(usize::MAX);
-        }
+        vm.set(Setting::ZeroedPool(self.pool()));
+        cpu.zero_ahead(usize::MAX);
         let space = Space::new(&cpu).map_err(|error| error.to_string())?;
         space.activate(&cpu);
         let before = vm.totals();
@@ -259,6 +324,14 @@ impl Case {
             What::Write | What::PooledWrite => {
                 run.fault_each(run.map(PAGES)?, 1, Access::Write)?;
                 Counter::AnonPage
+            }
+            What::Ahead { order, .. } => return run.write_ahead(order, PAGES, |at| at),
+            What::Scattered { order } => {
+                let pages = SPARSE * PAGES;
+                return run.write_ahead(order, pages, |at| scattered(at, pages.ilog2()));
+            }
+            What::Sparse { order } => {
+                return run.write_ahead(order, SPARSE * PAGES, |at| SPARSE * at);
             }
             What::Read => {
                 run.fault_each(run.map(PAGES)?, 1, Access::Read)?;
@@ -407,7 +480,8 @@ struct Run<'a, 'v> {
 impl Run<'_, '_> {
     fn map(&self, pages: u64) -> Result<u64, String> {
         self.space
-            .mmap(self.cpu, 0, pages * PAGE_SIZE, RW, PRIVATE)
+            // More than there is memory for: of a large area only some pages are touched.
+            .mmap(self.cpu, 0, pages * PAGE_SIZE, RW, PRIVATE | MapFlags::NORESERVE)
             .map_err(|error| error.to_string())
     }
 
@@ -459,6 +533,33 @@ impl Run<'_, '_> {
                 .map_err(|error| format!("{error:?}"))?;
         }
         Ok(())
+    }
+
+    /// Stores of one thread to [`PAGES`] pages of an area of `pages`, in the order of `place`, with up to
+    /// 2^`order` pages a fault; the faults are counted.
+    fn write_ahead(
+        &self,
+        order: u8,
+        pages: u64,
+        place: impl Fn(u64) -> u64,
+    ) -> Result<(Counter, u64), String> {
+        let (vm, thread) = (self.cpu.vm(), ThreadStreams::new());
+        vm.set(Setting::PrefaultMaxOrder(order));
+        let area = self.map(pages)?;
+        let mut faults = 0;
+        for addr in (0..PAGES).map(|at| area + place(at) * PAGE_SIZE) {
+            let access = || vm.machine().access(self.space.root(), addr);
+            if !access() {
+                faultless_bench_fault_of(self.space, self.cpu, &thread, addr)
+                    .map_err(|error| format!("{error:?}"))?;
+                faults += 1;
+                if !access() {
+                    return Err(format!("{addr:#x} is not mapped after its fault"));
+                }
+            }
+        }
+        faultless_bench_case_end();
+        Ok((Counter::AnonPage, faults))
     }
 
     /// A file of [`PAGES`] pages, all of them there.

@@ -65,8 +65,11 @@ pub fn run(quick: bool, explain: Option<&str>) -> Result<Report, String> {
     }
     let cases = cases::all(quick);
     let profiles = profile(&cases, quick)?;
-    let counted: Vec<_> =
-        cases.iter().zip(&profiles).map(|(case, profile)| (case, besides(case, profile))).collect();
+    let counted: Vec<_> = cases
+        .iter()
+        .zip(&profiles)
+        .map(|(case, own)| (case, besides(case, own, &profiles)))
+        .collect();
     let mut report = Report::default();
     for ((case, per_operation), profile) in counted.iter().zip(&profiles) {
         let (workload, setting) = (case.workload(), case.setting());
@@ -76,7 +79,7 @@ pub fn run(quick: bool, explain: Option<&str>) -> Result<Report, String> {
             let heap = heap(case, profile);
             report.row(at, ("instructions_of_the_heap", "instructions"), heap);
         }
-        if explain == Some(workload) && case.locking == Locking::Speculative {
+        if explain == Some(workload) {
             println!("{workload} {setting}\n{}", explained(profile, case.operations()));
         }
     }
@@ -121,17 +124,16 @@ fn gates(report: &mut Report, counted: &[(&Case, f64)]) {
 }
 
 /// Instructions an operation, besides filling the page it is about.
-fn besides(case: &Case, profile: &Profile) -> f64 {
-    let filler = profile.function(if matches!(case.what, What::Copy | What::FileCopy) {
-        COPY
-    } else {
-        ZERO
+fn besides(case: &Case, profile: &Profile, all: &[Profile]) -> f64 {
+    let copies = matches!(case.what, What::Copy | What::FileCopy);
+    let filler = if copies { COPY } else { ZERO };
+    // A page takes the same always. Among the calls of a part are some of before, of which nothing was counted:
+    // the part with the fewest of them tells.
+    let page = all.iter().map(|profile| {
+        let filler = profile.function(filler);
+        filler.in_calls as f64 / filler.calls.max(1) as f64
     });
-    let filling = if case.pages_filled() == 0 {
-        0.0
-    } else {
-        filler.in_calls as f64 / filler.calls as f64 * case.pages_filled() as f64
-    };
+    let filling = page.fold(0.0, f64::max) * case.pages_filled() as f64;
     (profile.total as f64 - filling) / case.operations() as f64
 }
 

@@ -26,7 +26,7 @@ mod peer;
 
 use crate::report::{Report, Spread};
 use crate::window::Course;
-use faultless::{Access, MapFlags, PAGE_SIZE, Prot};
+use faultless::{Access, MapFlags, PAGE_SIZE, Prot, Setting};
 use faultless_native::{Config, Memory, Native, NativeCpu, Process, Stop};
 use peer::{FaultLock, Frames, Peer};
 use std::sync::Arc;
@@ -187,6 +187,8 @@ impl Bench {
         let bytes = 2 * (PAGES + 2048) * PAGE_SIZE;
         let config = Config { memory_bytes: bytes, cpus: 2, populate: true, ..Config::default() };
         let native = Native::new(config).map_err(|errno| format!("the machine: {errno:?}"))?;
+        // Every page is to be a fault.
+        native.vm().set(Setting::PrefaultMaxOrder(0));
         let mut memory =
             Memory::new(bytes, 1).map_err(|errno| format!("the peer's memory: {errno:?}"))?;
         memory.populate();

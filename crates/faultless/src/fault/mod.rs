@@ -423,7 +423,7 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
         let reached = unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) };
         if let Reached::Last(slots) = reached
             && self.vma.area.object.is_none()
-            && self.ahead.is_none()
+            && self.ahead.is_none_or(|thread| self.passes(thread, slots))
         {
             let slot = &slots[node::index(self.page, LAST)];
             let root = self.vma.root.id();

@@ -86,6 +86,27 @@ struct Run<'t> {
 }
 
 impl<M: Machine> Attempt<'_, '_, M> {
+    /// Whether the fault on the page's entry in `table` is one of those without evidence that are let pass. No
+    /// more is looked at than the entries beside it: who touches memory in no order pays for two loads.
+    #[inline(always)]
+    pub(super) fn passes(self, thread: &ThreadStreams, table: &[AtomicU64; ENTRIES]) -> bool {
+        let passes = self.has_nothing_beside(table)
+            && thread.of_fault().is_some_and(|mut streams| streams.lets_pass(self.space.id()));
+        if passes {
+            self.cpu.count(Counter::PrefaultMiss);
+        }
+        passes
+    }
+
+    /// Whether the page's entry in `table` is empty, and those beside it, too.
+    #[inline(always)]
+    fn has_nothing_beside(self, table: &[AtomicU64; ENTRIES]) -> bool {
+        let at = node::index(self.page, LAST);
+        // What is beyond the table's edge is never looked at.
+        let nothing = |at| table.get(at).is_none_or(|slot| node::load(slot).is_none());
+        nothing(at.wrapping_sub(1)) && nothing(at) && nothing(at + 1)
+    }
+
     /// Serves the fault on the page's entry in `table`, which was `seen`, one that a first touch fills, and
     /// maps what is expected next with it. `None`: the entry changed first.
     #[inline(never)]
@@ -104,8 +125,27 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let root = if kind == Kind::Read { 0 } else { self.root()? };
         let asked = node::index(self.page, LAST);
         let first = (self.page >> PAGE_SHIFT) - asked as u64;
-        let window = &self.window(streams, kind, table, first);
+        // Where the table was not there, that has not been asked yet.
+        let window = &if self.has_nothing_beside(table) && streams.lets_pass(self.space.id()) {
+            Window::single(self.page >> PAGE_SHIFT)
+        } else {
+            self.window(streams, kind, table, first)
+        };
         let span = window.span();
+        if window.is_single() && kind != Kind::Copy {
+            // Nothing is expected: it is served as any other.
+            let slot = &table[asked];
+            let done = if kind == Kind::Write {
+                self.write_untouched(prepared, slot, root)?
+            } else {
+                self.read_untouched(slot)?
+            };
+            if done.is_some() {
+                streams.mapped(window, span);
+                self.cpu.count(Counter::PrefaultMiss);
+            }
+            return Ok(done);
+        }
         let (low, high) = ((span.start - first) as usize, (span.end - first) as usize);
         let run = |start: usize| Run { table, first, places: start..high.min(start + RUN), window };
         // That of the page asked for comes first.

@@ -102,6 +102,12 @@ pub struct Window {
 }
 
 impl Window {
+    /// The page that faulted and no other; nothing is to be learned from it.
+    #[inline]
+    pub const fn single(page: u64) -> Self {
+        Self { pages: page..page + 1, holes: 0, record: None }
+    }
+
     /// First to last page, those that are left out included.
     pub fn span(&self) -> Range<u64> {
         self.pages.clone()
@@ -262,7 +268,7 @@ impl Streams {
         mut look: impl FnMut(u64) -> Seen,
     ) -> Window {
         let page = miss.page;
-        let single = Window { pages: page..page + 1, holes: 0, record: None };
+        let single = Window::single(page);
         if max_order == 0 {
             return single;
         }
@@ -286,6 +292,15 @@ impl Streams {
             self.patience /= 2;
         }
         self.choose(miss, most, below, above, look).unwrap_or(single)
+    }
+
+    /// Whether a fault in `space` without evidence is let pass: then this is all that there is to do about it.
+    /// As [`predict`](Self::predict) would, which is spared.
+    #[inline(always)]
+    pub fn lets_pass(&mut self, space: SpaceId) -> bool {
+        let passes = self.skip != 0 && self.space == space;
+        self.skip -= u8::from(passes);
+        passes
     }
 
     /// The window for a page of which nothing is remembered.

@@ -314,6 +314,8 @@ fn a_sparse_toucher_gets_nothing_that_it_does_not_ask_for() {
     let bench = Bench::new(&vm, AT, 16 * 1024, 5);
     let asked = 1024;
     assert_eq!(bench.faults_of((0..asked).map(|at| at * 16)), asked);
+    // Each is counted once, those that are let pass without a look as well.
+    assert_eq!(bench.count(Counter::PrefaultMiss), asked);
     assert!(bench.resident() <= asked + asked / 100, "{}", bench.resident());
     bench.finish();
 }
