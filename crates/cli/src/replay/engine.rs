@@ -11,7 +11,7 @@ use super::gate::Gate;
 use crate::run::Sample;
 use faultless::{Access, Advice, MapFlags, Prot, RemapFlags, ThreadStreams};
 use faultless_native::{Native, NativeCpu, Process, Stop};
-use faultless_trace::event;
+use faultless_trace::event::{self, Backing};
 use faultless_trace::plan::{At, Op, Plan, Thread};
 use nix::sys::resource::{UsageWho, getrusage};
 use std::fmt;
@@ -63,10 +63,35 @@ impl fmt::Display for ReplayError {
 /// # Errors
 /// The first operation that failed.
 pub fn replay(native: &Native, plan: &Plan, stop: fn() -> bool) -> Result<Replayed, ReplayError> {
+    run(native, plan, stop, None)
+}
+
+/// As [`replay`], on a machine of one CPU, with the most pages that its processes had at one moment, looked at
+/// after each operation. (With more CPUs a page might be counted twice while its thread leaves one.)
+///
+/// # Errors
+/// As [`replay`].
+pub fn replay_gauged(
+    native: &Native,
+    plan: &Plan,
+    stop: fn() -> bool,
+) -> Result<(Replayed, u64), ReplayError> {
+    let gauge = Gauge::of(plan);
+    let replayed = run(native, plan, stop, Some(&gauge))?;
+    Ok((replayed, gauge.peak.into_inner()))
+}
+
+fn run(
+    native: &Native,
+    plan: &Plan,
+    stop: fn() -> bool,
+    gauge: Option<&Gauge>,
+) -> Result<Replayed, ReplayError> {
     let replay = Replay {
         native,
         plan,
         gates: Gate::all(plan),
+        gauge,
         interrupted: stop,
         failed: AtomicBool::new(false),
         failure: Mutex::new(None),
@@ -108,6 +133,35 @@ fn processor_time() -> (f64, f64) {
         .map_or((0.0, 0.0), |usage| (seconds(usage.user_time()), seconds(usage.system_time())))
 }
 
+/// How many pages the processes have.
+#[derive(Debug)]
+struct Gauge {
+    /// By process of the plan, when it was looked at last.
+    resident: Vec<AtomicU64>,
+    /// The most of all together.
+    peak: AtomicU64,
+}
+
+impl Gauge {
+    fn of(plan: &Plan) -> Self {
+        let resident = plan.processes().iter().map(|_| AtomicU64::new(0)).collect();
+        Self { resident, peak: AtomicU64::new(0) }
+    }
+
+    /// The running process, number `process` of the plan, has done something.
+    fn look(&self, process: u32, cpu: &NativeCpu<'_, '_>) {
+        let pages = cpu.running().space().resident_pages(cpu.cpu());
+        self.resident[process as usize].store(pages, Ordering::Relaxed);
+        let all = self.resident.iter().map(|pages| pages.load(Ordering::Relaxed)).sum();
+        self.peak.fetch_max(all, Ordering::Relaxed);
+    }
+
+    /// The process has ended.
+    fn end(&self, process: u32) {
+        self.resident[process as usize].store(0, Ordering::Relaxed);
+    }
+}
+
 /// Why a thread leaves its CPU.
 enum Pause {
     /// Somebody else's operation must complete first.
@@ -122,6 +176,7 @@ struct Replay<'r> {
     native: &'r Native,
     plan: &'r Plan,
     gates: Vec<Gate>,
+    gauge: Option<&'r Gauge>,
     interrupted: fn() -> bool,
     failed: AtomicBool,
     failure: Mutex<Option<ReplayError>>,
@@ -223,6 +278,9 @@ impl<'r> Replay<'r> {
                         }
                         op => self.act(cpu, &op)?,
                     }
+                    if let Some(gauge) = self.gauge {
+                        gauge.look(self.thread(number).process, cpu);
+                    }
                     complete(*index);
                     current = steps.next();
                 }
@@ -249,6 +307,9 @@ impl<'r> Replay<'r> {
                 self.fail(number, index, stop);
                 break;
             }
+        }
+        if let (Some(gauge), Some(_)) = (self.gauge, Arc::into_inner(process)) {
+            gauge.end(self.thread(number).process);
         }
         let done = current.map_or(self.thread(number).ops.len() as u64, |(index, _)| index.into());
         self.operations.fetch_add(done, Ordering::Relaxed);
@@ -287,7 +348,7 @@ impl<'r> Replay<'r> {
                 };
                 cpu.touch(page, access)?;
             }
-            Op::Map { range, prot, shared, grows_down, populate, noreserve, .. } => {
+            Op::Map { range, prot, shared, grows_down, populate, noreserve, backing } => {
                 let mut flags = MapFlags::FIXED | MapFlags::ANONYMOUS;
                 flags |= if shared { MapFlags::SHARED } else { MapFlags::PRIVATE };
                 flags.set(MapFlags::GROWSDOWN, grows_down && !shared);
@@ -298,6 +359,10 @@ impl<'r> Replay<'r> {
                     self.unreserved.fetch_add(1, Ordering::Relaxed);
                 }
                 cpu.mmap(range.start, range.len(), permission(prot), flags)?;
+                if !shared && matches!(backing, Backing::File | Backing::Special) {
+                    // Anonymous memory stands for it, and it shall not be mapped ahead as that is.
+                    cpu.madvise(range.start, range.len(), Advice::Random)?;
+                }
             }
             Op::Unmap { range } => cpu.munmap(range.start, range.len())?,
             Op::Protect { range, prot } => {
@@ -348,7 +413,7 @@ mod tests {
     use faultless::{Counter, Locking, Setting};
     use faultless_native::{Checked, Config};
     use faultless_trace::event::{Access as Traced, Header, Prot as TracedProt, Recorded};
-    use faultless_trace::event::{Backing, Birth, Event, Kind, ProcessInfo, ThreadInfo, Trace};
+    use faultless_trace::event::{Birth, Event, Kind, ProcessInfo, ThreadInfo, Trace};
     use faultless_trace::recordings;
 
     fn native(cpus: usize, memory_bytes: u64) -> Native {
