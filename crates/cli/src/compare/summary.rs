@@ -212,7 +212,7 @@ fn effects(
         out,
         "Counted apart from any time, threads taking turns on one CPU. First touches: of private anonymous \
          memory; a\nperfect predictor knows the rest of the recording and has windows of the same size; \
-         resident growth is that of the\npeak of all processes together."
+         resident growth is that of\nthe most pages that each process had."
     )?;
     Ok(())
 }

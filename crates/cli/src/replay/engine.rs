@@ -66,8 +66,9 @@ pub fn replay(native: &Native, plan: &Plan, stop: fn() -> bool) -> Result<Replay
     run(native, plan, stop, None)
 }
 
-/// As [`replay`], on a machine of one CPU, with the most pages that its processes had at one moment, looked at
-/// after each operation. (With more CPUs a page might be counted twice while its thread leaves one.)
+/// As [`replay`], on a machine of one CPU, with the most pages that each process had, looked at after each
+/// operation, all processes added up: when which process is at its most is for the host to say. (With more CPUs
+/// a page might be counted twice while its thread leaves one.)
 ///
 /// # Errors
 /// As [`replay`].
@@ -78,7 +79,7 @@ pub fn replay_gauged(
 ) -> Result<(Replayed, u64), ReplayError> {
     let gauge = Gauge::of(plan);
     let replayed = run(native, plan, stop, Some(&gauge))?;
-    Ok((replayed, gauge.peak.into_inner()))
+    Ok((replayed, gauge.0.into_iter().map(AtomicU64::into_inner).sum()))
 }
 
 fn run(
@@ -133,32 +134,19 @@ fn processor_time() -> (f64, f64) {
         .map_or((0.0, 0.0), |usage| (seconds(usage.user_time()), seconds(usage.system_time())))
 }
 
-/// How many pages the processes have.
+/// The most pages that each process has had, by its number in the plan.
 #[derive(Debug)]
-struct Gauge {
-    /// By process of the plan, when it was looked at last.
-    resident: Vec<AtomicU64>,
-    /// The most of all together.
-    peak: AtomicU64,
-}
+struct Gauge(Vec<AtomicU64>);
 
 impl Gauge {
     fn of(plan: &Plan) -> Self {
-        let resident = plan.processes().iter().map(|_| AtomicU64::new(0)).collect();
-        Self { resident, peak: AtomicU64::new(0) }
+        Self(plan.processes().iter().map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// The running process, number `process` of the plan, has done something.
+    /// The running process has done something.
     fn look(&self, process: u32, cpu: &NativeCpu<'_, '_>) {
         let pages = cpu.running().space().resident_pages(cpu.cpu());
-        self.resident[process as usize].store(pages, Ordering::Relaxed);
-        let all = self.resident.iter().map(|pages| pages.load(Ordering::Relaxed)).sum();
-        self.peak.fetch_max(all, Ordering::Relaxed);
-    }
-
-    /// The process has ended.
-    fn end(&self, process: u32) {
-        self.resident[process as usize].store(0, Ordering::Relaxed);
+        self.0[process as usize].fetch_max(pages, Ordering::Relaxed);
     }
 }
 
@@ -308,9 +296,6 @@ impl<'r> Replay<'r> {
                 break;
             }
         }
-        if let (Some(gauge), Some(_)) = (self.gauge, Arc::into_inner(process)) {
-            gauge.end(self.thread(number).process);
-        }
         let done = current.map_or(self.thread(number).ops.len() as u64, |(index, _)| index.into());
         self.operations.fetch_add(done, Ordering::Relaxed);
     }
@@ -416,9 +401,13 @@ mod tests {
     use faultless_trace::event::{Birth, Event, Kind, ProcessInfo, ThreadInfo, Trace};
     use faultless_trace::recordings;
 
+    /// A machine on which each page that is touched is a fault.
     fn native(cpus: usize, memory_bytes: u64) -> Native {
         let checked = Checked::Panic;
-        Native::new(Config { memory_bytes, cpus, checked, ..Config::default() }).unwrap()
+        let native =
+            Native::new(Config { memory_bytes, cpus, checked, ..Config::default() }).unwrap();
+        native.vm().set(Setting::PrefaultMaxOrder(0));
+        native
     }
 
     fn never() -> bool {

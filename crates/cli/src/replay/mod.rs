@@ -14,7 +14,7 @@ use crate::report::effect::Effect;
 use crate::report::json::{Context, Json, Number};
 use crate::report::perf_stat::PerfStat;
 use crate::run;
-use crate::settings::{Settings, policies};
+use crate::settings::{Ahead, Settings, policies};
 use engine::{ReplayError, Replayed};
 use faultless_native::Native;
 use faultless_trace::Header;
@@ -37,7 +37,7 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         let mut columns: Vec<_> = policies
             .into_iter()
             .map(|locking| {
-                let settings = settings.with_locking(locking);
+                let settings = settings.with_locking(locking).with_ahead(Ahead::OFF);
                 Column::new(locking.name(), source.context(&settings), Some(settings))
             })
             .collect();

@@ -17,7 +17,7 @@ pub struct Effect {
     pub ahead: u64,
     /// Those of them that nobody had touched when they were unmapped, or their process ended.
     pub wasted: u64,
-    /// The most pages that all processes had at one moment with order 0.
+    /// The most pages that each process had with order 0, added up.
     pub peak_off: u64,
     /// The same with pages mapped ahead.
     pub peak: u64,
@@ -54,8 +54,8 @@ impl Share {
         },
         Self {
             head: "resident\ngrowth",
-            name: "resident growth at the peak",
-            // Less than none is the doing of threads that took turns otherwise.
+            name: "resident growth at the most",
+            // Threads take turns as the host has it, so there may be a little less than none.
             of: |effect| (effect.peak.saturating_sub(effect.peak_off), effect.peak_off),
         },
     ];
@@ -98,7 +98,7 @@ impl Effect {
             (self.wasted, "of them never touched", wasted),
             (
                 self.peak,
-                "resident pages at the peak",
+                "resident pages at the most",
                 format!("{growth} more than the {} with order 0", grouped(self.peak_off)),
             ),
         ]
