@@ -110,7 +110,7 @@ fn ahead_summary(
         out,
         "Zeroed: an idle time before each run has zeroed {} MiB of frames; its own cost is in no figure here \
          (`bench\nzeroing` in the repository has it), and what a run needs beyond it is zeroed in its faults.",
-        super::POOL * faultless::PAGE_SIZE >> 20
+        (super::POOL * faultless::PAGE_SIZE) >> 20
     )?;
     effects(out, reports, &choice.regimes, style)
 }
