@@ -57,7 +57,7 @@ faults that saves, what a perfect predictor would save, and what is mapped and n
 Repetitions take turns, so that noise hits all alike; the median is shown.
 
 Of --set, locking=POLICY names a policy to compare, prefault_max_order=N an order; each may be there
-several times. Other knobs hold for all.
+several times. zeroed_pool=N is how many frames are zeroed before. Other knobs hold for all.
 
 Examples:
   faultless compare --quick

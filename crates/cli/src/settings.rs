@@ -41,6 +41,14 @@ impl Assignment {
             _ => None,
         }
     }
+
+    /// The frames that it gives a pool, if it is about that.
+    fn pool(&self) -> Option<u64> {
+        match self.setting {
+            Setting::ZeroedPool(frames) => Some(frames),
+            _ => None,
+        }
+    }
 }
 
 /// What faults map before it is asked for, and on frames that who zeroed.
@@ -152,8 +160,9 @@ pub fn policies(given: &[Assignment]) -> Vec<Locking> {
 }
 
 /// What to compare of mapping ahead: nothing, the orders that `given` names, or 3 and 5, and the last of them
-/// on `frames` frames that were zeroed before.
+/// on frames that were zeroed before: as many as `given` says, or `frames`.
 pub fn regimes(given: &[Assignment], frames: u64) -> Vec<Ahead> {
+    let pool = given.iter().rev().find_map(Assignment::pool).unwrap_or(frames);
     let mut orders: Vec<_> = given.iter().filter_map(Assignment::order).collect();
     if orders.is_empty() {
         orders = vec![3, 5];
@@ -161,7 +170,7 @@ pub fn regimes(given: &[Assignment], frames: u64) -> Vec<Ahead> {
     orders.push(0);
     orders.sort_unstable();
     orders.dedup();
-    let last = orders.last().map(|&order| Ahead { order, pool: frames });
+    let last = orders.last().filter(|_| pool > 0).map(|&order| Ahead { order, pool });
     orders.into_iter().map(|order| Ahead { order, pool: 0 }).chain(last).collect()
 }
 
@@ -193,9 +202,12 @@ mod tests {
             regimes.into_iter().map(Ahead::name).collect::<Vec<_>>()
         };
         assert_eq!(names(&[]), ["off", "order 3", "order 5", "order 5, zeroed"]);
-        let given = ["prefault_max_order=9", "prefault_max_order=2", "prefault_max_order=9"];
-        assert_eq!(names(&given), ["off", "order 2", "order 9", "order 9, zeroed"]);
+        let twice = ["prefault_max_order=9", "prefault_max_order=2", "prefault_max_order=9"];
+        assert_eq!(names(&twice), ["off", "order 2", "order 9", "order 9, zeroed"]);
         assert_eq!(names(&["prefault_max_order=0"]), ["off", "off, zeroed"]);
+        assert_eq!(names(&["zeroed_pool=0"]), ["off", "order 3", "order 5"]);
+        let pool = |texts: &[&str]| regimes(&given(texts), 7).last().map(|ahead| ahead.pool);
+        assert_eq!((pool(&[]), pool(&["zeroed_pool=8", "zeroed_pool=9"])), (Some(7), Some(9)));
         let settings = Settings::new(&[]).with_ahead(Ahead { order: 5, pool: 7 });
         assert!(settings.label().ends_with("prefault_max_order=5,zeroed_pool=7"));
     }

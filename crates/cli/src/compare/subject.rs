@@ -30,7 +30,7 @@ const fn entry(name: &'static str, params: &'static [&'static str]) -> Entry {
 }
 
 /// A workload that is run to its end: it touches what a pool of [`POOL`](super::POOL) frames can serve, and
-/// no page twice, so that what is zeroed ahead is zeroed before the run and not in it.
+/// no page of it twice, so that what is zeroed ahead is zeroed before the run and not in it.
 const fn once(name: &'static str, params: &'static [&'static str]) -> Entry {
     Entry { topic: Topic::Ahead, ..entry(name, params) }
 }
@@ -169,8 +169,8 @@ impl Subject {
         }
     }
 
-    /// Its report, still without samples, and itself ready to run. `native` is for the workloads; a recording gets a machine of its own size.
-    /// `None` where the user interrupted it.
+    /// Its report, still without samples, and itself ready to run. `native` is for the workloads; a recording
+    /// gets a machine of its own size. `None` where the user interrupted it.
     pub fn prepare<'n>(
         self,
         native: &'n Native,

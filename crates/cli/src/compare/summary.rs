@@ -106,12 +106,15 @@ fn ahead_summary(
     writeln!(out, "\nSummary: mapping ahead (locking={})", choice.settings.locking.name())?;
     gains(out, reports, pairs.last().copied(), style)?;
     rates(out, reports, &regimes, &pairs, None, style)?;
-    writeln!(
-        out,
-        "Zeroed: an idle time before each run has zeroed {} MiB of frames; its own cost is in no figure here \
-         (`bench\nzeroing` in the repository has it), and what a run needs beyond it is zeroed in its faults.",
-        (super::POOL * faultless::PAGE_SIZE) >> 20
-    )?;
+    let pool = choice.regimes.last().map_or(0, |ahead| ahead.pool);
+    if pool > 0 {
+        writeln!(
+            out,
+            "Zeroed: an idle time before each run has zeroed {} MiB of frames; its own cost is in no figure here \
+             (`bench\nzeroing` in the repository has it), and what a run needs beyond it is zeroed in its faults.",
+            pool.saturating_mul(faultless::PAGE_SIZE) >> 20
+        )?;
+    }
     effects(out, reports, &choice.regimes, style)
 }
 

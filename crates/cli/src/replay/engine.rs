@@ -526,6 +526,28 @@ mod tests {
         native.audit(&[]).unwrap();
     }
 
+    /// Memory that stands for a file's is not mapped ahead, and pages are counted where they are the most.
+    #[test]
+    fn anonymous_memory_alone_is_mapped_ahead() {
+        const AT: u64 = 0x10_0000;
+        for (backing, ahead) in [(Backing::Anon, true), (Backing::File, false)] {
+            let touches = (0..20).map(|page| (0, fault(AT + page * 4096, Traced::Write)));
+            let mut events = vec![(0, map(AT, 64, backing))];
+            events.extend(touches);
+            events.push((0, Kind::Unmap { start: AT, len: 64 << 12 }));
+            events.push((0, Kind::Exit));
+            let plan = plan(&[0], &events);
+            let native = native(1, 8 << 20);
+            native.vm().set(Setting::PrefaultMaxOrder(3));
+            let (replayed, most) = replay_gauged(&native, &plan, never).unwrap();
+            let count = |counter| replayed.sample.counter(counter).unwrap();
+            let (mapped, wasted) = (count(Counter::PrefaultPage), count(Counter::PrefaultWasted));
+            assert_eq!((mapped > 0, wasted > 0), (ahead, ahead), "{backing:?}");
+            assert_eq!((replayed.sample.faults + mapped, most - wasted), (most, 20), "{backing:?}");
+            native.audit(&[]).unwrap();
+        }
+    }
+
     #[test]
     fn an_interrupted_replay_is_incomplete() {
         let native = native(2, 64 << 20);

@@ -43,9 +43,9 @@ pub fn tell(
     writeln!(out, "{table}")?;
     writeln!(
         out,
-        "Zeroed: the machine was idle before each pass and zeroed {} frames. What hardware takes for an exception \
+        "Zeroed: the machine was idle before each pass, and filled a pool of {} frames. What hardware takes for an exception \
          itself,\nwhich is what mapping ahead spares, is no instruction: these figures do not show it.\n",
-        super::POOL
+        regimes.last().map_or(0, |ahead| ahead.pool)
     )?;
     Ok(())
 }
