@@ -7,8 +7,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What each memory mechanism would do for your program: page faults without a lock, late
-/// reverse-map roots, against the locking of Linux.
+/// What each memory mechanism would do for your program: page faults without a lock, pages mapped
+/// ahead, zeroed frames, late reverse-map roots, against the locking of Linux.
 #[derive(Debug, Parser)]
 #[command(
     name = "faultless",
@@ -29,7 +29,7 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Every workload and recording under every locking policy, side by side
+    /// Every workload and recording under every locking policy, and with pages mapped ahead
     Compare(CompareArgs),
     /// Run one workload and print its counters as `perf stat` does
     Stat(StatArgs),
@@ -50,13 +50,20 @@ pub enum Command {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Each workload runs under locking=mmap_lock (Linux up to 6.3), per_vma (Linux 6.4 to 6.14) and
-speculative (no lock), and on this host's own Linux. Repetitions take turns, so that noise hits all
-alike; the median is shown.
+speculative (no lock), and on this host's own Linux, each fault for itself (prefault_max_order=0).
+Then workloads and recordings run with pages mapped ahead: not at all, up to order 3, up to order 5,
+and up to order 5 on frames that an idle time before has zeroed; of recordings it is counted how many
+faults that saves, what a perfect predictor would save, and what is mapped and never touched.
+Repetitions take turns, so that noise hits all alike; the median is shown.
+
+Of --set, locking=POLICY names a policy to compare, prefault_max_order=N an order; each may be there
+several times. zeroed_pool=N is how many frames are zeroed before. Other knobs hold for all.
 
 Examples:
   faultless compare --quick
   faultless compare --only pft --only small_allocs
   faultless compare --set locking=per_vma --set locking=speculative
+  faultless compare --only python --set prefault_max_order=9
   faultless compare --json results.jsonl")]
 pub struct CompareArgs {
     /// A quarter of the time, and noisier
@@ -76,11 +83,13 @@ pub struct CompareArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-`faultless workloads` lists the workloads with their parameters.
+`faultless workloads` lists the workloads with their parameters. The native machine is idle before the
+run: pools of zeroed frames (zeroed_pool) are as full then as they are to be.
 
 Examples:
   faultless stat pft size=256M threads=2
   faultless stat page_fault1 seconds=2 --set locking=mmap_lock
+  faultless stat pft --set prefault_max_order=5 --set zeroed_pool=40000
   faultless stat ebizzy threads=4 --machine linux")]
 pub struct StatArgs {
     /// The workload
@@ -108,11 +117,13 @@ pub enum MachineArg {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 FILE is a perf.data file of `perf record` (see `faultless record`), a .fltrace file, or the name of
-a recording that comes with faultless.
+a recording that comes with faultless. Where pages are mapped ahead (prefault_max_order), it is
+replayed twice more to count the faults saved, the pages never touched and the resident growth.
 
 Examples:
   faultless replay python
   faultless replay perf.data --set locking=per_vma
+  faultless replay python --set prefault_max_order=5
   faultless replay app.fltrace --policies --json app.jsonl")]
 pub struct ReplayArgs {
     /// The recording: a file, or the name of a shipped one
@@ -120,7 +131,7 @@ pub struct ReplayArgs {
     pub recording: PathBuf,
     #[command(flatten)]
     pub set: SetArgs,
-    /// Compare the locking policies instead of running one
+    /// Compare the locking policies instead of running one, each fault for itself
     #[arg(long)]
     pub policies: bool,
     #[command(flatten)]
@@ -227,8 +238,11 @@ pub enum ClockArg {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The same program files run on the bare machine and on a stock Linux 6.12, in the same QEMU, on a
-clock that counts instructions: every figure repeats to the last digit. Linux is Debian's package,
-downloaded once into $XDG_CACHE_HOME/faultless and not installed. Takes about two minutes.
+clock that counts instructions: every figure repeats to the last digit. Each fault is for itself
+(prefault_max_order=0); the rows of anonymous memory come again with pages mapped ahead, up to order 3
+and 5 (or each prefault_max_order=N of --set), and on frames that the idle machine has zeroed. Linux is
+Debian's package, downloaded once into $XDG_CACHE_HOME/faultless and not installed. Takes about two
+minutes.
 
 Examples:
   faultless versus

@@ -52,6 +52,11 @@ impl Sample {
         rate(self.faults, self.wall)
     }
 
+    /// Faults for each operation.
+    pub fn faults_each(&self) -> f64 {
+        self.faults as f64 / self.operations as f64
+    }
+
     /// Operations per second.
     pub fn operation_rate(&self) -> f64 {
         rate(self.operations, self.wall)
@@ -77,7 +82,7 @@ pub fn on_native(
     settings: &Settings,
     workload: &Workload,
 ) -> Result<Outcome, CliError> {
-    settings.apply(native.vm());
+    settings.apply(native);
     on(native, &settings.label(), workload)
 }
 

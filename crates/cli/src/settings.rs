@@ -1,6 +1,8 @@
 //! The setting of the knobs that a run is made under.
 
-use faultless::{AnonVmaCheck, KnobError, Locking, Machine, Setting, Vm};
+use faultless::knob::Knobs;
+use faultless::{AnonVmaCheck, KnobError, Locking, Setting};
+use faultless_native::Native;
 use std::str::FromStr;
 
 /// One `KNOB=VALUE` of the command line.
@@ -31,6 +33,42 @@ impl Assignment {
             _ => None,
         }
     }
+
+    /// The order that it chooses for prefault, if it is about that.
+    fn order(&self) -> Option<u8> {
+        match self.setting {
+            Setting::PrefaultMaxOrder(order) => Some(order),
+            _ => None,
+        }
+    }
+
+    /// The frames that it gives a pool, if it is about that.
+    fn pool(&self) -> Option<u64> {
+        match self.setting {
+            Setting::ZeroedPool(frames) => Some(frames),
+            _ => None,
+        }
+    }
+}
+
+/// What faults map before it is asked for, and on frames that who zeroed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ahead {
+    /// `prefault_max_order`.
+    pub order: u8,
+    /// `zeroed_pool`: frames that were zeroed before the run.
+    pub pool: u64,
+}
+
+impl Ahead {
+    /// Each fault for itself, on a frame that it zeroes itself.
+    pub const OFF: Self = Self { order: 0, pool: 0 };
+
+    /// As tables name it.
+    pub fn name(self) -> String {
+        let order = if self.order == 0 { "off".into() } else { format!("order {}", self.order) };
+        if self.pool == 0 { order } else { format!("{order}, zeroed") }
+    }
 }
 
 /// The knobs of one run; those not named keep their defaults.
@@ -40,6 +78,8 @@ pub struct Settings {
     pub locking: Locking,
     /// When a fault asks for the reverse-map root.
     pub anon_vma_check: AnonVmaCheck,
+    /// What is mapped ahead.
+    pub ahead: Ahead,
     others: Vec<Assignment>,
 }
 
@@ -49,12 +89,15 @@ impl Settings {
         let mut settings = Self {
             locking: Locking::Speculative,
             anon_vma_check: AnonVmaCheck::Late,
+            ahead: Ahead { order: Knobs::default().prefault_max_order(), pool: 0 },
             others: Vec::new(),
         };
         for assignment in given {
             match assignment.setting {
                 Setting::Locking(locking) => settings.locking = locking,
                 Setting::AnonVmaCheck(check) => settings.anon_vma_check = check,
+                Setting::PrefaultMaxOrder(order) => settings.ahead.order = order,
+                Setting::ZeroedPool(frames) => settings.ahead.pool = frames,
                 _ => settings.others.push(assignment.clone()),
             }
         }
@@ -71,20 +114,34 @@ impl Settings {
         Self { anon_vma_check, ..self.clone() }
     }
 
-    /// Sets the knobs of `vm`.
-    pub fn apply<M: Machine>(&self, vm: &Vm<M>) {
-        vm.set(Setting::Locking(self.locking));
-        vm.set(Setting::AnonVmaCheck(self.anon_vma_check));
-        self.others.iter().for_each(|other| vm.set(other.setting));
+    /// The same with other pages mapped ahead.
+    pub fn with_ahead(&self, ahead: Ahead) -> Self {
+        Self { ahead, ..self.clone() }
     }
 
-    /// As results name it: `locking=speculative,anon_vma_check=late`.
+    /// Sets the knobs of `native`, on which nothing runs, and lets its CPUs idle until the pools of zeroed
+    /// frames are as full as they are to be.
+    pub fn apply(&self, native: &Native) {
+        let vm = native.vm();
+        vm.set(Setting::Locking(self.locking));
+        vm.set(Setting::AnonVmaCheck(self.anon_vma_check));
+        vm.set(Setting::PrefaultMaxOrder(self.ahead.order));
+        vm.set(Setting::ZeroedPool(self.ahead.pool));
+        self.others.iter().for_each(|other| vm.set(other.setting));
+        while native.zero_ahead(usize::MAX) != 0 {}
+    }
+
+    /// As results name it: `locking=speculative,anon_vma_check=late,prefault_max_order=0`.
     pub fn label(&self) -> String {
         let mut label = format!(
-            "locking={},anon_vma_check={}",
+            "locking={},anon_vma_check={},prefault_max_order={}",
             self.locking.name(),
-            self.anon_vma_check.name()
+            self.anon_vma_check.name(),
+            self.ahead.order
         );
+        if self.ahead.pool != 0 {
+            label.push_str(&format!(",zeroed_pool={}", self.ahead.pool));
+        }
         for other in &self.others {
             label.push(',');
             label.push_str(&other.text);
@@ -102,6 +159,21 @@ pub fn policies(given: &[Assignment]) -> Vec<Locking> {
     Locking::ALL.into_iter().filter(|locking| named.contains(locking)).collect()
 }
 
+/// What to compare of mapping ahead: nothing, the orders that `given` names, or 3 and 5, and the last of them
+/// on frames that were zeroed before: as many as `given` says, or `frames`.
+pub fn regimes(given: &[Assignment], frames: u64) -> Vec<Ahead> {
+    let pool = given.iter().rev().find_map(Assignment::pool).unwrap_or(frames);
+    let mut orders: Vec<_> = given.iter().filter_map(Assignment::order).collect();
+    if orders.is_empty() {
+        orders = vec![3, 5];
+    }
+    orders.push(0);
+    orders.sort_unstable();
+    orders.dedup();
+    let last = orders.last().filter(|_| pool > 0).map(|&order| Ahead { order, pool });
+    orders.into_iter().map(|order| Ahead { order, pool: 0 }).chain(last).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,11 +185,30 @@ mod tests {
     #[test]
     fn the_last_of_a_knob_holds_and_others_are_named() {
         let given = given(&["locking=mmap_lock", "max_map_count=9", "locking=per_vma"]);
+        let default = Knobs::default().prefault_max_order();
         assert_eq!(
             Settings::new(&given).label(),
-            "locking=per_vma,anon_vma_check=late,max_map_count=9"
+            format!(
+                "locking=per_vma,anon_vma_check=late,prefault_max_order={default},max_map_count=9"
+            )
         );
         assert_eq!(policies(&given), [Locking::MmapLock, Locking::PerVma]);
         assert_eq!(policies(&[]), Locking::ALL);
+    }
+    #[test]
+    fn orders_are_compared_once_each_and_from_nothing() {
+        let names = |texts: &[&str]| {
+            let regimes = regimes(&given(texts), 7);
+            regimes.into_iter().map(Ahead::name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&[]), ["off", "order 3", "order 5", "order 5, zeroed"]);
+        let twice = ["prefault_max_order=9", "prefault_max_order=2", "prefault_max_order=9"];
+        assert_eq!(names(&twice), ["off", "order 2", "order 9", "order 9, zeroed"]);
+        assert_eq!(names(&["prefault_max_order=0"]), ["off", "off, zeroed"]);
+        assert_eq!(names(&["zeroed_pool=0"]), ["off", "order 3", "order 5"]);
+        let pool = |texts: &[&str]| regimes(&given(texts), 7).last().map(|ahead| ahead.pool);
+        assert_eq!((pool(&[]), pool(&["zeroed_pool=8", "zeroed_pool=9"])), (Some(7), Some(9)));
+        let settings = Settings::new(&[]).with_ahead(Ahead { order: 5, pool: 7 });
+        assert!(settings.label().ends_with("prefault_max_order=5,zeroed_pool=7"));
     }
 }

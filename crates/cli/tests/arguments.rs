@@ -34,7 +34,13 @@ fn lists() {
 
 #[test]
 fn wrong_arguments_are_named_and_explained() {
-    let wrong: [(&[&str], &[&str]); 27] = [
+    let order = ["prefault_max_order=10", "0 to 9"];
+    let wrong: [(&[&str], &[&str]); 32] = [
+        (&["stat", "pft", "--set", order[0]], &order),
+        (&["compare", "--set", order[0]], &order),
+        (&["compare", "--set", "zeroed_pool=some"], &["zeroed_pool=some", "frames"]),
+        (&["replay", "sort", "--set", order[0]], &order),
+        (&["versus", "--set", order[0]], &order),
         (&["stat", "pfft"], &["\"pfft\"", "page_fault1"]),
         (&["stat", "pft", "sice=1M"], &["\"sice\"", "size"]),
         (&["stat", "pft", "size=1"], &["size=1", "multiple of 4096"]),

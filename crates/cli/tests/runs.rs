@@ -46,7 +46,8 @@ fn every_workload_runs_on_both_machines() {
 #[test]
 fn knobs_change_what_is_counted() {
     let run = |setting: &str| {
-        let args = ["stat", "pft", "size=1M", "--set", setting, "--json", "-"];
+        let alone = "prefault_max_order=0";
+        let args = ["stat", "pft", "size=1M", "--set", setting, "--set", alone, "--json", "-"];
         let out = faultless(&args).succeeds();
         // Nothing but JSON goes where JSON goes.
         json_lines(&out)
@@ -74,8 +75,18 @@ fn comparison_of_one_workload() {
     let file = path.to_str().expect("text");
     let args = ["compare", "--quick", "--only", "pft", "--only", "small_allocs", "--json", file];
     let out = faultless(&args).succeeds();
-    for said in ["faults per second, median of 5", "mmap_lock", "per_vma", "Summary", "linux-", "#"]
-    {
+    for said in [
+        "faults per second, median of 5",
+        "mmap_lock",
+        "per_vma",
+        "Summary: locking, each fault for itself",
+        "linux-",
+        "#",
+        "pages per second, median of 5",
+        "order 5, zeroed",
+        "times fewer faults",
+        "Summary: mapping ahead",
+    ] {
         assert!(out.contains(said), "no {said:?} in\n{out}");
     }
     assert!(!out.contains('\u{1b}'), "no control sequences where there is no terminal");
@@ -90,6 +101,52 @@ fn comparison_of_one_workload() {
     assert!(count("locking=speculative", "spf") > 0.9 * count("locking=speculative", "faults"));
     assert_eq!(count("locking=mmap_lock", "spf"), 0.0);
     assert_eq!(count("locking=mmap_lock", "repetitions"), 5.0);
+    // Policies are compared with each fault for itself, whatever the default is.
+    for locking in ["mmap_lock", "per_vma", "speculative"] {
+        assert_eq!(count(&format!("locking={locking}"), "prefault_page"), 0.0, "{locking}");
+    }
+    // What is mapped ahead: 128 MiB, each page once.
+    let ahead = |setting: &str, metric: &str| {
+        let setting =
+            format!("locking=speculative,anon_vma_check=late,prefault_max_order={setting}");
+        let of = |line: &&serde_json::Value| line["setting"] == setting && line["metric"] == metric;
+        pft.iter().rfind(of).expect(metric)["value"].as_f64().expect("a number")
+    };
+    let faults = ["0", "3", "5", "5,zeroed_pool=40960"].map(|setting| ahead(setting, "faults"));
+    assert_eq!(faults[0], 32768.0);
+    assert!(faults[1] * 7.9 <= faults[0] && faults[2] * 31.0 <= faults[0], "{faults:?}");
+    assert!(ahead("5", "zeroed_in_fault") >= 32768.0);
+    assert_eq!(ahead("5,zeroed_pool=40960", "zeroed_in_fault"), 0.0);
+    assert!(ahead("5,zeroed_pool=40960", "zeroed_pool_hit") >= 32768.0);
+}
+
+#[test]
+fn chosen_orders_are_the_columns_of_what_is_mapped_ahead() {
+    let chosen = ["--set", "prefault_max_order=2", "--set", "locking=per_vma"];
+    let args = [&["compare", "--quick", "--only", "sort"], &chosen[..]].concat();
+    let out = faultless(&args).succeeds();
+    for said in ["order 2, zeroed against off", "(locking=per_vma)", "a perfect", "never", "mean"] {
+        assert!(out.contains(said), "no {said:?} in\n{out}");
+    }
+    assert!(!out.contains("order 3") && !out.contains("order 5"), "{out}");
+}
+
+#[test]
+fn a_replay_tells_what_mapping_ahead_does() {
+    let args = ["replay", "sort", "--set", "prefault_max_order=5", "--json", "-"];
+    let ran = faultless(&args);
+    let said = ran.err.clone();
+    let lines = json_lines(&ran.succeeds());
+    for what in ["faults saved", "by a perfect predictor", "never touched", "resident pages"] {
+        assert!(said.contains(what), "no {what:?} in\n{said}");
+    }
+    let count =
+        |metric: &str| value(&lines, "native", "prefault_max_order=5", metric).expect(metric);
+    let (touches, saved) = (count("ahead_first_touches"), count("ahead_faults_saved"));
+    assert!(saved > 0.8 * touches, "{saved} of {touches}");
+    assert!(count("faults") < 0.2 * touches);
+    let alone = faultless(&["replay", "sort", "--set", "prefault_max_order=0"]).succeeds();
+    assert!(!alone.contains("faults saved"), "{alone}");
 }
 
 #[test]
@@ -125,7 +182,8 @@ fn every_shipped_recording_replays_without_a_signal() {
 fn a_replay_takes_as_many_faults_as_were_recorded() {
     let trace = recordings::find("python").expect("shipped").trace().expect("good");
     let summary = trace.summary();
-    let out = faultless(&["replay", "python", "--json", "-"]).succeeds();
+    let args = ["replay", "python", "--set", "prefault_max_order=0", "--json", "-"];
+    let out = faultless(&args).succeeds();
     let lines = json_lines(&out);
     assert!(lines.iter().all(|line| line["workload"] == "replay:python"));
     let faults = value(&lines, "native", "speculative", "faults").expect("counted");

@@ -3,7 +3,8 @@
 //! A worker is a thread of the host on a CPU of the machine; in [`Mode::Processes`] each has an
 //! address space of its own. The settings that the machine has at the time hold for the run, so the
 //! caller switches them between runs. Counters are what the subsystem counted from the common start
-//! to the end of the last worker; processor time is the host's count for the threads, and nearly all
+//! to the end of the last worker; but `prefault_wasted` goes on to the end of the processes, when it is
+//! seen which pages nobody used. Processor time is the host's count for the threads, and nearly all
 //! of it is user time, as the subsystem itself is here.
 //!
 //! A run needs as many CPUs as it has workers, and the machine to itself: workers wait for each other
@@ -158,10 +159,16 @@ impl System for Native {
             let of = Worker { index, count: spaces };
             run.alone(process, |task| program.finish(task, state, of))?;
         }
+        drop(prepared);
+        let ended = self.vm().totals().since(&before);
+        let count = |(counter, count)| match counter {
+            Counter::PrefaultWasted => (counter.name(), ended.get(counter)),
+            _ => (counter.name(), count),
+        };
         Ok(Measured {
             workers,
             faults: counted.get(Counter::Faults),
-            counters: counted.iter().map(|(counter, count)| (counter.name(), count)).collect(),
+            counters: counted.iter().map(count).collect(),
         })
     }
 }

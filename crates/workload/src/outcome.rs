@@ -37,7 +37,7 @@ pub struct Outcome {
 
 /// The head of [`Outcome::pft_row`].
 pub const PFT_HEADER: &str =
-    " Gb Rep Threads   User      System     Wall    flt/cpu/s   fault/wsec";
+    " Gb Rep Threads CLine   User      System     Wall    flt/cpu/s   fault/wsec";
 
 impl Outcome {
     /// Runs `program` on `system`.
@@ -100,14 +100,16 @@ impl Outcome {
 
     /// The classic row of the page fault test, under [`PFT_HEADER`]; `None` for other workloads.
     ///
-    /// As in the original a fault is a page touched, whoever served it in how many steps.
+    /// As in the original a fault is a page touched, whoever served it in how many steps: the faults that were
+    /// really taken are [`faults`](Self::faults). `CLine` is how many cache lines of a page are written.
     pub fn pft_row(&self) -> Option<String> {
         let size = self.extra(Pft::GIGABYTES)?;
         let repetitions = self.extra(Pft::REPETITIONS)?;
         let size = if size.fract() == 0.0 { format!("{size}") } else { format!("{size:.2}") };
         Some(format!(
-            "{size:>3} {repetitions:>3.0} {:>4} {:>8.3}s {:>10.3}s {:>7.3}s {:>12.3} {:>12.3}",
+            "{size:>3} {repetitions:>3.0} {:>4} {:>7} {:>9.3}s {:>10.3}s {:>7.3}s {:>12.3} {:>12.3}",
             self.threads,
+            Pft::CACHE_LINES,
             self.user,
             self.system,
             self.wall,
@@ -152,7 +154,7 @@ mod tests {
         assert_eq!(outcome.faults_per_cpu_second(), 110.0);
         assert_eq!(
             outcome.pft_row().as_deref(),
-            Some("  4   3    2    0.500s      1.500s   2.000s      100.000      100.000"),
+            Some("  4   3    2       1     0.500s      1.500s   2.000s      100.000      100.000"),
         );
     }
 

@@ -129,7 +129,9 @@ fn a_time_limit_ends_every_workload() {
 fn every_failure_comes_out() {
     for mode in [Mode::Threads, Mode::Processes] {
         let killed = Err(Failure::Killed { signal: 11 });
-        assert_eq!(odd(Odd::Calls, mode), Ok(()), "{mode:?}");
+        for good in [Odd::Calls, Odd::StopsShort] {
+            assert_eq!(odd(good, mode), Ok(()), "{good:?} {mode:?}");
+        }
         let refused = odd(Odd::Refused, mode).expect_err("an unaligned address");
         assert_eq!(refused, Failure::Refused { call: "munmap", addr: 1, len: PAGE, errno: 22 });
         let message = refused.to_string();

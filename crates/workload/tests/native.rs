@@ -6,12 +6,15 @@ mod common;
 use common::{Odd, WRONG, small};
 use faultless::{AnonVmaCheck, Locking, Setting};
 use faultless_native::{Checked, Config, Native};
-use faultless_workload::{Failure, Mode, Outcome, Workload, all};
+use faultless_workload::{Crew, Failure, Mode, Outcome, System, Workload, all};
 
+/// A machine on which each page that is touched is a fault.
 fn native() -> Native {
     let config =
         Config { memory_bytes: 64 << 20, cpus: 3, checked: Checked::Panic, ..Config::default() };
-    Native::new(config).expect("64 MiB are to be had")
+    let native = Native::new(config).expect("64 MiB are to be had");
+    native.vm().set(Setting::PrefaultMaxOrder(0));
+    native
 }
 
 /// Nothing is left behind: no frame, and no violation of law 1.
@@ -78,6 +81,42 @@ fn read_faults_of_small_allocs_take_no_lock() {
     let outcome = common::run(&native, "small_allocs", "size=4M threads=2");
     assert!(counter(&outcome, "mmap_lock_read") >= outcome.operations);
     assert_eq!(counter(&outcome, "spf"), 0);
+    end(native);
+}
+
+#[test]
+fn pages_mapped_ahead_are_no_faults_of_the_classic_row() {
+    let native = native();
+    let mut faults = Vec::new();
+    for order in [0, 3, 5] {
+        native.vm().set(Setting::PrefaultMaxOrder(order));
+        let outcome = common::run(&native, "pft", "size=16M threads=2");
+        assert_eq!(outcome.operations, 4096);
+        assert_eq!(outcome.faults + counter(&outcome, "prefault_page"), 4096, "order {order}");
+        assert_eq!(counter(&outcome, "prefault_wasted"), 0);
+        let row = outcome.pft_row().expect("pft has its row");
+        let rate: f64 = row.split_whitespace().last().expect("columns").parse().expect("a number");
+        assert!((rate * outcome.wall - 4096.0).abs() < 1.0, "order {order}: {row}");
+        faults.push(outcome.faults as f64);
+    }
+    assert!(faults[0] == 4096.0 && faults[0] > 7.5 * faults[1], "{faults:?}");
+    assert!(faults[1] > 3.5 * faults[2], "{faults:?}");
+    end(native);
+}
+
+/// A page that was mapped ahead and that nobody used is seen when the process ends.
+#[test]
+fn waste_is_counted_to_the_end_of_the_processes() {
+    let native = native();
+    for order in [3, 5] {
+        native.vm().set(Setting::PrefaultMaxOrder(order));
+        let crew = Crew { workers: 1, mode: Mode::Threads, limit: None };
+        let measured = native.run(&Odd::StopsShort, &crew).expect("it touches what it maps");
+        let count = |name| measured.counters.iter().find(|(known, _)| *known == name).unwrap().1;
+        let (ahead, wasted) = (count("prefault_page"), count("prefault_wasted"));
+        assert!(wasted > 0, "order {order}");
+        assert_eq!(measured.faults + ahead - wasted, 20, "order {order}: {wasted} of {ahead}");
+    }
     end(native);
 }
 

@@ -2,20 +2,23 @@
 
 use crate::error::CliError;
 use crate::interrupt;
+use crate::replay::ahead::effects;
 use crate::replay::{self, source::Source};
-use crate::report::columns::Column;
+use crate::report::columns::{Column, Report, Topic};
 use crate::report::json::Context;
 use crate::run::{self, Sample};
-use crate::settings::Settings;
+use crate::settings::{Ahead, Settings};
 use faultless::{AnonVmaCheck, Locking};
 use faultless_native::Native;
 use faultless_trace::recordings::{self, Recording};
 use faultless_workload::{Linux, System, Workload};
 
-/// A workload of the comparison: `{threads}` and the time of a run are added to its parameters.
+/// A workload of the comparison: `{threads}` is added to its parameters, and where policies are compared the
+/// time of a run.
 pub struct Entry {
     /// As `--only` names it.
     pub name: &'static str,
+    topic: Topic,
     workload: &'static str,
     params: &'static [&'static str],
     /// Compare the settings of `anon_vma_check` too.
@@ -23,34 +26,58 @@ pub struct Entry {
 }
 
 const fn entry(name: &'static str, params: &'static [&'static str]) -> Entry {
-    Entry { name, workload: name, params, checks: false }
+    Entry { name, topic: Topic::Locking, workload: name, params, checks: false }
+}
+
+/// A workload that is run to its end: it touches what a pool of [`POOL`](super::POOL) frames can serve, and
+/// no page of it twice, so that what is zeroed ahead is zeroed before the run and not in it.
+const fn once(name: &'static str, params: &'static [&'static str]) -> Entry {
+    Entry { topic: Topic::Ahead, ..entry(name, params) }
 }
 
 /// The workloads. Sizes are of passes that are short against a run.
-pub static ENTRIES: [Entry; 10] = [
+pub static ENTRIES: [Entry; 15] = [
     entry("pft", &["size=32M"]),
     entry("page_fault1", &["size=8M"]),
     entry("page_fault_read", &["size=64M"]),
     entry("page_fault1_churn", &["size=32M"]),
     Entry {
-        name: "page_fault_read_churn",
         workload: "page_fault1_churn",
-        params: &["size=64M", "access=read"],
-        checks: false,
+        ..entry("page_fault_read_churn", &["size=64M", "access=read"])
     },
     Entry { checks: true, ..entry("small_allocs", &["size=10M"]) },
     entry("ebizzy", &["touch=yes"]),
     entry("forks", &[]),
     entry("brk1", &[]),
     entry("mmap1", &[]),
+    once("pft", &["size=128M"]),
+    once("page_fault1", &["size=4M", "passes=8"]),
+    once("page_fault_read", &["size=128M"]),
+    once("small_allocs", &["size=10M"]),
+    once("ebizzy", &["touch=yes", "records=60"]),
 ];
 
 /// Something that runs under several configurations.
-pub enum Subject {
-    /// A workload.
+pub struct Subject {
+    /// What they differ in.
+    pub topic: Topic,
+    what: What,
+}
+
+enum What {
     Workload(&'static Entry, Workload),
-    /// A recording, read when its turn comes.
+    /// Read when its turn comes.
     Recording(&'static Recording),
+}
+
+/// What is compared.
+pub struct Choice {
+    /// Under [`Topic::Locking`]; each fault for itself.
+    pub policies: Vec<Locking>,
+    /// Under [`Topic::Ahead`]; the first is [`Ahead::OFF`].
+    pub regimes: Vec<Ahead>,
+    /// The other knobs.
+    pub settings: Settings,
 }
 
 /// A subject whose turn has come.
@@ -74,7 +101,8 @@ pub struct Scale {
 
 impl Entry {
     fn workload(&self, scale: &Scale) -> Result<Workload, CliError> {
-        let common = [format!("threads={}", scale.threads), format!("seconds={}", scale.seconds)];
+        let limit = (self.topic == Topic::Locking).then(|| format!("seconds={}", scale.seconds));
+        let common = std::iter::once(format!("threads={}", scale.threads)).chain(limit);
         let params = self.params.iter().map(|param| (*param).to_owned()).chain(common);
         Workload::parse(self.workload, params).map_err(|error| CliError::Failed(error.to_string()))
     }
@@ -83,7 +111,9 @@ impl Entry {
 /// The subjects named by `only`, or all.
 pub fn subjects(only: &[String], scale: &Scale) -> Result<Vec<Subject>, CliError> {
     let names = || {
-        let entries = ENTRIES.iter().map(|entry| entry.name);
+        // Those under both topics are named once.
+        let own = ENTRIES.iter().filter(|entry| entry.topic == Topic::Locking);
+        let entries = own.map(|entry| entry.name);
         entries.chain(recordings::all().iter().map(|recording| recording.name))
     };
     // As results name a recording, too.
@@ -98,90 +128,62 @@ pub fn subjects(only: &[String], scale: &Scale) -> Result<Vec<Subject>, CliError
     }
     let wanted = |name: &str| only.is_empty() || only.iter().any(|wanted| wanted == name);
     let mut subjects = Vec::new();
-    for entry in ENTRIES.iter().filter(|entry| wanted(entry.name)) {
-        subjects.push(Subject::Workload(entry, entry.workload(scale)?));
+    for topic in [Topic::Locking, Topic::Ahead] {
+        for entry in ENTRIES.iter().filter(|entry| entry.topic == topic && wanted(entry.name)) {
+            subjects.push(Subject { topic, what: What::Workload(entry, entry.workload(scale)?) });
+        }
+        let recordings = recordings::all().iter().filter(|recording| wanted(recording.name));
+        let recordings = recordings.map(What::Recording);
+        subjects.extend(recordings.map(|what| Subject { topic, what }));
     }
-    let recordings = recordings::all().iter().filter(|recording| wanted(recording.name));
-    subjects.extend(recordings.map(Subject::Recording));
     Ok(subjects)
 }
 
 impl Subject {
     /// As progress names it.
     pub fn name(&self) -> String {
-        match self {
-            Self::Workload(entry, _) => entry.name.to_owned(),
-            Self::Recording(recording) => format!("replay:{}", recording.name),
+        match &self.what {
+            What::Workload(entry, _) => entry.name.to_owned(),
+            What::Recording(recording) => format!("replay:{}", recording.name),
         }
     }
 
     /// Runs of each configuration.
     pub fn rounds(&self, scale: &Scale) -> usize {
-        match self {
-            Self::Workload(..) => scale.rounds,
-            Self::Recording(_) => scale.replays,
+        match (&self.what, self.topic) {
+            (What::Workload(..), _) => scale.rounds,
+            (What::Recording(_), Topic::Locking) => scale.replays,
+            // Their counts are what matters.
+            (What::Recording(_), Topic::Ahead) => scale.replays.min(3),
         }
     }
 
-    /// How many configurations there are under `policies`.
-    pub fn width(&self, policies: &[Locking]) -> usize {
-        match self {
-            Self::Workload(entry, _) => configurations(entry, policies).len() + 1,
-            Self::Recording(_) => policies.len(),
+    /// How many configurations there are.
+    pub fn width(&self, choice: &Choice) -> usize {
+        match (&self.what, self.topic) {
+            (_, Topic::Ahead) => choice.regimes.len(),
+            (What::Workload(entry, _), _) => {
+                configurations(entry.checks, &choice.policies).len() + 1
+            }
+            (What::Recording(_), _) => choice.policies.len(),
         }
     }
 
-    /// What it is, what its operations are, its configurations, and itself ready to run. `native`
-    /// is for the workloads; a recording gets a machine of its own size.
+    /// Its report, still without samples, and itself ready to run. `native` is for the workloads; a recording
+    /// gets a machine of its own size. `None` where the user interrupted it.
     pub fn prepare<'n>(
         self,
         native: &'n Native,
-        policies: &[Locking],
-        settings: &Settings,
-    ) -> Result<(String, &'static str, Vec<Column>, Ready<'n>), CliError> {
-        match self {
-            Self::Workload(entry, workload) => {
-                let info = workload.info();
-                let context = |machine: String, setting| Context {
-                    machine,
-                    workload: entry.name.to_owned(),
-                    cpus: workload.crew().workers,
-                    setting,
-                };
-                let mut columns: Vec<_> = configurations(entry, policies)
-                    .into_iter()
-                    .map(|(name, locking, check)| {
-                        let settings = settings.with_locking(locking);
-                        let settings = check.map_or(settings.clone(), |c| settings.with_check(c));
-                        let context = context("native".into(), settings.label());
-                        Column::new(name, context, Some(settings))
-                    })
-                    .collect();
-                let linux = Linux::new().machine();
-                columns.push(Column::new(linux.clone(), context(linux, "default".into()), None));
-                let threads = workload.crew().workers;
-                let title = format!(
-                    "{} - {}\n  {threads} {}, {}",
-                    entry.name,
-                    info.summary,
-                    workload.crew().mode.name(),
-                    if entry.params.is_empty() {
-                        "defaults".into()
-                    } else {
-                        entry.params.join(" ")
-                    },
-                );
-                Ok((title, info.unit, columns, Ready::Workload(native, workload)))
+        choice: &Choice,
+    ) -> Result<Option<(Report, Ready<'n>)>, CliError> {
+        let topic = self.topic;
+        Ok(Some(match self.what {
+            What::Workload(entry, workload) => {
+                let report = workload_report(entry, &workload, choice);
+                (report, Ready::Workload(native, workload))
             }
-            Self::Recording(recording) => {
+            What::Recording(recording) => {
                 let source = Source::shipped(recording)?;
-                let columns = policies
-                    .iter()
-                    .map(|locking| {
-                        let settings = settings.with_locking(*locking);
-                        Column::new(locking.name(), source.context(&settings), Some(settings))
-                    })
-                    .collect();
                 let title = format!(
                     "replay:{} - {}\n  {} threads in {} processes",
                     source.name,
@@ -189,21 +191,88 @@ impl Subject {
                     source.plan.threads().len(),
                     source.plan.processes().len(),
                 );
+                let named = match topic {
+                    Topic::Locking => locking_settings(false, choice),
+                    Topic::Ahead => ahead_settings(choice),
+                };
+                let column = |(name, settings): (String, Settings)| {
+                    Column::new(name, source.context(&settings), Some(settings))
+                };
+                let mut columns: Vec<_> = named.into_iter().map(column).collect();
+                if let (Topic::Ahead, [_off, regimes @ ..]) = (topic, &*choice.regimes) {
+                    let Some(effects) = effects(&source, &choice.settings, regimes)? else {
+                        return Ok(None);
+                    };
+                    for (column, effect) in columns.iter_mut().skip(1).zip(effects) {
+                        column.effect = Some(effect);
+                    }
+                }
+                let report = Report { title, unit: "operations", topic, columns };
                 let machine = run::machine(source.memory(), source.cpus())?;
-                Ok((title, "operations", columns, Ready::Recording(Box::new((source, machine)))))
+                (report, Ready::Recording(Box::new((source, machine))))
             }
-        }
+        }))
     }
 }
 
-/// Name, policy and check of each configuration of `entry` on the native machine.
+/// The report of a workload: what it is, and its configurations.
+fn workload_report(entry: &Entry, workload: &Workload, choice: &Choice) -> Report {
+    let info = workload.info();
+    let threads = workload.crew().workers;
+    let context = |machine: String, setting| Context {
+        machine,
+        workload: entry.name.to_owned(),
+        cpus: threads,
+        setting,
+    };
+    let named = match entry.topic {
+        Topic::Locking => locking_settings(entry.checks, choice),
+        Topic::Ahead => ahead_settings(choice),
+    };
+    let column = |(name, settings): (String, Settings)| {
+        let context = context("native".into(), settings.label());
+        Column::new(name, context, Some(settings))
+    };
+    let mut columns: Vec<_> = named.into_iter().map(column).collect();
+    if entry.topic == Topic::Locking {
+        let linux = Linux::new().machine();
+        columns.push(Column::new(linux.clone(), context(linux, "default".into()), None));
+    }
+    let params = if entry.params.is_empty() { "defaults".into() } else { entry.params.join(" ") };
+    let title = format!(
+        "{} - {}\n  {threads} {}, {params}",
+        entry.name,
+        info.summary,
+        workload.crew().mode.name(),
+    );
+    Report { title, unit: info.unit, topic: entry.topic, columns }
+}
+
+/// The configurations that differ in locking; each fault is for itself.
+fn locking_settings(checks: bool, choice: &Choice) -> Vec<(String, Settings)> {
+    let alone = choice.settings.with_ahead(Ahead::OFF);
+    let settings = |(name, locking, check): (String, Locking, Option<AnonVmaCheck>)| {
+        let settings = alone.with_locking(locking);
+        (name, check.map_or(settings.clone(), |check| settings.with_check(check)))
+    };
+    configurations(checks, &choice.policies).into_iter().map(settings).collect()
+}
+
+/// The configurations that differ in what is mapped ahead.
+fn ahead_settings(choice: &Choice) -> Vec<(String, Settings)> {
+    let settings = |ahead: &Ahead| (ahead.name(), choice.settings.with_ahead(*ahead));
+    choice.regimes.iter().map(settings).collect()
+}
+
+/// Name, policy and check of each configuration that differs in locking, and where `checks` are compared too,
+/// in them.
 fn configurations(
-    entry: &Entry,
+    checks: bool,
     policies: &[Locking],
 ) -> Vec<(String, Locking, Option<AnonVmaCheck>)> {
     let mut all = Vec::new();
     for &locking in policies {
-        if entry.checks && locking != Locking::MmapLock {
+        if checks && locking != Locking::MmapLock {
             for check in [AnonVmaCheck::Early, AnonVmaCheck::Late] {
                 let name = format!("{}, {}", locking.name(), check.name());
                 all.push((name, locking, Some(check)));

@@ -11,7 +11,7 @@ use super::gate::Gate;
 use crate::run::Sample;
 use faultless::{Access, Advice, MapFlags, Prot, RemapFlags, ThreadStreams};
 use faultless_native::{Native, NativeCpu, Process, Stop};
-use faultless_trace::event;
+use faultless_trace::event::{self, Backing};
 use faultless_trace::plan::{At, Op, Plan, Thread};
 use nix::sys::resource::{UsageWho, getrusage};
 use std::fmt;
@@ -63,10 +63,36 @@ impl fmt::Display for ReplayError {
 /// # Errors
 /// The first operation that failed.
 pub fn replay(native: &Native, plan: &Plan, stop: fn() -> bool) -> Result<Replayed, ReplayError> {
+    run(native, plan, stop, None)
+}
+
+/// As [`replay`], on a machine of one CPU, with the most pages that each process had, looked at after each
+/// operation, all processes added up: when which process is at its most is for the host to say. (With more CPUs
+/// a page might be counted twice while its thread leaves one.)
+///
+/// # Errors
+/// As [`replay`].
+pub fn replay_gauged(
+    native: &Native,
+    plan: &Plan,
+    stop: fn() -> bool,
+) -> Result<(Replayed, u64), ReplayError> {
+    let gauge = Gauge::of(plan);
+    let replayed = run(native, plan, stop, Some(&gauge))?;
+    Ok((replayed, gauge.0.into_iter().map(AtomicU64::into_inner).sum()))
+}
+
+fn run(
+    native: &Native,
+    plan: &Plan,
+    stop: fn() -> bool,
+    gauge: Option<&Gauge>,
+) -> Result<Replayed, ReplayError> {
     let replay = Replay {
         native,
         plan,
         gates: Gate::all(plan),
+        gauge,
         interrupted: stop,
         failed: AtomicBool::new(false),
         failure: Mutex::new(None),
@@ -108,6 +134,22 @@ fn processor_time() -> (f64, f64) {
         .map_or((0.0, 0.0), |usage| (seconds(usage.user_time()), seconds(usage.system_time())))
 }
 
+/// The most pages that each process has had, by its number in the plan.
+#[derive(Debug)]
+struct Gauge(Vec<AtomicU64>);
+
+impl Gauge {
+    fn of(plan: &Plan) -> Self {
+        Self(plan.processes().iter().map(|_| AtomicU64::new(0)).collect())
+    }
+
+    /// The running process has done something.
+    fn look(&self, process: u32, cpu: &NativeCpu<'_, '_>) {
+        let pages = cpu.running().space().resident_pages(cpu.cpu());
+        self.0[process as usize].fetch_max(pages, Ordering::Relaxed);
+    }
+}
+
 /// Why a thread leaves its CPU.
 enum Pause {
     /// Somebody else's operation must complete first.
@@ -122,6 +164,7 @@ struct Replay<'r> {
     native: &'r Native,
     plan: &'r Plan,
     gates: Vec<Gate>,
+    gauge: Option<&'r Gauge>,
     interrupted: fn() -> bool,
     failed: AtomicBool,
     failure: Mutex<Option<ReplayError>>,
@@ -223,6 +266,9 @@ impl<'r> Replay<'r> {
                         }
                         op => self.act(cpu, &op)?,
                     }
+                    if let Some(gauge) = self.gauge {
+                        gauge.look(self.thread(number).process, cpu);
+                    }
                     complete(*index);
                     current = steps.next();
                 }
@@ -287,7 +333,7 @@ impl<'r> Replay<'r> {
                 };
                 cpu.touch(page, access)?;
             }
-            Op::Map { range, prot, shared, grows_down, populate, noreserve, .. } => {
+            Op::Map { range, prot, shared, grows_down, populate, noreserve, backing } => {
                 let mut flags = MapFlags::FIXED | MapFlags::ANONYMOUS;
                 flags |= if shared { MapFlags::SHARED } else { MapFlags::PRIVATE };
                 flags.set(MapFlags::GROWSDOWN, grows_down && !shared);
@@ -298,6 +344,10 @@ impl<'r> Replay<'r> {
                     self.unreserved.fetch_add(1, Ordering::Relaxed);
                 }
                 cpu.mmap(range.start, range.len(), permission(prot), flags)?;
+                if !shared && matches!(backing, Backing::File | Backing::Special) {
+                    // Anonymous memory stands for it, and it shall not be mapped ahead as that is.
+                    cpu.madvise(range.start, range.len(), Advice::Random)?;
+                }
             }
             Op::Unmap { range } => cpu.munmap(range.start, range.len())?,
             Op::Protect { range, prot } => {
@@ -348,12 +398,16 @@ mod tests {
     use faultless::{Counter, Locking, Setting};
     use faultless_native::{Checked, Config};
     use faultless_trace::event::{Access as Traced, Header, Prot as TracedProt, Recorded};
-    use faultless_trace::event::{Backing, Birth, Event, Kind, ProcessInfo, ThreadInfo, Trace};
+    use faultless_trace::event::{Birth, Event, Kind, ProcessInfo, ThreadInfo, Trace};
     use faultless_trace::recordings;
 
+    /// A machine on which each page that is touched is a fault.
     fn native(cpus: usize, memory_bytes: u64) -> Native {
         let checked = Checked::Panic;
-        Native::new(Config { memory_bytes, cpus, checked, ..Config::default() }).unwrap()
+        let native =
+            Native::new(Config { memory_bytes, cpus, checked, ..Config::default() }).unwrap();
+        native.vm().set(Setting::PrefaultMaxOrder(0));
+        native
     }
 
     fn never() -> bool {
@@ -470,6 +524,28 @@ mod tests {
         assert!(error.to_string().contains("out of memory at 0x"), "{error}");
         native.vm().set(Setting::FrameLimit(u64::MAX));
         native.audit(&[]).unwrap();
+    }
+
+    /// Memory that stands for a file's is not mapped ahead, and pages are counted where they are the most.
+    #[test]
+    fn anonymous_memory_alone_is_mapped_ahead() {
+        const AT: u64 = 0x10_0000;
+        for (backing, ahead) in [(Backing::Anon, true), (Backing::File, false)] {
+            let touches = (0..20).map(|page| (0, fault(AT + page * 4096, Traced::Write)));
+            let mut events = vec![(0, map(AT, 64, backing))];
+            events.extend(touches);
+            events.push((0, Kind::Unmap { start: AT, len: 64 << 12 }));
+            events.push((0, Kind::Exit));
+            let plan = plan(&[0], &events);
+            let native = native(1, 8 << 20);
+            native.vm().set(Setting::PrefaultMaxOrder(3));
+            let (replayed, most) = replay_gauged(&native, &plan, never).unwrap();
+            let count = |counter| replayed.sample.counter(counter).unwrap();
+            let (mapped, wasted) = (count(Counter::PrefaultPage), count(Counter::PrefaultWasted));
+            assert_eq!((mapped > 0, wasted > 0), (ahead, ahead), "{backing:?}");
+            assert_eq!((replayed.sample.faults + mapped, most - wasted), (most, 20), "{backing:?}");
+            native.audit(&[]).unwrap();
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `faultless replay`: what a recorded program did, through the subsystem.
 
+pub mod ahead;
 pub mod engine;
 mod gate;
 pub mod source;
@@ -8,12 +9,13 @@ use crate::args::ReplayArgs;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::report;
-use crate::report::columns::{Column, Report};
+use crate::report::columns::{Column, Report, Topic};
+use crate::report::effect::Effect;
 use crate::report::json::{Context, Json, Number};
 use crate::report::perf_stat::PerfStat;
 use crate::run;
-use crate::settings::{Settings, policies};
-use engine::Replayed;
+use crate::settings::{Ahead, Settings, policies};
+use engine::{ReplayError, Replayed};
 use faultless_native::Native;
 use faultless_trace::Header;
 use source::Source;
@@ -35,7 +37,7 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         let mut columns: Vec<_> = policies
             .into_iter()
             .map(|locking| {
-                let settings = settings.with_locking(locking);
+                let settings = settings.with_locking(locking).with_ahead(Ahead::OFF);
                 Column::new(locking.name(), source.context(&settings), Some(settings))
             })
             .collect();
@@ -49,32 +51,39 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
                 columns[at].samples.push(replayed.sample);
             }
         }
-        let report =
-            Report { title: format!("replay:{}", source.name), unit: "operations", columns };
+        let title = format!("replay:{}", source.name);
+        let (unit, topic) = ("operations", Topic::Locking);
+        let report = Report { title, unit, topic, columns };
         report.print(&mut *out, style)?;
         return report.json(&mut json);
     }
     let replayed = once(&native, &source, &settings)?;
     let context = source.context(&settings);
-    writeln!(out, "{}\n", counters(&source, &settings, &replayed))?;
+    // Counted apart: to look at the pages takes time.
+    let effects = match replayed.complete && settings.ahead.order > 0 {
+        true => ahead::effects(&source, &settings, &[settings.ahead])?.unwrap_or_default(),
+        false => Vec::new(),
+    };
+    writeln!(out, "{}\n", counters(&source, &settings, &replayed, &effects))?;
     if replayed.complete {
         native.audit(&[]).map_err(|discrepancy| {
             CliError::failed("frames do not add up after the replay", discrepancy)
         })?;
     }
     json.sample(&context, &replayed.sample)?;
+    effects.iter().try_for_each(|effect| effect.json(&mut json, &context))?;
     json.write(&context, "advice_ignored", "count", Number::Whole(replayed.advice_ignored))
 }
 
 /// One replay under `settings`.
 pub fn once(native: &Native, source: &Source, settings: &Settings) -> Result<Replayed, CliError> {
-    settings.apply(native.vm());
-    engine::replay(native, &source.plan, interrupt::requested).map_err(|error| {
-        CliError::failed(
-            format_args!("replay of {} under {}", source.name, settings.label()),
-            error,
-        )
-    })
+    settings.apply(native);
+    engine::replay(native, &source.plan, interrupt::requested)
+        .map_err(|error| failed(source, settings, error))
+}
+
+fn failed(source: &Source, settings: &Settings, error: ReplayError) -> CliError {
+    CliError::failed(format_args!("replay of {} under {}", source.name, settings.label()), error)
 }
 
 impl Source {
@@ -110,7 +119,12 @@ fn describe(out: &mut dyn Write, source: &Source) -> Result<(), CliError> {
     Ok(())
 }
 
-fn counters(source: &Source, settings: &Settings, replayed: &Replayed) -> PerfStat {
+fn counters(
+    source: &Source,
+    settings: &Settings,
+    replayed: &Replayed,
+    effects: &[Effect],
+) -> PerfStat {
     let sample = &replayed.sample;
     let stopped = if replayed.complete { "" } else { ", interrupted" };
     let title = format!("'replay:{}' on native ({}){stopped}", source.name, settings.label());
@@ -122,6 +136,9 @@ fn counters(source: &Source, settings: &Settings, replayed: &Replayed) -> PerfSt
     }
     if replayed.unreserved > 0 {
         stat.row(replayed.unreserved, "mappings beyond memory", "made with MAP_NORESERVE");
+    }
+    for (count, name, remark) in effects.iter().flat_map(Effect::rows) {
+        stat.row(count, name, remark);
     }
     stat.time(sample.wall, "time elapsed");
     stat.time(sample.user, "user");

@@ -2,6 +2,7 @@
 
 use super::Style;
 use super::bars::{self, Bar};
+use super::effect::{Effect, Share};
 use super::json::{Context, Json, Number};
 use super::number::scaled;
 use super::table;
@@ -19,6 +20,8 @@ pub struct Column {
     pub context: Context,
     /// The knobs; `None` for Linux.
     settings: Option<Settings>,
+    /// What mapping ahead does, where that is counted apart.
+    pub effect: Option<Effect>,
     /// Each repetition.
     pub samples: Vec<Sample>,
 }
@@ -26,7 +29,7 @@ pub struct Column {
 impl Column {
     /// Without samples yet.
     pub fn new(name: impl Into<String>, context: Context, settings: Option<Settings>) -> Self {
-        Self { name: name.into(), context, settings, samples: Vec::new() }
+        Self { name: name.into(), context, settings, effect: None, samples: Vec::new() }
     }
 
     /// The knobs; `None` for Linux.
@@ -78,6 +81,15 @@ impl Measure {
     }
 }
 
+/// What the configurations differ in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Topic {
+    /// What keeps faults and writers apart.
+    Locking,
+    /// What is mapped before it is asked for.
+    Ahead,
+}
+
 /// A workload or recording under several configurations.
 #[derive(Clone, Debug)]
 pub struct Report {
@@ -85,13 +97,19 @@ pub struct Report {
     pub title: String,
     /// What its operations are.
     pub unit: &'static str,
+    /// What its configurations differ in.
+    pub topic: Topic,
     /// The configurations.
     pub columns: Vec<Column>,
 }
 
 impl Report {
-    /// Faults per second, unless the workload is not about faults.
+    /// Faults per second, unless the workload is not about faults, or the configurations differ in how many
+    /// there are.
     pub fn measure(&self) -> Measure {
+        if self.topic == Topic::Ahead {
+            return Measure::Operations;
+        }
         let few = |sample: &Sample| sample.faults * 2 < sample.operations;
         let first = self.columns.iter().find_map(Column::median);
         // A recording's operations are faults and calls together.
@@ -148,7 +166,11 @@ impl Report {
             (format!("{}/s", self.unit), Measure::Operations),
         ];
         // Where a page touched is a fault, both rates are one.
-        let rates = if self.unit == "pages" { &rates[..1] } else { &rates[..] };
+        let rates = match self.topic {
+            Topic::Ahead => &rates[1..],
+            Topic::Locking if self.unit == "pages" => &rates[..1],
+            Topic::Locking => &rates[..],
+        };
         for (name, measure) in rates {
             let name = name.clone();
             let cells =
@@ -163,7 +185,23 @@ impl Report {
             table::row(&mut table, std::iter::once(name).chain(done.iter().map(spread)));
         }
         let samples: Vec<_> = done.iter().map(|(_, sample)| *sample).collect();
-        table::counters(&mut table, &samples);
+        if self.topic == Topic::Ahead {
+            let fewer = |sample: &&Sample| {
+                let fewer = samples[0].faults_each() / sample.faults_each();
+                if fewer.is_finite() { format!("{fewer:.1}x") } else { "-".to_owned() }
+            };
+            let name = std::iter::once("times fewer faults".to_owned());
+            table::row(&mut table, name.chain(samples.iter().map(fewer)));
+        }
+        let known = done.iter().any(|(column, _)| column.effect.is_some());
+        for share in Share::ALL.iter().filter(|_| known) {
+            let cell = |(column, _): &(&Column, &Sample)| {
+                column.effect.map_or("-".to_owned(), |effect| share.show(&effect))
+            };
+            let name = std::iter::once(share.name.to_owned());
+            table::row(&mut table, name.chain(done.iter().map(cell)));
+        }
+        table::counters(&mut table, self.topic, &samples);
         writeln!(out, "{table}")?;
         Ok(())
     }
@@ -173,6 +211,9 @@ impl Report {
         for column in &self.columns {
             let Some(median) = column.median() else { continue };
             json.sample(&column.context, median)?;
+            if let Some(effect) = column.effect {
+                effect.json(json, &column.context)?;
+            }
             let rates = || column.samples.iter().map(Sample::fault_rate);
             let slowest = rates().fold(f64::INFINITY, f64::min);
             let fastest = rates().fold(0.0, f64::max);
@@ -235,7 +276,17 @@ mod tests {
         };
         column.samples = [30, 10, 20].map(sample).to_vec();
         assert_eq!(column.median().map(|sample| sample.operations), Some(20));
-        let report = Report { title: "t".into(), unit: "calls", columns: vec![column] };
+        let report = Report {
+            title: "t".into(),
+            unit: "pages",
+            topic: Topic::Locking,
+            columns: vec![column.clone()],
+        };
+        assert_eq!(report.measure(), Measure::Operations);
+        column.samples.iter_mut().for_each(|sample| sample.faults = sample.operations);
+        let mut report = Report { columns: vec![column], ..report };
+        assert_eq!(report.measure(), Measure::Faults);
+        report.topic = Topic::Ahead;
         assert_eq!(report.measure(), Measure::Operations);
     }
 }

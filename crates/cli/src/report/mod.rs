@@ -2,6 +2,7 @@
 
 pub mod bars;
 pub mod columns;
+pub mod effect;
 pub mod json;
 pub mod number;
 pub mod perf_stat;

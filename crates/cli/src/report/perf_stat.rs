@@ -41,14 +41,23 @@ impl PerfStat {
     /// All counters that counted something, faults first with their rate, `seconds` having passed.
     pub fn counters(&mut self, counters: &[(impl AsRef<str>, u64)], seconds: f64) {
         let all = Counter::Faults.name();
-        let known = counters.iter().find(|(name, _)| name.as_ref() == all);
-        let faults = known.map_or(0, |(_, count)| *count);
+        let value = |wanted: Counter| {
+            let known = counters.iter().find(|(name, _)| name.as_ref() == wanted.name());
+            known.map_or(0, |(_, count)| *count)
+        };
+        let (faults, ahead) = (value(Counter::Faults), value(Counter::PrefaultPage));
         for (name, count) in counters {
             let (name, count) = (name.as_ref(), *count);
             if name == all {
                 self.rate(count, name, seconds);
             } else if counts_faults(name) && (count > 0 || name == Counter::Spf.name()) {
                 self.row(count, name, format!("{:>9} of all faults", percent(count, faults)));
+            } else if name == Counter::PrefaultWasted.name() && ahead > 0 {
+                self.row(
+                    count,
+                    name,
+                    format!("{:>9} of all pages mapped ahead", percent(count, ahead)),
+                );
             } else if count > 0 {
                 self.rate(count, name, seconds);
             }

@@ -1,6 +1,7 @@
 //! Tables, and the rows of counters that comparisons share.
 
 use super::Style;
+use super::columns::Topic;
 use super::number::{grouped, percent};
 use crate::run::Sample;
 use comfy_table::presets::{ASCII_MARKDOWN, NOTHING};
@@ -39,7 +40,7 @@ fn aligned(column: usize, text: String) -> Cell {
 }
 
 /// The counters that tell policies apart, in groups.
-const GROUPS: [(&str, &[Counter]); 5] = [
+const LOCKING: [(&str, &[Counter]); 5] = [
     ("", &[Counter::Faults, Counter::Spf]),
     (
         "abort: ",
@@ -69,10 +70,28 @@ const GROUPS: [(&str, &[Counter]); 5] = [
     ("tlb: ", &[Counter::TlbFlush, Counter::TlbShootdownSent]),
 ];
 
-/// Adds the rows of the counters that any of `columns` counted.
-pub fn counters(table: &mut Table, columns: &[&Sample]) {
-    for (group, counters) in GROUPS {
-        for &counter in counters {
+/// The counters that tell what was mapped ahead, and on what.
+const AHEAD: [(&str, &[Counter]); 1] = [(
+    "",
+    &[
+        Counter::Faults,
+        Counter::PrefaultHit,
+        Counter::PrefaultPage,
+        Counter::PrefaultWasted,
+        Counter::ZeroedInFault,
+        Counter::ZeroedPoolHit,
+        Counter::ZeroedPoolMiss,
+    ],
+)];
+
+/// Adds the rows of the counters of `topic` that any of `columns` counted.
+pub fn counters(table: &mut Table, topic: Topic, columns: &[&Sample]) {
+    let groups = match topic {
+        Topic::Locking => &LOCKING[..],
+        Topic::Ahead => &AHEAD[..],
+    };
+    for (group, counters) in groups {
+        for &counter in *counters {
             let idle = |sample: &&Sample| sample.counter(counter).unwrap_or(0) == 0;
             if counter != Counter::Faults && columns.iter().all(idle) {
                 continue;

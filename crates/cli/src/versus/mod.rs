@@ -2,9 +2,11 @@
 //! QEMU, on a clock that counts instructions.
 //!
 //! `rows` measures what faults and calls cost with one CPU; `counts` counts faults and shootdowns with
-//! several. Each boot is by itself and its figures do not depend on what else the host does, so boots
+//! several, each fault for itself. Then the rows of anonymous memory come again, with pages mapped ahead, and on
+//! frames that the idle machine has zeroed. Each boot is by itself and its figures do not depend on what else the host does, so boots
 //! run side by side on the host's CPUs.
 
+mod ahead;
 mod counts;
 mod figures;
 
@@ -14,6 +16,7 @@ use crate::interrupt;
 use crate::report::json::{Context, Json, Number};
 use crate::report::progress::Progress;
 use crate::report::{self, Style, table};
+use crate::settings::{Ahead, regimes};
 use faultless_boot::linux::{LinuxMachine, Stock};
 use faultless_boot::{Clock, End, Guest, Limits, Machine, Program, Streams, guest};
 use figures::{Figure, figures};
@@ -42,6 +45,11 @@ Faults are `pgfault` of /proc/vmstat, and are to be no more than on Linux. Shoot
 another CPU drop translations, the row TLB of /proc/interrupts; where they are to be `none`, no other CPU can
 hold a translation of what changes.";
 
+/// Frames of the pool of zeroed ones, where there is one: twice what a pass of a row touches.
+const POOL: u64 = 16384;
+/// How long the machine is idle before each such pass, in milliseconds of its own: enough to fill the pool.
+const REST: u64 = 100;
+
 /// A kernel to run under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
@@ -54,6 +62,8 @@ struct Job {
     side: Side,
     program: Guest,
     cpus: u16,
+    /// What is mapped ahead; nothing on Linux.
+    ahead: Ahead,
 }
 
 /// What came of a boot: the figures it printed, and what went wrong.
@@ -61,6 +71,9 @@ struct Done {
     side: Side,
     program: &'static str,
     cpus: u16,
+    ahead: Ahead,
+    /// The knobs, on the bare machine.
+    set: String,
     figures: Vec<Figure>,
     trouble: Option<String>,
 }
@@ -73,10 +86,14 @@ pub fn run(args: &VersusArgs) -> Result<(), CliError> {
     let (mut out, style) = report::output(&args.json);
 
     let sides = [Side::Ours, Side::Linux];
-    let mut jobs: VecDeque<_> = sides.map(|side| Job { side, program: rows, cpus: 1 }).into();
+    let job = |side, program, cpus| Job { side, program, cpus, ahead: Ahead::OFF };
+    let mut jobs: VecDeque<_> = sides.map(|side| job(side, rows, 1)).into();
     for &cpus in &args.cpus {
-        jobs.extend(sides.map(|side| Job { side, program: counts, cpus }));
+        jobs.extend(sides.map(|side| job(side, counts, cpus)));
     }
+    let regimes = regimes(&args.set.set, POOL);
+    let later = regimes.iter().filter(|ahead| **ahead != Ahead::OFF);
+    jobs.extend(later.map(|&ahead| Job { ahead, ..job(Side::Ours, rows, 1) }));
     let progress = Progress::new(jobs.len() as u64 + 1);
     let stock = stock(args, &progress)?;
     progress.advance(1);
@@ -84,13 +101,14 @@ pub fn run(args: &VersusArgs) -> Result<(), CliError> {
     drop(progress);
 
     let rows = tell_rows(&mut *out, &done, &stock, style)?;
+    ahead::tell(&mut *out, &done, &regimes, &stock, style)?;
     let mut phases = 0;
     for &cpus in &args.cpus {
         phases += tell_counts(&mut *out, &done, cpus, &stock, style)?;
     }
     writeln!(out, "{COUNTED}\n\n{LINUX_ALSO}")?;
     for done in &done {
-        write_json(&mut json, args, done, &stock)?;
+        write_json(&mut json, done, &stock)?;
     }
     let troubles: Vec<_> = done.iter().filter_map(|done| done.trouble.clone()).collect();
     if !troubles.is_empty() {
@@ -135,7 +153,13 @@ fn boot_all(
                 Side::Ours => "the bare machine",
                 Side::Linux => "Linux",
             };
-            progress.begin(&format!("{} on {side}, {} CPUs", job.program.name, job.cpus));
+            let name = job.program.name;
+            progress.begin(&match (job.side, job.ahead) {
+                (Side::Ours, ahead) => {
+                    format!("{name} on {side}, {} CPUs, {}", job.cpus, ahead.name())
+                }
+                _ => format!("{name} on {side}, {} CPUs", job.cpus),
+            });
             let result = boot(&job, args, stock);
             progress.advance(1);
             done.lock().unwrap_or_else(PoisonError::into_inner).push((place, result));
@@ -149,7 +173,7 @@ fn boot_all(
 
 /// Does one job; what goes wrong is part of the result, beside the figures that came before.
 fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
-    let program = Program::guest(job.program);
+    let program = Program::guest(job.program).args(job.args());
     let limits = Limits { timeout: Some(PATIENCE), stop: Some(&interrupt::requested) };
     let (text, trouble) = match job.side {
         Side::Ours => {
@@ -158,7 +182,7 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
                 memory: MEMORY,
                 clock: Clock::Deterministic,
                 cpu: CPU.into(),
-                words: args.set.set.iter().map(|set| format!("set={}", set.text())).collect(),
+                words: job.set(args).iter().map(|set| format!("set={set}")).collect(),
                 ..Machine::default()
             };
             let (mut output, mut errors) = (Vec::new(), Vec::new());
@@ -194,12 +218,34 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
         format!("{} on {machine}, {} CPUs: {trouble}", job.program.name, job.cpus)
     };
     let trouble = trouble.or(silent).map(name);
-    Done { side: job.side, program: job.program.name, cpus: job.cpus, figures, trouble }
+    let set = job.set(args).join(",");
+    let &Job { side, cpus, ahead, program: Guest { name: program, .. } } = job;
+    Done { side, program, cpus, ahead, set, figures, trouble }
+}
+
+impl Job {
+    /// What the program is given: with pages mapped ahead it makes only the rows that this changes.
+    fn args(&self) -> Vec<String> {
+        let only = (self.ahead != Ahead::OFF).then(|| format!("row={}", ahead::ROWS[0]));
+        let rest = (self.ahead.pool > 0).then(|| format!("rest={REST}"));
+        only.into_iter().chain(rest).collect()
+    }
+
+    /// The knobs that the bare machine is started with: the user's, then what the job is about.
+    fn set(&self, args: &VersusArgs) -> Vec<String> {
+        let mut set: Vec<_> = args.set.set.iter().map(|set| set.text().to_owned()).collect();
+        set.push(format!("prefault_max_order={}", self.ahead.order));
+        if self.ahead.pool > 0 {
+            set.push(format!("zeroed_pool={}", self.ahead.pool));
+        }
+        set
+    }
 }
 
 /// The figures of a program on a side.
-fn of<'a>(done: &'a [Done], side: Side, program: &str, cpus: u16) -> &'a [Figure] {
-    let same = |done: &&Done| (done.side, done.program, done.cpus) == (side, program, cpus);
+fn of<'a>(done: &'a [Done], side: Side, program: &str, cpus: u16, ahead: Ahead) -> &'a [Figure] {
+    let wanted = (side, program, cpus, ahead);
+    let same = |done: &&Done| (done.side, done.program, done.cpus, done.ahead) == wanted;
     done.iter().find(same).map_or(&[], |done| &done.figures)
 }
 
@@ -210,7 +256,8 @@ fn tell_rows(
     stock: &Stock,
     style: Style,
 ) -> Result<usize, CliError> {
-    let pairs = figures::pairs(of(done, Side::Ours, "rows", 1), of(done, Side::Linux, "rows", 1));
+    let rows = |side| of(done, side, "rows", 1, Ahead::OFF);
+    let pairs = figures::pairs(rows(Side::Ours), rows(Side::Linux));
     let head = ["instructions", "of", "faultless", &stock.name, "ratio", "a third or less"];
     let mut table = table::numbers(&head.map(str::to_owned), style);
     let mut missed = 0;
@@ -225,7 +272,10 @@ fn tell_rows(
             [pair.name.clone(), pair.unit.clone(), ours, linux, ratio, met.to_owned()],
         );
     }
-    writeln!(out, "\nOne CPU, one instruction a tick, CPU {CPU}, no randomness")?;
+    writeln!(
+        out,
+        "\nOne CPU, one instruction a tick, CPU {CPU}, no randomness; each fault for itself"
+    )?;
     writeln!(out, "{table}\n")?;
     Ok(missed)
 }
@@ -238,23 +288,17 @@ fn tell_counts(
     stock: &Stock,
     style: Style,
 ) -> Result<usize, CliError> {
-    let [ours, linux] = [Side::Ours, Side::Linux].map(|side| of(done, side, "counts", cpus));
+    let [ours, linux] =
+        [Side::Ours, Side::Linux].map(|side| of(done, side, "counts", cpus, Ahead::OFF));
     let (table, missed) = counts::tell(&counts::phases(ours, linux), &stock.name, style);
     writeln!(out, "{cpus} CPUs, taking turns")?;
     writeln!(out, "{table}\n")?;
     Ok(missed)
 }
 
-fn write_json(
-    json: &mut Json,
-    args: &VersusArgs,
-    done: &Done,
-    stock: &Stock,
-) -> Result<(), CliError> {
-    let set: Vec<_> = args.set.set.iter().map(|assignment| assignment.text()).collect();
+fn write_json(json: &mut Json, done: &Done, stock: &Stock) -> Result<(), CliError> {
     let (machine, setting) = match done.side {
-        Side::Ours if !set.is_empty() => ("bare".to_owned(), set.join(",")),
-        Side::Ours => ("bare".to_owned(), "default".to_owned()),
+        Side::Ours => ("bare".to_owned(), done.set.clone()),
         Side::Linux => (format!("linux-{}", stock.name), "default".to_owned()),
     };
     let context =

@@ -53,8 +53,10 @@ fn usage() -> Verdict {
         fork(|| {
             let region = Region::anonymous(64 * PAGE);
             region.map_or(1, |region| {
+                // Each page for itself, where others might be mapped ahead.
+                let alone = region.advise(0, 64 * PAGE, libc::MADV_RANDOM);
                 region.fill(1);
-                0
+                i32::from(alone.is_err())
             })
         }),
     )?;

@@ -1,11 +1,12 @@
-//! `rows [dir=DIR] [row=NAME] [passes=N] [settle=SECONDS]`: what faults and calls cost, in ticks of the
+//! `rows [dir=DIR] [row=NAME] [passes=N] [settle=SECONDS] [rest=MILLISECONDS]`: what faults and calls cost, in ticks of the
 //! time stamp counter. Where an emulator counts instructions (`-icount shift=0`) those are instructions,
 //! and every figure repeats to the last digit; elsewhere they are only ticks.
 //!
 //! A figure is the median of some passes, after one that warms up, without the cost of the loop and of
 //! reading the counter. A pass of a fault row is 32 MiB of 4 KiB pages; of a call row, 1,000 rounds. Files
 //! lie in DIR (`/tmp`), which should be a tmpfs. Words are not looked at: Linux gives its first process
-//! those of its command line that it does not know. `row=` may name one row.
+//! those of its command line that it does not know. `row=` may name one row. Before each pass of the anonymous
+//! rows the machine may rest, and do what it does when it is idle.
 //!
 //! As the first process of a machine it makes its own surroundings: it mounts what it needs, lets the
 //! kernel come to rest for `settle` seconds, and turns the machine off when it is done.
@@ -19,7 +20,7 @@
 #![no_main]
 
 use faultless_guest::args::Args;
-use faultless_guest::clock::ticks;
+use faultless_guest::clock::{self, ticks};
 use faultless_guest::init::Init;
 use faultless_guest::mem::{PAGE, READ, Region, WRITE};
 use faultless_guest::proc;
@@ -118,9 +119,18 @@ fn map_file(fd: i32, prot: i32, sharing: i32) -> sys::Result<Region> {
 struct Rows<'a> {
     only: Option<&'a str>,
     passes: usize,
+    /// Milliseconds before a pass of the anonymous rows.
+    rest: u64,
 }
 
 impl Rows<'_> {
+    /// Lets the machine be idle.
+    fn rest(&self) {
+        if self.rest > 0 {
+            clock::sleep_ms(self.rest);
+        }
+    }
+
     fn wanted(&self, names: &[&str]) -> bool {
         self.only.is_none_or(|only| names.contains(&only))
     }
@@ -158,6 +168,7 @@ fn per_page(ticks: u64, without: u64) -> f64 {
 fn anonymous(rows: &Rows) -> Result<(), String> {
     let names = ["anon_write_fault", "anon_munmap_page", "anon_mmap_touch_munmap_page"];
     rows.row(names, "per_page", || {
+        rows.rest();
         let (map, region) = time(|| Region::anonymous(SIZE))?;
         let write = touch(&region, Touch::Write);
         let again = touch_again(&region, Touch::Write);
@@ -167,6 +178,7 @@ fn anonymous(rows: &Rows) -> Result<(), String> {
         Ok([write, unmap, map + write + unmap])
     })?;
     rows.row(["anon_read_fault"], "per_page", || {
+        rows.rest();
         let region = Region::anonymous(SIZE)?;
         let read = touch(&region, Touch::Read);
         Ok([per_page(read, touch_again(&region, Touch::Read))])
@@ -298,7 +310,8 @@ fn measure(args: &Args) -> Result<(), String> {
     let dir = args.text("dir").unwrap_or("/tmp");
     proc::pin(0).map_err(|errno| format!("sched_setaffinity: {errno}"))?;
     proc::no_huge_pages();
-    let rows = Rows { only: args.text("row"), passes: args.get("passes", 5) };
+    let rows =
+        Rows { only: args.text("row"), passes: args.get("passes", 5), rest: args.get("rest", 0) };
     if rows.passes == 0 {
         args.refuse("passes=0 would measure nothing");
     }
@@ -310,7 +323,7 @@ fn measure(args: &Args) -> Result<(), String> {
 
 #[unsafe(no_mangle)]
 extern "C" fn main() -> i32 {
-    let args = Args::read("rows", &["dir", "row", "passes", "settle"]);
+    let args = Args::read("rows", &["dir", "row", "passes", "settle", "rest"]);
     let init = Init::begin(args.get("settle", 10));
     let outcome = init.as_ref().map_err(Clone::clone).and_then(|_| measure(&args));
     if let Err(why) = &outcome {

@@ -2,7 +2,7 @@
 //!
 //! Threads touch their part of some gigabytes of anonymous memory, one write to a page, and the
 //! time that takes is set against the pages. The original prints a row
-//! `Gb Rep Threads User System Wall flt/cpu/s fault/wsec`, and so does
+//! `Gb Rep Threads CLine User System Wall flt/cpu/s fault/wsec`, and so does
 //! [`Outcome::pft_row`](crate::Outcome::pft_row).
 //!
 //! Here the memory is mapped before the clock starts, and unmapped by the end of the process, so one
@@ -40,6 +40,8 @@ impl Pft {
     pub const GIGABYTES: &'static str = "gigabytes";
     /// The extra result with the repetitions that the first thread made.
     pub const REPETITIONS: &'static str = "repetitions";
+    /// Cache lines that are written of each page.
+    pub const CACHE_LINES: u32 = 1;
 }
 
 // SAFETY: every address lies in the area of `prepare`, which stays; each worker keeps to its part.

@@ -28,6 +28,8 @@ pub fn run<S: System>(system: &S, name: &str, arguments: &str) -> Outcome {
 #[derive(Clone, Copy, Debug)]
 pub enum Odd {
     Calls,
+    /// Maps 64 pages, writes to the first 20 and leaves them to the end of the process.
+    StopsShort,
     Refused,
     Wrong,
     Segfault,
@@ -42,7 +44,7 @@ pub enum Odd {
 /// What the failing programs fail with.
 pub const WRONG: Failure = Failure::Wrong { what: "test", addr: 1, expected: 2, found: 3 };
 
-// SAFETY: `Calls` accesses what it maps. The others access nothing, or an address that nothing is
+// SAFETY: `Calls` and `StopsShort` access what they map. The others access nothing, or an address that nothing is
 // ever mapped at, on purpose: the process ends there.
 unsafe impl Program for Odd {
     const NAME: &'static str = "odd";
@@ -69,6 +71,11 @@ unsafe impl Program for Odd {
         }
         match self {
             Self::Calls => calls(task)?,
+            Self::StopsShort => {
+                let (rw, private) = (Prot::READ | Prot::WRITE, Map::PRIVATE | Map::ANONYMOUS);
+                let at = task.mmap(0, 64 * PAGE, rw, private)?;
+                (0..20).try_for_each(|page| task.store(at + page * PAGE, page))?;
+            }
             Self::Refused => task.munmap(1, PAGE)?,
             Self::Wrong => Err(WRONG)?,
             Self::Segfault => task.store(8, 1)?,

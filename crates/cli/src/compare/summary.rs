@@ -1,0 +1,221 @@
+//! What comes last, where the eye is: a picture and a table of each topic, a row a subject.
+
+use super::subject::Choice;
+use crate::error::CliError;
+use crate::report::bars::{self, Bar};
+use crate::report::columns::{Column, Measure, Report, Topic};
+use crate::report::effect::{Effect, Share};
+use crate::report::number::{grouped, scaled};
+use crate::report::{Style, table};
+use crate::settings::Ahead;
+use faultless::Locking;
+use std::io::Write;
+
+/// Which column of a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Which {
+    Policy(Locking),
+    Regime(Ahead),
+    Linux,
+}
+
+impl Which {
+    /// As the head of the table names it; Linux by its version.
+    fn name(self, linux: &str) -> String {
+        match self {
+            Self::Policy(locking) => locking.name().to_owned(),
+            Self::Regime(ahead) => ahead.name(),
+            Self::Linux => linux.to_owned(),
+        }
+    }
+
+    /// The column; of several settings of a policy the last, the default.
+    fn of(self, report: &Report) -> Option<&Column> {
+        let is = |column: &&Column| match (self, column.settings()) {
+            (Self::Policy(locking), Some(settings)) => settings.locking == locking,
+            (Self::Regime(ahead), Some(settings)) => settings.ahead == ahead,
+            (which, settings) => which == Self::Linux && settings.is_none(),
+        };
+        report.columns.iter().rev().find(is)
+    }
+
+    fn rate(self, report: &Report) -> Option<f64> {
+        self.of(report)?.median().map(|sample| report.measure().rate(sample))
+    }
+
+    /// What it makes of `base`.
+    fn gain(self, base: Self, report: &Report) -> Option<f64> {
+        report.gain(self.of(report)?, base.of(report)?)
+    }
+}
+
+type Reports<'r> = [&'r (String, Report)];
+
+/// Prints what `all` came to.
+pub fn print(
+    out: &mut dyn Write,
+    all: &[(String, Report)],
+    choice: &Choice,
+    style: Style,
+) -> Result<(), CliError> {
+    let about = |topic| all.iter().filter(move |(_, report)| report.topic == topic).collect();
+    let (locking, ahead): (Vec<_>, Vec<_>) = (about(Topic::Locking), about(Topic::Ahead));
+    if !locking.is_empty() {
+        locking_summary(out, &locking, &choice.policies, style)?;
+    }
+    if !ahead.is_empty() {
+        ahead_summary(out, &ahead, choice, style)?;
+    }
+    Ok(())
+}
+
+fn locking_summary(
+    out: &mut dyn Write,
+    reports: &Reports<'_>,
+    policies: &[Locking],
+    style: Style,
+) -> Result<(), CliError> {
+    let linux = reports.iter().flat_map(|(_, report)| &report.columns);
+    let linux = linux.map(|column| &column.context.machine).find(|machine| *machine != "native");
+    let policies: Vec<_> = policies.iter().map(|locking| Which::Policy(*locking)).collect();
+    let Some((&last, earlier)) = policies.split_last() else { return Ok(()) };
+    let pairs: Vec<_> = earlier.iter().map(|policy| (last, *policy)).collect();
+    writeln!(out, "\nSummary: locking, each fault for itself (prefault_max_order=0)")?;
+    gains(out, reports, pairs.first().copied(), style)?;
+    rates(out, reports, &policies, &pairs, linux.map(String::as_str), style)?;
+    if let Some(linux) = linux {
+        writeln!(
+            out,
+            "{linux} is this host's kernel: each of its faults pays the hardware exception, which the \
+             native\nmachine's software MMU does not; each native load and store pays the software MMU, \
+             which the\nhost's do not. Compare policies within native; take {linux} as the scale."
+        )?;
+    }
+    Ok(())
+}
+
+fn ahead_summary(
+    out: &mut dyn Write,
+    reports: &Reports<'_>,
+    choice: &Choice,
+    style: Style,
+) -> Result<(), CliError> {
+    let regimes: Vec<_> = choice.regimes.iter().map(|ahead| Which::Regime(*ahead)).collect();
+    let Some((&off, later)) = regimes.split_first() else { return Ok(()) };
+    let pairs: Vec<_> = later.iter().map(|regime| (*regime, off)).collect();
+    writeln!(out, "\nSummary: mapping ahead (locking={})", choice.settings.locking.name())?;
+    gains(out, reports, pairs.last().copied(), style)?;
+    rates(out, reports, &regimes, &pairs, None, style)?;
+    let pool = choice.regimes.last().map_or(0, |ahead| ahead.pool);
+    if pool > 0 {
+        writeln!(
+            out,
+            "Zeroed: an idle time before each run has zeroed {} MiB of frames; its own cost is in no figure here \
+             (`bench\nzeroing` in the repository has it), and what a run needs beyond it is zeroed in its faults.",
+            pool.saturating_mul(faultless::PAGE_SIZE) >> 20
+        )?;
+    }
+    effects(out, reports, &choice.regimes, style)
+}
+
+/// The picture of the whole: what the first of the pair makes of the second.
+fn gains(
+    out: &mut dyn Write,
+    reports: &Reports<'_>,
+    pair: Option<(Which, Which)>,
+    style: Style,
+) -> Result<(), CliError> {
+    let Some((of, base)) = pair else { return Ok(()) };
+    let bar = |(name, report): &&(String, Report)| {
+        let value = of.gain(base, report)?;
+        Some(Bar { name: name.clone(), value, note: String::new() })
+    };
+    let bars: Vec<_> = reports.iter().filter_map(bar).collect();
+    if !bars.is_empty() {
+        writeln!(out, "  {} against {}", of.name(""), base.name(""))?;
+        writeln!(out, "{}", bars::draw(&bars, |gain| format!("{gain:.2}x"), style))?;
+    }
+    Ok(())
+}
+
+/// A row a subject: its rate in each column, what comes of each pair, and Linux.
+fn rates(
+    out: &mut dyn Write,
+    reports: &Reports<'_>,
+    columns: &[Which],
+    pairs: &[(Which, Which)],
+    linux: Option<&str>,
+    style: Style,
+) -> Result<(), CliError> {
+    let mut head = vec!["per second".to_owned(), "of".to_owned()];
+    head.extend(columns.iter().map(|which| which.name("").replace(", ", "\n")));
+    head.extend(pairs.iter().map(|(of, base)| format!("{}\n/ {}", of.name(""), base.name(""))));
+    head.extend(linux.map(|linux| Which::Linux.name(linux)));
+    let mut table = table::numbers(&head, style);
+    for (name, report) in reports {
+        let of = match report.measure() {
+            Measure::Faults => "faults",
+            Measure::Operations => report.unit,
+        };
+        let rate = |which: &Which| {
+            which.rate(report).map_or("-".to_owned(), |rate| scaled(rate).trim().to_owned())
+        };
+        let gain = |(of, base): &(Which, Which)| {
+            of.gain(*base, report).map_or("-".to_owned(), |gain| format!("{gain:.2}x"))
+        };
+        let mut cells = vec![name.clone(), of.to_owned()];
+        cells.extend(columns.iter().map(rate));
+        cells.extend(pairs.iter().map(gain));
+        cells.extend(linux.map(|_| rate(&Which::Linux)));
+        table::row(&mut table, cells);
+    }
+    writeln!(out, "{table}")?;
+    Ok(())
+}
+
+/// What mapping ahead does to each recording, counted apart from any time; and their mean.
+fn effects(
+    out: &mut dyn Write,
+    reports: &Reports<'_>,
+    regimes: &[Ahead],
+    style: Style,
+) -> Result<(), CliError> {
+    // What frames are zeroed changes no count.
+    let orders: Vec<_> =
+        regimes.iter().filter(|ahead| ahead.order > 0 && ahead.pool == 0).collect();
+    let effect = |report: &Report, ahead: &Ahead| Which::Regime(*ahead).of(report)?.effect;
+    let of = |(name, report): &&(String, Report)| -> Option<(String, Vec<Effect>)> {
+        let effects: Option<Vec<_>> = orders.iter().map(|ahead| effect(report, ahead)).collect();
+        effects.filter(|effects| !effects.is_empty()).map(|effects| (name.clone(), effects))
+    };
+    let rows: Vec<_> = reports.iter().filter_map(of).collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let mut head = vec!["of a recording".to_owned(), "first\ntouches".to_owned()];
+    for share in Share::ALL {
+        head.extend(orders.iter().map(|ahead| format!("{},\n{}", share.head, ahead.name())));
+    }
+    let mut table = table::numbers(&head, style);
+    for (name, effects) in &rows {
+        let mut cells = vec![name.clone(), grouped(effects[0].touches)];
+        cells.extend(Share::ALL.iter().flat_map(|share| effects.iter().map(|it| share.show(it))));
+        table::row(&mut table, cells);
+    }
+    let mut means = vec!["mean".to_owned(), String::new()];
+    for share in Share::ALL {
+        for at in 0..orders.len() {
+            let effects: Vec<_> = rows.iter().map(|(_, effects)| &effects[at]).collect();
+            means.push(share.mean(&effects));
+        }
+    }
+    table::row(&mut table, means);
+    writeln!(out, "\n{table}")?;
+    writeln!(
+        out,
+        "Counted apart from any time, threads taking turns on one CPU. First touches: of private anonymous \
+         memory; a\nperfect predictor knows the rest of the recording and has windows of the same size; \
+         resident growth is that of\nthe most pages that each process had."
+    )?;
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! What mapping ahead does to a recorded program, counted apart from any time: each order is replayed once on
+//! one CPU, where threads take turns and pages can be counted exactly.
+//!
+//! Beside it stands a bound: what a predictor that knows the rest of the recording saves with windows of the
+//! same size.
+
+use super::engine::{Replayed, replay_gauged};
+use super::{failed, source::Source};
+use crate::error::CliError;
+use crate::interrupt;
+use crate::report::effect::Effect;
+use crate::run;
+use crate::settings::{Ahead, Settings};
+use faultless::Counter;
+use faultless_trace::anticipate;
+
+/// The effects of `regimes` under `settings`, against [`Ahead::OFF`]; `None` where the user interrupted it.
+pub fn effects(
+    source: &Source,
+    settings: &Settings,
+    regimes: &[Ahead],
+) -> Result<Option<Vec<Effect>>, CliError> {
+    let native = run::machine(source.memory(), 1)?;
+    let gauged = |ahead: Ahead| -> Result<(Replayed, u64), CliError> {
+        let settings = settings.with_ahead(ahead);
+        settings.apply(&native);
+        replay_gauged(&native, &source.plan, interrupt::requested)
+            .map_err(|error| failed(source, &settings, error))
+    };
+    let count = |replayed: &Replayed, counter| replayed.sample.counter(counter).unwrap_or(0);
+    let (off, peak_off) = gauged(Ahead::OFF)?;
+    let mut effects = Vec::with_capacity(regimes.len());
+    for &ahead in regimes {
+        let (with, peak) = gauged(ahead)?;
+        if !off.complete || !with.complete {
+            return Ok(None);
+        }
+        let bound = anticipate::perfect(&source.trace, ahead.order)
+            .map_err(|error| CliError::failed(&source.name, error))?;
+        effects.push(Effect {
+            touches: bound.faults,
+            saved: off.sample.faults.saturating_sub(with.sample.faults),
+            bound: bound.faults - bound.left,
+            ahead: count(&with, Counter::PrefaultPage),
+            wasted: count(&with, Counter::PrefaultWasted),
+            peak_off,
+            peak,
+        });
+    }
+    Ok(Some(effects))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use faultless_trace::recordings;
+
+    #[test]
+    fn a_recording_is_spared_faults_and_no_more_than_can_be() {
+        let source = Source::shipped(recordings::find("sort").unwrap()).unwrap();
+        let regimes = [3, 5].map(|order| Ahead { order, pool: 0 });
+        let effects = effects(&source, &Settings::new(&[]), &regimes).unwrap().unwrap();
+        for effect in &effects {
+            assert!(effect.saved * 2 > effect.touches, "{effect:?}");
+            // The replay has some first touches that the recording cannot show.
+            assert!(effect.saved <= effect.bound + effect.touches / 50, "{effect:?}");
+            // Each page mapped ahead spared a fault, or nobody touched it.
+            let spared = effect.ahead - effect.wasted;
+            assert!(effect.saved.abs_diff(spared) <= effect.touches / 100, "{effect:?}");
+            assert!(
+                effect.peak >= effect.peak_off && effect.peak <= effect.peak_off + effect.ahead
+            );
+        }
+        assert!(effects[0].saved < effects[1].saved && effects[0].bound < effects[1].bound);
+    }
+}

@@ -1,0 +1,147 @@
+//! What mapping ahead does to a recorded program: faults saved, and what that costs.
+
+use super::json::{Context, Json, Number};
+use super::number::{grouped, percent};
+use crate::error::CliError;
+
+/// What it came to. Pages and faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Effect {
+    /// First touches of private anonymous memory, as recorded: each a fault where nothing is mapped ahead.
+    pub touches: u64,
+    /// Faults fewer than with order 0.
+    pub saved: u64,
+    /// What a perfect predictor saves of the first touches, with windows of the same size.
+    pub bound: u64,
+    /// Pages mapped ahead.
+    pub ahead: u64,
+    /// Those of them that nobody had touched when they were unmapped, or their process ended.
+    pub wasted: u64,
+    /// The most pages that each process had with order 0, added up.
+    pub peak_off: u64,
+    /// The same with pages mapped ahead.
+    pub peak: u64,
+}
+
+/// A part of a whole.
+#[derive(Clone, Copy, Debug)]
+pub struct Share {
+    /// What it is, as the head of a column.
+    pub head: &'static str,
+    /// What it is, as the name of a row.
+    pub name: &'static str,
+    /// Part and whole.
+    pub of: fn(&Effect) -> (u64, u64),
+}
+
+impl Share {
+    /// What tables tell.
+    pub const ALL: [Self; 4] = [
+        Self {
+            head: "faults\nsaved",
+            name: "faults saved, of first touches of anonymous memory",
+            of: |effect| (effect.saved, effect.touches),
+        },
+        Self {
+            head: "a perfect\npredictor",
+            name: "what a perfect predictor saves of them",
+            of: |effect| (effect.bound, effect.touches),
+        },
+        Self {
+            head: "never\ntouched",
+            name: "never touched, of pages mapped ahead",
+            of: |effect| (effect.wasted, effect.ahead),
+        },
+        Self {
+            head: "resident\ngrowth",
+            name: "resident growth at the most",
+            // Threads take turns as the host has it, so there may be a little less than none.
+            of: |effect| (effect.peak.saturating_sub(effect.peak_off), effect.peak_off),
+        },
+    ];
+
+    /// In percent.
+    pub fn show(self, effect: &Effect) -> String {
+        let (part, whole) = (self.of)(effect);
+        percent(part, whole)
+    }
+
+    /// The mean over programs, each counting the same, in percent.
+    pub fn mean(self, effects: &[&Effect]) -> String {
+        let share = |effect: &&Effect| {
+            let (part, whole) = (self.of)(effect);
+            part as f64 / whole.max(1) as f64
+        };
+        let mean = effects.iter().map(share).sum::<f64>() / effects.len().max(1) as f64;
+        format!("{:.2} %", 100.0 * mean)
+    }
+}
+
+impl Effect {
+    /// The effect in words: a count, what it is of, and a remark.
+    pub fn rows(&self) -> [(u64, &'static str, String); 5] {
+        let [saved, bound, wasted, growth] =
+            Share::ALL.map(|share| format!("{:>9}", share.show(self)));
+        let touches = grouped(self.touches);
+        [
+            (
+                self.saved,
+                "faults saved",
+                format!("{saved} of {touches} first touches of anonymous memory"),
+            ),
+            (
+                self.bound,
+                "by a perfect predictor",
+                format!("{bound} of them, with the same windows"),
+            ),
+            (self.ahead, "pages mapped ahead", String::new()),
+            (self.wasted, "of them never touched", wasted),
+            (
+                self.peak,
+                "resident pages at the most",
+                format!("{growth} more than the {} with order 0", grouped(self.peak_off)),
+            ),
+        ]
+    }
+
+    /// Writes it.
+    pub fn json(&self, json: &mut Json, context: &Context) -> Result<(), CliError> {
+        let counts = [
+            ("ahead_first_touches", "faults", self.touches),
+            ("ahead_faults_saved", "faults", self.saved),
+            ("ahead_faults_saved_perfect", "faults", self.bound),
+            ("ahead_pages", "pages", self.ahead),
+            ("ahead_pages_never_touched", "pages", self.wasted),
+            ("ahead_resident_peak_off", "pages", self.peak_off),
+            ("ahead_resident_peak", "pages", self.peak),
+        ];
+        counts
+            .into_iter()
+            .try_for_each(|(metric, unit, n)| json.write(context, metric, unit, Number::Whole(n)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_of_the_right_whole() {
+        let effect = Effect {
+            touches: 1000,
+            saved: 800,
+            bound: 900,
+            ahead: 840,
+            wasted: 42,
+            peak_off: 2000,
+            peak: 2010,
+        };
+        let shown = Share::ALL.map(|share| share.show(&effect));
+        assert_eq!(shown, ["80.00 %", "90.00 %", "5.00 %", "0.50 %"]);
+        let none = Effect { saved: 0, bound: 0, wasted: 0, ahead: 0, peak: 1990, ..effect };
+        assert_eq!(Share::ALL[2].show(&none), "-");
+        assert_eq!(Share::ALL[3].show(&none), "0.00 %");
+        let means = Share::ALL.map(|share| share.mean(&[&effect, &none]));
+        assert_eq!(means, ["40.00 %", "45.00 %", "2.50 %", "0.25 %"]);
+    }
+}

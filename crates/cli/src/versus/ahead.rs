@@ -1,0 +1,55 @@
+//! What pages of anonymous memory cost with others mapped ahead, and on frames that were zeroed before.
+
+use super::figures::{Figure, show};
+use super::{Done, Side, of};
+use crate::error::CliError;
+use crate::report::{Style, table};
+use crate::settings::Ahead;
+use faultless_boot::linux::Stock;
+use std::io::Write;
+
+/// The figures that it changes.
+pub const ROWS: [&str; 3] = ["anon_write_fault", "anon_munmap_page", "anon_mmap_touch_munmap_page"];
+
+/// Prints them: a column a regime, with the part of the first that it comes to.
+pub fn tell(
+    out: &mut dyn Write,
+    done: &[Done],
+    regimes: &[Ahead],
+    stock: &Stock,
+    style: Style,
+) -> Result<(), CliError> {
+    let linux = of(done, Side::Linux, "rows", 1, Ahead::OFF);
+    let ours = |ahead: &Ahead| of(done, Side::Ours, "rows", 1, *ahead);
+    let columns: Vec<_> = regimes.iter().map(ours).collect();
+    let mut head = vec!["instructions per page".to_owned()];
+    head.extend(regimes.iter().map(|ahead| ahead.name()));
+    head.push(stock.name.clone());
+    let mut table = table::numbers(&head, style);
+    for name in ROWS {
+        let off = columns.first().and_then(|figures| value(figures, name));
+        let cell = |(at, figures): (usize, &&[Figure])| {
+            let cost = value(figures, name);
+            match cost.zip(off).filter(|_| at > 0) {
+                Some((cost, off)) => format!("{} ({:.2}x)", show(Some(cost)), cost / off),
+                None => show(cost),
+            }
+        };
+        let cells = columns.iter().enumerate().map(cell);
+        let name_cell = std::iter::once(name.replace('_', " "));
+        table::row(&mut table, name_cell.chain(cells).chain([show(value(linux, name))]));
+    }
+    writeln!(out, "Pages mapped ahead, on the same machine")?;
+    writeln!(out, "{table}")?;
+    writeln!(
+        out,
+        "Zeroed: the machine was idle before each pass, and filled a pool of {} frames. What hardware takes for an exception \
+         itself,\nwhich is what mapping ahead spares, is no instruction: these figures do not show it.\n",
+        regimes.last().map_or(0, |ahead| ahead.pool)
+    )?;
+    Ok(())
+}
+
+fn value(figures: &[Figure], name: &str) -> Option<f64> {
+    figures.iter().find(|figure| figure.name == name).map(|figure| figure.value)
+}
