@@ -87,10 +87,11 @@ struct Run<'t> {
 
 impl<M: Machine> Attempt<'_, '_, M> {
     /// Whether the fault on the page's entry in `table` is one of those without evidence that are let pass. No
-    /// more is looked at than the entries beside it: who touches memory in no order pays for two loads.
+    /// more is looked at than the entries beside it and whether the page had an earlier life: who touches memory
+    /// in no order pays for a few loads.
     #[inline(always)]
     pub(super) fn passes(self, thread: &ThreadStreams, table: &[AtomicU64; ENTRIES]) -> bool {
-        let passes = self.has_nothing_beside(table)
+        let passes = self.is_without_evidence(table)
             && thread.of_fault().is_some_and(|mut streams| streams.lets_pass(self.space.id()));
         if passes {
             self.cpu.count(Counter::PrefaultMiss);
@@ -98,13 +99,16 @@ impl<M: Machine> Attempt<'_, '_, M> {
         passes
     }
 
-    /// Whether the page's entry in `table` is empty, and those beside it, too.
+    /// Whether the page's entry in `table` is empty, those beside it, too, and nothing is remembered of it.
     #[inline(always)]
-    fn has_nothing_beside(self, table: &[AtomicU64; ENTRIES]) -> bool {
+    fn is_without_evidence(self, table: &[AtomicU64; ENTRIES]) -> bool {
         let at = node::index(self.page, LAST);
         // What is beyond the table's edge is never looked at.
         let nothing = |at| table.get(at).is_none_or(|slot| node::load(slot).is_none());
-        nothing(at.wrapping_sub(1)) && nothing(at) && nothing(at + 1)
+        nothing(at.wrapping_sub(1))
+            && nothing(at)
+            && nothing(at + 1)
+            && !self.space.past.knows(self.page >> PAGE_SHIFT)
     }
 
     /// Serves the fault on the page's entry in `table`, which was `seen`, one that a first touch fills, and
@@ -126,7 +130,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let asked = node::index(self.page, LAST);
         let first = (self.page >> PAGE_SHIFT) - asked as u64;
         // Where the table was not there, that has not been asked yet.
-        let window = &if self.has_nothing_beside(table) && streams.lets_pass(self.space.id()) {
+        let window = &if self.is_without_evidence(table) && streams.lets_pass(self.space.id()) {
             Window::single(self.page >> PAGE_SHIFT)
         } else {
             self.window(streams, kind, table, first)

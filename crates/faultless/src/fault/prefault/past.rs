@@ -8,8 +8,6 @@
 //! A page is expected where it was used in each of its last three lives, or in all that it had; where
 //! it had only one, as long as what followed one life has mostly been like it. All is a hint: slots
 //! are overwritten by whoever needs them and read without a lock, and a torn one costs a window.
-//!
-//! So far recordings are judged with it (`faultless_trace::anticipate`); spaces do not keep one yet.
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -104,6 +102,14 @@ impl Footprints {
             let share = 4 * BLOCK as u32;
             self.likeness.store((old * (share - pages) + again * pages) / share, Relaxed);
         }
+    }
+
+    /// Whether `page` had an earlier life that is remembered.
+    #[inline]
+    pub fn knows(&self, page: u64) -> bool {
+        let slot = self.slot(page);
+        slot.block.load(Relaxed) == page / BLOCK + 1
+            && slot.once.load(Relaxed) >> (page % BLOCK) & 1 == 1
     }
 
     fn slot(&self, page: u64) -> &Slot {

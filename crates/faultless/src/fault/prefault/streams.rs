@@ -8,10 +8,14 @@
 //! classes of 0, 1, 2–3, 4–7, 8–15 and more pages, upwards and downwards. Pages that were mapped ahead
 //! and not accessed end a run, so a stream whose pages were not used starts again by itself.
 //!
+//! Where no neighbour was used, a stream may leave pages out: if the nearest used page on one side is
+//! the first of [`LATTICE`] or more at the same distance from each other, that distance is its stride,
+//! and its run is counted, its window mapped and its audit done in strides.
+//!
 //! # Width
 //!
-//! How far streams of a class go on is learned: each class has its width, by kind of fault and by
-//! direction. A class begins as wide as its run, which makes windows of 1, 2, 4, 8, … pages. Some
+//! How far streams of a class go on is learned: each class has its width, by kind of fault and
+//! by direction; strided streams have their own. A class begins as wide as its run, which makes windows of 1, 2, 4, 8, … pages. Some
 //! faults later a window's accessed bits are looked at, and those of as many pages beyond it: if all
 //! were used the class widens, else it shrinks at once to what would have been right. Where a thread
 //! faults just beyond a window of which all was used, that is known without waiting, and the run is
@@ -40,6 +44,10 @@ const WAITING: usize = 32;
 const PRICE: i32 = 12;
 /// The largest debt: what a thread that was wrong has to earn before it may try again.
 const DEBT: i32 = PRICE;
+/// The farthest that the pages of a strided stream may be apart.
+const STRIDE: u64 = 32;
+/// How many pages tell a strided stream from chance, the one that faults left out.
+const LATTICE: u64 = 6;
 /// The longest run that is told from longer ones.
 const RUN: u64 = 16;
 /// Of runs: 0, 1, 2–3, 4–7, 8–15 and 16 pages or more.
@@ -93,8 +101,10 @@ pub struct Miss {
 /// What to map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// In reach, no more than `2^max_order`, and among them the one that faulted.
+    /// First to last, in reach, and among them the one that faulted.
     pages: Range<u64>,
+    /// Every so many pages one is meant, from the first on: no more than `2^max_order`.
+    stride: u8,
     /// Bit n: the window leaves page n out. Always 0 for the one that faulted.
     holes: u64,
     /// To be audited some time.
@@ -105,7 +115,7 @@ impl Window {
     /// The page that faulted and no other; nothing is to be learned from it.
     #[inline]
     pub const fn single(page: u64) -> Self {
-        Self { pages: page..page + 1, holes: 0, record: None }
+        Self { pages: page..page + 1, stride: 1, holes: 0, record: None }
     }
 
     /// First to last page, those that are left out included.
@@ -125,7 +135,9 @@ impl Window {
     #[inline]
     pub fn holds(&self, page: u64) -> bool {
         let at = page.wrapping_sub(self.pages.start);
-        self.pages.contains(&page) && (at >= 64 || self.holes >> at & 1 == 0)
+        self.pages.contains(&page)
+            && (at >= 64 || self.holes >> at & 1 == 0)
+            && at.is_multiple_of(self.stride.into())
     }
 
     /// Whether it holds the page that faulted only.
@@ -149,9 +161,9 @@ impl Audit {
         self.record.kind
     }
 
-    /// The pages that will be asked about: all in one table.
+    /// Those that will be asked about lie in here: in one table.
     pub fn pages(&self) -> Range<u64> {
-        self.record.at(0..self.record.end)
+        self.record.span(self.record.end)
     }
 }
 
@@ -164,12 +176,40 @@ pub struct Tally {
     pub unused: u32,
 }
 
+/// How a stream gets from one page to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Way {
+    down: bool,
+    /// In pages, from 1 to [`STRIDE`].
+    stride: u8,
+}
+
+impl Way {
+    const UP: Self = Self { down: false, stride: 1 };
+    const DOWN: Self = Self { down: true, stride: 1 };
+
+    /// The page so many steps on from `page`.
+    fn on(self, page: u64, steps: u64) -> Option<u64> {
+        let far = steps * u64::from(self.stride);
+        if self.down { page.checked_sub(far) } else { page.checked_add(far) }
+    }
+
+    fn back(self) -> Self {
+        Self { down: !self.down, ..self }
+    }
+
+    /// Whose widths are its own.
+    fn side(self) -> usize {
+        if self.stride > 1 { 2 } else { self.down.into() }
+    }
+}
+
 /// A window that was mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Record {
     /// The page that faulted.
     page: u64,
-    /// Pages mapped from there on in the stream's direction.
+    /// Pages mapped from there on, in the stream's way.
     mapped: u16,
     /// Where the pages end that a wider window would have had.
     end: u16,
@@ -177,7 +217,7 @@ struct Record {
     run: u16,
     kind: Kind,
     class: u8,
-    down: bool,
+    way: Way,
     /// The whole window was found used, and credited.
     paid: bool,
 }
@@ -190,25 +230,25 @@ impl Record {
         run: 0,
         kind: Kind::Read,
         class: 0,
-        down: false,
+        way: Way::UP,
         paid: false,
     };
 
     /// The pages at `steps` from the one that faulted.
-    fn at(&self, steps: Range<u16>) -> Range<u64> {
-        let (near, far) = (u64::from(steps.start), u64::from(steps.end));
-        if self.down {
-            (self.page + 1).saturating_sub(far)..(self.page + 1).saturating_sub(near)
-        } else {
-            self.page + near..self.page + far
-        }
+    fn at(&self, steps: Range<u16>) -> impl Iterator<Item = u64> + Clone + use<> {
+        let (page, way) = (self.page, self.way);
+        steps.filter_map(move |step| way.on(page, step.into()))
+    }
+
+    /// First to last of so many pages.
+    fn span(&self, pages: u16) -> Range<u64> {
+        let far = self.way.on(self.page, u64::from(pages.max(1)) - 1).unwrap_or(self.page);
+        self.page.min(far)..self.page.max(far) + 1
     }
 
     /// Whether the stream goes on at `page`.
     fn leads_to(&self, page: u64) -> bool {
-        let mapped = u64::from(self.mapped);
-        let next = if self.down { self.page.wrapping_sub(mapped) } else { self.page + mapped };
-        mapped > 0 && next == page
+        self.mapped > 0 && self.way.on(self.page, self.mapped.into()) == Some(page)
     }
 }
 
@@ -216,8 +256,8 @@ impl Record {
 #[derive(Clone, Debug)]
 pub struct Streams {
     space: SpaceId,
-    /// Widths in half orders, by kind, direction and class.
-    widths: [[[u8; CLASSES]; 2]; 3],
+    /// Widths in half orders, by kind, [`Way::side`] and class.
+    widths: [[[u8; CLASSES]; 3]; 3],
     /// Pages that may be risked, times [`PRICE`].
     credit: i32,
     /// Oldest first from `first` on.
@@ -243,7 +283,7 @@ impl Streams {
         let as_wide = [0, 0, HALVES, 2 * HALVES, 3 * HALVES, 4 * HALVES];
         Self {
             space: SpaceId(u64::MAX),
-            widths: [[as_wide; 2]; 3],
+            widths: [[as_wide; 3]; 3],
             credit: 0,
             waiting: [Record::NONE; WAITING],
             first: 0,
@@ -313,53 +353,99 @@ impl Streams {
         mut look: impl FnMut(u64) -> Seen,
     ) -> Option<Window> {
         let (page, reach) = (miss.page, &miss.reach);
-        let step = |down: bool, by: u64| {
-            let at = if down { page.checked_sub(by) } else { page.checked_add(by) };
-            at.filter(|at| reach.contains(at))
-        };
-        let mut run = |down: bool| {
-            (1..=RUN)
-                .take_while(|by| step(!down, *by).is_some_and(|at| look(at) == Seen::Used))
-                .count() as u64
-        };
         // Up has its run below.
         let mut runs = [0, 0];
         if below == Some(Seen::Used) {
-            runs[0] = run(false);
+            runs[0] = run_behind(Way::UP, page, reach, &mut look);
         }
         if above == Some(Seen::Used) {
-            runs[1] = run(true);
+            runs[1] = run_behind(Way::DOWN, page, reach, &mut look);
         }
-        let edges = [page == reach.start, page + 1 == reach.end];
-        if runs != [0, 0] || edges != [false, false] {
-            self.goes_on(page, edges, &mut runs, reach, &mut look);
+        if (runs != [0, 0] || page == reach.start || page + 1 == reach.end)
+            && let Some((way, run)) = self.goes_on(page, reach, &mut look)
+            && way.stride == 1
+        {
+            let side = &mut runs[way.side()];
+            *side = run.max(*side);
+        }
+        let widths = self.widths[miss.kind as usize];
+        // Streams that begin here have mostly been short: it may be one that leaves pages out.
+        if runs == [0, 0]
+            && widths[0][0].max(widths[1][0]) < HALVES
+            && let Some((way, run)) = self.strided(page, reach, &mut look)
+        {
+            return Some(self.along(way, run, miss, most, look));
         }
         let open = [above == Some(Seen::Empty), below == Some(Seen::Empty)];
-        let class = runs.map(|run| run.checked_ilog2().map_or(0, |log| log as usize + 1));
-        let class = class.map(|class| class.min(CLASSES - 1));
-        let widths = &self.widths[miss.kind as usize];
-        let down = match open {
+        let way = match open {
             [false, false] => return None,
-            [true, false] => false,
-            [false, true] => true,
-            [true, true] if runs[0] != runs[1] => runs[1] > runs[0],
-            [true, true] => widths[1][class[1]] > widths[0][class[0]],
+            [true, false] => Way::UP,
+            [false, true] => Way::DOWN,
+            [true, true] if runs[0] > runs[1] => Way::UP,
+            [true, true] if runs[0] < runs[1] => Way::DOWN,
+            [true, true] if widths[1][class(runs[1])] > widths[0][class(runs[0])] => Way::DOWN,
+            [true, true] => Way::UP,
         };
-        let (run, class) = (runs[usize::from(down)], class[usize::from(down)]);
-        let wide = (1u64 << (widths[usize::from(down)][class] / HALVES)).min(most);
+        Some(self.along(way, runs[way.side()], miss, most, look))
+    }
+
+    /// The way and the run of the stream that leaves pages out and now faults at `page`.
+    fn strided(
+        &mut self,
+        page: u64,
+        reach: &Range<u64>,
+        look: &mut impl FnMut(u64) -> Seen,
+    ) -> Option<(Way, u64)> {
+        let mut behind = |way: Way| {
+            let used = |by: &u64| {
+                let at = way.back().on(page, *by);
+                at.filter(|at| reach.contains(at)).is_some_and(|at| look(at) == Seen::Used)
+            };
+            let stride = (2..=STRIDE).find(used)? as u8;
+            let way = Way { stride, ..way };
+            let run = run_behind(way, page, reach, look);
+            (run >= LATTICE).then_some((way, run))
+        };
+        let found = [behind(Way::UP), behind(Way::DOWN)].into_iter().flatten();
+        let found = found.max_by_key(|(_, run)| *run);
+        let edge = page - reach.start < STRIDE || reach.end - page <= STRIDE;
+        if found.is_none() && !edge {
+            return None;
+        }
+        // It may come from the table before, or have a longer run than is looked at.
+        let known = self.goes_on(page, reach, look).filter(|(way, _)| way.stride > 1);
+        known.or(found)
+    }
+
+    /// The window of a stream with such a run.
+    fn along(
+        &self,
+        way: Way,
+        run: u64,
+        miss: &Miss,
+        most: u64,
+        mut look: impl FnMut(u64) -> Seen,
+    ) -> Window {
+        let (page, reach) = (miss.page, &miss.reach);
+        let class = class(run);
+        let width = self.widths[miss.kind as usize][way.side()][class];
+        let wide = (1u64 << (width / HALVES)).min(most);
         let mut pages = wide;
         let risk = if self.credit < 0 { 0 } else { self.credit as u64 / PRICE as u64 + run / 2 };
         while pages - 1 > risk {
             pages /= 2;
         }
-        if pages == most && !down {
+        if pages == most && way == Way::UP {
             // At full width end where a multiple of it does, or each table would take one window more.
             pages -= page & (pages - 1);
-        } else if pages == most {
+        } else if pages == most && way == Way::DOWN {
             pages = (page & (pages - 1)) + 1;
         }
         let mut free = |steps: Range<u64>| {
-            let free = |by: &u64| step(down, *by).is_some_and(|at| look(at) == Seen::Empty);
+            let free = |by: &u64| {
+                let at = way.on(page, *by).filter(|at| reach.contains(at));
+                at.is_some_and(|at| look(at) == Seen::Empty)
+            };
             steps.clone().take_while(free).count() as u64
         };
         let mapped = 1 + free(1..pages);
@@ -374,50 +460,46 @@ impl Streams {
             run: (run + mapped).min(1 << MAX_ORDER) as u16,
             kind: miss.kind,
             class: class as u8,
-            down,
+            way,
             paid: false,
         };
-        let pages = record.at(0..mapped as u16);
-        Some(Window { pages, holes: 0, record: Some(record) })
+        let stride = if mapped > 1 { way.stride } else { 1 };
+        Window { pages: record.span(record.mapped), stride, holes: 0, record: Some(record) }
     }
 
-    /// Looks for the window that `page` continues. If all of it was used, it is credited; and where
-    /// it lies in the table before, which is not looked at, the run is taken over from it.
+    /// Looks for the window that `page` continues. If all of it was used, it is credited; and then, or
+    /// where it lies in the table before, which is not looked at, its way and its run are taken over.
     fn goes_on(
         &mut self,
         page: u64,
-        edges: [bool; 2],
-        runs: &mut [u64; 2],
         reach: &Range<u64>,
         mut look: impl FnMut(u64) -> Seen,
-    ) {
-        let Some(record) = self.waiting.iter_mut().find(|record| record.leads_to(page)) else {
-            return;
-        };
-        let side = usize::from(record.down);
-        let pages = record.at(1..record.mapped);
-        let here = reach.start <= pages.start && pages.end <= reach.end;
-        let used = here && pages.clone().all(|page| look(page) == Seen::Used);
-        if used || edges[side] {
-            runs[side] = runs[side].max(u64::from(record.run));
+    ) -> Option<(Way, u64)> {
+        let record = self.waiting.iter_mut().find(|record| record.leads_to(page))?;
+        let (way, run) = (record.way, u64::from(record.run));
+        let before = way.back().on(page, 1).is_some_and(|before| reach.contains(&before));
+        let used = |page| reach.contains(&page) && look(page) == Seen::Used;
+        if !record.at(1..record.mapped).all(used) {
+            return (!before).then_some((way, run));
         }
-        if used && !record.paid {
+        if !record.paid {
             record.paid = true;
-            let (record, pages) = (*record, pages.end - pages.start);
-            // One more for the page that faulted now.
-            self.earn(pages as i32 + 1);
+            let record = *record;
+            self.earn(record.mapped.into());
             let width = self.width(&record);
-            if 1u64 << (*width / HALVES) == pages + 1 {
+            if 1 << (*width / HALVES) == record.mapped {
                 *width = (*width + 1).min(MAX_ORDER * HALVES);
             }
         }
+        Some((way, run))
     }
 
     /// Of `window`, the pages `mapped` were mapped, or there already: all from the one that faulted
     /// up to where frames ran out.
     pub fn mapped(&mut self, window: &Window, mapped: Range<u64>) {
         let Some(mut record) = window.record else { return };
-        let pages = mapped.end.saturating_sub(mapped.start) as u16;
+        let span = mapped.end.saturating_sub(mapped.start);
+        let pages = span.div_ceil(window.stride.into()) as u16;
         if pages == 0 {
             return;
         }
@@ -496,8 +578,23 @@ impl Streams {
     }
 
     fn width(&mut self, record: &Record) -> &mut u8 {
-        &mut self.widths[record.kind as usize][usize::from(record.down)][usize::from(record.class)]
+        &mut self.widths[record.kind as usize][record.way.side()][usize::from(record.class)]
     }
+}
+
+/// The used pages in a row that end before `page`, [`RUN`] at most.
+fn run_behind(way: Way, page: u64, reach: &Range<u64>, look: &mut impl FnMut(u64) -> Seen) -> u64 {
+    let used = |by: &u64| {
+        let at = way.back().on(page, *by).filter(|at| reach.contains(at));
+        at.is_some_and(|at| look(at) == Seen::Used)
+    };
+    (1..=RUN).take_while(used).count() as u64
+}
+
+/// That of a run.
+fn class(run: u64) -> usize {
+    let class = run.checked_ilog2().map_or(0, |log| log as usize + 1);
+    class.min(CLASSES - 1)
 }
 
 /// The window for a page that had an earlier life: what is expected to be used, of the part of its
@@ -524,6 +621,7 @@ fn again(miss: &Miss, most: u64, mut look: impl FnMut(u64) -> Seen) -> Window {
     let (first, last) = (part.trailing_zeros(), part.ilog2());
     Window {
         pages: block + u64::from(first)..block + u64::from(last) + 1,
+        stride: 1,
         holes: !(part >> first),
         record: None,
     }

@@ -77,8 +77,8 @@ impl Program {
 fn check(window: &Window, miss: &Miss, order: u8) {
     let span = window.span();
     assert!(miss.reach.start <= span.start && span.end <= miss.reach.end, "{window:?} {miss:?}");
-    assert!(span.end - span.start <= 1 << order.min(MAX_ORDER), "{window:?} of order {order}");
     let pages: Vec<u64> = window.pages().collect();
+    assert!(pages.len() <= 1 << order.min(MAX_ORDER), "{window:?} of order {order}");
     assert!(pages.contains(&miss.page), "{window:?} without {miss:?}");
     assert!(pages.iter().all(|page| span.contains(page)));
     assert_eq!((pages.first(), pages.last()), (Some(&span.start), Some(&(span.end - 1))));
@@ -135,6 +135,35 @@ fn sparse_and_random_touch_map_next_to_nothing_ahead() {
     for program in [sparse, scattered] {
         assert!(program.wasted() as u64 <= touched / 1000, "{}", program.wasted());
     }
+}
+
+#[test]
+fn strided_streams_go_on_in_strides() {
+    for stride in [2, 5, 16, 32] {
+        let touched = 4096;
+        let area = 0..touched * stride;
+        let mut up = Program::new(area.clone(), 5);
+        area.clone().step_by(stride as usize).for_each(|page| up.touch(page));
+        let mut down = Program::new(area.clone(), 5);
+        area.rev().step_by(stride as usize).for_each(|page| down.touch(page));
+        // A table of 512 pages holds few of those that are far apart.
+        let each = if stride > 16 { 2 } else { 4 };
+        for program in [up, down] {
+            let (faults, wasted) = (program.faults, program.wasted());
+            assert!(each * faults < touched, "{faults} of {touched} at each {stride}th page");
+            assert!(wasted <= 64, "{wasted} at each {stride}th page");
+        }
+    }
+}
+
+#[test]
+fn too_few_pages_at_equal_distance_are_no_stream() {
+    let mut program = Program::new(0..1 << 20, 5);
+    for group in 0..2000 {
+        (0..LATTICE).for_each(|n| program.touch(group * 512 + 9 * n));
+    }
+    assert_eq!(program.faults, 2000 * LATTICE);
+    assert_eq!(program.wasted(), 0);
 }
 
 #[test]
