@@ -313,9 +313,21 @@ fn a_sparse_toucher_gets_nothing_that_it_does_not_ask_for() {
     let vm = guest::vm(1, 1200);
     let bench = Bench::new(&vm, AT, 16 * 1024, 5);
     let asked = 1024;
-    assert_eq!(bench.faults_of((0..asked).map(|at| at * 16)), asked);
+    // No distance comes twice.
+    assert_eq!(bench.faults_of((0..asked).map(|at| at * 16 + (at * at + at / 7) % 13)), asked);
     // Each is counted once, those that are let pass without a look as well.
     assert_eq!(bench.count(Counter::PrefaultMiss), asked);
+    assert!(bench.resident() <= asked + asked / 100, "{}", bench.resident());
+    bench.finish();
+}
+
+#[test]
+fn one_who_touches_each_sixteenth_page_gets_those_and_no_other() {
+    let vm = guest::vm(1, 1200);
+    let bench = Bench::new(&vm, AT, 16 * 1024, 5);
+    let asked = 1024;
+    let faults = bench.faults_of((0..asked).map(|at| at * 16));
+    assert!(3 * faults < asked, "{faults}");
     assert!(bench.resident() <= asked + asked / 100, "{}", bench.resident());
     bench.finish();
 }
