@@ -138,7 +138,7 @@ impl Default for Knobs {
             max_map_count: AtomicU64::new(65530),
             stack_limit: AtomicU64::new(8 << 20),
             fault_around: AtomicU8::new(4),
-            prefault_max_order: AtomicU8::new(0),
+            prefault_max_order: AtomicU8::new(3),
             zero_on_free: AtomicU8::new(0),
         }
     }

@@ -273,6 +273,8 @@ impl Case {
             .map_err(|errno| format!("the machine: {errno:?}"))?;
         vm.set(Setting::Locking(self.locking));
         vm.set(Setting::AnonVmaCheck(self.check));
+        // What maps ahead says so.
+        vm.set(Setting::PrefaultMaxOrder(0));
         // SAFETY: the one `Cpu` of a machine of one CPU.
         let cpu = unsafe { vm.cpu(CpuId(0)) };
         vm.set(Setting::ZeroedPool(self.pool()));
