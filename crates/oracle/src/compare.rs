@@ -69,11 +69,13 @@ impl Oracle {
     pub fn run(&mut self, case: &Case) -> Result<Result<Agreement, Failure>, LinuxError> {
         let steps = with_last_looks(&case.ops);
         let linux = self.linux.run(&steps)?;
-        let ours = match self.ours(&case.settings).and_then(|ours| ours.run(&steps)) {
-            Ok(ours) => ours,
+        let ran =
+            self.ours(&case.settings).and_then(|ours| Ok((ours.maps_ahead(), ours.run(&steps)?)));
+        let (ahead, ours) = match ran {
+            Ok(ran) => ran,
             Err(error) => return Ok(Err(Failure::Ours(error))),
         };
-        Ok(compare(&steps, linux, ours).map_err(Failure::Differs))
+        Ok(compare(&steps, linux, ours, ahead).map_err(Failure::Differs))
     }
 
     fn ours(&mut self, settings: &[String]) -> Result<&mut Ours, OursError> {
@@ -87,7 +89,12 @@ impl Oracle {
     }
 }
 
-fn compare(steps: &[Op], linux: Vec<Seen>, ours: Vec<Seen>) -> Result<Agreement, Box<Differs>> {
+fn compare(
+    steps: &[Op],
+    linux: Vec<Seen>,
+    ours: Vec<Seen>,
+    ahead: bool,
+) -> Result<Agreement, Box<Differs>> {
     let mut agreement = Agreement::default();
     let mut roster = Roster::default();
     let mut areas: HashMap<usize, Vec<Area>> = HashMap::new();
@@ -95,7 +102,7 @@ fn compare(steps: &[Op], linux: Vec<Seen>, ours: Vec<Seen>) -> Result<Agreement,
         let process = roster.doer(op);
         let before = areas.entry(process).or_default().clone();
         if linux != ours {
-            let context = Context { op, before: &before, linux: &linux, ours: &ours };
+            let context = Context { op, before: &before, linux: &linux, ours: &ours, ahead };
             let known = DIFFERENCES.iter().position(|known| (known.applies)(&context));
             let Some(known) = known else {
                 let op = op.clone();

@@ -16,6 +16,8 @@ pub struct Context<'a> {
     pub linux: &'a Seen,
     /// What the subsystem did.
     pub ours: &'a Seen,
+    /// Whether the subsystem maps pages ahead.
+    pub ahead: bool,
 }
 
 /// What a known difference means for the rest of its case.
@@ -41,7 +43,7 @@ pub struct Difference {
 }
 
 /// All of them.
-pub const DIFFERENCES: [Difference; 3] = [
+pub const DIFFERENCES: [Difference; 4] = [
     Difference {
         name: "mremap of more than there are addresses",
         reason: "both refuse it; which of EINVAL and EFAULT it is depends on what Linux has unmapped \
@@ -60,6 +62,13 @@ pub const DIFFERENCES: [Difference; 3] = [
         reason: "a store to a private mapping of a page that the object does not have makes a page of \
              zeros; Linux first makes one in the object, and mincore tells of it",
         applies: only_linux_has_object_pages,
+        then: Then::GoOn,
+    },
+    Difference {
+        name: "pages mapped ahead",
+        reason: "a thread that touches private anonymous memory in sequence gets pages before it asks for \
+             them, and mincore tells of them",
+        applies: some_were_mapped_ahead,
         then: Then::GoOn,
     },
 ];
@@ -92,6 +101,18 @@ fn only_linux_lost_the_target(context: &Context<'_>) -> bool {
 
 /// Where pages are said to be there by Linux only, they are pages of objects.
 fn only_linux_has_object_pages(context: &Context<'_>) -> bool {
+    resident_but(context, |linux, area| linux && area.object != 0)
+}
+
+/// Where pages are said to be there by the subsystem only, they are private anonymous; with pages that it
+/// does not have, as above.
+fn some_were_mapped_ahead(context: &Context<'_>) -> bool {
+    context.ahead && resident_but(context, |linux, area| linux == (area.object != 0))
+}
+
+/// Both tell which pages are there, and where they differ it `may` be so: whether Linux has the page, and
+/// in which area.
+fn resident_but(context: &Context<'_>, may: fn(bool, &Area) -> bool) -> bool {
     let (Outcome::Resident(errno, linux), Outcome::Resident(same_errno, ours)) =
         (&context.linux.outcome, &context.ours.outcome)
     else {
@@ -101,13 +122,12 @@ fn only_linux_has_object_pages(context: &Context<'_>) -> bool {
         Op::Resident { addr, .. } => addr,
         _ => WINDOW,
     };
-    let of_object = |at: u64| {
+    let fits = |linux: u8, at: u64| {
         let mut areas = context.before.iter();
-        areas.any(|area| (area.start..area.end).contains(&at) && area.object != 0)
+        areas.any(|area| (area.start..area.end).contains(&at) && may(linux == 1, area))
     };
     errno == same_errno
         && context.linux.areas == context.ours.areas
-        && (linux.iter().zip(ours).zip((start..).step_by(PAGE as usize))).all(
-            |((linux, ours), at)| linux == ours || ((*linux, *ours) == (1, 0) && of_object(at)),
-        )
+        && (linux.iter().zip(ours).zip((start..).step_by(PAGE as usize)))
+            .all(|((linux, ours), at)| linux == ours || fits(*linux, at))
 }

@@ -55,6 +55,11 @@ impl Ours {
         Ok(Self { native, settings: settings.to_vec() })
     }
 
+    /// Whether its faults may map more than their page.
+    pub fn maps_ahead(&self) -> bool {
+        self.native.vm().knobs.prefault_max_order() != 0
+    }
+
     /// What is seen of each of `steps`.
     ///
     /// # Errors
