@@ -28,6 +28,7 @@ pub fn effects(
             .map_err(|error| failed(source, &settings, error))
     };
     let count = |replayed: &Replayed, counter| replayed.sample.counter(counter).unwrap_or(0);
+    let firsts = |of: &Replayed| count(of, Counter::AnonPage) + count(of, Counter::ZeroPage);
     let (off, peak_off) = gauged(Ahead::OFF)?;
     let mut effects = Vec::with_capacity(regimes.len());
     for &ahead in regimes {
@@ -39,7 +40,8 @@ pub fn effects(
             .map_err(|error| CliError::failed(&source.name, error))?;
         effects.push(Effect {
             touches: bound.faults,
-            saved: off.sample.faults.saturating_sub(with.sample.faults),
+            saved: firsts(&off).saturating_sub(firsts(&with)),
+            copies: count(&off, Counter::CowCopy).saturating_sub(count(&with, Counter::CowCopy)),
             bound: bound.faults - bound.left,
             ahead: count(&with, Counter::PrefaultPage),
             wasted: count(&with, Counter::PrefaultWasted),

@@ -9,8 +9,10 @@ use crate::error::CliError;
 pub struct Effect {
     /// First touches of private anonymous memory, as recorded: each a fault where nothing is mapped ahead.
     pub touches: u64,
-    /// Faults fewer than with order 0.
+    /// First touches that faulted with order 0 and do not any more.
     pub saved: u64,
+    /// Copies of the page of zeros that did.
+    pub copies: u64,
     /// What a perfect predictor saves of the first touches, with windows of the same size.
     pub bound: u64,
     /// Pages mapped ahead.
@@ -79,7 +81,7 @@ impl Share {
 
 impl Effect {
     /// The effect in words: a count, what it is of, and a remark.
-    pub fn rows(&self) -> [(u64, &'static str, String); 5] {
+    pub fn rows(&self) -> [(u64, &'static str, String); 6] {
         let [saved, bound, wasted, growth] =
             Share::ALL.map(|share| format!("{:>9}", share.show(self)));
         let touches = grouped(self.touches);
@@ -94,6 +96,7 @@ impl Effect {
                 "by a perfect predictor",
                 format!("{bound} of them, with the same windows"),
             ),
+            (self.copies, "faults saved besides", "copies of the page of zeros".into()),
             (self.ahead, "pages mapped ahead", String::new()),
             (self.wasted, "of them never touched", wasted),
             (
@@ -109,6 +112,7 @@ impl Effect {
         let counts = [
             ("ahead_first_touches", "faults", self.touches),
             ("ahead_faults_saved", "faults", self.saved),
+            ("ahead_copies_saved", "faults", self.copies),
             ("ahead_faults_saved_perfect", "faults", self.bound),
             ("ahead_pages", "pages", self.ahead),
             ("ahead_pages_never_touched", "pages", self.wasted),
@@ -130,6 +134,7 @@ mod tests {
         let effect = Effect {
             touches: 1000,
             saved: 800,
+            copies: 7,
             bound: 900,
             ahead: 840,
             wasted: 42,
