@@ -2,7 +2,7 @@
 
 use crate::addr::FrameNumber;
 use crate::error::{Errno, OutOfMemory};
-use crate::fault::prefault::ThreadStreams;
+use crate::fault::prefault::{Habits, ThreadStreams};
 use crate::file::Object;
 use crate::frame::zeroed::{RUN, Supply};
 use crate::frame::{Census, Clean, Frame, FrameMeta, Frames, Imbalance, Run, Use, Zeroed};
@@ -138,6 +138,8 @@ pub struct Vm<M: Machine> {
     pub(crate) inboxes: PerCpu<Inbox>,
     pub(crate) cpus: PerCpu<CpuState>,
     pub(crate) zero: FrameNumber,
+    /// Where threads begin.
+    pub(crate) habits: Habits,
     /// What can be switched.
     pub knobs: Knobs,
     /// The trace points.
@@ -173,6 +175,7 @@ impl<M: Machine> Vm<M> {
         Ok(Self {
             frames,
             zero,
+            habits: Habits::new(),
             grace: Grace::try_new(cpus)?,
             claims: ClaimSlots::try_new(cpus, |_| Default::default())?,
             inboxes: PerCpu::try_new(cpus, |_| Inbox::new())?,

@@ -11,7 +11,7 @@
 use crate::machine::{Checked, CpuState, NativeMachine, Stale, Violation};
 use crate::memory::{Memory, Word};
 use crate::mmu::{self, CANONICAL_END, Translation};
-use crate::process::{Native, Process};
+use crate::process::{Native, Process, whole_life};
 use core::fmt;
 use faultless::audit::settled_entry;
 use faultless::{
@@ -192,6 +192,12 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
         self.process.native()
     }
 
+    /// The thread leaves the process: it ends, or starts another program. What its faults let expect is
+    /// forgotten, but for what those after it may learn from it.
+    pub fn end_thread(&self) {
+        self.process.space().thread_leaves(self.cpu(), self.thread);
+    }
+
     /// Does something that is not guest code, such as waiting for another thread; nobody waits for
     /// this CPU meanwhile. It may not use this CPU, nor claim another.
     pub fn idle<R>(&mut self, meanwhile: impl FnOnce() -> R) -> R {
@@ -207,7 +213,8 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
         process: &Process<'n>,
         guest: impl FnOnce(&mut NativeCpu<'_, 'n>) -> Result<R, Stop>,
     ) -> Result<R, Stop> {
-        self.away(|cpu| guest(&mut NativeCpu::enter(process, cpu, &ThreadStreams::new())))
+        let thread = ThreadStreams::new();
+        self.away(|cpu| whole_life(guest)(&mut NativeCpu::enter(process, cpu, &thread)))
     }
 
     /// Takes a waiting interrupt. Every access and call does so too.

@@ -230,10 +230,11 @@ impl<'n> Process<'n> {
         &self,
         guest: impl FnOnce(&mut NativeCpu<'_, 'n>) -> Result<R, Stop>,
     ) -> Result<R, Stop> {
-        self.run_as(&ThreadStreams::new(), guest)
+        self.run_as(&ThreadStreams::new(), whole_life(guest))
     }
 
-    /// As [`run`](Self::run), for a thread that ran before: `thread` is what its faults so far let expect.
+    /// As [`run`](Self::run), for a thread that ran before and may run again: `thread` is what its faults so
+    /// far let expect. When it ends, its guest code [says so](NativeCpu::end_thread).
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -281,7 +282,8 @@ impl<'n> Process<'n> {
                     std::thread::Builder::new()
                         .name(format!("guest {number}"))
                         .spawn_scoped(scope, move || {
-                            self.run_on(claimed, &ThreadStreams::new(), |cpu| guest(cpu, number))
+                            let guest = whole_life(|cpu: &mut _| guest(cpu, number));
+                            self.run_on(claimed, &ThreadStreams::new(), guest)
                         })
                         .map_err(|_| unavailable("run"))
                 })
@@ -302,6 +304,17 @@ impl<'n> Process<'n> {
 
     /// Ends the process: all its memory is given back. Dropping it does the same.
     pub fn exit(self) {}
+}
+
+/// `guest`, after which the thread that ran it leaves.
+pub(crate) fn whole_life<'n, R>(
+    guest: impl FnOnce(&mut NativeCpu<'_, 'n>) -> Result<R, Stop>,
+) -> impl FnOnce(&mut NativeCpu<'_, 'n>) -> Result<R, Stop> {
+    |cpu| {
+        let result = guest(cpu);
+        cpu.end_thread();
+        result
+    }
 }
 
 impl Drop for Process<'_> {

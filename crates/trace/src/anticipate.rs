@@ -15,7 +15,7 @@ use faultless::SpaceId;
 use faultless::addr::{PAGE_SIZE, VirtRange, page_up};
 use faultless::fault::prefault::past::BLOCK;
 use faultless::fault::prefault::streams::MAX_ORDER;
-use faultless::fault::prefault::{self, Footprints, Miss, Seen, Streams};
+use faultless::fault::prefault::{self, Footprints, Habits, Miss, Seen, Streams};
 use rangemap::RangeMap;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -61,13 +61,15 @@ impl Outcome {
 /// The trace does not pass [`Trace::check`].
 pub fn streams(trace: &Trace, max_order: u8) -> Result<Outcome, PlanError> {
     let threads = vec![Streams::new(); trace.threads.len()];
-    walk(trace, &mut Anticipate { max_order, threads, footprints: Vec::new() })
+    let habits = Habits::new();
+    walk(trace, &mut Anticipate { max_order, threads, habits, footprints: Vec::new() })
 }
 
 /// The policy under test.
 struct Anticipate {
     max_order: u8,
     threads: Vec<Streams>,
+    habits: Habits,
     /// By space.
     footprints: Vec<Footprints>,
 }
@@ -78,6 +80,15 @@ impl Anticipate {
             self.footprints.resize_with(space + 1, Footprints::default);
         }
         &self.footprints[space]
+    }
+}
+
+impl Anticipate {
+    fn judge(&mut self, thread: usize, space: usize, range: &Range<u64>, pages: &Pages) {
+        let streams = &mut self.threads[thread];
+        while let Some(audit) = streams.to_audit_in(SpaceId(space as u64), range) {
+            streams.audited(&audit, |page| look(pages, page));
+        }
     }
 }
 
@@ -94,7 +105,8 @@ impl Policy for Anticipate {
             past: self.footprints(fault.space).recall(fault.page),
         };
         let streams = &mut self.threads[fault.thread];
-        let window = streams.predict(&miss, self.max_order, |page| look(fault.pages, page));
+        let window =
+            streams.predict(&miss, self.max_order, &self.habits, |page| look(fault.pages, page));
         if let Some(audit) = streams.to_audit() {
             streams.audited(&audit, |page| look(fault.pages, page));
         }
@@ -102,11 +114,8 @@ impl Policy for Anticipate {
         window.pages().collect()
     }
 
-    fn leave(&mut self, thread: usize, space: usize, range: &Range<u64>, pages: &Pages) {
-        let streams = &mut self.threads[thread];
-        while let Some(audit) = streams.to_audit_in(SpaceId(space as u64), range) {
-            streams.audited(&audit, |page| look(pages, page));
-        }
+    fn taken(&mut self, thread: usize, space: usize, range: &Range<u64>, pages: &Pages) {
+        self.judge(thread, space, range, pages);
         let footprints = self.footprints(space);
         let mut blocks: BTreeMap<u64, u64> = BTreeMap::new();
         for (page, state) in pages.range(range.clone()) {
@@ -118,6 +127,11 @@ impl Policy for Anticipate {
             let taken = (0..BLOCK).filter(inside).fold(0, |mask, n| mask | 1 << n);
             footprints.taken(block, taken, used);
         }
+    }
+
+    fn leaves(&mut self, thread: usize, space: usize, pages: &Pages) {
+        self.judge(thread, space, &(0..u64::MAX), pages);
+        self.threads[thread].leave(&self.habits);
     }
 }
 
@@ -193,7 +207,10 @@ trait Policy {
     fn fault(&mut self, fault: &Fault<'_>) -> Vec<u64>;
 
     /// The thread takes the pages in `range` of its space away, of which `pages` are mapped.
-    fn leave(&mut self, _thread: usize, _space: usize, _range: &Range<u64>, _pages: &Pages) {}
+    fn taken(&mut self, _thread: usize, _space: usize, _range: &Range<u64>, _pages: &Pages) {}
+
+    /// The thread ends, or starts another program.
+    fn leaves(&mut self, _thread: usize, _space: usize, _pages: &Pages) {}
 }
 
 /// The mapped pages of a space.
@@ -326,6 +343,7 @@ impl Walk<'_> {
 
     /// The thread no longer uses its space.
     fn leave(&mut self) {
+        self.policy.leaves(self.thread, self.space, &self.spaces[self.space].pages);
         self.here().threads -= 1;
         if self.here().threads == 0 {
             let all = self.here().pages.split_off(&0);
@@ -397,7 +415,7 @@ impl Walk<'_> {
         if pages.is_empty() {
             return;
         }
-        self.policy.leave(self.thread, self.space, &pages, &self.spaces[self.space].pages);
+        self.policy.taken(self.thread, self.space, &pages, &self.spaces[self.space].pages);
         let at = self.at;
         self.here().born.insert(pages.clone(), at);
         let taken: Vec<_> = self.here().pages.extract_if(pages, |_, _| true).collect();

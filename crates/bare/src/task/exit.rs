@@ -16,7 +16,7 @@ use super::wait::wait_in_any_case;
 use super::{boot, futex, scheduler};
 use crate::arch::user;
 use crate::time::Times;
-use crate::{machine, signal};
+use crate::{machine, percpu, signal};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -98,9 +98,13 @@ pub fn end_thread() -> ! {
     scheduler::end()
 }
 
-/// Releases what others in the thread's memory wait for: its robust futexes, and its end. Also before
+/// Releases what others in the thread's memory wait for: its robust futexes, and its end; and leaves that
+/// memory. Also before
 /// `execve` replaces the memory.
 pub(super) fn say_goodbye(thread: &Current) {
+    if let Some(memory) = thread.process.memory() {
+        memory.space().thread_leaves(percpu::cpu(), &thread.streams);
+    }
     let robust = thread.robust_list.swap(0, Ordering::Relaxed);
     if robust != 0 {
         futex::release_robust(robust, thread.tid);

@@ -251,7 +251,10 @@ impl<'r> Replay<'r> {
                         return Ok(Pause::Wait(on));
                     }
                     match **op {
-                        Op::Exec => return Ok(Pause::Exec),
+                        Op::Exec => {
+                            cpu.end_thread();
+                            return Ok(Pause::Exec);
+                        }
                         Op::SpawnThread { thread } => {
                             let process = Arc::clone(&process);
                             cpu.idle(|| self.start(scope, thread, process));
@@ -272,6 +275,7 @@ impl<'r> Replay<'r> {
                     complete(*index);
                     current = steps.next();
                 }
+                cpu.end_thread();
                 Ok(Pause::End)
             });
             let at = current.as_ref().map(|(index, _)| *index);

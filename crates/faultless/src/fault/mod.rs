@@ -144,7 +144,8 @@ impl<M: Machine> Space<M> {
 
     /// Serves a page fault of a thread that runs in this space, at `addr`, and maps with it what is to be
     /// expected next: up to 2^`prefault_max_order` pages. `thread` belongs to that thread alone; a new
-    /// thread has new ones, and who forks or starts another program [resets](ThreadStreams::reset) its own. Its
+    /// thread has new ones, who forks [resets](ThreadStreams::reset) its own, and who ends or starts another
+    /// program [leaves](Self::thread_leaves). Its
     /// calls that take pages away are best made [for it](Cpu::for_thread).
     ///
     /// `Ok` means that the access is to be tried again. Spurious calls do no harm.

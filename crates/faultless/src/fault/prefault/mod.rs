@@ -20,9 +20,11 @@
 //! mapped with the accessed bit clear. So it can be seen later who was right to guess, and a stream whose
 //! pages nobody used shrinks; also by who [takes them away](Cpu::for_thread), just before.
 
+pub mod habits;
 pub mod past;
 pub mod streams;
 
+pub use habits::Habits;
 pub use past::{Footprints, Past};
 pub use streams::{Audit, Kind, Miss, Seen, Streams, Tally, Window};
 
@@ -56,7 +58,7 @@ impl ThreadStreams {
         Self(RefCell::new(Streams::new()))
     }
 
-    /// Forgets everything: for a thread that has forked, or starts another program.
+    /// Forgets everything: for a thread that has forked.
     pub fn reset(&self) {
         self.0.replace(Streams::new());
     }
@@ -198,7 +200,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
             past: self.space.past.recall(self.page >> PAGE_SHIFT),
         };
         let look = |page: u64| seen_as(kind, node::load(&table[(page - first) as usize]));
-        let window = streams.predict(&miss, self.cpu.vm().knobs.prefault_max_order(), look);
+        let vm = self.cpu.vm();
+        let window = streams.predict(&miss, vm.knobs.prefault_max_order(), &vm.habits, look);
         let span = window.span();
         debug_assert!(window.holds(miss.page), "{window:?} misses {miss:?}");
         debug_assert!(miss.reach.start <= span.start && span.end <= miss.reach.end, "{window:?}");
@@ -304,6 +307,19 @@ impl ThreadStreams {
         while let Some(audit) = streams.to_audit_in(space.id(), &pages) {
             judge(cpu, space, &mut streams, &audit);
         }
+    }
+}
+
+impl<M: Machine> Space<M> {
+    /// The thread that `thread` belongs to leaves the space: it ends, or starts another program. All that it
+    /// mapped ahead is judged by what it used, and those that come after it begin with what it learned.
+    pub fn thread_leaves(&self, cpu: &Cpu<'_, M>, thread: &ThreadStreams) {
+        let _section = cpu.section();
+        let Some(mut streams) = thread.of_fault() else { return };
+        while let Some(audit) = streams.to_audit_in(self.id(), &(0..u64::MAX)) {
+            judge(cpu, self, &mut streams, &audit);
+        }
+        streams.leave(&cpu.vm().habits);
     }
 }
 

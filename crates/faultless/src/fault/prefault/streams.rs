@@ -21,6 +21,8 @@
 //! faults just beyond a window of which all was used, that is known without waiting, and the run is
 //! taken over, also from the table before.
 //!
+//! A new thread begins with the widths that others ended with, by [`Habits`].
+//!
 //! # Payback
 //!
 //! Every page that is found used earns one page of credit, and every page that was mapped ahead in
@@ -34,6 +36,7 @@
 //! A page that was mapped before, as the space's [`Footprints`](super::Footprints) recall, is served
 //! from them alone.
 
+use super::habits::{AS_LONG_AS_THE_RUN, Habits, Widths};
 use super::past::{BLOCK, Past};
 use crate::machine::SpaceId;
 use core::ops::Range;
@@ -51,11 +54,11 @@ const LATTICE: u64 = 6;
 /// The longest run that is told from longer ones.
 const RUN: u64 = 16;
 /// Of runs: 0, 1, 2–3, 4–7, 8–15 and 16 pages or more.
-const CLASSES: usize = 6;
+pub(super) const CLASSES: usize = 6;
 /// The largest order of a window: a whole table.
 pub const MAX_ORDER: u8 = 9;
 /// Widths are orders in steps of one half.
-const HALVES: u8 = 2;
+pub(super) const HALVES: u8 = 2;
 /// The most faults without evidence that pass between two that are looked at.
 const PATIENCE: u8 = 63;
 
@@ -256,8 +259,10 @@ impl Record {
 #[derive(Clone, Debug)]
 pub struct Streams {
     space: SpaceId,
-    /// Widths in half orders, by kind, [`Way::side`] and class.
-    widths: [[[u8; CLASSES]; 3]; 3],
+    /// By kind, [`Way::side`] and class.
+    widths: Widths,
+    /// Those that it began with.
+    begun: Widths,
     /// Pages that may be risked, times [`PRICE`].
     credit: i32,
     /// Oldest first from `first` on.
@@ -279,11 +284,10 @@ impl Default for Streams {
 impl Streams {
     /// Of a thread that has not faulted.
     pub const fn new() -> Self {
-        // A window as long as the run, which for runs of 2–3 pages is 2, of 4–7 is 4, ….
-        let as_wide = [0, 0, HALVES, 2 * HALVES, 3 * HALVES, 4 * HALVES];
         Self {
             space: SpaceId(u64::MAX),
-            widths: [[as_wide; 3]; 3],
+            widths: AS_LONG_AS_THE_RUN,
+            begun: AS_LONG_AS_THE_RUN,
             credit: 0,
             waiting: [Record::NONE; WAITING],
             first: 0,
@@ -293,18 +297,26 @@ impl Streams {
         }
     }
 
-    /// Forgets everything: the thread executes a program, or is in a copy of its parent's space.
+    /// The thread leaves its space, and all that was [to be audited](Self::to_audit_in) there has been:
+    /// forgets everything, but for what others may learn from it.
+    pub fn leave(&mut self, habits: &Habits) {
+        habits.learn(&self.begun, &self.widths);
+        self.reset();
+    }
+
+    /// Forgets everything: the thread is in a copy of its parent's space, or its parent in what was copied.
     pub fn reset(&mut self) {
         *self = Self::new();
     }
 
-    /// The window of at most `2^max_order` pages to map for `miss`; 0 is off. `look` tells what the
-    /// entry of a page in reach is.
+    /// The window of at most `2^max_order` pages to map for `miss`; 0 is off. A thread new in its space begins with
+    /// `habits`; `look` tells what the entry of a page in reach is.
     #[inline]
     pub fn predict(
         &mut self,
         miss: &Miss,
         max_order: u8,
+        habits: &Habits,
         mut look: impl FnMut(u64) -> Seen,
     ) -> Window {
         let page = miss.page;
@@ -313,7 +325,8 @@ impl Streams {
             return single;
         }
         if self.space != miss.space {
-            *self = Self { space: miss.space, ..Self::new() };
+            let widths = habits.begin();
+            *self = Self { space: miss.space, widths, begun: widths, ..Self::new() };
         }
         let most = 1 << max_order.min(MAX_ORDER);
         if miss.past.known >> (page % BLOCK) & 1 == 1 {

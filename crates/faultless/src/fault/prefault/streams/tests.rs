@@ -9,6 +9,7 @@ const TABLE: u64 = 512;
 
 /// A thread, and the memory it touches.
 struct Program {
+    habits: Habits,
     streams: Streams,
     area: Range<u64>,
     pages: BTreeMap<u64, Seen>,
@@ -20,6 +21,7 @@ struct Program {
 impl Program {
     fn new(area: Range<u64>, order: u8) -> Self {
         Self {
+            habits: Habits::new(),
             streams: Streams::new(),
             area,
             pages: BTreeMap::new(),
@@ -45,7 +47,7 @@ impl Program {
             assert!(miss.reach.contains(&page), "looked at {page:#x}, out of reach");
             self.pages.get(&page).copied().unwrap_or(Seen::Empty)
         };
-        let window = self.streams.predict(&miss, self.order, seen);
+        let window = self.streams.predict(&miss, self.order, &self.habits, seen);
         check(&window, &miss, self.order);
         self.audit();
         self.streams.mapped(&window, window.span());
@@ -221,7 +223,7 @@ fn a_short_allocation_is_what_counts() {
     (0..page).for_each(|page| program.touch(page));
     let miss = program.miss(page);
     let seen = |at| program.pages.get(&at).copied().unwrap_or(Seen::Empty);
-    let window = program.streams.predict(&miss, 5, seen);
+    let window = program.streams.predict(&miss, 5, &program.habits, seen);
     assert!(!window.is_single());
     program.audit();
     // No frame for any but its own.
@@ -241,9 +243,31 @@ fn another_space_starts_anew() {
     (0..200).for_each(|page| program.touch(page));
     assert!(program.streams.credit > 0);
     let miss = Miss { space: SpaceId(2), ..program.miss(300) };
-    assert!(program.streams.predict(&miss, 5, |_| Seen::Empty).is_single());
+    assert!(program.streams.predict(&miss, 5, &program.habits, |_| Seen::Empty).is_single());
     assert_eq!((program.streams.credit, program.streams.len), (0, 0));
     assert_eq!(program.streams.to_audit_in(SpaceId(1), &(0..TABLE)), None);
+}
+
+/// Children that each touch a few pages behind many that were there, and end.
+#[test]
+fn short_lives_teach_those_that_come_after() {
+    let mut wasted = Vec::new();
+    let mut habits = Habits::new();
+    for _ in 0..60 {
+        let mut child = Program::new(0..TABLE, 5);
+        child.habits = habits;
+        child.pages.extend((0..100).map(|page| (page, Seen::Used)));
+        child.touch(100);
+        wasted.push(child.wasted());
+        while let Some(audit) = child.streams.to_audit_in(SpaceId(1), &(0..TABLE)) {
+            let seen = |page| child.pages.get(&page).copied().unwrap_or(Seen::Empty);
+            child.streams.audited(&audit, seen);
+        }
+        child.streams.leave(&child.habits);
+        habits = child.habits;
+    }
+    assert!(wasted[0] > 4, "{wasted:?}");
+    assert_eq!(wasted.last(), Some(&0), "{wasted:?}");
 }
 
 #[test]
@@ -253,7 +277,7 @@ fn what_was_used_before_is_mapped_again() {
     let predict = |page: u64, order: u8| {
         let miss = Miss { past, ..program.miss(page) };
         let taken = |page| if page == 64 + 3 { Seen::Used } else { Seen::Empty };
-        let window = Streams::new().predict(&miss, order, taken);
+        let window = Streams::new().predict(&miss, order, &Habits::new(), taken);
         check(&window, &miss, order);
         window.pages().map(|page| page - 64).collect::<Vec<_>>()
     };
@@ -298,7 +322,7 @@ proptest! {
                         assert!(miss.reach.contains(&page));
                         program.pages.get(&page).copied().unwrap_or(Seen::Empty)
                     };
-                    let window = program.streams.predict(&miss, order, seen);
+                    let window = program.streams.predict(&miss, order, &program.habits, seen);
                     check(&window, &miss, order);
                 }
                 2 => while let Some(audit) =

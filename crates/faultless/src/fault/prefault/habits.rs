@@ -1,0 +1,89 @@
+//! What threads that have ended made of their windows.
+//!
+//! Many threads live for a few faults: children of a shell, workers of a build. None of them lives long enough
+//! to learn how far its streams go on, and all that it maps too much is wasted. So a thread begins with
+//! [`Widths`] that those before it had at their end, whatever program they ran. It is no more than where it
+//! begins: what it maps, it earns by its own faults.
+
+use super::streams::{CLASSES, HALVES};
+use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// Of streams up, down, and that leave pages out.
+pub(super) const SIDES: usize = 3;
+/// Of faults.
+pub(super) const KINDS: usize = 3;
+/// Orders of windows in half orders, by kind of fault, side, and class of run.
+pub(super) type Widths = [[[u8; CLASSES]; SIDES]; KINDS];
+
+/// Widths as long as the run: 2 pages for runs of 2–3, 4 for 4–7, ….
+pub(super) const AS_LONG_AS_THE_RUN: Widths =
+    [[[0, 0, HALVES, 2 * HALVES, 3 * HALVES, 4 * HALVES]; SIDES]; KINDS];
+
+/// The scale of [`Habits`].
+const FINE: u32 = 16;
+/// How far one thread moves a habit: that part of the way.
+const PACE: i32 = 8;
+
+/// Where threads begin. One for all threads of a machine: read when a thread first faults in a space, and
+/// written when one leaves, without a lock; of two that write at once, one may be lost.
+#[derive(Debug)]
+pub struct Habits([[[AtomicU32; CLASSES]; SIDES]; KINDS]);
+
+impl Default for Habits {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Habits {
+    /// Of a machine on which no thread has ended.
+    pub fn new() -> Self {
+        let fine = |width: u8| AtomicU32::new(u32::from(width) * FINE);
+        Self(AS_LONG_AS_THE_RUN.map(|sides| sides.map(|classes| classes.map(fine))))
+    }
+
+    /// The widths to begin with.
+    pub(super) fn begin(&self) -> Widths {
+        let coarse = |fine: &AtomicU32| (fine.load(Relaxed) / FINE) as u8;
+        self.0
+            .each_ref()
+            .map(|sides| sides.each_ref().map(|classes| classes.each_ref().map(coarse)))
+    }
+
+    /// Moves towards what a thread ended with, where that is not what it had begun with.
+    pub(super) fn learn(&self, begun: &Widths, ended: &Widths) {
+        let both =
+            begun.as_flattened().as_flattened().iter().zip(ended.as_flattened().as_flattened());
+        for (habit, (begun, ended)) in self.0.as_flattened().as_flattened().iter().zip(both) {
+            if begun != ended {
+                let old = habit.load(Relaxed) as i32;
+                let there = (u32::from(*ended) * FINE + FINE / 2) as i32;
+                habit.store((old + (there - old) / PACE) as u32, Relaxed);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_habit_follows_those_that_learned_something_else() {
+        let habits = Habits::new();
+        let begun = habits.begin();
+        assert_eq!(begun, AS_LONG_AS_THE_RUN);
+        let mut ended = begun;
+        ended[1][0][5] = 0;
+        habits.learn(&begun, &ended);
+        let after = habits.begin();
+        assert!(after[1][0][5] < begun[1][0][5] && after[1][0][5] > 0, "{after:?}");
+        for _ in 0..40 {
+            habits.learn(&habits.begin(), &ended);
+        }
+        assert_eq!(habits.begin(), ended);
+        // Who ends as it began says nothing.
+        habits.learn(&ended, &ended);
+        assert_eq!(habits.begin(), ended);
+    }
+}
