@@ -15,12 +15,18 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary directory")
 }
 
+/// Copies a program. By a process of its own: a child that another test starts meanwhile could keep a file that
+/// this one writes open, and nobody may run what is open for writing.
+fn copy(from: &Path, to: &Path) {
+    host(Command::new("cp").arg(from).arg(to), "it can be copied");
+}
+
 /// A shell script that forks, pipes and sorts a megabyte.
 #[test]
 fn busybox_runs_a_script() {
     let files = folder();
     let (shell, script) = (files.path().join("busybox"), files.path().join("script.sh"));
-    fs::copy(busybox(), &shell).expect("it can be copied");
+    copy(busybox(), &shell);
     fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/script.sh"), &script)
         .expect("it can be copied");
     let scratch = folder();
@@ -80,7 +86,7 @@ fn c_with_glibc() {
 fn statuses() {
     let files = folder();
     let shell = files.path().join("busybox");
-    fs::copy(busybox(), &shell).expect("it can be copied");
+    copy(busybox(), &shell);
     let run = |command: &str| {
         let program = Program::file(&shell).expect("it is a program").files(files.path());
         boot(&deterministic(), &program.args(["sh", "-c", command]))
@@ -114,7 +120,7 @@ fn input_comes_whole() {
 fn directories_to_start_in() {
     let files = folder();
     let shell = files.path().join("busybox");
-    fs::copy(busybox(), &shell).expect("it can be copied");
+    copy(busybox(), &shell);
     fs::create_dir_all(files.path().join("some/where")).expect("it can be made");
     let program = || {
         let program = Program::file(&shell).expect("it is a program").files(files.path());
