@@ -44,7 +44,7 @@ use core::ops::Range;
 /// Windows that wait to be audited. Late enough that a stream among several has had time to go on.
 const WAITING: usize = 32;
 /// Credit that a page mapped in vain costs: how many used pages make up for it.
-const PRICE: i32 = 12;
+const PRICE: i32 = 10;
 /// The largest debt: what a thread that was wrong has to earn before it may try again.
 const DEBT: i32 = PRICE;
 /// The farthest that the pages of a strided stream may be apart.
