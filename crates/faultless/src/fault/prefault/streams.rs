@@ -414,8 +414,7 @@ impl Streams {
                 let at = way.back().on(page, *by);
                 at.filter(|at| reach.contains(at)).is_some_and(|at| look(at) == Seen::Used)
             };
-            let stride = (2..=STRIDE).find(used)? as u8;
-            let way = Way { stride, ..way };
+            let way = Way { stride: (2..=STRIDE).find(used)? as u8, ..way };
             let run = run_behind(way, page, reach, look);
             (run >= LATTICE).then_some((way, run))
         };
