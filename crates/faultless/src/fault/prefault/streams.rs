@@ -44,7 +44,7 @@ use core::ops::Range;
 /// Windows that wait to be audited. Late enough that a stream among several has had time to go on.
 const WAITING: usize = 32;
 /// Credit that a page mapped in vain costs: how many used pages make up for it.
-const PRICE: i32 = 10;
+const PRICE: i32 = 11;
 /// The largest debt: what a thread that was wrong has to earn before it may try again.
 const DEBT: i32 = PRICE;
 /// The farthest that the pages of a strided stream may be apart.
@@ -61,6 +61,8 @@ pub const MAX_ORDER: u8 = 9;
 pub(super) const HALVES: u8 = 2;
 /// The most faults without evidence that pass between two that are looked at.
 const PATIENCE: u8 = 63;
+/// So many faults are not looked at for strides after one that was in vain.
+const REST: u8 = 7;
 
 /// What a fault is to fill. Streams of one kind say nothing about another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -273,6 +275,8 @@ pub struct Streams {
     skip: u8,
     /// How many are let pass next.
     patience: u8,
+    /// Faults that are still not looked at for strides.
+    rest: u8,
 }
 
 impl Default for Streams {
@@ -294,6 +298,7 @@ impl Streams {
             len: 0,
             skip: 0,
             patience: 0,
+            rest: 0,
         }
     }
 
@@ -409,6 +414,10 @@ impl Streams {
         reach: &Range<u64>,
         look: &mut impl FnMut(u64) -> Seen,
     ) -> Option<(Way, u64)> {
+        if self.rest > 0 {
+            self.rest -= 1;
+            return None;
+        }
         let mut behind = |way: Way| {
             let used = |by: &u64| {
                 let at = way.back().on(page, *by);
@@ -421,12 +430,11 @@ impl Streams {
         let found = [behind(Way::UP), behind(Way::DOWN)].into_iter().flatten();
         let found = found.max_by_key(|(_, run)| *run);
         let edge = page - reach.start < STRIDE || reach.end - page <= STRIDE;
-        if found.is_none() && !edge {
-            return None;
-        }
         // It may come from the table before, or have a longer run than is looked at.
-        let known = self.goes_on(page, reach, look).filter(|(way, _)| way.stride > 1);
-        known.or(found)
+        let known = if edge || found.is_some() { self.goes_on(page, reach, look) } else { None };
+        let found = known.filter(|(way, _)| way.stride > 1).or(found);
+        self.rest = if found.is_none() { REST } else { 0 };
+        found
     }
 
     /// The window of a stream with such a run.
