@@ -8,8 +8,9 @@
 //! that takes is a row of its own.
 //!
 //! *Scattered and sparse.* One thread writes pages in no order of an area of many times as many, or one
-//! page in 16, or in 64, upwards: nothing is to be won. What is asked is what it costs in time and in
-//! pages that stay resident, which are counted, and exact.
+//! page in 16, or in 64, upwards: little is to be won, as streams that leave pages out are followed to a
+//! distance of 32. What is asked is what it costs in time and in pages that stay resident, which are counted, and
+//! exact.
 //!
 //! Within a round all settings take turns, since the host's clock changes from one second to the next, and what
 //! is compared are the medians of the *ratios* within rounds. A scattered lap stands between two without
