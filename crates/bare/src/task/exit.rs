@@ -98,9 +98,8 @@ pub fn end_thread() -> ! {
     scheduler::end()
 }
 
-/// Releases what others in the thread's memory wait for: its robust futexes, and its end; and leaves that
-/// memory. Also before
-/// `execve` replaces the memory.
+/// Leaves the thread's memory, and releases what others there wait for: its robust futexes, and its end. Also
+/// before `execve` replaces the memory.
 pub(super) fn say_goodbye(thread: &Current) {
     if let Some(memory) = thread.process.memory() {
         memory.space().thread_leaves(percpu::cpu(), &thread.streams);

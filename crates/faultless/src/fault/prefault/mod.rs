@@ -93,7 +93,9 @@ impl<M: Machine> Attempt<'_, '_, M> {
     /// in no order pays for a few loads.
     #[inline(always)]
     pub(super) fn passes(self, thread: &ThreadStreams, table: &[AtomicU64; ENTRIES]) -> bool {
-        let passes = self.is_without_evidence(table)
+        // The first store to a VMA, which makes its root, takes the long way.
+        let passes = (self.access != Access::Write || self.vma.root.id() != 0)
+            && self.is_without_evidence(table)
             && thread.of_fault().is_some_and(|mut streams| streams.lets_pass(self.space.id()));
         if passes {
             self.cpu.count(Counter::PrefaultMiss);

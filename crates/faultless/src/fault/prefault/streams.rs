@@ -342,8 +342,7 @@ impl Streams {
         let below = (page > reach.start).then(|| look(page - 1));
         let above = (page + 1 < reach.end).then(|| look(page + 1));
         if below != Some(Seen::Used) && above != Some(Seen::Used) {
-            if self.skip > 0 {
-                self.skip -= 1;
+            if self.lets_pass(miss.space) {
                 return single;
             }
         } else {
@@ -353,7 +352,7 @@ impl Streams {
     }
 
     /// Whether a fault in `space` without evidence is let pass: then this is all that there is to do about it.
-    /// As [`predict`](Self::predict) would, which is spared.
+    /// Who finds out by itself that there is none is spared to [`predict`](Self::predict).
     #[inline(always)]
     pub fn lets_pass(&mut self, space: SpaceId) -> bool {
         let passes = self.skip != 0 && self.space == space;
@@ -419,10 +418,7 @@ impl Streams {
             return None;
         }
         let mut behind = |way: Way| {
-            let used = |by: &u64| {
-                let at = way.back().on(page, *by);
-                at.filter(|at| reach.contains(at)).is_some_and(|at| look(at) == Seen::Used)
-            };
+            let used = |by: &u64| sees(way.back(), page, *by, reach, look) == Some(Seen::Used);
             let way = Way { stride: (2..=STRIDE).find(used)? as u8, ..way };
             let run = run_behind(way, page, reach, look);
             (run >= LATTICE).then_some((way, run))
@@ -462,10 +458,7 @@ impl Streams {
             pages = (page & (pages - 1)) + 1;
         }
         let mut free = |steps: Range<u64>| {
-            let free = |by: &u64| {
-                let at = way.on(page, *by).filter(|at| reach.contains(at));
-                at.is_some_and(|at| look(at) == Seen::Empty)
-            };
+            let free = |by: &u64| sees(way, page, *by, reach, &mut look) == Some(Seen::Empty);
             steps.clone().take_while(free).count() as u64
         };
         let mapped = 1 + free(1..pages);
@@ -602,12 +595,21 @@ impl Streams {
     }
 }
 
+/// What the entry of the page so many steps on from `page` tells; nothing where it is out of reach.
+#[inline(always)]
+fn sees(
+    way: Way,
+    page: u64,
+    steps: u64,
+    reach: &Range<u64>,
+    look: &mut impl FnMut(u64) -> Seen,
+) -> Option<Seen> {
+    way.on(page, steps).filter(|at| reach.contains(at)).map(look)
+}
+
 /// The used pages in a row that end before `page`, [`RUN`] at most.
 fn run_behind(way: Way, page: u64, reach: &Range<u64>, look: &mut impl FnMut(u64) -> Seen) -> u64 {
-    let used = |by: &u64| {
-        let at = way.back().on(page, *by).filter(|at| reach.contains(at));
-        at.is_some_and(|at| look(at) == Seen::Used)
-    };
+    let used = |by: &u64| sees(way.back(), page, *by, reach, look) == Some(Seen::Used);
     (1..=RUN).take_while(used).count() as u64
 }
 

@@ -318,6 +318,13 @@ fn a_sparse_toucher_gets_nothing_that_it_does_not_ask_for() {
     // Each is counted once, those that are let pass without a look as well.
     assert_eq!(bench.count(Counter::PrefaultMiss), asked);
     assert!(bench.resident() <= asked + asked / 100, "{}", bench.resident());
+    // Also where a VMA has no root yet, in a table that is there.
+    for hole in [100, 200, 300].map(|at| at * 16 + 13) {
+        bench.unmap(hole..hole + 3);
+        bench.map(hole + 1..hole + 2);
+        bench.store(hole + 1);
+    }
+    assert_eq!(bench.count(Counter::PrefaultMiss), asked + 3);
     bench.finish();
 }
 
