@@ -339,6 +339,23 @@ fn one_who_touches_each_sixteenth_page_gets_those_and_no_other() {
     bench.finish();
 }
 
+#[test]
+fn who_leaves_is_judged_at_once() {
+    let vm = guest::vm(1, 600);
+    let bench = Bench::new(&vm, AT, 64, 0);
+    (0..16).for_each(|page| bench.store(page));
+    vm.set(Setting::PrefaultMaxOrder(5));
+    let thread = ThreadStreams::new();
+    bench.space.fault_of(&bench.cpu, &thread, bench.addr(16), Access::Write).unwrap();
+    let before = bench.count(Counter::PrefaultUnused);
+    bench.space.thread_leaves(&bench.cpu, &thread);
+    let judged = bench.count(Counter::PrefaultUnused) - before;
+    assert!(judged > 0);
+    bench.space.thread_leaves(&bench.cpu, &thread);
+    assert_eq!(bench.count(Counter::PrefaultUnused), before + judged, "nothing is left");
+    bench.finish();
+}
+
 /// Ways to take all pages of a bench away and have them empty again.
 const TAKINGS: [fn(&Bench<'_>, u64); 3] = [
     |bench, pages| {
