@@ -12,7 +12,8 @@ mod models;
 use faultless::FrameNumber;
 use faultless::sync::atomic::{AtomicU64, Ordering};
 use faultless::sync::sequence::Sequence;
-use faultless::table::{Entry, protocol};
+use faultless::table::Entry;
+use faultless::table::protocol::{self, Slots};
 use loom::thread;
 use models::{Fair, explore};
 use std::sync::Arc;
@@ -185,7 +186,7 @@ fn runs_against_unmap<const RUNS: u32>(bound: Option<usize>) {
                 let slots = Arc::clone(&slots);
                 thread::spawn(move || {
                     let leaf = Entry::leaf(FrameNumber(frame));
-                    let held = protocol::take_run(&slots[..], Entry::NONE, |_| true, &Fair);
+                    let held = protocol::take_run(Slots::all(&slots[..]), Entry::NONE, !0, &Fair);
                     let count = (0..2).filter(|&at| held.holds(at)).count();
                     held.commit(|_| leaf);
                     count
@@ -222,7 +223,7 @@ fn a_batch_against_unmap() {
             let Some(seen) = sequence.read() else {
                 return 0;
             };
-            let held = protocol::take_run(slots, Entry::NONE, |_| true, &Fair);
+            let held = protocol::take_run(Slots::all(slots), Entry::NONE, !0, &Fair);
             if !sequence.unchanged(seen) {
                 held.revert();
                 return 0;

@@ -415,26 +415,33 @@ enum Refusal {
     NoHeap,
 }
 
-impl<'v, M: Machine> Attempt<'_, 'v, M> {
+impl<M: Machine> Attempt<'_, '_, M> {
     /// The one path. What most faults need comes first, in one go; whatever is out of the ordinary
     /// continues in [`serve_at_length`].
     #[inline(always)]
     fn serve(self, prepared: &mut Prepared) -> Result<FaultKind, Abort> {
         // SAFETY: the attempt runs in a grace section, which outlives it.
         let reached = unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) };
-        if let Reached::Last(slots) = reached
-            && self.vma.area.object.is_none()
-            && self.ahead.is_none_or(|thread| self.passes(thread, slots))
+        let table = match reached {
+            Reached::Last(table) => table,
+            Reached::Above { .. } => {
+                let Self { cpu, space, ticket, page, .. } = self;
+                table_of(cpu, space, ticket, page, prepared)?
+            }
+        };
+        let write = self.access == Access::Write;
+        let root = self.vma.root.id();
+        // The first store to a VMA, which makes its root, takes the long way.
+        if self.vma.area.object.is_none()
+            && (!write || root != 0)
+            && self.ahead.is_none_or(|thread| self.passes(thread, table))
         {
-            let slot = &slots[node::index(self.page, LAST)];
-            let root = self.vma.root.id();
+            let slot = &table[node::index(self.page, LAST)];
             if node::load(slot).is_none() {
-                let done = if self.access != Access::Write {
-                    self.read_untouched(slot)?
-                } else if root != 0 {
+                let done = if write {
                     self.write_untouched(prepared, slot, root)?
                 } else {
-                    None
+                    self.read_untouched(slot)?
                 };
                 if let Some(kind) = done {
                     return Ok(kind);
@@ -442,27 +449,7 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
             }
         }
         let Self { cpu, space, vma, ticket, page, access, ahead } = self;
-        serve_at_length(cpu, space, vma, ticket, page, access, ahead, prepared)
-    }
-
-    /// The last-level table of the page, below tables that are there or are put there now.
-    fn table(self, prepared: &mut Prepared) -> Result<&'v [AtomicU64; ENTRIES], Abort> {
-        loop {
-            // SAFETY: the attempt runs in a grace section, which outlives it.
-            let reached = unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) };
-            match reached {
-                Reached::Last(slots) => return Ok(slots),
-                Reached::Above { slot, level, seen } => {
-                    if seen.is_locked() {
-                        protocol::look(slot, self.cpu);
-                    } else if seen.is_present() {
-                        return Err(Abort::NotSupported);
-                    } else {
-                        table::publish(self.cpu, self.ticket, slot, level, prepared)?;
-                    }
-                }
-            }
-        }
+        serve_at_length(cpu, space, vma, ticket, page, access, ahead, table, prepared)
     }
 
     /// A fault on an entry that is not empty. `None`: look again.
@@ -492,6 +479,35 @@ impl<'v, M: Machine> Attempt<'_, 'v, M> {
     }
 }
 
+/// The last-level table of `page`, below tables that are there or are put there now. For an attempt, in its
+/// grace section.
+#[cold]
+#[inline(never)]
+fn table_of<'v, M: Machine>(
+    cpu: &Cpu<'v, M>,
+    space: &Space<M>,
+    ticket: Ticket<'_>,
+    page: u64,
+    prepared: &mut Prepared,
+) -> Result<&'v [AtomicU64; ENTRIES], Abort> {
+    loop {
+        // SAFETY: the attempt runs in a grace section, which outlives it.
+        let reached = unsafe { descend(cpu.vm().machine(), space.root(), page) };
+        match reached {
+            Reached::Last(table) => return Ok(table),
+            Reached::Above { slot, level, seen } => {
+                if seen.is_locked() {
+                    protocol::look(slot, cpu);
+                } else if seen.is_present() {
+                    return Err(Abort::NotSupported);
+                } else {
+                    table::publish(cpu, ticket, slot, level, prepared)?;
+                }
+            }
+        }
+    }
+}
+
 /// The rest of [`Attempt::serve`]. It takes its parts, and not the whole, so that these stay in
 /// registers on the way that most faults go.
 #[cold]
@@ -505,10 +521,10 @@ fn serve_at_length<M: Machine>(
     page: u64,
     access: Access,
     ahead: Option<&ThreadStreams>,
+    table: &[AtomicU64; ENTRIES],
     prepared: &mut Prepared,
 ) -> Result<FaultKind, Abort> {
     let attempt = Attempt { cpu, space, vma, ticket, page, access, ahead };
-    let table = attempt.table(prepared)?;
     let slot = &table[node::index(page, LAST)];
     loop {
         let seen = node::load(slot);

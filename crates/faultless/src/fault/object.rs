@@ -17,7 +17,8 @@ use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::table::entry::Entry;
 use crate::table::node::{self, ENTRIES, LAST};
-use crate::table::protocol;
+use crate::table::protocol::{self, Slots};
+use core::ops::BitOr;
 
 impl<M: Machine> Attempt<'_, '_, M> {
     /// Maps the object's page, and with a read those around it, into `table`. Counting the mappings
@@ -36,8 +37,9 @@ impl<M: Machine> Attempt<'_, '_, M> {
             if self.access == Access::Write { (0, 0) } else { self.around(here, there) };
         let run = &table[here - below..=here + above];
         let names = &pages[there - below..=there + above];
-        let wanted = |at: usize| node::load(&names[at]).is_present();
-        let held = protocol::take_run(run, Entry::NONE, wanted, self.cpu);
+        let present = |(at, name)| u64::from(node::load(name).is_present()) << at;
+        let wanted = names.iter().enumerate().map(present).fold(0, BitOr::bitor);
+        let held = protocol::take_run(Slots::all(run), Entry::NONE, wanted, self.cpu);
         if !held.holds(below) {
             held.revert();
             return self.outrun();

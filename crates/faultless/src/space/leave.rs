@@ -34,12 +34,6 @@ impl Memory {
         self.get().map_or(Past::default(), |footprints| footprints.recall(page))
     }
 
-    /// Whether `page` (a page number) had an earlier life that is remembered.
-    #[inline]
-    pub(crate) fn knows(&self, page: u64) -> bool {
-        self.get().is_some_and(|footprints| footprints.knows(page))
-    }
-
     #[inline]
     fn get(&self) -> Option<&Footprints> {
         // SAFETY: what is not null was a box, and is one again when this is dropped.

@@ -93,12 +93,39 @@ pub fn pin<'a>(slot: &'a AtomicU64, seen: Entry, by: &'a impl Wait) -> Result<Pi
 /// The most entries that are held at once.
 pub const RUN: usize = 64;
 
+/// Entries of one table at equal distances. Place n is the nth.
+#[derive(Clone, Copy, Debug)]
+pub struct Slots<'a> {
+    slots: &'a [AtomicU64],
+    stride: usize,
+}
+
+impl<'a> Slots<'a> {
+    /// All of `slots`.
+    #[inline]
+    pub const fn all(slots: &'a [AtomicU64]) -> Self {
+        Self::every(1, slots)
+    }
+
+    /// Each `stride`th of `slots`, from the first on.
+    #[inline]
+    pub const fn every(stride: usize, slots: &'a [AtomicU64]) -> Self {
+        Self { slots, stride }
+    }
+
+    /// That at place `at`.
+    #[inline]
+    pub fn get(self, at: usize) -> Option<&'a AtomicU64> {
+        self.slots.get(at * self.stride)
+    }
+}
+
 /// Entries that stand next to each other, all *busy* and held by this CPU. They end together, in
 /// [`commit`](TakenRun::commit) or [`revert`](TakenRun::revert).
 #[must_use = "taken entries must be committed or reverted"]
 #[derive(Debug)]
 pub struct TakenRun<'a> {
-    slots: &'a [AtomicU64],
+    slots: Slots<'a>,
     held: u64,
     /// Of those held, the places that were `page`, and those of them that had been accessed.
     present: u64,
@@ -108,23 +135,18 @@ pub struct TakenRun<'a> {
     mark: Mark<'a>,
 }
 
-/// Takes those of `slots`, at most [`RUN`], that are `wanted` (by their place), that are empty or map what
+/// Takes those of `slots` that are `wanted` (bit n is place n, so at most [`RUN`]), that are empty or map what
 /// `page` does, accessed or not ([`Entry::NONE`] for empty ones alone), and that nobody changes first, for
 /// the CPU that waits as `by` does. Waits for none.
 #[inline(always)]
-pub fn take_run<'a>(
-    slots: &'a [AtomicU64],
-    page: Entry,
-    wanted: impl Fn(usize) -> bool,
-    by: &'a impl Wait,
-) -> TakenRun<'a> {
-    debug_assert!(slots.len() <= RUN, "more entries than a run holds");
+pub fn take_run<'a>(slots: Slots<'a>, page: Entry, wanted: u64, by: &'a impl Wait) -> TakenRun<'a> {
     let (mut held, mut present, mut accessed) = (0, 0, 0);
-    for (at, slot) in slots.iter().enumerate() {
+    for at in places(wanted) {
+        let Some(slot) = slots.get(at) else { break };
         let seen = Entry(slot.load(Ordering::Relaxed));
         let fits = seen.is_none() || seen.unused() == page.unused();
         let take = || lost(Mutant::BatchTakesEach) || swap(slot, seen, Entry::BUSY).is_ok();
-        if fits && wanted(at) && take() {
+        if fits && take() {
             held |= 1 << at;
             if !page.is_none() {
                 present |= u64::from(seen.is_present()) << at;
@@ -136,11 +158,27 @@ pub fn take_run<'a>(
     TakenRun { slots, held, present, accessed, page, mark }
 }
 
+/// The places of the bits in `mask`, upwards.
+#[inline(always)]
+pub fn places(mut mask: u64) -> impl Iterator<Item = usize> {
+    core::iter::from_fn(move || {
+        let at = (mask != 0).then(|| mask.trailing_zeros() as usize)?;
+        mask &= mask - 1;
+        Some(at)
+    })
+}
+
 impl TakenRun<'_> {
     /// Whether the entry at place `at` is one of those taken.
     #[inline]
     pub const fn holds(&self, at: usize) -> bool {
         self.held >> at & 1 != 0
+    }
+
+    /// The places of the entries taken: bit n is place n.
+    #[inline]
+    pub const fn held(&self) -> u64 {
+        self.held
     }
 
     /// The places of the entries taken that were present, from the first to behind the last.
@@ -156,11 +194,11 @@ impl TakenRun<'_> {
     /// Installs in each entry what `entry` says for its place, and lets go.
     #[inline]
     pub fn commit(self, mut entry: impl FnMut(usize) -> Entry) {
-        let Self { slots, mut held, mark: _mark, .. } = self;
-        while held != 0 {
-            let at = held.trailing_zeros() as usize;
-            held &= held - 1;
-            Taken { slot: &slots[at], before: Entry::NONE, mark: Mark::none() }.commit(entry(at));
+        let Self { slots, held, mark: _mark, .. } = self;
+        for at in places(held) {
+            if let Some(slot) = slots.get(at) {
+                Taken { slot, before: Entry::NONE, mark: Mark::none() }.commit(entry(at));
+            }
         }
     }
 
@@ -307,20 +345,20 @@ mod tests {
         let slots = [0, there, 0, Entry::BUSY.0, 0].map(AtomicU64::new);
         let now = || slots.each_ref().map(|slot| slot.load(Ordering::Relaxed));
         let before = now();
-        let held = take_run(&slots, Entry::NONE, |at| at != 2, &Spin);
+        let held = take_run(Slots::all(&slots), Entry::NONE, !(1 << 2), &Spin);
         assert_eq!([0, 1, 2, 3, 4].map(|at| held.holds(at)), [true, false, false, false, true]);
         let busy = Entry::BUSY.0;
         assert_eq!(now(), [busy, there, 0, busy, busy]);
         held.revert();
         assert_eq!(now(), before);
         let leaf = Entry::leaf(FrameNumber(7));
-        take_run(&slots, Entry::NONE, |_| true, &Spin)
+        take_run(Slots::all(&slots), Entry::NONE, !0, &Spin)
             .commit(|at| if at == 0 { leaf } else { Entry::NONE });
         assert_eq!(now(), [leaf.0, there, 0, busy, 0]);
         // What maps a page may be taken, too, and is put back.
         slots[2].store(leaf.unused().0, Ordering::Relaxed);
         let before = now();
-        let held = take_run(&slots, leaf, |_| true, &Spin);
+        let held = take_run(Slots::all(&slots), leaf, !0, &Spin);
         assert_eq!([0, 1, 2, 3, 4].map(|at| held.holds(at)), [true, false, true, false, true]);
         assert_eq!((now(), held.present()), ([busy, there, busy, busy, busy], Some(0..3)));
         held.revert();

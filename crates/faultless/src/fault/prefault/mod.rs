@@ -29,7 +29,7 @@ pub use past::{Footprints, Past};
 pub use streams::{Audit, Kind, Miss, Seen, Streams, Tally, Window};
 
 use super::{Access, Attempt, FaultKind, overtaken};
-use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange};
+use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange};
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
 use crate::frame::{self, Use};
@@ -42,7 +42,7 @@ use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::entry::Entry;
 use crate::table::node::{self, ENTRIES, LAST};
-use crate::table::protocol::{self, RUN};
+use crate::table::protocol::{self, RUN, Slots};
 use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
 use core::cell::{RefCell, RefMut};
@@ -78,41 +78,32 @@ pub(super) fn goes_ahead(vma: &Vma, access: Access, seen: Entry) -> bool {
         && !vma.area.flags.contains(VmaFlags::RANDOM)
 }
 
-/// What is to be filled: the entries `places` of `table`, of which the first belongs to page `first`.
+/// What is to be filled of a window at once: of the entries of `table`, whose first belongs to page `first`,
+/// those of the window in `span`, of which the first is one and that holds no more than [`RUN`].
 #[derive(Clone)]
 struct Run<'t> {
     table: &'t [AtomicU64; ENTRIES],
     first: u64,
-    places: Range<usize>,
+    span: Range<usize>,
     window: &'t Window,
 }
 
 impl<M: Machine> Attempt<'_, '_, M> {
     /// Whether the fault on the page's entry in `table` is one of those without evidence that are let pass. No
-    /// more is looked at than the entries beside it and whether the page had an earlier life: who touches memory
-    /// in no order pays for a few loads.
+    /// more is looked at than that entry and the one beside it: who touches memory in no order pays for a load.
     #[inline(always)]
     pub(super) fn passes(self, thread: &ThreadStreams, table: &[AtomicU64; ENTRIES]) -> bool {
-        // The first store to a VMA, which makes its root, takes the long way.
-        let passes = (self.access != Access::Write || self.vma.root.id() != 0)
-            && self.is_without_evidence(table)
-            && thread.of_fault().is_some_and(|mut streams| streams.lets_pass(self.space.id()));
+        let page = self.page >> PAGE_SHIFT;
+        let nothing = |page: u64| node::load(&table[page as usize % ENTRIES]).is_none();
+        let passes = nothing(page)
+            && nothing(streams::beside(page))
+            && thread
+                .of_fault()
+                .is_some_and(|mut streams| streams.lets_pass(self.space.id(), page));
         if passes {
             self.cpu.count(Counter::PrefaultMiss);
         }
         passes
-    }
-
-    /// Whether the page's entry in `table` is empty, those beside it, too, and nothing is remembered of it.
-    #[inline(always)]
-    fn is_without_evidence(self, table: &[AtomicU64; ENTRIES]) -> bool {
-        let at = node::index(self.page, LAST);
-        // What is beyond the table's edge is never looked at.
-        let nothing = |at| table.get(at).is_none_or(|slot| node::load(slot).is_none());
-        nothing(at.wrapping_sub(1))
-            && nothing(at)
-            && nothing(at + 1)
-            && !self.space.past.knows(self.page >> PAGE_SHIFT)
     }
 
     /// Serves the fault on the page's entry in `table`, which was `seen`, one that a first touch fills, and
@@ -133,12 +124,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let root = if kind == Kind::Read { 0 } else { self.root()? };
         let asked = node::index(self.page, LAST);
         let first = (self.page >> PAGE_SHIFT) - asked as u64;
-        // Where the table was not there, that has not been asked yet.
-        let window = &if self.is_without_evidence(table) && streams.lets_pass(self.space.id()) {
-            Window::single(self.page >> PAGE_SHIFT)
-        } else {
-            self.window(streams, kind, table, first)
-        };
+        let window = &self.window(streams, kind, table, first);
         let span = window.span();
         if window.is_single() && kind != Kind::Copy {
             // Nothing is expected: it is served as any other.
@@ -155,13 +141,14 @@ impl<M: Machine> Attempt<'_, '_, M> {
             return Ok(done);
         }
         let (low, high) = ((span.start - first) as usize, (span.end - first) as usize);
-        let run = |start: usize| Run { table, first, places: start..high.min(start + RUN), window };
+        let wide = RUN * window.stride();
+        let run = |start: usize| Run { table, first, span: start..high.min(start + wide), window };
         // That of the page asked for comes first.
-        let start = low + (asked - low) / RUN * RUN;
+        let start = low + (asked - low) / wide * wide;
         let Some(mut mapped) = self.fill(run(start), asked, prepared, root)? else {
             return self.outrun();
         };
-        for more in (low..high).step_by(RUN).filter(|more| *more != start) {
+        for more in (low..high).step_by(wide).filter(|more| *more != start) {
             match self.fill(run(more), asked, prepared, root) {
                 Ok(Some(more)) if !more.is_empty() => {
                     mapped = mapped.start.min(more.start)..mapped.end.max(more.end);
@@ -201,11 +188,11 @@ impl<M: Machine> Attempt<'_, '_, M> {
             reach: first.max(area.start >> PAGE_SHIFT)..end.min(area.end >> PAGE_SHIFT),
             past: self.space.past.recall(self.page >> PAGE_SHIFT),
         };
-        let look = |page: u64| seen_as(kind, node::load(&table[(page - first) as usize]));
+        let look = |page: u64| seen_as(kind, node::load(&table[page as usize % ENTRIES]));
         let vm = self.cpu.vm();
         let window = streams.predict(&miss, vm.knobs.prefault_max_order(), &vm.habits, look);
         let span = window.span();
-        debug_assert!(window.holds(miss.page), "{window:?} misses {miss:?}");
+        debug_assert!(window.pages().any(|page| page == miss.page), "{window:?} misses {miss:?}");
         debug_assert!(miss.reach.start <= span.start && span.end <= miss.reach.end, "{window:?}");
         window
     }
@@ -223,16 +210,19 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let (cpu, write) = (self.cpu, self.access == Access::Write);
         let zeros = self.leaf(cpu.vm().zero).special();
         let page = if write { zeros } else { Entry::NONE };
-        let start = run.places.start;
-        let slots = &run.table[run.places.clone()];
-        let asks = run.places.contains(&asked);
+        let (start, stride) = (run.span.start, run.window.stride());
+        let slots = Slots::every(stride, &run.table[run.span.clone()]);
+        let asks = run.span.contains(&asked);
+        let mine = if asks { (asked - start) / stride } else { RUN };
         // What is to be filled besides, by its place in the run. It is looked at once: others go on meanwhile.
-        let fits = |at: &usize| {
-            let seen = node::load(&slots[*at]);
+        let meant = run.window.among(run.first + start as u64);
+        let place = |at: usize| start + at * stride;
+        let mut wanted = 0u64;
+        for at in protocol::places(meant) {
+            let seen = slots.get(at).map_or(Entry::BUSY, node::load);
             let empty = seen.is_none() || seen.unused() == page.unused();
-            start + at != asked && empty && run.window.holds(run.first + (start + at) as u64)
-        };
-        let mut wanted = (0..slots.len()).filter(fits).fold(0u64, |mask, at| mask | 1 << at);
+            wanted |= u64::from(empty && at != mine) << at;
+        }
         let mut buffer = [FrameNumber(0); RUN];
         let (mut own, mut others) = (None, frame::Run::empty());
         if write {
@@ -243,14 +233,14 @@ impl<M: Machine> Attempt<'_, '_, M> {
             // With fewer frames, those farthest from the page are left out.
             while wanted.count_ones() as usize > others.len() {
                 let (low, high) = (wanted.trailing_zeros(), wanted.ilog2());
-                let far = |at: u32| asked.abs_diff(start + at as usize);
+                let far = |at: u32| asked.abs_diff(place(at as usize));
                 wanted &= !(1 << if far(high) >= far(low) { high } else { low });
             }
         }
-        let wants = |at: usize| start + at == asked || wanted >> at & 1 != 0;
-        let held = protocol::take_run(slots, page, wants, cpu);
+        let all = if asks { wanted | 1 << mine } else { wanted };
+        let held = protocol::take_run(slots, page, all, cpu);
         let stands = lost(Mutant::BatchAsks) || self.ticket.stands();
-        if !stands || asks && !held.holds(asked - start) {
+        if !stands || asks && !held.holds(mine) {
             held.revert();
             own.into_iter().for_each(|frame| prepared.keep_zeroed(frame));
             if !lost(Mutant::BatchGivesBack) {
@@ -262,41 +252,36 @@ impl<M: Machine> Attempt<'_, '_, M> {
                 Err(overtaken(cpu, self.space, self.page, &run.table[asked]))
             };
         }
-        let addr = |place: usize| (run.first + place as u64) << PAGE_SHIFT;
+        let addr = |at: usize| (run.first + place(at) as u64) << PAGE_SHIFT;
         if let Some(zeros) = held.present()
             && !lost(Mutant::ZeroPageFlush)
         {
             // Nobody may read zeros there once somebody may have stored.
-            let range = VirtRange::new(addr(start + zeros.start), addr(start + zeros.end));
+            let range = VirtRange::new(addr(zeros.start), addr(zeros.end - 1) + PAGE_SIZE);
             shoot(cpu, self.space, range);
         }
-        let (mut count, mut low, mut high) = (0, usize::MAX, 0);
+        let taken = held.held();
+        let count = taken.count_ones();
         held.commit(|at| {
-            let place = start + at;
             let entry = if write {
                 // There is one for each: nothing more was taken than was counted.
-                let frame = if place == asked { own.take() } else { others.pop() };
+                let frame = if at == mine { own.take() } else { others.pop() };
                 let Some(frame) = frame else { return Entry::NONE };
                 let entry = self.leaf(frame.number()).writable_dirty();
-                cpu.vm().frames.publish(
-                    frame,
-                    Use::Anon,
-                    root,
-                    self.vma.area.index_of(addr(place)),
-                );
+                cpu.vm().frames.publish(frame, Use::Anon, root, self.vma.area.index_of(addr(at)));
                 entry
             } else {
                 zeros
             };
-            (count, low, high) = (count + 1, low.min(place), place + 1);
-            if place == asked { entry } else { entry.unused() }
+            if at == mine { entry } else { entry.unused() }
         });
         cpu.free_run(others);
         if write {
-            cpu.add_resident(self.space, count);
+            cpu.add_resident(self.space, count.into());
         }
-        cpu.state().counts.add(Counter::PrefaultPage, count as u64 - u64::from(asks));
-        Ok(Some(low.min(high)..high))
+        cpu.state().counts.add(Counter::PrefaultPage, u64::from(count) - u64::from(asks));
+        let Some(last) = taken.checked_ilog2() else { return Ok(Some(start..start)) };
+        Ok(Some(place(taken.trailing_zeros() as usize)..place(last as usize) + 1))
     }
 }
 
@@ -335,14 +320,16 @@ fn judge<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, streams: &mut Streams, 
     let pages = audit.pages();
     let start = pages.start << PAGE_SHIFT;
     // SAFETY: the caller is in a grace section, which outlives this.
-    let table = match unsafe { descend(cpu.vm().machine(), space.root(), start) } {
+    let reach = || match unsafe { descend(cpu.vm().machine(), space.root(), start) } {
         Reached::Last(table) => Some(table),
         Reached::Above { .. } => None,
     };
+    let mut table = None;
     let at = node::index(start, LAST);
     let tally = streams.audited(audit, |page| {
         let place = at + (page - pages.start) as usize;
         table
+            .get_or_insert_with(reach)
             .and_then(|table| table.get(place))
             .map_or(Seen::Empty, |slot| seen_as(audit.kind(), node::load(slot)))
     });

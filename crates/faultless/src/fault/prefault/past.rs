@@ -104,14 +104,6 @@ impl Footprints {
         }
     }
 
-    /// Whether `page` had an earlier life that is remembered.
-    #[inline]
-    pub fn knows(&self, page: u64) -> bool {
-        let slot = self.slot(page);
-        slot.block.load(Relaxed) == page / BLOCK + 1
-            && slot.once.load(Relaxed) >> (page % BLOCK) & 1 == 1
-    }
-
     fn slot(&self, page: u64) -> &Slot {
         // Neighbouring blocks in different slots, and the regions that mmap likes to align apart.
         let block = page / BLOCK;

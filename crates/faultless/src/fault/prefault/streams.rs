@@ -26,10 +26,10 @@
 //! # Payback
 //!
 //! Every page that is found used earns one page of credit, and every page that was mapped ahead in
-//! vain costs [`PRICE`]. A window may risk what there is credit for, and half the run that it
-//! continues; a thread in debt may risk nothing until it has earned its way out, which it does by
-//! faults that a window would have spared. So one that touches sparsely maps nothing ahead; and while
-//! it finds no used page beside its faults, it is looked at ever more rarely.
+//! vain costs [`PRICE`], as far as there is credit. A window may risk what there is credit for, and half
+//! the run that it continues; credit is earned by faults that a window would have spared, too. So a thread
+//! that touches sparsely maps nothing ahead; and while it finds no used page beside its faults, it is looked
+//! at ever more rarely.
 //!
 //! # Earlier lives
 //!
@@ -43,10 +43,13 @@ use core::ops::Range;
 
 /// Windows that wait to be audited. Late enough that a stream among several has had time to go on.
 const WAITING: usize = 32;
+/// Single pages that continue nothing wait for less: who touches memory in no order is soon
+/// known.
+const HOPING: usize = 8;
+/// No page.
+const NOWHERE: u64 = u64::MAX;
 /// Credit that a page mapped in vain costs: how many used pages make up for it.
-const PRICE: i32 = 11;
-/// The largest debt: what a thread that was wrong has to earn before it may try again.
-const DEBT: i32 = PRICE;
+const PRICE: u32 = 12;
 /// The farthest that the pages of a strided stream may be apart.
 const STRIDE: u64 = 32;
 /// How many pages tell a strided stream from chance, the one that faults left out.
@@ -60,7 +63,7 @@ pub const MAX_ORDER: u8 = 9;
 /// Widths are orders in steps of one half.
 pub(super) const HALVES: u8 = 2;
 /// The most faults without evidence that pass between two that are looked at.
-const PATIENCE: u8 = 63;
+const PATIENCE: u8 = 127;
 /// So many faults are not looked at for strides after one that was in vain.
 const REST: u8 = 7;
 
@@ -130,19 +133,25 @@ impl Window {
 
     /// The pages to map, upwards, the one that faulted among them. Entries that are not empty are to
     /// be left alone.
-    #[inline]
     pub fn pages(&self) -> impl Iterator<Item = u64> + Clone + use<> {
-        let this = Self { record: None, ..self.clone() };
-        self.pages.clone().filter(move |page| this.holds(*page))
+        let (start, holes) = (self.pages.start, self.holes);
+        let meant = move |page: &u64| *page - start >= 64 || holes >> (page - start) & 1 == 0;
+        self.pages.clone().step_by(self.stride()).filter(meant)
     }
 
-    /// Whether `page` is to be mapped.
+    /// How far they are apart.
     #[inline]
-    pub fn holds(&self, page: u64) -> bool {
-        let at = page.wrapping_sub(self.pages.start);
-        self.pages.contains(&page)
-            && (at >= 64 || self.holes >> at & 1 == 0)
-            && at.is_multiple_of(self.stride.into())
+    pub fn stride(&self) -> usize {
+        self.stride.into()
+    }
+
+    /// Which of 64 pages, each [a stride](Self::stride) from the one before and `first` the first of them and one
+    /// of the window's, are to be mapped: bit n is the nth.
+    #[inline]
+    pub fn among(&self, first: u64) -> u64 {
+        let left = self.pages.end.saturating_sub(first).div_ceil(self.stride.into());
+        let before = (first - self.pages.start).min(64) as u32;
+        below(left.min(64) as u32) & !self.holes.checked_shr(before).unwrap_or(0)
     }
 
     /// Whether it holds the page that faulted only.
@@ -193,10 +202,25 @@ impl Way {
     const UP: Self = Self { down: false, stride: 1 };
     const DOWN: Self = Self { down: true, stride: 1 };
 
-    /// The page so many steps on from `page`.
-    fn on(self, page: u64, steps: u64) -> Option<u64> {
-        let far = steps * u64::from(self.stride);
-        if self.down { page.checked_sub(far) } else { page.checked_add(far) }
+    /// The page so many steps on from `page`; where there is none, some page far away.
+    #[inline(always)]
+    fn on(self, page: u64, steps: u64) -> u64 {
+        let stride = u64::from(self.stride);
+        let step = if self.down { stride.wrapping_neg() } else { stride };
+        page.wrapping_add(steps.wrapping_mul(step))
+    }
+
+    /// The pages at `steps` from `page`, itself in `reach`, as far as the reach goes.
+    #[inline(always)]
+    fn pages(
+        self,
+        page: u64,
+        steps: Range<u64>,
+        reach: &Range<u64>,
+    ) -> impl Iterator<Item = u64> + use<> {
+        let room = if self.down { page - reach.start } else { reach.end - 1 - page };
+        let last = if self.stride > 1 { room / u64::from(self.stride) } else { room };
+        (steps.start..steps.end.min(last + 1)).map(move |step| self.on(page, step))
     }
 
     fn back(self) -> Self {
@@ -242,19 +266,39 @@ impl Record {
     /// The pages at `steps` from the one that faulted.
     fn at(&self, steps: Range<u16>) -> impl Iterator<Item = u64> + Clone + use<> {
         let (page, way) = (self.page, self.way);
-        steps.filter_map(move |step| way.on(page, step.into()))
+        steps.map(move |step| way.on(page, step.into()))
     }
 
     /// First to last of so many pages.
     fn span(&self, pages: u16) -> Range<u64> {
-        let far = self.way.on(self.page, u64::from(pages.max(1)) - 1).unwrap_or(self.page);
+        let far = self.way.on(self.page, u64::from(pages.max(1)) - 1);
         self.page.min(far)..self.page.max(far) + 1
     }
 
-    /// Whether the stream goes on at `page`.
-    fn leads_to(&self, page: u64) -> bool {
-        self.mapped > 0 && self.way.on(self.page, self.mapped.into()) == Some(page)
+    /// Whether it continued nothing.
+    const fn is_hope(&self) -> bool {
+        self.run == self.mapped
     }
+
+    /// Whether it is one page that continued nothing, or is none any more.
+    const fn is_alone(&self) -> bool {
+        self.run < 2
+    }
+
+    /// The page at which the stream goes on.
+    fn leads_to(&self) -> u64 {
+        self.way.on(self.page, self.mapped.into())
+    }
+}
+
+/// Faults without evidence that are still let pass. One cache line: nothing else is read for them.
+#[derive(Clone, Copy, Debug)]
+struct Skip {
+    /// Where.
+    space: SpaceId,
+    faults: u8,
+    /// But not where the last stream goes on.
+    goes_on: u64,
 }
 
 /// One thread's view of its streams of page faults.
@@ -266,13 +310,14 @@ pub struct Streams {
     /// Those that it began with.
     begun: Widths,
     /// Pages that may be risked, times [`PRICE`].
-    credit: i32,
+    credit: u32,
     /// Oldest first from `first` on.
     waiting: [Record; WAITING],
+    /// Where each of them goes on, or [`NOWHERE`].
+    leads: [u64; WAITING],
     first: u8,
     len: u8,
-    /// Faults without evidence that are still let pass.
-    skip: u8,
+    skip: Skip,
     /// How many are let pass next.
     patience: u8,
     /// Faults that are still not looked at for strides.
@@ -294,9 +339,10 @@ impl Streams {
             begun: AS_LONG_AS_THE_RUN,
             credit: 0,
             waiting: [Record::NONE; WAITING],
+            leads: [NOWHERE; WAITING],
             first: 0,
             len: 0,
-            skip: 0,
+            skip: Skip { space: SpaceId(u64::MAX), faults: 0, goes_on: NOWHERE },
             patience: 0,
             rest: 0,
         }
@@ -334,30 +380,33 @@ impl Streams {
             *self = Self { space: miss.space, widths, begun: widths, ..Self::new() };
         }
         let most = 1 << max_order.min(MAX_ORDER);
-        if miss.past.known >> (page % BLOCK) & 1 == 1 {
-            return again(miss, most, look);
-        }
         // Beyond the reach is nothing to map, and no run.
         let reach = &miss.reach;
         let below = (page > reach.start).then(|| look(page - 1));
         let above = (page + 1 < reach.end).then(|| look(page + 1));
-        if below != Some(Seen::Used) && above != Some(Seen::Used) {
-            if self.lets_pass(miss.space) {
+        let beside = if beside(page) < page { below } else { above };
+        if beside != Some(Seen::Used) {
+            if self.lets_pass(miss.space, page) {
                 return single;
             }
         } else {
             self.patience /= 2;
         }
+        if miss.past.known >> (page % BLOCK) & 1 == 1 {
+            return again(miss, most, look);
+        }
         self.choose(miss, most, below, above, look).unwrap_or(single)
     }
 
-    /// Whether a fault in `space` without evidence is let pass: then this is all that there is to do about it.
-    /// Who finds out by itself that there is none is spared to [`predict`](Self::predict).
+    /// Whether a fault on `page` of `space` without evidence is let pass: then this is all that there is to do
+    /// about it. Who finds out by itself that there is none is spared to [`predict`](Self::predict).
     #[inline(always)]
-    pub fn lets_pass(&mut self, space: SpaceId) -> bool {
-        let passes = self.skip != 0 && self.space == space;
-        self.skip -= u8::from(passes);
-        passes
+    pub fn lets_pass(&mut self, space: SpaceId, page: u64) -> bool {
+        if self.skip.faults == 0 || self.skip.space != space || self.skip.goes_on == page {
+            return false;
+        }
+        self.skip.faults -= 1;
+        true
     }
 
     /// The window for a page of which nothing is remembered.
@@ -371,19 +420,20 @@ impl Streams {
     ) -> Option<Window> {
         let (page, reach) = (miss.page, &miss.reach);
         // Up has its run below.
+        let behind = [below, above].map(|beside| beside == Some(Seen::Used));
         let mut runs = [0, 0];
-        if below == Some(Seen::Used) {
-            runs[0] = run_behind(Way::UP, page, reach, &mut look);
-        }
-        if above == Some(Seen::Used) {
-            runs[1] = run_behind(Way::DOWN, page, reach, &mut look);
-        }
-        if (runs != [0, 0] || page == reach.start || page + 1 == reach.end)
+        if (behind != [false, false] || page == reach.start || page + 1 == reach.end)
             && let Some((way, run)) = self.goes_on(page, reach, &mut look)
             && way.stride == 1
         {
-            let side = &mut runs[way.side()];
-            *side = run.max(*side);
+            runs[way.side()] = run;
+        }
+        for way in [Way::UP, Way::DOWN] {
+            let run = &mut runs[way.side()];
+            // What goes on has been counted as far as it is told.
+            if behind[way.side()] && *run < RUN {
+                *run = run_behind(way, page, reach, &mut look).max(*run);
+            }
         }
         let widths = self.widths[miss.kind as usize];
         // Streams that begin here have mostly been short: it may be one that leaves pages out.
@@ -417,19 +467,20 @@ impl Streams {
             self.rest -= 1;
             return None;
         }
+        // It may have a longer run than is looked at, and come from the table before.
+        let known = self.goes_on(page, reach, &mut *look).filter(|(way, _)| way.stride > 1);
         let mut behind = |way: Way| {
-            let used = |by: &u64| sees(way.back(), page, *by, reach, look) == Some(Seen::Used);
-            let way = Way { stride: (2..=STRIDE).find(used)? as u8, ..way };
+            let mut beside = way.back().pages(page, 2..STRIDE + 1, reach);
+            let stride = 2 + beside.position(|page| look(page) == Seen::Used)? as u8;
+            let way = Way { stride, ..way };
             let run = run_behind(way, page, reach, look);
             (run >= LATTICE).then_some((way, run))
         };
-        let found = [behind(Way::UP), behind(Way::DOWN)].into_iter().flatten();
-        let found = found.max_by_key(|(_, run)| *run);
-        let edge = page - reach.start < STRIDE || reach.end - page <= STRIDE;
-        // It may come from the table before, or have a longer run than is looked at.
-        let known = if edge || found.is_some() { self.goes_on(page, reach, look) } else { None };
-        let found = known.filter(|(way, _)| way.stride > 1).or(found);
-        self.rest = if found.is_none() { REST } else { 0 };
+        let found = known.or_else(|| {
+            let found = [behind(Way::UP), behind(Way::DOWN)].into_iter().flatten();
+            found.max_by_key(|(_, run)| *run)
+        });
+        self.rest = if found.is_none() { REST.saturating_sub(self.patience) } else { 0 };
         found
     }
 
@@ -447,7 +498,7 @@ impl Streams {
         let width = self.widths[miss.kind as usize][way.side()][class];
         let wide = (1u64 << (width / HALVES)).min(most);
         let mut pages = wide;
-        let risk = if self.credit < 0 { 0 } else { self.credit as u64 / PRICE as u64 + run / 2 };
+        let risk = u64::from(self.credit / PRICE) + run / 2;
         while pages - 1 > risk {
             pages /= 2;
         }
@@ -457,9 +508,9 @@ impl Streams {
         } else if pages == most && way == Way::DOWN {
             pages = (page & (pages - 1)) + 1;
         }
-        let mut free = |steps: Range<u64>| {
-            let free = |by: &u64| sees(way, page, *by, reach, &mut look) == Some(Seen::Empty);
-            steps.clone().take_while(free).count() as u64
+        let mut free = |steps| {
+            let pages = way.pages(page, steps, reach);
+            pages.take_while(|page| look(*page) == Seen::Empty).count() as u64
         };
         let mapped = 1 + free(1..pages);
         let mut end = mapped;
@@ -488,17 +539,26 @@ impl Streams {
         reach: &Range<u64>,
         mut look: impl FnMut(u64) -> Seen,
     ) -> Option<(Way, u64)> {
-        let record = self.waiting.iter_mut().find(|record| record.leads_to(page))?;
+        // Mostly it is the last one.
+        let newest = (usize::from(self.first) + usize::from(self.len) + WAITING - 1) % WAITING;
+        let at = if self.leads[newest] == page {
+            newest
+        } else {
+            self.leads.iter().position(|lead| *lead == page)?
+        };
+        let record = &mut self.waiting[at];
         let (way, run) = (record.way, u64::from(record.run));
-        let before = way.back().on(page, 1).is_some_and(|before| reach.contains(&before));
-        let used = |page| reach.contains(&page) && look(page) == Seen::Used;
-        if !record.at(1..record.mapped).all(used) {
-            return (!before).then_some((way, run));
+        let others = u64::from(record.mapped) - 1;
+        let behind = |steps| way.back().pages(page, steps, reach);
+        let used =
+            behind(1..others + 1).take_while(|page| look(*page) == Seen::Used).count() as u64;
+        if used < others {
+            return behind(1..2).next().is_none().then_some((way, run));
         }
         if !record.paid {
             record.paid = true;
             let record = *record;
-            self.earn(record.mapped.into());
+            self.earn(record.mapped.into(), 0);
             let width = self.width(&record);
             if 1 << (*width / HALVES) == record.mapped {
                 *width = (*width + 1).min(MAX_ORDER * HALVES);
@@ -523,6 +583,10 @@ impl Streams {
         if record.end > 1 && usize::from(self.len) < WAITING {
             let slot = (usize::from(self.first) + usize::from(self.len)) % WAITING;
             self.waiting[slot] = record;
+            self.leads[slot] = record.leads_to();
+            if !record.is_alone() {
+                self.skip.goes_on = record.leads_to();
+            }
             self.len += 1;
         }
     }
@@ -531,10 +595,12 @@ impl Streams {
     /// [`audited`](Self::audited).
     #[inline]
     pub fn to_audit(&mut self) -> Option<Audit> {
-        if usize::from(self.len) < WAITING {
+        let oldest = &self.waiting[usize::from(self.first)];
+        let wait = if oldest.is_alone() { HOPING } else { WAITING };
+        if usize::from(self.len) < wait {
             return None;
         }
-        let record = core::mem::replace(&mut self.waiting[usize::from(self.first)], Record::NONE);
+        let record = self.take(self.first.into());
         self.first = (self.first + 1) % WAITING as u8;
         self.len -= 1;
         (record.end > 0).then_some(Audit { space: self.space, record })
@@ -546,10 +612,14 @@ impl Streams {
         if space != self.space {
             return None;
         }
-        let inside = |record: &&mut Record| record.end > 0 && range.contains(&record.page);
-        let record = self.waiting.iter_mut().find(inside)?;
-        let record = core::mem::replace(record, Record::NONE);
-        Some(Audit { space, record })
+        let inside = |record: &Record| record.end > 0 && range.contains(&record.page);
+        let at = self.waiting.iter().position(inside)?;
+        Some(Audit { space, record: self.take(at) })
+    }
+
+    fn take(&mut self, at: usize) -> Record {
+        self.leads[at] = NOWHERE;
+        core::mem::replace(&mut self.waiting[at], Record::NONE)
     }
 
     /// Learns from what `look` tells of the audit's pages, which is `Empty` where no table is.
@@ -559,20 +629,19 @@ impl Streams {
             record.at(steps).filter(|page| look(*page) == Seen::Used).count() as u32
         };
         let (ahead, beyond) = (record.mapped - 1, record.end - record.mapped);
-        let hits = used(1..record.mapped);
+        let hits = if record.paid { ahead.into() } else { used(1..record.mapped) };
         let more = used(record.mapped..record.end);
         let tally = Tally { used: hits, unused: u32::from(ahead) - hits };
         if audit.space != self.space {
             return tally;
         }
         if !record.paid {
-            self.earn((hits + more) as i32 - PRICE * tally.unused as i32);
+            self.earn(hits + more, tally.unused);
         }
-        if record.run == record.mapped {
-            // There was nothing but hope behind it.
+        if record.is_hope() {
             let fruitless = hits + more == 0;
             self.patience = if fruitless { (2 * self.patience + 1).min(PATIENCE) } else { 0 };
-            self.skip = self.patience;
+            self.skip = Skip { space: self.space, faults: self.patience, ..self.skip };
         }
         let width = self.width(record);
         // Nine in ten.
@@ -586,8 +655,9 @@ impl Streams {
         tally
     }
 
-    fn earn(&mut self, credit: i32) {
-        self.credit = (self.credit + credit).clamp(-DEBT, PRICE << MAX_ORDER);
+    fn earn(&mut self, used: u32, unused: u32) {
+        let credit = (self.credit + used).min(PRICE << MAX_ORDER);
+        self.credit = credit.saturating_sub(PRICE * unused);
     }
 
     fn width(&mut self, record: &Record) -> &mut u8 {
@@ -595,22 +665,22 @@ impl Streams {
     }
 }
 
-/// What the entry of the page so many steps on from `page` tells; nothing where it is out of reach.
+/// The page beside `page` that is looked at for evidence where none is expected: a stream that goes on is
+/// seen with every other page, and the entries of both lie in one cache line.
 #[inline(always)]
-fn sees(
-    way: Way,
-    page: u64,
-    steps: u64,
-    reach: &Range<u64>,
-    look: &mut impl FnMut(u64) -> Seen,
-) -> Option<Seen> {
-    way.on(page, steps).filter(|at| reach.contains(at)).map(look)
+pub const fn beside(page: u64) -> u64 {
+    page ^ 1
 }
 
 /// The used pages in a row that end before `page`, [`RUN`] at most.
 fn run_behind(way: Way, page: u64, reach: &Range<u64>, look: &mut impl FnMut(u64) -> Seen) -> u64 {
-    let used = |by: &u64| sees(way.back(), page, *by, reach, look) == Some(Seen::Used);
-    (1..=RUN).take_while(used).count() as u64
+    let pages = way.back().pages(page, 1..RUN + 1, reach);
+    pages.take_while(|page| look(*page) == Seen::Used).count() as u64
+}
+
+/// The lowest `n` bits.
+const fn below(n: u32) -> u64 {
+    if n < 64 { (1 << n) - 1 } else { !0 }
 }
 
 /// That of a run.

@@ -334,7 +334,7 @@ fn one_who_touches_each_sixteenth_page_gets_those_and_no_other() {
     let bench = Bench::new(&vm, AT, 16 * 1024, 5);
     let asked = 1024;
     let faults = bench.faults_of((0..asked).map(|at| at * 16));
-    assert!(3 * faults < asked, "{faults}");
+    assert!(5 * faults < asked, "{faults}");
     assert!(bench.resident() <= asked + asked / 100, "{}", bench.resident());
     bench.finish();
 }
@@ -590,7 +590,7 @@ fn what_a_thread_learned_ends_with_what_it_learned_it_from() {
     // Another place, another program, and the pages that led there are others.
     let bench = Bench::new(&vm, AT, 1024, 5);
     stream(&bench);
-    assert_eq!(first_window(&bench, 700), 1);
+    assert!(first_window(&bench, 700) <= 2, "one stream went on from its first page to the next");
     bench.finish();
     let bench = Bench::new(&vm, AT, 1024, 5);
     assert_eq!(first_window(&bench, 256), 1);
@@ -598,7 +598,7 @@ fn what_a_thread_learned_ends_with_what_it_learned_it_from() {
     let bench = Bench::new(&vm, AT, 1024, 5);
     stream(&bench);
     bench.map(0..256);
-    assert_eq!(first_window(&bench, 256), 1);
+    assert!(first_window(&bench, 256) <= 2);
     bench.finish();
     // A child is sure of nothing that its parent was sure of.
     let bench = Bench::new(&vm, AT, 1024, 5);
