@@ -384,13 +384,16 @@ impl Streams {
         let reach = &miss.reach;
         let below = (page > reach.start).then(|| look(page - 1));
         let above = (page + 1 < reach.end).then(|| look(page + 1));
-        let beside = if beside(page) < page { below } else { above };
-        if beside != Some(Seen::Used) {
+        let (beside, next) =
+            if beside(page) < page { (below, page.wrapping_sub(2)) } else { (above, page + 2) };
+        let mut used = |page| reach.contains(&page) && look(page) == Seen::Used;
+        // Of a thread that has long touched memory in no order, one page is chance, and two are a stream.
+        if beside != Some(Seen::Used) || self.patience > PATIENCE / 2 && !used(next) {
             if self.lets_pass(miss.space, page) {
                 return single;
             }
         } else {
-            self.patience /= 2;
+            self.patience -= self.patience / 8;
         }
         if miss.past.known >> (page % BLOCK) & 1 == 1 {
             return again(miss, most, look);
