@@ -29,12 +29,12 @@
 //! vain costs [`PRICE`], as far as there is credit. A window may risk what there is credit for, and half
 //! the run that it continues; credit is earned by faults that a window would have spared, too. So a thread
 //! that touches sparsely maps nothing ahead; and while it finds no used page beside its faults, it is looked
-//! at ever more rarely.
+//! at ever more rarely: the others are let pass, but for one where its last stream goes on.
 //!
 //! # Earlier lives
 //!
 //! A page that was mapped before, as the space's [`Footprints`](super::Footprints) recall, is served
-//! from them alone.
+//! from them alone, if it is looked at.
 
 use super::habits::{AS_LONG_AS_THE_RUN, Habits, Widths};
 use super::past::{BLOCK, Past};
@@ -43,8 +43,7 @@ use core::ops::Range;
 
 /// Windows that wait to be audited. Late enough that a stream among several has had time to go on.
 const WAITING: usize = 32;
-/// Single pages that continue nothing wait for less: who touches memory in no order is soon
-/// known.
+/// Single pages that continue nothing wait for less: who touches memory in no order is soon known.
 const HOPING: usize = 8;
 /// No page.
 const NOWHERE: u64 = u64::MAX;
@@ -64,7 +63,7 @@ pub const MAX_ORDER: u8 = 9;
 pub(super) const HALVES: u8 = 2;
 /// The most faults without evidence that pass between two that are looked at.
 const PATIENCE: u8 = 127;
-/// So many faults are not looked at for strides after one that was in vain.
+/// So many faults are not looked at for strides after one that was in vain, fewer where few are looked at.
 const REST: u8 = 7;
 
 /// What a fault is to fill. Streams of one kind say nothing about another.

@@ -15,6 +15,7 @@ struct Program {
     pages: BTreeMap<u64, Seen>,
     order: u8,
     faults: u64,
+    audits: u64,
     tally: Tally,
 }
 
@@ -27,6 +28,7 @@ impl Program {
             pages: BTreeMap::new(),
             order,
             faults: 0,
+            audits: 0,
             tally: Tally::default(),
         }
     }
@@ -65,6 +67,7 @@ impl Program {
                 self.pages.get(&page).copied().unwrap_or(Seen::Empty)
             };
             let tally = self.streams.audited(&audit, seen);
+            self.audits += 1;
             self.tally.used += tally.used;
             self.tally.unused += tally.unused;
         }
@@ -134,9 +137,19 @@ fn sparse_and_random_touch_map_next_to_nothing_ahead() {
     let mut state = 7;
     let mut scattered = Program::new(0..touched * 64, 5);
     (0..touched).for_each(|_| scattered.touch(random(&mut state) % (touched * 64)));
+    // Who has nothing to win is hardly asked.
+    assert!(scattered.audits < touched / 32, "{}", scattered.audits);
     for program in [sparse, scattered] {
         assert!(program.wasted() as u64 <= touched / 1000, "{}", program.wasted());
     }
+}
+
+#[test]
+fn what_a_strided_stream_leaves_out_is_not_let_pass() {
+    let mut program = Program::new(0..512 * 16, 5);
+    (0..512).for_each(|n| program.touch(n * 16));
+    assert!(program.faults < 512 / 10, "{}", program.faults);
+    assert_eq!(program.wasted(), 0);
 }
 
 #[test]
