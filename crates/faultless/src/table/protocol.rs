@@ -120,7 +120,7 @@ impl<'a> Slots<'a> {
     }
 }
 
-/// Entries that stand next to each other, all *busy* and held by this CPU. They end together, in
+/// Some entries of [`Slots`], all *busy* and held by this CPU. They end together, in
 /// [`commit`](TakenRun::commit) or [`revert`](TakenRun::revert).
 #[must_use = "taken entries must be committed or reverted"]
 #[derive(Debug)]

@@ -40,6 +40,7 @@ use super::habits::{AS_LONG_AS_THE_RUN, Habits, Widths};
 use super::past::{BLOCK, Past};
 use crate::machine::SpaceId;
 use core::ops::Range;
+use record::{Record, Way};
 
 /// Windows that wait to be audited. Late enough that a stream among several has had time to go on.
 const WAITING: usize = 32;
@@ -150,7 +151,7 @@ impl Window {
     pub fn among(&self, first: u64) -> u64 {
         let left = self.pages.end.saturating_sub(first).div_ceil(self.stride.into());
         let before = (first - self.pages.start).min(64) as u32;
-        below(left.min(64) as u32) & !self.holes.checked_shr(before).unwrap_or(0)
+        lowest(left.min(64) as u32) & !self.holes.checked_shr(before).unwrap_or(0)
     }
 
     /// Whether it holds the page that faulted only.
@@ -189,121 +190,20 @@ pub struct Tally {
     pub unused: u32,
 }
 
-/// How a stream gets from one page to the next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Way {
-    down: bool,
-    /// In pages, from 1 to [`STRIDE`].
-    stride: u8,
-}
-
-impl Way {
-    const UP: Self = Self { down: false, stride: 1 };
-    const DOWN: Self = Self { down: true, stride: 1 };
-
-    /// The page so many steps on from `page`; where there is none, some page far away.
-    #[inline(always)]
-    fn on(self, page: u64, steps: u64) -> u64 {
-        let stride = u64::from(self.stride);
-        let step = if self.down { stride.wrapping_neg() } else { stride };
-        page.wrapping_add(steps.wrapping_mul(step))
-    }
-
-    /// The pages at `steps` from `page`, itself in `reach`, as far as the reach goes.
-    #[inline(always)]
-    fn pages(
-        self,
-        page: u64,
-        steps: Range<u64>,
-        reach: &Range<u64>,
-    ) -> impl Iterator<Item = u64> + use<> {
-        let room = if self.down { page - reach.start } else { reach.end - 1 - page };
-        let last = if self.stride > 1 { room / u64::from(self.stride) } else { room };
-        (steps.start..steps.end.min(last + 1)).map(move |step| self.on(page, step))
-    }
-
-    fn back(self) -> Self {
-        Self { down: !self.down, ..self }
-    }
-
-    /// Whose widths are its own.
-    fn side(self) -> usize {
-        if self.stride > 1 { 2 } else { self.down.into() }
-    }
-}
-
-/// A window that was mapped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Record {
-    /// The page that faulted.
-    page: u64,
-    /// Pages mapped from there on, in the stream's way.
-    mapped: u16,
-    /// Where the pages end that a wider window would have had.
-    end: u16,
-    /// The run that it continued, and itself.
-    run: u16,
-    kind: Kind,
-    class: u8,
-    way: Way,
-    /// The whole window was found used, and credited.
-    paid: bool,
-}
-
-impl Record {
-    const NONE: Self = Self {
-        page: 0,
-        mapped: 0,
-        end: 0,
-        run: 0,
-        kind: Kind::Read,
-        class: 0,
-        way: Way::UP,
-        paid: false,
-    };
-
-    /// The pages at `steps` from the one that faulted.
-    fn at(&self, steps: Range<u16>) -> impl Iterator<Item = u64> + Clone + use<> {
-        let (page, way) = (self.page, self.way);
-        steps.map(move |step| way.on(page, step.into()))
-    }
-
-    /// First to last of so many pages.
-    fn span(&self, pages: u16) -> Range<u64> {
-        let far = self.way.on(self.page, u64::from(pages.max(1)) - 1);
-        self.page.min(far)..self.page.max(far) + 1
-    }
-
-    /// Whether it continued nothing.
-    const fn is_hope(&self) -> bool {
-        self.run == self.mapped
-    }
-
-    /// Whether it is one page that continued nothing, or is none any more.
-    const fn is_alone(&self) -> bool {
-        self.run < 2
-    }
-
-    /// The page at which the stream goes on.
-    fn leads_to(&self) -> u64 {
-        self.way.on(self.page, self.mapped.into())
-    }
-}
-
-/// Faults without evidence that are still let pass. One cache line: nothing else is read for them.
+/// Where the thread is, and which of its faults there are let pass. Together, as nothing else is read for those.
 #[derive(Clone, Copy, Debug)]
-struct Skip {
-    /// Where.
+struct Here {
     space: SpaceId,
-    faults: u8,
-    /// But not where the last stream goes on.
+    /// Faults without evidence that are still let pass.
+    passes: u8,
+    /// But not one here: where the last stream goes on.
     goes_on: u64,
 }
 
 /// One thread's view of its streams of page faults.
 #[derive(Clone, Debug)]
 pub struct Streams {
-    space: SpaceId,
+    here: Here,
     /// By kind, [`Way::side`] and class.
     widths: Widths,
     /// Those that it began with.
@@ -312,11 +212,10 @@ pub struct Streams {
     credit: u32,
     /// Oldest first from `first` on.
     waiting: [Record; WAITING],
-    /// Where each of them goes on, or [`NOWHERE`].
+    /// Where each of them goes on, or [`NOWHERE`]: apart, as all are looked through for each fault.
     leads: [u64; WAITING],
     first: u8,
     len: u8,
-    skip: Skip,
     /// How many are let pass next.
     patience: u8,
     /// Faults that are still not looked at for strides.
@@ -333,7 +232,7 @@ impl Streams {
     /// Of a thread that has not faulted.
     pub const fn new() -> Self {
         Self {
-            space: SpaceId(u64::MAX),
+            here: Here { space: SpaceId(u64::MAX), passes: 0, goes_on: NOWHERE },
             widths: AS_LONG_AS_THE_RUN,
             begun: AS_LONG_AS_THE_RUN,
             credit: 0,
@@ -341,7 +240,6 @@ impl Streams {
             leads: [NOWHERE; WAITING],
             first: 0,
             len: 0,
-            skip: Skip { space: SpaceId(u64::MAX), faults: 0, goes_on: NOWHERE },
             patience: 0,
             rest: 0,
         }
@@ -374,20 +272,24 @@ impl Streams {
         if max_order == 0 {
             return single;
         }
-        if self.space != miss.space {
+        if self.here.space != miss.space {
             let widths = habits.begin();
-            *self = Self { space: miss.space, widths, begun: widths, ..Self::new() };
+            let here = Here { space: miss.space, ..Self::new().here };
+            *self = Self { here, widths, begun: widths, ..Self::new() };
         }
         let most = 1 << max_order.min(MAX_ORDER);
         // Beyond the reach is nothing to map, and no run.
         let reach = &miss.reach;
         let below = (page > reach.start).then(|| look(page - 1));
         let above = (page + 1 < reach.end).then(|| look(page + 1));
-        let (beside, next) =
-            if beside(page) < page { (below, page.wrapping_sub(2)) } else { (above, page + 2) };
+        let (neighbour, next) = if beside(page) < page {
+            (below, page.wrapping_sub(2))
+        } else {
+            (above, page.wrapping_add(2))
+        };
         let mut used = |page| reach.contains(&page) && look(page) == Seen::Used;
         // Of a thread that has long touched memory in no order, one page is chance, and two are a stream.
-        if beside != Some(Seen::Used) || self.patience > PATIENCE / 2 && !used(next) {
+        if neighbour != Some(Seen::Used) || self.patience > PATIENCE / 2 && !used(next) {
             if self.lets_pass(miss.space, page) {
                 return single;
             }
@@ -404,10 +306,11 @@ impl Streams {
     /// about it. Who finds out by itself that there is none is spared to [`predict`](Self::predict).
     #[inline(always)]
     pub fn lets_pass(&mut self, space: SpaceId, page: u64) -> bool {
-        if self.skip.faults == 0 || self.skip.space != space || self.skip.goes_on == page {
+        let here = &mut self.here;
+        if here.passes == 0 || here.space != space || here.goes_on == page {
             return false;
         }
-        self.skip.faults -= 1;
+        here.passes -= 1;
         true
     }
 
@@ -422,7 +325,7 @@ impl Streams {
     ) -> Option<Window> {
         let (page, reach) = (miss.page, &miss.reach);
         // Up has its run below.
-        let behind = [below, above].map(|beside| beside == Some(Seen::Used));
+        let behind = [below, above].map(|neighbour| neighbour == Some(Seen::Used));
         let mut runs = [0, 0];
         if (behind != [false, false] || page == reach.start || page + 1 == reach.end)
             && let Some((way, run)) = self.goes_on(page, reach, &mut look)
@@ -587,7 +490,7 @@ impl Streams {
             self.waiting[slot] = record;
             self.leads[slot] = record.leads_to();
             if !record.is_alone() {
-                self.skip.goes_on = record.leads_to();
+                self.here.goes_on = record.leads_to();
             }
             self.len += 1;
         }
@@ -605,13 +508,13 @@ impl Streams {
         let record = self.take(self.first.into());
         self.first = (self.first + 1) % WAITING as u8;
         self.len -= 1;
-        (record.end > 0).then_some(Audit { space: self.space, record })
+        (record.end > 0).then_some(Audit { space: self.here.space, record })
     }
 
     /// What is to be audited because pages in `range` of `space` are about to be unmapped; to be
     /// called until there is nothing more.
     pub fn to_audit_in(&mut self, space: SpaceId, range: &Range<u64>) -> Option<Audit> {
-        if space != self.space {
+        if space != self.here.space {
             return None;
         }
         let inside = |record: &Record| record.end > 0 && range.contains(&record.page);
@@ -634,7 +537,7 @@ impl Streams {
         let hits = if record.paid { ahead.into() } else { used(1..record.mapped) };
         let more = used(record.mapped..record.end);
         let tally = Tally { used: hits, unused: u32::from(ahead) - hits };
-        if audit.space != self.space {
+        if audit.space != self.here.space {
             return tally;
         }
         if !record.paid {
@@ -643,7 +546,7 @@ impl Streams {
         if record.is_hope() {
             let fruitless = hits + more == 0;
             self.patience = if fruitless { (2 * self.patience + 1).min(PATIENCE) } else { 0 };
-            self.skip = Skip { space: self.space, faults: self.patience, ..self.skip };
+            self.here.passes = self.patience;
         }
         let width = self.width(record);
         // Nine in ten.
@@ -681,7 +584,7 @@ fn run_behind(way: Way, page: u64, reach: &Range<u64>, look: &mut impl FnMut(u64
 }
 
 /// The lowest `n` bits.
-const fn below(n: u32) -> u64 {
+const fn lowest(n: u32) -> u64 {
     if n < 64 { (1 << n) - 1 } else { !0 }
 }
 
@@ -721,5 +624,6 @@ fn again(miss: &Miss, most: u64, mut look: impl FnMut(u64) -> Seen) -> Window {
     }
 }
 
+mod record;
 #[cfg(test)]
 mod tests;

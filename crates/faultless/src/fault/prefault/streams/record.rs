@@ -1,0 +1,105 @@
+//! A window that was mapped, and the way that its stream goes: arithmetic of page numbers.
+
+use super::Kind;
+use core::ops::Range;
+
+/// How a stream gets from one page to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Way {
+    pub(super) down: bool,
+    /// In pages, from 1 to [`STRIDE`](super::STRIDE).
+    pub(super) stride: u8,
+}
+
+impl Way {
+    pub(super) const UP: Self = Self { down: false, stride: 1 };
+    pub(super) const DOWN: Self = Self { down: true, stride: 1 };
+
+    /// The page so many steps on from `page`; where there is none, some page far away.
+    #[inline(always)]
+    pub(super) fn on(self, page: u64, steps: u64) -> u64 {
+        let stride = u64::from(self.stride);
+        let step = if self.down { stride.wrapping_neg() } else { stride };
+        page.wrapping_add(steps.wrapping_mul(step))
+    }
+
+    /// The pages at `steps` from `page`, itself in `reach`, as far as the reach goes.
+    #[inline(always)]
+    pub(super) fn pages(
+        self,
+        page: u64,
+        steps: Range<u64>,
+        reach: &Range<u64>,
+    ) -> impl Iterator<Item = u64> + use<> {
+        let room = if self.down { page - reach.start } else { reach.end - 1 - page };
+        let last = if self.stride > 1 { room / u64::from(self.stride) } else { room };
+        (steps.start..steps.end.min(last + 1)).map(move |step| self.on(page, step))
+    }
+
+    pub(super) fn back(self) -> Self {
+        Self { down: !self.down, ..self }
+    }
+
+    /// Whose widths are its own.
+    pub(super) fn side(self) -> usize {
+        if self.stride > 1 { 2 } else { self.down.into() }
+    }
+}
+
+/// A window that was mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    /// The page that faulted.
+    pub(super) page: u64,
+    /// Pages mapped from there on, in the stream's way.
+    pub(super) mapped: u16,
+    /// Where the pages end that a wider window would have had.
+    pub(super) end: u16,
+    /// The run that it continued, and itself.
+    pub(super) run: u16,
+    pub(super) kind: Kind,
+    pub(super) class: u8,
+    pub(super) way: Way,
+    /// The whole window was found used, and credited.
+    pub(super) paid: bool,
+}
+
+impl Record {
+    pub(super) const NONE: Self = Self {
+        page: 0,
+        mapped: 0,
+        end: 0,
+        run: 0,
+        kind: Kind::Read,
+        class: 0,
+        way: Way::UP,
+        paid: false,
+    };
+
+    /// The pages at `steps` from the one that faulted.
+    pub(super) fn at(&self, steps: Range<u16>) -> impl Iterator<Item = u64> + Clone + use<> {
+        let (page, way) = (self.page, self.way);
+        steps.map(move |step| way.on(page, step.into()))
+    }
+
+    /// First to last of so many pages.
+    pub(super) fn span(&self, pages: u16) -> Range<u64> {
+        let far = self.way.on(self.page, u64::from(pages.max(1)) - 1);
+        self.page.min(far)..self.page.max(far) + 1
+    }
+
+    /// Whether it continued nothing.
+    pub(super) const fn is_hope(&self) -> bool {
+        self.run == self.mapped
+    }
+
+    /// Whether it is one page that continued nothing, or is none any more.
+    pub(super) const fn is_alone(&self) -> bool {
+        self.run < 2
+    }
+
+    /// The page at which the stream goes on.
+    pub(super) fn leads_to(&self) -> u64 {
+        self.way.on(self.page, self.mapped.into())
+    }
+}
