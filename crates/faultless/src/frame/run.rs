@@ -96,6 +96,7 @@ impl Frames {
             zeroed = fill(&self.stocks.get(local).zeroed, to, |rest, want| {
                 self.take_zeroed(rest, wait, |available| self.want(want, available))
             });
+            to[..zeroed].iter().for_each(|number| machine.prefetch_frame(*number));
         }
         let got = zeroed + self.fill_clean(local, &mut to[zeroed..], wait);
         for number in &to[zeroed..got] {

@@ -12,6 +12,9 @@
 //! counts as out meanwhile, as does what lies on a CPU's list. Runs are not begun while memory is
 //! [short](Frames::is_short).
 //!
+//! *What was zeroed ahead is cold.* It was stored past the caches, or long ago. So the beginning of a frame
+//! that is taken from a pool is asked for at once, and comes while its entry is made.
+//!
 //! *The near one first.* A fault zeroes a frame of the nearest node that has any rather than take
 //! a zeroed one from farther away: it saves the zeroing once, and would pay for the distance as long as
 //! the page lives.
@@ -156,7 +159,9 @@ impl Frames {
         if self.zeroed_pool() != 0 {
             if let Some(frame) = self.alloc_pooled(local, wait) {
                 count(Supply::Pool);
-                return Some(frame.into_number());
+                let number = frame.into_number();
+                machine.prefetch_frame(number);
+                return Some(number);
             }
             count(Supply::Miss);
         }
