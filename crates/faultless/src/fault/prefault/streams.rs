@@ -289,12 +289,9 @@ impl Streams {
         };
         let mut used = |page| reach.contains(&page) && look(page) == Seen::Used;
         // Of a thread that has long touched memory in no order, one page is chance, and two are a stream.
-        if neighbour != Some(Seen::Used) || self.patience > PATIENCE / 2 && !used(next) {
-            if self.lets_pass(miss.space, page) {
-                return single;
-            }
-        } else {
-            self.patience -= self.patience / 8;
+        let told = neighbour == Some(Seen::Used) && (self.patience <= PATIENCE / 2 || used(next));
+        if !told && self.lets_pass(miss.space, page) {
+            return single;
         }
         if miss.past.known >> (page % BLOCK) & 1 == 1 {
             return again(miss, most, look);

@@ -87,6 +87,12 @@ fn check(window: &Window, miss: &Miss, order: u8) {
     assert!(pages.contains(&miss.page), "{window:?} without {miss:?}");
     assert!(pages.iter().all(|page| span.contains(page)));
     assert_eq!((pages.first(), pages.last()), (Some(&span.start), Some(&(span.end - 1))));
+    let stride = window.stride() as u64;
+    let masks = span.step_by(64 * window.stride()).flat_map(|first| {
+        let among = window.among(first);
+        (0..64).filter(move |n| among >> n & 1 == 1).map(move |n| first + n * stride)
+    });
+    assert!(masks.eq(pages), "{window:?}");
 }
 
 /// A generator that gives the same numbers on each run.
@@ -142,6 +148,34 @@ fn sparse_and_random_touch_map_next_to_nothing_ahead() {
     for program in [sparse, scattered] {
         assert!(program.wasted() as u64 <= touched / 1000, "{}", program.wasted());
     }
+}
+
+#[test]
+fn who_leaves_disorder_for_streams_is_served_soon() {
+    let mut program = Program::new(0..1 << 22, 5);
+    let mut state = 7;
+    (0..20_000).for_each(|_| program.touch(random(&mut state) % (1 << 21)));
+    let faults = program.faults;
+    for n in 0..512 {
+        (0..8).for_each(|stream| program.touch((1 << 21) + 1024 * stream + n));
+    }
+    let faults = program.faults - faults;
+    assert!(faults < 8 * 512 / 12, "{faults}");
+}
+
+#[test]
+fn what_was_mapped_in_vain_costs_credit() {
+    let mut program = Program::new(0..8 * TABLE, 5);
+    (0..TABLE).for_each(|page| program.touch(page));
+    (2 * TABLE..2 * TABLE + 9).for_each(|page| program.touch(page));
+    while let Some(audit) = program.streams.to_audit_in(SpaceId(1), &(0..8 * TABLE)) {
+        let seen = |page| program.pages.get(&page).copied().unwrap_or(Seen::Empty);
+        program.streams.audited(&audit, seen);
+    }
+    let wasted = program.wasted() as u32;
+    assert!(wasted > 4, "{wasted}");
+    let most = TABLE as u32 + 9 - PRICE * wasted;
+    assert!(program.streams.credit <= most, "{} of {most}", program.streams.credit);
 }
 
 #[test]
