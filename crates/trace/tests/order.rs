@@ -180,6 +180,16 @@ proptest! {
         };
         prop_assert_eq!(&outcome(&plan, random), &first);
     }
+
+    #[test]
+    fn in_turn_there_is_one_order_and_it_is_permitted(trace in trace()) {
+        let only = |ready| {
+            assert_eq!(ready, 1, "threads that may go on");
+            0
+        };
+        let in_turn = outcome(&Plan::in_turn(&trace).unwrap(), only);
+        prop_assert_eq!(in_turn, outcome(&Plan::new(&trace).unwrap(), |_| 0));
+    }
 }
 
 #[test]

@@ -213,9 +213,9 @@ fn effects(
     writeln!(out, "\n{table}")?;
     writeln!(
         out,
-        "Counted apart from any time, threads taking turns on one CPU. First touches: of private anonymous \
-         memory; a\nperfect predictor knows the rest of the recording and has windows of the same size; \
-         resident growth is that of\nthe most pages that each process had."
+        "Counted apart from any time, on one CPU and in the order of the recording. First touches: of private \
+         anonymous\nmemory; a perfect predictor knows the rest of the recording and has windows of the same \
+         size; resident growth is\nthat of the most pages that each process had."
     )?;
     Ok(())
 }

@@ -1,5 +1,6 @@
-//! What mapping ahead does to a recorded program, counted apart from any time: each order is replayed once on
-//! one CPU, where threads take turns and pages can be counted exactly.
+//! What mapping ahead does to a recorded program, counted apart from any time: each order is replayed once, on
+//! one CPU and in the order of the recording, so that pages can be counted exactly, and come out the same each
+//! time.
 //!
 //! Beside it stands a bound: what a predictor that knows the rest of the recording saves with windows of the
 //! same size.
@@ -13,6 +14,7 @@ use crate::run;
 use crate::settings::{Ahead, Settings};
 use faultless::Counter;
 use faultless_trace::anticipate;
+use faultless_trace::plan::Plan;
 
 /// The effects of `regimes` under `settings`, against [`Ahead::OFF`]; `None` where the user interrupted it.
 pub fn effects(
@@ -20,11 +22,14 @@ pub fn effects(
     settings: &Settings,
     regimes: &[Ahead],
 ) -> Result<Option<Vec<Effect>>, CliError> {
-    let native = run::machine(source.memory(), 1)?;
+    let plan =
+        Plan::in_turn(&source.trace).map_err(|error| CliError::failed(&source.name, error))?;
     let gauged = |ahead: Ahead| -> Result<(Replayed, u64), CliError> {
         let settings = settings.with_ahead(ahead);
+        // A new one, on which no thread has learned anything.
+        let native = run::machine(source.memory(), 1)?;
         settings.apply(&native);
-        replay_gauged(&native, &source.plan, interrupt::requested)
+        replay_gauged(&native, &plan, interrupt::requested)
             .map_err(|error| failed(source, &settings, error))
     };
     let count = |replayed: &Replayed, counter| replayed.sample.counter(counter).unwrap_or(0);
@@ -74,5 +79,14 @@ mod tests {
             );
         }
         assert!(effects[0].saved < effects[1].saved && effects[0].bound < effects[1].bound);
+    }
+
+    #[test]
+    fn what_threads_of_many_processes_do_comes_out_the_same_each_time() {
+        let source = Source::shipped(recordings::find("redis").unwrap()).unwrap();
+        let regimes = [Ahead { order: 5, pool: 0 }];
+        let [first, again] =
+            [(); 2].map(|()| effects(&source, &Settings::new(&[]), &regimes).unwrap().unwrap());
+        assert_eq!(first, again);
     }
 }

@@ -67,8 +67,7 @@ pub fn replay(native: &Native, plan: &Plan, stop: fn() -> bool) -> Result<Replay
 }
 
 /// As [`replay`], on a machine of one CPU, with the most pages that each process had, looked at after each
-/// operation, all processes added up: when which process is at its most is for the host to say. (With more CPUs
-/// a page might be counted twice while its thread leaves one.)
+/// operation, all processes added up. (With more CPUs a page might be counted twice while its thread leaves one.)
 ///
 /// # Errors
 /// As [`replay`].
@@ -156,6 +155,8 @@ enum Pause {
     Wait(At),
     /// The process starts again, with an empty space.
     Exec,
+    /// The thread ends, and with the last one its process's space.
+    Exit,
     /// All is done, or the replay was stopped.
     End,
 }
@@ -255,6 +256,10 @@ impl<'r> Replay<'r> {
                             cpu.end_thread();
                             return Ok(Pause::Exec);
                         }
+                        Op::Exit => {
+                            cpu.end_thread();
+                            return Ok(Pause::Exit);
+                        }
                         Op::SpawnThread { thread } => {
                             let process = Arc::clone(&process);
                             cpu.idle(|| self.start(scope, thread, process));
@@ -284,6 +289,13 @@ impl<'r> Replay<'r> {
                 (Ok(Pause::Wait(on)), _) => {
                     self.gates[on.thread as usize].wait(on.op, || self.stopped());
                     continue;
+                }
+                // Before anybody goes on who waits for it: pages of the space are shared with others.
+                (Ok(Pause::Exit), Some(index)) => {
+                    drop(process);
+                    complete(index);
+                    current = steps.next();
+                    break;
                 }
                 // The old space goes with its last thread, which this one is.
                 (Ok(Pause::Exec), Some(index)) => {

@@ -57,7 +57,6 @@ impl Share {
         Self {
             head: "resident\ngrowth",
             name: "resident growth at the most",
-            // Threads take turns as the host has it, so there may be a little less than none.
             of: |effect| (effect.peak.saturating_sub(effect.peak_off), effect.peak_off),
         },
     ];

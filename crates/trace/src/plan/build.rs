@@ -48,10 +48,13 @@ pub(super) struct Builder<'a> {
     assumptions: BTreeMap<Assumption, u64>,
     areas_copied: usize,
     waits: Vec<At>,
+    /// Whether each operation waits for the one before, and which that is.
+    in_turn: bool,
+    last: Option<At>,
 }
 
 impl<'a> Builder<'a> {
-    pub fn new(trace: &'a Trace) -> Self {
+    pub fn new(trace: &'a Trace, in_turn: bool) -> Self {
         Self {
             trace,
             processes: Vec::new(),
@@ -65,6 +68,8 @@ impl<'a> Builder<'a> {
             assumptions: BTreeMap::new(),
             areas_copied: 0,
             waits: Vec::new(),
+            in_turn,
+            last: None,
         }
     }
 
@@ -152,6 +157,12 @@ impl<'a> Builder<'a> {
             }
         }
         waits.extend(self.owed.remove(&thread));
+        let last = self.last.replace(at).filter(|last| last.thread != thread);
+        if self.in_turn {
+            // It is the latest of all that there is to wait for.
+            waits.clear();
+            waits.extend(last);
+        }
         // Of each thread only the last; and not what this thread has waited for before.
         waits.sort_unstable_by_key(|wait| (wait.thread, std::cmp::Reverse(wait.op)));
         waits.dedup_by_key(|wait| wait.thread);

@@ -14,6 +14,9 @@
 //!
 //! Every wait is for an operation that is earlier in the recording, so replay cannot deadlock.
 //!
+//! Where it matters what came before what, and no time is measured, a plan keeps the order of the recording:
+//! each operation waits for the one before it ([`Plan::in_turn`]).
+//!
 //! # What a plan promises
 //!
 //! Replayed in any such order on an address space with Linux's semantics, every touch finds a
@@ -194,8 +197,20 @@ impl Plan {
     /// The trace does not pass [`Trace::check`], or forks address spaces of more areas, taken
     /// together, than memory should be spent on.
     pub fn new(trace: &Trace) -> Result<Self, PlanError> {
+        Self::build(trace, false)
+    }
+
+    /// The plan for `trace` in the order of the recording, one operation after the other.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn in_turn(trace: &Trace) -> Result<Self, PlanError> {
+        Self::build(trace, true)
+    }
+
+    fn build(trace: &Trace, in_turn: bool) -> Result<Self, PlanError> {
         trace.check().map_err(|(event, reason)| PlanError { event, reason })?;
-        build::Builder::new(trace).run()
+        build::Builder::new(trace, in_turn).run()
     }
 
     /// The processes.
