@@ -62,8 +62,8 @@ pub(super) const CLASSES: usize = 6;
 pub const MAX_ORDER: u8 = 9;
 /// Widths are orders in steps of one half.
 pub(super) const HALVES: u8 = 2;
-/// The most faults without evidence that pass between two that are looked at.
-const PATIENCE: u8 = 127;
+/// Who lets more faults without evidence pass than this has long touched memory in no order.
+const DISORDER: u8 = 64;
 /// So many faults are not looked at for strides after one that was in vain, fewer where few are looked at.
 const REST: u8 = 7;
 
@@ -216,7 +216,7 @@ pub struct Streams {
     leads: [u64; WAITING],
     first: u8,
     len: u8,
-    /// How many are let pass next.
+    /// How many are let pass next, between two that are looked at.
     patience: u8,
     /// Faults that are still not looked at for strides.
     rest: u8,
@@ -289,7 +289,7 @@ impl Streams {
         };
         let mut used = |page| reach.contains(&page) && look(page) == Seen::Used;
         // Of a thread that has long touched memory in no order, one page is chance, and two are a stream.
-        let told = neighbour == Some(Seen::Used) && (self.patience <= PATIENCE / 2 || used(next));
+        let told = neighbour == Some(Seen::Used) && (self.patience <= DISORDER || used(next));
         if !told && self.lets_pass(miss.space, page) {
             return single;
         }
@@ -542,7 +542,8 @@ impl Streams {
         }
         if record.is_hope() {
             let fruitless = hits + more == 0;
-            self.patience = if fruitless { (2 * self.patience + 1).min(PATIENCE) } else { 0 };
+            self.patience =
+                if fruitless { self.patience.saturating_mul(2).saturating_add(1) } else { 0 };
             self.here.passes = self.patience;
         }
         let width = self.width(record);

@@ -330,11 +330,11 @@ fn a_sparse_toucher_gets_nothing_that_it_does_not_ask_for() {
 
 #[test]
 fn one_who_touches_each_sixteenth_page_gets_those_and_no_other() {
-    let vm = guest::vm(1, 1200);
+    let vm = guest::vm(1, 2000);
     let bench = Bench::new(&vm, AT, 16 * 1024, 5);
     let asked = 1024;
     let faults = bench.faults_of((0..asked).map(|at| at * 16));
-    assert!(5 * faults < asked, "{faults}");
+    assert!(20 * faults < asked, "{faults}");
     assert!(bench.resident() <= asked + asked / 100, "{}", bench.resident());
     bench.finish();
 }
