@@ -5,13 +5,16 @@
 //! [`Widths`] that those before it had at their end, whatever program they ran. It is no more than where it
 //! begins: what it maps, it earns by its own faults.
 
-use super::streams::{CLASSES, HALVES};
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// Of streams up, down, and that leave pages out.
 pub(super) const SIDES: usize = 3;
 /// Of faults.
 pub(super) const KINDS: usize = 3;
+/// Of runs: 0, 1, 2–3, 4–7, 8–15 and 16 pages or more.
+pub(super) const CLASSES: usize = 6;
+/// Widths are orders in steps of one half.
+pub(super) const HALVES: u8 = 2;
 /// Orders of windows in half orders, by kind of fault, side, and class of run.
 pub(super) type Widths = [[[u8; CLASSES]; SIDES]; KINDS];
 

@@ -36,7 +36,7 @@
 //! A page that was mapped before, as the space's [`Footprints`](super::Footprints) recall, is served
 //! from them alone, if it is looked at.
 
-use super::habits::{AS_LONG_AS_THE_RUN, Habits, Widths};
+use super::habits::{AS_LONG_AS_THE_RUN, CLASSES, HALVES, Habits, Widths};
 use super::past::{BLOCK, Past};
 use crate::machine::SpaceId;
 use core::ops::Range;
@@ -56,12 +56,8 @@ const STRIDE: u64 = 32;
 const LATTICE: u64 = 6;
 /// The longest run that is told from longer ones.
 const RUN: u64 = 16;
-/// Of runs: 0, 1, 2–3, 4–7, 8–15 and 16 pages or more.
-pub(super) const CLASSES: usize = 6;
 /// The largest order of a window: a whole table.
 pub const MAX_ORDER: u8 = 9;
-/// Widths are orders in steps of one half.
-pub(super) const HALVES: u8 = 2;
 /// Who lets more faults without evidence pass than this has long touched memory in no order.
 const DISORDER: u8 = 64;
 /// So many faults are not looked at for strides after one that was in vain, fewer where few are looked at.
