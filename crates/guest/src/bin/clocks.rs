@@ -351,27 +351,34 @@ fn sleeps() -> Verdict {
     let worst = worst.into_iter().max().unwrap_or_default();
     ensure!(worst < 250 * MS, "a sleep took {worst:?} too long");
     doing("sigaction", signal::handle(libc::SIGALRM, signal::note, libc::SA_RESTART))?;
+    // A thread may wait for a processor before it sleeps, while its timer runs: but not each time.
+    let mut least = Duration::MAX;
+    for _ in 0..3 {
+        least = least.min(interrupted_sleep()?);
+        if least <= 1951 * MS {
+            return Ok(());
+        }
+    }
+    Err(format!("{least:?} left of 2 s after 50 ms"))
+}
+
+/// What is left of a sleep of 2 s that a timer of 50 ms ends.
+fn interrupted_sleep() -> Result<Duration, String> {
     // SAFETY: the pointers are to locals.
-    let (interrupted, left, late) = unsafe {
+    let (interrupted, left) = unsafe {
         let timer = libc::itimerval {
             it_interval: libc::timeval { tv_sec: 0, tv_usec: 0 },
             it_value: libc::timeval { tv_sec: 0, tv_usec: 50_000 },
         };
         let (wanted, mut left) = (spec(2000 * MS, MS).it_value, zeroed::<libc::timespec>());
-        let begin = Instant::now();
         let done = libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut());
         doing("setitimer", checked(done))?;
-        // It runs while this thread waits for a processor.
-        let late = begin.elapsed();
-        (checked(libc::nanosleep(&raw const wanted, &raw mut left)), left, late)
+        (checked(libc::nanosleep(&raw const wanted, &raw mut left)), left)
     };
     same!(interrupted, Err(Errno(libc::EINTR)), "a sleep with a handler");
     let left = Duration::new(left.tv_sec as u64, left.tv_nsec as u32);
-    ensure!(
-        left <= 1960 * MS + late && left > 1500 * MS,
-        "{left:?} left of 2 s, asleep {late:?} after a timer of 50 ms began"
-    );
-    Ok(())
+    ensure!(left > 1500 * MS, "{left:?} left of 2 s after 50 ms");
+    Ok(left)
 }
 
 /// Calls that only ask, or accept what changes nothing.
