@@ -135,6 +135,15 @@ impl VirtRange {
         Self { start: self.start.min(other.start), end: self.end.max(other.end) }
     }
 
+    /// The range with the page on either side, as far as there are addresses.
+    #[inline(always)]
+    pub(crate) const fn with_neighbours(self) -> Self {
+        Self {
+            start: self.start.saturating_sub(PAGE_SIZE),
+            end: self.end.saturating_add(PAGE_SIZE),
+        }
+    }
+
     /// The range widened to multiples of `align`, a power of two.
     #[inline]
     pub const fn widen(self, align: u64) -> Self {

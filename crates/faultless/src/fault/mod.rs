@@ -73,6 +73,14 @@ struct Asked<'a> {
     ahead: Option<&'a ThreadStreams>,
 }
 
+/// What a fault in a page that is not mapped may extend.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Grow {
+    /// The stack above it.
+    Stacks,
+    Nothing,
+}
+
 /// How a fault was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultKind {
@@ -139,7 +147,22 @@ impl<M: Machine> Space<M> {
         addr: u64,
         access: Access,
     ) -> Result<FaultKind, FaultError> {
-        self.answer(cpu, Asked { page: page_down(addr), access, ahead: None })
+        self.answer(cpu, Asked { page: page_down(addr), access, ahead: None }, Grow::Stacks)
+    }
+
+    /// Serves a fault at `page` that no access led to, as [`fault`](Self::fault) does, but for one in a page
+    /// that is not mapped: no stack grows for its sake.
+    ///
+    /// # Errors
+    /// As [`fault`](Self::fault).
+    #[inline(never)]
+    pub(crate) fn fault_mapped(
+        &self,
+        cpu: &Cpu<'_, M>,
+        page: u64,
+        access: Access,
+    ) -> Result<FaultKind, FaultError> {
+        self.answer(cpu, Asked { page, access, ahead: None }, Grow::Nothing)
     }
 
     /// Serves a page fault of a thread that runs in this space, at `addr`, and maps with it what is to be
@@ -161,11 +184,16 @@ impl<M: Machine> Space<M> {
         access: Access,
     ) -> Result<FaultKind, FaultError> {
         let ahead = (cpu.vm().knobs.prefault_max_order() != 0).then_some(thread);
-        self.answer(cpu, Asked { page: page_down(addr), access, ahead })
+        self.answer(cpu, Asked { page: page_down(addr), access, ahead }, Grow::Stacks)
     }
 
     #[inline(always)]
-    fn answer(&self, cpu: &Cpu<'_, M>, asked: Asked<'_>) -> Result<FaultKind, FaultError> {
+    fn answer(
+        &self,
+        cpu: &Cpu<'_, M>,
+        asked: Asked<'_>,
+        grow: Grow,
+    ) -> Result<FaultKind, FaultError> {
         cpu.count(Counter::Faults);
         let mut prepared = Prepared::Nothing;
         // What seldom happens gets the parts, so that these need not lie together in memory.
@@ -177,7 +205,7 @@ impl<M: Machine> Space<M> {
         };
         let served = match served {
             Some(kind) => Ok(kind),
-            None => self.under_space_lock(cpu, page, access, ahead, &mut prepared),
+            None => self.under_space_lock(cpu, page, access, ahead, grow, &mut prepared),
         };
         prepared.finish(cpu);
         served
@@ -327,6 +355,7 @@ impl<M: Machine> Space<M> {
         page: u64,
         access: Access,
         ahead: Option<&ThreadStreams>,
+        grow: Grow,
         prepared: &mut Prepared,
     ) -> Result<FaultKind, FaultError> {
         let asked = Asked { page, access, ahead };
@@ -337,12 +366,14 @@ impl<M: Machine> Space<M> {
         let mut settled = false;
         loop {
             let tried = match self.locked_attempt(cpu, asked, prepared) {
-                Err(Refusal::Unmapped) => match self.grow_stack(cpu, page) {
-                    // Grown, or mapped by another CPU: whichever, there is something to look at again.
-                    Ok(true) => continue,
-                    Ok(false) => Err(Refusal::Unmapped),
-                    Err(OutOfMemory) => Err(Refusal::NoHeap),
-                },
+                Err(Refusal::Unmapped) if grow == Grow::Stacks => {
+                    match self.grow_stack(cpu, page) {
+                        // Grown, or mapped by another CPU: whichever, there is something to look at again.
+                        Ok(true) => continue,
+                        Ok(false) => Err(Refusal::Unmapped),
+                        Err(OutOfMemory) => Err(Refusal::NoHeap),
+                    }
+                }
                 tried => tried,
             };
             match tried {

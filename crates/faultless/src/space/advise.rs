@@ -2,11 +2,11 @@
 
 use super::Space;
 use super::pages::each_slot;
-use super::vma::{Area, Prot, Vma, VmaFlags};
+use super::vma::{Area, Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
-use crate::fault::{Access, FaultError};
+use crate::fault::Access;
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
 use crate::sync::mutant::{Mutant, lost};
@@ -110,38 +110,6 @@ impl<M: Machine> Space<M> {
             Advice::PopulateWrite => self.populate_advised(cpu, range, Access::Write),
             _ => self.write(cpu, [range, NOWHERE], PAGE_SIZE).advise_all(range, advice),
         }
-    }
-
-    fn populate_advised(
-        &self,
-        cpu: &Cpu<'_, M>,
-        range: VirtRange,
-        access: Access,
-    ) -> Result<(), Errno> {
-        let needed = if access == Access::Write { Prot::WRITE } else { Prot::READ };
-        let mut page = range.start;
-        while page < range.end {
-            // A fault would also read what is only writable, and grow a stack.
-            let allowed = {
-                let section = cpu.section();
-                let entry = self.tree.snapshot(&section).at(page).ok_or(Errno::ENOMEM)?;
-                // SAFETY: VMAs in a view live as long as the section.
-                unsafe { entry.value.as_ref() }.area.allows(needed)
-            };
-            if !allowed {
-                return Err(Errno::EINVAL);
-            }
-            match self.fault_in(cpu, page, access) {
-                Ok(()) => {}
-                Err(FaultError::Segv { mapped: true }) => return Err(Errno::EINVAL),
-                Err(FaultError::Bus) => return Err(Errno::EFAULT),
-                Err(FaultError::Segv { mapped: false } | FaultError::OutOfMemory) => {
-                    return Err(Errno::ENOMEM);
-                }
-            }
-            page += PAGE_SIZE;
-        }
-        Ok(())
     }
 }
 

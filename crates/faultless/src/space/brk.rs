@@ -5,7 +5,7 @@ use super::merge::Piece;
 use super::unmap::TABLE_ALIGN;
 use super::vma::{Area, Prot, VmaFlags};
 use super::write::{NOWHERE, Writing};
-use super::{Heap, STACK_GUARD_PAGES};
+use super::{Heap, STACK_GUARD};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, page_up};
 use crate::machine::Machine;
 use crate::vm::Cpu;
@@ -55,11 +55,10 @@ impl<M: Machine> Space<M> {
             now.end = if same(&now) { addr } else { return None };
             return Some(addr);
         }
-        // Whoever moves the end by a page or more has locked a page at it, below or above: the one
-        // below, too, where it grows, so that all conflict.
-        let locked = VirtRange::new(range.start.saturating_sub(PAGE_SIZE), range.end);
+        // Both growing and shrinking lock the pages on either side of the end, so all that move it by a page or
+        // more exclude each other.
         let align = if shrinks { TABLE_ALIGN } else { PAGE_SIZE };
-        let writing = self.write(cpu, [locked, NOWHERE], align);
+        let writing = self.write(cpu, [range, NOWHERE], align);
         if !same(&self.heap.lock(cpu)) {
             return None;
         }
@@ -75,11 +74,12 @@ impl<M: Machine> Space<M> {
 impl<M: Machine> Writing<'_, '_, M> {
     /// Maps `range`, right above the heap, unless something is too near. Returns whether it did.
     fn extend_heap(&self, range: VirtRange) -> bool {
-        // A page stays free above the heap, and a stack keeps its guard.
+        // A page stays free above the heap, and a stack keeps its guard. The VMA above is not locked: one that
+        // comes nearer meanwhile is ordered after this growth, but for a stack, whose growth locks its guard.
         if let Some(next) = self.view().find(range.start) {
             let grows = self.vma(next).area.flags.contains(VmaFlags::GROWSDOWN);
-            let guard = if grows { STACK_GUARD_PAGES } else { 1 };
-            if next.start < range.end.saturating_add(guard << PAGE_SHIFT) {
+            let guard = if grows { STACK_GUARD } else { PAGE_SIZE };
+            if next.start < range.end.saturating_add(guard) {
                 return false;
             }
         }

@@ -2,9 +2,9 @@
 
 use super::Space;
 use super::vma::{Area, VmaFlags};
-use super::write::{NOWHERE, Writing};
-use super::{MMAP_MIN_ADDR, STACK_GUARD_PAGES};
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange};
+use super::write::Writing;
+use super::{MMAP_MIN_ADDR, STACK_GUARD};
+use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::error::OutOfMemory;
 use crate::fault::anon::root_of_neighbour;
 use crate::machine::Machine;
@@ -33,7 +33,9 @@ impl<M: Machine> Space<M> {
                     other => return Ok(other.is_some()),
                 }
             };
-            let writing = self.write(cpu, [VirtRange::new(page, stack), NOWHERE], PAGE_SIZE);
+            // What comes into its guard meanwhile would be too near, so that is locked too.
+            let guard = VirtRange::new(page.saturating_sub(STACK_GUARD), page);
+            let writing = self.write(cpu, [VirtRange::new(page, stack), guard], PAGE_SIZE);
             // Another CPU may have grown it since, or unmapped it: what was seen of it decides nothing.
             if writing.view().find(page).is_some_and(|entry| entry.start == stack) {
                 return writing.grow_down(stack, page);
@@ -56,9 +58,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         {
             return Ok(false);
         }
-        let guard = STACK_GUARD_PAGES << PAGE_SHIFT;
         if let Some(below) = self.view().before(page + 1)
-            && page - below.end < guard
+            && page - below.end < STACK_GUARD
             && self.vma_at(below.start).is_some_and(|vma| {
                 !vma.area.prot.is_empty() && !vma.area.flags.contains(VmaFlags::GROWSDOWN)
             })

@@ -4,12 +4,11 @@ use super::merge::Piece;
 use super::unmap::{TABLE_ALIGN, user_range};
 use super::vma::{Area, Prot, Vma, VmaFlags};
 use super::write::NOWHERE;
-use super::{MMAP_BASE, MMAP_MIN_ADDR, STACK_GUARD_PAGES, Space};
+use super::{MMAP_BASE, MMAP_MIN_ADDR, STACK_GUARD, Space};
 use crate::addr::{
     PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, is_page_aligned, page_down, page_up,
 };
 use crate::error::{Errno, Error};
-use crate::fault::{Access, FaultError};
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::machine::Machine;
@@ -217,11 +216,11 @@ impl<M: Machine> Space<M> {
                 Ok::<_, Errno>([VirtRange::new(start, start + len), NOWHERE])
             })?;
             let [range, _] = writing.asked;
-            let occupied = writing.vmas(range).next().is_some();
-            if occupied && !request.fixed {
-                // Somebody was faster: look for another place.
+            if !request.fixed && !is_free(&writing.view(), range) {
+                // Another CPU mapped something there, or a stack came too near: look for another place.
                 continue;
             }
+            let occupied = request.fixed && writing.vmas(range).next().is_some();
             if occupied && request.flags.contains(MapFlags::FIXED_NOREPLACE) {
                 return Err(Errno::EEXIST);
             }
@@ -240,43 +239,6 @@ impl<M: Machine> Space<M> {
             }
             return Ok(range);
         }
-    }
-
-    /// Faults every page of `range` in, for writing where that makes private pages.
-    ///
-    /// # Errors
-    /// The first fault that failed.
-    pub(super) fn populate(&self, cpu: &Cpu<'_, M>, range: VirtRange) -> Result<(), FaultError> {
-        let mut page = range.start;
-        while page < range.end {
-            let access = {
-                let section = cpu.section();
-                // SAFETY: VMAs in a view live as long as the section.
-                let vma =
-                    self.tree.snapshot(&section).at(page).map(|e| unsafe { e.value.as_ref() });
-                match vma {
-                    Some(vma) if vma.area.is_private() && vma.area.allows(Prot::WRITE) => {
-                        Access::Write
-                    }
-                    _ => Access::Read,
-                }
-            };
-            self.fault_in(cpu, page, access)?;
-            page += PAGE_SIZE;
-        }
-        Ok(())
-    }
-
-    /// Faults the page at `page` in, unless the MMU would do the access as it is.
-    pub(super) fn fault_in(
-        &self,
-        cpu: &Cpu<'_, M>,
-        page: u64,
-        access: Access,
-    ) -> Result<(), FaultError> {
-        let entry = self.entry_at(cpu, page);
-        let there = entry.is_present() && (access != Access::Write || entry.is_writable());
-        if there { Ok(()) } else { self.fault(cpu, page, access).map(drop) }
     }
 }
 
@@ -308,8 +270,9 @@ pub(super) fn place(view: &View<'_, Vma>, hint: u64, len: u64) -> Option<u64> {
     None
 }
 
-/// Whether `range`, and the guard of a stack above it, is free.
-fn is_free(view: &View<'_, Vma>, range: VirtRange) -> bool {
+/// Whether `range`, and the guard of a stack above it, is free. Asked under a lock of `range` it stays so: what is
+/// mapped there locks it, and so does a stack that grows towards it.
+pub(super) fn is_free(view: &View<'_, Vma>, range: VirtRange) -> bool {
     match view.find(range.start) {
         Some(entry) if entry.start < range.end => false,
         Some(_) => guard_below(view, range.end).is_none_or(|limit| range.end <= limit),
@@ -323,5 +286,5 @@ fn guard_below(view: &View<'_, Vma>, addr: u64) -> Option<u64> {
     // SAFETY: VMAs in a view live as long as its section.
     let vma = unsafe { entry.value.as_ref() };
     let grows = vma.area.flags.contains(VmaFlags::GROWSDOWN);
-    Some(entry.start.saturating_sub(if grows { STACK_GUARD_PAGES << PAGE_SHIFT } else { 0 }))
+    Some(entry.start.saturating_sub(if grows { STACK_GUARD } else { 0 }))
 }

@@ -23,6 +23,20 @@ pub(super) struct Plan {
     pub(super) new: NewVmas,
 }
 
+/// A VMA that sticks out of a range, or touches it.
+struct Beside<'a> {
+    vma: &'a Vma,
+    /// Whether it might be one with what comes into the range, but for their anon_vmas.
+    like: bool,
+    root: Option<Root>,
+}
+
+impl<'a> Beside<'a> {
+    fn new((vma, like): (&'a Vma, bool)) -> Self {
+        Self { vma, like, root: vma.root.get() }
+    }
+}
+
 /// Whether pages under the two roots may be in one VMA. One without a root takes the other's, unless
 /// that came from a parent process: sharing it more widely would make reverse walks longer.
 fn roots_merge(a: Option<&AnonVma>, b: Option<&AnonVma>) -> bool {
@@ -59,8 +73,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         range: VirtRange,
         middle: Option<Piece>,
     ) -> Result<Plan, OutOfMemory> {
-        // What sticks out at either end, or is next to it and like what comes there. Whatever may be
-        // replaced is stopped before its root is looked at: from then on no fault makes one.
+        // What sticks out at either end, or is next to it and like what comes there.
         let (mut below, mut above) = (None, None);
         let like =
             |vma: &Vma, at| middle.as_ref().is_some_and(|new| agree(&vma.area, &new.area, at));
@@ -84,36 +97,41 @@ impl<M: Machine> Writing<'_, '_, M> {
             self.stop_one(vma);
         }
         Sequence::writer_fence();
+        // Once, and only now: a fault that is under way may still give a stopped VMA an anon_vma, under which it
+        // then installs nothing. All that follows must see the same one.
+        let (mut below, mut above) = (below.map(Beside::new), above.map(Beside::new));
 
         let mut taken = range;
         let mut new: NewVmas = [None, None, None];
         if let Some(Piece { mut area, mut root }) = middle {
-            let joins = |vma: &Vma| roots_merge(vma.root.peek(), root.as_deref());
-            let lower = below.take_if(|(vma, like)| *like && joins(vma)).map(|(vma, _)| vma);
-            let upper = above.take_if(|(vma, like)| {
-                *like
-                    && joins(vma)
-                    && lower.is_none_or(|lower| roots_merge(lower.root.peek(), vma.root.peek()))
+            let joins = |beside: &Beside<'_>, root: Option<&Root>| {
+                beside.like && roots_merge(beside.root.as_deref(), root.map(|root| &**root))
+            };
+            let lower = below.take_if(|lower| joins(lower, root.as_ref()));
+            let upper = above.take_if(|upper| {
+                let of_lower = lower.as_ref().map(|lower| lower.root.as_ref());
+                joins(upper, root.as_ref()) && of_lower.is_none_or(|lower| joins(upper, lower))
             });
             if let Some(lower) = lower {
-                area.offset = lower.area.offset;
-                area.range.start = lower.area.range.start;
-                root = root.or_else(|| lower.root.get());
+                area.offset = lower.vma.area.offset;
+                area.range.start = lower.vma.area.range.start;
+                root = root.or(lower.root);
             }
-            if let Some((upper, _)) = upper {
-                area.range.end = upper.area.range.end;
-                root = root.or_else(|| upper.root.get());
+            if let Some(upper) = upper {
+                area.range.end = upper.vma.area.range.end;
+                root = root.or(upper.root);
             }
             taken = area.range;
             new[1] = Some(self.make(area, root)?);
         }
         let rests =
             [(below, VirtRange::new(0, range.start)), (above, VirtRange::new(range.end, u64::MAX))];
-        for (slot, (vma, outside)) in [0, 2].into_iter().zip(rests) {
+        for (slot, (beside, outside)) in [0, 2].into_iter().zip(rests) {
             // Not those that are merely next to the range.
-            if let Some((vma, _)) = vma.filter(|(vma, _)| vma.area.range.overlaps(range)) {
+            let split = beside.filter(|beside| beside.vma.area.range.overlaps(range));
+            if let Some(Beside { vma, root, .. }) = split {
                 taken = taken.hull(vma.area.range);
-                new[slot] = Some(self.make(vma.area.part(outside), vma.root.get())?);
+                new[slot] = Some(self.make(vma.area.part(outside), root)?);
             }
         }
         Ok(Plan { taken, new })

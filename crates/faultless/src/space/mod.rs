@@ -18,6 +18,7 @@ mod leave;
 mod map;
 mod merge;
 mod pages;
+mod populate;
 mod protect;
 mod query;
 mod remap;
@@ -36,7 +37,7 @@ pub use query::{AreaInfo, Label, Maps, PageInfo};
 pub use remap::RemapFlags;
 pub use vma::{Area, Prot, VmaFlags};
 
-use crate::addr::{FrameNumber, VirtRange};
+use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::error::{Errno, Error};
 use crate::frame::Use;
 use crate::knob::Locking;
@@ -57,8 +58,8 @@ use core::marker::PhantomData;
 use tree::Tree;
 use vma::Vma;
 
-/// Pages that stay free below a stack, so that it cannot run into its neighbour unseen.
-const STACK_GUARD_PAGES: u64 = 256;
+/// Bytes that stay free below a stack, so that it cannot run into its neighbour unseen.
+const STACK_GUARD: u64 = 256 * PAGE_SIZE;
 /// The lowest address that programs may ask for (`vm.mmap_min_addr`).
 const MMAP_MIN_ADDR: u64 = 65536;
 /// Where automatic placement starts, going down: below the usual place of a main stack.

@@ -1,7 +1,7 @@
 //! `mremap`: shrink, grow in place, or move with all that was written.
 
 use super::Space;
-use super::map::place;
+use super::map::{is_free, place};
 use super::merge::{Piece, Plan};
 use super::pages::each_slot;
 use super::unmap::TABLE_ALIGN;
@@ -18,6 +18,7 @@ use crate::table::protocol;
 use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
 use bitflags::bitflags;
+use core::convert::Infallible;
 
 bitflags! {
     /// Linux's `MREMAP_*`.
@@ -73,98 +74,83 @@ impl<M: Machine> Space<M> {
         moved.map_err(refused)
     }
 
+    /// Chooses a course by what it sees, locks what that needs, and takes it if it would choose the same under the
+    /// lock.
     fn remap(&self, cpu: &Cpu<'_, M>, request: &Request) -> Result<u64, Errno> {
-        let Request { old, new_len, flags, target } = *request;
-        if old.end > USER_END {
-            // No VMA reaches so far, and what is to be cut off cannot be unmapped.
-            let mapped = self.tree.snapshot(&cpu.section()).at(old.start).is_some();
-            let cut = mapped && new_len < old.len();
-            return Err(if cut { Errno::EINVAL } else { Errno::EFAULT });
-        }
-        if flags.contains(RemapFlags::FIXED) && new_len == old.len() && !old.is_empty() {
-            return self.remap_each(cpu, request);
-        }
-        if flags.intersects(RemapFlags::FIXED | RemapFlags::DONTUNMAP) {
-            return self.remap_to(cpu, request, target, flags.contains(RemapFlags::FIXED));
-        }
-        {
-            let reach = VirtRange::new(old.start, old.start + old.len().max(PAGE_SIZE));
-            let reach = VirtRange::new(reach.start, reach.end.max(old.start + new_len));
-            let writing = self.write(cpu, [reach, NOWHERE], TABLE_ALIGN);
-            let vma = writing.vma_at(old.start).ok_or(Errno::EFAULT)?;
-            if new_len <= old.len() {
-                if new_len < old.len() {
-                    writing.unmap(VirtRange::new(old.start + new_len, old.end))?;
-                }
-                return Ok(old.start);
-            }
-            writing.check_resize(request)?;
-            let more = VirtRange::new(old.end, old.start + new_len);
-            let at_end = vma.area.range.end == old.end && !old.is_empty();
-            if at_end && more.end <= USER_END && writing.vmas(more).next().is_none() {
-                writing.stop(vma.area.range);
-                let mut area = vma.area.clone();
-                area.offset += area.range.pages();
-                area.range = more;
-                writing.put(more, Some(Piece { area, root: vma.root.get() }))?;
-                return Ok(old.start);
-            }
-        }
-        if !flags.contains(RemapFlags::MAYMOVE) {
-            return Err(Errno::ENOMEM);
-        }
-        self.remap_to(cpu, request, 0, false)
-    }
-
-    /// Moves all that is mapped in the range, one VMA after the other, with the holes between them kept,
-    /// as Linux does since 6.17. Those before one that is refused have moved.
-    fn remap_each(&self, cpu: &Cpu<'_, M>, request: &Request) -> Result<u64, Errno> {
-        let Request { old, flags, target, .. } = *request;
-        let mut at = old.start;
+        let fixed = request.flags.contains(RemapFlags::FIXED);
         loop {
-            let next = self.tree.snapshot(&cpu.section()).find(at).map(|entry| entry.range());
-            let part = next.map(|range| range.intersect(VirtRange::new(at, old.end)));
-            match part.filter(|part| !part.is_empty()) {
-                Some(part) if at != old.start || part.start == at => {
-                    let target = target + (part.start - old.start);
-                    let request = Request { old: part, new_len: part.len(), flags, target };
-                    self.remap_to(cpu, &request, target, true)?;
-                    at = part.end;
+            let Ok(writing) = self.write_where(cpu, TABLE_ALIGN, |view| {
+                Ok::<_, Infallible>(request.ranges(Course::choose(view, request)))
+            });
+            let (view, [_, place]) = (writing.view(), writing.asked);
+            let course = match Course::choose(&view, request) {
+                // What was a good place before the lock is one still, if it is free.
+                Course::To(Some(_)) if !fixed && !place.is_empty() && is_free(&view, place) => {
+                    Course::To(Some(place.start))
                 }
-                _ if at == old.start => return Err(Errno::EFAULT),
-                _ => return Ok(target),
-            }
-        }
-    }
-
-    /// Moves the mapping to `target`, which is a hint unless `fixed`.
-    fn remap_to(
-        &self,
-        cpu: &Cpu<'_, M>,
-        request: &Request,
-        target: u64,
-        fixed: bool,
-    ) -> Result<u64, Errno> {
-        let old = request.old;
-        loop {
-            let start = if fixed {
-                target
-            } else {
-                let section = cpu.section();
-                let view = self.tree.snapshot(&section);
-                view.at(old.start).ok_or(Errno::EFAULT)?;
-                place(&view, target, request.new_len).ok_or(Errno::ENOMEM)?
+                course => course,
             };
-            let new = VirtRange::new(start, start + request.new_len);
-            let source = VirtRange::new(old.start, old.start + old.len().max(PAGE_SIZE));
-            let writing = self.write(cpu, [source, new], TABLE_ALIGN);
-            if !fixed && writing.vmas(new).next().is_some() {
-                // Somebody was faster: look for another place.
-                continue;
+            if request.ranges(course) == writing.asked {
+                return writing.remap(request, course);
             }
-            writing.check_resize(request)?;
-            return writing.relocate(request, new).map(|()| new.start);
         }
+    }
+}
+
+/// What becomes of a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Course {
+    /// It shrinks, stays, or grows where it is.
+    InPlace,
+    /// It moves to this address, if there is a place for it.
+    To(Option<u64>),
+    /// All VMAs of the range move to a fixed address, with the holes between them kept.
+    Each,
+    /// It may not move, and cannot stay.
+    Refused,
+}
+
+impl Course {
+    /// The course that `request` takes in `view`.
+    fn choose(view: &View<'_, Vma>, request: &Request) -> Self {
+        let Request { old, new_len, flags, target } = *request;
+        if flags.contains(RemapFlags::FIXED) {
+            // Linux moves several VMAs since 6.17, if nothing is resized.
+            let each = new_len == old.len() && !old.is_empty();
+            return if each { Self::Each } else { Self::To(Some(target)) };
+        }
+        if flags.contains(RemapFlags::DONTUNMAP) {
+            return Self::To(place(view, target, new_len));
+        }
+        let more = VirtRange::new(old.end, old.start + new_len);
+        let at_end = view.at(old.start).is_some_and(|entry| entry.end == old.end);
+        let room =
+            more.end <= USER_END && view.find(more.start).is_none_or(|e| e.start >= more.end);
+        if new_len <= old.len() || (at_end && !old.is_empty() && room) {
+            Self::InPlace
+        } else if flags.contains(RemapFlags::MAYMOVE) {
+            Self::To(place(view, 0, new_len))
+        } else {
+            Self::Refused
+        }
+    }
+}
+
+impl Request {
+    /// What is locked for `course`: of the old place a page at least, to find out what is mapped there.
+    fn ranges(&self, course: Course) -> [VirtRange; 2] {
+        let old = VirtRange::new(self.old.start, self.old.start + self.old.len().max(PAGE_SIZE));
+        match course {
+            Course::InPlace => [old.hull(self.target_at(self.old.start)), NOWHERE],
+            Course::To(Some(start)) => [old, self.target_at(start)],
+            Course::Each => [old, self.target_at(self.target)],
+            Course::To(None) | Course::Refused => [old, NOWHERE],
+        }
+    }
+
+    /// The new place, if it begins at `start`.
+    fn target_at(&self, start: u64) -> VirtRange {
+        VirtRange::new(start, start + self.new_len)
     }
 }
 
@@ -208,6 +194,63 @@ fn check(
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
+    /// Does what was asked, in the way of `course`, whose ranges are locked.
+    fn remap(&self, request: &Request, course: Course) -> Result<u64, Errno> {
+        let Request { old, new_len, target, .. } = *request;
+        if old.end > USER_END {
+            // No VMA reaches so far, and what is to be cut off cannot be unmapped.
+            let cut = self.vma_at(old.start).is_some() && new_len < old.len();
+            return Err(if cut { Errno::EINVAL } else { Errno::EFAULT });
+        }
+        if course == Course::Each {
+            return self.relocate_each(request).map(|()| target);
+        }
+        let vma = self.vma_at(old.start).ok_or(Errno::EFAULT)?;
+        if course == Course::InPlace && new_len <= old.len() {
+            if new_len < old.len() {
+                self.unmap(VirtRange::new(old.start + new_len, old.end))?;
+            }
+            return Ok(old.start);
+        }
+        self.check_resize(request)?;
+        match course {
+            Course::InPlace => self.grow_up(vma, request.target_at(old.start)).map(|()| old.start),
+            Course::To(Some(start)) => {
+                self.relocate(request, request.target_at(start)).map(|()| start)
+            }
+            _ => Err(Errno::ENOMEM),
+        }
+    }
+
+    /// Extends `vma` to all of `to`, above which nothing is mapped as far as it goes.
+    fn grow_up(&self, vma: &Vma, to: VirtRange) -> Result<(), Errno> {
+        self.stop(vma.area.range);
+        let mut area = vma.area.clone();
+        area.offset += area.range.pages();
+        area.range = VirtRange::new(area.range.end, to.end);
+        self.put(area.range, Some(Piece { area, root: vma.root.get() }))
+    }
+
+    /// Moves all that is mapped in the range, one VMA after the other, with the holes between them kept. Those
+    /// before one that is refused have moved.
+    fn relocate_each(&self, request: &Request) -> Result<(), Errno> {
+        let Request { old, flags, target, .. } = *request;
+        self.vma_at(old.start).ok_or(Errno::EFAULT)?;
+        let mut at = old.start;
+        while let Some(next) = self.view().find(at) {
+            let part = next.range().intersect(VirtRange::new(at, old.end));
+            if part.is_empty() {
+                break;
+            }
+            let new = target + (part.start - old.start);
+            let request = Request { old: part, new_len: part.len(), flags, target: new };
+            self.check_resize(&request)?;
+            self.relocate(&request, request.target_at(new))?;
+            at = part.end;
+        }
+        Ok(())
+    }
+
     /// Refuses what Linux refuses once it has found the VMA.
     fn check_resize(&self, request: &Request) -> Result<(), Errno> {
         let Request { old, new_len, .. } = *request;

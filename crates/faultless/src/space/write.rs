@@ -1,9 +1,15 @@
 //! What every change of an address space starts with.
 //!
-//! 1. **Lock.** [`Space::write`] locks the ranges that the call is about, widened to whole VMAs: those
-//!    inside, and those that touch an end and might merge. Since that needs a look at the tree before
+//! 1. **Lock.** [`Space::write`] locks the ranges that the operation is about, widened to whole VMAs: those
+//!    inside, and those that touch an end and might merge. It also locks the page on either side, so that two
+//!    operations on ranges that touch exclude each other even where nothing is mapped yet: each of them merges
+//!    with what the other creates. Since that needs a look at the tree before
 //!    the lock is had, it looks again afterwards if the tree has changed, and starts over if a VMA
 //!    reaches further now.
+//!
+//!    *Invariant (only what is locked):* a writer stops, merges with and replaces only VMAs that lie wholly
+//!    inside a range that it has locked. Builds with debug assertions check it. What it reads of other VMAs
+//!    may be out of date a moment later, and each place that does so says why that does no harm.
 //! 2. **Stop.** [`Writing::stop`] makes the sequences of the VMAs that will be replaced or whose
 //!    entries will change odd, and issues one full fence. From here on no fault installs anything in
 //!    them, but for those whose entries are busy, for which the visit of the entries waits.
@@ -142,12 +148,13 @@ impl<M: Machine> Space<M> {
     }
 }
 
-/// `range`, widened to multiples of `align` and to the whole of every VMA that overlaps or touches it.
+/// `range`, widened to multiples of `align`, by a page on either side, and to the whole of every VMA that
+/// overlaps or touches it.
 fn reach(view: &View<'_, Vma>, range: VirtRange, align: u64) -> VirtRange {
     if range.is_empty() {
         return range;
     }
-    let mut reach = range.widen(align);
+    let mut reach = range.widen(align).hull(range.with_neighbours());
     let mut near = view.iter_from(range.start.saturating_sub(1));
     while let Some(entry) = near.next()
         && entry.start <= range.end
@@ -184,6 +191,11 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         self.view().at(addr).map(|entry| unsafe { entry.value.as_ref() })
     }
 
+    /// Whether only this writer changes VMAs in `range`.
+    fn has_locked(&self, range: VirtRange) -> bool {
+        self.locked.iter().any(|locked| locked.covers(range))
+    }
+
     /// The locked range that covers `range`.
     pub(super) fn locked_around(&self, range: VirtRange) -> VirtRange {
         self.locked.into_iter().find(|locked| locked.covers(range)).unwrap_or(range)
@@ -198,6 +210,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     /// Stops `vma`, of a locked range, unless it is stopped already. [`Sequence::writer_fence`] must
     /// follow.
     pub(super) fn stop_one(&self, vma: &Vma) {
+        debug_assert!(self.has_locked(vma.area.range), "{:?} is not locked", vma.area.range);
         if vma.sequence.read().is_some() {
             if self.per_vma {
                 vma.lock.write(self.cpu);
@@ -257,6 +270,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         let mut edit = unsafe { self.space.tree.edit(self.cpu.local(), &vm.grace, self.cpu) };
         let mut old = RetireChain::default();
         edit.replace(range, new, |entry| {
+            debug_assert!(self.has_locked(entry.range()), "{:?} is not locked", entry.range());
             debug_assert!(self.vma(entry).sequence.read().is_none());
             pages = pages.wrapping_sub(entry.range().pages());
             // SAFETY: a link is the first field of a VMA. It lives until it is retired, and only the
@@ -308,6 +322,8 @@ impl<M: Machine> Writing<'_, '_, M> {
                 pages += range.pages();
             }
             edit.replace(plan.taken, &entries[..count], |entry| {
+                debug_assert!(self.has_locked(entry.range()), "{:?} is not locked", entry.range());
+                debug_assert!(self.vma(entry).sequence.read().is_none());
                 pages = pages.wrapping_sub(entry.range().pages());
                 if let Some(first) = before.iter_mut().find(|made| **made == Some(entry.value)) {
                     *first = None;

@@ -1,0 +1,85 @@
+//! Populating: faulting pages in before a program touches them, for `MAP_POPULATE` and `MADV_POPULATE_*`.
+//!
+//! Each page is served by a fault of its own, so pages may be unmapped between two of them. Such a fault never
+//! extends a stack: the page was mapped when the operation began, and a page that is not mapped any more is
+//! nobody's wish.
+
+use super::Space;
+use super::vma::{Prot, Vma};
+use crate::addr::{PAGE_SIZE, VirtRange};
+use crate::error::Errno;
+use crate::fault::{Access, FaultError};
+use crate::machine::Machine;
+use crate::vm::Cpu;
+
+impl<M: Machine> Space<M> {
+    /// Faults every page of `range` in, for writing where that makes private pages.
+    ///
+    /// # Errors
+    /// The first fault that failed.
+    pub(super) fn populate(&self, cpu: &Cpu<'_, M>, range: VirtRange) -> Result<(), FaultError> {
+        self.fault_each(cpu, range, |vma| {
+            Ok(match vma {
+                Some(vma) if vma.area.is_private() && vma.area.allows(Prot::WRITE) => Access::Write,
+                _ => Access::Read,
+            })
+        })
+    }
+
+    /// Faults every page of `range` in, for `access`, as `madvise` does.
+    ///
+    /// # Errors
+    /// `ENOMEM` (a hole, or no memory), `EINVAL` (a VMA that forbids it), `EFAULT` (any other fault that
+    /// failed). Pages before the one that failed stay populated.
+    pub(super) fn populate_advised(
+        &self,
+        cpu: &Cpu<'_, M>,
+        range: VirtRange,
+        access: Access,
+    ) -> Result<(), Errno> {
+        let needed = if access == Access::Write { Prot::WRITE } else { Prot::READ };
+        self.fault_each(cpu, range, |vma| match vma {
+            // A fault would also read what is only writable.
+            Some(vma) if !vma.area.allows(needed) => Err(Errno::EINVAL),
+            Some(_) => Ok(access),
+            None => Err(Errno::ENOMEM),
+        })
+    }
+
+    /// Faults every page of `range` in that is not there as `access` wants it, given the page's VMA as it is
+    /// just before.
+    fn fault_each<E: From<FaultError>>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        range: VirtRange,
+        access: impl Fn(Option<&Vma>) -> Result<Access, E>,
+    ) -> Result<(), E> {
+        let mut page = range.start;
+        while page < range.end {
+            let access = {
+                let section = cpu.section();
+                let entry = self.tree.snapshot(&section).at(page);
+                // SAFETY: VMAs in a view live as long as the section.
+                access(entry.map(|entry| unsafe { entry.value.as_ref() }))?
+            };
+            let entry = self.entry_at(cpu, page);
+            // Otherwise the MMU does the access as it is.
+            if !entry.is_present() || (access == Access::Write && !entry.is_writable()) {
+                self.fault_mapped(cpu, page, access)?;
+            }
+            page += PAGE_SIZE;
+        }
+        Ok(())
+    }
+}
+
+/// What `madvise` says of a fault that failed.
+impl From<FaultError> for Errno {
+    fn from(error: FaultError) -> Self {
+        match error {
+            FaultError::Segv { mapped: true } => Self::EINVAL,
+            FaultError::Bus => Self::EFAULT,
+            FaultError::Segv { mapped: false } | FaultError::OutOfMemory => Self::ENOMEM,
+        }
+    }
+}
