@@ -10,7 +10,7 @@
 
 use crate::machine::{Checked, CpuState, NativeMachine, Stale, Violation};
 use crate::memory::{Memory, Word};
-use crate::mmu::{self, CANONICAL_END, Translation};
+use crate::mmu::{self, CANONICAL_END, Step, Translation};
 use crate::process::{Native, Process, whole_life};
 use core::fmt;
 use faultless::audit::settled_entry;
@@ -262,8 +262,14 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
     #[inline(never)]
     fn miss(&self, addr: u64, access: Access) -> Result<Translation, Signal> {
         loop {
-            self.state.tlb.count_walk();
-            match mmu::walk(self.memory, self.root, addr, access) {
+            let start = self.start_of_walk(addr);
+            self.state.tlb.count_walk(!start.is_root());
+            let owner = |table| if self.checked { self.owner(table) } else { 0 };
+            let learn = |step| self.state.tlb.fill_table(addr, step);
+            let walked = mmu::walk(self.memory, start, addr, access, owner, learn);
+            // Unlinked since it was found here, it may not be used: no interrupt was taken.
+            self.check_table(addr, start);
+            match walked {
                 Ok(walk) => {
                     let mut found = walk.translation;
                     if self.checked {
@@ -287,6 +293,23 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
                     self.poll();
                 }
             }
+        }
+    }
+
+    /// The deepest table on the way to `addr` that this CPU knows, or the root.
+    #[inline]
+    fn start_of_walk(&self, addr: u64) -> Step {
+        if addr >= CANONICAL_END {
+            return Step::root(self.root);
+        }
+        let known = self.state.tlb.table(addr);
+        known.inspect(|&step| self.check_table(addr, step)).unwrap_or(Step::root(self.root))
+    }
+
+    #[inline]
+    fn check_table(&self, addr: u64, step: Step) {
+        if self.checked && !step.is_root() && self.owner(step.table()) != step.owner {
+            self.violated(Stale::Table, addr, step.table());
         }
     }
 
@@ -315,7 +338,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
 
     fn check_owner(&self, addr: u64, translation: Translation) {
         if self.owner(translation.first()) != translation.owner {
-            self.violated(Stale::Owner, addr, translation);
+            self.violated(Stale::Owner, addr, frame_of(addr, translation));
         }
     }
 
@@ -324,13 +347,12 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
         if let Some(entry) = settled_entry(self.cpu, self.space(), addr)
             && !translation.agrees(entry.0, access)
         {
-            self.violated(Stale::Entry, addr, translation);
+            self.violated(Stale::Entry, addr, frame_of(addr, translation));
         }
     }
 
     #[cold]
-    fn violated(&self, stale: Stale, addr: u64, translation: Translation) {
-        let frame = FrameNumber::from_phys(translation.phys(addr));
+    fn violated(&self, stale: Stale, addr: u64, frame: FrameNumber) {
         let (cpu, space) = (self.id(), self.space().id());
         self.native().machine().violated(Violation { stale, cpu, space, addr, frame });
     }
@@ -597,6 +619,11 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
         self.poll();
         process.into_space().exit(self.cpu);
     }
+}
+
+/// The frame that an access to `addr` reaches through `translation`.
+fn frame_of(addr: u64, translation: Translation) -> FrameNumber {
+    FrameNumber::from_phys(translation.phys(addr))
 }
 
 fn aligned<T: Word>(addr: u64) -> Result<(), Signal> {

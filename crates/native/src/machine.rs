@@ -63,6 +63,9 @@ pub enum Checked {
 pub enum Stale {
     /// It is older than the frame's present ownership: law 1.
     Owner,
+    /// A page table on the way to the page is older than its frame's present ownership: law 1, for what the CPU
+    /// remembers of upper-level entries.
+    Table,
     /// The entry, which nobody is changing, forbids the access, or shows another page: what was taken
     /// away is still there.
     Entry,
@@ -88,6 +91,7 @@ impl fmt::Display for Violation {
         let Self { stale, cpu, space, addr, frame } = self;
         let what = match stale {
             Stale::Owner => "of another owner",
+            Stale::Table => "which was a table on the way",
             Stale::Entry => "which its entry forbids",
         };
         write!(f, "cpu {} of {space:?} used {addr:#x} for {frame:?}, {what}", cpu.0)

@@ -1,9 +1,9 @@
 //! The page walk: four levels in the x86-64 format, as hardware does it.
 //!
-//! An access walks from the root; every entry on the way must be present and allow the access. The
-//! walk then sets the accessed bit in each entry it used, and the dirty bit in the leaf when the
-//! access is a store, each by compare-and-swap of the value it decided on: if the entry changed
-//! meanwhile, the walk starts again. So a bit is never set in an entry that was not good for the
+//! An access walks from the root, or from the deepest table that the CPU knows on the way; every entry must be
+//! present and allow the access. The walk sets the accessed bit in each entry it used, and the dirty bit in the
+//! leaf when the access is a store, each by compare-and-swap of the value it decided on: if the entry changed
+//! meanwhile, the walk looks at it again. So a bit is never set in an entry that was not good for the
 //! access, and the dirty bit is there before the store happens.
 
 use crate::memory::Memory;
@@ -194,6 +194,60 @@ impl fmt::Debug for PageFault {
     }
 }
 
+/// A table on the way of a walk, and what the entries above it allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    table: FrameNumber,
+    /// log2 of the bytes that one of its entries is for.
+    shift: u32,
+    /// The write and user bits that all entries above have, and the no-execute bit if one of them has it.
+    rights: u64,
+    /// The ownership of the table's frame when this was read; 0 outside checked mode.
+    pub(crate) owner: u64,
+}
+
+impl Step {
+    /// The start of a walk that knows nothing yet.
+    #[inline]
+    pub const fn root(root: FrameNumber) -> Self {
+        Self { table: root, shift: 39, rights: WRITE | USER, owner: 0 }
+    }
+
+    /// The table's frame.
+    #[inline]
+    pub const fn table(self) -> FrameNumber {
+        self.table
+    }
+
+    /// log2 of the bytes that one of its entries is for.
+    #[inline]
+    pub const fn shift(self) -> u32 {
+        self.shift
+    }
+
+    /// Whether this is where every walk may start.
+    #[inline]
+    pub const fn is_root(self) -> bool {
+        self.shift == 39
+    }
+
+    pub(crate) fn into_cache(self) -> Translation {
+        let bits = NonZeroU64::MIN | self.table.phys() | self.rights;
+        Translation { bits, owner: self.owner }
+    }
+
+    pub(crate) const fn from_cache(cached: Translation, shift: u32) -> Self {
+        let (bits, owner) = (cached.bits.get(), cached.owner);
+        let rights = bits & (WRITE | USER | NO_EXECUTE);
+        Self { table: FrameNumber::from_phys(bits & FRAME), shift, rights, owner }
+    }
+
+    /// What is allowed below `entry` of this table.
+    const fn rights_below(self, entry: u64) -> u64 {
+        self.rights & entry & (WRITE | USER) | (self.rights | entry) & NO_EXECUTE
+    }
+}
+
 /// Where a walk ended well.
 #[derive(Clone, Copy, Debug)]
 pub struct Walk {
@@ -213,56 +267,48 @@ impl Walk {
     }
 }
 
-/// Walks the tables at `root` for a user-mode `access` to `addr`, and marks what it used.
+/// Walks the tables for a user-mode `access` to `addr`, from `start` on, which is the root or a table on the way
+/// to `addr`, and marks what it uses. `owner` tells the ownership of a table's frame, and `learn` is told of each
+/// table that the walk comes to.
 ///
 /// # Errors
 /// The page fault that hardware would raise.
 pub fn walk(
     memory: &Memory,
-    root: FrameNumber,
+    start: Step,
     addr: u64,
     access: Access,
+    owner: impl Fn(FrameNumber) -> u64,
+    mut learn: impl FnMut(Step),
 ) -> Result<Walk, PageFault> {
     if addr >= CANONICAL_END {
         return Err(PageFault::new(access, 0));
     }
+    let mut step = start;
     loop {
-        if let Some(done) = attempt(memory, root, addr, access)? {
-            return Ok(done);
-        }
-    }
-}
-
-/// One [`walk`]; `None` when an entry changed while it was being marked.
-fn attempt(
-    memory: &Memory,
-    root: FrameNumber,
-    addr: u64,
-    access: Access,
-) -> Result<Option<Walk>, PageFault> {
-    let mut table = root.phys();
-    let mut shift = 39;
-    let mut allowed = WRITE | USER;
-    let mut forbidden = 0;
-    loop {
-        let at = table + ((addr >> shift) & 511) * 8;
+        let at = step.table.phys() + ((addr >> step.shift) & 511) * 8;
         let slot = memory.entry(at);
         let seen = slot.load(Ordering::Acquire);
         if seen & PRESENT == 0 {
             return Err(PageFault::new(access, 0));
         }
-        allowed &= seen;
-        forbidden |= seen & NO_EXECUTE;
-        let huge = seen & HUGE != 0 && shift > PAGE_SHIFT;
-        if shift > PAGE_SHIFT && !huge {
+        let rights = step.rights_below(seen);
+        let huge = seen & HUGE != 0 && step.shift > PAGE_SHIFT;
+        if step.shift > PAGE_SHIFT && !huge {
             if !mark(slot, seen, ACCESSED) {
-                return Ok(None);
+                continue;
             }
-            table = seen & FRAME;
-            shift -= 9;
+            let table = FrameNumber::from_phys(seen & FRAME);
+            let below = Step { table, shift: step.shift - 9, rights, owner: owner(table) };
+            // The owner read must be the one that the entry meant.
+            if (slot.load(Ordering::Acquire) ^ seen) & !ACCESSED != 0 {
+                continue;
+            }
+            step = below;
+            learn(step);
             continue;
         }
-        let size = match shift {
+        let size = match step.shift {
             12 => PageSize::Size4K,
             21 => PageSize::Size2M,
             30 => PageSize::Size1G,
@@ -271,20 +317,20 @@ fn attempt(
         if !(seen & FRAME).is_multiple_of(size.bytes()) {
             return Err(PageFault::new(access, PageFault::PRESENT | PageFault::RESERVED));
         }
-        let refused = allowed & USER == 0
-            || (access == Access::Write && allowed & WRITE == 0)
-            || (access == Access::Execute && forbidden != 0);
+        let refused = rights & USER == 0
+            || (access == Access::Write && rights & WRITE == 0)
+            || (access == Access::Execute && rights & NO_EXECUTE != 0);
         if refused {
             return Err(PageFault::new(access, PageFault::PRESENT));
         }
         let marks = if access == Access::Write { ACCESSED | DIRTY } else { ACCESSED };
         if !mark(slot, seen, marks) {
-            return Ok(None);
+            continue;
         }
         let value = seen | marks;
-        let bits = value & (FRAME | DIRTY) | allowed & WRITE | forbidden;
+        let bits = value & (FRAME | DIRTY) | rights & (WRITE | NO_EXECUTE);
         let translation = Translation::from_bits(bits, size);
-        return Ok(Some(Walk { translation, leaf: at, value }));
+        return Ok(Walk { translation, leaf: at, value });
     }
 }
 
@@ -319,6 +365,41 @@ mod tests {
     }
 
     const ROOT: FrameNumber = FrameNumber(1);
+
+    /// A walk from the root by a CPU that remembers nothing.
+    fn walk(
+        memory: &Memory,
+        root: FrameNumber,
+        addr: u64,
+        access: Access,
+    ) -> Result<Walk, PageFault> {
+        super::walk(memory, Step::root(root), addr, access, |_| 0, |_| {})
+    }
+
+    #[test]
+    fn a_walk_may_start_at_any_table_that_it_learned_of() {
+        for clear in [0, WRITE, USER] {
+            let (memory, _) = tables(1, 9 << PAGE_SHIFT | TABLE);
+            memory.store::<u64>(slot(1), memory.load::<u64>(slot(1)) & !clear | NO_EXECUTE);
+            for access in [Access::Read, Access::Write, Access::Execute] {
+                let mut steps = vec![Step::root(ROOT)];
+                let learn = |step| steps.push(step);
+                let whole =
+                    super::walk(&memory, Step::root(ROOT), ADDR, access, |f| f.0.into(), learn);
+                assert_eq!(
+                    steps.iter().map(|step| step.shift()).collect::<Vec<_>>(),
+                    [39, 30, 21, 12]
+                );
+                for step in steps {
+                    assert!(step.is_root() || step.owner == u64::from(step.table().0));
+                    assert_eq!(Step::from_cache(step.into_cache(), step.shift()), step);
+                    let rest = super::walk(&memory, step, ADDR, access, |_| 0, |_| {});
+                    let ends = |walk: &Walk| (walk.translation, walk.leaf, walk.value);
+                    assert_eq!(rest.as_ref().map(ends), whole.as_ref().map(ends));
+                }
+            }
+        }
+    }
 
     #[test]
     fn each_size_maps_its_span_and_marks_the_way() {

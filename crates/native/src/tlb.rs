@@ -10,8 +10,9 @@
 //! | data | 64, 4-way | 32, 4-way | 4, 4-way |
 //! | second level | 1536, 12-way, with 2 MiB | | 16, 4-way |
 //!
-//! There are no address-space identifiers and no caches of upper table levels: switching spaces
-//! flushes, and every walk starts at the root.
+//! There are no address-space identifiers: switching spaces flushes.
+//!
+//! [Upper-level entries](upper) are cached too, so that a walk starts at the deepest table that is known.
 //!
 //! *May forget, never lies:* a buffer may lose an entry at any time; but a lookup finds nothing that
 //! was filled before the latest invalidation of its page.
@@ -21,10 +22,14 @@
 //! does, and counters can be read from anywhere. A tag carries the *epoch* of its filling, so that
 //! dropping everything is one increment.
 
-use crate::mmu::{CANONICAL_END, PageSize, Translation};
-use core::num::NonZeroU64;
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+mod buffer;
+pub mod upper;
+
+use crate::mmu::{CANONICAL_END, PageSize, Step, Translation};
+use buffer::Buffer;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use faultless::{Access, PAGE_SHIFT, PAGE_SIZE, VirtRange};
+use upper::UpperCaches;
 
 /// Invalidations of more pages than this drop everything, as Linux's do.
 pub const SINGLE_PAGE_CEILING: u64 = 33;
@@ -74,85 +79,12 @@ counters! {
     misses,
     /// Walks of the page tables.
     walks,
+    /// Those that started at a table that was known, below the root.
+    short_walks,
     /// Flushes of everything.
     flushes,
     /// Pages invalidated one by one.
     page_flushes,
-}
-
-/// What a tag stands for.
-#[derive(Debug, Default)]
-struct Entry {
-    bits: AtomicU64,
-    owner: AtomicU64,
-}
-
-#[derive(Debug)]
-struct Set<const WAYS: usize> {
-    /// Page number, size and epoch of each way (see [`Tlb::tag`]), side by side to be searched.
-    tags: [AtomicU64; WAYS],
-    ways: [Entry; WAYS],
-    /// The way that is replaced next.
-    next: AtomicU8,
-}
-
-impl<const WAYS: usize> Set<WAYS> {
-    #[inline(always)]
-    fn way(&self, tag: u64) -> Option<usize> {
-        self.tags.iter().position(|way| way.load(Relaxed) == tag)
-    }
-}
-
-#[derive(Debug)]
-struct Buffer<const SETS: usize, const WAYS: usize>([Set<WAYS>; SETS]);
-
-impl<const SETS: usize, const WAYS: usize> Buffer<SETS, WAYS> {
-    fn new() -> Self {
-        const { assert!(SETS.is_power_of_two()) };
-        Self(core::array::from_fn(|_| Set {
-            tags: core::array::from_fn(|_| AtomicU64::new(0)),
-            ways: core::array::from_fn(|_| Entry::default()),
-            next: AtomicU8::new(0),
-        }))
-    }
-
-    #[inline(always)]
-    fn set(&self, page: u64) -> &Set<WAYS> {
-        &self.0[page as usize & (SETS - 1)]
-    }
-
-    #[inline(always)]
-    fn find(&self, page: u64, tag: u64) -> Option<Translation> {
-        let set = self.set(page);
-        let Entry { bits, owner } = &set.ways[set.way(tag)?];
-        // A way with a tag has been filled: its bits are not 0.
-        let bits = NonZeroU64::new(bits.load(Relaxed))?;
-        Some(Translation { bits, owner: owner.load(Relaxed) })
-    }
-
-    fn fill(&self, page: u64, tag: u64, found: Translation) {
-        let set = self.set(page);
-        // A page has one entry at most: an older one is replaced, not joined.
-        let way = set.way(tag).unwrap_or_else(|| {
-            let next = usize::from(set.next.load(Relaxed));
-            set.next.store(((next + 1) % WAYS) as u8, Relaxed);
-            next
-        });
-        set.tags[way].store(tag, Relaxed);
-        set.ways[way].bits.store(found.bits.get(), Relaxed);
-        set.ways[way].owner.store(found.owner, Relaxed);
-    }
-
-    fn drop_page(&self, page: u64, tag: u64) {
-        let set = self.set(page);
-        if let Some(way) = set.way(tag) {
-            set.tags[way].store(0, Relaxed);
-        }
-    }
-
-    fn clear(&self) {
-        self.0.iter().flat_map(|set| &set.tags).for_each(|tag| tag.store(0, Relaxed));
-    }
 }
 
 /// The buffers of one CPU.
@@ -170,6 +102,7 @@ pub struct Tlb {
     instruction_2m: Buffer<1, 8>,
     second: Buffer<128, 12>,
     second_1g: Buffer<4, 4>,
+    upper: UpperCaches,
     counters: Counters,
 }
 
@@ -196,6 +129,7 @@ impl Tlb {
             instruction_2m: Buffer::new(),
             second: Buffer::new(),
             second_1g: Buffer::new(),
+            upper: UpperCaches::new(),
             counters: Counters::default(),
         }
     }
@@ -314,7 +248,19 @@ impl Tlb {
         }
     }
 
-    /// Drops every translation of a page that overlaps `range`.
+    /// The deepest table on the way to `addr` (below 2^47) that is known.
+    #[inline]
+    pub fn table(&self, addr: u64) -> Option<Step> {
+        self.upper.find(addr, self.epoch.load(Relaxed))
+    }
+
+    /// Remembers the table that a walk to `addr` came to.
+    #[inline]
+    pub fn fill_table(&self, addr: u64, step: Step) {
+        self.upper.fill(addr, self.epoch.load(Relaxed), step);
+    }
+
+    /// Drops every translation of a page that overlaps `range`, and the tables known on the way there.
     pub fn invalidate_range(&self, range: VirtRange) {
         let range = range.intersect(VirtRange::new(0, CANONICAL_END)).widen(PAGE_SIZE);
         if range.pages() > SINGLE_PAGE_CEILING {
@@ -322,11 +268,13 @@ impl Tlb {
         }
         for addr in (range.start..range.end).step_by(PAGE_SIZE as usize) {
             self.forget(addr);
+            self.upper.forget(addr, self.epoch.load(Relaxed));
             self.counters.page_flushes.add();
         }
     }
 
-    /// Drops every translation of `addr`, of any size.
+    /// Drops every translation of `addr`, of any size, as a fault does. Tables on the way there stay known:
+    /// hardware may walk ahead of a program at any time, and so may know them again.
     pub fn forget(&self, addr: u64) {
         let page = addr >> PAGE_SHIFT;
         let tag = self.tag(page, PageSize::Size4K);
@@ -369,12 +317,16 @@ impl Tlb {
         self.instruction_2m.clear();
         self.second.clear();
         self.second_1g.clear();
+        self.upper.clear();
     }
 
-    /// Counts a walk of the page tables.
+    /// Counts a walk of the page tables; `short` says that it did not start at the root.
     #[inline]
-    pub fn count_walk(&self) {
+    pub fn count_walk(&self, short: bool) {
         self.counters.walks.add();
+        if short {
+            self.counters.short_walks.add();
+        }
     }
 
     /// What happened so far. Counters only grow.

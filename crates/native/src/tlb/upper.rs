@@ -1,0 +1,74 @@
+//! The caches of upper-level entries, which Intel calls paging-structure caches: for the three levels above the last,
+//! which table comes next, and what the way there allows ("Intel 64 and IA-32 Architectures Software Developer's
+//! Manual", volume 3, 4.10.3). A walk starts at the deepest table that is known. Barr, Cox and Rixner compare
+//! such caches in "Translation caching: skip, don't walk (the page table)", ISCA 2010; sizes here are of that order.
+//!
+//! Like hardware, they keep an entry although the walk ended in a fault, and a fault drops none: what a
+//! program's invalidation does not cover stays. So a table that was unlinked without a flush is still used, which
+//! emulators that have no such caches do not show.
+
+use super::buffer::Buffer;
+use super::{EPOCH_SHIFT, LAST_EPOCH};
+use crate::mmu::Step;
+
+/// The caches of one CPU, by the level of the entry that they keep.
+#[derive(Debug)]
+pub(super) struct UpperCaches {
+    /// Entries of the root, each for 512 GiB.
+    root: Buffer<1, 4>,
+    /// Those that are each for 1 GiB.
+    third: Buffer<1, 4>,
+    /// Those that are each for 2 MiB.
+    second: Buffer<8, 4>,
+}
+
+/// The number of what the entry is for, above `shift`, and the tag: that number and the epoch.
+fn tag(addr: u64, shift: u32, epoch: u64) -> (u64, u64) {
+    debug_assert!(epoch <= LAST_EPOCH);
+    (addr >> shift, addr >> shift | epoch << EPOCH_SHIFT)
+}
+
+impl UpperCaches {
+    pub(super) fn new() -> Self {
+        Self { root: Buffer::new(), third: Buffer::new(), second: Buffer::new() }
+    }
+
+    pub(super) fn find(&self, addr: u64, epoch: u64) -> Option<Step> {
+        let (number, key) = tag(addr, 21, epoch);
+        if let Some(found) = self.second.find(number, key) {
+            return Some(Step::from_cache(found, 12));
+        }
+        let (number, key) = tag(addr, 30, epoch);
+        if let Some(found) = self.third.find(number, key) {
+            return Some(Step::from_cache(found, 21));
+        }
+        let (number, key) = tag(addr, 39, epoch);
+        Some(Step::from_cache(self.root.find(number, key)?, 30))
+    }
+
+    pub(super) fn fill(&self, addr: u64, epoch: u64, step: Step) {
+        let (number, key) = tag(addr, step.shift() + 9, epoch);
+        let found = step.into_cache();
+        match step.shift() {
+            12 => self.second.fill(number, key, found),
+            21 => self.third.fill(number, key, found),
+            _ => self.root.fill(number, key, found),
+        }
+    }
+
+    /// Drops what is known of the way to `addr`.
+    pub(super) fn forget(&self, addr: u64, epoch: u64) {
+        let (number, key) = tag(addr, 21, epoch);
+        self.second.drop_page(number, key);
+        let (number, key) = tag(addr, 30, epoch);
+        self.third.drop_page(number, key);
+        let (number, key) = tag(addr, 39, epoch);
+        self.root.drop_page(number, key);
+    }
+
+    pub(super) fn clear(&self) {
+        self.second.clear();
+        self.third.clear();
+        self.root.clear();
+    }
+}
