@@ -93,6 +93,12 @@ impl<T> Shared<T> {
         Some(*unsafe { Box::from_raw(at.as_ptr()) })
     }
 
+    /// The pointer that [`into_raw`](Self::into_raw) would give out.
+    #[inline(always)]
+    pub fn as_raw(&self) -> NonNull<()> {
+        self.at.cast()
+    }
+
     /// The ownership as a raw pointer, for an atomic.
     pub fn into_raw(self) -> *mut () {
         let raw = self.at.as_ptr().cast();

@@ -12,6 +12,7 @@ use crate::error::OutOfMemory;
 use crate::heap::Shared;
 use crate::sync::atomic::{AtomicPtr, Ordering};
 use core::fmt;
+use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
 
 /// A reverse-map root.
@@ -72,18 +73,20 @@ impl RootSlot {
         self.at.load(Ordering::Acquire) as u64
     }
 
-    /// The root, if there is one.
+    /// The root, if there is one. Another CPU may set one a moment later: what goes together is decided by one
+    /// look.
     #[inline]
-    pub fn peek(&self) -> Option<&AnonVma> {
+    pub fn peek(&self) -> Option<RootRef<'_>> {
+        // Set once, from `into_raw`, and owned by this slot as long as it lives.
         let raw = NonNull::new(self.at.load(Ordering::Acquire))?;
-        // SAFETY: set once, from `into_raw`, and owned by this slot as long as it lives.
-        Some(unsafe { Root::peek_raw(raw) })
+        Some(RootRef { raw, owner: PhantomData })
     }
 
     /// Whether the root numbered `id` is this one, or one that it keeps alive: whether pages here may name
     /// it.
     pub(crate) fn keeps(&self, id: u64) -> bool {
-        let mut next = self.peek().map(|root| (self.id(), root));
+        let Some(own) = self.peek() else { return false };
+        let mut next = Some((own.id(), own.anon_vma()));
         while let Some((number, root)) = next {
             if number == id {
                 return true;
@@ -95,11 +98,7 @@ impl RootSlot {
 
     /// One more owner of the root, if there is one.
     pub fn get(&self) -> Option<Root> {
-        let raw = NonNull::new(self.at.load(Ordering::Acquire))?;
-        // SAFETY: set once, from `into_raw`, and owned by this slot as long as it lives; the owner
-        // made here for the clone is forgotten again.
-        let owner = core::mem::ManuallyDrop::new(unsafe { Root::from_raw(raw) });
-        Some((*owner).clone())
+        self.peek().map(RootRef::get)
     }
 
     /// Sets the root, unless another CPU was faster; then `root` is given up. Returns the number of
@@ -115,6 +114,44 @@ impl RootSlot {
                 faster as u64
             }
         }
+    }
+}
+
+/// A root that some owner, such as a slot, keeps for `'a`.
+///
+/// *Invariant (kept):* `raw` is of an owner's [`as_raw`](Shared::as_raw), and that owner lives for `'a`.
+#[derive(Clone, Copy, Debug)]
+pub struct RootRef<'a> {
+    raw: NonNull<()>,
+    owner: PhantomData<&'a AnonVma>,
+}
+
+impl<'a> RootRef<'a> {
+    /// The root of `owner`.
+    #[inline(always)]
+    pub fn of(owner: &'a Root) -> Self {
+        Self { raw: owner.as_raw(), owner: PhantomData }
+    }
+
+    /// The root's number, as frames record it.
+    #[inline(always)]
+    pub fn id(self) -> u64 {
+        self.raw.as_ptr() as u64
+    }
+
+    /// The root itself.
+    #[inline(always)]
+    pub fn anon_vma(self) -> &'a AnonVma {
+        // SAFETY: an owner keeps it for `'a` (kept).
+        unsafe { Root::peek_raw(self.raw) }
+    }
+
+    /// One more owner of the root.
+    #[inline]
+    pub fn get(self) -> Root {
+        // SAFETY: as in `anon_vma`; the owner made here for the clone is forgotten again.
+        let owner = core::mem::ManuallyDrop::new(unsafe { Root::from_raw(self.raw) });
+        (*owner).clone()
     }
 }
 

@@ -77,7 +77,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         // A page stays free above the heap, and a stack keeps its guard. The VMA above is not locked: one that
         // comes nearer meanwhile is ordered after this growth, but for a stack, whose growth locks its guard.
         if let Some(next) = self.view().find(range.start) {
-            let grows = self.vma(next).area.flags.contains(VmaFlags::GROWSDOWN);
+            let grows = self.vma_anywhere(next).area.flags.contains(VmaFlags::GROWSDOWN);
             let guard = if grows { STACK_GUARD } else { PAGE_SIZE };
             if next.start < range.end.saturating_add(guard) {
                 return false;

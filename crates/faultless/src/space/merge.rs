@@ -5,7 +5,7 @@ use super::write::{NewVmas, Writing};
 use crate::addr::VirtRange;
 use crate::error::{Errno, OutOfMemory};
 use crate::machine::Machine;
-use crate::rmap::{AnonVma, Root};
+use crate::rmap::{Root, RootRef};
 use crate::space::tree::View;
 use crate::sync::sequence::Sequence;
 
@@ -24,26 +24,27 @@ pub(super) struct Plan {
 }
 
 /// A VMA that sticks out of a range, or touches it.
+#[derive(Clone, Copy)]
 struct Beside<'a> {
     vma: &'a Vma,
     /// Whether it might be one with what comes into the range, but for their anon_vmas.
     like: bool,
-    root: Option<Root>,
+    root: Option<RootRef<'a>>,
 }
 
 impl<'a> Beside<'a> {
     fn new((vma, like): (&'a Vma, bool)) -> Self {
-        Self { vma, like, root: vma.root.get() }
+        Self { vma, like, root: vma.root.peek() }
     }
 }
 
 /// Whether pages under the two roots may be in one VMA. One without a root takes the other's, unless
 /// that came from a parent process: sharing it more widely would make reverse walks longer.
-fn roots_merge(a: Option<&AnonVma>, b: Option<&AnonVma>) -> bool {
+fn roots_merge(a: Option<RootRef<'_>>, b: Option<RootRef<'_>>) -> bool {
     match (a, b) {
         (None, None) => true,
-        (Some(root), None) | (None, Some(root)) => !root.is_inherited(),
-        (Some(a), Some(b)) => core::ptr::eq(a, b),
+        (Some(root), None) | (None, Some(root)) => !root.anon_vma().is_inherited(),
+        (Some(a), Some(b)) => a.id() == b.id(),
     }
 }
 
@@ -104,22 +105,21 @@ impl<M: Machine> Writing<'_, '_, M> {
         let mut taken = range;
         let mut new: NewVmas = [None, None, None];
         if let Some(Piece { mut area, mut root }) = middle {
-            let joins = |beside: &Beside<'_>, root: Option<&Root>| {
-                beside.like && roots_merge(beside.root.as_deref(), root.map(|root| &**root))
-            };
-            let lower = below.take_if(|lower| joins(lower, root.as_ref()));
+            let own = root.as_ref().map(RootRef::of);
+            let lower = below.take_if(|lower| lower.like && roots_merge(lower.root, own));
             let upper = above.take_if(|upper| {
-                let of_lower = lower.as_ref().map(|lower| lower.root.as_ref());
-                joins(upper, root.as_ref()) && of_lower.is_none_or(|lower| joins(upper, lower))
+                upper.like
+                    && roots_merge(upper.root, own)
+                    && lower.is_none_or(|lower| roots_merge(lower.root, upper.root))
             });
-            if let Some(lower) = lower {
-                area.offset = lower.vma.area.offset;
-                area.range.start = lower.vma.area.range.start;
-                root = root.or(lower.root);
+            if let Some(Beside { vma, root: of_lower, .. }) = lower {
+                area.offset = vma.area.offset;
+                area.range.start = vma.area.range.start;
+                root = root.or_else(|| of_lower.map(RootRef::get));
             }
-            if let Some(upper) = upper {
-                area.range.end = upper.vma.area.range.end;
-                root = root.or(upper.root);
+            if let Some(Beside { vma, root: of_upper, .. }) = upper {
+                area.range.end = vma.area.range.end;
+                root = root.or_else(|| of_upper.map(RootRef::get));
             }
             taken = area.range;
             new[1] = Some(self.make(area, root)?);
@@ -131,7 +131,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             let split = beside.filter(|beside| beside.vma.area.range.overlaps(range));
             if let Some(Beside { vma, root, .. }) = split {
                 taken = taken.hull(vma.area.range);
-                new[slot] = Some(self.make(vma.area.part(outside), root)?);
+                new[slot] = Some(self.make(vma.area.part(outside), root.map(RootRef::get))?);
             }
         }
         Ok(Plan { taken, new })

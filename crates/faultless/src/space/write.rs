@@ -154,10 +154,12 @@ fn reach(view: &View<'_, Vma>, range: VirtRange, align: u64) -> VirtRange {
     if range.is_empty() {
         return range;
     }
-    let mut reach = range.widen(align).hull(range.with_neighbours());
-    let mut near = view.iter_from(range.start.saturating_sub(1));
-    while let Some(entry) = near.next()
-        && entry.start <= range.end
+    // Whatever is in the neighbouring pages touches the range.
+    let near = range.with_neighbours();
+    let mut reach = range.widen(align).hull(near);
+    let mut vmas = view.iter_from(near.start);
+    while let Some(entry) = vmas.next()
+        && entry.start < near.end
     {
         reach = reach.hull(entry.range());
     }
@@ -179,16 +181,21 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
             .map(|entry| unsafe { entry.value.as_ref() })
     }
 
-    /// The VMA of `entry`, which is in the tree or was in this writer's time.
+    /// The VMA of `entry`, which is in the tree or was in this writer's time, and in a locked range.
     pub(super) fn vma(&self, entry: Entry<Vma>) -> &Vma {
+        debug_assert!(self.has_locked(entry.range()), "{:?} is not locked", entry.range());
+        self.vma_anywhere(entry)
+    }
+
+    /// The VMA of `entry`, which is in the tree or was in this writer's time. It may have been replaced since.
+    pub(super) fn vma_anywhere(&self, entry: Entry<Vma>) -> &Vma {
         // SAFETY: VMAs in a view live as long as the section, which lives as long as `self`.
         unsafe { entry.value.as_ref() }
     }
 
-    /// The VMA at `addr`.
+    /// The VMA at `addr`, which is locked.
     pub(super) fn vma_at(&self, addr: u64) -> Option<&Vma> {
-        // SAFETY: as in `vmas`.
-        self.view().at(addr).map(|entry| unsafe { entry.value.as_ref() })
+        self.view().at(addr).map(|entry| self.vma(entry))
     }
 
     /// Whether only this writer changes VMAs in `range`.
@@ -222,6 +229,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
 
     /// Lets `vma`, which this writer has stopped, run again.
     fn resume(&self, vma: &Vma) {
+        debug_assert!(self.has_locked(vma.area.range), "{:?} is not locked", vma.area.range);
         vma.sequence.end_write();
         if self.per_vma {
             vma.lock.end_write();
@@ -270,7 +278,6 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         let mut edit = unsafe { self.space.tree.edit(self.cpu.local(), &vm.grace, self.cpu) };
         let mut old = RetireChain::default();
         edit.replace(range, new, |entry| {
-            debug_assert!(self.has_locked(entry.range()), "{:?} is not locked", entry.range());
             debug_assert!(self.vma(entry).sequence.read().is_none());
             pages = pages.wrapping_sub(entry.range().pages());
             // SAFETY: a link is the first field of a VMA. It lives until it is retired, and only the
@@ -322,7 +329,6 @@ impl<M: Machine> Writing<'_, '_, M> {
                 pages += range.pages();
             }
             edit.replace(plan.taken, &entries[..count], |entry| {
-                debug_assert!(self.has_locked(entry.range()), "{:?} is not locked", entry.range());
                 debug_assert!(self.vma(entry).sequence.read().is_none());
                 pages = pages.wrapping_sub(entry.range().pages());
                 if let Some(first) = before.iter_mut().find(|made| **made == Some(entry.value)) {
