@@ -85,6 +85,27 @@ fn a_stack_against_mappings_below() {
     world.finish(vec![space]);
 }
 
+/// A stack grows while a mapping is placed as near below it as its guard allows: one of them gives way.
+fn a_stack_against_who_wants_its_guard() {
+    const GUARD: u64 = 256 * PAGE;
+    let (world, space) = with_stack();
+    let wanted = page(STACK) - GUARD - PAGE;
+    world.within(&space, |guest| guest.doubt(page(STACK - 1), 1));
+    world.run(&[
+        (&space, &|guest| {
+            let _ = guest.load(page(STACK - 1));
+        }),
+        (&space, &|guest| {
+            guest.space.mmap(guest.cpu, wanted, PAGE, RW, PRIVATE).unwrap();
+        }),
+    ]);
+    let areas = world.within(&space, |guest| guest.areas());
+    let stack = areas.iter().find(|area| area.end == page(STACK + 1)).unwrap();
+    let below = areas.iter().filter(|area| area.end <= stack.start).map(|area| area.end).max();
+    assert!(below.is_none_or(|end| stack.start - end >= GUARD), "{areas:x?}");
+    world.finish(vec![space]);
+}
+
 /// A heap of two pages, that were stored to.
 fn with_heap() -> (World, Space) {
     let world = World::new(3);
@@ -165,6 +186,7 @@ mod tests {
     holds!(
         several_that_grow_a_stack,
         a_stack_against_mappings_below,
+        a_stack_against_who_wants_its_guard,
         faults_against_brk,
         two_that_move_the_break,
     );
