@@ -2,6 +2,7 @@
 
 use super::guest::{self, cpu, load, store};
 use crate::addr::{PAGE_SIZE, VirtRange};
+use crate::fault::{Access, FaultKind};
 use crate::machine::{CpuId, Invalidate};
 use crate::space::{Advice, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
@@ -94,6 +95,40 @@ fn what_the_mmu_never_saw_is_not_flushed() {
         assert_eq!(dropped(cpu, dont_need), []);
         assert_eq!(dropped(cpu, || space.munmap(cpu, there, 2 * P).unwrap()), []);
         assert_eq!(dropped(cpu, || space.munmap(cpu, AT + 2 * P, 14 * P).unwrap()), []);
+    });
+}
+
+#[test]
+fn what_was_touched_is_flushed_from_its_first_page_to_its_last() {
+    with_space(512, |cpu, space| {
+        let touch = |pages: &[u64]| {
+            pages.iter().for_each(|page| store(cpu, space, AT + page * P, *page).unwrap());
+        };
+        touch(&[1, 3, 6]);
+        let dont_need = || space.madvise(cpu, AT, 16 * P, Advice::DontNeed).unwrap();
+        assert_eq!(dropped(cpu, dont_need), pages(1, 6));
+        touch(&[2, 4]);
+        let free = || space.madvise(cpu, AT, 16 * P, Advice::Free).unwrap();
+        assert_eq!(dropped(cpu, free), pages(2, 3));
+        touch(&[0, 9]);
+        let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        let there = AT + 32 * P;
+        let moved = || space.mremap(cpu, AT, 16 * P, 16 * P, flags, there).unwrap();
+        assert_eq!(dropped(cpu, moved), pages(0, 10));
+        let unmap = || space.munmap(cpu, there, 16 * P).unwrap();
+        assert_eq!(dropped(cpu, unmap), pages(32, 10));
+    });
+}
+
+/// The CPU may hold an older translation, which would make it fault again.
+#[test]
+fn a_fault_on_an_entry_in_order_drops_the_page_here() {
+    with_space(512, |cpu, space| {
+        store(cpu, space, AT + P, 1).unwrap();
+        for access in [Access::Read, Access::Write] {
+            let fault = || assert_eq!(space.fault(cpu, AT + P, access), Ok(FaultKind::Spurious));
+            assert_eq!(dropped(cpu, fault), pages(1, 1));
+        }
     });
 }
 
