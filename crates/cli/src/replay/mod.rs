@@ -14,7 +14,7 @@ use crate::report::effect::Effect;
 use crate::report::json::{Context, Json, Number};
 use crate::report::perf_stat::PerfStat;
 use crate::run;
-use crate::settings::{Ahead, Settings, policies};
+use crate::settings::{Settings, ahead_of_policies, policies};
 use engine::{ReplayError, Replayed};
 use faultless_native::Native;
 use faultless_trace::Header;
@@ -27,17 +27,18 @@ const ROUNDS: usize = 5;
 /// Replays a recording.
 pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     let source = Source::open(&args.recording)?;
-    let mut json = Json::open(args.json.json.as_deref())?;
+    let mut json = Json::open(&args.json, &[&args.recording])?;
     let settings = Settings::new(&args.set.set);
     let (mut out, style) = report::output(&args.json);
     describe(&mut *out, &source)?;
     let native = run::machine(source.memory(), source.cpus())?;
     if args.policies {
         let policies = policies(&args.set.set);
+        let ahead = ahead_of_policies(&args.set.set);
         let mut columns: Vec<_> = policies
             .into_iter()
             .map(|locking| {
-                let settings = settings.with_locking(locking).with_ahead(Ahead::OFF);
+                let settings = settings.with_locking(locking).with_ahead(ahead);
                 Column::new(locking.name(), source.context(&settings), Some(settings))
             })
             .collect();
@@ -51,7 +52,7 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
                 columns[at].samples.push(replayed.sample);
             }
         }
-        let title = format!("replay:{}", source.name);
+        let title = format!("replay:{}, prefault {}", source.name, ahead.name());
         let (unit, topic) = ("operations", Topic::Locking);
         let report = Report { title, unit, topic, columns };
         report.print(&mut *out, style)?;
