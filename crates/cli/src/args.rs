@@ -119,8 +119,8 @@ pub enum MachineArg {
 #[command(after_help = "\
 FILE is a perf.data file of `perf record` (see `faultless record`), a .fltrace file, or the name of
 a recording that comes with faultless. Where pages are mapped ahead (prefault_max_order), it is
-replayed twice more, in the order of the recording, to count the faults saved, the pages never
-touched and the resident growth.
+replayed twice more, in the order of the recording, to count the faults saved, the prefaulted pages,
+those of them that were not used, and the resident growth.
 
 Examples:
   faultless replay python

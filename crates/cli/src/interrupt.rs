@@ -39,7 +39,9 @@ pub fn requested() -> bool {
 pub fn on_request(action: impl FnOnce() + Send + 'static) -> Guard {
     *ACTION.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(action));
     // The handler may have looked before there was an action.
-    if requested() && let Some(action) = take() {
+    if requested()
+        && let Some(action) = take()
+    {
         action();
     }
     Guard

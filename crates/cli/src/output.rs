@@ -27,7 +27,8 @@ pub fn spare(option: &str, output: &Path, inputs: &[&Path]) -> Result<(), CliErr
     let is_input = |input: &&&Path| {
         let Ok(of) = fs::metadata(input) else { return false };
         let same = (of.dev(), of.ino()) == (meta.dev(), meta.ino());
-        let inside = || Some(fs::canonicalize(file).ok()?.starts_with(fs::canonicalize(input).ok()?));
+        let inside =
+            || Some(fs::canonicalize(file).ok()?.starts_with(fs::canonicalize(input).ok()?));
         same || of.is_dir() && inside().unwrap_or(false)
     };
     match inputs.iter().find(is_input) {

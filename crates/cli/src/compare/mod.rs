@@ -73,7 +73,7 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
             }
             if !failed[at] {
                 match ready.sample(&columns[at]) {
-                    Ok(sample) => columns[at].samples.extend(sample),
+                    Ok(sample) => sample.into_iter().for_each(|sample| columns[at].push(sample)),
                     Err(error) => {
                         failed[at] = true;
                         failures.push(error.to_string());

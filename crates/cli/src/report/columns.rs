@@ -37,6 +37,14 @@ impl Column {
         self.settings.as_ref()
     }
 
+    /// One repetition more.
+    pub fn push(&mut self, sample: Sample) {
+        self.samples.push(match &self.effect {
+            Some(effect) => effect.told(sample),
+            None => sample,
+        });
+    }
+
     /// The repetition in the middle by operations per second: one run, whose rates and counters
     /// belong together.
     pub fn median(&self) -> Option<&Sample> {
@@ -129,6 +137,17 @@ impl Report {
         middle(rounds.map(ratio).filter(|ratio| ratio.is_finite()).collect())
     }
 
+    /// The picture: each bar is the ratio that is printed beside it.
+    fn bars(&self) -> Vec<Bar> {
+        let mut done = self.columns.iter().filter(|column| !column.samples.is_empty()).peekable();
+        let Some(first) = done.peek().copied() else { return Vec::new() };
+        let bar = |column: &Column| {
+            let value = self.gain(column, first)?;
+            Some(Bar { name: column.name.clone(), value })
+        };
+        done.filter_map(bar).collect()
+    }
+
     /// Whether anything ran.
     pub fn is_empty(&self) -> bool {
         self.columns.iter().all(|column| column.samples.is_empty())
@@ -145,17 +164,12 @@ impl Report {
             Measure::Operations => self.unit.to_owned(),
         };
         let repetitions = done.iter().map(|(column, _)| column.samples.len()).min().unwrap_or(0);
-        writeln!(out, "\n{}\n  {what} per second, median of {repetitions}", self.title)?;
-        let bar = |(column, sample): &(&Column, &Sample)| Bar {
-            name: column.name.clone(),
-            value: measure.rate(sample),
-            note: self
-                .gain(column, first)
-                .map_or(String::new(), |gain| format!("{gain:.2}x {}", first.name)),
-        };
-        let mut bars: Vec<_> = done.iter().map(bar).collect();
-        bars[0].note.clear();
-        writeln!(out, "{}", bars::draw(&bars, |rate| format!("{}/s", scaled(rate)), style))?;
+        writeln!(
+            out,
+            "\n{}\n  {what} per second, median of {repetitions}: of the ratio to {} in the same round",
+            self.title, first.name
+        )?;
+        writeln!(out, "{}", bars::draw(&self.bars(), |gain| format!("{gain:.2}x"), style))?;
 
         let head: Vec<_> = std::iter::once(String::new())
             .chain(done.iter().map(|(column, _)| column.name.replace(", ", "\n")))
