@@ -100,9 +100,9 @@ fn no_result_is_written_over_what_it_is_made_from() {
             &["replay", text(&file), "--json", json][..],
             &["replay", text(&link), "--policies", "--json", json],
             &["compare", "--quick", "--only", text(&file), "--json", json],
-            &["boot", text(&file), "--json", json],
-            &["boot", "--files", text(&place.out("")), "x", "--json", json],
-            &["boot", "rows", "--kernel", text(&file), "--json", json],
+            &["boot", "--json", json, text(&file)],
+            &["boot", "--json", json, "--files", text(&place.out("")), "rows"],
+            &["boot", "--json", json, "--kernel", text(&file), "rows"],
             &["versus", "--kernel", text(&file), "--json", json],
         ] {
             let ran = faultless(args);

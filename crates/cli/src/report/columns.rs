@@ -270,6 +270,41 @@ mod tests {
         assert_eq!(spread(&column, Measure::Faults), None);
     }
 
+    /// Noise may make the medians of the rates say otherwise than the ratios within the rounds.
+    #[test]
+    fn a_bar_is_as_long_as_the_ratio_beside_it_says() {
+        let context = Context {
+            machine: "native".into(),
+            workload: "w".into(),
+            cpus: 1,
+            setting: "default".into(),
+        };
+        let sample = |operations| Sample {
+            operations,
+            faults: operations,
+            wall: 1.0,
+            user: 0.0,
+            system: 0.0,
+            counters: Vec::new(),
+        };
+        let column = |name: &str, rates: [u64; 3]| {
+            let mut column = Column::new(name, context.clone(), None);
+            rates.into_iter().for_each(|rate| column.push(sample(rate)));
+            column
+        };
+        let columns = vec![column("base", [100, 200, 300]), column("other", [110, 220, 50])];
+        let rate = |at: usize| columns[at].median().map(Sample::fault_rate);
+        assert!(rate(1) < rate(0), "the slower by its median");
+        let report = Report { title: "t".into(), unit: "pages", topic: Topic::Locking, columns };
+        let mut out = Vec::new();
+        report.print(&mut out, Style { terminal: false, width: 100 }).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        let bars: Vec<_> = out.lines().filter(|line| line.contains('#')).collect();
+        let length = |at: usize| bars[at].matches('#').count() as f64;
+        assert!(bars[0].ends_with("1.00x") && bars[1].ends_with("1.10x"), "{out}");
+        assert!((length(1) / length(0) - 1.1).abs() < 0.03, "{out}");
+    }
+
     #[test]
     fn the_median_is_a_run() {
         let context = Context {
