@@ -69,8 +69,6 @@ pub enum RecordError {
     Run(String, io::Error),
     /// perf ended without a recording that can be read back, and why.
     Perf(ExitStatus, String),
-    /// The recording of a program that ended well cannot be read back.
-    Unreadable(Error),
 }
 
 impl fmt::Display for RecordError {
@@ -84,7 +82,6 @@ impl fmt::Display for RecordError {
             Self::Perf(status, why) => {
                 write!(f, "perf record ended with {status} and no recording: {why}")
             }
-            Self::Unreadable(error) => error.fmt(f),
         }
     }
 }
@@ -244,16 +241,7 @@ impl Setup {
         let mut perf = Command::new(&self.perf);
         perf.args(self.arguments(output, command));
         let signals = Signals::hold();
-        let mask = signals.before();
-        // SAFETY: between fork and exec only two async-signal-safe calls are made: pthread_sigmask and prctl.
-        unsafe {
-            perf.pre_exec(move || {
-                Signals::restore(&mask);
-                // A kernel without huge pages refuses, and has none to hide touches.
-                libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0);
-                Ok(())
-            });
-        }
+        prepare(&mut perf);
         let run = |e| RecordError::Run(self.perf.display().to_string(), e);
         let mut perf = perf.spawn().map_err(run)?;
         let forwarder = signals.forward(perf.id());
@@ -262,10 +250,8 @@ impl Setup {
         drop(around);
         let status = perf.wait().map_err(run);
         let status = status?;
-        let mut trace = crate::read(output).map_err(|unreadable| match status.success() {
-            true => RecordError::Unreadable(unreadable),
-            false => RecordError::Perf(status, why_not_written(output, &unreadable)),
-        })?;
+        let unwritten = |error| RecordError::Perf(status, why_not_written(output, &error));
+        let mut trace = crate::read(output).map_err(unwritten)?;
         if !status.success() {
             notes.push(format!("the program ended with {status}"));
         }
@@ -277,6 +263,19 @@ impl Setup {
         header.made.truncate(header.made.floor_char_boundary(4096));
         header.notes.extend(notes.iter().cloned());
         Ok(Recorded { trace, status, notes })
+    }
+}
+
+/// Has `command` begin as a program is recorded: with the signals that are held here, and without huge pages.
+fn prepare(command: &mut Command) {
+    // SAFETY: between fork and exec only two async-signal-safe calls are made: pthread_sigmask and prctl.
+    unsafe {
+        command.pre_exec(|| {
+            Signals::let_through();
+            // A kernel without huge pages refuses, and has none to hide touches.
+            libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0);
+            Ok(())
+        });
     }
 }
 
@@ -457,6 +456,19 @@ mod tests {
             assert!(matches!(error, RecordError::Run(ref what, _) if what == name), "{error}");
         }
         fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_recorded_program_begins_with_no_signal_blocked() {
+        // Twice, as where the caller holds them too.
+        let _held = [Signals::hold(), Signals::hold()];
+        let mut command = Command::new("cat");
+        command.arg("/proc/self/status");
+        prepare(&mut command);
+        let status = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+        assert_eq!(blocked.map(str::trim), Some("0000000000000000"));
+        assert!(status.contains("THP_enabled:\t0"), "{status}");
     }
 
     #[test]

@@ -111,7 +111,8 @@ pub struct Choice {
 /// A subject whose turn has come.
 pub enum Ready<'n> {
     Workload(&'n Native, Workload),
-    Recording(Box<(Rc<Source>, Native)>),
+    /// With a machine, or none where each run has a new one: machines remember what threads' streams were like.
+    Recording(Box<(Rc<Source>, Option<Native>)>),
 }
 
 /// The shape of a comparison.
@@ -254,7 +255,10 @@ impl Subject {
                     }
                 }
                 let report = Report { title, unit: "operations", topic, columns };
-                let machine = run::machine(source.memory(), source.cpus())?;
+                let machine = match topic {
+                    Topic::Locking => Some(run::machine(source.memory(), source.cpus())?),
+                    Topic::Ahead => None,
+                };
                 (report, Ready::Recording(Box::new((source, machine))))
             }
         }))
@@ -346,7 +350,13 @@ impl Ready<'_> {
             (Self::Recording(ready), settings) => {
                 let (source, native) = &**ready;
                 let Some(settings) = settings else { return Ok(None) };
-                let replayed = replay::once(native, source, settings)?;
+                let replayed = match native {
+                    Some(native) => replay::once(native, source, settings)?,
+                    None => {
+                        let native = run::machine(source.memory(), source.cpus())?;
+                        replay::once(&native, source, settings)?
+                    }
+                };
                 Ok(replayed.complete.then_some(replayed.sample))
             }
         }

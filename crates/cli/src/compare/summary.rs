@@ -128,7 +128,7 @@ fn gains(
     let Some((of, base)) = pair else { return Ok(()) };
     let bar = |(name, report): &&(String, Report)| {
         let value = of.gain(base, report)?;
-        Some(Bar { name: name.clone(), value })
+        Some(Bar { name: name.clone(), value, note: String::new() })
     };
     let bars: Vec<_> = reports.iter().filter_map(bar).collect();
     if !bars.is_empty() {

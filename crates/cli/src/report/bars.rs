@@ -8,8 +8,10 @@ use std::fmt::Write;
 pub struct Bar {
     /// What it is of.
     pub name: String,
-    /// How long, and what is said behind it.
+    /// How long.
     pub value: f64,
+    /// What is said behind it.
+    pub note: String,
 }
 
 const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
@@ -18,19 +20,19 @@ const LONGEST: usize = 48;
 /// Columns of a value.
 const VALUE: usize = 9;
 
-/// The bars, one a line, all to the scale of the longest, with their values as `show` writes them: a bar and what is
-/// said of it cannot differ.
+/// The bars, one a line, all to the scale of the longest, with their values as `show` writes them.
 pub fn draw(bars: &[Bar], show: impl Fn(f64) -> String, style: Style) -> String {
     let names = bars.iter().map(|bar| bar.name.chars().count()).max().unwrap_or(0);
+    let notes = bars.iter().map(|bar| bar.note.chars().count()).max().unwrap_or(0);
     let most = bars.iter().map(|bar| bar.value).fold(f64::MIN_POSITIVE, f64::max);
-    // Name, bar, value, and what stands between them.
-    let room = style.width.saturating_sub(names + VALUE + 6).clamp(8, LONGEST);
+    // Name, bar, value, note, and what stands between them.
+    let room = style.width.saturating_sub(names + notes + VALUE + 8).clamp(8, LONGEST);
     let mut out = String::new();
-    for Bar { name, value } in bars {
+    for Bar { name, value, note } in bars {
         let length = value / most * room as f64;
         let (bar, columns) = if style.terminal { blocks(length) } else { hashes(length) };
         let pad = " ".repeat(room.saturating_sub(columns));
-        let text = format!("  {name:<names$}  {bar}{pad} {:>VALUE$}", show(*value));
+        let text = format!("  {name:<names$}  {bar}{pad} {:>VALUE$}  {note}", show(*value));
         // Writing to a string cannot fail.
         let _ = writeln!(out, "{}", text.trim_end());
     }
@@ -54,7 +56,7 @@ mod tests {
 
     #[test]
     fn lengths_are_to_scale() {
-        let bar = |name: &str, value| Bar { name: name.into(), value };
+        let bar = |name: &str, value| Bar { name: name.into(), value, note: String::new() };
         let bars = [bar("a", 100.0), bar("bb", 50.0), bar("c", 0.0)];
         let plain = draw(&bars, |v| v.to_string(), Style { terminal: false, width: 100 });
         let hashes: Vec<_> = plain.lines().map(|line| line.matches('#').count()).collect();

@@ -36,15 +36,11 @@ impl Signals {
         Self(unsafe { before.assume_init() })
     }
 
-    /// Gives the calling thread the mask that was in force before: for a child, between fork and exec. It is
+    /// Unblocks them on the calling thread, however often they are held: for a child, between fork and exec. It is
     /// async-signal-safe.
-    pub(super) fn restore(mask: &libc::sigset_t) {
-        // SAFETY: the mask is valid to read.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, ptr::null_mut()) };
-    }
-
-    pub(super) fn before(&self) -> libc::sigset_t {
-        self.0
+    pub(super) fn let_through() {
+        // SAFETY: the set is valid to read.
+        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &held(), ptr::null_mut()) };
     }
 
     /// Sends what is sent to this process on to the children of the process `perf`, until the guard is dropped.
@@ -66,7 +62,8 @@ impl Signals {
 
 impl Drop for Signals {
     fn drop(&mut self) {
-        Self::restore(&self.0);
+        // SAFETY: the mask is valid to read.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, ptr::null_mut()) };
     }
 }
 
