@@ -202,7 +202,9 @@ fn a_recording_that_fails_leaves_the_one_before() {
 #[test]
 fn signals_go_on_to_the_program() {
     let place = Place::new();
-    let waits = |trap: &str| format!("{trap}\necho ready\nwhile :; do sleep 0.02; done");
+    // Ten seconds, if nothing comes.
+    let waits =
+        |trap: &str| format!("{trap}\necho ready\nfor n in $(seq 500); do sleep 0.02; done");
     for (signal, trap, code) in [
         (Signal::SIGTERM, "trap 'exit 5' TERM", 5),
         (Signal::SIGINT, "trap 'exit 6' INT", 6),
