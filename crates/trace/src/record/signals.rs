@@ -49,10 +49,9 @@ impl Signals {
         let over = Arc::clone(&done);
         let thread = thread::spawn(move || {
             while !over.load(Ordering::Acquire) {
-                match next() {
-                    Some((signal, true)) => send(signal, perf),
-                    // From the keyboard; or none came.
-                    Some((_, false)) | None => {}
+                // What comes from the keyboard is there already.
+                if let Some((signal, true)) = next() {
+                    send(signal, perf);
                 }
             }
         });
