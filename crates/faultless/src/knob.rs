@@ -1,7 +1,9 @@
 //! What can be switched while the subsystem runs.
 
+use crate::addr::{PAGE_SIZE, USER_END};
 use crate::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use core::fmt;
+use core::ops::RangeInclusive;
 use core::str::FromStr;
 
 /// How a fault and the calls that change an address space keep out of each other's way.
@@ -96,9 +98,13 @@ pub const KNOBS: [(&str, &str, &str); 10] = [
     ("locking", "mmap_lock | per_vma | speculative", "what keeps faults and writers apart"),
     ("speculative_page_fault", "0 | 1", "1: locking=speculative; 0: locking=per_vma"),
     ("anon_vma_check", "early | late", "when a fault asks for the reverse-map root"),
-    ("frame_limit", "frames", "frames that may be in use; beyond, memory is out"),
-    ("max_map_count", "areas", "VMAs that a space may have"),
-    ("stack_limit", "bytes", "how far a growing stack may reach"),
+    (
+        "frame_limit",
+        "1 to 1099511627776 frames",
+        "frames that may be in use; beyond, memory is out",
+    ),
+    ("max_map_count", "1 to 2147483647 areas", "VMAs that a space may have"),
+    ("stack_limit", "4096 to 140737488351232 bytes", "how far a growing stack may reach"),
     (
         "fault_around_pages",
         "1 | 2 | 4 | 8 | 16 | 32 | 64",
@@ -109,9 +115,18 @@ pub const KNOBS: [(&str, &str, &str); 10] = [
         "0 to 9",
         "log2 of the pages that a thread which faults in sequence gets at once; 0: its own",
     ),
-    ("zeroed_pool", "frames", "zeroed frames that each memory node keeps ready; 0: none"),
+    (
+        "zeroed_pool",
+        "0 to 1099511627776 frames",
+        "zeroed frames that each memory node keeps ready; 0: none",
+    ),
     ("zero_on_free", "0 | 1", "1: calls that free pages zero as many into the pools"),
 ];
+
+/// The frames of 52 bits of physical addresses, which is all that x86-64 can have.
+const MOST_FRAMES: u64 = 1 << 40;
+/// What Linux's `vm.max_map_count`, an `int`, can be.
+const MOST_AREAS: u64 = i32::MAX as u64;
 
 /// The knobs' present values.
 #[derive(Debug)]
@@ -174,7 +189,10 @@ impl FromStr for Setting {
         let (knob, value) = text.split_once('=').ok_or(KnobError::Malformed)?;
         let (_, values, _) =
             KNOBS.iter().find(|(name, ..)| *name == knob).ok_or(KnobError::Unknown)?;
-        let number = || value.parse().map_err(|_| KnobError::Value(values));
+        let among = |allowed: RangeInclusive<u64>| {
+            let number = value.parse().ok().filter(|number| allowed.contains(number));
+            number.ok_or(KnobError::Value(values))
+        };
         Ok(match (knob, value) {
             ("locking", "mmap_lock") => Self::Locking(Locking::MmapLock),
             ("locking", "per_vma") | ("speculative_page_fault", "0") => {
@@ -185,17 +203,17 @@ impl FromStr for Setting {
             }
             ("anon_vma_check", "early") => Self::AnonVmaCheck(AnonVmaCheck::Early),
             ("anon_vma_check", "late") => Self::AnonVmaCheck(AnonVmaCheck::Late),
-            ("frame_limit", _) => Self::FrameLimit(number()?),
-            ("max_map_count", _) => Self::MaxMapCount(number()?),
-            ("stack_limit", _) => Self::StackLimit(number()?),
+            ("frame_limit", _) => Self::FrameLimit(among(1..=MOST_FRAMES)?),
+            ("max_map_count", _) => Self::MaxMapCount(among(1..=MOST_AREAS)?),
+            ("stack_limit", _) => Self::StackLimit(among(PAGE_SIZE..=USER_END)?),
             ("fault_around_pages", "1" | "2" | "4" | "8" | "16" | "32" | "64") => {
-                Self::FaultAroundPages(number()?)
+                Self::FaultAroundPages(among(1..=64)?)
             }
             ("prefault_max_order", _) => match value.parse() {
                 Ok(order @ 0..=9) => Self::PrefaultMaxOrder(order),
                 _ => return Err(KnobError::Value(values)),
             },
-            ("zeroed_pool", _) => Self::ZeroedPool(number()?),
+            ("zeroed_pool", _) => Self::ZeroedPool(among(0..=MOST_FRAMES)?),
             ("zero_on_free", "0") => Self::ZeroOnFree(false),
             ("zero_on_free", "1") => Self::ZeroOnFree(true),
             _ => return Err(KnobError::Value(values)),
@@ -293,6 +311,27 @@ mod tests {
         assert_eq!("zeroed_pool=4096".parse(), Ok(Setting::ZeroedPool(4096)));
         assert_eq!("zero_on_free=1".parse(), Ok(Setting::ZeroOnFree(true)));
         assert_eq!("zero_on_free=2".parse::<Setting>(), Err(KnobError::Value("0 | 1")));
-        assert_eq!("frame_limit=many".parse::<Setting>(), Err(KnobError::Value("frames")));
+        let frames = KnobError::Value("1 to 1099511627776 frames");
+        assert_eq!("frame_limit=many".parse::<Setting>(), Err(frames));
+    }
+
+    /// What the list of knobs says of a range is what is taken.
+    #[test]
+    fn the_ends_of_a_range_are_taken_and_what_lies_beyond_is_not() {
+        let takes = |knob: &str, value: u128| format!("{knob}={value}").parse::<Setting>().is_ok();
+        let mut ranges = 0;
+        for (knob, values, _) in KNOBS {
+            let Some((low, rest)) = values.split_once(" to ") else { continue };
+            let high = rest.split_once(' ').map_or(rest, |(high, _)| high);
+            let [low, high] = [low, high].map(|end| end.parse::<u128>().unwrap());
+            assert!(takes(knob, low) && takes(knob, high), "{knob}: {values}");
+            assert!(low == 0 || !takes(knob, low - 1), "{knob}: {values}");
+            for beyond in [high + 1, u64::MAX.into(), 1 << 64] {
+                assert!(!takes(knob, beyond), "{knob}={beyond}: {values}");
+            }
+            assert!(format!("{knob}=-1").parse::<Setting>().is_err(), "{knob}: {values}");
+            ranges += 1;
+        }
+        assert_eq!(ranges, 5);
     }
 }
