@@ -267,7 +267,8 @@ pub fn run_none() {
         load(paging::root() | if HAS_PCID.load(Ordering::Relaxed) { KEEP } else { 0 });
         here.space.set(core::ptr::null());
         here.running.set(0);
-        old.deactivate(here.cpu());
+        // SAFETY: the kernel's own tables are loaded, which have no user space.
+        unsafe { old.deactivate(here.cpu()) };
     }
 }
 

@@ -227,7 +227,8 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
     for (number, cpu) in cpus.iter().enumerate() {
         space.activate(cpu);
         touch(number, table + PAGE_SIZE * (1 + number as u64), Access::Write)?;
-        space.deactivate(cpu);
+        // SAFETY: the CPU's accesses are done.
+        unsafe { space.deactivate(cpu) };
     }
     let both = |at: u64| [page(0, at), page(1, at)];
     let mut child = None;
@@ -267,7 +268,8 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
             let pages = vec![(before, frame_at(&vm, &space, addr))];
             seen.push(Seen { cpu: number, lines, pages });
         }
-        space.deactivate(cpu);
+        // SAFETY: the CPU's accesses are done.
+        unsafe { space.deactivate(cpu) };
     }
     if kind == Kind::PooledWrite && vm.totals().get(Counter::ZeroedInFault) != 0 {
         return Err(format!("{kind:?}: the pool was empty"));
@@ -322,7 +324,8 @@ pub fn count_ahead(pooled: bool) -> Result<Vec<Written>, String> {
                 vm.machine().access(space.root(), addr);
             }
         }
-        space.deactivate(cpu);
+        // SAFETY: the CPU's accesses are done.
+        unsafe { space.deactivate(cpu) };
     }
     if pooled && vm.totals().get(Counter::ZeroedInFault) != 0 {
         return Err("the pool was empty".into());

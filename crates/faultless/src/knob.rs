@@ -1,5 +1,6 @@
 //! What can be switched while the subsystem runs.
 
+use crate::identity::Identity;
 use crate::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use core::fmt;
 use core::str::FromStr;
@@ -40,7 +41,8 @@ impl Locking {
     }
 
     #[inline(always)]
-    pub(crate) const fn from_raw(raw: u8) -> Self {
+    pub(crate) const fn of(word: u64) -> Self {
+        let raw = word as u8;
         // Told apart in the order in which faults want to know.
         if raw == Self::Speculative as u8 {
             Self::Speculative
@@ -116,7 +118,8 @@ pub const KNOBS: [(&str, &str, &str); 10] = [
 /// The knobs' present values.
 #[derive(Debug)]
 pub struct Knobs {
-    locking: AtomicU8,
+    /// The policy, and the [identity](Identity) of the subsystem whose knobs these are.
+    locking: AtomicU64,
     anon_vma_check: AtomicU8,
     /// VMAs that a space may have.
     max_map_count: AtomicU64,
@@ -130,10 +133,18 @@ pub struct Knobs {
     zero_on_free: AtomicU8,
 }
 
+/// The values that a new subsystem starts with.
 impl Default for Knobs {
     fn default() -> Self {
+        Self::new(Identity::default())
+    }
+}
+
+impl Knobs {
+    /// The knobs of the subsystem `identity`.
+    pub(crate) fn new(identity: Identity) -> Self {
         Self {
-            locking: AtomicU8::new(Locking::Speculative as u8),
+            locking: AtomicU64::new(identity.with(Locking::Speculative)),
             anon_vma_check: AtomicU8::new(AnonVmaCheck::Late as u8),
             max_map_count: AtomicU64::new(65530),
             stack_limit: AtomicU64::new(8 << 20),
@@ -207,11 +218,12 @@ impl Knobs {
     /// What keeps faults and writers apart.
     #[inline(always)]
     pub fn locking(&self) -> Locking {
-        Locking::from_raw(self.raw_locking())
+        Locking::of(self.locking_word())
     }
 
+    /// The policy and the subsystem, as spaces have it too.
     #[inline(always)]
-    pub(crate) fn raw_locking(&self) -> u8 {
+    pub(crate) fn locking_word(&self) -> u64 {
         self.locking.load(Ordering::Relaxed)
     }
 
@@ -256,7 +268,10 @@ impl Knobs {
     /// Sets a knob that is kept here; `Vm::set` takes care of the others.
     pub(crate) fn set(&self, setting: Setting) {
         match setting {
-            Setting::Locking(value) => self.locking.store(value as u8, Ordering::Release),
+            Setting::Locking(value) => {
+                let word = Identity::of(self.locking_word()).with(value);
+                self.locking.store(word, Ordering::Release);
+            }
             Setting::AnonVmaCheck(value) => {
                 self.anon_vma_check.store(value as u8, Ordering::Release);
             }

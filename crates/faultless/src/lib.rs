@@ -76,6 +76,7 @@ pub mod fault;
 pub mod file;
 pub mod frame;
 pub mod heap;
+mod identity;
 pub mod knob;
 pub mod machine;
 pub mod rmap;

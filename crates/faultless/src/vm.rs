@@ -6,6 +6,7 @@ use crate::fault::prefault::{Habits, ThreadStreams};
 use crate::file::Object;
 use crate::frame::zeroed::{RUN, Supply};
 use crate::frame::{Census, Clean, Frame, FrameMeta, Frames, Imbalance, Run, Use, Zeroed};
+use crate::identity::Identity;
 use crate::knob::{Knobs, Setting};
 use crate::machine::{CpuId, Machine, SpaceId};
 use crate::space::batch::Gather;
@@ -140,8 +141,8 @@ pub struct Vm<M: Machine> {
     pub(crate) zero: FrameNumber,
     /// Where threads begin.
     pub(crate) habits: Habits,
-    /// What can be switched.
-    pub knobs: Knobs,
+    /// What can be switched; and the subsystem's identity.
+    pub(crate) knobs: Knobs,
     /// The trace points.
     pub trace: Trace,
     next_space: AtomicU64,
@@ -180,7 +181,7 @@ impl<M: Machine> Vm<M> {
             claims: ClaimSlots::try_new(cpus, |_| Default::default())?,
             inboxes: PerCpu::try_new(cpus, |_| Inbox::new())?,
             cpus: PerCpu::try_new_with(cpus, |_| CpuState::try_new(total))?,
-            knobs: Knobs::default(),
+            knobs: Knobs::new(Identity::new()),
             trace: Trace::default(),
             next_space: AtomicU64::new(1),
             machine,
@@ -202,6 +203,12 @@ impl<M: Machine> Vm<M> {
         // SAFETY: handed on to the caller.
         let local = unsafe { Local::claim(id) };
         Cpu { vm: self, state: self.cpus.remote(id), local, not_sync: PhantomData }
+    }
+
+    /// The knobs' present values.
+    #[inline]
+    pub const fn knobs(&self) -> &Knobs {
+        &self.knobs
     }
 
     /// Changes a knob, from now on.
@@ -311,6 +318,12 @@ impl<'v, M: Machine> Cpu<'v, M> {
     #[inline(always)]
     pub(crate) const fn local(&self) -> &Local {
         &self.local
+    }
+
+    /// The identity of the subsystem.
+    #[inline(always)]
+    pub(crate) fn identity(&self) -> Identity {
+        Identity::of(self.vm.knobs.locking_word())
     }
 
     #[inline(always)]
