@@ -187,7 +187,8 @@ fn hear(address: usize, bytes: usize, _: observe::Write) {
 
 /// What `act` gives, and the lines that it wrote.
 fn listening<R>(act: impl FnOnce() -> R) -> (R, BTreeSet<usize>) {
-    observe::install(Some(hear));
+    // SAFETY: it notes what it hears.
+    unsafe { observe::install(Some(hear)) };
     HEARD.set(Some(BTreeSet::new()));
     let result = act();
     (result, HEARD.take().unwrap_or_default())

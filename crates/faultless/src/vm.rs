@@ -166,7 +166,9 @@ impl<M: Machine> Vm<M> {
         if !(1..=crate::machine::MAX_CPUS).contains(&cpus) {
             return Err(Errno::EINVAL);
         }
-        let frames = Frames::try_new(cpus, machine.regions())?;
+        // SAFETY: regions of a machine, by its promise memory that nothing else uses. No other machine is
+        // given to these frames, which stay in here.
+        let frames = unsafe { Frames::try_new(cpus, machine.regions()) }?;
         // SAFETY: nobody else has a `Local` of a subsystem that is being made; it is gone before
         // `cpu` can be called.
         let boot = unsafe { Local::claim(CpuId(0)) };
@@ -197,8 +199,11 @@ impl<M: Machine> Vm<M> {
     /// The right to call the subsystem from CPU `id`.
     ///
     /// # Safety
-    /// There is at most one `Cpu` of each number at a time; `id` is below `Machine::cpus()`; and
-    /// what interrupts its holder inside a call does not use it.
+    /// - There is at most one `Cpu` of each number at a time, and `id` is below `Machine::cpus()`.
+    /// - It is used on CPU `id` only. It is `Send`, for on a machine whose CPUs are threads the CPU is whoever has
+    ///   it; where CPUs are cores, whoever made it keeps it on its core, and lends references, which are not.
+    /// - Nothing uses it in the middle of a call: not what interrupts its holder there, nor the heap that
+    ///   the call allocates from. (Closures that a call is given may use it, as far as the call says.)
     pub unsafe fn cpu(&self, id: CpuId) -> Cpu<'_, M> {
         // SAFETY: handed on to the caller.
         let local = unsafe { Local::claim(id) };
