@@ -6,11 +6,10 @@
 //! the CPU that it is called with. A [`Space`](crate::Space) keeps it in the word of its locking policy, which every fault
 //! and every call compares with the knob anyway.
 
-use crate::knob::Locking;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// The bits of a word below the identity, which hold a locking policy.
-const LOCKING_BITS: u32 = 8;
+/// The bits of a word below the identity, which are free for something else: a locking policy.
+const LOW_BITS: u32 = 8;
 
 /// The identity of a subsystem, which no other has, nor will have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,18 +20,18 @@ impl Identity {
     pub(crate) fn new() -> Self {
         // Core's, under the model checkers too: nothing depends on its order.
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self(NEXT.fetch_add(1, Ordering::Relaxed) << LOCKING_BITS)
+        Self(NEXT.fetch_add(1, Ordering::Relaxed) << LOW_BITS)
     }
 
-    /// The word of a space of this subsystem, or of its knob, under `locking`.
-    pub(crate) const fn with(self, locking: Locking) -> u64 {
-        self.0 | locking as u64
+    /// A word of the identity and `low`.
+    pub(crate) const fn with(self, low: u8) -> u64 {
+        self.0 | low as u64
     }
 
     /// The identity in such a word.
     #[inline(always)]
     pub(crate) const fn of(word: u64) -> Self {
-        Self(word >> LOCKING_BITS << LOCKING_BITS)
+        Self(word >> LOW_BITS << LOW_BITS)
     }
 
     /// # Panics

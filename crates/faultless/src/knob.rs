@@ -144,7 +144,7 @@ impl Knobs {
     /// The knobs of the subsystem `identity`.
     pub(crate) fn new(identity: Identity) -> Self {
         Self {
-            locking: AtomicU64::new(identity.with(Locking::Speculative)),
+            locking: AtomicU64::new(identity.with(Locking::Speculative as u8)),
             anon_vma_check: AtomicU8::new(AnonVmaCheck::Late as u8),
             max_map_count: AtomicU64::new(65530),
             stack_limit: AtomicU64::new(8 << 20),
@@ -269,7 +269,7 @@ impl Knobs {
     pub(crate) fn set(&self, setting: Setting) {
         match setting {
             Setting::Locking(value) => {
-                let word = Identity::of(self.locking_word()).with(value);
+                let word = Identity::of(self.locking_word()).with(value as u8);
                 self.locking.store(word, Ordering::Release);
             }
             Setting::AnonVmaCheck(value) => {
