@@ -39,18 +39,25 @@ impl Locking {
             Self::Speculative => "speculative",
         }
     }
+}
 
+/// A [`Locking`] as a word of knobs and spaces has it. The two are compared as numbers: told apart as an `enum`,
+/// each comparison on the way of a fault would first compute which it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Policy(u8);
+
+impl Policy {
+    /// That in the low bits of `word`.
     #[inline(always)]
     pub(crate) const fn of(word: u64) -> Self {
-        let raw = word as u8;
-        // Told apart in the order in which faults want to know.
-        if raw == Self::Speculative as u8 {
-            Self::Speculative
-        } else if raw == Self::PerVma as u8 {
-            Self::PerVma
-        } else {
-            Self::MmapLock
-        }
+        Self(word as u8)
+    }
+}
+
+impl PartialEq<Locking> for Policy {
+    #[inline(always)]
+    fn eq(&self, other: &Locking) -> bool {
+        self.0 == *other as u8
     }
 }
 
@@ -216,9 +223,9 @@ impl FromStr for Setting {
 
 impl Knobs {
     /// What keeps faults and writers apart.
-    #[inline(always)]
     pub fn locking(&self) -> Locking {
-        Locking::of(self.locking_word())
+        let policy = Policy::of(self.locking_word());
+        Locking::ALL.into_iter().find(|locking| policy == *locking).unwrap_or(Locking::Speculative)
     }
 
     /// The policy and the subsystem, as spaces have it too.

@@ -201,10 +201,13 @@ impl<M: Machine> Space<M> {
         let mut prepared = Prepared::Nothing;
         // What seldom happens gets the parts, so that these need not lie together in memory.
         let Asked { page, access, ahead } = asked;
-        let served = match self.locking(cpu) {
-            Locking::Speculative => self.speculate(cpu, asked, &mut prepared),
-            Locking::PerVma => self.under_vma_lock(cpu, page, access, ahead, &mut prepared),
-            Locking::MmapLock => None,
+        let locking = self.locking(cpu);
+        let served = if locking == Locking::Speculative {
+            self.speculate(cpu, asked, &mut prepared)
+        } else if locking == Locking::PerVma {
+            self.under_vma_lock(cpu, page, access, ahead, &mut prepared)
+        } else {
+            None
         };
         let served = match served {
             Some(kind) => Ok(kind),

@@ -41,7 +41,7 @@ use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::error::{Errno, Error};
 use crate::frame::Use;
 use crate::identity::Identity;
-use crate::knob::Locking;
+use crate::knob::{Locking, Policy};
 use crate::machine::{Invalidate, Machine, SpaceId};
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -221,17 +221,17 @@ impl<M: Machine> Space<M> {
     /// # Panics
     /// Where `cpu` is of another subsystem.
     #[inline(always)]
-    pub(crate) fn locking(&self, cpu: &Cpu<'_, M>) -> Locking {
+    pub(crate) fn locking(&self, cpu: &Cpu<'_, M>) -> Policy {
         let wanted = cpu.vm().knobs.locking_word();
         if self.locking.load(Ordering::Acquire) != wanted {
             self.switch_locking(cpu, wanted);
         }
-        Locking::of(wanted)
+        Policy::of(wanted)
     }
 
     #[inline(always)]
-    pub(crate) fn locking_in_force(&self) -> Locking {
-        Locking::of(self.locking.load(Ordering::Acquire))
+    pub(crate) fn locking_in_force(&self) -> Policy {
+        Policy::of(self.locking.load(Ordering::Acquire))
     }
 
     /// Takes every lock of every policy, switches, and waits for attempts under VMA locks that saw
