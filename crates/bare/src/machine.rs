@@ -84,7 +84,9 @@ impl Bare {
 // - `invalidate` drops the running space's translations by INVLPG or by loading CR3, which also drop what
 //   is cached of upper levels; of other spaces nothing is cached that will be used (see the module). Both
 //   instructions serialise, so no walk of before goes on after.
-// - An interrupt has the target serve its requests (`serve`), between two instructions of a program.
+// - A space's root is loaded from `run` to `run_none`, which activate and deactivate it.
+// - An interrupt has the target serve its requests (`serve`), between two instructions of a program; it is sent after
+//   earlier stores (`apic::interrupt`).
 // - The processor sets accessed and dirty bits atomically, and the dirty bit before the store.
 // A planted fault breaks this on purpose; what it breaks then is programs' data.
 unsafe impl Machine for Bare {
@@ -267,7 +269,8 @@ pub fn run_none() {
         load(paging::root() | if HAS_PCID.load(Ordering::Relaxed) { KEEP } else { 0 });
         here.space.set(core::ptr::null());
         here.running.set(0);
-        old.deactivate(here.cpu());
+        // SAFETY: the kernel's own tables are loaded, which have no user space.
+        unsafe { old.deactivate(here.cpu()) };
     }
 }
 

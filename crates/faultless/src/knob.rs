@@ -1,6 +1,7 @@
 //! What can be switched while the subsystem runs.
 
 use crate::addr::{PAGE_SIZE, USER_END};
+use crate::identity::Identity;
 use crate::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use core::fmt;
 use core::ops::RangeInclusive;
@@ -40,17 +41,25 @@ impl Locking {
             Self::Speculative => "speculative",
         }
     }
+}
 
+/// A [`Locking`] as a word of knobs and spaces has it. The two are compared as numbers: told apart as an `enum`,
+/// each comparison on the way of a fault would first compute which it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Policy(u8);
+
+impl Policy {
+    /// That in the low bits of `word`.
     #[inline(always)]
-    pub(crate) const fn from_raw(raw: u8) -> Self {
-        // Told apart in the order in which faults want to know.
-        if raw == Self::Speculative as u8 {
-            Self::Speculative
-        } else if raw == Self::PerVma as u8 {
-            Self::PerVma
-        } else {
-            Self::MmapLock
-        }
+    pub(crate) const fn of(word: u64) -> Self {
+        Self(word as u8)
+    }
+}
+
+impl PartialEq<Locking> for Policy {
+    #[inline(always)]
+    fn eq(&self, other: &Locking) -> bool {
+        self.0 == *other as u8
     }
 }
 
@@ -131,7 +140,8 @@ const MOST_AREAS: u64 = i32::MAX as u64;
 /// The knobs' present values.
 #[derive(Debug)]
 pub struct Knobs {
-    locking: AtomicU8,
+    /// The policy, and the [identity](Identity) of the subsystem whose knobs these are.
+    locking: AtomicU64,
     anon_vma_check: AtomicU8,
     /// VMAs that a space may have.
     max_map_count: AtomicU64,
@@ -145,10 +155,18 @@ pub struct Knobs {
     zero_on_free: AtomicU8,
 }
 
+/// The values that a new subsystem starts with.
 impl Default for Knobs {
     fn default() -> Self {
+        Self::new(Identity::default())
+    }
+}
+
+impl Knobs {
+    /// The knobs of the subsystem `identity`.
+    pub(crate) fn new(identity: Identity) -> Self {
         Self {
-            locking: AtomicU8::new(Locking::Speculative as u8),
+            locking: AtomicU64::new(identity.with(Locking::Speculative as u8)),
             anon_vma_check: AtomicU8::new(AnonVmaCheck::Late as u8),
             max_map_count: AtomicU64::new(65530),
             stack_limit: AtomicU64::new(8 << 20),
@@ -223,13 +241,14 @@ impl FromStr for Setting {
 
 impl Knobs {
     /// What keeps faults and writers apart.
-    #[inline(always)]
     pub fn locking(&self) -> Locking {
-        Locking::from_raw(self.raw_locking())
+        let policy = Policy::of(self.locking_word());
+        Locking::ALL.into_iter().find(|locking| policy == *locking).unwrap_or(Locking::Speculative)
     }
 
+    /// The policy and the subsystem, as spaces have it too.
     #[inline(always)]
-    pub(crate) fn raw_locking(&self) -> u8 {
+    pub(crate) fn locking_word(&self) -> u64 {
         self.locking.load(Ordering::Relaxed)
     }
 
@@ -274,7 +293,10 @@ impl Knobs {
     /// Sets a knob that is kept here; `Vm::set` takes care of the others.
     pub(crate) fn set(&self, setting: Setting) {
         match setting {
-            Setting::Locking(value) => self.locking.store(value as u8, Ordering::Release),
+            Setting::Locking(value) => {
+                let word = Identity::of(self.locking_word()).with(value as u8);
+                self.locking.store(word, Ordering::Release);
+            }
             Setting::AnonVmaCheck(value) => {
                 self.anon_vma_check.store(value as u8, Ordering::Release);
             }

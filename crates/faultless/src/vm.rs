@@ -6,6 +6,7 @@ use crate::fault::prefault::{Habits, ThreadStreams};
 use crate::file::Object;
 use crate::frame::zeroed::{RUN, Supply};
 use crate::frame::{Census, Clean, Frame, FrameMeta, Frames, Imbalance, Run, Use, Zeroed};
+use crate::identity::Identity;
 use crate::knob::{Knobs, Setting};
 use crate::machine::{CpuId, Machine, SpaceId};
 use crate::space::batch::Gather;
@@ -140,8 +141,8 @@ pub struct Vm<M: Machine> {
     pub(crate) zero: FrameNumber,
     /// Where threads begin.
     pub(crate) habits: Habits,
-    /// What can be switched.
-    pub knobs: Knobs,
+    /// What can be switched; and the subsystem's identity.
+    pub(crate) knobs: Knobs,
     /// The trace points.
     pub trace: Trace,
     next_space: AtomicU64,
@@ -165,7 +166,9 @@ impl<M: Machine> Vm<M> {
         if !(1..=crate::machine::MAX_CPUS).contains(&cpus) {
             return Err(Errno::EINVAL);
         }
-        let frames = Frames::try_new(cpus, machine.regions())?;
+        // SAFETY: regions of a machine, by its promise memory that nothing else uses. No other machine is
+        // given to these frames, which stay in here.
+        let frames = unsafe { Frames::try_new(cpus, machine.regions()) }?;
         // SAFETY: nobody else has a `Local` of a subsystem that is being made; it is gone before
         // `cpu` can be called.
         let boot = unsafe { Local::claim(CpuId(0)) };
@@ -180,7 +183,7 @@ impl<M: Machine> Vm<M> {
             claims: ClaimSlots::try_new(cpus, |_| Default::default())?,
             inboxes: PerCpu::try_new(cpus, |_| Inbox::new())?,
             cpus: PerCpu::try_new_with(cpus, |_| CpuState::try_new(total))?,
-            knobs: Knobs::default(),
+            knobs: Knobs::new(Identity::new()),
             trace: Trace::default(),
             next_space: AtomicU64::new(1),
             machine,
@@ -196,12 +199,21 @@ impl<M: Machine> Vm<M> {
     /// The right to call the subsystem from CPU `id`.
     ///
     /// # Safety
-    /// There is at most one `Cpu` of each number at a time; `id` is below `Machine::cpus()`; and
-    /// what interrupts its holder inside a call does not use it.
+    /// - There is at most one `Cpu` of each number at a time, and `id` is below `Machine::cpus()`.
+    /// - It is used on CPU `id` only. It is `Send`, for on a machine whose CPUs are threads the CPU is whoever has
+    ///   it; where CPUs are cores, whoever made it keeps it on its core, and lends references, which are not.
+    /// - Nothing uses it in the middle of a call: not what interrupts its holder there, nor the heap that
+    ///   the call allocates from. (Closures that a call is given may use it, as far as the call says.)
     pub unsafe fn cpu(&self, id: CpuId) -> Cpu<'_, M> {
         // SAFETY: handed on to the caller.
         let local = unsafe { Local::claim(id) };
         Cpu { vm: self, state: self.cpus.remote(id), local, not_sync: PhantomData }
+    }
+
+    /// The knobs' present values.
+    #[inline]
+    pub const fn knobs(&self) -> &Knobs {
+        &self.knobs
     }
 
     /// Changes a knob, from now on.
@@ -311,6 +323,12 @@ impl<'v, M: Machine> Cpu<'v, M> {
     #[inline(always)]
     pub(crate) const fn local(&self) -> &Local {
         &self.local
+    }
+
+    /// The identity of the subsystem.
+    #[inline(always)]
+    pub(crate) fn identity(&self) -> Identity {
+        Identity::of(self.vm.knobs.locking_word())
     }
 
     #[inline(always)]

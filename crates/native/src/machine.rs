@@ -291,7 +291,8 @@ impl NativeMachine {
 //   nothing else uses, and frame bytes are that mapping's (host mapping, see `memory`).
 // - A TLB drops what is asked (may forget, never lies, see `tlb`); upper levels are not cached, and a
 //   walk is done by the CPU's own thread, which cannot be inside one when it invalidates.
-// - `interrupt` raises a line that `NativeCpu` looks at before every access of its program.
+// - `interrupt` raises a line, with release, that `NativeCpu` looks at before every access of its program, and takes
+//   with acquire. A `NativeCpu` exists while its CPU runs the space.
 // - The walk (see `mmu`) only sets accessed and dirty bits, by compare-and-swap of present entries.
 unsafe impl Machine for NativeMachine {
     fn cpus(&self) -> usize {

@@ -57,7 +57,7 @@ impl Ours {
 
     /// Whether its faults may map more than their page.
     pub fn maps_ahead(&self) -> bool {
-        self.native.vm().knobs.prefault_max_order() != 0
+        self.native.vm().knobs().prefault_max_order() != 0
     }
 
     /// What is seen of each of `steps`.

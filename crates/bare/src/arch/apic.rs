@@ -5,7 +5,7 @@
 
 use crate::percpu;
 use core::hint::spin_loop;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 use faultless::CpuId;
 use x86_64::instructions::port::Port;
 use x86_64::registers::model_specific::Msr;
@@ -152,8 +152,10 @@ pub(super) fn end_of_interrupt() {
     write(END_OF_INTERRUPT, 0);
 }
 
-/// Interrupts another CPU.
+/// Interrupts another CPU, which then sees all that this one has stored: the processor writes to the controller,
+/// whose registers it does not cache, after earlier stores, and the compiler leaves them in their order.
 pub fn interrupt(cpu: CpuId, vector: Vector) {
+    compiler_fence(Ordering::SeqCst);
     command(percpu::apic_id(cpu), ASSERT | vector as u32);
 }
 

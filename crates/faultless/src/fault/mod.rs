@@ -133,8 +133,10 @@ impl<M: Machine> Clone for Attempt<'_, '_, M> {
 impl<M: Machine> Copy for Attempt<'_, '_, M> {}
 
 impl<M: Machine> Space<M> {
-    /// Serves a page fault at `addr`: one that no thread's own access led to, as when a debugger reads
-    /// another program's memory.
+    /// Serves a page fault at `addr` that no thread's own access led to: as when the kernel touches memory on behalf of
+    /// no thread, or a debugger that of another program. It maps the page asked for (and of a file those
+    /// around it), and learns nothing. A page-fault handler calls [`fault_of`](Self::fault_of); a kernel without threads, whose
+    /// programs are CPUs, may call this one.
     ///
     /// `Ok` means that the access is to be tried again. Spurious calls do no harm.
     ///
@@ -166,7 +168,8 @@ impl<M: Machine> Space<M> {
     }
 
     /// Serves a page fault of a thread that runs in this space, at `addr`, and maps with it what is to be
-    /// expected next: up to 2^`prefault_max_order` pages. `thread` belongs to that thread alone; a new
+    /// expected next: up to 2^`prefault_max_order` pages. This is what a page-fault handler calls, with the thread that
+    /// was running; for accesses that are no thread's own there is [`fault`](Self::fault). `thread` belongs to that thread alone; a new
     /// thread has new ones, who forks [resets](ThreadStreams::reset) its own, and who ends or starts another
     /// program [leaves](Self::thread_leaves). Its
     /// calls that take pages away are best made [for it](Cpu::for_thread).
@@ -198,10 +201,13 @@ impl<M: Machine> Space<M> {
         let mut prepared = Prepared::Nothing;
         // What seldom happens gets the parts, so that these need not lie together in memory.
         let Asked { page, access, ahead } = asked;
-        let served = match self.locking(cpu) {
-            Locking::Speculative => self.speculate(cpu, asked, &mut prepared),
-            Locking::PerVma => self.under_vma_lock(cpu, page, access, ahead, &mut prepared),
-            Locking::MmapLock => None,
+        let locking = self.locking(cpu);
+        let served = if locking == Locking::Speculative {
+            self.speculate(cpu, asked, &mut prepared)
+        } else if locking == Locking::PerVma {
+            self.under_vma_lock(cpu, page, access, ahead, &mut prepared)
+        } else {
+            None
         };
         let served = match served {
             Some(kind) => Ok(kind),

@@ -86,6 +86,7 @@ impl<M: Machine> Space<M> {
         len: u64,
         advice: Advice,
     ) -> Result<(), Error> {
+        self.check_vm(cpu);
         let given = VirtRange::new(addr, addr.saturating_add(len));
         self.advise(cpu, addr, len, advice).map_err(|errno| Error {
             operation: "madvise",

@@ -68,10 +68,13 @@ pub struct FlushBatch<'a, 'v, M: Machine> {
 }
 
 impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
-    /// An empty batch. A CPU works on one at a time.
+    /// An empty batch.
+    ///
+    /// # Panics
+    /// When the CPU works on another: the two would gather frames in the same buffer.
     pub fn new(cpu: &'a Cpu<'v, M>, space: &'a Space<M>) -> Self {
         let busy = cpu.state().gather.busy.replace(true);
-        debug_assert!(!busy, "a CPU works on one flush batch at a time");
+        assert!(!busy, "a CPU works on one flush batch at a time");
         Self { cpu, space, owed: None, frames: 0 }
     }
 

@@ -25,6 +25,7 @@ impl<M: Machine> Space<M> {
     /// `ENOMEM`; then there is no child, and this space is as it was (pages that were writable may
     /// have to be made so again by faults).
     pub fn fork(&self, cpu: &Cpu<'_, M>) -> Result<Self, Error> {
+        self.check_vm(cpu);
         let once = || -> Result<Self, Errno> {
             let mut child = Self::new(cpu).map_err(|error| error.errno)?;
             // Let go of this space before the child ends, which takes locks of its own.

@@ -109,6 +109,10 @@ impl<M: Machine> Space<M> {
         flags: MapFlags,
         backing: Option<Backing<'_>>,
     ) -> Result<u64, Error> {
+        self.check_vm(cpu);
+        if let Some(backing) = &backing {
+            backing.object.check_vm(cpu);
+        }
         let given = VirtRange::new(addr, addr.saturating_add(len));
         let range = self.map(cpu, (addr, len), prot, flags, backing).map_err(|errno| Error {
             operation: "mmap",

@@ -3,7 +3,7 @@
 
 use super::Space;
 use super::write::Writing;
-use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
+use crate::addr::{FrameNumber, PAGE_SIZE, USER_END, VirtRange};
 use crate::error::OutOfMemory;
 use crate::fault::prepared::Prepared;
 use crate::fault::table;
@@ -64,8 +64,14 @@ pub(super) unsafe fn each_slot<M: Machine>(
 impl<M: Machine> Space<M> {
     /// The entry of the page at `addr`, or where it has no table the one above that says so, which is none or
     /// busy. It may be another a moment later.
+    ///
+    /// Beyond user space there is none: the upper half of the root table is the kernel's, and what it points to
+    /// need not be memory of the subsystem.
     pub(crate) fn entry_at(&self, cpu: &Cpu<'_, M>, addr: u64) -> Entry {
-        let _section = cpu.section();
+        let _section = self.section(cpu);
+        if addr >= USER_END {
+            return Entry::NONE;
+        }
         // SAFETY: inside a grace section.
         match unsafe { descend(cpu.vm().machine(), self.root(), addr) } {
             Reached::Last(slots) => node::load(&slots[node::index(addr, LAST)]),

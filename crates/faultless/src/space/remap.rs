@@ -58,6 +58,7 @@ impl<M: Machine> Space<M> {
         flags: RemapFlags,
         target: u64,
     ) -> Result<u64, Error> {
+        self.check_vm(cpu);
         let given = VirtRange::new(addr, addr.saturating_add(old_len));
         let refused = |errno| Error { operation: "mremap", range: given, errno };
         let request = check(addr, old_len, new_len, flags, target).map_err(refused)?;

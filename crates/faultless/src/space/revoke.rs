@@ -40,7 +40,7 @@ impl<M: Machine> Space<M> {
 
     /// A range that covers all pages of `object` from `first` on, if some may be mapped.
     fn hull(&self, cpu: &Cpu<'_, M>, object: &Shared<Object>, first: u64) -> Option<VirtRange> {
-        let section = cpu.section();
+        let section = self.section(cpu);
         self.tree
             .snapshot(&section)
             .iter_from(0)

@@ -210,6 +210,9 @@ impl Grace {
     /// Opens a section: what is linked now or later stays alive until the section ends.
     ///
     /// Writes this CPU's mark and nothing else. Sections nest, up to 255 deep.
+    ///
+    /// # Panics
+    /// When they nest deeper: the count would run into the epoch, and the sections would protect nothing.
     #[inline(always)]
     pub fn enter<'a>(&'a self, local: &'a Local) -> Section<'a> {
         let mark = self.marks.get(local);
@@ -220,7 +223,7 @@ impl Grace {
             mark.swap(epoch << NEST_BITS | opened, Ordering::SeqCst);
             fence_after_rmw();
         } else {
-            debug_assert!(now & NEST < NEST, "sections nest too deep");
+            assert!(now & NEST < NEST, "grace sections nest at most 255 deep on a CPU");
             // Release, so that a look at this value still sees the sections before.
             mark.store(now + 1, Ordering::Release);
         }
@@ -290,7 +293,7 @@ impl Grace {
     /// section, which would wait for itself, nor under a lock.
     ///
     /// # Panics
-    /// In builds with debug assertions, in a section or under a lock.
+    /// In a section; in builds with debug assertions, under a lock too.
     pub fn synchronize<W: Wait + ?Sized>(&self, local: &Local, wait: &W) {
         local.order().before::<GracePeriod>();
         self.await_sections(local, wait);
@@ -300,16 +303,16 @@ impl Grace {
     /// nothing else: these are not waited for in sections, so sections end all the same.
     ///
     /// # Panics
-    /// In builds with debug assertions, in a section or under another lock.
+    /// In a section; in builds with debug assertions, under another lock too.
     pub fn synchronize_locked<W: Wait + ?Sized>(&self, local: &Local, wait: &W) {
         local.order().before::<GraceSection>();
         self.await_sections(local, wait);
     }
 
     fn await_sections<W: Wait + ?Sized>(&self, local: &Local, wait: &W) {
-        debug_assert!(
+        assert!(
             self.marks.get(local).load(Ordering::Relaxed) & NEST == 0,
-            "waits for its own section"
+            "a CPU in a grace section would wait for the end of its own section"
         );
         // As if something were retired now.
         fence(Ordering::SeqCst);

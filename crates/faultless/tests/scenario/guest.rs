@@ -160,7 +160,8 @@ pub struct Guest<'a> {
 impl Drop for Guest<'_> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            self.space.deactivate(self.cpu);
+            // SAFETY: whose program has ended.
+            unsafe { self.space.deactivate(self.cpu) };
         }
     }
 }
@@ -507,7 +508,8 @@ impl<'a> Guest<'a> {
     /// Runs in another space on the same CPU for a while.
     pub fn switch<R>(&self, space: &Space, what: impl FnOnce(&Guest<'_>) -> R) -> R {
         self.poll();
-        self.space.deactivate(self.cpu);
+        // SAFETY: this program goes on when the CPU is back.
+        unsafe { self.space.deactivate(self.cpu) };
         let result = what(&Guest::enter(self.world, self.cpu, space));
         self.space.activate(self.cpu);
         result

@@ -8,3 +8,4 @@ mod objects;
 mod orders;
 mod prefault;
 mod races;
+mod soundness;
