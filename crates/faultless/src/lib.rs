@@ -78,6 +78,7 @@ pub mod frame;
 pub mod heap;
 pub mod knob;
 pub mod machine;
+mod reclaim;
 pub mod rmap;
 pub mod space;
 pub mod stat;

@@ -278,7 +278,7 @@ impl<M: Machine> Space<M> {
     #[cold]
     fn given_up(&self, cpu: &Cpu<'_, M>, page: u64, abort: Abort) {
         cpu.count(abort.counter());
-        if !self.cpus.any_but(cpu.id(), cpu.vm().machine().cpus()) {
+        if !self.core.cpus.any_but(cpu.id(), cpu.vm().machine().cpus()) {
             cpu.count(Counter::AbortSingleThreaded);
         }
         if let Some(point) = abort.point() {
@@ -381,7 +381,7 @@ impl<M: Machine> Space<M> {
                 Err(Refusal::NoMemory) if prepared.wait_for_one(cpu) => {}
                 Err(Refusal::NoHeap) if !settled => {
                     // What was retired may be what is missing. There is no more to wait for.
-                    cpu.settle_retired();
+                    cpu.settle_all();
                     settled = true;
                 }
                 Err(Refusal::NoMemory | Refusal::NoHeap) => {

@@ -13,6 +13,7 @@ impl<M: Machine> Space<M> {
     /// Unmaps everything and frees the space's tables. This CPU may still run it; no other does any
     /// more, or, if one does, its translations are flushed and it must not use the tables again.
     pub fn exit(mut self, cpu: &Cpu<'_, M>) {
+        cpu.vm().lazy.remove(cpu, &self.core);
         {
             let writing = self.write(cpu, [VirtRange::USER, VirtRange::new(0, 0)], 1);
             writing.stop(VirtRange::USER);

@@ -37,9 +37,9 @@ impl<M: Machine> Space<M> {
                 }
             }
         };
-        // What was retired may be what is missing.
+        // What can be reclaimed may be what is missing.
         let child = once().or_else(|_| {
-            cpu.settle_retired();
+            cpu.reclaim_all();
             once()
         });
         cpu.collect();
@@ -58,6 +58,9 @@ impl<M: Machine> Writing<'_, '_, M> {
         let mut batch = FlushBatch::new(self.cpu, self.space);
         let copied = self.copy_vmas(child, &mut batch);
         batch.finish();
+        if let Some(hull) = self.space.core.lazy.hull(self.cpu) {
+            self.cpu.vm().lazy.note(self.cpu, &child.core, hull);
+        }
         for entry in child.tree.snapshot(&self.cpu.section()).iter_from(0) {
             // SAFETY: the child's tree owns it, and nobody else knows the child.
             unsafe { entry.value.as_ref() }.sequence.end_write();
@@ -70,7 +73,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         child: &mut Space<M>,
         batch: &mut FlushBatch<'_, '_, M>,
     ) -> Result<(), OutOfMemory> {
-        let Space { tree, root, resident, .. } = child;
+        let Space { tree, root, core, .. } = child;
         let grace = &self.cpu.vm().grace;
         // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
         let mut edit = unsafe { tree.edit_mut(self.cpu.local(), grace) };
@@ -99,7 +102,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             }
             mapped += vma.area.range.pages();
             if has_private_pages(vma)
-                && let Err(oom) = self.share_pages(*root, vma.area.range, batch, resident)
+                && let Err(oom) = self.share_pages(*root, vma.area.range, batch, &core.resident)
             {
                 result = Err(oom);
                 break;

@@ -66,8 +66,8 @@ impl<M: Machine> Space<M> {
             if errno != Errno::ENOMEM {
                 return Err(errno);
             }
-            // What was retired may be what is missing.
-            cpu.settle_retired();
+            // What can be reclaimed may be what is missing.
+            cpu.reclaim_all();
             once()
         });
         cpu.collect();
@@ -321,6 +321,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         }
         self.move_pages(moved, new.start, &mut batch);
         batch.finish();
+        self.space.core.lazy.moved(self.cpu, moved, new);
         if !keep && !old.is_empty() {
             self.clear(old, was_here.as_ref());
         }
