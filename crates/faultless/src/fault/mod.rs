@@ -108,7 +108,8 @@ pub enum FaultError {
     },
     /// SIGBUS: the page lies beyond the end of its object.
     Bus,
-    /// No frame is left for it.
+    /// No frame is left for it, or no heap; or the page has as many mappings as can be counted (2^31 less
+    /// 2^20).
     OutOfMemory,
 }
 
@@ -384,7 +385,7 @@ impl<M: Machine> Space<M> {
                     cpu.settle_all();
                     settled = true;
                 }
-                Err(Refusal::NoMemory | Refusal::NoHeap) => {
+                Err(Refusal::NoMemory | Refusal::NoHeap | Refusal::TooManyMappings) => {
                     cpu.count(Counter::Oom);
                     return Err(FaultError::OutOfMemory);
                 }
@@ -430,6 +431,7 @@ impl<M: Machine> Space<M> {
             Abort::BeyondObject => Refusal::BeyondObject,
             Abort::NoMemory => Refusal::NoMemory,
             Abort::NoHeap => Refusal::NoHeap,
+            Abort::TooManyMappings => Refusal::TooManyMappings,
             // A ticket under a lock stands, and no abort is left that it could meet.
             _ => Refusal::Forbidden,
         })
@@ -444,6 +446,7 @@ enum Refusal {
     /// No frame is left.
     NoMemory,
     NoHeap,
+    TooManyMappings,
 }
 
 impl<M: Machine> Attempt<'_, '_, M> {

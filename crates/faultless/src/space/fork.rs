@@ -22,7 +22,7 @@ impl<M: Machine> Space<M> {
     /// contents. Private pages are shared by both, read-only, until one of them writes.
     ///
     /// # Errors
-    /// `ENOMEM`; then there is no child, and this space is as it was (pages that were writable may
+    /// `ENOMEM`, also when a page has as many mappings as can be counted; then there is no child, and this space is as it was (pages that were writable may
     /// have to be made so again by faults).
     pub fn fork(&self, cpu: &Cpu<'_, M>) -> Result<Self, Error> {
         let once = || -> Result<Self, Errno> {
@@ -166,7 +166,11 @@ impl<M: Machine> Writing<'_, '_, M> {
                     },
                 };
                 if !new.is_special() {
-                    frames.meta(new.frame()).get_ref();
+                    // The range is locked, so the parent's mapping stays, and its reference with it.
+                    if !frames.meta(new.frame()).get_mapping() {
+                        result = Err(OutOfMemory);
+                        break;
+                    }
                     shared += 1;
                 }
                 // What was mapped ahead in vain is the parent's to account for.

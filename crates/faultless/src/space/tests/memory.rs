@@ -3,9 +3,12 @@
 use super::guest::{self, TestVm, cpu, load, store};
 use crate::addr::PAGE_SIZE as P;
 use crate::audit::audit;
-use crate::fault::FaultError;
+use crate::error::Errno;
+use crate::fault::{Access, FaultError, FaultKind};
+use crate::file::Object;
+use crate::frame::FrameMeta;
 use crate::knob::Setting;
-use crate::space::{Advice, MapFlags, Prot, RemapFlags, Space};
+use crate::space::{Advice, Backing, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
@@ -194,4 +197,71 @@ fn fork_and_mremap_have_lazily_freed_pages_reclaimed() {
             end(&vm, &[&cpu], vec![space, child]);
         }
     }
+}
+
+/// A fork that cannot count another mapping of a page fails, and leaves the parent as it was.
+#[test]
+fn fork_fails_when_a_page_has_as_many_mappings_as_can_be_counted() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, AT, 8 * P);
+    (0..8).for_each(|page| store(&cpu, &space, AT + page * P, 1 + page).unwrap());
+    let meta = vm.frames.meta(space.entry_at(&cpu, AT + 5 * P).frame());
+    meta.preset_refs(FrameMeta::MAX_MAPPINGS);
+    assert_eq!(space.fork(&cpu).unwrap_err().errno, Errno::ENOMEM);
+    assert_eq!(meta.refs(), FrameMeta::MAX_MAPPINGS);
+    // One less, and there is room for one child.
+    meta.preset_refs(FrameMeta::MAX_MAPPINGS - 1);
+    let child = space.fork(&cpu).unwrap();
+    assert_eq!(meta.refs(), FrameMeta::MAX_MAPPINGS);
+    assert_eq!(space.fork(&cpu).unwrap_err().errno, Errno::ENOMEM);
+    // Who stores gets a copy all the same: the reference that it needs meanwhile is always to be had.
+    assert_eq!(child.fault(&cpu, AT + 5 * P, Access::Write), Ok(FaultKind::Copy));
+    meta.preset_refs(1);
+    for page in 0..8 {
+        assert_eq!(load(&cpu, &child, AT + page * P), Ok(1 + page));
+        store(&cpu, &space, AT + page * P, 10 + page).unwrap();
+    }
+    end(&vm, &[&cpu], vec![space, child]);
+}
+
+/// A fault that cannot count another mapping of a file's page says so, however often it is asked; who copies
+/// the page, and the kernel, are served.
+#[test]
+fn a_files_page_with_as_many_mappings_as_can_be_counted_is_refused() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let file = Object::try_new(&cpu, 8, 1).unwrap();
+    // SAFETY: the bytes of a page, aligned.
+    let put = |at: *mut u8| unsafe { at.cast::<u64>().write(5) };
+    // SAFETY: as above.
+    let get = |at: Option<*const u8>| at.map(|at| unsafe { at.cast::<u64>().read() });
+    (0..8).for_each(|page| file.write_page(&cpu, page, put).unwrap());
+    let backing = || Backing { object: &file, first: 0, may_write: true };
+    for (at, kind) in [(AT, MapFlags::SHARED), (2 * AT, MapFlags::PRIVATE)] {
+        let flags = kind | MapFlags::FIXED;
+        space.mmap_object(&cpu, at, 8 * P, RW, flags, backing()).unwrap();
+    }
+    let meta = vm.frames.meta(file.get(&cpu, 3).unwrap());
+    meta.preset_refs(FrameMeta::MAX_MAPPINGS);
+    for (at, access) in [(AT, Access::Read), (AT, Access::Write), (2 * AT, Access::Read)] {
+        let refused = Err(FaultError::OutOfMemory);
+        assert_eq!(space.fault(&cpu, at + 3 * P, access), refused);
+        // As a neighbour it is left out.
+        assert_eq!(space.fault(&cpu, at + 2 * P, access), Ok(FaultKind::Shared));
+        assert!(space.entry_at(&cpu, at + 3 * P).is_none());
+        space.madvise(&cpu, at, 8 * P, Advice::DontNeed).unwrap();
+    }
+    assert_eq!(space.fault(&cpu, 2 * AT + 3 * P, Access::Write), Ok(FaultKind::Copy));
+    assert_eq!(load(&cpu, &space, 2 * AT + 3 * P), Ok(5));
+    assert_eq!(file.read_page(&cpu, 3, get), Some(5));
+    file.write_page(&cpu, 3, put).unwrap();
+    assert_eq!(meta.refs(), FrameMeta::MAX_MAPPINGS);
+    meta.preset_refs(1);
+    assert_eq!(load(&cpu, &space, AT + 3 * P), Ok(5));
+    space.exit(&cpu);
+    Object::release(file, &cpu);
+    end(&vm, &[&cpu], vec![]);
 }
