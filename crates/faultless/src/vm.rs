@@ -50,6 +50,8 @@ pub(crate) struct CpuState {
     pub(crate) hint: Hint,
     /// Frames that calls let go of since it was last looked at.
     freed: Cell<usize>,
+    /// Whether the call that this CPU is in got no frame.
+    pub(crate) starved: Cell<bool>,
     /// Of the thread that this CPU makes a call for, or null. Set by [`Cpu::for_thread`] alone, which keeps
     /// it alive until it puts back what was there.
     thread: Cell<*const ThreadStreams>,
@@ -64,6 +66,7 @@ impl CpuState {
             resident: Resident::default(),
             hint: Hint::default(),
             freed: Cell::new(0),
+            starved: Cell::new(false),
             thread: Cell::new(ptr::null()),
         })
     }
@@ -118,7 +121,7 @@ impl Hint {
     }
 }
 
-// SAFETY: the cells (`gather`, `hint`, `freed`, `thread`) are reached only through `Cpu::state`, against the CPU's `Local`; other
+// SAFETY: the cells (`gather`, `hint`, `freed`, `starved`, `thread`) are reached only through `Cpu::state`, against the CPU's `Local`; other
 // CPUs read `counts` and `resident`, which are atomics.
 unsafe impl Sync for CpuState {}
 // SAFETY: as above; the hint's pointer is followed only as its invariant allows, on whichever thread is
@@ -397,7 +400,10 @@ impl<'v, M: Machine> Cpu<'v, M> {
     ///
     /// Flush requests are served after each [`RUN`](crate::frame::zeroed::RUN) frames; a CPU that has to
     /// be quick to answer something else gives a budget of so many, and calls again.
+    ///
+    /// It also frees what calls of this CPU retired, if that is more than a little.
     pub fn zero_ahead(&self, budget: usize) -> usize {
+        self.collect_idle();
         self.zero_for(budget, Counter::ZeroedIdle)
     }
 
@@ -482,7 +488,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
     }
 
     #[cold]
-    fn collect_now(&self) {
+    pub(crate) fn collect_now(&self) {
         for link in self.vm.grace.collect(&self.local) {
             // SAFETY: the grace period of the link is over, and it comes out once.
             unsafe { self.free_retired(link) };

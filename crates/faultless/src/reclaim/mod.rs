@@ -14,7 +14,7 @@
 
 pub(crate) mod lazy;
 
-use crate::error::OutOfMemory;
+use crate::error::{Errno, OutOfMemory};
 use crate::frame::{Clean, Frame};
 use crate::machine::{CpuId, Machine};
 use crate::sync::order::GracePeriod;
@@ -22,6 +22,9 @@ use crate::vm::Cpu;
 
 /// How many pages are reclaimed at a time for who needs one: as many as are flushed together.
 const BATCH: usize = crate::table::protocol::RUN;
+/// Retired objects beyond which an idle CPU tries to free them. A step of the epoch costs other CPUs' faults
+/// a look at the tree, so not for every few.
+const IDLE_ABOVE: usize = 16;
 
 impl<M: Machine> Cpu<'_, M> {
     /// Allocates a frame, after reclaiming some when there is none. Not inside a grace section, and holding
@@ -43,12 +46,42 @@ impl<M: Machine> Cpu<'_, M> {
         frame.ok_or(OutOfMemory)
     }
 
-    /// Makes free all that can be, for a call that failed for want of memory, which may have been frames or
-    /// heap, and more than one. Not inside a grace section, and holding no lock.
+    /// Makes a call that may need many frames. If it fails for want of memory, it is made once more, after
+    /// what is retired has been freed and, if it was frames that it wanted, all lazily freed pages have been
+    /// reclaimed. (`ENOMEM` has other reasons, too.) Not inside a grace section, and holding no lock.
+    ///
+    /// # Errors
+    /// What `call` returns.
+    pub(crate) fn with_memory<R>(&self, call: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
+        let starved = &self.state().starved;
+        starved.set(false);
+        call().or_else(|errno| {
+            if errno != Errno::ENOMEM {
+                return Err(errno);
+            }
+            self.settle_all();
+            if starved.take() {
+                self.reclaim_lazy(usize::MAX);
+            }
+            call()
+        })
+    }
+
+    /// Notes that the call that this CPU is in got no frame.
     #[cold]
-    pub(crate) fn reclaim_all(&self) {
-        self.settle_all();
-        self.reclaim_lazy(usize::MAX);
+    pub(crate) fn note_starved(&self) {
+        self.state().starved.set(true);
+    }
+
+    /// Frees what this CPU retired, if it is more than a little and nobody reads it any more: for a CPU that
+    /// has nothing else to do.
+    pub(crate) fn collect_idle(&self) {
+        // It takes two steps of the epoch.
+        for _ in 0..2 {
+            if self.vm().grace.pending(self.local()) > IDLE_ABOVE {
+                self.collect_now();
+            }
+        }
     }
 
     /// Frees all that any CPU had retired when it was called. Not inside a grace section, and holding no

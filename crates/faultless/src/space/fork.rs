@@ -37,11 +37,7 @@ impl<M: Machine> Space<M> {
                 }
             }
         };
-        // What can be reclaimed may be what is missing.
-        let child = once().or_else(|_| {
-            cpu.reclaim_all();
-            once()
-        });
+        let child = cpu.with_memory(once);
         cpu.collect();
         child.map_err(|errno| Error { operation: "fork", range: VirtRange::USER, errno })
     }

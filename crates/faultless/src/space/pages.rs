@@ -98,6 +98,7 @@ pub(super) unsafe fn last_table<'v, M: Machine>(
                     && table::publish(cpu, Ticket::held(), slot, level, &mut prepared)
                         == Err(Abort::NoMemory)
                 {
+                    cpu.note_starved();
                     break Err(OutOfMemory);
                 }
             }

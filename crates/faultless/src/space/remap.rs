@@ -61,15 +61,7 @@ impl<M: Machine> Space<M> {
         let given = VirtRange::new(addr, addr.saturating_add(old_len));
         let refused = |errno| Error { operation: "mremap", range: given, errno };
         let request = check(addr, old_len, new_len, flags, target).map_err(refused)?;
-        let once = || self.remap(cpu, &request);
-        let moved = once().or_else(|errno| {
-            if errno != Errno::ENOMEM {
-                return Err(errno);
-            }
-            // What can be reclaimed may be what is missing.
-            cpu.reclaim_all();
-            once()
-        });
+        let moved = cpu.with_memory(|| self.remap(cpu, &request));
         cpu.collect();
         moved.map_err(refused)
     }

@@ -88,6 +88,39 @@ fn retired_tables_are_counted_one_by_one() {
     end(&vm, &[&cpu], vec![space]);
 }
 
+/// An idle CPU frees what it retired.
+#[test]
+fn an_idle_cpu_frees_what_it_retired() {
+    let vm = guest::vm(1, 513);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, AT, 40 * GIB);
+    (0..40).for_each(|gib| store(&cpu, &space, AT + gib * GIB, gib).unwrap());
+    space.munmap(&cpu, AT, 40 * GIB).unwrap();
+    assert_eq!(vm.audit(&cpu).unwrap().retired, 80);
+    assert_eq!(cpu.zero_ahead(8), 0, "there is no pool");
+    assert_eq!(vm.audit(&cpu).unwrap().retired, 0);
+    end(&vm, &[&cpu], vec![space]);
+}
+
+/// A call that is refused for another reason than want of frames costs no program its pages.
+#[test]
+fn lazily_freed_pages_stay_while_there_are_frames() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, AT, 16 * P);
+    (0..16).for_each(|page| store(&cpu, &space, AT + page * P, 1 + page).unwrap());
+    space.madvise(&cpu, AT, 8 * P, Advice::Free).unwrap();
+    // It cannot grow where it is.
+    let refused = space.mremap(&cpu, AT, P, 2 * P, RemapFlags::empty(), 0).unwrap_err();
+    assert_eq!(refused.errno, Errno::ENOMEM);
+    (0..8).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(1 + page)));
+    let counts = vm.totals();
+    assert_eq!([Counter::LazyFree, Counter::LazilyFreed].map(|of| counts.get(of)), [8, 0]);
+    end(&vm, &[&cpu], vec![space]);
+}
+
 /// Pages that a program has given up are there for whoever needs a frame.
 #[test]
 fn lazily_freed_pages_are_reclaimed_before_memory_is_out() {
