@@ -180,7 +180,7 @@ fn lazily_freed_pages_are_found_where_they_went() {
     end(&vm, &[&cpu], vec![space]);
 }
 
-/// A space that ended, or was forgotten, is no obstacle to who looks for pages.
+/// A space that ended is not on the list any more, and those that were listed before and after it are.
 #[test]
 fn spaces_that_are_gone_are_not_looked_at() {
     let vm = guest::vm(1, 256);
@@ -192,11 +192,16 @@ fn spaces_that_are_gone_are_not_looked_at() {
         space.madvise(&cpu, AT, pages * P, Advice::Free).unwrap();
         space
     };
+    let end_of = |space: TestSpace| {
+        let core = space.core.clone();
+        space.exit(&cpu);
+        assert!(core.into_last().is_some(), "a space that ended is still on the list");
+    };
     for _ in 0..3 {
-        advised(100).exit(&cpu);
+        end_of(advised(100));
     }
-    let (first, second) = (advised(50), advised(50));
-    first.exit(&cpu);
+    let [first, second, third, fourth] = [20, 50, 20, 20].map(advised);
+    [third, first, fourth].into_iter().for_each(end_of);
     map(&cpu, &second, 3 * GIB, GIB);
     let before = vm.totals();
     assert!(fill(&cpu, &second, 3 * GIB) > 220);
