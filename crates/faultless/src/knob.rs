@@ -318,6 +318,7 @@ impl Knobs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::format;
 
     #[test]
     fn settings_parse_or_say_what_is_expected() {

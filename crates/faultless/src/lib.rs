@@ -82,6 +82,7 @@ pub mod heap;
 mod identity;
 pub mod knob;
 pub mod machine;
+mod reclaim;
 pub mod rmap;
 pub mod safety;
 pub mod space;

@@ -9,12 +9,15 @@ use crate::frame::{Census, Clean, Frame, FrameMeta, Frames, Imbalance, Run, Use,
 use crate::identity::Identity;
 use crate::knob::{Knobs, Setting};
 use crate::machine::{CpuId, Machine, SpaceId};
+use crate::reclaim::lazy;
+use crate::space::Space;
 use crate::space::batch::Gather;
+use crate::space::fixed::Core;
 use crate::space::tree::{self, RETIRE_TREE_NODE};
 use crate::space::vma::Vma;
 use crate::stat::{Counter, Counts, Totals, Trace};
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::grace::{Grace, RetireLink, Section};
+use crate::sync::grace::{Grace, RetireChain, RetireLink, Section};
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{GracePeriod, Record};
 use crate::sync::percpu::{Local, PerCpu};
@@ -48,6 +51,8 @@ pub(crate) struct CpuState {
     pub(crate) hint: Hint,
     /// Frames that calls let go of since it was last looked at.
     freed: Cell<usize>,
+    /// Whether the call that this CPU is in got no frame.
+    pub(crate) starved: Cell<bool>,
     /// Of the thread that this CPU makes a call for, or null. Set by [`Cpu::for_thread`] alone, which keeps
     /// it alive until it puts back what was there.
     thread: Cell<*const ThreadStreams>,
@@ -62,6 +67,7 @@ impl CpuState {
             resident: Resident::default(),
             hint: Hint::default(),
             freed: Cell::new(0),
+            starved: Cell::new(false),
             thread: Cell::new(ptr::null()),
         })
     }
@@ -116,7 +122,7 @@ impl Hint {
     }
 }
 
-// SAFETY: the cells (`gather`, `hint`, `freed`, `thread`) are reached only through `Cpu::state`, against the CPU's `Local`; other
+// SAFETY: the cells (`gather`, `hint`, `freed`, `starved`, `thread`) are reached only through `Cpu::state`, against the CPU's `Local`; other
 // CPUs read `counts` and `resident`, which are atomics.
 unsafe impl Sync for CpuState {}
 // SAFETY: as above; the hint's pointer is followed only as its invariant allows, on whichever thread is
@@ -145,6 +151,8 @@ pub struct Vm<M: Machine> {
     pub(crate) knobs: Knobs,
     /// The trace points.
     pub trace: Trace,
+    /// Where lazily freed pages may be.
+    pub(crate) lazy: lazy::Spaces,
     next_space: AtomicU64,
 }
 
@@ -185,6 +193,7 @@ impl<M: Machine> Vm<M> {
             cpus: PerCpu::try_new_with(cpus, |_| CpuState::try_new(total))?,
             knobs: Knobs::new(Identity::new()),
             trace: Trace::default(),
+            lazy: lazy::Spaces::default(),
             next_space: AtomicU64::new(1),
             machine,
         })
@@ -409,7 +418,10 @@ impl<'v, M: Machine> Cpu<'v, M> {
     ///
     /// Flush requests are served after each [`RUN`](crate::frame::zeroed::RUN) frames; a CPU that has to
     /// be quick to answer something else gives a budget of so many, and calls again.
+    ///
+    /// It also frees what calls of this CPU retired, if that is more than a little.
     pub fn zero_ahead(&self, budget: usize) -> usize {
+        self.collect_idle();
         self.zero_for(budget, Counter::ZeroedIdle)
     }
 
@@ -443,48 +455,42 @@ impl<'v, M: Machine> Cpu<'v, M> {
         done
     }
 
-    /// Allocates a frame, after waiting for what is about to be free when there is none. Not inside
-    /// a grace section, and holding no lock.
-    pub(crate) fn alloc_or_wait(&self) -> Result<Frame<Clean>, OutOfMemory> {
-        self.local.order().before::<GracePeriod>();
-        self.alloc()
-            .or_else(|| {
-                self.settle_retired();
-                self.alloc()
-            })
-            .ok_or(OutOfMemory)
-    }
-
     pub(crate) fn free<S: crate::frame::Settled>(&self, frame: Frame<S>) {
         self.vm.frames.free(&self.local, frame, self);
     }
 
-    /// Drops a reference of a mapping that was flushed, and frees the frame if it was the last.
+    /// Drops a reference of a mapping that was flushed, and frees the frame if it was the last. Returns
+    /// whether it was.
     ///
     /// # Safety
     /// The caller had the reference; the mapping that it stood for is gone and has been flushed
     /// from every CPU that could hold it.
-    pub(crate) unsafe fn put_unmapped(&self, number: FrameNumber) {
-        if self.vm.frames.meta(number).put_ref() == 0 {
+    pub(crate) unsafe fn put_unmapped(&self, number: FrameNumber) -> bool {
+        let last = self.vm.frames.meta(number).put_ref() == 0;
+        if last {
             // SAFETY: the last reference was ours. Every reference is put only after its mapping
             // was flushed (space::batch), so no CPU holds a translation.
             let frame = unsafe { self.vm.frames.reclaim(number).settle() };
             self.free(frame);
         }
+        last
     }
 
-    /// Hands an object to the grace period.
+    /// Hands unlinked tables to the grace period.
     ///
     /// # Safety
-    /// New readers cannot find the object; it is of the kind that its link says, and retired once.
-    pub(crate) unsafe fn retire(&self, link: NonNull<RetireLink>) {
+    /// New readers cannot find the tables; the links are those of their frames, and retired once.
+    pub(crate) unsafe fn retire_all(&self, mut tables: RetireChain) {
         if lost(Mutant::TableGrace) {
-            // SAFETY: retired once.
-            unsafe { self.free_retired(link) };
+            // SAFETY: ours alone; retired once.
+            while let Some(link) = unsafe { tables.pop() } {
+                // SAFETY: retired once.
+                unsafe { self.free_retired(link) };
+            }
             return;
         }
         // SAFETY: handed on.
-        unsafe { self.vm.grace.retire(&self.local, link) };
+        unsafe { self.vm.grace.retire_all(&self.local, tables) };
     }
 
     /// What a call does last, when it holds nothing any more: frees what no reader can see any more, when
@@ -500,7 +506,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
     }
 
     #[cold]
-    fn collect_now(&self) {
+    pub(crate) fn collect_now(&self) {
         for link in self.vm.grace.collect(&self.local) {
             // SAFETY: the grace period of the link is over, and it comes out once.
             unsafe { self.free_retired(link) };
@@ -525,7 +531,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
 
     /// # Safety
     /// `link` came out of the grace period, once.
-    unsafe fn free_retired(&self, link: NonNull<RetireLink>) {
+    pub(crate) unsafe fn free_retired(&self, link: NonNull<RetireLink>) {
         // SAFETY: the object that holds the link is alive until it is freed here.
         match unsafe { link.as_ref() }.kind() {
             RETIRE_TREE_NODE => {
@@ -540,10 +546,11 @@ impl<'v, M: Machine> Cpu<'v, M> {
             }
             kind => {
                 debug_assert_eq!(kind, FrameMeta::RETIRE_KIND);
-                let table = self.vm.frames.table().of_link(link);
-                let level = self.vm.frames.meta(table).index.load(Ordering::Relaxed) as u32;
-                // SAFETY: unlinked before it was retired; the grace period is over.
-                unsafe { self.free_tables(table, level) };
+                // That of the entry it was in. A copying fault that saw the frame in an earlier life
+                // may have another, for the moment until it looks again; then the frame is its to
+                // free.
+                // SAFETY: unlinked and flushed before its grace period, which is over.
+                unsafe { self.put_unmapped(self.vm.frames.table().of_link(link)) };
             }
         }
     }
@@ -566,9 +573,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
         // SAFETY: handed on.
         unsafe {
             range::free_all(&self.vm.machine, table, level, &mut |number| {
-                // That of the entry it was in. A copying fault that saw the frame in an earlier life
-                // may have another, for the moment until it looks again; then the frame is its to
-                // free.
+                // As in `free_retired`.
                 self.put_unmapped(number);
             });
         }
@@ -598,13 +603,27 @@ impl<'v, M: Machine> Cpu<'v, M> {
 
     /// Counts resident pages of `space`, on this CPU's own line while it runs that space.
     #[inline(always)]
-    pub(crate) fn add_resident(&self, space: &crate::space::Space<M>, pages: i64) {
+    pub(crate) fn add_resident(&self, space: &Space<M>, pages: i64) {
+        if !self.add_resident_here(space.id(), pages) {
+            space.core.resident.fetch_add(pages as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// [`add_resident`](Self::add_resident) of a space of which only its core is known.
+    pub(crate) fn add_resident_of(&self, core: &Core, pages: i64) {
+        if !self.add_resident_here(core.id, pages) {
+            core.resident.fetch_add(pages as u64, Ordering::Relaxed);
+        }
+    }
+
+    #[inline(always)]
+    fn add_resident_here(&self, space: SpaceId, pages: i64) -> bool {
         let resident = &self.state().resident;
-        if resident.space.load(Ordering::Relaxed) == space.id().0 {
+        let here = resident.space.load(Ordering::Relaxed) == space.0;
+        if here {
             let now = resident.pages.load(Ordering::Relaxed).wrapping_add(pages as u64);
             resident.pages.store(now, Ordering::Relaxed);
-        } else {
-            space.resident.fetch_add(pages as u64, Ordering::Relaxed);
         }
+        here
     }
 }

@@ -108,7 +108,8 @@ pub enum FaultError {
     },
     /// SIGBUS: the page lies beyond the end of its object.
     Bus,
-    /// No frame is left for it.
+    /// No frame is left for it, or no heap; or the page has as many mappings as can be counted (2^31 less
+    /// 2^20).
     OutOfMemory,
 }
 
@@ -284,7 +285,7 @@ impl<M: Machine> Space<M> {
     #[cold]
     fn given_up(&self, cpu: &Cpu<'_, M>, page: u64, abort: Abort) {
         cpu.count(abort.counter());
-        if !self.cpus.any_but(cpu.id(), cpu.vm().machine().cpus()) {
+        if !self.core.cpus.any_but(cpu.id(), cpu.vm().machine().cpus()) {
             cpu.count(Counter::AbortSingleThreaded);
         }
         if let Some(point) = abort.point() {
@@ -387,10 +388,10 @@ impl<M: Machine> Space<M> {
                 Err(Refusal::NoMemory) if prepared.wait_for_one(cpu) => {}
                 Err(Refusal::NoHeap) if !settled => {
                     // What was retired may be what is missing. There is no more to wait for.
-                    cpu.settle_retired();
+                    cpu.settle_all();
                     settled = true;
                 }
-                Err(Refusal::NoMemory | Refusal::NoHeap) => {
+                Err(Refusal::NoMemory | Refusal::NoHeap | Refusal::TooManyMappings) => {
                     cpu.count(Counter::Oom);
                     return Err(FaultError::OutOfMemory);
                 }
@@ -436,6 +437,7 @@ impl<M: Machine> Space<M> {
             Abort::BeyondObject => Refusal::BeyondObject,
             Abort::NoMemory => Refusal::NoMemory,
             Abort::NoHeap => Refusal::NoHeap,
+            Abort::TooManyMappings => Refusal::TooManyMappings,
             // A ticket under a lock stands, and no abort is left that it could meet.
             _ => Refusal::Forbidden,
         })
@@ -450,6 +452,7 @@ enum Refusal {
     /// No frame is left.
     NoMemory,
     NoHeap,
+    TooManyMappings,
 }
 
 impl<M: Machine> Attempt<'_, '_, M> {

@@ -32,7 +32,7 @@ use crate::error::Errno;
 use crate::fault::prepared::Prepared;
 use crate::fault::table;
 use crate::fault::ticket::{Abort, Ticket};
-use crate::frame::Use;
+use crate::frame::{FrameMeta, Use};
 use crate::heap::Shared;
 use crate::identity::Identity;
 use crate::machine::Machine;
@@ -266,12 +266,33 @@ impl Object {
     /// The page at `index`, with a reference for the caller, if it is there. The caller owns a share of
     /// the object, or sees one in a VMA.
     pub(crate) fn get<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64) -> Option<FrameNumber> {
-        Self::refer(cpu, self.slot(cpu, index)?)
+        Self::refer(cpu, self.slot(cpu, index)?, FrameMeta::get_ref_unless_zero)
     }
 
-    /// One more reference to the page that `slot`, an entry of an object, names, if it names one.
+    /// The page that `slot`, an entry of an object, names, with a reference for a mapping of it; if it names
+    /// one, and the page has not as many mappings as can be counted.
     #[inline(always)]
-    pub(crate) fn refer<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) -> Option<FrameNumber> {
+    pub(crate) fn refer_to_map<M: Machine>(
+        cpu: &Cpu<'_, M>,
+        slot: &AtomicU64,
+    ) -> Option<FrameNumber> {
+        Self::refer(cpu, slot, FrameMeta::get_mapping_unless_zero)
+    }
+
+    /// Whether the page that `slot` names has as many mappings as can be counted.
+    pub(crate) fn is_full<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) -> bool {
+        let seen = node::load(slot);
+        seen.is_present() && cpu.vm().frames.meta(seen.frame()).is_full()
+    }
+
+    /// One more reference to the page that `slot`, an entry of an object, names, if it names one, and
+    /// `take` can take one.
+    #[inline(always)]
+    fn refer<M: Machine>(
+        cpu: &Cpu<'_, M>,
+        slot: &AtomicU64,
+        take: impl Fn(&FrameMeta) -> bool,
+    ) -> Option<FrameNumber> {
         loop {
             let seen = node::load(slot);
             if !seen.is_present() {
@@ -279,7 +300,7 @@ impl Object {
             }
             let frame = seen.frame();
             let meta = cpu.vm().frames.meta(frame);
-            if !meta.get_ref_unless_zero() {
+            if !take(meta) {
                 // On its way out; or it has as many references as can be counted.
                 if meta.refs() != 0 && node::load(slot) == seen {
                     return None;

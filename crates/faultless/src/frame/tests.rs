@@ -226,10 +226,15 @@ fn references_are_counted_and_the_last_one_is_final() {
     let number = frames.publish(frame, Use::Anon, 5, 6);
     let meta = frames.meta(number);
     assert!(meta.get_ref_unless_zero());
-    meta.get_ref();
+    assert!(meta.get_mapping());
     assert_eq!(meta.refs(), 3);
     assert_eq!((meta.put_ref(), meta.put_ref(), meta.put_ref()), (2, 1, 0));
     assert!(!meta.get_ref_unless_zero(), "gone");
+    meta.set_refs(FrameMeta::MAX_MAPPINGS - 1);
+    assert!(!meta.is_full() && meta.get_mapping());
+    assert!(meta.is_full() && !meta.get_mapping() && !meta.get_mapping_unless_zero());
+    assert_eq!(meta.refs(), FrameMeta::MAX_MAPPINGS);
+    assert!(meta.get_ref_unless_zero(), "there is always room for a transient reference");
     meta.set_refs(FrameMeta::MAX_REFS);
     assert!(!meta.get_ref_unless_zero(), "full");
     meta.set_refs(0);

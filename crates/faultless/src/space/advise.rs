@@ -9,6 +9,7 @@ use crate::error::{Errno, Error};
 use crate::fault::Access;
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
+use crate::stat::Counter;
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::entry::Entry;
 use crate::table::{node, protocol};
@@ -171,6 +172,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// store makes them dirty again, which is why translations that allow stores are dropped.
     fn free_lazily(&self, range: VirtRange) {
         self.stop(range);
+        let mut cleaned = 0;
         let mut batch = FlushBatch::new(self.cpu, self.space);
         // SAFETY: the range is locked.
         unsafe {
@@ -189,8 +191,13 @@ impl<M: Machine> Writing<'_, '_, M> {
                 if new.needs_flush(old) && !lost(Mutant::FreeFlush) {
                     batch.flush(VirtRange::page(addr));
                 }
+                cleaned += u64::from(old.is_dirty() && !new.is_dirty());
             });
         }
         batch.finish();
+        if cleaned != 0 {
+            self.cpu.state().counts.add(Counter::LazyFree, cleaned);
+            self.cpu.vm().lazy.note(self.cpu, &self.space.core, range);
+        }
     }
 }

@@ -16,8 +16,9 @@ impl<M: Machine> Space<M> {
     /// `cpu` is of another [`Vm`](crate::Vm). The space's frames are lost then.
     pub fn exit(mut self, cpu: &Cpu<'_, M>) {
         self.check_vm(cpu);
-        let inside = self.cpus.iter(cpu.vm().machine().cpus()).next();
+        let inside = self.core.cpus.iter(cpu.vm().machine().cpus()).next();
         assert!(inside.is_none(), "{:?} is to end while {inside:?} runs it", self.id());
+        cpu.vm().lazy.remove(cpu, &self.core);
         {
             let writing = self.write(cpu, [VirtRange::USER, VirtRange::new(0, 0)], 1);
             writing.stop(VirtRange::USER);

@@ -12,6 +12,7 @@ mod advise;
 pub(crate) mod batch;
 mod brk;
 mod exit;
+pub(crate) mod fixed;
 mod fork;
 mod grow;
 mod leave;
@@ -40,6 +41,7 @@ pub use vma::{Area, Prot, VmaFlags};
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::error::{Errno, Error};
 use crate::frame::Use;
+use crate::heap::Shared;
 use crate::identity::Identity;
 use crate::knob::{Locking, Policy};
 use crate::machine::{Invalidate, Machine, SpaceId};
@@ -48,15 +50,14 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::HeapBounds;
-use crate::sync::percpu::Padded;
-use crate::sync::range::{RangeGuard, RangeLock};
-use crate::sync::rwlock::{ReadGuard, RwLock, WriteGuard};
+use crate::sync::range::RangeGuard;
+use crate::sync::rwlock::{ReadGuard, WriteGuard};
 use crate::sync::spin::SpinLock;
 use crate::table::node::ROOT;
-use crate::tlb::cpuset::CpuSet;
 use crate::vm::Cpu;
 use core::fmt;
 use core::marker::PhantomData;
+use fixed::Core;
 use tree::Tree;
 use vma::Vma;
 
@@ -90,11 +91,8 @@ pub struct Space<M: Machine> {
     /// How its pages were used before they were taken away.
     pub(crate) past: leave::Memory,
     pub(crate) tree: Tree<Vma>,
-    ranges: Padded<RangeLock>,
-    pub(crate) mmap_lock: Padded<RwLock>,
-    pub(crate) cpus: Padded<CpuSet>,
-    /// Resident pages, but for what the CPUs that run it have not added yet.
-    pub(crate) resident: AtomicU64,
+    /// What others than the owner may find.
+    pub(crate) core: Shared<Core>,
     /// Pages of all VMAs.
     mapped: AtomicU64,
     heap: SpinLock<Heap, HeapBounds>,
@@ -119,22 +117,25 @@ impl<M: Machine> Space<M> {
     /// An empty space.
     ///
     /// # Errors
-    /// `ENOMEM` when no frame is left for its root table.
+    /// `ENOMEM` when no frame is left for its root table, or the heap is exhausted.
     pub fn new(cpu: &Cpu<'_, M>) -> Result<Self, Error> {
         let refused =
             |_| Error { operation: "new space", range: VirtRange::USER, errno: Errno::ENOMEM };
         let frame = cpu.alloc_or_wait().map_err(refused)?.zero(cpu.vm().machine());
         let root = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(ROOT));
+        let id = cpu.vm().new_space_id();
+        let core = Shared::try_new(Core::new(id, root)).map_err(|oom| {
+            // SAFETY: nobody has seen the table.
+            unsafe { cpu.free_tables(root, ROOT) };
+            refused(oom)
+        })?;
         Ok(Self {
-            id: cpu.vm().new_space_id(),
+            id,
             root,
             locking: AtomicU64::new(cpu.vm().knobs.locking_word()),
             past: leave::Memory::new(),
             tree: Tree::new(),
-            ranges: Padded(RangeLock::new()),
-            mmap_lock: Padded(RwLock::new()),
-            cpus: Padded(CpuSet::new()),
-            resident: AtomicU64::new(0),
+            core,
             mapped: AtomicU64::new(0),
             heap: SpinLock::ordered(Heap { start: HEAP_START, end: HEAP_START }),
             machine: PhantomData,
@@ -168,7 +169,7 @@ impl<M: Machine> Space<M> {
         let before = resident.space.load(Ordering::Relaxed);
         assert!(before == 0, "{cpu:?} is to run {:?}, but runs {:?}", self.id, SpaceId(before));
         resident.space.store(self.id.0, Ordering::Relaxed);
-        self.cpus.insert(cpu.id());
+        self.core.cpus.insert(cpu.id());
     }
 
     /// Stops to run the space on this CPU. Its translations are dropped.
@@ -188,10 +189,10 @@ impl<M: Machine> Space<M> {
         if !lost(Mutant::LeaveFlush) {
             cpu.vm().machine().invalidate(cpu.id(), self.id, Invalidate::All);
         }
-        self.cpus.remove(cpu.id());
+        self.core.cpus.remove(cpu.id());
         // What was posted meanwhile is done by the flush above; its sender may be waiting.
         cpu.serve_flushes();
-        self.resident.fetch_add(resident.pages.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.core.resident.fetch_add(resident.pages.load(Ordering::Relaxed), Ordering::Relaxed);
         resident.pages.store(0, Ordering::Relaxed);
         resident.space.store(0, Ordering::Relaxed);
     }
@@ -240,9 +241,9 @@ impl<M: Machine> Space<M> {
     fn switch_locking(&self, cpu: &Cpu<'_, M>, wanted: u64) {
         self.check_vm(cpu);
         let vm = cpu.vm();
-        let _coarse = self.mmap_lock.write(cpu);
+        let _coarse = self.core.mmap_lock.write(cpu);
         let all = [VirtRange::USER, VirtRange::new(0, 0)];
-        let _fine = self.ranges.acquire(&vm.claims, cpu.local(), all, cpu);
+        let _fine = self.core.ranges.acquire(&vm.claims, cpu.local(), all, cpu);
         self.locking.store(wanted, Ordering::Release);
         vm.grace.synchronize_locked(cpu.local(), cpu);
     }
@@ -255,7 +256,7 @@ impl<M: Machine> Space<M> {
                 self.claim_page(cpu, page)
             } else {
                 cpu.count(Counter::MmapLockRead);
-                Guard::Reading { _guard: self.mmap_lock.read(cpu) }
+                Guard::Reading { _guard: self.core.mmap_lock.read(cpu) }
             };
             if self.locking_in_force() == locking {
                 return guard;
@@ -268,7 +269,7 @@ impl<M: Machine> Space<M> {
     fn claim_page<'a>(&'a self, cpu: &'a Cpu<'_, M>, page: VirtRange) -> Guard<'a> {
         cpu.count(Counter::RangeLockFault);
         let ranges = [page, VirtRange::new(0, 0)];
-        let guard = self.ranges.acquire(&cpu.vm().claims, cpu.local(), ranges, cpu);
+        let guard = self.core.ranges.acquire(&cpu.vm().claims, cpu.local(), ranges, cpu);
         Guard::Range { _guard: guard }
     }
 
@@ -280,7 +281,7 @@ impl<M: Machine> Space<M> {
         leave: impl FnOnce(),
     ) -> Guard<'a> {
         let claims = &cpu.vm().claims;
-        let guard = self.ranges.acquire_leaving(claims, cpu.local(), ranges, cpu, leave);
+        let guard = self.core.ranges.acquire_leaving(claims, cpu.local(), ranges, cpu, leave);
         Guard::Range { _guard: guard }
     }
 }

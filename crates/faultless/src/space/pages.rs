@@ -14,6 +14,7 @@ use crate::space::tree::View;
 use crate::space::vma::Vma;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::grace::RetireChain;
 use crate::table::entry::Entry;
 use crate::table::node::{self, ENTRIES, LAST};
 use crate::table::protocol;
@@ -103,6 +104,7 @@ pub(super) unsafe fn last_table<'v, M: Machine>(
                     && table::publish(cpu, Ticket::held(), slot, level, &mut prepared)
                         == Err(Abort::NoMemory)
                 {
+                    cpu.note_starved();
                     break Err(OutOfMemory);
                 }
             }
@@ -162,19 +164,24 @@ impl<M: Machine> Writing<'_, '_, M> {
         }
         let machine = self.cpu.vm().machine();
         let frames = &self.cpu.vm().frames;
+        let mut unlinked = RetireChain::default();
         let mut retire = |number: FrameNumber, level: u32| {
-            // CPUs may have cached the way to the table.
-            batch.flush(hull);
             self.cpu.count(Counter::TablePruned);
             let meta = frames.meta(number);
             debug_assert_eq!(meta.index.load(Ordering::Relaxed), u64::from(level));
             meta.set_use(crate::frame::Use::Retired);
-            // SAFETY: unlinked just now, with every VMA over its span gone; retired once. The batch
-            // is finished before this call's section closes, so before the table is freed.
-            unsafe { self.cpu.retire(meta.retire_link()) };
+            // SAFETY: met once; alive until it is retired below.
+            unsafe { unlinked.push(meta.retire_link()) };
         };
         // SAFETY: `hull` is locked and without a VMA; entries without a VMA are empty.
         unsafe { range::prune(machine, self.space.root(), hull, self.cpu, &mut retire) };
+        if !unlinked.is_empty() {
+            // CPUs may have cached the way to the tables.
+            batch.flush(hull);
+            // SAFETY: unlinked just now, with every VMA over their spans gone; retired once. The batch
+            // is finished before this call's section closes, so before a table is freed.
+            unsafe { self.cpu.retire_all(unlinked) };
+        }
     }
 
     /// Makes the tables over `range`, so that what follows cannot fail for want of them.

@@ -313,7 +313,7 @@ impl<M: Machine> Space<M> {
     pub fn resident_pages(&self, cpu: &Cpu<'_, M>) -> u64 {
         self.check_vm(cpu);
         let vm = cpu.vm();
-        let mut pages = self.resident.load(Ordering::Relaxed);
+        let mut pages = self.core.resident.load(Ordering::Relaxed);
         for id in 0..vm.machine().cpus() {
             let resident = &vm.cpus.remote(CpuId(id as u16)).resident;
             if resident.space.load(Ordering::Relaxed) == self.id().0 {

@@ -67,6 +67,12 @@ pub enum Mutant {
     ProtectFlush,
     /// A fork flushes what it made read-only.
     ForkFlush,
+    /// Reclaim takes pages that are not dirty. It takes what was stored to since, and loses the store.
+    ReclaimLooksAtDirty,
+    /// Reclaim flushes before it drops the references. The frame has its next owner while it is mapped.
+    ReclaimFlush,
+    /// Who ends a space waits for reclaim in it. It frees tables that are being looked at.
+    ExitAwaitsReclaim,
     /// What is marked as clean is flushed. A store through an old translation leaves it marked so, and who
     /// reclaims it loses the store.
     FreeFlush,
