@@ -64,6 +64,10 @@ pub enum Invalidate {
 /// - After `interrupt(c)`, CPU `c` calls [`Cpu::serve_flushes`](crate::Cpu::serve_flushes) soon,
 ///   between two instructions of its program, unless the `Cpu` is inactive; while it is inside a
 ///   call of the subsystem, the subsystem does that itself.
+/// - Between the begin and the end of `park`, and nowhere else inside a call of the subsystem, the machine
+///   may take interrupts on the calling CPU. Their handlers may call
+///   [`Cpu::serve_flushes`](crate::Cpu::serve_flushes) with the `Cpu` whose call is under way, and nothing else of
+///   the subsystem with it. (Whatever else a kernel runs on the core meanwhile is not this `Cpu`.)
 /// - Hardware changes page-table entries only by setting the accessed and dirty bits of present
 ///   entries, atomically; it sets the dirty bit only of a writable entry, before the store is done.
 pub unsafe trait Machine: Send + Sync + 'static {
@@ -90,6 +94,24 @@ pub unsafe trait Machine: Send + Sync + 'static {
     fn relax(&self, looks: u32) {
         let _ = looks;
         core::hint::spin_loop();
+    }
+
+    /// Gives the core of `cpu`, which is the calling CPU, away, since what it waits for may take long: until
+    /// another CPU [wakes](Self::wake) it or [interrupts](Self::interrupt) it. To return for no reason is
+    /// allowed, to miss one of these is not: one that came since the last return of `park` makes
+    /// the next return at once. What the waker or interrupter stored before is visible then. A
+    /// [`Permit`](crate::sync::park::Permit) keeps these rules.
+    ///
+    /// By default a CPU only [relaxes](Self::relax), which is right where each has a core of its own. A machine
+    /// that implements this implements `wake`, too.
+    fn park(&self, cpu: CpuId) {
+        let _ = cpu;
+        self.relax(u32::MAX);
+    }
+
+    /// Ends the [`park`](Self::park) of `cpu`, another CPU, or its next one. Called under no lock.
+    fn wake(&self, cpu: CpuId) {
+        let _ = cpu;
     }
 
     /// Fills `frame` with zeros. The caller owns the frame.

@@ -1,6 +1,7 @@
 //! The machine beneath the subsystem: physical memory, and per CPU a TLB and an interrupt line.
 
 use crate::memory::Memory;
+use crate::parking::Parking;
 use crate::tlb::{Tlb, TlbStats};
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -107,6 +108,8 @@ pub(crate) struct CpuState {
     /// The interrupt line: on a cache line of its own, because other CPUs write it.
     pending: Padded<AtomicBool>,
     interrupts: AtomicU64,
+    /// Where its thread sleeps.
+    parking: Padded<Parking>,
     /// Invalidations yet to be left out, for tests of the checks.
     skip: AtomicU32,
     /// The space whose translations are in the TLB.
@@ -203,6 +206,7 @@ impl NativeMachine {
             Padded(CpuState {
                 pending: Padded(AtomicBool::new(false)),
                 interrupts: AtomicU64::new(0),
+                parking: Padded::default(),
                 skip: AtomicU32::new(0),
                 space: AtomicU64::new(u64::MAX),
                 tlb: Tlb::new(),
@@ -291,7 +295,9 @@ impl NativeMachine {
 //   nothing else uses, and frame bytes are that mapping's (host mapping, see `memory`).
 // - A TLB drops what is asked (may forget, never lies, see `tlb`); upper levels are not cached, and a
 //   walk is done by the CPU's own thread, which cannot be inside one when it invalidates.
-// - `interrupt` raises a line that `NativeCpu` looks at before every access of its program.
+// - `interrupt` raises a line that `NativeCpu` looks at before every access of its program, and wakes a CPU
+//   that is parked.
+// - A parked thread does nothing but sleep.
 // - The walk (see `mmu`) only sets accessed and dirty bits, by compare-and-swap of present entries.
 unsafe impl Machine for NativeMachine {
     fn cpus(&self) -> usize {
@@ -332,6 +338,7 @@ unsafe impl Machine for NativeMachine {
         state.interrupts.fetch_add(1, Ordering::Relaxed);
         self.jitter.moment();
         state.pending.0.store(true, Ordering::Release);
+        state.parking.0.wake();
     }
 
     fn relax(&self, looks: u32) {
@@ -341,6 +348,14 @@ unsafe impl Machine for NativeMachine {
         } else {
             std::thread::yield_now();
         }
+    }
+
+    fn park(&self, cpu: CpuId) {
+        self.cpu_state(cpu).parking.0.park();
+    }
+
+    fn wake(&self, cpu: CpuId) {
+        self.cpu_state(cpu).parking.0.wake();
     }
 
     #[inline(always)]

@@ -37,6 +37,16 @@ pub enum Mutant {
     AdvanceFence,
     /// Claims that conflict wait for each other.
     RangeConflict,
+    /// Who lets a parked waiter's last blocker go wakes it. It sleeps for ever.
+    ReleaseWakes,
+    /// A waiter that parks looks whether its last blocker has gone meanwhile. It sleeps for ever.
+    ParkLooksAgain,
+    /// A waiter is overtaken so many times and no more. It may wait for ever.
+    OvertakingEnds,
+    /// A claim that is overtaken counts the other as a blocker. Both are held.
+    OvertakenWaits,
+    /// A wake-up of a CPU that has yet to park is kept for it. It is lost.
+    WakeLeavesPermit,
     /// A reader-writer lock's writer waits for readers.
     WriterWaitsForReaders,
     /// A spin lock is taken by one.
