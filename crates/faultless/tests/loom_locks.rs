@@ -220,8 +220,8 @@ caught! {
         without ReleaseWakes, two_claims_that_overlap(), says "deadlock";
     who_parks_looks_once_more:
         without ParkLooksAgain, two_claims_that_overlap(), says "deadlock";
-    who_is_overtaken_waits:
-        without OvertakenWaits, three_claims_of_one_page(), says "Causality violation";
+    who_has_a_claim_is_not_overtaken:
+        without OvertakesParked, two_claims_that_overlap(), says "Causality violation";
     a_spin_lock_is_held_by_one:
         without SpinExcludes, spin_lock_model(), says "Causality violation";
     a_writer_waits_for_readers:

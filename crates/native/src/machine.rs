@@ -7,6 +7,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use faultless::machine::{nontemporal_done, zero_nontemporal};
 use faultless::sync::percpu::Padded;
+use faultless::sync::wait::LOOKS_BEFORE_PARKING;
 use faultless::{
     CpuId, Errno, FrameNumber, Invalidate, MAX_CPUS, Machine, MemoryRegion, PAGE_SIZE, SpaceId,
 };
@@ -342,8 +343,8 @@ unsafe impl Machine for NativeMachine {
     }
 
     fn relax(&self, looks: u32) {
-        // CPUs outnumber the host's: whoever is waited for may not be running.
-        if looks < 64 {
+        // CPUs outnumber the host's: whoever is waited for may not be running. Who can park does that instead.
+        if looks < LOOKS_BEFORE_PARKING {
             core::hint::spin_loop();
         } else {
             std::thread::yield_now();

@@ -41,10 +41,8 @@ pub enum Mutant {
     ReleaseWakes,
     /// A waiter that parks looks whether its last blocker has gone meanwhile. It sleeps for ever.
     ParkLooksAgain,
-    /// A waiter is overtaken so many times and no more. It may wait for ever.
-    OvertakingEnds,
-    /// A claim that is overtaken counts the other as a blocker. Both are held.
-    OvertakenWaits,
+    /// A claim is overtaken while it is parked, and at no other time. One that is held has another beside it.
+    OvertakesParked,
     /// A wake-up of a CPU that has yet to park is kept for it. It is lost.
     WakeLeavesPermit,
     /// A reader-writer lock's writer waits for readers.

@@ -13,18 +13,20 @@
 //!   one step on one word, either has the claim or has been overtaken;
 //! - *overtake*: a claim that arrives goes through the conflicting ones before it from the last to the
 //!   first, and takes its place before each that is marked as parked, adding itself to that claim's count.
-//!   It stops at the first that is not marked, or has been overtaken [`MOST_OVERTAKEN`] times;
+//!   It stops at the first that may not be overtaken;
 //! - *release*: unlink the claim, and take one off the count of each later claim that conflicts. Those that
 //!   now have no blocker and are parked are woken, after the spin lock is free.
 //!
 //! So running CPUs are served in the order of arrival: a claim waits for exactly the earlier ones that
-//! conflict with it, held or waiting. A CPU that gave its core away, or whose core was taken away after it
-//! had parked, does not hold the others up while it comes back: a hand-over to it takes a wake-up, which is
-//! longer than what most claims are held for, and lasts until the host runs it where CPUs are virtual.
+//! conflict with it, held or waiting. A CPU that gave its core away does not hold the others up while it comes
+//! back: a hand-over to it takes a wake-up, which is longer than most claims are held, and where CPUs are
+//! virtual or share cores it takes until the host runs it.
 //!
-//! *Bound.* Each claim is overtaken at most [`MOST_OVERTAKEN`] times from its arrival to its release, and from
-//! then on it is served before whatever arrives. So it waits for the conflicting claims that were there when
-//! it arrived, and for at most [`MOST_OVERTAKEN`] later ones.
+//! *Bound.* A claim may be overtaken in its CPU's first [`YIELDING_PARKS`] parkings, and in these at most
+//! [`MOST_OVERTAKEN`] times; from then on it is served before whatever arrives. So it waits for the
+//! conflicting claims that were there when it arrived, and for at most [`MOST_OVERTAKEN`] later ones; where
+//! claims are held for longer than a CPU takes to wake up, which then sees each release, for about
+//! [`YIELDING_PARKS`] later ones.
 //!
 //! Waiting is acyclic: it goes by the places in the list only, and whoever takes a place before another
 //! waits for none that the other did not wait for.
@@ -39,21 +41,24 @@ use super::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::mutant::{Mutant, lost};
 use super::order::{self, ClaimQueue, Mark, RangeClaim};
 use super::percpu::{Local, PerCpu};
-use super::spin::SpinLock;
+use super::spin::{SpinGuard, SpinLock};
 use super::wait::{LOOKS_BEFORE_PARKING, Wait};
 use crate::addr::VirtRange;
 use crate::machine::{CpuId, MAX_CPUS};
 use core::fmt;
 
-/// How many later claims may be served before one that waits, while its CPU is parked. As many as make the
-/// cost of a wake-up small beside them; few where checks are to get there.
+/// How many later claims may be served before one that waits. Many, since a CPU that shares its core may take
+/// milliseconds to wake up, in which another does so much; few where checks are to get there.
 pub const MOST_OVERTAKEN: u32 = if cfg!(any(loom, shuttle)) {
     1
 } else if cfg!(test) {
-    3
+    6
 } else {
-    64
+    1024
 };
+
+/// In how many of its parkings a CPU lets its claim be overtaken.
+pub const YIELDING_PARKS: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 4 };
 
 /// The claims of all CPUs, for all range locks of one subsystem.
 pub type ClaimSlots = PerCpu<ClaimSlot>;
@@ -65,7 +70,8 @@ pub type ClaimSlots = PerCpu<ClaimSlot>;
 /// its CPU.
 #[derive(Debug, Default)]
 pub struct ClaimSlot {
-    /// [`FREE`], or [`HELD`] plus the number of blockers, with [`PARKED`] while its CPU is.
+    /// [`FREE`], or [`HELD`] plus the number of blockers, with [`PARKED`], and perhaps [`FIRM`], while its
+    /// CPU is.
     state: AtomicU32,
     /// How often it was overtaken.
     overtaken: AtomicU32,
@@ -79,8 +85,10 @@ pub struct ClaimSlot {
 const FREE: u32 = 0;
 /// The claim has no blocker.
 const HELD: u32 = 1;
-/// The claim's CPU gave its core away: the claim may be overtaken, and its CPU must be woken.
+/// The claim's CPU gave its core away, and must be woken.
 const PARKED: u32 = 1 << 31;
+/// The claim, parked, is not to be overtaken.
+const FIRM: u32 = 1 << 30;
 
 /// Names a slot: 0 is none, else 1 + the number of its CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -130,17 +138,16 @@ impl ClaimSlot {
 
     /// Lets a later claim that conflicts go first, if that is allowed. Under the list's spin lock.
     fn let_pass(&self) -> bool {
-        let (state, overtaken) =
-            (self.state.load(Ordering::Relaxed), self.overtaken.load(Ordering::Relaxed));
-        if state & PARKED == 0 || (overtaken >= MOST_OVERTAKEN && !lost(Mutant::OvertakingEnds)) {
-            return false;
-        }
-        let more = u32::from(!lost(Mutant::OvertakenWaits));
-        // It fails if the CPU has just taken the mark off.
-        let passed = self
-            .state
-            .compare_exchange(state, state + more, Ordering::Relaxed, Ordering::Relaxed)
-            .is_ok();
+        let overtaken = self.overtaken.load(Ordering::Relaxed);
+        let state = self.state.load(Ordering::Relaxed);
+        let parked = state & (PARKED | FIRM) == PARKED || lost(Mutant::OvertakesParked);
+        let passed = parked
+            && overtaken < MOST_OVERTAKEN
+            // It fails if the CPU has just taken the mark off.
+            && self
+                .state
+                .compare_exchange(state, state + 1, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok();
         self.overtaken.store(overtaken + u32::from(passed), Ordering::Relaxed);
         passed
     }
@@ -178,6 +185,21 @@ impl Queue {
         slots: &'s ClaimSlots,
     ) -> impl Iterator<Item = (Name, &'s ClaimSlot)> + use<'s> {
         Self::walk(self.last, slots, |slot| &slot.earlier)
+    }
+
+    /// Where a claim that arrives stands: before that of the name, or at the end; and how many block it. It
+    /// overtakes those that it stands before.
+    #[inline(never)]
+    fn place(&mut self, ranges: [VirtRange; 2], slots: &ClaimSlots) -> (Name, u32) {
+        let (mut later, mut blockers) = (Name::NONE, 0);
+        for (name, other) in self.backwards(slots).filter(|(_, other)| other.conflicts(ranges)) {
+            if blockers == 0 && other.let_pass() {
+                later = name;
+            } else {
+                blockers += 1;
+            }
+        }
+        (later, blockers)
     }
 
     /// Links a claim in before that of `later`, which is none for the end of the list.
@@ -322,14 +344,8 @@ impl RangeLock {
         slot.set_ranges(ranges);
         slot.overtaken.store(0, Ordering::Relaxed);
         let mut queue = self.queue.lock(wait);
-        let (mut later, mut blockers) = (Name::NONE, 0);
-        for (name, other) in queue.backwards(slots).filter(|(_, other)| other.conflicts(ranges)) {
-            if blockers == 0 && other.let_pass() {
-                later = name;
-            } else {
-                blockers += 1;
-            }
-        }
+        let (later, blockers) =
+            if queue.last == Name::NONE { (Name::NONE, 0) } else { queue.place(ranges, slots) };
         slot.state.store(HELD + blockers, Ordering::Relaxed);
         queue.insert(Name::new(local.id()), slot, later, slots);
         RangeGuard { lock: self, slots, slot, wait, mark: Mark::none() }
@@ -376,44 +392,47 @@ impl RangeGuard<'_> {
     #[cold]
     #[inline(never)]
     fn await_blockers(&self) {
-        let mut looks = 0;
+        let (mut looks, mut parks) = (0, 0);
         while !self.held() {
             if looks < LOOKS_BEFORE_PARKING {
                 self.wait.wait(looks);
                 looks += 1;
             } else {
-                self.park();
-                looks = 0;
+                self.park(if parks < YIELDING_PARKS { PARKED } else { PARKED | FIRM });
+                (looks, parks) = (0, parks + 1);
             }
         }
     }
 
-    /// Gives the core away until the last blocker has gone, or for less. Meanwhile others may overtake.
-    fn park(&self) {
+    /// Gives the core away until the last blocker has gone, or for less, with the claim marked meanwhile.
+    fn park(&self, mark: u32) {
         let state = &self.slot.state;
-        if state.fetch_or(PARKED, Ordering::Relaxed) != HELD || lost(Mutant::ParkLooksAgain) {
+        if state.fetch_or(mark, Ordering::Relaxed) != HELD || lost(Mutant::ParkLooksAgain) {
             self.wait.park();
         }
         // What is left says by itself whether the claim is held.
-        state.fetch_and(!PARKED, Ordering::Relaxed);
+        state.fetch_and(!mark, Ordering::Relaxed);
     }
 
-    /// Takes this claim off the blockers of those from `later` on, under the list's spin lock. Returns
-    /// whom to wake.
+    /// The rest of a release where there are later claims: this one is no blocker of theirs any more.
     #[inline(never)]
-    fn unblock(&self, later: Name) -> Option<Sleepers> {
+    fn unblock(&self, later: Name, queue: SpinGuard<'_, Queue, ClaimQueue>) {
         let ranges = self.slot.ranges();
         let mut sleepers = None;
         for (name, waiter) in Queue::from(later, self.slots).filter(|(_, it)| it.conflicts(ranges))
         {
             let before = waiter.state.fetch_sub(1, Ordering::Release);
-            if before == PARKED | HELD + 1
+            if before & !FIRM == PARKED | HELD + 1
                 && let Some(cpu) = name.cpu()
             {
                 sleepers.get_or_insert(Sleepers::NONE).add(cpu);
             }
         }
-        sleepers
+        self.slot.state.store(FREE, Ordering::Relaxed);
+        drop(queue);
+        if let Some(sleepers) = sleepers {
+            sleepers.wake(self.wait);
+        }
     }
 
     fn held(&self) -> bool {
@@ -427,11 +446,10 @@ impl Drop for RangeGuard<'_> {
         let mut queue = self.lock.queue.lock(self.wait);
         let later = Name(self.slot.later.load(Ordering::Relaxed));
         queue.unlink(self.slot, self.slots);
-        let sleepers = if later == Name::NONE { None } else { self.unblock(later) };
-        self.slot.state.store(FREE, Ordering::Relaxed);
-        drop(queue);
-        if let Some(sleepers) = sleepers {
-            sleepers.wake(self.wait);
+        if later == Name::NONE {
+            self.slot.state.store(FREE, Ordering::Relaxed);
+        } else {
+            self.unblock(later, queue);
         }
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::sync::wait::{Spin, Yield};
-use core::cell::RefCell;
+use core::cell::{Cell, RefCell};
 use core::sync::atomic::AtomicBool;
 use proptest::prelude::*;
 use std::vec::Vec;
@@ -103,6 +103,44 @@ fn a_parked_claim_is_overtaken_so_often_and_no_more() {
     assert!(sleeper.held());
     drop(sleeper);
     assert!(late.held());
+}
+
+/// The CPU that parks; each time another CPU arrives and the holder goes.
+struct Robbed<'a, F: Fn() -> RangeGuard<'a>> {
+    arrive: [F; 2],
+    holder: RefCell<Option<RangeGuard<'a>>>,
+    parks: Cell<usize>,
+}
+
+impl<'a, F: Fn() -> RangeGuard<'a>> Wait for Robbed<'a, F> {
+    fn wait(&self, looks: u32) {
+        assert!(looks < LOOKS_BEFORE_PARKING);
+    }
+
+    fn park(&self) {
+        let parks = self.parks.replace(self.parks.get() + 1);
+        let next = self.arrive[parks % 2]();
+        drop(self.holder.replace(Some(next)));
+    }
+}
+
+#[test]
+fn a_claim_is_overtaken_in_so_many_parkings_and_no_more() {
+    let (slots, lock) = (slots(3), RangeLock::new());
+    let [first, second, sleeper] = [0, 1, 2].map(local);
+    let arrive = |local| lock.arrive(&slots, local, ALL, &Spin);
+    let (first, second) = (&first, &second);
+    let robbed = Robbed {
+        arrive: [second, first].map(|local| move || arrive(local)),
+        holder: RefCell::new(Some(arrive(first))),
+        parks: Cell::new(0),
+    };
+    let parks = (YIELDING_PARKS.min(MOST_OVERTAKEN) + 1) as usize;
+    let claim = lock.acquire(&slots, &sleeper, ALL, &robbed);
+    assert!(claim.held() && !robbed.holder.borrow().as_ref().unwrap().held());
+    assert_eq!(robbed.parks.get(), parks);
+    drop(claim);
+    assert!(robbed.holder.take().unwrap().held());
 }
 
 #[test]
