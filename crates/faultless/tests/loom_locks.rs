@@ -218,8 +218,6 @@ caught! {
         without WakeLeavesPermit, permit_model(), says "deadlock";
     a_release_wakes_who_is_parked:
         without ReleaseWakes, two_claims_that_overlap(), says "deadlock";
-    who_parks_looks_once_more:
-        without ParkLooksAgain, two_claims_that_overlap(), says "deadlock";
     who_has_a_claim_is_not_overtaken:
         without OvertakesParked, two_claims_that_overlap(), says "Causality violation";
     a_spin_lock_is_held_by_one:

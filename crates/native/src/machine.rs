@@ -429,6 +429,18 @@ mod tests {
     }
 
     #[test]
+    fn a_parked_cpu_runs_on_when_it_is_woken_or_interrupted() {
+        let machine = machine();
+        std::thread::scope(|scope| {
+            for rouse in [NativeMachine::wake, NativeMachine::interrupt] {
+                let parked = scope.spawn(|| machine.park(CpuId(1)));
+                rouse(&machine, CpuId(1));
+                parked.join().unwrap();
+            }
+        });
+    }
+
+    #[test]
     fn an_interrupt_waits_until_it_is_taken() {
         let machine = machine();
         machine.interrupt(CpuId(1));

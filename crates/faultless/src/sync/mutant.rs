@@ -39,8 +39,6 @@ pub enum Mutant {
     RangeConflict,
     /// Who lets a parked waiter's last blocker go wakes it. It sleeps for ever.
     ReleaseWakes,
-    /// A waiter that parks looks whether its last blocker has gone meanwhile. It sleeps for ever.
-    ParkLooksAgain,
     /// A claim is overtaken while it is parked, and at no other time. One that is held has another beside it.
     OvertakesParked,
     /// A wake-up of a CPU that has yet to park is kept for it. It is lost.

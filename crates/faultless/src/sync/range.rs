@@ -407,7 +407,7 @@ impl RangeGuard<'_> {
     /// Gives the core away until the last blocker has gone, or for less, with the claim marked meanwhile.
     fn park(&self, mark: u32) {
         let state = &self.slot.state;
-        if state.fetch_or(mark, Ordering::Relaxed) != HELD || lost(Mutant::ParkLooksAgain) {
+        if state.fetch_or(mark, Ordering::Relaxed) != HELD {
             self.wait.park();
         }
         // What is left says by itself whether the claim is held.

@@ -35,7 +35,7 @@ pub trait Wait {
 
 /// How often a waiter looks before it parks: about as long as it takes to stop a core's work and start it
 /// again, so that a wait costs at most twice what it would if its length were known.
-pub const LOOKS_BEFORE_PARKING: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 128 };
+pub const LOOKS_BEFORE_PARKING: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 64 };
 
 /// Waits by spinning, and answers nobody: for leaves and tests.
 #[derive(Clone, Copy, Debug, Default)]

@@ -105,6 +105,20 @@ fn a_parked_claim_is_overtaken_so_often_and_no_more() {
     assert!(late.held());
 }
 
+#[test]
+fn who_was_let_in_before_it_parked_runs_on() {
+    let (slots, lock, notes) = (slots(2), RangeLock::new(), Notes::default());
+    let (here, there) = (local(0), local(1));
+    let holder = lock.arrive(&slots, &here, ALL, &notes);
+    let waiter = lock.arrive(&slots, &there, ALL, &notes);
+    assert!(!waiter.held());
+    drop(holder);
+    // `Notes` panics where it would park.
+    waiter.park(PARKED);
+    assert!(waiter.held());
+    assert_eq!(notes.0.take(), []);
+}
+
 /// The CPU that parks; each time another CPU arrives and the holder goes.
 struct Robbed<'a, F: Fn() -> RangeGuard<'a>> {
     arrive: [F; 2],
