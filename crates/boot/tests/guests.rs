@@ -129,6 +129,17 @@ fn workloads() {
     assert!(ran.errors.contains("page_fault1"), "{ran}");
 }
 
+/// CPUs of which the host runs only some at a time contend for one range: those that run get on. (A lock that is
+/// handed to CPUs that do not run takes a turn of the host's scheduler for each pair, and minutes for these.)
+#[test]
+fn cpus_that_share_cores() {
+    for locking in ["set=locking=speculative", "set=locking=mmap_lock"] {
+        let machine = Machine { cpus: 8, words: vec![locking.into()], ..parallel() };
+        let ran = run(&machine, "workload", &["mmap1", "passes=4000", "threads=8"]).exited(0);
+        assert!(ran.output.contains("\noperations 32000 "), "{ran}");
+    }
+}
+
 /// What `rows` costs on a machine with these knobs.
 fn write_fault(knobs: &[&str], args: &[&str]) -> (f64, Ran) {
     let words = knobs.iter().map(|knob| format!("set={knob}")).collect();

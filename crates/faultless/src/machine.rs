@@ -71,8 +71,12 @@ pub enum Invalidate {
 ///   call looks at its inbox without an ordering of its own: it would find the request missing, and serve nothing. A line
 ///   that is raised with release and looked at with acquire will do; a command to an interrupt controller
 ///   is given after earlier stores.
-/// - No function of the machine calls the subsystem as the CPU that it is called on: that CPU is in the middle of a
-///   call.
+/// - Between the begin and the end of `park`, and nowhere else inside a call of the subsystem, the machine
+///   may take interrupts on the calling CPU. Their handlers may call
+///   [`Cpu::serve_flushes`](crate::Cpu::serve_flushes) with the `Cpu` whose call is under way, and nothing else of
+///   the subsystem with it. (Whatever else a kernel runs on the core meanwhile is not this `Cpu`.)
+/// - No function of the machine calls the subsystem as the CPU that it is called on, but for what
+///   `park` may: that CPU is in the middle of a call.
 /// - Hardware changes page-table entries only by setting the accessed and dirty bits of present
 ///   entries, atomically; it sets the dirty bit only of a writable entry, before the store is done.
 pub unsafe trait Machine: Send + Sync + 'static {
@@ -99,6 +103,24 @@ pub unsafe trait Machine: Send + Sync + 'static {
     fn relax(&self, looks: u32) {
         let _ = looks;
         core::hint::spin_loop();
+    }
+
+    /// Gives the core of `cpu`, which is the calling CPU, away, since what it waits for may take long: until
+    /// another CPU [wakes](Self::wake) it or [interrupts](Self::interrupt) it. To return for no reason is
+    /// allowed, to miss one of these is not: one that came since the last return of `park` makes
+    /// the next return at once. What the waker or interrupter stored before is visible then. A
+    /// [`Permit`](crate::sync::park::Permit) keeps these rules.
+    ///
+    /// By default a CPU only [relaxes](Self::relax), which is right where each has a core of its own. A machine
+    /// that implements this implements `wake`, too.
+    fn park(&self, cpu: CpuId) {
+        let _ = cpu;
+        self.relax(u32::MAX);
+    }
+
+    /// Ends the [`park`](Self::park) of `cpu`, another CPU, or its next one. Called under no lock.
+    fn wake(&self, cpu: CpuId) {
+        let _ = cpu;
     }
 
     /// Fills `frame` with zeros. The caller owns the frame.

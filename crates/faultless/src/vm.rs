@@ -310,6 +310,18 @@ impl<M: Machine> Wait for Cpu<'_, M> {
         self.vm.machine.relax(looks);
     }
 
+    #[cold]
+    fn park(&self) {
+        // A request that comes after this look ends the parking.
+        self.serve_flushes();
+        self.vm.machine.park(self.id());
+    }
+
+    #[cold]
+    fn wake(&self, cpu: CpuId) {
+        self.vm.machine.wake(cpu);
+    }
+
     #[inline(always)]
     fn order(&self) -> Option<&Record> {
         Some(self.local.order())

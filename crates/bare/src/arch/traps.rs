@@ -98,6 +98,8 @@ fn interrupt(vector: apic::Vector, frame: &TrapFrame) {
             apic::end_of_interrupt();
             machine::serve();
         }
+        // The CPU does not halt any more, which is all that is wanted.
+        apic::Vector::Wake => apic::end_of_interrupt(),
         apic::Vector::Reschedule => {
             here.count(Interrupt::Reschedule);
             apic::end_of_interrupt();

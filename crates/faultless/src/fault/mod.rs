@@ -309,7 +309,7 @@ impl<M: Machine> Space<M> {
     }
 
     /// The fault as Linux 6.4 to 6.14 serve it first: under the lock of its VMA.
-    #[inline(never)]
+    #[inline(always)]
     fn under_vma_lock(
         &self,
         cpu: &Cpu<'_, M>,
@@ -334,23 +334,26 @@ impl<M: Machine> Space<M> {
             return None;
         }
         let held = order::hold::<order::VmaLock>(cpu);
-        let served = if vma.sequence.read().is_none() {
-            // Replaced between the look-up and the lock.
-            cpu.count(Counter::VmaLockMiss);
-            None
-        } else {
+        let tried = if vma.sequence.read().is_some() {
             let ticket = Ticket::vma_lock();
             let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead };
-            let tried = attempt.serve(prepared);
-            cpu.count(match tried {
-                Ok(_) => Counter::VmaLockSuccess,
-                Err(_) => Counter::VmaLockRetry,
-            });
-            tried.ok()
+            attempt.serve(prepared).map_err(|_| Counter::VmaLockRetry)
+        } else {
+            // Replaced between the look-up and the lock.
+            Err(Counter::VmaLockMiss)
         };
         vma.lock.end_read();
         drop(held);
-        served
+        match tried {
+            Ok(kind) => {
+                cpu.count(Counter::VmaLockSuccess);
+                Some(kind)
+            }
+            Err(counter) => {
+                cpu.count(counter);
+                None
+            }
+        }
     }
 
     /// The fault under a lock that keeps writers out: it gives the final answer.

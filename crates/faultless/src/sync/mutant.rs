@@ -37,6 +37,12 @@ pub enum Mutant {
     AdvanceFence,
     /// Claims that conflict wait for each other.
     RangeConflict,
+    /// Who lets a parked waiter's last blocker go wakes it. It sleeps for ever.
+    ReleaseWakes,
+    /// A claim is overtaken while it is parked, and at no other time. One that is held has another beside it.
+    OvertakesParked,
+    /// A wake-up of a CPU that has yet to park is kept for it. It is lost.
+    WakeLeavesPermit,
     /// A reader-writer lock's writer waits for readers.
     WriterWaitsForReaders,
     /// A spin lock is taken by one.
