@@ -35,6 +35,7 @@ pub use advise::Advice;
 pub use map::{Backing, MapFlags};
 pub use query::{AreaInfo, Label, Maps, PageInfo};
 pub use remap::RemapFlags;
+pub use revoke::Copies;
 pub use vma::{Area, Prot, VmaFlags};
 
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
