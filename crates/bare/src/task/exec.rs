@@ -9,7 +9,7 @@ use super::memory::{Image, Memory};
 use super::thread::{Thread, current, try_current};
 use super::{exit, scheduler};
 use crate::arch::fpu::{self, FpuState};
-use crate::arch::{self, TrapFrame, user};
+use crate::arch::{self, Selectors, TrapFrame, user};
 use crate::fs::{self, Inode, Regular, Transfer};
 use crate::machine;
 use crate::percpu;
@@ -438,6 +438,7 @@ pub fn exec(frame: &mut TrapFrame, loaded: Loaded) -> Result {
         exit::succeed(successor);
     }
     thread.signals.reset_for_exec();
+    Selectors::default().load();
     arch::set_fs_base(0);
     arch::set_gs_base(0);
     fpu::restore(&fpu);
