@@ -73,6 +73,11 @@ fn memory() {
     both("memory", &[], 5);
 }
 
+#[test]
+fn pages() {
+    both("pages", &[], 6);
+}
+
 /// Also where the processor has less than others: no AVX, no XSAVE at all.
 #[test]
 fn registers() {

@@ -89,6 +89,11 @@ fn memory() {
 }
 
 #[test]
+fn pages() {
+    all_pass(env!("CARGO_BIN_EXE_pages"), &[], 6);
+}
+
+#[test]
 fn registers() {
     all_pass(env!("CARGO_BIN_EXE_registers"), &[], 5);
 }

@@ -22,7 +22,7 @@ use alloc::vec::Vec;
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering;
 use faultless::space::Backing;
-use faultless::{MapFlags, PAGE_SIZE, Prot, USER_END, VirtRange};
+use faultless::{Lock, MapFlags, PAGE_SIZE, Prot, USER_END, VirtRange};
 use faultless_bare::elf::{Header, Plan, Segment};
 use linux_raw_sys::auxvec as aux;
 
@@ -432,7 +432,7 @@ pub fn exec(frame: &mut TrapFrame, loaded: Loaded) -> Result {
     exit::replace_memory(memory);
     process.files.close_on_exec();
     process.signals.reset_for_exec();
-    process.locks_future.store(false, Ordering::Relaxed);
+    *process.locks_future.lock() = Lock::No;
     *process.name.lock() = name;
     if let Some(successor) = successor {
         exit::succeed(successor);

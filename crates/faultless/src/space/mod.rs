@@ -15,6 +15,7 @@ mod exit;
 mod fork;
 mod grow;
 mod leave;
+mod lock;
 mod map;
 mod merge;
 mod pages;
@@ -32,6 +33,7 @@ mod write;
 mod tests;
 
 pub use advise::Advice;
+pub use lock::Lock;
 pub use map::{Backing, MapFlags};
 pub use query::{AreaInfo, Label, Maps, PageInfo};
 pub use remap::RemapFlags;

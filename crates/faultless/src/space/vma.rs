@@ -62,6 +62,12 @@ bitflags! {
         const NOHUGEPAGE = 1 << 9;
         /// A shared mapping of a file that was not opened for writing: it stays read-only.
         const NOWRITE = 1 << 10;
+        /// `mlock`: its pages stay where they are.
+        const LOCKED = 1 << 11;
+        /// `MLOCK_ONFAULT`, with [`LOCKED`](Self::LOCKED): once they were faulted in.
+        const LOCK_ON_FAULT = 1 << 12;
+        /// All that says whether and how it is locked.
+        const ANY_LOCK = Self::LOCKED.bits() | Self::LOCK_ON_FAULT.bits();
     }
 }
 
