@@ -3,6 +3,7 @@
 mod calls;
 mod flushes;
 mod guest;
+mod locks;
 mod model;
 mod objects;
 mod orders;
