@@ -35,7 +35,7 @@ fn processes() {
 
 #[test]
 fn files() {
-    both("files", &[], 8);
+    both("files", &[], 10);
 }
 
 #[test]
@@ -71,6 +71,21 @@ fn sysv() {
 #[test]
 fn memory() {
     both("memory", &[], 5);
+}
+
+#[test]
+fn pages() {
+    both("pages", &[], 6);
+}
+
+/// Also where the processor has less than others: no AVX, no XSAVE at all.
+#[test]
+fn registers() {
+    both("registers", &[], 5);
+    for without in ["avx", "xsave"] {
+        let cpu = format!("max,-erms,-{without}");
+        passes(&Machine { cpu, ..deterministic() }, "registers", &["unfit_states"], 1);
+    }
 }
 
 #[test]

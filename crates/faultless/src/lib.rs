@@ -103,7 +103,8 @@ pub use heap::Shared;
 pub use knob::{AnonVmaCheck, KNOBS, KnobError, Locking, Setting};
 pub use machine::{CpuId, Invalidate, MAX_CPUS, Machine, MemoryRegion, SpaceId};
 pub use space::{
-    Advice, Area, AreaInfo, Backing, Label, MapFlags, PageInfo, Prot, RemapFlags, Space, VmaFlags,
+    Advice, Area, AreaInfo, Backing, Copies, Label, Lock, MapFlags, PageInfo, Prot, RemapFlags,
+    Space, VmaFlags,
 };
 pub use stat::{Counter, Point, Totals, TraceEvent};
 pub use vm::{Cpu, Vm};

@@ -55,7 +55,7 @@ fn limits() {
 
 #[test]
 fn files() {
-    all_pass(env!("CARGO_BIN_EXE_files"), &[], 8);
+    all_pass(env!("CARGO_BIN_EXE_files"), &[], 10);
 }
 
 #[test]
@@ -86,6 +86,16 @@ fn sysv() {
 #[test]
 fn memory() {
     all_pass(env!("CARGO_BIN_EXE_memory"), &[], 5);
+}
+
+#[test]
+fn pages() {
+    all_pass(env!("CARGO_BIN_EXE_pages"), &[], 6);
+}
+
+#[test]
+fn registers() {
+    all_pass(env!("CARGO_BIN_EXE_registers"), &[], 5);
 }
 
 #[test]

@@ -7,10 +7,12 @@ pub mod context;
 pub mod descriptors;
 pub mod entry;
 pub mod fpu;
+pub mod segments;
 pub mod traps;
 pub mod user;
 
 pub(crate) use console::report;
+pub use segments::Selectors;
 
 use core::arch::asm;
 use core::fmt;

@@ -8,7 +8,7 @@
 //! jump to it.
 
 use super::{Action, AlternateStack, Info, Set, block, send};
-use crate::arch::fpu::{self, FpuState, LEGACY_BYTES};
+use crate::arch::fpu::{self, FpuState, LEGACY_BYTES, Unfit};
 use crate::arch::user::{self, Plain};
 use crate::arch::{TrapFrame, entry};
 use crate::syscall::{Errno, Result};
@@ -291,7 +291,8 @@ fn read_fpu(at: u64) -> Result<FpuState> {
     bytes.try_reserve(whole).map_err(|_| Errno::ENOMEM)?;
     bytes.resize(if extended { whole } else { LEGACY_BYTES }, 0);
     user::read_bytes(&mut bytes, at)?;
-    state.take(&bytes);
+    let parts = if extended { software.parts } else { !0 };
+    state.take(&bytes, parts).map_err(|Unfit| Errno::EFAULT)?;
     Ok(state)
 }
 

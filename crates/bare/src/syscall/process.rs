@@ -1,7 +1,7 @@
 //! The calls that make, replace, end, and ask about threads and processes.
 
 use super::{Args, Errno, Result};
-use crate::arch::{self, user};
+use crate::arch::{self, Selectors, user};
 use crate::fs;
 use crate::task::clone::{self, Request};
 use crate::task::exec::{self, Strings};
@@ -417,8 +417,15 @@ pub fn arch_prctl(args: Args<'_>) -> Result {
     let addr = args.b();
     match args.a() as u32 {
         SET_GS | SET_FS if addr >= faultless::USER_END => return Err(Errno::EPERM),
-        SET_GS => arch::set_gs_base(addr),
-        SET_FS => arch::set_fs_base(addr),
+        // A base that is set is that of no descriptor.
+        SET_GS => {
+            Selectors::current().without_gs().load();
+            arch::set_gs_base(addr);
+        }
+        SET_FS => {
+            Selectors::current().without_fs().load();
+            arch::set_fs_base(addr);
+        }
         GET_FS => user::write(addr, &arch::fs_base())?,
         GET_GS => user::write(addr, &arch::gs_base())?,
         _ => return Err(Errno::EINVAL),

@@ -6,7 +6,7 @@ use super::scheduler;
 use super::thread::{Current, Thread, current};
 use super::wait::wait_unless_killed;
 use crate::arch::fpu::{self, FpuState};
-use crate::arch::{self, TrapFrame, user};
+use crate::arch::{self, Selectors, TrapFrame, user};
 use crate::syscall::{Errno, Result};
 use alloc::sync::Arc;
 use core::ptr;
@@ -142,7 +142,13 @@ fn new_thread(
     let signals = parent.signals.fork(keeps_stack);
     let affinity = parent.affinity.load(Ordering::Relaxed);
     let child = Thread::try_new(number, process, frame, fpu, signals, affinity)?;
-    let tls = if request.has(nr::CLONE_SETTLS) { request.tls } else { arch::fs_base() };
+    let selectors = Selectors::current();
+    let (selectors, tls) = if request.has(nr::CLONE_SETTLS) {
+        (selectors.without_fs(), request.tls)
+    } else {
+        (selectors, arch::fs_base())
+    };
+    child.registers().selectors.set(selectors);
     child.registers().fs_base.set(tls);
     child.registers().gs_base.set(arch::gs_base());
     if request.has(nr::CLONE_CHILD_SETTID) {

@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use faultless::Space;
+use faultless::{Lock, Space};
 use linux_raw_sys::general as nr;
 
 /// How a process ended, as `wait4` encodes it.
@@ -116,7 +116,7 @@ pub struct Process {
     /// The soft one on its address space, in bytes, for who looks often.
     pub address_space: AtomicU64,
     /// Whether what it maps is locked at once (`MCL_FUTURE`), and so faulted in.
-    pub locks_future: AtomicBool,
+    pub locks_future: Mutex<Lock>,
     /// Nanoseconds since boot at its start.
     pub started: u64,
 }
@@ -212,7 +212,7 @@ impl Process {
             children_usage: Mutex::default(),
             limits: Mutex::new(LIMITS),
             address_space: AtomicU64::new(u64::MAX),
-            locks_future: AtomicBool::new(false),
+            locks_future: Mutex::default(),
             started: crate::arch::clock::now(),
         }
     }

@@ -20,7 +20,7 @@
 
 use super::thread::{Thread, current};
 use crate::arch::context::{self, Context};
-use crate::arch::{apic, clock, fpu};
+use crate::arch::{Selectors, apic, clock, fpu};
 use crate::percpu;
 use crate::sync::Mutex;
 use crate::time::{self, CpuTime, Times};
@@ -366,6 +366,7 @@ fn switch_to(next: Option<Arc<Thread>>) {
             let registers = &thread.registers;
             // SAFETY: this CPU runs the thread, so its registers are this CPU's.
             unsafe { fpu::save(&mut *registers.fpu.get()) };
+            registers.selectors.set(Selectors::current());
             registers.fs_base.set(arch::fs_base());
             registers.gs_base.set(arch::gs_base());
             if time::samples_switch(now) {
@@ -388,6 +389,8 @@ fn switch_to(next: Option<Arc<Thread>>) {
             let registers = &thread.registers;
             // SAFETY: nobody else runs the thread: `on_cpu` was clear when it came out of a queue.
             unsafe { fpu::restore(&*registers.fpu.get()) };
+            // Before the bases, which they change.
+            registers.selectors.get().load();
             arch::set_fs_base(registers.fs_base.get());
             arch::set_gs_base(registers.gs_base.get());
             context::set_kernel_stack(thread.stack.top());

@@ -25,7 +25,11 @@
 //! 2. [`Space::revoke`](crate::Space::revoke) for each space that may map it: a fault that began before
 //!    has its entry busy, and is waited for, or finds its VMA stopped. The pages are gone everywhere.
 //!
-//! Between the two programs use what they had mapped, as if they had been faster.
+//! Between the two programs use what they had mapped, as if they had been faster. The object must not grow
+//! before the end of the second: it drops private copies too, and those of pages that were added are new.
+//!
+//! A hole is made the same way, by [`free_pages`](Object::free_pages) and `revoke`, which then
+//! [keeps](crate::Copies::Keep) private copies.
 
 use crate::addr::{FrameNumber, PAGE_SHIFT, USER_END, VirtRange};
 use crate::error::Errno;

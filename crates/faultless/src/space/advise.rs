@@ -1,6 +1,7 @@
 //! `madvise`.
 
 use super::Space;
+use super::lock::Lock;
 use super::pages::each_slot;
 use super::vma::{Area, Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
@@ -43,6 +44,8 @@ pub enum Advice {
     WipeOnFork = 18,
     /// Full in children again.
     KeepOnFork = 19,
+    /// [`DontNeed`](Self::DontNeed), of locked memory too.
+    DontNeedLocked = 24,
     /// Fault everything in for reading.
     PopulateRead = 22,
     /// Fault everything in for writing.
@@ -50,7 +53,7 @@ pub enum Advice {
 }
 
 impl Advice {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Normal,
         Self::Random,
         Self::Sequential,
@@ -65,6 +68,7 @@ impl Advice {
         Self::KeepOnFork,
         Self::PopulateRead,
         Self::PopulateWrite,
+        Self::DontNeedLocked,
     ];
 
     /// The advice that Linux calls `number`, if it is one of these.
@@ -151,12 +155,14 @@ impl<M: Machine> Writing<'_, '_, M> {
             Advice::WipeOnFork if vma.area.object.is_some() => Err(Errno::EINVAL),
             Advice::WipeOnFork => with(none, VmaFlags::WIPEONFORK),
             Advice::KeepOnFork => with(VmaFlags::WIPEONFORK, none),
+            // What is locked stays.
+            Advice::Free | Advice::DontNeed if vma.area.lock() != Lock::No => Err(Errno::EINVAL),
             Advice::Free if vma.area.object.is_some() => Err(Errno::EINVAL),
             Advice::Free => {
                 self.free_lazily(part);
                 Ok(())
             }
-            Advice::DontNeed => {
+            Advice::DontNeed | Advice::DontNeedLocked => {
                 self.stop(part);
                 let was = self.leave(part);
                 let mut batch = FlushBatch::new(self.cpu, self.space);

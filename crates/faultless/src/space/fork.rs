@@ -2,7 +2,7 @@
 
 use super::Space;
 use super::pages::{each_run, last_table};
-use super::vma::{Vma, VmaFlags};
+use super::vma::{Area, Vma, VmaFlags};
 use super::write::{NOWHERE, Writing, make_stopped};
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::error::{Errno, Error, OutOfMemory};
@@ -116,7 +116,9 @@ impl<M: Machine> Writing<'_, '_, M> {
             Some(parent) if has_private_pages(vma) => Some(AnonVma::try_new(Some(parent))?),
             _ => None,
         };
-        make_stopped(vma.area.clone(), root)
+        // Locks are not inherited.
+        let flags = vma.area.flags - VmaFlags::ANY_LOCK;
+        make_stopped(Area { flags, ..vma.area.clone() }, root)
     }
 
     /// Maps the pages of `range` in the child too, read-only in both.

@@ -31,6 +31,8 @@ bitflags! {
         const ANONYMOUS = 0x20;
         /// Grows down by faults just below it.
         const GROWSDOWN = 0x0100;
+        /// Locked from the beginning, as by [`Space::mlock`].
+        const LOCKED = 0x2000;
         /// Do not insist that memory for all of it can be had.
         const NORESERVE = 0x4000;
         /// Fault all of it in at once.
@@ -177,6 +179,7 @@ impl<M: Machine> Space<M> {
         vma_flags.set(VmaFlags::SHARED, shared);
         vma_flags.set(VmaFlags::GROWSDOWN, grows);
         vma_flags.set(VmaFlags::NOHUGEPAGE, flags.contains(MapFlags::STACK));
+        vma_flags.set(VmaFlags::LOCKED, flags.contains(MapFlags::LOCKED));
         vma_flags.set(VmaFlags::NORESERVE, flags.contains(MapFlags::NORESERVE));
         vma_flags.set(VmaFlags::ACCOUNT, commits && !shared);
         let prot = prot & (Prot::READ | Prot::WRITE | Prot::EXEC);

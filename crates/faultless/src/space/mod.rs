@@ -16,6 +16,7 @@ pub(crate) mod fixed;
 mod fork;
 mod grow;
 mod leave;
+mod lock;
 mod map;
 mod merge;
 mod pages;
@@ -33,9 +34,11 @@ mod write;
 mod tests;
 
 pub use advise::Advice;
+pub use lock::Lock;
 pub use map::{Backing, MapFlags};
 pub use query::{AreaInfo, Label, Maps, PageInfo};
 pub use remap::RemapFlags;
+pub use revoke::Copies;
 pub use vma::{Area, Prot, VmaFlags};
 
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};

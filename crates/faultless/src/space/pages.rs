@@ -123,13 +123,27 @@ impl<M: Machine> Writing<'_, '_, M> {
         was: Option<&View<'_, Vma>>,
         batch: &mut FlushBatch<'_, '_, M>,
     ) -> bool {
+        self.zap_where(range, was, batch, |_| true)
+    }
+
+    /// [`zap`](Self::zap) of those entries that `goes` chooses.
+    #[inline(always)]
+    pub(super) fn zap_where(
+        &self,
+        range: VirtRange,
+        was: Option<&View<'_, Vma>>,
+        batch: &mut FlushBatch<'_, '_, M>,
+        goes: impl Fn(Entry) -> bool,
+    ) -> bool {
         let (mut gone, mut tables) = (0, false);
         let take = |slot: &AtomicU64| {
             let seen = node::load(slot);
             if seen.is_none() {
                 return seen;
             }
-            protocol::settle_from(slot, seen, self.cpu, |_| Entry::NONE).0
+            let empty = |entry| if goes(entry) { Entry::NONE } else { entry };
+            let (old, new) = protocol::settle_from(slot, seen, self.cpu, empty);
+            if new.is_none() { old } else { Entry::NONE }
         };
         let zap = |start, slots: &[AtomicU64]| {
             tables = true;

@@ -330,7 +330,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         let Some(entry) = view.at(old.start).filter(|entry| entry.range() == old) else {
             return Ok(None);
         };
-        let area = self.vma(entry).area.clone();
+        let mut area = self.vma(entry).area.clone();
+        area.flags -= VmaFlags::ANY_LOCK;
         Ok(Some(Plan { taken: old, new: [Some(self.make(area, None)?), None, None] }))
     }
 

@@ -245,7 +245,7 @@ fn status(of: &Subject, text: &mut Text) -> Result<()> {
         let mut pages = |name: &str, pages: u64| field(text, name, kilobytes(pages));
         pages("VmPeak", size);
         pages("VmSize", size);
-        pages("VmLck", 0);
+        pages("VmLck", space.locked_pages(percpu::cpu()));
         pages("VmPin", 0);
         pages("VmHWM", resident);
         pages("VmRSS", resident);
