@@ -40,7 +40,7 @@ fn files() {
 
 #[test]
 fn streams() {
-    both("streams", &[], 7);
+    both("streams", &[], 8);
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn sysv() {
 
 #[test]
 fn memory() {
-    both("memory", &[], 5);
+    both("memory", &[], 6);
 }
 
 #[test]

@@ -60,7 +60,7 @@ fn files() {
 
 #[test]
 fn streams() {
-    all_pass(env!("CARGO_BIN_EXE_streams"), &[], 7);
+    all_pass(env!("CARGO_BIN_EXE_streams"), &[], 8);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn sysv() {
 
 #[test]
 fn memory() {
-    all_pass(env!("CARGO_BIN_EXE_memory"), &[], 5);
+    all_pass(env!("CARGO_BIN_EXE_memory"), &[], 6);
 }
 
 #[test]
