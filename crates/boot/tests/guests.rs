@@ -30,7 +30,12 @@ fn threads() {
 
 #[test]
 fn processes() {
-    both("processes", &[], 11);
+    both("processes", &[], 10);
+}
+
+#[test]
+fn orphans() {
+    both("orphans", &[], 7);
 }
 
 #[test]
@@ -55,7 +60,7 @@ fn limits() {
 
 #[test]
 fn procfs() {
-    both("procfs", &[], 5);
+    both("procfs", &[], 7);
 }
 
 #[test]

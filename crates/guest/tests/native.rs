@@ -45,7 +45,12 @@ fn threads() {
 
 #[test]
 fn processes() {
-    all_pass(env!("CARGO_BIN_EXE_processes"), &[], 11);
+    all_pass(env!("CARGO_BIN_EXE_processes"), &[], 10);
+}
+
+#[test]
+fn orphans() {
+    all_pass(env!("CARGO_BIN_EXE_orphans"), &[], 7);
 }
 
 #[test]
@@ -70,7 +75,7 @@ fn clocks() {
 
 #[test]
 fn procfs() {
-    all_pass(env!("CARGO_BIN_EXE_procfs"), &[], 5);
+    all_pass(env!("CARGO_BIN_EXE_procfs"), &[], 7);
 }
 
 #[test]

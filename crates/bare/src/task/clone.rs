@@ -115,7 +115,7 @@ fn new_process(
         request.exit_signal
     };
     let family = Family { exit_signal, ..Family::default() };
-    let process = Process::new(number, memory, files, signals, family);
+    let process = Process::new(number, Some(memory), files, signals, family);
     process.group.store(from.group.load(Ordering::Relaxed), Ordering::Relaxed);
     process.session.store(from.session.load(Ordering::Relaxed), Ordering::Relaxed);
     process.name.lock().clone_from(&from.name.lock());

@@ -14,6 +14,7 @@ pub mod clone;
 pub mod exec;
 pub mod exit;
 pub mod futex;
+pub mod init;
 pub mod memory;
 pub mod process;
 pub mod scheduler;
