@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::ptr;
 use core::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering,
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering,
 };
 use faultless::Space;
 use linux_raw_sys::general as nr;
@@ -97,6 +97,8 @@ pub struct Process {
     pub death_signal: AtomicU32,
     /// Whether it adopts the orphans among its descendants: `PR_SET_CHILD_SUBREAPER`.
     pub adopts: AtomicBool,
+    /// What it asked for in `/proc/PID/oom_score_adj`.
+    pub oom_score_adj: AtomicI32,
     /// Its other relatives. A parent's is locked before a child's.
     pub family: Mutex<Family>,
     /// Woken when a child ends.
@@ -208,6 +210,7 @@ impl Process {
             parent: AtomicU32::new(0),
             death_signal: AtomicU32::new(0),
             adopts: AtomicBool::new(false),
+            oom_score_adj: AtomicI32::new(0),
             family: Mutex::new(family),
             children_changed: WaitQueue::new(),
             memory_changed: WaitQueue::new(),
