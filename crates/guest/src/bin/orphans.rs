@@ -4,7 +4,7 @@
 use faultless_guest::args::Args;
 use faultless_guest::check::{Check, Verdict};
 use faultless_guest::mem::Shared;
-use faultless_guest::proc::{self, Status, exit_now, fork, kill, outcome, pid, wait, wait_until};
+use faultless_guest::proc::{self, Status, exit_now, fork, kill, outcome, pid, wait};
 use faultless_guest::sys::{self, Errno, checked, doing};
 use faultless_guest::{check, clock, ensure, procfs, same, signal};
 use std::sync::atomic::AtomicI32;
@@ -34,13 +34,18 @@ fn asked(option: i32) -> sys::Result<i32> {
     control(option, (&raw mut value) as u64).map(|_| value)
 }
 
-/// Whether a process has gone, within ten seconds.
-fn goes(process: i32) -> bool {
+/// Waits until `condition` holds, for at most ten seconds; whether it does.
+fn comes(mut condition: impl FnMut() -> bool) -> bool {
     let begin = Instant::now();
-    while kill(process, 0).is_ok() && begin.elapsed().as_secs() < 10 {
+    while !condition() && begin.elapsed().as_secs() < 10 {
         clock::sleep_ms(1);
     }
-    kill(process, 0) == Err(Errno(libc::ESRCH))
+    condition()
+}
+
+/// Whether a process goes.
+fn goes(process: i32) -> bool {
+    comes(|| kill(process, 0) == Err(Errno(libc::ESRCH)))
 }
 
 /// Two numbers that processes tell one another.
@@ -56,7 +61,7 @@ fn adopted() -> Verdict {
     let middle = fork(|| {
         let own = pid();
         let orphan = fork(|| {
-            wait_until(|| parent() != own);
+            comes(|| parent() != own);
             seen.1.store(parent(), Release);
             seen.0.store(pid(), Release);
             0
@@ -64,7 +69,7 @@ fn adopted() -> Verdict {
         i32::from(orphan.is_err())
     });
     same!(doing("wait4", doing("fork", middle)?.wait())?, Status::Exited(0), "the one in between");
-    wait_until(|| seen.0.load(Acquire) != 0);
+    ensure!(comes(|| seen.0.load(Acquire) != 0), "the orphan has the same parent still");
     let (orphan, by) = (seen.0.load(Acquire), seen.1.load(Acquire));
     ensure!(by > 0, "the orphan's parent is {by}");
     ensure!(by != pid(), "the orphan came to its grandparent, which did not ask for it");
@@ -81,7 +86,7 @@ fn zombies() -> Verdict {
     let middle = fork(|| {
         let Ok(zombie) = fork(|| 0) else { return 1 };
         let ended = |stat: String| stat.contains(") Z ");
-        wait_until(|| procfs::text(&format!("/proc/{}/stat", zombie.pid)).is_ok_and(ended));
+        comes(|| procfs::text(&format!("/proc/{}/stat", zombie.pid)).is_ok_and(ended));
         seen.0.store(zombie.pid, Release);
         0
     });
@@ -111,6 +116,9 @@ fn init() -> Verdict {
     }
     clock::sleep_ms(20);
     same!(kill(1, 0), Ok(()), "process 1 after that");
+    let status = procfs::fields("/proc/1/status")?;
+    let waiting = ["SigPnd", "ShdPnd"].map(|name| status.get(name).map(String::as_str));
+    same!(waiting, [Some("0000000000000000"); 2], "signals that wait for process 1");
     same!(kill(-1, libc::SIGUSR2 + 1000), Err(Errno(libc::EINVAL)), "no signal to everybody");
     Ok(())
 }
@@ -132,7 +140,7 @@ fn everybody() -> Verdict {
             }
         }),
     )?;
-    wait_until(|| ready.0.load(Acquire) != 0);
+    comes(|| ready.0.load(Acquire) != 0);
     same!(kill(-1, libc::SIGUSR1), Ok(()), "a signal to everybody");
     same!(doing("wait4", child.wait())?, Status::Killed(libc::SIGUSR1), "another process");
     same!(signal::NOTED.count.load(Acquire), 0, "signals that the sender got");
@@ -175,8 +183,7 @@ fn groups() -> Verdict {
         if ended != Ok(Status::Exited(0)) {
             return 6;
         }
-        wait_until(|| seen.0.load(Acquire) != 0);
-        0
+        if comes(|| seen.0.load(Acquire) != 0) { 0 } else { 7 }
     })?;
     same!(status, Status::Exited(0), "the session");
     same!(seen.1.load(Relaxed), 1, "SIGHUP that came to the stopped process");
@@ -198,19 +205,16 @@ fn death_signals() -> Verdict {
                 && asked(libc::PR_GET_PDEATHSIG) == Ok(libc::SIGUSR2)
                 && inherited == Ok(Status::Exited(0));
             seen.0.store(if right { 1 } else { -1 }, Release);
-            wait_until(|| signal::NOTED.count.load(Acquire) != 0);
+            comes(|| signal::NOTED.count.load(Acquire) != 0);
             let sender = signal::NOTED.sender.load(Relaxed);
             seen.1.store(if sender == own { 1 } else { -1 }, Release);
             0
         });
-        wait_until(|| seen.0.load(Acquire) != 0);
+        comes(|| seen.0.load(Acquire) != 0);
         i32::from(orphan.is_err())
     });
     same!(doing("wait4", doing("fork", middle)?.wait())?, Status::Exited(0), "the parent");
-    let begin = Instant::now();
-    while seen.1.load(Acquire) == 0 && begin.elapsed().as_secs() < 10 {
-        clock::sleep_ms(1);
-    }
+    ensure!(comes(|| seen.1.load(Acquire) != 0), "no signal came when the parent ended");
     same!(seen.0.load(Acquire), 1, "what the child set");
     same!(seen.1.load(Acquire), 1, "whether the signal came from the parent");
     same!(control(SET, 65), Err(Errno(libc::EINVAL)), "a signal that is none");
@@ -230,7 +234,7 @@ fn subreapers() -> Verdict {
         // Two generations further down, so that the nearest is looked for.
         let next = fork(|| {
             let orphan = fork(|| {
-                wait_until(|| parent() != own && seen.0.load(Acquire) != 0);
+                comes(|| parent() != own && seen.0.load(Acquire) != 0);
                 7
             });
             if let Ok(orphan) = &orphan {
