@@ -30,7 +30,12 @@ fn threads() {
 
 #[test]
 fn processes() {
-    both("processes", &[], 11);
+    both("processes", &[], 10);
+}
+
+#[test]
+fn orphans() {
+    both("orphans", &[], 7);
 }
 
 #[test]
@@ -40,7 +45,7 @@ fn files() {
 
 #[test]
 fn streams() {
-    both("streams", &[], 7);
+    both("streams", &[], 8);
 }
 
 #[test]
@@ -55,7 +60,7 @@ fn limits() {
 
 #[test]
 fn procfs() {
-    both("procfs", &[], 5);
+    both("procfs", &[], 7);
 }
 
 #[test]
@@ -70,7 +75,7 @@ fn sysv() {
 
 #[test]
 fn memory() {
-    both("memory", &[], 5);
+    both("memory", &[], 6);
 }
 
 #[test]

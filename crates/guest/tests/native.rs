@@ -45,7 +45,12 @@ fn threads() {
 
 #[test]
 fn processes() {
-    all_pass(env!("CARGO_BIN_EXE_processes"), &[], 11);
+    all_pass(env!("CARGO_BIN_EXE_processes"), &[], 10);
+}
+
+#[test]
+fn orphans() {
+    all_pass(env!("CARGO_BIN_EXE_orphans"), &[], 7);
 }
 
 #[test]
@@ -60,7 +65,7 @@ fn files() {
 
 #[test]
 fn streams() {
-    all_pass(env!("CARGO_BIN_EXE_streams"), &[], 7);
+    all_pass(env!("CARGO_BIN_EXE_streams"), &[], 8);
 }
 
 #[test]
@@ -70,7 +75,7 @@ fn clocks() {
 
 #[test]
 fn procfs() {
-    all_pass(env!("CARGO_BIN_EXE_procfs"), &[], 5);
+    all_pass(env!("CARGO_BIN_EXE_procfs"), &[], 7);
 }
 
 #[test]
@@ -85,7 +90,7 @@ fn sysv() {
 
 #[test]
 fn memory() {
-    all_pass(env!("CARGO_BIN_EXE_memory"), &[], 5);
+    all_pass(env!("CARGO_BIN_EXE_memory"), &[], 6);
 }
 
 #[test]

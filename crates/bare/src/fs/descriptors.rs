@@ -93,7 +93,7 @@ pub struct ProcessFiles {
 }
 
 impl ProcessFiles {
-    /// Those of the first process: the console, and the directory `here`, or the root if it is empty.
+    /// Those of the first program: the console, and the directory `here`, or the root if it is empty.
     ///
     /// # Errors
     /// `ENOENT` and others of a path that leads nowhere; `ENOTDIR`.
@@ -121,6 +121,14 @@ impl ProcessFiles {
             descriptors: Mutex::new(Arc::new(Descriptors(Mutex::new(table)))),
             context: Mutex::new(Arc::new(context)),
         })
+    }
+
+    /// Those of a process that has no program: no descriptors, and the root.
+    pub fn none() -> Self {
+        let root = super::root().clone();
+        let start = Mutex::new(Start { here: root.clone(), root });
+        let context = Context { start, umask: AtomicU32::new(0o022) };
+        Self { descriptors: Mutex::default(), context: Mutex::new(Arc::new(context)) }
     }
 
     /// Those of a child, which shares what is to be shared and gets copies of the rest.

@@ -21,6 +21,7 @@ const MAX_CAPACITY: usize = 1 << 20;
 /// Bytes on their way.
 #[derive(Debug)]
 pub struct Pipe {
+    kind: Kind,
     state: Mutex<State>,
     changes: Arc<Changes>,
 }
@@ -36,6 +37,16 @@ struct State {
     writers: u32,
     /// Ends that were ever opened: for who opens the other end.
     opened: [u64; 2],
+}
+
+/// Who finds a pipe to open it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Whoever knows its name: `mkfifo`. Who opens an end waits for the other.
+    Named,
+    /// Who has a descriptor of it, and opens that in `/proc/PID/fd`. Both ends were there from the start, so
+    /// nobody waits.
+    Anonymous,
 }
 
 impl State {
@@ -109,7 +120,7 @@ impl State {
 
 impl Pipe {
     /// An empty pipe without ends.
-    pub fn new(changes: Arc<Changes>) -> Arc<Self> {
+    pub fn new(kind: Kind, changes: Arc<Changes>) -> Arc<Self> {
         let state = State {
             ring: Vec::new(),
             head: 0,
@@ -119,7 +130,7 @@ impl Pipe {
             writers: 0,
             opened: [0; 2],
         };
-        Arc::new(Self { state: Mutex::new(state), changes })
+        Arc::new(Self { kind, state: Mutex::new(state), changes })
     }
 
     /// An end of it.
@@ -130,7 +141,7 @@ impl Pipe {
     /// An end of it, and what the other side was like just before: whether somebody was there, and how
     /// many ever were.
     fn enter(self: &Arc<Self>, reads: bool, writes: bool) -> (Arc<End>, bool, u64) {
-        let before = {
+        let (met, before) = {
             let mut state = self.state.lock();
             let before = state.other_side(reads);
             state.readers += u32::from(reads);
@@ -140,16 +151,18 @@ impl Pipe {
             before
         };
         self.changes.announce();
-        (Arc::new(End { pipe: self.clone(), reads, writes }), before.0, before.1)
+        // A reader of a pipe without a name is told of its end even if it came after that.
+        let missed = if self.kind == Kind::Named && !met { before } else { 0 };
+        (Arc::new(End { pipe: self.clone(), reads, writes, missed }), met, before)
     }
 
-    /// An end of a named pipe: waits for somebody at the other.
+    /// Opens an end. A named pipe is waited for somebody at the other end of.
     ///
     /// # Errors
     /// `ENXIO`: nobody reads, and the call is not to wait. [`Errno::RESTART`].
     pub fn open(self: &Arc<Self>, reads: bool, writes: bool, at_once: bool) -> Result<Arc<End>> {
         let (end, met, before) = self.enter(reads, writes);
-        if met || reads && (writes || at_once) {
+        if met || self.kind == Kind::Anonymous || reads && (writes || at_once) {
             return Ok(end);
         }
         if at_once {
@@ -246,13 +259,13 @@ impl Pipe {
         Ok(len as u64)
     }
 
-    /// What the end that reads is ready for.
-    fn ready_to_read(&self) -> Events {
+    /// What an end that reads is ready for, which was opened when `missed` writers had come and gone.
+    fn ready_to_read(&self, missed: u64) -> Events {
         let state = self.state.lock();
         let mut ready = Events::empty();
         ready.set(Events::READ, state.used != 0);
         // Who opened a named pipe without waiting is not told of an end before the beginning.
-        ready.set(Events::HUP, state.writers == 0 && state.opened[1] != 0);
+        ready.set(Events::HUP, state.writers == 0 && state.opened[1] != missed);
         ready
     }
 
@@ -286,6 +299,8 @@ pub struct End {
     pub pipe: Arc<Pipe>,
     reads: bool,
     writes: bool,
+    /// How many had been at the other end of a named pipe before this one was opened, if nobody was then.
+    missed: u64,
 }
 
 impl Stream for End {
@@ -300,7 +315,7 @@ impl Stream for End {
     fn ready(&self) -> Events {
         let mut ready = Events::empty();
         if self.reads {
-            ready |= self.pipe.ready_to_read();
+            ready |= self.pipe.ready_to_read(self.missed);
         }
         if self.writes {
             ready |= self.pipe.ready_to_write();
@@ -335,7 +350,7 @@ impl Socket {
     /// Two of them.
     pub fn pair() -> [Arc<Self>; 2] {
         let changes = Arc::new(Changes::default());
-        let pipes = [Pipe::new(changes.clone()), Pipe::new(changes.clone())];
+        let pipes = [(); 2].map(|()| Pipe::new(Kind::Anonymous, changes.clone()));
         [0, 1].map(|at| {
             Arc::new(Self {
                 input: Mutex::new(Some(pipes[at].end(true, false))),

@@ -20,6 +20,7 @@ mod action;
 mod deliver;
 mod frame;
 mod info;
+pub mod orphan;
 mod queue;
 mod send;
 mod stop;
@@ -184,6 +185,8 @@ pub struct ProcessSignals {
     pub job: Job,
     /// Its timers.
     pub timers: ProcessTimers,
+    /// Which signals the ends of its relatives will send it.
+    orphaned: orphan::Noted,
 }
 
 impl Default for ProcessSignals {
@@ -193,6 +196,7 @@ impl Default for ProcessSignals {
             queue: Queue::default(),
             job: Job::default(),
             timers: ProcessTimers::default(),
+            orphaned: orphan::Noted::default(),
         }
     }
 }
@@ -204,6 +208,13 @@ impl fmt::Debug for ProcessSignals {
 }
 
 impl ProcessSignals {
+    /// Those of a process that ignores all, even what others cannot ignore.
+    pub fn ignoring_all() -> Self {
+        let new = Self::default();
+        new.actions.lock().fill(Action::IGNORE);
+        new
+    }
+
     /// Those of a child: it does the same, unless it is to have no handlers.
     pub fn fork(&self, clear_handlers: bool) -> Self {
         let actions = Mutex::new(self.actions.lock().clone());
@@ -212,6 +223,7 @@ impl ProcessSignals {
             queue: Queue::default(),
             job: Job::default(),
             timers: ProcessTimers::default(),
+            orphaned: orphan::Noted::default(),
         };
         if clear_handlers {
             new.clear_handlers();

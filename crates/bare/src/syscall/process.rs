@@ -459,14 +459,25 @@ pub fn prctl(args: Args<'_>) -> Result {
         }
         p::PR_GET_DUMPABLE => Ok(1),
         p::PR_GET_PDEATHSIG => {
-            user::write(args.b(), &0u32)?;
+            user::write(args.b(), &process.death_signal.load(Ordering::Relaxed))?;
+            Ok(0)
+        }
+        p::PR_GET_CHILD_SUBREAPER => {
+            user::write(args.b(), &u32::from(process.adopts.load(Ordering::Relaxed)))?;
+            Ok(0)
+        }
+        p::PR_SET_CHILD_SUBREAPER => {
+            process.adopts.store(args.b() != 0, Ordering::Relaxed);
             Ok(0)
         }
         p::PR_SET_DUMPABLE if args.b() > 1 => Err(Errno::EINVAL),
         p::PR_SET_PDEATHSIG if args.b() > 64 => Err(Errno::EINVAL),
         p::PR_SET_NO_NEW_PRIVS if args.b() != 1 => Err(Errno::EINVAL),
+        p::PR_SET_PDEATHSIG => {
+            process.death_signal.store(args.b() as u32, Ordering::Relaxed);
+            Ok(0)
+        }
         p::PR_SET_DUMPABLE
-        | p::PR_SET_PDEATHSIG
         | p::PR_SET_NO_NEW_PRIVS
         | p::PR_SET_THP_DISABLE
         | p::PR_SET_TIMERSLACK

@@ -115,11 +115,13 @@ fn new_process(
         request.exit_signal
     };
     let family = Family { exit_signal, ..Family::default() };
-    let process = Process::new(number, memory, files, signals, family);
+    let process = Process::new(number, Some(memory), files, signals, family);
     process.group.store(from.group.load(Ordering::Relaxed), Ordering::Relaxed);
     process.session.store(from.session.load(Ordering::Relaxed), Ordering::Relaxed);
     process.name.lock().clone_from(&from.name.lock());
     *process.limits.lock() = *from.limits.lock();
+    let oom_score_adj = from.oom_score_adj.load(Ordering::Relaxed);
+    process.oom_score_adj.store(oom_score_adj, Ordering::Relaxed);
     let address_space = from.address_space.load(Ordering::Relaxed);
     process.address_space.store(address_space, Ordering::Relaxed);
     Ok(Arc::new(process))

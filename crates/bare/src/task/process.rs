@@ -15,7 +15,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering,
+};
 use faultless::{Lock, Space};
 use linux_raw_sys::general as nr;
 
@@ -78,9 +80,9 @@ pub struct Process {
     pub group: AtomicU32,
     /// See `group`.
     pub session: AtomicU32,
-    /// Its memory, until it ends.
+    /// Its memory, until it ends; process 1 has none.
     memory: Mutex<Option<Arc<Memory>>>,
-    /// The space in `memory`, for the scheduler; null once it has ended.
+    /// The space in `memory`, for the scheduler; null where there is none.
     space: AtomicPtr<Space<Bare>>,
     /// Its files and directories.
     pub files: ProcessFiles,
@@ -88,9 +90,15 @@ pub struct Process {
     pub signals: ProcessSignals,
     /// The name that `ps` shows: `PR_SET_NAME`, or the file of the program.
     pub name: Mutex<String>,
-    /// The parent's number; 0 for the first process. It changes, with the table and `family` locked, when
+    /// The parent's number; 0 for process 1. It changes, with the table and `family` locked, when
     /// the parent ends.
     pub parent: AtomicU32,
+    /// The signal that it gets when the parent ends (0: none): `PR_SET_PDEATHSIG`.
+    pub death_signal: AtomicU32,
+    /// Whether it adopts the orphans among its descendants: `PR_SET_CHILD_SUBREAPER`.
+    pub adopts: AtomicBool,
+    /// What it asked for in `/proc/PID/oom_score_adj`.
+    pub oom_score_adj: AtomicI32,
     /// Its other relatives. A parent's is locked before a child's.
     pub family: Mutex<Family>,
     /// Woken when a child ends.
@@ -148,7 +156,7 @@ impl core::ops::Add for Usage {
 /// Soft and hard limits, by Linux's numbers of resources.
 pub type Limits = [[u64; 2]; 16];
 
-/// What the first process starts with: Linux's limits, with a stack as large as the subsystem lets one
+/// What the first processes start with: Linux's limits, with a stack as large as the subsystem lets one
 /// grow.
 const LIMITS: Limits = {
     const NONE: u64 = u64::MAX;
@@ -184,22 +192,25 @@ impl Process {
     /// A process without threads, not listed yet.
     pub fn new(
         pid: u32,
-        memory: Arc<Memory>,
+        memory: Option<Arc<Memory>>,
         files: ProcessFiles,
         signals: ProcessSignals,
         family: Family,
     ) -> Self {
-        let space = ptr::from_ref(memory.space()).cast_mut();
+        let space = space_of(memory.as_ref());
         Self {
             pid,
             group: AtomicU32::new(pid),
             session: AtomicU32::new(pid),
-            memory: Mutex::new(Some(memory)),
-            space: AtomicPtr::new(space),
+            memory: Mutex::new(memory),
+            space: AtomicPtr::new(space.cast_mut()),
             files,
             signals,
             name: Mutex::default(),
             parent: AtomicU32::new(0),
+            death_signal: AtomicU32::new(0),
+            adopts: AtomicBool::new(false),
+            oom_score_adj: AtomicI32::new(0),
             family: Mutex::new(family),
             children_changed: WaitQueue::new(),
             memory_changed: WaitQueue::new(),
@@ -217,12 +228,12 @@ impl Process {
         }
     }
 
-    /// The parent's number; 0 for the first process.
+    /// The parent's number; 0 for process 1.
     pub fn parent(&self) -> u32 {
         self.parent.load(Ordering::Relaxed)
     }
 
-    /// Its memory; none once it has ended.
+    /// Its memory; none once it has ended, or in process 1.
     pub fn memory(&self) -> Option<Arc<Memory>> {
         self.memory.lock().clone()
     }
@@ -232,8 +243,7 @@ impl Process {
     #[must_use = "the old memory may be dropped only when no CPU runs it"]
     pub fn replace_memory(&self, new: Option<Arc<Memory>>) -> Option<Arc<Memory>> {
         let mut memory = self.memory.lock();
-        let space = new.as_ref().map_or(ptr::null(), |new| ptr::from_ref(new.space()));
-        self.space.store(space.cast_mut(), Ordering::Release);
+        self.space.store(space_of(new.as_ref()).cast_mut(), Ordering::Release);
         core::mem::replace(&mut *memory, new)
     }
 
@@ -284,6 +294,11 @@ pub struct Table {
     last: u32,
     /// Whether numbers were used up once, so that the next may be in use.
     used_up: bool,
+}
+
+/// The space in `memory`, null without one.
+fn space_of(memory: Option<&Arc<Memory>>) -> *const Space<Bare> {
+    memory.map_or(ptr::null(), |memory| ptr::from_ref(memory.space()))
 }
 
 /// Largest number of a process or thread, as on Linux.

@@ -41,7 +41,7 @@ pub(super) const RUNNABLE: u8 = 0;
 /// It waits, or is about to.
 const BLOCKED: u8 = 1;
 /// It will not run again.
-const ENDED: u8 = 2;
+pub(super) const ENDED: u8 = 2;
 
 /// One CPU's part. `ready` and the atomics are everybody's, the cells the CPU's own.
 struct Local {

@@ -82,7 +82,7 @@ const OPERATIONS: &[Operation] = &[
     ("set_heap_start", |cpu, space, _| space.set_heap_start(cpu, AT)),
     ("brk", |cpu, space, _| done(space.brk(cpu, u64::MAX))),
     ("fork", |cpu, space, _| done(space.fork(cpu))),
-    ("revoke", |cpu, space, object| space.revoke(cpu, object, 0)),
+    ("revoke", |cpu, space, object| space.revoke(cpu, object, 0..u64::MAX, Copies::Drop)),
     ("areas", |cpu, space, _| space.areas(cpu, drop)),
     ("each_area", |cpu, space, _| space.each_area(cpu, VirtRange::USER, |_| true)),
     ("maps", |cpu, space, _| done(space.maps(cpu).to_string())),
