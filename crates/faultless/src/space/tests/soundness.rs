@@ -8,7 +8,7 @@ use crate::fault::Access;
 use crate::fault::prefault::ThreadStreams;
 use crate::file::Object;
 use crate::heap::Shared;
-use crate::space::{Advice, Backing, MapFlags, Prot, RemapFlags, Space};
+use crate::space::{Advice, Backing, Copies, MapFlags, Prot, RemapFlags, Space};
 use crate::table::node::{self, ROOT};
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
