@@ -422,7 +422,7 @@ impl RangeGuard<'_> {
         for (name, waiter) in Queue::from(later, self.slots).filter(|(_, it)| it.conflicts(ranges))
         {
             let before = waiter.state.fetch_sub(1, Ordering::Release);
-            if before & !FIRM == PARKED | HELD + 1
+            if before & !FIRM == PARKED | (HELD + 1)
                 && let Some(cpu) = name.cpu()
             {
                 sleepers.get_or_insert(Sleepers::NONE).add(cpu);
