@@ -98,3 +98,26 @@ fn order_zero_saves_nothing() {
     let steps: Vec<_> = (0..9).map(Step::Touch).collect();
     assert_eq!(bound_of(9, &steps, 0), Bound { touches: 9, saved: 0 });
 }
+
+/// Neighbouring VMAs of one protection may have merged, and a fault reaches both.
+#[test]
+fn neighbours_count_as_one_where_they_may_have_merged() {
+    let steps: Vec<_> = (0..8).map(Step::Touch).collect();
+    let saved = |prot| {
+        let mut trace = trace(8, &steps);
+        let map = Kind::Map {
+            start: START + 4 * PAGE_SIZE,
+            len: 4 * PAGE_SIZE,
+            prot,
+            flags: 0x32,
+            backing: Backing::Anon,
+        };
+        trace.events.insert(1, Event { time_us: 0, thread: 0, kind: map });
+        let plan = Plan::in_turn(&trace).unwrap();
+        let took = |at| if at < 2 { Took::Nothing } else { Took::First };
+        let done: Vec<_> = (0..10).map(|at| Done { thread: 0, took: took(at) }).collect();
+        bound(&plan, &done, 3).saved
+    };
+    let rw = Prot::READ | Prot::WRITE;
+    assert_eq!((saved(rw), saved(rw | Prot::EXEC)), (7, 6));
+}
