@@ -31,7 +31,7 @@ impl Identity {
     /// The identity in such a word.
     #[inline(always)]
     pub(crate) const fn of(word: u64) -> Self {
-        Self(word >> LOW_BITS << LOW_BITS)
+        Self(word & (!0 << LOW_BITS))
     }
 
     /// # Panics

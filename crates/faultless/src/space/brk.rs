@@ -1,22 +1,54 @@
 //! `brk`: the heap that grows and shrinks at one end.
+//!
+//! The bounds of the heap are two atomics. They are read before a lock is taken, as a guess, and again under it:
+//! whoever moves the end to another page, or the start, holds a claim on the pages on either side of it. Within
+//! its page the end moves by compare-and-swap, without a claim.
 
+use super::STACK_GUARD;
 use super::Space;
 use super::merge::Piece;
 use super::unmap::TABLE_ALIGN;
 use super::vma::{Area, Prot, VmaFlags};
 use super::write::{NOWHERE, Writing};
-use super::{Heap, STACK_GUARD};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, page_up};
 use crate::machine::Machine;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::vm::Cpu;
+
+/// The program break, as it was when it was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Heap {
+    pub(super) start: u64,
+    pub(super) end: u64,
+}
+
+/// The program break.
+#[derive(Debug)]
+pub(super) struct HeapBounds {
+    start: AtomicU64,
+    end: AtomicU64,
+}
+
+impl HeapBounds {
+    pub(super) fn new(heap: Heap) -> Self {
+        Self { start: AtomicU64::new(heap.start), end: AtomicU64::new(heap.end) }
+    }
+
+    /// What they are; another CPU may move them a moment later.
+    #[inline(always)]
+    pub(super) fn get(&self) -> Heap {
+        Heap { start: self.start.load(Ordering::Acquire), end: self.end.load(Ordering::Acquire) }
+    }
+}
 
 impl<M: Machine> Space<M> {
     /// Says where the heap starts: what a program loader knows. Only while the heap is empty.
     pub fn set_heap_start(&self, cpu: &Cpu<'_, M>, start: u64) {
-        self.check_vm(cpu);
-        let mut heap = self.heap.lock(cpu);
+        let _writing = self.write(cpu, [VirtRange::USER, NOWHERE], PAGE_SIZE);
+        let heap = self.heap.get();
         if heap.start == heap.end && start <= USER_END {
-            *heap = Heap { start, end: start };
+            self.heap.start.store(start, Ordering::Release);
+            self.heap.end.store(start, Ordering::Release);
         }
     }
 
@@ -25,7 +57,7 @@ impl<M: Machine> Space<M> {
     pub fn brk(&self, cpu: &Cpu<'_, M>, addr: u64) -> u64 {
         self.check_vm(cpu);
         let end = loop {
-            let heap = *self.heap.lock(cpu);
+            let heap = self.heap.get();
             if addr < heap.start || addr > USER_END {
                 break heap.end;
             }
@@ -39,9 +71,6 @@ impl<M: Machine> Space<M> {
 
     /// Moves the end of the heap, which was seen as `heap`. Returns where it is now, or `None` when
     /// another CPU moved it first.
-    ///
-    /// The heap's lock is a leaf, held while nothing is waited for: fork takes it with the whole
-    /// space locked.
     fn move_break(&self, cpu: &Cpu<'_, M>, heap: Heap, addr: u64) -> Option<u64> {
         let (Some(old), Some(new)) = (page_up(heap.end), page_up(addr)) else {
             return Some(heap.end);
@@ -51,25 +80,25 @@ impl<M: Machine> Space<M> {
         if !shrinks && range.pages() > cpu.vm().total_frames() {
             return Some(heap.end);
         }
-        let same = |now: &Heap| now.start == heap.start && page_up(now.end) == Some(old);
         if new == old {
-            let mut now = self.heap.lock(cpu);
-            now.end = if same(&now) { addr } else { return None };
-            return Some(addr);
+            let (acq_rel, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
+            let moved = self.heap.end.compare_exchange(heap.end, addr, acq_rel, relaxed);
+            return moved.is_ok().then_some(addr);
         }
         // Both growing and shrinking lock the pages on either side of the end, so all that move it by a page or
         // more exclude each other.
         let align = if shrinks { TABLE_ALIGN } else { PAGE_SIZE };
         let writing = self.write(cpu, [range, NOWHERE], align);
-        if !same(&self.heap.lock(cpu)) {
+        let now = self.heap.get();
+        if now.start != heap.start || page_up(now.end) != Some(old) {
             return None;
         }
         let moved = if shrinks { writing.unmap(range).is_ok() } else { writing.extend_heap(range) };
-        let mut now = self.heap.lock(cpu);
         if moved {
-            now.end = addr;
+            self.heap.end.store(addr, Ordering::Release);
+            return Some(addr);
         }
-        Some(now.end)
+        Some(self.heap.get().end)
     }
 }
 

@@ -1,6 +1,7 @@
 //! `fork`: a copy of the space whose private pages are shared until somebody writes.
 
 use super::Space;
+use super::brk::HeapBounds;
 use super::pages::{each_run, last_table};
 use super::vma::{Area, Vma, VmaFlags};
 use super::write::{NOWHERE, Writing, make_stopped};
@@ -50,8 +51,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         // paid before any of them runs again: until then a CPU could store through an old translation
         // to a page that the child has.
         self.stop(VirtRange::USER);
-        let heap = *self.space.heap.lock(self.cpu);
-        *child.heap.get_mut() = heap;
+        child.heap = HeapBounds::new(self.space.heap.get());
         let mut batch = FlushBatch::new(self.cpu, self.space);
         let copied = self.copy_vmas(child, &mut batch);
         batch.finish();

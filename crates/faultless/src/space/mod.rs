@@ -52,12 +52,11 @@ use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
-use crate::sync::order::HeapBounds;
 use crate::sync::range::RangeGuard;
 use crate::sync::rwlock::{ReadGuard, WriteGuard};
-use crate::sync::spin::SpinLock;
 use crate::table::node::ROOT;
 use crate::vm::Cpu;
+use brk::{Heap, HeapBounds};
 use core::fmt;
 use core::marker::PhantomData;
 use fixed::Core;
@@ -72,13 +71,6 @@ const MMAP_MIN_ADDR: u64 = 65536;
 const MMAP_BASE: u64 = 0x7fff_f7ff_f000;
 /// Where the heap starts unless the program loader says otherwise.
 const HEAP_START: u64 = 0x5555_5575_7000;
-
-/// The program break.
-#[derive(Clone, Copy, Debug)]
-struct Heap {
-    start: u64,
-    end: u64,
-}
 
 /// One address space. Every fault reads its first fields; what faults and calls write lies on lines of
 /// its own, so that calls do not take the first from the faults' caches. It is ended by [`exit`](Space::exit); one that is dropped instead keeps its
@@ -98,7 +90,7 @@ pub struct Space<M: Machine> {
     pub(crate) core: Shared<Core>,
     /// Pages of all VMAs.
     mapped: AtomicU64,
-    heap: SpinLock<Heap, HeapBounds>,
+    heap: HeapBounds,
     machine: PhantomData<fn() -> M>,
 }
 
@@ -140,7 +132,7 @@ impl<M: Machine> Space<M> {
             tree: Tree::new(),
             core,
             mapped: AtomicU64::new(0),
-            heap: SpinLock::ordered(Heap { start: HEAP_START, end: HEAP_START }),
+            heap: HeapBounds::new(Heap { start: HEAP_START, end: HEAP_START }),
             machine: PhantomData,
         })
     }

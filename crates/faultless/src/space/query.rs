@@ -1,14 +1,14 @@
 //! What can be asked of a space: its map, its counts, and which pages are there.
 
+use super::Space;
+use super::brk::Heap;
 use super::pages::each_slot;
 use super::vma::{Area, Prot, Vma, VmaFlags};
-use super::{Heap, Space};
 use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
 use crate::frame::{Kind, Use};
 use crate::machine::{CpuId, Machine};
 use crate::sync::atomic::Ordering;
-use crate::sync::wait::Spin;
 use crate::table::node;
 use crate::vm::Cpu;
 use core::fmt;
@@ -151,7 +151,7 @@ impl<M: Machine> Space<M> {
     /// Tells of each VMA, in ascending order, all of one moment (but for the counts of pages).
     pub fn areas(&self, cpu: &Cpu<'_, M>, mut tell: impl FnMut(AreaInfo)) {
         let section = self.section(cpu);
-        let heap = *self.heap.lock(cpu);
+        let heap = self.heap.get();
         for entry in self.tree.snapshot(&section).iter_from(0) {
             // SAFETY: VMAs in a view live as long as the section.
             tell(self.describe(cpu, unsafe { entry.value.as_ref() }, heap));
@@ -335,7 +335,7 @@ impl<M: Machine> Space<M> {
 
     /// Start and end of the heap.
     pub fn heap_range(&self) -> VirtRange {
-        let heap = *self.heap.lock(&Spin);
+        let heap = self.heap.get();
         VirtRange::new(heap.start, heap.end)
     }
 }

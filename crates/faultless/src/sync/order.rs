@@ -107,8 +107,6 @@ classes! {
     8 NodeBuddy "a node's buddy allocator";
     /// A CPU's inbox of flush requests.
     8 FlushInbox "a flush inbox";
-    /// The bounds of a space's heap.
-    8 HeapBounds "a heap's bounds";
     /// The watcher of the trace points.
     8 TraceWatcher "the trace points' watcher";
 }
