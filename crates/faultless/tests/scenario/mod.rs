@@ -80,14 +80,14 @@ const SCHEDULES: usize = 2000;
 /// Scheduling steps after which a scenario is one that never ends: some hundred times what it takes.
 const STEPS: usize = 400_000;
 
-fn schedules() -> usize {
+pub fn schedules() -> usize {
     match std::env::var("FAULTLESS_SCHEDULES") {
         Ok(text) => text.parse().expect("FAULTLESS_SCHEDULES is a number of schedules"),
         Err(_) => SCHEDULES,
     }
 }
 
-fn run(scheduler: impl Scheduler + 'static, scenario: Scenario) {
+fn run(scheduler: impl Scheduler + 'static, scenario: impl Fn() + Send + Sync + 'static) {
     let mut config = Config::new();
     config.stack_size = 256 << 10;
     config.max_steps = MaxSteps::FailAfter(STEPS);
@@ -97,15 +97,24 @@ fn run(scheduler: impl Scheduler + 'static, scenario: Scenario) {
 
 /// Runs a scenario in a regime, under all schedules that were asked for.
 pub fn explore(regime: Regime, scenario: Scenario) {
+    let all = if regime == SPECULATIVE { schedules() } else { schedules().div_ceil(4) };
+    explore_under(regime, all, scenario);
+}
+
+/// Runs a scenario in a regime, under `all` schedules.
+pub fn explore_under(
+    regime: Regime,
+    all: usize,
+    scenario: impl Fn() + Clone + Send + Sync + 'static,
+) {
     REGIME.set(regime);
     if let Ok(schedule) = std::env::var("FAULTLESS_REPLAY") {
         return run(ReplayScheduler::new_from_encoded(&schedule), scenario);
     }
-    let all = if regime == SPECULATIVE { schedules() } else { schedules().div_ceil(4) };
-    run(RandomScheduler::new_from_seed(1, all / 4), scenario);
-    run(StickyScheduler::new(2, all / 2), scenario);
+    run(RandomScheduler::new_from_seed(1, all / 4), scenario.clone());
+    run(StickyScheduler::new(2, all / 2), scenario.clone());
     // Few switches at the worst moments, few and not so few.
-    run(PctScheduler::new_from_seed(3, 3, all / 8), scenario);
+    run(PctScheduler::new_from_seed(3, 3, all / 8), scenario.clone());
     run(PctScheduler::new_from_seed(4, 6, all / 8), scenario);
 }
 

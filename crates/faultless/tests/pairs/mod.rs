@@ -1,0 +1,237 @@
+//! Pairs of operations of two CPUs on one space, judged by both sequential orders.
+//!
+//! A [`Case`] is a starting state, what each of two CPUs does, and what is done afterwards to reveal what
+//! is wrong: a VMA that was merged wrongly looks well until a part of it is protected, unmapped or used.
+//! The case is run by one CPU alone, in every order of the operations ([`Case::orders`]); then by two at
+//! the same time. What is returned, what `maps` lists (protection and flags too), the counts and the
+//! contents of pages must be what one of the orders gives. So the subsystem that runs alone is the
+//! model of the one that does not.
+//!
+//! What is not promised is not compared:
+//! - of operations that fault pages in one by one, and with prefault: which pages are resident, and what
+//!   follows from that for the VMAs ([`Seen::without_pages`]);
+//! - of a listing that is made while another CPU does something: its counts of pages, and names;
+//! - of a listing made while another CPU moves, protects or advises several VMAs, one after the other:
+//!   anything;
+//! - an access that faults may be the growth of a stack or the making of an anon_vma, the fault, and the
+//!   access: another CPU may do something in between;
+//! - where placement puts a mapping need only be the best place at some moment of the call: it must be a
+//!   place that one of the orders gives, and all else as if it had been asked for.
+
+#![allow(dead_code, reason = "each program uses a part")]
+
+pub mod op;
+pub mod seen;
+pub mod table;
+
+use op::{Children, Hand, Op, Ret, everything};
+use seen::Seen;
+use std::fmt;
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Case {
+    pub start: Vec<Op>,
+    pub sides: [Vec<Op>; 2],
+    pub after: Vec<Op>,
+    /// Whether which pages are resident is promised.
+    pub pages: bool,
+}
+
+impl Case {
+    pub fn new(start: Vec<Op>, sides: [Vec<Op>; 2], after: Vec<Op>) -> Self {
+        let pages = !sides.iter().flatten().any(|op| op.is_by_page());
+        Self { start, sides, after, pages }
+    }
+}
+
+/// One order of the operations: which side comes next.
+pub type Order = Vec<usize>;
+
+/// What became of a case.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    pub returned: [Vec<Ret>; 2],
+    /// Right after the pair, of the space, and of the children: the old ones, and each side's.
+    seen: Seen,
+    children: [Vec<Seen>; 3],
+    after: Vec<Ret>,
+    last: Seen,
+}
+
+impl Case {
+    /// Makes the starting state in an empty space.
+    pub fn prepare<H: Hand>(&self, hand: &H) -> Children<H::Child> {
+        let children = Children::default();
+        for op in &self.start {
+            op.apply(hand, &children.old, &children.old);
+        }
+        children
+    }
+
+    /// Does operation `number` of `side`.
+    pub fn step<H: Hand>(
+        &self,
+        hand: &H,
+        side: usize,
+        number: usize,
+        children: &Children<H::Child>,
+    ) -> Ret {
+        self.sides[side][number].apply(hand, &children.old, &children.new[side])
+    }
+
+    /// Looks at what the pair left, does what reveals more, and ends the children.
+    pub fn conclude<H: Hand>(
+        &self,
+        hand: &H,
+        mut returned: [Vec<Ret>; 2],
+        children: Children<H::Child>,
+    ) -> Outcome {
+        if self.sides.iter().flatten().any(|op| op.is_by_vma()) {
+            for ret in returned.iter_mut().flatten() {
+                if let Ret::Areas(areas) = ret {
+                    areas.clear();
+                }
+            }
+        }
+        let keep = |seen: Seen| if self.pages { seen } else { seen.without_pages() };
+        let seen = keep(Seen::of(hand.space(), hand.cpu()));
+        let Children { old, new: [first, second] } = children;
+        let children = [old, first, second].map(|children| {
+            let seen = |child: H::Child| {
+                let seen = keep(Seen::child::<H>(&child, hand.cpu()));
+                hand.exit(child);
+                seen
+            };
+            children.into_inner().unwrap().into_iter().map(seen).collect()
+        });
+        let none = Children::default();
+        let after = self.after.iter().map(|op| op.apply(hand, &none.old, &none.old)).collect();
+        let last = keep(Seen::of(hand.space(), hand.cpu()));
+        Outcome { returned, seen, children, after, last }
+    }
+
+    /// Empties the space again.
+    pub fn clear<H: Hand>(&self, hand: &H) {
+        let (space, cpu, all) = (hand.space(), hand.cpu(), everything());
+        hand.poll();
+        space.munmap(cpu, all.start, all.len()).expect("all there is can be unmapped");
+        space.brk(cpu, space.heap_range().start);
+    }
+
+    /// Every order of the steps of both sides.
+    fn all_orders(&self) -> Vec<Order> {
+        let [first, second] = [0, 1].map(|side| self.steps(side).len());
+        let all = 0u32..1 << (first + second);
+        let chosen = all.filter(|bits| bits.count_ones() as usize == second);
+        chosen
+            .map(|bits| (0..first + second).map(|at| (bits >> at & 1) as usize).collect())
+            .collect()
+    }
+
+    /// What a side does, in the smallest steps, and which of them return something.
+    fn steps(&self, side: usize) -> Vec<(Op, bool)> {
+        let others = self.sides[1 - side].len();
+        let each = |&op: &Op| op.steps(others).into_iter().map(move |step| (step, step == op));
+        self.sides[side].iter().flat_map(each).collect()
+    }
+
+    /// Does the operations in one order, in an empty space, which it empties again.
+    pub fn in_order<H: Hand>(&self, hand: &H, order: &[usize]) -> Outcome {
+        let children = self.prepare(hand);
+        let mut returned = [Vec::new(), Vec::new()];
+        let mut steps = [0, 1].map(|side| self.steps(side).into_iter());
+        for &side in order {
+            let (step, tells) = steps[side].next().expect("an order has all steps");
+            let ret = step.apply(hand, &children.old, &children.new[side]);
+            if tells {
+                returned[side].push(ret);
+            }
+        }
+        let outcome = self.conclude(hand, returned, children);
+        self.clear(hand);
+        outcome
+    }
+
+    /// What every order gives.
+    pub fn orders<H: Hand>(&self, hand: &H) -> Vec<(Order, Outcome)> {
+        let all = self.all_orders().into_iter();
+        all.map(|order| (order.clone(), self.in_order(hand, &order))).collect()
+    }
+
+    /// Checks that `found` is what one of the orders gives. The space is empty afterwards.
+    ///
+    /// # Errors
+    /// What a person needs to see of it.
+    pub fn judge<H: Hand>(
+        &self,
+        hand: &H,
+        found: &Outcome,
+        orders: &[(Order, Outcome)],
+    ) -> Result<(), String> {
+        self.clear(hand);
+        let among = |orders: &[(Order, Outcome)]| orders.iter().any(|(_, it)| it == found);
+        if among(orders) {
+            return Ok(());
+        }
+        let mut asking = self.clone();
+        let mut now = orders.to_vec();
+        while asking.ask(found, &now) {
+            now = asking.orders(hand);
+            if among(&now) {
+                return Ok(());
+            }
+        }
+        let mut text = format!("no order of the operations gives this:\n{self}");
+        text += &format!("  two CPUs:\n{found}");
+        for (order, outcome) in orders {
+            text += &format!("  in the order {order:?}:\n{outcome}");
+        }
+        Err(text)
+    }
+
+    /// Makes one operation that left its place to placement ask for the place that it got, if that is one that
+    /// an order gives. Returns whether there was one.
+    fn ask(&mut self, found: &Outcome, orders: &[(Order, Outcome)]) -> bool {
+        for (side, ops) in self.sides.iter_mut().enumerate() {
+            for (at, op) in ops.iter_mut().enumerate() {
+                let ret = &found.returned[side][at];
+                if let Ret::At(place) = *ret
+                    && let Some(asking) = op.placed_at(place).filter(|asking| asking != op)
+                    && orders.iter().any(|(_, it)| it.returned[side][at] == *ret)
+                {
+                    *op = asking;
+                    return true;
+                }
+            }
+        }
+        false
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |f: &mut fmt::Formatter<'_>, name: &str, ops: &[Op]| {
+            writeln!(f, "  {name}:")?;
+            ops.iter().try_for_each(|op| writeln!(f, "    {op:?}"))
+        };
+        list(f, "start", &self.start)?;
+        list(f, "CPU 0", &self.sides[0])?;
+        list(f, "CPU 1", &self.sides[1])?;
+        list(f, "after", &self.after)
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rets = |rets: &[Ret]| rets.iter().map(Ret::to_string).collect::<Vec<_>>().join(", ");
+        let [first, second] = &self.returned;
+        writeln!(f, "    CPU 0: {}; CPU 1: {}", rets(first), rets(second))?;
+        write!(f, "    then: {}", self.seen)?;
+        for (whose, children) in ["old", "of CPU 0", "of CPU 1"].iter().zip(&self.children) {
+            children.iter().try_for_each(|child| write!(f, "    a child, {whose}: {child}"))?;
+        }
+        writeln!(f, "    after: {}", rets(&self.after))?;
+        write!(f, "    at last: {}", self.last)
+    }
+}

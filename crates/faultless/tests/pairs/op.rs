@@ -1,0 +1,298 @@
+//! The operations of a case, and who does them: a program's thread on a CPU.
+//!
+//! Addresses are page numbers, counted from the first page of a window of eight that lies across a 2 MiB
+//! boundary, right below the place where automatic placement starts. So a mapping that is placed can be
+//! made to land in the window.
+
+use super::seen::{AreaSeen, areas};
+use faultless::{
+    Access, Advice, Cpu, Errno, Error, FaultError, MapFlags, PAGE_SIZE, Prot, RemapFlags, Space,
+    VirtRange,
+};
+use std::fmt;
+use std::sync::Mutex;
+
+/// Where automatic placement starts, going down.
+const TOP: u64 = 0x7fff_f7ff_f000;
+/// Pages of the window.
+pub const WINDOW: i64 = 8;
+/// The page of the window at the 2 MiB boundary.
+pub const BOUNDARY: i64 = 4;
+/// Page 0.
+const BASE: u64 = (TOP & !((2 << 20) - 1)) - BOUNDARY as u64 * PAGE_SIZE;
+/// The page where automatic placement starts.
+pub const TOP_PAGE: i64 = ((TOP - BASE) / PAGE_SIZE) as i64;
+/// Pages that lie apart: where moves come from and go to, by side.
+pub const APART: [i64; 2] = [-1 << 12, -1 << 13];
+
+pub const RW: Prot = Prot::READ.union(Prot::WRITE);
+pub const NONE: Prot = Prot::empty();
+
+/// The address of a page.
+pub fn addr(page: i64) -> u64 {
+    BASE.wrapping_add_signed(page * PAGE_SIZE as i64)
+}
+
+/// The page at an address.
+pub fn page(addr: u64) -> i64 {
+    addr.wrapping_sub(BASE) as i64 / PAGE_SIZE as i64
+}
+
+/// Some pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Span {
+    pub at: i64,
+    pub pages: i64,
+}
+
+impl Span {
+    pub const fn new(at: i64, pages: i64) -> Self {
+        Self { at, pages }
+    }
+
+    pub const fn end(self) -> i64 {
+        self.at + self.pages
+    }
+
+    pub fn start(self) -> u64 {
+        addr(self.at)
+    }
+
+    pub fn bytes(self) -> u64 {
+        self.pages as u64 * PAGE_SIZE
+    }
+}
+
+/// How a mapping is told where to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum How {
+    Hint,
+    Fixed,
+    NoReplace,
+    Placed,
+}
+
+/// One call, or one access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// `mmap` of anonymous memory.
+    Map(Span, How, Prot, MapFlags),
+    Unmap(Span),
+    Protect(Span, Prot),
+    /// `mremap` of the span to so many pages; the page is the target.
+    Remap(Span, i64, RemapFlags, i64),
+    Advise(Span, Advice),
+    /// Where the heap starts.
+    HeapAt(i64),
+    Brk(i64),
+    Load(i64),
+    Store(i64, u64),
+    /// What an access does before the access: the fault.
+    Fault(i64, Access),
+    /// What a fault does first, and leaves if it is overtaken: a stack grows down to the page, and a VMA gets an
+    /// anon_vma.
+    Begin(i64, Access),
+    /// A listing of the space.
+    Maps,
+    Fork,
+    /// One of the children made at the start ends.
+    Exit,
+}
+
+/// What an operation returned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ret {
+    Done,
+    At(i64),
+    Word(u64),
+    Refused(Errno),
+    Signal(FaultError),
+    Areas(Vec<AreaSeen>),
+}
+
+impl fmt::Display for Ret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Done => f.write_str("ok"),
+            Self::At(page) => write!(f, "page {page}"),
+            Self::Word(word) => write!(f, "{word}"),
+            Self::Refused(errno) => write!(f, "{errno:?}"),
+            Self::Signal(error) => write!(f, "{error:?}"),
+            Self::Areas(areas) => areas.iter().try_for_each(|area| write!(f, "{area}; ")),
+        }
+    }
+}
+
+impl From<Result<u64, Error>> for Ret {
+    fn from(result: Result<u64, Error>) -> Self {
+        result.map_or_else(|error| Self::Refused(error.errno), |at| Self::At(page(at)))
+    }
+}
+
+impl From<Result<(), Error>> for Ret {
+    fn from(result: Result<(), Error>) -> Self {
+        result.map_or_else(|error| Self::Refused(error.errno), |()| Self::Done)
+    }
+}
+
+/// A program's thread on a CPU of some machine.
+pub trait Hand {
+    type Machine: faultless::Machine;
+    /// A forked space.
+    type Child: Send;
+
+    fn space(&self) -> &Space<Self::Machine>;
+    fn cpu(&self) -> &Cpu<'_, Self::Machine>;
+    /// Takes a waiting interrupt.
+    fn poll(&self);
+    /// # Errors
+    /// What the program is told.
+    fn load(&self, addr: u64) -> Result<u64, FaultError>;
+    /// # Errors
+    /// What the program is told.
+    fn store(&self, addr: u64, value: u64) -> Result<(), FaultError>;
+    /// # Errors
+    /// `ENOMEM`.
+    fn fork(&self) -> Result<Self::Child, Error>;
+    fn exit(&self, child: Self::Child);
+    fn space_of(child: &Self::Child) -> &Space<Self::Machine>;
+}
+
+/// The children of a case.
+#[derive(Debug)]
+pub struct Children<C> {
+    /// Those made at the start, of which [`Op::Exit`] ends one.
+    pub old: Mutex<Vec<C>>,
+    /// Those that each side makes.
+    pub new: [Mutex<Vec<C>>; 2],
+}
+
+impl<C> Default for Children<C> {
+    fn default() -> Self {
+        Self { old: Mutex::default(), new: Default::default() }
+    }
+}
+
+impl Op {
+    /// Does it. Children go to `born`; those that end come from `old`.
+    pub fn apply<H: Hand>(
+        self,
+        hand: &H,
+        old: &Mutex<Vec<H::Child>>,
+        born: &Mutex<Vec<H::Child>>,
+    ) -> Ret {
+        let (space, cpu) = (hand.space(), hand.cpu());
+        hand.poll();
+        match self {
+            Self::Map(span, how, prot, more) => {
+                let (at, how) = match how {
+                    How::Hint => (span.start(), MapFlags::empty()),
+                    How::Fixed => (span.start(), MapFlags::FIXED),
+                    How::NoReplace => (span.start(), MapFlags::FIXED_NOREPLACE),
+                    How::Placed => (0, MapFlags::empty()),
+                };
+                space.mmap(cpu, at, span.bytes(), prot, how | more | MapFlags::ANONYMOUS).into()
+            }
+            Self::Unmap(span) => space.munmap(cpu, span.start(), span.bytes()).into(),
+            Self::Protect(span, prot) => {
+                space.mprotect(cpu, span.start(), span.bytes(), prot).into()
+            }
+            Self::Remap(old, pages, flags, to) => {
+                let (new, to) = (pages as u64 * PAGE_SIZE, addr(to));
+                let to = if flags.contains(RemapFlags::FIXED) { to } else { 0 };
+                space.mremap(cpu, old.start(), old.bytes(), new, flags, to).into()
+            }
+            Self::Advise(span, advice) => {
+                space.madvise(cpu, span.start(), span.bytes(), advice).into()
+            }
+            Self::HeapAt(page) => {
+                space.set_heap_start(cpu, addr(page));
+                Ret::Done
+            }
+            Self::Brk(to) => Ret::At(page(space.brk(cpu, addr(to)))),
+            Self::Load(at) => hand.load(addr(at)).map_or_else(Ret::Signal, Ret::Word),
+            Self::Store(at, value) => {
+                hand.store(addr(at), value).map_or_else(Ret::Signal, |()| Ret::Done)
+            }
+            Self::Fault(at, access) => {
+                space.fault(cpu, addr(at), access).map_or_else(Ret::Signal, |_| Ret::Done)
+            }
+            Self::Begin(at, access) => {
+                let start = addr(at);
+                if space.page_at(cpu, start).is_none() && space.fault(cpu, start, access).is_ok() {
+                    return space.madvise(cpu, start, PAGE_SIZE, Advice::DontNeed).into();
+                }
+                Ret::Done
+            }
+            Self::Maps => Ret::Areas(areas(space, cpu, |area| area.without_name())),
+            Self::Fork => match hand.fork() {
+                Ok(child) => {
+                    born.lock().unwrap().push(child);
+                    Ret::Done
+                }
+                Err(error) => Ret::Refused(error.errno),
+            },
+            Self::Exit => {
+                let child = old.lock().unwrap().pop();
+                let Some(child) = child else { return Ret::Refused(Errno::EINVAL) };
+                hand.exit(child);
+                Ret::Done
+            }
+        }
+    }
+
+    /// Another CPU may do something between these. It does `others` operations, so an access may fault that often.
+    pub fn steps(self, others: usize) -> Vec<Self> {
+        let (at, access) = match self {
+            Self::Load(at) => (at, Access::Read),
+            Self::Store(at, _) => (at, Access::Write),
+            _ => return vec![self],
+        };
+        let mut steps = [Self::Begin(at, access), Self::Fault(at, access)].repeat(others);
+        steps.push(self);
+        steps
+    }
+
+    /// Whether it changes one VMA after the other, each at once.
+    pub fn is_by_vma(self) -> bool {
+        match self {
+            Self::Remap(old, pages, flags, _) => {
+                flags.contains(RemapFlags::FIXED) && old.pages == pages && pages > 1
+            }
+            Self::Protect(span, _) | Self::Advise(span, _) => span.pages > 1,
+            _ => false,
+        }
+    }
+
+    /// The operation that asks for the place that this one was given, if it leaves that to placement.
+    pub fn placed_at(self, at: i64) -> Option<Self> {
+        match self {
+            Self::Map(span, How::Hint | How::Placed, prot, more) => {
+                Some(Self::Map(Span { at, ..span }, How::NoReplace, prot, more))
+            }
+            Self::Remap(old, pages, flags, _)
+                if flags.contains(RemapFlags::MAYMOVE) && at != old.at =>
+            {
+                Some(Self::Remap(old, pages, flags | RemapFlags::FIXED, at))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether it does its work page by page, or maps pages that nobody asked for: then which pages are
+    /// resident afterwards is not promised.
+    pub fn is_by_page(self) -> bool {
+        match self {
+            Self::Map(_, _, _, flags) => flags.contains(MapFlags::POPULATE),
+            Self::Advise(_, advice) => {
+                matches!(advice, Advice::PopulateRead | Advice::PopulateWrite)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// All that programs may have mapped in a case.
+pub fn everything() -> VirtRange {
+    VirtRange::new(0x1_0000, faultless::USER_END)
+}

@@ -1,0 +1,516 @@
+//! The table of operations, and the pairs that it makes.
+//!
+//! A new operation is a row of [`Kind`]: the compiler then asks what it does and what it needs, and it is
+//! paired with every other, in every [`Relation`] and from every [`Base`].
+
+use super::Case;
+use super::op::{APART, BOUNDARY, How, NONE, Op, RW, Span, TOP_PAGE, WINDOW};
+use faultless::{Advice, MapFlags, Prot, RemapFlags};
+use std::fmt;
+
+/// Makes an enum, and the list of all it has.
+macro_rules! listed {
+    ($(#[$about:meta])* $name:ident { $($(#[$what:meta])* $each:ident),+ $(,)? }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum $name { $($(#[$what])* $each),+ }
+
+        impl $name {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$each),+];
+        }
+    };
+}
+
+listed! {
+    /// A kind of operation.
+    Kind {
+        MapHint,
+        MapFixed,
+        MapNoReplace,
+        MapPlaced,
+        MapShared,
+        MapStack,
+        MapPopulate,
+        Unmap,
+        ProtectRead,
+        ProtectNone,
+        GrowInPlace,
+        GrowOrMove,
+        Shrink,
+        MoveHere,
+        MoveAway,
+        MoveKeep,
+        DontNeed,
+        Free,
+        Random,
+        DontFork,
+        PopulateRead,
+        PopulateWrite,
+        BrkGrow,
+        BrkShrink,
+        Load,
+        Store,
+        StackGrowth,
+        Maps,
+        Fork,
+        Exit,
+    }
+}
+
+/// What an operation does with memory, as far as it matters for what it can disturb.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Touches {
+    /// It makes, splits or takes away VMAs: two of these may disturb each other even where they only meet.
+    Vmas,
+    /// Pages of its span.
+    Pages,
+    /// The whole space, wherever the other is.
+    Space,
+}
+
+impl Kind {
+    /// The operation about `span`, by CPU `side`.
+    pub fn op(self, span: Span, side: usize) -> Op {
+        let Span { at, pages } = span;
+        let (below, apart) = (Span::new(at - 1, 1), Span::new(APART[side], pages));
+        let private = MapFlags::PRIVATE;
+        let moves = RemapFlags::MAYMOVE;
+        match self {
+            Self::MapHint => Op::Map(span, How::Hint, RW, private),
+            Self::MapFixed => Op::Map(span, How::Fixed, RW, private),
+            Self::MapNoReplace => Op::Map(span, How::NoReplace, RW, private),
+            Self::MapPlaced => Op::Map(span, How::Placed, RW, private),
+            Self::MapShared => Op::Map(span, How::Fixed, RW, MapFlags::SHARED),
+            Self::MapStack => Op::Map(span, How::Fixed, RW, private | MapFlags::GROWSDOWN),
+            Self::MapPopulate => Op::Map(span, How::Fixed, RW, private | MapFlags::POPULATE),
+            Self::Unmap => Op::Unmap(span),
+            Self::ProtectRead => Op::Protect(span, Prot::READ),
+            Self::ProtectNone => Op::Protect(span, NONE),
+            Self::GrowInPlace => Op::Remap(below, pages + 1, RemapFlags::empty(), 0),
+            Self::GrowOrMove => Op::Remap(below, pages + 1, moves, 0),
+            Self::Shrink => Op::Remap(Span::new(at - 1, pages + 1), 1, RemapFlags::empty(), 0),
+            Self::MoveHere => Op::Remap(apart, pages, moves | RemapFlags::FIXED, at),
+            Self::MoveAway => Op::Remap(span, pages, moves | RemapFlags::FIXED, apart.at),
+            Self::MoveKeep => Op::Remap(span, pages, moves | RemapFlags::DONTUNMAP, 0),
+            Self::DontNeed => Op::Advise(span, Advice::DontNeed),
+            Self::Free => Op::Advise(span, Advice::Free),
+            Self::Random => Op::Advise(span, Advice::Random),
+            Self::DontFork => Op::Advise(span, Advice::DontFork),
+            Self::PopulateRead => Op::Advise(span, Advice::PopulateRead),
+            Self::PopulateWrite => Op::Advise(span, Advice::PopulateWrite),
+            Self::BrkGrow => Op::Brk(span.end()),
+            Self::BrkShrink => Op::Brk(at),
+            Self::Load => Op::Load(at),
+            Self::Store | Self::StackGrowth => Op::Store(at, 100 + side as u64),
+            Self::Maps => Op::Maps,
+            Self::Fork => Op::Fork,
+            Self::Exit => Op::Exit,
+        }
+    }
+
+    pub fn touches(self) -> Touches {
+        match self {
+            Self::MapHint
+            | Self::MapFixed
+            | Self::MapNoReplace
+            | Self::MapPlaced
+            | Self::MapShared
+            | Self::MapStack
+            | Self::MapPopulate
+            | Self::Unmap
+            | Self::ProtectRead
+            | Self::ProtectNone
+            | Self::GrowInPlace
+            | Self::GrowOrMove
+            | Self::Shrink
+            | Self::MoveHere
+            | Self::MoveAway
+            | Self::MoveKeep
+            | Self::Random
+            | Self::DontFork
+            | Self::BrkGrow
+            | Self::BrkShrink
+            | Self::StackGrowth => Touches::Vmas,
+            Self::DontNeed
+            | Self::Free
+            | Self::PopulateRead
+            | Self::PopulateWrite
+            | Self::Load
+            | Self::Store => Touches::Pages,
+            Self::Maps | Self::Fork | Self::Exit => Touches::Space,
+        }
+    }
+
+    /// Whether it is one that wants its span free, or else does something else or nothing.
+    fn wants_free(self) -> bool {
+        match self {
+            Self::MapHint
+            | Self::MapNoReplace
+            | Self::MapPlaced
+            | Self::GrowInPlace
+            | Self::GrowOrMove
+            | Self::BrkGrow
+            | Self::StackGrowth => true,
+            Self::MapFixed
+            | Self::MapShared
+            | Self::MapStack
+            | Self::MapPopulate
+            | Self::Unmap
+            | Self::ProtectRead
+            | Self::ProtectNone
+            | Self::Shrink
+            | Self::MoveHere
+            | Self::MoveAway
+            | Self::MoveKeep
+            | Self::DontNeed
+            | Self::Free
+            | Self::Random
+            | Self::DontFork
+            | Self::PopulateRead
+            | Self::PopulateWrite
+            | Self::BrkShrink
+            | Self::Load
+            | Self::Store
+            | Self::Maps
+            | Self::Fork
+            | Self::Exit => false,
+        }
+    }
+
+    /// What it needs of the starting state, beyond the base.
+    fn needs(self, span: Span, side: usize, ops: &mut Vec<Op>) {
+        let Span { at, pages } = span;
+        match self {
+            Self::GrowInPlace | Self::GrowOrMove => fill(Span::new(at - 1, 1), ops),
+            Self::MoveHere => fill(Span::new(APART[side], pages), ops),
+            Self::BrkGrow => ops.extend([Op::HeapAt(at - 1), Op::Brk(at)]),
+            Self::BrkShrink => ops.extend([Op::HeapAt(at - 1), Op::Brk(span.end())]),
+            Self::StackGrowth => {
+                let stack = Span::new(span.end(), 1);
+                // Nothing but other stacks may be near below.
+                ops.push(Op::Unmap(Span::new(0, span.end().max(1))));
+                let flags = MapFlags::PRIVATE | MapFlags::GROWSDOWN;
+                ops.push(Op::Map(stack, How::Fixed, RW, flags));
+                ops.push(Op::Store(stack.at, 1));
+            }
+            Self::Exit => ops.push(Op::Fork),
+            _ => {}
+        }
+    }
+
+    /// Whether placement decides where it goes.
+    fn is_placed(self) -> bool {
+        matches!(self, Self::MapPlaced | Self::GrowOrMove | Self::MoveKeep)
+    }
+}
+
+/// Maps private memory, and stores to its pages.
+fn fill(span: Span, ops: &mut Vec<Op>) {
+    ops.push(Op::Map(span, How::Fixed, RW, MapFlags::PRIVATE));
+    ops.extend((span.at..span.end()).map(|page| Op::Store(page, word(page))));
+}
+
+/// What is stored to a page at the start.
+fn word(page: i64) -> u64 {
+    1 + page.rem_euclid(64) as u64
+}
+
+listed! {
+    /// What is mapped in the window before the operations' needs are.
+    Base {
+        /// Nothing.
+        Empty,
+        /// One VMA, whose pages were stored to.
+        Whole,
+        /// One VMA that nobody has touched.
+        Untouched,
+        /// Several that may merge, if what is between them goes or comes, and several that may not.
+        Parts,
+        /// Shared memory.
+        Shared,
+    }
+}
+
+impl Base {
+    fn ops(self) -> Vec<Op> {
+        let mut ops = Vec::new();
+        let window = Span::new(0, WINDOW);
+        let mut map = |span, prot, kind| ops.push(Op::Map(span, How::Fixed, prot, kind));
+        match self {
+            Self::Empty => {}
+            Self::Whole => fill(window, &mut ops),
+            Self::Untouched => map(window, RW, MapFlags::PRIVATE),
+            Self::Parts => {
+                map(Span::new(2, 1), Prot::READ, MapFlags::PRIVATE);
+                map(Span::new(5, 3), RW, MapFlags::PRIVATE);
+                fill(Span::new(0, 2), &mut ops);
+                fill(Span::new(3, 1), &mut ops);
+                ops.push(Op::Load(5));
+            }
+            Self::Shared => {
+                map(window, RW, MapFlags::SHARED);
+                ops.extend((0..WINDOW).step_by(2).map(|page| Op::Store(page, word(page))));
+            }
+        }
+        ops
+    }
+}
+
+listed! {
+    /// How the spans of two operations lie.
+    Relation {
+        /// The same page.
+        Same,
+        /// The same two pages, on both sides of the boundary.
+        SameAcross,
+        /// The first below the second.
+        Below,
+        Above,
+        /// With the boundary between them.
+        BelowAcross,
+        AboveAcross,
+        /// Some pages are those of both.
+        Overlapping,
+        OverlappingAbove,
+        /// The second in the middle of the first.
+        Around,
+        Inside,
+        /// In one VMA, if there is one, and not adjacent.
+        Apart,
+        /// Adjacent to the same hole, or the same VMA, of one page.
+        Beside,
+    }
+}
+
+impl Relation {
+    pub fn spans(self) -> [Span; 2] {
+        let b = BOUNDARY;
+        let [first, second] = match self {
+            Self::Same => [(2, 1), (2, 1)],
+            Self::SameAcross => [(b - 1, 2), (b - 1, 2)],
+            Self::Below => [(1, 1), (2, 1)],
+            Self::Above => [(2, 1), (1, 1)],
+            Self::BelowAcross => [(b - 1, 1), (b, 1)],
+            Self::AboveAcross => [(b, 1), (b - 1, 1)],
+            Self::Overlapping => [(1, 2), (2, 2)],
+            Self::OverlappingAbove => [(b - 1, 2), (b - 2, 2)],
+            Self::Around => [(1, 4), (2, 1)],
+            Self::Inside => [(b, 1), (b - 2, 4)],
+            Self::Apart => [(1, 1), (6, 1)],
+            Self::Beside => [(b - 2, 1), (b, 1)],
+        };
+        [first, second].map(|(at, pages)| Span::new(at, pages))
+    }
+
+    fn disjoint(self) -> bool {
+        let [first, second] = self.spans();
+        first.end() <= second.at || second.end() <= first.at
+    }
+
+    /// Whether something lies between the two.
+    fn parted(self) -> bool {
+        matches!(self, Self::Apart | Self::Beside)
+    }
+}
+
+/// A pair, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pair {
+    pub kinds: [Kind; 2],
+    pub spans: [Span; 2],
+    pub base: Base,
+}
+
+/// Why a pair is not run where it would be no other than elsewhere, or could not be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Omitted {
+    /// It is the same pair as with the sides exchanged.
+    Mirrored,
+    /// Neither looks at spans.
+    NoSpan,
+    /// Both are about pages, and these are not the same.
+    OtherPages,
+    /// There is one heap and it has one end.
+    OneHeap,
+    /// The two share little, and are run under the default policy.
+    OtherRegime,
+}
+
+impl Omitted {
+    pub const fn why(self) -> &'static str {
+        match self {
+            Self::Mirrored => "the same with the CPUs exchanged",
+            Self::NoSpan => "both are about the whole space, wherever they are",
+            Self::OtherPages => "both are about single pages, and not the same ones",
+            Self::OneHeap => "there is one heap, which has one end",
+            Self::OtherRegime => "run under the default policy only",
+        }
+    }
+}
+
+/// All pairs of kinds, each once.
+pub fn pairs() -> impl Iterator<Item = [Kind; 2]> {
+    Kind::ALL
+        .iter()
+        .enumerate()
+        .flat_map(|(at, &first)| Kind::ALL[at..].iter().map(move |&second| [first, second]))
+}
+
+/// Where a pair is run, and where it is not.
+pub fn places([first, second]: [Kind; 2]) -> impl Iterator<Item = (Pair, Result<(), Omitted>)> {
+    let kinds = [first, second];
+    let mirrored = |relation| {
+        matches!(
+            relation,
+            Relation::Above | Relation::AboveAcross | Relation::OverlappingAbove | Relation::Inside
+        )
+    };
+    let heap = kinds.map(|kind| matches!(kind, Kind::BrkGrow | Kind::BrkShrink)) == [true; 2];
+    Relation::ALL.iter().flat_map(move |&relation| {
+        let touch = kinds.map(Kind::touches);
+        let run = if first == second && mirrored(relation) {
+            Err(Omitted::Mirrored)
+        } else if touch == [Touches::Space; 2] && relation != Relation::Same {
+            Err(Omitted::NoSpan)
+        } else if heap && relation != Relation::Same && relation != Relation::Overlapping {
+            Err(Omitted::OneHeap)
+        } else if relation.disjoint()
+            && !touch.contains(&Touches::Space)
+            && (touch == [Touches::Pages; 2]
+                || relation.parted() && touch.contains(&Touches::Pages))
+        {
+            Err(Omitted::OtherPages)
+        } else {
+            Ok(())
+        };
+        Base::ALL.iter().map(move |&base| (Pair { kinds, spans: relation.spans(), base }, run))
+    })
+}
+
+impl fmt::Display for Pair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kinds: [first, second], spans, base } = self;
+        write!(f, "{first:?} {second:?}")?;
+        spans.iter().try_for_each(|span| write!(f, " {}+{}", span.at, span.pages))?;
+        write!(f, " {base:?}")
+    }
+}
+
+impl Pair {
+    /// Whether the two write state that both read: worth more time than others.
+    pub fn shares(&self) -> bool {
+        let touch = self.kinds.map(Kind::touches);
+        let [first, second] = self.spans;
+        let near = first.at <= second.end() && second.at <= first.end();
+        touch == [Touches::Vmas; 2] && near
+    }
+
+    /// The pair as a case.
+    pub fn case(&self) -> Case {
+        let Self { kinds, spans, base } = *self;
+        let mut start = base.ops();
+        if base != Base::Parts {
+            for (kind, span) in kinds.into_iter().zip(spans) {
+                if kind.wants_free() {
+                    start.push(Op::Unmap(span));
+                }
+            }
+        }
+        for side in [0, 1] {
+            kinds[side].needs(spans[side], side, &mut start);
+        }
+        if kinds.into_iter().any(Kind::is_placed) {
+            // What is placed goes right below the upper of the two, or to a hole there.
+            roof(spans[0].end().max(spans[1].end()), &mut start);
+        }
+        let sides = [0, 1].map(|side| vec![kinds[side].op(spans[side], side)]);
+        Case::new(start, sides, reveal(spans))
+    }
+}
+
+/// Leaves no place above a page. Nothing merges with it.
+pub fn roof(at: i64, ops: &mut Vec<Op>) {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    ops.push(Op::Map(Span::new(at, TOP_PAGE - at), How::Fixed, Prot::EXEC, flags));
+}
+
+/// What shows what is wrong with the VMAs: a part of them is protected, another unmapped, and all pages are
+/// used.
+pub fn reveal([first, second]: [Span; 2]) -> Vec<Op> {
+    let apart = APART.into_iter().flat_map(|at| [at, at + 1]);
+    let pages: Vec<i64> = (-1..=WINDOW).chain(apart).collect();
+    let mut after: Vec<Op> = pages.iter().map(|&page| Op::Load(page)).collect();
+    after.push(Op::Protect(Span::new(first.at, 1), Prot::READ));
+    after.extend([Op::Store(first.at, 7), Op::Store(first.end(), 8)]);
+    after.push(Op::Unmap(Span::new(second.at, 1)));
+    after.extend([Op::Load(second.at), Op::Store(second.end(), 9), Op::Store(second.at - 1, 10)]);
+    after.extend(pages.iter().map(|&page| Op::Load(page)));
+    after
+}
+
+/// The programs that are known to have failed, by name.
+pub fn known() -> Vec<(&'static str, Case)> {
+    let map = |at, pages, how| Op::Map(Span::new(at, pages), how, RW, MapFlags::PRIVATE);
+    let read_only = |at| Op::Protect(Span::new(at, 1), Prot::READ);
+    let made = |start, first, at, how| {
+        // One makes the page below, the other its own, and then makes that read-only.
+        let sides = [vec![first], vec![map(at, 1, how), read_only(at)]];
+        Case::new(start, sides, reveal([Span::new(at, 1), Span::new(at - 1, 1)]))
+    };
+    let filled = |span| {
+        let mut ops = Vec::new();
+        fill(span, &mut ops);
+        ops
+    };
+    let (moves, stays) = (RemapFlags::MAYMOVE, RemapFlags::empty());
+    let to = moves | RemapFlags::FIXED;
+    let source = Span::new(APART[0], 1);
+    let b = BOUNDARY;
+    let pair =
+        |start, first, second, spans| Case::new(start, [vec![first], vec![second]], reveal(spans));
+    let stack = MapFlags::PRIVATE | MapFlags::GROWSDOWN;
+    vec![
+        ("hints", made(vec![], map(1, 1, How::Hint), 2, How::Hint)),
+        ("fixed", made(vec![], map(b - 1, 1, How::Fixed), b, How::Fixed)),
+        ("target", {
+            // One that nobody has touched merges wherever it goes.
+            let start = vec![Op::Map(source, How::Fixed, RW, MapFlags::PRIVATE)];
+            made(start, Op::Remap(source, 1, to, b - 1), b, How::Hint)
+        }),
+        ("growth", {
+            let start = Span::new(b - 2, 1);
+            made(filled(start), Op::Remap(start, 2, stays, 0), b, How::Hint)
+        }),
+        ("root", {
+            // A first store below, and a mapping between that and what was stored to.
+            let mut start = filled(Span::new(3, 1));
+            start.push(map(1, 1, How::Fixed));
+            let spans = [Span::new(1, 1), Span::new(2, 1)];
+            pair(start, Op::Store(1, 100), map(2, 1, How::Fixed), spans)
+        }),
+        ("split", {
+            let spans = [Span::new(1, 2), Span::new(1, 1)];
+            pair(filled(spans[0]), Op::Remap(spans[0], 2, to, APART[0]), read_only(1), spans)
+        }),
+        ("unmapped target", {
+            let mut start = filled(Span::new(1, 2));
+            start.extend(filled(Span::new(6, 1)));
+            let spans = [Span::new(1, 2), Span::new(6, 1)];
+            pair(start, Op::Remap(spans[0], 2, to, APART[0]), Op::Unmap(Span::new(2, 5)), spans)
+        }),
+        ("shrink", {
+            // The first grows in place after the other, or moves before it.
+            let spans = [Span::new(1, 1), Span::new(1, 2)];
+            let grow = Op::Remap(spans[0], 2, moves, 0);
+            pair(filled(spans[1]), grow, Op::Remap(spans[1], 1, stays, 0), spans)
+        }),
+        ("populate", {
+            let (low, high) = (Span::new(1, 2), Span::new(3, 1));
+            let start = vec![Op::Map(high, How::Fixed, RW, stack), Op::Store(3, 1)];
+            let populate = MapFlags::PRIVATE | MapFlags::POPULATE;
+            let map = Op::Map(low, How::Fixed, RW, populate);
+            pair(start, map, Op::Unmap(low), [low, low])
+        }),
+    ]
+}

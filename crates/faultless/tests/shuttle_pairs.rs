@@ -1,0 +1,208 @@
+//! Every operation against every other on one space, from two CPUs, in every place that they may have to
+//! each other: each pair must end as one of its two sequential orders does. See `pairs`.
+//!
+//! Each pair is tried under some schedules from each starting state, more where both write what both
+//! read. `FAULTLESS_SCHEDULES` multiplies them: 2000 is what nobody needs to ask for. `FAULTLESS_PAIR` tries
+//! those whose line contains its text, such as `MapHint MapFixed`; with `FAULTLESS_REPLAY`, under the
+//! schedule that failed.
+#![cfg(shuttle)]
+
+#[macro_use]
+mod scenario;
+
+#[path = "pairs/mod.rs"]
+mod pairs;
+
+use faultless::{Cpu, Error, FaultError};
+use pairs::op::{Hand, Ret};
+use pairs::table::{Base, Kind, Omitted, Pair, Relation, Touches, places};
+use pairs::{Case, Order, Outcome};
+use scenario::machine::Board;
+use scenario::{AHEAD, Guest, MMAP_LOCK, PER_VMA, Regime, SPECULATIVE, Space, World};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// Frames of a pair's machine.
+const FRAMES: u32 = 160;
+
+impl Hand for Guest<'_> {
+    type Machine = Board;
+    type Child = Space;
+
+    fn space(&self) -> &Space {
+        self.space
+    }
+
+    fn cpu(&self) -> &Cpu<'_, Board> {
+        self.cpu
+    }
+
+    fn poll(&self) {
+        Guest::poll(self);
+    }
+
+    fn load(&self, addr: u64) -> Result<u64, FaultError> {
+        Guest::load(self, addr)
+    }
+
+    fn store(&self, addr: u64, value: u64) -> Result<(), FaultError> {
+        Guest::store(self, addr, value)
+    }
+
+    fn fork(&self) -> Result<Space, Error> {
+        self.space.fork(self.cpu)
+    }
+
+    fn exit(&self, child: Space) {
+        child.exit(self.cpu);
+    }
+
+    fn space_of(child: &Space) -> &Space {
+        child
+    }
+}
+
+/// What every order of a case gives.
+type Orders = Arc<OnceLock<Vec<(Order, Outcome)>>>;
+
+/// Runs the case under the schedule of the moment, and judges it.
+fn try_once(case: &Case, orders: &Orders) {
+    let world = World::unwatched(2, FRAMES);
+    let space = world.space(|_| {});
+    let orders = orders.get_or_init(|| world.within(&space, |hand| case.orders(hand)));
+    let children = world.within(&space, |hand| case.prepare(hand));
+    let returned: [Mutex<Vec<Ret>>; 2] = Default::default();
+    let side = |hand: &Guest<'_>, side: usize| {
+        for step in 0..case.sides[side].len() {
+            let ret = case.step(hand, side, step, &children);
+            returned[side].lock().unwrap().push(ret);
+        }
+    };
+    world.run(&[(&space, &|hand| side(hand, 0)), (&space, &|hand| side(hand, 1))]);
+    let returned = returned.map(|returned| returned.into_inner().unwrap());
+    {
+        let [first, second] = &children.new;
+        let born = [&children.old, first, second].map(|born| born.lock().unwrap());
+        let spaces = born.iter().flat_map(|born| born.iter()).chain([&space]);
+        world.audit(&spaces.collect::<Vec<_>>());
+    }
+    let judged = world.within(&space, |hand| {
+        let found = case.conclude(hand, returned, children);
+        case.judge(hand, &found, orders)
+    });
+    judged.unwrap_or_else(|wrong| panic!("{wrong}"));
+    world.finish(vec![space]);
+}
+
+/// What was run of the pairs of two kinds, or not.
+#[derive(Default)]
+struct Row {
+    starts: usize,
+    schedules: usize,
+    omitted: BTreeMap<Omitted, usize>,
+}
+
+/// Schedules of a place, if nobody asks for more: in the regime that is the default, and in others.
+fn schedules(pair: &Pair, regime: Regime) -> usize {
+    let all = match (pair.shares(), regime == SPECULATIVE) {
+        (true, true) => 16,
+        (false, true) => 8,
+        (true, false) => 4,
+        (false, false) => 0,
+    };
+    (all * scenario::schedules()).div_ceil(2000)
+}
+
+/// Runs all pairs of which `chosen` says so, and prints the matrix.
+fn run_pairs(regime: Regime, chosen: impl Fn([Touches; 2]) -> bool) {
+    let only = std::env::var("FAULTLESS_PAIR").ok();
+    let (mut failed, mut rows) = (Vec::new(), Vec::new());
+    for kinds in pairs::table::pairs().filter(|kinds| chosen(kinds.map(Kind::touches))) {
+        let mut row = Row::default();
+        for (pair, run) in places(kinds) {
+            if only.as_ref().is_some_and(|only| !pair.to_string().contains(only)) {
+                continue;
+            }
+            match run {
+                Ok(()) => {}
+                Err(why) => {
+                    *row.omitted.entry(why).or_default() += 1;
+                    continue;
+                }
+            }
+            let count = schedules(&pair, regime);
+            if count == 0 {
+                *row.omitted.entry(Omitted::OtherRegime).or_default() += 1;
+                continue;
+            }
+            let mut case = pair.case();
+            case.pages &= regime != AHEAD;
+            let orders = Orders::default();
+            let one = move || try_once(&case, &orders);
+            // A thread that has failed is of no use to the scheduler any more.
+            let tried = std::thread::scope(|scope| {
+                scope.spawn(|| scenario::explore_under(regime, count, one)).join()
+            });
+            row.starts += 1;
+            row.schedules += count;
+            if tried.is_err() {
+                println!("failed under {regime:?}: {pair}");
+                failed.push(pair);
+            }
+        }
+        rows.push((kinds, row));
+    }
+    for (kinds, Row { starts, schedules, omitted }) in rows {
+        let [first, second] = kinds.map(|kind| format!("{kind:?}"));
+        print!("{first:14} {second:14} {starts:3} starts {schedules:5} schedules");
+        omitted.iter().for_each(|(why, count)| print!("; not {count}: {}", why.why()));
+        println!();
+    }
+    assert!(failed.is_empty(), "{} pairs failed", failed.len());
+}
+
+macro_rules! regimes {
+    ($($name:ident: $regime:ident),+ $(,)?) => { $(
+        mod $name {
+            use super::{Touches, run_pairs};
+
+            /// Both change VMAs.
+            #[test]
+            fn vmas_against_vmas() {
+                run_pairs(super::$regime, |touch| touch == [Touches::Vmas; 2]);
+            }
+
+            /// One changes VMAs, the other uses pages.
+            #[test]
+            fn vmas_against_pages() {
+                run_pairs(super::$regime, |touch| {
+                    touch.contains(&Touches::Vmas) && touch.contains(&Touches::Pages)
+                });
+            }
+
+            /// The rest: pages against pages, and everything against the whole space.
+            #[test]
+            fn others() {
+                run_pairs(super::$regime, |touch| {
+                    touch == [Touches::Pages; 2] || touch.contains(&Touches::Space)
+                });
+            }
+        }
+    )+ };
+}
+
+regimes!(speculative: SPECULATIVE, per_vma: PER_VMA, mmap_lock: MMAP_LOCK, ahead: AHEAD);
+
+/// Two operations that must exclude each other.
+fn two_on_a_page() {
+    let kinds = [Kind::MapFixed, Kind::ProtectRead];
+    let pair = Pair { kinds, spans: Relation::Same.spans(), base: Base::Whole };
+    try_once(&pair.case(), &Orders::default());
+}
+
+mod needs {
+    use crate::scenario;
+    use faultless::sync::mutant::Mutant;
+
+    needs!(conflicts: RangeConflict in [two_on_a_page]);
+}

@@ -1,0 +1,446 @@
+//! Two threads that do pairs of operations to one space, round after round, each judged by the sequential
+//! orders of its operations: see `pairs`.
+//!
+//! One thread leads. It works out the orders of a case, makes the starting state in some spaces, and then
+//! both threads go through these, and set out at the same moment in each; then it compares, and empties the
+//! spaces while the other sleeps. A case is drawn from a seed and its number.
+
+#[path = "../../../faultless/tests/pairs/mod.rs"]
+pub mod pairs;
+
+use core::hint::spin_loop;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use faultless::audit::audit;
+use faultless::{Cpu, Error, FaultError, Locking, Setting, Space};
+use faultless_native::{Checked, Config, Native, NativeCpu, NativeMachine, Process, Signal};
+use pairs::Case;
+use pairs::op::{Children, Hand, Ret, Span, WINDOW};
+use pairs::table::{Base, Kind, Pair, Relation};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+/// Rounds of a case before the next is drawn.
+const TRIES: usize = 32;
+/// One in so many batches of rounds is followed by an audit.
+const AUDIT: u64 = 2;
+
+/// A thread of a process.
+pub struct Thread<'t, 'a, 'n>(pub &'t NativeCpu<'a, 'n>);
+
+fn refused(signal: Signal) -> FaultError {
+    match signal {
+        Signal::Segv { mapped, .. } => FaultError::Segv { mapped },
+        Signal::Bus { .. } => FaultError::Bus,
+        Signal::OutOfMemory { .. } => FaultError::OutOfMemory,
+    }
+}
+
+impl<'n> Hand for Thread<'_, '_, 'n> {
+    type Machine = NativeMachine;
+    type Child = Process<'n>;
+
+    fn space(&self) -> &Space<NativeMachine> {
+        self.0.running().space()
+    }
+
+    fn cpu(&self) -> &Cpu<'_, NativeMachine> {
+        self.0.cpu()
+    }
+
+    fn poll(&self) {
+        self.0.poll();
+    }
+
+    fn load(&self, addr: u64) -> Result<u64, FaultError> {
+        self.0.load(addr).map_err(refused)
+    }
+
+    fn store(&self, addr: u64, value: u64) -> Result<(), FaultError> {
+        self.0.store(addr, value).map_err(refused)
+    }
+
+    fn fork(&self) -> Result<Process<'n>, Error> {
+        self.0.fork()
+    }
+
+    fn exit(&self, child: Process<'n>) {
+        self.0.exit(child);
+    }
+
+    fn space_of<'c>(child: &'c Process<'n>) -> &'c Space<NativeMachine> {
+        child.space()
+    }
+}
+
+/// Where the cases come from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// Drawn one after the other.
+    Drawn,
+    /// This one, again and again.
+    One(Box<Case>),
+}
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub source: Source,
+    pub rounds: u64,
+    pub seed: u64,
+    pub locking: Locking,
+    /// See [`Config::jitter`].
+    pub jitter: u32,
+    /// As the knob.
+    pub prefault: u8,
+}
+
+/// How far it is, for whoever watches.
+#[derive(Debug, Default)]
+pub struct Progress {
+    pub rounds: AtomicU64,
+    pub bad: AtomicU64,
+    /// Nobody wants more.
+    pub enough: AtomicBool,
+    /// The number of the case, and the case.
+    pub now: Mutex<Option<(u64, Case)>>,
+}
+
+impl Plan {
+    /// Case `number` of the seed.
+    pub fn case(&self, number: u64) -> Case {
+        match &self.source {
+            Source::Drawn => draw(&mut fastrand::Rng::with_seed(self.seed << 40 ^ number)),
+            Source::One(case) => Case::clone(case),
+        }
+    }
+
+    /// Runs the rounds, or until enough; tells `failed` of each bad one: the number of its case, and what a
+    /// person needs to see.
+    pub fn run(&self, progress: &Progress, mut failed: impl FnMut(u64, &str)) {
+        let mut number = 0;
+        while let Some(bad) = self.run_until_bad(&mut number, progress) {
+            progress.bad.fetch_add(1, Ordering::Relaxed);
+            failed(number, &bad);
+            number += 1;
+        }
+    }
+
+    /// As [`run`](Self::run), from case `number` on, until one fails: what it left is not to be gone on with.
+    fn run_until_bad(&self, number: &mut u64, progress: &Progress) -> Option<String> {
+        let config = Config {
+            memory_bytes: 16 << 20,
+            cpus: 2,
+            checked: Checked::Record,
+            jitter: self.jitter,
+            ..Config::default()
+        };
+        let native = Native::new(config).expect("a machine of 16 MiB");
+        native.vm().set(Setting::Locking(self.locking));
+        native.vm().set(Setting::PrefaultMaxOrder(self.prefault));
+        let process = || native.process().expect("memory for a process");
+        let (home, spaces): (_, Vec<_>) = (process(), (0..TRIES).map(|_| process()).collect());
+        let meet = Meeting::default();
+        let bad = Mutex::new(None);
+        let now = AtomicU64::new(*number);
+        let ran = home.run_threads(2, |cpu, side| {
+            let alarm = Alarm(&meet);
+            stay_on_core(side);
+            if side == 1 {
+                follow(cpu, &spaces, &meet);
+            } else {
+                let number = now.load(Ordering::Relaxed);
+                let mut lead = Lead { plan: self, spaces: &spaces, meet: &meet, progress, number };
+                let found = lead.run(cpu);
+                now.store(lead.number, Ordering::Relaxed);
+                *bad.lock().unwrap() = found.err();
+            }
+            drop(alarm);
+            Ok(())
+        });
+        ran.unwrap_or_else(|stop| panic!("{stop}"));
+        *number = now.into_inner();
+        let bad = bad.into_inner().unwrap()?;
+        // What is wrong may make their end go wrong, too.
+        spaces.into_iter().for_each(core::mem::forget);
+        Some(bad)
+    }
+}
+
+/// Keeps this thread on a core of its own, if the host has two: threads that take turns on one never meet.
+fn stay_on_core(side: usize) {
+    // SAFETY: the sets are this function's, and as large as said.
+    unsafe {
+        let mut all: libc::cpu_set_t = core::mem::zeroed();
+        if libc::sched_getaffinity(0, size_of_val(&all), &mut all) != 0 {
+            return;
+        }
+        let mut cores = (0..libc::CPU_SETSIZE as usize).filter(|&core| libc::CPU_ISSET(core, &all));
+        if let (Some(first), Some(second)) = (cores.next(), cores.next()) {
+            let mut own: libc::cpu_set_t = core::mem::zeroed();
+            libc::CPU_SET([first, second][side], &mut own);
+            libc::sched_setaffinity(0, size_of_val(&own), &own);
+        }
+    }
+}
+
+/// The rounds of a case that both threads do before they look at what came of it, each in a space of its
+/// own: so they meet often while the host runs both.
+#[derive(Debug)]
+struct Batch<'n> {
+    case: Case,
+    children: Vec<Children<Process<'n>>>,
+    /// Turns of a loop that each waits before each round.
+    delays: Vec<[u32; 2]>,
+    /// How often the threads have met.
+    met: AtomicU32,
+}
+
+/// What the follower waits for, asleep.
+#[derive(Debug, Default)]
+enum Task<'n> {
+    #[default]
+    Wait,
+    /// It gives its stock of frames back.
+    Drain,
+    Batch(Arc<Batch<'n>>),
+    /// It has done that, and what was returned if it was a batch.
+    Done(Vec<Vec<Ret>>),
+    End,
+}
+
+/// Where the leader tells the follower what to do.
+#[derive(Debug, Default)]
+struct Meeting<'n> {
+    task: Mutex<Task<'n>>,
+    told: Condvar,
+}
+
+/// Ends the other thread with this one.
+struct Alarm<'m, 'n>(&'m Meeting<'n>);
+
+impl Drop for Alarm<'_, '_> {
+    fn drop(&mut self) {
+        self.0.tell(Task::End);
+    }
+}
+
+impl<'n> Meeting<'n> {
+    fn tell(&self, task: Task<'n>) {
+        *self.task.lock().unwrap_or_else(PoisonError::into_inner) = task;
+        self.told.notify_all();
+    }
+
+    /// Sleeps until there is a task that `wanted` says is one.
+    fn wait(&self, cpu: &mut NativeCpu<'_, '_>, wanted: impl Fn(&Task<'n>) -> bool) -> Task<'n> {
+        cpu.idle(|| {
+            let task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+            let told =
+                self.told.wait_while(task, |task| !wanted(task) && !matches!(task, Task::End));
+            let mut task = told.unwrap_or_else(PoisonError::into_inner);
+            match &mut *task {
+                Task::End => Task::End,
+                task => core::mem::take(task),
+            }
+        })
+    }
+}
+
+/// Turns of a waiting loop before the host may run something else.
+const PATIENCE: u32 = 2_000;
+
+impl<'n> Batch<'n> {
+    /// Waits until both threads are at round `round`, taking interrupts.
+    fn meet(&self, cpu: &NativeCpu<'_, '_>, round: usize) {
+        self.met.fetch_add(1, Ordering::AcqRel);
+        let mut turns = 0;
+        while self.met.load(Ordering::Acquire) < 2 * (round as u32 + 1) {
+            cpu.poll();
+            turns += 1;
+            if turns < PATIENCE {
+                spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Does one side of all rounds. Returns what was returned.
+    fn side(
+        &self,
+        cpu: &mut NativeCpu<'_, 'n>,
+        spaces: &[Process<'n>],
+        side: usize,
+    ) -> Vec<Vec<Ret>> {
+        let each = spaces.iter().zip(&self.children).zip(&self.delays).enumerate();
+        let rounds = each.map(|(round, ((space, children), delays))| {
+            within(cpu, space, |hand| {
+                let steps = self.case.sides[side].len();
+                let mut returned = Vec::with_capacity(steps);
+                self.meet(hand.0, round);
+                (0..delays[side]).for_each(|turn| {
+                    core::hint::black_box(turn);
+                });
+                returned.extend((0..steps).map(|step| self.case.step(hand, side, step, children)));
+                returned
+            })
+        });
+        rounds.collect()
+    }
+}
+
+/// Does something in another space.
+fn within<'n, R>(
+    cpu: &mut NativeCpu<'_, 'n>,
+    space: &Process<'n>,
+    what: impl FnOnce(&Thread<'_, '_, 'n>) -> R,
+) -> R {
+    cpu.switch(space, |cpu| Ok(what(&Thread(cpu)))).expect("nothing here is refused")
+}
+
+fn follow<'n>(cpu: &mut NativeCpu<'_, 'n>, spaces: &[Process<'n>], meet: &Meeting<'n>) {
+    loop {
+        let task = meet.wait(cpu, |task| matches!(task, Task::Drain | Task::Batch(_)));
+        let returned = match task {
+            // Which is dropped before the leader is told.
+            Task::Batch(batch) => batch.side(cpu, spaces, 1),
+            Task::Drain => {
+                cpu.cpu().drain();
+                Vec::new()
+            }
+            _ => return,
+        };
+        meet.tell(Task::Done(returned));
+    }
+}
+
+/// The thread that leads.
+struct Lead<'l, 'n> {
+    plan: &'l Plan,
+    spaces: &'l [Process<'n>],
+    meet: &'l Meeting<'n>,
+    progress: &'l Progress,
+    /// Of the case.
+    number: u64,
+}
+
+impl<'n> Lead<'_, 'n> {
+    /// Until all is done; the error is what is wrong.
+    fn run(&mut self, cpu: &mut NativeCpu<'_, 'n>) -> Result<(), String> {
+        let mut random = fastrand::Rng::with_seed(self.plan.seed ^ self.number << 20);
+        let mut batches = 0;
+        loop {
+            let case = self.plan.case(self.number);
+            *self.progress.now.lock().unwrap() = Some((self.number, case.clone()));
+            let done = self.progress.rounds.load(Ordering::Relaxed);
+            if done >= self.plan.rounds || self.progress.enough.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            let orders = within(cpu, &self.spaces[0], |hand| case.orders(hand));
+            let (batch, returned) = self.batch(cpu, case, &mut random);
+            let audited = match batches % AUDIT {
+                0 => self.audit(cpu, &batch.children),
+                _ => Ok(()),
+            };
+            let case = batch.case;
+            audited.map_err(|wrong| format!("{wrong}, after\n{case}"))?;
+            for ((space, children), returned) in
+                self.spaces.iter().zip(batch.children).zip(returned)
+            {
+                within(cpu, space, |hand| {
+                    self.progress.rounds.fetch_add(1, Ordering::Relaxed);
+                    let found = case.conclude(hand, returned, children);
+                    case.judge(hand, &found, &orders)
+                })?;
+            }
+            if let Some(violation) = cpu.native().machine().violations().first() {
+                return Err(format!("{violation}, after\n{case}"));
+            }
+            self.number += 1;
+            batches += 1;
+        }
+    }
+
+    /// The case, done by both threads. Returns it, and what was returned in each round.
+    fn batch(
+        &self,
+        cpu: &mut NativeCpu<'_, 'n>,
+        case: Case,
+        random: &mut fastrand::Rng,
+    ) -> (Batch<'n>, Vec<[Vec<Ret>; 2]>) {
+        let prepare = |space| within(cpu, space, |hand| case.prepare(hand));
+        let children = self.spaces.iter().map(prepare).collect();
+        let delays = self.spaces.iter().map(|_| {
+            // An operation takes some hundred to some thousand turns.
+            let most = 1 << random.u32(7..13);
+            let mut delays = [0; 2];
+            delays[random.usize(0..2)] = random.u32(0..most);
+            delays
+        });
+        let delays = delays.collect();
+        let batch = Arc::new(Batch { case, children, delays, met: AtomicU32::new(0) });
+        self.meet.tell(Task::Batch(batch.clone()));
+        let mine = batch.side(cpu, self.spaces, 0);
+        let theirs = self.done(cpu);
+        let batch = Arc::into_inner(batch).expect("the follower is done with it");
+        let returned = mine.into_iter().zip(theirs).map(|(mine, theirs)| [mine, theirs]);
+        (batch, returned.collect())
+    }
+
+    /// Waits for the follower. Returns what it returned.
+    fn done(&self, cpu: &mut NativeCpu<'_, 'n>) -> Vec<Vec<Ret>> {
+        match self.meet.wait(cpu, |task| matches!(task, Task::Done(_))) {
+            Task::Done(returned) => returned,
+            _ => panic!("the other thread failed"),
+        }
+    }
+
+    /// Checks the books, after a batch that left these children.
+    fn audit(
+        &self,
+        cpu: &mut NativeCpu<'_, 'n>,
+        children: &[Children<Process<'n>>],
+    ) -> Result<(), String> {
+        self.meet.tell(Task::Drain);
+        self.done(cpu);
+        cpu.cpu().drain();
+        let born = children.iter().flat_map(|Children { old, new: [first, second] }| {
+            [old, first, second].map(|children| children.lock().unwrap())
+        });
+        let born: Vec<_> = born.collect();
+        let all =
+            self.spaces.iter().chain([cpu.running()]).chain(born.iter().flat_map(|it| it.iter()));
+        let spaces: Vec<_> = all.map(|process| process.space()).collect();
+        audit(cpu.cpu(), &spaces).map(drop).map_err(|wrong| format!("audit: {wrong}"))
+    }
+}
+
+/// Draws a case: mostly a pair, now and then two operations of a side.
+fn draw(random: &mut fastrand::Rng) -> Case {
+    let mut kind = || {
+        loop {
+            let kind = Kind::ALL[random.usize(..Kind::ALL.len())];
+            // Whatever ends or copies a space takes as long as many others.
+            if !matches!(kind, Kind::Fork | Kind::Exit) || random.u32(..4) == 0 {
+                return kind;
+            }
+        }
+    };
+    let kinds = [kind(), kind()];
+    let more = kind();
+    let spans = if random.bool() {
+        Relation::ALL[random.usize(..Relation::ALL.len())].spans()
+    } else {
+        [span(random), span(random)]
+    };
+    let base = Base::ALL[random.usize(..Base::ALL.len())];
+    let mut case = Pair { kinds, spans, base }.case();
+    if random.u32(..3) == 0 {
+        let side = random.usize(..2);
+        case.sides[side].push(more.op(span(random), side));
+    }
+    Case::new(case.start, case.sides, case.after)
+}
+
+fn span(random: &mut fastrand::Rng) -> Span {
+    let at = random.i64(0..WINDOW);
+    Span::new(at, random.i64(1..=(WINDOW - at).min(3)))
+}

@@ -1,0 +1,55 @@
+//! Pairs of operations of two CPUs on one space end as one of their sequential orders does. Ten million
+//! rounds are `cargo run --release -p faultless-native --example pairs -- --rounds 10_000_000`.
+
+#[path = "common/pairs.rs"]
+mod stress;
+
+use core::sync::atomic::Ordering;
+use faultless::Locking;
+use faultless_native::{Config, Native};
+use stress::pairs::op::{Op, RW};
+use stress::pairs::table::known;
+use stress::{Plan, Progress, Source, Thread};
+
+/// Runs it under each policy.
+fn run(name: &str, source: &Source, rounds: u64) {
+    for locking in Locking::ALL {
+        let source = source.clone();
+        let plan = Plan { source, rounds, seed: 7, locking, jitter: 0, prefault: 0 };
+        let progress = Progress::default();
+        plan.run(&progress, |number, what| panic!("{name}, {locking:?}, case {number}: {what}"));
+        assert!(progress.rounds.load(Ordering::Relaxed) >= rounds);
+    }
+}
+
+#[test]
+fn pairs_at_random_have_an_order() {
+    run("random", &Source::Drawn, 4_000);
+}
+
+#[test]
+fn programs_that_failed_have_an_order() {
+    for (name, case) in known() {
+        run(name, &Source::One(Box::new(case)), 500);
+    }
+}
+
+#[test]
+fn what_has_no_order_is_found() {
+    let (_, case) = known().swap_remove(0);
+    let mut wrong = case.clone();
+    let protect = &mut wrong.sides[1][1];
+    let Op::Protect(span, _) = *protect else { panic!("{protect:?}") };
+    // As if the page had stayed writable.
+    *protect = Op::Protect(span, RW);
+    let native = Native::new(Config::default()).unwrap();
+    let judged = native.process().unwrap().run(|cpu| {
+        let hand = Thread(cpu);
+        let orders = case.orders(&hand);
+        Ok([&case, &wrong].map(|done| {
+            let found = done.in_order(&hand, &[0, 1, 1]);
+            case.judge(&hand, &found, &orders).is_ok()
+        }))
+    });
+    assert_eq!(judged, Ok([true, false]));
+}
