@@ -98,7 +98,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
             None => AnonVma::try_new(None).map_err(|_| Abort::NoHeap)?,
         };
         self.cpu.count(Counter::AnonVmaPrepared);
-        Ok(self.vma.root.set(root))
+        // A writer seals what it changes; under a lock there is none.
+        self.vma.root.set(root).ok_or(Abort::VmaChanged)
     }
 
     /// Another CPU changed the entry between our look and our swap.

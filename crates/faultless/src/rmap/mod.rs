@@ -51,6 +51,15 @@ impl Drop for AnonVma {
 }
 
 /// A VMA's place for its root: empty, then set once.
+///
+/// | value | meaning |
+/// |---|---|
+/// | null | no root; the next fault that needs one sets it |
+/// | [`SEALED`](Self::SEALED) | no root, and none is set: a writer changes the VMA, or has replaced it |
+/// | other | an owner of the root, as a raw pointer |
+///
+/// A writer seals the slots of the VMAs that it write-locks, so that all of its steps see the same roots: a fault that
+/// is under way may otherwise set one at any time, though it installs nothing under it.
 pub struct RootSlot {
     at: AtomicPtr<()>,
 }
@@ -62,24 +71,46 @@ impl Default for RootSlot {
 }
 
 impl RootSlot {
+    const SEALED: *mut () = ptr::without_provenance_mut(1);
+
     /// A place that is set to `root` already.
     pub fn new(root: Option<Root>) -> Self {
         Self { at: AtomicPtr::new(root.map_or(ptr::null_mut(), Shared::into_raw)) }
     }
 
-    /// The root's number, as frames record it; 0 when there is none.
+    /// The root's number, as frames record it; 0 when there is none, or 1 while none can be set: then no answer that is
+    /// made of it is valid.
     #[inline(always)]
     pub fn id(&self) -> u64 {
         self.at.load(Ordering::Acquire) as u64
     }
 
-    /// The root, if there is one. Another CPU may set one a moment later: what goes together is decided by one
-    /// look.
+    /// The root, if there is one. Unless the slot is sealed, another CPU may set one a moment later.
     #[inline]
     pub fn peek(&self) -> Option<RootRef<'_>> {
+        let raw = self.at.load(Ordering::Acquire);
         // Set once, from `into_raw`, and owned by this slot as long as it lives.
-        let raw = NonNull::new(self.at.load(Ordering::Acquire))?;
-        Some(RootRef { raw, owner: PhantomData })
+        let raw = if raw == Self::SEALED { None } else { NonNull::new(raw) };
+        raw.map(|raw| RootRef { raw, owner: PhantomData })
+    }
+
+    /// Keeps the slot as it is until it is [unsealed](Self::unseal).
+    #[inline]
+    pub(crate) fn seal(&self) {
+        if self.at.load(Ordering::Relaxed).is_null() {
+            let (release, relaxed) = (Ordering::Release, Ordering::Relaxed);
+            // Release: a fault that finds the slot sealed finds the VMA's sequence changed. Where the swap fails, a
+            // root was set just before.
+            let _ = self.at.compare_exchange(ptr::null_mut(), Self::SEALED, release, relaxed);
+        }
+    }
+
+    /// A root may be set again, if there is none.
+    #[inline]
+    pub(crate) fn unseal(&self) {
+        if self.at.load(Ordering::Relaxed) == Self::SEALED {
+            self.at.store(ptr::null_mut(), Ordering::Relaxed);
+        }
     }
 
     /// Whether the root numbered `id` is this one, or one that it keeps alive: whether pages here may name
@@ -102,16 +133,16 @@ impl RootSlot {
     }
 
     /// Sets the root, unless another CPU was faster; then `root` is given up. Returns the number of
-    /// the one that is set.
-    pub fn set(&self, root: Root) -> u64 {
+    /// the one that is set, or `None` where the slot is sealed.
+    pub fn set(&self, root: Root) -> Option<u64> {
         let id = root.id();
         let raw = root.into_raw();
         match self.at.compare_exchange(ptr::null_mut(), raw, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => id,
-            Err(faster) => {
+            Ok(_) => Some(id),
+            Err(now) => {
                 // SAFETY: `raw` is of `into_raw` just now and went nowhere.
                 drop(unsafe { Root::from_raw(NonNull::new_unchecked(raw)) });
-                faster as u64
+                (now != Self::SEALED).then_some(now as u64)
             }
         }
     }
@@ -157,7 +188,7 @@ impl<'a> RootRef<'a> {
 
 impl Drop for RootSlot {
     fn drop(&mut self) {
-        if let Some(raw) = NonNull::new(self.at.load(Ordering::Relaxed)) {
+        if let Some(RootRef { raw, .. }) = self.peek() {
             // SAFETY: set once, from `into_raw`; this slot's ownership ends here.
             drop(unsafe { Root::from_raw(raw) });
         }
@@ -189,11 +220,27 @@ mod tests {
         let slot = RootSlot::default();
         assert!(slot.get().is_none() && slot.id() == 0);
         let first = AnonVma::try_new(None).unwrap();
-        let id = slot.set(first.clone());
+        let id = slot.set(first.clone()).unwrap();
         assert_eq!(id, first.id());
-        assert_eq!(slot.set(AnonVma::try_new(None).unwrap()), id);
+        assert_eq!(slot.set(AnonVma::try_new(None).unwrap()), Some(id));
+        slot.seal();
+        slot.unseal();
         assert!(slot.get().unwrap().same(&first));
         drop(slot);
         assert!(first.into_last().is_some(), "the slot gave up its ownership");
+    }
+
+    #[test]
+    fn a_sealed_slot_takes_no_root() {
+        let (slot, root) = (RootSlot::default(), AnonVma::try_new(None).unwrap());
+        slot.seal();
+        assert!(slot.set(root.clone()).is_none() && slot.peek().is_none() && slot.get().is_none());
+        assert!(!slot.keeps(slot.id()), "no page names what stands for no root");
+        slot.unseal();
+        assert_eq!(slot.set(root.clone()), Some(root.id()));
+        let sealed = RootSlot::default();
+        sealed.seal();
+        drop((sealed, slot));
+        assert!(root.into_last().is_some(), "roots that were refused or kept are gone");
     }
 }

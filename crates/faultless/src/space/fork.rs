@@ -190,5 +190,7 @@ impl<M: Machine> Writing<'_, '_, M> {
 
 /// Whether a child needs the pages: what was never written it can fault in itself.
 fn has_private_pages(vma: &Vma) -> bool {
-    vma.area.is_private() && vma.root.id() != 0 && !vma.area.flags.contains(VmaFlags::WIPEONFORK)
+    vma.area.is_private()
+        && vma.root.peek().is_some()
+        && !vma.area.flags.contains(VmaFlags::WIPEONFORK)
 }

@@ -98,8 +98,6 @@ impl<M: Machine> Writing<'_, '_, M> {
             self.stop_one(vma);
         }
         Sequence::writer_fence();
-        // Once, and only now: a fault that is under way may still give a stopped VMA an anon_vma, under which it
-        // then installs nothing. All that follows must see the same one.
         let (mut below, mut above) = (below.map(Beside::new), above.map(Beside::new));
 
         let mut taken = range;

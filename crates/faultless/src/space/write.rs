@@ -12,7 +12,8 @@
 //!    may be out of date a moment later, and each place that does so says why that does no harm.
 //! 2. **Stop.** [`Writing::stop`] makes the sequences of the VMAs that will be replaced or whose
 //!    entries will change odd, and issues one full fence. From here on no fault installs anything in
-//!    them, but for those whose entries are busy, for which the visit of the entries waits.
+//!    them, but for those whose entries are busy, for which the visit of the entries waits. Nor does a fault
+//!    give them an anon_vma, so all that the writer does goes by the same ones.
 //! 3. **Replace.** [`Writing::replace`] publishes the new VMAs in place of the old ones. This is the
 //!    step that can fail, and so it comes before any entry is changed: until then, nothing has
 //!    happened. New VMAs start out stopped, so nobody uses them before the entries are as they say.
@@ -223,6 +224,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
                 vma.lock.write(self.cpu);
             }
             vma.sequence.begin_write();
+            vma.root.seal();
             self.stopped.set(self.stopped.get() + 1);
         }
     }
@@ -230,6 +232,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     /// Lets `vma`, which this writer has stopped, run again.
     fn resume(&self, vma: &Vma) {
         debug_assert!(self.has_locked(vma.area.range), "{:?} is not locked", vma.area.range);
+        vma.root.unseal();
         vma.sequence.end_write();
         if self.per_vma {
             vma.lock.end_write();

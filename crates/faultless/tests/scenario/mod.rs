@@ -136,7 +136,11 @@ pub fn needed(name: &str, mutant: Mutant, regime: Regime, scenarios: &[Scenario]
         return mutant::with(mutant, || scenarios.iter().for_each(explore));
     }
     let this = std::env::current_exe().expect("a test is a program");
-    let broken = Command::new(this).args([name, "--exact"]).env(WITHOUT, name).output().unwrap();
+    // It ends at the first schedule that fails, so it may have many.
+    let many = (10 * schedules()).to_string();
+    let mut command = Command::new(this);
+    command.args([name, "--exact"]).env(WITHOUT, name).env("FAULTLESS_SCHEDULES", many);
+    let broken = command.output().unwrap();
     let out = String::from_utf8_lossy(&broken.stdout);
     assert!(out.contains("running 1 test"), "{name} is no test: {out}");
     let noticed = out.lines().skip_while(|line| !line.contains("panicked at")).take(3);
