@@ -304,16 +304,14 @@ impl<M: Machine> fmt::Debug for Cpu<'_, M> {
 impl<M: Machine> Wait for Cpu<'_, M> {
     #[cold]
     fn wait(&self, looks: u32) {
-        if !lost(Mutant::WaiterAnswers) {
-            self.serve_flushes();
-        }
+        self.answer();
         self.vm.machine.relax(looks);
     }
 
     #[cold]
     fn park(&self) {
         // A request that comes after this look ends the parking.
-        self.serve_flushes();
+        self.answer();
         self.vm.machine.park(self.id());
     }
 
@@ -329,6 +327,14 @@ impl<M: Machine> Wait for Cpu<'_, M> {
 }
 
 impl<'v, M: Machine> Cpu<'v, M> {
+    /// Serves flush requests in a wait.
+    #[inline]
+    fn answer(&self) {
+        if !lost(Mutant::WaiterAnswers) {
+            self.serve_flushes();
+        }
+    }
+
     /// The subsystem.
     #[inline(always)]
     pub const fn vm(&self) -> &'v Vm<M> {
