@@ -9,6 +9,8 @@ extern crate std;
 
 #[path = "arch/calendar.rs"]
 pub mod calendar;
+#[path = "heap/collections/mod.rs"]
+pub mod collections;
 #[path = "task/elf.rs"]
 pub mod elf;
 #[path = "heap/pages.rs"]
