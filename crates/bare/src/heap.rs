@@ -14,7 +14,6 @@
 
 use crate::percpu;
 use crate::syscall::Errno;
-use alloc::vec::Vec;
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
@@ -22,6 +21,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use faultless::sync::spin::{SpinGuard, SpinLock};
 use faultless::sync::wait::Spin;
 use faultless::{PAGE_SHIFT, PAGE_SIZE};
+pub use faultless_bare::collections::{Arc, Chain, Link, Linked, Map, Slot, String, Vec, Weak};
 use faultless_bare::pages::{self, Pages};
 
 /// log2 of the smallest block.
@@ -416,11 +416,10 @@ fn low_indeed() -> bool {
 /// # Errors
 /// `ENOMEM`: the heap is [`tight`], or has no room for the longer list.
 pub fn try_push<T>(list: &mut Vec<T>, value: T) -> Result<(), Errno> {
-    if tight() || list.try_reserve(1).is_err() {
+    if tight() {
         return Err(Errno::ENOMEM);
     }
-    list.push(value);
-    Ok(())
+    Ok(list.try_push(value)?)
 }
 
 /// Bytes of the heap: all, and those on no block and no run.

@@ -10,13 +10,13 @@ mod info;
 pub mod paging;
 
 use crate::arch::{self, apic, clock, console, descriptors, report};
-use crate::heap;
+use crate::heap::{self, Vec};
 use crate::machine::{Bare, direct, plant};
 use crate::percpu::{self, PerCpu};
 use alloc::boxed::Box;
-use alloc::vec::Vec;
 use core::arch::asm;
 use core::cell::UnsafeCell;
+use faultless::heap::try_box;
 use faultless::{CpuId, FrameNumber, MemoryRegion, PAGE_SHIFT, PAGE_SIZE, Vm};
 use faultless_bare::ranges::{self, Range};
 use info::Info;
@@ -119,7 +119,7 @@ pub extern "C" fn start(start_info: u32) -> ! {
     // SAFETY: made once; what is left of the memory is mapped, and nobody else's.
     let machine = unsafe { Bare::new(cpus, regions(&free)) };
     let vm = match Vm::new(machine) {
-        Ok(vm) => Box::leak(Box::new(vm)),
+        Ok(vm) => Box::leak(try_box(vm).expect("the heap is empty yet")),
         Err(errno) => console::panic(format_args!("no memory for the subsystem: {errno:?}")),
     };
     // SAFETY: once on this CPU, whose number is 0.
@@ -163,7 +163,7 @@ fn regions(free: &ranges::Ranges) -> Vec<MemoryRegion> {
         first: FrameNumber::from_phys(range.start),
         frames: (range.len() >> PAGE_SHIFT) as u32,
     };
-    let mut regions: Vec<_> = free.iter().map(region).collect();
+    let mut regions = Vec::try_from_iter(free.iter().map(region)).expect("the heap is empty yet");
     regions.sort_unstable_by_key(|region| region.first);
     regions
 }

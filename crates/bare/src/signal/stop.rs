@@ -7,12 +7,11 @@
 //! takes a stop reads the count before it takes it, and stops only if the count is still that.
 
 use super::{Info, Set, bit, send};
+use crate::heap::Arc;
 use crate::sync::Mutex;
+use crate::task::current;
 use crate::task::process::{ExitStatus, Process, TABLE, find};
 use crate::task::wait::{WaitQueue, wait_unless_killed};
-use crate::task::{Thread, current};
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
@@ -108,8 +107,7 @@ pub(super) fn stop(signal: u32, continues: u64) {
     if !process.signals.job.stop(continues, news) {
         return;
     }
-    let others: Vec<Arc<Thread>> = process.threads.lock().clone();
-    others.iter().for_each(send::tell);
+    process.threads.lock().iter().for_each(send::tell);
     tell_parent(&process, news);
 }
 
@@ -118,7 +116,7 @@ pub(super) fn wait() {
     let thread = current();
     let job = &thread.process.signals.job;
     if job.is_stopped() {
-        let _ = wait_unless_killed(&[&job.goes_on], || (!job.is_stopped()).then_some(()));
+        let _ = wait_unless_killed(&job.goes_on, || (!job.is_stopped()).then_some(()));
     }
 }
 

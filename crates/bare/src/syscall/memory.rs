@@ -4,11 +4,10 @@ use super::{Args, Errno, Result};
 use crate::arch::user;
 use crate::fs;
 use crate::fs::regular::Held;
-use crate::heap::try_push;
+use crate::heap::{Vec, try_push};
 use crate::machine::Bare;
 use crate::percpu;
 use crate::task::{breathe, current};
-use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use faultless::{
     Advice, Area, Backing, Cpu, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Shared, Space, USER_END,
@@ -184,7 +183,13 @@ pub fn mincore(args: Args<'_>) -> Result {
     let mut pages = Vec::new();
     in_pieces(addr, len, |at, piece| {
         pages.clear();
-        space().mincore(percpu::cpu(), at, piece, |there| pages.push(u8::from(there)))?;
+        // For as many as there are in a piece.
+        pages.try_reserve((piece >> PAGE_SHIFT) as usize + 1)?;
+        let mut room = Ok(());
+        space().mincore(percpu::cpu(), at, piece, |there| {
+            room = room.and(pages.try_push(u8::from(there)));
+        })?;
+        room?;
         user::write_bytes(vector.wrapping_add((at - addr) >> PAGE_SHIFT), &pages)
     })?;
     Ok(0)

@@ -7,11 +7,11 @@ use super::scheduler;
 use super::thread::Thread;
 use crate::arch::{power_off, report};
 use crate::fs::{self, ProcessFiles};
+use crate::heap::{Arc, Slot, Vec};
 use crate::percpu;
 use crate::signal::{ProcessSignals, ThreadSignals};
 use crate::syscall::Result;
-use alloc::string::String;
-use alloc::sync::Arc;
+use core::fmt::Display;
 use faultless::{Counter, CpuId};
 
 /// The number of the first process.
@@ -23,7 +23,7 @@ pub const FIRST: u32 = 1;
 /// Without a program there is nothing to do: the report says why, and the machine ends.
 pub fn boot(archive: &[u8]) {
     if let Err(why) = fs::mount(archive) {
-        stop("the archive of files cannot be read", why);
+        stop(&"the archive of files cannot be read", why);
     }
     if crate::boot::is_said("noinput") {
         fs::end_input();
@@ -33,16 +33,15 @@ pub fn boot(archive: &[u8]) {
     let here = read(b"/.boot/cwd");
     let files = match ProcessFiles::first(&here) {
         Ok(files) => files,
-        Err(errno) => stop(&String::from_utf8_lossy(&here), errno.name()),
+        Err(errno) => stop(&here.escape_ascii(), errno.name()),
     };
     if let Err(errno) = start(&arguments, &environment, files) {
         let program = arguments.split(|&byte| byte == 0).next().unwrap_or_default();
-        let program = String::from_utf8_lossy(program).into_owned();
-        stop(&program, errno.name());
+        stop(&program.escape_ascii(), errno.name());
     }
 }
 
-fn stop(what: &str, why: &str) -> ! {
+fn stop(what: &dyn Display, why: &str) -> ! {
     /// What a shell says of a program that it cannot run.
     const CANNOT_RUN: u8 = 126;
     report!("message {what}: {why}");
@@ -51,12 +50,12 @@ fn stop(what: &str, why: &str) -> ! {
 
 fn start(arguments: &[u8], environment: &[u8], files: ProcessFiles) -> Result<()> {
     let (arguments, environment) = (Strings::split(arguments)?, Strings::split(environment)?);
-    let path = arguments.first().unwrap_or_default().to_vec();
+    let path = Vec::try_from_slice(arguments.first().unwrap_or_default())?;
     let loaded = exec::load(&path, arguments, &environment)?;
-    let signals = ProcessSignals::default();
+    let signals = ProcessSignals::try_new()?;
     let process = Process::new(FIRST, loaded.memory, files, signals, Family::default());
     *process.name.lock() = loaded.name;
-    let process = Arc::new(process);
+    let process = Arc::try_new(process)?;
     let signals = ThreadSignals::default();
     let Loaded { frame, fpu, .. } = loaded;
     let thread = Thread::try_new(FIRST, process.clone(), frame, fpu, signals, u64::MAX)?;
@@ -65,8 +64,8 @@ fn start(arguments: &[u8], environment: &[u8], files: ProcessFiles) -> Result<()
         let mut table = TABLE.lock();
         let number = table.new_number();
         debug_assert_eq!(number, FIRST);
-        table.threads.insert(FIRST, thread.clone());
-        table.processes.insert(FIRST, process);
+        table.threads.insert(Slot::try_new()?, FIRST, thread.clone());
+        table.processes.insert(Slot::try_new()?, FIRST, process);
     }
     scheduler::start(thread);
     Ok(())

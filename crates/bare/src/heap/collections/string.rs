@@ -60,6 +60,11 @@ impl String {
         self.bytes.try_extend_from_slice(text.as_bytes())
     }
 
+    /// How many bytes fit without more memory.
+    pub fn room(&mut self) -> usize {
+        self.bytes.spare_capacity_mut().len()
+    }
+
     /// A copy.
     ///
     /// # Errors
@@ -84,6 +89,12 @@ impl Deref for String {
     type Target = str;
 
     fn deref(&self) -> &str {
+        self.as_str()
+    }
+}
+
+impl AsRef<str> for String {
+    fn as_ref(&self) -> &str {
         self.as_str()
     }
 }
