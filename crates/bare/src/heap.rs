@@ -73,6 +73,28 @@ struct Block {
 /// One CPU's free blocks.
 pub struct Local {
     lists: [List; CLASSES],
+    /// Which allocation of the running thread is to fail: see [`FailNth`]. 0: none.
+    fail_nth: Cell<u64>,
+}
+
+/// Which of the allocations to come of a thread is to fail, for tests: Linux's `fail-nth`. 0: none, 1: the next. With
+/// [`ALL`](Self::ALL), all that come after it fail too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FailNth(pub u64);
+
+impl FailNth {
+    /// The mark of one from which on all fail.
+    pub const ALL: u64 = 1 << 63;
+
+    /// That of the running thread.
+    pub fn get() -> Self {
+        Self(percpu::this().heap.fail_nth.get())
+    }
+
+    /// Sets that of the thread that runs, or is about to, and returns what was.
+    pub fn set(self) -> Self {
+        Self(percpu::this().heap.fail_nth.replace(self.0))
+    }
 }
 
 struct List {
@@ -90,7 +112,25 @@ impl Local {
             lists[class].room = Cell::new(2 * batch(class));
             class += 1;
         }
-        Self { lists }
+        Self { lists, fail_nth: Cell::new(0) }
+    }
+
+    /// Counts an allocation, and says whether it is the one that is to fail.
+    #[cold]
+    #[inline(never)]
+    fn fails(&self) -> bool {
+        let FailNth(nth) = FailNth::get();
+        let (all, left) = (nth & FailNth::ALL, nth & !FailNth::ALL);
+        self.fail_nth.set(all | left.saturating_sub(1));
+        left <= 1
+    }
+
+    /// Bytes of the free blocks in its lists.
+    fn free_bytes(&self) -> usize {
+        let free = |(class, list): (usize, &List)| {
+            (2 * batch(class) - list.room.get()) as usize * block_bytes(class)
+        };
+        self.lists.iter().enumerate().map(free).sum()
     }
 }
 
@@ -244,7 +284,11 @@ unsafe impl GlobalAlloc for Heap {
             return take_run(layout);
         }
         let class = class_of(bytes);
-        let list = &percpu::this().heap.lists[class];
+        let local = &percpu::this().heap;
+        if local.fail_nth.get() != 0 && local.fails() {
+            return ptr::null_mut();
+        }
+        let list = &local.lists[class];
         let block = list.head.get();
         if block.is_null() {
             return refill(class);
@@ -301,6 +345,10 @@ unsafe impl GlobalAlloc for Heap {
 #[cold]
 #[inline(never)]
 fn take_run(layout: Layout) -> *mut u8 {
+    let local = &percpu::this().heap;
+    if local.fail_nth.get() != 0 && local.fails() {
+        return ptr::null_mut();
+    }
     let align = (layout.align() / PAGE).max(1);
     // What is left when the heap is low is for blocks: who makes a list of a program's length is told that
     // there is no room, and who allocates without expecting to fail finds some.
@@ -420,6 +468,14 @@ pub fn try_push<T>(list: &mut Vec<T>, value: T) -> Result<(), Errno> {
         return Err(Errno::ENOMEM);
     }
     Ok(list.try_push(value)?)
+}
+
+/// Bytes that are allocated, as far as this CPU can tell: what other CPUs have in their lists counts as allocated.
+pub fn allocated() -> u64 {
+    let common = common();
+    let pages = TOTAL.load(Ordering::Relaxed) - common.pages.as_ref().map_or(0, Pages::free);
+    let stocked: usize = (0..CLASSES).map(|class| common.stocked[class] * block_bytes(class)).sum();
+    (pages * PAGE - stocked - percpu::this().heap.free_bytes()) as u64
 }
 
 /// Bytes of the heap: all, and those on no block and no run.

@@ -140,14 +140,14 @@ fn load_root() {
     unsafe { asm!("mov cr3, {}", in(reg) paging::root(), options(nostack, preserves_flags)) };
 }
 
-/// Takes the heap out of `free`: a sixteenth of memory, 8 to 256 MiB, and what the subsystem will keep of
+/// Takes the heap out of `free`: an eighth of memory, 8 to 512 MiB, and what the subsystem will keep of
 /// the frames.
 fn make_heap(free: &mut ranges::Ranges) {
     let all: u64 = free.iter().map(Range::len).sum();
     let first = free.iter().map(|range| range.start).min().unwrap_or(0);
     let last = free.iter().map(|range| range.end).max().unwrap_or(0);
     let meta = (last - first) / PAGE_SIZE * FRAME_META;
-    let len = ((all / 16).clamp(8 << 20, 256 << 20) + meta).next_multiple_of(HEAP_ALIGN);
+    let len = ((all / 8).clamp(8 << 20, 512 << 20) + meta).next_multiple_of(HEAP_ALIGN);
     let range = free
         .take(len, HEAP_ALIGN)
         .unwrap_or_else(|| console::panic(format_args!("{} MiB of memory are too few", all >> 20)));

@@ -21,7 +21,7 @@
 use super::thread::{Thread, current};
 use crate::arch::context::{self, Context};
 use crate::arch::{apic, clock, fpu};
-use crate::heap::{Arc, Chain, Link, Linked, Vec};
+use crate::heap::{Arc, Chain, FailNth, Link, Linked, Vec};
 use crate::percpu;
 use crate::sync::Mutex;
 use crate::time::{self, CpuTime, Times};
@@ -382,6 +382,7 @@ fn switch_to(next: Option<Arc<Thread>>) {
                 sample(thread, true);
             }
             thread.cpu_time.stop(now);
+            thread.fail_nth.set(FailNth::default().set());
             registers.context.get()
         }
         None => {
@@ -395,6 +396,7 @@ fn switch_to(next: Option<Arc<Thread>>) {
             thread.last_cpu.store(percpu::id().0, Ordering::Relaxed);
             thread.on_cpu.store(true, Ordering::SeqCst);
             thread.cpu_time.start(now);
+            thread.fail_nth.get().set();
             let registers = &thread.registers;
             // SAFETY: nobody else runs the thread: `on_cpu` was clear when it came out of a queue.
             unsafe { fpu::restore(&*registers.fpu.get()) };

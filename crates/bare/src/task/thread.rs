@@ -6,7 +6,7 @@ use super::process::Usage;
 use crate::arch::context::{Context, KernelStack};
 use crate::arch::fpu::FpuState;
 use crate::arch::{TrapFrame, context};
-use crate::heap::{Arc, Link, Linked};
+use crate::heap::{Arc, FailNth, Link, Linked};
 use crate::percpu;
 use crate::signal::ThreadSignals;
 use crate::syscall::{Errno, Result};
@@ -65,6 +65,10 @@ pub struct Thread {
     pub(super) on_cpu: AtomicBool,
     /// The CPU that it runs on or ran on last.
     pub(super) last_cpu: AtomicU16,
+    /// Which of its allocations is to fail, while it does not run.
+    pub(super) fail_nth: Cell<FailNth>,
+    /// What was left of that when it was last set: 0 if it has failed.
+    pub fail_left: Cell<u64>,
     /// Whether it is to end at the next opportunity: its process ends, or another thread of it calls
     /// `execve`.
     pub(super) must_end: AtomicBool,
@@ -136,6 +140,8 @@ impl Thread {
             state: AtomicU8::new(super::scheduler::RUNNABLE),
             on_cpu: AtomicBool::new(false),
             last_cpu: AtomicU16::new(percpu::id().0),
+            fail_nth: Cell::default(),
+            fail_left: Cell::new(0),
             must_end: AtomicBool::new(false),
             met_end_of_memory: Cell::new(false),
             stack,

@@ -11,7 +11,7 @@ mod system;
 use super::directory::{self, Directory, Item};
 use super::inode::{Body, Inode, Name, Target};
 use super::transfer::Transfer;
-use crate::heap::{Arc, String, Vec, try_push};
+use crate::heap::{Arc, FailNth, String, Vec, try_push};
 use crate::syscall::{Errno, Result};
 use crate::task::process::{TABLE, find};
 use crate::task::{Process, Thread, current};
@@ -386,9 +386,34 @@ impl Node {
             let name = String::try_from_utf8_lossy(name[..taken].trim_ascii_end())?;
             *find(pid).ok_or(Errno::ESRCH)?.name.lock() = name;
         }
+        if let &Self::Text(_, tid, at) = self
+            && process::TEXTS[at].0 == "fail-nth"
+        {
+            let mut text = [0; 20];
+            let taken = from.take_bytes(&mut text) as usize;
+            set_fail_nth(tid, &text[..taken])?;
+        }
         from.skip(from.left());
         from.result()
     }
+}
+
+/// Has an allocation of the running thread fail, or with a `+` behind the number, that and all that follow: those who
+/// test the kernel say so on its command line.
+fn set_fail_nth(tid: Option<u32>, text: &[u8]) -> Result<()> {
+    if !crate::boot::is_said("fail-nth") || tid.is_some_and(|tid| tid != current().tid) {
+        return Err(Errno::EPERM);
+    }
+    let text = text.trim_ascii_end();
+    let (text, all) = match text.strip_suffix(b"+") {
+        Some(text) => (text, FailNth::ALL),
+        None => (text, 0),
+    };
+    let nth: u32 =
+        core::str::from_utf8(text).ok().and_then(|it| it.parse().ok()).ok_or(Errno::EINVAL)?;
+    let old = FailNth(if nth == 0 { 0 } else { u64::from(nth) | all }).set();
+    current().fail_left.set(old.0 & !FailNth::ALL);
+    Ok(())
 }
 
 fn thread(process: &Process, tid: u32) -> Result<Arc<Thread>> {

@@ -7,6 +7,7 @@ use crate::heap::{Arc, String, Vec, try_push};
 use crate::ipc::shm::segment_of_tag;
 use crate::percpu;
 use crate::syscall::{Errno, Result};
+use crate::task::current;
 use crate::task::exec::Visit;
 use crate::task::memory::Memory;
 use core::cell::Cell;
@@ -38,6 +39,7 @@ pub(super) const TEXTS: &[(&str, ProcessText)] = &[
     ("schedstat", schedstat),
     ("wchan", nought),
     ("personality", personality),
+    ("fail-nth", fail_nth),
 ];
 
 /// Clock ticks in a second, as programs are told times.
@@ -523,6 +525,12 @@ fn nothing(_: &Subject, _: &mut Text) -> Result<()> {
 fn schedstat(of: &Subject, text: &mut Text) -> Result<()> {
     let ran = of.thread.as_ref().map_or(0, |thread| thread.run_time());
     let _ = writeln!(text, "{ran} 0 {}", switches(of).iter().sum::<u64>());
+    Ok(())
+}
+
+/// Of the thread that looks: how many allocations it still was away from the one that fails when that was last set.
+fn fail_nth(_: &Subject, text: &mut Text) -> Result<()> {
+    let _ = writeln!(text, "{}", current().fail_left.get());
     Ok(())
 }
 

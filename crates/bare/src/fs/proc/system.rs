@@ -123,6 +123,8 @@ fn vmstat(text: &mut Text) -> fmt::Result {
         ("nr_tlb_remote_flush", totals.get(Counter::TlbShootdownSent)),
         ("nr_tlb_remote_flush_received", totals.get(Counter::TlbShootdownReceived)),
         ("oom_kill", 0),
+        // The kernel's own: bytes of its heap that are allocated.
+        ("heap_bytes", crate::heap::allocated()),
     ];
     known.iter().try_for_each(|(name, value)| writeln!(text, "{name} {value}"))?;
     write!(text, "{totals}")

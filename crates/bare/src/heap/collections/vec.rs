@@ -35,7 +35,7 @@ impl<T> Vec<T> {
         T: Copy,
     {
         let mut new = Self::try_with_capacity(len)?;
-        new.0.resize(len, value);
+        new.try_resize(len, value)?;
         Ok(new)
     }
 
@@ -48,7 +48,7 @@ impl<T> Vec<T> {
         T: Clone,
     {
         let mut new = Self::try_with_capacity(from.len())?;
-        new.0.extend_from_slice(from);
+        new.try_extend_from_slice(from)?;
         Ok(new)
     }
 
@@ -77,7 +77,12 @@ impl<T> Vec<T> {
     #[inline]
     pub fn try_push(&mut self, value: T) -> Result<()> {
         self.try_reserve(1)?;
-        self.0.push(value);
+        // Not `push`: the kernel is to hold no code that could grow without a result.
+        if let Some(place) = self.0.spare_capacity_mut().first_mut() {
+            place.write(value);
+            // SAFETY: one more was written.
+            unsafe { self.0.set_len(self.0.len() + 1) };
+        }
         Ok(())
     }
 
@@ -89,8 +94,8 @@ impl<T> Vec<T> {
     /// # Panics
     /// If `at` is beyond the end.
     pub fn try_insert(&mut self, at: usize, value: T) -> Result<()> {
-        self.try_reserve(1)?;
-        self.0.insert(at, value);
+        self.try_push(value)?;
+        self.0[at..].rotate_right(1);
         Ok(())
     }
 
@@ -116,7 +121,11 @@ impl<T> Vec<T> {
         T: Clone,
     {
         self.try_reserve(from.len())?;
-        self.0.extend_from_slice(from);
+        for (place, value) in self.0.spare_capacity_mut().iter_mut().zip(from) {
+            place.write(value.clone());
+        }
+        // SAFETY: so many were written, since there is room for all.
+        unsafe { self.0.set_len(self.0.len() + from.len()) };
         Ok(())
     }
 
@@ -128,18 +137,24 @@ impl<T> Vec<T> {
     where
         T: Copy,
     {
-        self.try_reserve(len.saturating_sub(self.0.len()))?;
-        self.0.resize(len, value);
-        Ok(())
+        self.try_resize_with(len, || value)
     }
 
     /// Makes it `len` elements long, with what `value` makes where it grows.
     ///
     /// # Errors
     /// [`OutOfMemory`]; nothing has changed.
-    pub fn try_resize_with(&mut self, len: usize, value: impl FnMut() -> T) -> Result<()> {
-        self.try_reserve(len.saturating_sub(self.0.len()))?;
-        self.0.resize_with(len, value);
+    pub fn try_resize_with(&mut self, len: usize, mut value: impl FnMut() -> T) -> Result<()> {
+        let Some(more) = len.checked_sub(self.0.len()) else {
+            self.truncate(len);
+            return Ok(());
+        };
+        self.try_reserve(more)?;
+        for place in self.0.spare_capacity_mut().iter_mut().take(more) {
+            place.write(value());
+        }
+        // SAFETY: so many were written, since there is room for all.
+        unsafe { self.0.set_len(len) };
         Ok(())
     }
 
@@ -264,5 +279,32 @@ impl<'a, T> IntoIterator for &'a Vec<T> {
 impl<T: fmt::Debug> fmt::Debug for Vec<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_grows_as_the_standard_one_does() {
+        let mut all = Vec::try_from_slice(&[1, 2, 4]).unwrap();
+        all.try_insert(2, 3).unwrap();
+        all.try_extend(5..8).unwrap();
+        all.try_resize(9, 0).unwrap();
+        assert_eq!(*all, [1, 2, 3, 4, 5, 6, 7, 0, 0]);
+        all.try_resize(7, 0).unwrap();
+        assert_eq!((all.remove(0), all.pop()), (1, Some(7)));
+        all.retain(|value| value % 2 == 0);
+        assert_eq!(all.try_clone().unwrap(), Vec::try_from_slice(&[2, 4, 6]).unwrap());
+        assert!(all.drain(1..).eq([4, 6]));
+    }
+
+    #[test]
+    fn without_memory_nothing_changes() {
+        let mut all = Vec::try_from_slice(b"abc").unwrap();
+        assert_eq!(all.try_reserve(usize::MAX), Err(OutOfMemory));
+        assert_eq!(all.try_resize(usize::MAX, 0), Err(OutOfMemory));
+        assert_eq!(*all, *b"abc");
     }
 }
