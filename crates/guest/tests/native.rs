@@ -54,6 +54,11 @@ fn limits() {
 }
 
 #[test]
+fn refused() {
+    all_pass(env!("CARGO_BIN_EXE_refused"), &[], 15);
+}
+
+#[test]
 fn files() {
     all_pass(env!("CARGO_BIN_EXE_files"), &[], 8);
 }

@@ -11,7 +11,7 @@ use super::{exit, scheduler};
 use crate::arch::fpu::{self, FpuState};
 use crate::arch::{self, TrapFrame, user};
 use crate::fs::{self, Inode, Regular, Transfer};
-use crate::heap::{Arc, Slot, String, Vec};
+use crate::heap::{Arc, FailNth, Slot, String, Vec};
 use crate::machine;
 use crate::percpu;
 use crate::signal;
@@ -424,6 +424,8 @@ pub fn exec(frame: &mut TrapFrame, loaded: Loaded) -> Result {
     if !exit::end_other_threads() {
         return Err(Errno::RESTART);
     }
+    // That was for the old program.
+    FailNth::default().set();
     let Loaded { memory, frame: start, fpu, name } = loaded;
     exit::say_goodbye(&thread);
     exit::replace_memory(memory);

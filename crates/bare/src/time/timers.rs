@@ -301,7 +301,10 @@ pub(super) fn expire(process: &Arc<Process>, key: Key) {
             // It was set anew while this expiry was on its way.
             return;
         }
-        timer.queued = None;
+        // It is in the queue where it was set anew meanwhile, and is due already.
+        if let Some(queued) = timer.queued.take() {
+            super::cancel(queued);
+        }
         let mut missed = 0;
         timer.expiry = match timer.interval {
             0 => None,
