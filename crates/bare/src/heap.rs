@@ -5,10 +5,18 @@
 //! is filled with a batch from the common stock, one that grows long gives a batch back to it. The stock
 //! grows by *slabs*, cut up into blocks. Larger allocations are runs of pages, as slabs are.
 //!
-//! *Never empty-handed.* Much of the kernel allocates without expecting to fail. So system calls that make
-//! things ask [`low`] first, and are refused while less than an eighth of the heap is left; what is
-//! under way then has that eighth. When the heap looks low, slabs whose blocks have all come back to
-//! the stock are made pages again first.
+//! *It may be empty at any time.* Nothing in the kernel allocates without expecting to fail: its collections
+//! ([`collections`](faultless_bare::collections)) give a result wherever they grow, and take the place of the standard
+//! ones. What must not fail is charged in advance: a thread brings what it needs to wait, to be queued and to be woken
+//! at a deadline; an entry of a table is reserved before anything is changed. To release something, or to end, needs no
+//! memory. That nothing else slipped in, from a dependency or so, is tested on the linked kernel: no code that a program
+//! can have it run leads to the standard library's abort.
+//!
+//! *What is left for others.* System calls that make things ask [`low`] first, and are refused while less than an
+//! eighth of the heap is left: so one program cannot take what others need to go on, to look, and to end it. When the
+//! heap looks low, slabs whose blocks have all come back to the stock are made pages again first.
+//!
+//! *Tests* have an allocation of a thread fail, by its number: [`FailNth`].
 //!
 //! The lock around the stock is a leaf: its holder waits for nobody.
 
@@ -350,8 +358,7 @@ fn take_run(layout: Layout) -> *mut u8 {
         return ptr::null_mut();
     }
     let align = (layout.align() / PAGE).max(1);
-    // What is left when the heap is low is for blocks: who makes a list of a program's length is told that
-    // there is no room, and who allocates without expecting to fail finds some.
+    // What is left when the heap is low is for blocks: one long list is not worth many short ones.
     let spare = LOW.load(Ordering::Relaxed) / 2;
     let found = common().take_pages(layout.size().div_ceil(PAGE), align, spare);
     found.map_or(ptr::null_mut(), NonNull::as_ptr)

@@ -50,7 +50,7 @@ fn clocks() {
 
 #[test]
 fn limits() {
-    both("limits", &[], 4);
+    both("limits", &[], 5);
 }
 
 #[test]

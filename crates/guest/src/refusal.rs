@@ -58,12 +58,16 @@ impl Refusal {
         failed | ended.err().map_or(0, |errno| errno.0)
     }
 
-    /// What a child [told](Self::tell).
+    /// What a child [told](Self::tell). For want of a page it may have been killed, too.
     ///
     /// # Errors
-    /// It was killed.
+    /// It ended otherwise.
     pub fn told(&self, status: Status) -> Result<sys::Result<()>, String> {
-        let Status::Exited(code) = status else { return Err(format!("the child: {status:?}")) };
+        let code = match status {
+            Status::Exited(code) => code,
+            Status::Killed(libc::SIGKILL) if self.nth.get() != 0 => FAILED | libc::ENOMEM,
+            status => return Err(format!("the child: {status:?}")),
+        };
         self.failed.set(code & FAILED != 0);
         match code & !FAILED {
             0 => Ok(Ok(())),
@@ -96,12 +100,17 @@ impl Refusal {
         let _ = self.write(self.nth.get());
         let result = body();
         let _ = self.write(0);
+        self.failed.set(self.failed.get() | (self.left() == b'0'));
+        result
+    }
+
+    /// The first digit of how many allocations were left when that was last set.
+    fn left(&self) -> u8 {
         let mut text = [0u8; 16];
         let fd = self.fd.unwrap_or(-1);
         // SAFETY: the array has room for it.
         let read = unsafe { call(libc::SYS_pread64, [fd as u64, text.as_mut_ptr() as u64, 16, 0]) };
-        self.failed.set(read.is_ok() && text[0] == b'0');
-        result
+        if read.is_ok() { text[0] } else { 0 }
     }
 }
 
@@ -135,6 +144,8 @@ pub fn exhaust(
     if refusal.fd.is_none() {
         return Ok(());
     }
+    // What the file holds of its text, too.
+    refusal.left();
     let before = heap_bytes();
     let mut refused = 0;
     for onwards in [false, true] {

@@ -95,7 +95,7 @@ fn memory() {
 
 #[test]
 fn oom() {
-    all_pass(env!("CARGO_BIN_EXE_oom"), &["limit=64"], 12);
+    all_pass(env!("CARGO_BIN_EXE_oom"), &["limit=64"], 13);
 }
 
 #[test]

@@ -177,7 +177,10 @@ fn locks() -> Verdict {
     }
     let [Some(own), Some(other)] = opened else { return Err("two files".into()) };
     exhaust(&[ENOLCK], |refusal| {
-        doing("F_WRLCK", lock(own.0, libc::F_WRLCK, 0, 100))?;
+        // As many as a list holds before it grows.
+        for start in [0, 200, 400, 600] {
+            doing("F_WRLCK", lock(own.0, libc::F_WRLCK, start, 100))?;
+        }
         let ended = refusal.during(|| lock(own.0, libc::F_UNLCK, 40, 20));
         for (at, inside) in [(10, true), (50, ended.is_err()), (90, true)] {
             same!(is_locked(other.0, at)?, inside, "byte {at} is locked, after {ended:?}");
@@ -231,22 +234,23 @@ fn signals() -> Verdict {
     let signal = libc::SIGRTMIN() + 1;
     doing("block", signal::mask(libc::SIG_BLOCK, &[signal]))?;
     exhaust(&[EAGAIN], |refusal| {
-        let mut info = [0u8; 128];
-        info[..4].copy_from_slice(&signal.to_ne_bytes());
-        info[8..12].copy_from_slice(&libc::SI_QUEUE.to_ne_bytes());
-        let own = proc::pid() as u64;
-        let at = info.as_ptr() as u64;
-        let queue = || make(libc::SYS_rt_sigqueueinfo, [own, signal as u64, at]);
-        let ended = refusal.during(|| -> sys::Result<()> {
-            (0..5).try_for_each(|_| queue().map(drop))?;
-            // Nothing is told with it, so it waits in any case.
-            make(libc::SYS_kill, [own, libc::SIGURG as u64]).map(drop)
-        });
-        let set = [1u64 << (signal - 1)];
-        let now = [0i64; 2];
-        let (set, now) = (set.as_ptr() as u64, now.as_ptr() as u64);
-        while make(libc::SYS_rt_sigtimedwait, [set, 0, now, 8]).is_ok() {}
-        Ok(ended)
+        // A process of its own: what a queue once had it keeps.
+        let status = proc::outcome(|| {
+            let refusal = Refusal::inherit(refusal);
+            let mut info = [0u8; 128];
+            info[..4].copy_from_slice(&signal.to_ne_bytes());
+            info[8..12].copy_from_slice(&libc::SI_QUEUE.to_ne_bytes());
+            let own = proc::pid() as u64;
+            let at = info.as_ptr() as u64;
+            let queue = || make(libc::SYS_rt_sigqueueinfo, [own, signal as u64, at]);
+            let ended = refusal.during(|| -> sys::Result<()> {
+                (0..5).try_for_each(|_| queue().map(drop))?;
+                // Nothing is told with it, so it waits in any case.
+                make(libc::SYS_kill, [own, libc::SIGURG as u64]).map(drop)
+            });
+            refusal.tell(ended)
+        })?;
+        refusal.told(status)
     })
 }
 
