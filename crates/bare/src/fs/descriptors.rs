@@ -140,7 +140,7 @@ impl ProcessFiles {
     pub fn unshare(&self, descriptors: bool, context: bool) -> Result<()> {
         let own = self.fork(!descriptors, !context)?;
         let old = (
-            mem::replace(&mut *self.descriptors.lock(), Some(own.descriptors()?)),
+            self.descriptors.lock().replace(own.descriptors()?),
             mem::replace(&mut *self.context.lock(), own.context()),
         );
         drop(old);

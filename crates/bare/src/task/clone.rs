@@ -156,13 +156,11 @@ fn new_thread(
     Ok(child)
 }
 
+/// The memory of an entry in the table of threads, and of one in that of processes for a new one.
+type Slots = (Slot<u32, Arc<Thread>>, Option<Slot<u32, Arc<Process>>>);
+
 /// Lists `child`, and its process if it is new and so has a slot, and queues it.
-fn publish(
-    parent: &Current,
-    child: Arc<Thread>,
-    slots: (Slot<u32, Arc<Thread>>, Option<Slot<u32, Arc<Process>>>),
-    request: &Request,
-) -> Result<()> {
+fn publish(parent: &Current, child: Arc<Thread>, slots: Slots, request: &Request) -> Result<()> {
     {
         let mut table = TABLE.lock();
         let process = &child.process;

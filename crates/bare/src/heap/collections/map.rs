@@ -22,6 +22,7 @@ struct Node<K, V> {
     height: u8,
 }
 
+/// A tree, or one node of it that was taken out.
 type Tree<K, V> = Option<Box<Node<K, V>>>;
 
 /// The memory of an entry that is not in a map.
@@ -108,10 +109,7 @@ fn balance<K, V>(mut node: Box<Node<K, V>>) -> Box<Node<K, V>> {
 }
 
 /// Inserts a node; gives back the one that had the same key.
-fn insert<K: Ord, V>(
-    tree: Tree<K, V>,
-    new: Box<Node<K, V>>,
-) -> (Box<Node<K, V>>, Option<Box<Node<K, V>>>) {
+fn insert<K: Ord, V>(tree: Tree<K, V>, new: Box<Node<K, V>>) -> (Box<Node<K, V>>, Tree<K, V>) {
     let Some(mut node) = tree else { return (new, None) };
     let old = match new.key().cmp(node.key()) {
         Ordering::Less => {
@@ -145,7 +143,7 @@ fn remove_first<K, V>(mut node: Box<Node<K, V>>) -> (Tree<K, V>, Box<Node<K, V>>
     }
 }
 
-fn remove<K, V, Q>(tree: Tree<K, V>, key: &Q) -> (Tree<K, V>, Option<Box<Node<K, V>>>)
+fn remove<K, V, Q>(tree: Tree<K, V>, key: &Q) -> (Tree<K, V>, Tree<K, V>)
 where
     K: Borrow<Q>,
     Q: Ord + ?Sized,
