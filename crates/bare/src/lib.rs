@@ -3,8 +3,12 @@
 #![no_std]
 #![cfg_attr(
     test,
-    allow(clippy::disallowed_types, clippy::disallowed_methods, clippy::disallowed_macros),
-    reason = "tests run where there is memory"
+    allow(
+        clippy::disallowed_types,
+        clippy::disallowed_methods,
+        clippy::disallowed_macros,
+        reason = "tests run where there is memory"
+    )
 )]
 
 extern crate alloc;
