@@ -20,10 +20,15 @@
 //! waits in the kernel serves requests itself. Whoever waits looks, now and then, whether somebody
 //! has owed a flush for too long, and ends the kernel if so: an answer that does not come is lost.
 
+//!
+//! *Parking.* A CPU that waits for long halts, so that a hypervisor gives its core to another, and takes
+//! only interrupts of the highest class: flush requests, which it serves at once, and wake-ups. Whoever
+//! waits may hold locks of the kernel's that the other handlers take.
+
 pub mod plant;
 
 use crate::arch::apic::{self, Vector};
-use crate::arch::{clock, console};
+use crate::arch::{self, clock, console};
 use crate::boot::paging;
 use crate::heap::Vec;
 use crate::percpu::{self, PerCpu};
@@ -84,7 +89,10 @@ impl Bare {
 // - `invalidate` drops the running space's translations by INVLPG or by loading CR3, which also drop what
 //   is cached of upper levels; of other spaces nothing is cached that will be used (see the module). Both
 //   instructions serialise, so no walk of before goes on after.
-// - An interrupt has the target serve its requests (`serve`), between two instructions of a program.
+// - A space's root is loaded from `run` to `run_none`, which activate and deactivate it.
+// - An interrupt has the target serve its requests (`serve`), between two instructions of a program, or in
+//   `park`, where interrupts are on for nothing else of the subsystem's; it is sent after earlier stores
+//   (`apic::interrupt`).
 // - The processor sets accessed and dirty bits atomically, and the dirty bit before the store.
 // A planted fault breaks this on purpose; what it breaks then is programs' data.
 unsafe impl Machine for Bare {
@@ -148,6 +156,21 @@ unsafe impl Machine for Bare {
         spin_loop();
         if looks % LOOKS == LOOKS - 1 {
             watch();
+        }
+    }
+
+    fn park(&self, cpu: CpuId) {
+        let permit = &percpu::remote(cpu).permit;
+        if permit.park() {
+            // An interrupt that came since is pending.
+            arch::park();
+            permit.resume();
+        }
+    }
+
+    fn wake(&self, cpu: CpuId) {
+        if percpu::remote(cpu).permit.give() {
+            apic::interrupt(cpu, Vector::Wake);
         }
     }
 
@@ -267,7 +290,8 @@ pub fn run_none() {
         load(paging::root() | if HAS_PCID.load(Ordering::Relaxed) { KEEP } else { 0 });
         here.space.set(core::ptr::null());
         here.running.set(0);
-        old.deactivate(here.cpu());
+        // SAFETY: the kernel's own tables are loaded, which have no user space.
+        unsafe { old.deactivate(here.cpu()) };
     }
 }
 

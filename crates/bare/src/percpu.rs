@@ -14,6 +14,7 @@ use core::cell::{Cell, RefCell, UnsafeCell};
 use core::mem::{MaybeUninit, offset_of};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use faultless::sync::park::Permit;
 use faultless::sync::percpu::Padded;
 use faultless::{Cpu, CpuId, Space, Vm};
 use faultless_bare::pcid::Slots;
@@ -123,6 +124,8 @@ pub struct Remote {
     interrupts: [AtomicU64; 3],
     /// Since when it owes somebody a flush, in nanoseconds since boot; 0: it owes none.
     pub(crate) asked: AtomicU64,
+    /// What [`Bare`] parks by.
+    pub(crate) permit: Permit,
 }
 
 static REMOTES: [Padded<Remote>; MAX_CPUS] = [const {
@@ -130,6 +133,7 @@ static REMOTES: [Padded<Remote>; MAX_CPUS] = [const {
         apic_id: AtomicU8::new(0),
         interrupts: [const { AtomicU64::new(0) }; 3],
         asked: AtomicU64::new(0),
+        permit: Permit::new(),
     })
 }; MAX_CPUS];
 

@@ -187,7 +187,8 @@ fn hear(address: usize, bytes: usize, _: observe::Write) {
 
 /// What `act` gives, and the lines that it wrote.
 fn listening<R>(act: impl FnOnce() -> R) -> (R, BTreeSet<usize>) {
-    observe::install(Some(hear));
+    // SAFETY: it notes what it hears.
+    unsafe { observe::install(Some(hear)) };
     HEARD.set(Some(BTreeSet::new()));
     let result = act();
     (result, HEARD.take().unwrap_or_default())
@@ -227,7 +228,8 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
     for (number, cpu) in cpus.iter().enumerate() {
         space.activate(cpu);
         touch(number, table + PAGE_SIZE * (1 + number as u64), Access::Write)?;
-        space.deactivate(cpu);
+        // SAFETY: the CPU's accesses are done.
+        unsafe { space.deactivate(cpu) };
     }
     let both = |at: u64| [page(0, at), page(1, at)];
     let mut child = None;
@@ -267,7 +269,8 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
             let pages = vec![(before, frame_at(&vm, &space, addr))];
             seen.push(Seen { cpu: number, lines, pages });
         }
-        space.deactivate(cpu);
+        // SAFETY: the CPU's accesses are done.
+        unsafe { space.deactivate(cpu) };
     }
     if kind == Kind::PooledWrite && vm.totals().get(Counter::ZeroedInFault) != 0 {
         return Err(format!("{kind:?}: the pool was empty"));
@@ -322,7 +325,8 @@ pub fn count_ahead(pooled: bool) -> Result<Vec<Written>, String> {
                 vm.machine().access(space.root(), addr);
             }
         }
-        space.deactivate(cpu);
+        // SAFETY: the CPU's accesses are done.
+        unsafe { space.deactivate(cpu) };
     }
     if pooled && vm.totals().get(Counter::ZeroedInFault) != 0 {
         return Err("the pool was empty".into());

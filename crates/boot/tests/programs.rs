@@ -98,6 +98,23 @@ fn statuses() {
     run("no_such_command").exited(127);
 }
 
+/// The program is the child of an init, which reaps what it orphans, and which no signal ends; the end of the
+/// program is the end of the machine, whoever is left.
+#[test]
+fn an_init() {
+    let files = folder();
+    let shell = files.path().join("busybox");
+    copy(busybox(), &shell);
+    let script = "echo $$ $PPID; (/busybox sleep 0.01 &); /busybox sleep 0.2; echo /proc/[0-9]*;
+        kill -KILL 1; echo $?; /busybox sleep 1000 & (/busybox sleep 1000 &); exit 5";
+    let program = Program::file(&shell).expect("it is a program").files(files.path());
+    let program = program.args(["sh", "-c", script]);
+    for machine in [deterministic(), parallel()] {
+        let ran = boot(&machine, &program).exited(5);
+        assert_eq!(ran.output, "2 1\n/proc/1 /proc/2\n0\n", "{ran}");
+    }
+}
+
 /// Input of any bytes comes in whole, and quickly: a queue of the port's at a time.
 #[test]
 fn input_comes_whole() {

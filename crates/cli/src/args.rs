@@ -64,6 +64,7 @@ Examples:
   faultless compare --only pft --only small_allocs
   faultless compare --set locking=per_vma --set locking=speculative
   faultless compare --only python --set prefault_max_order=9
+  faultless compare --only app.fltrace
   faultless compare --json results.jsonl")]
 pub struct CompareArgs {
     /// A quarter of the time, and noisier
@@ -76,8 +77,8 @@ pub struct CompareArgs {
     pub threads: Option<u16>,
     #[command(flatten)]
     pub json: JsonArgs,
-    /// Only these workloads or recordings
-    #[arg(long, value_name = "NAME")]
+    /// Only these workloads and recordings, by name, or a recording of your own
+    #[arg(long, value_name = "NAME|FILE")]
     pub only: Vec<String>,
 }
 
@@ -118,8 +119,8 @@ pub enum MachineArg {
 #[command(after_help = "\
 FILE is a perf.data file of `perf record` (see `faultless record`), a .fltrace file, or the name of
 a recording that comes with faultless. Where pages are mapped ahead (prefault_max_order), it is
-replayed twice more, in the order of the recording, to count the faults saved, the pages never
-touched and the resident growth.
+replayed twice more, in the order of the recording, to count the faults saved, the prefaulted pages,
+those of them that were not used, and the resident growth.
 
 Examples:
   faultless replay python
@@ -132,7 +133,8 @@ pub struct ReplayArgs {
     pub recording: PathBuf,
     #[command(flatten)]
     pub set: SetArgs,
-    /// Compare the locking policies instead of running one, each fault for itself
+    /// Compare the locking policies instead of running one; prefault is off (prefault_max_order=0) unless
+    /// --set gives an order
     #[arg(long)]
     pub policies: bool,
     #[command(flatten)]
@@ -142,7 +144,8 @@ pub struct ReplayArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Huge pages are off for the program while it is recorded, and fault-around too where that is
-permitted, so that each first touch of a page is seen.
+permitted, so that each first touch of a page is seen. It ends as the program did: with its exit
+status, or 128 and the number of the signal that ended it.
 
 Examples:
   faultless record -- python3 -c 'print(sum(range(10**6)))'
@@ -267,6 +270,9 @@ pub struct VersusArgs {
     pub check: bool,
 }
 
+/// The longest time that a program may be given.
+const LONGEST: Duration = Duration::from_secs(1000 * 86_400);
+
 /// A size of memory in bytes.
 fn memory(text: &str) -> Result<u64, String> {
     let bytes = Kind::Size.parse(text).filter(|bytes| (32 << 20..1 << 40).contains(bytes));
@@ -282,7 +288,9 @@ fn variable(text: &str) -> Result<String, String> {
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds.filter(|time| !time.is_zero()).ok_or_else(|| "a number of seconds above 0".to_owned())
+    let seconds = seconds.filter(|time| !time.is_zero() && *time <= LONGEST);
+    let days = LONGEST.as_secs() / 86_400;
+    seconds.ok_or_else(|| format!("a number of seconds above 0, {days} days at most"))
 }
 
 #[derive(Debug, clap::Args)]

@@ -15,7 +15,9 @@ const TIMED_OUT: u8 = 124;
 /// Boots a program.
 pub fn run(args: &BootArgs) -> Result<ExitCode, CliError> {
     let program = program(args)?;
-    let mut json = Json::open(args.json.json.as_deref())?;
+    let own = [Some(args.program()), args.files.as_deref(), args.kernel.as_deref()];
+    let inputs: Vec<_> = own.into_iter().flatten().collect();
+    let mut json = Json::open(&args.json, &inputs)?;
     let machine = machine(args);
     let limits = Limits { timeout: args.timeout, stop: Some(&interrupt::requested) };
     let run = machine.run(&program, Streams::inherit(), &limits)?;

@@ -8,6 +8,9 @@ use std::sync::{Mutex, PoisonError};
 
 type Action = Box<dyn FnOnce() + Send>;
 
+/// As a shell reports a program that SIGINT ended.
+const INTERRUPTED: i32 = 130;
+
 static REQUESTS: AtomicU32 = AtomicU32::new(0);
 static ACTION: Mutex<Option<Action>> = Mutex::new(None);
 
@@ -15,12 +18,11 @@ static ACTION: Mutex<Option<Action>> = Mutex::new(None);
 pub fn install() {
     let handler = || {
         let before = REQUESTS.fetch_add(1, Ordering::Relaxed);
-        let action = ACTION.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(action) = action {
+        if let Some(action) = take() {
             action();
         }
         if before > 0 {
-            std::process::exit(130);
+            std::process::exit(INTERRUPTED);
         }
     };
     if let Err(error) = ctrlc::set_handler(handler) {
@@ -33,10 +35,25 @@ pub fn requested() -> bool {
     REQUESTS.load(Ordering::Relaxed) > 0
 }
 
-/// Does `action` when the user asks to stop, once, until the guard is dropped.
+/// Does `action` when the user asks to stop, or has asked, once, until the guard is dropped.
 pub fn on_request(action: impl FnOnce() + Send + 'static) -> Guard {
     *ACTION.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(action));
+    // The handler may have looked before there was an action.
+    if requested()
+        && let Some(action) = take()
+    {
+        action();
+    }
     Guard
+}
+
+/// Ends the command when the user asks to stop, until the guard is dropped: for as long as there is nothing to print.
+pub fn ends_at_once() -> Guard {
+    on_request(|| std::process::exit(INTERRUPTED))
+}
+
+fn take() -> Option<Action> {
+    ACTION.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 /// While it lives, the action of [`on_request`] stands.
@@ -45,6 +62,6 @@ pub struct Guard;
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        ACTION.lock().unwrap_or_else(PoisonError::into_inner).take();
+        take();
     }
 }

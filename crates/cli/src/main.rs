@@ -4,7 +4,8 @@
 //! - [`settings`], [`run`]: one workload on one machine under one setting of the knobs;
 //! - [`compare`], [`stat`], [`replay`], [`record`], [`boot`], [`versus`], [`list`]: the commands;
 //! - [`report`]: tables, bars, the form of `perf stat`, JSON lines, progress;
-//! - [`interrupt`]: Ctrl-C asks a command to print what it has.
+//! - [`interrupt`]: Ctrl-C asks a command to print what it has;
+//! - [`output`]: results are not written over what they are made from.
 
 mod args;
 mod boot;
@@ -12,6 +13,7 @@ mod compare;
 mod error;
 mod interrupt;
 mod list;
+mod output;
 mod record;
 mod replay;
 mod report;
@@ -27,7 +29,10 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    interrupt::install();
+    // What is sent to `record` goes on to the program.
+    if !matches!(args.command, Command::Record(_)) {
+        interrupt::install();
+    }
     match command(args.command) {
         // As a shell reports a program that SIGINT ended.
         done if interrupt::requested() => {
@@ -46,13 +51,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// Does what is asked; `boot` ends as its program did.
+/// Does what is asked; `boot` and `record` end as their program did.
 fn command(command: Command) -> Result<ExitCode, CliError> {
     match command {
         Command::Compare(args) => compare::run(&args),
         Command::Stat(args) => stat::run(&args),
         Command::Replay(args) => replay::run(&args),
-        Command::Record(args) => record::run(&args),
+        Command::Record(args) => return record::run(&args),
         Command::Boot(args) => return boot::run(&args),
         Command::Versus(args) => versus::run(&args),
         Command::Workloads => list::workloads(),

@@ -2,13 +2,21 @@
 
 use crate::args::RecordArgs;
 use crate::error::CliError;
+use crate::output::{self, Replacing};
 use faultless_trace::compact;
-use faultless_trace::record::{Extent, Setup};
+use faultless_trace::record::{Extent, Recorded, Setup, Signals, find_program};
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::process::{ExitCode, ExitStatus};
 
-/// Records a program.
-pub fn run(args: &RecordArgs) -> Result<(), CliError> {
+/// What a shell adds to the number of the signal that ended a program.
+const SIGNALLED: i32 = 128;
+
+/// Records a program, and ends as it did.
+pub fn run(args: &RecordArgs) -> Result<ExitCode, CliError> {
+    // What is sent to us is the program's; what comes after it has ended takes effect when files are in place.
+    let _signals = Signals::hold();
     let named = |output: &PathBuf| output.extension().is_some_and(|e| e == compact::EXTENSION);
     let compact = args.compact || args.output.as_ref().is_some_and(named);
     let output = args
@@ -29,38 +37,54 @@ pub fn run(args: &RecordArgs) -> Result<(), CliError> {
             eprintln!("- {shortfall}");
         }
     }
-    // Found out now, and not when the program has run.
-    let data = if compact { output.with_extension("perf.data") } else { output.clone() };
-    writable(&output)?;
-    let recorded = setup.record(&data, &args.program).map_err(failed)?;
-    let trace = recorded.trace().map_err(failed)?;
+    let recorded = write(args, &setup, &output, compact)?;
     for note in &recorded.notes {
         eprintln!("faultless: {note}");
-    }
-    if compact {
-        compact::write(&output, &trace).map_err(failed)?;
-        // The portable form holds all that replay uses.
-        let _ = fs::remove_file(&data);
     }
     let size = fs::metadata(&output).map_or(0, |meta| meta.len());
     // Standard output is the program's.
     eprintln!("{}: {:.1} KB", output.display(), size as f64 / 1e3);
-    eprintln!("{}", trace.summary());
+    eprintln!("{}", recorded.trace.summary());
     eprintln!("next: faultless replay {} --policies", output.display());
-    Ok(())
+    Ok(exit_code(recorded.status))
 }
 
-fn failed(error: impl std::fmt::Display) -> CliError {
-    CliError::Failed(error.to_string())
-}
-
-/// Leaves things as they were: perf looks at what is there.
-fn writable(output: &Path) -> Result<(), CliError> {
-    let there = output.exists();
-    let open = fs::File::options().append(true).create(true).open(output);
-    open.map_err(|error| CliError::failed(output.display(), error))?;
-    if !there {
-        let _ = fs::remove_file(output);
+/// Records into `output`, which is written to when all has gone well.
+fn write(
+    args: &RecordArgs,
+    setup: &Setup,
+    output: &Path,
+    compact: bool,
+) -> Result<Recorded, CliError> {
+    let program = args.program.first().and_then(|name| find_program(name).ok());
+    let program: Vec<_> = program.iter().map(PathBuf::as_path).collect();
+    output::spare("-o", output, &program)?;
+    let replacing = Replacing::new(output)?;
+    if !compact && !replacing.is_file() {
+        let why = "perf writes to files only; --compact writes to anything";
+        return Err(CliError::Usage(format!("-o {}: {why}", output.display())));
     }
-    Ok(())
+    let data = replacing.temporary(output::FOR_OWNER)?;
+    let recorded = setup
+        .record(data.path(), &args.program)
+        .map_err(|error| CliError::Failed(named_for(&error.to_string(), data.path(), output)))?;
+    if compact {
+        // The portable form holds all that replay uses.
+        let bytes = compact::encode(output, &recorded.trace);
+        replacing.write(&bytes.map_err(|error| CliError::Failed(error.to_string()))?)?;
+    } else {
+        replacing.put(data)?;
+    }
+    Ok(recorded)
+}
+
+/// `text` with the name that the user gave in place of that of the file that perf wrote.
+fn named_for(text: &str, data: &Path, output: &Path) -> String {
+    text.replace(&*data.to_string_lossy(), &output.to_string_lossy())
+}
+
+/// As a shell reports how a program ended.
+fn exit_code(status: ExitStatus) -> ExitCode {
+    let code = status.code().or_else(|| status.signal().map(|signal| SIGNALLED + signal));
+    code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)
 }

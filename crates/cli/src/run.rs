@@ -69,11 +69,21 @@ fn rate(count: u64, seconds: f64) -> f64 {
 
 /// A native machine with `bytes` of memory, backed from the start, and `cpus` CPUs.
 pub fn machine(bytes: u64, cpus: usize) -> Result<Native, CliError> {
+    let what = || format!("a native machine of {} MiB and {cpus} CPUs", bytes >> 20);
+    // All of it is touched: the host would end somebody for what it has promised and does not have.
+    if let Some(available) = available_memory().filter(|available| *available < bytes) {
+        let why = format!("the host has {} MiB of memory available", available >> 20);
+        return Err(CliError::failed(what(), why));
+    }
     let config = Config { memory_bytes: bytes, cpus, populate: true, ..Config::default() };
-    Native::new(config).map_err(|errno| {
-        let what = format!("a native machine of {} MiB and {cpus} CPUs", bytes >> 20);
-        CliError::failed(what, errno.name())
-    })
+    Native::new(config).map_err(|errno| CliError::failed(what(), errno.name()))
+}
+
+/// Bytes of memory that the host could give without swapping, if it says.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Runs `workload` on a native machine under `settings`.

@@ -150,6 +150,14 @@ impl Settings {
     }
 }
 
+/// What is mapped ahead where policies are compared: nothing but what `given` says.
+pub fn ahead_of_policies(given: &[Assignment]) -> Ahead {
+    Ahead {
+        order: given.iter().rev().find_map(Assignment::order).unwrap_or(0),
+        pool: given.iter().rev().find_map(Assignment::pool).unwrap_or(0),
+    }
+}
+
 /// The policies to compare: those that `given` names, or all.
 pub fn policies(given: &[Assignment]) -> Vec<Locking> {
     let named: Vec<_> = given.iter().filter_map(Assignment::locking).collect();

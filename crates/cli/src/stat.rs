@@ -19,7 +19,7 @@ const SPARE: u64 = 128 << 20;
 pub fn run(args: &StatArgs) -> Result<(), CliError> {
     let workload = Workload::parse(&args.workload, &args.params)
         .map_err(|error| CliError::Usage(error.to_string()))?;
-    let mut json = Json::open(args.json.json.as_deref())?;
+    let mut json = Json::open(&args.json, &[])?;
     let title = {
         let words: Vec<_> =
             std::iter::once(&args.workload).chain(&args.params).map(String::as_str).collect();

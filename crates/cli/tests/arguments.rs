@@ -35,10 +35,19 @@ fn lists() {
 #[test]
 fn wrong_arguments_are_named_and_explained() {
     let order = ["prefault_max_order=10", "0 to 9"];
-    let wrong: [(&[&str], &[&str]); 32] = [
+    let pool = ["zeroed_pool=18446744073709551615", "0 to 1099511627776 frames"];
+    let wrong: [(&[&str], &[&str]); 41] = [
         (&["stat", "pft", "--set", order[0]], &order),
         (&["compare", "--set", order[0]], &order),
         (&["compare", "--set", "zeroed_pool=some"], &["zeroed_pool=some", "frames"]),
+        (&["stat", "pft", "--set", pool[0]], &pool),
+        (&["replay", "sort", "--set", "zeroed_pool=18446744073709551616"], &pool[1..]),
+        (&["stat", "pft", "--set", "frame_limit=0"], &["frame_limit=0", "1 to 1099511627776"]),
+        (&["stat", "pft", "--set", "max_map_count=2147483648"], &["1 to 2147483647 areas"]),
+        (&["stat", "pft", "--set", "stack_limit=-1"], &["stack_limit=-1", "4096 to "]),
+        (&["stat", "pft", "size=65T"], &["size=65T", "from 4K to 64T"]),
+        (&["stat", "pft", "seconds=1e9"], &["seconds=1e9", "from 0 to 86400"]),
+        (&["boot", "--timeout", "1e30", "x"], &["--timeout", "1000 days at most"]),
         (&["replay", "sort", "--set", order[0]], &order),
         (&["versus", "--set", order[0]], &order),
         (&["stat", "pfft"], &["\"pfft\"", "page_fault1"]),
@@ -51,6 +60,7 @@ fn wrong_arguments_are_named_and_explained() {
         (&["stat", "pft", "--machine", "vax"], &["--machine", "vax", "native"]),
         (&["stat", "pft", "--machine", "linux", "--set", "locking=per_vma"], &["--set", "linux"]),
         (&["compare", "--only", "pfft"], &["--only pfft", "small_allocs", "python"]),
+        (&["compare", "--only", "/no/such/file"], &["--only /no/such/file", "or file"]),
         (&["compare", "--threads", "0"], &["--threads", "1..=256"]),
         (&["replay", "no-such-recording"], &["no-such-recording", "python"]),
         (&["record", "-o", "x"], &["CMD"]),

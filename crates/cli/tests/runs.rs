@@ -2,8 +2,12 @@
 
 mod common;
 
-use common::{faultless, json_lines, value};
-use faultless_trace::recordings;
+use common::{faultless, json_lines, send, value};
+use faultless_trace::event::{
+    Access, Backing, Event, Header, Kind, ProcessInfo, Prot, Recorded, ThreadInfo,
+};
+use faultless_trace::{Trace, compact, recordings};
+use nix::sys::signal::Signal;
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
 use std::time::Duration;
@@ -125,7 +129,13 @@ fn chosen_orders_are_the_columns_of_what_is_mapped_ahead() {
     let chosen = ["--set", "prefault_max_order=2", "--set", "locking=per_vma"];
     let args = [&["compare", "--quick", "--only", "sort"], &chosen[..]].concat();
     let out = faultless(&args).succeeds();
-    for said in ["order 2, zeroed against off", "(locking=per_vma)", "a perfect", "never", "mean"] {
+    for said in [
+        "order 2, zeroed against off",
+        "(locking=per_vma)",
+        "saved, by a perfect predictor at most",
+        "unused",
+        "mean",
+    ] {
         assert!(out.contains(said), "no {said:?} in\n{out}");
     }
     assert!(!out.contains("order 3") && !out.contains("order 5"), "{out}");
@@ -137,7 +147,8 @@ fn a_replay_tells_what_mapping_ahead_does() {
     let ran = faultless(&args);
     let said = ran.err.clone();
     let lines = json_lines(&ran.succeeds());
-    for what in ["faults saved", "by a perfect predictor", "never touched", "resident pages"] {
+    for what in ["faults saved", "by a perfect predictor", "of prefaulted pages", "resident pages"]
+    {
         assert!(said.contains(what), "no {what:?} in\n{said}");
     }
     let count =
@@ -180,15 +191,107 @@ fn every_shipped_recording_replays_without_a_signal() {
 
 #[test]
 fn a_replay_takes_as_many_faults_as_were_recorded() {
-    let trace = recordings::find("python").expect("shipped").trace().expect("good");
-    let summary = trace.summary();
-    let args = ["replay", "python", "--set", "prefault_max_order=0", "--json", "-"];
-    let out = faultless(&args).succeeds();
-    let lines = json_lines(&out);
-    assert!(lines.iter().all(|line| line["workload"] == "replay:python"));
-    let faults = value(&lines, "native", "speculative", "faults").expect("counted");
-    let recorded = (summary.user_faults + summary.kernel_faults) as f64;
-    assert!((faults - recorded).abs() < 0.02 * recorded, "{faults} of {recorded}");
+    for recording in recordings::all() {
+        let summary = recording.trace().expect("good").summary();
+        let args = ["replay", recording.name, "--set", "prefault_max_order=0", "--json", "-"];
+        let ran = faultless(&args);
+        assert!(!ran.err.contains("warning"), "{}", ran.err);
+        let lines = json_lines(&ran.succeeds());
+        let name = format!("replay:{}", recording.name);
+        assert!(lines.iter().all(|line| line["workload"] == name));
+        let count = |metric: &str| value(&lines, "native", "speculative", metric).expect(metric);
+        let all = summary.user_faults + summary.kernel_faults;
+        let recorded = (all - summary.unserved_faults) as f64;
+        let faults = count("faults");
+        assert!((faults - recorded).abs() < 0.02 * recorded, "{faults} of {recorded}");
+        assert_eq!((count("recorded_faults"), count("replayed_faults")), (recorded, faults));
+        assert_eq!(count("fault_difference_allowed"), 2.0);
+    }
+}
+
+/// What was recorded and does not come again is said loudly, whatever is asked for.
+#[test]
+fn a_replay_that_takes_other_faults_than_recorded_says_so() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("odd.fltrace");
+    let (start, prot) = (1 << 40, Prot::READ | Prot::WRITE);
+    let fault = |page: u64| Kind::Fault {
+        page: start + page * 4096,
+        access: Access::Write,
+        kernel: false,
+        present: false,
+    };
+    // The last pages fault twice in user mode, and nothing took them away.
+    let map = Kind::Map { start, len: 100 * 4096, prot, flags: 0x22, backing: Backing::Anon };
+    let kinds = std::iter::once(map).chain((0..100).map(fault)).chain((90..100).map(fault));
+    let trace = Trace {
+        header: Header { page_size: 4096, recorded: Recorded::all(), ..Header::default() },
+        processes: vec![ProcessInfo { parent: None }],
+        threads: vec![ThreadInfo { process: 0, name: String::new() }],
+        events: kinds.map(|kind| Event { time_us: 0, thread: 0, kind }).collect(),
+    };
+    compact::write(&path, &trace).expect("written");
+    let file = path.to_str().expect("text");
+    for more in [&["--set", "prefault_max_order=0"][..], &["--policies"], &[]] {
+        let ran = faultless(&[&["replay", file, "--json", "-"], more].concat());
+        assert!(ran.err.contains("warning: the replay of odd does not take"), "{}", ran.err);
+        assert!(ran.err.contains("9.09 % fewer"), "{}", ran.err);
+        let lines = json_lines(&ran.succeeds());
+        let part = value(&lines, "native", "", "fault_difference").expect("told");
+        assert!((part + 100.0 / 11.0).abs() < 1e-9, "{part}");
+    }
+}
+
+/// One question, one answer: in the table, in JSON, of `replay` and of `compare`, each time.
+#[test]
+fn unused_prefaulted_pages_are_counted_once() {
+    let args = ["replay", "cargo", "--set", "prefault_max_order=3", "--json", "-"];
+    let count = |lines: &[serde_json::Value]| {
+        let of = |line: &&serde_json::Value| {
+            line["metric"] == "prefault_wasted"
+                && line["setting"].as_str().is_some_and(|it| it.ends_with("prefault_max_order=3"))
+        };
+        let mut counts: Vec<_> =
+            lines.iter().filter(of).map(|line| line["value"].clone()).collect();
+        assert_eq!(counts.len(), 1, "{counts:?}");
+        counts.remove(0).as_u64().expect("a count")
+    };
+    let [first, again] = [(); 2].map(|()| {
+        let ran = faultless(&args);
+        let said = ran.err.clone();
+        let wasted = count(&json_lines(&ran.succeeds()));
+        let rows: Vec<_> = said.lines().filter(|line| line.contains("unused")).collect();
+        let [row] = rows[..] else { panic!("{rows:?}") };
+        let told = row.split_whitespace().next().expect("a count").replace(',', "");
+        assert_eq!(told, wasted.to_string(), "{row}");
+        wasted
+    });
+    assert_eq!(first, again);
+    let only = ["compare", "--quick", "--only", "cargo", "--set", "prefault_max_order=3"];
+    let lines = faultless(&[&only[..], &["--set", "zeroed_pool=0", "--json", "-"]].concat());
+    let lines = json_lines(&lines.succeeds());
+    assert_eq!(count(&lines), first);
+}
+
+#[test]
+fn policies_are_compared_with_the_prefault_that_is_set() {
+    let run = |set: &[&str]| {
+        let args = [&["replay", "sort", "--policies", "--json", "-"], set].concat();
+        json_lines(&faultless(&args).succeeds())
+    };
+    for locking in ["mmap_lock", "per_vma", "speculative"] {
+        let off = run(&[]);
+        assert_eq!(value(&off, "native", locking, "prefault_page"), Some(0.0));
+        let setting = "prefault_max_order=3,zeroed_pool=64";
+        let set = ["--set", "prefault_max_order=3", "--set", "zeroed_pool=64"];
+        let with = run(&set);
+        let prefaulted = value(&with, "native", locking, "prefault_page");
+        assert!(prefaulted.is_some_and(|pages| pages > 0.0), "{locking}");
+        let told = |line: &serde_json::Value| {
+            line["setting"].as_str().is_some_and(|it| it.ends_with(setting))
+        };
+        assert!(with.iter().all(told), "{with:?}");
+    }
 }
 
 #[test]
@@ -233,8 +336,7 @@ fn an_interrupted_comparison_prints_what_it_has() {
     let mut progress = BufReader::new(child.stderr.take().expect("piped"));
     progress.read_line(&mut String::new()).expect("text");
     std::thread::sleep(Duration::from_millis(1200));
-    let pid = nix::unistd::Pid::from_raw(child.id().try_into().expect("a process"));
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).expect("it runs");
+    send(&child, Signal::SIGINT);
     let mut out = String::new();
     child.stdout.take().expect("piped").read_to_string(&mut out).expect("text");
     assert_eq!(child.wait().expect("it ends").code(), Some(130));

@@ -3,7 +3,8 @@
 
 use faultless::audit::audit_with;
 use faultless::{
-    Access, Advice, Backing, KNOBS, MapFlags, Object, PAGE_SIZE, Prot, RemapFlags, Setting, Shared,
+    Access, Advice, Backing, Copies, KNOBS, MapFlags, Object, PAGE_SIZE, Prot, RemapFlags, Setting,
+    Shared,
 };
 use faultless_native::{Checked, Config, Native, NativeCpu, Process, Stop};
 
@@ -135,7 +136,10 @@ fn truncate(processes: &[Process<'_>], objects: &[Shared<Object>], bytes: &mut B
     let pages = if bytes.byte() < 250 { u64::from(bytes.byte() % 24) } else { bytes.word() };
     let done = processes[0].run(|cpu| {
         if object.set_pages(cpu.cpu(), pages).is_ok() {
-            processes.iter().for_each(|process| process.space().revoke(cpu.cpu(), object, pages));
+            let gone = pages..u64::MAX;
+            for process in processes {
+                process.space().revoke(cpu.cpu(), object, gone.clone(), Copies::Drop);
+            }
         }
         Ok(())
     });

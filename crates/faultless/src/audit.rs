@@ -114,10 +114,12 @@ pub fn audit_with<M: Machine>(
     let census = cpu.vm().audit(cpu).map_err(Discrepancy::Frames)?;
     let mut found = Found::default();
     for &object in objects {
+        object.check_vm(cpu);
         found.objects.insert(object.id(), object.clone());
     }
     let section = cpu.section();
     for space in spaces {
+        space.check_vm(cpu);
         let resident = audit_space(cpu, space, &section, &mut found)?;
         let recorded = space.resident_pages(cpu);
         if recorded != resident {
@@ -165,7 +167,7 @@ pub fn audit_with<M: Machine>(
 ///
 /// `None`: somebody is at work there, or nothing is mapped.
 pub fn settled_entry<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, addr: u64) -> Option<Entry> {
-    let section = cpu.section();
+    let section = space.section(cpu);
     let found = space.tree.snapshot(&section).at(addr)?;
     // SAFETY: VMAs in a view live as long as the section.
     let vma: &Vma = unsafe { found.value.as_ref() };

@@ -1,7 +1,10 @@
 //! What can be switched while the subsystem runs.
 
+use crate::addr::{PAGE_SIZE, USER_END};
+use crate::identity::Identity;
 use crate::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use core::fmt;
+use core::ops::RangeInclusive;
 use core::str::FromStr;
 
 /// How a fault and the calls that change an address space keep out of each other's way.
@@ -38,17 +41,25 @@ impl Locking {
             Self::Speculative => "speculative",
         }
     }
+}
 
+/// A [`Locking`] as a word of knobs and spaces has it. The two are compared as numbers: told apart as an `enum`,
+/// each comparison on the way of a fault would first compute which it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Policy(u8);
+
+impl Policy {
+    /// That in the low bits of `word`.
     #[inline(always)]
-    pub(crate) const fn from_raw(raw: u8) -> Self {
-        // Told apart in the order in which faults want to know.
-        if raw == Self::Speculative as u8 {
-            Self::Speculative
-        } else if raw == Self::PerVma as u8 {
-            Self::PerVma
-        } else {
-            Self::MmapLock
-        }
+    pub(crate) const fn of(word: u64) -> Self {
+        Self(word as u8)
+    }
+}
+
+impl PartialEq<Locking> for Policy {
+    #[inline(always)]
+    fn eq(&self, other: &Locking) -> bool {
+        self.0 == *other as u8
     }
 }
 
@@ -96,9 +107,13 @@ pub const KNOBS: [(&str, &str, &str); 10] = [
     ("locking", "mmap_lock | per_vma | speculative", "what keeps faults and writers apart"),
     ("speculative_page_fault", "0 | 1", "1: locking=speculative; 0: locking=per_vma"),
     ("anon_vma_check", "early | late", "when a fault asks for the reverse-map root"),
-    ("frame_limit", "frames", "frames that may be in use; beyond, memory is out"),
-    ("max_map_count", "areas", "VMAs that a space may have"),
-    ("stack_limit", "bytes", "how far a growing stack may reach"),
+    (
+        "frame_limit",
+        "1 to 1099511627776 frames",
+        "frames that may be in use; beyond, memory is out",
+    ),
+    ("max_map_count", "1 to 2147483647 areas", "VMAs that a space may have"),
+    ("stack_limit", "4096 to 140737488351232 bytes", "how far a growing stack may reach"),
     (
         "fault_around_pages",
         "1 | 2 | 4 | 8 | 16 | 32 | 64",
@@ -109,14 +124,24 @@ pub const KNOBS: [(&str, &str, &str); 10] = [
         "0 to 9",
         "log2 of the pages that a thread which faults in sequence gets at once; 0: its own",
     ),
-    ("zeroed_pool", "frames", "zeroed frames that each memory node keeps ready; 0: none"),
+    (
+        "zeroed_pool",
+        "0 to 1099511627776 frames",
+        "zeroed frames that each memory node keeps ready; 0: none",
+    ),
     ("zero_on_free", "0 | 1", "1: calls that free pages zero as many into the pools"),
 ];
+
+/// The frames of 52 bits of physical addresses, which is all that x86-64 can have.
+const MOST_FRAMES: u64 = 1 << 40;
+/// What Linux's `vm.max_map_count`, an `int`, can be.
+const MOST_AREAS: u64 = i32::MAX as u64;
 
 /// The knobs' present values.
 #[derive(Debug)]
 pub struct Knobs {
-    locking: AtomicU8,
+    /// The policy, and the [identity](Identity) of the subsystem whose knobs these are.
+    locking: AtomicU64,
     anon_vma_check: AtomicU8,
     /// VMAs that a space may have.
     max_map_count: AtomicU64,
@@ -130,10 +155,18 @@ pub struct Knobs {
     zero_on_free: AtomicU8,
 }
 
+/// The values that a new subsystem starts with.
 impl Default for Knobs {
     fn default() -> Self {
+        Self::new(Identity::default())
+    }
+}
+
+impl Knobs {
+    /// The knobs of the subsystem `identity`.
+    pub(crate) fn new(identity: Identity) -> Self {
         Self {
-            locking: AtomicU8::new(Locking::Speculative as u8),
+            locking: AtomicU64::new(identity.with(Locking::Speculative as u8)),
             anon_vma_check: AtomicU8::new(AnonVmaCheck::Late as u8),
             max_map_count: AtomicU64::new(65530),
             stack_limit: AtomicU64::new(8 << 20),
@@ -174,7 +207,10 @@ impl FromStr for Setting {
         let (knob, value) = text.split_once('=').ok_or(KnobError::Malformed)?;
         let (_, values, _) =
             KNOBS.iter().find(|(name, ..)| *name == knob).ok_or(KnobError::Unknown)?;
-        let number = || value.parse().map_err(|_| KnobError::Value(values));
+        let among = |allowed: RangeInclusive<u64>| {
+            let number = value.parse().ok().filter(|number| allowed.contains(number));
+            number.ok_or(KnobError::Value(values))
+        };
         Ok(match (knob, value) {
             ("locking", "mmap_lock") => Self::Locking(Locking::MmapLock),
             ("locking", "per_vma") | ("speculative_page_fault", "0") => {
@@ -185,17 +221,17 @@ impl FromStr for Setting {
             }
             ("anon_vma_check", "early") => Self::AnonVmaCheck(AnonVmaCheck::Early),
             ("anon_vma_check", "late") => Self::AnonVmaCheck(AnonVmaCheck::Late),
-            ("frame_limit", _) => Self::FrameLimit(number()?),
-            ("max_map_count", _) => Self::MaxMapCount(number()?),
-            ("stack_limit", _) => Self::StackLimit(number()?),
+            ("frame_limit", _) => Self::FrameLimit(among(1..=MOST_FRAMES)?),
+            ("max_map_count", _) => Self::MaxMapCount(among(1..=MOST_AREAS)?),
+            ("stack_limit", _) => Self::StackLimit(among(PAGE_SIZE..=USER_END)?),
             ("fault_around_pages", "1" | "2" | "4" | "8" | "16" | "32" | "64") => {
-                Self::FaultAroundPages(number()?)
+                Self::FaultAroundPages(among(1..=64)?)
             }
             ("prefault_max_order", _) => match value.parse() {
                 Ok(order @ 0..=9) => Self::PrefaultMaxOrder(order),
                 _ => return Err(KnobError::Value(values)),
             },
-            ("zeroed_pool", _) => Self::ZeroedPool(number()?),
+            ("zeroed_pool", _) => Self::ZeroedPool(among(0..=MOST_FRAMES)?),
             ("zero_on_free", "0") => Self::ZeroOnFree(false),
             ("zero_on_free", "1") => Self::ZeroOnFree(true),
             _ => return Err(KnobError::Value(values)),
@@ -205,13 +241,14 @@ impl FromStr for Setting {
 
 impl Knobs {
     /// What keeps faults and writers apart.
-    #[inline(always)]
     pub fn locking(&self) -> Locking {
-        Locking::from_raw(self.raw_locking())
+        let policy = Policy::of(self.locking_word());
+        Locking::ALL.into_iter().find(|locking| policy == *locking).unwrap_or(Locking::Speculative)
     }
 
+    /// The policy and the subsystem, as spaces have it too.
     #[inline(always)]
-    pub(crate) fn raw_locking(&self) -> u8 {
+    pub(crate) fn locking_word(&self) -> u64 {
         self.locking.load(Ordering::Relaxed)
     }
 
@@ -256,7 +293,10 @@ impl Knobs {
     /// Sets a knob that is kept here; `Vm::set` takes care of the others.
     pub(crate) fn set(&self, setting: Setting) {
         match setting {
-            Setting::Locking(value) => self.locking.store(value as u8, Ordering::Release),
+            Setting::Locking(value) => {
+                let word = Identity::of(self.locking_word()).with(value as u8);
+                self.locking.store(word, Ordering::Release);
+            }
             Setting::AnonVmaCheck(value) => {
                 self.anon_vma_check.store(value as u8, Ordering::Release);
             }
@@ -278,6 +318,7 @@ impl Knobs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::format;
 
     #[test]
     fn settings_parse_or_say_what_is_expected() {
@@ -293,6 +334,27 @@ mod tests {
         assert_eq!("zeroed_pool=4096".parse(), Ok(Setting::ZeroedPool(4096)));
         assert_eq!("zero_on_free=1".parse(), Ok(Setting::ZeroOnFree(true)));
         assert_eq!("zero_on_free=2".parse::<Setting>(), Err(KnobError::Value("0 | 1")));
-        assert_eq!("frame_limit=many".parse::<Setting>(), Err(KnobError::Value("frames")));
+        let frames = KnobError::Value("1 to 1099511627776 frames");
+        assert_eq!("frame_limit=many".parse::<Setting>(), Err(frames));
+    }
+
+    /// What the list of knobs says of a range is what is taken.
+    #[test]
+    fn the_ends_of_a_range_are_taken_and_what_lies_beyond_is_not() {
+        let takes = |knob: &str, value: u128| format!("{knob}={value}").parse::<Setting>().is_ok();
+        let mut ranges = 0;
+        for (knob, values, _) in KNOBS {
+            let Some((low, rest)) = values.split_once(" to ") else { continue };
+            let high = rest.split_once(' ').map_or(rest, |(high, _)| high);
+            let [low, high] = [low, high].map(|end| end.parse::<u128>().unwrap());
+            assert!(takes(knob, low) && takes(knob, high), "{knob}: {values}");
+            assert!(low == 0 || !takes(knob, low - 1), "{knob}: {values}");
+            for beyond in [high + 1, u64::MAX.into(), 1 << 64] {
+                assert!(!takes(knob, beyond), "{knob}={beyond}: {values}");
+            }
+            assert!(format!("{knob}=-1").parse::<Setting>().is_err(), "{knob}: {values}");
+            ranges += 1;
+        }
+        assert_eq!(ranges, 5);
     }
 }

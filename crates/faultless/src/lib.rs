@@ -6,7 +6,7 @@
 //!
 //! ```
 //! use faultless::{Access, CpuId, FrameNumber, Invalidate, Machine, MapFlags, MemoryRegion, Prot};
-//! use faultless::{PAGE_SIZE, Space, SpaceId, Vm};
+//! use faultless::{PAGE_SIZE, Space, SpaceId, ThreadStreams, Vm};
 //!
 //! /// One CPU without a TLB, and 16 MiB of memory.
 //! struct Tiny {
@@ -37,8 +37,10 @@
 //! let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
 //! let at = space.mmap(&cpu, 0, 1 << 20, Prot::READ | Prot::WRITE, flags)?;
 //! space.activate(&cpu); // and load the page-table base with `space.root()`
-//! space.fault(&cpu, at, Access::Write).unwrap(); // what your page-fault handler calls
+//! let thread = ThreadStreams::new(); // one for each thread of your programs
+//! space.fault_of(&cpu, &thread, at, Access::Write).unwrap(); // what your page-fault handler calls
 //! print!("{}{}", space.maps(&cpu), vm.totals());
+//! unsafe { space.deactivate(&cpu) }; // once another root is loaded
 //! space.exit(&cpu);
 //! # Ok::<(), faultless::Error>(())
 //! ```
@@ -63,6 +65,7 @@
 //! tables, and in `table::protocol` the protocol that everything rests on; [`tlb`] flushes and
 //! shootdowns; [`rmap`] reverse-map roots; [`mod@file`] the objects behind files and shared memory; [`frame`] physical memory;
 //! [`sync`] what CPUs agree with, and in `sync::order` the lock order; [`stat`] counters and trace points; [`knob`] what can be switched.
+//! [`safety`] says what a kernel promises, and why nothing else can go wrong.
 #![no_std]
 
 extern crate alloc;
@@ -76,9 +79,12 @@ pub mod fault;
 pub mod file;
 pub mod frame;
 pub mod heap;
+mod identity;
 pub mod knob;
 pub mod machine;
+mod reclaim;
 pub mod rmap;
+pub mod safety;
 pub mod space;
 pub mod stat;
 pub mod sync;
@@ -97,7 +103,8 @@ pub use heap::Shared;
 pub use knob::{AnonVmaCheck, KNOBS, KnobError, Locking, Setting};
 pub use machine::{CpuId, Invalidate, MAX_CPUS, Machine, MemoryRegion, SpaceId};
 pub use space::{
-    Advice, Area, AreaInfo, Backing, Label, MapFlags, PageInfo, Prot, RemapFlags, Space, VmaFlags,
+    Advice, Area, AreaInfo, Backing, Copies, Label, Lock, MapFlags, PageInfo, Prot, RemapFlags,
+    Space, VmaFlags,
 };
 pub use stat::{Counter, Point, Totals, TraceEvent};
 pub use vm::{Cpu, Vm};

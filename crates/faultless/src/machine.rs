@@ -54,16 +54,29 @@ pub enum Invalidate {
 ///
 /// The subsystem's memory safety rests on these promises of the implementor:
 ///
-/// - `cpus` and `regions` never change; regions do not overlap, and nothing else uses their frames.
+/// - `cpus` and `regions` never change; regions do not overlap, end below frame number [`u32::MAX`], and nothing
+///   else uses their frames.
 /// - `frame_bytes(f)` is, for every frame of a region, a pointer to [`PAGE_SIZE`] bytes of memory,
 ///   page-aligned, valid for reads and writes for the machine's whole life, and the same memory
 ///   that guest programs reach through a translation to `f`; different frames do not overlap.
 /// - When `invalidate` or `invalidate_all` returns, the calling CPU uses no translation of that space in that range,
 ///   nor any cached table pointer above it, older than the call; page-table walks started before the
 ///   call have ended.
-/// - After `interrupt(c)`, CPU `c` calls [`Cpu::serve_flushes`](crate::Cpu::serve_flushes) soon,
-///   between two instructions of its program, unless the `Cpu` is inactive; while it is inside a
-///   call of the subsystem, the subsystem does that itself.
+/// - CPUs use the tables of a space, and translations that came from them, only while they run the space: from
+///   [`Space::activate`](crate::Space::activate) to [`Space::deactivate`](crate::Space::deactivate) on that CPU.
+/// - After `interrupt(c)`, CPU `c`, while it runs a space, calls
+///   [`Cpu::serve_flushes`](crate::Cpu::serve_flushes) soon, between two instructions of its program; while
+///   it is inside a call of the subsystem, the subsystem does that itself.
+/// - What comes before `interrupt(c)` on the calling CPU *happens before* the `serve_flushes` that CPU `c` calls for it. The
+///   call looks at its inbox without an ordering of its own: it would find the request missing, and serve nothing. A line
+///   that is raised with release and looked at with acquire will do; a command to an interrupt controller
+///   is given after earlier stores.
+/// - Between the begin and the end of `park`, and nowhere else inside a call of the subsystem, the machine
+///   may take interrupts on the calling CPU. Their handlers may call
+///   [`Cpu::serve_flushes`](crate::Cpu::serve_flushes) with the `Cpu` whose call is under way, and nothing else of
+///   the subsystem with it. (Whatever else a kernel runs on the core meanwhile is not this `Cpu`.)
+/// - No function of the machine calls the subsystem as the CPU that it is called on, but for what
+///   `park` may: that CPU is in the middle of a call.
 /// - Hardware changes page-table entries only by setting the accessed and dirty bits of present
 ///   entries, atomically; it sets the dirty bit only of a writable entry, before the store is done.
 pub unsafe trait Machine: Send + Sync + 'static {
@@ -82,7 +95,7 @@ pub unsafe trait Machine: Send + Sync + 'static {
     /// Drops all translations of every space from the TLB of `cpu`, which is the calling CPU.
     fn invalidate_all(&self, cpu: CpuId);
 
-    /// Asks `cpu`, another CPU, to serve its flush requests.
+    /// Asks `cpu`, another CPU, to serve its flush requests. All that the caller has stored is seen by then.
     fn interrupt(&self, cpu: CpuId);
 
     /// Called between two looks at something another CPU must change; `looks` counts them from 0.
@@ -90,6 +103,24 @@ pub unsafe trait Machine: Send + Sync + 'static {
     fn relax(&self, looks: u32) {
         let _ = looks;
         core::hint::spin_loop();
+    }
+
+    /// Gives the core of `cpu`, which is the calling CPU, away, since what it waits for may take long: until
+    /// another CPU [wakes](Self::wake) it or [interrupts](Self::interrupt) it. To return for no reason is
+    /// allowed, to miss one of these is not: one that came since the last return of `park` makes
+    /// the next return at once. What the waker or interrupter stored before is visible then. A
+    /// [`Permit`](crate::sync::park::Permit) keeps these rules.
+    ///
+    /// By default a CPU only [relaxes](Self::relax), which is right where each has a core of its own. A machine
+    /// that implements this implements `wake`, too.
+    fn park(&self, cpu: CpuId) {
+        let _ = cpu;
+        self.relax(u32::MAX);
+    }
+
+    /// Ends the [`park`](Self::park) of `cpu`, another CPU, or its next one. Called under no lock.
+    fn wake(&self, cpu: CpuId) {
+        let _ = cpu;
     }
 
     /// Fills `frame` with zeros. The caller owns the frame.

@@ -113,6 +113,10 @@ counters! {
     ZeroedPoolHit = "zeroed_pool_hit",
     /// Zeroed pages that were wanted from a pool and were not there.
     ZeroedPoolMiss = "zeroed_pool_miss",
+    /// Pages marked as lazily freed: `MADV_FREE`.
+    LazyFree = "pglazyfree",
+    /// Of those, pages reclaimed because frames had run out.
+    LazilyFreed = "pglazyfreed",
     /// Tables put in place by faults.
     TablePublished = "table_published",
     /// Tables unlinked.

@@ -6,14 +6,18 @@ use crate::fault::prefault::{Habits, ThreadStreams};
 use crate::file::Object;
 use crate::frame::zeroed::{RUN, Supply};
 use crate::frame::{Census, Clean, Frame, FrameMeta, Frames, Imbalance, Run, Use, Zeroed};
+use crate::identity::Identity;
 use crate::knob::{Knobs, Setting};
 use crate::machine::{CpuId, Machine, SpaceId};
+use crate::reclaim::lazy;
+use crate::space::Space;
 use crate::space::batch::Gather;
+use crate::space::fixed::Core;
 use crate::space::tree::{self, RETIRE_TREE_NODE};
 use crate::space::vma::Vma;
 use crate::stat::{Counter, Counts, Totals, Trace};
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::grace::{Grace, RetireLink, Section};
+use crate::sync::grace::{Grace, RetireChain, RetireLink, Section};
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{GracePeriod, Record};
 use crate::sync::percpu::{Local, PerCpu};
@@ -47,6 +51,8 @@ pub(crate) struct CpuState {
     pub(crate) hint: Hint,
     /// Frames that calls let go of since it was last looked at.
     freed: Cell<usize>,
+    /// Whether the call that this CPU is in got no frame.
+    pub(crate) starved: Cell<bool>,
     /// Of the thread that this CPU makes a call for, or null. Set by [`Cpu::for_thread`] alone, which keeps
     /// it alive until it puts back what was there.
     thread: Cell<*const ThreadStreams>,
@@ -61,6 +67,7 @@ impl CpuState {
             resident: Resident::default(),
             hint: Hint::default(),
             freed: Cell::new(0),
+            starved: Cell::new(false),
             thread: Cell::new(ptr::null()),
         })
     }
@@ -115,7 +122,7 @@ impl Hint {
     }
 }
 
-// SAFETY: the cells (`gather`, `hint`, `freed`, `thread`) are reached only through `Cpu::state`, against the CPU's `Local`; other
+// SAFETY: the cells (`gather`, `hint`, `freed`, `starved`, `thread`) are reached only through `Cpu::state`, against the CPU's `Local`; other
 // CPUs read `counts` and `resident`, which are atomics.
 unsafe impl Sync for CpuState {}
 // SAFETY: as above; the hint's pointer is followed only as its invariant allows, on whichever thread is
@@ -140,10 +147,12 @@ pub struct Vm<M: Machine> {
     pub(crate) zero: FrameNumber,
     /// Where threads begin.
     pub(crate) habits: Habits,
-    /// What can be switched.
-    pub knobs: Knobs,
+    /// What can be switched; and the subsystem's identity.
+    pub(crate) knobs: Knobs,
     /// The trace points.
     pub trace: Trace,
+    /// Where lazily freed pages may be.
+    pub(crate) lazy: lazy::Spaces,
     next_space: AtomicU64,
 }
 
@@ -165,7 +174,9 @@ impl<M: Machine> Vm<M> {
         if !(1..=crate::machine::MAX_CPUS).contains(&cpus) {
             return Err(Errno::EINVAL);
         }
-        let frames = Frames::try_new(cpus, machine.regions())?;
+        // SAFETY: regions of a machine, by its promise memory that nothing else uses. No other machine is
+        // given to these frames, which stay in here.
+        let frames = unsafe { Frames::try_new(cpus, machine.regions()) }?;
         // SAFETY: nobody else has a `Local` of a subsystem that is being made; it is gone before
         // `cpu` can be called.
         let boot = unsafe { Local::claim(CpuId(0)) };
@@ -180,8 +191,9 @@ impl<M: Machine> Vm<M> {
             claims: ClaimSlots::try_new(cpus, |_| Default::default())?,
             inboxes: PerCpu::try_new(cpus, |_| Inbox::new())?,
             cpus: PerCpu::try_new_with(cpus, |_| CpuState::try_new(total))?,
-            knobs: Knobs::default(),
+            knobs: Knobs::new(Identity::new()),
             trace: Trace::default(),
+            lazy: lazy::Spaces::default(),
             next_space: AtomicU64::new(1),
             machine,
         })
@@ -196,12 +208,21 @@ impl<M: Machine> Vm<M> {
     /// The right to call the subsystem from CPU `id`.
     ///
     /// # Safety
-    /// There is at most one `Cpu` of each number at a time; `id` is below `Machine::cpus()`; and
-    /// what interrupts its holder inside a call does not use it.
+    /// - There is at most one `Cpu` of each number at a time, and `id` is below `Machine::cpus()`.
+    /// - It is used on CPU `id` only. It is `Send`, for on a machine whose CPUs are threads the CPU is whoever has
+    ///   it; where CPUs are cores, whoever made it keeps it on its core, and lends references, which are not.
+    /// - Nothing uses it in the middle of a call: not what interrupts its holder there, nor the heap that
+    ///   the call allocates from. (Closures that a call is given may use it, as far as the call says.)
     pub unsafe fn cpu(&self, id: CpuId) -> Cpu<'_, M> {
         // SAFETY: handed on to the caller.
         let local = unsafe { Local::claim(id) };
         Cpu { vm: self, state: self.cpus.remote(id), local, not_sync: PhantomData }
+    }
+
+    /// The knobs' present values.
+    #[inline]
+    pub const fn knobs(&self) -> &Knobs {
+        &self.knobs
     }
 
     /// Changes a knob, from now on.
@@ -289,6 +310,18 @@ impl<M: Machine> Wait for Cpu<'_, M> {
         self.vm.machine.relax(looks);
     }
 
+    #[cold]
+    fn park(&self) {
+        // A request that comes after this look ends the parking.
+        self.serve_flushes();
+        self.vm.machine.park(self.id());
+    }
+
+    #[cold]
+    fn wake(&self, cpu: CpuId) {
+        self.vm.machine.wake(cpu);
+    }
+
     #[inline(always)]
     fn order(&self) -> Option<&Record> {
         Some(self.local.order())
@@ -311,6 +344,12 @@ impl<'v, M: Machine> Cpu<'v, M> {
     #[inline(always)]
     pub(crate) const fn local(&self) -> &Local {
         &self.local
+    }
+
+    /// The identity of the subsystem.
+    #[inline(always)]
+    pub(crate) fn identity(&self) -> Identity {
+        Identity::of(self.vm.knobs.locking_word())
     }
 
     #[inline(always)]
@@ -391,7 +430,10 @@ impl<'v, M: Machine> Cpu<'v, M> {
     ///
     /// Flush requests are served after each [`RUN`](crate::frame::zeroed::RUN) frames; a CPU that has to
     /// be quick to answer something else gives a budget of so many, and calls again.
+    ///
+    /// It also frees what calls of this CPU retired, if that is more than a little.
     pub fn zero_ahead(&self, budget: usize) -> usize {
+        self.collect_idle();
         self.zero_for(budget, Counter::ZeroedIdle)
     }
 
@@ -425,48 +467,42 @@ impl<'v, M: Machine> Cpu<'v, M> {
         done
     }
 
-    /// Allocates a frame, after waiting for what is about to be free when there is none. Not inside
-    /// a grace section, and holding no lock.
-    pub(crate) fn alloc_or_wait(&self) -> Result<Frame<Clean>, OutOfMemory> {
-        self.local.order().before::<GracePeriod>();
-        self.alloc()
-            .or_else(|| {
-                self.settle_retired();
-                self.alloc()
-            })
-            .ok_or(OutOfMemory)
-    }
-
     pub(crate) fn free<S: crate::frame::Settled>(&self, frame: Frame<S>) {
         self.vm.frames.free(&self.local, frame, self);
     }
 
-    /// Drops a reference of a mapping that was flushed, and frees the frame if it was the last.
+    /// Drops a reference of a mapping that was flushed, and frees the frame if it was the last. Returns
+    /// whether it was.
     ///
     /// # Safety
     /// The caller had the reference; the mapping that it stood for is gone and has been flushed
     /// from every CPU that could hold it.
-    pub(crate) unsafe fn put_unmapped(&self, number: FrameNumber) {
-        if self.vm.frames.meta(number).put_ref() == 0 {
+    pub(crate) unsafe fn put_unmapped(&self, number: FrameNumber) -> bool {
+        let last = self.vm.frames.meta(number).put_ref() == 0;
+        if last {
             // SAFETY: the last reference was ours. Every reference is put only after its mapping
             // was flushed (space::batch), so no CPU holds a translation.
             let frame = unsafe { self.vm.frames.reclaim(number).settle() };
             self.free(frame);
         }
+        last
     }
 
-    /// Hands an object to the grace period.
+    /// Hands unlinked tables to the grace period.
     ///
     /// # Safety
-    /// New readers cannot find the object; it is of the kind that its link says, and retired once.
-    pub(crate) unsafe fn retire(&self, link: NonNull<RetireLink>) {
+    /// New readers cannot find the tables; the links are those of their frames, and retired once.
+    pub(crate) unsafe fn retire_all(&self, mut tables: RetireChain) {
         if lost(Mutant::TableGrace) {
-            // SAFETY: retired once.
-            unsafe { self.free_retired(link) };
+            // SAFETY: ours alone; retired once.
+            while let Some(link) = unsafe { tables.pop() } {
+                // SAFETY: retired once.
+                unsafe { self.free_retired(link) };
+            }
             return;
         }
         // SAFETY: handed on.
-        unsafe { self.vm.grace.retire(&self.local, link) };
+        unsafe { self.vm.grace.retire_all(&self.local, tables) };
     }
 
     /// What a call does last, when it holds nothing any more: frees what no reader can see any more, when
@@ -482,7 +518,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
     }
 
     #[cold]
-    fn collect_now(&self) {
+    pub(crate) fn collect_now(&self) {
         for link in self.vm.grace.collect(&self.local) {
             // SAFETY: the grace period of the link is over, and it comes out once.
             unsafe { self.free_retired(link) };
@@ -507,7 +543,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
 
     /// # Safety
     /// `link` came out of the grace period, once.
-    unsafe fn free_retired(&self, link: NonNull<RetireLink>) {
+    pub(crate) unsafe fn free_retired(&self, link: NonNull<RetireLink>) {
         // SAFETY: the object that holds the link is alive until it is freed here.
         match unsafe { link.as_ref() }.kind() {
             RETIRE_TREE_NODE => {
@@ -522,10 +558,11 @@ impl<'v, M: Machine> Cpu<'v, M> {
             }
             kind => {
                 debug_assert_eq!(kind, FrameMeta::RETIRE_KIND);
-                let table = self.vm.frames.table().of_link(link);
-                let level = self.vm.frames.meta(table).index.load(Ordering::Relaxed) as u32;
-                // SAFETY: unlinked before it was retired; the grace period is over.
-                unsafe { self.free_tables(table, level) };
+                // That of the entry it was in. A copying fault that saw the frame in an earlier life
+                // may have another, for the moment until it looks again; then the frame is its to
+                // free.
+                // SAFETY: unlinked and flushed before its grace period, which is over.
+                unsafe { self.put_unmapped(self.vm.frames.table().of_link(link)) };
             }
         }
     }
@@ -548,9 +585,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
         // SAFETY: handed on.
         unsafe {
             range::free_all(&self.vm.machine, table, level, &mut |number| {
-                // That of the entry it was in. A copying fault that saw the frame in an earlier life
-                // may have another, for the moment until it looks again; then the frame is its to
-                // free.
+                // As in `free_retired`.
                 self.put_unmapped(number);
             });
         }
@@ -580,13 +615,27 @@ impl<'v, M: Machine> Cpu<'v, M> {
 
     /// Counts resident pages of `space`, on this CPU's own line while it runs that space.
     #[inline(always)]
-    pub(crate) fn add_resident(&self, space: &crate::space::Space<M>, pages: i64) {
+    pub(crate) fn add_resident(&self, space: &Space<M>, pages: i64) {
+        if !self.add_resident_here(space.id(), pages) {
+            space.core.resident.fetch_add(pages as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// [`add_resident`](Self::add_resident) of a space of which only its core is known.
+    pub(crate) fn add_resident_of(&self, core: &Core, pages: i64) {
+        if !self.add_resident_here(core.id, pages) {
+            core.resident.fetch_add(pages as u64, Ordering::Relaxed);
+        }
+    }
+
+    #[inline(always)]
+    fn add_resident_here(&self, space: SpaceId, pages: i64) -> bool {
         let resident = &self.state().resident;
-        if resident.space.load(Ordering::Relaxed) == space.id().0 {
+        let here = resident.space.load(Ordering::Relaxed) == space.0;
+        if here {
             let now = resident.pages.load(Ordering::Relaxed).wrapping_add(pages as u64);
             resident.pages.store(now, Ordering::Relaxed);
-        } else {
-            space.resident.fetch_add(pages as u64, Ordering::Relaxed);
         }
+        here
     }
 }

@@ -1,6 +1,6 @@
 //! Grace periods: nobody frees what a section may still read.
 //!
-//! Bounds: two threads, all executions; three threads, at most three forced switches.
+//! Bounds: two threads, all executions; three threads, at most three forced switches, or two where two of them collect.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_grace`
 #![cfg(loom)]
@@ -8,6 +8,7 @@
 #[macro_use]
 mod models;
 
+use faultless::CpuId;
 use faultless::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use faultless::sync::grace::{Grace, RetireLink};
 use faultless::sync::wait::until;
@@ -141,7 +142,64 @@ fn who_waits_waits_for_the_open_section() {
     a_section_against_waiting();
 }
 
+/// A reader, a CPU that retires and collects, and another that collects what the first retired.
+fn two_cpus_collect_what_one_retired() {
+    explore(Some(2), || {
+        let object = Object { link: RetireLink::new(7), freed: Guarded::new() };
+        let shared = Arc::new((Grace::try_new(3).unwrap(), AtomicBool::new(true), object));
+        let reader = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let (grace, linked, object) = &*shared;
+                let here = local(0);
+                let _section = grace.enter(&here);
+                if linked.load(Ordering::Acquire) {
+                    assert_eq!(object.freed.get(), 0);
+                }
+            })
+        };
+        let other = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let (grace, _, object) = &*shared;
+                let here = local(2);
+                grace.synchronize(&here, &Fair);
+                for _ in grace.collect_from(&here, CpuId(1)) {
+                    object.freed.add();
+                }
+            })
+        };
+        let (grace, linked, object) = &*shared;
+        let here = local(1);
+        linked.store(false, Ordering::Release);
+        // SAFETY: unlinked just now, once; the object lives as long as the model.
+        unsafe { grace.retire(&here, NonNull::from(&object.link)) };
+        for _ in 0..2 {
+            for _ in grace.collect(&here) {
+                object.freed.add();
+            }
+        }
+        reader.join().unwrap();
+        other.join().unwrap();
+        // Whatever the others did, nothing is in the way now.
+        (0..3).flat_map(|_| grace.collect(&here)).for_each(|_| object.freed.add());
+        assert_eq!(object.freed.get(), 1);
+        assert_eq!(grace.pending_anywhere(), 0);
+    });
+}
+
+#[test]
+fn what_is_retired_comes_out_once_whoever_collects() {
+    two_cpus_collect_what_one_retired();
+}
+
 caught! {
+    whoever_collects_looks_at_the_marks:
+        without LookAtMarks, two_cpus_collect_what_one_retired(), says "Causality violation";
+    whoever_collects_waits_for_two_epochs:
+        without SecondEpoch, two_cpus_collect_what_one_retired(), says "Causality violation";
+    bags_are_reached_by_one:
+        without SpinExcludes, two_cpus_collect_what_one_retired(), says "Causality violation";
     a_section_needs_its_mark:
         without SectionMark, a_section_against_freeing(), says "Causality violation";
     a_section_needs_its_barrier:

@@ -8,15 +8,87 @@
 #[macro_use]
 mod models;
 
-use faultless::VirtRange;
+use faultless::sync::atomic::{AtomicBool, Ordering};
+use faultless::sync::park::Permit;
 use faultless::sync::range::{ClaimSlots, RangeLock};
 use faultless::sync::rwlock::RwLock;
 use faultless::sync::spin::SpinLock;
+use faultless::sync::wait::Wait;
+use faultless::{CpuId, VirtRange};
+use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use models::{Fair, Guarded, explore, local};
 use std::sync::Arc;
 
 const NONE: VirtRange = VirtRange { start: 0, end: 0 };
+
+/// Where a CPU sleeps.
+struct Bed {
+    permit: Permit,
+    asleep: Mutex<()>,
+    woken: Condvar,
+}
+
+impl Bed {
+    fn new() -> Self {
+        Self { permit: Permit::new(), asleep: Mutex::new(()), woken: Condvar::new() }
+    }
+
+    fn wake(&self) {
+        if self.permit.give() {
+            drop(self.asleep.lock().unwrap());
+            self.woken.notify_one();
+        }
+    }
+}
+
+/// CPUs that sleep when they park. Who is not woken sleeps for ever, and the model is at an end that is none.
+struct Sleeps<'a>(&'a [Bed], usize);
+
+impl Wait for Sleeps<'_> {
+    fn wait(&self, looks: u32) {
+        Fair.wait(looks);
+    }
+
+    fn park(&self) {
+        let bed = &self.0[self.1];
+        let mut asleep = bed.asleep.lock().unwrap();
+        if bed.permit.park() {
+            while !bed.permit.is_given() {
+                asleep = bed.woken.wait(asleep).unwrap();
+            }
+            bed.permit.resume();
+        }
+    }
+
+    fn wake(&self, cpu: CpuId) {
+        self.0[cpu.index()].wake();
+    }
+}
+
+/// One thread waits for what the other does, and parks.
+fn permit_model() {
+    explore(None, || {
+        let shared = Arc::new((Guarded::new(), AtomicBool::new(false), Bed::new()));
+        let other = shared.clone();
+        let thread = thread::spawn(move || {
+            other.0.add();
+            other.1.store(true, Ordering::Relaxed);
+            other.2.wake();
+        });
+        let beds = core::slice::from_ref(&shared.2);
+        while !shared.1.load(Ordering::Relaxed) {
+            Sleeps(beds, 0).park();
+        }
+        thread.join().unwrap();
+        assert_eq!(shared.0.get(), 1);
+    });
+}
+
+#[test]
+fn a_wake_up_is_not_lost() {
+    permit_model();
+}
 
 fn spin_lock_model() {
     explore(None, || {
@@ -78,11 +150,13 @@ fn rwlock_two_writers_one_reader() {
 fn range_model<const CPUS: usize>(preemptions: Option<usize>, claims: [[VirtRange; 2]; CPUS]) {
     explore(preemptions, move || {
         let slots = ClaimSlots::try_new(CPUS, |_| Default::default()).unwrap();
-        let shared = Arc::new((slots, RangeLock::new(), [(); 3].map(|()| Guarded::new())));
-        let run = move |cpu: usize, shared: &(ClaimSlots, RangeLock, [Guarded; 3])| {
-            let (slots, lock, pages) = shared;
+        let beds = [(); CPUS].map(|()| Bed::new());
+        let shared = Arc::new((slots, RangeLock::new(), [(); 3].map(|()| Guarded::new()), beds));
+        let run = move |cpu: usize, shared: &(ClaimSlots, RangeLock, [Guarded; 3], [Bed; CPUS])| {
+            let (slots, lock, pages, beds) = shared;
             let here = local(cpu as u16);
-            let guard = lock.acquire(slots, &here, claims[cpu], &Fair);
+            let sleeps = Sleeps(beds, cpu);
+            let guard = lock.acquire(slots, &here, claims[cpu], &sleeps);
             for (number, page) in pages.iter().enumerate() {
                 let number = number as u64;
                 if guard.covers(VirtRange::new(number, number + 1)) {
@@ -129,7 +203,23 @@ fn range_lock_three_claims_in_a_chain() {
     );
 }
 
+/// Three claims of which each waits for the others: one that parks may be overtaken.
+fn three_claims_of_one_page() {
+    range_model(Some(2), [[VirtRange::new(0, 1), NONE]; 3]);
+}
+
+#[test]
+fn range_lock_three_claims_of_one_page() {
+    three_claims_of_one_page();
+}
+
 caught! {
+    a_wake_up_before_parking_is_kept:
+        without WakeLeavesPermit, permit_model(), says "deadlock";
+    a_release_wakes_who_is_parked:
+        without ReleaseWakes, two_claims_that_overlap(), says "deadlock";
+    who_has_a_claim_is_not_overtaken:
+        without OvertakesParked, two_claims_that_overlap(), says "Causality violation";
     a_spin_lock_is_held_by_one:
         without SpinExcludes, spin_lock_model(), says "Causality violation";
     a_writer_waits_for_readers:

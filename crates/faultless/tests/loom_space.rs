@@ -28,7 +28,8 @@ fn mapped(stage: &Stage<'_>) {
 fn running(stage: &Stage<'_>, program: impl FnOnce()) {
     stage.space.activate(stage.cpu);
     program();
-    stage.space.deactivate(stage.cpu);
+    // SAFETY: the program has ended.
+    unsafe { stage.space.deactivate(stage.cpu) };
 }
 
 /// A program uses a page that is unmapped, and whose frame is another page a moment later.

@@ -1,11 +1,10 @@
-//! The end of spaces: by whoever leaves last, of a whole family at once, and under a CPU that idles there.
+//! The end of spaces: by whoever leaves last, and of a whole family at once.
 #![cfg(shuttle)]
 
 #[macro_use]
 mod scenario;
 
 use scenario::{AT, Guest, RW, Space, World, page};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Pages of the space that ends; there is one more, which nobody has touched.
@@ -48,56 +47,6 @@ fn whoever_leaves_last_ends_it() {
     world.finish(vec![home]);
 }
 
-/// A CPU idles in a space that another ends: it is told, and knows nothing of it any more.
-fn a_cpu_that_idles_is_told_of_the_end() {
-    let (world, home, shares) = with_shares();
-    let gone = AtomicBool::new(false);
-    shares[2].lock().unwrap().take();
-    world.run(&[
-        (&home, &|guest| {
-            let shared = share(guest, &shares);
-            guest.switch(&shared, |guest| guest.store(page(0), 10).unwrap());
-            while Arc::strong_count(&shared) > 1 {
-                guest.poll();
-                shuttle::thread::yield_now();
-            }
-            Arc::into_inner(shared).unwrap().exit(guest.cpu);
-            gone.store(true, Ordering::Relaxed);
-            guest.store(page(0), 11).unwrap();
-        }),
-        (&home, &|guest| {
-            let shared = share(guest, &shares);
-            let id = shared.id();
-            guest.poll();
-            home.deactivate(guest.cpu);
-            let inside = Guest::enter(guest.world, guest.cpu, &shared);
-            (0..PAGES).for_each(|at| assert!(inside.load(page(at)).is_ok()));
-            inside.store(page(1), 20).unwrap();
-            inside.store(page(PAGES), 21).unwrap();
-            // It is not left.
-            core::mem::forget(inside);
-            drop(shared);
-            while !gone.load(Ordering::Relaxed) {
-                guest.poll();
-                shuttle::thread::yield_now();
-            }
-            let known = |at| guest.world.vm.machine().tlb(guest.cpu.id()).lookup(id, page(at));
-            assert!(
-                (0..PAGES).all(|at| known(at).is_none()),
-                "a translation of a space that ended"
-            );
-            home.activate(guest.cpu);
-            (2..4).for_each(|at| guest.store(page(at), 20 + at).unwrap());
-            guest.load(page(2)).unwrap();
-        }),
-        (&home, &|guest| {
-            guest.store(page(4), 30).unwrap();
-            guest.load(page(0)).unwrap();
-        }),
-    ]);
-    world.finish(vec![home]);
-}
-
 /// Two children end while their parent stores to what it shares with them: one copies, the last keeps.
 fn stores_against_the_end_of_two_children() {
     let (world, space) = World::with_pages(2);
@@ -132,18 +81,5 @@ fn stores_against_the_end_of_two_children() {
 }
 
 mod tests {
-    holds!(
-        whoever_leaves_last_ends_it,
-        a_cpu_that_idles_is_told_of_the_end,
-        stores_against_the_end_of_two_children,
-    );
-}
-
-mod needs {
-    use crate::scenario;
-    use faultless::sync::mutant::Mutant;
-
-    needs!(
-        dropping_translations: DropTranslations in [a_cpu_that_idles_is_told_of_the_end],
-    );
+    holds!(whoever_leaves_last_ends_it, stores_against_the_end_of_two_children,);
 }

@@ -4,7 +4,7 @@
 #[macro_use]
 mod scenario;
 
-use faultless::{MapFlags, Object, Shared};
+use faultless::{Copies, MapFlags, Object, Shared};
 use scenario::{AT, Guest, NONE, RW, Space, World, page};
 
 /// How often programs do the same: as long as a call may take.
@@ -43,7 +43,7 @@ fn truncate_and_extend(
         guest.change_of(second.id(), range, Some(NONE), false, || {
             object.set_pages(guest.cpu, 1).unwrap();
             meanwhile();
-            spaces.iter().for_each(|space| space.revoke(guest.cpu, object, 1));
+            spaces.iter().for_each(|space| space.revoke(guest.cpu, object, 1..2, Copies::Drop));
         });
     });
     guest.change_of(first.id(), range, Some(RW), false, || {
@@ -132,7 +132,7 @@ fn a_first_touch_against_truncation() {
         (&space, &|guest| {
             guest.change((page(1), 1), Some(NONE), true, || {
                 object.set_pages(guest.cpu, 1).unwrap();
-                guest.space.revoke(guest.cpu, &object, 1);
+                guest.space.revoke(guest.cpu, &object, 1..2, Copies::Drop);
             });
         }),
     ]);

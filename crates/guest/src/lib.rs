@@ -15,6 +15,7 @@
 //! | `tlb` | the laws of translations, seen from user mode |
 //! | `fuzz` | random system calls from every CPU |
 //! | `faults`, `signals`, `threads`, `processes`, `clocks` | what programs expect of the interface, check by check |
+//! | `orphans` | what becomes of processes whose parent ends |
 //! | `files`, `streams`, `procfs` | the same of files, of descriptors, of `/proc` |
 //! | `limits` | how deep and how long things may get |
 //! | `memory`, `shm` | locking, rearranging and sharing memory, and that of other processes |

@@ -45,7 +45,12 @@ fn threads() {
 
 #[test]
 fn processes() {
-    all_pass(env!("CARGO_BIN_EXE_processes"), &[], 11);
+    all_pass(env!("CARGO_BIN_EXE_processes"), &[], 10);
+}
+
+#[test]
+fn orphans() {
+    all_pass(env!("CARGO_BIN_EXE_orphans"), &[], 7);
 }
 
 #[test]
@@ -60,12 +65,12 @@ fn refused() {
 
 #[test]
 fn files() {
-    all_pass(env!("CARGO_BIN_EXE_files"), &[], 8);
+    all_pass(env!("CARGO_BIN_EXE_files"), &[], 10);
 }
 
 #[test]
 fn streams() {
-    all_pass(env!("CARGO_BIN_EXE_streams"), &[], 7);
+    all_pass(env!("CARGO_BIN_EXE_streams"), &[], 8);
 }
 
 #[test]
@@ -75,7 +80,7 @@ fn clocks() {
 
 #[test]
 fn procfs() {
-    all_pass(env!("CARGO_BIN_EXE_procfs"), &[], 5);
+    all_pass(env!("CARGO_BIN_EXE_procfs"), &[], 7);
 }
 
 #[test]
@@ -90,7 +95,17 @@ fn sysv() {
 
 #[test]
 fn memory() {
-    all_pass(env!("CARGO_BIN_EXE_memory"), &[], 5);
+    all_pass(env!("CARGO_BIN_EXE_memory"), &[], 6);
+}
+
+#[test]
+fn pages() {
+    all_pass(env!("CARGO_BIN_EXE_pages"), &[], 6);
+}
+
+#[test]
+fn registers() {
+    all_pass(env!("CARGO_BIN_EXE_registers"), &[], 5);
 }
 
 #[test]

@@ -119,7 +119,8 @@ impl fmt::Debug for NativeCpu<'_, '_> {
 
 impl Drop for NativeCpu<'_, '_> {
     fn drop(&mut self) {
-        self.leave();
+        // SAFETY: what is dropped runs no guest code any more.
+        unsafe { self.leave() };
     }
 }
 
@@ -131,6 +132,8 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
         thread: &'a ThreadStreams,
     ) -> Self {
         let machine = cpu.vm().machine();
+        // Before there is something that leaves when it is dropped: this may panic.
+        process.space().activate(cpu);
         let this = Self {
             cpu,
             process,
@@ -140,19 +143,27 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
             root: process.space().root(),
             checked: machine.checked() != Checked::Off,
         };
-        this.resume();
+        this.load_tables();
         this
     }
 
     /// Joins the space's CPUs and loads its tables.
     fn resume(&self) {
         self.space().activate(self.cpu);
+        self.load_tables();
+    }
+
+    fn load_tables(&self) {
         self.state.load_space(self.space().id());
     }
 
     /// Leaves the space's CPUs: from now on nobody waits for this one.
-    fn leave(&self) {
-        self.space().deactivate(self.cpu);
+    ///
+    /// # Safety
+    /// Guest code does not go on before this has [resumed](Self::resume).
+    unsafe fn leave(&self) {
+        // SAFETY: nothing but guest code uses the tables and the TLB.
+        unsafe { self.space().deactivate(self.cpu) };
     }
 
     fn space(&self) -> &Space<NativeMachine> {
@@ -167,7 +178,8 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
                 self.0.resume();
             }
         }
-        self.leave();
+        // SAFETY: guest code goes on when `away` has returned, or unwound, and `back` was dropped.
+        unsafe { self.leave() };
         let back = Back(self);
         meanwhile(back.0.cpu)
     }

@@ -27,6 +27,7 @@ pub mod cpu;
 pub mod machine;
 pub mod memory;
 pub mod mmu;
+mod parking;
 pub mod process;
 pub mod tlb;
 

@@ -1,11 +1,13 @@
 //! The machine beneath the subsystem: physical memory, and per CPU a TLB and an interrupt line.
 
 use crate::memory::Memory;
+use crate::parking::Parking;
 use crate::tlb::{Tlb, TlbStats};
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use faultless::machine::{nontemporal_done, zero_nontemporal};
 use faultless::sync::percpu::Padded;
+use faultless::sync::wait::LOOKS_BEFORE_PARKING;
 use faultless::{
     CpuId, Errno, FrameNumber, Invalidate, MAX_CPUS, Machine, MemoryRegion, PAGE_SIZE, SpaceId,
 };
@@ -107,6 +109,8 @@ pub(crate) struct CpuState {
     /// The interrupt line: on a cache line of its own, because other CPUs write it.
     pending: Padded<AtomicBool>,
     interrupts: AtomicU64,
+    /// Where its thread sleeps.
+    parking: Padded<Parking>,
     /// Invalidations yet to be left out, for tests of the checks.
     skip: AtomicU32,
     /// The space whose translations are in the TLB.
@@ -203,6 +207,7 @@ impl NativeMachine {
             Padded(CpuState {
                 pending: Padded(AtomicBool::new(false)),
                 interrupts: AtomicU64::new(0),
+                parking: Padded::default(),
                 skip: AtomicU32::new(0),
                 space: AtomicU64::new(u64::MAX),
                 tlb: Tlb::new(),
@@ -289,9 +294,11 @@ impl NativeMachine {
 // SAFETY: by the trait's points:
 // - CPUs and regions are fixed at construction; regions are disjoint parts of one mapping that
 //   nothing else uses, and frame bytes are that mapping's (host mapping, see `memory`).
-// - A TLB drops what is asked (may forget, never lies, see `tlb`); upper levels are not cached, and a
+// - A TLB drops what is asked (may forget, never lies, see `tlb`), what it has of upper levels too; a
 //   walk is done by the CPU's own thread, which cannot be inside one when it invalidates.
-// - `interrupt` raises a line that `NativeCpu` looks at before every access of its program.
+// - `interrupt` raises a line, with release, that `NativeCpu` looks at before every access of its program, and takes
+//   with acquire; and it wakes a CPU that is parked. A `NativeCpu` exists while its CPU runs the space.
+// - A parked thread does nothing but sleep.
 // - The walk (see `mmu`) only sets accessed and dirty bits, by compare-and-swap of present entries.
 unsafe impl Machine for NativeMachine {
     fn cpus(&self) -> usize {
@@ -332,15 +339,24 @@ unsafe impl Machine for NativeMachine {
         state.interrupts.fetch_add(1, Ordering::Relaxed);
         self.jitter.moment();
         state.pending.0.store(true, Ordering::Release);
+        state.parking.0.wake();
     }
 
     fn relax(&self, looks: u32) {
-        // CPUs outnumber the host's: whoever is waited for may not be running.
-        if looks < 64 {
+        // CPUs outnumber the host's: whoever is waited for may not be running. Who can park does that instead.
+        if looks < LOOKS_BEFORE_PARKING {
             core::hint::spin_loop();
         } else {
             std::thread::yield_now();
         }
+    }
+
+    fn park(&self, cpu: CpuId) {
+        self.cpu_state(cpu).parking.0.park();
+    }
+
+    fn wake(&self, cpu: CpuId) {
+        self.cpu_state(cpu).parking.0.wake();
     }
 
     #[inline(always)]
@@ -410,6 +426,18 @@ mod tests {
         assert!(holds(CpuId(1)), "loading the same space keeps its translations");
         machine.cpu_state(CpuId(1)).load_space(SpaceId(2));
         assert!(!holds(CpuId(1)));
+    }
+
+    #[test]
+    fn a_parked_cpu_runs_on_when_it_is_woken_or_interrupted() {
+        let machine = machine();
+        std::thread::scope(|scope| {
+            for rouse in [NativeMachine::wake, NativeMachine::interrupt] {
+                let parked = scope.spawn(|| machine.park(CpuId(1)));
+                rouse(&machine, CpuId(1));
+                parked.join().unwrap();
+            }
+        });
     }
 
     #[test]

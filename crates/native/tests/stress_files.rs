@@ -6,7 +6,7 @@ mod common;
 use common::stress::{Clock, machine, storm, weather};
 use common::{PAGE, RW};
 use core::sync::atomic::{AtomicU64, Ordering};
-use faultless::{Advice, Backing, Counter, MapFlags, Object, Prot, Setting, Shared};
+use faultless::{Advice, Backing, Copies, Counter, MapFlags, Object, Prot, Setting, Shared};
 use faultless_native::{NativeCpu, Signal, Stop};
 use std::sync::RwLock;
 
@@ -205,7 +205,7 @@ impl Thread<'_> {
         let end = self.random.u64(0..PAGES);
         cuts.fetch_add(1, Ordering::SeqCst);
         object.set_pages(cpu.cpu(), end).unwrap();
-        cpu.running().space().revoke(cpu.cpu(), object, end);
+        cpu.running().space().revoke(cpu.cpu(), object, end..PAGES, Copies::Drop);
         let beyond = self.random.u64(end..PAGES);
         // Other threads' mappings of it, too, are in this space.
         for at in (0..THREADS).flat_map(|number| places(number, file)) {

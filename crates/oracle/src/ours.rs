@@ -8,8 +8,8 @@
 use crate::op::{FETCH, OBJECT_PAGES, OBJECTS, Op, PAGE, READ_ONLY, Roster, SEEN_PAGES, page};
 use crate::seen::{self, Area, ELSEWHERE, NAMELESS, Outcome, Seen, digest, near};
 use faultless::{
-    Access, Advice, Backing, Errno, Error, MapFlags, Object, Prot, RemapFlags, Setting, Shared,
-    VmaFlags,
+    Access, Advice, Backing, Copies, Errno, Error, MapFlags, Object, Prot, RemapFlags, Setting,
+    Shared, VmaFlags,
 };
 use faultless_native::{Checked, Config, Native, NativeCpu, Process, Signal, Stop};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -57,7 +57,7 @@ impl Ours {
 
     /// Whether its faults may map more than their page.
     pub fn maps_ahead(&self) -> bool {
-        self.native.vm().knobs.prefault_max_order() != 0
+        self.native.vm().knobs().prefault_max_order() != 0
     }
 
     /// What is seen of each of `steps`.
@@ -247,9 +247,10 @@ impl<'n> Case<'n> {
     /// What a kernel does once it has shortened an object.
     fn revoke(&self, cpu: &NativeCpu<'_, 'n>, object: usize, first: u64) {
         let object = &self.objects[object];
-        cpu.running().space().revoke(cpu.cpu(), object, first);
+        let gone = first..u64::MAX;
+        cpu.running().space().revoke(cpu.cpu(), object, gone.clone(), Copies::Drop);
         for process in self.processes.iter().flatten() {
-            process.space().revoke(cpu.cpu(), object, first);
+            process.space().revoke(cpu.cpu(), object, gone.clone(), Copies::Drop);
         }
     }
 

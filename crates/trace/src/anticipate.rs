@@ -5,8 +5,7 @@
 //! not mapped ahead asks them for a window. Copies are left out, as the recording has them with or
 //! without prefault. A page mapped ahead counts as accessed from its first fault in the recording.
 //!
-//! Beside it stands what a perfect predictor reaches with windows of the same size: it maps, of the
-//! best window around the fault, exactly the pages that will be touched before they are unmapped.
+//! What any policy could reach is in [`bound`](crate::bound).
 
 use crate::event::{Access, Backing, Birth, Kind, Prot, Trace};
 use crate::plan::PlanError;
@@ -14,11 +13,9 @@ use crate::plan::space::{Area, Met, Space};
 use faultless::SpaceId;
 use faultless::addr::{PAGE_SIZE, VirtRange, page_up};
 use faultless::fault::prefault::past::BLOCK;
-use faultless::fault::prefault::streams::MAX_ORDER;
 use faultless::fault::prefault::{self, Footprints, Habits, Miss, Seen, Streams};
-use rangemap::RangeMap;
+use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 const TABLE: u64 = 512;
@@ -135,72 +132,6 @@ impl Policy for Anticipate {
     }
 }
 
-/// The same with perfect foresight.
-///
-/// # Errors
-/// The trace does not pass [`Trace::check`].
-pub fn perfect(trace: &Trace, max_order: u8) -> Result<Outcome, PlanError> {
-    let mut touches = Touches::default();
-    walk(trace, &mut touches)?;
-    walk(trace, &mut Perfect { most: 1 << max_order.min(MAX_ORDER), touches })
-}
-
-/// By space and page, the touches of it, in the order of the recording.
-#[derive(Default)]
-struct Touches(HashMap<(usize, u64), Vec<Touch>>);
-
-struct Touch {
-    /// Its place in the recording.
-    at: usize,
-    /// That of the last change of the page's mapping before.
-    born: usize,
-    access: Access,
-}
-
-impl Policy for Touches {
-    fn fault(&mut self, fault: &Fault<'_>) -> Vec<u64> {
-        let touch = Touch { at: fault.at, born: fault.born, access: fault.access };
-        self.0.entry((fault.space, fault.page)).or_default().push(touch);
-        Vec::new()
-    }
-}
-
-/// The policy that knows what comes.
-struct Perfect {
-    most: u64,
-    touches: Touches,
-}
-
-impl Perfect {
-    /// Whether `page`, mapped now for `fault`, will spare a fault.
-    fn is_wanted(&self, fault: &Fault<'_>, page: u64) -> bool {
-        let touches = self.touches.0.get(&(fault.space, page));
-        let next = touches
-            .and_then(|touches| touches.get(touches.partition_point(|touch| touch.at <= fault.at)));
-        // A store to the page of zeros faults again.
-        let serves = |touch: &Touch| touch.access == Access::Read || fault.access != Access::Read;
-        let same_life = |touch: &Touch| touch.born <= fault.at;
-        look(fault.pages, page) == Seen::Empty
-            && next.is_some_and(|touch| same_life(touch) && serves(touch))
-    }
-}
-
-impl Policy for Perfect {
-    fn fault(&mut self, fault: &Fault<'_>) -> Vec<u64> {
-        let from = fault.page.saturating_sub(self.most - 1).max(fault.reach.start);
-        let to = (fault.page + self.most).min(fault.reach.end);
-        let wanted: Vec<u64> =
-            (from..to).filter(|page| *page == fault.page || self.is_wanted(fault, *page)).collect();
-        let window = |start: u64| {
-            let first = wanted.partition_point(|page| *page < start);
-            let end = wanted.partition_point(|page| *page < start + self.most);
-            &wanted[first..end]
-        };
-        let best = (from..=fault.page).map(window).max_by_key(|window| window.len());
-        best.unwrap_or_default().to_vec()
-    }
-}
-
 /// What chooses the pages to map.
 trait Policy {
     /// Which pages to map at `fault`, its own left out or not.
@@ -218,16 +149,12 @@ type Pages = BTreeMap<u64, State>;
 
 /// A fault for which a policy may choose pages.
 struct Fault<'a> {
-    /// Its place in the recording.
-    at: usize,
     thread: usize,
     space: usize,
     page: u64,
     access: Access,
     /// What may be mapped: the part of the mapping in the page's table.
     reach: Range<u64>,
-    /// The place of the last change of the page's mapping.
-    born: usize,
     pages: &'a Pages,
 }
 
@@ -252,8 +179,6 @@ enum State {
 struct Memory {
     areas: Space,
     pages: Pages,
-    /// By page: the place of the last change of the mapping.
-    born: RangeMap<u64, usize>,
     threads: u32,
 }
 
@@ -261,8 +186,7 @@ struct Memory {
 struct Walk<'p> {
     policy: &'p mut dyn Policy,
     spaces: Vec<Memory>,
-    /// The event that is being looked at, and whose it is.
-    at: usize,
+    /// Whose the event is that is being looked at.
     thread: usize,
     space: usize,
     untouched: u64,
@@ -275,7 +199,6 @@ fn walk(trace: &Trace, policy: &mut dyn Policy) -> Result<Outcome, PlanError> {
     let mut walk = Walk {
         policy,
         spaces: Vec::new(),
-        at: 0,
         thread: 0,
         space: 0,
         untouched: 0,
@@ -284,7 +207,7 @@ fn walk(trace: &Trace, policy: &mut dyn Policy) -> Result<Outcome, PlanError> {
     };
     let mut of_process: Vec<Option<usize>> = vec![None; trace.processes.len()];
     let mut of_thread: Vec<Option<usize>> = vec![None; trace.threads.len()];
-    for (at, event) in trace.events.iter().enumerate() {
+    for event in &trace.events {
         let thread = event.thread as usize;
         let process = trace.threads[thread].process as usize;
         let space = *of_thread[thread].get_or_insert_with(|| {
@@ -292,7 +215,7 @@ fn walk(trace: &Trace, policy: &mut dyn Policy) -> Result<Outcome, PlanError> {
             walk.spaces[space].threads += 1;
             space
         });
-        (walk.at, walk.thread, walk.space) = (at, thread, space);
+        (walk.thread, walk.space) = (thread, space);
         match event.kind {
             Kind::Spawn { child, birth } => {
                 let child = child as usize;
@@ -416,8 +339,6 @@ impl Walk<'_> {
             return;
         }
         self.policy.taken(self.thread, self.space, &pages, &self.spaces[self.space].pages);
-        let at = self.at;
-        self.here().born.insert(pages.clone(), at);
         let taken: Vec<_> = self.here().pages.extract_if(pages, |_, _| true).collect();
         self.drop_pages(taken.into_iter().map(|(_, state)| state));
     }
@@ -496,15 +417,13 @@ impl Walk<'_> {
         let table = page / TABLE * TABLE;
         let area = page_numbers(range);
         let reach = area.start.max(table)..area.end.min(table + TABLE);
-        let Memory { pages, born, .. } = &self.spaces[self.space];
+        let pages = &self.spaces[self.space].pages;
         let chosen = self.policy.fault(&Fault {
-            at: self.at,
             thread: self.thread,
             space: self.space,
             page,
             access,
             reach: reach.clone(),
-            born: born.get(&page).copied().unwrap_or(0),
             pages,
         });
         let ahead = if access == Access::Read { State::AheadReadOnly } else { State::Ahead };

@@ -365,8 +365,35 @@ impl Trace {
             }
         }
         summary.distinct_pages = pages.len();
+        summary.unserved_faults = self.unserved_faults();
         summary.anon_first_touches = self.anon_first_touches();
         summary
+    }
+
+    /// Faults that the kernel took and did not serve: where it copies from a program's memory while it cannot wait
+    /// (`write` into the page cache), page faults are disabled. The copy gives up, often after some attempts, and the page
+    /// is faulted in before the next. Such a fault is seen by the next one of its thread: on the same page, which is
+    /// still absent although nothing took it away.
+    fn unserved_faults(&self) -> usize {
+        // By thread: the page of its last event, if that may be such a fault, and how many changes its process had
+        // seen by then.
+        let mut last: Vec<Option<(u64, u64)>> = vec![None; self.threads.len()];
+        let mut changes = vec![0u64; self.processes.len()];
+        let mut count = 0;
+        for event in &self.events {
+            let thread = event.thread as usize;
+            let process = self.threads[thread].process as usize;
+            let before = last[thread].take();
+            match event.kind {
+                Kind::Fault { page, kernel, present: false, .. } => {
+                    count += usize::from(before == Some((page, changes[process])));
+                    last[thread] = kernel.then_some((page, changes[process]));
+                }
+                Kind::Fault { .. } | Kind::Spawn { .. } | Kind::Exit => {}
+                _ => changes[process] += 1,
+            }
+        }
+        count
     }
 
     /// Faults on a page that was not present in private anonymous memory, heap or stack.
@@ -459,6 +486,8 @@ pub struct Summary {
     pub write_faults: usize,
     /// Faults on a present page: copy-on-write and the like.
     pub present_faults: usize,
+    /// Of those in kernel mode, faults that were not served.
+    pub unserved_faults: usize,
     /// Different pages that faulted, counted per process.
     pub distinct_pages: usize,
     /// Faults on an absent page of private anonymous memory, heap or stack.
@@ -497,5 +526,42 @@ impl fmt::Display for Summary {
             self.brks,
             self.execs,
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_that_the_kernel_did_not_serve_is_seen_by_the_next() {
+        let fault = |kernel, present| Kind::Fault {
+            page: PAGE_SIZE,
+            access: Access::Read,
+            kernel,
+            present,
+        };
+        let (kernel, user) = (fault(true, false), fault(false, false));
+        let forget = Kind::Advise { start: PAGE_SIZE, len: PAGE_SIZE, advice: 4 };
+        let elsewhere =
+            Kind::Fault { page: 2 * PAGE_SIZE, access: Access::Read, kernel: true, present: false };
+        for (events, unserved) in [
+            (&[(0, kernel), (0, kernel), (0, kernel)][..], 2),
+            (&[(0, kernel), (0, user)], 1),
+            (&[(0, kernel), (1, forget), (0, kernel)], 0),
+            (&[(0, kernel), (1, kernel), (0, elsewhere)], 0),
+            (&[(0, kernel), (0, elsewhere), (0, kernel)], 0),
+            (&[(0, user), (0, kernel)], 0),
+            (&[(0, kernel), (0, fault(true, true))], 0),
+        ] {
+            let event = |&(thread, kind): &(u32, Kind)| Event { time_us: 0, thread, kind };
+            let trace = Trace {
+                processes: vec![ProcessInfo { parent: None }],
+                threads: vec![ThreadInfo { process: 0, name: String::new() }; 2],
+                events: events.iter().map(event).collect(),
+                ..Trace::default()
+            };
+            assert_eq!(trace.summary().unserved_faults, unserved, "{events:?}");
+        }
     }
 }

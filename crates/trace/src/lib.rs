@@ -24,6 +24,7 @@
 //! that names the file, the place in it and the reason.
 
 pub mod anticipate;
+pub mod bound;
 pub mod compact;
 pub mod error;
 pub mod event;

@@ -10,12 +10,18 @@
 //!   of a file in one fault. That switch is the whole system's: it is put back when perf ends. Where
 //!   it cannot be written, that is said, and first touches of file pages are fewer than they were.
 
+mod program;
+mod signals;
+
+pub use program::find as find_program;
+pub use signals::Signals;
+
 use crate::error::Error;
 use crate::event::Trace;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -28,6 +34,8 @@ const BUFFER_PAGES: &str = "8192";
 const CALLS: [&str; 6] = ["mmap", "munmap", "mprotect", "madvise", "brk", "mremap"];
 /// The same calls by number, for kernels that have only `raw_syscalls`.
 const RAW_FILTER: &str = "id==9||id==11||id==10||id==28||id==12||id==25";
+/// Bytes that are written to find out whether a file system takes more: what perf writes at once, about.
+const PROBE: usize = 256 << 10;
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_PERFMON: u32 = 38;
 
@@ -59,10 +67,8 @@ pub enum RecordError {
     Missing(Vec<Shortfall>),
     /// The program or perf could not be run.
     Run(String, io::Error),
-    /// perf ended without a recording.
-    Perf(ExitStatus),
-    /// The recording cannot be read back.
-    Unreadable(Error),
+    /// perf ended without a recording that can be read back, and why.
+    Perf(ExitStatus, String),
 }
 
 impl fmt::Display for RecordError {
@@ -73,8 +79,9 @@ impl fmt::Display for RecordError {
                 shortfalls.iter().try_for_each(|shortfall| write!(f, "\n- {shortfall}"))
             }
             Self::Run(what, error) => write!(f, "cannot run {what}: {error}"),
-            Self::Perf(status) => write!(f, "perf record ended with {status} and no recording"),
-            Self::Unreadable(error) => error.fmt(f),
+            Self::Perf(status, why) => {
+                write!(f, "perf record ended with {status} and no recording: {why}")
+            }
         }
     }
 }
@@ -106,14 +113,12 @@ pub struct Setup {
 /// A finished recording.
 #[derive(Debug)]
 pub struct Recorded {
-    /// The file that perf wrote.
-    pub perf_data: PathBuf,
-    /// How perf ended; it passes on how the program did.
+    /// What was recorded, with what only its maker knows: the command and the conditions.
+    pub trace: Trace,
+    /// How the program ended, which perf passes on.
     pub status: ExitStatus,
     /// What the user should know about the conditions.
     pub notes: Vec<String>,
-    thp: &'static str,
-    command: String,
 }
 
 impl Setup {
@@ -124,7 +129,7 @@ impl Setup {
     /// [`RecordError::Missing`], with all that is missing.
     pub fn find(accept_lesser: bool) -> Result<Self, RecordError> {
         let system = System {
-            perf: find_program("perf".as_ref()),
+            perf: find_program("perf".as_ref()).ok(),
             tracefs: TRACEFS.iter().map(PathBuf::from).collect(),
             paranoid: fs::read_to_string(PARANOID).ok().and_then(|text| text.trim().parse().ok()),
             privileged: has_privilege(&fs::read_to_string("/proc/self/status").unwrap_or_default()),
@@ -219,73 +224,68 @@ impl Setup {
         args
     }
 
-    /// Runs `command` and records it into the file `output`. Waits until the program and all it
-    /// started have ended; an interrupt from the keyboard ends the program, not the recording.
+    /// Runs `command`, records it into the new file `output` and reads that back. Waits until the program has
+    /// ended; SIGINT, SIGTERM and SIGHUP that are sent to this process meanwhile are sent on to the program, and
+    /// an interrupt from the keyboard ends the program, not the recording. (This takes other threads of the process
+    /// to have these signals blocked.)
     ///
     /// # Errors
-    /// The program or perf cannot be run, or perf writes nothing.
+    /// The program or perf cannot be run, or perf leaves nothing that can be read back.
     pub fn record(&self, output: &Path, command: &[OsString]) -> Result<Recorded, RecordError> {
-        // perf would write an empty file and say so only in passing.
         let program = command.first().map_or(OsStr::new(""), OsString::as_os_str);
-        if find_program(program).is_none() {
-            let error = io::Error::from(io::ErrorKind::NotFound);
-            return Err(RecordError::Run(program.display().to_string(), error));
-        }
+        find_program(program)
+            .map_err(|error| RecordError::Run(program.display().to_string(), error))?;
         let mut notes = Vec::new();
         let around = FaultAround::turn_off();
         notes.extend(around.note());
         let mut perf = Command::new(&self.perf);
         perf.args(self.arguments(output, command));
-        // SAFETY: between fork and exec only two async-signal-safe calls are made: prctl and signal.
-        unsafe {
-            perf.pre_exec(|| {
-                libc::signal(libc::SIGINT, libc::SIG_DFL);
-                // A kernel without huge pages refuses, and has none to hide touches.
-                libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0);
-                Ok(())
-            });
-        }
-        let before = fs::metadata(output).and_then(|meta| meta.modified()).ok();
-        // SAFETY: setting a disposition to "ignore" runs no code of ours; it is put back below.
-        let interrupt = unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
-        let status = perf.status();
-        // SAFETY: `interrupt` is the disposition that the call above replaced.
-        unsafe { libc::signal(libc::SIGINT, interrupt) };
+        let signals = Signals::hold();
+        prepare(&mut perf);
+        let run = |e| RecordError::Run(self.perf.display().to_string(), e);
+        let mut perf = perf.spawn().map_err(run)?;
+        let forwarder = signals.forward(perf.id());
+        signals::await_end(perf.id());
+        drop(forwarder);
         drop(around);
-        let status = status.map_err(|e| RecordError::Run(self.perf.display().to_string(), e))?;
-        let after = fs::metadata(output).and_then(|meta| meta.modified()).ok();
-        if after.is_none() || after == before {
-            return Err(RecordError::Perf(status));
-        }
+        let status = perf.wait().map_err(run);
+        let status = status?;
+        let unwritten = |error| RecordError::Perf(status, why_not_written(output, &error));
+        let mut trace = crate::read(output).map_err(unwritten)?;
         if !status.success() {
             notes.push(format!("the program ended with {status}"));
         }
         let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
-        let command = words.join(" ");
-        Ok(Recorded {
-            perf_data: output.to_owned(),
-            status,
-            notes,
-            thp: "off for the program",
-            command,
-        })
+        let header = &mut trace.header;
+        header.thp = "off for the program".to_owned();
+        header.made = format!("faultless record -- {}; {}", words.join(" "), header.made);
+        // The compact format's bound on a string.
+        header.made.truncate(header.made.floor_char_boundary(4096));
+        header.notes.extend(notes.iter().cloned());
+        Ok(Recorded { trace, status, notes })
     }
 }
 
-impl Recorded {
-    /// Reads the recording back, with what only its maker knows: the command and the conditions.
-    ///
-    /// # Errors
-    /// [`RecordError::Unreadable`].
-    pub fn trace(&self) -> Result<Trace, RecordError> {
-        let mut trace = crate::read(&self.perf_data).map_err(RecordError::Unreadable)?;
-        let header = &mut trace.header;
-        header.thp = self.thp.to_owned();
-        header.made = format!("faultless record -- {}; {}", self.command, header.made);
-        // The compact format's bound on a string.
-        header.made.truncate(header.made.floor_char_boundary(4096));
-        header.notes.extend(self.notes.iter().cloned());
-        Ok(trace)
+/// Has `command` begin as a program is recorded: with the signals that are held here, and without huge pages.
+fn prepare(command: &mut Command) {
+    // SAFETY: between fork and exec only two async-signal-safe calls are made: pthread_sigmask and prctl.
+    unsafe {
+        command.pre_exec(|| {
+            Signals::let_through();
+            // A kernel without huge pages refuses, and has none to hide touches.
+            libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0);
+            Ok(())
+        });
+    }
+}
+
+/// Why perf did not write the file `output`, of which it says nothing itself: what writing it is answered with, or
+/// else what is wrong with it.
+fn why_not_written(output: &Path, unreadable: &Error) -> String {
+    let more = || fs::File::options().append(true).open(output)?.write_all(&[0; PROBE]);
+    match more() {
+        Err(error) => error.to_string(),
+        Ok(()) => unreadable.reason.clone(),
     }
 }
 
@@ -336,15 +336,6 @@ impl System {
             ))
         }
     }
-}
-
-/// The file that running `name` would execute: itself where it has a slash, else the first in PATH.
-fn find_program(name: &OsStr) -> Option<PathBuf> {
-    if name.as_encoded_bytes().contains(&b'/') {
-        return Some(PathBuf::from(name)).filter(|path| path.is_file());
-    }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).map(|dir| dir.join(name)).find(|path| path.is_file())
 }
 
 /// Whether the effective capabilities in the text of `/proc/self/status` permit tracepoints.
@@ -465,6 +456,19 @@ mod tests {
             assert!(matches!(error, RecordError::Run(ref what, _) if what == name), "{error}");
         }
         fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_recorded_program_begins_with_no_signal_blocked() {
+        // Twice, as where the caller holds them too.
+        let _held = [Signals::hold(), Signals::hold()];
+        let mut command = Command::new("cat");
+        command.arg("/proc/self/status");
+        prepare(&mut command);
+        let status = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+        assert_eq!(blocked.map(str::trim), Some("0000000000000000"));
+        assert!(status.contains("THP_enabled:\t0"), "{status}");
     }
 
     #[test]

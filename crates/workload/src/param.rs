@@ -129,8 +129,11 @@ impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Count(min, max) => write!(f, "a number from {min} to {max}"),
-            Self::Size => write!(f, "a size like 64K, 128M or 1G, a multiple of {PAGE} bytes"),
-            Self::Seconds => write!(f, "seconds, such as 0.5"),
+            Self::Size => {
+                let [least, most] = [PAGE, MAX_SIZE].map(|size| self.show(size));
+                write!(f, "a size from {least} to {most}, a multiple of {PAGE} bytes, such as 128M")
+            }
+            Self::Seconds => write!(f, "seconds from 0 to {MAX_SECONDS}, such as 0.5"),
             Self::Choice(words) => write!(f, "one of {}", words.join(", ")),
         }
     }

@@ -156,7 +156,7 @@ mod tests {
         assert!(message("pfft", "").contains("page_fault1"));
         assert!(message("pft", "size").contains("name=value"));
         assert!(message("pft", "sice=1M").contains("size"));
-        assert!(message("pft", "size=1").contains("a size like"));
+        assert!(message("pft", "size=1").contains("a size from 4K to 64T"));
         assert!(message("pft", "threads=0").contains("from 1 to"));
         assert!(message("forks", "mode=threads").contains("processes"));
         assert!(message("page_fault1_churn", "mode=processes").contains("threads"));

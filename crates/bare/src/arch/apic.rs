@@ -5,7 +5,7 @@
 
 use crate::percpu;
 use core::hint::spin_loop;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 use faultless::CpuId;
 use x86_64::instructions::port::Port;
 use x86_64::registers::model_specific::Msr;
@@ -36,16 +36,19 @@ const MASKED: u32 = 1 << 16;
 /// Divides by 16.
 const BY_16: u32 = 0b0011;
 
-/// The interrupts there are.
+/// The interrupts there are. Their upper four bits are their class: a CPU that [parks](super::park) takes
+/// those of the highest alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Vector {
     /// Another CPU wants this one to serve its flush requests.
     Flush = 0xf0,
     /// Another CPU wants this one to look at its threads.
-    Reschedule = 0xf1,
+    Reschedule = 0xe1,
     /// Time went by.
-    Timer = 0xf2,
+    Timer = 0xe2,
+    /// Another CPU ended what this one is parked for.
+    Wake = 0xf1,
     /// The controller met an error.
     Error = 0xfe,
     /// An interrupt that was withdrawn.
@@ -58,8 +61,9 @@ impl Vector {
     pub(super) const fn from_number(vector: u64) -> Option<Self> {
         match vector {
             0xf0 => Some(Self::Flush),
-            0xf1 => Some(Self::Reschedule),
-            0xf2 => Some(Self::Timer),
+            0xe1 => Some(Self::Reschedule),
+            0xe2 => Some(Self::Timer),
+            0xf1 => Some(Self::Wake),
             0xfe => Some(Self::Error),
             0xff => Some(Self::Spurious),
             _ => None,
@@ -152,8 +156,10 @@ pub(super) fn end_of_interrupt() {
     write(END_OF_INTERRUPT, 0);
 }
 
-/// Interrupts another CPU.
+/// Interrupts another CPU, which then sees all that this one has stored: the processor writes to the controller,
+/// whose registers it does not cache, after earlier stores, and the compiler leaves them in their order.
 pub fn interrupt(cpu: CpuId, vector: Vector) {
+    compiler_fence(Ordering::SeqCst);
     command(percpu::apic_id(cpu), ASSERT | vector as u32);
 }
 

@@ -7,7 +7,9 @@
 //!
 //! *GS.* In the kernel the GS base is this CPU's [`PerCpu`], and the program's is put aside; in user mode
 //! it is the other way round. So each entry from user mode swaps first, and each return swaps last; an
-//! interrupt of the kernel (of idle, or a fault of a copy to or from user memory) swaps nothing. The few
+//! interrupt of the kernel (of idle, or a fault of a copy to or from user memory) swaps nothing. An LFENCE
+//! follows where the two ways meet again: a processor that guessed the wrong one must not run the handler,
+//! even in vain, on the program's GS base, or on the kernel's as if it were the program's. The few
 //! exceptions that may come in between (NMI, double fault, machine check) are fatal, have stacks of their
 //! own, and find out by the sign of the base.
 //!
@@ -85,7 +87,8 @@ macro_rules! handle_and_return {
             "test byte ptr [rsp + {cs}], 3\n",
             "jz 2f\n",
             "swapgs\n",
-            "2: mov rdi, rsp\n",
+            "2: lfence\n",
+            "mov rdi, rsp\n",
             "call {handler}\n",
             "test byte ptr [rsp + {cs}], 3\n",
             "jz 4f\n",
@@ -146,7 +149,8 @@ unsafe extern "C" fn fatal() {
         "test edx, edx",
         "js 2f",
         "swapgs",
-        "2: mov rdi, rsp",
+        "2: lfence",
+        "mov rdi, rsp",
         "call {handler}",
         "ud2",
         handler = sym traps::fatal,
@@ -189,7 +193,7 @@ entries! {
     12 error common, 13 error common, 14 own page_fault, 15 plain common, 16 plain common,
     17 error common, 18 plain fatal, 19 plain common, 20 plain common, 21 error common,
     // See `apic::Vector`.
-    0xf0 plain common, 0xf1 plain common, 0xf2 plain common, 0xfe plain common, 0xff plain common,
+    0xe1 plain common, 0xe2 plain common, 0xf0 plain common, 0xf1 plain common, 0xfe plain common, 0xff plain common,
 }
 
 /// Where SYSCALL enters.

@@ -7,6 +7,7 @@
 use alloc::alloc::{alloc, dealloc};
 use core::alloc::Layout;
 use core::arch::asm;
+use core::array;
 use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -18,6 +19,8 @@ pub const LEGACY_BYTES: usize = 512;
 const HEADER_BYTES: usize = 64;
 /// x87, SSE, AVX.
 const WANTED: u64 = 0b111;
+/// x87, SSE: what FXSAVE stores.
+const LEGACY: u64 = 0b11;
 /// All exceptions masked, as Linux starts programs.
 const CONTROL: u16 = 0x37f;
 /// The same for SSE.
@@ -78,27 +81,44 @@ impl FpuState {
         unsafe { core::slice::from_raw_parts_mut(self.0.as_ptr(), BYTES.load(Ordering::Relaxed)) }
     }
 
-    /// Takes over bytes that a program chose, as far as they are possible: a prefix of what
-    /// [`bytes`](Self::bytes) gives. What the prefix does not cover becomes as at the start.
-    pub fn take(&mut self, chosen: &[u8]) {
+    /// Takes over bytes that a program chose: a prefix of what [`bytes`](Self::bytes) gives. Parts that
+    /// the prefix does not cover, or that are not `wanted`, become as at the start.
+    ///
+    /// # Errors
+    /// [`Unfit`]: the processor would not load them. The state is not to be used.
+    pub fn take(&mut self, chosen: &[u8], wanted: u64) -> Result<(), Unfit> {
         let bytes = self.bytes_mut();
         let len = chosen.len().min(bytes.len());
         bytes[..len].copy_from_slice(&chosen[..len]);
         bytes[len..].fill(0);
-        let mxcsr = &mut bytes[MXCSR_AT..MXCSR_AT + 4];
-        let value = u32::from_le_bytes([mxcsr[0], mxcsr[1], mxcsr[2], mxcsr[3]]);
-        let value = value & MXCSR_MASK.load(Ordering::Relaxed);
-        mxcsr.copy_from_slice(&value.to_le_bytes());
-        if bytes.len() > LEGACY_BYTES {
-            let whole = len >= LEGACY_BYTES + HEADER_BYTES;
-            let header = &mut bytes[LEGACY_BYTES..LEGACY_BYTES + HEADER_BYTES];
-            // Which parts follow; without a header the x87 and SSE ones do.
-            let parts = if whole { header[0] & WANTED as u8 } else { 0b11 };
-            header.fill(0);
-            header[0] = parts;
+        let mxcsr = bytes[MXCSR_AT..].first_chunk().map_or(0, |mxcsr| u32::from_le_bytes(*mxcsr));
+        if mxcsr & !MXCSR_MASK.load(Ordering::Relaxed) != 0 {
+            return Err(Unfit);
         }
+        let Some((header, _)) = bytes[LEGACY_BYTES..].split_first_chunk_mut::<HEADER_BYTES>()
+        else {
+            return Ok(());
+        };
+        // Without a header the x87 and SSE parts follow.
+        let [mut has, mut format, mut reserved] = [LEGACY, 0, 0];
+        if len >= LEGACY_BYTES + HEADER_BYTES {
+            let word = |at: usize| u64::from_le_bytes(array::from_fn(|byte| header[8 * at + byte]));
+            [has, format, reserved] = [0, 1, 2].map(word);
+        }
+        if has & !parts() != 0 || format != 0 || reserved != 0 {
+            return Err(Unfit);
+        }
+        // What else is in it the processor does not look at.
+        header.fill(0);
+        header[..8].copy_from_slice(&(has & wanted).to_le_bytes());
+        Ok(())
     }
 }
+
+/// Bytes that XRSTOR or FXRSTOR would fault on: a part that is not switched on, another format than the
+/// standard one, or a reserved bit that is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unfit;
 
 impl Drop for FpuState {
     fn drop(&mut self) {

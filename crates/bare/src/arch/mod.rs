@@ -7,10 +7,12 @@ pub mod context;
 pub mod descriptors;
 pub mod entry;
 pub mod fpu;
+pub mod segments;
 pub mod traps;
 pub mod user;
 
 pub(crate) use console::report;
+pub use segments::Selectors;
 
 use core::arch::asm;
 use core::fmt;
@@ -115,6 +117,20 @@ pub fn idle() {
     // SAFETY: `sti` takes effect after the next instruction, so the wait cannot miss an interrupt;
     // the handlers keep the kernel's rules. Memory may change meanwhile, so no `nomem`.
     unsafe { asm!("sti", "hlt", "cli", options(nostack)) };
+}
+
+/// Gives the core away until another CPU wants something of this one: waits, in the middle of whatever the
+/// kernel does, for an interrupt whose handler takes no lock ([`Vector::Flush`](apic::Vector) and `Wake`).
+/// Others wait until interrupts are on. As in [`idle`], none is lost.
+pub fn park() {
+    /// Below the highest class of interrupts.
+    const MASKED: u64 = 0xe;
+    // SAFETY: the priority is 0 everywhere else, and again afterwards. The handlers that may run keep the rules
+    // of `Machine::park`. Memory may change meanwhile, so no `nomem`.
+    unsafe {
+        asm!("mov cr8, {masked}", "sti", "hlt", "cli", "mov cr8, {none}",
+            masked = in(reg) MASKED, none = in(reg) 0u64, options(nostack));
+    }
 }
 
 /// Serves the interrupts that came in meanwhile. For calls that take long, between two of their steps:

@@ -4,6 +4,10 @@
 //! the program met it or a copy of the kernel's from or to the program's memory. Only a refusal goes
 //! further: to the task, or to the place where the copy gives up. Any other fault of the kernel's is its
 //! end.
+//!
+//! A program's instruction may also make the processor itself access memory, with the kernel's rights: to
+//! read a descriptor, say. No mapping of the program's would make such an access succeed, so a fault of
+//! it is not served (the instruction would fault for ever), but refused.
 
 use super::context::{self, Overrun};
 use super::{TrapFrame, apic, console, user};
@@ -18,7 +22,10 @@ use x86_64::registers::control::Cr2;
 /// The vector of a fault of which the processor could not tell the kernel: there was no stack to do so on.
 const DOUBLE_FAULT: u64 = 8;
 /// Bits of a page fault's error code.
+const PRESENT: u64 = 1;
 const WRITE: u64 = 1 << 1;
+/// The access was made with the program's rights.
+const USER: u64 = 1 << 2;
 const RESERVED: u64 = 1 << 3;
 const FETCH: u64 = 1 << 4;
 
@@ -41,7 +48,7 @@ pub(super) extern "C" fn page_fault(frame: &mut TrapFrame) {
     };
     let here = percpu::this();
     if frame.of_user()
-        && frame.error & RESERVED == 0
+        && frame.error & (RESERVED | USER) == USER
         && let Some(space) = running(here)
     {
         if let Err(refusal) = task::serve_fault(space, addr, access) {
@@ -51,7 +58,7 @@ pub(super) extern "C" fn page_fault(frame: &mut TrapFrame) {
         }
         return;
     }
-    of_kernel(frame, addr, access);
+    with_rights_of_kernel(frame, addr, access);
 }
 
 #[cold]
@@ -60,11 +67,20 @@ fn refused(frame: &mut TrapFrame, addr: u64, access: Access, refusal: FaultError
     task::page_fault(frame, addr, access, refusal);
 }
 
-/// A page fault of the kernel's, or one that the hardware finds fault with.
+/// A page fault of the kernel's, or of the processor's on behalf of the program, or one that the hardware
+/// finds fault with.
 #[cold]
 #[inline(never)]
-fn of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
+fn with_rights_of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
     let here = percpu::this();
+    if frame.of_user() && frame.error & (RESERVED | USER) == 0 {
+        return refused(
+            frame,
+            addr,
+            access,
+            FaultError::Segv { mapped: frame.error & PRESENT != 0 },
+        );
+    }
     if frame.error & RESERVED == 0
         && !frame.of_user()
         && let Some(fixup) = user::fixup(frame.rip)
@@ -98,6 +114,8 @@ fn interrupt(vector: apic::Vector, frame: &TrapFrame) {
             apic::end_of_interrupt();
             machine::serve();
         }
+        // The CPU does not halt any more, which is all that is wanted.
+        apic::Vector::Wake => apic::end_of_interrupt(),
         apic::Vector::Reschedule => {
             here.count(Interrupt::Reschedule);
             apic::end_of_interrupt();

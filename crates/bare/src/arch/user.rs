@@ -1,7 +1,8 @@
 //! Copies from and to user memory, which survive any pointer.
 //!
 //! The range is checked against the end of user space first, so whatever faults is a matter of the
-//! program's mappings. Each instruction that touches user memory is listed in `.fixups` with a place to go
+//! program's mappings. A processor that guesses the outcome of that check wrong finds the address masked,
+//! and so copies nothing of the kernel's where its caches would tell of it. Each instruction that touches user memory is listed in `.fixups` with a place to go
 //! on at. When it faults, the handler has the fault served in the space that this CPU runs, as if the
 //! program had made the access, and the instruction goes on where it was; if the fault cannot be
 //! served, the handler goes on at the listed place, and the copy ends with `EFAULT`. User memory is open
@@ -12,7 +13,7 @@
 use super::entry::{clac, stac};
 use crate::heap::Vec;
 use crate::syscall::Errno;
-use core::arch::naked_asm;
+use core::arch::{asm, naked_asm};
 use core::mem::MaybeUninit;
 use core::ptr;
 use faultless::{PAGE_SIZE, USER_END};
@@ -142,13 +143,27 @@ unsafe extern "C" fn exchange(value: *mut u32, dst: *mut u32, new: u32) -> bool 
     )
 }
 
-/// Whether `len` bytes at `addr` are all user addresses.
+/// `addr`, where `len` bytes from it on are all user addresses.
 #[inline(always)]
-fn check(addr: u64, len: usize) -> Result<(), Errno> {
+fn check(addr: u64, len: usize) -> Result<u64, Errno> {
     match addr.checked_add(len as u64) {
-        Some(end) if end <= USER_END => Ok(()),
+        Some(end) if end <= USER_END => Ok(masked(addr)),
         _ => Err(Errno::EFAULT),
     }
+}
+
+/// `addr` if it is below the end of user space, otherwise 0: computed without a branch, so that no guess
+/// of the processor's comes to another result.
+#[inline(always)]
+fn masked(addr: u64) -> u64 {
+    let mask: u64;
+    // SAFETY: computes only.
+    unsafe {
+        asm!("cmp {addr}, {end}", "sbb {mask}, {mask}", addr = in(reg) addr,
+            end = in(reg) USER_END, mask = lateout(reg) mask,
+            options(pure, nomem, nostack));
+    }
+    addr & mask
 }
 
 #[inline(always)]
@@ -165,7 +180,7 @@ fn done(failed: bool) -> Result<(), Errno> {
 /// `dst` is valid for writes of `len` bytes of the kernel's.
 #[inline]
 pub unsafe fn copy_in(dst: *mut u8, src: u64, len: usize) -> Result<(), Errno> {
-    check(src, len)?;
+    let src = check(src, len)?;
     // SAFETY: `dst` by the contract; the user side may fault, but is nobody else's memory.
     done(unsafe { copy(dst, src as *const u8, len) })
 }
@@ -179,7 +194,7 @@ pub unsafe fn copy_in(dst: *mut u8, src: u64, len: usize) -> Result<(), Errno> {
 /// `src` is valid for reads of `len` bytes of the kernel's.
 #[inline]
 pub unsafe fn copy_out(dst: u64, src: *const u8, len: usize) -> Result<(), Errno> {
-    check(dst, len)?;
+    let dst = check(dst, len)?;
     // SAFETY: as `copy_in`.
     done(unsafe { copy(dst as *mut u8, src, len) })
 }
@@ -207,7 +222,7 @@ pub fn write_bytes(dst: u64, bytes: &[u8]) -> Result<(), Errno> {
 /// # Errors
 /// `EFAULT`.
 pub fn zero_out(dst: u64, len: usize) -> Result<(), Errno> {
-    check(dst, len)?;
+    let dst = check(dst, len)?;
     // SAFETY: user memory.
     done(unsafe { fill(dst as *mut u8, ptr::null(), len) })
 }
@@ -245,7 +260,7 @@ pub fn string(addr: u64, max: usize) -> Result<Vec<u8>, Errno> {
         let at = addr.checked_add(bytes.len() as u64).ok_or(Errno::EFAULT)?;
         // A page at a time: what follows the string need not be there.
         let piece = (PAGE_SIZE - at % PAGE_SIZE).min((max - bytes.len()) as u64) as usize;
-        check(at, piece)?;
+        let at = check(at, piece)?;
         bytes.try_reserve(piece)?;
         let free = bytes.spare_capacity_mut();
         // SAFETY: `piece` bytes were reserved.
@@ -266,7 +281,7 @@ pub fn string(addr: u64, max: usize) -> Result<Vec<u8>, Errno> {
 /// # Errors
 /// `EFAULT`.
 pub fn load_u32(addr: u64) -> Result<u32, Errno> {
-    check(addr, 4)?;
+    let addr = check(addr, 4)?;
     let mut value = 0;
     // SAFETY: one side is ours, the other user memory.
     done(unsafe { load(&mut value, addr as *const u32) })?;
@@ -279,7 +294,7 @@ pub fn load_u32(addr: u64) -> Result<u32, Errno> {
 /// # Errors
 /// `EFAULT`.
 pub fn compare_exchange_u32(addr: u64, old: u32, new: u32) -> Result<Result<u32, u32>, Errno> {
-    check(addr, 4)?;
+    let addr = check(addr, 4)?;
     let mut value = old;
     // SAFETY: one side is ours, the other user memory.
     done(unsafe { exchange(&mut value, addr as *mut u32, new) })?;

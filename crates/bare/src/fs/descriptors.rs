@@ -89,7 +89,7 @@ pub struct ProcessFiles {
 }
 
 impl ProcessFiles {
-    /// Those of the first process: the console, and the directory `here`, or the root if it is empty.
+    /// Those of the first program: the console, and the directory `here`, or the root if it is empty.
     ///
     /// # Errors
     /// `ENOENT` and others of a path that leads nowhere; `ENOTDIR`.
@@ -117,6 +117,18 @@ impl ProcessFiles {
             descriptors: Mutex::new(Some(Arc::try_new(Descriptors(Mutex::new(table)))?)),
             context: Mutex::new(Arc::try_new(context)?),
         })
+    }
+
+    /// Those of a process that has no program: no descriptors, and the root.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn none() -> Result<Self> {
+        let root = super::root().clone();
+        let start = Mutex::new(Start { here: root.clone(), root });
+        let context = Context { start, umask: AtomicU32::new(0o022) };
+        let context = Mutex::new(Arc::try_new(context)?);
+        Ok(Self { descriptors: Mutex::default(), context })
     }
 
     /// Those of a child, which shares what is to be shared and gets copies of the rest.

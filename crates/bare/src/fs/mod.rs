@@ -159,12 +159,11 @@ impl Mapping {
     }
 }
 
-/// What `mmap` maps of the file `fd`.
+/// What `mmap` maps of `file`.
 ///
 /// # Errors
 /// `EBADF`, `EACCES`, `EPERM`: it is sealed; `ENODEV`: it cannot be mapped; `ENOMEM`.
-pub fn object_to_map(fd: i32, prot: Prot, flags: MapFlags) -> Result<Mapping> {
-    let file = crate::task::current().process.files.get(fd)?;
+pub fn object_to_map(file: &File, prot: Prot, flags: MapFlags) -> Result<Mapping> {
     if let file::Kind::Path = file.kind {
         return Err(Errno::EBADF);
     }
@@ -184,7 +183,7 @@ pub fn object_to_map(fd: i32, prot: Prot, flags: MapFlags) -> Result<Mapping> {
         }
         Body::Device(Device::Zero) => {
             let object = Object::try_new(percpu::cpu(), Object::MAX_PAGES, 0)?;
-            Ok(Mapping { object: Held::new(object), may_write: true })
+            Ok(Mapping { object: Held::new(object), may_write: file.writes() })
         }
         _ => Err(Errno::ENODEV),
     }

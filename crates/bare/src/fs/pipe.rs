@@ -20,6 +20,7 @@ const MAX_CAPACITY: usize = 1 << 20;
 /// Bytes on their way.
 #[derive(Debug)]
 pub struct Pipe {
+    kind: Kind,
     state: Mutex<State>,
     changes: Arc<Changes>,
 }
@@ -35,6 +36,16 @@ struct State {
     writers: u32,
     /// Ends that were ever opened: for who opens the other end.
     opened: [u64; 2],
+}
+
+/// Who finds a pipe to open it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Whoever knows its name: `mkfifo`. Who opens an end waits for the other.
+    Named,
+    /// Who has a descriptor of it, and opens that in `/proc/PID/fd`. Both ends were there from the start, so
+    /// nobody waits.
+    Anonymous,
 }
 
 impl State {
@@ -110,12 +121,12 @@ impl Pipe {
     ///
     /// # Errors
     /// `ENOMEM`.
-    pub fn try_new() -> Result<Arc<Self>> {
-        Self::announcing(Arc::try_new(Changes::default())?)
+    pub fn try_new(kind: Kind) -> Result<Arc<Self>> {
+        Self::announcing(kind, Arc::try_new(Changes::default())?)
     }
 
     /// One that announces its changes in `changes`.
-    fn announcing(changes: Arc<Changes>) -> Result<Arc<Self>> {
+    fn announcing(kind: Kind, changes: Arc<Changes>) -> Result<Arc<Self>> {
         let state = State {
             ring: Vec::new(),
             head: 0,
@@ -125,7 +136,7 @@ impl Pipe {
             writers: 0,
             opened: [0; 2],
         };
-        Ok(Arc::try_new(Self { state: Mutex::new(state), changes })?)
+        Ok(Arc::try_new(Self { kind, state: Mutex::new(state), changes })?)
     }
 
     /// An end of it.
@@ -139,7 +150,7 @@ impl Pipe {
     /// An end of it, and what the other side was like just before: whether somebody was there, and how
     /// many ever were.
     fn enter(this: &Arc<Self>, reads: bool, writes: bool) -> Result<(Arc<End>, bool, u64)> {
-        let before = {
+        let (met, before) = {
             let mut state = this.state.lock();
             let before = state.other_side(reads);
             state.readers += u32::from(reads);
@@ -148,19 +159,21 @@ impl Pipe {
             state.opened[1] += u64::from(writes);
             before
         };
+        // A reader of a pipe without a name is told of its end even if it came after that.
+        let missed = if this.kind == Kind::Named && !met { before } else { 0 };
         // Counted before it is made: without memory for it, its end is that of any.
-        let end = End { pipe: this.clone(), reads, writes };
+        let end = End { pipe: this.clone(), reads, writes, missed };
         this.changes.announce();
-        Ok((Arc::try_new(end)?, before.0, before.1))
+        Ok((Arc::try_new(end)?, met, before))
     }
 
-    /// An end of a named pipe: waits for somebody at the other.
+    /// Opens an end. A named pipe is waited for somebody at the other end of.
     ///
     /// # Errors
     /// `ENXIO`: nobody reads, and the call is not to wait. [`Errno::RESTART`]. `ENOMEM`.
     pub fn open(this: &Arc<Self>, reads: bool, writes: bool, at_once: bool) -> Result<Arc<End>> {
         let (end, met, before) = Self::enter(this, reads, writes)?;
-        if met || reads && (writes || at_once) {
+        if met || this.kind == Kind::Anonymous || reads && (writes || at_once) {
             return Ok(end);
         }
         if at_once {
@@ -257,13 +270,13 @@ impl Pipe {
         Ok(len as u64)
     }
 
-    /// What the end that reads is ready for.
-    fn ready_to_read(&self) -> Events {
+    /// What an end that reads is ready for, which was opened when `missed` writers had come and gone.
+    fn ready_to_read(&self, missed: u64) -> Events {
         let state = self.state.lock();
         let mut ready = Events::empty();
         ready.set(Events::READ, state.used != 0);
         // Who opened a named pipe without waiting is not told of an end before the beginning.
-        ready.set(Events::HUP, state.writers == 0 && state.opened[1] != 0);
+        ready.set(Events::HUP, state.writers == 0 && state.opened[1] != missed);
         ready
     }
 
@@ -297,6 +310,8 @@ pub struct End {
     pub pipe: Arc<Pipe>,
     reads: bool,
     writes: bool,
+    /// How many had been at the other end of a named pipe before this one was opened, if nobody was then.
+    missed: u64,
 }
 
 impl Stream for End {
@@ -311,7 +326,7 @@ impl Stream for End {
     fn ready(&self) -> Events {
         let mut ready = Events::empty();
         if self.reads {
-            ready |= self.pipe.ready_to_read();
+            ready |= self.pipe.ready_to_read(self.missed);
         }
         if self.writes {
             ready |= self.pipe.ready_to_write();
@@ -349,7 +364,8 @@ impl Socket {
     /// `ENOMEM`.
     pub fn try_pair() -> Result<[Arc<Self>; 2]> {
         let changes = Arc::try_new(Changes::default())?;
-        let pipes = [Pipe::announcing(changes.clone())?, Pipe::announcing(changes.clone())?];
+        let pipe = || Pipe::announcing(Kind::Anonymous, changes.clone());
+        let pipes = [pipe()?, pipe()?];
         let one = |at: usize| -> Result<Arc<Self>> {
             Ok(Arc::try_new(Self {
                 input: Mutex::new(Some(Pipe::end(&pipes[at], true, false)?)),

@@ -14,12 +14,12 @@ use crate::syscall::{Errno, Result};
 use crate::task::memory;
 use core::fmt;
 use core::mem::ManuallyDrop;
-use core::ops::Deref;
+use core::ops::{Deref, Range};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use faultless::file::Object;
 use faultless::heap::Shared;
-use faultless::{PAGE_SHIFT, PAGE_SIZE};
+use faultless::{Copies, PAGE_SHIFT, PAGE_SIZE};
 use linux_raw_sys::general as linux;
 
 /// Largest length of a file.
@@ -194,7 +194,7 @@ impl Regular {
         }
         self.length.fetch_max(at, Ordering::Release);
         // Whatever had been added for bytes that did not come.
-        let _ = self.object.set_pages(percpu::cpu(), self.length().div_ceil(PAGE_SIZE));
+        self.shorten();
         match room {
             Err(errno) if from.moved() == 0 => Err(errno),
             _ => from.result().map(|_| start),
@@ -249,25 +249,32 @@ impl Regular {
         if length > MAX_LENGTH {
             return Err(Errno::EFBIG);
         }
-        let pages = length.div_ceil(PAGE_SIZE);
-        {
-            let _change = self.change.lock();
-            let before = self.length();
-            if length >= before {
-                if length > before {
-                    self.refuse_if(linux::F_SEAL_GROW)?;
-                    self.grow(before, length)?;
-                }
-                self.length.store(length, Ordering::Release);
-                return Ok(());
+        let _change = self.change.lock();
+        let before = self.length();
+        if length >= before {
+            if length > before {
+                self.refuse_if(linux::F_SEAL_GROW)?;
+                self.grow(before, length)?;
             }
-            self.refuse_if(linux::F_SEAL_SHRINK)?;
             self.length.store(length, Ordering::Release);
-            self.clear(length, before.min(length.next_multiple_of(PAGE_SIZE)));
-            self.object.set_pages(percpu::cpu(), pages)?;
+            return Ok(());
         }
-        self.revoke(pages);
+        self.refuse_if(linux::F_SEAL_SHRINK)?;
+        self.length.store(length, Ordering::Release);
+        self.clear(length, before.min(length.next_multiple_of(PAGE_SIZE)));
+        self.shorten();
         Ok(())
+    }
+
+    /// Gives up the pages beyond the end. `change` is held, so none is added before all of them are gone
+    /// everywhere.
+    fn shorten(&self) {
+        let (before, pages) = (self.object.pages(), self.length().div_ceil(PAGE_SIZE));
+        if pages < before {
+            // No longer than it was: that is never refused.
+            let _ = self.object.set_pages(percpu::cpu(), pages);
+            self.revoke(pages..before, Copies::Drop);
+        }
     }
 
     /// Makes pages for `range`, and with `grow` makes it a part of the file.
@@ -300,25 +307,23 @@ impl Regular {
         Ok(())
     }
 
-    /// Makes `start..end` zero, and frees the pages that lie in it wholly.
+    /// Makes `start..end` zero, and frees the pages that lie in it wholly. What programs stored to private
+    /// mappings of them stays.
     ///
     /// # Errors
     /// `EPERM`: it is sealed.
     pub fn punch(&self, start: u64, end: u64) -> Result<()> {
         let end = end.min(MAX_LENGTH);
         let (first, last) = (start.div_ceil(PAGE_SIZE), end >> PAGE_SHIFT);
-        {
-            let _change = self.change.lock();
-            self.refuse_if(linux::F_SEAL_WRITE | linux::F_SEAL_FUTURE_WRITE)?;
-            self.clear(start, end.min(first << PAGE_SHIFT));
-            if last >= first {
-                self.clear(last << PAGE_SHIFT, end);
-            }
-            self.object.free_pages(percpu::cpu(), first..last.max(first));
+        let _change = self.change.lock();
+        self.refuse_if(linux::F_SEAL_WRITE | linux::F_SEAL_FUTURE_WRITE)?;
+        self.clear(start, end.min(first << PAGE_SHIFT));
+        if last >= first {
+            self.clear(last << PAGE_SHIFT, end);
         }
         if first < last {
-            // The mappings beyond the hole are made again by faults.
-            self.revoke(first);
+            self.object.free_pages(percpu::cpu(), first..last);
+            self.revoke(first..last, Copies::Keep);
         }
         Ok(())
     }
@@ -346,11 +351,10 @@ impl Regular {
         }
     }
 
-    /// Takes the pages from `first` on out of every process that may map them.
-    fn revoke(&self, first: u64) {
-        if !self.mapped.load(Ordering::SeqCst) {
-            return;
+    /// Takes `pages`, which have left the object, out of every process that may map them. `change` is held.
+    fn revoke(&self, pages: Range<u64>, copies: Copies) {
+        if self.mapped.load(Ordering::SeqCst) {
+            memory::revoke(&self.object, pages, copies);
         }
-        memory::revoke(&self.object, first);
     }
 }

@@ -4,7 +4,7 @@ use super::device::Device;
 use super::directory::{self, Directory};
 use super::inode::{Body, Inode};
 use super::path::Step;
-use super::pipe::Pipe;
+use super::pipe::{self, Pipe};
 use super::proc;
 use super::transfer::Transfer;
 use super::walk::{Links, Start, walk};
@@ -89,7 +89,7 @@ fn unpack_one(
             inode
         }
         linux::S_IFLNK => Inode::try_new(Body::Link(Vec::try_from_slice(entry.file())?), 0o777)?,
-        linux::S_IFIFO => Inode::try_new(Body::Pipe(Pipe::try_new()?), mode)?,
+        linux::S_IFIFO => Inode::try_new(Body::Pipe(Pipe::try_new(pipe::Kind::Named)?), mode)?,
         linux::S_IFCHR if entry.mode().contains(Mode::CHARACTER_SPECIAL_DEVICE) => {
             let numbers = (entry.rdevmajor().unwrap_or(0), entry.rdevminor().unwrap_or(0));
             let device = Device::numbered(numbers.0, numbers.1).ok_or(Errno::ENODEV)?;

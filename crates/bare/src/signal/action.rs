@@ -49,6 +49,9 @@ pub enum Disposition {
 }
 
 impl Action {
+    /// It is ignored.
+    pub(super) const IGNORE: Self = Self { handler: IGNORE, flags: 0, restorer: 0, mask: 0 };
+
     /// Without what makes no sense: as a program set it.
     pub(crate) const fn sanitized(self) -> Self {
         Self { flags: self.flags & FLAGS, mask: self.mask & !UNBLOCKABLE, ..self }

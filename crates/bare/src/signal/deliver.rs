@@ -4,7 +4,7 @@ use super::{Disposition, Info, Set, block, frame, pending, send, stop};
 use crate::arch::TrapFrame;
 use crate::syscall::{Errno, SYSTEM_CALL};
 use crate::task::process::ExitStatus;
-use crate::task::{Thread, current, exit};
+use crate::task::{Thread, breathe, current, exit};
 use linux_raw_sys::general as linux;
 
 /// Has the running thread, whose registers are `frame`, do about signals what is to be done.
@@ -53,6 +53,9 @@ pub fn deliver(frame: &mut TrapFrame) {
                         send::force_segv(signal);
                     }
                 }
+                // There may be many, and more all the time: a handler that cannot even begin is a signal
+                // again. Between two of them others get a turn, and whoever kills the process its way.
+                let _ = breathe();
             }
         }
     }

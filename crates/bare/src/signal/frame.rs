@@ -8,7 +8,7 @@
 //! jump to it.
 
 use super::{Action, AlternateStack, Info, Set, block, send};
-use crate::arch::fpu::{self, FpuState, LEGACY_BYTES};
+use crate::arch::fpu::{self, FpuState, LEGACY_BYTES, Unfit};
 use crate::arch::user::{self, Plain};
 use crate::arch::{TrapFrame, entry};
 use crate::heap::Vec;
@@ -289,7 +289,8 @@ fn read_fpu(at: u64) -> Result<FpuState> {
         && user::read::<u32>(at.wrapping_add(whole as u64)) == Ok(MAGIC_2);
     let mut bytes = Vec::try_filled(0, if extended { whole } else { LEGACY_BYTES })?;
     user::read_bytes(&mut bytes, at)?;
-    state.take(&bytes);
+    let parts = if extended { software.parts } else { !0 };
+    state.take(&bytes, parts).map_err(|Unfit| Errno::EFAULT)?;
     Ok(state)
 }
 

@@ -20,6 +20,7 @@ mod action;
 mod deliver;
 mod frame;
 mod info;
+pub mod orphan;
 mod queue;
 mod send;
 mod stop;
@@ -182,6 +183,8 @@ pub struct ProcessSignals {
     pub job: Job,
     /// Its timers.
     pub timers: ProcessTimers,
+    /// Which signals the ends of its relatives will send it.
+    orphaned: orphan::Noted,
 }
 
 impl fmt::Debug for ProcessSignals {
@@ -197,6 +200,14 @@ impl ProcessSignals {
     /// `ENOMEM`.
     pub fn try_new() -> Result<Self> {
         Self::with_actions(Vec::try_filled(Action::default(), LAST as usize)?)
+    }
+
+    /// Those of a process that ignores all, even what others cannot ignore.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_ignoring_all() -> Result<Self> {
+        Self::with_actions(Vec::try_filled(Action::IGNORE, LAST as usize)?)
     }
 
     /// Those of a child: it does the same, unless it is to have no handlers.
@@ -217,6 +228,7 @@ impl ProcessSignals {
             queue: Queue::default(),
             job: Job::default(),
             timers: ProcessTimers::try_new()?,
+            orphaned: orphan::Noted::default(),
         })
     }
 

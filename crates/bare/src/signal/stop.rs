@@ -6,6 +6,7 @@
 //! queue already: `SIGCONT` empties the queues of stops, then counts itself, then has the process go on; who
 //! takes a stop reads the count before it takes it, and stops only if the count is still that.
 
+use super::orphan::is_orphaned;
 use super::{Info, Set, bit, send};
 use crate::heap::Arc;
 use crate::sync::Mutex;
@@ -100,7 +101,8 @@ pub(super) fn before(process: &Arc<Process>, signal: u32) {
 /// so often.
 pub(super) fn stop(signal: u32, continues: u64) {
     let process = current().process.clone();
-    if signal != linux::SIGSTOP && is_orphaned(process.group.load(Ordering::Relaxed)) {
+    let group = process.group.load(Ordering::Relaxed);
+    if signal != linux::SIGSTOP && is_orphaned(&TABLE.lock(), group, 0) {
         return;
     }
     let news = ExitStatus(signal << 8 | 0x7f);
@@ -128,19 +130,4 @@ fn tell_parent(process: &Arc<Process>, news: ExitStatus) {
         send::send_process(&parent, Info::child(linux::SIGCHLD, process, news));
     }
     parent.children_changed.wake_all();
-}
-
-/// Whether nobody is there who could have a group go on: no parent of a member in another group of the
-/// same session.
-fn is_orphaned(group: u32) -> bool {
-    let table = TABLE.lock();
-    let group_of = |process: &Process| process.group.load(Ordering::Relaxed);
-    let session_of = |process: &Process| process.session.load(Ordering::Relaxed);
-    !table.processes.values().any(|process| {
-        let parent = process.parent();
-        group_of(process) == group
-            && table.processes.get(&parent).is_some_and(|parent| {
-                group_of(parent) != group && session_of(parent) == session_of(process)
-            })
-    })
 }

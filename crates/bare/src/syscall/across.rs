@@ -4,7 +4,7 @@ use super::file::rw::{MOST_PIECES, pieces};
 use super::{Args, Errno, Result};
 use crate::fs::Transfer;
 use crate::heap::{Arc, Vec};
-use crate::task::breathe;
+use crate::task::breathe_unless_killed;
 use crate::task::exec::Visit;
 use crate::task::memory::Memory;
 use crate::task::process::find_thread;
@@ -33,7 +33,8 @@ pub fn process_vm_writev(args: Args<'_>) -> Result {
 }
 
 /// Moves bytes in pieces: `go` moves as many as its buffer has between the caller's memory and the other,
-/// and says how many came through. What came through before a place that is not there counts.
+/// and says how many came through. What came through before a place that is not there counts. Signals wait:
+/// who asked for all of it is not told of a part.
 fn move_bytes(
     args: &Args<'_>,
     go: impl Fn(&mut Transfer<'_>, &mut Transfer<'_>, &Memory, &mut [u8]) -> u64,
@@ -58,7 +59,7 @@ fn move_bytes(
         if through < part {
             break;
         }
-        if here.left() == 0 || there.left() == 0 || !breathe() {
+        if here.left() == 0 || there.left() == 0 || !breathe_unless_killed() {
             break;
         }
     }

@@ -7,12 +7,13 @@ use crate::fs::regular::Held;
 use crate::heap::{Vec, try_push};
 use crate::machine::Bare;
 use crate::percpu;
-use crate::task::{breathe, current};
+use crate::task::{breathe, current, memory};
 use core::sync::atomic::Ordering;
 use faultless::{
-    Advice, Area, Backing, Cpu, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Shared, Space, USER_END,
-    VirtRange, VmaFlags,
+    Advice, Area, Backing, Copies, Cpu, Lock, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Shared,
+    Space, USER_END, VirtRange, VmaFlags,
 };
+use linux_raw_sys::general as linux;
 
 /// The space of the caller.
 pub(super) fn space<'a>() -> &'a Space<Bare> {
@@ -43,13 +44,25 @@ pub(super) fn room_for(bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Whether the caller has what it maps locked, and so faulted in, at once.
-fn locks_future() -> bool {
-    current().process.locks_future.load(Ordering::Relaxed)
+/// How what the caller maps is locked.
+fn future_lock() -> Lock {
+    *current().process.locks_future.lock()
 }
 
-/// Of `mmap`: the mapping is locked.
-const LOCKED: u64 = 0x2000;
+/// Of `mmap`: which kind it is.
+const TYPE: u64 = 0xf;
+/// Of `mmap`: the two kinds there are.
+const SHARED: u64 = MapFlags::SHARED.bits() as u64;
+const PRIVATE: u64 = MapFlags::PRIVATE.bits() as u64;
+/// Of `mmap`: shared, and flags that the kernel does not know, or the file cannot have, are an error.
+const SHARED_VALIDATE: u64 = 3;
+/// Of `mmap`: the flags that are known with `SHARED_VALIDATE`, as on Linux: those that there were before it.
+const VALIDATED: u64 = linux::MAP_SHARED_VALIDATE as u64
+    | (linux::MAP_FIXED | linux::MAP_ANONYMOUS | linux::MAP_32BIT | linux::MAP_ABOVE4G) as u64
+    | (linux::MAP_DENYWRITE | linux::MAP_EXECUTABLE | linux::MAP_UNINITIALIZED) as u64
+    | (linux::MAP_GROWSDOWN | linux::MAP_LOCKED | linux::MAP_NORESERVE | linux::MAP_STACK) as u64
+    | (linux::MAP_POPULATE | linux::MAP_NONBLOCK | linux::MAP_HUGETLB) as u64
+    | (21 | 30) << linux::MAP_HUGE_SHIFT;
 /// Of `mmap`: fault it in.
 const POPULATE: u64 = MapFlags::POPULATE.bits() as u64;
 /// Of `mmap`: but not now; of `remap_file_pages`: do not fault it in.
@@ -57,24 +70,46 @@ const NONBLOCK: u64 = 0x1_0000;
 
 /// `mmap(addr, length, prot, flags, fd, offset)`.
 pub fn mmap(args: Args<'_>) -> Result {
-    room_for(args.b())?;
     let (addr, len, prot, offset) = (args.a(), args.b(), args.c(), args.f());
     let prot = Prot::from_bits_truncate(prot as u32);
-    let flags = MapFlags::from_bits_truncate(args.d() as u32);
+    let mut flags = MapFlags::from_bits_truncate(args.d() as u32) - MapFlags::POPULATE;
     if offset & (faultless::PAGE_SIZE - 1) != 0 {
         return Err(Errno::EINVAL);
     }
-    let populates = args.d() & (POPULATE | NONBLOCK) == POPULATE;
-    let at_once = populates || args.d() & LOCKED != 0 || locks_future();
-    let flags = flags - MapFlags::POPULATE;
-    let start = if flags.contains(MapFlags::ANONYMOUS) {
-        of_caller(|space, cpu| space.mmap(cpu, addr, len, prot, flags))?
-    } else {
-        let mapped = fs::object_to_map(args.e() as i32, prot, flags)?;
-        let backing = mapped.starting_at(offset >> PAGE_SHIFT);
-        of_caller(|space, cpu| space.mmap_object(cpu, addr, len, prot, flags, backing))?
+    let file = match flags.contains(MapFlags::ANONYMOUS) {
+        true => None,
+        false => Some(current().process.files.get(args.e() as i32)?),
     };
-    if at_once {
+    if len == 0 {
+        return Err(Errno::EINVAL);
+    }
+    match args.d() & TYPE {
+        SHARED | PRIVATE => {}
+        // The subsystem refuses it, once it has found a place, as Linux does.
+        _ if file.is_none() => flags -= MapFlags::SHARED | MapFlags::PRIVATE,
+        SHARED_VALIDATE if args.d() & !VALIDATED != 0 => return Err(Errno::EOPNOTSUPP),
+        SHARED_VALIDATE => flags -= MapFlags::PRIVATE,
+        _ => return Err(Errno::EINVAL),
+    }
+    room_for(len)?;
+    let lock = match future_lock() {
+        Lock::No if flags.contains(MapFlags::LOCKED) => Lock::Now,
+        lock => lock,
+    };
+    flags.set(MapFlags::LOCKED, lock != Lock::No);
+    let start = match file {
+        None => of_caller(|space, cpu| space.mmap(cpu, addr, len, prot, flags))?,
+        Some(file) => {
+            let mapped = fs::object_to_map(&file, prot, flags)?;
+            let backing = mapped.starting_at(offset >> PAGE_SHIFT);
+            of_caller(|space, cpu| space.mmap_object(cpu, addr, len, prot, flags, backing))?
+        }
+    };
+    if lock == Lock::OnFault {
+        // If it cannot be split from what it is next to, it stays locked as it is.
+        let _ = space().mlock(percpu::cpu(), start, len, lock);
+    }
+    if lock == Lock::Now || args.d() & (POPULATE | NONBLOCK) == POPULATE {
         // As on Linux, what cannot be had is left for later faults.
         let _ = populate(start, len, prot.contains(Prot::WRITE));
     }
@@ -138,7 +173,14 @@ pub fn mremap(args: Args<'_>) -> Result {
     let flags = RemapFlags::from_bits(args.d() as u32).ok_or(Errno::EINVAL)?;
     let (old, new) = (args.b(), args.c());
     let start = of_caller(|space, cpu| space.mremap(cpu, args.a(), old, new, flags, args.e()))?;
-    if new > old && locks_future() {
+    let mut lock = Lock::No;
+    if new > old {
+        space().each_area(percpu::cpu(), VirtRange::page(start), |area| {
+            lock = area.lock();
+            false
+        });
+    }
+    if lock == Lock::Now {
         let added = faultless::addr::page_down(old);
         let len = faultless::addr::page_up(new - added).unwrap_or(0);
         let _ = populate(start + added, len, true);
@@ -149,8 +191,11 @@ pub fn mremap(args: Args<'_>) -> Result {
 /// `madvise(addr, length, advice)`.
 pub fn madvise(args: Args<'_>) -> Result {
     room()?;
-    let advice = Advice::from_number(args.c() as u32).ok_or(Errno::EINVAL)?;
     let (start, len) = (args.a(), args.b());
+    if args.c() as u32 == linux::MADV_REMOVE {
+        return remove(start, len);
+    }
+    let advice = Advice::from_number(args.c() as u32).ok_or(Errno::EINVAL)?;
     let act = |at, len| Ok(of_caller(|space, cpu| space.madvise(cpu, at, len, advice))?);
     let ends = faultless::addr::page_up(len).is_some_and(|len| start.checked_add(len).is_some());
     match advice {
@@ -160,15 +205,56 @@ pub fn madvise(args: Args<'_>) -> Result {
     Ok(0)
 }
 
+/// `MADV_REMOVE`: punches a hole into what is mapped shared there, as `fallocate` does.
+fn remove(start: u64, len: u64) -> Result {
+    let end = faultless::addr::page_up(len).and_then(|len| start.checked_add(len));
+    let end = end.filter(|_| faultless::addr::is_page_aligned(start)).ok_or(Errno::EINVAL)?;
+    let mut at = start;
+    let mut hole = false;
+    while at < end {
+        // One at a time, as it is by then.
+        let mut found = None;
+        space().each_area(percpu::cpu(), VirtRange::new(at, end), |area| {
+            found = Some(area.part(VirtRange::new(at, end)));
+            false
+        });
+        let Some(Area { range, flags, offset, object, .. }) = found else {
+            hole = true;
+            break;
+        };
+        hole |= range.start > at;
+        at = range.end;
+        let object = Held::new(object.ok_or(Errno::EINVAL)?);
+        if flags.contains(VmaFlags::LOCKED) {
+            return Err(Errno::EINVAL);
+        }
+        if !flags.contains(VmaFlags::SHARED) || flags.contains(VmaFlags::NOWRITE) {
+            return Err(Errno::EACCES);
+        }
+        let pages = offset..offset + range.pages();
+        object.free_pages(percpu::cpu(), pages.clone());
+        memory::revoke(&object, pages, Copies::Keep);
+        if !breathe() && at < end {
+            return Err(Errno::RESTART);
+        }
+    }
+    if hole { Err(Errno::ENOMEM) } else { Ok(0) }
+}
+
 /// `brk(addr)`: never an error; the break stays where it is instead.
 pub fn brk(args: Args<'_>) -> Result {
     let growth = args.a().saturating_sub(space().heap_range().end);
     let wanted = if room_for(growth).is_ok() { args.a() } else { 0 };
     let end = of_caller(|space, cpu| space.brk(cpu, wanted));
-    if growth != 0 && end == args.a() && locks_future() {
-        let start = faultless::addr::page_down(end - growth);
-        let len = faultless::addr::page_up(end).unwrap_or(end) - start;
-        let _ = populate(start, len, true);
+    let lock = future_lock();
+    if growth != 0 && end == args.a() && lock != Lock::No {
+        let start = faultless::addr::page_up(end - growth).unwrap_or(end);
+        let len = faultless::addr::page_up(end).unwrap_or(end).saturating_sub(start);
+        // If it cannot be split from the rest, the heap grows all the same.
+        let _ = space().mlock(percpu::cpu(), start, len, lock);
+        if lock == Lock::Now {
+            let _ = populate(start, len, true);
+        }
     }
     Ok(end)
 }
@@ -195,34 +281,51 @@ pub fn mincore(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// `msync(addr, length, flags)`: the files are memory, so there is nothing to write back.
+/// `msync(addr, length, flags)`: the files are memory, so there is nothing to write back, or to read again.
 pub fn msync(args: Args<'_>) -> Result {
-    const ASYNC_AND_SYNC: u64 = 1 | 4;
+    const ASYNC: u64 = linux::MS_ASYNC as u64;
+    const INVALIDATE: u64 = linux::MS_INVALIDATE as u64;
+    const SYNC: u64 = linux::MS_SYNC as u64;
     let flags = args.c();
     if args.a() & (faultless::PAGE_SIZE - 1) != 0
-        || flags & !(1 | 2 | 4) != 0
-        || flags & ASYNC_AND_SYNC == ASYNC_AND_SYNC
+        || flags & !(ASYNC | INVALIDATE | SYNC) != 0
+        || flags & (ASYNC | SYNC) == ASYNC | SYNC
     {
         return Err(Errno::EINVAL);
     }
-    mapped(args.a(), args.b())?;
+    let len = faultless::addr::page_up(args.b()).ok_or(Errno::ENOMEM)?;
+    let end = args.a().checked_add(len).ok_or(Errno::ENOMEM)?;
+    let range = VirtRange::new(args.a(), end);
+    if flags & INVALIDATE != 0 {
+        let mut locked = false;
+        space().each_area(percpu::cpu(), range, |area| {
+            locked = area.lock() != Lock::No;
+            !locked
+        });
+        if locked {
+            return Err(Errno::EBUSY);
+        }
+    }
+    mapped(range)?;
     Ok(0)
 }
 
-/// The pages that a call to lock or unlock is about.
-fn to_lock(args: &Args<'_>) -> Result<VirtRange> {
+/// Locks, or unlocks, the pages that a call is about, and returns which those are. (Programs are root, and so
+/// there is no limit.)
+fn lock(args: &Args<'_>, how: Lock) -> Result<VirtRange> {
     let start = faultless::addr::page_down(args.a());
     let len = args.b().wrapping_add(args.a() - start);
     // As on Linux, a length that is nearly all there is comes round to nothing.
     let len = faultless::addr::page_up(len).unwrap_or(0);
     let end = start.checked_add(len).ok_or(Errno::EINVAL)?;
-    mapped(start, len)?;
+    space().mlock(percpu::cpu(), start, len, how)?;
     Ok(VirtRange::new(start, end))
 }
 
-/// `mlock(addr, length)`: nothing is ever paged out, so to lock is to fault in.
+/// `mlock(addr, length)`: nothing is ever paged out, so it is enough to fault in what is locked.
 pub fn mlock(args: Args<'_>) -> Result {
-    let range = to_lock(&args)?;
+    room()?;
+    let range = lock(&args, Lock::Now)?;
     for (part, write) in areas(range)? {
         populate(part.start, part.len(), write).map_err(|errno| match errno {
             Errno::RESTART => errno,
@@ -234,32 +337,53 @@ pub fn mlock(args: Args<'_>) -> Result {
 
 /// `mlock2(addr, length, flags)`.
 pub fn mlock2(args: Args<'_>) -> Result {
-    const ON_FAULT: u64 = 1;
+    const ON_FAULT: u64 = linux::MLOCK_ONFAULT as u64;
     match args.c() {
         0 => mlock(args),
-        ON_FAULT => munlock(args),
+        ON_FAULT => room().and_then(|()| lock(&args, Lock::OnFault)).map(|_| 0),
         _ => Err(Errno::EINVAL),
     }
 }
 
 /// `munlock(addr, length)`: pages that are there stay.
 pub fn munlock(args: Args<'_>) -> Result {
-    to_lock(&args)?;
+    lock(&args, Lock::No)?;
     Ok(0)
+}
+
+/// Locks, or unlocks, all that is mapped. Needs no memory itself, so that to unlock never fails.
+fn lock_all(how: Lock) {
+    let mut left = VirtRange::USER;
+    loop {
+        // One at a time, as it is by then.
+        let mut found = None;
+        space().each_area(percpu::cpu(), left, |area| {
+            found = Some(area.range.intersect(left));
+            false
+        });
+        let Some(part) = found else { return };
+        // What cannot be split from its neighbours, or is not there any more, is left out.
+        let _ = space().mlock(percpu::cpu(), part.start, part.len(), how);
+        left = VirtRange::new(part.end, left.end);
+    }
 }
 
 /// `mlockall(flags)`.
 pub fn mlockall(args: Args<'_>) -> Result {
-    const CURRENT: u64 = 1;
-    const FUTURE: u64 = 2;
-    const ON_FAULT: u64 = 4;
+    const CURRENT: u64 = linux::MCL_CURRENT as u64;
+    const FUTURE: u64 = linux::MCL_FUTURE as u64;
+    const ON_FAULT: u64 = linux::MCL_ONFAULT as u64;
+    room()?;
     let flags = args.a();
     if flags & !(CURRENT | FUTURE | ON_FAULT) != 0 || flags & (CURRENT | FUTURE) == 0 {
         return Err(Errno::EINVAL);
     }
-    let at_once = flags & ON_FAULT == 0;
-    current().process.locks_future.store(flags & FUTURE != 0 && at_once, Ordering::Relaxed);
-    if flags & CURRENT != 0 && at_once {
+    let how = if flags & ON_FAULT == 0 { Lock::Now } else { Lock::OnFault };
+    *current().process.locks_future.lock() = if flags & FUTURE != 0 { how } else { Lock::No };
+    if flags & CURRENT != 0 {
+        lock_all(how);
+    }
+    if flags & CURRENT != 0 && how == Lock::Now {
         for (part, write) in areas(VirtRange::USER)? {
             // What else cannot be had is left out.
             if populate(part.start, part.len(), write) == Err(Errno::RESTART) {
@@ -272,7 +396,8 @@ pub fn mlockall(args: Args<'_>) -> Result {
 
 /// `munlockall()`.
 pub fn munlockall(_: Args<'_>) -> Result {
-    current().process.locks_future.store(false, Ordering::Relaxed);
+    *current().process.locks_future.lock() = Lock::No;
+    lock_all(Lock::No);
     Ok(0)
 }
 
@@ -321,11 +446,6 @@ pub fn remap_file_pages(args: Args<'_>) -> Result {
 }
 
 /// Whether all of a range is mapped.
-fn mapped(addr: u64, len: u64) -> Result<()> {
-    let end = faultless::addr::page_up(len)
-        .and_then(|len| addr.checked_add(len))
-        .filter(|&end| end <= USER_END)
-        .ok_or(Errno::ENOMEM)?;
-    let all = space().is_mapped(percpu::cpu(), VirtRange::new(addr, end));
-    if all { Ok(()) } else { Err(Errno::ENOMEM) }
+fn mapped(range: VirtRange) -> Result<()> {
+    if space().is_mapped(percpu::cpu(), range) { Ok(()) } else { Err(Errno::ENOMEM) }
 }

@@ -1,7 +1,7 @@
 //! The calls that make, replace, end, and ask about threads and processes.
 
 use super::{Args, Errno, Result};
-use crate::arch::{self, user};
+use crate::arch::{self, Selectors, user};
 use crate::fs;
 use crate::heap::{Arc, String};
 use crate::task::clone::{self, Request};
@@ -412,8 +412,15 @@ pub fn arch_prctl(args: Args<'_>) -> Result {
     let addr = args.b();
     match args.a() as u32 {
         SET_GS | SET_FS if addr >= faultless::USER_END => return Err(Errno::EPERM),
-        SET_GS => arch::set_gs_base(addr),
-        SET_FS => arch::set_fs_base(addr),
+        // A base that is set is that of no descriptor.
+        SET_GS => {
+            Selectors::current().without_gs().load();
+            arch::set_gs_base(addr);
+        }
+        SET_FS => {
+            Selectors::current().without_fs().load();
+            arch::set_fs_base(addr);
+        }
         GET_FS => user::write(addr, &arch::fs_base())?,
         GET_GS => user::write(addr, &arch::gs_base())?,
         _ => return Err(Errno::EINVAL),
@@ -452,14 +459,25 @@ pub fn prctl(args: Args<'_>) -> Result {
         }
         p::PR_GET_DUMPABLE => Ok(1),
         p::PR_GET_PDEATHSIG => {
-            user::write(args.b(), &0u32)?;
+            user::write(args.b(), &process.death_signal.load(Ordering::Relaxed))?;
+            Ok(0)
+        }
+        p::PR_GET_CHILD_SUBREAPER => {
+            user::write(args.b(), &u32::from(process.adopts.load(Ordering::Relaxed)))?;
+            Ok(0)
+        }
+        p::PR_SET_CHILD_SUBREAPER => {
+            process.adopts.store(args.b() != 0, Ordering::Relaxed);
             Ok(0)
         }
         p::PR_SET_DUMPABLE if args.b() > 1 => Err(Errno::EINVAL),
         p::PR_SET_PDEATHSIG if args.b() > 64 => Err(Errno::EINVAL),
         p::PR_SET_NO_NEW_PRIVS if args.b() != 1 => Err(Errno::EINVAL),
+        p::PR_SET_PDEATHSIG => {
+            process.death_signal.store(args.b() as u32, Ordering::Relaxed);
+            Ok(0)
+        }
         p::PR_SET_DUMPABLE
-        | p::PR_SET_PDEATHSIG
         | p::PR_SET_NO_NEW_PRIVS
         | p::PR_SET_THP_DISABLE
         | p::PR_SET_TIMERSLACK

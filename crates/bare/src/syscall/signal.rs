@@ -158,7 +158,7 @@ pub fn kill(args: Args<'_>) -> Result {
             };
             let is_meant = |process: &Arc<Process>| {
                 if pid == -1 {
-                    // Everybody but the first process and who asks.
+                    // Everybody but process 1 and who asks.
                     process.pid > 1 && process.pid != own.pid
                 } else {
                     process.group.load(Ordering::Relaxed) == group

@@ -196,7 +196,7 @@ pub fn personality(_: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// `reboot(magic, magic, command, argument)`: the first process may switch the machine off.
+/// `reboot(magic, magic, command, argument)`: the program that the machine was started for may switch the machine off.
 pub fn reboot(args: Args<'_>) -> Result {
     const MAGIC: u32 = 0xfee1_dead;
     const MAGICS: [u32; 4] = [672_274_793, 85_072_278, 369_367_448, 537_993_216];
@@ -204,7 +204,7 @@ pub fn reboot(args: Args<'_>) -> Result {
     if args.a() as u32 != MAGIC || !MAGICS.contains(&(args.b() as u32)) {
         return Err(Errno::EINVAL);
     }
-    if current().process.pid != boot::FIRST {
+    if current().process.pid != boot::PROGRAM {
         return Err(Errno::EPERM);
     }
     if OFF.contains(&(args.c() as u32)) {

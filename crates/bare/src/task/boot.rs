@@ -1,10 +1,10 @@
-//! The first process, which is the program that the machine was started for, and the end of the machine,
-//! which is the end of that process.
+//! The program that the machine was started for, and the end of the machine, which is the end of that
+//! program.
 
 use super::exec::{self, Loaded, Strings};
 use super::process::{ExitStatus, Family, Process, TABLE};
-use super::scheduler;
 use super::thread::Thread;
+use super::{init, scheduler};
 use crate::arch::{power_off, report};
 use crate::fs::{self, ProcessFiles};
 use crate::heap::{Arc, Slot, Vec};
@@ -12,10 +12,12 @@ use crate::percpu;
 use crate::signal::{ProcessSignals, ThreadSignals};
 use crate::syscall::Result;
 use core::fmt::Display;
+use core::sync::atomic::Ordering;
 use faultless::{Counter, CpuId};
+use linux_raw_sys::general as nr;
 
-/// The number of the first process.
-pub const FIRST: u32 = 1;
+/// The number of its process, the first child of [process 1](init).
+pub const PROGRAM: u32 = 2;
 
 /// Fills the file system from `archive`, and starts the program that it says. Called once, by the boot CPU,
 /// when everything else is there.
@@ -52,26 +54,31 @@ fn start(arguments: &[u8], environment: &[u8], files: ProcessFiles) -> Result<()
     let (arguments, environment) = (Strings::split(arguments)?, Strings::split(environment)?);
     let path = Vec::try_from_slice(arguments.first().unwrap_or_default())?;
     let loaded = exec::load(&path, arguments, &environment)?;
+    let Loaded { memory, frame, fpu, name } = loaded;
     let signals = ProcessSignals::try_new()?;
-    let process = Process::new(FIRST, loaded.memory, files, signals, Family::default());
-    *process.name.lock() = loaded.name;
+    let family = Family { exit_signal: nr::SIGCHLD, ..Family::default() };
+    let process = Process::new(PROGRAM, Some(memory), files, signals, family);
+    *process.name.lock() = name;
+    let parent = init::start()?;
+    process.parent.store(parent.pid, Ordering::Relaxed);
     let process = Arc::try_new(process)?;
     let signals = ThreadSignals::default();
-    let Loaded { frame, fpu, .. } = loaded;
-    let thread = Thread::try_new(FIRST, process.clone(), frame, fpu, signals, u64::MAX)?;
+    let thread = Thread::try_new(PROGRAM, process.clone(), frame, fpu, signals, u64::MAX)?;
+    let slots = (Slot::try_new()?, Slot::try_new()?);
     process.threads.lock().push(thread.clone());
     {
         let mut table = TABLE.lock();
         let number = table.new_number();
-        debug_assert_eq!(number, FIRST);
-        table.threads.insert(Slot::try_new()?, FIRST, thread.clone());
-        table.processes.insert(Slot::try_new()?, FIRST, process);
+        debug_assert_eq!(number, PROGRAM);
+        parent.family.lock().children.push(process.clone());
+        table.threads.insert(slots.0, PROGRAM, thread.clone());
+        table.processes.insert(slots.1, PROGRAM, process);
     }
     scheduler::start(thread);
     Ok(())
 }
 
-/// Ends the machine: the first process ended with `status`, and no other is left.
+/// Ends the machine: its program ended with `status`, and no other process is left.
 pub(super) fn finish(status: ExitStatus) -> ! {
     let vm = percpu::vm();
     let totals = vm.totals();

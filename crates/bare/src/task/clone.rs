@@ -6,7 +6,7 @@ use super::scheduler;
 use super::thread::{Current, Thread, current};
 use super::wait::wait_unless_killed;
 use crate::arch::fpu::{self, FpuState};
-use crate::arch::{self, TrapFrame, user};
+use crate::arch::{self, Selectors, TrapFrame, user};
 use crate::heap::{Arc, Slot};
 use crate::syscall::{Errno, Result};
 use core::ptr;
@@ -116,12 +116,14 @@ fn new_process(
         request.exit_signal
     };
     let family = Family { exit_signal, ..Family::default() };
-    let process = Process::new(number, memory, files, signals, family);
+    let process = Process::new(number, Some(memory), files, signals, family);
     process.group.store(from.group.load(Ordering::Relaxed), Ordering::Relaxed);
     process.session.store(from.session.load(Ordering::Relaxed), Ordering::Relaxed);
     let name = from.name.lock().try_clone()?;
     *process.name.lock() = name;
     *process.limits.lock() = *from.limits.lock();
+    let oom_score_adj = from.oom_score_adj.load(Ordering::Relaxed);
+    process.oom_score_adj.store(oom_score_adj, Ordering::Relaxed);
     let address_space = from.address_space.load(Ordering::Relaxed);
     process.address_space.store(address_space, Ordering::Relaxed);
     Ok(Arc::try_new(process)?)
@@ -144,7 +146,13 @@ fn new_thread(
     let signals = parent.signals.fork(keeps_stack);
     let affinity = parent.affinity.load(Ordering::Relaxed);
     let child = Thread::try_new(number, process, frame, fpu, signals, affinity)?;
-    let tls = if request.has(nr::CLONE_SETTLS) { request.tls } else { arch::fs_base() };
+    let selectors = Selectors::current();
+    let (selectors, tls) = if request.has(nr::CLONE_SETTLS) {
+        (selectors.without_fs(), request.tls)
+    } else {
+        (selectors, arch::fs_base())
+    };
+    child.registers().selectors.set(selectors);
     child.registers().fs_base.set(tls);
     child.registers().gs_base.set(arch::gs_base());
     if request.has(nr::CLONE_CHILD_SETTID) {

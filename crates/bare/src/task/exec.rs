@@ -9,7 +9,7 @@ use super::memory::{Image, Memory};
 use super::thread::{Thread, current, try_current};
 use super::{exit, scheduler};
 use crate::arch::fpu::{self, FpuState};
-use crate::arch::{self, TrapFrame, user};
+use crate::arch::{self, Selectors, TrapFrame, user};
 use crate::fs::{self, Inode, Regular, Transfer};
 use crate::heap::{Arc, FailNth, Slot, String, Vec};
 use crate::machine;
@@ -19,7 +19,7 @@ use crate::syscall::{Errno, Result};
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering;
 use faultless::space::Backing;
-use faultless::{MapFlags, PAGE_SIZE, Prot, USER_END, VirtRange};
+use faultless::{Lock, MapFlags, PAGE_SIZE, Prot, USER_END, VirtRange};
 use faultless_bare::elf::{Header, Plan, Segment};
 use linux_raw_sys::auxvec as aux;
 
@@ -431,12 +431,13 @@ pub fn exec(frame: &mut TrapFrame, loaded: Loaded) -> Result {
     exit::replace_memory(memory);
     process.files.close_on_exec();
     process.signals.reset_for_exec();
-    process.locks_future.store(false, Ordering::Relaxed);
+    *process.locks_future.lock() = Lock::No;
     *process.name.lock() = name;
     if let Some((successor, slot)) = successor {
         exit::succeed(successor, slot);
     }
     thread.signals.reset_for_exec();
+    Selectors::default().load();
     arch::set_fs_base(0);
     arch::set_gs_base(0);
     fpu::restore(&fpu);

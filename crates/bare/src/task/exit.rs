@@ -4,16 +4,16 @@
 //! [`attention`](super::attention) that sees that it [must](super::Thread::must_end). It says goodbye in
 //! its memory, leaves the space, and only then leaves its process's list: who finds itself alone in that
 //! list may replace or free the memory. The last one ends the process: memory and files go, the children
-//! go to the first process, and a zombie stays until the parent asks for it.
+//! go to [process 1](super::init), and a zombie stays until the parent asks for it.
 //!
-//! The first process is the program that the machine was started for. Its end is the end of all: the
-//! others are killed, and [the machine](super::boot) stops.
+//! The end of the program that the machine was started for is the end of all: the others are killed, and
+//! [the machine](super::boot) stops.
 
 use super::memory::Memory;
-use super::process::{self, ExitStatus, Process, TABLE};
+use super::process::{ExitStatus, Process, TABLE};
 use super::thread::{Current, Thread, current};
 use super::wait::wait_in_any_case;
-use super::{boot, futex, scheduler};
+use super::{boot, futex, init, scheduler};
 use crate::arch::user;
 use crate::heap::{Arc, Slot};
 use crate::time::Times;
@@ -129,14 +129,16 @@ fn end_process(process: &Arc<Process>, counted: Times) {
     process.memory_changed.wake_all();
     process.files.close_all();
     signal::process_ended(process);
-    if process.pid == boot::FIRST {
-        end_all_others();
+    if process.pid == boot::PROGRAM {
+        init::end_all(process);
         boot::finish(status);
     }
     // With the table locked no parent ends or asks in between.
+    let mut noted;
     let parent = {
         let mut table = TABLE.lock();
-        leave_children(process, &table);
+        noted = init::adopt_children(process, &mut table);
+        noted |= signal::orphan::process_leaves(&table, process);
         {
             // To take memory apart is a large part of many a program's time.
             let mut ended = process.ended_usage.lock();
@@ -165,43 +167,9 @@ fn end_process(process: &Arc<Process>, counted: Times) {
         }
         parent.children_changed.wake_all();
     }
-}
-
-/// Gives the children of `process` to the first process.
-fn leave_children(process: &Process, table: &process::Table) {
-    let children = core::mem::take(&mut process.family.lock().children);
-    if children.is_empty() {
-        return;
+    if noted {
+        signal::orphan::send_noted();
     }
-    let Some(first) = table.processes.get(&boot::FIRST) else {
-        return;
-    };
-    for child in children.iter() {
-        let mut family = child.family.lock();
-        child.parent.store(boot::FIRST, Ordering::Relaxed);
-        family.exit_signal = nr::SIGCHLD;
-    }
-    first.family.lock().children.append(children);
-    first.children_changed.wake_all();
-}
-
-/// Kills every process but the first, and waits until they are gone.
-fn end_all_others() {
-    let first = current().process.clone();
-    let gone = || {
-        let mut gone = true;
-        process::each(|other| {
-            if other.pid != boot::FIRST && !other.ended.load(Ordering::SeqCst) {
-                kill(other, ExitStatus::killed(nr::SIGKILL));
-                gone = false;
-            }
-        });
-        gone.then_some(())
-    };
-    // Orphans, and so all in the end, are children of the first.
-    wait_in_any_case(&first.children_changed, gone);
-    TABLE.lock().processes.clear();
-    drop(core::mem::take(&mut first.family.lock().children));
 }
 
 /// Takes `memory` from the process of the running thread, for `new`, and drops it when nobody runs it.

@@ -2,7 +2,7 @@
 //!
 //! Shared by the threads of a process, and by a child of `vfork` until it calls `execve`.
 //!
-//! *Who has pages of a file.* Whoever shortens a file takes its pages out of every memory ([`revoke`]): so every
+//! *Who has pages of a file.* Whoever takes pages out of a file takes them out of every memory ([`revoke`]): so every
 //! memory is listed before a file is mapped in it, whether a process has it yet or not. A copy of a memory
 //! has the mappings from its beginning, but is listed at its end; so while pages are taken out none is
 //! being made.
@@ -14,15 +14,16 @@ use crate::sync::Mutex;
 use crate::syscall::Result;
 use alloc::boxed::Box;
 use core::mem::{ManuallyDrop, MaybeUninit};
+use core::ops::Range;
 use faultless::file::Object;
 use faultless::heap::{Shared, try_box_with};
 use faultless::sync::rwlock::RwLock;
-use faultless::{Space, VirtRange};
+use faultless::{Copies, Space, VirtRange};
 
 /// Every memory there is, by the number of its space.
 static ALL: Mutex<Map<u64, Weak<Memory>>> = Mutex::new(Map::new());
 /// Inside are those who copy a memory and list the copy, or, alone, who takes pages of a file out of all of
-/// them. Outside of the locks of the subsystem, and of that of the list.
+/// them, who holds the lock of that file. Outside of the locks of the subsystem, and of that of the list.
 static COPYING: RwLock = RwLock::new();
 
 /// Shows every memory there is, until `show` says no. Needs no memory itself.
@@ -42,12 +43,13 @@ pub fn each(mut show: impl FnMut(&Memory) -> bool) {
     }
 }
 
-/// Takes the pages of `object` from the one at `first` on out of every memory. The object has been shortened
-/// already, and the caller holds no lock.
-pub fn revoke(object: &Shared<Object>, first: u64) {
+/// Takes the pages of `object` with the numbers `pages`, which have left it, out of every memory, and
+/// treats their private copies as `copies` says. The caller keeps the object from getting pages there
+/// meanwhile: a program may store to a private mapping of them at once, and that must not be lost.
+pub fn revoke(object: &Shared<Object>, pages: Range<u64>, copies: Copies) {
     let _alone = COPYING.write(percpu::cpu());
     each(|memory| {
-        memory.space().revoke(percpu::cpu(), object, first);
+        memory.space().revoke(percpu::cpu(), object, pages.clone(), copies);
         true
     });
 }

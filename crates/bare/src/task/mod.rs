@@ -14,6 +14,7 @@ pub mod clone;
 pub mod exec;
 pub mod exit;
 pub mod futex;
+pub mod init;
 pub mod memory;
 pub mod process;
 pub mod scheduler;
@@ -132,9 +133,19 @@ pub fn met_end_of_memory() {
 /// What a call does between two of its steps if it takes long: others get a turn. Returns whether the
 /// call is to go on; if not, a signal waits. The caller holds no lock.
 pub fn breathe() -> bool {
+    give_turn();
+    !signal::pending(&current())
+}
+
+/// As [`breathe`], for a call that only the end of the thread, or a `SIGKILL`, stops.
+pub fn breathe_unless_killed() -> bool {
+    give_turn();
+    !wait::is_killed(&current())
+}
+
+fn give_turn() {
     crate::arch::serve_interrupts();
     scheduler::give_way();
-    !signal::pending(&current())
 }
 
 /// The timer interrupt.

@@ -12,8 +12,10 @@ use crate::syscall::{Errno, Result};
 use crate::time::Times;
 use core::fmt;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use faultless::Space;
+use core::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering,
+};
+use faultless::{Lock, Space};
 use linux_raw_sys::general as nr;
 
 /// How a process ended, as `wait4` encodes it.
@@ -75,9 +77,9 @@ pub struct Process {
     pub group: AtomicU32,
     /// See `group`.
     pub session: AtomicU32,
-    /// Its memory, until it ends.
+    /// Its memory, until it ends; process 1 has none.
     memory: Mutex<Option<Arc<Memory>>>,
-    /// The space in `memory`, for the scheduler; null once it has ended.
+    /// The space in `memory`, for the scheduler; null where there is none.
     space: AtomicPtr<Space<Bare>>,
     /// Its files and directories.
     pub files: ProcessFiles,
@@ -85,9 +87,15 @@ pub struct Process {
     pub signals: ProcessSignals,
     /// The name that `ps` shows: `PR_SET_NAME`, or the file of the program.
     pub name: Mutex<String>,
-    /// The parent's number; 0 for the first process. It changes, with the table and `family` locked, when
+    /// The parent's number; 0 for process 1. It changes, with the table and `family` locked, when
     /// the parent ends.
     pub parent: AtomicU32,
+    /// The signal that it gets when the parent ends (0: none): `PR_SET_PDEATHSIG`.
+    pub death_signal: AtomicU32,
+    /// Whether it adopts the orphans among its descendants: `PR_SET_CHILD_SUBREAPER`.
+    pub adopts: AtomicBool,
+    /// What it asked for in `/proc/PID/oom_score_adj`.
+    pub oom_score_adj: AtomicI32,
     /// Its other relatives. A parent's is locked before a child's.
     pub family: Mutex<Family>,
     /// Its place among the children of its parent.
@@ -115,7 +123,7 @@ pub struct Process {
     /// The soft one on its address space, in bytes, for who looks often.
     pub address_space: AtomicU64,
     /// Whether what it maps is locked at once (`MCL_FUTURE`), and so faulted in.
-    pub locks_future: AtomicBool,
+    pub locks_future: Mutex<Lock>,
     /// Nanoseconds since boot at its start.
     pub started: u64,
 }
@@ -147,7 +155,7 @@ impl core::ops::Add for Usage {
 /// Soft and hard limits, by Linux's numbers of resources.
 pub type Limits = [[u64; 2]; 16];
 
-/// What the first process starts with: Linux's limits, with a stack as large as the subsystem lets one
+/// What the first processes start with: Linux's limits, with a stack as large as the subsystem lets one
 /// grow.
 const LIMITS: Limits = {
     const NONE: u64 = u64::MAX;
@@ -194,22 +202,25 @@ impl Process {
     /// A process without threads, not listed yet.
     pub fn new(
         pid: u32,
-        memory: Arc<Memory>,
+        memory: Option<Arc<Memory>>,
         files: ProcessFiles,
         signals: ProcessSignals,
         family: Family,
     ) -> Self {
-        let space = ptr::from_ref(memory.space()).cast_mut();
+        let space = space_of(memory.as_ref());
         Self {
             pid,
             group: AtomicU32::new(pid),
             session: AtomicU32::new(pid),
-            memory: Mutex::new(Some(memory)),
-            space: AtomicPtr::new(space),
+            memory: Mutex::new(memory),
+            space: AtomicPtr::new(space.cast_mut()),
             files,
             signals,
             name: Mutex::default(),
             parent: AtomicU32::new(0),
+            death_signal: AtomicU32::new(0),
+            adopts: AtomicBool::new(false),
+            oom_score_adj: AtomicI32::new(0),
             family: Mutex::new(family),
             sibling: Link::new(),
             children_changed: WaitQueue::new(),
@@ -223,17 +234,17 @@ impl Process {
             children_usage: Mutex::default(),
             limits: Mutex::new(LIMITS),
             address_space: AtomicU64::new(u64::MAX),
-            locks_future: AtomicBool::new(false),
+            locks_future: Mutex::default(),
             started: crate::arch::clock::now(),
         }
     }
 
-    /// The parent's number; 0 for the first process.
+    /// The parent's number; 0 for process 1.
     pub fn parent(&self) -> u32 {
         self.parent.load(Ordering::Relaxed)
     }
 
-    /// Its memory; none once it has ended.
+    /// Its memory; none once it has ended, or in process 1.
     pub fn memory(&self) -> Option<Arc<Memory>> {
         self.memory.lock().clone()
     }
@@ -243,8 +254,7 @@ impl Process {
     #[must_use = "the old memory may be dropped only when no CPU runs it"]
     pub fn replace_memory(&self, new: Option<Arc<Memory>>) -> Option<Arc<Memory>> {
         let mut memory = self.memory.lock();
-        let space = new.as_ref().map_or(ptr::null(), |new| ptr::from_ref(new.space()));
-        self.space.store(space.cast_mut(), Ordering::Release);
+        self.space.store(space_of(new.as_ref()).cast_mut(), Ordering::Release);
         core::mem::replace(&mut *memory, new)
     }
 
@@ -295,6 +305,11 @@ pub struct Table {
     last: u32,
     /// Whether numbers were used up once, so that the next may be in use.
     used_up: bool,
+}
+
+/// The space in `memory`, null without one.
+fn space_of(memory: Option<&Arc<Memory>>) -> *const Space<Bare> {
+    memory.map_or(ptr::null(), |memory| ptr::from_ref(memory.space()))
 }
 
 /// Largest number of a process or thread, as on Linux.

@@ -20,7 +20,7 @@
 
 use super::thread::{Thread, current};
 use crate::arch::context::{self, Context};
-use crate::arch::{apic, clock, fpu};
+use crate::arch::{Selectors, apic, clock, fpu};
 use crate::heap::{Arc, Chain, FailNth, Link, Linked, Vec};
 use crate::percpu;
 use crate::sync::Mutex;
@@ -39,7 +39,7 @@ pub(super) const RUNNABLE: u8 = 0;
 /// It waits, or is about to.
 const BLOCKED: u8 = 1;
 /// It will not run again.
-const ENDED: u8 = 2;
+pub(super) const ENDED: u8 = 2;
 
 /// The queues of threads that could run, as a kind of [chains](Chain).
 #[derive(Debug)]
@@ -376,6 +376,7 @@ fn switch_to(next: Option<Arc<Thread>>) {
             let registers = &thread.registers;
             // SAFETY: this CPU runs the thread, so its registers are this CPU's.
             unsafe { fpu::save(&mut *registers.fpu.get()) };
+            registers.selectors.set(Selectors::current());
             registers.fs_base.set(arch::fs_base());
             registers.gs_base.set(arch::gs_base());
             if time::samples_switch(now) {
@@ -400,6 +401,8 @@ fn switch_to(next: Option<Arc<Thread>>) {
             let registers = &thread.registers;
             // SAFETY: nobody else runs the thread: `on_cpu` was clear when it came out of a queue.
             unsafe { fpu::restore(&*registers.fpu.get()) };
+            // Before the bases, which they change.
+            registers.selectors.get().load();
             arch::set_fs_base(registers.fs_base.get());
             arch::set_gs_base(registers.gs_base.get());
             context::set_kernel_stack(thread.stack.top());

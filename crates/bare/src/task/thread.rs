@@ -5,7 +5,7 @@ use super::Process;
 use super::process::Usage;
 use crate::arch::context::{Context, KernelStack};
 use crate::arch::fpu::FpuState;
-use crate::arch::{TrapFrame, context};
+use crate::arch::{Selectors, TrapFrame, context};
 use crate::heap::{Arc, FailNth, Link, Linked};
 use crate::percpu;
 use crate::signal::ThreadSignals;
@@ -22,6 +22,8 @@ use faultless::{CpuId, ThreadStreams};
 pub struct Registers {
     pub(super) context: UnsafeCell<Context>,
     pub(super) fpu: UnsafeCell<FpuState>,
+    /// The user's data segment selectors.
+    pub selectors: Cell<Selectors>,
     /// The user's FS base, that of its thread-local storage.
     pub fs_base: Cell<u64>,
     /// The user's GS base.
@@ -148,6 +150,7 @@ impl Thread {
             registers: Registers {
                 context: UnsafeCell::new(context),
                 fpu: UnsafeCell::new(fpu),
+                selectors: Cell::default(),
                 fs_base: Cell::new(0),
                 gs_base: Cell::new(0),
             },

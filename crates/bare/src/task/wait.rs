@@ -163,7 +163,12 @@ pub fn wait_unless_killed<R>(
     queue: &WaitQueue,
     ready: impl FnMut() -> Option<R>,
 ) -> Result<R, Stop> {
-    wait(&[Place::at(queue)], None, |thread| thread.must_end() || signal::killed(thread), ready)
+    wait(&[Place::at(queue)], None, |thread| is_killed(thread), ready)
+}
+
+/// Whether `thread` is to end, or a `SIGKILL` waits for it.
+pub fn is_killed(thread: &Thread) -> bool {
+    thread.must_end() || signal::killed(thread)
 }
 
 /// As [`wait_until`], and nothing stops it: for what is about to happen.

@@ -295,7 +295,8 @@ impl Case {
                 return Err(format!("{self:?}: {} is {got}, not {expected}", counter.name()));
             }
         }
-        space.deactivate(&cpu);
+        // SAFETY: the program has ended.
+        unsafe { space.deactivate(&cpu) };
         space.exit(&cpu);
         Ok(())
     }
@@ -452,7 +453,7 @@ impl Case {
         let kind = if self.what == What::FileCopy { MapFlags::PRIVATE } else { MapFlags::SHARED };
         let (access, around, expected) = match self.what {
             What::FileRead => {
-                let around = run.cpu.vm().knobs.fault_around_pages() as u64;
+                let around = run.cpu.vm().knobs().fault_around_pages() as u64;
                 (Access::Read, around, (Counter::AroundPage, PAGES / around * (around - 1)))
             }
             What::FileReadOne => (Access::Read, 1, (Counter::SharedPage, PAGES)),

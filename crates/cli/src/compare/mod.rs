@@ -18,6 +18,7 @@ use crate::report::progress::Progress;
 use crate::run;
 use crate::settings::{Settings, policies, regimes};
 use faultless::PAGE_SIZE;
+use std::path::Path;
 use subject::{Choice, Scale, subjects};
 
 /// Memory of the workloads' machine in bytes, and for each thread.
@@ -38,7 +39,8 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
         Scale { threads, seconds: 0.06, rounds: 15, replays: 9 }
     };
     let subjects = subjects(&args.only, &scale)?;
-    let mut json = Json::open(args.json.json.as_deref())?;
+    let inputs: Vec<_> = args.only.iter().map(Path::new).collect();
+    let mut json = Json::open(&args.json, &inputs)?;
     let choice = Choice {
         policies: policies(&args.set.set),
         regimes: regimes(&args.set.set, POOL),
@@ -71,7 +73,7 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
             }
             if !failed[at] {
                 match ready.sample(&columns[at]) {
-                    Ok(sample) => columns[at].samples.extend(sample),
+                    Ok(sample) => sample.into_iter().for_each(|sample| columns[at].push(sample)),
                     Err(error) => {
                         failed[at] = true;
                         failures.push(error.to_string());

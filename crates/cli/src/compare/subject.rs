@@ -2,8 +2,9 @@
 
 use crate::error::CliError;
 use crate::interrupt;
+use crate::replay;
 use crate::replay::ahead::effects;
-use crate::replay::{self, source::Source};
+use crate::replay::source::{Origin, Source};
 use crate::report::columns::{Column, Report, Topic};
 use crate::report::json::Context;
 use crate::run::{self, Sample};
@@ -12,13 +13,17 @@ use faultless::{AnonVmaCheck, Locking};
 use faultless_native::Native;
 use faultless_trace::recordings::{self, Recording};
 use faultless_workload::{Linux, System, Workload};
+use std::collections::HashSet;
+use std::path::Path;
+use std::rc::Rc;
 
 /// A workload of the comparison: `{threads}` is added to its parameters, and where policies are compared the
 /// time of a run.
 pub struct Entry {
-    /// As `--only` names it.
+    /// As results name it: the workload, and what tells this from another of that workload.
     pub name: &'static str,
     topic: Topic,
+    /// As `stat` names it, and `--only`.
     workload: &'static str,
     params: &'static [&'static str],
     /// Compare the settings of `anon_vma_check` too.
@@ -42,8 +47,8 @@ pub static ENTRIES: [Entry; 15] = [
     entry("page_fault_read", &["size=64M"]),
     entry("page_fault1_churn", &["size=32M"]),
     Entry {
-        workload: "page_fault1_churn",
-        ..entry("page_fault_read_churn", &["size=64M", "access=read"])
+        name: "page_fault1_churn access=read",
+        ..entry("page_fault1_churn", &["size=64M", "access=read"])
     },
     Entry { checks: true, ..entry("small_allocs", &["size=10M"]) },
     entry("ebizzy", &["touch=yes"]),
@@ -66,8 +71,31 @@ pub struct Subject {
 
 enum What {
     Workload(&'static Entry, Workload),
+    Recording(Recorded),
+}
+
+#[derive(Clone)]
+enum Recorded {
     /// Read when its turn comes.
-    Recording(&'static Recording),
+    Shipped(&'static Recording),
+    /// Read already: it may be a pipe, and what is wrong with it is better said at once.
+    File(Rc<Source>),
+}
+
+impl Recorded {
+    fn name(&self) -> &str {
+        match self {
+            Self::Shipped(recording) => recording.name,
+            Self::File(source) => &source.name,
+        }
+    }
+
+    fn source(&self) -> Result<Rc<Source>, CliError> {
+        match self {
+            Self::Shipped(recording) => Source::shipped(recording).map(Rc::new),
+            Self::File(source) => Ok(Rc::clone(source)),
+        }
+    }
 }
 
 /// What is compared.
@@ -83,7 +111,8 @@ pub struct Choice {
 /// A subject whose turn has come.
 pub enum Ready<'n> {
     Workload(&'n Native, Workload),
-    Recording(Box<(Source, Native)>),
+    /// With a machine, or none where each run has a new one: machines remember what threads' streams were like.
+    Recording(Box<(Rc<Source>, Option<Native>)>),
 }
 
 /// The shape of a comparison.
@@ -100,6 +129,10 @@ pub struct Scale {
 }
 
 impl Entry {
+    fn is_called(&self, name: &str) -> bool {
+        name == self.workload || name == self.name
+    }
+
     fn workload(&self, scale: &Scale) -> Result<Workload, CliError> {
         let limit = (self.topic == Topic::Locking).then(|| format!("seconds={}", scale.seconds));
         let common = std::iter::once(format!("threads={}", scale.threads)).chain(limit);
@@ -108,35 +141,49 @@ impl Entry {
     }
 }
 
-/// The subjects named by `only`, or all.
+/// The subjects named by `only`, or all. What is the name of a workload is that, and else it is what `replay` takes
+/// it for.
 pub fn subjects(only: &[String], scale: &Scale) -> Result<Vec<Subject>, CliError> {
-    let names = || {
-        // Those under both topics are named once.
-        let own = ENTRIES.iter().filter(|entry| entry.topic == Topic::Locking);
-        let entries = own.map(|entry| entry.name);
-        entries.chain(recordings::all().iter().map(|recording| recording.name))
-    };
-    // As results name a recording, too.
-    let bare = |name: &str| name.strip_prefix("replay:").unwrap_or(name).to_owned();
-    let only: Vec<_> = only.iter().map(|name| bare(name)).collect();
-    if let Some(unknown) = only.iter().find(|name| !names().any(|known| known == **name)) {
-        let known: Vec<_> = names().collect();
-        return Err(CliError::Usage(format!(
-            "--only {unknown}: no such workload or recording; there are {}",
-            known.join(", ")
-        )));
+    let (mut workloads, mut recordings) = (Vec::new(), Vec::new());
+    let mut seen = HashSet::new();
+    for name in only.iter().filter(|name| seen.insert(*name)) {
+        // As results name a recording, too.
+        let bare = name.strip_prefix("replay:").unwrap_or(name);
+        if ENTRIES.iter().any(|entry| entry.is_called(name)) {
+            workloads.push(name.as_str());
+            continue;
+        }
+        recordings.push(match Origin::find(Path::new(bare)) {
+            Some(Origin::Shipped(recording)) => Recorded::Shipped(recording),
+            Some(Origin::File(file)) => Recorded::File(Rc::new(Source::file(&file)?)),
+            None => return Err(unknown(name)),
+        });
     }
-    let wanted = |name: &str| only.is_empty() || only.iter().any(|wanted| wanted == name);
+    if only.is_empty() {
+        recordings = recordings::all().iter().map(Recorded::Shipped).collect();
+    }
+    let wanted = |entry: &&Entry| only.is_empty() || workloads.iter().any(|it| entry.is_called(it));
     let mut subjects = Vec::new();
     for topic in [Topic::Locking, Topic::Ahead] {
-        for entry in ENTRIES.iter().filter(|entry| entry.topic == topic && wanted(entry.name)) {
+        for entry in ENTRIES.iter().filter(|entry| entry.topic == topic).filter(wanted) {
             subjects.push(Subject { topic, what: What::Workload(entry, entry.workload(scale)?) });
         }
-        let recordings = recordings::all().iter().filter(|recording| wanted(recording.name));
-        let recordings = recordings.map(What::Recording);
+        let recordings = recordings.iter().cloned().map(What::Recording);
         subjects.extend(recordings.map(|what| Subject { topic, what }));
     }
     Ok(subjects)
+}
+
+fn unknown(name: &str) -> CliError {
+    let mut known: Vec<_> = ENTRIES.iter().map(|entry| entry.workload).collect();
+    known.extend(recordings::all().iter().map(|recording| recording.name));
+    // Those under both topics are named once.
+    let mut named = HashSet::new();
+    known.retain(|name| named.insert(*name));
+    CliError::Usage(format!(
+        "--only {name}: no such workload, recording or file; there are {}",
+        known.join(", ")
+    ))
 }
 
 impl Subject {
@@ -144,7 +191,7 @@ impl Subject {
     pub fn name(&self) -> String {
         match &self.what {
             What::Workload(entry, _) => entry.name.to_owned(),
-            What::Recording(recording) => format!("replay:{}", recording.name),
+            What::Recording(recording) => format!("replay:{}", recording.name()),
         }
     }
 
@@ -183,7 +230,7 @@ impl Subject {
                 (report, Ready::Workload(native, workload))
             }
             What::Recording(recording) => {
-                let source = Source::shipped(recording)?;
+                let source = recording.source()?;
                 let title = format!(
                     "replay:{} - {}\n  {} threads in {} processes",
                     source.name,
@@ -208,7 +255,10 @@ impl Subject {
                     }
                 }
                 let report = Report { title, unit: "operations", topic, columns };
-                let machine = run::machine(source.memory(), source.cpus())?;
+                let machine = match topic {
+                    Topic::Locking => Some(run::machine(source.memory(), source.cpus())?),
+                    Topic::Ahead => None,
+                };
                 (report, Ready::Recording(Box::new((source, machine))))
             }
         }))
@@ -300,7 +350,13 @@ impl Ready<'_> {
             (Self::Recording(ready), settings) => {
                 let (source, native) = &**ready;
                 let Some(settings) = settings else { return Ok(None) };
-                let replayed = replay::once(native, source, settings)?;
+                let replayed = match native {
+                    Some(native) => replay::once(native, source, settings)?,
+                    None => {
+                        let native = run::machine(source.memory(), source.cpus())?;
+                        replay::once(&native, source, settings)?
+                    }
+                };
                 Ok(replayed.complete.then_some(replayed.sample))
             }
         }

@@ -214,8 +214,8 @@ fn effects(
     writeln!(
         out,
         "Counted apart from any time, on one CPU and in the order of the recording. First touches: of private \
-         anonymous\nmemory; a perfect predictor knows the rest of the recording and has windows of the same \
-         size; resident growth is\nthat of the most pages that each process had."
+         anonymous\nmemory; no predictor with windows of that size, whatever it knows, saves more than could be \
+         saved; unused are\nprefaulted pages that had not been used when they were unmapped; resident growth is that of the most pages that\neach process had."
     )?;
     Ok(())
 }

@@ -9,8 +9,9 @@
 
 use super::gate::Gate;
 use crate::run::Sample;
-use faultless::{Access, Advice, MapFlags, Prot, RemapFlags, ThreadStreams};
+use faultless::{Access, Advice, Counter, MapFlags, Prot, RemapFlags, ThreadStreams, Totals};
 use faultless_native::{Native, NativeCpu, Process, Stop};
+use faultless_trace::bound::{Done, Took};
 use faultless_trace::event::{self, Backing};
 use faultless_trace::plan::{At, Op, Plan, Thread};
 use nix::sys::resource::{UsageWho, getrusage};
@@ -66,8 +67,19 @@ pub fn replay(native: &Native, plan: &Plan, stop: fn() -> bool) -> Result<Replay
     run(native, plan, stop, None)
 }
 
-/// As [`replay`], on a machine of one CPU, with the most pages that each process had, looked at after each
-/// operation, all processes added up. (With more CPUs a page might be counted twice while its thread leaves one.)
+/// What is seen where one operation is done at a time.
+#[derive(Clone, Debug)]
+pub struct Gauged {
+    /// The replay.
+    pub replayed: Replayed,
+    /// The most pages that each process had, looked at after each operation, all processes added up.
+    pub peak: u64,
+    /// The operations in the order in which they were done, and the faults that they took.
+    pub done: Vec<Done>,
+}
+
+/// As [`replay`], with a look after each operation: for a machine of one CPU, and a plan in the order of the
+/// recording. (With more CPUs a page might be counted twice while its thread leaves one.)
 ///
 /// # Errors
 /// As [`replay`].
@@ -75,10 +87,12 @@ pub fn replay_gauged(
     native: &Native,
     plan: &Plan,
     stop: fn() -> bool,
-) -> Result<(Replayed, u64), ReplayError> {
-    let gauge = Gauge::of(plan);
+) -> Result<Gauged, ReplayError> {
+    let gauge = Gauge::new(native, plan);
     let replayed = run(native, plan, stop, Some(&gauge))?;
-    Ok((replayed, gauge.0.into_iter().map(AtomicU64::into_inner).sum()))
+    let Log { done, .. } = gauge.log.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let peak = gauge.most.into_iter().map(AtomicU64::into_inner).sum();
+    Ok(Gauged { replayed, peak, done })
 }
 
 fn run(
@@ -113,7 +127,7 @@ fn run(
     Ok(Replayed {
         sample: Sample {
             operations,
-            faults: totals.get(faultless::Counter::Faults),
+            faults: totals.get(Counter::Faults),
             wall,
             user: user_after - user,
             system: system_after - system,
@@ -133,19 +147,56 @@ fn processor_time() -> (f64, f64) {
         .map_or((0.0, 0.0), |usage| (seconds(usage.user_time()), seconds(usage.system_time())))
 }
 
-/// The most pages that each process has had, by its number in the plan.
+/// Looks after each operation.
 #[derive(Debug)]
-struct Gauge(Vec<AtomicU64>);
+struct Gauge {
+    /// The most pages that each process has had, by its number in the plan.
+    most: Vec<AtomicU64>,
+    log: Mutex<Log>,
+}
+
+#[derive(Debug)]
+struct Log {
+    done: Vec<Done>,
+    /// What had been counted after the operation before.
+    counted: Totals,
+}
 
 impl Gauge {
-    fn of(plan: &Plan) -> Self {
-        Self(plan.processes().iter().map(|_| AtomicU64::new(0)).collect())
+    fn new(native: &Native, plan: &Plan) -> Self {
+        let done = Vec::with_capacity(plan.op_count());
+        Self {
+            most: plan.processes().iter().map(|_| AtomicU64::new(0)).collect(),
+            log: Mutex::new(Log { done, counted: native.vm().totals() }),
+        }
     }
 
-    /// The running process has done something.
-    fn look(&self, process: u32, cpu: &NativeCpu<'_, '_>) {
+    /// The thread, which is of `process`, has done `op`.
+    fn look(&self, thread: u32, process: u32, cpu: &NativeCpu<'_, '_>, op: &Op) {
         let pages = cpu.running().space().resident_pages(cpu.cpu());
-        self.0[process as usize].fetch_max(pages, Ordering::Relaxed);
+        self.most[process as usize].fetch_max(pages, Ordering::Relaxed);
+        let counted = cpu.cpu().vm().totals();
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = counted.since(&log.counted);
+        let took = match op {
+            Op::Touch { .. } => took(|counter| taken.get(counter) > 0),
+            _ => Took::Nothing,
+        };
+        log.done.push(Done { thread, took });
+        log.counted = counted;
+    }
+}
+
+/// Which fault a touch took, by what has `counted` it.
+fn took(counted: impl Fn(Counter) -> bool) -> Took {
+    if !counted(Counter::Faults) {
+        Took::Nothing
+    } else if counted(Counter::AnonPage) || counted(Counter::ZeroPage) {
+        Took::First
+    } else if counted(Counter::CowCopy) {
+        Took::Copy
+    } else {
+        Took::Other
     }
 }
 
@@ -251,13 +302,20 @@ impl<'r> Replay<'r> {
                     if let Some(on) = waits.find(|on| !self.await_briefly(cpu, *on)) {
                         return Ok(Pause::Wait(on));
                     }
+                    let look = |cpu: &NativeCpu<'_, '_>| {
+                        if let Some(gauge) = self.gauge {
+                            gauge.look(number, self.thread(number).process, cpu, op);
+                        }
+                    };
                     match **op {
                         Op::Exec => {
                             cpu.end_thread();
+                            look(cpu);
                             return Ok(Pause::Exec);
                         }
                         Op::Exit => {
                             cpu.end_thread();
+                            look(cpu);
                             return Ok(Pause::Exit);
                         }
                         Op::SpawnThread { thread } => {
@@ -274,9 +332,7 @@ impl<'r> Replay<'r> {
                         }
                         op => self.act(cpu, &op)?,
                     }
-                    if let Some(gauge) = self.gauge {
-                        gauge.look(self.thread(number).process, cpu);
-                    }
+                    look(cpu);
                     complete(*index);
                     current = steps.next();
                 }
@@ -411,7 +467,7 @@ fn permission(prot: event::Prot) -> Prot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use faultless::{Counter, Locking, Setting};
+    use faultless::{Locking, Setting};
     use faultless_native::{Checked, Config};
     use faultless_trace::event::{Access as Traced, Header, Prot as TracedProt, Recorded};
     use faultless_trace::event::{Birth, Event, Kind, ProcessInfo, ThreadInfo, Trace};
@@ -555,7 +611,11 @@ mod tests {
             let plan = plan(&[0], &events);
             let native = native(1, 8 << 20);
             native.vm().set(Setting::PrefaultMaxOrder(3));
-            let (replayed, most) = replay_gauged(&native, &plan, never).unwrap();
+            let gauged = replay_gauged(&native, &plan, never).unwrap();
+            let Gauged { replayed, peak: most, done } = gauged;
+            assert_eq!(done.len(), plan.op_count());
+            let faults = done.iter().filter(|done| done.took != Took::Nothing).count() as u64;
+            assert_eq!(faults, replayed.sample.faults);
             let count = |counter| replayed.sample.counter(counter).unwrap();
             let (mapped, wasted) = (count(Counter::PrefaultPage), count(Counter::PrefaultWasted));
             assert_eq!((mapped > 0, wasted > 0), (ahead, ahead), "{backing:?}");

@@ -2,6 +2,7 @@
 
 pub mod ahead;
 pub mod engine;
+pub mod fidelity;
 mod gate;
 pub mod source;
 
@@ -12,12 +13,14 @@ use crate::report;
 use crate::report::columns::{Column, Report, Topic};
 use crate::report::effect::Effect;
 use crate::report::json::{Context, Json, Number};
+use crate::report::number::grouped;
 use crate::report::perf_stat::PerfStat;
 use crate::run;
-use crate::settings::{Ahead, Settings, policies};
+use crate::settings::{Settings, ahead_of_policies, policies};
 use engine::{ReplayError, Replayed};
 use faultless_native::Native;
 use faultless_trace::Header;
+use fidelity::Fidelity;
 use source::Source;
 use std::io::Write;
 
@@ -27,17 +30,18 @@ const ROUNDS: usize = 5;
 /// Replays a recording.
 pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     let source = Source::open(&args.recording)?;
-    let mut json = Json::open(args.json.json.as_deref())?;
+    let mut json = Json::open(&args.json, &[&args.recording])?;
     let settings = Settings::new(&args.set.set);
     let (mut out, style) = report::output(&args.json);
     describe(&mut *out, &source)?;
     let native = run::machine(source.memory(), source.cpus())?;
     if args.policies {
         let policies = policies(&args.set.set);
+        let ahead = ahead_of_policies(&args.set.set);
         let mut columns: Vec<_> = policies
             .into_iter()
             .map(|locking| {
-                let settings = settings.with_locking(locking).with_ahead(Ahead::OFF);
+                let settings = settings.with_locking(locking).with_ahead(ahead);
                 Column::new(locking.name(), source.context(&settings), Some(settings))
             })
             .collect();
@@ -48,23 +52,45 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
                 if !replayed.complete {
                     break 'rounds;
                 }
-                columns[at].samples.push(replayed.sample);
+                columns[at].push(replayed.sample);
             }
         }
-        let title = format!("replay:{}", source.name);
+        let first = columns.first().and_then(|column| Some((column, column.median()?)));
+        let fidelity = first.filter(|_| ahead.order == 0).map(|(column, sample)| {
+            (Fidelity::new(&source.trace, sample.faults), column.context.clone())
+        });
+        let title = format!("replay:{}, prefault {}", source.name, ahead.name());
         let (unit, topic) = ("operations", Topic::Locking);
         let report = Report { title, unit, topic, columns };
         report.print(&mut *out, style)?;
-        return report.json(&mut json);
+        report.json(&mut json)?;
+        return fidelity.map_or(Ok(()), |(fidelity, context)| {
+            writeln!(
+                out,
+                "faults recorded: {}, {}",
+                grouped(fidelity.recorded),
+                fidelity.remark()
+            )?;
+            tell(fidelity, &source.name, &mut json, &context)
+        });
     }
-    let replayed = once(&native, &source, &settings)?;
+    let mut replayed = once(&native, &source, &settings)?;
     let context = source.context(&settings);
     // Counted apart: to look at the pages takes time.
     let effects = match replayed.complete && settings.ahead.order > 0 {
         true => ahead::effects(&source, &settings, &[settings.ahead])?.unwrap_or_default(),
         false => Vec::new(),
     };
-    writeln!(out, "{}\n", counters(&source, &settings, &replayed, &effects))?;
+    let faults_off = match effects.first() {
+        Some(effect) => {
+            replayed.sample = effect.told(replayed.sample);
+            Some(effect.faults_off)
+        }
+        None => Some(replayed.sample.faults).filter(|_| settings.ahead.order == 0),
+    };
+    let fidelity = faults_off.filter(|_| replayed.complete);
+    let fidelity = fidelity.map(|faults| Fidelity::new(&source.trace, faults));
+    writeln!(out, "{}\n", counters(&source, &settings, &replayed, &effects, fidelity))?;
     if replayed.complete {
         native.audit(&[]).map_err(|discrepancy| {
             CliError::failed("frames do not add up after the replay", discrepancy)
@@ -72,7 +98,21 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     }
     json.sample(&context, &replayed.sample)?;
     effects.iter().try_for_each(|effect| effect.json(&mut json, &context))?;
-    json.write(&context, "advice_ignored", "count", Number::Whole(replayed.advice_ignored))
+    json.write(&context, "advice_ignored", "count", Number::Whole(replayed.advice_ignored))?;
+    fidelity.map_or(Ok(()), |fidelity| tell(fidelity, &source.name, &mut json, &context))
+}
+
+/// Says whether the faults were those recorded, and loudly where they were not.
+fn tell(
+    fidelity: Fidelity,
+    name: &str,
+    json: &mut Json,
+    context: &Context,
+) -> Result<(), CliError> {
+    if let Some(warning) = fidelity.warning(name) {
+        eprintln!("faultless: {warning}");
+    }
+    fidelity.json(json, context)
 }
 
 /// One replay under `settings`.
@@ -124,6 +164,7 @@ fn counters(
     settings: &Settings,
     replayed: &Replayed,
     effects: &[Effect],
+    fidelity: Option<Fidelity>,
 ) -> PerfStat {
     let sample = &replayed.sample;
     let stopped = if replayed.complete { "" } else { ", interrupted" };
@@ -136,6 +177,9 @@ fn counters(
     }
     if replayed.unreserved > 0 {
         stat.row(replayed.unreserved, "mappings beyond memory", "made with MAP_NORESERVE");
+    }
+    if let Some(fidelity) = fidelity {
+        stat.row(fidelity.recorded, "faults recorded", fidelity.remark());
     }
     for (count, name, remark) in effects.iter().flat_map(Effect::rows) {
         stat.row(count, name, remark);

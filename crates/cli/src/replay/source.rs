@@ -1,10 +1,31 @@
 //! Where a recording comes from, and what it needs.
 
 use crate::error::CliError;
+use crate::interrupt;
 use faultless::PAGE_SIZE;
 use faultless_trace::plan::{Op, Plan};
 use faultless_trace::{Trace, recordings};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// What a user means by the name of a recording.
+#[derive(Clone, Debug)]
+pub enum Origin {
+    /// One that comes with faultless.
+    Shipped(&'static recordings::Recording),
+    /// A file.
+    File(PathBuf),
+}
+
+impl Origin {
+    /// What `from` is the name of; `None` where there is nothing of that name. A file of the user's goes before a
+    /// name of ours.
+    pub fn find(from: &Path) -> Option<Self> {
+        if from.exists() {
+            return Some(Self::File(from.to_owned()));
+        }
+        from.to_str().and_then(recordings::find).map(Self::Shipped)
+    }
+}
 
 /// A recording, ready to be replayed.
 #[derive(Debug)]
@@ -21,19 +42,9 @@ pub struct Source {
 impl Source {
     /// Of a shipped recording's name, or a file.
     pub fn open(from: &Path) -> Result<Self, CliError> {
-        let shipped = from.to_str().and_then(recordings::find);
-        // A file of the user's goes before a name of ours.
-        match shipped.filter(|_| !from.exists()) {
-            Some(recording) => Self::shipped(recording),
-            None if from.exists() => {
-                let name = from.file_stem().unwrap_or(from.as_os_str()).to_string_lossy();
-                let trace =
-                    faultless_trace::read(from).map_err(|e| CliError::Failed(e.to_string()))?;
-                // What perf calls every file tells nothing.
-                let name =
-                    if name == "perf" { trace.header.program.clone() } else { name.into_owned() };
-                Self::new(name, trace)
-            }
+        match Origin::find(from) {
+            Some(Origin::Shipped(recording)) => Self::shipped(recording),
+            Some(Origin::File(file)) => Self::file(&file),
             None => {
                 let names: Vec<_> = recordings::all().iter().map(|known| known.name).collect();
                 Err(CliError::Usage(format!(
@@ -43,6 +54,19 @@ impl Source {
                 )))
             }
         }
+    }
+
+    /// A file of the user's.
+    pub fn file(file: &Path) -> Result<Self, CliError> {
+        let name = file.file_stem().unwrap_or(file.as_os_str()).to_string_lossy();
+        let trace = {
+            // A pipe may keep us waiting.
+            let _guard = interrupt::ends_at_once();
+            faultless_trace::read(file).map_err(|e| CliError::Failed(e.to_string()))?
+        };
+        // What perf calls every file tells nothing.
+        let name = if name == "perf" { trace.header.program.clone() } else { name.into_owned() };
+        Self::new(name, trace)
     }
 
     /// A recording that comes with faultless.

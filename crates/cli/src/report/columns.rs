@@ -37,6 +37,14 @@ impl Column {
         self.settings.as_ref()
     }
 
+    /// One repetition more.
+    pub fn push(&mut self, sample: Sample) {
+        self.samples.push(match &self.effect {
+            Some(effect) => effect.told(sample),
+            None => sample,
+        });
+    }
+
     /// The repetition in the middle by operations per second: one run, whose rates and counters
     /// belong together.
     pub fn median(&self) -> Option<&Sample> {
@@ -120,13 +128,12 @@ impl Report {
         }
     }
 
-    /// What `column` makes of `base`: the median over the rounds of the ratio within a round, whose
-    /// runs were neighbours in time.
+    /// What `column` makes of `base`: the ratio of the two medians, so that it is the same for who divides one rate
+    /// that is shown by the other, or compares the lengths of two bars.
     pub fn gain(&self, column: &Column, base: &Column) -> Option<f64> {
         let measure = self.measure();
-        let rounds = column.samples.iter().zip(&base.samples);
-        let ratio = |(of, to): (&Sample, &Sample)| measure.rate(of) / measure.rate(to);
-        middle(rounds.map(ratio).filter(|ratio| ratio.is_finite()).collect())
+        let ratio = measure.rate(column.median()?) / measure.rate(base.median()?);
+        ratio.is_finite().then_some(ratio)
     }
 
     /// Whether anything ran.
@@ -254,6 +261,41 @@ mod tests {
         column.samples = [1, 90, 100, 110, 900].map(sample).to_vec();
         assert_eq!(spread(&column, Measure::Operations), Some(10.0));
         assert_eq!(spread(&column, Measure::Faults), None);
+    }
+
+    /// Noise may make the ratios within the rounds say otherwise than the rates that are shown.
+    #[test]
+    fn bars_and_rates_are_as_the_ratio_beside_them_says() {
+        let context = Context {
+            machine: "native".into(),
+            workload: "w".into(),
+            cpus: 1,
+            setting: "default".into(),
+        };
+        let sample = |operations| Sample {
+            operations,
+            faults: operations,
+            wall: 1.0,
+            user: 0.0,
+            system: 0.0,
+            counters: Vec::new(),
+        };
+        let column = |name: &str, rates: [u64; 3]| {
+            let mut column = Column::new(name, context.clone(), None);
+            rates.into_iter().for_each(|rate| column.push(sample(rate)));
+            column
+        };
+        // Faster in two rounds of three, and slower by the median.
+        let columns = vec![column("base", [100, 200, 300]), column("other", [110, 220, 50])];
+        let report = Report { title: "t".into(), unit: "pages", topic: Topic::Locking, columns };
+        let mut out = Vec::new();
+        report.print(&mut out, Style { terminal: false, width: 100 }).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        let bars: Vec<_> = out.lines().filter(|line| line.contains('#')).collect();
+        let length = |at: usize| bars[at].matches('#').count() as f64;
+        assert!(bars[0].contains("200") && bars[1].contains("110"), "{out}");
+        assert!(bars[1].ends_with("0.55x base"), "{out}");
+        assert!((length(1) / length(0) - 0.55).abs() < 0.03, "{out}");
     }
 
     #[test]

@@ -1,27 +1,40 @@
-//! What mapping ahead does to a recorded program: faults saved, and what that costs.
+//! What prefault does to a recorded program: faults saved, and what that costs.
 
 use super::json::{Context, Json, Number};
 use super::number::{grouped, percent};
 use crate::error::CliError;
+use crate::run::Sample;
+use faultless::Counter;
+
+/// The counters of prefault. Where an [`Effect`] is known, they are its own wherever they are told: a replay at
+/// full speed, in whose threads' windows their order plays a part, counts a little differently each time.
+pub const PREFAULT: [Counter; 6] = [
+    Counter::PrefaultHit,
+    Counter::PrefaultMiss,
+    Counter::PrefaultPage,
+    Counter::PrefaultWasted,
+    Counter::PrefaultUsed,
+    Counter::PrefaultUnused,
+];
 
 /// What it came to. Pages and faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effect {
-    /// First touches of private anonymous memory, as recorded: each a fault where nothing is mapped ahead.
+    /// All faults with order 0.
+    pub faults_off: u64,
+    /// First touches of private anonymous memory, each a fault with order 0.
     pub touches: u64,
-    /// First touches that faulted with order 0 and do not any more.
+    /// Those of them that are no fault any more.
     pub saved: u64,
-    /// Copies of the page of zeros that did.
+    /// Copies of the zero page that were a fault with order 0, and are none any more.
     pub copies: u64,
-    /// What a perfect predictor saves of the first touches, with windows of the same size.
+    /// How many of the first touches could be saved at most, with windows of the same size.
     pub bound: u64,
-    /// Pages mapped ahead.
-    pub ahead: u64,
-    /// Those of them that nobody had touched when they were unmapped, or their process ended.
-    pub wasted: u64,
+    /// What [`PREFAULT`] counted.
+    pub prefault: [u64; PREFAULT.len()],
     /// The most pages that each process had with order 0, added up.
     pub peak_off: u64,
-    /// The same with pages mapped ahead.
+    /// The same with prefault.
     pub peak: u64,
 }
 
@@ -45,14 +58,14 @@ impl Share {
             of: |effect| (effect.saved, effect.touches),
         },
         Self {
-            head: "a perfect\npredictor",
-            name: "what a perfect predictor saves of them",
+            head: "could be\nsaved",
+            name: "could be saved, by a perfect predictor at most",
             of: |effect| (effect.bound, effect.touches),
         },
         Self {
-            head: "never\ntouched",
-            name: "never touched, of pages mapped ahead",
-            of: |effect| (effect.wasted, effect.ahead),
+            head: "unused\nprefaulted",
+            name: "unused, of prefaulted pages",
+            of: |effect| (effect.unused(), effect.mapped()),
         },
         Self {
             head: "resident\ngrowth",
@@ -79,10 +92,33 @@ impl Share {
 }
 
 impl Effect {
+    /// Pages that were prefaulted.
+    pub fn mapped(&self) -> u64 {
+        self.counted(Counter::PrefaultPage)
+    }
+
+    /// Those of them that had not been used when they were unmapped, or their process ended.
+    pub fn unused(&self) -> u64 {
+        self.counted(Counter::PrefaultWasted)
+    }
+
+    fn counted(&self, counter: Counter) -> u64 {
+        let at = PREFAULT.iter().position(|known| *known == counter);
+        at.map_or(0, |at| self.prefault[at])
+    }
+
+    /// `sample`, with the counters of prefault as they are told everywhere.
+    pub fn told(&self, mut sample: Sample) -> Sample {
+        for (counter, count) in PREFAULT.into_iter().zip(self.prefault) {
+            let own = sample.counters.iter_mut().find(|(name, _)| *name == counter.name());
+            own.into_iter().for_each(|(_, told)| *told = count);
+        }
+        sample
+    }
+
     /// The effect in words: a count, what it is of, and a remark.
-    pub fn rows(&self) -> [(u64, &'static str, String); 6] {
-        let [saved, bound, wasted, growth] =
-            Share::ALL.map(|share| format!("{:>9}", share.show(self)));
+    pub fn rows(&self) -> [(u64, &'static str, String); 4] {
+        let [saved, bound, _, growth] = Share::ALL.map(|share| format!("{:>9}", share.show(self)));
         let touches = grouped(self.touches);
         [
             (
@@ -93,11 +129,9 @@ impl Effect {
             (
                 self.bound,
                 "by a perfect predictor",
-                format!("{bound} of them, with the same windows"),
+                format!("{bound} of them at most, with windows of that size"),
             ),
-            (self.copies, "faults saved besides", "copies of the page of zeros".into()),
-            (self.ahead, "pages mapped ahead", String::new()),
-            (self.wasted, "of them never touched", wasted),
+            (self.copies, "faults saved besides", "copies of the zero page".into()),
             (
                 self.peak,
                 "resident pages at the most",
@@ -113,8 +147,6 @@ impl Effect {
             ("ahead_faults_saved", "faults", self.saved),
             ("ahead_copies_saved", "faults", self.copies),
             ("ahead_faults_saved_perfect", "faults", self.bound),
-            ("ahead_pages", "pages", self.ahead),
-            ("ahead_pages_never_touched", "pages", self.wasted),
             ("ahead_resident_peak_off", "pages", self.peak_off),
             ("ahead_resident_peak", "pages", self.peak),
         ];
@@ -135,14 +167,14 @@ mod tests {
             saved: 800,
             copies: 7,
             bound: 900,
-            ahead: 840,
-            wasted: 42,
+            faults_off: 1500,
+            prefault: [300, 20, 840, 42, 790, 50],
             peak_off: 2000,
             peak: 2010,
         };
         let shown = Share::ALL.map(|share| share.show(&effect));
         assert_eq!(shown, ["80.00 %", "90.00 %", "5.00 %", "0.50 %"]);
-        let none = Effect { saved: 0, bound: 0, wasted: 0, ahead: 0, peak: 1990, ..effect };
+        let none = Effect { saved: 0, bound: 0, prefault: [0; 6], peak: 1990, ..effect };
         assert_eq!(Share::ALL[2].show(&none), "-");
         assert_eq!(Share::ALL[3].show(&none), "0.00 %");
         let means = Share::ALL.map(|share| share.mean(&[&effect, &none]));

@@ -1,6 +1,8 @@
 //! JSON lines: one measurement an object, one object a line, written as results come.
 
+use crate::args::JsonArgs;
 use crate::error::CliError;
+use crate::output;
 use crate::run::Sample;
 use serde::Serialize;
 use std::fs::File;
@@ -48,11 +50,12 @@ pub struct Json {
 }
 
 impl Json {
-    /// Opens `path`, if there is one.
-    pub fn open(path: Option<&Path>) -> Result<Self, CliError> {
-        let Some(path) = path else {
+    /// Opens the file that `args` name, if they do, which is none of the `inputs`.
+    pub fn open(args: &JsonArgs, inputs: &[&Path]) -> Result<Self, CliError> {
+        let Some(path) = args.json.as_deref() else {
             return Ok(Self { path: PathBuf::new(), out: None });
         };
+        output::spare("--json", path, inputs)?;
         let out: Box<dyn Write> = if path == Path::new("-") {
             Box::new(io::stdout())
         } else {

@@ -53,17 +53,20 @@ impl PerfStat {
             } else if counts_faults(name) && (count > 0 || name == Counter::Spf.name()) {
                 self.row(count, name, format!("{:>9} of all faults", percent(count, faults)));
             } else if name == Counter::PrefaultWasted.name() && ahead > 0 {
-                self.row(
-                    count,
-                    name,
-                    format!("{:>9} of all pages mapped ahead", percent(count, ahead)),
-                );
+                let part = percent(count, ahead);
+                self.row(count, name, format!("{part:>9} of prefaulted pages: unused"));
+            } else if LEARNED.iter().any(|counter| name == counter.name()) {
+                // JSON has it.
             } else if count > 0 {
                 self.rate(count, name, seconds);
             }
         }
     }
 }
+
+/// What the predictor found when it looked at windows again, some faults later: it learns by that. It is no count of
+/// what was used in the end, which there is one of.
+const LEARNED: [Counter; 2] = [Counter::PrefaultUsed, Counter::PrefaultUnused];
 
 /// Whether the counter counts some of the faults.
 fn counts_faults(name: &str) -> bool {

@@ -82,7 +82,7 @@ struct Done {
 pub fn run(args: &VersusArgs) -> Result<(), CliError> {
     Machine::ready()?;
     let (rows, counts) = (guest("rows")?, guest("counts")?);
-    let mut json = Json::open(args.json.json.as_deref())?;
+    let mut json = Json::open(&args.json, args.kernel.as_deref().as_slice())?;
     let (mut out, style) = report::output(&args.json);
 
     let sides = [Side::Ours, Side::Linux];

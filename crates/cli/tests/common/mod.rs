@@ -2,7 +2,9 @@
 
 #![allow(dead_code, reason = "each test uses a part")]
 
-use std::process::{Command, Output};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::process::{Child, Command, Output};
 
 /// What `faultless` with these arguments came to.
 pub struct Ran {
@@ -20,15 +22,26 @@ pub fn command(args: &[&str]) -> Command {
 
 /// Runs `faultless`.
 pub fn faultless(args: &[&str]) -> Ran {
-    let output: Output = command(args).output().expect("the command starts");
-    Ran {
-        code: output.status.code(),
-        out: String::from_utf8(output.stdout).expect("text"),
-        err: String::from_utf8(output.stderr).expect("text"),
-    }
+    Ran::of(&mut command(args))
+}
+
+/// Sends `signal` to a command that runs.
+pub fn send(child: &Child, signal: Signal) {
+    let pid = Pid::from_raw(child.id().try_into().expect("a process"));
+    kill(pid, signal).expect("it runs");
 }
 
 impl Ran {
+    /// What `command` came to.
+    pub fn of(command: &mut Command) -> Self {
+        let output: Output = command.output().expect("the command starts");
+        Self {
+            code: output.status.code(),
+            out: String::from_utf8(output.stdout).expect("text"),
+            err: String::from_utf8(output.stderr).expect("text"),
+        }
+    }
+
     /// Asserts success; what was printed.
     #[track_caller]
     pub fn succeeds(self) -> String {

@@ -83,7 +83,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     #[cold]
     fn make_root(self) -> Result<u64, Abort> {
         let _space_lock = if self.ticket.is_vma_lock() {
-            let guard = self.space.mmap_lock.try_read().ok_or(Abort::NoAnon)?;
+            let guard = self.space.core.mmap_lock.try_read().ok_or(Abort::NoAnon)?;
             self.cpu.count(Counter::MmapLockRead);
             Some((guard, order::hold::<MmapLock>(self.cpu)))
         } else {

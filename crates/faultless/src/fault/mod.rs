@@ -108,7 +108,8 @@ pub enum FaultError {
     },
     /// SIGBUS: the page lies beyond the end of its object.
     Bus,
-    /// No frame is left for it.
+    /// No frame is left for it, or no heap; or the page has as many mappings as can be counted (2^31 less
+    /// 2^20).
     OutOfMemory,
 }
 
@@ -133,8 +134,10 @@ impl<M: Machine> Clone for Attempt<'_, '_, M> {
 impl<M: Machine> Copy for Attempt<'_, '_, M> {}
 
 impl<M: Machine> Space<M> {
-    /// Serves a page fault at `addr`: one that no thread's own access led to, as when a debugger reads
-    /// another program's memory.
+    /// Serves a page fault at `addr` that no thread's own access led to: as when the kernel touches memory on behalf of
+    /// no thread, or a debugger that of another program. It maps the page asked for (and of a file those
+    /// around it), and learns nothing. A page-fault handler calls [`fault_of`](Self::fault_of); a kernel without threads, whose
+    /// programs are CPUs, may call this one.
     ///
     /// `Ok` means that the access is to be tried again. Spurious calls do no harm.
     ///
@@ -166,7 +169,8 @@ impl<M: Machine> Space<M> {
     }
 
     /// Serves a page fault of a thread that runs in this space, at `addr`, and maps with it what is to be
-    /// expected next: up to 2^`prefault_max_order` pages. `thread` belongs to that thread alone; a new
+    /// expected next: up to 2^`prefault_max_order` pages. This is what a page-fault handler calls, with the thread that
+    /// was running; for accesses that are no thread's own there is [`fault`](Self::fault). `thread` belongs to that thread alone; a new
     /// thread has new ones, who forks [resets](ThreadStreams::reset) its own, and who ends or starts another
     /// program [leaves](Self::thread_leaves). Its
     /// calls that take pages away are best made [for it](Cpu::for_thread).
@@ -198,10 +202,13 @@ impl<M: Machine> Space<M> {
         let mut prepared = Prepared::Nothing;
         // What seldom happens gets the parts, so that these need not lie together in memory.
         let Asked { page, access, ahead } = asked;
-        let served = match self.locking(cpu) {
-            Locking::Speculative => self.speculate(cpu, asked, &mut prepared),
-            Locking::PerVma => self.under_vma_lock(cpu, page, access, ahead, &mut prepared),
-            Locking::MmapLock => None,
+        let locking = self.locking(cpu);
+        let served = if locking == Locking::Speculative {
+            self.speculate(cpu, asked, &mut prepared)
+        } else if locking == Locking::PerVma {
+            self.under_vma_lock(cpu, page, access, ahead, &mut prepared)
+        } else {
+            None
         };
         let served = match served {
             Some(kind) => Ok(kind),
@@ -278,7 +285,7 @@ impl<M: Machine> Space<M> {
     #[cold]
     fn given_up(&self, cpu: &Cpu<'_, M>, page: u64, abort: Abort) {
         cpu.count(abort.counter());
-        if !self.cpus.any_but(cpu.id(), cpu.vm().machine().cpus()) {
+        if !self.core.cpus.any_but(cpu.id(), cpu.vm().machine().cpus()) {
             cpu.count(Counter::AbortSingleThreaded);
         }
         if let Some(point) = abort.point() {
@@ -302,7 +309,7 @@ impl<M: Machine> Space<M> {
     }
 
     /// The fault as Linux 6.4 to 6.14 serve it first: under the lock of its VMA.
-    #[inline(never)]
+    #[inline(always)]
     fn under_vma_lock(
         &self,
         cpu: &Cpu<'_, M>,
@@ -327,23 +334,26 @@ impl<M: Machine> Space<M> {
             return None;
         }
         let held = order::hold::<order::VmaLock>(cpu);
-        let served = if vma.sequence.read().is_none() {
-            // Replaced between the look-up and the lock.
-            cpu.count(Counter::VmaLockMiss);
-            None
-        } else {
+        let tried = if vma.sequence.read().is_some() {
             let ticket = Ticket::vma_lock();
             let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead };
-            let tried = attempt.serve(prepared);
-            cpu.count(match tried {
-                Ok(_) => Counter::VmaLockSuccess,
-                Err(_) => Counter::VmaLockRetry,
-            });
-            tried.ok()
+            attempt.serve(prepared).map_err(|_| Counter::VmaLockRetry)
+        } else {
+            // Replaced between the look-up and the lock.
+            Err(Counter::VmaLockMiss)
         };
         vma.lock.end_read();
         drop(held);
-        served
+        match tried {
+            Ok(kind) => {
+                cpu.count(Counter::VmaLockSuccess);
+                Some(kind)
+            }
+            Err(counter) => {
+                cpu.count(counter);
+                None
+            }
+        }
     }
 
     /// The fault under a lock that keeps writers out: it gives the final answer.
@@ -381,10 +391,10 @@ impl<M: Machine> Space<M> {
                 Err(Refusal::NoMemory) if prepared.wait_for_one(cpu) => {}
                 Err(Refusal::NoHeap) if !settled => {
                     // What was retired may be what is missing. There is no more to wait for.
-                    cpu.settle_retired();
+                    cpu.settle_all();
                     settled = true;
                 }
-                Err(Refusal::NoMemory | Refusal::NoHeap) => {
+                Err(Refusal::NoMemory | Refusal::NoHeap | Refusal::TooManyMappings) => {
                     cpu.count(Counter::Oom);
                     return Err(FaultError::OutOfMemory);
                 }
@@ -430,6 +440,7 @@ impl<M: Machine> Space<M> {
             Abort::BeyondObject => Refusal::BeyondObject,
             Abort::NoMemory => Refusal::NoMemory,
             Abort::NoHeap => Refusal::NoHeap,
+            Abort::TooManyMappings => Refusal::TooManyMappings,
             // A ticket under a lock stands, and no abort is left that it could meet.
             _ => Refusal::Forbidden,
         })
@@ -444,6 +455,7 @@ enum Refusal {
     /// No frame is left.
     NoMemory,
     NoHeap,
+    TooManyMappings,
 }
 
 impl<M: Machine> Attempt<'_, '_, M> {

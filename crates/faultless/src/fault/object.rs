@@ -39,6 +39,9 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let names = &pages[there - below..=there + above];
         let present = |(at, name)| u64::from(node::load(name).is_present()) << at;
         let wanted = names.iter().enumerate().map(present).fold(0, BitOr::bitor);
+        if Object::is_full(self.cpu, &names[below]) {
+            return Err(Abort::TooManyMappings);
+        }
         let held = protocol::take_run(Slots::all(run), Entry::NONE, wanted, self.cpu);
         if !held.holds(below) {
             held.revert();
@@ -54,7 +57,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             self.vma.leaf
         };
         let mut mapped = 0;
-        held.commit(|at| match Object::refer(self.cpu, &names[at]) {
+        held.commit(|at| match Object::refer_to_map(self.cpu, &names[at]) {
             Some(frame) => {
                 mapped += 1;
                 template.of(frame)
@@ -66,7 +69,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         if mapped > 1 {
             self.cpu.state().counts.add(Counter::AroundPage, mapped as u64 - 1);
         }
-        // Should the page have left the object just now, the access faults again, and finds that out.
+        // Should the page have left the object just now, or have got its last possible mapping, the access
+        // faults again, and finds that out.
         Ok(Some(FaultKind::Shared))
     }
 

@@ -68,6 +68,8 @@ pub enum Abort {
     NoHeap,
     /// The page lies beyond the end of its object.
     BeyondObject,
+    /// The page has as many mappings as can be counted.
+    TooManyMappings,
 }
 
 impl Abort {
@@ -79,7 +81,7 @@ impl Abort {
             Self::NotSupported | Self::BeyondObject => Counter::SpfVmaNotsup,
             Self::Access => Counter::SpfVmaAccess,
             Self::TableChanged => Counter::SpfPmdChanged,
-            Self::NoMemory | Self::NoHeap => Counter::SpfNomem,
+            Self::NoMemory | Self::NoHeap | Self::TooManyMappings => Counter::SpfNomem,
         }
     }
 
@@ -91,7 +93,7 @@ impl Abort {
             Self::NotSupported | Self::BeyondObject => Some(Point::VmaNotsup),
             Self::Access => Some(Point::VmaAccess),
             Self::TableChanged => Some(Point::PmdChanged),
-            Self::NoMemory | Self::NoHeap => None,
+            Self::NoMemory | Self::NoHeap | Self::TooManyMappings => None,
         }
     }
 }

@@ -25,15 +25,20 @@
 //! 2. [`Space::revoke`](crate::Space::revoke) for each space that may map it: a fault that began before
 //!    has its entry busy, and is waited for, or finds its VMA stopped. The pages are gone everywhere.
 //!
-//! Between the two programs use what they had mapped, as if they had been faster.
+//! Between the two programs use what they had mapped, as if they had been faster. The object must not grow
+//! before the end of the second: it drops private copies too, and those of pages that were added are new.
+//!
+//! A hole is made the same way, by [`free_pages`](Object::free_pages) and `revoke`, which then
+//! [keeps](crate::Copies::Keep) private copies.
 
 use crate::addr::{FrameNumber, PAGE_SHIFT, USER_END, VirtRange};
 use crate::error::Errno;
 use crate::fault::prepared::Prepared;
 use crate::fault::table;
 use crate::fault::ticket::{Abort, Ticket};
-use crate::frame::Use;
+use crate::frame::{FrameMeta, Use};
 use crate::heap::Shared;
+use crate::identity::Identity;
 use crate::machine::Machine;
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 use crate::sync::mutant::{Mutant, lost};
@@ -55,6 +60,8 @@ pub struct Object {
     root: FrameNumber,
     pages: AtomicU64,
     tag: u64,
+    /// The subsystem that its frames are of.
+    identity: Identity,
 }
 
 /// Why there is no page at an index.
@@ -85,7 +92,8 @@ impl Object {
         }
         let frame = cpu.alloc_or_wait()?.zero(cpu.vm().machine());
         let root = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(ROOT));
-        Ok(Shared::try_new(Self { root, pages: AtomicU64::new(pages), tag }).inspect_err(|_| {
+        let object = Self { root, pages: AtomicU64::new(pages), tag, identity: cpu.identity() };
+        Ok(Shared::try_new(object).inspect_err(|_| {
             // SAFETY: nobody has seen the table.
             unsafe { cpu.free_tables(root, ROOT) };
         })?)
@@ -94,9 +102,20 @@ impl Object {
     /// Gives up a share. With the last one the object ends; pages of it that somebody is copying from
     /// end a moment later.
     pub fn release<M: Machine>(object: Shared<Self>, cpu: &Cpu<'_, M>) {
+        object.check_vm(cpu);
         if let Some(last) = object.into_last() {
             last.destroy(cpu);
         }
+    }
+
+    /// Makes sure that `cpu` is of the subsystem that made this object. Every operation that is not of this crate
+    /// alone does so first.
+    ///
+    /// # Panics
+    /// Where it is not.
+    #[inline]
+    pub(crate) fn check_vm<M: Machine>(&self, cpu: &Cpu<'_, M>) {
+        self.identity.check(cpu.identity());
     }
 
     /// The frame of its root table.
@@ -120,6 +139,7 @@ impl Object {
     /// # Errors
     /// `EFBIG`: more than [`MAX_PAGES`](Self::MAX_PAGES). Nothing has changed.
     pub fn set_pages<M: Machine>(&self, cpu: &Cpu<'_, M>, pages: u64) -> Result<(), Errno> {
+        self.check_vm(cpu);
         if pages > Self::MAX_PAGES {
             return Err(Errno::EFBIG);
         }
@@ -136,6 +156,7 @@ impl Object {
     /// Takes the pages of `range` out of the object: they read as zeros from now on, except through
     /// mappings that are not [revoked](crate::Space::revoke). Frames that nobody maps are free.
     pub fn free_pages<M: Machine>(&self, cpu: &Cpu<'_, M>, range: Range<u64>) {
+        self.check_vm(cpu);
         let bytes = |index: u64| index.min(Self::MAX_PAGES) << PAGE_SHIFT;
         if range.is_empty() {
             return;
@@ -160,11 +181,13 @@ impl Object {
 
     /// Whether the page at `index` is there: it was written, or mapped.
     pub fn has_page<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64) -> bool {
+        self.check_vm(cpu);
         self.slot(cpu, index).is_some_and(|slot| node::load(slot).is_present())
     }
 
     /// How many of its pages are there, by counting them.
     pub fn resident_pages<M: Machine>(&self, cpu: &Cpu<'_, M>) -> u64 {
+        self.check_vm(cpu);
         let mut pages = 0;
         let count = |run: Run<'_>| {
             if let Run::Pages { slots, .. } = run {
@@ -188,13 +211,12 @@ impl Object {
         index: u64,
         read: impl FnOnce(Option<*const u8>) -> R,
     ) -> R {
+        self.check_vm(cpu);
         let Some(frame) = self.get(cpu, index) else {
             return read(None);
         };
-        let result = read(Some(cpu.vm().machine().frame_bytes(frame).cast_const()));
-        // SAFETY: the reference taken by `get`, which never was a mapping.
-        unsafe { cpu.put_unmapped(frame) };
-        result
+        let lent = Lent { cpu, frame };
+        read(Some(lent.bytes().cast_const()))
     }
 
     /// Lends the [`PAGE_SIZE`](crate::PAGE_SIZE) bytes of the page at `index`, made if it was not there,
@@ -210,6 +232,7 @@ impl Object {
         index: u64,
         write: impl FnOnce(*mut u8) -> R,
     ) -> Result<R, Errno> {
+        self.check_vm(cpu);
         let mut prepared = Prepared::Nothing;
         let frame = loop {
             if let Some(frame) = self.get(cpu, index) {
@@ -228,11 +251,8 @@ impl Object {
             }
         };
         prepared.finish(cpu);
-        let frame = frame?;
-        let result = write(cpu.vm().machine().frame_bytes(frame));
-        // SAFETY: the reference taken by `get`, which never was a mapping.
-        unsafe { cpu.put_unmapped(frame) };
-        Ok(result)
+        let lent = Lent { cpu, frame: frame? };
+        Ok(write(lent.bytes()))
     }
 
     /// The entry of the page at `index`, if there is a table for it.
@@ -250,12 +270,33 @@ impl Object {
     /// The page at `index`, with a reference for the caller, if it is there. The caller owns a share of
     /// the object, or sees one in a VMA.
     pub(crate) fn get<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64) -> Option<FrameNumber> {
-        Self::refer(cpu, self.slot(cpu, index)?)
+        Self::refer(cpu, self.slot(cpu, index)?, FrameMeta::get_ref_unless_zero)
     }
 
-    /// One more reference to the page that `slot`, an entry of an object, names, if it names one.
+    /// The page that `slot`, an entry of an object, names, with a reference for a mapping of it; if it names
+    /// one, and the page has not as many mappings as can be counted.
     #[inline(always)]
-    pub(crate) fn refer<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) -> Option<FrameNumber> {
+    pub(crate) fn refer_to_map<M: Machine>(
+        cpu: &Cpu<'_, M>,
+        slot: &AtomicU64,
+    ) -> Option<FrameNumber> {
+        Self::refer(cpu, slot, FrameMeta::get_mapping_unless_zero)
+    }
+
+    /// Whether the page that `slot` names has as many mappings as can be counted.
+    pub(crate) fn is_full<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) -> bool {
+        let seen = node::load(slot);
+        seen.is_present() && cpu.vm().frames.meta(seen.frame()).is_full()
+    }
+
+    /// One more reference to the page that `slot`, an entry of an object, names, if it names one, and
+    /// `take` can take one.
+    #[inline(always)]
+    fn refer<M: Machine>(
+        cpu: &Cpu<'_, M>,
+        slot: &AtomicU64,
+        take: impl Fn(&FrameMeta) -> bool,
+    ) -> Option<FrameNumber> {
         loop {
             let seen = node::load(slot);
             if !seen.is_present() {
@@ -263,7 +304,7 @@ impl Object {
             }
             let frame = seen.frame();
             let meta = cpu.vm().frames.meta(frame);
-            if !meta.get_ref_unless_zero() {
+            if !take(meta) {
                 // On its way out; or it has as many references as can be counted.
                 if meta.refs() != 0 && node::load(slot) == seen {
                     return None;
@@ -337,6 +378,26 @@ impl Object {
         self.free_pages(cpu, 0..self.pages());
         // SAFETY: the last share of the object is gone, so its tables are ours alone.
         unsafe { cpu.free_tables(self.root, ROOT) };
+    }
+}
+
+/// A page that is lent to a closure, with the reference that `get` took: it goes back when the closure returns or
+/// panics.
+struct Lent<'a, 'v, M: Machine> {
+    cpu: &'a Cpu<'v, M>,
+    frame: FrameNumber,
+}
+
+impl<M: Machine> Lent<'_, '_, M> {
+    fn bytes(&self) -> *mut u8 {
+        self.cpu.vm().machine().frame_bytes(self.frame)
+    }
+}
+
+impl<M: Machine> Drop for Lent<'_, '_, M> {
+    fn drop(&mut self) {
+        // SAFETY: the reference taken by `get`, which never was a mapping.
+        unsafe { self.cpu.put_unmapped(self.frame) };
     }
 }
 

@@ -114,7 +114,8 @@ pub struct FrameMeta {
     /// |---|---|
     /// | 0 | not published: the allocator's, or one owner's; or its last reference was just dropped |
     /// | 1 | one mapping, whose holder may reuse the frame in place under the entry's lock; or one reference that outlived the mappings |
-    /// | 2 ..= [`MAX_REFS`](Self::MAX_REFS) | several |
+    /// | 2 ..= [`MAX_MAPPINGS`](Self::MAX_MAPPINGS) | several |
+    /// | .. [`MAX_REFS`](Self::MAX_REFS) | as many mappings as there may be, and transient references |
     /// | above | illegal: a reference was dropped that was never taken |
     refs: AtomicU32,
     /// Which ownership this is: counted up when one ends, at every free, and never reset. So a
@@ -140,6 +141,10 @@ const _: () = assert!(size_of::<FrameMeta>() == 64);
 impl FrameMeta {
     /// The most references a frame may have.
     pub const MAX_REFS: u32 = i32::MAX as u32;
+    /// The count from which on nobody gets a reference for another mapping. What is left up to
+    /// [`MAX_REFS`](Self::MAX_REFS) is for transient references, of which a CPU has a few at a time; so
+    /// these are always to be had.
+    pub const MAX_MAPPINGS: u32 = Self::MAX_REFS - (1 << 20);
     /// The kind of a frame's [`RetireLink`]. Other objects that wait for grace periods take other
     /// numbers.
     pub const RETIRE_KIND: u8 = 0;
@@ -222,6 +227,12 @@ impl FrameMeta {
         self.refs.store(refs, if lost { Ordering::Relaxed } else { Ordering::Release });
     }
 
+    /// Sets the count of a published frame.
+    #[cfg(test)]
+    pub(crate) fn preset_refs(&self, refs: u32) {
+        self.set_refs(refs);
+    }
+
     /// Makes a frame out of a block that was cut up a free frame of its own, on a CPU's list.
     #[inline]
     pub(super) fn make_single(&self) {
@@ -229,22 +240,47 @@ impl FrameMeta {
         self.set_kind(Kind::Pooled);
     }
 
-    /// Takes one more reference to a frame that the caller already has one to (or whose mapping it
-    /// holds locked). Relaxed: the one at hand orders everything.
+    /// Takes a reference for one more mapping of a frame that the caller already has a reference to (or
+    /// whose mapping it holds locked). Relaxed: the one at hand orders everything. False: it has
+    /// [`MAX_MAPPINGS`](Self::MAX_MAPPINGS), and nothing has changed.
     #[inline]
-    pub fn get_ref(&self) {
+    #[must_use]
+    pub fn get_mapping(&self) -> bool {
         let old = self.refs.fetch_add(1, Ordering::Relaxed);
         debug_assert!(old != 0 && old < Self::MAX_REFS, "a reference out of nothing: {old}");
+        let full = old >= Self::MAX_MAPPINGS;
+        if full {
+            // Not the last: the caller has one.
+            self.refs.fetch_sub(1, Ordering::Relaxed);
+        }
+        !full
     }
 
-    /// Takes a reference to a frame that may have lost its last one, or may have
-    /// [`MAX_REFS`](Self::MAX_REFS): then it returns false and changes nothing. `Acquire` on
-    /// success; whether the frame is still the one that was looked for is the caller's to check
-    /// after it, by the entry that named it.
+    /// Whether no mapping can be added.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.refs.load(Ordering::Relaxed) >= Self::MAX_MAPPINGS
+    }
+
+    /// Takes a transient reference to a frame that may have lost its last one: then it returns false and
+    /// changes nothing. `Acquire` on success; whether the frame is still the one that was looked for is
+    /// the caller's to check after it, by the entry that named it.
     #[inline]
     pub fn get_ref_unless_zero(&self) -> bool {
+        self.get_ref_below(Self::MAX_REFS)
+    }
+
+    /// As [`get_ref_unless_zero`](Self::get_ref_unless_zero), for a mapping: false, too, when the frame has
+    /// [`MAX_MAPPINGS`](Self::MAX_MAPPINGS).
+    #[inline]
+    pub fn get_mapping_unless_zero(&self) -> bool {
+        self.get_ref_below(Self::MAX_MAPPINGS)
+    }
+
+    #[inline(always)]
+    fn get_ref_below(&self, limit: u32) -> bool {
         let mut refs = self.refs.load(Ordering::Relaxed);
-        while refs != 0 && refs < Self::MAX_REFS {
+        while refs != 0 && refs < limit {
             let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
             match self.refs.compare_exchange_weak(refs, refs + 1, acquire, relaxed) {
                 Ok(_) => return true,

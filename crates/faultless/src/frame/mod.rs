@@ -86,7 +86,17 @@ impl Frames {
     ///
     /// # Errors
     /// [`OutOfMemory`] when the heap is exhausted: it takes 64 bytes a frame.
-    pub fn try_new(cpus: usize, regions: &[MemoryRegion]) -> Result<Self, OutOfMemory> {
+    ///
+    /// # Safety
+    /// The regions are those of one machine, as [`Machine::regions`](crate::Machine::regions) promises, and nothing
+    /// else hands out their frames. Whatever is given a machine here, [`Frame::zero`] among them, is given that one, and
+    /// frames, runs and numbers of frames come back to the `Frames` that they are of. So no frame is of use without an
+    /// `unsafe` that answers for it:
+    ///
+    /// ```compile_fail,E0133
+    /// let frames = faultless::frame::Frames::try_new(1, &[]);
+    /// ```
+    pub unsafe fn try_new(cpus: usize, regions: &[MemoryRegion]) -> Result<Self, OutOfMemory> {
         let table = FrameTable::try_new(regions)?;
         let mut nodes = Vec::new();
         let last = regions.iter().map(|region| region.node).max().unwrap_or(0);

@@ -19,6 +19,12 @@ fn cpu(id: u16) -> Local {
     unsafe { Local::claim(CpuId(id)) }
 }
 
+/// The frames of `regions`, for `cpus` CPUs.
+fn memory(cpus: usize, regions: &[MemoryRegion]) -> Frames {
+    // SAFETY: tests that have a machine take its regions and give it alone; in the others nobody touches memory.
+    unsafe { Frames::try_new(cpus, regions) }.unwrap()
+}
+
 /// Takes frames until there are none.
 fn exhaust(frames: &Frames, local: &Local) -> Vec<Frame<Clean>> {
     core::iter::from_fn(|| frames.alloc(local, &Yield)).collect()
@@ -45,7 +51,7 @@ fn unpublish(frames: &Frames, number: FrameNumber) -> Frame<Clean> {
 
 #[test]
 fn every_frame_is_handed_out_once_and_comes_back() {
-    let frames = Frames::try_new(1, &[region(0, 3, 50 * MANY), region(0, 55 * MANY, 17)]).unwrap();
+    let frames = memory(1, &[region(0, 3, 50 * MANY), region(0, 55 * MANY, 17)]);
     let local = cpu(0);
     let all = exhaust(&frames, &local);
     let numbers: BTreeSet<u32> = all.iter().map(|frame| frame.number().0).collect();
@@ -64,8 +70,7 @@ fn every_frame_is_handed_out_once_and_comes_back() {
 
 #[test]
 fn nearer_nodes_go_first_and_others_help_out() {
-    let frames =
-        Frames::try_new(1, &[region(2, 0, 20), region(0, 40, 70), region(2, 120, 1)]).unwrap();
+    let frames = memory(1, &[region(2, 0, 20), region(0, 40, 70), region(2, 120, 1)]);
     let local = cpu(0);
     let all = exhaust(&frames, &local);
     assert_eq!(all.len(), 91);
@@ -83,14 +88,14 @@ fn nearer_nodes_go_first_and_others_help_out() {
 
 #[test]
 fn memory_without_regions_is_empty() {
-    let frames = Frames::try_new(1, &[]).unwrap();
+    let frames = memory(1, &[]);
     assert!(frames.alloc(&cpu(0), &Yield).is_none());
     assert_eq!(frames.audit(&Yield).unwrap(), Census::default());
 }
 
 #[test]
 fn the_limit_is_exact_and_moves_at_run_time() {
-    let frames = Frames::try_new(1, &[region(0, 0, 128)]).unwrap();
+    let frames = memory(1, &[region(0, 0, 128)]);
     let local = cpu(0);
     frames.set_limit(101);
     let mut all = exhaust(&frames, &local);
@@ -115,7 +120,7 @@ fn the_limit_is_exact_and_moves_at_run_time() {
 
 #[test]
 fn a_block_is_found_in_what_the_cpu_itself_keeps() {
-    let frames = Frames::try_new(1, &[region(0, 0, 16)]).unwrap();
+    let frames = memory(1, &[region(0, 0, 16)]);
     let local = cpu(0);
     let all = exhaust(&frames, &local);
     free_all(&frames, &local, all);
@@ -127,7 +132,7 @@ fn a_block_is_found_in_what_the_cpu_itself_keeps() {
 
 #[test]
 fn lists_are_small_where_memory_is_short() {
-    let frames = Frames::try_new(2, &[region(0, 0, 160)]).unwrap();
+    let frames = memory(2, &[region(0, 0, 160)]);
     let (one, other) = (cpu(0), cpu(1));
     let first = frames.alloc(&one, &Yield).unwrap();
     let all = exhaust(&frames, &other);
@@ -142,7 +147,7 @@ fn lists_are_small_where_memory_is_short() {
 
 #[test]
 fn the_census_knows_every_use() {
-    let frames = Frames::try_new(1, &[region(0, 10, 150)]).unwrap();
+    let frames = memory(1, &[region(0, 10, 150)]);
     let local = cpu(0);
     let uses = [Use::Table, Use::Anon, Use::Shared, Use::Zero, Use::Retired];
     let mut published = Vec::new();
@@ -184,7 +189,7 @@ fn the_census_knows_every_use() {
 
 #[test]
 fn the_audit_sees_a_frame_that_went_astray() {
-    let frames = Frames::try_new(1, &[region(0, 0, 64)]).unwrap();
+    let frames = memory(1, &[region(0, 0, 64)]);
     // A frame that calls itself free and is on no list.
     let stray = frames.alloc(&cpu(0), &Yield).unwrap().into_number();
     frames.meta(stray).set_kind(Kind::Free);
@@ -198,7 +203,7 @@ fn the_audit_sees_a_frame_that_went_astray() {
 
 #[test]
 fn each_allocation_is_a_new_ownership() {
-    let frames = Frames::try_new(1, &[region(0, 0, 64)]).unwrap();
+    let frames = memory(1, &[region(0, 0, 64)]);
     let local = cpu(0);
     let frame = frames.alloc(&local, &Yield).unwrap();
     let (number, before) = (frame.number(), frames.meta(frame.number()).owner());
@@ -214,17 +219,22 @@ fn each_allocation_is_a_new_ownership() {
 
 #[test]
 fn references_are_counted_and_the_last_one_is_final() {
-    let frames = Frames::try_new(1, &[region(0, 0, 8)]).unwrap();
+    let frames = memory(1, &[region(0, 0, 8)]);
     let local = cpu(0);
     let frame = frames.alloc(&local, &Yield).unwrap();
     assert!(!frames.meta(frame.number()).get_ref_unless_zero(), "not published yet");
     let number = frames.publish(frame, Use::Anon, 5, 6);
     let meta = frames.meta(number);
     assert!(meta.get_ref_unless_zero());
-    meta.get_ref();
+    assert!(meta.get_mapping());
     assert_eq!(meta.refs(), 3);
     assert_eq!((meta.put_ref(), meta.put_ref(), meta.put_ref()), (2, 1, 0));
     assert!(!meta.get_ref_unless_zero(), "gone");
+    meta.set_refs(FrameMeta::MAX_MAPPINGS - 1);
+    assert!(!meta.is_full() && meta.get_mapping());
+    assert!(meta.is_full() && !meta.get_mapping() && !meta.get_mapping_unless_zero());
+    assert_eq!(meta.refs(), FrameMeta::MAX_MAPPINGS);
+    assert!(meta.get_ref_unless_zero(), "there is always room for a transient reference");
     meta.set_refs(FrameMeta::MAX_REFS);
     assert!(!meta.get_ref_unless_zero(), "full");
     meta.set_refs(0);
@@ -236,7 +246,7 @@ fn references_are_counted_and_the_last_one_is_final() {
 
 #[test]
 fn a_retire_link_leads_back_to_its_frame() {
-    let frames = Frames::try_new(1, &[region(0, 1000, 10)]).unwrap();
+    let frames = memory(1, &[region(0, 1000, 10)]);
     for number in (1000..1010).map(FrameNumber) {
         let link = frames.meta(number).retire_link();
         assert_eq!(frames.table().of_link(link), number);
@@ -246,7 +256,7 @@ fn a_retire_link_leads_back_to_its_frame() {
 #[test]
 fn zeroing_fills_the_whole_block_and_nothing_else() {
     let machine = TestMachine::new(1, 17);
-    let frames = Frames::try_new(machine.cpus(), machine.regions()).unwrap();
+    let frames = memory(machine.cpus(), machine.regions());
     let local = cpu(0);
     // SAFETY: nothing is mapped or allocated yet, so all memory is the test's.
     let fill = |number| unsafe { machine.frame_bytes(FrameNumber(number)).write_bytes(0xa5, 4096) };
@@ -270,8 +280,7 @@ fn zeroing_fills_the_whole_block_and_nothing_else() {
 #[test]
 fn two_cpus_end_in_exact_accounting() {
     const ROUNDS: u32 = if cfg!(miri) { 10 } else { 3000 };
-    let frames =
-        Frames::try_new(2, &[region(0, 0, 35 * MANY), region(1, 40 * MANY, 15 * MANY)]).unwrap();
+    let frames = memory(2, &[region(0, 0, 35 * MANY), region(1, 40 * MANY, 15 * MANY)]);
     let (to_zero, from_one) = std::sync::mpsc::channel::<Frame<Clean>>();
     let (to_one, from_zero) = std::sync::mpsc::channel::<Frame<Clean>>();
     let work =

@@ -1,6 +1,7 @@
 //! `madvise`.
 
 use super::Space;
+use super::lock::Lock;
 use super::pages::each_slot;
 use super::vma::{Area, Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
@@ -9,6 +10,7 @@ use crate::error::{Errno, Error};
 use crate::fault::Access;
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
+use crate::stat::Counter;
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::entry::Entry;
 use crate::table::{node, protocol};
@@ -42,6 +44,8 @@ pub enum Advice {
     WipeOnFork = 18,
     /// Full in children again.
     KeepOnFork = 19,
+    /// [`DontNeed`](Self::DontNeed), of locked memory too.
+    DontNeedLocked = 24,
     /// Fault everything in for reading.
     PopulateRead = 22,
     /// Fault everything in for writing.
@@ -49,7 +53,7 @@ pub enum Advice {
 }
 
 impl Advice {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Normal,
         Self::Random,
         Self::Sequential,
@@ -64,6 +68,7 @@ impl Advice {
         Self::KeepOnFork,
         Self::PopulateRead,
         Self::PopulateWrite,
+        Self::DontNeedLocked,
     ];
 
     /// The advice that Linux calls `number`, if it is one of these.
@@ -86,6 +91,7 @@ impl<M: Machine> Space<M> {
         len: u64,
         advice: Advice,
     ) -> Result<(), Error> {
+        self.check_vm(cpu);
         let given = VirtRange::new(addr, addr.saturating_add(len));
         self.advise(cpu, addr, len, advice).map_err(|errno| Error {
             operation: "madvise",
@@ -149,12 +155,14 @@ impl<M: Machine> Writing<'_, '_, M> {
             Advice::WipeOnFork if vma.area.object.is_some() => Err(Errno::EINVAL),
             Advice::WipeOnFork => with(none, VmaFlags::WIPEONFORK),
             Advice::KeepOnFork => with(VmaFlags::WIPEONFORK, none),
+            // What is locked stays.
+            Advice::Free | Advice::DontNeed if vma.area.lock() != Lock::No => Err(Errno::EINVAL),
             Advice::Free if vma.area.object.is_some() => Err(Errno::EINVAL),
             Advice::Free => {
                 self.free_lazily(part);
                 Ok(())
             }
-            Advice::DontNeed => {
+            Advice::DontNeed | Advice::DontNeedLocked => {
                 self.stop(part);
                 let was = self.leave(part);
                 let mut batch = FlushBatch::new(self.cpu, self.space);
@@ -170,6 +178,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// store makes them dirty again, which is why translations that allow stores are dropped.
     fn free_lazily(&self, range: VirtRange) {
         self.stop(range);
+        let mut cleaned = 0;
         let mut batch = FlushBatch::new(self.cpu, self.space);
         // SAFETY: the range is locked.
         unsafe {
@@ -188,8 +197,13 @@ impl<M: Machine> Writing<'_, '_, M> {
                 if new.needs_flush(old) && !lost(Mutant::FreeFlush) {
                     batch.flush(VirtRange::page(addr));
                 }
+                cleaned += u64::from(old.is_dirty() && !new.is_dirty());
             });
         }
         batch.finish();
+        if cleaned != 0 {
+            self.cpu.state().counts.add(Counter::LazyFree, cleaned);
+            self.cpu.vm().lazy.note(self.cpu, &self.space.core, range);
+        }
     }
 }

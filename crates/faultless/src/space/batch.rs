@@ -14,6 +14,7 @@ use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::error::OutOfMemory;
 use crate::machine::{Invalidate, Machine};
 use crate::space::Space;
+use crate::space::fixed::Core;
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
@@ -68,10 +69,13 @@ pub struct FlushBatch<'a, 'v, M: Machine> {
 }
 
 impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
-    /// An empty batch. A CPU works on one at a time.
+    /// An empty batch.
+    ///
+    /// # Panics
+    /// When the CPU works on another: the two would gather frames in the same buffer.
     pub fn new(cpu: &'a Cpu<'v, M>, space: &'a Space<M>) -> Self {
         let busy = cpu.state().gather.busy.replace(true);
-        debug_assert!(!busy, "a CPU works on one flush batch at a time");
+        assert!(!busy, "a CPU works on one flush batch at a time");
         Self { cpu, space, owed: None, frames: 0 }
     }
 
@@ -160,19 +164,17 @@ impl<M: Machine> Drop for FlushBatch<'_, '_, M> {
 
 /// Drops the space's translations of `range` on every CPU that may hold some, and waits for them.
 pub fn shoot<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, range: VirtRange) {
+    shoot_core(cpu, &space.core, range);
+}
+
+/// [`shoot`], by the core of the space.
+pub(crate) fn shoot_core<M: Machine>(cpu: &Cpu<'_, M>, space: &Core, range: VirtRange) {
     let what =
         if range.pages() > SINGLE_PAGES { Invalidate::All } else { Invalidate::Range(range) };
     cpu.count(Counter::TlbFlush);
     let vm = cpu.vm();
-    let sent = shootdown::shoot(
-        vm.machine(),
-        &vm.inboxes,
-        cpu.local(),
-        cpu,
-        space.id(),
-        &space.cpus,
-        what,
-    );
+    let sent =
+        shootdown::shoot(vm.machine(), &vm.inboxes, cpu.local(), cpu, space.id, &space.cpus, what);
     if sent != 0 {
         cpu.state().counts.add(Counter::TlbShootdownSent, sent);
     }

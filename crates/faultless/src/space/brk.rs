@@ -13,6 +13,7 @@ use crate::vm::Cpu;
 impl<M: Machine> Space<M> {
     /// Says where the heap starts: what a program loader knows. Only while the heap is empty.
     pub fn set_heap_start(&self, cpu: &Cpu<'_, M>, start: u64) {
+        self.check_vm(cpu);
         let mut heap = self.heap.lock(cpu);
         if heap.start == heap.end && start <= USER_END {
             *heap = Heap { start, end: start };
@@ -22,6 +23,7 @@ impl<M: Machine> Space<M> {
     /// Moves the end of the heap to `addr` if that is possible, and returns where it is now: the
     /// raw system call, which reports a refusal by an unchanged end.
     pub fn brk(&self, cpu: &Cpu<'_, M>, addr: u64) -> u64 {
+        self.check_vm(cpu);
         let end = loop {
             let heap = *self.heap.lock(cpu);
             if addr < heap.start || addr > USER_END {

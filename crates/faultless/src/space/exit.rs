@@ -4,15 +4,21 @@ use super::Space;
 use crate::addr::VirtRange;
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
-use crate::sync::atomic::Ordering;
 use crate::table::node::ROOT;
 use crate::vm::Cpu;
 use alloc::boxed::Box;
 
 impl<M: Machine> Space<M> {
-    /// Unmaps everything and frees the space's tables. This CPU may still run it; no other does any
-    /// more, or, if one does, its translations are flushed and it must not use the tables again.
+    /// Unmaps everything and frees the space's tables. No CPU runs it any more, this one included.
+    ///
+    /// # Panics
+    /// When a CPU still runs the space, and so may use its tables: it [leaves](Space::deactivate) first. When
+    /// `cpu` is of another [`Vm`](crate::Vm). The space's frames are lost then.
     pub fn exit(mut self, cpu: &Cpu<'_, M>) {
+        self.check_vm(cpu);
+        let inside = self.core.cpus.iter(cpu.vm().machine().cpus()).next();
+        assert!(inside.is_none(), "{:?} is to end while {inside:?} runs it", self.id());
+        cpu.vm().lazy.remove(cpu, &self.core);
         {
             let writing = self.write(cpu, [VirtRange::USER, VirtRange::new(0, 0)], 1);
             writing.stop(VirtRange::USER);
@@ -22,9 +28,6 @@ impl<M: Machine> Space<M> {
                 writing.zap(vma.area.range, None, &mut batch);
             }
             batch.finish();
-        }
-        if cpu.state().resident.space.load(Ordering::Relaxed) == self.id().0 {
-            self.deactivate(cpu);
         }
         // `self` is by value: nobody else can find a VMA or a table of it any more, and so none needs
         // to wait for a grace period.

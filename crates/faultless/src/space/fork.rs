@@ -2,7 +2,7 @@
 
 use super::Space;
 use super::pages::{each_run, last_table};
-use super::vma::{Vma, VmaFlags};
+use super::vma::{Area, Vma, VmaFlags};
 use super::write::{NOWHERE, Writing, make_stopped};
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::error::{Errno, Error, OutOfMemory};
@@ -22,9 +22,10 @@ impl<M: Machine> Space<M> {
     /// contents. Private pages are shared by both, read-only, until one of them writes.
     ///
     /// # Errors
-    /// `ENOMEM`; then there is no child, and this space is as it was (pages that were writable may
+    /// `ENOMEM`, also when a page has as many mappings as can be counted; then there is no child, and this space is as it was (pages that were writable may
     /// have to be made so again by faults).
     pub fn fork(&self, cpu: &Cpu<'_, M>) -> Result<Self, Error> {
+        self.check_vm(cpu);
         let once = || -> Result<Self, Errno> {
             let mut child = Self::new(cpu).map_err(|error| error.errno)?;
             // Let go of this space before the child ends, which takes locks of its own.
@@ -37,11 +38,7 @@ impl<M: Machine> Space<M> {
                 }
             }
         };
-        // What was retired may be what is missing.
-        let child = once().or_else(|_| {
-            cpu.settle_retired();
-            once()
-        });
+        let child = cpu.with_memory(once);
         cpu.collect();
         child.map_err(|errno| Error { operation: "fork", range: VirtRange::USER, errno })
     }
@@ -58,6 +55,9 @@ impl<M: Machine> Writing<'_, '_, M> {
         let mut batch = FlushBatch::new(self.cpu, self.space);
         let copied = self.copy_vmas(child, &mut batch);
         batch.finish();
+        if let Some(hull) = self.space.core.lazy.hull(self.cpu) {
+            self.cpu.vm().lazy.note(self.cpu, &child.core, hull);
+        }
         for entry in child.tree.snapshot(&self.cpu.section()).iter_from(0) {
             // SAFETY: the child's tree owns it, and nobody else knows the child.
             unsafe { entry.value.as_ref() }.sequence.end_write();
@@ -70,7 +70,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         child: &mut Space<M>,
         batch: &mut FlushBatch<'_, '_, M>,
     ) -> Result<(), OutOfMemory> {
-        let Space { tree, root, resident, .. } = child;
+        let Space { tree, root, core, .. } = child;
         let grace = &self.cpu.vm().grace;
         // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
         let mut edit = unsafe { tree.edit_mut(self.cpu.local(), grace) };
@@ -99,7 +99,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             }
             mapped += vma.area.range.pages();
             if has_private_pages(vma)
-                && let Err(oom) = self.share_pages(*root, vma.area.range, batch, resident)
+                && let Err(oom) = self.share_pages(*root, vma.area.range, batch, &core.resident)
             {
                 result = Err(oom);
                 break;
@@ -116,7 +116,9 @@ impl<M: Machine> Writing<'_, '_, M> {
             Some(parent) if has_private_pages(vma) => Some(AnonVma::try_new(Some(parent))?),
             _ => None,
         };
-        make_stopped(vma.area.clone(), root)
+        // Locks are not inherited.
+        let flags = vma.area.flags - VmaFlags::ANY_LOCK;
+        make_stopped(Area { flags, ..vma.area.clone() }, root)
     }
 
     /// Maps the pages of `range` in the child too, read-only in both.
@@ -163,7 +165,11 @@ impl<M: Machine> Writing<'_, '_, M> {
                     },
                 };
                 if !new.is_special() {
-                    frames.meta(new.frame()).get_ref();
+                    // The range is locked, so the parent's mapping stays, and its reference with it.
+                    if !frames.meta(new.frame()).get_mapping() {
+                        result = Err(OutOfMemory);
+                        break;
+                    }
                     shared += 1;
                 }
                 // What was mapped ahead in vain is the parent's to account for.

@@ -31,6 +31,8 @@ bitflags! {
         const ANONYMOUS = 0x20;
         /// Grows down by faults just below it.
         const GROWSDOWN = 0x0100;
+        /// Locked from the beginning, as by [`Space::mlock`].
+        const LOCKED = 0x2000;
         /// Do not insist that memory for all of it can be had.
         const NORESERVE = 0x4000;
         /// Fault all of it in at once.
@@ -109,6 +111,10 @@ impl<M: Machine> Space<M> {
         flags: MapFlags,
         backing: Option<Backing<'_>>,
     ) -> Result<u64, Error> {
+        self.check_vm(cpu);
+        if let Some(backing) = &backing {
+            backing.object.check_vm(cpu);
+        }
         let given = VirtRange::new(addr, addr.saturating_add(len));
         let range = self.map(cpu, (addr, len), prot, flags, backing).map_err(|errno| Error {
             operation: "mmap",
@@ -173,6 +179,7 @@ impl<M: Machine> Space<M> {
         vma_flags.set(VmaFlags::SHARED, shared);
         vma_flags.set(VmaFlags::GROWSDOWN, grows);
         vma_flags.set(VmaFlags::NOHUGEPAGE, flags.contains(MapFlags::STACK));
+        vma_flags.set(VmaFlags::LOCKED, flags.contains(MapFlags::LOCKED));
         vma_flags.set(VmaFlags::NORESERVE, flags.contains(MapFlags::NORESERVE));
         vma_flags.set(VmaFlags::ACCOUNT, commits && !shared);
         let prot = prot & (Prot::READ | Prot::WRITE | Prot::EXEC);

@@ -12,9 +12,11 @@ mod advise;
 pub(crate) mod batch;
 mod brk;
 mod exit;
+pub(crate) mod fixed;
 mod fork;
 mod grow;
 mod leave;
+mod lock;
 mod map;
 mod merge;
 mod pages;
@@ -32,29 +34,33 @@ mod write;
 mod tests;
 
 pub use advise::Advice;
+pub use lock::Lock;
 pub use map::{Backing, MapFlags};
 pub use query::{AreaInfo, Label, Maps, PageInfo};
 pub use remap::RemapFlags;
+pub use revoke::Copies;
 pub use vma::{Area, Prot, VmaFlags};
 
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::error::{Errno, Error};
 use crate::frame::Use;
-use crate::knob::Locking;
+use crate::heap::Shared;
+use crate::identity::Identity;
+use crate::knob::{Locking, Policy};
 use crate::machine::{Invalidate, Machine, SpaceId};
 use crate::stat::Counter;
-use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::HeapBounds;
-use crate::sync::percpu::Padded;
-use crate::sync::range::{RangeGuard, RangeLock};
-use crate::sync::rwlock::{ReadGuard, RwLock, WriteGuard};
+use crate::sync::range::RangeGuard;
+use crate::sync::rwlock::{ReadGuard, WriteGuard};
 use crate::sync::spin::SpinLock;
 use crate::table::node::ROOT;
-use crate::tlb::cpuset::CpuSet;
 use crate::vm::Cpu;
 use core::fmt;
 use core::marker::PhantomData;
+use fixed::Core;
 use tree::Tree;
 use vma::Vma;
 
@@ -77,21 +83,19 @@ struct Heap {
 /// One address space. Every fault reads its first fields; what faults and calls write lies on lines of
 /// its own, so that calls do not take the first from the faults' caches. It is ended by [`exit`](Space::exit); one that is dropped instead keeps its
 /// frames for ever, because without a CPU at hand nothing can be flushed or freed.
+///
+/// A space belongs to the [`Vm`](crate::Vm) of the CPU that made it. Every operation panics that is given a CPU of another.
 pub struct Space<M: Machine> {
     id: SpaceId,
     root: FrameNumber,
-    /// The locking policy in force here; it follows the knob at the next call or fault.
-    locking: AtomicU8,
+    /// The locking policy in force here, which follows the knob at the next call or fault; and the
+    /// [identity](crate::identity) of the subsystem, which never changes.
+    locking: AtomicU64,
     /// How its pages were used before they were taken away.
     pub(crate) past: leave::Memory,
     pub(crate) tree: Tree<Vma>,
-    ranges: Padded<RangeLock>,
-    pub(crate) mmap_lock: Padded<RwLock>,
-    pub(crate) cpus: Padded<CpuSet>,
-    /// How many CPUs run it.
-    running: AtomicU32,
-    /// Resident pages, but for what the CPUs that run it have not added yet.
-    pub(crate) resident: AtomicU64,
+    /// What others than the owner may find.
+    pub(crate) core: Shared<Core>,
     /// Pages of all VMAs.
     mapped: AtomicU64,
     heap: SpinLock<Heap, HeapBounds>,
@@ -116,23 +120,25 @@ impl<M: Machine> Space<M> {
     /// An empty space.
     ///
     /// # Errors
-    /// `ENOMEM` when no frame is left for its root table.
+    /// `ENOMEM` when no frame is left for its root table, or the heap is exhausted.
     pub fn new(cpu: &Cpu<'_, M>) -> Result<Self, Error> {
         let refused =
             |_| Error { operation: "new space", range: VirtRange::USER, errno: Errno::ENOMEM };
         let frame = cpu.alloc_or_wait().map_err(refused)?.zero(cpu.vm().machine());
         let root = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(ROOT));
+        let id = cpu.vm().new_space_id();
+        let core = Shared::try_new(Core::new(id, root)).map_err(|oom| {
+            // SAFETY: nobody has seen the table.
+            unsafe { cpu.free_tables(root, ROOT) };
+            refused(oom)
+        })?;
         Ok(Self {
-            id: cpu.vm().new_space_id(),
+            id,
             root,
-            locking: AtomicU8::new(cpu.vm().knobs.locking() as u8),
+            locking: AtomicU64::new(cpu.vm().knobs.locking_word()),
             past: leave::Memory::new(),
             tree: Tree::new(),
-            ranges: Padded(RangeLock::new()),
-            mmap_lock: Padded(RwLock::new()),
-            cpus: Padded(CpuSet::new()),
-            running: AtomicU32::new(0),
-            resident: AtomicU64::new(0),
+            core,
             mapped: AtomicU64::new(0),
             heap: SpinLock::ordered(Heap { start: HEAP_START, end: HEAP_START }),
             machine: PhantomData,
@@ -147,62 +153,101 @@ impl<M: Machine> Space<M> {
 
     /// The frame of its root table. Its entries 256 to 511 are the kernel's: it may fill them, through
     /// [`Machine::frame_bytes`], before the space first runs; the subsystem neither reads nor changes them.
+    ///
+    /// A CPU may load it while it [runs](Self::activate) the space, and at no other time.
     #[inline(always)]
     pub const fn root(&self) -> FrameNumber {
         self.root
     }
 
-    /// Starts to run the space on this CPU, which runs no other, unless that has ended meanwhile: from
-    /// now on the CPU may use its tables, and must answer flush requests.
+    /// Starts to run the space on this CPU: from now on, until [`deactivate`](Self::deactivate), the CPU may
+    /// use its tables, and must answer flush requests.
+    ///
+    /// # Panics
+    /// When the CPU runs a space already, be it this one. (One that runs a space which was dropped, not ended, runs it
+    /// for ever.) When it is of another [`Vm`](crate::Vm).
     pub fn activate(&self, cpu: &Cpu<'_, M>) {
-        self.running.fetch_add(1, Ordering::Relaxed);
+        self.check_vm(cpu);
         let resident = &cpu.state().resident;
+        let before = resident.space.load(Ordering::Relaxed);
+        assert!(before == 0, "{cpu:?} is to run {:?}, but runs {:?}", self.id, SpaceId(before));
         resident.space.store(self.id.0, Ordering::Relaxed);
-        // What was counted for a space that ended under this CPU is nobody's.
-        resident.pages.store(0, Ordering::Relaxed);
-        self.cpus.insert(cpu.id());
+        self.core.cpus.insert(cpu.id());
     }
 
     /// Stops to run the space on this CPU. Its translations are dropped.
-    pub fn deactivate(&self, cpu: &Cpu<'_, M>) {
+    ///
+    /// # Panics
+    /// When the CPU does not run this space, or is of another [`Vm`](crate::Vm).
+    ///
+    /// # Safety
+    /// From this call on the CPU uses neither the space's tables nor translations that came from them (the call drops
+    /// those that its TLB holds), until it [activates](Self::activate) the space again: it has
+    /// loaded another root, or makes no access to user space. Nobody tells it of changes any more.
+    pub unsafe fn deactivate(&self, cpu: &Cpu<'_, M>) {
+        self.check_vm(cpu);
         let resident = &cpu.state().resident;
-        debug_assert_eq!(resident.space.load(Ordering::Relaxed), self.id.0, "not running here");
+        let runs = resident.space.load(Ordering::Relaxed);
+        assert!(runs == self.id.0, "{cpu:?} is to leave {:?}, which it does not run", self.id);
         if !lost(Mutant::LeaveFlush) {
             cpu.vm().machine().invalidate(cpu.id(), self.id, Invalidate::All);
         }
-        self.cpus.remove(cpu.id());
+        self.core.cpus.remove(cpu.id());
         // What was posted meanwhile is done by the flush above; its sender may be waiting.
         cpu.serve_flushes();
-        self.resident.fetch_add(resident.pages.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.core.resident.fetch_add(resident.pages.load(Ordering::Relaxed), Ordering::Relaxed);
         resident.pages.store(0, Ordering::Relaxed);
         resident.space.store(0, Ordering::Relaxed);
-        self.running.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Makes sure that `cpu` is of the subsystem that made this space. Every operation on a space does so
+    /// first, by this or by [`locking`](Self::locking).
+    ///
+    /// # Panics
+    /// Where it is not.
+    #[inline(always)]
+    pub(crate) fn check_vm(&self, cpu: &Cpu<'_, M>) {
+        Identity::of(self.locking.load(Ordering::Relaxed)).check(cpu.identity());
+    }
+
+    /// Opens a grace section in which this space may be read.
+    ///
+    /// # Panics
+    /// Where `cpu` is of another subsystem.
+    #[inline]
+    pub(crate) fn section<'c>(&self, cpu: &'c Cpu<'_, M>) -> Section<'c> {
+        self.check_vm(cpu);
+        cpu.section()
     }
 
     /// The locking policy in force, which is the knob's, once everybody under another has left.
+    ///
+    /// # Panics
+    /// Where `cpu` is of another subsystem.
     #[inline(always)]
-    pub(crate) fn locking(&self, cpu: &Cpu<'_, M>) -> Locking {
-        let wanted = cpu.vm().knobs.raw_locking();
+    pub(crate) fn locking(&self, cpu: &Cpu<'_, M>) -> Policy {
+        let wanted = cpu.vm().knobs.locking_word();
         if self.locking.load(Ordering::Acquire) != wanted {
-            self.switch_locking(cpu, Locking::from_raw(wanted));
+            self.switch_locking(cpu, wanted);
         }
-        Locking::from_raw(wanted)
+        Policy::of(wanted)
     }
 
     #[inline(always)]
-    pub(crate) fn locking_in_force(&self) -> Locking {
-        Locking::from_raw(self.locking.load(Ordering::Acquire))
+    pub(crate) fn locking_in_force(&self) -> Policy {
+        Policy::of(self.locking.load(Ordering::Acquire))
     }
 
     /// Takes every lock of every policy, switches, and waits for attempts under VMA locks that saw
     /// the old policy. Attempts without a lock need no waiting for: every writer moves the sequences.
     #[cold]
-    fn switch_locking(&self, cpu: &Cpu<'_, M>, wanted: Locking) {
+    fn switch_locking(&self, cpu: &Cpu<'_, M>, wanted: u64) {
+        self.check_vm(cpu);
         let vm = cpu.vm();
-        let _coarse = self.mmap_lock.write(cpu);
+        let _coarse = self.core.mmap_lock.write(cpu);
         let all = [VirtRange::USER, VirtRange::new(0, 0)];
-        let _fine = self.ranges.acquire(&vm.claims, cpu.local(), all, cpu);
-        self.locking.store(wanted as u8, Ordering::Release);
+        let _fine = self.core.ranges.acquire(&vm.claims, cpu.local(), all, cpu);
+        self.locking.store(wanted, Ordering::Release);
         vm.grace.synchronize_locked(cpu.local(), cpu);
     }
 
@@ -214,7 +259,7 @@ impl<M: Machine> Space<M> {
                 self.claim_page(cpu, page)
             } else {
                 cpu.count(Counter::MmapLockRead);
-                Guard::Reading { _guard: self.mmap_lock.read(cpu) }
+                Guard::Reading { _guard: self.core.mmap_lock.read(cpu) }
             };
             if self.locking_in_force() == locking {
                 return guard;
@@ -227,7 +272,7 @@ impl<M: Machine> Space<M> {
     fn claim_page<'a>(&'a self, cpu: &'a Cpu<'_, M>, page: VirtRange) -> Guard<'a> {
         cpu.count(Counter::RangeLockFault);
         let ranges = [page, VirtRange::new(0, 0)];
-        let guard = self.ranges.acquire(&cpu.vm().claims, cpu.local(), ranges, cpu);
+        let guard = self.core.ranges.acquire(&cpu.vm().claims, cpu.local(), ranges, cpu);
         Guard::Range { _guard: guard }
     }
 
@@ -239,7 +284,7 @@ impl<M: Machine> Space<M> {
         leave: impl FnOnce(),
     ) -> Guard<'a> {
         let claims = &cpu.vm().claims;
-        let guard = self.ranges.acquire_leaving(claims, cpu.local(), ranges, cpu, leave);
+        let guard = self.core.ranges.acquire_leaving(claims, cpu.local(), ranges, cpu, leave);
         Guard::Range { _guard: guard }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::Space;
 use super::write::Writing;
-use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
+use crate::addr::{FrameNumber, PAGE_SIZE, USER_END, VirtRange};
 use crate::error::OutOfMemory;
 use crate::fault::prepared::Prepared;
 use crate::fault::table;
@@ -14,6 +14,7 @@ use crate::space::tree::View;
 use crate::space::vma::Vma;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::grace::RetireChain;
 use crate::table::entry::Entry;
 use crate::table::node::{self, ENTRIES, LAST};
 use crate::table::protocol;
@@ -64,8 +65,14 @@ pub(super) unsafe fn each_slot<M: Machine>(
 impl<M: Machine> Space<M> {
     /// The entry of the page at `addr`, or where it has no table the one above that says so, which is none or
     /// busy. It may be another a moment later.
+    ///
+    /// Beyond user space there is none: the upper half of the root table is the kernel's, and what it points to
+    /// need not be memory of the subsystem.
     pub(crate) fn entry_at(&self, cpu: &Cpu<'_, M>, addr: u64) -> Entry {
-        let _section = cpu.section();
+        let _section = self.section(cpu);
+        if addr >= USER_END {
+            return Entry::NONE;
+        }
         // SAFETY: inside a grace section.
         match unsafe { descend(cpu.vm().machine(), self.root(), addr) } {
             Reached::Last(slots) => node::load(&slots[node::index(addr, LAST)]),
@@ -97,6 +104,7 @@ pub(super) unsafe fn last_table<'v, M: Machine>(
                     && table::publish(cpu, Ticket::held(), slot, level, &mut prepared)
                         == Err(Abort::NoMemory)
                 {
+                    cpu.note_starved();
                     break Err(OutOfMemory);
                 }
             }
@@ -115,13 +123,27 @@ impl<M: Machine> Writing<'_, '_, M> {
         was: Option<&View<'_, Vma>>,
         batch: &mut FlushBatch<'_, '_, M>,
     ) -> bool {
+        self.zap_where(range, was, batch, |_| true)
+    }
+
+    /// [`zap`](Self::zap) of those entries that `goes` chooses.
+    #[inline(always)]
+    pub(super) fn zap_where(
+        &self,
+        range: VirtRange,
+        was: Option<&View<'_, Vma>>,
+        batch: &mut FlushBatch<'_, '_, M>,
+        goes: impl Fn(Entry) -> bool,
+    ) -> bool {
         let (mut gone, mut tables) = (0, false);
         let take = |slot: &AtomicU64| {
             let seen = node::load(slot);
             if seen.is_none() {
                 return seen;
             }
-            protocol::settle_from(slot, seen, self.cpu, |_| Entry::NONE).0
+            let empty = |entry| if goes(entry) { Entry::NONE } else { entry };
+            let (old, new) = protocol::settle_from(slot, seen, self.cpu, empty);
+            if new.is_none() { old } else { Entry::NONE }
         };
         let zap = |start, slots: &[AtomicU64]| {
             tables = true;
@@ -156,19 +178,24 @@ impl<M: Machine> Writing<'_, '_, M> {
         }
         let machine = self.cpu.vm().machine();
         let frames = &self.cpu.vm().frames;
+        let mut unlinked = RetireChain::default();
         let mut retire = |number: FrameNumber, level: u32| {
-            // CPUs may have cached the way to the table.
-            batch.flush(hull);
             self.cpu.count(Counter::TablePruned);
             let meta = frames.meta(number);
             debug_assert_eq!(meta.index.load(Ordering::Relaxed), u64::from(level));
             meta.set_use(crate::frame::Use::Retired);
-            // SAFETY: unlinked just now, with every VMA over its span gone; retired once. The batch
-            // is finished before this call's section closes, so before the table is freed.
-            unsafe { self.cpu.retire(meta.retire_link()) };
+            // SAFETY: met once; alive until it is retired below.
+            unsafe { unlinked.push(meta.retire_link()) };
         };
         // SAFETY: `hull` is locked and without a VMA; entries without a VMA are empty.
         unsafe { range::prune(machine, self.space.root(), hull, self.cpu, &mut retire) };
+        if !unlinked.is_empty() {
+            // CPUs may have cached the way to the tables.
+            batch.flush(hull);
+            // SAFETY: unlinked just now, with every VMA over their spans gone; retired once. The batch
+            // is finished before this call's section closes, so before a table is freed.
+            unsafe { self.cpu.retire_all(unlinked) };
+        }
     }
 
     /// Makes the tables over `range`, so that what follows cannot fail for want of them.

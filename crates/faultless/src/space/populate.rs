@@ -57,7 +57,7 @@ impl<M: Machine> Space<M> {
         let mut page = range.start;
         while page < range.end {
             let access = {
-                let section = cpu.section();
+                let section = self.section(cpu);
                 let entry = self.tree.snapshot(&section).at(page);
                 // SAFETY: VMAs in a view live as long as the section.
                 access(entry.map(|entry| unsafe { entry.value.as_ref() }))?

@@ -150,8 +150,8 @@ impl<M: Machine> Space<M> {
 
     /// Tells of each VMA, in ascending order, all of one moment (but for the counts of pages).
     pub fn areas(&self, cpu: &Cpu<'_, M>, mut tell: impl FnMut(AreaInfo)) {
+        let section = self.section(cpu);
         let heap = *self.heap.lock(cpu);
-        let section = cpu.section();
         for entry in self.tree.snapshot(&section).iter_from(0) {
             // SAFETY: VMAs in a view live as long as the section.
             tell(self.describe(cpu, unsafe { entry.value.as_ref() }, heap));
@@ -168,7 +168,7 @@ impl<M: Machine> Space<M> {
         range: VirtRange,
         mut tell: impl FnMut(&Area) -> bool,
     ) {
-        let section = cpu.section();
+        let section = self.section(cpu);
         for entry in self.tree.snapshot(&section).iter_from(range.start) {
             // SAFETY: VMAs in a view live as long as the section.
             if entry.start >= range.end || !tell(unsafe { &entry.value.as_ref().area }) {
@@ -247,7 +247,7 @@ impl<M: Machine> Space<M> {
             .and_then(|len| addr.checked_add(len))
             .filter(|&end| end <= crate::addr::USER_END)
             .ok_or(refused(Errno::ENOMEM))?;
-        let section = cpu.section();
+        let section = self.section(cpu);
         let view = self.tree.snapshot(&section);
         let mut at = addr;
         while at < end {
@@ -280,7 +280,7 @@ impl<M: Machine> Space<M> {
 
     /// Whether all of `range` is mapped, by VMAs that need not be alike.
     pub fn is_mapped(&self, cpu: &Cpu<'_, M>, range: VirtRange) -> bool {
-        let section = cpu.section();
+        let section = self.section(cpu);
         let view = self.tree.snapshot(&section);
         let mut at = range.start;
         while at < range.end {
@@ -299,7 +299,7 @@ impl<M: Machine> Space<M> {
     /// What waits for a change of shared memory, such as a futex, is found by it. It means nothing any more
     /// once nobody maps or holds the object.
     pub fn shared_place(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<(u64, u64)> {
-        let section = cpu.section();
+        let section = self.section(cpu);
         let entry = self.tree.snapshot(&section).at(addr)?;
         // SAFETY: VMAs in a view live as long as the section.
         let area = unsafe { &entry.value.as_ref().area };
@@ -311,8 +311,9 @@ impl<M: Machine> Space<M> {
     /// Resident pages: those of its own and of shared objects that are mapped. Exact at a quiet
     /// moment.
     pub fn resident_pages(&self, cpu: &Cpu<'_, M>) -> u64 {
+        self.check_vm(cpu);
         let vm = cpu.vm();
-        let mut pages = self.resident.load(Ordering::Relaxed);
+        let mut pages = self.core.resident.load(Ordering::Relaxed);
         for id in 0..vm.machine().cpus() {
             let resident = &vm.cpus.remote(CpuId(id as u16)).resident;
             if resident.space.load(Ordering::Relaxed) == self.id().0 {
@@ -329,7 +330,7 @@ impl<M: Machine> Space<M> {
 
     /// How many VMAs there are.
     pub fn map_count(&self, cpu: &Cpu<'_, M>) -> usize {
-        self.tree.snapshot(&cpu.section()).len()
+        self.tree.snapshot(&self.section(cpu)).len()
     }
 
     /// Start and end of the heap.

@@ -58,18 +58,11 @@ impl<M: Machine> Space<M> {
         flags: RemapFlags,
         target: u64,
     ) -> Result<u64, Error> {
+        self.check_vm(cpu);
         let given = VirtRange::new(addr, addr.saturating_add(old_len));
         let refused = |errno| Error { operation: "mremap", range: given, errno };
         let request = check(addr, old_len, new_len, flags, target).map_err(refused)?;
-        let once = || self.remap(cpu, &request);
-        let moved = once().or_else(|errno| {
-            if errno != Errno::ENOMEM {
-                return Err(errno);
-            }
-            // What was retired may be what is missing.
-            cpu.settle_retired();
-            once()
-        });
+        let moved = cpu.with_memory(|| self.remap(cpu, &request));
         cpu.collect();
         moved.map_err(refused)
     }
@@ -321,6 +314,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         }
         self.move_pages(moved, new.start, &mut batch);
         batch.finish();
+        self.space.core.lazy.moved(self.cpu, moved, new);
         if !keep && !old.is_empty() {
             self.clear(old, was_here.as_ref());
         }
@@ -336,7 +330,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         let Some(entry) = view.at(old.start).filter(|entry| entry.range() == old) else {
             return Ok(None);
         };
-        let area = self.vma(entry).area.clone();
+        let mut area = self.vma(entry).area.clone();
+        area.flags -= VmaFlags::ANY_LOCK;
         Ok(Some(Plan { taken: old, new: [Some(self.make(area, None)?), None, None] }))
     }
 

@@ -1,36 +1,63 @@
-//! What a space does when an object behind some of its mappings was shortened.
+//! What a space does when pages have left an object behind some of its mappings.
 
 use super::Space;
 use super::write::NOWHERE;
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::file::Object;
+use crate::frame::{Kind, Use};
 use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
+use crate::table::entry::Entry;
 use crate::vm::Cpu;
+use core::ops::Range;
+
+/// What becomes of the pages that private mappings copied from an object, when the pages that they were
+/// copied from leave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copies {
+    /// They stay: a hole was punched. What was stored to a private mapping is no longer the file's.
+    Keep,
+    /// They go with the pages: the object was shortened, and there is nothing any more that they copy.
+    Drop,
+}
 
 impl<M: Machine> Space<M> {
-    /// Unmaps every page of `object` from the one at `first` on, wherever it is mapped here, and drops
-    /// private copies of such pages, as Linux does when a file is truncated. The mappings stay. When it
-    /// returns no CPU uses the pages through this space any more, and those that the object
-    /// [has no longer](Object::set_pages) are not mapped again.
+    /// Unmaps the pages of `object` with the numbers `pages`, wherever it is mapped here, and treats their
+    /// private copies as `copies` says. The mappings stay. When it returns no CPU uses the pages through
+    /// this space any more. Those that the object [has no longer](Object::set_pages) are not mapped
+    /// again; in the place of those that [left it](Object::free_pages) a fault maps new ones.
     ///
-    /// A child that [`fork`](Self::fork) is making of this space is a space like any other: the kernel
-    /// lets none be in the making between the shortening of the object and the last revocation.
-    pub fn revoke(&self, cpu: &Cpu<'_, M>, object: &Shared<Object>, first: u64) {
-        while let Some(hull) = self.hull(cpu, object, first) {
+    /// The kernel keeps the object from growing between its shortening and the last revocation:
+    /// otherwise what a program stores to a private mapping of the pages that were added is dropped, too. A
+    /// child that [`fork`](Self::fork) is making of this space is a space like any other: the kernel
+    /// lets none be in the making between the two.
+    pub fn revoke(
+        &self,
+        cpu: &Cpu<'_, M>,
+        object: &Shared<Object>,
+        pages: Range<u64>,
+        copies: Copies,
+    ) {
+        while let Some(hull) = self.hull(cpu, object, &pages) {
             let writing = self.write(cpu, [hull, NOWHERE], PAGE_SIZE);
-            // A call may have moved some of it before the lock was had.
-            match self.hull(cpu, object, first) {
+            // Another operation may have moved some of it before the range was locked.
+            match self.hull(cpu, object, &pages) {
                 Some(now) if !hull.covers(now) => continue,
                 None => return,
                 Some(_) => {}
             }
             writing.stop(hull);
+            let of_object = |entry: Entry| {
+                entry.is_mapped()
+                    && !entry.is_special()
+                    && cpu.vm().frames.meta(entry.frame()).kind() == Kind::Used(Use::Shared)
+            };
+            let goes = |entry: Entry| copies == Copies::Drop || of_object(entry);
             let mut batch = FlushBatch::new(cpu, self);
             for vma in writing.vmas(hull) {
-                if let Some(range) = vma.area.shows(object, first) {
-                    writing.zap(range, None, &mut batch);
+                if let Some(range) = vma.area.shows(object, &pages) {
+                    writing.zap_where(range, None, &mut batch, goes);
                 }
             }
             batch.finish();
@@ -38,14 +65,19 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// A range that covers all pages of `object` from `first` on, if some may be mapped.
-    fn hull(&self, cpu: &Cpu<'_, M>, object: &Shared<Object>, first: u64) -> Option<VirtRange> {
-        let section = cpu.section();
+    /// A range that covers those pages of `object`, if some may be mapped.
+    fn hull(
+        &self,
+        cpu: &Cpu<'_, M>,
+        object: &Shared<Object>,
+        pages: &Range<u64>,
+    ) -> Option<VirtRange> {
+        let section = self.section(cpu);
         self.tree
             .snapshot(&section)
             .iter_from(0)
             // SAFETY: VMAs in a view live as long as the section.
-            .filter_map(|entry| unsafe { entry.value.as_ref() }.area.shows(object, first))
+            .filter_map(|entry| unsafe { entry.value.as_ref() }.area.shows(object, pages))
             .reduce(VirtRange::hull)
     }
 }

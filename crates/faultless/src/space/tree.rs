@@ -145,7 +145,7 @@ pub struct Edit<'e, T> {
     draft: Draft,
     local: &'e Local,
     grace: &'e Grace,
-    _writer: SpinGuard<'e, Writer, TreeWriter>,
+    writer: SpinGuard<'e, Writer, TreeWriter>,
     marker: PhantomData<&'e Tree<T>>,
 }
 
@@ -164,7 +164,7 @@ impl<'e, T> Edit<'e, T> {
         // SAFETY: only a writer retires nodes, and the lock excludes others while the edit lives;
         // it also hands on the use of their links. Edit numbers do not repeat.
         let draft = unsafe { Draft::new(last, writer.edits) };
-        Self { root, draft, local, grace, _writer: writer, marker: PhantomData }
+        Self { root, draft, local, grace, writer, marker: PhantomData }
     }
 
     /// The next version, as far as it is built.
@@ -235,9 +235,11 @@ impl<'e, T> Edit<'e, T> {
     /// # Safety
     /// As [`Grace::retire_all`], once the next version is the present one.
     pub unsafe fn publish_retiring(self, objects: RetireChain) {
-        let Self { root, draft, local, grace, _writer, .. } = self;
+        let Self { root, draft, local, grace, writer, .. } = self;
         let (next, mut retired) = draft.finish();
         root.store(next.map_or(ptr::null_mut(), NonNull::as_ptr), Ordering::Release);
+        // What is retired has a lock of its own, and one leaf is held at a time.
+        drop(writer);
         // SAFETY: the root that was just stored does not lead to the nodes, so no section that
         // begins from now on reaches them; they are retired once, since they were in one version and
         // are not in the next. A node's link is its first field, and its pointer covers all of it.

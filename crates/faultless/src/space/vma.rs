@@ -17,6 +17,7 @@ use crate::sync::wait::Wait;
 use crate::table::Entry;
 use bitflags::bitflags;
 use core::fmt;
+use core::ops::Range;
 
 bitflags! {
     /// What a program may do with a page: Linux's `PROT_*`.
@@ -61,6 +62,12 @@ bitflags! {
         const NOHUGEPAGE = 1 << 9;
         /// A shared mapping of a file that was not opened for writing: it stays read-only.
         const NOWRITE = 1 << 10;
+        /// `mlock`: its pages stay where they are.
+        const LOCKED = 1 << 11;
+        /// `MLOCK_ONFAULT`, with [`LOCKED`](Self::LOCKED): once they were faulted in.
+        const LOCK_ON_FAULT = 1 << 12;
+        /// All that says whether and how it is locked.
+        const ANY_LOCK = Self::LOCKED.bits() | Self::LOCK_ON_FAULT.bits();
     }
 }
 
@@ -108,12 +115,14 @@ impl Area {
         if self.allows(Prot::WRITE) && !self.is_private() { leaf.writable() } else { leaf }
     }
 
-    /// Where it shows the pages of `object` from the one at `first` on, if it does.
-    pub(crate) fn shows(&self, object: &Shared<Object>, first: u64) -> Option<VirtRange> {
-        let skipped = first.saturating_sub(self.offset);
+    /// Where it shows the pages of `object` with the numbers `pages`, if it does.
+    pub(crate) fn shows(&self, object: &Shared<Object>, pages: &Range<u64>) -> Option<VirtRange> {
+        // In pages from the area's first.
+        let first = pages.start.saturating_sub(self.offset);
+        let end = pages.end.saturating_sub(self.offset).min(self.range.pages());
+        let addr = |page: u64| self.range.start + (page << PAGE_SHIFT);
         let same = self.object.as_ref().is_some_and(|own| own.same(object));
-        (same && skipped < self.range.pages())
-            .then(|| VirtRange::new(self.range.start + (skipped << PAGE_SHIFT), self.range.end))
+        (same && first < end).then(|| VirtRange::new(addr(first), addr(end)))
     }
 
     /// Whether its pages are private copies.

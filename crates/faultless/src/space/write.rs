@@ -144,7 +144,7 @@ impl<M: Machine> Space<M> {
     #[inline(never)]
     fn lock_all<'a>(&'a self, cpu: &'a Cpu<'_, M>) -> Guard<'a> {
         cpu.count(Counter::MmapLockWrite);
-        Guard::Writing { _guard: self.mmap_lock.write(cpu) }
+        Guard::Writing { _guard: self.core.mmap_lock.write(cpu) }
     }
 }
 

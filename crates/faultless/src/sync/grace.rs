@@ -29,13 +29,21 @@
 //! did comes before the freeing.
 //!
 //! A CPU outside sections is no obstacle, however long it idles. Readers never collect: writers do.
+//!
+//! *Who collects.* Ordinarily each CPU collects what it retired itself. Its bags are under a lock of
+//! their own, which nobody else wants then. A CPU that runs out of memory collects what all CPUs retired
+//! ([`Grace::collect_from`]), so an idle CPU keeps nothing from the others. The argument above does not
+//! depend on who collects, nor on when an object gets into its bag: the epoch that it was retired in was
+//! read after it was unlinked.
 
-use super::atomic::{AtomicU64, Ordering, fence, fence_after_rmw};
+use super::atomic::{AtomicU64, Ordering, fence, fence_after_rmw, spin_hint};
 use super::mutant::{Mutant, lost};
-use super::order::{GracePeriod, GraceSection, Mark};
+use super::order::{GracePeriod, GraceSection, Mark, Record, RetiredObjects};
 use super::percpu::{Local, Padded, PerCpu};
+use super::spin::SpinLock;
 use super::wait::{Wait, until};
 use crate::error::OutOfMemory;
+use crate::machine::CpuId;
 use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
@@ -54,8 +62,8 @@ pub struct RetireLink {
     kind: u8,
 }
 
-// SAFETY: `next` is touched by the CPU that retired the object only, which `Grace::retire`'s caller
-// promises to be one; before that by nobody.
+// SAFETY: `next` is touched only by whoever has the chain that the object is in, which `Grace::retire`'s
+// caller promises to be one; before that by nobody.
 unsafe impl Sync for RetireLink {}
 // SAFETY: as above; the link owns nothing.
 unsafe impl Send for RetireLink {}
@@ -126,7 +134,7 @@ impl RetireChain {
     ///
     /// # Safety
     /// As [`push`](Self::push), of the objects in the chain.
-    unsafe fn pop(&mut self) -> Option<NonNull<RetireLink>> {
+    pub(crate) unsafe fn pop(&mut self) -> Option<NonNull<RetireLink>> {
         let (first, end) = self.ends?;
         self.len -= 1;
         // SAFETY: alive and ours, by the caller's promise.
@@ -142,48 +150,86 @@ impl RetireChain {
 /// and has not been given out since, so it is alive and nobody else touches its link.
 #[derive(Default)]
 struct Bags {
-    /// How many objects there are in all.
-    len: Cell<usize>,
     /// What was retired in the latest even and the latest odd epoch, and which epochs these are.
-    recent: [Cell<(u64, RetireChain)>; 2],
-    due: Cell<RetireChain>,
+    recent: [(u64, RetireChain); 2],
+    due: RetireChain,
 }
 
 // SAFETY: who owns the bags owns the objects in them (retired is ours).
 unsafe impl Send for Bags {}
 
 impl Bags {
-    fn put(&self, epoch: u64, more: RetireChain) {
-        let bag = &self.recent[(epoch & 1) as usize];
-        let (retired, mut chain) = bag.get();
-        if retired != epoch {
+    fn put(&mut self, epoch: u64, more: RetireChain) {
+        let (retired, chain) = &mut self.recent[(epoch & 1) as usize];
+        if *retired != epoch {
             // Two epochs old at least.
-            self.make_due(chain);
-            chain = RetireChain::default();
+            // SAFETY: retired is ours.
+            unsafe { self.due.prepend(core::mem::take(chain)) };
+            *retired = epoch;
         }
         // SAFETY: retired is ours, the new ones from now on.
         unsafe { chain.prepend(more) };
-        bag.set((epoch, chain));
-        self.len.set(self.len.get() + more.len);
     }
 
     /// Moves to the due what was retired two epochs before `epoch`, or earlier.
-    fn ripen(&self, epoch: u64) {
-        for bag in &self.recent {
-            let (retired, chain) = bag.get();
+    fn ripen(&mut self, epoch: u64) {
+        for (retired, chain) in &mut self.recent {
             let needed = if lost(Mutant::SecondEpoch) { 1 } else { 2 };
             if retired.saturating_add(needed) <= epoch {
-                bag.set((retired, RetireChain::default()));
-                self.make_due(chain);
+                // SAFETY: retired is ours.
+                unsafe { self.due.prepend(core::mem::take(chain)) };
             }
         }
     }
+}
 
-    fn make_due(&self, chain: RetireChain) {
-        let mut due = self.due.get();
-        // SAFETY: retired is ours.
-        unsafe { due.prepend(chain) };
-        self.due.set(due);
+/// One CPU's bags.
+#[derive(Default)]
+struct Retired {
+    /// How many objects are in them; written under the lock.
+    len: AtomicU64,
+    bags: SpinLock<Bags, RetiredObjects>,
+}
+
+impl Retired {
+    fn len(&self) -> usize {
+        self.len.load(Ordering::Relaxed) as usize
+    }
+
+    /// Does something with the bags, and counts the objects that `with` says were added or, if
+    /// negative, taken.
+    fn change<R>(&self, local: &Local, with: impl FnOnce(&mut Bags) -> (isize, R)) -> R {
+        let wait = Briefly(local);
+        let mut bags = self.bags.lock(&wait);
+        let (more, result) = with(&mut bags);
+        self.len
+            .store(self.len.load(Ordering::Relaxed).wrapping_add(more as u64), Ordering::Relaxed);
+        result
+    }
+
+    /// Takes what is due in `epoch`.
+    fn take_due(&self, local: &Local, epoch: u64) -> RetireChain {
+        if self.len() == 0 {
+            return RetireChain::default();
+        }
+        self.change(local, |bags| {
+            bags.ripen(epoch);
+            let due = core::mem::take(&mut bags.due);
+            (-(due.len as isize), due)
+        })
+    }
+}
+
+/// Waits for a lock that is held for a few instructions, and serves no flush requests meanwhile.
+struct Briefly<'a>(&'a Local);
+
+impl Wait for Briefly<'_> {
+    fn wait(&self, _looks: u32) {
+        spin_hint();
+    }
+
+    fn order(&self) -> Option<&Record> {
+        Some(self.0.order())
     }
 }
 
@@ -191,7 +237,7 @@ impl Bags {
 pub struct Grace {
     epoch: Padded<AtomicU64>,
     marks: PerCpu<AtomicU64>,
-    bags: PerCpu<Bags>,
+    retired: PerCpu<Retired>,
 }
 
 impl Grace {
@@ -203,13 +249,16 @@ impl Grace {
         Ok(Self {
             epoch: Padded(AtomicU64::new(0)),
             marks: PerCpu::try_new(cpus, |_| AtomicU64::new(0))?,
-            bags: PerCpu::try_new(cpus, |_| Bags::default())?,
+            retired: PerCpu::try_new(cpus, |_| Retired::default())?,
         })
     }
 
     /// Opens a section: what is linked now or later stays alive until the section ends.
     ///
     /// Writes this CPU's mark and nothing else. Sections nest, up to 255 deep.
+    ///
+    /// # Panics
+    /// When they nest deeper: the count would run into the epoch, and the sections would protect nothing.
     #[inline(always)]
     pub fn enter<'a>(&'a self, local: &'a Local) -> Section<'a> {
         let mark = self.marks.get(local);
@@ -220,7 +269,7 @@ impl Grace {
             mark.swap(epoch << NEST_BITS | opened, Ordering::SeqCst);
             fence_after_rmw();
         } else {
-            debug_assert!(now & NEST < NEST, "sections nest too deep");
+            assert!(now & NEST < NEST, "grace sections nest at most 255 deep on a CPU");
             // Release, so that a look at this value still sees the sections before.
             mark.store(now + 1, Ordering::Release);
         }
@@ -239,8 +288,8 @@ impl Grace {
         (self.epoch.0.load(Ordering::Acquire) == marked).then_some(marked)
     }
 
-    /// Puts unlinked objects aside until their grace period is over; then [`Self::collect`] on this CPU
-    /// gives them out.
+    /// Puts unlinked objects aside until their grace period is over; then [`Self::collect`] on this CPU,
+    /// or [`Self::collect_from`] on another, gives them out.
     ///
     /// # Safety
     /// - The objects are alive until they are given out, and unlinked: no section that is opened from
@@ -253,7 +302,10 @@ impl Grace {
             fence(Ordering::SeqCst);
         }
         let epoch = self.epoch.0.load(Ordering::Acquire);
-        self.bags.get(local).put(epoch, objects);
+        self.retired.get(local).change(local, |bags| {
+            bags.put(epoch, objects);
+            (objects.len as isize, ())
+        });
     }
 
     /// [`retire_all`](Self::retire_all) of one object.
@@ -272,25 +324,40 @@ impl Grace {
     /// Advances the epoch if it can be, and gives out what is due of what this CPU retired. What is
     /// not taken from the iterator stays due.
     pub fn collect<'a>(&'a self, local: &'a Local) -> Due<'a> {
-        let bags = self.bags.get(local);
-        if bags.len.get() > 0 {
+        if self.pending(local) > 0 {
             self.try_advance();
-            bags.ripen(self.epoch.0.load(Ordering::Acquire));
         }
-        Due { bags }
+        self.due_of(local, self.retired.get(local))
+    }
+
+    /// Gives out what is due of what CPU `of` retired, to whichever CPU asks for it. What is not taken from
+    /// the iterator stays due.
+    pub fn collect_from<'a>(&'a self, local: &'a Local, of: CpuId) -> Due<'a> {
+        self.due_of(local, self.retired.remote(of))
+    }
+
+    fn due_of<'a>(&'a self, local: &'a Local, retired: &'a Retired) -> Due<'a> {
+        let due = retired.take_due(local, self.epoch.0.load(Ordering::Acquire));
+        Due { local, retired, due }
     }
 
     /// How many objects this CPU has retired that have not been given out.
     #[inline]
     pub fn pending(&self, local: &Local) -> usize {
-        self.bags.get(local).len.get()
+        self.retired.get(local).len()
+    }
+
+    /// How many objects any CPU has retired that have not been given out. May be out of date a moment
+    /// later.
+    pub fn pending_anywhere(&self) -> usize {
+        self.retired.iter().map(Retired::len).sum()
     }
 
     /// Waits, as `wait` does, until every section that is open now has ended. Not to be called in a
     /// section, which would wait for itself, nor under a lock.
     ///
     /// # Panics
-    /// In builds with debug assertions, in a section or under a lock.
+    /// In a section; in builds with debug assertions, under a lock too.
     pub fn synchronize<W: Wait + ?Sized>(&self, local: &Local, wait: &W) {
         local.order().before::<GracePeriod>();
         self.await_sections(local, wait);
@@ -300,16 +367,16 @@ impl Grace {
     /// nothing else: these are not waited for in sections, so sections end all the same.
     ///
     /// # Panics
-    /// In builds with debug assertions, in a section or under another lock.
+    /// In a section; in builds with debug assertions, under another lock too.
     pub fn synchronize_locked<W: Wait + ?Sized>(&self, local: &Local, wait: &W) {
         local.order().before::<GraceSection>();
         self.await_sections(local, wait);
     }
 
     fn await_sections<W: Wait + ?Sized>(&self, local: &Local, wait: &W) {
-        debug_assert!(
+        assert!(
             self.marks.get(local).load(Ordering::Relaxed) & NEST == 0,
-            "waits for its own section"
+            "a CPU in a grace section would wait for the end of its own section"
         );
         // As if something were retired now.
         fence(Ordering::SeqCst);
@@ -322,9 +389,16 @@ impl Grace {
 
     /// Gives out everything that any CPU has retired: with `&mut self` there are no sections.
     pub fn drain(&mut self) -> impl Iterator<Item = NonNull<RetireLink>> {
-        self.bags.iter_mut().flat_map(|bags| {
+        self.retired.iter_mut().flat_map(|retired| {
+            let Retired { len, bags } = retired;
+            let bags = bags.get_mut();
             bags.ripen(u64::MAX);
-            Due { bags }
+            core::iter::from_fn(move || {
+                // SAFETY: retired is ours.
+                let object = unsafe { bags.due.pop() }?;
+                len.store(len.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
+                Some(object)
+            })
         })
     }
 
@@ -379,26 +453,38 @@ impl Drop for Section<'_> {
 
 /// Gives out the objects whose grace period is over, one by one; each is then the caller's.
 pub struct Due<'a> {
-    bags: &'a Bags,
+    local: &'a Local,
+    /// Where they came from.
+    retired: &'a Retired,
+    /// Out of the bags: freeing one object may retire another.
+    due: RetireChain,
 }
 
 impl Iterator for Due<'_> {
     type Item = NonNull<RetireLink>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        // The chain is in its place between two calls: freeing one object may retire another.
-        let mut due = self.bags.due.get();
-        // SAFETY: retired is ours.
-        let object = unsafe { due.pop() }?;
-        self.bags.due.set(due);
-        self.bags.len.set(self.bags.len.get() - 1);
-        Some(object)
+        // SAFETY: taken from the bags, so ours alone.
+        unsafe { self.due.pop() }
+    }
+}
+
+impl Drop for Due<'_> {
+    fn drop(&mut self) {
+        let left = core::mem::take(&mut self.due);
+        if !left.is_empty() {
+            self.retired.change(self.local, |bags| {
+                // SAFETY: as in `next`; the bags', from now on.
+                unsafe { bags.due.prepend(left) };
+                (left.len as isize, ())
+            });
+        }
     }
 }
 
 impl fmt::Debug for Due<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Due({} objects)", self.bags.due.get().len)
+        write!(f, "Due({} objects)", self.due.len)
     }
 }
 

@@ -37,6 +37,12 @@ pub enum Mutant {
     AdvanceFence,
     /// Claims that conflict wait for each other.
     RangeConflict,
+    /// Who lets a parked waiter's last blocker go wakes it. It sleeps for ever.
+    ReleaseWakes,
+    /// A claim is overtaken while it is parked, and at no other time. One that is held has another beside it.
+    OvertakesParked,
+    /// A wake-up of a CPU that has yet to park is kept for it. It is lost.
+    WakeLeavesPermit,
     /// A reader-writer lock's writer waits for readers.
     WriterWaitsForReaders,
     /// A spin lock is taken by one.
@@ -67,6 +73,12 @@ pub enum Mutant {
     ProtectFlush,
     /// A fork flushes what it made read-only.
     ForkFlush,
+    /// Reclaim takes pages that are not dirty. It takes what was stored to since, and loses the store.
+    ReclaimLooksAtDirty,
+    /// Reclaim flushes before it drops the references. The frame has its next owner while it is mapped.
+    ReclaimFlush,
+    /// Who ends a space waits for reclaim in it. It frees tables that are being looked at.
+    ExitAwaitsReclaim,
     /// What is marked as clean is flushed. A store through an old translation leaves it marked so, and who
     /// reclaims it loses the store.
     FreeFlush,

@@ -28,7 +28,10 @@ pub type Hook = fn(address: usize, bytes: usize, kind: Write);
 static HOOK: Plain<()> = Plain::new(core::ptr::null_mut());
 
 /// Makes `hook` the one that hears, or nobody.
-pub fn install(hook: Option<Hook>) {
+///
+/// # Safety
+/// The hook is called in the middle of everything: it does not call the subsystem.
+pub unsafe fn install(hook: Option<Hook>) {
     HOOK.store(hook.map_or(core::ptr::null_mut(), |hook| hook as *mut ()), Ordering::Release);
 }
 
@@ -218,14 +221,16 @@ mod tests {
         let mut word = AtomicU32::new(1);
         let flag = AtomicBool::new(false);
         let at = (core::ptr::from_ref(&word).addr(), 4);
-        install(Some(hear));
+        // SAFETY: it notes what it hears.
+        unsafe { install(Some(hear)) };
         word.store(2, Ordering::Relaxed);
         assert_eq!(word.load(Ordering::Relaxed), 2);
         assert_eq!(word.fetch_add(1, Ordering::Relaxed), 2);
         assert_eq!(word.compare_exchange(9, 0, Ordering::Relaxed, Ordering::Relaxed), Err(3));
         assert_eq!(word.compare_exchange(3, 4, Ordering::Relaxed, Ordering::Relaxed), Ok(3));
         assert!(!flag.swap(true, Ordering::Relaxed));
-        install(None);
+        // SAFETY: none.
+        unsafe { install(None) };
         *word.get_mut() = 5;
         word.store(6, Ordering::Relaxed);
         let kinds = [Write::Store, Write::Modify, Write::FailedCompare, Write::Modify];

@@ -11,6 +11,8 @@
 //! - a *grace period* is first: who waits for it holds nothing, and is in no section. One exception:
 //!   the switch of the locking policy waits under the first two locks, which keep everybody out of them;
 //!   nobody needs them to end a section ([`Grace::synchronize_locked`]);
+//! - *reclaim* in a space keeps that space alive, and takes its locks after that. Who ends the space
+//!   waits for it, holding nothing;
 //! - the locks of a *space* come before *sections*: nobody waits for one of them inside a section.
 //!   Opening a section waits for nobody, so it may be done anywhere;
 //! - *VMA locks* of one space are taken together, by a writer that has the space's lock. Faults only try
@@ -75,6 +77,8 @@ macro_rules! classes {
 classes! {
     /// The end of the sections that are open. Waited for, never held.
     0 GracePeriod "a grace period";
+    /// Reclaim at work in a space, which must not end meanwhile.
+    0 Reclaim "a space's reclaim";
     /// The baselines' one lock of a space.
     1 MmapLock "a space's mmap_lock";
     /// Held claims in a space's range lock.
@@ -91,6 +95,12 @@ classes! {
     7 PinnedEntry "a pinned entry";
     /// The list of a range lock.
     8 ClaimQueue "a range lock's queue";
+    /// What a CPU has retired.
+    8 RetiredObjects "a CPU's retired objects";
+    /// The list of spaces with lazily freed pages.
+    8 LazySpaces "the list of spaces with lazily freed pages";
+    /// Where a space has lazily freed pages.
+    8 LazyHull "a space's lazily freed range";
     /// A tree's writer.
     8 TreeWriter "a tree's writer";
     /// A node's buddy allocator.

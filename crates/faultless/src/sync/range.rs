@@ -1,17 +1,38 @@
-//! The range lock: writers of disjoint ranges run side by side, in the order of arrival elsewhere.
+//! The range lock: writers of disjoint ranges run side by side, in the order of arrival elsewhere, but for
+//! those that have given their core away.
 //!
-//! A [`RangeLock`] is a list, in the order of arrival, of the *claims* that are held or waiting. A
-//! claim names up to two ranges, which it gets together (moving a mapping takes its source and its
-//! destination). Protocol, each step under the list's spin lock:
+//! A [`RangeLock`] is a list of the *claims* that are held or waiting. A claim names up to two ranges,
+//! which it gets together (moving a mapping takes its source and its destination). Its *blockers* are the
+//! claims before it in the list that conflict with it, and it is held once it has none. Protocol, the first
+//! and the last step under the list's spin lock:
 //!
-//! - *arrive*: count the claims in the list that conflict, append the claim, note the count as its
-//!   blockers. Zero blockers: it is held. Otherwise its CPU watches the count, outside the spin
-//!   lock, on a line that only releases write;
-//! - *release*: unlink the claim, and take one off the count of each later claim that conflicts.
+//! - *arrive*: append the claim, and count its blockers. Zero blockers: it is held. Otherwise its CPU
+//!   watches the count, on a line that is written only by releases and by those that overtake it;
+//! - *park*: after so many looks in vain the CPU marks its claim as parked and gives its core away. Running
+//!   again, it takes the mark off. A claim is held when it has no blocker *and* is not marked: so its CPU, by
+//!   one step on one word, either has the claim or has been overtaken;
+//! - *overtake*: a claim that arrives goes through the conflicting ones before it from the last to the
+//!   first, and takes its place before each that is marked as parked, adding itself to that claim's count.
+//!   It stops at the first that may not be overtaken;
+//! - *release*: unlink the claim, and take one off the count of each later claim that conflicts. Those that
+//!   now have no blocker and are parked are woken, after the spin lock is free.
 //!
-//! So a claim waits for exactly the earlier claims that conflict with it, held or waiting: nobody
-//! overtakes into a range that someone waits for, and each waiter is served when the claims that
-//! were there before it are gone. Waiting is acyclic, because it goes by the order of arrival only.
+//! So running CPUs are served in the order of arrival: a claim waits for exactly the earlier ones that
+//! conflict with it, held or waiting. A CPU that gave its core away does not hold the others up while it comes
+//! back: a hand-over to it takes a wake-up, which is longer than most claims are held, and where CPUs are
+//! virtual or share cores it takes until the host runs it.
+//!
+//! *Bound.* A claim may be overtaken in its CPU's first [`YIELDING_PARKS`] parkings, and in these at most
+//! [`MOST_OVERTAKEN`] times; from then on it is served before whatever arrives. So it waits for the
+//! conflicting claims that were there when it arrived, and for at most [`MOST_OVERTAKEN`] later ones; where
+//! claims are held for longer than a CPU takes to wake up, which then sees each release, for about
+//! [`YIELDING_PARKS`] later ones.
+//!
+//! Waiting is acyclic: it goes by the places in the list only, and whoever takes a place before another
+//! waits for none that the other did not wait for.
+//!
+//! No wake-up is lost: mark and count are one word, so a release either sees the mark and wakes, or comes
+//! first, and the CPU sees zero blockers as it sets the mark, and does not park.
 //!
 //! Nothing is allocated: the list links slots that belong to the CPUs ([`ClaimSlots`], once for all
 //! locks of a subsystem), by number. A CPU has one: it holds or waits for one claim at a time.
@@ -20,11 +41,24 @@ use super::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::mutant::{Mutant, lost};
 use super::order::{self, ClaimQueue, Mark, RangeClaim};
 use super::percpu::{Local, PerCpu};
-use super::spin::SpinLock;
-use super::wait::{Wait, until};
+use super::spin::{SpinGuard, SpinLock};
+use super::wait::{LOOKS_BEFORE_PARKING, Wait};
 use crate::addr::VirtRange;
-use crate::machine::CpuId;
+use crate::machine::{CpuId, MAX_CPUS};
 use core::fmt;
+
+/// How many later claims may be served before one that waits. Many, since a CPU that shares its core may take
+/// milliseconds to wake up, in which another does so much; few where checks are to get there.
+pub const MOST_OVERTAKEN: u32 = if cfg!(any(loom, shuttle)) {
+    1
+} else if cfg!(test) {
+    6
+} else {
+    1024
+};
+
+/// In how many of its parkings a CPU lets its claim be overtaken.
+pub const YIELDING_PARKS: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 4 };
 
 /// The claims of all CPUs, for all range locks of one subsystem.
 pub type ClaimSlots = PerCpu<ClaimSlot>;
@@ -36,8 +70,11 @@ pub type ClaimSlots = PerCpu<ClaimSlot>;
 /// its CPU.
 #[derive(Debug, Default)]
 pub struct ClaimSlot {
-    /// [`FREE`], or [`HELD`] plus the number of blockers.
+    /// [`FREE`], or [`HELD`] plus the number of blockers, with [`PARKED`], and perhaps [`FIRM`], while its
+    /// CPU is.
     state: AtomicU32,
+    /// How often it was overtaken.
+    overtaken: AtomicU32,
     earlier: AtomicU32,
     later: AtomicU32,
     /// Start and end of the two ranges.
@@ -48,6 +85,10 @@ pub struct ClaimSlot {
 const FREE: u32 = 0;
 /// The claim has no blocker.
 const HELD: u32 = 1;
+/// The claim's CPU gave its core away, and must be woken.
+const PARKED: u32 = 1 << 31;
+/// The claim, parked, is not to be overtaken.
+const FIRM: u32 = 1 << 30;
 
 /// Names a slot: 0 is none, else 1 + the number of its CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,8 +101,12 @@ impl Name {
         Self(1 + u32::from(cpu.0))
     }
 
+    fn cpu(self) -> Option<CpuId> {
+        Some(CpuId(self.0.checked_sub(1)? as u16))
+    }
+
     fn slot(self, slots: &ClaimSlots) -> Option<&ClaimSlot> {
-        Some(slots.remote(CpuId(self.0.checked_sub(1)? as u16)))
+        Some(slots.remote(self.cpu()?))
     }
 }
 
@@ -90,9 +135,25 @@ impl ClaimSlot {
                 .iter()
                 .any(|&mine| with.iter().any(|&other| !mine.intersect(other).is_empty()))
     }
+
+    /// Lets a later claim that conflicts go first, if that is allowed. Under the list's spin lock.
+    fn let_pass(&self) -> bool {
+        let overtaken = self.overtaken.load(Ordering::Relaxed);
+        let state = self.state.load(Ordering::Relaxed);
+        let parked = state & (PARKED | FIRM) == PARKED || lost(Mutant::OvertakesParked);
+        let passed = parked
+            && overtaken < MOST_OVERTAKEN
+            // It fails if the CPU has just taken the mark off.
+            && self
+                .state
+                .compare_exchange(state, state + 1, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok();
+        self.overtaken.store(overtaken + u32::from(passed), Ordering::Relaxed);
+        passed
+    }
 }
 
-/// The claims of one lock, in the order of arrival.
+/// The claims of one lock: who is earlier in the list is served first.
 #[derive(Debug)]
 struct Queue {
     first: Name,
@@ -100,22 +161,59 @@ struct Queue {
 }
 
 impl Queue {
-    fn after(mut name: Name, slots: &ClaimSlots) -> impl Iterator<Item = &ClaimSlot> {
+    /// The claims from `name` on, by `next`.
+    fn walk(
+        mut name: Name,
+        slots: &ClaimSlots,
+        next: impl Fn(&ClaimSlot) -> &AtomicU32,
+    ) -> impl Iterator<Item = (Name, &ClaimSlot)> {
         core::iter::from_fn(move || {
-            let slot = name.slot(slots)?;
-            name = Name(slot.later.load(Ordering::Relaxed));
-            Some(slot)
+            let here = (name, name.slot(slots)?);
+            name = Name(next(here.1).load(Ordering::Relaxed));
+            Some(here)
         })
     }
 
-    fn append(&mut self, name: Name, slot: &ClaimSlot, slots: &ClaimSlots) {
-        slot.earlier.store(self.last.0, Ordering::Relaxed);
-        slot.later.store(Name::NONE.0, Ordering::Relaxed);
-        match self.last.slot(slots) {
-            Some(last) => last.later.store(name.0, Ordering::Relaxed),
+    /// The claims from `name` to the last.
+    fn from(name: Name, slots: &ClaimSlots) -> impl Iterator<Item = (Name, &ClaimSlot)> {
+        Self::walk(name, slots, |slot| &slot.later)
+    }
+
+    /// All claims, from the last to the first.
+    fn backwards<'s>(
+        &self,
+        slots: &'s ClaimSlots,
+    ) -> impl Iterator<Item = (Name, &'s ClaimSlot)> + use<'s> {
+        Self::walk(self.last, slots, |slot| &slot.earlier)
+    }
+
+    /// Where a claim that arrives stands: before that of the name, or at the end; and how many block it. It
+    /// overtakes those that it stands before.
+    #[inline(never)]
+    fn place(&mut self, ranges: [VirtRange; 2], slots: &ClaimSlots) -> (Name, u32) {
+        let (mut later, mut blockers) = (Name::NONE, 0);
+        for (name, other) in self.backwards(slots).filter(|(_, other)| other.conflicts(ranges)) {
+            if blockers == 0 && other.let_pass() {
+                later = name;
+            } else {
+                blockers += 1;
+            }
+        }
+        (later, blockers)
+    }
+
+    /// Links a claim in before that of `later`, which is none for the end of the list.
+    fn insert(&mut self, name: Name, slot: &ClaimSlot, later: Name, slots: &ClaimSlots) {
+        let earlier = match later.slot(slots) {
+            Some(behind) => Name(behind.earlier.swap(name.0, Ordering::Relaxed)),
+            None => core::mem::replace(&mut self.last, name),
+        };
+        slot.earlier.store(earlier.0, Ordering::Relaxed);
+        slot.later.store(later.0, Ordering::Relaxed);
+        match earlier.slot(slots) {
+            Some(before) => before.later.store(name.0, Ordering::Relaxed),
             None => self.first = name,
         }
-        self.last = name;
     }
 
     fn unlink(&mut self, slot: &ClaimSlot, slots: &ClaimSlots) {
@@ -132,7 +230,32 @@ impl Queue {
     }
 }
 
-/// A lock of address ranges, first come, first served. One per address space.
+/// CPUs that are to be woken.
+struct Sleepers([u64; MAX_CPUS / 64]);
+
+impl Sleepers {
+    const NONE: Self = Self([0; MAX_CPUS / 64]);
+
+    fn add(&mut self, cpu: CpuId) {
+        self.0[cpu.index() / 64] |= 1 << (cpu.index() % 64);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wake(self, wait: &dyn Wait) {
+        if lost(Mutant::ReleaseWakes) {
+            return;
+        }
+        for (at, mut word) in self.0.into_iter().enumerate() {
+            while word != 0 {
+                wait.wake(CpuId((at * 64) as u16 + word.trailing_zeros() as u16));
+                word &= word - 1;
+            }
+        }
+    }
+}
+
+/// A lock of address ranges; see the module for who is served when. One per address space.
 #[derive(Debug)]
 pub struct RangeLock {
     queue: SpinLock<Queue, ClaimQueue>,
@@ -219,11 +342,12 @@ impl RangeLock {
         let slot = slots.get(local);
         assert!(slot.state.load(Ordering::Relaxed) == FREE, "a CPU holds one claim at a time");
         slot.set_ranges(ranges);
-        let name = Name::new(local.id());
+        slot.overtaken.store(0, Ordering::Relaxed);
         let mut queue = self.queue.lock(wait);
-        let blockers = Queue::after(queue.first, slots).filter(|s| s.conflicts(ranges)).count();
-        slot.state.store(HELD + blockers as u32, Ordering::Relaxed);
-        queue.append(name, slot, slots);
+        let (later, blockers) =
+            if queue.last == Name::NONE { (Name::NONE, 0) } else { queue.place(ranges, slots) };
+        slot.state.store(HELD + blockers, Ordering::Relaxed);
+        queue.insert(Name::new(local.id()), slot, later, slots);
         RangeGuard { lock: self, slots, slot, wait, mark: Mark::none() }
     }
 }
@@ -268,7 +392,47 @@ impl RangeGuard<'_> {
     #[cold]
     #[inline(never)]
     fn await_blockers(&self) {
-        until(self.wait, || self.held());
+        let (mut looks, mut parks) = (0, 0);
+        while !self.held() {
+            if looks < LOOKS_BEFORE_PARKING {
+                self.wait.wait(looks);
+                looks += 1;
+            } else {
+                self.park(if parks < YIELDING_PARKS { PARKED } else { PARKED | FIRM });
+                (looks, parks) = (0, parks + 1);
+            }
+        }
+    }
+
+    /// Gives the core away until the last blocker has gone, or for less, with the claim marked meanwhile.
+    fn park(&self, mark: u32) {
+        let state = &self.slot.state;
+        if state.fetch_or(mark, Ordering::Relaxed) != HELD {
+            self.wait.park();
+        }
+        // What is left says by itself whether the claim is held.
+        state.fetch_and(!mark, Ordering::Relaxed);
+    }
+
+    /// The rest of a release where there are later claims: this one is no blocker of theirs any more.
+    #[inline(never)]
+    fn unblock(&self, later: Name, queue: SpinGuard<'_, Queue, ClaimQueue>) {
+        let ranges = self.slot.ranges();
+        let mut sleepers = None;
+        for (name, waiter) in Queue::from(later, self.slots).filter(|(_, it)| it.conflicts(ranges))
+        {
+            let before = waiter.state.fetch_sub(1, Ordering::Release);
+            if before & !FIRM == PARKED | (HELD + 1)
+                && let Some(cpu) = name.cpu()
+            {
+                sleepers.get_or_insert(Sleepers::NONE).add(cpu);
+            }
+        }
+        self.slot.state.store(FREE, Ordering::Relaxed);
+        drop(queue);
+        if let Some(sleepers) = sleepers {
+            sleepers.wake(self.wait);
+        }
     }
 
     fn held(&self) -> bool {
@@ -282,13 +446,11 @@ impl Drop for RangeGuard<'_> {
         let mut queue = self.lock.queue.lock(self.wait);
         let later = Name(self.slot.later.load(Ordering::Relaxed));
         queue.unlink(self.slot, self.slots);
-        if later != Name::NONE {
-            let ranges = self.slot.ranges();
-            for waiter in Queue::after(later, self.slots).filter(|s| s.conflicts(ranges)) {
-                waiter.state.fetch_sub(1, Ordering::Release);
-            }
+        if later == Name::NONE {
+            self.slot.state.store(FREE, Ordering::Relaxed);
+        } else {
+            self.unblock(later, queue);
         }
-        self.slot.state.store(FREE, Ordering::Relaxed);
     }
 }
 

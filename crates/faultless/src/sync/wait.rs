@@ -2,6 +2,7 @@
 
 use super::atomic::spin_hint;
 use super::order::Record;
+use crate::machine::CpuId;
 
 /// How a waiter spends the time between two looks.
 ///
@@ -12,6 +13,18 @@ pub trait Wait {
     /// largest value.
     fn wait(&self, looks: u32);
 
+    /// Called in place of [`wait`](Self::wait) after [`LOOKS_BEFORE_PARKING`] looks, by who has said where
+    /// others see it that it wants to be [woken](Self::wake): gives the core away until then. May return
+    /// for no reason, and returns at once after a wake-up that came before.
+    fn park(&self) {
+        self.wait(u32::MAX);
+    }
+
+    /// Ends the [`park`](Self::park) of `cpu`, another CPU, or its next one.
+    fn wake(&self, cpu: CpuId) {
+        let _ = cpu;
+    }
+
     /// Where the waiting CPU writes down what it holds; see [`order`](super::order). Whoever is no CPU
     /// of the subsystem writes nothing down.
     #[inline(always)]
@@ -19,6 +32,10 @@ pub trait Wait {
         None
     }
 }
+
+/// How often a waiter looks before it parks: about as long as it takes to stop a core's work and start it
+/// again, so that a wait costs at most twice what it would if its length were known.
+pub const LOOKS_BEFORE_PARKING: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 64 };
 
 /// Waits by spinning, and answers nobody: for leaves and tests.
 #[derive(Clone, Copy, Debug, Default)]

@@ -87,8 +87,8 @@ pub unsafe fn visit<M: Machine, E>(
     Ok(())
 }
 
-/// Unlinks every table that spans nothing outside `hull`, and hands its frame and level to
-/// `retire`, which frees it, with all tables below it, after a grace period.
+/// Unlinks every table that spans nothing outside `hull`, and hands the frame and level of each to
+/// `retire`, which frees it after a grace period.
 ///
 /// # Safety
 /// The caller holds the range lock over `hull`, no VMA is left in it, and its last-level entries are
@@ -143,9 +143,37 @@ unsafe fn prune_below<M: Machine>(
         // A busy entry is a fault that publishes a table for a VMA that is dead by now: it reverts.
         let (old, _) = protocol::settle(slot, wait, |_| Entry::NONE);
         if old.is_table() {
-            retire(old.frame(), level - 1);
+            // SAFETY: unlinked just now, and freed by `retire` after a grace period at the earliest.
+            unsafe { each_table(machine, old.frame(), level - 1, wait, retire) };
         }
     }
+}
+
+/// Hands every table below `table`, and `table` itself, to `retire`.
+///
+/// # Safety
+/// `table`, of `level`, is unlinked, and no VMA is left over its span; nobody frees a table before this
+/// returns.
+unsafe fn each_table<M: Machine>(
+    machine: &M,
+    table: FrameNumber,
+    level: u32,
+    wait: &impl Wait,
+    retire: &mut impl FnMut(FrameNumber, u32),
+) {
+    if level > LAST {
+        // SAFETY: handed on.
+        for slot in unsafe { node::entries(machine, table) } {
+            // A busy entry is a fault that publishes a table for a VMA that is dead by now: it reverts.
+            let seen =
+                if node::load(slot).is_none() { Entry::NONE } else { protocol::look(slot, wait) };
+            if seen.is_table() {
+                // SAFETY: reached only through `table`.
+                unsafe { each_table(machine, seen.frame(), level - 1, wait, retire) };
+            }
+        }
+    }
+    retire(table, level);
 }
 
 /// Hands every table below `table`, and `table` itself, to `free`.

@@ -81,7 +81,8 @@ impl Inbox {
         self.posted.store(self.posted.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 
-    /// Whether a request waits.
+    /// Whether a request waits. Relaxed: who is interrupted for a request sees it by what
+    /// [`Machine`] promises of `interrupt`, and who waits for something else looks again.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.posted.load(Ordering::Relaxed) == self.served.load(Ordering::Relaxed)

@@ -3,7 +3,9 @@
 use super::guest::{AT, P, PRIVATE, RW, SHARED, Small, TestCpu, TestVm, World};
 use super::shim::{live, with};
 use super::{Case, Left, Refused, exhaust};
-use faultless::{Advice, AnonVmaCheck, Backing, Errno, MapFlags, Object, Prot, RemapFlags, Space};
+use faultless::{
+    Advice, AnonVmaCheck, Backing, Copies, Errno, MapFlags, Object, Prot, RemapFlags, Space,
+};
 
 /// Calls make no pages, or make them in faults, which are tested by themselves.
 const LATE: &[AnonVmaCheck] = &[AnonVmaCheck::Late];
@@ -301,7 +303,8 @@ fn spaces_and_objects_that_are_made() {
     let call = |cpu: &TestCpu<'_>, world: &mut World| {
         let space = Space::new(cpu)?;
         space.activate(cpu);
-        space.deactivate(cpu);
+        // SAFETY: the machine has no MMU.
+        unsafe { space.deactivate(cpu) };
         world.spaces.push(space);
         Ok(())
     };
@@ -326,7 +329,6 @@ fn what_gives_memory_back_needs_none() {
     };
     let exit = |cpu: &TestCpu<'_>, world: &mut World| {
         let space = world.spaces.remove(0);
-        space.activate(cpu);
         space.exit(cpu);
         Ok(())
     };
@@ -338,14 +340,20 @@ fn what_gives_memory_back_needs_none() {
     exhaust_infallible("release", &forked, &release);
     let truncate = |cpu: &TestCpu<'_>, world: &mut World| {
         world.objects[0].set_pages(cpu, 1)?;
-        world.spaces.iter().for_each(|space| space.revoke(cpu, &world.objects[0], 1));
+        world
+            .spaces
+            .iter()
+            .for_each(|space| space.revoke(cpu, &world.objects[0], 1..700, Copies::Drop));
         world.objects[0].set_pages(cpu, 700)?;
         Ok(())
     };
     exhaust_infallible("truncate", &forked, &truncate);
     let punch = |cpu: &TestCpu<'_>, world: &mut World| {
         world.objects[0].free_pages(cpu, 0..3);
-        world.spaces.iter().for_each(|space| space.revoke(cpu, &world.objects[0], 0));
+        world
+            .spaces
+            .iter()
+            .for_each(|space| space.revoke(cpu, &world.objects[0], 0..3, Copies::Keep));
         Ok(())
     };
     exhaust_infallible("punch a hole", &forked, &punch);

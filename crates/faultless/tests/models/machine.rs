@@ -218,7 +218,8 @@ pub fn two(bound: Option<usize>, before: Act, left: Act, right: Act, after: fn(&
         let stage = Stage { cpu: &cpu, space: &space, word: &word };
         space.activate(&cpu);
         before(&stage);
-        space.deactivate(&cpu);
+        // SAFETY: the program has ended.
+        unsafe { space.deactivate(&cpu) };
         let other = {
             let (vm, space, word) = (Arc::clone(&vm), Arc::clone(&space), Arc::clone(&word));
             loom::thread::spawn(move || {

@@ -6,7 +6,7 @@
 //! the oracle, is one moment.
 
 use super::machine::{Board, Tlb, Translation, step};
-use super::oracle::{Oracle, WORDS};
+use super::oracle::{Oracle, Page, WORDS};
 use super::{AT, PAGE, REGIME, RW, Regime, Space, page};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use faultless::audit::audit_with;
@@ -160,7 +160,8 @@ pub struct Guest<'a> {
 impl Drop for Guest<'_> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            self.space.deactivate(self.cpu);
+            // SAFETY: whose program has ended.
+            unsafe { self.space.deactivate(self.cpu) };
         }
     }
 }
@@ -412,10 +413,17 @@ impl<'a> Guest<'a> {
 
     /// Gives advice about what is mapped there; there may be holes.
     pub fn advise(&self, start: u64, pages: u64, advice: Advice) {
+        let each = |tell: fn(&mut Oracle, Page)| {
+            let mut oracle = self.world.oracle();
+            let frees = (0..pages).filter(|_| advice == Advice::Free);
+            frees.for_each(|at| tell(&mut oracle, (self.space.id(), start + at * PAGE)));
+        };
+        each(Oracle::begin_free);
         self.change((start, pages), None, advice == Advice::DontNeed, || {
             let done = self.space.madvise(self.cpu, start, pages * PAGE, advice);
             assert!(done.is_ok() || done.is_err_and(|refused| refused.errno == Errno::ENOMEM));
         });
+        each(Oracle::end_free);
     }
 
     /// Empties what is mapped there.
@@ -507,7 +515,8 @@ impl<'a> Guest<'a> {
     /// Runs in another space on the same CPU for a while.
     pub fn switch<R>(&self, space: &Space, what: impl FnOnce(&Guest<'_>) -> R) -> R {
         self.poll();
-        self.space.deactivate(self.cpu);
+        // SAFETY: this program goes on when the CPU is back.
+        unsafe { self.space.deactivate(self.cpu) };
         let result = what(&Guest::enter(self.world, self.cpu, space));
         self.space.activate(self.cpu);
         result

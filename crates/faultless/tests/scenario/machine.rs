@@ -2,8 +2,10 @@
 //! scheduler, and for each a TLB, a cache of the way to last-level tables, and an interrupt line.
 
 use faultless::sync::atomic::{AtomicBool, Ordering};
+use faultless::sync::park::Permit;
 use faultless::{CpuId, FrameNumber, Invalidate, Machine, MemoryRegion, PAGE_SIZE, SpaceId};
 use shuttle::rand::Rng;
+use shuttle::sync::{Condvar, Mutex as Bed};
 use std::cell::{RefCell, UnsafeCell};
 use std::sync::{Mutex, MutexGuard};
 
@@ -111,6 +113,18 @@ struct Line {
     pending: AtomicBool,
     /// Its CPU's own; never locked across a step of the scheduler.
     tlb: Mutex<Tlb>,
+    permit: Permit,
+    bed: Bed<()>,
+    woken: Condvar,
+}
+
+impl Line {
+    fn wake(&self) {
+        if self.permit.give() {
+            drop(self.bed.lock().unwrap());
+            self.woken.notify_one();
+        }
+    }
 }
 
 /// See the module.
@@ -194,11 +208,28 @@ unsafe impl Machine for Board {
     }
 
     fn interrupt(&self, cpu: CpuId) {
-        self.lines[cpu.index()].pending.store(true, Ordering::Release);
+        let line = &self.lines[cpu.index()];
+        line.pending.store(true, Ordering::Release);
+        line.wake();
     }
 
     fn relax(&self, _: u32) {
         shuttle::thread::yield_now();
+    }
+
+    fn park(&self, cpu: CpuId) {
+        let line = &self.lines[cpu.index()];
+        let mut bed = line.bed.lock().unwrap();
+        if line.permit.park() {
+            while !line.permit.is_given() {
+                bed = line.woken.wait(bed).unwrap();
+            }
+            line.permit.resume();
+        }
+    }
+
+    fn wake(&self, cpu: CpuId) {
+        self.lines[cpu.index()].wake();
     }
 
     unsafe fn zero_frame(&self, frame: FrameNumber) {

@@ -27,6 +27,9 @@ struct Word {
     /// moment pass.
     tells: bool,
     wiped: bool,
+    /// Calls under way that free it lazily: it may become 0 from then on until a store comes after them.
+    frees: u32,
+    lazy: bool,
     /// What the children may see that forks under way are making: by fork.
     forks: Vec<(u32, Vec<u64>)>,
 }
@@ -42,6 +45,7 @@ impl Word {
             self.may_be.push(0);
             (self.stored, self.tells) = (true, value != 0);
         }
+        self.kept();
         self.forks.iter_mut().for_each(|(_, may)| may.push(value));
     }
 
@@ -51,11 +55,30 @@ impl Word {
         }
         if self.wipes == 0 {
             self.may_be = vec![value];
+            self.may_be_freed();
         } else if self.wipes == 1 && !self.several && self.tells && value == 0 {
             self.may_be = vec![0];
             self.wiped = true;
         }
         Ok(())
+    }
+
+    fn begin_free(&mut self) {
+        self.frees += 1;
+        self.lazy = true;
+        self.may_be_freed();
+    }
+
+    /// A store comes to the page: it is no longer lazily freed, unless that happens just now.
+    fn kept(&mut self) {
+        self.lazy &= self.frees != 0;
+        self.may_be_freed();
+    }
+
+    fn may_be_freed(&mut self) {
+        if self.lazy && !self.may_be.contains(&0) {
+            self.may_be.push(0);
+        }
     }
 
     fn begin_wipe(&mut self) {
@@ -136,12 +159,24 @@ impl Oracle {
         if !may.contains(needs) {
             return Err(format!("an access that needs {needs:?} happened, where {may:?} may be"));
         }
-        let word = &mut self.words[words[at]];
         match store {
-            Some(value) => word.stored(value),
-            None => word.loaded(found)?,
+            Some(value) => {
+                self.words(page, Word::kept);
+                self.words[words[at]].stored(value);
+            }
+            None => self.words[words[at]].loaded(found)?,
         }
         Ok(())
+    }
+
+    /// A call begins that frees the page lazily.
+    pub fn begin_free(&mut self, page: Page) {
+        self.words(page, Word::begin_free);
+    }
+
+    /// The call is over.
+    pub fn end_free(&mut self, page: Page) {
+        self.words(page, |word| word.frees -= 1);
     }
 
     /// Whether an access that needs `right` must succeed now.

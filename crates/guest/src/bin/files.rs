@@ -3,8 +3,8 @@
 
 use faultless_guest::check::{Check, Verdict};
 use faultless_guest::dir::{self, create, io, number, open, path};
-use faultless_guest::mem::{PAGE, READ, Region, WRITE, load};
-use faultless_guest::proc::{Status, fork};
+use faultless_guest::mem::{PAGE, READ, Region, Shared, WRITE, load};
+use faultless_guest::proc::{Child, Meeting, Status, fork, wait_until};
 use faultless_guest::sys::{Errno, call, checked, doing};
 use faultless_guest::{ensure, same, signal};
 use std::fs::{self, File};
@@ -12,6 +12,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Reads, writes and positions.
 fn read_write() -> Verdict {
@@ -332,6 +333,105 @@ fn links_and_stat() -> Verdict {
     Ok(())
 }
 
+/// A hole reads as zeros everywhere but in the private copies that were made before.
+fn holes() -> Verdict {
+    const PUNCH: u64 = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u64;
+    let file = create("a")?;
+    let fd = file.as_raw_fd();
+    for page in 0..8u64 {
+        io("pwrite", file.write_all_at(&[page as u8 + 1; PAGE as usize], page * PAGE))?;
+    }
+    let byte = |value: u64| u64::from_ne_bytes([value as u8; 8]);
+    let map = |flags| doing("mmap", Region::map(8 * PAGE, WRITE, flags, fd, 0));
+    let (shared, private) = (map(libc::MAP_SHARED)?, map(libc::MAP_PRIVATE)?);
+    let child_sees = || {
+        let found = fork(|| i32::from(private.load(0) != 70 || private.load(5 * PAGE) != 75));
+        same!(doing("wait4", doing("fork", found)?.wait())?, Status::Exited(0), "a child's copies");
+        Ok(())
+    };
+    for page in 0..8 {
+        same!(shared.load(page * PAGE), byte(page + 1), "page {page}, shared");
+        same!(private.load(page * PAGE), byte(page + 1), "page {page}, private");
+    }
+    private.store(0, 70);
+    private.store(5 * PAGE, 75);
+    let punch = |at: u64, len: u64| {
+        // SAFETY: changes the file, whose mappings are regions.
+        doing("fallocate", unsafe { call(libc::SYS_fallocate, [fd as u64, PUNCH, at, len]) })
+    };
+    punch(0, PAGE)?;
+    same!((private.load(0), private.load(5 * PAGE)), (70, 75), "private copies after a hole");
+    same!((shared.load(0), shared.load(PAGE)), (0, byte(2)), "the hole and what follows, shared");
+    child_sees()?;
+    // Some of the first and of the last page, and all of those between.
+    punch(PAGE + 8, 5 * PAGE)?;
+    same!((private.load(0), private.load(5 * PAGE)), (70, 75), "private copies after another");
+    same!((private.load(PAGE), private.load(PAGE + 8)), (byte(2), 0), "the hole's first page");
+    same!((private.load(6 * PAGE), private.load(6 * PAGE + 8)), (0, byte(7)), "the hole's last");
+    for region in [&shared, &private] {
+        same!(region.load(3 * PAGE), 0, "a page in the hole");
+        same!(region.load(7 * PAGE), byte(8), "what follows it");
+    }
+    shared.store(4 * PAGE, 44);
+    same!(private.load(4 * PAGE), 44, "a store to the hole");
+    child_sees()?;
+    same!(io("stat", file.metadata())?.len(), 8 * PAGE, "the length");
+    // Cutting it off takes the copies.
+    doing("ftruncate", checked(truncate(&file, 0)))?;
+    doing("ftruncate", checked(truncate(&file, 8 * PAGE as i64)))?;
+    same!((private.load(0), private.load(5 * PAGE)), (0, 0), "copies of what was cut off");
+    Ok(())
+}
+
+/// While one process cuts a file off, another makes it long again and stores to its private mapping: the
+/// store stays.
+fn lengthened_meanwhile() -> Verdict {
+    const ROUNDS: u32 = 300;
+    const LEN: i64 = 8 * PAGE as i64;
+    let file = create("a")?;
+    let length = || file.metadata().map_or(u64::MAX, |data| data.len());
+    let region =
+        doing("mmap", Region::map(LEN as u64, WRITE, libc::MAP_PRIVATE, file.as_raw_fd(), 0))?;
+    let place = doing("mmap", Shared::new(Meeting::new()))?;
+    // Memories that the pages are to be taken out of first.
+    let idle = || {
+        std::thread::sleep(Duration::from_secs(60));
+        0
+    };
+    let others: Vec<Child> = (0..24).map_while(|_| fork(idle).ok()).collect();
+    let child = fork(|| {
+        let mut lost = 0;
+        for round in 1..=ROUNDS {
+            place.wait(2);
+            wait_until(|| length() == 0);
+            truncate(&file, LEN);
+            region.store(PAGE, u64::from(round));
+            place.wait(2);
+            lost += i32::from(region.load(PAGE) != u64::from(round));
+            place.wait(2);
+        }
+        lost.min(100)
+    });
+    let child = doing("fork", child)?;
+    for _ in 0..ROUNDS {
+        doing("ftruncate", checked(truncate(&file, LEN)))?;
+        place.wait(2);
+        doing("ftruncate", checked(truncate(&file, 0)))?;
+        place.wait(2);
+        place.wait(2);
+    }
+    same!(
+        doing("wait4", child.wait())?,
+        Status::Exited(0),
+        "stores to what was added that were lost"
+    );
+    for other in others {
+        doing("kill", other.signal(libc::SIGKILL))?;
+        doing("wait4", other.wait())?;
+    }
+    Ok(())
+}
+
 /// A descriptor keeps an unlinked file, and `memfd_create` makes one that never had a name.
 fn nameless() -> Verdict {
     let mut file = create("a")?;
@@ -363,6 +463,8 @@ const CHECKS: &[Check] = &[
     ("mappings", mappings),
     ("mappings_outlive", mappings_outlive),
     ("beyond_the_end", beyond_the_end),
+    ("holes", holes),
+    ("lengthened_meanwhile", lengthened_meanwhile),
     ("directories", directories),
     ("links_and_stat", links_and_stat),
     ("nameless", nameless),

@@ -6,11 +6,12 @@ use faultless_guest::check::{Check, Verdict};
 use faultless_guest::mem::{NONE, PAGE, READ, Region, WRITE};
 use faultless_guest::proc::{self, Status, fork, outcome, pid};
 use faultless_guest::sys::{self, Errno, call, checked, doing};
-use faultless_guest::{check, ensure, same};
+use faultless_guest::{check, ensure, same, signal};
 use libc::{EFAULT, EINVAL, ENOMEM, ESRCH};
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering::Acquire;
 
 /// The outcome of a call that is to be refused.
 const fn refused<T>(errno: i32) -> sys::Result<T> {
@@ -227,6 +228,36 @@ fn other_processes() -> Verdict {
     Ok(())
 }
 
+/// Signals that come during `process_vm_readv` and `process_vm_writev` wait until all is done.
+fn other_processes_signalled() -> Verdict {
+    const LEN: u64 = 512 * PAGE;
+    let whole = |number| {
+        let (ours, theirs) = (Region::anonymous(LEN), Region::anonymous(LEN));
+        let (ours, theirs) = (doing("mmap", ours)?, doing("mmap", theirs)?);
+        for page in 0..LEN / PAGE {
+            ours.store(page * PAGE, page);
+            theirs.store(page * PAGE, page);
+        }
+        let pieces = [ours.start(), theirs.start()].map(|at| [[at, LEN]]);
+        for round in 0..50 {
+            same!(across(number, pid(), &pieces[0], &pieces[1]), Ok(LEN), "call {round}");
+        }
+        Ok(())
+    };
+    doing("sigaction", signal::handle(libc::SIGALRM, signal::note, 0))?;
+    let often = libc::timeval { tv_sec: 0, tv_usec: 200 };
+    let timer = libc::itimerval { it_interval: often, it_value: often };
+    // SAFETY: the pointers are to a local, and to nowhere.
+    doing("setitimer", unsafe {
+        checked(libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()))
+    })?;
+    whole(libc::SYS_process_vm_readv)?;
+    whole(libc::SYS_process_vm_writev)?;
+    let came = signal::NOTED.count.load(Acquire);
+    ensure!(came >= 10, "{came} signals came meanwhile");
+    Ok(())
+}
+
 /// What `/proc/self/pagemap` says of the pages of a region.
 fn page_map(region: &Region) -> Result<Vec<u64>, String> {
     let file = File::open("/proc/self/pagemap").map_err(|error| format!("pagemap: {error}"))?;
@@ -300,6 +331,7 @@ const CHECKS: &[Check] = &[
     ("locking_all", locking_all),
     ("rearranged", rearranged),
     ("other_processes", other_processes),
+    ("other_processes_signalled", other_processes_signalled),
     ("pages_told", pages_told),
 ];
 

@@ -72,36 +72,6 @@ fn usage() -> Verdict {
     Ok(())
 }
 
-/// An orphan is reaped by somebody else, and its parent's number is not its parent's any more.
-fn orphans() -> Verdict {
-    let seen = doing("mmap", Shared::new((AtomicI32::new(0), AtomicI32::new(0))))?;
-    let middle = doing(
-        "fork",
-        fork(|| {
-            let own = pid();
-            let orphan = fork(|| {
-                // SAFETY: a plain call.
-                wait_until(|| unsafe { libc::getppid() } != own);
-                // SAFETY: as above.
-                seen.1.store(unsafe { libc::getppid() }, Release);
-                seen.0.store(pid(), Release);
-                0
-            });
-            i32::from(orphan.is_err())
-        }),
-    )?;
-    same!(doing("wait4", middle.wait())?, Status::Exited(0), "the process in between");
-    wait_until(|| seen.0.load(Acquire) != 0);
-    let (orphan, parent) = (seen.0.load(Acquire), seen.1.load(Acquire));
-    ensure!(parent > 0, "the orphan's parent is {parent}");
-    ensure!(parent != pid(), "the orphan came to its grandparent, which did not ask for it");
-    let begin = Instant::now();
-    while parent == 1 && kill(orphan, 0).is_ok() && begin.elapsed().as_secs() < 10 {
-        clock::sleep_ms(1);
-    }
-    Ok(())
-}
-
 /// A process that nobody has waited for is a zombie: it has a number, and no more.
 fn zombies() -> Verdict {
     let child = doing("fork", fork(|| 9))?;
@@ -651,7 +621,6 @@ fn fork_storm() -> Verdict {
 const CHECKS: &[Check] = &[
     ("waits", waits),
     ("usage", usage),
-    ("orphans", orphans),
     ("zombies", zombies),
     ("exec", exec),
     ("malformed", malformed),

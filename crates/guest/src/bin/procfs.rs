@@ -3,11 +3,12 @@
 use faultless_guest::args::Args;
 use faultless_guest::check::{Check, Verdict};
 use faultless_guest::mem::{PAGE, READ, Region, find_mapping};
-use faultless_guest::proc::{self, pid};
+use faultless_guest::proc::{self, Status, pid};
 use faultless_guest::procfs::{fields, interrupts, kilobytes, text, vmstat};
-use faultless_guest::sys::{checked, doing};
-use faultless_guest::{check, clock, ensure, same};
+use faultless_guest::sys::{Errno, checked, doing};
+use faultless_guest::{check, clock, dir, ensure, same};
 use std::fs;
+use std::os::fd::AsRawFd;
 
 /// The error of `std::io`, with what was being done.
 fn io<T>(what: &str, result: std::io::Result<T>) -> Result<T, String> {
@@ -148,6 +149,55 @@ fn proc_self() -> Verdict {
     Ok(())
 }
 
+/// `oom_score_adj` and `oom_adj` are kept, and inherited; `oom_score` follows.
+fn proc_oom() -> Verdict {
+    const SCORE: &str = "/proc/self/oom_score";
+    const NEW: &str = "/proc/self/oom_score_adj";
+    const OLD: &str = "/proc/self/oom_adj";
+    let write = |path: &str, text: &str| dir::number(fs::write(path, text));
+    let read = |path: &str| text(path)?.trim().parse::<i32>().map_err(|error| error.to_string());
+    // Values that who may not lower it below where it was may set, too.
+    for (path, given, kept, old) in [
+        (NEW, "990", 990, 15),
+        (NEW, "1000\n", 1000, 15),
+        (NEW, " 0x3de ", 990, 15),
+        (NEW, "01740", 992, 15),
+        (OLD, "15", 1000, 15),
+    ] {
+        same!(write(path, given), 0, "writing {given:?}");
+        same!((read(NEW)?, read(OLD)?), (kept, old), "what is read after {given:?}");
+    }
+    for (path, wrong, errno) in [
+        (NEW, "1001", libc::EINVAL),
+        (NEW, "-1001", libc::EINVAL),
+        (NEW, "", libc::EINVAL),
+        (NEW, "7 7", libc::EINVAL),
+        (NEW, "08", libc::EINVAL),
+        (NEW, "0x", libc::EINVAL),
+        (NEW, "99999999999", libc::ERANGE),
+        (OLD, "16", libc::EINVAL),
+        (OLD, "-18", libc::EINVAL),
+    ] {
+        // An empty text is not written at all by the library.
+        let file = io("open", fs::OpenOptions::new().write(true).open(path))?;
+        // SAFETY: the text lives as long as the call.
+        let wrote = unsafe { libc::write(file.as_raw_fd(), wrong.as_ptr().cast(), wrong.len()) };
+        same!(checked(wrote), Err(Errno(errno)), "writing {wrong:?} to {path}");
+    }
+    same!(read(NEW)?, 1000, "what is read after what was refused");
+    ensure!(read(SCORE)? > 1000, "oom_score is {} at most", read(SCORE)?);
+    let child = || (read(NEW) == Ok(1000) && write(NEW, "990") == 0).into();
+    same!(proc::outcome(child)?, Status::Exited(1), "a child that inherits and changes it");
+    same!(read(NEW)?, 1000, "what is read after a child changed its own");
+    let refused = write(NEW, "-1000");
+    if refused == 0 {
+        same!((read(NEW)?, read(OLD)?, read(SCORE)?), (-1000, -17, 0), "who is not to be killed");
+    } else {
+        same!(refused, libc::EACCES, "lowering it");
+    }
+    Ok(())
+}
+
 fn number_of(text: &str, label: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(label)).and_then(|rest| rest.trim().parse().ok())
 }
@@ -256,6 +306,7 @@ const CHECKS: &[Check] = &[
     ("proc_maps", proc_maps),
     ("proc_smaps", proc_smaps),
     ("proc_self", proc_self),
+    ("proc_oom", proc_oom),
     ("proc_memory", proc_memory),
     ("proc_machine", proc_machine),
     ("system_information", system_information),

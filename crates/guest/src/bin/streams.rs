@@ -7,6 +7,7 @@ use faultless_guest::mem::{PAGE, Region};
 use faultless_guest::proc::{self, Status, fork};
 use faultless_guest::sys::{Errno, call, checked, doing};
 use faultless_guest::{clock, ensure, same, signal};
+use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
@@ -98,6 +99,60 @@ fn pipe_atomicity() -> Verdict {
     for child in children {
         same!(doing("wait4", doing("fork", child)?.wait())?, Status::Exited(0), "a writer");
     }
+    Ok(())
+}
+
+/// Opening `/proc/self/fd/N` of a pipe is another end of it, and waits for nobody; a named pipe is waited for.
+fn reopened() -> Verdict {
+    // What waits for ever fails.
+    // SAFETY: a plain call.
+    unsafe { libc::alarm(20) };
+    let again = |end: &File, flags: i32| {
+        let path = CString::new(format!("/proc/self/fd/{}", end.as_raw_fd())).unwrap_or_default();
+        // SAFETY: the path lives as long as the call, and nobody else owns what is opened.
+        unsafe { checked(libc::open(path.as_ptr(), flags)).map(|fd| File::from_raw_fd(fd)) }
+    };
+    let hung_up = |end: &File| {
+        let mut entry = libc::pollfd { fd: end.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: the pointer is to a local.
+        unsafe { libc::poll(&raw mut entry, 1, 0) };
+        entry.revents
+    };
+    let (receive, mut send) = pipe(0)?;
+    io("write", send.write_all(b"abc"))?;
+    drop(send);
+    let mut second = doing("open to read without a writer", again(&receive, libc::O_RDONLY))?;
+    drop(receive);
+    let mut bytes = Vec::new();
+    io("read", second.read_to_end(&mut bytes))?;
+    same!(bytes, *b"abc", "what was in the pipe");
+    same!(hung_up(&second), libc::POLLHUP, "an end opened after the last writer");
+    let mut send = doing("open to write without a writer", again(&second, libc::O_WRONLY))?;
+    drop(second);
+    doing("sigaction", signal::ignore(libc::SIGPIPE))?;
+    same!(number(send.write(b"x")), libc::EPIPE, "writing where nobody reads");
+    for flags in [libc::O_WRONLY, libc::O_WRONLY | libc::O_NONBLOCK, libc::O_RDWR] {
+        doing("open to write without a reader", again(&send, flags))?;
+    }
+    let mut second = doing("open to read", again(&send, libc::O_RDONLY))?;
+    io("write", send.write_all(b"de"))?;
+    let mut bytes = [0; 2];
+    io("read", second.read_exact(&mut bytes))?;
+    same!(bytes, *b"de", "what came through the new end");
+
+    let name = CString::new(dir::path("fifo").into_os_string().into_encoded_bytes());
+    let name = name.unwrap_or_default();
+    // SAFETY: the name lives as long as the call.
+    doing("mkfifo", checked(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }))?;
+    let named = |flags| open("fifo", flags).map(File::from);
+    let nobody = named(libc::O_WRONLY | libc::O_NONBLOCK).err();
+    same!(nobody, Some(Errno(libc::ENXIO)), "a named pipe that nobody reads");
+    let child = doing("fork", fork(|| i32::from(named(libc::O_WRONLY).is_err())))?;
+    let first = doing("open", named(libc::O_RDONLY))?;
+    same!(doing("wait4", child.wait())?, Status::Exited(0), "who met a reader of a named pipe");
+    let at_once = doing("open", named(libc::O_RDONLY | libc::O_NONBLOCK))?;
+    same!(hung_up(&first), libc::POLLHUP, "an end whose writer has gone");
+    same!(hung_up(&at_once), 0, "an end that was opened after that");
     Ok(())
 }
 
@@ -362,6 +417,7 @@ fn devices() -> Verdict {
 const CHECKS: &[Check] = &[
     ("pipes", pipes),
     ("pipe_atomicity", pipe_atomicity),
+    ("reopened", reopened),
     ("spliced", spliced),
     ("descriptors", descriptors),
     ("polls", polls),

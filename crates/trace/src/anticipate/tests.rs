@@ -98,25 +98,6 @@ fn a_forked_child_has_what_was_touched_and_copies_the_rest() {
 }
 
 #[test]
-fn the_bound_maps_what_will_be_touched_in_this_life() {
-    let (r, w) = (Access::Read, Access::Write);
-    let gone = (0, Kind::Unmap { start: START + 2 * PAGE_SIZE, len: PAGE_SIZE });
-    let again = {
-        let (start, len, prot) = (START + 2 * PAGE_SIZE, PAGE_SIZE, Prot::READ | Prot::WRITE);
-        (0, Kind::Map { start, len, prot, flags: 0x22, backing: Backing::Anon })
-    };
-    let events =
-        [map(600), fault(0, 0, w), gone, again, fault(0, 1, w), fault(0, 2, w), fault(0, 9, w)];
-    let out = perfect(&trace(&events), 2).unwrap();
-    assert_eq!((out.faults, out.left, out.wasted), (4, 3, 0));
-    let reads_first = [map(600), fault(0, 1, r), fault(0, 0, w), fault(0, 2, r)];
-    assert_eq!(perfect(&trace(&reads_first), 2).unwrap().left, 2);
-    let descending: Vec<_> =
-        std::iter::once(map(600)).chain((0..64).rev().map(|page| fault(0, page, w))).collect();
-    assert_eq!(perfect(&trace(&descending), 5).unwrap().left, 2);
-}
-
-#[test]
 fn a_trace_that_does_not_hold_together_is_refused() {
     let error = streams(&trace(&[(7, Kind::Exec)]), 5).unwrap_err();
     assert_eq!(error.to_string(), "event 0: its thread is not in the table");

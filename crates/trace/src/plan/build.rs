@@ -18,6 +18,8 @@ const MAP_NORESERVE: u32 = 0x4000;
 const MAP_POPULATE: u32 = 0x8000;
 const MAP_HUGETLB: u32 = 0x4_0000;
 const MREMAP_DONTUNMAP: u32 = 4;
+/// The last of those that say in what order memory is used: `MADV_NORMAL`, `MADV_RANDOM` and this.
+const MADV_SEQUENTIAL: u32 = 2;
 
 /// What an operation does, as far as order is concerned.
 #[derive(Clone, Copy)]
@@ -208,7 +210,7 @@ impl<'a> Builder<'a> {
             Kind::Advise { start, len, advice } => {
                 if let Some(range) = self.user_range(start, len) {
                     self.assume_mapped(thread, range, Prot::READ | Prot::WRITE);
-                    self.emit(thread, Op::Advise { range, advice }, Effect::Change(range));
+                    self.advise(thread, range, advice);
                 }
             }
             Kind::Remap { old, old_len, new, new_len, flags } => {
@@ -228,6 +230,22 @@ impl<'a> Builder<'a> {
             }
         }
         Ok(())
+    }
+
+    fn advise(&mut self, thread: u32, range: VirtRange, advice: u32) {
+        let stands_in = |area: &Area| matches!(area.backing, Backing::File | Backing::Special);
+        let areas = self.space(thread).areas_in(range);
+        let parts = match advice <= MADV_SEQUENTIAL && areas.iter().any(|(_, area)| stands_in(area))
+        {
+            // In what order a file is read is no advice for the anonymous memory that stands for it.
+            true => {
+                areas.into_iter().filter(|(_, area)| !stands_in(area)).map(|(r, _)| r).collect()
+            }
+            false => vec![range],
+        };
+        for range in parts {
+            self.emit(thread, Op::Advise { range, advice }, Effect::Change(range));
+        }
     }
 
     /// The range, where it lies in user space.

@@ -4,6 +4,7 @@
 //! asked of the kernel then. `/proc/sys` alone holds ordinary files; what is written there is kept, and
 //! has no effect.
 
+mod oom;
 pub(super) mod pages;
 mod process;
 mod system;
@@ -373,25 +374,29 @@ impl Node {
         Ok(text.finish()?.into_bytes())
     }
 
-    /// What is written to it has no effect, but on a name.
+    /// What is written to it has no effect, but on a name and on what [`oom`] keeps.
     ///
     /// # Errors
-    /// `EINVAL`, `EFAULT`, `ESRCH`, `ENOMEM`.
+    /// `EINVAL`, `EFAULT`, `ESRCH`, `ERANGE`, `EPERM`, `ENOMEM`.
     pub fn write(&self, from: &mut Transfer<'_>) -> Result {
-        if let &Self::Text(pid, _, at) = self
-            && process::TEXTS[at].0 == "comm"
-        {
-            let mut name = [0; 15];
-            let taken = from.take_bytes(&mut name) as usize;
-            let name = String::try_from_utf8_lossy(name[..taken].trim_ascii_end())?;
-            *find(pid).ok_or(Errno::ESRCH)?.name.lock() = name;
-        }
-        if let &Self::Text(_, tid, at) = self
-            && process::TEXTS[at].0 == "fail-nth"
-        {
-            let mut text = [0; 20];
-            let taken = from.take_bytes(&mut text) as usize;
-            set_fail_nth(tid, &text[..taken])?;
+        if let &Self::Text(pid, tid, at) = self {
+            let process = || find(pid).ok_or(Errno::ESRCH);
+            match process::TEXTS[at].0 {
+                "comm" => {
+                    let mut name = [0; 15];
+                    let taken = from.take_bytes(&mut name) as usize;
+                    let name = String::try_from_utf8_lossy(name[..taken].trim_ascii_end())?;
+                    *process()?.name.lock() = name;
+                }
+                "oom_score_adj" => return oom::write(&*process()?, false, from),
+                "oom_adj" => return oom::write(&*process()?, true, from),
+                "fail-nth" => {
+                    let mut text = [0; 20];
+                    let taken = from.take_bytes(&mut text) as usize;
+                    set_fail_nth(tid, &text[..taken])?;
+                }
+                _ => {}
+            }
         }
         from.skip(from.left());
         from.result()

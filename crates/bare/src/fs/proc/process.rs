@@ -1,7 +1,7 @@
 //! What `/proc/PID` says of a process, and `/proc/PID/task/TID` of a thread.
 
 use super::super::inode::path_of_tag;
-use super::{ProcessText, Subject, Text, field};
+use super::{ProcessText, Subject, Text, field, oom};
 use crate::arch::user;
 use crate::heap::{Arc, String, Vec, try_push};
 use crate::ipc::shm::segment_of_tag;
@@ -30,9 +30,9 @@ pub(super) const TEXTS: &[(&str, ProcessText)] = &[
     ("mounts", mounts),
     ("mountinfo", mountinfo),
     ("cgroup", cgroup),
-    ("oom_score", nought),
-    ("oom_score_adj", nought),
-    ("oom_adj", nought),
+    ("oom_score", oom::score),
+    ("oom_score_adj", oom::score_adj),
+    ("oom_adj", oom::adj),
     ("clear_refs", nothing),
     ("io", nothing),
     ("sched", nothing),
@@ -252,7 +252,7 @@ fn status(of: &Subject, text: &mut Text) -> Result<()> {
         };
         pages("VmPeak", size);
         pages("VmSize", size);
-        pages("VmLck", 0);
+        pages("VmLck", space.locked_pages(percpu::cpu()));
         pages("VmPin", 0);
         pages("VmHWM", resident);
         pages("VmRSS", resident);

@@ -7,7 +7,7 @@ use crate::fs::device::Device;
 use crate::fs::directory::{self, Item, Move, listed_type};
 use crate::fs::file::Kind;
 use crate::fs::inode::{Body, Target};
-use crate::fs::pipe::Pipe;
+use crate::fs::pipe::{self, Pipe};
 use crate::fs::walk::{Found, Links, walk};
 use crate::heap::{Arc, Vec};
 use linux_raw_sys::general as nr;
@@ -75,7 +75,7 @@ fn make_node(fd: u64, addr: u64, mode: u32, device: u64) -> Result {
     let permissions = mode & 0o7777 & !files().umask();
     let body = match mode & nr::S_IFMT {
         nr::S_IFREG | 0 => None,
-        nr::S_IFIFO => Some(Body::Pipe(Pipe::try_new()?)),
+        nr::S_IFIFO => Some(Body::Pipe(Pipe::try_new(pipe::Kind::Named)?)),
         nr::S_IFCHR => {
             let (major, minor) = ((device >> 8) as u32 & 0xfff, device as u32 & 0xff);
             Some(Body::Device(Device::numbered(major, minor).ok_or(Errno::EPERM)?))

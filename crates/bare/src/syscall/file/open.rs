@@ -8,7 +8,7 @@ use crate::fs::epoll::Epoll;
 use crate::fs::event::EventCounter;
 use crate::fs::file::{File, Kind};
 use crate::fs::inode::Body;
-use crate::fs::pipe::Pipe;
+use crate::fs::pipe::{self, Pipe};
 use crate::fs::stream::{Stream, erase};
 use crate::fs::walk::{Links, Start, walk};
 use crate::heap::{Arc, Vec};
@@ -179,7 +179,7 @@ fn make_pipe(addr: u64, flags: u32) -> Result {
     if flags & !(nr::O_CLOEXEC | nr::O_NONBLOCK | nr::O_DIRECT) != 0 {
         return Err(Errno::EINVAL);
     }
-    let pipe = Pipe::try_new()?;
+    let pipe = Pipe::try_new(pipe::Kind::Anonymous)?;
     let inode = Inode::try_new(Body::Pipe(pipe.clone()), 0o600)?;
     let status = flags & nr::O_NONBLOCK;
     let end = |reads: bool| -> Result<Arc<File>> {

@@ -301,7 +301,7 @@ impl<M: Machine> Space<M> {
     /// The thread that `thread` belongs to leaves the space: it ends, or starts another program. All that it
     /// mapped ahead is judged by what it used, and those that come after it begin with what it learned.
     pub fn thread_leaves(&self, cpu: &Cpu<'_, M>, thread: &ThreadStreams) {
-        let _section = cpu.section();
+        let _section = self.section(cpu);
         let Some(mut streams) = thread.of_fault() else { return };
         while let Some(audit) = streams.to_audit_in(self.id(), &(0..u64::MAX)) {
             judge(cpu, self, &mut streams, &audit);

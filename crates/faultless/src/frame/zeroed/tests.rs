@@ -23,7 +23,8 @@ fn dirty(cpus: usize, frames: u32, pool: u64) -> (TestMachine, Frames) {
     for number in 1..frames {
         soil(&machine, FrameNumber(number));
     }
-    let frames = Frames::try_new(cpus, machine.regions()).unwrap();
+    // SAFETY: the machine goes with them from here on.
+    let frames = unsafe { Frames::try_new(cpus, machine.regions()) }.unwrap();
     frames.set_zeroed_pool(pool, &Yield);
     (machine, frames)
 }
@@ -198,7 +199,8 @@ fn nothing_is_zeroed_ahead_nor_spared_when_memory_is_short() {
 fn a_near_frame_is_zeroed_rather_than_a_zeroed_one_taken_from_far() {
     let machine = TestMachine::new(1, 400);
     let region = |node, first, frames| MemoryRegion { node, first: FrameNumber(first), frames };
-    let frames = Frames::try_new(1, &[region(0, 1, 199), region(1, 200, 200)]).unwrap();
+    // SAFETY: frames of the machine, which goes with them from here on.
+    let frames = unsafe { Frames::try_new(1, &[region(0, 1, 199), region(1, 200, 200)]) }.unwrap();
     let local = cpu(0);
     frames.set_zeroed_pool(1000, &Yield);
     // The pools of all nodes, the nearest first, up to what would be short.

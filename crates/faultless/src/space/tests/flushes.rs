@@ -31,6 +31,8 @@ fn with_space(frames: u32, test: impl FnOnce(&TestCpu<'_>, &TestSpace)) {
     map(&cpu, &space, AT, 16);
     test(&cpu, &space);
     assert_eq!(vm.totals().get(Counter::TlbShootdownSent), 0, "no other CPU runs the space");
+    // SAFETY: the machine has no MMU.
+    unsafe { space.deactivate(&cpu) };
     space.exit(&cpu);
     cpu.drain();
     assert_eq!(crate::audit::audit(&cpu, &[]).unwrap().taken(), 1);

@@ -3,8 +3,11 @@
 mod calls;
 mod flushes;
 mod guest;
+mod locks;
+mod memory;
 mod model;
 mod objects;
 mod orders;
 mod prefault;
 mod races;
+mod soundness;

@@ -9,7 +9,7 @@ use crate::fault::FaultError;
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::knob::{Locking, Setting};
-use crate::space::{Advice, Backing, MapFlags, Prot, RemapFlags, Space, VmaFlags};
+use crate::space::{Advice, Backing, Copies, MapFlags, Prot, RemapFlags, Space, VmaFlags};
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
 use proptest::prelude::*;
@@ -335,7 +335,7 @@ impl World<'_> {
                 contents.len = pages;
                 contents.pages.retain(|&index, _| index < pages);
                 for (space, model) in &mut self.spaces {
-                    space.revoke(cpu, object, pages);
+                    space.revoke(cpu, object, pages..u64::MAX, Copies::Drop);
                     for page in model.pages.values_mut() {
                         if page.object.is_some_and(|(of, index)| of == *id && index >= pages) {
                             page.own = None;

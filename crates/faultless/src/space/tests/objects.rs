@@ -9,7 +9,7 @@ use crate::file::Object;
 use crate::frame::Use;
 use crate::heap::Shared;
 use crate::knob::Setting;
-use crate::space::{Advice, Backing, Label, MapFlags, Prot, RemapFlags, Space};
+use crate::space::{Advice, Backing, Copies, Label, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
 use crate::sync::wait::Spin;
 use crate::table::entry::Entry;
@@ -66,7 +66,7 @@ fn map(
 
 fn truncate(cpu: &TestCpu<'_>, space: &Space<TestMachine>, file: &File, pages: u64) {
     file.set_pages(cpu, pages).unwrap();
-    space.revoke(cpu, file, pages);
+    space.revoke(cpu, file, pages..u64::MAX, Copies::Drop);
 }
 
 /// The places, in pages from `AT` on, of what is mapped of the first 64.
@@ -288,8 +288,36 @@ fn beyond_the_end_is_sigbus_also_for_what_was_mapped() {
     assert_eq!(load(&cpu, &space, AT + 17 * P), Err(FaultError::Bus));
     // Nothing to do where it is not mapped.
     let other = Space::new(&cpu).unwrap();
-    other.revoke(&cpu, &file, 0);
+    other.revoke(&cpu, &file, 0..u64::MAX, Copies::Drop);
     finish(&cpu, Vec::from([space, other]), Vec::from([file]));
+}
+
+/// A hole takes the object's pages out of all mappings, and none of the private copies.
+#[test]
+fn punching_a_hole_leaves_private_copies() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let file = file(&cpu, 8, 0..8);
+    map(&cpu, &space, (0, 8), RW, SHARED, (&file, 0));
+    map(&cpu, &space, (8, 8), RW, PRIVATE, (&file, 0));
+    map(&cpu, &space, (16, 3), RW, PRIVATE, (&file, 4));
+    // In pieces: what is read maps what is around it.
+    for page in [1, 9, 17] {
+        load(&cpu, &space, AT + page * P).unwrap();
+    }
+    [8, 11, 13, 16].iter().for_each(|page| store(&cpu, &space, AT + page * P, 100 + page).unwrap());
+    space.mprotect(&cpu, AT + 13 * P, P, Prot::empty()).unwrap();
+    file.free_pages(&cpu, 2..6);
+    space.revoke(&cpu, &file, 2..6, Copies::Keep);
+    let left = [0, 1, 6, 7, 8, 9, 11, 14, 15, 16, 18];
+    assert_eq!(present(&cpu, &space), left, "copies, and what is beside the hole");
+    space.mprotect(&cpu, AT + 13 * P, P, RW).unwrap();
+    let loaded = [8, 9, 10, 11, 12, 13, 14, 16, 17, 18]
+        .map(|page| load(&cpu, &space, AT + page * P).unwrap());
+    assert_eq!(loaded, [108, 2, 0, 111, 0, 113, 7, 116, 0, 7]);
+    assert_eq!([1, 2, 5, 6].map(|page| load(&cpu, &space, AT + page * P).unwrap()), [2, 0, 0, 7]);
+    finish(&cpu, Vec::from([space]), Vec::from([file]));
 }
 
 /// Until it is revoked a page that left the object is used as before, and never becomes private.

@@ -110,6 +110,22 @@ fn what_is_not_taken_stays_due() {
 }
 
 #[test]
+fn what_one_cpu_retired_another_collects() {
+    let (grace, here, there) = (Grace::try_new(3).unwrap(), local(0), local(1));
+    (0..3).for_each(|kind| retire(&grace, &here, kind));
+    assert_eq!((grace.pending(&there), grace.pending_anywhere()), (0, 3));
+    assert_eq!(free(grace.collect_from(&there, CpuId(0))), [], "before its grace period is over");
+    grace.synchronize(&there, &Spin);
+    retire(&grace, &here, 3);
+    let first = grace.collect_from(&there, CpuId(0)).next().unwrap();
+    assert_eq!(grace.pending(&here), 3, "what was not taken stays due");
+    assert_eq!(free([first].into_iter()).len(), 1);
+    assert_eq!(free(grace.collect_from(&there, CpuId(0))).len(), 2);
+    assert_eq!(free_all(&grace, &here), [3]);
+    assert_eq!(grace.pending_anywhere(), 0);
+}
+
+#[test]
 fn draining_empties_every_bag_of_every_cpu() {
     let mut grace = Grace::try_new(3).unwrap();
     for kind in 0..9 {

@@ -1,5 +1,6 @@
 use super::*;
 use crate::sync::wait::{Spin, Yield};
+use core::cell::{Cell, RefCell};
 use core::sync::atomic::AtomicBool;
 use proptest::prelude::*;
 use std::vec::Vec;
@@ -46,11 +47,145 @@ fn a_second_claim_of_a_cpu_is_refused() {
     let _inner = child.acquire(&slots, &here, [VirtRange::USER, NONE], &Spin);
 }
 
+/// Notes whom it wakes.
+#[derive(Default)]
+struct Notes(RefCell<Vec<u16>>);
+
+impl Wait for Notes {
+    fn wait(&self, _: u32) {
+        panic!("waits");
+    }
+
+    fn wake(&self, cpu: CpuId) {
+        self.0.borrow_mut().push(cpu.0);
+    }
+}
+
+impl RangeGuard<'_> {
+    /// What its CPU does first, and last, when it parks.
+    fn mark_parked(&self, parked: bool) {
+        if parked {
+            self.slot.state.fetch_or(PARKED, Ordering::Relaxed);
+        } else {
+            self.slot.state.fetch_and(!PARKED, Ordering::Relaxed);
+        }
+    }
+}
+
+const ALL: [VirtRange; 2] = [VirtRange::USER, NONE];
+
+#[test]
+fn a_parked_claim_is_overtaken_so_often_and_no_more() {
+    let (slots, lock) = (slots(5), RangeLock::new());
+    let [a, b, c, d, e] = [0, 1, 2, 3, 4].map(local);
+    let holder = lock.arrive(&slots, &a, ALL, &Spin);
+    let sleeper = lock.arrive(&slots, &b, ALL, &Spin);
+    let spinner = lock.arrive(&slots, &c, ALL, &Spin);
+    assert!(holder.held() && !sleeper.held() && !spinner.held());
+    sleeper.mark_parked(true);
+    drop(holder);
+    assert!(!sleeper.held() && !spinner.held(), "who is parked has nothing, who came later waits");
+    drop(spinner);
+    for _ in 0..MOST_OVERTAKEN {
+        let overtaker = lock.arrive(&slots, &d, ALL, &Spin);
+        assert!(overtaker.held());
+        sleeper.mark_parked(false);
+        assert!(!sleeper.held(), "it was overtaken");
+        let waiter = lock.arrive(&slots, &e, ALL, &Spin);
+        assert!(!waiter.held());
+        drop(waiter);
+        sleeper.mark_parked(true);
+        drop(overtaker);
+    }
+    let late = lock.arrive(&slots, &d, ALL, &Spin);
+    assert!(!late.held(), "enough");
+    sleeper.mark_parked(false);
+    assert!(sleeper.held());
+    drop(sleeper);
+    assert!(late.held());
+}
+
+#[test]
+fn who_was_let_in_before_it_parked_runs_on() {
+    let (slots, lock, notes) = (slots(2), RangeLock::new(), Notes::default());
+    let (here, there) = (local(0), local(1));
+    let holder = lock.arrive(&slots, &here, ALL, &notes);
+    let waiter = lock.arrive(&slots, &there, ALL, &notes);
+    assert!(!waiter.held());
+    drop(holder);
+    // `Notes` panics where it would park.
+    waiter.park(PARKED);
+    assert!(waiter.held());
+    assert_eq!(notes.0.take(), []);
+}
+
+/// The CPU that parks; each time another CPU arrives and the holder goes.
+struct Robbed<'a, F: Fn() -> RangeGuard<'a>> {
+    arrive: [F; 2],
+    holder: RefCell<Option<RangeGuard<'a>>>,
+    parks: Cell<usize>,
+}
+
+impl<'a, F: Fn() -> RangeGuard<'a>> Wait for Robbed<'a, F> {
+    fn wait(&self, looks: u32) {
+        assert!(looks < LOOKS_BEFORE_PARKING);
+    }
+
+    fn park(&self) {
+        let parks = self.parks.replace(self.parks.get() + 1);
+        let next = self.arrive[parks % 2]();
+        drop(self.holder.replace(Some(next)));
+    }
+}
+
+#[test]
+fn a_claim_is_overtaken_in_so_many_parkings_and_no_more() {
+    let (slots, lock) = (slots(3), RangeLock::new());
+    let [first, second, sleeper] = [0, 1, 2].map(local);
+    let arrive = |local| lock.arrive(&slots, local, ALL, &Spin);
+    let (first, second) = (&first, &second);
+    let robbed = Robbed {
+        arrive: [second, first].map(|local| move || arrive(local)),
+        holder: RefCell::new(Some(arrive(first))),
+        parks: Cell::new(0),
+    };
+    let parks = (YIELDING_PARKS.min(MOST_OVERTAKEN) + 1) as usize;
+    let claim = lock.acquire(&slots, &sleeper, ALL, &robbed);
+    assert!(claim.held() && !robbed.holder.borrow().as_ref().unwrap().held());
+    assert_eq!(robbed.parks.get(), parks);
+    drop(claim);
+    assert!(robbed.holder.take().unwrap().held());
+}
+
+#[test]
+fn a_release_wakes_the_parked_that_nothing_blocks_any_more() {
+    let (slots, lock, notes) = (slots(6), RangeLock::new(), Notes::default());
+    let locals: Vec<Local> = (0..6).map(local).collect();
+    let range = |start, end| [VirtRange::new(start, end), NONE];
+    let claim = |cpu: usize, ranges| lock.arrive(&slots, &locals[cpu], ranges, &notes);
+    let holder = claim(0, range(0, 8));
+    let (low, spinner) = (claim(1, range(0, 2)), claim(2, range(2, 4)));
+    let (high, behind, apart) =
+        (claim(3, range(4, 8)), claim(4, range(4, 6)), claim(5, range(9, 10)));
+    [&low, &high, &behind].into_iter().for_each(|claim| claim.mark_parked(true));
+    assert!(apart.held());
+    drop(holder);
+    assert_eq!(notes.0.take(), [1, 3], "the first two, and not who waits for one of them");
+    assert!(spinner.held());
+    drop((low, spinner));
+    assert_eq!(notes.0.take(), []);
+    high.mark_parked(false);
+    drop(high);
+    assert_eq!(notes.0.take(), [4]);
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Arrive([VirtRange; 2]),
     Try([VirtRange; 2]),
     Release(prop::sample::Index),
+    /// A claim's CPU parks, or runs again.
+    Turn(prop::sample::Index),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -60,6 +195,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => ranges().prop_map(Step::Arrive),
         1 => ranges().prop_map(Step::Try),
         4 => any::<prop::sample::Index>().prop_map(Step::Release),
+        4 => any::<prop::sample::Index>().prop_map(Step::Turn),
     ]
 }
 
@@ -68,37 +204,75 @@ fn collide(a: [VirtRange; 2], b: [VirtRange; 2]) -> bool {
     (0..20).any(|byte| a.iter().any(|r| r.contains(byte)) && b.iter().any(|r| r.contains(byte)))
 }
 
+/// A claim of the model's.
+struct Claim<'a> {
+    cpu: usize,
+    ranges: [VirtRange; 2],
+    parked: bool,
+    overtaken: u32,
+    guard: RangeGuard<'a>,
+}
+
+/// Where a claim that arrives stands among those of the model, which are in the order of the list.
+fn place(claims: &mut [Claim<'_>], ranges: [VirtRange; 2]) -> usize {
+    let mut place = claims.len();
+    for (at, claim) in claims.iter_mut().enumerate().rev() {
+        if collide(claim.ranges, ranges) {
+            if !claim.parked || claim.overtaken == MOST_OVERTAKEN {
+                break;
+            }
+            claim.overtaken += 1;
+            place = at;
+        }
+    }
+    place
+}
+
 proptest! {
-    /// A claim is held exactly if no earlier one that is still there collides with it. A release
-    /// may hit a claim that waits, as `try_acquire`'s do.
+    /// A claim is held exactly if it is not parked and no earlier one that is still there collides with it.
+    /// A release may hit a claim that waits, as `try_acquire`'s do.
     #[test]
-    fn claims_are_held_as_the_model_says(steps in prop::collection::vec(step(), 1..60)) {
+    fn claims_are_held_as_the_model_says(steps in prop::collection::vec(step(), 1..80)) {
         const CPUS: usize = 10;
         let (slots, lock) = (slots(CPUS), RangeLock::new());
         let locals: Vec<Local> = (0..CPUS).map(local).collect();
-        let mut claims: Vec<(usize, [VirtRange; 2], RangeGuard<'_>)> = Vec::new();
+        let mut claims: Vec<Claim<'_>> = Vec::new();
         for step in steps {
-            let free = (0..CPUS).find(|cpu| claims.iter().all(|claim| claim.0 != *cpu));
+            let free = (0..CPUS).find(|cpu| claims.iter().all(|claim| claim.cpu != *cpu));
+            let (parked, overtaken) = (false, 0);
             match (step, free) {
                 (Step::Arrive(ranges), Some(cpu)) => {
-                    let claim = lock.arrive(&slots, &locals[cpu], ranges, &Spin);
-                    claims.push((cpu, ranges, claim));
+                    let place = place(&mut claims, ranges);
+                    let guard = lock.arrive(&slots, &locals[cpu], ranges, &Spin);
+                    claims.insert(place, Claim { cpu, ranges, parked, overtaken, guard });
                 }
                 (Step::Try(ranges), Some(cpu)) => {
-                    let expected = !claims.iter().any(|c| collide(c.1, ranges));
+                    let place = place(&mut claims, ranges);
+                    let expected = !claims[..place].iter().any(|c| collide(c.ranges, ranges));
                     let got = lock.try_acquire(&slots, &locals[cpu], ranges, &Spin);
                     prop_assert_eq!(got.is_some(), expected);
-                    claims.extend(got.map(|claim| (cpu, ranges, claim)));
+                    if let Some(guard) = got {
+                        claims.insert(place, Claim { cpu, ranges, parked, overtaken, guard });
+                    }
                 }
                 (Step::Release(index), _) if !claims.is_empty() => {
-                    let index = index.index(claims.len());
-                    drop(claims.remove(index));
+                    drop(claims.remove(index.index(claims.len())));
+                }
+                (Step::Turn(index), _) if !claims.is_empty() => {
+                    let at = index.index(claims.len());
+                    let claim = &mut claims[at];
+                    // Who has its claim does not park.
+                    if claim.parked || !claim.guard.held() {
+                        claim.parked = !claim.parked;
+                        claim.guard.mark_parked(claim.parked);
+                    }
                 }
                 _ => {}
             }
-            for (at, (_, ranges, claim)) in claims.iter().enumerate() {
-                let blocked = claims[..at].iter().any(|earlier| collide(earlier.1, *ranges));
-                prop_assert_eq!(claim.held(), !blocked, "claim {} of {:?}", at, claims);
+            for (at, claim) in claims.iter().enumerate() {
+                let blocked = claims[..at].iter().any(|c| collide(c.ranges, claim.ranges));
+                let expected = !blocked && !claim.parked;
+                prop_assert_eq!(claim.guard.held(), expected, "claim {} by {}", at, claim.cpu);
             }
         }
     }

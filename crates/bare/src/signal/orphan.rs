@@ -1,0 +1,109 @@
+//! What the end of a process has the kernel send: to its children that asked for it, and to stopped process
+//! groups that nobody is left to have go on.
+//!
+//! Who is whose parent is known while the process table is locked, but nothing is sent then, because sending may
+//! look at the table. So what is to be sent is noted first, and [`send_noted`] sends it.
+
+use super::{Info, send_process};
+use crate::task::Process;
+use crate::task::init::INIT;
+use crate::task::process::{TABLE, Table};
+use core::sync::atomic::{AtomicU32, Ordering};
+use linux_raw_sys::general as linux;
+
+/// Its group is orphaned, and a member was stopped.
+const GROUP: u32 = 1;
+/// Its parent has ended, and it asked for a signal then.
+const PARENT: u32 = 2;
+
+/// What of a process's relatives has ended, and its signals were not sent yet.
+#[derive(Debug, Default)]
+pub struct Noted(AtomicU32);
+
+impl Noted {
+    fn add(&self, what: u32) {
+        self.0.fetch_or(what, Ordering::Relaxed);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == 0
+    }
+}
+
+fn group_of(process: &Process) -> u32 {
+    process.group.load(Ordering::Relaxed)
+}
+
+fn session_of(process: &Process) -> u32 {
+    process.session.load(Ordering::Relaxed)
+}
+
+/// Whether a parent could have the group of its child go on: it is in another group of the same session.
+fn connects(parent: &Process, child: &Process) -> bool {
+    group_of(parent) != group_of(child) && session_of(parent) == session_of(child)
+}
+
+/// The members of a group that have not ended, but for the process `but`.
+fn members(table: &Table, group: u32, but: u32) -> impl Iterator<Item = &Process> {
+    let live = move |it: &&Process| {
+        group_of(it) == group && it.pid != but && !it.ended.load(Ordering::SeqCst)
+    };
+    table.processes.values().map(|process| &**process).filter(live)
+}
+
+/// Whether nobody is there who could have a group go on, without the process `but` (0: with all). Process 1
+/// does not count, as on Linux.
+pub(super) fn is_orphaned(table: &Table, group: u32, but: u32) -> bool {
+    !members(table, group, but).any(|process| {
+        let parent = process.parent();
+        parent != INIT && table.processes.get(&parent).is_some_and(|it| connects(it, process))
+    })
+}
+
+/// Notes what is to be sent because `parent`, which ends, is not the parent of `child` any more. Returns
+/// whether there is anything.
+pub fn child_left(table: &Table, parent: &Process, child: &Process) -> bool {
+    let asked = child.death_signal.load(Ordering::Relaxed) != 0;
+    if asked {
+        child.signals.orphaned.add(PARENT);
+    }
+    note_group(table, parent, child, 0) || asked
+}
+
+/// Notes what is to be sent because `process` ends. Returns whether there is anything.
+pub fn process_leaves(table: &Table, process: &Process) -> bool {
+    let parent = table.processes.get(&process.parent());
+    parent.is_some_and(|parent| note_group(table, parent, process, process.pid))
+}
+
+/// Notes it of the group of `process`, if it was by `parent` alone that it could go on, and it is stopped.
+fn note_group(table: &Table, parent: &Process, process: &Process, but: u32) -> bool {
+    let group = group_of(process);
+    let stopped = |process: &Process| process.signals.job.is_stopped();
+    let noted = connects(parent, process)
+        && is_orphaned(table, group, but)
+        && members(table, group, but).any(stopped);
+    if noted {
+        members(table, group, but).for_each(|process| process.signals.orphaned.add(GROUP));
+    }
+    noted
+}
+
+/// Sends what was noted. The caller holds no lock.
+pub fn send_noted() {
+    let next = || {
+        let table = TABLE.lock();
+        table.processes.values().find(|process| !process.signals.orphaned.is_empty()).cloned()
+    };
+    while let Some(process) = next() {
+        let noted = process.signals.orphaned.0.swap(0, Ordering::Relaxed);
+        let signal = process.death_signal.load(Ordering::Relaxed);
+        if noted & PARENT != 0 && signal != 0 {
+            send_process(&process, Info::sent(signal, false));
+        }
+        if noted & GROUP != 0 {
+            send_process(&process, Info::kernel(linux::SIGHUP));
+            send_process(&process, Info::kernel(linux::SIGCONT));
+        }
+    }
+}

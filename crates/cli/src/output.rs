@@ -1,0 +1,126 @@
+//! Where results go, and that they do not go over what they are made from.
+
+use crate::error::CliError;
+use std::ffi::OsString;
+use std::fs::{self, Permissions};
+use std::io::Write;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
+
+/// Permissions of a new file, before the user's mask; and of one that tells where in memory a program was, as perf
+/// has it.
+pub const FOR_ALL: u32 = 0o666;
+pub const FOR_OWNER: u32 = 0o600;
+
+/// Refuses an `output`, which the user gave with `option`, that is one of the `inputs`: the same file under
+/// whatever name, or one in a directory that is an input. `-` is standard output.
+pub fn spare(option: &str, output: &Path, inputs: &[&Path]) -> Result<(), CliError> {
+    let is_standard = output == Path::new("-");
+    let file = if is_standard { Path::new("/dev/stdout") } else { output };
+    let Ok(meta) = fs::metadata(file) else { return Ok(()) };
+    // What a device takes, it does not give back.
+    let kind = meta.file_type();
+    if !kind.is_file() && !kind.is_fifo() {
+        return Ok(());
+    }
+    let is_input = |input: &&&Path| {
+        let Ok(of) = fs::metadata(input) else { return false };
+        let same = (of.dev(), of.ino()) == (meta.dev(), meta.ino());
+        let inside =
+            || Some(fs::canonicalize(file).ok()?.starts_with(fs::canonicalize(input).ok()?));
+        same || of.is_dir() && inside().unwrap_or(false)
+    };
+    match inputs.iter().find(is_input) {
+        None => Ok(()),
+        Some(input) => Err(CliError::Usage(format!(
+            "{option} {} would write over {}, which is read: give another file",
+            output.display(),
+            input.display()
+        ))),
+    }
+}
+
+/// A file that takes its place when it is complete; until then what is there stays as it is. Where a device or a
+/// pipe is there it is written to.
+#[derive(Debug)]
+pub struct Replacing {
+    /// As the user named it.
+    name: PathBuf,
+    /// Where it goes, beyond symbolic links; none for a device or a pipe.
+    place: Option<PathBuf>,
+}
+
+impl Replacing {
+    /// Of the file `name`, which can be written.
+    pub fn new(name: &Path) -> Result<Self, CliError> {
+        let failed = |error| CliError::failed(name.display(), error);
+        let there = match fs::metadata(name) {
+            Err(_) => None,
+            Ok(meta) => {
+                fs::File::options().append(true).open(name).map_err(failed)?;
+                Some(meta)
+            }
+        };
+        let place = match there {
+            // To where it may lead, which is not there yet.
+            None => Some(fs::read_link(name).map_or(name.to_owned(), |to| beside(name, &to))),
+            Some(meta) if meta.is_file() => Some(fs::canonicalize(name).map_err(failed)?),
+            Some(_) => None,
+        };
+        let replacing = Self { name: name.to_owned(), place };
+        // Found out now, and not when all is done.
+        replacing.temporary(FOR_OWNER)?;
+        Ok(replacing)
+    }
+
+    /// Whether a file takes its place, not a device or a pipe.
+    pub fn is_file(&self) -> bool {
+        self.place.is_some()
+    }
+
+    /// A new file on the same file system, which is removed when it is dropped.
+    pub fn temporary(&self, mode: u32) -> Result<NamedTempFile, CliError> {
+        let dir = match &self.place {
+            Some(place) => place.parent().unwrap_or(Path::new("")).to_owned(),
+            None => std::env::temp_dir(),
+        };
+        let dir = if dir.as_os_str().is_empty() { PathBuf::from(".") } else { dir };
+        let mut prefix = OsString::from(".");
+        prefix.push(self.name.file_name().unwrap_or_default());
+        prefix.push(".");
+        tempfile::Builder::new()
+            .prefix(&prefix)
+            .permissions(Permissions::from_mode(mode))
+            .tempfile_in(dir)
+            .map_err(|error| {
+                // It names the temporary file, which the user did not.
+                let why = error.to_string();
+                CliError::failed(self.name.display(), why.split(" at path").next().unwrap_or(&why))
+            })
+    }
+
+    /// Puts `file`, which is complete, in its place.
+    pub fn put(&self, file: NamedTempFile) -> Result<(), CliError> {
+        let Some(place) = &self.place else { return Ok(()) };
+        let kept = file.persist(place);
+        kept.map_err(|error| CliError::failed(self.name.display(), error.error)).map(drop)
+    }
+
+    /// Writes `bytes`, all that there is.
+    pub fn write(&self, bytes: &[u8]) -> Result<(), CliError> {
+        let failed = |error| CliError::failed(self.name.display(), error);
+        if !self.is_file() {
+            let mut device = fs::File::options().write(true).open(&self.name).map_err(failed)?;
+            return device.write_all(bytes).map_err(failed);
+        }
+        let mut file = self.temporary(FOR_ALL)?;
+        file.write_all(bytes).map_err(failed)?;
+        self.put(file)
+    }
+}
+
+/// What a symbolic link at `link` that says `to` leads to.
+fn beside(link: &Path, to: &Path) -> PathBuf {
+    link.parent().unwrap_or(Path::new("")).join(to)
+}

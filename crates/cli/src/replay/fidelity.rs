@@ -1,0 +1,90 @@
+//! Whether a replay takes the faults that were recorded.
+
+use crate::error::CliError;
+use crate::report::json::{Context, Json, Number};
+use crate::report::number::grouped;
+use faultless_trace::Trace;
+
+/// How far the two may differ, in percent of the recorded faults.
+const ALLOWANCE: f64 = 2.0;
+
+/// The faults of a recording, and of its replay with prefault off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fidelity {
+    /// Faults in user and in kernel mode that were served.
+    pub recorded: u64,
+    /// Those that were not, which a replay has no reason to take.
+    pub unserved: u64,
+    /// Faults of the replay.
+    pub replayed: u64,
+}
+
+impl Fidelity {
+    /// Of a replay of `trace` with prefault off that took `replayed` faults.
+    pub fn new(trace: &Trace, replayed: u64) -> Self {
+        let summary = trace.summary();
+        let (all, unserved) =
+            (summary.user_faults + summary.kernel_faults, summary.unserved_faults as u64);
+        Self { recorded: all as u64 - unserved, unserved, replayed }
+    }
+
+    /// By how much there are more faults in the replay, in percent of the recorded ones; negative where there are
+    /// fewer.
+    pub fn difference(self) -> f64 {
+        let more = self.replayed as f64 - self.recorded as f64;
+        100.0 * more / self.recorded.max(1) as f64
+    }
+
+    /// A remark on the number of recorded faults.
+    pub fn remark(self) -> String {
+        let way = if self.replayed < self.recorded { "fewer" } else { "more" };
+        let (replayed, part) = (grouped(self.replayed), self.difference().abs());
+        let besides = match self.unserved {
+            0 => String::new(),
+            count => format!("; besides {} that Linux did not serve", grouped(count)),
+        };
+        format!("{replayed} in the replay with prefault off, {part:.2} % {way}{besides}")
+    }
+
+    /// What to say of the replay of `name` where the difference is beyond the allowance.
+    pub fn warning(self, name: &str) -> Option<String> {
+        (self.difference().abs() > ALLOWANCE).then(|| {
+            format!(
+                "warning: the replay of {name} does not take the faults that were recorded: {} recorded, {}; at \
+                 most {ALLOWANCE} % are expected. What the replay assumes is listed by `faultless replay`.",
+                grouped(self.recorded),
+                self.remark()
+            )
+        })
+    }
+
+    /// Writes it.
+    pub fn json(self, json: &mut Json, context: &Context) -> Result<(), CliError> {
+        for (metric, count) in [
+            ("recorded_faults", self.recorded),
+            ("recorded_faults_unserved", self.unserved),
+            ("replayed_faults", self.replayed),
+        ] {
+            json.write(context, metric, "faults", Number::Whole(count))?;
+        }
+        json.write(context, "fault_difference", "%", Number::Real(self.difference()))?;
+        json.write(context, "fault_difference_allowed", "%", Number::Real(ALLOWANCE))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_the_allowance_is_told_either_way() {
+        let of = |replayed| Fidelity { recorded: 1000, unserved: 0, replayed };
+        for (replayed, told) in
+            [(1000, false), (980, false), (979, true), (1020, false), (1021, true)]
+        {
+            assert_eq!(of(replayed).warning("x").is_some(), told, "{replayed}");
+        }
+        assert!(of(966).warning("pg").is_some_and(|text| text.contains("3.40 % fewer")));
+        assert_eq!(Fidelity { recorded: 0, unserved: 0, replayed: 0 }.difference(), 0.0);
+    }
+}

@@ -1,0 +1,274 @@
+//! Where results go: not over what they are made from, and in place only when complete. How `record` ends: as the
+//! program does. A script stands in for perf, so that this needs no permission.
+
+mod common;
+
+use common::{Ran, command, faultless, json_lines, send, value};
+use faultless_trace::recordings;
+use nix::sys::signal::Signal;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A recording that perf made.
+const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../trace/tests/data/fixture.perf.data");
+
+/// Runs what follows `--`, and leaves a recording: that of another program. With `STAND_IN=fails` it fails after half
+/// of it, and says nothing.
+const PERF: &str = r#"#!/bin/sh
+while [ $# -gt 0 ]; do
+    case $1 in
+    -o) out=$2; shift 2 ;;
+    --) shift; break ;;
+    *) shift ;;
+    esac
+done
+if [ "$STAND_IN" = fails ]; then
+    head -c 300 "$FIXTURE" > "$out"
+    exit 255
+fi
+"$@"
+status=$?
+cat "$FIXTURE" > "$out"
+[ $status -gt 128 ] && kill -$((status - 128)) $$
+exit $status
+"#;
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("text")
+}
+
+fn script(path: &Path, contents: &str, mode: u32) {
+    fs::write(path, contents).expect("written");
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("ours");
+}
+
+/// A directory for perf's stand-in, and one to record into.
+struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::create_dir(dir.path().join("bin")).expect("made");
+        fs::create_dir(dir.path().join("out")).expect("made");
+        script(&dir.path().join("bin/perf"), PERF, 0o755);
+        Self { dir }
+    }
+
+    fn out(&self, name: &str) -> PathBuf {
+        self.dir.path().join("out").join(name)
+    }
+
+    /// What lies where recordings go.
+    fn left(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.dir.path().join("out")).expect("a directory");
+        let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("read").file_name();
+        let mut names: Vec<_> = entries.map(|e| name(e).into_string().expect("text")).collect();
+        names.sort();
+        names
+    }
+
+    fn command(&self, output: &Path, program: &[&str]) -> Command {
+        let mut command = command(&["record", "--lesser", "-o", text(output), "--"]);
+        let path = std::env::var("PATH").expect("a path");
+        command.args(program).env("FIXTURE", FIXTURE);
+        command.env("PATH", format!("{}:{path}", text(&self.dir.path().join("bin"))));
+        command
+    }
+
+    fn record(&self, output: &Path, program: &[&str]) -> Ran {
+        Ran::of(&mut self.command(output, program))
+    }
+}
+
+#[test]
+fn no_result_is_written_over_what_it_is_made_from() {
+    let place = Place::new();
+    let good = recordings::find("sort").expect("shipped").bytes;
+    let (file, link, hard) = (place.out("x.fltrace"), place.out("link"), place.out("hard"));
+    fs::write(&file, good).expect("written");
+    symlink("x.fltrace", &link).expect("made");
+    fs::hard_link(&file, &hard).expect("made");
+    let round = place.out("../out/x.fltrace");
+    for json in [&file, &link, &hard, &round].map(|path| text(path)) {
+        for args in [
+            &["replay", text(&file), "--json", json][..],
+            &["replay", text(&link), "--policies", "--json", json],
+            &["compare", "--quick", "--only", text(&file), "--json", json],
+            &["boot", "--json", json, text(&file)],
+            &["boot", "--json", json, "--files", text(&place.out("")), "rows"],
+            &["boot", "--json", json, "--kernel", text(&file), "rows"],
+            &["versus", "--kernel", text(&file), "--json", json],
+        ] {
+            let ran = faultless(args);
+            assert_eq!(ran.out, "", "{args:?}");
+            // A recording is no program, which may be what is found out first.
+            let error = ran.fails(2);
+            let told = error.contains("would write over") || error.contains("not an ELF file");
+            assert!(told && (args[0] == "boot" || !error.contains("ELF")), "{args:?}: {error}");
+            assert_eq!(fs::read(&file).expect("there"), good, "{args:?}");
+        }
+    }
+    // Another file, even of the same contents, is nobody's.
+    let copy = place.out("copy");
+    fs::write(&copy, good).expect("written");
+    faultless(&["replay", text(&file), "--json", text(&copy)]).succeeds();
+    assert_eq!(fs::read(&file).expect("there"), good);
+    // Nor does a recording take the place of the program that it is of.
+    let program = place.out("program");
+    script(&program, "#!/bin/sh\nexit 0\n", 0o755);
+    let error = place.record(&program, &[text(&program)]).fails(2);
+    assert!(error.contains("would write over"), "{error}");
+    assert!(fs::read(&program).expect("there").starts_with(b"#!"));
+}
+
+#[test]
+fn record_ends_as_the_program_does() {
+    let place = Place::new();
+    for (program, code) in [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -15 $$", 143)]
+    {
+        for name in ["perf.data", "x.fltrace"] {
+            let ran = place.record(&place.out(name), &["sh", "-c", program]);
+            assert_eq!(ran.code, Some(code), "{program}: {}", ran.err);
+            assert_eq!(place.left(), [name], "{program}");
+            assert!(ran.err.contains("next: faultless replay"), "{program}: {}", ran.err);
+            faultless(&["replay", text(&place.out(name))]).succeeds();
+            fs::remove_file(place.out(name)).expect("there");
+        }
+    }
+}
+
+#[test]
+fn what_fails_says_why_and_leaves_nothing_behind() {
+    let place = Place::new();
+    let plain = place.dir.path().join("plain");
+    script(&plain, "#!/bin/sh\n", 0o644);
+    let lost = place.dir.path().join("lost");
+    script(&lost, "#!/no/such/shell\n", 0o755);
+    let dir = text(place.dir.path());
+    for (program, why) in [
+        (dir, "Is a directory"),
+        (text(&plain), "Permission denied"),
+        (text(&lost), "/no/such/shell: No such file"),
+        ("/no/such/program", "No such file"),
+        ("no-such-program-at-all", "No such file"),
+    ] {
+        for name in ["perf.data", "x.fltrace"] {
+            let error = place.record(&place.out(name), &[program]).fails(1);
+            assert!(error.contains(&format!("cannot run {program}")), "{error}");
+            assert!(error.contains(why), "{error}");
+            assert_eq!(place.left(), [""; 0], "{program}");
+        }
+    }
+    let full = Path::new("/dev/full");
+    let error = place.record(full, &["true"]).fails(2);
+    assert!(error.contains("/dev/full") && error.contains("--compact"), "{error}");
+    let mut compact = place.command(full, &["true"]);
+    let args: Vec<_> = compact.get_args().map(ToOwned::to_owned).collect();
+    let mut with = command(&["record", "--compact"]);
+    with.args(&args[1..]);
+    with.envs(compact.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    compact = with;
+    let error = Ran::of(&mut compact).fails(1);
+    assert!(error.contains("/dev/full: No space left on device"), "{error}");
+    assert!(!Path::new("/dev/full.perf.data").exists());
+    let error = place.record(&place.out("none/x.data"), &["true"]).fails(1);
+    assert!(error.contains("none/x.data: No such file"), "{error}");
+    let error = place.record(&place.out(""), &["true"]).fails(1);
+    assert!(error.contains("Is a directory"), "{error}");
+}
+
+#[test]
+fn a_recording_that_fails_leaves_the_one_before() {
+    let place = Place::new();
+    for name in ["perf.data", "x.fltrace"] {
+        let output = place.out(name);
+        fs::write(&output, "the one before").expect("written");
+        let mut failing = place.command(&output, &["true"]);
+        let error = Ran::of(failing.env("STAND_IN", "fails")).fails(1);
+        assert!(error.contains("exit status: 255 and no recording: "), "{error}");
+        assert!(!error.contains(".perf.data."), "a name that the user did not give: {error}");
+        assert_eq!(fs::read(&output).expect("there"), b"the one before");
+        assert_eq!(place.left(), [name]);
+        fs::remove_file(output).expect("there");
+    }
+}
+
+#[test]
+fn signals_go_on_to_the_program() {
+    let place = Place::new();
+    // Ten seconds, if nothing comes.
+    let waits =
+        |trap: &str| format!("{trap}\necho ready\nfor n in $(seq 500); do sleep 0.02; done");
+    for (signal, trap, code) in [
+        (Signal::SIGTERM, "trap 'exit 5' TERM", 5),
+        (Signal::SIGINT, "trap 'exit 6' INT", 6),
+        (Signal::SIGHUP, "trap 'exit 8' HUP", 8),
+        (Signal::SIGTERM, "", 143),
+    ] {
+        let output = place.out("perf.data");
+        let mut command = place.command(&output, &["sh", "-c", &waits(trap)]);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the command starts");
+        let mut line = String::new();
+        let mut said = BufReader::new(child.stdout.take().expect("piped"));
+        said.read_line(&mut line).expect("text");
+        assert_eq!(line, "ready\n");
+        send(&child, signal);
+        assert_eq!(child.wait().expect("it ends").code(), Some(code), "{signal} {trap}");
+        assert_eq!(place.left(), ["perf.data"], "the recording is whole");
+    }
+}
+
+#[test]
+fn a_replay_that_waits_for_a_pipe_can_be_ended() {
+    let place = Place::new();
+    let pipe = place.out("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().expect("it runs").success());
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut child = command(&["replay", text(&pipe)]).spawn().expect("the command starts");
+        std::thread::sleep(Duration::from_millis(300));
+        send(&child, signal);
+        let began = Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().expect("ours") {
+                break status;
+            }
+            if began.elapsed() > Duration::from_secs(10) {
+                child.kill().expect("ours");
+                panic!("{signal} does not end it");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        assert_eq!(status.code(), Some(130), "{signal}");
+    }
+}
+
+#[test]
+fn compare_takes_what_replay_takes() {
+    let place = Place::new();
+    let file = place.out("mine.fltrace");
+    fs::write(&file, recordings::find("sort").expect("shipped").bytes).expect("written");
+    let json = place.out("c.jsonl");
+    let args = ["compare", "--quick", "--only", text(&file), "--json", text(&json)];
+    let out = faultless(&args).succeeds();
+    assert!(out.contains("replay:mine - "), "{out}");
+    let lines = json_lines(&fs::read_to_string(&json).expect("written"));
+    assert!(lines.iter().all(|line| line["workload"] == "replay:mine"));
+    assert!(value(&lines, "native", "prefault_max_order=3", "ahead_faults_saved").is_some());
+    // What it says that there is, `stat` and `replay` know.
+    let error = faultless(&["compare", "--only", "page_fault_read_churn"]).fails(2);
+    let (_, names) = error.split_once("there are ").expect("a list");
+    let workloads: Vec<_> = faultless_workload::all().iter().map(|info| info.name).collect();
+    for name in names.trim().split(", ") {
+        assert!(workloads.contains(&name) || recordings::find(name).is_some(), "{name}");
+    }
+    let damaged = place.out("damaged");
+    fs::write(&damaged, b"no recording at all").expect("written");
+    let error = faultless(&["compare", "--only", text(&damaged)]).fails(1);
+    assert!(error.contains("damaged"), "{error}");
+}

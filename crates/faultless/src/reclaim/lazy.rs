@@ -1,0 +1,270 @@
+//! Lazily freed pages: those of which a program said (`MADV_FREE`) that it does not need them until it
+//! stores to them again.
+//!
+//! The advice clears the dirty bit in their entries, and drops the translations that allowed stores, so
+//! that the next store sets the bit again. A private anonymous page is installed dirty. Therefore *an entry
+//! that maps an anonymous page and is not dirty* maps a lazily freed one that was not stored to since; loads
+//! do not matter. Nothing else is recorded of a page. A space notes the *hull* of what was advised, so that a
+//! search knows where to look, and is put on a list of the subsystem by its first advice.
+//!
+//! # Reclaim
+//!
+//! Who needs frames takes one space after the other from the list. In it:
+//!
+//! 1. it locks the whole space against writers and locked faults, whatever the policy. It stops no VMA, so
+//!    faults without a lock go on;
+//! 2. it takes entries of lazily freed pages, each by a compare-and-swap from the value that was not dirty.
+//!    So no store has gone through the entry. None will, for it is busy: a CPU that cached the translation
+//!    has to look at the entry again before it stores, because it cached it not dirty. The advice has dropped
+//!    all others: a writer's flush is complete before its lock is free;
+//! 3. it flushes them on every CPU of the space, stores that nothing is there, and only then drops the
+//!    mappings' references. Until the flush is complete, faults wait for the busy entries: no CPU still reads
+//!    the old page when another stores to a new one.
+//!
+//! A page that a fork has shared since is taken from each space that has it; the last drop frees it. A fork's
+//! child notes what its parent has noted.
+//!
+//! # The end of a space
+//!
+//! A space may be moved by its owner, and be reclaimed from by who never heard of it. So what reclaim needs
+//! of it is in its [`Core`], which it shares with the list. The tables are freed when the space
+//! ends: that takes it off the list and waits until nobody [is at work](Lazy::users) there. (A space that is
+//! dropped without being ended keeps its tables, and stays on the list.)
+
+use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
+use crate::frame::{Kind, Use};
+use crate::heap::Shared;
+use crate::machine::{Machine, SpaceId};
+use crate::space::batch::shoot_core;
+use crate::space::fixed::Core;
+use crate::stat::Counter;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::mutant::{Mutant, lost};
+use crate::sync::order::{self, LazyHull, LazySpaces, Reclaim};
+use crate::sync::spin::SpinLock;
+use crate::sync::wait::{Wait, until};
+use crate::table::entry::Entry;
+use crate::table::node;
+use crate::table::protocol::{self, RUN, Taken};
+use crate::table::range::{self, Run};
+use crate::vm::Cpu;
+use core::cell::UnsafeCell;
+
+const NOWHERE: VirtRange = VirtRange { start: 0, end: 0 };
+
+/// What a space knows of its lazily freed pages.
+#[derive(Debug, Default)]
+pub(crate) struct Lazy {
+    /// A range that has all of them. It may have none.
+    hull: SpinLock<Option<VirtRange>, LazyHull>,
+    /// How many CPUs reclaim from the space. Goes up under the list's lock, while the space is listed.
+    users: AtomicU64,
+    /// Written under the list's lock.
+    listed: AtomicBool,
+    next: Next,
+}
+
+/// The next in the list.
+///
+/// *Invariant (listed is locked):* only whoever has the list's lock reaches it.
+#[derive(Debug, Default)]
+struct Next(UnsafeCell<Option<Shared<Core>>>);
+
+// SAFETY: one CPU at a time reaches the cell (listed is locked).
+unsafe impl Sync for Next {}
+// SAFETY: it owns what it leads to.
+unsafe impl Send for Next {}
+
+impl Lazy {
+    /// What may be lazily freed.
+    pub(crate) fn hull(&self, wait: &impl Wait) -> Option<VirtRange> {
+        *self.hull.lock(wait)
+    }
+
+    /// Pages of `range` that were noted at `from` have moved to `to`.
+    pub(crate) fn moved(&self, wait: &impl Wait, from: VirtRange, to: VirtRange) {
+        let mut hull = self.hull.lock(wait);
+        if let Some(old) = hull.filter(|old| !old.intersect(from).is_empty()) {
+            *hull = Some(old.hull(to));
+        }
+    }
+
+    fn note(&self, wait: &impl Wait, range: VirtRange) {
+        let mut hull = self.hull.lock(wait);
+        *hull = Some(hull.map_or(range, |old| old.hull(range)));
+    }
+
+    /// How many CPUs reclaim from the space; what they did comes before the answer.
+    fn users(&self) -> u64 {
+        self.users.load(Ordering::Acquire)
+    }
+}
+
+/// The spaces that may have lazily freed pages.
+#[derive(Debug, Default)]
+pub(crate) struct Spaces {
+    first: SpinLock<Option<Shared<Core>>, LazySpaces>,
+}
+
+impl Spaces {
+    /// Notes that pages of `range` of the space of `core` are lazily freed. The caller keeps writers of the
+    /// range out, or nobody else knows the space.
+    pub(crate) fn note(&self, wait: &impl Wait, core: &Shared<Core>, range: VirtRange) {
+        core.lazy.note(wait, range);
+        let mut first = self.first.lock(wait);
+        if !core.lazy.listed.swap(true, Ordering::Relaxed) {
+            // SAFETY: listed is locked.
+            unsafe { *core.lazy.next.0.get() = first.take() };
+            *first = Some(core.clone());
+        }
+    }
+
+    /// Takes a space that is about to end off the list, and waits until nobody reclaims from it any more.
+    pub(crate) fn remove(&self, wait: &impl Wait, core: &Shared<Core>) {
+        order::before::<Reclaim>(wait);
+        if !core.lazy.listed.load(Ordering::Relaxed) {
+            return;
+        }
+        {
+            let mut first = self.first.lock(wait);
+            let mut at: *mut Option<Shared<Core>> = &mut *first;
+            // SAFETY: the first, or a link of one that is listed: alive, and ours (listed is locked).
+            while let Some(listed) = unsafe { &*at } {
+                let next = listed.lazy.next.0.get();
+                if listed.same(core) {
+                    // SAFETY: as above. The space itself keeps what `at` leads to alive.
+                    unsafe { *at = (*next).take() };
+                    break;
+                }
+                at = next;
+            }
+            core.lazy.listed.store(false, Ordering::Relaxed);
+        }
+        if !lost(Mutant::ExitAwaitsReclaim) {
+            until(wait, || core.lazy.users() == 0);
+        }
+    }
+
+    /// The listed space of the highest number below `below`: it does not end before [`Lazy::users`] goes
+    /// down again.
+    fn enter(&self, wait: &impl Wait, below: SpaceId) -> Option<Shared<Core>> {
+        let first = self.first.lock(wait);
+        let mut best: Option<&Shared<Core>> = None;
+        let mut at = first.as_ref();
+        while let Some(core) = at {
+            if core.id.0 < below.0 && best.is_none_or(|best| best.id.0 < core.id.0) {
+                best = Some(core);
+            }
+            // SAFETY: alive, and ours as long as `first` (listed is locked).
+            at = unsafe { &*core.lazy.next.0.get() }.as_ref();
+        }
+        let best = best?.clone();
+        best.lazy.users.fetch_add(1, Ordering::Relaxed);
+        Some(best)
+    }
+}
+
+impl<M: Machine> Cpu<'_, M> {
+    /// Frees lazily freed pages of any space, at least `wanted` if there are so many and not many more.
+    /// Returns how many frames that were. Not inside a grace section, and holding no lock.
+    #[cold]
+    pub(crate) fn reclaim_lazy(&self, wanted: usize) -> usize {
+        let (mut freed, mut below) = (0, SpaceId(u64::MAX));
+        while freed < wanted {
+            order::before::<Reclaim>(self);
+            let Some(core) = self.vm().lazy.enter(self, below) else { break };
+            {
+                let _reclaim = order::hold::<Reclaim>(self);
+                freed += self.reclaim_from(&core, wanted - freed);
+            }
+            core.lazy.users.fetch_sub(1, Ordering::Release);
+            below = core.id;
+        }
+        freed
+    }
+
+    /// Frees lazily freed pages of one space, which does not end meanwhile.
+    fn reclaim_from(&self, core: &Core, wanted: usize) -> usize {
+        if core.lazy.hull(self).is_none() {
+            return 0;
+        }
+        let (vm, all) = (self.vm(), [VirtRange::USER, NOWHERE]);
+        // Both, so that no policy's writer is at work, nor a locked fault.
+        let _coarse = core.mmap_lock.write(self);
+        let _fine = core.ranges.acquire(&vm.claims, self.local(), all, self);
+        let Some(hull) = core.lazy.hull.lock(self).take() else { return 0 };
+        let _section = self.section();
+        let mut freed = 0;
+        let visit = |run: Run<'_>| {
+            let Run::Pages { start, slots } = run else { return Ok(()) };
+            for (number, slots) in slots.chunks(RUN).enumerate() {
+                let start = start + (number * RUN) as u64 * PAGE_SIZE;
+                if freed >= wanted {
+                    return Err(start);
+                }
+                freed += self.reclaim_run(core, start, slots);
+            }
+            Ok(())
+        };
+        // SAFETY: the space does not end meanwhile; its range is locked.
+        let visited = unsafe { range::visit(vm.machine(), core.root, hull, self, visit) };
+        if let Err(start) = visited {
+            core.lazy.note(self, VirtRange { start, end: hull.end });
+        }
+        freed
+    }
+
+    /// Frees the lazily freed ones of the pages from `start` on. Returns how many frames that were.
+    fn reclaim_run(&self, core: &Core, start: u64, slots: &[AtomicU64]) -> usize {
+        let frames = &self.vm().frames;
+        let lazily_freed = |entry: Entry| {
+            entry.is_mapped()
+                && !entry.is_locked()
+                && !entry.is_special()
+                && (!entry.is_dirty() || lost(Mutant::ReclaimLooksAtDirty))
+                && frames.meta(entry.frame()).kind() == Kind::Used(Use::Anon)
+        };
+        let addr = |at: usize| start + at as u64 * PAGE_SIZE;
+        let mut held: [Option<(Taken<'_>, FrameNumber)>; RUN] = [const { None }; RUN];
+        let (mut first, mut behind) = (usize::MAX, 0);
+        for (at, slot) in slots.iter().enumerate() {
+            let mut seen = node::load(slot);
+            while lazily_freed(seen) {
+                match protocol::take(slot, seen, self) {
+                    Ok(taken) => {
+                        held[at] = Some((taken, seen.frame()));
+                        first = first.min(at);
+                        behind = at + 1;
+                        break;
+                    }
+                    Err(now) => seen = now,
+                }
+            }
+            if seen.is_locked() {
+                // A fault has it. Nobody waits for an entry while holding others.
+                core.lazy.note(self, VirtRange::page(addr(at)));
+            }
+        }
+        if behind == 0 {
+            return 0;
+        }
+        if !lost(Mutant::ReclaimFlush) {
+            shoot_core(self, core, VirtRange::new(addr(first), addr(behind)));
+        }
+        let mut gone = [FrameNumber(0); RUN];
+        let mut count = 0;
+        for (taken, frame) in held.into_iter().flatten() {
+            taken.commit(Entry::NONE);
+            gone[count] = frame;
+            count += 1;
+        }
+        let mut freed = 0;
+        for frame in &gone[..count] {
+            // SAFETY: the reference of the mapping that is gone, flushed above.
+            freed += usize::from(unsafe { self.put_unmapped(*frame) });
+        }
+        self.add_resident_of(core, -(count as i64));
+        self.state().counts.add(Counter::LazilyFreed, count as u64);
+        freed
+    }
+}

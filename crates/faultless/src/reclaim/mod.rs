@@ -1,0 +1,105 @@
+//! Frames for who has run out of them.
+//!
+//! When a CPU finds no free frame, it looks for frames that nobody needs, in this order, and goes on as soon
+//! as there is one:
+//!
+//! 1. what any CPU has retired: it waits for a grace period, after which all of that is free;
+//! 2. lazily freed pages, of any space ([`lazy`]).
+//!
+//! Only when there are none of these either is the answer that memory is out. What other CPUs keep in their
+//! own lists of free frames is not found (see [`frame`](crate::frame)).
+//!
+//! All of this waits for other CPUs. So it is done while nothing is held, and not in a grace section: a fault
+//! gives up its lock first, a call returns from its locks and begins again.
+
+pub(crate) mod lazy;
+
+use crate::error::{Errno, OutOfMemory};
+use crate::frame::{Clean, Frame};
+use crate::machine::{CpuId, Machine};
+use crate::sync::order::GracePeriod;
+use crate::vm::Cpu;
+
+/// How many pages are reclaimed at a time for who needs one: as many as are flushed together.
+const BATCH: usize = crate::table::protocol::RUN;
+/// Retired objects beyond which an idle CPU tries to free them. A step of the epoch costs other CPUs' faults
+/// a look at the tree, so not for every few.
+const IDLE_ABOVE: usize = 16;
+
+impl<M: Machine> Cpu<'_, M> {
+    /// Allocates a frame, after reclaiming some when there is none. Not inside a grace section, and holding
+    /// no lock.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when there is nothing to be reclaimed either.
+    pub(crate) fn alloc_or_wait(&self) -> Result<Frame<Clean>, OutOfMemory> {
+        self.local().order().before::<GracePeriod>();
+        let frame = self.alloc().or_else(|| {
+            self.settle_all();
+            self.alloc()
+        });
+        let frame = frame.or_else(|| {
+            // What it frees is on this CPU's own list.
+            self.reclaim_lazy(BATCH);
+            self.alloc()
+        });
+        frame.ok_or(OutOfMemory)
+    }
+
+    /// Makes a call that may need many frames. If it fails for want of memory, it is made once more, after
+    /// what is retired has been freed and, if it was frames that it wanted, all lazily freed pages have been
+    /// reclaimed. (`ENOMEM` has other reasons, too.) Not inside a grace section, and holding no lock.
+    ///
+    /// # Errors
+    /// What `call` returns.
+    pub(crate) fn with_memory<R>(&self, call: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
+        let starved = &self.state().starved;
+        starved.set(false);
+        call().or_else(|errno| {
+            if errno != Errno::ENOMEM {
+                return Err(errno);
+            }
+            self.settle_all();
+            if starved.take() {
+                self.reclaim_lazy(usize::MAX);
+            }
+            call()
+        })
+    }
+
+    /// Notes that the call that this CPU is in got no frame.
+    #[cold]
+    pub(crate) fn note_starved(&self) {
+        self.state().starved.set(true);
+    }
+
+    /// Frees what this CPU retired, if it is more than a little and nobody reads it any more: for a CPU that
+    /// has nothing else to do.
+    pub(crate) fn collect_idle(&self) {
+        // It takes two steps of the epoch.
+        for _ in 0..2 {
+            if self.vm().grace.pending(self.local()) > IDLE_ABOVE {
+                self.collect_now();
+            }
+        }
+    }
+
+    /// Frees all that any CPU had retired when it was called. Not inside a grace section, and holding no
+    /// lock.
+    #[cold]
+    pub(crate) fn settle_all(&self) {
+        self.local().order().before::<GracePeriod>();
+        let grace = &self.vm().grace;
+        if grace.pending_anywhere() == 0 {
+            return;
+        }
+        grace.synchronize(self.local(), self);
+        for of in 0..self.vm().machine().cpus() {
+            for link in grace.collect_from(self.local(), CpuId(of as u16)) {
+                // SAFETY: the grace period of the link is over, and it comes out once.
+                unsafe { self.free_retired(link) };
+            }
+            self.serve_flushes();
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! No safe call causes undefined behaviour: who promises what, and what closes each way around it.
+//!
+//! # What a kernel promises
+//!
+//! - [`Machine`](crate::Machine): memory that is the subsystem's alone, CPUs that drop translations when they are told,
+//!   and use a space's tables only while they run it;
+//! - [`Vm::cpu`](crate::Vm::cpu): one [`Cpu`](crate::Cpu) of a number, on that CPU, never in the middle of a call;
+//! - [`Space::deactivate`](crate::Space::deactivate): the CPU uses the space's tables no more.
+//!
+//! What [`Object::read_page`](crate::Object::read_page) and [`write_page`](crate::Object::write_page) lend is a raw
+//! pointer: to follow it is the kernel's business too, while it is lent.
+//!
+//! # What is looked at in each call
+//!
+//! | misuse | what comes of it |
+//! |---|---|
+//! | a space or an object with a CPU of another [`Vm`](crate::Vm), also one that came to lie in its place | a panic, before anything was touched: each `Vm` has an identity |
+//! | a space mapping an object of another `Vm` | the same |
+//! | a CPU that runs two spaces, or one twice, or leaves one that it does not run | a panic of [`activate`](crate::Space::activate) or `deactivate` |
+//! | the end of a space that a CPU runs | a panic of [`exit`](crate::Space::exit); the space's frames stay allocated |
+//! | a space that is dropped, not ended; a `Vm` that is dropped before its spaces | frames and VMAs stay allocated |
+//! | more than 255 calls inside each other's closures ([`each_area`](crate::Space::each_area) and its like) | a panic: as many grace sections are counted |
+//! | a wait for a grace period, as in [`Cpu::drain`](crate::Cpu::drain), inside such a closure | a panic |
+//! | a closure that panics | sections close, lent pages go back, the thread of [`for_thread`](crate::Cpu::for_thread) is forgotten |
+//! | an address of the kernel's half, an index beyond an object's end | as if nothing were there |
+//! | two batches of one CPU inside each other | a panic |
+//!
+//! # What does not compile
+//!
+//! The rights above are asked for by `unsafe`:
+//!
+//! ```compile_fail,E0133
+//! # use faultless::{Cpu, CpuId, Machine, Vm};
+//! fn cpu<M: Machine>(vm: &Vm<M>) -> Cpu<'_, M> {
+//!     vm.cpu(CpuId(0))
+//! }
+//! ```
+//!
+//! ```compile_fail,E0133
+//! # use faultless::{Cpu, Machine, Space};
+//! fn leave<M: Machine>(space: &Space<M>, cpu: &Cpu<'_, M>) {
+//!     space.deactivate(cpu);
+//! }
+//! ```
+//!
+//! ```compile_fail,E0133
+//! let local = faultless::sync::percpu::Local::claim(faultless::CpuId(0));
+//! ```
+//!
+//! A CPU is used by one thread at a time, and so are what a thread's faults let expect, an open section, and what
+//! a CPU holds; none of these is shared, and the last two do not leave their CPU:
+//!
+//! ```compile_fail,E0277
+//! # use faultless::{Cpu, Machine};
+//! fn shared<T: Sync>() {}
+//! fn cpu<M: Machine>() {
+//!     shared::<Cpu<'static, M>>();
+//! }
+//! ```
+//!
+//! ```compile_fail,E0277
+//! fn shared<T: Sync>() {}
+//! shared::<faultless::ThreadStreams>();
+//! ```
+//!
+//! ```compile_fail,E0277
+//! fn sent<T: Send>() {}
+//! sent::<faultless::sync::grace::Section<'static>>();
+//! ```
+//!
+//! ```compile_fail,E0277
+//! fn sent<T: Send>() {}
+//! sent::<faultless::sync::range::RangeGuard<'static>>();
+//! ```
+//!
+//! ```compile_fail,E0277
+//! fn sent<T: Send>() {}
+//! sent::<faultless::sync::spin::SpinGuard<'static, u32>>();
+//! ```
+//!
+//! Spaces, objects and subsystems are shared by all CPUs, and a CPU may be handed to another thread:
+//!
+//! ```
+//! # use faultless::{Cpu, Machine, Object, Shared, Space, ThreadStreams, Vm};
+//! fn shared<T: Send + Sync>() {}
+//! fn sent<T: Send>() {}
+//! fn all<M: Machine>() {
+//!     shared::<Vm<M>>();
+//!     shared::<Space<M>>();
+//!     shared::<Shared<Object>>();
+//!     sent::<Cpu<'static, M>>();
+//!     sent::<ThreadStreams>();
+//! }
+//! ```
+//!
+//! A space does not end while somebody looks at it, nor twice; an area is seen only while it is told of:
+//!
+//! ```compile_fail,E0505
+//! # use faultless::{Cpu, Machine, Space, VirtRange};
+//! fn end<M: Machine>(space: Space<M>, cpu: &Cpu<'_, M>) {
+//!     space.each_area(cpu, VirtRange::USER, |_| {
+//!         space.exit(cpu);
+//!         true
+//!     });
+//! }
+//! ```
+//!
+//! ```compile_fail,E0382
+//! # use faultless::{Cpu, Machine, Space};
+//! fn end<M: Machine>(space: Space<M>, cpu: &Cpu<'_, M>) {
+//!     space.exit(cpu);
+//!     space.exit(cpu);
+//! }
+//! ```
+//!
+//! ```compile_fail,E0521
+//! # use faultless::{Area, Cpu, Machine, Space, VirtRange};
+//! fn keep<'a, M: Machine>(space: &'a Space<M>, cpu: &Cpu<'_, M>, kept: &mut Vec<&'a Area>) {
+//!     space.each_area(cpu, VirtRange::USER, |area| {
+//!         kept.push(area);
+//!         true
+//!     });
+//! }
+//! ```
+//!
+//! A thread that a call is made for outlives the call:
+//!
+//! ```compile_fail,E0505
+//! # use faultless::{Cpu, Machine, ThreadStreams};
+//! fn call<M: Machine>(cpu: &Cpu<'_, M>, thread: ThreadStreams) {
+//!     cpu.for_thread(&thread, || drop(thread));
+//! }
+//! ```
+//!
+//! Frames that owe a flush, and frames of no machine, are [`frame`](crate::frame)'s:
+//! [`owned`](crate::frame::owned), [`Frames::try_new`](crate::frame::Frames::try_new).

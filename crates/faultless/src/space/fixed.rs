@@ -1,0 +1,40 @@
+//! The part of a space that does not move with it, so that others than its owner find it.
+
+use crate::addr::FrameNumber;
+use crate::machine::SpaceId;
+use crate::reclaim::lazy::Lazy;
+use crate::sync::atomic::AtomicU64;
+use crate::sync::percpu::Padded;
+use crate::sync::range::RangeLock;
+use crate::sync::rwlock::RwLock;
+use crate::tlb::cpuset::CpuSet;
+
+/// What reclaim needs of a space: its tables, what keeps writers away from them, and who may have cached
+/// translations.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) id: SpaceId,
+    /// The frame of the root table. It is a table until the space ends.
+    pub(crate) root: FrameNumber,
+    pub(crate) ranges: Padded<RangeLock>,
+    pub(crate) mmap_lock: Padded<RwLock>,
+    pub(crate) cpus: Padded<CpuSet>,
+    /// Resident pages, but for what the CPUs that run the space have not added yet.
+    pub(crate) resident: AtomicU64,
+    pub(crate) lazy: Lazy,
+}
+
+impl Core {
+    /// Of an empty space.
+    pub(super) fn new(id: SpaceId, root: FrameNumber) -> Self {
+        Self {
+            id,
+            root,
+            ranges: Padded(RangeLock::new()),
+            mmap_lock: Padded(RwLock::new()),
+            cpus: Padded(CpuSet::new()),
+            resident: AtomicU64::new(0),
+            lazy: Lazy::default(),
+        }
+    }
+}

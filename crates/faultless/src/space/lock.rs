@@ -1,0 +1,87 @@
+//! `mlock`: which VMAs are locked.
+//!
+//! Nothing here is ever paged out. So a locked VMA is one that its pages may not be taken from by advice, and
+//! that counts as locked; to fault its pages in is the kernel's part.
+
+use super::Space;
+use super::vma::{Area, VmaFlags};
+use super::write::NOWHERE;
+use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
+use crate::error::{Errno, Error};
+use crate::machine::Machine;
+use crate::vm::Cpu;
+
+/// How VMAs are locked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lock {
+    /// Not at all.
+    #[default]
+    No,
+    /// Wholly: the kernel faults their pages in at once.
+    Now,
+    /// Each page once it was faulted in.
+    OnFault,
+}
+
+impl Lock {
+    /// The flags of a VMA that is locked so.
+    const fn flags(self) -> VmaFlags {
+        match self {
+            Self::No => VmaFlags::empty(),
+            Self::Now => VmaFlags::LOCKED,
+            Self::OnFault => VmaFlags::LOCKED.union(VmaFlags::LOCK_ON_FAULT),
+        }
+    }
+}
+
+impl Area {
+    /// How it is locked.
+    pub const fn lock(&self) -> Lock {
+        if !self.flags.contains(VmaFlags::LOCKED) {
+            Lock::No
+        } else if self.flags.contains(VmaFlags::LOCK_ON_FAULT) {
+            Lock::OnFault
+        } else {
+            Lock::Now
+        }
+    }
+}
+
+impl<M: Machine> Space<M> {
+    /// Locks the pages from `addr` on, `len` bytes rounded up to pages, as `lock` says, or unlocks them. No
+    /// page is faulted in.
+    ///
+    /// # Errors
+    /// As Linux: `EINVAL` (unaligned, or the range wraps), `ENOMEM` (a hole, or VMAs cannot be split). VMAs
+    /// below a hole are changed.
+    pub fn mlock(&self, cpu: &Cpu<'_, M>, addr: u64, len: u64, lock: Lock) -> Result<(), Error> {
+        let end = page_up(len).and_then(|len| addr.checked_add(len));
+        let done = match end.filter(|_| is_page_aligned(addr)) {
+            None => Err(Errno::EINVAL),
+            Some(end) if end == addr => Ok(()),
+            Some(end) => {
+                let range = VirtRange::new(addr, end);
+                let writing = self.write(cpu, [range, NOWHERE], PAGE_SIZE);
+                writing.modify_all(range, |area| {
+                    let flags = (area.flags - VmaFlags::ANY_LOCK) | lock.flags();
+                    Ok(Area { flags, ..area.clone() })
+                })
+            }
+        };
+        cpu.collect();
+        let range = VirtRange::new(addr, addr.saturating_add(len));
+        done.map_err(|errno| Error { operation: "mlock", range, errno })
+    }
+
+    /// Pages of all locked VMAs, by looking at each.
+    pub fn locked_pages(&self, cpu: &Cpu<'_, M>) -> u64 {
+        let mut pages = 0;
+        self.each_area(cpu, VirtRange::USER, |area| {
+            if area.lock() != Lock::No {
+                pages += area.range.pages();
+            }
+            true
+        });
+        pages
+    }
+}

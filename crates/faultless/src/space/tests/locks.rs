@@ -1,0 +1,107 @@
+//! Locked memory: what counts, what stays, and what others inherit of it.
+
+use super::guest::{self, cpu, load, store};
+use crate::addr::{PAGE_SIZE, VirtRange};
+use crate::audit::audit;
+use crate::error::Errno::{self, EINVAL, ENOMEM};
+use crate::space::{Advice, Lock, MapFlags, Prot, RemapFlags, Space};
+use crate::testing::TestMachine;
+use crate::vm::Cpu;
+use std::vec::Vec;
+
+const AT: u64 = 1 << 30;
+const P: u64 = PAGE_SIZE;
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED);
+
+type TestSpace = Space<TestMachine>;
+type TestCpu<'v> = Cpu<'v, TestMachine>;
+
+/// How many pages each VMA has, and how it is locked.
+fn locks(cpu: &TestCpu<'_>, space: &TestSpace) -> Vec<(u64, Lock)> {
+    let mut locks = Vec::new();
+    space.each_area(cpu, VirtRange::USER, |area| {
+        locks.push((area.range.pages(), area.lock()));
+        true
+    });
+    locks
+}
+
+/// A space of eight pages, with all frames accounted for at the end.
+fn with_space(test: impl FnOnce(&TestCpu<'_>, &TestSpace)) {
+    let vm = guest::vm(1, 512);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    space.mmap(&cpu, AT, 8 * P, RW, FIXED).unwrap();
+    test(&cpu, &space);
+    cpu.drain();
+    audit(&cpu, &[&space]).unwrap();
+    space.exit(&cpu);
+    cpu.drain();
+    assert_eq!(audit(&cpu, &[]).unwrap().taken(), 1);
+}
+
+#[test]
+fn locking_splits_and_unlocking_merges() {
+    with_space(|cpu, space| {
+        let lock = |page: u64, pages: u64, how| {
+            space.mlock(cpu, AT + page * P, pages * P, how).map_err(|error| error.errno)
+        };
+        assert_eq!(lock(1, 3, Lock::Now), Ok(()));
+        assert_eq!(lock(5, 1, Lock::OnFault), Ok(()));
+        let split =
+            [(1, Lock::No), (3, Lock::Now), (1, Lock::No), (1, Lock::OnFault), (2, Lock::No)];
+        assert_eq!(locks(cpu, space), split);
+        assert_eq!(space.locked_pages(cpu), 4);
+        assert_eq!(lock(2, 4, Lock::Now), Ok(()));
+        assert_eq!(locks(cpu, space), [(1, Lock::No), (5, Lock::Now), (2, Lock::No)]);
+        assert_eq!(lock(0, 9, Lock::OnFault), Err(ENOMEM), "what is below the hole is changed");
+        assert_eq!(locks(cpu, space), [(8, Lock::OnFault)]);
+        assert_eq!(lock(0, 8, Lock::No), Ok(()));
+        assert_eq!((locks(cpu, space), space.locked_pages(cpu)), ([(8, Lock::No)].into(), 0));
+        assert_eq!(lock(9, 1, Lock::No), Err(ENOMEM));
+        assert_eq!(lock(9, 0, Lock::Now), Ok(()));
+        let refused = |addr, len| space.mlock(cpu, addr, len, Lock::Now).map_err(|e| e.errno);
+        assert_eq!((refused(AT + 1, P), refused(AT, u64::MAX - P)), (Err(EINVAL), Err(EINVAL)));
+    });
+}
+
+#[test]
+fn advice_does_not_take_what_is_locked() {
+    with_space(|cpu, space| {
+        (0..8).for_each(|page| store(cpu, space, AT + page * P, page + 1).unwrap());
+        space.mlock(cpu, AT + 2 * P, P, Lock::Now).unwrap();
+        let advise = |page: u64, pages: u64, advice| -> Result<(), Errno> {
+            space.madvise(cpu, AT + page * P, pages * P, advice).map_err(|error| error.errno)
+        };
+        for advice in [Advice::DontNeed, Advice::Free] {
+            assert_eq!(advise(2, 1, advice), Err(EINVAL));
+        }
+        assert_eq!(advise(1, 3, Advice::DontNeed), Err(EINVAL), "what lies before it is done");
+        let loaded = |page: u64| load(cpu, space, AT + page * P).unwrap();
+        assert_eq!([1, 2, 3].map(loaded), [0, 3, 4]);
+        assert_eq!(advise(2, 2, Advice::DontNeedLocked), Ok(()));
+        assert_eq!([2, 3, 4].map(loaded), [0, 0, 5]);
+    });
+}
+
+#[test]
+fn locks_move_and_are_not_inherited() {
+    with_space(|cpu, space| {
+        let flags = FIXED | MapFlags::LOCKED;
+        space.mmap(cpu, AT + 8 * P, 2 * P, RW, flags).unwrap();
+        assert_eq!(locks(cpu, space), [(8, Lock::No), (2, Lock::Now)]);
+        let to = AT + 32 * P;
+        let moves = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        space.mremap(cpu, AT + 8 * P, 2 * P, 5 * P, moves, to).unwrap();
+        assert_eq!(locks(cpu, space), [(8, Lock::No), (5, Lock::Now)]);
+        space.mlock(cpu, AT, P, Lock::OnFault).unwrap();
+        let child = space.fork(cpu).unwrap();
+        assert_eq!((child.locked_pages(cpu), space.locked_pages(cpu)), (0, 6));
+        child.exit(cpu);
+        let keeps = moves | RemapFlags::DONTUNMAP;
+        space.mremap(cpu, to, 5 * P, 5 * P, keeps, to + 32 * P).unwrap();
+        let left = [(1, Lock::OnFault), (7, Lock::No), (5, Lock::No), (5, Lock::Now)];
+        assert_eq!(locks(cpu, space), left, "nothing is left to be locked");
+    });
+}

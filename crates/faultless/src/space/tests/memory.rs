@@ -1,0 +1,305 @@
+//! Memory that runs out: before a fault or a call says so, everything that nobody needs has been freed.
+
+use super::guest::{self, TestVm, cpu, load, store};
+use crate::addr::PAGE_SIZE as P;
+use crate::audit::audit;
+use crate::error::Errno;
+use crate::fault::{Access, FaultError, FaultKind};
+use crate::file::Object;
+use crate::frame::FrameMeta;
+use crate::knob::Setting;
+use crate::space::{Advice, Backing, MapFlags, Prot, RemapFlags, Space};
+use crate::stat::Counter;
+use crate::testing::TestMachine;
+use crate::vm::Cpu;
+use std::vec;
+use std::vec::Vec;
+
+type TestCpu<'v> = Cpu<'v, TestMachine>;
+type TestSpace = Space<TestMachine>;
+
+const AT: u64 = 1 << 30;
+const GIB: u64 = 1 << 30;
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
+
+fn map(cpu: &TestCpu<'_>, space: &TestSpace, at: u64, len: u64) {
+    let flags = PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+    space.mmap(cpu, at, len, RW, flags).unwrap();
+}
+
+/// Stores to pages from `at` on until memory is out, and returns how many were served.
+fn fill(cpu: &TestCpu<'_>, space: &TestSpace, at: u64) -> u64 {
+    let mut page = 0;
+    loop {
+        match store(cpu, space, at + page * P, page) {
+            Ok(()) => page += 1,
+            Err(error) => {
+                assert_eq!(error, FaultError::OutOfMemory);
+                return page;
+            }
+        }
+    }
+}
+
+fn end(vm: &TestVm, cpus: &[&TestCpu<'_>], spaces: Vec<TestSpace>) {
+    cpus.iter().for_each(|cpu| cpu.drain());
+    audit(cpus[0], &spaces.iter().collect::<Vec<_>>()).unwrap();
+    spaces.into_iter().for_each(|space| space.exit(cpus[0]));
+    cpus.iter().for_each(|cpu| cpu.drain());
+    audit(cpus[0], &[]).unwrap();
+    assert_eq!(vm.free_frames() + 1, vm.total_frames());
+}
+
+/// One CPU unlinks hundreds of tables and does nothing more; another needs their frames.
+#[test]
+fn tables_that_another_cpu_retired_are_freed_before_memory_is_out() {
+    let vm = guest::vm(2, 513);
+    let (here, there) = (cpu(&vm, 0), cpu(&vm, 1));
+    let space = Space::new(&there).unwrap();
+    map(&there, &space, AT, 120 * GIB);
+    (0..120).for_each(|gib| store(&there, &space, AT + gib * GIB, gib).unwrap());
+    space.munmap(&there, AT, 120 * GIB).unwrap();
+    let mine = Space::new(&here).unwrap();
+    map(&here, &mine, AT, GIB);
+    let served = fill(&here, &mine, AT);
+    let census = vm.audit(&here).unwrap();
+    assert_eq!(census.retired, 0, "frames that nobody can see are not free: {census:?}");
+    assert_eq!(census.free, 0, "{census:?}");
+    // Two roots, three tables, the zero page, and what the other CPU keeps in stock.
+    assert!(served >= 512 - 6 - 64, "memory was out after {served} pages: {census:?}");
+    end(&vm, &[&here, &there], vec![space, mine]);
+}
+
+/// Each table is one retired object, however many were unlinked with it.
+#[test]
+fn retired_tables_are_counted_one_by_one() {
+    let vm = guest::vm(1, 1024);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 512 * GIB, 512 * GIB);
+    (0..200).for_each(|gib| store(&cpu, &space, (512 + gib) * GIB, gib).unwrap());
+    let before = vm.totals();
+    space.munmap(&cpu, 512 * GIB, 512 * GIB).unwrap();
+    assert_eq!(vm.totals().since(&before).get(Counter::TablePruned), 1 + 200 + 200);
+    // So many are looked at again soon, by whatever call comes next.
+    (0..2).for_each(|_| space.munmap(&cpu, AT, P).unwrap());
+    assert_eq!(vm.audit(&cpu).unwrap().retired, 0);
+    end(&vm, &[&cpu], vec![space]);
+}
+
+/// An idle CPU frees what it retired.
+#[test]
+fn an_idle_cpu_frees_what_it_retired() {
+    let vm = guest::vm(1, 513);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, AT, 40 * GIB);
+    (0..40).for_each(|gib| store(&cpu, &space, AT + gib * GIB, gib).unwrap());
+    space.munmap(&cpu, AT, 40 * GIB).unwrap();
+    assert_eq!(vm.audit(&cpu).unwrap().retired, 80);
+    assert_eq!(cpu.zero_ahead(8), 0, "there is no pool");
+    assert_eq!(vm.audit(&cpu).unwrap().retired, 0);
+    end(&vm, &[&cpu], vec![space]);
+}
+
+/// A call that is refused for another reason than want of frames costs no program its pages.
+#[test]
+fn lazily_freed_pages_stay_while_there_are_frames() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, AT, 16 * P);
+    (0..16).for_each(|page| store(&cpu, &space, AT + page * P, 1 + page).unwrap());
+    space.madvise(&cpu, AT, 8 * P, Advice::Free).unwrap();
+    // It cannot grow where it is.
+    let refused = space.mremap(&cpu, AT, P, 2 * P, RemapFlags::empty(), 0).unwrap_err();
+    assert_eq!(refused.errno, Errno::ENOMEM);
+    (0..8).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(1 + page)));
+    let counts = vm.totals();
+    assert_eq!([Counter::LazyFree, Counter::LazilyFreed].map(|of| counts.get(of)), [8, 0]);
+    end(&vm, &[&cpu], vec![space]);
+}
+
+/// Pages that a program has given up are there for whoever needs a frame.
+#[test]
+fn lazily_freed_pages_are_reclaimed_before_memory_is_out() {
+    for (forked, others) in [(false, false), (false, true), (true, false)] {
+        let vm = guest::vm(2, 256);
+        let (here, there) = (cpu(&vm, 0), cpu(&vm, 1));
+        let space = Space::new(&here).unwrap();
+        map(&here, &space, AT, GIB);
+        (0..128).for_each(|page| store(&here, &space, AT + page * P, 1 + page).unwrap());
+        space.madvise(&here, AT, 128 * P, Advice::Free).unwrap();
+        // What is stored to after that is kept.
+        store(&here, &space, AT + 7 * P, 77).unwrap();
+        let child = forked.then(|| space.fork(&here).unwrap());
+        let other = others.then(|| Space::new(&there).unwrap());
+        let before = vm.totals();
+        let served = match &other {
+            Some(other) => {
+                here.drain();
+                map(&there, other, AT, GIB);
+                fill(&there, other, AT)
+            }
+            None => fill(&here, &space, AT + 256 * P),
+        };
+        let census = vm.audit(&here).unwrap();
+        assert!(served > 220, "memory was out after {served} pages: {census:?}");
+        let reclaimed = vm.totals().since(&before).get(Counter::LazilyFreed);
+        assert_eq!(reclaimed, if forked { 2 * 127 } else { 127 });
+        assert_eq!(load(&here, &space, AT + 7 * P), Ok(77));
+        if let Some(child) = &child {
+            assert_eq!(load(&here, child, AT + 7 * P), Ok(77));
+        }
+        assert_eq!(load(&here, &space, AT), Ok(0));
+        let spaces = [Some(space), other, child].into_iter().flatten().collect();
+        end(&vm, &[&here, &there], spaces);
+    }
+}
+
+/// Pages that moved, or that nobody may reach, are reclaimed too; and what was only read since.
+#[test]
+fn lazily_freed_pages_are_found_where_they_went() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, AT, 128 * P);
+    (0..128).for_each(|page| store(&cpu, &space, AT + page * P, 1 + page).unwrap());
+    space.madvise(&cpu, AT, 128 * P, Advice::Free).unwrap();
+    let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+    space.mremap(&cpu, AT, 64 * P, 64 * P, flags, 9 * GIB).unwrap();
+    space.mprotect(&cpu, AT + 64 * P, 32 * P, Prot::empty()).unwrap();
+    assert_eq!(load(&cpu, &space, 9 * GIB), Ok(1));
+    map(&cpu, &space, 3 * GIB, GIB);
+    let before = vm.totals();
+    let served = fill(&cpu, &space, 3 * GIB);
+    assert!(served > 220, "memory was out after {served} pages");
+    assert_eq!(vm.totals().since(&before).get(Counter::LazilyFreed), 128);
+    assert_eq!(load(&cpu, &space, 9 * GIB), Ok(0));
+    end(&vm, &[&cpu], vec![space]);
+}
+
+/// A space that ended is not on the list any more, and those that were listed before and after it are.
+#[test]
+fn spaces_that_are_gone_are_not_looked_at() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let advised = |pages: u64| {
+        let space = Space::new(&cpu).unwrap();
+        map(&cpu, &space, AT, pages * P);
+        (0..pages).for_each(|page| store(&cpu, &space, AT + page * P, 1).unwrap());
+        space.madvise(&cpu, AT, pages * P, Advice::Free).unwrap();
+        space
+    };
+    let end_of = |space: TestSpace| {
+        let core = space.core.clone();
+        space.exit(&cpu);
+        assert!(core.into_last().is_some(), "a space that ended is still on the list");
+    };
+    for _ in 0..3 {
+        end_of(advised(100));
+    }
+    let [first, second, third, fourth] = [20, 50, 20, 20].map(advised);
+    [third, first, fourth].into_iter().for_each(end_of);
+    map(&cpu, &second, 3 * GIB, GIB);
+    let before = vm.totals();
+    assert!(fill(&cpu, &second, 3 * GIB) > 220);
+    assert_eq!(vm.totals().since(&before).get(Counter::LazilyFreed), 50);
+    end(&vm, &[&cpu], vec![second]);
+}
+
+/// A call that needs many frames at once gets those of pages that were given up.
+#[test]
+fn fork_and_mremap_have_lazily_freed_pages_reclaimed() {
+    for moves in [false, true] {
+        let vm = guest::vm(1, 256);
+        let cpu = cpu(&vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        map(&cpu, &space, AT, 100 * P);
+        (0..100).for_each(|page| store(&cpu, &space, AT + page * P, 1).unwrap());
+        space.madvise(&cpu, AT, 100 * P, Advice::Free).unwrap();
+        map(&cpu, &space, 3 * GIB, 40 * GIB);
+        (0..20).for_each(|gib| store(&cpu, &space, (3 + gib) * GIB, gib).unwrap());
+        cpu.drain();
+        vm.set(Setting::FrameLimit(vm.total_frames() - vm.free_frames()));
+        if moves {
+            let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+            space.mremap(&cpu, 3 * GIB, 20 * GIB, 20 * GIB, flags, 600 * GIB).unwrap_err();
+            space.mremap(&cpu, 3 * GIB, P, P, flags, 600 * GIB).unwrap();
+            assert_eq!(load(&cpu, &space, 600 * GIB), Ok(0));
+            end(&vm, &[&cpu], vec![space]);
+        } else {
+            let child = space.fork(&cpu).unwrap();
+            assert_eq!(load(&cpu, &child, 4 * GIB), Ok(1));
+            end(&vm, &[&cpu], vec![space, child]);
+        }
+    }
+}
+
+/// A fork that cannot count another mapping of a page fails, and leaves the parent as it was.
+#[test]
+fn fork_fails_when_a_page_has_as_many_mappings_as_can_be_counted() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, AT, 8 * P);
+    (0..8).for_each(|page| store(&cpu, &space, AT + page * P, 1 + page).unwrap());
+    let meta = vm.frames.meta(space.entry_at(&cpu, AT + 5 * P).frame());
+    meta.preset_refs(FrameMeta::MAX_MAPPINGS);
+    assert_eq!(space.fork(&cpu).unwrap_err().errno, Errno::ENOMEM);
+    assert_eq!(meta.refs(), FrameMeta::MAX_MAPPINGS);
+    // One less, and there is room for one child.
+    meta.preset_refs(FrameMeta::MAX_MAPPINGS - 1);
+    let child = space.fork(&cpu).unwrap();
+    assert_eq!(meta.refs(), FrameMeta::MAX_MAPPINGS);
+    assert_eq!(space.fork(&cpu).unwrap_err().errno, Errno::ENOMEM);
+    // Who stores gets a copy all the same: the reference that it needs meanwhile is always to be had.
+    assert_eq!(child.fault(&cpu, AT + 5 * P, Access::Write), Ok(FaultKind::Copy));
+    meta.preset_refs(1);
+    for page in 0..8 {
+        assert_eq!(load(&cpu, &child, AT + page * P), Ok(1 + page));
+        store(&cpu, &space, AT + page * P, 10 + page).unwrap();
+    }
+    end(&vm, &[&cpu], vec![space, child]);
+}
+
+/// A fault that cannot count another mapping of a file's page says so, however often it is asked; who copies
+/// the page, and the kernel, are served.
+#[test]
+fn a_files_page_with_as_many_mappings_as_can_be_counted_is_refused() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let file = Object::try_new(&cpu, 8, 1).unwrap();
+    // SAFETY: the bytes of a page, aligned.
+    let put = |at: *mut u8| unsafe { at.cast::<u64>().write(5) };
+    // SAFETY: as above.
+    let get = |at: Option<*const u8>| at.map(|at| unsafe { at.cast::<u64>().read() });
+    (0..8).for_each(|page| file.write_page(&cpu, page, put).unwrap());
+    let backing = || Backing { object: &file, first: 0, may_write: true };
+    for (at, kind) in [(AT, MapFlags::SHARED), (2 * AT, MapFlags::PRIVATE)] {
+        let flags = kind | MapFlags::FIXED;
+        space.mmap_object(&cpu, at, 8 * P, RW, flags, backing()).unwrap();
+    }
+    let meta = vm.frames.meta(file.get(&cpu, 3).unwrap());
+    meta.preset_refs(FrameMeta::MAX_MAPPINGS);
+    for (at, access) in [(AT, Access::Read), (AT, Access::Write), (2 * AT, Access::Read)] {
+        let refused = Err(FaultError::OutOfMemory);
+        assert_eq!(space.fault(&cpu, at + 3 * P, access), refused);
+        // As a neighbour it is left out.
+        assert_eq!(space.fault(&cpu, at + 2 * P, access), Ok(FaultKind::Shared));
+        assert!(space.entry_at(&cpu, at + 3 * P).is_none());
+        space.madvise(&cpu, at, 8 * P, Advice::DontNeed).unwrap();
+    }
+    assert_eq!(space.fault(&cpu, 2 * AT + 3 * P, Access::Write), Ok(FaultKind::Copy));
+    assert_eq!(load(&cpu, &space, 2 * AT + 3 * P), Ok(5));
+    assert_eq!(file.read_page(&cpu, 3, get), Some(5));
+    file.write_page(&cpu, 3, put).unwrap();
+    assert_eq!(meta.refs(), FrameMeta::MAX_MAPPINGS);
+    meta.preset_refs(1);
+    assert_eq!(load(&cpu, &space, AT + 3 * P), Ok(5));
+    space.exit(&cpu);
+    Object::release(file, &cpu);
+    end(&vm, &[&cpu], vec![]);
+}

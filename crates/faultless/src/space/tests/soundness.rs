@@ -1,0 +1,316 @@
+//! What safe code could break the subsystem with, and what comes of it: a panic with a sentence, before
+//! anything was touched. That some things do not compile is tested where they are declared, in examples.
+
+use super::guest::{self, TestVm, cpu, store};
+use crate::addr::{PAGE_SIZE, USER_END, VirtRange};
+use crate::audit::{audit, audit_with, settled_entry};
+use crate::fault::Access;
+use crate::fault::prefault::ThreadStreams;
+use crate::file::Object;
+use crate::heap::Shared;
+use crate::space::{Advice, Backing, Copies, MapFlags, Prot, RemapFlags, Space};
+use crate::table::node::{self, ROOT};
+use crate::testing::TestMachine;
+use crate::vm::Cpu;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::string::{String, ToString};
+use std::vec::Vec;
+
+const AT: u64 = 1 << 30;
+const P: u64 = PAGE_SIZE;
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
+const FIXED: MapFlags = PRIVATE.union(MapFlags::FIXED);
+/// Frames of a machine.
+const FRAMES: u32 = 64;
+
+type TestSpace = Space<TestMachine>;
+type TestCpu<'v> = Cpu<'v, TestMachine>;
+
+/// What `misuse` says when it panics.
+fn says<R>(what: &str, misuse: impl FnOnce() -> R) -> String {
+    let Err(said) = catch_unwind(AssertUnwindSafe(misuse)) else {
+        panic!("{what}: went through");
+    };
+    match said.downcast::<String>() {
+        Ok(said) => *said,
+        Err(said) => said
+            .downcast::<&str>()
+            .map_or_else(|_| panic!("{what}: no sentence"), |said| said.to_string()),
+    }
+}
+
+/// A subsystem in which nothing is left but what it starts with.
+fn assert_clean(vm: &TestVm) {
+    let cpu = cpu(vm, 0);
+    cpu.drain();
+    assert_eq!(audit(&cpu, &[]).unwrap().taken(), 1);
+}
+
+fn done<R>(_: R) {}
+
+/// An operation on a space, and on an object that it maps.
+type Operation = (&'static str, fn(&TestCpu<'_>, &TestSpace, &Shared<Object>));
+
+const OPERATIONS: &[Operation] = &[
+    ("activate", |cpu, space, _| space.activate(cpu)),
+    // SAFETY: the machine has no MMU, and the call panics.
+    ("deactivate", |cpu, space, _| unsafe { space.deactivate(cpu) }),
+    ("fault", |cpu, space, _| done(space.fault(cpu, AT, Access::Write))),
+    ("fault_of", |cpu, space, _| {
+        done(space.fault_of(cpu, &ThreadStreams::new(), AT, Access::Write));
+    }),
+    ("fault, segv", |cpu, space, _| done(space.fault(cpu, 2 * AT, Access::Write))),
+    ("thread_leaves", |cpu, space, _| space.thread_leaves(cpu, &ThreadStreams::new())),
+    ("mmap", |cpu, space, _| done(space.mmap(cpu, 0, P, RW, PRIVATE))),
+    ("mmap, shared", |cpu, space, _| {
+        done(space.mmap(cpu, 0, P, RW, MapFlags::SHARED | MapFlags::ANONYMOUS));
+    }),
+    ("mmap_object", |cpu, space, object| {
+        let backing = Backing { object, first: 0, may_write: true };
+        done(space.mmap_object(cpu, 0, P, RW, MapFlags::SHARED, backing));
+    }),
+    ("munmap", |cpu, space, _| done(space.munmap(cpu, AT, P))),
+    ("mprotect", |cpu, space, _| done(space.mprotect(cpu, AT, P, Prot::READ))),
+    ("mremap", |cpu, space, _| {
+        done(space.mremap(cpu, AT, P, 4 * P, RemapFlags::MAYMOVE, 0));
+    }),
+    ("madvise", |cpu, space, _| done(space.madvise(cpu, AT, P, Advice::DontNeed))),
+    ("madvise, populate", |cpu, space, _| {
+        done(space.madvise(cpu, AT, P, Advice::PopulateWrite));
+    }),
+    ("set_heap_start", |cpu, space, _| space.set_heap_start(cpu, AT)),
+    ("brk", |cpu, space, _| done(space.brk(cpu, u64::MAX))),
+    ("fork", |cpu, space, _| done(space.fork(cpu))),
+    ("revoke", |cpu, space, object| space.revoke(cpu, object, 0..u64::MAX, Copies::Drop)),
+    ("areas", |cpu, space, _| space.areas(cpu, drop)),
+    ("each_area", |cpu, space, _| space.each_area(cpu, VirtRange::USER, |_| true)),
+    ("maps", |cpu, space, _| done(space.maps(cpu).to_string())),
+    ("page_at", |cpu, space, _| done(space.page_at(cpu, AT))),
+    ("mincore", |cpu, space, _| done(space.mincore(cpu, AT, P, drop))),
+    ("is_mapped", |cpu, space, _| done(space.is_mapped(cpu, VirtRange::page(AT)))),
+    ("shared_place", |cpu, space, _| done(space.shared_place(cpu, AT))),
+    ("resident_pages", |cpu, space, _| done(space.resident_pages(cpu))),
+    ("map_count", |cpu, space, _| done(space.map_count(cpu))),
+    ("audit", |cpu, space, _| done(audit(cpu, &[space]))),
+    ("audit_with", |cpu, _, object| done(audit_with(cpu, &[], &[object]))),
+    ("settled_entry", |cpu, space, _| done(settled_entry(cpu, space, AT))),
+    ("release", |cpu, _, object| Object::release(object.clone(), cpu)),
+    ("set_pages", |cpu, _, object| done(object.set_pages(cpu, 0))),
+    ("free_pages", |cpu, _, object| object.free_pages(cpu, 0..1)),
+    ("has_page", |cpu, _, object| done(object.has_page(cpu, 0))),
+    ("Object::resident_pages", |cpu, _, object| done(object.resident_pages(cpu))),
+    ("read_page", |cpu, _, object| object.read_page(cpu, 0, |_| ())),
+    ("write_page", |cpu, _, object| done(object.write_page(cpu, 0, |_| ()))),
+];
+
+#[test]
+fn spaces_and_objects_go_with_the_cpus_of_their_vm_only() {
+    let (mine, other) = (guest::vm(1, FRAMES), guest::vm(1, FRAMES));
+    {
+        let (mine, other) = (cpu(&mine, 0), cpu(&other, 0));
+        let space = Space::new(&mine).unwrap();
+        let object = Object::try_new(&mine, 2, 0).unwrap();
+        space.mmap(&mine, AT, 2 * P, RW, FIXED).unwrap();
+        store(&mine, &space, AT, 42).unwrap();
+        object.write_page(&mine, 0, |_| ()).unwrap();
+        let backing = Backing { object: &object, first: 0, may_write: true };
+        space.mmap_object(&mine, AT + 8 * P, P, RW, MapFlags::SHARED, backing).unwrap();
+        store(&mine, &space, AT + 8 * P, 43).unwrap();
+        for (name, operation) in OPERATIONS {
+            let said = says(name, || operation(&other, &space, &object));
+            assert!(said.contains("of another Vm"), "{name}: {said}");
+        }
+        // Nor do objects of one go into spaces of another.
+        let elsewhere = Space::new(&other).unwrap();
+        let backing = Backing { object: &object, first: 0, may_write: true };
+        let said = says("mmap_object", || {
+            elsewhere.mmap_object(&other, 0, P, RW, MapFlags::SHARED, backing)
+        });
+        assert!(said.contains("of another Vm"), "{said}");
+        elsewhere.exit(&other);
+        assert_eq!(guest::load(&mine, &space, AT), Ok(42));
+        space.exit(&mine);
+        Object::release(object, &mine);
+    }
+    assert_clean(&mine);
+    assert_clean(&other);
+}
+
+#[test]
+fn a_space_ends_on_a_cpu_of_its_vm_only() {
+    let (mine, other) = (guest::vm(1, FRAMES), guest::vm(1, FRAMES));
+    let space = Space::new(&cpu(&mine, 0)).unwrap();
+    let said = says("exit", || space.exit(&cpu(&other, 0)));
+    assert!(said.contains("of another Vm"), "{said}");
+    assert_clean(&other);
+}
+
+/// CPUs use the tables of the spaces that they run.
+#[test]
+fn a_space_that_runs_does_not_end() {
+    let vm = guest::vm(2, FRAMES);
+    let cpus = [cpu(&vm, 0), cpu(&vm, 1)];
+    let space = || Space::new(&cpus[0]).unwrap();
+    let running = space();
+    running.activate(&cpus[1]);
+    assert!(says("exit", || running.exit(&cpus[0])).contains("while Some(CpuId(1)) runs it"));
+    let running = space();
+    running.activate(&cpus[0]);
+    assert!(says("exit", || running.exit(&cpus[0])).contains("while Some(CpuId(0)) runs it"));
+}
+
+/// A CPU runs one space at a time, once, and leaves none that it does not run: so a space knows who runs it.
+#[test]
+fn a_cpu_runs_one_space() {
+    let vm = guest::vm(2, FRAMES);
+    {
+        let cpus = [cpu(&vm, 0), cpu(&vm, 1)];
+        let [space, other] = [(); 2].map(|()| Space::new(&cpus[0]).unwrap());
+        // SAFETY: the machine has no MMU.
+        let leave = |space: &TestSpace, at: usize| unsafe { space.deactivate(&cpus[at]) };
+        assert!(says("leaves", || leave(&space, 0)).contains("does not run"));
+        space.activate(&cpus[0]);
+        assert!(says("runs twice", || space.activate(&cpus[0])).contains("but runs"));
+        assert!(says("runs both", || other.activate(&cpus[0])).contains("but runs"));
+        assert!(says("leaves another", || leave(&other, 0)).contains("does not run"));
+        assert!(says("leaves elsewhere", || leave(&space, 1)).contains("does not run"));
+        leave(&space, 0);
+        assert!(says("leaves twice", || leave(&space, 0)).contains("does not run"));
+        other.activate(&cpus[0]);
+        leave(&other, 0);
+        other.exit(&cpus[0]);
+        space.exit(&cpus[1]);
+        cpus[1].drain();
+    }
+    assert_clean(&vm);
+}
+
+/// A subsystem takes its identity along when it moves, and a space finds no other in its place.
+#[test]
+fn a_vm_in_the_place_of_another_is_another() {
+    let (mut mine, mut other) = (guest::vm(1, FRAMES), guest::vm(1, FRAMES));
+    let space = Space::new(&cpu(&mine, 0)).unwrap();
+    core::mem::swap(&mut mine, &mut other);
+    assert!(says("fault", || space.fault(&cpu(&mine, 0), AT, Access::Read)).contains("another Vm"));
+    assert!(space.fault(&cpu(&other, 0), AT, Access::Read).is_err(), "nothing is mapped");
+    space.exit(&cpu(&other, 0));
+    assert_clean(&other);
+}
+
+/// Sections are counted in a byte beside the epoch: were there more, the sections would protect nothing.
+#[test]
+fn areas_that_are_told_of_inside_each_other_stay_alive_or_panic() {
+    fn nested(cpus: &[TestCpu<'_>; 2], space: &TestSpace, depth: u32) {
+        space.each_area(&cpus[0], VirtRange::USER, |area| {
+            if depth == 256 {
+                // If there were no section any more, nobody would wait for one.
+                space.munmap(&cpus[1], AT, P).unwrap();
+                cpus[1].settle_retired();
+                return false;
+            }
+            nested(cpus, space, depth + 1);
+            assert_eq!(area.range.start, AT, "a VMA that is told of is gone");
+            false
+        });
+    }
+    let vm = guest::vm(2, FRAMES);
+    {
+        let cpus = [cpu(&vm, 0), cpu(&vm, 1)];
+        let cpu = &cpus[0];
+        let space = Space::new(cpu).unwrap();
+        space.mmap(cpu, AT, P, RW, FIXED).unwrap();
+        let said = says("each_area", || nested(&cpus, &space, 1));
+        assert!(said.contains("nest at most 255 deep"), "{said}");
+        // All of them are closed again.
+        space.munmap(cpu, AT, P).unwrap();
+        cpu.settle_retired();
+        space.exit(cpu);
+    }
+    assert_clean(&vm);
+}
+
+/// A CPU that waited for a grace period inside one of its own sections would wait for ever.
+#[test]
+fn who_is_told_of_areas_cannot_wait_for_their_end() {
+    let vm = guest::vm(1, FRAMES);
+    {
+        let cpu = cpu(&vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        space.mmap(&cpu, AT, P, RW, FIXED).unwrap();
+        space.mmap(&cpu, AT + 8 * P, P, RW, FIXED).unwrap();
+        space.munmap(&cpu, AT, P).unwrap();
+        let said = says("settle_retired", || space.areas(&cpu, |_| cpu.settle_retired()));
+        assert!(said.contains("grace"), "{said}");
+        space.exit(&cpu);
+    }
+    assert_clean(&vm);
+}
+
+/// A closure that panics leaves no section open and keeps no reference.
+#[test]
+fn a_closure_that_panics_leaves_nothing_behind() {
+    let vm = guest::vm(1, FRAMES);
+    {
+        let cpu = cpu(&vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        let object = Object::try_new(&cpu, 2, 0).unwrap();
+        space.mmap(&cpu, AT, P, RW, FIXED).unwrap();
+        store(&cpu, &space, AT, 1).unwrap();
+        object.write_page(&cpu, 0, |_| ()).unwrap();
+        let planted = "planted";
+        let all: [(&str, &dyn Fn()); 7] = [
+            ("areas", &|| space.areas(&cpu, |_| panic!("{planted}"))),
+            ("each_area", &|| space.each_area(&cpu, VirtRange::USER, |_| panic!("{planted}"))),
+            ("mincore", &|| space.mincore(&cpu, AT, P, |_| panic!("{planted}")).unwrap()),
+            ("read_page", &|| object.read_page(&cpu, 0, |_| panic!("{planted}"))),
+            ("write_page", &|| object.write_page(&cpu, 0, |_| panic!("{planted}")).unwrap()),
+            ("write_page, a new one", &|| {
+                object.write_page(&cpu, 1, |_| panic!("{planted}")).unwrap();
+            }),
+            ("for_thread", &|| cpu.for_thread(&ThreadStreams::new(), || panic!("{planted}"))),
+        ];
+        for (name, closure) in all {
+            assert_eq!(says(name, closure), planted, "{name}");
+        }
+        assert!(cpu.thread().is_none());
+        // Sections that were left open would be waited for.
+        space.munmap(&cpu, AT, P).unwrap();
+        cpu.drain();
+        audit_with(&cpu, &[&space], &[&object]).unwrap();
+        space.exit(&cpu);
+        Object::release(object, &cpu);
+    }
+    assert_clean(&vm);
+}
+
+/// The upper half of a root table is the kernel's, and leads to tables in frames that the machine need not know.
+#[test]
+fn nothing_is_looked_up_in_the_kernels_half() {
+    let vm = guest::vm(1, FRAMES);
+    {
+        let cpu = cpu(&vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        // SAFETY: the root of a live space; its upper half is the test's, the kernel.
+        let slots = unsafe { node::entries(vm.machine(), space.root()) };
+        let kernel = crate::table::Entry::table(crate::FrameNumber(0x00de_adbe));
+        for slot in &slots[256..] {
+            slot.store(kernel.0, crate::sync::atomic::Ordering::Relaxed);
+        }
+        let heads = [USER_END, 1 << 47, 0xffff_8000_0000_0000, u64::MAX];
+        for addr in heads {
+            assert_eq!(space.page_at(&cpu, addr), None, "{addr:#x}");
+            assert!(space.fault(&cpu, addr, Access::Read).is_err(), "{addr:#x}");
+            assert_eq!(space.shared_place(&cpu, addr), None, "{addr:#x}");
+            assert_eq!(settled_entry(&cpu, &space, addr), None, "{addr:#x}");
+            assert!(space.mincore(&cpu, addr & !(P - 1), P, drop).is_err(), "{addr:#x}");
+        }
+        let indices: Vec<_> = (256..512).map(|at| node::index(at << 39, ROOT)).collect();
+        assert!(
+            indices.iter().all(|at| *at >= 256),
+            "what the test stored is what a walk would meet"
+        );
+        space.exit(&cpu);
+    }
+    assert_clean(&vm);
+}

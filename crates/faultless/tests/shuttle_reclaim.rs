@@ -1,0 +1,221 @@
+//! Reclaim of lazily freed pages, by a CPU that has run out of frames: against stores, calls, and the end of
+//! the space that has them.
+#![cfg(shuttle)]
+
+#[macro_use]
+mod scenario;
+
+use faultless::{Advice, Prot};
+use scenario::{AT, Guest, RW, Space, World, page};
+use std::sync::Mutex;
+
+/// Pages that are lazily freed.
+const LAZY: u64 = 4;
+/// Pages that nobody has touched, from this one on.
+const UNTOUCHED: u64 = 8;
+
+/// A world, and a space in which pages are lazily freed.
+fn freed_lazily() -> (World, Space) {
+    let (world, space) = World::with_pages(LAZY);
+    world.within(&space, |guest| {
+        guest.map(page(UNTOUCHED), 6, RW);
+        guest.advise(AT, LAZY, Advice::Free);
+    });
+    (world, space)
+}
+
+/// Needs `pages` frames, which are there or have to be reclaimed.
+fn wants_frames(guest: &Guest<'_>, from: u64, pages: u64) {
+    for at in from..from + pages {
+        // Another CPU may have what was reclaimed.
+        if guest.store(page(at), 100 + at).is_ok() {
+            guest.load(page(at)).unwrap();
+        }
+    }
+}
+
+/// What is stored to a lazily freed page is kept, whenever its reclaim begins.
+fn stores_against_reclaim() {
+    let (world, space) = freed_lazily();
+    world.leave_frames(1);
+    world.run(&[
+        (&space, &|guest| {
+            let _ = guest.load(page(0));
+            let _ = guest.store(page(0), 10);
+            let _ = guest.load(page(0));
+            let _ = guest.load(page(1));
+            let _ = guest.store(page(2) + 8, 11);
+            let _ = guest.load(page(2));
+        }),
+        (&space, &|guest| {
+            let _ = guest.store(page(1), 20);
+            let _ = guest.load(page(0));
+            let _ = guest.store(page(0) + 8, 21);
+            let _ = guest.load(page(1));
+            let _ = guest.load(page(2) + 8);
+        }),
+        (&space, &|guest| wants_frames(guest, UNTOUCHED, 3)),
+    ]);
+    world.finish(vec![space]);
+}
+
+/// The same of another space, where nobody is short of anything.
+fn stores_against_reclaim_by_another_space() {
+    let (world, space) = freed_lazily();
+    let other = world.space(|guest| {
+        guest.map(page(UNTOUCHED), 6, RW);
+        guest.store(page(UNTOUCHED), 1).unwrap();
+    });
+    world.leave_frames(1);
+    world.run(&[
+        (&space, &|guest| {
+            for round in 1..=2 {
+                let _ = guest.load(page(0));
+                let _ = guest.store(page(0), 10 * round);
+                let _ = guest.load(page(1));
+            }
+        }),
+        (&space, &|guest| {
+            let _ = guest.load(page(1));
+            let _ = guest.store(page(1), 20);
+            let _ = guest.load(page(0));
+            let _ = guest.load(page(1));
+        }),
+        (&other, &|guest| wants_frames(guest, UNTOUCHED + 1, 3)),
+    ]);
+    world.finish(vec![space, other]);
+}
+
+/// Advice, calls that move and take away, and a fork, while pages are reclaimed.
+fn calls_against_reclaim() {
+    let (world, space) = freed_lazily();
+    world.leave_frames(2);
+    let child = Mutex::new(None);
+    world.run(&[
+        (&space, &|guest| {
+            guest.protect(page(1), 1, Prot::READ);
+            let _ = guest.store(page(0), 10);
+            guest.advise(page(0), 2, Advice::Free);
+            let _ = guest.load(page(0));
+            guest.unmap(page(0), 1);
+            let _ = guest.load(page(1));
+        }),
+        (&space, &|guest| {
+            *child.lock().unwrap() = guest.try_fork(|_| false);
+            let _ = guest.store(page(2), 20);
+            let _ = guest.load(page(2));
+            guest.empty(page(3), 1);
+        }),
+        (&space, &|guest| wants_frames(guest, UNTOUCHED, 4)),
+    ]);
+    let child = child.into_inner().unwrap();
+    world.finish([Some(space), child].into_iter().flatten().collect());
+}
+
+/// Pages are lazily freed under who stores to them, and are reclaimed: what is stored after that is kept.
+fn stores_against_advice_and_reclaim() {
+    let (world, space) = World::with_pages(2);
+    world.within(&space, |guest| guest.map(page(UNTOUCHED), 6, RW));
+    world.leave_frames(1);
+    world.run(&[
+        (&space, &|guest| {
+            for round in 1..=4 {
+                let _ = guest.store(page(0), 10 * round);
+                let _ = guest.load(page(0));
+            }
+        }),
+        (&space, &|guest| {
+            let _ = guest.store(page(1), 20);
+            guest.advise(AT, 2, Advice::Free);
+            let _ = guest.store(page(1), 21);
+            let _ = guest.load(page(1));
+        }),
+        (&space, &|guest| wants_frames(guest, UNTOUCHED, 3)),
+    ]);
+    world.finish(vec![space]);
+}
+
+/// A space ends while another CPU looks for pages in it. Its frames are soon others', who store there what
+/// looks like an entry of a lazily freed page.
+fn the_end_of_a_space_against_reclaim() {
+    let (world, lazy) = freed_lazily();
+    let home = world.space(|guest| {
+        guest.map(page(UNTOUCHED), 8, RW);
+        guest.store(page(UNTOUCHED + 7), 1).unwrap();
+    });
+    let lazy = Mutex::new(Some(lazy));
+    let stored = world.quietly(|cpu| home.page_at(cpu, page(UNTOUCHED + 7)).unwrap());
+    let entry = u64::from(stored.frame.0) << 12 | 0x25;
+    // That page, too, looks like a table of such entries.
+    world.within(&home, |guest| {
+        [0, 8].into_iter().for_each(|word| guest.store(page(UNTOUCHED + 7) + word, entry).unwrap());
+    });
+    world.leave_frames(0);
+    let wants_frames = |guest: &Guest<'_>, from: u64, pages: u64| {
+        for at in (from..from + pages).map(page) {
+            if guest.store(at, entry).is_ok() && guest.store(at + 8, entry).is_ok() {
+                assert_eq!(guest.load(at), Ok(entry));
+            }
+        }
+    };
+    world.run(&[
+        (&home, &|guest| {
+            let lazy = lazy.lock().unwrap().take().unwrap();
+            lazy.exit(guest.cpu);
+            wants_frames(guest, UNTOUCHED, 3);
+            guest.load(page(UNTOUCHED + 7)).unwrap();
+        }),
+        (&home, &|guest| wants_frames(guest, UNTOUCHED + 3, 2)),
+    ]);
+    world.finish(vec![home]);
+}
+
+/// One CPU unlinks tables and idles; another finds their frames.
+fn frames_that_an_idle_cpu_retired() {
+    let world = World::new(2);
+    let far = AT + (1 << 30);
+    let space = world.space(|guest| {
+        for table in [far, far + (512 << 12)] {
+            guest.map(table, 2, RW);
+            guest.store(table, 1).unwrap();
+        }
+        guest.map(page(UNTOUCHED), 4, RW);
+        guest.store(page(UNTOUCHED), 1).unwrap();
+    });
+    world.leave_frames(0);
+    world.run(&[
+        (&space, &|guest| {
+            guest.unmap(far, 2);
+            guest.unmap(far + (512 << 12), 2);
+        }),
+        (&space, &|guest| {
+            let _ = guest.load(far);
+            wants_frames(guest, UNTOUCHED + 1, 3);
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
+mod tests {
+    holds!(
+        stores_against_reclaim,
+        stores_against_reclaim_by_another_space,
+        stores_against_advice_and_reclaim,
+        calls_against_reclaim,
+        the_end_of_a_space_against_reclaim,
+        frames_that_an_idle_cpu_retired,
+    );
+}
+
+mod needs {
+    use crate::scenario;
+    use faultless::sync::mutant::Mutant;
+
+    needs!(
+        looking_at_the_dirty_bit: ReclaimLooksAtDirty in [stores_against_reclaim],
+        flushing_before_reuse: ReclaimFlush in [stores_against_reclaim],
+        flushing_another_space: ReclaimFlush in [stores_against_reclaim_by_another_space],
+        flushing_what_is_freed_lazily: FreeFlush in [stores_against_advice_and_reclaim],
+        waiting_for_reclaim: ExitAwaitsReclaim in [the_end_of_a_space_against_reclaim],
+    );
+}

@@ -1,0 +1,93 @@
+//! Whether a program can be run, found out before perf is asked to: perf says nothing of it that can be
+//! told from the program's own output.
+
+use std::ffi::{CString, OsStr};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// The longest first line of a script that the kernel reads.
+const FIRST_LINE: u64 = 256;
+
+/// The file that running `name` executes: itself where it has a slash, else the first in PATH.
+///
+/// # Errors
+/// What `execve` would say: it is not there, a directory or not executable; or a script's interpreter is.
+pub fn find(name: &OsStr) -> io::Result<PathBuf> {
+    if name.as_bytes().contains(&b'/') {
+        let path = PathBuf::from(name);
+        return executable(&path).map(|()| path);
+    }
+    let mut found = io::Error::from_raw_os_error(libc::ENOENT);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    for file in std::env::split_paths(&path).map(|dir| dir.join(name)) {
+        match executable(&file) {
+            Ok(()) if !name.is_empty() => return Ok(file),
+            // One further on may do; if none does, this says more than that none is there.
+            Err(error) if error.raw_os_error() == Some(libc::EACCES) => found = error,
+            _ => {}
+        }
+    }
+    Err(found)
+}
+
+fn executable(path: &Path) -> io::Result<()> {
+    permitted(path)?;
+    let mut line = Vec::new();
+    // One that may be executed and not read is no script.
+    if let Ok(file) = File::open(path) {
+        file.take(FIRST_LINE).read_to_end(&mut line)?;
+    }
+    let Some(rest) = line.strip_prefix(b"#!") else { return Ok(()) };
+    let rest = rest.split(|byte| *byte == b'\n').next().unwrap_or(rest).trim_ascii_start();
+    let interpreter = rest.split(|byte| b" \t".contains(byte)).next().unwrap_or(rest);
+    let interpreter = Path::new(OsStr::from_bytes(interpreter));
+    permitted(interpreter).map_err(|error| {
+        let why = format!("its interpreter {}: {error}", interpreter.display());
+        io::Error::new(error.kind(), why)
+    })
+}
+
+/// Whether the file at `path` may be executed, as far as its permissions go.
+fn permitted(path: &Path) -> io::Result<()> {
+    if fs::metadata(path)?.is_dir() {
+        return Err(io::Error::from_raw_os_error(libc::EISDIR));
+    }
+    let name = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: `name` is a string that ends with a zero, and lives until the call returns.
+    match unsafe { libc::faccessat(libc::AT_FDCWD, name.as_ptr(), libc::X_OK, libc::AT_EACCESS) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn what_cannot_be_run_is_said_as_the_kernel_says_it() {
+        let dir = std::env::temp_dir().join(format!("faultless-run-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let file = |name: &str, text: &str, mode| {
+            let path = dir.join(name);
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            path
+        };
+        let told = |path: &Path| find(path.as_os_str()).map_err(|error| error.raw_os_error());
+        assert_eq!(told(&dir), Err(Some(libc::EISDIR)));
+        assert_eq!(told(&dir.join("none")), Err(Some(libc::ENOENT)));
+        assert_eq!(told(&file("plain", "#!/bin/sh\n", 0o644)), Err(Some(libc::EACCES)));
+        let good = file("good", "#! /bin/sh -e\nexit 0\n", 0o755);
+        assert_eq!(told(&good), Ok(good.clone()));
+        let lost = file("lost", "#!/no/such/interpreter\n", 0o755);
+        let error = find(lost.as_os_str()).unwrap_err().to_string();
+        assert!(error.contains("interpreter /no/such/interpreter: No such file"), "{error}");
+        assert_eq!(told(Path::new("")), Err(Some(libc::ENOENT)));
+        assert!(find("sh".as_ref()).unwrap().ends_with("sh"));
+        fs::remove_dir_all(dir).unwrap();
+    }
+}

@@ -1,0 +1,140 @@
+//! Signals that are sent to the recorder are meant for the program that it records.
+//!
+//! They are blocked while they are [held](Signals), and a thread waits for them. What a process sent goes on to
+//! the program. What the keyboard sent (SIGINT) the kernel has sent to perf and to the program too, as they are of
+//! the same process group.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::{fs, thread};
+
+const HELD: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+/// How often the waiting thread looks whether it is still wanted, in nanoseconds.
+const LOOK: libc::c_long = 20_000_000;
+
+/// While this lives, SIGINT, SIGTERM and SIGHUP are blocked on this thread and on those that it starts.
+/// Afterwards they take effect.
+pub struct Signals(libc::sigset_t);
+
+impl std::fmt::Debug for Signals {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Signals").finish_non_exhaustive()
+    }
+}
+
+impl Signals {
+    /// Blocks them.
+    pub fn hold() -> Self {
+        let mut before = MaybeUninit::uninit();
+        // SAFETY: both sets are valid to read and to write; the call fails only for a wrong first argument.
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &held(), before.as_mut_ptr()) };
+        // SAFETY: the call above has written it.
+        Self(unsafe { before.assume_init() })
+    }
+
+    /// Unblocks them on the calling thread, however often they are held: for a child, between fork and exec. It is
+    /// async-signal-safe.
+    pub(super) fn let_through() {
+        // SAFETY: the set is valid to read.
+        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &held(), ptr::null_mut()) };
+    }
+
+    /// Sends what is sent to this process on to the children of the process `perf`, until the guard is dropped.
+    pub(super) fn forward(&self, perf: u32) -> Forwarder {
+        let done = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&done);
+        let thread = thread::spawn(move || {
+            while !over.load(Ordering::Acquire) {
+                // What comes from the keyboard is there already.
+                if let Some((signal, true)) = next() {
+                    send(signal, perf);
+                }
+            }
+        });
+        Forwarder { done, thread: Some(thread) }
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        // SAFETY: the mask is valid to read.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, ptr::null_mut()) };
+    }
+}
+
+/// While it lives, signals are sent on.
+pub(super) struct Forwarder {
+    done: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Forwarder {
+    fn drop(&mut self) {
+        self.done.store(true, Ordering::Release);
+        // It only ends by returning.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn held() -> libc::sigset_t {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: the set is valid to write; the signals are valid numbers.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for signal in HELD {
+            libc::sigaddset(set.as_mut_ptr(), signal);
+        }
+        set.assume_init()
+    }
+}
+
+/// The next signal, if one comes soon, and whether a process sent it.
+fn next() -> Option<(libc::c_int, bool)> {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: LOOK };
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    // SAFETY: set and time are valid to read, the information to write.
+    let signal = unsafe { libc::sigtimedwait(&held(), info.as_mut_ptr(), &time) };
+    // SAFETY: all zeros are valid, and so is what the call wrote.
+    let info = unsafe { info.assume_init() };
+    // Codes above zero are the kernel's own.
+    (signal > 0).then_some((signal, info.si_code <= 0))
+}
+
+/// Sends `signal` to the program: the child of `perf`, or perf itself where it has none yet.
+fn send(signal: libc::c_int, perf: u32) {
+    let program = children(perf).unwrap_or_default();
+    let to = if program.is_empty() { vec![perf] } else { program };
+    for pid in to {
+        // SAFETY: it touches no memory. To a process that is gone by now nothing is sent.
+        unsafe { libc::kill(pid.cast_signed(), signal) };
+    }
+}
+
+/// Waits until the child `pid` has ended. Its number stays its own until it is waited for.
+pub(super) fn await_end(pid: u32) {
+    loop {
+        let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+        let options = libc::WEXITED | libc::WNOWAIT;
+        // SAFETY: the information is valid to write.
+        let done = unsafe { libc::waitid(libc::P_PID, pid, info.as_mut_ptr(), options) };
+        if done == 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            return;
+        }
+    }
+}
+
+/// The processes whose parent is `parent`.
+fn children(parent: u32) -> io::Result<Vec<u32>> {
+    let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+    let is_child = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // The name before may hold anything.
+        let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
+        after.split_whitespace().nth(1).and_then(|pid| pid.parse().ok()) == Some(parent)
+    };
+    Ok(fs::read_dir("/proc")?.filter_map(number).filter(is_child).collect())
+}
