@@ -5,16 +5,23 @@
 //! is filled with a batch from the common stock, one that grows long gives a batch back to it. The stock
 //! grows by *slabs*, cut up into blocks. Larger allocations are runs of pages, as slabs are.
 //!
-//! *Never empty-handed.* Much of the kernel allocates without expecting to fail. So system calls that make
-//! things ask [`low`] first, and are refused while less than an eighth of the heap is left; what is
-//! under way then has that eighth. When the heap looks low, slabs whose blocks have all come back to
-//! the stock are made pages again first.
+//! *It may be empty at any time.* Nothing in the kernel allocates without expecting to fail: its collections
+//! ([`collections`](faultless_bare::collections)) give a result wherever they grow, and take the place of the standard
+//! ones. What must not fail is charged in advance: a thread brings what it needs to wait, to be queued and to be woken
+//! at a deadline; an entry of a table is reserved before anything is changed. To release something, or to end, needs no
+//! memory. That nothing else slipped in, from a dependency or so, is tested on the linked kernel: no code that a program
+//! can have it run leads to the standard library's abort.
+//!
+//! *What is left for others.* System calls that make things ask [`low`] first, and are refused while less than an
+//! eighth of the heap is left: so one program cannot take what others need to go on, to look, and to end it. When the
+//! heap looks low, slabs whose blocks have all come back to the stock are made pages again first.
+//!
+//! *Tests* have an allocation of a thread fail, by its number: [`FailNth`].
 //!
 //! The lock around the stock is a leaf: its holder waits for nobody.
 
 use crate::percpu;
 use crate::syscall::Errno;
-use alloc::vec::Vec;
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
@@ -22,6 +29,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use faultless::sync::spin::{SpinGuard, SpinLock};
 use faultless::sync::wait::Spin;
 use faultless::{PAGE_SHIFT, PAGE_SIZE};
+pub use faultless_bare::collections::{Arc, Chain, Link, Linked, Map, Slot, String, Vec, Weak};
 use faultless_bare::pages::{self, Pages};
 
 /// log2 of the smallest block.
@@ -73,6 +81,28 @@ struct Block {
 /// One CPU's free blocks.
 pub struct Local {
     lists: [List; CLASSES],
+    /// Which allocation of the running thread is to fail: see [`FailNth`]. 0: none.
+    fail_nth: Cell<u64>,
+}
+
+/// Which of the allocations to come of a thread is to fail, for tests: Linux's `fail-nth`. 0: none, 1: the next. With
+/// [`ALL`](Self::ALL), all that come after it fail too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FailNth(pub u64);
+
+impl FailNth {
+    /// The mark of one from which on all fail.
+    pub const ALL: u64 = 1 << 63;
+
+    /// That of the running thread.
+    pub fn get() -> Self {
+        Self(percpu::this().heap.fail_nth.get())
+    }
+
+    /// Sets that of the thread that runs, or is about to, and returns what was.
+    pub fn set(self) -> Self {
+        Self(percpu::this().heap.fail_nth.replace(self.0))
+    }
 }
 
 struct List {
@@ -90,7 +120,25 @@ impl Local {
             lists[class].room = Cell::new(2 * batch(class));
             class += 1;
         }
-        Self { lists }
+        Self { lists, fail_nth: Cell::new(0) }
+    }
+
+    /// Counts an allocation, and says whether it is the one that is to fail.
+    #[cold]
+    #[inline(never)]
+    fn fails(&self) -> bool {
+        let FailNth(nth) = FailNth::get();
+        let (all, left) = (nth & FailNth::ALL, nth & !FailNth::ALL);
+        self.fail_nth.set(all | left.saturating_sub(1));
+        left <= 1
+    }
+
+    /// Bytes of the free blocks in its lists.
+    fn free_bytes(&self) -> usize {
+        let free = |(class, list): (usize, &List)| {
+            (2 * batch(class) - list.room.get()) as usize * block_bytes(class)
+        };
+        self.lists.iter().enumerate().map(free).sum()
     }
 }
 
@@ -244,7 +292,11 @@ unsafe impl GlobalAlloc for Heap {
             return take_run(layout);
         }
         let class = class_of(bytes);
-        let list = &percpu::this().heap.lists[class];
+        let local = &percpu::this().heap;
+        if local.fail_nth.get() != 0 && local.fails() {
+            return ptr::null_mut();
+        }
+        let list = &local.lists[class];
         let block = list.head.get();
         if block.is_null() {
             return refill(class);
@@ -301,9 +353,12 @@ unsafe impl GlobalAlloc for Heap {
 #[cold]
 #[inline(never)]
 fn take_run(layout: Layout) -> *mut u8 {
+    let local = &percpu::this().heap;
+    if local.fail_nth.get() != 0 && local.fails() {
+        return ptr::null_mut();
+    }
     let align = (layout.align() / PAGE).max(1);
-    // What is left when the heap is low is for blocks: who makes a list of a program's length is told that
-    // there is no room, and who allocates without expecting to fail finds some.
+    // What is left when the heap is low is for blocks: one long list is not worth many short ones.
     let spare = LOW.load(Ordering::Relaxed) / 2;
     let found = common().take_pages(layout.size().div_ceil(PAGE), align, spare);
     found.map_or(ptr::null_mut(), NonNull::as_ptr)
@@ -416,11 +471,18 @@ fn low_indeed() -> bool {
 /// # Errors
 /// `ENOMEM`: the heap is [`tight`], or has no room for the longer list.
 pub fn try_push<T>(list: &mut Vec<T>, value: T) -> Result<(), Errno> {
-    if tight() || list.try_reserve(1).is_err() {
+    if tight() {
         return Err(Errno::ENOMEM);
     }
-    list.push(value);
-    Ok(())
+    Ok(list.try_push(value)?)
+}
+
+/// Bytes that are allocated, as far as this CPU can tell: what other CPUs have in their lists counts as allocated.
+pub fn allocated() -> u64 {
+    let common = common();
+    let pages = TOTAL.load(Ordering::Relaxed) - common.pages.as_ref().map_or(0, Pages::free);
+    let stocked: usize = (0..CLASSES).map(|class| common.stocked[class] * block_bytes(class)).sum();
+    (pages * PAGE - stocked - percpu::this().heap.free_bytes()) as u64
 }
 
 /// Bytes of the heap: all, and those on no block and no run.

@@ -1,6 +1,15 @@
 //! The parts of the bare machine's kernel that can be thought through, and tested, without the machine.
 //! The kernel itself is the binary of this package.
 #![no_std]
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_types,
+        clippy::disallowed_methods,
+        clippy::disallowed_macros,
+        reason = "tests run where there is memory"
+    )
+)]
 
 extern crate alloc;
 
@@ -9,6 +18,8 @@ extern crate std;
 
 #[path = "arch/calendar.rs"]
 pub mod calendar;
+#[path = "heap/collections/mod.rs"]
+pub mod collections;
 #[path = "task/elf.rs"]
 pub mod elf;
 #[path = "heap/pages.rs"]

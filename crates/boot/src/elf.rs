@@ -136,7 +136,7 @@ pub fn plan(data: &[u8]) -> Option<Plan> {
     let header = faultless_bare::elf::Header::parse(data)?;
     let table = header.table()?;
     let table = data.get(usize::try_from(table.start).ok()?..usize::try_from(table.end).ok()?)?;
-    header.plan(table, data.len() as u64)
+    header.plan(table, data.len() as u64).ok()?
 }
 
 /// The header of an x86-64 program.

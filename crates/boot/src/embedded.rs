@@ -33,3 +33,103 @@ pub fn guest(name: &str) -> Result<Guest, BootError> {
         why: "no source has that name",
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use object::read::elf::ElfFile64;
+    use object::{Object, ObjectSection, ObjectSymbol, SymbolKind};
+    use std::collections::BTreeSet;
+
+    /// What ends the kernel when an allocation fails that was not expected to.
+    const ABORTS: [&str; 4] = [
+        "18handle_alloc_error",
+        "rust_alloc_error_handler",
+        "12handle_error",
+        "17capacity_overflow",
+    ];
+    /// What may get there: the audit, which runs when no program is left, and what makes the subsystem, before there is
+    /// one (and reserves first).
+    const MAY: [&str; 4] = [
+        "9faultless5audit",
+        "4task4boot5check",
+        "9faultless2vm11Vm$LT$M$GT$3new",
+        "9faultless4sync6percpu15PerCpu",
+    ];
+
+    /// Functions, as places and names, upwards.
+    fn functions(file: &ElfFile64<'_>) -> Vec<(u64, u64, String)> {
+        let mut all: Vec<_> = file
+            .symbols()
+            .filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.size() != 0)
+            .map(|symbol| {
+                let name = symbol.name().unwrap_or_default().to_owned();
+                (symbol.address(), symbol.address() + symbol.size(), name)
+            })
+            .collect();
+        all.sort();
+        all
+    }
+
+    /// The starts of the functions that call or jump to one of `targets`. Bytes that look like it count too.
+    fn callers(
+        text: &[u8],
+        base: u64,
+        functions: &[(u64, u64, String)],
+        targets: &BTreeSet<u64>,
+    ) -> BTreeSet<usize> {
+        let mut found = BTreeSet::new();
+        for (at, bytes) in text.windows(6).enumerate() {
+            let offset = match bytes {
+                [0xe8 | 0xe9, ..] => 1,
+                [0x0f, 0x80..=0x8f, ..] => 2,
+                _ => continue,
+            };
+            let Some(relative) = text.get(at + offset..at + offset + 4) else { continue };
+            let relative = i32::from_le_bytes(relative.try_into().expect("four bytes"));
+            let from = base + at as u64;
+            let to = (from + offset as u64 + 4).wrapping_add_signed(relative.into());
+            let here = functions.partition_point(|function| function.0 <= from);
+            if targets.contains(&to)
+                && let Some(here) = here.checked_sub(1)
+                && from < functions[here].1
+            {
+                found.insert(here);
+            }
+        }
+        found
+    }
+
+    /// No code that a program can have the kernel run ends it for want of memory: not in the kernel, nor in what it is
+    /// built of.
+    #[test]
+    fn no_allocation_of_the_kernel_ends_it() {
+        let Ok(image) = kernel() else { return };
+        let file = ElfFile64::<object::Endianness>::parse(image).expect("an ELF file");
+        let section = file.section_by_name(".text").expect("code");
+        let (text, base) = (section.data().expect("its bytes"), section.address());
+        let functions = functions(&file);
+        let named = |place: usize| functions[place].2.as_str();
+        let is = |name: &str, parts: &[&str]| parts.iter().any(|part| name.contains(part));
+        let aborting = functions.iter().filter(|function| is(&function.2, &ABORTS));
+        let mut targets: BTreeSet<u64> = aborting.map(|function| function.0).collect();
+        assert!(!targets.is_empty(), "the audit's are there: are the names still right?");
+        loop {
+            let callers = callers(text, base, &functions, &targets);
+            let wrong: Vec<&str> = callers
+                .iter()
+                .map(|&place| named(place))
+                .filter(|name| name.contains("faultless") && !name.contains("5alloc11collections"))
+                .filter(|name| !is(name, &MAY))
+                .collect();
+            assert!(wrong.is_empty(), "these abort when the heap is exhausted: {wrong:#?}");
+            // The standard library's own may, if nobody calls them.
+            let before = targets.len();
+            let between = callers.iter().filter(|&&place| !is(named(place), &MAY));
+            targets.extend(between.map(|&place| functions[place].0));
+            if targets.len() == before {
+                return;
+            }
+        }
+    }
+}

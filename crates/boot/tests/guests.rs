@@ -55,7 +55,7 @@ fn clocks() {
 
 #[test]
 fn limits() {
-    both("limits", &[], 4);
+    both("limits", &["epoll_chains", "deep_paths", "many_entries", "shortened_in_fork"], 4);
 }
 
 #[test]
@@ -116,8 +116,25 @@ fn shootdowns() {
 #[test]
 fn out_of_memory() {
     for machine in [deterministic(), parallel()] {
-        passes(&Machine { memory: 256 << 20, ..machine }, "oom", &[], 12);
+        passes(&Machine { memory: 256 << 20, ..machine }, "oom", &[], 13);
     }
+}
+
+/// Each allocation of the kernel is refused once. On one CPU: what others keep of the heap would look like a leak.
+#[test]
+fn memory_refused_at_every_step() {
+    let words = vec!["fail-nth".to_owned()];
+    let ran = passes(&Machine { words, ..deterministic() }, "refused", &[], 15);
+    let refused = ran.output.lines().filter_map(|line| line.strip_prefix("# refused ")).count();
+    assert!(refused >= 13, "memory is refused in {refused} checks; {ran}");
+}
+
+/// As many threads at once as Linux has in so much memory. (On one CPU: they all unmap their stacks at once.)
+#[test]
+fn three_thousand_threads() {
+    let machine = Machine { memory: 1 << 30, ..deterministic() };
+    let ran = passes(&machine, "limits", &["many_threads"], 1);
+    assert!(ran.output.contains("# 3000 threads"), "{ran}");
 }
 
 /// A minute of random system calls from every CPU, beside some seconds of them on one.

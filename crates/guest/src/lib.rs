@@ -36,5 +36,6 @@ pub mod mem;
 pub mod proc;
 pub mod procfs;
 pub mod random;
+pub mod refusal;
 pub mod signal;
 pub mod sys;

@@ -59,6 +59,11 @@ fn limits() {
 }
 
 #[test]
+fn refused() {
+    all_pass(env!("CARGO_BIN_EXE_refused"), &[], 15);
+}
+
+#[test]
 fn files() {
     all_pass(env!("CARGO_BIN_EXE_files"), &[], 10);
 }
@@ -105,7 +110,7 @@ fn registers() {
 
 #[test]
 fn oom() {
-    all_pass(env!("CARGO_BIN_EXE_oom"), &["limit=64"], 12);
+    all_pass(env!("CARGO_BIN_EXE_oom"), &["limit=64"], 13);
 }
 
 #[test]

@@ -22,8 +22,8 @@ use faultless::PAGE_SIZE;
 use faultless::sync::spin::SpinLock;
 use faultless::sync::wait::Spin;
 
-/// Bytes of a kernel stack. `fork` needs most: 20 KiB.
-pub const STACK_BYTES: usize = 32 << 10;
+/// Bytes of a kernel stack. `fork` needs most: less than 20 KiB.
+pub const STACK_BYTES: usize = 24 << 10;
 /// Bytes of the guard below it.
 const GUARD_BYTES: usize = PAGE_SIZE as usize;
 /// How many stacks are kept for the next threads.

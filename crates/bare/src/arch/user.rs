@@ -11,8 +11,8 @@
 //! Callers hold no lock that a page fault needs and are in no call of the subsystem.
 
 use super::entry::{clac, stac};
+use crate::heap::Vec;
 use crate::syscall::Errno;
-use alloc::vec::Vec;
 use core::arch::{asm, naked_asm};
 use core::mem::MaybeUninit;
 use core::ptr;
@@ -261,7 +261,7 @@ pub fn string(addr: u64, max: usize) -> Result<Vec<u8>, Errno> {
         // A page at a time: what follows the string need not be there.
         let piece = (PAGE_SIZE - at % PAGE_SIZE).min((max - bytes.len()) as u64) as usize;
         let at = check(at, piece)?;
-        bytes.try_reserve(piece).map_err(|_| Errno::ENOMEM)?;
+        bytes.try_reserve(piece)?;
         let free = bytes.spare_capacity_mut();
         // SAFETY: `piece` bytes were reserved.
         let copied = unsafe { copy_string(free.as_mut_ptr().cast(), at as *const u8, piece) };

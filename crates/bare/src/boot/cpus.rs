@@ -8,16 +8,17 @@
 use super::entry::{STACKS, TRAMPOLINE, trampoline};
 use crate::arch::context::{KernelStack, STACK_BYTES};
 use crate::arch::{self, apic, clock, report};
+use crate::heap::Vec;
 use crate::machine::direct;
 use crate::percpu::{self, MAX_CPUS, PerCpu};
 use acpi::madt::{Madt, MadtEntry};
 use acpi::{AcpiHandler, AcpiTables, PhysicalMapping};
 use alloc::boxed::Box;
-use alloc::vec::Vec;
 use core::hint::spin_loop;
 use core::mem;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
+use faultless::heap::try_box_with;
 use faultless::{CpuId, Vm};
 
 /// How long CPUs have to arrive.
@@ -36,6 +37,9 @@ static STATES: [AtomicU8; 256] = [const { AtomicU8::new(0) }; 256];
 static PERCPUS: [AtomicPtr<PerCpu>; 256] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 256];
 /// The subsystem, once everything is ready for the CPUs to run threads.
 static VM: AtomicPtr<Vm<crate::machine::Bare>> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Why nothing here is refused memory.
+const EMPTY: &str = "the heap is empty yet, and large enough for all CPUs";
 
 /// The interrupt controllers of the CPUs there are, as the ACPI tables at `rsdp` list them.
 fn listed(rsdp: u64) -> Option<Vec<u8>> {
@@ -59,7 +63,7 @@ fn listed(rsdp: u64) -> Option<Vec<u8>> {
         MadtEntry::LocalApic(local) if { local.flags } & 1 != 0 => Some(local.apic_id),
         _ => None,
     };
-    Some(madt.get().entries().filter_map(usable).collect())
+    Vec::try_from_iter(madt.get().entries().filter_map(usable)).ok()
 }
 
 /// Starts the other CPUs: those in the ACPI tables at `rsdp` (0: there are none), but `wanted` in all, if
@@ -69,14 +73,16 @@ pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
     percpu::remote(CpuId(0)).apic_id.store(own, Ordering::Relaxed);
     let listed = listed(rsdp);
     let others = match &listed {
-        Some(all) => all.clone(),
-        None => (0..wanted.unwrap_or(1).min(255) as u8).collect(),
+        Some(all) => all.try_clone(),
+        None => Vec::try_from_iter(0..wanted.unwrap_or(1).min(255) as u8),
     };
+    let mut others = others.expect(EMPTY);
     let most = wanted.unwrap_or(MAX_CPUS).min(MAX_CPUS);
     if wanted.is_some_and(|wanted| wanted > others.len().min(MAX_CPUS)) {
         report!("message {} CPUs are wanted, {} are there", wanted.unwrap_or(0), others.len());
     }
-    let others: Vec<u8> = others.into_iter().filter(|&id| id != own).take(most - 1).collect();
+    others.retain(|&id| id != own);
+    others.truncate(most - 1);
     if others.is_empty() {
         return 1;
     }
@@ -86,8 +92,8 @@ pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
     unsafe { direct(TRAMPOLINE).copy_from_nonoverlapping(code.as_ptr(), code.len()) };
     let mut cpus = 1;
     for &id in &others {
-        let here = Box::leak(Box::new(PerCpu::new(CpuId(0))));
-        let stack = KernelStack::try_new().expect("the heap is large enough for all CPUs");
+        let here = Box::leak(try_box_with(|| PerCpu::new(CpuId(0))).expect(EMPTY));
+        let stack = KernelStack::try_new().expect(EMPTY);
         here.idle_stack.set(stack.top() - STACK_BYTES as u64);
         PERCPUS[usize::from(id)].store(here, Ordering::Relaxed);
         STATES[usize::from(id)].store(WANTED, Ordering::Relaxed);

@@ -10,13 +10,13 @@ mod info;
 pub mod paging;
 
 use crate::arch::{self, apic, clock, console, descriptors, report};
-use crate::heap;
+use crate::heap::{self, Vec};
 use crate::machine::{Bare, direct, plant};
 use crate::percpu::{self, PerCpu};
 use alloc::boxed::Box;
-use alloc::vec::Vec;
 use core::arch::asm;
 use core::cell::UnsafeCell;
+use faultless::heap::try_box;
 use faultless::{CpuId, FrameNumber, MemoryRegion, PAGE_SHIFT, PAGE_SIZE, Vm};
 use faultless_bare::ranges::{self, Range};
 use info::Info;
@@ -119,7 +119,7 @@ pub extern "C" fn start(start_info: u32) -> ! {
     // SAFETY: made once; what is left of the memory is mapped, and nobody else's.
     let machine = unsafe { Bare::new(cpus, regions(&free)) };
     let vm = match Vm::new(machine) {
-        Ok(vm) => Box::leak(Box::new(vm)),
+        Ok(vm) => Box::leak(try_box(vm).expect("the heap is empty yet")),
         Err(errno) => console::panic(format_args!("no memory for the subsystem: {errno:?}")),
     };
     // SAFETY: once on this CPU, whose number is 0.
@@ -140,14 +140,14 @@ fn load_root() {
     unsafe { asm!("mov cr3, {}", in(reg) paging::root(), options(nostack, preserves_flags)) };
 }
 
-/// Takes the heap out of `free`: a sixteenth of memory, 8 to 256 MiB, and what the subsystem will keep of
+/// Takes the heap out of `free`: an eighth of memory, 8 to 512 MiB, and what the subsystem will keep of
 /// the frames.
 fn make_heap(free: &mut ranges::Ranges) {
     let all: u64 = free.iter().map(Range::len).sum();
     let first = free.iter().map(|range| range.start).min().unwrap_or(0);
     let last = free.iter().map(|range| range.end).max().unwrap_or(0);
     let meta = (last - first) / PAGE_SIZE * FRAME_META;
-    let len = ((all / 16).clamp(8 << 20, 256 << 20) + meta).next_multiple_of(HEAP_ALIGN);
+    let len = ((all / 8).clamp(8 << 20, 512 << 20) + meta).next_multiple_of(HEAP_ALIGN);
     let range = free
         .take(len, HEAP_ALIGN)
         .unwrap_or_else(|| console::panic(format_args!("{} MiB of memory are too few", all >> 20)));
@@ -163,7 +163,7 @@ fn regions(free: &ranges::Ranges) -> Vec<MemoryRegion> {
         first: FrameNumber::from_phys(range.start),
         frames: (range.len() >> PAGE_SHIFT) as u32,
     };
-    let mut regions: Vec<_> = free.iter().map(region).collect();
+    let mut regions = Vec::try_from_iter(free.iter().map(region)).expect("the heap is empty yet");
     regions.sort_unstable_by_key(|region| region.first);
     regions
 }

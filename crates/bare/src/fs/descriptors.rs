@@ -7,11 +7,10 @@ use super::file::{File, Kind};
 use super::inode::{Body, Inode};
 use super::lock;
 use super::walk::{Links, Start, walk};
+use crate::heap::{Arc, Vec};
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
 use crate::task::current;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::mem;
 use core::sync::atomic::{AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
@@ -53,8 +52,7 @@ impl Table {
             if crate::heap::tight() {
                 return Err(Errno::ENOMEM);
             }
-            self.slots.try_reserve(at + 1 - self.slots.len()).map_err(|_| Errno::ENOMEM)?;
-            self.slots.resize(at + 1, None);
+            self.slots.try_resize_with(at + 1, || None)?;
         }
         if self.full_below == at {
             self.full_below += 1;
@@ -71,10 +69,7 @@ impl Table {
     }
 
     fn copy(&self) -> Result<Self> {
-        let mut slots = Vec::new();
-        slots.try_reserve(self.slots.len()).map_err(|_| Errno::ENOMEM)?;
-        slots.extend_from_slice(&self.slots);
-        Ok(Self { slots, full_below: self.full_below })
+        Ok(Self { slots: self.slots.try_clone()?, full_below: self.full_below })
     }
 }
 
@@ -88,7 +83,8 @@ struct Context {
 /// What a process knows of files.
 #[derive(Debug)]
 pub struct ProcessFiles {
-    descriptors: Mutex<Arc<Descriptors>>,
+    /// None once the process has ended.
+    descriptors: Mutex<Option<Arc<Descriptors>>>,
     context: Mutex<Arc<Context>>,
 }
 
@@ -98,15 +94,15 @@ impl ProcessFiles {
     /// # Errors
     /// `ENOENT` and others of a path that leads nowhere; `ENOTDIR`.
     pub fn first(here: &[u8]) -> Result<Self> {
-        let open = |device: Device, flags| {
-            let inode = Inode::numbered(1, Body::Device(device), 0o600);
-            inode.call(b"dev/console", false);
-            let file = File::new(inode, Kind::Stream(device.open()), flags);
-            Some(Slot { file, close_on_exec: false })
+        let open = |device: Device, flags| -> Result<_> {
+            let inode = Inode::numbered(1, Body::Device(device), 0o600)?;
+            inode.call(Vec::try_from_slice(b"dev/console")?, false);
+            let file = File::try_new(inode, Kind::Stream(device.try_open()?), flags)?;
+            Ok(Some(Slot { file, close_on_exec: false }))
         };
-        let console = open(Device::Console, linux::O_RDWR);
-        let complaints = open(Device::Complaints, linux::O_RDWR);
-        let slots = Vec::from([console.clone(), console, complaints]);
+        let console = open(Device::Console, linux::O_RDWR)?;
+        let complaints = open(Device::Complaints, linux::O_RDWR)?;
+        let slots = Vec::try_from_iter([console.clone(), console, complaints])?;
         let table = Table { full_below: slots.len(), slots };
         let root = super::root().clone();
         let mut start = Start { here: root.clone(), root };
@@ -118,17 +114,21 @@ impl ProcessFiles {
         }
         let context = Context { start: Mutex::new(start), umask: AtomicU32::new(0o022) };
         Ok(Self {
-            descriptors: Mutex::new(Arc::new(Descriptors(Mutex::new(table)))),
-            context: Mutex::new(Arc::new(context)),
+            descriptors: Mutex::new(Some(Arc::try_new(Descriptors(Mutex::new(table)))?)),
+            context: Mutex::new(Arc::try_new(context)?),
         })
     }
 
     /// Those of a process that has no program: no descriptors, and the root.
-    pub fn none() -> Self {
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn none() -> Result<Self> {
         let root = super::root().clone();
         let start = Mutex::new(Start { here: root.clone(), root });
         let context = Context { start, umask: AtomicU32::new(0o022) };
-        Self { descriptors: Mutex::default(), context: Mutex::new(Arc::new(context)) }
+        let context = Mutex::new(Arc::try_new(context)?);
+        Ok(Self { descriptors: Mutex::default(), context })
     }
 
     /// Those of a child, which shares what is to be shared and gets copies of the rest.
@@ -139,10 +139,10 @@ impl ProcessFiles {
         if crate::heap::low() {
             return Err(Errno::ENOMEM);
         }
-        let (descriptors, context) = (self.descriptors(), self.context());
+        let (descriptors, context) = (self.descriptors()?, self.context());
         let descriptors = if share_descriptors { descriptors } else { descriptors.copy()? };
-        let context = if share_context { context } else { context.copy() };
-        Ok(Self { descriptors: Mutex::new(descriptors), context: Mutex::new(context) })
+        let context = if share_context { context } else { context.copy()? };
+        Ok(Self { descriptors: Mutex::new(Some(descriptors)), context: Mutex::new(context) })
     }
 
     /// Shares descriptors, or root and directory, with nobody any more.
@@ -152,30 +152,39 @@ impl ProcessFiles {
     pub fn unshare(&self, descriptors: bool, context: bool) -> Result<()> {
         let own = self.fork(!descriptors, !context)?;
         let old = (
-            mem::replace(&mut *self.descriptors.lock(), own.descriptors()),
+            self.descriptors.lock().replace(own.descriptors()?),
             mem::replace(&mut *self.context.lock(), own.context()),
         );
         drop(old);
         Ok(())
     }
 
-    /// What `execve` does: closes what is marked so, in a table of its own.
+    /// What `execve` does while it may still fail: sees to it that the process has a table of its own.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn prepare_exec(&self) -> Result<()> {
+        let is_shared =
+            self.descriptors.lock().as_ref().is_some_and(|it| Arc::strong_count(it) > 1);
+        if is_shared { self.unshare(true, false) } else { Ok(()) }
+    }
+
+    /// What `execve` does then: closes what is marked so.
     pub fn close_on_exec(&self) {
-        if Arc::strong_count(&*self.descriptors.lock()) > 1 && self.unshare(true, false).is_err() {
-            // It cannot be told any more: the old program is gone. What it shared stays open.
-            return;
+        if let Ok(descriptors) = self.descriptors() {
+            descriptors.close(0, usize::MAX, |slot| slot.close_on_exec);
         }
-        self.descriptors().close(0, usize::MAX, |slot| slot.close_on_exec);
     }
 
     /// What the end of a process does.
     pub fn close_all(&self) {
-        let old = mem::take(&mut *self.descriptors.lock());
+        let old = self.descriptors.lock().take();
         drop(old);
     }
 
-    fn descriptors(&self) -> Arc<Descriptors> {
-        self.descriptors.lock().clone()
+    /// The table; there is none of a process that has ended.
+    fn descriptors(&self) -> Result<Arc<Descriptors>> {
+        self.descriptors.lock().clone().ok_or(Errno::EBADF)
     }
 
     fn context(&self) -> Arc<Context> {
@@ -188,7 +197,7 @@ impl ProcessFiles {
     /// `EBADF`.
     pub fn get(&self, fd: i32) -> Result<Arc<File>> {
         let descriptors = self.descriptors.lock();
-        let table = descriptors.0.lock();
+        let table = descriptors.as_ref().ok_or(Errno::EBADF)?.0.lock();
         Ok(table.get(fd)?.file.clone())
     }
 
@@ -201,7 +210,7 @@ impl ProcessFiles {
         if least >= limit && least != 0 {
             return Err(Errno::EINVAL);
         }
-        let descriptors = self.descriptors();
+        let descriptors = self.descriptors()?;
         let mut table = descriptors.0.lock();
         let from = least.max(table.full_below);
         let at = (from..table.slots.len())
@@ -223,7 +232,7 @@ impl ProcessFiles {
     /// `EBADF`: beyond the limit. `ENOMEM`.
     pub fn set(&self, fd: i32, file: Arc<File>, close_on_exec: bool) -> Result {
         let at = usize::try_from(fd).ok().filter(|&at| at < limit()).ok_or(Errno::EBADF)?;
-        let descriptors = self.descriptors();
+        let descriptors = self.descriptors()?;
         let old = descriptors.0.lock().put(at, Slot { file, close_on_exec })?;
         if let Some(old) = old {
             descriptors.closed(old);
@@ -237,14 +246,14 @@ impl ProcessFiles {
     /// `EBADF`.
     pub fn close(&self, fd: i32) -> Result<()> {
         let at = usize::try_from(fd).map_err(|_| Errno::EBADF)?;
-        let descriptors = self.descriptors();
+        let descriptors = self.descriptors()?;
         let old = descriptors.0.lock().take(at);
         old.map(|old| descriptors.closed(old)).ok_or(Errno::EBADF)
     }
 
     /// Closes, or with `mark` marks to be closed by `execve`, all from `first` to `last`.
     pub fn close_range(&self, first: usize, last: usize, mark: bool) {
-        let descriptors = self.descriptors();
+        let Ok(descriptors) = self.descriptors() else { return };
         if !mark {
             return descriptors.close(first, last, |_| true);
         }
@@ -259,7 +268,7 @@ impl ProcessFiles {
     /// # Errors
     /// `EBADF`.
     pub fn closes_on_exec(&self, fd: i32) -> Result<bool> {
-        Ok(self.descriptors().0.lock().get(fd)?.close_on_exec)
+        Ok(self.descriptors()?.0.lock().get(fd)?.close_on_exec)
     }
 
     /// Sets whether `execve` closes `fd`.
@@ -267,7 +276,7 @@ impl ProcessFiles {
     /// # Errors
     /// `EBADF`.
     pub fn set_close_on_exec(&self, fd: i32, close_on_exec: bool) -> Result<()> {
-        self.descriptors().0.lock().get_mut(fd)?.close_on_exec = close_on_exec;
+        self.descriptors()?.0.lock().get_mut(fd)?.close_on_exec = close_on_exec;
         Ok(())
     }
 
@@ -276,7 +285,7 @@ impl ProcessFiles {
     /// # Errors
     /// What `tell` gives.
     pub fn each_open(&self, tell: impl FnMut(i32) -> Result<()>) -> Result<()> {
-        let descriptors = self.descriptors();
+        let Ok(descriptors) = self.descriptors() else { return Ok(()) };
         let table = descriptors.0.lock();
         let is_open = |at: &usize| table.slots[*at].is_some();
         (0..table.slots.len()).filter(is_open).map(|at| at as i32).try_for_each(tell)
@@ -284,19 +293,19 @@ impl ProcessFiles {
 
     /// What the descriptors are known by as an owner of [locks](lock).
     pub fn table(&self) -> usize {
-        self.descriptors().place()
+        self.descriptors().map_or(0, |descriptors| descriptors.place())
     }
 
     /// Whether any descriptor stands for `file`.
     pub fn get_any(&self, file: &Arc<File>) -> bool {
-        let descriptors = self.descriptors();
+        let Ok(descriptors) = self.descriptors() else { return false };
         let table = descriptors.0.lock();
         table.slots.iter().flatten().any(|slot| Arc::ptr_eq(&slot.file, file))
     }
 
     /// How many of them there are.
     pub fn count(&self) -> usize {
-        let descriptors = self.descriptors();
+        let Ok(descriptors) = self.descriptors() else { return 0 };
         let table = descriptors.0.lock();
         table.slots.iter().flatten().count()
     }
@@ -365,14 +374,17 @@ impl Descriptors {
     }
 
     fn copy(&self) -> Result<Arc<Self>> {
-        Ok(Arc::new(Self(Mutex::new(self.0.lock().copy()?))))
+        // What it shared ends without the lock.
+        let copy = self.0.lock().copy()?;
+        Ok(Arc::try_new(Self(Mutex::new(copy)))?)
     }
 }
 
 impl Context {
-    fn copy(&self) -> Arc<Self> {
+    fn copy(&self) -> Result<Arc<Self>> {
         let start = Mutex::new(self.start.lock().clone());
-        Arc::new(Self { start, umask: AtomicU32::new(self.umask.load(Ordering::Relaxed)) })
+        let umask = AtomicU32::new(self.umask.load(Ordering::Relaxed));
+        Ok(Arc::try_new(Self { start, umask })?)
     }
 }
 

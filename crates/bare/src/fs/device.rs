@@ -1,12 +1,11 @@
 //! Devices: what is in `/dev`, and the console.
 
-use super::stream::{Changes, Events, Stream};
+use super::stream::{Changes, Events, Stream, erase};
 use super::transfer::Transfer;
 use crate::arch::{clock, console};
+use crate::heap::Arc;
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
-use alloc::collections::VecDeque;
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// A device.
@@ -56,8 +55,11 @@ impl Device {
     }
 
     /// The stream behind it.
-    pub fn open(self) -> Arc<dyn Stream> {
-        Arc::new(self)
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_open(self) -> Result<Arc<dyn Stream>> {
+        Ok(erase(Arc::try_new(self)?))
     }
 }
 
@@ -128,7 +130,7 @@ impl Stream for Device {
         }
         let mut input = INPUT.lock();
         input.fill();
-        Ok(input.bytes.len() as u64)
+        Ok(input.len as u64)
     }
 }
 
@@ -136,7 +138,10 @@ impl Stream for Device {
 /// from time to time.
 #[derive(Debug)]
 struct Input {
-    bytes: VecDeque<u8>,
+    /// A ring: the first of the bytes is at `head`, and there are `len`.
+    ring: [u8; MOST],
+    head: usize,
+    len: usize,
     /// Whether the next byte means itself.
     literal: bool,
     /// Whether nothing more will come.
@@ -145,8 +150,11 @@ struct Input {
     last: u64,
 }
 
+/// Bytes that are taken in ahead.
+const MOST: usize = 4096;
+
 static INPUT: Mutex<Input> =
-    Mutex::new(Input { bytes: VecDeque::new(), literal: false, ended: false, last: 0 });
+    Mutex::new(Input { ring: [0; MOST], head: 0, len: 0, literal: false, ended: false, last: 0 });
 
 /// Nothing will come in on the console.
 pub fn end_input() {
@@ -158,8 +166,6 @@ impl Input {
     const END: u8 = 0x04;
     /// From the host: the next byte means itself.
     const LITERAL: u8 = 0x10;
-    /// Bytes that are taken in ahead.
-    const MOST: usize = 4096;
     /// Nanoseconds between two looks: while nothing comes, and while it does.
     const PERIODS: [u64; 2] = [5_000_000, 100_000];
     /// Nanoseconds for which more is looked for when something came just now.
@@ -174,7 +180,7 @@ impl Input {
     /// Takes in what has come.
     fn fill(&mut self) {
         let mut until = 0;
-        while !self.ended && self.bytes.len() < Self::MOST {
+        while !self.ended && self.len < MOST {
             let Some(byte) = console::read() else {
                 if clock::now() >= until {
                     break;
@@ -189,7 +195,8 @@ impl Input {
                 Self::END if !self.literal => self.ended = true,
                 byte => {
                     self.literal = false;
-                    self.bytes.push_back(byte);
+                    self.ring[(self.head + self.len) % MOST] = byte;
+                    self.len += 1;
                 }
             }
         }
@@ -197,15 +204,20 @@ impl Input {
 
     fn is_ready(&mut self) -> bool {
         self.fill();
-        self.ended || !self.bytes.is_empty()
+        self.ended || self.len != 0
     }
 
     fn read(&mut self, to: &mut Transfer<'_>) -> Result {
         if !self.is_ready() && to.left() != 0 {
             return Err(Errno::EAGAIN);
         }
-        let taken = to.put_bytes(self.bytes.make_contiguous());
-        self.bytes.drain(..taken as usize);
+        // In two pieces where it goes round the end.
+        for _ in 0..2 {
+            let end = MOST.min(self.head + self.len);
+            let taken = to.put_bytes(&self.ring[self.head..end]) as usize;
+            self.head = (self.head + taken) % MOST;
+            self.len -= taken;
+        }
         to.result()
     }
 }

@@ -7,12 +7,9 @@
 
 use super::inode::{Body, Inode, Name};
 use super::path::NAME_MAX;
-use crate::heap::try_push;
+use crate::heap::{Arc, Map, Slot, Vec, try_push};
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
-use alloc::collections::BTreeMap;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 use linux_raw_sys::general as linux;
 
 /// Held by who changes the tree of names. Taken before any lock of a directory.
@@ -20,16 +17,16 @@ static TREE: Mutex<()> = Mutex::new(());
 
 /// Names and what they lead to; nothing any more once the directory was removed.
 #[derive(Debug)]
-pub struct Directory(Mutex<Option<BTreeMap<Name, Arc<Inode>>>>);
+pub struct Directory(Mutex<Option<Map<Name, Arc<Inode>>>>);
 
 impl Default for Directory {
     fn default() -> Self {
-        Self(Mutex::new(Some(BTreeMap::new())))
+        Self(Mutex::new(Some(Map::new())))
     }
 }
 
 /// An entry, as a listing shows it.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Item {
     /// Its name.
     pub name: Name,
@@ -41,15 +38,32 @@ pub struct Item {
 
 impl Item {
     /// The entry `name` for `inode`.
-    pub fn new(name: &[u8], inode: &Inode) -> Self {
-        Self { name: name.into(), number: inode.number, kind: inode.kind() }
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new(name: &[u8], inode: &Inode) -> Result<Self> {
+        Ok(Self { name: Vec::try_from_slice(name)?, number: inode.number, kind: inode.kind() })
+    }
+}
+
+/// What a new entry needs of memory.
+struct Room {
+    slot: Slot<Name, Arc<Inode>>,
+    /// Its name, for the directory and for the inode.
+    names: [Name; 2],
+}
+
+impl Room {
+    fn try_new(name: &[u8]) -> Result<Self> {
+        let names = [Vec::try_from_slice(name)?, Vec::try_from_slice(name)?];
+        Ok(Self { slot: Slot::try_new()?, names })
     }
 }
 
 impl Directory {
     /// How many entries there are.
     pub fn len(&self) -> usize {
-        self.0.lock().as_ref().map_or(0, BTreeMap::len)
+        self.0.lock().as_ref().map_or(0, Map::len)
     }
 
     /// What `name` leads to.
@@ -63,20 +77,29 @@ impl Directory {
     /// `ENOMEM`.
     pub fn list(&self, items: &mut Vec<Item>) -> Result<()> {
         let entries = self.0.lock();
-        let mut all = entries.iter().flatten();
-        all.try_for_each(|(name, inode)| try_push(items, Item::new(name, inode)))
+        let mut all = entries.iter().flat_map(Map::iter);
+        all.try_for_each(|(name, inode)| try_push(items, Item::try_new(name, inode)?))
     }
 
-    /// Takes all entries out, for ever.
-    pub fn clear(&self) -> impl Iterator<Item = Arc<Inode>> {
-        self.0.lock().take().into_iter().flat_map(BTreeMap::into_values)
+    /// What the first entry leads to.
+    pub fn first(&self) -> Option<Arc<Inode>> {
+        self.0.lock().as_ref()?.first().map(|(_, inode)| inode.clone())
     }
 
-    /// Makes `name` lead to `inode`, and gives what it led to.
-    fn set(&self, name: &[u8], inode: Arc<Inode>) -> Result<Option<Arc<Inode>>> {
+    /// Takes the first entry out, for the end.
+    pub fn take_first(&self) -> Option<Arc<Inode>> {
+        self.0.lock().as_mut()?.take_first().map(|(_, inode, _)| inode)
+    }
+
+    /// Makes a name lead to `inode`, and gives what it led to, and the name once more.
+    ///
+    /// # Errors
+    /// `ENOENT`: the directory was removed.
+    fn set(&self, room: Room, inode: Arc<Inode>) -> Result<(Option<Arc<Inode>>, Name)> {
         let mut entries = self.0.lock();
         let entries = entries.as_mut().ok_or(Errno::ENOENT)?;
-        Ok(entries.insert(name.into(), inode))
+        let [name, again] = room.names;
+        Ok((entries.insert(room.slot, name, inode), again))
     }
 
     fn remove(&self, name: &[u8]) -> Option<Arc<Inode>> {
@@ -95,11 +118,18 @@ impl Directory {
 }
 
 /// Puts `inode` under `name` into a part of the kernel's own tree, where programs cannot.
-pub(super) fn put(entries: &Directory, directory: &Arc<Inode>, name: &[u8], inode: &Arc<Inode>) {
-    // Such a part is never closed.
-    if entries.set(name, inode.clone()).is_ok() {
-        arrive(directory, name, inode);
-    }
+///
+/// # Errors
+/// `ENOMEM`.
+pub(super) fn put(
+    entries: &Directory,
+    directory: &Arc<Inode>,
+    name: &[u8],
+    inode: &Arc<Inode>,
+) -> Result<()> {
+    let (_, name) = entries.set(Room::try_new(name)?, inode.clone())?;
+    arrive(directory, name, inode);
+    Ok(())
 }
 
 /// The entries of a directory that can be changed.
@@ -127,11 +157,12 @@ fn check_name(name: &[u8]) -> Result<()> {
 pub fn link(directory: &Arc<Inode>, name: &[u8], inode: &Arc<Inode>) -> Result<()> {
     check_name(name)?;
     let entries = entries(directory)?;
+    let room = Room::try_new(name)?;
     let _tree = TREE.lock();
     if entries.get(name).is_some() {
         return Err(Errno::EEXIST);
     }
-    entries.set(name, inode.clone())?;
+    let (_, name) = entries.set(room, inode.clone())?;
     arrive(directory, name, inode);
     directory.touch();
     Ok(())
@@ -206,6 +237,8 @@ pub fn rename(
 ) -> Result<()> {
     let (source, target) = (entries(from)?, entries(to)?);
     check_name(new)?;
+    // Of both names: `old` gets an entry anew where the two change places.
+    let rooms = (Room::try_new(new)?, Room::try_new(old)?);
     let gone = {
         let _tree = TREE.lock();
         let inode = source.get(old).ok_or(Errno::ENOENT)?;
@@ -235,8 +268,8 @@ pub fn rename(
         if how == Move::Exchange {
             // Checked to exist.
             let other = other.as_ref().ok_or(Errno::ENOENT)?;
-            target.set(new, inode.clone())?;
-            source.set(old, other.clone())?;
+            let (_, new) = target.set(rooms.0, inode.clone())?;
+            let (_, old) = source.set(rooms.1, other.clone())?;
             relocate(from, to, new, &inode);
             relocate(to, from, old, other);
         } else {
@@ -248,12 +281,12 @@ pub fn rename(
                 _ => {}
             }
             // The new name leads somewhere at any time.
-            target.set(new, inode.clone())?;
+            let (_, name) = target.set(rooms.0, inode.clone())?;
             source.remove(old);
             if let Some(other) = &other {
                 depart(to, new, other);
             }
-            relocate(from, to, new, &inode);
+            relocate(from, to, name, &inode);
         }
         from.touch();
         to.touch();
@@ -270,7 +303,7 @@ fn is_inside(inner: &Arc<Inode>, outer: &Arc<Inode>) -> bool {
         if Arc::ptr_eq(&here, outer) {
             return true;
         }
-        match here.parent() {
+        match Inode::parent(&here) {
             Ok(parent) if !Arc::ptr_eq(&parent, &here) => here = parent,
             _ => return false,
         }
@@ -278,7 +311,7 @@ fn is_inside(inner: &Arc<Inode>, outer: &Arc<Inode>) -> bool {
 }
 
 /// Counts a new name. The parent of a directory has a link from it: its `..`.
-fn arrive(directory: &Arc<Inode>, name: &[u8], inode: &Arc<Inode>) {
+fn arrive(directory: &Arc<Inode>, name: Name, inode: &Arc<Inode>) {
     if inode.is_directory() {
         inode.change(|meta| meta.links = 2);
         directory.change(|meta| meta.links += 1);
@@ -296,7 +329,7 @@ fn depart(directory: &Arc<Inode>, name: &[u8], inode: &Arc<Inode>) {
     inode.leave(directory, name);
 }
 
-fn relocate(from: &Arc<Inode>, to: &Arc<Inode>, name: &[u8], inode: &Arc<Inode>) {
+fn relocate(from: &Arc<Inode>, to: &Arc<Inode>, name: Name, inode: &Arc<Inode>) {
     if inode.is_directory() {
         from.change(|meta| meta.links -= 1);
         to.change(|meta| meta.links += 1);

@@ -7,19 +7,17 @@
 //! into, not by recursion, since a set that was empty when it was added may have grown as deep as there are
 //! descriptors; and into each once, since there are more ways through sets of sets than anybody can walk.
 //! No set is in itself, so the locks of two sets are always taken in the same order: who puts a set into
-//! another holds [`NESTING`] from the look to the change.
+//! another holds [`NESTING`] from the look to the change. To look needs no memory: the sets that are still to be looked
+//! into are linked through their files, and those that were are marked, by one look at a time ([`LOOK`]).
 
 use super::file::File;
 use super::poll;
 use super::stream::{Changes, Events, Stream};
-use crate::heap::try_push;
+use crate::heap::{Arc, Chain, Link, Linked, Map, Vec, Weak, try_push};
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
-use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
-use alloc::sync::{Arc, Weak};
-use alloc::vec::Vec;
 use core::any::Any;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
 /// So many sets may be in one another, as on Linux.
@@ -27,6 +25,20 @@ const DEPTH: u32 = 5;
 
 /// Held while a set is put into another. Taken before the locks of sets.
 static NESTING: Mutex<()> = Mutex::new(());
+
+/// The number of the last look into sets in sets; locked by who looks. Taken after [`NESTING`].
+static LOOK: Mutex<u64> = Mutex::new(0);
+
+/// The sets that are to be looked into, as a kind of [chains](Chain).
+#[derive(Debug)]
+pub struct Nested;
+
+// SAFETY: a field that is for nothing else.
+unsafe impl Linked<Nested> for File {
+    fn link(&self) -> &Link<Self> {
+        &self.nested
+    }
+}
 
 /// A file by its descriptor and its place in memory: a weak share of it keeps the place.
 type Key = (i32, usize);
@@ -43,12 +55,15 @@ struct Interest {
 }
 
 /// A set of files.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Epoll {
-    interests: Mutex<BTreeMap<Key, Interest>>,
+    interests: Mutex<Map<Key, Interest>>,
     /// The most sets that were ever around it, one in another. Not lowered when one of them goes: a set does
     /// not know who holds it. Changed under [`NESTING`].
     around: AtomicU32,
+    /// The number of the look that came here last, and how many sets it came through. Changed under [`LOOK`].
+    seen: AtomicU64,
+    depth: AtomicU32,
     /// Announces what is added and changed.
     changes: Arc<Changes>,
 }
@@ -76,6 +91,20 @@ pub fn of(file: &File) -> Result<&Epoll> {
 }
 
 impl Epoll {
+    /// An empty set.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new() -> Result<Arc<Self>> {
+        Ok(Arc::try_new(Self {
+            interests: Mutex::default(),
+            around: AtomicU32::new(0),
+            seen: AtomicU64::new(0),
+            depth: AtomicU32::new(0),
+            changes: Arc::try_new(Changes::default())?,
+        })?)
+    }
+
     /// Adds a file, or with `again` changes what is wanted of it.
     ///
     /// # Errors
@@ -115,11 +144,14 @@ impl Epoll {
         };
         {
             let mut interests = self.interests.lock();
-            match (interests.contains_key(&key(fd, file)), again) {
-                (true, false) => return Err(Errno::EEXIST),
-                (false, true) => return Err(Errno::ENOENT),
-                _ => interests.insert(key(fd, file), interest),
-            };
+            match (interests.get_mut(&key(fd, file)), again) {
+                (Some(_), false) => return Err(Errno::EEXIST),
+                (None, true) => return Err(Errno::ENOENT),
+                (Some(old), true) => *old = interest,
+                (None, false) => {
+                    interests.try_insert(key(fd, file), interest)?;
+                }
+            }
         }
         self.changes.announce();
         Ok(())
@@ -134,25 +166,30 @@ impl Epoll {
         old.map(drop).ok_or(Errno::ENOENT)
     }
 
-    /// Waits until files are ready, and tells of up to `most`.
+    /// Waits until files are ready, and tells of up to `most`. Returns of how many: none if the deadline passed.
     ///
     /// # Errors
-    /// `Errno::RESTART_UNHANDLED`: a signal came first.
-    pub fn wait(&self, most: usize, deadline: Option<u64>) -> Result<Vec<Told>> {
+    /// `Errno::RESTART_UNHANDLED`: a signal came first. `ENOMEM`. What `tell` gives for the first.
+    pub fn wait(
+        &self,
+        most: usize,
+        deadline: Option<u64>,
+        mut tell: impl FnMut(u64, Told) -> Result<()>,
+    ) -> Result {
         loop {
             // Whatever is added from here on is announced.
             let version = self.changes.count();
             let mut changes = Vec::new();
             self.watch(&mut changes)?;
-            let ready = || {
-                let told = self.collect(most);
-                (!told.is_empty() || self.changes.count() != version).then_some(told)
+            let ready = || match self.collect(most, &mut tell) {
+                Ok(0) if self.changes.count() == version => None,
+                told => Some(told),
             };
             let told = poll::wait_for_changes(&changes, deadline, || self.look_again(), ready)?;
             match told {
-                None => return Ok(Vec::new()),
-                Some(told) if !told.is_empty() => return Ok(told),
-                Some(_) => {}
+                None => return Ok(0),
+                Some(Ok(0)) => {}
+                Some(told) => return told,
             }
         }
     }
@@ -176,69 +213,90 @@ impl Epoll {
     /// whose being ready, by what is `wanted` of them, makes this set ready, which are no sets then. Stops
     /// once `found` says so, and returns whether it never did.
     fn visit(&self, wanted: bool, mut found: impl FnMut(&File, u32) -> bool) -> bool {
-        let mut seen: BTreeSet<usize> = BTreeSet::new();
-        let mut inner = VecDeque::new();
-        let mut next: Option<(Arc<File>, u32)> = None;
+        // In this order: the look ends after what was linked in it.
+        let mut look = None;
+        let mut inner = Chain::<File, Nested>::new();
+        let mut next: Option<Arc<File>> = None;
         loop {
-            let depth = next.as_ref().map_or(0, |(_, depth)| *depth);
-            let set = next.as_ref().and_then(|(file, _)| of(file).ok()).unwrap_or(self);
-            // After the lock: files may be closed meanwhile, and end here.
-            for (file, events) in set.files(wanted) {
-                let is_set = of(&file).is_ok();
-                let shown = if !wanted {
-                    found(&file, depth)
-                } else {
-                    !is_set && !poll::ready(&file, events).is_empty() && found(&file, depth)
+            let inside = next.as_ref().and_then(|file| of(file).ok());
+            let depth = inside.map_or(0, |set| set.depth.load(Ordering::Relaxed));
+            let set = inside.unwrap_or(self);
+            let mut last = None;
+            // Without the lock of the set: files may be closed meanwhile, and end here.
+            while let Some((key, file, events)) = set.open_after(last, wanted) {
+                last = Some(key);
+                let inner_set = of(&file).ok();
+                let shown = match inner_set {
+                    _ if !wanted => found(&file, depth),
+                    Some(_) => false,
+                    None => !poll::ready(&file, events).is_empty() && found(&file, depth),
                 };
                 if shown {
                     return false;
                 }
-                let leads = is_set && (!wanted || events.intersects(Events::READ));
-                if leads && seen.insert(Arc::as_ptr(&file) as usize) {
-                    inner.push_back((file, depth + 1));
+                let Some(inner_set) = inner_set else { continue };
+                if wanted && !events.intersects(Events::READ) {
+                    continue;
+                }
+                let look = look.get_or_insert_with(|| {
+                    let mut look = LOOK.lock();
+                    *look += 1;
+                    look
+                });
+                if inner_set.seen.swap(**look, Ordering::Relaxed) != **look {
+                    inner_set.depth.store(depth + 1, Ordering::Relaxed);
+                    inner.push(file);
                 }
             }
-            next = inner.pop_front();
+            next = inner.pop();
             if next.is_none() {
                 return true;
             }
         }
     }
 
-    /// Its files that are open, and what is wanted of them; without those that are to be told no more if
-    /// that is what is asked.
-    fn files(&self, wanted: bool) -> Vec<(Arc<File>, Events)> {
+    /// The first of its files behind `last` that is open, and what is wanted of it; without those that are to be told
+    /// no more if that is what is asked.
+    fn open_after(&self, mut last: Option<Key>, wanted: bool) -> Option<(Key, Arc<File>, Events)> {
         let interests = self.interests.lock();
-        let open = interests.values().filter(|interest| !(wanted && interest.spent));
-        open.filter_map(|interest| {
-            Some((interest.file.upgrade()?, Events::from_bits_truncate(interest.events)))
-        })
-        .collect()
-    }
-
-    /// Which files are ready; with them, what has been told is noted.
-    fn collect(&self, most: usize) -> Vec<Told> {
-        let mut told = Vec::new();
-        let mut closed = Vec::new();
-        let mut kept = Vec::new();
-        {
-            let mut interests = self.interests.lock();
-            for (&key, interest) in interests.iter_mut() {
-                let Some(file) = interest.file.upgrade() else {
-                    closed.push(key);
-                    continue;
-                };
-                if told.len() < most && !interest.spent {
-                    told.extend(interest.tell(&file));
-                }
-                // It may have been closed meanwhile, and end here: after the lock.
-                kept.push(file);
-            }
-            for key in closed {
-                interests.remove(&key);
+        loop {
+            let (&key, interest) = interests.after(last.as_ref())?;
+            last = Some(key);
+            if let Some(file) = interest.file.upgrade().filter(|_| !(wanted && interest.spent)) {
+                return Some((key, file, Events::from_bits_truncate(interest.events)));
             }
         }
-        told
+    }
+
+    /// Tells which files are ready, by number; with that, what has been told is noted. Returns how many it were.
+    fn collect(&self, most: usize, tell: &mut impl FnMut(u64, Told) -> Result<()>) -> Result {
+        let mut count = 0;
+        let mut last = None;
+        while count < most as u64 {
+            // It may have been closed meanwhile, and end here: after the lock.
+            let (told, file) = {
+                let mut interests = self.interests.lock();
+                let Some(key) = interests.after(last.as_ref()).map(|(&key, _)| key) else { break };
+                last = Some(key);
+                let Some(interest) = interests.get_mut(&key) else { continue };
+                match interest.file.upgrade() {
+                    Some(file) if interest.spent => (None, Some(file)),
+                    Some(file) => (interest.tell(&file), Some(file)),
+                    None => {
+                        interests.remove(&key);
+                        (None, None)
+                    }
+                }
+            };
+            drop(file);
+            let Some(told) = told else { continue };
+            match tell(count, told) {
+                Ok(()) => count += 1,
+                Err(errno) if count == 0 => return Err(errno),
+                Err(_) => break,
+            }
+        }
+        Ok(count)
     }
 }
 

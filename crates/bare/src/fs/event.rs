@@ -2,9 +2,9 @@
 
 use super::stream::{Changes, Events, Stream};
 use super::transfer::Transfer;
+use crate::heap::Arc;
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
-use alloc::sync::Arc;
 
 /// A counter that reads wait for.
 #[derive(Debug)]
@@ -17,8 +17,12 @@ pub struct EventCounter {
 
 impl EventCounter {
     /// A counter at `count`.
-    pub fn new(count: u64, semaphore: bool) -> Arc<Self> {
-        Arc::new(Self { count: Mutex::new(count), semaphore, changes: Arc::default() })
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new(count: u64, semaphore: bool) -> Result<Arc<Self>> {
+        let changes = Arc::try_new(Changes::default())?;
+        Ok(Arc::try_new(Self { count: Mutex::new(count), semaphore, changes })?)
     }
 }
 

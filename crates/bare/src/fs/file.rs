@@ -2,14 +2,14 @@
 
 use super::directory::Item;
 use super::inode::{Body, Inode};
+use super::pipe::Pipe;
 use super::proc::{Node, pages};
 use super::regular::MAX_LENGTH;
 use super::stream::{self, Events, Stream};
 use super::transfer::Transfer;
+use crate::heap::{Arc, Link, Vec};
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
@@ -50,6 +50,8 @@ pub struct File {
     /// What `F_GETFL` tells: access and status.
     flags: AtomicU32,
     position: Mutex<u64>,
+    /// Its place among sets that are still to be looked into.
+    pub(super) nested: Link<Self>,
 }
 
 /// The flags that `F_SETFL` changes.
@@ -90,18 +92,23 @@ impl File {
                 Kind::Regular
             }
             Body::Pipe(pipe) => {
-                Kind::Stream(pipe.open(reads, writes, flags & linux::O_NONBLOCK != 0)?)
+                let at_once = flags & linux::O_NONBLOCK != 0;
+                Kind::Stream(stream::erase(Pipe::open(pipe, reads, writes, at_once)?))
             }
-            Body::Device(device) => Kind::Stream(device.open()),
+            Body::Device(device) => Kind::Stream(device.try_open()?),
             Body::Proc(_) => Kind::Text(Mutex::default()),
             _ => return Err(Errno::ENXIO),
         };
-        Ok(Self::new(inode.clone(), kind, flags & !OF_OPENING))
+        Self::try_new(inode.clone(), kind, flags & !OF_OPENING)
     }
 
     /// One of this kind.
-    pub fn new(inode: Arc<Inode>, kind: Kind, flags: u32) -> Arc<Self> {
-        Arc::new(Self { inode, kind, flags: AtomicU32::new(flags), position: Mutex::new(0) })
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new(inode: Arc<Inode>, kind: Kind, flags: u32) -> Result<Arc<Self>> {
+        let (flags, position) = (AtomicU32::new(flags), Mutex::new(0));
+        Ok(Arc::try_new(Self { inode, kind, flags, position, nested: Link::new() })?)
     }
 
     /// What `F_GETFL` tells.
@@ -289,9 +296,12 @@ impl File {
         let mut position = self.position.lock();
         if *position == 0 {
             let mut items = Vec::new();
-            let parent = self.inode.parent().unwrap_or_else(|_| self.inode.clone());
-            items.push(Item::new(b".", &self.inode));
-            items.push(Item::new(b"..", &parent));
+            let parent = match Inode::parent(&self.inode) {
+                Err(Errno::ENOENT) => self.inode.clone(),
+                parent => parent?,
+            };
+            items.try_push(Item::try_new(b".", &self.inode)?)?;
+            items.try_push(Item::try_new(b"..", &parent)?)?;
             match &self.inode.body {
                 Body::Directory(directory) => directory.list(&mut items)?,
                 Body::Proc(node) => node.list(&mut items)?,

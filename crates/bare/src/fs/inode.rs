@@ -7,19 +7,17 @@ use super::pipe::Pipe;
 use super::proc::Node;
 use super::regular::Regular;
 use crate::arch::clock;
+use crate::heap::{Arc, Map, Slot, String, Vec, Weak};
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
-use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
-use alloc::sync::{Arc, Weak};
-use alloc::vec::Vec;
 use core::fmt;
+use core::mem;
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless::PAGE_SIZE;
 use linux_raw_sys::general as linux;
 
 /// A name in a directory: bytes, as on Linux.
-pub type Name = Box<[u8]>;
+pub type Name = Vec<u8>;
 
 /// What it is.
 #[derive(Debug)]
@@ -29,7 +27,7 @@ pub enum Body {
     /// A regular file.
     Regular(Regular),
     /// A symbolic link.
-    Link(Box<[u8]>),
+    Link(Vec<u8>),
     /// A named pipe, or one without a name.
     Pipe(Arc<Pipe>),
     /// A device.
@@ -96,13 +94,22 @@ impl fmt::Debug for Inode {
 }
 
 /// The regular files, by the tags of their objects.
-static TAGGED: Mutex<BTreeMap<u64, Weak<Inode>>> = Mutex::new(BTreeMap::new());
+static TAGGED: Mutex<Map<u64, Weak<Inode>>> = Mutex::new(Map::new());
 
-/// The path of the regular file whose object has this tag.
-pub fn path_of_tag(tag: u64) -> Option<Vec<u8>> {
-    let inode = TAGGED.lock().get(&tag)?.upgrade();
-    let path = inode.map_or_else(|| Ok(b"/ (deleted)".to_vec()), |inode| inode.path());
-    Some(path.unwrap_or_else(|_| b"//toolong".to_vec()))
+/// The path of the regular file whose object has this tag; none if no file's has.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn path_of_tag(tag: u64) -> Result<Option<Vec<u8>>> {
+    let Some(inode) = TAGGED.lock().get(&tag).map(Weak::upgrade) else { return Ok(None) };
+    let path = match inode {
+        Some(inode) => Inode::path(&inode),
+        None => Ok(Vec::try_from_slice(b"/ (deleted)")?),
+    };
+    match path {
+        Err(Errno::ENAMETOOLONG) => Ok(Some(Vec::try_from_slice(b"//toolong")?)),
+        path => path.map(Some),
+    }
 }
 
 fn new_number() -> u64 {
@@ -119,7 +126,7 @@ impl Inode {
         if crate::heap::low() {
             return Err(Errno::ENOMEM);
         }
-        Ok(Self::numbered(new_number(), body, mode))
+        Self::numbered(new_number(), body, mode)
     }
 
     /// A new regular file, without a name.
@@ -131,13 +138,17 @@ impl Inode {
             return Err(Errno::ENOMEM);
         }
         let number = new_number();
-        let inode = Self::numbered(number, Body::Regular(Regular::try_new(number)?), mode);
-        TAGGED.lock().insert(number, Arc::downgrade(&inode));
+        let slot = Slot::try_new()?;
+        let inode = Self::numbered(number, Body::Regular(Regular::try_new(number)?), mode)?;
+        TAGGED.lock().insert(slot, number, Arc::downgrade(&inode));
         Ok(inode)
     }
 
     /// One that is called `number`.
-    pub fn numbered(number: u64, body: Body, mode: u32) -> Arc<Self> {
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn numbered(number: u64, body: Body, mode: u32) -> Result<Arc<Self>> {
         let now = clock::wall();
         let meta = Meta {
             mode: mode & 0o7777,
@@ -149,7 +160,8 @@ impl Inode {
             changed: now,
             born: now,
         };
-        Arc::new(Self { number, body, meta: Mutex::new(meta), place: Mutex::default() })
+        let (meta, place) = (Mutex::new(meta), Mutex::default());
+        Ok(Arc::try_new(Self { number, body, meta, place })?)
     }
 
     /// What `stat` tells.
@@ -230,7 +242,7 @@ impl Inode {
     /// `EINVAL`: it is no link. `ENOENT`: it is one of a process that has gone.
     pub fn target(&self) -> Result<Target> {
         match &self.body {
-            Body::Link(path) => Ok(Target::Path(path.to_vec())),
+            Body::Link(path) => Ok(Target::Path(path.try_clone()?)),
             Body::Proc(node) => node.target(),
             _ => Err(Errno::EINVAL),
         }
@@ -251,23 +263,24 @@ impl Inode {
     /// The directory that holds it; the root holds itself.
     ///
     /// # Errors
-    /// `ENOENT`: none does any more.
-    pub fn parent(self: &Arc<Self>) -> Result<Arc<Self>> {
-        if Arc::ptr_eq(self, super::root()) {
-            return Ok(self.clone());
+    /// `ENOENT`: none does any more. `ENOMEM`.
+    pub fn parent(this: &Arc<Self>) -> Result<Arc<Self>> {
+        if Arc::ptr_eq(this, super::root()) {
+            return Ok(this.clone());
         }
-        if let Body::Proc(node) = &self.body
-            && let Some(parent) = node.parent()
+        if let Body::Proc(node) = &this.body
+            && let Some(parent) = node.parent()?
         {
             return Ok(parent);
         }
-        self.place.lock().directory.upgrade().ok_or(Errno::ENOENT)
+        this.place.lock().directory.upgrade().ok_or(Errno::ENOENT)
     }
 
     /// Notes the place that it got.
-    pub fn enter(&self, directory: &Arc<Self>, name: &[u8]) {
+    pub fn enter(&self, directory: &Arc<Self>, name: Name) {
         let directory = Arc::downgrade(directory);
-        *self.place.lock() = Place { directory, name: name.into(), left: false };
+        let old = mem::replace(&mut *self.place.lock(), Place { directory, name, left: false });
+        drop(old);
     }
 
     /// Notes that it left this place.
@@ -279,58 +292,62 @@ impl Inode {
     }
 
     /// Gives a name to what has no place in the tree, or, with `left`, has none any more.
-    pub fn call(&self, name: &[u8], left: bool) {
-        *self.place.lock() = Place { directory: Weak::new(), name: name.into(), left };
+    pub fn call(&self, name: Name, left: bool) {
+        *self.place.lock() = Place { directory: Weak::new(), name, left };
     }
 
     /// The path that leads to it, or did.
     ///
     /// # Errors
-    /// `ENAMETOOLONG`: directories may be as deep as memory lets them.
-    pub fn path(self: &Arc<Self>) -> Result<Vec<u8>> {
-        match &self.body {
-            Body::Anonymous("socket") => {
-                return Ok(alloc::format!("socket:[{}]", self.number).into());
-            }
-            Body::Anonymous(kind) => return Ok(alloc::format!("anon_inode:{kind}").into()),
-            Body::Pipe(_) if self.place.lock().name.is_empty() => {
-                return Ok(alloc::format!("pipe:[{}]", self.number).into());
+    /// `ENAMETOOLONG`: directories may be as deep as memory lets them. `ENOMEM`.
+    pub fn path(this: &Arc<Self>) -> Result<Vec<u8>> {
+        let written = |text| Ok(String::try_format(text)?.into_bytes());
+        match &this.body {
+            Body::Anonymous("socket") => return written(format_args!("socket:[{}]", this.number)),
+            Body::Anonymous(kind) => return written(format_args!("anon_inode:{kind}")),
+            Body::Pipe(_) if this.place.lock().name.is_empty() => {
+                return written(format_args!("pipe:[{}]", this.number));
             }
             _ => {}
         }
         let mut names = Vec::new();
         let mut len = 0;
-        let mut here = self.clone();
+        let mut here = this.clone();
         let mut left = false;
         while !Arc::ptr_eq(&here, super::root()) {
-            let (name, parent) = match &here.body {
-                Body::Proc(node) if node.parent().is_some() => (node.name(), node.parent()),
-                _ => {
+            let above = match &here.body {
+                Body::Proc(node) => node.parent()?.map(|parent| (node, parent)),
+                _ => None,
+            };
+            let (name, parent) = match above {
+                Some((node, parent)) => (node.name()?, Some(parent)),
+                None => {
                     let place = here.place.lock();
                     left |= place.left;
-                    (place.name.clone(), place.directory.upgrade())
+                    (place.name.try_clone()?, place.directory.upgrade())
                 }
             };
             len += 1 + name.len();
             if len >= PATH_MAX {
                 return Err(Errno::ENAMETOOLONG);
             }
-            names.push(name);
+            names.try_push(name)?;
             match parent {
                 Some(parent) => here = parent,
                 None => break,
             }
         }
-        let mut path = Vec::new();
+        const DELETED: &[u8] = b" (deleted)";
+        let mut path = Vec::try_with_capacity(len.max(1) + DELETED.len())?;
         for name in names.iter().rev() {
-            path.push(b'/');
-            path.extend_from_slice(name);
+            path.try_push(b'/')?;
+            path.try_extend_from_slice(name)?;
         }
         if path.is_empty() {
-            path.push(b'/');
+            path.try_push(b'/')?;
         }
         if left {
-            path.extend_from_slice(b" (deleted)");
+            path.try_extend_from_slice(DELETED)?;
         }
         Ok(path)
     }

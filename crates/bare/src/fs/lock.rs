@@ -10,12 +10,10 @@
 //! for circles of them.
 
 use super::file::File;
+use crate::heap::{Arc, Map, Vec};
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
 use crate::task::wait::{WaitQueue, wait_until};
-use alloc::collections::BTreeMap;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -44,7 +42,7 @@ pub struct Lock {
 }
 
 /// The locks of the files that have any, by the place of their inodes.
-static LOCKS: Mutex<BTreeMap<usize, Vec<Lock>>> = Mutex::new(BTreeMap::new());
+static LOCKS: Mutex<Map<usize, Vec<Lock>>> = Mutex::new(Map::new());
 /// How many such files there are, for who closes files without locks.
 static LOCKED: AtomicUsize = AtomicUsize::new(0);
 /// Who waits for a lock.
@@ -79,17 +77,12 @@ impl Lock {
         self.range.start() <= range.end() && range.start() <= self.range.end()
     }
 
-    /// What is left of it without `range`.
-    fn without(self, range: &RangeInclusive<u64>) -> impl Iterator<Item = Self> {
+    /// What is left of it before and after `range`, which it overlaps.
+    fn around(&self, range: &RangeInclusive<u64>) -> [Option<RangeInclusive<u64>>; 2] {
         let (start, end) = (*self.range.start(), *self.range.end());
-        let parts = if self.overlaps(range) {
-            let before = range.start().checked_sub(1).map(|last| start..=last);
-            [before, range.end().checked_add(1).map(|first| first..=end)]
-        } else {
-            [Some(start..=end), None]
-        };
-        let parts = parts.into_iter().flatten().filter(|part| !part.is_empty());
-        parts.map(move |range| Self { range, ..self.clone() })
+        let before = range.start().checked_sub(1).map(|last| start..=last);
+        let after = range.end().checked_add(1).map(|first| first..=end);
+        [before, after].map(|part| part.filter(|part| !part.is_empty()))
     }
 }
 
@@ -97,10 +90,20 @@ fn place(file: &File) -> usize {
     Arc::as_ptr(&file.inode) as usize
 }
 
-/// Changes the locks of the file at `place`.
-fn change<R>(place: usize, change: impl FnOnce(&mut Vec<Lock>) -> R) -> R {
+/// Changes the locks of the file at `place`: those that it has, or with `begin` none yet.
+///
+/// # Errors
+/// `ENOLCK`: there is no memory. Those of `change`.
+fn change<R: Default>(
+    place: usize,
+    begin: bool,
+    change: impl FnOnce(&mut Vec<Lock>) -> Result<R>,
+) -> Result<R> {
     let mut all = LOCKS.lock();
-    let locks = all.entry(place).or_default();
+    if begin && !all.contains_key(&place) {
+        all.try_insert(place, Vec::new()).map_err(|_| Errno::ENOLCK)?;
+    }
+    let Some(locks) = all.get_mut(&place) else { return Ok(R::default()) };
     let result = change(locks);
     if locks.is_empty() {
         all.remove(&place);
@@ -118,23 +121,26 @@ pub fn obstacle(file: &File, wanted: &Lock) -> Option<Lock> {
 /// Takes a lock, in place of what its owner has locked there; waits for it unless `at_once`.
 ///
 /// # Errors
-/// `EAGAIN`: another is in the way; [`Errno::RESTART`]: a signal came first; `ENOLCK`: too many.
+/// `EAGAIN`: another is in the way; [`Errno::RESTART`]: a signal came first; `ENOLCK`: there is no memory.
 pub fn lock(file: &File, wanted: &Lock, at_once: bool) -> Result<()> {
     if crate::heap::low() {
         return Err(Errno::ENOLCK);
     }
+    // Whether it was taken.
     let take = || {
-        change(place(file), |locks| {
+        change(place(file), true, |locks| {
             if locks.iter().any(|lock| lock.conflicts(wanted)) {
-                return false;
+                return Ok(false);
             }
-            release(locks, wanted.owner, &wanted.range);
-            locks.push(wanted.clone());
-            true
+            // Its own, and one more where a lock is cut in two.
+            locks.try_reserve(2).map_err(|_| Errno::ENOLCK)?;
+            release(locks, wanted.owner, &wanted.range)?;
+            locks.try_push(wanted.clone()).map_err(|_| Errno::ENOLCK)?;
+            Ok(true)
         })
     };
     // What was exclusive may not be now.
-    if take() {
+    if take()? {
         RELEASED.wake_all();
         return Ok(());
     }
@@ -143,26 +149,52 @@ pub fn lock(file: &File, wanted: &Lock, at_once: bool) -> Result<()> {
     }
     if let Owner::Whole(_) = wanted.owner {
         // Two who both want more than they have would wait for each other.
-        unlock(file, wanted.owner, &WHOLE);
+        unlock(file, wanted.owner, &WHOLE)?;
     }
-    wait_until(&[&RELEASED], None, || take().then_some(())).map_err(|_| Errno::RESTART)
+    let taken = || match take() {
+        Ok(false) => None,
+        taken => Some(taken.map(|_| ())),
+    };
+    wait_until(&[&RELEASED], None, taken).map_err(|_| Errno::RESTART)?
 }
 
-fn release(locks: &mut Vec<Lock>, owner: Owner, range: &RangeInclusive<u64>) {
-    let old = core::mem::take(locks);
-    for lock in old {
-        if lock.owner == owner {
-            locks.extend(lock.without(range));
-        } else {
-            locks.push(lock);
+/// Takes `range` from what `owner` has locked. Only a lock that is cut in two needs memory.
+fn release(locks: &mut Vec<Lock>, owner: Owner, range: &RangeInclusive<u64>) -> Result<()> {
+    let mut at = 0;
+    while at < locks.len() {
+        let lock = &locks[at];
+        if lock.owner != owner || !lock.overlaps(range) {
+            at += 1;
+            continue;
+        }
+        match lock.around(range) {
+            [Some(before), Some(after)] => {
+                let after = Lock { range: after, ..lock.clone() };
+                // No other of this owner's overlaps the range, since none overlaps this one: nothing was changed yet.
+                locks.try_insert(at + 1, after).map_err(|_| Errno::ENOLCK)?;
+                locks[at].range = before;
+                return Ok(());
+            }
+            [Some(rest), None] | [None, Some(rest)] => {
+                locks[at].range = rest;
+                at += 1;
+            }
+            [None, None] => {
+                locks.remove(at);
+            }
         }
     }
+    Ok(())
 }
 
 /// Releases what `owner` has locked in `range`.
-pub fn unlock(file: &File, owner: Owner, range: &RangeInclusive<u64>) {
-    change(place(file), |locks| release(locks, owner, range));
+///
+/// # Errors
+/// `ENOLCK`: a lock is to be cut in two, and there is no memory for the other part; nothing has changed.
+pub fn unlock(file: &File, owner: Owner, range: &RangeInclusive<u64>) -> Result<()> {
+    change(place(file), false, |locks| release(locks, owner, range))?;
     RELEASED.wake_all();
+    Ok(())
 }
 
 /// The table of descriptors at `table` has closed one of `file`.
@@ -184,18 +216,23 @@ pub fn file_ended(file: &File) {
 /// Nobody has the table of descriptors at `table` any more.
 pub fn table_ended(table: usize) {
     if LOCKED.load(Ordering::SeqCst) != 0 {
-        let places: Vec<usize> = LOCKS.lock().keys().copied().collect();
-        places.into_iter().for_each(|place| forget(place, Owner::Table(table)));
+        let mut last = None;
+        loop {
+            let next = LOCKS.lock().after(last.as_ref()).map(|(&place, _)| place);
+            let Some(place) = next else { return };
+            forget(place, Owner::Table(table));
+            last = next;
+        }
     }
 }
 
 fn forget(place: usize, owner: Owner) {
-    let fewer = change(place, |locks| {
+    let fewer = change(place, false, |locks| {
         let before = locks.len();
         locks.retain(|lock| lock.owner != owner);
-        locks.len() != before
+        Ok(locks.len() != before)
     });
-    if fewer {
+    if fewer == Ok(true) {
         RELEASED.wake_all();
     }
 }

@@ -40,17 +40,14 @@ pub use regular::Regular;
 pub use seed::mount;
 pub use transfer::{MAX_BYTES, Piece, Transfer};
 
+use crate::heap::{Arc, String, Vec};
 use crate::percpu;
 use crate::syscall::{Errno, Result};
 use crate::task::thread::try_current;
-use alloc::boxed::Box;
-use alloc::format;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use device::Device;
 use faultless::file::Object;
-use faultless::heap::Shared;
+use faultless::heap::{Shared, try_box};
 use faultless::{Backing, MapFlags, Prot};
 use inode::Body;
 use linux_raw_sys::general as linux;
@@ -68,20 +65,29 @@ pub fn root() -> &'static Arc<Inode> {
     unsafe { &*root }
 }
 
-fn set_root(root: Arc<Inode>) {
-    ROOT.store(Box::leak(Box::new(root)), Ordering::Release);
+fn set_root(root: Arc<Inode>) -> Result<()> {
+    ROOT.store(alloc::boxed::Box::leak(try_box(root)?), Ordering::Release);
+    Ok(())
 }
 
 /// Drops all files that nobody has open. For the end, when no process is left.
 pub fn unmount() {
-    // Not by recursion: trees are deeper than the stack.
-    let mut left = Vec::from([root().clone()]);
-    while let Some(inode) = left.pop() {
-        match &inode.body {
-            Body::Directory(entries) | Body::Proc(Node::Root(entries)) => {
-                left.extend(entries.clear());
+    // Neither by recursion, as trees are deeper than the stack, nor with a list, which would need memory.
+    let entries_of = |inode: &Inode| match &inode.body {
+        Body::Directory(entries) | Body::Proc(Node::Root(entries)) => entries.first(),
+        _ => None,
+    };
+    while entries_of(root()).is_some() {
+        let (mut here, mut next) = (root().clone(), entries_of(root()));
+        while let Some(below) = next {
+            next = entries_of(&below);
+            match (&next, &here.body) {
+                (Some(_), _) => here = below,
+                (None, Body::Directory(entries) | Body::Proc(Node::Root(entries))) => {
+                    drop(entries.take_first());
+                }
+                (None, _) => {}
             }
-            _ => {}
         }
     }
 }
@@ -114,9 +120,7 @@ pub fn read_all(path: &[u8]) -> Result<Vec<u8>> {
     let inode = walk(&start(), path, Links::Follow)?.existing()?;
     let regular = inode.regular().ok_or(Errno::EINVAL)?;
     let len = usize::try_from(regular.length()).map_err(|_| Errno::ENOMEM)?;
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(len).map_err(|_| Errno::ENOMEM)?;
-    bytes.resize(len, 0);
+    let mut bytes = Vec::try_filled(0, len)?;
     Transfer::to_kernel(&mut bytes, |to| regular.read(to, 0))?;
     Ok(bytes)
 }
@@ -133,10 +137,10 @@ pub fn path_at(fd: i32, path: Vec<u8>, flags: u32) -> Result<Vec<u8>> {
         return Err(Errno::ENOENT);
     }
     crate::task::current().process.files.get(fd)?;
-    let mut from_directory = format!("/proc/self/fd/{fd}").into_bytes();
+    let mut from_directory = String::try_format(format_args!("/proc/self/fd/{fd}"))?.into_bytes();
     if !path.is_empty() {
-        from_directory.push(b'/');
-        from_directory.extend_from_slice(&path);
+        from_directory.try_push(b'/')?;
+        from_directory.try_extend_from_slice(&path)?;
     }
     Ok(from_directory)
 }

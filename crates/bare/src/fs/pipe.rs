@@ -5,11 +5,10 @@
 
 use super::stream::{Changes, Events, Stream};
 use super::transfer::Transfer;
+use crate::heap::{Arc, Vec};
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
 use crate::task::wait::{Stop, wait_until};
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 
 /// Bytes that are written in one piece.
 const PIPE_BUF: usize = 4096;
@@ -75,12 +74,11 @@ impl State {
         if crate::heap::low() {
             return Err(Errno::ENOMEM);
         }
-        let mut ring = Vec::new();
-        ring.try_reserve_exact(len).map_err(|_| Errno::ENOMEM)?;
+        let mut ring = Vec::try_with_capacity(len)?;
         let (first, second) = self.filled();
-        ring.extend_from_slice(first);
-        ring.extend_from_slice(second);
-        ring.resize(len, 0);
+        ring.try_extend_from_slice(first)?;
+        ring.try_extend_from_slice(second)?;
+        ring.try_resize(len, 0)?;
         self.ring = ring;
         self.head = 0;
         Ok(())
@@ -120,7 +118,15 @@ impl State {
 
 impl Pipe {
     /// An empty pipe without ends.
-    pub fn new(kind: Kind, changes: Arc<Changes>) -> Arc<Self> {
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new(kind: Kind) -> Result<Arc<Self>> {
+        Self::announcing(kind, Arc::try_new(Changes::default())?)
+    }
+
+    /// One that announces its changes in `changes`.
+    fn announcing(kind: Kind, changes: Arc<Changes>) -> Result<Arc<Self>> {
         let state = State {
             ring: Vec::new(),
             head: 0,
@@ -130,19 +136,22 @@ impl Pipe {
             writers: 0,
             opened: [0; 2],
         };
-        Arc::new(Self { kind, state: Mutex::new(state), changes })
+        Ok(Arc::try_new(Self { kind, state: Mutex::new(state), changes })?)
     }
 
     /// An end of it.
-    pub fn end(self: &Arc<Self>, reads: bool, writes: bool) -> Arc<End> {
-        self.enter(reads, writes).0
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn end(this: &Arc<Self>, reads: bool, writes: bool) -> Result<Arc<End>> {
+        Ok(Self::enter(this, reads, writes)?.0)
     }
 
     /// An end of it, and what the other side was like just before: whether somebody was there, and how
     /// many ever were.
-    fn enter(self: &Arc<Self>, reads: bool, writes: bool) -> (Arc<End>, bool, u64) {
+    fn enter(this: &Arc<Self>, reads: bool, writes: bool) -> Result<(Arc<End>, bool, u64)> {
         let (met, before) = {
-            let mut state = self.state.lock();
+            let mut state = this.state.lock();
             let before = state.other_side(reads);
             state.readers += u32::from(reads);
             state.writers += u32::from(writes);
@@ -150,19 +159,21 @@ impl Pipe {
             state.opened[1] += u64::from(writes);
             before
         };
-        self.changes.announce();
         // A reader of a pipe without a name is told of its end even if it came after that.
-        let missed = if self.kind == Kind::Named && !met { before } else { 0 };
-        (Arc::new(End { pipe: self.clone(), reads, writes, missed }), met, before)
+        let missed = if this.kind == Kind::Named && !met { before } else { 0 };
+        // Counted before it is made: without memory for it, its end is that of any.
+        let end = End { pipe: this.clone(), reads, writes, missed };
+        this.changes.announce();
+        Ok((Arc::try_new(end)?, met, before))
     }
 
     /// Opens an end. A named pipe is waited for somebody at the other end of.
     ///
     /// # Errors
-    /// `ENXIO`: nobody reads, and the call is not to wait. [`Errno::RESTART`].
-    pub fn open(self: &Arc<Self>, reads: bool, writes: bool, at_once: bool) -> Result<Arc<End>> {
-        let (end, met, before) = self.enter(reads, writes);
-        if met || self.kind == Kind::Anonymous || reads && (writes || at_once) {
+    /// `ENXIO`: nobody reads, and the call is not to wait. [`Errno::RESTART`]. `ENOMEM`.
+    pub fn open(this: &Arc<Self>, reads: bool, writes: bool, at_once: bool) -> Result<Arc<End>> {
+        let (end, met, before) = Self::enter(this, reads, writes)?;
+        if met || this.kind == Kind::Anonymous || reads && (writes || at_once) {
             return Ok(end);
         }
         if at_once {
@@ -170,10 +181,10 @@ impl Pipe {
         }
         // Who came and left meanwhile was there too.
         let came = || {
-            let (there, opened) = self.state.lock().other_side(reads);
+            let (there, opened) = this.state.lock().other_side(reads);
             (there || opened != before).then_some(())
         };
-        match wait_until(&[&self.changes.queue], None, came) {
+        match wait_until(&[&this.changes.queue], None, came) {
             Ok(()) => Ok(end),
             Err(Stop::Signal | Stop::Timeout) => Err(Errno::RESTART),
         }
@@ -251,11 +262,11 @@ impl Pipe {
             return if state.writers == 0 { Ok(0) } else { Err(Errno::EAGAIN) };
         }
         let len = len.min(state.used);
-        bytes.try_reserve_exact(len).map_err(|_| Errno::ENOMEM)?;
+        bytes.try_reserve(len)?;
         let (first, second) = state.filled();
         let split = len.min(first.len());
-        bytes.extend_from_slice(&first[..split]);
-        bytes.extend_from_slice(&second[..len - split]);
+        bytes.try_extend_from_slice(&first[..split])?;
+        bytes.try_extend_from_slice(&second[..len - split])?;
         Ok(len as u64)
     }
 
@@ -348,16 +359,21 @@ pub struct Socket {
 
 impl Socket {
     /// Two of them.
-    pub fn pair() -> [Arc<Self>; 2] {
-        let changes = Arc::new(Changes::default());
-        let pipes = [(); 2].map(|()| Pipe::new(Kind::Anonymous, changes.clone()));
-        [0, 1].map(|at| {
-            Arc::new(Self {
-                input: Mutex::new(Some(pipes[at].end(true, false))),
-                output: Mutex::new(Some(pipes[1 - at].end(false, true))),
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_pair() -> Result<[Arc<Self>; 2]> {
+        let changes = Arc::try_new(Changes::default())?;
+        let pipe = || Pipe::announcing(Kind::Anonymous, changes.clone());
+        let pipes = [pipe()?, pipe()?];
+        let one = |at: usize| -> Result<Arc<Self>> {
+            Ok(Arc::try_new(Self {
+                input: Mutex::new(Some(Pipe::end(&pipes[at], true, false)?)),
+                output: Mutex::new(Some(Pipe::end(&pipes[1 - at], false, true)?)),
                 changes: changes.clone(),
-            })
-        })
+            })?)
+        };
+        Ok([one(0)?, one(1)?])
     }
 
     /// Ends what it receives, or what it sends.

@@ -2,12 +2,10 @@
 
 use super::file::File;
 use super::stream::{Changes, Events, Stream, wait_and_look_again};
-use crate::heap::try_push;
+use crate::heap::{Arc, Vec, try_push};
 use crate::syscall::{Errno, Result};
-use crate::task::wait::{Stop, WaitQueue};
+use crate::task::wait::{Place, Stop};
 use crate::time;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 
 /// Waits until `ready` gives something, which is asked again whenever one of `files` changes; `None` when
 /// the deadline, in nanoseconds since boot, passed first.
@@ -39,12 +37,12 @@ pub fn wait_for_changes<R>(
     look_again: impl Fn() -> Option<u64>,
     ready: impl FnMut() -> Option<R>,
 ) -> Result<Option<R>> {
-    let mut queues: Vec<&WaitQueue> = Vec::new();
-    changes.iter().try_for_each(|changes| try_push(&mut queues, &changes.queue))?;
+    let mut places = Vec::new();
+    changes.iter().try_for_each(|changes| try_push(&mut places, Place::at(&changes.queue)))?;
     // A file may be watched many times, but is to be waited for once.
-    queues.sort_unstable_by_key(|queue| core::ptr::from_ref(*queue));
-    queues.dedup_by_key(|queue| core::ptr::from_ref(*queue));
-    match wait_and_look_again(&queues, deadline, look_again, ready) {
+    places.sort_unstable_by_key(|place| core::ptr::from_ref(place.queue()));
+    places.dedup_by_key(|place| core::ptr::from_ref(place.queue()));
+    match wait_and_look_again(&places, deadline, look_again, ready) {
         Ok(result) => Ok(Some(result)),
         Err(Stop::Timeout) => Ok(None),
         Err(Stop::Signal) => Err(deadline.map_or(Errno::RESTART_UNHANDLED, time::interrupted)),

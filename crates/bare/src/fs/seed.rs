@@ -9,12 +9,9 @@ use super::proc;
 use super::transfer::Transfer;
 use super::walk::{Links, Start, walk};
 use crate::arch::report;
+use crate::heap::{Arc, Map, String, Vec};
 use crate::percpu;
 use crate::syscall::{Errno, Result};
-use alloc::collections::BTreeMap;
-use alloc::format;
-use alloc::string::String;
-use alloc::sync::Arc;
 use cpio_reader::{Entry, Mode, iter_files};
 use linux_raw_sys::general as linux;
 
@@ -26,19 +23,22 @@ use linux_raw_sys::general as linux;
 /// The archive is damaged; the report says where.
 pub fn mount(archive: &[u8]) -> core::result::Result<(), &'static str> {
     let root = Inode::numbered(1, Body::Directory(Directory::default()), 0o755);
+    let root = root.map_err(|_| NO_MEMORY)?;
     root.change(|meta| meta.links = 2);
-    super::set_root(root.clone());
+    super::set_root(root.clone()).map_err(|_| NO_MEMORY)?;
     let start = Start { root: root.clone(), here: root };
     let result = unpack(&start, archive);
-    furnish(&start);
+    furnish(&start).map_err(|_| NO_MEMORY)?;
     result
 }
+
+const NO_MEMORY: &str = "there is no memory";
 
 fn unpack(start: &Start, archive: &[u8]) -> core::result::Result<(), &'static str> {
     let mut end = 0;
     let mut last = "the start";
     // Further names of a file come before the one with its bytes, with the same number.
-    let mut linked: BTreeMap<(u32, u32, u32), Arc<Inode>> = BTreeMap::new();
+    let mut linked: Map<(u32, u32, u32), Arc<Inode>> = Map::new();
     for entry in iter_files(archive) {
         if let Err(errno) = unpack_one(start, &entry, &mut linked) {
             report!("message the file {:?} is left out (error {})", entry.name(), errno.0);
@@ -60,7 +60,7 @@ fn unpack(start: &Start, archive: &[u8]) -> core::result::Result<(), &'static st
 fn unpack_one(
     start: &Start,
     entry: &Entry<'_>,
-    linked: &mut BTreeMap<(u32, u32, u32), Arc<Inode>>,
+    linked: &mut Map<(u32, u32, u32), Arc<Inode>>,
 ) -> Result<()> {
     let mode = entry.mode().bits();
     let name = entry.name().as_bytes();
@@ -75,7 +75,7 @@ fn unpack_one(
     let key = (entry.devmajor().unwrap_or(0), entry.devminor().unwrap_or(0), entry.ino());
     let inode = match mode & linux::S_IFMT {
         linux::S_IFREG if entry.nlink() > 1 && linked.contains_key(&key) => {
-            let inode = linked[&key].clone();
+            let inode = linked.get(&key).ok_or(Errno::ENOENT)?.clone();
             fill(&inode, entry.file())?;
             let (parent, name) = place(start, name)?;
             return directory::link_again(&parent, &name, &inode);
@@ -84,14 +84,12 @@ fn unpack_one(
             let inode = Inode::try_new_regular(mode)?;
             fill(&inode, entry.file())?;
             if entry.nlink() > 1 {
-                linked.insert(key, inode.clone());
+                linked.try_insert(key, inode.clone())?;
             }
             inode
         }
-        linux::S_IFLNK => Inode::try_new(Body::Link(entry.file().into()), 0o777)?,
-        linux::S_IFIFO => {
-            Inode::try_new(Body::Pipe(Pipe::new(pipe::Kind::Named, Arc::default())), mode)?
-        }
+        linux::S_IFLNK => Inode::try_new(Body::Link(Vec::try_from_slice(entry.file())?), 0o777)?,
+        linux::S_IFIFO => Inode::try_new(Body::Pipe(Pipe::try_new(pipe::Kind::Named)?), mode)?,
         linux::S_IFCHR if entry.mode().contains(Mode::CHARACTER_SPECIAL_DEVICE) => {
             let numbers = (entry.rdevmajor().unwrap_or(0), entry.rdevminor().unwrap_or(0));
             let device = Device::numbered(numbers.0, numbers.1).ok_or(Errno::ENODEV)?;
@@ -124,7 +122,7 @@ fn fill(inode: &Inode, bytes: &[u8]) -> Result<()> {
 fn place(start: &Start, path: &[u8]) -> Result<(Arc<Inode>, super::inode::Name)> {
     let name = super::file_name(path);
     let parent = make_directories(start, &path[..path.len() - name.len()])?;
-    Ok((parent, name.into()))
+    Ok((parent, Vec::try_from_slice(name)?))
 }
 
 /// The directory at `path`, made with all above it where they are missing.
@@ -145,7 +143,7 @@ fn make_directories(start: &Start, path: &[u8]) -> Result<Arc<Inode>> {
 }
 
 /// Adds what programs expect, where the archive has nothing by that name.
-fn furnish(start: &Start) {
+fn furnish(start: &Start) -> Result<()> {
     use Device::{Console, Full, Null, Random, Zero};
     let add = |path: &str, made: Result<Arc<Inode>>| {
         let added = made.and_then(|inode| {
@@ -170,7 +168,9 @@ fn furnish(start: &Start) {
         add(path, made);
     };
     let link = |path: &str, to: &str| {
-        add(path, Inode::try_new(Body::Link(to.as_bytes().into()), 0o777));
+        let to = Vec::try_from_slice(to.as_bytes());
+        let made = to.map_err(Errno::from).and_then(|to| Inode::try_new(Body::Link(to), 0o777));
+        add(path, made);
     };
     directory("tmp", 0o1777);
     directory("dev", 0o755);
@@ -194,20 +194,29 @@ fn furnish(start: &Start) {
     link("dev/stderr", "/proc/self/fd/2");
     // An archive of a root file system has an empty directory there, to mount on.
     let _ = directory::remove_directory(&start.root, b"proc");
-    add("proc", Ok(proc::root()));
+    add("proc", proc::root());
     let cpus = percpu::cpus();
-    let list: String = if cpus == 1 { "0\n".into() } else { format!("0-{}\n", cpus - 1) };
+    let list = match cpus {
+        1 => String::try_from_str("0\n")?,
+        _ => String::try_format(format_args!("0-{}\n", cpus - 1))?,
+    };
     for name in ["online", "possible", "present"] {
-        text(&format!("sys/devices/system/cpu/{name}"), &list);
+        let path = String::try_format(format_args!("sys/devices/system/cpu/{name}"))?;
+        text(&path, &list);
     }
     text("sys/devices/system/cpu/offline", "\n");
     text("sys/devices/system/cpu/kernel_max", "63\n");
     for cpu in 0..cpus {
-        let topology = format!("sys/devices/system/cpu/cpu{cpu}/topology");
-        text(&format!("{topology}/core_id"), &format!("{cpu}\n"));
-        text(&format!("{topology}/physical_package_id"), "0\n");
-        text(&format!("{topology}/thread_siblings_list"), &format!("{cpu}\n"));
-        text(&format!("{topology}/core_siblings_list"), &list);
+        let own = String::try_format(format_args!("{cpu}\n"))?;
+        for (name, what) in [
+            ("core_id", own.as_str()),
+            ("physical_package_id", "0\n"),
+            ("thread_siblings_list", own.as_str()),
+            ("core_siblings_list", list.as_str()),
+        ] {
+            let path = format_args!("sys/devices/system/cpu/cpu{cpu}/topology/{name}");
+            text(&String::try_format(path)?, what);
+        }
     }
     text("sys/devices/system/node/online", "0\n");
     text("sys/devices/system/node/possible", "0\n");
@@ -217,4 +226,5 @@ fn furnish(start: &Start) {
     text("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n");
     text("etc/group", "root:x:0:\n");
     text("etc/hostname", "faultless\n");
+    Ok(())
 }

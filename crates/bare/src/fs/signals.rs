@@ -5,11 +5,11 @@
 
 use super::stream::{Changes, Events, Stream};
 use super::transfer::Transfer;
+use crate::heap::{Arc, Weak};
 use crate::signal::{self, Set, UNBLOCKABLE};
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
 use crate::task::current;
-use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// The signals of a set, to be read.
@@ -32,16 +32,22 @@ pub fn announce() {
 
 impl SignalFile {
     /// Those of `set`.
-    pub fn new(set: Set) -> Arc<Self> {
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new(set: Set) -> Result<Arc<Self>> {
         let changes = {
             let mut announced = ANNOUNCED.lock();
-            announced.upgrade().unwrap_or_else(|| {
-                let new = Arc::default();
-                *announced = Arc::downgrade(&new);
-                new
-            })
+            match announced.upgrade() {
+                Some(changes) => changes,
+                None => {
+                    let new = Arc::try_new(Changes::default())?;
+                    *announced = Arc::downgrade(&new);
+                    new
+                }
+            }
         };
-        Arc::new(Self { set: AtomicU64::new(set & !UNBLOCKABLE), changes })
+        Ok(Arc::try_new(Self { set: AtomicU64::new(set & !UNBLOCKABLE), changes })?)
     }
 
     /// Changes the set.

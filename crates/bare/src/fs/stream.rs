@@ -5,16 +5,15 @@
 //! waits asks the stream again whenever something was announced.
 
 use super::transfer::Transfer;
-use crate::heap::try_push;
+use crate::heap::{Arc, Vec, try_push};
 use crate::signal::{self, Info};
 use crate::syscall::{Errno, Result};
 use crate::task::current;
-use crate::task::wait::{Stop, WaitQueue, wait_until};
-use alloc::sync::Arc;
-use alloc::vec::Vec;
+use crate::task::wait::{Place, Stop, WaitQueue, wait_at};
 use core::any::Any;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
+use faultless_bare::collections::arc::Counted;
 use linux_raw_sys::general as linux;
 
 bitflags::bitflags! {
@@ -127,25 +126,31 @@ pub trait Stream: Any + fmt::Debug + Send + Sync {
     }
 }
 
+/// A share of a stream, whatever kind it is.
+pub fn erase<T: Stream>(stream: Arc<T>) -> Arc<dyn Stream> {
+    // SAFETY: the language's own cast.
+    unsafe { Arc::cast(stream, |at| at as *mut Counted<dyn Stream>) }
+}
+
 /// Waits until `stream` is ready for any of `wanted`.
 ///
 /// # Errors
 /// [`Errno::RESTART`]: a signal came first.
 pub fn wait(stream: &dyn Stream, wanted: Events) -> Result<()> {
-    let queue = stream.changes().map(|changes| &changes.queue);
+    let place = stream.changes().map(|changes| Place::at(&changes.queue));
     let ready = || stream.ready().intersects(wanted | Events::ALWAYS).then_some(());
-    wait_and_look_again(queue.as_slice(), None, || stream.look_again(), ready).map_err(|stop| {
+    wait_and_look_again(place.as_slice(), None, || stream.look_again(), ready).map_err(|stop| {
         debug_assert_eq!(stop, Stop::Signal, "there is no deadline");
         Errno::RESTART
     })
 }
 
-/// As [`wait_until`], for what is also to be looked at when `look_again` says.
+/// As [`wait_at`], for what is also to be looked at when `look_again` says.
 ///
 /// # Errors
 /// Why the wait ended without it.
 pub fn wait_and_look_again<R>(
-    queues: &[&WaitQueue],
+    places: &[Place<'_>],
     deadline: Option<u64>,
     look_again: impl Fn() -> Option<u64>,
     mut ready: impl FnMut() -> Option<R>,
@@ -155,7 +160,7 @@ pub fn wait_and_look_again<R>(
         let at = until();
         let sooner = || until().is_some_and(|now| at.is_none_or(|at| now < at));
         let look = || ready().map(Some).or_else(|| sooner().then_some(None));
-        match wait_until(queues, at, look) {
+        match wait_at(places, at, look) {
             Ok(Some(result)) => return Ok(result),
             Err(Stop::Timeout) if at == deadline => return Err(Stop::Timeout),
             Ok(None) | Err(Stop::Timeout) => {}

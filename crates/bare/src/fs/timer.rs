@@ -6,11 +6,11 @@
 
 use super::stream::{Changes, Events, Stream};
 use super::transfer::Transfer;
+use crate::heap::Arc;
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
 use crate::time::timers::Setting;
 use crate::time::{self, Clock};
-use alloc::sync::Arc;
 
 /// A timer whose expirations are read.
 #[derive(Debug)]
@@ -57,8 +57,12 @@ impl State {
 
 impl TimerFile {
     /// One that does not run, by a clock that always does.
-    pub fn new(clock: Clock) -> Arc<Self> {
-        Arc::new(Self { clock, state: Mutex::default(), changes: Arc::default() })
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new(clock: Clock) -> Result<Arc<Self>> {
+        let changes = Arc::try_new(Changes::default())?;
+        Ok(Arc::try_new(Self { clock, state: Mutex::default(), changes })?)
     }
 
     /// What it shows.

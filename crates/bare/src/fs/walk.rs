@@ -2,8 +2,8 @@
 
 use super::inode::{Inode, Name, Target};
 use super::path::{MAX_LINKS, NAME_MAX, PATH_MAX, Step};
+use crate::heap::{Arc, Vec};
 use crate::syscall::{Errno, Result};
-use alloc::sync::Arc;
 
 /// Where walks start.
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ impl Found {
 /// Walks `path`, whose last name need not be there.
 ///
 /// # Errors
-/// `ENOENT`, `ENOTDIR`, `ELOOP`, `ENAMETOOLONG`.
+/// `ENOENT`, `ENOTDIR`, `ELOOP`, `ENAMETOOLONG`, `ENOMEM`.
 pub fn walk(start: &Start, path: &[u8], links: Links) -> Result<Found> {
     if path.is_empty() {
         return Err(Errno::ENOENT);
@@ -60,7 +60,7 @@ pub fn walk(start: &Start, path: &[u8], links: Links) -> Result<Found> {
         if path[0] == b'/' { start.root.clone() } else { here }
     };
     let mut here = begin(path, start.here.clone());
-    let mut path = path.to_vec();
+    let mut path = Vec::try_from_slice(path)?;
     let mut followed = 0;
     let mut at = 0;
     loop {
@@ -75,12 +75,13 @@ pub fn walk(start: &Start, path: &[u8], links: Links) -> Result<Found> {
         let next = match step.name {
             b"." => here.clone(),
             b".." if Arc::ptr_eq(&here, &start.root) => here.clone(),
-            b".." => here.parent()?,
+            b".." => Inode::parent(&here)?,
             name if name.len() > NAME_MAX => return Err(Errno::ENAMETOOLONG),
             name => match here.lookup(name) {
                 Ok(next) => next,
                 Err(Errno::ENOENT) if last => {
-                    return Ok(Found { directory: here, name: name.into(), inode: None, slash });
+                    let name = Vec::try_from_slice(name)?;
+                    return Ok(Found { directory: here, name, inode: None, slash });
                 }
                 Err(errno) => return Err(errno),
             },
@@ -95,7 +96,7 @@ pub fn walk(start: &Start, path: &[u8], links: Links) -> Result<Found> {
                     if target.is_empty() {
                         return Err(Errno::ENOENT);
                     }
-                    target.extend_from_slice(step.rest);
+                    target.try_extend_from_slice(step.rest)?;
                     if target.len() > 2 * PATH_MAX {
                         return Err(Errno::ENAMETOOLONG);
                     }
@@ -108,7 +109,7 @@ pub fn walk(start: &Start, path: &[u8], links: Links) -> Result<Found> {
                     if slash && !inode.is_directory() {
                         return Err(Errno::ENOTDIR);
                     }
-                    let name = step.name.into();
+                    let name = Vec::try_from_slice(step.name)?;
                     return Ok(Found { directory: here, name, inode: Some(inode), slash });
                 }
                 Target::Inode(inode) => {
@@ -122,7 +123,7 @@ pub fn walk(start: &Start, path: &[u8], links: Links) -> Result<Found> {
             if slash && !next.is_directory() {
                 return Err(Errno::ENOTDIR);
             }
-            let name = step.name.into();
+            let name = Vec::try_from_slice(step.name)?;
             return Ok(Found { directory: here, name, inode: Some(next), slash });
         }
         at = path.len() - step.rest.len();

@@ -10,9 +10,8 @@ pub mod sem;
 pub mod shm;
 
 use crate::arch::clock;
-use crate::heap::try_push;
+use crate::heap::{Vec, try_push};
 use crate::syscall::{Errno, Result};
-use alloc::vec::Vec;
 
 /// The key of what has none: each call makes another.
 pub const PRIVATE: i32 = 0;
@@ -143,6 +142,12 @@ impl<T> Ids<T> {
     /// All of them.
     pub fn all(&self) -> impl Iterator<Item = (i32, &Common, &T)> {
         self.places.iter().flatten().map(|entry| (entry.id, &entry.common, &entry.object))
+    }
+
+    /// The first at `place` or behind it, and its place.
+    pub fn from(&self, place: usize) -> Option<(usize, &T)> {
+        let mut places = self.places.iter().enumerate().skip(place);
+        places.find_map(|(place, entry)| Some((place, &entry.as_ref()?.object)))
     }
 
     /// The highest place that is taken; 0 where none is.

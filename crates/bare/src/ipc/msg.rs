@@ -1,12 +1,10 @@
 //! Message queues: texts with a number each, taken out in order or by number.
 
 use super::{Ids, seconds};
+use crate::heap::{Arc, Chain, Link, Linked, Vec};
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
 use crate::task::wait::{Stop, WaitQueue, wait_until};
-use alloc::collections::VecDeque;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 
 /// The most queues.
 pub const MOST: usize = 32000;
@@ -22,12 +20,34 @@ pub struct Message {
     pub kind: i64,
     /// Its text.
     pub text: Vec<u8>,
+    link: Link<Self>,
+}
+
+/// The messages of a queue, as a kind of [chains](Chain).
+#[derive(Debug)]
+pub struct Queued;
+
+// SAFETY: a field that is for nothing else.
+unsafe impl Linked<Queued> for Message {
+    fn link(&self) -> &Link<Self> {
+        &self.link
+    }
+}
+
+impl Message {
+    /// A message.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new(kind: i64, text: Vec<u8>) -> Result<Arc<Self>> {
+        Ok(Arc::try_new(Self { kind, text, link: Link::new() })?)
+    }
 }
 
 /// A queue under its lock.
 #[derive(Debug)]
 pub struct State {
-    messages: VecDeque<Message>,
+    messages: Chain<Message, Queued>,
     /// Bytes of its messages.
     pub bytes: u64,
     /// The most that there may be.
@@ -68,15 +88,14 @@ impl State {
         self.messages.len() as u64
     }
 
-    fn position(&self, wanted: Wanted) -> Option<usize> {
-        let all = &self.messages;
+    fn find(&self, wanted: Wanted) -> Option<&Arc<Message>> {
+        let mut all = self.messages.iter();
         match wanted {
-            Wanted::Any => (!all.is_empty()).then_some(0),
-            Wanted::Kind(kind) => all.iter().position(|message| message.kind == kind),
-            Wanted::Not(kind) => all.iter().position(|message| message.kind != kind),
+            Wanted::Any => all.next(),
+            Wanted::Kind(kind) => all.find(|message| message.kind == kind),
+            Wanted::Not(kind) => all.find(|message| message.kind != kind),
             Wanted::UpTo(most) => {
-                let low = all.iter().enumerate().min_by_key(|(_, message)| message.kind)?;
-                (low.1.kind <= most).then_some(low.0)
+                all.min_by_key(|message| message.kind).filter(|message| message.kind <= most)
             }
         }
     }
@@ -84,16 +103,19 @@ impl State {
 
 impl Queue {
     /// An empty queue.
-    pub fn new() -> Arc<Self> {
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new() -> Result<Arc<Self>> {
         let state = State {
-            messages: VecDeque::new(),
+            messages: Chain::new(),
             bytes: 0,
             capacity: CAPACITY,
             last_users: [0; 2],
             times: [0; 2],
             gone: false,
         };
-        Arc::new(Self { state: Mutex::new(state), changed: WaitQueue::new() })
+        Ok(Arc::try_new(Self { state: Mutex::new(state), changed: WaitQueue::new() })?)
     }
 
     /// Looks at it.
@@ -135,15 +157,13 @@ impl Queue {
     ///
     /// # Errors
     /// As `msgsnd`.
-    pub fn send(&self, message: Message, pid: u32, at_once: bool) -> Result<()> {
-        let mut message = Some(message);
+    pub fn send(&self, message: Arc<Message>, pid: u32, at_once: bool) -> Result<()> {
+        let bytes = message.text.len() as u64;
         self.act(at_once.then_some(Errno::EAGAIN), |state| {
-            let bytes = message.as_ref().map_or(0, |message| message.text.len() as u64);
             if state.bytes + bytes > state.capacity || state.len() + 1 > state.capacity {
                 return Ok(None);
             }
-            state.messages.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-            state.messages.extend(message.take());
+            state.messages.push(message.clone());
             state.bytes += bytes;
             (state.last_users[0], state.times[0]) = (pid, seconds());
             Ok(Some(()))
@@ -161,16 +181,16 @@ impl Queue {
         cut: bool,
         pid: u32,
         at_once: bool,
-    ) -> Result<Message> {
+    ) -> Result<Arc<Message>> {
         self.act(at_once.then_some(Errno::ENOMSG), |state| {
-            let Some(at) = state.position(wanted) else { return Ok(None) };
-            if !cut && state.messages[at].text.len() as u64 > most {
+            let Some(message) = state.find(wanted).cloned() else { return Ok(None) };
+            if !cut && message.text.len() as u64 > most {
                 return Err(Errno::E2BIG);
             }
-            let message = state.messages.remove(at);
-            state.bytes -= message.as_ref().map_or(0, |message| message.text.len() as u64);
+            state.messages.take(|it| Arc::ptr_eq(it, &message));
+            state.bytes -= message.text.len() as u64;
             (state.last_users[1], state.times[1]) = (pid, seconds());
-            Ok(message)
+            Ok(Some(message))
         })
     }
 }

@@ -4,12 +4,10 @@
 //! every change to try again. What a process wants undone at its end is kept with the set.
 
 use super::Ids;
+use crate::heap::{Arc, Map, Vec};
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
 use crate::task::wait::{Stop, WaitQueue, wait_until};
-use alloc::collections::BTreeMap;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// The most sets, and semaphores in one.
@@ -57,7 +55,7 @@ pub struct State {
     /// Whether it was removed.
     gone: bool,
     /// What is added at the ends of processes.
-    undo: BTreeMap<u32, Vec<i16>>,
+    undo: Map<u32, Vec<i16>>,
 }
 
 /// A set.
@@ -92,12 +90,8 @@ impl Set {
             return Err(Errno::EINVAL);
         }
         let set = Self::default();
-        {
-            let mut state = set.state.lock();
-            state.all.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
-            state.all.resize(count, Semaphore::default());
-        }
-        Ok(Arc::new(set))
+        set.state.lock().all = Vec::try_filled(Semaphore::default(), count)?;
+        Ok(Arc::try_new(set)?)
     }
 
     /// Looks at it.
@@ -125,7 +119,7 @@ impl Set {
             semaphore.value = value;
             semaphore.last_user = pid;
         }
-        undo.values_mut().for_each(|undo| undo[range.clone()].fill(0));
+        undo.each_mut(|_, undo| undo[range.clone()].fill(0));
         drop(state);
         self.changed.wake_all();
         Ok(())
@@ -188,13 +182,12 @@ impl State {
         }
         let undoes = changes.iter().any(|change| change.flags & Change::UNDO != 0);
         if undoes && !self.undo.contains_key(&pid) {
-            let mut undo = Vec::new();
-            let room = undo.try_reserve_exact(self.all.len());
-            if crate::heap::low() || room.is_err() {
+            if crate::heap::low() {
                 return Err(Refused::Error(Errno::ENOMEM));
             }
-            undo.resize(self.all.len(), 0);
-            self.undo.insert(pid, undo);
+            let none = Vec::try_filled(0, self.all.len());
+            none.and_then(|none| self.undo.try_insert(pid, none))
+                .map_err(|no_memory| Refused::Error(no_memory.into()))?;
             UNDOES.fetch_add(1, Ordering::Relaxed);
         }
         for (done, change) in changes.iter().enumerate() {
@@ -269,8 +262,11 @@ pub fn process_ends(pid: u32) {
     if UNDOES.load(Ordering::Relaxed) == 0 {
         return;
     }
-    let sets: Vec<Arc<Set>> = SETS.lock().all().map(|(.., set)| set.clone()).collect();
-    for set in sets {
+    let mut place = 0;
+    loop {
+        let next = SETS.lock().from(place).map(|(place, set)| (place, set.clone()));
+        let Some((at, set)) = next else { return };
+        place = at + 1;
         let mut state = set.state.lock();
         let Some(undo) = state.undo.remove(&pid) else { continue };
         for (semaphore, by) in state.all.iter_mut().zip(undo).filter(|&(_, by)| by != 0) {

@@ -11,13 +11,12 @@
 
 use super::{Common, Ids, PRIVATE, seconds};
 use crate::fs::regular::Held;
-use crate::heap::try_push;
+use crate::heap::{Vec, try_push};
 use crate::machine::Bare;
 use crate::percpu;
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
 use crate::task::memory;
-use alloc::vec::Vec;
 use faultless::file::Object;
 use faultless::heap::Shared;
 use faultless::{Area, PAGE_SHIFT, PAGE_SIZE, Space, VirtRange};
@@ -71,24 +70,20 @@ fn attachment(area: &Area) -> Option<(u64, &Shared<Object>)> {
 
 /// Tells of all attachments of all segments, until `tell` says no.
 fn each_attachment(mut tell: impl FnMut(u64, &Shared<Object>) -> bool) {
-    for memory in memory::all() {
+    memory::each(|memory| {
         let mut more = true;
         memory.space().each_area(percpu::cpu(), VirtRange::USER, |area| {
             more = attachment(area).is_none_or(|(tag, object)| tell(tag, object));
             more
         });
-        if !more {
-            return;
-        }
         percpu::cpu().serve_flushes();
-    }
+        more
+    });
 }
 
 /// How many attachments each of `tags` has, which are in order.
 fn count(tags: &[u64]) -> Result<Vec<u64>> {
-    let mut counts = Vec::new();
-    counts.try_reserve_exact(tags.len()).map_err(|_| Errno::ENOMEM)?;
-    counts.resize(tags.len(), 0);
+    let mut counts = Vec::try_filled(0, tags.len())?;
     each_attachment(|tag, _| {
         if let Ok(at) = tags.binary_search(&tag) {
             counts[at] += 1;
@@ -108,7 +103,7 @@ fn forget() -> Result<()> {
         return Ok(());
     }
     gone.sort_unstable();
-    let tags: Vec<u64> = gone.iter().map(|&(tag, _)| tag).collect();
+    let tags = Vec::try_from_iter(gone.iter().map(|&(tag, _)| tag))?;
     let counts = count(&tags)?;
     let mut segments = SEGMENTS.lock();
     for ((_, id), _) in gone.into_iter().zip(counts).filter(|&(_, count)| count == 0) {

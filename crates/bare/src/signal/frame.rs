@@ -11,9 +11,9 @@ use super::{Action, AlternateStack, Info, Set, block, send};
 use crate::arch::fpu::{self, FpuState, LEGACY_BYTES, Unfit};
 use crate::arch::user::{self, Plain};
 use crate::arch::{TrapFrame, entry};
+use crate::heap::Vec;
 use crate::syscall::{Errno, Result};
 use crate::task::current;
-use alloc::vec::Vec;
 use core::mem::offset_of;
 use faultless::USER_END;
 use linux_raw_sys::general as linux;
@@ -287,9 +287,7 @@ fn read_fpu(at: u64) -> Result<FpuState> {
         && software.magic == MAGIC_1
         && software.bytes as usize == whole
         && user::read::<u32>(at.wrapping_add(whole as u64)) == Ok(MAGIC_2);
-    let mut bytes = Vec::new();
-    bytes.try_reserve(whole).map_err(|_| Errno::ENOMEM)?;
-    bytes.resize(if extended { whole } else { LEGACY_BYTES }, 0);
+    let mut bytes = Vec::try_filled(0, if extended { whole } else { LEGACY_BYTES })?;
     user::read_bytes(&mut bytes, at)?;
     let parts = if extended { software.parts } else { !0 };
     state.take(&bytes, parts).map_err(|Unfit| Errno::EFAULT)?;

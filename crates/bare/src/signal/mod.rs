@@ -33,13 +33,11 @@ pub use send::{child_ended, fault, queue_process, queue_thread, send_process, se
 pub use stop::Job;
 
 use crate::arch::user::Plain;
+use crate::heap::{Arc, Vec};
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
 use crate::task::{Process, Thread, current};
 use crate::time::ProcessTimers;
-use alloc::boxed::Box;
-use alloc::sync::Arc;
-use alloc::vec;
 use core::cell::Cell;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -178,7 +176,7 @@ impl ThreadSignals {
 /// What signals know of a process.
 pub struct ProcessSignals {
     /// By signal; not in place, since a process is moved about on a small stack while it is made.
-    actions: Mutex<Box<[Action]>>,
+    actions: Mutex<Vec<Action>>,
     /// What any of its threads may take.
     queue: Queue,
     /// Whether it is stopped.
@@ -189,18 +187,6 @@ pub struct ProcessSignals {
     orphaned: orphan::Noted,
 }
 
-impl Default for ProcessSignals {
-    fn default() -> Self {
-        Self {
-            actions: Mutex::new(vec![Action::default(); LAST as usize].into()),
-            queue: Queue::default(),
-            job: Job::default(),
-            timers: ProcessTimers::default(),
-            orphaned: orphan::Noted::default(),
-        }
-    }
-}
-
 impl fmt::Debug for ProcessSignals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "signals {:#x}", self.queue.set())
@@ -208,27 +194,42 @@ impl fmt::Debug for ProcessSignals {
 }
 
 impl ProcessSignals {
+    /// Those of a program that has just begun.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new() -> Result<Self> {
+        Self::with_actions(Vec::try_filled(Action::default(), LAST as usize)?)
+    }
+
     /// Those of a process that ignores all, even what others cannot ignore.
-    pub fn ignoring_all() -> Self {
-        let new = Self::default();
-        new.actions.lock().fill(Action::IGNORE);
-        new
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_ignoring_all() -> Result<Self> {
+        Self::with_actions(Vec::try_filled(Action::IGNORE, LAST as usize)?)
     }
 
     /// Those of a child: it does the same, unless it is to have no handlers.
-    pub fn fork(&self, clear_handlers: bool) -> Self {
-        let actions = Mutex::new(self.actions.lock().clone());
-        let new = Self {
-            actions,
-            queue: Queue::default(),
-            job: Job::default(),
-            timers: ProcessTimers::default(),
-            orphaned: orphan::Noted::default(),
-        };
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_fork(&self, clear_handlers: bool) -> Result<Self> {
+        let new = Self::with_actions(self.actions.lock().try_clone()?)?;
         if clear_handlers {
             new.clear_handlers();
         }
-        new
+        Ok(new)
+    }
+
+    fn with_actions(actions: Vec<Action>) -> Result<Self> {
+        Ok(Self {
+            actions: Mutex::new(actions),
+            queue: Queue::default(),
+            job: Job::default(),
+            timers: ProcessTimers::try_new()?,
+            orphaned: orphan::Noted::default(),
+        })
     }
 
     /// The process has a new program, which knows nothing of handlers and timers of the old.

@@ -3,9 +3,9 @@
 //! A signal below 32 waits at most once, and keeps what it told first; the others queue.
 
 use super::{Info, Set, bit};
+use crate::heap::Vec;
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
@@ -54,8 +54,8 @@ impl Queue {
             waiting.overrun_more(counted.1.saturating_add(1));
             return Ok(());
         }
-        if infos.len() < MANY && infos.try_reserve(1).is_ok() {
-            infos.push(info);
+        if infos.len() < MANY && infos.try_push(info).is_ok() {
+            // It waits with what it tells.
         } else if signal >= linux::SIGRTMIN && info.code() < 0 {
             return Err(Errno::EAGAIN);
         }

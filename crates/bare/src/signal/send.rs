@@ -3,10 +3,10 @@
 use super::{Disposition, Info, Set, UNBLOCKABLE, bit, stop, takes};
 use crate::arch::TrapFrame;
 use crate::fs::signals;
+use crate::heap::Arc;
 use crate::syscall::Result;
 use crate::task::process::{ExitStatus, Process};
 use crate::task::{Thread, current, scheduler};
-use alloc::sync::Arc;
 use core::ptr;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as linux;

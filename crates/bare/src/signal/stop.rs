@@ -8,12 +8,11 @@
 
 use super::orphan::is_orphaned;
 use super::{Info, Set, bit, send};
+use crate::heap::Arc;
 use crate::sync::Mutex;
+use crate::task::current;
 use crate::task::process::{ExitStatus, Process, TABLE, find};
 use crate::task::wait::{WaitQueue, wait_unless_killed};
-use crate::task::{Thread, current};
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
@@ -110,8 +109,7 @@ pub(super) fn stop(signal: u32, continues: u64) {
     if !process.signals.job.stop(continues, news) {
         return;
     }
-    let others: Vec<Arc<Thread>> = process.threads.lock().clone();
-    others.iter().for_each(send::tell);
+    process.threads.lock().iter().for_each(send::tell);
     tell_parent(&process, news);
 }
 
@@ -120,7 +118,7 @@ pub(super) fn wait() {
     let thread = current();
     let job = &thread.process.signals.job;
     if job.is_stopped() {
-        let _ = wait_unless_killed(&[&job.goes_on], || (!job.is_stopped()).then_some(()));
+        let _ = wait_unless_killed(&job.goes_on, || (!job.is_stopped()).then_some(()));
     }
 }
 

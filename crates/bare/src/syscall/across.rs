@@ -3,12 +3,11 @@
 use super::file::rw::{MOST_PIECES, pieces};
 use super::{Args, Errno, Result};
 use crate::fs::Transfer;
+use crate::heap::{Arc, Vec};
 use crate::task::breathe_unless_killed;
 use crate::task::exec::Visit;
 use crate::task::memory::Memory;
 use crate::task::process::find_thread;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 
 /// Bytes that go through the kernel at a time.
 const BOUNCE: usize = 16 << 10;
@@ -51,9 +50,7 @@ fn move_bytes(
     let memory: Arc<Memory> = find_thread(args.a() as u32)
         .and_then(|thread| thread.process.memory())
         .ok_or(Errno::ESRCH)?;
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(BOUNCE).map_err(|_| Errno::ENOMEM)?;
-    bytes.resize(BOUNCE, 0);
+    let mut bytes = Vec::try_filled(0, BOUNCE)?;
     let mut moved = 0;
     loop {
         let part = here.left().min(there.left()).min(BOUNCE as u64);

@@ -4,11 +4,10 @@ use super::{Args, Errno, Result};
 use crate::arch::user;
 use crate::fs;
 use crate::fs::regular::Held;
-use crate::heap::try_push;
+use crate::heap::{Vec, try_push};
 use crate::machine::Bare;
 use crate::percpu;
 use crate::task::{breathe, current, memory};
-use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use faultless::{
     Advice, Area, Backing, Copies, Cpu, Lock, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Shared,
@@ -270,7 +269,13 @@ pub fn mincore(args: Args<'_>) -> Result {
     let mut pages = Vec::new();
     in_pieces(addr, len, |at, piece| {
         pages.clear();
-        space().mincore(percpu::cpu(), at, piece, |there| pages.push(u8::from(there)))?;
+        // For as many as there are in a piece.
+        pages.try_reserve((piece >> PAGE_SHIFT) as usize + 1)?;
+        let mut room = Ok(());
+        space().mincore(percpu::cpu(), at, piece, |there| {
+            room = room.and(pages.try_push(u8::from(there)));
+        })?;
+        room?;
         user::write_bytes(vector.wrapping_add((at - addr) >> PAGE_SHIFT), &pages)
     })?;
     Ok(0)
@@ -346,13 +351,21 @@ pub fn munlock(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// Locks, or unlocks, all that is mapped.
-fn lock_all(how: Lock) -> Result<()> {
-    for (part, _) in areas(VirtRange::USER)? {
+/// Locks, or unlocks, all that is mapped. Needs no memory itself, so that to unlock never fails.
+fn lock_all(how: Lock) {
+    let mut left = VirtRange::USER;
+    loop {
+        // One at a time, as it is by then.
+        let mut found = None;
+        space().each_area(percpu::cpu(), left, |area| {
+            found = Some(area.range.intersect(left));
+            false
+        });
+        let Some(part) = found else { return };
         // What cannot be split from its neighbours, or is not there any more, is left out.
         let _ = space().mlock(percpu::cpu(), part.start, part.len(), how);
+        left = VirtRange::new(part.end, left.end);
     }
-    Ok(())
 }
 
 /// `mlockall(flags)`.
@@ -368,7 +381,7 @@ pub fn mlockall(args: Args<'_>) -> Result {
     let how = if flags & ON_FAULT == 0 { Lock::Now } else { Lock::OnFault };
     *current().process.locks_future.lock() = if flags & FUTURE != 0 { how } else { Lock::No };
     if flags & CURRENT != 0 {
-        lock_all(how)?;
+        lock_all(how);
     }
     if flags & CURRENT != 0 && how == Lock::Now {
         for (part, write) in areas(VirtRange::USER)? {
@@ -384,7 +397,7 @@ pub fn mlockall(args: Args<'_>) -> Result {
 /// `munlockall()`.
 pub fn munlockall(_: Args<'_>) -> Result {
     *current().process.locks_future.lock() = Lock::No;
-    lock_all(Lock::No)?;
+    lock_all(Lock::No);
     Ok(0)
 }
 

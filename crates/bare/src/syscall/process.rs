@@ -3,15 +3,13 @@
 use super::{Args, Errno, Result};
 use crate::arch::{self, Selectors, user};
 use crate::fs;
+use crate::heap::{Arc, String};
 use crate::task::clone::{self, Request};
 use crate::task::exec::{self, Strings};
 use crate::task::exit;
 use crate::task::process::{self, ExitStatus, Process, TABLE, Usage};
 use crate::task::wait::wait_until;
 use crate::task::{Thread, current};
-use alloc::string::String;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as nr;
 
@@ -202,11 +200,7 @@ fn wait_for(wanted: &Wanted, options: u32) -> Result<Option<News>> {
         let mut table = TABLE.lock();
         let children = &mut parent.family.lock().children;
         let mut found = false;
-        for at in 0..children.len() {
-            let child = &children[at];
-            if !matches(child) {
-                continue;
-            }
+        for child in children.iter().filter(|child| matches(child)) {
             found = true;
             let used = || child.usage() + *child.children_usage.lock();
             if has(nr::WEXITED) && child.ended.load(Ordering::SeqCst) {
@@ -216,7 +210,8 @@ fn wait_for(wanted: &Wanted, options: u32) -> Result<Option<News>> {
                     table.processes.remove(&news.pid);
                     let mut used = parent.children_usage.lock();
                     *used = *used + news.used;
-                    children.remove(at);
+                    drop(used);
+                    children.take(|child| child.pid == news.pid);
                 }
                 return Some(Ok(Some(news)));
             }
@@ -440,11 +435,16 @@ pub fn prctl(args: Args<'_>) -> Result {
     let process = current().process.clone();
     match args.a() as u32 {
         p::PR_SET_NAME => {
-            let bytes: Vec<u8> = (0..NAME as u64 - 1)
-                .map(|at| user::read::<u8>(args.b().wrapping_add(at)))
-                .take_while(|byte| *byte != Ok(0))
-                .collect::<Result<_>>()?;
-            *process.name.lock() = String::from_utf8_lossy(&bytes).into_owned();
+            let mut bytes = [0u8; NAME - 1];
+            for (at, byte) in (args.b()..).zip(&mut bytes) {
+                *byte = user::read(at)?;
+                if *byte == 0 {
+                    break;
+                }
+            }
+            let len = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+            let name = String::try_from_utf8_lossy(&bytes[..len])?;
+            *process.name.lock() = name;
             Ok(0)
         }
         p::PR_GET_NAME => {

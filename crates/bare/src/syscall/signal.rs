@@ -2,13 +2,12 @@
 
 use super::{Args, Errno, Result};
 use crate::arch::user;
+use crate::heap::Arc;
 use crate::signal::{self, Action, AlternateStack, Info, Set};
-use crate::task::process::{Process, TABLE, find_thread};
+use crate::task::process::{Process, TABLE, each, find_thread};
 use crate::task::wait::{Stop, wait_until};
 use crate::task::{Thread, current};
 use crate::time;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as linux;
 
@@ -138,16 +137,26 @@ fn process_of(number: u32) -> Result<Arc<Process>> {
 /// `kill(pid, signal)`.
 pub fn kill(args: Args<'_>) -> Result {
     let pid = args.a() as i32;
-    let targets: Vec<Arc<Process>> = match pid {
-        1.. => [process_of(pid as u32)?].into(),
-        i32::MIN => return Err(Errno::ESRCH),
+    let mut found = false;
+    let signal = to_send(args.b());
+    let send = |process: &Arc<Process>| {
+        if let Ok(Some(signal)) = signal {
+            signal::send_process(process, Info::sent(signal, false));
+        }
+    };
+    match pid {
+        1.. => {
+            send(&process_of(pid as u32)?);
+            found = true;
+        }
+        i32::MIN => {}
         _ => {
             let own = &current().process;
             let group = match pid {
                 0 => own.group.load(Ordering::Relaxed),
                 _ => pid.unsigned_abs(),
             };
-            let is_meant = |process: &&Arc<Process>| {
+            let is_meant = |process: &Arc<Process>| {
                 if pid == -1 {
                     // Everybody but process 1 and who asks.
                     process.pid > 1 && process.pid != own.pid
@@ -155,17 +164,15 @@ pub fn kill(args: Args<'_>) -> Result {
                     process.group.load(Ordering::Relaxed) == group
                 }
             };
-            TABLE.lock().processes.values().filter(is_meant).cloned().collect()
+            each(|process| {
+                if is_meant(process) {
+                    send(process);
+                    found = true;
+                }
+            });
         }
-    };
-    if targets.is_empty() {
-        return Err(Errno::ESRCH);
     }
-    if let Some(signal) = to_send(args.b())? {
-        let info = Info::sent(signal, false);
-        targets.iter().for_each(|process| signal::send_process(process, info));
-    }
-    Ok(0)
+    if found { signal.map(|_| 0) } else { Err(Errno::ESRCH) }
 }
 
 /// The thread `tid`, if it is one of the process `pid` (of any if that is `None`).

@@ -2,13 +2,13 @@
 
 use super::{Args, Errno, Result};
 use crate::arch::user;
+use crate::heap::Arc;
 use crate::signal;
 use crate::task::wait::{Stop, wait_until};
 use crate::task::{current, process::TABLE};
 use crate::time::clock::{self, Use};
 use crate::time::timers::{self, Key, Notify, Setting};
 use crate::time::{self, Clock};
-use alloc::sync::Arc;
 use linux_raw_sys::general::{
     __kernel_itimerspec, __kernel_old_itimerval, CLOCK_REALTIME, ITIMER_PROF, ITIMER_REAL,
     ITIMER_VIRTUAL, SIGALRM, SIGEV_NONE, SIGEV_SIGNAL, SIGEV_THREAD, SIGEV_THREAD_ID,
@@ -257,7 +257,7 @@ pub fn timer_create(args: Args<'_>) -> Result {
         .timers
         .create(clock, |id| notify.unwrap_or(Notify::Process(SIGALRM, u64::from(id as u32))))?;
     if let Err(fault) = user::write(args.c(), &id) {
-        own.signals.timers.delete(Key::Created(id))?;
+        own.signals.timers.delete(id)?;
         return Err(fault);
     }
     Ok(0)
@@ -323,6 +323,6 @@ pub fn timer_getoverrun(args: Args<'_>) -> Result {
 
 /// `timer_delete(id)`.
 pub fn timer_delete(args: Args<'_>) -> Result {
-    current().process.signals.timers.delete(created(args.a()))?;
+    current().process.signals.timers.delete(args.a() as i32)?;
     Ok(0)
 }

@@ -7,11 +7,11 @@ use super::thread::Thread;
 use super::{init, scheduler};
 use crate::arch::{power_off, report};
 use crate::fs::{self, ProcessFiles};
+use crate::heap::{Arc, Slot, Vec};
 use crate::percpu;
 use crate::signal::{ProcessSignals, ThreadSignals};
 use crate::syscall::Result;
-use alloc::string::String;
-use alloc::sync::Arc;
+use core::fmt::Display;
 use core::sync::atomic::Ordering;
 use faultless::{Counter, CpuId};
 use linux_raw_sys::general as nr;
@@ -25,7 +25,7 @@ pub const PROGRAM: u32 = 2;
 /// Without a program there is nothing to do: the report says why, and the machine ends.
 pub fn boot(archive: &[u8]) {
     if let Err(why) = fs::mount(archive) {
-        stop("the archive of files cannot be read", why);
+        stop(&"the archive of files cannot be read", why);
     }
     if crate::boot::is_said("noinput") {
         fs::end_input();
@@ -35,16 +35,15 @@ pub fn boot(archive: &[u8]) {
     let here = read(b"/.boot/cwd");
     let files = match ProcessFiles::first(&here) {
         Ok(files) => files,
-        Err(errno) => stop(&String::from_utf8_lossy(&here), errno.name()),
+        Err(errno) => stop(&here.escape_ascii(), errno.name()),
     };
     if let Err(errno) = start(&arguments, &environment, files) {
         let program = arguments.split(|&byte| byte == 0).next().unwrap_or_default();
-        let program = String::from_utf8_lossy(program).into_owned();
-        stop(&program, errno.name());
+        stop(&program.escape_ascii(), errno.name());
     }
 }
 
-fn stop(what: &str, why: &str) -> ! {
+fn stop(what: &dyn Display, why: &str) -> ! {
     /// What a shell says of a program that it cannot run.
     const CANNOT_RUN: u8 = 126;
     report!("message {what}: {why}");
@@ -53,26 +52,27 @@ fn stop(what: &str, why: &str) -> ! {
 
 fn start(arguments: &[u8], environment: &[u8], files: ProcessFiles) -> Result<()> {
     let (arguments, environment) = (Strings::split(arguments)?, Strings::split(environment)?);
-    let path = arguments.first().unwrap_or_default().to_vec();
+    let path = Vec::try_from_slice(arguments.first().unwrap_or_default())?;
     let loaded = exec::load(&path, arguments, &environment)?;
     let Loaded { memory, frame, fpu, name } = loaded;
-    let signals = ProcessSignals::default();
+    let signals = ProcessSignals::try_new()?;
     let family = Family { exit_signal: nr::SIGCHLD, ..Family::default() };
     let process = Process::new(PROGRAM, Some(memory), files, signals, family);
     *process.name.lock() = name;
     let parent = init::start()?;
     process.parent.store(parent.pid, Ordering::Relaxed);
-    let process = Arc::new(process);
+    let process = Arc::try_new(process)?;
     let signals = ThreadSignals::default();
     let thread = Thread::try_new(PROGRAM, process.clone(), frame, fpu, signals, u64::MAX)?;
+    let slots = (Slot::try_new()?, Slot::try_new()?);
     process.threads.lock().push(thread.clone());
     {
         let mut table = TABLE.lock();
         let number = table.new_number();
         debug_assert_eq!(number, PROGRAM);
         parent.family.lock().children.push(process.clone());
-        table.threads.insert(PROGRAM, thread.clone());
-        table.processes.insert(PROGRAM, process);
+        table.threads.insert(slots.0, PROGRAM, thread.clone());
+        table.processes.insert(slots.1, PROGRAM, process);
     }
     scheduler::start(thread);
     Ok(())
@@ -99,7 +99,9 @@ pub(super) fn finish(status: ExitStatus) -> ! {
     power_off(status.shell())
 }
 
-/// Every frame is accounted for, now that no space is left.
+/// Every frame is accounted for, now that no space is left. Apart, since the audit alone allocates without expecting
+/// to fail.
+#[inline(never)]
 fn check() {
     fs::unmount();
     crate::ipc::clear();

@@ -7,8 +7,8 @@ use super::thread::{Current, Thread, current};
 use super::wait::wait_unless_killed;
 use crate::arch::fpu::{self, FpuState};
 use crate::arch::{self, Selectors, TrapFrame, user};
+use crate::heap::{Arc, Slot};
 use crate::syscall::{Errno, Result};
-use alloc::sync::Arc;
 use core::ptr;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as nr;
@@ -80,20 +80,21 @@ pub fn clone(frame: &TrapFrame, request: &Request) -> Result {
         let memory = if request.has(nr::CLONE_VM) { memory } else { memory.try_fork()? };
         (new_process(&parent, number, memory, request)?, true)
     };
+    let slots = (Slot::try_new()?, if new { Some(Slot::try_new()?) } else { None });
     let child = new_thread(&parent, number, process, frame, request)?;
     if request.has(nr::CLONE_PARENT_SETTID) {
         // As on Linux, not being able to is no error.
         let _ = user::write(request.parent_tid, &number);
     }
     let process = new.then(|| child.process.clone());
-    publish(&parent, child, new, request)?;
+    publish(&parent, child, slots, request)?;
     if let Some(process) = process
         && request.has(nr::CLONE_VFORK)
     {
         let own = parent.process.space();
         let left = || (!ptr::eq(process.space(), own)).then_some(());
         // Who is killed waits no longer.
-        let _ = wait_unless_killed(&[&process.memory_changed], left);
+        let _ = wait_unless_killed(&process.memory_changed, left);
     }
     Ok(u64::from(number))
 }
@@ -107,7 +108,7 @@ fn new_process(
 ) -> Result<Arc<Process>> {
     let from = &parent.process;
     let files = from.files.fork(request.has(nr::CLONE_FILES), request.has(nr::CLONE_FS))?;
-    let signals = from.signals.fork(request.clear_handlers);
+    let signals = from.signals.try_fork(request.clear_handlers)?;
     // Nobody chooses what signal another's parent gets: a sibling sends the same.
     let exit_signal = if request.has(nr::CLONE_PARENT) {
         from.family.lock().exit_signal
@@ -118,13 +119,14 @@ fn new_process(
     let process = Process::new(number, Some(memory), files, signals, family);
     process.group.store(from.group.load(Ordering::Relaxed), Ordering::Relaxed);
     process.session.store(from.session.load(Ordering::Relaxed), Ordering::Relaxed);
-    process.name.lock().clone_from(&from.name.lock());
+    let name = from.name.lock().try_clone()?;
+    *process.name.lock() = name;
     *process.limits.lock() = *from.limits.lock();
     let oom_score_adj = from.oom_score_adj.load(Ordering::Relaxed);
     process.oom_score_adj.store(oom_score_adj, Ordering::Relaxed);
     let address_space = from.address_space.load(Ordering::Relaxed);
     process.address_space.store(address_space, Ordering::Relaxed);
-    Ok(Arc::new(process))
+    Ok(Arc::try_new(process)?)
 }
 
 fn new_thread(
@@ -162,12 +164,16 @@ fn new_thread(
     Ok(child)
 }
 
-/// Lists `child`, and its process if it is `new`, and queues it.
-fn publish(parent: &Current, child: Arc<Thread>, new: bool, request: &Request) -> Result<()> {
+/// The memory of an entry in the table of threads, and of one in that of processes for a new one.
+type Slots = (Slot<u32, Arc<Thread>>, Option<Slot<u32, Arc<Process>>>);
+
+/// Lists `child`, and its process if it is new and so has a slot, and queues it.
+fn publish(parent: &Current, child: Arc<Thread>, slots: Slots, request: &Request) -> Result<()> {
     {
         let mut table = TABLE.lock();
         let process = &child.process;
-        if new {
+        let new = slots.1.is_some();
+        if let Some(slot) = slots.1 {
             // The parent, or the parent's; that was there when the parent last looked, or the first is.
             let guardian = if request.has(nr::CLONE_PARENT) {
                 let number = parent.process.parent();
@@ -178,7 +184,7 @@ fn publish(parent: &Current, child: Arc<Thread>, new: bool, request: &Request) -
             let guardian = guardian.as_ref().unwrap_or(&parent.process);
             process.parent.store(guardian.pid, Ordering::Relaxed);
             guardian.family.lock().children.push(process.clone());
-            table.processes.insert(process.pid, process.clone());
+            table.processes.insert(slot, process.pid, process.clone());
         }
         let mut threads = process.threads.lock();
         // Whoever ends all threads has asked this one, or will find the new one.
@@ -186,7 +192,7 @@ fn publish(parent: &Current, child: Arc<Thread>, new: bool, request: &Request) -
             return Err(Errno::EAGAIN);
         }
         threads.push(child.clone());
-        table.threads.insert(child.tid, child.clone());
+        table.threads.insert(slots.0, child.tid, child.clone());
     }
     scheduler::start(child);
     Ok(())

@@ -2,7 +2,7 @@
 //!
 //! Every field may be anything. What is odd is refused: a program that no tool would make need not run.
 
-use alloc::vec::Vec;
+use crate::collections::{OutOfMemory, Vec};
 use core::ops::{Range, RangeInclusive};
 use elf::abi;
 use elf::endian::LittleEndian;
@@ -50,7 +50,7 @@ pub struct Segment {
 }
 
 /// How a program lies in memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Its parts, upwards.
     pub segments: Vec<Segment>,
@@ -98,10 +98,19 @@ impl Header {
         }
     }
 
-    /// Plans a program of a file of `length` bytes, whose table of segments is `table`.
-    pub fn plan(&self, table: &[u8], length: u64) -> Option<Plan> {
+    /// Plans a program of a file of `length` bytes, whose table of segments is `table`; none if no kernel could run it.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn plan(&self, table: &[u8], length: u64) -> Result<Option<Plan>, OutOfMemory> {
+        let room = Vec::try_with_capacity(table.len() / ENTRY as usize)?;
+        Ok(self.plan_in(room, table, length))
+    }
+
+    /// As [`plan`](Self::plan), with an empty list that has room for all segments of the table.
+    fn plan_in(&self, segments: Vec<Segment>, table: &[u8], length: u64) -> Option<Plan> {
         let mut plan = Plan {
-            segments: Vec::new(),
+            segments,
             entry: self.entry,
             table: 0,
             count: self.count,
@@ -119,7 +128,7 @@ impl Header {
                         return None;
                     }
                     if let Some(segment) = Segment::of(&header)? {
-                        plan.segments.push(segment);
+                        plan.segments.try_push(segment).ok()?;
                     }
                     loaded_end = header.p_vaddr.checked_add(header.p_memsz)?;
                     if header.p_align.is_power_of_two() {
@@ -184,6 +193,7 @@ impl Segment {
 mod tests {
     use super::*;
     use std::vec;
+    use std::vec::Vec;
 
     fn file_header(kind: u16, table: u64, count: u16) -> Vec<u8> {
         let mut bytes = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -218,7 +228,7 @@ mod tests {
         let table: Vec<u8> =
             loads.iter().flat_map(|&load| entry(abi::PT_LOAD, abi::PF_R, load)).collect();
         assert_eq!(header.table(), Some(64..64 + table.len() as u64));
-        header.plan(&table, 0x1800)
+        header.plan(&table, 0x1800).unwrap()
     }
 
     #[test]
@@ -242,7 +252,7 @@ mod tests {
             tail: 0x40_2778,
             flags,
         };
-        assert_eq!(plan.segments, [text, data]);
+        assert_eq!(*plan.segments, [text, data]);
     }
 
     #[test]

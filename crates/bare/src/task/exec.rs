@@ -11,14 +11,11 @@ use super::{exit, scheduler};
 use crate::arch::fpu::{self, FpuState};
 use crate::arch::{self, Selectors, TrapFrame, user};
 use crate::fs::{self, Inode, Regular, Transfer};
+use crate::heap::{Arc, FailNth, Slot, String, Vec};
 use crate::machine;
 use crate::percpu;
 use crate::signal;
 use crate::syscall::{Errno, Result};
-use alloc::string::String;
-use alloc::sync::Arc;
-use alloc::vec;
-use alloc::vec::Vec;
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering;
 use faultless::space::Backing;
@@ -40,7 +37,7 @@ const LINE: usize = 256;
 const SCRIPTS: usize = 5;
 
 /// Arguments, or an environment: strings, each with its NUL.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Strings {
     bytes: Vec<u8>,
     count: usize,
@@ -66,9 +63,9 @@ impl Strings {
     /// `E2BIG`: it is too long, or all are. `ENOMEM`.
     pub fn push(&mut self, string: &[u8]) -> Result<()> {
         self.grow(string.len())?;
-        self.bytes.extend_from_slice(string);
-        self.bytes.push(0);
-        Ok(())
+        // There is room for both.
+        self.bytes.try_extend_from_slice(string)?;
+        Ok(self.bytes.try_push(0)?)
     }
 
     fn grow(&mut self, len: usize) -> Result<()> {
@@ -76,8 +73,9 @@ impl Strings {
         if len >= STRING_MAX || all > STRINGS_MAX {
             return Err(Errno::E2BIG);
         }
+        self.bytes.try_reserve(len + 1)?;
         self.count += 1;
-        self.bytes.try_reserve(len + 1).map_err(|_| Errno::ENOMEM)
+        Ok(())
     }
 
     /// Reads the strings that the NULL-terminated array at `array` of the program's memory points to.
@@ -144,7 +142,7 @@ pub fn load(path: &[u8], mut arguments: Strings, environment: &Strings) -> Resul
     if arguments.count == 0 {
         arguments.push(b"")?;
     }
-    let mut program = path.to_vec();
+    let mut program = Vec::try_from_slice(path)?;
     for _ in 0..SCRIPTS {
         let file = fs::program(&program)?;
         let regular = regular(&file)?;
@@ -154,12 +152,11 @@ pub fn load(path: &[u8], mut arguments: Strings, environment: &Strings) -> Resul
             return load_file(&file, path, &program, &arguments, environment);
         };
         let (interpreter, argument) = interpreter(line)?;
-        let mut words: Vec<&[u8]> = Vec::new();
-        words.push(interpreter);
-        words.extend(argument);
-        words.push(&program);
-        arguments = arguments.behind(&words)?;
-        program = interpreter.to_vec();
+        arguments = match argument {
+            Some(argument) => arguments.behind(&[interpreter, argument, &program])?,
+            None => arguments.behind(&[interpreter, &program])?,
+        };
+        program = Vec::try_from_slice(interpreter)?;
     }
     Err(Errno::ELOOP)
 }
@@ -191,12 +188,9 @@ fn plan(file: &Regular) -> Result<Plan> {
     let len = read_at(file, 0, &mut first)?;
     let header = Header::parse(&first[..len]).ok_or(Errno::ENOEXEC)?;
     let place = header.table().filter(|place| place.end <= file.length()).ok_or(Errno::ENOEXEC)?;
-    let mut table = Vec::new();
-    let len = (place.end - place.start) as usize;
-    table.try_reserve_exact(len).map_err(|_| Errno::ENOMEM)?;
-    table.resize(len, 0);
+    let mut table = Vec::try_filled(0, (place.end - place.start) as usize)?;
     let read = read_at(file, place.start, &mut table)?;
-    header.plan(&table[..read], file.length()).ok_or(Errno::ENOEXEC)
+    header.plan(&table[..read], file.length())?.ok_or(Errno::ENOEXEC)
 }
 
 /// As [`plan`], of an interpreter, for which Linux has other errors.
@@ -228,7 +222,7 @@ fn load_file(
     let linker = match &plan.interpreter {
         None => None,
         Some(name) => {
-            let mut bytes = vec![0; (name.end - name.start) as usize];
+            let mut bytes = Vec::try_filled(0, (name.end - name.start) as usize)?;
             read_at(regular(file)?, name.start, &mut bytes)?;
             let name = bytes.strip_suffix(b"\0").ok_or(Errno::ENOEXEC)?;
             let file = fs::program(name)?;
@@ -264,11 +258,14 @@ fn load_file(
     let (rsp, arguments, environment) = stack.write(&memory, plan.executable_stack)?;
     let rip = linker.map_or(entry, |(_, entry)| entry);
     drop(visit);
-    let path = String::from_utf8_lossy(&file.path().unwrap_or_default()).into_owned();
+    let path = match Inode::path(file) {
+        Err(Errno::ENOMEM) => return Err(Errno::ENOMEM),
+        path => String::try_from_utf8_lossy(&path.unwrap_or_default())?,
+    };
     *memory.image.lock() =
         Image { path, arguments: Some(arguments), environment: Some(environment) };
     let name = fs::file_name(program);
-    let name = String::from_utf8_lossy(&name[..name.len().min(15)]).into_owned();
+    let name = String::try_from_utf8_lossy(&name[..name.len().min(15)])?;
     let fpu = FpuState::try_new().ok_or(Errno::ENOMEM)?;
     Ok(Loaded { memory, frame: TrapFrame::start(rip, rsp), fpu, name })
 }
@@ -364,16 +361,15 @@ impl Stack<'_> {
         let arguments_at = environment_at - arguments.bytes.len() as u64;
         let platform_at = arguments_at - PLATFORM.len() as u64;
         let random_at = (platform_at - 16) & !15;
-        let mut words = Vec::new();
         let count = arguments.count + environment.count + 2 * auxiliary.len() + 16;
-        words.try_reserve(count).map_err(|_| Errno::ENOMEM)?;
-        words.push(arguments.count as u64);
+        let mut words = Vec::try_with_capacity(count)?;
+        words.try_push(arguments.count as u64)?;
         for (strings, mut at) in [(arguments, arguments_at), (environment, environment_at)] {
             for string in strings.iter() {
-                words.push(at);
+                words.try_push(at)?;
                 at += string.len() as u64 + 1;
             }
-            words.push(0);
+            words.try_push(0)?;
         }
         let more = [
             (aux::AT_RANDOM, random_at),
@@ -382,7 +378,7 @@ impl Stack<'_> {
             (aux::AT_NULL, 0),
         ];
         for &(kind, value) in auxiliary.iter().chain(&more) {
-            words.extend([u64::from(kind), value]);
+            words.try_extend([u64::from(kind), value])?;
         }
         let rsp = (random_at - words.len() as u64 * 8) & !15;
 
@@ -423,10 +419,13 @@ pub fn exec(frame: &mut TrapFrame, loaded: Loaded) -> Result {
         Thread::try_new(process.pid, process.clone(), loaded.frame, fpu, signals, affinity)
     };
     // The first thread's number is the process's; another takes its place.
-    let successor = if thread.is_leader() { None } else { Some(fresh()?) };
+    let successor = if thread.is_leader() { None } else { Some((fresh()?, Slot::try_new()?)) };
+    process.files.prepare_exec()?;
     if !exit::end_other_threads() {
         return Err(Errno::RESTART);
     }
+    // That was for the old program.
+    FailNth::default().set();
     let Loaded { memory, frame: start, fpu, name } = loaded;
     exit::say_goodbye(&thread);
     exit::replace_memory(memory);
@@ -434,8 +433,8 @@ pub fn exec(frame: &mut TrapFrame, loaded: Loaded) -> Result {
     process.signals.reset_for_exec();
     *process.locks_future.lock() = Lock::No;
     *process.name.lock() = name;
-    if let Some(successor) = successor {
-        exit::succeed(successor);
+    if let Some((successor, slot)) = successor {
+        exit::succeed(successor, slot);
     }
     thread.signals.reset_for_exec();
     Selectors::default().load();

@@ -15,9 +15,9 @@ use super::thread::{Current, Thread, current};
 use super::wait::wait_in_any_case;
 use super::{boot, futex, init, scheduler};
 use crate::arch::user;
+use crate::heap::{Arc, Slot};
 use crate::time::Times;
 use crate::{machine, percpu, signal};
-use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as nr;
 
@@ -66,7 +66,7 @@ pub fn end_other_threads() -> bool {
         let alone = process.threads.lock().len() == 1;
         (alone || thread.must_end()).then_some(alone)
     };
-    wait_in_any_case(&[&process.threads_changed], alone) && !thread.must_end()
+    wait_in_any_case(&process.threads_changed, alone) && !thread.must_end()
 }
 
 /// Ends the running thread. What the code that calls this owns is never dropped.
@@ -81,7 +81,8 @@ pub fn end_thread() -> ! {
             let mut table = TABLE.lock();
             let mut threads = process.threads.lock();
             table.threads.remove(&thread.tid);
-            threads.retain(|other| other.tid != thread.tid);
+            let own = threads.take(|other| other.tid == thread.tid);
+            debug_assert!(own.is_some());
             let mut ended = process.ended_usage.lock();
             let used = thread.usage();
             *ended = *ended + used;
@@ -154,7 +155,8 @@ fn end_process(process: &Arc<Process>, counted: Times) {
         if unseen {
             table.processes.remove(&process.pid);
             if let Some(parent) = &parent {
-                parent.family.lock().children.retain(|child| child.pid != process.pid);
+                let own = parent.family.lock().children.take(|child| child.pid == process.pid);
+                debug_assert!(own.is_some());
             }
         }
         parent.map(|parent| (parent, exit_signal))
@@ -179,15 +181,16 @@ pub(super) fn replace_memory(new: Arc<Memory>) {
     process.memory_changed.wake_all();
 }
 
-/// Ends the running thread, the only one of its process, and starts `successor` in its place.
-pub(super) fn succeed(successor: Arc<Thread>) {
+/// Ends the running thread, the only one of its process, and starts `successor` in its place, which is listed in
+/// `slot`.
+pub(super) fn succeed(successor: Arc<Thread>, slot: Slot<u32, Arc<Thread>>) {
     let thread = current();
     let mut table = TABLE.lock();
     let mut threads = thread.process.threads.lock();
     // Who asked all threads to end meanwhile has not seen this one.
     successor.must_end.store(thread.must_end(), Ordering::SeqCst);
     threads.push(successor.clone());
-    table.threads.insert(successor.tid, successor.clone());
+    table.threads.insert(slot, successor.tid, successor.clone());
     drop((table, threads));
     ask_to_end(&thread.arc());
     scheduler::start(successor);

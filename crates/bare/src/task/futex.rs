@@ -15,11 +15,11 @@ use super::scheduler;
 use super::thread::{Thread, current};
 use super::wait::{Stop, wait_until};
 use crate::arch::user;
+use crate::heap::{Arc, Chain, Link, Linked};
 use crate::percpu;
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
-use alloc::sync::Arc;
-use alloc::vec::Vec;
+use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use linux_raw_sys::general as nr;
 
@@ -59,22 +59,33 @@ impl Key {
     }
 }
 
-struct Waiter {
-    key: Key,
-    bits: u32,
-    thread: Arc<Thread>,
-}
-
 /// A thread's part.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     bucket: AtomicUsize,
     woken: AtomicBool,
+    /// What it waits for, and the bits that wake it: changed with its bucket locked.
+    key: Cell<Option<Key>>,
+    bits: Cell<u32>,
+    link: Link<Thread>,
 }
+
+/// The buckets, as a kind of chains.
+#[derive(Debug)]
+pub(super) struct Waits;
+
+// SAFETY: a field that is for nothing else.
+unsafe impl Linked<Waits> for Thread {
+    fn link(&self) -> &Link<Self> {
+        &self.futex.link
+    }
+}
+
+type Bucket = Chain<Thread, Waits>;
 
 const BUCKETS: usize = 256;
 
-static TABLE: [Mutex<Vec<Waiter>>; BUCKETS] = [const { Mutex::new(Vec::new()) }; BUCKETS];
+static TABLE: [Mutex<Bucket>; BUCKETS] = [const { Mutex::new(Chain::new()) }; BUCKETS];
 
 /// Waits until somebody wakes the word at `addr` with one of `bits`, unless it is not `expected`.
 /// `deadline` is in nanoseconds since boot.
@@ -98,7 +109,9 @@ pub fn wait(
         }
         thread.futex.woken.store(false, Ordering::Relaxed);
         thread.futex.bucket.store(key.bucket(), Ordering::Relaxed);
-        bucket.push(Waiter { key, bits, thread: thread.clone() });
+        thread.futex.key.set(Some(key));
+        thread.futex.bits.set(bits);
+        bucket.push(thread.clone());
     }
     let woken = || thread.futex.woken.load(Ordering::SeqCst).then_some(());
     let waited = wait_until(&[], deadline, woken);
@@ -123,8 +136,7 @@ fn take_out(thread: &Arc<Thread>) -> bool {
         if thread.futex.bucket.load(Ordering::Relaxed) != at {
             continue;
         }
-        let found = bucket.iter().position(|waiter| Arc::ptr_eq(&waiter.thread, thread));
-        return found.map(|found| bucket.remove(found)).is_some();
+        return bucket.take(|waiter| Arc::ptr_eq(waiter, thread)).is_some();
     }
 }
 
@@ -137,19 +149,17 @@ pub fn wake(addr: u64, private: bool, count: u32, bits: u32) -> Result {
     Ok(wake_in(&mut TABLE[key.bucket()].lock(), key, count, bits))
 }
 
-fn wake_in(bucket: &mut Vec<Waiter>, key: Key, count: u32, bits: u32) -> u64 {
+fn wake_in(bucket: &mut Bucket, key: Key, count: u32, bits: u32) -> u64 {
+    let wanted =
+        |it: &Arc<Thread>| it.futex.key.get() == Some(key) && it.futex.bits.get() & bits != 0;
     let mut woken = 0;
-    let mut at = 0;
     // First come, first served.
-    while at < bucket.len() && woken < u64::from(count) {
-        if bucket[at].key == key && bucket[at].bits & bits != 0 {
-            let waiter = bucket.remove(at);
-            waiter.thread.futex.woken.store(true, Ordering::SeqCst);
-            scheduler::wake(&waiter.thread);
-            woken += 1;
-        } else {
-            at += 1;
-        }
+    while woken < u64::from(count)
+        && let Some(waiter) = bucket.take(wanted)
+    {
+        waiter.futex.woken.store(true, Ordering::SeqCst);
+        scheduler::wake(&waiter);
+        woken += 1;
     }
     woken
 }
@@ -168,7 +178,8 @@ pub fn requeue(
     expected: Option<u32>,
 ) -> Result<(u64, u64)> {
     let (from, to) = (Key::of(addr, private)?, Key::of(target, private)?);
-    let move_all = |source: &mut Vec<Waiter>, mut target: Option<&mut Vec<Waiter>>| {
+    let waits = |it: &Arc<Thread>| it.futex.key.get() == Some(from);
+    let move_all = |source: &mut Bucket, target: Option<&mut Bucket>| {
         if let Some(expected) = expected
             && user::load_u32(addr)? != expected
         {
@@ -176,24 +187,20 @@ pub fn requeue(
         }
         let woken = wake_in(source, from, count, u32::MAX);
         let mut moved = 0;
-        let mut at = 0;
-        while at < source.len() && moved < u64::from(more) {
-            if source[at].key != from {
-                at += 1;
-                continue;
+        let Some(target) = target else {
+            for waiter in source.iter().filter(|it| waits(it)).take(more as usize) {
+                waiter.futex.key.set(Some(to));
+                moved += 1;
             }
+            return Ok((woken, moved));
+        };
+        while moved < u64::from(more)
+            && let Some(waiter) = source.take(waits)
+        {
+            waiter.futex.bucket.store(to.bucket(), Ordering::Relaxed);
+            waiter.futex.key.set(Some(to));
+            target.push(waiter);
             moved += 1;
-            match &mut target {
-                None => {
-                    source[at].key = to;
-                    at += 1;
-                }
-                Some(target) => {
-                    let waiter = source.remove(at);
-                    waiter.thread.futex.bucket.store(to.bucket(), Ordering::Relaxed);
-                    target.push(Waiter { key: to, ..waiter });
-                }
-            }
         }
         Ok((woken, moved))
     };
@@ -271,7 +278,7 @@ fn compares(old: u32, operation: u32) -> Result<bool> {
 fn with_both<R>(
     first: usize,
     second: usize,
-    act: impl FnOnce(&mut Vec<Waiter>, Option<&mut Vec<Waiter>>) -> R,
+    act: impl FnOnce(&mut Bucket, Option<&mut Bucket>) -> R,
 ) -> R {
     if first == second {
         return act(&mut TABLE[first].lock(), None);

@@ -5,7 +5,7 @@
 //! leave no zombies, and there is nothing to wait for. The end of the program is the end of the machine:
 //! [`end_all`] kills what is left, and `boot` reports.
 
-use super::process::{ExitStatus, Family, Process, TABLE, Table};
+use super::process::{self, ExitStatus, Family, Process, TABLE, Table};
 use super::scheduler::ENDED;
 use super::thread::Thread;
 use super::wait::wait_in_any_case;
@@ -13,10 +13,9 @@ use super::{boot, exit};
 use crate::arch::TrapFrame;
 use crate::arch::fpu::FpuState;
 use crate::fs::ProcessFiles;
+use crate::heap::{Arc, Slot, String};
 use crate::signal::{self, ProcessSignals, ThreadSignals};
 use crate::syscall::{Errno, Result};
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as nr;
 
@@ -30,19 +29,20 @@ pub const INIT: u32 = 1;
 pub fn start() -> Result<Arc<Process>> {
     let number = TABLE.lock().new_number();
     debug_assert_eq!(number, INIT);
-    let signals = ProcessSignals::ignoring_all();
-    let process = Process::new(INIT, None, ProcessFiles::none(), signals, Family::default());
-    process.name.lock().push_str("init");
-    let process = Arc::new(process);
+    let signals = ProcessSignals::try_ignoring_all()?;
+    let process = Process::new(INIT, None, ProcessFiles::none()?, signals, Family::default());
+    *process.name.lock() = String::try_from_str("init")?;
+    let process = Arc::try_new(process)?;
     let fpu = FpuState::try_new().ok_or(Errno::ENOMEM)?;
     let (frame, signals) = (TrapFrame::start(0, 0), ThreadSignals::default());
     let thread = Thread::try_new(INIT, process.clone(), frame, fpu, signals, u64::MAX)?;
     // Nothing wakes such a thread.
     thread.state.store(ENDED, Ordering::Relaxed);
     process.threads.lock().push(thread.clone());
+    let slots = (Slot::try_new()?, Slot::try_new()?);
     let mut table = TABLE.lock();
-    table.threads.insert(INIT, thread);
-    table.processes.insert(INIT, process.clone());
+    table.threads.insert(slots.0, INIT, thread);
+    table.processes.insert(slots.1, INIT, process.clone());
     Ok(process)
 }
 
@@ -58,7 +58,7 @@ fn adopter(process: &Process, table: &Table) -> Option<Arc<Process>> {
 /// Gives the children of `process`, which ends, to who adopts them. Returns whether
 /// [signals were noted](signal::orphan).
 pub(super) fn adopt_children(process: &Process, table: &mut Table) -> bool {
-    let children = core::mem::take(&mut process.family.lock().children);
+    let mut children = core::mem::take(&mut process.family.lock().children);
     if children.is_empty() {
         return false;
     }
@@ -66,7 +66,8 @@ pub(super) fn adopt_children(process: &Process, table: &mut Table) -> bool {
         return false;
     };
     let mut noted = false;
-    for child in children {
+    // One by one: a child is linked in one family at a time.
+    while let Some(child) = children.pop() {
         child.parent.store(parent.pid, Ordering::Relaxed);
         child.family.lock().exit_signal = nr::SIGCHLD;
         noted |= signal::orphan::child_left(table, process, &child);
@@ -93,20 +94,21 @@ pub(super) fn end_all(program: &Process) {
         table.processes.get(&INIT).cloned()
     };
     let gone = || {
-        let others: Vec<_> = TABLE.lock().processes.values().cloned().collect();
         let mut gone = true;
-        for other in others.iter().filter(|other| !matches!(other.pid, INIT | boot::PROGRAM)) {
-            if !other.ended.load(Ordering::SeqCst) {
+        process::each(|other| {
+            let remains = matches!(other.pid, INIT | boot::PROGRAM);
+            if !remains && !other.ended.load(Ordering::SeqCst) {
                 exit::kill(other, ExitStatus::killed(nr::SIGKILL));
                 gone = false;
             }
-        }
+        });
         gone.then_some(())
     };
     // Orphans, and so all in the end, are children of process 1.
     if let Some(init) = init {
-        wait_in_any_case(&[&init.children_changed], gone);
-        init.family.lock().children.clear();
+        wait_in_any_case(&init.children_changed, gone);
+        let children = core::mem::take(&mut init.family.lock().children);
+        drop(children);
     }
     let mut table = TABLE.lock();
     let left = (table.threads.remove(&INIT), core::mem::take(&mut table.processes));

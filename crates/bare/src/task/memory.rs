@@ -7,31 +7,40 @@
 //! has the mappings from its beginning, but is listed at its end; so while pages are taken out none is
 //! being made.
 
+use crate::heap::{Arc, Map, Slot, String, Weak};
 use crate::machine::Bare;
 use crate::percpu;
 use crate::sync::Mutex;
 use crate::syscall::Result;
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
-use alloc::string::String;
-use alloc::sync::{Arc, Weak};
-use alloc::vec::Vec;
-use core::mem::ManuallyDrop;
+use core::mem::{ManuallyDrop, MaybeUninit};
 use core::ops::Range;
 use faultless::file::Object;
-use faultless::heap::Shared;
+use faultless::heap::{Shared, try_box_with};
 use faultless::sync::rwlock::RwLock;
 use faultless::{Copies, Space, VirtRange};
 
 /// Every memory there is, by the number of its space.
-static ALL: Mutex<BTreeMap<u64, Weak<Memory>>> = Mutex::new(BTreeMap::new());
+static ALL: Mutex<Map<u64, Weak<Memory>>> = Mutex::new(Map::new());
 /// Inside are those who copy a memory and list the copy, or, alone, who takes pages of a file out of all of
 /// them, who holds the lock of that file. Outside of the locks of the subsystem, and of that of the list.
 static COPYING: RwLock = RwLock::new();
 
-/// Every memory there is.
-pub fn all() -> Vec<Arc<Memory>> {
-    ALL.lock().values().filter_map(Weak::upgrade).collect()
+/// Shows every memory there is, until `show` says no. Needs no memory itself.
+pub fn each(mut show: impl FnMut(&Memory) -> bool) {
+    let mut last = None;
+    loop {
+        let next = {
+            let all = ALL.lock();
+            let Some((&number, memory)) = all.after(last.as_ref()) else { return };
+            last = Some(number);
+            memory.upgrade()
+        };
+        // Dropped without the lock, as it may be the last share.
+        if next.is_some_and(|next| !show(&next)) {
+            return;
+        }
+    }
 }
 
 /// Takes the pages of `object` with the numbers `pages`, which have left it, out of every memory, and
@@ -39,13 +48,14 @@ pub fn all() -> Vec<Arc<Memory>> {
 /// meanwhile: a program may store to a private mapping of them at once, and that must not be lost.
 pub fn revoke(object: &Shared<Object>, pages: Range<u64>, copies: Copies) {
     let _alone = COPYING.write(percpu::cpu());
-    for memory in all() {
+    each(|memory| {
         memory.space().revoke(percpu::cpu(), object, pages.clone(), copies);
-    }
+        true
+    });
 }
 
 /// What `/proc/self` tells about the program in a space.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Image {
     /// The path of the program.
     pub path: String,
@@ -53,6 +63,12 @@ pub struct Image {
     pub arguments: Option<VirtRange>,
     /// Where its environment lies in its memory.
     pub environment: Option<VirtRange>,
+}
+
+impl Image {
+    fn try_clone(&self) -> Result<Self> {
+        Ok(Self { path: self.path.try_clone()?, ..*self })
+    }
 }
 
 /// An address space with a program in it.
@@ -70,7 +86,8 @@ impl Memory {
     /// # Errors
     /// `ENOMEM`.
     pub fn try_new() -> Result<Arc<Self>> {
-        Ok(Self::around(empty()?, Image::default()))
+        let slot = Slot::try_new()?;
+        Self::around(empty()?, Image::default(), slot)
     }
 
     /// A copy, as `fork` makes it.
@@ -78,17 +95,23 @@ impl Memory {
     /// # Errors
     /// `ENOMEM`.
     pub fn try_fork(&self) -> Result<Arc<Self>> {
-        let image = self.image.lock().clone();
+        let image = self.image.lock().try_clone()?;
+        let slot = Slot::try_new()?;
         let _copying = COPYING.read(percpu::cpu());
-        Ok(Self::around(copy(self.space())?, image))
+        Self::around(copy(self.space())?, image, slot)
     }
 
-    fn around(space: Box<Space<Bare>>, image: Image) -> Arc<Self> {
+    fn around(
+        space: Box<Space<Bare>>,
+        image: Image,
+        slot: Slot<u64, Weak<Self>>,
+    ) -> Result<Arc<Self>> {
         crate::machine::adopt(&space);
         let number = space.id().0;
-        let memory = Arc::new(Self { space: ManuallyDrop::new(space), image: Mutex::new(image) });
-        ALL.lock().insert(number, Arc::downgrade(&memory));
-        memory
+        let space = ManuallyDrop::new(space);
+        let memory = Arc::try_new(Self { space, image: Mutex::new(image) })?;
+        ALL.lock().insert(slot, number, Arc::downgrade(&memory));
+        Ok(memory)
     }
 
     /// The space.
@@ -102,12 +125,15 @@ impl Memory {
 
 #[inline(never)]
 fn empty() -> Result<Box<Space<Bare>>> {
-    Ok(Box::new(Space::new(percpu::cpu())?))
+    // A space ends only in `exit`: so the room is there before it.
+    let room = try_box_with(MaybeUninit::uninit)?;
+    Ok(Box::write(room, Space::new(percpu::cpu())?))
 }
 
 #[inline(never)]
 fn copy(space: &Space<Bare>) -> Result<Box<Space<Bare>>> {
-    let child = Box::new(space.fork(percpu::cpu())?);
+    let room = try_box_with(MaybeUninit::uninit)?;
+    let child = Box::write(room, space.fork(percpu::cpu())?);
     // Every page is shared from now on: what comes is copies.
     crate::task::current().streams.reset();
     Ok(child)

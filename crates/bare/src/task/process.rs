@@ -1,18 +1,15 @@
 //! A process: what its threads share.
 
 use super::memory::Memory;
-use super::thread::Thread;
+use super::thread::{Siblings, Thread};
 use super::wait::WaitQueue;
 use crate::fs::ProcessFiles;
+use crate::heap::{Arc, Chain, Link, Linked, Map, String};
 use crate::machine::Bare;
 use crate::signal::ProcessSignals;
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
 use crate::time::Times;
-use alloc::collections::BTreeMap;
-use alloc::string::String;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::fmt;
 use core::ptr;
 use core::sync::atomic::{
@@ -101,12 +98,14 @@ pub struct Process {
     pub oom_score_adj: AtomicI32,
     /// Its other relatives. A parent's is locked before a child's.
     pub family: Mutex<Family>,
+    /// Its place among the children of its parent.
+    sibling: Link<Self>,
     /// Woken when a child ends.
     pub children_changed: WaitQueue,
     /// Woken when it gets other memory or ends: for who called `vfork`.
     pub memory_changed: WaitQueue,
     /// Its threads that have not ended.
-    pub threads: Mutex<Vec<Arc<Thread>>>,
+    pub threads: Mutex<Chain<Thread, Siblings>>,
     /// Woken when one of them ends.
     pub threads_changed: WaitQueue,
     /// How it ended, or is to end: set once.
@@ -173,11 +172,22 @@ const LIMITS: Limits = {
     limits
 };
 
+/// The children of a process, as a kind of [chains](Chain).
+#[derive(Debug)]
+pub struct Children;
+
+// SAFETY: a field that is for nothing else.
+unsafe impl Linked<Children> for Process {
+    fn link(&self) -> &Link<Self> {
+        &self.sibling
+    }
+}
+
 /// The relatives of a process.
 #[derive(Debug, Default)]
 pub struct Family {
     /// Those who were not waited for yet.
-    pub children: Vec<Arc<Process>>,
+    pub children: Chain<Process, Children>,
     /// The signal that the parent gets at its end.
     pub exit_signal: u32,
 }
@@ -212,6 +222,7 @@ impl Process {
             adopts: AtomicBool::new(false),
             oom_score_adj: AtomicI32::new(0),
             family: Mutex::new(family),
+            sibling: Link::new(),
             children_changed: WaitQueue::new(),
             memory_changed: WaitQueue::new(),
             threads: Mutex::default(),
@@ -288,9 +299,9 @@ impl Process {
 #[derive(Debug, Default)]
 pub struct Table {
     /// By process number.
-    pub processes: BTreeMap<u32, Arc<Process>>,
+    pub processes: Map<u32, Arc<Process>>,
     /// By thread number.
-    pub threads: BTreeMap<u32, Arc<Thread>>,
+    pub threads: Map<u32, Arc<Thread>>,
     last: u32,
     /// Whether numbers were used up once, so that the next may be in use.
     used_up: bool,
@@ -305,12 +316,8 @@ fn space_of(memory: Option<&Arc<Memory>>) -> *const Space<Bare> {
 const PID_MAX: u32 = 4 << 20;
 
 /// Everybody.
-pub static TABLE: Mutex<Table> = Mutex::new(Table {
-    processes: BTreeMap::new(),
-    threads: BTreeMap::new(),
-    last: 0,
-    used_up: false,
-});
+pub static TABLE: Mutex<Table> =
+    Mutex::new(Table { processes: Map::new(), threads: Map::new(), last: 0, used_up: false });
 
 impl Table {
     /// A number that no process, thread, group or session has.
@@ -338,6 +345,17 @@ impl Table {
 /// The process with this number, zombies included.
 pub fn find(pid: u32) -> Option<Arc<Process>> {
     TABLE.lock().processes.get(&pid).cloned()
+}
+
+/// Shows every process, zombies included, without the table locked. Needs no memory.
+pub fn each(mut show: impl FnMut(&Arc<Process>)) {
+    let mut last = None;
+    loop {
+        let next = TABLE.lock().processes.after(last.as_ref()).map(|(_, next)| next.clone());
+        let Some(next) = next else { return };
+        show(&next);
+        last = Some(next.pid);
+    }
 }
 
 /// The thread with this number.

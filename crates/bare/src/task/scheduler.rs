@@ -21,13 +21,11 @@
 use super::thread::{Thread, current};
 use crate::arch::context::{self, Context};
 use crate::arch::{Selectors, apic, clock, fpu};
+use crate::heap::{Arc, Chain, FailNth, Link, Linked, Vec};
 use crate::percpu;
 use crate::sync::Mutex;
 use crate::time::{self, CpuTime, Times};
 use crate::{arch, machine};
-use alloc::collections::VecDeque;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::cell::{Cell, UnsafeCell};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -43,9 +41,20 @@ const BLOCKED: u8 = 1;
 /// It will not run again.
 pub(super) const ENDED: u8 = 2;
 
+/// The queues of threads that could run, as a kind of [chains](Chain).
+#[derive(Debug)]
+pub struct Ready;
+
+// SAFETY: a field that is for nothing else.
+unsafe impl Linked<Ready> for Thread {
+    fn link(&self) -> &Link<Self> {
+        &self.ready
+    }
+}
+
 /// One CPU's part. `ready` and the atomics are everybody's, the cells the CPU's own.
 struct Local {
-    ready: Mutex<VecDeque<Arc<Thread>>>,
+    ready: Mutex<Chain<Thread, Ready>>,
     /// How long `ready` is, for who looks without the lock.
     length: AtomicU32,
     /// It found nothing to run. Whoever clears this interrupts the CPU.
@@ -97,8 +106,9 @@ pub unsafe fn init(cpus: usize) {
             idle_context: UnsafeCell::new(Context::default()),
         })
     };
+    let all = Vec::try_from_iter((0..cpus).map(local)).expect("the heap is empty yet");
     // SAFETY: by the contract nobody else is here.
-    unsafe { *LOCALS.0.get() = (0..cpus).map(local).collect() };
+    unsafe { *LOCALS.0.get() = all };
 }
 
 /// What each CPU does from the end of its start on.
@@ -295,7 +305,8 @@ fn enqueue(thread: Arc<Thread>) {
     let local = &locals()[target.index()];
     {
         let mut ready = local.ready.lock();
-        ready.push_back(thread);
+        let queued = ready.push(thread);
+        debug_assert!(queued, "a thread is in two queues");
         local.length.store(ready.len() as u32, Ordering::SeqCst);
     }
     // Who went idle in between has not seen it, or is on its way to it.
@@ -335,10 +346,9 @@ fn next() -> Option<Arc<Thread>> {
             return None;
         }
         let mut ready = local.ready.lock();
-        let at = ready.iter().position(fits)?;
-        let thread = ready.remove(at);
+        let thread = ready.take(fits)?;
         local.length.store(ready.len() as u32, Ordering::SeqCst);
-        thread
+        Some(thread)
     })
 }
 
@@ -373,6 +383,7 @@ fn switch_to(next: Option<Arc<Thread>>) {
                 sample(thread, true);
             }
             thread.cpu_time.stop(now);
+            thread.fail_nth.set(FailNth::default().set());
             registers.context.get()
         }
         None => {
@@ -386,6 +397,7 @@ fn switch_to(next: Option<Arc<Thread>>) {
             thread.last_cpu.store(percpu::id().0, Ordering::Relaxed);
             thread.on_cpu.store(true, Ordering::SeqCst);
             thread.cpu_time.start(now);
+            thread.fail_nth.get().set();
             let registers = &thread.registers;
             // SAFETY: nobody else runs the thread: `on_cpu` was clear when it came out of a queue.
             unsafe { fpu::restore(&*registers.fpu.get()) };

@@ -6,11 +6,11 @@ use super::process::Usage;
 use crate::arch::context::{Context, KernelStack};
 use crate::arch::fpu::FpuState;
 use crate::arch::{Selectors, TrapFrame, context};
+use crate::heap::{Arc, FailNth, Link, Linked};
 use crate::percpu;
 use crate::signal::ThreadSignals;
 use crate::syscall::{Errno, Result};
-use crate::time::CpuTime;
-use alloc::sync::Arc;
+use crate::time::{Alarm, CpuTime};
 use core::cell::{Cell, UnsafeCell};
 use core::fmt;
 use core::marker::PhantomData;
@@ -56,11 +56,21 @@ pub struct Thread {
     pub streams: ThreadStreams,
     /// What futexes know of it.
     pub(super) futex: super::futex::Waiting,
+    /// Its place among those that could run.
+    pub(super) ready: Link<Self>,
+    /// Its place among the threads of its process.
+    sibling: Link<Self>,
+    /// The memory of the deadline for which it waits.
+    alarm: Arc<Alarm>,
     pub(super) state: AtomicU8,
     /// Whether a CPU is still on its stack: it may be queued, but not run elsewhere yet.
     pub(super) on_cpu: AtomicBool,
     /// The CPU that it runs on or ran on last.
     pub(super) last_cpu: AtomicU16,
+    /// Which of its allocations is to fail, while it does not run.
+    pub(super) fail_nth: Cell<FailNth>,
+    /// What was left of that when it was last set: 0 if it has failed.
+    pub fail_left: Cell<u64>,
     /// Whether it is to end at the next opportunity: its process ends, or another thread of it calls
     /// `execve`.
     pub(super) must_end: AtomicBool,
@@ -75,6 +85,17 @@ pub struct Thread {
 unsafe impl Sync for Thread {}
 // SAFETY: as above.
 unsafe impl Send for Thread {}
+
+/// The threads of a process, as a kind of [chains](crate::heap::Chain).
+#[derive(Debug)]
+pub struct Siblings;
+
+// SAFETY: a field that is for nothing else.
+unsafe impl Linked<Siblings> for Thread {
+    fn link(&self) -> &Link<Self> {
+        &self.sibling
+    }
+}
 
 impl fmt::Debug for Thread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -101,7 +122,8 @@ impl Thread {
         }
         let stack = KernelStack::try_new().ok_or(Errno::ENOMEM)?;
         let context = context::prepare(&stack, frame);
-        Ok(Arc::new(Self {
+        let alarm = Alarm::try_new()?;
+        Ok(Arc::try_new(Self {
             tid,
             process,
             signals,
@@ -114,9 +136,14 @@ impl Thread {
             faults: AtomicU64::new(0),
             streams: ThreadStreams::new(),
             futex: super::futex::Waiting::default(),
+            ready: Link::new(),
+            sibling: Link::new(),
+            alarm,
             state: AtomicU8::new(super::scheduler::RUNNABLE),
             on_cpu: AtomicBool::new(false),
             last_cpu: AtomicU16::new(percpu::id().0),
+            fail_nth: Cell::default(),
+            fail_left: Cell::new(0),
             must_end: AtomicBool::new(false),
             met_end_of_memory: Cell::new(false),
             stack,
@@ -127,12 +154,17 @@ impl Thread {
                 fs_base: Cell::new(0),
                 gs_base: Cell::new(0),
             },
-        }))
+        })?)
     }
 
     /// The registers of the thread while it does not run: for who makes it, before it is queued.
     pub const fn registers(&self) -> &Registers {
         &self.registers
+    }
+
+    /// The memory of the deadline for which it waits.
+    pub const fn alarm(&self) -> &Arc<Alarm> {
+        &self.alarm
     }
 
     /// The CPU that it runs on or ran on last.
@@ -192,11 +224,8 @@ pub fn try_current() -> Option<Current> {
 impl Current {
     /// A share of it.
     pub fn arc(&self) -> Arc<Thread> {
-        // SAFETY: the scheduler holds a share of the running thread, made by `Arc`.
-        unsafe {
-            Arc::increment_strong_count(self.0);
-            Arc::from_raw(self.0)
-        }
+        // SAFETY: the scheduler holds a share of the running thread.
+        unsafe { Arc::another(self.0) }
     }
 }
 

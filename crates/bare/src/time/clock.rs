@@ -3,10 +3,10 @@
 //! Wall time is the time since boot plus a constant: nobody may set the clock.
 
 use super::SECOND;
+use crate::heap::{Arc, Weak};
 use crate::syscall::{Errno, Result};
 use crate::task::process::TABLE;
 use crate::task::{Process, Thread, current};
-use alloc::sync::{Arc, Weak};
 use linux_raw_sys::general as linux;
 
 /// A clock.

@@ -12,16 +12,16 @@ pub mod timers;
 pub mod usage;
 
 pub use clock::Clock;
-pub use queue::TimerId;
+pub use queue::{Alarm, TimerId};
 pub use timers::ProcessTimers;
 pub use usage::{CpuTime, Times};
 
 use crate::arch::user::{self, Plain};
 use crate::arch::{TrapFrame, apic};
+use crate::heap::{Arc, Weak};
 use crate::percpu;
 use crate::syscall::{Errno, Result};
 use crate::task::{Thread, current, scheduler, thread};
-use alloc::sync::{Arc, Weak};
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general::{
     __kernel_itimerspec, __kernel_old_itimerval, __kernel_old_timeval, __kernel_timespec,
@@ -123,19 +123,20 @@ fn arm(local: &Local, at: u64) {
     }
 }
 
-fn add(deadline: u64, due: Due) -> TimerId {
+fn add(deadline: u64, due: Due, alarm: &Arc<Alarm>) -> TimerId {
     let local = Local::this();
-    let id = local.insert(percpu::id(), deadline, due);
+    let id = local.insert(percpu::id(), deadline, due, alarm);
     if deadline < local.armed.load(Ordering::Relaxed) {
         arm(local, deadline);
     }
     id
 }
 
-/// Wakes `thread` at `deadline`, in nanoseconds since boot, unless that is [cancelled](cancel).
+/// Wakes the running thread, `thread`, at `deadline`, in nanoseconds since boot, unless that is
+/// [cancelled](cancel). Called once before that.
 #[must_use = "a deadline that is not needed any more is cancelled"]
 pub fn wake_at(deadline: u64, thread: &Arc<Thread>) -> TimerId {
-    add(deadline, Due::Wake(thread.clone()))
+    add(deadline, Due::Wake(thread.clone()), thread.alarm())
 }
 
 /// Forgets a deadline; one that has passed is forgotten already.

@@ -1,11 +1,11 @@
 //! The deadlines of a CPU, in order.
 
 use super::timers::Key;
+use crate::heap::{Arc, Map, Slot, Weak};
 use crate::percpu;
 use crate::sync::Mutex;
+use crate::syscall::Result;
 use crate::task::{Process, Thread};
-use alloc::collections::BTreeMap;
-use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless::CpuId;
 
@@ -15,6 +15,29 @@ pub(super) enum Due {
     Wake(Arc<Thread>),
     /// A timer of a process expires.
     Timer(Weak<Process>, Key),
+}
+
+/// The memory of one deadline, which waits here while it is not set. So whoever has an alarm can set it at any time.
+#[derive(Debug)]
+pub struct Alarm(Mutex<Option<Slot<Moment, Set>>>);
+
+/// When a deadline is due, and its number.
+type Moment = (u64, u64);
+
+/// A deadline that is set, and whose memory it has.
+struct Set {
+    due: Due,
+    alarm: Arc<Alarm>,
+}
+
+impl Alarm {
+    /// One that is not set.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new() -> Result<Arc<Self>> {
+        Ok(Arc::try_new(Self(Mutex::new(Some(Slot::try_new()?))))?)
+    }
 }
 
 /// Names a deadline.
@@ -34,7 +57,7 @@ impl TimerId {
 /// The deadlines of one CPU.
 pub(super) struct Local {
     /// By time; by number where that is the same, so that they come in the order in which they were set.
-    queue: Mutex<BTreeMap<(u64, u64), Due>>,
+    queue: Mutex<Map<Moment, Set>>,
     /// The number of the next.
     next: AtomicU64,
     /// When the CPU's timer is to go off; the CPU's own.
@@ -48,7 +71,7 @@ const CPUS: usize = 64;
 
 static LOCALS: [Local; CPUS] = [const {
     Local {
-        queue: Mutex::new(BTreeMap::new()),
+        queue: Mutex::new(Map::new()),
         next: AtomicU64::new(0),
         armed: AtomicU64::new(u64::MAX),
         sample: AtomicU64::new(0),
@@ -65,27 +88,44 @@ impl Local {
         &LOCALS[cpu.index()]
     }
 
-    pub(super) fn insert(&self, cpu: CpuId, at: u64, due: Due) -> TimerId {
+    /// Sets an alarm that is not set.
+    pub(super) fn insert(&self, cpu: CpuId, at: u64, due: Due, alarm: &Arc<Alarm>) -> TimerId {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        self.queue.lock().insert((at, number), due);
+        let slot = alarm.0.lock().take();
+        let Some(slot) = slot else { unreachable!("the alarm is set already") };
+        let set = Set { due, alarm: alarm.clone() };
+        self.queue.lock().insert(slot, (at, number), set);
         TimerId { cpu, at, number }
     }
 
     pub(super) fn remove(&self, timer: TimerId) {
         // What it holds is dropped without the lock.
-        let due = self.queue.lock().remove(&(timer.at, timer.number));
-        drop(due);
+        let removed = {
+            let mut queue = self.queue.lock();
+            let removed = queue.take(&(timer.at, timer.number));
+            // Who sees that it is not in the queue sees its memory in the alarm.
+            removed.map(|(set, slot)| {
+                *set.alarm.0.lock() = Some(slot);
+                set
+            })
+        };
+        drop(removed);
     }
 
     /// Takes the first that is due at `now`.
     pub(super) fn pop(&self, now: u64) -> Option<Due> {
-        let mut queue = self.queue.lock();
-        let first = queue.first_entry()?;
-        (first.key().0 <= now).then(|| first.remove())
+        let set = {
+            let mut queue = self.queue.lock();
+            queue.first().filter(|(moment, _)| moment.0 <= now)?;
+            let (_, set, slot) = queue.take_first()?;
+            *set.alarm.0.lock() = Some(slot);
+            set
+        };
+        Some(set.due)
     }
 
     /// When the first is due; the largest number if there is none.
     pub(super) fn first(&self) -> u64 {
-        self.queue.lock().first_key_value().map_or(u64::MAX, |(&(at, _), _)| at)
+        self.queue.lock().first().map_or(u64::MAX, |(&(at, _), _)| at)
     }
 }

@@ -7,15 +7,12 @@
 //! its overrun count grows instead.
 
 use super::Clock;
-use super::queue::{Due, TimerId};
+use super::queue::{Alarm, Due, TimerId};
+use crate::heap::{Arc, Map, Weak};
 use crate::signal::{self, Info};
 use crate::sync::Mutex;
 use crate::syscall::{Errno, Result};
 use crate::task::{Process, Thread};
-use alloc::collections::BTreeMap;
-use alloc::collections::btree_map::Entry;
-use alloc::sync::{Arc, Weak};
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 use linux_raw_sys::general::{SIGALRM, SIGPROF, SIGVTALRM};
 
@@ -61,22 +58,71 @@ struct Timer {
     expiry: Option<u64>,
     /// Where it stands in a queue.
     queued: Option<TimerId>,
+    /// The memory of that; none for clocks of CPU time.
+    alarm: Option<Arc<Alarm>>,
     /// How often it had expired unnoticed when its last signal was delivered.
     overrun: i32,
 }
 
 /// The timers of a process.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct ProcessTimers {
     timers: Mutex<Timers>,
+    /// That of `ITIMER_REAL`: programs do not expect that it cannot be set.
+    real: Arc<Alarm>,
     /// Whether one on CPU time may run.
     on_run_time: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct Timers {
-    by_key: BTreeMap<Key, Timer>,
+    /// The three of `setitimer`, once they were set.
+    fixed: [Option<Timer>; FIXED.len()],
+    /// Those of `timer_create`, by number.
+    created: Map<i32, Timer>,
     last_number: i32,
+}
+
+/// The keys of the timers that every process has.
+const FIXED: [Key; 3] = [Key::Real, Key::Virtual, Key::Profile];
+
+impl Timers {
+    fn get(&self, key: Key) -> Option<&Timer> {
+        match key {
+            Key::Created(number) => self.created.get(&number),
+            _ => self.fixed[FIXED.iter().position(|&fixed| fixed == key)?].as_ref(),
+        }
+    }
+
+    fn get_mut(&mut self, key: Key) -> Option<&mut Timer> {
+        match key {
+            Key::Created(number) => self.created.get_mut(&number),
+            _ => self.fixed[FIXED.iter().position(|&fixed| fixed == key)?].as_mut(),
+        }
+    }
+
+    /// The first that goes by CPU time and comes after `key`, and for how long it runs still.
+    fn running_after(&self, mut key: Option<Key>) -> Option<(Key, u64)> {
+        loop {
+            let fixed = FIXED.into_iter().find(|&fixed| key.is_none_or(|key| fixed > key));
+            let created = match key {
+                Some(Key::Created(number)) => self.created.after(Some(&number)),
+                _ => self.created.first(),
+            };
+            let next = fixed.or(created.map(|(&number, _)| Key::Created(number)))?;
+            if let Some(left) = self.left(next) {
+                return Some((next, left));
+            }
+            key = Some(next);
+        }
+    }
+
+    /// For how long a timer that goes by CPU time runs still, if it runs.
+    fn left(&self, key: Key) -> Option<u64> {
+        let timer = self.get(key)?;
+        let expiry = timer.expiry.filter(|&expiry| timer.clock.since_boot(expiry).is_none())?;
+        Some(expiry.saturating_sub(timer.clock.read()?))
+    }
 }
 
 /// How many timers a process may create.
@@ -85,8 +131,8 @@ const MANY: usize = 1024;
 const OFTEN: u64 = 50_000;
 
 impl Timer {
-    const fn new(clock: Clock, notify: Notify) -> Self {
-        Self { clock, notify, interval: 0, expiry: None, queued: None, overrun: 0 }
+    const fn new(clock: Clock, notify: Notify, alarm: Option<Arc<Alarm>>) -> Self {
+        Self { clock, notify, interval: 0, expiry: None, queued: None, alarm, overrun: 0 }
     }
 
     fn setting(&self) -> Setting {
@@ -100,11 +146,12 @@ impl Timer {
     /// Puts it where its expiry is noticed.
     fn start(&mut self, process: &Arc<Process>, key: Key) {
         let Some(expiry) = self.expiry else { return };
-        match self.clock.since_boot(expiry) {
-            Some(at) => {
-                self.queued = Some(super::add(at, Due::Timer(Arc::downgrade(process), key)));
+        match (self.clock.since_boot(expiry), &self.alarm) {
+            (Some(at), Some(alarm)) => {
+                let due = Due::Timer(Arc::downgrade(process), key);
+                self.queued = Some(super::add(at, due, alarm));
             }
-            None => process.signals.timers.on_run_time.store(true, Ordering::Relaxed),
+            _ => process.signals.timers.on_run_time.store(true, Ordering::Relaxed),
         }
     }
 
@@ -117,31 +164,43 @@ impl Timer {
 }
 
 impl ProcessTimers {
+    /// Those of a new process.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new() -> Result<Self> {
+        let real = Alarm::try_new()?;
+        Ok(Self { timers: Mutex::default(), real, on_run_time: AtomicBool::new(false) })
+    }
+
     /// Makes a timer, which does not run yet, and returns its number. `notify` is told the number.
     ///
     /// # Errors
-    /// `EAGAIN` if the process has too many.
+    /// `EAGAIN` if the process has too many, or there is no memory.
     pub fn create(&self, clock: Clock, notify: impl FnOnce(i32) -> Notify) -> Result<i32> {
+        let none = |_| Errno::EAGAIN;
+        let is_run_time = clock.since_boot(0).is_none();
+        let alarm = if is_run_time { None } else { Some(Alarm::try_new().map_err(none)?) };
         let mut timers = self.timers.lock();
-        if timers.by_key.len() >= MANY {
+        if timers.created.len() >= MANY {
             return Err(Errno::EAGAIN);
         }
         let mut number = timers.last_number;
-        while timers.by_key.contains_key(&Key::Created(number)) {
+        while timers.created.contains_key(&number) {
             number = number.checked_add(1).unwrap_or(0);
         }
+        let timer = Timer::new(clock, notify(number), alarm);
+        timers.created.try_insert(number, timer).map_err(|_| Errno::EAGAIN)?;
         timers.last_number = number.checked_add(1).unwrap_or(0);
-        let timer = Timer::new(clock, notify(number));
-        timers.by_key.insert(Key::Created(number), timer);
         Ok(number)
     }
 
-    /// Deletes a timer.
+    /// Deletes a timer of `timer_create`.
     ///
     /// # Errors
     /// `EINVAL` if there is none.
-    pub fn delete(&self, key: Key) -> Result<()> {
-        let mut timer = self.timers.lock().by_key.remove(&key).ok_or(Errno::EINVAL)?;
+    pub fn delete(&self, number: i32) -> Result<()> {
+        let mut timer = self.timers.lock().created.remove(&number).ok_or(Errno::EINVAL)?;
         timer.stop();
         Ok(())
     }
@@ -151,7 +210,7 @@ impl ProcessTimers {
     /// # Errors
     /// `EINVAL` if there is none.
     pub fn get(&self, key: Key) -> Result<Setting> {
-        match (self.timers.lock().by_key.get(&key), key) {
+        match (self.timers.lock().get(key), key) {
             (Some(timer), _) => Ok(timer.setting()),
             (None, Key::Created(_)) => Err(Errno::EINVAL),
             (None, _) => Ok(Setting::default()),
@@ -163,12 +222,12 @@ impl ProcessTimers {
     /// # Errors
     /// `EINVAL` if there is none.
     pub fn overrun(&self, key: Key) -> Result<i32> {
-        self.timers.lock().by_key.get(&key).map(|timer| timer.overrun).ok_or(Errno::EINVAL)
+        self.timers.lock().get(key).map(|timer| timer.overrun).ok_or(Errno::EINVAL)
     }
 
     /// The signal of a timer is delivered, with this overrun count.
     pub fn delivered(&self, number: i32, overrun: i32) {
-        if let Some(timer) = self.timers.lock().by_key.get_mut(&Key::Created(number)) {
+        if let Some(timer) = self.timers.lock().created.get_mut(&number) {
             timer.overrun = overrun;
         }
     }
@@ -184,13 +243,20 @@ impl ProcessTimers {
     }
 
     fn retain(&self, stays: impl Fn(Key) -> bool) {
-        self.timers.lock().by_key.retain(|&key, timer| {
+        let mut timers = self.timers.lock();
+        let keep = |key: Key, timer: &mut Timer| {
             let stays = stays(key);
             if !stays {
                 timer.stop();
             }
             stays
-        });
+        };
+        for (fixed, key) in timers.fixed.iter_mut().zip(FIXED) {
+            if fixed.as_mut().is_some_and(|timer| !keep(key, timer)) {
+                *fixed = None;
+            }
+        }
+        timers.created.retain(|&number, timer| keep(Key::Created(number), timer));
     }
 }
 
@@ -201,19 +267,18 @@ impl ProcessTimers {
 /// `EINVAL` if there is none.
 pub fn set(process: &Arc<Process>, key: Key, new: Setting, absolute: bool) -> Result<Setting> {
     let mut timers = process.signals.timers.timers.lock();
-    let timer = match timers.by_key.entry(key) {
-        Entry::Occupied(entry) => entry.into_mut(),
-        Entry::Vacant(entry) => {
+    if let Some(at) = FIXED.iter().position(|&fixed| fixed == key) {
+        timers.fixed[at].get_or_insert_with(|| {
             let own = || Arc::downgrade(process);
-            let (clock, signal) = match key {
-                Key::Real => (Clock::Monotonic, SIGALRM),
-                Key::Virtual => (Clock::User(own()), SIGVTALRM),
-                Key::Profile => (Clock::Process(own()), SIGPROF),
-                Key::Created(_) => return Err(Errno::EINVAL),
+            let (clock, signal, alarm) = match key {
+                Key::Virtual => (Clock::User(own()), SIGVTALRM, None),
+                Key::Profile => (Clock::Process(own()), SIGPROF, None),
+                _ => (Clock::Monotonic, SIGALRM, Some(process.signals.timers.real.clone())),
             };
-            entry.insert(Timer::new(clock, Notify::Process(signal, 0)))
-        }
-    };
+            Timer::new(clock, Notify::Process(signal, 0), alarm)
+        });
+    }
+    let timer = timers.get_mut(key).ok_or(Errno::EINVAL)?;
     let old = timer.setting();
     timer.stop();
     timer.interval = new.interval;
@@ -230,13 +295,16 @@ pub fn set(process: &Arc<Process>, key: Key, new: Setting, absolute: bool) -> Re
 pub(super) fn expire(process: &Arc<Process>, key: Key) {
     let (notify, missed) = {
         let mut timers = process.signals.timers.timers.lock();
-        let Some(timer) = timers.by_key.get_mut(&key) else { return };
+        let Some(timer) = timers.get_mut(key) else { return };
         let (Some(expiry), Some(now)) = (timer.expiry, timer.clock.read()) else { return };
         if now < expiry {
             // It was set anew while this expiry was on its way.
             return;
         }
-        timer.queued = None;
+        // It is in the queue where it was set anew meanwhile, and is due already.
+        if let Some(queued) = timer.queued.take() {
+            super::cancel(queued);
+        }
         let mut missed = 0;
         timer.expiry = match timer.interval {
             0 => None,
@@ -271,20 +339,25 @@ pub(super) fn check_run_time(process: &Arc<Process>) -> u64 {
     if !own.on_run_time.load(Ordering::Relaxed) {
         return u64::MAX;
     }
-    let running = || -> Vec<(Key, u64)> {
-        let timers = own.timers.lock();
-        let left = |(&key, timer): (&Key, &Timer)| {
-            let expiry = timer.expiry.filter(|&expiry| timer.clock.since_boot(expiry).is_none())?;
-            Some((key, expiry.saturating_sub(timer.clock.read()?)))
-        };
-        timers.by_key.iter().filter_map(left).collect()
+    // One at a time: an expiry locks the timers itself.
+    let mut running = {
+        let mut last = None;
+        move || {
+            let (key, left) = own.timers.lock().running_after(last)?;
+            last = Some(key);
+            Some((key, left))
+        }
     };
-    for (key, left) in running() {
+    let mut soonest = None::<u64>;
+    while let Some((key, mut left)) = running() {
         if left == 0 {
             expire(process, key);
+            let again = own.timers.lock().left(key);
+            let Some(again) = again else { continue };
+            left = again;
         }
+        soonest = Some(soonest.map_or(left, |soonest| soonest.min(left)));
     }
-    let soonest = running().into_iter().map(|(_, left)| left).min();
     own.on_run_time.store(soonest.is_some(), Ordering::Relaxed);
     soonest.unwrap_or(u64::MAX)
 }

@@ -6,6 +6,7 @@ use faultless_guest::check::{Check, Verdict};
 use faultless_guest::dir::{self, dir, io};
 use faultless_guest::mem::{PAGE, Region, Shared, WRITE};
 use faultless_guest::proc::{Status, exit_now, fork, wait_until};
+use faultless_guest::procfs::{fields, kilobytes};
 use faultless_guest::sys::{Errno, call, checked, doing};
 use faultless_guest::{ensure, same, signal};
 use std::collections::BTreeSet;
@@ -14,6 +15,8 @@ use std::fs::{self, OpenOptions};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
 
 fn epoll() -> Result<OwnedFd, String> {
     // SAFETY: nobody else owns what is made.
@@ -207,7 +210,40 @@ fn shortened_in_fork() -> Verdict {
     Ok(())
 }
 
+/// As many threads at once as the machine should have room for: 3000 in 1 GiB.
+fn many_threads() -> Verdict {
+    let memory = kilobytes(&fields("/proc/meminfo")?, "MemTotal")?;
+    let most = ((memory >> 20) * 345 / 100).min(3000) as usize;
+    let gate = Arc::new((Mutex::new(false), Condvar::new()));
+    let mut threads = Vec::new();
+    let mut verdict = Ok(());
+    for number in 0..most {
+        let own = gate.clone();
+        let builder = thread::Builder::new().stack_size(64 << 10);
+        let spawned = builder.spawn(move || {
+            let (open, changed) = &*own;
+            let open = open.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(changed.wait_while(open, |open| !*open));
+        });
+        match spawned {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                verdict = Err(format!("thread {number} of {most}: {error}"));
+                break;
+            }
+        }
+    }
+    *gate.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    gate.1.notify_all();
+    for thread in threads {
+        ensure!(thread.join().is_ok(), "a thread panicked");
+    }
+    println!("# {most} threads");
+    verdict
+}
+
 const CHECKS: &[Check] = &[
+    ("many_threads", many_threads),
     ("epoll_chains", epoll_chains),
     ("deep_paths", deep_paths),
     ("many_entries", many_entries),

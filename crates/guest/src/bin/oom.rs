@@ -362,6 +362,135 @@ fn pipes() -> Verdict {
     })
 }
 
+/// Makes a call of this process's own memory.
+fn make<const N: usize>(number: i64, args: [u64; N]) -> Result<u64, Errno> {
+    // SAFETY: every caller hands pointers to what is its own and outlives the call.
+    unsafe { call(number, args) }
+}
+
+/// The kernel's memory is full, and then everything is asked of it that could need some. What takes something back
+/// works; the rest is refused or works.
+fn full() -> Verdict {
+    exhaust(|| fill_and_ask().map_or_else(|what| 60 + what, |()| REFUSED))
+}
+
+/// The number of what went wrong, if anything did.
+fn fill_and_ask() -> Result<(), i32> {
+    let (ready, most) = if limit().is_some() { (300u64, 100) } else { (3000, usize::MAX) };
+    let descriptors = libc::rlimit { rlim_cur: 200_000, rlim_max: 1 << 20 };
+    if limit().is_none() {
+        // SAFETY: the pointer is to a local.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const descriptors) };
+    }
+    // What is to be used when it is full.
+    let set = make(libc::SYS_epoll_create1, [0]).map_err(|_| 1)?;
+    for fd in 0..ready {
+        let event = make(libc::SYS_eventfd2, [1, 0]).map_err(|_| 2)?;
+        let interest = libc::epoll_event { events: libc::EPOLLIN as u32, u64: fd };
+        let at = &raw const interest as u64;
+        make(libc::SYS_epoll_ctl, [set, libc::EPOLL_CTL_ADD as u64, event, at]).map_err(|_| 3)?;
+    }
+    let semaphores = make(libc::SYS_semget, [0, 32000, 0o600]).map_err(|_| 4)?;
+    let queue = make(libc::SYS_msgget, [0, 0o600]).map_err(|_| 5)?;
+    let lock = |kind: i32, start: i64, len: i64| {
+        let request = libc::flock {
+            l_type: kind as i16,
+            l_whence: libc::SEEK_SET as i16,
+            l_start: start,
+            l_len: len,
+            l_pid: 0,
+        };
+        make(libc::SYS_fcntl, [set, libc::F_SETLK as u64, &raw const request as u64])
+    };
+    lock(libc::F_WRLCK, 0, 1 << 40).map_err(|_| 6)?;
+    let region = Region::anonymous(64 << 20).map_err(|_| 7)?;
+    let signal = libc::SIGRTMIN() + 2;
+    let blocked = 1u64 << (signal - 1);
+    let at = &raw const blocked as u64;
+    make(libc::SYS_rt_sigprocmask, [libc::SIG_BLOCK as u64, at, 0, 8]).map_err(|_| 8)?;
+    let mut told = vec![libc::epoll_event { events: 0, u64: 0 }; 3000];
+    let values = vec![1u16; 32000];
+
+    // Full: pipes, until they are refused.
+    let block = [1u8; 4096];
+    for _ in 0..most {
+        let mut ends = [0i32; 2];
+        let at = ends.as_mut_ptr() as u64;
+        if make(libc::SYS_pipe2, [at, libc::O_NONBLOCK as u64]).is_err() {
+            break;
+        }
+        while make(libc::SYS_write, [ends[1] as u64, block.as_ptr() as u64, 4096]) == Ok(4096) {}
+    }
+
+    // Each takes what is left, until it is refused.
+    let until_refused =
+        |most: u64, what: i32, errors: &[i32], one: &dyn Fn(u64) -> Result<u64, Errno>| {
+            for step in 0..most {
+                match one(step) {
+                    Ok(_) => {}
+                    Err(Errno(errno)) if errors.contains(&errno) => return Ok(()),
+                    Err(_) => return Err(what),
+                }
+            }
+            Ok(())
+        };
+    until_refused(20_000, 10, &[libc::ENOMEM], &|step| {
+        let at = region.start() + 2 * step * PAGE;
+        make(
+            libc::SYS_mprotect,
+            [at % (region.start() + region.len()), PAGE, libc::PROT_NONE as u64],
+        )
+    })?;
+    until_refused(5000, 11, &[libc::EAGAIN], &|_| {
+        let mut id = 0i32;
+        let made = [libc::CLOCK_MONOTONIC as u64, 0, &raw mut id as u64];
+        make(libc::SYS_timer_create, made)?;
+        let time = [0i64, 1_000_000, 1000, 0];
+        make(libc::SYS_timer_settime, [id as u64, 0, time.as_ptr() as u64, 0])
+    })?;
+    until_refused(5000, 12, &[libc::EAGAIN], &|_| {
+        let mut info = [0u8; 128];
+        info[..4].copy_from_slice(&signal.to_ne_bytes());
+        info[8..12].copy_from_slice(&libc::SI_QUEUE.to_ne_bytes());
+        let args = [proc::pid() as u64, signal as u64, info.as_ptr() as u64];
+        make(libc::SYS_rt_sigqueueinfo, args)
+    })?;
+    until_refused(100, 13, &[libc::ENOMEM, libc::EAGAIN], &|_| {
+        let message = [1u64; 512];
+        let at = message.as_ptr() as u64;
+        make(libc::SYS_msgsnd, [queue, at, 4000, libc::IPC_NOWAIT as u64])
+    })?;
+    until_refused(100, 14, &[libc::ENOMEM], &|_| {
+        make(libc::SYS_semctl, [semaphores, 0, libc::SETALL as u64, values.as_ptr() as u64])
+    })?;
+    let at = told.as_mut_ptr() as u64;
+    until_refused(10, 15, &[libc::ENOMEM], &|_| make(libc::SYS_epoll_wait, [set, at, 3000, 0]))?;
+    // In the middle: a lock is cut in two each time.
+    until_refused(5000, 16, &[libc::ENOLCK], &|step| lock(libc::F_UNLCK, 2 + 4 * step as i64, 1))?;
+    until_refused(5000, 17, &[libc::ENOMEM, libc::EMFILE], &|_| make(libc::SYS_dup, [set]))?;
+    for path in [c"/proc/self/maps", c"/proc/self/status", c"/proc/meminfo", c"/"] {
+        let read = |_| {
+            let at = path.as_ptr() as u64;
+            let fd = make(libc::SYS_openat, [libc::AT_FDCWD as u64, at, 0, 0])?;
+            let mut buffer = [0u8; 512];
+            let read = make(libc::SYS_read, [fd, buffer.as_mut_ptr() as u64, 512]);
+            make(libc::SYS_close, [fd])?;
+            if path == c"/" { Ok(0) } else { read }
+        };
+        until_refused(2, 18, &[libc::ENOMEM, libc::EMFILE], &read)?;
+    }
+    // What takes back, waits, or cannot tell of an error.
+    let time = [0i64, 1_000_000];
+    let at = time.as_ptr() as u64;
+    make(libc::SYS_nanosleep, [at, 0]).map_err(|_| 20)?;
+    make(libc::SYS_alarm, [0]).map_err(|_| 21)?;
+    lock(libc::F_UNLCK, 0, 0).map_err(|_| 22)?;
+    make(libc::SYS_semctl, [semaphores, 0, libc::IPC_RMID as u64]).map_err(|_| 23)?;
+    make(libc::SYS_msgctl, [queue, libc::IPC_RMID as u64, 0]).map_err(|_| 24)?;
+    make(libc::SYS_close, [set]).map_err(|_| 25)?;
+    region.end().map_err(|_| 26)
+}
+
 /// Several at once, each of which takes all it can.
 fn together() -> Verdict {
     exhaust(|| {
@@ -401,6 +530,7 @@ const CHECKS: &[Check] = &[
     ("processes", processes),
     ("threads", threads),
     ("pipes", pipes),
+    ("full", full),
     ("together", together),
 ];
 

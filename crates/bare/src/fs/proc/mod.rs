@@ -12,15 +12,10 @@ mod system;
 use super::directory::{self, Directory, Item};
 use super::inode::{Body, Inode, Name, Target};
 use super::transfer::Transfer;
-use crate::arch::report;
-use crate::heap::try_push;
+use crate::heap::{Arc, FailNth, String, Vec, try_push};
 use crate::syscall::{Errno, Result};
 use crate::task::process::{TABLE, find};
 use crate::task::{Process, Thread, current};
-use alloc::format;
-use alloc::string::String;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::fmt::Write;
 use linux_raw_sys::general as linux;
 
@@ -50,15 +45,10 @@ impl Text {
 
 impl Write for Text {
     fn write_str(&mut self, text: &str) -> core::fmt::Result {
-        let fits = text.len() <= self.text.capacity() - self.text.len();
-        if !fits && (crate::heap::tight() || self.text.try_reserve(text.len()).is_err()) {
-            self.cut = true;
-        }
-        if self.cut {
-            return Err(core::fmt::Error);
-        }
-        self.text.push_str(text);
-        Ok(())
+        let fits = text.len() <= self.text.room();
+        self.cut |= !fits && crate::heap::tight();
+        self.cut = self.cut || self.text.try_push_str(text).is_err();
+        if self.cut { Err(core::fmt::Error) } else { Ok(()) }
     }
 }
 
@@ -113,16 +103,15 @@ const WAYS: [(&str, Way); 3] =
     [("cwd", Way::Directory), ("root", Way::Root), ("exe", Way::Program)];
 
 /// A new `/proc`.
-pub(super) fn root() -> Arc<Inode> {
-    let root = Inode::numbered(2, Body::Proc(Node::Root(Directory::default())), 0o555);
-    match (system::settings(), &root.body) {
-        (Ok(settings), Body::Proc(Node::Root(fixed))) => {
-            directory::put(fixed, &root, b"sys", &settings);
-        }
-        (Err(errno), _) => report!("message /proc/sys is left out (error {})", errno.0),
-        _ => {}
+///
+/// # Errors
+/// `ENOMEM`.
+pub(super) fn root() -> Result<Arc<Inode>> {
+    let root = Inode::numbered(2, Body::Proc(Node::Root(Directory::default())), 0o555)?;
+    if let Body::Proc(Node::Root(fixed)) = &root.body {
+        directory::put(fixed, &root, b"sys", &system::settings()?)?;
     }
-    root
+    Ok(root)
 }
 
 /// `/proc` as it is in the tree.
@@ -138,8 +127,8 @@ fn number(name: &[u8]) -> Option<u32> {
     text.parse().ok()
 }
 
-fn decimal(number: impl core::fmt::Display) -> Name {
-    format!("{number}").into_bytes().into()
+fn decimal(number: impl core::fmt::Display) -> Result<Name> {
+    Ok(String::try_format(format_args!("{number}"))?.into_bytes())
 }
 
 fn process(pid: u32) -> Result<Arc<Process>> {
@@ -147,7 +136,7 @@ fn process(pid: u32) -> Result<Arc<Process>> {
 }
 
 /// The inode of a part that nobody changes.
-fn inode(node: Node) -> Arc<Inode> {
+fn inode(node: Node) -> Result<Arc<Inode>> {
     let number = node.number();
     let mode = match node.kind() {
         linux::S_IFLNK => 0o777,
@@ -155,15 +144,16 @@ fn inode(node: Node) -> Arc<Inode> {
         _ => 0o644,
     };
     let is_directory = node.kind() == linux::S_IFDIR;
-    let inode = Inode::numbered(number, Body::Proc(node), mode);
+    let inode = Inode::numbered(number, Body::Proc(node), mode)?;
     if is_directory {
         inode.change(|meta| meta.links = 2);
     }
-    inode
+    Ok(inode)
 }
 
-fn item(node: Node) -> Item {
-    Item { name: node.name(), number: node.number(), kind: node.kind() }
+/// Adds a part to a listing.
+fn add(items: &mut Vec<Item>, node: Node) -> Result<()> {
+    try_push(items, Item { name: node.name()?, number: node.number(), kind: node.kind() })
 }
 
 impl Node {
@@ -196,52 +186,60 @@ impl Node {
     }
 
     /// Its name in its directory.
-    pub fn name(&self) -> Name {
-        match *self {
-            Self::Root(_) => Name::default(),
-            Self::System(at) => system::TEXTS[at].0.as_bytes().into(),
-            Self::Myself(false) => (*b"self").into(),
-            Self::Myself(true) => (*b"thread-self").into(),
-            Self::Process(pid) => decimal(pid),
-            Self::Tasks(_) => (*b"task").into(),
-            Self::Thread(_, tid) => decimal(tid),
-            Self::Text(_, _, at) => process::TEXTS[at].0.as_bytes().into(),
-            Self::Way(_, way) => WAYS[way as usize].0.as_bytes().into(),
-            Self::Descriptors(_) => (*b"fd").into(),
-            Self::Pages(_) => (*b"pagemap").into(),
-            Self::Descriptor(_, fd) => decimal(fd),
-        }
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn name(&self) -> Result<Name> {
+        let name = match *self {
+            Self::Root(_) => "",
+            Self::System(at) => system::TEXTS[at].0,
+            Self::Myself(false) => "self",
+            Self::Myself(true) => "thread-self",
+            Self::Tasks(_) => "task",
+            Self::Text(_, _, at) => process::TEXTS[at].0,
+            Self::Way(_, way) => WAYS[way as usize].0,
+            Self::Descriptors(_) => "fd",
+            Self::Pages(_) => "pagemap",
+            Self::Process(number) | Self::Thread(_, number) => return decimal(number),
+            Self::Descriptor(_, fd) => return decimal(fd),
+        };
+        Ok(Name::try_from_slice(name.as_bytes())?)
     }
 
     /// The directory that holds it, unless it is the uppermost here.
-    pub fn parent(&self) -> Option<Arc<Inode>> {
-        match *self {
-            Self::Root(_) => None,
-            Self::System(_) | Self::Myself(_) | Self::Process(_) => home(),
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn parent(&self) -> Result<Option<Arc<Inode>>> {
+        let parent = match *self {
+            Self::Root(_) => return Ok(None),
+            Self::System(_) | Self::Myself(_) | Self::Process(_) => return Ok(home()),
             Self::Tasks(pid) | Self::Way(pid, _) | Self::Descriptors(pid) | Self::Pages(pid) => {
-                Some(inode(Self::Process(pid)))
+                Self::Process(pid)
             }
-            Self::Text(pid, None, _) => Some(inode(Self::Process(pid))),
-            Self::Text(pid, Some(tid), _) => Some(inode(Self::Thread(pid, tid))),
-            Self::Thread(pid, _) => Some(inode(Self::Tasks(pid))),
-            Self::Descriptor(pid, _) => Some(inode(Self::Descriptors(pid))),
-        }
+            Self::Text(pid, None, _) => Self::Process(pid),
+            Self::Text(pid, Some(tid), _) => Self::Thread(pid, tid),
+            Self::Thread(pid, _) => Self::Tasks(pid),
+            Self::Descriptor(pid, _) => Self::Descriptors(pid),
+        };
+        inode(parent).map(Some)
     }
 
     /// Where it leads, as a link.
     ///
     /// # Errors
-    /// `EINVAL`: it is none. `ENOENT`: what it is of has gone.
+    /// `EINVAL`: it is none. `ENOENT`: what it is of has gone. `ENOMEM`.
     pub fn target(&self) -> Result<Target> {
         Ok(match *self {
-            Self::Myself(false) => Target::Path(decimal(current().process.pid).into_vec()),
+            Self::Myself(false) => Target::Path(decimal(current().process.pid)?),
             Self::Myself(true) => {
                 let (pid, tid) = (current().process.pid, current().tid);
-                Target::Path(format!("{pid}/task/{tid}").into_bytes())
+                let path = String::try_format(format_args!("{pid}/task/{tid}"))?;
+                Target::Path(path.into_bytes())
             }
             Self::Way(pid, Way::Program) => {
                 let memory = process(pid)?.memory().ok_or(Errno::ENOENT)?;
-                let path = memory.image.lock().path.clone();
+                let path = memory.image.lock().path.try_clone()?;
                 Target::Path(path.into_bytes())
             }
             Self::Way(pid, Way::Root) => Target::Inode(process(pid)?.files.start().root),
@@ -304,7 +302,7 @@ impl Node {
             }
             _ => return Err(Errno::ENOTDIR),
         };
-        Ok(inode(node))
+        inode(node)
     }
 
     /// Adds its entries to `items`.
@@ -312,34 +310,36 @@ impl Node {
     /// # Errors
     /// `ENOENT`: what it is of has gone. `ENOTDIR`, `ENOMEM`.
     pub fn list(&self, items: &mut Vec<Item>) -> Result<()> {
-        let texts =
-            |pid, tid| (0..process::TEXTS.len()).map(move |at| item(Self::Text(pid, tid, at)));
+        let texts = |pid, tid| (0..process::TEXTS.len()).map(move |at| Self::Text(pid, tid, at));
         match self {
             Self::Root(fixed) => {
                 fixed.list(items)?;
-                items.extend([false, true].map(Self::Myself).map(item));
-                items.extend((0..system::TEXTS.len()).map(Self::System).map(item));
+                let systems = (0..system::TEXTS.len()).map(Self::System);
+                let mut all = [false, true].map(Self::Myself).into_iter().chain(systems);
+                all.try_for_each(|node| add(items, node))?;
                 let table = TABLE.lock();
                 let mut pids = table.processes.keys();
-                pids.try_for_each(|&pid| try_push(items, item(Self::Process(pid))))?;
+                pids.try_for_each(|&pid| add(items, Self::Process(pid)))?;
             }
             &Self::Process(pid) => {
                 process(pid)?;
-                items.extend(texts(pid, None));
-                items
-                    .extend([Self::Tasks(pid), Self::Descriptors(pid), Self::Pages(pid)].map(item));
-                items.extend(WAYS.map(|(_, way)| item(Self::Way(pid, way))));
+                let others = [Self::Tasks(pid), Self::Descriptors(pid), Self::Pages(pid)];
+                let ways = WAYS.iter().map(|&(_, way)| Self::Way(pid, way));
+                let mut all = texts(pid, None).chain(others).chain(ways);
+                all.try_for_each(|node| add(items, node))?;
             }
             &Self::Tasks(pid) => {
                 let process = process(pid)?;
                 let threads = process.threads.lock();
                 let mut tids = threads.iter().map(|thread| thread.tid);
-                tids.try_for_each(|tid| try_push(items, item(Self::Thread(pid, tid))))?;
+                tids.try_for_each(|tid| add(items, Self::Thread(pid, tid)))?;
             }
-            &Self::Thread(pid, tid) => items.extend(texts(pid, Some(tid))),
-            &Self::Descriptors(pid) => process(pid)?
-                .files
-                .each_open(|fd| try_push(items, item(Self::Descriptor(pid, fd))))?,
+            &Self::Thread(pid, tid) => {
+                texts(pid, Some(tid)).try_for_each(|node| add(items, node))?;
+            }
+            &Self::Descriptors(pid) => {
+                process(pid)?.files.each_open(|fd| add(items, Self::Descriptor(pid, fd)))?;
+            }
             _ => return Err(Errno::ENOTDIR),
         }
         Ok(())
@@ -377,25 +377,48 @@ impl Node {
     /// What is written to it has no effect, but on a name and on what [`oom`] keeps.
     ///
     /// # Errors
-    /// `EINVAL`, `EFAULT`, `ESRCH`, `ERANGE`.
+    /// `EINVAL`, `EFAULT`, `ESRCH`, `ERANGE`, `EPERM`, `ENOMEM`.
     pub fn write(&self, from: &mut Transfer<'_>) -> Result {
-        if let &Self::Text(pid, _, at) = self {
+        if let &Self::Text(pid, tid, at) = self {
             let process = || find(pid).ok_or(Errno::ESRCH);
             match process::TEXTS[at].0 {
                 "comm" => {
                     let mut name = [0; 15];
                     let taken = from.take_bytes(&mut name) as usize;
-                    let name = String::from_utf8_lossy(name[..taken].trim_ascii_end()).into_owned();
+                    let name = String::try_from_utf8_lossy(name[..taken].trim_ascii_end())?;
                     *process()?.name.lock() = name;
                 }
                 "oom_score_adj" => return oom::write(&*process()?, false, from),
                 "oom_adj" => return oom::write(&*process()?, true, from),
+                "fail-nth" => {
+                    let mut text = [0; 20];
+                    let taken = from.take_bytes(&mut text) as usize;
+                    set_fail_nth(tid, &text[..taken])?;
+                }
                 _ => {}
             }
         }
         from.skip(from.left());
         from.result()
     }
+}
+
+/// Has an allocation of the running thread fail, or with a `+` behind the number, that and all that follow: those who
+/// test the kernel say so on its command line.
+fn set_fail_nth(tid: Option<u32>, text: &[u8]) -> Result<()> {
+    if !crate::boot::is_said("fail-nth") || tid.is_some_and(|tid| tid != current().tid) {
+        return Err(Errno::EPERM);
+    }
+    let text = text.trim_ascii_end();
+    let (text, all) = match text.strip_suffix(b"+") {
+        Some(text) => (text, FailNth::ALL),
+        None => (text, 0),
+    };
+    let nth: u32 =
+        core::str::from_utf8(text).ok().and_then(|it| it.parse().ok()).ok_or(Errno::EINVAL)?;
+    let old = FailNth(if nth == 0 { 0 } else { u64::from(nth) | all }).set();
+    current().fail_left.set(old.0 & !FailNth::ALL);
+    Ok(())
 }
 
 fn thread(process: &Process, tid: u32) -> Result<Arc<Thread>> {

@@ -3,17 +3,15 @@
 use super::super::inode::path_of_tag;
 use super::{ProcessText, Subject, Text, field, oom};
 use crate::arch::user;
-use crate::heap::try_push;
+use crate::heap::{Arc, String, Vec, try_push};
 use crate::ipc::shm::segment_of_tag;
 use crate::percpu;
 use crate::syscall::{Errno, Result};
+use crate::task::current;
 use crate::task::exec::Visit;
 use crate::task::memory::Memory;
-use alloc::format;
-use alloc::string::String;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
-use core::fmt::Write;
+use core::cell::Cell;
+use core::fmt::{self, Write};
 use core::sync::atomic::Ordering::Relaxed;
 use faultless::{Label, PAGE_SIZE, Prot, USER_END, VirtRange, VmaFlags};
 
@@ -41,6 +39,7 @@ pub(super) const TEXTS: &[(&str, ProcessText)] = &[
     ("schedstat", schedstat),
     ("wchan", nought),
     ("personality", personality),
+    ("fail-nth", fail_nth),
 ];
 
 /// Clock ticks in a second, as programs are told times.
@@ -51,22 +50,32 @@ fn memory(of: &Subject) -> Result<Arc<Memory>> {
 }
 
 /// What a mapping of the file with this tag is called.
-fn label(tag: u64) -> Option<Label<String>> {
+fn label(tag: u64) -> Result<Option<Label<String>>> {
     if let Some((id, key)) = segment_of_tag(tag) {
-        let path = format!("/SYSV{key:08x} (deleted)");
-        return Some(Label { device: (0, 1), inode: id as u64, path });
+        let path = String::try_format(format_args!("/SYSV{key:08x} (deleted)"))?;
+        return Ok(Some(Label { device: (0, 1), inode: id as u64, path }));
     }
-    let path = path_of_tag(tag)?;
-    let path = String::from_utf8_lossy(&path).into_owned();
-    Some(Label { device: (0, 1), inode: tag, path })
+    let Some(path) = path_of_tag(tag)? else { return Ok(None) };
+    let path = String::try_from_utf8_lossy(&path)?;
+    Ok(Some(Label { device: (0, 1), inode: tag, path }))
+}
+
+fn list_maps(memory: &Memory, text: &mut Text) -> Result<()> {
+    let failed = Cell::new(Ok(()));
+    let label = |tag| {
+        label(tag).unwrap_or_else(|errno| {
+            failed.set(Err(errno));
+            None
+        })
+    };
+    // Text remembers that it was cut.
+    let _ = write!(text, "{}", memory.space().maps_with(percpu::cpu(), label));
+    failed.get()
 }
 
 fn maps(of: &Subject, text: &mut Text) -> Result<()> {
     // A process that has ended has none.
-    if let Ok(memory) = memory(of) {
-        let _ = write!(text, "{}", memory.space().maps_with(percpu::cpu(), label));
-    }
-    Ok(())
+    memory(of).map_or(Ok(()), |memory| list_maps(&memory, text))
 }
 
 /// What a space is made of, in pages.
@@ -99,10 +108,6 @@ fn sums(memory: &Memory) -> Sums {
         } += area.resident;
     });
     sums
-}
-
-fn kilobytes(pages: u64) -> String {
-    format!("{:8} kB", pages * (PAGE_SIZE / 1024))
 }
 
 /// What is said of an area, or of all together. A program with thousands of areas may read it often, so
@@ -149,7 +154,7 @@ fn smaps_fields(text: &mut Text, size: Option<u64>, resident: u64, private: bool
 fn smaps(of: &Subject, text: &mut Text) -> Result<()> {
     let Ok(memory) = memory(of) else { return Ok(()) };
     let mut maps = Text::default();
-    let _ = write!(maps, "{}", memory.space().maps_with(percpu::cpu(), label));
+    list_maps(&memory, &mut maps)?;
     let maps = maps.finish()?;
     let mut areas = Vec::new();
     let mut room = Ok(());
@@ -242,7 +247,9 @@ fn status(of: &Subject, text: &mut Text) -> Result<()> {
         let space = memory.space();
         let sums = sums(&memory);
         let (size, resident) = (space.mapped_pages(), space.resident_pages(percpu::cpu()));
-        let mut pages = |name: &str, pages: u64| field(text, name, kilobytes(pages));
+        let mut pages = |name: &str, pages: u64| {
+            field(text, name, format_args!("{:8} kB", pages * (PAGE_SIZE / 1024)));
+        };
         pages("VmPeak", size);
         pages("VmSize", size);
         pages("VmLck", space.locked_pages(percpu::cpu()));
@@ -264,7 +271,7 @@ fn status(of: &Subject, text: &mut Text) -> Result<()> {
     field(text, "Threads", process.threads.lock().len());
     field(text, "SigQ", "0/4096");
     for name in ["SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt"] {
-        field(text, name, signals(of, name));
+        field(text, name, format_args!("{:016x}", signals(of, name)));
     }
     for name in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
         let all = if matches!(name, "CapInh" | "CapAmb") { 0u64 } else { (1 << 41) - 1 };
@@ -276,7 +283,7 @@ fn status(of: &Subject, text: &mut Text) -> Result<()> {
     let all = u64::MAX >> (64 - cpus.min(64));
     let may = of.thread.as_ref().map_or(all, |thread| thread.affinity.load(Relaxed)) & all;
     field(text, "Cpus_allowed", format_args!("{may:x}"));
-    field(text, "Cpus_allowed_list", list(may));
+    field(text, "Cpus_allowed_list", fmt::from_fn(|f| list(may, f)));
     field(text, "Mems_allowed", 1);
     field(text, "Mems_allowed_list", 0);
     let [given, taken] = switches(of);
@@ -302,23 +309,22 @@ pub(super) fn tables(memory: &Memory) -> u64 {
 }
 
 /// The set of signals that a line of the status is about.
-fn signals(of: &Subject, name: &str) -> String {
+fn signals(of: &Subject, name: &str) -> u64 {
     let (process, thread) = (&of.process.signals, of.thread.as_ref());
     let (ignored, caught) = process.ignored_and_caught();
-    let set = match name {
+    match name {
         "SigPnd" => thread.map_or(0, |thread| thread.signals.waiting()),
         "ShdPnd" => process.waiting(),
         "SigBlk" => thread.map_or(0, |thread| thread.signals.blocked()),
         "SigIgn" => ignored,
         _ => caught,
-    };
-    format!("{set:016x}")
+    }
 }
 
-/// A set of CPUs as a list of ranges.
-fn list(cpus: u64) -> String {
+/// Writes a set of CPUs as a list of ranges.
+fn list(cpus: u64, text: &mut fmt::Formatter<'_>) -> fmt::Result {
     let has = |cpu: u32| cpu < 64 && cpus & 1 << cpu != 0;
-    let mut text = String::new();
+    let mut comma = "";
     let mut cpu = 0;
     while cpu < 64 {
         if !has(cpu) {
@@ -329,14 +335,14 @@ fn list(cpus: u64) -> String {
         while has(cpu + 1) {
             cpu += 1;
         }
-        let comma = if text.is_empty() { "" } else { "," };
-        let _ = write!(text, "{comma}{first}");
+        write!(text, "{comma}{first}")?;
         if cpu > first {
-            let _ = write!(text, "-{cpu}");
+            write!(text, "-{cpu}")?;
         }
+        comma = ",";
         cpu += 1;
     }
-    text
+    Ok(())
 }
 
 fn stat(of: &Subject, text: &mut Text) -> Result<()> {
@@ -407,14 +413,10 @@ fn statm(of: &Subject, text: &mut Text) -> Result<()> {
 }
 
 /// Appends the strings in a part of a process's memory.
-fn strings(memory: &Memory, range: Option<VirtRange>, text: &mut Text) {
-    let Some(range) = range.filter(|range| range.end <= USER_END) else { return };
+fn strings(memory: &Memory, range: Option<VirtRange>, text: &mut Text) -> Result<()> {
+    let Some(range) = range.filter(|range| range.end <= USER_END) else { return Ok(()) };
     let len = range.len().min(1 << 20) as usize;
-    let mut bytes = Vec::new();
-    if bytes.try_reserve_exact(len).is_err() {
-        return;
-    }
-    bytes.resize(len, 0);
+    let mut bytes = Vec::try_filled(0, len)?;
     let _visit = Visit::to(memory);
     // What the program unmapped is not told.
     if user::read_bytes(&mut bytes, range.start).is_ok() {
@@ -425,12 +427,13 @@ fn strings(memory: &Memory, range: Option<VirtRange>, text: &mut Text) {
             }
         }
     }
+    Ok(())
 }
 
 fn cmdline(of: &Subject, text: &mut Text) -> Result<()> {
     if let Ok(memory) = memory(of) {
         let range = memory.image.lock().arguments;
-        strings(&memory, range, text);
+        strings(&memory, range, text)?;
     }
     Ok(())
 }
@@ -438,7 +441,7 @@ fn cmdline(of: &Subject, text: &mut Text) -> Result<()> {
 fn environ(of: &Subject, text: &mut Text) -> Result<()> {
     if let Ok(memory) = memory(of) {
         let range = memory.image.lock().environment;
-        strings(&memory, range, text);
+        strings(&memory, range, text)?;
     }
     Ok(())
 }
@@ -446,6 +449,18 @@ fn environ(of: &Subject, text: &mut Text) -> Result<()> {
 fn comm(of: &Subject, text: &mut Text) -> Result<()> {
     let _ = writeln!(text, "{}", *of.process.name.lock());
     Ok(())
+}
+
+/// A limit, as it is shown.
+struct Limit(u64);
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            u64::MAX => f.pad("unlimited"),
+            limit => limit.fmt(f),
+        }
+    }
 }
 
 fn limits(of: &Subject, text: &mut Text) -> Result<()> {
@@ -471,10 +486,7 @@ fn limits(of: &Subject, text: &mut Text) -> Result<()> {
     let _ =
         writeln!(text, "{:<25} {:<20} {:<20} {:<10}", "Limit", "Soft Limit", "Hard Limit", "Units");
     for ((name, unit), limit) in ROWS.iter().zip(limits) {
-        let [soft, hard] = limit.map(|limit| match limit {
-            u64::MAX => String::from("unlimited"),
-            limit => format!("{limit}"),
-        });
+        let [soft, hard] = limit.map(Limit);
         let _ = writeln!(text, "{name:<25} {soft:<20} {hard:<20} {unit:<10}");
     }
     Ok(())
@@ -513,6 +525,12 @@ fn nothing(_: &Subject, _: &mut Text) -> Result<()> {
 fn schedstat(of: &Subject, text: &mut Text) -> Result<()> {
     let ran = of.thread.as_ref().map_or(0, |thread| thread.run_time());
     let _ = writeln!(text, "{ran} 0 {}", switches(of).iter().sum::<u64>());
+    Ok(())
+}
+
+/// Of the thread that looks: how many allocations it still was away from the one that fails when that was last set.
+fn fail_nth(_: &Subject, text: &mut Text) -> Result<()> {
+    let _ = writeln!(text, "{}", current().fail_left.get());
     Ok(())
 }
 

@@ -5,19 +5,22 @@ use super::super::inode::{Body, Inode};
 use super::{SystemText, Text, add_texts, process};
 use crate::arch::clock;
 use crate::arch::context::STACK_BYTES;
-use crate::percpu;
+use crate::heap::{Arc, String};
+use crate::percpu::{self, MAX_CPUS};
 use crate::syscall::Result;
-use crate::task::process::TABLE;
+use crate::task::process::{TABLE, Table, each};
 use crate::task::scheduler;
 use crate::time::Times;
-use alloc::format;
-use alloc::string::String;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
 use core::fmt::{self, Write};
 use core::sync::atomic::Ordering::Relaxed;
 use faultless::{Counter, CpuId, PAGE_SIZE, USER_END};
+
+macro_rules! release {
+    () => {
+        "6.12.0-faultless"
+    };
+}
 
 /// The texts, by name.
 pub(super) const TEXTS: &[(&str, SystemText)] = &[
@@ -41,7 +44,7 @@ pub(super) const TEXTS: &[(&str, SystemText)] = &[
 ];
 
 /// The Linux that programs are told they run on.
-const RELEASE: &str = "6.12.0-faultless";
+const RELEASE: &str = release!();
 
 /// What the kernel's own settings are called, and what they say; writes to them have no effect.
 pub(super) fn settings() -> Result<Arc<Inode>> {
@@ -52,7 +55,7 @@ pub(super) fn settings() -> Result<Arc<Inode>> {
             ("kernel/pid_max", "4194304\n"),
             ("kernel/threads-max", "4194304\n"),
             ("kernel/randomize_va_space", "0\n"),
-            ("kernel/osrelease", &format!("{RELEASE}\n")),
+            ("kernel/osrelease", concat!(release!(), "\n")),
             ("kernel/ostype", "Linux\n"),
             ("kernel/version", "#1 SMP\n"),
             ("kernel/hostname", "faultless\n"),
@@ -120,6 +123,8 @@ fn vmstat(text: &mut Text) -> fmt::Result {
         ("nr_tlb_remote_flush", totals.get(Counter::TlbShootdownSent)),
         ("nr_tlb_remote_flush_received", totals.get(Counter::TlbShootdownReceived)),
         ("oom_kill", 0),
+        // The kernel's own: bytes of its heap that are allocated.
+        ("heap_bytes", crate::heap::allocated()),
     ];
     known.iter().try_for_each(|(name, value)| writeln!(text, "{name} {value}"))?;
     write!(text, "{totals}")
@@ -133,11 +138,9 @@ fn meminfo(text: &mut Text) -> fmt::Result {
     let free = vm.free_frames() * kilobytes;
     let used = (vm.total_frames() - vm.free_frames()) * kilobytes;
     let slab = (heap - heap_free) / 1024;
-    let memories: Vec<_> = {
-        let table = TABLE.lock();
-        table.processes.values().filter_map(|process| process.memory()).collect()
-    };
-    let tables = memories.iter().map(|memory| process::tables(memory)).sum::<u64>() * kilobytes;
+    let mut tables = 0;
+    each(|process| tables += process.memory().map_or(0, |memory| process::tables(&memory)));
+    let tables = tables * kilobytes;
     let stacks = (TABLE.lock().threads.len() * STACK_BYTES) as u64 / 1024;
     let rows = [
         ("MemTotal", total),
@@ -173,7 +176,8 @@ fn meminfo(text: &mut Text) -> fmt::Result {
         ("VmallocUsed", 0),
     ];
     for (name, value) in rows {
-        writeln!(text, "{:<15} {value:8} kB", format!("{name}:"))?;
+        let blanks = 14usize.saturating_sub(name.len());
+        writeln!(text, "{name}:{:blanks$} {value:8} kB", "")?;
     }
     writeln!(text, "HugePages_Total:       0\nHugePages_Free:        0\nHugePages_Rsvd:        0")?;
     writeln!(text, "HugePages_Surp:        0\nHugepagesize:       2048 kB")
@@ -186,7 +190,7 @@ fn cpus() -> impl Iterator<Item = CpuId> {
 fn interrupts(text: &mut Text) -> fmt::Result {
     write!(text, "           ")?;
     for cpu in cpus() {
-        write!(text, "{:<11}", format!("CPU{}", cpu.0))?;
+        write!(text, "CPU{:<8}", cpu.0)?;
     }
     writeln!(text)?;
     let rows = [
@@ -213,24 +217,30 @@ fn interrupts(text: &mut Text) -> fmt::Result {
 fn stat(text: &mut Text) -> fmt::Result {
     const TICK: u64 = 10_000_000;
     let now = clock::now();
-    let mut row = |name: &str, times: Times, since: u64| {
+    let mut row = |name: fmt::Arguments<'_>, times: Times, since: u64| {
         let idle = since.saturating_sub(times.total()) / TICK;
         let (user, system) = (times.user / TICK, times.system / TICK);
         writeln!(text, "{name} {user} 0 {system} {idle} 0 0 0 0 0 0")
     };
-    let each: Vec<Times> = cpus().map(scheduler::busy).collect();
+    let mut each = [Times::default(); MAX_CPUS];
+    let each = &mut each[..percpu::cpus()];
+    each.iter_mut().zip(cpus()).for_each(|(times, cpu)| *times = scheduler::busy(cpu));
     // Two blanks follow the first name.
-    row("cpu ", each.iter().copied().sum(), now * each.len() as u64)?;
+    row(format_args!("cpu "), each.iter().copied().sum(), now * each.len() as u64)?;
     for (id, &times) in each.iter().enumerate() {
-        row(&format!("cpu{id}"), times, now)?;
+        row(format_args!("cpu{id}"), times, now)?;
     }
     let interrupts: u64 = cpus().map(|cpu| percpu::interrupts(cpu).iter().sum::<u64>()).sum();
     writeln!(text, "intr {interrupts}")?;
     writeln!(text, "ctxt {}", scheduler::SWITCHES.load(Relaxed))?;
     writeln!(text, "btime {}", (clock::wall() - now) / 1_000_000_000)?;
-    writeln!(text, "processes {}", TABLE.lock().processes.keys().last().unwrap_or(&0))?;
+    writeln!(text, "processes {}", last_process(&TABLE.lock()))?;
     writeln!(text, "procs_running {}", scheduler::runnable())?;
     writeln!(text, "procs_blocked 0")
+}
+
+fn last_process(table: &Table) -> u32 {
+    table.processes.last().map_or(0, |(&pid, _)| pid)
 }
 
 fn uptime(text: &mut Text) -> fmt::Result {
@@ -245,16 +255,17 @@ fn uptime(text: &mut Text) -> fmt::Result {
 fn loadavg(text: &mut Text) -> fmt::Result {
     let (threads, last) = {
         let table = TABLE.lock();
-        (table.threads.len(), table.processes.keys().last().copied().unwrap_or(0))
+        (table.threads.len(), last_process(&table))
     };
     let runnable = scheduler::runnable();
     writeln!(text, "{runnable}.00 {runnable}.00 {runnable}.00 {runnable}/{threads} {last}")
 }
 
-/// The text that four registers spell.
-fn spelled(registers: &[u32], bytes: &mut String) {
+/// Appends the text that registers spell.
+fn spelled(registers: &[u32], text: &mut String) -> fmt::Result {
     let spelled = registers.iter().flat_map(|register| register.to_le_bytes());
-    bytes.extend(spelled.take_while(|&byte| byte != 0).filter(u8::is_ascii).map(char::from));
+    let mut letters = spelled.take_while(|&byte| byte != 0).filter(u8::is_ascii).map(char::from);
+    letters.try_for_each(|letter| text.write_char(letter))
 }
 
 fn cpuinfo(text: &mut Text) -> fmt::Result {
@@ -263,11 +274,11 @@ fn cpuinfo(text: &mut Text) -> fmt::Result {
     let extended = if first.eax >= 7 { __cpuid_count(7, 0).ebx } else { 0 };
     let high = __cpuid(0x8000_0001);
     let (mut vendor, mut model) = (String::new(), String::new());
-    spelled(&[first.ebx, first.edx, first.ecx], &mut vendor);
+    spelled(&[first.ebx, first.edx, first.ecx], &mut vendor)?;
     if __cpuid(0x8000_0000).eax >= 0x8000_0004 {
         for leaf in 0x8000_0002..=0x8000_0004 {
             let part = __cpuid(leaf);
-            spelled(&[part.eax, part.ebx, part.ecx, part.edx], &mut model);
+            spelled(&[part.eax, part.ebx, part.ecx, part.edx], &mut model)?;
         }
     }
     let mut flags = String::new();

@@ -5,7 +5,7 @@ use crate::arch::user;
 use crate::fs::File;
 use crate::fs::file::Kind;
 use crate::fs::inode::Body;
-use alloc::sync::Arc;
+use crate::heap::Arc;
 use linux_raw_sys::{general as nr, ioctl};
 
 /// `close(fd)`.

@@ -4,8 +4,8 @@ use super::{Args, Errno, Result, file, files};
 use crate::arch::user::{self, Plain};
 use crate::fs::File;
 use crate::fs::lock::{self, Lock, Owner, WHOLE};
+use crate::heap::Arc;
 use crate::task::current;
-use alloc::sync::Arc;
 use core::ops::RangeInclusive;
 use linux_raw_sys::general as nr;
 
@@ -82,7 +82,7 @@ pub(super) fn range(file: &Arc<File>, command: u32, addr: u64) -> Result {
         nr::F_RDLCK => file.reads(),
         nr::F_WRLCK => file.writes(),
         _ => {
-            lock::unlock(file, owner, &wanted.range);
+            lock::unlock(file, owner, &wanted.range)?;
             return Ok(0);
         }
     };
@@ -94,7 +94,7 @@ pub(super) fn range(file: &Arc<File>, command: u32, addr: u64) -> Result {
         // Whoever closed the descriptor meanwhile has released nothing yet.
         let still = files().get_any(file);
         if !still {
-            lock::unlock(file, owner, &wanted.range);
+            lock::unlock(file, owner, &wanted.range)?;
         }
     }
     Ok(0)
@@ -115,7 +115,7 @@ pub fn flock(args: Args<'_>) -> Result {
             let wanted = Lock { owner, range: WHOLE, writes, pid: current().process.pid };
             lock::lock(&file, &wanted, args.b() & AT_ONCE != 0)?;
         }
-        UNLOCK => lock::unlock(&file, owner, &WHOLE),
+        UNLOCK => lock::unlock(&file, owner, &WHOLE)?,
         _ => return Err(Errno::EINVAL),
     }
     Ok(0)

@@ -15,9 +15,8 @@ use super::{Args, Errno, Result};
 use crate::arch::user;
 use crate::fs::walk::{Found, Links, Start, walk};
 use crate::fs::{File, Inode, ProcessFiles, path};
+use crate::heap::{Arc, Vec};
 use crate::task::{Current, current};
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::ops::Deref;
 use linux_raw_sys::general as nr;
 

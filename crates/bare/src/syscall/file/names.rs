@@ -9,8 +9,7 @@ use crate::fs::file::Kind;
 use crate::fs::inode::{Body, Target};
 use crate::fs::pipe::{self, Pipe};
 use crate::fs::walk::{Found, Links, walk};
-use alloc::sync::Arc;
-use alloc::vec::Vec;
+use crate::heap::{Arc, Vec};
 use linux_raw_sys::general as nr;
 
 const HERE: u64 = AT_FDCWD as u64;
@@ -76,7 +75,7 @@ fn make_node(fd: u64, addr: u64, mode: u32, device: u64) -> Result {
     let permissions = mode & 0o7777 & !files().umask();
     let body = match mode & nr::S_IFMT {
         nr::S_IFREG | 0 => None,
-        nr::S_IFIFO => Some(Body::Pipe(Pipe::new(pipe::Kind::Named, Arc::default()))),
+        nr::S_IFIFO => Some(Body::Pipe(Pipe::try_new(pipe::Kind::Named)?)),
         nr::S_IFCHR => {
             let (major, minor) = ((device >> 8) as u32 & 0xfff, device as u32 & 0xff);
             Some(Body::Device(Device::numbered(major, minor).ok_or(Errno::EPERM)?))
@@ -116,7 +115,7 @@ fn make_link(target: u64, fd: u64, addr: u64) -> Result {
     if found.slash {
         return Err(Errno::ENOENT);
     }
-    let inode = Inode::try_new(Body::Link(target.into()), 0o777)?;
+    let inode = Inode::try_new(Body::Link(target), 0o777)?;
     directory::link(&found.directory, &found.name, &inode)?;
     Ok(0)
 }
@@ -233,7 +232,7 @@ fn tell_target(inode: &Inode, buffer: u64, len: u64) -> Result {
     }
     let target = match inode.target()? {
         Target::Path(path) => path,
-        Target::Inode(inode) => inode.path()?,
+        Target::Inode(inode) => Inode::path(&inode)?,
     };
     let told = target.len().min(len as usize);
     user::write_bytes(buffer, &target[..told])?;
@@ -243,20 +242,25 @@ fn tell_target(inode: &Inode, buffer: u64, len: u64) -> Result {
 /// `getcwd(buffer, length)`.
 pub fn getcwd(args: Args<'_>) -> Result {
     let start = files().start();
-    let mut here = start.here.path()?;
-    let root = start.root.path()?;
+    let mut here = Inode::path(&start.here)?;
+    let root = Inode::path(&start.root)?;
     // As seen from the process's root.
-    if root != b"/" {
-        let inside = here.strip_prefix(root.as_slice()).map(<[u8]>::to_vec);
-        here = inside.unwrap_or_else(|| [b"(unreachable)", here.as_slice()].concat());
-        if here.is_empty() {
-            here.push(b'/');
+    if *root != *b"/" {
+        let mut seen = Vec::new();
+        match here.strip_prefix(root.as_slice()) {
+            Some(b"") => seen.try_push(b'/')?,
+            Some(inside) => seen.try_extend_from_slice(inside)?,
+            None => {
+                seen.try_extend_from_slice(b"(unreachable)")?;
+                seen.try_extend_from_slice(&here)?;
+            }
         }
+        here = seen;
     }
-    if here.ends_with(b" (deleted)") && start.here.parent().is_err() {
+    if here.ends_with(b" (deleted)") && Inode::parent(&start.here).is_err() {
         return Err(Errno::ENOENT);
     }
-    here.push(0);
+    here.try_push(0)?;
     if here.len() as u64 > args.b() {
         return Err(Errno::ERANGE);
     }
@@ -303,27 +307,22 @@ enum TypeAt {
     End,
 }
 
-/// Writes an entry of a directory, if it fits `room` bytes.
-fn encode(at: TypeAt, item: &Item, next: u64, room: usize, into: &mut Vec<u8>) -> bool {
+/// Writes an entry of a directory into `into`, if it fits. Returns its length.
+fn encode(at: TypeAt, item: &Item, next: u64, into: &mut [u8]) -> Option<usize> {
     // Numbers and length are 18 bytes; the type is one, and the end of the name another.
     let len = (18 + item.name.len() + 2).next_multiple_of(8);
-    if len > room {
-        return false;
-    }
-    let end = into.len() + len;
-    into.extend_from_slice(&item.number.to_ne_bytes());
-    into.extend_from_slice(&next.to_ne_bytes());
-    into.extend_from_slice(&(len as u16).to_ne_bytes());
-    let kind = listed_type(item.kind);
-    if at == TypeAt::Name {
-        into.push(kind);
-    }
-    into.extend_from_slice(&item.name);
-    into.resize(end, 0);
-    if at == TypeAt::End {
-        into[end - 1] = kind;
-    }
-    true
+    let into = into.get_mut(..len)?;
+    into.fill(0);
+    into[..8].copy_from_slice(&item.number.to_ne_bytes());
+    into[8..16].copy_from_slice(&next.to_ne_bytes());
+    into[16..18].copy_from_slice(&(len as u16).to_ne_bytes());
+    let (kind, name) = match at {
+        TypeAt::Name => (18, 19),
+        TypeAt::End => (len - 1, 18),
+    };
+    into[name..name + item.name.len()].copy_from_slice(&item.name);
+    into[kind] = listed_type(item.kind);
+    Some(len)
 }
 
 /// `getdents64(fd, buffer, length)`.
@@ -344,19 +343,19 @@ fn list(args: Args<'_>, at: TypeAt) -> Result {
         return Err(Errno::ENOTDIR);
     }
     let room = usize::try_from(args.c() as u32).unwrap_or(MOST).min(MOST);
-    let mut bytes = Vec::new();
-    bytes.try_reserve(room).map_err(|_| Errno::ENOMEM)?;
-    let mut any = false;
+    let mut bytes = Vec::try_filled(0, room)?;
+    let (mut any, mut used) = (false, 0);
     file.list(|item, next| {
         any = true;
-        let free = room - bytes.len();
-        encode(at, item, next, free, &mut bytes)
+        let len = encode(at, item, next, &mut bytes[used..]);
+        used += len.unwrap_or(0);
+        len.is_some()
     })?;
-    if any && bytes.is_empty() {
+    if any && used == 0 {
         return Err(Errno::EINVAL);
     }
-    user::write_bytes(args.b(), &bytes)?;
-    Ok(bytes.len() as u64)
+    user::write_bytes(args.b(), &bytes[..used])?;
+    Ok(used as u64)
 }
 
 /// `mount(…)` and `umount2(…)`: everything that could be mounted is there already.

@@ -9,10 +9,9 @@ use crate::fs::event::EventCounter;
 use crate::fs::file::{File, Kind};
 use crate::fs::inode::Body;
 use crate::fs::pipe::{self, Pipe};
-use crate::fs::stream::Stream;
+use crate::fs::stream::{Stream, erase};
 use crate::fs::walk::{Links, Start, walk};
-use alloc::sync::Arc;
-use alloc::vec::Vec;
+use crate::heap::{Arc, Vec};
 use linux_raw_sys::general as nr;
 
 /// All flags that `openat2` knows.
@@ -85,7 +84,7 @@ fn open_nameless(directory: &Inode, flags: u32, mode: u32) -> Result {
     }
     let inode = Inode::try_new_regular(mode)?;
     inode.change(|meta| meta.links = 0);
-    inode.call(b"tmp/#nameless", true);
+    inode.call(Vec::try_from_slice(b"tmp/#nameless")?, true);
     let flags = flags & !nr::O_TMPFILE;
     let file = File::open(&inode, flags & !nr::O_CREAT)?;
     files().add(file, flags & nr::O_CLOEXEC != 0, 0)
@@ -141,9 +140,9 @@ pub fn openat2(args: Args<'_>) -> Result {
 }
 
 /// Gives a descriptor to what has no name.
-pub(super) fn add(body: Body, stream: Arc<dyn Stream>, flags: u32) -> Result {
+pub(super) fn add(body: Body, stream: Arc<impl Stream>, flags: u32) -> Result {
     let inode = Inode::try_new(body, 0o600)?;
-    let file = File::new(inode, Kind::Stream(stream), flags & !nr::O_CLOEXEC);
+    let file = File::try_new(inode, Kind::Stream(erase(stream)), flags & !nr::O_CLOEXEC)?;
     files().add(file, flags & nr::O_CLOEXEC != 0, 0)
 }
 
@@ -180,14 +179,15 @@ fn make_pipe(addr: u64, flags: u32) -> Result {
     if flags & !(nr::O_CLOEXEC | nr::O_NONBLOCK | nr::O_DIRECT) != 0 {
         return Err(Errno::EINVAL);
     }
-    let pipe = Pipe::new(pipe::Kind::Anonymous, Arc::default());
+    let pipe = Pipe::try_new(pipe::Kind::Anonymous)?;
     let inode = Inode::try_new(Body::Pipe(pipe.clone()), 0o600)?;
     let status = flags & nr::O_NONBLOCK;
-    let end = |reads: bool| {
+    let end = |reads: bool| -> Result<Arc<File>> {
         let access = if reads { nr::O_RDONLY } else { nr::O_WRONLY };
-        File::new(inode.clone(), Kind::Stream(pipe.end(reads, !reads)), access | status)
+        let end = erase(Pipe::end(&pipe, reads, !reads)?);
+        File::try_new(inode.clone(), Kind::Stream(end), access | status)
     };
-    add_pair([end(true), end(false)], flags & nr::O_CLOEXEC != 0, addr)
+    add_pair([end(true)?, end(false)?], flags & nr::O_CLOEXEC != 0, addr)
 }
 
 /// `eventfd(count)`.
@@ -204,7 +204,7 @@ fn make_event(count: u64, flags: u32) -> Result {
     if flags & !(nr::EFD_SEMAPHORE | nr::EFD_CLOEXEC | nr::EFD_NONBLOCK) != 0 {
         return Err(Errno::EINVAL);
     }
-    let event = EventCounter::new(u64::from(count as u32), flags & nr::EFD_SEMAPHORE != 0);
+    let event = EventCounter::try_new(u64::from(count as u32), flags & nr::EFD_SEMAPHORE != 0)?;
     let flags = flags & !nr::EFD_SEMAPHORE;
     add(Body::Anonymous("[eventfd]"), event, nr::O_RDWR | flags)
 }
@@ -226,7 +226,7 @@ fn make_epoll(flags: u32) -> Result {
     if flags & !nr::EPOLL_CLOEXEC != 0 {
         return Err(Errno::EINVAL);
     }
-    add(Body::Anonymous("[eventpoll]"), Arc::new(Epoll::default()), nr::O_RDWR | flags)
+    add(Body::Anonymous("[eventpoll]"), Epoll::try_new()?, nr::O_RDWR | flags)
 }
 
 /// `memfd_create(name, flags)`.
@@ -248,16 +248,16 @@ pub fn memfd_create(args: Args<'_>) -> Result {
         Errno::ENAMETOOLONG => Errno::EINVAL,
         errno => errno,
     })?;
-    let mut name = Vec::from(*b"memfd:");
-    name.extend_from_slice(&given);
+    let mut name = Vec::try_from_slice(b"memfd:")?;
+    name.try_extend_from_slice(&given)?;
     let inode = Inode::try_new_regular(if flags & NOEXEC != 0 { 0o666 } else { 0o777 })?;
     inode.change(|meta| meta.links = 0);
-    inode.call(&name, true);
+    inode.call(name, true);
     if let Some(regular) = inode.regular()
         && flags & (SEALING | NOEXEC) != 0
     {
         regular.allow_seals();
     }
-    let file = File::new(inode, Kind::Regular, nr::O_RDWR | nr::O_LARGEFILE);
+    let file = File::try_new(inode, Kind::Regular, nr::O_RDWR | nr::O_LARGEFILE)?;
     files().add(file, flags & CLOEXEC != 0, 0)
 }

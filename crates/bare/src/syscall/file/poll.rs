@@ -6,10 +6,9 @@ use crate::fs::File;
 use crate::fs::epoll::{self, Told};
 use crate::fs::poll::{ready, wait_for};
 use crate::fs::stream::Events;
+use crate::heap::{Arc, Vec};
 use crate::signal;
 use crate::time::deadline_after;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 use linux_raw_sys::general as nr;
 
 fn after_milliseconds(timeout: i32) -> Option<u64> {
@@ -71,13 +70,12 @@ fn poll_until(addr: u64, count: u64, deadline: Option<u64>) -> Result {
     if count > limit {
         return Err(Errno::EINVAL);
     }
-    let mut watched = Vec::new();
-    watched.try_reserve_exact(count as usize).map_err(|_| Errno::ENOMEM)?;
+    let mut watched = Vec::try_with_capacity(count as usize)?;
     for at in 0..count {
         let [low, high]: [u32; 2] = user::read(addr.wrapping_add(at * 8))?;
         let wanted = Events::from_bits_truncate(high & 0xffff);
         let fd = low as i32;
-        watched.push(Watched { file: files().get(fd).ok(), negative: fd < 0, wanted });
+        watched.try_push(Watched { file: files().get(fd).ok(), negative: fd < 0, wanted })?;
     }
     let any = || watched.iter().any(|watched| !watched.ready().is_empty()).then_some(());
     wait_for(watched.iter().filter_map(|watched| watched.file.as_ref()), deadline, any)?;
@@ -130,7 +128,7 @@ fn select_until(count: u64, sets: [u64; 3], deadline: Option<u64>) -> Result {
     let mut watched = Vec::new();
     for fd in 0..count as u32 as usize {
         if masks.iter().any(|mask| has(mask, fd)) {
-            watched.push((fd, file(fd as u64)?));
+            watched.try_push((fd, file(fd as u64)?))?;
         }
     }
     let told = |fd: usize, file: &File| {
@@ -202,12 +200,10 @@ fn epoll_until(args: &Args<'_>, deadline: Option<u64>) -> Result {
     let most = usize::try_from(args.c() as i32).ok().filter(|&most| most != 0);
     let most = most.ok_or(Errno::EINVAL)?.min(MOST);
     let set = file(args.a())?;
-    let told = epoll::of(&set)?.wait(most, deadline)?;
-    for (at, told) in told.iter().enumerate() {
+    epoll::of(&set)?.wait(most, deadline, |at, told| {
         let event = [told.events, told.data as u32, (told.data >> 32) as u32];
-        user::write(args.b().wrapping_add(at as u64 * 12), &event)?;
-    }
-    Ok(told.len() as u64)
+        user::write(args.b().wrapping_add(at * 12), &event)
+    })
 }
 
 /// `epoll_wait(epoll, events, most, milliseconds)`.

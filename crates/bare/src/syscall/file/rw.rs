@@ -6,9 +6,8 @@ use crate::fs::file::Kind;
 use crate::fs::pipe::{End, Pipe};
 use crate::fs::stream::{self, Events};
 use crate::fs::{File, MAX_BYTES, Piece, Transfer};
+use crate::heap::{Arc, Vec};
 use crate::task::breathe;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::any::Any;
 
 /// Most pieces of one call.
@@ -22,13 +21,12 @@ pub(in super::super) fn pieces(addr: u64, count: u64) -> Result<Vec<Piece>> {
     if count > MOST_PIECES {
         return Err(Errno::EINVAL);
     }
-    let mut pieces = Vec::new();
-    pieces.try_reserve_exact(count as usize).map_err(|_| Errno::ENOMEM)?;
+    let mut pieces = Vec::try_with_capacity(count as usize)?;
     let mut sum: u64 = 0;
     for at in 0..count {
         let piece: Piece = user::read(addr.wrapping_add(at * 16))?;
         sum = sum.checked_add(piece.len).filter(|&s| s <= i64::MAX as u64).ok_or(Errno::EINVAL)?;
-        pieces.push(piece);
+        pieces.try_push(piece)?;
     }
     Ok(pieces)
 }
@@ -127,9 +125,7 @@ fn copy(
     (to, mut to_at): (&Arc<File>, Option<u64>),
     len: u64,
 ) -> Result {
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(BOUNCE).map_err(|_| Errno::ENOMEM)?;
-    bytes.resize(BOUNCE, 0);
+    let mut bytes = Vec::try_filled(0, BOUNCE)?;
     let len = len.min(MAX_BYTES);
     let mut moved = 0;
     let mut stop = Ok(0);

@@ -9,7 +9,7 @@ use crate::fs::inode::Body;
 use crate::fs::pipe::Socket;
 use crate::fs::stream::{self, Stream};
 use crate::fs::{File, Inode, Piece, Transfer};
-use alloc::sync::Arc;
+use crate::heap::{Arc, Vec};
 use core::any::Any;
 use linux_raw_sys::general as nr;
 
@@ -32,10 +32,10 @@ pub fn socketpair(args: Args<'_>) -> Result {
         return Err(Errno::EOPNOTSUPP);
     }
     let status = flags & nr::O_NONBLOCK | nr::O_RDWR;
-    let [first, second] = Socket::pair();
+    let [first, second] = Socket::try_pair()?;
     let file = |socket: Arc<Socket>| -> Result<Arc<File>> {
         let inode = Inode::try_new(Body::Anonymous("socket"), 0o777)?;
-        Ok(File::new(inode, Kind::Stream(socket), status))
+        File::try_new(inode, Kind::Stream(stream::erase(socket)), status)
     };
     add_pair([file(first)?, file(second)?], flags & nr::O_CLOEXEC != 0, args.d())
 }
@@ -86,7 +86,7 @@ pub fn recvfrom(args: Args<'_>) -> Result {
 }
 
 /// The pieces of a message, which must carry nothing else.
-fn message(addr: u64) -> Result<alloc::vec::Vec<Piece>> {
+fn message(addr: u64) -> Result<Vec<Piece>> {
     let [_, _, at, count]: [u64; 4] = user::read(addr)?;
     pieces(at, count)
 }

@@ -7,11 +7,11 @@ use crate::fs::File;
 use crate::fs::inode::Body;
 use crate::fs::signals::SignalFile;
 use crate::fs::timer::TimerFile;
+use crate::heap::Arc;
 use crate::signal::Set;
 use crate::syscall::time::{itimerspec, read_itimerspec};
 use crate::time::Clock;
 use crate::time::clock::Use;
-use alloc::sync::Arc;
 use core::any::Any;
 use linux_raw_sys::general as nr;
 
@@ -35,7 +35,7 @@ pub fn timerfd_create(args: Args<'_>) -> Result {
     if !counts || flags & !nr::TFD_CREATE_FLAGS != 0 {
         return Err(Errno::EINVAL);
     }
-    let timer = TimerFile::new(Clock::numbered(clock as i32, Use::Read)?);
+    let timer = TimerFile::try_new(Clock::numbered(clock as i32, Use::Read)?)?;
     add(Body::Anonymous("[timerfd]"), timer, nr::O_RDWR | flags)
 }
 
@@ -82,7 +82,7 @@ fn make_signals(args: &Args<'_>, flags: u32) -> Result {
     }
     let set: Set = user::read(args.b())?;
     if args.a() as i32 == -1 {
-        let signals: Arc<SignalFile> = SignalFile::new(set);
+        let signals: Arc<SignalFile> = SignalFile::try_new(set)?;
         return add(Body::Anonymous("[signalfd]"), signals, nr::O_RDWR | flags);
     }
     let file = file(args.a())?;

@@ -2,9 +2,9 @@
 
 use super::{Args, Errno, INFO, Permissions, RMID, Result, SET, STAT};
 use crate::arch::user;
+use crate::heap::Vec;
 use crate::ipc::msg::{self, CAPACITY, LONGEST, MOST, Message, QUEUES, Queue, Wanted};
 use crate::task::current;
-use alloc::vec::Vec;
 
 /// Do not wait.
 const NO_WAIT: u32 = 0o4000;
@@ -29,7 +29,7 @@ unsafe impl user::Plain for QueueState {}
 
 /// `msgget(key, flags)`.
 pub fn msgget(args: Args<'_>) -> Result {
-    let make = |_| Ok(Queue::new());
+    let make = |_| Queue::try_new();
     Ok(QUEUES.lock().get(args.a() as i32, args.b() as u32, |_| Ok(()), make)? as u64)
 }
 
@@ -40,13 +40,12 @@ pub fn msgsnd(args: Args<'_>) -> Result {
     if len > LONGEST || id < 0 || kind < 1 {
         return Err(Errno::EINVAL);
     }
-    let mut text = Vec::new();
-    if crate::heap::low() || text.try_reserve_exact(len as usize).is_err() {
+    if crate::heap::low() {
         return Err(Errno::ENOMEM);
     }
-    text.resize(len as usize, 0);
+    let mut text = Vec::try_filled(0, len as usize)?;
     user::read_bytes(&mut text, at.wrapping_add(8))?;
-    let message = Message { kind, text };
+    let message = Message::try_new(kind, text)?;
     msg::find(id)?.send(message, current().process.pid, flags & NO_WAIT != 0)?;
     Ok(0)
 }

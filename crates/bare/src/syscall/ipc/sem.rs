@@ -2,10 +2,10 @@
 
 use super::{Args, Errno, INFO, Permissions, RMID, Result, SET, STAT};
 use crate::arch::user;
+use crate::heap::{Arc, Vec};
 use crate::ipc::sem::{self, Change, LARGEST, MOST, MOST_CHANGES, SETS, Set, State};
 use crate::task::current;
 use crate::time;
-use alloc::vec::Vec;
 
 /// `semid64_ds`.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ unsafe impl user::Plain for Change {}
 pub fn semget(args: Args<'_>) -> Result {
     let count = args.b() as i32;
     let count = usize::try_from(count).ok().filter(|&count| count <= MOST).ok_or(Errno::EINVAL)?;
-    let suits = |set: &alloc::sync::Arc<Set>| {
+    let suits = |set: &Arc<Set>| {
         if count > set.look(|state| state.all.len()) { Err(Errno::EINVAL) } else { Ok(()) }
     };
     let make = |_| Set::try_new(count);
@@ -58,11 +58,10 @@ fn change(args: &Args<'_>, timeout: u64) -> Result {
     if count > MOST_CHANGES {
         return Err(Errno::E2BIG);
     }
-    let mut changes = Vec::new();
-    changes.try_reserve_exact(count as usize).map_err(|_| Errno::ENOMEM)?;
+    let mut changes = Vec::try_with_capacity(count as usize)?;
     for at in 0..count {
         let change: Change = user::read(args.b().wrapping_add(at * size_of::<Change>() as u64))?;
-        changes.push(change);
+        changes.try_push(change)?;
     }
     sem::find(args.a() as i32)?.change(&changes, deadline, current().process.pid)?;
     Ok(0)
@@ -129,9 +128,8 @@ pub fn semctl(args: Args<'_>) -> Result {
         GET_ALL => {
             let mut values = Vec::new();
             let copy = |state: &State| -> Result<()> {
-                values.try_reserve_exact(2 * state.all.len()).map_err(|_| Errno::ENOMEM)?;
-                values.extend(state.all.iter().flat_map(|one| one.value.to_le_bytes()));
-                Ok(())
+                values.try_reserve(2 * state.all.len())?;
+                Ok(values.try_extend(state.all.iter().flat_map(|one| one.value.to_le_bytes()))?)
             };
             sem::find(id)?.look(copy)?;
             user::write_bytes(argument, &values)?;
@@ -139,14 +137,11 @@ pub fn semctl(args: Args<'_>) -> Result {
         SET_ALL => {
             let set = sem::find(id)?;
             let count = set.look(|state| state.all.len());
-            let mut bytes = Vec::new();
-            bytes.try_reserve_exact(2 * count).map_err(|_| Errno::ENOMEM)?;
-            bytes.resize(2 * count, 0);
+            let mut bytes = Vec::try_filled(0, 2 * count)?;
             user::read_bytes(&mut bytes, argument)?;
-            let values: Vec<u16> = bytes
-                .chunks_exact(2)
-                .map(|value| u16::from_le_bytes([value[0], value[1]]))
-                .collect();
+            let values =
+                bytes.chunks_exact(2).map(|value| u16::from_le_bytes([value[0], value[1]]));
+            let values = Vec::try_from_iter(values)?;
             set.set(0, &values, pid)?;
             touch(id);
         }
