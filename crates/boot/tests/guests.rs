@@ -124,7 +124,7 @@ fn out_of_memory() {
 #[test]
 fn memory_refused_at_every_step() {
     let words = vec!["fail-nth".to_owned()];
-    let ran = passes(&Machine { words, ..deterministic() }, "refused", &[], 15);
+    let ran = passes(&Machine { words, ..deterministic() }, "refused", &[], 16);
     let refused = ran.output.lines().filter_map(|line| line.strip_prefix("# refused ")).count();
     assert!(refused >= 13, "memory is refused in {refused} checks; {ran}");
 }

@@ -60,7 +60,7 @@ fn limits() {
 
 #[test]
 fn refused() {
-    all_pass(env!("CARGO_BIN_EXE_refused"), &[], 15);
+    all_pass(env!("CARGO_BIN_EXE_refused"), &[], 16);
 }
 
 #[test]

@@ -351,7 +351,7 @@ pub fn munlock(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// Locks, or unlocks, all that is mapped. Needs no memory itself, so that to unlock never fails.
+/// Locks, or unlocks, all that is mapped. It needs no memory for a list of that, and so cannot fail.
 fn lock_all(how: Lock) {
     let mut left = VirtRange::USER;
     loop {
@@ -362,7 +362,7 @@ fn lock_all(how: Lock) {
             false
         });
         let Some(part) = found else { return };
-        // What cannot be split from its neighbours, or is not there any more, is left out.
+        // What is not there any more, or needs memory that there is not, is left out.
         let _ = space().mlock(percpu::cpu(), part.start, part.len(), how);
         left = VirtRange::new(part.end, left.end);
     }

@@ -403,7 +403,8 @@ fn fill_and_ask() -> Result<(), i32> {
         make(libc::SYS_fcntl, [set, libc::F_SETLK as u64, &raw const request as u64])
     };
     lock(libc::F_WRLCK, 0, 1 << 40).map_err(|_| 6)?;
-    let region = Region::anonymous(64 << 20).map_err(|_| 7)?;
+    let len = limit().map_or(64 << 20, |limit| limit / 2);
+    let region = Region::anonymous(len).map_err(|_| 7)?;
     let signal = libc::SIGRTMIN() + 2;
     let blocked = 1u64 << (signal - 1);
     let at = &raw const blocked as u64;
@@ -435,11 +436,8 @@ fn fill_and_ask() -> Result<(), i32> {
             Ok(())
         };
     until_refused(20_000, 10, &[libc::ENOMEM], &|step| {
-        let at = region.start() + 2 * step * PAGE;
-        make(
-            libc::SYS_mprotect,
-            [at % (region.start() + region.len()), PAGE, libc::PROT_NONE as u64],
-        )
+        let at = region.start() + 2 * step * PAGE % region.len();
+        make(libc::SYS_mprotect, [at, PAGE, libc::PROT_NONE as u64])
     })?;
     until_refused(5000, 11, &[libc::EAGAIN], &|_| {
         let mut id = 0i32;

@@ -8,9 +8,10 @@ use faultless_guest::mem::{PAGE, Region};
 use faultless_guest::proc::{Status, exit_now, fork};
 use faultless_guest::refusal::{Refusal, exhaust};
 use faultless_guest::sys::{self, Errno, call, doing};
-use faultless_guest::{args::Args, proc, same, signal};
+use faultless_guest::{args::Args, clock, proc, same, signal};
 use libc::{EAGAIN, ENOLCK, ENOMEM};
 use std::ffi::CStr;
+use std::io::Write;
 use std::ptr;
 use std::sync::atomic::AtomicU32;
 
@@ -49,7 +50,7 @@ fn must<T>(what: &str, result: sys::Result<T>) -> Result<T, String> {
     doing(what, result)
 }
 
-/// Pipes: made, filled, made larger, looked into, moved between.
+/// Pipes: made, filled, made larger, looked into, moved between, opened again.
 fn pipes() -> Verdict {
     let bytes = vec![7u8; 3 * PAGE as usize];
     exhaust(&[ENOMEM], |refusal| {
@@ -65,6 +66,11 @@ fn pipes() -> Verdict {
             make(libc::SYS_splice, [reader.0, 0, into.0, 0, PAGE, 0])?;
             let mut buffer = [0u8; 64];
             make(libc::SYS_read, [other.0, buffer.as_mut_ptr() as u64, 64])?;
+            let mut path = [0u8; 32];
+            // It fits, and a zero follows.
+            let _ = write!(&mut path[..31], "/proc/self/fd/{}", other.0);
+            let flags = (libc::O_RDONLY | libc::O_NONBLOCK) as u64;
+            make(libc::SYS_open, [path.as_ptr() as u64, flags, 0]).map(Fd)?;
             Ok(())
         };
         Ok(refusal.during(run))
@@ -397,7 +403,7 @@ fn proc_texts() -> Verdict {
     })
 }
 
-/// Mappings: made, cut, moved, taken away.
+/// Mappings: made, cut, locked, moved, taken away.
 fn mappings() -> Verdict {
     let file = doing("open", open(c"/tmp/refused.map", libc::O_RDWR | libc::O_CREAT))?;
     doing("ftruncate", make(libc::SYS_ftruncate, [file.0, 8 * PAGE]))?;
@@ -416,6 +422,10 @@ fn mappings() -> Verdict {
             let moved = libc::MREMAP_MAYMOVE as u64;
             made[1] = make(libc::SYS_mremap, [made[1], 8 * PAGE, 32 * PAGE, moved])?;
             make(libc::SYS_madvise, [made[0], PAGE, libc::MADV_DONTNEED as u64])?;
+            make(libc::SYS_mlock, [made[0] + 2 * PAGE, PAGE])?;
+            let on_fault = u64::from(libc::MLOCK_ONFAULT);
+            make(libc::SYS_mlock2, [made[0] + 12 * PAGE, 2 * PAGE, on_fault])?;
+            make(libc::SYS_munlock, [made[0] + 12 * PAGE, PAGE])?;
             Ok(())
         });
         for (at, pages) in [(made[0], 16), (made[1], 32)] {
@@ -458,6 +468,18 @@ fn processes() -> Verdict {
     })
 }
 
+/// A file of eight pages that has no name, and a mapping of them all.
+fn mapped_memory() -> Result<(Fd, Region), String> {
+    let memory = doing("memfd_create", make(libc::SYS_memfd_create, [text(c"refused"), 0]))?;
+    let memory = Fd(memory);
+    doing("ftruncate", make(libc::SYS_ftruncate, [memory.0, 8 * PAGE]))?;
+    let rw = libc::PROT_READ | libc::PROT_WRITE;
+    let mapped = Region::map(8 * PAGE, rw, libc::MAP_SHARED, memory.0 as i32, 0);
+    let mapped = doing("mmap", mapped)?;
+    mapped.fill(1);
+    Ok((memory, mapped))
+}
+
 /// What releases something, waits, or cannot tell of an error: it needs no memory.
 fn releases() -> Verdict {
     let path = c"/tmp/refused.free";
@@ -474,6 +496,7 @@ fn releases() -> Verdict {
         doing("epoll_ctl", make(libc::SYS_epoll_ctl, [set.0, add, ends[0].0, event]))?;
         let region = doing("mmap", Region::anonymous(4 * PAGE))?;
         region.fill(1);
+        let (memory, mapped) = mapped_memory()?;
         let child = doing("fork", fork(|| 5))?;
         let mut status = 0i32;
         refusal.during(|| -> Verdict {
@@ -494,10 +517,16 @@ fn releases() -> Verdict {
             must("close", make(libc::SYS_close, [file.0]))?;
             must("kill", make(libc::SYS_kill, [proc::pid() as u64, libc::SIGURG as u64]))?;
             must("sched_yield", make(libc::SYS_sched_yield, []))?;
+            let remove = libc::MADV_REMOVE as u64;
+            must("MADV_REMOVE", make(libc::SYS_madvise, [mapped.start() + PAGE, PAGE, remove]))?;
+            let hole = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u64;
+            must("fallocate", make(libc::SYS_fallocate, [memory.0, hole, 3 * PAGE, 2 * PAGE]))?;
+            must("ftruncate", make(libc::SYS_ftruncate, [memory.0, 6 * PAGE]))?;
             Ok(())
         })?;
         same!(status, 5 << 8, "the child's status");
         doing("munmap", region.end())?;
+        doing("munmap", mapped.end())?;
         std::mem::forget(file);
         Ok(Ok(()))
     })
@@ -536,6 +565,57 @@ fn ends() -> Verdict {
     })
 }
 
+/// A process ends without memory although its children get another parent, and are told.
+fn orphans() -> Verdict {
+    exhaust(&[], |refusal| {
+        // Its end is that of all who have the writer.
+        let [reader, writer] = doing("pipe2", pipe(0))?;
+        let status = proc::outcome(|| {
+            let refusal = Refusal::inherit(refusal);
+            if family().is_err() {
+                return 1;
+            }
+            // Never disarmed: the process ends in it.
+            refusal.during(|| exit_now(0))
+        })?;
+        same!(status, Status::Exited(0), "the parent");
+        drop(writer);
+        let mut left = libc::pollfd { fd: reader.0 as i32, events: 0, revents: 0 };
+        doing("poll", make(libc::SYS_poll, [ptr::from_mut(&mut left) as u64, 1, 10_000]))?;
+        same!(left.revents, libc::POLLHUP, "the orphans' end");
+        Ok(Ok(()))
+    })
+}
+
+/// Makes a zombie, and two children that the end of their parent kills: one asked for that, the other is stopped in a
+/// group of its own.
+fn family() -> sys::Result<()> {
+    let mut byte = [0u8; 1];
+    let at = byte.as_mut_ptr() as u64;
+    let [told, tells] = pipe(0)?;
+    let zombie = fork(|| 0)?;
+    let _asks = fork(|| {
+        let kill = libc::SIGKILL as u64;
+        let _ = make(libc::SYS_prctl, [libc::PR_SET_PDEATHSIG as u64, kill, 0, 0, 0]);
+        let _ = make(libc::SYS_write, [tells.0, at, 1]);
+        clock::sleep_ms(20_000);
+        1
+    })?;
+    let stops = fork(|| {
+        let _ = make(libc::SYS_setpgid, [0, 0]);
+        let _ = proc::kill(proc::pid(), libc::SIGSTOP);
+        clock::sleep_ms(20_000);
+        1
+    })?;
+    // All of them are as they are to be.
+    make(libc::SYS_read, [told.0, at, 1])?;
+    for (child, how) in [(zombie, libc::WEXITED), (stops, libc::WSTOPPED)] {
+        let (whose, how) = (u64::from(libc::P_PID), (how | libc::WNOWAIT) as u64);
+        make(libc::SYS_waitid, [whose, child.pid as u64, 0, how, 0])?;
+    }
+    Ok(())
+}
+
 const CHECKS: &[Check] = &[
     ("pipes", pipes),
     ("special", special),
@@ -552,6 +632,7 @@ const CHECKS: &[Check] = &[
     ("processes", processes),
     ("releases", releases),
     ("ends", ends),
+    ("orphans", orphans),
 ];
 
 fn main() {
