@@ -90,8 +90,7 @@ impl Lazy {
     }
 
     fn note(&self, wait: &impl Wait, range: VirtRange) {
-        let mut hull = self.hull.lock(wait);
-        *hull = Some(hull.map_or(range, |old| old.hull(range)));
+        add(&mut self.hull.lock(wait), range);
     }
 
     /// How many CPUs reclaim from the space; what they did comes before the answer.
@@ -100,10 +99,26 @@ impl Lazy {
     }
 }
 
+/// Widens a hull to `range`.
+fn add(hull: &mut Option<VirtRange>, range: VirtRange) {
+    *hull = Some(hull.map_or(range, |old| old.hull(range)));
+}
+
 /// The spaces that may have lazily freed pages.
 #[derive(Debug, Default)]
 pub(crate) struct Spaces {
     first: SpinLock<Option<Shared<Core>>, LazySpaces>,
+}
+
+/// One by one: there may be too many for a recursion, of spaces that were dropped and not ended.
+impl Drop for Spaces {
+    fn drop(&mut self) {
+        let mut next = self.first.get_mut().take();
+        while let Some(core) = next {
+            // SAFETY: nobody else has the list any more (listed is locked).
+            next = unsafe { (*core.lazy.next.0.get()).take() };
+        }
+    }
 }
 
 impl Spaces {
@@ -192,9 +207,10 @@ impl<M: Machine> Cpu<'_, M> {
         // Both, so that no policy's writer is at work, nor a locked fault.
         let _coarse = core.mmap_lock.write(self);
         let _fine = core.ranges.acquire(&vm.claims, self.local(), all, self);
-        let Some(hull) = core.lazy.hull.lock(self).take() else { return 0 };
+        // It stays noted until this is done: another CPU that finds nothing noted says that memory is out.
+        let Some(hull) = core.lazy.hull(self) else { return 0 };
         let _section = self.section();
-        let mut freed = 0;
+        let (mut freed, mut left) = (0, None);
         let visit = |run: Run<'_>| {
             let Run::Pages { start, slots } = run else { return Ok(()) };
             for (number, slots) in slots.chunks(RUN).enumerate() {
@@ -202,34 +218,49 @@ impl<M: Machine> Cpu<'_, M> {
                 if freed >= wanted {
                     return Err(start);
                 }
-                freed += self.reclaim_run(core, start, slots);
+                freed += self.reclaim_run(core, start, slots, &mut left);
             }
             Ok(())
         };
         // SAFETY: the space does not end meanwhile; its range is locked.
         let visited = unsafe { range::visit(vm.machine(), core.root, hull, self, visit) };
         if let Err(start) = visited {
-            core.lazy.note(self, VirtRange { start, end: hull.end });
+            add(&mut left, VirtRange { start, end: hull.end });
         }
+        // Whoever notes more waits for the locks that are held here.
+        *core.lazy.hull.lock(self) = left;
         freed
     }
 
-    /// Frees the lazily freed ones of the pages from `start` on. Returns how many frames that were.
-    fn reclaim_run(&self, core: &Core, start: u64, slots: &[AtomicU64]) -> usize {
-        let frames = &self.vm().frames;
-        let lazily_freed = |entry: Entry| {
-            entry.is_mapped()
-                && !entry.is_locked()
-                && !entry.is_special()
-                && (!entry.is_dirty() || lost(Mutant::ReclaimLooksAtDirty))
-                && frames.meta(entry.frame()).kind() == Kind::Used(Use::Anon)
-        };
+    /// Whether `entry` maps a lazily freed page.
+    pub(crate) fn is_lazily_freed(&self, entry: Entry) -> bool {
+        entry.is_mapped()
+            && !entry.is_locked()
+            && !entry.is_special()
+            && (!entry.is_dirty() || lost(Mutant::ReclaimLooksAtDirty))
+            && self.vm().frames.meta(entry.frame()).kind() == Kind::Used(Use::Anon)
+    }
+
+    /// What `entry` becomes where its page is to stay: the same, but not lazily freed.
+    pub(crate) fn kept(&self, entry: Entry) -> Entry {
+        if self.is_lazily_freed(entry) { entry.dirty().used() } else { entry }
+    }
+
+    /// Frees the lazily freed ones of the pages from `start` on, and adds those to `left` that somebody holds.
+    /// Returns how many frames were freed.
+    fn reclaim_run(
+        &self,
+        core: &Core,
+        start: u64,
+        slots: &[AtomicU64],
+        left: &mut Option<VirtRange>,
+    ) -> usize {
         let addr = |at: usize| start + at as u64 * PAGE_SIZE;
         let mut held: [Option<(Taken<'_>, FrameNumber)>; RUN] = [const { None }; RUN];
         let (mut first, mut behind) = (usize::MAX, 0);
         for (at, slot) in slots.iter().enumerate() {
             let mut seen = node::load(slot);
-            while lazily_freed(seen) {
+            while self.is_lazily_freed(seen) {
                 match protocol::take(slot, seen, self) {
                     Ok(taken) => {
                         held[at] = Some((taken, seen.frame()));
@@ -242,7 +273,7 @@ impl<M: Machine> Cpu<'_, M> {
             }
             if seen.is_locked() {
                 // A fault has it. Nobody waits for an entry while holding others.
-                core.lazy.note(self, VirtRange::page(addr(at)));
+                add(left, VirtRange::page(addr(at)));
             }
         }
         if behind == 0 {

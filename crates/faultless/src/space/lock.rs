@@ -1,7 +1,7 @@
 //! `mlock`: which VMAs are locked.
 //!
 //! Nothing here is ever paged out. So a locked VMA is one that its pages may not be taken from by advice, and
-//! that counts as locked; to fault its pages in is the kernel's part.
+//! that counts as locked; lazily freed pages in it are so no more. To fault its pages in is the kernel's part.
 
 use super::Space;
 use super::vma::{Area, VmaFlags};
@@ -62,10 +62,14 @@ impl<M: Machine> Space<M> {
             Some(end) => {
                 let range = VirtRange::new(addr, end);
                 let writing = self.write(cpu, [range, NOWHERE], PAGE_SIZE);
-                writing.modify_all(range, |area| {
+                let done = writing.modify_all(range, |area| {
                     let flags = (area.flags - VmaFlags::ANY_LOCK) | lock.flags();
                     Ok(Area { flags, ..area.clone() })
-                })
+                });
+                if lock != Lock::No {
+                    writing.keep_pages(range);
+                }
+                done
             }
         };
         cpu.collect();

@@ -81,6 +81,22 @@ impl<M: Machine> Space<M> {
     }
 }
 
+impl<M: Machine> Space<M> {
+    /// The entry of the page at `addr`, as [`entry_at`](Self::entry_at), after a lazily freed page there has been
+    /// made one that stays.
+    pub(super) fn entry_kept(&self, cpu: &Cpu<'_, M>, addr: u64) -> Entry {
+        let _section = self.section(cpu);
+        // SAFETY: inside a grace section.
+        match unsafe { descend(cpu.vm().machine(), self.root(), addr) } {
+            // By compare-and-swap, so an entry that a writer or reclaim has changed stays as they left it.
+            Reached::Last(slots) => {
+                protocol::settle(&slots[node::index(addr, LAST)], cpu, |entry| cpu.kept(entry)).1
+            }
+            Reached::Above { seen, .. } => seen,
+        }
+    }
+}
+
 /// The last-level table of `addr`, made where it is missing.
 ///
 /// # Errors
@@ -195,6 +211,18 @@ impl<M: Machine> Writing<'_, '_, M> {
             // SAFETY: unlinked just now, with every VMA over their spans gone; retired once. The batch
             // is finished before this call's section closes, so before a table is freed.
             unsafe { self.cpu.retire_all(unlinked) };
+        }
+    }
+
+    /// What is lazily freed in `range` stays.
+    pub(super) fn keep_pages(&self, range: VirtRange) {
+        // SAFETY: the range is locked.
+        unsafe {
+            each_slot(self.cpu, self.space.root(), range, |_, slot| {
+                if !node::load(slot).is_none() {
+                    protocol::settle(slot, self.cpu, |entry| self.cpu.kept(entry));
+                }
+            });
         }
     }
 

@@ -62,8 +62,11 @@ impl<M: Machine> Space<M> {
                 // SAFETY: VMAs in a view live as long as the section.
                 access(entry.map(|entry| unsafe { entry.value.as_ref() }))?
             };
-            let entry = self.entry_at(cpu, page);
-            // Otherwise the MMU does the access as it is.
+            // Where the MMU does the access as it is, there is nothing to be done; but a store would keep the page.
+            let entry = match access {
+                Access::Write => self.entry_kept(cpu, page),
+                Access::Read | Access::Execute => self.entry_at(cpu, page),
+            };
             if !entry.is_present() || (access == Access::Write && !entry.is_writable()) {
                 self.fault_mapped(cpu, page, access)?;
             }

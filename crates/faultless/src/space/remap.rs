@@ -18,6 +18,7 @@ use crate::table::protocol;
 use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
 use bitflags::bitflags;
+use core::cell::Cell;
 use core::convert::Infallible;
 
 bitflags! {
@@ -39,6 +40,8 @@ struct Request {
     new_len: u64,
     flags: RemapFlags,
     target: u64,
+    /// Bytes below `old` and `target` that have been dealt with already.
+    moved: u64,
 }
 
 impl<M: Machine> Space<M> {
@@ -62,14 +65,16 @@ impl<M: Machine> Space<M> {
         let given = VirtRange::new(addr, addr.saturating_add(old_len));
         let refused = |errno| Error { operation: "mremap", range: given, errno };
         let request = check(addr, old_len, new_len, flags, target).map_err(refused)?;
-        let moved = cpu.with_memory(|| self.remap(cpu, &request));
+        // What has moved has moved: a second try goes on with the rest.
+        let done = Cell::new(0);
+        let moved = cpu.with_memory(|| self.remap(cpu, &request.after(done.get()), &done));
         cpu.collect();
         moved.map_err(refused)
     }
 
     /// Chooses a course by what it sees, locks what that needs, and takes it if it would choose the same under the
     /// lock.
-    fn remap(&self, cpu: &Cpu<'_, M>, request: &Request) -> Result<u64, Errno> {
+    fn remap(&self, cpu: &Cpu<'_, M>, request: &Request, done: &Cell<u64>) -> Result<u64, Errno> {
         let fixed = request.flags.contains(RemapFlags::FIXED);
         loop {
             let Ok(writing) = self.write_where(cpu, TABLE_ALIGN, |view| {
@@ -84,7 +89,7 @@ impl<M: Machine> Space<M> {
                 course => course,
             };
             if request.ranges(course) == writing.asked {
-                return writing.remap(request, course);
+                return writing.remap(request, course, done);
             }
         }
     }
@@ -106,7 +111,7 @@ enum Course {
 impl Course {
     /// The course that `request` takes in `view`.
     fn choose(view: &View<'_, Vma>, request: &Request) -> Self {
-        let Request { old, new_len, flags, target } = *request;
+        let Request { old, new_len, flags, target, .. } = *request;
         if flags.contains(RemapFlags::FIXED) {
             // Linux moves several VMAs since 6.17, if nothing is resized.
             let each = new_len == old.len() && !old.is_empty();
@@ -130,6 +135,18 @@ impl Course {
 }
 
 impl Request {
+    /// What is left of it after the first `moved` bytes.
+    fn after(&self, moved: u64) -> Self {
+        Self {
+            old: VirtRange::new(self.old.start + moved, self.old.end),
+            new_len: self.new_len - moved,
+            flags: self.flags,
+            // Without `FIXED` nothing moves in parts, and the target may be any number.
+            target: self.target.wrapping_add(moved),
+            moved,
+        }
+    }
+
     /// What is locked for `course`: of the old place a page at least, to find out what is mapped there.
     fn ranges(&self, course: Course) -> [VirtRange; 2] {
         let old = VirtRange::new(self.old.start, self.old.start + self.old.len().max(PAGE_SIZE));
@@ -183,20 +200,20 @@ fn check(
     if addr >= USER_END {
         return Err(Errno::EFAULT);
     }
-    Ok(Request { old, new_len, flags, target })
+    Ok(Request { old, new_len, flags, target, moved: 0 })
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
     /// Does what was asked, in the way of `course`, whose ranges are locked.
-    fn remap(&self, request: &Request, course: Course) -> Result<u64, Errno> {
-        let Request { old, new_len, target, .. } = *request;
+    fn remap(&self, request: &Request, course: Course, done: &Cell<u64>) -> Result<u64, Errno> {
+        let Request { old, new_len, target, moved, .. } = *request;
         if old.end > USER_END {
             // No VMA reaches so far, and what is to be cut off cannot be unmapped.
             let cut = self.vma_at(old.start).is_some() && new_len < old.len();
             return Err(if cut { Errno::EINVAL } else { Errno::EFAULT });
         }
         if course == Course::Each {
-            return self.relocate_each(request).map(|()| target);
+            return self.relocate_each(request, done).map(|()| target - moved);
         }
         let vma = self.vma_at(old.start).ok_or(Errno::EFAULT)?;
         if course == Course::InPlace && new_len <= old.len() {
@@ -225,10 +242,12 @@ impl<M: Machine> Writing<'_, '_, M> {
     }
 
     /// Moves all that is mapped in the range, one VMA after the other, with the holes between them kept. Those
-    /// before one that is refused have moved.
-    fn relocate_each(&self, request: &Request) -> Result<(), Errno> {
-        let Request { old, flags, target, .. } = *request;
-        self.vma_at(old.start).ok_or(Errno::EFAULT)?;
+    /// before one that is refused have moved; `done` says how many bytes of all that was asked for are dealt with.
+    fn relocate_each(&self, request: &Request, done: &Cell<u64>) -> Result<(), Errno> {
+        let Request { old, target, moved, .. } = *request;
+        if moved == 0 {
+            self.vma_at(old.start).ok_or(Errno::EFAULT)?;
+        }
         let mut at = old.start;
         while let Some(next) = self.view().find(at) {
             let part = next.range().intersect(VirtRange::new(at, old.end));
@@ -236,10 +255,11 @@ impl<M: Machine> Writing<'_, '_, M> {
                 break;
             }
             let new = target + (part.start - old.start);
-            let request = Request { old: part, new_len: part.len(), flags, target: new };
+            let request = Request { old: part, new_len: part.len(), target: new, ..*request };
             self.check_resize(&request)?;
             self.relocate(&request, request.target_at(new))?;
             at = part.end;
+            done.set(moved + (at - old.start));
         }
         Ok(())
     }

@@ -120,6 +120,12 @@ impl Entry {
         Self(self.0 & !(DIRTY | ACCESSED))
     }
 
+    /// The same leaf, marked as stored to.
+    #[inline]
+    pub const fn dirty(self) -> Self {
+        Self(self.0 | DIRTY)
+    }
+
     /// The same leaf, not accessed yet: mapped before it was asked for.
     #[inline]
     pub const fn unused(self) -> Self {

@@ -3,6 +3,7 @@
 mod calls;
 mod flushes;
 mod guest;
+mod lazy;
 mod locks;
 mod memory;
 mod model;

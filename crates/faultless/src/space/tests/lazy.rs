@@ -1,0 +1,190 @@
+//! Lazily freed pages: who keeps them, who finds them, and what a move that runs out of frames does with them.
+
+use super::guest::{self, TestVm, cpu, load, store};
+use crate::addr::PAGE_SIZE as P;
+use crate::audit::audit;
+use crate::error::Errno;
+use crate::fault::FaultError;
+use crate::knob::Setting;
+use crate::space::{Advice, Lock, MapFlags, Prot, RemapFlags, Space};
+use crate::stat::Counter;
+use crate::testing::TestMachine;
+use crate::vm::Cpu;
+use std::vec::Vec;
+
+const GIB: u64 = 1 << 30;
+const AT: u64 = GIB;
+/// Memory to be freed lazily.
+const LAZY: u64 = 4 * GIB;
+const TO: u64 = 2 * GIB;
+const FAR: u64 = 8 * GIB;
+/// In the next last-level table.
+const NEXT: u64 = 512 * P;
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const FIXED: MapFlags =
+    MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED).union(MapFlags::NORESERVE);
+const MOVE: RemapFlags = RemapFlags::MAYMOVE.union(RemapFlags::FIXED);
+
+type TestCpu<'v> = Cpu<'v, TestMachine>;
+type TestSpace = Space<TestMachine>;
+
+/// A space with two VMAs of two pages, at `AT` and `distance` above, that hold 11 and 44.
+fn with_two(cpu: &TestCpu<'_>, distance: u64) -> TestSpace {
+    let space = Space::new(cpu).unwrap();
+    for (at, value) in [(AT, 11), (AT + distance, 44)] {
+        space.mmap(cpu, at, 2 * P, RW, FIXED).unwrap();
+        store(cpu, &space, at, value).unwrap();
+    }
+    space
+}
+
+/// Stores to pages until `leave` frames are free, and frees the pages lazily. Returns how many they are.
+fn free_lazily(vm: &TestVm, cpu: &TestCpu<'_>, space: &TestSpace, leave: u64) -> u64 {
+    space.mmap(cpu, LAZY, GIB, RW, FIXED).unwrap();
+    let mut pages = 0;
+    while vm.free_frames() > leave {
+        store(cpu, space, LAZY + pages * P, 1).unwrap();
+        pages += 1;
+    }
+    space.madvise(cpu, LAZY, pages * P, Advice::Free).unwrap();
+    pages
+}
+
+/// Stores to fresh pages until memory is out.
+fn fill(cpu: &TestCpu<'_>, space: &TestSpace) {
+    space.mmap(cpu, FAR, GIB, RW, FIXED).unwrap();
+    let full = (0..).find_map(|page| store(cpu, space, FAR + page * P, 1).err());
+    assert_eq!(full, Some(FaultError::OutOfMemory));
+}
+
+fn end(cpu: &TestCpu<'_>, space: TestSpace) {
+    cpu.drain();
+    audit(cpu, &[&space]).unwrap();
+    space.exit(cpu);
+    cpu.drain();
+    audit(cpu, &[]).unwrap();
+}
+
+#[test]
+fn a_move_of_several_that_is_refused_half_way_loses_nothing() {
+    for keep in [RemapFlags::DONTUNMAP, RemapFlags::empty()] {
+        let vm = guest::vm(1, 512);
+        let cpu = cpu(&vm, 0);
+        let space = with_two(&cpu, 4 * P);
+        // The second VMA that stays behind, or is moved, would be one too many.
+        vm.set(Setting::MaxMapCount(if keep.is_empty() { 1 } else { 3 }));
+        let moved = space.mremap(&cpu, AT, 6 * P, 6 * P, MOVE | keep, TO);
+        vm.set(Setting::MaxMapCount(65530));
+        let values = |at| [load(&cpu, &space, at), load(&cpu, &space, at + 4 * P)];
+        let (here, there) = (values(AT), values(TO));
+        assert!(there[0] == Ok(11) || here[0] == Ok(11), "{moved:?}: {here:?} {there:?}");
+        assert!(there[1] == Ok(44) || here[1] == Ok(44), "{moved:?}: {here:?} {there:?}");
+        end(&cpu, space);
+    }
+}
+
+#[test]
+fn a_move_of_several_goes_on_once_frames_are_reclaimed() {
+    for keep in [RemapFlags::DONTUNMAP, RemapFlags::empty()] {
+        let vm = guest::vm(1, 200);
+        let cpu = cpu(&vm, 0);
+        // The second needs a table of its own, for which there is no frame.
+        let space = with_two(&cpu, NEXT);
+        free_lazily(&vm, &cpu, &space, 2);
+        let len = NEXT + 2 * P;
+        assert_eq!(space.mremap(&cpu, AT, len, len, MOVE | keep, FAR), Ok(FAR));
+        assert_eq!(load(&cpu, &space, FAR), Ok(11));
+        assert_eq!(load(&cpu, &space, FAR + NEXT), Ok(44));
+        let left = if keep.is_empty() { Err(FaultError::Segv { mapped: false }) } else { Ok(0) };
+        assert_eq!([AT, AT + NEXT].map(|at| load(&cpu, &space, at)), [left; 2]);
+        assert_ne!(vm.totals().get(Counter::LazilyFreed), 0);
+        end(&cpu, space);
+    }
+}
+
+#[test]
+fn nothing_mapped_is_said_of_a_range_that_begins_with_a_hole() {
+    let vm = guest::vm(1, 200);
+    let cpu = cpu(&vm, 0);
+    let space = with_two(&cpu, 4 * P);
+    let refused = space.mremap(&cpu, AT + 2 * P, 4 * P, 4 * P, MOVE, TO).unwrap_err();
+    assert_eq!(refused.errno, Errno::EFAULT);
+    end(&cpu, space);
+}
+
+/// Two CPUs need frames at once: while one reclaims, the other must not hear that there is nothing.
+#[test]
+fn memory_is_not_out_while_another_cpu_reclaims() {
+    for round in 0..8 {
+        let vm = guest::vm(3, 4400);
+        let (a, b, c) = (cpu(&vm, 0), cpu(&vm, 1), cpu(&vm, 2));
+        let space = Space::new(&a).unwrap();
+        let pages = free_lazily(&vm, &a, &space, 128);
+        space.mmap(&a, FAR, 2 * GIB, RW, FIXED).unwrap();
+        a.drain();
+        let store_many = |cpu: TestCpu<'_>, from: u64| {
+            let failed = (0..1000).find(|page| store(&cpu, &space, from + page * P, 5).is_err());
+            (failed, pages - vm.totals().get(Counter::LazilyFreed))
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = [(b, FAR), (c, FAR + GIB)]
+                .map(|(cpu, from)| scope.spawn(move || store_many(cpu, from)))
+                .into();
+            for thread in threads {
+                let (failed, left) = thread.join().unwrap();
+                assert_eq!(failed, None, "round {round}: {left} lazily freed pages were left");
+            }
+        });
+    }
+}
+
+#[test]
+fn what_is_locked_or_populated_for_stores_stays() {
+    let lock = |cpu: &TestCpu<'_>, space: &TestSpace| space.mlock(cpu, AT, 8 * P, Lock::Now);
+    let on_fault =
+        |cpu: &TestCpu<'_>, space: &TestSpace| space.mlock(cpu, AT, 8 * P, Lock::OnFault);
+    let populate =
+        |cpu: &TestCpu<'_>, space: &TestSpace| space.madvise(cpu, AT, 8 * P, Advice::PopulateWrite);
+    let read =
+        |cpu: &TestCpu<'_>, space: &TestSpace| space.madvise(cpu, AT, 8 * P, Advice::PopulateRead);
+    type Keep<'a> = &'a dyn Fn(&TestCpu<'_>, &TestSpace) -> Result<(), crate::error::Error>;
+    let ways: [(Keep<'_>, usize); 4] = [(&lock, 8), (&on_fault, 8), (&populate, 8), (&read, 0)];
+    for (way, (keep, stay)) in ways.into_iter().enumerate() {
+        let vm = guest::vm(1, 256);
+        let cpu = cpu(&vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        space.mmap(&cpu, AT, 8 * P, RW, FIXED).unwrap();
+        (0..8).for_each(|page| store(&cpu, &space, AT + page * P, 1 + page).unwrap());
+        space.madvise(&cpu, AT, 8 * P, Advice::Free).unwrap();
+        keep(&cpu, &space).unwrap();
+        fill(&cpu, &space);
+        let present = |page: &u64| space.entry_at(&cpu, AT + page * P).is_present();
+        assert_eq!((0..8).filter(present).count(), stay, "way {way}");
+        space.munmap(&cpu, FAR, GIB).unwrap();
+        cpu.drain();
+        let value = |page| if stay == 8 { 1 + page } else { 0 };
+        (0..8).for_each(|page| {
+            assert_eq!(load(&cpu, &space, AT + page * P), Ok(value(page)), "way {way}");
+        });
+        end(&cpu, space);
+    }
+}
+
+/// Spaces that are dropped, not ended, stay on the list of those with lazily freed pages.
+#[test]
+fn a_long_list_of_spaces_is_dropped_without_a_deep_stack() {
+    let many = if cfg!(miri) { 20 } else { 3000 };
+    let drops = move || {
+        let vm = guest::vm(1, 5 * many + 200);
+        let own = cpu(&vm, 0);
+        for _ in 0..many {
+            let space = Space::new(&own).unwrap();
+            space.mmap(&own, AT, P, RW, FIXED).unwrap();
+            store(&own, &space, AT, 1).unwrap();
+            space.madvise(&own, AT, P, Advice::Free).unwrap();
+        }
+        drop(own);
+        drop(vm);
+    };
+    std::thread::Builder::new().stack_size(256 << 10).spawn(drops).unwrap().join().unwrap();
+}
