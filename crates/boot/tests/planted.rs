@@ -67,7 +67,7 @@ fn an_overrun_stack() {
         (
             "overrun-thread",
             "while true; do :; done",
-            "the kernel stack of thread 1 of 1 was run over",
+            "the kernel stack of thread 2 of 2 was run over",
         ),
         ("overrun-idle", "sleep 0.1", "the stack of the idle loop was run over"),
         ("overrun-fatal", "sleep 0.1", "the stack of fatal exceptions was run over"),
