@@ -183,8 +183,6 @@ fn a_long_list_of_spaces_is_dropped_without_a_deep_stack() {
             store(&own, &space, AT, 1).unwrap();
             space.madvise(&own, AT, P, Advice::Free).unwrap();
         }
-        drop(own);
-        drop(vm);
     };
     std::thread::Builder::new().stack_size(256 << 10).spawn(drops).unwrap().join().unwrap();
 }
