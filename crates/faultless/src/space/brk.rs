@@ -55,10 +55,10 @@ impl<M: Machine> Space<M> {
     /// Moves the end of the heap to `addr` if that is possible, and returns where it is now: the
     /// raw system call, which reports a refusal by an unchanged end.
     pub fn brk(&self, cpu: &Cpu<'_, M>, addr: u64) -> u64 {
-        self.check_vm(cpu);
         let end = loop {
             let heap = self.heap.get();
             if addr < heap.start || addr > USER_END {
+                self.check_vm(cpu);
                 break heap.end;
             }
             if let Some(end) = self.move_break(cpu, heap, addr) {
@@ -73,14 +73,17 @@ impl<M: Machine> Space<M> {
     /// another CPU moved it first.
     fn move_break(&self, cpu: &Cpu<'_, M>, heap: Heap, addr: u64) -> Option<u64> {
         let (Some(old), Some(new)) = (page_up(heap.end), page_up(addr)) else {
+            self.check_vm(cpu);
             return Some(heap.end);
         };
         let shrinks = new < old;
         let range = VirtRange::new(old.min(new), old.max(new));
         if !shrinks && range.pages() > cpu.vm().total_frames() {
+            self.check_vm(cpu);
             return Some(heap.end);
         }
         if new == old {
+            self.check_vm(cpu);
             let (acq_rel, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
             let moved = self.heap.end.compare_exchange(heap.end, addr, acq_rel, relaxed);
             return moved.is_ok().then_some(addr);

@@ -233,6 +233,11 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     fn resume(&self, vma: &Vma) {
         debug_assert!(self.has_locked(vma.area.range), "{:?} is not locked", vma.area.range);
         vma.root.unseal();
+        self.begin(vma);
+    }
+
+    /// Lets `vma`, which was made stopped, run.
+    fn begin(&self, vma: &Vma) {
         vma.sequence.end_write();
         if self.per_vma {
             vma.lock.end_write();
@@ -399,7 +404,7 @@ impl<M: Machine> Drop for Writing<'_, '_, M> {
             // As many as these are stopped, and these are: no other is.
             for vma in &vmas[..fresh] {
                 // SAFETY: VMAs that were in the tree live as long as the section.
-                self.resume(unsafe { vma.as_ref() });
+                self.begin(unsafe { vma.as_ref() });
             }
             return;
         }
