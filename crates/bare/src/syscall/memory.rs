@@ -46,7 +46,7 @@ pub(super) fn room_for(bytes: u64) -> Result<()> {
 
 /// How what the caller maps is locked.
 fn future_lock() -> Lock {
-    *current().process.locks_future.lock()
+    current().process.locks_future.get()
 }
 
 /// Of `mmap`: which kind it is.
@@ -244,19 +244,28 @@ fn remove(start: u64, len: u64) -> Result {
 /// `brk(addr)`: never an error; the break stays where it is instead.
 pub fn brk(args: Args<'_>) -> Result {
     let growth = args.a().saturating_sub(space().heap_range().end);
-    let wanted = if room_for(growth).is_ok() { args.a() } else { 0 };
+    // A heap that shrinks gives memory back, and is not refused for want of it.
+    let wanted = if growth == 0 || room_for(growth).is_ok() { args.a() } else { 0 };
     let end = of_caller(|space, cpu| space.brk(cpu, wanted));
-    let lock = future_lock();
-    if growth != 0 && end == args.a() && lock != Lock::No {
-        let start = faultless::addr::page_up(end - growth).unwrap_or(end);
-        let len = faultless::addr::page_up(end).unwrap_or(end).saturating_sub(start);
-        // If it cannot be split from the rest, the heap grows all the same.
-        let _ = space().mlock(percpu::cpu(), start, len, lock);
-        if lock == Lock::Now {
-            let _ = populate(start, len, true);
-        }
+    if growth != 0 && end == args.a() {
+        lock_grown(end - growth, end);
     }
     Ok(end)
+}
+
+/// Locks what the heap has grown by, if mappings to come are locked.
+fn lock_grown(from: u64, to: u64) {
+    let lock = future_lock();
+    if lock == Lock::No {
+        return;
+    }
+    let start = faultless::addr::page_up(from).unwrap_or(to);
+    let len = faultless::addr::page_up(to).unwrap_or(to).saturating_sub(start);
+    // If it cannot be split from the rest, the heap grows all the same.
+    let _ = space().mlock(percpu::cpu(), start, len, lock);
+    if lock == Lock::Now {
+        let _ = populate(start, len, true);
+    }
 }
 
 /// `mincore(addr, length, vector)`.
@@ -379,7 +388,7 @@ pub fn mlockall(args: Args<'_>) -> Result {
         return Err(Errno::EINVAL);
     }
     let how = if flags & ON_FAULT == 0 { Lock::Now } else { Lock::OnFault };
-    *current().process.locks_future.lock() = if flags & FUTURE != 0 { how } else { Lock::No };
+    current().process.locks_future.set(if flags & FUTURE != 0 { how } else { Lock::No });
     if flags & CURRENT != 0 {
         lock_all(how);
     }
@@ -396,7 +405,7 @@ pub fn mlockall(args: Args<'_>) -> Result {
 
 /// `munlockall()`.
 pub fn munlockall(_: Args<'_>) -> Result {
-    *current().process.locks_future.lock() = Lock::No;
+    current().process.locks_future.set(Lock::No);
     lock_all(Lock::No);
     Ok(0)
 }

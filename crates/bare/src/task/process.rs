@@ -18,6 +18,25 @@ use core::sync::atomic::{
 use faultless::{Lock, Space};
 use linux_raw_sys::general as nr;
 
+/// How a process locks what it maps from now on: `mlockall` with `MCL_FUTURE`.
+#[derive(Default)]
+pub struct FutureLock(AtomicU8);
+
+impl FutureLock {
+    const HOW: [Lock; 3] = [Lock::No, Lock::Now, Lock::OnFault];
+
+    #[inline]
+    pub fn get(&self) -> Lock {
+        let at = self.0.load(Ordering::Relaxed);
+        Self::HOW.get(usize::from(at)).copied().unwrap_or_default()
+    }
+
+    pub fn set(&self, how: Lock) {
+        let at = Self::HOW.iter().position(|&each| each == how).unwrap_or(0);
+        self.0.store(at as u8, Ordering::Relaxed);
+    }
+}
+
 /// How a process ended, as `wait4` encodes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExitStatus(pub u32);
@@ -123,7 +142,7 @@ pub struct Process {
     /// The soft one on its address space, in bytes, for who looks often.
     pub address_space: AtomicU64,
     /// Whether what it maps is locked at once (`MCL_FUTURE`), and so faulted in.
-    pub locks_future: Mutex<Lock>,
+    pub locks_future: FutureLock,
     /// Nanoseconds since boot at its start.
     pub started: u64,
 }
@@ -234,7 +253,7 @@ impl Process {
             children_usage: Mutex::default(),
             limits: Mutex::new(LIMITS),
             address_space: AtomicU64::new(u64::MAX),
-            locks_future: Mutex::default(),
+            locks_future: FutureLock::default(),
             started: crate::arch::clock::now(),
         }
     }

@@ -56,12 +56,17 @@ impl<M: Machine> Space<M> {
     ) -> Result<(), E> {
         let mut page = range.start;
         while page < range.end {
-            let access = {
+            let look = || {
                 let section = self.section(cpu);
                 let entry = self.tree.snapshot(&section).at(page);
                 // SAFETY: VMAs in a view live as long as the section.
-                access(entry.map(|entry| unsafe { entry.value.as_ref() }))?
+                access(entry.map(|entry| unsafe { entry.value.as_ref() }))
             };
+            let access = look().or_else(|_| {
+                // An unmapping under way may have published its tree and not flushed yet: it is waited for.
+                let _guard = self.lock_page(cpu, VirtRange::page(page));
+                look()
+            })?;
             // Where the MMU does the access as it is, there is nothing to be done; but a store would keep the page.
             let entry = match access {
                 Access::Write => self.entry_kept(cpu, page),
