@@ -93,7 +93,8 @@ impl<M: Machine> Space<M> {
         let align = if shrinks { TABLE_ALIGN } else { PAGE_SIZE };
         let writing = self.write(cpu, [range, NOWHERE], align);
         let now = self.heap.get();
-        if now.start != heap.start || page_up(now.end) != Some(old) {
+        // Within its page the end may have moved meanwhile.
+        if now != heap && (now.start != heap.start || page_up(now.end) != Some(old)) {
             return None;
         }
         let moved = if shrinks { writing.unmap(range).is_ok() } else { writing.extend_heap(range) };
