@@ -65,7 +65,9 @@ counters! {
     MmapLockWrite = "mmap_lock_write",
     /// The range lock, taken by a fault for one page.
     RangeLockFault = "range_lock_fault",
-    /// The range lock, taken by a call.
+    /// The range lock, taken by a call that changes entries and no VMA.
+    RangeLockShared = "range_lock_shared",
+    /// The range lock, taken by a call that changes VMAs.
     RangeLockWrite = "range_lock_write",
     /// Read faults served under a lock: the space's, or a range lock on one page.
     ReadFaultLocked = "read_fault_locked",

@@ -421,7 +421,7 @@ impl<M: Machine> Space<M> {
         prepared: &mut Prepared,
     ) -> Result<FaultKind, Refusal> {
         let Asked { page, access, ahead } = asked;
-        let guard = self.lock_page(cpu, VirtRange::page(page));
+        let guard = self.share(cpu, VirtRange::page(page), Counter::RangeLockFault);
         // A range lock on the page says nothing of those next to it.
         let ahead = ahead.filter(|_| !matches!(guard, Guard::Range { .. }));
         let section = cpu.section();

@@ -10,11 +10,12 @@
 use super::{Access, Attempt, FaultKind, overtaken};
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
-use crate::file::Object;
-use crate::frame::Use;
+use crate::file::{Lent, Object};
+use crate::frame::{Frame, Use};
 use crate::machine::Machine;
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
+use crate::sync::mutant::{Mutant, lost};
 use crate::table::entry::Entry;
 use crate::table::node::{self, ENTRIES, LAST};
 use crate::table::protocol::{self, Slots};
@@ -104,16 +105,15 @@ impl<M: Machine> Attempt<'_, '_, M> {
         if index >= object.pages() {
             return Err(Abort::BeyondObject);
         }
-        let Some(source) = object.get(self.cpu, index) else {
-            return self.write_untouched(prepared, slot, root);
+        // Our own reference keeps the frame from coming back under the same number meanwhile.
+        let source = object.get(self.cpu, index).map(|frame| Lent { cpu: self.cpu, frame });
+        let frame = match &source {
+            None => prepared.zeroed_seldom(self.cpu).map(Frame::from),
+            Some(source) => prepared.clean(self.cpu).inspect(|frame| {
+                // SAFETY: the fresh frame is ours; the source is referenced.
+                unsafe { self.cpu.vm().machine().copy_frame(frame.number(), source.frame) };
+            }),
         };
-        let frame = prepared.clean(self.cpu);
-        if let Some(frame) = &frame {
-            // SAFETY: the fresh frame is ours; the source is referenced.
-            unsafe { self.cpu.vm().machine().copy_frame(frame.number(), source) };
-        }
-        // SAFETY: the reference taken by `get`, which never was a mapping.
-        unsafe { self.cpu.put_unmapped(source) };
         let frame = frame.ok_or(Abort::NoMemory)?;
         let Ok(held) = protocol::take(slot, Entry::NONE, self.cpu) else {
             prepared.keep_clean(frame);
@@ -124,11 +124,23 @@ impl<M: Machine> Attempt<'_, '_, M> {
             prepared.keep_clean(frame);
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
+        // Who cuts pages off the object drops their copies, and moves no sequence: the object is looked at again.
+        let stays = index < object.pages()
+            && source.as_ref().is_none_or(|source| object.names(self.cpu, index, source.frame));
+        if !stays && !lost(Mutant::CopyLooksAgain) {
+            held.revert();
+            prepared.keep_clean(frame);
+            return Ok(None);
+        }
         let entry = self.leaf(frame.number()).writable_dirty();
         self.cpu.vm().frames.publish(frame, Use::Anon, root, index);
         held.commit(entry);
         self.cpu.add_resident(self.space, 1);
-        self.cpu.count(Counter::CowCopy);
-        Ok(Some(FaultKind::Copy))
+        let (counter, kind) = match source {
+            None => (Counter::AnonPage, FaultKind::Anon),
+            Some(_) => (Counter::CowCopy, FaultKind::Copy),
+        };
+        self.cpu.count(counter);
+        Ok(Some(kind))
     }
 }

@@ -2,4 +2,5 @@
 
 pub mod object;
 
+pub(crate) use object::Lent;
 pub use object::Object;

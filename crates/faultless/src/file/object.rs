@@ -273,6 +273,17 @@ impl Object {
         Self::refer(cpu, self.slot(cpu, index)?, FrameMeta::get_ref_unless_zero)
     }
 
+    /// Whether the page at `index` is `frame`, to which the caller has a reference.
+    pub(crate) fn names<M: Machine>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        index: u64,
+        frame: FrameNumber,
+    ) -> bool {
+        let seen = self.slot(cpu, index).map_or(Entry::NONE, node::load);
+        seen.is_present() && seen.frame() == frame
+    }
+
     /// The page that `slot`, an entry of an object, names, with a reference for a mapping of it; if it names
     /// one, and the page has not as many mappings as can be counted.
     #[inline(always)]
@@ -381,11 +392,10 @@ impl Object {
     }
 }
 
-/// A page that is lent to a closure, with the reference that `get` took: it goes back when the closure returns or
-/// panics.
-struct Lent<'a, 'v, M: Machine> {
-    cpu: &'a Cpu<'v, M>,
-    frame: FrameNumber,
+/// A page of an object with the reference that [`Object::get`] took, which goes back when this is dropped.
+pub(crate) struct Lent<'a, 'v, M: Machine> {
+    pub(crate) cpu: &'a Cpu<'v, M>,
+    pub(crate) frame: FrameNumber,
 }
 
 impl<M: Machine> Lent<'_, '_, M> {

@@ -3,6 +3,7 @@
 use super::Space;
 use super::lock::Lock;
 use super::pages::each_slot;
+use super::visit::Visit;
 use super::vma::{Area, Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
@@ -114,28 +115,44 @@ impl<M: Machine> Space<M> {
         match advice {
             Advice::PopulateRead => self.populate_advised(cpu, range, Access::Read),
             Advice::PopulateWrite => self.populate_advised(cpu, range, Access::Write),
-            _ => self.write(cpu, [range, NOWHERE], PAGE_SIZE).advise_all(range, advice),
+            Advice::DontNeed | Advice::DontNeedLocked | Advice::Free => {
+                let visit = self.visit(cpu, range);
+                each_part(&visit, range, |vma, part| visit.take_away(&vma.area, part, advice))
+            }
+            _ => {
+                let writing = self.write(cpu, [range, NOWHERE], PAGE_SIZE);
+                each_part(&writing, range, |vma, part| writing.advise_part(vma, part, advice))
+            }
         }
     }
 }
 
-impl<M: Machine> Writing<'_, '_, M> {
-    fn advise_all(&self, range: VirtRange, advice: Advice) -> Result<(), Errno> {
-        let mut at = range.start;
-        let mut hole = false;
-        while at < range.end {
-            let Some(next) = self.vmas(VirtRange::new(at, range.end)).next() else {
-                hole = true;
-                break;
-            };
-            hole |= next.area.range.start > at;
-            let part = next.area.range.intersect(VirtRange::new(at, range.end));
-            at = part.end;
-            self.advise_part(next, part, advice)?;
-        }
-        if hole { Err(Errno::ENOMEM) } else { Ok(()) }
+/// Calls `each` for the part of each VMA that lies in `range`, as they are now one after the other, until it fails.
+///
+/// # Errors
+/// What `each` returns; `ENOMEM` in the end, if there are holes.
+fn each_part<M: Machine>(
+    visit: &Visit<'_, '_, M>,
+    range: VirtRange,
+    each: impl Fn(&Vma, VirtRange) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let mut at = range.start;
+    let mut hole = false;
+    while at < range.end {
+        let Some(next) = visit.vmas(VirtRange::new(at, range.end)).next() else {
+            hole = true;
+            break;
+        };
+        hole |= next.area.range.start > at;
+        let part = next.area.range.intersect(VirtRange::new(at, range.end));
+        at = part.end;
+        each(next, part)?;
     }
+    if hole { Err(Errno::ENOMEM) } else { Ok(()) }
+}
 
+impl<M: Machine> Writing<'_, '_, M> {
+    /// Advice that sets flags.
     fn advise_part(&self, vma: &Vma, part: VirtRange, advice: Advice) -> Result<(), Errno> {
         let with = |remove: VmaFlags, add: VmaFlags| {
             self.modify(vma, part, move |area| {
@@ -155,32 +172,36 @@ impl<M: Machine> Writing<'_, '_, M> {
             Advice::WipeOnFork if vma.area.object.is_some() => Err(Errno::EINVAL),
             Advice::WipeOnFork => with(none, VmaFlags::WIPEONFORK),
             Advice::KeepOnFork => with(VmaFlags::WIPEONFORK, none),
-            // What is locked stays.
-            Advice::Free | Advice::DontNeed if vma.area.lock() != Lock::No => Err(Errno::EINVAL),
-            Advice::Free if vma.area.object.is_some() => Err(Errno::EINVAL),
-            Advice::Free => {
-                self.free_lazily(part);
-                Ok(())
-            }
-            Advice::DontNeed | Advice::DontNeedLocked => {
-                self.stop(part);
-                let was = self.leave(part);
-                let mut batch = FlushBatch::new(self.cpu, self.space);
-                self.zap(part, was.as_ref(), &mut batch);
-                batch.finish();
-                Ok(())
-            }
+            Advice::DontNeed | Advice::DontNeedLocked | Advice::Free => Ok(()),
             Advice::WillNeed | Advice::PopulateRead | Advice::PopulateWrite => Ok(()),
         }
+    }
+}
+
+impl<M: Machine> Visit<'_, '_, M> {
+    /// Advice that takes pages away: from `part`, of `area`.
+    fn take_away(&self, area: &Area, part: VirtRange, advice: Advice) -> Result<(), Errno> {
+        // What is locked stays.
+        if advice != Advice::DontNeedLocked && area.lock() != Lock::No {
+            return Err(Errno::EINVAL);
+        }
+        if advice != Advice::Free {
+            self.discard(part, self.leave(part).as_ref(), |_| true);
+            return Ok(());
+        }
+        if area.object.is_some() {
+            return Err(Errno::EINVAL);
+        }
+        self.free_lazily(part);
+        Ok(())
     }
 
     /// Marks the private pages of `range` as clean: who reclaims them later need not save them. A
     /// store makes them dirty again, which is why translations that allow stores are dropped.
     fn free_lazily(&self, range: VirtRange) {
-        self.stop(range);
         let mut cleaned = 0;
         let mut batch = FlushBatch::new(self.cpu, self.space);
-        // SAFETY: the range is locked.
+        // SAFETY: the range is claimed, and tables are unlinked by those who claim all of their span alone.
         unsafe {
             each_slot(self.cpu, self.space.root(), range, |addr, slot| {
                 let private = |entry: Entry| {

@@ -96,11 +96,11 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         mut take: impl FnMut(&AtomicU64) -> Entry,
     ) -> usize {
         self.cpu.serve_flushes();
-        let gather = &self.cpu.state().gather.frames;
         // What a table maps fits into an empty batch.
-        if slots.len() > gather.len() - self.frames {
+        if self.is_full_for(slots) {
             self.pay();
         }
+        let gather = &self.cpu.state().gather.frames;
         let room = &gather[self.frames..];
         let (mut taken, mut first, mut behind, mut wasted) = (0, usize::MAX, 0, 0);
         for (at, slot) in slots.iter().enumerate() {
@@ -129,17 +129,32 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         taken
     }
 
-    /// Pays.
+    /// Owes what `old` mapped at `addr`, for which [there is room](Self::is_full_for): its flush, and then the
+    /// reference of its mapping. Returns how many references that are.
     #[inline]
-    pub fn finish(self) {
-        drop(self);
+    pub fn owe(&mut self, addr: u64, old: Entry) -> usize {
+        if Entry::NONE.needs_flush(old) {
+            self.flush(VirtRange::page(addr));
+        }
+        if old.is_wasted() {
+            self.cpu.count(Counter::PrefaultWasted);
+        }
+        if !old.is_mapped() || old.is_special() {
+            return 0;
+        }
+        self.cpu.state().gather.frames[self.frames].set(old.frame().0);
+        self.frames += 1;
+        1
     }
 
-    fn pay(&mut self) {
+    /// Flushes what is owed and lets the gathered frames go; between the two, it runs `flushed`.
+    #[inline]
+    pub fn pay_and(&mut self, flushed: impl FnOnce()) {
         let owed = self.owed.take();
         if let Some(range) = owed.filter(|_| !lost(Mutant::FlushFirst)) {
             shoot(self.cpu, self.space, range);
         }
+        flushed();
         let gathered = &self.cpu.state().gather.frames[..core::mem::take(&mut self.frames)];
         self.cpu.note_freed(gathered.len());
         for frames in gathered.chunks(ENTRIES) {
@@ -152,6 +167,26 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         if let Some(range) = owed.filter(|_| lost(Mutant::FlushFirst)) {
             shoot(self.cpu, self.space, range);
         }
+    }
+
+    /// Whether it owes neither a flush nor a reference.
+    pub(super) fn is_empty(&self) -> bool {
+        self.owed.is_none() && self.frames == 0
+    }
+
+    /// Whether what `slots` map would have to wait for a payment.
+    pub(super) fn is_full_for(&self, slots: &[AtomicU64]) -> bool {
+        slots.len() > self.cpu.state().gather.frames.len() - self.frames
+    }
+
+    /// Pays.
+    #[inline]
+    pub fn finish(self) {
+        drop(self);
+    }
+
+    fn pay(&mut self) {
+        self.pay_and(|| {});
     }
 }
 

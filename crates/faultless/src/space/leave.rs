@@ -6,8 +6,8 @@
 //! ahead, nor when a whole space ends.
 
 use super::tree::View;
+use super::visit::Visit;
 use super::vma::Vma;
-use super::write::Writing;
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::fault::prefault::past::BLOCK;
 use crate::fault::prefault::{Footprints, Past};
@@ -63,7 +63,7 @@ impl Drop for Memory {
     }
 }
 
-impl<M: Machine> Writing<'_, '_, M> {
+impl<M: Machine> Visit<'_, '_, M> {
     /// Learns from the pages of `range`, which are about to be unmapped or moved. Returns the VMAs as they are, if
     /// those that are unmapped are to be [remembered](Self::remember).
     #[inline]
@@ -103,7 +103,8 @@ impl<M: Machine> Writing<'_, '_, M> {
     fn remember_block(&self, pages: Range<u64>, there: u64, used: u64, was: &View<'_, Vma>) {
         let range = VirtRange::new(pages.start << PAGE_SHIFT, pages.end << PAGE_SHIFT);
         for entry in was.iter_from(range.start).take_while(|entry| entry.start < range.end) {
-            if self.vma(entry).area.object.is_some() {
+            // SAFETY: VMAs in a view live as long as the section.
+            if unsafe { entry.value.as_ref() }.area.object.is_some() {
                 continue;
             }
             let part = entry.range().intersect(range);

@@ -11,6 +11,7 @@
 mod advise;
 pub(crate) mod batch;
 mod brk;
+mod discard;
 mod exit;
 pub(crate) mod fixed;
 mod fork;
@@ -27,6 +28,7 @@ mod remap;
 mod revoke;
 pub(crate) mod tree;
 mod unmap;
+mod visit;
 pub(crate) mod vma;
 mod write;
 
@@ -52,7 +54,7 @@ use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
-use crate::sync::range::RangeGuard;
+use crate::sync::range::{RangeGuard, Wanted};
 use crate::sync::rwlock::{ReadGuard, WriteGuard};
 use crate::table::node::ROOT;
 use crate::vm::Cpu;
@@ -243,12 +245,17 @@ impl<M: Machine> Space<M> {
         vm.grace.synchronize_locked(cpu.local(), cpu);
     }
 
-    /// Keeps writers of one page out, for a fault. Not inside a grace section.
-    pub(crate) fn lock_page<'a>(&'a self, cpu: &'a Cpu<'_, M>, page: VirtRange) -> Guard<'a> {
+    /// Keeps writers of `range` out, beside others who do. `counted` says who asks. Not inside a grace section.
+    pub(crate) fn share<'a>(
+        &'a self,
+        cpu: &'a Cpu<'_, M>,
+        range: VirtRange,
+        counted: Counter,
+    ) -> Guard<'a> {
         loop {
             let locking = self.locking(cpu);
             let guard = if locking == Locking::Speculative {
-                self.claim_page(cpu, page)
+                self.claim_shared(cpu, range, counted)
             } else {
                 cpu.count(Counter::MmapLockRead);
                 Guard::Reading { _guard: self.core.mmap_lock.read(cpu) }
@@ -261,10 +268,15 @@ impl<M: Machine> Space<M> {
 
     /// Out of line: faults of the baselines lock too, and have no use for it.
     #[inline(never)]
-    fn claim_page<'a>(&'a self, cpu: &'a Cpu<'_, M>, page: VirtRange) -> Guard<'a> {
-        cpu.count(Counter::RangeLockFault);
-        let ranges = [page, VirtRange::new(0, 0)];
-        let guard = self.core.ranges.acquire(&cpu.vm().claims, cpu.local(), ranges, cpu);
+    fn claim_shared<'a>(
+        &'a self,
+        cpu: &'a Cpu<'_, M>,
+        range: VirtRange,
+        counted: Counter,
+    ) -> Guard<'a> {
+        cpu.count(counted);
+        let wanted = Wanted::shared(range);
+        let guard = self.core.ranges.acquire(&cpu.vm().claims, cpu.local(), wanted, cpu);
         Guard::Range { _guard: guard }
     }
 

@@ -28,13 +28,13 @@ use core::convert::Infallible;
 ///
 /// # Safety
 /// As [`range::visit`].
-pub(super) unsafe fn each_run<M: Machine, E>(
-    cpu: &Cpu<'_, M>,
+pub(super) unsafe fn each_run<'v, M: Machine, E>(
+    cpu: &Cpu<'v, M>,
     root: FrameNumber,
     range: VirtRange,
-    mut each: impl FnMut(u64, &[AtomicU64]) -> Result<(), E>,
+    mut each: impl FnMut(u64, &'v [AtomicU64]) -> Result<(), E>,
 ) -> Result<(), E> {
-    let visit = |run: Run<'_>| match run {
+    let visit = |run: Run<'v>| match run {
         Run::Pages { start, slots } => each(start, slots),
         Run::Huge { .. } => Ok(()),
     };
@@ -188,7 +188,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             end: above.map_or(u64::MAX, |entry| entry.start),
         };
         debug_assert!(free.covers(range), "{range:?} is not free");
-        let hull = self.locked_around(range).intersect(free);
+        let hull = self.claimed_around(range).intersect(free);
         if !node::holds_table(hull) {
             return;
         }

@@ -10,6 +10,7 @@ use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::error::Errno;
 use crate::fault::{Access, FaultError};
 use crate::machine::Machine;
+use crate::stat::Counter;
 use crate::vm::Cpu;
 
 impl<M: Machine> Space<M> {
@@ -64,7 +65,7 @@ impl<M: Machine> Space<M> {
             };
             let access = look().or_else(|_| {
                 // An unmapping under way may have published its tree and not flushed yet: it is waited for.
-                let _guard = self.lock_page(cpu, VirtRange::page(page));
+                let _guard = self.share(cpu, VirtRange::page(page), Counter::RangeLockFault);
                 look()
             })?;
             // Where the MMU does the access as it is, there is nothing to be done; but a store would keep the page.

@@ -1,13 +1,13 @@
 //! What a space does when pages have left an object behind some of its mappings.
 
 use super::Space;
-use super::write::NOWHERE;
-use crate::addr::{PAGE_SIZE, VirtRange};
+use crate::addr::VirtRange;
 use crate::file::Object;
 use crate::frame::{Kind, Use};
 use crate::heap::Shared;
 use crate::machine::Machine;
-use crate::space::batch::FlushBatch;
+use crate::sync::atomic::{Ordering, fence};
+use crate::sync::mutant::{Mutant, lost};
 use crate::table::entry::Entry;
 use crate::vm::Cpu;
 use core::ops::Range;
@@ -39,28 +39,33 @@ impl<M: Machine> Space<M> {
         pages: Range<u64>,
         copies: Copies,
     ) {
-        while let Some(hull) = self.hull(cpu, object, &pages) {
-            let writing = self.write(cpu, [hull, NOWHERE], PAGE_SIZE);
-            // Another operation may have moved some of it before the range was locked.
+        // Where none is mapped, an unmapping may have to flush yet: all who change VMAs are waited for.
+        let mut hull = self.hull(cpu, object, &pages).unwrap_or(VirtRange::USER);
+        loop {
+            let visit = self.visit(cpu, hull);
+            // Another operation may have moved some of it before the range was claimed.
             match self.hull(cpu, object, &pages) {
-                Some(now) if !hull.covers(now) => continue,
+                Some(now) if !hull.covers(now) => {
+                    hull = now;
+                    continue;
+                }
                 None => return,
                 Some(_) => {}
             }
-            writing.stop(hull);
+            if !lost(Mutant::RevokeFence) {
+                fence(Ordering::SeqCst);
+            }
             let of_object = |entry: Entry| {
                 entry.is_mapped()
                     && !entry.is_special()
                     && cpu.vm().frames.meta(entry.frame()).kind() == Kind::Used(Use::Shared)
             };
             let goes = |entry: Entry| copies == Copies::Drop || of_object(entry);
-            let mut batch = FlushBatch::new(cpu, self);
-            for vma in writing.vmas(hull) {
+            for vma in visit.vmas(hull) {
                 if let Some(range) = vma.area.shows(object, &pages) {
-                    writing.zap_where(range, None, &mut batch, goes);
+                    visit.discard(range.intersect(hull), None, goes);
                 }
             }
-            batch.finish();
             return;
         }
     }

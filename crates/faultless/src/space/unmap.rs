@@ -51,7 +51,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         let mut batch = FlushBatch::new(self.cpu, self.space);
         let tables = self.zap(range, was, &mut batch);
         // Where there is none below, only tables of a level above may be empty, and those are wide.
-        if tables || self.locked_around(range).len() >= table_span(LAST + 1) {
+        if tables || self.claimed_around(range).len() >= table_span(LAST + 1) {
             self.prune(range, &mut batch);
         }
         batch.finish();

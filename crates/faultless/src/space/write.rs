@@ -22,6 +22,7 @@
 //!    replaced stay stopped for ever, and go to the grace period.
 
 use super::merge::Plan;
+use super::visit::Visit;
 use super::vma::{Area, Vma, VmaLock};
 use super::{Guard, Space};
 use crate::addr::VirtRange;
@@ -33,13 +34,14 @@ use crate::rmap::{Root, RootSlot};
 use crate::space::tree::{Edit, Entry, View};
 use crate::stat::Counter;
 use crate::sync::atomic::Ordering;
-use crate::sync::grace::{RetireChain, RetireLink, Section};
+use crate::sync::grace::{RetireChain, RetireLink};
 use crate::sync::order::{self, Mark};
 use crate::sync::sequence::Sequence;
 use crate::vm::{Cpu, RETIRE_VMA};
 use alloc::boxed::Box;
 use core::cell::Cell;
 use core::convert::Infallible;
+use core::ops::Deref;
 use core::ptr::NonNull;
 
 /// No range.
@@ -47,11 +49,8 @@ pub(super) const NOWHERE: VirtRange = VirtRange { start: 0, end: 0 };
 
 /// The right to change one or two ranges of a space.
 pub(crate) struct Writing<'a, 'v, M: Machine> {
-    pub(super) cpu: &'a Cpu<'v, M>,
-    pub(super) space: &'a Space<M>,
     /// What it was asked to lock.
     pub(super) asked: [VirtRange; 2],
-    locked: [VirtRange; 2],
     /// How many VMAs in the tree this writer has stopped.
     stopped: Cell<usize>,
     /// Those that it put there last.
@@ -60,8 +59,15 @@ pub(crate) struct Writing<'a, 'v, M: Machine> {
     per_vma: bool,
     /// The locks of the VMAs that this writer has stopped.
     _vma_locks: Mark<'a>,
-    section: Section<'a>,
-    _guard: Guard<'a>,
+    visit: Visit<'a, 'v, M>,
+}
+
+impl<'a, 'v, M: Machine> Deref for Writing<'a, 'v, M> {
+    type Target = Visit<'a, 'v, M>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.visit
+    }
 }
 
 /// Some VMAs: the first so many.
@@ -125,19 +131,8 @@ impl<M: Machine> Space<M> {
             let (stopped, per_vma) = (Cell::new(0), locking == Locking::PerVma);
             let fresh = Cell::new((0, [NonNull::dangling(); 3]));
             let vma_locks = if per_vma { order::hold::<order::VmaLock>(cpu) } else { Mark::none() };
-            let space = self;
-            return Ok(Writing {
-                cpu,
-                space,
-                asked,
-                locked,
-                stopped,
-                fresh,
-                per_vma,
-                _vma_locks: vma_locks,
-                section,
-                _guard: guard,
-            });
+            let visit = Visit { cpu, space: self, claimed: locked, section, _guard: guard };
+            return Ok(Writing { asked, stopped, fresh, per_vma, _vma_locks: vma_locks, visit });
         }
     }
 
@@ -167,24 +162,10 @@ fn reach(view: &View<'_, Vma>, range: VirtRange, align: u64) -> VirtRange {
     reach
 }
 
-impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
-    /// The tree as it is now. In the locked ranges only this writer changes it.
-    pub(super) fn view(&self) -> View<'_, Vma> {
-        self.space.tree.snapshot(&self.section)
-    }
-
-    /// The VMAs that overlap `range`, in order.
-    pub(super) fn vmas(&self, range: VirtRange) -> impl Iterator<Item = &Vma> {
-        self.view()
-            .iter_from(range.start)
-            .take_while(move |entry| entry.start < range.end)
-            // SAFETY: VMAs in a view live as long as the section, which lives as long as `self`.
-            .map(|entry| unsafe { entry.value.as_ref() })
-    }
-
+impl<M: Machine> Writing<'_, '_, M> {
     /// The VMA of `entry`, which is in the tree or was in this writer's time, and in a locked range.
     pub(super) fn vma(&self, entry: Entry<Vma>) -> &Vma {
-        debug_assert!(self.has_locked(entry.range()), "{:?} is not locked", entry.range());
+        debug_assert!(self.claims(entry.range()), "{:?} is not locked", entry.range());
         self.vma_anywhere(entry)
     }
 
@@ -199,16 +180,6 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         self.view().at(addr).map(|entry| self.vma(entry))
     }
 
-    /// Whether only this writer changes VMAs in `range`.
-    fn has_locked(&self, range: VirtRange) -> bool {
-        self.locked.iter().any(|locked| locked.covers(range))
-    }
-
-    /// The locked range that covers `range`.
-    pub(super) fn locked_around(&self, range: VirtRange) -> VirtRange {
-        self.locked.into_iter().find(|locked| locked.covers(range)).unwrap_or(range)
-    }
-
     /// Stops the VMAs that overlap `range`: no fault without a lock succeeds in them any more.
     pub(super) fn stop(&self, range: VirtRange) {
         self.vmas(range).for_each(|vma| self.stop_one(vma));
@@ -218,7 +189,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     /// Stops `vma`, of a locked range, unless it is stopped already. [`Sequence::writer_fence`] must
     /// follow.
     pub(super) fn stop_one(&self, vma: &Vma) {
-        debug_assert!(self.has_locked(vma.area.range), "{:?} is not locked", vma.area.range);
+        debug_assert!(self.claims(vma.area.range), "{:?} is not locked", vma.area.range);
         if vma.sequence.read().is_some() {
             if self.per_vma {
                 vma.lock.write(self.cpu);
@@ -231,7 +202,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
 
     /// Lets `vma`, which this writer has stopped, run again.
     fn resume(&self, vma: &Vma) {
-        debug_assert!(self.has_locked(vma.area.range), "{:?} is not locked", vma.area.range);
+        debug_assert!(self.claims(vma.area.range), "{:?} is not locked", vma.area.range);
         vma.root.unseal();
         self.begin(vma);
     }
@@ -408,7 +379,7 @@ impl<M: Machine> Drop for Writing<'_, '_, M> {
             }
             return;
         }
-        for range in self.locked {
+        for range in self.claimed {
             // Whatever is stopped in the locked ranges, this writer stopped.
             let mut vmas = self.vmas(range).filter(|vma| vma.sequence.read().is_none());
             while self.stopped.get() != 0

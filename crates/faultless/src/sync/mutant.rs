@@ -69,6 +69,13 @@ pub enum Mutant {
     CopyFlush,
     /// The first store to a page of zeros flushes that page. A CPU goes on reading zeros.
     ZeroPageFlush,
+    /// A discard holds its entries until they are flushed. Another CPU uses a new page while one uses the old.
+    DiscardHolds,
+    /// Who copies an object's page looks at the object's length once it has the entry. It installs a copy of what was
+    /// cut off, behind the back of who cuts it off.
+    CopyLooksAgain,
+    /// The fence of a revocation, before it looks at entries: the other half of the barrier in a fault.
+    RevokeFence,
     /// Rights that were taken away are flushed.
     ProtectFlush,
     /// A fork flushes what it made read-only.

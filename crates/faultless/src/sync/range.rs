@@ -2,7 +2,8 @@
 //! those that have given their core away.
 //!
 //! A [`RangeLock`] is a list of the *claims* that are held or waiting. A claim names up to two ranges,
-//! which it gets together (moving a mapping takes its source and its destination). Its *blockers* are the
+//! which it gets together (moving a mapping takes its source and its destination), *exclusive* or *shared*.
+//! Two claims conflict where they overlap, unless both are shared. The *blockers* of a claim are the
 //! claims before it in the list that conflict with it, and it is held once it has none. Protocol, the first
 //! and the last step under the list's spin lock:
 //!
@@ -79,6 +80,40 @@ pub struct ClaimSlot {
     later: AtomicU32,
     /// Start and end of the two ranges.
     bounds: [AtomicU64; 4],
+    /// Whether the claim is shared: 1 or 0.
+    shared: AtomicU32,
+}
+
+/// What a claim asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    ranges: [VirtRange; 2],
+    shared: bool,
+}
+
+impl Wanted {
+    /// `range`, beside others who share it.
+    #[inline(always)]
+    pub const fn shared(range: VirtRange) -> Self {
+        Self { ranges: [range, VirtRange { start: 0, end: 0 }], shared: true }
+    }
+
+    #[inline(always)]
+    fn conflicts(self, with: Self) -> bool {
+        let overlap = |mine: VirtRange, other| !mine.intersect(other).is_empty();
+        let excluded = !(self.shared && with.shared);
+        !lost(Mutant::RangeConflict)
+            && excluded
+            && self.ranges.iter().any(|&mine| with.ranges.iter().any(|&other| overlap(mine, other)))
+    }
+}
+
+/// Either range may be empty; nobody else has them meanwhile.
+impl From<[VirtRange; 2]> for Wanted {
+    #[inline(always)]
+    fn from(ranges: [VirtRange; 2]) -> Self {
+        Self { ranges, shared: false }
+    }
 }
 
 /// The slot holds no claim.
@@ -113,27 +148,25 @@ impl Name {
 impl ClaimSlot {
     // All relaxed: a slot passes between CPUs under the spin lock, which orders it.
 
-    fn ranges(&self) -> [VirtRange; 2] {
+    fn wanted(&self) -> Wanted {
         let [a, b, c, d] = &self.bounds;
         let range = |start: &AtomicU64, end: &AtomicU64| {
             VirtRange::new(start.load(Ordering::Relaxed), end.load(Ordering::Relaxed))
         };
-        [range(a, b), range(c, d)]
+        let shared = self.shared.load(Ordering::Relaxed) != 0;
+        Wanted { ranges: [range(a, b), range(c, d)], shared }
     }
 
-    fn set_ranges(&self, [first, second]: [VirtRange; 2]) {
+    fn set_wanted(&self, Wanted { ranges: [first, second], shared }: Wanted) {
         let values = [first.start, first.end, second.start, second.end];
         for (bound, value) in self.bounds.iter().zip(values) {
             bound.store(value, Ordering::Relaxed);
         }
+        self.shared.store(u32::from(shared), Ordering::Relaxed);
     }
 
-    fn conflicts(&self, with: [VirtRange; 2]) -> bool {
-        !lost(Mutant::RangeConflict)
-            && self
-                .ranges()
-                .iter()
-                .any(|&mine| with.iter().any(|&other| !mine.intersect(other).is_empty()))
+    fn conflicts(&self, with: Wanted) -> bool {
+        self.wanted().conflicts(with)
     }
 
     /// Lets a later claim that conflicts go first, if that is allowed. Under the list's spin lock.
@@ -190,9 +223,9 @@ impl Queue {
     /// Where a claim that arrives stands: before that of the name, or at the end; and how many block it. It
     /// overtakes those that it stands before.
     #[inline(never)]
-    fn place(&mut self, ranges: [VirtRange; 2], slots: &ClaimSlots) -> (Name, u32) {
+    fn place(&mut self, wanted: Wanted, slots: &ClaimSlots) -> (Name, u32) {
         let (mut later, mut blockers) = (Name::NONE, 0);
-        for (name, other) in self.backwards(slots).filter(|(_, other)| other.conflicts(ranges)) {
+        for (name, other) in self.backwards(slots).filter(|(_, other)| other.conflicts(wanted)) {
             if blockers == 0 && other.let_pass() {
                 later = name;
             } else {
@@ -274,7 +307,7 @@ impl RangeLock {
         Self { queue: SpinLock::ordered(Queue { first: Name::NONE, last: Name::NONE }) }
     }
 
-    /// Takes both `ranges` (either may be empty) together, waiting as `wait` does, here and when
+    /// Takes what is `wanted` (two ranges are taken together), waiting as `wait` does, here and when
     /// the guard is dropped. All calls of one lock give the same `slots`.
     ///
     /// # Panics
@@ -284,11 +317,11 @@ impl RangeLock {
         &'a self,
         slots: &'a ClaimSlots,
         local: &'a Local,
-        ranges: [VirtRange; 2],
+        wanted: impl Into<Wanted>,
         wait: &'a dyn Wait,
     ) -> RangeGuard<'a> {
         order::before::<RangeClaim>(wait);
-        self.acquire_leaving(slots, local, ranges, wait, || {})
+        self.acquire_leaving(slots, local, wanted, wait, || {})
     }
 
     /// As [`Self::acquire`]; runs `leave` once, with the place in the queue already had, if it has to
@@ -301,11 +334,11 @@ impl RangeLock {
         &'a self,
         slots: &'a ClaimSlots,
         local: &'a Local,
-        ranges: [VirtRange; 2],
+        wanted: impl Into<Wanted>,
         wait: &'a dyn Wait,
         leave: impl FnOnce(),
     ) -> RangeGuard<'a> {
-        let claim = self.arrive(slots, local, ranges, wait);
+        let claim = self.arrive(slots, local, wanted, wait);
         if !claim.held() {
             leave();
             order::before::<RangeClaim>(wait);
@@ -314,7 +347,7 @@ impl RangeLock {
         claim.marked()
     }
 
-    /// Takes both `ranges` if no claim, held or waiting, conflicts; otherwise as [`Self::acquire`].
+    /// Takes what is `wanted` if no claim, held or waiting, conflicts; otherwise as [`Self::acquire`].
     ///
     /// # Panics
     /// As [`Self::acquire`].
@@ -322,12 +355,12 @@ impl RangeLock {
         &'a self,
         slots: &'a ClaimSlots,
         local: &'a Local,
-        ranges: [VirtRange; 2],
+        wanted: impl Into<Wanted>,
         wait: &'a dyn Wait,
     ) -> Option<RangeGuard<'a>> {
         // Arrived and blocked, the claim leaves again: nobody can have waited for it for longer
         // than for those that block it.
-        let claim = self.arrive(slots, local, ranges, wait);
+        let claim = self.arrive(slots, local, wanted, wait);
         claim.held().then(|| claim.marked())
     }
 
@@ -336,16 +369,16 @@ impl RangeLock {
         &'a self,
         slots: &'a ClaimSlots,
         local: &'a Local,
-        ranges: [VirtRange; 2],
+        wanted: impl Into<Wanted>,
         wait: &'a dyn Wait,
     ) -> RangeGuard<'a> {
-        let slot = slots.get(local);
+        let (slot, wanted) = (slots.get(local), wanted.into());
         assert!(slot.state.load(Ordering::Relaxed) == FREE, "a CPU holds one claim at a time");
-        slot.set_ranges(ranges);
+        slot.set_wanted(wanted);
         slot.overtaken.store(0, Ordering::Relaxed);
         let mut queue = self.queue.lock(wait);
         let (later, blockers) =
-            if queue.last == Name::NONE { (Name::NONE, 0) } else { queue.place(ranges, slots) };
+            if queue.last == Name::NONE { (Name::NONE, 0) } else { queue.place(wanted, slots) };
         slot.state.store(HELD + blockers, Ordering::Relaxed);
         queue.insert(Name::new(local.id()), slot, later, slots);
         RangeGuard { lock: self, slots, slot, wait, mark: Mark::none() }
@@ -380,7 +413,7 @@ impl RangeGuard<'_> {
     /// The two ranges that the claim named; either may be empty.
     #[inline]
     pub fn ranges(&self) -> [VirtRange; 2] {
-        self.slot.ranges()
+        self.slot.wanted().ranges
     }
 
     /// Whether all of `range` lies in one of the claim's ranges.
@@ -417,9 +450,9 @@ impl RangeGuard<'_> {
     /// The rest of a release where there are later claims: this one is no blocker of theirs any more.
     #[inline(never)]
     fn unblock(&self, later: Name, queue: SpinGuard<'_, Queue, ClaimQueue>) {
-        let ranges = self.slot.ranges();
+        let wanted = self.slot.wanted();
         let mut sleepers = None;
-        for (name, waiter) in Queue::from(later, self.slots).filter(|(_, it)| it.conflicts(ranges))
+        for (name, waiter) in Queue::from(later, self.slots).filter(|(_, it)| it.conflicts(wanted))
         {
             let before = waiter.state.fetch_sub(1, Ordering::Release);
             if before & !FIRM == PARKED | (HELD + 1)

@@ -14,13 +14,14 @@
 //! | 63 | no-execute | instruction fetches forbidden |
 //!
 //! A value is one of: *none* (0); *busy* (locked and not present: the owner alone knows what was
-//! there and what will be); *present*; *present and locked*; *hidden* (not present, a leaf otherwise).
+//! there and what will be; it may write its number in the place of the frame); *present*; *present and locked*; *hidden* (not present, a leaf otherwise).
 //! Any other value is illegal. Present and hidden entries *map* a page.
 //!
 //! A page without any permission is hidden, not merely without the user bit, because a kernel that
 //! copies for a program walks the same tables, and the user bit does not stop it.
 
 use crate::addr::{FrameNumber, PAGE_SHIFT};
+use crate::machine::CpuId;
 use core::fmt;
 
 const PRESENT: u64 = 1 << 0;
@@ -45,6 +46,12 @@ impl Entry {
     pub const NONE: Self = Self(0);
     /// Not present, and locked by a CPU that is filling or changing it.
     pub const BUSY: Self = Self(LOCKED);
+
+    /// As [`BUSY`](Self::BUSY), locked by `cpu` together with others, which it finds again by this value.
+    #[inline]
+    pub const fn busy_of(cpu: CpuId) -> Self {
+        Self(LOCKED | (cpu.0 as u64 + 1) << PAGE_SHIFT)
+    }
 
     /// A leaf that maps `frame` for user mode, readable, not written to yet.
     #[inline]
@@ -344,6 +351,9 @@ mod tests {
     fn busy_is_locked_and_not_present_and_not_none() {
         assert!(Entry::BUSY.is_locked() && !Entry::BUSY.is_present() && !Entry::BUSY.is_none());
         assert!(!Entry::BUSY.is_table());
+        let ours = Entry::busy_of(CpuId(0));
+        assert!(ours.is_locked() && !ours.is_mapped() && !ours.is_none() && !ours.is_table());
+        assert!(ours != Entry::BUSY && ours != Entry::busy_of(CpuId(1)));
     }
 
     #[test]

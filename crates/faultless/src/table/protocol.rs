@@ -24,13 +24,19 @@
 //! **Hardware** sets accessed and dirty bits of present entries at any moment. So a present entry
 //! only ever changes by compare-and-swap, and what is lost by a failed swap is tried again.
 //!
+//! **A discard** (`MADV_DONTNEED`, a truncation) changes entries and no VMA: no sequence moves, so faults beside it
+//! go on, and one on the same page comes before it or after it. It *holds* each entry, busy, from its removal to the end
+//! of the flush ([`hold`], [`release`]). So a fault that finds the entry empty comes after the flush, and no CPU uses
+//! the old page while another uses a new one; and of two discards of one page, neither returns before it is flushed.
+//!
 //! Several entries may be held at once, but no one waits for another while holding some: what cannot be
-//! taken at the first try is left ([`take_run`]).
+//! taken at the first try is left ([`take_run`]), or those that are held are released first.
 //!
 //! Who holds an entry that is *pinned* (present) never waits for another CPU. Who holds a *busy*
 //! one may wait for a flush: waiters answer flush requests, and the MMU cannot use the entry.
 
 use super::entry::Entry;
+use crate::machine::CpuId;
 use crate::sync::atomic::{AtomicU64, Ordering, fence_after_rmw};
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{self, BusyEntry, Mark, PinnedEntry};
@@ -210,6 +216,28 @@ impl TakenRun<'_> {
             (_, 0) => page.unused(),
             _ => page,
         });
+    }
+}
+
+/// Takes the entry for `by`, together with others that [`release`] empties: *busy* from now on, if it still is
+/// `seen` (which is not locked).
+///
+/// # Errors
+/// The entry's present value, when it is no longer `seen`.
+#[inline(always)]
+pub fn hold(slot: &AtomicU64, seen: Entry, by: CpuId) -> Result<(), Entry> {
+    let (order, failed) = (Ordering::AcqRel, Ordering::Acquire);
+    let swapped = slot.compare_exchange(seen.0, Entry::busy_of(by).0, order, failed);
+    swapped.map(|_| ()).map_err(Entry)
+}
+
+/// Empties those of `slots` that `by` [holds](hold).
+#[inline]
+pub fn release(slots: &[AtomicU64], by: CpuId) {
+    for slot in slots {
+        if slot.load(Ordering::Relaxed) == Entry::busy_of(by).0 {
+            slot.store(Entry::NONE.0, Ordering::Release);
+        }
     }
 }
 

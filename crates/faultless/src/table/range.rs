@@ -37,12 +37,12 @@ pub enum Run<'a> {
 /// # Safety
 /// `root` is the root of a live space whose tables over `range` cannot be unlinked meanwhile: the
 /// caller holds the range lock over it, or is in a grace section.
-pub unsafe fn visit<M: Machine, E>(
-    machine: &M,
+pub unsafe fn visit<'m, M: Machine, E>(
+    machine: &'m M,
     root: FrameNumber,
     range: VirtRange,
     wait: &impl Wait,
-    mut visit: impl FnMut(Run<'_>) -> Result<(), E>,
+    mut visit: impl FnMut(Run<'m>) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut addr = range.start;
     while addr < range.end {

@@ -40,6 +40,19 @@ fn an_empty_range_conflicts_with_nothing() {
 }
 
 #[test]
+fn shared_claims_keep_out_only_who_wants_a_page_alone() {
+    let (slots, lock, here, there) = (slots(2), RangeLock::new(), local(0), local(1));
+    let (range, inside) = (VirtRange::new(0, 10), VirtRange::new(4, 5));
+    let alone = || lock.try_acquire(&slots, &there, [inside, NONE], &Spin).is_some();
+    let beside = || lock.try_acquire(&slots, &there, Wanted::shared(inside), &Spin).is_some();
+    let shared = lock.acquire(&slots, &here, Wanted::shared(range), &Spin);
+    assert!(beside() && !alone());
+    drop(shared);
+    let _exclusive = lock.acquire(&slots, &here, [range, NONE], &Spin);
+    assert!(!beside() && !alone());
+}
+
+#[test]
 #[should_panic(expected = "a CPU holds one claim at a time")]
 fn a_second_claim_of_a_cpu_is_refused() {
     let (slots, parent, child, here) = (slots(1), RangeLock::new(), RangeLock::new(), local(0));
@@ -181,8 +194,8 @@ fn a_release_wakes_the_parked_that_nothing_blocks_any_more() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Arrive([VirtRange; 2]),
-    Try([VirtRange; 2]),
+    Arrive(Wanted),
+    Try(Wanted),
     Release(prop::sample::Index),
     /// A claim's CPU parks, or runs again.
     Turn(prop::sample::Index),
@@ -191,33 +204,36 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let range = || (0u64..12, 0u64..5).prop_map(|(start, len)| VirtRange::new(start, start + len));
     let ranges = || (range(), prop_oneof![2 => Just(NONE), 1 => range()]).prop_map(|(a, b)| [a, b]);
+    let wanted =
+        || (ranges(), any::<bool>()).prop_map(|(ranges, shared)| Wanted { ranges, shared });
     prop_oneof![
-        4 => ranges().prop_map(Step::Arrive),
-        1 => ranges().prop_map(Step::Try),
+        4 => wanted().prop_map(Step::Arrive),
+        1 => wanted().prop_map(Step::Try),
         4 => any::<prop::sample::Index>().prop_map(Step::Release),
         4 => any::<prop::sample::Index>().prop_map(Step::Turn),
     ]
 }
 
 /// By bytes, not by bounds: the model shares nothing with the lock.
-fn collide(a: [VirtRange; 2], b: [VirtRange; 2]) -> bool {
-    (0..20).any(|byte| a.iter().any(|r| r.contains(byte)) && b.iter().any(|r| r.contains(byte)))
+fn collide(a: Wanted, b: Wanted) -> bool {
+    let has = |claim: Wanted, byte| claim.ranges.iter().any(|range| range.contains(byte));
+    (!a.shared || !b.shared) && (0..20).any(|byte| has(a, byte) && has(b, byte))
 }
 
 /// A claim of the model's.
 struct Claim<'a> {
     cpu: usize,
-    ranges: [VirtRange; 2],
+    wanted: Wanted,
     parked: bool,
     overtaken: u32,
     guard: RangeGuard<'a>,
 }
 
 /// Where a claim that arrives stands among those of the model, which are in the order of the list.
-fn place(claims: &mut [Claim<'_>], ranges: [VirtRange; 2]) -> usize {
+fn place(claims: &mut [Claim<'_>], wanted: Wanted) -> usize {
     let mut place = claims.len();
     for (at, claim) in claims.iter_mut().enumerate().rev() {
-        if collide(claim.ranges, ranges) {
+        if collide(claim.wanted, wanted) {
             if !claim.parked || claim.overtaken == MOST_OVERTAKEN {
                 break;
             }
@@ -241,18 +257,18 @@ proptest! {
             let free = (0..CPUS).find(|cpu| claims.iter().all(|claim| claim.cpu != *cpu));
             let (parked, overtaken) = (false, 0);
             match (step, free) {
-                (Step::Arrive(ranges), Some(cpu)) => {
-                    let place = place(&mut claims, ranges);
-                    let guard = lock.arrive(&slots, &locals[cpu], ranges, &Spin);
-                    claims.insert(place, Claim { cpu, ranges, parked, overtaken, guard });
+                (Step::Arrive(wanted), Some(cpu)) => {
+                    let place = place(&mut claims, wanted);
+                    let guard = lock.arrive(&slots, &locals[cpu], wanted, &Spin);
+                    claims.insert(place, Claim { cpu, wanted, parked, overtaken, guard });
                 }
-                (Step::Try(ranges), Some(cpu)) => {
-                    let place = place(&mut claims, ranges);
-                    let expected = !claims[..place].iter().any(|c| collide(c.ranges, ranges));
-                    let got = lock.try_acquire(&slots, &locals[cpu], ranges, &Spin);
+                (Step::Try(wanted), Some(cpu)) => {
+                    let place = place(&mut claims, wanted);
+                    let expected = !claims[..place].iter().any(|c| collide(c.wanted, wanted));
+                    let got = lock.try_acquire(&slots, &locals[cpu], wanted, &Spin);
                     prop_assert_eq!(got.is_some(), expected);
                     if let Some(guard) = got {
-                        claims.insert(place, Claim { cpu, ranges, parked, overtaken, guard });
+                        claims.insert(place, Claim { cpu, wanted, parked, overtaken, guard });
                     }
                 }
                 (Step::Release(index), _) if !claims.is_empty() => {
@@ -270,7 +286,7 @@ proptest! {
                 _ => {}
             }
             for (at, claim) in claims.iter().enumerate() {
-                let blocked = claims[..at].iter().any(|c| collide(c.ranges, claim.ranges));
+                let blocked = claims[..at].iter().any(|c| collide(c.wanted, claim.wanted));
                 let expected = !blocked && !claim.parked;
                 prop_assert_eq!(claim.guard.held(), expected, "claim {} by {}", at, claim.cpu);
             }

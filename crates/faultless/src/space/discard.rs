@@ -1,0 +1,130 @@
+//! Discards: pages are taken away, and their VMAs stay as they are.
+//!
+//! `MADV_DONTNEED` and the revocation of an object's pages change entries and no VMA. They hold a shared
+//! [`Visit`](super::visit::Visit), which keeps nobody out but who changes VMAs, and each entry that they empty from its
+//! removal to the end of the flush: see *a discard* in [`protocol`].
+
+use super::batch::FlushBatch;
+use super::pages::each_run;
+use super::visit::Visit;
+use crate::addr::{PAGE_SIZE, VirtRange};
+use crate::machine::Machine;
+use crate::space::tree::View;
+use crate::space::vma::Vma;
+use crate::sync::atomic::AtomicU64;
+use crate::sync::mutant::{Mutant, lost};
+use crate::sync::order::{self, BusyEntry, Mark};
+use crate::table::entry::Entry;
+use crate::table::{node, protocol};
+use crate::vm::Cpu;
+use core::convert::Infallible;
+
+/// A discard empties and flushes the entries of so many tables at once.
+const MOST_TABLES: usize = 16;
+
+/// The entries of some tables, and a batch that owes what was taken of them.
+///
+/// They are gathered first and taken afterwards, so that the walk to the next table waits for nobody while
+/// entries are held.
+struct Discard<'a, 'v, M: Machine> {
+    cpu: &'a Cpu<'v, M>,
+    batch: FlushBatch<'a, 'v, M>,
+    /// By table: the address of the first entry's page, and the entries.
+    tables: [(u64, &'v [AtomicU64]); MOST_TABLES],
+    count: usize,
+    mark: Mark<'a>,
+    /// Pages taken away that counted as resident.
+    gone: usize,
+}
+
+impl<'a, 'v, M: Machine> Visit<'a, 'v, M> {
+    /// Empties those entries of `range` that `goes` chooses, flushes, and lets what they mapped go. What was used is
+    /// remembered of the VMAs that `was` has, if any.
+    pub(super) fn discard(
+        &self,
+        range: VirtRange,
+        was: Option<&View<'_, Vma>>,
+        goes: impl Fn(Entry) -> bool,
+    ) {
+        debug_assert!(self.claims(range), "{range:?} is not claimed");
+        let (cpu, batch) = (self.cpu, FlushBatch::new(self.cpu, self.space));
+        let tables = [(0, &[][..]); MOST_TABLES];
+        let mut discard = Discard { cpu, batch, tables, count: 0, mark: Mark::none(), gone: 0 };
+        let visit = |start, slots: &'v [AtomicU64]| {
+            if slots.iter().all(|slot| node::load(slot).is_none()) {
+                return Ok::<(), Infallible>(());
+            }
+            if let Some(was) = was {
+                self.remember(start, slots, was);
+            }
+            if discard.count == MOST_TABLES {
+                discard.take_all(&goes);
+            }
+            discard.tables[discard.count] = (start, slots);
+            discard.count += 1;
+            Ok(())
+        };
+        // SAFETY: the range is claimed, and tables are unlinked by those who claim all of their span alone.
+        let Ok(()) = unsafe { each_run(cpu, self.space.root(), range, visit) };
+        discard.take_all(&goes);
+        if discard.gone != 0 {
+            cpu.add_resident(self.space, -(discard.gone as i64));
+        }
+    }
+}
+
+impl<M: Machine> Discard<'_, '_, M> {
+    /// Takes the entries of the gathered tables that `goes` chooses, and pays.
+    fn take_all(&mut self, goes: impl Fn(Entry) -> bool) {
+        for at in 0..self.count {
+            let (start, slots) = self.tables[at];
+            self.cpu.serve_flushes();
+            if self.batch.is_full_for(slots) {
+                self.pay();
+            }
+            for (at, slot) in slots.iter().enumerate() {
+                self.take(start + at as u64 * PAGE_SIZE, slot, &goes);
+            }
+        }
+        self.pay();
+        self.count = 0;
+    }
+
+    /// Takes the entry of the page at `addr`, if `goes` chooses it.
+    #[inline]
+    fn take(&mut self, addr: u64, slot: &AtomicU64, goes: impl Fn(Entry) -> bool) {
+        let mut seen = node::load(slot);
+        while !seen.is_none() {
+            if seen.is_locked() {
+                // Nobody waits for an entry while holding others.
+                self.pay();
+                seen = protocol::look(slot, self.cpu);
+                continue;
+            }
+            if !goes(seen) {
+                return;
+            }
+            match protocol::hold(slot, seen, self.cpu.id()) {
+                Ok(()) => {
+                    if self.batch.is_empty() {
+                        self.mark = order::hold::<BusyEntry>(self.cpu);
+                    }
+                    self.gone += self.batch.owe(addr, seen);
+                    return;
+                }
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Flushes, empties the entries, and only then lets the frames go.
+    fn pay(&mut self) {
+        let (tables, by) = (&self.tables[..self.count], self.cpu.id());
+        let release = || tables.iter().for_each(|(_, slots)| protocol::release(slots, by));
+        if lost(Mutant::DiscardHolds) {
+            release();
+        }
+        self.batch.pay_and(release);
+        self.mark = Mark::none();
+    }
+}

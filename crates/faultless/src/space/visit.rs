@@ -1,0 +1,88 @@
+//! What every operation on a range starts with: a claim on its pages.
+//!
+//! There are three kinds of operations.
+//!
+//! 1. **Those that change entries, and no VMA**: `MADV_DONTNEED`, `MADV_FREE`, the revocation of an object's pages, and
+//!    populating, which is a series of faults. Each holds a [`Visit`]: a *shared* claim on its pages. Shared claims
+//!    do not conflict with each other, nor with the claim of a fault that is served under a lock. Who changes VMAs
+//!    claims pages alone, so a visitor finds the protection, flags and object of each claimed page as they were when
+//!    it came. (The VMA around may be replaced at any time by another, with the same to say about the page.) Visitors and
+//!    faults meet at entries; see [`protocol`](crate::table::protocol).
+//! 2. **Those that change VMAs**: `mmap`, `munmap`, `mprotect`, `mremap`, `brk`, the growth of a stack, `mlock`, advice that
+//!    sets flags. Each is a [`Writing`](super::write::Writing): a `Visit` that has claimed its pages alone.
+//! 3. **Those that change everything**: `fork`, `exit`. They are writers that claim the whole space.
+//!
+//! # How the first kind is ordered
+//!
+//! | against | order |
+//! |---|---|
+//! | a fault on the same page | by the entry: the fault finds it as it was before, or waits while it is held and comes after |
+//! | a discard, `MADV_FREE` or populating of the same page | by the entry, page by page |
+//! | `munmap`, `mprotect`, `mremap`, `mmap` over it | by the claims: wholly before or after |
+//! | `fork`, `exit` | by the claims; a child sees all of it or nothing |
+//! | reclaim of lazily freed pages | by the claims: reclaim claims the whole space alone |
+//!
+//! `MADV_FREE` does not hold its entries: between the clean entry and the flush a CPU may store through an old
+//! translation, which leaves the entry clean. That store comes before the advice. Nobody takes the page away
+//! before the flush, since reclaim waits for the claim.
+//!
+//! Revocation is asked for after the pages have left their object, and starts with a full fence. A fault that
+//! maps a page of an object looks at the object again once it has the entry, behind a full barrier. So either it finds
+//! the page gone, or the revocation finds its entry.
+
+use super::{Guard, Space};
+use crate::addr::VirtRange;
+use crate::machine::Machine;
+use crate::space::tree::View;
+use crate::space::vma::Vma;
+use crate::stat::Counter;
+use crate::sync::grace::Section;
+use crate::vm::Cpu;
+
+/// A claim on up to two ranges of a space, and a section in which to look at them.
+pub(crate) struct Visit<'a, 'v, M: Machine> {
+    pub(super) cpu: &'a Cpu<'v, M>,
+    pub(super) space: &'a Space<M>,
+    pub(super) claimed: [VirtRange; 2],
+    pub(super) section: Section<'a>,
+    pub(super) _guard: Guard<'a>,
+}
+
+impl<M: Machine> Space<M> {
+    /// Claims `range` beside others who change entries. Not inside a grace section.
+    pub(super) fn visit<'a, 'v>(
+        &'a self,
+        cpu: &'a Cpu<'v, M>,
+        range: VirtRange,
+    ) -> Visit<'a, 'v, M> {
+        let _guard = self.share(cpu, range, Counter::RangeLockShared);
+        let claimed = [range, VirtRange::new(0, 0)];
+        Visit { cpu, space: self, claimed, section: cpu.section(), _guard }
+    }
+}
+
+impl<M: Machine> Visit<'_, '_, M> {
+    /// The tree as it is now.
+    pub(super) fn view(&self) -> View<'_, Vma> {
+        self.space.tree.snapshot(&self.section)
+    }
+
+    /// The VMAs that overlap `range`, in order.
+    pub(super) fn vmas(&self, range: VirtRange) -> impl Iterator<Item = &Vma> {
+        self.view()
+            .iter_from(range.start)
+            .take_while(move |entry| entry.start < range.end)
+            // SAFETY: VMAs in a view live as long as the section, which lives as long as `self`.
+            .map(|entry| unsafe { entry.value.as_ref() })
+    }
+
+    /// Whether all of `range` is claimed.
+    pub(super) fn claims(&self, range: VirtRange) -> bool {
+        self.claimed.iter().any(|claimed| claimed.covers(range))
+    }
+
+    /// The claimed range that covers `range`.
+    pub(super) fn claimed_around(&self, range: VirtRange) -> VirtRange {
+        self.claimed.into_iter().find(|claimed| claimed.covers(range)).unwrap_or(range)
+    }
+}
