@@ -35,8 +35,10 @@ counters! {
     Faults = "faults",
     /// Faults served speculatively.
     Spf = "spf",
-    /// Speculations given up: the VMA was missing, being changed, or changed meanwhile.
+    /// Speculations given up: the VMA was missing, or being changed at the page.
     SpfVmaChanged = "spf_vma_changed",
+    /// Looks at a VMA taken again without a lock, because another part of it was changed meanwhile.
+    SpfVmaReplaced = "spf_vma_replaced",
     /// Speculations given up: the VMA has no reverse-map root yet (early check only).
     SpfVmaNoanon = "spf_vma_noanon",
     /// Speculations given up: a kind of VMA or entry that is not speculated on.

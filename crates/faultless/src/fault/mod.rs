@@ -64,6 +64,9 @@ impl Access {
     }
 }
 
+/// How often a fault without a lock looks its VMA up again. Each time somebody else has changed the VMA since.
+const MOST_LOOKS: u32 = 4;
+
 /// What a fault asks for.
 #[derive(Clone, Copy)]
 struct Asked<'a> {
@@ -219,6 +222,9 @@ impl<M: Machine> Space<M> {
     }
 
     /// The fault without a lock. `None`: it was given up.
+    ///
+    /// A VMA that was replaced because others changed another part of it is looked up again, at most [`MOST_LOOKS`] times.
+    /// One that is under change at this page, or is not there, ends the attempt.
     #[inline(always)]
     fn speculate(
         &self,
@@ -228,25 +234,30 @@ impl<M: Machine> Space<M> {
     ) -> Option<FaultKind> {
         let Asked { page, access, ahead } = asked;
         let section = cpu.section();
-        let tried = match self.running_vma(cpu, &section, page) {
-            None => Err(Abort::VmaChanged),
-            Some((vma, seen)) => {
-                let ticket = Ticket::speculative(vma, seen);
-                self.check(cpu, vma, access).and_then(|()| {
-                    Attempt { cpu, space: self, vma, ticket, page, access, ahead }.serve(prepared)
-                })
+        let mut looks = 0;
+        let abort = loop {
+            let Some((vma, seen)) = self.running_vma(cpu, &section, page) else {
+                break Abort::VmaChanged;
+            };
+            let ticket = Ticket::speculative(vma, seen);
+            let tried = self.check(cpu, vma, access).and_then(|()| {
+                Attempt { cpu, space: self, vma, ticket, page, access, ahead }.serve(prepared)
+            });
+            match tried {
+                Ok(kind) => {
+                    cpu.count(Counter::Spf);
+                    return Some(kind);
+                }
+                // Another part of the VMA was changed, if there is one here that runs.
+                Err(Abort::VmaChanged | Abort::TableChanged) if looks < MOST_LOOKS => {
+                    cpu.count(Counter::SpfVmaReplaced);
+                    looks += 1;
+                }
+                Err(abort) => break abort,
             }
         };
-        match tried {
-            Ok(kind) => {
-                cpu.count(Counter::Spf);
-                Some(kind)
-            }
-            Err(abort) => {
-                self.given_up(cpu, page, abort);
-                None
-            }
-        }
+        self.given_up(cpu, page, abort);
+        None
     }
 
     /// The VMA at `page`, and its sequence, if no writer is at work on it.
@@ -388,6 +399,7 @@ impl<M: Machine> Space<M> {
             };
             match tried {
                 Ok(kind) => return Ok(kind),
+                Err(Refusal::Overtaken) => {}
                 Err(Refusal::NoMemory) if prepared.wait_for_one(cpu) => {}
                 Err(Refusal::NoHeap) if !settled => {
                     // What was retired may be what is missing. There is no more to wait for.
@@ -441,6 +453,8 @@ impl<M: Machine> Space<M> {
             Abort::NoMemory => Refusal::NoMemory,
             Abort::NoHeap => Refusal::NoHeap,
             Abort::TooManyMappings => Refusal::TooManyMappings,
+            // Another part of the VMA was changed: this one takes no anon_vma any more.
+            Abort::VmaChanged => Refusal::Overtaken,
             // A ticket under a lock stands, and no abort is left that it could meet.
             _ => Refusal::Forbidden,
         })
@@ -450,6 +464,8 @@ impl<M: Machine> Space<M> {
 /// Why an attempt under a lock did not serve the fault.
 enum Refusal {
     Unmapped,
+    /// Another VMA is there now.
+    Overtaken,
     Forbidden,
     BeyondObject,
     /// No frame is left.

@@ -4,13 +4,15 @@
 //! whoever moves the end to another page, or the start, holds a claim on the pages on either side of it. Within
 //! its page the end moves by compare-and-swap, without a claim.
 
-use super::STACK_GUARD;
 use super::Space;
+use super::map::is_free;
 use super::merge::Piece;
+use super::step::State;
 use super::unmap::TABLE_ALIGN;
 use super::vma::{Area, Prot, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, page_up};
+use crate::error::Errno;
 use crate::machine::Machine;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::vm::Cpu;
@@ -88,10 +90,10 @@ impl<M: Machine> Space<M> {
             let moved = self.heap.end.compare_exchange(heap.end, addr, acq_rel, relaxed);
             return moved.is_ok().then_some(addr);
         }
-        // Both growing and shrinking lock the pages on either side of the end, so all that move it by a page or
+        // Both growing and shrinking claim the pages on either side of the end, so all that move it by a page or
         // more exclude each other.
         let align = if shrinks { TABLE_ALIGN } else { PAGE_SIZE };
-        let writing = self.write(cpu, [range, NOWHERE], align);
+        let writing = self.write(cpu, [range.with_neighbours(), NOWHERE], align);
         let now = self.heap.get();
         // Within its page the end may have moved meanwhile.
         if now != heap && (now.start != heap.start || page_up(now.end) != Some(old)) {
@@ -109,15 +111,6 @@ impl<M: Machine> Space<M> {
 impl<M: Machine> Writing<'_, '_, M> {
     /// Maps `range`, right above the heap, unless something is too near. Returns whether it did.
     fn extend_heap(&self, range: VirtRange) -> bool {
-        // A page stays free above the heap, and a stack keeps its guard. The VMA above is not locked: one that
-        // comes nearer meanwhile is ordered after this growth, but for a stack, whose growth locks its guard.
-        if let Some(next) = self.view().find(range.start) {
-            let grows = self.vma_anywhere(next).area.flags.contains(VmaFlags::GROWSDOWN);
-            let guard = if grows { STACK_GUARD } else { PAGE_SIZE };
-            if next.start < range.end.saturating_add(guard) {
-                return false;
-            }
-        }
         let area = Area {
             range,
             prot: Prot::READ | Prot::WRITE,
@@ -125,6 +118,16 @@ impl<M: Machine> Writing<'_, '_, M> {
             offset: range.start >> PAGE_SHIFT,
             object: None,
         };
-        self.put(range, Some(Piece { area, root: None })).is_ok()
+        let extended = self.step(|step| {
+            // A page stays free above the heap, and a stack keeps its guard.
+            if !is_free(
+                &step.view(),
+                VirtRange::new(range.start, range.end.saturating_add(PAGE_SIZE)),
+            ) {
+                return Err(Errno::ENOMEM);
+            }
+            step.replace(range, Some(Piece { area: area.clone(), root: None }), State::Running)
+        });
+        extended.is_ok()
     }
 }

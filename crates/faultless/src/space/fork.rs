@@ -3,8 +3,9 @@
 use super::Space;
 use super::brk::HeapBounds;
 use super::pages::{each_run, last_table};
+use super::step::State;
 use super::vma::{Area, Vma, VmaFlags};
-use super::write::{NOWHERE, Writing, make_stopped};
+use super::write::{NOWHERE, Writing, make_vma};
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::error::{Errno, Error, OutOfMemory};
 use crate::machine::Machine;
@@ -50,7 +51,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         // Fork changes entries of every private VMA, so it is a writer of all of them. Their flush is
         // paid before any of them runs again: until then a CPU could store through an old translation
         // to a page that the child has.
-        self.stop(VirtRange::USER);
+        self.stop_all();
         child.heap = HeapBounds::new(self.space.heap.get());
         let mut batch = FlushBatch::new(self.cpu, self.space);
         let copied = self.copy_vmas(child, &mut batch);
@@ -118,7 +119,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         };
         // Locks are not inherited.
         let flags = vma.area.flags - VmaFlags::ANY_LOCK;
-        make_stopped(Area { flags, ..vma.area.clone() }, root)
+        make_vma(Area { flags, ..vma.area.clone() }, root, State::Stopped)
     }
 
     /// Maps the pages of `range` in the child too, read-only in both.

@@ -1,14 +1,14 @@
 //! Growth of a stack by a fault below it.
 
 use super::Space;
-use super::vma::{Area, VmaFlags};
-use super::write::Writing;
+use super::step::Step;
+use super::vma::{Vma, VmaFlags};
+use super::write::{NOWHERE, Writing};
 use super::{MMAP_MIN_ADDR, STACK_GUARD};
 use crate::addr::{PAGE_SIZE, VirtRange};
-use crate::error::OutOfMemory;
-use crate::fault::anon::root_of_neighbour;
+use crate::error::{Errno, OutOfMemory};
 use crate::machine::Machine;
-use crate::rmap::AnonVma;
+use crate::space::tree::View;
 use crate::stat::Counter;
 use crate::vm::Cpu;
 
@@ -33,12 +33,23 @@ impl<M: Machine> Space<M> {
                     other => return Ok(other.is_some()),
                 }
             };
-            // What comes into its guard meanwhile would be too near, so that is locked too.
-            let guard = VirtRange::new(page.saturating_sub(STACK_GUARD), page);
-            let writing = self.write(cpu, [VirtRange::new(page, stack), guard], PAGE_SIZE);
-            // Another CPU may have grown it since, or unmapped it: what was seen of it decides nothing.
-            if writing.view().find(page).is_some_and(|entry| entry.start == stack) {
-                return writing.grow_down(stack, page);
+            let writing = self.write(cpu, [VirtRange::new(page, stack), NOWHERE], PAGE_SIZE);
+            let grown = writing.step(|step| {
+                // Another CPU may have grown it since, or unmapped it: what was seen of it decides nothing.
+                if step.view().find(page).is_none_or(|entry| entry.start != stack) {
+                    return Ok(None);
+                }
+                writing.grow_down(step, stack, page).map(Some)
+            });
+            match grown {
+                Ok(None) => {}
+                Ok(Some(grown)) => {
+                    if grown {
+                        cpu.count(Counter::StackGrowth);
+                    }
+                    return Ok(grown);
+                }
+                Err(_) => return Err(OutOfMemory),
             }
         }
     }
@@ -47,35 +58,34 @@ impl<M: Machine> Space<M> {
 impl<M: Machine> Writing<'_, '_, M> {
     /// Extends the VMA that starts at `stack` down to `page`, with nothing between, if it is a stack that
     /// may. Returns whether it did.
-    fn grow_down(&self, stack: u64, page: u64) -> Result<bool, OutOfMemory> {
-        let Some(vma) = self.vma_at(stack) else {
-            return Ok(false);
+    fn grow_down(
+        &self,
+        step: &mut Step<'_, '_, '_, M>,
+        stack: u64,
+        page: u64,
+    ) -> Result<bool, Errno> {
+        let gap = VirtRange::new(page, stack);
+        let limit = self.cpu.vm().knobs.stack_limit();
+        let area = |view: View<'_, Vma>, addr| {
+            // SAFETY: a VMA in the tree, which lives as long as the writer's section.
+            view.at(addr).map(|entry| unsafe { entry.value.as_ref() }.area.clone())
         };
-        let (area, gap) = (&vma.area, VirtRange::new(page, stack));
-        if !area.flags.contains(VmaFlags::GROWSDOWN)
-            || area.range.end - page > self.cpu.vm().knobs.stack_limit()
-            || area.offset < gap.pages()
+        let Some(own) = area(step.view(), stack) else { return Ok(false) };
+        if !own.flags.contains(VmaFlags::GROWSDOWN)
+            || own.range.end - page > limit
+            || own.offset < gap.pages()
         {
             return Ok(false);
         }
-        if let Some(below) = self.view().before(page + 1)
+        if let Some(below) = step.view().before(page + 1)
             && page - below.end < STACK_GUARD
-            && self.vma_at(below.start).is_some_and(|vma| {
-                !vma.area.prot.is_empty() && !vma.area.flags.contains(VmaFlags::GROWSDOWN)
+            && area(step.view(), below.start).is_some_and(|area| {
+                !area.prot.is_empty() && !area.flags.contains(VmaFlags::GROWSDOWN)
             })
         {
             return Ok(false);
         }
-        self.stop(area.range);
-        // It grows alone: even one below that is like it is not joined.
-        let range = VirtRange::new(page, area.range.end);
-        let more = Area { range, offset: area.offset - gap.pages(), ..area.clone() };
-        // As on Linux, one that has grown has a root, which tells whom it merges with later.
-        let root = vma.root.get().or_else(|| root_of_neighbour(&self.view(), area));
-        let root = root.map_or_else(|| AnonVma::try_new(None), Ok).map_err(|_| OutOfMemory)?;
-        let grown = self.make(more, Some(root))?;
-        self.replace(range, [None, Some(grown), None]).map_err(|_| OutOfMemory)?;
-        self.cpu.count(Counter::StackGrowth);
+        step.extend_down(stack, page)?;
         Ok(true)
     }
 }

@@ -1,7 +1,8 @@
 //! `mmap`: of anonymous memory, private and shared, and of objects.
 
 use super::merge::Piece;
-use super::unmap::{TABLE_ALIGN, user_range};
+use super::step::State;
+use super::unmap::user_range;
 use super::vma::{Area, Prot, Vma, VmaFlags};
 use super::write::NOWHERE;
 use super::{MMAP_BASE, MMAP_MIN_ADDR, STACK_GUARD, Space};
@@ -212,9 +213,8 @@ impl<M: Machine> Space<M> {
     ) -> Result<VirtRange, Errno> {
         let len = area.range.len();
         loop {
-            // Where nothing is unmapped no table goes either.
-            let align = if request.fixed { TABLE_ALIGN } else { PAGE_SIZE };
-            let writing = self.write_where(cpu, align, |view| {
+            // Where a mapping is put nothing is left unmapped, so no table goes.
+            let writing = self.write_where(cpu, PAGE_SIZE, |view| {
                 let start = if request.fixed {
                     request.addr
                 } else {
@@ -223,10 +223,6 @@ impl<M: Machine> Space<M> {
                 Ok::<_, Errno>([VirtRange::new(start, start + len), NOWHERE])
             })?;
             let [range, _] = writing.asked;
-            if !request.fixed && !is_free(&writing.view(), range) {
-                // Another CPU mapped something there, or a stack came too near: look for another place.
-                continue;
-            }
             let occupied = request.fixed && writing.vmas(range).next().is_some();
             if occupied && request.flags.contains(MapFlags::FIXED_NOREPLACE) {
                 return Err(Errno::EEXIST);
@@ -236,9 +232,20 @@ impl<M: Machine> Space<M> {
             }
             let offset =
                 if area.object.is_some() { area.offset } else { range.start >> PAGE_SHIFT };
-            let area = Area { range, offset, ..area.clone() };
             let was = if occupied { writing.leave(range) } else { None };
-            writing.put(range, Some(Piece { area, root: None }))?;
+            let state = if occupied { State::Stopped } else { State::Running };
+            let placed = writing.step(|step| {
+                if !request.fixed && !is_free(&step.view(), range) {
+                    // Another CPU mapped something there, or a stack came too near: look for another place.
+                    return Ok(false);
+                }
+                let area = Area { range, offset, ..area.clone() };
+                step.replace(range, Some(Piece { area, root: None }), state)?;
+                Ok(true)
+            })?;
+            if !placed {
+                continue;
+            }
             if occupied {
                 let mut batch = FlushBatch::new(cpu, self);
                 writing.zap(range, was.as_ref(), &mut batch);
@@ -277,8 +284,7 @@ pub(super) fn place(view: &View<'_, Vma>, hint: u64, len: u64) -> Option<u64> {
     None
 }
 
-/// Whether `range`, and the guard of a stack above it, is free. Asked under a lock of `range` it stays so: what is
-/// mapped there locks it, and so does a stack that grows towards it.
+/// Whether `range`, and the guard of a stack above it, is free.
 pub(super) fn is_free(view: &View<'_, Vma>, range: VirtRange) -> bool {
     match view.find(range.start) {
         Some(entry) if entry.start < range.end => false,

@@ -26,6 +26,7 @@ mod protect;
 mod query;
 mod remap;
 mod revoke;
+mod step;
 pub(crate) mod tree;
 mod unmap;
 mod visit;

@@ -3,6 +3,7 @@
 use super::Space;
 use super::merge::Piece;
 use super::pages::each_slot;
+use super::step::State;
 use super::vma::{Area, Prot, Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
@@ -73,7 +74,6 @@ impl<M: Machine> Space<M> {
             if locked.covers(range) {
                 break writing;
             }
-            // What is next to where it starts may merge, and so must be locked too.
             locked = locked.hull(range);
         };
         let prot = prot & access;
@@ -124,23 +124,29 @@ impl<M: Machine> Writing<'_, '_, M> {
         change: impl Fn(&Area) -> Result<Area, Errno>,
     ) -> Result<(), Errno> {
         let before = vma.area.part(part);
-        let mut after = change(&before)?;
+        let after = change(&before)?;
         if after.prot == before.prot && after.flags == before.flags {
             return Ok(());
         }
-        self.stop(vma.area.range);
-        let root = vma.root.get();
-        // A promise of memory that nothing was ever made of can be taken back.
-        // Where there is an object, Linux keeps it.
-        let never_written = after.is_private() && after.object.is_none() && root.is_none();
-        if !after.prot.contains(Prot::WRITE) && never_written {
-            after.flags -= VmaFlags::ACCOUNT;
-        }
         let prot = after.prot;
-        self.put(part, Some(Piece { area: after, root }))?;
+        // Nobody uses a new right while another CPU still uses an old one.
+        let both = !before.prot.contains(prot) && !prot.contains(before.prot);
+        let state = if both { State::Stopped } else { State::Running };
+        self.step(|step| {
+            let (_, root) = step.take(part)?;
+            let mut area = after.clone();
+            // A promise of memory that nothing was ever made of can be taken back.
+            // Where there is an object, Linux keeps it.
+            let never_written = area.is_private() && area.object.is_none() && root.is_none();
+            if !prot.contains(Prot::WRITE) && never_written {
+                area.flags -= VmaFlags::ACCOUNT;
+            }
+            step.replace(part, Some(Piece { area, root }), state)
+        })?;
         if prot != before.prot {
             self.protect_pages(part, prot);
         }
+        self.finish();
         Ok(())
     }
 

@@ -2,13 +2,14 @@
 
 use super::Space;
 use super::map::{is_free, place};
-use super::merge::{Piece, Plan};
+use super::merge::Piece;
 use super::pages::each_slot;
+use super::step::{State, Step};
 use super::unmap::TABLE_ALIGN;
-use super::vma::{Vma, VmaFlags};
+use super::vma::{Area, Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, is_page_aligned, page_up};
-use crate::error::{Errno, Error, OutOfMemory};
+use crate::error::{Errno, Error};
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
 use crate::space::tree::View;
@@ -215,7 +216,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         if course == Course::Each {
             return self.relocate_each(request, done).map(|()| target - moved);
         }
-        let vma = self.vma_at(old.start).ok_or(Errno::EFAULT)?;
+        self.vma_at(old.start).ok_or(Errno::EFAULT)?;
         if course == Course::InPlace && new_len <= old.len() {
             if new_len < old.len() {
                 self.unmap(VirtRange::new(old.start + new_len, old.end))?;
@@ -224,7 +225,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         }
         self.check_resize(request)?;
         match course {
-            Course::InPlace => self.grow_up(vma, request.target_at(old.start)).map(|()| old.start),
+            Course::InPlace => self.grow_up(old, request.target_at(old.start)).map(|()| old.start),
             Course::To(Some(start)) => {
                 self.relocate(request, request.target_at(start)).map(|()| start)
             }
@@ -232,13 +233,14 @@ impl<M: Machine> Writing<'_, '_, M> {
         }
     }
 
-    /// Extends `vma` to all of `to`, above which nothing is mapped as far as it goes.
-    fn grow_up(&self, vma: &Vma, to: VirtRange) -> Result<(), Errno> {
-        self.stop(vma.area.range);
-        let mut area = vma.area.clone();
-        area.offset += area.range.pages();
-        area.range = VirtRange::new(area.range.end, to.end);
-        self.put(area.range, Some(Piece { area, root: vma.root.get() }))
+    /// Extends the VMA over `old`, where that ends, to all of `to`, in which nothing else is mapped.
+    fn grow_up(&self, old: VirtRange, to: VirtRange) -> Result<(), Errno> {
+        self.step(|step| {
+            let (mut area, root) = step.take(old)?;
+            area.offset += old.pages();
+            area.range = VirtRange::new(old.end, to.end);
+            step.replace(area.range, Some(Piece { area, root }), State::Running)
+        })
     }
 
     /// Moves all that is mapped in the range, one VMA after the other, with the holes between them kept. Those
@@ -288,37 +290,18 @@ impl<M: Machine> Writing<'_, '_, M> {
         Ok(())
     }
 
-    /// Moves the VMA's part `request.old` to `new`, with its pages. Both ranges are locked.
+    /// Moves the VMA's part `request.old` to `new`, with its pages. Both ranges are claimed.
     fn relocate(&self, request: &Request, new: VirtRange) -> Result<(), Errno> {
         let old = request.old;
-        let vma = self.vma_at(old.start).ok_or(Errno::EFAULT)?;
         let keep = request.flags.contains(RemapFlags::DONTUNMAP);
         // An empty old range asks for a second mapping of the same object.
         let moved = VirtRange::new(old.start, old.start + old.len().min(new.len()));
-        self.stop(vma.area.range);
-        // What else is cut off: nothing is waited for once the tree is being edited.
-        self.stop(old);
         let there = self.vmas(new).next().is_some();
         // What moves is not gone, but nobody will find it here any more.
         let (was_here, was_there) = (self.leave(old), self.leave(new));
-        let root = vma.root.get();
-        let mut area = vma.area.clone();
-        area.offset = if area.object.is_none() && root.is_none() {
-            // Never written: as good as new there.
-            new.start >> PAGE_SHIFT
-        } else {
-            vma.area.index_of(old.start)
-        };
-        area.range = new;
         // All that can fail comes first, and both places change at once.
-        let planned = self.make_tables(new).map_err(Errno::from).and_then(|()| {
-            let here = self.plan(&self.view(), new, Some(Piece { area, root }))?;
-            self.replace_both(here, |view| match (keep, old.is_empty()) {
-                (true, _) => self.plan_without_root(view, old),
-                (false, true) => Ok(None),
-                (false, false) => self.plan(view, old, None).map(Some),
-            })
-        });
+        let planned = self.make_tables(new).map_err(Errno::from);
+        let planned = planned.and_then(|()| self.step(|step| replace_both(step, old, new, keep)));
         if let Err(errno) = planned {
             if !there {
                 // The tables are for nobody.
@@ -338,21 +321,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         if !keep && !old.is_empty() {
             self.clear(old, was_here.as_ref());
         }
+        self.finish();
         Ok(())
-    }
-
-    /// What stays behind with `DONTUNMAP` is as good as new, if it is a whole VMA.
-    fn plan_without_root(
-        &self,
-        view: &View<'_, Vma>,
-        old: VirtRange,
-    ) -> Result<Option<Plan>, OutOfMemory> {
-        let Some(entry) = view.at(old.start).filter(|entry| entry.range() == old) else {
-            return Ok(None);
-        };
-        let mut area = self.vma(entry).area.clone();
-        area.flags -= VmaFlags::ANY_LOCK;
-        Ok(Some(Plan { taken: old, new: [Some(self.make(area, None)?), None, None] }))
     }
 
     /// Moves the entries of `from` to `to`, where tables exist and entries are empty.
@@ -381,4 +351,35 @@ impl<M: Machine> Writing<'_, '_, M> {
             });
         }
     }
+}
+
+/// Maps what is mapped at the start of `old` in all of `new`. What is left in `old` is nothing, or, to `keep`, the same.
+fn replace_both<M: Machine>(
+    step: &mut Step<'_, '_, '_, M>,
+    old: VirtRange,
+    new: VirtRange,
+    keep: bool,
+) -> Result<(), Errno> {
+    let first = VirtRange::page(old.start);
+    let whole = step.view().at(old.start).is_some_and(|entry| entry.range() == old);
+    let (mut area, root) =
+        if old.is_empty() { (step.look(first)?, None) } else { step.take(first)? };
+    if keep {
+        let stays = Area { range: old, ..area.clone() };
+        if whole {
+            // As good as new.
+            step.renew(Area { flags: stays.flags - VmaFlags::ANY_LOCK, ..stays })?;
+        } else {
+            let piece = Piece { area: stays, root: root.clone() };
+            step.replace(old, Some(piece), State::Stopped)?;
+        }
+    } else if !old.is_empty() {
+        step.replace(old, None, State::Running)?;
+    }
+    if area.object.is_none() && root.is_none() {
+        // Never written: as good as new there.
+        area.offset = new.start >> PAGE_SHIFT;
+    }
+    area.range = new;
+    step.replace(new, Some(Piece { area, root }), State::Stopped)
 }

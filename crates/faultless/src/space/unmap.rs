@@ -1,6 +1,7 @@
 //! `munmap`.
 
 use super::Space;
+use super::step::State;
 use super::write::{NOWHERE, Writing};
 use crate::addr::{USER_END, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
@@ -41,7 +42,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// Unmaps `range`.
     pub(super) fn unmap(&self, range: VirtRange) -> Result<(), Errno> {
         let was = self.leave(range);
-        self.put(range, None)?;
+        self.replace(range, None, State::Running)?;
         self.clear(range, was.as_ref());
         Ok(())
     }

@@ -1,41 +1,32 @@
-//! What every change of an address space starts with.
+//! What every change of VMAs starts with, and ends with.
 //!
-//! 1. **Lock.** [`Space::write`] locks the ranges that the operation is about, widened to whole VMAs: those
-//!    inside, and those that touch an end and might merge. It also locks the page on either side, so that two
-//!    operations on ranges that touch exclude each other even where nothing is mapped yet: each of them merges
-//!    with what the other creates. Since that needs a look at the tree before
-//!    the lock is had, it looks again afterwards if the tree has changed, and starts over if a VMA
-//!    reaches further now.
+//! 1. **Claim.** [`Space::write`] claims the pages that the operation changes, and no more: alone, so that nobody else
+//!    changes them, their VMA, or their entries (but for faults without a lock). Where tables may be unlinked, that is
+//!    all that the tables span. What is chosen by a look at the tree before is looked at again, under the claim or in
+//!    the step.
+//! 2. **Step.** VMAs are split, created, merged and removed in one [short step](super::step), which sees the tree as it
+//!    is then. What surrounds the claimed pages is usable when it is over.
+//! 3. The entries of the claimed pages are changed, and the flushes paid.
+//! 4. **Finish.** What the step made stopped becomes usable.
 //!
-//!    *Invariant (only what is locked):* a writer stops, merges with and replaces only VMAs that lie wholly
-//!    inside a range that it has locked. Builds with debug assertions check it. What it reads of other VMAs
-//!    may be out of date a moment later, and each place that does so says why that does no harm.
-//! 2. **Stop.** [`Writing::stop`] makes the sequences of the VMAs that will be replaced or whose
-//!    entries will change odd, and issues one full fence. From here on no fault installs anything in
-//!    them, but for those whose entries are busy, for which the visit of the entries waits. Nor does a fault
-//!    give them an anon_vma, so all that the writer does goes by the same ones.
-//! 3. **Replace.** [`Writing::replace`] publishes the new VMAs in place of the old ones. This is the
-//!    step that can fail, and so it comes before any entry is changed: until then, nothing has
-//!    happened. New VMAs start out stopped, so nobody uses them before the entries are as they say.
-//! 4. The entries are changed, and the flushes paid.
-//! 5. **Finish.** All VMAs of the locked ranges that are in the tree run again. Those that were
-//!    replaced stay stopped for ever, and go to the grace period.
+//! *Invariant (claimed pages):* what a VMA says about a page — its protection, flags, object, and the page's place in it —
+//! is changed by who has claimed the page alone. So a writer may rely on what it reads about its pages. It may not rely on
+//! which VMA says so, where that begins and ends beyond the claim, or which anon_vma it has, outside of a step.
 
-use super::merge::Plan;
+use super::merge::{Piece, agree};
+use super::step::{Change, State, UnderChange};
 use super::visit::Visit;
 use super::vma::{Area, Vma, VmaLock};
 use super::{Guard, Space};
 use crate::addr::VirtRange;
 use crate::error::{Errno, OutOfMemory};
 use crate::heap;
-use crate::knob::Locking;
+use crate::knob::{Locking, Policy};
 use crate::machine::Machine;
 use crate::rmap::{Root, RootSlot};
-use crate::space::tree::{Edit, Entry, View};
+use crate::space::tree::View;
 use crate::stat::Counter;
-use crate::sync::atomic::Ordering;
-use crate::sync::grace::{RetireChain, RetireLink};
-use crate::sync::order::{self, Mark};
+use crate::sync::grace::RetireLink;
 use crate::sync::sequence::Sequence;
 use crate::vm::{Cpu, RETIRE_VMA};
 use alloc::boxed::Box;
@@ -49,16 +40,13 @@ pub(super) const NOWHERE: VirtRange = VirtRange { start: 0, end: 0 };
 
 /// The right to change one or two ranges of a space.
 pub(crate) struct Writing<'a, 'v, M: Machine> {
-    /// What it was asked to lock.
+    /// What it was asked to claim.
     pub(super) asked: [VirtRange; 2],
-    /// How many VMAs in the tree this writer has stopped.
-    stopped: Cell<usize>,
-    /// Those that it put there last.
-    fresh: Cell<Fresh>,
-    /// Whether VMAs have locks to be taken.
-    per_vma: bool,
-    /// The locks of the VMAs that this writer has stopped.
-    _vma_locks: Mark<'a>,
+    /// What this writer has under change.
+    pub(super) stopped: Cell<UnderChange>,
+    /// Whether it has stopped all VMAs.
+    stopped_all: Cell<bool>,
+    locking: Policy,
     visit: Visit<'a, 'v, M>,
 }
 
@@ -70,15 +58,8 @@ impl<'a, 'v, M: Machine> Deref for Writing<'a, 'v, M> {
     }
 }
 
-/// Some VMAs: the first so many.
-type Fresh = (usize, [NonNull<Vma>; 3]);
-
-/// VMAs about to be published: at most a left rest, the thing itself, and a right rest.
-pub(super) type NewVmas = [Option<Box<Vma>>; 3];
-
 impl<M: Machine> Space<M> {
-    /// Locks `ranges` for writing, widened to multiples of `align` and to whole VMAs. Not inside a
-    /// grace section.
+    /// Claims `ranges`, widened to multiples of `align`. Not inside a grace section.
     pub(super) fn write<'a, 'v>(
         &'a self,
         cpu: &'a Cpu<'v, M>,
@@ -89,7 +70,8 @@ impl<M: Machine> Space<M> {
         writing
     }
 
-    /// As [`write`](Self::write), the ranges that `choose` finds in the tree. Others may have changed what it looked at before they are locked.
+    /// As [`write`](Self::write), the ranges that `choose` finds in the tree. Others may have changed what it looked at
+    /// before they are claimed.
     ///
     /// # Errors
     /// What `choose` returns.
@@ -103,36 +85,21 @@ impl<M: Machine> Space<M> {
             let locking = self.locking(cpu);
             let coarse = (locking != Locking::Speculative).then(|| self.lock_all(cpu));
             let section = cpu.section();
-            let seen = self.tree.snapshot(&section);
-            let version = seen.version();
-            let asked = choose(&seen)?;
-            let locked = asked.map(|range| reach(&seen, range, align));
+            let asked = choose(&self.tree.snapshot(&section))?;
+            let claimed = asked.map(|range| range.widen(align));
             let mut section = Some(section);
             // Nothing is waited for in a section.
             let guard = coarse.unwrap_or_else(|| {
                 cpu.count(Counter::RangeLockWrite);
-                self.claim(cpu, locked, || drop(section.take()))
+                self.claim(cpu, claimed, || drop(section.take()))
             });
             if self.locking_in_force() != locking {
                 continue;
             }
-            let section = match section {
-                // Within one section the same version is the same tree.
-                Some(section) if self.tree.snapshot(&section).version() == version => section,
-                section => {
-                    let section = section.unwrap_or_else(|| cpu.section());
-                    let now = self.tree.snapshot(&section);
-                    if asked.map(|range| reach(&now, range, align)) != locked {
-                        continue;
-                    }
-                    section
-                }
-            };
-            let (stopped, per_vma) = (Cell::new(0), locking == Locking::PerVma);
-            let fresh = Cell::new((0, [NonNull::dangling(); 3]));
-            let vma_locks = if per_vma { order::hold::<order::VmaLock>(cpu) } else { Mark::none() };
-            let visit = Visit { cpu, space: self, claimed: locked, section, _guard: guard };
-            return Ok(Writing { asked, stopped, fresh, per_vma, _vma_locks: vma_locks, visit });
+            let section = section.unwrap_or_else(|| cpu.section());
+            let visit = Visit { cpu, space: self, claimed, section, _guard: guard };
+            let (stopped, stopped_all) = (Cell::default(), Cell::new(false));
+            return Ok(Writing { asked, stopped, stopped_all, locking, visit });
         }
     }
 
@@ -144,218 +111,94 @@ impl<M: Machine> Space<M> {
     }
 }
 
-/// `range`, widened to multiples of `align`, by a page on either side, and to the whole of every VMA that
-/// overlaps or touches it.
-fn reach(view: &View<'_, Vma>, range: VirtRange, align: u64) -> VirtRange {
-    if range.is_empty() {
-        return range;
-    }
-    // Whatever is in the neighbouring pages touches the range.
-    let near = range.with_neighbours();
-    let mut reach = range.widen(align).hull(near);
-    let mut vmas = view.iter_from(near.start);
-    while let Some(entry) = vmas.next()
-        && entry.start < near.end
-    {
-        reach = reach.hull(entry.range());
-    }
-    reach
-}
-
 impl<M: Machine> Writing<'_, '_, M> {
-    /// The VMA of `entry`, which is in the tree or was in this writer's time, and in a locked range.
-    pub(super) fn vma(&self, entry: Entry<Vma>) -> &Vma {
-        debug_assert!(self.claims(entry.range()), "{:?} is not locked", entry.range());
-        self.vma_anywhere(entry)
-    }
-
-    /// The VMA of `entry`, which is in the tree or was in this writer's time. It may have been replaced since.
-    pub(super) fn vma_anywhere(&self, entry: Entry<Vma>) -> &Vma {
-        // SAFETY: VMAs in a view live as long as the section, which lives as long as `self`.
-        unsafe { entry.value.as_ref() }
-    }
-
-    /// The VMA at `addr`, which is locked.
+    /// The VMA at `addr`, as it is now.
     pub(super) fn vma_at(&self, addr: u64) -> Option<&Vma> {
-        self.view().at(addr).map(|entry| self.vma(entry))
+        // SAFETY: VMAs in a view live as long as the section, which lives as long as `self`.
+        self.view().at(addr).map(|entry| unsafe { entry.value.as_ref() })
     }
 
-    /// Stops the VMAs that overlap `range`: no fault without a lock succeeds in them any more.
-    pub(super) fn stop(&self, range: VirtRange) {
-        self.vmas(range).for_each(|vma| self.stop_one(vma));
+    /// Whether others may use the space meanwhile.
+    pub(super) fn has_company(&self) -> bool {
+        let (cpu, cpus) = (self.cpu.id(), self.cpu.vm().machine().cpus());
+        self.locking == Locking::Speculative && self.space.core.cpus.any_but(cpu, cpus)
+    }
+
+    /// Stops all VMAs: no fault without a lock succeeds in any, until this writer has finished. It has claimed the whole space.
+    pub(super) fn stop_all(&self) {
+        self.vmas(VirtRange::USER).for_each(|vma| self.stop_one(vma));
+        self.stopped_all.set(true);
         Sequence::writer_fence();
     }
 
-    /// Stops `vma`, of a locked range, unless it is stopped already. [`Sequence::writer_fence`] must
-    /// follow.
+    /// Stops `vma`, which is running. [`Sequence::writer_fence`] must follow.
     pub(super) fn stop_one(&self, vma: &Vma) {
-        debug_assert!(self.claims(vma.area.range), "{:?} is not locked", vma.area.range);
-        if vma.sequence.read().is_some() {
-            if self.per_vma {
-                vma.lock.write(self.cpu);
-            }
-            vma.sequence.begin_write();
-            vma.root.seal();
-            self.stopped.set(self.stopped.get() + 1);
+        if self.locking == Locking::PerVma {
+            vma.lock.write(self.cpu);
         }
+        vma.sequence.begin_write();
+        vma.root.seal();
     }
 
     /// Lets `vma`, which this writer has stopped, run again.
-    fn resume(&self, vma: &Vma) {
-        debug_assert!(self.claims(vma.area.range), "{:?} is not locked", vma.area.range);
+    pub(super) fn resume(&self, vma: &Vma) {
         vma.root.unseal();
-        self.begin(vma);
-    }
-
-    /// Lets `vma`, which was made stopped, run.
-    fn begin(&self, vma: &Vma) {
         vma.sequence.end_write();
-        if self.per_vma {
+        if self.locking == Locking::PerVma {
             vma.lock.end_write();
         }
-        self.stopped.set(self.stopped.get() - 1);
     }
 
-    /// A VMA for `area`, stopped until the writer finishes.
-    pub(super) fn make(&self, area: Area, root: Option<Root>) -> Result<Box<Vma>, OutOfMemory> {
-        make_stopped(area, root)
+    /// Whether `vma` is under change by this writer.
+    pub(super) fn has_stopped(&self, vma: NonNull<Vma>) -> bool {
+        self.stopped.get().into_iter().flatten().any(|change| change.vma == vma)
     }
 
-    /// Puts `new` in place of all VMAs that overlap `range`; these lie wholly inside it, and are
-    /// stopped.
-    ///
-    /// # Errors
-    /// `ENOMEM`: the heap is exhausted, or the space has too many VMAs. Nothing has changed.
-    pub(super) fn replace(&self, range: VirtRange, new: NewVmas) -> Result<(), Errno> {
-        let no_entry = Entry { start: 0, end: 0, value: NonNull::dangling() };
-        let mut entries = [no_entry; 3];
-        let (mut count, mut pages) = (0, 0);
-        for vma in new.into_iter().flatten() {
-            let range = vma.area.range;
-            let VirtRange { start, end } = range;
-            // No box from here on: to move one is to claim that there is no other pointer.
-            entries[count] = Entry { start, end, value: NonNull::from(Box::leak(vma)) };
-            count += 1;
-            pages += range.pages();
-        }
-        self.publish(range, &entries[..count], pages).inspect_err(|_| {
-            for entry in &entries[..count] {
-                // SAFETY: a box until just now, and the tree does not have it.
-                drop(unsafe { Box::from_raw(entry.value.as_ptr()) });
+    /// Whether this writer may replace the VMAs in `range`: it has claimed the pages, or they are in what it has under
+    /// change.
+    pub(super) fn may_replace(&self, range: VirtRange) -> bool {
+        // SAFETY: in the tree until this writer replaces it, and valid as long as the section.
+        let range_of = |change: Change| unsafe { change.vma.as_ref() }.area.range;
+        let mut mine = self.stopped.get().into_iter().flatten();
+        self.claims(range) || mine.any(|change| range_of(change).covers(range))
+    }
+
+    /// Lets what is under change run: its entries are as it says, and flushed. What was kept from its neighbours merges
+    /// with them, if it can.
+    pub(super) fn finish(&self) {
+        for Change { vma, merges } in self.stopped.get().into_iter().flatten() {
+            // SAFETY: in the tree until this writer replaces it, and valid as long as the section.
+            let vma = unsafe { vma.as_ref() };
+            if !merges || !self.has_like_neighbour(vma) || self.merge(vma.area.range).is_err() {
+                self.resume(vma);
             }
-        })?;
-        self.fresh.set((count, entries.map(|entry| entry.value)));
-        Ok(())
+        }
+        self.stopped.set([None; 2]);
     }
 
-    /// The part of [`replace`](Self::replace) that can fail. Then the tree is as it was. `pages` is how many
-    /// the new VMAs have.
-    #[inline(always)]
-    fn publish(&self, range: VirtRange, new: &[Entry<Vma>], mut pages: u64) -> Result<(), Errno> {
-        let vm = self.cpu.vm();
-        // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
-        let mut edit = unsafe { self.space.tree.edit(self.cpu.local(), &vm.grace, self.cpu) };
-        let mut old = RetireChain::default();
-        edit.replace(range, new, |entry| {
-            debug_assert!(self.vma(entry).sequence.read().is_none());
-            pages = pages.wrapping_sub(entry.range().pages());
-            // SAFETY: a link is the first field of a VMA. It lives until it is retired, and only the
-            // writer of its range touches the link.
-            unsafe { old.push(entry.value.cast::<RetireLink>()) };
-        })?;
-        if new.len() > old.len() && edit.view().len() as u64 > vm.knobs.max_map_count() {
-            return Err(Errno::ENOMEM);
-        }
-        self.stopped.set(self.stopped.get() + new.len() - old.len());
-        self.space.mapped.fetch_add(pages, Ordering::Relaxed);
-        // SAFETY: the published version does not have the old ones, and only this writer removed them.
-        unsafe { edit.publish_retiring(old) };
-        Ok(())
+    /// Whether a VMA next to `vma` may be one with it.
+    fn has_like_neighbour(&self, vma: &Vma) -> bool {
+        let VirtRange { start, end } = vma.area.range;
+        let like =
+            |addr, at| self.vma_at(addr).is_some_and(|near| agree(&near.area, &vma.area, at));
+        like(end, end) || start.checked_sub(1).is_some_and(|below| like(below, start))
+    }
+
+    /// Makes what is under change in `range` one with its neighbours, and lets it run.
+    fn merge(&self, range: VirtRange) -> Result<(), Errno> {
+        self.step(|step| {
+            let (area, root) = step.take(range)?;
+            step.replace(range, Some(Piece { area, root }), State::Running)
+        })
     }
 }
 
-impl<M: Machine> Writing<'_, '_, M> {
-    /// Does `first`, and what `second` plans in view of its result, at once: what a move changes here
-    /// and there must not be half done.
-    ///
-    /// # Errors
-    /// As [`replace`](Self::replace). Nothing has changed.
-    pub(super) fn replace_both(
-        &self,
-        first: Plan,
-        second: impl FnOnce(&View<'_, Vma>) -> Result<Option<Plan>, OutOfMemory>,
-    ) -> Result<(), Errno> {
-        let vm = self.cpu.vm();
-        // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
-        let mut edit = unsafe { self.space.tree.edit(self.cpu.local(), &vm.grace, self.cpu) };
-        let mut old = RetireChain::default();
-        let mut made = Made::default();
-        let mut pages = 0;
-        let mut replace = |edit: &mut Edit<'_, Vma>,
-                           plan: Plan,
-                           made: &mut [Option<NonNull<Vma>>]| {
-            let (before, rest) = made.split_at_mut(made.len() - plan.new.len());
-            // No box from here on, as in `replace`.
-            let leak = |vma| NonNull::from(Box::leak(vma));
-            rest.iter_mut().zip(plan.new).for_each(|(made, new)| *made = new.map(leak));
-            let no_entry = Entry { start: 0, end: 0, value: NonNull::dangling() };
-            let (mut entries, mut count) = ([no_entry; 3], 0);
-            for &value in rest.iter().flatten() {
-                // SAFETY: made just now, and freed by `made` only.
-                let range = unsafe { value.as_ref() }.area.range;
-                entries[count] = Entry { start: range.start, end: range.end, value };
-                count += 1;
-                pages += range.pages();
-            }
-            edit.replace(plan.taken, &entries[..count], |entry| {
-                debug_assert!(self.vma(entry).sequence.read().is_none());
-                pages = pages.wrapping_sub(entry.range().pages());
-                if let Some(first) = before.iter_mut().find(|made| **made == Some(entry.value)) {
-                    *first = None;
-                    // SAFETY: made by the first plan; nobody has seen it, and nobody will.
-                    drop(unsafe { Box::from_raw(entry.value.as_ptr()) });
-                    return;
-                }
-                // SAFETY: a link is the first field of a VMA. It lives until it is retired, and only
-                // the writer of its range touches the link.
-                unsafe { old.push(entry.value.cast::<RetireLink>()) };
-            })
-        };
-        replace(&mut edit, first, &mut made.0[..3])?;
-        if let Some(second) = second(&edit.view())? {
-            replace(&mut edit, second, &mut made.0)?;
-        }
-        let count = made.0.iter().flatten().count();
-        if count > old.len() && edit.view().len() as u64 > vm.knobs.max_map_count() {
-            return Err(Errno::ENOMEM);
-        }
-        // The tree has them now.
-        core::mem::forget(made);
-        self.stopped.set(self.stopped.get() + count - old.len());
-        // Too many to be remembered one by one.
-        self.fresh.set((0, [NonNull::dangling(); 3]));
-        self.space.mapped.fetch_add(pages, Ordering::Relaxed);
-        // SAFETY: the published version does not have the old ones, and only this writer removed them.
-        unsafe { edit.publish_retiring(old) };
-        Ok(())
-    }
-}
-
-/// VMAs that no tree has yet, for two plans; they are freed if none ever will.
-#[derive(Default)]
-struct Made([Option<NonNull<Vma>>; 6]);
-
-impl Drop for Made {
-    fn drop(&mut self) {
-        for vma in self.0.into_iter().flatten() {
-            // SAFETY: leaked from a box, and in no tree, or they would have been forgotten.
-            drop(unsafe { Box::from_raw(vma.as_ptr()) });
-        }
-    }
-}
-
-/// A VMA for `area`, stopped.
-pub(super) fn make_stopped(area: Area, root: Option<Root>) -> Result<Box<Vma>, OutOfMemory> {
+/// A VMA for `area`.
+pub(super) fn make_vma(
+    area: Area,
+    root: Option<Root>,
+    state: State,
+) -> Result<Box<Vma>, OutOfMemory> {
     let vma = heap::try_box_with(|| Vma {
         retire: RetireLink::new(RETIRE_VMA),
         sequence: Sequence::new(),
@@ -364,30 +207,18 @@ pub(super) fn make_stopped(area: Area, root: Option<Root>) -> Result<Box<Vma>, O
         leaf: area.leaf(),
         area,
     })?;
-    vma.sequence.begin_write();
+    if state == State::Stopped {
+        vma.sequence.begin_write();
+    }
     Ok(vma)
 }
 
 impl<M: Machine> Drop for Writing<'_, '_, M> {
     fn drop(&mut self) {
-        let (fresh, vmas) = self.fresh.get();
-        if self.stopped.get() == fresh {
-            // As many as these are stopped, and these are: no other is.
-            for vma in &vmas[..fresh] {
-                // SAFETY: VMAs that were in the tree live as long as the section.
-                self.begin(unsafe { vma.as_ref() });
-            }
-            return;
+        if self.stopped_all.get() {
+            self.vmas(VirtRange::USER).for_each(|vma| self.resume(vma));
+        } else if self.stopped.get() != [None; 2] {
+            self.finish();
         }
-        for range in self.claimed {
-            // Whatever is stopped in the locked ranges, this writer stopped.
-            let mut vmas = self.vmas(range).filter(|vma| vma.sequence.read().is_none());
-            while self.stopped.get() != 0
-                && let Some(vma) = vmas.next()
-            {
-                self.resume(vma);
-            }
-        }
-        debug_assert_eq!(self.stopped.get(), 0, "stopped outside of the locked ranges");
     }
 }

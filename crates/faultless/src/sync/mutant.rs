@@ -69,6 +69,11 @@ pub enum Mutant {
     CopyFlush,
     /// The first store to a page of zeros flushes that page. A CPU goes on reading zeros.
     ZeroPageFlush,
+    /// A step leaves alone what another writer has under change. It merges with it, and the other lets run what is in the
+    /// tree no more.
+    BusyIsLeft,
+    /// What a writer changes runs once its entries are as it says. Faults use it too early.
+    ChangesStopped,
     /// A discard holds its entries until they are flushed. Another CPU uses a new page while one uses the old.
     DiscardHolds,
     /// Who copies an object's page looks at the object's length once it has the entry. It installs a copy of what was

@@ -15,8 +15,9 @@
 //!   waits for it, holding nothing;
 //! - the locks of a *space* come before *sections*: nobody waits for one of them inside a section.
 //!   Opening a section waits for nobody, so it may be done anywhere;
+//! - a *tree's writer* takes one short step, in which it may wait for the faults in the VMAs that it stops;
 //! - *VMA locks* of one space are taken together, by a writer that has the space's lock. Faults only try
-//!   them, and then only try the space's lock: what is tried is not waited for;
+//!   them, and then only try the space's lock and no tree's: what is tried is not waited for;
 //! - *entries* are taken by trying. Those who wait for somebody else's hold none, present or not;
 //! - a *flush* waits for other CPUs: under a *busy* entry, which the MMU cannot use and other CPUs wait
 //!   for only while they answer flush requests, but not under a *pinned* one;
@@ -85,30 +86,30 @@ classes! {
     2 RangeClaim "a space's range lock";
     /// An open grace section.
     3 GraceSection "a grace section";
-    /// The locks of VMAs of one space.
-    4 VmaLock "a VMA's lock" several;
-    /// A held page-table entry that is not present.
-    5 BusyEntry "a busy entry";
-    /// Other CPUs' answers to flush requests. Waited for, never held.
-    6 Flush "a flush";
-    /// A held page-table entry that the MMU goes on using.
-    7 PinnedEntry "a pinned entry";
-    /// The list of a range lock.
-    8 ClaimQueue "a range lock's queue";
-    /// What a CPU has retired.
-    8 RetiredObjects "a CPU's retired objects";
-    /// The list of spaces with lazily freed pages.
-    8 LazySpaces "the list of spaces with lazily freed pages";
-    /// Where a space has lazily freed pages.
-    8 LazyHull "a space's lazily freed range";
     /// A tree's writer.
-    8 TreeWriter "a tree's writer";
+    4 TreeWriter "a tree's writer";
+    /// The locks of VMAs of one space.
+    5 VmaLock "a VMA's lock" several;
+    /// A held page-table entry that is not present.
+    6 BusyEntry "a busy entry";
+    /// Other CPUs' answers to flush requests. Waited for, never held.
+    7 Flush "a flush";
+    /// A held page-table entry that the MMU goes on using.
+    8 PinnedEntry "a pinned entry";
+    /// The list of a range lock.
+    9 ClaimQueue "a range lock's queue";
+    /// What a CPU has retired.
+    9 RetiredObjects "a CPU's retired objects";
+    /// The list of spaces with lazily freed pages.
+    9 LazySpaces "the list of spaces with lazily freed pages";
+    /// Where a space has lazily freed pages.
+    9 LazyHull "a space's lazily freed range";
     /// A node's buddy allocator.
-    8 NodeBuddy "a node's buddy allocator";
+    9 NodeBuddy "a node's buddy allocator";
     /// A CPU's inbox of flush requests.
-    8 FlushInbox "a flush inbox";
+    9 FlushInbox "a flush inbox";
     /// The watcher of the trace points.
-    8 TraceWatcher "the trace points' watcher";
+    9 TraceWatcher "the trace points' watcher";
 }
 
 /// A lock that is none of the subsystem's: not in the list, and not written down.

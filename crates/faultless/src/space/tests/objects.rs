@@ -418,7 +418,7 @@ fn a_private_copy_overtaken_by_truncation_is_of_the_new_file() {
 }
 
 #[test]
-fn an_abort_of_a_whole_block_leaves_no_trace() {
+fn a_whole_block_that_is_put_back_leaves_no_trace() {
     let vm = guest::vm(2, 512);
     let cpu0 = cpu(&vm, 0);
     let space = Space::new(&cpu0).unwrap();
@@ -427,7 +427,7 @@ fn an_abort_of_a_whole_block_leaves_no_trace() {
     load(&cpu0, &space, AT + 31 * P).unwrap();
     let resident = space.resident_pages(&cpu0);
     let before = vm.totals();
-    // The hole makes the fault fill a frame; the change of the last page makes it give up.
+    // The hole makes the fault fill a frame; the change of the last page makes it look for its VMA again.
     let got = between(
         &vm,
         |other| space.munmap(other, AT + 15 * P, P).unwrap(),
@@ -435,8 +435,9 @@ fn an_abort_of_a_whole_block_leaves_no_trace() {
     );
     assert_eq!(got, Ok(FaultKind::Shared));
     let counted = vm.totals().since(&before);
-    assert_eq!((counted.get(Counter::SpfVmaChanged), counted.get(Counter::SharedPage)), (1, 1));
-    assert_eq!(counted.get(Counter::AroundPage), 14, "by the second attempt alone");
+    assert_eq!((counted.get(Counter::SpfVmaReplaced), counted.get(Counter::SharedPage)), (1, 1));
+    assert_eq!((counted.aborts(), counted.get(Counter::RangeLockFault)), (0, 0));
+    assert_eq!(counted.get(Counter::AroundPage), 14, "by the second look alone");
     assert_eq!(space.resident_pages(&cpu0), resident + 15);
     assert_eq!(present(&cpu0, &space).len(), 15 + 16);
     finish(&cpu0, Vec::from([space]), Vec::from([file]));

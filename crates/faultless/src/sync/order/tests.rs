@@ -178,12 +178,12 @@ fn nobody_waits_for_a_flush_while_holding_what_the_mmu_can_use() {
         held.revert();
     });
     says(&heard, "a flush", "a pinned entry");
-    let leaf = SpinLock::<_, TreeWriter>::ordered(());
+    let leaf = SpinLock::<_, LazyHull>::ordered(());
     let heard = told(&here, || {
         let _leaf = leaf.lock(&here);
         flush();
     });
-    says(&heard, "a flush", "a tree's writer");
+    says(&heard, "a flush", "a space's lazily freed range");
     let busy = AtomicU64::new(0);
     let held = protocol::take(&busy, Entry::NONE, &here).unwrap();
     assert_eq!(flush(), 0);
@@ -224,7 +224,7 @@ fn nobody_waits_for_a_grace_period_in_a_section_or_under_a_lock() {
 #[test]
 fn who_holds_a_leaf_waits_for_nothing() {
     let here = here();
-    let tree = SpinLock::<_, TreeWriter>::ordered(());
+    let tree = SpinLock::<_, LazyHull>::ordered(());
     let buddy = SpinLock::<_, NodeBuddy>::ordered(());
     let coarse = RwLock::new();
     let leaf = "a node's buddy allocator";
@@ -232,7 +232,7 @@ fn who_holds_a_leaf_waits_for_nothing() {
         let _buddy = buddy.lock(&here);
         drop(tree.lock(&here));
     });
-    says(&heard, "a tree's writer", leaf);
+    says(&heard, "a space's lazily freed range", leaf);
     let heard = told(&here, || {
         let _buddy = buddy.lock(&here);
         drop(coarse.write(&here));
@@ -240,7 +240,7 @@ fn who_holds_a_leaf_waits_for_nothing() {
     says(&heard, "a space's mmap_lock", leaf);
     // Those of a kernel are its own business; what nobody else knows is in no order.
     let outside = SpinLock::new(());
-    let mut own = SpinLock::<_, TreeWriter>::ordered(());
+    let mut own = SpinLock::<_, LazyHull>::ordered(());
     let (_outside, _own) = (outside.lock(&here), own.lock_mut());
     drop(buddy.lock(&here));
 }

@@ -1,0 +1,448 @@
+//! The short step in which VMAs are split, created, merged and removed.
+//!
+//! A [`Step`] runs under the lock of the tree, sees the tree as it is, and publishes the next version of it, or
+//! nothing. It touches VMAs and their tree, and no entries. Protocol, for each range that is replaced:
+//!
+//! 1. **Stop.** The sequences of the VMAs that will be replaced become odd, for ever, and their anon_vma slots are sealed.
+//!    These are the VMAs that overlap the range, and those next to it that become one with what comes there. One full fence
+//!    follows. From here on no fault installs anything in them, but for those whose entries are busy, for which the
+//!    visit of the entries waits.
+//! 2. **Make.** What sticks out of the range stays, as a VMA of its own, usable at once: its pages are as they were. What
+//!    comes into the range is *running* if it is usable at once, too: its pages have no entries yet, or keep
+//!    them as they are. Else it is *stopped*, until the writer has changed the entries.
+//! 3. **Publish.** This is what can fail, and so it comes before any entry is changed: if it fails, the old VMAs run again, and
+//!    nothing has happened.
+//!
+//! *Invariant (under change):* a VMA in the tree whose sequence is odd is under change: a writer has made it stopped, and
+//! makes it run before it takes another step. No other writer merges with it, stops it or replaces it: one that changes
+//! pages beside it leaves it alone.
+//!
+//! What is under change has exactly the pages whose entries its writer changes, and faults beside them go on. It
+//! merges with its neighbours when it is finished, in a second step: of two writers that are at work side by
+//! side, the one that finishes last. Should there be no memory for that step, they stay two.
+//!
+//! While no other CPU runs the space nobody is there to be kept out. Then it merges at once, and the second step is saved.
+//! Who comes meanwhile, and changes pages of such a VMA that its writer has not claimed, waits for it.
+//!
+//! What is stopped, and what is not:
+//!
+//! | step | the new VMA |
+//! |---|---|
+//! | `mmap` of free pages, `brk`, growth, `mlock`, advice | running: there are no entries, or they stay |
+//! | `mprotect` that only gives rights, or only takes some | running: a fault makes entries as the new VMA has it, and who is refused waits for the claim |
+//! | `mprotect` that does both | stopped: nobody uses a new right while another CPU still uses an old one |
+//! | `mmap` over something, `mremap` | stopped: the entries are another mapping's |
+
+use super::merge::{Neighbour, Piece, agree, roots_merge};
+use super::vma::{Area, Vma};
+use super::write::{Writing, make_vma};
+use crate::addr::{PAGE_SIZE, VirtRange};
+use crate::error::Errno;
+use crate::fault::anon::root_of_neighbour;
+use crate::machine::Machine;
+use crate::rmap::{AnonVma, Root, RootRef};
+use crate::space::tree::{Edit, Entry, View};
+use crate::sync::atomic::Ordering;
+use crate::sync::grace::{RetireChain, RetireLink};
+use crate::sync::mutant::{Mutant, lost};
+use crate::sync::sequence::Sequence;
+use crate::sync::wait::until;
+use alloc::boxed::Box;
+use core::ptr::NonNull;
+
+/// Whether what a step makes is used before its writer is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// At once.
+    Running,
+    /// Not before the writer has changed the entries.
+    Stopped,
+}
+
+/// A VMA under change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Change {
+    pub(super) vma: NonNull<Vma>,
+    /// Whether it merges with its neighbours when it is finished.
+    pub(super) merges: bool,
+}
+
+/// What one writer has under change: where a move goes to, and where it comes from.
+pub(super) type UnderChange = [Option<Change>; 2];
+
+/// VMAs that no published tree has, at most two rests and a piece for each of two ranges. They are freed if none ever will.
+#[derive(Debug, Default)]
+struct Made([Option<NonNull<Vma>>; 6]);
+
+/// The next version of the tree, while one writer builds it.
+pub(super) struct Step<'w, 'a, 'v, M: Machine> {
+    writing: &'w Writing<'a, 'v, M>,
+    edit: Edit<'w, Vma>,
+    made: Made,
+    /// What the next version has no more.
+    old: RetireChain,
+    /// Where VMAs were stopped: one hull for each range that was replaced.
+    hulls: [VirtRange; 2],
+    replaced: usize,
+    /// What the writer has under change, and will have.
+    stopped: UnderChange,
+    /// Pages of what was made, less those of what is no more.
+    pages: u64,
+    /// How many VMAs there will be less, once what is stopped has merged.
+    unmerged: usize,
+}
+
+impl<M: Machine> Writing<'_, '_, M> {
+    /// Does one step, as `build` says, which sees the present tree in [`Step::view`].
+    ///
+    /// # Errors
+    /// What `build` refuses, and `ENOMEM`: the heap is exhausted, or the space has too many VMAs. Nothing has changed.
+    pub(super) fn step<R>(
+        &self,
+        build: impl FnOnce(&mut Step<'_, '_, '_, M>) -> Result<R, Errno>,
+    ) -> Result<R, Errno> {
+        let mut step = Step::begin(self);
+        let built = build(&mut step).and_then(|built| step.check_count().map(|()| built));
+        match built {
+            Ok(_) => step.publish(),
+            Err(_) => step.undo(),
+        }
+        built
+    }
+
+    /// [`Step::replace`], and nothing else.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step).
+    pub(super) fn replace(
+        &self,
+        range: VirtRange,
+        piece: Option<Piece>,
+        state: State,
+    ) -> Result<(), Errno> {
+        self.step(|step| step.replace(range, piece, state))
+    }
+}
+
+impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
+    fn begin(writing: &'w Writing<'a, 'v, M>) -> Self {
+        let (cpu, tree) = (writing.cpu, &writing.space.tree);
+        // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
+        let edit = unsafe { tree.edit(cpu.local(), &cpu.vm().grace, cpu) };
+        let nowhere = VirtRange { start: 0, end: 0 };
+        Self {
+            writing,
+            edit,
+            made: Made::default(),
+            old: RetireChain::default(),
+            hulls: [nowhere; 2],
+            replaced: 0,
+            stopped: writing.stopped.get(),
+            pages: 0,
+            unmerged: 0,
+        }
+    }
+
+    /// The tree as it will be.
+    pub(super) fn view(&self) -> View<'_, Vma> {
+        self.edit.view()
+    }
+
+    /// What the VMA over `range`, which is claimed and is replaced next, says of it; and its reverse-map root: no fault
+    /// sets another from now on.
+    ///
+    /// # Errors
+    /// `EFAULT`: nothing is mapped there.
+    pub(super) fn take(&mut self, range: VirtRange) -> Result<(Area, Option<Root>), Errno> {
+        let entry = self.edit.view().at(range.start).ok_or(Errno::EFAULT)?;
+        let vma = vma(entry);
+        let hull = &mut self.hulls[self.replaced.min(1)];
+        stop(self.writing, &self.made, hull, entry);
+        Sequence::writer_fence();
+        Ok((vma.area.part(range), vma.root.get()))
+    }
+
+    /// What the VMA over `range`, which is claimed, says of it.
+    ///
+    /// # Errors
+    /// `EFAULT`: nothing is mapped there.
+    pub(super) fn look(&self, range: VirtRange) -> Result<Area, Errno> {
+        let entry = self.edit.view().at(range.start).ok_or(Errno::EFAULT)?;
+        Ok(vma(entry).area.part(range))
+    }
+
+    /// Puts `piece` (or nothing) in the place of `range`, which is claimed, keeping what the VMAs there have outside of
+    /// it, and merging it with what is next to it where that is possible.
+    ///
+    /// # Errors
+    /// `ENOMEM`; the step is over.
+    pub(super) fn replace(
+        &mut self,
+        range: VirtRange,
+        piece: Option<Piece>,
+        state: State,
+    ) -> Result<(), Errno> {
+        debug_assert!(self.writing.may_replace(range), "{range:?} is not claimed");
+        let merges = state == State::Running || !self.writing.has_company();
+        // What sticks out at either end, or is next to it and like what comes there.
+        let (mut below, mut above) = (None, None);
+        let like =
+            |vma: &Vma, at| piece.as_ref().is_some_and(|new| agree(&vma.area, &new.area, at));
+        let Self { writing, edit, made, hulls, unmerged, .. } = self;
+        let hull = &mut hulls[self.replaced.min(1)];
+        let view = edit.view();
+        let mut near = view.iter_from(range.start.saturating_sub(1));
+        while let Some(entry) = near.next()
+            && entry.start <= range.end
+        {
+            let (vma, own) = (vma::<'w>(entry), entry.range());
+            let (low, high) = (own.start < range.start, own.end > range.end);
+            let like_low = low && like(vma, range.start);
+            let like_high = high && like(vma, range.end);
+            if !own.overlaps(range) {
+                if !(like_low || like_high) {
+                    continue;
+                }
+                *unmerged += usize::from(!merges);
+                if !merges || is_busy(writing, made, hull, entry) {
+                    continue;
+                }
+            }
+            stop(writing, made, hull, entry);
+            if low {
+                below = Some((vma, like_low && merges));
+            }
+            if high {
+                above = Some((vma, like_high && merges));
+            }
+        }
+        Sequence::writer_fence();
+        let (mut below, mut above) = (below.map(Neighbour::new), above.map(Neighbour::new));
+
+        let mut taken = range;
+        let mut new = [None, None, None];
+        if let Some(Piece { mut area, mut root }) = piece {
+            let own = root.as_ref().map(RootRef::of);
+            let lower = below.take_if(|lower| lower.like && roots_merge(lower.root, own));
+            let upper = above.take_if(|upper| {
+                upper.like
+                    && roots_merge(upper.root, own)
+                    && lower.is_none_or(|lower| roots_merge(lower.root, upper.root))
+            });
+            if let Some(Neighbour { vma, root: of_lower, .. }) = lower {
+                area.offset = vma.area.offset;
+                area.range.start = vma.area.range.start;
+                root = root.or_else(|| of_lower.map(RootRef::get));
+            }
+            if let Some(Neighbour { vma, root: of_upper, .. }) = upper {
+                area.range.end = vma.area.range.end;
+                root = root.or_else(|| of_upper.map(RootRef::get));
+            }
+            taken = area.range;
+            new[1] = Some(make_vma(area, root, state)?);
+        }
+        let rests =
+            [(below, VirtRange::new(0, range.start)), (above, VirtRange::new(range.end, u64::MAX))];
+        for (slot, (beside, outside)) in [0, 2].into_iter().zip(rests) {
+            let Some(Neighbour { vma, root, .. }) = beside else { continue };
+            let own = vma.area.range;
+            if own.overlaps(range) {
+                taken = taken.hull(own);
+                let part = vma.area.part(outside);
+                new[slot] = Some(make_vma(part, root.map(RootRef::get), State::Running)?);
+            } else if !self.made.has(NonNull::from(vma))
+                && !self.writing.has_stopped(NonNull::from(vma))
+            {
+                // It was stopped for nothing: its root is another.
+                self.writing.resume(vma);
+            }
+        }
+        let change =
+            new[1].as_deref().map(|vma| Change { vma: NonNull::from(vma), merges: !merges });
+        self.put(taken, new, change.filter(|_| state == State::Stopped))
+    }
+
+    /// Puts a VMA that extends down to `addr`, with nothing between, in the place of the one at `stack`. It merges with none.
+    ///
+    /// # Errors
+    /// `ENOMEM`; the step is over.
+    pub(super) fn extend_down(&mut self, stack: u64, addr: u64) -> Result<(), Errno> {
+        let gap = VirtRange::new(addr, stack);
+        let (entry, (_, sealed)) = (self.edit.view().at(stack), self.take(VirtRange::page(stack))?);
+        let Some(own) = entry.map(|entry| &vma(entry).area) else { return Ok(()) };
+        // As on Linux, one that has grown has a root, which tells whom it merges with later.
+        let root = sealed.or_else(|| root_of_neighbour(&self.view(), own));
+        let root = root.map_or_else(|| AnonVma::try_new(None), Ok)?;
+        let range = VirtRange::new(addr, own.range.end);
+        let more = Area { range, offset: own.offset - gap.pages(), ..own.clone() };
+        let grown = make_vma(more, Some(root), State::Running)?;
+        self.put(range, [None, Some(grown), None], None)
+    }
+
+    /// Puts a VMA of `area`, without a root, in the place of the one that has all of its range, and merges it with
+    /// none. It is stopped.
+    ///
+    /// # Errors
+    /// `ENOMEM`; the step is over.
+    pub(super) fn renew(&mut self, area: Area) -> Result<(), Errno> {
+        let range = area.range;
+        let new = make_vma(area, None, State::Stopped)?;
+        let change = Change { vma: NonNull::from(&*new), merges: false };
+        self.put(range, [None, Some(new), None], Some(change))
+    }
+
+    /// Puts `new` in the place of all VMAs that overlap `taken`; these lie wholly inside it, and are stopped. One of
+    /// the new ones may be under `change`.
+    fn put(
+        &mut self,
+        taken: VirtRange,
+        new: [Option<Box<Vma>>; 3],
+        change: Option<Change>,
+    ) -> Result<(), Errno> {
+        let no_entry = Entry { start: 0, end: 0, value: NonNull::dangling() };
+        let (mut entries, mut fresh, mut count) = ([no_entry; 3], Made::default(), 0);
+        for vma in new.into_iter().flatten() {
+            let VirtRange { start, end } = vma.area.range;
+            // No box from here on: to move one is to claim that there is no other pointer.
+            let value = NonNull::from(Box::leak(vma));
+            fresh.add(value);
+            entries[count] = Entry { start, end, value };
+            count += 1;
+            self.pages = self.pages.wrapping_add((end - start) / PAGE_SIZE);
+        }
+        let Self { edit, made, old, pages, stopped, .. } = self;
+        edit.replace(taken, &entries[..count], |entry| {
+            *pages = pages.wrapping_sub(entry.range().pages());
+            for change in stopped.iter_mut() {
+                *change = change.filter(|change| change.vma != entry.value);
+            }
+            // What this step made itself nobody has seen, and nobody will.
+            if !made.free(entry.value) {
+                // SAFETY: a link is the first field of a VMA. It lives until it is retired, and only who has the
+                // tree's lock touches the link.
+                unsafe { old.push(entry.value.cast::<RetireLink>()) };
+            }
+        })?;
+        fresh.iter().for_each(|vma| made.add(vma));
+        if let Some(free) = stopped.iter_mut().find(|change| change.is_none()) {
+            *free = change;
+        }
+        core::mem::forget(fresh);
+        self.replaced += 1;
+        Ok(())
+    }
+}
+
+impl<M: Machine> Step<'_, '_, '_, M> {
+    /// Refuses more VMAs than a space may have.
+    fn check_count(&self) -> Result<(), Errno> {
+        let (more, most) =
+            (self.made.len() > self.old.len(), self.writing.cpu.vm().knobs.max_map_count());
+        if more && self.edit.view().len().saturating_sub(self.unmerged) as u64 > most {
+            return Err(Errno::ENOMEM);
+        }
+        Ok(())
+    }
+
+    /// Makes the next version the present one.
+    fn publish(self) {
+        let Self { writing, edit, made, old, pages, stopped, .. } = self;
+        writing.stopped.set(stopped);
+        // The tree has them now.
+        core::mem::forget(made);
+        writing.space.mapped.fetch_add(pages, Ordering::Relaxed);
+        // SAFETY: the published version does not have the old ones, and only who had the tree's lock removed them.
+        unsafe { edit.publish_retiring(old) };
+    }
+
+    /// Lets what was stopped run again. The lock of the tree is still held: what is odd in a hull was stopped here.
+    fn undo(self) {
+        let Self { writing, hulls, .. } = &self;
+        for hull in hulls {
+            for vma in writing.vmas(*hull).filter(|vma| vma.sequence.read().is_none()) {
+                if !writing.has_stopped(NonNull::from(vma)) {
+                    writing.resume(vma);
+                }
+            }
+        }
+    }
+}
+
+/// The VMA of `entry`, of the next version of a tree that is built in `'w`.
+fn vma<'w>(entry: Entry<Vma>) -> &'w Vma {
+    // SAFETY: it is in the tree, so that it lives as long as the writer's section; or it was made by the step, which
+    // frees it only once it is replaced, and uses no reference to it then.
+    unsafe { entry.value.as_ref() }
+}
+
+/// Whether the VMA of `entry` is under change by another writer, that is, was stopped neither by this one nor by its
+/// step, which has stopped those in `hull`.
+fn is_busy<M: Machine>(
+    writing: &Writing<'_, '_, M>,
+    made: &Made,
+    hull: &VirtRange,
+    entry: Entry<Vma>,
+) -> bool {
+    vma(entry).sequence.read().is_none()
+        && !hull.covers(entry.range())
+        && !made.has(entry.value)
+        && !writing.has_stopped(entry.value)
+        && !lost(Mutant::BusyIsLeft)
+}
+
+/// Stops the VMA of `entry`, unless it is stopped already. [`Sequence::writer_fence`] must follow.
+///
+/// # Errors
+///
+fn stop<M: Machine>(
+    writing: &Writing<'_, '_, M>,
+    made: &Made,
+    hull: &mut VirtRange,
+    entry: Entry<Vma>,
+) {
+    // Its writer takes no step before it lets it run.
+    until(writing.cpu, || !is_busy(writing, made, hull, entry));
+    if vma(entry).sequence.read().is_some() && !made.has(entry.value) {
+        writing.stop_one(vma(entry));
+        *hull = if hull.is_empty() { entry.range() } else { hull.hull(entry.range()) };
+    }
+}
+
+impl Made {
+    fn iter(&self) -> impl Iterator<Item = NonNull<Vma>> {
+        self.0.into_iter().flatten()
+    }
+
+    fn len(&self) -> usize {
+        self.iter().count()
+    }
+
+    fn has(&self, vma: NonNull<Vma>) -> bool {
+        self.0.contains(&Some(vma))
+    }
+
+    fn add(&mut self, vma: NonNull<Vma>) {
+        // A step replaces two ranges at most, each by three at most.
+        if let Some(free) = self.0.iter_mut().find(|made| made.is_none()) {
+            *free = Some(vma);
+        }
+    }
+
+    /// Frees `vma`, if it is one of these, which nobody uses any more. Returns whether it was.
+    fn free(&mut self, vma: NonNull<Vma>) -> bool {
+        let Some(made) = self.0.iter_mut().find(|made| **made == Some(vma)) else { return false };
+        *made = None;
+        // SAFETY: leaked from a box, and in no published tree, or they would have been forgotten.
+        drop(unsafe { Box::from_raw(vma.as_ptr()) });
+        true
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for vma in self.0.into_iter().flatten() {
+            // SAFETY: as in `free`.
+            drop(unsafe { Box::from_raw(vma.as_ptr()) });
+        }
+    }
+}
