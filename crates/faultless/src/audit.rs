@@ -163,7 +163,7 @@ pub fn audit_with<M: Machine>(
 /// What every translation of the page at `addr` must agree with: its entry, [none](Entry::NONE) included,
 /// if nobody is changing it or its VMA. A CPU that runs the space and has not [served
 /// flushes](Cpu::serve_flushes) since it used a translation used one that allowed no more than this, and
-/// showed the same frame: whoever took something away waits for that CPU before it lets the VMA run.
+/// showed the same frame: whoever took something away waits for that CPU before it gives up its claim on the page.
 ///
 /// `None`: somebody is at work there, or nothing is mapped.
 pub fn settled_entry<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, addr: u64) -> Option<Entry> {
@@ -173,7 +173,9 @@ pub fn settled_entry<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, addr: u64) 
     let vma: &Vma = unsafe { found.value.as_ref() };
     let seen = vma.sequence.read()?;
     let entry = space.entry_at(cpu, addr);
-    (!entry.is_locked() && vma.sequence.unchanged(seen)).then_some(entry)
+    // Looked at last: who changed the entry that was seen claimed it before.
+    let settled = !entry.is_locked() && !space.is_claimed(cpu, VirtRange::page(addr));
+    (settled && vma.sequence.unchanged(seen)).then_some(entry)
 }
 
 /// Checks one space; returns its resident pages.

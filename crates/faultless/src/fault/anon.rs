@@ -5,7 +5,7 @@ use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
 use crate::frame::Use;
 use crate::machine::Machine;
-use crate::rmap::{AnonVma, Root};
+use crate::rmap::{AnonVma, Root, RootSlot};
 use crate::space::tree::{self, View};
 use crate::space::vma::{Area, Vma, VmaFlags};
 use crate::stat::Counter;
@@ -76,6 +76,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
     pub(super) fn root(self) -> Result<u64, Abort> {
         match self.vma.root.id() {
             0 => self.make_root(),
+            // Replaced, while a lock kept everybody from changing this page.
+            RootSlot::SEALED_ID => Err(Abort::VmaChanged),
             id => Ok(id),
         }
     }

@@ -25,6 +25,7 @@ use crate::addr::{USER_END, VirtRange, page_down};
 use crate::error::OutOfMemory;
 use crate::knob::{AnonVmaCheck, Locking};
 use crate::machine::{Invalidate, Machine};
+use crate::rmap::RootSlot;
 use crate::space::vma::{Prot, Vma};
 use crate::space::{Guard, Space};
 use crate::stat::Counter;
@@ -434,8 +435,9 @@ impl<M: Machine> Space<M> {
     ) -> Result<FaultKind, Refusal> {
         let Asked { page, access, ahead } = asked;
         let guard = self.share(cpu, VirtRange::page(page), Counter::RangeLockFault);
-        // A range lock on the page says nothing of those next to it.
-        let ahead = ahead.filter(|_| !matches!(guard, Guard::Range { .. }));
+        let of_page = matches!(guard, Guard::Range { .. });
+        let ticket = if of_page { Ticket::page_held() } else { Ticket::held() };
+        let ahead = ahead.filter(|_| ticket.is_of_neighbours());
         let section = cpu.section();
         let entry = self.tree.snapshot(&section).at(page).ok_or(Refusal::Unmapped)?;
         // SAFETY: VMAs in a view live as long as the section.
@@ -446,7 +448,6 @@ impl<M: Machine> Space<M> {
         if access == Access::Read {
             cpu.count(Counter::ReadFaultLocked);
         }
-        let ticket = Ticket::held();
         let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead };
         attempt.serve(prepared).map_err(|abort| match abort {
             Abort::BeyondObject => Refusal::BeyondObject,
@@ -492,7 +493,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let root = self.vma.root.id();
         // The first store to a VMA, which makes its root, takes the long way.
         if self.vma.area.object.is_none()
-            && (!write || root != 0)
+            && (!write || root > RootSlot::SEALED_ID)
             && self.ahead.is_none_or(|thread| self.passes(thread, table))
         {
             let slot = &table[node::index(self.page, LAST)];

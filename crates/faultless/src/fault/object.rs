@@ -34,8 +34,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let index = self.vma.area.index_of(self.page);
         let pages = object.page(self.cpu, index, prepared)?;
         let (here, there) = (node::index(self.page, LAST), index as usize % ENTRIES);
-        let (below, above) =
-            if self.access == Access::Write { (0, 0) } else { self.around(here, there) };
+        let alone = self.access == Access::Write || !self.ticket.is_of_neighbours();
+        let (below, above) = if alone { (0, 0) } else { self.around(here, there) };
         let run = &table[here - below..=here + above];
         let names = &pages[there - below..=there + above];
         let present = |(at, name)| u64::from(node::load(name).is_present()) << at;

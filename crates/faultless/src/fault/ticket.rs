@@ -10,14 +10,16 @@ use crate::stat::{Counter, Point};
 pub struct Ticket<'a> {
     /// The VMA whose sequence was `seen`, and must be so still; or none, when a lock is held.
     vma: Option<&'a Vma>,
-    /// Without a VMA: [`VMA_LOCK`] or [`SPACE_LOCK`].
+    /// Without a VMA: [`VMA_LOCK`], [`SPACE_LOCK`] or [`PAGE_LOCK`].
     seen: u64,
 }
 
 /// The VMA's lock is held: writers of the VMA are out, its neighbours may change.
 const VMA_LOCK: u64 = 1;
-/// A lock is held that keeps writers of this page and its neighbours out.
+/// A lock is held that keeps all writers out.
 const SPACE_LOCK: u64 = 3;
+/// A lock is held that keeps writers of this page out; others may change the pages beside it.
+const PAGE_LOCK: u64 = 5;
 
 impl<'a> Ticket<'a> {
     /// A ticket without a lock: good while the sequence of `vma` is `seen`.
@@ -34,6 +36,16 @@ impl<'a> Ticket<'a> {
     /// A ticket under a lock that keeps everybody out who could change the mapping.
     pub const fn held() -> Self {
         Self { vma: None, seen: SPACE_LOCK }
+    }
+
+    /// A ticket under a lock of the page alone.
+    pub const fn page_held() -> Self {
+        Self { vma: None, seen: PAGE_LOCK }
+    }
+
+    /// Whether what it says of the page it says of those beside it in the VMA, too.
+    pub const fn is_of_neighbours(self) -> bool {
+        self.vma.is_some() || self.seen != PAGE_LOCK
     }
 
     /// Whether the answer still stands. Called with the entry held, which makes a yes final: a

@@ -71,15 +71,17 @@ impl Default for RootSlot {
 }
 
 impl RootSlot {
-    const SEALED: *mut () = ptr::without_provenance_mut(1);
+    /// What [`id`](Self::id) says of a sealed slot.
+    pub(crate) const SEALED_ID: u64 = 1;
+    const SEALED: *mut () = ptr::without_provenance_mut(Self::SEALED_ID as usize);
 
     /// A place that is set to `root` already.
     pub fn new(root: Option<Root>) -> Self {
         Self { at: AtomicPtr::new(root.map_or(ptr::null_mut(), Shared::into_raw)) }
     }
 
-    /// The root's number, as frames record it; 0 when there is none, or 1 while none can be set: then no answer that is
-    /// made of it is valid.
+    /// The root's number, as frames record it; 0 when there is none, or [`SEALED_ID`](Self::SEALED_ID) while none can be set:
+    /// then no page may be made here.
     #[inline(always)]
     pub fn id(&self) -> u64 {
         self.at.load(Ordering::Acquire) as u64

@@ -212,16 +212,17 @@ impl<M: Machine> Space<M> {
         area: &Area,
     ) -> Result<VirtRange, Errno> {
         let len = area.range.len();
-        loop {
+        let choose = |view: &View<'_, Vma>| {
+            let start = if request.fixed {
+                request.addr
+            } else {
+                place(view, request.addr, len).ok_or(Errno::ENOMEM)?
+            };
+            Ok::<_, Errno>([VirtRange::new(start, start + len), NOWHERE])
+        };
+        for tries in 0.. {
             // Where a mapping is put nothing is left unmapped, so no table goes.
-            let writing = self.write_where(cpu, PAGE_SIZE, |view| {
-                let start = if request.fixed {
-                    request.addr
-                } else {
-                    place(view, request.addr, len).ok_or(Errno::ENOMEM)?
-                };
-                Ok::<_, Errno>([VirtRange::new(start, start + len), NOWHERE])
-            })?;
+            let writing = self.write_where(cpu, PAGE_SIZE, tries, choose)?;
             let [range, _] = writing.asked;
             let occupied = request.fixed && writing.vmas(range).next().is_some();
             if occupied && request.flags.contains(MapFlags::FIXED_NOREPLACE) {
@@ -235,8 +236,8 @@ impl<M: Machine> Space<M> {
             let was = if occupied { writing.leave(range) } else { None };
             let state = if occupied { State::Stopped } else { State::Running };
             let placed = writing.step(|step| {
-                if !request.fixed && !is_free(&step.view(), range) {
-                    // Another CPU mapped something there, or a stack came too near: look for another place.
+                let view = step.view();
+                if !request.fixed && writing.is_outdated(&view) && choose(&view)? != writing.asked {
                     return Ok(false);
                 }
                 let area = Area { range, offset, ..area.clone() };
@@ -253,6 +254,7 @@ impl<M: Machine> Space<M> {
             }
             return Ok(range);
         }
+        Err(Errno::ENOMEM)
     }
 }
 

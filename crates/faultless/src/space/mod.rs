@@ -246,6 +246,11 @@ impl<M: Machine> Space<M> {
         vm.grace.synchronize_locked(cpu.local(), cpu);
     }
 
+    /// Whether anybody has a claim on a part of `range`, or waits for one. Answers no flush request.
+    pub(crate) fn is_claimed(&self, cpu: &Cpu<'_, M>, range: VirtRange) -> bool {
+        self.core.mmap_lock.is_held() || self.core.ranges.is_claimed(&cpu.vm().claims, range)
+    }
+
     /// Keeps writers of `range` out, beside others who do. `counted` says who asks. Not inside a grace section.
     pub(crate) fn share<'a>(
         &'a self,

@@ -2,6 +2,7 @@
 
 use super::Space;
 use super::brk::Heap;
+use super::merge::{agree, roots_merge};
 use super::pages::each_slot;
 use super::vma::{Area, Prot, Vma, VmaFlags};
 use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
@@ -132,6 +133,16 @@ impl<M: Machine, P: AsRef<str>, F: Fn(u64) -> Option<Label<P>>> fmt::Display
     }
 }
 
+/// Whether `lower` and `upper`, neighbours of which one is under change, are one once that is finished.
+fn will_merge(lower: &Vma, upper: &Vma) -> bool {
+    let apart = |vma: &Vma| vma.sequence.read().is_none();
+    let at = upper.area.range.start;
+    lower.area.range.end == at
+        && (apart(lower) || apart(upper))
+        && agree(&lower.area, &upper.area, at)
+        && roots_merge(lower.root.peek(), upper.root.peek())
+}
+
 impl<M: Machine> Space<M> {
     /// The space's VMAs in the form of `/proc/self/maps`.
     pub fn maps<'a, 'v>(&'a self, cpu: &'a Cpu<'v, M>) -> Maps<'a, 'v, M> {
@@ -152,9 +163,18 @@ impl<M: Machine> Space<M> {
     pub fn areas(&self, cpu: &Cpu<'_, M>, mut tell: impl FnMut(AreaInfo)) {
         let section = self.section(cpu);
         let heap = self.heap.get();
-        for entry in self.tree.snapshot(&section).iter_from(0) {
-            // SAFETY: VMAs in a view live as long as the section.
-            tell(self.describe(cpu, unsafe { entry.value.as_ref() }, heap));
+        let entries = self.tree.snapshot(&section).iter_from(0);
+        // SAFETY: VMAs in a view live as long as the section.
+        let mut vmas = entries.map(|entry| unsafe { entry.value.as_ref() }).peekable();
+        while let Some(mut vma) = vmas.next() {
+            let mut range = vma.area.range;
+            // What a writer keeps apart until its entries are changed is listed as it will be.
+            while let Some(next) = vmas.next_if(|next| will_merge(vma, next)) {
+                range.end = next.area.range.end;
+                vma = next;
+            }
+            let offset = vma.area.offset - (vma.area.range.start - range.start) / PAGE_SIZE;
+            tell(self.describe(cpu, &Area { range, offset, ..vma.area.clone() }, heap));
         }
     }
 
@@ -190,8 +210,7 @@ impl<M: Machine> Space<M> {
         Some(PageInfo { frame: entry.frame(), usage, exclusive: meta.refs() == alone })
     }
 
-    fn describe(&self, cpu: &Cpu<'_, M>, vma: &Vma, heap: Heap) -> AreaInfo {
-        let area = &vma.area;
+    fn describe(&self, cpu: &Cpu<'_, M>, area: &Area, heap: Heap) -> AreaInfo {
         let (mut resident, mut zero) = (0, 0);
         // SAFETY: the caller is in a grace section.
         unsafe {

@@ -1,12 +1,13 @@
 //! `mremap`: shrink, grow in place, or move with all that was written.
 
 use super::Space;
-use super::map::{is_free, place};
-use super::merge::Piece;
+use super::lock::Lock;
+use super::map::place;
+use super::merge::{Piece, agree};
 use super::pages::each_slot;
 use super::step::{State, Step};
 use super::unmap::TABLE_ALIGN;
-use super::vma::{Area, Vma, VmaFlags};
+use super::vma::{Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
@@ -73,26 +74,19 @@ impl<M: Machine> Space<M> {
         moved.map_err(refused)
     }
 
-    /// Chooses a course by what it sees, locks what that needs, and takes it if it would choose the same under the
-    /// lock.
+    /// Chooses a course, claims what that needs, and takes it.
     fn remap(&self, cpu: &Cpu<'_, M>, request: &Request, done: &Cell<u64>) -> Result<u64, Errno> {
-        let fixed = request.flags.contains(RemapFlags::FIXED);
-        loop {
-            let Ok(writing) = self.write_where(cpu, TABLE_ALIGN, |view| {
-                Ok::<_, Infallible>(request.ranges(Course::choose(view, request)))
+        let course = Cell::new(Course::Refused);
+        for tries in 0.. {
+            let Ok(writing) = self.write_where(cpu, TABLE_ALIGN, tries, |view| {
+                course.set(Course::choose(view, request));
+                Ok::<_, Infallible>(request.ranges(view, course.get()))
             });
-            let (view, [_, place]) = (writing.view(), writing.asked);
-            let course = match Course::choose(&view, request) {
-                // What was a good place before the lock is one still, if it is free.
-                Course::To(Some(_)) if !fixed && !place.is_empty() && is_free(&view, place) => {
-                    Course::To(Some(place.start))
-                }
-                course => course,
-            };
-            if request.ranges(course) == writing.asked {
-                return writing.remap(request, course, done);
+            if let Some(start) = writing.remap(request, course.get(), done)? {
+                return Ok(start);
             }
         }
+        Err(Errno::ENOMEM)
     }
 }
 
@@ -148,9 +142,18 @@ impl Request {
         }
     }
 
-    /// What is locked for `course`: of the old place a page at least, to find out what is mapped there.
-    fn ranges(&self, course: Course) -> [VirtRange; 2] {
+    /// What is claimed for `course`: of the old place a page at least, to find out what is mapped there; and all of a
+    /// locked VMA that is unlocked.
+    fn ranges(&self, view: &View<'_, Vma>, course: Course) -> [VirtRange; 2] {
         let old = VirtRange::new(self.old.start, self.old.start + self.old.len().max(PAGE_SIZE));
+        let unlocks = self.flags.contains(RemapFlags::DONTUNMAP);
+        let old = match view.at(old.start).filter(|_| unlocks) {
+            // SAFETY: VMAs in a view live as long as the section.
+            Some(entry) if unsafe { entry.value.as_ref() }.area.lock() != Lock::No => {
+                old.hull(entry.range())
+            }
+            _ => old,
+        };
         match course {
             Course::InPlace => [old.hull(self.target_at(self.old.start)), NOWHERE],
             Course::To(Some(start)) => [old, self.target_at(start)],
@@ -205,8 +208,13 @@ fn check(
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Does what was asked, in the way of `course`, whose ranges are locked.
-    fn remap(&self, request: &Request, course: Course, done: &Cell<u64>) -> Result<u64, Errno> {
+    /// Does what was asked, in the way of `course`, whose ranges are claimed. `None`: the place is not the best any more.
+    fn remap(
+        &self,
+        request: &Request,
+        course: Course,
+        done: &Cell<u64>,
+    ) -> Result<Option<u64>, Errno> {
         let Request { old, new_len, target, moved, .. } = *request;
         if old.end > USER_END {
             // No VMA reaches so far, and what is to be cut off cannot be unmapped.
@@ -214,20 +222,25 @@ impl<M: Machine> Writing<'_, '_, M> {
             return Err(if cut { Errno::EINVAL } else { Errno::EFAULT });
         }
         if course == Course::Each {
-            return self.relocate_each(request, done).map(|()| target - moved);
+            return self.relocate_each(request, done).map(|()| Some(target - moved));
         }
         self.vma_at(old.start).ok_or(Errno::EFAULT)?;
         if course == Course::InPlace && new_len <= old.len() {
             if new_len < old.len() {
                 self.unmap(VirtRange::new(old.start + new_len, old.end))?;
             }
-            return Ok(old.start);
+            return Ok(Some(old.start));
         }
         self.check_resize(request)?;
         match course {
-            Course::InPlace => self.grow_up(old, request.target_at(old.start)).map(|()| old.start),
+            Course::InPlace => {
+                self.grow_up(old, request.target_at(old.start)).map(|()| Some(old.start))
+            }
             Course::To(Some(start)) => {
-                self.relocate(request, request.target_at(start)).map(|()| start)
+                let moved = self.relocate(request, request.target_at(start), |view| {
+                    !self.is_outdated(view) || Course::choose(view, request) == course
+                })?;
+                Ok(moved.then_some(start))
             }
             _ => Err(Errno::ENOMEM),
         }
@@ -259,7 +272,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             let new = target + (part.start - old.start);
             let request = Request { old: part, new_len: part.len(), target: new, ..*request };
             self.check_resize(&request)?;
-            self.relocate(&request, request.target_at(new))?;
+            self.relocate(&request, request.target_at(new), |_| true)?;
             at = part.end;
             done.set(moved + (at - old.start));
         }
@@ -290,8 +303,14 @@ impl<M: Machine> Writing<'_, '_, M> {
         Ok(())
     }
 
-    /// Moves the VMA's part `request.old` to `new`, with its pages. Both ranges are claimed.
-    fn relocate(&self, request: &Request, new: VirtRange) -> Result<(), Errno> {
+    /// Moves the VMA's part `request.old` to `new`, with its pages, if that `stands` in view of the tree. Both ranges are
+    /// claimed. Returns whether it did.
+    fn relocate(
+        &self,
+        request: &Request,
+        new: VirtRange,
+        stands: impl Fn(&View<'_, Vma>) -> bool,
+    ) -> Result<bool, Errno> {
         let old = request.old;
         let keep = request.flags.contains(RemapFlags::DONTUNMAP);
         // An empty old range asks for a second mapping of the same object.
@@ -300,14 +319,21 @@ impl<M: Machine> Writing<'_, '_, M> {
         // What moves is not gone, but nobody will find it here any more.
         let (was_here, was_there) = (self.leave(old), self.leave(new));
         // All that can fail comes first, and both places change at once.
-        let planned = self.make_tables(new).map_err(Errno::from);
-        let planned = planned.and_then(|()| self.step(|step| replace_both(step, old, new, keep)));
-        if let Err(errno) = planned {
+        let planned = self.make_tables(new).map_err(Errno::from).and_then(|()| {
+            self.step(|step| {
+                let stands = stands(&step.view());
+                if stands {
+                    replace_both(step, old, new, keep)?;
+                }
+                Ok(stands)
+            })
+        });
+        if planned != Ok(true) {
             if !there {
                 // The tables are for nobody.
                 self.clear(new, None);
             }
-            return Err(errno);
+            return planned;
         }
         let mut batch = FlushBatch::new(self.cpu, self.space);
         if there {
@@ -322,7 +348,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             self.clear(old, was_here.as_ref());
         }
         self.finish();
-        Ok(())
+        Ok(true)
     }
 
     /// Moves the entries of `from` to `to`, where tables exist and entries are empty.
@@ -361,14 +387,28 @@ fn replace_both<M: Machine>(
     keep: bool,
 ) -> Result<(), Errno> {
     let first = VirtRange::page(old.start);
-    let whole = step.view().at(old.start).is_some_and(|entry| entry.range() == old);
+    let all = step.view().at(old.start).map_or(old, |entry| entry.range());
     let (mut area, root) =
         if old.is_empty() { (step.look(first)?, None) } else { step.take(first)? };
+    if area.object.is_none() && root.is_none() {
+        // Never written: as good as new there.
+        area.offset = new.start >> PAGE_SHIFT;
+    }
+    area.range = new;
     if keep {
-        let stays = Area { range: old, ..area.clone() };
-        if whole {
-            // As good as new.
-            step.renew(Area { flags: stays.flags - VmaFlags::ANY_LOCK, ..stays })?;
+        // What stays is as good as new, if it is a whole VMA. As on Linux, none of the VMA stays locked, even where only
+        // a part of it moves, or where what moves merges with it.
+        let locked = area.lock() != Lock::No;
+        let mut stays = step.look(if locked { all } else { old })?;
+        let meets = |at| agree(&stays, &area, at);
+        if locked
+            && (all.end == new.start && meets(new.start) || new.end == all.start && meets(new.end))
+        {
+            area.flags -= VmaFlags::ANY_LOCK;
+        }
+        stays.flags -= VmaFlags::ANY_LOCK;
+        if stays.range == all {
+            step.renew(stays, root.clone().filter(|_| all != old))?;
         } else {
             let piece = Piece { area: stays, root: root.clone() };
             step.replace(old, Some(piece), State::Stopped)?;
@@ -376,10 +416,5 @@ fn replace_both<M: Machine>(
     } else if !old.is_empty() {
         step.replace(old, None, State::Running)?;
     }
-    if area.object.is_none() && root.is_none() {
-        // Never written: as good as new there.
-        area.offset = new.start >> PAGE_SHIFT;
-    }
-    area.range = new;
     step.replace(new, Some(Piece { area, root }), State::Stopped)
 }

@@ -67,8 +67,8 @@ pub(super) struct Change {
     pub(super) merges: bool,
 }
 
-/// What one writer has under change: where a move goes to, and where it comes from.
-pub(super) type UnderChange = [Option<Change>; 2];
+/// What one writer has under change: where a move goes to, and where it comes from, which that may have cut in two.
+pub(super) type UnderChange = [Option<Change>; 3];
 
 /// VMAs that no published tree has, at most two rests and a piece for each of two ranges. They are freed if none ever will.
 #[derive(Debug, Default)]
@@ -249,7 +249,8 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
             if own.overlaps(range) {
                 taken = taken.hull(own);
                 let part = vma.area.part(outside);
-                new[slot] = Some(make_vma(part, root.map(RootRef::get), State::Running)?);
+                let state = self.state_of(vma);
+                new[slot] = Some(make_vma(part, root.map(RootRef::get), state)?);
             } else if !self.made.has(NonNull::from(vma))
                 && !self.writing.has_stopped(NonNull::from(vma))
             {
@@ -257,9 +258,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
                 self.writing.resume(vma);
             }
         }
-        let change =
-            new[1].as_deref().map(|vma| Change { vma: NonNull::from(vma), merges: !merges });
-        self.put(taken, new, change.filter(|_| state == State::Stopped))
+        self.put(taken, new, true)
     }
 
     /// Puts a VMA that extends down to `addr`, with nothing between, in the place of the one at `stack`. It merges with none.
@@ -276,28 +275,26 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         let range = VirtRange::new(addr, own.range.end);
         let more = Area { range, offset: own.offset - gap.pages(), ..own.clone() };
         let grown = make_vma(more, Some(root), State::Running)?;
-        self.put(range, [None, Some(grown), None], None)
+        self.put(range, [None, Some(grown), None], false)
     }
 
-    /// Puts a VMA of `area`, without a root, in the place of the one that has all of its range, and merges it with
-    /// none. It is stopped.
+    /// Puts a VMA of `area` in the place of the one that has all of its range, and merges it with none. It is stopped.
     ///
     /// # Errors
     /// `ENOMEM`; the step is over.
-    pub(super) fn renew(&mut self, area: Area) -> Result<(), Errno> {
+    pub(super) fn renew(&mut self, area: Area, root: Option<Root>) -> Result<(), Errno> {
         let range = area.range;
-        let new = make_vma(area, None, State::Stopped)?;
-        let change = Change { vma: NonNull::from(&*new), merges: false };
-        self.put(range, [None, Some(new), None], Some(change))
+        let new = make_vma(area, root, State::Stopped)?;
+        self.put(range, [None, Some(new), None], false)
     }
 
-    /// Puts `new` in the place of all VMAs that overlap `taken`; these lie wholly inside it, and are stopped. One of
-    /// the new ones may be under `change`.
+    /// Puts `new` in the place of all VMAs that overlap `taken`; these lie wholly inside it, and are stopped. New
+    /// ones that are stopped, too, are under change; they merge with their neighbours in the end if they are to.
     fn put(
         &mut self,
         taken: VirtRange,
         new: [Option<Box<Vma>>; 3],
-        change: Option<Change>,
+        merges: bool,
     ) -> Result<(), Errno> {
         let no_entry = Entry { start: 0, end: 0, value: NonNull::dangling() };
         let (mut entries, mut fresh, mut count) = ([no_entry; 3], Made::default(), 0);
@@ -323,9 +320,13 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
                 unsafe { old.push(entry.value.cast::<RetireLink>()) };
             }
         })?;
-        fresh.iter().for_each(|vma| made.add(vma));
-        if let Some(free) = stopped.iter_mut().find(|change| change.is_none()) {
-            *free = change;
+        for vma in fresh.iter() {
+            made.add(vma);
+            // SAFETY: made just now.
+            let stopped_too = unsafe { vma.as_ref() }.sequence.read().is_none();
+            if stopped_too && let Some(free) = stopped.iter_mut().find(|change| change.is_none()) {
+                *free = Some(Change { vma, merges });
+            }
         }
         core::mem::forget(fresh);
         self.replaced += 1;
@@ -344,9 +345,19 @@ impl<M: Machine> Step<'_, '_, '_, M> {
         Ok(())
     }
 
+    /// Whether what is cut off `vma` is under change by this writer, as all of it is.
+    fn state_of(&self, vma: &Vma) -> State {
+        let same = |change: Change| change.vma == NonNull::from(vma);
+        let mine = self.stopped.into_iter().flatten().any(same);
+        if mine { State::Stopped } else { State::Running }
+    }
+
     /// Makes the next version the present one.
     fn publish(self) {
         let Self { writing, edit, made, old, pages, stopped, .. } = self;
+        if self.replaced == 0 {
+            return;
+        }
         writing.stopped.set(stopped);
         // The tree has them now.
         core::mem::forget(made);

@@ -19,7 +19,7 @@ use super::visit::Visit;
 use super::vma::{Area, Vma, VmaLock};
 use super::{Guard, Space};
 use crate::addr::VirtRange;
-use crate::error::{Errno, OutOfMemory};
+use crate::error::OutOfMemory;
 use crate::heap;
 use crate::knob::{Locking, Policy};
 use crate::machine::Machine;
@@ -35,6 +35,9 @@ use core::convert::Infallible;
 use core::ops::Deref;
 use core::ptr::NonNull;
 
+/// How often a writer claims what it chose before it claims all there is. Few where checks are to get there.
+const MOST_CHOICES: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 16 };
+
 /// No range.
 pub(super) const NOWHERE: VirtRange = VirtRange { start: 0, end: 0 };
 
@@ -42,6 +45,8 @@ pub(super) const NOWHERE: VirtRange = VirtRange { start: 0, end: 0 };
 pub(crate) struct Writing<'a, 'v, M: Machine> {
     /// What it was asked to claim.
     pub(super) asked: [VirtRange; 2],
+    /// The version of the tree in which that was chosen.
+    seen: usize,
     /// What this writer has under change.
     pub(super) stopped: Cell<UnderChange>,
     /// Whether it has stopped all VMAs.
@@ -66,12 +71,18 @@ impl<M: Machine> Space<M> {
         ranges: [VirtRange; 2],
         align: u64,
     ) -> Writing<'a, 'v, M> {
-        let Ok(writing) = self.write_where(cpu, align, |_| Ok::<_, Infallible>(ranges));
+        let Ok(writing) = self.write_where(cpu, align, 0, |_| Ok::<_, Infallible>(ranges));
         writing
     }
 
-    /// As [`write`](Self::write), the ranges that `choose` finds in the tree. Others may have changed what it looked at
-    /// before they are claimed.
+    /// As [`write`](Self::write), the ranges that `choose` finds in the tree. It is asked before they are claimed,
+    /// and again under the claim if the tree has changed since: what it answered last holds. Where that needs
+    /// more than is claimed, all starts over. A step that relies on the whole tree asks once more, if the tree has
+    /// changed since ([`is_outdated`](Writing::is_outdated)); then its caller comes again, with one more of `tries`.
+    ///
+    /// *Bound.* A start is in vain only if another operation has changed the answer, and so got on; one that
+    /// changes the tree elsewhere costs no more than another look. Who is overtaken [`MOST_CHOICES`] times
+    /// claims the whole space, which the range lock grants in its turn, and then whatever is chosen is claimed.
     ///
     /// # Errors
     /// What `choose` returns.
@@ -79,14 +90,19 @@ impl<M: Machine> Space<M> {
         &'a self,
         cpu: &'a Cpu<'v, M>,
         align: u64,
+        mut tries: u32,
         choose: impl Fn(&View<'_, Vma>) -> Result<[VirtRange; 2], E>,
     ) -> Result<Writing<'a, 'v, M>, E> {
         loop {
             let locking = self.locking(cpu);
             let coarse = (locking != Locking::Speculative).then(|| self.lock_all(cpu));
             let section = cpu.section();
-            let asked = choose(&self.tree.snapshot(&section))?;
-            let claimed = asked.map(|range| range.widen(align));
+            let view = self.tree.snapshot(&section);
+            let mut seen = view.version();
+            let mut asked = choose(&view)?;
+            let ranges = if tries < MOST_CHOICES { asked } else { [VirtRange::USER, NOWHERE] };
+            let claimed = ranges.map(|range| range.widen(align));
+            tries += 1;
             let mut section = Some(section);
             // Nothing is waited for in a section.
             let guard = coarse.unwrap_or_else(|| {
@@ -96,10 +112,24 @@ impl<M: Machine> Space<M> {
             if self.locking_in_force() != locking {
                 continue;
             }
-            let section = section.unwrap_or_else(|| cpu.section());
+            let section = match section {
+                // Within one section the same version is the same tree.
+                Some(section) if self.tree.snapshot(&section).version() == seen => section,
+                section => {
+                    let section = section.unwrap_or_else(|| cpu.section());
+                    let view = self.tree.snapshot(&section);
+                    seen = view.version();
+                    asked = choose(&view)?;
+                    let mut needed = asked.iter().map(|range| range.widen(align));
+                    if !needed.all(|range| claimed.iter().any(|own| own.covers(range))) {
+                        continue;
+                    }
+                    section
+                }
+            };
             let visit = Visit { cpu, space: self, claimed, section, _guard: guard };
             let (stopped, stopped_all) = (Cell::default(), Cell::new(false));
-            return Ok(Writing { asked, stopped, stopped_all, locking, visit });
+            return Ok(Writing { asked, seen, stopped, stopped_all, locking, visit });
         }
     }
 
@@ -116,6 +146,11 @@ impl<M: Machine> Writing<'_, '_, M> {
     pub(super) fn vma_at(&self, addr: u64) -> Option<&Vma> {
         // SAFETY: VMAs in a view live as long as the section, which lives as long as `self`.
         self.view().at(addr).map(|entry| unsafe { entry.value.as_ref() })
+    }
+
+    /// Whether `view` is another than that in which the ranges were chosen.
+    pub(super) fn is_outdated(&self, view: &View<'_, Vma>) -> bool {
+        view.version() != self.seen
     }
 
     /// Whether others may use the space meanwhile.
@@ -169,28 +204,31 @@ impl<M: Machine> Writing<'_, '_, M> {
         for Change { vma, merges } in self.stopped.get().into_iter().flatten() {
             // SAFETY: in the tree until this writer replaces it, and valid as long as the section.
             let vma = unsafe { vma.as_ref() };
-            if !merges || !self.has_like_neighbour(vma) || self.merge(vma.area.range).is_err() {
+            let finished = self.step(|step| {
+                if merges && has_like_neighbour(&step.view(), vma) {
+                    let range = vma.area.range;
+                    let (area, root) = step.take(range)?;
+                    return step.replace(range, Some(Piece { area, root }), State::Running);
+                }
+                // Under the lock of the tree: who leaves a VMA alone because it is under change has published by now.
+                self.resume(vma);
+                Ok(())
+            });
+            if finished.is_err() {
                 self.resume(vma);
             }
         }
-        self.stopped.set([None; 2]);
+        self.stopped.set(UnderChange::default());
     }
+}
 
-    /// Whether a VMA next to `vma` may be one with it.
-    fn has_like_neighbour(&self, vma: &Vma) -> bool {
-        let VirtRange { start, end } = vma.area.range;
-        let like =
-            |addr, at| self.vma_at(addr).is_some_and(|near| agree(&near.area, &vma.area, at));
-        like(end, end) || start.checked_sub(1).is_some_and(|below| like(below, start))
-    }
-
-    /// Makes what is under change in `range` one with its neighbours, and lets it run.
-    fn merge(&self, range: VirtRange) -> Result<(), Errno> {
-        self.step(|step| {
-            let (area, root) = step.take(range)?;
-            step.replace(range, Some(Piece { area, root }), State::Running)
-        })
-    }
+/// Whether a VMA next to `vma` in `view` may be one with it.
+fn has_like_neighbour(view: &View<'_, Vma>, vma: &Vma) -> bool {
+    let VirtRange { start, end } = vma.area.range;
+    // SAFETY: VMAs in a view live as long as the section.
+    let area = |addr| view.at(addr).map(|entry| unsafe { &entry.value.as_ref().area });
+    let like = |addr, at| area(addr).is_some_and(|near| agree(near, &vma.area, at));
+    like(end, end) || start.checked_sub(1).is_some_and(|below| like(below, start))
 }
 
 /// A VMA for `area`.
@@ -217,7 +255,7 @@ impl<M: Machine> Drop for Writing<'_, '_, M> {
     fn drop(&mut self) {
         if self.stopped_all.get() {
             self.vmas(VirtRange::USER).for_each(|vma| self.resume(vma));
-        } else if self.stopped.get() != [None; 2] {
+        } else if self.stopped.get() != UnderChange::default() {
             self.finish();
         }
     }

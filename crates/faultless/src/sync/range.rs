@@ -43,7 +43,7 @@ use super::mutant::{Mutant, lost};
 use super::order::{self, ClaimQueue, Mark, RangeClaim};
 use super::percpu::{Local, PerCpu};
 use super::spin::{SpinGuard, SpinLock};
-use super::wait::{LOOKS_BEFORE_PARKING, Wait};
+use super::wait::{LOOKS_BEFORE_PARKING, Spin, Wait};
 use crate::addr::VirtRange;
 use crate::machine::{CpuId, MAX_CPUS};
 use core::fmt;
@@ -362,6 +362,13 @@ impl RangeLock {
         // than for those that block it.
         let claim = self.arrive(slots, local, wanted, wait);
         claim.held().then(|| claim.marked())
+    }
+
+    /// Whether there is a claim, held or waiting, on a part of `range`. Its CPU answers nobody meanwhile.
+    pub fn is_claimed(&self, slots: &ClaimSlots, range: VirtRange) -> bool {
+        let queue = self.queue.lock(&Spin);
+        let alone = Wanted::from([range, VirtRange { start: 0, end: 0 }]);
+        queue.backwards(slots).any(|(_, claim)| claim.conflicts(alone))
     }
 
     /// Queues a claim, which is not held before [`RangeGuard::held`] says so.

@@ -78,6 +78,11 @@ impl RwLock {
         (word & (WRITER | NEXT_IS_WRITER) == 0).then_some(guard)
     }
 
+    /// Whether anybody is inside, or next.
+    pub fn is_held(&self) -> bool {
+        self.word.load(Ordering::Acquire) != 0
+    }
+
     /// Enters alone, waiting as `wait` does.
     ///
     /// # Panics

@@ -505,6 +505,14 @@ pub fn known() -> Vec<(&'static str, Case)> {
             let grow = Op::Remap(spans[0], 2, moves, 0);
             pair(filled(spans[1]), grow, Op::Remap(spans[1], 1, stays, 0), spans)
         }),
+        ("place", {
+            // Both of what moves must be gone before its place is looked at.
+            let mut start = filled(Span::new(0, 2));
+            start.push(Op::Map(Span::new(2, 1), How::Fixed, Prot::READ, MapFlags::PRIVATE));
+            roof(3, &mut start);
+            let spans = [Span::new(0, 2), Span::new(0, 3)];
+            pair(start, map(0, 2, How::Placed), Op::Remap(spans[1], 3, to, APART[1]), spans)
+        }),
         ("populate", {
             let (low, high) = (Span::new(1, 2), Span::new(3, 1));
             let start = vec![Op::Map(high, How::Fixed, RW, stack), Op::Store(3, 1)];

@@ -105,3 +105,27 @@ fn locks_move_and_are_not_inherited() {
         assert_eq!(locks(cpu, space), left, "nothing is left to be locked");
     });
 }
+
+#[test]
+fn dontunmap_unlocks_all_of_the_vma_that_it_moves_a_part_of() {
+    let keeps = RemapFlags::MAYMOVE | RemapFlags::FIXED | RemapFlags::DONTUNMAP;
+    let (away, beside) = (AT + 32 * P, AT + 8 * P);
+    let two = [(8, Lock::No), (2, Lock::Now)];
+    for (touched, to, left) in [
+        (true, away, &two[..]),
+        (true, beside, &two),
+        (false, away, &two),
+        // Never written, it merges with what it came from.
+        (false, beside, &[(10, Lock::No)]),
+    ] {
+        with_space(|cpu, space| {
+            if touched {
+                store(cpu, space, AT + 2 * P, 7).unwrap();
+            }
+            space.mlock(cpu, AT, 8 * P, Lock::Now).unwrap();
+            space.mremap(cpu, AT + 2 * P, 2 * P, 2 * P, keeps, to).unwrap();
+            assert_eq!(locks(cpu, space), left, "touched: {touched}, to {to:#x}");
+            space.madvise(cpu, AT, 8 * P, Advice::DontNeed).expect("none of it is locked");
+        });
+    }
+}
