@@ -10,26 +10,6 @@ use scenario::{AT, Guest, NONE, RW, Space, World, page};
 /// How often programs do the same: as long as a call may take.
 const ROUNDS: u64 = 5;
 
-/// An object of `pages` pages, of which the first `there` were written by the kernel: all words are 7.
-fn object(world: &World, pages: u64, there: u64) -> Shared<Object> {
-    world.quietly(|cpu| {
-        let object = Object::try_new(cpu, pages, 1).unwrap();
-        for index in 0..there {
-            // SAFETY: two words of a page that nobody else knows.
-            object
-                .write_page(cpu, index, |at| unsafe { at.cast::<[u64; 2]>().write([7; 2]) })
-                .unwrap();
-        }
-        object
-    })
-}
-
-/// Tells the oracle that the first `there` pages at `AT` are as `object` made them.
-fn written(guest: &Guest<'_>, there: u64) {
-    let mut oracle = guest.world.oracle();
-    (0..there).for_each(|at| oracle.renew((guest.space.id(), page(at)), 7));
-}
-
 /// Shortens the object to `left` of its two pages, in both spaces, and makes it as long as it was.
 fn truncate_and_extend(
     guest: &Guest<'_>,
@@ -56,10 +36,10 @@ fn truncate_and_extend(
 /// Two spaces use an object that a third CPU shortens, and makes longer again.
 fn accesses_against_truncation() {
     let world = World::new(3);
-    let object = object(&world, 2, 2);
+    let object = world.object(2, 2);
     let space = world.space(|guest| {
         guest.map_object(AT, 2, &object, RW, MapFlags::SHARED);
-        written(guest, 2);
+        guest.written(2);
     });
     let other = world.space(|guest| {
         guest.map_object(AT, 2, &object, RW, MapFlags::SHARED);
@@ -93,12 +73,12 @@ fn accesses_against_truncation() {
 /// The object's page is there, but mapped nowhere; its frame is another's before the mapping is revoked.
 fn a_mapping_against_a_page_that_leaves() {
     let world = World::new(2);
-    let object = object(&world, 2, 2);
+    let object = world.object(2, 2);
     let space = world.space(|guest| {
         guest.map_object(AT, 2, &object, RW, MapFlags::SHARED);
         guest.map(page(8), 2, RW);
         guest.store(page(9), 1).unwrap();
-        written(guest, 2);
+        guest.written(2);
     });
     let other = world.space(|_| {});
     world.run(&[
@@ -120,7 +100,7 @@ fn a_mapping_against_a_page_that_leaves() {
 /// A page comes into being while the object becomes too short for it.
 fn a_first_touch_against_truncation() {
     let world = World::new(2);
-    let object = object(&world, 2, 0);
+    let object = world.object(2, 0);
     let space = world.space(|guest| {
         guest.map_object(AT, 2, &object, RW, MapFlags::SHARED);
         guest.store(page(0), 1).unwrap();
@@ -142,14 +122,14 @@ fn a_first_touch_against_truncation() {
 /// A private mapping copies an object's pages, which stay as they are; another reads them.
 fn private_copies() {
     let world = World::new(3);
-    let object = object(&world, 2, 1);
+    let object = world.object(2, 1);
     let space = world.space(|guest| {
         guest.map_object(AT, 2, &object, RW, MapFlags::PRIVATE);
-        written(guest, 1);
+        guest.written(1);
     });
     let other = world.space(|guest| {
         guest.map_object(AT, 2, &object, RW, MapFlags::SHARED);
-        written(guest, 1);
+        guest.written(1);
     });
     world.run(&[
         (&space, &|guest| {

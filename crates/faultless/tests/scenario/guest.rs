@@ -26,6 +26,7 @@ const PRESENT: u64 = 1 << 0;
 const WRITE: u64 = 1 << 1;
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
+const SPECIAL: u64 = 1 << 10;
 const FRAME: u64 = ((1 << 40) - 1) << faultless::PAGE_SHIFT;
 
 /// The subsystem on a machine, and what may be seen of it.
@@ -97,6 +98,20 @@ impl World {
             let space = Space::new(&cpu).unwrap();
             prepare(&Guest::enter(self, &cpu, &space));
             space
+        })
+    }
+
+    /// An object of `pages` pages, of which the first `there` were written by the kernel: all words are 7.
+    pub fn object(&self, pages: u64, there: u64) -> Shared<Object> {
+        self.quietly(|cpu| {
+            let object = Object::try_new(cpu, pages, 1).unwrap();
+            for index in 0..there {
+                // SAFETY: two words of a page that nobody else knows.
+                object
+                    .write_page(cpu, index, |at| unsafe { at.cast::<[u64; 2]>().write([7; 2]) })
+                    .unwrap();
+            }
+            object
         })
     }
 
@@ -290,7 +305,9 @@ impl<'a> Guest<'a> {
         if !self.world.watched {
             return found;
         }
-        let checked = self.world.oracle().accessed((self.space.id(), page), at, store, found);
+        let frame = (!through.zeros).then_some((through.frame, through.owner));
+        let page_here = (self.space.id(), page);
+        let checked = self.world.oracle().accessed(page_here, frame, at, store, found);
         checked.unwrap_or_else(|what| self.wrong(page, &format!("law 2: {what}")));
         found
     }
@@ -324,6 +341,7 @@ impl<'a> Guest<'a> {
             frame: FrameNumber::from_phys(seen.value & FRAME),
             owner: seen.owner,
             stores: seen.value & WRITE != 0 && (stores || seen.value & DIRTY != 0),
+            zeros: seen.value & SPECIAL != 0,
         };
         self.tlb().fill(found);
         Some(found)
@@ -422,6 +440,16 @@ impl<'a> Guest<'a> {
             let backing = Backing { object, first: 0, may_write: true };
             self.space.mmap_object(self.cpu, start, len, prot, flags, backing).unwrap();
         });
+        if kind == MapFlags::PRIVATE {
+            let mut oracle = self.world.oracle();
+            (0..pages).for_each(|at| oracle.copies((self.space.id(), start + at * PAGE)));
+        }
+    }
+
+    /// Tells the oracle that the first `there` pages at `AT` are as [`World::object`] made them.
+    pub fn written(&self, there: u64) {
+        let mut oracle = self.world.oracle();
+        (0..there).for_each(|at| oracle.renew((self.space.id(), super::page(at)), 7));
     }
 
     pub fn unmap(&self, start: u64, pages: u64) {

@@ -35,6 +35,8 @@ pub struct Translation {
     pub owner: u64,
     /// Whether stores may go through it: writable, and marked dirty.
     pub stores: bool,
+    /// Whether the frame is that of zeros.
+    pub zeros: bool,
 }
 
 /// The last-level table of a 2 MiB region, as a paging-structure cache holds it.

@@ -3,12 +3,18 @@
 //! One thread runs at a time, and an access happens at one moment; so the oracle knows which store was
 //! last. What a call does to a page happens at some moment between its begin and its end, and until the
 //! end both outcomes are allowed.
+//!
+//! Whatever values may be there, a page is one at a time: once somebody has used another frame in its place, nobody
+//! uses the one before.
 
-use faultless::{Prot, SpaceId};
+use faultless::{FrameNumber, Prot, SpaceId};
 use std::collections::BTreeMap;
 
 /// A page of a space.
 pub type Page = (SpaceId, u64);
+
+/// A frame, and which ownership of it: as such it never comes back.
+pub type Owned = (FrameNumber, u64);
 
 /// Words of a page that programs use: the first ones.
 pub const WORDS: usize = 2;
@@ -32,11 +38,27 @@ struct Word {
     lazy: bool,
     /// What the children may see that forks under way are making: by fork.
     forks: Vec<(u32, Vec<u64>)>,
+    /// Of the first word of a page: the frame through which the page was used last, but for that of zeros; and those
+    /// before.
+    frame: Option<Owned>,
+    left: Vec<Owned>,
 }
 
 impl Word {
     fn new(value: u64) -> Self {
         Self { may_be: vec![value], ..Self::default() }
+    }
+
+    /// The page is used through `frame`, or that of zeros.
+    fn used(&mut self, frame: Option<Owned>) -> Result<(), String> {
+        if frame.is_some_and(|frame| self.left.contains(&frame)) {
+            return Err(format!("{frame:?} is used, after another in its place"));
+        }
+        if self.frame != frame {
+            self.left.extend(self.frame);
+            self.frame = frame;
+        }
+        Ok(())
     }
 
     fn stored(&mut self, value: u64) {
@@ -107,6 +129,8 @@ impl Word {
 #[derive(Clone, Debug)]
 struct Rights {
     words: [usize; WORDS],
+    /// Whether a frame may come back: that of an object, after a copy of it.
+    copies: bool,
     /// What may succeed, and what must.
     may: Prot,
     must: Prot,
@@ -136,7 +160,8 @@ impl Oracle {
         let words = &mut self.words;
         self.pages.entry((space.0, page)).or_insert_with(|| {
             let none = Prot::empty();
-            Rights { words: new_words(words, 0), may: none, must: none, changing: 0, changes: 0 }
+            let words = new_words(words, 0);
+            Rights { words, copies: false, may: none, must: none, changing: 0, changes: 0 }
         })
     }
 
@@ -146,18 +171,22 @@ impl Oracle {
         }
     }
 
-    /// An access to word `at` of the page happens, now.
+    /// An access to word `at` of the page happens, now, through `frame`, or that of zeros.
     pub fn accessed(
         &mut self,
         page: Page,
+        frame: Option<Owned>,
         at: usize,
         store: Option<u64>,
         found: u64,
     ) -> Result<(), String> {
         let needs = if store.is_some() { Prot::WRITE } else { Prot::READ };
-        let Rights { may, words, .. } = *self.page(page);
+        let Rights { may, words, copies, .. } = *self.page(page);
         if !may.contains(needs) {
             return Err(format!("an access that needs {needs:?} happened, where {may:?} may be"));
+        }
+        if !copies {
+            self.words[words[0]].used(frame)?;
         }
         match store {
             Some(value) => {
@@ -229,8 +258,14 @@ impl Oracle {
 
     /// From now on `new` shows what `old` shows: the page is moved there, or is of the same object.
     pub fn alias(&mut self, old: Page, new: Page) {
-        let words = self.page(old).words;
-        self.page(new).words = words;
+        let Rights { words, copies, .. } = *self.page(old);
+        let new = self.page(new);
+        (new.words, new.copies) = (words, copies);
+    }
+
+    /// From now on the page is of a private mapping of an object.
+    pub fn copies(&mut self, page: Page) {
+        self.page(page).copies = true;
     }
 
     /// The page is a new one, whose words are `value`.
@@ -271,8 +306,8 @@ impl Oracle {
     ) {
         let pages: Vec<_> = self.of(parent).map(|(page, rights)| (page, rights.clone())).collect();
         for (page, rights) in pages {
-            let copies = self.copies(fork, rights.words);
-            let words = if shared(page) { rights.words } else { copies };
+            let own = self.copy(fork, rights.words);
+            let words = if shared(page) { rights.words } else { own };
             if let Some(child) = child {
                 let theirs = Rights { words, changing: 0, changes: 0, ..rights };
                 self.pages.insert((child.0, page), theirs);
@@ -283,13 +318,15 @@ impl Oracle {
     /// The copy is over: of each pair, what was in the first page is in the second.
     pub fn end_copy(&mut self, number: u32, pairs: impl Iterator<Item = (Page, Page)>) {
         for (from, to) in pairs {
-            let words = self.page(from).words;
-            self.page(to).words = self.copies(number, words);
+            let Rights { words, copies, .. } = *self.page(from);
+            let words = self.copy(number, words);
+            let to = self.page(to);
+            (to.words, to.copies) = (words, copies);
         }
     }
 
     /// The words that copy `number` made of `words`; a word that it did not begin with is the same.
-    fn copies(&mut self, number: u32, words: [usize; WORDS]) -> [usize; WORDS] {
+    fn copy(&mut self, number: u32, words: [usize; WORDS]) -> [usize; WORDS] {
         words.map(|word| {
             let forks = &mut self.words[word].forks;
             let Some(at) = forks.iter().position(|(fork, _)| *fork == number) else {
