@@ -203,7 +203,7 @@ caught! {
     a_section_needs_its_mark:
         without SectionMark, a_section_against_freeing(), says "Causality violation";
     a_section_needs_its_barrier:
-        without FaultFence, a_section_against_freeing(), says "Causality violation";
+        without SectionFence, a_section_against_freeing(), says "Causality violation";
     who_retires_needs_its_fence:
         without RetireFence, two_sections_against_two_collectors(), says "Causality violation";
     who_advances_needs_its_fence:

@@ -1,7 +1,7 @@
-//! Objects: pages come into one and leave it. The real calls of [`Object`], on two CPUs of a small
-//! machine.
+//! Objects: pages come into one and leave it, and the spaces that map it. The real calls of [`Object`] and
+//! [`Space`], on two CPUs of a small machine.
 //!
-//! Bounds: two threads, at most three forced switches.
+//! Bounds: two threads, at most three forced switches; two where a space maps the object.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_object`
 #![cfg(loom)]
@@ -9,14 +9,18 @@
 #[macro_use]
 mod models;
 
+use faultless::audit::audit_with;
 use faultless::sync::atomic::{AtomicU64, Ordering};
-use faultless::{Cpu, CpuId, Object, Shared, Vm};
+use faultless::{
+    Access, Backing, Copies, Cpu, CpuId, MapFlags, Object, Prot, Setting, Shared, Space, Vm,
+};
 use loom::thread;
 use models::explore;
-use models::machine::{Toy, cpu};
+use models::machine::{Toy, cpu, page};
 use std::sync::Arc;
 
 const BOUND: Option<usize> = Some(3);
+const BOUND_WITH_SPACE: Option<usize> = Some(2);
 
 /// Runs `left` on CPU 0 and `right` on CPU 1, with an object of one page. At the end no frame is lost.
 fn two(
@@ -97,7 +101,74 @@ fn a_reference_is_to_the_page_that_was_found() {
     a_reference_against_reuse();
 }
 
+/// A space maps an object of two pages, and has touched the first. The second leaves the object, and is revoked,
+/// while another CPU touches it for the first time: at the end it is not mapped.
+fn a_first_touch_against_revocation(kind: MapFlags, access: Access) {
+    const AT: u64 = 16;
+    explore(BOUND_WITH_SPACE, move || {
+        const FRAMES: u32 = 24;
+        let vm = Toy::vm(2, FRAMES);
+        vm.set(Setting::FaultAroundPages(1));
+        let here = cpu(&vm, CpuId(0));
+        let object = Object::try_new(&here, 2, 0).unwrap();
+        for index in 0..2 {
+            object.write_page(&here, index, |_| {}).unwrap();
+        }
+        let space = Arc::new(Space::new(&here).unwrap());
+        let (flags, backing) =
+            (kind | MapFlags::FIXED, Backing { object: &object, first: 0, may_write: true });
+        let rw = Prot::READ | Prot::WRITE;
+        space.mmap_object(&here, page(AT), page(2), rw, flags, backing).unwrap();
+        space.fault(&here, page(AT), access).unwrap();
+        let other = {
+            let (vm, space): (Arc<Vm<Toy>>, _) = (Arc::clone(&vm), Arc::clone(&space));
+            thread::spawn(move || {
+                let there = cpu(&vm, CpuId(1));
+                let _ = space.fault(&there, page(AT + 1), access);
+                there.drain();
+            })
+        };
+        object.set_pages(&here, 1).unwrap();
+        space.revoke(&here, &object, 1..2, Copies::Drop);
+        other.join().unwrap();
+        assert!(space.page_at(&here, page(AT + 1)).is_none(), "a page beyond the end is mapped");
+        here.drain();
+        audit_with(&here, &[&*space], &[&object]).expect("the books are right");
+        Arc::into_inner(space).expect("nobody else runs it").exit(&here);
+        Object::release(object, &here);
+        here.drain();
+        let census = vm.audit(&here).unwrap();
+        assert_eq!((census.free, census.zero), (u64::from(FRAMES) - 1, 1), "a frame is lost");
+    });
+}
+
+fn a_mapping_against_revocation() {
+    a_first_touch_against_revocation(MapFlags::SHARED, Access::Read);
+}
+
+fn a_copy_against_revocation() {
+    a_first_touch_against_revocation(MapFlags::PRIVATE, Access::Write);
+}
+
+#[test]
+fn what_is_revoked_is_not_mapped_again() {
+    a_mapping_against_revocation();
+}
+
+#[test]
+fn what_is_revoked_is_not_copied_again() {
+    a_copy_against_revocation();
+}
+
 caught! {
+    who_revokes_needs_its_fence:
+        without SectionFence, a_mapping_against_revocation(), says "a page beyond the end";
+    who_maps_needs_its_barrier:
+        without FaultFence, a_mapping_against_revocation(), says "a page beyond the end";
+    who_copies_needs_its_barrier:
+        without FaultFence, a_copy_against_revocation(), says "a page beyond the end";
+    who_copies_looks_again:
+        without CopyLooksAgain, a_copy_against_revocation(), says "a page beyond the end";
     who_shortens_needs_its_fence:
         without TruncateFence, a_page_against_truncation(), says "a page is beyond the end";
     who_makes_a_page_looks_at_the_length_again:

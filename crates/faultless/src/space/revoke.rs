@@ -6,8 +6,6 @@ use crate::file::Object;
 use crate::frame::{Kind, Use};
 use crate::heap::Shared;
 use crate::machine::Machine;
-use crate::sync::atomic::{Ordering, fence};
-use crate::sync::mutant::{Mutant, lost};
 use crate::table::entry::Entry;
 use crate::vm::Cpu;
 use core::ops::Range;
@@ -42,6 +40,7 @@ impl<M: Machine> Space<M> {
         // Where none is mapped, an unmapping may have to flush yet: all who change VMAs are waited for.
         let mut hull = self.hull(cpu, object, &pages).unwrap_or(VirtRange::USER);
         loop {
+            // A full fence between the object, which the pages have left, and the entries: its section begins with one.
             let visit = self.visit(cpu, hull);
             // Another operation may have moved some of it before the range was claimed.
             match self.hull(cpu, object, &pages) {
@@ -51,9 +50,6 @@ impl<M: Machine> Space<M> {
                 }
                 None => return,
                 Some(_) => {}
-            }
-            if !lost(Mutant::RevokeFence) {
-                fence(Ordering::SeqCst);
             }
             let of_object = |entry: Entry| {
                 entry.is_mapped()

@@ -26,9 +26,9 @@
 //! translation, which leaves the entry clean. That store comes before the advice. Nobody takes the page away
 //! before the flush, since reclaim waits for the claim.
 //!
-//! Revocation is asked for after the pages have left their object, and starts with a full fence. A fault that
-//! maps a page of an object looks at the object again once it has the entry, behind a full barrier. So either it finds
-//! the page gone, or the revocation finds its entry.
+//! Revocation is asked for after the pages have left their object, and its visit begins with a full fence, that of the
+//! section. A fault that maps a page of an object looks at the object again once it has the entry, behind a full
+//! barrier. So either it finds the page gone, or the revocation finds its entry.
 
 use super::{Guard, Space};
 use crate::addr::VirtRange;

@@ -255,7 +255,8 @@ impl Grace {
 
     /// Opens a section: what is linked now or later stays alive until the section ends.
     ///
-    /// Writes this CPU's mark and nothing else. Sections nest, up to 255 deep.
+    /// Writes this CPU's mark and nothing else, and is a full fence, but inside another section. Sections nest, up to
+    /// 255 deep.
     ///
     /// # Panics
     /// When they nest deeper: the count would run into the epoch, and the sections would protect nothing.
@@ -267,7 +268,9 @@ impl Grace {
             let epoch = self.epoch.0.load(Ordering::Relaxed);
             let opened = u64::from(!lost(Mutant::SectionMark));
             mark.swap(epoch << NEST_BITS | opened, Ordering::SeqCst);
-            fence_after_rmw();
+            if !lost(Mutant::SectionFence) {
+                fence_after_rmw();
+            }
         } else {
             assert!(now & NEST < NEST, "grace sections nest at most 255 deep on a CPU");
             // Release, so that a look at this value still sees the sections before.

@@ -25,6 +25,9 @@ pub enum Mutant {
     KeepGained,
     /// A section's mark. Nobody waits for the reader.
     SectionMark,
+    /// The fence with which a section begins. Who frees does not see the mark; and who revokes an object's pages does
+    /// not see the entry of a fault that still sees such a page.
+    SectionFence,
     /// The look at all marks before the epoch advances. It advances while an old section is open.
     LookAtMarks,
     /// The second epoch of a grace period. One that began just before the first ends too early.
@@ -79,8 +82,6 @@ pub enum Mutant {
     /// Who copies an object's page looks at the object's length once it has the entry. It installs a copy of what was
     /// cut off, behind the back of who cuts it off.
     CopyLooksAgain,
-    /// The fence of a revocation, before it looks at entries: the other half of the barrier in a fault.
-    RevokeFence,
     /// Rights that were taken away are flushed.
     ProtectFlush,
     /// A fork flushes what it made read-only.
