@@ -165,17 +165,37 @@ fn a_fork_drops_only_what_allows_stores_and_only_here() {
     });
 }
 
+/// What it takes to take away what `tables` tables map, of each its first `touched` pages: by those who unmap, and by
+/// those who discard. A batch has room for what two tables may map, a part of 64 of all frames.
+fn flushes_of_tables(tables: u64, touched: u64) -> [Vec<Invalidate>; 2] {
+    let (at, len) = (2 << 30, tables * 512 * P);
+    let calls: [fn(&TestCpu<'_>, &TestSpace, u64, u64); 2] = [
+        |cpu, space, at, len| space.munmap(cpu, at, len).unwrap(),
+        |cpu, space, at, len| space.madvise(cpu, at, len, Advice::DontNeed).unwrap(),
+    ];
+    calls.map(|call| {
+        let mut flushes = Vec::new();
+        with_space((64 << 10) + 64, |cpu, space| {
+            map(cpu, space, at, tables * 512);
+            for page in (0..tables * 512).filter(|page| page % 512 < touched) {
+                store(cpu, space, at + page * P, page).unwrap();
+            }
+            flushes = dropped(cpu, || call(cpu, space, at, len));
+            assert_eq!(space.resident_pages(cpu), 1, "that of the table besides");
+        });
+        flushes
+    })
+}
+
 #[test]
 fn a_large_memory_flushes_once_for_several_tables() {
-    // Tables of 512 pages each; a batch holds what two of them map, a part of 64 of all frames.
-    let tables = 4;
-    with_space((64 << 10) + 64, |cpu, space| {
-        let at = 2 << 30;
-        map(cpu, space, at, tables * 512);
-        for page in 0..tables * 512 {
-            store(cpu, space, at + page * P, page).unwrap();
-        }
-        let unmap = || space.munmap(cpu, at, tables * 512 * P).unwrap();
-        assert_eq!(dropped(cpu, unmap), [Invalidate::All, Invalidate::All]);
-    });
+    let twice = || Vec::from([Invalidate::All, Invalidate::All]);
+    assert_eq!(flushes_of_tables(4, 512), [twice(), twice()]);
+}
+
+/// Who discards holds the entries of so many tables at once; who unmaps holds none.
+#[test]
+fn sixteen_tables_are_discarded_with_one_flush() {
+    let count = |tables| flushes_of_tables(tables, 3).map(|flushes| flushes.len());
+    assert_eq!([2, 16, 17, 33].map(count), [[1, 1], [1, 1], [1, 2], [1, 3]]);
 }

@@ -87,3 +87,14 @@ pub(crate) fn store(
 pub(crate) fn call<R>(cpu: &Cpu<'_, TestMachine>, call: impl FnOnce() -> R) -> R {
     THREAD.with(|thread| cpu.for_thread(thread, call))
 }
+
+/// Runs `fault` on CPU 0 and `worst` on CPU 1 while CPU 0 is filling its frame.
+pub(crate) fn between<R>(
+    vm: &TestVm,
+    worst: impl FnOnce(&Cpu<'_, TestMachine>) + Send,
+    fault: impl FnOnce() -> R,
+) -> R {
+    let other = cpu(vm, 1);
+    let worst = move || worst(&other);
+    vm.machine().interpose(worst, fault)
+}

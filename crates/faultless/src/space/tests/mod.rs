@@ -1,6 +1,7 @@
 //! Tests of whole spaces: against a naive model, and of chosen interleavings.
 
 mod calls;
+mod discards;
 mod flushes;
 mod guest;
 mod lazy;

@@ -1,6 +1,6 @@
 //! Mappings of objects: what Linux answers, who owns what, and chosen interleavings with truncation.
 
-use super::guest::{self, TestVm, cpu, load, store};
+use super::guest::{self, between, cpu, load, store};
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::audit::{audit, audit_with};
 use crate::error::Errno::{self, EACCES, EFBIG, EINVAL, EOVERFLOW};
@@ -87,17 +87,6 @@ fn finish(cpu0: &TestCpu<'_>, spaces: Vec<Space<TestMachine>>, files: Vec<File>)
     files.into_iter().for_each(|file| Object::release(file, cpu0));
     cpu0.drain();
     assert_eq!(audit(cpu0, &[]).unwrap().taken(), 1, "only the page of zeros is left");
-}
-
-/// Runs `fault` on CPU 0 and `worst` on CPU 1 while CPU 0 is filling its frame.
-fn between<R>(
-    vm: &TestVm,
-    worst: impl FnOnce(&TestCpu<'_>) + Send,
-    fault: impl FnOnce() -> R,
-) -> R {
-    let other = cpu(vm, 1);
-    let worst = move || worst(&other);
-    vm.machine().interpose(worst, fault)
 }
 
 #[test]

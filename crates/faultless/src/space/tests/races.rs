@@ -1,7 +1,7 @@
 //! Chosen interleavings. The test machine calls back while a fault zeroes or copies a frame, which is
 //! between its look at the entry and its taking of it: there another CPU does its worst.
 
-use super::guest::{self, TestVm, cpu, load, store};
+use super::guest::{self, between, cpu, load, store};
 use crate::addr::PAGE_SIZE;
 use crate::audit::audit;
 use crate::fault::{Access, FaultError, FaultKind};
@@ -20,17 +20,6 @@ const RW: Prot = Prot::READ.union(Prot::WRITE);
 fn map(cpu: &Cpu<'_, TestMachine>, space: &Space<TestMachine>, pages: u64, prot: Prot) {
     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::FIXED;
     assert_eq!(space.mmap(cpu, AT, pages * PAGE_SIZE, prot, flags), Ok(AT));
-}
-
-/// Runs `fault` on CPU 0 and `worst` on CPU 1 while CPU 0 is filling its frame.
-fn between<R>(
-    vm: &TestVm,
-    worst: impl FnOnce(&Cpu<'_, TestMachine>) + Send,
-    fault: impl FnOnce() -> R,
-) -> R {
-    let other = cpu(vm, 1);
-    let worst = move || worst(&other);
-    vm.machine().interpose(worst, fault)
 }
 
 fn finish(cpu0: Cpu<'_, TestMachine>, space: Space<TestMachine>) {

@@ -1,0 +1,268 @@
+//! Discards: pages are taken away, mappings stay, and no fault is given up for it. Chosen interleavings, and who waits
+//! for whom.
+
+use super::guest::{self, TestVm, between, cpu, load, store};
+use crate::addr::PAGE_SIZE;
+use crate::audit::{audit, audit_with};
+use crate::fault::{Access, FaultError, FaultKind};
+use crate::file::Object;
+use crate::heap::Shared;
+use crate::space::{Advice, Backing, Copies, MapFlags, Prot, Space};
+use crate::stat::Counter;
+use crate::testing::TestMachine;
+use crate::vm::Cpu;
+use std::thread;
+use std::time::Duration;
+use std::vec::Vec;
+
+const AT: u64 = 1 << 30;
+const P: u64 = PAGE_SIZE;
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED);
+const TAKING: [Advice; 2] = [Advice::DontNeed, Advice::Free];
+
+type TestSpace = Space<TestMachine>;
+type TestCpu<'v> = Cpu<'v, TestMachine>;
+
+/// A space of eight pages, of which page 1 has a 1.
+fn space(cpu: &TestCpu<'_>) -> TestSpace {
+    let space = Space::new(cpu).unwrap();
+    space.mmap(cpu, AT, 8 * P, RW, FIXED).unwrap();
+    store(cpu, &space, AT + P, 1).unwrap();
+    space
+}
+
+fn finish(vm: &TestVm, spaces: Vec<TestSpace>, objects: Vec<Shared<Object>>) {
+    let cpus: Vec<_> = (0..vm.machine().cpus as u16).map(|id| cpu(vm, id)).collect();
+    let cpu0 = &cpus[0];
+    let drain = || cpus.iter().for_each(Cpu::drain);
+    drain();
+    let (living, shares): (Vec<_>, Vec<_>) = (spaces.iter().collect(), objects.iter().collect());
+    audit_with(cpu0, &living, &shares).unwrap();
+    spaces.into_iter().for_each(|space| space.exit(cpu0));
+    objects.into_iter().for_each(|object| Object::release(object, cpu0));
+    drain();
+    assert_eq!(audit(cpu0, &[]).unwrap().taken(), 1, "only the page of zeros is left");
+}
+
+/// Nothing was given up, and no fault took a lock.
+fn assert_no_abort(vm: &TestVm) {
+    let totals = vm.totals();
+    assert_eq!((totals.aborts(), totals.get(Counter::RangeLockFault)), (0, 0));
+}
+
+#[test]
+fn a_first_touch_goes_on_beside_advice() {
+    for advice in TAKING {
+        let vm = guest::vm(2, 256);
+        let cpu0 = cpu(&vm, 0);
+        let space = space(&cpu0);
+        // Of its own page among others.
+        let got = between(
+            &vm,
+            |other| space.madvise(other, AT, 8 * P, advice).unwrap(),
+            || space.fault(&cpu0, AT, Access::Write),
+        );
+        assert_eq!(got, Ok(FaultKind::Anon));
+        assert_no_abort(&vm);
+        assert_eq!(vm.totals().get(Counter::TrylockFailed), 0, "the entry is as it was");
+        let kept = if advice == Advice::Free { 1 } else { 0 };
+        assert_eq!([0, P].map(|at| load(&cpu0, &space, AT + at)), [Ok(0), Ok(kept)]);
+        drop(cpu0);
+        finish(&vm, Vec::from([space]), Vec::new());
+    }
+}
+
+#[test]
+fn a_copy_overtaken_by_advice_looks_again() {
+    for (advice, kind, value) in
+        [(Advice::DontNeed, FaultKind::Anon, 0), (Advice::Free, FaultKind::Copy, 1)]
+    {
+        let vm = guest::vm(2, 256);
+        let cpu0 = cpu(&vm, 0);
+        let space = space(&cpu0);
+        let child = space.fork(&cpu0).unwrap();
+        let got = between(
+            &vm,
+            |other| space.madvise(other, AT + P, P, advice).unwrap(),
+            || space.fault(&cpu0, AT + P, Access::Write),
+        );
+        assert_eq!(got, Ok(kind), "{advice:?}");
+        assert_no_abort(&vm);
+        assert_eq!(load(&cpu0, &space, AT + P), Ok(value));
+        assert_eq!(load(&cpu0, &child, AT + P), Ok(1));
+        drop(cpu0);
+        finish(&vm, Vec::from([space, child]), Vec::new());
+    }
+}
+
+#[test]
+fn a_first_store_to_zeros_that_are_discarded_looks_again() {
+    let vm = guest::vm(2, 256);
+    let cpu0 = cpu(&vm, 0);
+    let space = space(&cpu0);
+    assert_eq!(load(&cpu0, &space, AT), Ok(0));
+    let got = between(
+        &vm,
+        |other| space.madvise(other, AT, P, Advice::DontNeed).unwrap(),
+        || space.fault(&cpu0, AT, Access::Write),
+    );
+    assert_eq!(got, Ok(FaultKind::Anon), "and no copy of zeros");
+    assert_eq!(vm.totals().get(Counter::TrylockFailed), 1);
+    assert_no_abort(&vm);
+    drop(cpu0);
+    finish(&vm, Vec::from([space]), Vec::new());
+}
+
+/// Pages that nobody may reach are owed no flush, and zeros no reference.
+#[test]
+fn hidden_pages_are_discarded() {
+    let vm = guest::vm(1, 256);
+    let cpu0 = cpu(&vm, 0);
+    let space = space(&cpu0);
+    (2..5).for_each(|page| assert_eq!(load(&cpu0, &space, AT + page * P), Ok(0)));
+    space.mprotect(&cpu0, AT, 8 * P, Prot::empty()).unwrap();
+    space.madvise(&cpu0, AT, 8 * P, Advice::DontNeed).unwrap();
+    assert!((0..8).all(|page| space.entry_at(&cpu0, AT + page * P).is_none()));
+    assert_eq!(space.resident_pages(&cpu0), 0);
+    drop(cpu0);
+    finish(&vm, Vec::from([space]), Vec::new());
+}
+
+/// A CPU that runs the space answers late. Until it does, what is being discarded belongs to the first discard: a
+/// second one and a fault wait, and only the first flushes.
+#[test]
+fn who_comes_to_what_is_being_discarded_waits_for_its_flush() {
+    let vm = guest::vm(4, 256);
+    let [cpu0, late, second, third] = [0, 1, 2, 3].map(|id| cpu(&vm, id));
+    let space = space(&cpu0);
+    space.activate(&late);
+    let flushes = || vm.totals().get(Counter::TlbFlush);
+    let before = flushes();
+    thread::scope(|scope| {
+        let space = &space;
+        let discard = |cpu: TestCpu<'_>| space.madvise(&cpu, AT, 8 * P, Advice::DontNeed).unwrap();
+        let first = scope.spawn(move || discard(cpu0));
+        while !space.entry_at(&late, AT + P).is_locked() {
+            thread::yield_now();
+        }
+        let others = [
+            scope.spawn(move || discard(second)),
+            scope.spawn(move || _ = space.fault(&third, AT + P, Access::Read).unwrap()),
+        ];
+        thread::sleep(Duration::from_millis(30));
+        assert!(!first.is_finished(), "the first did not wait for the flush");
+        assert!(others.iter().all(|other| !other.is_finished()), "one did not wait for the first");
+        assert!(space.entry_at(&late, AT + P).is_locked());
+        // Elsewhere nobody waits.
+        assert_eq!(space.fault(&late, AT + 5 * P, Access::Write), Ok(FaultKind::Anon));
+        let mut waits = true;
+        while waits {
+            late.serve_flushes();
+            waits = !first.is_finished() || others.iter().any(|other| !other.is_finished());
+        }
+    });
+    assert!((1..=2).contains(&(flushes() - before)), "of what was there, and of what came since");
+    assert_no_abort(&vm);
+    // SAFETY: the machine has no MMU.
+    unsafe { space.deactivate(&late) };
+    drop(late);
+    finish(&vm, Vec::from([space]), Vec::new());
+}
+
+/// An object of 32 pages, of which all but page 4 are there, mapped at `AT`.
+fn with_object(cpu: &TestCpu<'_>, kind: MapFlags) -> (TestSpace, Shared<Object>) {
+    let space = Space::new(cpu).unwrap();
+    let object = Object::try_new(cpu, 32, 1).unwrap();
+    for index in (0..32).filter(|&index| index != 4) {
+        // SAFETY: the bytes of a page, aligned.
+        object.write_page(cpu, index, |at| unsafe { at.cast::<u64>().write(index) }).unwrap();
+    }
+    let (flags, backing) =
+        (kind | MapFlags::FIXED, Backing { object: &object, first: 0, may_write: true });
+    space.mmap_object(cpu, AT, 32 * P, RW, flags, backing).unwrap();
+    (space, object)
+}
+
+fn truncate(cpu: &TestCpu<'_>, space: &TestSpace, object: &Shared<Object>, pages: u64) {
+    object.set_pages(cpu, pages).unwrap();
+    space.revoke(cpu, object, pages..u64::MAX, Copies::Drop);
+}
+
+#[test]
+fn a_fault_goes_on_beside_a_revocation() {
+    let punch = |cpu: &TestCpu<'_>, space: &TestSpace, object: &Shared<Object>| {
+        object.free_pages(cpu, 20..32);
+        space.revoke(cpu, object, 20..32, Copies::Keep);
+    };
+    let shorten = |cpu: &TestCpu<'_>, space: &TestSpace, object: &Shared<Object>| {
+        truncate(cpu, space, object, 20);
+    };
+    type Revoke = fn(&TestCpu<'_>, &TestSpace, &Shared<Object>);
+    for revoke in [punch as Revoke, shorten] {
+        for (kind, page, access, served) in [
+            (MapFlags::SHARED, 4, Access::Read, FaultKind::Shared),
+            (MapFlags::PRIVATE, 5, Access::Write, FaultKind::Copy),
+            (MapFlags::PRIVATE, 4, Access::Write, FaultKind::Anon),
+        ] {
+            let vm = guest::vm(2, 512);
+            let cpu0 = cpu(&vm, 0);
+            let (space, object) = with_object(&cpu0, kind);
+            store(&cpu0, &space, AT, 1).unwrap();
+            load(&cpu0, &space, AT + 30 * P).unwrap();
+            let got = between(
+                &vm,
+                |other| revoke(other, &space, &object),
+                || space.fault(&cpu0, AT + page * P, access),
+            );
+            assert_eq!(got, Ok(served));
+            assert_no_abort(&vm);
+            assert!(space.entry_at(&cpu0, AT + 30 * P).is_none());
+            drop(cpu0);
+            finish(&vm, Vec::from([space]), Vec::from([object]));
+        }
+    }
+}
+
+/// What a private mapping copies, a page or a hole, is cut off meanwhile.
+#[test]
+fn a_private_copy_of_what_is_cut_off_is_refused() {
+    for page in [4, 5] {
+        let vm = guest::vm(2, 512);
+        let cpu0 = cpu(&vm, 0);
+        let (space, object) = with_object(&cpu0, MapFlags::PRIVATE);
+        store(&cpu0, &space, AT, 1).unwrap();
+        let got = between(
+            &vm,
+            |other| truncate(other, &space, &object, 2),
+            || space.fault(&cpu0, AT + page * P, Access::Write),
+        );
+        assert_eq!(got, Err(FaultError::Bus));
+        assert_eq!(vm.totals().get(Counter::SpfVmaChanged), 0);
+        assert!(space.entry_at(&cpu0, AT + page * P).is_none());
+        drop(cpu0);
+        finish(&vm, Vec::from([space]), Vec::from([object]));
+    }
+}
+
+/// The page that a fault copies becomes a hole: the copy is of the hole.
+#[test]
+fn a_private_copy_of_what_becomes_a_hole_is_zeros() {
+    let vm = guest::vm(2, 512);
+    let cpu0 = cpu(&vm, 0);
+    let (space, object) = with_object(&cpu0, MapFlags::PRIVATE);
+    store(&cpu0, &space, AT, 1).unwrap();
+    let got = between(
+        &vm,
+        |other| {
+            object.free_pages(other, 5..6);
+            space.revoke(other, &object, 5..6, Copies::Keep);
+        },
+        || store(&cpu0, &space, AT + 5 * P + 8, 9),
+    );
+    assert_eq!(got, Ok(()));
+    assert_no_abort(&vm);
+    assert_eq!([0, 8].map(|word| load(&cpu0, &space, AT + 5 * P + word)), [Ok(0), Ok(9)]);
+    drop(cpu0);
+    finish(&vm, Vec::from([space]), Vec::from([object]));
+}
