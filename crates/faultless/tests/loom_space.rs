@@ -10,7 +10,7 @@
 mod models;
 
 use faultless::sync::atomic::Ordering;
-use faultless::{Access, Prot, Space};
+use faultless::{Access, Advice, Prot, Space};
 use models::machine::{Stage, Toy, map, page, two};
 use std::cell::Cell;
 
@@ -57,6 +57,31 @@ fn a_program_against_reuse() {
 #[test]
 fn a_program_uses_no_frame_that_is_another_s() {
     a_program_against_reuse();
+}
+
+/// A program uses a page that is discarded, and whose frame is another page a moment later.
+fn a_program_against_a_discard() {
+    two(
+        BOUND,
+        mapped,
+        |stage| {
+            stage.space.madvise(stage.cpu, page(16), page(2), Advice::DontNeed).unwrap();
+            stage.space.fault(stage.cpu, page(21), Access::Write).unwrap();
+        },
+        |stage| {
+            running(stage, || {
+                let first = stage.load(16).unwrap();
+                let second = stage.load(16).unwrap();
+                assert!(first <= 1 && second <= first, "{first} and then {second}");
+            });
+        },
+        |_| {},
+    );
+}
+
+#[test]
+fn a_program_sees_the_old_page_or_zeros() {
+    a_program_against_a_discard();
 }
 
 /// A program leaves and comes back, and uses nothing that it knew before.
@@ -246,6 +271,10 @@ caught! {
         without CopyFlush, a_copy_against_a_reader(), says "a stale owner";
     flush_first_then_let_go:
         without FlushFirst, a_program_against_reuse(), says "a stale owner";
+    flush_first_then_let_go_what_is_discarded:
+        without FlushFirst, a_program_against_a_discard(), says "a stale owner";
+    who_discards_waits_for_the_answer:
+        without AwaitAnswers, a_program_against_a_discard(), says "Causality violation";
     who_flushes_waits_for_the_answer:
         without AwaitAnswers, a_program_against_reuse(), says "Causality violation";
     who_answers_has_forgotten:

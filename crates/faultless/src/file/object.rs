@@ -23,7 +23,8 @@
 //!
 //! 1. [`set_pages`](Object::set_pages) shortens the object: no fault that begins now maps a page beyond.
 //! 2. [`Space::revoke`](crate::Space::revoke) for each space that may map it: a fault that began before
-//!    has its entry busy, and is waited for, or finds its VMA stopped. The pages are gone everywhere.
+//!    has its entry busy, and is waited for, or finds, once it has the entry, that the page has left. The pages are
+//!    gone everywhere.
 //!
 //! Between the two programs use what they had mapped, as if they had been faster. The object must not grow
 //! before the end of the second: it drops private copies too, and those of pages that were added are new.

@@ -10,7 +10,7 @@
 //! 2. it reads the VMA's sequence again. Unchanged: it *commits* the final value. Changed: it
 //!    *reverts*, and the entry is as it was.
 //!
-//! **A writer** (munmap, mprotect, mremap, madvise, fork) holds the range lock. It makes the
+//! **A writer** (munmap, mprotect, mremap, fork) holds the range lock. It makes the
 //! sequences of the VMAs odd, issues one full fence, then *settles* each entry: it waits until
 //! nobody holds it, and swaps in the new value ([`settle`]).
 //!
