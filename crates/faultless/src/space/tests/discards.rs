@@ -32,17 +32,19 @@ fn space(cpu: &TestCpu<'_>) -> TestSpace {
     space
 }
 
-fn finish(vm: &TestVm, spaces: Vec<TestSpace>, objects: Vec<Shared<Object>>) {
-    let cpus: Vec<_> = (0..vm.machine().cpus as u16).map(|id| cpu(vm, id)).collect();
-    let cpu0 = &cpus[0];
-    let drain = || cpus.iter().for_each(Cpu::drain);
+/// All frames are accounted for, now and when all is over.
+fn finish(own: TestCpu<'_>, spaces: Vec<TestSpace>, objects: Vec<Shared<Object>>) {
+    let vm = own.vm();
+    let ids = (0..vm.machine().cpus as u16).filter(|id| *id != own.id().0);
+    let others: Vec<_> = ids.map(|id| cpu(vm, id)).collect();
+    let drain = || others.iter().chain([&own]).for_each(Cpu::drain);
     drain();
     let (living, shares): (Vec<_>, Vec<_>) = (spaces.iter().collect(), objects.iter().collect());
-    audit_with(cpu0, &living, &shares).unwrap();
-    spaces.into_iter().for_each(|space| space.exit(cpu0));
-    objects.into_iter().for_each(|object| Object::release(object, cpu0));
+    audit_with(&own, &living, &shares).unwrap();
+    spaces.into_iter().for_each(|space| space.exit(&own));
+    objects.into_iter().for_each(|object| Object::release(object, &own));
     drain();
-    assert_eq!(audit(cpu0, &[]).unwrap().taken(), 1, "only the page of zeros is left");
+    assert_eq!(audit(&own, &[]).unwrap().taken(), 1, "only the page of zeros is left");
 }
 
 /// Nothing was given up or begun again, and no fault took a lock.
@@ -69,8 +71,7 @@ fn a_first_touch_goes_on_beside_advice() {
         assert_eq!(vm.totals().get(Counter::TrylockFailed), 0, "the entry is as it was");
         let kept = if advice == Advice::Free { 1 } else { 0 };
         assert_eq!([0, P].map(|at| load(&cpu0, &space, AT + at)), [Ok(0), Ok(kept)]);
-        drop(cpu0);
-        finish(&vm, Vec::from([space]), Vec::new());
+        finish(cpu0, Vec::from([space]), Vec::new());
     }
 }
 
@@ -92,8 +93,7 @@ fn a_copy_overtaken_by_advice_looks_again() {
         assert_no_abort(&vm);
         assert_eq!(load(&cpu0, &space, AT + P), Ok(value));
         assert_eq!(load(&cpu0, &child, AT + P), Ok(1));
-        drop(cpu0);
-        finish(&vm, Vec::from([space, child]), Vec::new());
+        finish(cpu0, Vec::from([space, child]), Vec::new());
     }
 }
 
@@ -111,8 +111,7 @@ fn a_first_store_to_zeros_that_are_discarded_looks_again() {
     assert_eq!(got, Ok(FaultKind::Anon), "and no copy of zeros");
     assert_eq!(vm.totals().get(Counter::TrylockFailed), 1);
     assert_no_abort(&vm);
-    drop(cpu0);
-    finish(&vm, Vec::from([space]), Vec::new());
+    finish(cpu0, Vec::from([space]), Vec::new());
 }
 
 /// Pages that nobody may reach are owed no flush, and zeros no reference.
@@ -126,8 +125,7 @@ fn hidden_pages_are_discarded() {
     space.madvise(&cpu0, AT, 8 * P, Advice::DontNeed).unwrap();
     assert!((0..8).all(|page| space.entry_at(&cpu0, AT + page * P).is_none()));
     assert_eq!(space.resident_pages(&cpu0), 0);
-    drop(cpu0);
-    finish(&vm, Vec::from([space]), Vec::new());
+    finish(cpu0, Vec::from([space]), Vec::new());
 }
 
 /// A CPU that runs the space answers late. Until it does, what is being discarded belongs to the first discard: a
@@ -167,8 +165,7 @@ fn who_comes_to_what_is_being_discarded_waits_for_its_flush() {
     assert_no_abort(&vm);
     // SAFETY: the machine has no MMU.
     unsafe { space.deactivate(&late) };
-    drop(late);
-    finish(&vm, Vec::from([space]), Vec::new());
+    finish(late, Vec::from([space]), Vec::new());
 }
 
 /// An object of 32 pages, of which all but page 4 are there, mapped at `AT`.
@@ -219,8 +216,7 @@ fn a_fault_goes_on_beside_a_revocation() {
             assert_eq!(got, Ok(served));
             assert_no_abort(&vm);
             assert!(space.entry_at(&cpu0, AT + 30 * P).is_none());
-            drop(cpu0);
-            finish(&vm, Vec::from([space]), Vec::from([object]));
+            finish(cpu0, Vec::from([space]), Vec::from([object]));
         }
     }
 }
@@ -241,8 +237,7 @@ fn a_private_copy_of_what_is_cut_off_is_refused() {
         assert_eq!(got, Err(FaultError::Bus));
         assert_eq!(vm.totals().get(Counter::SpfVmaChanged), 0);
         assert!(space.entry_at(&cpu0, AT + page * P).is_none());
-        drop(cpu0);
-        finish(&vm, Vec::from([space]), Vec::from([object]));
+        finish(cpu0, Vec::from([space]), Vec::from([object]));
     }
 }
 
@@ -264,6 +259,5 @@ fn a_private_copy_of_what_becomes_a_hole_is_zeros() {
     assert_eq!(got, Ok(()));
     assert_no_abort(&vm);
     assert_eq!([0, 8].map(|word| load(&cpu0, &space, AT + 5 * P + word)), [Ok(0), Ok(9)]);
-    drop(cpu0);
-    finish(&vm, Vec::from([space]), Vec::from([object]));
+    finish(cpu0, Vec::from([space]), Vec::from([object]));
 }
