@@ -62,7 +62,7 @@ fn a_program_uses_no_frame_that_is_another_s() {
 /// A program uses a page that is discarded, and whose frame is another page a moment later.
 fn a_program_against_a_discard() {
     two(
-        BOUND,
+        Some(3),
         mapped,
         |stage| {
             stage.space.madvise(stage.cpu, page(16), page(2), Advice::DontNeed).unwrap();
