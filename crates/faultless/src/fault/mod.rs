@@ -32,6 +32,7 @@ use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::grace::Section;
 use crate::sync::order;
+use crate::sync::wait::Wait;
 use crate::table::entry::Entry;
 use crate::table::node::{ENTRIES, LAST};
 use crate::table::walk::{Reached, descend};
@@ -385,7 +386,7 @@ impl<M: Machine> Space<M> {
             cpu.count(Counter::Segv);
             return Err(FaultError::Segv { mapped: false });
         }
-        let mut settled = false;
+        let (mut settled, mut looks) = (false, 0);
         loop {
             let tried = match self.locked_attempt(cpu, asked, prepared) {
                 Err(Refusal::Unmapped) if grow == Grow::Stacks => {
@@ -400,7 +401,11 @@ impl<M: Machine> Space<M> {
             };
             match tried {
                 Ok(kind) => return Ok(kind),
-                Err(Refusal::Overtaken) => {}
+                Err(Refusal::Overtaken) => {
+                    // Until a writer's step is done.
+                    cpu.wait(looks);
+                    looks += 1;
+                }
                 Err(Refusal::NoMemory) if prepared.wait_for_one(cpu) => {}
                 Err(Refusal::NoHeap) if !settled => {
                     // What was retired may be what is missing. There is no more to wait for.
@@ -491,7 +496,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         };
         let write = self.access == Access::Write;
         let root = self.vma.root.id();
-        // The first store to a VMA, which makes its root, takes the long way.
+        // The first store to a VMA, which makes its root, takes the long way; and so does one that finds the slot sealed.
         if self.vma.area.object.is_none()
             && (!write || root > RootSlot::SEALED_ID)
             && self.ahead.is_none_or(|thread| self.passes(thread, table))
