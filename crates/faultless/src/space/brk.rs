@@ -124,7 +124,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                 &step.view(),
                 VirtRange::new(range.start, range.end.saturating_add(PAGE_SIZE)),
             ) {
-                return Err(Errno::ENOMEM);
+                return Err(Errno::ENOMEM.into());
             }
             step.replace(range, Some(Piece { area: area.clone(), root: None }), State::Running)
         });

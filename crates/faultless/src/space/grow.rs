@@ -1,12 +1,12 @@
 //! Growth of a stack by a fault below it.
 
 use super::Space;
-use super::step::Step;
+use super::step::{Refused, Step};
 use super::vma::{Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use super::{MMAP_MIN_ADDR, STACK_GUARD};
 use crate::addr::{PAGE_SIZE, VirtRange};
-use crate::error::{Errno, OutOfMemory};
+use crate::error::OutOfMemory;
 use crate::machine::Machine;
 use crate::space::tree::View;
 use crate::stat::Counter;
@@ -63,7 +63,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         step: &mut Step<'_, '_, '_, M>,
         stack: u64,
         page: u64,
-    ) -> Result<bool, Errno> {
+    ) -> Result<bool, Refused> {
         let gap = VirtRange::new(page, stack);
         let limit = self.cpu.vm().knobs.stack_limit();
         let area = |view: View<'_, Vma>, addr| {

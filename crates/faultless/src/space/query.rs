@@ -9,6 +9,7 @@ use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned
 use crate::error::{Errno, Error};
 use crate::frame::{Kind, Use};
 use crate::machine::{CpuId, Machine};
+use crate::rmap::RootRef;
 use crate::sync::atomic::Ordering;
 use crate::table::node;
 use crate::vm::Cpu;
@@ -133,14 +134,14 @@ impl<M: Machine, P: AsRef<str>, F: Fn(u64) -> Option<Label<P>>> fmt::Display
     }
 }
 
-/// Whether `lower` and `upper`, neighbours of which one is under change, are one once that is finished.
-fn will_merge(lower: &Vma, upper: &Vma) -> bool {
+/// Whether `lower`, with the anon_vma that it will have, and `upper` are one once the one that is under change is finished.
+fn will_merge((lower, root): (&Vma, Option<RootRef<'_>>), upper: &Vma) -> bool {
     let apart = |vma: &Vma| vma.sequence.read().is_none();
     let at = upper.area.range.start;
     lower.area.range.end == at
         && (apart(lower) || apart(upper))
         && agree(&lower.area, &upper.area, at)
-        && roots_merge(lower.root.peek(), upper.root.peek())
+        && roots_merge(root, upper.root.peek())
 }
 
 impl<M: Machine> Space<M> {
@@ -167,10 +168,11 @@ impl<M: Machine> Space<M> {
         // SAFETY: VMAs in a view live as long as the section.
         let mut vmas = entries.map(|entry| unsafe { entry.value.as_ref() }).peekable();
         while let Some(mut vma) = vmas.next() {
-            let mut range = vma.area.range;
+            let (mut range, mut root) = (vma.area.range, vma.root.peek());
             // What a writer keeps apart until its entries are changed is listed as it will be.
-            while let Some(next) = vmas.next_if(|next| will_merge(vma, next)) {
+            while let Some(next) = vmas.next_if(|next| will_merge((vma, root), next)) {
                 range.end = next.area.range.end;
+                root = root.or_else(|| next.root.peek());
                 vma = next;
             }
             let offset = vma.area.offset - (vma.area.range.start - range.start) / PAGE_SIZE;

@@ -5,7 +5,7 @@ use super::lock::Lock;
 use super::map::place;
 use super::merge::{Piece, agree};
 use super::pages::each_slot;
-use super::step::{State, Step};
+use super::step::{Refused, State, Step};
 use super::unmap::TABLE_ALIGN;
 use super::vma::{Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
@@ -385,7 +385,7 @@ fn replace_both<M: Machine>(
     old: VirtRange,
     new: VirtRange,
     keep: bool,
-) -> Result<(), Errno> {
+) -> Result<(), Refused> {
     let first = VirtRange::page(old.start);
     let all = step.view().at(old.start).map_or(old, |entry| entry.range());
     let (mut area, root) =

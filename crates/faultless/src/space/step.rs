@@ -14,15 +14,16 @@
 //!    nothing has happened.
 //!
 //! *Invariant (under change):* a VMA in the tree whose sequence is odd is under change: a writer has made it stopped, and
-//! makes it run before it takes another step. No other writer merges with it, stops it or replaces it: one that changes
-//! pages beside it leaves it alone.
+//! will make it run. No other writer merges with it, stops it or replaces it: one that changes pages beside it leaves it
+//! alone.
 //!
 //! What is under change has exactly the pages whose entries its writer changes, and faults beside them go on. It
 //! merges with its neighbours when it is finished, in a second step: of two writers that are at work side by
 //! side, the one that finishes last. Should there be no memory for that step, they stay two.
 //!
 //! While no other CPU runs the space nobody is there to be kept out. Then it merges at once, and the second step is saved.
-//! Who comes meanwhile, and changes pages of such a VMA that its writer has not claimed, waits for it.
+//! Who comes meanwhile, and changes pages of such a VMA that its writer has not claimed, waits, holding nothing that its
+//! writer wants, and begins its step again.
 //!
 //! What is stopped, and what is not:
 //!
@@ -37,7 +38,7 @@ use super::merge::{Neighbour, Piece, agree, roots_merge};
 use super::vma::{Area, Vma};
 use super::write::{Writing, make_vma};
 use crate::addr::{PAGE_SIZE, VirtRange};
-use crate::error::Errno;
+use crate::error::{Errno, OutOfMemory};
 use crate::fault::anon::root_of_neighbour;
 use crate::machine::Machine;
 use crate::rmap::{AnonVma, Root, RootRef};
@@ -46,7 +47,6 @@ use crate::sync::atomic::Ordering;
 use crate::sync::grace::{RetireChain, RetireLink};
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::sequence::Sequence;
-use crate::sync::wait::until;
 use alloc::boxed::Box;
 use core::ptr::NonNull;
 
@@ -57,6 +57,27 @@ pub(super) enum State {
     Running,
     /// Not before the writer has changed the entries.
     Stopped,
+}
+
+/// Why a step did not happen. Nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// This is what the caller is to be told.
+    With(Errno),
+    /// The VMA at this address is under change by another writer.
+    Busy(u64),
+}
+
+impl From<Errno> for Refused {
+    fn from(errno: Errno) -> Self {
+        Self::With(errno)
+    }
+}
+
+impl From<OutOfMemory> for Refused {
+    fn from(oom: OutOfMemory) -> Self {
+        Self::With(oom.into())
+    }
 }
 
 /// A VMA under change.
@@ -93,34 +114,31 @@ pub(super) struct Step<'w, 'a, 'v, M: Machine> {
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Does one step, as `build` says, which sees the present tree in [`Step::view`].
+    /// Does one step, as `build` says, which sees the present tree in [`Step::view`], and is run again after a wait for
+    /// another writer.
     ///
     /// # Errors
     /// What `build` refuses, and `ENOMEM`: the heap is exhausted, or the space has too many VMAs. Nothing has changed.
     pub(super) fn step<R>(
         &self,
-        build: impl FnOnce(&mut Step<'_, '_, '_, M>) -> Result<R, Errno>,
+        mut build: impl FnMut(&mut Step<'_, '_, '_, M>) -> Result<R, Refused>,
     ) -> Result<R, Errno> {
-        let mut step = Step::begin(self);
-        let built = build(&mut step).and_then(|built| step.check_count().map(|()| built));
-        match built {
-            Ok(_) => step.publish(),
-            Err(_) => step.undo(),
+        loop {
+            let mut step = Step::begin(self);
+            let built = build(&mut step).and_then(|built| step.check_count().map(|()| built));
+            let refused = match built {
+                Ok(built) => {
+                    step.publish();
+                    return Ok(built);
+                }
+                Err(refused) => refused,
+            };
+            step.undo();
+            match refused {
+                Refused::With(errno) => return Err(errno),
+                Refused::Busy(addr) => self.await_others(addr),
+            }
         }
-        built
-    }
-
-    /// [`Step::replace`], and nothing else.
-    ///
-    /// # Errors
-    /// As [`step`](Self::step).
-    pub(super) fn replace(
-        &self,
-        range: VirtRange,
-        piece: Option<Piece>,
-        state: State,
-    ) -> Result<(), Errno> {
-        self.step(|step| step.replace(range, piece, state))
     }
 }
 
@@ -153,11 +171,11 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
     ///
     /// # Errors
     /// `EFAULT`: nothing is mapped there.
-    pub(super) fn take(&mut self, range: VirtRange) -> Result<(Area, Option<Root>), Errno> {
+    pub(super) fn take(&mut self, range: VirtRange) -> Result<(Area, Option<Root>), Refused> {
         let entry = self.edit.view().at(range.start).ok_or(Errno::EFAULT)?;
         let vma = vma(entry);
         let hull = &mut self.hulls[self.replaced.min(1)];
-        stop(self.writing, &self.made, hull, entry);
+        stop(self.writing, &self.made, hull, entry)?;
         Sequence::writer_fence();
         Ok((vma.area.part(range), vma.root.get()))
     }
@@ -166,7 +184,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
     ///
     /// # Errors
     /// `EFAULT`: nothing is mapped there.
-    pub(super) fn look(&self, range: VirtRange) -> Result<Area, Errno> {
+    pub(super) fn look(&self, range: VirtRange) -> Result<Area, Refused> {
         let entry = self.edit.view().at(range.start).ok_or(Errno::EFAULT)?;
         Ok(vma(entry).area.part(range))
     }
@@ -181,7 +199,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         range: VirtRange,
         piece: Option<Piece>,
         state: State,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Refused> {
         debug_assert!(self.writing.may_replace(range), "{range:?} is not claimed");
         let merges = state == State::Running || !self.writing.has_company();
         // What sticks out at either end, or is next to it and like what comes there.
@@ -208,7 +226,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
                     continue;
                 }
             }
-            stop(writing, made, hull, entry);
+            stop(writing, made, hull, entry)?;
             if low {
                 below = Some((vma, like_low && merges));
             }
@@ -265,7 +283,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
     ///
     /// # Errors
     /// `ENOMEM`; the step is over.
-    pub(super) fn extend_down(&mut self, stack: u64, addr: u64) -> Result<(), Errno> {
+    pub(super) fn extend_down(&mut self, stack: u64, addr: u64) -> Result<(), Refused> {
         let gap = VirtRange::new(addr, stack);
         let (entry, (_, sealed)) = (self.edit.view().at(stack), self.take(VirtRange::page(stack))?);
         let Some(own) = entry.map(|entry| &vma(entry).area) else { return Ok(()) };
@@ -282,7 +300,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
     ///
     /// # Errors
     /// `ENOMEM`; the step is over.
-    pub(super) fn renew(&mut self, area: Area, root: Option<Root>) -> Result<(), Errno> {
+    pub(super) fn renew(&mut self, area: Area, root: Option<Root>) -> Result<(), Refused> {
         let range = area.range;
         let new = make_vma(area, root, State::Stopped)?;
         self.put(range, [None, Some(new), None], false)
@@ -295,7 +313,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         taken: VirtRange,
         new: [Option<Box<Vma>>; 3],
         merges: bool,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Refused> {
         let no_entry = Entry { start: 0, end: 0, value: NonNull::dangling() };
         let (mut entries, mut fresh, mut count) = ([no_entry; 3], Made::default(), 0);
         for vma in new.into_iter().flatten() {
@@ -336,11 +354,11 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
 
 impl<M: Machine> Step<'_, '_, '_, M> {
     /// Refuses more VMAs than a space may have.
-    fn check_count(&self) -> Result<(), Errno> {
+    fn check_count(&self) -> Result<(), Refused> {
         let (more, most) =
             (self.made.len() > self.old.len(), self.writing.cpu.vm().knobs.max_map_count());
         if more && self.edit.view().len().saturating_sub(self.unmerged) as u64 > most {
-            return Err(Errno::ENOMEM);
+            return Err(Errno::ENOMEM.into());
         }
         Ok(())
     }
@@ -402,21 +420,20 @@ fn is_busy<M: Machine>(
 }
 
 /// Stops the VMA of `entry`, unless it is stopped already. [`Sequence::writer_fence`] must follow.
-///
-/// # Errors
-///
 fn stop<M: Machine>(
     writing: &Writing<'_, '_, M>,
     made: &Made,
     hull: &mut VirtRange,
     entry: Entry<Vma>,
-) {
-    // Its writer takes no step before it lets it run.
-    until(writing.cpu, || !is_busy(writing, made, hull, entry));
+) -> Result<(), Refused> {
+    if is_busy(writing, made, hull, entry) {
+        return Err(Refused::Busy(entry.start));
+    }
     if vma(entry).sequence.read().is_some() && !made.has(entry.value) {
         writing.stop_one(vma(entry));
         *hull = if hull.is_empty() { entry.range() } else { hull.hull(entry.range()) };
     }
+    Ok(())
 }
 
 impl Made {

@@ -42,7 +42,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// Unmaps `range`.
     pub(super) fn unmap(&self, range: VirtRange) -> Result<(), Errno> {
         let was = self.leave(range);
-        self.replace(range, None, State::Running)?;
+        self.step(|step| step.replace(range, None, State::Running))?;
         self.clear(range, was.as_ref());
         Ok(())
     }

@@ -28,6 +28,7 @@ use crate::space::tree::View;
 use crate::stat::Counter;
 use crate::sync::grace::RetireLink;
 use crate::sync::sequence::Sequence;
+use crate::sync::wait::until;
 use crate::vm::{Cpu, RETIRE_VMA};
 use alloc::boxed::Box;
 use core::cell::Cell;
@@ -157,6 +158,12 @@ impl<M: Machine> Writing<'_, '_, M> {
     pub(super) fn has_company(&self) -> bool {
         let (cpu, cpus) = (self.cpu.id(), self.cpu.vm().machine().cpus());
         self.locking == Locking::Speculative && self.space.core.cpus.any_but(cpu, cpus)
+    }
+
+    /// Waits until the VMA at `addr` is not under change by another writer.
+    #[cold]
+    pub(super) fn await_others(&self, addr: u64) {
+        until(self.cpu, || self.vma_at(addr).is_none_or(|vma| vma.sequence.read().is_some()));
     }
 
     /// Stops all VMAs: no fault without a lock succeeds in any, until this writer has finished. It has claimed the whole space.
