@@ -208,7 +208,8 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// Lets what is under change run: its entries are as it says, and flushed. What was kept from its neighbours merges
     /// with them, if it can.
     pub(super) fn finish(&self) {
-        for Change { vma, merges } in self.stopped.get().into_iter().flatten() {
+        for change in self.stopped.get().into_iter().flatten() {
+            let Change { vma, merges } = change;
             // SAFETY: in the tree until this writer replaces it, and valid as long as the section.
             let vma = unsafe { vma.as_ref() };
             let finished = self.step(|step| {
@@ -224,8 +225,10 @@ impl<M: Machine> Writing<'_, '_, M> {
             if finished.is_err() {
                 self.resume(vma);
             }
+            // A later one may merge with it.
+            let left = self.stopped.get();
+            self.stopped.set(left.map(|other| other.filter(|other| *other != change)));
         }
-        self.stopped.set(UnderChange::default());
     }
 }
 
