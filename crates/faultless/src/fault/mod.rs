@@ -234,31 +234,57 @@ impl<M: Machine> Space<M> {
         asked: Asked<'_>,
         prepared: &mut Prepared,
     ) -> Option<FaultKind> {
-        let Asked { page, access, ahead } = asked;
         let section = cpu.section();
-        let mut looks = 0;
-        let abort = loop {
-            let Some((vma, seen)) = self.running_vma(cpu, &section, page) else {
-                break Abort::VmaChanged;
-            };
-            let ticket = Ticket::speculative(vma, seen);
-            let tried = self.check(cpu, vma, access).and_then(|()| {
-                Attempt { cpu, space: self, vma, ticket, page, access, ahead }.serve(prepared)
-            });
-            match tried {
+        match self.speculate_once(cpu, &section, asked, prepared) {
+            Ok(kind) => {
+                cpu.count(Counter::Spf);
+                Some(kind)
+            }
+            Err(abort) => self.look_again(cpu, &section, asked, prepared, abort),
+        }
+    }
+
+    #[inline(always)]
+    fn speculate_once(
+        &self,
+        cpu: &Cpu<'_, M>,
+        section: &Section<'_>,
+        asked: Asked<'_>,
+        prepared: &mut Prepared,
+    ) -> Result<FaultKind, Abort> {
+        let Asked { page, access, ahead } = asked;
+        let (vma, seen) = self.running_vma(cpu, section, page).ok_or(Abort::VmaChanged)?;
+        let ticket = Ticket::speculative(vma, seen);
+        self.check(cpu, vma, access)?;
+        Attempt { cpu, space: self, vma, ticket, page, access, ahead }.serve(prepared)
+    }
+
+    /// The rest of a fault without a lock that was given up once.
+    #[cold]
+    #[inline(never)]
+    fn look_again(
+        &self,
+        cpu: &Cpu<'_, M>,
+        section: &Section<'_>,
+        asked: Asked<'_>,
+        prepared: &mut Prepared,
+        mut abort: Abort,
+    ) -> Option<FaultKind> {
+        for _ in 0..MOST_LOOKS {
+            let replaced = matches!(abort, Abort::VmaChanged | Abort::TableChanged);
+            if !replaced || self.running_vma(cpu, section, asked.page).is_none() {
+                break;
+            }
+            cpu.count(Counter::SpfVmaReplaced);
+            match self.speculate_once(cpu, section, asked, prepared) {
                 Ok(kind) => {
                     cpu.count(Counter::Spf);
                     return Some(kind);
                 }
-                // Another part of the VMA was changed, if there is one here that runs.
-                Err(Abort::VmaChanged | Abort::TableChanged) if looks < MOST_LOOKS => {
-                    cpu.count(Counter::SpfVmaReplaced);
-                    looks += 1;
-                }
-                Err(abort) => break abort,
+                Err(again) => abort = again,
             }
-        };
-        self.given_up(cpu, page, abort);
+        }
+        self.given_up(cpu, asked.page, abort);
         None
     }
 
