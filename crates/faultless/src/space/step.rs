@@ -37,7 +37,7 @@
 use super::merge::{Neighbour, Piece, agree, roots_merge};
 use super::vma::{Area, Vma};
 use super::write::{Writing, make_vma};
-use crate::addr::{PAGE_SIZE, VirtRange};
+use crate::addr::VirtRange;
 use crate::error::{Errno, OutOfMemory};
 use crate::fault::anon::root_of_neighbour;
 use crate::machine::Machine;
@@ -91,9 +91,19 @@ pub(super) struct Change {
 /// What one writer has under change: where a move goes to, and where it comes from, which that may have cut in two.
 pub(super) type UnderChange = [Option<Change>; 3];
 
+/// Whether anything is under change.
+#[inline(always)]
+pub(super) fn has_any(changes: &UnderChange) -> bool {
+    changes.iter().any(Option::is_some)
+}
+
 /// VMAs that no published tree has, at most two rests and a piece for each of two ranges. They are freed if none ever will.
-#[derive(Debug, Default)]
-struct Made([Option<NonNull<Vma>>; 6]);
+#[derive(Debug)]
+struct Made {
+    vmas: [Option<NonNull<Vma>>; 6],
+    /// How many places are used; those of what is freed again stay empty.
+    used: usize,
+}
 
 /// The next version of the tree, while one writer builds it.
 pub(super) struct Step<'w, 'a, 'v, M: Machine> {
@@ -143,6 +153,7 @@ impl<M: Machine> Writing<'_, '_, M> {
 }
 
 impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
+    #[inline(always)]
     fn begin(writing: &'w Writing<'a, 'v, M>) -> Self {
         let (cpu, tree) = (writing.cpu, &writing.space.tree);
         // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
@@ -151,7 +162,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         Self {
             writing,
             edit,
-            made: Made::default(),
+            made: Made { vmas: [None; 6], used: 0 },
             old: RetireChain::default(),
             hulls: [nowhere; 2],
             replaced: 0,
@@ -237,16 +248,21 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         Sequence::writer_fence();
         let (mut below, mut above) = (below.map(Neighbour::new), above.map(Neighbour::new));
 
-        let mut taken = range;
-        let mut new = [None, None, None];
-        if let Some(Piece { mut area, mut root }) = piece {
+        let (mut lower, mut upper) = (None, None);
+        if let Some(Piece { root, .. }) = &piece {
             let own = root.as_ref().map(RootRef::of);
-            let lower = below.take_if(|lower| lower.like && roots_merge(lower.root, own));
-            let upper = above.take_if(|upper| {
+            lower = below.take_if(|lower| lower.like && roots_merge(lower.root, own));
+            upper = above.take_if(|upper| {
                 upper.like
                     && roots_merge(upper.root, own)
                     && lower.is_none_or(|lower| roots_merge(lower.root, upper.root))
             });
+        }
+        let (first, mut taken) = (self.made.used, range);
+        if let Some(below) = below {
+            taken = taken.hull(self.keep_rest(below, range, VirtRange::new(0, range.start))?);
+        }
+        if let Some(Piece { mut area, mut root }) = piece {
             if let Some(Neighbour { vma, root: of_lower, .. }) = lower {
                 area.offset = vma.area.offset;
                 area.range.start = vma.area.range.start;
@@ -256,27 +272,57 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
                 area.range.end = vma.area.range.end;
                 root = root.or_else(|| of_upper.map(RootRef::get));
             }
-            taken = area.range;
-            new[1] = Some(make_vma(area, root, state)?);
+            taken = taken.hull(area.range);
+            self.make(area, root, state, true)?;
         }
-        let rests =
-            [(below, VirtRange::new(0, range.start)), (above, VirtRange::new(range.end, u64::MAX))];
-        for (slot, (beside, outside)) in [0, 2].into_iter().zip(rests) {
-            let Some(Neighbour { vma, root, .. }) = beside else { continue };
-            let own = vma.area.range;
-            if own.overlaps(range) {
-                taken = taken.hull(own);
-                let part = vma.area.part(outside);
-                let state = self.state_of(vma);
-                new[slot] = Some(make_vma(part, root.map(RootRef::get), state)?);
-            } else if !self.made.has(NonNull::from(vma))
-                && !self.writing.has_stopped(NonNull::from(vma))
-            {
-                // It was stopped for nothing: its root is another.
-                self.writing.resume(vma);
-            }
+        if let Some(above) = above {
+            let outside = VirtRange::new(range.end, u64::MAX);
+            taken = taken.hull(self.keep_rest(above, range, outside)?);
         }
-        self.put(taken, new, true)
+        self.put(taken, first)
+    }
+
+    /// Makes the part of a VMA that lies `outside` of `range` one of its own, if it overlaps `range`. Returns what is
+    /// taken besides `range`.
+    fn keep_rest(
+        &mut self,
+        beside: Neighbour<'_>,
+        range: VirtRange,
+        outside: VirtRange,
+    ) -> Result<VirtRange, Refused> {
+        let Neighbour { vma, root, .. } = beside;
+        let own = vma.area.range;
+        if own.overlaps(range) {
+            let state = self.state_of(vma);
+            self.make(vma.area.part(outside), root.map(RootRef::get), state, true)?;
+            return Ok(own);
+        }
+        let vma_at = NonNull::from(vma);
+        if !self.made.has(vma_at) && !self.writing.has_stopped(vma_at) {
+            // It was stopped for nothing: its root is another.
+            self.writing.resume(vma);
+        }
+        Ok(range)
+    }
+
+    /// Makes a VMA, which is put into the tree next. One that is stopped is under change, and merges with its neighbours
+    /// in the end, if it `merges`.
+    fn make(
+        &mut self,
+        area: Area,
+        root: Option<Root>,
+        state: State,
+        merges: bool,
+    ) -> Result<(), Refused> {
+        // No box from here on: to move one is to claim that there is no other pointer.
+        let vma = NonNull::from(Box::leak(make_vma(area, root, state)?));
+        self.made.add(vma);
+        if state == State::Stopped
+            && let Some(free) = self.stopped.iter_mut().find(|change| change.is_none())
+        {
+            *free = Some(Change { vma, merges });
+        }
+        Ok(())
     }
 
     /// Puts a VMA that extends down to `addr`, with nothing between, in the place of the one at `stack`. It merges with none.
@@ -292,8 +338,9 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         let root = root.map_or_else(|| AnonVma::try_new(None), Ok)?;
         let range = VirtRange::new(addr, own.range.end);
         let more = Area { range, offset: own.offset - gap.pages(), ..own.clone() };
-        let grown = make_vma(more, Some(root), State::Running)?;
-        self.put(range, [None, Some(grown), None], false)
+        let first = self.made.used;
+        self.make(more, Some(root), State::Running, false)?;
+        self.put(range, first)
     }
 
     /// Puts a VMA of `area` in the place of the one that has all of its range, and merges it with none. It is stopped.
@@ -302,51 +349,41 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
     /// `ENOMEM`; the step is over.
     pub(super) fn renew(&mut self, area: Area, root: Option<Root>) -> Result<(), Refused> {
         let range = area.range;
-        let new = make_vma(area, root, State::Stopped)?;
-        self.put(range, [None, Some(new), None], false)
+        let first = self.made.used;
+        self.make(area, root, State::Stopped, false)?;
+        self.put(range, first)
     }
 
-    /// Puts `new` in the place of all VMAs that overlap `taken`; these lie wholly inside it, and are stopped. New
-    /// ones that are stopped, too, are under change; they merge with their neighbours in the end if they are to.
-    fn put(
-        &mut self,
-        taken: VirtRange,
-        new: [Option<Box<Vma>>; 3],
-        merges: bool,
-    ) -> Result<(), Refused> {
+    /// Puts what was made since there were `first` in the place of all VMAs that overlap `taken`; these lie wholly
+    /// inside it, and are stopped.
+    #[inline(always)]
+    fn put(&mut self, taken: VirtRange, first: usize) -> Result<(), Refused> {
         let no_entry = Entry { start: 0, end: 0, value: NonNull::dangling() };
-        let (mut entries, mut fresh, mut count) = ([no_entry; 3], Made::default(), 0);
-        for vma in new.into_iter().flatten() {
-            let VirtRange { start, end } = vma.area.range;
-            // No box from here on: to move one is to claim that there is no other pointer.
-            let value = NonNull::from(Box::leak(vma));
-            fresh.add(value);
-            entries[count] = Entry { start, end, value };
+        let (mut entries, mut count) = ([no_entry; 3], 0);
+        let Self { writing, edit, made, old, pages, stopped, .. } = self;
+        for value in made.vmas[first..made.used].iter().copied().flatten() {
+            // SAFETY: made just now.
+            let range = unsafe { value.as_ref() }.area.range;
+            entries[count] = Entry { start: range.start, end: range.end, value };
             count += 1;
-            self.pages = self.pages.wrapping_add((end - start) / PAGE_SIZE);
+            *pages = pages.wrapping_add(range.pages());
         }
-        let Self { edit, made, old, pages, stopped, .. } = self;
+        let busy = first != 0 || has_any(&writing.stopped.get());
         edit.replace(taken, &entries[..count], |entry| {
             *pages = pages.wrapping_sub(entry.range().pages());
-            for change in stopped.iter_mut() {
-                *change = change.filter(|change| change.vma != entry.value);
+            if busy {
+                for change in stopped.iter_mut() {
+                    *change = change.filter(|change| change.vma != entry.value);
+                }
+                if made.free(entry.value) {
+                    // What this step made itself nobody has seen, and nobody will.
+                    return;
+                }
             }
-            // What this step made itself nobody has seen, and nobody will.
-            if !made.free(entry.value) {
-                // SAFETY: a link is the first field of a VMA. It lives until it is retired, and only who has the
-                // tree's lock touches the link.
-                unsafe { old.push(entry.value.cast::<RetireLink>()) };
-            }
+            // SAFETY: a link is the first field of a VMA. It lives until it is retired, and only who has the
+            // tree's lock touches the link.
+            unsafe { old.push(entry.value.cast::<RetireLink>()) };
         })?;
-        for vma in fresh.iter() {
-            made.add(vma);
-            // SAFETY: made just now.
-            let stopped_too = unsafe { vma.as_ref() }.sequence.read().is_none();
-            if stopped_too && let Some(free) = stopped.iter_mut().find(|change| change.is_none()) {
-                *free = Some(Change { vma, merges });
-            }
-        }
-        core::mem::forget(fresh);
         self.replaced += 1;
         Ok(())
     }
@@ -355,8 +392,10 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
 impl<M: Machine> Step<'_, '_, '_, M> {
     /// Refuses more VMAs than a space may have.
     fn check_count(&self) -> Result<(), Refused> {
-        let (more, most) =
-            (self.made.len() > self.old.len(), self.writing.cpu.vm().knobs.max_map_count());
+        let (more, most) = (
+            self.made.iter().count() > self.old.len(),
+            self.writing.cpu.vm().knobs.max_map_count(),
+        );
         if more && self.edit.view().len().saturating_sub(self.unmerged) as u64 > most {
             return Err(Errno::ENOMEM.into());
         }
@@ -371,12 +410,15 @@ impl<M: Machine> Step<'_, '_, '_, M> {
     }
 
     /// Makes the next version the present one.
+    #[inline(always)]
     fn publish(self) {
         let Self { writing, edit, made, old, pages, stopped, .. } = self;
         if self.replaced == 0 {
             return;
         }
-        writing.stopped.set(stopped);
+        if has_any(&writing.stopped.get()) || has_any(&stopped) {
+            writing.stopped.set(stopped);
+        }
         // The tree has them now.
         core::mem::forget(made);
         writing.space.mapped.fetch_add(pages, Ordering::Relaxed);
@@ -438,27 +480,24 @@ fn stop<M: Machine>(
 
 impl Made {
     fn iter(&self) -> impl Iterator<Item = NonNull<Vma>> {
-        self.0.into_iter().flatten()
-    }
-
-    fn len(&self) -> usize {
-        self.iter().count()
+        self.vmas[..self.used].iter().copied().flatten()
     }
 
     fn has(&self, vma: NonNull<Vma>) -> bool {
-        self.0.contains(&Some(vma))
+        self.iter().any(|made| made == vma)
     }
 
     fn add(&mut self, vma: NonNull<Vma>) {
         // A step replaces two ranges at most, each by three at most.
-        if let Some(free) = self.0.iter_mut().find(|made| made.is_none()) {
-            *free = Some(vma);
-        }
+        self.vmas[self.used] = Some(vma);
+        self.used += 1;
     }
 
     /// Frees `vma`, if it is one of these, which nobody uses any more. Returns whether it was.
     fn free(&mut self, vma: NonNull<Vma>) -> bool {
-        let Some(made) = self.0.iter_mut().find(|made| **made == Some(vma)) else { return false };
+        let Some(made) = self.vmas.iter_mut().find(|made| **made == Some(vma)) else {
+            return false;
+        };
         *made = None;
         // SAFETY: leaked from a box, and in no published tree, or they would have been forgotten.
         drop(unsafe { Box::from_raw(vma.as_ptr()) });
@@ -468,7 +507,7 @@ impl Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        for vma in self.0.into_iter().flatten() {
+        for vma in self.iter() {
             // SAFETY: as in `free`.
             drop(unsafe { Box::from_raw(vma.as_ptr()) });
         }

@@ -14,7 +14,7 @@
 //! which VMA says so, where that begins and ends beyond the claim, or which anon_vma it has, outside of a step.
 
 use super::merge::{Piece, agree};
-use super::step::{Change, State, UnderChange};
+use super::step::{Change, State, UnderChange, has_any};
 use super::visit::Visit;
 use super::vma::{Area, Vma, VmaLock};
 use super::{Guard, Space};
@@ -207,7 +207,15 @@ impl<M: Machine> Writing<'_, '_, M> {
 
     /// Lets what is under change run: its entries are as it says, and flushed. What was kept from its neighbours merges
     /// with them, if it can.
+    #[inline]
     pub(super) fn finish(&self) {
+        if has_any(&self.stopped.get()) {
+            self.finish_all();
+        }
+    }
+
+    #[inline(never)]
+    fn finish_all(&self) {
         for change in self.stopped.get().into_iter().flatten() {
             let Change { vma, merges } = change;
             // SAFETY: in the tree until this writer replaces it, and valid as long as the section.
@@ -265,7 +273,7 @@ impl<M: Machine> Drop for Writing<'_, '_, M> {
     fn drop(&mut self) {
         if self.stopped_all.get() {
             self.vmas(VirtRange::USER).for_each(|vma| self.resume(vma));
-        } else if self.stopped.get() != UnderChange::default() {
+        } else {
             self.finish();
         }
     }
