@@ -4,8 +4,9 @@
 //! whoever moves the end to another page, or the start, holds a claim on the pages on either side of it. Within
 //! its page the end moves by compare-and-swap, without a claim.
 
+use super::STACK_GUARD;
 use super::Space;
-use super::map::is_free;
+use super::map::is_stack;
 use super::merge::Piece;
 use super::step::State;
 use super::unmap::TABLE_ALIGN;
@@ -111,22 +112,22 @@ impl<M: Machine> Space<M> {
 impl<M: Machine> Writing<'_, '_, M> {
     /// Maps `range`, right above the heap, unless something is too near. Returns whether it did.
     fn extend_heap(&self, range: VirtRange) -> bool {
-        let area = Area {
-            range,
-            prot: Prot::READ | Prot::WRITE,
-            flags: VmaFlags::ACCOUNT,
-            offset: range.start >> PAGE_SHIFT,
-            object: None,
-        };
         let extended = self.step(|step| {
             // A page stays free above the heap, and a stack keeps its guard.
-            if !is_free(
-                &step.view(),
-                VirtRange::new(range.start, range.end.saturating_add(PAGE_SIZE)),
-            ) {
-                return Err(Errno::ENOMEM.into());
+            if let Some(next) = step.view().find(range.start) {
+                let guard = if is_stack(next) { STACK_GUARD } else { PAGE_SIZE };
+                if next.start < range.end.saturating_add(guard) {
+                    return Err(Errno::ENOMEM.into());
+                }
             }
-            step.replace(range, Some(Piece { area: area.clone(), root: None }), State::Running)
+            let area = Area {
+                range,
+                prot: Prot::READ | Prot::WRITE,
+                flags: VmaFlags::ACCOUNT,
+                offset: range.start >> PAGE_SHIFT,
+                object: None,
+            };
+            step.replace(range, Some(Piece { area, root: None }), State::Running)
         });
         extended.is_ok()
     }

@@ -14,7 +14,7 @@ use crate::file::Object;
 use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
-use crate::space::tree::View;
+use crate::space::tree::{Entry, View};
 use crate::vm::Cpu;
 use bitflags::bitflags;
 
@@ -298,8 +298,11 @@ pub(super) fn is_free(view: &View<'_, Vma>, range: VirtRange) -> bool {
 /// How high mappings may reach below the first VMA at or above `addr`: not into a stack's guard.
 fn guard_below(view: &View<'_, Vma>, addr: u64) -> Option<u64> {
     let entry = view.find(addr)?;
+    Some(entry.start.saturating_sub(if is_stack(entry) { STACK_GUARD } else { 0 }))
+}
+
+/// Whether the VMA of `entry`, of a view, grows down, and so keeps a guard below itself.
+pub(super) fn is_stack(entry: Entry<Vma>) -> bool {
     // SAFETY: VMAs in a view live as long as its section.
-    let vma = unsafe { entry.value.as_ref() };
-    let grows = vma.area.flags.contains(VmaFlags::GROWSDOWN);
-    Some(entry.start.saturating_sub(if grows { STACK_GUARD } else { 0 }))
+    unsafe { entry.value.as_ref() }.area.flags.contains(VmaFlags::GROWSDOWN)
 }

@@ -26,13 +26,12 @@ use crate::machine::Machine;
 use crate::rmap::{Root, RootSlot};
 use crate::space::tree::View;
 use crate::stat::Counter;
-use crate::sync::grace::RetireLink;
+use crate::sync::grace::{RetireLink, Section};
 use crate::sync::sequence::Sequence;
 use crate::sync::wait::until;
 use crate::vm::{Cpu, RETIRE_VMA};
 use alloc::boxed::Box;
 use core::cell::Cell;
-use core::convert::Infallible;
 use core::ops::Deref;
 use core::ptr::NonNull;
 
@@ -72,8 +71,36 @@ impl<M: Machine> Space<M> {
         ranges: [VirtRange; 2],
         align: u64,
     ) -> Writing<'a, 'v, M> {
-        let Ok(writing) = self.write_where(cpu, align, 0, |_| Ok::<_, Infallible>(ranges));
-        writing
+        let claimed = ranges.map(|range| range.widen(align));
+        loop {
+            let locking = self.locking(cpu);
+            let guard = if locking == Locking::Speculative {
+                self.claim_alone(cpu, claimed, || {})
+            } else {
+                self.lock_all(cpu)
+            };
+            if self.locking_in_force() == locking {
+                return Writing::new(
+                    cpu,
+                    self,
+                    ranges,
+                    claimed,
+                    locking,
+                    (cpu.section(), 0),
+                    guard,
+                );
+            }
+        }
+    }
+
+    fn claim_alone<'a>(
+        &'a self,
+        cpu: &'a Cpu<'_, M>,
+        claimed: [VirtRange; 2],
+        leave: impl FnOnce(),
+    ) -> Guard<'a> {
+        cpu.count(Counter::RangeLockWrite);
+        self.claim(cpu, claimed, leave)
     }
 
     /// As [`write`](Self::write), the ranges that `choose` finds in the tree. It is asked before they are claimed,
@@ -106,10 +133,8 @@ impl<M: Machine> Space<M> {
             tries += 1;
             let mut section = Some(section);
             // Nothing is waited for in a section.
-            let guard = coarse.unwrap_or_else(|| {
-                cpu.count(Counter::RangeLockWrite);
-                self.claim(cpu, claimed, || drop(section.take()))
-            });
+            let guard =
+                coarse.unwrap_or_else(|| self.claim_alone(cpu, claimed, || drop(section.take())));
             if self.locking_in_force() != locking {
                 continue;
             }
@@ -128,9 +153,8 @@ impl<M: Machine> Space<M> {
                     section
                 }
             };
-            let visit = Visit { cpu, space: self, claimed, section, _guard: guard };
-            let (stopped, stopped_all) = (Cell::default(), Cell::new(false));
-            return Ok(Writing { asked, seen, stopped, stopped_all, locking, visit });
+            let seen = (section, seen);
+            return Ok(Writing::new(cpu, self, asked, claimed, locking, seen, guard));
         }
     }
 
@@ -142,7 +166,22 @@ impl<M: Machine> Space<M> {
     }
 }
 
-impl<M: Machine> Writing<'_, '_, M> {
+impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
+    #[inline(always)]
+    fn new(
+        cpu: &'a Cpu<'v, M>,
+        space: &'a Space<M>,
+        asked: [VirtRange; 2],
+        claimed: [VirtRange; 2],
+        locking: Policy,
+        (section, seen): (Section<'a>, usize),
+        guard: Guard<'a>,
+    ) -> Self {
+        let visit = Visit { cpu, space, claimed, section, _guard: guard };
+        let (stopped, stopped_all) = (Cell::default(), Cell::new(false));
+        Self { asked, seen, stopped, stopped_all, locking, visit }
+    }
+
     /// The VMA at `addr`, as it is now.
     pub(super) fn vma_at(&self, addr: u64) -> Option<&Vma> {
         // SAFETY: VMAs in a view live as long as the section, which lives as long as `self`.
