@@ -134,14 +134,22 @@ impl<M: Machine, P: AsRef<str>, F: Fn(u64) -> Option<Label<P>>> fmt::Display
     }
 }
 
-/// Whether `lower`, with the anon_vma that it will have, and `upper` are one once the one that is under change is finished.
-fn will_merge((lower, root): (&Vma, Option<RootRef<'_>>), upper: &Vma) -> bool {
-    let apart = |vma: &Vma| vma.sequence.read().is_none();
+/// Whether something is under change among `vma` and those of `next` that follow it and are like it.
+fn is_changing<'a>(mut vma: &'a Vma, next: impl Iterator<Item = &'a Vma>) -> bool {
+    let changing = |vma: &Vma| vma.sequence.read().is_none();
+    for next in next {
+        if changing(vma) || !is_like(vma, next) {
+            break;
+        }
+        vma = next;
+    }
+    changing(vma)
+}
+
+/// Whether `lower` ends where `upper` begins, and is like it.
+fn is_like(lower: &Vma, upper: &Vma) -> bool {
     let at = upper.area.range.start;
-    lower.area.range.end == at
-        && (apart(lower) || apart(upper))
-        && agree(&lower.area, &upper.area, at)
-        && roots_merge(root, upper.root.peek())
+    lower.area.range.end == at && agree(&lower.area, &upper.area, at)
 }
 
 impl<M: Machine> Space<M> {
@@ -170,7 +178,11 @@ impl<M: Machine> Space<M> {
         while let Some(mut vma) = vmas.next() {
             let (mut range, mut root) = (vma.area.range, vma.root.peek());
             // What a writer keeps apart until its entries are changed is listed as it will be.
-            while let Some(next) = vmas.next_if(|next| will_merge((vma, root), next)) {
+            let changing = is_changing(vma, vmas.clone());
+            let one = |vma: &Vma, root, next: &Vma| {
+                changing && is_like(vma, next) && roots_merge(root, next.root.peek())
+            };
+            while let Some(next) = vmas.next_if(|next| one(vma, root, next)) {
                 range.end = next.area.range.end;
                 root = root.or_else(|| next.root.peek());
                 vma = next;

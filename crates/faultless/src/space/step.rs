@@ -212,7 +212,31 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         state: State,
     ) -> Result<(), Refused> {
         debug_assert!(self.writing.may_replace(range), "{range:?} is not claimed");
-        let merges = state == State::Running || !self.writing.has_company();
+        self.replace_anywhere(range, piece, state)
+    }
+
+    /// Merges the VMA that has exactly `range`, if there is one and no other writer has it under change, with what is
+    /// next to it. That changes nothing that a VMA says about a page, so it does not matter who has claimed it.
+    ///
+    /// # Errors
+    /// `ENOMEM`; the step is over.
+    pub(super) fn merge(&mut self, range: VirtRange) -> Result<(), Refused> {
+        let entry = self.edit.view().at(range.start).filter(|entry| entry.range() == range);
+        let hull = &self.hulls[self.replaced.min(1)];
+        if entry.is_none_or(|entry| is_busy(self.writing, &self.made, hull, entry)) {
+            return Ok(());
+        }
+        let (area, root) = self.take(range)?;
+        self.replace_anywhere(range, Some(Piece { area, root }), State::Running)
+    }
+
+    fn replace_anywhere(
+        &mut self,
+        range: VirtRange,
+        piece: Option<Piece>,
+        state: State,
+    ) -> Result<(), Refused> {
+        let mut merges = state == State::Running || !self.writing.has_company();
         // What sticks out at either end, or is next to it and like what comes there.
         let (mut below, mut above) = (None, None);
         let like =
@@ -232,24 +256,28 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
                 if !(like_low || like_high) {
                     continue;
                 }
+                // Who finishes what is busy merges all that are alike then, in the order in which they lie.
+                merges &= !is_busy(writing, made, hull, entry);
                 *unmerged += usize::from(!merges);
-                if !merges || is_busy(writing, made, hull, entry) {
+                if !merges {
                     continue;
                 }
             }
             stop(writing, made, hull, entry)?;
             if low {
-                below = Some((vma, like_low && merges));
+                below = Some((vma, like_low));
             }
             if high {
-                above = Some((vma, like_high && merges));
+                above = Some((vma, like_high));
             }
         }
         Sequence::writer_fence();
         let (mut below, mut above) = (below.map(Neighbour::new), above.map(Neighbour::new));
 
         let (mut lower, mut upper) = (None, None);
-        if let Some(Piece { root, .. }) = &piece {
+        if let Some(Piece { root, .. }) = &piece
+            && merges
+        {
             let own = root.as_ref().map(RootRef::of);
             lower = below.take_if(|lower| lower.like && roots_merge(lower.root, own));
             upper = above.take_if(|upper| {

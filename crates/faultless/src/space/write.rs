@@ -13,7 +13,7 @@
 //! is changed by who has claimed the page alone. So a writer may rely on what it reads about its pages. It may not rely on
 //! which VMA says so, where that begins and ends beyond the claim, or which anon_vma it has, outside of a step.
 
-use super::merge::{Piece, agree};
+use super::merge::{agree, roots_merge};
 use super::step::{Change, State, UnderChange, has_any};
 use super::visit::Visit;
 use super::vma::{Area, Vma, VmaLock};
@@ -259,11 +259,10 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
             let Change { vma, merges } = change;
             // SAFETY: in the tree until this writer replaces it, and valid as long as the section.
             let vma = unsafe { vma.as_ref() };
+            let range = vma.area.range;
             let finished = self.step(|step| {
-                if merges && has_like_neighbour(&step.view(), vma) {
-                    let range = vma.area.range;
-                    let (area, root) = step.take(range)?;
-                    return step.replace(range, Some(Piece { area, root }), State::Running);
+                if merges && merges_with_neighbour(&step.view(), vma) {
+                    return step.merge(range);
                 }
                 // Under the lock of the tree: who leaves a VMA alone because it is under change has published by now.
                 self.resume(vma);
@@ -275,17 +274,38 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
             // A later one may merge with it.
             let left = self.stopped.get();
             self.stopped.set(left.map(|other| other.filter(|other| *other != change)));
+            if merges {
+                self.merge_on(range);
+            }
+        }
+    }
+
+    /// Merges the VMA that has `range` now with its neighbours, as long as there are any: those that left this writer's
+    /// alone have merged with none.
+    fn merge_on(&self, mut range: VirtRange) {
+        while let Some(vma) = self.vma_at(range.start)
+            && vma.area.range != range
+            && merges_with_neighbour(&self.view(), vma)
+        {
+            range = vma.area.range;
+            if self.step(|step| step.merge(range)).is_err() {
+                return;
+            }
         }
     }
 }
 
-/// Whether a VMA next to `vma` in `view` may be one with it.
-fn has_like_neighbour(view: &View<'_, Vma>, vma: &Vma) -> bool {
+/// Whether a VMA next to `vma` in `view` is one with it, unless it is under change.
+fn merges_with_neighbour(view: &View<'_, Vma>, vma: &Vma) -> bool {
     let VirtRange { start, end } = vma.area.range;
     // SAFETY: VMAs in a view live as long as the section.
-    let area = |addr| view.at(addr).map(|entry| unsafe { &entry.value.as_ref().area });
-    let like = |addr, at| area(addr).is_some_and(|near| agree(near, &vma.area, at));
-    like(end, end) || start.checked_sub(1).is_some_and(|below| like(below, start))
+    let near = |addr| view.at(addr).map(|entry| unsafe { entry.value.as_ref() });
+    let one = |addr, at| {
+        near(addr).is_some_and(|near| {
+            agree(&near.area, &vma.area, at) && roots_merge(near.root.peek(), vma.root.peek())
+        })
+    };
+    one(end, end) || start.checked_sub(1).is_some_and(|below| one(below, start))
 }
 
 /// A VMA for `area`.

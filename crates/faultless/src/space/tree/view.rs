@@ -196,6 +196,12 @@ pub struct Iter<'s, T> {
     leaf: Option<(&'s Node, usize)>,
 }
 
+impl<T> Clone for Iter<'_, T> {
+    fn clone(&self) -> Self {
+        Self { view: self.view, leaf: self.leaf }
+    }
+}
+
 impl<T> Iterator for Iter<'_, T> {
     type Item = Entry<T>;
 
