@@ -70,24 +70,24 @@ fn try_once(case: &Case, orders: &Orders) {
     let world = World::unwatched(2, FRAMES);
     let space = world.space(|_| {});
     let orders = orders.get_or_init(|| world.within(&space, |hand| case.orders(hand)));
-    let children = world.within(&space, |hand| case.prepare(hand));
+    let besides = world.within(&space, |hand| case.prepare(hand));
     let returned: [Mutex<Vec<Ret>>; 2] = Default::default();
     let side = |hand: &Guest<'_>, side: usize| {
         for step in 0..case.sides[side].len() {
-            let ret = case.step(hand, side, step, &children);
+            let ret = case.step(hand, side, step, &besides);
             returned[side].lock().unwrap().push(ret);
         }
     };
     world.run(&[(&space, &|hand| side(hand, 0)), (&space, &|hand| side(hand, 1))]);
     let returned = returned.map(|returned| returned.into_inner().unwrap());
     {
-        let [first, second] = &children.new;
-        let born = [&children.old, first, second].map(|born| born.lock().unwrap());
-        let spaces = born.iter().flat_map(|born| born.iter()).chain([&space]);
-        world.audit(&spaces.collect::<Vec<_>>());
+        let [first, second] = &besides.new;
+        let born = [&besides.old, first, second].map(|born| born.lock().unwrap());
+        let spaces: Vec<_> = born.iter().flat_map(|born| born.iter()).chain([&space]).collect();
+        world.audit(&spaces, &Vec::from_iter(besides.object.get()));
     }
     let judged = world.within(&space, |hand| {
-        let found = case.conclude(hand, returned, children);
+        let found = case.conclude(hand, returned, besides);
         case.judge(hand, &found, orders)
     });
     judged.unwrap_or_else(|wrong| panic!("{wrong}"));

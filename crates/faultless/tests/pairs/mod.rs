@@ -11,6 +11,7 @@
 //! - of operations that fault pages in one by one, and with prefault: which pages are resident, and what
 //!   follows from that for the VMAs ([`Seen::without_pages`]);
 //! - of a listing that is made while another CPU does something: its counts of pages, and names;
+//! - of `mincore` while another CPU changes mappings: which pages are there;
 //! - of a listing made while another CPU moves, protects or advises several VMAs, one after the other:
 //!   anything;
 //! - an access that faults may be the growth of a stack or the making of an anon_vma, the fault, and the
@@ -25,8 +26,9 @@ pub mod op;
 pub mod seen;
 pub mod table;
 
-use op::{Children, Hand, Op, Ret, everything};
-use seen::Seen;
+use faultless::Object;
+use op::{Besides, Hand, Op, Ret, everything};
+use seen::{ObjectSeen, Seen};
 use std::fmt;
 
 /// See the module.
@@ -58,16 +60,18 @@ pub struct Outcome {
     children: [Vec<Seen>; 3],
     after: Vec<Ret>,
     last: Seen,
+    /// Right after the pair, and at last.
+    object: Option<[ObjectSeen; 2]>,
 }
 
 impl Case {
     /// Makes the starting state in an empty space.
-    pub fn prepare<H: Hand>(&self, hand: &H) -> Children<H::Child> {
-        let children = Children::default();
+    pub fn prepare<H: Hand>(&self, hand: &H) -> Besides<H::Child> {
+        let besides = Besides::default();
         for op in &self.start {
-            op.apply(hand, &children.old, &children.old);
+            op.apply(hand, &besides, &besides.old);
         }
-        children
+        besides
     }
 
     /// Does operation `number` of `side`.
@@ -76,28 +80,36 @@ impl Case {
         hand: &H,
         side: usize,
         number: usize,
-        children: &Children<H::Child>,
+        besides: &Besides<H::Child>,
     ) -> Ret {
-        self.sides[side][number].apply(hand, &children.old, &children.new[side])
+        self.sides[side][number].apply(hand, besides, &besides.new[side])
     }
 
-    /// Looks at what the pair left, does what reveals more, and ends the children.
+    /// Looks at what the pair left, does what reveals more, and ends the children and the object.
     pub fn conclude<H: Hand>(
         &self,
         hand: &H,
         mut returned: [Vec<Ret>; 2],
-        children: Children<H::Child>,
+        besides: Besides<H::Child>,
     ) -> Outcome {
-        if self.sides.iter().flatten().any(|op| op.is_by_vma()) {
-            for ret in returned.iter_mut().flatten() {
-                if let Ret::Areas(areas) = ret {
-                    areas.clear();
-                }
+        let any = |is: fn(Op) -> bool| self.sides.iter().flatten().any(|&op| is(op));
+        let (by_vma, may_miss) = (any(Op::is_by_vma), !self.pages || any(Op::moves_pages));
+        for ret in returned.iter_mut().flatten() {
+            match ret {
+                Ret::Areas(areas) if by_vma => areas.clear(),
+                Ret::InCore(there) if may_miss => *there = false,
+                _ => {}
             }
         }
         let keep = |seen: Seen| if self.pages { seen } else { seen.without_pages() };
         let seen = keep(Seen::of(hand.space(), hand.cpu()));
-        let Children { old, new: [first, second] } = children;
+        let Besides { old, new: [first, second], object } = besides;
+        let object = object.into_inner();
+        let see_object = || {
+            let seen = ObjectSeen::of(object.as_deref()?, hand.cpu());
+            Some(if self.pages { seen } else { seen.without_pages() })
+        };
+        let object_seen = see_object();
         let children = [old, first, second].map(|children| {
             let seen = |child: H::Child| {
                 let seen = keep(Seen::child::<H>(&child, hand.cpu()));
@@ -106,10 +118,14 @@ impl Case {
             };
             children.into_inner().unwrap().into_iter().map(seen).collect()
         });
-        let none = Children::default();
-        let after = self.after.iter().map(|op| op.apply(hand, &none.old, &none.old)).collect();
+        let none = Besides::default();
+        let after = self.after.iter().map(|op| op.apply(hand, &none, &none.old)).collect();
         let last = keep(Seen::of(hand.space(), hand.cpu()));
-        Outcome { returned, seen, children, after, last }
+        let objects = object_seen.zip(see_object()).map(|(seen, last)| [seen, last]);
+        if let Some(object) = object {
+            Object::release(object, hand.cpu());
+        }
+        Outcome { returned, seen, children, after, last, object: objects }
     }
 
     /// Empties the space again.
@@ -133,23 +149,27 @@ impl Case {
     /// What a side does, in the smallest steps, and which of them return something.
     fn steps(&self, side: usize) -> Vec<(Op, bool)> {
         let others = self.sides[1 - side].len();
-        let each = |&op: &Op| op.steps(others).into_iter().map(move |step| (step, step == op));
+        let each = |&op: &Op| {
+            let steps = op.steps(others);
+            let last = steps.len() - 1;
+            steps.into_iter().enumerate().map(move |(at, step)| (step, at == last))
+        };
         self.sides[side].iter().flat_map(each).collect()
     }
 
     /// Does the operations in one order, in an empty space, which it empties again.
     pub fn in_order<H: Hand>(&self, hand: &H, order: &[usize]) -> Outcome {
-        let children = self.prepare(hand);
+        let besides = self.prepare(hand);
         let mut returned = [Vec::new(), Vec::new()];
         let mut steps = [0, 1].map(|side| self.steps(side).into_iter());
         for &side in order {
             let (step, tells) = steps[side].next().expect("an order has all steps");
-            let ret = step.apply(hand, &children.old, &children.new[side]);
+            let ret = step.apply(hand, &besides, &besides.new[side]);
             if tells {
                 returned[side].push(ret);
             }
         }
-        let outcome = self.conclude(hand, returned, children);
+        let outcome = self.conclude(hand, returned, besides);
         self.clear(hand);
         outcome
     }
@@ -234,6 +254,10 @@ impl fmt::Display for Outcome {
             children.iter().try_for_each(|child| write!(f, "    a child, {whose}: {child}"))?;
         }
         writeln!(f, "    after: {}", rets(&self.after))?;
-        write!(f, "    at last: {}", self.last)
+        write!(f, "    at last: {}", self.last)?;
+        match &self.object {
+            Some([seen, last]) => writeln!(f, "    the object: {seen:?}, at last {last:?}"),
+            None => Ok(()),
+        }
     }
 }

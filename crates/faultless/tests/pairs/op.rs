@@ -6,11 +6,11 @@
 
 use super::seen::{AreaSeen, areas};
 use faultless::{
-    Access, Advice, Cpu, Errno, Error, FaultError, MapFlags, PAGE_SIZE, Prot, RemapFlags, Space,
-    VirtRange,
+    Access, Advice, Backing, Copies, Cpu, Errno, Error, FaultError, MapFlags, Object, PAGE_SIZE,
+    Prot, RemapFlags, Shared, Space, VirtRange,
 };
 use std::fmt;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 /// Where automatic placement starts, going down.
 const TOP: u64 = 0x7fff_f7ff_f000;
@@ -63,6 +63,16 @@ impl Span {
     }
 }
 
+/// Of what takes pages out of the object: the first part, the second, or both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// They leave the object.
+    First,
+    /// And what is mapped of them is unmapped.
+    Second,
+    Both,
+}
+
 /// How a mapping is told where to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum How {
@@ -73,7 +83,7 @@ pub enum How {
 }
 
 /// One call, or one access.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// `mmap` of anonymous memory.
     Map(Span, How, Prot, MapFlags),
@@ -92,8 +102,16 @@ pub enum Op {
     /// What a fault does first, and leaves if it is overtaken: a stack grows down to the page, and a VMA gets an
     /// anon_vma.
     Begin(i64, Access),
+    /// The case gets its object: a page for each of the window, of which some are there.
+    Object,
+    /// `mmap` of the object: each page of the window shows the page of that number.
+    MapObject(Span, MapFlags),
+    /// Pages of the object leave it: it ends where they begin, if the copies go too, or it gets a hole.
+    Leave(Span, Copies, Part),
     /// A listing of the space.
     Maps,
+    /// `mincore` of the page.
+    InCore(i64),
     Fork,
     /// One of the children made at the start ends.
     Exit,
@@ -105,6 +123,7 @@ pub enum Ret {
     Done,
     At(i64),
     Word(u64),
+    InCore(bool),
     Refused(Errno),
     Signal(FaultError),
     Areas(Vec<AreaSeen>),
@@ -116,6 +135,7 @@ impl fmt::Display for Ret {
             Self::Done => f.write_str("ok"),
             Self::At(page) => write!(f, "page {page}"),
             Self::Word(word) => write!(f, "{word}"),
+            Self::InCore(there) => f.write_str(if *there { "there" } else { "not there" }),
             Self::Refused(errno) => write!(f, "{errno:?}"),
             Self::Signal(error) => write!(f, "{error:?}"),
             Self::Areas(areas) => areas.iter().try_for_each(|area| write!(f, "{area}; ")),
@@ -158,27 +178,41 @@ pub trait Hand {
     fn space_of(child: &Self::Child) -> &Space<Self::Machine>;
 }
 
-/// The children of a case.
+/// What a case has besides its space.
 #[derive(Debug)]
-pub struct Children<C> {
-    /// Those made at the start, of which [`Op::Exit`] ends one.
+pub struct Besides<C> {
+    /// Children made at the start, of which [`Op::Exit`] ends one.
     pub old: Mutex<Vec<C>>,
     /// Those that each side makes.
     pub new: [Mutex<Vec<C>>; 2],
+    /// The object, if it needs one.
+    pub object: OnceLock<Shared<Object>>,
 }
 
-impl<C> Default for Children<C> {
+impl<C> Default for Besides<C> {
     fn default() -> Self {
-        Self { old: Mutex::default(), new: Default::default() }
+        Self { old: Mutex::default(), new: Default::default(), object: OnceLock::new() }
     }
 }
 
+/// The object of a case: of three pages two are there.
+fn make_object<H: Hand>(hand: &H) -> Shared<Object> {
+    let pages = WINDOW as u64;
+    let object = Object::try_new(hand.cpu(), pages, 1).expect("memory for an object");
+    for index in (0..pages).filter(|index| index % 3 != 2) {
+        // SAFETY: the first word of a page that nobody else knows.
+        let write = |at: *mut u8| unsafe { at.cast::<u64>().write(200 + index) };
+        object.write_page(hand.cpu(), index, write).expect("memory for a page");
+    }
+    object
+}
+
 impl Op {
-    /// Does it. Children go to `born`; those that end come from `old`.
+    /// Does it. Children go to `born`.
     pub fn apply<H: Hand>(
         self,
         hand: &H,
-        old: &Mutex<Vec<H::Child>>,
+        besides: &Besides<H::Child>,
         born: &Mutex<Vec<H::Child>>,
     ) -> Ret {
         let (space, cpu) = (hand.space(), hand.cpu());
@@ -224,7 +258,42 @@ impl Op {
                 }
                 Ret::Done
             }
+            Self::Object => {
+                besides.object.get_or_init(|| make_object(hand));
+                Ret::Done
+            }
+            Self::MapObject(span, flags) => {
+                let Some(object) = besides.object.get() else {
+                    return Ret::Refused(Errno::EINVAL);
+                };
+                let backing = Backing { object, first: span.at as u64, may_write: true };
+                let flags = flags | MapFlags::FIXED;
+                space.mmap_object(cpu, span.start(), span.bytes(), RW, flags, backing).into()
+            }
+            Self::Leave(span, copies, part) => {
+                let Some(object) = besides.object.get() else {
+                    return Ret::Refused(Errno::EINVAL);
+                };
+                let ends = copies == Copies::Drop;
+                let pages = span.at as u64..if ends { u64::MAX } else { span.end() as u64 };
+                match part {
+                    Part::Second => {}
+                    _ if ends => object.set_pages(cpu, pages.start).expect("a shorter one"),
+                    _ => object.free_pages(cpu, pages.clone()),
+                }
+                if part != Part::First {
+                    space.revoke(cpu, object, pages, copies);
+                }
+                Ret::Done
+            }
             Self::Maps => Ret::Areas(areas(space, cpu, |area| area.without_name())),
+            Self::InCore(at) => {
+                let mut there = false;
+                match space.mincore(cpu, addr(at), PAGE_SIZE, |it| there = it) {
+                    Ok(()) => Ret::InCore(there),
+                    Err(error) => Ret::Refused(error.errno),
+                }
+            }
             Self::Fork => match hand.fork() {
                 Ok(child) => {
                     born.lock().unwrap().push(child);
@@ -233,7 +302,7 @@ impl Op {
                 Err(error) => Ret::Refused(error.errno),
             },
             Self::Exit => {
-                let child = old.lock().unwrap().pop();
+                let child = besides.old.lock().unwrap().pop();
                 let Some(child) = child else { return Ret::Refused(Errno::EINVAL) };
                 hand.exit(child);
                 Ret::Done
@@ -241,11 +310,15 @@ impl Op {
         }
     }
 
-    /// Another CPU may do something between these. It does `others` operations, so an access may fault that often.
+    /// Another CPU may do something between these; the last returns what it returns. The other does `others`
+    /// operations, so an access may fault that often.
     pub fn steps(self, others: usize) -> Vec<Self> {
         let (at, access) = match self {
             Self::Load(at) => (at, Access::Read),
             Self::Store(at, _) => (at, Access::Write),
+            Self::Leave(span, copies, Part::Both) => {
+                return [Part::First, Part::Second].map(|it| Self::Leave(span, copies, it)).into();
+            }
             _ => return vec![self],
         };
         let mut steps = [Self::Begin(at, access), Self::Fault(at, access)].repeat(others);
@@ -261,6 +334,30 @@ impl Op {
             }
             Self::Protect(span, _) | Self::Advise(span, _) => span.pages > 1,
             _ => false,
+        }
+    }
+
+    /// Whether a page that is there may be in none of its VMAs' entries while this goes on.
+    pub fn moves_pages(self) -> bool {
+        match self {
+            Self::Map(..)
+            | Self::MapObject(..)
+            | Self::Unmap(_)
+            | Self::Remap(..)
+            | Self::Brk(_) => true,
+            Self::Protect(..)
+            | Self::Advise(..)
+            | Self::HeapAt(_)
+            | Self::Load(_)
+            | Self::Store(..)
+            | Self::Fault(..)
+            | Self::Begin(..)
+            | Self::Object
+            | Self::Leave(..)
+            | Self::Maps
+            | Self::InCore(_)
+            | Self::Fork
+            | Self::Exit => false,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::op::{Hand, page};
 use faultless::frame::Use;
-use faultless::{AreaInfo, Cpu, Machine, PAGE_SIZE, Prot, Space, VmaFlags};
+use faultless::{AreaInfo, Cpu, Machine, Object, PAGE_SIZE, Prot, Space, VmaFlags};
 use std::fmt;
 
 /// A VMA as `maps` lists it.
@@ -143,5 +143,23 @@ impl fmt::Display for Seen {
         writeln!(f, "{mapped} pages mapped, {resident} resident, heap {start}..{end}")?;
         areas.iter().try_for_each(|area| writeln!(f, "      {area}"))?;
         if words.is_empty() { Ok(()) } else { writeln!(f, "      words {words:?}") }
+    }
+}
+
+/// An object at a quiet moment: the first word of each page, if that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectSeen(Vec<Option<u64>>);
+
+impl ObjectSeen {
+    pub fn of<M: Machine>(object: &Object, cpu: &Cpu<'_, M>) -> Self {
+        // SAFETY: a page that is lent, to which nobody writes at a quiet moment.
+        let word = |at: *const u8| unsafe { at.cast::<u64>().read() };
+        let word = |index| object.read_page(cpu, index, |page| page.map(word));
+        Self((0..object.pages()).map(word).collect())
+    }
+
+    /// Without which pages are there.
+    pub fn without_pages(self) -> Self {
+        Self(self.0.into_iter().map(|word| Some(word.unwrap_or(0))).collect())
     }
 }

@@ -4,8 +4,8 @@
 //! paired with every other, in every [`Relation`] and from every [`Base`].
 
 use super::Case;
-use super::op::{APART, BOUNDARY, How, NONE, Op, RW, Span, TOP_PAGE, WINDOW};
-use faultless::{Advice, MapFlags, Prot, RemapFlags};
+use super::op::{APART, BOUNDARY, How, NONE, Op, Part, RW, Span, TOP_PAGE, WINDOW};
+use faultless::{Advice, Copies, MapFlags, Prot, RemapFlags};
 use std::fmt;
 
 /// Makes an enum, and the list of all it has.
@@ -32,6 +32,8 @@ listed! {
         MapShared,
         MapStack,
         MapPopulate,
+        MapObject,
+        MapObjectShared,
         Unmap,
         ProtectRead,
         ProtectNone,
@@ -52,6 +54,9 @@ listed! {
         Load,
         Store,
         StackGrowth,
+        Truncate,
+        PunchHole,
+        InCore,
         Maps,
         Fork,
         Exit,
@@ -84,6 +89,8 @@ impl Kind {
             Self::MapShared => Op::Map(span, How::Fixed, RW, MapFlags::SHARED),
             Self::MapStack => Op::Map(span, How::Fixed, RW, private | MapFlags::GROWSDOWN),
             Self::MapPopulate => Op::Map(span, How::Fixed, RW, private | MapFlags::POPULATE),
+            Self::MapObject => Op::MapObject(span, private),
+            Self::MapObjectShared => Op::MapObject(span, MapFlags::SHARED),
             Self::Unmap => Op::Unmap(span),
             Self::ProtectRead => Op::Protect(span, Prot::READ),
             Self::ProtectNone => Op::Protect(span, NONE),
@@ -103,6 +110,9 @@ impl Kind {
             Self::BrkShrink => Op::Brk(at),
             Self::Load => Op::Load(at),
             Self::Store | Self::StackGrowth => Op::Store(at, 100 + side as u64),
+            Self::Truncate => Op::Leave(span, Copies::Drop, Part::Both),
+            Self::PunchHole => Op::Leave(span, Copies::Keep, Part::Both),
+            Self::InCore => Op::InCore(at),
             Self::Maps => Op::Maps,
             Self::Fork => Op::Fork,
             Self::Exit => Op::Exit,
@@ -118,6 +128,8 @@ impl Kind {
             | Self::MapShared
             | Self::MapStack
             | Self::MapPopulate
+            | Self::MapObject
+            | Self::MapObjectShared
             | Self::Unmap
             | Self::ProtectRead
             | Self::ProtectNone
@@ -137,8 +149,10 @@ impl Kind {
             | Self::PopulateRead
             | Self::PopulateWrite
             | Self::Load
-            | Self::Store => Touches::Pages,
-            Self::Maps | Self::Fork | Self::Exit => Touches::Space,
+            | Self::Store
+            | Self::PunchHole
+            | Self::InCore => Touches::Pages,
+            Self::Truncate | Self::Maps | Self::Fork | Self::Exit => Touches::Space,
         }
     }
 
@@ -156,6 +170,8 @@ impl Kind {
             | Self::MapShared
             | Self::MapStack
             | Self::MapPopulate
+            | Self::MapObject
+            | Self::MapObjectShared
             | Self::Unmap
             | Self::ProtectRead
             | Self::ProtectNone
@@ -172,6 +188,9 @@ impl Kind {
             | Self::BrkShrink
             | Self::Load
             | Self::Store
+            | Self::Truncate
+            | Self::PunchHole
+            | Self::InCore
             | Self::Maps
             | Self::Fork
             | Self::Exit => false,
@@ -194,14 +213,74 @@ impl Kind {
                 ops.push(Op::Map(stack, How::Fixed, RW, flags));
                 ops.push(Op::Store(stack.at, 1));
             }
+            Self::MapObject | Self::MapObjectShared | Self::Truncate | Self::PunchHole => {
+                ops.push(Op::Object);
+            }
             Self::Exit => ops.push(Op::Fork),
-            _ => {}
+            Self::MapHint
+            | Self::MapFixed
+            | Self::MapNoReplace
+            | Self::MapPlaced
+            | Self::MapShared
+            | Self::MapStack
+            | Self::MapPopulate
+            | Self::Unmap
+            | Self::ProtectRead
+            | Self::ProtectNone
+            | Self::Shrink
+            | Self::MoveAway
+            | Self::MoveKeep
+            | Self::DontNeed
+            | Self::Free
+            | Self::Random
+            | Self::DontFork
+            | Self::PopulateRead
+            | Self::PopulateWrite
+            | Self::Load
+            | Self::Store
+            | Self::InCore
+            | Self::Maps
+            | Self::Fork => {}
         }
     }
 
     /// Whether placement decides where it goes.
     fn is_placed(self) -> bool {
-        matches!(self, Self::MapPlaced | Self::GrowOrMove | Self::MoveKeep)
+        match self {
+            Self::MapPlaced | Self::GrowOrMove | Self::MoveKeep => true,
+            Self::MapHint
+            | Self::MapFixed
+            | Self::MapNoReplace
+            | Self::MapShared
+            | Self::MapStack
+            | Self::MapPopulate
+            | Self::MapObject
+            | Self::MapObjectShared
+            | Self::Unmap
+            | Self::ProtectRead
+            | Self::ProtectNone
+            | Self::GrowInPlace
+            | Self::Shrink
+            | Self::MoveHere
+            | Self::MoveAway
+            | Self::DontNeed
+            | Self::Free
+            | Self::Random
+            | Self::DontFork
+            | Self::PopulateRead
+            | Self::PopulateWrite
+            | Self::BrkGrow
+            | Self::BrkShrink
+            | Self::Load
+            | Self::Store
+            | Self::StackGrowth
+            | Self::Truncate
+            | Self::PunchHole
+            | Self::InCore
+            | Self::Maps
+            | Self::Fork
+            | Self::Exit => false,
+        }
     }
 }
 
@@ -229,6 +308,10 @@ listed! {
         Parts,
         /// Shared memory.
         Shared,
+        /// An object, private: some pages were loaded, and some stored to.
+        Object,
+        /// The same, shared.
+        ObjectShared,
     }
 }
 
@@ -237,6 +320,10 @@ impl Base {
         let mut ops = Vec::new();
         let window = Span::new(0, WINDOW);
         let mut map = |span, prot, kind| ops.push(Op::Map(span, How::Fixed, prot, kind));
+        let object = |kind| {
+            let touch = [Op::Load(0), Op::Store(2, word(2)), Op::Store(3, word(3)), Op::Load(5)];
+            [Op::Object, Op::MapObject(window, kind)].into_iter().chain(touch)
+        };
         match self {
             Self::Empty => {}
             Self::Whole => fill(window, &mut ops),
@@ -252,6 +339,8 @@ impl Base {
                 map(window, RW, MapFlags::SHARED);
                 ops.extend((0..WINDOW).step_by(2).map(|page| Op::Store(page, word(page))));
             }
+            Self::Object => ops.extend(object(MapFlags::PRIVATE)),
+            Self::ObjectShared => ops.extend(object(MapFlags::SHARED)),
         }
         ops
     }
@@ -333,6 +422,10 @@ pub enum Omitted {
     OtherPages,
     /// There is one heap and it has one end.
     OneHeap,
+    /// The kernel keeps them apart.
+    KeptApart,
+    /// No page of an object is concerned, or only those of one.
+    NoObject,
     /// The two share little, and are run under the default policy.
     OtherRegime,
 }
@@ -344,6 +437,8 @@ impl Omitted {
             Self::NoSpan => "both are about the whole space, wherever they are",
             Self::OtherPages => "both are about single pages, and not the same ones",
             Self::OneHeap => "there is one heap, which has one end",
+            Self::KeptApart => "the kernel does not let both be under way",
+            Self::NoObject => "neither, or nothing else, is about pages of an object",
             Self::OtherRegime => "run under the default policy only",
         }
     }
@@ -355,6 +450,29 @@ pub fn pairs() -> impl Iterator<Item = [Kind; 2]> {
         .iter()
         .enumerate()
         .flat_map(|(at, &first)| Kind::ALL[at..].iter().map(move |&second| [first, second]))
+}
+
+/// Whether a kernel lets them be under way at the same time: while pages of an object leave the spaces that map
+/// it, these are all there are; and while it is shortened it does not grow.
+pub fn may_meet([first, second]: [Kind; 2]) -> bool {
+    let leave = |kind| matches!(kind, Kind::Truncate | Kind::PunchHole);
+    let spaces = |kind| matches!(kind, Kind::Fork | Kind::Exit);
+    !(leave(first) && spaces(second)
+        || spaces(first) && leave(second)
+        || [first, second] == [Kind::Truncate; 2])
+}
+
+/// Whether `base` says something about the two that others do not.
+fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
+    let any = |is: fn(Kind) -> bool| is(first) || is(second);
+    let leaves = any(|kind| matches!(kind, Kind::Truncate | Kind::PunchHole));
+    let maps = any(|kind| matches!(kind, Kind::MapObject | Kind::MapObjectShared));
+    let uses = any(|kind| matches!(kind, Kind::Load | Kind::Store | Kind::InCore));
+    match base {
+        Base::Empty | Base::Parts => maps || !leaves,
+        Base::Whole | Base::Untouched | Base::Shared => !maps && !leaves,
+        Base::Object | Base::ObjectShared => maps || leaves || uses,
+    }
 }
 
 /// Where a pair is run, and where it is not.
@@ -373,6 +491,8 @@ pub fn places([first, second]: [Kind; 2]) -> impl Iterator<Item = (Pair, Result<
             Err(Omitted::Mirrored)
         } else if touch == [Touches::Space; 2] && relation != Relation::Same {
             Err(Omitted::NoSpan)
+        } else if !may_meet(kinds) {
+            Err(Omitted::KeptApart)
         } else if heap && relation != Relation::Same && relation != Relation::Overlapping {
             Err(Omitted::OneHeap)
         } else if relation.disjoint()
@@ -384,7 +504,10 @@ pub fn places([first, second]: [Kind; 2]) -> impl Iterator<Item = (Pair, Result<
         } else {
             Ok(())
         };
-        Base::ALL.iter().map(move |&base| (Pair { kinds, spans: relation.spans(), base }, run))
+        Base::ALL.iter().map(move |&base| {
+            let run = if concerns(kinds, base) { run } else { Err(Omitted::NoObject) };
+            (Pair { kinds, spans: relation.spans(), base }, run)
+        })
     })
 }
 

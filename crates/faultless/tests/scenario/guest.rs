@@ -148,11 +148,13 @@ impl World {
         }
     }
 
-    /// Checks the books, while these are all the spaces there are.
-    pub fn audit(&self, spaces: &[&Space]) {
+    /// Checks the books, while these are all the spaces there are, and all the objects that somebody has
+    /// besides them.
+    pub fn audit(&self, spaces: &[&Space], objects: &[&Shared<Object>]) {
         at_once(|| {
             (0..self.vm.machine().lines()).for_each(|id| self.cpu(id).drain());
-            audit(&self.cpu(0), spaces).unwrap_or_else(|wrong| panic!("law 6: {wrong}"));
+            let audited = audit_with(&self.cpu(0), spaces, objects);
+            audited.unwrap_or_else(|wrong| panic!("law 6: {wrong}"));
         });
     }
 

@@ -10,12 +10,12 @@ pub mod pairs;
 
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use faultless::audit::audit;
+use faultless::audit::audit_with;
 use faultless::{Cpu, Error, FaultError, Locking, Setting, Space};
 use faultless_native::{Checked, Config, Native, NativeCpu, NativeMachine, Process, Signal};
 use pairs::Case;
-use pairs::op::{Children, Hand, Ret, Span, WINDOW};
-use pairs::table::{Base, Kind, Pair, Relation};
+use pairs::op::{Besides, Hand, Ret, Span, WINDOW};
+use pairs::table::{Base, Kind, Pair, Relation, may_meet};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// Rounds of a case before the next is drawn.
@@ -187,7 +187,7 @@ fn stay_on_core(side: usize) {
 #[derive(Debug)]
 struct Batch<'n> {
     case: Case,
-    children: Vec<Children<Process<'n>>>,
+    besides: Vec<Besides<Process<'n>>>,
     /// Turns of a loop that each waits before each round.
     delays: Vec<[u32; 2]>,
     /// How often the threads have met.
@@ -270,8 +270,8 @@ impl<'n> Batch<'n> {
         spaces: &[Process<'n>],
         side: usize,
     ) -> Vec<Vec<Ret>> {
-        let each = spaces.iter().zip(&self.children).zip(&self.delays).enumerate();
-        let rounds = each.map(|(round, ((space, children), delays))| {
+        let each = spaces.iter().zip(&self.besides).zip(&self.delays).enumerate();
+        let rounds = each.map(|(round, ((space, besides), delays))| {
             within(cpu, space, |hand| {
                 let steps = self.case.sides[side].len();
                 let mut returned = Vec::with_capacity(steps);
@@ -279,7 +279,7 @@ impl<'n> Batch<'n> {
                 (0..delays[side]).for_each(|turn| {
                     core::hint::black_box(turn);
                 });
-                returned.extend((0..steps).map(|step| self.case.step(hand, side, step, children)));
+                returned.extend((0..steps).map(|step| self.case.step(hand, side, step, besides)));
                 returned
             })
         });
@@ -337,17 +337,16 @@ impl<'n> Lead<'_, 'n> {
             let orders = within(cpu, &self.spaces[0], |hand| case.orders(hand));
             let (batch, returned) = self.batch(cpu, case, &mut random);
             let audited = match batches % AUDIT {
-                0 => self.audit(cpu, &batch.children),
+                0 => self.audit(cpu, &batch.besides),
                 _ => Ok(()),
             };
             let case = batch.case;
             audited.map_err(|wrong| format!("{wrong}, after\n{case}"))?;
-            for ((space, children), returned) in
-                self.spaces.iter().zip(batch.children).zip(returned)
+            for ((space, besides), returned) in self.spaces.iter().zip(batch.besides).zip(returned)
             {
                 within(cpu, space, |hand| {
                     self.progress.rounds.fetch_add(1, Ordering::Relaxed);
-                    let found = case.conclude(hand, returned, children);
+                    let found = case.conclude(hand, returned, besides);
                     case.judge(hand, &found, &orders)
                 })?;
             }
@@ -367,7 +366,7 @@ impl<'n> Lead<'_, 'n> {
         random: &mut fastrand::Rng,
     ) -> (Batch<'n>, Vec<[Vec<Ret>; 2]>) {
         let prepare = |space| within(cpu, space, |hand| case.prepare(hand));
-        let children = self.spaces.iter().map(prepare).collect();
+        let besides = self.spaces.iter().map(prepare).collect();
         let delays = self.spaces.iter().map(|_| {
             // An operation takes some hundred to some thousand turns.
             let most = 1 << random.u32(7..13);
@@ -376,7 +375,7 @@ impl<'n> Lead<'_, 'n> {
             delays
         });
         let delays = delays.collect();
-        let batch = Arc::new(Batch { case, children, delays, met: AtomicU32::new(0) });
+        let batch = Arc::new(Batch { case, besides, delays, met: AtomicU32::new(0) });
         self.meet.tell(Task::Batch(batch.clone()));
         let mine = batch.side(cpu, self.spaces, 0);
         let theirs = self.done(cpu);
@@ -393,23 +392,26 @@ impl<'n> Lead<'_, 'n> {
         }
     }
 
-    /// Checks the books, after a batch that left these children.
+    /// Checks the books, after a batch that left these children and objects.
     fn audit(
         &self,
         cpu: &mut NativeCpu<'_, 'n>,
-        children: &[Children<Process<'n>>],
+        besides: &[Besides<Process<'n>>],
     ) -> Result<(), String> {
         self.meet.tell(Task::Drain);
         self.done(cpu);
         cpu.cpu().drain();
-        let born = children.iter().flat_map(|Children { old, new: [first, second] }| {
+        let born = besides.iter().flat_map(|Besides { old, new: [first, second], .. }| {
             [old, first, second].map(|children| children.lock().unwrap())
         });
         let born: Vec<_> = born.collect();
         let all =
             self.spaces.iter().chain([cpu.running()]).chain(born.iter().flat_map(|it| it.iter()));
         let spaces: Vec<_> = all.map(|process| process.space()).collect();
-        audit(cpu.cpu(), &spaces).map(drop).map_err(|wrong| format!("audit: {wrong}"))
+        let objects: Vec<_> = besides.iter().filter_map(|it| it.object.get()).collect();
+        audit_with(cpu.cpu(), &spaces, &objects)
+            .map(drop)
+            .map_err(|wrong| format!("audit: {wrong}"))
     }
 }
 
@@ -424,8 +426,12 @@ fn draw(random: &mut fastrand::Rng) -> Case {
             }
         }
     };
-    let kinds = [kind(), kind()];
-    let more = kind();
+    let (kinds, more) = loop {
+        let [first, second, more] = [kind(), kind(), kind()];
+        if [[first, second], [first, more], [second, more]].into_iter().all(may_meet) {
+            break ([first, second], more);
+        }
+    };
     let spans = if random.bool() {
         Relation::ALL[random.usize(..Relation::ALL.len())].spans()
     } else {
