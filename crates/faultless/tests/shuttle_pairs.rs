@@ -4,7 +4,7 @@
 //! Each pair is tried under some schedules from each starting state, more where both write what both
 //! read. `FAULTLESS_SCHEDULES` multiplies them: 2000 is what nobody needs to ask for. `FAULTLESS_PAIR` tries
 //! those whose line contains its text, such as `MapHint MapFixed`; with `FAULTLESS_REPLAY`, under the
-//! schedule that failed.
+//! schedule that failed. And the programs that have failed before, which are not all pairs.
 #![cfg(shuttle)]
 
 #[macro_use]
@@ -161,10 +161,27 @@ fn run_pairs(regime: Regime, chosen: impl Fn([Touches; 2]) -> bool) {
     assert!(failed.is_empty(), "{} pairs failed", failed.len());
 }
 
+/// Runs the programs that are known to have failed.
+fn run_known(regime: Regime) {
+    for (name, mut case) in pairs::table::known() {
+        case.pages &= regime != AHEAD;
+        let orders = Orders::default();
+        println!("{name}");
+        scenario::explore_under(regime, (64 * scenario::schedules()).div_ceil(2000), move || {
+            try_once(&case, &orders);
+        });
+    }
+}
+
 macro_rules! regimes {
     ($($name:ident: $regime:ident),+ $(,)?) => { $(
         mod $name {
-            use super::{Touches, run_pairs};
+            use super::{Touches, run_known, run_pairs};
+
+            #[test]
+            fn known() {
+                run_known(super::$regime);
+            }
 
             /// Both change VMAs.
             #[test]

@@ -2,10 +2,12 @@
 //! between its look at the entry and its taking of it: there another CPU does its worst.
 
 use super::guest::{self, between, cpu, load, store};
-use crate::addr::PAGE_SIZE;
+use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::audit::audit;
 use crate::fault::{Access, FaultError, FaultKind};
 use crate::knob::{AnonVmaCheck, Setting};
+use crate::space::merge::Piece;
+use crate::space::write::NOWHERE;
 use crate::space::{Advice, MapFlags, Prot, Space};
 use crate::stat::{Counter, Point};
 use crate::testing::TestMachine;
@@ -250,4 +252,31 @@ fn a_second_look_uses_the_page_of_the_first() {
     assert_eq!((vm.totals().get(Counter::SpfVmaReplaced), vm.totals().aborts()), (1, 0));
     assert_eq!(vm.machine().zeroed() - zeroed, 1, "zeroed once for both");
     finish(cpu0, space);
+}
+
+/// A writer has unmapped a page, and is not done: whoever populates it must wait to hear that it is gone.
+#[test]
+fn populating_waits_for_who_unmaps() {
+    for advice in [Advice::PopulateRead, Advice::PopulateWrite] {
+        let vm = guest::vm(2, 256);
+        let cpu0 = cpu(&vm, 0);
+        let space = Space::new(&cpu0).unwrap();
+        map(&cpu0, &space, 4, RW);
+        let range = VirtRange::new(AT, AT + 4 * PAGE_SIZE);
+        let writing = space.write(&cpu0, [range, NOWHERE], PAGE_SIZE);
+        let area = writing.vma_at(AT).unwrap().area.clone();
+        writing.put(range, None).unwrap();
+        std::thread::scope(|scope| {
+            let populate = || space.madvise(&cpu(&vm, 1), AT, 4 * PAGE_SIZE, advice);
+            let populates = scope.spawn(populate);
+            // It has seen that nothing is mapped, and asks for the lock.
+            while vm.totals().get(Counter::RangeLockFault) == 0 && !populates.is_finished() {
+                std::thread::yield_now();
+            }
+            writing.put(range, Some(Piece { area, root: None })).unwrap();
+            drop(writing);
+            assert_eq!(populates.join().unwrap(), Ok(()), "{advice:?}");
+        });
+        finish(cpu0, space);
+    }
 }
