@@ -9,7 +9,7 @@
 //!
 //! What is not promised is not compared:
 //! - of operations that fault pages in one by one, and with prefault: which pages are resident, and what
-//!   follows from that for the VMAs ([`Seen::without_pages`]);
+//!   follows from that for the VMAs ([`Seen::without_pages`]); nor that they do so for all pages at once;
 //! - of a listing that is made while another CPU does something: its counts of pages, and names;
 //! - of `mincore` while another CPU changes mappings: which pages are there;
 //! - of a listing made while another CPU moves, protects or advises several VMAs, one after the other:
@@ -39,12 +39,14 @@ pub struct Case {
     pub after: Vec<Op>,
     /// Whether which pages are resident is promised.
     pub pages: bool,
+    /// Whether what populates does so page by page in [`Case::orders`].
+    by_page: bool,
 }
 
 impl Case {
     pub fn new(start: Vec<Op>, sides: [Vec<Op>; 2], after: Vec<Op>) -> Self {
         let pages = !sides.iter().flatten().any(|op| op.is_by_page());
-        Self { start, sides, after, pages }
+        Self { start, sides, after, pages, by_page: false }
     }
 }
 
@@ -146,27 +148,29 @@ impl Case {
             .collect()
     }
 
-    /// What a side does, in the smallest steps, and which of them return something.
-    fn steps(&self, side: usize) -> Vec<(Op, bool)> {
+    /// What a side does, in the smallest steps: which operation's, the step, and whether it returns something.
+    fn steps(&self, side: usize) -> Vec<(usize, Op, bool)> {
         let others = self.sides[1 - side].len();
-        let each = |&op: &Op| {
-            let steps = op.steps(others);
-            let last = steps.len() - 1;
-            steps.into_iter().enumerate().map(move |(at, step)| (step, at == last))
+        let each = |(number, op): (usize, &Op)| {
+            let steps = op.steps(others, self.by_page).into_iter();
+            steps.map(move |(step, tells)| (number, step, tells))
         };
-        self.sides[side].iter().flat_map(each).collect()
+        self.sides[side].iter().enumerate().flat_map(each).collect()
     }
 
     /// Does the operations in one order, in an empty space, which it empties again.
     pub fn in_order<H: Hand>(&self, hand: &H, order: &[usize]) -> Outcome {
         let besides = self.prepare(hand);
-        let mut returned = [Vec::new(), Vec::new()];
+        let mut returned = [0, 1].map(|side| vec![Ret::Done; self.sides[side].len()]);
         let mut steps = [0, 1].map(|side| self.steps(side).into_iter());
         for &side in order {
-            let (step, tells) = steps[side].next().expect("an order has all steps");
-            let ret = step.apply(hand, &besides, &besides.new[side]);
-            if tells {
-                returned[side].push(ret);
+            let (number, step, tells) = steps[side].next().expect("an order has all steps");
+            let so_far = &mut returned[side][number];
+            if !matches!(so_far, Ret::Refused(_)) {
+                let ret = step.apply(hand, &besides, &besides.new[side]);
+                if tells {
+                    *so_far = ret;
+                }
             }
         }
         let outcome = self.conclude(hand, returned, besides);
@@ -194,6 +198,11 @@ impl Case {
         let among = |orders: &[(Order, Outcome)]| orders.iter().any(|(_, it)| it == found);
         if among(orders) {
             return Ok(());
+        }
+        if !self.by_page && self.sides.iter().flatten().any(|op| op.is_by_page()) {
+            // Rarely needed, and many.
+            let by_page = Self { by_page: true, ..self.clone() };
+            return by_page.judge(hand, found, &by_page.orders(hand));
         }
         let three = self.sides.iter().map(Vec::len).sum::<usize>() > 2;
         let mut asking = self.clone();

@@ -7,7 +7,7 @@
 use super::seen::{AreaSeen, areas};
 use faultless::{
     Access, Advice, Backing, Copies, Cpu, Errno, Error, FaultError, MapFlags, Object, PAGE_SIZE,
-    Prot, RemapFlags, Shared, Space, VirtRange,
+    Prot, RemapFlags, Shared, Space, VirtRange, VmaFlags,
 };
 use std::fmt;
 use std::sync::{Mutex, OnceLock};
@@ -52,6 +52,11 @@ impl Span {
 
     pub const fn end(self) -> i64 {
         self.at + self.pages
+    }
+
+    /// Its pages.
+    pub fn each(self) -> impl Iterator<Item = Self> {
+        (self.at..self.end()).map(|at| Self::new(at, 1))
     }
 
     pub fn start(self) -> u64 {
@@ -108,6 +113,8 @@ pub enum Op {
     MapObject(Span, MapFlags),
     /// Pages of the object leave it: it ends where they begin, if the copies go too, or it gets a hole.
     Leave(Span, Copies, Part),
+    /// What `MAP_POPULATE` does with a page, whatever is mapped there.
+    Populate(i64),
     /// A listing of the space.
     Maps,
     /// `mincore` of the page.
@@ -286,6 +293,16 @@ impl Op {
                 }
                 Ret::Done
             }
+            Self::Populate(at) => {
+                let mut advice = Advice::PopulateRead;
+                space.each_area(cpu, VirtRange::page(addr(at)), |area| {
+                    if !area.flags.contains(VmaFlags::SHARED) && area.prot.contains(Prot::WRITE) {
+                        advice = Advice::PopulateWrite;
+                    }
+                    false
+                });
+                space.madvise(cpu, addr(at), PAGE_SIZE, advice).into()
+            }
             Self::Maps => Ret::Areas(areas(space, cpu, |area| area.without_name())),
             Self::InCore(at) => {
                 let mut there = false;
@@ -310,19 +327,30 @@ impl Op {
         }
     }
 
-    /// Another CPU may do something between these; the last returns what it returns. The other does `others`
-    /// operations, so an access may fault that often.
-    pub fn steps(self, others: usize) -> Vec<Self> {
+    /// Another CPU may do something between these; those marked return something. The first that is refused is the
+    /// last, and what it returns is what all return. The other CPU does `others` operations, so an access may fault
+    /// that often. What populates does so at once, or `by_page`.
+    pub fn steps(self, others: usize, by_page: bool) -> Vec<(Self, bool)> {
         let (at, access) = match self {
             Self::Load(at) => (at, Access::Read),
             Self::Store(at, _) => (at, Access::Write),
             Self::Leave(span, copies, Part::Both) => {
-                return [Part::First, Part::Second].map(|it| Self::Leave(span, copies, it)).into();
+                let step = |part| (Self::Leave(span, copies, part), true);
+                return [Part::First, Part::Second].map(step).into();
             }
-            _ => return vec![self],
+            Self::Advise(span, advice) if by_page && self.is_by_page() => {
+                return span.each().map(|page| (Self::Advise(page, advice), true)).collect();
+            }
+            Self::Map(span, how, prot, flags) if by_page && self.is_by_page() => {
+                let map = Self::Map(span, how, prot, flags - MapFlags::POPULATE);
+                let populate = span.each().map(|page| (Self::Populate(page.at), false));
+                return std::iter::once((map, true)).chain(populate).collect();
+            }
+            _ => return vec![(self, true)],
         };
-        let mut steps = [Self::Begin(at, access), Self::Fault(at, access)].repeat(others);
-        steps.push(self);
+        let before = [(Self::Begin(at, access), false), (Self::Fault(at, access), false)];
+        let mut steps = before.repeat(others);
+        steps.push((self, true));
         steps
     }
 
@@ -354,6 +382,7 @@ impl Op {
             | Self::Begin(..)
             | Self::Object
             | Self::Leave(..)
+            | Self::Populate(_)
             | Self::Maps
             | Self::InCore(_)
             | Self::Fork
