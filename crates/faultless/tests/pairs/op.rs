@@ -390,21 +390,6 @@ impl Op {
         }
     }
 
-    /// The operation that asks for the place that this one was given, if it leaves that to placement.
-    pub fn placed_at(self, at: i64) -> Option<Self> {
-        match self {
-            Self::Map(span, How::Hint | How::Placed, prot, more) => {
-                Some(Self::Map(Span { at, ..span }, How::NoReplace, prot, more))
-            }
-            Self::Remap(old, pages, flags, _)
-                if flags.contains(RemapFlags::MAYMOVE) && at != old.at =>
-            {
-                Some(Self::Remap(old, pages, flags | RemapFlags::FIXED, at))
-            }
-            _ => None,
-        }
-    }
-
     /// Whether it does its work page by page, or maps pages that nobody asked for: then which pages are
     /// resident afterwards is not promised.
     pub fn is_by_page(self) -> bool {
