@@ -5,6 +5,7 @@
 //! made to land in the window.
 
 use super::seen::{AreaSeen, areas};
+use faultless::frame::Use;
 use faultless::{
     Access, Advice, Backing, Copies, Cpu, Errno, Error, FaultError, MapFlags, Object, PAGE_SIZE,
     Prot, RemapFlags, Shared, Space, VirtRange, VmaFlags,
@@ -259,9 +260,16 @@ impl Op {
                 space.fault(cpu, addr(at), access).map_or_else(Ret::Signal, |_| Ret::Done)
             }
             Self::Begin(at, access) => {
-                let start = addr(at);
-                if space.page_at(cpu, start).is_none() && space.fault(cpu, start, access).is_ok() {
-                    return space.madvise(cpu, start, PAGE_SIZE, Advice::DontNeed).into();
+                let (start, there) = (addr(at), space.page_at(cpu, addr(at)));
+                // A store to a page that is not the VMA's own, that of zeros or an object's, is a fault, too.
+                let other = there.is_some_and(|page| page.usage != Use::Anon);
+                let begins = there.is_none() || other && access == Access::Write;
+                if begins && space.fault(cpu, start, access).is_ok() {
+                    let emptied = space.madvise(cpu, start, PAGE_SIZE, Advice::DontNeed);
+                    return match other {
+                        true => Self::Fault(at, Access::Read).apply(hand, besides, born),
+                        false => emptied.into(),
+                    };
                 }
                 Ret::Done
             }
