@@ -10,6 +10,7 @@
 //! What is not promised is not compared:
 //! - of operations that fault pages in one by one, and with prefault: which pages are resident, and what
 //!   follows from that for the VMAs ([`Seen::without_pages`]); nor that they do so for all pages at once;
+//! - of an access to an object: which pages around it the fault maps;
 //! - of a listing that is made while another CPU does something: its counts of pages, and names;
 //! - of `mincore` while another CPU changes mappings: which pages are there;
 //! - of a listing made while another CPU moves, protects or advises several VMAs, one after the other:
@@ -42,7 +43,9 @@ pub struct Case {
 
 impl Case {
     pub fn new(start: Vec<Op>, sides: [Vec<Op>; 2], after: Vec<Op>) -> Self {
-        let pages = !sides.iter().flatten().any(|op| op.is_by_page());
+        let any = |is: fn(&Op) -> bool| sides.iter().flatten().any(is);
+        let around = start.contains(&Op::Object) && any(|&op| op.is_access());
+        let pages = !around && !any(|op| op.is_by_page());
         Self { start, sides, after, pages, by_page: false }
     }
 }

@@ -398,6 +398,11 @@ impl Op {
         }
     }
 
+    /// Whether it is a program's access.
+    pub fn is_access(self) -> bool {
+        matches!(self, Self::Load(_) | Self::Store(..))
+    }
+
     /// Whether it does its work page by page, or maps pages that nobody asked for: then which pages are
     /// resident afterwards is not promised.
     pub fn is_by_page(self) -> bool {
