@@ -13,9 +13,9 @@ mod scenario;
 #[path = "pairs/mod.rs"]
 mod pairs;
 
-use faultless::{Cpu, Error, FaultError};
-use pairs::op::{Hand, Ret};
-use pairs::table::{Base, Kind, Omitted, Pair, Relation, Touches, places};
+use faultless::{Cpu, Error, FaultError, MapFlags};
+use pairs::op::{Hand, How, Op, RW, Ret, Span};
+use pairs::table::{Kind, Omitted, Pair, Touches, places, reveal};
 use pairs::{Case, Order, Outcome};
 use scenario::machine::Board;
 use scenario::{AHEAD, Guest, MMAP_LOCK, PER_VMA, Regime, SPECULATIVE, Space, World};
@@ -210,11 +210,13 @@ macro_rules! regimes {
 
 regimes!(speculative: SPECULATIVE, per_vma: PER_VMA, mmap_lock: MMAP_LOCK, ahead: AHEAD);
 
-/// Two operations that must exclude each other.
+/// A page is unmapped, and mapped and stored to: what was stored must not be taken away.
 fn two_on_a_page() {
-    let kinds = [Kind::MapFixed, Kind::ProtectRead];
-    let pair = Pair { kinds, spans: Relation::Same.spans(), base: Base::Whole };
-    try_once(&pair.case(), &Orders::default());
+    let page = Span::new(2, 1);
+    let map = Op::Map(page, How::Fixed, RW, MapFlags::PRIVATE);
+    let (start, sides) =
+        (vec![map, Op::Store(2, 1)], [vec![Op::Unmap(page)], vec![map, Op::Store(2, 100)]]);
+    try_once(&Case::new(start, sides, reveal([page; 2])), &Orders::default());
 }
 
 mod needs {
