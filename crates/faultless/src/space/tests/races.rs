@@ -8,7 +8,7 @@ use crate::fault::{Access, FaultError, FaultKind};
 use crate::knob::{AnonVmaCheck, Setting};
 use crate::space::merge::Piece;
 use crate::space::step::State;
-use crate::space::write::NOWHERE;
+use crate::space::write::{NOWHERE, Writing};
 use crate::space::{Advice, MapFlags, Prot, Space};
 use crate::stat::{Counter, Point};
 use crate::testing::TestMachine;
@@ -266,7 +266,10 @@ fn populating_waits_for_who_unmaps() {
         let range = VirtRange::new(AT, AT + 4 * PAGE_SIZE);
         let writing = space.write(&cpu0, [range, NOWHERE], PAGE_SIZE);
         let area = writing.vma_at(AT).unwrap().area.clone();
-        writing.replace(range, None, State::Running).unwrap();
+        let put = |writing: &Writing<'_, '_, TestMachine>, piece: Option<Piece>| {
+            writing.step(|step| step.replace(range, piece.clone(), State::Running)).unwrap();
+        };
+        put(&writing, None);
         std::thread::scope(|scope| {
             let populate = || space.madvise(&cpu(&vm, 1), AT, 4 * PAGE_SIZE, advice);
             let populates = scope.spawn(populate);
@@ -274,8 +277,7 @@ fn populating_waits_for_who_unmaps() {
             while vm.totals().get(Counter::RangeLockFault) == 0 && !populates.is_finished() {
                 std::thread::yield_now();
             }
-            let piece = Piece { area, root: None };
-            writing.replace(range, Some(piece), State::Running).unwrap();
+            put(&writing, Some(Piece { area, root: None }));
             drop(writing);
             assert_eq!(populates.join().unwrap(), Ok(()), "{advice:?}");
         });
