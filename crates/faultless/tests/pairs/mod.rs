@@ -12,6 +12,7 @@
 //!   follows from that for the VMAs ([`Seen::without_pages`]); nor that they do so for all pages at once;
 //! - of an access to an object: which pages around it the fault maps;
 //! - of a listing that is made while another CPU does something: its counts of pages, and names;
+//! - of three operations, a listing and `mincore`: they tell of mappings before the pages are as these say;
 //! - of `mincore` while another CPU changes mappings: which pages are there;
 //! - of a listing made while another CPU moves, protects or advises several VMAs, one after the other:
 //!   anything;
@@ -44,7 +45,8 @@ pub struct Case {
 impl Case {
     pub fn new(start: Vec<Op>, sides: [Vec<Op>; 2], after: Vec<Op>) -> Self {
         let any = |is: fn(&Op) -> bool| sides.iter().flatten().any(is);
-        let around = start.contains(&Op::Object) && any(|&op| op.is_access());
+        let objects = start.iter().chain(sides.iter().flatten()).any(|op| op.maps_object());
+        let around = objects && any(|op| op.is_access());
         let pages = !around && !any(|op| op.is_by_page());
         Self { start, sides, after, pages, by_page: false }
     }
@@ -95,10 +97,13 @@ impl Case {
         besides: Besides<H::Child>,
     ) -> Outcome {
         let any = |is: fn(Op) -> bool| self.sides.iter().flatten().any(|&op| is(op));
+        let three = self.sides.iter().map(Vec::len).sum::<usize>() > 2;
         let (by_vma, may_miss) = (any(Op::is_by_vma), !self.pages || any(Op::moves_pages));
-        for ret in returned.iter_mut().flatten() {
+        let each = self.sides.iter().flatten().zip(returned.iter_mut().flatten());
+        for (op, ret) in each {
             match ret {
-                Ret::Areas(areas) if by_vma => areas.clear(),
+                Ret::Areas(areas) if by_vma || three => areas.clear(),
+                _ if three && matches!(op, Op::InCore(_)) => *ret = Ret::Done,
                 Ret::InCore(there) if may_miss => *there = false,
                 _ => {}
             }

@@ -398,6 +398,14 @@ impl Op {
         }
     }
 
+    /// Whether it maps pages of an object.
+    pub fn maps_object(self) -> bool {
+        match self {
+            Self::Map(_, _, _, flags) => flags.contains(MapFlags::SHARED),
+            _ => matches!(self, Self::MapObject(..)),
+        }
+    }
+
     /// Whether it is a program's access.
     pub fn is_access(self) -> bool {
         matches!(self, Self::Load(_) | Self::Store(..))
