@@ -9,7 +9,6 @@ use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned
 use crate::error::{Errno, Error};
 use crate::frame::{Kind, Use};
 use crate::machine::{CpuId, Machine};
-use crate::rmap::RootRef;
 use crate::sync::atomic::Ordering;
 use crate::table::node;
 use crate::vm::Cpu;

@@ -88,8 +88,9 @@ pub(super) struct Change {
     pub(super) merges: bool,
 }
 
-/// What one writer has under change: where a move goes to, and where it comes from, which that may have cut in two.
-pub(super) type UnderChange = [Option<Change>; 3];
+/// What one writer has under change: where a move goes to, and where it comes from, which that may have cut in two,
+/// and which is counted until it is replaced.
+pub(super) type UnderChange = [Option<Change>; 4];
 
 /// Whether anything is under change.
 #[inline(always)]
@@ -345,10 +346,12 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         // No box from here on: to move one is to claim that there is no other pointer.
         let vma = NonNull::from(Box::leak(make_vma(area, root, state)?));
         self.made.add(vma);
-        if state == State::Stopped
-            && let Some(free) = self.stopped.iter_mut().find(|change| change.is_none())
-        {
-            *free = Some(Change { vma, merges });
+        if state == State::Stopped {
+            let free = self.stopped.iter_mut().find(|change| change.is_none());
+            debug_assert!(free.is_some(), "more is under change than a writer can have");
+            if let Some(free) = free {
+                *free = Some(Change { vma, merges });
+            }
         }
         Ok(())
     }

@@ -257,6 +257,10 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     fn finish_all(&self) {
         for change in self.stopped.get().into_iter().flatten() {
             let Change { vma, merges } = change;
+            if !self.has_stopped(vma) {
+                // An earlier one has merged with it.
+                continue;
+            }
             // SAFETY: in the tree until this writer replaces it, and valid as long as the section.
             let vma = unsafe { vma.as_ref() };
             let range = vma.area.range;
