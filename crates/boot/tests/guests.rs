@@ -146,7 +146,7 @@ fn random_calls() {
 
 #[test]
 fn workloads() {
-    let runs: [&[&str]; 8] = [
+    let runs: [&[&str]; 12] = [
         &["pft", "size=4M", "threads=4"],
         &["page_fault1", "size=1M", "passes=3", "threads=4"],
         &["page_fault1", "size=1M", "passes=3", "threads=4", "mode=processes"],
@@ -155,6 +155,10 @@ fn workloads() {
         &["ebizzy", "seconds=0.2", "threads=4"],
         &["forks", "seconds=0.2"],
         &["small_allocs", "seconds=0.2", "threads=2"],
+        &["discard", "size=1M", "threads=4"],
+        &["discard", "size=1M", "role=split", "refill=yes", "threads=4"],
+        &["vma_mmap_touch", "chunks=64", "passes=4", "threads=4"],
+        &["vma_unmap", "chunks=64", "passes=4", "order=shuffled", "threads=4"],
     ];
     for args in runs {
         for machine in [deterministic(), parallel()] {

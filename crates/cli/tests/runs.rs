@@ -13,11 +13,17 @@ use std::process::Stdio;
 use std::time::Duration;
 
 /// Parameters that make each workload short.
-const SMALL: [(&str, &[&str]); 9] = [
+const SMALL: [(&str, &[&str]); 15] = [
     ("pft", &["size=1M", "threads=2"]),
     ("page_fault1", &["size=256K", "passes=2"]),
     ("page_fault_read", &["size=1M", "threads=2"]),
     ("page_fault1_churn", &["size=1M", "threads=2"]),
+    ("discard", &["size=256K", "threads=2"]),
+    ("vma_mmap", &["chunks=16", "threads=2"]),
+    ("vma_mmap_touch", &["chunks=16", "order=shuffled", "threads=2"]),
+    ("vma_fault", &["chunks=16", "threads=2"]),
+    ("vma_unmap", &["chunks=16", "order=shuffled", "threads=2"]),
+    ("vma_unmap_untouched", &["chunks=16", "threads=2"]),
     ("brk1", &["passes=50"]),
     ("mmap1", &["passes=50", "threads=2"]),
     ("small_allocs", &["size=400K", "threads=2"]),

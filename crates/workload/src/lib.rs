@@ -41,7 +41,8 @@ pub use outcome::{Outcome, PFT_HEADER};
 pub use param::{Kind, Param, ParamError, Settings};
 pub use program::{MODE, Program, SECONDS, THREADS};
 pub use programs::{
-    Brk1, Ebizzy, Forks, Mmap1, PageFault1, PageFault1Churn, PageFaultRead, Pft, SmallAllocs,
+    Brk1, Discard, Ebizzy, Forks, Mmap1, PageFault1, PageFault1Churn, PageFaultRead, Pft,
+    SmallAllocs, Vma, VmaFault, VmaMmap, VmaMmapTouch, VmaUnmap, VmaUnmapUntouched,
 };
 pub use registry::{Workload, WorkloadInfo, all};
 pub use system::{Child, Crew, Failure, Measured, Mode, Report, System, Tally, Task, Worker};

@@ -3,7 +3,7 @@
 //! A worker is a thread of the host on a CPU of the machine; in [`Mode::Processes`] each has an
 //! address space of its own. The settings that the machine has at the time hold for the run, so the
 //! caller switches them between runs. Counters are what the subsystem counted from the common start
-//! to the end of the last worker; but `prefault_wasted` goes on to the end of the processes, when it is
+//! to the end of the last worker, without what workers did aside; but `prefault_wasted` goes on to the end of the processes, when it is
 //! seen which pages nobody used. Processor time is the host's count for the threads, and nearly all
 //! of it is user time, as the subsystem itself is here.
 //!
@@ -15,7 +15,7 @@ use crate::program::Program;
 use crate::start::Start;
 use crate::system::{Child, Crew, Failure, Measured, Mode, Report, System, Task, Worker};
 use faultless::stat::Counter;
-use faultless::{Advice, Errno, Error, Machine, MapFlags, Prot, RemapFlags};
+use faultless::{Advice, Errno, Error, Machine, MapFlags, Prot, RemapFlags, Totals};
 use faultless_native::{Native, NativeCpu, Process, Signal, Stop};
 
 impl From<Error> for Failure {
@@ -51,6 +51,41 @@ fn access(access: &'static str, signal: Signal) -> Failure {
 pub struct NativeTask<'t, 'a, 'n> {
     cpu: &'t mut NativeCpu<'a, 'n>,
     start: &'t Start,
+    aside: Aside,
+}
+
+/// What a worker did off the clock.
+#[derive(Debug, Default)]
+struct Aside {
+    seconds: f64,
+    usage: Usage,
+    /// What its CPU counted: in the order of [`Totals::iter`].
+    counts: Vec<u64>,
+}
+
+impl Aside {
+    fn count(&mut self, counted: &Totals) {
+        self.counts.resize(counted.iter().count(), 0);
+        self.counts.iter_mut().zip(counted.iter()).for_each(|(sum, (_, count))| *sum += count);
+    }
+
+    /// Of what the machine counted, what this worker counted on the clock, and all that others did.
+    fn taken_from(&self, counted: &mut [(Counter, u64)]) {
+        for ((_, count), aside) in counted.iter_mut().zip(&self.counts) {
+            *count = count.saturating_sub(*aside);
+        }
+    }
+}
+
+impl<'t, 'a, 'n> NativeTask<'t, 'a, 'n> {
+    fn new(cpu: &'t mut NativeCpu<'a, 'n>, start: &'t Start) -> Self {
+        Self { cpu, start, aside: Aside::default() }
+    }
+
+    /// What the CPU has counted so far.
+    fn counted(&self) -> Totals {
+        self.cpu.cpu().vm().totals_of(self.cpu.id())
+    }
 }
 
 impl Task for NativeTask<'_, '_, '_> {
@@ -95,9 +130,25 @@ impl Task for NativeTask<'_, '_, '_> {
     fn fork<C: Child>(&mut self, child: C) -> Result<(), Failure> {
         let process = self.cpu.fork()?;
         let start = self.start;
-        let result = self.cpu.switch(&process, |cpu| Ok(child.run(&mut NativeTask { cpu, start })));
+        let result =
+            self.cpu.switch(&process, |cpu| Ok(child.run(&mut NativeTask::new(cpu, start))));
         self.cpu.exit(process);
         result?
+    }
+
+    fn aside<R>(&mut self, what: impl FnOnce(&mut Self) -> R) -> R {
+        let (counted, before, begin) = (self.counted(), thread_usage(), now());
+        let result = what(self);
+        self.aside.seconds += now() - begin;
+        self.aside.usage += thread_usage().since(before);
+        let counted = self.counted().since(&counted);
+        self.aside.count(&counted);
+        result
+    }
+
+    fn rest(&mut self) {
+        self.cpu.poll();
+        std::thread::yield_now();
     }
 
     #[inline]
@@ -129,7 +180,7 @@ impl System for Native {
         }
 
         let mut before = self.vm().totals();
-        let reports: Result<Vec<Report>, Failure> = std::thread::scope(|scope| {
+        let reports: Result<Vec<(Report, Aside)>, Failure> = std::thread::scope(|scope| {
             let mut threads = Vec::with_capacity(crew.workers);
             for index in 0..crew.workers {
                 let worker = Worker { index, count: crew.workers };
@@ -153,7 +204,9 @@ impl System for Native {
             joined.collect()
         });
         let counted = self.vm().totals().since(&before);
-        let workers = reports?;
+        let (workers, aside): (Vec<_>, Vec<_>) = reports?.into_iter().unzip();
+        let mut counted: Vec<_> = counted.iter().collect();
+        aside.iter().for_each(|aside| aside.taken_from(&mut counted));
 
         for (index, (process, state)) in prepared.iter().enumerate() {
             let of = Worker { index, count: spaces };
@@ -161,13 +214,14 @@ impl System for Native {
         }
         drop(prepared);
         let ended = self.vm().totals().since(&before);
-        let count = |(counter, count)| match counter {
+        let count = |&(counter, count): &(Counter, u64)| match counter {
             Counter::PrefaultWasted => (counter.name(), ended.get(counter)),
             _ => (counter.name(), count),
         };
+        let faults = counted.iter().find(|(counter, _)| *counter == Counter::Faults);
         Ok(Measured {
             workers,
-            faults: counted.get(Counter::Faults),
+            faults: faults.map_or(0, |(_, faults)| *faults),
             counters: counted.iter().map(count).collect(),
         })
     }
@@ -186,7 +240,7 @@ impl<P: Program> Run<'_, P> {
         process: &Process<'_>,
         body: impl FnOnce(&mut NativeTask<'_, '_, '_>) -> Result<R, Failure>,
     ) -> Result<R, Failure> {
-        process.run(|cpu| Ok(body(&mut NativeTask { cpu, start: self.start })))?
+        process.run(|cpu| Ok(body(&mut NativeTask::new(cpu, self.start))))?
     }
 
     /// A worker: waits for the others, works, and reports.
@@ -195,19 +249,21 @@ impl<P: Program> Run<'_, P> {
         process: &Process<'_>,
         state: &P::State,
         worker: Worker,
-    ) -> Result<Report, Failure> {
+    ) -> Result<(Report, Aside), Failure> {
         let measured = process.run(|cpu| {
             self.start.arrive(|| cpu.poll());
             let _done = self.start.until_done();
-            let mut task = NativeTask { cpu, start: self.start };
+            let mut task = NativeTask::new(cpu, self.start);
             let (before, begin) = (thread_usage(), now());
             let tally = self.program.work(&mut task, state, worker);
             let span = (begin, now());
-            let Usage { user, system, .. } = thread_usage().since(before);
-            Ok(tally.map(|tally| Report { tally, user, system, span }))
+            let aside = task.aside;
+            let Usage { user, system, .. } = thread_usage().since(before).since(aside.usage);
+            let report = |tally| Report { tally, user, system, span, aside: aside.seconds };
+            Ok(tally.map(report).map(|report| (report, aside)))
         });
         match measured {
-            Ok(report) => report,
+            Ok(result) => result,
             Err(stop) => {
                 // Without a CPU it has not arrived.
                 self.start.absent();

@@ -21,7 +21,7 @@ pub struct Outcome {
     pub unit: &'static str,
     /// Page faults that the machine served meanwhile.
     pub faults: u64,
-    /// Seconds from the first worker's begin to the last one's end.
+    /// Seconds from the first worker's begin to the last one's end, on the clock.
     pub wall: f64,
     /// Seconds of processor time in the program itself, of all workers.
     pub user: f64,
@@ -137,6 +137,7 @@ mod tests {
             user: 0.25,
             system: 0.75,
             span: (begin, end),
+            aside: 0.0,
         };
         let measured = Measured {
             workers: vec![worker(1.0, 2.0), worker(1.5, 3.0)],

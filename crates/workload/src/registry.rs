@@ -4,7 +4,8 @@ use crate::outcome::Outcome;
 use crate::param::{Param, ParamError, Settings};
 use crate::program::{MODE, Program, SECONDS, THREADS, crew};
 use crate::programs::{
-    Brk1, Ebizzy, Forks, Mmap1, PageFault1, PageFault1Churn, PageFaultRead, Pft, SmallAllocs,
+    Brk1, Discard, Ebizzy, Forks, Mmap1, PageFault1, PageFault1Churn, PageFaultRead, Pft,
+    SmallAllocs, VmaFault, VmaMmap, VmaMmapTouch, VmaUnmap, VmaUnmapUntouched,
 };
 use crate::system::{Crew, Failure, Mode, System};
 
@@ -57,7 +58,23 @@ macro_rules! programs {
     };
 }
 
-programs!(Pft, PageFault1, PageFaultRead, PageFault1Churn, Brk1, Mmap1, SmallAllocs, Ebizzy, Forks);
+programs!(
+    Pft,
+    PageFault1,
+    PageFaultRead,
+    PageFault1Churn,
+    Discard,
+    VmaMmap,
+    VmaMmapTouch,
+    VmaFault,
+    VmaUnmap,
+    VmaUnmapUntouched,
+    Brk1,
+    Mmap1,
+    SmallAllocs,
+    Ebizzy,
+    Forks,
+);
 
 /// All workloads.
 pub fn all() -> &'static [WorkloadInfo] {
@@ -161,6 +178,9 @@ mod tests {
         assert!(message("forks", "mode=threads").contains("processes"));
         assert!(message("page_fault1_churn", "mode=processes").contains("threads"));
         assert!(message("page_fault1_churn", "churner=alone").contains("threads"));
+        assert!(message("discard", "role=split").contains("threads"));
+        assert!(message("discard", "piece=1G").contains("at most"));
+        assert!(message("vma_fault", "mode=processes").contains("threads"));
         assert!(message("ebizzy", "mode=both").contains("one of threads, processes"));
     }
 }

@@ -130,6 +130,14 @@ pub trait Task: Sized {
     /// [`Failure::Refused`], or what `child` failed with.
     fn fork<C: Child>(&mut self, child: C) -> Result<(), Failure>;
 
+    /// Does `what` off the clock: neither its time nor what the system counts for this worker meanwhile is in the
+    /// result. The clock is the crew's, so that all workers are off it at the same times: see `Rounds`, which
+    /// has them wait for each other.
+    fn aside<R>(&mut self, what: impl FnOnce(&mut Self) -> R) -> R;
+
+    /// Lets others get on, while the program waits for another of its workers.
+    fn rest(&mut self);
+
     /// Whether the time that the crew was given is up. A load of one rarely written flag.
     fn expired(&self) -> bool;
 }
@@ -216,16 +224,18 @@ pub struct Report {
     pub system: f64,
     /// When it began and ended, in seconds of a clock common to the crew.
     pub span: (f64, f64),
+    /// Seconds in between that it was off the clock: preparing another round, with all the crew.
+    pub aside: f64,
 }
 
 impl Report {
-    /// Seconds from its begin to its end.
+    /// Seconds from its begin to its end, on the clock.
     pub fn wall(&self) -> f64 {
-        self.span.1 - self.span.0
+        self.span.1 - self.span.0 - self.aside
     }
 }
 
-/// A run, worker by worker. Preparation and final checks are not in it.
+/// A run, worker by worker. Preparation and final checks are not in it, nor is what was done [aside](Task::aside).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measured {
     /// The workers, by index.
@@ -237,11 +247,12 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Seconds from the first begin to the last end.
+    /// Seconds from the first begin to the last end, without those in which all were off the clock.
     pub fn wall(&self) -> f64 {
+        let aside = self.workers.iter().map(|worker| worker.aside).reduce(f64::min);
         let first = self.workers.iter().map(|worker| worker.span.0).fold(f64::INFINITY, f64::min);
         let last = self.workers.iter().map(|worker| worker.span.1).fold(0.0, f64::max);
-        (last - first).max(0.0)
+        (last - first - aside.unwrap_or(0.0)).max(0.0)
     }
 
     /// What the whole crew did.
@@ -250,5 +261,21 @@ impl Measured {
             operations: sum.operations + worker.tally.operations,
             extra: sum.extra + worker.tally.extra,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_all_do_aside_is_in_nobodys_time() {
+        let worker = |begin, end, aside| Report { span: (begin, end), aside, ..Report::default() };
+        let workers = vec![worker(1.0, 5.0, 1.0), worker(2.0, 6.0, 1.5)];
+        let measured = Measured { workers, ..Measured::default() };
+        assert_eq!(measured.workers[1].wall(), 2.5);
+        // The second came back to the clock half a second after it had begun.
+        assert_eq!(measured.wall(), 4.0);
+        assert_eq!(Measured::default().wall(), 0.0);
     }
 }

@@ -73,6 +73,31 @@ fn page_fault1_churn() {
 }
 
 #[test]
+fn discard() {
+    check("discard", "size=1M piece=32K passes=3", 768, 768);
+    assert_eq!(run("discard", "size=1M piece=20K threads=2").extra("discards"), Some(416.0));
+    for refill in ["no", "yes"] {
+        let outcome = run("discard", &format!("role=split size=16M refill={refill} threads=3"));
+        assert_eq!(outcome.operations, 2 * 4 * 4096);
+        assert_eq!(outcome.workers[2].tally.operations, 0, "the last only gives back");
+        assert!(outcome.extra("discards") > Some(0.0));
+    }
+}
+
+/// What each chunk needs before its turn is in no figure.
+#[test]
+fn vma() {
+    for order in ["private", "shuffled"] {
+        let arguments = format!("chunks=64 passes=10 order={order}");
+        check("vma_mmap", &arguments, 640, 0);
+        check("vma_mmap_touch", &arguments, 640, 2560);
+        check("vma_fault", &arguments, 2560, 2560);
+        check("vma_unmap", &arguments, 640, 0);
+        check("vma_unmap_untouched", &arguments, 640, 0);
+    }
+}
+
+#[test]
 fn brk1() {
     check("brk1", "passes=500", 1000, 0);
     check("brk1", "passes=500 mode=processes", 1000, 0);
@@ -120,7 +145,8 @@ fn a_time_limit_ends_every_workload() {
     for info in all() {
         let small = small(info.name);
         let outcome = run(info.name, &format!("{small} seconds=0.03 threads=2"));
-        assert!(outcome.wall >= 0.02, "{} ran its passes only: {}", info.name, outcome.wall);
+        let ran = outcome.wall + outcome.workers[0].aside;
+        assert!(ran >= 0.02, "{} ran its passes only: {ran}", info.name);
         assert!(outcome.wall < 10.0, "{}: {}", info.name, outcome.wall);
     }
 }

@@ -40,6 +40,15 @@ fn every_workload_under_every_locking() {
                 ("page_fault1", "size=512K passes=3", 384, 384),
                 ("page_fault_read", "size=2M passes=2", 1024, 1024),
                 ("page_fault1_churn", "size=2M every=8 churn_touch=yes", 512, 512),
+                ("discard", "size=512K piece=32K passes=3", 384, 384),
+                ("discard", "size=512K piece=20K passes=3", 384, 384),
+                ("vma_mmap", "chunks=16 passes=3", 48, 0),
+                ("vma_mmap_touch", "chunks=16 passes=3", 48, 192),
+                ("vma_fault", "chunks=16 passes=3", 192, 192),
+                ("vma_fault", "chunks=16 passes=3 order=shuffled", 192, 192),
+                ("vma_unmap", "chunks=16 passes=3", 48, 0),
+                ("vma_unmap", "chunks=16 passes=3 order=shuffled", 48, 0),
+                ("vma_unmap_untouched", "chunks=16 passes=3 order=shuffled", 48, 0),
                 ("brk1", "passes=100", 200, 0),
                 ("mmap1", "size=1M passes=100", 100, 0),
                 ("small_allocs", "size=400K unit=40K passes=2", 200, 200),
@@ -57,6 +66,54 @@ fn every_workload_under_every_locking() {
                     assert_eq!(counter(&outcome, "faults"), outcome.faults);
                 }
             }
+        }
+    }
+    end(native);
+}
+
+/// What a round needs is made off the clock: in time, faults and calls.
+#[test]
+fn preparations_are_in_no_figure() {
+    let native = native();
+    for order in ["private", "shuffled"] {
+        for (name, faults, units) in [
+            ("vma_mmap", 0, 320),
+            ("vma_mmap_touch", 640, 320),
+            ("vma_fault", 640, 640),
+            ("vma_unmap", 0, 320),
+            ("vma_unmap_untouched", 0, 320),
+        ] {
+            let arguments = format!("chunk=8K chunks=16 passes=10 threads=2 order={order}");
+            let outcome = common::run(&native, name, &arguments);
+            assert_eq!((outcome.faults, outcome.operations), (faults, units), "{name} {order}");
+            assert_eq!(counter(&outcome, "faults"), faults, "{name} {order}");
+            for worker in &outcome.workers {
+                assert_eq!(worker.tally.operations, units / 2, "{name} {order}");
+                assert!(worker.aside > 0.0, "{name} {order}");
+                assert!(worker.user + worker.system <= 1.1 * outcome.wall + 0.01, "{name} {order}");
+            }
+        }
+    }
+    end(native);
+}
+
+/// Half of the threads only touch, half only give back: the pages are those of the first.
+#[test]
+fn who_gives_back_takes_nothing_from_who_touches() {
+    let native = native();
+    for locking in Locking::ALL {
+        native.vm().set(Setting::Locking(locking));
+        for (refill, threads) in [("no", 2), ("yes", 2), ("no", 3)] {
+            let arguments =
+                format!("role=split size=4M piece=16K refill={refill} threads={threads} passes=2");
+            let outcome = common::run(&native, "discard", &arguments);
+            let touching = threads - 1;
+            let discards = outcome.extra("discards").expect("they are counted");
+            assert_eq!(outcome.operations, 2 * 1024 * touching, "{arguments}");
+            assert_eq!(outcome.workers.last().map(|worker| worker.tally.operations), Some(0));
+            let refilled = if refill == "yes" { discards as u64 } else { 0 };
+            assert_eq!(outcome.faults, outcome.operations + refilled, "{arguments}");
+            assert!(discards > 0.0, "{arguments}");
         }
     }
     end(native);
@@ -126,7 +183,8 @@ fn a_time_limit_ends_every_workload() {
     for info in all() {
         let arguments = format!("{} seconds=0.02 threads=2", small(info.name));
         let outcome = common::run(&native, info.name, &arguments);
-        assert!(outcome.wall >= 0.01, "{} ran its passes only: {}", info.name, outcome.wall);
+        let ran = outcome.wall + outcome.workers[0].aside;
+        assert!(ran >= 0.01, "{} ran its passes only: {ran}", info.name);
     }
     end(native);
 }
@@ -170,11 +228,18 @@ fn a_machine_too_small_says_so() {
         matches!(failure, Err(Failure::Refused { call: "clone", errno: 11, .. })),
         "{failure:?}"
     );
-    // Twice the memory there is.
-    let workload = Workload::parse("pft", ["size=128M"]).expect("valid");
-    let failure = workload.run(&native).expect_err("it cannot fit");
-    let out = matches!(failure, Failure::Access { reason: "out of memory", .. })
-        || matches!(failure, Failure::Refused { call: "mmap", errno: 12, .. });
-    assert!(out, "{failure:?}");
+    // As much memory as there is, and twice that. Where one of the threads that meet fails, the other ends.
+    for (name, size) in [
+        ("pft", "size=128M"),
+        ("vma_fault", "chunk=64M chunks=1 threads=2"),
+        ("vma_fault", "chunk=32M chunks=1 threads=2"),
+        ("vma_unmap", "chunk=32M chunks=1 threads=2"),
+    ] {
+        let workload = Workload::parse(name, size.split_whitespace()).expect("valid");
+        let failure = workload.run(&native).expect_err("it cannot fit");
+        let out = matches!(failure, Failure::Access { reason: "out of memory", .. })
+            || matches!(failure, Failure::Refused { call: "mmap", errno: 12, .. });
+        assert!(out, "{name}: {failure:?}");
+    }
     end(native);
 }

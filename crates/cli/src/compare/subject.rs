@@ -41,7 +41,7 @@ const fn once(name: &'static str, params: &'static [&'static str]) -> Entry {
 }
 
 /// The workloads. Sizes are of passes that are short against a run.
-pub static ENTRIES: [Entry; 15] = [
+pub static ENTRIES: [Entry; 23] = [
     entry("pft", &["size=32M"]),
     entry("page_fault1", &["size=8M"]),
     entry("page_fault_read", &["size=64M"]),
@@ -50,6 +50,14 @@ pub static ENTRIES: [Entry; 15] = [
         name: "page_fault1_churn access=read",
         ..entry("page_fault1_churn", &["size=64M", "access=read"])
     },
+    entry("discard", &["size=4M"]),
+    entry("vma_mmap", &[]),
+    entry("vma_mmap_touch", &[]),
+    Entry { name: "vma_mmap_touch order=shuffled", ..entry("vma_mmap_touch", &["order=shuffled"]) },
+    entry("vma_fault", &[]),
+    entry("vma_unmap", &[]),
+    Entry { name: "vma_unmap order=shuffled", ..entry("vma_unmap", &["order=shuffled"]) },
+    entry("vma_unmap_untouched", &[]),
     Entry { checks: true, ..entry("small_allocs", &["size=10M"]) },
     entry("ebizzy", &["touch=yes"]),
     entry("forks", &[]),

@@ -230,7 +230,7 @@ impl<P: Program> Run<'_, P> {
         let usage = task.used_since(before);
         slot.put(tally.map(|tally| {
             let (user, system, span) = (usage.user, usage.system, (begin, end));
-            (Report { tally, user, system, span }, usage.faults)
+            (Report { tally, user, system, span, aside: task.aside_wall() }, usage.faults)
         }));
         tally.is_ok()
     }

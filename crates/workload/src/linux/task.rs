@@ -1,7 +1,7 @@
 //! One thread's calls and accesses: the kernel's and the processor's own.
 
 use super::shared::ChildFailure;
-use crate::host::{Usage, thread_usage};
+use crate::host::{Usage, now, thread_usage};
 use crate::start::Start;
 use crate::system::{Child, Failure, Task};
 use faultless::{Advice, MapFlags, Prot};
@@ -19,6 +19,9 @@ pub struct LinuxTask<'a> {
     failure: &'a dyn ChildFailure,
     /// What forked children have used.
     children: Usage,
+    /// What was used off the clock, and the seconds that it took.
+    aside: Usage,
+    aside_wall: f64,
 }
 
 impl fmt::Debug for LinuxTask<'_> {
@@ -29,14 +32,20 @@ impl fmt::Debug for LinuxTask<'_> {
 
 impl<'a> LinuxTask<'a> {
     pub(super) fn new(start: &'a Start, failure: &'a dyn ChildFailure) -> Self {
-        Self { start, failure, children: Usage::default() }
+        let none = Usage::default();
+        Self { start, failure, children: none, aside: none, aside_wall: 0.0 }
     }
 
-    /// What this thread has used since `before`, with its forked children.
+    /// What this thread has used since `before` on the clock, with its forked children.
     pub(super) fn used_since(&self, before: Usage) -> Usage {
-        let mut usage = thread_usage().since(before);
+        let mut usage = thread_usage().since(before).since(self.aside);
         usage += self.children;
         usage
+    }
+
+    /// Seconds off the clock.
+    pub(super) fn aside_wall(&self) -> f64 {
+        self.aside_wall
     }
 }
 
@@ -190,6 +199,18 @@ impl Task for LinuxTask<'_> {
             // SAFETY: the child has ended, and this worker puts nothing before its work is done.
             _ => Err(unsafe { self.failure.find() }.unwrap_or(Failure::Lost { worker: 0 })),
         }
+    }
+
+    fn aside<R>(&mut self, what: impl FnOnce(&mut Self) -> R) -> R {
+        let (before, begin) = (thread_usage(), now());
+        let result = what(self);
+        self.aside_wall += now() - begin;
+        self.aside += thread_usage().since(before);
+        result
+    }
+
+    fn rest(&mut self) {
+        std::thread::yield_now();
     }
 
     #[inline]

@@ -6,6 +6,7 @@
 //! memory instead of copying and searching; that is how the published `-mTt` figures were made. The
 //! original runs for 10 seconds and prints records per second.
 
+use super::random::Random;
 use super::touch::{map, unmap};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program};
@@ -133,25 +134,5 @@ unsafe impl Program for Ebizzy {
             }
         }
         Ok(())
-    }
-}
-
-/// A small generator of good numbers (SplitMix64), one to a worker.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x0065_6269_7a7a_7921)
-    }
-
-    /// A number below `bound`, near enough to evenly.
-    #[inline]
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^= mixed >> 31;
-        ((u128::from(mixed) * u128::from(bound)) >> 64) as u64
     }
 }

@@ -1,6 +1,7 @@
 //! The benchmark programs, one a file.
 
 mod brk1;
+mod discard;
 mod ebizzy;
 mod forks;
 mod mmap1;
@@ -8,10 +9,14 @@ mod page_fault1;
 mod page_fault1_churn;
 mod page_fault_read;
 mod pft;
+mod random;
+mod rounds;
 mod small_allocs;
 mod touch;
+mod vma;
 
 pub use brk1::Brk1;
+pub use discard::Discard;
 pub use ebizzy::Ebizzy;
 pub use forks::Forks;
 pub use mmap1::Mmap1;
@@ -20,3 +25,4 @@ pub use page_fault1::PageFault1;
 pub use page_fault1_churn::PageFault1Churn;
 pub use pft::Pft;
 pub use small_allocs::SmallAllocs;
+pub use vma::{Vma, VmaFault, VmaMmap, VmaMmapTouch, VmaUnmap, VmaUnmapUntouched};

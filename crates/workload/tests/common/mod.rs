@@ -149,6 +149,7 @@ pub fn small(name: &str) -> &'static str {
         "ebizzy" => "chunk=64K chunks=2",
         "forks" => "image=64K dirty=4 fresh=4",
         "brk1" => "",
+        _ if name.starts_with("vma_") => "chunks=8",
         _ => "size=64K",
     }
 }

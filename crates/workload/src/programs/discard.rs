@@ -1,0 +1,182 @@
+//! `discard`: the heap of a language run time, each thread with a part of its own.
+//!
+//! The heaps of Go and Java, and those of jemalloc and tcmalloc, are one mapping. A thread that has freed enough
+//! of its part gives it back with `MADV_DONTNEED`, while others touch theirs. All of that is of one VMA, and
+//! no two threads ever name the same page.
+//!
+//! Every thread touches a piece of its part and gives it back, piece after piece (`role=both`); or half of
+//! the threads touch theirs, and the others do nothing but give back pieces of theirs until the first
+//! are done (`role=split`).
+
+use super::touch::{map, part, sweep, touch, touch_all, verify_all};
+use crate::param::{Kind, Param, ParamError, Settings};
+use crate::program::{Passes, Program, THREADS};
+use crate::system::{Failure, Measured, Mode, Tally, Task, Worker};
+use faultless::{Access, Advice, VirtRange};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+static SIZE: Param =
+    Param { name: "size", kind: Kind::Size, default: 16 << 20, help: "the part of one thread" };
+static PIECE: Param = Param {
+    name: "piece",
+    kind: Kind::Size,
+    default: 64 << 10,
+    help: "what is given back at a time",
+};
+static PASSES: Param = Param {
+    name: "passes",
+    kind: Kind::Count(1, 1 << 30),
+    default: 4,
+    help: "how often a part is touched",
+};
+static ROLE: Param = Param {
+    name: "role",
+    kind: Kind::Choice(&["both", "split"]),
+    default: 0,
+    help: "each thread touches and gives back, or half of them do the one and half the other",
+};
+static REFILL: Param = Param {
+    name: "refill",
+    kind: Kind::Choice(&["no", "yes"]),
+    default: 0,
+    help: "whether who only gives back writes a page of each piece first, so that TLBs must be flushed",
+};
+
+/// `discard`: touch one's part of a heap, and give it back.
+#[derive(Clone, Copy, Debug)]
+pub struct Discard {
+    threads: usize,
+    size: u64,
+    piece: u64,
+    passes: Passes,
+    /// Threads that touch, from the first on; the others give back.
+    touching: usize,
+    refill: bool,
+}
+
+/// What the threads know in common.
+#[derive(Debug)]
+pub struct State {
+    heap: VirtRange,
+    /// Touching threads that are done: written once by each, watched by those who only give back.
+    done: AtomicUsize,
+}
+
+impl Discard {
+    /// The extra result with the pieces that were given back.
+    pub const DISCARDS: &'static str = "discards";
+
+    fn splits(&self) -> bool {
+        self.touching < self.threads
+    }
+
+    /// The pieces of `part`; the last may be smaller.
+    fn pieces(&self, part: VirtRange) -> impl Iterator<Item = VirtRange> + Clone + use<> {
+        let piece = self.piece;
+        let starts = (part.start..part.end).step_by(piece as usize);
+        starts.map(move |start| VirtRange::new(start, part.end.min(start + piece)))
+    }
+
+    /// Touches each piece of `part` and gives it back.
+    fn touch_and_discard<T: Task>(&self, task: &mut T, part: VirtRange) -> Result<Tally, Failure> {
+        let (mut tally, mut passes) = (Tally::default(), 0);
+        while self.passes.more(task, passes) {
+            for piece in self.pieces(part) {
+                tally.operations += touch_all(task, piece, Access::Write, passes)?;
+                task.madvise(piece.start, piece.len(), Advice::DontNeed)?;
+                tally.extra += 1;
+            }
+            passes += 1;
+        }
+        Ok(tally)
+    }
+
+    /// Gives back pieces of `part` until nobody touches any more.
+    fn discard<T: Task>(
+        &self,
+        task: &mut T,
+        part: VirtRange,
+        state: &State,
+    ) -> Result<Tally, Failure> {
+        let mut tally = Tally::default();
+        for piece in self.pieces(part).cycle() {
+            if state.done.load(Ordering::Relaxed) >= self.touching {
+                break;
+            }
+            if self.refill {
+                touch(task, piece.start, Access::Write, tally.extra)?;
+            }
+            task.madvise(piece.start, piece.len(), Advice::DontNeed)?;
+            tally.extra += 1;
+        }
+        Ok(tally)
+    }
+}
+
+// SAFETY: workers touch and give back pages of their own parts of the heap of `prepare`, which stays.
+unsafe impl Program for Discard {
+    const NAME: &'static str = "discard";
+    const SUMMARY: &'static str =
+        "threads touch their parts of one heap and give them back piece by piece";
+    const UNIT: &'static str = "pages";
+    const PARAMS: &'static [&'static Param] = &[&SIZE, &PIECE, &PASSES, &ROLE, &REFILL];
+    const MODES: &'static [Mode] = &[Mode::Threads];
+
+    type State = State;
+
+    fn new(settings: &Settings) -> Result<Self, ParamError> {
+        // At most 1,024 by the parameter's kind.
+        let threads = settings.get(&THREADS) as usize;
+        let (size, piece) = (settings.get(&SIZE), settings.get(&PIECE));
+        let splits = settings.get(&ROLE) == 1;
+        if splits && threads < 2 {
+            return Err(settings.bad(&ROLE, "at least threads=2 with it, for someone to touch"));
+        }
+        if piece > size {
+            return Err(settings.bad(&PIECE, "at most the part of one thread"));
+        }
+        if size > (1 << 46) / threads as u64 {
+            return Err(settings.bad(&SIZE, "at most 64T of all threads together"));
+        }
+        Ok(Self {
+            threads,
+            size,
+            piece,
+            passes: Passes::new(settings, &PASSES),
+            touching: if splits { threads.div_ceil(2) } else { threads },
+            refill: settings.get(&REFILL) == 1,
+        })
+    }
+
+    fn prepare<T: Task>(&self, task: &mut T) -> Result<State, Failure> {
+        let heap = map(task, self.size * self.threads as u64)?;
+        Ok(State { heap, done: AtomicUsize::new(0) })
+    }
+
+    fn work<T: Task>(&self, task: &mut T, state: &State, worker: Worker) -> Result<Tally, Failure> {
+        let part = part(state.heap, worker);
+        if !self.splits() {
+            return self.touch_and_discard(task, part);
+        }
+        if worker.index >= self.touching {
+            return self.discard(task, part, state);
+        }
+        let swept = sweep(task, part, Access::Write, self.passes, |_, _| Ok(()));
+        // Also on failure, or the others would give back for ever.
+        state.done.fetch_add(1, Ordering::Relaxed);
+        swept.map(|(operations, _)| Tally { operations, extra: 0 })
+    }
+
+    fn finish<T: Task>(&self, task: &mut T, state: &State, _: Worker) -> Result<(), Failure> {
+        // What was given back last reads as zero, and what only others gave back around it is as it was left.
+        (0..self.threads).try_for_each(|index| {
+            let part = part(state.heap, Worker { index, count: self.threads });
+            let touched = self.splits() && index < self.touching;
+            verify_all(task, part, if touched { Access::Write } else { Access::Read })
+        })
+    }
+
+    fn extras(&self, measured: &Measured) -> Vec<(&'static str, f64)> {
+        vec![(Self::DISCARDS, measured.tally().extra as f64)]
+    }
+}
