@@ -3,7 +3,7 @@
 //! | bench | what it measures |
 //! |---|---|
 //! | [`instructions`] | instructions a fault, counted by callgrind |
-//! | `lines` | shared cache lines that a fault writes, counted by an instrumented build (feature `observe`) |
+//! | `lines` | shared cache lines that a fault or a call writes, counted by an instrumented build (feature `observe`) |
 //! | [`scaling`] | two threads beside one, with and without an address space that changes meanwhile |
 //! | [`prefault`] | mapping ahead: faults and time saved, and what it costs those whom it does not serve |
 //! | [`zeroing`] | what a zeroed page costs, and whom: in the fault, ahead, on a busy machine |
@@ -12,6 +12,8 @@
 //! Each gives figures and gates: a gate is a promise that is met or not. Nothing here is simulated.
 
 pub mod facts;
+#[cfg(feature = "observe")]
+pub mod heap;
 #[cfg(not(feature = "observe"))]
 pub mod instructions;
 #[cfg(feature = "observe")]

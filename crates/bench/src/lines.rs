@@ -1,4 +1,4 @@
-//! Shared cache lines that a successful fault writes, counted.
+//! Shared cache lines that a successful fault writes, counted; those of calls are in [`calls`].
 //!
 //! The subsystem is built with its atomics reporting every write (feature `observe`); what is not
 //! atomic is never written by two CPUs. Two CPUs run one space and fault, in turn, on pages of *the
@@ -19,6 +19,8 @@
 //! of a frame is concluded from its distance from the first line being that of the frame number, for
 //! one base that serves all faults on both CPUs.
 
+pub mod calls;
+
 use crate::machine::{BareMachine, FRAME};
 use crate::report::Report;
 use faultless::sync::observe;
@@ -28,6 +30,7 @@ use faultless::{
 };
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::Location;
 use std::sync::atomic::Ordering;
 
 const LINE: usize = 64;
@@ -173,23 +176,28 @@ impl Seen {
 
 thread_local! {
     /// The lines written, while this thread listens.
-    static HEARD: RefCell<Option<BTreeSet<usize>>> = const { RefCell::new(None) };
+    static HEARD: RefCell<Option<Heard>> = const { RefCell::new(None) };
 }
 
+/// Lines by number, and which source files wrote them.
+type Heard = BTreeMap<usize, BTreeSet<&'static str>>;
+
 /// The hook is the process's; each thread hears its own writes.
-fn hear(address: usize, bytes: usize, _: observe::Write) {
+fn hear(address: usize, bytes: usize, _: observe::Write, at: &'static Location<'static>) {
     HEARD.with_borrow_mut(|heard| {
         if let Some(heard) = heard {
-            heard.extend(address / LINE..=(address + bytes - 1) / LINE);
+            for line in address / LINE..=(address + bytes - 1) / LINE {
+                heard.entry(line).or_default().insert(at.file());
+            }
         }
     });
 }
 
 /// What `act` gives, and the lines that it wrote.
-fn listening<R>(act: impl FnOnce() -> R) -> (R, BTreeSet<usize>) {
+fn listening<R>(act: impl FnOnce() -> R) -> (R, Heard) {
     // SAFETY: it notes what it hears.
     unsafe { observe::install(Some(hear)) };
-    HEARD.set(Some(BTreeSet::new()));
+    HEARD.set(Some(Heard::new()));
     let result = act();
     (result, HEARD.take().unwrap_or_default())
 }
@@ -267,7 +275,7 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
                 return Err(format!("{kind:?}: served as {served:?}"));
             }
             let pages = vec![(before, frame_at(&vm, &space, addr))];
-            seen.push(Seen { cpu: number, lines, pages });
+            seen.push(Seen { cpu: number, lines: lines.into_keys().collect(), pages });
         }
         // SAFETY: the CPU's accesses are done.
         unsafe { space.deactivate(cpu) };
@@ -320,7 +328,7 @@ pub fn count_ahead(pooled: bool) -> Result<Vec<Written>, String> {
                 let pages: Vec<_> =
                     frames.take_while(|frame| *frame != 0).map(|frame| (0, frame)).collect();
                 if pages.len() == WINDOW {
-                    seen.push(Seen { cpu: number, lines, pages });
+                    seen.push(Seen { cpu: number, lines: lines.into_keys().collect(), pages });
                 }
                 vm.machine().access(space.root(), addr);
             }
@@ -473,5 +481,6 @@ pub fn run() -> Result<Report, String> {
         let met = least == 1 && more <= faults.len().div_ceil(FETCH);
         report.gate(promise, format!("{least}, but in {more} of {}", faults.len()), met);
     }
+    report.absorb(calls::run()?);
     Ok(report)
 }

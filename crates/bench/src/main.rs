@@ -50,7 +50,7 @@ enum Bench {
               default_missing_value = "anonymous_write_fault")]
         explain: Option<String>,
     },
-    /// Shared cache lines that a fault writes.
+    /// Shared cache lines that faults and calls write.
     #[cfg(feature = "observe")]
     Lines,
     /// Two threads beside one.

@@ -37,10 +37,11 @@ pub struct Gate {
     pub met: bool,
 }
 
-/// The figures and gates of a run.
+/// The figures, notes and gates of a run.
 #[derive(Debug, Default)]
 pub struct Report {
     rows: Vec<Row>,
+    notes: Vec<String>,
     gates: Vec<Gate>,
 }
 
@@ -82,9 +83,15 @@ impl Report {
         self.gates.push(Gate { promise: promise.into(), found: found.into(), met });
     }
 
+    /// Adds what is printed below the figures, in words or as a table.
+    pub fn note(&mut self, note: impl Into<String>) {
+        self.notes.push(note.into());
+    }
+
     /// Takes over everything from another report.
     pub fn absorb(&mut self, other: Self) {
         self.rows.extend(other.rows);
+        self.notes.extend(other.notes);
         self.gates.extend(other.gates);
     }
 
@@ -98,7 +105,7 @@ impl Report {
         self.gates.iter().all(|gate| gate.met)
     }
 
-    /// Prints figures and gates.
+    /// Prints figures, notes and gates.
     ///
     /// # Errors
     /// What `to` answers.
@@ -127,6 +134,9 @@ impl Report {
             }
         }
         writeln!(to, "{table}")?;
+        for note in &self.notes {
+            writeln!(to, "\n{note}")?;
+        }
         for gate in &self.gates {
             let verdict = if gate.met { "met   " } else { "NOT MET" };
             writeln!(to, "{verdict} {}: {}", gate.promise, gate.found)?;

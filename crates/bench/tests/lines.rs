@@ -1,8 +1,9 @@
 //! The third law, counted: a successful speculative fault writes one shared cache line, that of the
-//! entry.
+//! entry. And the counting of what calls write.
 #![cfg(feature = "observe")]
 
 use faultless::Locking;
+use faultless_bench::lines::calls::{self, Call};
 use faultless_bench::lines::{
     FETCH, Kind, Line, WINDOW, Written, count, count_ahead, promised, run,
 };
@@ -77,4 +78,35 @@ fn what_is_not_shared_is_seen_and_told_apart() {
 fn the_bench_says_so_too() {
     let report = run().unwrap();
     assert!(report.met(), "{:?}", report.gates());
+}
+
+/// Calls are counted where each CPU works in its own part: what they share is the same each time, and what is
+/// not shared is told apart.
+#[test]
+fn what_calls_write_is_counted_exactly() {
+    for call in Call::ALL {
+        for vmas in calls::VMAS {
+            let count = || calls::count(call, Locking::Speculative, vmas).unwrap();
+            let written = count();
+            assert_eq!(written, count(), "{call:?}, {vmas} VMAs");
+            assert_eq!(written.len(), 64);
+            for written in written {
+                // The claim and the counters are the CPU's own, at the least.
+                assert!(written.lines >= written.shared() + 2, "{call:?}, {vmas}: {written:?}");
+            }
+        }
+    }
+}
+
+/// One lock for all is a line that every call shares, and the file that writes it tells so.
+#[test]
+fn calls_under_one_lock_share_its_line() {
+    for call in Call::ALL {
+        for written in calls::count(call, Locking::MmapLock, 2).unwrap() {
+            assert_eq!(written.shared.get("sync/rwlock.rs"), Some(&1), "{call:?}: {written:?}");
+        }
+        for written in calls::count(call, Locking::Speculative, 2).unwrap() {
+            assert_eq!(written.shared.get("sync/rwlock.rs"), None, "{call:?}: {written:?}");
+        }
+    }
 }

@@ -3,10 +3,12 @@
 //! shuttle`), for scenarios of the whole subsystem.
 //!
 //! Each type is core's, with the same layout and the same operations; after each operation that
-//! takes the cache line for writing, a hook hears its address, its size, and its kind. There is one
+//! takes the cache line for writing, a hook hears its address, its size, its kind, and the place in the source
+//! that did it (for a spin lock, the place that took it). There is one
 //! hook for the process; it runs on the writing thread, after the write, and must not panic. What is
 //! not atomic is not reported: no two CPUs write it at the same time.
 
+use core::panic::Location;
 use core::sync::atomic::{self as plain, AtomicPtr as Plain, Ordering};
 
 /// How a cache line came to be written.
@@ -21,8 +23,8 @@ pub enum Write {
     FailedCompare,
 }
 
-/// Hears of a write to the `bytes` bytes at `address`.
-pub type Hook = fn(address: usize, bytes: usize, kind: Write);
+/// Hears of a write to the `bytes` bytes at `address`, made `at` a place in the source.
+pub type Hook = fn(address: usize, bytes: usize, kind: Write, at: &'static Location<'static>);
 
 /// The hook as a pointer; null is none.
 static HOOK: Plain<()> = Plain::new(core::ptr::null_mut());
@@ -36,12 +38,13 @@ pub unsafe fn install(hook: Option<Hook>) {
 }
 
 #[inline]
+#[track_caller]
 fn report<T>(place: &T, kind: Write) {
     let hook = HOOK.load(Ordering::Acquire);
     if !hook.is_null() {
         // SAFETY: `install` alone stores here, and what is not null was a `Hook`.
         let hook = unsafe { core::mem::transmute::<*mut (), Hook>(hook) };
-        hook(core::ptr::from_ref(place).addr(), size_of::<T>(), kind);
+        hook(core::ptr::from_ref(place).addr(), size_of::<T>(), kind, Location::caller());
     }
 }
 
@@ -109,6 +112,7 @@ macro_rules! observed {
 
             /// As core's; reported.
             #[inline]
+            #[track_caller]
             pub fn store(&self, value: $value, order: Ordering) {
                 interleave();
                 self.0.store(value, order);
@@ -122,6 +126,7 @@ macro_rules! observed {
             /// # Errors
             /// The value found, where it is not `current`.
             #[inline]
+            #[track_caller]
             pub fn compare_exchange(
                 &self,
                 current: $value,
@@ -138,6 +143,7 @@ macro_rules! observed {
             /// # Errors
             /// The value found, where it is not `current` or for no reason.
             #[inline]
+            #[track_caller]
             pub fn compare_exchange_weak(
                 &self,
                 current: $value,
@@ -149,6 +155,7 @@ macro_rules! observed {
                 self.compared(self.0.compare_exchange_weak(current, new, success, failure))
             }
 
+            #[track_caller]
             fn compared(&self, result: Result<$value, $value>) -> Result<$value, $value> {
                 report(self, if result.is_ok() { Write::Modify } else { Write::FailedCompare });
                 result
@@ -170,6 +177,7 @@ macro_rules! observed {
     (@modify $value:ty, $($rmw:ident),*) => {$(
         /// As core's; reported.
         #[inline]
+        #[track_caller]
         pub fn $rmw(&self, value: $value, order: Ordering) -> $value {
             interleave();
             let old = self.0.$rmw(value, order);
@@ -212,7 +220,8 @@ mod tests {
     }
 
     /// The hook is the process's: other tests' threads hear into their own lists.
-    fn hear(address: usize, bytes: usize, kind: Write) {
+    fn hear(address: usize, bytes: usize, kind: Write, at: &'static Location<'static>) {
+        assert!(at.file().ends_with("sync/observe.rs"), "{at}");
         HEARD.with(|heard| heard.borrow_mut().push((address, bytes, kind)));
     }
 

@@ -83,6 +83,7 @@ impl<T, C> SpinLock<T, C> {
     /// # Panics
     /// In builds with debug assertions, when the CPU holds what it must not; see [`order`].
     #[inline]
+    #[cfg_attr(feature = "observe", track_caller)]
     pub fn lock<'a, W: Wait + ?Sized>(&'a self, wait: &'a W) -> SpinGuard<'a, T, C>
     where
         C: Class,
@@ -106,6 +107,7 @@ impl<T, C> SpinLock<T, C> {
 
     /// Takes the lock if nobody holds it. It is not written down.
     #[inline]
+    #[cfg_attr(feature = "observe", track_caller)]
     pub fn try_lock(&self) -> Option<SpinGuard<'_, T, C>> {
         // Acquire meets the Release of the guard's drop. Not a swap, whose failure would store: the
         // model checker then does not know that the holder's release comes later.

@@ -33,13 +33,13 @@ static CHUNK: Param =
 static CHUNKS: Param = Param {
     name: "chunks",
     kind: Kind::Count(1, 1 << 20),
-    default: 256,
+    default: 1024,
     help: "chunks of one thread",
 };
 static PASSES: Param = Param {
     name: "passes",
     kind: Kind::Count(1, 1 << 30),
-    default: 64,
+    default: 16,
     help: "rounds: how often each chunk's turn comes",
 };
 

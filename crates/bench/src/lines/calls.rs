@@ -1,0 +1,313 @@
+//! Shared cache lines that calls write, each CPU in its own part of one space.
+//!
+//! Two CPUs make the same call in turn, on pages, tables and mappings that the other never names: in the halves
+//! of one VMA, or in VMAs of their own among none or many others. All that both of them write is there for
+//! no other reason than that the space is one, and is what keeps such calls from running side by side: a line
+//! is *shared* if calls of both CPUs write it. Which file of the subsystem wrote a line tells what it is: the
+//! queue of the range lock, the root of the tree, a VMA.
+//!
+//! What a call allocates is its CPU's, and so counts as shared only when the other CPU writes it later: here
+//! each allocation has lines of its own ([`heap`](crate::heap)), and none is given out twice. As with faults, only
+//! what is atomic is seen: what a call writes into a node or a VMA before anybody else knows it is in no count,
+//! nor is what a lock protects, beyond the lock's own line. One CPU runs the space at a time, so no call waits for the
+//! other CPU nor interrupts it.
+
+use super::{Heard, listening};
+use crate::heap::Keep;
+use crate::machine::BareMachine;
+use crate::report::{Report, Spread};
+use comfy_table::{CellAlignment, Table, presets};
+use faultless::{
+    Access, Advice, Cpu, CpuId, Error, Locking, MapFlags, PAGE_SIZE, Prot, Setting, Space, Vm,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Calls of each CPU that count, and those before them.
+const CALLS: usize = 32;
+const WARM: usize = 8;
+/// Bytes of a VMA, from one to the next, and what a call is about.
+const AREA: u64 = 2 << 20;
+const STRIDE: u64 = 4 << 20;
+const PART: u64 = 64 << 10;
+/// Where the first VMA is: tables of all levels begin there.
+const BASE: u64 = 1 << 40;
+
+/// Frees spin locks; by whom they are taken tells which they are.
+const SPIN: &str = "sync/spin.rs";
+
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const FIXED: MapFlags =
+    MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED_NOREPLACE);
+
+/// How many VMAs there are: one is both CPUs', of two or more each CPU works in one.
+pub const VMAS: [u64; 3] = [1, 2, 64];
+
+/// A call, and what it is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// `mmap` away from any VMA.
+    Mmap,
+    /// `munmap` of a VMA, untouched.
+    Munmap,
+    /// `munmap` of a VMA with its pages.
+    MunmapTouched,
+    /// `mmap` that closes a hole in a VMA, which becomes one again.
+    MmapMerging,
+    /// `munmap` that splits a VMA.
+    MunmapSplitting,
+    /// `mprotect` that splits a VMA.
+    MprotectSplitting,
+    /// `mprotect` that makes a VMA one again.
+    MprotectMerging,
+    /// `MADV_DONTNEED` of untouched pages.
+    Dontneed,
+    /// `MADV_DONTNEED` of pages that are there.
+    DontneedTouched,
+}
+
+impl Call {
+    /// Every call.
+    pub const ALL: [Self; 9] = [
+        Self::Mmap,
+        Self::Munmap,
+        Self::MunmapTouched,
+        Self::MmapMerging,
+        Self::MunmapSplitting,
+        Self::MprotectSplitting,
+        Self::MprotectMerging,
+        Self::Dontneed,
+        Self::DontneedTouched,
+    ];
+
+    /// As results name it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mmap => "mmap",
+            Self::Munmap => "munmap",
+            Self::MunmapTouched => "munmap_touched",
+            Self::MmapMerging => "mmap_merging",
+            Self::MunmapSplitting => "munmap_splitting",
+            Self::MprotectSplitting => "mprotect_splitting",
+            Self::MprotectMerging => "mprotect_merging",
+            Self::Dontneed => "dontneed",
+            Self::DontneedTouched => "dontneed_touched",
+        }
+    }
+}
+
+/// What one call wrote.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// All lines.
+    pub lines: usize,
+    /// Lines that calls of the other CPU write too, by the files that write them.
+    pub shared: BTreeMap<String, usize>,
+}
+
+impl Written {
+    /// Lines that calls of the other CPU write too.
+    pub fn shared(&self) -> usize {
+        self.shared.values().sum()
+    }
+}
+
+/// Two CPUs and their parts of a space.
+struct Parts<'v> {
+    cpus: [Cpu<'v, BareMachine>; 2],
+    space: Space<BareMachine>,
+    vmas: u64,
+}
+
+impl Parts<'_> {
+    /// The number of the VMA in whose neighbourhood a CPU works.
+    fn area(&self, cpu: u64) -> u64 {
+        self.vmas / 4 + cpu * (self.vmas / 2)
+    }
+
+    /// Pages in a CPU's VMA, or in its half of the only one.
+    fn inside(&self, cpu: u64) -> u64 {
+        let half = if self.vmas == 1 { cpu * AREA / 2 } else { 0 };
+        BASE + self.area(cpu) * STRIDE + half + AREA / 4
+    }
+
+    /// Pages beyond a CPU's VMA, in a table where nothing else is.
+    fn outside(&self, cpu: u64) -> u64 {
+        let next = if self.vmas == 1 { cpu * STRIDE } else { 0 };
+        BASE + self.area(cpu) * STRIDE + next + AREA + AREA / 2
+    }
+
+    fn map(&self, cpu: &Cpu<'_, BareMachine>, at: u64) -> Result<(), Error> {
+        self.space.mmap(cpu, at, PART, RW, FIXED).map(drop)
+    }
+
+    fn unmap(&self, cpu: &Cpu<'_, BareMachine>, at: u64) -> Result<(), Error> {
+        self.space.munmap(cpu, at, PART)
+    }
+
+    fn touch(&self, cpu: &Cpu<'_, BareMachine>, at: u64) -> Result<(), String> {
+        (at..at + PART).step_by(PAGE_SIZE as usize).try_for_each(|page| {
+            let served = self.space.fault(cpu, page, Access::Write);
+            served.map(drop).map_err(|error| format!("{error:?}"))
+        })
+    }
+
+    /// What CPU `number`'s `call` wrote; before it and after it all is as it was.
+    fn call(&self, call: Call, number: usize) -> Result<Heard, String> {
+        let cpu = &self.cpus[number];
+        let (inside, outside) = (self.inside(number as u64), self.outside(number as u64));
+        let said = |error: Error| error.to_string();
+        let protect = |prot| self.space.mprotect(cpu, inside, PART, prot);
+        match call {
+            Call::Munmap | Call::MunmapTouched => self.map(cpu, outside).map_err(said)?,
+            Call::MmapMerging => self.unmap(cpu, inside).map_err(said)?,
+            Call::MprotectMerging => protect(Prot::READ).map_err(said)?,
+            _ => {}
+        }
+        match call {
+            Call::MunmapTouched => self.touch(cpu, outside)?,
+            Call::DontneedTouched => self.touch(cpu, inside)?,
+            _ => {}
+        }
+        let (made, heard) = listening(|| match call {
+            Call::Mmap => self.map(cpu, outside),
+            Call::Munmap | Call::MunmapTouched => self.unmap(cpu, outside),
+            Call::MmapMerging => self.map(cpu, inside),
+            Call::MunmapSplitting => self.unmap(cpu, inside),
+            Call::MprotectSplitting => protect(Prot::READ),
+            Call::MprotectMerging => protect(RW),
+            Call::Dontneed | Call::DontneedTouched => {
+                self.space.madvise(cpu, inside, PART, Advice::DontNeed)
+            }
+        });
+        made.map_err(said)?;
+        match call {
+            Call::Mmap => self.unmap(cpu, outside).map_err(said)?,
+            Call::MunmapSplitting => self.map(cpu, inside).map_err(said)?,
+            Call::MprotectSplitting => protect(RW).map_err(said)?,
+            _ => {}
+        }
+        Ok(heard)
+    }
+}
+
+/// Makes calls of a kind under `locking`, in a space of `vmas` VMAs, and tells what each wrote, in steady state.
+///
+/// # Errors
+/// What was refused.
+pub fn count(call: Call, locking: Locking, vmas: u64) -> Result<Vec<Written>, String> {
+    let _keep = Keep::all();
+    let vm = Vm::new(BareMachine::new(2, 2048)).map_err(|errno| format!("{errno:?}"))?;
+    vm.set(Setting::PrefaultMaxOrder(0));
+    vm.set(Setting::Locking(locking));
+    // SAFETY: one `Cpu` of each of the two numbers, on one thread.
+    let cpus = unsafe { [vm.cpu(CpuId(0)), vm.cpu(CpuId(1))] };
+    let space = Space::new(&cpus[0]).map_err(|error| error.to_string())?;
+    for number in 0..vmas {
+        space
+            .mmap(&cpus[0], BASE + number * STRIDE, AREA, RW, FIXED)
+            .map_err(|error| error.to_string())?;
+    }
+    let parts = Parts { cpus, space, vmas };
+    let mut seen = Vec::new();
+    for turn in 0..WARM + CALLS {
+        for (number, cpu) in parts.cpus.iter().enumerate() {
+            parts.space.activate(cpu);
+            let heard = parts.call(call, number)?;
+            // SAFETY: the CPU's accesses are done.
+            unsafe { parts.space.deactivate(cpu) };
+            if turn >= WARM {
+                seen.push((number, heard));
+            }
+        }
+    }
+    let written = sort(&seen);
+    parts.space.exit(&parts.cpus[0]);
+    Ok(written)
+}
+
+fn sort(seen: &[(usize, Heard)]) -> Vec<Written> {
+    // Per line, the CPUs and the files that write it in any of the calls.
+    let mut lines: BTreeMap<usize, (BTreeSet<usize>, BTreeSet<&str>)> = BTreeMap::new();
+    for (cpu, heard) in seen {
+        for (line, files) in heard {
+            let (cpus, all) = lines.entry(*line).or_default();
+            cpus.insert(*cpu);
+            all.extend(files);
+        }
+    }
+    let shared = |line: &usize| lines.get(line).filter(|(cpus, _)| cpus.len() > 1);
+    let written = |heard: &Heard| {
+        let mut written = Written { lines: heard.len(), ..Written::default() };
+        for (_, files) in heard.keys().filter_map(shared) {
+            *written.shared.entry(name(files)).or_default() += 1;
+        }
+        written
+    };
+    seen.iter().map(|(_, heard)| written(heard)).collect()
+}
+
+/// What a line is, by the files that write it: a lock is freed by its own code, and taken by whom it serves.
+fn name(files: &BTreeSet<&str>) -> String {
+    let short = |file: &&str| file.rsplit_once("src/").map_or(*file, |(_, file)| file).to_owned();
+    let (locks, rest): (Vec<_>, Vec<_>) = files.iter().map(short).partition(|file| file == SPIN);
+    let lock = if locks.is_empty() { "" } else { " (lock)" };
+    format!("{}{lock}", rest.join(" and "))
+}
+
+/// Counts all calls in all spaces.
+///
+/// # Errors
+/// What [`count`] gives.
+pub fn run() -> Result<Report, String> {
+    let mut report = Report::default();
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["call", "VMAs", "lines", "shared", "shared lines by who writes them"]);
+    for call in Call::ALL {
+        for vmas in VMAS {
+            let calls = count(call, Locking::Speculative, vmas)?;
+            let setting = format!("locking={} vmas={vmas}", Locking::Speculative.name());
+            let at = (call.name(), 2, &setting[..]);
+            let spread = |of: fn(&Written) -> usize| {
+                Spread::of(&calls.iter().map(|call| of(call) as f64).collect::<Vec<_>>())
+            };
+            let (lines, shared) = (spread(|call| call.lines), spread(Written::shared));
+            report.median(at, ("lines_written", "lines"), lines);
+            report.median(at, ("shared_lines_written", "lines"), shared);
+            table.add_row([
+                call.name().to_owned(),
+                vmas.to_string(),
+                lines.median.to_string(),
+                shared.median.to_string(),
+                by_file(&calls),
+            ]);
+        }
+    }
+    for right in [1, 2, 3] {
+        if let Some(column) = table.column_mut(right) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    report.note(format!(
+        "Lines that a call writes, and of these the lines that the other CPU's calls write too (medians of {} calls \
+         each):\n{table}",
+        2 * CALLS
+    ));
+    Ok(report)
+}
+
+/// The shared lines of all calls, by the files that write them: how many a call writes, where that is not one.
+fn by_file(calls: &[Written]) -> String {
+    let mut all: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for file in calls.iter().flat_map(|call| call.shared.keys()) {
+        all.entry(file).or_default();
+    }
+    for (file, counts) in &mut all {
+        counts.extend(calls.iter().map(|call| call.shared.get(*file).copied().unwrap_or(0) as f64));
+    }
+    let show = |(file, counts): (&str, Vec<f64>)| {
+        let mean = counts.iter().sum::<f64>() / counts.len() as f64;
+        if mean == 1.0 { file.to_owned() } else { format!("{file} {mean:.2}") }
+    };
+    all.into_iter().map(show).collect::<Vec<_>>().join(", ")
+}
