@@ -56,6 +56,9 @@ enum Bench {
     /// Two threads beside one.
     #[cfg(not(feature = "observe"))]
     Scaling,
+    /// Threads in parts of one mapping: faults beside discards, and two threads against one.
+    #[cfg(not(feature = "observe"))]
+    Beside,
     /// What mapping ahead saves, and what it costs those whom it does not serve.
     #[cfg(not(feature = "observe"))]
     Prefault,
@@ -99,17 +102,19 @@ fn run(bench: Bench, _: &Options) -> Result<Report, String> {
 
 #[cfg(not(feature = "observe"))]
 fn run(bench: Bench, options: &Options) -> Result<Report, String> {
-    use faultless_bench::{instructions, peers, prefault, scaling, zeroing};
+    use faultless_bench::{beside, instructions, peers, prefault, scaling, zeroing};
     let quick = options.quick;
     match bench {
         Bench::Instructions { explain } => instructions::run(quick, explain.as_deref()),
         Bench::Scaling => scaling::run(quick),
+        Bench::Beside => beside::run(quick),
         Bench::Prefault => prefault::run(quick),
         Bench::Zeroing => zeroing::run(quick),
         Bench::Peers => peers::run(quick),
         Bench::All => {
             let mut report = instructions::run(quick, None)?;
             report.absorb(scaling::run(quick)?);
+            report.absorb(beside::run(quick)?);
             report.absorb(prefault::run(quick)?);
             report.absorb(zeroing::run(quick)?);
             report.absorb(peers::run(quick)?);

@@ -210,6 +210,15 @@ impl Spread {
         };
         Self { median: at(0.5), low: at(0.1), high: at(0.9), size: sorted.len() }
     }
+
+    /// The median of ratios that were found in rounds, and in how many.
+    pub fn words(&self) -> String {
+        match self.size {
+            0 => "no round counts".into(),
+            1 => format!("{:.3} in one round", self.median),
+            size => format!("{:.3} in {size} rounds", self.median),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -230,6 +239,8 @@ mod tests {
         let spread = Spread { median: 5.0, low: 1.0, high: 9.0, size: 11 };
         assert_eq!(Spread::of(&sample), spread);
         assert_eq!(Spread::of(&[]).median, 0.0);
+        assert_eq!(spread.words(), "5.000 in 11 rounds");
+        assert_eq!(Spread::of(&[]).words(), "no round counts");
     }
 
     #[test]

@@ -79,10 +79,7 @@ impl Series {
     /// after laps of both.
     fn add(&mut self, alone: [[Vec<f64>; 2]; 2], pair: Vec<[f64; 2]>) {
         let [before, after] = &alone;
-        let steady = before.iter().zip(after).all(|(before, after)| {
-            let (before, after) = (Spread::of(before).median, Spread::of(after).median);
-            (before - after).abs() <= STEADY * before.max(after)
-        });
+        let steady = before.iter().zip(after).all(|(before, after)| steady(before, after));
         for laps in &alone {
             self.alone.iter_mut().zip(laps).for_each(|(all, laps)| all.extend(laps));
         }
@@ -123,6 +120,12 @@ impl Series {
             Work::Fault { locking, .. } => format!("locking={}", locking.name()),
         }
     }
+}
+
+/// Whether what was measured before and after something else is the same, but for a small part.
+pub(crate) fn steady(before: &[f64], after: &[f64]) -> bool {
+    let (before, after) = (Spread::of(before).median, Spread::of(after).median);
+    (before - after).abs() <= STEADY * before.max(after)
 }
 
 /// Measures.

@@ -37,9 +37,47 @@ impl Course {
         poll: impl Fn(),
         mut chunk: impl FnMut(u64) -> Result<(), E>,
     ) -> Result<Vec<Lap>, E> {
+        self.laps(self.chunks, poll, |_| Ok(()), |lap, at| chunk(lap * self.chunks + at))
+    }
+
+    /// Runs the course: as [`run`](Self::run), but before each lap calls `prepare` with its number, and `chunk` with that and
+    /// the number of the chunk in the lap.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn prepared<E>(
+        &self,
+        poll: impl Fn(),
+        prepare: impl FnMut(u64) -> Result<(), E>,
+        chunk: impl FnMut(u64, u64) -> Result<(), E>,
+    ) -> Result<Vec<Lap>, E> {
+        self.laps(self.chunks, poll, prepare, chunk)
+    }
+
+    /// Runs beside the others: as [`run`](Self::run), but the lap ends when another has done its share. `chunk` is told
+    /// how many it has done in the lap.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn beside<E>(
+        &self,
+        poll: impl Fn(),
+        mut chunk: impl FnMut(u64) -> Result<(), E>,
+    ) -> Result<Vec<Lap>, E> {
+        self.laps(u64::MAX, poll, |_| Ok(()), |_, at| chunk(at))
+    }
+
+    fn laps<E>(
+        &self,
+        share: u64,
+        poll: impl Fn(),
+        mut prepare: impl FnMut(u64) -> Result<(), E>,
+        mut chunk: impl FnMut(u64, u64) -> Result<(), E>,
+    ) -> Result<Vec<Lap>, E> {
         let waits = Waits::open();
         let laps = self.laps.iter().zip(0..).map(|(window, lap)| {
-            window.lap(self.chunks, &waits, &poll, |at| chunk(lap * self.chunks + at))
+            prepare(lap)?;
+            window.lap(share, &waits, &poll, |at| chunk(lap, at))
         });
         laps.collect::<Result<_, _>>().inspect_err(|_| self.laps.iter().for_each(Window::abandon))
     }
@@ -220,6 +258,31 @@ mod tests {
             busy.store(false, Ordering::Relaxed);
             assert!(waits.so_far() > before);
         });
+    }
+
+    #[test]
+    fn who_runs_beside_ends_no_lap() {
+        let course = Course::new(2, 3, 10);
+        let done = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let rest = |_| {
+                    std::thread::sleep(Duration::from_millis(1));
+                    Ok::<_, ()>(())
+                };
+                course.run(|| (), rest)
+            });
+            let mut most = 0;
+            let beside = course.beside(
+                || (),
+                |at| {
+                    most = most.max(at);
+                    Ok::<_, ()>(())
+                },
+            );
+            assert_eq!(beside.unwrap().len(), 3);
+            most
+        });
+        assert!(done > 10, "{done}");
     }
 
     #[test]

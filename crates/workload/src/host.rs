@@ -51,6 +51,16 @@ pub(crate) fn now() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
+/// Lets others get on, while something is waited for in vain: who comes soon is seen at once, and where there are
+/// more threads than processors, they have theirs.
+pub(crate) fn rest(looks: u32) {
+    if looks.is_multiple_of(256) {
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
+    }
+}
+
 /// What this thread has used so far, by the host kernel's count.
 pub(crate) fn thread_usage() -> Usage {
     // SAFETY: a `timespec` and an `rusage` of zeros are valid, and the calls fill them.

@@ -10,7 +10,7 @@
 //! A run needs as many CPUs as it has workers, and the machine to itself: workers wait for each other
 //! on their CPUs.
 
-use crate::host::{Usage, now, thread_usage};
+use crate::host::{Usage, now, rest, thread_usage};
 use crate::program::Program;
 use crate::start::Start;
 use crate::system::{Child, Crew, Failure, Measured, Mode, Report, System, Task, Worker};
@@ -137,18 +137,17 @@ impl Task for NativeTask<'_, '_, '_> {
     }
 
     fn aside<R>(&mut self, what: impl FnOnce(&mut Self) -> R) -> R {
-        let (counted, before, begin) = (self.counted(), thread_usage(), now());
+        let (begin, before, counted) = (now(), thread_usage(), self.counted());
         let result = what(self);
-        self.aside.seconds += now() - begin;
+        self.aside.count(&self.counted().since(&counted));
         self.aside.usage += thread_usage().since(before);
-        let counted = self.counted().since(&counted);
-        self.aside.count(&counted);
+        self.aside.seconds += now() - begin;
         result
     }
 
-    fn rest(&mut self) {
+    fn rest(&mut self, looks: u32) {
         self.cpu.poll();
-        std::thread::yield_now();
+        rest(looks);
     }
 
     #[inline]

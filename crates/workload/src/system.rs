@@ -135,8 +135,8 @@ pub trait Task: Sized {
     /// has them wait for each other.
     fn aside<R>(&mut self, what: impl FnOnce(&mut Self) -> R) -> R;
 
-    /// Lets others get on, while the program waits for another of its workers.
-    fn rest(&mut self);
+    /// Lets others get on, while the program waits for another of its workers, and has looked for it `looks` times.
+    fn rest(&mut self, looks: u32);
 
     /// Whether the time that the crew was given is up. A load of one rarely written flag.
     fn expired(&self) -> bool;
@@ -247,12 +247,15 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Seconds from the first begin to the last end, without those in which all were off the clock.
+    /// Seconds from the first begin to the last end. Where the crew was off the clock in between: the longest time that
+    /// a worker was on it, which is from when the first came back to it to the end.
     pub fn wall(&self) -> f64 {
-        let aside = self.workers.iter().map(|worker| worker.aside).reduce(f64::min);
+        if self.workers.iter().any(|worker| worker.aside > 0.0) {
+            return self.workers.iter().map(Report::wall).fold(0.0, f64::max);
+        }
         let first = self.workers.iter().map(|worker| worker.span.0).fold(f64::INFINITY, f64::min);
         let last = self.workers.iter().map(|worker| worker.span.1).fold(0.0, f64::max);
-        (last - first - aside.unwrap_or(0.0)).max(0.0)
+        (last - first).max(0.0)
     }
 
     /// What the whole crew did.
@@ -271,11 +274,11 @@ mod tests {
     #[test]
     fn what_all_do_aside_is_in_nobodys_time() {
         let worker = |begin, end, aside| Report { span: (begin, end), aside, ..Report::default() };
-        let workers = vec![worker(1.0, 5.0, 1.0), worker(2.0, 6.0, 1.5)];
+        let workers = vec![worker(1.0, 6.0, 2.0), worker(1.5, 6.0, 2.0)];
         let measured = Measured { workers, ..Measured::default() };
         assert_eq!(measured.workers[1].wall(), 2.5);
-        // The second came back to the clock half a second after it had begun.
-        assert_eq!(measured.wall(), 4.0);
+        // The second came later to the clock.
+        assert_eq!(measured.wall(), 3.0);
         assert_eq!(Measured::default().wall(), 0.0);
     }
 }

@@ -51,13 +51,19 @@ pub static ENTRIES: [Entry; 23] = [
         ..entry("page_fault1_churn", &["size=64M", "access=read"])
     },
     entry("discard", &["size=4M"]),
-    entry("vma_mmap", &[]),
-    entry("vma_mmap_touch", &[]),
-    Entry { name: "vma_mmap_touch order=shuffled", ..entry("vma_mmap_touch", &["order=shuffled"]) },
-    entry("vma_fault", &[]),
-    entry("vma_unmap", &[]),
-    Entry { name: "vma_unmap order=shuffled", ..entry("vma_unmap", &["order=shuffled"]) },
-    entry("vma_unmap_untouched", &[]),
+    entry("vma_mmap", &["chunks=256"]),
+    entry("vma_mmap_touch", &["chunks=256"]),
+    Entry {
+        name: "vma_mmap_touch order=shuffled",
+        ..entry("vma_mmap_touch", &["chunks=256", "order=shuffled"])
+    },
+    entry("vma_fault", &["chunks=256"]),
+    entry("vma_unmap", &["chunks=256"]),
+    Entry {
+        name: "vma_unmap order=shuffled",
+        ..entry("vma_unmap", &["chunks=256", "order=shuffled"])
+    },
+    entry("vma_unmap_untouched", &["chunks=256"]),
     Entry { checks: true, ..entry("small_allocs", &["size=10M"]) },
     entry("ebizzy", &["touch=yes"]),
     entry("forks", &[]),

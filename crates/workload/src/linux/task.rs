@@ -1,7 +1,7 @@
 //! One thread's calls and accesses: the kernel's and the processor's own.
 
 use super::shared::ChildFailure;
-use crate::host::{Usage, now, thread_usage};
+use crate::host::{Usage, now, rest, thread_usage};
 use crate::start::Start;
 use crate::system::{Child, Failure, Task};
 use faultless::{Advice, MapFlags, Prot};
@@ -202,15 +202,15 @@ impl Task for LinuxTask<'_> {
     }
 
     fn aside<R>(&mut self, what: impl FnOnce(&mut Self) -> R) -> R {
-        let (before, begin) = (thread_usage(), now());
+        let (begin, before) = (now(), thread_usage());
         let result = what(self);
-        self.aside_wall += now() - begin;
         self.aside += thread_usage().since(before);
+        self.aside_wall += now() - begin;
         result
     }
 
-    fn rest(&mut self) {
-        std::thread::yield_now();
+    fn rest(&mut self, looks: u32) {
+        rest(looks);
     }
 
     #[inline]
