@@ -90,13 +90,7 @@ pub(super) struct Change {
 
 /// What one writer has under change: where a move goes to, and where it comes from, which that may have cut in two,
 /// and which is counted until it is replaced.
-pub(super) type UnderChange = [Option<Change>; 4];
-
-/// Whether anything is under change.
-#[inline(always)]
-pub(super) fn has_any(changes: &UnderChange) -> bool {
-    changes.iter().any(Option::is_some)
-}
+pub(super) type UnderChange = Option<[Option<Change>; 4]>;
 
 /// VMAs that no published tree has, at most two rests and a piece for each of two ranges. They are freed if none ever will.
 #[derive(Debug)]
@@ -104,6 +98,7 @@ struct Made {
     vmas: [Option<NonNull<Vma>>; 6],
     /// How many places are used; those of what is freed again stay empty.
     used: usize,
+    freed: usize,
 }
 
 /// The next version of the tree, while one writer builds it.
@@ -163,7 +158,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         Self {
             writing,
             edit,
-            made: Made { vmas: [None; 6], used: 0 },
+            made: Made { vmas: [None; 6], used: 0, freed: 0 },
             old: RetireChain::default(),
             hulls: [nowhere; 2],
             replaced: 0,
@@ -206,6 +201,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
     ///
     /// # Errors
     /// `ENOMEM`; the step is over.
+    #[inline(always)]
     pub(super) fn replace(
         &mut self,
         range: VirtRange,
@@ -313,6 +309,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
 
     /// Makes the part of a VMA that lies `outside` of `range` one of its own, if it overlaps `range`. Returns what is
     /// taken besides `range`.
+    #[inline(always)]
     fn keep_rest(
         &mut self,
         beside: Neighbour<'_>,
@@ -336,6 +333,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
 
     /// Makes a VMA, which is put into the tree next. One that is stopped is under change, and merges with its neighbours
     /// in the end, if it `merges`.
+    #[inline(always)]
     fn make(
         &mut self,
         area: Area,
@@ -347,7 +345,8 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         let vma = NonNull::from(Box::leak(make_vma(area, root, state)?));
         self.made.add(vma);
         if state == State::Stopped {
-            let free = self.stopped.iter_mut().find(|change| change.is_none());
+            let stopped = self.stopped.get_or_insert_default();
+            let free = stopped.iter_mut().find(|change| change.is_none());
             debug_assert!(free.is_some(), "more is under change than a writer can have");
             if let Some(free) = free {
                 *free = Some(Change { vma, merges });
@@ -399,11 +398,11 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
             count += 1;
             *pages = pages.wrapping_add(range.pages());
         }
-        let busy = first != 0 || has_any(&writing.stopped.get());
+        let busy = first != 0 || writing.stopped.get().is_some();
         edit.replace(taken, &entries[..count], |entry| {
             *pages = pages.wrapping_sub(entry.range().pages());
             if busy {
-                for change in stopped.iter_mut() {
+                for change in stopped.iter_mut().flatten() {
                     *change = change.filter(|change| change.vma != entry.value);
                 }
                 if made.free(entry.value) {
@@ -424,7 +423,7 @@ impl<M: Machine> Step<'_, '_, '_, M> {
     /// Refuses more VMAs than a space may have.
     fn check_count(&self) -> Result<(), Refused> {
         let (more, most) = (
-            self.made.iter().count() > self.old.len(),
+            self.made.used - self.made.freed > self.old.len(),
             self.writing.cpu.vm().knobs.max_map_count(),
         );
         if more && self.edit.view().len().saturating_sub(self.unmerged) as u64 > most {
@@ -436,7 +435,7 @@ impl<M: Machine> Step<'_, '_, '_, M> {
     /// Whether what is cut off `vma` is under change by this writer, as all of it is.
     fn state_of(&self, vma: &Vma) -> State {
         let same = |change: Change| change.vma == NonNull::from(vma);
-        let mine = self.stopped.into_iter().flatten().any(same);
+        let mine = self.stopped.into_iter().flatten().flatten().any(same);
         if mine { State::Stopped } else { State::Running }
     }
 
@@ -447,7 +446,7 @@ impl<M: Machine> Step<'_, '_, '_, M> {
         if self.replaced == 0 {
             return;
         }
-        if has_any(&writing.stopped.get()) || has_any(&stopped) {
+        if stopped.is_some() {
             writing.stopped.set(stopped);
         }
         // The tree has them now.
@@ -499,10 +498,11 @@ fn stop<M: Machine>(
     hull: &mut VirtRange,
     entry: Entry<Vma>,
 ) -> Result<(), Refused> {
-    if is_busy(writing, made, hull, entry) {
-        return Err(Refused::Busy(entry.start));
+    if vma(entry).sequence.read().is_none() {
+        let busy = is_busy(writing, made, hull, entry);
+        return if busy { Err(Refused::Busy(entry.start)) } else { Ok(()) };
     }
-    if vma(entry).sequence.read().is_some() && !made.has(entry.value) {
+    if made.used == 0 || !made.has(entry.value) {
         writing.stop_one(vma(entry));
         *hull = if hull.is_empty() { entry.range() } else { hull.hull(entry.range()) };
     }
@@ -530,6 +530,7 @@ impl Made {
             return false;
         };
         *made = None;
+        self.freed += 1;
         // SAFETY: leaked from a box, and in no published tree, or they would have been forgotten.
         drop(unsafe { Box::from_raw(vma.as_ptr()) });
         true

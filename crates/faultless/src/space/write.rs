@@ -14,7 +14,7 @@
 //! which VMA says so, where that begins and ends beyond the claim, or which anon_vma it has, outside of a step.
 
 use super::merge::{agree, roots_merge};
-use super::step::{Change, State, UnderChange, has_any};
+use super::step::{Change, State, UnderChange};
 use super::visit::Visit;
 use super::vma::{Area, Vma, VmaLock};
 use super::{Guard, Space};
@@ -232,7 +232,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
 
     /// Whether `vma` is under change by this writer.
     pub(super) fn has_stopped(&self, vma: NonNull<Vma>) -> bool {
-        self.stopped.get().into_iter().flatten().any(|change| change.vma == vma)
+        self.under_change().any(|change| change.vma == vma)
     }
 
     /// Whether this writer may replace the VMAs in `range`: it has claimed the pages, or they are in what it has under
@@ -240,7 +240,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     pub(super) fn may_replace(&self, range: VirtRange) -> bool {
         // SAFETY: in the tree until this writer replaces it, and valid as long as the section.
         let range_of = |change: Change| unsafe { change.vma.as_ref() }.area.range;
-        let mut mine = self.stopped.get().into_iter().flatten();
+        let mut mine = self.under_change();
         self.claims(range) || mine.any(|change| range_of(change).covers(range))
     }
 
@@ -248,14 +248,14 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     /// with them, if it can.
     #[inline]
     pub(super) fn finish(&self) {
-        if has_any(&self.stopped.get()) {
+        if self.stopped.get().is_some() {
             self.finish_all();
         }
     }
 
     #[inline(never)]
     fn finish_all(&self) {
-        for change in self.stopped.get().into_iter().flatten() {
+        for change in self.under_change() {
             let Change { vma, merges } = change;
             if !self.has_stopped(vma) {
                 // An earlier one has merged with it.
@@ -276,12 +276,18 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
                 self.resume(vma);
             }
             // A later one may merge with it.
-            let left = self.stopped.get();
-            self.stopped.set(left.map(|other| other.filter(|other| *other != change)));
+            let left =
+                |all: [Option<Change>; 4]| all.map(|other| other.filter(|other| *other != change));
+            self.stopped.set(self.stopped.get().map(left));
             if merges {
                 self.merge_on(range);
             }
         }
+        self.stopped.set(None);
+    }
+
+    fn under_change(&self) -> impl Iterator<Item = Change> + use<M> {
+        self.stopped.get().into_iter().flatten().flatten()
     }
 
     /// Merges the VMA that has `range` now with its neighbours, as long as there are any: those that left this writer's
