@@ -348,6 +348,36 @@ mod tests {
     }
 
     #[test]
+    fn values_are_those_that_the_mmu_reads() {
+        const FRAME: u64 = 0xcde_f012_3000;
+        let frame = FrameNumber::from_phys(FRAME);
+        let leaf = Entry::leaf(frame);
+        // Accessed, user, present; a table is writable, and both allow what the next level allows.
+        assert_eq!(Entry::table(frame), Entry(FRAME | 0x27));
+        assert_eq!(leaf, Entry(1 << 63 | FRAME | 0x25));
+        assert_eq!(Entry::template(false).of(frame), leaf);
+        assert_eq!(Entry::template(true).of(frame), Entry(FRAME | 0x25));
+        assert_eq!(leaf.with_execute(true).with_execute(true), Entry(FRAME | 0x25));
+        assert_eq!(leaf.with_execute(false), leaf);
+        for (entry, bit) in [
+            (leaf.writable(), 1),
+            (leaf.dirty(), 6),
+            (leaf.huge(), 7),
+            (leaf.locked(), 9),
+            (leaf.special(), 10),
+        ] {
+            assert_eq!(entry, Entry(leaf.0 | 1 << bit));
+        }
+        assert_eq!(leaf.writable_dirty(), Entry(leaf.0 | 0x42));
+        assert_eq!(leaf.writable_dirty().writable_dirty().dirty().used(), leaf.writable_dirty());
+        assert_eq!(leaf.writable_dirty().read_only(), leaf.dirty());
+        assert_eq!(leaf.writable_dirty().clean(), leaf.writable().unused());
+        assert_eq!(leaf.unused(), Entry(leaf.0 & !0x20));
+        assert_eq!(leaf.with_hidden(true), Entry(leaf.0 & !1 | 1 << 11));
+        assert_eq!(Entry::BUSY, Entry(1 << 9));
+    }
+
+    #[test]
     fn busy_is_locked_and_not_present_and_not_none() {
         assert!(Entry::BUSY.is_locked() && !Entry::BUSY.is_present() && !Entry::BUSY.is_none());
         assert!(!Entry::BUSY.is_table());

@@ -159,3 +159,29 @@ fn await_served(inbox: &Inbox, cpus: &CpuSet, cpu: CpuId, wait: &impl Wait) {
         looks += 1;
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::testing::TestMachine;
+
+    #[test]
+    fn an_inbox_serves_each_post_once_and_says_how_many() {
+        let machine = TestMachine::new(2, 2);
+        // SAFETY: there are no slots.
+        let [here, there] = [0, 1].map(|cpu| unsafe { Local::claim(CpuId(cpu)) });
+        let inbox = Inbox::new();
+        assert!(inbox.is_empty());
+        for posts in [1, 3, POSTS as u64 + 2] {
+            for space in 0..posts {
+                inbox.post(&machine, &there, SpaceId(space), Invalidate::All);
+                assert!(!inbox.is_empty());
+            }
+            assert_eq!(inbox.serve(&machine, &here), posts);
+            assert_eq!((inbox.is_empty(), inbox.serve(&machine, &here)), (true, 0));
+        }
+        // More than it holds were served all at once.
+        let asked = [0, 0, 1, 2].map(|space| (CpuId(0), SpaceId(space), Invalidate::All));
+        assert_eq!(*machine.invalidated.lock().unwrap(), asked);
+    }
+}

@@ -244,6 +244,73 @@ fn a_stream_that_is_not_used_loses_its_width_and_earns_it_back() {
     assert!(program.faults - faults < 2048 / 25, "{}", program.faults - faults);
 }
 
+/// Streams of all ways, strides and lengths, some at a time, as a generator draws them.
+fn mixture(state: &mut u64) -> Vec<u64> {
+    let mut touched = Vec::new();
+    for _ in 0..120 {
+        let streams = (0..1 + random(state) % 4).map(|_| {
+            let stride = if random(state).is_multiple_of(3) { 2 + random(state) % 40 } else { 1 };
+            let (start, down) = (random(state) % (1 << 20), random(state).is_multiple_of(2));
+            (start, stride, 1 << (random(state) % 10), down)
+        });
+        let streams: Vec<_> = streams.collect();
+        for n in 0..512 {
+            let going = streams.iter().filter(|(_, _, len, _)| n < *len);
+            touched.extend(going.map(|&(start, stride, _, down)| {
+                if down { (1 << 21) + start - n * stride } else { (1 << 21) + start + n * stride }
+            }));
+        }
+    }
+    touched
+}
+
+/// What known patterns cost with windows of up to 8, 32 and 512 pages: how many faults, how many pages in vain,
+/// and how many of those mapped ahead were seen used. Whoever changes the policy finds here what that does.
+#[test]
+fn what_patterns_cost() {
+    let mut state = 11;
+    let far = |run: u64| 5000 * run + 37 * (run % 9);
+    let runs = |each: u64| (0..300).flat_map(move |run| (0..each).map(move |n| far(run) + n));
+    let comb = (0..512).map(|n| 2 * n).chain((0..512).rev().map(|n| 2 * n + 1));
+    let to_and_fro = (0..400).flat_map(|n| [3000 - n, 3001 + n]);
+    let patterns: [(&str, Vec<u64>, [[u64; 3]; 3]); 9] = [
+        ("up", (777..5777).collect(), [[631, 7, 4152], [165, 15, 3858], [35, 111, 1]]),
+        ("down", (777..5777).rev().collect(), [[630, 1, 4147], [165, 9, 3852], [35, 9, 1]]),
+        ("runs of 5", runs(5).collect(), [[634, 26, 818], [632, 29, 820], [632, 29, 820]]),
+        (
+            "runs of 21",
+            runs(21).collect(),
+            [[1464, 268, 4723], [1502, 583, 4649], [1502, 583, 4649]],
+        ),
+        (
+            "runs of 21, down",
+            runs(21).map(|page| (1 << 22) - page).collect(),
+            [[1459, 265, 4726], [1426, 517, 4758], [1478, 726, 4715]],
+        ),
+        ("a comb", comb.collect(), [[584, 0, 223], [540, 0, 0], [533, 0, 0]]),
+        ("to and fro", to_and_fro.collect(), [[106, 8, 478], [38, 32, 8], [27, 160, 0]]),
+        (
+            "no order",
+            (0..3000).map(|_| random(&mut state) % 60_000).collect(),
+            [[2924, 1, 0], [2924, 1, 0], [2924, 1, 0]],
+        ),
+        (
+            "a mixture",
+            mixture(&mut state),
+            [[13628, 645, 21266], [9270, 2017, 25084], [9774, 4889, 24466]],
+        ),
+    ];
+    let costs = patterns.each_ref().map(|(name, pattern, _)| {
+        let cost = [3, 5, 9].map(|order| {
+            let mut program = Program::new(0..1 << 23, order);
+            pattern.iter().for_each(|page| program.touch(*page));
+            [program.faults, program.wasted() as u64, program.tally.used.into()]
+        });
+        (*name, cost)
+    });
+    assert_eq!(costs, patterns.map(|(name, _, cost)| (name, cost)));
+}
+
 #[test]
 fn order_zero_is_off() {
     let mut program = Program::new(0..600, 0);
