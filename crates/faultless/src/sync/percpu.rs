@@ -114,12 +114,6 @@ impl<T> PerCpu<T> {
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.slots.iter_mut().map(|slot| &mut slot.0)
     }
-
-    /// How many CPUs there are.
-    #[inline]
-    pub fn cpus(&self) -> usize {
-        self.slots.len()
-    }
 }
 
 impl<T: Sync> PerCpu<T> {

@@ -8,7 +8,7 @@ use crate::fault::FaultError;
 use crate::file::Object;
 use crate::knob::Setting;
 use crate::machine::Machine;
-use crate::space::{Advice, Backing, MapFlags, Prot, RemapFlags, Space};
+use crate::space::{Advice, Backing, MMAP_BASE, MMAP_MIN_ADDR, MapFlags, Prot, RemapFlags, Space};
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
 use std::format;
@@ -96,6 +96,32 @@ fn mmap_refuses() {
         ],
         "mmap",
     );
+}
+
+#[test]
+fn places_are_found_where_linux_finds_them() {
+    with_space(|cpu, space| {
+        let map = |hint: u64, pages: u64| space.mmap(cpu, hint, pages * P, RW, PRIVATE).unwrap();
+        assert_eq!(map(0, 3), MMAP_BASE - 3 * P);
+        assert_eq!(map(0, 1), MMAP_BASE - 4 * P);
+        assert_eq!(map(1, 1), MMAP_BASE - 5 * P, "a hint of page 0 is none");
+        assert_eq!(map(P, 1), MMAP_MIN_ADDR, "no hint leads below");
+        assert_eq!(map(AT + 20 * P + 1, 1), AT + 20 * P);
+        assert_eq!(map(AT + 19 * P, 2), MMAP_BASE - 7 * P, "a hint that is taken is none");
+        assert_eq!(map(USER_END - P, 2), MMAP_BASE - 9 * P, "nor is one that leads out");
+        assert_eq!(map(USER_END - P, 1), USER_END - P);
+        // Where all below the base is taken, it is what is above.
+        let rest = MMAP_BASE - 9 * P - (1 << 32);
+        let flags = FIXED | MapFlags::NORESERVE;
+        space.mmap(cpu, 1 << 32, rest, Prot::empty(), flags).unwrap();
+        space.mmap(cpu, MMAP_MIN_ADDR, (1 << 32) - MMAP_MIN_ADDR, Prot::empty(), flags).unwrap();
+        assert_eq!([map(0, 1), map(0, 2)], [MMAP_BASE, MMAP_BASE + P]);
+        space.munmap(cpu, 1 << 33, P).unwrap();
+        assert_eq!([map(0, 1), map(0, 1)], [1 << 33, MMAP_BASE + 3 * P]);
+        space.munmap(cpu, MMAP_MIN_ADDR, USER_END - MMAP_MIN_ADDR).unwrap();
+        self::map(cpu, space, 0, 4, RW);
+        store(cpu, space, AT, 42).unwrap();
+    });
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod memory;
 mod model;
 mod objects;
 mod orders;
+mod policies;
 mod prefault;
 mod races;
 mod soundness;
