@@ -383,14 +383,19 @@ mod tests {
         take_run(Slots::all(&slots), Entry::NONE, !0, &Spin)
             .commit(|at| if at == 0 { leaf } else { Entry::NONE });
         assert_eq!(now(), [leaf.0, there, 0, busy, 0]);
-        // What maps a page may be taken, too, and is put back.
-        slots[2].store(leaf.unused().0, Ordering::Relaxed);
-        let before = now();
-        let held = take_run(Slots::all(&slots), leaf, !0, &Spin);
-        assert_eq!([0, 1, 2, 3, 4].map(|at| held.holds(at)), [true, false, true, false, true]);
-        assert_eq!((now(), held.present()), ([busy, there, busy, busy, busy], Some(0..3)));
-        held.revert();
-        assert_eq!(now(), before);
+        // What maps a page may be taken, too, and is put back, accessed or not.
+        for pages in [[leaf, leaf.unused()], [leaf.unused(), leaf]] {
+            let [first, second] = pages.map(|page| page.0);
+            slots.iter().zip([0, there, first, busy, second]).for_each(|(slot, value)| {
+                slot.store(value, Ordering::Relaxed);
+            });
+            let before = now();
+            let held = take_run(Slots::all(&slots), leaf, !0, &Spin);
+            assert_eq!((held.held(), held.present()), (0b10101, Some(2..5)));
+            assert_eq!(now(), [busy, there, busy, busy, busy]);
+            held.revert();
+            assert_eq!(now(), before);
+        }
     }
 
     #[test]
