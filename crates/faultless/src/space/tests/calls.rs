@@ -118,9 +118,6 @@ fn places_are_found_where_linux_finds_them() {
         assert_eq!([map(0, 1), map(0, 2)], [MMAP_BASE, MMAP_BASE + P]);
         space.munmap(cpu, 1 << 33, P).unwrap();
         assert_eq!([map(0, 1), map(0, 1)], [1 << 33, MMAP_BASE + 3 * P]);
-        space.munmap(cpu, MMAP_MIN_ADDR, USER_END - MMAP_MIN_ADDR).unwrap();
-        self::map(cpu, space, 0, 4, RW);
-        store(cpu, space, AT, 42).unwrap();
     });
 }
 
@@ -275,6 +272,20 @@ fn neighbours_merge_and_split_as_linux_does() {
     });
 }
 
+/// Pages that were written apart are found by different roots, and one VMA has one.
+#[test]
+fn what_comes_between_two_that_were_written_is_one_with_the_lower() {
+    with_space(|cpu, space| {
+        store(cpu, space, AT + 6 * P, 1).unwrap();
+        map(cpu, space, 4, 2, RW);
+        assert_eq!(areas(cpu, space), [(0, 6, 3), (6, 8, 3)]);
+        space.munmap(cpu, AT, 6 * P).unwrap();
+        map(cpu, space, 0, 6, RW);
+        assert_eq!(areas(cpu, space), [(0, 8, 3)], "nobody has written what is new");
+        store(cpu, space, AT, 42).unwrap();
+    });
+}
+
 #[test]
 fn the_map_reads_as_in_proc() {
     with_space(|cpu, space| {
@@ -287,6 +298,11 @@ fn the_map_reads_as_in_proc() {
         let expected = format!("{heap:08x}-{:08x} rw-p 00000000 00:00 0 {:25}[heap]", heap + P, "");
         assert_eq!(lines[1], expected);
         assert_eq!(expected.find('['), Some(73));
+        space.mmap(cpu, AT + 8 * P, P, RW, FIXED | MapFlags::GROWSDOWN).unwrap();
+        let shown = space.maps(cpu).to_string();
+        let stack = shown.lines().nth(1).unwrap();
+        assert!(stack.starts_with("40008000-40009000 rw-p "), "{stack}");
+        assert_eq!(stack.find("[stack]"), Some(73));
     });
 }
 

@@ -8,6 +8,10 @@ use crate::fault::FaultError;
 use crate::knob::Setting;
 use crate::space::{Advice, Lock, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
+use crate::sync::wait::Spin;
+use crate::table::node::{self, LAST};
+use crate::table::protocol::{self, RUN};
+use crate::table::walk::{Reached, descend};
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
 use std::vec::Vec;
@@ -185,4 +189,48 @@ fn a_long_list_of_spaces_is_dropped_without_a_deep_stack() {
         }
     };
     std::thread::Builder::new().stack_size(256 << 10).spawn(drops).unwrap().join().unwrap();
+}
+
+/// A space of so many pages from `AT` on that are lazily freed, of which page n holds n + 1.
+fn freed_lazily(cpu: &TestCpu<'_>, pages: u64) -> TestSpace {
+    let space = Space::new(cpu).unwrap();
+    space.mmap(cpu, AT, pages * P, RW, FIXED).unwrap();
+    (0..pages).for_each(|page| store(cpu, &space, AT + page * P, page + 1).unwrap());
+    space.madvise(cpu, AT, pages * P, Advice::Free).unwrap();
+    space
+}
+
+#[test]
+fn a_page_that_a_fault_holds_is_reclaimed_later() {
+    let vm = guest::vm(2, 256);
+    let [cpu0, cpu1] = [0, 1].map(|id| cpu(&vm, id));
+    let space = freed_lazily(&cpu0, 4);
+    let section = cpu0.section();
+    // SAFETY: inside a grace section.
+    let Reached::Last(slots) = (unsafe { descend(vm.machine(), space.root(), AT) }) else {
+        panic!("there is a table")
+    };
+    let slot = &slots[node::index(AT + 2 * P, LAST)];
+    let held = protocol::take(slot, node::load(slot), &Spin).unwrap();
+    assert_eq!(cpu1.reclaim_lazy(4), 3);
+    held.revert();
+    drop(section);
+    assert_eq!(cpu1.reclaim_lazy(4), 1);
+    assert_eq!(cpu1.reclaim_lazy(4), 0);
+    cpu1.drain();
+    end(&cpu0, space);
+}
+
+#[test]
+fn not_many_more_are_reclaimed_than_are_wanted() {
+    let vm = guest::vm(1, 1024);
+    let cpu = cpu(&vm, 0);
+    let pages = 4 * RUN as u64;
+    let space = freed_lazily(&cpu, pages);
+    let freed = cpu.reclaim_lazy(RUN + 1);
+    assert!((RUN + 1..=2 * RUN).contains(&freed), "{freed}");
+    assert_eq!(load(&cpu, &space, AT + (pages - 1) * P), Ok(pages));
+    assert_eq!(cpu.reclaim_lazy(usize::MAX), 4 * RUN - freed);
+    assert_eq!(load(&cpu, &space, AT + (pages - 1) * P), Ok(0));
+    end(&cpu, space);
 }
