@@ -1,11 +1,11 @@
 //! Lazily freed pages: who keeps them, who finds them, and what a move that runs out of frames does with them.
 
 use super::guest::{self, TestVm, cpu, load, store};
-use crate::addr::PAGE_SIZE as P;
+use crate::addr::{PAGE_SIZE as P, VirtRange};
 use crate::audit::audit;
 use crate::error::Errno;
 use crate::fault::FaultError;
-use crate::knob::Setting;
+use crate::knob::{Locking, Setting};
 use crate::space::{Advice, Lock, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
 use crate::sync::wait::Spin;
@@ -14,6 +14,8 @@ use crate::table::protocol::{self, RUN};
 use crate::table::walk::{Reached, descend};
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
+use std::thread;
+use std::time::Duration;
 use std::vec::Vec;
 
 const GIB: u64 = 1 << 30;
@@ -233,4 +235,30 @@ fn not_many_more_are_reclaimed_than_are_wanted() {
     assert_eq!(cpu.reclaim_lazy(usize::MAX), 4 * RUN - freed);
     assert_eq!(load(&cpu, &space, AT + (pages - 1) * P), Ok(0));
     end(&cpu, space);
+}
+
+/// Whatever the policy, who holds a lock of the space, be it a fault for one page, keeps reclaim out.
+#[test]
+fn reclaim_waits_for_the_locks_of_every_policy() {
+    for locking in Locking::ALL {
+        let vm = guest::vm(2, 256);
+        vm.set(Setting::Locking(locking));
+        let cpu0 = cpu(&vm, 0);
+        let space = freed_lazily(&cpu0, 2);
+        let reclaim = || {
+            let cpu1 = cpu(&vm, 1);
+            let freed = cpu1.reclaim_lazy(2);
+            cpu1.drain();
+            freed
+        };
+        thread::scope(|scope| {
+            let held = space.lock_page(&cpu0, VirtRange::page(AT));
+            let reclaim = scope.spawn(reclaim);
+            thread::sleep(Duration::from_millis(20));
+            let waits = !reclaim.is_finished();
+            drop(held);
+            assert_eq!((waits, reclaim.join().unwrap()), (true, 2), "{locking:?}");
+        });
+        end(&cpu0, space);
+    }
 }

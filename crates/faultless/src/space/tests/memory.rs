@@ -8,6 +8,7 @@ use crate::fault::{Access, FaultError, FaultKind};
 use crate::file::Object;
 use crate::frame::FrameMeta;
 use crate::knob::Setting;
+use crate::space::vma::VmaFlags;
 use crate::space::{Advice, Backing, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
 use crate::testing::TestMachine;
@@ -302,4 +303,43 @@ fn a_files_page_with_as_many_mappings_as_can_be_counted_is_refused() {
     space.exit(&cpu);
     Object::release(file, &cpu);
     end(&vm, &[&cpu], vec![]);
+}
+
+/// Private memory is promised when it becomes writable, and the promise taken back while nothing was made of it.
+#[test]
+fn memory_is_promised_where_it_becomes_writable() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let file = Object::try_new(&cpu, 4, 1).unwrap();
+    let modes = [Prot::READ, RW, Prot::READ, Prot::empty(), RW];
+    let (no, yes) = (false, true);
+    let cases = [
+        (PRIVATE, false, [no, yes, no, no, yes]),
+        (PRIVATE | MapFlags::NORESERVE, false, [no; 5]),
+        (MapFlags::SHARED | MapFlags::ANONYMOUS, false, [no; 5]),
+        // Linux keeps it where there is a file.
+        (MapFlags::PRIVATE, true, [no, yes, yes, yes, yes]),
+        (MapFlags::SHARED, true, [no; 5]),
+    ];
+    for (flags, of_file, expected) in cases {
+        let promised = |prot| {
+            space.mprotect(&cpu, AT, 4 * P, prot).unwrap();
+            let mut promised = None;
+            space.areas(&cpu, |area| promised = Some(area.flags.contains(VmaFlags::ACCOUNT)));
+            promised.unwrap()
+        };
+        let (flags, prot) = (flags | MapFlags::FIXED, Prot::empty());
+        let backing = Backing { object: &file, first: 0, may_write: true };
+        let mapped = if of_file {
+            space.mmap_object(&cpu, AT, 4 * P, prot, flags, backing)
+        } else {
+            space.mmap(&cpu, AT, 4 * P, prot, flags)
+        };
+        assert_eq!(mapped, Ok(AT));
+        assert_eq!(modes.map(promised), expected, "{flags:?}");
+    }
+    space.munmap(&cpu, AT, 4 * P).unwrap();
+    Object::release(file, &cpu);
+    end(&vm, &[&cpu], Vec::from([space]));
 }

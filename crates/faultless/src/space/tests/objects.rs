@@ -511,10 +511,10 @@ fn the_map_names_files_as_in_proc() {
     map(&cpu, &space, (0, 2), Prot::READ | Prot::EXEC, PRIVATE, (&file, 1));
     let shared = MapFlags::SHARED | MapFlags::FIXED;
     space.mmap(&cpu, AT + 8 * P, P, RW, shared).unwrap();
-    let label = |tag| Some(Label { device: (0, 0x1a), inode: tag * 1000, path: "/tmp/a\nb" });
+    let label = |tag| Some(Label { device: (0x103, 0x1a), inode: tag * 1000, path: "/tmp/a\nb" });
     let lines: Vec<String> =
         space.maps_with(&cpu, label).to_string().lines().map(String::from).collect();
-    let start = "40000000-40002000 r-xp 00001000 00:1a 77000 ";
+    let start = "40000000-40002000 r-xp 00001000 103:1a 77000 ";
     assert_eq!(lines[0], format!("{start:73}/tmp/a\\012b"));
     let start = "40008000-40009000 rw-s 00000000 00:00 0 ";
     assert_eq!(lines[1], format!("{start:73}/dev/zero (deleted)"));
