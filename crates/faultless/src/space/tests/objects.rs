@@ -8,7 +8,7 @@ use crate::fault::{Access, FaultError, FaultKind};
 use crate::file::Object;
 use crate::frame::Use;
 use crate::heap::Shared;
-use crate::knob::Setting;
+use crate::knob::{Locking, Setting};
 use crate::space::{Advice, Backing, Copies, Label, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
 use crate::sync::wait::Spin;
@@ -20,6 +20,8 @@ use crate::testing::TestMachine;
 use crate::vm::Cpu;
 use std::format;
 use std::string::{String, ToString};
+use std::thread;
+use std::time::Duration;
 use std::vec::Vec;
 
 const AT: u64 = 1 << 30;
@@ -593,4 +595,39 @@ fn areas_and_pages_are_told() {
     let [here, there] = [&space, &other].map(|space| space.page_at(&cpu, AT).unwrap().frame);
     assert_eq!(here, there);
     finish(&cpu, Vec::from([space, other]), Vec::from([file]));
+}
+
+/// A revocation that waits for a move must follow it.
+#[test]
+fn what_moves_while_a_revocation_waits_is_revoked_where_it_is() {
+    for locking in Locking::ALL {
+        let vm = guest::vm(3, 256);
+        vm.set(Setting::Locking(locking));
+        let cpu0 = cpu(&vm, 0);
+        let space = Space::new(&cpu0).unwrap();
+        let file = file(&cpu0, 4, 0..4);
+        map(&cpu0, &space, (0, 4), RW, SHARED, (&file, 0));
+        (0..4).for_each(|page| store(&cpu0, &space, AT + page * P, 9).unwrap());
+        let moves = || {
+            let (cpu1, flags) = (cpu(&vm, 1), RemapFlags::MAYMOVE | RemapFlags::FIXED);
+            space.mremap(&cpu1, AT, 4 * P, 4 * P, flags, AT + 32 * P).unwrap();
+            cpu1.drain();
+        };
+        let truncates = || {
+            let cpu2 = cpu(&vm, 2);
+            truncate(&cpu2, &space, &file, 1);
+            cpu2.drain();
+        };
+        thread::scope(|scope| {
+            let held = space.lock_page(&cpu0, VirtRange::page(AT));
+            // The second finds the mapping where it was, and comes behind the first.
+            for waits in [&moves as &(dyn Fn() + Sync), &truncates] {
+                scope.spawn(waits);
+                thread::sleep(Duration::from_millis(10));
+            }
+            drop(held);
+        });
+        assert_eq!(present(&cpu0, &space), [32], "{locking:?}");
+        finish(&cpu0, Vec::from([space]), Vec::from([file]));
+    }
 }
