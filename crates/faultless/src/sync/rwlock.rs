@@ -61,9 +61,8 @@ impl RwLock {
         self.queued(wait, || {
             // At the head nobody is `NEXT_IS_WRITER`, and a writer inside leaves. Counted in the
             // word already, this reader keeps the next writer out.
-            if self.word.fetch_add(READER, Ordering::Acquire) & WRITER != 0 {
-                until(wait, || self.word.load(Ordering::Acquire) & WRITER == 0);
-            }
+            self.word.fetch_add(READER, Ordering::Relaxed);
+            until(wait, || self.word.load(Ordering::Acquire) & WRITER == 0);
         });
         ReadGuard { lock: self, mark: order::hold::<MmapLock>(wait) }
     }

@@ -20,10 +20,8 @@ pub trait Wait {
         self.wait(u32::MAX);
     }
 
-    /// Ends the [`park`](Self::park) of `cpu`, another CPU, or its next one.
-    fn wake(&self, cpu: CpuId) {
-        let _ = cpu;
-    }
+    /// Ends the [`park`](Self::park) of another CPU, or its next one.
+    fn wake(&self, _cpu: CpuId) {}
 
     /// Where the waiting CPU writes down what it holds; see [`order`](super::order). Whoever is no CPU
     /// of the subsystem writes nothing down.

@@ -11,7 +11,7 @@ use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{self, Flush, FlushInbox, Record};
 use crate::sync::percpu::{Local, PerCpu};
 use crate::sync::spin::SpinLock;
-use crate::sync::wait::Wait;
+use crate::sync::wait::{Wait, until};
 use crate::tlb::cpuset::CpuSet;
 
 /// Posts an inbox holds before it degrades.
@@ -153,11 +153,7 @@ pub fn shoot<M: Machine>(
 /// Waits until `cpu` has served all that was posted so far, or has left the set, having flushed.
 fn await_served(inbox: &Inbox, cpus: &CpuSet, cpu: CpuId, wait: &impl Wait) {
     let ticket = inbox.posted.load(Ordering::Acquire);
-    let mut looks = 0;
-    while inbox.served.load(Ordering::Acquire) < ticket && cpus.contains(cpu) {
-        wait.wait(looks);
-        looks += 1;
-    }
+    until(wait, || inbox.served.load(Ordering::Acquire) >= ticket || !cpus.contains(cpu));
 }
 
 #[cfg(all(test, not(loom)))]

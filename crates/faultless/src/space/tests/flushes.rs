@@ -159,9 +159,12 @@ fn a_fork_drops_only_what_allows_stores_and_only_here() {
         for page in 4..6 {
             store(cpu, space, AT + page * P, page).unwrap();
         }
-        let fork = || dropped(cpu, || space.fork(cpu).unwrap().exit(cpu)).len();
-        assert_eq!(fork(), 1, "that page, and the one besides, in one go");
-        assert_eq!(fork(), 0, "nothing has allowed stores since");
+        let fork = || dropped(cpu, || space.fork(cpu).unwrap().exit(cpu));
+        let from_the_one_besides = Invalidate::Range(VirtRange::new(1 << 30, AT + 6 * P));
+        assert_eq!(fork(), [from_the_one_besides], "in one go");
+        assert_eq!(fork(), [], "nothing has allowed stores since");
+        store(cpu, space, AT + 5 * P, 1).unwrap();
+        assert_eq!(fork(), pages(5, 1));
     });
 }
 
