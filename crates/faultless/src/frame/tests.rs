@@ -5,6 +5,7 @@ use crate::machine::{CpuId, Machine};
 use crate::sync::wait::Yield;
 use crate::testing::TestMachine;
 use std::collections::BTreeSet;
+use std::string::ToString;
 use std::vec::Vec;
 
 /// How many times more frames there are than the interpreter has patience for.
@@ -199,6 +200,8 @@ fn the_audit_sees_a_frame_that_went_astray() {
     frames.meta(stray).set_kind(Kind::Tail);
     let found = frames.audit(&Yield).unwrap_err();
     assert_eq!(found, Imbalance { frame: None, what: "a frame belongs to no block" });
+    assert_eq!(found.to_string(), "a frame belongs to no block");
+    assert_eq!(Imbalance::new(7, "a frame is lost").to_string(), "frame 0x7: a frame is lost");
 }
 
 #[test]
