@@ -1,11 +1,11 @@
-//! Chosen interleavings. The test machine calls back while a fault zeroes or copies a frame, which is
+//! Chosen interleavings. Mostly the test machine calls back while a fault zeroes or copies a frame, which is
 //! between its look at the entry and its taking of it: there another CPU does its worst.
 
 use super::guest::{self, between, cpu, load, store};
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::audit::audit;
 use crate::fault::{Access, FaultError, FaultKind};
-use crate::knob::{AnonVmaCheck, Setting};
+use crate::knob::{AnonVmaCheck, Locking, Setting};
 use crate::space::merge::Piece;
 use crate::space::step::State;
 use crate::space::write::{NOWHERE, Writing};
@@ -15,6 +15,8 @@ use crate::testing::TestMachine;
 use crate::vm::Cpu;
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::thread;
+use std::time::Duration;
 use std::vec::Vec;
 
 const AT: u64 = 1 << 30;
@@ -281,6 +283,32 @@ fn populating_waits_for_who_unmaps() {
             drop(writing);
             assert_eq!(populates.join().unwrap(), Ok(()), "{advice:?}");
         });
+        finish(cpu0, space);
+    }
+}
+
+/// Two CPUs find a page below a stack unmapped, and each makes the stack grow down to it.
+#[test]
+fn a_stack_that_has_grown_meanwhile_is_not_grown_again() {
+    for locking in Locking::ALL {
+        let vm = guest::vm(3, 256);
+        vm.set(Setting::Locking(locking));
+        let cpu0 = cpu(&vm, 0);
+        let space = Space::new(&cpu0).unwrap();
+        let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::FIXED | MapFlags::GROWSDOWN;
+        space.mmap(&cpu0, AT, PAGE_SIZE, RW, flags).unwrap();
+        let page = AT - 3 * PAGE_SIZE;
+        thread::scope(|scope| {
+            let (vm, space) = (&vm, &space);
+            // In its guard, so both wait for this once they have seen where the stack ends.
+            let held = space.lock_page(&cpu0, VirtRange::page(page - 9 * PAGE_SIZE));
+            let grown = [1, 2].map(|id| scope.spawn(move || space.grow_stack(&cpu(vm, id), page)));
+            thread::sleep(Duration::from_millis(10));
+            drop(held);
+            assert_eq!(grown.map(|grown| grown.join().unwrap()), [Ok(true); 2], "{locking:?}");
+        });
+        assert_eq!(vm.totals().get(Counter::StackGrowth), 1, "{locking:?}");
+        assert_eq!(store(&cpu0, &space, page, 1), Ok(()));
         finish(cpu0, space);
     }
 }
