@@ -252,7 +252,7 @@ fn reclaim_waits_for_the_locks_of_every_policy() {
             freed
         };
         thread::scope(|scope| {
-            let held = space.lock_page(&cpu0, VirtRange::page(AT));
+            let held = space.share(&cpu0, VirtRange::page(AT), Counter::RangeLockFault);
             let reclaim = scope.spawn(reclaim);
             thread::sleep(Duration::from_millis(20));
             let waits = !reclaim.is_finished();

@@ -619,7 +619,7 @@ fn what_moves_while_a_revocation_waits_is_revoked_where_it_is() {
             cpu2.drain();
         };
         thread::scope(|scope| {
-            let held = space.lock_page(&cpu0, VirtRange::page(AT));
+            let held = space.share(&cpu0, VirtRange::page(AT), Counter::RangeLockFault);
             // The second finds the mapping where it was, and comes behind the first.
             for waits in [&moves as &(dyn Fn() + Sync), &truncates] {
                 scope.spawn(waits);

@@ -300,8 +300,8 @@ fn a_stack_that_has_grown_meanwhile_is_not_grown_again() {
         let page = AT - 3 * PAGE_SIZE;
         thread::scope(|scope| {
             let (vm, space) = (&vm, &space);
-            // In its guard, so both wait for this once they have seen where the stack ends.
-            let held = space.lock_page(&cpu0, VirtRange::page(page - 9 * PAGE_SIZE));
+            // Both wait for this once they have seen where the stack ends.
+            let held = space.share(&cpu0, VirtRange::page(page), Counter::RangeLockFault);
             let grown = [1, 2].map(|id| scope.spawn(move || space.grow_stack(&cpu(vm, id), page)));
             thread::sleep(Duration::from_millis(10));
             drop(held);
