@@ -165,7 +165,8 @@ impl Drop for WriteGuard<'_> {
 mod tests {
     use super::*;
     use crate::sync::wait::{Spin, Yield};
-    use core::sync::atomic::AtomicU64;
+    use core::sync::atomic::{AtomicBool, AtomicU64};
+    use core::time::Duration;
 
     #[test]
     fn readers_share_and_writers_do_not() {
@@ -191,6 +192,22 @@ mod tests {
             drop(inside);
         });
         assert!(lock.try_read().is_some());
+    }
+
+    #[test]
+    fn a_reader_at_the_head_waits_for_the_writer_inside() {
+        let (lock, has_left) = (RwLock::new(), AtomicBool::new(false));
+        let writer = lock.write(&Spin);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _reader = lock.read(&Yield);
+                assert!(has_left.load(Ordering::Relaxed));
+            });
+            until(&Yield, || lock.tickets.load(Ordering::Relaxed) == 1);
+            std::thread::sleep(Duration::from_millis(5));
+            has_left.store(true, Ordering::Relaxed);
+            drop(writer);
+        });
     }
 
     #[test]

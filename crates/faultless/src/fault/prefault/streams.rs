@@ -425,8 +425,8 @@ impl Streams {
             way,
             paid: false,
         };
-        let stride = if mapped > 1 { way.stride } else { 1 };
-        Window { pages: record.span(record.mapped), stride, holes: 0, record: Some(record) }
+        let pages = record.span(record.mapped);
+        Window { pages, stride: way.stride, holes: 0, record: Some(record) }
     }
 
     /// Looks for the window that `page` continues. If all of it was used, it is credited; and then, or
