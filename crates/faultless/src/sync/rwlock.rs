@@ -173,9 +173,11 @@ mod tests {
         let lock = RwLock::new();
         let first = lock.read(&Spin);
         let second = lock.try_read().unwrap();
-        assert!(!lock.enter_alone(0));
+        assert!(!lock.enter_alone(0) && lock.is_held());
         drop((first, second));
+        assert!(!lock.is_held());
         let writer = lock.write(&Spin);
+        assert!(lock.is_held());
         assert!(lock.try_read().is_none());
         drop(writer);
         assert!(lock.try_read().is_some());

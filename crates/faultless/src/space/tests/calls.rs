@@ -118,6 +118,10 @@ fn places_are_found_where_linux_finds_them() {
         assert_eq!([map(0, 1), map(0, 2)], [MMAP_BASE, MMAP_BASE + P]);
         space.munmap(cpu, 1 << 33, P).unwrap();
         assert_eq!([map(0, 1), map(0, 1)], [1 << 33, MMAP_BASE + 3 * P]);
+        // Not into the guard of a stack, but behind it.
+        let stack = MMAP_BASE + 99 * P;
+        space.mmap(cpu, stack, P, RW, FIXED | MapFlags::GROWSDOWN).unwrap();
+        assert_eq!(map(0, 1), stack + P);
     });
 }
 
