@@ -264,8 +264,11 @@ fn mixture(state: &mut u64) -> Vec<u64> {
     touched
 }
 
-/// What known patterns cost with windows of up to 8, 32 and 512 pages: how many faults, how many pages in vain,
-/// and how many of those mapped ahead were seen used. Whoever changes the policy finds here what that does.
+/// What a pattern costs with windows of up to 8, 32 and 512 pages: how many faults, how many pages in vain, and how
+/// many of those mapped ahead were seen used.
+type Costs = [[u64; 3]; 3];
+
+/// Whoever changes the policy finds here what that does.
 #[test]
 fn what_patterns_cost() {
     let mut state = 11;
@@ -273,7 +276,7 @@ fn what_patterns_cost() {
     let runs = |each: u64| (0..300).flat_map(move |run| (0..each).map(move |n| far(run) + n));
     let comb = (0..512).map(|n| 2 * n).chain((0..512).rev().map(|n| 2 * n + 1));
     let to_and_fro = (0..400).flat_map(|n| [3000 - n, 3001 + n]);
-    let patterns: [(&str, Vec<u64>, [[u64; 3]; 3]); 9] = [
+    let patterns: [(&str, Vec<u64>, Costs); 9] = [
         ("up", (777..5777).collect(), [[631, 7, 4152], [165, 15, 3858], [35, 111, 1]]),
         ("down", (777..5777).rev().collect(), [[630, 1, 4147], [165, 9, 3852], [35, 9, 1]]),
         ("runs of 5", runs(5).collect(), [[634, 26, 818], [632, 29, 820], [632, 29, 820]]),
