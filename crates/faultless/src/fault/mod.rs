@@ -234,29 +234,27 @@ impl<M: Machine> Space<M> {
         asked: Asked<'_>,
         prepared: &mut Prepared,
     ) -> Option<FaultKind> {
+        let Asked { page, access, ahead } = asked;
         let section = cpu.section();
-        match self.speculate_once(cpu, &section, asked, prepared) {
+        let tried = match self.running_vma(cpu, &section, page) {
+            None => Err(Abort::VmaChanged),
+            Some((vma, seen)) => {
+                let ticket = Ticket::speculative(vma, seen);
+                self.check(cpu, vma, access).and_then(|()| {
+                    Attempt { cpu, space: self, vma, ticket, page, access, ahead }.serve(prepared)
+                })
+            }
+        };
+        match tried {
             Ok(kind) => {
                 cpu.count(Counter::Spf);
                 Some(kind)
             }
-            Err(abort) => self.look_again(cpu, &section, asked, prepared, abort),
+            Err(abort) => {
+                drop(section);
+                self.look_again(cpu, page, access, ahead, prepared, abort)
+            }
         }
-    }
-
-    #[inline(always)]
-    fn speculate_once(
-        &self,
-        cpu: &Cpu<'_, M>,
-        section: &Section<'_>,
-        asked: Asked<'_>,
-        prepared: &mut Prepared,
-    ) -> Result<FaultKind, Abort> {
-        let Asked { page, access, ahead } = asked;
-        let (vma, seen) = self.running_vma(cpu, section, page).ok_or(Abort::VmaChanged)?;
-        let ticket = Ticket::speculative(vma, seen);
-        self.check(cpu, vma, access)?;
-        Attempt { cpu, space: self, vma, ticket, page, access, ahead }.serve(prepared)
     }
 
     /// The rest of a fault without a lock that was given up once.
@@ -265,18 +263,24 @@ impl<M: Machine> Space<M> {
     fn look_again(
         &self,
         cpu: &Cpu<'_, M>,
-        section: &Section<'_>,
-        asked: Asked<'_>,
+        page: u64,
+        access: Access,
+        ahead: Option<&ThreadStreams>,
         prepared: &mut Prepared,
         mut abort: Abort,
     ) -> Option<FaultKind> {
+        let section = cpu.section();
         for _ in 0..MOST_LOOKS {
-            let replaced = matches!(abort, Abort::VmaChanged | Abort::TableChanged);
-            if !replaced || self.running_vma(cpu, section, asked.page).is_none() {
+            if !matches!(abort, Abort::VmaChanged | Abort::TableChanged) {
                 break;
             }
+            let Some((vma, seen)) = self.running_vma(cpu, &section, page) else { break };
             cpu.count(Counter::SpfVmaReplaced);
-            match self.speculate_once(cpu, section, asked, prepared) {
+            let ticket = Ticket::speculative(vma, seen);
+            let tried = self.check(cpu, vma, access).and_then(|()| {
+                Attempt { cpu, space: self, vma, ticket, page, access, ahead }.serve(prepared)
+            });
+            match tried {
                 Ok(kind) => {
                     cpu.count(Counter::Spf);
                     return Some(kind);
@@ -284,7 +288,7 @@ impl<M: Machine> Space<M> {
                 Err(again) => abort = again,
             }
         }
-        self.given_up(cpu, asked.page, abort);
+        self.given_up(cpu, page, abort);
         None
     }
 

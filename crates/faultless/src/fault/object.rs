@@ -10,7 +10,7 @@
 use super::{Access, Attempt, FaultKind, overtaken};
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
-use crate::file::{Lent, Object};
+use crate::file::Object;
 use crate::frame::{Frame, Use};
 use crate::machine::Machine;
 use crate::stat::Counter;
@@ -34,8 +34,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let index = self.vma.area.index_of(self.page);
         let pages = object.page(self.cpu, index, prepared)?;
         let (here, there) = (node::index(self.page, LAST), index as usize % ENTRIES);
-        let alone = self.access == Access::Write || !self.ticket.is_of_neighbours();
-        let (below, above) = if alone { (0, 0) } else { self.around(here, there) };
+        let (below, above) =
+            if self.access == Access::Write { (0, 0) } else { self.around(here, there) };
         let run = &table[here - below..=here + above];
         let names = &pages[there - below..=there + above];
         let present = |(at, name)| u64::from(node::load(name).is_present()) << at;
@@ -79,6 +79,9 @@ impl<M: Machine> Attempt<'_, '_, M> {
     /// table, `there` that of the object's page.
     #[inline]
     fn around(self, here: usize, there: usize) -> (usize, usize) {
+        if !self.ticket.is_of_neighbours() {
+            return (0, 0);
+        }
         let block = self.cpu.vm().knobs.fault_around_pages();
         let range = self.vma.area.range;
         let (vma_below, vma_above) = (
@@ -93,6 +96,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
 
     /// A write to a page of a private mapping that was never touched: a copy of the object's page, or,
     /// where the object has none, a fresh page of zeros.
+    #[inline(always)]
     pub(super) fn copy_object_page(
         self,
         prepared: &mut Prepared,
@@ -106,16 +110,29 @@ impl<M: Machine> Attempt<'_, '_, M> {
             return Err(Abort::BeyondObject);
         }
         // Our own reference keeps the frame from coming back under the same number meanwhile.
-        let source = object.get(self.cpu, index).map(|frame| Lent { cpu: self.cpu, frame });
-        let frame = match &source {
+        let name = object.slot(self.cpu, index);
+        let source = name.and_then(|name| Object::refer_to_copy(self.cpu, name));
+        let frame = match source {
             None => prepared.zeroed_seldom(self.cpu).map(Frame::from),
             Some(source) => prepared.clean(self.cpu).inspect(|frame| {
                 // SAFETY: the fresh frame is ours; the source is referenced.
-                unsafe { self.cpu.vm().machine().copy_frame(frame.number(), source.frame) };
+                unsafe { self.cpu.vm().machine().copy_frame(frame.number(), source) };
             }),
         };
+        let held = match &frame {
+            Some(_) => protocol::take(slot, Entry::NONE, self.cpu).ok(),
+            None => None,
+        };
+        // Who cuts pages off the object drops their copies, and moves no sequence: the object is looked at again.
+        let now = name.map_or(Entry::NONE, node::load);
+        let same = |source| now.is_present() && now.frame() == source;
+        let stays = index < object.pages() && source.is_none_or(same);
+        if let Some(source) = source {
+            // SAFETY: the reference taken above, which never was a mapping.
+            unsafe { self.cpu.put_unmapped(source) };
+        }
         let frame = frame.ok_or(Abort::NoMemory)?;
-        let Ok(held) = protocol::take(slot, Entry::NONE, self.cpu) else {
+        let Some(held) = held else {
             prepared.keep_clean(frame);
             return self.outrun();
         };
@@ -124,9 +141,6 @@ impl<M: Machine> Attempt<'_, '_, M> {
             prepared.keep_clean(frame);
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
-        // Who cuts pages off the object drops their copies, and moves no sequence: the object is looked at again.
-        let stays = index < object.pages()
-            && source.as_ref().is_none_or(|source| object.names(self.cpu, index, source.frame));
         if !stays && !lost(Mutant::CopyLooksAgain) {
             held.revert();
             prepared.keep_clean(frame);

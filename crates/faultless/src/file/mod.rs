@@ -2,5 +2,4 @@
 
 pub mod object;
 
-pub(crate) use object::Lent;
 pub use object::Object;

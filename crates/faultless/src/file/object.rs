@@ -257,7 +257,11 @@ impl Object {
     }
 
     /// The entry of the page at `index`, if there is a table for it.
-    fn slot<'v, M: Machine>(&self, cpu: &Cpu<'v, M>, index: u64) -> Option<&'v AtomicU64> {
+    pub(crate) fn slot<'v, M: Machine>(
+        &self,
+        cpu: &Cpu<'v, M>,
+        index: u64,
+    ) -> Option<&'v AtomicU64> {
         if index >= Self::MAX_PAGES {
             return None;
         }
@@ -271,18 +275,16 @@ impl Object {
     /// The page at `index`, with a reference for the caller, if it is there. The caller owns a share of
     /// the object, or sees one in a VMA.
     pub(crate) fn get<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64) -> Option<FrameNumber> {
-        Self::refer(cpu, self.slot(cpu, index)?, FrameMeta::get_ref_unless_zero)
+        Self::refer_to_copy(cpu, self.slot(cpu, index)?)
     }
 
-    /// Whether the page at `index` is `frame`, to which the caller has a reference.
-    pub(crate) fn names<M: Machine>(
-        &self,
+    /// The page that `slot`, an entry of an object, names, with a reference for the caller, if it names one.
+    #[inline]
+    pub(crate) fn refer_to_copy<M: Machine>(
         cpu: &Cpu<'_, M>,
-        index: u64,
-        frame: FrameNumber,
-    ) -> bool {
-        let seen = self.slot(cpu, index).map_or(Entry::NONE, node::load);
-        seen.is_present() && seen.frame() == frame
+        slot: &AtomicU64,
+    ) -> Option<FrameNumber> {
+        Self::refer(cpu, slot, FrameMeta::get_ref_unless_zero)
     }
 
     /// The page that `slot`, an entry of an object, names, with a reference for a mapping of it; if it names
@@ -394,9 +396,9 @@ impl Object {
 }
 
 /// A page of an object with the reference that [`Object::get`] took, which goes back when this is dropped.
-pub(crate) struct Lent<'a, 'v, M: Machine> {
-    pub(crate) cpu: &'a Cpu<'v, M>,
-    pub(crate) frame: FrameNumber,
+struct Lent<'a, 'v, M: Machine> {
+    cpu: &'a Cpu<'v, M>,
+    frame: FrameNumber,
 }
 
 impl<M: Machine> Lent<'_, '_, M> {

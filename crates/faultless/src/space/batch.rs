@@ -155,6 +155,14 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
             shoot(self.cpu, self.space, range);
         }
         flushed();
+        self.put_gathered();
+        if let Some(range) = owed.filter(|_| lost(Mutant::FlushFirst)) {
+            shoot(self.cpu, self.space, range);
+        }
+    }
+
+    /// Lets the gathered frames go, which are flushed.
+    fn put_gathered(&mut self) {
         let gathered = &self.cpu.state().gather.frames[..core::mem::take(&mut self.frames)];
         self.cpu.note_freed(gathered.len());
         for frames in gathered.chunks(ENTRIES) {
@@ -163,9 +171,6 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
                 unsafe { self.cpu.put_unmapped(FrameNumber(frame.get())) };
             }
             self.cpu.serve_flushes();
-        }
-        if let Some(range) = owed.filter(|_| lost(Mutant::FlushFirst)) {
-            shoot(self.cpu, self.space, range);
         }
     }
 
@@ -185,6 +190,7 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         drop(self);
     }
 
+    #[inline(never)]
     fn pay(&mut self) {
         self.pay_and(|| {});
     }

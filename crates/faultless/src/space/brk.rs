@@ -93,7 +93,11 @@ impl<M: Machine> Space<M> {
         }
         // Both growing and shrinking claim the pages on either side of the end, so all that move it by a page or
         // more exclude each other.
-        let align = if shrinks { TABLE_ALIGN } else { PAGE_SIZE };
+        // A table goes only with the last of the heap that it maps.
+        let first = page_up(heap.start).unwrap_or(new);
+        let keeps_table =
+            first.max(new & !(TABLE_ALIGN - 1)) < new && old <= new.next_multiple_of(TABLE_ALIGN);
+        let align = if shrinks && !keeps_table { TABLE_ALIGN } else { PAGE_SIZE };
         let writing = self.write(cpu, [range.with_neighbours(), NOWHERE], align);
         let now = self.heap.get();
         // Within its page the end may have moved meanwhile.

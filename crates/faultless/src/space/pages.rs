@@ -182,13 +182,17 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// Unlinks the tables that `range` leaves without a VMA over them, as far as the locked range
     /// reaches. The entries below are empty.
     pub(super) fn prune(&self, range: VirtRange, batch: &mut FlushBatch<'_, '_, M>) {
+        let claimed = self.claimed_around(range);
+        if !node::holds_table(claimed) {
+            return;
+        }
         let (below, above) = self.view().around(range.start);
         let free = VirtRange {
             start: below.map_or(0, |entry| entry.end),
             end: above.map_or(u64::MAX, |entry| entry.start),
         };
         debug_assert!(free.covers(range), "{range:?} is not free");
-        let hull = self.claimed_around(range).intersect(free);
+        let hull = claimed.intersect(free);
         if !node::holds_table(hull) {
             return;
         }

@@ -111,7 +111,7 @@ pub(super) struct Step<'w, 'a, 'v, M: Machine> {
     /// Where VMAs were stopped: one hull for each range that was replaced.
     hulls: [VirtRange; 2],
     replaced: usize,
-    /// What the writer has under change, and will have.
+    /// What the writer will have under change.
     stopped: UnderChange,
     /// Pages of what was made, less those of what is no more.
     pages: u64,

@@ -234,6 +234,7 @@ impl<'e, T> Edit<'e, T> {
     ///
     /// # Safety
     /// As [`Grace::retire_all`], once the next version is the present one.
+    #[inline(always)]
     pub unsafe fn publish_retiring(self, objects: RetireChain) {
         let Self { root, draft, local, grace, writer, .. } = self;
         let (next, mut retired) = draft.finish();
