@@ -304,12 +304,9 @@ pub fn settle_from(
     mut change: impl FnMut(Entry) -> Entry,
 ) -> (Entry, Entry) {
     order::before::<BusyEntry>(wait);
-    let mut looks = 0;
     loop {
         if now.is_locked() && !lost(Mutant::SettleWaits) {
-            wait.wait(looks);
-            looks += 1;
-            now = Entry(slot.load(Ordering::Acquire));
+            now = await_holder(slot, wait);
             continue;
         }
         let next = change(now);
@@ -324,17 +321,25 @@ pub fn settle_from(
 }
 
 /// Waits until nobody holds the entry, and returns its value.
-#[inline]
+#[inline(always)]
 pub fn look(slot: &AtomicU64, wait: &impl Wait) -> Entry {
     order::before::<BusyEntry>(wait);
+    let now = Entry(slot.load(Ordering::Acquire));
+    if now.is_locked() { await_holder(slot, wait) } else { now }
+}
+
+/// The wait, out of the way of those who go on at once.
+#[cold]
+#[inline(never)]
+fn await_holder(slot: &AtomicU64, wait: &impl Wait) -> Entry {
     let mut looks = 0;
     loop {
+        wait.wait(looks);
+        looks += 1;
         let now = Entry(slot.load(Ordering::Acquire));
         if !now.is_locked() {
             return now;
         }
-        wait.wait(looks);
-        looks += 1;
     }
 }
 
