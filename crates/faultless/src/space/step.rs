@@ -233,6 +233,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         piece: Option<Piece>,
         state: State,
     ) -> Result<(), Refused> {
+        let state = if lost(Mutant::ChangesStopped) { State::Running } else { state };
         let mut merges = state == State::Running || !self.writing.has_company();
         // What sticks out at either end, or is next to it and like what comes there.
         let (mut below, mut above) = (None, None);

@@ -1,0 +1,119 @@
+//! Writers side by side in one VMA: each has its own pages under change, and leaves alone what the other has.
+#![cfg(shuttle)]
+
+#[macro_use]
+mod scenario;
+
+use faultless::{Prot, VirtRange};
+use scenario::{AT, Guest, RW, World, page};
+
+/// How often programs do the same: as long as a call may take.
+const ROUNDS: u64 = 4;
+
+/// Stores to pages that only a new mapping allows to be stored to: what is stored is there from then on.
+fn store_once_allowed(guest: &Guest<'_>, pages: &[u64]) {
+    for round in 1..=ROUNDS {
+        for &at in pages {
+            let value = 100 * round + at;
+            if guest.store(page(at), value).is_ok() {
+                assert_eq!(
+                    guest.load(page(at)),
+                    Ok(value),
+                    "the store went to what was there before"
+                );
+            }
+        }
+    }
+}
+
+/// Two CPUs map over neighbouring pages in the middle of a VMA, while a third uses them and those around them.
+fn two_that_map_over_neighbours() {
+    let world = World::new(3);
+    let space = world.space(|guest| {
+        guest.fill(AT, 4);
+        guest.protect(page(1), 2, Prot::READ);
+    });
+    world.run(&[
+        (&space, &|guest| guest.map(page(1), 1, RW)),
+        (&space, &|guest| guest.map(page(2), 1, RW)),
+        (&space, &|guest| {
+            guest.store(page(0), 100).unwrap();
+            store_once_allowed(guest, &[1, 2]);
+            guest.load(page(3)).unwrap();
+        }),
+    ]);
+    world.within(&space, |guest| {
+        assert_eq!(guest.areas(), [VirtRange::new(AT, page(4))], "what is alike is one VMA");
+    });
+    world.finish(vec![space]);
+}
+
+/// One CPU maps over a page, and another into the hole beside it.
+fn a_mapping_beside_one_under_change() {
+    let world = World::new(3);
+    let space = world.space(|guest| {
+        guest.fill(AT, 4);
+        guest.protect(page(1), 1, Prot::READ);
+        guest.unmap(page(2), 1);
+    });
+    world.run(&[
+        (&space, &|guest| guest.map(page(1), 1, RW)),
+        (&space, &|guest| guest.map(page(2), 1, RW)),
+        (&space, &|guest| store_once_allowed(guest, &[1])),
+    ]);
+    world.within(&space, |guest| {
+        assert_eq!(guest.areas(), [VirtRange::new(AT, page(4))], "what is alike is one VMA");
+    });
+    world.finish(vec![space]);
+}
+
+/// One CPU takes rights from a page, one unmaps another, and one discards a third, all of one VMA.
+fn three_that_change_one_vma() {
+    let world = World::new(4);
+    let space = world.space(|guest| guest.fill(AT, 5));
+    world.run(&[
+        (&space, &|guest| guest.protect(page(1), 1, Prot::READ)),
+        (&space, &|guest| guest.unmap(page(2), 1)),
+        (&space, &|guest| guest.empty(page(3), 1)),
+        (&space, &|guest| {
+            guest.store(page(0), 100).unwrap();
+            guest.load(page(1)).unwrap();
+            let _ = guest.load(page(3));
+            guest.store(page(4), 104).unwrap();
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
+/// A store that only the new mapping allows goes to the new mapping.
+fn stores_against_a_mapping_that_allows_them() {
+    let world = World::new(2);
+    let space = world.space(|guest| {
+        guest.fill(AT, 3);
+        guest.protect(page(1), 1, Prot::READ);
+    });
+    world.run(&[
+        (&space, &|guest| guest.map(page(1), 1, RW)),
+        (&space, &|guest| store_once_allowed(guest, &[1])),
+    ]);
+    world.finish(vec![space]);
+}
+
+mod tests {
+    holds!(
+        two_that_map_over_neighbours,
+        a_mapping_beside_one_under_change,
+        three_that_change_one_vma,
+        stores_against_a_mapping_that_allows_them,
+    );
+}
+
+mod needs {
+    use crate::scenario;
+    use faultless::sync::mutant::Mutant;
+
+    needs!(
+        what_is_busy_is_left: BusyIsLeft in [a_mapping_beside_one_under_change],
+        what_changes_is_stopped: ChangesStopped in [stores_against_a_mapping_that_allows_them],
+    );
+}
