@@ -28,9 +28,16 @@ fn of_caller<R>(call: impl FnOnce(&Space<Bare>, &Cpu<'static, Bare>) -> R) -> R 
     cpu.for_thread(&current().streams, || call(space(), cpu))
 }
 
-/// Calls that need memory of the kernel are refused while it is short of it.
+/// Calls that need memory of the kernel are refused while it is short of it. The caller holds no lock.
 fn room() -> Result<()> {
-    if crate::heap::low() { Err(Errno::ENOMEM) } else { Ok(()) }
+    if crate::heap::low() {
+        // Most of it may be what calls have retired while a CPU that the host did not run was in a section.
+        percpu::cpu().settle_all();
+        if crate::heap::low() {
+            return Err(Errno::ENOMEM);
+        }
+    }
+    Ok(())
 }
 
 /// [`room`], and whether the caller's limit leaves its address space so many bytes more.

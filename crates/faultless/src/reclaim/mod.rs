@@ -84,10 +84,10 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Frees all that any CPU had retired when it was called. Not inside a grace section, and holding no
-    /// lock.
+    /// Waits until all that any CPU had retired when it was called is free: what describes mappings and tables that are
+    /// gone. For who would otherwise say that memory is out. Not inside a grace section, and holding no lock.
     #[cold]
-    pub(crate) fn settle_all(&self) {
+    pub fn settle_all(&self) {
         self.local().order().before::<GracePeriod>();
         let grace = &self.vm().grace;
         if grace.pending_anywhere() == 0 {
