@@ -61,7 +61,9 @@ impl<M: Machine> Writing<'_, '_, M> {
         }
         for entry in child.tree.snapshot(&self.cpu.section()).iter_from(0) {
             // SAFETY: the child's tree owns it, and nobody else knows the child.
-            unsafe { entry.value.as_ref() }.sequence.end_write();
+            let vma = unsafe { entry.value.as_ref() };
+            vma.root.unseal();
+            vma.sequence.end_write();
         }
         copied
     }

@@ -71,10 +71,12 @@ impl<M: Machine> Space<M> {
                 return Err(Errno::EINVAL);
             }
             range.start = area.range.start;
-            if locked.covers(range) {
+            // A stack that grows claims the page below it: one that has not may not until this is done.
+            let needed = VirtRange::new(range.start.saturating_sub(PAGE_SIZE), range.end);
+            if locked.covers(needed) {
                 break writing;
             }
-            locked = locked.hull(range);
+            locked = locked.hull(needed);
         };
         let prot = prot & access;
         writing.modify_all(range, |area| {

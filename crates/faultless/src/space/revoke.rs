@@ -37,19 +37,14 @@ impl<M: Machine> Space<M> {
         pages: Range<u64>,
         copies: Copies,
     ) {
-        // Where none is mapped, an unmapping may have to flush yet: all who change VMAs are waited for.
-        let mut hull = self.hull(cpu, object, &pages).unwrap_or(VirtRange::USER);
-        loop {
+        let mut mapped = self.hull(cpu, object, &pages);
+        while let Some(hull) = mapped {
             // A full fence between the object, which the pages have left, and the entries: its section begins with one.
             let visit = self.visit(cpu, hull);
             // Another operation may have moved some of it before the range was claimed.
-            match self.hull(cpu, object, &pages) {
-                Some(now) if !hull.covers(now) => {
-                    hull = now;
-                    continue;
-                }
-                None => return,
-                Some(_) => {}
+            mapped = self.hull(cpu, object, &pages).filter(|now| !hull.covers(*now));
+            if mapped.is_some() {
+                continue;
             }
             let of_object = |entry: Entry| {
                 entry.is_mapped()
@@ -62,8 +57,9 @@ impl<M: Machine> Space<M> {
                     visit.discard(range.intersect(hull), None, goes);
                 }
             }
-            return;
         }
+        // Who unmaps may have published that, and have to flush yet: all who change VMAs are waited for.
+        drop(self.visit(cpu, VirtRange::USER));
     }
 
     /// A range that covers those pages of `object`, if some may be mapped.

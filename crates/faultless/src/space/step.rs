@@ -254,8 +254,18 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
                 if !(like_low || like_high) {
                     continue;
                 }
-                // Who finishes what is busy merges all that are alike then, in the order in which they lie.
-                merges &= !is_busy(writing, made, hull, entry);
+                if is_busy(writing, made, hull, entry) {
+                    let root = vma.root.peek();
+                    let own = piece.as_ref().and_then(|new| new.root.as_ref()).map(RootRef::of);
+                    let other =
+                        |(low, like): (&Vma, bool)| like && !roots_merge(low.root.peek(), root);
+                    if !roots_merge(root, own) || (high && below.is_some_and(other)) {
+                        // They never merge.
+                        continue;
+                    }
+                    // Who finishes it merges all that are alike then, in the order in which they lie.
+                    merges = false;
+                }
                 *unmerged += usize::from(!merges);
                 if !merges {
                     continue;
@@ -477,16 +487,25 @@ fn vma<'w>(entry: Entry<Vma>) -> &'w Vma {
     unsafe { entry.value.as_ref() }
 }
 
-/// Whether the VMA of `entry` is under change by another writer, that is, was stopped neither by this one nor by its
-/// step, which has stopped those in `hull`.
+/// Whether the VMA of `entry` is under change by another writer.
 fn is_busy<M: Machine>(
     writing: &Writing<'_, '_, M>,
     made: &Made,
     hull: &VirtRange,
     entry: Entry<Vma>,
 ) -> bool {
-    vma(entry).sequence.read().is_none()
-        && !hull.covers(entry.range())
+    vma(entry).sequence.read().is_none() && is_of_others(writing, made, hull, entry)
+}
+
+/// Whether the VMA of `entry`, which is stopped, was stopped neither by this writer nor by its step, which has stopped those in
+/// `hull`.
+fn is_of_others<M: Machine>(
+    writing: &Writing<'_, '_, M>,
+    made: &Made,
+    hull: &VirtRange,
+    entry: Entry<Vma>,
+) -> bool {
+    !hull.covers(entry.range())
         && !made.has(entry.value)
         && !writing.has_stopped(entry.value)
         && !lost(Mutant::BusyIsLeft)
@@ -500,7 +519,7 @@ fn stop<M: Machine>(
     entry: Entry<Vma>,
 ) -> Result<(), Refused> {
     if vma(entry).sequence.read().is_none() {
-        let busy = is_busy(writing, made, hull, entry);
+        let busy = is_of_others(writing, made, hull, entry);
         return if busy { Err(Refused::Busy(entry.start)) } else { Ok(()) };
     }
     if made.used == 0 || !made.has(entry.value) {

@@ -273,7 +273,12 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
                 Ok(())
             });
             if finished.is_err() {
-                self.resume(vma);
+                // Only under the lock of the tree: whoever looks there finds what is under change so until his step is over.
+                let resumed = self.step(|_| {
+                    self.resume(vma);
+                    Ok(())
+                });
+                debug_assert!(resumed.is_ok(), "a step that makes nothing needs no memory");
             }
             // A later one may merge with it.
             let left =
@@ -334,6 +339,8 @@ pub(super) fn make_vma(
     })?;
     if state == State::Stopped {
         vma.sequence.begin_write();
+        // A fault under a claim of another page of it would set one behind the writer's back.
+        vma.root.seal();
     }
     Ok(vma)
 }

@@ -1,0 +1,218 @@
+//! Writers at work beside each other in one space: who meets what another has under change.
+
+use super::guest::{self, cpu, load, store};
+use crate::addr::{PAGE_SIZE, VirtRange};
+use crate::audit::audit;
+use crate::fault::Access;
+use crate::space::{MapFlags, Prot, RemapFlags, Space};
+use crate::table::node::{self, LAST};
+use crate::table::protocol;
+use crate::table::walk::{Reached, descend};
+use std::sync::Barrier;
+use std::thread;
+use std::time::Duration;
+use std::vec::Vec;
+
+const AT: u64 = 1 << 30;
+const P: u64 = PAGE_SIZE;
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const RX: Prot = Prot::READ.union(Prot::EXEC);
+const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED);
+
+/// Long enough for another CPU to come to where it waits.
+fn nap() {
+    thread::sleep(Duration::from_millis(100));
+}
+
+#[test]
+fn a_neighbour_of_another_root_under_change() {
+    let vm = guest::vm(4, 256);
+    let (cpu0, cpu1, cpu2, cpu3) = (cpu(&vm, 0), cpu(&vm, 1), cpu(&vm, 2), cpu(&vm, 3));
+    let space = Space::new(&cpu0).unwrap();
+    space.mmap(&cpu0, AT - 8 * P, 4 * P, RW, FIXED).unwrap();
+    store(&cpu0, &space, AT - 8 * P, 1).unwrap();
+    space.mmap(&cpu0, AT, 2 * P, RW, FIXED).unwrap();
+    store(&cpu0, &space, AT, 2).unwrap();
+    space.mprotect(&cpu0, AT, 2 * P, RX).unwrap();
+    {
+        let section = cpu0.section();
+        // SAFETY: inside a grace section.
+        let reached = unsafe { descend(vm.machine(), space.root(), AT) };
+        let Reached::Last(slots) = reached else { panic!() };
+        let slot = &slots[node::index(AT, LAST)];
+        let held = protocol::take(slot, node::load(slot), &cpu0).unwrap();
+        thread::scope(|scope| {
+            let space = &space;
+            space.activate(&cpu3);
+            let one = scope.spawn(move || {
+                space.mprotect(&cpu1, AT, 2 * P, RW).unwrap();
+                cpu1
+            });
+            nap();
+            assert!(!one.is_finished());
+            let two = scope.spawn(move || {
+                space.mremap(&cpu2, AT - 8 * P, 4 * P, 8 * P, RemapFlags::empty(), 0).unwrap();
+                cpu2
+            });
+            let cpu2 = two.join().unwrap();
+            // SAFETY: a test's.
+            unsafe { space.deactivate(&cpu3) };
+            held.revert();
+            drop(section);
+            one.join().unwrap().drain();
+            cpu2.drain();
+        });
+    }
+    let mut areas = Vec::new();
+    space.each_area(&cpu0, VirtRange::USER, |area| {
+        areas.push((area.range.start as i64 - AT as i64) / P as i64);
+        true
+    });
+    let again = space.mremap(
+        &cpu0,
+        AT - 8 * P,
+        8 * P,
+        8 * P,
+        RemapFlags::MAYMOVE | RemapFlags::FIXED,
+        AT + 512 * P,
+    );
+    assert_eq!(areas, [-8, 0]);
+    space.exit(&cpu0);
+}
+
+#[test]
+fn a_root_set_in_what_is_under_change() {
+    let vm = guest::vm(4, 256);
+    let (cpu0, cpu1, cpu2, cpu3) = (cpu(&vm, 0), cpu(&vm, 1), cpu(&vm, 2), cpu(&vm, 3));
+    let space = Space::new(&cpu0).unwrap();
+    space.mmap(&cpu0, AT, 4 * P, RW, FIXED).unwrap();
+    load(&cpu0, &space, AT + P).unwrap();
+    {
+        let section = cpu0.section();
+        // SAFETY: inside a grace section.
+        let reached = unsafe { descend(vm.machine(), space.root(), AT) };
+        let Reached::Last(slots) = reached else { panic!() };
+        let (slot1, slot3) = (&slots[node::index(AT, LAST) + 1], &slots[node::index(AT, LAST) + 3]);
+        let held1 = protocol::take(slot1, node::load(slot1), &cpu0).unwrap();
+        let held3 = protocol::take(slot3, node::load(slot3), &cpu0).unwrap();
+        thread::scope(|scope| {
+            let space = &space;
+            let one = scope.spawn(move || {
+                space.mmap(&cpu1, AT + P, P, RW, FIXED).unwrap();
+                cpu1
+            });
+            nap();
+            assert!(!one.is_finished());
+            space.mmap(&cpu2, AT + 4 * P, P, RW, FIXED).unwrap();
+            let two = scope.spawn(move || {
+                space.fault(&cpu3, AT + 3 * P, Access::Write).unwrap();
+                cpu3
+            });
+            nap();
+            held1.revert();
+            let cpu1 = one.join().unwrap();
+            assert!(!two.is_finished());
+            held3.revert();
+            drop(section);
+            two.join().unwrap().drain();
+            cpu1.drain();
+            cpu2.drain();
+        });
+    }
+    store(&cpu0, &space, AT + 3 * P, 7).unwrap();
+    cpu0.drain();
+    let audited = audit(&cpu0, &[&space]).map(|_| ());
+    let child = space.fork(&cpu0).unwrap();
+    let got = load(&cpu0, &child, AT + 3 * P);
+    assert_eq!(got, Ok(7), "the child lost a page");
+}
+
+#[test]
+fn growth_beside_mprotect_down() {
+    let vm = guest::vm(3, 1024);
+    let (cpu0, cpu1, cpu2) = (cpu(&vm, 0), cpu(&vm, 1), cpu(&vm, 2));
+    let space = Space::new(&cpu0).unwrap();
+    let barrier = Barrier::new(3);
+    let rounds = 2000;
+    let mut bad = None;
+    thread::scope(|scope| {
+        let (space, barrier) = (&space, &barrier);
+        scope.spawn(move || {
+            for _ in 0..rounds {
+                barrier.wait();
+                space.mprotect(&cpu1, AT + P, P, Prot::READ | Prot::GROWSDOWN).unwrap();
+                barrier.wait();
+            }
+            cpu1.drain();
+        });
+        scope.spawn(move || {
+            for round in 0..rounds {
+                barrier.wait();
+                for _ in 0..round % 400 {
+                    std::hint::spin_loop();
+                }
+                space.fault(&cpu2, AT - P, Access::Read).unwrap();
+                barrier.wait();
+            }
+            cpu2.drain();
+        });
+        for round in 0..rounds {
+            space.mmap(&cpu0, AT, 2 * P, RW, FIXED | MapFlags::GROWSDOWN).unwrap();
+            barrier.wait();
+            barrier.wait();
+            let mut areas = Vec::new();
+            space.each_area(&cpu0, VirtRange::USER, |area| {
+                areas.push(((area.range.start as i64 - AT as i64) / P as i64, area.prot));
+                true
+            });
+            if areas.iter().any(|area| area.1 != Prot::READ) {
+                bad.get_or_insert((round, areas));
+            }
+            space.munmap(&cpu0, AT - 16 * P, 32 * P).unwrap();
+        }
+    });
+    assert!(bad.is_none(), "a page with the rights of before: {bad:?}");
+}
+
+#[test]
+fn revoke_beside_an_unmapping_of_another_mapping() {
+    use crate::file::Object;
+    use crate::space::{Backing, Copies};
+    let mut done = Vec::new();
+    for twice in [false, true] {
+        let vm = guest::vm(3, 256);
+        let (cpu0, cpu1, cpu2) = (cpu(&vm, 0), cpu(&vm, 1), cpu(&vm, 2));
+        let space = Space::new(&cpu0).unwrap();
+        let file = Object::try_new(&cpu0, 2, 77).unwrap();
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        for at in [AT, AT + (1 << 24)].into_iter().take(1 + usize::from(twice)) {
+            let backing = Backing { object: &file, first: 0, may_write: true };
+            space.mmap_object(&cpu0, at, 2 * P, RW, flags, backing).unwrap();
+        }
+        store(&cpu0, &space, AT, 5).unwrap();
+        store(&cpu0, &space, AT + P, 5).unwrap();
+        let section = cpu0.section();
+        // SAFETY: inside a grace section.
+        let reached = unsafe { descend(vm.machine(), space.root(), AT) };
+        let Reached::Last(slots) = reached else { panic!() };
+        // Page 0's entry is emptied and not flushed while page 1's is waited for.
+        let slot = &slots[node::index(AT, LAST) + 1];
+        let held = protocol::take(slot, node::load(slot), &cpu0).unwrap();
+        thread::scope(|scope| {
+            let (space, file) = (&space, &file);
+            let one = scope.spawn(move || {
+                space.munmap(&cpu1, AT, 2 * P).unwrap();
+            });
+            nap();
+            assert!(!one.is_finished());
+            file.set_pages(&cpu2, 0).unwrap();
+            let two = scope.spawn(move || space.revoke(&cpu2, file, 0..u64::MAX, Copies::Drop));
+            nap();
+            nap();
+            done.push((twice, two.is_finished()));
+            held.revert();
+            drop(section);
+        });
+    }
+    assert_eq!(done, [(false, false), (true, false)], "returned before the unmapping has flushed");
+}
