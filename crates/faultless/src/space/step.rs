@@ -208,7 +208,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         piece: Option<Piece>,
         state: State,
     ) -> Result<(), Refused> {
-        debug_assert!(self.writing.may_replace(range), "{range:?} is not claimed");
+        debug_assert!(self.writing.claims(range), "{range:?} is not claimed");
         self.replace_anywhere(range, piece, state)
     }
 

@@ -235,15 +235,6 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         self.under_change().any(|change| change.vma == vma)
     }
 
-    /// Whether this writer may replace the VMAs in `range`: it has claimed the pages, or they are in what it has under
-    /// change.
-    pub(super) fn may_replace(&self, range: VirtRange) -> bool {
-        // SAFETY: in the tree until this writer replaces it, and valid as long as the section.
-        let range_of = |change: Change| unsafe { change.vma.as_ref() }.area.range;
-        let mut mine = self.under_change();
-        self.claims(range) || mine.any(|change| range_of(change).covers(range))
-    }
-
     /// Lets what is under change run: its entries are as it says, and flushed. What was kept from its neighbours merges
     /// with them, if it can.
     #[inline]
