@@ -14,14 +14,12 @@ pub(super) struct Piece {
 #[derive(Clone, Copy)]
 pub(super) struct Neighbour<'a> {
     pub(super) vma: &'a Vma,
-    /// Whether it might be one with what comes into the range, but for their anon_vmas.
-    pub(super) like: bool,
     pub(super) root: Option<RootRef<'a>>,
 }
 
 impl<'a> Neighbour<'a> {
-    pub(super) fn new((vma, like): (&'a Vma, bool)) -> Self {
-        Self { vma, like, root: vma.root.peek() }
+    pub(super) fn new(vma: &'a Vma) -> Self {
+        Self { vma, root: vma.root.peek() }
     }
 }
 

@@ -69,7 +69,7 @@ impl<M: Machine> Space<M> {
         let request = check(addr, old_len, new_len, flags, target).map_err(refused)?;
         // What has moved has moved: a second try goes on with the rest.
         let done = Cell::new(0);
-        let moved = cpu.with_memory(|| self.remap(cpu, &request.after(done.get()), &done));
+        let moved = cpu.with_memory(|| self.remap(cpu, &request, &done));
         cpu.collect();
         moved.map_err(refused)
     }
@@ -78,11 +78,12 @@ impl<M: Machine> Space<M> {
     fn remap(&self, cpu: &Cpu<'_, M>, request: &Request, done: &Cell<u64>) -> Result<u64, Errno> {
         let course = Cell::new(Course::Refused);
         for tries in 0.. {
+            let request = request.after(done.get());
             let Ok(writing) = self.write_where(cpu, TABLE_ALIGN, tries, |view| {
-                course.set(Course::choose(view, request));
+                course.set(Course::choose(view, &request));
                 Ok::<_, Infallible>(request.ranges(view, course.get()))
             });
-            if let Some(start) = writing.remap(request, course.get(), done)? {
+            if let Some(start) = writing.remap(&request, course.get(), done)? {
                 return Ok(start);
             }
         }
@@ -142,18 +143,19 @@ impl Request {
         }
     }
 
-    /// What is claimed for `course`: of the old place a page at least, to find out what is mapped there; and all of a
-    /// locked VMA that is unlocked.
+    /// What is claimed for `course`: of the old place a page at least, to find out what is mapped there; and all of
+    /// the locked VMAs that are unlocked.
     fn ranges(&self, view: &View<'_, Vma>, course: Course) -> [VirtRange; 2] {
         let old = VirtRange::new(self.old.start, self.old.start + self.old.len().max(PAGE_SIZE));
         let unlocks = self.flags.contains(RemapFlags::DONTUNMAP);
-        let old = match view.at(old.start).filter(|_| unlocks) {
+        let locked = |addr| {
+            let entry = view.at(addr).filter(|_| unlocks)?;
             // SAFETY: VMAs in a view live as long as the section.
-            Some(entry) if unsafe { entry.value.as_ref() }.area.lock() != Lock::No => {
-                old.hull(entry.range())
-            }
-            _ => old,
+            let area = &unsafe { entry.value.as_ref() }.area;
+            (area.lock() != Lock::No).then_some(area.range)
         };
+        let ends = [old.start, old.end - PAGE_SIZE].map(locked);
+        let old = ends.into_iter().flatten().fold(old, VirtRange::hull);
         match course {
             Course::InPlace => [old.hull(self.target_at(self.old.start)), NOWHERE],
             Course::To(Some(start)) => [old, self.target_at(start)],
@@ -222,7 +224,8 @@ impl<M: Machine> Writing<'_, '_, M> {
             return Err(if cut { Errno::EINVAL } else { Errno::EFAULT });
         }
         if course == Course::Each {
-            return self.relocate_each(request, done).map(|()| Some(target - moved));
+            let all = self.relocate_each(request, done)?;
+            return Ok(all.then_some(target - moved));
         }
         self.vma_at(old.start).ok_or(Errno::EFAULT)?;
         if course == Course::InPlace && new_len <= old.len() {
@@ -238,7 +241,8 @@ impl<M: Machine> Writing<'_, '_, M> {
             }
             Course::To(Some(start)) => {
                 let moved = self.relocate(request, request.target_at(start), |view| {
-                    !self.is_outdated(view) || Course::choose(view, request) == course
+                    !self.is_outdated(view)
+                        || request.ranges(view, Course::choose(view, request)) == self.asked
                 })?;
                 Ok(moved.then_some(start))
             }
@@ -257,8 +261,9 @@ impl<M: Machine> Writing<'_, '_, M> {
     }
 
     /// Moves all that is mapped in the range, one VMA after the other, with the holes between them kept. Those
-    /// before one that is refused have moved; `done` says how many bytes of all that was asked for are dealt with.
-    fn relocate_each(&self, request: &Request, done: &Cell<u64>) -> Result<(), Errno> {
+    /// before one that is refused have moved; `done` says how many bytes of all that was asked for are dealt with. Returns
+    /// whether that is all: a locked VMA may reach beyond the claim by now.
+    fn relocate_each(&self, request: &Request, done: &Cell<u64>) -> Result<bool, Errno> {
         let Request { old, target, moved, .. } = *request;
         if moved == 0 {
             self.vma_at(old.start).ok_or(Errno::EFAULT)?;
@@ -272,11 +277,16 @@ impl<M: Machine> Writing<'_, '_, M> {
             let new = target + (part.start - old.start);
             let request = Request { old: part, new_len: part.len(), target: new, ..*request };
             self.check_resize(&request)?;
-            self.relocate(&request, request.target_at(new), |_| true)?;
+            let claimed = |view: &View<'_, Vma>| {
+                request.ranges(view, Course::Each).iter().all(|range| self.claims(*range))
+            };
+            if !self.relocate(&request, request.target_at(new), claimed)? {
+                return Ok(false);
+            }
             at = part.end;
             done.set(moved + (at - old.start));
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Refuses what Linux refuses once it has found the VMA.

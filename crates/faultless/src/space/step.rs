@@ -230,13 +230,14 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
     fn replace_anywhere(
         &mut self,
         range: VirtRange,
-        piece: Option<Piece>,
+        mut piece: Option<Piece>,
         state: State,
     ) -> Result<(), Refused> {
         let state = if lost(Mutant::ChangesStopped) { State::Running } else { state };
         let mut merges = state == State::Running || !self.writing.has_company();
-        // What sticks out at either end, or is next to it and like what comes there.
+        // What sticks out at either end, or is next to it and like what comes there; and all that is like it.
         let (mut below, mut above) = (None, None);
+        let (mut alike_below, mut alike_above) = (None, None);
         let like =
             |vma: &Vma, at| piece.as_ref().is_some_and(|new| agree(&vma.area, &new.area, at));
         let Self { writing, edit, made, hulls, unmerged, .. } = self;
@@ -257,56 +258,65 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
                 if is_busy(writing, made, hull, entry) {
                     let root = vma.root.peek();
                     let own = piece.as_ref().and_then(|new| new.root.as_ref()).map(RootRef::of);
-                    let other =
-                        |(low, like): (&Vma, bool)| like && !roots_merge(low.root.peek(), root);
-                    if !roots_merge(root, own) || (high && below.is_some_and(other)) {
+                    let other = |low: &Vma| !roots_merge(low.root.peek(), root);
+                    if !roots_merge(root, own) || (high && alike_below.is_some_and(other)) {
                         // They never merge.
                         continue;
                     }
                     // Who finishes it merges all that are alike then, in the order in which they lie.
+                    vma.awaited.store(true, Ordering::Relaxed);
                     merges = false;
                 }
                 *unmerged += usize::from(!merges);
-                if !merges {
-                    continue;
-                }
+            }
+            if like_low {
+                alike_below = Some(vma);
+            }
+            if like_high {
+                alike_above = Some(vma);
+            }
+            if !own.overlaps(range) && !merges {
+                continue;
             }
             stop(writing, made, hull, entry)?;
             if low {
-                below = Some((vma, like_low));
+                below = Some(vma);
             }
             if high {
-                above = Some((vma, like_high));
+                above = Some(vma);
             }
         }
         Sequence::writer_fence();
         let (mut below, mut above) = (below.map(Neighbour::new), above.map(Neighbour::new));
 
         let (mut lower, mut upper) = (None, None);
-        if let Some(Piece { root, .. }) = &piece
-            && merges
-        {
+        if let Some(Piece { root, .. }) = &mut piece {
             let own = root.as_ref().map(RootRef::of);
-            lower = below.take_if(|lower| lower.like && roots_merge(lower.root, own));
-            upper = above.take_if(|upper| {
-                upper.like
-                    && roots_merge(upper.root, own)
-                    && lower.is_none_or(|lower| roots_merge(lower.root, upper.root))
-            });
+            let shared = |vma: &'w Vma| Some(vma.root.peek()).filter(|of| roots_merge(*of, own));
+            let of_lower = alike_below.and_then(shared);
+            let of_upper = alike_above
+                .and_then(shared)
+                .filter(|of| of_lower.is_none_or(|lower| roots_merge(lower, *of)));
+            if merges {
+                lower = below.take_if(|_| of_lower.is_some());
+                upper = above.take_if(|_| of_upper.is_some());
+            }
+            // What merges later has the root already: its neighbours may be gone by then.
+            if root.is_none() {
+                *root = of_lower.flatten().or(of_upper.flatten()).map(RootRef::get);
+            }
         }
         let (first, mut taken) = (self.made.used, range);
         if let Some(below) = below {
             taken = taken.hull(self.keep_rest(below, range, VirtRange::new(0, range.start))?);
         }
-        if let Some(Piece { mut area, mut root }) = piece {
-            if let Some(Neighbour { vma, root: of_lower, .. }) = lower {
+        if let Some(Piece { mut area, root }) = piece {
+            if let Some(Neighbour { vma, .. }) = lower {
                 area.offset = vma.area.offset;
                 area.range.start = vma.area.range.start;
-                root = root.or_else(|| of_lower.map(RootRef::get));
             }
-            if let Some(Neighbour { vma, root: of_upper, .. }) = upper {
+            if let Some(Neighbour { vma, .. }) = upper {
                 area.range.end = vma.area.range.end;
-                root = root.or_else(|| of_upper.map(RootRef::get));
             }
             taken = taken.hull(area.range);
             self.make(area, root, state, true)?;
@@ -431,16 +441,27 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
 }
 
 impl<M: Machine> Step<'_, '_, '_, M> {
-    /// Refuses more VMAs than a space may have.
+    /// Refuses more VMAs than a space may have. Where another writer is yet to merge some, it is waited for.
     fn check_count(&self) -> Result<(), Refused> {
         let (more, most) = (
             self.made.used - self.made.freed > self.old.len(),
             self.writing.cpu.vm().knobs.max_map_count(),
         );
         if more && self.edit.view().len().saturating_sub(self.unmerged) as u64 > most {
-            return Err(Errno::ENOMEM.into());
+            return Err(self.too_many());
         }
         Ok(())
+    }
+
+    #[cold]
+    fn too_many(&self) -> Refused {
+        let of_others = |entry: &Entry<Vma>| {
+            self.hulls.iter().all(|hull| is_busy(self.writing, &self.made, hull, *entry))
+        };
+        // Alone, nobody is waited for.
+        let company = self.writing.has_company();
+        let other = if company { self.edit.view().iter().find(of_others) } else { None };
+        other.map_or(Refused::With(Errno::ENOMEM), |entry| Refused::Busy(entry.start))
     }
 
     /// Whether what is cut off `vma` is under change by this writer, as all of it is.

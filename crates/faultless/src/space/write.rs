@@ -19,13 +19,14 @@ use super::visit::Visit;
 use super::vma::{Area, Vma, VmaLock};
 use super::{Guard, Space};
 use crate::addr::VirtRange;
-use crate::error::OutOfMemory;
+use crate::error::{Errno, OutOfMemory};
 use crate::heap;
 use crate::knob::{Locking, Policy};
 use crate::machine::Machine;
 use crate::rmap::{Root, RootSlot};
 use crate::space::tree::View;
 use crate::stat::Counter;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::grace::{RetireLink, Section};
 use crate::sync::sequence::Sequence;
 use crate::sync::wait::until;
@@ -247,71 +248,96 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     #[inline(never)]
     fn finish_all(&self) {
         for change in self.under_change() {
-            let Change { vma, merges } = change;
-            if !self.has_stopped(vma) {
+            if !self.has_stopped(change.vma) {
                 // An earlier one has merged with it.
                 continue;
             }
             // SAFETY: in the tree until this writer replaces it, and valid as long as the section.
-            let vma = unsafe { vma.as_ref() };
-            let range = vma.area.range;
-            let finished = self.step(|step| {
-                if merges && merges_with_neighbour(&step.view(), vma) {
-                    return step.merge(range);
-                }
-                // Under the lock of the tree: who leaves a VMA alone because it is under change has published by now.
-                self.resume(vma);
-                Ok(())
-            });
-            if finished.is_err() {
+            let vma = unsafe { change.vma.as_ref() };
+            // Without memory they stay apart.
+            while self.finish_one(vma, change.merges) == Ok(true) {}
+            if self.has_stopped(change.vma) {
                 // Only under the lock of the tree: whoever looks there finds what is under change so until his step is over.
                 let resumed = self.step(|_| {
-                    self.resume(vma);
+                    self.run(vma);
                     Ok(())
                 });
                 debug_assert!(resumed.is_ok(), "a step that makes nothing needs no memory");
-            }
-            // A later one may merge with it.
-            let left =
-                |all: [Option<Change>; 4]| all.map(|other| other.filter(|other| *other != change));
-            self.stopped.set(self.stopped.get().map(left));
-            if merges {
-                self.merge_on(range);
             }
         }
         self.stopped.set(None);
     }
 
+    /// Merges two VMAs of those that have become one with `vma`, which is under change by this writer; or was. If there are
+    /// none, lets it run. Returns whether there were.
+    fn finish_one(&self, vma: &Vma, merges: bool) -> Result<bool, Errno> {
+        self.step(|step| {
+            let next = if merges || vma.awaited.load(Ordering::Relaxed) {
+                self.next_merge(&step.view(), vma.area.range.start)
+            } else {
+                None
+            };
+            if let Some(range) = next {
+                step.merge(range)?;
+            } else if self.has_stopped(NonNull::from(vma)) {
+                // Under the lock of the tree: who leaves a VMA alone because it is under change has published by now.
+                self.run(vma);
+            }
+            Ok(next.is_some())
+        })
+    }
+
+    /// Lets `vma`, which is under change by this writer, run: that is over, and another may merge with it.
+    fn run(&self, vma: &Vma) {
+        self.resume(vma);
+        let others = |all: [Option<Change>; 4]| {
+            all.map(|change| change.filter(|change| change.vma != NonNull::from(vma)))
+        };
+        self.stopped.set(self.stopped.get().map(others));
+    }
+
+    /// Which VMA is to [merge](Step::merge) with its neighbours next, of those that are alike around `addr`, in the order
+    /// in which they lie. None where another writer is yet to finish one of them: it merges them all.
+    fn next_merge(&self, view: &View<'_, Vma>, addr: u64) -> Option<VirtRange> {
+        // SAFETY: VMAs in a view live as long as the section.
+        let near = |addr| view.at(addr).map(|entry| unsafe { entry.value.as_ref() });
+        let is_one = |low: &Vma, high: &Vma| {
+            agree(&low.area, &high.area, high.area.range.start)
+                && roots_merge(low.root.peek(), high.root.peek())
+        };
+        let is_busy = |vma: &Vma| {
+            let busy = vma.sequence.read().is_none() && !self.has_stopped(NonNull::from(vma));
+            if busy {
+                vma.awaited.store(true, Ordering::Relaxed);
+            }
+            busy
+        };
+        let mut vma: &Vma = near(addr)?;
+        let mut next = None;
+        if let Some(above) = near(vma.area.range.end)
+            && is_one(vma, above)
+        {
+            if is_busy(above) {
+                return None;
+            }
+            next = Some(vma.area.range);
+        }
+        while let Some(below) = vma.area.range.start.checked_sub(1).and_then(near)
+            && is_one(below, vma)
+        {
+            if is_busy(below) {
+                return None;
+            }
+            // The one above the lowest, which prefers that to the one above.
+            next = Some(vma.area.range);
+            vma = below;
+        }
+        next
+    }
+
     fn under_change(&self) -> impl Iterator<Item = Change> + use<M> {
         self.stopped.get().into_iter().flatten().flatten()
     }
-
-    /// Merges the VMA that has `range` now with its neighbours, as long as there are any: those that left this writer's
-    /// alone have merged with none.
-    fn merge_on(&self, mut range: VirtRange) {
-        while let Some(vma) = self.vma_at(range.start)
-            && vma.area.range != range
-            && merges_with_neighbour(&self.view(), vma)
-        {
-            range = vma.area.range;
-            if self.step(|step| step.merge(range)).is_err() {
-                return;
-            }
-        }
-    }
-}
-
-/// Whether a VMA next to `vma` in `view` is one with it, unless it is under change.
-fn merges_with_neighbour(view: &View<'_, Vma>, vma: &Vma) -> bool {
-    let VirtRange { start, end } = vma.area.range;
-    // SAFETY: VMAs in a view live as long as the section.
-    let near = |addr| view.at(addr).map(|entry| unsafe { entry.value.as_ref() });
-    let one = |addr, at| {
-        near(addr).is_some_and(|near| {
-            agree(&near.area, &vma.area, at) && roots_merge(near.root.peek(), vma.root.peek())
-        })
-    };
-    one(end, end) || start.checked_sub(1).is_some_and(|below| one(below, start))
 }
 
 /// A VMA for `area`.
@@ -326,6 +352,7 @@ pub(super) fn make_vma(
         lock: VmaLock::default(),
         root: RootSlot::new(root),
         leaf: area.leaf(),
+        awaited: AtomicBool::new(false),
         area,
     })?;
     if state == State::Stopped {
