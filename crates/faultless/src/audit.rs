@@ -168,7 +168,7 @@ pub fn audit_with<M: Machine>(
 /// `None`: somebody is at work there, or nothing is mapped.
 pub fn settled_entry<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, addr: u64) -> Option<Entry> {
     let section = space.section(cpu);
-    let found = space.tree.snapshot(&section).at(addr)?;
+    let found = space.view(cpu, &section).at(addr)?;
     // SAFETY: VMAs in a view live as long as the section.
     let vma: &Vma = unsafe { found.value.as_ref() };
     let seen = vma.sequence.read()?;
@@ -185,7 +185,7 @@ fn audit_space<M: Machine>(
     section: &Section<'_>,
     found: &mut Found,
 ) -> Result<u64, Discrepancy> {
-    let view = space.tree.snapshot(section);
+    let view = space.view(cpu, section);
     for entry in view.iter_from(0) {
         // SAFETY: VMAs in a view live as long as the section.
         let vma: &Vma = unsafe { entry.value.as_ref() };

@@ -103,7 +103,7 @@ impl fmt::Display for KnobError {
 impl core::error::Error for KnobError {}
 
 /// The knobs: name, values, meaning.
-pub const KNOBS: [(&str, &str, &str); 10] = [
+pub const KNOBS: [(&str, &str, &str); 11] = [
     ("locking", "mmap_lock | per_vma | speculative", "what keeps faults and writers apart"),
     ("speculative_page_fault", "0 | 1", "1: locking=speculative; 0: locking=per_vma"),
     ("anon_vma_check", "early | late", "when a fault asks for the reverse-map root"),
@@ -130,6 +130,11 @@ pub const KNOBS: [(&str, &str, &str); 10] = [
         "zeroed frames that each memory node keeps ready; 0: none",
     ),
     ("zero_on_free", "0 | 1", "1: calls that free pages zero as many into the pools"),
+    (
+        "edit_in_place",
+        "0 | 1",
+        "1: while one CPU uses a space, its calls make no versions and no claims",
+    ),
 ];
 
 /// The frames of 52 bits of physical addresses, which is all that x86-64 can have.
@@ -153,6 +158,8 @@ pub struct Knobs {
     prefault_max_order: AtomicU8,
     /// Whether calls that free pages zero as many.
     zero_on_free: AtomicU8,
+    /// Whether a CPU that is alone in a space edits it in place.
+    edit_in_place: AtomicU8,
 }
 
 /// The values that a new subsystem starts with.
@@ -173,6 +180,7 @@ impl Knobs {
             fault_around: AtomicU8::new(4),
             prefault_max_order: AtomicU8::new(3),
             zero_on_free: AtomicU8::new(0),
+            edit_in_place: AtomicU8::new(1),
         }
     }
 }
@@ -198,6 +206,8 @@ pub enum Setting {
     ZeroedPool(u64),
     /// `zero_on_free`
     ZeroOnFree(bool),
+    /// `edit_in_place`
+    EditInPlace(bool),
 }
 
 impl FromStr for Setting {
@@ -234,6 +244,8 @@ impl FromStr for Setting {
             ("zeroed_pool", _) => Self::ZeroedPool(among(0..=MOST_FRAMES)?),
             ("zero_on_free", "0") => Self::ZeroOnFree(false),
             ("zero_on_free", "1") => Self::ZeroOnFree(true),
+            ("edit_in_place", "0") => Self::EditInPlace(false),
+            ("edit_in_place", "1") => Self::EditInPlace(true),
             _ => return Err(KnobError::Value(values)),
         })
     }
@@ -290,6 +302,12 @@ impl Knobs {
         self.zero_on_free.load(Ordering::Relaxed) != 0
     }
 
+    /// Whether a CPU that is alone in a space edits it in place.
+    #[inline(always)]
+    pub fn edit_in_place(&self) -> bool {
+        self.edit_in_place.load(Ordering::Relaxed) != 0
+    }
+
     /// Sets a knob that is kept here; `Vm::set` takes care of the others.
     pub(crate) fn set(&self, setting: Setting) {
         match setting {
@@ -310,6 +328,7 @@ impl Knobs {
                 self.prefault_max_order.store(order.min(9), Ordering::Release);
             }
             Setting::ZeroOnFree(on) => self.zero_on_free.store(on.into(), Ordering::Release),
+            Setting::EditInPlace(on) => self.edit_in_place.store(on.into(), Ordering::Release),
             Setting::FrameLimit(_) | Setting::ZeroedPool(_) => {}
         }
     }
@@ -333,6 +352,7 @@ mod tests {
         assert_eq!("prefault_max_order=10".parse::<Setting>(), Err(KnobError::Value("0 to 9")));
         assert_eq!("zeroed_pool=4096".parse(), Ok(Setting::ZeroedPool(4096)));
         assert_eq!("zero_on_free=1".parse(), Ok(Setting::ZeroOnFree(true)));
+        assert_eq!("edit_in_place=0".parse(), Ok(Setting::EditInPlace(false)));
         assert_eq!("zero_on_free=2".parse::<Setting>(), Err(KnobError::Value("0 | 1")));
         let frames = KnobError::Value("1 to 1099511627776 frames");
         assert_eq!("frame_limit=many".parse::<Setting>(), Err(frames));

@@ -71,6 +71,8 @@ counters! {
     RangeLockShared = "range_lock_shared",
     /// The range lock, taken by a call that changes VMAs.
     RangeLockWrite = "range_lock_write",
+    /// Calls that changed VMAs and claimed nothing, as the CPU was alone in the space.
+    OwnerWrite = "owner_write",
     /// Read faults served under a lock: the space's, or a range lock on one page.
     ReadFaultLocked = "read_fault_locked",
     /// Reads of untouched memory answered with the zero page.

@@ -39,6 +39,9 @@ const COLLECT_ABOVE: usize = if cfg!(loom) { 0 } else { 128 };
 /// The kind of a VMA that waits for a grace period to end.
 pub(crate) const RETIRE_VMA: u8 = 2;
 
+/// How many calls that change VMAs a CPU makes in shared spaces before it looks whether it is alone there.
+const CALLS_BEFORE_OWNING: u32 = 64;
+
 const _: () = assert!(RETIRE_VMA != RETIRE_TREE_NODE && RETIRE_VMA != FrameMeta::RETIRE_KIND);
 
 /// One CPU's state, on lines of its own.
@@ -51,6 +54,10 @@ pub(crate) struct CpuState {
     pub(crate) hint: Hint,
     /// Frames that calls let go of since it was last looked at.
     freed: Cell<usize>,
+    /// VMAs that calls of this CPU removed as the owner of a space: nobody else can see them.
+    gone: Cell<RetireChain>,
+    /// Calls that changed VMAs of a shared space.
+    shared_calls: Cell<u32>,
     /// Whether the call that this CPU is in got no frame.
     pub(crate) starved: Cell<bool>,
     /// Of the thread that this CPU makes a call for, or null. Set by [`Cpu::for_thread`] alone, which keeps
@@ -67,6 +74,8 @@ impl CpuState {
             resident: Resident::default(),
             hint: Hint::default(),
             freed: Cell::new(0),
+            gone: Cell::default(),
+            shared_calls: Cell::new(0),
             starved: Cell::new(false),
             thread: Cell::new(ptr::null()),
         })
@@ -78,7 +87,8 @@ impl CpuState {
 ///
 /// *Invariant (a hint is alive):* while the space `space` exists, `vma` is alive in every section whose
 /// steady epoch is `epoch`. It may have been replaced since: then its sequence is odd. (A space that
-/// ended frees its VMAs at once, but its number never comes again, so nobody asks for its hint.)
+/// ended frees its VMAs at once, but its number never comes again, so nobody asks for its hint. The [owner](crate::sync::owner) of a space
+/// frees VMAs at once, too, and forgets them; other CPUs have no hint then, since only those have one that run the space.)
 #[derive(Debug)]
 pub(crate) struct Hint {
     space: Cell<u64>,
@@ -109,6 +119,19 @@ impl Hint {
         Some(unsafe { &*self.vma.get() })
     }
 
+    /// Knows no VMA any more.
+    pub(crate) fn forget(&self) {
+        self.space.set(0);
+    }
+
+    /// Knows `vma` no more, which is freed without a grace period.
+    #[inline]
+    pub(crate) fn forget_vma(&self, vma: *const Vma) {
+        if self.vma.get() == vma {
+            self.forget();
+        }
+    }
+
     /// Remembers `vma`, which was found in `space` in this section.
     #[inline]
     pub(crate) fn set(&self, grace: &Grace, section: &Section<'_>, space: SpaceId, vma: &Vma) {
@@ -122,7 +145,7 @@ impl Hint {
     }
 }
 
-// SAFETY: the cells (`gather`, `hint`, `freed`, `starved`, `thread`) are reached only through `Cpu::state`, against the CPU's `Local`; other
+// SAFETY: the cells (`gather`, `hint`, `freed`, `gone`, `shared_calls`, `starved`, `thread`) are reached only through `Cpu::state`, against the CPU's `Local`; other
 // CPUs read `counts` and `resident`, which are atomics.
 unsafe impl Sync for CpuState {}
 // SAFETY: as above; the hint's pointer is followed only as its invariant allows, on whichever thread is
@@ -518,9 +541,39 @@ impl<'v, M: Machine> Cpu<'v, M> {
         if self.state.freed.get() >= RUN {
             self.zero_freed();
         }
+        self.free_gone();
         if self.vm.grace.pending(&self.local) > COLLECT_ABOVE {
             self.collect_now();
         }
+    }
+
+    /// Frees at the end of the call what it removed as the owner of a space.
+    ///
+    /// # Safety
+    /// The objects are VMAs that nobody can see any more, and their links are theirs alone.
+    pub(crate) unsafe fn leave_gone(&self, mut objects: RetireChain) {
+        // SAFETY: the caller's promise, for those before as well.
+        unsafe { objects.prepend(self.state.gone.take()) };
+        self.state.gone.set(objects);
+    }
+
+    #[inline]
+    fn free_gone(&self) {
+        let mut gone = self.state.gone.take();
+        // SAFETY: ours alone; see `leave_gone`.
+        while let Some(link) = unsafe { gone.pop() } {
+            // SAFETY: as above, and it comes out once.
+            unsafe { self.free_retired(link) };
+        }
+    }
+
+    /// Whether it is time to find out if this CPU is the only one to use a space that is shared: after so many calls that
+    /// the look at all CPUs costs nothing.
+    #[inline]
+    pub(crate) fn is_time_to_own(&self) -> bool {
+        let calls = self.state.shared_calls.get().wrapping_add(1);
+        self.state.shared_calls.set(calls);
+        calls.is_multiple_of(if cfg!(any(loom, shuttle)) { 1 } else { CALLS_BEFORE_OWNING })
     }
 
     #[cold]

@@ -93,7 +93,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         };
         let near = {
             let section = self.cpu.section();
-            root_of_neighbour(&self.space.tree.snapshot(&section), &self.vma.area)
+            root_of_neighbour(&self.space.view(self.cpu, &section), &self.vma.area)
         };
         let root = match near {
             Some(root) => root,

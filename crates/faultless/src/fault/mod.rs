@@ -317,11 +317,16 @@ impl<M: Machine> Space<M> {
         section: &'s Section<'_>,
         page: u64,
     ) -> Option<(&'s Vma, u64)> {
-        let entry = self.tree.snapshot(section).at(page)?;
+        // No other CPU owns a space that this one runs.
+        let runs = self.is_run_by(cpu);
+        let view = if runs { self.tree.snapshot(section) } else { self.view(cpu, section) };
+        let entry = view.at(page)?;
         // SAFETY: VMAs in a view live as long as the section.
         let vma: &'s Vma = unsafe { entry.value.as_ref() };
         let seen = vma.sequence.read()?;
-        cpu.state().hint.set(&cpu.vm().grace, section, self.id(), vma);
+        if runs {
+            cpu.state().hint.set(&cpu.vm().grace, section, self.id(), vma);
+        }
         Some((vma, seen))
     }
 
@@ -366,7 +371,7 @@ impl<M: Machine> Space<M> {
         if self.locking_in_force() != Locking::PerVma {
             return None;
         }
-        let Some(entry) = self.tree.snapshot(&section).at(page) else {
+        let Some(entry) = self.view(cpu, &section).at(page) else {
             cpu.count(Counter::VmaLockAbort);
             return None;
         };
@@ -474,7 +479,7 @@ impl<M: Machine> Space<M> {
         let ticket = if of_page { Ticket::page_held() } else { Ticket::held() };
         let ahead = ahead.filter(|_| ticket.is_of_neighbours());
         let section = cpu.section();
-        let entry = self.tree.snapshot(&section).at(page).ok_or(Refusal::Unmapped)?;
+        let entry = self.view(cpu, &section).at(page).ok_or(Refusal::Unmapped)?;
         // SAFETY: VMAs in a view live as long as the section.
         let vma = unsafe { entry.value.as_ref() };
         if !access.allowed_by(vma.area.prot) {

@@ -209,7 +209,8 @@ impl<M: Machine> Cpu<'_, M> {
         let _fine = core.ranges.acquire(&vm.claims, self.local(), all, self);
         // It stays noted until this is done: another CPU that finds nothing noted says that memory is out.
         let Some(hull) = core.lazy.hull(self) else { return 0 };
-        let _section = self.section();
+        let section = self.section();
+        core.enter(self, &section);
         let (mut freed, mut left) = (0, None);
         let visit = |run: Run<'_>| {
             let Run::Pages { start, slots } = run else { return Ok(()) };

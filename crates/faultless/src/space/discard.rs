@@ -9,8 +9,7 @@ use super::pages::each_run;
 use super::visit::Visit;
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::machine::Machine;
-use crate::space::tree::View;
-use crate::space::vma::Vma;
+use crate::space::leave::Was;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{self, BusyEntry, Mark};
@@ -43,7 +42,7 @@ impl<'a, 'v, M: Machine> Visit<'a, 'v, M> {
     pub(super) fn discard(
         &self,
         range: VirtRange,
-        was: Option<&View<'_, Vma>>,
+        was: Option<&Was<'_>>,
         goes: impl Fn(Entry) -> bool,
     ) {
         debug_assert!(self.claims(range), "{range:?} is not claimed");

@@ -1,13 +1,16 @@
 //! The part of a space that does not move with it, so that others than its owner find it.
 
 use crate::addr::FrameNumber;
-use crate::machine::SpaceId;
+use crate::machine::{CpuId, Machine, SpaceId};
 use crate::reclaim::lazy::Lazy;
 use crate::sync::atomic::AtomicU64;
+use crate::sync::grace::Section;
+use crate::sync::owner::Owner;
 use crate::sync::percpu::Padded;
 use crate::sync::range::RangeLock;
 use crate::sync::rwlock::RwLock;
 use crate::tlb::cpuset::CpuSet;
+use crate::vm::Cpu;
 
 /// What reclaim needs of a space: its tables, what keeps writers away from them, and who may have cached
 /// translations.
@@ -16,6 +19,8 @@ pub(crate) struct Core {
     pub(crate) id: SpaceId,
     /// The frame of the root table. It is a table until the space ends.
     pub(crate) root: FrameNumber,
+    /// Who changes the tree in place, and claims nothing, as long as it is alone.
+    pub(crate) owner: Padded<Owner>,
     pub(crate) ranges: Padded<RangeLock>,
     pub(crate) mmap_lock: Padded<RwLock>,
     pub(crate) cpus: Padded<CpuSet>,
@@ -25,16 +30,22 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// Of an empty space.
-    pub(super) fn new(id: SpaceId, root: FrameNumber) -> Self {
+    /// Of an empty space, which `cpu` makes.
+    pub(super) fn new(id: SpaceId, root: FrameNumber, cpu: CpuId) -> Self {
         Self {
             id,
             root,
+            owner: Padded(Owner::new(cpu)),
             ranges: Padded(RangeLock::new()),
             mmap_lock: Padded(RwLock::new()),
             cpus: Padded(CpuSet::new()),
             resident: AtomicU64::new(0),
             lazy: Lazy::default(),
         }
+    }
+    /// Makes sure that no other CPU owns the space, for as long as `section` is open.
+    #[inline]
+    pub(crate) fn enter<M: Machine>(&self, cpu: &Cpu<'_, M>, section: &Section<'_>) {
+        self.owner.share(section, cpu.id(), cpu);
     }
 }

@@ -27,7 +27,7 @@ impl<M: Machine> Space<M> {
         loop {
             let stack = {
                 let section = cpu.section();
-                match self.tree.snapshot(&section).find(page) {
+                match self.view(cpu, &section).find(page) {
                     Some(entry) if entry.start > page => entry.start,
                     // Nothing above; or mapped meanwhile, which the next attempt finds out.
                     other => return Ok(other.is_some()),

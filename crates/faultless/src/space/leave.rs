@@ -8,14 +8,17 @@
 use super::tree::View;
 use super::visit::Visit;
 use super::vma::Vma;
+use super::write::Writing;
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::fault::prefault::past::BLOCK;
 use crate::fault::prefault::{Footprints, Past};
 use crate::heap;
 use crate::machine::Machine;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use crate::sync::grace::RetireChain;
 use crate::table::node;
 use alloc::boxed::Box;
+use core::cell::Cell;
 use core::ops::Range;
 use core::ptr::{self, NonNull};
 
@@ -63,24 +66,63 @@ impl Drop for Memory {
     }
 }
 
+/// The VMAs that there were over what is taken away.
+pub(super) enum Was<'a> {
+    /// In this version of the tree.
+    Seen(View<'a, Vma>),
+    /// Those that the owner of the space has removed, who keeps no version.
+    Removed(&'a Cell<RetireChain>),
+}
+
+impl Was<'_> {
+    /// Calls `each` for the parts of `range` that lay in private anonymous memory.
+    fn each_private(&self, range: VirtRange, mut each: impl FnMut(VirtRange)) {
+        let mut look = |vma: NonNull<Vma>| {
+            // SAFETY: VMAs in a view live as long as the section, and what was removed as long as its writer.
+            let area = &unsafe { vma.as_ref() }.area;
+            let part = area.range.intersect(range);
+            if area.object.is_none() && !part.is_empty() {
+                each(part);
+            }
+        };
+        match self {
+            Self::Seen(view) => view
+                .iter_from(range.start)
+                .take_while(|entry| entry.start < range.end)
+                .for_each(|entry| look(entry.value)),
+            // SAFETY: the writer that removed them has not given them up, and uses their links for nothing else.
+            Self::Removed(gone) => unsafe { gone.get().iter() }.for_each(|link| look(link.cast())),
+        }
+    }
+}
+
+impl<M: Machine> Writing<'_, '_, M> {
+    /// As [`Visit::leave`].
+    #[inline]
+    pub(super) fn leave(&self, range: VirtRange) -> Option<Was<'_>> {
+        let was = self.visit().leave(range)?;
+        Some(if self.owns() { Was::Removed(&self.gone) } else { was })
+    }
+}
+
 impl<M: Machine> Visit<'_, '_, M> {
     /// Learns from the pages of `range`, which are about to be unmapped or moved. Returns the VMAs as they are, if
     /// those that are unmapped are to be [remembered](Self::remember).
     #[inline]
-    pub(super) fn leave(&self, range: VirtRange) -> Option<View<'_, Vma>> {
+    pub(super) fn leave(&self, range: VirtRange) -> Option<Was<'_>> {
         if self.cpu.vm().knobs.prefault_max_order() == 0 {
             return None;
         }
         if let Some(thread) = self.cpu.thread() {
             thread.judge(self.cpu, self.space, range);
         }
-        Some(self.view())
+        Some(Was::Seen(self.view()))
     }
 
     /// Remembers which of the pages from `start` on, with the entries `slots`, were used, where the VMAs of
     /// `was` had private anonymous memory.
     #[inline(never)]
-    pub(super) fn remember(&self, start: u64, slots: &[AtomicU64], was: &View<'_, Vma>) {
+    pub(super) fn remember(&self, start: u64, slots: &[AtomicU64], was: &Was<'_>) {
         let (mut page, mut slots) = (start >> PAGE_SHIFT, slots);
         while !slots.is_empty() {
             let first = page % BLOCK;
@@ -100,20 +142,15 @@ impl<M: Machine> Visit<'_, '_, M> {
     }
 
     /// The part `pages` of a block; those `there` are mapped.
-    fn remember_block(&self, pages: Range<u64>, there: u64, used: u64, was: &View<'_, Vma>) {
+    fn remember_block(&self, pages: Range<u64>, there: u64, used: u64, was: &Was<'_>) {
         let range = VirtRange::new(pages.start << PAGE_SHIFT, pages.end << PAGE_SHIFT);
-        for entry in was.iter_from(range.start).take_while(|entry| entry.start < range.end) {
-            // SAFETY: VMAs in a view live as long as the section.
-            if unsafe { entry.value.as_ref() }.area.object.is_some() {
-                continue;
-            }
-            let part = entry.range().intersect(range);
+        was.each_private(range, |part| {
             let taken = !0 >> (BLOCK - part.pages()) << ((part.start >> PAGE_SHIFT) % BLOCK);
             if taken & there != 0
                 && let Some(footprints) = self.space.past.get_or_make()
             {
                 footprints.taken(pages.start, taken, used);
             }
-        }
+        });
     }
 }

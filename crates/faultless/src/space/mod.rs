@@ -63,7 +63,7 @@ use brk::{Heap, HeapBounds};
 use core::fmt;
 use core::marker::PhantomData;
 use fixed::Core;
-use tree::Tree;
+use tree::{Tree, View};
 use vma::Vma;
 
 /// Bytes that stay free below a stack, so that it cannot run into its neighbour unseen.
@@ -106,9 +106,17 @@ impl<M: Machine> fmt::Debug for Space<M> {
 /// A hold that keeps writers of a range out, by whatever lock the policy says.
 #[derive(Debug)]
 pub(crate) enum Guard<'a> {
-    Range { _guard: RangeGuard<'a> },
-    Reading { _guard: ReadGuard<'a> },
-    Writing { _guard: WriteGuard<'a> },
+    /// None: this CPU holds the space as its owner.
+    Owner,
+    Range {
+        _guard: RangeGuard<'a>,
+    },
+    Reading {
+        _guard: ReadGuard<'a>,
+    },
+    Writing {
+        _guard: WriteGuard<'a>,
+    },
 }
 
 impl<M: Machine> Space<M> {
@@ -122,7 +130,7 @@ impl<M: Machine> Space<M> {
         let frame = cpu.alloc_or_wait().map_err(refused)?.zero(cpu.vm().machine());
         let root = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(ROOT));
         let id = cpu.vm().new_space_id();
-        let core = Shared::try_new(Core::new(id, root)).map_err(|oom| {
+        let core = Shared::try_new(Core::new(id, root, cpu.id())).map_err(|oom| {
             // SAFETY: nobody has seen the table.
             unsafe { cpu.free_tables(root, ROOT) };
             refused(oom)
@@ -168,6 +176,23 @@ impl<M: Machine> Space<M> {
         assert!(before == 0, "{cpu:?} is to run {:?}, but runs {:?}", self.id, SpaceId(before));
         resident.space.store(self.id.0, Ordering::Relaxed);
         self.core.cpus.insert(cpu.id());
+        // From here on the space is this CPU's or shared, as long as this CPU runs it.
+        let owner = &self.core.owner;
+        if !owner.was(cpu.id()) && !owner.was_shared() && !self.try_own(cpu) {
+            self.core.enter(cpu, &cpu.section());
+        }
+    }
+
+    /// Makes this CPU, which runs the space, its owner, if it is alone. Not in a section, nor under a claim.
+    #[cold]
+    pub(crate) fn try_own(&self, cpu: &Cpu<'_, M>) -> bool {
+        let cpus = cpu.vm().machine().cpus();
+        let alone = || !self.core.cpus.any_but(cpu.id(), cpus);
+        alone()
+            && self.core.owner.try_take(cpu.id(), &cpu.vm().grace, || {
+                // Who begins to run the space meanwhile does so before it looks at the owner.
+                alone() && !self.is_claimed(cpu, VirtRange::USER)
+            })
     }
 
     /// Stops to run the space on this CPU. Its translations are dropped.
@@ -193,6 +218,8 @@ impl<M: Machine> Space<M> {
         self.core.resident.fetch_add(resident.pages.load(Ordering::Relaxed), Ordering::Relaxed);
         resident.pages.store(0, Ordering::Relaxed);
         resident.space.store(0, Ordering::Relaxed);
+        // The next owner frees VMAs without a grace period.
+        cpu.state().hint.forget();
     }
 
     /// Makes sure that `cpu` is of the subsystem that made this space. Every operation on a space does so
@@ -213,6 +240,20 @@ impl<M: Machine> Space<M> {
     pub(crate) fn section<'c>(&self, cpu: &'c Cpu<'_, M>) -> Section<'c> {
         self.check_vm(cpu);
         cpu.section()
+    }
+
+    /// The tree as it is now. Every section that reads it begins with this, so that nobody changes it in place meanwhile
+    /// but this CPU.
+    #[inline]
+    pub(crate) fn view<'s>(&'s self, cpu: &Cpu<'_, M>, section: &'s Section<'_>) -> View<'s, Vma> {
+        self.core.enter(cpu, section);
+        self.tree.snapshot(section)
+    }
+
+    /// Whether this CPU runs the space.
+    #[inline]
+    pub(crate) fn is_run_by(&self, cpu: &Cpu<'_, M>) -> bool {
+        cpu.state().resident.space.load(Ordering::Relaxed) == self.id.0
     }
 
     /// The locking policy in force, which is the knob's, once everybody under another has left.

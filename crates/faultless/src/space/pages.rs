@@ -10,8 +10,7 @@ use crate::fault::table;
 use crate::fault::ticket::{Abort, Ticket};
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
-use crate::space::tree::View;
-use crate::space::vma::Vma;
+use crate::space::leave::Was;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::RetireChain;
@@ -136,7 +135,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     pub(super) fn zap(
         &self,
         range: VirtRange,
-        was: Option<&View<'_, Vma>>,
+        was: Option<&Was<'_>>,
         batch: &mut FlushBatch<'_, '_, M>,
     ) -> bool {
         self.zap_where(range, was, batch, |_| true)
@@ -147,7 +146,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     pub(super) fn zap_where(
         &self,
         range: VirtRange,
-        was: Option<&View<'_, Vma>>,
+        was: Option<&Was<'_>>,
         batch: &mut FlushBatch<'_, '_, M>,
         goes: impl Fn(Entry) -> bool,
     ) -> bool {

@@ -59,7 +59,7 @@ impl<M: Machine> Space<M> {
         while page < range.end {
             let look = || {
                 let section = self.section(cpu);
-                let entry = self.tree.snapshot(&section).at(page);
+                let entry = self.view(cpu, &section).at(page);
                 // SAFETY: VMAs in a view live as long as the section.
                 access(entry.map(|entry| unsafe { entry.value.as_ref() }))
             };

@@ -171,7 +171,7 @@ impl<M: Machine> Space<M> {
     pub fn areas(&self, cpu: &Cpu<'_, M>, mut tell: impl FnMut(AreaInfo)) {
         let section = self.section(cpu);
         let heap = self.heap.get();
-        let entries = self.tree.snapshot(&section).iter_from(0);
+        let entries = self.view(cpu, &section).iter_from(0);
         // SAFETY: VMAs in a view live as long as the section.
         let mut vmas = entries.map(|entry| unsafe { entry.value.as_ref() }).peekable();
         while let Some(mut vma) = vmas.next() {
@@ -202,7 +202,7 @@ impl<M: Machine> Space<M> {
         mut tell: impl FnMut(&Area) -> bool,
     ) {
         let section = self.section(cpu);
-        for entry in self.tree.snapshot(&section).iter_from(range.start) {
+        for entry in self.view(cpu, &section).iter_from(range.start) {
             // SAFETY: VMAs in a view live as long as the section.
             if entry.start >= range.end || !tell(unsafe { &entry.value.as_ref().area }) {
                 return;
@@ -280,7 +280,7 @@ impl<M: Machine> Space<M> {
             .filter(|&end| end <= crate::addr::USER_END)
             .ok_or(refused(Errno::ENOMEM))?;
         let section = self.section(cpu);
-        let view = self.tree.snapshot(&section);
+        let view = self.view(cpu, &section);
         let mut at = addr;
         while at < end {
             let entry = view.at(at).ok_or(refused(Errno::ENOMEM))?;
@@ -313,7 +313,7 @@ impl<M: Machine> Space<M> {
     /// Whether all of `range` is mapped, by VMAs that need not be alike.
     pub fn is_mapped(&self, cpu: &Cpu<'_, M>, range: VirtRange) -> bool {
         let section = self.section(cpu);
-        let view = self.tree.snapshot(&section);
+        let view = self.view(cpu, &section);
         let mut at = range.start;
         while at < range.end {
             match view.at(at) {
@@ -332,7 +332,7 @@ impl<M: Machine> Space<M> {
     /// once nobody maps or holds the object.
     pub fn shared_place(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<(u64, u64)> {
         let section = self.section(cpu);
-        let entry = self.tree.snapshot(&section).at(addr)?;
+        let entry = self.view(cpu, &section).at(addr)?;
         // SAFETY: VMAs in a view live as long as the section.
         let area = unsafe { &entry.value.as_ref().area };
         let object = area.object.as_ref().filter(|_| !area.is_private())?;
@@ -362,7 +362,7 @@ impl<M: Machine> Space<M> {
 
     /// How many VMAs there are.
     pub fn map_count(&self, cpu: &Cpu<'_, M>) -> usize {
-        self.tree.snapshot(&self.section(cpu)).len()
+        self.view(cpu, &self.section(cpu)).len()
     }
 
     /// Start and end of the heap.

@@ -330,7 +330,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         let (was_here, was_there) = (self.leave(old), self.leave(new));
         // All that can fail comes first, and both places change at once.
         let planned = self.make_tables(new).map_err(Errno::from).and_then(|()| {
-            self.step(|step| {
+            self.step_twice(|step| {
                 let stands = stands(&step.view());
                 if stands {
                     replace_both(step, old, new, keep)?;

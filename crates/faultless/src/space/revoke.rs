@@ -70,8 +70,7 @@ impl<M: Machine> Space<M> {
         pages: &Range<u64>,
     ) -> Option<VirtRange> {
         let section = self.section(cpu);
-        self.tree
-            .snapshot(&section)
+        self.view(cpu, &section)
             .iter_from(0)
             // SAFETY: VMAs in a view live as long as the section.
             .filter_map(|entry| unsafe { entry.value.as_ref() }.area.shows(object, pages))

@@ -120,7 +120,7 @@ pub(super) struct Step<'w, 'a, 'v, M: Machine> {
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Does one step, as `build` says, which sees the present tree in [`Step::view`], and is run again after a wait for
+    /// Does one step, as `build` says, which replaces one range at most. It sees the present tree in [`Step::view`], and is run again after a wait for
     /// another writer.
     ///
     /// # Errors
@@ -129,8 +129,28 @@ impl<M: Machine> Writing<'_, '_, M> {
         &self,
         mut build: impl FnMut(&mut Step<'_, '_, '_, M>) -> Result<R, Refused>,
     ) -> Result<R, Errno> {
+        self.step_by(self.owns(), &mut build)
+    }
+
+    /// [`step`](Self::step) that replaces two ranges.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn step_twice<R>(
+        &self,
+        mut build: impl FnMut(&mut Step<'_, '_, '_, M>) -> Result<R, Refused>,
+    ) -> Result<R, Errno> {
+        self.step_by(false, &mut build)
+    }
+
+    #[inline(always)]
+    fn step_by<R>(
+        &self,
+        in_place: bool,
+        build: &mut impl FnMut(&mut Step<'_, '_, '_, M>) -> Result<R, Refused>,
+    ) -> Result<R, Errno> {
         loop {
-            let mut step = Step::begin(self);
+            let mut step = Step::begin(self, in_place);
             let built = build(&mut step).and_then(|built| step.check_count().map(|()| built));
             let refused = match built {
                 Ok(built) => {
@@ -150,10 +170,18 @@ impl<M: Machine> Writing<'_, '_, M> {
 
 impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
     #[inline(always)]
-    fn begin(writing: &'w Writing<'a, 'v, M>) -> Self {
+    fn begin(writing: &'w Writing<'a, 'v, M>, in_place: bool) -> Self {
         let (cpu, tree) = (writing.cpu, &writing.space.tree);
-        // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
-        let edit = unsafe { tree.edit(cpu.local(), &cpu.vm().grace, cpu) };
+        let (local, grace) = (cpu.local(), &cpu.vm().grace);
+        let edit = if in_place {
+            debug_assert!(writing.owns());
+            // SAFETY: as below; and this CPU owns the space, so nobody else has a view of the tree. It uses its own ones no
+            // more when a step begins.
+            unsafe { tree.edit_in_place(local, grace, cpu) }
+        } else {
+            // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
+            unsafe { tree.edit(local, grace, cpu) }
+        };
         let nowhere = VirtRange { start: 0, end: 0 };
         Self {
             writing,
@@ -345,7 +373,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
             return Ok(own);
         }
         let vma_at = NonNull::from(vma);
-        if !self.made.has(vma_at) && !self.writing.has_stopped(vma_at) {
+        if !self.writing.owns() && !self.made.has(vma_at) && !self.writing.has_stopped(vma_at) {
             // It was stopped for nothing: its root is another.
             self.writing.resume(vma);
         }
@@ -363,6 +391,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         merges: bool,
     ) -> Result<(), Refused> {
         // No box from here on: to move one is to claim that there is no other pointer.
+        let state = if self.writing.owns() { State::Running } else { state };
         let vma = NonNull::from(Box::leak(make_vma(area, root, state)?));
         self.made.add(vma);
         if state == State::Stopped {
@@ -412,6 +441,11 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         let no_entry = Entry { start: 0, end: 0, value: NonNull::dangling() };
         let (mut entries, mut count) = ([no_entry; 3], 0);
         let Self { writing, edit, made, old, pages, stopped, .. } = self;
+        let most = writing.cpu.vm().knobs.max_map_count();
+        if writing.owns() && (edit.view().len() + made.used) as u64 > most {
+            // It may be undone.
+            edit.keep_version();
+        }
         for value in made.vmas[first..made.used].iter().copied().flatten() {
             // SAFETY: made just now.
             let range = unsafe { value.as_ref() }.area.range;
@@ -433,7 +467,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
             }
             // SAFETY: a link is the first field of a VMA. It lives until it is retired, and only who has the
             // tree's lock touches the link.
-            unsafe { old.push(entry.value.cast::<RetireLink>()) };
+            unsafe { old.append(entry.value.cast::<RetireLink>()) };
         })?;
         self.replaced += 1;
         Ok(())
@@ -484,8 +518,24 @@ impl<M: Machine> Step<'_, '_, '_, M> {
         // The tree has them now.
         core::mem::forget(made);
         writing.space.mapped.fetch_add(pages, Ordering::Relaxed);
-        // SAFETY: the published version does not have the old ones, and only who had the tree's lock removed them.
-        unsafe { edit.publish_retiring(old) };
+        if !writing.owns() {
+            // SAFETY: the published version does not have the old ones, and only who had the tree's lock removed them.
+            unsafe { edit.publish_retiring(old) };
+            return;
+        }
+        edit.publish();
+        // SAFETY: removed just now, and freed when the writer is done.
+        for link in unsafe { old.iter() } {
+            writing.cpu.state().hint.forget_vma(link.cast::<Vma>().as_ptr());
+        }
+        let mut gone = writing.gone.take();
+        // SAFETY: as above.
+        unsafe {
+            let mut all = old;
+            all.prepend(gone);
+            gone = all;
+        }
+        writing.gone.set(gone);
     }
 
     /// Lets what was stopped run again. The lock of the tree is still held: what is odd in a hull was stopped here.
@@ -539,6 +589,9 @@ fn stop<M: Machine>(
     hull: &mut VirtRange,
     entry: Entry<Vma>,
 ) -> Result<(), Refused> {
+    if writing.owns() {
+        return Ok(());
+    }
     if vma(entry).sequence.read().is_none() {
         let busy = is_of_others(writing, made, hull, entry);
         return if busy { Err(Refused::Busy(entry.start)) } else { Ok(()) };

@@ -7,6 +7,8 @@
 //! whole: each change of several entries at once has happened in it or has not. It takes no lock
 //! and writes nothing.
 //!
+//! While one CPU alone knows a tree, versions are for nobody. Then it may be [edited in place](Tree::edit_in_place).
+//!
 //! Nodes that the next version no longer has are retired to the grace period after the store; a
 //! reader that can still be in them began its section before. An edit that is dropped without
 //! being published frees what it made and has never happened, so that running out of memory in the
@@ -95,7 +97,22 @@ impl<T> Tree<T> {
         wait: &'e impl Wait,
     ) -> Edit<'e, T> {
         // SAFETY: handed on.
-        unsafe { Edit::begin(&self.root, self.writer.lock(wait), local, grace) }
+        unsafe { Edit::begin(&self.root, self.writer.lock(wait), local, grace, false) }
+    }
+
+    /// [`edit`](Self::edit) of a tree that nobody reads meanwhile. Where it can, it changes the present version itself: what one
+    /// [`replace`](Edit::replace) does in one leaf, and then there is no way back. At most one `replace` is made.
+    ///
+    /// # Safety
+    /// As [`edit`](Self::edit); and nobody has a view of the tree that is used after this.
+    pub unsafe fn edit_in_place<'e>(
+        &'e self,
+        local: &'e Local,
+        grace: &'e Grace,
+        wait: &'e impl Wait,
+    ) -> Edit<'e, T> {
+        // SAFETY: handed on.
+        unsafe { Edit::begin(&self.root, self.writer.lock(wait), local, grace, true) }
     }
 
     /// [`edit`](Self::edit) of a tree that nobody else knows, which waits for nobody.
@@ -104,7 +121,7 @@ impl<T> Tree<T> {
     /// As [`edit`](Self::edit).
     pub unsafe fn edit_mut<'e>(&'e mut self, local: &'e Local, grace: &'e Grace) -> Edit<'e, T> {
         // SAFETY: handed on.
-        unsafe { Edit::begin(&self.root, self.writer.lock_mut(), local, grace) }
+        unsafe { Edit::begin(&self.root, self.writer.lock_mut(), local, grace, false) }
     }
 
     /// Frees all nodes, which leaves the tree without entries.
@@ -151,19 +168,20 @@ pub struct Edit<'e, T> {
 
 impl<'e, T> Edit<'e, T> {
     /// # Safety
-    /// `writer` is the lock of the tree with `root`; otherwise as [`Tree::edit`].
+    /// `writer` is the lock of the tree with `root`; otherwise as [`Tree::edit`], or [`Tree::edit_in_place`].
     unsafe fn begin(
         root: &'e AtomicPtr<Node>,
         mut writer: SpinGuard<'e, Writer, TreeWriter>,
         local: &'e Local,
         grace: &'e Grace,
+        in_place: bool,
     ) -> Self {
         writer.edits += 1;
         // Only the holder of the lock stores, so what it loads is the last version.
         let last = NonNull::new(root.load(Ordering::Relaxed));
         // SAFETY: only a writer retires nodes, and the lock excludes others while the edit lives;
         // it also hands on the use of their links. Edit numbers do not repeat.
-        let draft = unsafe { Draft::new(last, writer.edits) };
+        let draft = unsafe { Draft::new(last, writer.edits, in_place) };
         Self { root, draft, local, grace, writer, marker: PhantomData }
     }
 
@@ -171,6 +189,11 @@ impl<'e, T> Edit<'e, T> {
     pub fn view(&self) -> View<'_, T> {
         // SAFETY: the draft's nodes are valid while it lives, and change only through `&mut self`.
         unsafe { View::new(self.draft.root()) }
+    }
+
+    /// Makes a version even where the present one may be changed. Only before the first change.
+    pub fn keep_version(&mut self) {
+        self.draft.keep_version();
     }
 
     /// Adds an entry. Its range must be free and not empty.
@@ -211,6 +234,9 @@ impl<'e, T> Edit<'e, T> {
         debug_assert!(new.iter().all(|e| e.start < e.end && range.covers(e.range())));
         debug_assert!(new.is_sorted_by(|a, b| a.end <= b.start));
         let (first, rest) = new.split_at(new.len().min(CHUNK));
+        if !rest.is_empty() {
+            self.keep_version();
+        }
         self.draft.replace(range, slots(first), |slot| {
             let Slot { start, end, target, .. } = slot;
             debug_assert!(range.covers(VirtRange::new(start, end)));

@@ -7,8 +7,7 @@ use crate::addr::{USER_END, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
-use crate::space::tree::View;
-use crate::space::vma::Vma;
+use crate::space::leave::Was;
 use crate::table::node::{LAST, table_span};
 use crate::vm::Cpu;
 
@@ -48,7 +47,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     }
 
     /// Empties `range`, in which no VMA is left, and remembers what was used as [`zap`](Self::zap) does.
-    pub(super) fn clear(&self, range: VirtRange, was: Option<&View<'_, Vma>>) {
+    pub(super) fn clear(&self, range: VirtRange, was: Option<&Was<'_>>) {
         let mut batch = FlushBatch::new(self.cpu, self.space);
         let tables = self.zap(range, was, &mut batch);
         // Where there is none below, only tables of a level above may be empty, and those are wide.

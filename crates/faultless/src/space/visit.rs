@@ -57,7 +57,9 @@ impl<M: Machine> Space<M> {
     ) -> Visit<'a, 'v, M> {
         let _guard = self.share(cpu, range, Counter::RangeLockShared);
         let claimed = [range, VirtRange::new(0, 0)];
-        Visit { cpu, space: self, claimed, section: cpu.section(), _guard }
+        let section = cpu.section();
+        self.view(cpu, &section);
+        Visit { cpu, space: self, claimed, section, _guard }
     }
 }
 

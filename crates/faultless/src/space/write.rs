@@ -27,7 +27,8 @@ use crate::rmap::{Root, RootSlot};
 use crate::space::tree::View;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::grace::{RetireLink, Section};
+use crate::sync::grace::{RetireChain, RetireLink, Section};
+use crate::sync::owner::Holding;
 use crate::sync::sequence::Sequence;
 use crate::sync::wait::until;
 use crate::vm::{Cpu, RETIRE_VMA};
@@ -42,6 +43,17 @@ const MOST_CHOICES: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 16 };
 /// No range.
 pub(super) const NOWHERE: VirtRange = VirtRange { start: 0, end: 0 };
 
+/// What keeps others out.
+struct Held<'a> {
+    locking: Policy,
+    guard: Guard<'a>,
+    section: Section<'a>,
+    /// The version of the tree in which the ranges were chosen.
+    seen: usize,
+    /// Whether it is that the space is this CPU's own.
+    owned: Option<Holding<'a>>,
+}
+
 /// The right to change one or two ranges of a space.
 pub(crate) struct Writing<'a, 'v, M: Machine> {
     /// What it was asked to claim.
@@ -52,8 +64,13 @@ pub(crate) struct Writing<'a, 'v, M: Machine> {
     pub(super) stopped: Cell<UnderChange>,
     /// Whether it has stopped all VMAs.
     stopped_all: Cell<bool>,
+    /// What it removed as the owner, in order.
+    pub(super) gone: Cell<RetireChain>,
     locking: Policy,
     visit: Visit<'a, 'v, M>,
+    /// That this CPU holds the space as its [owner](crate::sync::owner): then there is nobody to be kept out, nothing is
+    /// stopped, and the tree is edited in place.
+    owned: Option<Holding<'a>>,
 }
 
 impl<'a, 'v, M: Machine> Deref for Writing<'a, 'v, M> {
@@ -73,6 +90,9 @@ impl<M: Machine> Space<M> {
         align: u64,
     ) -> Writing<'a, 'v, M> {
         let claimed = ranges.map(|range| range.widen(align));
+        if let Some(held) = self.hold(cpu) {
+            return Writing::new(cpu, self, ranges, claimed, held);
+        }
         loop {
             let locking = self.locking(cpu);
             let guard = if locking == Locking::Speculative {
@@ -81,17 +101,36 @@ impl<M: Machine> Space<M> {
                 self.lock_all(cpu)
             };
             if self.locking_in_force() == locking {
-                return Writing::new(
-                    cpu,
-                    self,
-                    ranges,
-                    claimed,
-                    locking,
-                    (cpu.section(), 0),
-                    guard,
-                );
+                let section = cpu.section();
+                self.view(cpu, &section);
+                let held = Held { locking, guard, section, owned: None, seen: 0 };
+                return Writing::new(cpu, self, ranges, claimed, held);
             }
         }
+    }
+
+    /// Holds the space, if it is this CPU's own. Then nothing is claimed.
+    #[inline(always)]
+    fn hold<'a>(&'a self, cpu: &'a Cpu<'_, M>) -> Option<Held<'a>> {
+        let owner = &self.core.owner;
+        let knobs = cpu.vm().knobs();
+        if !owner.was(cpu.id()) || !knobs.edit_in_place() {
+            if knobs.edit_in_place()
+                && owner.was_shared()
+                && self.is_run_by(cpu)
+                && cpu.is_time_to_own()
+            {
+                self.try_own(cpu);
+            }
+            return None;
+        }
+        let locking = self.locking(cpu);
+        // The baselines take their lock all the same: its cost is what they are there to show.
+        let coarse = (locking != Locking::Speculative).then(|| self.lock_all(cpu));
+        let owned = owner.hold(cpu.id())?;
+        cpu.count(Counter::OwnerWrite);
+        let guard = coarse.unwrap_or(Guard::Owner);
+        Some(Held { locking, guard, owned: Some(owned), section: cpu.section(), seen: 0 })
     }
 
     fn claim_alone<'a>(
@@ -122,11 +161,16 @@ impl<M: Machine> Space<M> {
         mut tries: u32,
         choose: impl Fn(&View<'_, Vma>) -> Result<[VirtRange; 2], E>,
     ) -> Result<Writing<'a, 'v, M>, E> {
+        if let Some(held) = self.hold(cpu) {
+            let asked = choose(&self.tree.snapshot(&held.section))?;
+            let claimed = asked.map(|range| range.widen(align));
+            return Ok(Writing::new(cpu, self, asked, claimed, held));
+        }
         loop {
             let locking = self.locking(cpu);
             let coarse = (locking != Locking::Speculative).then(|| self.lock_all(cpu));
             let section = cpu.section();
-            let view = self.tree.snapshot(&section);
+            let view = self.view(cpu, &section);
             let mut seen = view.version();
             let mut asked = choose(&view)?;
             let ranges = if tries < MOST_CHOICES { asked } else { [VirtRange::USER, NOWHERE] };
@@ -144,7 +188,7 @@ impl<M: Machine> Space<M> {
                 Some(section) if self.tree.snapshot(&section).version() == seen => section,
                 section => {
                     let section = section.unwrap_or_else(|| cpu.section());
-                    let view = self.tree.snapshot(&section);
+                    let view = self.view(cpu, &section);
                     seen = view.version();
                     asked = choose(&view)?;
                     let mut needed = asked.iter().map(|range| range.widen(align));
@@ -154,8 +198,8 @@ impl<M: Machine> Space<M> {
                     section
                 }
             };
-            let seen = (section, seen);
-            return Ok(Writing::new(cpu, self, asked, claimed, locking, seen, guard));
+            let held = Held { locking, guard, section, owned: None, seen };
+            return Ok(Writing::new(cpu, self, asked, claimed, held));
         }
     }
 
@@ -174,13 +218,22 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         space: &'a Space<M>,
         asked: [VirtRange; 2],
         claimed: [VirtRange; 2],
-        locking: Policy,
-        (section, seen): (Section<'a>, usize),
-        guard: Guard<'a>,
+        held: Held<'a>,
     ) -> Self {
+        let Held { locking, guard, owned, section, seen } = held;
         let visit = Visit { cpu, space, claimed, section, _guard: guard };
         let (stopped, stopped_all) = (Cell::default(), Cell::new(false));
-        Self { asked, seen, stopped, stopped_all, locking, visit }
+        Self { asked, seen, stopped, stopped_all, gone: Cell::default(), locking, visit, owned }
+    }
+
+    /// Whether this CPU holds the space as its owner.
+    #[inline(always)]
+    pub(super) fn owns(&self) -> bool {
+        self.owned.is_some()
+    }
+
+    pub(super) fn visit(&self) -> &Visit<'a, 'v, M> {
+        &self.visit
     }
 
     /// The VMA at `addr`, as it is now.
@@ -191,11 +244,14 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
 
     /// Whether `view` is another than that in which the ranges were chosen.
     pub(super) fn is_outdated(&self, view: &View<'_, Vma>) -> bool {
-        view.version() != self.seen
+        !self.owns() && view.version() != self.seen
     }
 
     /// Whether others may use the space meanwhile.
     pub(super) fn has_company(&self) -> bool {
+        if self.owns() {
+            return false;
+        }
         let (cpu, cpus) = (self.cpu.id(), self.cpu.vm().machine().cpus());
         self.locking == Locking::Speculative && self.space.core.cpus.any_but(cpu, cpus)
     }
@@ -208,6 +264,9 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
 
     /// Stops all VMAs: no fault without a lock succeeds in any, until this writer has finished. It has claimed the whole space.
     pub(super) fn stop_all(&self) {
+        if self.owns() {
+            return;
+        }
         self.vmas(VirtRange::USER).for_each(|vma| self.stop_one(vma));
         self.stopped_all.set(true);
         Sequence::writer_fence();
@@ -215,6 +274,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
 
     /// Stops `vma`, which is running. [`Sequence::writer_fence`] must follow.
     pub(super) fn stop_one(&self, vma: &Vma) {
+        debug_assert!(!self.owns(), "there is nobody to stop");
         if self.locking == Locking::PerVma {
             vma.lock.write(self.cpu);
         }
@@ -365,7 +425,10 @@ pub(super) fn make_vma(
 
 impl<M: Machine> Drop for Writing<'_, '_, M> {
     fn drop(&mut self) {
-        if self.stopped_all.get() {
+        if self.owns() {
+            // SAFETY: removed from the tree, which nobody but this CPU has read since.
+            unsafe { self.cpu.leave_gone(self.gone.take()) };
+        } else if self.stopped_all.get() {
             self.vmas(VirtRange::USER).for_each(|vma| self.resume(vma));
         } else {
             self.finish();

@@ -115,6 +115,34 @@ impl RetireChain {
         self.len == 0
     }
 
+    /// Adds an object behind all others.
+    ///
+    /// # Safety
+    /// As [`push`](Self::push).
+    pub(crate) unsafe fn append(&mut self, object: NonNull<RetireLink>) {
+        // SAFETY: alive and ours, by the caller's promise.
+        unsafe { object.as_ref() }.next.set(None);
+        let mut all = *self;
+        *self = Self { ends: Some((object, object)), len: 1 };
+        // SAFETY: as above.
+        unsafe { self.prepend(core::mem::take(&mut all)) };
+    }
+
+    /// The objects, the first one first.
+    ///
+    /// # Safety
+    /// As [`push`](Self::push), as long as the iterator is used.
+    pub(crate) unsafe fn iter(&self) -> impl Iterator<Item = NonNull<RetireLink>> + use<> {
+        let (mut next, mut left) = (self.ends.map(|(first, _)| first), self.len);
+        core::iter::from_fn(move || {
+            left = left.checked_sub(1)?;
+            let object = next?;
+            // SAFETY: alive and ours, by the caller's promise.
+            next = unsafe { object.as_ref() }.next.get();
+            Some(object)
+        })
+    }
+
     /// Adds all of `other`.
     ///
     /// # Safety
@@ -342,6 +370,17 @@ impl Grace {
     fn due_of<'a>(&'a self, local: &'a Local, retired: &'a Retired) -> Due<'a> {
         let due = retired.take_due(local, self.epoch.0.load(Ordering::Acquire));
         Due { local, retired, due }
+    }
+
+    /// Whether CPU `cpu` is in a section. If it is not, all that it did in sections before is seen from here on.
+    #[inline]
+    pub(super) fn is_inside(&self, cpu: CpuId) -> bool {
+        self.marks.remote(cpu).load(Ordering::Acquire) & NEST != 0
+    }
+
+    /// Whether any CPU is in a section, as [`is_inside`](Self::is_inside) says it of one.
+    pub(super) fn is_any_inside(&self) -> bool {
+        self.marks.iter().any(|mark| mark.load(Ordering::Acquire) & NEST != 0)
     }
 
     /// How many objects this CPU has retired that have not been given out.

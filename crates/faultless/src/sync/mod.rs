@@ -10,6 +10,7 @@ pub mod mutant;
 #[cfg(any(shuttle, feature = "observe"))]
 pub mod observe;
 pub mod order;
+pub mod owner;
 pub mod park;
 pub mod percpu;
 pub mod range;

@@ -38,6 +38,10 @@ pub enum Mutant {
     /// The fence between the looks at the epoch and at the marks. A section that was opened meanwhile is
     /// not seen.
     AdvanceFence,
+    /// Who makes what is owned shared waits until the owner lets go. It reads what is being changed in place.
+    JoinAwaitsOwner,
+    /// Who tries to become the owner looks whether others are in sections. It changes in place what they read.
+    TryLooks,
     /// Claims that conflict wait for each other.
     RangeConflict,
     /// Who lets a parked waiter's last blocker go wakes it. It sleeps for ever.

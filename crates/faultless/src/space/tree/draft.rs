@@ -22,10 +22,12 @@ pub(super) const CHUNK: usize = 3;
 /// The next version.
 ///
 /// *Invariant (private nodes):* a node with `born == self.born` is reachable through this draft
-/// alone. Ancestors of a private node are private.
+/// alone. Ancestors of a private node are private. In place, all nodes are.
 pub(super) struct Draft {
     root: Option<NonNull<Node>>,
     born: u64,
+    /// Whether all nodes are the draft's own, as nobody else reads any.
+    in_place: bool,
     /// Nodes of the old version that the next has no more.
     replaced: RetireChain,
     spare: Chain,
@@ -80,8 +82,9 @@ impl Draft {
     ///
     /// # Safety
     /// The version stays valid for the life of the draft and its nodes' links are left to it. No node of that version was made by an edit of this number.
-    pub(super) unsafe fn new(root: Option<NonNull<Node>>, born: u64) -> Self {
-        Self { root, born, replaced: RetireChain::default(), spare: Chain::default() }
+    /// `in_place`: nobody else reads it meanwhile, and no reference into it is left.
+    pub(super) unsafe fn new(root: Option<NonNull<Node>>, born: u64, in_place: bool) -> Self {
+        Self { root, born, in_place, replaced: RetireChain::default(), spare: Chain::default() }
     }
 
     /// The next version's root.
@@ -93,6 +96,11 @@ impl Draft {
     /// version that are not part of it.
     pub(super) fn finish(mut self) -> (Option<NonNull<Node>>, RetireChain) {
         (self.root.take(), self.replaced)
+    }
+
+    /// The present version stays as it is, until the draft is finished.
+    pub(super) fn keep_version(&mut self) {
+        self.in_place = false;
     }
 
     /// Removes every entry that overlaps `range`, of which it tells `gone`, and inserts `new`, at most
@@ -123,6 +131,8 @@ impl Draft {
             if at < leaf.count() || path.above >= range.end {
                 return self.splice(&path, removed, new);
             }
+            // It may fail half-way.
+            self.keep_version();
             // The next leaf has some, too, and the new entries.
             self.splice(&path, removed, [].into_iter())?;
         }
@@ -225,7 +235,7 @@ impl Draft {
     fn crown(&mut self, mut root: NonNull<Node>, entries: usize) {
         // SAFETY: private (invariant *private nodes*), and no other reference is in use.
         let node = unsafe { root.as_mut() };
-        debug_assert_eq!(node.born, self.born);
+        debug_assert!(self.in_place || node.born == self.born);
         node.entries = entries as u32;
         node.limit = node.keys().1.last().copied().unwrap_or(0);
         self.root = (entries > 0).then_some(root);
@@ -279,7 +289,7 @@ impl Draft {
     /// Whether the node is private to this draft.
     fn owns(&self, node: NonNull<Node>) -> bool {
         // SAFETY: nodes of the old version and of the draft are valid while the draft lives.
-        unsafe { node.as_ref() }.born == self.born
+        self.in_place || unsafe { node.as_ref() }.born == self.born
     }
 
     /// The node itself if it is private, else a private copy of it, for which one is in reserve.
@@ -344,7 +354,7 @@ impl Drop for Draft {
             // SAFETY: nodes in reserve are known to this draft alone.
             unsafe { node::free(node) };
         }
-        if let Some(root) = self.root {
+        if let Some(root) = self.root.filter(|_| !self.in_place) {
             // SAFETY: the private nodes under this root are reachable through the draft alone.
             unsafe { free_subtree(root, Some(self.born)) };
         }
