@@ -89,7 +89,7 @@ fn new_world(cpu: &TestCpu<'_>) -> World {
 }
 
 /// How faults and calls keep out of each other's way, when a root is asked for, and whether all that is
-/// free is zeroed, in a pool.
+/// free is zeroed, in a pool, and a space edited in place.
 type Policy = (Locking, AnonVmaCheck, bool);
 
 /// One run. Returns whether anything was refused, whether the call was, and what was seen in the end.
@@ -99,6 +99,7 @@ fn run(case: &Case<'_>, policy: Policy, short: Option<Short>) -> (bool, bool, Si
     vm.set(Setting::Locking(policy.0));
     vm.set(Setting::AnonVmaCheck(policy.1));
     vm.set(Setting::ZeroedPool(if policy.2 { u64::MAX } else { 0 }));
+    vm.set(Setting::EditInPlace(policy.2));
     // SAFETY: the only one.
     let cpu = unsafe { vm.cpu(CpuId(0)) };
     cpu.zero_ahead(usize::MAX);

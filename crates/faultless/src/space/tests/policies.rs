@@ -47,6 +47,7 @@ fn each_policy_goes_its_own_way() {
         };
         let vm = guest::vm(1, 64);
         vm.set(Setting::Locking(locking));
+        vm.set(Setting::EditInPlace(false));
         let cpu = cpu(&vm, 0);
         let space = Space::new(&cpu).unwrap();
         space.mmap(&cpu, AT, 8 * P, RW, FIXED).unwrap();

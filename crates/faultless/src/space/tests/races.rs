@@ -262,6 +262,7 @@ fn a_second_look_uses_the_page_of_the_first() {
 fn populating_waits_for_who_unmaps() {
     for advice in [Advice::PopulateRead, Advice::PopulateWrite] {
         let vm = guest::vm(2, 256);
+        vm.set(Setting::EditInPlace(false));
         let cpu0 = cpu(&vm, 0);
         let space = Space::new(&cpu0).unwrap();
         map(&cpu0, &space, 4, RW);
