@@ -80,7 +80,8 @@ impl Owner {
         let (owned, held) = (word(cpu, OWNED), word(cpu, HELD));
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
         let holds = self.0.compare_exchange(owned, held, acquire, relaxed).is_ok();
-        holds.then_some(Holding { owner: self, held })
+        // Lazily: dropping a guard that does not hold it would make it shared.
+        holds.then(|| Holding { owner: self, held })
     }
 
     /// Makes it shared unless `cpu` owns it. No other CPU changes it in place as long as the section is open.
