@@ -15,7 +15,7 @@ mod pairs;
 
 use faultless::{Cpu, Error, FaultError, MapFlags};
 use pairs::op::{Hand, How, Op, RW, Ret, Span};
-use pairs::table::{Kind, Omitted, Pair, Touches, places, reveal};
+use pairs::table::{Base, Kind, Omitted, Pair, Relation, Touches, places, reveal};
 use pairs::{Case, Order, Outcome};
 use scenario::machine::Board;
 use scenario::{AHEAD, Guest, MMAP_LOCK, PER_VMA, Regime, SPECULATIVE, Space, World};
@@ -219,9 +219,34 @@ fn two_on_a_page() {
     try_once(&Case::new(start, sides, reveal([page; 2])), &Orders::default());
 }
 
+fn try_pair(kinds: [Kind; 2], relation: Relation, base: Base) {
+    let pair = Pair { kinds, spans: relation.spans(), base };
+    try_once(&pair.case(), &Orders::default());
+}
+
+/// What is put between a page that is under change and a VMA like it is one with both.
+fn a_mapping_beside_another() {
+    try_pair([Kind::MapHint, Kind::MapFixed], Relation::AboveAcross, Base::Parts);
+}
+
+/// What is put beside a VMA with an anon_vma has it, though that VMA goes before they have merged.
+fn a_mapping_beside_what_goes() {
+    try_pair([Kind::MapFixed, Kind::MapShared], Relation::Above, Base::Parts);
+}
+
+/// Two map over a page of a VMA each, and no more VMAs are allowed than there were.
+fn two_that_stay_as_many() {
+    try_pair([Kind::MapFixed; 2], Relation::Apart, Base::Full);
+}
+
 mod needs {
     use crate::scenario;
     use faultless::sync::mutant::Mutant;
 
-    needs!(conflicts: RangeConflict in [two_on_a_page]);
+    needs!(
+        conflicts: RangeConflict in [two_on_a_page],
+        neighbours_merge_later: MergesLater in [a_mapping_beside_another],
+        a_root_is_adopted: RootAdopted in [a_mapping_beside_what_goes],
+        a_count_waits: CountWaits in [two_that_stay_as_many],
+    );
 }

@@ -121,7 +121,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         };
         // Locks are not inherited.
         let flags = vma.area.flags - VmaFlags::ANY_LOCK;
-        make_vma(Area { flags, ..vma.area.clone() }, root, State::Stopped)
+        make_vma(Area { flags, ..vma.area.clone() }, root, State::Stopped, [false; 2])
     }
 
     /// Maps the pages of `range` in the child too, read-only in both.

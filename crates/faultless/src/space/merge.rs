@@ -33,6 +33,15 @@ pub(super) fn roots_merge(a: Option<RootRef<'_>>, b: Option<RootRef<'_>>) -> boo
     }
 }
 
+/// Whether two VMAs, the first right below the second, are one once neither is under change: that they merge was put off.
+pub(super) fn merge_later(lower: &Vma, upper: &Vma) -> bool {
+    let at = upper.area.range.start;
+    (lower.merges[1] || upper.merges[0])
+        && lower.area.range.end == at
+        && agree(&lower.area, &upper.area, at)
+        && roots_merge(lower.root.peek(), upper.root.peek())
+}
+
 /// Whether two areas that meet at `at` may be in one VMA.
 pub(super) fn agree(a: &Area, b: &Area, at: u64) -> bool {
     a.prot == b.prot && a.agrees(b, at)

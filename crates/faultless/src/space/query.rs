@@ -2,7 +2,7 @@
 
 use super::Space;
 use super::brk::Heap;
-use super::merge::{agree, roots_merge};
+use super::merge::{merge_later, roots_merge};
 use super::pages::each_slot;
 use super::vma::{Area, Prot, Vma, VmaFlags};
 use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
@@ -133,22 +133,16 @@ impl<M: Machine, P: AsRef<str>, F: Fn(u64) -> Option<Label<P>>> fmt::Display
     }
 }
 
-/// Whether something is under change among `vma` and those of `next` that follow it and are like it.
+/// Whether something is under change among `vma` and those of `next` that are to be one with it.
 fn is_changing<'a>(mut vma: &'a Vma, next: impl Iterator<Item = &'a Vma>) -> bool {
     let changing = |vma: &Vma| vma.sequence.read().is_none();
     for next in next {
-        if changing(vma) || !is_like(vma, next) {
+        if changing(vma) || !merge_later(vma, next) {
             break;
         }
         vma = next;
     }
     changing(vma)
-}
-
-/// Whether `lower` ends where `upper` begins, and is like it.
-fn is_like(lower: &Vma, upper: &Vma) -> bool {
-    let at = upper.area.range.start;
-    lower.area.range.end == at && agree(&lower.area, &upper.area, at)
 }
 
 impl<M: Machine> Space<M> {
@@ -179,7 +173,7 @@ impl<M: Machine> Space<M> {
             // What a writer keeps apart until its entries are changed is listed as it will be.
             let changing = is_changing(vma, vmas.clone());
             let one = |vma: &Vma, root, next: &Vma| {
-                changing && is_like(vma, next) && roots_merge(root, next.root.peek())
+                changing && merge_later(vma, next) && roots_merge(root, next.root.peek())
             };
             while let Some(next) = vmas.next_if(|next| one(vma, root, next)) {
                 range.end = next.area.range.end;

@@ -19,7 +19,9 @@
 //!
 //! What is under change has exactly the pages whose entries its writer changes, and faults beside them go on. It
 //! merges with its neighbours when it is finished, in a second step: of two writers that are at work side by
-//! side, the one that finishes last. Should there be no memory for that step, they stay two.
+//! side, the one that finishes last. Should there be no memory for that step, they stay two. Whatever is made beside it, or
+//! is under change itself, says with whom it would have merged at once ([`Vma::merges`]). No others merge then: what was
+//! apart before stays apart.
 //!
 //! While no other CPU runs the space nobody is there to be kept out. Then it merges at once, and the second step is saved.
 //! Who comes meanwhile, and changes pages of such a VMA that its writer has not claimed, waits, holding nothing that its
@@ -34,7 +36,7 @@
 //! | `mprotect` that does both | stopped: nobody uses a new right while another CPU still uses an old one |
 //! | `mmap` over something, `mremap` | stopped: the entries are another mapping's |
 
-use super::merge::{Neighbour, Piece, agree, roots_merge};
+use super::merge::{Neighbour, Piece, agree, merge_later, roots_merge};
 use super::vma::{Area, Vma};
 use super::write::{Writing, make_vma};
 use crate::addr::VirtRange;
@@ -80,17 +82,9 @@ impl From<OutOfMemory> for Refused {
     }
 }
 
-/// A VMA under change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Change {
-    pub(super) vma: NonNull<Vma>,
-    /// Whether it merges with its neighbours when it is finished.
-    pub(super) merges: bool,
-}
-
 /// What one writer has under change: where a move goes to, and where it comes from, which that may have cut in two,
 /// and which is counted until it is replaced.
-pub(super) type UnderChange = Option<[Option<Change>; 4]>;
+pub(super) type UnderChange = Option<[Option<NonNull<Vma>>; 4]>;
 
 /// VMAs that no published tree has, at most two rests and a piece for each of two ranges. They are freed if none ever will.
 #[derive(Debug)]
@@ -236,12 +230,20 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         piece: Option<Piece>,
         state: State,
     ) -> Result<(), Refused> {
-        debug_assert!(self.writing.claims(range), "{range:?} is not claimed");
-        self.replace_anywhere(range, piece, state)
+        self.check_claim(range);
+        self.replace_anywhere(range, piece, state, None)
     }
 
-    /// Merges the VMA that has exactly `range`, if there is one and no other writer has it under change, with what is
-    /// next to it. That changes nothing that a VMA says about a page, so it does not matter who has claimed it.
+    /// Checks the invariant of claimed pages, where checks are made.
+    #[inline(always)]
+    fn check_claim(&self, range: VirtRange) {
+        if cfg!(any(debug_assertions, loom, shuttle)) {
+            assert!(self.writing.claims(range), "{range:?} is not claimed");
+        }
+    }
+
+    /// Merges the VMA that has exactly `range`, if there is one and no other writer has it under change, with those next to it
+    /// with which that was put off. That changes nothing that a VMA says about a page, so it does not matter who has claimed it.
     ///
     /// # Errors
     /// `ENOMEM`; the step is over.
@@ -252,14 +254,17 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
             return Ok(());
         }
         let (area, root) = self.take(range)?;
-        self.replace_anywhere(range, Some(Piece { area, root }), State::Running)
+        let whole = entry.map(vma);
+        self.replace_anywhere(range, Some(Piece { area, root }), State::Running, whole)
     }
 
+    /// [`replace`](Self::replace) of any range. If all of it is the VMA `whole`, that merges where it was put off.
     fn replace_anywhere(
         &mut self,
         range: VirtRange,
         mut piece: Option<Piece>,
         state: State,
+        whole: Option<&Vma>,
     ) -> Result<(), Refused> {
         let state = if lost(Mutant::ChangesStopped) { State::Running } else { state };
         let mut merges = state == State::Running || !self.writing.has_company();
@@ -268,7 +273,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         let (mut alike_below, mut alike_above) = (None, None);
         let like =
             |vma: &Vma, at| piece.as_ref().is_some_and(|new| agree(&vma.area, &new.area, at));
-        let Self { writing, edit, made, hulls, unmerged, .. } = self;
+        let Self { writing, edit, made, hulls, .. } = self;
         let hull = &mut hulls[self.replaced.min(1)];
         let view = edit.view();
         let mut near = view.iter_from(range.start.saturating_sub(1));
@@ -277,8 +282,12 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         {
             let (vma, own) = (vma::<'w>(entry), entry.range());
             let (low, high) = (own.start < range.start, own.end > range.end);
-            let like_low = low && like(vma, range.start);
-            let like_high = high && like(vma, range.end);
+            let (mut like_low, mut like_high) =
+                (low && like(vma, range.start), high && like(vma, range.end));
+            if let Some(whole) = whole {
+                like_low &= merge_later(vma, whole);
+                like_high &= merge_later(whole, vma);
+            }
             if !own.overlaps(range) {
                 if !(like_low || like_high) {
                     continue;
@@ -291,11 +300,9 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
                         // They never merge.
                         continue;
                     }
-                    // Who finishes it merges all that are alike then, in the order in which they lie.
-                    vma.awaited.store(true, Ordering::Relaxed);
+                    // Who finishes it merges all that are one then, in the order in which they lie.
                     merges = false;
                 }
-                *unmerged += usize::from(!merges);
             }
             if like_low {
                 alike_below = Some(vma);
@@ -317,7 +324,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         Sequence::writer_fence();
         let (mut below, mut above) = (below.map(Neighbour::new), above.map(Neighbour::new));
 
-        let (mut lower, mut upper) = (None, None);
+        let (mut lower, mut upper, mut later) = (None, None, [false; 2]);
         if let Some(Piece { root, .. }) = &mut piece {
             let own = root.as_ref().map(RootRef::of);
             let shared = |vma: &'w Vma| Some(vma.root.peek()).filter(|of| roots_merge(*of, own));
@@ -328,9 +335,15 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
             if merges {
                 lower = below.take_if(|_| of_lower.is_some());
                 upper = above.take_if(|_| of_upper.is_some());
+            } else {
+                later = [of_lower.is_some(), of_upper.is_some()];
+                if state == State::Running && lost(Mutant::MergesLater) {
+                    later = [false; 2];
+                }
+                self.unmerged += later.into_iter().filter(|later| *later).count();
             }
             // What merges later has the root already: its neighbours may be gone by then.
-            if root.is_none() {
+            if root.is_none() && (merges || !lost(Mutant::RootAdopted)) {
                 *root = of_lower.flatten().or(of_upper.flatten()).map(RootRef::get);
             }
         }
@@ -342,12 +355,14 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
             if let Some(Neighbour { vma, .. }) = lower {
                 area.offset = vma.area.offset;
                 area.range.start = vma.area.range.start;
+                later[0] = vma.merges[0];
             }
             if let Some(Neighbour { vma, .. }) = upper {
                 area.range.end = vma.area.range.end;
+                later[1] = vma.merges[1];
             }
             taken = taken.hull(area.range);
-            self.make(area, root, state, true)?;
+            self.make(area, root, state, later)?;
         }
         if let Some(above) = above {
             let outside = VirtRange::new(range.end, u64::MAX);
@@ -368,8 +383,13 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         let Neighbour { vma, root, .. } = beside;
         let own = vma.area.range;
         if own.overlaps(range) {
-            let state = self.state_of(vma);
-            self.make(vma.area.part(outside), root.map(RootRef::get), state, true)?;
+            let (state, part) = (self.state_of(vma), vma.area.part(outside));
+            // Where it was cut, what comes there says whether they merge.
+            let merges = [
+                vma.merges[0] && part.range.start == own.start,
+                vma.merges[1] && part.range.end == own.end,
+            ];
+            self.make(part, root.map(RootRef::get), state, merges)?;
             return Ok(own);
         }
         let vma_at = NonNull::from(vma);
@@ -380,26 +400,26 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         Ok(range)
     }
 
-    /// Makes a VMA, which is put into the tree next. One that is stopped is under change, and merges with its neighbours
-    /// in the end, if it `merges`.
+    /// Makes a VMA, which is put into the tree next, and `merges` with the one below and above later. If it is stopped it is
+    /// under change.
     #[inline(always)]
     fn make(
         &mut self,
         area: Area,
         root: Option<Root>,
         state: State,
-        merges: bool,
+        merges: [bool; 2],
     ) -> Result<(), Refused> {
         // No box from here on: to move one is to claim that there is no other pointer.
         let state = if self.writing.owns() { State::Running } else { state };
-        let vma = NonNull::from(Box::leak(make_vma(area, root, state)?));
+        let vma = NonNull::from(Box::leak(make_vma(area, root, state, merges)?));
         self.made.add(vma);
         if state == State::Stopped {
             let stopped = self.stopped.get_or_insert_default();
             let free = stopped.iter_mut().find(|change| change.is_none());
             debug_assert!(free.is_some(), "more is under change than a writer can have");
             if let Some(free) = free {
-                *free = Some(Change { vma, merges });
+                *free = Some(vma);
             }
         }
         Ok(())
@@ -412,14 +432,14 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
     pub(super) fn extend_down(&mut self, stack: u64, addr: u64) -> Result<(), Refused> {
         let gap = VirtRange::new(addr, stack);
         let (entry, (_, sealed)) = (self.edit.view().at(stack), self.take(VirtRange::page(stack))?);
-        let Some(own) = entry.map(|entry| &vma(entry).area) else { return Ok(()) };
+        let Some(Vma { area: own, merges, .. }) = entry.map(vma) else { return Ok(()) };
         // As on Linux, one that has grown has a root, which tells whom it merges with later.
         let root = sealed.or_else(|| root_of_neighbour(&self.view(), own));
         let root = root.map_or_else(|| AnonVma::try_new(None), Ok)?;
         let range = VirtRange::new(addr, own.range.end);
         let more = Area { range, offset: own.offset - gap.pages(), ..own.clone() };
         let first = self.made.used;
-        self.make(more, Some(root), State::Running, false)?;
+        self.make(more, Some(root), State::Running, [false, merges[1]])?;
         self.put(range, first)
     }
 
@@ -429,8 +449,9 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
     /// `ENOMEM`; the step is over.
     pub(super) fn renew(&mut self, area: Area, root: Option<Root>) -> Result<(), Refused> {
         let range = area.range;
+        self.check_claim(range);
         let first = self.made.used;
-        self.make(area, root, State::Stopped, false)?;
+        self.make(area, root, State::Stopped, [false; 2])?;
         self.put(range, first)
     }
 
@@ -458,7 +479,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
             *pages = pages.wrapping_sub(entry.range().pages());
             if busy {
                 for change in stopped.iter_mut().flatten() {
-                    *change = change.filter(|change| change.vma != entry.value);
+                    *change = change.filter(|change| *change != entry.value);
                 }
                 if made.free(entry.value) {
                     // What this step made itself nobody has seen, and nobody will.
@@ -494,14 +515,15 @@ impl<M: Machine> Step<'_, '_, '_, M> {
         };
         // Alone, nobody is waited for.
         let company = self.writing.has_company();
-        let other = if company { self.edit.view().iter().find(of_others) } else { None };
+        let waits = company && !lost(Mutant::CountWaits);
+        let other = if waits { self.edit.view().iter().find(of_others) } else { None };
         other.map_or(Refused::With(Errno::ENOMEM), |entry| Refused::Busy(entry.start))
     }
 
     /// Whether what is cut off `vma` is under change by this writer, as all of it is.
     fn state_of(&self, vma: &Vma) -> State {
-        let same = |change: Change| change.vma == NonNull::from(vma);
-        let mine = self.stopped.into_iter().flatten().flatten().any(same);
+        let vma = NonNull::from(vma);
+        let mine = self.stopped.into_iter().flatten().flatten().any(|change| change == vma);
         if mine { State::Stopped } else { State::Running }
     }
 

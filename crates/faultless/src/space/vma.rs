@@ -9,7 +9,7 @@ use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::rmap::RootSlot;
-use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::grace::RetireLink;
 use crate::sync::order;
 use crate::sync::sequence::Sequence;
@@ -162,9 +162,8 @@ pub struct Vma {
     pub(crate) root: RootSlot,
     /// What its entries look like: computed once, used by every fault.
     pub(crate) leaf: Entry,
-    /// Whether another writer left it alone, because it was under change, that would have merged with it. Of meaning
-    /// under the lock of the tree.
-    pub(crate) awaited: AtomicBool,
+    /// Whether it merges with the VMA below it, and the one above, once nothing there is under change.
+    pub(crate) merges: [bool; 2],
     /// What it is.
     pub area: Area,
 }

@@ -13,8 +13,8 @@
 //! is changed by who has claimed the page alone. So a writer may rely on what it reads about its pages. It may not rely on
 //! which VMA says so, where that begins and ends beyond the claim, or which anon_vma it has, outside of a step.
 
-use super::merge::{agree, roots_merge};
-use super::step::{Change, State, UnderChange};
+use super::merge::merge_later;
+use super::step::{State, UnderChange};
 use super::visit::Visit;
 use super::vma::{Area, Vma, VmaLock};
 use super::{Guard, Space};
@@ -26,7 +26,6 @@ use crate::machine::Machine;
 use crate::rmap::{Root, RootSlot};
 use crate::space::tree::View;
 use crate::stat::Counter;
-use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::grace::{RetireChain, RetireLink, Section};
 use crate::sync::owner::Holding;
 use crate::sync::sequence::Sequence;
@@ -293,7 +292,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
 
     /// Whether `vma` is under change by this writer.
     pub(super) fn has_stopped(&self, vma: NonNull<Vma>) -> bool {
-        self.under_change().any(|change| change.vma == vma)
+        self.under_change().any(|change| change == vma)
     }
 
     /// Lets what is under change run: its entries are as it says, and flushed. What was kept from its neighbours merges
@@ -308,15 +307,15 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     #[inline(never)]
     fn finish_all(&self) {
         for change in self.under_change() {
-            if !self.has_stopped(change.vma) {
+            if !self.has_stopped(change) {
                 // An earlier one has merged with it.
                 continue;
             }
             // SAFETY: in the tree until this writer replaces it, and valid as long as the section.
-            let vma = unsafe { change.vma.as_ref() };
+            let vma = unsafe { change.as_ref() };
             // Without memory they stay apart.
-            while self.finish_one(vma, change.merges) == Ok(true) {}
-            if self.has_stopped(change.vma) {
+            while self.finish_one(vma) == Ok(true) {}
+            if self.has_stopped(change) {
                 // Only under the lock of the tree: whoever looks there finds what is under change so until his step is over.
                 let resumed = self.step(|_| {
                     self.run(vma);
@@ -330,13 +329,9 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
 
     /// Merges two VMAs of those that have become one with `vma`, which is under change by this writer; or was. If there are
     /// none, lets it run. Returns whether there were.
-    fn finish_one(&self, vma: &Vma, merges: bool) -> Result<bool, Errno> {
+    fn finish_one(&self, vma: &Vma) -> Result<bool, Errno> {
         self.step(|step| {
-            let next = if merges || vma.awaited.load(Ordering::Relaxed) {
-                self.next_merge(&step.view(), vma.area.range.start)
-            } else {
-                None
-            };
+            let next = self.next_merge(&step.view(), vma.area.range.start);
             if let Some(range) = next {
                 step.merge(range)?;
             } else if self.has_stopped(NonNull::from(vma)) {
@@ -350,32 +345,23 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     /// Lets `vma`, which is under change by this writer, run: that is over, and another may merge with it.
     fn run(&self, vma: &Vma) {
         self.resume(vma);
-        let others = |all: [Option<Change>; 4]| {
-            all.map(|change| change.filter(|change| change.vma != NonNull::from(vma)))
+        let others = |all: [Option<NonNull<Vma>>; 4]| {
+            all.map(|change| change.filter(|change| *change != NonNull::from(vma)))
         };
         self.stopped.set(self.stopped.get().map(others));
     }
 
-    /// Which VMA is to [merge](Step::merge) with its neighbours next, of those that are alike around `addr`, in the order
-    /// in which they lie. None where another writer is yet to finish one of them: it merges them all.
+    /// Which VMA is to [merge](Step::merge) with its neighbours next, of those around `addr` that are to be one, in the
+    /// order in which they lie. None where another writer is yet to finish one of them: it merges them all.
     fn next_merge(&self, view: &View<'_, Vma>, addr: u64) -> Option<VirtRange> {
         // SAFETY: VMAs in a view live as long as the section.
         let near = |addr| view.at(addr).map(|entry| unsafe { entry.value.as_ref() });
-        let is_one = |low: &Vma, high: &Vma| {
-            agree(&low.area, &high.area, high.area.range.start)
-                && roots_merge(low.root.peek(), high.root.peek())
-        };
-        let is_busy = |vma: &Vma| {
-            let busy = vma.sequence.read().is_none() && !self.has_stopped(NonNull::from(vma));
-            if busy {
-                vma.awaited.store(true, Ordering::Relaxed);
-            }
-            busy
-        };
+        let is_busy =
+            |vma: &Vma| vma.sequence.read().is_none() && !self.has_stopped(NonNull::from(vma));
         let mut vma: &Vma = near(addr)?;
         let mut next = None;
         if let Some(above) = near(vma.area.range.end)
-            && is_one(vma, above)
+            && merge_later(vma, above)
         {
             if is_busy(above) {
                 return None;
@@ -383,7 +369,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
             next = Some(vma.area.range);
         }
         while let Some(below) = vma.area.range.start.checked_sub(1).and_then(near)
-            && is_one(below, vma)
+            && merge_later(below, vma)
         {
             if is_busy(below) {
                 return None;
@@ -395,7 +381,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         next
     }
 
-    fn under_change(&self) -> impl Iterator<Item = Change> + use<M> {
+    fn under_change(&self) -> impl Iterator<Item = NonNull<Vma>> + use<M> {
         self.stopped.get().into_iter().flatten().flatten()
     }
 }
@@ -405,6 +391,7 @@ pub(super) fn make_vma(
     area: Area,
     root: Option<Root>,
     state: State,
+    merges: [bool; 2],
 ) -> Result<Box<Vma>, OutOfMemory> {
     let vma = heap::try_box_with(|| Vma {
         retire: RetireLink::new(RETIRE_VMA),
@@ -412,7 +399,7 @@ pub(super) fn make_vma(
         lock: VmaLock::default(),
         root: RootSlot::new(root),
         leaf: area.leaf(),
-        awaited: AtomicBool::new(false),
+        merges,
         area,
     })?;
     if state == State::Stopped {

@@ -81,6 +81,12 @@ pub enum Mutant {
     BusyIsLeft,
     /// What a writer changes runs once its entries are as it says. Faults use it too early.
     ChangesStopped,
+    /// What is put beside a VMA under change merges with it later. The two stay apart.
+    MergesLater,
+    /// What merges later has the root of its neighbour already. The neighbour is replaced meanwhile, and the root is gone.
+    RootAdopted,
+    /// A step that makes too many VMAs waits for writers that are yet to merge theirs. It is refused what no order refuses.
+    CountWaits,
     /// A discard holds its entries until they are flushed. Another CPU uses a new page while one uses the old.
     DiscardHolds,
     /// Who copies an object's page looks at the object's length once it has the entry. It installs a copy of what was

@@ -25,10 +25,13 @@ pub mod op;
 pub mod seen;
 pub mod table;
 
-use faultless::Object;
+use faultless::{Object, Setting};
 use op::{Besides, Hand, Op, Ret, everything};
 use seen::{ObjectSeen, Seen};
 use std::fmt;
+
+/// VMAs that a space may have where a case does not say: more than any has.
+const AREAS: u64 = 1 << 16;
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +75,7 @@ impl Case {
     /// Makes the starting state in an empty space.
     pub fn prepare<H: Hand>(&self, hand: &H) -> Besides<H::Child> {
         let besides = Besides::default();
+        hand.cpu().vm().set(Setting::MaxMapCount(AREAS));
         for op in &self.start {
             op.apply(hand, &besides, &besides.old);
         }
@@ -108,6 +112,7 @@ impl Case {
                 _ => {}
             }
         }
+        hand.cpu().vm().set(Setting::MaxMapCount(AREAS));
         let keep = |seen: Seen| if self.pages { seen } else { seen.without_pages() };
         let seen = keep(Seen::of(hand.space(), hand.cpu()));
         let Besides { old, new: [first, second], object } = besides;

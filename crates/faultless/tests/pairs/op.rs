@@ -7,8 +7,8 @@
 use super::seen::{AreaSeen, areas};
 use faultless::frame::Use;
 use faultless::{
-    Access, Advice, Backing, Copies, Cpu, Errno, Error, FaultError, MapFlags, Object, PAGE_SIZE,
-    Prot, RemapFlags, Shared, Space, VirtRange, VmaFlags,
+    Access, Advice, Backing, Copies, Cpu, Errno, Error, FaultError, Lock, MapFlags, Object,
+    PAGE_SIZE, Prot, RemapFlags, Setting, Shared, Space, VirtRange, VmaFlags,
 };
 use std::fmt;
 use std::sync::{Mutex, OnceLock};
@@ -98,6 +98,10 @@ pub enum Op {
     /// `mremap` of the span to so many pages; the page is the target.
     Remap(Span, i64, RemapFlags, i64),
     Advise(Span, Advice),
+    /// `mlock`, or `munlock`.
+    Lock(Span, Lock),
+    /// No space may have more VMAs than this one has, until the pair is over.
+    NoMoreAreas,
     /// Where the heap starts.
     HeapAt(i64),
     Brk(i64),
@@ -247,6 +251,12 @@ impl Op {
             Self::Advise(span, advice) => {
                 space.madvise(cpu, span.start(), span.bytes(), advice).into()
             }
+            Self::Lock(span, lock) => space.mlock(cpu, span.start(), span.bytes(), lock).into(),
+            Self::NoMoreAreas => {
+                let count = areas(space, cpu, |area| area).len();
+                cpu.vm().set(Setting::MaxMapCount(count as u64));
+                Ret::Done
+            }
             Self::HeapAt(page) => {
                 space.set_heap_start(cpu, addr(page));
                 Ret::Done
@@ -368,7 +378,7 @@ impl Op {
             Self::Remap(old, pages, flags, _) => {
                 flags.contains(RemapFlags::FIXED) && old.pages == pages && pages > 1
             }
-            Self::Protect(span, _) | Self::Advise(span, _) => span.pages > 1,
+            Self::Protect(span, _) | Self::Advise(span, _) | Self::Lock(span, _) => span.pages > 1,
             _ => false,
         }
     }
@@ -383,6 +393,8 @@ impl Op {
             | Self::Brk(_) => true,
             Self::Protect(..)
             | Self::Advise(..)
+            | Self::Lock(..)
+            | Self::NoMoreAreas
             | Self::HeapAt(_)
             | Self::Load(_)
             | Self::Store(..)

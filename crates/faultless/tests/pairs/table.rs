@@ -5,7 +5,7 @@
 
 use super::Case;
 use super::op::{APART, BOUNDARY, How, NONE, Op, Part, RW, Span, TOP_PAGE, WINDOW};
-use faultless::{Advice, Copies, MapFlags, Prot, RemapFlags};
+use faultless::{Advice, Copies, Lock, MapFlags, Prot, RemapFlags};
 use std::fmt;
 
 /// Makes an enum, and the list of all it has.
@@ -43,6 +43,8 @@ listed! {
         MoveHere,
         MoveAway,
         MoveKeep,
+        KeepAway,
+        Lock,
         DontNeed,
         Free,
         Random,
@@ -100,6 +102,11 @@ impl Kind {
             Self::MoveHere => Op::Remap(apart, pages, moves | RemapFlags::FIXED, at),
             Self::MoveAway => Op::Remap(span, pages, moves | RemapFlags::FIXED, apart.at),
             Self::MoveKeep => Op::Remap(span, pages, moves | RemapFlags::DONTUNMAP, 0),
+            Self::KeepAway => {
+                let flags = moves | RemapFlags::FIXED | RemapFlags::DONTUNMAP;
+                Op::Remap(span, pages, flags, apart.at)
+            }
+            Self::Lock => Op::Lock(span, Lock::Now),
             Self::DontNeed => Op::Advise(span, Advice::DontNeed),
             Self::Free => Op::Advise(span, Advice::Free),
             Self::Random => Op::Advise(span, Advice::Random),
@@ -139,6 +146,8 @@ impl Kind {
             | Self::MoveHere
             | Self::MoveAway
             | Self::MoveKeep
+            | Self::KeepAway
+            | Self::Lock
             | Self::Random
             | Self::DontFork
             | Self::BrkGrow
@@ -179,6 +188,8 @@ impl Kind {
             | Self::MoveHere
             | Self::MoveAway
             | Self::MoveKeep
+            | Self::KeepAway
+            | Self::Lock
             | Self::DontNeed
             | Self::Free
             | Self::Random
@@ -230,6 +241,8 @@ impl Kind {
             | Self::Shrink
             | Self::MoveAway
             | Self::MoveKeep
+            | Self::KeepAway
+            | Self::Lock
             | Self::DontNeed
             | Self::Free
             | Self::Random
@@ -263,6 +276,8 @@ impl Kind {
             | Self::Shrink
             | Self::MoveHere
             | Self::MoveAway
+            | Self::KeepAway
+            | Self::Lock
             | Self::DontNeed
             | Self::Free
             | Self::Random
@@ -306,6 +321,10 @@ listed! {
         Untouched,
         /// Several that may merge, if what is between them goes or comes, and several that may not.
         Parts,
+        /// As [`Parts`](Self::Parts), and no more VMAs than there are.
+        Full,
+        /// One VMA, whose pages were stored to; the two below the boundary are locked.
+        Locked,
         /// Shared memory.
         Shared,
         /// An object, private: some pages were loaded, and some stored to.
@@ -328,7 +347,11 @@ impl Base {
             Self::Empty => {}
             Self::Whole => fill(window, &mut ops),
             Self::Untouched => map(window, RW, MapFlags::PRIVATE),
-            Self::Parts => {
+            Self::Locked => {
+                fill(window, &mut ops);
+                ops.push(Op::Lock(Span::new(BOUNDARY - 2, 2), Lock::Now));
+            }
+            Self::Parts | Self::Full => {
                 map(Span::new(2, 1), Prot::READ, MapFlags::PRIVATE);
                 map(Span::new(5, 3), RW, MapFlags::PRIVATE);
                 fill(Span::new(0, 2), &mut ops);
@@ -471,6 +494,10 @@ fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
     match base {
         Base::Empty | Base::Parts => maps || !leaves,
         Base::Whole | Base::Untouched | Base::Shared => !maps && !leaves,
+        Base::Full => [first, second].map(Kind::touches) == [Touches::Vmas; 2],
+        Base::Locked => {
+            !maps && !leaves && any(|kind| matches!(kind, Kind::MoveKeep | Kind::KeepAway))
+        }
         Base::Object | Base::ObjectShared => maps || leaves || uses,
     }
 }
@@ -533,7 +560,7 @@ impl Pair {
     pub fn case(&self) -> Case {
         let Self { kinds, spans, base } = *self;
         let mut start = base.ops();
-        if base != Base::Parts {
+        if !matches!(base, Base::Parts | Base::Full) {
             for (kind, span) in kinds.into_iter().zip(spans) {
                 if kind.wants_free() {
                     start.push(Op::Unmap(span));
@@ -546,6 +573,9 @@ impl Pair {
         if kinds.into_iter().any(Kind::is_placed) {
             // What is placed goes right below the upper of the two, or to a hole there.
             roof(spans[0].end().max(spans[1].end()), &mut start);
+        }
+        if base == Base::Full {
+            start.push(Op::NoMoreAreas);
         }
         let sides = [0, 1].map(|side| vec![kinds[side].op(spans[side], side)]);
         Case::new(start, sides, reveal(spans))
@@ -635,6 +665,14 @@ pub fn known() -> Vec<(&'static str, Case)> {
             roof(3, &mut start);
             let spans = [Span::new(0, 2), Span::new(0, 3)];
             pair(start, map(0, 2, How::Placed), Op::Remap(spans[1], 3, to, APART[1]), spans)
+        }),
+        ("neighbours gone", {
+            // What comes between two VMAs with an anon_vma has it, though both are gone before it merges.
+            let start = filled(Span::new(0, WINDOW));
+            let above = Span::new(b, 1);
+            let gone = vec![Op::Remap(above, 1, to, APART[1]), map(0, b - 1, How::Fixed)];
+            let sides = [vec![map(b - 1, 1, How::Fixed)], gone];
+            Case::new(start, sides, reveal([Span::new(b - 1, 1), above]))
         }),
         ("populate", {
             let (low, high) = (Span::new(1, 2), Span::new(3, 1));
