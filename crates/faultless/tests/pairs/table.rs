@@ -494,7 +494,11 @@ fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
     match base {
         Base::Empty | Base::Parts => maps || !leaves,
         Base::Whole | Base::Untouched | Base::Shared => !maps && !leaves,
-        Base::Full => [first, second].map(Kind::touches) == [Touches::Vmas; 2],
+        // Those that make more VMAs for a while than there are in the end.
+        Base::Full => {
+            [first, second].map(Kind::touches) == [Touches::Vmas; 2]
+                && any(|kind| matches!(kind, Kind::MapFixed | Kind::MoveHere))
+        }
         Base::Locked => {
             !maps && !leaves && any(|kind| matches!(kind, Kind::MoveKeep | Kind::KeepAway))
         }
