@@ -6,11 +6,13 @@ use crate::fault::ticket::Abort;
 use crate::frame::Use;
 use crate::machine::Machine;
 use crate::rmap::{AnonVma, Root, RootSlot};
+use crate::space::merge::joins_a_change;
 use crate::space::tree::{self, View};
 use crate::space::vma::{Area, Vma, VmaFlags};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::order::{self, MmapLock};
+use crate::sync::wait::until;
 use crate::table::entry::Entry;
 use crate::table::protocol;
 
@@ -71,7 +73,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     ///
     /// No lock is needed to make it. The neighbours are looked at in the tree's present version;
     /// sharing a root with one that changes meanwhile does no harm, as a root only says where to
-    /// look. Under the `per_vma` baseline the space's lock is tried, as Linux does.
+    /// look. What the VMA will be one with, once that is no more under change, is waited for. Under the `per_vma` baseline the space's lock is tried, as Linux does.
     #[inline(always)]
     pub(super) fn root(self) -> Result<u64, Abort> {
         match self.vma.root.id() {
@@ -93,6 +95,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         };
         let near = {
             let section = self.cpu.section();
+            // All that will be one has one root, and what is under change has no place for it yet.
+            until(self.cpu, || !joins_a_change(&self.space.view(self.cpu, &section), self.vma));
             root_of_neighbour(&self.space.view(self.cpu, &section), &self.vma.area)
         };
         let root = match near {

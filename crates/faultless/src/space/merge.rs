@@ -2,6 +2,7 @@
 
 use super::vma::{Area, Vma};
 use crate::rmap::{Root, RootRef};
+use crate::space::tree::View;
 
 /// A VMA in the making.
 #[derive(Clone, Debug)]
@@ -40,6 +41,20 @@ pub(super) fn merge_later(lower: &Vma, upper: &Vma) -> bool {
         && lower.area.range.end == at
         && agree(&lower.area, &upper.area, at)
         && roots_merge(lower.root.peek(), upper.root.peek())
+}
+
+/// Whether something that is under change in `view` will be one with `vma`.
+pub(crate) fn joins_a_change(view: &View<'_, Vma>, vma: &Vma) -> bool {
+    // SAFETY: VMAs in a view live as long as its section.
+    let near = |addr| view.at(addr).map(|entry| unsafe { entry.value.as_ref() });
+    let changing = |vma: &Vma| vma.sequence.read().is_none();
+    let above = |vma: &Vma| near(vma.area.range.end).filter(|above| merge_later(vma, above));
+    let below = |vma: &Vma| {
+        let addr = vma.area.range.start.checked_sub(1)?;
+        near(addr).filter(|below| merge_later(below, vma))
+    };
+    core::iter::successors(above(vma), |vma| above(vma)).any(changing)
+        || core::iter::successors(below(vma), |vma| below(vma)).any(changing)
 }
 
 /// Whether two areas that meet at `at` may be in one VMA.

@@ -19,7 +19,7 @@ mod grow;
 mod leave;
 mod lock;
 mod map;
-mod merge;
+pub(crate) mod merge;
 mod pages;
 mod populate;
 mod protect;

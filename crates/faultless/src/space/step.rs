@@ -21,7 +21,8 @@
 //! merges with its neighbours when it is finished, in a second step: of two writers that are at work side by
 //! side, the one that finishes last. Should there be no memory for that step, they stay two. Whatever is made beside it, or
 //! is under change itself, says with whom it would have merged at once ([`Vma::merges`]). No others merge then: what was
-//! apart before stays apart.
+//! apart before stays apart. A fault that is to make an anon_vma in what will be one with a VMA under change waits for that:
+//! all of it has one anon_vma in the end.
 //!
 //! While no other CPU runs the space nobody is there to be kept out. Then it merges at once, and the second step is saved.
 //! Who comes meanwhile, and changes pages of such a VMA that its writer has not claimed, waits, holding nothing that its

@@ -670,6 +670,20 @@ pub fn known() -> Vec<(&'static str, Case)> {
             let spans = [Span::new(0, 2), Span::new(0, 3)];
             pair(start, map(0, 2, How::Placed), Op::Remap(spans[1], 3, to, APART[1]), spans)
         }),
+        ("first stores", {
+            // Both are to what was one VMA before the mapping, and will be again.
+            let stores = vec![Op::Store(0, 100), Op::Store(2, 102)];
+            let sides = [vec![map(1, 1, How::Fixed)], stores];
+            let spans = [Span::new(0, 1), Span::new(2, 1)];
+            Case::new(vec![map(0, 3, How::Fixed)], sides, reveal(spans))
+        }),
+        ("first store", {
+            // Whose anon_vma is all that is left of the VMA stored to.
+            let sides =
+                [vec![map(b, 1, How::Fixed)], vec![Op::Store(b - 1, 100), map(0, b, How::Fixed)]];
+            let spans = [Span::new(b, 1), Span::new(6, 1)];
+            Case::new(vec![map(0, b + 1, How::Fixed)], sides, reveal(spans))
+        }),
         ("neighbours gone", {
             // What comes between two VMAs with an anon_vma has it, though both are gone before it merges.
             let start = filled(Span::new(0, WINDOW));
