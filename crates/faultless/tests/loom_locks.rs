@@ -146,6 +146,44 @@ fn rwlock_two_writers_one_reader() {
     rwlock_model(2);
 }
 
+/// A writer that becomes a reader, beside a writer and a reader.
+fn downgrade_model() {
+    explore(Some(3), || {
+        let shared = Arc::new((RwLock::new(), Guarded::new()));
+        let threads = [true, false].map(|writes| {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                if writes {
+                    let _guard = shared.0.write(&Fair);
+                    shared.1.add();
+                } else {
+                    let guard = shared.0.read(&Fair);
+                    let seen = shared.1.get();
+                    guard.await_downgraded(&Fair);
+                    assert_eq!(shared.1.get(), seen);
+                }
+            })
+        });
+        {
+            let guard = shared.0.write(&Fair);
+            shared.1.add();
+            let wrote = shared.1.get();
+            guard.downgrade();
+            assert_eq!(shared.1.get(), wrote);
+        }
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        let _guard = shared.0.try_read().expect("free at the end");
+        assert_eq!(shared.1.get(), 2);
+    });
+}
+
+#[test]
+fn rwlock_a_writer_becomes_a_reader() {
+    downgrade_model();
+}
+
 /// Each CPU takes its ranges once and adds to the counters of the pages in them.
 fn range_model<const CPUS: usize>(preemptions: Option<usize>, claims: [[VirtRange; 2]; CPUS]) {
     explore(preemptions, move || {
@@ -226,6 +264,8 @@ caught! {
         without WriterWaitsForReaders, rwlock_model(1), says "Causality violation";
     a_writer_waits_for_writers:
         without WriterWaitsForReaders, rwlock_model(2), says "Causality violation";
+    who_has_become_a_reader_is_one:
+        without DowngradeStays, downgrade_model(), says "Causality violation";
     claims_that_conflict_wait:
         without RangeConflict, two_claims_that_overlap(), says "Causality violation";
     the_list_of_claims_is_changed_by_one:

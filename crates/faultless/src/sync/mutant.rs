@@ -52,6 +52,8 @@ pub enum Mutant {
     WakeLeavesPermit,
     /// A reader-writer lock's writer waits for readers.
     WriterWaitsForReaders,
+    /// A reader-writer lock's writer that becomes a reader is one. Another writer enters beside it.
+    DowngradeStays,
     /// A spin lock is taken by one.
     SpinExcludes,
     /// Flush before the references are put. The frame has its next owner while it is still mapped.

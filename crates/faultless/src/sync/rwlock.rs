@@ -7,7 +7,9 @@
 //! - otherwise it takes itself out again and queues; so does a writer that finds anyone inside;
 //! - the queue is a ticket lock: first come, first served. Its head waits for the word: a reader
 //!   until no writer is inside, a writer, after marking the word so that new readers queue behind
-//!   it, until nobody is.
+//!   it, until nobody is;
+//! - a writer may become a reader without letting go ([`downgrade`](WriteGuard::downgrade)). The word has a bit for
+//!   it, since there is one at most, so that others can [wait](ReadGuard::await_downgraded) until it has left.
 //!
 //! So neither readers nor writers starve: at most the readers that are inside when a writer comes
 //! to the head go before it, and the queue's head is the next to enter.
@@ -16,13 +18,16 @@ use super::atomic::{AtomicU32, Ordering};
 use super::mutant::{Mutant, lost};
 use super::order::{self, Mark, MmapLock};
 use super::wait::{Wait, until};
+use core::cell::Cell;
 
 /// In the word: a writer is inside.
 const WRITER: u32 = 1;
 /// In the word: a writer is at the head of the queue.
 const NEXT_IS_WRITER: u32 = 2;
+/// In the word: a reader that was the writer is inside.
+const DOWNGRADED: u32 = 4;
 /// In the word: one reader.
-const READER: u32 = 4;
+const READER: u32 = 8;
 
 /// A reader-writer spin lock, in the order of arrival.
 #[derive(Debug)]
@@ -95,7 +100,7 @@ impl RwLock {
                 until(wait, || self.enter_alone(NEXT_IS_WRITER));
             });
         }
-        WriteGuard { lock: self, mark: order::hold::<MmapLock>(wait) }
+        WriteGuard { lock: self, inside: Cell::new(WRITER), mark: order::hold::<MmapLock>(wait) }
     }
 
     /// Makes this CPU the writer inside, if the word is `from`.
@@ -137,6 +142,14 @@ pub struct ReadGuard<'a> {
     mark: Mark<'a>,
 }
 
+impl ReadGuard<'_> {
+    /// Waits until the reader inside that was the writer has left, if there is one. No other comes meanwhile.
+    pub fn await_downgraded(&self, wait: &(impl Wait + ?Sized)) {
+        // Acquire meets the Release of its leaving.
+        until(wait, || self.lock.word.load(Ordering::Acquire) & DOWNGRADED == 0);
+    }
+}
+
 impl Drop for ReadGuard<'_> {
     #[inline]
     fn drop(&mut self) {
@@ -144,20 +157,32 @@ impl Drop for ReadGuard<'_> {
     }
 }
 
-/// The writer inside an [`RwLock`].
+/// The writer inside an [`RwLock`], or the reader that it has become.
 #[derive(Debug)]
-#[must_use = "the writer leaves when the guard is dropped"]
+#[must_use = "who is inside leaves when the guard is dropped"]
 pub struct WriteGuard<'a> {
     lock: &'a RwLock,
+    /// What it has in the word.
+    inside: Cell<u32>,
     #[expect(dead_code, reason = "struck out when it is dropped")]
     mark: Mark<'a>,
+}
+
+impl WriteGuard<'_> {
+    /// Makes the writer a reader, without a moment in which another writer could enter. Readers may, from now on.
+    pub fn downgrade(&self) {
+        let reader = if lost(Mutant::DowngradeStays) { 0 } else { DOWNGRADED };
+        let before = self.inside.replace(reader);
+        // Release: the readers that enter see what was written.
+        self.lock.word.fetch_add(reader.wrapping_sub(before), Ordering::Release);
+    }
 }
 
 impl Drop for WriteGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         // Not a store: queued readers have counted themselves meanwhile.
-        self.lock.word.fetch_sub(WRITER, Ordering::Release);
+        self.lock.word.fetch_sub(self.inside.get(), Ordering::Release);
     }
 }
 
@@ -210,6 +235,30 @@ mod tests {
             has_left.store(true, Ordering::Relaxed);
             drop(writer);
         });
+    }
+
+    #[test]
+    fn a_writer_that_has_become_a_reader_lets_readers_in_and_keeps_writers_out() {
+        let (lock, has_left) = (RwLock::new(), AtomicBool::new(false));
+        let writer = lock.write(&Spin);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let reader = lock.read(&Yield);
+                reader.await_downgraded(&Yield);
+                assert!(has_left.load(Ordering::Relaxed));
+            });
+            // It is at the head, inside as soon as the writer is none.
+            until(&Yield, || lock.word.load(Ordering::Relaxed) == WRITER + READER);
+            writer.downgrade();
+            writer.downgrade();
+            assert!(lock.try_read().is_some());
+            assert!(!lock.enter_alone(0));
+            std::thread::sleep(Duration::from_millis(5));
+            has_left.store(true, Ordering::Relaxed);
+            drop(writer);
+        });
+        assert_eq!(lock.word.load(Ordering::Relaxed), 0);
+        lock.read(&Spin).await_downgraded(&Spin);
     }
 
     #[test]
