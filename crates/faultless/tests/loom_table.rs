@@ -2,7 +2,7 @@
 //! for something else. The real calls of a [`Space`] on two CPUs of a small machine; and, for the epochs,
 //! the real grace periods and entries on a table of one entry.
 //!
-//! Bounds: two threads, at most three forced switches; all executions where there is but one entry.
+//! Bounds: two threads, at most three forced switches, two where one moves; all executions where there is but one entry.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_table`
 #![cfg(loom)]
@@ -14,7 +14,7 @@ use faultless::sync::atomic::{AtomicU64, Ordering};
 use faultless::sync::grace::{Grace, RetireLink};
 use faultless::sync::sequence::Sequence;
 use faultless::table::{Entry, protocol};
-use faultless::{Access, FrameNumber};
+use faultless::{Access, FrameNumber, RemapFlags};
 use loom::thread;
 use models::machine::{Stage, map, page, touch, two};
 use models::{Fair, explore, local};
@@ -47,6 +47,49 @@ fn publication_against_unmap() {
 #[test]
 fn no_table_is_left_without_a_vma() {
     publication_against_unmap();
+}
+
+/// Two CPUs unmap half of what is over a table each.
+fn two_halves_of_a_table() {
+    two(
+        BOUND,
+        |stage| {
+            neighbours(stage);
+            stage.space.fault(stage.cpu, page(16), Access::Write).unwrap();
+        },
+        |stage| stage.space.munmap(stage.cpu, page(16), page(2)).unwrap(),
+        |stage| stage.space.munmap(stage.cpu, page(18), page(2)).unwrap(),
+        |census| assert_eq!(census.tables, 4, "a table without a VMA"),
+    );
+}
+
+#[test]
+fn a_table_goes_with_the_last_vma() {
+    two_halves_of_a_table();
+}
+
+/// One CPU moves half of what is over a table away, the other unmaps the other half.
+fn a_move_out_of_half_of_a_table() {
+    two(
+        Some(2),
+        |stage| {
+            neighbours(stage);
+            stage.space.fault(stage.cpu, page(16), Access::Write).unwrap();
+        },
+        |stage| {
+            let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+            let moved = stage.space.mremap(stage.cpu, page(16), page(2), page(2), flags, page(24));
+            assert_eq!(moved, Ok(page(24)));
+        },
+        |stage| stage.space.munmap(stage.cpu, page(18), page(2)).unwrap(),
+        // The last-level table of where it went is one more.
+        |census| assert_eq!(census.tables, 5, "a table without a VMA"),
+    );
+}
+
+#[test]
+fn a_table_goes_with_the_last_vma_that_leaves_it() {
+    a_move_out_of_half_of_a_table();
 }
 
 /// A fault stands in a table that goes, and whose frame is the page of a program a moment later.
@@ -147,6 +190,10 @@ fn no_walk_is_left_when_a_frame_is_used_again() {
 caught! {
     a_table_is_published_while_its_vma_stands:
         without TableValidated, publication_against_unmap(), says "a table without a VMA";
+    who_unmaps_looks_again_in_the_step:
+        without UnmapLooksAgain, two_halves_of_a_table(), says "a table without a VMA";
+    who_moves_looks_again_in_the_step:
+        without UnmapLooksAgain, a_move_out_of_half_of_a_table(), says "a table without a VMA";
     a_table_goes_after_a_grace_period:
         without TableGrace, a_walk_against_reuse(), says "Causality violation";
     the_second_epoch_keeps_a_walk:

@@ -104,7 +104,12 @@ impl<M: Machine> Space<M> {
         if now != heap && (now.start != heap.start || page_up(now.end) != Some(old)) {
             return None;
         }
-        let moved = if shrinks { writing.unmap(range).is_ok() } else { writing.extend_heap(range) };
+        let moved = if shrinks {
+            // What that takes is claimed whatever the tree is: see above.
+            writing.unmap(range, |_| true).is_ok()
+        } else {
+            writing.extend_heap(range)
+        };
         if moved {
             self.heap.end.store(addr, Ordering::Release);
             return Some(addr);

@@ -63,7 +63,7 @@ impl<'a, 'v, M: Machine> Visit<'a, 'v, M> {
             discard.count += 1;
             Ok(())
         };
-        // SAFETY: the range is claimed, and tables are unlinked by those who claim all of their span alone.
+        // SAFETY: in the grace section of the visit.
         let Ok(()) = unsafe { each_run(cpu, self.space.root(), range, visit) };
         discard.take_all(&goes);
         if discard.gone != 0 {

@@ -112,10 +112,10 @@ pub(crate) enum Guard<'a> {
         _guard: RangeGuard<'a>,
     },
     Reading {
-        _guard: ReadGuard<'a>,
+        guard: ReadGuard<'a>,
     },
     Writing {
-        _guard: WriteGuard<'a>,
+        guard: WriteGuard<'a>,
     },
 }
 
@@ -305,7 +305,7 @@ impl<M: Machine> Space<M> {
                 self.claim_shared(cpu, range, counted)
             } else {
                 cpu.count(Counter::MmapLockRead);
-                Guard::Reading { _guard: self.core.mmap_lock.read(cpu) }
+                Guard::Reading { guard: self.core.mmap_lock.read(cpu) }
             };
             if self.locking_in_force() == locking {
                 return guard;

@@ -178,13 +178,15 @@ impl<M: Machine> Writing<'_, '_, M> {
         tables
     }
 
-    /// Unlinks the tables that `range` leaves without a VMA over them, as far as the locked range
+    /// Unlinks the tables that `range` leaves without a VMA over them, as far as `claimed`, which is claimed around it,
     /// reaches. The entries below are empty.
-    pub(super) fn prune(&self, range: VirtRange, batch: &mut FlushBatch<'_, '_, M>) {
-        let claimed = self.claimed_around(range);
-        if !node::holds_table(claimed) {
-            return;
-        }
+    #[inline(never)]
+    pub(super) fn prune(
+        &self,
+        range: VirtRange,
+        claimed: VirtRange,
+        batch: &mut FlushBatch<'_, '_, M>,
+    ) {
         let (below, above) = self.view().around(range.start);
         let free = VirtRange {
             start: below.map_or(0, |entry| entry.end),

@@ -6,7 +6,7 @@ use super::map::place;
 use super::merge::{Piece, agree};
 use super::pages::each_slot;
 use super::step::{Refused, State, Step};
-use super::unmap::TABLE_ALIGN;
+use super::unmap::with_tables;
 use super::vma::{Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, is_page_aligned, page_up};
@@ -14,6 +14,7 @@ use crate::error::{Errno, Error};
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
 use crate::space::tree::View;
+use crate::sync::mutant::{Mutant, lost};
 use crate::table::entry::Entry;
 use crate::table::node::{self, LAST};
 use crate::table::protocol;
@@ -79,7 +80,7 @@ impl<M: Machine> Space<M> {
         let course = Cell::new(Course::Refused);
         for tries in 0.. {
             let request = request.after(done.get());
-            let Ok(writing) = self.write_where(cpu, TABLE_ALIGN, tries, |view| {
+            let Ok(writing) = self.write_where(cpu, PAGE_SIZE, tries, |view| {
                 course.set(Course::choose(view, &request));
                 Ok::<_, Infallible>(request.ranges(view, course.get()))
             });
@@ -156,12 +157,23 @@ impl Request {
         };
         let ends = [old.start, old.end - PAGE_SIZE].map(locked);
         let old = ends.into_iter().flatten().fold(old, VirtRange::hull);
+        // Where the old place stays mapped its tables do. Those of the new one go if the move fails.
+        let left = if unlocks { old } else { with_tables(view, old) };
+        let taken = |start| with_tables(view, self.target_at(start));
         match course {
+            Course::InPlace if self.new_len < self.old.len() => {
+                [old.hull(with_tables(view, self.cut())), NOWHERE]
+            }
             Course::InPlace => [old.hull(self.target_at(self.old.start)), NOWHERE],
-            Course::To(Some(start)) => [old, self.target_at(start)],
-            Course::Each => [old, self.target_at(self.target)],
+            Course::To(Some(start)) => [left, taken(start)],
+            Course::Each => [left, taken(self.target)],
             Course::To(None) | Course::Refused => [old, NOWHERE],
         }
+    }
+
+    /// What is cut off, where the mapping shrinks in its place.
+    fn cut(&self) -> VirtRange {
+        VirtRange::new(self.old.start + self.new_len, self.old.end)
     }
 
     /// The new place, if it begins at `start`.
@@ -230,7 +242,9 @@ impl<M: Machine> Writing<'_, '_, M> {
         self.vma_at(old.start).ok_or(Errno::EFAULT)?;
         if course == Course::InPlace && new_len <= old.len() {
             if new_len < old.len() {
-                self.unmap(VirtRange::new(old.start + new_len, old.end))?;
+                let cut = request.cut();
+                let unmapped = self.unmap(cut, |view| self.claims_tables(view, cut))?;
+                return Ok(unmapped.then_some(old.start));
             }
             return Ok(Some(old.start));
         }
@@ -240,10 +254,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                 self.grow_up(old, request.target_at(old.start)).map(|()| Some(old.start))
             }
             Course::To(Some(start)) => {
-                let moved = self.relocate(request, request.target_at(start), |view| {
-                    !self.is_outdated(view)
-                        || request.ranges(view, Course::choose(view, request)) == self.asked
-                })?;
+                let moved = self.relocate(request, course, request.target_at(start))?;
                 Ok(moved.then_some(start))
             }
             _ => Err(Errno::ENOMEM),
@@ -262,7 +273,7 @@ impl<M: Machine> Writing<'_, '_, M> {
 
     /// Moves all that is mapped in the range, one VMA after the other, with the holes between them kept. Those
     /// before one that is refused have moved; `done` says how many bytes of all that was asked for are dealt with. Returns
-    /// whether that is all: a locked VMA may reach beyond the claim by now.
+    /// whether that is all: what a part takes may reach beyond the claim by now.
     fn relocate_each(&self, request: &Request, done: &Cell<u64>) -> Result<bool, Errno> {
         let Request { old, target, moved, .. } = *request;
         if moved == 0 {
@@ -277,10 +288,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             let new = target + (part.start - old.start);
             let request = Request { old: part, new_len: part.len(), target: new, ..*request };
             self.check_resize(&request)?;
-            let claimed = |view: &View<'_, Vma>| {
-                request.ranges(view, Course::Each).iter().all(|range| self.claims(*range))
-            };
-            if !self.relocate(&request, request.target_at(new), claimed)? {
+            if !self.relocate(&request, Course::Each, request.target_at(new))? {
                 return Ok(false);
             }
             at = part.end;
@@ -313,15 +321,16 @@ impl<M: Machine> Writing<'_, '_, M> {
         Ok(())
     }
 
-    /// Moves the VMA's part `request.old` to `new`, with its pages, if that `stands` in view of the tree. Both ranges are
-    /// claimed. Returns whether it did.
-    fn relocate(
-        &self,
-        request: &Request,
-        new: VirtRange,
-        stands: impl Fn(&View<'_, Vma>) -> bool,
-    ) -> Result<bool, Errno> {
+    /// Moves the VMA's part `request.old` to `new`, with its pages, if the tree still says that `course` is to be taken, and what
+    /// that takes is claimed. Both ranges are. Returns whether it did.
+    fn relocate(&self, request: &Request, course: Course, new: VirtRange) -> Result<bool, Errno> {
         let old = request.old;
+        let stands = |view: &View<'_, Vma>| {
+            lost(Mutant::UnmapLooksAgain)
+                || !self.is_outdated(view)
+                || (Course::choose(view, request) == course
+                    && request.ranges(view, course).iter().all(|range| self.claims(*range)))
+        };
         let keep = request.flags.contains(RemapFlags::DONTUNMAP);
         // An empty old range asks for a second mapping of the same object.
         let moved = VirtRange::new(old.start, old.start + old.len().min(new.len()));

@@ -58,8 +58,8 @@ impl<M: Machine> Space<M> {
                 }
             }
         }
-        // Who unmaps may have published that, and have to flush yet: all who change VMAs are waited for.
-        drop(self.visit(cpu, VirtRange::USER));
+        // Who unmaps may have published that, and have to flush yet.
+        self.await_unmapping(cpu);
     }
 
     /// A range that covers those pages of `object`, if some may be mapped.

@@ -45,7 +45,7 @@ pub(crate) struct Visit<'a, 'v, M: Machine> {
     pub(super) space: &'a Space<M>,
     pub(super) claimed: [VirtRange; 2],
     pub(super) section: Section<'a>,
-    pub(super) _guard: Guard<'a>,
+    pub(super) guard: Guard<'a>,
 }
 
 impl<M: Machine> Space<M> {
@@ -55,11 +55,11 @@ impl<M: Machine> Space<M> {
         cpu: &'a Cpu<'v, M>,
         range: VirtRange,
     ) -> Visit<'a, 'v, M> {
-        let _guard = self.share(cpu, range, Counter::RangeLockShared);
+        let guard = self.share(cpu, range, Counter::RangeLockShared);
         let claimed = [range, VirtRange::new(0, 0)];
         let section = cpu.section();
         self.view(cpu, &section);
-        Visit { cpu, space: self, claimed, section, _guard }
+        Visit { cpu, space: self, claimed, section, guard }
     }
 }
 

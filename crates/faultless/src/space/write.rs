@@ -206,7 +206,7 @@ impl<M: Machine> Space<M> {
     #[inline(never)]
     fn lock_all<'a>(&'a self, cpu: &'a Cpu<'_, M>) -> Guard<'a> {
         cpu.count(Counter::MmapLockWrite);
-        Guard::Writing { _guard: self.core.mmap_lock.write(cpu) }
+        Guard::Writing { guard: self.core.mmap_lock.write(cpu) }
     }
 }
 
@@ -220,7 +220,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         held: Held<'a>,
     ) -> Self {
         let Held { locking, guard, owned, section, seen } = held;
-        let visit = Visit { cpu, space, claimed, section, _guard: guard };
+        let visit = Visit { cpu, space, claimed, section, guard };
         let (stopped, stopped_all) = (Cell::default(), Cell::new(false));
         Self { asked, seen, stopped, stopped_all, gone: Cell::default(), locking, visit, owned }
     }

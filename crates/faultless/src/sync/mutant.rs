@@ -110,6 +110,9 @@ pub enum Mutant {
     /// An unlinked table waits for a grace period. A walk that is in it installs in a frame that is
     /// another's.
     TableGrace,
+    /// The step looks again whether what is unmapped is the last over its tables. Of two such steps each takes the other's
+    /// VMA for one that stays, and a table is left without a VMA.
+    UnmapLooksAgain,
     /// A table is published only while its VMA stands.
     TableValidated,
     /// The fence of who shortens an object, before its pages go.
