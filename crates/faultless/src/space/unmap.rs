@@ -36,6 +36,7 @@ use crate::space::batch::FlushBatch;
 use crate::space::leave::Was;
 use crate::space::tree::View;
 use crate::space::vma::Vma;
+use crate::stat::Counter;
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::node::{LAST, holds_table, table_span};
 use crate::vm::Cpu;
@@ -147,8 +148,9 @@ impl<M: Machine> Writing<'_, '_, M> {
 impl<M: Machine> Space<M> {
     /// Waits until what has been unmapped is flushed: all who change VMAs, and have published that.
     pub(super) fn await_unmapping(&self, cpu: &Cpu<'_, M>) {
-        let visit = self.visit(cpu, VirtRange::USER);
-        if let Guard::Reading { guard } = &visit.guard {
+        if let Guard::Reading { guard } =
+            &self.share(cpu, VirtRange::USER, Counter::RangeLockShared)
+        {
             guard.await_downgraded(cpu);
         }
     }

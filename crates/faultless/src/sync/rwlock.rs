@@ -143,7 +143,8 @@ pub struct ReadGuard<'a> {
 }
 
 impl ReadGuard<'_> {
-    /// Waits until the reader inside that was the writer has left, if there is one. No other comes meanwhile.
+    /// Waits until the reader inside that was the writer has left, if there is one. No other comes meanwhile. It
+    /// waits for no reader, so that to hold the lock here keeps nobody from leaving it.
     pub fn await_downgraded(&self, wait: &(impl Wait + ?Sized)) {
         // Acquire meets the Release of its leaving.
         until(wait, || self.lock.word.load(Ordering::Acquire) & DOWNGRADED == 0);
