@@ -338,6 +338,7 @@ impl Trace {
             processes: self.processes.len(),
             events: self.events.len(),
             duration_us: self.events.last().map_or(0, |event| event.time_us),
+            recorded: self.header.recorded,
             ..Summary::default()
         };
         let mut pages = HashSet::new();
@@ -501,10 +502,22 @@ pub struct Summary {
     pub advises: usize,
     pub brks: usize,
     pub execs: usize,
+    /// Which of these were recorded: a count of what was not is 0, and printed as `-`.
+    pub recorded: Recorded,
+}
+
+/// A count, or `-` where nothing of its kind was recorded.
+struct Known(usize, bool);
+
+impl fmt::Display for Known {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.1 { write!(f, "{}", self.0) } else { f.write_str("-") }
+    }
 }
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let of = |kind, count| Known(count, self.recorded.contains(kind));
         write!(
             f,
             "{} threads in {} processes, {:.2} s: {} faults in user and {} in kernel mode on {} \
@@ -513,19 +526,22 @@ impl fmt::Display for Summary {
             self.threads,
             self.processes,
             self.duration_us as f64 / 1e6,
-            self.user_faults,
-            self.kernel_faults,
+            of(Recorded::USER_FAULTS, self.user_faults),
+            of(Recorded::KERNEL_FAULTS, self.kernel_faults),
             self.distinct_pages,
             self.anon_first_touches,
-            self.present_faults,
-            self.maps,
-            self.unmaps,
-            self.remaps,
-            self.protects,
-            self.advises,
-            self.brks,
+            // What tells reads from writes tells this, too.
+            of(Recorded::ACCESS, self.present_faults),
+            of(Recorded::MMAP, self.maps),
+            of(Recorded::MUNMAP, self.unmaps),
+            of(Recorded::MREMAP, self.remaps),
+            of(Recorded::MPROTECT, self.protects),
+            of(Recorded::MADVISE, self.advises),
+            of(Recorded::BRK, self.brks),
             self.execs,
-        )
+        )?;
+        let counted = Recorded::all() - Recorded::AREAS - Recorded::CLONE_FLAGS;
+        if self.recorded.contains(counted) { Ok(()) } else { f.write_str(" (-: not recorded)") }
     }
 }
 

@@ -282,6 +282,10 @@ fn a_lesser_compressed_recording_says_what_it_assumes() {
     let summary = trace.summary();
     assert!(summary.user_faults > 60 && summary.kernel_faults > 5, "{summary}");
     assert_eq!((summary.maps, summary.write_faults), (0, 0));
+    // Not 0, which would say that there were none.
+    let said = summary.to_string();
+    assert!(said.contains(" - mmap, - munmap") && said.contains("- of present pages"), "{said}");
+    assert!(said.ends_with("(-: not recorded)"), "{said}");
     let plan = Plan::new(&trace).unwrap();
     let said: Vec<_> = plan.assumptions().map(|assumed| assumed.to_string()).collect();
     assert!(said.contains(&"not recorded: munmap calls".to_owned()), "{said:?}");
