@@ -56,6 +56,14 @@ impl Errno {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfMemory;
 
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl core::error::Error for Errno {}
+
 impl From<OutOfMemory> for Errno {
     fn from(_: OutOfMemory) -> Self {
         Self::ENOMEM

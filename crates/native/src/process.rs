@@ -221,7 +221,37 @@ impl<'n> Process<'n> {
         unsafe { ManuallyDrop::take(&mut this.space) }
     }
 
-    /// Runs guest code on this thread, on a CPU of its own.
+    /// Runs guest code on this thread, on a CPU of its own, and returns what it returns.
+    ///
+    /// The closure returns a `Result<R, Stop>`. Calls of the CPU (`mmap`, `munmap`) fail with an [`Error`], accesses
+    /// (`load`, `store`) with a [`Signal`](crate::Signal); `?` makes a [`Stop`] of either. So a closure that ends with a
+    /// call's result wraps it in `Ok(..?)`, which turns the one error type into the other, and one that has nothing
+    /// to return ends with `Ok(())`.
+    ///
+    /// ```
+    /// use faultless::{MapFlags, PAGE_SIZE, Prot};
+    /// use faultless_native::{Config, Native, Stop};
+    ///
+    /// let native = Native::new(Config::default())?;
+    /// let process = native.process()?;
+    /// let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
+    ///
+    /// // A call's result, its `Error` made a `Stop`.
+    /// let page = process.run(|cpu| Ok(cpu.mmap(0, PAGE_SIZE, Prot::READ | Prot::WRITE, flags)?))?;
+    /// // An access's result.
+    /// let word: u64 = process.run(|cpu| {
+    ///     cpu.store(page, 7u64)?;
+    ///     Ok(cpu.load(page)?)
+    /// })?;
+    /// assert_eq!(word, 7);
+    /// // Nothing to return, and an access that nothing is mapped for.
+    /// let stopped = process.run(|cpu| {
+    ///     cpu.store(page + PAGE_SIZE, 7u64)?;
+    ///     Ok(())
+    /// });
+    /// assert!(matches!(stopped, Err(Stop::Signal(_))));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// What the guest code ended with; `EAGAIN` on a thread that is running guest code already
