@@ -1,64 +1,90 @@
 //! The command line.
 
 use crate::settings::Assignment;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Parser, Subcommand, ValueEnum};
 use faultless_workload::Kind;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What each memory mechanism would do for your program: page faults without a lock, pages mapped
-/// ahead, zeroed frames, late reverse-map roots, against the locking of Linux.
+/// What each memory mechanism would do for your program: page faults without a lock, prefault,
+/// pre-zeroed frames, late reverse-map anchors (anon_vma), against the locking of Linux.
 #[derive(Debug, Parser)]
 #[command(
     name = "faultless",
     version,
     after_help = "\
 Examples:
-  faultless compare                              the main job, about a minute on two cores
-  faultless stat pft threads=2                   one workload, as perf stat prints
-  faultless record -o app.fltrace -- ./app       what a program of yours does to memory
-  faultless replay app.fltrace --policies        what would change for it
-  faultless boot ./app                           a static program of yours on the bare machine
-  faultless versus                               what faults and calls cost there, and on Linux"
+  faultless compare                         the main job, about a minute
+  faultless stat pft threads=2              one workload, as perf stat prints
+  faultless record -o app.fltrace -- ./app  what a program of yours does
+  faultless replay app.fltrace --policies   what would change for it
+  faultless boot ./app                      a static program on the bare machine
+  faultless versus                          what faults cost there, and on Linux"
 )]
 pub struct Args {
     #[command(subcommand)]
     pub command: Command,
 }
 
+// The paragraphs of a command are filled to the width of the terminal; lines of examples are not, so these are short.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Every workload and recording under every locking policy, and with pages mapped ahead
+    /// Every workload and recording under every locking policy, and with prefault
+    ///
+    /// Each workload runs under locking=mmap_lock (Linux up to 6.3), per_vma (Linux 6.4 to 6.14) and speculative (no
+    /// lock), and on this host's own Linux, with prefault off (prefault_max_order=0). Then workloads and recordings run
+    /// with prefault: off, up to order 3, up to order 5, and up to order 5 on frames that were zeroed before the run; of
+    /// recordings it is counted how many faults that saves, what a perfect predictor would save, and which prefaulted
+    /// pages were not used. Repetitions take turns, so that noise hits all alike; the median is shown.
+    ///
+    /// Of --set, locking=POLICY names a policy to compare, prefault_max_order=N an order; each may be there several
+    /// times. zeroed_pool=N is how many frames are zeroed before. Other knobs hold for all.
     Compare(CompareArgs),
     /// Run one workload and print its counters as `perf stat` does
+    ///
+    /// `faultless workloads` lists the workloads with their parameters, `faultless counters` says what the counters
+    /// count. The native machine is idle before the run: pools of zeroed frames (zeroed_pool) are as full then as they
+    /// are to be.
     Stat(StatArgs),
     /// Run what a recorded program did through the subsystem, thread by thread
+    ///
+    /// FILE is a perf.data file of `perf record` (see `faultless record`), a .fltrace file, or the name of a bundled
+    /// recording. With prefault (prefault_max_order above 0) it is replayed twice more, in the order of the recording,
+    /// to count the faults saved, the prefaulted pages, those of them that were not used, and the resident growth.
     Replay(ReplayArgs),
     /// Record what a program does to its memory, with `perf record`
+    ///
+    /// Huge pages are off for the program while it is recorded, and fault-around too where that is permitted, so that
+    /// each first touch of a page is seen. `record` ends as the program did: with its exit status, or 128 and the number
+    /// of the signal that ended it.
     Record(RecordArgs),
     /// Run a static Linux program on the bare machine, in QEMU
+    ///
+    /// PROGRAM is a statically linked x86-64 program (cc -static; musl; Rust with -C target-feature=+crt-static), a
+    /// dynamically linked one whose interpreter and libraries are in --files, or the name of a bundled one, such as `rows`
+    /// or `fuzz`; a wrong name lists them. Its input, output and exit status pass through; the kernel's counters are
+    /// printed at the end, on standard error. It needs QEMU, and no KVM.
     Boot(BootArgs),
     /// What faults and calls cost on the bare machine and on Linux, in instructions
+    ///
+    /// The same program files run on the bare machine and on a stock Linux 6.12, in the same QEMU, on a clock that counts
+    /// instructions: every figure repeats to the last digit. Prefault is off (prefault_max_order=0); the rows of anonymous
+    /// memory come again with prefault up to order 3 and 5 (or each prefault_max_order=N of --set), and on frames that the
+    /// idle machine has zeroed. Linux is Debian's package, downloaded once into $XDG_CACHE_HOME/faultless and not
+    /// installed. Takes about two minutes.
     Versus(VersusArgs),
     /// List the workloads and their parameters
     Workloads,
     /// List the knobs that --set changes
     Knobs,
+    /// List the counters and what they count
+    Counters,
 }
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Each workload runs under locking=mmap_lock (Linux up to 6.3), per_vma (Linux 6.4 to 6.14) and
-speculative (no lock), and on this host's own Linux, each fault for itself (prefault_max_order=0).
-Then workloads and recordings run with pages mapped ahead: not at all, up to order 3, up to order 5,
-and up to order 5 on frames that an idle time before has zeroed; of recordings it is counted how many
-faults that saves, what a perfect predictor would save, and what is mapped and never touched.
-Repetitions take turns, so that noise hits all alike; the median is shown.
-
-Of --set, locking=POLICY names a policy to compare, prefault_max_order=N an order; each may be there
-several times. zeroed_pool=N is how many frames are zeroed before. Other knobs hold for all.
-
 Examples:
   faultless compare --quick
   faultless compare --only pft --only small_allocs
@@ -84,9 +110,6 @@ pub struct CompareArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-`faultless workloads` lists the workloads with their parameters. The native machine is idle before the
-run: pools of zeroed frames (zeroed_pool) are as full then as they are to be.
-
 Examples:
   faultless stat pft size=256M threads=2
   faultless stat page_fault1 seconds=2 --set locking=mmap_lock
@@ -94,8 +117,9 @@ Examples:
   faultless stat ebizzy threads=4 --machine linux")]
 pub struct StatArgs {
     /// The workload
+    #[arg(value_parser = PossibleValuesParser::new(workloads()))]
     pub workload: String,
-    /// Its parameters
+    /// Its parameters, as `threads=2`; `faultless workloads` lists them
     #[arg(value_name = "KEY=VALUE")]
     pub params: Vec<String>,
     #[command(flatten)]
@@ -105,6 +129,12 @@ pub struct StatArgs {
     pub machine: MachineArg,
     #[command(flatten)]
     pub json: JsonArgs,
+}
+
+/// The workloads, for clap to list, and to name one that is like a wrong one.
+fn workloads() -> Vec<PossibleValue> {
+    let all = faultless_workload::all().iter();
+    all.map(|info| PossibleValue::new(info.name).help(info.summary)).collect()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -117,18 +147,13 @@ pub enum MachineArg {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-FILE is a perf.data file of `perf record` (see `faultless record`), a .fltrace file, or the name of
-a recording that comes with faultless. Where pages are mapped ahead (prefault_max_order), it is
-replayed twice more, in the order of the recording, to count the faults saved, the prefaulted pages,
-those of them that were not used, and the resident growth.
-
 Examples:
   faultless replay python
   faultless replay perf.data --set locking=per_vma
   faultless replay python --set prefault_max_order=5
   faultless replay app.fltrace --policies --json app.jsonl")]
 pub struct ReplayArgs {
-    /// The recording: a file, or the name of a shipped one
+    /// The recording: a file, or the name of a bundled one
     #[arg(value_name = "FILE|NAME")]
     pub recording: PathBuf,
     #[command(flatten)]
@@ -143,14 +168,10 @@ pub struct ReplayArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Huge pages are off for the program while it is recorded, and fault-around too where that is
-permitted, so that each first touch of a page is seen. It ends as the program did: with its exit
-status, or 128 and the number of the signal that ended it.
-
 Examples:
   faultless record -- python3 -c 'print(sum(range(10**6)))'
   faultless record -o build.fltrace --compact -- make -j2
-  faultless record --lesser -- ./app             without the permission for tracepoints")]
+  faultless record --lesser -- ./app     without permission for tracepoints")]
 pub struct RecordArgs {
     /// Where to [default: perf.data, or recording.fltrace with --compact]
     #[arg(short, long, value_name = "FILE")]
@@ -168,17 +189,11 @@ pub struct RecordArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-PROGRAM is a statically linked x86-64 program (cc -static; musl; Rust with
--C target-feature=+crt-static), a dynamically linked one whose interpreter and libraries are in
---files, or the name of one that comes along, such as `rows` or `fuzz`; a wrong name lists them.
-Its input, output and exit status pass through; the kernel's counters are printed at the end, on
-standard error. It needs QEMU, and no KVM.
-
 Examples:
   faultless boot ./hello
   faultless boot --cpus 4 --set locking=per_vma ./stress --threads 4
   faultless boot --files ./root ./root/bin/busybox sh -c 'ls -l / | sort'
-  faultless boot --clock deterministic ./app       every run the same, to the last instruction")]
+  faultless boot --clock deterministic ./app     every run is the same")]
 pub struct BootArgs {
     /// CPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
@@ -206,7 +221,7 @@ pub struct BootArgs {
     /// Break the kernel on purpose, for tests
     #[arg(long, value_name = "NAME", hide = true)]
     pub plant: Vec<String>,
-    /// Boot this kernel and not the one that comes along
+    /// Boot this kernel and not the bundled one
     #[arg(long, value_name = "FILE", hide = true)]
     pub kernel: Option<PathBuf>,
     /// Stop it after so many seconds; the exit status is 124 then
@@ -241,18 +256,11 @@ pub enum ClockArg {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The same program files run on the bare machine and on a stock Linux 6.12, in the same QEMU, on a
-clock that counts instructions: every figure repeats to the last digit. Each fault is for itself
-(prefault_max_order=0); the rows of anonymous memory come again with pages mapped ahead, up to order 3
-and 5 (or each prefault_max_order=N of --set), and on frames that the idle machine has zeroed. Linux is
-Debian's package, downloaded once into $XDG_CACHE_HOME/faultless and not installed. Takes about two
-minutes.
-
 Examples:
   faultless versus
   faultless versus --set locking=mmap_lock --cpus 4
   faultless versus --kernel /boot/vmlinuz-6.12.43-amd64 --json versus.jsonl
-  faultless versus --check                         fail where a row misses a third of Linux")]
+  faultless versus --check     fail where a row misses a third of Linux")]
 pub struct VersusArgs {
     /// The Linux kernel to compare with, a bzImage [default: Debian's newest 6.12]
     #[arg(long, value_name = "FILE")]
@@ -302,8 +310,8 @@ pub struct SetArgs {
 
 #[derive(Debug, clap::Args)]
 pub struct JsonArgs {
-    /// Write results to FILE too, one JSON object a line; `-` is standard output, and sends the
-    /// tables to standard error
+    /// Write results to FILE too, one JSON object a line, each with the parameters and knobs in force; `-` is
+    /// standard output, and sends the tables to standard error
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }

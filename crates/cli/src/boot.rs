@@ -5,8 +5,12 @@ use crate::args::{BootArgs, ClockArg};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::report::json::{Context, Json, Number};
+use crate::report::number::plural;
 use crate::report::perf_stat::PerfStat;
+use crate::settings::Settings;
+use crate::suggest;
 use faultless_boot::{BootError, Clock, End, Limits, Machine, Program, Run, Streams};
+use serde_json::Map;
 use std::process::ExitCode;
 
 /// The exit status of a run that took too long, as `timeout` has it.
@@ -37,7 +41,7 @@ pub fn run(args: &BootArgs) -> Result<ExitCode, CliError> {
     }
 }
 
-/// The program: a file, or one that comes along.
+/// The program: a file, or a bundled one.
 fn program(args: &BootArgs) -> Result<Program, CliError> {
     let file = match &args.files {
         Some(files) => Program::file_among(files, args.program()),
@@ -48,7 +52,7 @@ fn program(args: &BootArgs) -> Result<Program, CliError> {
         Err(error @ BootError::File { .. }) if args.program().components().count() == 1 => {
             let name = args.program().to_string_lossy();
             let guest = faultless_boot::guest(&name);
-            guest.map(Program::guest).map_err(|_| CliError::Usage(no_such(&error)))?
+            guest.map(Program::guest).map_err(|_| CliError::Usage(no_such(&name, &error)))?
         }
         program => program.map_err(|error| CliError::Usage(error.to_string()))?,
     };
@@ -58,15 +62,14 @@ fn program(args: &BootArgs) -> Result<Program, CliError> {
     Ok(program)
 }
 
-/// What to say where a name is neither that of a file nor of a program that comes along.
-fn no_such(error: &BootError) -> String {
-    let names = faultless_boot::guests().into_iter().flatten().map(|guest| guest.name);
-    let names = names.collect::<Vec<_>>().join(", ");
+/// What to say where a name is neither that of a file nor of a bundled program.
+fn no_such(name: &str, error: &BootError) -> String {
+    let names: Vec<_> = faultless_boot::guests().into_iter().flatten().map(|it| it.name).collect();
     if names.is_empty() {
-        error.to_string()
-    } else {
-        format!("{error}; what comes along is {names}")
+        return error.to_string();
     }
+    let hint = suggest::hint(name, names.iter().copied());
+    format!("{error}; bundled programs are {}{hint}", names.join(", "))
 }
 
 fn machine(args: &BootArgs) -> Machine {
@@ -88,9 +91,8 @@ fn machine(args: &BootArgs) -> Machine {
 
 /// The program and its arguments, as a user would type them.
 fn title(args: &BootArgs) -> String {
-    let words = std::iter::once(args.program().to_string_lossy());
-    let words = words.chain(args.args().iter().map(|arg| arg.to_string_lossy()));
-    words.collect::<Vec<_>>().join(" ")
+    let words: Vec<_> = args.command.iter().map(|word| word.to_string_lossy()).collect();
+    words.join(" ")
 }
 
 /// The knobs that are set, or `default`.
@@ -105,10 +107,10 @@ fn counters(args: &BootArgs, run: &Run) -> PerfStat {
         _ => format!(", {}", run.end),
     };
     let title = format!(
-        "'{}' on the bare machine ({}, {} CPUs){cut}",
+        "'{}' on the bare machine ({}, {}){cut}",
         title(args),
         setting(args),
-        args.cpus
+        plural(args.cpus.into(), "CPU")
     );
     let mut stat = PerfStat::new(title);
     let wall = run.wall.as_secs_f64();
@@ -120,11 +122,18 @@ fn counters(args: &BootArgs, run: &Run) -> PerfStat {
 }
 
 fn write_json(json: &mut Json, args: &BootArgs, run: &Run) -> Result<(), CliError> {
+    let deterministic = args.clock == ClockArg::Deterministic;
     let context = Context {
         machine: "bare".into(),
         workload: title(args),
         cpus: args.cpus.into(),
         setting: setting(args),
+        params: Map::from_iter([
+            ("args".to_owned(), args.args().iter().map(|arg| arg.to_string_lossy()).collect()),
+            ("memory".to_owned(), args.memory.into()),
+            ("clock".to_owned(), if deterministic { "deterministic" } else { "real" }.into()),
+        ]),
+        knobs: Settings::new(&args.set.set).knobs(),
     };
     for (name, count) in &run.report.counters {
         json.write(&context, name, "count", Number::Whole(*count))?;

@@ -1,8 +1,8 @@
-//! `faultless workloads` and `faultless knobs`: what there is.
+//! `faultless workloads`, `knobs` and `counters`: what there is.
 
 use crate::error::CliError;
 use crate::report::table;
-use faultless::KNOBS;
+use faultless::{Counter, KNOBS};
 use std::io::{self, Write};
 
 /// Lists the workloads and their parameters.
@@ -11,11 +11,12 @@ pub fn workloads() -> Result<(), CliError> {
     for info in faultless_workload::all() {
         writeln!(out, "{} - {}", info.name, info.summary)?;
         writeln!(out, "    counts {}", info.unit)?;
+        let mut table = table::plain();
         for param in info.params() {
             let default = param.kind.show(param.default);
-            writeln!(out, "    {:<26} {}", format!("{}={default}", param.name), param.help)?;
+            table.add_row([&format!("   {}={default}", param.name), param.help]);
         }
-        writeln!(out)?;
+        writeln!(out, "{}\n", table.trim_fmt())?;
     }
     writeln!(out, "Sizes take K, M, G; `faultless stat NAME key=value...` runs one.")?;
     Ok(())
@@ -24,11 +25,28 @@ pub fn workloads() -> Result<(), CliError> {
 /// Lists the knobs.
 pub fn knobs() -> Result<(), CliError> {
     let mut out = io::stdout().lock();
-    let mut table = table::plain(&["knob", "values", "meaning"]);
+    let mut table = table::plain();
+    table.set_header(["knob", "values", "meaning"]);
     for (name, values, meaning) in KNOBS {
         table.add_row([name, values, meaning]);
     }
-    writeln!(out, "{table}")?;
+    writeln!(out, "{}", table.trim_fmt())?;
     writeln!(out, "\nSet with --set KNOB=VALUE, on every command that runs something.")?;
+    Ok(())
+}
+
+/// Lists the counters.
+pub fn counters() -> Result<(), CliError> {
+    let mut out = io::stdout().lock();
+    let mut table = table::plain();
+    table.set_header(["counter", "counts"]);
+    for counter in Counter::ALL {
+        table.add_row([counter.name(), counter.meaning()]);
+    }
+    writeln!(out, "{}", table.trim_fmt())?;
+    writeln!(
+        out,
+        "\n`stat`, `replay` and `boot` print those that counted something; --json has all of them."
+    )?;
     Ok(())
 }

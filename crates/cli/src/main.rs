@@ -4,6 +4,7 @@
 //! - [`settings`], [`run`]: one workload on one machine under one setting of the knobs;
 //! - [`compare`], [`stat`], [`replay`], [`record`], [`boot`], [`versus`], [`list`]: the commands;
 //! - [`report`]: tables, bars, the form of `perf stat`, JSON lines, progress;
+//! - [`host`]: memory that a run may take; [`suggest`]: the name that was meant;
 //! - [`interrupt`]: Ctrl-C asks a command to print what it has;
 //! - [`output`]: results are not written over what they are made from.
 
@@ -11,6 +12,7 @@ mod args;
 mod boot;
 mod compare;
 mod error;
+mod host;
 mod interrupt;
 mod list;
 mod output;
@@ -20,6 +22,7 @@ mod report;
 mod run;
 mod settings;
 mod stat;
+mod suggest;
 mod versus;
 
 use args::{Args, Command};
@@ -62,6 +65,7 @@ fn command(command: Command) -> Result<ExitCode, CliError> {
         Command::Versus(args) => versus::run(&args),
         Command::Workloads => list::workloads(),
         Command::Knobs => list::knobs(),
+        Command::Counters => list::counters(),
     }?;
     Ok(ExitCode::SUCCESS)
 }

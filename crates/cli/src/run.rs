@@ -1,6 +1,8 @@
 //! One run of one thing on one machine under one setting, and what came of it.
 
 use crate::error::CliError;
+use crate::host;
+use crate::report::number::plural;
 use crate::settings::Settings;
 use faultless::{Counter, Totals};
 use faultless_native::{Config, Native};
@@ -67,23 +69,16 @@ fn rate(count: u64, seconds: f64) -> f64 {
     if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
 }
 
+/// What the subsystem and the host take to manage the memory of a native machine: one part in so many of it.
+const MANAGED: u64 = 32;
+
 /// A native machine with `bytes` of memory, backed from the start, and `cpus` CPUs.
 pub fn machine(bytes: u64, cpus: usize) -> Result<Native, CliError> {
-    let what = || format!("a native machine of {} MiB and {cpus} CPUs", bytes >> 20);
-    // All of it is touched: the host would end somebody for what it has promised and does not have.
-    if let Some(available) = available_memory().filter(|available| *available < bytes) {
-        let why = format!("the host has {} MiB of memory available", available >> 20);
-        return Err(CliError::failed(what(), why));
-    }
+    let what =
+        || format!("a native machine of {} and {}", host::size(bytes), plural(cpus as u64, "CPU"));
+    host::afford(what(), bytes.saturating_add(bytes / MANAGED))?;
     let config = Config { memory_bytes: bytes, cpus, populate: true, ..Config::default() };
     Native::new(config).map_err(|errno| CliError::failed(what(), errno.name()))
-}
-
-/// Bytes of memory that the host could give without swapping, if it says.
-fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Runs `workload` on a native machine under `settings`.

@@ -1,8 +1,10 @@
 //! The setting of the knobs that a run is made under.
 
+use crate::suggest;
 use faultless::knob::Knobs;
-use faultless::{AnonVmaCheck, KnobError, Locking, Setting};
+use faultless::{AnonVmaCheck, KNOBS, KnobError, Locking, Setting};
 use faultless_native::Native;
+use serde_json::{Map, Value};
 use std::str::FromStr;
 
 /// One `KNOB=VALUE` of the command line.
@@ -13,10 +15,17 @@ pub struct Assignment {
 }
 
 impl FromStr for Assignment {
-    type Err = KnobError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, KnobError> {
-        Ok(Self { text: text.to_owned(), setting: text.parse()? })
+    fn from_str(text: &str) -> Result<Self, String> {
+        let explained = |error| match error {
+            KnobError::Unknown => {
+                let knob = text.split('=').next().unwrap_or(text);
+                format!("{error}{}", suggest::hint(knob, KNOBS.map(|(name, ..)| name)))
+            }
+            _ => error.to_string(),
+        };
+        Ok(Self { text: text.to_owned(), setting: text.parse().map_err(explained)? })
     }
 }
 
@@ -129,6 +138,25 @@ impl Settings {
         vm.set(Setting::ZeroedPool(self.ahead.pool));
         self.others.iter().for_each(|other| vm.set(other.setting));
         while native.zero_ahead(usize::MAX) != 0 {}
+    }
+
+    /// All knobs with the values in force. There is no `frame_limit` but the memory of the machine where none is given.
+    pub fn knobs(&self) -> Map<String, Value> {
+        let defaults = Knobs::default();
+        let all: [(&str, Value); 8] = [
+            ("locking", self.locking.name().into()),
+            ("anon_vma_check", self.anon_vma_check.name().into()),
+            ("max_map_count", defaults.max_map_count().into()),
+            ("stack_limit", defaults.stack_limit().into()),
+            ("fault_around_pages", defaults.fault_around_pages().into()),
+            ("prefault_max_order", self.ahead.order.into()),
+            ("zeroed_pool", self.ahead.pool.into()),
+            ("zero_on_free", u64::from(defaults.zero_on_free()).into()),
+        ];
+        let others = self.others.iter().filter_map(|other| other.text.split_once('='));
+        let number = |value: &str| value.parse::<u64>().map_or(value.into(), Value::from);
+        let others = others.map(|(knob, value)| (knob, number(value)));
+        all.into_iter().chain(others).map(|(knob, value)| (knob.to_owned(), value)).collect()
     }
 
     /// As results name it: `locking=speculative,anon_vma_check=late,prefault_max_order=0`.

@@ -2,23 +2,28 @@
 
 use crate::args::{MachineArg, StatArgs};
 use crate::error::CliError;
+use crate::host;
 use crate::interrupt;
 use crate::report;
 use crate::report::json::{Context, Json, Number};
 use crate::report::perf_stat::PerfStat;
 use crate::run::{self, Sample};
 use crate::settings::Settings;
-use faultless_workload::{Kind, Linux, Outcome, PFT_HEADER, Param, Pft, System, Workload};
+use crate::suggest;
+use faultless_workload::{Kind, Linux, Outcome, PFT_HEADER, ParamError, Pft, System, Workload};
+use serde_json::{Map, Value};
 use std::io::Write;
 use std::time::Instant;
 
 /// Memory of the native machine beside what the workload asks for, in bytes.
 const SPARE: u64 = 128 << 20;
+/// What Linux takes for the page tables of a page, at most, where pages are neighbours: one part in so many of it.
+const PAGE_TABLES: u64 = 256;
 
 /// Runs one workload.
 pub fn run(args: &StatArgs) -> Result<(), CliError> {
     let workload = Workload::parse(&args.workload, &args.params)
-        .map_err(|error| CliError::Usage(error.to_string()))?;
+        .map_err(|error| CliError::Usage(explained(&error)))?;
     let mut json = Json::open(&args.json, &[])?;
     let title = {
         let words: Vec<_> =
@@ -30,6 +35,8 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
             if !args.set.set.is_empty() {
                 return Err(CliError::Usage("--set changes nothing on --machine linux".into()));
             }
+            let written = workload.needs().written;
+            host::afford(&title, written.saturating_add(written / PAGE_TABLES))?;
             let outcome = run::on_linux(&workload).map_err(|error| match error {
                 CliError::Failed(_) if interrupt::requested() => {
                     let why = "interrupted; Linux tells its counts at a workload's end, seconds=N sets one";
@@ -38,12 +45,12 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
                 error => error,
             })?;
             let sample = Sample::of(&outcome);
-            (outcome, sample, Context::of(&workload, Linux::new().machine(), "default".into()))
+            (outcome, sample, Context::of(&workload, Linux::new().machine(), None))
         }
         MachineArg::Native => {
             let settings = Settings::new(&args.set.set);
-            let (outcome, sample) = native(&title, &settings, &workload, &args.params)?;
-            (outcome, sample, Context::of(&workload, "native".into(), settings.label()))
+            let (outcome, sample) = native(&title, &settings, &workload)?;
+            (outcome, sample, Context::of(&workload, "native".into(), Some(&settings)))
         }
     };
     let (mut out, _) = report::output(&args.json);
@@ -58,14 +65,22 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
     write_json(&mut json, &context, &outcome, &sample)
 }
 
+/// What is wrong, and which parameter may have been meant.
+fn explained(error: &ParamError) -> String {
+    match error {
+        ParamError::UnknownParam { name, known, .. } => {
+            format!("{error}{}", suggest::hint(name, known.split(", ")))
+        }
+        _ => error.to_string(),
+    }
+}
+
 fn native(
     title: &str,
     settings: &Settings,
     workload: &Workload,
-    params: &[String],
 ) -> Result<(Outcome, Sample), CliError> {
-    let workers = workload.crew().workers;
-    let native = run::machine(memory(workload, params), workers)?;
+    let native = run::machine(memory(workload), workload.crew().workers)?;
     // Shared with the handler of Ctrl-C, which may run until the process ends.
     let native = &*Box::leak(Box::new(native));
     let started = Instant::now();
@@ -85,19 +100,10 @@ fn native(
     Ok((outcome, sample))
 }
 
-/// Memory enough for the workload with these `params`: every size that it takes, for each worker,
-/// and an eighth for tables.
-fn memory(workload: &Workload, params: &[String]) -> u64 {
-    let sizes = workload.info().params().into_iter().filter(|param| param.kind == Kind::Size);
-    let size = |param: &Param| {
-        let given = params.iter().rev().find_map(|text| {
-            let (name, value) = text.split_once('=')?;
-            (name == param.name).then(|| param.kind.parse(value)).flatten()
-        });
-        given.unwrap_or(param.default)
-    };
-    let all: u64 = sizes.map(size).sum();
-    let wanted = all.saturating_mul(workload.crew().workers as u64);
+/// Memory of a native machine that suffices for the workload, with an eighth for tables.
+fn memory(workload: &Workload) -> u64 {
+    let needs = workload.needs();
+    let wanted = needs.written.max(needs.largest);
     wanted.saturating_add(wanted / 8).saturating_add(SPARE)
 }
 
@@ -119,11 +125,28 @@ fn counters(title: &str, outcome: &Outcome, sample: &Sample) -> PerfStat {
     stat
 }
 
+/// The parameters of `workload` that are in force: sizes in bytes, times in seconds.
+pub fn params(workload: &Workload) -> Map<String, Value> {
+    let value = |kind: Kind, value: u64| match kind {
+        Kind::Count(..) | Kind::Size => value.into(),
+        Kind::Seconds => (value as f64 / 1e6).into(),
+        Kind::Choice(_) => kind.show(value).into(),
+    };
+    let params = workload.params();
+    params.map(|(param, is)| (param.name.to_owned(), value(param.kind, is))).collect()
+}
+
 impl Context {
-    /// Of a run of `workload`.
-    pub fn of(workload: &Workload, machine: String, setting: String) -> Self {
-        let name = workload.info().name;
-        Self { machine, workload: name.into(), cpus: workload.crew().workers, setting }
+    /// Of a run of `workload` under `settings`, or on Linux, which has none.
+    pub fn of(workload: &Workload, machine: String, settings: Option<&Settings>) -> Self {
+        Self {
+            machine,
+            workload: workload.info().name.into(),
+            cpus: workload.crew().workers,
+            setting: settings.map_or("default".into(), Settings::label),
+            params: params(workload),
+            knobs: settings.map(Settings::knobs).unwrap_or_default(),
+        }
     }
 }
 

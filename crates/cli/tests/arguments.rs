@@ -7,7 +7,9 @@ use common::{command, faultless};
 #[test]
 fn help_has_examples() {
     let help = faultless(&["--help"]).succeeds();
-    for command in ["compare", "stat", "replay", "record", "boot", "versus", "workloads", "knobs"] {
+    for command in
+        ["compare", "stat", "replay", "record", "boot", "versus", "workloads", "knobs", "counters"]
+    {
         assert!(help.contains(command), "{command}");
     }
     for command in ["compare", "stat", "replay", "record", "boot", "versus"] {
@@ -17,6 +19,19 @@ fn help_has_examples() {
     for command in ["compare", "stat", "replay", "boot", "versus"] {
         let help = faultless(&[command, "--help"]).succeeds();
         assert!(help.contains("--set") && help.contains("--json"), "{help}");
+    }
+}
+
+/// Of an example that is broken into lines nobody can see what to type.
+#[test]
+fn examples_fit_a_terminal() {
+    for command in ["", "compare", "stat", "replay", "record", "boot", "versus"] {
+        let args: Vec<_> = [command, "--help"].into_iter().filter(|arg| !arg.is_empty()).collect();
+        let help = faultless(&args).succeeds();
+        let (prose, examples) = help.split_once("Examples:").expect("examples");
+        let longest = |text: &str| text.lines().map(|line| line.chars().count()).max();
+        assert!(longest(examples) <= Some(80), "{examples}");
+        assert!(longest(prose) <= Some(100), "{prose}");
     }
 }
 
@@ -30,13 +45,19 @@ fn lists() {
     for (name, _, meaning) in faultless::KNOBS {
         assert!(knobs.contains(name) && knobs.contains(meaning), "{knobs}");
     }
+    let counters = faultless(&["counters"]).succeeds();
+    for counter in faultless::Counter::ALL {
+        let told = |line: &&str| line.split_whitespace().next() == Some(counter.name());
+        let line = counters.lines().find(told).expect("a line for each");
+        assert!(line.trim_end().ends_with(counter.meaning()) && counter.meaning().len() > 10);
+    }
 }
 
 #[test]
 fn wrong_arguments_are_named_and_explained() {
     let order = ["prefault_max_order=10", "0 to 9"];
     let pool = ["zeroed_pool=18446744073709551615", "0 to 1099511627776 frames"];
-    let wrong: [(&[&str], &[&str]); 41] = [
+    let wrong: [(&[&str], &[&str]); 43] = [
         (&["stat", "pft", "--set", order[0]], &order),
         (&["compare", "--set", order[0]], &order),
         (&["compare", "--set", "zeroed_pool=some"], &["zeroed_pool=some", "frames"]),
@@ -50,8 +71,8 @@ fn wrong_arguments_are_named_and_explained() {
         (&["boot", "--timeout", "1e30", "x"], &["--timeout", "1000 days at most"]),
         (&["replay", "sort", "--set", order[0]], &order),
         (&["versus", "--set", order[0]], &order),
-        (&["stat", "pfft"], &["\"pfft\"", "page_fault1"]),
-        (&["stat", "pft", "sice=1M"], &["\"sice\"", "size"]),
+        (&["stat", "pfft"], &["'pfft'", "page_fault1", "similar value exists: 'pft'"]),
+        (&["stat", "pft", "sice=1M"], &["\"sice\"", "did you mean size?"]),
         (&["stat", "pft", "size=1"], &["size=1", "multiple of 4096"]),
         (&["stat", "pft", "size"], &["\"size\"", "name=value"]),
         (&["stat", "pft", "--set", "colour=red"], &["--set", "colour=red", "anon_vma_check"]),
@@ -59,10 +80,12 @@ fn wrong_arguments_are_named_and_explained() {
         (&["stat", "pft", "--set", "locking"], &["--set", "KNOB=VALUE"]),
         (&["stat", "pft", "--machine", "vax"], &["--machine", "vax", "native"]),
         (&["stat", "pft", "--machine", "linux", "--set", "locking=per_vma"], &["--set", "linux"]),
-        (&["compare", "--only", "pfft"], &["--only pfft", "small_allocs", "python"]),
+        (&["compare", "--only", "pfft"], &["--only pfft", "small_allocs", "did you mean pft?"]),
         (&["compare", "--only", "/no/such/file"], &["--only /no/such/file", "or file"]),
         (&["compare", "--threads", "0"], &["--threads", "1..=256"]),
         (&["replay", "no-such-recording"], &["no-such-recording", "python"]),
+        (&["replay", "pyhton"], &["pyhton: no such file", "did you mean python?"]),
+        (&["stat", "pft", "--set", "lockin=per_vma"], &["did you mean locking?"]),
         (&["record", "-o", "x"], &["CMD"]),
         (&["boot"], &["<PROGRAM>"]),
         (&["boot", "--cpus", "0", "x"], &["--cpus", "1..=64"]),

@@ -263,6 +263,8 @@ fn compare_takes_what_replay_takes() {
     // What it says that there is, `stat` and `replay` know.
     let error = faultless(&["compare", "--only", "page_fault_read_churn"]).fails(2);
     let (_, names) = error.split_once("there are ").expect("a list");
+    let (names, meant) = names.split_once("; did you mean ").expect("it is like one");
+    assert_eq!(meant.trim(), "page_fault_read?");
     let workloads: Vec<_> = faultless_workload::all().iter().map(|info| info.name).collect();
     for name in names.trim().split(", ") {
         assert!(workloads.contains(&name) || recordings::find(name).is_some(), "{name}");

@@ -8,6 +8,7 @@ use faultless_trace::event::{
 };
 use faultless_trace::{Trace, compact, recordings};
 use nix::sys::signal::Signal;
+use serde_json::json;
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
 use std::time::Duration;
@@ -69,6 +70,56 @@ fn knobs_change_what_is_counted() {
     assert_eq!(value(&locked, "native", "locking=mmap_lock", "spf"), Some(0.0));
     assert_eq!(value(&locked, "native", "", "mmap_lock_read"), Some(256.0));
     assert_eq!(value(&locked, "native", "", "faults"), Some(256.0));
+}
+
+#[test]
+fn results_tell_the_parameters_and_knobs_in_force() {
+    let args = ["stat", "discard", "size=256K", "threads=2", "--json", "-"];
+    let native = [&args[..], &["--set", "max_map_count=99", "--set", "zeroed_pool=64"]].concat();
+    let lines = json_lines(&faultless(&native).succeeds());
+    let params = json!({
+        "threads": 2, "mode": "threads", "seconds": 0.0,
+        "size": 256 << 10, "piece": 64 << 10, "passes": 4, "role": "both", "refill": "no",
+    });
+    for line in &lines {
+        // Given, and not given.
+        assert_eq!(line["params"], params);
+        let knobs = &line["knobs"];
+        assert_eq!((&knobs["locking"], &knobs["zeroed_pool"]), (&json!("speculative"), &json!(64)));
+        let stack = faultless::knob::Knobs::default().stack_limit();
+        assert_eq!((&knobs["max_map_count"], &knobs["stack_limit"]), (&json!(99), &json!(stack)));
+    }
+    let linux = [&args[..], &["--machine", "linux"]].concat();
+    let lines = json_lines(&faultless(&linux).succeeds());
+    assert!(lines.iter().all(|line| line["params"] == params && line["knobs"] == json!({})));
+    let lines = json_lines(&faultless(&["replay", "sort", "--json", "-"]).succeeds());
+    assert!(lines.iter().all(|line| line["params"]["recording"] == "sort"), "{lines:?}");
+}
+
+/// Sizes of chunks, numbers of chunks and of threads multiply.
+#[test]
+fn the_machine_has_the_memory_that_the_workload_needs() {
+    let many = ["chunk=64K", "chunks=512", "threads=8", "passes=1"];
+    for workload in ["vma_mmap", "vma_mmap_touch", "vma_fault", "vma_unmap", "vma_unmap_untouched"]
+    {
+        for order in ["order=private", "order=shuffled"] {
+            faultless(&[&["stat", workload, order], &many[..]].concat()).succeeds();
+        }
+    }
+    faultless(&["stat", "discard", "size=32M", "piece=32M", "passes=1", "threads=8"]).succeeds();
+    faultless(&["stat", "ebizzy", "chunks=64", "chunk=4M", "records=2", "threads=4"]).succeeds();
+    faultless(&["stat", "forks", "image=4K", "dirty=0", "fresh=65536", "processes=1"]).succeeds();
+}
+
+/// The host would promise it, and end the command in the middle.
+#[test]
+fn more_memory_than_there_is_is_refused_before_the_run() {
+    for machine in ["native", "linux"] {
+        let error = faultless(&["stat", "pft", "size=30T", "--machine", machine]).fails(1);
+        for said in ["needs 3", "TiB of memory", "available", "left to others"] {
+            assert!(error.contains(said), "no {said:?} in {error}");
+        }
+    }
 }
 
 #[test]

@@ -12,11 +12,11 @@ use alloc::sync::Arc;
 use core::fmt;
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
+    ($($(#[doc = $doc:literal])* $variant:ident = $name:literal,)*) => {
         /// What is counted.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(usize)]
-        pub enum Counter { $($(#[$doc])* $variant,)* }
+        pub enum Counter { $($(#[doc = $doc])* $variant,)* }
 
         impl Counter {
             /// Every counter.
@@ -25,6 +25,11 @@ macro_rules! counters {
             /// The published name.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
+            }
+
+            /// What it counts, in one line.
+            pub const fn meaning(self) -> &'static str {
+                match self { $(Self::$variant => concat!($($doc),*).trim_ascii(),)* }
             }
         }
     };
@@ -39,7 +44,7 @@ counters! {
     SpfVmaChanged = "spf_vma_changed",
     /// Looks at a VMA taken again without a lock, because another part of it was changed meanwhile.
     SpfVmaReplaced = "spf_vma_replaced",
-    /// Speculations given up: the VMA has no reverse-map root yet (early check only).
+    /// Speculations given up: the VMA has no anon_vma yet (`anon_vma_check=early` only).
     SpfVmaNoanon = "spf_vma_noanon",
     /// Speculations given up: a kind of VMA or entry that is not speculated on.
     SpfVmaNotsup = "spf_vma_notsup",
@@ -127,7 +132,7 @@ counters! {
     TablePublished = "table_published",
     /// Tables unlinked.
     TablePruned = "table_pruned",
-    /// Reverse-map roots made.
+    /// Reverse-map anchors (anon_vma) made.
     AnonVmaPrepared = "anon_vma_prepared",
     /// Flushes that an operation asked for.
     TlbFlush = "tlb_flush",

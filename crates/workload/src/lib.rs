@@ -45,4 +45,6 @@ pub use programs::{
     SmallAllocs, Vma, VmaFault, VmaMmap, VmaMmapTouch, VmaUnmap, VmaUnmapUntouched,
 };
 pub use registry::{Workload, WorkloadInfo, all};
-pub use system::{Child, Crew, Failure, Measured, Mode, Report, System, Tally, Task, Worker};
+pub use system::{
+    Child, Crew, Failure, Measured, Mode, Needs, Report, System, Tally, Task, Worker,
+};

@@ -1,7 +1,7 @@
 //! A benchmark program.
 
 use crate::param::{Kind, Param, ParamError, Settings};
-use crate::system::{Crew, Failure, Measured, Mode, Tally, Task, Worker};
+use crate::system::{Crew, Failure, Measured, Mode, Needs, Tally, Task, Worker};
 
 /// How many workers: a parameter of every program.
 pub static THREADS: Param = Param {
@@ -59,6 +59,9 @@ pub unsafe trait Program: Sync + Sized {
     /// # Errors
     /// [`ParamError::BadValue`] for values that do not go together.
     fn new(settings: &Settings) -> Result<Self, ParamError>;
+
+    /// Memory that suffices for `crew`.
+    fn needs(&self, crew: &Crew) -> Needs;
 
     /// Prepares the process.
     ///

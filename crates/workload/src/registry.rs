@@ -7,7 +7,7 @@ use crate::programs::{
     Brk1, Discard, Ebizzy, Forks, Mmap1, PageFault1, PageFault1Churn, PageFaultRead, Pft,
     SmallAllocs, VmaFault, VmaMmap, VmaMmapTouch, VmaUnmap, VmaUnmapUntouched,
 };
-use crate::system::{Crew, Failure, Mode, System};
+use crate::system::{Crew, Failure, Mode, Needs, System};
 
 /// A workload that can be had.
 #[derive(Debug)]
@@ -54,6 +54,12 @@ macro_rules! programs {
                     $(Self::$program(program) => Outcome::of(system, program, crew)),*
                 }
             }
+
+            fn needs(&self, crew: &Crew) -> Needs {
+                match self {
+                    $(Self::$program(program) => program.needs(crew)),*
+                }
+            }
         }
     };
 }
@@ -85,6 +91,7 @@ pub fn all() -> &'static [WorkloadInfo] {
 #[derive(Debug)]
 pub struct Workload {
     info: &'static WorkloadInfo,
+    settings: Settings,
     crew: Crew,
     made: Made,
 }
@@ -105,12 +112,27 @@ impl Workload {
         };
         let settings = Settings::parse(info.name, &info.params(), arguments)?;
         let crew = crew(&settings, info.modes)?;
-        Ok(Self { info, crew, made: (info.make)(&settings)? })
+        let made = (info.make)(&settings)?;
+        Ok(Self { info, settings, crew, made })
     }
 
     /// What it is.
     pub fn info(&self) -> &'static WorkloadInfo {
         self.info
+    }
+
+    /// Its parameters with the values in force, given or not.
+    pub fn params(&self) -> impl Iterator<Item = (&'static Param, u64)> + '_ {
+        self.info.params().into_iter().map(|param| {
+            // The default of this one depends on the workload.
+            let of_mode = (param.name == MODE.name).then_some(self.crew.mode as u64);
+            (param, of_mode.unwrap_or_else(|| self.settings.get(param)))
+        })
+    }
+
+    /// Memory that suffices for a run.
+    pub fn needs(&self) -> Needs {
+        self.made.needs(&self.crew)
     }
 
     /// Who will run it.

@@ -68,6 +68,27 @@ impl Failure {
     }
 }
 
+/// Memory that suffices for a run, all workers together, in bytes. What a system takes to manage it comes on top.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Pages that are written to and not given back, at most: each has a frame of its own.
+    pub written: u64,
+    /// The largest of its mappings: a system may refuse one that is larger than its memory.
+    pub largest: u64,
+}
+
+impl Needs {
+    /// Of a program whose pages are written to, and of which one mapping has them all at most.
+    pub const fn written(bytes: u64) -> Self {
+        Self { written: bytes, largest: bytes }
+    }
+
+    /// Of a program that only maps, and reads: such pages need no frames.
+    pub const fn mapped(bytes: u64) -> Self {
+        Self { written: 0, largest: bytes }
+    }
+}
+
 /// One thread of a program, on some system.
 ///
 /// Loads, stores and copies name the program's own memory, as [`Program`]'s contract says.
@@ -193,6 +214,16 @@ pub struct Crew {
     pub mode: Mode,
     /// When [`Task::expired`] begins to hold, counted from the common start; `None` for never.
     pub limit: Option<Duration>,
+}
+
+impl Crew {
+    /// How many processes there are.
+    pub fn processes(&self) -> usize {
+        match self.mode {
+            Mode::Threads => 1,
+            Mode::Processes => self.workers,
+        }
+    }
 }
 
 /// One worker among its crew.

@@ -9,6 +9,7 @@ use crate::report::columns::{Column, Report, Topic};
 use crate::report::json::Context;
 use crate::run::{self, Sample};
 use crate::settings::{Ahead, Settings};
+use crate::suggest;
 use faultless::{AnonVmaCheck, Locking};
 use faultless_native::Native;
 use faultless_trace::recordings::{self, Recording};
@@ -195,8 +196,9 @@ fn unknown(name: &str) -> CliError {
     let mut named = HashSet::new();
     known.retain(|name| named.insert(*name));
     CliError::Usage(format!(
-        "--only {name}: no such workload, recording or file; there are {}",
-        known.join(", ")
+        "--only {name}: no such workload, recording or file; there are {}{}",
+        known.join(", "),
+        suggest::hint(name, known.iter().copied())
     ))
 }
 
@@ -283,24 +285,22 @@ impl Subject {
 fn workload_report(entry: &Entry, workload: &Workload, choice: &Choice) -> Report {
     let info = workload.info();
     let threads = workload.crew().workers;
-    let context = |machine: String, setting| Context {
-        machine,
+    let context = |machine: String, settings: Option<&Settings>| Context {
         workload: entry.name.to_owned(),
-        cpus: threads,
-        setting,
+        ..Context::of(workload, machine, settings)
     };
     let named = match entry.topic {
         Topic::Locking => locking_settings(entry.checks, choice),
         Topic::Ahead => ahead_settings(choice),
     };
     let column = |(name, settings): (String, Settings)| {
-        let context = context("native".into(), settings.label());
+        let context = context("native".into(), Some(&settings));
         Column::new(name, context, Some(settings))
     };
     let mut columns: Vec<_> = named.into_iter().map(column).collect();
     if entry.topic == Topic::Locking {
         let linux = Linux::new().machine();
-        columns.push(Column::new(linux.clone(), context(linux, "default".into()), None));
+        columns.push(Column::new(linux.clone(), context(linux, None), None));
     }
     let params = if entry.params.is_empty() { "defaults".into() } else { entry.params.join(" ") };
     let title = format!(

@@ -21,6 +21,7 @@ use engine::{ReplayError, Replayed};
 use faultless_native::Native;
 use faultless_trace::Header;
 use fidelity::Fidelity;
+use serde_json::Map;
 use source::Source;
 use std::io::Write;
 
@@ -134,6 +135,13 @@ impl Source {
             workload: format!("replay:{}", self.name),
             cpus: self.cpus(),
             setting: settings.label(),
+            params: Map::from_iter([
+                ("recording".to_owned(), self.name.as_str().into()),
+                ("program".to_owned(), self.trace.header.program.as_str().into()),
+                ("threads".to_owned(), self.plan.threads().len().into()),
+                ("processes".to_owned(), self.plan.processes().len().into()),
+            ]),
+            knobs: settings.knobs(),
         }
     }
 }

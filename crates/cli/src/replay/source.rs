@@ -2,6 +2,7 @@
 
 use crate::error::CliError;
 use crate::interrupt;
+use crate::suggest;
 use faultless::PAGE_SIZE;
 use faultless_trace::plan::{Op, Plan};
 use faultless_trace::{Trace, recordings};
@@ -48,9 +49,10 @@ impl Source {
             None => {
                 let names: Vec<_> = recordings::all().iter().map(|known| known.name).collect();
                 Err(CliError::Usage(format!(
-                    "{}: no such file, and no recording of that name; there are {}",
+                    "{}: no such file, and no recording of that name; there are {}{}",
                     from.display(),
-                    names.join(", ")
+                    names.join(", "),
+                    suggest::hint(&from.to_string_lossy(), names.iter().copied())
                 )))
             }
         }

@@ -239,15 +239,22 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Map;
 
-    #[test]
-    fn half_the_distance_of_the_quartiles() {
-        let context = Context {
+    fn context() -> Context {
+        Context {
             machine: "native".into(),
             workload: "w".into(),
             cpus: 1,
             setting: "default".into(),
-        };
+            params: Map::new(),
+            knobs: Map::new(),
+        }
+    }
+
+    #[test]
+    fn half_the_distance_of_the_quartiles() {
+        let context = context();
         let mut column = Column::new("c", context, None);
         assert_eq!(spread(&column, Measure::Operations), None);
         let sample = |operations| Sample {
@@ -266,12 +273,7 @@ mod tests {
     /// Noise may make the ratios within the rounds say otherwise than the rates that are shown.
     #[test]
     fn bars_and_rates_are_as_the_ratio_beside_them_says() {
-        let context = Context {
-            machine: "native".into(),
-            workload: "w".into(),
-            cpus: 1,
-            setting: "default".into(),
-        };
+        let context = context();
         let sample = |operations| Sample {
             operations,
             faults: operations,
@@ -300,12 +302,7 @@ mod tests {
 
     #[test]
     fn the_median_is_a_run() {
-        let context = Context {
-            machine: "native".into(),
-            workload: "w".into(),
-            cpus: 1,
-            setting: "default".into(),
-        };
+        let context = context();
         let mut column = Column::new("c", context, None);
         assert!(column.median().is_none());
         let sample = |operations| Sample {

@@ -5,6 +5,7 @@ use crate::error::CliError;
 use crate::output;
 use crate::run::Sample;
 use serde::Serialize;
+use serde_json::{Map, Value};
 use std::fs::File;
 use std::io::{self, LineWriter, Write};
 use std::path::{Path, PathBuf};
@@ -18,8 +19,12 @@ pub struct Context {
     pub workload: String,
     /// CPUs that ran it.
     pub cpus: usize,
-    /// The knobs, or `default`.
+    /// The knobs that tell this from other runs, or `default`.
     pub setting: String,
+    /// What was run with: the parameters of a workload, what a recording is of, the machine of a boot.
+    pub params: Map<String, Value>,
+    /// All knobs, set or not; empty on Linux.
+    pub knobs: Map<String, Value>,
 }
 
 #[derive(Serialize)]
@@ -28,6 +33,8 @@ struct Line<'a> {
     workload: &'a str,
     cpus: usize,
     setting: &'a str,
+    params: &'a Map<String, Value>,
+    knobs: &'a Map<String, Value>,
     metric: &'a str,
     unit: &'a str,
     value: Number,
@@ -76,8 +83,9 @@ impl Json {
         value: Number,
     ) -> Result<(), CliError> {
         let Some(out) = &mut self.out else { return Ok(()) };
-        let Context { machine, workload, cpus, setting } = context;
-        let line = Line { machine, workload, cpus: *cpus, setting, metric, unit, value };
+        let Context { machine, workload, cpus, setting, params, knobs } = context;
+        let cpus = *cpus;
+        let line = Line { machine, workload, cpus, setting, params, knobs, metric, unit, value };
         // One write a line: what another process reads is never half a line.
         let written = serde_json::to_string(&line)
             .map_err(io::Error::from)

@@ -31,6 +31,11 @@ pub fn scaled(rate: f64) -> String {
     format!("{value:.places$}{prefix}")
 }
 
+/// So many of what `one` names: `1 CPU`, `2 CPUs`.
+pub fn plural(n: u64, one: &str) -> String {
+    format!("{n} {one}{}", if n == 1 { "" } else { "s" })
+}
+
 /// A part of a whole in percent; `-` of nothing.
 pub fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
@@ -52,6 +57,7 @@ mod tests {
         assert_eq!(scaled(1_523_000.0), "1.52 M");
         assert_eq!(scaled(45_300.0), "45.3 K");
         assert_eq!(scaled(999.0), "999 ");
+        assert_eq!((plural(1, "CPU"), plural(2, "CPU")), ("1 CPU".into(), "2 CPUs".into()));
         assert_eq!(percent(1, 3), "33.33 %");
         assert_eq!(percent(0, 0), "-");
     }

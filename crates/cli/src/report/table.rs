@@ -8,11 +8,10 @@ use comfy_table::presets::{ASCII_MARKDOWN, NOTHING};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use faultless::Counter;
 
-/// A table of words without lines.
-pub fn plain(head: &[&str]) -> Table {
+/// A table of words without lines, filled to the width of the terminal.
+pub fn plain() -> Table {
     let mut table = Table::new();
-    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(head.iter().copied());
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
     table
 }
 

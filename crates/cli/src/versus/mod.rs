@@ -14,12 +14,14 @@ use crate::args::VersusArgs;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::report::json::{Context, Json, Number};
+use crate::report::number::plural;
 use crate::report::progress::Progress;
 use crate::report::{self, Style, table};
-use crate::settings::{Ahead, regimes};
+use crate::settings::{Ahead, Assignment, Settings, regimes};
 use faultless_boot::linux::{LinuxMachine, Stock};
 use faultless_boot::{Clock, End, Guest, Limits, Machine, Program, Streams, guest};
 use figures::{Figure, figures};
+use serde_json::Map;
 use std::collections::VecDeque;
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
@@ -72,8 +74,10 @@ struct Done {
     program: &'static str,
     cpus: u16,
     ahead: Ahead,
+    /// What the program was given.
+    args: Vec<String>,
     /// The knobs, on the bare machine.
-    set: String,
+    set: Vec<String>,
     figures: Vec<Figure>,
     trouble: Option<String>,
 }
@@ -153,12 +157,12 @@ fn boot_all(
                 Side::Ours => "the bare machine",
                 Side::Linux => "Linux",
             };
-            let name = job.program.name;
+            let (name, cpus) = (job.program.name, plural(job.cpus.into(), "CPU"));
             progress.begin(&match (job.side, job.ahead) {
                 (Side::Ours, ahead) => {
-                    format!("{name} on {side}, {} CPUs, {}", job.cpus, ahead.name())
+                    format!("{name} on {side}, {cpus}, {}", ahead.name())
                 }
-                _ => format!("{name} on {side}, {} CPUs", job.cpus),
+                _ => format!("{name} on {side}, {cpus}"),
             });
             let result = boot(&job, args, stock);
             progress.advance(1);
@@ -215,12 +219,13 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
         .then(|| format!("it printed no figures; it printed: {}", text.trim()));
     let name = |trouble| {
         let machine = if job.side == Side::Ours { "the bare machine" } else { &stock.name };
-        format!("{} on {machine}, {} CPUs: {trouble}", job.program.name, job.cpus)
+        let cpus = plural(job.cpus.into(), "CPU");
+        format!("{} on {machine}, {cpus}: {trouble}", job.program.name)
     };
     let trouble = trouble.or(silent).map(name);
-    let set = job.set(args).join(",");
+    let (set, args) = (job.set(args), job.args());
     let &Job { side, cpus, ahead, program: Guest { name: program, .. } } = job;
-    Done { side, program, cpus, ahead, set, figures, trouble }
+    Done { side, program, cpus, ahead, args, set, figures, trouble }
 }
 
 impl Job {
@@ -297,12 +302,27 @@ fn tell_counts(
 }
 
 fn write_json(json: &mut Json, done: &Done, stock: &Stock) -> Result<(), CliError> {
-    let (machine, setting) = match done.side {
-        Side::Ours => ("bare".to_owned(), done.set.clone()),
-        Side::Linux => (format!("linux-{}", stock.name), "default".to_owned()),
+    let (machine, setting, knobs) = match done.side {
+        Side::Ours => {
+            // They were understood before the boot.
+            let set: Vec<Assignment> = done.set.iter().filter_map(|it| it.parse().ok()).collect();
+            ("bare".to_owned(), done.set.join(","), Settings::new(&set).knobs())
+        }
+        Side::Linux => (format!("linux-{}", stock.name), "default".to_owned(), Map::new()),
     };
-    let context =
-        Context { machine, workload: done.program.to_owned(), cpus: done.cpus.into(), setting };
+    let context = Context {
+        machine,
+        workload: done.program.to_owned(),
+        cpus: done.cpus.into(),
+        setting,
+        params: Map::from_iter([
+            ("args".to_owned(), done.args.iter().map(String::as_str).collect()),
+            ("memory".to_owned(), MEMORY.into()),
+            ("clock".to_owned(), "deterministic".into()),
+            ("cpu".to_owned(), CPU.into()),
+        ]),
+        knobs,
+    };
     for figure in &done.figures {
         json.write(&context, &figure.name, &figure.unit, Number::Real(figure.value))?;
     }

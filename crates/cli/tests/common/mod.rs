@@ -66,6 +66,7 @@ pub fn json_lines(text: &str) -> Vec<serde_json::Value> {
         for field in ["machine", "workload", "setting", "metric", "unit"] {
             assert!(object[field].is_string(), "{field} of {line}");
         }
+        assert!(object["params"].is_object() && object["knobs"].is_object(), "{line}");
         assert!(object["cpus"].is_u64() && object["value"].is_number(), "{line}");
         object
     };

@@ -6,7 +6,7 @@
 
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program};
-use crate::system::{Failure, Tally, Task, Worker};
+use crate::system::{Crew, Failure, Needs, Tally, Task, Worker};
 use faultless::PAGE_SIZE;
 
 static PASSES: Param = Param {
@@ -33,6 +33,11 @@ unsafe impl Program for Brk1 {
 
     fn new(settings: &Settings) -> Result<Self, ParamError> {
         Ok(Self { passes: Passes::new(settings, &PASSES) })
+    }
+
+    fn needs(&self, crew: &Crew) -> Needs {
+        // A page above the break of each process.
+        Needs::written(crew.workers as u64 * PAGE_SIZE)
     }
 
     fn prepare<T: Task>(&self, task: &mut T) -> Result<u64, Failure> {

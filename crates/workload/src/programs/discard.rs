@@ -11,7 +11,7 @@
 use super::touch::{map, part, sweep, touch, touch_all, verify_all};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program, THREADS};
-use crate::system::{Failure, Measured, Mode, Tally, Task, Worker};
+use crate::system::{Crew, Failure, Measured, Mode, Needs, Tally, Task, Worker};
 use faultless::{Access, Advice, VirtRange};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -33,13 +33,15 @@ static ROLE: Param = Param {
     name: "role",
     kind: Kind::Choice(&["both", "split"]),
     default: 0,
-    help: "each thread touches and gives back, or half of them do the one and half the other",
+    help: "both: each thread writes its part and gives it back piece by piece; split: the first half of the \
+           threads only write theirs, the others only give pieces of theirs back until the first half is done",
 };
 static REFILL: Param = Param {
     name: "refill",
     kind: Kind::Choice(&["no", "yes"]),
     default: 0,
-    help: "whether who only gives back writes a page of each piece first, so that TLBs must be flushed",
+    help: "role=split: whether the threads that give back write one page of each piece first, so that TLBs \
+           must be flushed",
 };
 
 /// `discard`: touch one's part of a heap, and give it back.
@@ -146,6 +148,10 @@ unsafe impl Program for Discard {
             touching: if splits { threads.div_ceil(2) } else { threads },
             refill: settings.get(&REFILL) == 1,
         })
+    }
+
+    fn needs(&self, _: &Crew) -> Needs {
+        Needs::written(self.size * self.threads as u64)
     }
 
     fn prepare<T: Task>(&self, task: &mut T) -> Result<State, Failure> {

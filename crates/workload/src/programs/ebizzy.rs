@@ -10,7 +10,7 @@ use super::random::Random;
 use super::touch::{map, unmap};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program};
-use crate::system::{Failure, Tally, Task, Worker};
+use crate::system::{Crew, Failure, Needs, Tally, Task, Worker};
 use faultless::{PAGE_SIZE, VirtRange};
 
 static CHUNKS: Param =
@@ -77,6 +77,12 @@ unsafe impl Program for Ebizzy {
             passes: Passes::new(settings, &RECORDS),
             touch: settings.get(&TOUCH) == 1,
         })
+    }
+
+    fn needs(&self, crew: &Crew) -> Needs {
+        // The chunks of each process, and a copy of one for each worker.
+        let chunks = self.chunks * crew.processes() as u64 + crew.workers as u64;
+        Needs::written(self.chunk.saturating_mul(chunks))
     }
 
     fn prepare<T: Task>(&self, task: &mut T) -> Result<Vec<VirtRange>, Failure> {

@@ -10,7 +10,7 @@
 use super::touch::{map, touch_all, unmap, verify};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program};
-use crate::system::{Child, Failure, Measured, Mode, Tally, Task, Worker};
+use crate::system::{Child, Crew, Failure, Measured, Mode, Needs, Tally, Task, Worker};
 use faultless::{Access, PAGE_SIZE, VirtRange};
 
 static IMAGE: Param = Param {
@@ -102,6 +102,11 @@ unsafe impl Program for Forks {
         }
         let passes = Passes::new(settings, &PROCESSES);
         Ok(Self { image, dirty, fresh: settings.get(&FRESH), passes })
+    }
+
+    fn needs(&self, crew: &Crew) -> Needs {
+        let one = self.image + (self.dirty + self.fresh) * PAGE_SIZE;
+        Needs::written(one.saturating_mul(crew.workers as u64))
     }
 
     fn prepare<T: Task>(&self, task: &mut T) -> Result<VirtRange, Failure> {

@@ -7,7 +7,7 @@
 use super::touch::{map, touch, unmap, verify};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program};
-use crate::system::{Failure, Tally, Task, Worker};
+use crate::system::{Crew, Failure, Needs, Tally, Task, Worker};
 use faultless::{Access, PAGE_SIZE, addr::is_page_aligned};
 
 static SIZE: Param =
@@ -37,6 +37,10 @@ unsafe impl Program for Mmap1 {
 
     fn new(settings: &Settings) -> Result<Self, ParamError> {
         Ok(Self { size: settings.get(&SIZE), passes: Passes::new(settings, &PASSES) })
+    }
+
+    fn needs(&self, _: &Crew) -> Needs {
+        Needs::mapped(self.size)
     }
 
     fn prepare<T: Task>(&self, _: &mut T) -> Result<(), Failure> {

@@ -6,7 +6,7 @@
 use super::touch::{map, touch_all, unmap, verify};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program};
-use crate::system::{Failure, Tally, Task, Worker};
+use crate::system::{Crew, Failure, Needs, Tally, Task, Worker};
 use faultless::{Access, PAGE_SIZE};
 
 static SIZE: Param =
@@ -36,6 +36,10 @@ unsafe impl Program for PageFault1 {
 
     fn new(settings: &Settings) -> Result<Self, ParamError> {
         Ok(Self { size: settings.get(&SIZE), passes: Passes::new(settings, &PASSES) })
+    }
+
+    fn needs(&self, crew: &Crew) -> Needs {
+        Needs::written(self.size.saturating_mul(crew.workers as u64))
     }
 
     fn prepare<T: Task>(&self, _: &mut T) -> Result<(), Failure> {

@@ -8,7 +8,7 @@
 use super::touch::{map, part, sweep, touch, unmap, verify_all};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program, THREADS};
-use crate::system::{Failure, Measured, Mode, Tally, Task, Worker};
+use crate::system::{Crew, Failure, Measured, Mode, Needs, Tally, Task, Worker};
 use faultless::{Access, VirtRange};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -131,6 +131,14 @@ unsafe impl Program for PageFault1Churn {
             churn_size: settings.get(&CHURN_SIZE),
             churn_touch: settings.get(&CHURN_TOUCH) == 1,
         })
+    }
+
+    fn needs(&self, _: &Crew) -> Needs {
+        let all = self.size.saturating_add(self.churn_size);
+        match self.access {
+            Access::Write => Needs::written(all),
+            _ => Needs::mapped(all),
+        }
     }
 
     fn prepare<T: Task>(&self, task: &mut T) -> Result<State, Failure> {

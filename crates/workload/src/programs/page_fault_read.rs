@@ -7,7 +7,7 @@
 use super::touch::{map, part, sweep, verify_all};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program};
-use crate::system::{Failure, Tally, Task, Worker};
+use crate::system::{Crew, Failure, Needs, Tally, Task, Worker};
 use faultless::{Access, VirtRange};
 
 static SIZE: Param = Param {
@@ -41,6 +41,10 @@ unsafe impl Program for PageFaultRead {
 
     fn new(settings: &Settings) -> Result<Self, ParamError> {
         Ok(Self { size: settings.get(&SIZE), passes: Passes::new(settings, &PASSES) })
+    }
+
+    fn needs(&self, _: &Crew) -> Needs {
+        Needs::mapped(self.size)
     }
 
     fn prepare<T: Task>(&self, task: &mut T) -> Result<VirtRange, Failure> {

@@ -12,7 +12,7 @@
 use super::touch::{map, part, sweep, verify_all};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program};
-use crate::system::{Failure, Measured, Tally, Task, Worker};
+use crate::system::{Crew, Failure, Measured, Needs, Tally, Task, Worker};
 use faultless::{Access, VirtRange};
 
 static SIZE: Param = Param {
@@ -56,6 +56,10 @@ unsafe impl Program for Pft {
 
     fn new(settings: &Settings) -> Result<Self, ParamError> {
         Ok(Self { size: settings.get(&SIZE), passes: Passes::new(settings, &REPETITIONS) })
+    }
+
+    fn needs(&self, _: &Crew) -> Needs {
+        Needs::written(self.size)
     }
 
     fn prepare<T: Task>(&self, task: &mut T) -> Result<VirtRange, Failure> {

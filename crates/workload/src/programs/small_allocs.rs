@@ -9,7 +9,7 @@
 use super::touch::{map, touch_all, unmap};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program};
-use crate::system::{Failure, Measured, Tally, Task, Worker};
+use crate::system::{Crew, Failure, Measured, Needs, Tally, Task, Worker};
 use faultless::Access;
 
 static SIZE: Param =
@@ -55,6 +55,10 @@ unsafe impl Program for SmallAllocs {
             return Err(settings.bad(&UNIT, "at least one 16-millionth of the size"));
         }
         Ok(Self { areas: areas as usize, unit, passes: Passes::new(settings, &PASSES) })
+    }
+
+    fn needs(&self, _: &Crew) -> Needs {
+        Needs::mapped(self.unit)
     }
 
     fn prepare<T: Task>(&self, _: &mut T) -> Result<(), Failure> {

@@ -15,7 +15,7 @@ use super::rounds::{Round, Rounds};
 use super::touch::{map, touch_all, unmap, verify_all};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program, THREADS};
-use crate::system::{Failure, Mode, Tally, Task, Worker};
+use crate::system::{Crew, Failure, Mode, Needs, Tally, Task, Worker};
 use faultless::{Access, MapFlags, Prot, VirtRange};
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -260,6 +260,13 @@ unsafe impl<C: Case> Program for Vma<C> {
             passes: Passes::new(settings, &PASSES),
             case: PhantomData,
         })
+    }
+
+    fn needs(&self, _: &Crew) -> Needs {
+        // `new` has seen to it that this is a size.
+        let region = self.chunk * (self.chunks * self.threads) as u64;
+        let touched = C::BEFORE == There::Touched || C::AFTER == There::Touched;
+        if touched { Needs::written(region) } else { Needs::mapped(region) }
     }
 
     fn prepare<T: Task>(&self, _: &mut T) -> Result<State, Failure> {

@@ -2,8 +2,8 @@
 
 use faultless::{Advice, MapFlags as Map, Prot};
 use faultless_workload::{
-    Child, Crew, Failure, Mode, Outcome, Param, ParamError, Program, Settings, System, Tally, Task,
-    Worker, Workload,
+    Child, Crew, Failure, Mode, Needs, Outcome, Param, ParamError, Program, Settings, System,
+    Tally, Task, Worker, Workload,
 };
 use std::time::Duration;
 
@@ -55,6 +55,10 @@ unsafe impl Program for Odd {
 
     fn new(_: &Settings) -> Result<Self, ParamError> {
         Ok(Self::Calls)
+    }
+
+    fn needs(&self, _: &Crew) -> Needs {
+        Needs::written(64 * PAGE)
     }
 
     fn prepare<T: Task>(&self, task: &mut T) -> Result<(), Failure> {

@@ -1,0 +1,102 @@
+//! Memory that this process may take of its host.
+//!
+//! A Linux host promises more memory than it has, and ends a process that takes it. So a run that takes more than is
+//! there is refused before it begins.
+
+use crate::error::CliError;
+use std::fmt;
+use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
+
+/// What part of the memory that is there is left to others: one in so many.
+const LEFT: u64 = 16;
+
+/// Memory that is there, and who says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Available {
+    bytes: u64,
+    source: &'static str,
+}
+
+/// What the host has, or what the control group of this process may still take, whichever is less. `limit` is the
+/// group's limit and what it uses of it; files in the page cache are not counted as used, for they are given up.
+fn available(host: u64, limit: Option<(u64, u64)>) -> Available {
+    let left = limit.map(|(limit, used)| limit.saturating_sub(used));
+    match left.filter(|left| *left < host) {
+        Some(bytes) => Available { bytes, source: "under the memory limit of its control group" },
+        None => Available { bytes: host, source: "on the host (MemAvailable)" },
+    }
+}
+
+/// Asks the host; `None` where it does not say.
+fn ask() -> Option<Available> {
+    let mut system = System::new().ok()?;
+    system.refresh_memory();
+    let host = system.available_memory();
+    if host == 0 {
+        return None;
+    }
+    let own = sysinfo::get_current_pid().ok()?;
+    let nothing = ProcessRefreshKind::nothing();
+    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[own]), false, nothing);
+    // That of the group or of one around it; versions 1 and 2.
+    let limits = system.process(own).and_then(sysinfo::Process::cgroup_limits);
+    Some(available(host, limits.map(|limits| (limits.total_memory, limits.rss))))
+}
+
+/// Refuses what would take `bytes` of memory where the host does not have them, and a margin.
+pub fn afford(what: impl fmt::Display, bytes: u64) -> Result<(), CliError> {
+    let Some(available) = ask() else { return Ok(()) };
+    let spare = available.bytes / LEFT;
+    if bytes <= available.bytes - spare {
+        return Ok(());
+    }
+    let why = format!(
+        "it needs {} of memory; {} are available {}, and {} of them are left to others",
+        size(bytes),
+        size(available.bytes),
+        available.source,
+        size(spare)
+    );
+    Err(CliError::failed(what, why))
+}
+
+/// Bytes for people.
+pub fn size(bytes: u64) -> String {
+    const GIB: u64 = 1 << 30;
+    const TIB: u64 = 1 << 40;
+    match bytes {
+        0..GIB => format!("{} MiB", bytes >> 20),
+        GIB..TIB => format!("{:.1} GiB", bytes as f64 / GIB as f64),
+        TIB.. => format!("{:.1} TiB", bytes as f64 / TIB as f64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tighter_of_host_and_group_counts() {
+        let bytes = |limit| available(1000, limit).bytes;
+        assert_eq!(bytes(None), 1000);
+        assert_eq!(bytes(Some((600, 100))), 500);
+        assert_eq!(bytes(Some((5000, 100))), 1000);
+        // A limit may be lowered below what is used.
+        assert_eq!(bytes(Some((100, 600))), 0);
+        assert!(available(1000, Some((600, 0))).source.contains("control group"));
+    }
+
+    #[test]
+    fn what_is_there_can_be_had_but_for_a_margin() {
+        let there = ask().expect("the host says").bytes;
+        assert!(afford("a little", 1 << 20).is_ok());
+        let said = afford("a lot", there.saturating_mul(2)).expect_err("too much").to_string();
+        assert!(said.starts_with("a lot: it needs ") && said.contains(" are available "), "{said}");
+    }
+
+    #[test]
+    fn sizes() {
+        assert_eq!(size(300 << 20), "300 MiB");
+        assert_eq!(size(5 << 29), "2.5 GiB");
+    }
+}
