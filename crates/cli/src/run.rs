@@ -4,9 +4,9 @@ use crate::error::CliError;
 use crate::host;
 use crate::report::number::plural;
 use crate::settings::Settings;
-use faultless::{Counter, Totals};
+use faultless::{Counter, Errno, Totals};
 use faultless_native::{Config, Native};
-use faultless_workload::{Linux, Outcome, System, Workload};
+use faultless_workload::{Failure, Linux, Outcome, System, Workload};
 
 /// What a run came to.
 #[derive(Clone, Debug)]
@@ -88,17 +88,31 @@ pub fn on_native(
     workload: &Workload,
 ) -> Result<Outcome, CliError> {
     settings.apply(native);
-    on(native, &settings.label(), workload)
+    on(native, &settings.label(), "--set max_map_count=N", workload)
 }
 
 /// Runs `workload` on the host's own kernel.
 pub fn on_linux(workload: &Workload) -> Result<Outcome, CliError> {
-    on(&Linux::new(), "default", workload)
+    on(&Linux::new(), "default", "sysctl vm.max_map_count=N", workload)
 }
 
-fn on<S: System>(system: &S, setting: &str, workload: &Workload) -> Result<Outcome, CliError> {
+/// Runs `workload` on `system`, whose limit of VMAs `remedy` raises.
+fn on<S: System>(
+    system: &S,
+    setting: &str,
+    remedy: &str,
+    workload: &Workload,
+) -> Result<Outcome, CliError> {
     workload.run(system).map_err(|failure| {
         let name = workload.info().name;
-        CliError::failed(format_args!("{name} on {} ({setting})", system.machine()), failure)
+        // The error is one for both.
+        let hint = match failure {
+            Failure::Refused { errno, .. } if errno == Errno::ENOMEM.number() => {
+                format!("; out of memory, or of VMAs, of which {remedy} allows more")
+            }
+            _ => String::new(),
+        };
+        let doing = format_args!("{name} on {} ({setting})", system.machine());
+        CliError::failed(doing, format_args!("{failure}{hint}"))
     })
 }

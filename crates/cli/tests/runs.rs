@@ -129,6 +129,15 @@ fn too_little_memory_is_an_error_of_words() {
     assert!(error.contains("pft on native") && error.contains("out of memory"), "{error}");
 }
 
+/// Linux has one error for both.
+#[test]
+fn too_few_vmas_are_told_from_too_little_memory() {
+    let args = ["stat", "vma_mmap", "order=shuffled", "threads=2", "--set"];
+    let error = faultless(&[&args[..], &["max_map_count=9"]].concat()).fails(1);
+    assert!(error.contains("or of VMAs, of which --set max_map_count=N allows more"), "{error}");
+    faultless(&[&args[..], &["max_map_count=2048"]].concat()).succeeds();
+}
+
 #[test]
 fn comparison_of_one_workload() {
     let dir = tempfile::tempdir().expect("a directory");
