@@ -106,7 +106,7 @@ impl core::error::Error for KnobError {}
 pub const KNOBS: [(&str, &str, &str); 11] = [
     ("locking", "mmap_lock | per_vma | speculative", "what keeps faults and writers apart"),
     ("speculative_page_fault", "0 | 1", "1: locking=speculative; 0: locking=per_vma"),
-    ("anon_vma_check", "early | late", "when a fault asks for the reverse-map root"),
+    ("anon_vma_check", "early | late", "when a fault asks for the anon_vma (reverse-map anchor)"),
     (
         "frame_limit",
         "1 to 1099511627776 frames",
