@@ -578,6 +578,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
 
     #[cold]
     pub(crate) fn collect_now(&self) {
+        self.free_gone();
         for link in self.vm.grace.collect(&self.local) {
             // SAFETY: the grace period of the link is over, and it comes out once.
             unsafe { self.free_retired(link) };
@@ -587,6 +588,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
     /// Waits until everything that this CPU retired is free. Not inside a grace section.
     pub fn settle_retired(&self) {
         self.local.order().before::<GracePeriod>();
+        self.free_gone();
         while self.vm.grace.pending(&self.local) != 0 {
             self.vm.grace.synchronize(&self.local, self);
             self.collect_now();
