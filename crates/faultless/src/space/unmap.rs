@@ -83,6 +83,11 @@ impl<M: Machine> Space<M> {
         let refused = |errno| Error { operation: "munmap", range: given, errno };
         let range = user_range(addr, len).ok_or(refused(Errno::EINVAL))?;
         for tries in 0.. {
+            // Alone, whole tables cost nothing.
+            if let Some(writing) = self.write_alone(cpu, [range, NOWHERE], TABLE_ALIGN) {
+                writing.unmap(range, |_| true).map_err(refused)?;
+                break;
+            }
             let Ok(writing) = self.write_where(cpu, PAGE_SIZE, tries, |view| {
                 Ok::<_, Infallible>([with_tables(view, range), NOWHERE])
             });

@@ -89,8 +89,8 @@ impl<M: Machine> Space<M> {
         align: u64,
     ) -> Writing<'a, 'v, M> {
         let claimed = ranges.map(|range| range.widen(align));
-        if let Some(held) = self.hold(cpu) {
-            return Writing::new(cpu, self, ranges, claimed, held);
+        if let Some(writing) = self.write_alone(cpu, ranges, align) {
+            return writing;
         }
         loop {
             let locking = self.locking(cpu);
@@ -106,6 +106,19 @@ impl<M: Machine> Space<M> {
                 return Writing::new(cpu, self, ranges, claimed, held);
             }
         }
+    }
+
+    /// [`write`](Self::write) by the owner of the space, if that is this CPU: it claims nothing, and waits for nobody.
+    #[inline(always)]
+    pub(super) fn write_alone<'a, 'v>(
+        &'a self,
+        cpu: &'a Cpu<'v, M>,
+        ranges: [VirtRange; 2],
+        align: u64,
+    ) -> Option<Writing<'a, 'v, M>> {
+        let held = self.hold(cpu)?;
+        let claimed = ranges.map(|range| range.widen(align));
+        Some(Writing::new(cpu, self, ranges, claimed, held))
     }
 
     /// Holds the space, if it is this CPU's own. Then nothing is claimed.
