@@ -62,6 +62,8 @@ impl World {
         };
         let vm = at_once(|| Vm::new(Board::new(cpus + more, frames)).unwrap());
         vm.set(Setting::Locking(locking));
+        // In half of the schedules: what a CPU does that is alone in a shared space is to be seen, too.
+        vm.set(Setting::EditInPlace(shuttle::rand::thread_rng().gen_bool(0.5)));
         vm.set(Setting::PrefaultMaxOrder(if REGIME.get() == Regime::Ahead { 3 } else { 0 }));
         Self { vm, oracle: Mutex::default(), watched, scarce: AtomicBool::new(false) }
     }
