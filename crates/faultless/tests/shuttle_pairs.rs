@@ -247,6 +247,6 @@ mod needs {
         conflicts: RangeConflict in [two_on_a_page],
         neighbours_merge_later: MergesLater in [a_mapping_beside_another],
         a_root_is_adopted: RootAdopted in [a_mapping_beside_what_goes],
-        a_count_waits: CountWaits in [two_that_stay_as_many],
+        what_merges_later_counts_as_one: CountsMerged in [two_that_stay_as_many],
     );
 }

@@ -110,8 +110,6 @@ pub(super) struct Step<'w, 'a, 'v, M: Machine> {
     stopped: UnderChange,
     /// Pages of what was made, less those of what is no more.
     pages: u64,
-    /// How many VMAs there will be less, once what is stopped has merged.
-    unmerged: usize,
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
@@ -187,7 +185,6 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
             replaced: 0,
             stopped: writing.stopped.get(),
             pages: 0,
-            unmerged: 0,
         }
     }
 
@@ -341,7 +338,6 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
                 if state == State::Running && lost(Mutant::MergesLater) {
                     later = [false; 2];
                 }
-                self.unmerged += later.into_iter().filter(|later| *later).count();
             }
             // What merges later has the root already: its neighbours may be gone by then.
             if root.is_none() && (merges || !lost(Mutant::RootAdopted)) {
@@ -444,7 +440,8 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         self.put(range, first)
     }
 
-    /// Puts a VMA of `area` in the place of the one that has all of its range, and merges it with none. It is stopped.
+    /// Puts a VMA of `area` in the place of the one that has all of its range, and merges it only where that was put off. It is
+    /// stopped.
     ///
     /// # Errors
     /// `ENOMEM`; the step is over.
@@ -452,7 +449,8 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         let range = area.range;
         self.check_claim(range);
         let first = self.made.used;
-        self.make(area, root, State::Stopped, [false; 2])?;
+        let merges = self.edit.view().at(range.start).map_or([false; 2], |entry| vma(entry).merges);
+        self.make(area, root, State::Stopped, merges)?;
         self.put(range, first)
     }
 
@@ -497,28 +495,30 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
 }
 
 impl<M: Machine> Step<'_, '_, '_, M> {
-    /// Refuses more VMAs than a space may have. Where another writer is yet to merge some, it is waited for.
+    /// Refuses more VMAs than a space may have.
+    #[inline(always)]
     fn check_count(&self) -> Result<(), Refused> {
-        let (more, most) = (
-            self.made.used - self.made.freed > self.old.len(),
-            self.writing.cpu.vm().knobs.max_map_count(),
-        );
-        if more && self.edit.view().len().saturating_sub(self.unmerged) as u64 > most {
-            return Err(self.too_many());
+        let most = self.writing.cpu.vm().knobs.max_map_count();
+        if self.replaced != 0 && self.edit.view().len() as u64 > most {
+            return self.check_merged(most as usize);
         }
         Ok(())
     }
 
+    /// [`check_count`](Self::check_count) of VMAs as they will be once all have merged that are to: what others think who came
+    /// before or come after.
     #[cold]
-    fn too_many(&self) -> Refused {
-        let of_others = |entry: &Entry<Vma>| {
-            self.hulls.iter().all(|hull| is_busy(self.writing, &self.made, hull, *entry))
+    fn check_merged(&self, most: usize) -> Result<(), Refused> {
+        let merged = |view: View<'_, Vma>| {
+            let pairs = view.iter().zip(view.iter().skip(1));
+            let later = pairs.filter(|(low, high)| merge_later(vma(*low), vma(*high))).count();
+            view.len() - if lost(Mutant::CountsMerged) { 0 } else { later }
         };
-        // Alone, nobody is waited for.
-        let company = self.writing.has_company();
-        let waits = company && !lost(Mutant::CountWaits);
-        let other = if waits { self.edit.view().iter().find(of_others) } else { None };
-        other.map_or(Refused::With(Errno::ENOMEM), |entry| Refused::Busy(entry.start))
+        let after = merged(self.edit.view());
+        if after > most && after > merged(self.writing.view()) {
+            return Err(Errno::ENOMEM.into());
+        }
+        Ok(())
     }
 
     /// Whether what is cut off `vma` is under change by this writer, as all of it is.

@@ -87,8 +87,8 @@ pub enum Mutant {
     MergesLater,
     /// What merges later has the root of its neighbour already. The neighbour is replaced meanwhile, and the root is gone.
     RootAdopted,
-    /// A step that makes too many VMAs waits for writers that are yet to merge theirs. It is refused what no order refuses.
-    CountWaits,
+    /// VMAs that are to merge count as one. A call is refused that no order refuses.
+    CountsMerged,
     /// A discard holds its entries until they are flushed. Another CPU uses a new page while one uses the old.
     DiscardHolds,
     /// Who copies an object's page looks at the object's length once it has the entry. It installs a copy of what was
