@@ -96,7 +96,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let near = {
             let section = self.cpu.section();
             // All that will be one has one root, and what is under change has no place for it yet.
-            until(self.cpu, || !joins_a_change(&self.space.view(self.cpu, &section), self.vma));
+            until(self.cpu, || !joins_a_change(self.space.view(self.cpu, &section), self.vma));
             root_of_neighbour(&self.space.view(self.cpu, &section), &self.vma.area)
         };
         let root = match near {

@@ -107,6 +107,17 @@ impl RootSlot {
         }
     }
 
+    /// Gives it `root`, if it has none, sealed or not.
+    pub(crate) fn give(&self, root: RootRef<'_>) {
+        let raw = root.get().into_raw();
+        let (acq_rel, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
+        let put = |seen| self.at.compare_exchange(seen, raw, acq_rel, relaxed).is_ok();
+        if !put(ptr::null_mut()) && !put(Self::SEALED) {
+            // SAFETY: `raw` is of `into_raw` just now and went nowhere.
+            drop(unsafe { Root::from_raw(NonNull::new_unchecked(raw)) });
+        }
+    }
+
     /// A root may be set again, if there is none.
     #[inline]
     pub(crate) fn unseal(&self) {

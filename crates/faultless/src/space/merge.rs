@@ -34,6 +34,27 @@ pub(super) fn roots_merge(a: Option<RootRef<'_>>, b: Option<RootRef<'_>>) -> boo
     }
 }
 
+/// Which of `below` and `above`, which are like `piece` and next to it, are one with it. The lower one, where only one can be.
+/// If it is to `adopt` a root, `piece` has theirs then.
+#[inline(always)]
+pub(super) fn join(
+    piece: &mut Piece,
+    below: Option<&Vma>,
+    above: Option<&Vma>,
+    adopt: bool,
+) -> [bool; 2] {
+    let own = piece.root.as_ref().map(RootRef::of);
+    let of_lower = below.map(|vma| vma.root.peek()).filter(|of| roots_merge(*of, own));
+    let of_upper = above
+        .map(|vma| vma.root.peek())
+        .filter(|of| roots_merge(*of, own) && of_lower.is_none_or(|lower| roots_merge(lower, *of)));
+    let joins = [of_lower.is_some(), of_upper.is_some()];
+    if own.is_none() && adopt {
+        piece.root = of_lower.flatten().or(of_upper.flatten()).map(RootRef::get);
+    }
+    joins
+}
+
 /// Whether two VMAs, the first right below the second, are one once neither is under change: that they merge was put off.
 pub(super) fn merge_later(lower: &Vma, upper: &Vma) -> bool {
     let at = upper.area.range.start;
@@ -43,18 +64,33 @@ pub(super) fn merge_later(lower: &Vma, upper: &Vma) -> bool {
         && roots_merge(lower.root.peek(), upper.root.peek())
 }
 
-/// Whether something that is under change in `view` will be one with `vma`.
-pub(crate) fn joins_a_change(view: &View<'_, Vma>, vma: &Vma) -> bool {
+/// All that will be one with `vma` in `view`: those below, from it downwards, and then those above.
+fn one_later<'v>(view: View<'v, Vma>, vma: &'v Vma) -> impl Iterator<Item = &'v Vma> {
     // SAFETY: VMAs in a view live as long as its section.
-    let near = |addr| view.at(addr).map(|entry| unsafe { entry.value.as_ref() });
-    let changing = |vma: &Vma| vma.sequence.read().is_none();
-    let above = |vma: &Vma| near(vma.area.range.end).filter(|above| merge_later(vma, above));
-    let below = |vma: &Vma| {
+    let near = move |addr| view.at(addr).map(|entry| unsafe { entry.value.as_ref() });
+    let above =
+        move |vma: &&'v Vma| near(vma.area.range.end).filter(|above| merge_later(vma, above));
+    let below = move |vma: &&'v Vma| {
         let addr = vma.area.range.start.checked_sub(1)?;
         near(addr).filter(|below| merge_later(below, vma))
     };
-    core::iter::successors(above(vma), |vma| above(vma)).any(changing)
-        || core::iter::successors(below(vma), |vma| below(vma)).any(changing)
+    core::iter::successors(below(&vma), below).chain(core::iter::successors(above(&vma), above))
+}
+
+/// Whether something that is under change in `view` will be one with `vma`.
+pub(crate) fn joins_a_change(view: View<'_, Vma>, vma: &Vma) -> bool {
+    one_later(view, vma).any(|vma| vma.sequence.read().is_none())
+}
+
+/// Gives the root of the VMA at `addr` in `view` to all that will be one with it, as if it were already. Under the lock of the
+/// tree.
+#[cold]
+pub(super) fn share_root(view: View<'_, Vma>, addr: u64) {
+    // SAFETY: VMAs in a view live as long as its section.
+    let Some(vma) = view.at(addr).map(|entry| unsafe { entry.value.as_ref() }) else { return };
+    if let Some(root) = vma.root.peek() {
+        one_later(view, vma).for_each(|vma| vma.root.give(root));
+    }
 }
 
 /// Whether two areas that meet at `at` may be in one VMA.

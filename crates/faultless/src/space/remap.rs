@@ -148,6 +148,8 @@ impl Request {
     /// the locked VMAs that are unlocked.
     fn ranges(&self, view: &View<'_, Vma>, course: Course) -> [VirtRange; 2] {
         let old = VirtRange::new(self.old.start, self.old.start + self.old.len().max(PAGE_SIZE));
+        let second = view.iter_from(self.old.start).nth(1);
+        let several = second.is_some_and(|entry| entry.start < self.old.end);
         let unlocks = self.flags.contains(RemapFlags::DONTUNMAP);
         let locked = |addr| {
             let entry = view.at(addr).filter(|_| unlocks)?;
@@ -166,6 +168,8 @@ impl Request {
             }
             Course::InPlace => [old.hull(self.target_at(self.old.start)), NOWHERE],
             Course::To(Some(start)) => [left, taken(start)],
+            // Nobody is to see that some have moved and some have not.
+            Course::Each if several => [VirtRange::USER, NOWHERE],
             Course::Each => [left, taken(self.target)],
             Course::To(None) | Course::Refused => [old, NOWHERE],
         }

@@ -37,7 +37,7 @@
 //! | `mprotect` that does both | stopped: nobody uses a new right while another CPU still uses an old one |
 //! | `mmap` over something, `mremap` | stopped: the entries are another mapping's |
 
-use super::merge::{Neighbour, Piece, agree, merge_later, roots_merge};
+use super::merge::{Neighbour, Piece, agree, join, merge_later, roots_merge, share_root};
 use super::vma::{Area, Vma};
 use super::write::{Writing, make_vma};
 use crate::addr::VirtRange;
@@ -110,6 +110,8 @@ pub(super) struct Step<'w, 'a, 'v, M: Machine> {
     stopped: UnderChange,
     /// Pages of what was made, less those of what is no more.
     pages: u64,
+    /// Where something is that merges later.
+    late: Option<u64>,
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
@@ -185,6 +187,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
             replaced: 0,
             stopped: writing.stopped.get(),
             pages: 0,
+            late: None,
         }
     }
 
@@ -229,7 +232,60 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         state: State,
     ) -> Result<(), Refused> {
         self.check_claim(range);
+        if self.writing.owns() {
+            return self.replace_alone(range, piece);
+        }
         self.replace_anywhere(range, piece, state, None)
+    }
+
+    /// [`replace`](Self::replace) by the owner of the space, who has nobody to stop.
+    #[inline(always)]
+    fn replace_alone(&mut self, range: VirtRange, mut piece: Option<Piece>) -> Result<(), Refused> {
+        let (mut below, mut above) = (None, None);
+        let mut near = self.edit.view().iter_from(range.start.saturating_sub(1));
+        while let Some(entry) = near.next()
+            && entry.start <= range.end
+        {
+            if entry.start < range.start {
+                below = Some(vma::<'w>(entry));
+            }
+            if entry.end > range.end {
+                above = Some(vma::<'w>(entry));
+            }
+        }
+        let mut joins = [false; 2];
+        if let Some(piece) = &mut piece {
+            let area = &piece.area;
+            let low = below.filter(|vma| agree(&vma.area, area, range.start));
+            let high = above.filter(|vma| agree(&vma.area, area, range.end));
+            joins = join(piece, low, high, true);
+        }
+        let (first, mut taken) = (self.made.used, range);
+        let rest = |vma: Option<&'w Vma>, joins: bool| {
+            vma.filter(|vma| !joins && vma.area.range.overlaps(range)).map(Neighbour::new)
+        };
+        if let Some(below) = rest(below, joins[0]) {
+            taken = taken.hull(self.keep_rest(below, range, VirtRange::new(0, range.start))?);
+        }
+        if let Some(Piece { mut area, root }) = piece {
+            let mut merges = [false; 2];
+            if let Some(below) = below.filter(|_| joins[0]) {
+                area.offset = below.area.offset;
+                area.range.start = below.area.range.start;
+                merges[0] = below.merges[0];
+            }
+            if let Some(above) = above.filter(|_| joins[1]) {
+                area.range.end = above.area.range.end;
+                merges[1] = above.merges[1];
+            }
+            taken = taken.hull(area.range);
+            self.make(area, root, State::Running, merges)?;
+        }
+        if let Some(above) = rest(above, joins[1]) {
+            let outside = VirtRange::new(range.end, u64::MAX);
+            taken = taken.hull(self.keep_rest(above, range, outside)?);
+        }
+        self.put(taken, first)
     }
 
     /// Checks the invariant of claimed pages, where checks are made.
@@ -323,25 +379,15 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         let (mut below, mut above) = (below.map(Neighbour::new), above.map(Neighbour::new));
 
         let (mut lower, mut upper, mut later) = (None, None, [false; 2]);
-        if let Some(Piece { root, .. }) = &mut piece {
-            let own = root.as_ref().map(RootRef::of);
-            let shared = |vma: &'w Vma| Some(vma.root.peek()).filter(|of| roots_merge(*of, own));
-            let of_lower = alike_below.and_then(shared);
-            let of_upper = alike_above
-                .and_then(shared)
-                .filter(|of| of_lower.is_none_or(|lower| roots_merge(lower, *of)));
-            if merges {
-                lower = below.take_if(|_| of_lower.is_some());
-                upper = above.take_if(|_| of_upper.is_some());
-            } else {
-                later = [of_lower.is_some(), of_upper.is_some()];
-                if state == State::Running && lost(Mutant::MergesLater) {
-                    later = [false; 2];
-                }
-            }
+        if let Some(piece) = &mut piece {
             // What merges later has the root already: its neighbours may be gone by then.
-            if root.is_none() && (merges || !lost(Mutant::RootAdopted)) {
-                *root = of_lower.flatten().or(of_upper.flatten()).map(RootRef::get);
+            let adopt = merges || !lost(Mutant::RootAdopted);
+            let joins = join(piece, alike_below, alike_above, adopt);
+            if merges {
+                lower = below.take_if(|_| joins[0]);
+                upper = above.take_if(|_| joins[1]);
+            } else if state == State::Stopped || !lost(Mutant::MergesLater) {
+                later = joins;
             }
         }
         let (first, mut taken) = (self.made.used, range);
@@ -359,6 +405,9 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
                 later[1] = vma.merges[1];
             }
             taken = taken.hull(area.range);
+            if later != [false; 2] && root.is_some() {
+                self.late = Some(area.range.start);
+            }
             self.make(area, root, state, later)?;
         }
         if let Some(above) = above {
@@ -537,6 +586,9 @@ impl<M: Machine> Step<'_, '_, '_, M> {
         }
         if stopped.is_some() {
             writing.stopped.set(stopped);
+        }
+        if let Some(addr) = self.late {
+            share_root(edit.view(), addr);
         }
         // The tree has them now.
         core::mem::forget(made);

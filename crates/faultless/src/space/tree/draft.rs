@@ -155,6 +155,11 @@ impl Draft {
         if removed == 0 && new.len() == 0 {
             return Ok(());
         }
+        let count = path.node(0).count() - removed + new.len();
+        if self.in_place && count != 0 && matches!(path.fit(0, count), Fit::Stays) {
+            self.amend_leaf(path, removed, new);
+            return Ok(());
+        }
         self.reserve(self.needed(path, removed, new.len()))?;
         let entries = path.node(path.top).entries as usize - removed + new.len();
         // At each level some slots give way to others.
@@ -181,6 +186,26 @@ impl Draft {
         }
         self.crown(root, entries);
         Ok(())
+    }
+
+    /// [`splice`](Self::splice) in place, where the leaf stays as it is: only what is said of it above changes.
+    #[inline(always)]
+    fn amend_leaf(&mut self, path: &Path, removed: usize, new: impl Slots) {
+        let more = new.len();
+        let mut this = path.step(0).node;
+        // SAFETY: in place all nodes are private, and no other reference is in use.
+        unsafe { this.as_mut() }.splice(path.at(0), removed, new);
+        for level in 1..=path.top {
+            // SAFETY: as above, one node after the other.
+            let slot = unsafe { this.as_ref() }.summary(this);
+            this = path.step(level).node;
+            // SAFETY: as above.
+            unsafe { this.as_mut() }.set(path.at(level), slot);
+        }
+        // SAFETY: as above.
+        let root = unsafe { this.as_mut() };
+        let entries = root.entries as usize - removed + more;
+        self.crown(this, entries);
     }
 
     /// Puts `new` in the place of the `removed` slots from `at` on in the node of `path` at `level`;

@@ -176,8 +176,9 @@ impl Node {
         }
     }
 
+    /// Changes slot `at`, which is in use or is next.
     #[inline(always)]
-    fn set(&mut self, at: usize, slot: Slot) {
+    pub(super) fn set(&mut self, at: usize, slot: Slot) {
         self.ends[at] = slot.end;
         self.starts[at] = slot.start;
         self.targets[at] = slot.target;
