@@ -18,6 +18,7 @@ mod fork;
 mod grow;
 mod leave;
 mod lock;
+mod made;
 mod map;
 pub(crate) mod merge;
 mod pages;

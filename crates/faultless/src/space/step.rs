@@ -37,6 +37,7 @@
 //! | `mprotect` that does both | stopped: nobody uses a new right while another CPU still uses an old one |
 //! | `mmap` over something, `mremap` | stopped: the entries are another mapping's |
 
+use super::made::Made;
 use super::merge::{Neighbour, Piece, agree, join, merge_later, roots_merge, share_root};
 use super::vma::{Area, Vma};
 use super::write::{Writing, make_vma};
@@ -86,15 +87,6 @@ impl From<OutOfMemory> for Refused {
 /// What one writer has under change: where a move goes to, and where it comes from, which that may have cut in two,
 /// and which is counted until it is replaced.
 pub(super) type UnderChange = Option<[Option<NonNull<Vma>>; 4]>;
-
-/// VMAs that no published tree has, at most two rests and a piece for each of two ranges. They are freed if none ever will.
-#[derive(Debug)]
-struct Made {
-    vmas: [Option<NonNull<Vma>>; 6],
-    /// How many places are used; those of what is freed again stay empty.
-    used: usize,
-    freed: usize,
-}
 
 /// The next version of the tree, while one writer builds it.
 pub(super) struct Step<'w, 'a, 'v, M: Machine> {
@@ -181,7 +173,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
         Self {
             writing,
             edit,
-            made: Made { vmas: [None; 6], used: 0, freed: 0 },
+            made: Made::new(),
             old: RetireChain::default(),
             hulls: [nowhere; 2],
             replaced: 0,
@@ -676,41 +668,4 @@ fn stop<M: Machine>(
         *hull = if hull.is_empty() { entry.range() } else { hull.hull(entry.range()) };
     }
     Ok(())
-}
-
-impl Made {
-    fn iter(&self) -> impl Iterator<Item = NonNull<Vma>> {
-        self.vmas[..self.used].iter().copied().flatten()
-    }
-
-    fn has(&self, vma: NonNull<Vma>) -> bool {
-        self.iter().any(|made| made == vma)
-    }
-
-    fn add(&mut self, vma: NonNull<Vma>) {
-        // A step replaces two ranges at most, each by three at most.
-        self.vmas[self.used] = Some(vma);
-        self.used += 1;
-    }
-
-    /// Frees `vma`, if it is one of these, which nobody uses any more. Returns whether it was.
-    fn free(&mut self, vma: NonNull<Vma>) -> bool {
-        let Some(made) = self.vmas.iter_mut().find(|made| **made == Some(vma)) else {
-            return false;
-        };
-        *made = None;
-        self.freed += 1;
-        // SAFETY: leaked from a box, and in no published tree, or they would have been forgotten.
-        drop(unsafe { Box::from_raw(vma.as_ptr()) });
-        true
-    }
-}
-
-impl Drop for Made {
-    fn drop(&mut self) {
-        for vma in self.iter() {
-            // SAFETY: as in `free`.
-            drop(unsafe { Box::from_raw(vma.as_ptr()) });
-        }
-    }
 }

@@ -27,6 +27,7 @@
 use super::atomic::{AtomicU32, Ordering, fence};
 use super::grace::{Grace, Section};
 use super::mutant::{Mutant, lost};
+use super::order::{self, TreeWriter};
 use super::wait::{Wait, until};
 use crate::machine::CpuId;
 
@@ -97,6 +98,8 @@ impl Owner {
     #[cold]
     #[inline(never)]
     fn share_slowly(&self, _section: &Section<'_>, cpu: CpuId, wait: &(impl Wait + ?Sized)) {
+        // Who holds it waits for what comes later in the order, and not for sections and claims.
+        order::before::<TreeWriter>(wait);
         loop {
             let seen = self.0.load(Ordering::Acquire);
             let state = seen & STATE;

@@ -1,0 +1,54 @@
+//! The VMAs that a [step](super::step) makes.
+
+use super::vma::Vma;
+use alloc::boxed::Box;
+use core::ptr::NonNull;
+
+/// VMAs that no published tree has, at most two rests and a piece for each of two ranges. They are freed if none ever will.
+#[derive(Debug)]
+pub(super) struct Made {
+    pub(super) vmas: [Option<NonNull<Vma>>; 6],
+    /// How many places are used; those of what is freed again stay empty.
+    pub(super) used: usize,
+}
+
+impl Made {
+    /// None yet.
+    pub(super) const fn new() -> Self {
+        Self { vmas: [None; 6], used: 0 }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = NonNull<Vma>> {
+        self.vmas[..self.used].iter().copied().flatten()
+    }
+
+    pub(super) fn has(&self, vma: NonNull<Vma>) -> bool {
+        self.iter().any(|made| made == vma)
+    }
+
+    pub(super) fn add(&mut self, vma: NonNull<Vma>) {
+        // A step replaces two ranges at most, each by three at most.
+        self.vmas[self.used] = Some(vma);
+        self.used += 1;
+    }
+
+    /// Frees `vma`, if it is one of these, which nobody uses any more. Returns whether it was.
+    pub(super) fn free(&mut self, vma: NonNull<Vma>) -> bool {
+        let Some(made) = self.vmas.iter_mut().find(|made| **made == Some(vma)) else {
+            return false;
+        };
+        *made = None;
+        // SAFETY: leaked from a box, and in no published tree, or they would have been forgotten.
+        drop(unsafe { Box::from_raw(vma.as_ptr()) });
+        true
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for vma in self.iter() {
+            // SAFETY: as in `free`.
+            drop(unsafe { Box::from_raw(vma.as_ptr()) });
+        }
+    }
+}
