@@ -240,9 +240,12 @@ impl<M: Machine> Space<M> {
             None => Err(Abort::VmaChanged),
             Some((vma, seen)) => {
                 let ticket = Ticket::speculative(vma, seen);
-                self.check(cpu, vma, access).and_then(|()| {
-                    Attempt { cpu, space: self, vma, ticket, page, access, ahead }.serve(prepared)
-                })
+                // No closure: the compiler makes a call of it at times.
+                match self.check(cpu, vma, access) {
+                    Ok(()) => Attempt { cpu, space: self, vma, ticket, page, access, ahead }
+                        .serve(prepared),
+                    Err(abort) => Err(abort),
+                }
             }
         };
         match tried {
