@@ -207,10 +207,11 @@ impl<M: Machine> Cpu<'_, M> {
         // Both, so that no policy's writer is at work, nor a locked fault.
         let _coarse = core.mmap_lock.write(self);
         let _fine = core.ranges.acquire(&vm.claims, self.local(), all, self);
+        let section = self.section();
+        // An owner of the space has no lock of it, and may be moving what is noted.
+        core.enter(self, &section);
         // It stays noted until this is done: another CPU that finds nothing noted says that memory is out.
         let Some(hull) = core.lazy.hull(self) else { return 0 };
-        let section = self.section();
-        core.enter(self, &section);
         let (mut freed, mut left) = (0, None);
         let visit = |run: Run<'_>| {
             let Run::Pages { start, slots } = run else { return Ok(()) };
@@ -228,7 +229,7 @@ impl<M: Machine> Cpu<'_, M> {
         if let Err(start) = visited {
             add(&mut left, VirtRange { start, end: hull.end });
         }
-        // Whoever notes more waits for the locks that are held here.
+        // Whoever notes more waits for the locks that are held here, and nobody becomes the owner in this section.
         *core.lazy.hull.lock(self) = left;
         freed
     }

@@ -179,7 +179,8 @@ impl<M: Machine> Space<M> {
         self.core.cpus.insert(cpu.id());
         // From here on the space is this CPU's or shared, as long as this CPU runs it.
         let owner = &self.core.owner;
-        if !owner.was(cpu.id()) && !owner.was_shared() && !self.try_own(cpu) {
+        let known = owner.was(cpu.id()) || owner.was_shared() || lost(Mutant::RunnerLooksAtOwner);
+        if !known && !self.try_own(cpu) {
             self.core.enter(cpu, &cpu.section());
         }
     }

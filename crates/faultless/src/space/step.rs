@@ -104,6 +104,8 @@ pub(super) struct Step<'w, 'a, 'v, M: Machine> {
     pages: u64,
     /// Where something is that merges later.
     late: Option<u64>,
+    /// How many VMAs a space may have. What was edited in place cannot be undone because that has changed meanwhile.
+    most: u64,
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
@@ -180,6 +182,7 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
             stopped: writing.stopped.get(),
             pages: 0,
             late: None,
+            most: cpu.vm().knobs.max_map_count(),
         }
     }
 
@@ -501,9 +504,8 @@ impl<'w, 'a, 'v, M: Machine> Step<'w, 'a, 'v, M> {
     fn put(&mut self, taken: VirtRange, first: usize) -> Result<(), Refused> {
         let no_entry = Entry { start: 0, end: 0, value: NonNull::dangling() };
         let (mut entries, mut count) = ([no_entry; 3], 0);
-        let Self { writing, edit, made, old, pages, stopped, .. } = self;
-        let most = writing.cpu.vm().knobs.max_map_count();
-        if writing.owns() && (edit.view().len() + made.used) as u64 > most {
+        let Self { writing, edit, made, old, pages, stopped, most, .. } = self;
+        if writing.owns() && (edit.view().len() + made.used) as u64 > *most {
             // It may be undone.
             edit.keep_version();
         }
@@ -539,9 +541,8 @@ impl<M: Machine> Step<'_, '_, '_, M> {
     /// Refuses more VMAs than a space may have.
     #[inline(always)]
     fn check_count(&self) -> Result<(), Refused> {
-        let most = self.writing.cpu.vm().knobs.max_map_count();
-        if self.replaced != 0 && self.edit.view().len() as u64 > most {
-            return self.check_merged(most as usize);
+        if self.replaced != 0 && self.edit.view().len() as u64 > self.most {
+            return self.check_merged();
         }
         Ok(())
     }
@@ -549,14 +550,14 @@ impl<M: Machine> Step<'_, '_, '_, M> {
     /// [`check_count`](Self::check_count) of VMAs as they will be once all have merged that are to: what others think who came
     /// before or come after.
     #[cold]
-    fn check_merged(&self, most: usize) -> Result<(), Refused> {
+    fn check_merged(&self) -> Result<(), Refused> {
         let merged = |view: View<'_, Vma>| {
             let pairs = view.iter().zip(view.iter().skip(1));
             let later = pairs.filter(|(low, high)| merge_later(vma(*low), vma(*high))).count();
             view.len() - if lost(Mutant::CountsMerged) { 0 } else { later }
         };
         let after = merged(self.edit.view());
-        if after > most && after > merged(self.writing.view()) {
+        if after as u64 > self.most && after > merged(self.writing.view()) {
             return Err(Errno::ENOMEM.into());
         }
         Ok(())

@@ -27,6 +27,7 @@ use crate::rmap::{Root, RootSlot};
 use crate::space::tree::View;
 use crate::stat::Counter;
 use crate::sync::grace::{RetireChain, RetireLink, Section};
+use crate::sync::order::RangeClaim;
 use crate::sync::owner::Holding;
 use crate::sync::sequence::Sequence;
 use crate::sync::wait::until;
@@ -134,6 +135,12 @@ impl<M: Machine> Space<M> {
             {
                 self.try_own(cpu);
             }
+            return None;
+        }
+        // As a claim would be: refused in a section, where that is checked.
+        cpu.local().order().before::<RangeClaim>();
+        if cpu.vm().grace.is_inside(cpu.id()) {
+            // A closure that is told of areas, in whose view nothing changes.
             return None;
         }
         let locking = self.locking(cpu);

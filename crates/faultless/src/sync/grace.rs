@@ -374,7 +374,7 @@ impl Grace {
 
     /// Whether CPU `cpu` is in a section. If it is not, all that it did in sections before is seen from here on.
     #[inline]
-    pub(super) fn is_inside(&self, cpu: CpuId) -> bool {
+    pub(crate) fn is_inside(&self, cpu: CpuId) -> bool {
         self.marks.remote(cpu).load(Ordering::Acquire) & NEST != 0
     }
 

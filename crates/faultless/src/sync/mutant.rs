@@ -42,6 +42,10 @@ pub enum Mutant {
     JoinAwaitsOwner,
     /// Who tries to become the owner looks whether others are in sections. It changes in place what they read.
     TryLooks,
+    /// Who uses a space looks who owns it. It reads what is being changed in place.
+    UserLooksAtOwner,
+    /// Who begins to run a space looks who owns it. Its faults read what is being changed in place.
+    RunnerLooksAtOwner,
     /// Claims that conflict wait for each other.
     RangeConflict,
     /// Who lets a parked waiter's last blocker go wakes it. It sleeps for ever.

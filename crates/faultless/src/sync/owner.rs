@@ -75,6 +75,12 @@ impl Owner {
         self.0.load(Ordering::Relaxed) == SHARED
     }
 
+    /// Whether somebody waits until the owner lets it go.
+    #[cfg(all(test, not(loom)))]
+    pub fn is_awaited(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & AWAITED != 0
+    }
+
     /// Holds it, if `cpu` owns it: until the guard is dropped, no other CPU uses it.
     #[inline(always)]
     pub fn hold(&self, cpu: CpuId) -> Option<Holding<'_>> {

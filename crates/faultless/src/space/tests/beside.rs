@@ -267,7 +267,11 @@ fn the_baselines_let_readers_in_while_pages_are_unmapped() {
                     space.fault(&cpu2, AT - P, Access::Write).unwrap();
                     cpu2
                 });
-                nap();
+                // As long as it takes: it waits for nobody.
+                let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+                while !reading.is_finished() && std::time::Instant::now() < until {
+                    nap();
+                }
                 let read = reading.is_finished();
                 let writing = scope.spawn(move || {
                     space.mmap(&cpu3, AT, P, RW, FIXED).unwrap();

@@ -11,6 +11,7 @@ mod memory;
 mod model;
 mod objects;
 mod orders;
+mod owner;
 mod policies;
 mod prefault;
 mod races;

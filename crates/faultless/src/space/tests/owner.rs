@@ -1,0 +1,120 @@
+//! What the owner of a space, who edits it in place, must not do to those who look at it meanwhile.
+
+use super::guest::{self, between, cpu, store};
+use crate::addr::{PAGE_SIZE as P, VirtRange};
+use crate::audit::audit;
+use crate::knob::Setting;
+use crate::space::step::State;
+use crate::space::write::NOWHERE;
+use crate::space::{Advice, MapFlags, Prot, RemapFlags, Space};
+use crate::stat::Counter;
+use crate::sync::wait::{Yield, until};
+use crate::testing::TestMachine;
+use crate::vm::Cpu;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::vec::Vec;
+
+const AT: u64 = 1 << 30;
+const TO: u64 = 2 << 30;
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED);
+const MOVE: RemapFlags = RemapFlags::MAYMOVE.union(RemapFlags::FIXED);
+
+/// A space of this CPU with `pages` pages at `AT`.
+fn with_pages(cpu: &Cpu<'_, TestMachine>, pages: u64) -> Space<TestMachine> {
+    let space = Space::new(cpu).unwrap();
+    space.mmap(cpu, AT, pages * P, RW, FIXED).unwrap();
+    space
+}
+
+fn end(cpu: &Cpu<'_, TestMachine>, space: Space<TestMachine>) {
+    cpu.drain();
+    audit(cpu, &[&space]).unwrap();
+    space.exit(cpu);
+    cpu.drain();
+    assert_eq!(audit(cpu, &[]).unwrap().taken(), 1);
+}
+
+#[test]
+fn reclaim_finds_what_the_owner_moves_while_it_waits_for_him() {
+    let vm = guest::vm(3, 512);
+    let owner = cpu(&vm, 0);
+    let space = with_pages(&owner, 3);
+    for page in 0..3 {
+        store(&owner, &space, AT + page * P, 1).unwrap();
+    }
+    space.madvise(&owner, AT, 3 * P, Advice::Free).unwrap();
+    let moving = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let reclaim = scope.spawn(|| {
+            until(&Yield, || moving.load(Ordering::Acquire));
+            let cpu = cpu(&vm, 2);
+            let freed = cpu.reclaim_lazy(3);
+            cpu.drain();
+            freed
+        });
+        let meanwhile = |_: &Cpu<'_, TestMachine>| {
+            moving.store(true, Ordering::Release);
+            until(&Yield, || space.core.owner.is_awaited());
+        };
+        let moved = between(&vm, meanwhile, || space.mremap(&owner, AT, 3 * P, 3 * P, MOVE, TO));
+        assert_eq!(moved, Ok(TO));
+        assert_eq!(reclaim.join().unwrap(), 3);
+    });
+    assert_eq!(vm.totals().get(Counter::LazilyFreed), 3);
+    end(&owner, space);
+}
+
+#[test]
+fn a_limit_that_is_lowered_in_the_middle_of_an_edit_holds_from_the_next_on() {
+    const HOLES: u64 = if cfg!(miri) { 20 } else { 300 };
+    let vm = guest::vm(1, 1024);
+    let cpu = cpu(&vm, 0);
+    let space = with_pages(&cpu, 2 * HOLES + 1);
+    for hole in 0..HOLES {
+        let page = VirtRange::page(AT + (2 * hole + 1) * P);
+        let writing = space.write(&cpu, [page, NOWHERE], P);
+        assert!(writing.owns());
+        let done = writing.step(|step| {
+            step.replace(page, None, State::Running)?;
+            vm.set(Setting::MaxMapCount(1));
+            Ok(())
+        });
+        drop(writing);
+        assert_eq!(done, Ok(()));
+        cpu.collect();
+        assert_eq!(space.map_count(&cpu) as u64, hole + 2);
+        vm.set(Setting::MaxMapCount(65530));
+    }
+    end(&cpu, space);
+}
+
+/// What `tell` may do in the middle of a listing of a space that its CPU owns: nothing that waits, as everywhere. Where that is not
+/// checked, what is listed stays as it was.
+#[test]
+fn nothing_is_edited_in_place_below_a_listing() {
+    let vm = guest::vm(1, 512);
+    let cpu = cpu(&vm, 0);
+    let space = with_pages(&cpu, 3);
+    let unmap = || space.munmap(&cpu, AT + P, P);
+    let mut listed = Vec::new();
+    let listing = catch_unwind(AssertUnwindSafe(|| {
+        space.each_area(&cpu, VirtRange::USER, |area| {
+            unmap().unwrap();
+            // What the call freed at its end would be read here.
+            listed.push(area.range);
+            true
+        });
+    }));
+    assert_eq!(listing.is_err(), cfg!(debug_assertions), "the lock order is checked");
+    if listing.is_ok() {
+        assert_eq!(listed, [VirtRange::new(AT, AT + 3 * P)]);
+    } else {
+        assert_eq!(space.map_count(&cpu), 1, "refused before anything was touched");
+        unmap().unwrap();
+    }
+    assert_eq!(space.map_count(&cpu), 2);
+    end(&cpu, space);
+}
