@@ -27,7 +27,6 @@ use crate::rmap::{Root, RootSlot};
 use crate::space::tree::View;
 use crate::stat::Counter;
 use crate::sync::grace::{RetireChain, RetireLink, Section};
-use crate::sync::order::RangeClaim;
 use crate::sync::owner::Holding;
 use crate::sync::sequence::Sequence;
 use crate::sync::wait::until;
@@ -137,10 +136,8 @@ impl<M: Machine> Space<M> {
             }
             return None;
         }
-        // As a claim would be: refused in a section, where that is checked.
-        cpu.local().order().before::<RangeClaim>();
         if cpu.vm().grace.is_inside(cpu.id()) {
-            // A closure that is told of areas, in whose view nothing changes.
+            // As in a closure that is told of areas, in whose view nothing changes.
             return None;
         }
         let locking = self.locking(cpu);
