@@ -266,6 +266,7 @@ fn sysv() -> Verdict {
     exhaust(&[ENOMEM], |refusal| {
         let set = Errno(libc::EINVAL);
         let mut made = [Err(set); 3];
+        let mut attached = None;
         let ended = refusal.during(|| -> sys::Result<()> {
             made[0] = make(libc::SYS_semget, [0, 64, 0o600]);
             let sem = made[0]?;
@@ -282,9 +283,15 @@ fn sysv() -> Verdict {
             make(libc::SYS_msgrcv, [queue, back.as_mut_ptr() as u64, 150, 0, 0])?;
             made[2] = make(libc::SYS_shmget, [0, PAGE, 0o600]);
             let at = make(libc::SYS_shmat, [made[2]?, 0, 0])?;
+            attached = Some(at);
             make(libc::SYS_shmdt, [at])?;
+            attached = None;
             Ok(())
         });
+        // What was refused has not happened.
+        if let Some(at) = attached {
+            must("shmdt", make(libc::SYS_shmdt, [at]))?;
+        }
         let remove = [(libc::SYS_semctl, 0), (libc::SYS_msgctl, 1), (libc::SYS_shmctl, 2)];
         for (number, kind) in remove {
             let Ok(id) = made[kind] else { continue };
