@@ -137,7 +137,7 @@ pub fn needed(name: &str, mutant: Mutant, regime: Regime, scenarios: &[Scenario]
     }
     let this = std::env::current_exe().expect("a test is a program");
     // It ends at the first schedule that fails, so it may have many.
-    let many = (10 * schedules()).to_string();
+    let many = (40 * schedules()).to_string();
     let mut command = Command::new(this);
     command.args([name, "--exact"]).env(WITHOUT, name).env("FAULTLESS_SCHEDULES", many);
     let broken = command.output().unwrap();
