@@ -163,7 +163,7 @@ fn run_pairs(regime: Regime, chosen: impl Fn([Touches; 2]) -> bool) {
 
 /// Runs the programs that are known to have failed.
 fn run_known(regime: Regime) {
-    for (name, mut case) in pairs::table::known() {
+    for (name, mut case) in pairs::known::known() {
         case.pages &= regime != AHEAD;
         let orders = Orders::default();
         println!("{name}");
@@ -239,6 +239,13 @@ fn two_that_stay_as_many() {
     try_pair([Kind::MapFixed; 2], Relation::Apart, Base::Full);
 }
 
+/// What stays of a move is a part of what a mapping under change beside it will be one with.
+fn a_part_that_stays() {
+    let is_it = |(name, _): &(&str, Case)| *name == "kept beside a change";
+    let (_, case) = pairs::known::known().into_iter().find(is_it).expect("it is listed");
+    try_once(&case, &Orders::default());
+}
+
 mod needs {
     use crate::scenario;
     use faultless::sync::mutant::Mutant;
@@ -247,6 +254,7 @@ mod needs {
         conflicts: RangeConflict in [two_on_a_page],
         neighbours_merge_later: MergesLater in [a_mapping_beside_another],
         a_root_is_adopted: RootAdopted in [a_mapping_beside_what_goes],
+        a_part_keeps_its_root: RenewsParts in [a_part_that_stays],
         what_merges_later_counts_as_one: CountsMerged in [two_that_stay_as_many],
     );
 }

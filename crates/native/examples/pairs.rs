@@ -12,7 +12,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use stress::pairs::table::known;
+use stress::pairs::known::known;
 use stress::{Plan, Progress, Source};
 
 const USAGE: &str = "\

@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering;
 use faultless::Locking;
 use faultless_native::{Config, Native};
 use stress::pairs::op::{Op, RW};
-use stress::pairs::table::known;
+use stress::pairs::known::known;
 use stress::{Plan, Progress, Source, Thread};
 
 /// Runs it under each policy.

@@ -1,6 +1,7 @@
 //! Which VMAs are one, as Linux has it.
 
 use super::vma::{Area, Vma};
+use crate::addr::VirtRange;
 use crate::rmap::{Root, RootRef};
 use crate::space::tree::View;
 
@@ -75,6 +76,11 @@ fn one_later<'v>(view: View<'v, Vma>, vma: &'v Vma) -> impl Iterator<Item = &'v 
         near(addr).filter(|below| merge_later(below, vma))
     };
     core::iter::successors(below(&vma), below).chain(core::iter::successors(above(&vma), above))
+}
+
+/// Where the VMA will lie that `vma` of `view` is to be a part of: all of that counts as one already.
+pub(super) fn range_later(view: View<'_, Vma>, vma: &Vma) -> VirtRange {
+    one_later(view, vma).fold(vma.area.range, |all, vma| all.hull(vma.area.range))
 }
 
 /// Whether something that is under change in `view` will be one with `vma`.

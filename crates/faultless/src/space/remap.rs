@@ -3,7 +3,7 @@
 use super::Space;
 use super::lock::Lock;
 use super::map::place;
-use super::merge::{Piece, agree};
+use super::merge::{Piece, agree, range_later};
 use super::pages::each_slot;
 use super::step::{Refused, State, Step};
 use super::unmap::with_tables;
@@ -154,8 +154,8 @@ impl Request {
         let locked = |addr| {
             let entry = view.at(addr).filter(|_| unlocks)?;
             // SAFETY: VMAs in a view live as long as the section.
-            let area = &unsafe { entry.value.as_ref() }.area;
-            (area.lock() != Lock::No).then_some(area.range)
+            let vma = unsafe { entry.value.as_ref() };
+            (vma.area.lock() != Lock::No).then(|| range_later(*view, vma))
         };
         let ends = [old.start, old.end - PAGE_SIZE].map(locked);
         let old = ends.into_iter().flatten().fold(old, VirtRange::hull);
@@ -341,6 +341,10 @@ impl<M: Machine> Writing<'_, '_, M> {
         let there = self.vmas(new).next().is_some();
         // What moves is not gone, but nobody will find it here any more.
         let (was_here, was_there) = (self.leave(old), self.leave(new));
+        if keep {
+            // What stays is unlocked and renewed as a whole.
+            self.merge_at(old.start);
+        }
         // All that can fail comes first, and both places change at once.
         let planned = self.make_tables(new).map_err(Errno::from).and_then(|()| {
             self.step_twice(|step| {
@@ -410,7 +414,12 @@ fn replace_both<M: Machine>(
     keep: bool,
 ) -> Result<(), Refused> {
     let first = VirtRange::page(old.start);
-    let all = step.view().at(old.start).map_or(old, |entry| entry.range());
+    let view = step.view();
+    // SAFETY: VMAs in a view live as long as the section.
+    let vma = view.at(old.start).map(|entry| unsafe { entry.value.as_ref() });
+    let all = vma.map_or(old, |vma| vma.area.range);
+    let is_part =
+        vma.is_some_and(|vma| range_later(view, vma) != old) && !lost(Mutant::RenewsParts);
     let (mut area, root) =
         if old.is_empty() { (step.look(first)?, None) } else { step.take(first)? };
     if area.object.is_none() && root.is_none() {
@@ -431,7 +440,7 @@ fn replace_both<M: Machine>(
         }
         stays.flags -= VmaFlags::ANY_LOCK;
         if stays.range == all {
-            step.renew(stays, root.clone().filter(|_| all != old))?;
+            step.renew(stays, root.clone().filter(|_| is_part))?;
         } else {
             let piece = Piece { area: stays, root: root.clone() };
             step.replace(old, Some(piece), State::Stopped)?;

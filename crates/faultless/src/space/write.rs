@@ -14,7 +14,7 @@
 //! which VMA says so, where that begins and ends beyond the claim, or which anon_vma it has, outside of a step.
 
 use super::merge::merge_later;
-use super::step::{State, UnderChange};
+use super::step::{Refused, State, Step, UnderChange};
 use super::visit::Visit;
 use super::vma::{Area, Vma, VmaLock};
 use super::{Guard, Space};
@@ -348,15 +348,27 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     /// none, lets it run. Returns whether there were.
     fn finish_one(&self, vma: &Vma) -> Result<bool, Errno> {
         self.step(|step| {
-            let next = self.next_merge(&step.view(), vma.area.range.start);
-            if let Some(range) = next {
-                step.merge(range)?;
-            } else if self.has_stopped(NonNull::from(vma)) {
+            let merged = self.merge_next(step, vma.area.range.start)?;
+            if !merged && self.has_stopped(NonNull::from(vma)) {
                 // Under the lock of the tree: who leaves a VMA alone because it is under change has published by now.
                 self.run(vma);
             }
-            Ok(next.is_some())
+            Ok(merged)
         })
+    }
+
+    /// Merges what became one with the VMA at `addr` and could not merge when it was finished, as far as there is memory now.
+    pub(super) fn merge_at(&self, addr: u64) {
+        while self.step(|step| self.merge_next(step, addr)) == Ok(true) {}
+    }
+
+    /// Merges the next two of the VMAs around `addr` that are to be one. Returns whether there were any.
+    fn merge_next(&self, step: &mut Step<'_, '_, '_, M>, addr: u64) -> Result<bool, Refused> {
+        let next = self.next_merge(&step.view(), addr);
+        if let Some(range) = next {
+            step.merge(range)?;
+        }
+        Ok(next.is_some())
     }
 
     /// Lets `vma`, which is under change by this writer, run: that is over, and another may merge with it.

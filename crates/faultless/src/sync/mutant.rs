@@ -93,6 +93,8 @@ pub enum Mutant {
     RootAdopted,
     /// VMAs that are to merge count as one. A call is refused that no order refuses.
     CountsMerged,
+    /// What stays of a VMA after a move is renewed without its anon_vma only if it will not be a part of another VMA.
+    RenewsParts,
     /// A discard holds its entries until they are flushed. Another CPU uses a new page while one uses the old.
     DiscardHolds,
     /// Who copies an object's page looks at the object's length once it has the entry. It installs a copy of what was

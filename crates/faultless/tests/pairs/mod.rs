@@ -21,6 +21,7 @@
 
 #![allow(dead_code, reason = "each program uses a part")]
 
+pub mod known;
 pub mod op;
 pub mod seen;
 pub mod table;

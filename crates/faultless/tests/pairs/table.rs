@@ -300,7 +300,7 @@ impl Kind {
 }
 
 /// Maps private memory, and stores to its pages.
-fn fill(span: Span, ops: &mut Vec<Op>) {
+pub fn fill(span: Span, ops: &mut Vec<Op>) {
     ops.push(Op::Map(span, How::Fixed, RW, MapFlags::PRIVATE));
     ops.extend((span.at..span.end()).map(|page| Op::Store(page, word(page))));
 }
@@ -604,100 +604,4 @@ pub fn reveal([first, second]: [Span; 2]) -> Vec<Op> {
     after.extend([Op::Load(second.at), Op::Store(second.end(), 9), Op::Store(second.at - 1, 10)]);
     after.extend(pages.iter().map(|&page| Op::Load(page)));
     after
-}
-
-/// The programs that are known to have failed, by name.
-pub fn known() -> Vec<(&'static str, Case)> {
-    let map = |at, pages, how| Op::Map(Span::new(at, pages), how, RW, MapFlags::PRIVATE);
-    let read_only = |at| Op::Protect(Span::new(at, 1), Prot::READ);
-    let made = |start, first, at, how| {
-        // One makes the page below, the other its own, and then makes that read-only.
-        let sides = [vec![first], vec![map(at, 1, how), read_only(at)]];
-        Case::new(start, sides, reveal([Span::new(at, 1), Span::new(at - 1, 1)]))
-    };
-    let filled = |span| {
-        let mut ops = Vec::new();
-        fill(span, &mut ops);
-        ops
-    };
-    let (moves, stays) = (RemapFlags::MAYMOVE, RemapFlags::empty());
-    let to = moves | RemapFlags::FIXED;
-    let source = Span::new(APART[0], 1);
-    let b = BOUNDARY;
-    let pair =
-        |start, first, second, spans| Case::new(start, [vec![first], vec![second]], reveal(spans));
-    let stack = MapFlags::PRIVATE | MapFlags::GROWSDOWN;
-    vec![
-        ("hints", made(vec![], map(1, 1, How::Hint), 2, How::Hint)),
-        ("fixed", made(vec![], map(b - 1, 1, How::Fixed), b, How::Fixed)),
-        ("target", {
-            // One that nobody has touched merges wherever it goes.
-            let start = vec![Op::Map(source, How::Fixed, RW, MapFlags::PRIVATE)];
-            made(start, Op::Remap(source, 1, to, b - 1), b, How::Hint)
-        }),
-        ("growth", {
-            let start = Span::new(b - 2, 1);
-            made(filled(start), Op::Remap(start, 2, stays, 0), b, How::Hint)
-        }),
-        ("root", {
-            // A first store below, and a mapping between that and what was stored to.
-            let mut start = filled(Span::new(3, 1));
-            start.push(map(1, 1, How::Fixed));
-            let spans = [Span::new(1, 1), Span::new(2, 1)];
-            pair(start, Op::Store(1, 100), map(2, 1, How::Fixed), spans)
-        }),
-        ("split", {
-            let spans = [Span::new(1, 2), Span::new(1, 1)];
-            pair(filled(spans[0]), Op::Remap(spans[0], 2, to, APART[0]), read_only(1), spans)
-        }),
-        ("unmapped target", {
-            let mut start = filled(Span::new(1, 2));
-            start.extend(filled(Span::new(6, 1)));
-            let spans = [Span::new(1, 2), Span::new(6, 1)];
-            pair(start, Op::Remap(spans[0], 2, to, APART[0]), Op::Unmap(Span::new(2, 5)), spans)
-        }),
-        ("shrink", {
-            // The first grows in place after the other, or moves before it.
-            let spans = [Span::new(1, 1), Span::new(1, 2)];
-            let grow = Op::Remap(spans[0], 2, moves, 0);
-            pair(filled(spans[1]), grow, Op::Remap(spans[1], 1, stays, 0), spans)
-        }),
-        ("place", {
-            // Both of what moves must be gone before its place is looked at.
-            let mut start = filled(Span::new(0, 2));
-            start.push(Op::Map(Span::new(2, 1), How::Fixed, Prot::READ, MapFlags::PRIVATE));
-            roof(3, &mut start);
-            let spans = [Span::new(0, 2), Span::new(0, 3)];
-            pair(start, map(0, 2, How::Placed), Op::Remap(spans[1], 3, to, APART[1]), spans)
-        }),
-        ("first stores", {
-            // Both are to what was one VMA before the mapping, and will be again.
-            let stores = vec![Op::Store(0, 100), Op::Store(2, 102)];
-            let sides = [vec![map(1, 1, How::Fixed)], stores];
-            let spans = [Span::new(0, 1), Span::new(2, 1)];
-            Case::new(vec![map(0, 3, How::Fixed)], sides, reveal(spans))
-        }),
-        ("first store", {
-            // Whose anon_vma is all that is left of the VMA stored to.
-            let sides =
-                [vec![map(b, 1, How::Fixed)], vec![Op::Store(b - 1, 100), map(0, b, How::Fixed)]];
-            let spans = [Span::new(b, 1), Span::new(6, 1)];
-            Case::new(vec![map(0, b + 1, How::Fixed)], sides, reveal(spans))
-        }),
-        ("neighbours gone", {
-            // What comes between two VMAs with an anon_vma has it, though both are gone before it merges.
-            let start = filled(Span::new(0, WINDOW));
-            let above = Span::new(b, 1);
-            let gone = vec![Op::Remap(above, 1, to, APART[1]), map(0, b - 1, How::Fixed)];
-            let sides = [vec![map(b - 1, 1, How::Fixed)], gone];
-            Case::new(start, sides, reveal([Span::new(b - 1, 1), above]))
-        }),
-        ("populate", {
-            let (low, high) = (Span::new(1, 2), Span::new(3, 1));
-            let start = vec![Op::Map(high, How::Fixed, RW, stack), Op::Store(3, 1)];
-            let populate = MapFlags::PRIVATE | MapFlags::POPULATE;
-            let map = Op::Map(low, How::Fixed, RW, populate);
-            pair(start, map, Op::Unmap(low), [low, low])
-        }),
-    ]
 }
