@@ -630,7 +630,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
 
     /// Frees a VMA that no reader can see, and the object behind it when it was the last to use it.
     pub(crate) fn drop_vma(&self, mut vma: Box<Vma>) {
-        let object = vma.area.object.take();
+        let object = vma.area.get_mut().object.take();
         drop(vma);
         if let Some(object) = object {
             Object::release(object, self);

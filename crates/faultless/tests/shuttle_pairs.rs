@@ -239,11 +239,20 @@ fn two_that_stay_as_many() {
     try_pair([Kind::MapFixed; 2], Relation::Apart, Base::Full);
 }
 
-/// What stays of a move is a part of what a mapping under change beside it will be one with.
-fn a_part_that_stays() {
-    let is_it = |(name, _): &(&str, Case)| *name == "kept beside a change";
+fn try_known(name: &str) {
+    let is_it = |(of, _): &(&str, Case)| *of == name;
     let (_, case) = pairs::known::known().into_iter().find(is_it).expect("it is listed");
     try_once(&case, &Orders::default());
+}
+
+/// What stays of a move is a part of what a mapping under change beside it will be one with.
+fn a_part_that_stays() {
+    try_known("kept beside a change");
+}
+
+/// A mapping comes between a VMA without an anon_vma, which gets one, and one that has one.
+fn a_first_store_beside() {
+    try_known("first store beside a change");
 }
 
 mod needs {
@@ -254,6 +263,7 @@ mod needs {
         conflicts: RangeConflict in [two_on_a_page],
         neighbours_merge_later: MergesLater in [a_mapping_beside_another],
         a_root_is_adopted: RootAdopted in [a_mapping_beside_what_goes],
+        a_group_is_sealed: SealsGroup in [a_first_store_beside],
         a_part_keeps_its_root: RenewsParts in [a_part_that_stays],
         what_merges_later_counts_as_one: CountsMerged in [two_that_stay_as_many],
     );

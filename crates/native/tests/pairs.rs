@@ -7,8 +7,8 @@ mod stress;
 use core::sync::atomic::Ordering;
 use faultless::Locking;
 use faultless_native::{Config, Native};
-use stress::pairs::op::{Op, RW};
 use stress::pairs::known::known;
+use stress::pairs::op::{Op, RW};
 use stress::{Plan, Progress, Source, Thread};
 
 /// Runs it under each policy.

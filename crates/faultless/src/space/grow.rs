@@ -60,7 +60,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// may. Returns whether it did.
     fn grow_down(
         &self,
-        step: &mut Step<'_, '_, '_, M>,
+        step: &mut Step<'_, '_, '_, '_, M>,
         stack: u64,
         page: u64,
     ) -> Result<bool, Refused> {

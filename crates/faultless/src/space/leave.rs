@@ -70,8 +70,8 @@ impl Drop for Memory {
 pub(super) enum Was<'a> {
     /// In this version of the tree.
     Seen(View<'a, Vma>),
-    /// Those that the owner of the space has removed, who keeps no version.
-    Removed(&'a Cell<RetireChain>),
+    /// Those that the owner of the space has removed, who keeps no version, and what it cut off others.
+    Removed(&'a Cell<RetireChain>, &'a Cell<[VirtRange; 2]>),
 }
 
 impl Was<'_> {
@@ -90,8 +90,12 @@ impl Was<'_> {
                 .iter_from(range.start)
                 .take_while(|entry| entry.start < range.end)
                 .for_each(|entry| look(entry.value)),
-            // SAFETY: the writer that removed them has not given them up, and uses their links for nothing else.
-            Self::Removed(gone) => unsafe { gone.get().iter() }.for_each(|link| look(link.cast())),
+            Self::Removed(gone, cut) => {
+                // SAFETY: the writer that removed them has not given them up, and uses their links for nothing else.
+                unsafe { gone.get().iter() }.for_each(|link| look(link.cast()));
+                let cut = cut.get().map(|cut| cut.intersect(range));
+                cut.into_iter().filter(|cut| !cut.is_empty()).for_each(each);
+            }
         }
     }
 }
@@ -101,7 +105,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     #[inline]
     pub(super) fn leave(&self, range: VirtRange) -> Option<Was<'_>> {
         let was = self.visit().leave(range)?;
-        Some(if self.owns() { Was::Removed(&self.gone) } else { was })
+        Some(if self.owns() { Was::Removed(&self.gone, &self.cut) } else { was })
     }
 }
 

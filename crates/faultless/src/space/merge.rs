@@ -4,6 +4,7 @@ use super::vma::{Area, Vma};
 use crate::addr::VirtRange;
 use crate::rmap::{Root, RootRef};
 use crate::space::tree::View;
+use crate::sync::mutant::{Mutant, lost};
 
 /// A VMA in the making.
 #[derive(Clone, Debug)]
@@ -88,14 +89,33 @@ pub(crate) fn joins_a_change(view: View<'_, Vma>, vma: &Vma) -> bool {
     one_later(view, vma).any(|vma| vma.sequence.read().is_none())
 }
 
-/// Gives the root of the VMA at `addr` in `view` to all that will be one with it, as if it were already. Under the lock of the
-/// tree.
+/// `vma` of `view`, and all that will be one with it.
+fn group<'v>(view: View<'v, Vma>, vma: &'v Vma) -> impl Iterator<Item = &'v Vma> {
+    core::iter::once(vma).chain(one_later(view, vma))
+}
+
+/// Keeps faults from making an anon_vma for what will be one with `vma` of `view`, so that a step finds which there is. All
+/// of it has that one, then. Under the lock of the tree, until [`unseal_group`].
 #[cold]
-pub(super) fn share_root(view: View<'_, Vma>, addr: u64) {
-    // SAFETY: VMAs in a view live as long as its section.
-    let Some(vma) = view.at(addr).map(|entry| unsafe { entry.value.as_ref() }) else { return };
-    if let Some(root) = vma.root.peek() {
-        one_later(view, vma).for_each(|vma| vma.root.give(root));
+pub(super) fn seal_group(view: View<'_, Vma>, vma: &Vma) {
+    // What is under change is sealed by its writer.
+    let running = group(view, vma).filter(|vma| vma.sequence.read().is_some());
+    running.filter(|_| !lost(Mutant::SealsGroup)).for_each(|vma| vma.root.seal());
+    if let Some(root) = group(view, vma).find_map(|vma| vma.root.peek()) {
+        group(view, vma).for_each(|vma| vma.root.give(root));
+    }
+}
+
+/// Gives `root`, if there is one, to what was [sealed](seal_group), as if it were one with what comes beside it already.
+#[cold]
+pub(super) fn unseal_group(view: View<'_, Vma>, vma: &Vma, root: Option<RootRef<'_>>) {
+    for vma in group(view, vma) {
+        if let Some(root) = root {
+            vma.root.give(root);
+        }
+        if vma.sequence.read().is_some() {
+            vma.root.unseal();
+        }
     }
 }
 

@@ -9,6 +9,7 @@
 //! It is stated, and checked, in [`order`](crate::sync::order).
 
 mod advise;
+mod alone;
 pub(crate) mod batch;
 mod brk;
 mod discard;
@@ -30,6 +31,7 @@ mod revoke;
 mod step;
 pub(crate) mod tree;
 mod unmap;
+mod versions;
 mod visit;
 pub(crate) mod vma;
 mod write;

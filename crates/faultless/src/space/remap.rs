@@ -5,8 +5,9 @@ use super::lock::Lock;
 use super::map::place;
 use super::merge::{Piece, agree, range_later};
 use super::pages::each_slot;
-use super::step::{Refused, State, Step};
+use super::step::{Refused, State};
 use super::unmap::with_tables;
+use super::versions::Versions;
 use super::vma::{Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, is_page_aligned, page_up};
@@ -340,14 +341,14 @@ impl<M: Machine> Writing<'_, '_, M> {
         let moved = VirtRange::new(old.start, old.start + old.len().min(new.len()));
         let there = self.vmas(new).next().is_some();
         // What moves is not gone, but nobody will find it here any more.
-        let (was_here, was_there) = (self.leave(old), self.leave(new));
+        let (was_here, was_there) = (self.visit().leave(old), self.visit().leave(new));
         if keep {
             // What stays is unlocked and renewed as a whole.
             self.merge_at(old.start);
         }
         // All that can fail comes first, and both places change at once.
         let planned = self.make_tables(new).map_err(Errno::from).and_then(|()| {
-            self.step_twice(|step| {
+            self.step_versions(|step| {
                 let stands = stands(&step.view());
                 if stands {
                     replace_both(step, old, new, keep)?;
@@ -408,7 +409,7 @@ impl<M: Machine> Writing<'_, '_, M> {
 
 /// Maps what is mapped at the start of `old` in all of `new`. What is left in `old` is nothing, or, to `keep`, the same.
 fn replace_both<M: Machine>(
-    step: &mut Step<'_, '_, '_, M>,
+    step: &mut Versions<'_, '_, '_, M>,
     old: VirtRange,
     new: VirtRange,
     keep: bool,

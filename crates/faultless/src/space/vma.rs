@@ -1,9 +1,10 @@
 //! A VMA: a range of one space whose pages are alike.
 //!
-//! A published VMA never changes, but for its sequence, its lock (baseline policy only) and its
-//! reverse-map root, which is set once. Whoever changes a mapping publishes new VMAs in place of old
+//! While others may read it, a published VMA never changes, but for its sequence, its lock (baseline policy only) and its
+//! anon_vma, which is set once. Whoever changes a mapping publishes new VMAs in place of old
 //! ones; the old ones' sequences stay odd for ever, and they are freed after a grace period. So a
-//! fault can read a VMA's fields without ever seeing half a change.
+//! fault can read a VMA's fields without ever seeing half a change. The [owner](crate::sync::owner) of a space, whom nobody
+//! watches, moves the bounds of a VMA where it is.
 
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::file::Object;
@@ -16,8 +17,9 @@ use crate::sync::sequence::Sequence;
 use crate::sync::wait::Wait;
 use crate::table::Entry;
 use bitflags::bitflags;
+use core::cell::UnsafeCell;
 use core::fmt;
-use core::ops::Range;
+use core::ops::{Deref, Range};
 
 bitflags! {
     /// What a program may do with a page: Linux's `PROT_*`.
@@ -96,6 +98,14 @@ impl Area {
         Self { range, offset: self.offset + skipped, ..self.clone() }
     }
 
+    /// Lets it start at `start`, below its end. The pages in it keep their page offsets.
+    pub(crate) const fn move_start(&mut self, start: u64) {
+        // Downwards the difference wraps around, and so does the sum.
+        let moved = start.wrapping_sub(self.range.start).cast_signed() >> PAGE_SHIFT;
+        self.offset = self.offset.wrapping_add_signed(moved);
+        self.range.start = start;
+    }
+
     /// The page offset of the page at `addr`, which must lie in the area.
     #[inline]
     pub const fn index_of(&self, addr: u64) -> u64 {
@@ -163,14 +173,51 @@ pub struct Vma {
     /// What its entries look like: computed once, used by every fault.
     pub(crate) leaf: Entry,
     /// Whether it merges with the VMA below it, and the one above, once nothing there is under change.
-    pub(crate) merges: [bool; 2],
+    pub(crate) merges: InPlace<[bool; 2]>,
     /// What it is.
-    pub area: Area,
+    pub area: InPlace<Area>,
+}
+
+/// What stays as it is while a VMA is published, unless the [owner](crate::sync::owner) of its space changes it.
+pub struct InPlace<T>(UnsafeCell<T>);
+
+// SAFETY: shared, it is only read, but for `change`, whose caller sees to it that nobody does.
+unsafe impl<T: Sync> Sync for InPlace<T> {}
+
+impl<T> InPlace<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self(UnsafeCell::new(value))
+    }
+
+    /// Changes what nobody else has.
+    pub(crate) const fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut()
+    }
+
+    /// Changes it.
+    ///
+    /// # Safety
+    /// Nobody else reads it meanwhile: the caller holds the space of the VMA as its owner, or has the VMA alone. Of this CPU,
+    /// nobody has a reference to it.
+    pub(crate) unsafe fn change(&self, change: impl FnOnce(&mut T)) {
+        // SAFETY: the caller's promise.
+        change(unsafe { &mut *self.0.get() });
+    }
+}
+
+impl<T> Deref for InPlace<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: who changes it sees to it that nobody reads it.
+        unsafe { &*self.0.get() }
+    }
 }
 
 impl fmt::Debug for Vma {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Vma").field("area", &self.area).field("root", &self.root).finish()
+        f.debug_struct("Vma").field("area", &*self.area).field("root", &self.root).finish()
     }
 }
 

@@ -14,9 +14,10 @@
 //! which VMA says so, where that begins and ends beyond the claim, or which anon_vma it has, outside of a step.
 
 use super::merge::merge_later;
-use super::step::{Refused, State, Step, UnderChange};
+use super::step::{Refused, State};
+use super::versions::{UnderChange, Versions};
 use super::visit::Visit;
-use super::vma::{Area, Vma, VmaLock};
+use super::vma::{Area, InPlace, Vma, VmaLock};
 use super::{Guard, Space};
 use crate::addr::VirtRange;
 use crate::error::{Errno, OutOfMemory};
@@ -65,6 +66,8 @@ pub(crate) struct Writing<'a, 'v, M: Machine> {
     stopped_all: Cell<bool>,
     /// What it removed as the owner, in order.
     pub(super) gone: Cell<RetireChain>,
+    /// What it cut off private anonymous VMAs as the owner, last.
+    pub(super) cut: Cell<[VirtRange; 2]>,
     locking: Policy,
     visit: Visit<'a, 'v, M>,
     /// That this CPU holds the space as its [owner](crate::sync::owner): then there is nobody to be kept out, nothing is
@@ -239,7 +242,8 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         let Held { locking, guard, owned, section, seen } = held;
         let visit = Visit { cpu, space, claimed, section, guard };
         let (stopped, stopped_all) = (Cell::default(), Cell::new(false));
-        Self { asked, seen, stopped, stopped_all, gone: Cell::default(), locking, visit, owned }
+        let (gone, cut) = (Cell::default(), Cell::new([NOWHERE; 2]));
+        Self { asked, seen, stopped, stopped_all, gone, cut, locking, visit, owned }
     }
 
     /// Whether this CPU holds the space as its owner.
@@ -290,7 +294,6 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
 
     /// Stops `vma`, which is running. [`Sequence::writer_fence`] must follow.
     pub(super) fn stop_one(&self, vma: &Vma) {
-        debug_assert!(!self.owns(), "there is nobody to stop");
         if self.locking == Locking::PerVma {
             vma.lock.write(self.cpu);
         }
@@ -334,7 +337,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
             while self.finish_one(vma) == Ok(true) {}
             if self.has_stopped(change) {
                 // Only under the lock of the tree: whoever looks there finds what is under change so until his step is over.
-                let resumed = self.step(|_| {
+                let resumed = self.step_versions(|_| {
                     self.run(vma);
                     Ok(())
                 });
@@ -347,7 +350,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     /// Merges two VMAs of those that have become one with `vma`, which is under change by this writer; or was. If there are
     /// none, lets it run. Returns whether there were.
     fn finish_one(&self, vma: &Vma) -> Result<bool, Errno> {
-        self.step(|step| {
+        self.step_versions(|step| {
             let merged = self.merge_next(step, vma.area.range.start)?;
             if !merged && self.has_stopped(NonNull::from(vma)) {
                 // Under the lock of the tree: who leaves a VMA alone because it is under change has published by now.
@@ -359,11 +362,11 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
 
     /// Merges what became one with the VMA at `addr` and could not merge when it was finished, as far as there is memory now.
     pub(super) fn merge_at(&self, addr: u64) {
-        while self.step(|step| self.merge_next(step, addr)) == Ok(true) {}
+        while self.step_versions(|step| self.merge_next(step, addr)) == Ok(true) {}
     }
 
     /// Merges the next two of the VMAs around `addr` that are to be one. Returns whether there were any.
-    fn merge_next(&self, step: &mut Step<'_, '_, '_, M>, addr: u64) -> Result<bool, Refused> {
+    fn merge_next(&self, step: &mut Versions<'_, '_, '_, M>, addr: u64) -> Result<bool, Refused> {
         let next = self.next_merge(&step.view(), addr);
         if let Some(range) = next {
             step.merge(range)?;
@@ -380,7 +383,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         self.stopped.set(self.stopped.get().map(others));
     }
 
-    /// Which VMA is to [merge](Step::merge) with its neighbours next, of those around `addr` that are to be one, in the
+    /// Which VMA is to [merge](Versions::merge) with its neighbours next, of those around `addr` that are to be one, in the
     /// order in which they lie. None where another writer is yet to finish one of them: it merges them all.
     fn next_merge(&self, view: &View<'_, Vma>, addr: u64) -> Option<VirtRange> {
         // SAFETY: VMAs in a view live as long as the section.
@@ -428,8 +431,8 @@ pub(super) fn make_vma(
         lock: VmaLock::default(),
         root: RootSlot::new(root),
         leaf: area.leaf(),
-        merges,
-        area,
+        merges: InPlace::new(merges),
+        area: InPlace::new(area),
     })?;
     if state == State::Stopped {
         vma.sequence.begin_write();
@@ -441,13 +444,14 @@ pub(super) fn make_vma(
 
 impl<M: Machine> Drop for Writing<'_, '_, M> {
     fn drop(&mut self) {
-        if self.owns() {
-            // SAFETY: removed from the tree, which nobody but this CPU has read since.
-            unsafe { self.cpu.leave_gone(self.gone.take()) };
-        } else if self.stopped_all.get() {
+        if self.stopped_all.get() {
             self.vmas(VirtRange::USER).for_each(|vma| self.resume(vma));
         } else {
             self.finish();
+        }
+        if self.owns() {
+            // SAFETY: removed from the tree, which nobody but this CPU has read since.
+            unsafe { self.cpu.leave_gone(self.gone.take()) };
         }
     }
 }

@@ -91,6 +91,8 @@ pub enum Mutant {
     MergesLater,
     /// What merges later has the root of its neighbour already. The neighbour is replaced meanwhile, and the root is gone.
     RootAdopted,
+    /// While a step decides what merges later, no fault makes an anon_vma for it. The two end up with different ones.
+    SealsGroup,
     /// VMAs that are to merge count as one. A call is refused that no order refuses.
     CountsMerged,
     /// What stays of a VMA after a move is renewed without its anon_vma only if it will not be a part of another VMA.

@@ -91,6 +91,14 @@ pub fn known() -> Vec<(&'static str, Case)> {
             let sides = [vec![map(b - 1, 1, How::Fixed)], gone];
             Case::new(start, sides, reveal([Span::new(b - 1, 1), above]))
         }),
+        ("first store beside a change", {
+            // What comes between takes the anon_vma above, while the VMA below gets one of its own.
+            let mut start = filled(Span::new(b, 2));
+            start.push(Op::Map(Span::new(b - 1, 1), How::Fixed, RW, stack));
+            start.push(map(b - 2, 1, How::Fixed));
+            let spans = [Span::new(b - 1, 1), Span::new(b - 2, 1)];
+            pair(start, map(b - 1, 1, How::Fixed), Op::Store(b - 2, 100), spans)
+        }),
         ("kept beside a change", {
             // What stays is a part of what it will be one with, and so keeps its anon_vma.
             let part = Span::new(b - 4, 3);

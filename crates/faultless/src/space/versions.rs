@@ -1,0 +1,477 @@
+//! The step of a writer that has others beside it: the next version of the tree is built, and published.
+//!
+//! See [`step`](super::step) for the protocol.
+
+use super::made::Made;
+use super::merge::{
+    Neighbour, Piece, agree, join, merge_later, roots_merge, seal_group, unseal_group,
+};
+use super::step::{Refused, State};
+use super::vma::{Area, Vma};
+use super::write::{Writing, make_vma};
+use crate::addr::VirtRange;
+use crate::error::Errno;
+use crate::fault::anon::root_of_neighbour;
+use crate::machine::Machine;
+use crate::rmap::{AnonVma, Root, RootRef};
+use crate::space::tree::{Edit, Entry, View};
+use crate::sync::atomic::Ordering;
+use crate::sync::grace::{RetireChain, RetireLink};
+use crate::sync::mutant::{Mutant, lost};
+use crate::sync::sequence::Sequence;
+use alloc::boxed::Box;
+use core::ptr::NonNull;
+
+/// What one writer has under change: where a move goes to, and where it comes from, which that may have cut in two,
+/// and which is counted until it is replaced.
+pub(super) type UnderChange = Option<[Option<NonNull<Vma>>; 4]>;
+
+/// The next version of the tree, while one writer builds it.
+pub(super) struct Versions<'w, 'a, 'v, M: Machine> {
+    writing: &'w Writing<'a, 'v, M>,
+    edit: Edit<'w, Vma>,
+    made: Made,
+    /// What the next version has no more.
+    old: RetireChain,
+    /// Where VMAs were stopped: one hull for each range that was replaced.
+    hulls: [VirtRange; 2],
+    replaced: usize,
+    /// What the writer will have under change.
+    stopped: UnderChange,
+    /// Pages of what was made, less those of what is no more.
+    pages: u64,
+    /// How many VMAs a space may have.
+    most: u64,
+}
+
+impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
+    #[inline(always)]
+    pub(super) fn begin(writing: &'w Writing<'a, 'v, M>) -> Self {
+        let (cpu, tree) = (writing.cpu, &writing.space.tree);
+        let (local, grace) = (cpu.local(), &cpu.vm().grace);
+        // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
+        let edit = unsafe { tree.edit(local, grace, cpu) };
+        let nowhere = VirtRange { start: 0, end: 0 };
+        Self {
+            writing,
+            edit,
+            made: Made::new(),
+            old: RetireChain::default(),
+            hulls: [nowhere; 2],
+            replaced: 0,
+            stopped: writing.stopped.get(),
+            pages: 0,
+            most: cpu.vm().knobs.max_map_count(),
+        }
+    }
+
+    /// The tree as it will be.
+    pub(super) fn view(&self) -> View<'_, Vma> {
+        self.edit.view()
+    }
+
+    /// What the VMA over `range`, which is claimed and is replaced next, says of it; and its reverse-map root: no fault
+    /// sets another from now on.
+    ///
+    /// # Errors
+    /// `EFAULT`: nothing is mapped there.
+    pub(super) fn take(&mut self, range: VirtRange) -> Result<(Area, Option<Root>), Refused> {
+        let entry = self.edit.view().at(range.start).ok_or(Errno::EFAULT)?;
+        let vma = vma(entry);
+        let hull = &mut self.hulls[self.replaced.min(1)];
+        stop(self.writing, &self.made, hull, entry)?;
+        Sequence::writer_fence();
+        Ok((vma.area.part(range), vma.root.get()))
+    }
+
+    /// What the VMA over `range`, which is claimed, says of it.
+    ///
+    /// # Errors
+    /// `EFAULT`: nothing is mapped there.
+    pub(super) fn look(&self, range: VirtRange) -> Result<Area, Refused> {
+        let entry = self.edit.view().at(range.start).ok_or(Errno::EFAULT)?;
+        Ok(vma(entry).area.part(range))
+    }
+
+    /// See [`Step::replace`].
+    ///
+    /// # Errors
+    /// `ENOMEM`; the step is over.
+    pub(super) fn replace(
+        &mut self,
+        range: VirtRange,
+        piece: Option<Piece>,
+        state: State,
+    ) -> Result<(), Refused> {
+        self.check_claim(range);
+        self.replace_anywhere(range, piece, state, None)
+    }
+
+    /// Checks the invariant of claimed pages, where checks are made.
+    #[inline(always)]
+    fn check_claim(&self, range: VirtRange) {
+        if cfg!(any(debug_assertions, loom, shuttle)) {
+            assert!(self.writing.claims(range), "{range:?} is not claimed");
+        }
+    }
+
+    /// Merges the VMA that has exactly `range`, if there is one and no other writer has it under change, with those next to it
+    /// with which that was put off. That changes nothing that a VMA says about a page, so it does not matter who has claimed it.
+    ///
+    /// # Errors
+    /// `ENOMEM`; the step is over.
+    pub(super) fn merge(&mut self, range: VirtRange) -> Result<(), Refused> {
+        let entry = self.edit.view().at(range.start).filter(|entry| entry.range() == range);
+        let hull = &self.hulls[self.replaced.min(1)];
+        if entry.is_none_or(|entry| is_busy(self.writing, &self.made, hull, entry)) {
+            return Ok(());
+        }
+        let (area, root) = self.take(range)?;
+        let whole = entry.map(vma);
+        self.replace_anywhere(range, Some(Piece { area, root }), State::Running, whole)
+    }
+
+    /// [`replace`](Self::replace) of any range. If all of it is the VMA `whole`, that merges where it was put off.
+    fn replace_anywhere(
+        &mut self,
+        range: VirtRange,
+        mut piece: Option<Piece>,
+        state: State,
+        whole: Option<&Vma>,
+    ) -> Result<(), Refused> {
+        let state = if lost(Mutant::ChangesStopped) { State::Running } else { state };
+        let mut merges = state == State::Running || !self.writing.has_company();
+        // What sticks out at either end, or is next to it and like what comes there; and all that is like it.
+        let (mut below, mut above) = (None, None);
+        let (mut alike_below, mut alike_above) = (None, None);
+        let like =
+            |vma: &Vma, at| piece.as_ref().is_some_and(|new| agree(&vma.area, &new.area, at));
+        let Self { writing, edit, made, hulls, .. } = self;
+        let hull = &mut hulls[self.replaced.min(1)];
+        let view = edit.view();
+        let mut near = view.iter_from(range.start.saturating_sub(1));
+        while let Some(entry) = near.next()
+            && entry.start <= range.end
+        {
+            let (vma, own) = (vma::<'w>(entry), entry.range());
+            let (low, high) = (own.start < range.start, own.end > range.end);
+            let (mut like_low, mut like_high) =
+                (low && like(vma, range.start), high && like(vma, range.end));
+            if let Some(whole) = whole {
+                like_low &= merge_later(vma, whole);
+                like_high &= merge_later(whole, vma);
+            }
+            if !own.overlaps(range) {
+                if !(like_low || like_high) {
+                    continue;
+                }
+                if is_busy(writing, made, hull, entry) {
+                    let root = vma.root.peek();
+                    let own = piece.as_ref().and_then(|new| new.root.as_ref()).map(RootRef::of);
+                    let other = |low: &Vma| !roots_merge(low.root.peek(), root);
+                    if !roots_merge(root, own) || (high && alike_below.is_some_and(other)) {
+                        // They never merge.
+                        continue;
+                    }
+                    // Who finishes it merges all that are one then, in the order in which they lie.
+                    merges = false;
+                }
+            }
+            if like_low {
+                alike_below = Some(vma);
+            }
+            if like_high {
+                alike_above = Some(vma);
+            }
+            if !own.overlaps(range) && !merges {
+                continue;
+            }
+            stop(writing, made, hull, entry)?;
+            if low {
+                below = Some(vma);
+            }
+            if high {
+                above = Some(vma);
+            }
+        }
+        Sequence::writer_fence();
+        let (mut below, mut above) = (below.map(Neighbour::new), above.map(Neighbour::new));
+
+        let (mut lower, mut upper, mut later) = (None, None, [false; 2]);
+        if let Some(piece) = &mut piece {
+            // What merges later has the anon_vma already: its neighbours may be gone by then.
+            let adopt = merges || !lost(Mutant::RootAdopted);
+            let alike = [alike_below, alike_above];
+            let merge_later = |vma: &&Vma| !merges || *vma.merges != [false; 2];
+            let groups = alike.map(|vma| vma.filter(merge_later));
+            groups.into_iter().flatten().for_each(|vma| seal_group(view, vma));
+            let joins = join(piece, alike_below, alike_above, adopt);
+            let root = piece.root.as_ref().map(RootRef::of).filter(|_| adopt);
+            for (vma, joins) in groups.into_iter().zip(joins) {
+                if let Some(vma) = vma {
+                    unseal_group(view, vma, root.filter(|_| joins));
+                }
+            }
+            if merges {
+                lower = below.take_if(|_| joins[0]);
+                upper = above.take_if(|_| joins[1]);
+            } else if state == State::Stopped || !lost(Mutant::MergesLater) {
+                later = joins;
+            }
+        }
+        let (first, mut taken) = (self.made.used, range);
+        if let Some(below) = below {
+            taken = taken.hull(self.keep_rest(below, range, VirtRange::new(0, range.start))?);
+        }
+        if let Some(Piece { mut area, root }) = piece {
+            if let Some(Neighbour { vma, .. }) = lower {
+                area.offset = vma.area.offset;
+                area.range.start = vma.area.range.start;
+                later[0] = vma.merges[0];
+            }
+            if let Some(Neighbour { vma, .. }) = upper {
+                area.range.end = vma.area.range.end;
+                later[1] = vma.merges[1];
+            }
+            taken = taken.hull(area.range);
+            self.make(area, root, state, later)?;
+        }
+        if let Some(above) = above {
+            let outside = VirtRange::new(range.end, u64::MAX);
+            taken = taken.hull(self.keep_rest(above, range, outside)?);
+        }
+        self.put(taken, first)
+    }
+
+    /// Makes the part of a VMA that lies `outside` of `range` one of its own, if it overlaps `range`. Returns what is
+    /// taken besides `range`.
+    #[inline(always)]
+    fn keep_rest(
+        &mut self,
+        beside: Neighbour<'_>,
+        range: VirtRange,
+        outside: VirtRange,
+    ) -> Result<VirtRange, Refused> {
+        let Neighbour { vma, root, .. } = beside;
+        let own = vma.area.range;
+        if own.overlaps(range) {
+            let (state, part) = (self.state_of(vma), vma.area.part(outside));
+            // Where it was cut, what comes there says whether they merge.
+            let merges = [
+                vma.merges[0] && part.range.start == own.start,
+                vma.merges[1] && part.range.end == own.end,
+            ];
+            self.make(part, root.map(RootRef::get), state, merges)?;
+            return Ok(own);
+        }
+        let vma_at = NonNull::from(vma);
+        if !self.made.has(vma_at) && !self.writing.has_stopped(vma_at) {
+            // It was stopped for nothing: its root is another.
+            self.writing.resume(vma);
+        }
+        Ok(range)
+    }
+
+    /// Makes a VMA, which is put into the tree next, and `merges` with the one below and above later. If it is stopped it is
+    /// under change.
+    #[inline(always)]
+    fn make(
+        &mut self,
+        area: Area,
+        root: Option<Root>,
+        state: State,
+        merges: [bool; 2],
+    ) -> Result<(), Refused> {
+        // No box from here on: to move one is to claim that there is no other pointer.
+        let vma = NonNull::from(Box::leak(make_vma(area, root, state, merges)?));
+        self.made.add(vma);
+        if state == State::Stopped {
+            let stopped = self.stopped.get_or_insert_default();
+            let free = stopped.iter_mut().find(|change| change.is_none());
+            debug_assert!(free.is_some(), "more is under change than a writer can have");
+            if let Some(free) = free {
+                *free = Some(vma);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a VMA that extends down to `addr`, with nothing between, in the place of the one at `stack`. It merges with none.
+    ///
+    /// # Errors
+    /// `ENOMEM`; the step is over.
+    pub(super) fn extend_down(&mut self, stack: u64, addr: u64) -> Result<(), Refused> {
+        let gap = VirtRange::new(addr, stack);
+        let (entry, (_, sealed)) = (self.edit.view().at(stack), self.take(VirtRange::page(stack))?);
+        let Some(Vma { area: own, merges, .. }) = entry.map(vma) else { return Ok(()) };
+        // As on Linux, one that has grown has a root, which tells whom it merges with later.
+        let root = sealed.or_else(|| root_of_neighbour(&self.view(), own));
+        let root = root.map_or_else(|| AnonVma::try_new(None), Ok)?;
+        let range = VirtRange::new(addr, own.range.end);
+        let more = Area { range, offset: own.offset - gap.pages(), ..Area::clone(own) };
+        let first = self.made.used;
+        self.make(more, Some(root), State::Running, [false, merges[1]])?;
+        self.put(range, first)
+    }
+
+    /// Puts a VMA of `area` in the place of the one that has all of its range, and merges it only where that was put off. It is
+    /// stopped.
+    ///
+    /// # Errors
+    /// `ENOMEM`; the step is over.
+    pub(super) fn renew(&mut self, area: Area, root: Option<Root>) -> Result<(), Refused> {
+        let range = area.range;
+        self.check_claim(range);
+        let first = self.made.used;
+        let merges =
+            self.edit.view().at(range.start).map_or([false; 2], |entry| *vma(entry).merges);
+        self.make(area, root, State::Stopped, merges)?;
+        self.put(range, first)
+    }
+
+    /// Puts what was made since there were `first` in the place of all VMAs that overlap `taken`; these lie wholly
+    /// inside it, and are stopped.
+    #[inline(always)]
+    fn put(&mut self, taken: VirtRange, first: usize) -> Result<(), Refused> {
+        let no_entry = Entry { start: 0, end: 0, value: NonNull::dangling() };
+        let (mut entries, mut count) = ([no_entry; 3], 0);
+        let Self { writing, edit, made, old, pages, stopped, .. } = self;
+        for value in made.vmas[first..made.used].iter().copied().flatten() {
+            // SAFETY: made just now.
+            let range = unsafe { value.as_ref() }.area.range;
+            entries[count] = Entry { start: range.start, end: range.end, value };
+            count += 1;
+            *pages = pages.wrapping_add(range.pages());
+        }
+        let busy = first != 0 || writing.stopped.get().is_some();
+        edit.replace(taken, &entries[..count], |entry| {
+            *pages = pages.wrapping_sub(entry.range().pages());
+            if busy {
+                for change in stopped.iter_mut().flatten() {
+                    *change = change.filter(|change| *change != entry.value);
+                }
+                if made.free(entry.value) {
+                    // What this step made itself nobody has seen, and nobody will.
+                    return;
+                }
+            }
+            // SAFETY: a link is the first field of a VMA. It lives until it is retired, and only who has the
+            // tree's lock touches the link.
+            unsafe { old.append(entry.value.cast::<RetireLink>()) };
+        })?;
+        self.replaced += 1;
+        Ok(())
+    }
+}
+
+impl<M: Machine> Versions<'_, '_, '_, M> {
+    /// Refuses more VMAs than a space may have.
+    #[inline(always)]
+    pub(super) fn check_count(&self) -> Result<(), Refused> {
+        if self.replaced != 0 && self.edit.view().len() as u64 > self.most {
+            return self.check_merged();
+        }
+        Ok(())
+    }
+
+    /// [`check_count`](Self::check_count) of VMAs as they will be once all have merged that are to: what others think who came
+    /// before or come after.
+    #[cold]
+    fn check_merged(&self) -> Result<(), Refused> {
+        let merged = |view: View<'_, Vma>| {
+            let pairs = view.iter().zip(view.iter().skip(1));
+            let later = pairs.filter(|(low, high)| merge_later(vma(*low), vma(*high))).count();
+            view.len() - if lost(Mutant::CountsMerged) { 0 } else { later }
+        };
+        let after = merged(self.edit.view());
+        if after as u64 > self.most && after > merged(self.writing.view()) {
+            return Err(Errno::ENOMEM.into());
+        }
+        Ok(())
+    }
+
+    /// Whether what is cut off `vma` is under change by this writer, as all of it is.
+    fn state_of(&self, vma: &Vma) -> State {
+        let vma = NonNull::from(vma);
+        let mine = self.stopped.into_iter().flatten().flatten().any(|change| change == vma);
+        if mine { State::Stopped } else { State::Running }
+    }
+
+    /// Makes the next version the present one.
+    #[inline(always)]
+    pub(super) fn publish(self) {
+        let Self { writing, edit, made, old, pages, stopped, .. } = self;
+        if self.replaced == 0 {
+            return;
+        }
+        if stopped.is_some() {
+            writing.stopped.set(stopped);
+        }
+        // The tree has them now.
+        core::mem::forget(made);
+        writing.space.mapped.fetch_add(pages, Ordering::Relaxed);
+        // SAFETY: the published version does not have the old ones, and only who had the tree's lock removed them.
+        unsafe { edit.publish_retiring(old) };
+    }
+
+    /// Lets what was stopped run again. The lock of the tree is still held: what is odd in a hull was stopped here.
+    pub(super) fn undo(self) {
+        let Self { writing, hulls, .. } = &self;
+        for hull in hulls {
+            for vma in writing.vmas(*hull).filter(|vma| vma.sequence.read().is_none()) {
+                if !writing.has_stopped(NonNull::from(vma)) {
+                    writing.resume(vma);
+                }
+            }
+        }
+    }
+}
+
+/// The VMA of `entry`, of the next version of a tree that is built in `'w`.
+fn vma<'w>(entry: Entry<Vma>) -> &'w Vma {
+    // SAFETY: it is in the tree, so that it lives as long as the writer's section; or it was made by the step, which
+    // frees it only once it is replaced, and uses no reference to it then.
+    unsafe { entry.value.as_ref() }
+}
+
+/// Whether the VMA of `entry` is under change by another writer.
+fn is_busy<M: Machine>(
+    writing: &Writing<'_, '_, M>,
+    made: &Made,
+    hull: &VirtRange,
+    entry: Entry<Vma>,
+) -> bool {
+    vma(entry).sequence.read().is_none() && is_of_others(writing, made, hull, entry)
+}
+
+/// Whether the VMA of `entry`, which is stopped, was stopped neither by this writer nor by its step, which has stopped those in
+/// `hull`.
+fn is_of_others<M: Machine>(
+    writing: &Writing<'_, '_, M>,
+    made: &Made,
+    hull: &VirtRange,
+    entry: Entry<Vma>,
+) -> bool {
+    !hull.covers(entry.range())
+        && !made.has(entry.value)
+        && !writing.has_stopped(entry.value)
+        && !lost(Mutant::BusyIsLeft)
+}
+
+/// Stops the VMA of `entry`, unless it is stopped already. [`Sequence::writer_fence`] must follow.
+fn stop<M: Machine>(
+    writing: &Writing<'_, '_, M>,
+    made: &Made,
+    hull: &mut VirtRange,
+    entry: Entry<Vma>,
+) -> Result<(), Refused> {
+    if vma(entry).sequence.read().is_none() {
+        let busy = is_of_others(writing, made, hull, entry);
+        return if busy { Err(Refused::Busy(entry.start)) } else { Ok(()) };
+    }
+    if made.used == 0 || !made.has(entry.value) {
+        writing.stop_one(vma(entry));
+        *hull = if hull.is_empty() { entry.range() } else { hull.hull(entry.range()) };
+    }
+    Ok(())
+}
