@@ -8,12 +8,12 @@
 use super::merge::{Piece, agree, join};
 use super::step::{Refused, State};
 use super::vma::{Area, Vma};
-use super::write::{Writing, make_vma};
+use super::write::{NOWHERE, Writing, make_vma};
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::error::{Errno, OutOfMemory};
 use crate::fault::anon::root_of_neighbour;
 use crate::machine::Machine;
-use crate::rmap::{AnonVma, Root, RootRef, RootSlot};
+use crate::rmap::{AnonVma, Root, RootRef};
 use crate::space::tree::{Entry, View};
 use crate::sync::atomic::Ordering;
 use crate::sync::grace::{RetireChain, RetireLink};
@@ -27,19 +27,18 @@ pub(super) struct Alone<'w, 'a, 'v, M: Machine> {
 
 /// What there is of a range, and beside it.
 #[derive(Default)]
-struct Found {
+struct Found<'w> {
     /// What starts below the range, and what ends above it: they touch it, or stick out. Both may be one.
-    below: Option<Entry<Vma>>,
-    above: Option<Entry<Vma>>,
+    below: Option<&'w Vma>,
+    above: Option<&'w Vma>,
     /// How many VMAs are inside.
     inside: usize,
     /// How many pages of the range are mapped.
     mapped: u64,
 }
 
-/// What is to become of the tree.
+/// What is to become of the tree: `entries` come in the place of all that is in `taken`.
 struct Change {
-    /// All that changes.
     taken: VirtRange,
     entries: [Entry<Vma>; 3],
     count: usize,
@@ -76,93 +75,97 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         range: VirtRange,
         mut piece: Option<Piece>,
     ) -> Result<(), Refused> {
-        let found = self.find(range);
-        let (below, above) = (found.below, found.above);
-        let mut joins = [false; 2];
-        let mut pages = 0;
-        if let Some(piece) = &mut piece {
-            pages = range.pages();
-            let like = |beside: Option<Entry<Vma>>, at| {
-                beside.map(vma).filter(|vma| agree(&vma.area, &piece.area, at))
-            };
-            let (low, high) = (like(below, range.start), like(above, range.end));
-            joins = join(piece, low, high, true);
+        let Found { below, above, inside, mapped } = self.find(range);
+        let low_cut = below.filter(|vma| vma.area.range.end > range.start);
+        let high_cut = above.filter(|vma| vma.area.range.start < range.end);
+        if low_cut.is_some() || high_cut.is_some() {
+            self.writing.cut.set([low_cut, high_cut].map(|vma| private_part(vma, range)));
         }
-        let overlaps = |beside: Option<Entry<Vma>>| beside.filter(|e| e.range().overlaps(range));
-        let cut = [overlaps(below), overlaps(above)];
-        self.note_cut(cut, range);
-        // One that is on both sides is cut in two, unless it is like what comes between.
-        let split = cut[0].is_some_and(|entry| entry.end > range.end);
-        if split && joins[0] {
+        let [mut joins_low, mut joins_high] = [false; 2];
+        if let Some(piece) = &mut piece {
+            let low = below.filter(|vma| agree(&vma.area, &piece.area, range.start));
+            let high = above.filter(|vma| agree(&vma.area, &piece.area, range.end));
+            [joins_low, joins_high] = join(piece, low, high, true);
+        }
+        // One that is on both sides is cut in two, or like what comes between.
+        let split = low_cut.filter(|vma| vma.area.range.end > range.end);
+        if split.is_some() && joins_low {
             return Ok(());
         }
-        let both = joins[0] && joins[1];
-        let low = below.filter(|_| joins[0] || cut[0].is_some());
-        let high = above.filter(|_| (joins[1] || cut[1].is_some()) && !both && !split);
-        let root = piece.as_ref().and_then(|piece| piece.root.clone());
-        let new = piece.filter(|_| joins == [false; 2]);
+        let both = joins_low && joins_high;
+        let low = if joins_low { below } else { low_cut };
+        let high = if joins_high { above } else { high_cut };
+        let high = if both || split.is_some() { None } else { high };
 
-        let gone = found.inside + usize::from(both);
-        self.check_count(usize::from(new.is_some()) + usize::from(split), gone)?;
-        let rest = cut[0].filter(|_| split).map(vma).map(|vma| {
-            let merges = [false, vma.merges[1]];
-            let area = vma.area.part(VirtRange::new(range.end, u64::MAX));
-            make_vma(area, vma.root.get(), State::Running, merges)
-        });
-        let rest = rest.transpose()?;
-        let make = |piece: Piece| make_vma(piece.area, piece.root, State::Running, [false; 2]);
-        let new = new.map(make).transpose()?;
+        let pages = if piece.is_some() { range.pages() } else { 0 };
+        let comes = piece.is_some() && !joins_low && !joins_high;
+        self.check_count(
+            usize::from(comes) + usize::from(split.is_some()),
+            inside + usize::from(both),
+        )?;
+        let rest = match split {
+            Some(vma) => {
+                let area = vma.area.part(VirtRange::new(range.end, u64::MAX));
+                Some(make_vma(area, vma.root.get(), State::Running, [false, vma.merges[1]])?)
+            }
+            None => None,
+        };
+        let (mut new, mut root) = (None, None);
+        if let Some(piece) = piece {
+            if comes {
+                new = Some(make_vma(piece.area, piece.root, State::Running, [false; 2])?);
+            } else {
+                root = piece.root;
+            }
+        }
 
         let mut change = Change::of(range);
-        let mut low_end = range.start;
-        if let Some(low) = low {
-            let taken_in = above.filter(|_| both);
-            low_end = match taken_in {
-                Some(above) => above.end,
-                None if joins[0] => range.end,
-                None => range.start,
-            };
-            change.taken = change.taken.hull(low.range());
+        let (mut low_end, mut low_merges) = (range.start, false);
+        if let Some(vma) = low {
+            if joins_low {
+                low_end = range.end;
+            }
+            if let Some(above) = above
+                && both
+            {
+                (low_end, low_merges) = (above.area.range.end, above.merges[1]);
+            }
+            change.taken = change.taken.hull(vma.area.range);
             change.taken.end = change.taken.end.max(low_end);
-            change.add(low.start, low_end, low.value);
+            change.add(vma.area.range.start, low_end, NonNull::from(vma));
         }
         if let Some(new) = &new {
             change.add(range.start, range.end, NonNull::from(&**new));
         }
-        let high_start = if joins[1] { range.start } else { range.end };
-        if let Some(high) = high {
-            change.taken.end = high.end;
-            change.add(high_start, high.end, high.value);
+        let high_start = if joins_high { range.start } else { range.end };
+        if let Some(vma) = high {
+            change.taken.end = vma.area.range.end;
+            change.add(high_start, vma.area.range.end, NonNull::from(vma));
         } else if let Some(rest) = &rest {
             change.add(range.end, rest.area.range.end, NonNull::from(&**rest));
         }
         self.edit(&change, [low, high])?;
         // The tree has them now.
-        let _ = [new, rest].map(|made| made.map(Box::leak));
+        let _ = (new.map(Box::leak), rest.map(Box::leak));
 
-        if let Some(low) = low.map(vma) {
-            let merges = above.filter(|_| both).is_some_and(|above| vma(above).merges[1]);
+        if let Some(vma) = low {
             // SAFETY: the space is this CPU's own, and no reference to the bounds is in use.
             unsafe {
-                low.area.change(|area| area.range.end = low_end);
-                low.merges.change(|all| all[1] = merges);
+                vma.area.change(|area| area.range.end = low_end);
+                vma.merges.change(|all| all[1] = low_merges);
             }
-            if joins[0] {
-                adopt(&low.root, root.as_ref());
-            }
+            adopt(vma, root.as_ref().filter(|_| joins_low));
         }
-        if let Some(high) = high.map(vma) {
+        if let Some(vma) = high {
             // SAFETY: as above.
             unsafe {
-                high.area.change(|area| area.move_start(high_start));
-                high.merges.change(|all| all[0] = false);
+                vma.area.change(|area| area.move_start(high_start));
+                vma.merges.change(|all| all[0] = false);
             }
-            if joins[1] {
-                adopt(&high.root, root.as_ref());
-            }
+            adopt(vma, root.as_ref().filter(|_| joins_high));
         }
-        let mapped = pages.wrapping_sub(found.mapped);
-        self.writing.space.mapped.fetch_add(mapped, Ordering::Relaxed);
+        let more = pages.wrapping_sub(mapped);
+        self.writing.space.mapped.fetch_add(more, Ordering::Relaxed);
         Ok(())
     }
 
@@ -171,27 +174,26 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
     /// # Errors
     /// `ENOMEM`.
     pub(super) fn extend_down(&self, stack: u64, addr: u64) -> Result<(), Refused> {
-        let Some(entry) = self.view().at(stack) else { return Ok(()) };
-        let own = vma(entry);
+        let Some(vma) = self.view().at(stack).map(vma) else { return Ok(()) };
         // As on Linux, one that has grown has an anon_vma.
-        let root = own.root.get().or_else(|| root_of_neighbour(&self.view(), &own.area));
+        let root = vma.root.get().or_else(|| root_of_neighbour(&self.view(), &vma.area));
         let root = root.map_or_else(|| AnonVma::try_new(None), Ok)?;
-        let mut change = Change::of(VirtRange::new(addr, entry.end));
-        change.add(addr, entry.end, entry.value);
-        self.edit(&change, [Some(entry), None])?;
+        let mut change = Change::of(VirtRange::new(addr, vma.area.range.end));
+        change.add(addr, vma.area.range.end, NonNull::from(vma));
+        self.edit(&change, [Some(vma), None])?;
         // SAFETY: the space is this CPU's own, and no reference to the bounds is in use.
         unsafe {
-            own.area.change(|area| area.move_start(addr));
-            own.merges.change(|all| all[0] = false);
+            vma.area.change(|area| area.move_start(addr));
+            vma.merges.change(|all| all[0] = false);
         }
-        adopt(&own.root, Some(&root));
+        adopt(vma, Some(&root));
         let pages = (stack - addr) >> PAGE_SHIFT;
         self.writing.space.mapped.fetch_add(pages, Ordering::Relaxed);
         Ok(())
     }
 
     #[inline(always)]
-    fn find(&self, range: VirtRange) -> Found {
+    fn find(&self, range: VirtRange) -> Found<'w> {
         let mut found = Found::default();
         let mut near = self.view().iter_from(range.start.saturating_sub(1));
         while let Some(entry) = near.next()
@@ -200,10 +202,10 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
             found.mapped += entry.range().intersect(range).pages();
             let (low, high) = (entry.start < range.start, entry.end > range.end);
             if low {
-                found.below = Some(entry);
+                found.below = Some(vma(entry));
             }
             if high {
-                found.above = Some(entry);
+                found.above = Some(vma(entry));
             }
             found.inside += usize::from(!low && !high);
         }
@@ -220,44 +222,32 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         Ok(())
     }
 
-    /// Notes which parts of private anonymous memory the VMAs in `cut` lose, or hand on to what comes over `range`.
+    /// Changes the tree. What is in it no more is freed at the end of the call, but for the VMAs that `stay`.
     #[inline(always)]
-    fn note_cut(&self, cut: [Option<Entry<Vma>>; 2], range: VirtRange) {
-        if cut[0].is_none() && cut[1].is_none() {
-            return;
-        }
-        let part = |entry: Option<Entry<Vma>>| {
-            let entry = entry.filter(|entry| vma(*entry).area.object.is_none());
-            entry.map_or(VirtRange::new(0, 0), |entry| entry.range().intersect(range))
-        };
-        self.writing.cut.set(cut.map(part));
-    }
-
-    /// Changes the tree. What is in it no more is freed at the end, but for the VMAs in `stay`.
-    #[inline(always)]
-    fn edit(&self, change: &Change, stay: [Option<Entry<Vma>>; 2]) -> Result<(), OutOfMemory> {
-        let Self { writing, .. } = self;
-        let (cpu, tree) = (writing.cpu, &writing.space.tree);
-        // SAFETY: the subsystem has one grace period, in whose sections all trees are read. This CPU owns the space, so that
-        // nobody else has a view of the tree, and it uses its own ones no more.
-        let mut edit = unsafe { tree.edit_in_place(cpu.local(), &cpu.vm().grace, cpu) };
+    fn edit(&self, change: &Change, stay: [Option<&Vma>; 2]) -> Result<(), OutOfMemory> {
+        let (cpu, tree) = (self.writing.cpu, &self.writing.space.tree);
+        let entries = &change.entries[..change.count];
         let mut old = RetireChain::default();
-        let stays = |value| stay.into_iter().flatten().any(|entry| entry.value == value);
-        edit.replace(change.taken, &change.entries[..change.count], |entry| {
-            if !stays(entry.value) {
+        let mut gone = |entry: Entry<Vma>| {
+            let stays =
+                |vma: Option<&Vma>| vma.is_some_and(|vma| NonNull::from(vma) == entry.value);
+            if !stays(stay[0]) && !stays(stay[1]) {
+                cpu.state().hint.forget_vma(entry.value.as_ptr());
                 // SAFETY: a link is the first field of a VMA. It lives until it is freed, and only the owner touches it.
                 unsafe { old.append(entry.value.cast::<RetireLink>()) };
             }
-        })?;
-        edit.publish();
+        };
+        // SAFETY: this CPU owns the space, so that nobody else has a view of the tree, and it uses its own ones no more.
+        if !unsafe { tree.amend(change.taken, entries, &mut gone) } {
+            // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
+            let mut edit = unsafe { tree.edit(cpu.local(), &cpu.vm().grace, cpu) };
+            edit.replace(change.taken, entries, gone)?;
+            edit.publish();
+        }
         if !old.is_empty() {
             // SAFETY: removed just now, and freed when the writer is done.
-            for link in unsafe { old.iter() } {
-                cpu.state().hint.forget_vma(link.cast::<Vma>().as_ptr());
-            }
-            // SAFETY: as above.
-            unsafe { old.prepend(writing.gone.take()) };
-            writing.gone.set(old);
+            unsafe { old.prepend(self.writing.gone.take()) };
+            self.writing.gone.set(old);
         }
         Ok(())
     }
@@ -277,13 +267,19 @@ impl Change {
     }
 }
 
+/// The part of `range` in which `vma` has private anonymous memory.
+fn private_part(vma: Option<&Vma>, range: VirtRange) -> VirtRange {
+    let vma = vma.filter(|vma| vma.area.object.is_none());
+    vma.map_or(NOWHERE, |vma| vma.area.range.intersect(range))
+}
+
 /// Gives `root` to a VMA that has none.
 #[inline(always)]
-fn adopt(slot: &RootSlot, root: Option<&Root>) {
+fn adopt(vma: &Vma, root: Option<&Root>) {
     if let Some(root) = root
-        && slot.peek().is_none()
+        && vma.root.peek().is_none()
     {
-        slot.give(RootRef::of(root));
+        vma.root.give(RootRef::of(root));
     }
 }
 

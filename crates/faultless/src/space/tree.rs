@@ -7,7 +7,7 @@
 //! whole: each change of several entries at once has happened in it or has not. It takes no lock
 //! and writes nothing.
 //!
-//! While one CPU alone knows a tree, versions are for nobody. Then it may be [edited in place](Tree::edit_in_place).
+//! While one CPU alone knows a tree, versions are for nobody. Then the present one may be [changed in place](Tree::amend).
 //!
 //! Nodes that the next version no longer has are retired to the grace period after the store; a
 //! reader that can still be in them began its section before. An edit that is dropped without
@@ -18,9 +18,11 @@
 //! Whether the entry is still in the tree when the reader looks behind the pointer is the business
 //! of the sequence there.
 
+mod amend;
 mod draft;
 mod gap;
 mod node;
+mod path;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod view;
@@ -36,6 +38,7 @@ use crate::sync::order::TreeWriter;
 use crate::sync::percpu::{Local, Padded};
 use crate::sync::spin::{SpinGuard, SpinLock};
 use crate::sync::wait::Wait;
+use amend::amend;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
@@ -97,22 +100,27 @@ impl<T> Tree<T> {
         wait: &'e impl Wait,
     ) -> Edit<'e, T> {
         // SAFETY: handed on.
-        unsafe { Edit::begin(&self.root, self.writer.lock(wait), local, grace, false) }
+        unsafe { Edit::begin(&self.root, self.writer.lock(wait), local, grace) }
     }
 
-    /// [`edit`](Self::edit) of a tree that nobody reads meanwhile. Where it can, it changes the present version itself: what one
-    /// [`replace`](Edit::replace) does in one leaf, and then there is no way back. At most one `replace` is made.
+    /// Changes the present version itself, as [`Edit::replace`] makes the next: if all of that is in one leaf, which neither
+    /// splits nor joins another, and `new` is short. Returns whether it did; else nothing has changed, and it takes an edit.
     ///
     /// # Safety
-    /// As [`edit`](Self::edit); and nobody has a view of the tree that is used after this.
-    pub unsafe fn edit_in_place<'e>(
-        &'e self,
-        local: &'e Local,
-        grace: &'e Grace,
-        wait: &'e impl Wait,
-    ) -> Edit<'e, T> {
+    /// Nobody edits the tree meanwhile, or has a view of it that is used after this.
+    #[inline(always)]
+    pub unsafe fn amend(
+        &self,
+        range: VirtRange,
+        new: &[Entry<T>],
+        mut gone: impl FnMut(Entry<T>),
+    ) -> bool {
+        check(range, new);
+        let root = NonNull::new(self.root.load(Ordering::Relaxed));
+        let gone = |slot: Slot| gone(entry_of(slot));
         // SAFETY: handed on.
-        unsafe { Edit::begin(&self.root, self.writer.lock(wait), local, grace, true) }
+        new.len() <= CHUNK
+            && root.is_some_and(|root| unsafe { amend(root, range, slots(new), gone) })
     }
 
     /// [`edit`](Self::edit) of a tree that nobody else knows, which waits for nobody.
@@ -121,7 +129,7 @@ impl<T> Tree<T> {
     /// As [`edit`](Self::edit).
     pub unsafe fn edit_mut<'e>(&'e mut self, local: &'e Local, grace: &'e Grace) -> Edit<'e, T> {
         // SAFETY: handed on.
-        unsafe { Edit::begin(&self.root, self.writer.lock_mut(), local, grace, false) }
+        unsafe { Edit::begin(&self.root, self.writer.lock_mut(), local, grace) }
     }
 
     /// Frees all nodes, which leaves the tree without entries.
@@ -168,20 +176,19 @@ pub struct Edit<'e, T> {
 
 impl<'e, T> Edit<'e, T> {
     /// # Safety
-    /// `writer` is the lock of the tree with `root`; otherwise as [`Tree::edit`], or [`Tree::edit_in_place`].
+    /// `writer` is the lock of the tree with `root`; otherwise as [`Tree::edit`].
     unsafe fn begin(
         root: &'e AtomicPtr<Node>,
         mut writer: SpinGuard<'e, Writer, TreeWriter>,
         local: &'e Local,
         grace: &'e Grace,
-        in_place: bool,
     ) -> Self {
         writer.edits += 1;
         // Only the holder of the lock stores, so what it loads is the last version.
         let last = NonNull::new(root.load(Ordering::Relaxed));
         // SAFETY: only a writer retires nodes, and the lock excludes others while the edit lives;
         // it also hands on the use of their links. Edit numbers do not repeat.
-        let draft = unsafe { Draft::new(last, writer.edits, in_place) };
+        let draft = unsafe { Draft::new(last, writer.edits) };
         Self { root, draft, local, grace, writer, marker: PhantomData }
     }
 
@@ -189,11 +196,6 @@ impl<'e, T> Edit<'e, T> {
     pub fn view(&self) -> View<'_, T> {
         // SAFETY: the draft's nodes are valid while it lives, and change only through `&mut self`.
         unsafe { View::new(self.draft.root()) }
-    }
-
-    /// Makes a version even where the present one may be changed. Only before the first change.
-    pub fn keep_version(&mut self) {
-        self.draft.keep_version();
     }
 
     /// Adds an entry. Its range must be free and not empty.
@@ -231,16 +233,12 @@ impl<'e, T> Edit<'e, T> {
         new: &[Entry<T>],
         mut gone: impl FnMut(Entry<T>),
     ) -> Result<(), OutOfMemory> {
-        debug_assert!(new.iter().all(|e| e.start < e.end && range.covers(e.range())));
-        debug_assert!(new.is_sorted_by(|a, b| a.end <= b.start));
+        check(range, new);
         let (first, rest) = new.split_at(new.len().min(CHUNK));
-        if !rest.is_empty() {
-            self.keep_version();
-        }
         self.draft.replace(range, slots(first), |slot| {
-            let Slot { start, end, target, .. } = slot;
-            debug_assert!(range.covers(VirtRange::new(start, end)));
-            gone(Entry { start, end, value: target.cast() });
+            let entry = entry_of(slot);
+            debug_assert!(range.covers(entry.range()));
+            gone(entry);
         })?;
         for more in rest.chunks(CHUNK) {
             let range = VirtRange::new(more[0].start, more[more.len() - 1].end);
@@ -278,6 +276,20 @@ impl<'e, T> Edit<'e, T> {
             }
         }
     }
+}
+
+/// Checks what is to be put in the place of `range`, where checks are made.
+#[inline(always)]
+fn check<T>(range: VirtRange, new: &[Entry<T>]) {
+    debug_assert!(new.iter().all(|e| e.start < e.end && range.covers(e.range())));
+    debug_assert!(new.is_sorted_by(|a, b| a.end <= b.start));
+}
+
+/// The entry in `slot`, of a leaf.
+#[inline(always)]
+fn entry_of<T>(slot: Slot) -> Entry<T> {
+    let Slot { start, end, target, .. } = slot;
+    Entry { start, end, value: target.cast() }
 }
 
 /// The slots of `entries`.

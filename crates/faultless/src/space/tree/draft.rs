@@ -9,11 +9,11 @@
 //! will need and reserves them before it touches anything. So it happens wholly or not at all,
 //! and from the reservation on nothing can fail.
 
-use super::node::{self, Chain, FANOUT, MAX_LEVELS, MIN_FILL, Node, Slot, Slots};
+use super::node::{self, Chain, FANOUT, Node, Slot, Slots};
+use super::path::{Fit, Path};
 use crate::addr::VirtRange;
 use crate::error::OutOfMemory;
 use crate::sync::grace::RetireChain;
-use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
 /// New entries that one splice takes, at most.
@@ -22,27 +22,13 @@ pub(super) const CHUNK: usize = 3;
 /// The next version.
 ///
 /// *Invariant (private nodes):* a node with `born == self.born` is reachable through this draft
-/// alone. Ancestors of a private node are private. In place, all nodes are.
+/// alone. Ancestors of a private node are private.
 pub(super) struct Draft {
     root: Option<NonNull<Node>>,
     born: u64,
-    /// Whether all nodes are the draft's own, as nobody else reads any.
-    in_place: bool,
     /// Nodes of the old version that the next has no more.
     replaced: RetireChain,
     spare: Chain,
-}
-
-/// Where a splice takes place: for each level, the node and the slot in it.
-///
-/// *Invariant (a path reaches the root):* the steps up to `top` have been written.
-struct Path {
-    /// By level: the node, and the slot in it.
-    steps: [MaybeUninit<Step>; MAX_LEVELS],
-    /// The root's level.
-    top: usize,
-    /// Where the first entry beyond the leaf starts.
-    above: u64,
 }
 
 /// What a change of one level means for the one above: `removed` slots from `at` on give way to the first
@@ -54,37 +40,13 @@ struct Up {
     len: usize,
 }
 
-#[derive(Clone, Copy)]
-struct Step {
-    node: NonNull<Node>,
-    at: usize,
-}
-
-/// What becomes of a node with a changed number of slots.
-enum Fit {
-    Stays,
-    /// Becomes two.
-    Splits,
-    /// Takes in all slots of a sibling.
-    Joins(Sibling),
-    /// Evens out with a sibling.
-    Shares(Sibling),
-}
-
-struct Sibling {
-    node: NonNull<Node>,
-    /// It lies to the left, at the lower addresses.
-    left: bool,
-}
-
 impl Draft {
     /// A draft that equals the version under `root`, made by edit number `born`.
     ///
     /// # Safety
     /// The version stays valid for the life of the draft and its nodes' links are left to it. No node of that version was made by an edit of this number.
-    /// `in_place`: nobody else reads it meanwhile, and no reference into it is left.
-    pub(super) unsafe fn new(root: Option<NonNull<Node>>, born: u64, in_place: bool) -> Self {
-        Self { root, born, in_place, replaced: RetireChain::default(), spare: Chain::default() }
+    pub(super) unsafe fn new(root: Option<NonNull<Node>>, born: u64) -> Self {
+        Self { root, born, replaced: RetireChain::default(), spare: Chain::default() }
     }
 
     /// The next version's root.
@@ -96,11 +58,6 @@ impl Draft {
     /// version that are not part of it.
     pub(super) fn finish(mut self) -> (Option<NonNull<Node>>, RetireChain) {
         (self.root.take(), self.replaced)
-    }
-
-    /// The present version stays as it is, until the draft is finished.
-    pub(super) fn keep_version(&mut self) {
-        self.in_place = false;
     }
 
     /// Removes every entry that overlaps `range`, of which it tells `gone`, and inserts `new`, at most
@@ -131,8 +88,6 @@ impl Draft {
             if at < leaf.count() || path.above >= range.end {
                 return self.splice(&path, removed, new);
             }
-            // It may fail half-way.
-            self.keep_version();
             // The next leaf has some, too, and the new entries.
             self.splice(&path, removed, [].into_iter())?;
         }
@@ -153,11 +108,6 @@ impl Draft {
     #[inline(always)]
     fn splice(&mut self, path: &Path, removed: usize, new: impl Slots) -> Result<(), OutOfMemory> {
         if removed == 0 && new.len() == 0 {
-            return Ok(());
-        }
-        let count = path.node(0).count() - removed + new.len();
-        if self.in_place && count != 0 && matches!(path.fit(0, count), Fit::Stays) {
-            self.amend_leaf(path, removed, new);
             return Ok(());
         }
         self.reserve(self.needed(path, removed, new.len()))?;
@@ -186,26 +136,6 @@ impl Draft {
         }
         self.crown(root, entries);
         Ok(())
-    }
-
-    /// [`splice`](Self::splice) in place, where the leaf stays as it is: only what is said of it above changes.
-    #[inline(always)]
-    fn amend_leaf(&mut self, path: &Path, removed: usize, new: impl Slots) {
-        let more = new.len();
-        let mut this = path.step(0).node;
-        // SAFETY: in place all nodes are private, and no other reference is in use.
-        unsafe { this.as_mut() }.splice(path.at(0), removed, new);
-        for level in 1..=path.top {
-            // SAFETY: as above, one node after the other.
-            let slot = unsafe { this.as_ref() }.summary(this);
-            this = path.step(level).node;
-            // SAFETY: as above.
-            unsafe { this.as_mut() }.set(path.at(level), slot);
-        }
-        // SAFETY: as above.
-        let root = unsafe { this.as_mut() };
-        let entries = root.entries as usize - removed + more;
-        self.crown(this, entries);
     }
 
     /// Puts `new` in the place of the `removed` slots from `at` on in the node of `path` at `level`;
@@ -260,9 +190,8 @@ impl Draft {
     fn crown(&mut self, mut root: NonNull<Node>, entries: usize) {
         // SAFETY: private (invariant *private nodes*), and no other reference is in use.
         let node = unsafe { root.as_mut() };
-        debug_assert!(self.in_place || node.born == self.born);
-        node.entries = entries as u32;
-        node.limit = node.keys().1.last().copied().unwrap_or(0);
+        debug_assert_eq!(node.born, self.born);
+        node.crown(entries);
         self.root = (entries > 0).then_some(root);
         if entries == 0 {
             self.discard(root);
@@ -314,7 +243,7 @@ impl Draft {
     /// Whether the node is private to this draft.
     fn owns(&self, node: NonNull<Node>) -> bool {
         // SAFETY: nodes of the old version and of the draft are valid while the draft lives.
-        self.in_place || unsafe { node.as_ref() }.born == self.born
+        unsafe { node.as_ref() }.born == self.born
     }
 
     /// The node itself if it is private, else a private copy of it, for which one is in reserve.
@@ -379,7 +308,7 @@ impl Drop for Draft {
             // SAFETY: nodes in reserve are known to this draft alone.
             unsafe { node::free(node) };
         }
-        if let Some(root) = self.root.filter(|_| !self.in_place) {
+        if let Some(root) = self.root {
             // SAFETY: the private nodes under this root are reachable through the draft alone.
             unsafe { free_subtree(root, Some(self.born)) };
         }
@@ -404,84 +333,6 @@ pub(super) unsafe fn free_subtree(node: NonNull<Node>, born: Option<u64>) {
     }
     // SAFETY: the caller's promise; the reference above is not used any more.
     unsafe { node::free(node) };
-}
-
-impl Path {
-    /// No way. Filled in place, because it is large.
-    const fn new() -> Self {
-        Self { steps: [const { MaybeUninit::uninit() }; MAX_LEVELS], top: 0, above: u64::MAX }
-    }
-
-    /// Makes it the way to the first entry that ends above `addr`, or to behind the last entry.
-    #[inline(always)]
-    fn lead(&mut self, root: NonNull<Node>, addr: u64) {
-        // SAFETY: the draft's nodes are valid while it lives.
-        self.top = unsafe { root.as_ref() }.level as usize;
-        self.above = u64::MAX;
-        let mut below = root;
-        for level in (0..=self.top).rev() {
-            // SAFETY: as above.
-            let node = unsafe { below.as_ref() };
-            let mut at = node.position(addr);
-            let this = below;
-            if level > 0 {
-                let starts = node.keys().0;
-                at = at.min(starts.len() - 1);
-                self.above = starts.get(at + 1).copied().unwrap_or(self.above);
-                // SAFETY: an inner node, and a slot in use.
-                below = unsafe { node.child(at) };
-            }
-            self.steps[level].write(Step { node: this, at });
-        }
-    }
-
-    #[inline(always)]
-    fn step(&self, level: usize) -> Step {
-        debug_assert!(level <= self.top);
-        // SAFETY: a path reaches the root, and nobody asks for more.
-        unsafe { self.steps[level].assume_init() }
-    }
-
-    /// The node at `level`.
-    #[inline(always)]
-    fn node(&self, level: usize) -> &Node {
-        // SAFETY: the draft's nodes are valid while it lives, and nothing is changed through
-        // another reference while this one is used.
-        unsafe { self.step(level).node.as_ref() }
-    }
-
-    /// The slot in the node at `level`.
-    #[inline(always)]
-    fn at(&self, level: usize) -> usize {
-        self.step(level).at
-    }
-
-    /// What becomes of the node at `level` when it has `count` slots.
-    fn fit(&self, level: usize, count: usize) -> Fit {
-        if count > FANOUT {
-            return Fit::Splits;
-        }
-        if count >= MIN_FILL || level == self.top {
-            return Fit::Stays;
-        }
-        let at = self.at(level + 1);
-        let (parent, left) = (self.node(level + 1), at > 0);
-        // SAFETY: an inner node has two slots or more, so the one beside `at` is in use.
-        let node = unsafe { parent.child(if left { at - 1 } else { at + 1 }) };
-        let sibling = Sibling { node, left };
-        if count + sibling.node().count() <= FANOUT {
-            Fit::Joins(sibling)
-        } else {
-            Fit::Shares(sibling)
-        }
-    }
-}
-
-impl Sibling {
-    fn node(&self) -> &Node {
-        // SAFETY: as for a path's.
-        unsafe { self.node.as_ref() }
-    }
 }
 
 /// The slots of up to two nodes, on their way into others.

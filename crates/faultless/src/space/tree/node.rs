@@ -47,7 +47,8 @@ pub(super) trait Slots: ExactSizeIterator<Item = Slot> {}
 
 impl<I: ExactSizeIterator<Item = Slot>> Slots for I {}
 
-/// A node. Once published it is never written, but for `retire` and `chain`, which no reader reads.
+/// A node. Once published it is never written while others may read it, but for `retire` and `chain`, which no reader
+/// reads.
 #[repr(C)]
 pub(super) struct Node {
     /// First, so that a node's address is its link's.
@@ -174,6 +175,13 @@ impl Node {
         for (at, slot) in (at..).zip(new) {
             self.set(at, slot);
         }
+    }
+
+    /// Says of a root that it leads to so many entries, and where they end.
+    #[inline(always)]
+    pub(super) fn crown(&mut self, entries: usize) {
+        self.entries = entries as u32;
+        self.limit = self.keys().1.last().copied().unwrap_or(0);
     }
 
     /// Changes slot `at`, which is in use or is next.

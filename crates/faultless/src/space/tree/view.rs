@@ -177,8 +177,7 @@ fn child(node: &Node, at: usize) -> &Node {
 /// The entry at slot `at` of a leaf.
 #[inline(always)]
 fn entry<T>(leaf: &Node, at: usize) -> Entry<T> {
-    let slot = leaf.slot(at);
-    Entry { start: slot.start, end: slot.end, value: slot.target.cast() }
+    super::entry_of(leaf.slot(at))
 }
 
 impl<T> fmt::Debug for View<'_, T> {
