@@ -60,6 +60,8 @@ pub(crate) struct CpuState {
     shared_calls: Cell<u32>,
     /// Whether the call that this CPU is in got no frame.
     pub(crate) starved: Cell<bool>,
+    /// Whether it was refused because the space has as many VMAs as it may have.
+    pub(crate) crowded: Cell<bool>,
     /// Of the thread that this CPU makes a call for, or null. Set by [`Cpu::for_thread`] alone, which keeps
     /// it alive until it puts back what was there.
     thread: Cell<*const ThreadStreams>,
@@ -77,6 +79,7 @@ impl CpuState {
             gone: Cell::default(),
             shared_calls: Cell::new(0),
             starved: Cell::new(false),
+            crowded: Cell::new(false),
             thread: Cell::new(ptr::null()),
         })
     }

@@ -48,15 +48,18 @@ impl<M: Machine> Cpu<'_, M> {
 
     /// Makes a call that may need many frames. If it fails for want of memory, it is made once more, after
     /// what is retired has been freed and, if it was frames that it wanted, all lazily freed pages have been
-    /// reclaimed. (`ENOMEM` has other reasons, too.) Not inside a grace section, and holding no lock.
+    /// reclaimed. (`ENOMEM` has other reasons, too. One that memory does not remedy, that the space has as many VMAs as it
+    /// may have, is told at once: a call of several parts must not go on after another CPU's.) Not inside a grace section,
+    /// and holding no lock.
     ///
     /// # Errors
     /// What `call` returns.
     pub(crate) fn with_memory<R>(&self, call: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
-        let starved = &self.state().starved;
+        let (starved, crowded) = (&self.state().starved, &self.state().crowded);
         starved.set(false);
+        crowded.set(false);
         call().or_else(|errno| {
-            if errno != Errno::ENOMEM {
+            if errno != Errno::ENOMEM || crowded.get() {
                 return Err(errno);
             }
             self.settle_all();

@@ -217,7 +217,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
     fn check_count(&self, made: usize, gone: usize) -> Result<(), Refused> {
         let most = self.writing.cpu.vm().knobs.max_map_count();
         if made > gone && (self.view().len() + made - gone) as u64 > most {
-            return Err(Errno::ENOMEM.into());
+            return Err(self.writing.refuse_count());
         }
         Ok(())
     }

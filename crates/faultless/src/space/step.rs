@@ -114,7 +114,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     ///
     /// # Errors
     /// As there.
-    #[inline(always)]
+    #[inline(never)]
     pub(super) fn step_versions<R>(
         &self,
         mut build: impl FnMut(&mut Versions<'_, '_, '_, M>) -> Result<R, Refused>,

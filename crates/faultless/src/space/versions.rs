@@ -195,8 +195,6 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             }
         }
         Sequence::writer_fence();
-        let (mut below, mut above) = (below.map(Neighbour::new), above.map(Neighbour::new));
-
         let (mut lower, mut upper, mut later) = (None, None, [false; 2]);
         if let Some(piece) = &mut piece {
             // What merges later has the anon_vma already: its neighbours may be gone by then.
@@ -220,16 +218,18 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             }
         }
         let (first, mut taken) = (self.made.used, range);
+        // Their anon_vma may be one that they have been given just now.
+        let (below, above) = (below.map(Neighbour::new), above.map(Neighbour::new));
         if let Some(below) = below {
             taken = taken.hull(self.keep_rest(below, range, VirtRange::new(0, range.start))?);
         }
         if let Some(Piece { mut area, root }) = piece {
-            if let Some(Neighbour { vma, .. }) = lower {
+            if let Some(vma) = lower {
                 area.offset = vma.area.offset;
                 area.range.start = vma.area.range.start;
                 later[0] = vma.merges[0];
             }
-            if let Some(Neighbour { vma, .. }) = upper {
+            if let Some(vma) = upper {
                 area.range.end = vma.area.range.end;
                 later[1] = vma.merges[1];
             }
@@ -385,7 +385,7 @@ impl<M: Machine> Versions<'_, '_, '_, M> {
         };
         let after = merged(self.edit.view());
         if after as u64 > self.most && after > merged(self.writing.view()) {
-            return Err(Errno::ENOMEM.into());
+            return Err(self.writing.refuse_count());
         }
         Ok(())
     }

@@ -85,16 +85,28 @@ impl<'a, 'v, M: Machine> Deref for Writing<'a, 'v, M> {
 
 impl<M: Machine> Space<M> {
     /// Claims `ranges`, widened to multiples of `align`. Not inside a grace section.
+    #[inline(always)]
     pub(super) fn write<'a, 'v>(
         &'a self,
         cpu: &'a Cpu<'v, M>,
         ranges: [VirtRange; 2],
         align: u64,
     ) -> Writing<'a, 'v, M> {
-        let claimed = ranges.map(|range| range.widen(align));
-        if let Some(writing) = self.write_alone(cpu, ranges, align) {
-            return writing;
+        match self.write_alone(cpu, ranges, align) {
+            Some(writing) => writing,
+            None => self.write_beside(cpu, ranges, align),
         }
+    }
+
+    /// [`write`](Self::write) by a CPU that does not own the space.
+    #[inline(never)]
+    fn write_beside<'a, 'v>(
+        &'a self,
+        cpu: &'a Cpu<'v, M>,
+        ranges: [VirtRange; 2],
+        align: u64,
+    ) -> Writing<'a, 'v, M> {
+        let claimed = ranges.map(|range| range.widen(align));
         loop {
             let locking = self.locking(cpu);
             let guard = if locking == Locking::Speculative {
@@ -173,11 +185,12 @@ impl<M: Machine> Space<M> {
     ///
     /// # Errors
     /// What `choose` returns.
+    #[inline(always)]
     pub(super) fn write_where<'a, 'v, E>(
         &'a self,
         cpu: &'a Cpu<'v, M>,
         align: u64,
-        mut tries: u32,
+        tries: u32,
         choose: impl Fn(&View<'_, Vma>) -> Result<[VirtRange; 2], E>,
     ) -> Result<Writing<'a, 'v, M>, E> {
         if let Some(held) = self.hold(cpu) {
@@ -185,6 +198,18 @@ impl<M: Machine> Space<M> {
             let claimed = asked.map(|range| range.widen(align));
             return Ok(Writing::new(cpu, self, asked, claimed, held));
         }
+        self.write_where_beside(cpu, align, tries, choose)
+    }
+
+    /// [`write_where`](Self::write_where) by a CPU that does not own the space.
+    #[inline(never)]
+    fn write_where_beside<'a, 'v, E>(
+        &'a self,
+        cpu: &'a Cpu<'v, M>,
+        align: u64,
+        mut tries: u32,
+        choose: impl Fn(&View<'_, Vma>) -> Result<[VirtRange; 2], E>,
+    ) -> Result<Writing<'a, 'v, M>, E> {
         loop {
             let locking = self.locking(cpu);
             let coarse = (locking != Locking::Speculative).then(|| self.lock_all(cpu));
@@ -411,6 +436,13 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
             vma = below;
         }
         next
+    }
+
+    /// Refuses more VMAs than a space may have: for that there is no remedy.
+    #[cold]
+    pub(super) fn refuse_count(&self) -> Refused {
+        self.cpu.state().crowded.set(true);
+        Errno::ENOMEM.into()
     }
 
     fn under_change(&self) -> impl Iterator<Item = NonNull<Vma>> + use<M> {

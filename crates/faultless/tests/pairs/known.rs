@@ -99,6 +99,23 @@ pub fn known() -> Vec<(&'static str, Case)> {
             let spans = [Span::new(b - 1, 1), Span::new(b - 2, 1)];
             pair(start, map(b - 1, 1, How::Fixed), Op::Store(b - 2, 100), spans)
         }),
+        ("several that are too many", {
+            // The second of two that move would be one VMA too many; the first has moved then.
+            let mut start = filled(Span::new(b - 1, 1));
+            start.extend([map(b + 1, 3, How::Fixed), map(0, 1, How::Fixed)]);
+            start.push(Op::Map(Span::new(b - 2, 1), How::Fixed, Prot::READ, MapFlags::PRIVATE));
+            start.push(Op::NoMoreAreas);
+            let spans = [Span::new(b - 1, 3), Span::new(b - 2, 2)];
+            pair(start, Op::Remap(spans[0], 3, to, APART[1]), Op::Unmap(spans[1]), spans)
+        }),
+        ("cut off a change", {
+            // What is cut off is one with the change, and has its anon_vma already.
+            let mut start = filled(Span::new(b - 1, 1));
+            start.push(map(b + 1, 3, How::Fixed));
+            let (mapped, above) = (Span::new(b, 3), Span::new(b + 3, 1));
+            let protect = Op::Protect(above, Prot::empty());
+            pair(start, map(mapped.at, mapped.pages, How::Fixed), protect, [mapped, above])
+        }),
         ("kept beside a change", {
             // What stays is a part of what it will be one with, and so keeps its anon_vma.
             let part = Span::new(b - 4, 3);
