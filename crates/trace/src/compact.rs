@@ -5,8 +5,8 @@ use crate::event::{
     Access, Backing, Birth, Event, Header, Kind, MAX_EVENTS, MAX_THREADS, ProcessInfo, Prot,
     Recorded, ThreadInfo, Trace,
 };
+use crate::zstd;
 use faultless::addr::PAGE_SHIFT;
-use std::io::Read;
 use std::path::Path;
 
 /// The first bytes of a compact recording.
@@ -19,8 +19,6 @@ pub const EXTENSION: &str = "fltrace";
 const PREFIX: usize = 24;
 const MAX_BODY: u64 = 256 << 20;
 const MAX_STRING: usize = 4096;
-/// Recordings are written once and read often.
-const ZSTD_LEVEL: i32 = 19;
 
 const ACCESSES: [Access; 4] = [Access::Unknown, Access::Read, Access::Write, Access::Exec];
 const BACKINGS: [Backing; 7] = [
@@ -45,8 +43,7 @@ pub fn encode(path: &Path, trace: &Trace) -> Result<Vec<u8>, Error> {
     if body.len() as u64 > MAX_BODY {
         return Err(Error::new(path, Place::File, "the trace is larger than 256 MiB"));
     }
-    let packed = zstd::bulk::compress(&body, ZSTD_LEVEL)
-        .map_err(|error| Error::new(path, Place::File, format!("zstd: {error}")))?;
+    let packed = zstd::pack(&body);
     let mut bytes = Vec::with_capacity(PREFIX + packed.len());
     bytes.extend_from_slice(MAGIC);
     bytes.extend_from_slice(&VERSION.to_le_bytes());
@@ -105,14 +102,11 @@ fn unchecked(path: &Path, event: Option<u64>, reason: String) -> Error {
 /// there, not with what the header claims.
 fn unpack(path: &Path, packed: &[u8], len: u64) -> Result<Vec<u8>, Error> {
     let mut rest = packed;
-    let corrupt = |rest: &[u8], error: std::io::Error| {
-        Error::at(path, (PREFIX + packed.len() - rest.len()) as u64, format!("zstd: {error}"))
-    };
     let mut body = Vec::new();
-    let result = zstd::stream::read::Decoder::with_buffer(&mut rest)
-        .map(zstd::stream::read::Decoder::single_frame)
-        .and_then(|decoder| decoder.take(len + 1).read_to_end(&mut body));
-    result.map_err(|error| corrupt(rest, error))?;
+    if let Err(error) = zstd::unpack(&mut rest, len, &mut body) {
+        let at = PREFIX + packed.len() - rest.len();
+        return Err(Error::at(path, at as u64, format!("zstd: {error}")));
+    }
     if body.len() as u64 != len {
         return Err(Error::at(
             path,

@@ -32,6 +32,7 @@ pub mod perf;
 pub mod plan;
 pub mod record;
 pub mod recordings;
+mod zstd;
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! Reading the `perf.data` files that stock `perf record` writes.
 //!
 //! One file a step: `scan` walks the raw file and refuses whatever could make the parser allocate
-//! without bound, so that errors can name an offset; `format` reads the layouts of tracepoints that
+//! without bound, so that errors can name an offset; `packed` unpacks compressed records; `format` reads the layouts of tracepoints that
 //! the file carries; `roles` says what each perf event means; `import` turns the sorted records into
 //! a [`Trace`]. Sorting and decoding the records is done by the `linux-perf-data` crate.
 //!
@@ -15,6 +15,7 @@
 
 mod format;
 mod import;
+mod packed;
 mod roles;
 mod scan;
 
@@ -31,7 +32,7 @@ use std::path::Path;
 /// The bytes are not a `perf.data` file of x86-64 that `perf record` wrote to a file (not to a
 /// pipe), hold no page faults, or are truncated or corrupted.
 pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
-    scan::check(path, bytes)?;
+    let bytes = &*scan::check(path, bytes)?;
     // The parser is not ours: should it panic on input that the scan let through, that is an error
     // in the file like any other. Nothing but its own state is lost.
     let mut record = None;

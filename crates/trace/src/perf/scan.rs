@@ -3,11 +3,13 @@
 //! The parser trusts sizes and counts in the file: it allocates what they say, and adds them up. The
 //! walk checks each against the bytes that are there, so that a file can make us hold at most a small
 //! multiple of its own size (of what its compressed records really hold, at most 1 GiB), and it
-//! knows the offset of what it refuses.
+//! knows the offset of what it refuses. Compressed records are replaced by those that they hold
+//! (`packed`): the parser does not unpack.
 
+use super::packed;
 use crate::error::Error;
+use std::borrow::Cow;
 use std::path::Path;
-use zstd::stream::raw::{Decoder, InBuffer, Operation, OutBuffer};
 
 const HEADER: u64 = 104;
 /// The feature section that describes the events.
@@ -15,19 +17,18 @@ const EVENT_DESC: u32 = 12;
 /// Features from here on are simpleperf's.
 const FIRST_FOREIGN: u32 = 128;
 const RECORD_AUXTRACE: u32 = 71;
-const RECORD_COMPRESSED: u32 = 81;
-const RECORD_COMPRESSED2: u32 = 83;
+pub(super) const RECORD_COMPRESSED: u32 = 81;
+pub(super) const RECORD_COMPRESSED2: u32 = 83;
 const RECORD_MMAP2: u32 = 10;
 const MISC_BUILD_ID: u16 = 1 << 14;
-/// The most that the compressed records of one file may hold.
-const MAX_INFLATED: u64 = 1 << 30;
 /// The smallest `perf_event_attr`.
 const MIN_ATTR: u64 = 64;
 /// Far more than any kernel's `perf_event_attr`.
 const MAX_ATTR: u64 = 4096;
 
-/// Refuses a file whose sizes and counts do not fit its bytes.
-pub(super) fn check(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+/// Refuses a file whose sizes and counts do not fit its bytes; otherwise gives it back, without
+/// compressed records.
+pub(super) fn check<'a>(path: &Path, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>, Error> {
     Scan { path, bytes }.file()
 }
 
@@ -39,17 +40,17 @@ struct Section {
     size: u64,
 }
 
-struct Scan<'a> {
-    path: &'a Path,
+struct Scan<'p, 'a> {
+    path: &'p Path,
     bytes: &'a [u8],
 }
 
-impl Scan<'_> {
+impl<'a> Scan<'_, 'a> {
     fn wrong<T>(&self, at: u64, reason: impl Into<String>) -> Result<T, Error> {
         Err(Error::at(self.path, at, reason))
     }
 
-    fn slice(&self, at: u64, len: u64) -> Result<&[u8], Error> {
+    fn slice(&self, at: u64, len: u64) -> Result<&'a [u8], Error> {
         let end = at.checked_add(len).filter(|end| *end <= self.bytes.len() as u64);
         match end {
             Some(end) => Ok(&self.bytes[at as usize..end as usize]),
@@ -79,7 +80,7 @@ impl Scan<'_> {
         Ok(section)
     }
 
-    fn file(&self) -> Result<(), Error> {
+    fn file(&self) -> Result<Cow<'a, [u8]>, Error> {
         if self.slice(0, 8)? != b"PERFILE2" {
             return self.wrong(0, "not a perf.data file of a little-endian machine");
         }
@@ -110,12 +111,28 @@ impl Scan<'_> {
         if types.size != 0 {
             return self.wrong(types.told_at, "a file of a perf older than Linux 3.6");
         }
-        self.features(data, attrs)?;
-        self.records(data)
+        let table = self.features(data, attrs)?;
+        let packed = self.records(data)?;
+        if packed.is_empty() {
+            return Ok(self.bytes.into());
+        }
+        let records = self.slice(data.offset, data.size)?;
+        let plain = packed::replaced(records, data.offset, packed)
+            .map_err(|(at, reason)| Error::at(self.path, at, reason))?;
+        // The records get a place behind the file as it is, and the table of sections, whose place is always
+        // behind the records, goes along. All other places stay what the file says.
+        let mut file = self.bytes.to_vec();
+        file[40..48].copy_from_slice(&(self.bytes.len() as u64).to_le_bytes());
+        file[48..56].copy_from_slice(&(plain.len() as u64).to_le_bytes());
+        file.extend(plain);
+        file.extend(self.slice(table.offset, table.size)?);
+        Ok(file.into())
     }
 
-    fn features(&self, data: Section, attrs: Section) -> Result<(), Error> {
-        let mut told_at = data.offset + data.size;
+    /// Walks the table of the feature sections, and says where it is.
+    fn features(&self, data: Section, attrs: Section) -> Result<Section, Error> {
+        let start = data.offset + data.size;
+        let mut told_at = start;
         let mut total = 0u64;
         let mut described = false;
         for feature in 0..256 {
@@ -140,7 +157,7 @@ impl Scan<'_> {
         if !described {
             return self.wrong(attrs.told_at, "the file does not name its events (EVENT_DESC)");
         }
-        Ok(())
+        Ok(Section { told_at: data.told_at, offset: start, size: told_at - start })
     }
 
     /// Walks the description of the events: counts and lengths must fit the section.
@@ -180,75 +197,50 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// Walks the records: sizes must lead exactly to the end, and what is compressed must hold no
-    /// more than it may.
-    fn records(&self, data: Section) -> Result<(), Error> {
+    /// Walks the records: sizes must lead exactly to the end. Which of them are compressed, and what is in them.
+    fn records(&self, data: Section) -> Result<Vec<Packed<'a>>, Error> {
         let end = data.offset + data.size;
         let mut at = data.offset;
-        let mut inflater = None;
-        let mut inflated = 0;
+        let mut packed = Vec::new();
         while at < end {
             let kind = self.u32(at)?;
             let size = u64::from(self.u32(at + 4)? >> 16);
             if size < 8 || size > end - at {
                 return self.wrong(at, format!("a record of {size} bytes; {} are left", end - at));
             }
+            let misc = self.u32(at + 4)? as u16;
             let body = self.slice(at + 8, size - 8)?;
-            match kind {
-                RECORD_AUXTRACE => {
-                    return self.wrong(at, "holds a hardware trace (AUX), which is not understood");
+            refused(kind, misc, body).or_else(|(within, why)| self.wrong(at + within, why))?;
+            if kind == RECORD_COMPRESSED {
+                packed.push(Packed { at, size, bytes: body });
+            } else if kind == RECORD_COMPRESSED2 {
+                let len = self.u64(at + 8)?;
+                let fits = body.len().saturating_sub(8) as u64 >= len;
+                if !fits || body.len() < 8 {
+                    return self.wrong(at + 8, "more compressed bytes than the record has");
                 }
-                RECORD_COMPRESSED | RECORD_COMPRESSED2 => {
-                    let packed = if kind == RECORD_COMPRESSED {
-                        body
-                    } else {
-                        let len = self.u64(at + 8)?;
-                        let fits = body.len().saturating_sub(8) as u64 >= len;
-                        if !fits || body.len() < 8 {
-                            return self.wrong(at + 8, "more compressed bytes than the record has");
-                        }
-                        &body[8..8 + len as usize]
-                    };
-                    let decoder = match &mut inflater {
-                        Some(decoder) => decoder,
-                        None => match Decoder::new() {
-                            Ok(decoder) => inflater.insert(decoder),
-                            Err(error) => return self.wrong(at, format!("zstd: {error}")),
-                        },
-                    };
-                    inflated += match inflated_size(decoder, packed, MAX_INFLATED - inflated) {
-                        Ok(size) => size,
-                        Err(reason) => return self.wrong(at, reason),
-                    };
-                }
-                RECORD_MMAP2 => {
-                    let misc = self.u32(at + 4)? as u16;
-                    if misc & MISC_BUILD_ID != 0 && body.get(32).is_none_or(|len| *len > 20) {
-                        return self.wrong(at + 40, "a build identifier of more than 20 bytes");
-                    }
-                }
-                _ => {}
+                packed.push(Packed { at, size, bytes: &body[8..8 + len as usize] });
             }
             at += size;
         }
-        Ok(())
+        Ok(packed)
     }
 }
 
-/// The bytes that `packed` decompresses to, which may be at most `most`.
-fn inflated_size(decoder: &mut Decoder<'_>, packed: &[u8], most: u64) -> Result<u64, String> {
-    let mut buffer = [0; 16 << 10];
-    let mut input = InBuffer::around(packed);
-    let mut total = 0;
-    loop {
-        let mut output = OutBuffer::around(&mut buffer[..]);
-        decoder.run(&mut input, &mut output).map_err(|error| format!("zstd: {error}"))?;
-        total += output.pos() as u64;
-        if total > most {
-            return Err("the compressed records hold more than 1 GiB".into());
+/// A compressed record of `size` bytes at `at` in the file, and what is in it.
+pub(super) struct Packed<'a> {
+    pub(super) at: u64,
+    pub(super) size: u64,
+    pub(super) bytes: &'a [u8],
+}
+
+/// Why the parser must not see this record, and how far from its start that is said.
+pub(super) fn refused(kind: u32, misc: u16, body: &[u8]) -> Result<(), (u64, &'static str)> {
+    match kind {
+        RECORD_AUXTRACE => Err((0, "holds a hardware trace (AUX), which is not understood")),
+        RECORD_MMAP2 if misc & MISC_BUILD_ID != 0 && body.get(32).is_none_or(|len| *len > 20) => {
+            Err((40, "a build identifier of more than 20 bytes"))
         }
-        if output.pos() < output.capacity() && input.pos() == packed.len() {
-            return Ok(total);
-        }
+        _ => Ok(()),
     }
 }
