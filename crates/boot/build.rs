@@ -13,9 +13,12 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 
 const BARE: &str = "x86_64-unknown-none";
 const HOSTED: &str = "x86_64-unknown-linux-gnu";
+/// The guest programs that everybody gets; the others are tests, and come with the feature `qemu`.
+const PROGRAMS: [&str; 3] = ["counts", "rows", "workload"];
 /// What a guest program is linked as: at a fixed place, and with everything it needs.
 const STATIC: &str = "-Ctarget-feature=+crt-static\x1f-Crelocation-model=static";
 /// What the programs of a folder are made of, below `crates`.
@@ -29,8 +32,16 @@ fn main() {
 
     let skipped = env::var_os("FAULTLESS_EMBED").is_some_and(|wish| wish == "no");
     let left_out = || "left out by FAULTLESS_EMBED=no; build again without it".to_owned();
-    let kernel = if skipped { Err(left_out()) } else { kernel(&root, &out) };
-    let guests = if skipped { Err(left_out()) } else { guests(&root, &out) };
+    let (kernel, guests) = if skipped {
+        (Err(left_out()), Err(left_out()))
+    } else {
+        // The kernel is one crate for most of the time, and leaves a CPU to the programs.
+        thread::scope(|both| {
+            let kernel = both.spawn(|| kernel(&root, &out));
+            let guests = guests(&root, &out);
+            (kernel.join().expect("reports what is wrong"), guests)
+        })
+    };
 
     let mut code = String::new();
     let kernel = match kernel {
@@ -63,11 +74,14 @@ fn watch(root: &Path) {
             println!("cargo::rerun-if-changed={}", root.join(&file).display());
         }
     }
-    // A target that is not installed is not there, and is looked for each time.
+    // A target that is installed later appears among the others. (Cargo would look each time for one that is not there.)
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     if let Ok(found) = Command::new(rustc).args(["--print", "sysroot"]).output() {
         let sysroot = String::from_utf8_lossy(&found.stdout);
-        println!("cargo::rerun-if-changed={}/lib/rustlib/{BARE}/lib", sysroot.trim());
+        let targets = Path::new(sysroot.trim()).join("lib/rustlib");
+        let bare = targets.join(BARE);
+        let watched = if bare.exists() { bare } else { targets };
+        println!("cargo::rerun-if-changed={}", watched.display());
     }
 }
 
@@ -81,8 +95,13 @@ fn kernel(root: &Path, out: &Path) -> Result<String, String> {
 
 /// The guest programs' names and files.
 fn guests(root: &Path, out: &Path) -> Result<Vec<(String, String)>, String> {
-    let programs = ["-p", "faultless-guest", "-p", "faultless-workload", "--bins"];
-    let args = [&programs[..], &["--target", HOSTED, "--release"]].concat();
+    let mut args = vec!["-p", "faultless-guest", "-p", "faultless-workload", "--target", HOSTED];
+    args.extend(["--profile", "measured"]);
+    if env::var_os("CARGO_FEATURE_QEMU").is_some() {
+        args.push("--bins");
+    } else {
+        args.extend(PROGRAMS.iter().flat_map(|program| ["--bin", program]));
+    }
     let mut built = cargo(root, "guest", &args, Some(STATIC))?;
     built.sort();
     built.into_iter().map(|(name, file)| Ok((name, keep(&file, out)?))).collect()
@@ -125,7 +144,7 @@ fn cargo(
         }
     }
     // What is embedded carries names for panics, and no lines.
-    command.env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo");
+    command.env("CARGO_PROFILE_MEASURED_STRIP", "debuginfo");
     command.env("CARGO_PROFILE_KERNEL_STRIP", "debuginfo");
     if let Some(flags) = flags {
         command.env("CARGO_ENCODED_RUSTFLAGS", flags);

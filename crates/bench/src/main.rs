@@ -13,9 +13,9 @@ use std::process::ExitCode;
 #[command(
     name = "bench",
     after_help = "Examples:\n  \
-        cargo run --release -p faultless-bench -- all --check --quick\n  \
-        cargo run --release -p faultless-bench -- instructions --explain\n  \
-        cargo test --release -p faultless-bench --features observe"
+        cargo run --profile measured -p faultless-bench -- all --check --quick\n  \
+        cargo run --profile measured -p faultless-bench -- instructions --explain\n  \
+        cargo test --profile measured -p faultless-bench --features observe"
 )]
 struct Cli {
     #[command(subcommand)]
