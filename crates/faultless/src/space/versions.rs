@@ -166,6 +166,10 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
                     continue;
                 }
                 if is_busy(writing, made, hull, entry) {
+                    if whole.is_some() {
+                        // They merge when that is finished.
+                        continue;
+                    }
                     let root = vma.root.peek();
                     let own = piece.as_ref().and_then(|new| new.root.as_ref()).map(RootRef::of);
                     let other = |low: &Vma| !roots_merge(low.root.peek(), root);
@@ -195,7 +199,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             }
         }
         Sequence::writer_fence();
-        let (mut lower, mut upper, mut later) = (None, None, [false; 2]);
+        let (mut lower, mut upper) = (None, None);
+        let mut later = whole.map_or([false; 2], |whole| *whole.merges);
         if let Some(piece) = &mut piece {
             // What merges later has the anon_vma already: its neighbours may be gone by then.
             let adopt = merges || !lost(Mutant::RootAdopted);

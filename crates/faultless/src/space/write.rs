@@ -409,28 +409,19 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     }
 
     /// Which VMA is to [merge](Versions::merge) with its neighbours next, of those around `addr` that are to be one, in the
-    /// order in which they lie. None where another writer is yet to finish one of them: it merges them all.
+    /// order in which they lie. One that another writer has under change merges when that finishes it.
     fn next_merge(&self, view: &View<'_, Vma>, addr: u64) -> Option<VirtRange> {
         // SAFETY: VMAs in a view live as long as the section.
         let near = |addr| view.at(addr).map(|entry| unsafe { entry.value.as_ref() });
         let is_busy =
             |vma: &Vma| vma.sequence.read().is_none() && !self.has_stopped(NonNull::from(vma));
-        let mut vma: &Vma = near(addr)?;
-        let mut next = None;
-        if let Some(above) = near(vma.area.range.end)
-            && merge_later(vma, above)
-        {
-            if is_busy(above) {
-                return None;
-            }
-            next = Some(vma.area.range);
-        }
+        let mut vma: &Vma = near(addr).filter(|vma| !is_busy(vma))?;
+        let merges_above = |above: &&Vma| merge_later(vma, above) && !is_busy(above);
+        let mut next = near(vma.area.range.end).filter(merges_above).map(|_| vma.area.range);
         while let Some(below) = vma.area.range.start.checked_sub(1).and_then(near)
             && merge_later(below, vma)
+            && !is_busy(below)
         {
-            if is_busy(below) {
-                return None;
-            }
             // The one above the lowest, which prefers that to the one above.
             next = Some(vma.area.range);
             vma = below;

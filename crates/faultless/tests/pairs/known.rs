@@ -116,6 +116,14 @@ pub fn known() -> Vec<(&'static str, Case)> {
             let protect = Op::Protect(above, Prot::empty());
             pair(start, map(mapped.at, mapped.pages, How::Fixed), protect, [mapped, above])
         }),
+        ("cut off from a change", {
+            // What one finishes merges with what is beside it, though the other has something under change further down.
+            let keep = Op::Remap(Span::new(1, 1), 1, to | RemapFlags::DONTUNMAP, APART[0]);
+            let leave = Op::Remap(Span::new(b - 1, 1), 4, moves, 0);
+            let sides = [vec![keep], vec![map(b + 2, 1, How::Fixed), leave]];
+            let reveal = reveal([Span::new(1, 1), Span::new(b + 2, 1)]);
+            Case::new(filled(Span::new(0, WINDOW)), sides, reveal)
+        }),
         ("kept beside a change", {
             // What stays is a part of what it will be one with, and so keeps its anon_vma.
             let part = Span::new(b - 4, 3);

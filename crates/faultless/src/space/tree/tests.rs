@@ -242,7 +242,48 @@ fn apply(
     Ok(())
 }
 
-/// Runs edits of one to three changes each, of which one in eight is dropped.
+/// Makes the change in place, where that can be. Returns whether it did.
+fn amend(fixture: &Fixture, model: &mut Model, change: &Change, number: usize) -> bool {
+    let all = model.iter().map(|(&start, &(end, value))| Entry { start, end, value });
+    let (range, new) = match *change {
+        Change::Insert { start, len } => {
+            let range = VirtRange::new(start, start + len);
+            if all.clone().any(|entry| entry.range().overlaps(range)) {
+                return false;
+            }
+            (range, std::vec![entry(range.start, range.end, number)])
+        }
+        Change::Remove { from } => match all.clone().find(|entry| entry.start >= from) {
+            Some(entry) => (entry.range(), Vec::new()),
+            None => return false,
+        },
+        // The first and the last that overlap stay in part.
+        Change::Replace { start, len, .. } => {
+            let cut = VirtRange::new(start, start + len);
+            let near = all.clone().filter(|entry| entry.range().overlaps(cut));
+            let range = near.clone().fold(cut, |hull, entry| hull.hull(entry.range()));
+            let low = near.clone().find(|entry| entry.start < cut.start);
+            let high = near.last().filter(|entry| entry.end > cut.end);
+            let low = low.map(|entry| Entry { end: cut.start, ..entry });
+            let high = high.map(|entry| Entry { start: cut.end, ..entry });
+            (range, low.into_iter().chain(high).collect())
+        }
+    };
+    let were: Vec<_> = all.filter(|entry| range.covers(entry.range())).collect();
+    let mut gone = Vec::new();
+    // SAFETY: one thread has the tree, and no view of it.
+    let done = unsafe { fixture.tree.amend(range, &new, |entry| gone.push(entry)) };
+    if done {
+        assert_eq!(gone, were);
+        model.retain(|&start, _| !range.contains(start));
+        model.extend(new.iter().map(|entry| (entry.start, (entry.end, entry.value))));
+    } else {
+        assert!(gone.is_empty(), "it says that something went, and does nothing");
+    }
+    done
+}
+
+/// Runs edits of one to three changes each, of which one in eight is dropped, and changes in place between them.
 fn run(changes: &[Change], seed: u64) {
     let before = ledger::live();
     let fixture = Fixture::new();
@@ -250,7 +291,16 @@ fn run(changes: &[Change], seed: u64) {
     let mut dice = Dice(seed);
     let mut number = 0;
     let mut changes = changes.iter();
+    let (mut tried, mut amended) = (0, 0);
     while changes.len() > 0 {
+        if let Some(change) = changes.clone().next().filter(|_| dice.below(2) > 0) {
+            number += 1000;
+            tried += 1;
+            if amend(&fixture, &mut model, change, number) {
+                amended += 1;
+                changes.next();
+            }
+        }
         let mut edit = fixture.edit();
         let mut next = model.clone();
         for change in changes.by_ref().take(1 + dice.below(3) as usize) {
@@ -269,6 +319,7 @@ fn run(changes: &[Change], seed: u64) {
         let nodes = compare(fixture.tree.snapshot(&section), &model, &mut dice);
         assert_eq!(ledger::live() - before, nodes, "leaked or lost nodes");
     }
+    assert!(tried < 40 || amended > tried / 8, "{amended} of {tried} changes were made in place");
     drop(fixture);
     assert_eq!(ledger::live(), before);
 }
