@@ -42,10 +42,10 @@ const HEAP: [&str; 5] = ["malloc", "free", "posix_memalign", "aligned_alloc", "c
 /// exception).
 const CALLS: [(What, f64); 7] = [
     (What::Unmap, 350.0),
-    (What::MapUnmap, 2400.0),
-    (What::MapTouchUnmap, 5300.0),
-    (What::Break, 2600.0),
-    (What::Protect, 4000.0),
+    (What::MapUnmap, 2100.0),
+    (What::MapTouchUnmap, 4900.0),
+    (What::Break, 1900.0),
+    (What::Protect, 3200.0),
     (What::Fork, 100.0),
     (What::ForkExit, 135.0),
 ];
