@@ -5,6 +5,7 @@
 //! or like no neighbour, takes a new VMA. What can fail comes first: the VMAs are made before the tree changes, which then takes
 //! all of the change or nothing; and bounds move last.
 
+use super::made::Made;
 use super::merge::{Piece, agree, join};
 use super::step::{Refused, State};
 use super::vma::{Area, Vma};
@@ -103,17 +104,25 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
             usize::from(comes) + usize::from(split.is_some()),
             inside + usize::from(both),
         )?;
+        let mut made = Made::new();
+        let mut make = |area, root, merges| -> Result<NonNull<Vma>, OutOfMemory> {
+            // No box from here on: to move one is to claim that there is no other pointer.
+            let vma = NonNull::from(Box::leak(make_vma(area, root, State::Running, merges)?));
+            made.add(vma);
+            Ok(vma)
+        };
         let rest = match split {
             Some(vma) => {
                 let area = vma.area.part(VirtRange::new(range.end, u64::MAX));
-                Some(make_vma(area, vma.root.get(), State::Running, [false, vma.merges[1]])?)
+                let end = area.range.end;
+                Some((make(area, vma.root.get(), [false, vma.merges[1]])?, end))
             }
             None => None,
         };
         let (mut new, mut root) = (None, None);
         if let Some(piece) = piece {
             if comes {
-                new = Some(make_vma(piece.area, piece.root, State::Running, [false; 2])?);
+                new = Some(make(piece.area, piece.root, [false; 2])?);
             } else {
                 root = piece.root;
             }
@@ -134,19 +143,19 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
             change.taken.end = change.taken.end.max(low_end);
             change.add(vma.area.range.start, low_end, NonNull::from(vma));
         }
-        if let Some(new) = &new {
-            change.add(range.start, range.end, NonNull::from(&**new));
+        if let Some(new) = new {
+            change.add(range.start, range.end, new);
         }
         let high_start = if joins_high { range.start } else { range.end };
         if let Some(vma) = high {
             change.taken.end = vma.area.range.end;
             change.add(high_start, vma.area.range.end, NonNull::from(vma));
-        } else if let Some(rest) = &rest {
-            change.add(range.end, rest.area.range.end, NonNull::from(&**rest));
+        } else if let Some((rest, end)) = rest {
+            change.add(range.end, end, rest);
         }
         self.edit(&change, [low, high])?;
         // The tree has them now.
-        let _ = (new.map(Box::leak), rest.map(Box::leak));
+        core::mem::forget(made);
 
         if let Some(vma) = low {
             // SAFETY: the space is this CPU's own, and no reference to the bounds is in use.
