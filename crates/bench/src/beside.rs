@@ -1,18 +1,18 @@
-//! Threads in their own parts of one mapping, on the native machine: what does one cost the other?
+//! Threads in their own parts of one mapping, on the native machine: how much does each slow down the other?
 //!
-//! - *Faults beside discards.* One thread touches pages in the lower half of one mapping; the other gives back
-//!   64 KiB at a time in the upper half, where nothing was touched, so that no TLB has to be flushed. They name
-//!   no page in common: the faults should be as fast as alone. Beside it stand the faults while the other
-//!   thread does the same in another space, which is what the host's CPUs cost each other, and how many faults
-//!   were tried again, or took a lock, for each discard.
+//! - *Faults during discards.* One thread touches pages in the lower half of one mapping; the other discards
+//!   64 KiB at a time in the upper half, where nothing was touched, so that no TLB has to be flushed. They have
+//!   no page in common: the faults should be as fast as alone. Two controls: the faults while the other
+//!   thread does the same in another space, which shows the interference of the host's CPUs, and the number of faults
+//!   that retried, or took a lock, for each discard.
 //! - *Two threads against one*: what the workloads `discard` and `vma_*` do to pieces of 64 and 16 KiB, each thread in its
-//!   own part of one region. Its pieces are neighbours, or lie among those of the other.
+//!   own part of one region. Its pieces are contiguous, or interleaved with those of the other.
 //!
-//! Figures are formed as in [`scaling`](crate::scaling): what is alone is measured before and after what is not, in
-//! one round; a round in which it was not the same both times does not count; the medians of the rounds' ratios
-//! are reported and gated. All is counted in laps ([`window`](crate::window)); what a lap needs is made before it.
-//! Threads that wait for each other give their processors away: where others want these, no lap of such threads is in
-//! peace, and there is no figure.
+//! Figures are computed as in [`scaling`](crate::scaling): each round measures the thread alone before and after the
+//! run with company; a round in which the two differ does not count; the medians of the rounds' ratios
+//! are reported and checked. All is counted in laps ([`window`](crate::window)), which are prepared before they start.
+//! Threads that wait for each other yield their processors: if other processes use these, every lap of such threads is
+//! disturbed, and there is no figure.
 
 use crate::report::{Report, Spread};
 use crate::scaling::steady;
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 const PAGES: u64 = 8192;
 const LAP: u64 = 512;
 const CHUNK: u64 = 16;
-/// What is given back at a time.
+/// What is discarded at a time.
 const DISCARD: u64 = 64 << 10;
 
 /// Faults beside discards, at least so many of those alone.
@@ -218,7 +218,7 @@ impl Scaled {
 /// Measures.
 ///
 /// # Errors
-/// What the machine refused.
+/// The machine's error as text.
 pub fn run(quick: bool) -> Result<Report, String> {
     // Two threads' memory of any of them, with its tables.
     let config = Config { memory_bytes: 112 << 20, cpus: 2, populate: true, ..Config::default() };

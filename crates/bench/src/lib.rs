@@ -6,7 +6,7 @@
 //! | `lines` | shared cache lines that a fault or a call writes, counted by an instrumented build (feature `observe`) |
 //! | [`scaling`] | two threads beside one, with and without an address space that changes meanwhile |
 //! | [`beside`] | what calls of one thread cost those of another in its own part of the same mapping |
-//! | [`prefault`] | mapping ahead: faults and time saved, and what it costs those whom it does not serve |
+//! | [`prefault`] | prefault: faults and time saved, and its cost for threads with random or sparse accesses |
 //! | [`zeroing`] | what a zeroed page costs, and whom: in the fault, ahead, on a busy machine |
 //! | [`peers`] | the same work through `memory_set` behind a `RwLock` |
 //!

@@ -206,7 +206,7 @@ fn listening<R>(act: impl FnOnce() -> R) -> (R, Heard) {
 /// there, and the CPUs have free frames at hand.
 ///
 /// # Errors
-/// What was refused, or served in another way.
+/// A fault that failed, or was served in another way.
 pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
     let vm = Vm::new(BareMachine::new(2, 1024)).map_err(|errno| format!("{errno:?}"))?;
     vm.set(Setting::Locking(locking));
@@ -232,7 +232,7 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
     let touch = |cpu: usize, addr: u64, access: Access| {
         space.fault(&cpus[cpu], addr, access).map_err(|error| format!("{error:?}"))
     };
-    // Tables, the reverse-map root, and the CPUs' lists of frames.
+    // Tables, the anon_vma, and the CPUs' lists of frames.
     for (number, cpu) in cpus.iter().enumerate() {
         space.activate(cpu);
         touch(number, table + PAGE_SIZE * (1 + number as u64), Access::Write)?;
@@ -298,7 +298,7 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
 /// that mapped [`WINDOW`] pages: their entries are one line. With `pooled`, there are zeroed frames for all.
 ///
 /// # Errors
-/// What was refused.
+/// The operation's error as text.
 pub fn count_ahead(pooled: bool) -> Result<Vec<Written>, String> {
     let vm = Vm::new(BareMachine::new(2, 2048)).map_err(|errno| format!("{errno:?}"))?;
     vm.set(Setting::PrefaultMaxOrder(WINDOW.ilog2() as u8));

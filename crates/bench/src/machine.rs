@@ -1,6 +1,6 @@
 //! A machine with nothing but memory: what is measured on it is the subsystem alone.
 //!
-//! Its TLBs hold nothing, so there is nothing to invalidate and nobody to interrupt. Zeroing and
+//! Its TLBs hold nothing, so there is nothing to invalidate and no CPU to interrupt. Zeroing and
 //! copying a page are functions of their own with plain names, by which a profile tells them apart.
 //! On x86-64 they are `rep stosq` and `rep movsq`, 512 steps a page, as in a kernel.
 
@@ -42,7 +42,7 @@ impl fmt::Debug for BareMachine {
 }
 
 impl BareMachine {
-    /// A machine of `cpus` CPUs and `frames` frames, of which the first, numbered 0, is nobody's.
+    /// A machine of `cpus` CPUs and `frames` frames, of which the first, numbered 0, is unused.
     pub fn new(cpus: usize, frames: u32) -> Self {
         let memory = (0..frames).map(|_| Page(UnsafeCell::new([0; WORDS]))).collect();
         let regions = [MemoryRegion { node: 0, first: FrameNumber(1), frames: frames - 1 }];

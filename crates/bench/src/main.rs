@@ -53,16 +53,16 @@ enum Bench {
     /// Shared cache lines that faults and calls write.
     #[cfg(feature = "observe")]
     Lines,
-    /// Two threads beside one.
+    /// Two threads compared with one.
     #[cfg(not(feature = "observe"))]
     Scaling,
-    /// Threads in parts of one mapping: faults beside discards, and two threads against one.
+    /// Threads in parts of one mapping: faults during discards, and two threads compared with one.
     #[cfg(not(feature = "observe"))]
     Beside,
-    /// What mapping ahead saves, and what it costs those whom it does not serve.
+    /// What prefault saves, and what it costs threads with random or sparse accesses.
     #[cfg(not(feature = "observe"))]
     Prefault,
-    /// What a zeroed page costs, and whom.
+    /// What it costs to zero a page, in the fault and in advance.
     #[cfg(not(feature = "observe"))]
     Zeroing,
     /// The same work through `memory_set` behind a `RwLock`.

@@ -1,21 +1,21 @@
-//! What mapping ahead saves, and what it costs those whom it cannot serve, on the native machine.
+//! What prefault saves, and what it costs threads with random or sparse accesses, on the native machine.
 //!
-//! *Sequential.* The page fault test `pft`, written once for all systems, has one thread write a page after
-//! the other. How many faults that takes is a count, and exact. What a page costs is the thread's processor
+//! *Sequential.* In the page fault test `pft`, written once for all systems, one thread writes one page after
+//! the other. The number of faults is a count, and exact. What a page costs is the thread's processor
 //! time over its pages: of the faults, of zeroing the frame where that is done in the fault, and of the
 //! program's own store and load, which find the frame cold or warm as it was left. There are more pages than
 //! the caches hold. Where there is a pool it is filled before the clock starts, as idle CPUs do; what
 //! that takes is a row of its own.
 //!
 //! *Scattered and sparse.* One thread writes pages in no order of an area of many times as many, or one
-//! page in 16, or in 64, upwards: little is to be won, as streams that leave pages out are followed to a
-//! distance of 32. What is asked is what it costs in time and in pages that stay resident, which are counted, and
+//! page in 16, or in 64, upwards: prefault can save little here, as streams that leave pages out are detected up to a
+//! stride of 32. Measured is the cost in time and in resident pages, which are counted, and
 //! exact.
 //!
 //! Within a round all settings take turns, since the host's clock changes from one second to the next, and what
-//! is compared are the medians of the *ratios* within rounds. A scattered lap stands between two without
-//! mapping ahead. Time is the thread's own on the processor. A busy host still blurs it: a bar on time is missed
-//! where the sample shows that it is, by twice the median's standard error.
+//! is compared are the medians of the *ratios* within rounds. A scattered lap runs between two with
+//! prefault off. Time is the thread's own on the processor. A busy host still adds noise: a target on time counts as missed
+//! only if the sample shows it by twice the median's standard error.
 
 use crate::report::{Report, Spread};
 use crate::window::processor_time;
@@ -35,10 +35,10 @@ const SPARE: u64 = 4096;
 const FEWER: [(u8, f64); 2] = [(3, 7.9), (5, 31.0)];
 /// The most that a page may cost with all means, of what it costs with none.
 const QUARTER: f64 = 0.25;
-/// The most that mapping ahead may add to the time and memory of whom it does not serve.
+/// The most that prefault may add to the time and memory of threads with random or sparse accesses.
 const HARM: f64 = 0.01;
 
-/// `prefault_max_order`, and whether there are zeroed frames. The first is what others are compared with.
+/// `prefault_max_order`, and whether there are pre-zeroed frames. The first is what others are compared with.
 const MEANS: [(u8, bool); 6] =
     [(0, false), (0, true), (3, false), (3, true), (5, false), (5, true)];
 
@@ -94,7 +94,7 @@ pub(crate) const fn scattered(at: u64, bits: u32) -> u64 {
 /// Measures.
 ///
 /// # Errors
-/// What the machine refused.
+/// The machine's error as text.
 pub fn run(quick: bool) -> Result<Report, String> {
     let mut report = Report::default();
     let time = Duration::from_secs(if quick { 6 } else { 30 });
@@ -108,7 +108,7 @@ pub fn run(quick: bool) -> Result<Report, String> {
 
 /// A machine of one CPU with memory for `pages`.
 fn machine(pages: u64) -> Result<Native, String> {
-    // Mapping ahead stands back when less than a sixteenth is left.
+    // Prefault is suspended when less than a sixteenth of memory is left.
     let memory_bytes = (pages + pages / 8 + SPARE) * PAGE_SIZE;
     let config = Config { memory_bytes, cpus: 1, populate: true, ..Config::default() };
     Native::new(config).map_err(|errno| format!("the machine: {errno:?}"))
@@ -163,7 +163,7 @@ fn sequential(report: &mut Report, time: Duration) -> Result<(), String> {
     }
     let ratio = Spread::of(&ratios[of((5, true))]).median;
     report.gate(
-        format!("pft, order 5, zeroed frames: a page at most {QUARTER} of a cold single fault"),
+        format!("pft, order 5, pre-zeroed frames: a page at most {QUARTER} of a cold single fault"),
         format!("{ratio:.3}"),
         ratio <= QUARTER,
     );
@@ -179,7 +179,7 @@ fn setting((order, pooled): (u8, bool)) -> String {
     format!("prefault_max_order={order}{}", if pooled { ", zeroed frames" } else { "" })
 }
 
-/// Who is not served.
+/// Threads that prefault cannot serve.
 fn unserved(
     report: &mut Report,
     native: &Native,
@@ -215,7 +215,7 @@ fn unserved(
         if pattern.is_judged() {
             let promise = format!("{name}, order {order}: at most {} of the time", 1.0 + HARM);
             let (median, blur) = (ratio.median, blur(ratio));
-            let found = format!("{median:.4}, give or take {blur:.4}");
+            let found = format!("{median:.4}, plus or minus {blur:.4}");
             report.gate(promise, found, median - blur <= 1.0 + HARM);
             let promise = format!("{name}, order {order}: at most {} of the pages", 1.0 + HARM);
             report.gate(promise, format!("{more:.4}"), more <= 1.0 + HARM);

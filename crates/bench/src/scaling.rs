@@ -131,7 +131,7 @@ pub(crate) fn steady(before: &[f64], after: &[f64]) -> bool {
 /// Measures.
 ///
 /// # Errors
-/// What the machine refused.
+/// The machine's error as text.
 pub fn run(quick: bool) -> Result<Report, String> {
     let bench = Bench::new()?;
     let end = Instant::now() + Duration::from_secs(if quick { 20 } else { 90 });
@@ -277,7 +277,7 @@ impl Bench {
     fn zero(&self, threads: usize) -> Vec<Vec<f64>> {
         let course = course(threads, true);
         let run = |number: usize| {
-            // Frame 0 is nobody's.
+            // Frame 0 is unused.
             let first = 1 + number as u64 * PAGES;
             let zeroed = course.run(
                 || (),
@@ -347,7 +347,7 @@ fn touch(
 const AREAS: u64 = 4096;
 const AREA_PAGES: u64 = 10;
 
-/// Threads map small areas and read them: who takes a lock of the whole space?
+/// Threads map small areas and read them: which faults take a lock of the whole space?
 fn small_allocs(report: &mut Report) -> Result<(), String> {
     let policies = [
         (Locking::Speculative, AnonVmaCheck::Late),

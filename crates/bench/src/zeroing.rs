@@ -1,25 +1,25 @@
-//! What a zeroed page costs, and whom.
+//! What it costs to zero a page, in the fault and in advance.
 //!
-//! A page that a program touches first must be zero. Zeroed in the fault, the program waits for it;
-//! zeroed ahead, somebody else spends the time, and the program finds the page in the caches, or not. All
-//! of it is measured on the same host memory, in one run, variant by variant and round after round, since
+//! A page must be zero when a program first touches it. If the fault zeroes it, the program waits for that;
+//! if it was pre-zeroed, another thread spends the time, and the page may or may not be in the caches. All
+//! variants are measured on the same host memory, in one run, variant by variant and round after round, since
 //! the host's clock changes from one second to the next: what is to be compared are the medians of the
 //! *ratios* within rounds.
 //!
 //! - *in the fault*: each page is zeroed by ordinary stores, and then used;
 //! - *ahead, cached*: as many pages as a pool holds are zeroed by ordinary stores, and then used;
-//! - *ahead, non-temporal*: the same by stores that go past the caches.
+//! - *ahead, non-temporal*: the same by stores that bypass the caches.
 //!
 //! Pools are of 64 pages, which stay in the caches of one core, and of 4,096, which do not. The page is
-//! used as little as may be (its first line is written) and as much (all its lines are). The zeroing ahead is
-//! done by the same core, as when it has been idle; what it takes is a row of its own, and no ratio hides it.
+//! used as little as may be (its first line is written) and as much (all its lines are). The same core does
+//! the pre-zeroing, as when it has been idle; the time it takes is a row of its own, and not part of a ratio.
 //!
-//! *On a busy machine* one thread reads memory at random while another zeroes ahead without pause: memory
-//! that the shared cache holds, and more than it holds, which is bound by memory. What a page zeroed costs the
-//! reader is the time that the reader lost over the pages that were zeroed meanwhile; times in which the host
-//! took the processor from the reader do not count.
+//! *On a busy machine* one thread reads memory at random while another pre-zeroes without pause: memory
+//! that fits into the shared cache, and memory that does not. The cost of a zeroed page to the
+//! reader is the time that the reader lost, divided by the pages zeroed meanwhile; times in which the host
+//! preempted the reader do not count.
 //!
-//! Last, the whole way: write faults of a program on the native machine, without pools and with.
+//! Last, the complete path: write faults of a program on the native machine, without pools and with.
 
 use crate::report::{Report, Spread};
 use crate::window::{PEACE, processor_time};
@@ -108,7 +108,7 @@ impl Using {
     }
 }
 
-/// Nanoseconds a page: of whoever zeroed ahead, and of the program.
+/// Nanoseconds a page: of pre-zeroing, and of the program.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     ahead: f64,
@@ -118,7 +118,7 @@ struct Cost {
 /// Measures.
 ///
 /// # Errors
-/// What the machine refused.
+/// The machine's error as text.
 pub fn run(quick: bool) -> Result<Report, String> {
     let mut memory = Memory::new(u64::from(PAGES) * PAGE_SIZE, 1)
         .map_err(|errno| format!("memory to zero: {errno:?}"))?;
@@ -247,7 +247,8 @@ fn alone(report: &mut Report, memory: &Memory, time: Duration) {
             let over = Spread::of(&series.over_cached);
             report.median(at, ("ahead_over_cached", "times"), over);
             if series.using == Using::FirstLine && series.how == Some((Stores::NonTemporal, LAP)) {
-                let promise = "zeroing ahead of the caches: non-temporal stores take less time";
+                let promise =
+                    "pre-zeroing more than the caches hold: non-temporal stores take less time";
                 report.gate(promise, format!("{:.3} of cached", over.median), over.median < 1.0);
             }
         }
@@ -383,7 +384,8 @@ fn faults(report: &mut Report, time: Duration) -> Result<(), String> {
         let ratio = Spread::of(&ratios[which]);
         report.median(at, ("program_over_in_fault", "times"), ratio);
         if using == Using::FirstLine {
-            let promise = format!("{workload}: with a zeroed frame at most {POOLED} of without");
+            let promise =
+                format!("{workload}: with a pre-zeroed frame at most {POOLED} of without");
             report.gate(promise, format!("{:.3}", ratio.median), ratio.median <= POOLED);
         }
     }

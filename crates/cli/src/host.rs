@@ -1,7 +1,7 @@
 //! Memory that this process may take of its host.
 //!
-//! A Linux host promises more memory than it has, and ends a process that takes it. So a run that takes more than is
-//! there is refused before it begins.
+//! A Linux host overcommits memory, and kills a process that uses more than there is. So a run that needs more memory than is
+//! available fails before it begins.
 
 use crate::error::CliError;
 use std::fmt;
@@ -10,7 +10,7 @@ use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 /// What part of the memory that is there is left to others: one in so many.
 const LEFT: u64 = 16;
 
-/// Memory that is there, and who says so.
+/// The memory available, and the limit that decides it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Available {
     bytes: u64,

@@ -60,7 +60,7 @@ impl Assignment {
     }
 }
 
-/// What faults map before it is asked for, and on frames that who zeroed.
+/// How faults prefault, and whether on pre-zeroed frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ahead {
     /// `prefault_max_order`.
@@ -70,7 +70,7 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// Each fault for itself, on a frame that it zeroes itself.
+    /// Prefault off; each fault zeroes its frame.
     pub const OFF: Self = Self { order: 0, pool: 0 };
 
     /// As tables name it.
@@ -83,11 +83,11 @@ impl Ahead {
 /// The knobs of one run; those not named keep their defaults.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What keeps faults and writers apart.
+    /// How faults and writers are synchronised.
     pub locking: Locking,
-    /// When a fault asks for the reverse-map root.
+    /// When a fault asks for the anon_vma.
     pub anon_vma_check: AnonVmaCheck,
-    /// What is mapped ahead.
+    /// The prefault settings.
     pub ahead: Ahead,
     others: Vec<Assignment>,
 }
@@ -123,7 +123,7 @@ impl Settings {
         Self { anon_vma_check, ..self.clone() }
     }
 
-    /// The same with other pages mapped ahead.
+    /// The same with other prefault settings.
     pub fn with_ahead(&self, ahead: Ahead) -> Self {
         Self { ahead, ..self.clone() }
     }
@@ -178,7 +178,7 @@ impl Settings {
     }
 }
 
-/// What is mapped ahead where policies are compared: nothing but what `given` says.
+/// The prefault settings where policies are compared: off, unless `given` says otherwise.
 pub fn ahead_of_policies(given: &[Assignment]) -> Ahead {
     Ahead {
         order: given.iter().rev().find_map(Assignment::order).unwrap_or(0),
@@ -195,8 +195,8 @@ pub fn policies(given: &[Assignment]) -> Vec<Locking> {
     Locking::ALL.into_iter().filter(|locking| named.contains(locking)).collect()
 }
 
-/// What to compare of mapping ahead: nothing, the orders that `given` names, or 3 and 5, and the last of them
-/// on frames that were zeroed before: as many as `given` says, or `frames`.
+/// The prefault settings to compare: off, the orders that `given` names, or 3 and 5, and the last of them
+/// on pre-zeroed frames: as many as `given` says, or `frames`.
 pub fn regimes(given: &[Assignment], frames: u64) -> Vec<Ahead> {
     let pool = given.iter().rev().find_map(Assignment::pool).unwrap_or(frames);
     let mut orders: Vec<_> = given.iter().filter_map(Assignment::order).collect();

@@ -149,13 +149,13 @@ fn comparison_of_one_workload() {
         "faults per second, median of 5",
         "mmap_lock",
         "per_vma",
-        "Summary: locking, each fault for itself",
+        "Summary: locking, prefault off",
         "linux-",
         "#",
         "pages per second, median of 5",
         "order 5, zeroed",
         "times fewer faults",
-        "Summary: mapping ahead",
+        "Summary: prefault",
     ] {
         assert!(out.contains(said), "no {said:?} in\n{out}");
     }
@@ -171,11 +171,11 @@ fn comparison_of_one_workload() {
     assert!(count("locking=speculative", "spf") > 0.9 * count("locking=speculative", "faults"));
     assert_eq!(count("locking=mmap_lock", "spf"), 0.0);
     assert_eq!(count("locking=mmap_lock", "repetitions"), 5.0);
-    // Policies are compared with each fault for itself, whatever the default is.
+    // Policies are compared with prefault off, whatever the default is.
     for locking in ["mmap_lock", "per_vma", "speculative"] {
         assert_eq!(count(&format!("locking={locking}"), "prefault_page"), 0.0, "{locking}");
     }
-    // What is mapped ahead: 128 MiB, each page once.
+    // Prefaulted: 128 MiB, each page once.
     let ahead = |setting: &str, metric: &str| {
         let setting =
             format!("locking=speculative,anon_vma_check=late,prefault_max_order={setting}");

@@ -1,4 +1,4 @@
-//! What can be switched while the subsystem runs.
+//! Knobs: settings that can change while the subsystem runs.
 
 use crate::addr::{PAGE_SIZE, USER_END};
 use crate::identity::Identity;
@@ -7,7 +7,7 @@ use core::fmt;
 use core::ops::RangeInclusive;
 use core::str::FromStr;
 
-/// How a fault and the calls that change an address space keep out of each other's way.
+/// How faults and the operations that change an address space are synchronised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Locking {
@@ -19,7 +19,7 @@ pub enum Locking {
     Speculative = 2,
 }
 
-/// When a fault asks for the VMA's reverse-map root.
+/// When a fault asks for the VMA's anon_vma.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum AnonVmaCheck {
@@ -73,7 +73,7 @@ impl AnonVmaCheck {
     }
 }
 
-/// A setting that was refused.
+/// Why a setting is not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KnobError {
     /// There is no knob of that name.
@@ -104,36 +104,36 @@ impl core::error::Error for KnobError {}
 
 /// The knobs: name, values, meaning.
 pub const KNOBS: [(&str, &str, &str); 11] = [
-    ("locking", "mmap_lock | per_vma | speculative", "what keeps faults and writers apart"),
+    ("locking", "mmap_lock | per_vma | speculative", "how faults and writers are synchronised"),
     ("speculative_page_fault", "0 | 1", "1: locking=speculative; 0: locking=per_vma"),
     ("anon_vma_check", "early | late", "when a fault asks for the anon_vma (reverse-map anchor)"),
     (
         "frame_limit",
         "1 to 1099511627776 frames",
-        "frames that may be in use; beyond, memory is out",
+        "frames that may be in use at once; with more, operations fail as out of memory",
     ),
     ("max_map_count", "1 to 2147483647 areas", "VMAs that a space may have"),
     ("stack_limit", "4096 to 140737488351232 bytes", "how far a growing stack may reach"),
     (
         "fault_around_pages",
         "1 | 2 | 4 | 8 | 16 | 32 | 64",
-        "pages of a file that a read fault maps at once, where they are there; 1: its own",
+        "pages of a file that a read fault maps at once, where the file has them; 1: only its own",
     ),
     (
         "prefault_max_order",
         "0 to 9",
-        "log2 of the pages that a thread which faults in sequence gets at once; 0: its own",
+        "log2 of the largest prefault window, in pages, of a thread that faults in sequence; 0: off",
     ),
     (
         "zeroed_pool",
         "0 to 1099511627776 frames",
-        "zeroed frames that each memory node keeps ready; 0: none",
+        "pre-zeroed frames that each memory node keeps ready; 0: none",
     ),
-    ("zero_on_free", "0 | 1", "1: calls that free pages zero as many into the pools"),
+    ("zero_on_free", "0 | 1", "1: a call that frees pages zeroes as many frames for the pools"),
     (
         "edit_in_place",
         "0 | 1",
-        "1: while one CPU uses a space, its calls make no versions and no claims",
+        "1: while one CPU uses a space, its calls edit the VMA tree in place, without a claim",
     ),
 ];
 
@@ -156,7 +156,7 @@ pub struct Knobs {
     fault_around: AtomicU8,
     /// log2 of the pages that a stream's fault maps at most.
     prefault_max_order: AtomicU8,
-    /// Whether calls that free pages zero as many.
+    /// Whether a call that frees pages zeroes as many frames for the pools.
     zero_on_free: AtomicU8,
     /// Whether a CPU that is alone in a space edits it in place.
     edit_in_place: AtomicU8,
@@ -252,7 +252,7 @@ impl FromStr for Setting {
 }
 
 impl Knobs {
-    /// What keeps faults and writers apart.
+    /// How faults and writers are synchronised.
     pub fn locking(&self) -> Locking {
         let policy = Policy::of(self.locking_word());
         Locking::ALL.into_iter().find(|locking| policy == *locking).unwrap_or(Locking::Speculative)
@@ -264,7 +264,7 @@ impl Knobs {
         self.locking.load(Ordering::Relaxed)
     }
 
-    /// When a fault asks for the reverse-map root.
+    /// When a fault asks for the anon_vma.
     #[inline(always)]
     pub fn anon_vma_check(&self) -> AnonVmaCheck {
         if self.anon_vma_check.load(Ordering::Relaxed) == AnonVmaCheck::Early as u8 {
@@ -290,13 +290,13 @@ impl Knobs {
         1 << (self.fault_around.load(Ordering::Relaxed) & 7)
     }
 
-    /// log2 of the pages that a stream's fault maps at most; 0 for the page asked for alone.
+    /// log2 of the largest prefault window, in pages; 0: prefault is off.
     #[inline(always)]
     pub fn prefault_max_order(&self) -> u8 {
         self.prefault_max_order.load(Ordering::Relaxed)
     }
 
-    /// Whether calls that free pages zero as many into the pools.
+    /// Whether a call that frees pages zeroes as many frames for the pools.
     #[inline]
     pub fn zero_on_free(&self) -> bool {
         self.zero_on_free.load(Ordering::Relaxed) != 0

@@ -1,6 +1,6 @@
 //! Counters and trace points, under the names that the field published them with.
 //!
-//! Each CPU counts on lines of its own; a sum reads them all. A trace point that nobody watches
+//! Each CPU counts on lines of its own; a sum reads them all. A trace point without a watcher
 //! costs one predictable branch.
 
 use crate::machine::SpaceId;
@@ -36,33 +36,33 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Faults handled, however.
+    /// Faults handled, on any path.
     Faults = "faults",
     /// Faults served speculatively.
     Spf = "spf",
-    /// Speculations given up: the VMA was missing, or being changed at the page.
+    /// Speculations aborted: the VMA was missing, or being changed at the page.
     SpfVmaChanged = "spf_vma_changed",
-    /// Looks at a VMA taken again without a lock, because another part of it was changed meanwhile.
+    /// VMA lookups repeated without a lock, because another part of the VMA was changed meanwhile.
     SpfVmaReplaced = "spf_vma_replaced",
-    /// Speculations given up: the VMA has no anon_vma yet (`anon_vma_check=early` only).
+    /// Speculations aborted: the VMA has no anon_vma yet (`anon_vma_check=early` only).
     SpfVmaNoanon = "spf_vma_noanon",
-    /// Speculations given up: a kind of VMA or entry that is not speculated on.
+    /// Speculations aborted: a kind of VMA or entry that only the locked path serves.
     SpfVmaNotsup = "spf_vma_notsup",
-    /// Speculations given up: the VMA seemed to forbid the access.
+    /// Speculations aborted: the VMA seemed to forbid the access.
     SpfVmaAccess = "spf_vma_access",
-    /// Speculations given up: the tables above the entry changed.
+    /// Speculations aborted: the tables above the entry changed.
     SpfPmdChanged = "spf_pmd_changed",
-    /// Speculations given up: no frame could be had.
+    /// Speculations aborted: no frame was available.
     SpfNomem = "spf_nomem",
-    /// Entries that could not be taken because another CPU was faster.
+    /// Entries that could not be taken because another CPU had changed them.
     TrylockFailed = "spf_trylock_failed",
-    /// Speculations given up in spaces that one CPU alone was running.
+    /// Speculations aborted in spaces that only one CPU was running.
     AbortSingleThreaded = "spf_abort_single_threaded",
     /// Faults served under a VMA's lock.
     VmaLockSuccess = "vma_lock_success",
-    /// Attempts under a VMA's lock given up before the lock was had.
+    /// Attempts under a VMA's lock aborted before the lock was taken.
     VmaLockAbort = "vma_lock_abort",
-    /// Attempts under a VMA's lock given up after it was had.
+    /// Attempts under a VMA's lock aborted after it was taken.
     VmaLockRetry = "vma_lock_retry",
     /// Attempts under a VMA's lock that found the VMA detached.
     VmaLockMiss = "vma_lock_miss",
@@ -76,59 +76,59 @@ counters! {
     RangeLockShared = "range_lock_shared",
     /// The range lock, taken by a call that changes VMAs.
     RangeLockWrite = "range_lock_write",
-    /// Calls that changed VMAs and claimed nothing, as the CPU was alone in the space.
+    /// Calls that changed VMAs without a claim, as the CPU was alone in the space.
     OwnerWrite = "owner_write",
     /// Read faults served under a lock: the space's, or a range lock on one page.
     ReadFaultLocked = "read_fault_locked",
-    /// Reads of untouched memory answered with the zero page.
+    /// Read faults on untouched memory that mapped the zero page.
     ZeroPage = "fault_zero_page",
-    /// Fresh pages for writes to untouched memory.
+    /// New pages for writes to untouched memory.
     AnonPage = "fault_anon_page",
-    /// Faults answered with a page of an object itself.
+    /// Faults that mapped a page of a memory object itself.
     SharedPage = "fault_shared_page",
-    /// Pages of objects mapped because a page next to them was read.
+    /// Pages of memory objects mapped around a page that was read.
     AroundPage = "fault_around_page",
-    /// Faults served with more than the page asked for.
+    /// Faults that prefaulted at least one page.
     PrefaultHit = "prefault_hit",
-    /// Faults whose thread gave no reason to expect another page.
+    /// Faults for which no page was predicted.
     PrefaultMiss = "prefault_miss",
-    /// Pages mapped before they were asked for.
+    /// Prefaulted pages.
     PrefaultPage = "prefault_page",
-    /// Of those, pages that were unmapped and had not been accessed until then.
+    /// Unused prefaulted pages: unmapped without an access.
     PrefaultWasted = "prefault_wasted",
-    /// Of those that a stream looked at again: pages that were used.
+    /// Prefaulted pages that a stream checked later and found used.
     PrefaultUsed = "prefault_used",
-    /// Of those that a stream looked at again: pages that were not used by then.
+    /// Prefaulted pages that a stream checked later and found not used by then.
     PrefaultUnused = "prefault_unused",
     /// Pages copied on write.
     CowCopy = "fault_cow_copy",
     /// Pages made writable again because their last owner wrote.
     CowReuse = "fault_cow_reuse",
-    /// Faults that found the entry in order already.
+    /// Faults whose entry already allowed the access.
     Spurious = "fault_spurious",
     /// Stacks grown.
     StackGrowth = "fault_stack_growth",
-    /// Faults answered with SIGSEGV.
+    /// Faults that ended with SIGSEGV.
     Segv = "fault_sigsegv",
-    /// Faults answered with SIGBUS.
+    /// Faults that ended with SIGBUS.
     Bus = "fault_sigbus",
     /// Faults for which no frame was left.
     Oom = "fault_oom",
-    /// Pages zeroed for whoever asked for them, at that moment: nobody had done it before.
+    /// Pages zeroed when they were allocated.
     ZeroedInFault = "zeroed_in_fault",
-    /// Pages zeroed ahead by CPUs that had nothing else to do.
+    /// Frames pre-zeroed by idle CPUs.
     ZeroedIdle = "zeroed_idle",
-    /// Pages zeroed ahead by calls that had freed as many.
+    /// Frames pre-zeroed by calls that had freed as many.
     ZeroedOnFree = "zeroed_on_free",
-    /// Zeroed pages that came from a pool.
+    /// Zeroed pages that were allocated from a pool.
     ZeroedPoolHit = "zeroed_pool_hit",
-    /// Zeroed pages that were wanted from a pool and were not there.
+    /// Zeroed pages that were requested from an empty pool.
     ZeroedPoolMiss = "zeroed_pool_miss",
     /// Pages marked as lazily freed: `MADV_FREE`.
     LazyFree = "pglazyfree",
     /// Of those, pages reclaimed because frames had run out.
     LazilyFreed = "pglazyfreed",
-    /// Tables put in place by faults.
+    /// Tables published by faults.
     TablePublished = "table_published",
     /// Tables unlinked.
     TablePruned = "table_pruned",
@@ -138,7 +138,7 @@ counters! {
     TlbFlush = "tlb_flush",
     /// Other CPUs interrupted for flushes.
     TlbShootdownSent = "tlb_shootdown_sent",
-    /// Flush requests of other CPUs served.
+    /// Flush requests of other CPUs serviced.
     TlbShootdownReceived = "tlb_shootdown_received",
 }
 
@@ -199,7 +199,7 @@ impl Totals {
         Counter::ALL.iter().map(|&counter| (counter, self.get(counter)))
     }
 
-    /// Speculations given up, for all reasons.
+    /// Speculations aborted, for all reasons.
     pub const fn aborts(&self) -> u64 {
         self.get(Counter::SpfVmaChanged)
             + self.get(Counter::SpfVmaNoanon)
@@ -258,7 +258,7 @@ impl Point {
     }
 }
 
-/// What a watcher of trace points is told.
+/// What a watcher of trace points receives.
 #[derive(Clone, Copy, Debug)]
 pub struct TraceEvent {
     /// Which trace point.

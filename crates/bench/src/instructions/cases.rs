@@ -87,7 +87,7 @@ pub enum What {
     Write,
     /// First writes to consecutive pages, for which a pool has zeroed frames.
     PooledWrite,
-    /// Stores of a thread to consecutive pages, mapped ahead in windows of up to 2^`order`.
+    /// Stores of a thread to consecutive pages, prefaulted in windows of up to 2^`order`.
     Ahead {
         /// The knob.
         order: u8,
@@ -112,7 +112,7 @@ pub enum What {
     Reuse,
     /// Writes to pages that are shared with a child.
     Copy,
-    /// First writes to areas of one page each, each of which gets its reverse-map root.
+    /// First writes to areas of one page each, each of which gets its anon_vma.
     WriteFirst,
     /// First reads of a shared mapping of a file whose pages are there; they map the pages around, too.
     FileRead,
@@ -145,7 +145,7 @@ pub struct Case {
     pub what: What,
     /// The locking policy.
     pub locking: Locking,
-    /// With `early`, faults on areas without a reverse-map root give their speculation up: the
+    /// With `early`, faults on areas without an anon_vma abort their speculation: the
     /// locked fallback.
     pub check: AnonVmaCheck,
     /// Whether a promise hangs on it.
@@ -311,12 +311,12 @@ impl Case {
         }
     }
 
-    /// How often faults under a VMA's lock have to take the space's lock, for a reverse-map root.
+    /// How often faults under a VMA's lock have to take the space's lock, for an anon_vma.
     const fn roots_locked(&self, faults: u64) -> u64 {
         match self.what {
             What::Read | What::MapUnmap | What::FileRead | What::FileReadOne | What::FileWrite => 0,
             What::WriteFirst | What::MapTouchUnmap => faults,
-            // The pages of the heap, the area, or both have one root each.
+            // The pages of the heap, the area, or both have one anon_vma each.
             _ => 1,
         }
     }

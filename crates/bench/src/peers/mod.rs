@@ -118,7 +118,7 @@ impl Who {
 /// Measures.
 ///
 /// # Errors
-/// What the machine refused.
+/// The machine's error as text.
 pub fn run(quick: bool) -> Result<Report, String> {
     let bench = Bench::new()?;
     let rounds = if quick { 20 } else { 100 };

@@ -41,7 +41,7 @@ pub struct Frames {
 impl Frames {
     /// All frames of `memory` but one, shared out among `threads` threads.
     pub fn new(memory: Memory, threads: usize) -> Self {
-        // Frame 0 is nobody's; frame 1 is the page of zeros.
+        // Frame 0 is unused; frame 1 is the zero page.
         let each = (memory.frames() - 2) / threads as u32;
         let list = |thread: u32| (2 + thread * each..2 + (thread + 1) * each).rev().collect();
         let lists = (0..threads as u32).map(|at| Padded(Mutex::new(list(at)))).collect();
@@ -54,7 +54,7 @@ impl Frames {
 
     fn alloc_zeroed(&self) -> Option<u32> {
         let frame = self.with_list(Vec::pop)?;
-        // SAFETY: a page of the mapping that nobody else has.
+        // SAFETY: a page of the mapping that has no other user.
         unsafe { self.memory.frame_bytes(FrameNumber(frame)).write_bytes(0, PAGE) };
         Some(frame)
     }

@@ -1,9 +1,9 @@
-//! `faultless compare`, the main job: every workload and recording under every locking policy, each fault for
-//! itself, and then with more and more mapped ahead, under one policy.
+//! `faultless compare`, the main job: every workload and recording under every locking policy with
+//! prefault off, and then under one policy with prefault up to higher and higher orders.
 //!
-//! The configurations of a workload take turns, in another order each round: what else the machine
-//! does hits all alike, and their ratios are of one stretch of time. Results are printed and
-//! written as each workload ends; the summary comes last, where the eye is.
+//! The configurations of a workload take turns, in another order each round: other load of the machine
+//! affects all of them alike, and their ratios are of one period of time. Results are printed and
+//! written as each workload ends; the summary comes last.
 
 mod subject;
 mod summary;
@@ -24,7 +24,7 @@ use subject::{Choice, Scale, subjects};
 /// Memory of the workloads' machine in bytes, and for each thread.
 const MEMORY: u64 = 256 << 20;
 const MEMORY_PER_THREAD: u64 = 32 << 20;
-/// Frames of the pool of zeroed ones, where there is one: what the largest of the workloads touches, and more.
+/// Frames of the pool of pre-zeroed ones, where there is one: what the largest of the workloads touches, and more.
 const POOL: u64 = (160 << 20) / PAGE_SIZE;
 /// Threads where none are asked for, at most.
 const THREADS: usize = 16;

@@ -36,7 +36,7 @@ const fn entry(name: &'static str, params: &'static [&'static str]) -> Entry {
 }
 
 /// A workload that is run to its end: it touches what a pool of [`POOL`](super::POOL) frames can serve, and
-/// no page of it twice, so that what is zeroed ahead is zeroed before the run and not in it.
+/// no page of it twice, so that pre-zeroed frames are zeroed before the run and not in it.
 const fn once(name: &'static str, params: &'static [&'static str]) -> Entry {
     Entry { topic: Topic::Ahead, ..entry(name, params) }
 }
@@ -115,7 +115,7 @@ impl Recorded {
 
 /// What is compared.
 pub struct Choice {
-    /// Under [`Topic::Locking`]; each fault for itself.
+    /// Under [`Topic::Locking`]; prefault off.
     pub policies: Vec<Locking>,
     /// Under [`Topic::Ahead`]; the first is [`Ahead::OFF`].
     pub regimes: Vec<Ahead>,
@@ -312,7 +312,7 @@ fn workload_report(entry: &Entry, workload: &Workload, choice: &Choice) -> Repor
     Report { title, unit: info.unit, topic: entry.topic, columns }
 }
 
-/// The configurations that differ in locking; each fault is for itself.
+/// The configurations that differ in locking; prefault is off.
 fn locking_settings(checks: bool, choice: &Choice) -> Vec<(String, Settings)> {
     let alone = choice.settings.with_ahead(Ahead::OFF);
     let settings = |(name, locking, check): (String, Locking, Option<AnonVmaCheck>)| {
@@ -322,7 +322,7 @@ fn locking_settings(checks: bool, choice: &Choice) -> Vec<(String, Settings)> {
     configurations(checks, &choice.policies).into_iter().map(settings).collect()
 }
 
-/// The configurations that differ in what is mapped ahead.
+/// The configurations that differ in prefault.
 fn ahead_settings(choice: &Choice) -> Vec<(String, Settings)> {
     let settings = |ahead: &Ahead| (ahead.name(), choice.settings.with_ahead(*ahead));
     choice.regimes.iter().map(settings).collect()

@@ -80,15 +80,15 @@ fn locking_summary(
     let policies: Vec<_> = policies.iter().map(|locking| Which::Policy(*locking)).collect();
     let Some((&last, earlier)) = policies.split_last() else { return Ok(()) };
     let pairs: Vec<_> = earlier.iter().map(|policy| (last, *policy)).collect();
-    writeln!(out, "\nSummary: locking, each fault for itself (prefault_max_order=0)")?;
+    writeln!(out, "\nSummary: locking, prefault off (prefault_max_order=0)")?;
     gains(out, reports, pairs.first().copied(), style)?;
     rates(out, reports, &policies, &pairs, linux.map(String::as_str), style)?;
     if let Some(linux) = linux {
         writeln!(
             out,
-            "{linux} is this host's kernel: each of its faults pays the hardware exception, which the \
-             native\nmachine's software MMU does not; each native load and store pays the software MMU, \
-             which the\nhost's do not. Compare policies within native; take {linux} as the scale."
+            "{linux} is this host's kernel. Each of its faults includes a hardware exception, which the \
+             native\nmachine does not have; each native load and store goes through a software MMU, \
+             which the\nhost does not have. Compare policies within native; {linux} only shows the scale."
         )?;
     }
     Ok(())
@@ -103,7 +103,7 @@ fn ahead_summary(
     let regimes: Vec<_> = choice.regimes.iter().map(|ahead| Which::Regime(*ahead)).collect();
     let Some((&off, later)) = regimes.split_first() else { return Ok(()) };
     let pairs: Vec<_> = later.iter().map(|regime| (*regime, off)).collect();
-    writeln!(out, "\nSummary: mapping ahead (locking={})", choice.settings.locking.name())?;
+    writeln!(out, "\nSummary: prefault (locking={})", choice.settings.locking.name())?;
     gains(out, reports, pairs.last().copied(), style)?;
     rates(out, reports, &regimes, &pairs, None, style)?;
     let pool = choice.regimes.last().map_or(0, |ahead| ahead.pool);
@@ -173,14 +173,14 @@ fn rates(
     Ok(())
 }
 
-/// What mapping ahead does to each recording, counted apart from any time; and their mean.
+/// The effect of prefault on each recording, counted apart from any time; and their mean.
 fn effects(
     out: &mut dyn Write,
     reports: &Reports<'_>,
     regimes: &[Ahead],
     style: Style,
 ) -> Result<(), CliError> {
-    // What frames are zeroed changes no count.
+    // Pre-zeroed frames change no count.
     let orders: Vec<_> =
         regimes.iter().filter(|ahead| ahead.order > 0 && ahead.pool == 0).collect();
     let effect = |report: &Report, ahead: &Ahead| Which::Regime(*ahead).of(report)?.effect;

@@ -2,7 +2,7 @@
 //! one CPU and in the order of the recording, so that pages can be counted exactly, and come out the same each
 //! time.
 //!
-//! Beside it stands what no policy with windows of that size can exceed.
+//! It also computes the upper bound for any policy with windows of that size.
 
 use super::engine::{Gauged, replay_gauged};
 use super::{failed, source::Source};

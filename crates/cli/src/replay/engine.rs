@@ -346,7 +346,7 @@ impl<'r> Replay<'r> {
                     self.gates[on.thread as usize].wait(on.op, || self.stopped());
                     continue;
                 }
-                // Before anybody goes on who waits for it: pages of the space are shared with others.
+                // Before any waiting thread proceeds: other spaces share pages of this one.
                 (Ok(Pause::Exit), Some(index)) => {
                     drop(process);
                     complete(index);
@@ -372,7 +372,7 @@ impl<'r> Replay<'r> {
         self.operations.fetch_add(done, Ordering::Relaxed);
     }
 
-    /// Whether `on` has completed or soon does, answering other CPUs meanwhile.
+    /// Whether `on` has completed or soon does; services requests of other CPUs meanwhile.
     fn await_briefly(&self, cpu: &NativeCpu<'_, '_>, on: At) -> bool {
         let gate = &self.gates[on.thread as usize];
         gate.passed(on.op)
@@ -417,7 +417,7 @@ impl<'r> Replay<'r> {
                 }
                 cpu.mmap(range.start, range.len(), permission(prot), flags)?;
                 if !shared && matches!(backing, Backing::File | Backing::Special) {
-                    // Anonymous memory stands for it, and it shall not be mapped ahead as that is.
+                    // Anonymous memory represents it, and must not be prefaulted as anonymous memory is.
                     cpu.madvise(range.start, range.len(), Advice::Random)?;
                 }
             }
@@ -598,7 +598,7 @@ mod tests {
         native.audit(&[]).unwrap();
     }
 
-    /// Memory that stands for a file's is not mapped ahead, and pages are counted where they are the most.
+    /// Memory that represents a file is not prefaulted, and resident pages are counted at their peak.
     #[test]
     fn anonymous_memory_alone_is_mapped_ahead() {
         const AT: u64 = 0x10_0000;

@@ -1,8 +1,8 @@
 //! Where threads of a replay wait for each other's operations.
 //!
-//! A thread publishes how far it is, but only at operations that somebody waits for: most are not,
-//! and publishing would put a shared line into what is measured. Whoever waits holds no CPU, so
-//! however few CPUs there are, some thread can always go on: waits are for operations that are
+//! A thread publishes its progress, but only at operations that another thread waits for: most are not,
+//! and publishing would add a shared line to what is measured. A waiting thread holds no CPU, so
+//! some thread can always proceed, however few CPUs there are: a thread waits only for operations
 //! earlier in the recording.
 
 use faultless_trace::plan::Plan;
@@ -17,7 +17,7 @@ const LOOK: Duration = Duration::from_millis(20);
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Gate {
-    /// Operations completed, as of the last one that somebody waits for.
+    /// Operations completed, as of the last one that another thread waits for.
     done: AtomicU32,
     sleepers: Mutex<u32>,
     moved: Condvar,
@@ -49,8 +49,8 @@ impl Gate {
     /// Publishes that operation `op` has completed.
     pub fn publish(&self, op: u32) {
         self.done.store(op + 1, Ordering::Release);
-        // A sleeper counted itself under this lock before it looked at `done`: either it saw the
-        // store, or it is seen here.
+        // A sleeper counts itself under this lock before it reads `done`: either it has read this
+        // store, or this thread reads its count.
         let sleepers = *self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         if sleepers > 0 {
             self.moved.notify_all();

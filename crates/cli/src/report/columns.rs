@@ -20,7 +20,7 @@ pub struct Column {
     pub context: Context,
     /// The knobs; `None` for Linux.
     settings: Option<Settings>,
-    /// What mapping ahead does, where that is counted apart.
+    /// The effect of prefault, where that is counted apart.
     pub effect: Option<Effect>,
     /// Each repetition.
     pub samples: Vec<Sample>,
@@ -92,9 +92,9 @@ impl Measure {
 /// What the configurations differ in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topic {
-    /// What keeps faults and writers apart.
+    /// How faults and writers are synchronised.
     Locking,
-    /// What is mapped before it is asked for.
+    /// How faults prefault.
     Ahead,
 }
 
@@ -128,8 +128,8 @@ impl Report {
         }
     }
 
-    /// What `column` makes of `base`: the ratio of the two medians, so that it is the same for who divides one rate
-    /// that is shown by the other, or compares the lengths of two bars.
+    /// What `column` makes of `base`: the ratio of the two medians, so that it equals the ratio of the rates
+    /// shown, and of the lengths of the bars.
     pub fn gain(&self, column: &Column, base: &Column) -> Option<f64> {
         let measure = self.measure();
         let ratio = measure.rate(column.median()?) / measure.rate(base.median()?);

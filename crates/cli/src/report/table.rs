@@ -69,7 +69,7 @@ const LOCKING: [(&str, &[Counter]); 5] = [
     ("tlb: ", &[Counter::TlbFlush, Counter::TlbShootdownSent]),
 ];
 
-/// The counters that tell what was mapped ahead, and on what.
+/// The counters of prefault and of pre-zeroed frames.
 const AHEAD: [(&str, &[Counter]); 1] = [(
     "",
     &[

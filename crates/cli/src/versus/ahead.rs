@@ -1,4 +1,4 @@
-//! What pages of anonymous memory cost with others mapped ahead, and on frames that were zeroed before.
+//! What pages of anonymous memory cost with prefault, and on pre-zeroed frames.
 
 use super::figures::{Figure, show};
 use super::{Done, Side, of};
@@ -39,12 +39,12 @@ pub fn tell(
         let name_cell = std::iter::once(name.replace('_', " "));
         table::row(&mut table, name_cell.chain(cells).chain([show(value(linux, name))]));
     }
-    writeln!(out, "Pages mapped ahead, on the same machine")?;
+    writeln!(out, "Prefaulted pages, on the same machine")?;
     writeln!(out, "{table}")?;
     writeln!(
         out,
-        "Zeroed: the machine was idle before each pass, and filled a pool of {} frames. What hardware takes for an exception \
-         itself,\nwhich is what mapping ahead spares, is no instruction: these figures do not show it.\n",
+        "Zeroed: the machine was idle before each pass, and filled a pool of {} frames. Prefault saves exceptions; their hardware \
+         cost is\nnot counted as instructions, so these figures do not show it.\n",
         regimes.last().map_or(0, |ahead| ahead.pool)
     )?;
     Ok(())

@@ -56,7 +56,7 @@ pub fn phases(ours: &[Figure], linux: &[Figure]) -> Vec<Phase> {
     names.into_iter().map(phase).collect()
 }
 
-/// The phases side by side, and how many miss their bar.
+/// The phases side by side, and how many miss their target.
 pub fn tell(phases: &[Phase], linux: &str, style: Style) -> (String, usize) {
     let head = [
         "phase",

@@ -2,9 +2,9 @@
 //! QEMU, on a clock that counts instructions.
 //!
 //! `rows` measures what faults and calls cost with one CPU; `counts` counts faults and shootdowns with
-//! several, each fault for itself. Then the rows of anonymous memory come again, with pages mapped ahead, and on
-//! frames that the idle machine has zeroed. Each boot is by itself and its figures do not depend on what else the host does, so boots
-//! run side by side on the host's CPUs.
+//! several; prefault is off in both. Then the rows of anonymous memory come again, with prefault, and on
+//! pre-zeroed frames. Each boot is independent, and its figures do not depend on other load of the host, so boots
+//! run in parallel on the host's CPUs.
 
 mod ahead;
 mod counts;
@@ -28,7 +28,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Memory of either machine, and its CPU: without fast strings, both zero a page with the same count.
+/// Memory of either machine, and its CPU: without fast strings, both kernels count the same steps to zero a page.
 const MEMORY: u64 = 1 << 30;
 const CPU: &str = "max,-erms";
 /// A boot that takes longer does not end at all.
@@ -36,18 +36,18 @@ const PATIENCE: Duration = Duration::from_secs(600);
 
 /// What Linux does in these figures, and the bare kernel does not.
 const LINUX_ALSO: &str = "\
-Linux's figures include what a general kernel does besides and ours does not: charging pages and page
-tables to memory cgroups, zeroing every page as it is allocated (init_on_alloc, also those that are copied
+Linux's figures include work that the bare kernel does not do: charging pages and page
+tables to memory cgroups, zeroing every page as it is allocated (init_on_alloc, also pages that are copied
 over at once), NUMA policy, the lists and marks of reclaim, accounting per process and zone, hooks of
 security modules, and the tick of its scheduler. Both zero a page with the same 512 stores of `rep stosq`.";
 
 /// What the counts are.
 const COUNTED: &str = "\
-Faults are `pgfault` of /proc/vmstat, and are to be no more than on Linux. Shootdowns are requests that made
-another CPU drop translations, the row TLB of /proc/interrupts; where they are to be `none`, no other CPU can
-hold a translation of what changes.";
+Faults are `pgfault` of /proc/vmstat; the target is no more than on Linux. Shootdowns are requests that made
+another CPU drop translations, the row TLB of /proc/interrupts; where the target is `none`, no other CPU can
+hold a translation of the changed pages.";
 
-/// Frames of the pool of zeroed ones, where there is one: twice what a pass of a row touches.
+/// Frames of the pool of pre-zeroed ones, where there is one: twice what a pass of a row touches.
 const POOL: u64 = 16384;
 /// How long the machine is idle before each such pass, in milliseconds of its own: enough to fill the pool.
 const REST: u64 = 100;
@@ -64,7 +64,7 @@ struct Job {
     side: Side,
     program: Guest,
     cpus: u16,
-    /// What is mapped ahead; nothing on Linux.
+    /// The prefault settings; off on Linux.
     ahead: Ahead,
 }
 
@@ -119,7 +119,7 @@ pub fn run(args: &VersusArgs) -> Result<(), CliError> {
         return Err(CliError::Failed(troubles.join("\n")));
     }
     if args.check && rows + phases > 0 {
-        let (all_rows, all_phases) = ("cost more than a third of Linux's", "miss their bar");
+        let (all_rows, all_phases) = ("cost more than a third of Linux's", "miss their target");
         return Err(CliError::Failed(format!(
             "{rows} rows {all_rows}; {phases} phases of several CPUs {all_phases}"
         )));
@@ -229,7 +229,7 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
 }
 
 impl Job {
-    /// What the program is given: with pages mapped ahead it makes only the rows that this changes.
+    /// The program's arguments: with prefault it measures only the rows that prefault changes.
     fn args(&self) -> Vec<String> {
         let only = (self.ahead != Ahead::OFF).then(|| format!("row={}", ahead::ROWS[0]));
         let rest = (self.ahead.pool > 0).then(|| format!("rest={REST}"));
@@ -254,7 +254,7 @@ fn of<'a>(done: &'a [Done], side: Side, program: &str, cpus: u16, ahead: Ahead) 
     done.iter().find(same).map_or(&[], |done| &done.figures)
 }
 
-/// Prints what faults and calls cost; how many rows miss their bar.
+/// Prints what faults and calls cost; how many rows miss their target.
 fn tell_rows(
     out: &mut dyn Write,
     done: &[Done],
@@ -279,13 +279,13 @@ fn tell_rows(
     }
     writeln!(
         out,
-        "\nOne CPU, one instruction a tick, CPU {CPU}, no randomness; each fault for itself"
+        "\nOne CPU, one instruction a tick, CPU {CPU}, no randomness; prefault off (prefault_max_order=0)"
     )?;
     writeln!(out, "{table}\n")?;
     Ok(missed)
 }
 
-/// Prints what several CPUs counted; how many phases miss their bar.
+/// Prints what several CPUs counted; how many phases miss their target.
 fn tell_counts(
     out: &mut dyn Write,
     done: &[Done],
