@@ -1,9 +1,9 @@
 //! The step of a writer that owns the space: in place.
 //!
-//! Nobody else sees the space meanwhile ([`owner`](crate::sync::owner)). So nothing is stopped, and nothing published: a VMA
-//! that loses its head or its tail, or takes in what comes beside it, stays, and its bounds move. Only what is cut in two,
-//! or like no neighbour, takes a new VMA. What can fail comes first: the VMAs are made before the tree changes, which then takes
-//! all of the change or nothing; and bounds move last.
+//! No other CPU reads the space meanwhile ([`owner`](crate::sync::owner)). So the step write-locks no VMA, and publishes no
+//! version. A VMA that loses its head or tail, or merges with the new range, stays in the tree, and its bounds move. Only a split in
+//! two, or a new range that merges with no neighbour, needs a new VMA. Allocations come first, since they can fail. The tree then
+//! takes the complete change or nothing; and bounds move last.
 
 use super::made::Made;
 use super::merge::{Piece, agree, join};
@@ -26,10 +26,10 @@ pub(super) struct Alone<'w, 'a, 'v, M: Machine> {
     writing: &'w Writing<'a, 'v, M>,
 }
 
-/// What there is of a range, and beside it.
+/// The VMAs in a range, and beside it.
 #[derive(Default)]
 struct Found<'w> {
-    /// What starts below the range, and what ends above it: they touch it, or stick out. Both may be one.
+    /// The VMA that starts below the range, and the one that ends above it: each overlaps or touches it. Both may be the same.
     below: Option<&'w Vma>,
     above: Option<&'w Vma>,
     /// How many VMAs are inside.
@@ -38,7 +38,7 @@ struct Found<'w> {
     mapped: u64,
 }
 
-/// What is to become of the tree: `entries` come in the place of all that is in `taken`.
+/// A change of the tree: `entries` replace all that is in `taken`.
 struct Change {
     taken: VirtRange,
     entries: [Entry<Vma>; 3],
@@ -88,7 +88,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
             let high = above.filter(|vma| agree(&vma.area, &piece.area, range.end));
             [joins_low, joins_high] = join(piece, low, high, true);
         }
-        // One that is on both sides is cut in two, or like what comes between.
+        // A VMA on both sides is split in two, or merges with `piece`.
         let split = low_cut.filter(|vma| vma.area.range.end > range.end);
         if split.is_some() && joins_low {
             return Ok(());
@@ -154,11 +154,11 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
             change.add(range.end, end, rest);
         }
         self.edit(&change, [low, high])?;
-        // The tree has them now.
+        // The tree owns them now.
         core::mem::forget(made);
 
         if let Some(vma) = low {
-            // SAFETY: the space is this CPU's own, and no reference to the bounds is in use.
+            // SAFETY: this CPU owns the space, and no reference to the bounds is in use.
             unsafe {
                 vma.area.change(|area| area.range.end = low_end);
                 vma.merges.change(|all| all[1] = low_merges);
@@ -184,13 +184,13 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
     /// `ENOMEM`.
     pub(super) fn extend_down(&self, stack: u64, addr: u64) -> Result<(), Refused> {
         let Some(vma) = self.view().at(stack).map(vma) else { return Ok(()) };
-        // As on Linux, one that has grown has an anon_vma.
+        // As on Linux, a stack that has grown has an anon_vma.
         let root = vma.root.get().or_else(|| root_of_neighbour(&self.view(), &vma.area));
         let root = root.map_or_else(|| AnonVma::try_new(None), Ok)?;
         let mut change = Change::of(VirtRange::new(addr, vma.area.range.end));
         change.add(addr, vma.area.range.end, NonNull::from(vma));
         self.edit(&change, [Some(vma), None])?;
-        // SAFETY: the space is this CPU's own, and no reference to the bounds is in use.
+        // SAFETY: this CPU owns the space, and no reference to the bounds is in use.
         unsafe {
             vma.area.change(|area| area.move_start(addr));
             vma.merges.change(|all| all[0] = false);
@@ -221,7 +221,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         found
     }
 
-    /// Refuses more VMAs than a space may have: `made` come, and `gone` go.
+    /// Fails if the space would have more VMAs than it may: `made` are added, and `gone` removed.
     #[inline(always)]
     fn check_count(&self, made: usize, gone: usize) -> Result<(), Refused> {
         let most = self.writing.cpu.vm().knobs.max_map_count();
@@ -231,7 +231,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         Ok(())
     }
 
-    /// Changes the tree. What is in it no more is freed at the end of the call, but for the VMAs that `stay`.
+    /// Changes the tree. What it removes is freed at the end of the call, except the VMAs that `stay`.
     #[inline(always)]
     fn edit(&self, change: &Change, stay: [Option<&Vma>; 2]) -> Result<(), OutOfMemory> {
         let (cpu, tree) = (self.writing.cpu, &self.writing.space.tree);
@@ -242,11 +242,11 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
                 |vma: Option<&Vma>| vma.is_some_and(|vma| NonNull::from(vma) == entry.value);
             if !stays(stay[0]) && !stays(stay[1]) {
                 cpu.state().hint.forget_vma(entry.value.as_ptr());
-                // SAFETY: a link is the first field of a VMA. It lives until it is freed, and only the owner touches it.
+                // SAFETY: a link is the first field of a VMA. It lives until it is freed, and only the owner uses it.
                 unsafe { old.append(entry.value.cast::<RetireLink>()) };
             }
         };
-        // SAFETY: this CPU owns the space, so that nobody else has a view of the tree, and it uses its own ones no more.
+        // SAFETY: this CPU owns the space, so no other CPU has a view of the tree, and it no longer uses its own ones.
         if !unsafe { tree.amend(change.taken, entries, &mut gone) } {
             // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
             let mut edit = unsafe { tree.edit(cpu.local(), &cpu.vm().grace, cpu) };
@@ -282,7 +282,7 @@ fn private_part(vma: Option<&Vma>, range: VirtRange) -> VirtRange {
     vma.map_or(NOWHERE, |vma| vma.area.range.intersect(range))
 }
 
-/// Gives `root` to a VMA that has none.
+/// Sets the anon_vma of a VMA that has none.
 #[inline(always)]
 fn adopt(vma: &Vma, root: Option<&Root>) {
     if let Some(root) = root

@@ -1,9 +1,9 @@
-//! What is learned from pages before they are taken away.
+//! Reads the accessed bits of pages before they are unmapped or moved.
 //!
-//! Two want to know which were used, as their accessed bits tell: the thread that takes them away, whose
-//! faults may have mapped some of them [ahead](crate::fault::prefault), and the space, which
-//! [remembers](Footprints) it for those who use the addresses next. Nobody looks while nothing is mapped
-//! ahead, nor when a whole space ends.
+//! The bits update two predictors: that of the calling thread, whose
+//! faults may have [prefaulted](crate::fault::prefault) some of the pages, and the space's
+//! [access history](Footprints), for the next mapping of the addresses. No bits are read while prefault is off,
+//! or when a whole space ends.
 
 use super::tree::View;
 use super::visit::Visit;
@@ -22,7 +22,7 @@ use core::cell::Cell;
 use core::ops::Range;
 use core::ptr::{self, NonNull};
 
-/// A space's [`Footprints`], which it has once there is something to remember.
+/// A space's [`Footprints`], allocated at the first record.
 #[derive(Debug)]
 pub(crate) struct Memory(AtomicPtr<Footprints>);
 
@@ -31,7 +31,7 @@ impl Memory {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// What is known about the block of `page` (a page number).
+    /// The access history of the block of `page` (a page number).
     #[inline]
     pub(crate) fn recall(&self, page: u64) -> Past {
         self.get().map_or(Past::default(), |footprints| footprints.recall(page))
@@ -39,17 +39,17 @@ impl Memory {
 
     #[inline]
     fn get(&self) -> Option<&Footprints> {
-        // SAFETY: what is not null was a box, and is one again when this is dropped.
+        // SAFETY: a pointer that is not null came from a box, which is freed only when this is dropped.
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 
-    /// The footprints, made now if there are none and the heap has room.
+    /// The footprints, allocated now if there are none and the heap is not exhausted.
     fn get_or_make(&self) -> Option<&Footprints> {
         if self.get().is_none() {
             let made = Box::into_raw(heap::try_box_with(Footprints::default).ok()?);
             let (none, release, relaxed) = (ptr::null_mut(), Ordering::Release, Ordering::Relaxed);
             if self.0.compare_exchange(none, made, release, relaxed).is_err() {
-                // SAFETY: a box until just now, which nobody else has seen.
+                // SAFETY: it came from a box just now, and no other CPU has its address.
                 drop(unsafe { Box::from_raw(made) });
             }
         }
@@ -60,17 +60,17 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Some(made) = NonNull::new(self.0.load(Ordering::Relaxed)) {
-            // SAFETY: made from a box, and nobody has a reference: those borrow this.
+            // SAFETY: made from a box, and there are no references: those borrow this.
             drop(unsafe { Box::from_raw(made.as_ptr()) });
         }
     }
 }
 
-/// The VMAs that there were over what is taken away.
+/// The VMAs that covered the unmapped pages.
 pub(super) enum Was<'a> {
     /// In this version of the tree.
     Seen(View<'a, Vma>),
-    /// Those that the owner of the space has removed, who keeps no version, and what it cut off others.
+    /// Those that the owner of the space has removed, as it makes no versions, and the parts that it cut off others.
     Removed(&'a Cell<RetireChain>, &'a Cell<[VirtRange; 2]>),
 }
 
@@ -91,7 +91,7 @@ impl Was<'_> {
                 .take_while(|entry| entry.start < range.end)
                 .for_each(|entry| look(entry.value)),
             Self::Removed(gone, cut) => {
-                // SAFETY: the writer that removed them has not given them up, and uses their links for nothing else.
+                // SAFETY: the writer that removed them has not freed them yet, and uses their links for nothing else.
                 unsafe { gone.get().iter() }.for_each(|link| look(link.cast()));
                 let cut = cut.get().map(|cut| cut.intersect(range));
                 cut.into_iter().filter(|cut| !cut.is_empty()).for_each(each);
@@ -110,8 +110,8 @@ impl<M: Machine> Writing<'_, '_, M> {
 }
 
 impl<M: Machine> Visit<'_, '_, M> {
-    /// Learns from the pages of `range`, which are about to be unmapped or moved. Returns the VMAs as they are, if
-    /// those that are unmapped are to be [remembered](Self::remember).
+    /// Updates the thread's predictor from the pages of `range`, which are about to be unmapped or moved. Returns the current
+    /// VMAs, if the use of the unmapped pages is to be [recorded](Self::remember).
     #[inline]
     pub(super) fn leave(&self, range: VirtRange) -> Option<Was<'_>> {
         if self.cpu.vm().knobs.prefault_max_order() == 0 {
@@ -123,7 +123,7 @@ impl<M: Machine> Visit<'_, '_, M> {
         Some(Was::Seen(self.view()))
     }
 
-    /// Remembers which of the pages from `start` on, with the entries `slots`, were used, where the VMAs of
+    /// Records which of the pages from `start` on, with the entries `slots`, were used, where the VMAs of
     /// `was` had private anonymous memory.
     #[inline(never)]
     pub(super) fn remember(&self, start: u64, slots: &[AtomicU64], was: &Was<'_>) {

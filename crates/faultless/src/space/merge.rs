@@ -1,4 +1,4 @@
-//! Which VMAs are one, as Linux has it.
+//! Which VMAs merge, by Linux's rules.
 
 use super::vma::{Area, Vma};
 use crate::addr::VirtRange;
@@ -6,14 +6,14 @@ use crate::rmap::{Root, RootRef};
 use crate::space::tree::View;
 use crate::sync::mutant::{Mutant, lost};
 
-/// A VMA in the making.
+/// A VMA to be made.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     pub(super) area: Area,
     pub(super) root: Option<Root>,
 }
 
-/// A VMA that sticks out of a range, or touches it.
+/// A VMA that extends beyond a range, or is adjacent to it.
 #[derive(Clone, Copy)]
 pub(super) struct Neighbour<'a> {
     pub(super) vma: &'a Vma,
@@ -26,8 +26,8 @@ impl<'a> Neighbour<'a> {
     }
 }
 
-/// Whether pages under the two roots may be in one VMA. One without a root takes the other's, unless
-/// that came from a parent process: sharing it more widely would make reverse walks longer.
+/// Whether VMAs with these two anon_vmas may merge. A VMA without an anon_vma takes the other's, unless
+/// that was inherited from a parent process: sharing it more widely would make reverse-map walks longer.
 pub(super) fn roots_merge(a: Option<RootRef<'_>>, b: Option<RootRef<'_>>) -> bool {
     match (a, b) {
         (None, None) => true,
@@ -36,8 +36,8 @@ pub(super) fn roots_merge(a: Option<RootRef<'_>>, b: Option<RootRef<'_>>) -> boo
     }
 }
 
-/// Which of `below` and `above`, which are like `piece` and next to it, are one with it. The lower one, where only one can be.
-/// If it is to `adopt` a root, `piece` has theirs then.
+/// Which of `below` and `above` merge with `piece`; both must be adjacent to it and agree with it. The lower one, if only one can merge.
+/// With `adopt`, `piece` takes their anon_vma.
 #[inline(always)]
 pub(super) fn join(
     piece: &mut Piece,
@@ -57,7 +57,7 @@ pub(super) fn join(
     joins
 }
 
-/// Whether two VMAs, the first right below the second, are one once neither is under change: that they merge was put off.
+/// Whether two VMAs, the first directly below the second, merge once neither is under change: their merge was deferred.
 pub(super) fn merge_later(lower: &Vma, upper: &Vma) -> bool {
     let at = upper.area.range.start;
     (lower.merges[1] || upper.merges[0])
@@ -66,7 +66,7 @@ pub(super) fn merge_later(lower: &Vma, upper: &Vma) -> bool {
         && roots_merge(lower.root.peek(), upper.root.peek())
 }
 
-/// All that will be one with `vma` in `view`: those below, from it downwards, and then those above.
+/// All VMAs that will merge with `vma` in `view`: those below, from it downwards, and then those above.
 fn one_later<'v>(view: View<'v, Vma>, vma: &'v Vma) -> impl Iterator<Item = &'v Vma> {
     // SAFETY: VMAs in a view live as long as its section.
     let near = move |addr| view.at(addr).map(|entry| unsafe { entry.value.as_ref() });
@@ -79,26 +79,26 @@ fn one_later<'v>(view: View<'v, Vma>, vma: &'v Vma) -> impl Iterator<Item = &'v 
     core::iter::successors(below(&vma), below).chain(core::iter::successors(above(&vma), above))
 }
 
-/// Where the VMA will lie that `vma` of `view` is to be a part of: all of that counts as one already.
+/// The range of the VMA that `vma` of `view` will merge into: all of it counts as one VMA already.
 pub(super) fn range_later(view: View<'_, Vma>, vma: &Vma) -> VirtRange {
     one_later(view, vma).fold(vma.area.range, |all, vma| all.hull(vma.area.range))
 }
 
-/// Whether something that is under change in `view` will be one with `vma`.
+/// Whether a VMA under change in `view` will merge with `vma`.
 pub(crate) fn joins_a_change(view: View<'_, Vma>, vma: &Vma) -> bool {
     one_later(view, vma).any(|vma| vma.sequence.read().is_none())
 }
 
-/// `vma` of `view`, and all that will be one with it.
+/// `vma` of `view`, and all VMAs that will merge with it.
 fn group<'v>(view: View<'v, Vma>, vma: &'v Vma) -> impl Iterator<Item = &'v Vma> {
     core::iter::once(vma).chain(one_later(view, vma))
 }
 
-/// Keeps faults from making an anon_vma for what will be one with `vma` of `view`, so that a step finds which there is. All
-/// of it has that one, then. Under the lock of the tree, until [`unseal_group`].
+/// Keeps faults from making an anon_vma for `vma` of `view` and the VMAs that will merge with it, so that a step can read which
+/// one exists, and sets that one in all of them. The caller holds the lock of the tree until [`unseal_group`].
 #[cold]
 pub(super) fn seal_group(view: View<'_, Vma>, vma: &Vma) {
-    // What is under change is sealed by its writer.
+    // Its writer has sealed a VMA under change.
     let running = group(view, vma).filter(|vma| vma.sequence.read().is_some());
     running.filter(|_| !lost(Mutant::SealsGroup)).for_each(|vma| vma.root.seal());
     if let Some(root) = group(view, vma).find_map(|vma| vma.root.peek()) {
@@ -106,7 +106,7 @@ pub(super) fn seal_group(view: View<'_, Vma>, vma: &Vma) {
     }
 }
 
-/// Gives `root`, if there is one, to what was [sealed](seal_group), as if it were one with what comes beside it already.
+/// Sets the anon_vma `root`, if there is one, in the [sealed](seal_group) VMAs, as if they had merged with the new VMA already.
 #[cold]
 pub(super) fn unseal_group(view: View<'_, Vma>, vma: &Vma, root: Option<RootRef<'_>>) {
     for vma in group(view, vma) {
@@ -119,7 +119,7 @@ pub(super) fn unseal_group(view: View<'_, Vma>, vma: &Vma, root: Option<RootRef<
     }
 }
 
-/// Whether two areas that meet at `at` may be in one VMA.
+/// Whether two areas that touch at `at` may be in one VMA.
 pub(super) fn agree(a: &Area, b: &Area, at: u64) -> bool {
     a.prot == b.prot && a.agrees(b, at)
 }

@@ -1,4 +1,4 @@
-//! `mremap`: shrink, grow in place, or move with all that was written.
+//! `mremap`: shrinks a mapping, grows it in place, or moves it with its pages.
 
 use super::Space;
 use super::lock::Lock;
@@ -31,7 +31,7 @@ bitflags! {
     pub struct RemapFlags: u32 {
         /// May move.
         const MAYMOVE = 1;
-        /// Must move to the address given, in place of what is there.
+        /// Must move to the given address, and replaces the mappings there.
         const FIXED = 2;
         /// The old range stays mapped, empty.
         const DONTUNMAP = 4;
@@ -44,12 +44,12 @@ struct Request {
     new_len: u64,
     flags: RemapFlags,
     target: u64,
-    /// Bytes below `old` and `target` that have been dealt with already.
+    /// Bytes below `old` and `target` that have been moved already.
     moved: u64,
 }
 
 impl<M: Machine> Space<M> {
-    /// Resizes or moves the mapping at `addr`, and returns where it is now. `target` counts with
+    /// Resizes or moves the mapping at `addr`, and returns its address. `target` counts with
     /// `FIXED`, and is a hint with `DONTUNMAP`.
     ///
     /// # Errors
@@ -69,14 +69,14 @@ impl<M: Machine> Space<M> {
         let given = VirtRange::new(addr, addr.saturating_add(old_len));
         let refused = |errno| Error { operation: "mremap", range: given, errno };
         let request = check(addr, old_len, new_len, flags, target).map_err(refused)?;
-        // What has moved has moved: a second try goes on with the rest.
+        // Moved parts stay moved: a second try continues with the rest.
         let done = Cell::new(0);
         let moved = cpu.with_memory(|| self.remap(cpu, &request, &done));
         cpu.collect();
         moved.map_err(refused)
     }
 
-    /// Chooses a course, claims what that needs, and takes it.
+    /// Chooses a course, claims the ranges needed, and executes it.
     fn remap(&self, cpu: &Cpu<'_, M>, request: &Request, done: &Cell<u64>) -> Result<u64, Errno> {
         let course = Cell::new(Course::Refused);
         for tries in 0.. {
@@ -93,12 +93,12 @@ impl<M: Machine> Space<M> {
     }
 }
 
-/// What becomes of a mapping.
+/// What happens to a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Course {
     /// It shrinks, stays, or grows where it is.
     InPlace,
-    /// It moves to this address, if there is a place for it.
+    /// It moves to this address, if there is free space for it.
     To(Option<u64>),
     /// All VMAs of the range move to a fixed address, with the holes between them kept.
     Each,
@@ -133,7 +133,7 @@ impl Course {
 }
 
 impl Request {
-    /// What is left of it after the first `moved` bytes.
+    /// The rest of the request after the first `moved` bytes.
     fn after(&self, moved: u64) -> Self {
         Self {
             old: VirtRange::new(self.old.start + moved, self.old.end),
@@ -169,25 +169,25 @@ impl Request {
             }
             Course::InPlace => [old.hull(self.target_at(self.old.start)), NOWHERE],
             Course::To(Some(start)) => [left, taken(start)],
-            // Nobody is to see that some have moved and some have not.
+            // No other operation may see that some have moved and some have not.
             Course::Each if several => [VirtRange::USER, NOWHERE],
             Course::Each => [left, taken(self.target)],
             Course::To(None) | Course::Refused => [old, NOWHERE],
         }
     }
 
-    /// What is cut off, where the mapping shrinks in its place.
+    /// The range that is unmapped, where the mapping shrinks in place.
     fn cut(&self) -> VirtRange {
         VirtRange::new(self.old.start + self.new_len, self.old.end)
     }
 
-    /// The new place, if it begins at `start`.
+    /// The target range, if it begins at `start`.
     fn target_at(&self, start: u64) -> VirtRange {
         VirtRange::new(start, start + self.new_len)
     }
 }
 
-/// Refuses what Linux refuses before it looks at the space.
+/// The errors that Linux returns before it reads the space.
 fn check(
     addr: u64,
     old_len: u64,
@@ -205,7 +205,7 @@ fn check(
     {
         return Err(Errno::EINVAL);
     }
-    // As on Linux, the last page of all wraps around to no length at all.
+    // As on Linux, the length of the last page of the address space wraps around to 0.
     let old_len = page_up(old_len).unwrap_or(0);
     let new_len = page_up(new_len).filter(|&len| len != 0 && len <= USER_END);
     let new_len = new_len.ok_or(Errno::EINVAL)?;
@@ -227,7 +227,7 @@ fn check(
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Does what was asked, in the way of `course`, whose ranges are claimed. `None`: the place is not the best any more.
+    /// Executes the request by `course`, whose ranges must be claimed. `None`: the chosen address is no longer the best one.
     fn remap(
         &self,
         request: &Request,
@@ -236,7 +236,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     ) -> Result<Option<u64>, Errno> {
         let Request { old, new_len, target, moved, .. } = *request;
         if old.end > USER_END {
-            // No VMA reaches so far, and what is to be cut off cannot be unmapped.
+            // No VMA reaches so far, and the range beyond cannot be unmapped.
             let cut = self.vma_at(old.start).is_some() && new_len < old.len();
             return Err(if cut { Errno::EINVAL } else { Errno::EFAULT });
         }
@@ -277,8 +277,8 @@ impl<M: Machine> Writing<'_, '_, M> {
     }
 
     /// Moves all that is mapped in the range, one VMA after the other, with the holes between them kept. Those
-    /// before one that is refused have moved; `done` says how many bytes of all that was asked for are dealt with. Returns
-    /// whether that is all: what a part takes may reach beyond the claim by now.
+    /// before one that fails have moved; `done` counts the bytes of the request that are done. Returns
+    /// whether all are done: a part may need more than the claim by now.
     fn relocate_each(&self, request: &Request, done: &Cell<u64>) -> Result<bool, Errno> {
         let Request { old, target, moved, .. } = *request;
         if moved == 0 {
@@ -302,19 +302,19 @@ impl<M: Machine> Writing<'_, '_, M> {
         Ok(true)
     }
 
-    /// Refuses what Linux refuses once it has found the VMA.
+    /// The errors that Linux returns once it has found the VMA.
     fn check_resize(&self, request: &Request) -> Result<(), Errno> {
         let Request { old, new_len, .. } = *request;
         let area = &self.vma_at(old.start).ok_or(Errno::EFAULT)?.area;
         if old.is_empty() && area.is_private() {
             return Err(Errno::EINVAL);
         }
-        // What has no length overlaps nothing, but what is put in its place would take it away.
+        // An empty range overlaps nothing, but the mapping made in its place would remove it.
         let fixed = request.flags.contains(RemapFlags::FIXED);
         if fixed && (request.target..request.target + new_len).contains(&old.start) {
             return Err(Errno::EFAULT);
         }
-        // A range that shrinks on its way may end beyond the VMA: only what is kept must be in it.
+        // A range that shrinks while it moves may end beyond the VMA: only the part kept must be in it.
         let kept = old.len().min(new_len);
         if kept > area.range.end - old.start {
             return Err(Errno::EFAULT);
@@ -326,8 +326,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         Ok(())
     }
 
-    /// Moves the VMA's part `request.old` to `new`, with its pages, if the tree still says that `course` is to be taken, and what
-    /// that takes is claimed. Both ranges are. Returns whether it did.
+    /// Moves the VMA's part `request.old` to `new`, with its pages, if `course` is still the choice in the current tree, and its
+    /// ranges are claimed. Both given ranges must be claimed. Returns whether it moved them.
     fn relocate(&self, request: &Request, course: Course, new: VirtRange) -> Result<bool, Errno> {
         let old = request.old;
         let stands = |view: &View<'_, Vma>| {
@@ -340,13 +340,13 @@ impl<M: Machine> Writing<'_, '_, M> {
         // An empty old range asks for a second mapping of the same object.
         let moved = VirtRange::new(old.start, old.start + old.len().min(new.len()));
         let there = self.vmas(new).next().is_some();
-        // What moves is not gone, but nobody will find it here any more.
+        // The moved pages are not freed, but leave this range.
         let (was_here, was_there) = (self.visit().leave(old), self.visit().leave(new));
         if keep {
-            // What stays is unlocked and renewed as a whole.
+            // The source VMA stays, without `mlock`, and is renewed as a whole.
             self.merge_at(old.start);
         }
-        // All that can fail comes first, and both places change at once.
+        // All that can fail comes first, and both ranges change at once.
         let planned = self.make_tables(new).map_err(Errno::from).and_then(|()| {
             self.step_versions(|step| {
                 let stands = stands(&step.view());
@@ -358,7 +358,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         });
         if planned != Ok(true) {
             if !there {
-                // The tables are for nobody.
+                // The tables are not needed.
                 self.clear(new, None);
             }
             return planned;
@@ -394,8 +394,8 @@ impl<M: Machine> Writing<'_, '_, M> {
                     return;
                 };
                 let (old, _) = protocol::settle(slot, self.cpu, |_| Entry::NONE);
-                // A fault of a mapping that was there before may still hold the empty entry, and
-                // will put back that it is empty: it must be waited for.
+                // A fault of an earlier mapping may still hold the empty entry busy, and
+                // will store "empty" again: wait for it.
                 let slot = &slots[node::index(there, LAST)];
                 let (before, _) = protocol::settle(slot, self.cpu, |_| old);
                 debug_assert!(before.is_none(), "{there:#x} was not empty: {before:?}");
@@ -407,7 +407,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     }
 }
 
-/// Maps what is mapped at the start of `old` in all of `new`. What is left in `old` is nothing, or, to `keep`, the same.
+/// Maps in all of `new` what is mapped at the start of `old`. `old` becomes unmapped, or, with `keep`, stays mapped.
 fn replace_both<M: Machine>(
     step: &mut Versions<'_, '_, '_, M>,
     old: VirtRange,
@@ -424,12 +424,12 @@ fn replace_both<M: Machine>(
     let (mut area, root) =
         if old.is_empty() { (step.look(first)?, None) } else { step.take(first)? };
     if area.object.is_none() && root.is_none() {
-        // Never written: as good as new there.
+        // Never written: it takes the offset of a new mapping there.
         area.offset = new.start >> PAGE_SHIFT;
     }
     area.range = new;
     if keep {
-        // What stays is as good as new, if it is a whole VMA. As on Linux, none of the VMA stays locked, even where only
+        // A whole VMA that stays is like a new one. As on Linux, none of the VMA stays locked, even where only
         // a part of it moves, or where what moves merges with it.
         let locked = area.lock() != Lock::No;
         let mut stays = step.look(if locked { all } else { old })?;

@@ -1,42 +1,42 @@
 //! The short step in which VMAs are split, created, merged and removed.
 //!
-//! A [`Step`] runs under the lock of the tree, sees the tree as it is, and publishes the next [version](super::versions) of it,
-//! or nothing. It touches VMAs and their tree, and no entries. Protocol, for each range that is replaced:
+//! A [`Step`] runs under the lock of the tree, reads the current tree, and publishes the next [version](super::versions) of it,
+//! or nothing. It changes VMAs and their tree, and no entries. The code calls a VMA *stopped* while it is write-locked: its
+//! sequence is odd. It calls it *running* while it is unlocked. Protocol, for each range that is replaced:
 //!
-//! 1. **Stop.** The sequences of the VMAs that will be replaced become odd, for ever, and their anon_vma slots are sealed.
-//!    These are the VMAs that overlap the range, and those next to it that become one with what comes there. One full fence
-//!    follows. From here on no fault installs anything in them, but for those whose entries are busy, for which the
-//!    visit of the entries waits.
-//! 2. **Make.** What sticks out of the range stays, as a VMA of its own, usable at once: its pages are as they were. What
-//!    comes into the range is *running* if it is usable at once, too: its pages have no entries yet, or keep
-//!    them as they are. Else it is *stopped*, until the writer has changed the entries.
-//! 3. **Publish.** This is what can fail, and so it comes before any entry is changed: if it fails, the old VMAs run again, and
-//!    nothing has happened.
+//! 1. **Write-lock.** The step makes the sequences of the VMAs odd that it will replace, and seals their anon_vma slots.
+//!    These are the VMAs that overlap the range, and adjacent VMAs that merge with the new one. A replaced VMA is *detached*: its
+//!    sequence stays odd. One full fence follows. From here on no fault installs an entry in these VMAs, except a fault that
+//!    already holds its entry busy; the visit of the entries waits for that one.
+//! 2. **Make.** The step splits off the head and tail VMAs outside the range, which are unlocked at once: their pages do not
+//!    change. The new VMA in the range is unlocked at once if its pages have no entries yet, or keep
+//!    their entries. Otherwise it is write-locked until the writer has changed the entries.
+//! 3. **Publish.** This can fail, so it comes before any entry is changed. If it fails, the step unlocks the old VMAs, and
+//!    nothing has changed.
 //!
-//! *Invariant (under change):* a VMA in the tree whose sequence is odd is under change: a writer has made it stopped, and
-//! will make it run. No other writer merges with it, stops it or replaces it: one that changes pages beside it leaves it
-//! alone.
+//! *Invariant (under change):* a VMA in the tree whose sequence is odd is under change: a writer has made it write-locked, and
+//! will unlock it. No other writer merges with it, write-locks it or replaces it, even one that changes pages beside it.
 //!
-//! What is under change has exactly the pages whose entries its writer changes, and faults beside them go on. It
-//! merges with its neighbours when it is finished, in a second step: of two writers that are at work side by
-//! side, the one that finishes last. Should there be no memory for that step, they stay two. Whatever is made beside it, or
-//! is under change itself, says with whom it would have merged at once ([`Vma::merges`]). No others merge then: what was
-//! apart before stays apart. A fault that is to make an anon_vma in what will be one with a VMA under change waits for that:
-//! all of it has one anon_vma in the end.
+//! A VMA under change has exactly the pages whose entries its writer changes, so faults on other pages proceed. The writer
+//! merges it with its neighbours in a second step, when it finishes; of two concurrent
+//! writers, the one that finishes last merges. If there is no memory for that step, the VMAs stay separate. A VMA that is made
+//! beside one under change, or is under change itself, records with which neighbours its merge is deferred ([`Vma::merges`]). No
+//! other neighbours merge in the second step: VMAs that were separate before stay separate. VMAs that will merge must share one
+//! anon_vma. So a fault that needs to make an anon_vma waits while its VMA is to merge with one under change.
 //!
-//! While no other CPU runs the space, nobody is there to be kept out. Then it merges at once, and the second step is saved.
-//! A CPU that comes meanwhile, and changes pages of such a VMA that its writer has not claimed, waits, holding nothing that
-//! the writer wants, and begins its step again. A writer that owns the space does none of this: it changes the tree, and VMAs,
-//! [in place](super::alone).
+//! While no other CPU runs the space, the step merges at once, and needs no second step.
+//! If a CPU starts to use the space meanwhile, and changes pages of such a VMA that its writer has not claimed, it waits, holding
+//! nothing that the writer needs, and starts its step again. A writer that owns the space does none of this: it edits the tree
+//! and VMAs [in place](super::alone).
 //!
-//! What is stopped, and what is not:
+//! Which new VMAs are write-locked:
 //!
 //! | step | the new VMA |
 //! |---|---|
-//! | `mmap` of free pages, `brk`, growth, `mlock`, advice | running: there are no entries, or they stay |
-//! | `mprotect` that only gives rights, or only takes some | running: a fault makes entries as the new VMA has it, and who is refused waits for the claim |
-//! | `mprotect` that does both | stopped: nobody uses a new right while another CPU still uses an old one |
-//! | `mmap` over something, `mremap` | stopped: the entries are another mapping's |
+//! | `mmap` of free pages, `brk`, growth, `mlock`, advice | unlocked: there are no entries, or they stay |
+//! | `mprotect` that only grants permissions, or only revokes some | unlocked: faults make entries with the new permissions, and a fault without the permission waits for the claim |
+//! | `mprotect` that does both | write-locked: no CPU may use a new permission while another still uses an old one |
+//! | `mmap` over a mapping, `mremap` | write-locked: the entries belong to another mapping |
 
 use super::alone::Alone;
 use super::merge::Piece;
@@ -49,19 +49,19 @@ use crate::machine::Machine;
 use crate::rmap::Root;
 use crate::space::tree::View;
 
-/// Whether what a step makes is used before its writer is done.
+/// Whether a VMA that a step makes is usable before its writer is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// At once.
+    /// Unlocked: usable at once.
     Running,
-    /// Not before the writer has changed the entries.
+    /// Write-locked: not usable before the writer has changed the entries.
     Stopped,
 }
 
-/// Why a step did not happen. Nothing has changed.
+/// Why a step failed. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// This is what the caller is to be told.
+    /// The operation fails with this error.
     With(Errno),
     /// The VMA at this address is under change by another writer.
     Busy(u64),
@@ -79,7 +79,7 @@ impl From<OutOfMemory> for Refused {
     }
 }
 
-/// A change of VMAs, which happens wholly or not at all.
+/// An atomic change of VMAs: it takes effect completely, or not at all.
 pub(super) enum Step<'s, 'w, 'a, 'v, M: Machine> {
     /// In place.
     Alone(Alone<'w, 'a, 'v, M>),
@@ -88,11 +88,11 @@ pub(super) enum Step<'s, 'w, 'a, 'v, M: Machine> {
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Does one step, as `build` says, which replaces one range at most, as the last that it does. It sees the present tree in
-    /// [`Step::view`], and is run again after a wait for another writer.
+    /// Runs one step. `build` replaces one range at most, as its last action. It reads the current tree in
+    /// [`Step::view`], and runs again after a wait for another writer.
     ///
     /// # Errors
-    /// What `build` refuses, and `ENOMEM`: the heap is exhausted, or the space has too many VMAs. Nothing has changed.
+    /// The error of `build`, and `ENOMEM`: the heap is exhausted, or the space has too many VMAs. Nothing has changed.
     #[inline(always)]
     pub(super) fn step<R>(
         &self,
@@ -148,8 +148,8 @@ impl<M: Machine> Step<'_, '_, '_, '_, M> {
         }
     }
 
-    /// What the VMA over `range`, which is claimed and is replaced next, says of it; and its anon_vma: no fault
-    /// sets another from now on.
+    /// The area of `range`, as its VMA has it, and the VMA's anon_vma; from now on no fault sets another one. `range` must be
+    /// claimed, and must be replaced next.
     ///
     /// # Errors
     /// `EFAULT`: nothing is mapped there.
@@ -161,8 +161,8 @@ impl<M: Machine> Step<'_, '_, '_, '_, M> {
         }
     }
 
-    /// Puts `piece` (or nothing) in the place of `range`, which is claimed, keeping what the VMAs there have outside of
-    /// it, and merging it with what is next to it where that is possible.
+    /// Replaces `range` by `piece` (or by nothing), splits off the head and tail VMAs outside of `range`,
+    /// and merges `piece` with adjacent VMAs where possible. `range` must be claimed.
     ///
     /// # Errors
     /// `ENOMEM`; the step is over.
@@ -179,7 +179,7 @@ impl<M: Machine> Step<'_, '_, '_, '_, M> {
         }
     }
 
-    /// Extends the VMA at `stack` down to `addr`, with nothing between. It merges with none.
+    /// Extends the VMA at `stack` down to `addr`; nothing may be mapped between. It merges with no VMA.
     ///
     /// # Errors
     /// `ENOMEM`; the step is over.

@@ -1,29 +1,29 @@
-//! `munmap`, and what other calls unmap.
+//! `munmap`, and the unmapping that other calls need.
 //!
 //! # Tables that go
 //!
-//! A last-level table goes with the last VMA over its span, and only who has claimed all of the span alone may unlink it.
-//! So who unmaps claims whole tables at the ends of its range where it has all that is mapped there, and only its pages
-//! where another VMA stays, so that calls in different parts of one table run side by side ([`with_tables`]). That is
-//! chosen by a look at the tree, and looked at again in the step that removes the VMAs, under the lock of the tree: of two
-//! calls that unmap the last two VMAs over a table, the one whose step comes second finds that the other VMA is gone. If it
-//! has claimed too little, its step does not happen, and it starts over. The claim on the whole table then waits for the other
-//! call, which may yet have entries to empty there.
+//! A last-level table is unlinked with the last VMA over its span, by a writer with an exclusive claim on the whole span.
+//! At each end of its range, an unmapping writer claims the whole span of the table if nothing else is mapped there, and only its
+//! own pages if another VMA stays. So operations in different parts of one table run in parallel ([`with_tables`]). The writer
+//! chooses the claim by reading the tree, and checks it again in the step that removes the VMAs, under the lock of the tree. Of two
+//! operations that unmap the last two VMAs over a table, the one whose step comes second finds that the other VMA is gone. If it
+//! has claimed too little, its step changes nothing, and it starts over. Its claim on the whole table then waits for the other
+//! operation, which may still have entries to empty there.
 //!
-//! A VMA that is over the span in the step stays until a later step removes it, which then unlinks the table; and none can be
+//! A VMA that is over the span in the step stays until a later step removes it, and that writer unlinks the table. No VMA can be
 //! put over a span that is claimed.
 //!
 //! # The baselines' lock
 //!
-//! Under the locks of Linux (6.12) the one lock of the space is held to write until the VMAs are out of the tree, and to
-//! read while the pages are taken away ([`Writing::let_readers_in`]). What the other readers do meanwhile:
+//! As in Linux 6.12, a baseline holds the space's one lock to write until the VMAs are out of the tree, and to
+//! read while it removes the pages ([`Writing::let_readers_in`]). Other readers meanwhile:
 //!
-//! - They find the tree without the VMAs, and it stays so: who maps, unmaps, or grows a stack wants the lock to write.
-//! - Faults in the VMAs around use other entries, maybe of the same tables. Only tables are unlinked over whose span no VMA
-//!   is left, whatever else the lock covers; so none of these. Nor can a VMA come to lie over them before that is
-//!   done, as nobody can map. Faults under the lock of a VMA hold none of the space in any case, and rely on the same.
-//! - Discards stand in tables in a grace section, and find the entries there empty, or wait for each other entry by entry.
-//! - The revocation of an object's pages finds no VMA of a mapping that is not flushed yet. It waits for that
+//! - They find the tree without the VMAs, and it stays so: an operation that maps, unmaps, or grows a stack needs the lock to write.
+//! - Faults in the VMAs around use other entries, maybe of the same tables. Only tables without a VMA over their span
+//!   are unlinked, so none of these. No VMA can be added over a table before that is
+//!   done, as that needs the lock to write. Faults under the lock of a VMA hold no lock of the space, and rely on the same.
+//! - Discards read tables in a grace section. They find the entries there empty, or wait for each entry that is busy.
+//! - The revocation of an object's pages finds no VMA of a mapping that is unmapped but not flushed yet. It waits for the flush
 //!   ([`await_unmapping`](Space::await_unmapping)).
 
 use super::step::State;
@@ -45,14 +45,14 @@ use core::convert::Infallible;
 /// What a last-level table spans.
 pub(super) const TABLE_ALIGN: u64 = table_span(LAST);
 
-/// The page-aligned user range of a call, or `None` where Linux refuses it.
+/// The page-aligned user range of a call, or `None` where Linux fails with `EINVAL`.
 pub(super) fn user_range(addr: u64, len: u64) -> Option<VirtRange> {
     let len = page_up(len).filter(|&len| len != 0)?;
     (is_page_aligned(addr) && len <= USER_END && addr <= USER_END - len)
         .then(|| VirtRange::new(addr, addr + len))
 }
 
-/// What is claimed to unmap `range`: at either end all of the last-level table, if `range` has all that is mapped in it.
+/// The claim needed to unmap `range`: at either end the whole span of the last-level table, if nothing outside `range` is mapped in it.
 pub(super) fn with_tables(view: &View<'_, Vma>, range: VirtRange) -> VirtRange {
     let VirtRange { start, end } = range;
     let wide = range.widen(TABLE_ALIGN);
@@ -83,7 +83,7 @@ impl<M: Machine> Space<M> {
         let refused = |errno| Error { operation: "munmap", range: given, errno };
         let range = user_range(addr, len).ok_or(refused(Errno::EINVAL))?;
         for tries in 0.. {
-            // Alone, whole tables cost nothing.
+            // As the owner, claiming whole tables costs nothing.
             if let Some(writing) = self.write_alone(cpu, [range, NOWHERE], TABLE_ALIGN) {
                 writing.unmap(range, |_| true).map_err(refused)?;
                 break;
@@ -102,14 +102,14 @@ impl<M: Machine> Space<M> {
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Whether what it takes to unmap `range` in `view`, which is the present tree, is claimed.
+    /// Whether the claim covers what it takes to unmap `range` in `view`, the current tree.
     pub(super) fn claims_tables(&self, view: &View<'_, Vma>, range: VirtRange) -> bool {
         lost(Mutant::UnmapLooksAgain)
             || !self.is_outdated(view)
             || self.claims(with_tables(view, range))
     }
 
-    /// Unmaps `range`, as the last that it does, if the claim `stands` in view of the tree. Returns whether it did.
+    /// Unmaps `range`, as its last action, if `stands` says that the claim is sufficient in the current tree. Returns whether it did.
     pub(super) fn unmap(
         &self,
         range: VirtRange,
@@ -130,7 +130,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         Ok(unmapped)
     }
 
-    /// Holds the baselines' one lock to read from now on. This writer changes no VMA any more.
+    /// Downgrades the baselines' one lock from write to read. This writer must not change VMAs after that.
     fn let_readers_in(&self) {
         if let Guard::Writing { guard } = &self.guard {
             guard.downgrade();
@@ -142,7 +142,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         let mut batch = FlushBatch::new(self.cpu, self.space);
         let tables = self.zap(range, was, &mut batch);
         let claimed = self.claimed_around(range);
-        // Where there is none below, only tables of a level above may be empty, and those are wide.
+        // Without a last-level table, only tables of a level above may be empty, and those have a larger span.
         if holds_table(claimed) && (tables || claimed.len() >= table_span(LAST + 1)) {
             self.prune(range, claimed, &mut batch);
         }
@@ -151,7 +151,7 @@ impl<M: Machine> Writing<'_, '_, M> {
 }
 
 impl<M: Machine> Space<M> {
-    /// Waits until what has been unmapped is flushed: all who change VMAs, and have published that.
+    /// Waits until every unmapping that has published its tree is flushed.
     pub(super) fn await_unmapping(&self, cpu: &Cpu<'_, M>) {
         if let Guard::Reading { guard } =
             &self.share(cpu, VirtRange::USER, Counter::RangeLockShared)

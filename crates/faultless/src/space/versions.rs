@@ -1,4 +1,4 @@
-//! The step of a writer that has others beside it: the next version of the tree is built, and published.
+//! The step of a writer in a shared space: it builds the next version of the tree, and publishes it.
 //!
 //! See [`step`](super::step) for the protocol.
 
@@ -22,8 +22,8 @@ use crate::sync::sequence::Sequence;
 use alloc::boxed::Box;
 use core::ptr::NonNull;
 
-/// What one writer has under change: where a move goes to, and where it comes from, which that may have cut in two,
-/// and which is counted until it is replaced.
+/// The VMAs that one writer has under change: the target of a move, and its source, which the move may have split in two,
+/// and which counts until it is replaced.
 pub(super) type UnderChange = Option<[Option<NonNull<Vma>>; 4]>;
 
 /// The next version of the tree, while one writer builds it.
@@ -31,14 +31,14 @@ pub(super) struct Versions<'w, 'a, 'v, M: Machine> {
     writing: &'w Writing<'a, 'v, M>,
     edit: Edit<'w, Vma>,
     made: Made,
-    /// What the next version has no more.
+    /// VMAs that the next version no longer has.
     old: RetireChain,
-    /// Where VMAs were stopped: one hull for each range that was replaced.
+    /// Where the step write-locked VMAs: one hull for each range that was replaced.
     hulls: [VirtRange; 2],
     replaced: usize,
-    /// What the writer will have under change.
+    /// The VMAs that the writer will have under change.
     stopped: UnderChange,
-    /// Pages of what was made, less those of what is no more.
+    /// Pages of the new VMAs, less those of the removed ones.
     pages: u64,
     /// How many VMAs a space may have.
     most: u64,
@@ -65,13 +65,13 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         }
     }
 
-    /// The tree as it will be.
+    /// The next version of the tree.
     pub(super) fn view(&self) -> View<'_, Vma> {
         self.edit.view()
     }
 
-    /// What the VMA over `range`, which is claimed and is replaced next, says of it; and its reverse-map root: no fault
-    /// sets another from now on.
+    /// The area of `range`, as its VMA has it, and the VMA's anon_vma; from now on no fault sets another one. `range` must be
+    /// claimed, and must be replaced next.
     ///
     /// # Errors
     /// `EFAULT`: nothing is mapped there.
@@ -84,7 +84,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         Ok((vma.area.part(range), vma.root.get()))
     }
 
-    /// What the VMA over `range`, which is claimed, says of it.
+    /// The area of `range`, as its VMA has it. `range` must be claimed.
     ///
     /// # Errors
     /// `EFAULT`: nothing is mapped there.
@@ -107,7 +107,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         self.replace_anywhere(range, piece, state, None)
     }
 
-    /// Checks the invariant of claimed pages, where checks are made.
+    /// Checks the invariant of claimed pages, in builds with checks.
     #[inline(always)]
     fn check_claim(&self, range: VirtRange) {
         if cfg!(any(debug_assertions, loom, shuttle)) {
@@ -115,8 +115,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         }
     }
 
-    /// Merges the VMA that has exactly `range`, if there is one and no other writer has it under change, with those next to it
-    /// with which that was put off. That changes nothing that a VMA says about a page, so it does not matter who has claimed it.
+    /// Merges the VMA that has exactly `range`, if there is one and no other writer has it under change, with adjacent VMAs
+    /// with which its merge was deferred. No page changes its area by that, so `range` need not be claimed.
     ///
     /// # Errors
     /// `ENOMEM`; the step is over.
@@ -131,7 +131,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         self.replace_anywhere(range, Some(Piece { area, root }), State::Running, whole)
     }
 
-    /// [`replace`](Self::replace) of any range. If all of it is the VMA `whole`, that merges where it was put off.
+    /// [`replace`](Self::replace) of any range. If `range` is exactly the VMA `whole`, it merges where its merge was deferred.
     fn replace_anywhere(
         &mut self,
         range: VirtRange,
@@ -141,7 +141,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
     ) -> Result<(), Refused> {
         let state = if lost(Mutant::ChangesStopped) { State::Running } else { state };
         let mut merges = state == State::Running || !self.writing.has_company();
-        // What sticks out at either end, or is next to it and like what comes there; and all that is like it.
+        // The VMAs that extend beyond either end, or are adjacent and can merge with `piece`; and all that can merge with it.
         let (mut below, mut above) = (None, None);
         let (mut alike_below, mut alike_above) = (None, None);
         let like =
@@ -174,10 +174,10 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
                     let own = piece.as_ref().and_then(|new| new.root.as_ref()).map(RootRef::of);
                     let other = |low: &Vma| !roots_merge(low.root.peek(), root);
                     if !roots_merge(root, own) || (high && alike_below.is_some_and(other)) {
-                        // They never merge.
+                        // These never merge.
                         continue;
                     }
-                    // Who finishes it merges all that are one then, in the order in which they lie.
+                    // The writer that finishes it merges all VMAs that can merge then, in address order.
                     merges = false;
                 }
             }
@@ -202,7 +202,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         let (mut lower, mut upper) = (None, None);
         let mut later = whole.map_or([false; 2], |whole| *whole.merges);
         if let Some(piece) = &mut piece {
-            // What merges later has the anon_vma already: its neighbours may be gone by then.
+            // A VMA that merges later takes the anon_vma now: its neighbours may have been removed by then.
             let adopt = merges || !lost(Mutant::RootAdopted);
             let alike = [alike_below, alike_above];
             let merge_later = |vma: &&Vma| !merges || *vma.merges != [false; 2];
@@ -223,7 +223,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             }
         }
         let (first, mut taken) = (self.made.used, range);
-        // Their anon_vma may be one that they have been given just now.
+        // Their anon_vma may have been set just now.
         let (below, above) = (below.map(Neighbour::new), above.map(Neighbour::new));
         if let Some(below) = below {
             taken = taken.hull(self.keep_rest(below, range, VirtRange::new(0, range.start))?);
@@ -248,7 +248,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         self.put(taken, first)
     }
 
-    /// Makes the part of a VMA that lies `outside` of `range` one of its own, if it overlaps `range`. Returns what is
+    /// Splits off the part of a VMA that lies `outside` of `range`, if the VMA overlaps `range`. Returns the range
     /// taken besides `range`.
     #[inline(always)]
     fn keep_rest(
@@ -261,7 +261,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         let own = vma.area.range;
         if own.overlaps(range) {
             let (state, part) = (self.state_of(vma), vma.area.part(outside));
-            // Where it was cut, what comes there says whether they merge.
+            // At the cut, the new neighbour records whether they merge.
             let merges = [
                 vma.merges[0] && part.range.start == own.start,
                 vma.merges[1] && part.range.end == own.end,
@@ -271,14 +271,14 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         }
         let vma_at = NonNull::from(vma);
         if !self.made.has(vma_at) && !self.writing.has_stopped(vma_at) {
-            // It was stopped for nothing: its root is another.
+            // It need not have been write-locked: it has another anon_vma.
             self.writing.resume(vma);
         }
         Ok(range)
     }
 
-    /// Makes a VMA, which is put into the tree next, and `merges` with the one below and above later. If it is stopped it is
-    /// under change.
+    /// Makes a VMA, which must be put into the tree next. `merges` says with which neighbours, below and above, it merges later. If
+    /// it is write-locked it is under change.
     #[inline(always)]
     fn make(
         &mut self,
@@ -287,7 +287,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         state: State,
         merges: [bool; 2],
     ) -> Result<(), Refused> {
-        // No box from here on: to move one is to claim that there is no other pointer.
+        // No box from here on: moving a box asserts that no other pointer to its contents exists.
         let vma = NonNull::from(Box::leak(make_vma(area, root, state, merges)?));
         self.made.add(vma);
         if state == State::Stopped {
@@ -301,7 +301,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         Ok(())
     }
 
-    /// Puts a VMA that extends down to `addr`, with nothing between, in the place of the one at `stack`. It merges with none.
+    /// Replaces the VMA at `stack` by one that extends down to `addr`; nothing may be mapped between. It merges with no VMA.
     ///
     /// # Errors
     /// `ENOMEM`; the step is over.
@@ -309,7 +309,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         let gap = VirtRange::new(addr, stack);
         let (entry, (_, sealed)) = (self.edit.view().at(stack), self.take(VirtRange::page(stack))?);
         let Some(Vma { area: own, merges, .. }) = entry.map(vma) else { return Ok(()) };
-        // As on Linux, one that has grown has a root, which tells whom it merges with later.
+        // As on Linux, a stack that has grown has an anon_vma, which decides with which VMAs it merges later.
         let root = sealed.or_else(|| root_of_neighbour(&self.view(), own));
         let root = root.map_or_else(|| AnonVma::try_new(None), Ok)?;
         let range = VirtRange::new(addr, own.range.end);
@@ -319,8 +319,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         self.put(range, first)
     }
 
-    /// Puts a VMA of `area` in the place of the one that has all of its range, and merges it only where that was put off. It is
-    /// stopped.
+    /// Replaces the VMA that has exactly the range of `area` by one of `area`, which is write-locked, and merges only where its
+    /// merge was deferred.
     ///
     /// # Errors
     /// `ENOMEM`; the step is over.
@@ -334,8 +334,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         self.put(range, first)
     }
 
-    /// Puts what was made since there were `first` in the place of all VMAs that overlap `taken`; these lie wholly
-    /// inside it, and are stopped.
+    /// Replaces all VMAs that overlap `taken` by those made since there were `first`. The replaced VMAs must lie
+    /// inside `taken`, and must be write-locked.
     #[inline(always)]
     fn put(&mut self, taken: VirtRange, first: usize) -> Result<(), Refused> {
         let no_entry = Entry { start: 0, end: 0, value: NonNull::dangling() };
@@ -356,12 +356,12 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
                     *change = change.filter(|change| *change != entry.value);
                 }
                 if made.free(entry.value) {
-                    // What this step made itself nobody has seen, and nobody will.
+                    // This step made it, so no other CPU has seen it.
                     return;
                 }
             }
-            // SAFETY: a link is the first field of a VMA. It lives until it is retired, and only who has the
-            // tree's lock touches the link.
+            // SAFETY: a link is the first field of a VMA. It lives until it is retired, and only the holder of the
+            // tree's lock uses the link.
             unsafe { old.append(entry.value.cast::<RetireLink>()) };
         })?;
         self.replaced += 1;
@@ -370,7 +370,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
 }
 
 impl<M: Machine> Versions<'_, '_, '_, M> {
-    /// Refuses more VMAs than a space may have.
+    /// Fails if the space would have more VMAs than it may.
     #[inline(always)]
     pub(super) fn check_count(&self) -> Result<(), Refused> {
         if self.replaced != 0 && self.edit.view().len() as u64 > self.most {
@@ -379,8 +379,8 @@ impl<M: Machine> Versions<'_, '_, '_, M> {
         Ok(())
     }
 
-    /// [`check_count`](Self::check_count) of VMAs as they will be once all have merged that are to: what others think who came
-    /// before or come after.
+    /// [`check_count`](Self::check_count) of the VMAs after all deferred merges: the count that either sequential order of the
+    /// concurrent operations gives.
     #[cold]
     fn check_merged(&self) -> Result<(), Refused> {
         let merged = |view: View<'_, Vma>| {
@@ -395,14 +395,14 @@ impl<M: Machine> Versions<'_, '_, '_, M> {
         Ok(())
     }
 
-    /// Whether what is cut off `vma` is under change by this writer, as all of it is.
+    /// The state of a part split off `vma`: write-locked if this writer has `vma` under change.
     fn state_of(&self, vma: &Vma) -> State {
         let vma = NonNull::from(vma);
         let mine = self.stopped.into_iter().flatten().flatten().any(|change| change == vma);
         if mine { State::Stopped } else { State::Running }
     }
 
-    /// Makes the next version the present one.
+    /// Makes the next version the current one.
     #[inline(always)]
     pub(super) fn publish(self) {
         let Self { writing, edit, made, old, pages, stopped, .. } = self;
@@ -412,14 +412,15 @@ impl<M: Machine> Versions<'_, '_, '_, M> {
         if stopped.is_some() {
             writing.stopped.set(stopped);
         }
-        // The tree has them now.
+        // The tree owns them now.
         core::mem::forget(made);
         writing.space.mapped.fetch_add(pages, Ordering::Relaxed);
-        // SAFETY: the published version does not have the old ones, and only who had the tree's lock removed them.
+        // SAFETY: the published version does not have the old VMAs, and only the holder of the tree's lock removed them.
         unsafe { edit.publish_retiring(old) };
     }
 
-    /// Lets what was stopped run again. The lock of the tree is still held: what is odd in a hull was stopped here.
+    /// Unlocks the VMAs that this step write-locked. The lock of the tree is still held: a VMA in a hull with an odd sequence was
+    /// write-locked here.
     pub(super) fn undo(self) {
         let Self { writing, hulls, .. } = &self;
         for hull in hulls {
@@ -432,7 +433,7 @@ impl<M: Machine> Versions<'_, '_, '_, M> {
     }
 }
 
-/// The VMA of `entry`, of the next version of a tree that is built in `'w`.
+/// The VMA of `entry` in the next version of a tree, which is built in `'w`.
 fn vma<'w>(entry: Entry<Vma>) -> &'w Vma {
     // SAFETY: it is in the tree, so that it lives as long as the writer's section; or it was made by the step, which
     // frees it only once it is replaced, and uses no reference to it then.
@@ -449,8 +450,8 @@ fn is_busy<M: Machine>(
     vma(entry).sequence.read().is_none() && is_of_others(writing, made, hull, entry)
 }
 
-/// Whether the VMA of `entry`, which is stopped, was stopped neither by this writer nor by its step, which has stopped those in
-/// `hull`.
+/// Whether another writer has write-locked the VMA of `entry`, which is write-locked: not this writer, and not its step, which has
+/// write-locked those in `hull`.
 fn is_of_others<M: Machine>(
     writing: &Writing<'_, '_, M>,
     made: &Made,
@@ -463,7 +464,7 @@ fn is_of_others<M: Machine>(
         && !lost(Mutant::BusyIsLeft)
 }
 
-/// Stops the VMA of `entry`, unless it is stopped already. [`Sequence::writer_fence`] must follow.
+/// Write-locks the VMA of `entry`, unless it is write-locked already. [`Sequence::writer_fence`] must follow.
 fn stop<M: Machine>(
     writing: &Writing<'_, '_, M>,
     made: &Made,

@@ -1,34 +1,34 @@
-//! What every operation on a range starts with: a claim on its pages.
+//! A [`Visit`]: the claim on pages that every operation on a range starts with.
 //!
 //! There are three kinds of operations.
 //!
 //! 1. **Those that change entries, and no VMA**: `MADV_DONTNEED`, `MADV_FREE`, the revocation of an object's pages, and
 //!    populating, which is a series of faults. Each holds a [`Visit`]: a *shared* claim on its pages. Shared claims
-//!    do not conflict with each other, nor with the claim of a fault that is served under a lock. Who changes VMAs
-//!    claims pages alone, so a visitor finds the protection, flags and object of each claimed page as they were when
-//!    it came. (The VMA around may be replaced at any time by another, with the same to say about the page.) Visitors and
-//!    faults meet at entries; see [`protocol`](crate::table::protocol).
+//!    do not conflict with each other, or with the claim of a fault that is served under a lock. An operation that changes VMAs
+//!    claims its pages exclusively. So the protection, flags and object of each claimed page do not change during a visit. (A
+//!    writer may replace the VMA at any time by another with the same values for the page.) Visits and
+//!    faults synchronise by entries; see [`protocol`](crate::table::protocol).
 //! 2. **Those that change VMAs**: `mmap`, `munmap`, `mprotect`, `mremap`, `brk`, the growth of a stack, `mlock`, advice that
-//!    sets flags. Each is a [`Writing`](super::write::Writing): a `Visit` that has claimed its pages alone.
+//!    sets flags. Each is a [`Writing`](super::write::Writing): a `Visit` with an exclusive claim on its pages.
 //! 3. **Those that change everything**: `fork`, `exit`. They are writers that claim the whole space.
 //!
 //! # How the first kind is ordered
 //!
 //! | against | order |
 //! |---|---|
-//! | a fault on the same page | by the entry: the fault finds it as it was before, or waits while it is held and comes after |
+//! | a fault on the same page | by the entry: the fault finds the old entry, or waits while the entry is busy and takes effect after the visit |
 //! | a discard, `MADV_FREE` or populating of the same page | by the entry, page by page |
-//! | `munmap`, `mprotect`, `mremap`, `mmap` over it | by the claims: wholly before or after |
+//! | `munmap`, `mprotect`, `mremap`, `mmap` over it | by the claims: completely before or after |
 //! | `fork`, `exit` | by the claims; a child sees all of it or nothing |
-//! | reclaim of lazily freed pages | by the claims: reclaim claims the whole space alone |
+//! | reclaim of lazily freed pages | by the claims: reclaim claims the whole space exclusively |
 //!
-//! `MADV_FREE` does not hold its entries: between the clean entry and the flush a CPU may store through an old
-//! translation, which leaves the entry clean. That store comes before the advice. Nobody takes the page away
+//! `MADV_FREE` does not hold its entries busy: between the clean entry and the flush a CPU may store through an old
+//! translation, which leaves the entry clean. That store takes effect before the advice. The page is not reclaimed
 //! before the flush, since reclaim waits for the claim.
 //!
-//! Revocation is asked for after the pages have left their object, and its visit begins with a full fence, that of the
-//! section. A fault that maps a page of an object looks at the object again once it has the entry, behind a full
-//! barrier. So either it finds the page gone, or the revocation finds its entry.
+//! The caller revokes pages after they have left their object. The visit begins with a full fence, that of the
+//! section. A fault that maps a page of an object checks the object again after it has taken the entry, behind a full
+//! barrier. So either the fault finds the page gone, or the revocation finds the fault's entry.
 
 use super::{Guard, Space};
 use crate::addr::VirtRange;
@@ -39,7 +39,7 @@ use crate::stat::Counter;
 use crate::sync::grace::Section;
 use crate::vm::Cpu;
 
-/// A claim on up to two ranges of a space, and a section in which to look at them.
+/// A claim on up to two ranges of a space, and a grace section in which to read them.
 pub(crate) struct Visit<'a, 'v, M: Machine> {
     pub(super) cpu: &'a Cpu<'v, M>,
     pub(super) space: &'a Space<M>,
@@ -49,7 +49,7 @@ pub(crate) struct Visit<'a, 'v, M: Machine> {
 }
 
 impl<M: Machine> Space<M> {
-    /// Claims `range` beside others who change entries. Not inside a grace section.
+    /// Makes a shared claim on `range`. Must not be called inside a grace section.
     pub(super) fn visit<'a, 'v>(
         &'a self,
         cpu: &'a Cpu<'v, M>,
@@ -64,7 +64,7 @@ impl<M: Machine> Space<M> {
 }
 
 impl<M: Machine> Visit<'_, '_, M> {
-    /// The tree as it is now.
+    /// The current tree.
     pub(super) fn view(&self) -> View<'_, Vma> {
         self.space.tree.snapshot(&self.section)
     }

@@ -1,17 +1,17 @@
-//! What every change of VMAs starts with, and ends with.
+//! A [`Writing`]: how every change of VMAs starts and ends.
 //!
-//! 1. **Claim.** [`Space::write`] claims the pages that the operation changes, and no more: alone, so that nobody else
-//!    changes them, their VMA, or their entries (but for faults without a lock). Where tables may be unlinked, that is
-//!    all that the tables span. What is chosen by a look at the tree before is looked at again, under the claim or in
-//!    the step.
-//! 2. **Step.** VMAs are split, created, merged and removed in one [short step](super::step), which sees the tree as it
-//!    is then. What surrounds the claimed pages is usable when it is over.
-//! 3. The entries of the claimed pages are changed, and the flushes paid.
-//! 4. **Finish.** What the step made stopped becomes usable.
+//! 1. **Claim.** [`Space::write`] claims exactly the pages that the operation changes. The claim is exclusive: no other CPU
+//!    changes the pages, their VMA, or their entries (except faults without a lock). Where tables may be unlinked, it covers
+//!    the whole span of the tables. A writer that chooses its ranges by reading the tree checks the choice again, under the claim
+//!    or in the step.
+//! 2. **Step.** One [short step](super::step) splits, creates, merges and removes VMAs. It reads the current
+//!    tree. After it, the VMAs around the claimed pages are unlocked.
+//! 3. The writer changes the entries of the claimed pages, and completes the flushes.
+//! 4. **Finish.** The writer unlocks the VMAs that the step made write-locked.
 //!
-//! *Invariant (claimed pages):* what a VMA says about a page — its protection, flags, object, and the page's place in it —
-//! is changed by who has claimed the page alone. So a writer may rely on what it reads about its pages. It may not rely on
-//! which VMA says so, where that begins and ends beyond the claim, or which anon_vma it has, outside of a step.
+//! *Invariant (claimed pages):* only a writer with an exclusive claim on a page changes what its VMA says about the page: its
+//! protection, flags, object, and offset in the object. So a writer may rely on what it reads about its pages. Outside of a step it
+//! may not rely on which VMA has them, where that VMA begins and ends beyond the claim, or which anon_vma it has.
 
 use super::merge::merge_later;
 use super::step::{Refused, State};
@@ -37,41 +37,41 @@ use core::cell::Cell;
 use core::ops::Deref;
 use core::ptr::NonNull;
 
-/// How often a writer claims what it chose before it claims all there is. Few where checks are to get there.
+/// How often a writer claims the ranges it chose before it claims the whole space. Small in models, so that they reach that.
 const MOST_CHOICES: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 16 };
 
 /// No range.
 pub(super) const NOWHERE: VirtRange = VirtRange { start: 0, end: 0 };
 
-/// What keeps others out.
+/// The locks that a writer holds.
 struct Held<'a> {
     locking: Policy,
     guard: Guard<'a>,
     section: Section<'a>,
     /// The version of the tree in which the ranges were chosen.
     seen: usize,
-    /// Whether it is that the space is this CPU's own.
+    /// Set if this CPU owns the space.
     owned: Option<Holding<'a>>,
 }
 
 /// The right to change one or two ranges of a space.
 pub(crate) struct Writing<'a, 'v, M: Machine> {
-    /// What it was asked to claim.
+    /// The ranges to claim, before they were widened.
     pub(super) asked: [VirtRange; 2],
-    /// The version of the tree in which that was chosen.
+    /// The version of the tree in which the ranges were chosen.
     seen: usize,
-    /// What this writer has under change.
+    /// The VMAs that this writer has under change.
     pub(super) stopped: Cell<UnderChange>,
-    /// Whether it has stopped all VMAs.
+    /// Whether it has write-locked all VMAs.
     stopped_all: Cell<bool>,
-    /// What it removed as the owner, in order.
+    /// The VMAs that it removed as the owner, in order.
     pub(super) gone: Cell<RetireChain>,
-    /// What it cut off private anonymous VMAs as the owner, last.
+    /// The ranges that it last cut off private anonymous VMAs as the owner.
     pub(super) cut: Cell<[VirtRange; 2]>,
     locking: Policy,
     visit: Visit<'a, 'v, M>,
-    /// That this CPU holds the space as its [owner](crate::sync::owner): then there is nobody to be kept out, nothing is
-    /// stopped, and the tree is edited in place.
+    /// Set if this CPU holds the space as its [owner](crate::sync::owner): then the writer write-locks no VMA,
+    /// and edits the tree in place.
     owned: Option<Holding<'a>>,
 }
 
@@ -84,7 +84,7 @@ impl<'a, 'v, M: Machine> Deref for Writing<'a, 'v, M> {
 }
 
 impl<M: Machine> Space<M> {
-    /// Claims `ranges`, widened to multiples of `align`. Not inside a grace section.
+    /// Claims `ranges`, widened to multiples of `align`. Must not be called inside a grace section.
     #[inline(always)]
     pub(super) fn write<'a, 'v>(
         &'a self,
@@ -123,7 +123,7 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// [`write`](Self::write) by the owner of the space, if that is this CPU: it claims nothing, and waits for nobody.
+    /// [`write`](Self::write) by the owner of the space, if that is this CPU: it makes no claim, and does not wait.
     #[inline(always)]
     pub(super) fn write_alone<'a, 'v>(
         &'a self,
@@ -136,7 +136,7 @@ impl<M: Machine> Space<M> {
         Some(Writing::new(cpu, self, ranges, claimed, held))
     }
 
-    /// Holds the space, if it is this CPU's own. Then nothing is claimed.
+    /// Holds the space, if this CPU owns it. Then the writer makes no claim.
     #[inline(always)]
     fn hold<'a>(&'a self, cpu: &'a Cpu<'_, M>) -> Option<Held<'a>> {
         let owner = &self.core.owner;
@@ -152,11 +152,11 @@ impl<M: Machine> Space<M> {
             return None;
         }
         if cpu.vm().grace.is_inside(cpu.id()) {
-            // As in a closure that is told of areas, in whose view nothing changes.
+            // For example in a closure that lists areas: its view of the tree must not change.
             return None;
         }
         let locking = self.locking(cpu);
-        // The baselines take their lock all the same: its cost is what they are there to show.
+        // The baselines take their lock all the same: they exist to show its cost.
         let coarse = (locking != Locking::Speculative).then(|| self.lock_all(cpu));
         let owned = owner.hold(cpu.id())?;
         cpu.count(Counter::OwnerWrite);
@@ -174,17 +174,17 @@ impl<M: Machine> Space<M> {
         self.claim(cpu, claimed, leave)
     }
 
-    /// As [`write`](Self::write), the ranges that `choose` finds in the tree. It is asked before they are claimed,
-    /// and again under the claim if the tree has changed since: what it answered last holds. Where that needs
-    /// more than is claimed, all starts over. A step that relies on the whole tree asks once more, if the tree has
-    /// changed since ([`is_outdated`](Writing::is_outdated)); then its caller comes again, with one more of `tries`.
+    /// As [`write`](Self::write), for the ranges that `choose` finds in the tree. `choose` runs before they are claimed,
+    /// and again under the claim if the tree has changed since; its last result holds. If that result needs
+    /// more than is claimed, the writer starts over. A step that relies on the whole tree chooses once more if the tree has
+    /// changed since ([`is_outdated`](Writing::is_outdated)); then its caller calls again, with `tries` one higher.
     ///
-    /// *Bound.* A start is in vain only if another operation has changed the answer, and so got on; one that
-    /// changes the tree elsewhere costs no more than another look. Who is overtaken [`MOST_CHOICES`] times
-    /// claims the whole space, which the range lock grants in its turn, and then whatever is chosen is claimed.
+    /// *Bound.* An attempt fails only if another operation changed the choice, and so made progress. An operation that
+    /// changes the tree elsewhere costs no more than another read. After [`MOST_CHOICES`] attempts the writer
+    /// claims the whole space, which the range lock grants in its turn, and which covers every choice.
     ///
     /// # Errors
-    /// What `choose` returns.
+    /// The error of `choose`.
     #[inline(always)]
     pub(super) fn write_where<'a, 'v, E>(
         &'a self,
@@ -221,7 +221,7 @@ impl<M: Machine> Space<M> {
             let claimed = ranges.map(|range| range.widen(align));
             tries += 1;
             let mut section = Some(section);
-            // Nothing is waited for in a section.
+            // A CPU must not wait inside a section.
             let guard =
                 coarse.unwrap_or_else(|| self.claim_alone(cpu, claimed, || drop(section.take())));
             if self.locking_in_force() != locking {
@@ -281,18 +281,18 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         &self.visit
     }
 
-    /// The VMA at `addr`, as it is now.
+    /// The VMA at `addr` in the current tree.
     pub(super) fn vma_at(&self, addr: u64) -> Option<&Vma> {
         // SAFETY: VMAs in a view live as long as the section, which lives as long as `self`.
         self.view().at(addr).map(|entry| unsafe { entry.value.as_ref() })
     }
 
-    /// Whether `view` is another than that in which the ranges were chosen.
+    /// Whether `view` differs from the version in which the ranges were chosen.
     pub(super) fn is_outdated(&self, view: &View<'_, Vma>) -> bool {
         !self.owns() && view.version() != self.seen
     }
 
-    /// Whether others may use the space meanwhile.
+    /// Whether other CPUs may use the space meanwhile.
     pub(super) fn has_company(&self) -> bool {
         if self.owns() {
             return false;
@@ -307,7 +307,8 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         until(self.cpu, || self.vma_at(addr).is_none_or(|vma| vma.sequence.read().is_some()));
     }
 
-    /// Stops all VMAs: no fault without a lock succeeds in any, until this writer has finished. It has claimed the whole space.
+    /// Write-locks all VMAs: no fault without a lock succeeds in any, until this writer has finished. It must have claimed the whole
+    /// space.
     pub(super) fn stop_all(&self) {
         if self.owns() {
             return;
@@ -317,7 +318,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         Sequence::writer_fence();
     }
 
-    /// Stops `vma`, which is running. [`Sequence::writer_fence`] must follow.
+    /// Write-locks `vma`, which must be unlocked. [`Sequence::writer_fence`] must follow.
     pub(super) fn stop_one(&self, vma: &Vma) {
         if self.locking == Locking::PerVma {
             vma.lock.write(self.cpu);
@@ -326,7 +327,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         vma.root.seal();
     }
 
-    /// Lets `vma`, which this writer has stopped, run again.
+    /// Unlocks `vma`, which this writer has write-locked.
     pub(super) fn resume(&self, vma: &Vma) {
         vma.root.unseal();
         vma.sequence.end_write();
@@ -340,8 +341,8 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         self.under_change().any(|change| change == vma)
     }
 
-    /// Lets what is under change run: its entries are as it says, and flushed. What was kept from its neighbours merges
-    /// with them, if it can.
+    /// Unlocks the VMAs under change, whose entries must be up to date and flushed, and merges them with the neighbours
+    /// with which their merge was deferred, if possible.
     #[inline]
     pub(super) fn finish(&self) {
         if self.stopped.get().is_some() {
@@ -353,15 +354,15 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     fn finish_all(&self) {
         for change in self.under_change() {
             if !self.has_stopped(change) {
-                // An earlier one has merged with it.
+                // A VMA finished earlier has merged with it.
                 continue;
             }
             // SAFETY: in the tree until this writer replaces it, and valid as long as the section.
             let vma = unsafe { change.as_ref() };
-            // Without memory they stay apart.
+            // Without memory they stay separate.
             while self.finish_one(vma) == Ok(true) {}
             if self.has_stopped(change) {
-                // Only under the lock of the tree: whoever looks there finds what is under change so until his step is over.
+                // Only under the lock of the tree: so what a step finds under change stays under change until that step ends.
                 let resumed = self.step_versions(|_| {
                     self.run(vma);
                     Ok(())
@@ -372,25 +373,25 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         self.stopped.set(None);
     }
 
-    /// Merges two VMAs of those that have become one with `vma`, which is under change by this writer; or was. If there are
-    /// none, lets it run. Returns whether there were.
+    /// Merges the next two of the VMAs that can merge with `vma`, which is or was under change by this writer. If there are
+    /// none, unlocks `vma`. Returns whether there were.
     fn finish_one(&self, vma: &Vma) -> Result<bool, Errno> {
         self.step_versions(|step| {
             let merged = self.merge_next(step, vma.area.range.start)?;
             if !merged && self.has_stopped(NonNull::from(vma)) {
-                // Under the lock of the tree: who leaves a VMA alone because it is under change has published by now.
+                // Under the lock of the tree: a writer that did not merge with `vma` because it is under change has published by now.
                 self.run(vma);
             }
             Ok(merged)
         })
     }
 
-    /// Merges what became one with the VMA at `addr` and could not merge when it was finished, as far as there is memory now.
+    /// Merges the VMAs that can merge with the one at `addr`, and did not when it was finished, as far as memory permits.
     pub(super) fn merge_at(&self, addr: u64) {
         while self.step_versions(|step| self.merge_next(step, addr)) == Ok(true) {}
     }
 
-    /// Merges the next two of the VMAs around `addr` that are to be one. Returns whether there were any.
+    /// Merges the next two of the VMAs around `addr` that can merge. Returns whether there were any.
     fn merge_next(&self, step: &mut Versions<'_, '_, '_, M>, addr: u64) -> Result<bool, Refused> {
         let next = self.next_merge(&step.view(), addr);
         if let Some(range) = next {
@@ -399,7 +400,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         Ok(next.is_some())
     }
 
-    /// Lets `vma`, which is under change by this writer, run: that is over, and another may merge with it.
+    /// Unlocks `vma`, which is under change by this writer: from then on another writer may merge with it.
     fn run(&self, vma: &Vma) {
         self.resume(vma);
         let others = |all: [Option<NonNull<Vma>>; 4]| {
@@ -408,8 +409,8 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         self.stopped.set(self.stopped.get().map(others));
     }
 
-    /// Which VMA is to [merge](Versions::merge) with its neighbours next, of those around `addr` that are to be one, in the
-    /// order in which they lie. One that another writer has under change merges when that finishes it.
+    /// The VMA that must [merge](Versions::merge) with its neighbours next, of those around `addr` that can merge, in
+    /// address order. One that another writer has under change merges when that writer finishes.
     fn next_merge(&self, view: &View<'_, Vma>, addr: u64) -> Option<VirtRange> {
         // SAFETY: VMAs in a view live as long as the section.
         let near = |addr| view.at(addr).map(|entry| unsafe { entry.value.as_ref() });
@@ -422,14 +423,14 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
             && merge_later(below, vma)
             && !is_busy(below)
         {
-            // The one above the lowest, which prefers that to the one above.
+            // The one above the lowest, which merges with the lowest rather than with the one above.
             next = Some(vma.area.range);
             vma = below;
         }
         next
     }
 
-    /// Refuses more VMAs than a space may have: for that there is no remedy.
+    /// The error for more VMAs than a space may have: `ENOMEM` that reclaim cannot prevent.
     #[cold]
     pub(super) fn refuse_count(&self) -> Refused {
         self.cpu.state().crowded.set(true);
@@ -459,7 +460,7 @@ pub(super) fn make_vma(
     })?;
     if state == State::Stopped {
         vma.sequence.begin_write();
-        // A fault under a claim of another page of it would set one behind the writer's back.
+        // A fault under a claim of another of its pages would otherwise set one that the writer does not see.
         vma.root.seal();
     }
     Ok(vma)
@@ -473,7 +474,7 @@ impl<M: Machine> Drop for Writing<'_, '_, M> {
             self.finish();
         }
         if self.owns() {
-            // SAFETY: removed from the tree, which nobody but this CPU has read since.
+            // SAFETY: removed from the tree, which no other CPU has read since.
             unsafe { self.cpu.leave_gone(self.gone.take()) };
         }
     }
