@@ -218,7 +218,7 @@ fn audit_space<M: Machine>(
             }
             if entry.is_special() {
                 if entry.is_writable() {
-                    return wrong("the page of zeros is writable");
+                    return wrong("the zero page is writable");
                 }
                 return Ok(());
             }

@@ -655,7 +655,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
         }
     }
 
-    /// Makes `call`, one of a space's, for the thread that `thread` belongs to: what its faults mapped ahead
+    /// Makes `call`, one of a space's, for the thread that `thread` belongs to: what its faults prefaulted
     /// in the pages that the call takes away is judged before they go, while it can be seen whether they were
     /// used.
     pub fn for_thread<R>(&self, thread: &ThreadStreams, call: impl FnOnce() -> R) -> R {

@@ -17,7 +17,7 @@ use crate::table::entry::Entry;
 use crate::table::protocol;
 
 impl<M: Machine> Attempt<'_, '_, M> {
-    /// A read (or instruction fetch) of memory never written: the page of zeros, which nobody counts
+    /// A read (or instruction fetch) of memory never written: the zero page, which is not counted
     /// and which needs no reverse map. `None`: another CPU changed the entry first.
     #[inline(always)]
     pub(super) fn read_untouched(self, slot: &AtomicU64) -> Result<Option<FaultKind>, Abort> {
@@ -34,7 +34,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         Ok(Some(FaultKind::ZeroPage))
     }
 
-    /// A write to memory never touched: a fresh page of zeros, under the reverse-map root numbered
+    /// A write to an untouched page: a new zeroed page, under the anon_vma numbered
     /// `root`.
     #[inline(always)]
     pub(super) fn write_untouched(
@@ -68,7 +68,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         self.vma.leaf.of(frame)
     }
 
-    /// The number of the VMA's reverse-map root, made now if there is none: an anonymous page is
+    /// The number of the VMA's anon_vma, made now if there is none: an anonymous page is
     /// about to be created.
     ///
     /// No lock is needed to make it. The neighbours are looked at in the tree's present version;

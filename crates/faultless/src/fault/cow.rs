@@ -1,4 +1,4 @@
-//! A write to a page that is mapped read-only in a VMA that may be written: copy-on-write, or
+//! A write to a page that is mapped read-only in a writable VMA: copy-on-write, or
 //! reuse by the last owner.
 
 use super::{Attempt, FaultKind, overtaken};

@@ -2,12 +2,12 @@
 //!
 //! [`Space::fault`] decides what the fault may hold — nothing, a VMA's lock, the space's lock, or a
 //! range lock on one page — and finds the VMA. From there on there is one path, [`Attempt::serve`]:
-//! walk, publish missing tables, look at the entry, do the slow work, take the entry, ask the
-//! [ticket](ticket::Ticket) whether the answer stands, install. An attempt that holds nothing and is
-//! in any doubt gives up, leaving no trace, and hands the page that it prepared to the attempt under a
-//! lock. Only under a lock is a fault answered with SIGSEGV, SIGBUS or out-of-memory.
+//! walk, publish missing tables, read the entry, do the slow work, take the entry, validate the
+//! [ticket](ticket::Ticket), install. An attempt that holds nothing aborts whenever it is
+//! unsure, changes nothing, and hands the page that it prepared to the attempt under a
+//! lock. Speculation never raises a fatal signal: only under a lock does a fault end with SIGSEGV, SIGBUS or out-of-memory.
 //!
-//! A thread whose faults follow each other gets pages before it asks for them: [`prefault`].
+//! A thread that faults in sequence gets prefaulted pages: see [`prefault`].
 //!
 //! A successful speculative fault writes one cache line that other CPUs may be using: that of the
 //! entry. (One that maps more pages than its own writes the lines of all their entries, and where they are
@@ -74,7 +74,7 @@ const MOST_LOOKS: u32 = 4;
 struct Asked<'a> {
     page: u64,
     access: Access,
-    /// The thread whose faults are expected; none where nothing is to be mapped ahead.
+    /// The faulting thread's predictor; none where prefault is off.
     ahead: Option<&'a ThreadStreams>,
 }
 
@@ -89,7 +89,7 @@ enum Grow {
 /// How a fault was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultKind {
-    /// The page of zeros.
+    /// The zero page.
     ZeroPage,
     /// A fresh page.
     Anon,
@@ -499,7 +499,7 @@ impl<M: Machine> Space<M> {
             Abort::TooManyMappings => Refusal::TooManyMappings,
             // Another part of the VMA was changed: this one takes no anon_vma any more.
             Abort::VmaChanged => Refusal::Overtaken,
-            // A ticket under a lock stands, and no abort is left that it could meet.
+            // A ticket under a lock is always valid, and the attempt has no other reason left to abort.
             _ => Refusal::Forbidden,
         })
     }

@@ -1,11 +1,11 @@
 //! The first touch of a page that a VMA has of an object, and of its neighbours.
 //!
-//! A read maps, besides its own page, those around it that the object has already: a block of up to
+//! A read also maps the pages around its own that the object has already: a block of up to
 //! `fault_around_pages` pages, aligned to its size, as far as it lies in the VMA and in one table of the
-//! object. All their entries are taken, the ticket is asked once, and all are committed or reverted:
-//! between each compare-and-swap and the look at the sequence stands a full barrier, so for each entry
-//! the protocol holds as if it were alone. Nobody waits while holding them; an entry that another CPU
-//! has is left to it.
+//! object. The fault takes all their entries, validates the ticket once, and commits or reverts all of them.
+//! A full barrier is between each compare-and-swap and the read of the sequence, so the protocol holds for each entry
+//! by itself. The fault does not wait while it holds them; it skips an entry that another CPU
+//! holds.
 
 use super::{Access, Attempt, FaultKind, overtaken};
 use crate::fault::prepared::Prepared;
@@ -95,7 +95,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     }
 
     /// A write to a page of a private mapping that was never touched: a copy of the object's page, or,
-    /// where the object has none, a fresh page of zeros.
+    /// where the object has none, a new zeroed page.
     #[inline(always)]
     pub(super) fn copy_object_page(
         self,

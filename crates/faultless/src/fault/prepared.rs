@@ -1,17 +1,17 @@
-//! The frame that a fault prepared and has not installed: it goes from an attempt that was given up
-//! to the one that follows, and back to the allocator when the fault is over.
+//! The frame that a fault prepared and has not installed: an aborted attempt passes it
+//! to the next one, and the end of the fault frees it.
 
 use crate::frame::{Clean, Frame, Zeroed};
 use crate::machine::Machine;
 use crate::vm::Cpu;
 
-/// At most one frame, prepared as far as it was.
+/// At most one frame, with the state of its preparation.
 #[derive(Debug, Default)]
 pub enum Prepared {
     /// None.
     #[default]
     Nothing,
-    /// A frame of anything.
+    /// A frame with arbitrary contents.
     Clean(Frame<Clean>),
     /// A frame of zeros.
     Zeroed(Frame<Zeroed>),

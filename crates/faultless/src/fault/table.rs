@@ -1,5 +1,5 @@
-//! A missing table, put in place by the fault that needs it: the same protocol and the same
-//! validation as for a page.
+//! Publishes a missing table in the fault that needs it, by the same protocol and the same
+//! validation as a page.
 
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::{Abort, Ticket};

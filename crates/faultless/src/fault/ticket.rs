@@ -1,28 +1,29 @@
-//! How a fault's answer is validated, and why it may be given up.
+//! How a fault validates its answer, and why an attempt aborts.
 
 use crate::space::vma::Vma;
 use crate::stat::{Counter, Point};
 
-/// What makes the answer of a fault true at the moment it is installed.
+/// What proves that a fault's answer still holds: the VMA's sequence has not changed, or a lock is held. A fault *validates*
+/// its ticket when it has taken the entry; the ticket is then *valid*, or the attempt aborts.
 ///
 /// Two words, so that it travels in registers.
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket<'a> {
-    /// The VMA whose sequence was `seen`, and must be so still; or none, when a lock is held.
+    /// The VMA whose sequence was `seen`, and must not have changed; none if a lock is held.
     vma: Option<&'a Vma>,
     /// Without a VMA: [`VMA_LOCK`], [`SPACE_LOCK`] or [`PAGE_LOCK`].
     seen: u64,
 }
 
-/// The VMA's lock is held: writers of the VMA are out, its neighbours may change.
+/// The VMA's lock is held: it excludes writers of the VMA; its neighbours may change.
 const VMA_LOCK: u64 = 1;
-/// A lock is held that keeps all writers out.
+/// A lock is held that excludes all writers.
 const SPACE_LOCK: u64 = 3;
-/// A lock is held that keeps writers of this page out; others may change the pages beside it.
+/// A lock is held that excludes writers of this page; others may change the pages beside it.
 const PAGE_LOCK: u64 = 5;
 
 impl<'a> Ticket<'a> {
-    /// A ticket without a lock: good while the sequence of `vma` is `seen`.
+    /// A ticket without a lock: valid while the sequence of `vma` is `seen`.
     #[inline(always)]
     pub const fn speculative(vma: &'a Vma, seen: u64) -> Self {
         Self { vma: Some(vma), seen }
@@ -33,7 +34,7 @@ impl<'a> Ticket<'a> {
         Self { vma: None, seen: VMA_LOCK }
     }
 
-    /// A ticket under a lock that keeps everybody out who could change the mapping.
+    /// A ticket under a lock that excludes every operation that could change the mapping.
     pub const fn held() -> Self {
         Self { vma: None, seen: SPACE_LOCK }
     }
@@ -43,40 +44,40 @@ impl<'a> Ticket<'a> {
         Self { vma: None, seen: PAGE_LOCK }
     }
 
-    /// Whether what it says of the page it says of those beside it in the VMA, too.
+    /// Whether it also holds for the other pages of the VMA.
     pub const fn is_of_neighbours(self) -> bool {
         self.vma.is_some() || self.seen != PAGE_LOCK
     }
 
-    /// Whether the answer still stands. Called with the entry held, which makes a yes final: a
-    /// writer that comes later waits for the entry.
+    /// Validates the ticket: whether the answer still holds. The caller holds the entry, so `true` is final: a
+    /// later writer waits for the entry.
     #[inline(always)]
     pub fn stands(self) -> bool {
         self.vma.is_none_or(|vma| vma.sequence.unchanged(self.seen))
     }
 
-    /// Whether it is held up by a VMA lock alone.
+    /// Whether its only lock is a VMA lock.
     pub const fn is_vma_lock(self) -> bool {
         self.vma.is_none() && self.seen == VMA_LOCK
     }
 }
 
-/// Why an attempt was given up. Nothing of it is left behind.
+/// Why an attempt aborted. It has changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Abort {
     /// The VMA is missing, being changed, or was changed meanwhile.
     VmaChanged,
-    /// The VMA has no reverse-map root and this attempt may not make one.
+    /// The VMA has no anon_vma and this attempt may not make one.
     NoAnon,
-    /// Something that attempts of this kind do not deal with.
+    /// A case that attempts of this kind do not serve.
     NotSupported,
     /// The VMA seems to forbid the access.
     Access,
     /// A table above the entry changed.
     TableChanged,
-    /// No frame could be had without waiting.
+    /// No frame was available without waiting.
     NoMemory,
-    /// The heap had no room for a reverse-map root.
+    /// The heap was exhausted when an anon_vma was needed.
     NoHeap,
     /// The page lies beyond the end of its object.
     BeyondObject,
@@ -85,7 +86,7 @@ pub enum Abort {
 }
 
 impl Abort {
-    /// Where a speculation given up for this reason is counted.
+    /// The counter of speculations aborted for this reason.
     pub(crate) const fn counter(self) -> Counter {
         match self {
             Self::VmaChanged => Counter::SpfVmaChanged,
@@ -97,7 +98,7 @@ impl Abort {
         }
     }
 
-    /// The trace point that tells of it, where the field has one.
+    /// The trace point for it, if one was published.
     pub(crate) const fn point(self) -> Option<Point> {
         match self {
             Self::VmaChanged => Some(Point::VmaChanged),

@@ -1,23 +1,23 @@
-//! Pages by index, shared by all who map them, and read and written by a kernel: what a memory file
-//! system, System V shared memory and shared anonymous mappings are made of.
+//! Memory objects: pages by index, shared by all mappings, and read and written by the kernel. A memory file
+//! system, System V shared memory and shared anonymous mappings are made of them.
 //!
 //! An object finds its pages through a page table of its own, in which the "address" is the byte
 //! offset: the same walk, the same entry protocol and the same publication of tables as a space. A
-//! page that is not there yet is put in place by whoever needs it first, without a lock. The object
-//! holds one reference to each of its pages, each mapping one more, and so does whoever copies to or
-//! from one at the moment. So a page leaves the object at any time, and its frame is freed by who
-//! puts the last reference.
+//! missing page is added by the first CPU that needs it, without a lock. The object
+//! holds one reference to each of its pages, each mapping one more, and each copy in progress to or
+//! from a page one more. So a page may leave the object at any time; dropping the last reference frees
+//! its frame.
 //!
 //! # The length is the sequence
 //!
 //! Shrinking stores the new length, issues a full fence, and then empties the entries beyond, waiting
-//! for busy ones. Who puts a page in place takes the entry (a full fence) and then looks at the length
-//! again. At least one of them sees the other, as with a VMA's sequence: no page is beyond the end.
+//! for busy ones. A CPU that adds a page takes the entry (a full fence) and then reads the length
+//! again. At least one of them sees the other's store, as with a VMA's sequence: no page is beyond the end.
 //!
 //! # References
 //!
-//! Who finds a page takes a reference, unless there is none left, and then looks at the object's entry
-//! again: if it names the frame still, the reference is to the right frame, and keeps it the right one.
+//! A CPU that finds a page takes a reference, unless the count is zero, and then reads the object's entry
+//! again: if the entry still names the frame, the reference is to the right frame, and keeps it there.
 //!
 //! # Truncation
 //!
@@ -26,8 +26,8 @@
 //!    has its entry busy, and is waited for, or finds, once it has the entry, that the page has left. The pages are
 //!    gone everywhere.
 //!
-//! Between the two programs use what they had mapped, as if they had been faster. The object must not grow
-//! before the end of the second: it drops private copies too, and those of pages that were added are new.
+//! Between the two steps programs may use what they had mapped, as if they had run before the truncation. The object must not grow
+//! before step 2 ends: that step drops private copies too, and would drop new copies of pages that were added.
 //!
 //! A hole is made the same way, by [`free_pages`](Object::free_pages) and `revoke`, which then
 //! [keeps](crate::Copies::Keep) private copies.

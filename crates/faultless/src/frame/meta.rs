@@ -1,10 +1,10 @@
-//! What is known of each frame: one cache line, indexed by frame number.
+//! The metadata of each frame: one cache line, indexed by frame number.
 //!
-//! # Whose line it is
+//! # Ownership of the line
 //!
-//! The metadata of a frame belongs to whoever owns the frame: the node's buddy allocator (under its
+//! The metadata of a frame belongs to the owner of the frame: the node's buddy allocator (under its
 //! lock), one CPU's list, the holder of a [`Frame`](super::Frame) value, or, once it is published,
-//! everybody who has a mapping or a reference. A line holds the metadata of one frame only, so a
+//! every holder of a mapping or a reference. A line holds the metadata of one frame only, so a
 //! fault that installs a fresh frame writes its metadata without writing a line that another CPU
 //! uses; plain stores suffice, because the release store of the page-table entry that publishes the
 //! frame's number publishes them too.
@@ -42,7 +42,7 @@ pub enum Use {
     Anon = 6,
     /// A page of an object.
     Shared = 7,
-    /// The page of zeros that untouched memory reads.
+    /// The zero page, which reads of untouched memory map.
     Zero = 8,
     /// Unlinked, waiting for a grace period to end.
     Retired = 9,

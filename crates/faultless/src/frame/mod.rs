@@ -1,7 +1,7 @@
-//! Frames: physical memory, who has it, and what is owed on it.
+//! Frames: physical memory, its owners, and its pending flushes.
 //!
 //! Memory lies in *nodes* (tiers, or sockets), the nearest and fastest first. Each node has a
-//! buddy allocator (`buddy.rs`) and a [pool of zeroed frames](zeroed) under one lock; each CPU keeps short
+//! buddy allocator (`buddy.rs`) and a [pool of pre-zeroed frames](zeroed) under one lock; each CPU keeps short
 //! lists (`percpu.rs`) of frames above them, so that allocating and freeing a frame usually touches
 //! nothing but such a list and the frame's own [line of metadata](meta). Many at a time come as a
 //! [`Run`]. A frame out of the allocators is a value,
@@ -10,7 +10,7 @@
 //!
 //! ```text
 //!  pool ⇄ CPU's list of zeroed frames ⇄ Frame<Zeroed> ─┐
-//!   ↑ zeroed ahead                         ↑ zeroed     ↓
+//!   ↑ pre-zeroed                           ↑ zeroed     ↓
 //! buddy ⇄ CPU's list of others ⇄────── Frame<Clean> → publish → mapped, refs ≥ 1
 //!                                          ↑                       | put_ref = 0, reclaim
 //!                                          └─ settle ─ Frame<Owed> ┘

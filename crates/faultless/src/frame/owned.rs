@@ -1,7 +1,8 @@
-//! Frames as values: owned by one holder, mapped nowhere, and of a type that says what is owed.
+//! Frames as values: owned by one holder, mapped nowhere, and of a type that says whether a TLB flush is pending (`Owed`) or
+//! complete (`Clean`, `Zeroed`).
 //!
-//! A frame that was mapped may live on in some CPU's TLB after its entry is gone. Until every such
-//! CPU has flushed, nobody may own the frame anew (law 1), so a frame that comes out of a page table
+//! A CPU's TLB may hold a translation to a frame after its entry is gone. Until every such
+//! CPU has flushed, the frame must not get a new owner (law 1), so a frame that comes out of a page table
 //! is a `Frame<Owed>`, which can only be kept or [settled](Frame::settle). What allocation hands out
 //! and what freeing, zeroing and publishing take is a [`Settled`] frame:
 //!
@@ -22,10 +23,10 @@ use crate::machine::Machine;
 use core::fmt;
 use core::marker::PhantomData;
 
-/// Stale translations to the frame may exist.
+/// A TLB flush is pending: stale translations to the frame may exist.
 #[derive(Debug)]
 pub enum Owed {}
-/// No translation to the frame exists; its bytes are of no meaning.
+/// No translation to the frame exists; its contents are arbitrary.
 #[derive(Debug)]
 pub enum Clean {}
 /// No translation to the frame exists; its bytes are zero.

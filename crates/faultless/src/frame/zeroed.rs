@@ -1,23 +1,23 @@
-//! Frames that are zero before anybody asks for them.
+//! Pre-zeroed frames.
 //!
 //! Each node keeps a *pool* of zeroed frames beside its other free ones, under the same lock: a second
-//! [buddy allocator](Buddy), whose blocks merge with their like. Who has time takes blocks
+//! [buddy allocator](Buddy), whose blocks merge only with each other. Background zeroing takes blocks
 //! from the one, zeroes them, and puts them into the other, a [run](RUN) at a time
-//! ([`Frames::zero_run`]); who needs zeroed frames takes a batch of them to its CPU's list
+//! ([`Frames::zero_run`]). A CPU that needs zeroed frames moves a batch of them to its own list
 //! ([`Frames::alloc_zeroed`]).
 //!
-//! *A pool costs nobody a frame.* What is in a pool is free: it is not counted as taken, a refill of a
-//! CPU's list takes it when the node has nothing else, blocks are cut from it, and it is merged
-//! back into the rest when a block cannot be found otherwise. Only the run that somebody is zeroing
-//! counts as out meanwhile, as does what lies on a CPU's list. Runs are not begun while memory is
+//! *A pool makes no allocation fail.* Frames in a pool are free: they are not counted as taken, a refill of a
+//! CPU's list takes them when the node has no others, blocks are split from the pool, and the pool is merged
+//! back into the rest if no block is found otherwise. Only the run that a CPU is zeroing
+//! counts as taken meanwhile, as do the frames on a CPU's list. No run begins while memory is
 //! [short](Frames::is_short).
 //!
-//! *What was zeroed ahead is cold.* It was stored past the caches, or long ago. So the beginning of a frame
-//! that is taken from a pool is asked for at once, and comes while its entry is made.
+//! *Pre-zeroed frames are not in the caches.* They were zeroed by non-temporal stores, or long ago. So the beginning of a frame
+//! that is taken from a pool is prefetched at once, while its entry is made.
 //!
-//! *The near one first.* A fault zeroes a frame of the nearest node that has any rather than take
-//! a zeroed one from farther away: it saves the zeroing once, and would pay for the distance as long as
-//! the page lives.
+//! *The nearest node first.* A fault zeroes a frame of the nearest node that has any rather than take
+//! a pre-zeroed one from farther away: that would save the zeroing once, but cost the distance as long as
+//! the page is mapped.
 
 use super::buddy::Buddy;
 use super::meta::Kind;

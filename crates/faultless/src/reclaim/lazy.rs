@@ -9,10 +9,10 @@
 //!
 //! # Reclaim
 //!
-//! Who needs frames takes one space after the other from the list. In it:
+//! A CPU that needs frames goes through the spaces of the list. In each:
 //!
-//! 1. it locks the whole space against writers and locked faults, whatever the policy. It stops no VMA, so
-//!    faults without a lock go on;
+//! 1. it locks the whole space against writers and locked faults, whatever the policy. It write-locks no VMA, so
+//!    faults without a lock proceed;
 //! 2. it takes entries of lazily freed pages, each by a compare-and-swap from the value that was not dirty.
 //!    So no store has gone through the entry. None will, for it is busy: a CPU that cached the translation
 //!    has to look at the entry again before it stores, because it cached it not dirty. The advice has dropped
@@ -26,9 +26,9 @@
 //!
 //! # The end of a space
 //!
-//! A space may be moved by its owner, and be reclaimed from by who never heard of it. So what reclaim needs
-//! of it is in its [`Core`], which it shares with the list. The tables are freed when the space
-//! ends: that takes it off the list and waits until nobody [is at work](Lazy::users) there. (A space that is
+//! The owner of a [`Space`](crate::Space) may move the value, while other CPUs reclaim in it. So the state that reclaim needs
+//! is in its [`Core`], which it shares with the list. The tables are freed when the space
+//! ends: that takes it off the list and waits until no CPU [reclaims](Lazy::users) there. (A space that is
 //! dropped without being ended keeps its tables, and stays on the list.)
 
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};

@@ -1,16 +1,16 @@
-//! Frames for who has run out of them.
+//! Reclaim: frees frames when a CPU has run out of them.
 //!
-//! When a CPU finds no free frame, it looks for frames that nobody needs, in this order, and goes on as soon
+//! When a CPU finds no free frame, it frees frames in this order, and stops as soon
 //! as there is one:
 //!
 //! 1. what any CPU has retired: it waits for a grace period, after which all of that is free;
 //! 2. lazily freed pages, of any space ([`lazy`]).
 //!
-//! Only when there are none of these either is the answer that memory is out. What other CPUs keep in their
-//! own lists of free frames is not found (see [`frame`](crate::frame)).
+//! The operation fails as out of memory only if there are none of these either. Free frames in the lists of other CPUs
+//! are not found (see [`frame`](crate::frame)).
 //!
-//! All of this waits for other CPUs. So it is done while nothing is held, and not in a grace section: a fault
-//! gives up its lock first, a call returns from its locks and begins again.
+//! All of this waits for other CPUs. So the CPU must hold nothing, and must not be in a grace section: a fault
+//! releases its lock first, and a call releases its locks and starts again.
 
 pub(crate) mod lazy;
 

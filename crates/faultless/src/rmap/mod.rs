@@ -1,12 +1,12 @@
-//! Reverse-map roots: where to start looking for who maps an anonymous frame.
+//! anon_vma, the reverse-map anchor (a *root* in the code): it leads from an anonymous frame to the VMAs that may map it.
 //!
 //! An [`AnonVma`] is shared by the VMAs that may map the anonymous pages made under it: the pieces
 //! of a VMA that was split, and neighbours that may merge again. A VMA has none until its first
-//! anonymous page is made. A forked child gets roots of its own that keep the parent's alive,
+//! anonymous page is made. A forked child gets anon_vmas of its own that keep the parent's alive,
 //! because its pages still name those.
 //!
-//! *Invariant (a root outlives its pages):* a frame names a root only while it is mapped in a VMA
-//! that owns the root, or owns a descendant of it.
+//! *Invariant (an anon_vma outlives its pages):* a frame names an anon_vma only while it is mapped in a VMA
+//! that holds a reference to it, or to a descendant of it.
 
 use crate::error::OutOfMemory;
 use crate::heap::Shared;
@@ -15,17 +15,17 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
 
-/// A reverse-map root.
+/// An anon_vma.
 #[derive(Debug)]
 pub struct AnonVma {
     parent: Option<Root>,
 }
 
-/// An owner of a reverse-map root.
+/// A counted reference to an anon_vma.
 pub type Root = Shared<AnonVma>;
 
 impl AnonVma {
-    /// A root without a parent, or a forked child's.
+    /// An anon_vma without a parent, or a forked child's.
     ///
     /// # Errors
     /// [`OutOfMemory`] when the heap is exhausted.

@@ -113,7 +113,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         result
     }
 
-    /// The child's VMA, with a reverse-map root of its own under the parent's.
+    /// The child's VMA, with an anon_vma of its own under the parent's.
     fn copy_vma(&self, vma: &Vma) -> Result<Box<Vma>, OutOfMemory> {
         let root = match vma.root.get() {
             Some(parent) if has_private_pages(vma) => Some(AnonVma::try_new(Some(parent))?),
@@ -175,7 +175,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                     }
                     shared += 1;
                 }
-                // What was mapped ahead in vain is the parent's to account for.
+                // Unused prefaulted pages count for the parent.
                 theirs[at].store(new.used().0, Ordering::Release);
             }
             if behind != 0 && !lost(Mutant::ForkFlush) {

@@ -30,9 +30,9 @@ pub struct AreaInfo {
     pub tag: u64,
     /// `[heap]`, `[stack]`, `/dev/zero (deleted)` or nothing; nothing where there is a tag.
     pub name: &'static str,
-    /// Pages of it that are there: of its own, or of its object; not the page of zeros.
+    /// Its resident pages: private ones, or those of its object; not the zero page.
     pub resident: u64,
-    /// Pages of it that show the page of zeros.
+    /// Its pages that map the zero page.
     pub zero: u64,
 }
 
@@ -41,7 +41,7 @@ pub struct AreaInfo {
 pub struct PageInfo {
     /// The frame.
     pub frame: FrameNumber,
-    /// What that is; the page of zeros is [`Use::Zero`].
+    /// What that is; the zero page is [`Use::Zero`].
     pub usage: Use,
     /// Whether nobody else maps it.
     pub exclusive: bool,

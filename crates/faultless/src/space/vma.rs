@@ -168,7 +168,7 @@ pub struct Vma {
     pub(crate) sequence: Sequence,
     /// The lock of the `per_vma` baseline.
     pub(crate) lock: VmaLock,
-    /// The reverse-map root, once an anonymous page was made.
+    /// The anon_vma, once an anonymous page was made.
     pub(crate) root: RootSlot,
     /// What its entries look like: computed once, used by every fault.
     pub(crate) leaf: Entry,

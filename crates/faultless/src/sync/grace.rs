@@ -1,7 +1,7 @@
-//! Grace periods: what has been unlinked is freed when nobody can still be reading it.
+//! Grace periods (RCU): an unlinked object is freed when no CPU can still be reading it.
 //!
-//! Readers run in *sections*, and take neither lock nor reference count. Who unlinks an object
-//! *retires* it; it is *due* once every section that was open when it was retired has ended.
+//! Readers run in *sections*, and take neither lock nor reference count. The CPU that unlinks an object
+//! *retires* it; the object is *due* once every section that was open when it was retired has ended.
 //! Protocol:
 //!
 //! - there is one *epoch*, which only grows;
@@ -9,7 +9,7 @@
 //!   it entered. Entering is: read the epoch, swap it into the mark, full fence (the swap is it);
 //! - retiring is: (unlinked already,) full fence, read the epoch, put the object into this CPU's bag
 //!   of that epoch;
-//! - advancing the epoch from `e` to `e + 1` is: read `e`, full fence, look at every mark; if each is
+//! - advancing the epoch from `e` to `e + 1` is: read `e`, full fence, read every mark; if each is
 //!   zero or says `e`, compare-and-swap;
 //! - an object retired in epoch `e` is due when the epoch is `e + 2`.
 //!
@@ -17,23 +17,23 @@
 //! did not see the unlinking, so its fence came before the retirer's, and `s <= e`. Take the advance
 //! from `e + 1` to `e + 2`. Its fence comes after one read of `e + 1`; were it before `S`'s fence, it
 //! would be before the retirer's too, which then would have read at least `e + 1`. So it comes after
-//! `S`'s, the look sees `S`'s mark, and `s` is not `e + 1`: the epoch stays until `S` has left. One
-//! epoch's distance would not do: the advance from `e` to `e + 1` lets a section marked `e` be.
+//! `S`'s, the advance reads `S`'s mark, and `s` is not `e + 1`: the epoch stays until `S` has left. One
+//! epoch's distance would not be enough: the advance from `e` to `e + 1` does not wait for a section marked `e`.
 //!
 //! *Why few bags.* An object that is not due was retired in the present epoch or the one before.
 //! So two bags, taken in turn, hold all of them; when a bag is needed for a newer epoch, what is in
 //! it is due, and joins the list of the due.
 //!
-//! The order of memory: marks are stored with Release and looked at with Acquire, and the epoch is
-//! advanced with Release and read with Acquire before anything is given out, so all that a section
-//! did comes before the freeing.
+//! Memory order: marks are stored with Release and read with Acquire, and the epoch is
+//! advanced with Release and read with Acquire before anything is freed, so all that a section
+//! did happens before the free.
 //!
-//! A CPU outside sections is no obstacle, however long it idles. Readers never collect: writers do.
+//! A CPU outside sections delays no grace period, however long it idles. Readers never collect: writers do.
 //!
-//! *Who collects.* Ordinarily each CPU collects what it retired itself. Its bags are under a lock of
-//! their own, which nobody else wants then. A CPU that runs out of memory collects what all CPUs retired
-//! ([`Grace::collect_from`]), so an idle CPU keeps nothing from the others. The argument above does not
-//! depend on who collects, nor on when an object gets into its bag: the epoch that it was retired in was
+//! *Who collects.* Ordinarily each CPU collects what it retired itself. Its bags have a lock of
+//! their own, which is uncontended then. A CPU that runs out of memory collects what all CPUs retired
+//! ([`Grace::collect_from`]), so an idle CPU withholds no memory from the others. The argument above does not
+//! depend on which CPU collects, or on when an object gets into its bag: the epoch that it was retired in was
 //! read after it was unlinked.
 
 use super::atomic::{AtomicU64, Ordering, fence, fence_after_rmw, spin_hint};
@@ -62,8 +62,8 @@ pub struct RetireLink {
     kind: u8,
 }
 
-// SAFETY: `next` is touched only by whoever has the chain that the object is in, which `Grace::retire`'s
-// caller promises to be one; before that by nobody.
+// SAFETY: `next` is used only by the holder of the chain that the object is in, and `Grace::retire`'s
+// caller promises that it is in one chain only; before that it is not used.
 unsafe impl Sync for RetireLink {}
 // SAFETY: as above; the link owns nothing.
 unsafe impl Send for RetireLink {}

@@ -80,7 +80,7 @@ pub enum Mutant {
     /// A copy flushes the old page while the entry is busy. A CPU reads it after another has stored to
     /// the new one.
     CopyFlush,
-    /// The first store to a page of zeros flushes that page. A CPU goes on reading zeros.
+    /// The first store to a page that maps the zero page flushes that page. Else a CPU continues to read zeros.
     ZeroPageFlush,
     /// A step leaves alone what another writer has under change. It merges with it, and the other lets run what is in the
     /// tree no more.
@@ -121,7 +121,7 @@ pub enum Mutant {
     /// The step looks again whether what is unmapped is the last over its tables. Of two such steps each takes the other's
     /// VMA for one that stays, and a table is left without a VMA.
     UnmapLooksAgain,
-    /// A table is published only while its VMA stands.
+    /// A table is published only while its VMA is in force.
     TableValidated,
     /// The fence of who shortens an object, before its pages go.
     TruncateFence,

@@ -1,28 +1,28 @@
-//! Who may change something in place, while nobody else looks at it.
+//! Ownership: the only CPU that uses a structure may change it in place.
 //!
-//! What many CPUs read without a lock is changed by versions: copied, published, and freed after a grace period; and its
-//! writers exclude each other by claims. While one CPU alone uses it, all that is for nobody. So it has an *owner* then:
+//! A structure that many CPUs read without a lock is changed by versions: copied, published, and freed after a grace period.
+//! Its writers exclude each other by claims. While only one CPU uses it, neither is needed. So it has an *owner* then:
 //!
-//! - The owner [holds](Owner::hold) it, changes it in place, and lets go. It needs no other lock.
-//! - Anybody else, who uses it in grace sections, begins each by making it [shared](Owner::share), if it is not:
-//!   by one compare-and-swap where the owner does not hold it, else by waiting until it lets go. From then on all make
-//!   versions, the CPU that was the owner too. What it is reading at that moment is a version like any other.
-//! - A CPU [becomes the owner](Owner::try_take) by a try: it says that it tries, and then looks whether anybody
-//!   else is in a section, or holds a lock of what is to be owned. Only then is the try made good.
+//! - The owner [holds](Owner::hold) it, changes it in place, and releases it. It needs no other lock.
+//! - Every other CPU uses it in grace sections, and begins each section by making it [shared](Owner::share), if it is not:
+//!   by one compare-and-swap if the owner does not hold it, else by waiting until the owner releases it. From then on all CPUs make
+//!   versions, the previous owner too. What that CPU is reading at that moment is a version like any other.
+//! - A CPU [becomes the owner](Owner::try_take) by a try: it writes *tried* into the word, and then checks whether any other
+//!   CPU is in a section, or holds a lock of the structure. Only if none does, it becomes the owner.
 //!
 //! ```text
-//! who tries                               another CPU
+//! CPU that tries                          another CPU
 //!   word: shared -> tried (SeqCst RMW)      section opens (SeqCst RMW of its mark)
 //!   ---- full fence ----                    ---- full fence ----
-//!   marks: anybody in a section?            word: shared?
+//!   marks: any CPU in a section?            word: shared?
 //! ```
 //!
-//! Each stores to one place and then loads the other. So either the try fails, or the other CPU finds that the word does not
-//! say *shared*, and makes it so, which ends the try, or the ownership that came of it. The same holds for who has taken a
-//! lock in place of a section, and opens one before it looks at the word.
+//! Each stores to one location and then loads the other. So either the try fails, or the other CPU finds that the word is not
+//! *shared*, and makes it so, which ends the try, or the ownership that resulted. The same holds for a CPU that takes a
+//! lock instead of a section: it opens a section before it reads the word.
 //!
-//! A CPU may also try to take over from an owner: then only that one is looked for, since anybody else would
-//! have made it shared.
+//! A CPU may also try to take over from an owner. Then it checks only for that owner, since any other CPU would
+//! have made the structure shared.
 
 use super::atomic::{AtomicU32, Ordering, fence};
 use super::grace::{Grace, Section};
@@ -35,15 +35,15 @@ use crate::machine::CpuId;
 #[derive(Debug)]
 pub struct Owner(AtomicU32);
 
-/// All may use it, and make versions.
+/// All CPUs may use it, and make versions.
 const SHARED: u32 = 0;
 /// A CPU tries to become the owner.
 const TRIED: u32 = 1;
 /// It has an owner,
 const OWNED: u32 = 2;
-/// who is changing it,
+/// which is changing it,
 const HELD: u32 = 3;
-/// and whom somebody waits for.
+/// and which another CPU waits for.
 const AWAITED: u32 = 4;
 
 const STATE: u32 = 3;
@@ -58,7 +58,7 @@ const fn cpu_of(word: u32) -> CpuId {
 }
 
 impl Owner {
-    /// Of what `cpu` has made.
+    /// The word of a new structure, which `cpu` owns.
     pub fn new(cpu: CpuId) -> Self {
         Self(AtomicU32::new(word(cpu, OWNED)))
     }
@@ -75,7 +75,7 @@ impl Owner {
         self.0.load(Ordering::Relaxed) == SHARED
     }
 
-    /// Whether somebody waits until the owner lets it go.
+    /// Whether another CPU waits until the owner releases it.
     #[cfg(all(test, not(loom)))]
     pub fn is_awaited(&self) -> bool {
         self.0.load(Ordering::Relaxed) & AWAITED != 0
@@ -87,14 +87,14 @@ impl Owner {
         let (owned, held) = (word(cpu, OWNED), word(cpu, HELD));
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
         let holds = self.0.compare_exchange(owned, held, acquire, relaxed).is_ok();
-        // Lazily: dropping a guard that does not hold it would make it shared.
+        // Lazily: the drop of a guard that does not hold it would make it shared.
         holds.then(|| Holding { owner: self, held })
     }
 
     /// Makes it shared unless `cpu` owns it. No other CPU changes it in place as long as the section is open.
     #[inline(always)]
     pub fn share(&self, section: &Section<'_>, cpu: CpuId, wait: &(impl Wait + ?Sized)) {
-        // Acquire meets the Release of who has let go.
+        // Acquire meets the Release of the owner's release.
         let seen = self.0.load(Ordering::Acquire);
         if seen != SHARED && seen != word(cpu, OWNED) {
             self.share_slowly(section, cpu, wait);
@@ -104,7 +104,7 @@ impl Owner {
     #[cold]
     #[inline(never)]
     fn share_slowly(&self, _section: &Section<'_>, cpu: CpuId, wait: &(impl Wait + ?Sized)) {
-        // Who holds it waits for what comes later in the order, and not for sections and claims.
+        // The holder waits only for what comes later in the order, and not for sections and claims.
         order::before::<TreeWriter>(wait);
         loop {
             let seen = self.0.load(Ordering::Acquire);
@@ -113,7 +113,7 @@ impl Owner {
                 return;
             }
             if state != HELD {
-                // Acquire, as above. Release: who tries next sees the marks of those who were here.
+                // Acquire, as above. Release: the next CPU that tries sees the marks of the CPUs that used it.
                 self.change(seen, SHARED);
                 continue;
             }
@@ -127,8 +127,8 @@ impl Owner {
         }
     }
 
-    /// Tries to make `cpu` the owner of what is shared or owned by another, for whom nobody waits. `free` says whether nobody holds a
-    /// lock of it, and `cpu` will be the only one to use it for a while. Not in a section, and holding no such lock.
+    /// Tries to make `cpu` the owner of a structure that is shared, or owned by another CPU that no CPU waits for. `free` says whether
+    /// no CPU holds a lock of it, and `cpu` is likely to be its only user. Must not be called in a section, or with such a lock held.
     /// Returns whether `cpu` is the owner now.
     #[cold]
     pub fn try_take(&self, cpu: CpuId, grace: &Grace, free: impl FnOnce() -> bool) -> bool {
@@ -148,7 +148,7 @@ impl Owner {
     }
 }
 
-/// What is owned is held; dropping this lets it go.
+/// The guard of a held structure; the drop releases it.
 #[derive(Debug)]
 #[must_use = "it is held until this is dropped"]
 pub struct Holding<'a> {
@@ -162,7 +162,7 @@ impl Drop for Holding<'_> {
         let owned = self.held & !STATE | OWNED;
         let (release, relaxed) = (Ordering::Release, Ordering::Relaxed);
         if self.owner.0.compare_exchange(self.held, owned, release, relaxed).is_err() {
-            // Somebody waits.
+            // Another CPU waits.
             self.owner.0.store(SHARED, Ordering::Release);
         }
     }

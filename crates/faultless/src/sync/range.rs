@@ -1,5 +1,5 @@
-//! The range lock: writers of disjoint ranges run side by side, in the order of arrival elsewhere, but for
-//! those that have given their core away.
+//! The range lock: writers of disjoint ranges run in parallel; conflicting ones are served in the order of arrival, except that
+//! parked ones may be overtaken.
 //!
 //! A [`RangeLock`] is a list of the *claims* that are held or waiting. A claim names up to two ranges,
 //! which it gets together (moving a mapping takes its source and its destination), *exclusive* or *shared*.
@@ -9,8 +9,8 @@
 //!
 //! - *arrive*: append the claim, and count its blockers. Zero blockers: it is held. Otherwise its CPU
 //!   watches the count, on a line that is written only by releases and by those that overtake it;
-//! - *park*: after so many looks in vain the CPU marks its claim as parked and gives its core away. Running
-//!   again, it takes the mark off. A claim is held when it has no blocker *and* is not marked: so its CPU, by
+//! - *park*: after polling for some time the CPU marks its claim as parked and yields its core. When it runs
+//!   again, it clears the mark. A claim is held when it has no blocker *and* is not marked: so its CPU, by
 //!   one step on one word, either has the claim or has been overtaken;
 //! - *overtake*: a claim that arrives goes through the conflicting ones before it from the last to the
 //!   first, and takes its place before each that is marked as parked, adding itself to that claim's count.
@@ -19,17 +19,17 @@
 //!   now have no blocker and are parked are woken, after the spin lock is free.
 //!
 //! So running CPUs are served in the order of arrival: a claim waits for exactly the earlier ones that
-//! conflict with it, held or waiting. A CPU that gave its core away does not hold the others up while it comes
-//! back: a hand-over to it takes a wake-up, which is longer than most claims are held, and where CPUs are
+//! conflict with it, held or waiting. A parked CPU does not delay the others while it wakes
+//! up: a hand-over to it takes a wake-up, which is longer than most claims are held, and where CPUs are
 //! virtual or share cores it takes until the host runs it.
 //!
 //! *Bound.* A claim may be overtaken in its CPU's first [`YIELDING_PARKS`] parkings, and in these at most
-//! [`MOST_OVERTAKEN`] times; from then on it is served before whatever arrives. So it waits for the
+//! [`MOST_OVERTAKEN`] times; from then on it is served before every later claim. So it waits for the
 //! conflicting claims that were there when it arrived, and for at most [`MOST_OVERTAKEN`] later ones; where
 //! claims are held for longer than a CPU takes to wake up, which then sees each release, for about
 //! [`YIELDING_PARKS`] later ones.
 //!
-//! Waiting is acyclic: it goes by the places in the list only, and whoever takes a place before another
+//! Waiting is acyclic: it follows the positions in the list, and a claim that takes a position before another
 //! waits for none that the other did not wait for.
 //!
 //! No wake-up is lost: mark and count are one word, so a release either sees the mark and wakes, or comes
@@ -49,7 +49,7 @@ use crate::machine::{CpuId, MAX_CPUS};
 use core::fmt;
 
 /// How many later claims may be served before one that waits. Many, since a CPU that shares its core may take
-/// milliseconds to wake up, in which another does so much; few where checks are to get there.
+/// milliseconds to wake up, and others run many operations in that time; few in models and tests, so that they reach it.
 pub const MOST_OVERTAKEN: u32 = if cfg!(any(loom, shuttle)) {
     1
 } else if cfg!(test) {
@@ -64,10 +64,10 @@ pub const YIELDING_PARKS: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 4 };
 /// The claims of all CPUs, for all range locks of one subsystem.
 pub type ClaimSlots = PerCpu<ClaimSlot>;
 
-/// Room for one claim.
+/// The slot of one claim.
 ///
 /// *Invariant (slot and list):* a slot whose `state` is not `FREE` is in one lock's list, and but
-/// for the state only whoever has that list's spin lock reads or writes it; a free one belongs to
+/// for the state only the holder of that list's spin lock reads or writes it; a free one belongs to
 /// its CPU.
 #[derive(Debug, Default)]
 pub struct ClaimSlot {

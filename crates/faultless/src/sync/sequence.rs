@@ -1,7 +1,7 @@
-//! The sequence by which a writer tells speculative readers that their answer is out of date.
+//! A VMA's sequence count, by which speculative readers detect a writer.
 //!
-//! Readers never write it and writers never wait for them here: the two meet at *entries*. Say the
-//! reader has read an even sequence, and now makes an entry busy, while the writer makes the
+//! Readers never write it, and writers never wait for readers here: the two synchronise at *entries*. Let the
+//! reader have read an even sequence, and now make an entry busy, while the writer makes the
 //! sequence odd and then visits the entry:
 //!
 //! ```text
@@ -11,8 +11,8 @@
 //!   sequence unchanged?                      entry busy?
 //! ```
 //!
-//! Each stores to one place and then loads the other: a store buffer's shape. With only the weaker
-//! orders both loads may come back old, and an entry would be installed under a mapping that is
+//! Each stores to one location and then loads the other: the store-buffer pattern. With only weaker
+//! orders both loads may return old values, and an entry would be installed under a mapping that is
 //! gone. With a full fence on *both* sides at least one load sees the other side's store: either
 //! the reader finds the sequence changed and puts the entry back, or the writer finds the entry
 //! busy, waits for it, and then sees what the reader installed. One fence serves a whole range: the
@@ -20,13 +20,13 @@
 //!
 //! What the writer changes while odd (the fields that the reader copied) comes after its fence, so
 //! a reader that has read any of it reads the sequence as changed. A sequence is even again only
-//! after the entries have been visited, at another value than before; one whose owner is *dead*
-//! stays odd for ever. At a change each nanosecond 64 bits last for centuries.
+//! after the entries have been visited, with another value than before. The sequence of a *detached* VMA (*dead* in the code)
+//! stays odd. With a change each nanosecond, 64 bits last for centuries.
 
 use super::atomic::{AtomicU64, Ordering, fence, fence_after_rmw};
 use super::mutant::{Mutant, lost};
 
-/// A count of changes: odd while its owner is being changed, and for ever once it is dead.
+/// A count of changes: odd while its VMA is write-locked, and always once the VMA is detached.
 ///
 /// *Invariant (one writer):* `begin_write` and `end_write` are called by one CPU at a time, which
 /// holds the range lock over what the sequence guards.
@@ -34,19 +34,19 @@ use super::mutant::{Mutant, lost};
 pub struct Sequence(AtomicU64);
 
 impl Sequence {
-    /// A sequence that nobody is writing.
+    /// A sequence that is not being written.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         Self(AtomicU64::new(0))
     }
 
-    /// A sequence that nobody is writing.
+    /// A sequence that is not being written.
     #[cfg(loom)]
     pub fn new() -> Self {
         Self(AtomicU64::new(0))
     }
 
-    /// The present value, or `None` while it is being written or dead.
+    /// The current value, or `None` while it is being written or detached.
     ///
     /// Acquire meets the Release of [`Self::end_write`]: what is read later is at least as new as
     /// the value.
@@ -58,10 +58,10 @@ impl Sequence {
 
     /// Whether the sequence is still `seen`.
     ///
-    /// To be asked right after a read-modify-write of `SeqCst` order (the compare-and-swap that
-    /// made the entry busy), which this makes a full fence. Said yes, no writer that began since
-    /// has visited the entry before it was busy, and all that was read since [`Self::read`] belongs
-    /// together.
+    /// Precondition: the caller has just done a read-modify-write of `SeqCst` order (the compare-and-swap that
+    /// made the entry busy), which this makes a full fence. If the result is true, no writer that began since
+    /// has visited the entry before it was busy, and all that was read since [`Self::read`] is
+    /// consistent.
     #[inline(always)]
     pub fn unchanged(&self, seen: u64) -> bool {
         fence_after_rmw();
@@ -86,7 +86,7 @@ impl Sequence {
         }
     }
 
-    /// Makes the sequence even: what has been changed is whole again. Never called for the dead.
+    /// Makes the sequence even: the change is complete. Must not be called for a detached VMA.
     #[inline]
     pub fn end_write(&self) {
         let value = self.0.load(Ordering::Relaxed);

@@ -9,12 +9,12 @@
 //! | 7 | huge | a leaf above the last level |
 //! | 9 | locked | software: a CPU is changing the entry |
 //! | 10 | special | software: the frame is not counted (the zero page) |
-//! | 11 | hidden | software: a page is there that nobody may reach (`PROT_NONE`) |
+//! | 11 | hidden | software: a non-present entry that keeps its page (`PROT_NONE`) |
 //! | 12..52 | frame | physical address of the frame or of the next table |
 //! | 63 | no-execute | instruction fetches forbidden |
 //!
-//! A value is one of: *none* (0); *busy* (locked and not present: the owner alone knows what was
-//! there and what will be; it may write its number in the place of the frame); *present*; *present and locked*; *hidden* (not present, a leaf otherwise).
+//! A value is one of: *none* (0); *busy* (locked and not present: only its holder knows the old
+//! value and the new one; the holder may write its CPU number in the place of the frame); *present*; *present and locked*; *hidden* (not present, a leaf otherwise).
 //! Any other value is illegal. Present and hidden entries *map* a page.
 //!
 //! A page without any permission is hidden, not merely without the user bit, because a kernel that

@@ -12,28 +12,28 @@
 //!
 //! **A writer** (munmap, mprotect, mremap, fork) holds the range lock. It makes the
 //! sequences of the VMAs odd, issues one full fence, then *settles* each entry: it waits until
-//! nobody holds it, and swaps in the new value ([`settle`]).
+//! no CPU holds it, and swaps in the new value ([`settle`]).
 //!
-//! Why no translation is installed behind a writer's back: between the fault's compare-and-swap and
-//! its second look at the sequence stands a full barrier, and so between the writer's odd sequence
-//! and its look at the entry. At least one of the two looks sees the other's store. If the fault
+//! Why no fault installs a translation that a writer misses: a full barrier is between the fault's compare-and-swap and
+//! its second read of the sequence, and another between the writer's odd sequence
+//! and its read of the entry. At least one of the two reads sees the other's store. If the fault
 //! sees the odd sequence it reverts; if the writer sees the busy entry it waits, and then finds what
 //! the fault committed. A fault that takes an entry after the writer has left it reverts for the
-//! same reason, because its VMA's sequence has moved on or is dead.
+//! same reason, because its VMA's sequence has changed or is odd for good (detached).
 //!
 //! **Hardware** sets accessed and dirty bits of present entries at any moment. So a present entry
-//! only ever changes by compare-and-swap, and what is lost by a failed swap is tried again.
+//! only ever changes by compare-and-swap, and a failed swap is retried.
 //!
-//! **A discard** (`MADV_DONTNEED`, a truncation) changes entries and no VMA: no sequence moves, so faults beside it
-//! go on, and one on the same page comes before it or after it. It *holds* each entry, busy, from its removal to the end
+//! **A discard** (`MADV_DONTNEED`, a truncation) changes entries and no VMA: no sequence changes, so faults on other pages
+//! proceed, and one on the same page takes effect before or after it. It *holds* each entry, busy, from its removal to the end
 //! of the flush ([`hold`], [`release`]). So a fault that finds the entry empty comes after the flush, and no CPU uses
 //! the old page while another uses a new one; and of two discards of one page, neither returns before it is flushed.
 //!
-//! Several entries may be held at once, but no one waits for another while holding some: what cannot be
-//! taken at the first try is left ([`take_run`]), or those that are held are released first.
+//! A CPU may hold several entries at once, but does not wait for another entry meanwhile: it skips an entry that it cannot
+//! take at the first try ([`take_run`]), or first releases those that it holds.
 //!
-//! Who holds an entry that is *pinned* (present) never waits for another CPU. Who holds a *busy*
-//! one may wait for a flush: waiters answer flush requests, and the MMU cannot use the entry.
+//! A CPU that holds a *pinned* (present) entry never waits for another CPU. A CPU that holds a *busy*
+//! one may wait for a flush: wait loops service shootdown requests, and the MMU cannot use the entry.
 
 use super::entry::Entry;
 use crate::machine::CpuId;
@@ -54,7 +54,7 @@ pub struct Taken<'a> {
     mark: Mark<'a>,
 }
 
-/// A present entry that this CPU holds while the MMU goes on using it. It ends as a [`Taken`] one
+/// A present entry that this CPU holds while the MMU may use it. It ends as a [`Taken`] one
 /// does.
 #[must_use = "a pinned entry must be committed or reverted"]
 #[derive(Debug)]

@@ -59,7 +59,7 @@ pub unsafe fn visit<'m, M: Machine, E>(
                 addr += pages * PAGE_SIZE;
                 break;
             }
-            // Waits for a fault that is publishing a table: it may have been told that its VMA stands
+            // Waits for a fault that is publishing a table: it may have found that its ticket is valid
             // before a writer stopped it, and the writer must meet the table.
             let seen = protocol::look(&slots[at], wait);
             if seen.is_table() {

@@ -1,9 +1,9 @@
-//! Translation look-aside buffers: who may hold what, and how it is dropped.
+//! Translation look-aside buffers: which CPUs may hold translations, and how they drop them.
 //!
 //! - [`cpuset`]: the CPUs that may hold translations of a space;
 //! - [`shootdown`]: requests to other CPUs, and their acknowledgement.
 //!
-//! What one operation owes — ranges to flush, then frames to let go — is in `space::batch`.
+//! The pending flush of one operation — ranges to flush, then frames whose references to drop — is in `space::batch`.
 
 pub mod cpuset;
 pub mod shootdown;

@@ -1,9 +1,9 @@
-//! Shootdowns: making other CPUs drop translations, and knowing that they did.
+//! Shootdowns: other CPUs drop translations, and acknowledge it.
 //!
-//! Each CPU has an inbox. A sender posts what to drop into the inbox of each CPU of the space's set,
-//! interrupts it, and waits until that CPU's count of *served* posts has reached the post's ticket.
-//! A CPU serves its inbox when it is interrupted, and whenever it waits for anything: two CPUs that
-//! flush each other therefore both make progress. A full inbox degrades to "drop everything".
+//! Each CPU has a queue of shootdown requests (its *inbox*; a request is a *post*). A sender adds a request to the queue of each
+//! CPU of the space's set, interrupts the CPU, and waits until its count of *served* requests has reached the request's sequence
+//! number. A CPU serves its queue when it is interrupted, and in every wait loop: so two CPUs that
+//! flush each other both make progress. A full queue degrades to "drop everything".
 
 use crate::machine::{CpuId, Invalidate, Machine, SpaceId};
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
@@ -14,7 +14,7 @@ use crate::sync::spin::SpinLock;
 use crate::sync::wait::{Wait, until};
 use crate::tlb::cpuset::CpuSet;
 
-/// Posts an inbox holds before it degrades.
+/// Requests that a queue holds before it degrades.
 const POSTS: usize = if cfg!(loom) { 1 } else { 8 };
 
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +27,7 @@ struct Posts {
 const NO_POSTS: Posts =
     Posts { items: [(SpaceId(0), Invalidate::All); POSTS], len: 0, everything: false };
 
-/// Waits as the machine does, and answers nobody: for leaf locks.
+/// Waits as the machine does, and services no shootdown requests: for leaf locks.
 struct Relax<'a, M>(&'a M, &'a Local);
 
 impl<M: Machine> Wait for Relax<'_, M> {

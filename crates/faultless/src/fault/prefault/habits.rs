@@ -1,9 +1,9 @@
-//! What threads that have ended made of their windows.
+//! Predictor defaults for new threads, learned from threads that have ended.
 //!
-//! Many threads live for a few faults: children of a shell, workers of a build. None of them lives long enough
-//! to learn how far its streams go on, and all that it maps too much is wasted. So a thread begins with
-//! [`Widths`] that those before it had at their end, whatever program they ran. It is no more than where it
-//! begins: what it maps, it earns by its own faults.
+//! Many threads take only a few faults: children of a shell, workers of a build. That is too few
+//! to learn how far their streams continue, and each page too many is an unused prefaulted page. So a thread begins with
+//! the [`Widths`] of threads that have ended, of any program. These are only defaults:
+//! the thread earns the credit for its windows by its own faults.
 
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -24,7 +24,7 @@ pub(super) const AS_LONG_AS_THE_RUN: Widths =
 
 /// The scale of [`Habits`].
 const FINE: u32 = 16;
-/// How far one thread moves a habit: that part of the way.
+/// How far one thread moves a default: this fraction of the difference.
 const PACE: i32 = 8;
 
 /// Where threads begin. One for all threads of a machine: read when a thread first faults in a space, and

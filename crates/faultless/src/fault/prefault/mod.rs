@@ -1,24 +1,24 @@
-//! Anticipatory prefault: a thread that faults where its stream was expected gets the pages that come
+//! Anticipatory prefault: a thread that faults in sequence gets the pages that it is predicted to touch
 //! next in the same fault.
 //!
-//! Which pages, [`Streams`] say: that is policy. Here is how they get there. The entries of a window lie
-//! in one table and belong to one VMA. Those that a fault of this kind would fill (empty ones; for a store
-//! those of the page of zeros, too) are counted, frames for them are allocated and zeroed while nothing is
-//! held, and then, as for the pages around a file's:
+//! [`Streams`] choose the pages: that is the policy. This module is the mechanism. The entries of a window lie
+//! in one table and belong to one VMA. The fault counts those that a fault of this kind would fill (empty ones; for a store
+//! also those of the zero page), and allocates and zeroes frames for them while it holds
+//! nothing. Then, as for the pages around a file's:
 //!
-//! 1. all entries are taken, at most [`RUN`] at once, each by a compare-and-swap from the value seen;
-//!    one that changed meanwhile is left out;
-//! 2. the ticket is asked, once for all. Between each swap and that look stands a full barrier, so for
-//!    each entry the protocol holds as if it were alone;
-//! 3. where zeros were mapped they are flushed, while the entries are busy;
-//! 4. all are committed, or all reverted. A window of more than a run is done run by run, that of the
-//!    page asked for first.
+//! 1. it takes all entries, at most [`RUN`] at once, each by a compare-and-swap from the value read;
+//!    it leaves out an entry that changed meanwhile;
+//! 2. it validates the ticket, once for all. A full barrier is between each swap and that read of the sequence, so the
+//!    protocol holds for each entry by itself;
+//! 3. where the zero page was mapped, it flushes, while the entries are busy;
+//! 4. it commits all entries, or reverts all. A window larger than a run is done run by run, beginning with the run of the
+//!    faulting page.
 //!
-//! The page asked for is served as any fault serves it, with every effort. The others are a guess: for
-//! them nobody waits, and memory that is short is not taken; frames that were not needed go back to the
-//! CPU's own list, zeroed as they are, where the attempt that follows an abort finds them. They are
-//! mapped with the accessed bit clear. So it can be seen later who was right to guess, and a stream whose
-//! pages nobody used shrinks; also by who [takes them away](Cpu::for_thread), just before.
+//! The faulting page is served as by any fault. The other pages are optional: the fault
+//! does not wait for them, and takes no frames for them while memory is short. Frames that were not needed go back to the
+//! CPU's own list, still zeroed, where the attempt after an abort finds them. Prefaulted pages are
+//! mapped with the accessed bit clear. So the thread can check later which were used, and its
+//! windows shrink if pages were unused. The check also runs just before a call of the thread [unmaps them](Cpu::for_thread).
 
 pub mod habits;
 pub mod past;
@@ -286,7 +286,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
 }
 
 impl ThreadStreams {
-    /// Judges what was mapped ahead in `range` of `space`: its pages are about to be unmapped or moved. In
+    /// Checks which prefaulted pages in `range` of `space` were used: its pages are about to be unmapped or moved. In
     /// a grace section.
     pub(crate) fn judge<M: Machine>(&self, cpu: &Cpu<'_, M>, space: &Space<M>, range: VirtRange) {
         let Some(mut streams) = self.of_fault() else { return };
@@ -299,7 +299,7 @@ impl ThreadStreams {
 
 impl<M: Machine> Space<M> {
     /// The thread that `thread` belongs to leaves the space: it ends, or starts another program. All that it
-    /// mapped ahead is judged by what it used, and those that come after it begin with what it learned.
+    /// prefaulted is checked for use, and later threads begin with the widths that it learned.
     pub fn thread_leaves(&self, cpu: &Cpu<'_, M>, thread: &ThreadStreams) {
         let _section = self.section(cpu);
         let Some(mut streams) = thread.of_fault() else { return };

@@ -1,13 +1,13 @@
-//! What a space used before it gave the memory back.
+//! The access history of a space's previous mappings.
 //!
-//! Allocators return memory and ask for it again, and programs then use of it what they used before:
-//! a thread that follows another in the same arena, a buffer that is mapped for each file. So what
-//! takes pages away tells here, for each block of [`BLOCK`] pages, which of them had been used, and a
-//! fault in the block is expected to go the same way.
+//! Allocators unmap memory and map it again, and programs often use the same pages again:
+//! a thread that reuses the arena of another, a buffer that is mapped for each file. So unmapping
+//! records here, for each block of [`BLOCK`] pages, which of them had been used, and a
+//! fault in the block uses the record to predict.
 //!
-//! A page is expected where it was used in each of its last three lives, or in all that it had; where
-//! it had only one, as long as what followed one life has mostly been like it. All is a hint: slots
-//! are overwritten by whoever needs them and read without a lock, and a torn one costs a window.
+//! A page is predicted if it was used in each of its last three mappings, or in all if there were fewer. If
+//! there was only one, it is predicted while second mappings have mostly been like first ones. All of this is a hint: slots
+//! are overwritten and read without a lock, and a torn slot costs one window.
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -17,12 +17,12 @@ const SLOTS: usize = 64;
 /// The scale of [`Footprints::likeness`].
 const ALIKE: u32 = 256;
 
-/// What is known of a block's earlier life. Bit n is the block's page n.
+/// The access history of a block's previous mappings. Bit n is the block's page n.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Past {
-    /// The pages that had an earlier life.
+    /// The pages that were mapped before.
     pub known: u64,
-    /// Those that are expected to be used.
+    /// Those that are predicted to be used.
     pub expected: u64,
     /// Those that were used the last time.
     pub last: u64,

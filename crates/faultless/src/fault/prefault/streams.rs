@@ -1,40 +1,40 @@
 //! Which pages to map beside the one that faulted: policy only, one [`Streams`] a thread.
 //!
-//! # Evidence
+//! # History
 //!
-//! The page table is the memory of what was touched, for any number of interleaved streams, and it
-//! forgets by itself what is unmapped: the run of used pages that ends at the faulting page tells
-//! where a stream comes from and how long it has been. Only the length of the run is looked at, in
-//! classes of 0, 1, 2–3, 4–7, 8–15 and more pages, upwards and downwards. Pages that were mapped ahead
-//! and not accessed end a run, so a stream whose pages were not used starts again by itself.
+//! The page table records which pages were touched, for any number of interleaved streams, and it
+//! drops the record of unmapped pages. The run of used pages that ends at the faulting page gives
+//! the direction of a stream and its length. The policy uses only the length of the run, in
+//! classes of 0, 1, 2–3, 4–7, 8–15 and more pages, upwards and downwards. An unused prefaulted page
+//! ends a run, so a stream whose pages were not used starts again.
 //!
-//! Where no neighbour was used, a stream may leave pages out: if the nearest used page on one side is
-//! the first of [`LATTICE`] or more at the same distance from each other, that distance is its stride,
-//! and its run is counted, its window mapped and its audit done in strides.
+//! If no neighbour was used, the stream may be strided: if the nearest used page on one side is
+//! the first of [`LATTICE`] or more at a constant distance, that distance is the stride,
+//! and the run, the window and the audit of the stream are in strides.
 //!
 //! # Width
 //!
-//! How far streams of a class go on is learned: each class has its width, by kind of fault and
+//! The policy learns how far streams of a class continue: each class has a width, by kind of fault and
 //! by direction; strided streams have their own. A class begins as wide as its run, which makes windows of 1, 2, 4, 8, … pages. Some
-//! faults later a window's accessed bits are looked at, and those of as many pages beyond it: if all
-//! were used the class widens, else it shrinks at once to what would have been right. Where a thread
-//! faults just beyond a window of which all was used, that is known without waiting, and the run is
-//! taken over, also from the table before.
+//! faults later an audit reads the accessed bits of the window, and of as many pages beyond it: if all
+//! were used the class widens, else it shrinks at once to the width that would have been right. If a thread
+//! faults just beyond a window that was used completely, that is known without waiting, and the run
+//! continues, also from the previous table.
 //!
-//! A new thread begins with the widths that others ended with, by [`Habits`].
+//! A new thread begins with the predictor defaults in [`Habits`].
 //!
-//! # Payback
+//! # Credit
 //!
-//! Every page that is found used earns one page of credit, and every page that was mapped ahead in
-//! vain costs [`PRICE`], as far as there is credit. A window may risk what there is credit for, and half
-//! the run that it continues; credit is earned by faults that a window would have spared, too. So a thread
-//! that touches sparsely maps nothing ahead; and while it finds no used page beside its faults, it is looked
-//! at ever more rarely: the others are let pass, but for one where its last stream goes on.
+//! Every page that is found used earns one page of credit, and every unused prefaulted page
+//! costs [`PRICE`], as far as there is credit. A window may have as many pages as there is credit for, and half
+//! the run that it continues; a fault that a window would have saved also earns credit. So a thread
+//! with sparse accesses prefaults nothing. While a thread finds no used page beside its faults, prediction runs
+//! more and more rarely: it is skipped for the other faults, except for a fault where the last stream continues.
 //!
-//! # Earlier lives
+//! # Previous mappings
 //!
-//! A page that was mapped before, as the space's [`Footprints`](super::Footprints) recall, is served
-//! from them alone, if it is looked at.
+//! If the space's [`Footprints`](super::Footprints) have an access history for a page, the prediction for it
+//! uses only that history.
 
 use super::habits::{AS_LONG_AS_THE_RUN, CLASSES, HALVES, Habits, Widths};
 use super::past::{BLOCK, Past};
@@ -42,35 +42,35 @@ use crate::machine::SpaceId;
 use core::ops::Range;
 use record::{Record, Way};
 
-/// Windows that wait to be audited. Late enough that a stream among several has had time to go on.
+/// Windows that wait for their audit. Enough that a stream among several has time to continue.
 const WAITING: usize = 32;
-/// Single pages that continue nothing wait for less: who touches memory in no order is soon known.
+/// Single pages that continue no stream wait for less, so that a random-access thread is detected soon.
 const HOPING: usize = 8;
 /// No page.
 const NOWHERE: u64 = u64::MAX;
-/// Credit that a page mapped in vain costs: how many used pages make up for it.
+/// Credit that an unused prefaulted page costs: how many used pages make up for it.
 const PRICE: u32 = 12;
 /// The farthest that the pages of a strided stream may be apart.
 const STRIDE: u64 = 32;
-/// How many pages tell a strided stream from chance, the one that faults left out.
+/// How many pages distinguish a strided stream from chance, the faulting one left out.
 const LATTICE: u64 = 6;
-/// The longest run that is told from longer ones.
+/// The longest run that is distinguished from longer ones.
 const RUN: u64 = 16;
 /// The largest order of a window: a whole table.
 pub const MAX_ORDER: u8 = 9;
-/// Who lets more faults without evidence pass than this has long touched memory in no order.
+/// A thread that skips prediction for more faults without history than this has long been a random-access thread.
 const DISORDER: u8 = 64;
-/// So many faults are not looked at for strides after one that was in vain, fewer where few are looked at.
+/// For so many faults no stride is searched after a search that found none; for fewer, where prediction is mostly skipped.
 const REST: u8 = 7;
 
-/// What a fault is to fill. Streams of one kind say nothing about another.
+/// What a fault fills. Streams of one kind predict nothing about another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// A load from memory never touched: gets the page of zeros.
+    /// A load from an untouched page: maps the zero page.
     Read,
-    /// A store to memory never touched: gets a fresh page.
+    /// A store to an untouched page: maps a new page.
     Write,
-    /// A store to a page that shows the page of zeros: gets a fresh page.
+    /// A store to a page that maps the zero page: maps a new page.
     Copy,
 }
 
@@ -79,7 +79,7 @@ pub enum Kind {
 pub enum Seen {
     /// A fault of this kind there would fill it.
     Empty,
-    /// It was mapped ahead, and its accessed bit is clear.
+    /// It was prefaulted, and its accessed bit is clear.
     Unused,
     /// It maps a page that was accessed, or cannot be filled (swapped out, busy).
     Used,
@@ -180,9 +180,9 @@ impl Audit {
 /// What an audit found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Pages mapped ahead that were accessed.
+    /// Prefaulted pages that were accessed.
     pub used: u32,
-    /// Pages mapped ahead that were not.
+    /// Prefaulted pages that were not.
     pub unused: u32,
 }
 

@@ -567,7 +567,7 @@ fn a_page_without_permission_is_kept_from_the_mmu_and_found_again() {
     let space = Space::new(&cpu).unwrap();
     map(&cpu, &space, 0, 4, RW);
     store(&cpu, &space, AT, 42).unwrap();
-    assert_eq!(load(&cpu, &space, AT + P), Ok(0), "the page of zeros");
+    assert_eq!(load(&cpu, &space, AT + P), Ok(0), "the zero page");
     let frame = space.entry_at(&cpu, AT).frame();
 
     space.mprotect(&cpu, AT, 2 * P, Prot::empty()).unwrap();

@@ -44,7 +44,7 @@ fn finish(own: TestCpu<'_>, spaces: Vec<TestSpace>, objects: Vec<Shared<Object>>
     spaces.into_iter().for_each(|space| space.exit(&own));
     objects.into_iter().for_each(|object| Object::release(object, &own));
     drain();
-    assert_eq!(audit(&own, &[]).unwrap().taken(), 1, "only the page of zeros is left");
+    assert_eq!(audit(&own, &[]).unwrap().taken(), 1, "only the zero page is left");
 }
 
 /// Nothing was given up or begun again, and no fault took a lock.

@@ -81,7 +81,7 @@ fn what_the_mmu_never_saw_is_not_flushed() {
         for page in 0..4 {
             store(cpu, space, AT + page * P, page).unwrap();
         }
-        assert_eq!(load(cpu, space, AT + 4 * P), Ok(0), "the page of zeros");
+        assert_eq!(load(cpu, space, AT + 4 * P), Ok(0), "the zero page");
         let hide = || space.mprotect(cpu, AT, 16 * P, Prot::empty()).unwrap();
         assert_eq!(dropped(cpu, hide), pages(0, 5), "once");
         // Hidden pages go, copied, moved or not, without another flush.

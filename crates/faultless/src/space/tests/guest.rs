@@ -79,7 +79,7 @@ pub(crate) fn store(
     addr: u64,
     value: u64,
 ) -> Result<(), FaultError> {
-    // SAFETY: as in `load`; a store to the page of zeros would be a bug that the tests look for.
+    // SAFETY: as in `load`; a store to the zero page would be a bug that the tests look for.
     reach(cpu, space, addr, Access::Write).map(|at| unsafe { at.write(value) })
 }
 

@@ -522,7 +522,7 @@ fn run(steps: &[Step]) {
         Object::release(file, &world.cpu);
     }
     world.audit();
-    assert_eq!(vm.free_frames(), vm.total_frames() - 1, "all but the page of zeros are free");
+    assert_eq!(vm.free_frames(), vm.total_frames() - 1, "all but the zero page are free");
 }
 
 proptest! {

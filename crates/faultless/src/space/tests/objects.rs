@@ -88,7 +88,7 @@ fn finish(cpu0: &TestCpu<'_>, spaces: Vec<Space<TestMachine>>, files: Vec<File>)
     spaces.into_iter().for_each(|space| space.exit(cpu0));
     files.into_iter().for_each(|file| Object::release(file, cpu0));
     cpu0.drain();
-    assert_eq!(audit(cpu0, &[]).unwrap().taken(), 1, "only the page of zeros is left");
+    assert_eq!(audit(cpu0, &[]).unwrap().taken(), 1, "only the zero page is left");
 }
 
 #[test]

@@ -178,5 +178,5 @@ fn a_table_that_a_late_copy_refers_to_is_freed_once() {
     unsafe { cpu0.put_unmapped(table) };
     other.exit(&cpu0);
     cpu0.drain();
-    assert_eq!(audit(&cpu0, &[]).unwrap().taken(), 1, "only the page of zeros is left");
+    assert_eq!(audit(&cpu0, &[]).unwrap().taken(), 1, "only the zero page is left");
 }

@@ -112,7 +112,7 @@ impl<'v> Bench<'v> {
         audit(&self.cpu, &[&self.space]).unwrap();
         self.space.exit(&self.cpu);
         self.cpu.drain();
-        assert_eq!(audit(&self.cpu, &[]).unwrap().taken(), 1, "only the page of zeros is left");
+        assert_eq!(audit(&self.cpu, &[]).unwrap().taken(), 1, "only the zero page is left");
     }
 }
 

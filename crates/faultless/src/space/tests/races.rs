@@ -35,7 +35,7 @@ fn finish(cpu0: Cpu<'_, TestMachine>, space: Space<TestMachine>) {
     audit(&cpu0, &[&space]).unwrap();
     space.exit(&cpu0);
     cpu0.drain();
-    assert_eq!(audit(&cpu0, &[]).unwrap().taken(), 1, "only the page of zeros is left");
+    assert_eq!(audit(&cpu0, &[]).unwrap().taken(), 1, "only the zero page is left");
 }
 
 #[test]
