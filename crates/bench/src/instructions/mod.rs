@@ -2,7 +2,7 @@
 //!
 //! This program runs itself under `valgrind --tool=callgrind`, with collection toggled at the entry
 //! and return of the function that makes one fault, so that nothing but the subsystem is counted:
-//! from the fault's entry to its return, the call itself and the tables and reverse-map roots that
+//! from the fault's entry to its return, the call itself and the tables and anon_vmas that
 //! the faults needed included, over 4,096 fresh pages. What filling the page itself takes is known
 //! to the instruction from the same profile (zeroing and copying are functions of their own, called
 //! with each page alike) and subtracted; the zeroing of page tables is not. The figures repeat to

@@ -94,7 +94,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         (below, above)
     }
 
-    /// A write to a page of a private mapping that was never touched: a copy of the object's page, or,
+    /// A write to a page of a private mapping that was not touched before: a copy of the object's page, or,
     /// where the object has none, a new zeroed page.
     #[inline(always)]
     pub(super) fn copy_object_page(

@@ -199,7 +199,7 @@ impl Entry {
         self.0 & DIRTY != 0
     }
 
-    /// Whether it maps a page of its own that was mapped ahead of a store, and that nobody ever accessed. (Such
+    /// Whether it maps a page of its own that was prefaulted for a store, and never accessed. (Such
     /// an entry is installed dirty and [not accessed](Self::unused); hardware sets the accessed bit before or
     /// with the dirty one, and [`clean`](Self::clean) clears both.)
     #[inline]
@@ -207,7 +207,7 @@ impl Entry {
         self.0 & (ACCESSED | DIRTY) == DIRTY
     }
 
-    /// Whether it maps a page that somebody accessed: any but those that were mapped ahead, zeros among
+    /// Whether it maps a page that was accessed: any but those that were prefaulted, zeros among
     /// them, and left alone.
     #[inline]
     pub const fn was_used(self) -> bool {

@@ -588,7 +588,7 @@ fn class(run: u64) -> usize {
     class.min(CLASSES - 1)
 }
 
-/// The window for a page that had an earlier life: what is expected to be used, of the part of its
+/// The window for a page with an access history: what is expected to be used, of the part of its
 /// block that is as large as a window may be and holds the most of it.
 fn again(miss: &Miss, most: u64, mut look: impl FnMut(u64) -> Seen) -> Window {
     let page = miss.page;

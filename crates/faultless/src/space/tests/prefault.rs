@@ -95,7 +95,7 @@ impl<'v> Bench<'v> {
         self.count(Counter::Faults) - before
     }
 
-    /// Stores to `pages` pages or some more, so that all that was mapped ahead is used. The page that comes
+    /// Stores to `pages` pages or some more, so that all that was prefaulted is used. The page that comes
     /// next.
     fn stream(&self, pages: u64) -> u64 {
         let goes_on = |page: &u64| *page < pages || self.entry(*page).is_mapped();
@@ -434,7 +434,7 @@ fn only_what_was_mapped_of_private_memory_is_remembered() {
     let known = |page: u64| bench.space.past.recall(first + page).known;
     bench.faults_of(0..8);
     bench.map(0..64);
-    assert_eq!(known(0), 0, "nothing is mapped ahead");
+    assert_eq!(known(0), 0, "nothing is prefaulted");
     vm.set(Setting::PrefaultMaxOrder(5));
     bench.map(0..256);
     assert_eq!(known(0), 0, "there was nothing");
@@ -497,7 +497,7 @@ fn a_call_is_made_for_one_thread_and_no_other_after_it() {
     assert!(cpu.thread().is_none());
 }
 
-/// A bench of 512 pages, of which some are used, and some more were mapped ahead and are not: the pages from
+/// A bench of 512 pages, of which some are used, and some more were prefaulted and are not: the pages from
 /// the first number to before the second.
 fn with_some_unused(vm: &TestVm) -> (Bench<'_>, Range<u64>) {
     let bench = Bench::new(vm, AT, 512, 3);

@@ -73,7 +73,7 @@ impl Program {
         }
     }
 
-    /// Pages mapped ahead and never touched.
+    /// Pages prefaulted and not used.
     fn wasted(&self) -> usize {
         self.pages.values().filter(|seen| **seen == Seen::Unused).count()
     }
@@ -264,8 +264,8 @@ fn mixture(state: &mut u64) -> Vec<u64> {
     touched
 }
 
-/// What a pattern costs with windows of up to 8, 32 and 512 pages: how many faults, how many pages in vain, and how
-/// many of those mapped ahead were seen used.
+/// What a pattern costs with windows of up to 8, 32 and 512 pages: how many faults, how many unused pages, and how
+/// many of those prefaulted were seen used.
 type Costs = [[u64; 3]; 3];
 
 /// Whoever changes the policy finds here what that does.
