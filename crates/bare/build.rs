@@ -1,12 +1,13 @@
-//! Links the kernel at its place, on the bare target only: elsewhere there is no kernel to link.
+//! Links kernels at their place, on the bare target only: elsewhere there is none to link.
 
 fn main() {
     println!("cargo::rerun-if-changed=kernel.ld");
     println!("cargo::rerun-if-changed=build.rs");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/kernel.ld");
+    println!("cargo::metadata=LINKER_SCRIPT={script}");
     if std::env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("none") {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/kernel.ld");
-        println!("cargo::rustc-link-arg-bins=-T{script}");
-        println!("cargo::rustc-link-arg-bins=--build-id=none");
-        println!("cargo::rustc-link-arg-bins=-zmax-page-size=4096");
+        for arg in [&format!("-T{script}"), "--build-id=none", "-zmax-page-size=4096"] {
+            println!("cargo::rustc-link-arg-examples={arg}");
+        }
     }
 }

@@ -22,7 +22,8 @@ const PROGRAMS: [&str; 3] = ["counts", "rows", "workload"];
 /// What a guest program is linked as: at a fixed place, and with everything it needs.
 const STATIC: &str = "-Ctarget-feature=+crt-static\x1f-Crelocation-model=static";
 /// What the programs of a folder are made of, below `crates`.
-const SOURCES: [&str; 5] = ["bare", "guest", "workload", "faultless", "native"];
+const SOURCES: [&str; 7] =
+    ["bare", "collections", "personality", "guest", "workload", "faultless", "native"];
 
 fn main() {
     let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
@@ -86,10 +87,18 @@ fn watch(root: &Path) {
 }
 
 fn kernel(root: &Path, out: &Path) -> Result<String, String> {
-    let args =
-        ["-p", "faultless-bare", "--features", "kernel", "--target", BARE, "--profile", "kernel"];
+    let args = [
+        "-p",
+        "faultless-personality",
+        "--features",
+        "kernel",
+        "--target",
+        BARE,
+        "--profile",
+        "kernel",
+    ];
     let built = cargo(root, "bare", &args, None)?;
-    let (_, file) = built.first().ok_or("crates/bare has no program")?;
+    let (_, file) = built.first().ok_or("crates/personality has no program")?;
     keep(file, out)
 }
 
@@ -123,7 +132,7 @@ fn cargo(
     args: &[&str],
     flags: Option<&str>,
 ) -> Result<Vec<(String, PathBuf)>, String> {
-    if let Some(package) = ["bare", "guest"].iter().find(|part| args[1].ends_with(*part))
+    if let Some(package) = ["personality", "guest"].iter().find(|part| args[1].ends_with(*part))
         && !root.join("crates").join(package).join("Cargo.toml").exists()
     {
         return Err(format!("crates/{package} is not there; build from the whole repository"));

@@ -6,7 +6,7 @@
 //! grows by *slabs*, cut up into blocks. Larger allocations are runs of pages, as slabs are.
 //!
 //! *It may be empty at any time.* Nothing in the kernel allocates without expecting to fail: its collections
-//! ([`collections`](faultless_bare::collections)) give a result wherever they grow, and take the place of the standard
+//! ([`faultless_collections`]) give a result wherever they grow, and take the place of the standard
 //! ones. What must not fail is charged in advance: a thread brings what it needs to wait, to be queued and to be woken
 //! at a deadline; an entry of a table is reserved before anything is changed. To release something, or to end, needs no
 //! memory. That nothing else slipped in, from a dependency or so, is tested on the linked kernel: no code that a program
@@ -20,17 +20,16 @@
 //!
 //! The lock around the stock is a leaf: its holder waits for nobody.
 
+use crate::pages::{self, Pages};
 use crate::percpu;
-use crate::syscall::Errno;
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use faultless::sync::spin::{SpinGuard, SpinLock};
 use faultless::sync::wait::Spin;
-use faultless::{PAGE_SHIFT, PAGE_SIZE};
-pub use faultless_bare::collections::{Arc, Chain, Link, Linked, Map, Slot, String, Vec, Weak};
-use faultless_bare::pages::{self, Pages};
+use faultless::{OutOfMemory, PAGE_SHIFT, PAGE_SIZE};
+use faultless_collections::Vec;
 
 /// log2 of the smallest block.
 const SMALLEST_SHIFT: u32 = 4;
@@ -79,7 +78,7 @@ struct Block {
 }
 
 /// One CPU's free blocks.
-pub struct Local {
+pub(crate) struct Local {
     lists: [List; CLASSES],
     /// Which allocation of the running thread is to fail: see [`FailNth`]. 0: none.
     fail_nth: Cell<u64>,
@@ -112,7 +111,7 @@ struct List {
 }
 
 impl Local {
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         let mut lists =
             [const { List { head: Cell::new(ptr::null_mut()), room: Cell::new(0) } }; CLASSES];
         let mut class = 0;
@@ -469,12 +468,12 @@ fn low_indeed() -> bool {
 /// Adds to a list whose length is the program's choice.
 ///
 /// # Errors
-/// `ENOMEM`: the heap is [`tight`], or has no room for the longer list.
-pub fn try_push<T>(list: &mut Vec<T>, value: T) -> Result<(), Errno> {
+/// [`OutOfMemory`]: the heap is [`tight`], or has no room for the longer list.
+pub fn try_push<T>(list: &mut Vec<T>, value: T) -> Result<(), OutOfMemory> {
     if tight() {
-        return Err(Errno::ENOMEM);
+        return Err(OutOfMemory);
     }
-    Ok(list.try_push(value)?)
+    list.try_push(value)
 }
 
 /// Bytes that are allocated, as far as this CPU can tell: what other CPUs have in their lists counts as allocated.

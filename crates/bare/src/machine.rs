@@ -10,7 +10,7 @@
 //! again when there are more than [`PAGES_ONE_BY_ONE`]; one for another space finds nothing here, since
 //! leaving dropped it.
 //!
-//! *With identifiers* (PCID) leaving drops nothing, but marks the space's [slot](faultless_bare::pcid)
+//! *With identifiers* (PCID) leaving drops nothing, but marks the space's [slot](crate::pcid)
 //! stale, and a stale slot is flushed as it is loaded next. So a switch loads the root twice but flushes
 //! once, and an order for a space that was left only marks. QEMU's emulation has no identifiers: there
 //! the slots are covered by tests on the host alone.
@@ -25,12 +25,11 @@
 //! only interrupts of the highest class: flush requests, which it serves at once, and wake-ups. Whoever
 //! waits may hold locks of the kernel's that the other handlers take.
 
-pub mod plant;
+pub(crate) mod plant;
 
 use crate::arch::apic::{self, Vector};
 use crate::arch::{self, clock, console};
 use crate::boot::paging;
-use crate::heap::Vec;
 use crate::percpu::{self, PerCpu};
 use core::arch::asm;
 use core::hint::spin_loop;
@@ -39,6 +38,7 @@ use faultless::machine::{nontemporal_done, zero_nontemporal};
 use faultless::{
     CpuId, FrameNumber, Invalidate, Machine, MemoryRegion, PAGE_SHIFT, PAGE_SIZE, Space, SpaceId,
 };
+use faultless_collections::Vec;
 use plant::Plant;
 
 /// Where all physical memory is mapped.

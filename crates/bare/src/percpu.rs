@@ -9,15 +9,17 @@
 use crate::arch::descriptors::{self, Descriptors};
 use crate::heap;
 use crate::machine::Bare;
+use crate::pcid::Slots;
+use crate::task::Task;
 use core::arch::asm;
 use core::cell::{Cell, RefCell, UnsafeCell};
+use core::fmt;
 use core::mem::{MaybeUninit, offset_of};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use faultless::sync::park::Permit;
 use faultless::sync::percpu::Padded;
 use faultless::{Cpu, CpuId, Space, Vm};
-use faultless_bare::pcid::Slots;
 
 /// The most CPUs there can be: sets of them are words.
 pub const MAX_CPUS: usize = 64;
@@ -47,19 +49,17 @@ pub struct PerCpu {
     pub(crate) guards: Cell<u64>,
     /// Where SYSCALL's entry puts the program's stack for a moment.
     pub(crate) user_stack: Cell<u64>,
-    /// Whether [`task::attention`](crate::task::attention) is to be called before this CPU goes on in
+    /// Whether [`Kernel::attention`](crate::Kernel::attention) is to be called before this CPU goes on in
     /// user mode.
     pub attention: AtomicBool,
     /// Its number: once the CPU has the subsystem. Until then who starts the CPUs may give it another.
     pub(crate) id: Cell<CpuId>,
-    /// The thread that runs, if one does. The scheduler's.
-    pub current: Cell<*const ()>,
+    /// The task that runs, if one does. Set by who [switches](crate::task), and alive until he sets another.
+    pub current: Cell<*const Task>,
     /// The space that this CPU runs, if it runs one. Set by [`machine::run`](crate::machine::run).
     pub space: Cell<*const Space<Bare>>,
     /// That space's number, or 0.
     pub(crate) running: Cell<u64>,
-    /// Whatever the scheduler wants.
-    pub scheduler: Cell<*const ()>,
     /// Whether [`vm`] and [`cpu`] may be called.
     ready: Cell<bool>,
     vm: Cell<*const Vm<Bare>>,
@@ -87,7 +87,6 @@ impl PerCpu {
             current: Cell::new(ptr::null()),
             space: Cell::new(ptr::null()),
             running: Cell::new(0),
-            scheduler: Cell::new(ptr::null()),
             ready: Cell::new(false),
             vm: Cell::new(ptr::null()),
             cpu: UnsafeCell::new(MaybeUninit::uninit()),
@@ -107,6 +106,14 @@ impl PerCpu {
         unsafe { (*self.cpu.get()).assume_init_ref() }
     }
 
+    /// The task that runs, if one does.
+    #[inline(always)]
+    pub fn task(&self) -> Option<&Task> {
+        // SAFETY: whoever sets it promises that the task lives while it is set; and who has this reference is on
+        // this CPU, in the code of that task or of what interrupted it.
+        unsafe { self.current.get().as_ref() }
+    }
+
     /// The interrupt has come once more.
     pub(crate) fn count(&self, interrupt: Interrupt) {
         let count = &remote(self.id.get()).interrupts[interrupt as usize];
@@ -115,10 +122,16 @@ impl PerCpu {
     }
 }
 
+impl fmt::Debug for PerCpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PerCpu({})", self.id.get().0)
+    }
+}
+
 const _: () = assert!(offset_of!(PerCpu, this) == 0);
 
 /// What other CPUs may look at.
-pub struct Remote {
+pub(crate) struct Remote {
     /// Its number among the interrupt controllers.
     pub(crate) apic_id: AtomicU8,
     interrupts: [AtomicU64; 3],

@@ -6,7 +6,7 @@
 //! interpreter comes along. In the end the kernel's own plan is made: what the kernel would refuse is refused
 //! here.
 
-use faultless_bare::elf::{INTERPRETER, MOST_SEGMENTS, PROGRAMS, Plan};
+use faultless_personality::elf::{INTERPRETER, MOST_SEGMENTS, PROGRAMS, Plan};
 use object::LittleEndian;
 use object::elf::{self, FileHeader64, ProgramHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
@@ -133,7 +133,7 @@ pub fn check(data: &[u8], comes_along: impl Fn(&str) -> bool) -> Result<(), ElfE
 
 /// How the kernel lays out the program that `data`, the whole file, holds; `None` if it refuses it.
 pub fn plan(data: &[u8]) -> Option<Plan> {
-    let header = faultless_bare::elf::Header::parse(data)?;
+    let header = faultless_personality::elf::Header::parse(data)?;
     let table = header.table()?;
     let table = data.get(usize::try_from(table.start).ok()?..usize::try_from(table.end).ok()?)?;
     header.plan(table, data.len() as u64).ok()?

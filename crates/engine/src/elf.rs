@@ -1,7 +1,7 @@
 //! Programs: as the host checks them before anything boots, and as the kernel plans them.
 
-use faultless_bare::elf::Plan;
 use faultless_boot::elf::{check, plan};
+use faultless_personality::elf::Plan;
 
 /// A program file, as the host checks it and as the kernel plans it.
 ///

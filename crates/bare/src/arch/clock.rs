@@ -4,9 +4,9 @@
 //! chip, once. Under an emulator that counts instructions for time the counter runs at 1 GHz, and the
 //! measurement finds that to within a few counts, which are rounded off.
 
+use crate::calendar::{Moment, from_bcd};
 use core::arch::x86_64::_rdtsc;
 use core::sync::atomic::{AtomicU64, Ordering};
-use faultless_bare::calendar::{Moment, from_bcd};
 use x86_64::instructions::port::Port;
 
 /// The counter at boot.

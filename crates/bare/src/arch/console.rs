@@ -106,11 +106,10 @@ pub fn line(text: fmt::Arguments<'_>) {
 }
 
 /// Writes one line of the kernel's report, formatted as by `format!`.
+#[macro_export]
 macro_rules! report {
     ($($text:tt)*) => { $crate::arch::console::line(format_args!($($text)*)) };
 }
-
-pub(crate) use report;
 
 static PANICKING: AtomicBool = AtomicBool::new(false);
 

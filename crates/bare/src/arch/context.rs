@@ -11,8 +11,8 @@
 
 use super::{TrapFrame, entry};
 use crate::boot::paging;
+use crate::kernel;
 use crate::percpu;
-use crate::task;
 use alloc::alloc::{alloc, dealloc};
 use core::alloc::Layout;
 use core::arch::naked_asm;
@@ -144,10 +144,10 @@ pub enum Overrun {
 impl fmt::Display for Overrun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Thread => match task::try_current() {
-                Some(thread) => write!(f, "the kernel stack of {:?}", *thread),
-                None => f.write_str("the kernel stack of a new thread"),
-            },
+            Self::Thread => {
+                f.write_str("the kernel stack of ")?;
+                kernel::describe(percpu::this().task(), f)
+            }
             Self::Idle => f.write_str("the stack of the idle loop"),
             Self::Fatal => f.write_str("the stack of fatal exceptions"),
         }

@@ -23,8 +23,8 @@
 //! [`TrapFrame::restrict`] set them.)
 
 use super::{RESUME, TrapFrame, traps};
+use crate::kernel;
 use crate::percpu::{self, PerCpu};
-use crate::{syscall, task};
 use core::arch::naked_asm;
 use core::mem::offset_of;
 use core::sync::atomic::Ordering;
@@ -118,7 +118,7 @@ unsafe extern "C" fn common() {
 }
 
 /// Page faults have an entry of their own: they are what this kernel is there for. The resume flag, by which
-/// [samples](crate::time::usage) know that a fault was served, is set by the processor, but not by all
+/// who samples whose time it is knows that a fault was served, is set by the processor, but not by all
 /// emulators.
 #[unsafe(naked)]
 unsafe extern "C" fn page_fault() {
@@ -243,7 +243,7 @@ pub unsafe extern "C" fn system_call() {
         r11 = const offset_of!(TrapFrame, r11),
         rsp = const offset_of!(TrapFrame, rsp),
         vector_at = const offset_of!(TrapFrame, vector),
-        dispatch = sym dispatch,
+        dispatch = sym kernel::system_call,
         return_to_user = sym return_to_user,
     )
 }
@@ -262,10 +262,6 @@ pub(super) unsafe extern "C" fn return_to_user() {
     )
 }
 
-extern "C" fn dispatch(frame: &mut TrapFrame) {
-    syscall::dispatch(frame);
-}
-
 /// Has the thread looked after until it may go on in user mode.
 extern "C" fn attend(frame: &mut TrapFrame) {
     loop {
@@ -273,12 +269,12 @@ extern "C" fn attend(frame: &mut TrapFrame) {
         let here = percpu::this();
         if here.attention.load(Ordering::Relaxed) {
             here.attention.store(false, Ordering::Relaxed);
-            task::attention(frame);
+            kernel::attention(frame);
         } else if frame.rip >> 47 != 0 {
             // IRET would fault in the kernel. What a jump to such an address leads to:
             frame.vector = 13;
             frame.error = 0;
-            task::exception(frame);
+            kernel::exception(frame);
             percpu::this().attention.store(true, Ordering::Relaxed);
         } else {
             return;

@@ -4,14 +4,14 @@ pub mod apic;
 pub mod clock;
 pub mod console;
 pub mod context;
-pub mod descriptors;
+pub(crate) mod descriptors;
 pub mod entry;
 pub mod fpu;
 pub mod segments;
-pub mod traps;
+mod traps;
 pub mod user;
 
-pub(crate) use console::report;
+pub use crate::report;
 pub use segments::Selectors;
 
 use core::arch::asm;
@@ -23,6 +23,7 @@ use x86_64::registers::rflags::RFlags;
 /// The registers of a program that entered the kernel; see [`entry`].
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
+#[expect(missing_docs, reason = "registers have their names")]
 pub struct TrapFrame {
     pub r15: u64,
     pub r14: u64,
@@ -207,8 +208,9 @@ pub fn enable() {
     fpu::enable();
 }
 
-/// What the processor has, as far as the kernel asks.
+/// What the processor has, as far as the kernel asks, under Intel's names.
 #[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "features have their names")]
 pub struct Features {
     pub smep: bool,
     pub smap: bool,

@@ -2,7 +2,7 @@
 //!
 //! A page fault goes to [`Space::fault`](faultless::Space::fault) of the space that this CPU runs, whether
 //! the program met it or a copy of the kernel's from or to the program's memory. Only a refusal goes
-//! further: to the task, or to the place where the copy gives up. Any other fault of the kernel's is its
+//! further: to the [kernel](crate::Kernel) above, or to the place where the copy gives up. Any other fault of the kernel's is its
 //! end.
 //!
 //! A program's instruction may also make the processor itself access memory, with the kernel's rights: to
@@ -11,12 +11,12 @@
 
 use super::context::{self, Overrun};
 use super::{TrapFrame, apic, console, user};
-
+use crate::kernel;
 use crate::machine::plant::{self, Plant};
 use crate::machine::{self, Bare};
 use crate::percpu::{self, Interrupt, PerCpu};
-use crate::task;
-use faultless::{Access, FaultError, Space};
+use core::sync::atomic::Ordering;
+use faultless::{Access, FaultError, FaultKind, Space};
 use x86_64::registers::control::Cr2;
 
 /// The vector of a fault of which the processor could not tell the kernel: there was no stack to do so on.
@@ -50,21 +50,28 @@ pub(super) extern "C" fn page_fault(frame: &mut TrapFrame) {
     if frame.of_user()
         && frame.error & (RESERVED | USER) == USER
         && let Some(space) = running(here)
+        && let Some(task) = here.task()
     {
-        if let Err(refusal) = task::serve_fault(space, addr, access) {
-            refused(frame, addr, access, refusal);
-        } else {
-            task::fault_served();
+        match space.fault_of(here.cpu(), &task.streams, addr, access) {
+            Ok(_) => task.count_fault(),
+            Err(refusal) => kernel::page_fault(frame, addr, access, refusal),
         }
         return;
     }
     with_rights_of_kernel(frame, addr, access);
 }
 
-#[cold]
-#[inline(never)]
-fn refused(frame: &mut TrapFrame, addr: u64, access: Access, refusal: FaultError) {
-    task::page_fault(frame, addr, access, refusal);
+/// Serves a fault of a copy to or from `space`, on behalf of the running task, if there is one.
+fn serve(
+    here: &PerCpu,
+    space: &Space<Bare>,
+    addr: u64,
+    access: Access,
+) -> Result<FaultKind, FaultError> {
+    match here.task() {
+        Some(task) => space.fault_of(here.cpu(), &task.streams, addr, access),
+        None => space.fault(here.cpu(), addr, access),
+    }
 }
 
 /// A page fault of the kernel's, or of the processor's on behalf of the program, or one that the hardware
@@ -74,21 +81,17 @@ fn refused(frame: &mut TrapFrame, addr: u64, access: Access, refusal: FaultError
 fn with_rights_of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
     let here = percpu::this();
     if frame.of_user() && frame.error & (RESERVED | USER) == 0 {
-        return refused(
-            frame,
-            addr,
-            access,
-            FaultError::Segv { mapped: frame.error & PRESENT != 0 },
-        );
+        let refusal = FaultError::Segv { mapped: frame.error & PRESENT != 0 };
+        return kernel::page_fault(frame, addr, access, refusal);
     }
     if frame.error & RESERVED == 0
         && !frame.of_user()
         && let Some(fixup) = user::fixup(frame.rip)
     {
         // User memory is open now, and is closed again when the instruction goes on.
-        match running(here).map(|space| task::serve_fault(space, addr, access)) {
+        match running(here).map(|space| serve(here, space, addr, access)) {
             Some(Ok(_)) => return,
-            Some(Err(FaultError::OutOfMemory)) => task::met_end_of_memory(),
+            Some(Err(FaultError::OutOfMemory)) => met_end_of_memory(here),
             Some(Err(_)) | None => {}
         }
         frame.rip = fixup;
@@ -97,11 +100,20 @@ fn with_rights_of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
     console::panic(format_args!("page fault at {addr:#x} on cpu {}: {frame:?}", here.id.get().0));
 }
 
+/// A copy of the kernel's met the end of memory. It may hold any lock: what follows from that does so on the way
+/// back to user mode.
+fn met_end_of_memory(here: &PerCpu) {
+    if let Some(task) = here.task() {
+        task.met_end_of_memory.set(true);
+        here.attention.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Every other vector.
 pub(super) extern "C" fn trap(frame: &mut TrapFrame) {
     match apic::Vector::from_number(frame.vector) {
         Some(vector) => interrupt(vector, frame),
-        None if frame.of_user() => task::exception(frame),
+        None if frame.of_user() => kernel::exception(frame),
         None => fatal(frame),
     }
 }
@@ -119,13 +131,13 @@ fn interrupt(vector: apic::Vector, frame: &TrapFrame) {
         apic::Vector::Reschedule => {
             here.count(Interrupt::Reschedule);
             apic::end_of_interrupt();
-            task::reschedule();
+            kernel::interrupt(Interrupt::Reschedule, frame);
         }
         apic::Vector::Timer => {
             here.count(Interrupt::Timer);
             apic::end_of_interrupt();
             plant::tick();
-            task::tick(frame);
+            kernel::interrupt(Interrupt::Timer, frame);
         }
         // Not acknowledged, as the processor wants it.
         apic::Vector::Spurious => {}

@@ -11,12 +11,11 @@
 //! Callers hold no lock that a page fault needs and are in no call of the subsystem.
 
 use super::entry::{clac, stac};
-use crate::heap::Vec;
-use crate::syscall::Errno;
 use core::arch::{asm, naked_asm};
 use core::mem::MaybeUninit;
 use core::ptr;
-use faultless::{PAGE_SIZE, USER_END};
+use faultless::{Errno, PAGE_SIZE, USER_END};
+use faultless_collections::Vec;
 
 /// Values that are no more than their bytes.
 ///
@@ -250,18 +249,19 @@ pub fn write<T: Plain>(addr: u64, value: &T) -> Result<(), Errno> {
     unsafe { copy_out(addr, (&raw const *value).cast(), size_of::<T>()) }
 }
 
-/// The bytes of a string of the program's, without the zero that ends it.
+/// The bytes of a string of the program's, without the zero that ends it; `None`: there is none among the first
+/// `max` bytes.
 ///
 /// # Errors
-/// `EFAULT`; `ENAMETOOLONG` when there is no zero among the first `max` bytes; `ENOMEM`.
-pub fn string(addr: u64, max: usize) -> Result<Vec<u8>, Errno> {
+/// `EFAULT`; `ENOMEM`.
+pub fn string(addr: u64, max: usize) -> Result<Option<Vec<u8>>, Errno> {
     let mut bytes = Vec::new();
     while bytes.len() < max {
         let at = addr.checked_add(bytes.len() as u64).ok_or(Errno::EFAULT)?;
         // A page at a time: what follows the string need not be there.
         let piece = (PAGE_SIZE - at % PAGE_SIZE).min((max - bytes.len()) as u64) as usize;
         let at = check(at, piece)?;
-        bytes.try_reserve(piece)?;
+        bytes.try_reserve(piece).map_err(|_| Errno::ENOMEM)?;
         let free = bytes.spare_capacity_mut();
         // SAFETY: `piece` bytes were reserved.
         let copied = unsafe { copy_string(free.as_mut_ptr().cast(), at as *const u8, piece) };
@@ -270,10 +270,10 @@ pub fn string(addr: u64, max: usize) -> Result<Vec<u8>, Errno> {
         unsafe { bytes.set_len(bytes.len() + copied) };
         if bytes.last() == Some(&0) {
             bytes.pop();
-            return Ok(bytes);
+            return Ok(Some(bytes));
         }
     }
-    Err(Errno::ENAMETOOLONG)
+    Ok(None)
 }
 
 /// The word at `addr`, a multiple of 4, in one atomic step.

@@ -8,7 +8,7 @@
 use super::entry::{STACKS, TRAMPOLINE, trampoline};
 use crate::arch::context::{KernelStack, STACK_BYTES};
 use crate::arch::{self, apic, clock, report};
-use crate::heap::Vec;
+use crate::kernel;
 use crate::machine::direct;
 use crate::percpu::{self, MAX_CPUS, PerCpu};
 use acpi::madt::{Madt, MadtEntry};
@@ -20,6 +20,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 use faultless::heap::try_box_with;
 use faultless::{CpuId, Vm};
+use faultless_collections::Vec;
 
 /// How long CPUs have to arrive.
 const PATIENCE_NS: u64 = 5_000_000_000;
@@ -156,7 +157,7 @@ pub extern "C" fn start_other(id: u8) -> ! {
     // SAFETY: the subsystem is there for ever; this CPU has its number, which is below that of the
     // machine's CPUs.
     unsafe { percpu::enter(&*vm) };
-    super::run()
+    kernel::run()
 }
 
 /// Lets the other CPUs run threads.

@@ -1,8 +1,8 @@
 //! What the loader tells: the command line, the initial files, the map of memory. (PVH's start info.)
 
 use crate::machine::direct;
+use crate::ranges::{Range, Ranges};
 use core::slice;
-use faultless_bare::ranges::{Range, Ranges};
 
 /// The longest command line.
 const COMMAND_LINE_BYTES: usize = 4096;

@@ -1,24 +1,26 @@
 //! From the loader to the first thread.
 //!
 //! The boot CPU, in [`start`]: its own tables and stack, what the loader says, the kernel's page tables, the
-//! clock, the heap, the other CPUs, the subsystem; then [`kernel_main`](crate::kernel_main). All CPUs end in
-//! [`run`].
+//! clock, the heap, the other CPUs, the subsystem; then [`Kernel::start`](crate::Kernel::start). All CPUs end in
+//! [`Kernel::run`](crate::Kernel::run).
 
-pub mod cpus;
-pub mod entry;
+mod cpus;
+mod entry;
 mod info;
-pub mod paging;
+pub(crate) mod paging;
 
 use crate::arch::{self, apic, clock, console, descriptors, report};
-use crate::heap::{self, Vec};
+use crate::heap;
+use crate::kernel;
 use crate::machine::{Bare, direct, plant};
 use crate::percpu::{self, PerCpu};
+use crate::ranges::{self, Range};
 use alloc::boxed::Box;
 use core::arch::asm;
 use core::cell::UnsafeCell;
 use faultless::heap::try_box;
 use faultless::{CpuId, FrameNumber, MemoryRegion, PAGE_SHIFT, PAGE_SIZE, Vm};
-use faultless_bare::ranges::{self, Range};
+use faultless_collections::Vec;
 use info::Info;
 
 /// Bytes that the subsystem keeps for each frame.
@@ -124,14 +126,15 @@ pub extern "C" fn start(start_info: u32) -> ! {
     };
     // SAFETY: once on this CPU, whose number is 0.
     unsafe { percpu::enter(vm) };
-    crate::kernel_main(cpus);
+    for setting in words("set") {
+        match setting.parse() {
+            Ok(setting) => vm.set(setting),
+            Err(error) => report!("message set={setting}: {error}"),
+        }
+    }
+    kernel::start(cpus);
     cpus::go(vm);
-    run()
-}
-
-/// What every CPU ends with.
-fn run() -> ! {
-    crate::task::scheduler::idle_loop()
+    kernel::run()
 }
 
 /// Loads the kernel's own tables.

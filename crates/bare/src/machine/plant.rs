@@ -8,7 +8,6 @@
 //! - `overrun-fatal`: both, and then the stack of fatal exceptions is run over too.
 
 use crate::percpu;
-use crate::task;
 use core::sync::atomic::{AtomicU8, Ordering};
 
 /// A planted fault.
@@ -62,7 +61,7 @@ pub(crate) fn tick() {
         super::reload();
     }
     if any() {
-        let idle = task::try_current().is_none();
+        let idle = percpu::this().task().is_none();
         run_over(if idle { Plant::OverrunIdle } else { Plant::OverrunThread });
         run_over(Plant::OverrunFatal);
     }

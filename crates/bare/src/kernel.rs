@@ -1,0 +1,129 @@
+//! What the machine wants of the kernel above it: the upcalls.
+//!
+//! A kernel implements [`Kernel`] and says so with [`kernel!`](crate::kernel!), in the crate that is linked. Each upcall is a
+//! function that the linker finds, and that its optimiser may move to where it is called; nothing looks it up
+//! while the kernel runs. A page fault that the subsystem serves makes no upcall at all.
+//!
+//! Every upcall is made with interrupts off, on the kernel stack of the task that runs (or on the CPU's own, at the
+//! start and in idle), and may not wait for anything but locks; those that get the frame of a program may switch to
+//! another task and return when this one is to go on.
+
+use crate::arch::TrapFrame;
+use crate::percpu::Interrupt;
+use crate::task::Task;
+use core::fmt;
+use faultless::{Access, FaultError};
+
+/// A kernel above the bare machine.
+pub trait Kernel {
+    /// Called once, on the boot CPU: the subsystem is there, and `cpus` CPUs are up, of which the others wait. What it
+    /// starts runs when it returns.
+    fn start(cpus: usize);
+
+    /// What each CPU does from then on: runs tasks, and [waits](crate::arch::idle) where there are none.
+    fn run() -> !;
+
+    /// The program made a system call, with the registers `frame`: `rax` is its number, and the result's place.
+    fn system_call(frame: &mut TrapFrame);
+
+    /// The program met a page fault that the subsystem does not resolve. It goes on with the registers `frame`, and
+    /// would meet it again.
+    fn page_fault(frame: &mut TrapFrame, addr: u64, access: Access, why: FaultError);
+
+    /// The program met another exception, `frame.vector`.
+    fn exception(frame: &mut TrapFrame);
+
+    /// The timer or another CPU interrupted this one, which was in user mode or in idle. By default nothing.
+    fn interrupt(_interrupt: Interrupt, _frame: &TrapFrame) {}
+
+    /// The task is on its way back to user mode, and its CPU's [attention](crate::percpu::PerCpu::attention) was set.
+    /// It is clear now; if it is set again, this is called again. By default nothing.
+    fn attention(_frame: &mut TrapFrame) {}
+
+    /// Names the task, if there is one, in the report of a panic.
+    fn describe(_task: Option<&Task>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the running task")
+    }
+}
+
+unsafe extern "Rust" {
+    #[link_name = "faultless_kernel_start"]
+    pub(crate) safe fn start(cpus: usize);
+    #[link_name = "faultless_kernel_run"]
+    pub(crate) safe fn run() -> !;
+    #[link_name = "faultless_kernel_page_fault"]
+    pub(crate) safe fn page_fault(
+        frame: &mut TrapFrame,
+        addr: u64,
+        access: Access,
+        why: FaultError,
+    );
+    #[link_name = "faultless_kernel_exception"]
+    pub(crate) safe fn exception(frame: &mut TrapFrame);
+    #[link_name = "faultless_kernel_interrupt"]
+    pub(crate) safe fn interrupt(interrupt: Interrupt, frame: &TrapFrame);
+    #[link_name = "faultless_kernel_attention"]
+    pub(crate) safe fn attention(frame: &mut TrapFrame);
+    #[link_name = "faultless_kernel_describe"]
+    pub(crate) safe fn describe(task: Option<&Task>, f: &mut fmt::Formatter<'_>) -> fmt::Result;
+}
+
+unsafe extern "C" {
+    /// Called by the entry itself.
+    #[link_name = "faultless_kernel_system_call"]
+    pub(crate) safe fn system_call(frame: &mut TrapFrame);
+}
+
+/// Makes a type that implements [`Kernel`] the kernel of the crate that is linked. Said once.
+#[macro_export]
+macro_rules! kernel {
+    ($kernel:ty) => {
+        const _: () = {
+            use ::core::fmt::{Formatter, Result};
+            use $crate::arch::TrapFrame;
+            use $crate::faultless::{Access, FaultError};
+            use $crate::percpu::Interrupt;
+            use $crate::task::Task;
+
+            type Above = $kernel;
+
+            #[unsafe(no_mangle)]
+            fn faultless_kernel_start(cpus: usize) {
+                <Above as $crate::Kernel>::start(cpus);
+            }
+            #[unsafe(no_mangle)]
+            fn faultless_kernel_run() -> ! {
+                <Above as $crate::Kernel>::run()
+            }
+            #[unsafe(no_mangle)]
+            extern "C" fn faultless_kernel_system_call(frame: &mut TrapFrame) {
+                <Above as $crate::Kernel>::system_call(frame);
+            }
+            #[unsafe(no_mangle)]
+            fn faultless_kernel_page_fault(
+                frame: &mut TrapFrame,
+                addr: u64,
+                access: Access,
+                why: FaultError,
+            ) {
+                <Above as $crate::Kernel>::page_fault(frame, addr, access, why);
+            }
+            #[unsafe(no_mangle)]
+            fn faultless_kernel_exception(frame: &mut TrapFrame) {
+                <Above as $crate::Kernel>::exception(frame);
+            }
+            #[unsafe(no_mangle)]
+            fn faultless_kernel_interrupt(interrupt: Interrupt, frame: &TrapFrame) {
+                <Above as $crate::Kernel>::interrupt(interrupt, frame);
+            }
+            #[unsafe(no_mangle)]
+            fn faultless_kernel_attention(frame: &mut TrapFrame) {
+                <Above as $crate::Kernel>::attention(frame);
+            }
+            #[unsafe(no_mangle)]
+            fn faultless_kernel_describe(task: Option<&Task>, f: &mut Formatter<'_>) -> Result {
+                <Above as $crate::Kernel>::describe(task, f)
+            }
+        };
+    };
+}

@@ -1,0 +1,126 @@
+//! A task: what can run on a CPU, as far as the machine is concerned. A kernel's threads contain one each.
+//!
+//! A CPU that runs a task has it in [`PerCpu::current`], its registers in the processor, and entries from user
+//! mode on its stack. A kernel switches in this order: it [saves](Registers::save) the registers of the task that
+//! it leaves, [loads](Registers::load) those of the next, sets [its stack](crate::arch::context::set_kernel_stack)
+//! and [its space](crate::machine::run), and [switches](crate::arch::context::switch) the contexts. Which task is
+//! next, and when, is the kernel's affair.
+//!
+//! [`PerCpu::current`]: crate::percpu::PerCpu::current
+
+use crate::arch::context::{self, Context, KernelStack};
+use crate::arch::fpu::{self, FpuState};
+use crate::arch::{self, Selectors, TrapFrame};
+use core::cell::{Cell, UnsafeCell};
+use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
+use faultless::ThreadStreams;
+
+/// What can run on a CPU.
+pub struct Task {
+    /// What its page faults let expect; the task's own.
+    pub streams: ThreadStreams,
+    /// Its page faults in user mode that were served.
+    faults: AtomicU64,
+    /// Whether a copy to or from user memory on its behalf met the end of memory, and gave up. Its CPU's
+    /// [attention](crate::percpu::PerCpu::attention) is set then. The task's own.
+    pub met_end_of_memory: Cell<bool>,
+    /// The stack on which it is in the kernel.
+    pub stack: KernelStack,
+    /// Its registers while it does not run.
+    pub registers: Registers,
+}
+
+// SAFETY: the cells are the task's own: they are reached by who makes it, and then by the CPU that runs it or is
+// switching to it, which whoever switches keeps to one at a time.
+unsafe impl Sync for Task {}
+// SAFETY: as above.
+unsafe impl Send for Task {}
+
+impl Task {
+    /// A task that will start in user mode with the registers `frame`; `None` when the heap is exhausted.
+    pub fn try_new(frame: TrapFrame, fpu: FpuState) -> Option<Self> {
+        let stack = KernelStack::try_new()?;
+        let context = context::prepare(&stack, frame);
+        Some(Self {
+            streams: ThreadStreams::new(),
+            faults: AtomicU64::new(0),
+            met_end_of_memory: Cell::new(false),
+            stack,
+            registers: Registers {
+                context: UnsafeCell::new(context),
+                fpu: UnsafeCell::new(fpu),
+                selectors: Cell::default(),
+                fs_base: Cell::new(0),
+                gs_base: Cell::new(0),
+            },
+        })
+    }
+
+    /// How many of its page faults in user mode were served.
+    pub fn faults(&self) -> u64 {
+        self.faults.load(Ordering::Relaxed)
+    }
+
+    /// One more was.
+    #[inline(always)]
+    pub(crate) fn count_fault(&self) {
+        // Only the task itself counts.
+        self.faults.store(self.faults() + 1, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Task({:?})", self.stack)
+    }
+}
+
+/// The registers that belong to a task rather than to the kernel, while it does not run. (Those that user mode
+/// was left with are in the frame on its stack.)
+pub struct Registers {
+    /// Where the kernel's own code goes on.
+    pub context: UnsafeCell<Context>,
+    fpu: UnsafeCell<FpuState>,
+    /// The user's data segment selectors.
+    pub selectors: Cell<Selectors>,
+    /// The user's FS base, that of its thread-local storage.
+    pub fs_base: Cell<u64>,
+    /// The user's GS base.
+    pub gs_base: Cell<u64>,
+}
+
+impl Registers {
+    /// Stores the processor's.
+    ///
+    /// # Safety
+    /// They are those of the task that this CPU runs.
+    #[inline]
+    pub unsafe fn save(&self) {
+        // SAFETY: by the contract nobody else is here.
+        unsafe { fpu::save(&mut *self.fpu.get()) };
+        self.selectors.set(Selectors::current());
+        self.fs_base.set(arch::fs_base());
+        self.gs_base.set(arch::gs_base());
+    }
+
+    /// Loads the processor's.
+    ///
+    /// # Safety
+    /// They are those of the task that this CPU is about to run; no other CPU runs it.
+    #[inline]
+    pub unsafe fn load(&self) {
+        // SAFETY: by the contract nobody else is here.
+        unsafe { fpu::restore(&*self.fpu.get()) };
+        // Before the bases, which they change.
+        self.selectors.get().load();
+        arch::set_fs_base(self.fs_base.get());
+        arch::set_gs_base(self.gs_base.get());
+    }
+}
+
+impl fmt::Debug for Registers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Registers")
+    }
+}

@@ -1,0 +1,72 @@
+//! Linux's structures, as programs have them in their memory; times among them.
+
+use crate::errno::{Errno, Result};
+use faultless_bare::arch::user::{self, Plain};
+use linux_raw_sys::general::{
+    self as nr, __kernel_old_timeval as Timeval, __kernel_timespec as Timespec,
+};
+
+/// Nanoseconds in a second.
+pub const SECOND: u64 = 1_000_000_000;
+
+/// A structure of Linux's that is copied from or to a program's memory.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub struct Abi<T>(pub T);
+
+// SAFETY: words, one after the other.
+unsafe impl Plain for Abi<Timespec> {}
+// SAFETY: as above.
+unsafe impl Plain for Abi<nr::__kernel_itimerspec> {}
+// SAFETY: as above.
+unsafe impl Plain for Abi<Timeval> {}
+// SAFETY: as above.
+unsafe impl Plain for Abi<nr::__kernel_old_itimerval> {}
+// SAFETY: words, and a half that is named.
+unsafe impl Plain for Abi<nr::stat> {}
+// SAFETY: words.
+unsafe impl Plain for Abi<nr::statfs> {}
+
+/// Nanoseconds of a time as programs give it.
+///
+/// # Errors
+/// `EINVAL` for a negative time, or one with a second or more of nanoseconds.
+pub fn nanoseconds(time: &Timespec) -> Result {
+    match (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec)) {
+        (Ok(seconds), Ok(nanoseconds)) if nanoseconds < SECOND => {
+            Ok(seconds.saturating_mul(SECOND).saturating_add(nanoseconds))
+        }
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// Nanoseconds of a time of microseconds.
+///
+/// # Errors
+/// As [`nanoseconds`].
+pub fn nanoseconds_of_timeval(time: &Timeval) -> Result {
+    // What would overflow is no valid number of nanoseconds either.
+    let tv_nsec = time.tv_usec.saturating_mul(1_000);
+    nanoseconds(&Timespec { tv_sec: time.tv_sec, tv_nsec })
+}
+
+/// A time as programs see it.
+pub const fn timespec(nanoseconds: u64) -> Abi<Timespec> {
+    Abi(Timespec { tv_sec: (nanoseconds / SECOND) as i64, tv_nsec: (nanoseconds % SECOND) as i64 })
+}
+
+/// A time in microseconds, as programs see it.
+pub const fn timeval(nanoseconds: u64) -> Abi<Timeval> {
+    Abi(Timeval {
+        tv_sec: (nanoseconds / SECOND) as i64,
+        tv_usec: (nanoseconds % SECOND / 1_000) as i64,
+    })
+}
+
+/// Nanoseconds of the `timespec` at `at` in the program's memory.
+///
+/// # Errors
+/// `EFAULT`, and those of [`nanoseconds`].
+pub fn read_timespec(at: u64) -> Result {
+    nanoseconds(&user::read::<Abi<Timespec>>(at)?.0)
+}

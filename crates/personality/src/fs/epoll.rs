@@ -1,0 +1,356 @@
+//! Sets of files to wait for (`epoll`).
+//!
+//! A set does not keep its files open. What an edge is, is told by the count of changes that a stream
+//! announced: a file that is watched for edges is told of once for each count.
+//!
+//! *Sets in sets.* Who asks a set looks into the sets in it too: with a list of those still to be looked
+//! into, not by recursion, since a set that was empty when it was added may have grown as deep as there are
+//! descriptors; and into each once, since there are more ways through sets of sets than anybody can walk.
+//! No set is in itself, so the locks of two sets are always taken in the same order: who puts a set into
+//! another holds [`NESTING`] from the look to the change. To look needs no memory: the sets that are still to be looked
+//! into are linked through their files, and those that were are marked, by one look at a time ([`LOOK`]).
+
+use super::file::File;
+use super::poll;
+use super::stream::{Changes, Events, Stream};
+use crate::errno::{Errno, Result};
+use core::any::Any;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use faultless_bare::heap::try_push;
+use faultless_bare::sync::Mutex;
+use faultless_collections::{Arc, Chain, Link, Linked, Map, Vec, Weak};
+use linux_raw_sys::general as linux;
+
+/// So many sets may be in one another, as on Linux.
+const DEPTH: u32 = 5;
+
+/// Held while a set is put into another. Taken before the locks of sets.
+static NESTING: Mutex<()> = Mutex::new(());
+
+/// The number of the last look into sets in sets; locked by who looks. Taken after [`NESTING`].
+static LOOK: Mutex<u64> = Mutex::new(0);
+
+/// The sets that are to be looked into, as a kind of [chains](Chain).
+#[derive(Debug)]
+pub struct Nested;
+
+// SAFETY: a field that is for nothing else.
+unsafe impl Linked<Nested> for File {
+    fn link(&self) -> &Link<Self> {
+        &self.nested
+    }
+}
+
+/// A file by its descriptor and its place in memory: a weak share of it keeps the place.
+type Key = (i32, usize);
+
+#[derive(Debug)]
+struct Interest {
+    file: Weak<File>,
+    events: u32,
+    data: u64,
+    /// The count of changes at the edge that was told last.
+    told: Option<u64>,
+    /// Told once, and to be told no more.
+    spent: bool,
+}
+
+/// A set of files.
+#[derive(Debug)]
+pub struct Epoll {
+    interests: Mutex<Map<Key, Interest>>,
+    /// The most sets that were ever around it, one in another. Not lowered when one of them goes: a set does
+    /// not know who holds it. Changed under [`NESTING`].
+    around: AtomicU32,
+    /// The number of the look that came here last, and how many sets it came through. Changed under [`LOOK`].
+    seen: AtomicU64,
+    depth: AtomicU32,
+    /// Announces what is added and changed.
+    changes: Arc<Changes>,
+}
+
+/// What a set tells of a file.
+#[derive(Clone, Copy, Debug)]
+pub struct Told {
+    /// What it is ready for.
+    pub events: u32,
+    /// What the program knows it by.
+    pub data: u64,
+}
+
+fn key(fd: i32, file: &Arc<File>) -> Key {
+    (fd, Arc::as_ptr(file) as usize)
+}
+
+/// The set that a file is.
+///
+/// # Errors
+/// `EINVAL`: it is none.
+pub fn of(file: &File) -> Result<&Epoll> {
+    let stream: &dyn Any = &**file.stream().ok_or(Errno::EINVAL)?;
+    stream.downcast_ref().ok_or(Errno::EINVAL)
+}
+
+impl Epoll {
+    /// An empty set.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new() -> Result<Arc<Self>> {
+        Ok(Arc::try_new(Self {
+            interests: Mutex::default(),
+            around: AtomicU32::new(0),
+            seen: AtomicU64::new(0),
+            depth: AtomicU32::new(0),
+            changes: Arc::try_new(Changes::default())?,
+        })?)
+    }
+
+    /// Adds a file, or with `again` changes what is wanted of it.
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENOENT`, `EPERM`: it is always ready; `EINVAL`, `ELOOP`: a set cannot be in itself;
+    /// `ENOMEM`.
+    pub fn set(&self, fd: i32, file: &Arc<File>, told: Told, again: bool) -> Result<()> {
+        if file.stream().is_none() {
+            return Err(Errno::EPERM);
+        }
+        if faultless_bare::heap::low() {
+            return Err(Errno::ENOMEM);
+        }
+        let inner = of(file).ok();
+        if inner.is_some_and(|inner| core::ptr::eq(inner, self)) {
+            return Err(Errno::EINVAL);
+        }
+        let _nesting = inner.map(|_| NESTING.lock());
+        if let Some(inner) = inner {
+            let around = self.around.load(Ordering::Relaxed) + 1;
+            if inner.holds(self) || around + 1 + inner.depth() > DEPTH {
+                return Err(Errno::ELOOP);
+            }
+            inner.around.fetch_max(around, Ordering::Relaxed);
+            inner.visit(false, |file, depth| {
+                if let Ok(set) = of(file) {
+                    set.around.fetch_max(around + depth + 1, Ordering::Relaxed);
+                }
+                false
+            });
+        }
+        let interest = Interest {
+            file: Arc::downgrade(file),
+            events: told.events,
+            data: told.data,
+            told: None,
+            spent: false,
+        };
+        {
+            let mut interests = self.interests.lock();
+            match (interests.get_mut(&key(fd, file)), again) {
+                (Some(_), false) => return Err(Errno::EEXIST),
+                (None, true) => return Err(Errno::ENOENT),
+                (Some(old), true) => *old = interest,
+                (None, false) => {
+                    interests.try_insert(key(fd, file), interest)?;
+                }
+            }
+        }
+        self.changes.announce();
+        Ok(())
+    }
+
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// `ENOENT`.
+    pub fn remove(&self, fd: i32, file: &Arc<File>) -> Result<()> {
+        let old = self.interests.lock().remove(&key(fd, file));
+        old.map(drop).ok_or(Errno::ENOENT)
+    }
+
+    /// Waits until files are ready, and tells of up to `most`. Returns of how many: none if the deadline passed.
+    ///
+    /// # Errors
+    /// `Errno::RESTART_UNHANDLED`: a signal came first. `ENOMEM`. What `tell` gives for the first.
+    pub fn wait(
+        &self,
+        most: usize,
+        deadline: Option<u64>,
+        mut tell: impl FnMut(u64, Told) -> Result<()>,
+    ) -> Result {
+        loop {
+            // Whatever is added from here on is announced.
+            let version = self.changes.count();
+            let mut changes = Vec::new();
+            self.watch(&mut changes)?;
+            let ready = || match self.collect(most, &mut tell) {
+                Ok(0) if self.changes.count() == version => None,
+                told => Some(told),
+            };
+            let told = poll::wait_for_changes(&changes, deadline, || self.look_again(), ready)?;
+            match told {
+                None => return Ok(0),
+                Some(Ok(0)) => {}
+                Some(told) => return told,
+            }
+        }
+    }
+
+    /// Whether `other` is in it, however deep.
+    fn holds(&self, other: &Self) -> bool {
+        !self.visit(false, |file, _| of(file).is_ok_and(|inner| core::ptr::eq(inner, other)))
+    }
+
+    /// How many sets are in one another in it, on the shortest ways.
+    fn depth(&self) -> u32 {
+        let mut deepest = 0;
+        self.visit(false, |file, depth| {
+            deepest = deepest.max(depth + u32::from(of(file).is_ok()));
+            false
+        });
+        deepest
+    }
+
+    /// Shows every file in it, and in the sets in it, with the number of sets around it; or only those
+    /// whose being ready, by what is `wanted` of them, makes this set ready, which are no sets then. Stops
+    /// once `found` says so, and returns whether it never did.
+    fn visit(&self, wanted: bool, mut found: impl FnMut(&File, u32) -> bool) -> bool {
+        // In this order: the look ends after what was linked in it.
+        let mut look = None;
+        let mut inner = Chain::<File, Nested>::new();
+        let mut next: Option<Arc<File>> = None;
+        loop {
+            let inside = next.as_ref().and_then(|file| of(file).ok());
+            let depth = inside.map_or(0, |set| set.depth.load(Ordering::Relaxed));
+            let set = inside.unwrap_or(self);
+            let mut last = None;
+            // Without the lock of the set: files may be closed meanwhile, and end here.
+            while let Some((key, file, events)) = set.open_after(last, wanted) {
+                last = Some(key);
+                let inner_set = of(&file).ok();
+                let shown = match inner_set {
+                    _ if !wanted => found(&file, depth),
+                    Some(_) => false,
+                    None => !poll::ready(&file, events).is_empty() && found(&file, depth),
+                };
+                if shown {
+                    return false;
+                }
+                let Some(inner_set) = inner_set else { continue };
+                if wanted && !events.intersects(Events::READ) {
+                    continue;
+                }
+                let look = look.get_or_insert_with(|| {
+                    let mut look = LOOK.lock();
+                    *look += 1;
+                    look
+                });
+                if inner_set.seen.swap(**look, Ordering::Relaxed) != **look {
+                    inner_set.depth.store(depth + 1, Ordering::Relaxed);
+                    inner.push(file);
+                }
+            }
+            next = inner.pop();
+            if next.is_none() {
+                return true;
+            }
+        }
+    }
+
+    /// The first of its files behind `last` that is open, and what is wanted of it; without those that are to be told
+    /// no more if that is what is asked.
+    fn open_after(&self, mut last: Option<Key>, wanted: bool) -> Option<(Key, Arc<File>, Events)> {
+        let interests = self.interests.lock();
+        loop {
+            let (&key, interest) = interests.after(last.as_ref())?;
+            last = Some(key);
+            if let Some(file) = interest.file.upgrade().filter(|_| !(wanted && interest.spent)) {
+                return Some((key, file, Events::from_bits_truncate(interest.events)));
+            }
+        }
+    }
+
+    /// Tells which files are ready, by number; with that, what has been told is noted. Returns how many it were.
+    fn collect(&self, most: usize, tell: &mut impl FnMut(u64, Told) -> Result<()>) -> Result {
+        let mut count = 0;
+        let mut last = None;
+        while count < most as u64 {
+            // It may have been closed meanwhile, and end here: after the lock.
+            let (told, file) = {
+                let mut interests = self.interests.lock();
+                let Some(key) = interests.after(last.as_ref()).map(|(&key, _)| key) else { break };
+                last = Some(key);
+                let Some(interest) = interests.get_mut(&key) else { continue };
+                match interest.file.upgrade() {
+                    Some(file) if interest.spent => (None, Some(file)),
+                    Some(file) => (interest.tell(&file), Some(file)),
+                    None => {
+                        interests.remove(&key);
+                        (None, None)
+                    }
+                }
+            };
+            drop(file);
+            let Some(told) = told else { continue };
+            match tell(count, told) {
+                Ok(()) => count += 1,
+                Err(errno) if count == 0 => return Err(errno),
+                Err(_) => break,
+            }
+        }
+        Ok(count)
+    }
+}
+
+impl Interest {
+    fn tell(&mut self, file: &File) -> Option<Told> {
+        let count = file.stream()?.edges();
+        let ready = poll::ready(file, Events::from_bits_truncate(self.events)).bits();
+        if ready == 0 {
+            return None;
+        }
+        if self.events & linux::EPOLLET != 0 {
+            // What announces nothing never changes: one edge, at the beginning.
+            let count = count.or(Some(0));
+            if self.told == count {
+                return None;
+            }
+            self.told = count;
+        }
+        self.spent = self.events & linux::EPOLLONESHOT != 0;
+        Some(Told { events: ready, data: self.data })
+    }
+}
+
+impl Stream for Epoll {
+    fn ready(&self) -> Events {
+        if self.visit(true, |_, _| true) { Events::empty() } else { Events::READ }
+    }
+
+    fn changes(&self) -> Option<&Arc<Changes>> {
+        Some(&self.changes)
+    }
+
+    fn watch(&self, all: &mut Vec<Arc<Changes>>) -> Result<()> {
+        let mut result = try_push(all, self.changes.clone());
+        self.visit(false, |file, _| {
+            if let (Ok(()), Some(stream)) = (result, file.stream()) {
+                result = stream.changes().cloned().map_or(Ok(()), |it| try_push(all, it));
+            }
+            result.is_err()
+        });
+        Ok(result?)
+    }
+
+    fn look_again(&self) -> Option<u64> {
+        let mut soonest = None;
+        self.visit(false, |file, _| {
+            if of(file).is_err()
+                && let Some(at) = file.stream().and_then(|stream| stream.look_again())
+            {
+                soonest = Some(soonest.map_or(at, |soonest: u64| soonest.min(at)));
+            }
+            false
+        });
+        soonest
+    }
+}

@@ -1,0 +1,321 @@
+//! Open files: what descriptors stand for.
+
+use super::directory::Item;
+use super::inode::{Body, Inode};
+use super::pipe::Pipe;
+use super::proc::{Node, pages};
+use super::regular::MAX_LENGTH;
+use super::stream::{self, Events, Stream};
+use super::transfer::Transfer;
+use crate::errno::{Errno, Result};
+use core::fmt;
+use core::sync::atomic::{AtomicU32, Ordering};
+use faultless_bare::sync::Mutex;
+use faultless_collections::{Arc, Link, Vec};
+use linux_raw_sys::general as linux;
+
+/// How it is read and written.
+pub enum Kind {
+    /// As a regular file.
+    Regular,
+    /// As a directory: its listing, made when it is read from the start.
+    Directory(Mutex<Vec<Item>>),
+    /// As a text that the kernel makes when it is read from the start.
+    Text(Mutex<Vec<u8>>),
+    /// As a stream.
+    Stream(Arc<dyn Stream>),
+    /// Not at all: it only says where.
+    Path,
+}
+
+impl fmt::Debug for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Regular => "Regular",
+            Self::Directory(_) => "Directory",
+            Self::Text(_) => "Text",
+            Self::Stream(_) => "Stream",
+            Self::Path => "Path",
+        })
+    }
+}
+
+/// An open file.
+#[derive(Debug)]
+pub struct File {
+    /// What was opened.
+    pub inode: Arc<Inode>,
+    /// How it is read and written.
+    pub kind: Kind,
+    /// What `F_GETFL` tells: access and status.
+    flags: AtomicU32,
+    position: Mutex<u64>,
+    /// Its place among sets that are still to be looked into.
+    pub(super) nested: Link<Self>,
+}
+
+/// The flags that `F_SETFL` changes.
+pub const CHANGEABLE: u32 =
+    linux::O_APPEND | linux::O_NONBLOCK | linux::O_DIRECT | linux::O_NOATIME | linux::FASYNC;
+/// The flags that are for the opening only.
+const OF_OPENING: u32 =
+    linux::O_CREAT | linux::O_EXCL | linux::O_NOCTTY | linux::O_TRUNC | linux::O_CLOEXEC;
+
+impl Drop for File {
+    fn drop(&mut self) {
+        super::lock::file_ended(self);
+    }
+}
+
+impl File {
+    /// Opens what is there.
+    ///
+    /// # Errors
+    /// `EISDIR`, `ELOOP`: it is a link, which was not to be followed; `ENXIO`; `EPERM`: it is sealed;
+    /// [`Errno::RESTART`]: a signal came before the other end of a pipe; `ENOMEM`.
+    pub fn open(inode: &Arc<Inode>, flags: u32) -> Result<Arc<Self>> {
+        if faultless_bare::heap::tight() {
+            return Err(Errno::ENOMEM);
+        }
+        let access = flags & linux::O_ACCMODE;
+        let (reads, writes) = (access != linux::O_WRONLY, access != linux::O_RDONLY);
+        let kind = match &inode.body {
+            _ if flags & linux::O_PATH != 0 => Kind::Path,
+            _ if inode.is_link() => return Err(Errno::ELOOP),
+            _ if inode.is_directory() && writes => return Err(Errno::EISDIR),
+            _ if inode.is_directory() => Kind::Directory(Mutex::default()),
+            Body::Regular(regular) => {
+                if flags & linux::O_TRUNC != 0 {
+                    regular.truncate(0)?;
+                    inode.touch();
+                }
+                Kind::Regular
+            }
+            Body::Pipe(pipe) => {
+                let at_once = flags & linux::O_NONBLOCK != 0;
+                Kind::Stream(stream::erase(Pipe::open(pipe, reads, writes, at_once)?))
+            }
+            Body::Device(device) => Kind::Stream(device.try_open()?),
+            Body::Proc(_) => Kind::Text(Mutex::default()),
+            _ => return Err(Errno::ENXIO),
+        };
+        Self::try_new(inode.clone(), kind, flags & !OF_OPENING)
+    }
+
+    /// One of this kind.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new(inode: Arc<Inode>, kind: Kind, flags: u32) -> Result<Arc<Self>> {
+        let (flags, position) = (AtomicU32::new(flags), Mutex::new(0));
+        Ok(Arc::try_new(Self { inode, kind, flags, position, nested: Link::new() })?)
+    }
+
+    /// What `F_GETFL` tells.
+    pub fn flags(&self) -> u32 {
+        self.flags.load(Ordering::Relaxed)
+    }
+
+    /// What `F_SETFL` changes.
+    pub fn set_flags(&self, flags: u32) {
+        let kept = self.flags() & !CHANGEABLE;
+        self.flags.store(kept | flags & CHANGEABLE, Ordering::Relaxed);
+    }
+
+    /// Whether calls on it do not wait.
+    pub fn at_once(&self) -> bool {
+        self.flags() & linux::O_NONBLOCK != 0
+    }
+
+    /// Whether it was opened for reading.
+    pub fn reads(&self) -> bool {
+        !matches!(self.kind, Kind::Path) && self.flags() & linux::O_ACCMODE != linux::O_WRONLY
+    }
+
+    /// Whether it was opened for writing.
+    pub fn writes(&self) -> bool {
+        !matches!(self.kind, Kind::Path) && self.flags() & linux::O_ACCMODE != linux::O_RDONLY
+    }
+
+    /// The stream, if it is one.
+    pub fn stream(&self) -> Option<&Arc<dyn Stream>> {
+        match &self.kind {
+            Kind::Stream(stream) => Some(stream),
+            _ => None,
+        }
+    }
+
+    /// What it is ready for.
+    pub fn ready(&self) -> Events {
+        match &self.kind {
+            Kind::Stream(stream) => stream.ready(),
+            Kind::Path => Events::NVAL,
+            _ => Events::READ | Events::WRITE,
+        }
+    }
+
+    /// Whether it has a position.
+    pub fn seekable(&self) -> bool {
+        match (&self.kind, &self.inode.body) {
+            (Kind::Stream(_), Body::Device(device)) => !device.is_console(),
+            (Kind::Stream(_) | Kind::Path, _) => false,
+            _ => true,
+        }
+    }
+
+    /// Reads from `offset` on, or from the position, which moves.
+    ///
+    /// # Errors
+    /// As `read` and `pread`.
+    pub fn read(&self, to: &mut Transfer<'_>, offset: Option<u64>) -> Result {
+        if !self.reads() {
+            return Err(Errno::EBADF);
+        }
+        if offset.is_some() && !self.seekable() {
+            return Err(Errno::ESPIPE);
+        }
+        match &self.kind {
+            Kind::Stream(stream) => stream::read(&**stream, to, self.at_once()),
+            Kind::Directory(_) => Err(Errno::EISDIR),
+            Kind::Path => Err(Errno::EBADF),
+            _ if offset.is_some_and(|offset| offset > MAX_LENGTH) => Ok(0),
+            _ => match offset {
+                Some(offset) => self.read_from(to, offset),
+                None => {
+                    let mut position = self.position.lock();
+                    let moved = self.read_from(to, *position)?;
+                    *position += moved;
+                    Ok(moved)
+                }
+            },
+        }
+    }
+
+    fn read_from(&self, to: &mut Transfer<'_>, offset: u64) -> Result {
+        match (&self.kind, &self.inode.body) {
+            (Kind::Regular, Body::Regular(regular)) => regular.read(to, offset),
+            (Kind::Text(_), Body::Proc(Node::Pages(pid))) => pages::read(*pid, to, offset),
+            (Kind::Text(text), Body::Proc(node)) => {
+                if offset == 0 {
+                    // Made without the lock: it looks at other files.
+                    let made = node.text()?;
+                    *text.lock() = made;
+                }
+                let text = text.lock();
+                if let Some(rest) = text.get(offset as usize..) {
+                    to.put_bytes(rest);
+                }
+                to.result()
+            }
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Writes to `offset` on, or to the position, which moves.
+    ///
+    /// # Errors
+    /// As `write` and `pwrite`.
+    pub fn write(&self, from: &mut Transfer<'_>, offset: Option<u64>) -> Result {
+        if !self.writes() {
+            return Err(Errno::EBADF);
+        }
+        if offset.is_some() && !self.seekable() {
+            return Err(Errno::ESPIPE);
+        }
+        match (&self.kind, &self.inode.body) {
+            (Kind::Stream(stream), _) => stream::write(&**stream, from, self.at_once()),
+            (Kind::Regular, Body::Regular(regular)) => {
+                let append = self.flags() & linux::O_APPEND != 0;
+                match offset {
+                    _ if append && offset.is_some() => {
+                        regular.write(from, None)?;
+                    }
+                    Some(offset) => {
+                        regular.write(from, Some(offset))?;
+                    }
+                    None => {
+                        let mut position = self.position.lock();
+                        let start = regular.write(from, (!append).then_some(*position))?;
+                        *position = start + from.moved();
+                    }
+                }
+                if from.moved() != 0 {
+                    self.inode.touch();
+                }
+                from.result()
+            }
+            (Kind::Text(_), Body::Proc(node)) => node.write(from),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Moves the position: `lseek`.
+    ///
+    /// # Errors
+    /// `EINVAL`, `ESPIPE`, `ENXIO`, `EOVERFLOW`.
+    pub fn seek(&self, offset: i64, whence: u32) -> Result {
+        if let Kind::Path = self.kind {
+            return Err(Errno::EBADF);
+        }
+        if !self.seekable() {
+            return Err(Errno::ESPIPE);
+        }
+        if self.stream().is_some() {
+            // As on Linux, devices that can be anywhere stay where they are.
+            return if whence <= linux::SEEK_HOLE { Ok(0) } else { Err(Errno::EINVAL) };
+        }
+        let mut position = self.position.lock();
+        let length = self.inode.length();
+        let base = match whence {
+            linux::SEEK_SET => 0,
+            linux::SEEK_CUR => *position,
+            linux::SEEK_END if self.inode.is_directory() => return Err(Errno::EINVAL),
+            linux::SEEK_END => length,
+            linux::SEEK_DATA | linux::SEEK_HOLE => {
+                let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
+                let regular = self.inode.regular().ok_or(Errno::EINVAL)?;
+                *position = regular.seek(offset, whence == linux::SEEK_DATA)?;
+                return Ok(*position);
+            }
+            _ => return Err(Errno::EINVAL),
+        };
+        let to = base.checked_add_signed(offset).filter(|&to| to <= i64::MAX as u64);
+        *position = to.ok_or(Errno::EINVAL)?;
+        Ok(*position)
+    }
+
+    /// Tells of the entries of a directory from the position on, `.` and `..` included, as long as `tell`
+    /// takes them; it gets the position behind each.
+    ///
+    /// # Errors
+    /// `ENOTDIR`, `ENOENT`: it was removed. `ENOMEM`.
+    pub fn list(&self, mut tell: impl FnMut(&Item, u64) -> bool) -> Result<()> {
+        let Kind::Directory(listing) = &self.kind else {
+            return Err(if let Kind::Path = self.kind { Errno::EBADF } else { Errno::ENOTDIR });
+        };
+        let mut position = self.position.lock();
+        if *position == 0 {
+            let mut items = Vec::new();
+            let parent = match Inode::parent(&self.inode) {
+                Err(Errno::ENOENT) => self.inode.clone(),
+                parent => parent?,
+            };
+            items.try_push(Item::try_new(b".", &self.inode)?)?;
+            items.try_push(Item::try_new(b"..", &parent)?)?;
+            match &self.inode.body {
+                Body::Directory(directory) => directory.list(&mut items)?,
+                Body::Proc(node) => node.list(&mut items)?,
+                _ => return Err(Errno::ENOTDIR),
+            }
+            *listing.lock() = items;
+        }
+        let listing = listing.lock();
+        for item in listing.iter().skip(*position as usize) {
+            if !tell(item, *position + 1) {
+                break;
+            }
+            *position += 1;
+        }
+        Ok(())
+    }
+}

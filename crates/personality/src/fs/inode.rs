@@ -1,0 +1,362 @@
+//! What a name leads to.
+
+use super::device::Device;
+use super::directory::Directory;
+use super::path::PATH_MAX;
+use super::pipe::Pipe;
+use super::proc::Node;
+use super::regular::Regular;
+use crate::errno::{Errno, Result};
+use core::fmt;
+use core::mem;
+use core::sync::atomic::{AtomicU64, Ordering};
+use faultless::PAGE_SIZE;
+use faultless_bare::arch::clock;
+use faultless_bare::sync::Mutex;
+use faultless_collections::{Arc, Map, Slot, String, Vec, Weak};
+use linux_raw_sys::general as linux;
+
+/// A name in a directory: bytes, as on Linux.
+pub type Name = Vec<u8>;
+
+/// What it is.
+#[derive(Debug)]
+pub enum Body {
+    /// A directory in memory.
+    Directory(Directory),
+    /// A regular file.
+    Regular(Regular),
+    /// A symbolic link.
+    Link(Vec<u8>),
+    /// A named pipe, or one without a name.
+    Pipe(Arc<Pipe>),
+    /// A device.
+    Device(Device),
+    /// What only a descriptor leads to, and the kind of it.
+    Anonymous(&'static str),
+    /// A part of `/proc`.
+    Proc(Node),
+}
+
+/// Where a link leads.
+#[derive(Debug)]
+pub enum Target {
+    /// To where this path leads.
+    Path(Vec<u8>),
+    /// There, whatever the path.
+    Inode(Arc<Inode>),
+}
+
+/// What `stat` tells and `chmod` changes.
+#[derive(Clone, Copy, Debug)]
+pub struct Meta {
+    /// Permissions, without the type.
+    pub mode: u32,
+    /// The owner.
+    pub uid: u32,
+    /// The owning group.
+    pub gid: u32,
+    /// How many names it has.
+    pub links: u32,
+    /// Nanoseconds since 1970, here and below: when it was read.
+    pub accessed: u64,
+    /// When its contents were changed.
+    pub modified: u64,
+    /// When anything about it was.
+    pub changed: u64,
+    /// When it was made.
+    pub born: u64,
+}
+
+/// The last place that it got in the tree of names.
+#[derive(Debug, Default)]
+struct Place {
+    directory: Weak<Inode>,
+    name: Name,
+    /// Whether it has left it.
+    left: bool,
+}
+
+/// A file of any kind, apart from its names.
+pub struct Inode {
+    /// Its number.
+    pub number: u64,
+    /// What it is.
+    pub body: Body,
+    meta: Mutex<Meta>,
+    place: Mutex<Place>,
+}
+
+impl fmt::Debug for Inode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "inode {}: {:?}", self.number, self.body)
+    }
+}
+
+/// The regular files, by the tags of their objects.
+static TAGGED: Mutex<Map<u64, Weak<Inode>>> = Mutex::new(Map::new());
+
+/// The path of the regular file whose object has this tag; none if no file's has.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn path_of_tag(tag: u64) -> Result<Option<Vec<u8>>> {
+    let Some(inode) = TAGGED.lock().get(&tag).map(Weak::upgrade) else { return Ok(None) };
+    let path = match inode {
+        Some(inode) => Inode::path(&inode),
+        None => Ok(Vec::try_from_slice(b"/ (deleted)")?),
+    };
+    match path {
+        Err(Errno::ENAMETOOLONG) => Ok(Some(Vec::try_from_slice(b"//toolong")?)),
+        path => path.map(Some),
+    }
+}
+
+fn new_number() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(1);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
+
+impl Inode {
+    /// Something new, without a name.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new(body: Body, mode: u32) -> Result<Arc<Self>> {
+        if faultless_bare::heap::low() {
+            return Err(Errno::ENOMEM);
+        }
+        Self::numbered(new_number(), body, mode)
+    }
+
+    /// A new regular file, without a name.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new_regular(mode: u32) -> Result<Arc<Self>> {
+        if faultless_bare::heap::low() {
+            return Err(Errno::ENOMEM);
+        }
+        let number = new_number();
+        let slot = Slot::try_new()?;
+        let inode = Self::numbered(number, Body::Regular(Regular::try_new(number)?), mode)?;
+        TAGGED.lock().insert(slot, number, Arc::downgrade(&inode));
+        Ok(inode)
+    }
+
+    /// One that is called `number`.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn numbered(number: u64, body: Body, mode: u32) -> Result<Arc<Self>> {
+        let now = clock::wall();
+        let meta = Meta {
+            mode: mode & 0o7777,
+            uid: 0,
+            gid: 0,
+            links: 1,
+            accessed: now,
+            modified: now,
+            changed: now,
+            born: now,
+        };
+        let (meta, place) = (Mutex::new(meta), Mutex::default());
+        Ok(Arc::try_new(Self { number, body, meta, place })?)
+    }
+
+    /// What `stat` tells.
+    pub fn meta(&self) -> Meta {
+        *self.meta.lock()
+    }
+
+    /// Changes what `stat` tells.
+    pub fn change(&self, change: impl FnOnce(&mut Meta)) {
+        let mut meta = self.meta.lock();
+        change(&mut meta);
+        meta.changed = clock::wall();
+    }
+
+    /// Notes that the contents were changed.
+    pub fn touch(&self) {
+        self.change(|meta| meta.modified = clock::wall());
+    }
+
+    /// Its contents, if it is a regular file.
+    pub const fn regular(&self) -> Option<&Regular> {
+        match &self.body {
+            Body::Regular(regular) => Some(regular),
+            _ => None,
+        }
+    }
+
+    /// Its type, as bits of a mode.
+    pub fn kind(&self) -> u32 {
+        match &self.body {
+            Body::Directory(_) => linux::S_IFDIR,
+            Body::Regular(_) => linux::S_IFREG,
+            Body::Link(_) => linux::S_IFLNK,
+            Body::Pipe(_) => linux::S_IFIFO,
+            Body::Device(_) => linux::S_IFCHR,
+            Body::Anonymous("socket") => linux::S_IFSOCK,
+            Body::Anonymous(_) => 0,
+            Body::Proc(node) => node.kind(),
+        }
+    }
+
+    /// Whether it is a directory.
+    pub fn is_directory(&self) -> bool {
+        self.kind() == linux::S_IFDIR
+    }
+
+    /// Whether it is a symbolic link.
+    pub fn is_link(&self) -> bool {
+        self.kind() == linux::S_IFLNK
+    }
+
+    /// Whether anybody may run it as a program.
+    pub fn is_executable(&self) -> bool {
+        self.meta().mode & 0o111 != 0
+    }
+
+    /// Its bytes.
+    pub fn length(&self) -> u64 {
+        match &self.body {
+            Body::Regular(regular) => regular.length(),
+            Body::Link(path) => path.len() as u64,
+            Body::Directory(directory) => 20 * (directory.len() as u64 + 2),
+            _ => 0,
+        }
+    }
+
+    /// The blocks of 512 bytes that it takes.
+    pub fn blocks(&self) -> u64 {
+        match &self.body {
+            Body::Regular(regular) => regular.resident_pages() * (PAGE_SIZE / 512),
+            _ => 0,
+        }
+    }
+
+    /// Where a link leads.
+    ///
+    /// # Errors
+    /// `EINVAL`: it is no link. `ENOENT`: it is one of a process that has gone.
+    pub fn target(&self) -> Result<Target> {
+        match &self.body {
+            Body::Link(path) => Ok(Target::Path(path.try_clone()?)),
+            Body::Proc(node) => node.target(),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// What `name`, neither `.` nor `..`, leads to in it.
+    ///
+    /// # Errors
+    /// `ENOTDIR`, `ENOENT`.
+    pub fn lookup(&self, name: &[u8]) -> Result<Arc<Self>> {
+        match &self.body {
+            Body::Directory(directory) => directory.get(name).ok_or(Errno::ENOENT),
+            Body::Proc(node) => node.lookup(name),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    /// The directory that holds it; the root holds itself.
+    ///
+    /// # Errors
+    /// `ENOENT`: none does any more. `ENOMEM`.
+    pub fn parent(this: &Arc<Self>) -> Result<Arc<Self>> {
+        if Arc::ptr_eq(this, super::root()) {
+            return Ok(this.clone());
+        }
+        if let Body::Proc(node) = &this.body
+            && let Some(parent) = node.parent()?
+        {
+            return Ok(parent);
+        }
+        this.place.lock().directory.upgrade().ok_or(Errno::ENOENT)
+    }
+
+    /// Notes the place that it got.
+    pub fn enter(&self, directory: &Arc<Self>, name: Name) {
+        let directory = Arc::downgrade(directory);
+        let old = mem::replace(&mut *self.place.lock(), Place { directory, name, left: false });
+        drop(old);
+    }
+
+    /// Notes that it left this place.
+    pub fn leave(&self, directory: &Arc<Self>, name: &[u8]) {
+        let mut place = self.place.lock();
+        if place.directory.as_ptr() == Arc::as_ptr(directory) && *place.name == *name {
+            place.left = true;
+        }
+    }
+
+    /// Gives a name to what has no place in the tree, or, with `left`, has none any more.
+    pub fn call(&self, name: Name, left: bool) {
+        *self.place.lock() = Place { directory: Weak::new(), name, left };
+    }
+
+    /// The path that leads to it, or did.
+    ///
+    /// # Errors
+    /// `ENAMETOOLONG`: directories may be as deep as memory lets them. `ENOMEM`.
+    pub fn path(this: &Arc<Self>) -> Result<Vec<u8>> {
+        let written = |text| Ok(String::try_format(text)?.into_bytes());
+        match &this.body {
+            Body::Anonymous("socket") => return written(format_args!("socket:[{}]", this.number)),
+            Body::Anonymous(kind) => return written(format_args!("anon_inode:{kind}")),
+            Body::Pipe(_) if this.place.lock().name.is_empty() => {
+                return written(format_args!("pipe:[{}]", this.number));
+            }
+            _ => {}
+        }
+        let mut names = Vec::new();
+        let mut len = 0;
+        let mut here = this.clone();
+        let mut left = false;
+        while !Arc::ptr_eq(&here, super::root()) {
+            let above = match &here.body {
+                Body::Proc(node) => node.parent()?.map(|parent| (node, parent)),
+                _ => None,
+            };
+            let (name, parent) = match above {
+                Some((node, parent)) => (node.name()?, Some(parent)),
+                None => {
+                    let place = here.place.lock();
+                    left |= place.left;
+                    (place.name.try_clone()?, place.directory.upgrade())
+                }
+            };
+            len += 1 + name.len();
+            if len >= PATH_MAX {
+                return Err(Errno::ENAMETOOLONG);
+            }
+            names.try_push(name)?;
+            match parent {
+                Some(parent) => here = parent,
+                None => break,
+            }
+        }
+        const DELETED: &[u8] = b" (deleted)";
+        let mut path = Vec::try_with_capacity(len.max(1) + DELETED.len())?;
+        for name in names.iter().rev() {
+            path.try_push(b'/')?;
+            path.try_extend_from_slice(name)?;
+        }
+        if path.is_empty() {
+            path.try_push(b'/')?;
+        }
+        if left {
+            path.try_extend_from_slice(DELETED)?;
+        }
+        Ok(path)
+    }
+}
+
+impl Drop for Inode {
+    fn drop(&mut self) {
+        if let Body::Regular(_) = self.body {
+            TAGGED.lock().remove(&self.number);
+        }
+    }
+}

@@ -1,0 +1,462 @@
+//! `/proc`: what the kernel knows, as names and texts in Linux's forms.
+//!
+//! Its files exist while somebody looks at them: a [`Node`] says what it is of, and everything else is
+//! asked of the kernel then. `/proc/sys` alone holds ordinary files; what is written there is kept, and
+//! has no effect.
+
+mod oom;
+pub(super) mod pages;
+mod process;
+mod system;
+
+use super::directory::{self, Directory, Item};
+use super::inode::{Body, Inode, Name, Target};
+use super::transfer::Transfer;
+use crate::errno::{Errno, Result};
+use crate::task::process::{TABLE, find};
+use crate::task::{Process, Thread, current};
+use core::fmt::Write;
+use faultless_bare::heap::{FailNth, try_push};
+use faultless_collections::{Arc, String, Vec};
+use linux_raw_sys::general as linux;
+
+/// What writes a text about the whole system.
+type SystemText = fn(&mut Text) -> core::fmt::Result;
+/// What writes a text about a process or thread.
+type ProcessText = fn(&Subject, &mut Text) -> Result<()>;
+
+/// A text under way. How long it gets is the programs' choice, so it may get too long for the heap: what
+/// comes after that is dropped, and the text is in the end refused as a whole.
+#[derive(Debug, Default)]
+pub(super) struct Text {
+    text: String,
+    cut: bool,
+}
+
+impl Text {
+    fn push_str(&mut self, text: &str) {
+        // It remembers that it was cut.
+        let _ = self.write_str(text);
+    }
+
+    fn finish(self) -> Result<String> {
+        if self.cut { Err(Errno::ENOMEM) } else { Ok(self.text) }
+    }
+}
+
+impl Write for Text {
+    fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        let fits = text.len() <= self.text.room();
+        self.cut |= !fits && faultless_bare::heap::tight();
+        self.cut = self.cut || self.text.try_push_str(text).is_err();
+        if self.cut { Err(core::fmt::Error) } else { Ok(()) }
+    }
+}
+
+/// A process, seen from one of its threads.
+pub(super) struct Subject {
+    process: Arc<Process>,
+    /// The thread that was asked for, or the first that there is.
+    thread: Option<Arc<Thread>>,
+    /// Whether a thread was asked for.
+    of_thread: bool,
+}
+
+/// A part of `/proc`.
+#[derive(Debug)]
+pub enum Node {
+    /// `/proc`, with what is the same in every look.
+    Root(Directory),
+    /// A text about the system, by its place in the table of those.
+    System(usize),
+    /// `/proc/self`, and with `true` `/proc/thread-self`.
+    Myself(bool),
+    /// `/proc/PID`
+    Process(u32),
+    /// `/proc/PID/task`
+    Tasks(u32),
+    /// `/proc/PID/task/TID`
+    Thread(u32, u32),
+    /// A text about a process or thread, by its place in the table of those.
+    Text(u32, Option<u32>, usize),
+    /// `cwd`, `root` or `exe` of a process.
+    Way(u32, Way),
+    /// `/proc/PID/fd`
+    Descriptors(u32),
+    /// `/proc/PID/pagemap`
+    Pages(u32),
+    /// `/proc/PID/fd/FD`
+    Descriptor(u32, i32),
+}
+
+/// Where a process has a link to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Its directory.
+    Directory,
+    /// Its root.
+    Root,
+    /// Its program.
+    Program,
+}
+
+const WAYS: [(&str, Way); 3] =
+    [("cwd", Way::Directory), ("root", Way::Root), ("exe", Way::Program)];
+
+/// A new `/proc`.
+///
+/// # Errors
+/// `ENOMEM`.
+pub(super) fn root() -> Result<Arc<Inode>> {
+    let root = Inode::numbered(2, Body::Proc(Node::Root(Directory::default())), 0o555)?;
+    if let Body::Proc(Node::Root(fixed)) = &root.body {
+        directory::put(fixed, &root, b"sys", &system::settings()?)?;
+    }
+    Ok(root)
+}
+
+/// `/proc` as it is in the tree.
+fn home() -> Option<Arc<Inode>> {
+    super::root().lookup(b"proc").ok()
+}
+
+fn number(name: &[u8]) -> Option<u32> {
+    let text = core::str::from_utf8(name).ok()?;
+    if text.starts_with('+') || text.len() > 1 && text.starts_with('0') {
+        return None;
+    }
+    text.parse().ok()
+}
+
+fn decimal(number: impl core::fmt::Display) -> Result<Name> {
+    Ok(String::try_format(format_args!("{number}"))?.into_bytes())
+}
+
+fn process(pid: u32) -> Result<Arc<Process>> {
+    find(pid).ok_or(Errno::ENOENT)
+}
+
+/// The inode of a part that nobody changes.
+fn inode(node: Node) -> Result<Arc<Inode>> {
+    let number = node.number();
+    let mode = match node.kind() {
+        linux::S_IFLNK => 0o777,
+        linux::S_IFDIR => 0o555,
+        _ => 0o644,
+    };
+    let is_directory = node.kind() == linux::S_IFDIR;
+    let inode = Inode::numbered(number, Body::Proc(node), mode)?;
+    if is_directory {
+        inode.change(|meta| meta.links = 2);
+    }
+    Ok(inode)
+}
+
+/// Adds a part to a listing.
+fn add(items: &mut Vec<Item>, node: Node) -> Result<()> {
+    let item = Item { name: node.name()?, number: node.number(), kind: node.kind() };
+    Ok(try_push(items, item)?)
+}
+
+impl Node {
+    /// Its type, as bits of a mode.
+    pub const fn kind(&self) -> u32 {
+        match self {
+            Self::System(_) | Self::Text(..) | Self::Pages(_) => linux::S_IFREG,
+            Self::Myself(_) | Self::Way(..) | Self::Descriptor(..) => linux::S_IFLNK,
+            _ => linux::S_IFDIR,
+        }
+    }
+
+    /// Its number: no other has it at the same time.
+    fn number(&self) -> u64 {
+        let of = |id: u32, rest: u64| 1 << 62 | u64::from(id) << 32 | rest;
+        match *self {
+            Self::Root(_) => 2,
+            Self::System(at) => of(0, at as u64),
+            Self::Myself(of_thread) => of(0, 1000 + u64::from(of_thread)),
+            Self::Process(pid) => of(pid, 0),
+            Self::Tasks(pid) => of(pid, 1),
+            Self::Descriptors(pid) => of(pid, 2),
+            Self::Way(pid, way) => of(pid, 3 + way as u64),
+            Self::Thread(_, tid) => of(tid, 6),
+            Self::Pages(pid) => of(pid, 7),
+            Self::Text(pid, None, at) => of(pid, 1000 + at as u64),
+            Self::Text(_, Some(tid), at) => of(tid, 2000 + at as u64),
+            Self::Descriptor(pid, fd) => of(pid, 10_000 + fd as u64),
+        }
+    }
+
+    /// Its name in its directory.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn name(&self) -> Result<Name> {
+        let name = match *self {
+            Self::Root(_) => "",
+            Self::System(at) => system::TEXTS[at].0,
+            Self::Myself(false) => "self",
+            Self::Myself(true) => "thread-self",
+            Self::Tasks(_) => "task",
+            Self::Text(_, _, at) => process::TEXTS[at].0,
+            Self::Way(_, way) => WAYS[way as usize].0,
+            Self::Descriptors(_) => "fd",
+            Self::Pages(_) => "pagemap",
+            Self::Process(number) | Self::Thread(_, number) => return decimal(number),
+            Self::Descriptor(_, fd) => return decimal(fd),
+        };
+        Ok(Name::try_from_slice(name.as_bytes())?)
+    }
+
+    /// The directory that holds it, unless it is the uppermost here.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn parent(&self) -> Result<Option<Arc<Inode>>> {
+        let parent = match *self {
+            Self::Root(_) => return Ok(None),
+            Self::System(_) | Self::Myself(_) | Self::Process(_) => return Ok(home()),
+            Self::Tasks(pid) | Self::Way(pid, _) | Self::Descriptors(pid) | Self::Pages(pid) => {
+                Self::Process(pid)
+            }
+            Self::Text(pid, None, _) => Self::Process(pid),
+            Self::Text(pid, Some(tid), _) => Self::Thread(pid, tid),
+            Self::Thread(pid, _) => Self::Tasks(pid),
+            Self::Descriptor(pid, _) => Self::Descriptors(pid),
+        };
+        inode(parent).map(Some)
+    }
+
+    /// Where it leads, as a link.
+    ///
+    /// # Errors
+    /// `EINVAL`: it is none. `ENOENT`: what it is of has gone. `ENOMEM`.
+    pub fn target(&self) -> Result<Target> {
+        Ok(match *self {
+            Self::Myself(false) => Target::Path(decimal(current().process.pid)?),
+            Self::Myself(true) => {
+                let (pid, tid) = (current().process.pid, current().tid);
+                let path = String::try_format(format_args!("{pid}/task/{tid}"))?;
+                Target::Path(path.into_bytes())
+            }
+            Self::Way(pid, Way::Program) => {
+                let memory = process(pid)?.memory().ok_or(Errno::ENOENT)?;
+                let path = memory.image.lock().path.try_clone()?;
+                Target::Path(path.into_bytes())
+            }
+            Self::Way(pid, Way::Root) => Target::Inode(process(pid)?.files.start().root),
+            Self::Way(pid, Way::Directory) => Target::Inode(process(pid)?.files.start().here),
+            Self::Descriptor(pid, fd) => {
+                let file = process(pid)?.files.get(fd).map_err(|_| Errno::ENOENT)?;
+                Target::Inode(file.inode.clone())
+            }
+            _ => return Err(Errno::EINVAL),
+        })
+    }
+
+    /// What `name` leads to in it.
+    ///
+    /// # Errors
+    /// `ENOENT`, `ENOTDIR`.
+    pub fn lookup(&self, name: &[u8]) -> Result<Arc<Inode>> {
+        let node = match self {
+            Self::Root(fixed) => {
+                if let Some(inode) = fixed.get(name) {
+                    return Ok(inode);
+                }
+                let at = system::TEXTS.iter().position(|text| text.0.as_bytes() == name);
+                match name {
+                    b"self" => Self::Myself(false),
+                    b"thread-self" => Self::Myself(true),
+                    _ if at.is_some() => Self::System(at.unwrap_or_default()),
+                    _ => {
+                        let pid = number(name).ok_or(Errno::ENOENT)?;
+                        process(pid)?;
+                        Self::Process(pid)
+                    }
+                }
+            }
+            &Self::Process(pid) => {
+                process(pid)?;
+                match name {
+                    b"task" => Self::Tasks(pid),
+                    b"fd" => Self::Descriptors(pid),
+                    b"pagemap" => Self::Pages(pid),
+                    _ => match WAYS.iter().find(|way| way.0.as_bytes() == name) {
+                        Some(&(_, way)) => Self::Way(pid, way),
+                        None => Self::Text(pid, None, text_named(name)?),
+                    },
+                }
+            }
+            &Self::Tasks(pid) => {
+                let tid = number(name).ok_or(Errno::ENOENT)?;
+                thread(&*process(pid)?, tid)?;
+                Self::Thread(pid, tid)
+            }
+            &Self::Thread(pid, tid) => {
+                thread(&*process(pid)?, tid)?;
+                Self::Text(pid, Some(tid), text_named(name)?)
+            }
+            &Self::Descriptors(pid) => {
+                let fd = number(name).and_then(|fd| i32::try_from(fd).ok()).ok_or(Errno::ENOENT)?;
+                process(pid)?.files.get(fd).map_err(|_| Errno::ENOENT)?;
+                Self::Descriptor(pid, fd)
+            }
+            _ => return Err(Errno::ENOTDIR),
+        };
+        inode(node)
+    }
+
+    /// Adds its entries to `items`.
+    ///
+    /// # Errors
+    /// `ENOENT`: what it is of has gone. `ENOTDIR`, `ENOMEM`.
+    pub fn list(&self, items: &mut Vec<Item>) -> Result<()> {
+        let texts = |pid, tid| (0..process::TEXTS.len()).map(move |at| Self::Text(pid, tid, at));
+        match self {
+            Self::Root(fixed) => {
+                fixed.list(items)?;
+                let systems = (0..system::TEXTS.len()).map(Self::System);
+                let mut all = [false, true].map(Self::Myself).into_iter().chain(systems);
+                all.try_for_each(|node| add(items, node))?;
+                let table = TABLE.lock();
+                let mut pids = table.processes.keys();
+                pids.try_for_each(|&pid| add(items, Self::Process(pid)))?;
+            }
+            &Self::Process(pid) => {
+                process(pid)?;
+                let others = [Self::Tasks(pid), Self::Descriptors(pid), Self::Pages(pid)];
+                let ways = WAYS.iter().map(|&(_, way)| Self::Way(pid, way));
+                let mut all = texts(pid, None).chain(others).chain(ways);
+                all.try_for_each(|node| add(items, node))?;
+            }
+            &Self::Tasks(pid) => {
+                let process = process(pid)?;
+                let threads = process.threads.lock();
+                let mut tids = threads.iter().map(|thread| thread.tid);
+                tids.try_for_each(|tid| add(items, Self::Thread(pid, tid)))?;
+            }
+            &Self::Thread(pid, tid) => {
+                texts(pid, Some(tid)).try_for_each(|node| add(items, node))?;
+            }
+            &Self::Descriptors(pid) => {
+                process(pid)?.files.each_open(|fd| add(items, Self::Descriptor(pid, fd)))?;
+            }
+            _ => return Err(Errno::ENOTDIR),
+        }
+        Ok(())
+    }
+
+    /// Its text.
+    ///
+    /// # Errors
+    /// `ESRCH`: what it is of has gone. `EINVAL`: it has none. `ENOMEM`.
+    pub fn text(&self) -> Result<Vec<u8>> {
+        if faultless_bare::heap::tight() {
+            return Err(Errno::ENOMEM);
+        }
+        let mut text = Text::default();
+        match *self {
+            // Writing fails only where the text is cut.
+            Self::System(at) => system::TEXTS[at].1(&mut text).map_err(|_| Errno::ENOMEM)?,
+            Self::Text(pid, tid, at) => {
+                let process = find(pid).ok_or(Errno::ESRCH)?;
+                let thread = match tid {
+                    Some(tid) => Some(thread(&process, tid).map_err(|_| Errno::ESRCH)?),
+                    None => {
+                        let threads = process.threads.lock();
+                        threads.iter().find(|thread| thread.tid == pid).or(threads.first()).cloned()
+                    }
+                };
+                let subject = Subject { process, thread, of_thread: tid.is_some() };
+                process::TEXTS[at].1(&subject, &mut text)?;
+            }
+            _ => return Err(Errno::EINVAL),
+        }
+        Ok(text.finish()?.into_bytes())
+    }
+
+    /// What is written to it has no effect, but on a name and on what [`oom`] keeps.
+    ///
+    /// # Errors
+    /// `EINVAL`, `EFAULT`, `ESRCH`, `ERANGE`, `EPERM`, `ENOMEM`.
+    pub fn write(&self, from: &mut Transfer<'_>) -> Result {
+        if let &Self::Text(pid, tid, at) = self {
+            let process = || find(pid).ok_or(Errno::ESRCH);
+            match process::TEXTS[at].0 {
+                "comm" => {
+                    let mut name = [0; 15];
+                    let taken = from.take_bytes(&mut name) as usize;
+                    let name = String::try_from_utf8_lossy(name[..taken].trim_ascii_end())?;
+                    *process()?.name.lock() = name;
+                }
+                "oom_score_adj" => return oom::write(&*process()?, false, from),
+                "oom_adj" => return oom::write(&*process()?, true, from),
+                "fail-nth" => {
+                    let mut text = [0; 20];
+                    let taken = from.take_bytes(&mut text) as usize;
+                    set_fail_nth(tid, &text[..taken])?;
+                }
+                _ => {}
+            }
+        }
+        from.skip(from.left());
+        from.result()
+    }
+}
+
+/// Has an allocation of the running thread fail, or with a `+` behind the number, that and all that follow: those who
+/// test the kernel say so on its command line.
+fn set_fail_nth(tid: Option<u32>, text: &[u8]) -> Result<()> {
+    if !faultless_bare::boot::is_said("fail-nth") || tid.is_some_and(|tid| tid != current().tid) {
+        return Err(Errno::EPERM);
+    }
+    let text = text.trim_ascii_end();
+    let (text, all) = match text.strip_suffix(b"+") {
+        Some(text) => (text, FailNth::ALL),
+        None => (text, 0),
+    };
+    let nth: u32 =
+        core::str::from_utf8(text).ok().and_then(|it| it.parse().ok()).ok_or(Errno::EINVAL)?;
+    let old = FailNth(if nth == 0 { 0 } else { u64::from(nth) | all }).set();
+    current().fail_left.set(old.0 & !FailNth::ALL);
+    Ok(())
+}
+
+fn thread(process: &Process, tid: u32) -> Result<Arc<Thread>> {
+    let threads = process.threads.lock();
+    threads.iter().find(|thread| thread.tid == tid).cloned().ok_or(Errno::ENOENT)
+}
+
+fn text_named(name: &[u8]) -> Result<usize> {
+    process::TEXTS.iter().position(|text| text.0.as_bytes() == name).ok_or(Errno::ENOENT)
+}
+
+/// Adds files under `directory`, which is in memory: `(path, text)`.
+fn add_texts(directory: &Arc<Inode>, texts: &[(&str, &str)]) -> Result<()> {
+    for (path, text) in texts {
+        let mut here = directory.clone();
+        let mut parts = path.split('/').peekable();
+        while let Some(part) = parts.next() {
+            let part = part.as_bytes();
+            if parts.peek().is_some() {
+                here = match here.lookup(part) {
+                    Ok(there) => there,
+                    Err(_) => directory::make_directory(&here, part, 0o555)?,
+                };
+            } else {
+                let file = Inode::try_new_regular(0o644)?;
+                let regular = file.regular().ok_or(Errno::EINVAL)?;
+                Transfer::from_kernel(text.as_bytes(), |from| regular.write(from, Some(0)))?;
+                directory::link(&here, part, &file)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One line `name:\tvalue` of a status file.
+fn field(text: &mut Text, name: &str, value: impl core::fmt::Display) {
+    // It remembers that it was cut.
+    let _ = writeln!(text, "{name}:\t{value}");
+}

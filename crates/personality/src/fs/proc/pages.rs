@@ -1,0 +1,44 @@
+//! `/proc/PID/pagemap`: eight bytes a page of the address space, about what it is mapped to.
+
+use super::super::transfer::Transfer;
+use crate::errno::{Errno, Result};
+use crate::task::process::find;
+use faultless::frame::Use;
+use faultless::{PAGE_SHIFT, PageInfo, USER_END};
+use faultless_bare::percpu;
+
+/// A page is there; the low bits are the number of its frame.
+const PRESENT: u64 = 1 << 63;
+/// It is of a file or of shared memory.
+const OF_FILE: u64 = 1 << 61;
+/// Nobody else maps it.
+const EXCLUSIVE: u64 = 1 << 56;
+/// Bytes of an entry.
+const ENTRY: u64 = 8;
+
+const fn entry(page: &PageInfo) -> u64 {
+    let of_file = if matches!(page.usage, Use::Shared) { OF_FILE } else { 0 };
+    let exclusive = if page.exclusive { EXCLUSIVE } else { 0 };
+    PRESENT | of_file | exclusive | page.frame.0 as u64
+}
+
+/// Reads from `offset` on.
+///
+/// # Errors
+/// `EINVAL`: not whole entries. `EFAULT`.
+pub(in super::super) fn read(pid: u32, to: &mut Transfer<'_>, offset: u64) -> Result {
+    if !offset.is_multiple_of(ENTRY) || !to.left().is_multiple_of(ENTRY) {
+        return Err(Errno::EINVAL);
+    }
+    // A process that has ended has none.
+    let Some(memory) = find(pid).and_then(|process| process.memory()) else { return Ok(0) };
+    let mut page = offset / ENTRY;
+    while to.left() != 0 && page < USER_END.div_ceil(1 << PAGE_SHIFT) {
+        let cpu = percpu::cpu();
+        let info = memory.space().page_at(cpu, page << PAGE_SHIFT);
+        to.put_bytes(&info.as_ref().map_or(0, entry).to_le_bytes());
+        page += 1;
+        cpu.serve_flushes();
+    }
+    to.result()
+}

@@ -1,0 +1,541 @@
+//! What `/proc/PID` says of a process, and `/proc/PID/task/TID` of a thread.
+
+use super::super::inode::path_of_tag;
+use super::{ProcessText, Subject, Text, field, oom};
+use crate::errno::{Errno, Result};
+use crate::ipc::shm::segment_of_tag;
+use crate::task::current;
+use crate::task::exec::Visit;
+use crate::task::memory::Memory;
+use core::cell::Cell;
+use core::fmt::{self, Write};
+use core::sync::atomic::Ordering::Relaxed;
+use faultless::{Label, PAGE_SIZE, Prot, USER_END, VirtRange, VmaFlags};
+use faultless_bare::arch::user;
+use faultless_bare::heap::try_push;
+use faultless_bare::percpu;
+use faultless_collections::{Arc, String, Vec};
+
+/// The texts, by name.
+pub(super) const TEXTS: &[(&str, ProcessText)] = &[
+    ("maps", maps),
+    ("smaps", smaps),
+    ("smaps_rollup", smaps_rollup),
+    ("status", status),
+    ("stat", stat),
+    ("statm", statm),
+    ("cmdline", cmdline),
+    ("environ", environ),
+    ("comm", comm),
+    ("limits", limits),
+    ("mounts", mounts),
+    ("mountinfo", mountinfo),
+    ("cgroup", cgroup),
+    ("oom_score", oom::score),
+    ("oom_score_adj", oom::score_adj),
+    ("oom_adj", oom::adj),
+    ("clear_refs", nothing),
+    ("io", nothing),
+    ("sched", nothing),
+    ("schedstat", schedstat),
+    ("wchan", nought),
+    ("personality", personality),
+    ("fail-nth", fail_nth),
+];
+
+/// Clock ticks in a second, as programs are told times.
+const TICK: u64 = 1_000_000_000 / 100;
+
+fn memory(of: &Subject) -> Result<Arc<Memory>> {
+    of.process.memory().ok_or(Errno::ESRCH)
+}
+
+/// What a mapping of the file with this tag is called.
+fn label(tag: u64) -> Result<Option<Label<String>>> {
+    if let Some((id, key)) = segment_of_tag(tag) {
+        let path = String::try_format(format_args!("/SYSV{key:08x} (deleted)"))?;
+        return Ok(Some(Label { device: (0, 1), inode: id as u64, path }));
+    }
+    let Some(path) = path_of_tag(tag)? else { return Ok(None) };
+    let path = String::try_from_utf8_lossy(&path)?;
+    Ok(Some(Label { device: (0, 1), inode: tag, path }))
+}
+
+fn list_maps(memory: &Memory, text: &mut Text) -> Result<()> {
+    let failed = Cell::new(Ok(()));
+    let label = |tag| {
+        label(tag).unwrap_or_else(|errno| {
+            failed.set(Err(errno));
+            None
+        })
+    };
+    // Text remembers that it was cut.
+    let _ = write!(text, "{}", memory.space().maps_with(percpu::cpu(), label));
+    failed.get()
+}
+
+fn maps(of: &Subject, text: &mut Text) -> Result<()> {
+    // A process that has ended has none.
+    memory(of).map_or(Ok(()), |memory| list_maps(&memory, text))
+}
+
+/// What a space is made of, in pages.
+#[derive(Default)]
+struct Sums {
+    data: u64,
+    stack: u64,
+    text: u64,
+    resident_anon: u64,
+    resident_file: u64,
+    resident_shared: u64,
+}
+
+fn sums(memory: &Memory) -> Sums {
+    let mut sums = Sums::default();
+    memory.space().areas(percpu::cpu(), |area| {
+        let pages = area.range.pages();
+        let shared = area.flags.contains(VmaFlags::SHARED);
+        if area.flags.contains(VmaFlags::GROWSDOWN) {
+            sums.stack += pages;
+        } else if area.prot.contains(Prot::WRITE) && !shared {
+            sums.data += pages;
+        } else if area.prot.contains(Prot::EXEC) {
+            sums.text += pages;
+        }
+        *match (area.tag, shared) {
+            (0, false) => &mut sums.resident_anon,
+            (0, true) => &mut sums.resident_shared,
+            _ => &mut sums.resident_file,
+        } += area.resident;
+    });
+    sums
+}
+
+/// What is said of an area, or of all together. A program with thousands of areas may read it often, so
+/// what is the same for all is one piece.
+fn smaps_fields(text: &mut Text, size: Option<u64>, resident: u64, private: bool, anon: bool) {
+    let kilobytes = |pages: u64| pages * (PAGE_SIZE / 1024);
+    let if_so = |so: bool| if so { kilobytes(resident) } else { 0 };
+    // Text remembers that it was cut.
+    if let Some(size) = size {
+        let size = kilobytes(size);
+        let _ = write!(
+            text,
+            "Size:           {size:8} kB\n\
+             KernelPageSize:        4 kB\n\
+             MMUPageSize:           4 kB\n",
+        );
+    }
+    let (all, dirty, shared) = (if_so(true), if_so(anon), if_so(!private));
+    let (clean_own, dirty_own) = (if_so(private && !anon), if_so(private && anon));
+    let _ = write!(
+        text,
+        "Rss:            {all:8} kB\n\
+         Pss:            {all:8} kB\n\
+         Pss_Dirty:      {dirty:8} kB\n\
+         Shared_Clean:          0 kB\n\
+         Shared_Dirty:   {shared:8} kB\n\
+         Private_Clean:  {clean_own:8} kB\n\
+         Private_Dirty:  {dirty_own:8} kB\n\
+         Referenced:     {all:8} kB\n\
+         Anonymous:      {dirty:8} kB\n\
+         KSM:                   0 kB\n\
+         LazyFree:              0 kB\n\
+         AnonHugePages:         0 kB\n\
+         ShmemPmdMapped:        0 kB\n\
+         FilePmdMapped:         0 kB\n\
+         Shared_Hugetlb:        0 kB\n\
+         Private_Hugetlb:       0 kB\n\
+         Swap:                  0 kB\n\
+         SwapPss:               0 kB\n\
+         Locked:                0 kB\n",
+    );
+}
+
+fn smaps(of: &Subject, text: &mut Text) -> Result<()> {
+    let Ok(memory) = memory(of) else { return Ok(()) };
+    let mut maps = Text::default();
+    list_maps(&memory, &mut maps)?;
+    let maps = maps.finish()?;
+    let mut areas = Vec::new();
+    let mut room = Ok(());
+    memory.space().areas(percpu::cpu(), |area| {
+        if room.is_ok() {
+            room = try_push(&mut areas, area);
+        }
+    });
+    room?;
+    // The two listings are of two moments: an area that came or went in between is left out.
+    let mut areas = areas.into_iter().peekable();
+    for line in maps.lines() {
+        let start = line.split('-').next().and_then(|hex| u64::from_str_radix(hex, 16).ok());
+        let start = start.ok_or(Errno::EIO)?;
+        while areas.next_if(|area| area.range.start < start).is_some() {}
+        let Some(area) = areas.next_if(|area| area.range.start == start) else { continue };
+        let _ = writeln!(text, "{line}");
+        let private = !area.flags.contains(VmaFlags::SHARED);
+        let anon = private && area.tag == 0;
+        smaps_fields(text, Some(area.range.pages()), area.resident, private, anon);
+        let mark = |prot, mark| if area.prot.contains(prot) { mark } else { "" };
+        let _ = writeln!(
+            text,
+            "THPeligible:           0\nVmFlags: {}{}{}{}mr mw me ",
+            mark(Prot::READ, "rd "),
+            mark(Prot::WRITE, "wr "),
+            mark(Prot::EXEC, "ex "),
+            if private { "" } else { "sh " },
+        );
+    }
+    Ok(())
+}
+
+fn smaps_rollup(of: &Subject, text: &mut Text) -> Result<()> {
+    let memory = memory(of)?;
+    let mut range: Option<VirtRange> = None;
+    let mut resident = 0;
+    memory.space().areas(percpu::cpu(), |area| {
+        range = Some(range.map_or(area.range, |range| range.hull(area.range)));
+        resident += area.resident;
+    });
+    let range = range.unwrap_or(VirtRange::new(0, 0));
+    let (start, end) = (range.start, range.end);
+    let _ = writeln!(
+        text,
+        "{start:08x}-{end:08x} ---p 00000000 00:00 0                          [rollup]"
+    );
+    smaps_fields(text, None, resident, true, true);
+    Ok(())
+}
+
+/// The letter of its state, and what it stands for.
+fn state(of: &Subject) -> (char, &'static str) {
+    match &of.thread {
+        None => ('Z', "zombie"),
+        Some(thread) if thread.waits() => ('S', "sleeping"),
+        Some(_) => ('R', "running"),
+    }
+}
+
+fn parent(of: &Subject) -> u32 {
+    of.process.parent()
+}
+
+fn tid(of: &Subject) -> u32 {
+    of.thread.as_ref().filter(|_| of.of_thread).map_or(of.process.pid, |thread| thread.tid)
+}
+
+fn switches(of: &Subject) -> [u64; 2] {
+    let of_thread = |at: usize| of.thread.as_ref().map_or(0, |t| t.switches[at].load(Relaxed));
+    [of_thread(0), of_thread(1)]
+}
+
+fn status(of: &Subject, text: &mut Text) -> Result<()> {
+    let process = &of.process;
+    let (letter, word) = state(of);
+    field(text, "Name", &*process.name.lock());
+    field(text, "Umask", format_args!("{:04o}", process.files.umask()));
+    field(text, "State", format_args!("{letter} ({word})"));
+    field(text, "Tgid", process.pid);
+    field(text, "Ngid", 0);
+    field(text, "Pid", tid(of));
+    field(text, "PPid", parent(of));
+    field(text, "TracerPid", 0);
+    field(text, "Uid", "0\t0\t0\t0");
+    field(text, "Gid", "0\t0\t0\t0");
+    field(text, "FDSize", process.files.count().next_multiple_of(64));
+    field(text, "Groups", " ");
+    if let Some(memory) = process.memory() {
+        let space = memory.space();
+        let sums = sums(&memory);
+        let (size, resident) = (space.mapped_pages(), space.resident_pages(percpu::cpu()));
+        let mut pages = |name: &str, pages: u64| {
+            field(text, name, format_args!("{:8} kB", pages * (PAGE_SIZE / 1024)));
+        };
+        pages("VmPeak", size);
+        pages("VmSize", size);
+        pages("VmLck", space.locked_pages(percpu::cpu()));
+        pages("VmPin", 0);
+        pages("VmHWM", resident);
+        pages("VmRSS", resident);
+        pages("RssAnon", sums.resident_anon);
+        pages("RssFile", sums.resident_file);
+        pages("RssShmem", sums.resident_shared);
+        pages("VmData", sums.data);
+        pages("VmStk", sums.stack);
+        pages("VmExe", sums.text);
+        pages("VmLib", 0);
+        pages("VmPTE", tables(&memory));
+        pages("VmSwap", 0);
+    }
+    field(text, "CoreDumping", 0);
+    field(text, "THP_enabled", 0);
+    field(text, "Threads", process.threads.lock().len());
+    field(text, "SigQ", "0/4096");
+    for name in ["SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt"] {
+        field(text, name, format_args!("{:016x}", signals(of, name)));
+    }
+    for name in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        let all = if matches!(name, "CapInh" | "CapAmb") { 0u64 } else { (1 << 41) - 1 };
+        field(text, name, format_args!("{all:016x}"));
+    }
+    field(text, "NoNewPrivs", 0);
+    field(text, "Seccomp", 0);
+    let cpus = percpu::cpus();
+    let all = u64::MAX >> (64 - cpus.min(64));
+    let may = of.thread.as_ref().map_or(all, |thread| thread.affinity.load(Relaxed)) & all;
+    field(text, "Cpus_allowed", format_args!("{may:x}"));
+    field(text, "Cpus_allowed_list", fmt::from_fn(|f| list(may, f)));
+    field(text, "Mems_allowed", 1);
+    field(text, "Mems_allowed_list", 0);
+    let [given, taken] = switches(of);
+    field(text, "voluntary_ctxt_switches", given);
+    field(text, "nonvoluntary_ctxt_switches", taken);
+    Ok(())
+}
+
+/// Page tables, as far as one can tell from outside: what the mapped pages need at least.
+pub(super) fn tables(memory: &Memory) -> u64 {
+    let mut tables = 1;
+    let mut last = [u64::MAX; 3];
+    memory.space().areas(percpu::cpu(), |area| {
+        for (last, shift) in last.iter_mut().zip([21, 30, 39]) {
+            let (first, end) = (area.range.start >> shift, (area.range.end - 1) >> shift);
+            if area.resident + area.zero != 0 {
+                tables += (end - first + u64::from(first != *last)).min(area.resident + area.zero);
+                *last = end;
+            }
+        }
+    });
+    tables
+}
+
+/// The set of signals that a line of the status is about.
+fn signals(of: &Subject, name: &str) -> u64 {
+    let (process, thread) = (&of.process.signals, of.thread.as_ref());
+    let (ignored, caught) = process.ignored_and_caught();
+    match name {
+        "SigPnd" => thread.map_or(0, |thread| thread.signals.waiting()),
+        "ShdPnd" => process.waiting(),
+        "SigBlk" => thread.map_or(0, |thread| thread.signals.blocked()),
+        "SigIgn" => ignored,
+        _ => caught,
+    }
+}
+
+/// Writes a set of CPUs as a list of ranges.
+fn list(cpus: u64, text: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let has = |cpu: u32| cpu < 64 && cpus & 1 << cpu != 0;
+    let mut comma = "";
+    let mut cpu = 0;
+    while cpu < 64 {
+        if !has(cpu) {
+            cpu += 1;
+            continue;
+        }
+        let first = cpu;
+        while has(cpu + 1) {
+            cpu += 1;
+        }
+        write!(text, "{comma}{first}")?;
+        if cpu > first {
+            write!(text, "-{cpu}")?;
+        }
+        comma = ",";
+        cpu += 1;
+    }
+    Ok(())
+}
+
+fn stat(of: &Subject, text: &mut Text) -> Result<()> {
+    let process = &of.process;
+    let memory = process.memory();
+    let (mut size, mut resident, mut image) = (0, 0, [0; 4]);
+    if let Some(memory) = &memory {
+        size = memory.space().mapped_pages() * PAGE_SIZE;
+        resident = memory.space().resident_pages(percpu::cpu());
+        let known = memory.image.lock();
+        let ends =
+            |range: Option<VirtRange>| range.map_or([0; 2], |range| [range.start, range.end]);
+        let (arguments, environment) = (ends(known.arguments), ends(known.environment));
+        image = [arguments[0], arguments[1], environment[0], environment[1]];
+    }
+    let threads = process.threads.lock().len();
+    let children = *process.children_usage.lock();
+    let own = match &of.thread {
+        Some(thread) if of.of_thread => thread.usage(),
+        _ => process.usage(),
+    };
+    let cpu = of.thread.as_ref().map_or(0, |thread| thread.last_cpu().0);
+    let group = process.group.load(Relaxed);
+    let session = process.session.load(Relaxed);
+    let _ = write!(
+        text,
+        "{} ({}) {} {} {group} {session} 0 -1 4194304 {} {} 0 0 {} {} {} {} 20 0 {threads} 0 {} \
+         {size} {resident} 18446744073709551615 0 0 0 0 0 0 0 0 0 0 0 0 17 {cpu} 0 0 0 0 0 0 0 {} {} {} \
+         {} {} {}",
+        tid(of),
+        *process.name.lock(),
+        state(of).0,
+        parent(of),
+        own.faults,
+        children.faults,
+        own.times.user / TICK,
+        own.times.system / TICK,
+        children.times.user / TICK,
+        children.times.system / TICK,
+        process.started / TICK,
+        memory.as_ref().map_or(0, |memory| memory.space().heap_range().start),
+        image[0],
+        image[1],
+        image[2],
+        image[3],
+        process.ending.lock().map_or(0, |ending| ending.0),
+    );
+    text.push_str("\n");
+    Ok(())
+}
+
+fn statm(of: &Subject, text: &mut Text) -> Result<()> {
+    let Ok(memory) = memory(of) else {
+        text.push_str("0 0 0 0 0 0 0\n");
+        return Ok(());
+    };
+    let sums = sums(&memory);
+    let _ = writeln!(
+        text,
+        "{} {} {} {} 0 {} 0",
+        memory.space().mapped_pages(),
+        memory.space().resident_pages(percpu::cpu()),
+        sums.resident_file + sums.resident_shared,
+        sums.text,
+        sums.data + sums.stack,
+    );
+    Ok(())
+}
+
+/// Appends the strings in a part of a process's memory.
+fn strings(memory: &Memory, range: Option<VirtRange>, text: &mut Text) -> Result<()> {
+    let Some(range) = range.filter(|range| range.end <= USER_END) else { return Ok(()) };
+    let len = range.len().min(1 << 20) as usize;
+    let mut bytes = Vec::try_filled(0, len)?;
+    let _visit = Visit::to(memory);
+    // What the program unmapped is not told.
+    if user::read_bytes(&mut bytes, range.start).is_ok() {
+        for chunk in bytes.utf8_chunks() {
+            text.push_str(chunk.valid());
+            if !chunk.invalid().is_empty() {
+                text.push_str("\u{fffd}");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn cmdline(of: &Subject, text: &mut Text) -> Result<()> {
+    if let Ok(memory) = memory(of) {
+        let range = memory.image.lock().arguments;
+        strings(&memory, range, text)?;
+    }
+    Ok(())
+}
+
+fn environ(of: &Subject, text: &mut Text) -> Result<()> {
+    if let Ok(memory) = memory(of) {
+        let range = memory.image.lock().environment;
+        strings(&memory, range, text)?;
+    }
+    Ok(())
+}
+
+fn comm(of: &Subject, text: &mut Text) -> Result<()> {
+    let _ = writeln!(text, "{}", *of.process.name.lock());
+    Ok(())
+}
+
+/// A limit, as it is shown.
+struct Limit(u64);
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            u64::MAX => f.pad("unlimited"),
+            limit => limit.fmt(f),
+        }
+    }
+}
+
+fn limits(of: &Subject, text: &mut Text) -> Result<()> {
+    const ROWS: [(&str, &str); 16] = [
+        ("Max cpu time", "seconds"),
+        ("Max file size", "bytes"),
+        ("Max data size", "bytes"),
+        ("Max stack size", "bytes"),
+        ("Max core file size", "bytes"),
+        ("Max resident set", "bytes"),
+        ("Max processes", "processes"),
+        ("Max open files", "files"),
+        ("Max locked memory", "bytes"),
+        ("Max address space", "bytes"),
+        ("Max file locks", "locks"),
+        ("Max pending signals", "signals"),
+        ("Max msgqueue size", "bytes"),
+        ("Max nice priority", ""),
+        ("Max realtime priority", ""),
+        ("Max realtime timeout", "us"),
+    ];
+    let limits = *of.process.limits.lock();
+    let _ =
+        writeln!(text, "{:<25} {:<20} {:<20} {:<10}", "Limit", "Soft Limit", "Hard Limit", "Units");
+    for ((name, unit), limit) in ROWS.iter().zip(limits) {
+        let [soft, hard] = limit.map(Limit);
+        let _ = writeln!(text, "{name:<25} {soft:<20} {hard:<20} {unit:<10}");
+    }
+    Ok(())
+}
+
+fn mounts(_: &Subject, text: &mut Text) -> Result<()> {
+    text.push_str(
+        "rootfs / rootfs rw 0 0\nproc /proc proc rw,nosuid,nodev,noexec,relatime 0 0\n\
+         tmpfs /dev/shm tmpfs rw,nosuid,nodev 0 0\ntmpfs /tmp tmpfs rw 0 0\n",
+    );
+    Ok(())
+}
+
+fn mountinfo(_: &Subject, text: &mut Text) -> Result<()> {
+    text.push_str(
+        "1 1 0:1 / / rw - rootfs rootfs rw\n\
+         2 1 0:2 / /proc rw,nosuid,nodev,noexec,relatime - proc proc rw\n",
+    );
+    Ok(())
+}
+
+fn cgroup(_: &Subject, text: &mut Text) -> Result<()> {
+    text.push_str("0::/\n");
+    Ok(())
+}
+
+fn nought(_: &Subject, text: &mut Text) -> Result<()> {
+    text.push_str("0\n");
+    Ok(())
+}
+
+fn nothing(_: &Subject, _: &mut Text) -> Result<()> {
+    Ok(())
+}
+
+fn schedstat(of: &Subject, text: &mut Text) -> Result<()> {
+    let ran = of.thread.as_ref().map_or(0, |thread| thread.run_time());
+    let _ = writeln!(text, "{ran} 0 {}", switches(of).iter().sum::<u64>());
+    Ok(())
+}
+
+/// Of the thread that looks: how many allocations it still was away from the one that fails when that was last set.
+fn fail_nth(_: &Subject, text: &mut Text) -> Result<()> {
+    let _ = writeln!(text, "{}", current().fail_left.get());
+    Ok(())
+}
+
+fn personality(_: &Subject, text: &mut Text) -> Result<()> {
+    text.push_str("00000000\n");
+    Ok(())
+}

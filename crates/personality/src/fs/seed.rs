@@ -1,0 +1,230 @@
+//! The first files: those of the initial archive, and those that programs expect of any Linux.
+
+use super::device::Device;
+use super::directory::{self, Directory};
+use super::inode::{Body, Inode};
+use super::path::Step;
+use super::pipe::{self, Pipe};
+use super::proc;
+use super::transfer::Transfer;
+use super::walk::{Links, Start, walk};
+use crate::errno::{Errno, Result};
+use cpio_reader::{Entry, Mode, iter_files};
+use faultless_bare::arch::report;
+use faultless_bare::percpu;
+use faultless_collections::{Arc, Map, String, Vec};
+use linux_raw_sys::general as linux;
+
+/// Makes the file system, from a cpio archive in the "newc" form. Called once, before any thread runs.
+///
+/// A file that cannot be made is reported, and left out.
+///
+/// # Errors
+/// The archive is damaged; the report says where.
+pub fn mount(archive: &[u8]) -> core::result::Result<(), &'static str> {
+    let root = Inode::numbered(1, Body::Directory(Directory::default()), 0o755);
+    let root = root.map_err(|_| NO_MEMORY)?;
+    root.change(|meta| meta.links = 2);
+    super::set_root(root.clone()).map_err(|_| NO_MEMORY)?;
+    let start = Start { root: root.clone(), here: root };
+    let result = unpack(&start, archive);
+    furnish(&start).map_err(|_| NO_MEMORY)?;
+    result
+}
+
+const NO_MEMORY: &str = "there is no memory";
+
+fn unpack(start: &Start, archive: &[u8]) -> core::result::Result<(), &'static str> {
+    let mut end = 0;
+    let mut last = "the start";
+    // Further names of a file come before the one with its bytes, with the same number.
+    let mut linked: Map<(u32, u32, u32), Arc<Inode>> = Map::new();
+    for entry in iter_files(archive) {
+        if let Err(errno) = unpack_one(start, &entry, &mut linked) {
+            report!("message the file {:?} is left out (error {})", entry.name(), errno.0);
+        }
+        last = entry.name();
+        let after = entry.file().as_ptr_range().end as usize - archive.as_ptr() as usize;
+        end = after.next_multiple_of(4);
+    }
+    // The reader stops at what it cannot read, as it does at the entry that ends an archive.
+    let rest = archive.get(end..).unwrap_or_default();
+    let is_end = rest.get(..6) == Some(b"070701") && rest.get(110..120) == Some(b"TRAILER!!!");
+    if archive.is_empty() || is_end {
+        return Ok(());
+    }
+    report!("message the archive of files is damaged after {last:?}, at byte {end}");
+    Err("it is damaged")
+}
+
+fn unpack_one(
+    start: &Start,
+    entry: &Entry<'_>,
+    linked: &mut Map<(u32, u32, u32), Arc<Inode>>,
+) -> Result<()> {
+    let mode = entry.mode().bits();
+    let name = entry.name().as_bytes();
+    if name.split(|&byte| byte == b'/').any(|part| part == b"..") {
+        return Err(Errno::EINVAL);
+    }
+    if mode & linux::S_IFMT == linux::S_IFDIR {
+        let made = make_directories(start, name)?;
+        made.change(|meta| meta.mode = mode & 0o7777);
+        return Ok(());
+    }
+    let key = (entry.devmajor().unwrap_or(0), entry.devminor().unwrap_or(0), entry.ino());
+    let inode = match mode & linux::S_IFMT {
+        linux::S_IFREG if entry.nlink() > 1 && linked.contains_key(&key) => {
+            let inode = linked.get(&key).ok_or(Errno::ENOENT)?.clone();
+            fill(&inode, entry.file())?;
+            let (parent, name) = place(start, name)?;
+            return directory::link_again(&parent, &name, &inode);
+        }
+        linux::S_IFREG => {
+            let inode = Inode::try_new_regular(mode)?;
+            fill(&inode, entry.file())?;
+            if entry.nlink() > 1 {
+                linked.try_insert(key, inode.clone())?;
+            }
+            inode
+        }
+        linux::S_IFLNK => Inode::try_new(Body::Link(Vec::try_from_slice(entry.file())?), 0o777)?,
+        linux::S_IFIFO => Inode::try_new(Body::Pipe(Pipe::try_new(pipe::Kind::Named)?), mode)?,
+        linux::S_IFCHR if entry.mode().contains(Mode::CHARACTER_SPECIAL_DEVICE) => {
+            let numbers = (entry.rdevmajor().unwrap_or(0), entry.rdevminor().unwrap_or(0));
+            let device = Device::numbered(numbers.0, numbers.1).ok_or(Errno::ENODEV)?;
+            Inode::try_new(Body::Device(device), mode)?
+        }
+        _ => return Err(Errno::EINVAL),
+    };
+    let seconds = u64::from(u32::try_from(entry.mtime()).unwrap_or(0));
+    let (parent, name) = place(start, name)?;
+    // The later of two of a name counts.
+    match directory::unlink(&parent, &name, false) {
+        Ok(()) | Err(Errno::ENOENT) => {}
+        Err(errno) => return Err(errno),
+    }
+    directory::link(&parent, &name, &inode)?;
+    inode.change(|meta| meta.modified = seconds * 1_000_000_000);
+    Ok(())
+}
+
+fn fill(inode: &Inode, bytes: &[u8]) -> Result<()> {
+    let regular = inode.regular().ok_or(Errno::EINVAL)?;
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    Transfer::from_kernel(bytes, |from| regular.write(from, Some(0)))?;
+    if regular.length() == bytes.len() as u64 { Ok(()) } else { Err(Errno::ENOSPC) }
+}
+
+/// The directory and the name of a new file.
+fn place(start: &Start, path: &[u8]) -> Result<(Arc<Inode>, super::inode::Name)> {
+    let name = super::file_name(path);
+    let parent = make_directories(start, &path[..path.len() - name.len()])?;
+    Ok((parent, Vec::try_from_slice(name)?))
+}
+
+/// The directory at `path`, made with all above it where they are missing.
+fn make_directories(start: &Start, path: &[u8]) -> Result<Arc<Inode>> {
+    let mut here = start.root.clone();
+    let mut rest = path;
+    while let Some(step) = Step::of(rest) {
+        let from = Start { root: start.root.clone(), here: here.clone() };
+        let found = walk(&from, step.name, Links::Follow)?;
+        here = match found.inode {
+            Some(inode) if inode.is_directory() => inode,
+            Some(_) => return Err(Errno::ENOTDIR),
+            None => directory::make_directory(&found.directory, &found.name, 0o755)?,
+        };
+        rest = step.rest;
+    }
+    Ok(here)
+}
+
+/// Adds what programs expect, where the archive has nothing by that name.
+fn furnish(start: &Start) -> Result<()> {
+    use Device::{Console, Full, Null, Random, Zero};
+    let add = |path: &str, made: Result<Arc<Inode>>| {
+        let added = made.and_then(|inode| {
+            let (parent, name) = place(start, path.as_bytes())?;
+            directory::link(&parent, &name, &inode)
+        });
+        if let Err(errno) = added
+            && errno != Errno::EEXIST
+        {
+            report!("message {path} is left out (error {})", errno.0);
+        }
+    };
+    let directory = |path: &str, mode: u32| {
+        let body = Body::Directory(Directory::default());
+        add(path, Inode::try_new(body, mode));
+    };
+    let text = |path: &str, text: &str| {
+        let made = Inode::try_new_regular(0o644).and_then(|inode| {
+            fill(&inode, text.as_bytes())?;
+            Ok(inode)
+        });
+        add(path, made);
+    };
+    let link = |path: &str, to: &str| {
+        let to = Vec::try_from_slice(to.as_bytes());
+        let made = to.map_err(Errno::from).and_then(|to| Inode::try_new(Body::Link(to), 0o777));
+        add(path, made);
+    };
+    directory("tmp", 0o1777);
+    directory("dev", 0o755);
+    directory("dev/shm", 0o1777);
+    directory("root", 0o700);
+    let devices = [
+        ("dev/null", Null),
+        ("dev/zero", Zero),
+        ("dev/full", Full),
+        ("dev/random", Random),
+        ("dev/urandom", Random),
+        ("dev/tty", Console),
+        ("dev/console", Console),
+    ];
+    for (path, device) in devices {
+        add(path, Inode::try_new(Body::Device(device), 0o666));
+    }
+    link("dev/fd", "/proc/self/fd");
+    link("dev/stdin", "/proc/self/fd/0");
+    link("dev/stdout", "/proc/self/fd/1");
+    link("dev/stderr", "/proc/self/fd/2");
+    // An archive of a root file system has an empty directory there, to mount on.
+    let _ = directory::remove_directory(&start.root, b"proc");
+    add("proc", proc::root());
+    let cpus = percpu::cpus();
+    let list = match cpus {
+        1 => String::try_from_str("0\n")?,
+        _ => String::try_format(format_args!("0-{}\n", cpus - 1))?,
+    };
+    for name in ["online", "possible", "present"] {
+        let path = String::try_format(format_args!("sys/devices/system/cpu/{name}"))?;
+        text(&path, &list);
+    }
+    text("sys/devices/system/cpu/offline", "\n");
+    text("sys/devices/system/cpu/kernel_max", "63\n");
+    for cpu in 0..cpus {
+        let own = String::try_format(format_args!("{cpu}\n"))?;
+        for (name, what) in [
+            ("core_id", own.as_str()),
+            ("physical_package_id", "0\n"),
+            ("thread_siblings_list", own.as_str()),
+            ("core_siblings_list", list.as_str()),
+        ] {
+            let path = format_args!("sys/devices/system/cpu/cpu{cpu}/topology/{name}");
+            text(&String::try_format(path)?, what);
+        }
+    }
+    text("sys/devices/system/node/online", "0\n");
+    text("sys/devices/system/node/possible", "0\n");
+    text("sys/devices/system/node/node0/cpulist", &list);
+    text("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n");
+    text("sys/kernel/mm/transparent_hugepage/hpage_pmd_size", "2097152\n");
+    text("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n");
+    text("etc/group", "root:x:0:\n");
+    text("etc/hostname", "faultless\n");
+    Ok(())
+}

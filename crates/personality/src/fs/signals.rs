@@ -1,0 +1,86 @@
+//! Signals that are read (`signalfd`).
+//!
+//! Whoever reads one takes what waits for itself, so what is ready depends on who asks. All of these files share
+//! one announcement, of any signal to anybody: there are few of either.
+
+use super::stream::{Changes, Events, Stream};
+use super::transfer::Transfer;
+use crate::errno::{Errno, Result};
+use crate::signal::{self, Set, UNBLOCKABLE};
+use crate::task::current;
+use core::sync::atomic::{AtomicU64, Ordering};
+use faultless_bare::sync::Mutex;
+use faultless_collections::{Arc, Weak};
+
+/// The signals of a set, to be read.
+#[derive(Debug)]
+pub struct SignalFile {
+    set: AtomicU64,
+    changes: Arc<Changes>,
+}
+
+/// What announces signals, while anybody wants to hear of them.
+static ANNOUNCED: Mutex<Weak<Changes>> = Mutex::new(Weak::new());
+
+/// Announces a signal, which waits already. The caller holds no lock.
+pub fn announce() {
+    let changes = ANNOUNCED.lock().upgrade();
+    if let Some(changes) = changes {
+        changes.announce();
+    }
+}
+
+impl SignalFile {
+    /// Those of `set`.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new(set: Set) -> Result<Arc<Self>> {
+        let changes = {
+            let mut announced = ANNOUNCED.lock();
+            match announced.upgrade() {
+                Some(changes) => changes,
+                None => {
+                    let new = Arc::try_new(Changes::default())?;
+                    *announced = Arc::downgrade(&new);
+                    new
+                }
+            }
+        };
+        Ok(Arc::try_new(Self { set: AtomicU64::new(set & !UNBLOCKABLE), changes })?)
+    }
+
+    /// Changes the set.
+    pub fn set(&self, set: Set) {
+        self.set.store(set & !UNBLOCKABLE, Ordering::SeqCst);
+        self.changes.announce();
+    }
+}
+
+impl Stream for SignalFile {
+    fn read(&self, to: &mut Transfer<'_>) -> Result {
+        if to.left() < signal::TOLD as u64 {
+            return Err(Errno::EINVAL);
+        }
+        let set = self.set.load(Ordering::SeqCst);
+        while to.left() >= signal::TOLD as u64
+            && let Some(info) = signal::take_waiting(set)
+        {
+            to.put_bytes(&info.told());
+        }
+        if to.moved() == 0 && to.left() != 0 { Err(Errno::EAGAIN) } else { to.result() }
+    }
+
+    fn ready(&self) -> Events {
+        let thread = current();
+        let waiting = thread.signals.waiting() | thread.process.signals.waiting();
+        match waiting & self.set.load(Ordering::SeqCst) {
+            0 => Events::empty(),
+            _ => Events::READ,
+        }
+    }
+
+    fn changes(&self) -> Option<&Arc<Changes>> {
+        Some(&self.changes)
+    }
+}

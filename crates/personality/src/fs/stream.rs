@@ -1,0 +1,214 @@
+//! What has no position: pipes, events, the console, devices.
+//!
+//! A stream is tried without waiting. [`read`] and [`write`] wait where it has to be waited for, so that
+//! waiting is written once: who changes a stream announces it on the stream's [`Changes`], and who
+//! waits asks the stream again whenever something was announced.
+
+use super::transfer::Transfer;
+use crate::errno::{Errno, Result};
+use crate::signal::{self, Info};
+use crate::task::current;
+use crate::task::wait::{Place, Stop, WaitQueue, wait_at};
+use core::any::Any;
+use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
+use faultless_bare::heap::try_push;
+use faultless_collections::arc::Counted;
+use faultless_collections::{Arc, Vec};
+use linux_raw_sys::general as linux;
+
+bitflags::bitflags! {
+    /// What a stream is ready for, in the bits of `poll`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Events: u32 {
+        /// There is something to read, or the end.
+        const IN = linux::POLLIN;
+        /// There is room to write.
+        const OUT = linux::POLLOUT;
+        /// The reader is gone.
+        const ERR = linux::POLLERR;
+        /// The writer is gone.
+        const HUP = linux::POLLHUP;
+        /// No such descriptor.
+        const NVAL = linux::POLLNVAL;
+        /// As `IN`.
+        const RDNORM = linux::POLLRDNORM;
+        /// As `OUT`.
+        const WRNORM = linux::POLLWRNORM;
+        /// The other end of a socket will write no more.
+        const RDHUP = linux::POLLRDHUP;
+    }
+}
+
+impl Events {
+    /// Ready to read.
+    pub const READ: Self = Self::IN.union(Self::RDNORM);
+    /// Ready to write.
+    pub const WRITE: Self = Self::OUT.union(Self::WRNORM);
+    /// Told whether asked for or not.
+    pub const ALWAYS: Self = Self::ERR.union(Self::HUP);
+}
+
+/// Announcements of changes.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// Who waits for one.
+    pub queue: WaitQueue,
+    count: AtomicU64,
+}
+
+impl Changes {
+    /// Announces a change, which has been made already.
+    pub fn announce(&self) {
+        self.count.fetch_add(1, Ordering::SeqCst);
+        self.queue.wake_all();
+    }
+
+    /// How many there were.
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::SeqCst)
+    }
+}
+
+/// What can be read or written as bytes come and go. Nothing here waits: `EAGAIN` says that one must.
+pub trait Stream: Any + fmt::Debug + Send + Sync {
+    /// Puts what is there into `to`; 0 at the end.
+    ///
+    /// # Errors
+    /// `EAGAIN`: nothing is there yet. Others as `read` gives them.
+    fn read(&self, to: &mut Transfer<'_>) -> Result {
+        let _ = to;
+        Err(Errno::EINVAL)
+    }
+
+    /// Takes from `from` what there is room for.
+    ///
+    /// # Errors
+    /// `EAGAIN`: there is no room. Others as `write` gives them.
+    fn write(&self, from: &mut Transfer<'_>) -> Result {
+        let _ = from;
+        Err(Errno::EINVAL)
+    }
+
+    /// What it is ready for.
+    fn ready(&self) -> Events;
+
+    /// Where changes of `ready` are announced; none if it never changes.
+    fn changes(&self) -> Option<&Arc<Changes>> {
+        None
+    }
+
+    /// As `changes`, where there are several.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    fn watch(&self, all: &mut Vec<Arc<Changes>>) -> Result<()> {
+        Ok(self.changes().cloned().map_or(Ok(()), |changes| try_push(all, changes))?)
+    }
+
+    /// A count that grows whenever there is something new to tell those who watch for edges; none if there
+    /// never is.
+    fn edges(&self) -> Option<u64> {
+        self.changes().map(|changes| changes.count())
+    }
+
+    /// When to look again although nothing was announced, in nanoseconds since boot. If that comes to be
+    /// earlier, it is announced.
+    fn look_again(&self) -> Option<u64> {
+        None
+    }
+
+    /// Bytes that a read would find.
+    ///
+    /// # Errors
+    /// `ENOTTY`: that is not known here.
+    fn queued(&self) -> Result {
+        Err(Errno::ENOTTY)
+    }
+}
+
+/// A share of a stream, whatever kind it is.
+pub fn erase<T: Stream>(stream: Arc<T>) -> Arc<dyn Stream> {
+    // SAFETY: the language's own cast.
+    unsafe { Arc::cast(stream, |at| at as *mut Counted<dyn Stream>) }
+}
+
+/// Waits until `stream` is ready for any of `wanted`.
+///
+/// # Errors
+/// [`Errno::RESTART`]: a signal came first.
+pub fn wait(stream: &dyn Stream, wanted: Events) -> Result<()> {
+    let place = stream.changes().map(|changes| Place::at(&changes.queue));
+    let ready = || stream.ready().intersects(wanted | Events::ALWAYS).then_some(());
+    wait_and_look_again(place.as_slice(), None, || stream.look_again(), ready).map_err(|stop| {
+        debug_assert_eq!(stop, Stop::Signal, "there is no deadline");
+        Errno::RESTART
+    })
+}
+
+/// As [`wait_at`], for what is also to be looked at when `look_again` says.
+///
+/// # Errors
+/// Why the wait ended without it.
+pub fn wait_and_look_again<R>(
+    places: &[Place<'_>],
+    deadline: Option<u64>,
+    look_again: impl Fn() -> Option<u64>,
+    mut ready: impl FnMut() -> Option<R>,
+) -> core::result::Result<R, Stop> {
+    let until = || [deadline, look_again()].into_iter().flatten().min();
+    loop {
+        let at = until();
+        let sooner = || until().is_some_and(|now| at.is_none_or(|at| now < at));
+        let look = || ready().map(Some).or_else(|| sooner().then_some(None));
+        match wait_at(places, at, look) {
+            Ok(Some(result)) => return Ok(result),
+            Err(Stop::Timeout) if at == deadline => return Err(Stop::Timeout),
+            Ok(None) | Err(Stop::Timeout) => {}
+            Err(Stop::Signal) => return Err(Stop::Signal),
+        }
+    }
+}
+
+/// Reads what is there, after waiting for something unless `at_once`.
+pub fn read(stream: &dyn Stream, to: &mut Transfer<'_>, at_once: bool) -> Result {
+    loop {
+        match stream.read(to) {
+            Err(Errno::EAGAIN) if !at_once => wait(stream, Events::IN)?,
+            result => return result,
+        }
+    }
+}
+
+/// Writes everything, waiting for room as often as needed; unless `at_once`: then what there is room
+/// for. A write to what nobody reads is a signal as well as an error.
+pub fn write(stream: &dyn Stream, from: &mut Transfer<'_>, at_once: bool) -> Result {
+    write_with(stream, from, at_once, true)
+}
+
+/// As [`write`]; `tell` says whether it is a signal.
+pub fn write_with(
+    stream: &dyn Stream,
+    from: &mut Transfer<'_>,
+    at_once: bool,
+    tell: bool,
+) -> Result {
+    loop {
+        let stop = match stream.write(from) {
+            Ok(_) if from.left() == 0 => return from.result(),
+            Ok(_) | Err(Errno::EAGAIN) if !at_once => match wait(stream, Events::OUT) {
+                Ok(()) => continue,
+                Err(errno) => errno,
+            },
+            Ok(_) => return from.result(),
+            Err(errno) => errno,
+        };
+        if from.moved() != 0 {
+            return Ok(from.moved());
+        }
+        if stop == Errno::EPIPE && tell {
+            signal::send_thread(&current().arc(), Info::kernel(linux::SIGPIPE));
+        }
+        return Err(stop);
+    }
+}

@@ -1,0 +1,134 @@
+//! Timers that are files (`timerfd`).
+//!
+//! Nothing happens when such a timer expires: who looks at it counts how often it has, and who waits for it is
+//! told [when to look again](Stream::look_again). Once it has expired it tells nobody, as on Linux, until it was
+//! read.
+
+use super::stream::{Changes, Events, Stream};
+use super::transfer::Transfer;
+use crate::errno::{Errno, Result};
+use crate::time::timers::Setting;
+use crate::time::{self, Clock};
+use faultless_bare::sync::Mutex;
+use faultless_collections::Arc;
+
+/// A timer whose expirations are read.
+#[derive(Debug)]
+pub struct TimerFile {
+    clock: Clock,
+    state: Mutex<State>,
+    /// Announces that it is set.
+    changes: Arc<Changes>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    /// When it expires, or did first since it was read, in nanoseconds since boot; none if it does not run.
+    expiry: Option<u64>,
+    interval: u64,
+    /// How often it was read, or set, after it had expired: each time it told once.
+    told: u64,
+}
+
+impl State {
+    /// How often it expired since it was read.
+    fn expirations(&self, now: u64) -> u64 {
+        match self.expiry {
+            Some(expiry) if now >= expiry => {
+                (now - expiry).checked_div(self.interval).unwrap_or(0).saturating_add(1)
+            }
+            _ => 0,
+        }
+    }
+
+    /// When it expires next, as far as `now` is concerned.
+    fn next(&self, now: u64) -> Option<u64> {
+        match self.expirations(now) {
+            0 => self.expiry,
+            _ if self.interval == 0 => None,
+            count => Some(self.expiry?.saturating_add(count.saturating_mul(self.interval))),
+        }
+    }
+
+    fn setting(&self, now: u64) -> Setting {
+        Setting { value: self.next(now).map_or(0, |next| next - now), interval: self.interval }
+    }
+}
+
+impl TimerFile {
+    /// One that does not run, by a clock that always does.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new(clock: Clock) -> Result<Arc<Self>> {
+        let changes = Arc::try_new(Changes::default())?;
+        Ok(Arc::try_new(Self { clock, state: Mutex::default(), changes })?)
+    }
+
+    /// What it shows.
+    pub fn setting(&self) -> Setting {
+        self.state.lock().setting(time::now())
+    }
+
+    /// Sets it and returns what it showed. With `absolute`, `value` is a time that its clock shows rather
+    /// than one from now.
+    pub fn set(&self, new: Setting, absolute: bool) -> Setting {
+        let now = time::now();
+        let expiry = match new.value {
+            0 => None,
+            value if absolute => self.clock.since_boot(value),
+            value => Some(now.saturating_add(value)),
+        };
+        let old = {
+            let mut state = self.state.lock();
+            let told = state.told + u64::from(state.expirations(now) != 0);
+            let old =
+                core::mem::replace(&mut *state, State { expiry, interval: new.interval, told });
+            old.setting(now)
+        };
+        self.changes.announce();
+        old
+    }
+}
+
+impl Stream for TimerFile {
+    fn read(&self, to: &mut Transfer<'_>) -> Result {
+        if to.left() < 8 {
+            return Err(Errno::EINVAL);
+        }
+        let count = {
+            let mut state = self.state.lock();
+            let now = time::now();
+            let count = state.expirations(now);
+            if count == 0 {
+                return Err(Errno::EAGAIN);
+            }
+            state.expiry = state.next(now);
+            state.told += 1;
+            count
+        };
+        to.put_bytes(&count.to_ne_bytes());
+        to.result()
+    }
+
+    fn ready(&self) -> Events {
+        match self.state.lock().expirations(time::now()) {
+            0 => Events::empty(),
+            _ => Events::READ,
+        }
+    }
+
+    fn changes(&self) -> Option<&Arc<Changes>> {
+        Some(&self.changes)
+    }
+
+    fn edges(&self) -> Option<u64> {
+        let state = *self.state.lock();
+        let expired = state.expirations(time::now()) != 0;
+        Some(self.changes.count() + state.told + u64::from(expired))
+    }
+
+    fn look_again(&self) -> Option<u64> {
+        self.state.lock().expiry.filter(|&expiry| time::now() < expiry)
+    }
+}

@@ -1,0 +1,179 @@
+//! System V's interprocess communication: objects that processes find by keys, and that stay until
+//! somebody removes them.
+//!
+//! A kind of objects has a table, [`Ids`], in which an object is found by its key or its identifier. That
+//! is, as on Linux, a place in the table and how often places were given out: so the identifier of what
+//! was removed means nothing for a long time.
+
+pub mod msg;
+pub mod sem;
+pub mod shm;
+
+use crate::errno::{Errno, Result};
+use faultless_bare::arch::clock;
+use faultless_bare::heap::try_push;
+use faultless_collections::Vec;
+
+/// The key of what has none: each call makes another.
+pub const PRIVATE: i32 = 0;
+/// Of `…get`: make it if there is none.
+const CREATE: u32 = 0o1000;
+/// Of `…get`: and only then.
+const EXCLUSIVE: u32 = 0o2000;
+/// Bits of an identifier that are the place.
+const PLACE_BITS: u32 = 15;
+
+/// The time, as these objects tell it: seconds since 1970.
+pub fn seconds() -> u64 {
+    clock::wall() / 1_000_000_000
+}
+
+/// What every object has.
+#[derive(Clone, Copy, Debug)]
+pub struct Common {
+    /// Its key.
+    pub key: i32,
+    /// The owner.
+    pub uid: u32,
+    /// The owning group.
+    pub gid: u32,
+    /// Permissions, and marks of the kind's own.
+    pub mode: u32,
+    /// When it was made, or when these were last set.
+    pub changed: u64,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    id: i32,
+    common: Common,
+    object: T,
+}
+
+/// The objects of one kind.
+#[derive(Debug)]
+pub struct Ids<T> {
+    places: Vec<Option<Entry<T>>>,
+    /// How often places were given out, modulo what fits an identifier.
+    given: u16,
+    most: usize,
+}
+
+impl<T> Ids<T> {
+    /// No objects yet, and never more than `most`.
+    pub const fn new(most: usize) -> Self {
+        Self { places: Vec::new(), given: 0, most }
+    }
+
+    /// The object for `key`: the one that there is if it `suits`, or, if `flags` have it so, what `make`
+    /// makes for its identifier.
+    ///
+    /// # Errors
+    /// `ENOENT`: there is none. `EEXIST`: there is, and should not be. `ENOSPC`: there are too many.
+    /// `ENOMEM`. Those of `suits` and `make`.
+    pub fn get(
+        &mut self,
+        key: i32,
+        flags: u32,
+        suits: impl FnOnce(&T) -> Result<()>,
+        make: impl FnOnce(i32) -> Result<T>,
+    ) -> Result<i32> {
+        let found = self.all().find(|(_, common, _)| key != PRIVATE && common.key == key);
+        if let Some((id, _, object)) = found {
+            if flags & CREATE != 0 && flags & EXCLUSIVE != 0 {
+                return Err(Errno::EEXIST);
+            }
+            return suits(object).map(|()| id);
+        }
+        if key != PRIVATE && flags & CREATE == 0 {
+            return Err(Errno::ENOENT);
+        }
+        if faultless_bare::heap::low() {
+            return Err(Errno::ENOMEM);
+        }
+        let place = match self.places.iter().position(Option::is_none) {
+            Some(place) => place,
+            None if self.places.len() == self.most => return Err(Errno::ENOSPC),
+            None => {
+                try_push(&mut self.places, None)?;
+                self.places.len() - 1
+            }
+        };
+        let id = i32::from(self.given) << PLACE_BITS | place as i32;
+        let common = Common { key, uid: 0, gid: 0, mode: flags & 0o777, changed: seconds() };
+        self.places[place] = Some(Entry { id, common, object: make(id)? });
+        self.given = (self.given + 1) & i16::MAX as u16;
+        Ok(id)
+    }
+
+    /// The object that `id` names.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is none.
+    pub fn find(&mut self, id: i32) -> Result<(&mut Common, &mut T)> {
+        let place = usize::try_from(id).map_err(|_| Errno::EINVAL)? & ((1 << PLACE_BITS) - 1);
+        match self.places.get_mut(place) {
+            Some(Some(entry)) if entry.id == id => Ok((&mut entry.common, &mut entry.object)),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// The identifier of the object at a place of the table.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is none.
+    pub fn at(&self, place: i32) -> Result<i32> {
+        let place = usize::try_from(place).map_err(|_| Errno::EINVAL)?;
+        match self.places.get(place) {
+            Some(Some(entry)) => Ok(entry.id),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Takes the object that `id` names out of the table.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is none.
+    pub fn remove(&mut self, id: i32) -> Result<T> {
+        self.find(id)?;
+        let place = id as usize & ((1 << PLACE_BITS) - 1);
+        self.places[place].take().map(|entry| entry.object).ok_or(Errno::EINVAL)
+    }
+
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = (i32, &Common, &T)> {
+        self.places.iter().flatten().map(|entry| (entry.id, &entry.common, &entry.object))
+    }
+
+    /// The first at `place` or behind it, and its place.
+    pub fn from(&self, place: usize) -> Option<(usize, &T)> {
+        let mut places = self.places.iter().enumerate().skip(place);
+        places.find_map(|(place, entry)| Some((place, &entry.as_ref()?.object)))
+    }
+
+    /// The highest place that is taken; 0 where none is.
+    pub fn last_place(&self) -> u64 {
+        self.places.iter().rposition(Option::is_some).unwrap_or(0) as u64
+    }
+}
+
+impl<T> Ids<T> {
+    /// Sets owner and permissions.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is none.
+    pub fn set(&mut self, id: i32, uid: u32, gid: u32, mode: u32) -> Result<()> {
+        if uid == u32::MAX || gid == u32::MAX {
+            return Err(Errno::EINVAL);
+        }
+        let (common, _) = self.find(id)?;
+        let mode = common.mode & !0o777 | mode & 0o777;
+        *common = Common { uid, gid, mode, changed: seconds(), ..*common };
+        Ok(())
+    }
+}
+
+/// Removes everything. For the end, when no process is left.
+pub fn clear() {
+    shm::clear();
+}

@@ -1,0 +1,280 @@
+//! Semaphores: sets of counters that are changed together, by processes that wait until they can be.
+//!
+//! A call tries all of its changes at once, or none. Who cannot waits on the set's queue, and is woken by
+//! every change to try again. What a process wants undone at its end is kept with the set.
+
+use super::Ids;
+use crate::errno::{Errno, Result};
+use crate::task::wait::{Stop, WaitQueue, wait_until};
+use core::sync::atomic::{AtomicU64, Ordering};
+use faultless_bare::sync::Mutex;
+use faultless_collections::{Arc, Map, Vec};
+
+/// The most sets, and semaphores in one.
+pub const MOST: usize = 32000;
+/// The most changes in a call.
+pub const MOST_CHANGES: u64 = 500;
+/// The largest value.
+pub const LARGEST: i32 = 32767;
+
+/// One change: `sembuf`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Change {
+    /// Which semaphore.
+    pub at: u16,
+    /// What is added to it; 0: it is to be 0.
+    pub by: i16,
+    /// Flags.
+    pub flags: i16,
+}
+
+impl Change {
+    const NO_WAIT: i16 = 0o4000;
+    const UNDO: i16 = 0x1000;
+}
+
+/// A semaphore.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Semaphore {
+    /// Its value.
+    pub value: u16,
+    /// Who changed it last.
+    pub last_user: u32,
+    /// How many wait for it to become larger, and to become 0.
+    pub waiting: [u32; 2],
+}
+
+/// A set under its lock.
+#[derive(Debug, Default)]
+pub struct State {
+    /// Its semaphores.
+    pub all: Vec<Semaphore>,
+    /// When it was last changed by `semop`; 0: never.
+    pub used: u64,
+    /// Whether it was removed.
+    gone: bool,
+    /// What is added at the ends of processes.
+    undo: Map<u32, Vec<i16>>,
+}
+
+/// A set.
+#[derive(Debug, Default)]
+pub struct Set {
+    state: Mutex<State>,
+    changed: WaitQueue,
+}
+
+/// All sets.
+pub static SETS: Mutex<Ids<Arc<Set>>> = Mutex::new(Ids::new(MOST));
+/// How often something was noted to be undone: no process has anything to undo while it is 0.
+static UNDOES: AtomicU64 = AtomicU64::new(0);
+
+/// Why changes cannot be made now.
+enum Refused {
+    /// Semaphore `at` must become larger, or 0.
+    Wait {
+        at: usize,
+        zero: bool,
+    },
+    Error(Errno),
+}
+
+impl Set {
+    /// A set of `count` semaphores.
+    ///
+    /// # Errors
+    /// `EINVAL`: none, or too many. `ENOMEM`.
+    pub fn try_new(count: usize) -> Result<Arc<Self>> {
+        if count == 0 || count > MOST {
+            return Err(Errno::EINVAL);
+        }
+        let set = Self::default();
+        set.state.lock().all = Vec::try_filled(Semaphore::default(), count)?;
+        Ok(Arc::try_new(set)?)
+    }
+
+    /// Looks at it.
+    pub fn look<R>(&self, look: impl FnOnce(&State) -> R) -> R {
+        look(&self.state.lock())
+    }
+
+    /// Sets values, of the semaphore `at` or from the first on, and forgets what was to be undone of them.
+    ///
+    /// # Errors
+    /// `ERANGE`, `EINVAL`: there is no such semaphore. `EIDRM`.
+    pub fn set(&self, at: usize, values: &[u16], pid: u32) -> Result<()> {
+        if values.iter().any(|&value| i32::from(value) > LARGEST) {
+            return Err(Errno::ERANGE);
+        }
+        let mut state = self.state.lock();
+        if state.gone {
+            return Err(Errno::EIDRM);
+        }
+        let State { all, undo, .. } = &mut *state;
+        let range = at..at + values.len();
+        for (semaphore, &value) in
+            all.get_mut(range.clone()).ok_or(Errno::EINVAL)?.iter_mut().zip(values)
+        {
+            semaphore.value = value;
+            semaphore.last_user = pid;
+        }
+        undo.each_mut(|_, undo| undo[range.clone()].fill(0));
+        drop(state);
+        self.changed.wake_all();
+        Ok(())
+    }
+
+    /// Makes `changes` together, waiting until that can be done.
+    ///
+    /// # Errors
+    /// As `semop`.
+    pub fn change(&self, changes: &[Change], deadline: Option<u64>, pid: u32) -> Result<()> {
+        let mut waits_for: Option<(usize, usize)> = None;
+        let waited = wait_until(&[&self.changed], deadline, || {
+            let mut state = self.state.lock();
+            leave(&mut state, waits_for.take());
+            if state.gone {
+                return Some(Err(Errno::EIDRM));
+            }
+            match state.change(changes, pid) {
+                Ok(()) => Some(Ok(())),
+                Err(Refused::Error(errno)) => Some(Err(errno)),
+                Err(Refused::Wait { at, zero }) => {
+                    let kind = usize::from(zero);
+                    state.all[at].waiting[kind] += 1;
+                    waits_for = Some((at, kind));
+                    None
+                }
+            }
+        });
+        leave(&mut self.state.lock(), waits_for);
+        match waited {
+            Ok(Ok(())) => {
+                if changes.iter().any(|change| change.by != 0) {
+                    self.changed.wake_all();
+                }
+                Ok(())
+            }
+            Ok(Err(errno)) => Err(errno),
+            Err(Stop::Timeout) => Err(Errno::EAGAIN),
+            Err(Stop::Signal) => Err(Errno::EINTR),
+        }
+    }
+
+    /// Ends it: who waits is told.
+    fn end(&self) {
+        self.state.lock().gone = true;
+        self.changed.wake_all();
+    }
+}
+
+fn leave(state: &mut State, waited_for: Option<(usize, usize)>) {
+    if let Some((at, kind)) = waited_for {
+        state.all[at].waiting[kind] -= 1;
+    }
+}
+
+impl State {
+    fn change(&mut self, changes: &[Change], pid: u32) -> core::result::Result<(), Refused> {
+        if changes.iter().any(|change| usize::from(change.at) >= self.all.len()) {
+            return Err(Refused::Error(Errno::EFBIG));
+        }
+        let undoes = changes.iter().any(|change| change.flags & Change::UNDO != 0);
+        if undoes && !self.undo.contains_key(&pid) {
+            if faultless_bare::heap::low() {
+                return Err(Refused::Error(Errno::ENOMEM));
+            }
+            let none = Vec::try_filled(0, self.all.len());
+            none.and_then(|none| self.undo.try_insert(pid, none))
+                .map_err(|no_memory| Refused::Error(no_memory.into()))?;
+            UNDOES.fetch_add(1, Ordering::Relaxed);
+        }
+        for (done, change) in changes.iter().enumerate() {
+            if let Err(refused) = self.change_one(change, pid) {
+                changes[..done].iter().rev().for_each(|change| self.change_back(change, pid));
+                return Err(match refused {
+                    Refused::Wait { .. } if change.flags & Change::NO_WAIT != 0 => {
+                        Refused::Error(Errno::EAGAIN)
+                    }
+                    refused => refused,
+                });
+            }
+        }
+        for change in changes {
+            self.all[usize::from(change.at)].last_user = pid;
+        }
+        self.used = super::seconds();
+        Ok(())
+    }
+
+    fn change_one(&mut self, change: &Change, pid: u32) -> core::result::Result<(), Refused> {
+        let at = usize::from(change.at);
+        let value = i32::from(self.all[at].value);
+        let new = value + i32::from(change.by);
+        if change.by == 0 && value != 0 || new < 0 {
+            return Err(Refused::Wait { at, zero: change.by == 0 });
+        }
+        if new > LARGEST {
+            return Err(Refused::Error(Errno::ERANGE));
+        }
+        if change.flags & Change::UNDO != 0
+            && let Some(undo) = self.undo.get_mut(&pid)
+        {
+            let less = undo[at].checked_sub(change.by).filter(|&undo| undo != i16::MIN);
+            undo[at] = less.ok_or(Refused::Error(Errno::ERANGE))?;
+        }
+        self.all[at].value = new as u16;
+        Ok(())
+    }
+
+    fn change_back(&mut self, change: &Change, pid: u32) {
+        let at = usize::from(change.at);
+        self.all[at].value = self.all[at].value.wrapping_add_signed(-change.by);
+        if change.flags & Change::UNDO != 0
+            && let Some(undo) = self.undo.get_mut(&pid)
+        {
+            undo[at] = undo[at].wrapping_add(change.by);
+        }
+    }
+}
+
+/// The set that `id` names.
+///
+/// # Errors
+/// `EINVAL`: there is none.
+pub fn find(id: i32) -> Result<Arc<Set>> {
+    SETS.lock().find(id).map(|(_, set)| set.clone())
+}
+
+/// Removes a set.
+///
+/// # Errors
+/// `EINVAL`: there is none.
+pub fn remove(id: i32) -> Result<()> {
+    let set = SETS.lock().remove(id)?;
+    set.end();
+    Ok(())
+}
+
+/// Undoes what the process wanted undone at its end.
+pub fn process_ends(pid: u32) {
+    if UNDOES.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let mut place = 0;
+    loop {
+        let next = SETS.lock().from(place).map(|(place, set)| (place, set.clone()));
+        let Some((at, set)) = next else { return };
+        place = at + 1;
+        let mut state = set.state.lock();
+        let Some(undo) = state.undo.remove(&pid) else { continue };
+        for (semaphore, by) in state.all.iter_mut().zip(undo).filter(|&(_, by)| by != 0) {
+            let value = i32::from(semaphore.value) + i32::from(by);
+            semaphore.value = value.clamp(0, LARGEST) as u16;
+            semaphore.last_user = pid;
+        }
+        drop(state);
+        set.changed.wake_all();
+    }
+}

@@ -1,0 +1,60 @@
+//! The upcalls of the bare machine, and where they go.
+
+use crate::syscall;
+use crate::task::{self, scheduler, thread};
+use core::fmt;
+use faultless::{Access, FaultError};
+use faultless_bare::arch::TrapFrame;
+use faultless_bare::percpu::Interrupt;
+use faultless_bare::task::Task;
+use faultless_bare::{Kernel, boot};
+
+/// The kernel that runs Linux's programs.
+#[derive(Debug)]
+pub struct Linux;
+
+impl Kernel for Linux {
+    fn start(cpus: usize) {
+        // SAFETY: this is the beginning, and the boot CPU.
+        unsafe { scheduler::init(cpus) };
+        task::boot::boot(boot::initrd());
+    }
+
+    fn run() -> ! {
+        scheduler::idle_loop()
+    }
+
+    #[inline(always)]
+    fn system_call(frame: &mut TrapFrame) {
+        syscall::dispatch(frame);
+    }
+
+    fn page_fault(frame: &mut TrapFrame, addr: u64, _: Access, why: FaultError) {
+        task::page_fault(frame, addr, why);
+    }
+
+    fn exception(frame: &mut TrapFrame) {
+        task::exception(frame);
+    }
+
+    fn interrupt(interrupt: Interrupt, frame: &TrapFrame) {
+        match interrupt {
+            Interrupt::Timer => task::tick(frame),
+            Interrupt::Reschedule => task::reschedule(),
+            // Served below.
+            Interrupt::Flush => {}
+        }
+    }
+
+    #[inline(always)]
+    fn attention(frame: &mut TrapFrame) {
+        task::attention(frame);
+    }
+
+    fn describe(task: Option<&Task>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match task.and_then(|_| thread::try_current()) {
+            Some(thread) => write!(f, "{:?}", *thread),
+            None => f.write_str("a new thread"),
+        }
+    }
+}

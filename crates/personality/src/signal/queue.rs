@@ -1,0 +1,97 @@
+//! Signals that wait for a thread, or for any thread of a process.
+//!
+//! A signal below 32 waits at most once, and keeps what it told first; the others queue.
+
+use super::{Info, Set, bit};
+use crate::errno::{Errno, Result};
+use core::sync::atomic::{AtomicU64, Ordering};
+use faultless_bare::sync::Mutex;
+use faultless_collections::Vec;
+use linux_raw_sys::general as linux;
+
+/// How many signals may wait in one queue with what they tell.
+const MANY: usize = 1024;
+
+/// Signals of what the thread itself just did, which come before all others.
+const SYNCHRONOUS: Set = bit(linux::SIGSEGV)
+    | bit(linux::SIGBUS)
+    | bit(linux::SIGILL)
+    | bit(linux::SIGTRAP)
+    | bit(linux::SIGFPE)
+    | bit(linux::SIGSYS);
+
+/// Signals that wait.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    /// Which ones: changed with `infos` locked, read without.
+    set: AtomicU64,
+    /// In the order in which they came.
+    infos: Mutex<Vec<Info>>,
+}
+
+impl Queue {
+    /// Which signals wait.
+    #[inline]
+    pub(super) fn set(&self) -> Set {
+        self.set.load(Ordering::SeqCst)
+    }
+
+    /// Queues a signal. If there is no room, only that it waits is kept, not what it tells.
+    ///
+    /// # Errors
+    /// `EAGAIN` where that will not do: the program wanted something told.
+    pub(super) fn push(&self, info: Info) -> Result<()> {
+        let mut infos = self.infos.lock();
+        let signal = info.signal();
+        if signal < linux::SIGRTMIN && self.set() & bit(signal) != 0 {
+            return Ok(());
+        }
+        if let Some(counted) = info.of_timer()
+            && let Some(waiting) =
+                infos.iter_mut().find(|it| it.of_timer().is_some_and(|(id, _)| id == counted.0))
+        {
+            // The one that waits tells of this one, too.
+            waiting.overrun_more(counted.1.saturating_add(1));
+            return Ok(());
+        }
+        if infos.len() < MANY && infos.try_push(info).is_ok() {
+            // It waits with what it tells.
+        } else if signal >= linux::SIGRTMIN && info.code() < 0 {
+            return Err(Errno::EAGAIN);
+        }
+        self.set.fetch_or(bit(signal), Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Takes the first signal that is in `wanted`.
+    pub(super) fn take(&self, wanted: Set) -> Option<Info> {
+        if self.set() & wanted == 0 {
+            return None;
+        }
+        let mut infos = self.infos.lock();
+        let mut waiting = self.set() & wanted;
+        if waiting & SYNCHRONOUS != 0 {
+            waiting &= SYNCHRONOUS;
+        }
+        if waiting == 0 {
+            return None;
+        }
+        let signal = waiting.trailing_zeros() + 1;
+        let at = infos.iter().position(|info| info.signal() == signal);
+        let info = at.map_or(Info::lost(signal), |at| infos.remove(at));
+        if !infos.iter().any(|info| info.signal() == signal) {
+            self.set.fetch_and(!bit(signal), Ordering::SeqCst);
+        }
+        Some(info)
+    }
+
+    /// Forgets the signals of a set.
+    pub(super) fn forget(&self, set: Set) {
+        if self.set() & set == 0 {
+            return;
+        }
+        let mut infos = self.infos.lock();
+        infos.retain(|info| set & bit(info.signal()) == 0);
+        self.set.fetch_and(!set, Ordering::SeqCst);
+    }
+}

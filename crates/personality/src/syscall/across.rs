@@ -1,0 +1,67 @@
+//! The memory of other processes.
+
+use super::file::rw::{MOST_PIECES, pieces};
+use super::{Args, Errno, Result};
+use crate::fs::Transfer;
+use crate::task::breathe_unless_killed;
+use crate::task::exec::Visit;
+use crate::task::memory::Memory;
+use crate::task::process::find_thread;
+use faultless_collections::{Arc, Vec};
+
+/// Bytes that go through the kernel at a time.
+const BOUNCE: usize = 16 << 10;
+
+/// `process_vm_readv(pid, local, locals, remote, remotes, flags)`.
+pub fn process_vm_readv(args: Args<'_>) -> Result {
+    move_bytes(&args, |here, there, memory, bytes| {
+        let taken = {
+            let _visit = Visit::to(memory);
+            there.take_bytes(bytes)
+        };
+        here.put_bytes(&bytes[..taken as usize])
+    })
+}
+
+/// `process_vm_writev(pid, local, locals, remote, remotes, flags)`.
+pub fn process_vm_writev(args: Args<'_>) -> Result {
+    move_bytes(&args, |here, there, memory, bytes| {
+        let taken = here.take_bytes(bytes);
+        let _visit = Visit::to(memory);
+        there.put_bytes(&bytes[..taken as usize])
+    })
+}
+
+/// Moves bytes in pieces: `go` moves as many as its buffer has between the caller's memory and the other,
+/// and says how many came through. What came through before a place that is not there counts. Signals wait:
+/// who asked for all of it is not told of a part.
+fn move_bytes(
+    args: &Args<'_>,
+    go: impl Fn(&mut Transfer<'_>, &mut Transfer<'_>, &Memory, &mut [u8]) -> u64,
+) -> Result {
+    if args.f() != 0 || args.c() > MOST_PIECES || args.e() > MOST_PIECES {
+        return Err(Errno::EINVAL);
+    }
+    let (here, there) = (pieces(args.b(), args.c())?, pieces(args.d(), args.e())?);
+    let (mut here, mut there) = (Transfer::of_user(&here), Transfer::of_user(&there));
+    if here.left() == 0 || there.left() == 0 {
+        return Ok(0);
+    }
+    let memory: Arc<Memory> = find_thread(args.a() as u32)
+        .and_then(|thread| thread.process.memory())
+        .ok_or(Errno::ESRCH)?;
+    let mut bytes = Vec::try_filled(0, BOUNCE)?;
+    let mut moved = 0;
+    loop {
+        let part = here.left().min(there.left()).min(BOUNCE as u64);
+        let through = go(&mut here, &mut there, &memory, &mut bytes[..part as usize]);
+        moved += through;
+        if through < part {
+            break;
+        }
+        if here.left() == 0 || there.left() == 0 || !breathe_unless_killed() {
+            break;
+        }
+    }
+    if moved == 0 { Err(Errno::EFAULT) } else { Ok(moved) }
+}

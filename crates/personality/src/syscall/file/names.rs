@@ -1,0 +1,364 @@
+//! Calls that change and list names, and the process's place among them.
+
+use super::{AT_FDCWD, Args, Errno, Result, file, files, find, find_existing, path, start};
+use crate::fs::Inode;
+use crate::fs::device::Device;
+use crate::fs::directory::{self, Item, Move, listed_type};
+use crate::fs::file::Kind;
+use crate::fs::inode::{Body, Target};
+use crate::fs::pipe::{self, Pipe};
+use crate::fs::walk::{Found, Links, walk};
+use faultless_bare::arch::user;
+use faultless_collections::{Arc, Vec};
+use linux_raw_sys::general as nr;
+
+const HERE: u64 = AT_FDCWD as u64;
+
+/// Where something new is to get its name.
+fn place(fd: u64, addr: u64) -> Result<Found> {
+    let found = find(fd, addr, Links::KeepLast)?;
+    if found.inode.is_some() { Err(Errno::EEXIST) } else { Ok(found) }
+}
+
+/// The name that is to be changed; `of_root` is the error for one that nobody gave.
+fn named(fd: u64, addr: u64, dot: Errno) -> Result<Found> {
+    let path = path(addr)?;
+    let name = crate::fs::file_name(path.trim_suffix_slashes());
+    let found = walk(&start(fd, &path)?, &path, Links::KeepLast)?;
+    match (name, &*found.name) {
+        (b"..", _) if dot == Errno::EINVAL => Err(Errno::ENOTEMPTY),
+        (b"." | b"..", _) => Err(dot),
+        (_, b"") => Err(Errno::EBUSY),
+        _ => Ok(found),
+    }
+}
+
+trait Slashes {
+    fn trim_suffix_slashes(&self) -> &[u8];
+}
+
+impl Slashes for Vec<u8> {
+    fn trim_suffix_slashes(&self) -> &[u8] {
+        let len = self.iter().rposition(|&byte| byte != b'/').map_or(0, |at| at + 1);
+        &self[..len]
+    }
+}
+
+/// `mkdir(path, mode)`.
+pub fn mkdir(args: Args<'_>) -> Result {
+    make_directory(HERE, args.a(), args.b())
+}
+
+/// `mkdirat(directory, path, mode)`.
+pub fn mkdirat(args: Args<'_>) -> Result {
+    make_directory(args.a(), args.b(), args.c())
+}
+
+fn make_directory(fd: u64, addr: u64, mode: u64) -> Result {
+    let found = place(fd, addr)?;
+    let mode = mode as u32 & 0o1777 & !files().umask();
+    directory::make_directory(&found.directory, &found.name, mode)?;
+    Ok(0)
+}
+
+/// `mknod(path, mode, device)`.
+pub fn mknod(args: Args<'_>) -> Result {
+    make_node(HERE, args.a(), args.b() as u32, args.c())
+}
+
+/// `mknodat(directory, path, mode, device)`.
+pub fn mknodat(args: Args<'_>) -> Result {
+    make_node(args.a(), args.b(), args.c() as u32, args.d())
+}
+
+fn make_node(fd: u64, addr: u64, mode: u32, device: u64) -> Result {
+    let permissions = mode & 0o7777 & !files().umask();
+    let body = match mode & nr::S_IFMT {
+        nr::S_IFREG | 0 => None,
+        nr::S_IFIFO => Some(Body::Pipe(Pipe::try_new(pipe::Kind::Named)?)),
+        nr::S_IFCHR => {
+            let (major, minor) = ((device >> 8) as u32 & 0xfff, device as u32 & 0xff);
+            Some(Body::Device(Device::numbered(major, minor).ok_or(Errno::EPERM)?))
+        }
+        nr::S_IFDIR => return Err(Errno::EPERM),
+        nr::S_IFBLK | nr::S_IFSOCK => return Err(Errno::EOPNOTSUPP),
+        _ => return Err(Errno::EINVAL),
+    };
+    let found = place(fd, addr)?;
+    if found.slash {
+        return Err(Errno::ENOENT);
+    }
+    let inode = match body {
+        Some(body) => Inode::try_new(body, permissions)?,
+        None => Inode::try_new_regular(permissions)?,
+    };
+    directory::link(&found.directory, &found.name, &inode)?;
+    Ok(0)
+}
+
+/// `symlink(target, path)`.
+pub fn symlink(args: Args<'_>) -> Result {
+    make_link(args.a(), HERE, args.b())
+}
+
+/// `symlinkat(target, directory, path)`.
+pub fn symlinkat(args: Args<'_>) -> Result {
+    make_link(args.a(), args.b(), args.c())
+}
+
+fn make_link(target: u64, fd: u64, addr: u64) -> Result {
+    let target = path(target)?;
+    if target.is_empty() {
+        return Err(Errno::ENOENT);
+    }
+    let found = place(fd, addr)?;
+    if found.slash {
+        return Err(Errno::ENOENT);
+    }
+    let inode = Inode::try_new(Body::Link(target), 0o777)?;
+    directory::link(&found.directory, &found.name, &inode)?;
+    Ok(0)
+}
+
+/// `link(old, new)`.
+pub fn link(args: Args<'_>) -> Result {
+    link_at((HERE, args.a()), (HERE, args.b()), 0)
+}
+
+/// `linkat(old_directory, old, new_directory, new, flags)`.
+pub fn linkat(args: Args<'_>) -> Result {
+    link_at((args.a(), args.b()), (args.c(), args.d()), args.e() as u32)
+}
+
+fn link_at(old: (u64, u64), new: (u64, u64), flags: u32) -> Result {
+    if flags & !(nr::AT_SYMLINK_FOLLOW | nr::AT_EMPTY_PATH) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let given = path(old.1)?;
+    let inode = if given.is_empty() && flags & nr::AT_EMPTY_PATH != 0 {
+        file(old.0)?.inode.clone()
+    } else {
+        let follow = flags & nr::AT_SYMLINK_FOLLOW != 0;
+        let links = if follow { Links::Follow } else { Links::KeepLast };
+        walk(&start(old.0, &given)?, &given, links)?.existing()?
+    };
+    let found = place(new.0, new.1)?;
+    if found.slash {
+        return Err(Errno::ENOENT);
+    }
+    directory::link_again(&found.directory, &found.name, &inode)?;
+    Ok(0)
+}
+
+/// `unlink(path)`.
+pub fn unlink(args: Args<'_>) -> Result {
+    remove(HERE, args.a())
+}
+
+/// `rmdir(path)`.
+pub fn rmdir(args: Args<'_>) -> Result {
+    remove_directory(HERE, args.a())
+}
+
+/// `unlinkat(directory, path, flags)`.
+pub fn unlinkat(args: Args<'_>) -> Result {
+    match args.c() as u32 {
+        0 => remove(args.a(), args.b()),
+        nr::AT_REMOVEDIR => remove_directory(args.a(), args.b()),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+fn remove(fd: u64, addr: u64) -> Result {
+    let found = named(fd, addr, Errno::EISDIR)?;
+    directory::unlink(&found.directory, &found.name, found.slash)?;
+    Ok(0)
+}
+
+fn remove_directory(fd: u64, addr: u64) -> Result {
+    let found = named(fd, addr, Errno::EINVAL)?;
+    directory::remove_directory(&found.directory, &found.name)?;
+    Ok(0)
+}
+
+/// `rename(old, new)`.
+pub fn rename(args: Args<'_>) -> Result {
+    rename_at((HERE, args.a()), (HERE, args.b()), 0)
+}
+
+/// `renameat(old_directory, old, new_directory, new)`.
+pub fn renameat(args: Args<'_>) -> Result {
+    rename_at((args.a(), args.b()), (args.c(), args.d()), 0)
+}
+
+/// `renameat2(old_directory, old, new_directory, new, flags)`.
+pub fn renameat2(args: Args<'_>) -> Result {
+    rename_at((args.a(), args.b()), (args.c(), args.d()), args.e() as u32)
+}
+
+fn rename_at(old: (u64, u64), new: (u64, u64), flags: u32) -> Result {
+    let how = match flags {
+        0 => Move::Replace,
+        nr::RENAME_NOREPLACE => Move::Keep,
+        nr::RENAME_EXCHANGE => Move::Exchange,
+        _ => return Err(Errno::EINVAL),
+    };
+    let from = named(old.0, old.1, Errno::EBUSY)?;
+    let to = named(new.0, new.1, Errno::EBUSY)?;
+    let inode = from.inode.as_ref().ok_or(Errno::ENOENT)?;
+    if (from.slash || to.slash) && !inode.is_directory() {
+        return Err(Errno::ENOTDIR);
+    }
+    directory::rename((&from.directory, &from.name), (&to.directory, &to.name), how)?;
+    Ok(0)
+}
+
+/// `readlink(path, buffer, length)`.
+pub fn readlink(args: Args<'_>) -> Result {
+    let inode = find_existing(args.a(), Links::KeepLast)?;
+    tell_target(&inode, args.b(), args.c())
+}
+
+/// `readlinkat(directory, path, buffer, length)`.
+pub fn readlinkat(args: Args<'_>) -> Result {
+    let flags = nr::AT_SYMLINK_NOFOLLOW | nr::AT_EMPTY_PATH;
+    let inode = super::find_at(args.a(), args.b(), flags.into())?;
+    tell_target(&inode, args.c(), args.d())
+}
+
+fn tell_target(inode: &Inode, buffer: u64, len: u64) -> Result {
+    if len as i32 <= 0 {
+        return Err(Errno::EINVAL);
+    }
+    let target = match inode.target()? {
+        Target::Path(path) => path,
+        Target::Inode(inode) => Inode::path(&inode)?,
+    };
+    let told = target.len().min(len as usize);
+    user::write_bytes(buffer, &target[..told])?;
+    Ok(told as u64)
+}
+
+/// `getcwd(buffer, length)`.
+pub fn getcwd(args: Args<'_>) -> Result {
+    let start = files().start();
+    let mut here = Inode::path(&start.here)?;
+    let root = Inode::path(&start.root)?;
+    // As seen from the process's root.
+    if *root != *b"/" {
+        let mut seen = Vec::new();
+        match here.strip_prefix(root.as_slice()) {
+            Some(b"") => seen.try_push(b'/')?,
+            Some(inside) => seen.try_extend_from_slice(inside)?,
+            None => {
+                seen.try_extend_from_slice(b"(unreachable)")?;
+                seen.try_extend_from_slice(&here)?;
+            }
+        }
+        here = seen;
+    }
+    if here.ends_with(b" (deleted)") && Inode::parent(&start.here).is_err() {
+        return Err(Errno::ENOENT);
+    }
+    here.try_push(0)?;
+    if here.len() as u64 > args.b() {
+        return Err(Errno::ERANGE);
+    }
+    user::write_bytes(args.a(), &here)?;
+    Ok(here.len() as u64)
+}
+
+fn directory(inode: Arc<Inode>) -> Result<Arc<Inode>> {
+    if inode.is_directory() { Ok(inode) } else { Err(Errno::ENOTDIR) }
+}
+
+/// `chdir(path)`.
+pub fn chdir(args: Args<'_>) -> Result {
+    let here = directory(find_existing(args.a(), Links::Follow)?)?;
+    files().set_start(|start| start.here = here);
+    Ok(0)
+}
+
+/// `fchdir(fd)`.
+pub fn fchdir(args: Args<'_>) -> Result {
+    let here = directory(file(args.a())?.inode.clone())?;
+    files().set_start(|start| start.here = here);
+    Ok(0)
+}
+
+/// `chroot(path)`.
+pub fn chroot(args: Args<'_>) -> Result {
+    let root = directory(find_existing(args.a(), Links::Follow)?)?;
+    files().set_start(|start| start.root = root);
+    Ok(0)
+}
+
+/// `umask(mask)`.
+pub fn umask(args: Args<'_>) -> Result {
+    Ok(files().set_umask(args.a() as u32).into())
+}
+
+/// Where an entry of a directory has its type.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TypeAt {
+    /// Before the name.
+    Name,
+    /// In the entry's last byte.
+    End,
+}
+
+/// Writes an entry of a directory into `into`, if it fits. Returns its length.
+fn encode(at: TypeAt, item: &Item, next: u64, into: &mut [u8]) -> Option<usize> {
+    // Numbers and length are 18 bytes; the type is one, and the end of the name another.
+    let len = (18 + item.name.len() + 2).next_multiple_of(8);
+    let into = into.get_mut(..len)?;
+    into.fill(0);
+    into[..8].copy_from_slice(&item.number.to_ne_bytes());
+    into[8..16].copy_from_slice(&next.to_ne_bytes());
+    into[16..18].copy_from_slice(&(len as u16).to_ne_bytes());
+    let (kind, name) = match at {
+        TypeAt::Name => (18, 19),
+        TypeAt::End => (len - 1, 18),
+    };
+    into[name..name + item.name.len()].copy_from_slice(&item.name);
+    into[kind] = listed_type(item.kind);
+    Some(len)
+}
+
+/// `getdents64(fd, buffer, length)`.
+pub fn getdents64(args: Args<'_>) -> Result {
+    list(args, TypeAt::Name)
+}
+
+/// `getdents(fd, buffer, length)`.
+pub fn getdents(args: Args<'_>) -> Result {
+    list(args, TypeAt::End)
+}
+
+fn list(args: Args<'_>, at: TypeAt) -> Result {
+    /// Bytes at a time.
+    const MOST: usize = 32 << 10;
+    let file = file(args.a())?;
+    if !matches!(file.kind, Kind::Path) && !file.inode.is_directory() {
+        return Err(Errno::ENOTDIR);
+    }
+    let room = usize::try_from(args.c() as u32).unwrap_or(MOST).min(MOST);
+    let mut bytes = Vec::try_filled(0, room)?;
+    let (mut any, mut used) = (false, 0);
+    file.list(|item, next| {
+        any = true;
+        let len = encode(at, item, next, &mut bytes[used..]);
+        used += len.unwrap_or(0);
+        len.is_some()
+    })?;
+    if any && used == 0 {
+        return Err(Errno::EINVAL);
+    }
+    user::write_bytes(args.b(), &bytes[..used])?;
+    Ok(used as u64)
+}
+
+/// `mount(…)` and `umount2(…)`: everything that could be mounted is there already.
+pub fn mount(_: Args<'_>) -> Result {
+    Ok(0)
+}

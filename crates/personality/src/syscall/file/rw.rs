@@ -1,0 +1,303 @@
+//! Calls that move bytes.
+
+use super::{Args, Errno, Result, file};
+use crate::fs::file::Kind;
+use crate::fs::pipe::{End, Pipe};
+use crate::fs::stream::{self, Events};
+use crate::fs::{File, MAX_BYTES, Piece, Transfer};
+use crate::task::breathe;
+use core::any::Any;
+use faultless_bare::arch::user;
+use faultless_collections::{Arc, Vec};
+
+/// Most pieces of one call.
+pub(in super::super) const MOST_PIECES: u64 = 1024;
+
+// SAFETY: two words.
+unsafe impl user::Plain for Piece {}
+
+/// The pieces that the program's `iovec`s at `addr` say.
+pub(in super::super) fn pieces(addr: u64, count: u64) -> Result<Vec<Piece>> {
+    if count > MOST_PIECES {
+        return Err(Errno::EINVAL);
+    }
+    let mut pieces = Vec::try_with_capacity(count as usize)?;
+    let mut sum: u64 = 0;
+    for at in 0..count {
+        let piece: Piece = user::read(addr.wrapping_add(at * 16))?;
+        sum = sum.checked_add(piece.len).filter(|&s| s <= i64::MAX as u64).ok_or(Errno::EINVAL)?;
+        pieces.try_push(piece)?;
+    }
+    Ok(pieces)
+}
+
+/// Where a call with an offset goes.
+fn at(offset: u64) -> Result<Option<u64>> {
+    if offset > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(Some(offset)) }
+}
+
+fn read_to(fd: u64, pieces: &[Piece], offset: Option<u64>) -> Result {
+    file(fd)?.read(&mut Transfer::of_user(pieces), offset)
+}
+
+fn write_from(fd: u64, pieces: &[Piece], offset: Option<u64>) -> Result {
+    file(fd)?.write(&mut Transfer::of_user(pieces), offset)
+}
+
+fn one(args: &Args<'_>) -> [Piece; 1] {
+    [Piece { base: args.b(), len: args.c() }]
+}
+
+/// `read(fd, buffer, length)`.
+pub fn read(args: Args<'_>) -> Result {
+    read_to(args.a(), &one(&args), None)
+}
+
+/// `write(fd, buffer, length)`.
+pub fn write(args: Args<'_>) -> Result {
+    write_from(args.a(), &one(&args), None)
+}
+
+/// `pread64(fd, buffer, length, offset)`.
+pub fn pread(args: Args<'_>) -> Result {
+    read_to(args.a(), &one(&args), at(args.d())?)
+}
+
+/// `pwrite64(fd, buffer, length, offset)`.
+pub fn pwrite(args: Args<'_>) -> Result {
+    write_from(args.a(), &one(&args), at(args.d())?)
+}
+
+/// `readv(fd, pieces, count)`.
+pub fn readv(args: Args<'_>) -> Result {
+    read_to(args.a(), &pieces(args.b(), args.c())?, None)
+}
+
+/// `writev(fd, pieces, count)`.
+pub fn writev(args: Args<'_>) -> Result {
+    write_from(args.a(), &pieces(args.b(), args.c())?, None)
+}
+
+/// `preadv(fd, pieces, count, offset)`.
+pub fn preadv(args: Args<'_>) -> Result {
+    read_to(args.a(), &pieces(args.b(), args.c())?, at(args.d())?)
+}
+
+/// `pwritev(fd, pieces, count, offset)`.
+pub fn pwritev(args: Args<'_>) -> Result {
+    write_from(args.a(), &pieces(args.b(), args.c())?, at(args.d())?)
+}
+
+/// Where a call with an offset and flags goes; flags that hurry or sync it say nothing here.
+fn at_with_flags(args: &Args<'_>) -> Result<Option<u64>> {
+    /// `RWF_HIPRI`, `RWF_DSYNC`, `RWF_SYNC`
+    const HARMLESS: u64 = 7;
+    if args.f() & !HARMLESS != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if args.d() == u64::MAX { Ok(None) } else { at(args.d()) }
+}
+
+/// `preadv2(fd, pieces, count, offset, , flags)`.
+pub fn preadv2(args: Args<'_>) -> Result {
+    let offset = at_with_flags(&args)?;
+    read_to(args.a(), &pieces(args.b(), args.c())?, offset)
+}
+
+/// `pwritev2(fd, pieces, count, offset, , flags)`.
+pub fn pwritev2(args: Args<'_>) -> Result {
+    let offset = at_with_flags(&args)?;
+    write_from(args.a(), &pieces(args.b(), args.c())?, offset)
+}
+
+/// `lseek(fd, offset, whence)`.
+pub fn lseek(args: Args<'_>) -> Result {
+    file(args.a())?.seek(args.b() as i64, args.c() as u32)
+}
+
+/// Bytes that go through the kernel at a time, from one file to another.
+const BOUNCE: usize = 16 << 10;
+
+/// Moves up to `len` bytes from one file to another. What was read and could not be written is lost only
+/// where the source has no position.
+fn copy(
+    (from, mut from_at): (&Arc<File>, Option<u64>),
+    (to, mut to_at): (&Arc<File>, Option<u64>),
+    len: u64,
+) -> Result {
+    let mut bytes = Vec::try_filled(0, BOUNCE)?;
+    let len = len.min(MAX_BYTES);
+    let mut moved = 0;
+    let mut stop = Ok(0);
+    while moved < len {
+        let part = (len - moved).min(BOUNCE as u64) as usize;
+        // Once something was moved, the call does not wait for more.
+        if moved != 0 && from.stream().is_some() && !from.ready().intersects(READABLE) {
+            break;
+        }
+        let read = match Transfer::to_kernel(&mut bytes[..part], |into| from.read(into, from_at)) {
+            Ok(0) => break,
+            Ok(read) => read,
+            Err(errno) => {
+                stop = Err(errno);
+                break;
+            }
+        };
+        let piece = &bytes[..read as usize];
+        let written = Transfer::from_kernel(piece, |out| to.write(out, to_at));
+        let done = *written.as_ref().unwrap_or(&0);
+        from_at = from_at.map(|at| at + done);
+        to_at = to_at.map(|at| at + done);
+        moved += done;
+        if done < read {
+            if from_at.is_none() && from.seekable() {
+                // What was not written was not read.
+                let _ = from.seek(done as i64 - read as i64, linux_raw_sys::general::SEEK_CUR);
+            }
+            stop = written;
+            break;
+        }
+        // Between large files it takes long.
+        if !breathe() {
+            break;
+        }
+    }
+    if moved == 0 { stop } else { Ok(moved) }
+}
+
+const READABLE: crate::fs::stream::Events = crate::fs::stream::Events::READ;
+
+/// An offset of the program's that a call uses and moves on.
+struct Offset {
+    addr: u64,
+    at: Option<u64>,
+}
+
+impl Offset {
+    fn read(addr: u64) -> Result<Self> {
+        let at = if addr == 0 { None } else { at(user::read(addr)?)? };
+        Ok(Self { addr, at })
+    }
+
+    fn advance(&self, moved: u64) -> Result<()> {
+        match self.at {
+            Some(at) => Ok(user::write(self.addr, &(at + moved))?),
+            None => Ok(()),
+        }
+    }
+}
+
+/// `sendfile(out, in, offset, length)`.
+pub fn sendfile(args: Args<'_>) -> Result {
+    let (to, from) = (file(args.a())?, file(args.b())?);
+    let offset = Offset::read(args.c())?;
+    let moved = copy((&from, offset.at), (&to, None), args.d())?;
+    offset.advance(moved)?;
+    Ok(moved)
+}
+
+/// `copy_file_range(in, in_offset, out, out_offset, length, flags)`.
+pub fn copy_file_range(args: Args<'_>) -> Result {
+    let (from, to) = (file(args.a())?, file(args.c())?);
+    if args.f() != 0 {
+        return Err(Errno::EINVAL);
+    }
+    for file in [&from, &to] {
+        match file.kind {
+            Kind::Regular => {}
+            Kind::Directory(_) => return Err(Errno::EISDIR),
+            _ => return Err(Errno::EINVAL),
+        }
+    }
+    let (from_at, to_at) = (Offset::read(args.b())?, Offset::read(args.d())?);
+    let len = args.e().min(MAX_BYTES);
+    if Arc::ptr_eq(&from.inode, &to.inode)
+        && let (Some(a), Some(b)) = (from_at.at, to_at.at)
+        && a.abs_diff(b) < len
+    {
+        return Err(Errno::EINVAL);
+    }
+    let moved = copy((&from, from_at.at), (&to, to_at.at), len)?;
+    from_at.advance(moved)?;
+    to_at.advance(moved)?;
+    Ok(moved)
+}
+
+/// `splice(in, in_offset, out, out_offset, length, flags)`: one side is a pipe.
+pub fn splice(args: Args<'_>) -> Result {
+    let (from, to) = (file(args.a())?, file(args.c())?);
+    if from.stream().is_none() && to.stream().is_none() {
+        return Err(Errno::EINVAL);
+    }
+    let (from_at, to_at) = (Offset::read(args.b())?, Offset::read(args.d())?);
+    let moved = copy((&from, from_at.at), (&to, to_at.at), args.e())?;
+    from_at.advance(moved)?;
+    to_at.advance(moved)?;
+    Ok(moved)
+}
+
+/// Flags of `splice` and its like: all, and the one that says not to wait.
+const SPLICE_FLAGS: u64 = 15;
+const SPLICE_NONBLOCK: u64 = 2;
+
+/// The pipe that a file is an end of.
+fn pipe(file: &File) -> Option<&Arc<Pipe>> {
+    let end: &dyn Any = &**file.stream()?;
+    end.downcast_ref::<End>().map(|end| &end.pipe)
+}
+
+/// Moves what can be moved at once, after waiting for that unless `at_once`: part of it is enough.
+fn some(file: &File, wanted: Events, at_once: bool, mut act: impl FnMut() -> Result) -> Result {
+    loop {
+        match (act(), file.stream()) {
+            (Err(Errno::EAGAIN), Some(stream)) if !at_once => stream::wait(&**stream, wanted)?,
+            (result, _) => return result,
+        }
+    }
+}
+
+/// `vmsplice(fd, pieces, count, flags)`: as `writev` to a pipe, or `readv` from one, of what fits.
+pub fn vmsplice(args: Args<'_>) -> Result {
+    let (file, flags) = (file(args.a())?, args.d());
+    if flags & !SPLICE_FLAGS != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let pieces = pieces(args.b(), args.c())?;
+    let mut memory = Transfer::of_user(&pieces);
+    if memory.left() == 0 {
+        return Ok(0);
+    }
+    let (Some(stream), Some(_)) = (file.stream(), pipe(&file)) else { return Err(Errno::EBADF) };
+    let at_once = flags & SPLICE_NONBLOCK != 0 || file.at_once();
+    if file.writes() {
+        some(&file, Events::OUT, at_once, || stream::write(&**stream, &mut memory, true))
+    } else {
+        stream::read(&**stream, &mut memory, at_once)
+    }
+}
+
+/// `tee(in, out, length, flags)`: copies what is in one pipe to another, where it stays.
+pub fn tee(args: Args<'_>) -> Result {
+    let (from, to, flags) = (file(args.a())?, file(args.b())?, args.d());
+    if flags & !SPLICE_FLAGS != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if args.c() == 0 {
+        return Ok(0);
+    }
+    if !from.reads() || !to.writes() {
+        return Err(Errno::EBADF);
+    }
+    let (Some(source), Some(target)) = (pipe(&from), pipe(&to)) else { return Err(Errno::EINVAL) };
+    let Some(stream) = to.stream().filter(|_| !Arc::ptr_eq(source, target)) else {
+        return Err(Errno::EINVAL);
+    };
+    let at_once = flags & SPLICE_NONBLOCK != 0;
+    let len = args.c().min(source.capacity() as u64) as usize;
+    // What is there may be other bytes when there is room for them.
+    some(&to, Events::OUT, at_once, || {
+        let mut bytes = Vec::new();
+        some(&from, Events::IN, at_once, || source.look(len, &mut bytes))?;
+        Transfer::from_kernel(&bytes, |bytes| stream::write(&**stream, bytes, true))
+    })
+}

@@ -1,0 +1,134 @@
+//! Shared memory.
+
+use super::super::memory::{room_for, space};
+use super::{Args, Errno, INFO, Permissions, RMID, Result, SET, STAT};
+use crate::ipc::shm;
+use crate::task::current;
+use faultless::{Backing, MapFlags, PAGE_SIZE, Prot};
+use faultless_bare::arch::user;
+use faultless_bare::percpu;
+
+/// `shmid64_ds`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct SegmentState {
+    permissions: Permissions,
+    bytes: u64,
+    attached: u64,
+    detached: u64,
+    changed: u64,
+    creator: u32,
+    last_user: u32,
+    attachments: u64,
+    unused: [u64; 2],
+}
+
+const _: () = assert!(size_of::<SegmentState>() == 112);
+
+// SAFETY: integers; where Linux's structure has padding, this one has a field.
+unsafe impl user::Plain for SegmentState {}
+
+/// `shmget(key, size, flags)`.
+pub fn shmget(args: Args<'_>) -> Result {
+    let pid = current().process.pid;
+    Ok(shm::get(args.a() as i32, args.b(), args.c() as u32, pid)? as u64)
+}
+
+/// `shmat(id, address, flags)`.
+pub fn shmat(args: Args<'_>) -> Result {
+    const READ_ONLY: u32 = 0o10000;
+    const ROUND: u32 = 0o20000;
+    const REPLACE: u32 = 0o40000;
+    const EXECUTABLE: u32 = 0o100_000;
+    let (id, mut addr, how) = (args.a() as i32, args.b(), args.c() as u32);
+    let asked = addr != 0;
+    let replaces = how & REPLACE != 0;
+    if how & ROUND != 0 {
+        addr = faultless::addr::page_down(addr);
+    }
+    if addr & (PAGE_SIZE - 1) != 0 || replaces && addr == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let (object, bytes) = shm::object(id)?;
+    room_for(bytes)?;
+    let mut prot = Prot::READ;
+    prot.set(Prot::WRITE, how & READ_ONLY == 0);
+    prot.set(Prot::EXEC, how & EXECUTABLE != 0);
+    let mut flags = MapFlags::SHARED;
+    flags.set(MapFlags::FIXED, asked && replaces);
+    flags.set(MapFlags::FIXED_NOREPLACE, asked && !replaces);
+    let backing = Backing { object: &object, first: 0, may_write: how & READ_ONLY == 0 };
+    let start = space().mmap_object(percpu::cpu(), addr, bytes, prot, flags, backing);
+    let start = start.map_err(|error| match Errno::from(error) {
+        // What is there is not replaced unless that is asked for.
+        Errno::EEXIST => Errno::EINVAL,
+        errno => errno,
+    })?;
+    shm::used(id, true, current().process.pid);
+    Ok(start)
+}
+
+/// `shmdt(address)`.
+pub fn shmdt(args: Args<'_>) -> Result {
+    let addr = args.a();
+    if addr & (PAGE_SIZE - 1) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let (id, parts) = shm::parts(space(), addr)?;
+    for part in parts {
+        space().munmap(percpu::cpu(), part.start, part.len())?;
+    }
+    shm::used(id, false, current().process.pid);
+    Ok(0)
+}
+
+/// `shmctl(id, command, buffer)`.
+pub fn shmctl(args: Args<'_>) -> Result {
+    const LOCK: u32 = 11;
+    const UNLOCK: u32 = 12;
+    const STAT_AT: u32 = 13;
+    const TOTALS: u32 = 14;
+    const STAT_AT_ANY: u32 = 15;
+    let (id, command, buffer) = (args.a() as i32, args.b() as u32, args.c());
+    if id < 0 {
+        return Err(Errno::EINVAL);
+    }
+    match command {
+        RMID => shm::remove(id)?,
+        SET => {
+            let new: SegmentState = user::read(buffer)?;
+            let [uid, gid, ..] = new.permissions.owner;
+            shm::set(id, uid, gid, new.permissions.mode)?;
+        }
+        STAT | STAT_AT | STAT_AT_ANY => {
+            let of_place = command != STAT;
+            let id = if of_place { shm::at(id)? } else { id };
+            let state = shm::look(id, |common, segment, attachments| SegmentState {
+                permissions: Permissions::of(id, common),
+                bytes: segment.bytes,
+                attached: segment.attached,
+                detached: segment.detached,
+                changed: common.changed,
+                creator: segment.creator,
+                last_user: segment.last_user,
+                attachments,
+                unused: [0; 2],
+            })?;
+            user::write(buffer, &state)?;
+            return Ok(if of_place { id as u64 } else { 0 });
+        }
+        INFO => {
+            let most = shm::MOST as u64;
+            user::write(buffer, &[shm::LARGEST, 1, most, most, shm::LARGEST, 0, 0, 0, 0])?;
+            return Ok(shm::totals()?.last_place);
+        }
+        TOTALS => {
+            let totals = shm::totals()?;
+            user::write(buffer, &[totals.segments, totals.pages, totals.resident, 0, 0, 0])?;
+            return Ok(totals.last_place);
+        }
+        LOCK | UNLOCK => shm::lock(id, command == LOCK)?,
+        _ => return Err(Errno::EINVAL),
+    }
+    Ok(0)
+}

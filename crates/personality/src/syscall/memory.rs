@@ -1,0 +1,469 @@
+//! The calls that change the address space. The subsystem does the work.
+
+use super::{Args, Errno, Result};
+use crate::fs;
+use crate::fs::regular::Held;
+use crate::task::{breathe, current, memory};
+use core::sync::atomic::Ordering;
+use faultless::{
+    Advice, Area, Backing, Copies, Cpu, Lock, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Shared,
+    Space, USER_END, VirtRange, VmaFlags,
+};
+use faultless_bare::arch::user;
+use faultless_bare::heap::try_push;
+use faultless_bare::machine::Bare;
+use faultless_bare::percpu;
+use faultless_collections::Vec;
+use linux_raw_sys::general as linux;
+
+/// The space of the caller.
+pub(super) fn space<'a>() -> &'a Space<Bare> {
+    // SAFETY: a thread runs, so this CPU runs the space of its process, which lives at least as long as
+    // the call: only `execve` and the end of the process replace it, and these calls do neither.
+    unsafe { &*percpu::this().space.get() }
+}
+
+/// Makes a call of the subsystem that may take pages of the caller away.
+fn of_caller<R>(call: impl FnOnce(&Space<Bare>, &Cpu<'static, Bare>) -> R) -> R {
+    let cpu = percpu::cpu();
+    cpu.for_thread(&current().task.streams, || call(space(), cpu))
+}
+
+/// Calls that need memory of the kernel are refused while it is short of it. The caller holds no lock.
+fn room() -> Result<()> {
+    if faultless_bare::heap::low() {
+        // Most of it may be what calls have retired while a CPU that the host did not run was in a section.
+        percpu::cpu().settle_all();
+        if faultless_bare::heap::low() {
+            return Err(Errno::ENOMEM);
+        }
+    }
+    Ok(())
+}
+
+/// [`room`], and whether the caller's limit leaves its address space so many bytes more.
+pub(super) fn room_for(bytes: u64) -> Result<()> {
+    room()?;
+    let limit = current().process.address_space.load(Ordering::Relaxed);
+    let has = || space().mapped_pages() << PAGE_SHIFT;
+    if limit != u64::MAX && has().saturating_add(bytes) > limit {
+        return Err(Errno::ENOMEM);
+    }
+    Ok(())
+}
+
+/// How what the caller maps is locked.
+fn future_lock() -> Lock {
+    current().process.locks_future.get()
+}
+
+/// Of `mmap`: which kind it is.
+const TYPE: u64 = 0xf;
+/// Of `mmap`: the two kinds there are.
+const SHARED: u64 = MapFlags::SHARED.bits() as u64;
+const PRIVATE: u64 = MapFlags::PRIVATE.bits() as u64;
+/// Of `mmap`: shared, and flags that the kernel does not know, or the file cannot have, are an error.
+const SHARED_VALIDATE: u64 = 3;
+/// Of `mmap`: the flags that are known with `SHARED_VALIDATE`, as on Linux: those that there were before it.
+const VALIDATED: u64 = linux::MAP_SHARED_VALIDATE as u64
+    | (linux::MAP_FIXED | linux::MAP_ANONYMOUS | linux::MAP_32BIT | linux::MAP_ABOVE4G) as u64
+    | (linux::MAP_DENYWRITE | linux::MAP_EXECUTABLE | linux::MAP_UNINITIALIZED) as u64
+    | (linux::MAP_GROWSDOWN | linux::MAP_LOCKED | linux::MAP_NORESERVE | linux::MAP_STACK) as u64
+    | (linux::MAP_POPULATE | linux::MAP_NONBLOCK | linux::MAP_HUGETLB) as u64
+    | (21 | 30) << linux::MAP_HUGE_SHIFT;
+/// Of `mmap`: fault it in.
+const POPULATE: u64 = MapFlags::POPULATE.bits() as u64;
+/// Of `mmap`: but not now; of `remap_file_pages`: do not fault it in.
+const NONBLOCK: u64 = 0x1_0000;
+
+/// `mmap(addr, length, prot, flags, fd, offset)`.
+pub fn mmap(args: Args<'_>) -> Result {
+    let (addr, len, prot, offset) = (args.a(), args.b(), args.c(), args.f());
+    let prot = Prot::from_bits_truncate(prot as u32);
+    let mut flags = MapFlags::from_bits_truncate(args.d() as u32) - MapFlags::POPULATE;
+    if offset & (faultless::PAGE_SIZE - 1) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let file = match flags.contains(MapFlags::ANONYMOUS) {
+        true => None,
+        false => Some(current().process.files.get(args.e() as i32)?),
+    };
+    if len == 0 {
+        return Err(Errno::EINVAL);
+    }
+    match args.d() & TYPE {
+        SHARED | PRIVATE => {}
+        // The subsystem refuses it, once it has found a place, as Linux does.
+        _ if file.is_none() => flags -= MapFlags::SHARED | MapFlags::PRIVATE,
+        SHARED_VALIDATE if args.d() & !VALIDATED != 0 => return Err(Errno::EOPNOTSUPP),
+        SHARED_VALIDATE => flags -= MapFlags::PRIVATE,
+        _ => return Err(Errno::EINVAL),
+    }
+    room_for(len)?;
+    let lock = match future_lock() {
+        Lock::No if flags.contains(MapFlags::LOCKED) => Lock::Now,
+        lock => lock,
+    };
+    flags.set(MapFlags::LOCKED, lock != Lock::No);
+    let start = match file {
+        None => of_caller(|space, cpu| space.mmap(cpu, addr, len, prot, flags))?,
+        Some(file) => {
+            let mapped = fs::object_to_map(&file, prot, flags)?;
+            let backing = mapped.starting_at(offset >> PAGE_SHIFT);
+            of_caller(|space, cpu| space.mmap_object(cpu, addr, len, prot, flags, backing))?
+        }
+    };
+    if lock == Lock::OnFault {
+        // If it cannot be split from what it is next to, it stays locked as it is.
+        let _ = space().mlock(percpu::cpu(), start, len, lock);
+    }
+    if lock == Lock::Now || args.d() & (POPULATE | NONBLOCK) == POPULATE {
+        // As on Linux, what cannot be had is left for later faults.
+        let _ = populate(start, len, prot.contains(Prot::WRITE));
+    }
+    Ok(start)
+}
+
+/// Faults pages in, for writing or for reading, a piece at a time, so that others get a turn.
+fn populate(start: u64, len: u64, write: bool) -> Result<()> {
+    let advice = if write { Advice::PopulateWrite } else { Advice::PopulateRead };
+    in_pieces(start, len, |at, piece| {
+        space().madvise(percpu::cpu(), at, piece, advice).map_err(Errno::from)
+    })
+}
+
+/// What is mapped in `range`, and whether the program may write there.
+fn areas(range: VirtRange) -> Result<Vec<(VirtRange, bool)>> {
+    let mut areas = Vec::new();
+    let mut room = Ok(());
+    space().each_area(percpu::cpu(), range, |area| {
+        room = try_push(&mut areas, (area.range.intersect(range), area.allows(Prot::WRITE)));
+        room.is_ok()
+    });
+    room?;
+    Ok(areas)
+}
+
+/// Does something to a range that may be large, a piece at a time.
+fn in_pieces(start: u64, len: u64, mut act: impl FnMut(u64, u64) -> Result<()>) -> Result<()> {
+    const PIECE: u64 = 2 << 20;
+    let mut done = 0;
+    loop {
+        let piece = (len - done).min(PIECE);
+        act(start + done, piece)?;
+        done += piece;
+        if done == len {
+            return Ok(());
+        }
+        if !breathe() {
+            return Err(Errno::RESTART);
+        }
+    }
+}
+
+/// `munmap(addr, length)`.
+pub fn munmap(args: Args<'_>) -> Result {
+    of_caller(|space, cpu| space.munmap(cpu, args.a(), args.b()))?;
+    Ok(0)
+}
+
+/// `mprotect(addr, length, prot)`.
+pub fn mprotect(args: Args<'_>) -> Result {
+    room()?;
+    let prot = u32::try_from(args.c()).map_err(|_| Errno::EINVAL)?;
+    let prot = Prot::from_bits_retain(prot);
+    space().mprotect(percpu::cpu(), args.a(), args.b(), prot)?;
+    Ok(0)
+}
+
+/// `mremap(old, old_length, new_length, flags, new)`.
+pub fn mremap(args: Args<'_>) -> Result {
+    room_for(args.c().saturating_sub(args.b()))?;
+    let flags = RemapFlags::from_bits(args.d() as u32).ok_or(Errno::EINVAL)?;
+    let (old, new) = (args.b(), args.c());
+    let start = of_caller(|space, cpu| space.mremap(cpu, args.a(), old, new, flags, args.e()))?;
+    let mut lock = Lock::No;
+    if new > old {
+        space().each_area(percpu::cpu(), VirtRange::page(start), |area| {
+            lock = area.lock();
+            false
+        });
+    }
+    if lock == Lock::Now {
+        let added = faultless::addr::page_down(old);
+        let len = faultless::addr::page_up(new - added).unwrap_or(0);
+        let _ = populate(start + added, len, true);
+    }
+    Ok(start)
+}
+
+/// `madvise(addr, length, advice)`.
+pub fn madvise(args: Args<'_>) -> Result {
+    room()?;
+    let (start, len) = (args.a(), args.b());
+    if args.c() as u32 == linux::MADV_REMOVE {
+        return remove(start, len);
+    }
+    let advice = Advice::from_number(args.c() as u32).ok_or(Errno::EINVAL)?;
+    let act = |at, len| Ok(of_caller(|space, cpu| space.madvise(cpu, at, len, advice))?);
+    let ends = faultless::addr::page_up(len).is_some_and(|len| start.checked_add(len).is_some());
+    match advice {
+        Advice::PopulateRead | Advice::PopulateWrite if ends => in_pieces(start, len, act)?,
+        _ => act(start, len)?,
+    }
+    Ok(0)
+}
+
+/// `MADV_REMOVE`: punches a hole into what is mapped shared there, as `fallocate` does.
+fn remove(start: u64, len: u64) -> Result {
+    let end = faultless::addr::page_up(len).and_then(|len| start.checked_add(len));
+    let end = end.filter(|_| faultless::addr::is_page_aligned(start)).ok_or(Errno::EINVAL)?;
+    let mut at = start;
+    let mut hole = false;
+    while at < end {
+        // One at a time, as it is by then.
+        let mut found = None;
+        space().each_area(percpu::cpu(), VirtRange::new(at, end), |area| {
+            found = Some(area.part(VirtRange::new(at, end)));
+            false
+        });
+        let Some(Area { range, flags, offset, object, .. }) = found else {
+            hole = true;
+            break;
+        };
+        hole |= range.start > at;
+        at = range.end;
+        let object = Held::new(object.ok_or(Errno::EINVAL)?);
+        if flags.contains(VmaFlags::LOCKED) {
+            return Err(Errno::EINVAL);
+        }
+        if !flags.contains(VmaFlags::SHARED) || flags.contains(VmaFlags::NOWRITE) {
+            return Err(Errno::EACCES);
+        }
+        let pages = offset..offset + range.pages();
+        object.free_pages(percpu::cpu(), pages.clone());
+        memory::revoke(&object, pages, Copies::Keep);
+        if !breathe() && at < end {
+            return Err(Errno::RESTART);
+        }
+    }
+    if hole { Err(Errno::ENOMEM) } else { Ok(0) }
+}
+
+/// `brk(addr)`: never an error; the break stays where it is instead.
+pub fn brk(args: Args<'_>) -> Result {
+    let growth = args.a().saturating_sub(space().heap_range().end);
+    // A heap that shrinks gives memory back, and is not refused for want of it.
+    let wanted = if growth == 0 || room_for(growth).is_ok() { args.a() } else { 0 };
+    let end = of_caller(|space, cpu| space.brk(cpu, wanted));
+    if growth != 0 && end == args.a() {
+        lock_grown(end - growth, end);
+    }
+    Ok(end)
+}
+
+/// Locks what the heap has grown by, if mappings to come are locked.
+fn lock_grown(from: u64, to: u64) {
+    let lock = future_lock();
+    if lock == Lock::No {
+        return;
+    }
+    let start = faultless::addr::page_up(from).unwrap_or(to);
+    let len = faultless::addr::page_up(to).unwrap_or(to).saturating_sub(start);
+    // If it cannot be split from the rest, the heap grows all the same.
+    let _ = space().mlock(percpu::cpu(), start, len, lock);
+    if lock == Lock::Now {
+        let _ = populate(start, len, true);
+    }
+}
+
+/// `mincore(addr, length, vector)`.
+pub fn mincore(args: Args<'_>) -> Result {
+    let (addr, len, vector) = (args.a(), args.b(), args.c());
+    if len > USER_END {
+        return Err(Errno::ENOMEM);
+    }
+    // The vector may be larger than the kernel's heap.
+    let mut pages = Vec::new();
+    in_pieces(addr, len, |at, piece| {
+        pages.clear();
+        // For as many as there are in a piece.
+        pages.try_reserve((piece >> PAGE_SHIFT) as usize + 1)?;
+        let mut room = Ok(());
+        space().mincore(percpu::cpu(), at, piece, |there| {
+            room = room.and(pages.try_push(u8::from(there)));
+        })?;
+        room?;
+        Ok(user::write_bytes(vector.wrapping_add((at - addr) >> PAGE_SHIFT), &pages)?)
+    })?;
+    Ok(0)
+}
+
+/// `msync(addr, length, flags)`: the files are memory, so there is nothing to write back, or to read again.
+pub fn msync(args: Args<'_>) -> Result {
+    const ASYNC: u64 = linux::MS_ASYNC as u64;
+    const INVALIDATE: u64 = linux::MS_INVALIDATE as u64;
+    const SYNC: u64 = linux::MS_SYNC as u64;
+    let flags = args.c();
+    if args.a() & (faultless::PAGE_SIZE - 1) != 0
+        || flags & !(ASYNC | INVALIDATE | SYNC) != 0
+        || flags & (ASYNC | SYNC) == ASYNC | SYNC
+    {
+        return Err(Errno::EINVAL);
+    }
+    let len = faultless::addr::page_up(args.b()).ok_or(Errno::ENOMEM)?;
+    let end = args.a().checked_add(len).ok_or(Errno::ENOMEM)?;
+    let range = VirtRange::new(args.a(), end);
+    if flags & INVALIDATE != 0 {
+        let mut locked = false;
+        space().each_area(percpu::cpu(), range, |area| {
+            locked = area.lock() != Lock::No;
+            !locked
+        });
+        if locked {
+            return Err(Errno::EBUSY);
+        }
+    }
+    mapped(range)?;
+    Ok(0)
+}
+
+/// Locks, or unlocks, the pages that a call is about, and returns which those are. (Programs are root, and so
+/// there is no limit.)
+fn lock(args: &Args<'_>, how: Lock) -> Result<VirtRange> {
+    let start = faultless::addr::page_down(args.a());
+    let len = args.b().wrapping_add(args.a() - start);
+    // As on Linux, a length that is nearly all there is comes round to nothing.
+    let len = faultless::addr::page_up(len).unwrap_or(0);
+    let end = start.checked_add(len).ok_or(Errno::EINVAL)?;
+    space().mlock(percpu::cpu(), start, len, how)?;
+    Ok(VirtRange::new(start, end))
+}
+
+/// `mlock(addr, length)`: nothing is ever paged out, so it is enough to fault in what is locked.
+pub fn mlock(args: Args<'_>) -> Result {
+    room()?;
+    let range = lock(&args, Lock::Now)?;
+    for (part, write) in areas(range)? {
+        populate(part.start, part.len(), write).map_err(|errno| match errno {
+            Errno::RESTART => errno,
+            _ => Errno::ENOMEM,
+        })?;
+    }
+    Ok(0)
+}
+
+/// `mlock2(addr, length, flags)`.
+pub fn mlock2(args: Args<'_>) -> Result {
+    const ON_FAULT: u64 = linux::MLOCK_ONFAULT as u64;
+    match args.c() {
+        0 => mlock(args),
+        ON_FAULT => room().and_then(|()| lock(&args, Lock::OnFault)).map(|_| 0),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// `munlock(addr, length)`: pages that are there stay.
+pub fn munlock(args: Args<'_>) -> Result {
+    lock(&args, Lock::No)?;
+    Ok(0)
+}
+
+/// Locks, or unlocks, all that is mapped. It needs no memory for a list of that, and so cannot fail.
+fn lock_all(how: Lock) {
+    let mut left = VirtRange::USER;
+    loop {
+        // One at a time, as it is by then.
+        let mut found = None;
+        space().each_area(percpu::cpu(), left, |area| {
+            found = Some(area.range.intersect(left));
+            false
+        });
+        let Some(part) = found else { return };
+        // What is not there any more, or needs memory that there is not, is left out.
+        let _ = space().mlock(percpu::cpu(), part.start, part.len(), how);
+        left = VirtRange::new(part.end, left.end);
+    }
+}
+
+/// `mlockall(flags)`.
+pub fn mlockall(args: Args<'_>) -> Result {
+    const CURRENT: u64 = linux::MCL_CURRENT as u64;
+    const FUTURE: u64 = linux::MCL_FUTURE as u64;
+    const ON_FAULT: u64 = linux::MCL_ONFAULT as u64;
+    room()?;
+    let flags = args.a();
+    if flags & !(CURRENT | FUTURE | ON_FAULT) != 0 || flags & (CURRENT | FUTURE) == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let how = if flags & ON_FAULT == 0 { Lock::Now } else { Lock::OnFault };
+    current().process.locks_future.set(if flags & FUTURE != 0 { how } else { Lock::No });
+    if flags & CURRENT != 0 {
+        lock_all(how);
+    }
+    if flags & CURRENT != 0 && how == Lock::Now {
+        for (part, write) in areas(VirtRange::USER)? {
+            // What else cannot be had is left out.
+            if populate(part.start, part.len(), write) == Err(Errno::RESTART) {
+                return Err(Errno::RESTART);
+            }
+        }
+    }
+    Ok(0)
+}
+
+/// `munlockall()`.
+pub fn munlockall(_: Args<'_>) -> Result {
+    current().process.locks_future.set(Lock::No);
+    lock_all(Lock::No);
+    Ok(0)
+}
+
+/// `remap_file_pages(addr, length, prot, page, flags)`: a new mapping of another part of what is mapped there,
+/// shared, as Linux has it since it has no mappings out of order any more.
+pub fn remap_file_pages(args: Args<'_>) -> Result {
+    room()?;
+    let (start, len) = (faultless::addr::page_down(args.a()), faultless::addr::page_down(args.b()));
+    let first = args.d();
+    let end = start.checked_add(len).filter(|&end| end > start && end <= USER_END);
+    let pages_end = first.checked_add(len >> PAGE_SHIFT);
+    let (Some(end), 0, Some(_)) = (end, args.c(), pages_end) else { return Err(Errno::EINVAL) };
+    // All of it must be of one object, alike, and without holes.
+    let mut whole: Option<Area> = None;
+    let mut reached = start;
+    space().each_area(percpu::cpu(), VirtRange::new(start, end), |area| {
+        let alike = match &whole {
+            None => !area.is_private(),
+            Some(first) => {
+                first.flags == area.flags
+                    && first.prot == area.prot
+                    && first.object.as_ref().map(Shared::id) == area.object.as_ref().map(Shared::id)
+            }
+        };
+        let joins = area.range.start <= reached && alike;
+        if joins {
+            reached = area.range.end;
+            whole.get_or_insert_with(|| area.clone());
+        }
+        joins
+    });
+    let area = whole.ok_or(Errno::EINVAL)?;
+    let object = Held::new(area.object.ok_or(Errno::EINVAL)?);
+    if reached < end {
+        return Err(Errno::EINVAL);
+    }
+    let may_write = !area.flags.contains(VmaFlags::NOWRITE);
+    let backing = Backing { object: &object, first, may_write };
+    let flags = MapFlags::SHARED | MapFlags::FIXED;
+    space().mmap_object(percpu::cpu(), start, len, area.prot, flags, backing)?;
+    if args.e() & NONBLOCK == 0 {
+        // What cannot be had is left for later faults.
+        let _ = populate(start, len, area.prot.contains(Prot::WRITE));
+    }
+    Ok(0)
+}
+
+/// Whether all of a range is mapped.
+fn mapped(range: VirtRange) -> Result<()> {
+    if space().is_mapped(percpu::cpu(), range) { Ok(()) } else { Err(Errno::ENOMEM) }
+}

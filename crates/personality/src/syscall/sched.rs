@@ -1,0 +1,187 @@
+//! The calls about who runs where, and when. There is one policy: everybody in turn.
+
+use super::process::{process_or_own, thread_or_own};
+use super::{Args, Errno, Result};
+use crate::task::scheduler;
+use core::sync::atomic::Ordering;
+use faultless_bare::arch::user;
+use faultless_bare::percpu;
+use linux_raw_sys::general as nr;
+
+/// Bytes of a set of CPUs, which has a bit for each that there can be.
+const SET: u64 = 8;
+
+/// `sched_yield()`.
+pub fn sched_yield(_: Args<'_>) -> Result {
+    scheduler::yield_now();
+    Ok(0)
+}
+
+/// The CPUs that there are, as bits.
+fn all_cpus() -> u64 {
+    u64::MAX >> (u64::BITS as usize - percpu::cpus())
+}
+
+/// `sched_setaffinity(tid, size, set)`.
+pub fn sched_setaffinity(args: Args<'_>) -> Result {
+    let len = args.b().min(SET) as usize;
+    let mut bytes = [0; SET as usize];
+    user::read_bytes(&mut bytes[..len], args.c())?;
+    let thread = thread_or_own(args.a())?;
+    let set = u64::from_le_bytes(bytes) & all_cpus();
+    if set == 0 {
+        return Err(Errno::EINVAL);
+    }
+    thread.affinity.store(set, Ordering::SeqCst);
+    // Where it may not run any more it gives way.
+    scheduler::notify(&thread);
+    Ok(0)
+}
+
+/// `sched_getaffinity(tid, size, set)`.
+pub fn sched_getaffinity(args: Args<'_>) -> Result {
+    if args.b() < SET || !args.b().is_multiple_of(SET) {
+        return Err(Errno::EINVAL);
+    }
+    let set = thread_or_own(args.a())?.affinity.load(Ordering::Relaxed) & all_cpus();
+    user::write(args.c(), &set)?;
+    Ok(SET)
+}
+
+/// `getcpu(cpu, node)`.
+pub fn getcpu(args: Args<'_>) -> Result {
+    if args.a() != 0 {
+        user::write(args.a(), &u32::from(percpu::id().0))?;
+    }
+    if args.b() != 0 {
+        user::write(args.b(), &0u32)?;
+    }
+    Ok(0)
+}
+
+/// `sched_getscheduler(tid)`.
+pub fn sched_getscheduler(args: Args<'_>) -> Result {
+    thread_or_own(args.a())?;
+    Ok(u64::from(nr::SCHED_NORMAL))
+}
+
+/// `sched_setscheduler(tid, policy, parameters)`: every policy without priorities is the one.
+pub fn sched_setscheduler(args: Args<'_>) -> Result {
+    let priority: i32 = user::read(args.c())?;
+    thread_or_own(args.a())?;
+    allowed(args.b() as u32 & !nr::SCHED_RESET_ON_FORK, priority)
+}
+
+/// Whether a policy may be had: those without priorities.
+fn allowed(policy: u32, priority: i32) -> Result {
+    match policy {
+        nr::SCHED_NORMAL | nr::SCHED_BATCH | nr::SCHED_IDLE if priority == 0 => Ok(0),
+        nr::SCHED_FIFO | nr::SCHED_RR if (1..=99).contains(&priority) => Err(Errno::EPERM),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// `sched_getparam(tid, parameters)`.
+pub fn sched_getparam(args: Args<'_>) -> Result {
+    thread_or_own(args.a())?;
+    user::write(args.b(), &0i32)?;
+    Ok(0)
+}
+
+/// `sched_setparam(tid, parameters)`.
+pub fn sched_setparam(args: Args<'_>) -> Result {
+    let priority: i32 = user::read(args.b())?;
+    thread_or_own(args.a())?;
+    if priority == 0 { Ok(0) } else { Err(Errno::EINVAL) }
+}
+
+/// `sched_get_priority_max(policy)`, and `min`.
+pub fn sched_get_priority(args: Args<'_>, of_real_time: u64) -> Result {
+    match args.a() as u32 {
+        nr::SCHED_FIFO | nr::SCHED_RR => Ok(of_real_time),
+        nr::SCHED_NORMAL | nr::SCHED_BATCH | nr::SCHED_IDLE | nr::SCHED_DEADLINE => Ok(0),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// `sched_rr_get_interval(tid, time)`.
+pub fn sched_rr_get_interval(args: Args<'_>) -> Result {
+    thread_or_own(args.a())?;
+    user::write(args.b(), &[0, crate::time::TURN])?;
+    Ok(0)
+}
+
+/// `sched_getattr(tid, attributes, size, flags)`.
+pub fn sched_getattr(args: Args<'_>) -> Result {
+    /// Size, policy, flags, nice, priority, runtime, deadline, period.
+    const FIRST_SIZE: u64 = 48;
+    if !(FIRST_SIZE..=faultless::PAGE_SIZE).contains(&args.c()) || args.d() != 0 {
+        return Err(Errno::EINVAL);
+    }
+    thread_or_own(args.a())?;
+    let mut words = [0u64; FIRST_SIZE as usize / 8];
+    words[0] = FIRST_SIZE;
+    user::write(args.b(), &words)?;
+    Ok(0)
+}
+
+/// `sched_setattr(tid, attributes, flags)`: as `sched_setscheduler`.
+pub fn sched_setattr(args: Args<'_>) -> Result {
+    /// Size and policy, flags, nice and priority, runtime, deadline, period.
+    const FIRST_SIZE: u32 = 48;
+    if args.b() == 0 || args.c() != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let size = match user::read::<u32>(args.b())? {
+        0 => FIRST_SIZE,
+        size => size,
+    };
+    if size < FIRST_SIZE || u64::from(size) > faultless::PAGE_SIZE {
+        user::write(args.b(), &FIRST_SIZE)?;
+        return Err(Errno::E2BIG);
+    }
+    let words: [u64; FIRST_SIZE as usize / 8] = user::read(args.b())?;
+    let (policy, priority) = ((words[0] >> 32) as u32, (words[2] >> 32) as i32);
+    thread_or_own(args.a())?;
+    if words[1] & !u64::from(nr::SCHED_FLAG_ALL) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    allowed(policy, priority)
+}
+
+/// `ioprio_get(which, who)`: there is no disk to wait for, so that all are alike: the fourth of the usual class.
+pub fn ioprio_get(args: Args<'_>) -> Result {
+    const USUAL: u64 = 2 << 13 | 4;
+    const PROCESS: u64 = 1;
+    match args.a() {
+        PROCESS => thread_or_own(args.b()).map(|_| USUAL),
+        2 | 3 => Ok(USUAL),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// `ioprio_set(which, who, priority)`: accepted.
+pub fn ioprio_set(args: Args<'_>) -> Result {
+    let (class, level) = ((args.c() as u32) >> 13 & 7, args.c() as u32 & 0x1fff);
+    if class > 3 || class == 0 && level != 0 {
+        return Err(Errno::EINVAL);
+    }
+    ioprio_get(args).map(|_| 0)
+}
+
+/// `getpriority(which, who)`: all are alike. The call returns 20 less the nice value.
+pub fn getpriority(args: Args<'_>) -> Result {
+    const PROCESS: u64 = 0;
+    const GROUP: u64 = 1;
+    const USER: u64 = 2;
+    match args.a() {
+        PROCESS => process_or_own(args.b()).map(|_| 20),
+        GROUP | USER => Ok(20),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// `setpriority(which, who, nice)`: accepted.
+pub fn setpriority(args: Args<'_>) -> Result {
+    getpriority(args).map(|_| 0)
+}

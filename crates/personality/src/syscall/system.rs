@@ -1,0 +1,216 @@
+//! The calls that ask about the machine, and about what has been used of it.
+
+use super::process::process_or_own;
+use super::{Args, Errno, Result};
+use crate::abi;
+use crate::fs;
+use crate::task::process::{TABLE, Usage};
+use crate::task::{boot, breathe, current, exit, scheduler};
+use crate::time;
+use faultless_bare::arch::user;
+use faultless_bare::percpu;
+use linux_raw_sys::general as nr;
+
+/// Ticks a second, as `times` counts.
+const TICKS: u64 = 100;
+
+/// The version of Linux whose calls these are.
+const RELEASE: &str = "6.12.0-faultless";
+
+/// `uname(names)`.
+pub fn uname(args: Args<'_>) -> Result {
+    const FIELD: usize = 65;
+    let names = [
+        "Linux",
+        "faultless",
+        RELEASE,
+        concat!("#1 SMP ", env!("CARGO_PKG_VERSION")),
+        "x86_64",
+        "(none)",
+    ];
+    let mut bytes = [0u8; 6 * FIELD];
+    for (field, name) in bytes.chunks_exact_mut(FIELD).zip(names) {
+        field[..name.len()].copy_from_slice(name.as_bytes());
+    }
+    user::write_bytes(args.a(), &bytes)?;
+    Ok(0)
+}
+
+/// `sysinfo(information)`.
+pub fn sysinfo(args: Args<'_>) -> Result {
+    let vm = percpu::vm();
+    let load = (scheduler::runnable() as u64) << 16;
+    let (total, free) = (vm.total_frames(), vm.free_frames());
+    let threads = TABLE.lock().threads.len() as u16;
+    // uptime, loads, total, free, shared, buffers, total and free swap, threads, total and free high
+    // memory, and the unit of memory.
+    let words = [
+        time::now() / abi::SECOND,
+        load,
+        load,
+        load,
+        total,
+        free,
+        0,
+        0,
+        0,
+        0,
+        u64::from(threads),
+        0,
+        0,
+        faultless::PAGE_SIZE,
+    ];
+    user::write(args.a(), &words)?;
+    Ok(0)
+}
+
+/// `getrandom(buffer, length, flags)`: the same numbers on every run of a deterministic machine.
+pub fn getrandom(args: Args<'_>) -> Result {
+    const KNOWN: u64 = 1 | 2 | 4;
+    const BOTH: u64 = 2 | 4;
+    if args.c() & !KNOWN != 0 || args.c() & BOTH == BOTH {
+        return Err(Errno::EINVAL);
+    }
+    let len = args.b().min(i32::MAX as u64 & !0xfff);
+    let mut done = 0;
+    let mut bytes = [0; 256];
+    while done < len {
+        let piece = (len - done).min(bytes.len() as u64) as usize;
+        fs::fill_random(&mut bytes[..piece]);
+        match user::write_bytes(args.a().wrapping_add(done), &bytes[..piece]) {
+            Err(errno) if done == 0 => return Err(errno.into()),
+            Err(_) => break,
+            Ok(()) => done += piece as u64,
+        }
+        // A large buffer takes long.
+        if done & 0xffff == 0 && !breathe() {
+            break;
+        }
+    }
+    Ok(done)
+}
+
+/// `prlimit64(pid, resource, new, old)`.
+pub fn prlimit64(args: Args<'_>) -> Result {
+    let process = process_or_own(args.a())?;
+    let resource = args.b() as usize;
+    let new: Option<[u64; 2]> = if args.c() == 0 { None } else { Some(user::read(args.c())?) };
+    let old = *process.limits.lock().get(resource).ok_or(Errno::EINVAL)?;
+    if let Some(new) = new {
+        process.set_limit(resource, new)?;
+    }
+    if args.d() != 0 {
+        user::write(args.d(), &old)?;
+    }
+    Ok(0)
+}
+
+/// `getrlimit(resource, limit)`.
+pub fn getrlimit(args: Args<'_>) -> Result {
+    let limits = *current().process.limits.lock();
+    let limit = limits.get(args.a() as usize).ok_or(Errno::EINVAL)?;
+    user::write(args.b(), limit)?;
+    Ok(0)
+}
+
+/// `setrlimit(resource, limit)`.
+pub fn setrlimit(args: Args<'_>) -> Result {
+    let new = user::read(args.b())?;
+    current().process.set_limit(args.a() as usize, new)?;
+    Ok(0)
+}
+
+/// What was used, and KiB of memory at most, as programs see it.
+pub(super) const fn rusage(used: Usage, memory: u64) -> [u64; 18] {
+    // Times of the program and of the kernel in seconds and microseconds, largest memory, sizes, small and
+    // large faults, swaps, input, output, messages, signals, switches.
+    let Usage { times: time::Times { user, system }, faults, switches: [given, taken] } = used;
+    let (user, user_rest) = (user / abi::SECOND, user % abi::SECOND / 1000);
+    let (system, rest) = (system / abi::SECOND, system % abi::SECOND / 1000);
+    [user, user_rest, system, rest, memory, 0, 0, 0, faults, 0, 0, 0, 0, 0, 0, 0, given, taken]
+}
+
+/// `getrusage(who, usage)`.
+pub fn getrusage(args: Args<'_>) -> Result {
+    let thread = current();
+    let used = match args.a() as i32 {
+        nr::RUSAGE_CHILDREN => *thread.process.children_usage.lock(),
+        0 => thread.process.usage(),
+        1 => thread.usage(),
+        _ => return Err(Errno::EINVAL),
+    };
+    let memory = thread.process.memory();
+    let pages = memory.map_or(0, |memory| memory.space().resident_pages(percpu::cpu()));
+    user::write(args.b(), &rusage(used, pages << 2))?;
+    Ok(0)
+}
+
+/// `times(times)`.
+pub fn times(args: Args<'_>) -> Result {
+    let ticks = |nanoseconds: u64| nanoseconds / (abi::SECOND / TICKS);
+    let process = &current().process;
+    let (own, children) = (process.times(), process.children_usage.lock().times);
+    if args.a() != 0 {
+        let all = [own.user, own.system, children.user, children.system];
+        user::write(args.a(), &all.map(ticks))?;
+    }
+    Ok(ticks(time::now()))
+}
+
+/// `getresuid(real, effective, saved)`, and of groups: everybody is root.
+pub fn getresuid(args: Args<'_>) -> Result {
+    for at in [args.a(), args.b(), args.c()] {
+        user::write(at, &0u32)?;
+    }
+    Ok(0)
+}
+
+/// `getgroups(size, list)`: root's only group is its own.
+pub fn getgroups(_: Args<'_>) -> Result {
+    Ok(0)
+}
+
+/// `capget(header, data)`: root may do everything.
+pub fn capget(args: Args<'_>) -> Result {
+    const VERSION: u32 = 0x2008_0522;
+    const ALL: [u32; 2] = [u32::MAX, 0x1ff];
+    let version: u32 = user::read(args.a())?;
+    if version != VERSION {
+        user::write(args.a(), &VERSION)?;
+        return if args.b() == 0 { Ok(0) } else { Err(Errno::EINVAL) };
+    }
+    if args.b() != 0 {
+        // Effective, permitted, inheritable; the lower 32 first.
+        user::write(args.b(), &[ALL[0], ALL[0], 0, ALL[1], ALL[1], 0])?;
+    }
+    Ok(0)
+}
+
+/// `membarrier(command, flags, cpu)`: a query, which is answered with no command.
+pub fn membarrier(args: Args<'_>) -> Result {
+    const QUERY: u64 = 0;
+    if args.a() == QUERY && args.b() == 0 { Ok(0) } else { Err(Errno::EINVAL) }
+}
+
+/// `personality(persona)`: there is one.
+pub fn personality(_: Args<'_>) -> Result {
+    Ok(0)
+}
+
+/// `reboot(magic, magic, command, argument)`: the program that the machine was started for may switch the machine off.
+pub fn reboot(args: Args<'_>) -> Result {
+    const MAGIC: u32 = 0xfee1_dead;
+    const MAGICS: [u32; 4] = [672_274_793, 85_072_278, 369_367_448, 537_993_216];
+    const OFF: [u32; 3] = [0x0123_4567, 0xcdef_0123, 0x4321_fedc];
+    if args.a() as u32 != MAGIC || !MAGICS.contains(&(args.b() as u32)) {
+        return Err(Errno::EINVAL);
+    }
+    if current().process.pid != boot::PROGRAM {
+        return Err(Errno::EPERM);
+    }
+    if OFF.contains(&(args.c() as u32)) {
+        exit::exit_group(crate::task::process::ExitStatus::exited(0));
+    }
+    // Ctrl-Alt-Del on or off.
+    Ok(0)
+}

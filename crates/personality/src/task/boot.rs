@@ -1,0 +1,113 @@
+//! The program that the machine was started for, and the end of the machine, which is the end of that
+//! program.
+
+use super::exec::{self, Loaded, Strings};
+use super::process::{ExitStatus, Family, Process, TABLE};
+use super::thread::Thread;
+use super::{init, scheduler};
+use crate::errno::Result;
+use crate::fs::{self, ProcessFiles};
+use crate::signal::{ProcessSignals, ThreadSignals};
+use core::fmt::Display;
+use core::sync::atomic::Ordering;
+use faultless::{Counter, CpuId};
+use faultless_bare::arch::{power_off, report};
+use faultless_bare::percpu;
+use faultless_collections::{Arc, Slot, Vec};
+use linux_raw_sys::general as nr;
+
+/// The number of its process, the first child of [process 1](init).
+pub const PROGRAM: u32 = 2;
+
+/// Fills the file system from `archive`, and starts the program that it says. Called once, by the boot CPU,
+/// when everything else is there.
+///
+/// Without a program there is nothing to do: the report says why, and the machine ends.
+pub fn boot(archive: &[u8]) {
+    if let Err(why) = fs::mount(archive) {
+        stop(&"the archive of files cannot be read", why);
+    }
+    if faultless_bare::boot::is_said("noinput") {
+        fs::end_input();
+    }
+    let read = |path| fs::read_all(path).unwrap_or_default();
+    let (arguments, environment) = (read(b"/.boot/argv"), read(b"/.boot/environ"));
+    let here = read(b"/.boot/cwd");
+    let files = match ProcessFiles::first(&here) {
+        Ok(files) => files,
+        Err(errno) => stop(&here.escape_ascii(), errno.name()),
+    };
+    if let Err(errno) = start(&arguments, &environment, files) {
+        let program = arguments.split(|&byte| byte == 0).next().unwrap_or_default();
+        stop(&program.escape_ascii(), errno.name());
+    }
+}
+
+fn stop(what: &dyn Display, why: &str) -> ! {
+    /// What a shell says of a program that it cannot run.
+    const CANNOT_RUN: u8 = 126;
+    report!("message {what}: {why}");
+    power_off(CANNOT_RUN)
+}
+
+fn start(arguments: &[u8], environment: &[u8], files: ProcessFiles) -> Result<()> {
+    let (arguments, environment) = (Strings::split(arguments)?, Strings::split(environment)?);
+    let path = Vec::try_from_slice(arguments.first().unwrap_or_default())?;
+    let loaded = exec::load(&path, arguments, &environment)?;
+    let Loaded { memory, frame, fpu, name } = loaded;
+    let signals = ProcessSignals::try_new()?;
+    let family = Family { exit_signal: nr::SIGCHLD, ..Family::default() };
+    let process = Process::new(PROGRAM, Some(memory), files, signals, family);
+    *process.name.lock() = name;
+    let parent = init::start()?;
+    process.parent.store(parent.pid, Ordering::Relaxed);
+    let process = Arc::try_new(process)?;
+    let signals = ThreadSignals::default();
+    let thread = Thread::try_new(PROGRAM, process.clone(), frame, fpu, signals, u64::MAX)?;
+    let slots = (Slot::try_new()?, Slot::try_new()?);
+    process.threads.lock().push(thread.clone());
+    {
+        let mut table = TABLE.lock();
+        let number = table.new_number();
+        debug_assert_eq!(number, PROGRAM);
+        parent.family.lock().children.push(process.clone());
+        table.threads.insert(slots.0, PROGRAM, thread.clone());
+        table.processes.insert(slots.1, PROGRAM, process);
+    }
+    scheduler::start(thread);
+    Ok(())
+}
+
+/// Ends the machine: its program ended with `status`, and no other process is left.
+pub(super) fn finish(status: ExitStatus) -> ! {
+    let vm = percpu::vm();
+    let totals = vm.totals();
+    for &counter in Counter::ALL {
+        report!("counter {} {}", counter.name(), totals.get(counter));
+    }
+    let interrupts = ["interrupts_timer", "interrupts_reschedule", "interrupts_flush"];
+    for (at, name) in interrupts.iter().enumerate() {
+        let cpus = (0..percpu::cpus() as u16).map(CpuId);
+        report!("counter {name} {}", cpus.map(|cpu| percpu::interrupts(cpu)[at]).sum::<u64>());
+    }
+    if faultless_bare::boot::is_said("check") {
+        check();
+    }
+    if let Some(signal) = status.signal() {
+        report!("signal {signal}");
+    }
+    power_off(status.shell())
+}
+
+/// Every frame is accounted for, now that no space is left. Apart, since the audit alone allocates without expecting
+/// to fail.
+#[inline(never)]
+fn check() {
+    fs::unmount();
+    crate::ipc::clear();
+    scheduler::drain_all();
+    let cpu = percpu::cpu();
+    if let Err(discrepancy) = faultless::audit::audit(cpu, &[]) {
+        panic!("{discrepancy}");
+    }
+}

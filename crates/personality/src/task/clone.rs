@@ -1,0 +1,199 @@
+//! New threads and processes.
+
+use super::memory::Memory;
+use super::process::{Family, Process, TABLE};
+use super::scheduler;
+use super::thread::{Current, Thread, current};
+use super::wait::wait_unless_killed;
+use crate::errno::{Errno, Result};
+use core::ptr;
+use core::sync::atomic::Ordering;
+use faultless_bare::arch::fpu::{self, FpuState};
+use faultless_bare::arch::{self, Selectors, TrapFrame, user};
+use faultless_collections::{Arc, Slot};
+use linux_raw_sys::general as nr;
+
+/// What `clone` is asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Request {
+    /// `CLONE_*`, without the signal.
+    pub flags: u32,
+    /// Whether the child has no handlers: `CLONE_CLEAR_SIGHAND`.
+    pub clear_handlers: bool,
+    /// What the parent gets when the child ends (0: nothing).
+    pub exit_signal: u32,
+    /// The child's stack pointer (0: where the parent's is).
+    pub stack: u64,
+    /// The child's FS base, if `CLONE_SETTLS`.
+    pub tls: u64,
+    /// Where the parent wants the child's number, if `CLONE_PARENT_SETTID`.
+    pub parent_tid: u64,
+    /// Where the child's number goes in its memory, if `CLONE_CHILD_SETTID` or `CLONE_CHILD_CLEARTID`.
+    pub child_tid: u64,
+}
+
+/// The flags that ask for namespaces, which there are none of.
+pub const NAMESPACES: u32 = nr::CLONE_NEWNS
+    | nr::CLONE_NEWCGROUP
+    | nr::CLONE_NEWUTS
+    | nr::CLONE_NEWIPC
+    | nr::CLONE_NEWUSER
+    | nr::CLONE_NEWPID
+    | nr::CLONE_NEWNET;
+
+impl Request {
+    fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Whether the flags go together, and all of them are there.
+    fn check(&self) -> Result<()> {
+        let lacks = |flag, wanted| self.has(flag) && !self.has(wanted);
+        if lacks(nr::CLONE_THREAD, nr::CLONE_SIGHAND)
+            || lacks(nr::CLONE_SIGHAND, nr::CLONE_VM)
+            || self.has(NAMESPACES | nr::CLONE_PIDFD)
+            || self.exit_signal > 64
+        {
+            return Err(Errno::EINVAL);
+        }
+        Ok(())
+    }
+}
+
+/// Makes a thread that goes on where `frame` does, in the running process or in a new one, and returns its
+/// number.
+///
+/// # Errors
+/// As Linux: `EINVAL` (the flags do not go together, or ask for namespaces), `ENOMEM`, `EAGAIN`.
+pub fn clone(frame: &TrapFrame, request: &Request) -> Result {
+    request.check()?;
+    if faultless_bare::heap::low() {
+        return Err(Errno::EAGAIN);
+    }
+    let parent = current();
+    let number = TABLE.lock().new_number();
+    let (process, new) = if request.has(nr::CLONE_THREAD) {
+        (parent.process.clone(), false)
+    } else {
+        // First of all, and from here: a copy of memory needs much of the stack.
+        let memory = parent.process.memory().ok_or(Errno::ENOMEM)?;
+        let memory = if request.has(nr::CLONE_VM) { memory } else { memory.try_fork()? };
+        (new_process(&parent, number, memory, request)?, true)
+    };
+    let slots = (Slot::try_new()?, if new { Some(Slot::try_new()?) } else { None });
+    let child = new_thread(&parent, number, process, frame, request)?;
+    if request.has(nr::CLONE_PARENT_SETTID) {
+        // As on Linux, not being able to is no error.
+        let _ = user::write(request.parent_tid, &number);
+    }
+    let process = new.then(|| child.process.clone());
+    publish(&parent, child, slots, request)?;
+    if let Some(process) = process
+        && request.has(nr::CLONE_VFORK)
+    {
+        let own = parent.process.space();
+        let left = || (!ptr::eq(process.space(), own)).then_some(());
+        // Who is killed waits no longer.
+        let _ = wait_unless_killed(&process.memory_changed, left);
+    }
+    Ok(u64::from(number))
+}
+
+#[inline(never)]
+fn new_process(
+    parent: &Current,
+    number: u32,
+    memory: Arc<Memory>,
+    request: &Request,
+) -> Result<Arc<Process>> {
+    let from = &parent.process;
+    let files = from.files.fork(request.has(nr::CLONE_FILES), request.has(nr::CLONE_FS))?;
+    let signals = from.signals.try_fork(request.clear_handlers)?;
+    // Nobody chooses what signal another's parent gets: a sibling sends the same.
+    let exit_signal = if request.has(nr::CLONE_PARENT) {
+        from.family.lock().exit_signal
+    } else {
+        request.exit_signal
+    };
+    let family = Family { exit_signal, ..Family::default() };
+    let process = Process::new(number, Some(memory), files, signals, family);
+    process.group.store(from.group.load(Ordering::Relaxed), Ordering::Relaxed);
+    process.session.store(from.session.load(Ordering::Relaxed), Ordering::Relaxed);
+    let name = from.name.lock().try_clone()?;
+    *process.name.lock() = name;
+    *process.limits.lock() = *from.limits.lock();
+    let oom_score_adj = from.oom_score_adj.load(Ordering::Relaxed);
+    process.oom_score_adj.store(oom_score_adj, Ordering::Relaxed);
+    let address_space = from.address_space.load(Ordering::Relaxed);
+    process.address_space.store(address_space, Ordering::Relaxed);
+    Ok(Arc::try_new(process)?)
+}
+
+fn new_thread(
+    parent: &Current,
+    number: u32,
+    process: Arc<Process>,
+    frame: &TrapFrame,
+    request: &Request,
+) -> Result<Arc<Thread>> {
+    let mut frame = TrapFrame { rax: 0, ..*frame };
+    if request.stack != 0 {
+        frame.rsp = request.stack;
+    }
+    let mut fpu = FpuState::try_new().ok_or(Errno::ENOMEM)?;
+    fpu::save(&mut fpu);
+    let keeps_stack = request.flags & (nr::CLONE_VM | nr::CLONE_VFORK) != nr::CLONE_VM;
+    let signals = parent.signals.fork(keeps_stack);
+    let affinity = parent.affinity.load(Ordering::Relaxed);
+    let child = Thread::try_new(number, process, frame, fpu, signals, affinity)?;
+    let selectors = Selectors::current();
+    let (selectors, tls) = if request.has(nr::CLONE_SETTLS) {
+        (selectors.without_fs(), request.tls)
+    } else {
+        (selectors, arch::fs_base())
+    };
+    child.task.registers.selectors.set(selectors);
+    child.task.registers.fs_base.set(tls);
+    child.task.registers.gs_base.set(arch::gs_base());
+    if request.has(nr::CLONE_CHILD_SETTID) {
+        child.set_tid.set(request.child_tid);
+    }
+    if request.has(nr::CLONE_CHILD_CLEARTID) {
+        child.clear_tid.store(request.child_tid, Ordering::Relaxed);
+    }
+    Ok(child)
+}
+
+/// The memory of an entry in the table of threads, and of one in that of processes for a new one.
+type Slots = (Slot<u32, Arc<Thread>>, Option<Slot<u32, Arc<Process>>>);
+
+/// Lists `child`, and its process if it is new and so has a slot, and queues it.
+fn publish(parent: &Current, child: Arc<Thread>, slots: Slots, request: &Request) -> Result<()> {
+    {
+        let mut table = TABLE.lock();
+        let process = &child.process;
+        let new = slots.1.is_some();
+        if let Some(slot) = slots.1 {
+            // The parent, or the parent's; that was there when the parent last looked, or the first is.
+            let guardian = if request.has(nr::CLONE_PARENT) {
+                let number = parent.process.parent();
+                table.processes.get(&number).cloned()
+            } else {
+                None
+            };
+            let guardian = guardian.as_ref().unwrap_or(&parent.process);
+            process.parent.store(guardian.pid, Ordering::Relaxed);
+            guardian.family.lock().children.push(process.clone());
+            table.processes.insert(slot, process.pid, process.clone());
+        }
+        let mut threads = process.threads.lock();
+        // Whoever ends all threads has asked this one, or will find the new one.
+        if !new && parent.must_end() {
+            return Err(Errno::EAGAIN);
+        }
+        threads.push(child.clone());
+        table.threads.insert(slots.0, child.tid, child.clone());
+    }
+    scheduler::start(child);
+    Ok(())
+}

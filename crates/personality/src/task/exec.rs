@@ -1,0 +1,444 @@
+//! Programs: from a file to a space that is ready to run.
+//!
+//! [`load`] makes the new memory beside the old: it maps the program, runs the new space on this CPU for as
+//! long as it takes to write the stack, and goes back. Until then any failure leaves the caller as it was.
+//! [`exec`] then ends the other threads, and nothing fails any more: the new memory takes the place of the
+//! old, and the only thread, which has the process's number from now on, starts the program.
+
+use super::memory::{Image, Memory};
+use super::thread::{Thread, current, try_current};
+use super::{exit, scheduler};
+use crate::elf::{Header, Plan, Segment};
+use crate::errno::{Errno, Result};
+use crate::fs::{self, Inode, Regular, Transfer};
+use crate::signal;
+use core::marker::PhantomData;
+use core::sync::atomic::Ordering;
+use faultless::space::Backing;
+use faultless::{Lock, MapFlags, PAGE_SIZE, Prot, USER_END, VirtRange};
+use faultless_bare::arch::fpu::{self, FpuState};
+use faultless_bare::arch::{self, Selectors, TrapFrame, user};
+use faultless_bare::heap::FailNth;
+use faultless_bare::machine;
+use faultless_bare::percpu;
+use faultless_collections::{Arc, Slot, String, Vec};
+use linux_raw_sys::auxvec as aux;
+
+/// Bytes that arguments and environment may have together, with their pointers: a quarter of the stack.
+const STRINGS_MAX: usize = 2 << 20;
+/// Bytes that one of them may have.
+pub const STRING_MAX: usize = 128 << 10;
+/// Bytes that Linux gives to a new stack, beyond what is on it.
+const STACK: u64 = 128 << 10;
+/// Bytes of the header of an ELF file.
+const HEADER: u64 = 64;
+/// The longest line that names an interpreter.
+const LINE: usize = 256;
+/// How many scripts may be the interpreters of scripts.
+const SCRIPTS: usize = 5;
+
+/// Arguments, or an environment: strings, each with its NUL.
+#[derive(Debug, Default)]
+pub struct Strings {
+    bytes: Vec<u8>,
+    count: usize,
+}
+
+impl Strings {
+    /// The strings of `bytes`, each ended by a NUL (the last may lack it).
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn split(bytes: &[u8]) -> Result<Self> {
+        let mut strings = Self::default();
+        let bytes = bytes.strip_suffix(b"\0").unwrap_or(bytes);
+        if !bytes.is_empty() {
+            bytes.split(|&byte| byte == 0).try_for_each(|string| strings.push(string))?;
+        }
+        Ok(strings)
+    }
+
+    /// Adds a string, which has no NUL.
+    ///
+    /// # Errors
+    /// `E2BIG`: it is too long, or all are. `ENOMEM`.
+    pub fn push(&mut self, string: &[u8]) -> Result<()> {
+        self.grow(string.len())?;
+        // There is room for both.
+        self.bytes.try_extend_from_slice(string)?;
+        Ok(self.bytes.try_push(0)?)
+    }
+
+    fn grow(&mut self, len: usize) -> Result<()> {
+        let all = self.bytes.len() + len + 1 + (self.count + 1) * size_of::<u64>();
+        if len >= STRING_MAX || all > STRINGS_MAX {
+            return Err(Errno::E2BIG);
+        }
+        self.bytes.try_reserve(len + 1)?;
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Reads the strings that the NULL-terminated array at `array` of the program's memory points to.
+    ///
+    /// # Errors
+    /// `EFAULT`, and as [`push`](Self::push).
+    pub fn read(array: u64) -> Result<Self> {
+        let mut strings = Self::default();
+        if array == 0 {
+            return Ok(strings);
+        }
+        let mut at = array;
+        loop {
+            let pointer: u64 = user::read(at)?;
+            if pointer == 0 {
+                return Ok(strings);
+            }
+            let string = user::string(pointer, STRING_MAX)?.ok_or(Errno::E2BIG)?;
+            strings.push(&string)?;
+            at = at.checked_add(8).ok_or(Errno::EFAULT)?;
+        }
+    }
+
+    /// The first string.
+    pub fn first(&self) -> Option<&[u8]> {
+        (self.count != 0).then(|| self.iter().next()).flatten()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        self.bytes.split(|&byte| byte == 0).take(self.count)
+    }
+
+    /// The strings with `first` in place of the first.
+    fn behind(&self, first: &[&[u8]]) -> Result<Self> {
+        let mut strings = Self::default();
+        let rest = self.iter().skip(1);
+        first.iter().copied().chain(rest).try_for_each(|string| strings.push(string))?;
+        Ok(strings)
+    }
+}
+
+/// A program in its memory, ready to start.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Its memory.
+    pub memory: Arc<Memory>,
+    /// Its first registers.
+    pub frame: TrapFrame,
+    /// See `frame`.
+    pub fpu: FpuState,
+    /// What it is called.
+    pub name: String,
+}
+
+/// Loads the program at `path`, as the running thread's process sees it.
+///
+/// # Errors
+/// As `execve`; nothing has changed then.
+pub fn load(path: &[u8], mut arguments: Strings, environment: &Strings) -> Result<Loaded> {
+    if arguments.count == 0 {
+        arguments.push(b"")?;
+    }
+    let mut program = Vec::try_from_slice(path)?;
+    for _ in 0..SCRIPTS {
+        let file = fs::program(&program)?;
+        let regular = regular(&file)?;
+        let mut first = [0; LINE];
+        let len = read_at(regular, 0, &mut first)?;
+        let Some(line) = first[..len].strip_prefix(b"#!") else {
+            return load_file(&file, path, &program, &arguments, environment);
+        };
+        let (interpreter, argument) = interpreter(line)?;
+        arguments = match argument {
+            Some(argument) => arguments.behind(&[interpreter, argument, &program])?,
+            None => arguments.behind(&[interpreter, &program])?,
+        };
+        program = Vec::try_from_slice(interpreter)?;
+    }
+    Err(Errno::ELOOP)
+}
+
+/// The interpreter that the first line of a script names, and what else it says.
+fn interpreter(line: &[u8]) -> Result<(&[u8], Option<&[u8]>)> {
+    let end = line.iter().position(|&byte| byte == b'\n' || byte == 0).unwrap_or(line.len());
+    let line = line[..end].trim_ascii();
+    let is_blank = |byte: &u8| *byte == b' ' || *byte == b'\t';
+    let (name, rest) = line.split_at(line.iter().position(is_blank).unwrap_or(line.len()));
+    if name.is_empty() {
+        return Err(Errno::ENOEXEC);
+    }
+    let rest = rest.trim_ascii();
+    Ok((name, (!rest.is_empty()).then_some(rest)))
+}
+
+fn regular(file: &Inode) -> Result<&Regular> {
+    file.regular().ok_or(Errno::EACCES)
+}
+
+fn read_at(file: &Regular, offset: u64, bytes: &mut [u8]) -> Result<usize> {
+    Transfer::to_kernel(bytes, |to| file.read(to, offset)).map(|read| read as usize)
+}
+
+/// What a file says about the program in it.
+fn plan(file: &Regular) -> Result<Plan> {
+    let mut first = [0; HEADER as usize];
+    let len = read_at(file, 0, &mut first)?;
+    let header = Header::parse(&first[..len]).ok_or(Errno::ENOEXEC)?;
+    let place = header.table().filter(|place| place.end <= file.length()).ok_or(Errno::ENOEXEC)?;
+    let mut table = Vec::try_filled(0, (place.end - place.start) as usize)?;
+    let read = read_at(file, place.start, &mut table)?;
+    header.plan(&table[..read], file.length())?.ok_or(Errno::ENOEXEC)
+}
+
+/// As [`plan`], of an interpreter, for which Linux has other errors.
+fn interpreter_plan(file: &Regular) -> Result<Plan> {
+    if file.length() < HEADER {
+        return Err(Errno::EIO);
+    }
+    plan(file).map_err(|errno| if errno == Errno::ENOEXEC { Errno::ELIBBAD } else { errno })
+}
+
+/// A program that lies in the new space, moved by `bias`.
+struct Mapped {
+    bias: u64,
+    end: u64,
+}
+
+fn load_file(
+    file: &Arc<Inode>,
+    path: &[u8],
+    program: &[u8],
+    arguments: &Strings,
+    environment: &Strings,
+) -> Result<Loaded> {
+    let plan = plan(regular(file)?)?;
+    let memory = Memory::try_new()?;
+    let visit = Visit::to(&memory);
+    let mapped = map(&memory, regular(file)?, &plan, plan.bias.unwrap_or(0))?;
+    memory.space().set_heap_start(percpu::cpu(), mapped.end);
+    let linker = match &plan.interpreter {
+        None => None,
+        Some(name) => {
+            let mut bytes = Vec::try_filled(0, (name.end - name.start) as usize)?;
+            read_at(regular(file)?, name.start, &mut bytes)?;
+            let name = bytes.strip_suffix(b"\0").ok_or(Errno::ENOEXEC)?;
+            let file = fs::program(name)?;
+            let plan = interpreter_plan(regular(&file)?)?;
+            let bias = match plan.bias {
+                Some(_) => place(&memory, &plan)?,
+                None => 0,
+            };
+            let mapped = map(&memory, regular(&file)?, &plan, bias)?;
+            Some((mapped.bias, plan.entry.wrapping_add(mapped.bias)))
+        }
+    };
+    let entry = plan.entry.wrapping_add(mapped.bias);
+    let auxiliary = [
+        (aux::AT_HWCAP, capabilities()),
+        (aux::AT_PAGESZ, PAGE_SIZE),
+        (aux::AT_CLKTCK, 100),
+        (aux::AT_MINSIGSTKSZ, crate::signal::frame_bytes()),
+        (aux::AT_PHDR, if plan.table == 0 { 0 } else { plan.table + mapped.bias }),
+        (aux::AT_PHENT, 56),
+        (aux::AT_PHNUM, plan.count),
+        (aux::AT_BASE, linker.map_or(0, |(base, _)| base)),
+        (aux::AT_FLAGS, 0),
+        (aux::AT_ENTRY, entry),
+        (aux::AT_UID, 0),
+        (aux::AT_EUID, 0),
+        (aux::AT_GID, 0),
+        (aux::AT_EGID, 0),
+        (aux::AT_SECURE, 0),
+        (aux::AT_MINSIGSTKSZ, signal::frame_bytes()),
+    ];
+    let stack = Stack { path, arguments, environment, auxiliary: &auxiliary };
+    let (rsp, arguments, environment) = stack.write(&memory, plan.executable_stack)?;
+    let rip = linker.map_or(entry, |(_, entry)| entry);
+    drop(visit);
+    let path = match Inode::path(file) {
+        Err(Errno::ENOMEM) => return Err(Errno::ENOMEM),
+        path => String::try_from_utf8_lossy(&path.unwrap_or_default())?,
+    };
+    *memory.image.lock() =
+        Image { path, arguments: Some(arguments), environment: Some(environment) };
+    let name = fs::file_name(program);
+    let name = String::try_from_utf8_lossy(&name[..name.len().min(15)])?;
+    let fpu = FpuState::try_new().ok_or(Errno::ENOMEM)?;
+    Ok(Loaded { memory, frame: TrapFrame::start(rip, rsp), fpu, name })
+}
+
+/// This CPU runs a space that is not that of its thread, until this is dropped: so the kernel reaches
+/// memory of others as it does the program's own. Who visits gives the CPU to nobody.
+#[derive(Debug)]
+#[must_use = "the visit ends when this is dropped"]
+pub struct Visit<'a>(PhantomData<&'a Memory>);
+
+impl<'a> Visit<'a> {
+    /// Runs the space of `memory`.
+    pub fn to(memory: &'a Memory) -> Self {
+        // SAFETY: `memory` is borrowed until the visit ends, which has the CPU run something else. (Visits
+        // are ended in the function that they begin in, and never forgotten.)
+        unsafe { machine::run(memory.space()) };
+        Self(PhantomData)
+    }
+}
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        match try_current() {
+            Some(_) => scheduler::run_memory(),
+            None => machine::run_none(),
+        }
+    }
+}
+
+/// Where a program that can lie anywhere goes besides another.
+fn place(memory: &Memory, plan: &Plan) -> Result {
+    let start = plan.segments.first().map_or(0, |segment| segment.start);
+    let len = plan.segments.last().map_or(0, |segment| segment.end) - start;
+    let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::NORESERVE;
+    let at = memory.space().mmap(percpu::cpu(), 0, len, Prot::empty(), flags)?;
+    memory.space().munmap(percpu::cpu(), at, len)?;
+    at.checked_sub(start).ok_or(Errno::ENOEXEC)
+}
+
+fn map(memory: &Memory, file: &Regular, plan: &Plan, bias: u64) -> Result<Mapped> {
+    let mut end = 0;
+    for segment in &plan.segments {
+        map_segment(memory, file, segment, bias)?;
+        end = segment.end + bias;
+    }
+    Ok(Mapped { bias, end })
+}
+
+fn map_segment(memory: &Memory, file: &Regular, segment: &Segment, bias: u64) -> Result<()> {
+    let (space, cpu) = (memory.space(), percpu::cpu());
+    let bit = |flag, prot| if segment.flags & flag != 0 { prot } else { Prot::empty() };
+    let prot = bit(elf::abi::PF_R, Prot::READ)
+        | bit(elf::abi::PF_W, Prot::WRITE)
+        | bit(elf::abi::PF_X, Prot::EXEC);
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+    let Segment { start, zeros, end, page, tail, .. } = *segment;
+    if zeros > start {
+        let backing = Backing { object: file.map(), first: page, may_write: false };
+        space.mmap_object(cpu, start + bias, zeros - start, prot, flags, backing)?;
+    }
+    if end > zeros {
+        space.mmap(cpu, zeros + bias, end - zeros, prot, flags | MapFlags::ANONYMOUS)?;
+    }
+    // As on Linux, the rest of the last page is of the file where the program may not write.
+    if tail < zeros && prot.contains(Prot::WRITE) {
+        user::zero_out(tail + bias, (zeros - tail) as usize)?;
+    }
+    Ok(())
+}
+
+/// What the processor can do, as Linux tells it: a word of what the processor itself says.
+fn capabilities() -> u64 {
+    u64::from(core::arch::x86_64::__cpuid(1).edx)
+}
+
+/// What a program finds on its stack.
+struct Stack<'a> {
+    path: &'a [u8],
+    arguments: &'a Strings,
+    environment: &'a Strings,
+    auxiliary: &'a [(u32, u64)],
+}
+
+impl Stack<'_> {
+    /// Maps the stack and writes it, as Linux lays it out. Returns where it ends, and where the
+    /// arguments and the environment are. The space runs here.
+    fn write(&self, memory: &Memory, executable: bool) -> Result<(u64, VirtRange, VirtRange)> {
+        const PLATFORM: &[u8] = b"x86_64\0";
+        let Self { path, arguments, environment, auxiliary } = self;
+        // From the top down: a zero, the path, the environment, the arguments, ...
+        let path_at = USER_END - 8 - (path.len() as u64 + 1);
+        let environment_at = path_at - environment.bytes.len() as u64;
+        let arguments_at = environment_at - arguments.bytes.len() as u64;
+        let platform_at = arguments_at - PLATFORM.len() as u64;
+        let random_at = (platform_at - 16) & !15;
+        let count = arguments.count + environment.count + 2 * auxiliary.len() + 16;
+        let mut words = Vec::try_with_capacity(count)?;
+        words.try_push(arguments.count as u64)?;
+        for (strings, mut at) in [(arguments, arguments_at), (environment, environment_at)] {
+            for string in strings.iter() {
+                words.try_push(at)?;
+                at += string.len() as u64 + 1;
+            }
+            words.try_push(0)?;
+        }
+        let more = [
+            (aux::AT_RANDOM, random_at),
+            (aux::AT_EXECFN, path_at),
+            (aux::AT_PLATFORM, platform_at),
+            (aux::AT_NULL, 0),
+        ];
+        for &(kind, value) in auxiliary.iter().chain(&more) {
+            words.try_extend([u64::from(kind), value])?;
+        }
+        let rsp = (random_at - words.len() as u64 * 8) & !15;
+
+        let start = faultless::addr::page_down(rsp) - STACK;
+        let mut prot = Prot::READ | Prot::WRITE;
+        prot.set(Prot::EXEC, executable);
+        let flags = MapFlags::PRIVATE
+            | MapFlags::ANONYMOUS
+            | MapFlags::GROWSDOWN
+            | MapFlags::FIXED_NOREPLACE;
+        memory.space().mmap(percpu::cpu(), start, USER_END - start, prot, flags)?;
+        let put = user::write_bytes;
+        put(path_at, path)?;
+        put(environment_at, &environment.bytes)?;
+        put(arguments_at, &arguments.bytes)?;
+        put(platform_at, PLATFORM)?;
+        let mut random = [0; 16];
+        fs::fill_random(&mut random);
+        put(random_at, &random)?;
+        // SAFETY: the words are valid for reads of their size.
+        unsafe { user::copy_out(rsp, words.as_ptr().cast(), words.len() * 8) }?;
+        let arguments = VirtRange::new(arguments_at, environment_at);
+        Ok((rsp, arguments, VirtRange::new(environment_at, path_at)))
+    }
+}
+
+/// Runs `loaded` in place of the running thread's program, whose registers are `frame`.
+///
+/// # Errors
+/// `ENOMEM`; [`RESTART`](Errno::RESTART): the thread is to end. Nothing has changed then.
+pub fn exec(frame: &mut TrapFrame, loaded: Loaded) -> Result {
+    let thread = current();
+    let process = &thread.process;
+    let fresh = || {
+        let affinity = thread.affinity.load(Ordering::Relaxed);
+        let signals = thread.signals.fork(false);
+        let fpu = FpuState::try_new().ok_or(Errno::ENOMEM)?;
+        Thread::try_new(process.pid, process.clone(), loaded.frame, fpu, signals, affinity)
+    };
+    // The first thread's number is the process's; another takes its place.
+    let successor = if thread.is_leader() { None } else { Some((fresh()?, Slot::try_new()?)) };
+    process.files.prepare_exec()?;
+    if !exit::end_other_threads() {
+        return Err(Errno::RESTART);
+    }
+    // That was for the old program.
+    FailNth::default().set();
+    let Loaded { memory, frame: start, fpu, name } = loaded;
+    exit::say_goodbye(&thread);
+    exit::replace_memory(memory);
+    process.files.close_on_exec();
+    process.signals.reset_for_exec();
+    process.locks_future.set(Lock::No);
+    *process.name.lock() = name;
+    if let Some((successor, slot)) = successor {
+        exit::succeed(successor, slot);
+    }
+    thread.signals.reset_for_exec();
+    Selectors::default().load();
+    arch::set_fs_base(0);
+    arch::set_gs_base(0);
+    fpu::restore(&fpu);
+    *frame = start;
+    // What the call returns.
+    Ok(frame.rax)
+}

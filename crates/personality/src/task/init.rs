@@ -1,0 +1,117 @@
+//! Process 1: the parent of the program that the machine was started for, and of every orphan.
+//!
+//! It is of the kernel: it has no program, no memory and no files, and its only thread never runs, because
+//! all that an init does is done by others. It ignores every signal. `SIGCHLD` is one of them, so its children
+//! leave no zombies, and there is nothing to wait for. The end of the program is the end of the machine:
+//! [`end_all`] kills what is left, and `boot` reports.
+
+use super::process::{self, ExitStatus, Family, Process, TABLE, Table};
+use super::scheduler::ENDED;
+use super::thread::Thread;
+use super::wait::wait_in_any_case;
+use super::{boot, exit};
+use crate::errno::{Errno, Result};
+use crate::fs::ProcessFiles;
+use crate::signal::{self, ProcessSignals, ThreadSignals};
+use core::sync::atomic::Ordering;
+use faultless_bare::arch::TrapFrame;
+use faultless_bare::arch::fpu::FpuState;
+use faultless_collections::{Arc, Slot, String};
+use linux_raw_sys::general as nr;
+
+/// Its number.
+pub const INIT: u32 = 1;
+
+/// Makes it. Called once, before there is another process.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn start() -> Result<Arc<Process>> {
+    let number = TABLE.lock().new_number();
+    debug_assert_eq!(number, INIT);
+    let signals = ProcessSignals::try_ignoring_all()?;
+    let process = Process::new(INIT, None, ProcessFiles::none()?, signals, Family::default());
+    *process.name.lock() = String::try_from_str("init")?;
+    let process = Arc::try_new(process)?;
+    let fpu = FpuState::try_new().ok_or(Errno::ENOMEM)?;
+    let (frame, signals) = (TrapFrame::start(0, 0), ThreadSignals::default());
+    let thread = Thread::try_new(INIT, process.clone(), frame, fpu, signals, u64::MAX)?;
+    // Nothing wakes such a thread.
+    thread.state.store(ENDED, Ordering::Relaxed);
+    process.threads.lock().push(thread.clone());
+    let slots = (Slot::try_new()?, Slot::try_new()?);
+    let mut table = TABLE.lock();
+    table.threads.insert(slots.0, INIT, thread);
+    table.processes.insert(slots.1, INIT, process.clone());
+    Ok(process)
+}
+
+/// Who adopts the children of `process`: the nearest ancestor that asked for them, or process 1.
+fn adopter(process: &Process, table: &Table) -> Option<Arc<Process>> {
+    let mut ancestor = table.processes.get(&process.parent())?;
+    while ancestor.pid != INIT && !ancestor.adopts.load(Ordering::Relaxed) {
+        ancestor = table.processes.get(&ancestor.parent())?;
+    }
+    Some(ancestor.clone())
+}
+
+/// Gives the children of `process`, which ends, to who adopts them. Returns whether
+/// [signals were noted](signal::orphan).
+pub(super) fn adopt_children(process: &Process, table: &mut Table) -> bool {
+    let mut children = core::mem::take(&mut process.family.lock().children);
+    if children.is_empty() {
+        return false;
+    }
+    let Some(parent) = adopter(process, table) else {
+        return false;
+    };
+    let mut noted = false;
+    // One by one: a child is linked in one family at a time.
+    while let Some(child) = children.pop() {
+        child.parent.store(parent.pid, Ordering::Relaxed);
+        child.family.lock().exit_signal = nr::SIGCHLD;
+        noted |= signal::orphan::child_left(table, process, &child);
+        let has_ended = child.ended.load(Ordering::SeqCst);
+        if has_ended && signal::children_are_ignored(&parent) {
+            table.processes.remove(&child.pid);
+            continue;
+        }
+        if has_ended {
+            let status = child.ending.lock().unwrap_or(ExitStatus::exited(0));
+            signal::child_ended(&parent, nr::SIGCHLD, &child, status);
+        }
+        parent.family.lock().children.push(child);
+    }
+    parent.children_changed.wake_all();
+    noted
+}
+
+/// Kills every process but `program`, whose last thread calls this, and waits until they are gone.
+pub(super) fn end_all(program: &Process) {
+    let init = {
+        let mut table = TABLE.lock();
+        adopt_children(program, &mut table);
+        table.processes.get(&INIT).cloned()
+    };
+    let gone = || {
+        let mut gone = true;
+        process::each(|other| {
+            let remains = matches!(other.pid, INIT | boot::PROGRAM);
+            if !remains && !other.ended.load(Ordering::SeqCst) {
+                exit::kill(other, ExitStatus::killed(nr::SIGKILL));
+                gone = false;
+            }
+        });
+        gone.then_some(())
+    };
+    // Orphans, and so all in the end, are children of process 1.
+    if let Some(init) = init {
+        wait_in_any_case(&init.children_changed, gone);
+        let children = core::mem::take(&mut init.family.lock().children);
+        drop(children);
+    }
+    let mut table = TABLE.lock();
+    let left = (table.threads.remove(&INIT), core::mem::take(&mut table.processes));
+    drop(table);
+    drop(left);
+}

@@ -1,0 +1,443 @@
+//! Which thread runs where, and when.
+//!
+//! Each CPU has a queue of threads that could run, first in, first out, and takes from the others' queues
+//! when its own is empty; with nothing to run it idles, in the kernel's own tables, so that nobody has
+//! to interrupt it for a flush. Threads are preempted in user mode only, by the tick.
+//!
+//! *Sleep and wake-up.* A thread that is about to wait is `BLOCKED` from [`block`] on, while it still
+//! looks whether it must. [`wake`] makes it `RUNNABLE` and queues it, at once, even though its CPU may
+//! still be on its stack; whoever takes it from the queue waits until `on_cpu` is clear. Only the swap of
+//! the state from `BLOCKED` queues, so a thread is in at most one queue, once.
+//!
+//! *Switching.* The switch from a thread is finished by whatever runs next on that CPU, on another stack:
+//! it clears `on_cpu`, and drops the share of a thread that has ended. Only the idle loop, which has nobody's
+//! switch to finish, waits for another CPU to leave a stack: two CPUs that each were still on the stack of
+//! the thread that the other waits for would wait for ever.
+//!
+//! *Attention.* Whoever wants something of a thread says so first, and then looks whether it is on a CPU;
+//! who switches to a thread puts it on the CPU first, and then has it look what is wanted of it. So either
+//! the CPU is told, or the thread sees it by itself.
+
+use super::thread::{Thread, current, try_current};
+use crate::time::{self, CpuTime, Times};
+use core::cell::{Cell, UnsafeCell};
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use faultless::CpuId;
+use faultless::frame::zeroed::RUN;
+use faultless::sync::percpu::Padded;
+use faultless::sync::wait::until;
+use faultless_bare::arch::context::{self, Context};
+use faultless_bare::arch::{apic, clock};
+use faultless_bare::heap::FailNth;
+use faultless_bare::percpu;
+use faultless_bare::sync::Mutex;
+use faultless_bare::{arch, machine};
+use faultless_collections::{Arc, Chain, Link, Linked, Vec};
+
+/// It runs, or is in a queue.
+pub(super) const RUNNABLE: u8 = 0;
+/// It waits, or is about to.
+const BLOCKED: u8 = 1;
+/// It will not run again.
+pub(super) const ENDED: u8 = 2;
+
+/// The queues of threads that could run, as a kind of [chains](Chain).
+#[derive(Debug)]
+pub struct Ready;
+
+// SAFETY: a field that is for nothing else.
+unsafe impl Linked<Ready> for Thread {
+    fn link(&self) -> &Link<Self> {
+        &self.ready
+    }
+}
+
+/// One CPU's part. `ready` and the atomics are everybody's, the cells the CPU's own.
+struct Local {
+    ready: Mutex<Chain<Thread, Ready>>,
+    /// How long `ready` is, for who looks without the lock.
+    length: AtomicU32,
+    /// It found nothing to run. Whoever clears this interrupts the CPU.
+    idle: AtomicBool,
+    /// The running thread's turn is over.
+    turn_over: AtomicBool,
+    /// How long it ran threads.
+    busy: CpuTime,
+    running: Cell<Option<Arc<Thread>>>,
+    /// Whom the switch under way leaves.
+    previous: Cell<Option<Arc<Thread>>>,
+    /// The idle loop, while a thread runs.
+    idle_context: UnsafeCell<Context>,
+}
+
+/// Every CPU's part, made at boot.
+struct Locals(UnsafeCell<Vec<Padded<Local>>>);
+
+// SAFETY: written once, by `init`, before the other CPUs start; the cells in it are the CPU's own.
+unsafe impl Sync for Locals {}
+
+static LOCALS: Locals = Locals(UnsafeCell::new(Vec::new()));
+/// Context switches since boot, for `/proc/stat`.
+pub static SWITCHES: AtomicU64 = AtomicU64::new(0);
+
+fn locals() -> &'static [Padded<Local>] {
+    // SAFETY: written before anybody reads it.
+    unsafe { &*LOCALS.0.get() }
+}
+
+fn local() -> &'static Local {
+    &locals()[percpu::id().index()]
+}
+
+/// Makes the queues.
+///
+/// # Safety
+/// Called once, by the boot CPU, before the others start and before anything else here.
+pub unsafe fn init(cpus: usize) {
+    let local = |_| {
+        Padded(Local {
+            ready: Mutex::default(),
+            length: AtomicU32::new(0),
+            idle: AtomicBool::new(false),
+            turn_over: AtomicBool::new(false),
+            busy: CpuTime::default(),
+            running: Cell::new(None),
+            previous: Cell::new(None),
+            idle_context: UnsafeCell::new(Context::default()),
+        })
+    };
+    let all = Vec::try_from_iter((0..cpus).map(local)).expect("the heap is empty yet");
+    // SAFETY: by the contract nobody else is here.
+    unsafe { *LOCALS.0.get() = all };
+}
+
+/// What each CPU does from the end of its start on.
+pub fn idle_loop() -> ! {
+    let own = local();
+    let mut drained = false;
+    loop {
+        finish_switch();
+        if !drained && DRAIN.load(Ordering::SeqCst) {
+            drained = true;
+            percpu::cpu().drain();
+            DRAINED.fetch_add(1, Ordering::SeqCst);
+        }
+        if let Some(next) = next() {
+            // Its last CPU may still be on its stack.
+            until(percpu::cpu(), || !next.on_cpu.load(Ordering::Acquire));
+            time::begin_turn();
+            switch_to(Some(next));
+            continue;
+        }
+        // Either who queues something now sees us idle and interrupts us, or we see it queued.
+        own.idle.store(true, Ordering::SeqCst);
+        if !could_run_something() && (drained || !DRAIN.load(Ordering::SeqCst)) {
+            // Not once the books are looked at.
+            if !drained && percpu::cpu().zero_ahead(RUN) != 0 {
+                arch::serve_interrupts();
+            } else {
+                time::before_idle();
+                arch::idle();
+            }
+        }
+        own.idle.store(false, Ordering::Relaxed);
+    }
+}
+
+/// How many CPUs have given back what they keep in stock, once somebody wants them to.
+static DRAINED: AtomicUsize = AtomicUsize::new(0);
+static DRAIN: AtomicBool = AtomicBool::new(false);
+
+/// Has every CPU give back what it keeps in stock, for an audit. The running thread is the last there is,
+/// and this is called once.
+pub(super) fn drain_all() {
+    DRAIN.store(true, Ordering::SeqCst);
+    let here = percpu::id();
+    let all = locals().len();
+    (0..all as u16)
+        .map(CpuId)
+        .filter(|&cpu| cpu != here)
+        .for_each(|cpu| apic::interrupt(cpu, apic::Vector::Reschedule));
+    until(percpu::cpu(), || DRAINED.load(Ordering::SeqCst) == all - 1);
+    percpu::cpu().drain();
+}
+
+/// Queues a thread that never ran.
+pub fn start(thread: Arc<Thread>) {
+    enqueue(thread);
+}
+
+/// Says that the running thread is about to wait: from now on [`wake`] has an effect.
+pub(super) fn block() {
+    current().state.store(BLOCKED, Ordering::SeqCst);
+}
+
+/// Takes [`block`] back: there is no need to wait.
+pub(super) fn unblock() {
+    let thread = current();
+    let taken =
+        thread.state.compare_exchange(BLOCKED, RUNNABLE, Ordering::SeqCst, Ordering::SeqCst);
+    if taken.is_err() {
+        // Woken, and so in a queue: from there it comes back.
+        leave();
+    }
+}
+
+/// Gives the CPU away until somebody wakes the running thread, which is [blocked](block).
+pub(super) fn sleep() {
+    current().switches[0].fetch_add(1, Ordering::Relaxed);
+    leave();
+}
+
+/// Makes `thread` run again if it waits.
+pub fn wake(thread: &Arc<Thread>) {
+    // In one order with what `block` stores and what waiter and waker change and look at.
+    let woken =
+        thread.state.compare_exchange(BLOCKED, RUNNABLE, Ordering::SeqCst, Ordering::SeqCst);
+    if woken.is_ok() {
+        enqueue(thread.clone());
+    }
+}
+
+/// Makes the CPU that runs `thread`, if one does, look at what is wanted of it.
+pub fn notify(thread: &Thread) {
+    if thread.on_cpu.load(Ordering::SeqCst) {
+        interrupt(thread.last_cpu());
+    }
+}
+
+/// Gives the CPU to whoever is ready, and comes back in turn.
+pub fn yield_now() {
+    let thread = current();
+    if local().length.load(Ordering::Relaxed) == 0 && allowed(&thread, percpu::id()) {
+        return;
+    }
+    thread.switches[1].fetch_add(1, Ordering::Relaxed);
+    enqueue(thread.arc());
+    leave();
+}
+
+/// Gives the CPU away if the running thread's turn is over, or if it may not run here any more.
+pub(super) fn give_way() {
+    if local().turn_over.swap(false, Ordering::Relaxed) || !allowed(&current(), percpu::id()) {
+        yield_now();
+    }
+}
+
+/// The end of the running thread.
+pub(super) fn end() -> ! {
+    current().state.store(ENDED, Ordering::Release);
+    leave();
+    unreachable!("a thread that has ended ran again")
+}
+
+/// Runs the present memory of the running thread's process on this CPU.
+pub(super) fn run_memory() {
+    run_space_of(&current());
+}
+
+/// The timer interrupt: whoever waits gets a turn.
+pub(super) fn tick() {
+    let own = local();
+    if own.length.load(Ordering::Relaxed) != 0 {
+        own.turn_over.store(true, Ordering::Relaxed);
+        percpu::this().attention.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whose time it is from here on: the kernel's, or that of the program that runs here in `thread`.
+pub fn sample(thread: &Thread, kernel: bool) {
+    thread.cpu_time.sample(kernel);
+    local().busy.sample(kernel);
+}
+
+/// How long a CPU ran threads.
+pub fn busy(cpu: CpuId) -> Times {
+    locals()[cpu.index()].busy.times()
+}
+
+/// How many threads run or could.
+pub fn runnable() -> usize {
+    let count = |local: &Padded<Local>| {
+        local.length.load(Ordering::Relaxed) as usize
+            + usize::from(!local.idle.load(Ordering::Relaxed))
+    };
+    locals().iter().map(count).sum()
+}
+
+fn allowed(thread: &Thread, cpu: CpuId) -> bool {
+    thread.affinity.load(Ordering::Relaxed) & (1 << cpu.0) != 0
+}
+
+fn interrupt(cpu: CpuId) {
+    if cpu == percpu::id() {
+        percpu::this().attention.store(true, Ordering::Relaxed);
+    } else {
+        apic::interrupt(cpu, apic::Vector::Reschedule);
+    }
+}
+
+/// Puts a runnable thread into a queue: that of its last CPU, unless another is idle.
+fn enqueue(thread: Arc<Thread>) {
+    let last = thread.last_cpu();
+    let cpus = || (0..locals().len() as u16).map(CpuId).filter(|&cpu| allowed(&thread, cpu));
+    // An idle CPU is claimed, so that the next thread goes to another.
+    let claim = |cpu: CpuId| {
+        let idle = &locals()[cpu.index()].idle;
+        idle.load(Ordering::SeqCst)
+            && idle.compare_exchange(true, false, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    };
+    let claimed = if allowed(&thread, last) && claim(last) {
+        Some(last)
+    } else {
+        cpus().find(|&cpu| claim(cpu))
+    };
+    let target = claimed.unwrap_or_else(|| {
+        if allowed(&thread, last) {
+            last
+        } else {
+            let length = |cpu: &CpuId| locals()[cpu.index()].length.load(Ordering::Relaxed);
+            // Where an affinity is set, a CPU that exists is among it.
+            cpus().min_by_key(length).unwrap_or(last)
+        }
+    });
+    let affinity = thread.affinity.load(Ordering::Relaxed);
+    let local = &locals()[target.index()];
+    {
+        let mut ready = local.ready.lock();
+        let queued = ready.push(thread);
+        debug_assert!(queued, "a thread is in two queues");
+        local.length.store(ready.len() as u32, Ordering::SeqCst);
+    }
+    // Who went idle in between has not seen it, or is on its way to it.
+    let idle = |cpu: &CpuId| {
+        affinity & (1 << cpu.0) != 0 && locals()[cpu.index()].idle.swap(false, Ordering::SeqCst)
+    };
+    let wakes = claimed.or_else(|| (0..locals().len() as u16).map(CpuId).find(|cpu| idle(cpu)));
+    if let Some(cpu) = wakes.filter(|&cpu| cpu != percpu::id()) {
+        apic::interrupt(cpu, apic::Vector::Reschedule);
+    }
+}
+
+/// Whether a thread in some queue may run here.
+fn could_run_something() -> bool {
+    let here = percpu::id();
+    locals().iter().any(|local| {
+        local.length.load(Ordering::SeqCst) != 0
+            && local.ready.lock().iter().any(|thread| allowed(thread, here))
+    })
+}
+
+/// The thread to run next here: of this CPU's queue, or of another's. In a thread, only one that no other
+/// CPU is still on the stack of.
+fn next() -> Option<Arc<Thread>> {
+    let here = percpu::id();
+    let current = try_current();
+    let fits = |thread: &Arc<Thread>| {
+        allowed(thread, here)
+            && (current.as_ref().is_none_or(|current| current.is(thread))
+                || !thread.on_cpu.load(Ordering::Acquire))
+    };
+    let cpus = locals().len();
+    (0..cpus).find_map(|step| {
+        let local = &locals()[(here.index() + step) % cpus];
+        if local.length.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        let mut ready = local.ready.lock();
+        let thread = ready.take(fits)?;
+        local.length.store(ready.len() as u32, Ordering::SeqCst);
+        Some(thread)
+    })
+}
+
+/// Leaves the running thread, which is queued, waits, or has ended, for another or for idle.
+fn leave() {
+    switch_to(next());
+    finish_switch();
+}
+
+fn switch_to(next: Option<Arc<Thread>>) {
+    let here = percpu::this();
+    let own = local();
+    let now = clock::now();
+    let previous = own.running.take();
+    if let (Some(previous), Some(next)) = (&previous, &next)
+        && Arc::ptr_eq(previous, next)
+    {
+        // Queued, and chosen again at once.
+        own.running.set(Some(next.clone()));
+        return;
+    }
+    SWITCHES.fetch_add(1, Ordering::Relaxed);
+    let from = match &previous {
+        Some(thread) => {
+            let registers = &thread.task.registers;
+            // SAFETY: this CPU runs the thread, so its registers are this CPU's.
+            unsafe { registers.save() };
+            if time::samples_switch(now) {
+                sample(thread, true);
+            }
+            thread.cpu_time.stop(now);
+            thread.fail_nth.set(FailNth::default().set());
+            registers.context.get()
+        }
+        None => {
+            own.busy.start(now);
+            own.idle_context.get()
+        }
+    };
+    let to = match &next {
+        Some(thread) => {
+            // Whoever sees it here must see where that is.
+            thread.last_cpu.store(percpu::id().0, Ordering::Relaxed);
+            thread.on_cpu.store(true, Ordering::SeqCst);
+            thread.cpu_time.start(now);
+            thread.fail_nth.get().set();
+            let registers = &thread.task.registers;
+            // SAFETY: nobody else runs the thread: `on_cpu` was clear when it came out of a queue.
+            unsafe { registers.load() };
+            context::set_kernel_stack(thread.task.stack.top());
+            run_space_of(thread);
+            // A new thread goes straight to user mode, and finishes the switch on its way; others see
+            // what was wanted of them meanwhile.
+            own.turn_over.store(false, Ordering::Relaxed);
+            here.attention.store(true, Ordering::Relaxed);
+            registers.context.get().cast_const()
+        }
+        None => {
+            own.busy.stop(now);
+            machine::run_none();
+            // The stack may be gone when the next is set.
+            context::set_kernel_stack(0);
+            own.idle_context.get().cast_const()
+        }
+    };
+    here.current.set(next.as_ref().map_or(ptr::null(), Thread::task_of));
+    own.running.set(next);
+    own.previous.set(previous);
+    // SAFETY: `from` is the context of what runs here, `to` of what no other CPU runs: the idle loop of
+    // this CPU, or a thread whose `on_cpu` was clear.
+    unsafe { context::switch(from, to) };
+}
+
+fn run_space_of(thread: &Thread) {
+    let space = thread.process.space();
+    if percpu::this().space.get() != space {
+        // SAFETY: the process has threads, so its memory, and the space in it, exists until it is
+        // replaced, by a thread of it that runs something else first.
+        match unsafe { space.as_ref() } {
+            // SAFETY: as above: what runs something else is what this CPU does then.
+            Some(space) => unsafe { machine::run(space) },
+            None => machine::run_none(),
+        }
+    }
+}
+
+/// Finishes the switch that led here.
+pub(super) fn finish_switch() {
+    if let Some(previous) = local().previous.take() {
+        previous.on_cpu.store(false, Ordering::Release);
+    }
+}

@@ -1,0 +1,226 @@
+//! A thread: its kernel stack, its registers while it does not run, and what signals and futexes know
+//! of it.
+
+use super::Process;
+use super::process::Usage;
+use crate::errno::{Errno, Result};
+use crate::signal::ThreadSignals;
+use crate::time::{Alarm, CpuTime};
+use core::cell::Cell;
+use core::fmt;
+use core::marker::PhantomData;
+use core::mem::offset_of;
+use core::ops::Deref;
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
+use faultless::CpuId;
+use faultless_bare::arch::TrapFrame;
+use faultless_bare::arch::fpu::FpuState;
+use faultless_bare::heap::FailNth;
+use faultless_bare::percpu;
+use faultless_bare::task::Task;
+use faultless_collections::{Arc, Link, Linked};
+
+/// A thread.
+pub struct Thread {
+    /// Its number; that of the process for the first one.
+    pub tid: u32,
+    /// Its process.
+    pub process: Arc<Process>,
+    /// What signals know of it.
+    pub signals: ThreadSignals,
+    /// Where its number is stored when it first runs (0: nowhere).
+    pub(super) set_tid: Cell<u64>,
+    /// Where a zero is stored, and a futex woken, when it ends (0: nowhere).
+    pub clear_tid: AtomicU64,
+    /// The head of its list of robust futexes (0: none).
+    pub robust_list: AtomicU64,
+    /// The CPUs it may run on, as bits.
+    pub affinity: AtomicU64,
+    /// How long it ran.
+    pub cpu_time: CpuTime,
+    /// How often it gave the CPU away of its own will, and against it.
+    pub switches: [AtomicU64; 2],
+    /// What futexes know of it.
+    pub(super) futex: super::futex::Waiting,
+    /// Its place among those that could run.
+    pub(super) ready: Link<Self>,
+    /// Its place among the threads of its process.
+    sibling: Link<Self>,
+    /// The memory of the deadline for which it waits.
+    alarm: Arc<Alarm>,
+    pub(super) state: AtomicU8,
+    /// Whether a CPU is still on its stack: it may be queued, but not run elsewhere yet.
+    pub(super) on_cpu: AtomicBool,
+    /// The CPU that it runs on or ran on last.
+    pub(super) last_cpu: AtomicU16,
+    /// Which of its allocations is to fail, while it does not run.
+    pub(super) fail_nth: Cell<FailNth>,
+    /// What was left of that when it was last set: 0 if it has failed.
+    pub fail_left: Cell<u64>,
+    /// Whether it is to end at the next opportunity: its process ends, or another thread of it calls
+    /// `execve`.
+    pub(super) must_end: AtomicBool,
+    /// What of it runs on a CPU: its stack, its registers, what its faults let expect.
+    pub task: Task,
+}
+
+// SAFETY: the cells are the thread's own: they are reached by who makes it, before it is queued, and then by
+// the CPU that runs it or is switching to it, and `on_cpu` keeps that to one at a time.
+unsafe impl Sync for Thread {}
+// SAFETY: as above.
+unsafe impl Send for Thread {}
+
+/// The threads of a process, as a kind of [chains](faultless_collections::Chain).
+#[derive(Debug)]
+pub struct Siblings;
+
+// SAFETY: a field that is for nothing else.
+unsafe impl Linked<Siblings> for Thread {
+    fn link(&self) -> &Link<Self> {
+        &self.sibling
+    }
+}
+
+impl fmt::Debug for Thread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "thread {} of {}", self.tid, self.process.pid)
+    }
+}
+
+impl Thread {
+    /// A thread of `process` that will start in user mode with the registers `frame`. It is neither
+    /// listed in the process nor queued.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new(
+        tid: u32,
+        process: Arc<Process>,
+        frame: TrapFrame,
+        fpu: FpuState,
+        signals: ThreadSignals,
+        affinity: u64,
+    ) -> Result<Arc<Self>> {
+        if faultless_bare::heap::low() {
+            return Err(Errno::ENOMEM);
+        }
+        let task = Task::try_new(frame, fpu).ok_or(Errno::ENOMEM)?;
+        let alarm = Alarm::try_new()?;
+        Ok(Arc::try_new(Self {
+            tid,
+            process,
+            signals,
+            set_tid: Cell::new(0),
+            clear_tid: AtomicU64::new(0),
+            robust_list: AtomicU64::new(0),
+            affinity: AtomicU64::new(affinity),
+            cpu_time: CpuTime::default(),
+            switches: [AtomicU64::new(0), AtomicU64::new(0)],
+            futex: super::futex::Waiting::default(),
+            ready: Link::new(),
+            sibling: Link::new(),
+            alarm,
+            state: AtomicU8::new(super::scheduler::RUNNABLE),
+            on_cpu: AtomicBool::new(false),
+            last_cpu: AtomicU16::new(percpu::id().0),
+            fail_nth: Cell::default(),
+            fail_left: Cell::new(0),
+            must_end: AtomicBool::new(false),
+            task,
+        })?)
+    }
+
+    /// Where its task is, from which it [is found](Self::around) again.
+    pub(super) fn task_of(this: &Arc<Self>) -> *const Task {
+        Arc::as_ptr(this).wrapping_byte_add(offset_of!(Self, task)).cast()
+    }
+
+    /// The thread whose task this is.
+    #[inline(always)]
+    pub(super) const fn around(task: *const Task) -> *const Self {
+        task.wrapping_byte_sub(offset_of!(Self, task)).cast()
+    }
+
+    /// The memory of the deadline for which it waits.
+    pub const fn alarm(&self) -> &Arc<Alarm> {
+        &self.alarm
+    }
+
+    /// The CPU that it runs on or ran on last.
+    pub fn last_cpu(&self) -> CpuId {
+        CpuId(self.last_cpu.load(Ordering::Relaxed))
+    }
+
+    /// Whether it is the first thread of its process.
+    pub fn is_leader(&self) -> bool {
+        self.tid == self.process.pid
+    }
+
+    /// What it used so far.
+    pub fn usage(&self) -> Usage {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Usage {
+            times: self.cpu_time.times(),
+            faults: self.task.faults(),
+            switches: self.switches.each_ref().map(load),
+        }
+    }
+
+    /// Nanoseconds that it ran so far.
+    pub fn run_time(&self) -> u64 {
+        self.cpu_time.ran()
+    }
+
+    /// Whether it waits for something.
+    pub fn waits(&self) -> bool {
+        self.state.load(Ordering::Relaxed) != super::scheduler::RUNNABLE
+    }
+
+    /// Whether it is to end instead of going on.
+    pub fn must_end(&self) -> bool {
+        self.must_end.load(Ordering::SeqCst)
+    }
+}
+
+/// The thread whose kernel code this is. It cannot be sent elsewhere, and while its code runs it exists.
+pub struct Current(*const Thread, PhantomData<*const ()>);
+
+/// The running thread. Not to be called where none runs: at boot, in idle, in what interrupts idle.
+#[inline]
+pub fn current() -> Current {
+    let task = percpu::this().current.get();
+    debug_assert!(!task.is_null(), "no thread runs here");
+    Current(Thread::around(task), PhantomData)
+}
+
+/// The running thread, if one runs.
+#[inline]
+pub fn try_current() -> Option<Current> {
+    let task = percpu::this().current.get();
+    (!task.is_null()).then(|| Current(Thread::around(task), PhantomData))
+}
+
+impl Current {
+    /// Whether it is this one.
+    pub fn is(&self, thread: &Arc<Thread>) -> bool {
+        ptr::eq(self.0, Arc::as_ptr(thread))
+    }
+
+    /// A share of it.
+    pub fn arc(&self) -> Arc<Thread> {
+        // SAFETY: the scheduler holds a share of the running thread.
+        unsafe { Arc::another(self.0) }
+    }
+}
+
+impl Deref for Current {
+    type Target = Thread;
+
+    #[inline]
+    fn deref(&self) -> &Thread {
+        // SAFETY: the scheduler holds a share of the thread while its code runs, and this value cannot
+        // leave that code.
+        unsafe { &*self.0 }
+    }
+}

@@ -1,0 +1,224 @@
+//! Waiting: for a pipe, a child, a lock, a time, a signal.
+//!
+//! Who waits puts itself on the [queues](WaitQueue) of what it waits for, says that it is blocked, and
+//! only then looks whether it still has to wait. Who makes something ready changes it first and wakes
+//! the queue afterwards. So either the waiter sees the change, or the waker sees the waiter.
+//!
+//! To wait needs no memory: a thread's [`Place`]s in queues lie on its stack, and it takes them out before it goes on.
+
+use super::scheduler;
+use super::thread::{Thread, current};
+use crate::signal;
+use crate::time;
+use core::cell::Cell;
+use core::{fmt, ptr};
+use faultless_bare::arch::clock;
+use faultless_bare::sync::Mutex;
+use faultless_collections::Arc;
+
+/// Threads that wait for one thing.
+#[derive(Default)]
+pub struct WaitQueue {
+    ends: Mutex<Ends>,
+}
+
+/// The first and the last entry of a queue; null if there is none.
+struct Ends([*const Entry; 2]);
+
+// SAFETY: entries are reached with the queue locked only.
+unsafe impl Send for Ends {}
+
+/// What a queue knows of a thread that waits. While it is linked it stays where it is, it belongs to the queue, and
+/// the share that it points to exists.
+#[derive(Debug)]
+struct Entry {
+    thread: Cell<*const Arc<Thread>>,
+    /// The entries before and after it; null at the ends.
+    neighbours: [Cell<*const Self>; 2],
+}
+
+/// A place to wait in.
+#[derive(Debug)]
+pub struct Place<'a> {
+    queue: &'a WaitQueue,
+    entry: Entry,
+}
+
+impl<'a> Place<'a> {
+    /// A place in `queue`.
+    pub const fn at(queue: &'a WaitQueue) -> Self {
+        let neighbours = [const { Cell::new(ptr::null()) }; 2];
+        Self { queue, entry: Entry { thread: Cell::new(ptr::null()), neighbours } }
+    }
+
+    /// The queue.
+    pub const fn queue(&self) -> &'a WaitQueue {
+        self.queue
+    }
+}
+
+/// Why a wait ended without what was waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The deadline passed.
+    Timeout,
+    /// A signal is to be delivered, or the thread is to die.
+    Signal,
+}
+
+impl WaitQueue {
+    /// A queue in which nobody waits.
+    pub const fn new() -> Self {
+        Self { ends: Mutex::new(Ends([ptr::null(); 2])) }
+    }
+
+    /// Wakes everybody. What they wait for has changed already.
+    pub fn wake_all(&self) {
+        let ends = self.ends.lock();
+        let mut at = ends.0[0];
+        // SAFETY: an entry that is linked, of a locked queue.
+        while let Some(entry) = unsafe { at.as_ref() } {
+            // SAFETY: the share exists while the entry is linked.
+            scheduler::wake(unsafe { &*entry.thread.get() });
+            at = entry.neighbours[1].get();
+        }
+    }
+
+    /// Links an entry at the end.
+    ///
+    /// # Safety
+    /// It is in no queue, and stays where it is, and `thread` too, until it is [unlinked](Self::unlink).
+    unsafe fn link(&self, entry: &Entry, thread: &Arc<Thread>) {
+        let mut ends = self.ends.lock();
+        entry.thread.set(thread);
+        let last = core::mem::replace(&mut ends.0[1], entry);
+        entry.neighbours[0].set(last);
+        entry.neighbours[1].set(ptr::null());
+        // SAFETY: an entry that is linked, of a locked queue.
+        match unsafe { last.as_ref() } {
+            Some(last) => last.neighbours[1].set(entry),
+            None => ends.0[0] = entry,
+        }
+    }
+
+    /// Takes an entry out.
+    ///
+    /// # Safety
+    /// It is in this queue.
+    unsafe fn unlink(&self, entry: &Entry) {
+        let mut ends = self.ends.lock();
+        for (at, end) in ends.0.iter_mut().enumerate() {
+            let other = entry.neighbours[1 - at].get();
+            // SAFETY: an entry that is linked, of a locked queue.
+            match unsafe { entry.neighbours[at].get().as_ref() } {
+                Some(neighbour) => neighbour.neighbours[1 - at].set(other),
+                None => *end = other,
+            }
+        }
+    }
+}
+
+impl Default for Ends {
+    fn default() -> Self {
+        Self([ptr::null(); 2])
+    }
+}
+
+impl fmt::Debug for WaitQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WaitQueue")
+    }
+}
+
+/// Waits until `ready` gives something; it is asked again whenever one of `queues` is woken. `deadline`
+/// is in nanoseconds since boot. The caller holds no lock.
+///
+/// # Errors
+/// Why the wait ended without it.
+pub fn wait_until<const N: usize, R>(
+    queues: &[&WaitQueue; N],
+    deadline: Option<u64>,
+    ready: impl FnMut() -> Option<R>,
+) -> Result<R, Stop> {
+    wait_at(&queues.map(Place::at), deadline, ready)
+}
+
+/// As [`wait_until`], in places that are there already.
+///
+/// # Errors
+/// Why the wait ended without it.
+pub fn wait_at<R>(
+    places: &[Place<'_>],
+    deadline: Option<u64>,
+    ready: impl FnMut() -> Option<R>,
+) -> Result<R, Stop> {
+    wait(places, deadline, |thread| thread.must_end() || signal::pending(thread), ready)
+}
+
+/// As [`wait_until`], but only the end of the thread, or a `SIGKILL`, stops it, with [`Stop::Signal`].
+///
+/// # Errors
+/// Why the wait ended without it.
+pub fn wait_unless_killed<R>(
+    queue: &WaitQueue,
+    ready: impl FnMut() -> Option<R>,
+) -> Result<R, Stop> {
+    wait(&[Place::at(queue)], None, |thread| is_killed(thread), ready)
+}
+
+/// Whether `thread` is to end, or a `SIGKILL` waits for it.
+pub fn is_killed(thread: &Thread) -> bool {
+    thread.must_end() || signal::killed(thread)
+}
+
+/// As [`wait_until`], and nothing stops it: for what is about to happen.
+pub fn wait_in_any_case<R>(queue: &WaitQueue, mut ready: impl FnMut() -> Option<R>) -> R {
+    let place = [Place::at(queue)];
+    loop {
+        if let Ok(result) = wait(&place, None, |_| false, &mut ready) {
+            return result;
+        }
+    }
+}
+
+fn wait<R>(
+    places: &[Place<'_>],
+    deadline: Option<u64>,
+    stopped: impl Fn(&Arc<Thread>) -> bool,
+    mut ready: impl FnMut() -> Option<R>,
+) -> Result<R, Stop> {
+    if let Some(result) = ready() {
+        return Ok(result);
+    }
+    let thread = current().arc();
+    loop {
+        for Place { queue, entry } in places {
+            // SAFETY: `places` is borrowed, and `thread` stays, until they are taken out below; nothing in between
+            // leaves this function.
+            unsafe { queue.link(entry, &thread) };
+        }
+        scheduler::block();
+        let timer = deadline.map(|at| time::wake_at(at, &thread));
+        let result = match ready() {
+            Some(result) => Some(Ok(result)),
+            None if stopped(&thread) => Some(Err(Stop::Signal)),
+            None if deadline.is_some_and(|at| clock::now() >= at) => Some(Err(Stop::Timeout)),
+            None => None,
+        };
+        if result.is_some() {
+            scheduler::unblock();
+        } else {
+            scheduler::sleep();
+        }
+        if let Some(timer) = timer {
+            time::cancel(timer);
+        }
+        for Place { queue, entry } in places {
+            // SAFETY: linked above.
+            unsafe { queue.unlink(entry) };
+        }
+        if let Some(result) = result {
+            return result;
+        }
+    }
+}

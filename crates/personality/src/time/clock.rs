@@ -1,0 +1,140 @@
+//! The clocks that programs can read.
+//!
+//! Wall time is the time since boot plus a constant: nobody may set the clock.
+
+use super::SECOND;
+use crate::errno::{Errno, Result};
+use crate::task::process::TABLE;
+use crate::task::{Process, Thread, current};
+use faultless_collections::{Arc, Weak};
+use linux_raw_sys::general as linux;
+
+/// A clock.
+#[derive(Clone, Debug)]
+pub enum Clock {
+    /// Since 1970.
+    Real,
+    /// Since boot.
+    Monotonic,
+    /// How long the threads of a process have run.
+    Process(Weak<Process>),
+    /// How long they have run as far as that was not the kernel.
+    User(Weak<Process>),
+    /// How long a thread has run.
+    Thread(Weak<Thread>),
+}
+
+/// What a program asks of a clock beyond its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Nothing.
+    Read,
+    /// To sleep by it, or have a timer go by it.
+    Wait,
+}
+
+/// The resolution of the coarse clocks, in nanoseconds.
+const COARSE: u64 = 4_000_000;
+
+/// Of a clock number below zero: the kind of CPU time, and whether it is of a thread.
+const KIND: i32 = 3;
+const OF_THREAD: i32 = 4;
+
+impl Clock {
+    /// The clock with the number `id`.
+    ///
+    /// # Errors
+    /// `EINVAL` if there is none; `EOPNOTSUPP` if it cannot be used so.
+    pub fn numbered(id: i32, purpose: Use) -> Result<Self> {
+        let Ok(number) = u32::try_from(id) else {
+            return Self::of_cpu_time(id);
+        };
+        let clock = match number {
+            linux::CLOCK_REALTIME
+            | linux::CLOCK_REALTIME_COARSE
+            | linux::CLOCK_REALTIME_ALARM
+            | linux::CLOCK_TAI => Self::Real,
+            linux::CLOCK_MONOTONIC
+            | linux::CLOCK_MONOTONIC_RAW
+            | linux::CLOCK_MONOTONIC_COARSE
+            | linux::CLOCK_BOOTTIME
+            | linux::CLOCK_BOOTTIME_ALARM => Self::Monotonic,
+            linux::CLOCK_PROCESS_CPUTIME_ID => Self::Process(Arc::downgrade(&current().process)),
+            linux::CLOCK_THREAD_CPUTIME_ID => Self::Thread(Arc::downgrade(&current().arc())),
+            _ => return Err(Errno::EINVAL),
+        };
+        let only_read = matches!(
+            number,
+            linux::CLOCK_MONOTONIC_RAW
+                | linux::CLOCK_REALTIME_COARSE
+                | linux::CLOCK_MONOTONIC_COARSE
+                | linux::CLOCK_REALTIME_ALARM
+                | linux::CLOCK_BOOTTIME_ALARM
+        );
+        if only_read && purpose == Use::Wait { Err(Errno::EOPNOTSUPP) } else { Ok(clock) }
+    }
+
+    /// The clock of another's CPU time: the number of the process or thread, inverted, above three bits.
+    fn of_cpu_time(id: i32) -> Result<Self> {
+        let number = !(id >> 3) as u32;
+        if id & KIND == KIND {
+            return Err(Errno::EINVAL);
+        }
+        if id & OF_THREAD == 0 {
+            let process = match number {
+                0 => Some(current().process.clone()),
+                _ => TABLE.lock().processes.get(&number).cloned(),
+            };
+            return process.map(|it| Self::Process(Arc::downgrade(&it))).ok_or(Errno::EINVAL);
+        }
+        let thread = match number {
+            0 => Some(current().arc()),
+            _ => TABLE.lock().threads.get(&number).cloned(),
+        };
+        // The CPU time of single threads is the business of their process only.
+        thread
+            .filter(|thread| Arc::ptr_eq(&thread.process, &current().process))
+            .map(|thread| Self::Thread(Arc::downgrade(&thread)))
+            .ok_or(Errno::EINVAL)
+    }
+
+    /// The resolution of the clock with the number `id`, in nanoseconds.
+    ///
+    /// # Errors
+    /// `EINVAL` if there is none.
+    pub fn resolution(id: i32) -> Result {
+        Self::numbered(id, Use::Read)?;
+        let coarse = [linux::CLOCK_REALTIME_COARSE, linux::CLOCK_MONOTONIC_COARSE];
+        Ok(if u32::try_from(id).is_ok_and(|id| coarse.contains(&id)) { COARSE } else { 1 })
+    }
+
+    /// Its time in nanoseconds; none if what it measures is no more.
+    pub fn read(&self) -> Option<u64> {
+        match self {
+            Self::Real => Some(wall()),
+            Self::Monotonic => Some(super::now()),
+            Self::Process(process) => process.upgrade().map(|process| process.times().total()),
+            Self::User(process) => process.upgrade().map(|process| process.times().user),
+            Self::Thread(thread) => thread.upgrade().map(|thread| thread.run_time()),
+        }
+    }
+
+    /// When, in nanoseconds since boot, a clock that always runs shows `time`; none for CPU time.
+    pub fn since_boot(&self, time: u64) -> Option<u64> {
+        match self {
+            Self::Real => Some(time.saturating_sub(faultless_bare::arch::clock::wall_at_boot())),
+            Self::Monotonic => Some(time),
+            Self::Process(_) | Self::User(_) | Self::Thread(_) => None,
+        }
+    }
+}
+
+/// Nanoseconds since 1970.
+pub fn wall() -> u64 {
+    faultless_bare::arch::clock::wall()
+}
+
+/// Seconds since 1970.
+pub fn wall_seconds() -> u64 {
+    wall() / SECOND
+}

@@ -1,0 +1,131 @@
+//! The deadlines of a CPU, in order.
+
+use super::timers::Key;
+use crate::errno::Result;
+use crate::task::{Process, Thread};
+use core::sync::atomic::{AtomicU64, Ordering};
+use faultless::CpuId;
+use faultless_bare::percpu;
+use faultless_bare::sync::Mutex;
+use faultless_collections::{Arc, Map, Slot, Weak};
+
+/// What happens at a deadline.
+pub(super) enum Due {
+    /// A thread has waited long enough.
+    Wake(Arc<Thread>),
+    /// A timer of a process expires.
+    Timer(Weak<Process>, Key),
+}
+
+/// The memory of one deadline, which waits here while it is not set. So whoever has an alarm can set it at any time.
+#[derive(Debug)]
+pub struct Alarm(Mutex<Option<Slot<Moment, Set>>>);
+
+/// When a deadline is due, and its number.
+type Moment = (u64, u64);
+
+/// A deadline that is set, and whose memory it has.
+struct Set {
+    due: Due,
+    alarm: Arc<Alarm>,
+}
+
+impl Alarm {
+    /// One that is not set.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new() -> Result<Arc<Self>> {
+        Ok(Arc::try_new(Self(Mutex::new(Some(Slot::try_new()?))))?)
+    }
+}
+
+/// Names a deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimerId {
+    cpu: CpuId,
+    at: u64,
+    number: u64,
+}
+
+impl TimerId {
+    pub(super) const fn cpu(self) -> CpuId {
+        self.cpu
+    }
+}
+
+/// The deadlines of one CPU.
+pub(super) struct Local {
+    /// By time; by number where that is the same, so that they come in the order in which they were set.
+    queue: Mutex<Map<Moment, Set>>,
+    /// The number of the next.
+    next: AtomicU64,
+    /// When the CPU's timer is to go off; the CPU's own.
+    pub(super) armed: AtomicU64,
+    /// When the time of who runs is to be sampled next; the CPU's own.
+    pub(super) sample: AtomicU64,
+}
+
+/// As many as an affinity has bits.
+const CPUS: usize = 64;
+
+static LOCALS: [Local; CPUS] = [const {
+    Local {
+        queue: Mutex::new(Map::new()),
+        next: AtomicU64::new(0),
+        armed: AtomicU64::new(u64::MAX),
+        sample: AtomicU64::new(0),
+    }
+}; CPUS];
+
+impl Local {
+    /// Those of this CPU.
+    pub(super) fn this() -> &'static Self {
+        Self::of(percpu::id())
+    }
+
+    pub(super) fn of(cpu: CpuId) -> &'static Self {
+        &LOCALS[cpu.index()]
+    }
+
+    /// Sets an alarm that is not set.
+    pub(super) fn insert(&self, cpu: CpuId, at: u64, due: Due, alarm: &Arc<Alarm>) -> TimerId {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let slot = alarm.0.lock().take();
+        let Some(slot) = slot else { unreachable!("the alarm is set already") };
+        let set = Set { due, alarm: alarm.clone() };
+        self.queue.lock().insert(slot, (at, number), set);
+        TimerId { cpu, at, number }
+    }
+
+    pub(super) fn remove(&self, timer: TimerId) {
+        // What it holds is dropped without the lock.
+        let removed = {
+            let mut queue = self.queue.lock();
+            let removed = queue.take(&(timer.at, timer.number));
+            // Who sees that it is not in the queue sees its memory in the alarm.
+            removed.map(|(set, slot)| {
+                *set.alarm.0.lock() = Some(slot);
+                set
+            })
+        };
+        drop(removed);
+    }
+
+    /// Takes the first that is due at `now`.
+    pub(super) fn pop(&self, now: u64) -> Option<Due> {
+        let set = {
+            let mut queue = self.queue.lock();
+            queue.first().filter(|(moment, _)| moment.0 <= now)?;
+            let (_, set, slot) = queue.take_first()?;
+            *set.alarm.0.lock() = Some(slot);
+            set
+        };
+        Some(set.due)
+    }
+
+    /// When the first is due; the largest number if there is none.
+    pub(super) fn first(&self) -> u64 {
+        self.queue.lock().first().map_or(u64::MAX, |(&(at, _), _)| at)
+    }
+}
