@@ -6,8 +6,8 @@ fn main() {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/kernel.ld");
     println!("cargo::metadata=LINKER_SCRIPT={script}");
     if std::env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("none") {
-        for arg in [&format!("-T{script}"), "--build-id=none", "-zmax-page-size=4096"] {
-            println!("cargo::rustc-link-arg-examples={arg}");
-        }
+        println!("cargo::rustc-link-arg-examples=-T{script}");
+        println!("cargo::rustc-link-arg-examples=--build-id=none");
+        println!("cargo::rustc-link-arg-examples=-zmax-page-size=4096");
     }
 }

@@ -3,8 +3,8 @@
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     if let Ok(script) = std::env::var("DEP_FAULTLESS_BARE_LINKER_SCRIPT") {
-        for arg in [&format!("-T{script}"), "--build-id=none", "-zmax-page-size=4096"] {
-            println!("cargo::rustc-link-arg-bins={arg}");
-        }
+        println!("cargo::rustc-link-arg-bins=-T{script}");
+        println!("cargo::rustc-link-arg-bins=--build-id=none");
+        println!("cargo::rustc-link-arg-bins=-zmax-page-size=4096");
     }
 }

@@ -19,12 +19,13 @@ use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use faultless::heap::try_box;
 use faultless::{Access, CpuId, FaultError, MapFlags, PAGE_SIZE, Prot, Space};
-use faultless_bare::arch::context::{self, Context};
 use faultless_bare::arch::fpu::FpuState;
-use faultless_bare::arch::{self, TrapFrame, power_off, report, user};
+use faultless_bare::arch::{self, TrapFrame, user};
+use faultless_bare::console::power_off;
 use faultless_bare::percpu;
-use faultless_bare::task::Task;
-use faultless_bare::{Kernel, machine};
+use faultless_bare::task::context::{self, Context};
+use faultless_bare::task::{self, Task};
+use faultless_bare::{Kernel, machine, report};
 
 /// Bytes of the program's memory.
 const MEMORY: u64 = 1 << 20;
@@ -92,10 +93,10 @@ impl Kernel for Example {
         let task = unsafe { &*TASK.load(Ordering::Relaxed) };
         if percpu::id() == CpuId(0) {
             context::set_kernel_stack(task.stack.top());
-            percpu::this().current.set(task);
             let left = UnsafeCell::new(Context::default());
             // SAFETY: no other CPU runs the task, and nobody comes back here.
             unsafe {
+                task::set_current(percpu::this(), task);
                 task.registers.load();
                 context::switch(left.get(), task.registers.context.get());
             }
@@ -106,7 +107,7 @@ impl Kernel for Example {
     }
 
     fn system_call(frame: &mut TrapFrame) {
-        let task = percpu::this().task().expect("the task of the program");
+        let task = task::running(percpu::this()).expect("the task of the program");
         report!("message {} pages stored to, {} page faults", frame.rax, task.faults());
     }
 

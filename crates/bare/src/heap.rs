@@ -20,69 +20,18 @@
 //!
 //! The lock around the stock is a leaf: its holder waits for nobody.
 
+pub(crate) mod local;
+
 use crate::pages::{self, Pages};
 use crate::percpu;
 use core::alloc::{GlobalAlloc, Layout};
-use core::cell::Cell;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use faultless::sync::spin::{SpinGuard, SpinLock};
 use faultless::sync::wait::Spin;
-use faultless::{OutOfMemory, PAGE_SHIFT, PAGE_SIZE};
+use faultless::{OutOfMemory, PAGE_SHIFT};
 use faultless_collections::Vec;
-
-/// log2 of the smallest block.
-const SMALLEST_SHIFT: u32 = 4;
-/// Bytes of the largest block.
-const LARGEST: usize = 32 << 10;
-/// One more than the class of the largest block. Class *c* has blocks of 2^(c + 1) bytes, so those below
-/// the smallest block's stay empty.
-const CLASSES: usize = LARGEST.ilog2() as usize;
-/// Bytes of pages.
-const PAGE: usize = PAGE_SIZE as usize;
-
-const fn block_bytes(class: usize) -> usize {
-    2 << class
-}
-
-/// Bytes of a slab of this class, a power of two; slabs are aligned to it.
-const fn slab_bytes(class: usize) -> usize {
-    let four = 4 * block_bytes(class);
-    if four > 4 * PAGE { four } else { 4 * PAGE }
-}
-
-/// How many blocks move between a CPU and the stock at once; a CPU keeps at most twice as many. What VMAs
-/// and their trees are made of comes back in bursts, when a grace period ends: the lists take that in.
-const fn batch(class: usize) -> i32 {
-    let bytes = if block_bytes(class) > 1 << 10 { 2 * PAGE } else { 8 * PAGE };
-    let blocks = bytes / block_bytes(class);
-    if blocks > 128 {
-        128
-    } else if blocks == 0 {
-        1
-    } else {
-        blocks as i32
-    }
-}
-
-/// The class of a block of `bytes`, 1 to [`LARGEST`].
-#[inline(always)]
-const fn class_of(bytes: usize) -> usize {
-    let low = (1 << SMALLEST_SHIFT) - 1;
-    (bytes.wrapping_sub(1) | low).ilog2() as usize
-}
-
-/// A free block.
-struct Block {
-    next: *mut Block,
-}
-
-/// One CPU's free blocks.
-pub(crate) struct Local {
-    lists: [List; CLASSES],
-    /// Which allocation of the running thread is to fail: see [`FailNth`]. 0: none.
-    fail_nth: Cell<u64>,
-}
+use local::{Block, CLASSES, LARGEST, PAGE, batch, block_bytes, class_of, slab_bytes};
 
 /// Which of the allocations to come of a thread is to fail, for tests: Linux's `fail-nth`. 0: none, 1: the next. With
 /// [`ALL`](Self::ALL), all that come after it fail too.
@@ -91,7 +40,7 @@ pub struct FailNth(pub u64);
 
 impl FailNth {
     /// The mark of one from which on all fail.
-    pub const ALL: u64 = 1 << 63;
+    pub const ALL: u64 = local::ALL;
 
     /// That of the running thread.
     pub fn get() -> Self {
@@ -101,43 +50,6 @@ impl FailNth {
     /// Sets that of the thread that runs, or is about to, and returns what was.
     pub fn set(self) -> Self {
         Self(percpu::this().heap.fail_nth.replace(self.0))
-    }
-}
-
-struct List {
-    head: Cell<*mut Block>,
-    /// How many more blocks it may have.
-    room: Cell<i32>,
-}
-
-impl Local {
-    pub(crate) const fn new() -> Self {
-        let mut lists =
-            [const { List { head: Cell::new(ptr::null_mut()), room: Cell::new(0) } }; CLASSES];
-        let mut class = 0;
-        while class < CLASSES {
-            lists[class].room = Cell::new(2 * batch(class));
-            class += 1;
-        }
-        Self { lists, fail_nth: Cell::new(0) }
-    }
-
-    /// Counts an allocation, and says whether it is the one that is to fail.
-    #[cold]
-    #[inline(never)]
-    fn fails(&self) -> bool {
-        let FailNth(nth) = FailNth::get();
-        let (all, left) = (nth & FailNth::ALL, nth & !FailNth::ALL);
-        self.fail_nth.set(all | left.saturating_sub(1));
-        left <= 1
-    }
-
-    /// Bytes of the free blocks in its lists.
-    fn free_bytes(&self) -> usize {
-        let free = |(class, list): (usize, &List)| {
-            (2 * batch(class) - list.room.get()) as usize * block_bytes(class)
-        };
-        self.lists.iter().enumerate().map(free).sum()
     }
 }
 

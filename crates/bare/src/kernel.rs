@@ -10,7 +10,6 @@
 
 use crate::arch::TrapFrame;
 use crate::percpu::Interrupt;
-use crate::task::Task;
 use core::fmt;
 use faultless::{Access, FaultError};
 
@@ -40,8 +39,8 @@ pub trait Kernel {
     /// It is clear now; if it is set again, this is called again. By default nothing.
     fn attention(_frame: &mut TrapFrame) {}
 
-    /// Names the task, if there is one, in the report of a panic.
-    fn describe(_task: Option<&Task>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// Names the task that runs, in the report of a panic.
+    fn describe(f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the running task")
     }
 }
@@ -65,7 +64,7 @@ unsafe extern "Rust" {
     #[link_name = "faultless_kernel_attention"]
     pub(crate) safe fn attention(frame: &mut TrapFrame);
     #[link_name = "faultless_kernel_describe"]
-    pub(crate) safe fn describe(task: Option<&Task>, f: &mut fmt::Formatter<'_>) -> fmt::Result;
+    pub(crate) safe fn describe(f: &mut fmt::Formatter<'_>) -> fmt::Result;
 }
 
 unsafe extern "C" {
@@ -79,51 +78,27 @@ unsafe extern "C" {
 macro_rules! kernel {
     ($kernel:ty) => {
         const _: () = {
-            use ::core::fmt::{Formatter, Result};
+            use ::core::fmt;
             use $crate::arch::TrapFrame;
             use $crate::faultless::{Access, FaultError};
             use $crate::percpu::Interrupt;
-            use $crate::task::Task;
-
-            type Above = $kernel;
-
-            #[unsafe(no_mangle)]
-            fn faultless_kernel_start(cpus: usize) {
-                <Above as $crate::Kernel>::start(cpus);
-            }
-            #[unsafe(no_mangle)]
-            fn faultless_kernel_run() -> ! {
-                <Above as $crate::Kernel>::run()
-            }
-            #[unsafe(no_mangle)]
-            extern "C" fn faultless_kernel_system_call(frame: &mut TrapFrame) {
-                <Above as $crate::Kernel>::system_call(frame);
-            }
-            #[unsafe(no_mangle)]
-            fn faultless_kernel_page_fault(
-                frame: &mut TrapFrame,
-                addr: u64,
-                access: Access,
-                why: FaultError,
-            ) {
-                <Above as $crate::Kernel>::page_fault(frame, addr, access, why);
-            }
-            #[unsafe(no_mangle)]
-            fn faultless_kernel_exception(frame: &mut TrapFrame) {
-                <Above as $crate::Kernel>::exception(frame);
-            }
-            #[unsafe(no_mangle)]
-            fn faultless_kernel_interrupt(interrupt: Interrupt, frame: &TrapFrame) {
-                <Above as $crate::Kernel>::interrupt(interrupt, frame);
-            }
-            #[unsafe(no_mangle)]
-            fn faultless_kernel_attention(frame: &mut TrapFrame) {
-                <Above as $crate::Kernel>::attention(frame);
-            }
-            #[unsafe(no_mangle)]
-            fn faultless_kernel_describe(task: Option<&Task>, f: &mut Formatter<'_>) -> Result {
-                <Above as $crate::Kernel>::describe(task, f)
+            $crate::kernel! {
+                $kernel,
+                fn faultless_kernel_start = start(cpus: usize) -> ();
+                fn faultless_kernel_run = run() -> !;
+                extern "C" fn faultless_kernel_system_call = system_call(frame: &mut TrapFrame) -> ();
+                fn faultless_kernel_page_fault = page_fault(frame: &mut TrapFrame, addr: u64, access: Access, why: FaultError) -> ();
+                fn faultless_kernel_exception = exception(frame: &mut TrapFrame) -> ();
+                fn faultless_kernel_interrupt = interrupt(interrupt: Interrupt, frame: &TrapFrame) -> ();
+                fn faultless_kernel_attention = attention(frame: &mut TrapFrame) -> ();
+                fn faultless_kernel_describe = describe(f: &mut fmt::Formatter<'_>) -> fmt::Result;
             }
         };
+    };
+    ($kernel:ty, $($(extern $abi:literal)? fn $symbol:ident = $name:ident($($arg:ident: $of:ty),*) -> $result:ty;)*) => {
+        $(#[unsafe(no_mangle)]
+        $(extern $abi)? fn $symbol($($arg: $of),*) -> $result {
+            <$kernel as $crate::Kernel>::$name($($arg),*)
+        })*
     };
 }

@@ -19,30 +19,31 @@
 //! with interrupts off, so the handler runs between two instructions of a program, or in idle; a CPU that
 //! waits in the kernel serves requests itself. Whoever waits looks, now and then, whether somebody
 //! has owed a flush for too long, and ends the kernel if so: an answer that does not come is lost.
-
 //!
 //! *Parking.* A CPU that waits for long halts, so that a hypervisor gives its core to another, and takes
 //! only interrupts of the highest class: flush requests, which it serves at once, and wake-ups. Whoever
 //! waits may hold locks of the kernel's that the other handlers take.
 
+mod bare;
 pub(crate) mod plant;
 
+pub use bare::Bare;
+
 use crate::arch::apic::{self, Vector};
-use crate::arch::{self, clock, console};
-use crate::boot::paging;
+use crate::arch::{self, clock};
+use crate::console;
+use crate::paging::{self, direct};
 use crate::percpu::{self, PerCpu};
 use core::arch::asm;
 use core::hint::spin_loop;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::Ordering;
 use faultless::machine::{nontemporal_done, zero_nontemporal};
 use faultless::{
     CpuId, FrameNumber, Invalidate, Machine, MemoryRegion, PAGE_SHIFT, PAGE_SIZE, Space, SpaceId,
 };
-use faultless_collections::Vec;
+
 use plant::Plant;
 
-/// Where all physical memory is mapped.
-pub const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 /// Up to so many pages are dropped one by one.
 const PAGES_ONE_BY_ONE: u64 = 32;
 /// A load of CR3 that keeps what is cached under the identifier.
@@ -54,34 +55,6 @@ const PATIENCE_NS: u64 = 30_000_000_000;
 const PATIENCE_PLANTED_NS: u64 = 2_000_000_000;
 /// How often a waiting CPU looks before it looks at the clock too.
 const LOOKS: u32 = 1 << 12;
-
-/// Whether the CPUs have identifiers.
-static HAS_PCID: AtomicBool = AtomicBool::new(false);
-
-/// Where physical address `phys` is mapped.
-#[inline(always)]
-pub const fn direct(phys: u64) -> *mut u8 {
-    (DIRECT_MAP + phys) as *mut u8
-}
-
-/// This machine.
-#[derive(Debug)]
-pub struct Bare {
-    cpus: usize,
-    regions: Vec<MemoryRegion>,
-}
-
-impl Bare {
-    /// The machine.
-    ///
-    /// # Safety
-    /// There is one; `cpus` CPUs run or will; the regions do not overlap, are mapped in the direct map, and
-    /// belong to nobody else.
-    pub(crate) unsafe fn new(cpus: usize, regions: Vec<MemoryRegion>) -> Self {
-        HAS_PCID.store(crate::arch::features().pcid, Ordering::Relaxed);
-        Self { cpus, regions }
-    }
-}
 
 // SAFETY: by the trait's points:
 // - CPUs and regions are fixed by `new`, whose caller vouches for them.
@@ -113,7 +86,7 @@ unsafe impl Machine for Bare {
     fn invalidate(&self, _: CpuId, space: SpaceId, what: Invalidate) {
         let here = percpu::this();
         if here.running.get() != space.0 {
-            if HAS_PCID.load(Ordering::Relaxed) {
+            if bare::has_pcid() {
                 here.slots.borrow_mut().mark_stale(space.0);
             }
             return;
@@ -223,7 +196,7 @@ fn planted_here(here: &PerCpu) -> bool {
 /// Loads the root that is loaded once more: drops all that is cached under it, and marks the rest.
 fn reload() {
     let here = percpu::this();
-    if HAS_PCID.load(Ordering::Relaxed) {
+    if bare::has_pcid() {
         here.slots.borrow_mut().mark_all_stale(here.running.get());
     }
     // SAFETY: the tables stay as they are.
@@ -242,6 +215,22 @@ pub(crate) fn serve() {
     here.serving.set(true);
     here.cpu().serve_flushes();
     here.serving.set(false);
+}
+
+/// What the tick does about flushes: it serves what an interrupt should have had served already, or
+/// what was put off to it.
+pub(crate) fn tick() {
+    if !plant::is(Plant::LostIpi) {
+        percpu::cpu().serve_flushes();
+    }
+    if percpu::this().late.take() {
+        reload();
+    }
+    if plant::any() {
+        let idle = percpu::this().current.get().is_null();
+        plant::run_over(if idle { Plant::OverrunIdle } else { Plant::OverrunThread });
+        plant::run_over(Plant::OverrunFatal);
+    }
 }
 
 /// Ends the kernel if somebody has owed a flush for too long.
@@ -273,7 +262,7 @@ pub unsafe fn run(space: &Space<Bare>) {
     space.activate(here.cpu());
     here.space.set(space);
     here.running.set(space.id().0);
-    if HAS_PCID.load(Ordering::Relaxed) {
+    if bare::has_pcid() {
         let slot = here.slots.borrow_mut().load(space.id().0);
         load(space.root().phys() | u64::from(slot.pcid) | if slot.flush { 0 } else { KEEP });
     } else {
@@ -287,7 +276,7 @@ pub fn run_none() {
     let old = here.space.get();
     // SAFETY: by the contract of `run`, which made it the running one.
     if let Some(old) = unsafe { old.as_ref() } {
-        load(paging::root() | if HAS_PCID.load(Ordering::Relaxed) { KEEP } else { 0 });
+        load(paging::root() | if bare::has_pcid() { KEEP } else { 0 });
         here.space.set(core::ptr::null());
         here.running.set(0);
         // SAFETY: the kernel's own tables are loaded, which have no user space.

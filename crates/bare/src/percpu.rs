@@ -6,23 +6,22 @@
 //!
 //! What other CPUs look at is in [`Remote`], on lines apart.
 
-use crate::arch::descriptors::{self, Descriptors};
-use crate::heap;
+pub use crate::arch::apic::MAX_CPUS;
+use crate::descriptors::Descriptors;
+use crate::heap::local::Local;
 use crate::machine::Bare;
 use crate::pcid::Slots;
-use crate::task::Task;
 use core::arch::asm;
 use core::cell::{Cell, RefCell, UnsafeCell};
 use core::fmt;
 use core::mem::{MaybeUninit, offset_of};
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use faultless::sync::park::Permit;
 use faultless::sync::percpu::Padded;
 use faultless::{Cpu, CpuId, Space, Vm};
-
-/// The most CPUs there can be: sets of them are words.
-pub const MAX_CPUS: usize = 64;
+use x86_64::VirtAddr;
+use x86_64::registers::model_specific::GsBase;
 
 /// Interrupts that are counted, for `/proc/interrupts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +43,7 @@ pub struct PerCpu {
     pub(crate) kernel_stack: Cell<u64>,
     /// The lowest byte of the stack on which this CPU starts and idles.
     pub(crate) idle_stack: Cell<u64>,
-    /// How many [guards](crate::boot::paging::guards) there were when this CPU last dropped its translations of
+    /// How many [guards](crate::paging::guards) there were when this CPU last dropped its translations of
     /// the kernel's addresses.
     pub(crate) guards: Cell<u64>,
     /// Where SYSCALL's entry puts the program's stack for a moment.
@@ -54,8 +53,8 @@ pub struct PerCpu {
     pub attention: AtomicBool,
     /// Its number: once the CPU has the subsystem. Until then who starts the CPUs may give it another.
     pub(crate) id: Cell<CpuId>,
-    /// The task that runs, if one does. Set by who [switches](crate::task), and alive until he sets another.
-    pub current: Cell<*const Task>,
+    /// The [task](crate::task) that runs, if one does.
+    pub(crate) current: Cell<*const ()>,
     /// The space that this CPU runs, if it runs one. Set by [`machine::run`](crate::machine::run).
     pub space: Cell<*const Space<Bare>>,
     /// That space's number, or 0.
@@ -64,7 +63,7 @@ pub struct PerCpu {
     ready: Cell<bool>,
     vm: Cell<*const Vm<Bare>>,
     cpu: UnsafeCell<MaybeUninit<Cpu<'static, Bare>>>,
-    pub(crate) heap: heap::Local,
+    pub(crate) heap: Local,
     pub(crate) slots: RefCell<Slots>,
     /// Whether flush requests of others are being served. See [`plant`](crate::machine::plant).
     pub(crate) serving: Cell<bool>,
@@ -90,7 +89,7 @@ impl PerCpu {
             ready: Cell::new(false),
             vm: Cell::new(ptr::null()),
             cpu: UnsafeCell::new(MaybeUninit::uninit()),
-            heap: heap::Local::new(),
+            heap: Local::new(),
             slots: RefCell::new(Slots::new()),
             serving: Cell::new(false),
             late: Cell::new(false),
@@ -104,14 +103,6 @@ impl PerCpu {
         debug_assert!(self.ready.get(), "no subsystem yet");
         // SAFETY: `enter` made it, before anything that calls the subsystem runs on this CPU.
         unsafe { (*self.cpu.get()).assume_init_ref() }
-    }
-
-    /// The task that runs, if one does.
-    #[inline(always)]
-    pub fn task(&self) -> Option<&Task> {
-        // SAFETY: whoever sets it promises that the task lives while it is set; and who has this reference is on
-        // this CPU, in the code of that task or of what interrupted it.
-        unsafe { self.current.get().as_ref() }
     }
 
     /// The interrupt has come once more.
@@ -132,8 +123,6 @@ const _: () = assert!(offset_of!(PerCpu, this) == 0);
 
 /// What other CPUs may look at.
 pub(crate) struct Remote {
-    /// Its number among the interrupt controllers.
-    pub(crate) apic_id: AtomicU8,
     interrupts: [AtomicU64; 3],
     /// Since when it owes somebody a flush, in nanoseconds since boot; 0: it owes none.
     pub(crate) asked: AtomicU64,
@@ -143,7 +132,6 @@ pub(crate) struct Remote {
 
 static REMOTES: [Padded<Remote>; MAX_CPUS] = [const {
     Padded(Remote {
-        apic_id: AtomicU8::new(0),
         interrupts: [const { AtomicU64::new(0) }; 3],
         asked: AtomicU64::new(0),
         permit: Permit::new(),
@@ -205,11 +193,6 @@ pub fn interrupts(cpu: CpuId) -> [u64; 3] {
     remote(cpu).interrupts.each_ref().map(|count| count.load(Ordering::Relaxed))
 }
 
-/// A CPU's number among the interrupt controllers.
-pub(crate) fn apic_id(cpu: CpuId) -> u8 {
-    remote(cpu).apic_id.load(Ordering::Relaxed)
-}
-
 pub(crate) fn set_cpus(cpus: usize) {
     CPUS.store(cpus, Ordering::Relaxed);
 }
@@ -217,13 +200,13 @@ pub(crate) fn set_cpus(cpus: usize) {
 /// Makes `here` what belongs to this CPU, and loads its tables.
 ///
 /// # Safety
-/// Called once on this CPU, with what no other CPU has, after [`descriptors::set_entries`].
+/// Called once on this CPU, with what no other CPU has, after [`set_entries`](crate::descriptors::set_entries).
 pub(crate) unsafe fn install(here: &'static PerCpu) {
     here.this.set(here);
     // SAFETY: it is this CPU's alone and stays for ever.
     unsafe {
         here.descriptors.load();
-        descriptors::set_percpu(here);
+        set(here);
     }
 }
 
@@ -238,4 +221,12 @@ pub(crate) unsafe fn enter(vm: &'static Vm<Bare>) {
     unsafe { (*here.cpu.get()).write(vm.cpu(here.id.get())) };
     here.vm.set(vm);
     here.ready.set(true);
+}
+
+/// Makes `here` this CPU's [`PerCpu`].
+///
+/// # Safety
+/// It is this CPU's and nobody else's, and stays where it is.
+unsafe fn set(here: &'static PerCpu) {
+    GsBase::write(VirtAddr::from_ptr(here));
 }

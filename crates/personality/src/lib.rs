@@ -18,6 +18,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod calendar;
 pub mod elf;
 pub mod path;
 
@@ -39,6 +40,8 @@ mod syscall;
 mod task;
 #[cfg(target_os = "none")]
 mod time;
+#[cfg(target_os = "none")]
+mod wall;
 
 #[cfg(target_os = "none")]
 pub use linux::Linux;

@@ -1,12 +1,11 @@
 //! The upcalls of the bare machine, and where they go.
 
-use crate::syscall;
 use crate::task::{self, scheduler, thread};
+use crate::{syscall, wall};
 use core::fmt;
 use faultless::{Access, FaultError};
 use faultless_bare::arch::TrapFrame;
 use faultless_bare::percpu::Interrupt;
-use faultless_bare::task::Task;
 use faultless_bare::{Kernel, boot};
 
 /// The kernel that runs Linux's programs.
@@ -17,6 +16,7 @@ impl Kernel for Linux {
     fn start(cpus: usize) {
         // SAFETY: this is the beginning, and the boot CPU.
         unsafe { scheduler::init(cpus) };
+        wall::init();
         task::boot::boot(boot::initrd());
     }
 
@@ -51,8 +51,8 @@ impl Kernel for Linux {
         task::attention(frame);
     }
 
-    fn describe(task: Option<&Task>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match task.and_then(|_| thread::try_current()) {
+    fn describe(f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match thread::try_current() {
             Some(thread) => write!(f, "{:?}", *thread),
             None => f.write_str("a new thread"),
         }

@@ -3,9 +3,8 @@
 //! They are used through memory (xAPIC), which every machine of up to 255 CPUs has; the old controller is
 //! masked for good, with its interrupts moved out of the exceptions' way.
 
-use crate::percpu;
 use core::hint::spin_loop;
-use core::sync::atomic::{AtomicU64, Ordering, compiler_fence};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering, compiler_fence};
 use faultless::CpuId;
 use x86_64::instructions::port::Port;
 use x86_64::registers::model_specific::Msr;
@@ -58,7 +57,7 @@ pub enum Vector {
 impl Vector {
     /// The interrupt with this vector, if it is one.
     #[inline]
-    pub(super) const fn from_number(vector: u64) -> Option<Self> {
+    pub(crate) const fn from_number(vector: u64) -> Option<Self> {
         match vector {
             0xf0 => Some(Self::Flush),
             0xe1 => Some(Self::Reschedule),
@@ -70,6 +69,12 @@ impl Vector {
         }
     }
 }
+
+/// The most CPUs there can be: sets of them are words.
+pub const MAX_CPUS: usize = 64;
+
+/// Each CPU's number among the controllers.
+static IDS: [AtomicU8; MAX_CPUS] = [const { AtomicU8::new(0) }; MAX_CPUS];
 
 /// Counts of the timer in a second, after its divider.
 static TIMER_HZ: AtomicU64 = AtomicU64::new(0);
@@ -145,6 +150,11 @@ pub fn stop_timer() {
     write(TIMER_START, 0);
 }
 
+/// Says that `cpu` has the controller `id`.
+pub(crate) fn set_id(cpu: CpuId, id: u8) {
+    IDS[cpu.index()].store(id, Ordering::Relaxed);
+}
+
 /// This CPU's number among the controllers.
 pub(crate) fn id() -> u8 {
     (read(ID) >> 24) as u8
@@ -152,7 +162,7 @@ pub(crate) fn id() -> u8 {
 
 /// The interrupt being served is done with.
 #[inline]
-pub(super) fn end_of_interrupt() {
+pub(crate) fn end_of_interrupt() {
     write(END_OF_INTERRUPT, 0);
 }
 
@@ -160,7 +170,7 @@ pub(super) fn end_of_interrupt() {
 /// whose registers it does not cache, after earlier stores, and the compiler leaves them in their order.
 pub fn interrupt(cpu: CpuId, vector: Vector) {
     compiler_fence(Ordering::SeqCst);
-    command(percpu::apic_id(cpu), ASSERT | vector as u32);
+    command(IDS[cpu.index()].load(Ordering::Relaxed), ASSERT | vector as u32);
 }
 
 /// Puts the CPU with this controller back to its reset.

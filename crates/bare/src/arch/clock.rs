@@ -4,7 +4,6 @@
 //! chip, once. Under an emulator that counts instructions for time the counter runs at 1 GHz, and the
 //! measurement finds that to within a few counts, which are rounded off.
 
-use crate::calendar::{Moment, from_bcd};
 use core::arch::x86_64::_rdtsc;
 use core::sync::atomic::{AtomicU64, Ordering};
 use x86_64::instructions::port::Port;
@@ -13,8 +12,6 @@ use x86_64::instructions::port::Port;
 static START: AtomicU64 = AtomicU64::new(0);
 /// Nanoseconds in a count, times 2^32.
 static SCALE: AtomicU64 = AtomicU64::new(1 << 32);
-/// Nanoseconds from 1970 to the boot.
-static WALL_START: AtomicU64 = AtomicU64::new(0);
 
 const GHZ: u64 = 1_000_000_000;
 /// Counts of the timer chip in a second.
@@ -25,16 +22,6 @@ const CHIP_HZ: u64 = 1_193_182;
 pub fn now() -> u64 {
     let counts = counter().saturating_sub(START.load(Ordering::Relaxed));
     ((u128::from(counts) * u128::from(SCALE.load(Ordering::Relaxed))) >> 32) as u64
-}
-
-/// Nanoseconds since 1970, by the battery's clock at boot.
-pub fn wall() -> u64 {
-    WALL_START.load(Ordering::Relaxed) + now()
-}
-
-/// Nanoseconds from 1970 to the boot.
-pub fn wall_at_boot() -> u64 {
-    WALL_START.load(Ordering::Relaxed)
 }
 
 #[inline]
@@ -60,12 +47,11 @@ pub fn delay(ns: u64) {
     }
 }
 
-/// Finds out what a count is, and what day it is.
+/// Finds out what a count is.
 pub(crate) fn init() {
     let hz = told().unwrap_or_else(measured);
     START.store(counter(), Ordering::Relaxed);
     SCALE.store(((u128::from(GHZ) << 32) / u128::from(hz)) as u64, Ordering::Relaxed);
-    WALL_START.store(battery_clock().nanoseconds(), Ordering::Relaxed);
 }
 
 /// What the hypervisor or the processor says of the counter.
@@ -107,50 +93,5 @@ fn counted(ticks: u16) -> u64 {
             lull();
         }
         counter() - start
-    }
-}
-
-/// What the battery's clock says.
-fn battery_clock() -> Moment {
-    let (mut index, mut data) = (Port::<u8>::new(0x70), Port::<u8>::new(0x71));
-    let mut register = |number: u8| {
-        // SAFETY: reading the clock's registers changes nothing.
-        unsafe {
-            index.write(number);
-            data.read()
-        }
-    };
-    let mut read = || {
-        // Not in the middle of a step; where there is no clock the bit is always set.
-        for _ in 0..10_000 {
-            if register(0x0a) & 0x80 == 0 {
-                break;
-            }
-        }
-        [0u8, 2, 4, 7, 8, 9].map(&mut register)
-    };
-    let mut seen = read();
-    loop {
-        let again = read();
-        if again == seen {
-            break;
-        }
-        seen = again;
-    }
-    // Hours are 24 unless this bit is clear, numbers decimal digits unless the other is set.
-    let format = register(0x0b);
-    let plain = |value: u8| if format & 4 == 0 { from_bcd(value) } else { value };
-    let afternoon = format & 2 == 0 && seen[2] & 0x80 != 0;
-    let mut hour = plain(seen[2] & 0x7f);
-    if format & 2 == 0 {
-        hour = hour % 12 + if afternoon { 12 } else { 0 };
-    }
-    Moment {
-        year: 2000 + u16::from(plain(seen[5])),
-        month: plain(seen[4]),
-        day: plain(seen[3]),
-        hour,
-        minute: plain(seen[1]),
-        second: plain(seen[0]),
     }
 }

@@ -138,7 +138,7 @@ impl fmt::Debug for FpuState {
 struct Legacy([u32; LEGACY_BYTES / 4]);
 
 /// Switches on what the processor has, before any state exists.
-pub(super) fn enable() {
+pub(super) fn enable(has_xsave: bool) {
     let mut area = Legacy([0; LEGACY_BYTES / 4]);
     // SAFETY: the area is as large and as aligned as the instruction wants; `arch::enable` has made it
     // legal.
@@ -146,7 +146,7 @@ pub(super) fn enable() {
     if area.0[MXCSR_MASK_AT / 4] != 0 {
         MXCSR_MASK.store(area.0[MXCSR_MASK_AT / 4], Ordering::Relaxed);
     }
-    if !super::features().xsave {
+    if !has_xsave {
         return;
     }
     let cpuid = raw_cpuid::CpuId::new();

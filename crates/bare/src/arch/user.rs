@@ -10,7 +10,7 @@
 //!
 //! Callers hold no lock that a page fault needs and are in no call of the subsystem.
 
-use super::entry::{clac, stac};
+use super::smap::{clac, stac};
 use core::arch::{asm, naked_asm};
 use core::mem::MaybeUninit;
 use core::ptr;
@@ -304,35 +304,15 @@ pub fn compare_exchange_u32(addr: u64, old: u32, new: u32) -> Result<Result<u32,
 unsafe extern "C" {
     static __fixups_start: [u64; 2];
     static __fixups_end: [u64; 2];
-    static __smap_start: u64;
-    static __smap_end: u64;
 }
 
 /// Where to go on when the instruction at `rip` met a fault that cannot be served; `None`: it is none
 /// that may.
-pub(super) fn fixup(rip: u64) -> Option<u64> {
+pub(crate) fn fixup(rip: u64) -> Option<u64> {
     // SAFETY: the linker script puts the pairs between the two symbols.
     let pairs = unsafe {
         let len = (&raw const __fixups_end).offset_from_unsigned(&raw const __fixups_start);
         core::slice::from_raw_parts(&raw const __fixups_start, len)
     };
     pairs.iter().find(|pair| pair[0] == rip).map(|pair| pair[1])
-}
-
-/// Takes the instructions that open and close user memory out of the code, where the CPU has no SMAP and
-/// does not know them.
-///
-/// # Safety
-/// The code is still writable, and no other CPU runs.
-pub unsafe fn remove_smap() {
-    /// Three bytes that do nothing.
-    const NOTHING: [u8; 3] = [0x0f, 0x1f, 0x00];
-    // SAFETY: the linker script puts the addresses of these instructions, which are three bytes long,
-    // between the two symbols.
-    unsafe {
-        let len = (&raw const __smap_end).offset_from_unsigned(&raw const __smap_start);
-        for &at in core::slice::from_raw_parts(&raw const __smap_start, len) {
-            (at as *mut [u8; 3]).write(NOTHING);
-        }
-    }
 }

@@ -6,11 +6,14 @@
 //! [`PATIENCE_NS`] is left out, and stays away should it come after all.
 
 use super::entry::{STACKS, TRAMPOLINE, trampoline};
-use crate::arch::context::{KernelStack, STACK_BYTES};
-use crate::arch::{self, apic, clock, report};
+use crate::arch::{self, apic, clock};
+use crate::console;
 use crate::kernel;
-use crate::machine::direct;
+use crate::paging::direct;
 use crate::percpu::{self, MAX_CPUS, PerCpu};
+use crate::report;
+use crate::task::stack::{KernelStack, STACK_BYTES};
+use crate::trap::entry::enable_system_calls;
 use acpi::madt::{Madt, MadtEntry};
 use acpi::{AcpiHandler, AcpiTables, PhysicalMapping};
 use alloc::boxed::Box;
@@ -71,7 +74,7 @@ fn listed(rsdp: u64) -> Option<Vec<u8>> {
 /// that is said. Returns how many CPUs there are, this one included.
 pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
     let own = apic::id();
-    percpu::remote(CpuId(0)).apic_id.store(own, Ordering::Relaxed);
+    apic::set_id(CpuId(0), own);
     let listed = listed(rsdp);
     let others = match &listed {
         Some(all) => all.try_clone(),
@@ -127,7 +130,7 @@ pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
         // SAFETY: leaked above. The CPU waits for `VM`, which is stored after this, and has no interrupts
         // until then: it does not look at the cell.
         unsafe { (*here).id.set(CpuId(cpus as u16)) };
-        percpu::remote(CpuId(cpus as u16)).apic_id.store(id, Ordering::Relaxed);
+        apic::set_id(CpuId(cpus as u16), id);
         cpus += 1;
     }
     cpus
@@ -137,9 +140,10 @@ pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
 pub extern "C" fn start_other(id: u8) -> ! {
     let state = &STATES[usize::from(id)];
     if state.compare_exchange(WANTED, ARRIVED, Ordering::AcqRel, Ordering::Acquire).is_err() {
-        arch::console::stop();
+        console::stop();
     }
     arch::enable();
+    enable_system_calls();
     super::load_root();
     let here = PERCPUS[usize::from(id)].load(Ordering::Relaxed);
     // SAFETY: leaked by `start_all` for this CPU alone.

@@ -1,6 +1,6 @@
 //! What the loader tells: the command line, the initial files, the map of memory. (PVH's start info.)
 
-use crate::machine::direct;
+use crate::paging::direct;
 use crate::ranges::{Range, Ranges};
 use core::slice;
 

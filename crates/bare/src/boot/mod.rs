@@ -7,14 +7,18 @@
 mod cpus;
 mod entry;
 mod info;
-pub(crate) mod paging;
 
-use crate::arch::{self, apic, clock, console, descriptors, report};
+use crate::arch::{self, apic, clock, smap};
+use crate::console;
+use crate::descriptors;
 use crate::heap;
 use crate::kernel;
-use crate::machine::{Bare, direct, plant};
+use crate::machine::{Bare, plant};
+use crate::paging::{self, direct};
 use crate::percpu::{self, PerCpu};
 use crate::ranges::{self, Range};
+use crate::report;
+use crate::trap::entry as trap_entry;
 use alloc::boxed::Box;
 use core::arch::asm;
 use core::cell::UnsafeCell;
@@ -74,14 +78,15 @@ pub fn initrd() -> &'static [u8] {
 pub extern "C" fn start(start_info: u32) -> ! {
     // SAFETY: only this CPU runs, and this is its beginning.
     unsafe {
-        descriptors::set_entries();
+        descriptors::set_entries(trap_entry::entries());
         percpu::install(&FIRST.0);
         (*BOOT.0.get()).read(u64::from(start_info));
     }
     arch::enable();
+    trap_entry::enable_system_calls();
     if !arch::features().smap {
         // SAFETY: in the boot tables code is writable; no other CPU runs.
-        unsafe { arch::user::remove_smap() };
+        unsafe { smap::remove() };
     }
     for name in words("plant") {
         if !plant::set(name) {

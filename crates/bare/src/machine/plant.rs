@@ -7,7 +7,6 @@
 //! - `overrun-thread`, `overrun-idle`: a tick runs over the stack it is on, a thread's or that of the idle loop;
 //! - `overrun-fatal`: both, and then the stack of fatal exceptions is run over too.
 
-use crate::percpu;
 use core::sync::atomic::{AtomicU8, Ordering};
 
 /// A planted fault.
@@ -49,22 +48,6 @@ pub(crate) fn is(plant: Plant) -> bool {
 /// Whether any is.
 pub(crate) fn any() -> bool {
     PLANTED.load(Ordering::Relaxed) != 0
-}
-
-/// What the tick does about flushes: it serves what an interrupt should have had served already, or
-/// what was put off to it.
-pub(crate) fn tick() {
-    if !is(Plant::LostIpi) {
-        percpu::cpu().serve_flushes();
-    }
-    if percpu::this().late.take() {
-        super::reload();
-    }
-    if any() {
-        let idle = percpu::this().task().is_none();
-        run_over(if idle { Plant::OverrunIdle } else { Plant::OverrunThread });
-        run_over(Plant::OverrunFatal);
-    }
 }
 
 /// Runs over the stack if `plant` is planted.

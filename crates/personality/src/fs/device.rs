@@ -4,7 +4,8 @@ use super::stream::{Changes, Events, Stream, erase};
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
 use core::sync::atomic::{AtomicU64, Ordering};
-use faultless_bare::arch::{clock, console};
+use faultless_bare::arch::clock;
+use faultless_bare::console;
 use faultless_bare::sync::Mutex;
 use faultless_collections::Arc;
 

@@ -7,11 +7,11 @@ use super::pipe::Pipe;
 use super::proc::Node;
 use super::regular::Regular;
 use crate::errno::{Errno, Result};
+use crate::wall;
 use core::fmt;
 use core::mem;
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless::PAGE_SIZE;
-use faultless_bare::arch::clock;
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Map, Slot, String, Vec, Weak};
 use linux_raw_sys::general as linux;
@@ -149,7 +149,7 @@ impl Inode {
     /// # Errors
     /// `ENOMEM`.
     pub fn numbered(number: u64, body: Body, mode: u32) -> Result<Arc<Self>> {
-        let now = clock::wall();
+        let now = wall::now();
         let meta = Meta {
             mode: mode & 0o7777,
             uid: 0,
@@ -173,12 +173,12 @@ impl Inode {
     pub fn change(&self, change: impl FnOnce(&mut Meta)) {
         let mut meta = self.meta.lock();
         change(&mut meta);
-        meta.changed = clock::wall();
+        meta.changed = wall::now();
     }
 
     /// Notes that the contents were changed.
     pub fn touch(&self) {
-        self.change(|meta| meta.modified = clock::wall());
+        self.change(|meta| meta.modified = wall::now());
     }
 
     /// Its contents, if it is a regular file.

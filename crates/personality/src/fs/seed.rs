@@ -10,8 +10,8 @@ use super::transfer::Transfer;
 use super::walk::{Links, Start, walk};
 use crate::errno::{Errno, Result};
 use cpio_reader::{Entry, Mode, iter_files};
-use faultless_bare::arch::report;
 use faultless_bare::percpu;
+use faultless_bare::report;
 use faultless_collections::{Arc, Map, String, Vec};
 use linux_raw_sys::general as linux;
 

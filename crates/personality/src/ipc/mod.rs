@@ -10,7 +10,7 @@ pub mod sem;
 pub mod shm;
 
 use crate::errno::{Errno, Result};
-use faultless_bare::arch::clock;
+use crate::wall;
 use faultless_bare::heap::try_push;
 use faultless_collections::Vec;
 
@@ -25,7 +25,7 @@ const PLACE_BITS: u32 = 15;
 
 /// The time, as these objects tell it: seconds since 1970.
 pub fn seconds() -> u64 {
-    clock::wall() / 1_000_000_000
+    wall::now() / 1_000_000_000
 }
 
 /// What every object has.

@@ -14,7 +14,7 @@ use core::mem::offset_of;
 use faultless::USER_END;
 use faultless_bare::arch::fpu::{self, FpuState, LEGACY_BYTES, Unfit};
 use faultless_bare::arch::user::{self, Plain};
-use faultless_bare::arch::{TrapFrame, entry};
+use faultless_bare::arch::{TrapFrame, USER_CODE, USER_DATA};
 use faultless_collections::Vec;
 use linux_raw_sys::general as linux;
 use x86_64::registers::rflags::RFlags;
@@ -213,10 +213,10 @@ fn context(registers: &TrapFrame, trap: &super::Trap, fpu: u64, blocked: Set) ->
         rsp: r.rsp,
         rip: r.rip,
         rflags: r.rflags,
-        cs: entry::USER_CODE,
+        cs: USER_CODE,
         gs: 0,
         fs: 0,
-        ss: entry::USER_DATA,
+        ss: USER_DATA,
         error: trap.error,
         vector: trap.vector,
         old_mask: blocked,
@@ -241,7 +241,7 @@ fn try_restore(registers: &mut TrapFrame, at: u64) -> Result<()> {
     let from: UserContext = user::read(at.wrapping_add(offset_of!(Frame, user) as u64))?;
     let context = &from.context;
     // Other modes are not there; and what an interrupt would not return to is no place to return to.
-    if context.cs | 3 != entry::USER_CODE || context.rip >= USER_END {
+    if context.cs | 3 != USER_CODE || context.rip >= USER_END {
         return Err(Errno::EFAULT);
     }
     let state = read_fpu(context.fpu)?;

@@ -17,8 +17,9 @@ pub mod time;
 pub use crate::errno::{Errno, Result};
 
 use core::sync::atomic::{AtomicU64, Ordering};
-use faultless_bare::arch::{TrapFrame, report};
+use faultless_bare::arch::TrapFrame;
 use faultless_bare::percpu;
+use faultless_bare::report;
 use linux_raw_sys::general as nr;
 
 /// `vector` of a frame that is of a system call; its `error` is then the call's number.

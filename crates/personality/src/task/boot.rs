@@ -11,8 +11,9 @@ use crate::signal::{ProcessSignals, ThreadSignals};
 use core::fmt::Display;
 use core::sync::atomic::Ordering;
 use faultless::{Counter, CpuId};
-use faultless_bare::arch::{power_off, report};
+use faultless_bare::console::power_off;
 use faultless_bare::percpu;
+use faultless_bare::report;
 use faultless_collections::{Arc, Slot, Vec};
 use linux_raw_sys::general as nr;
 

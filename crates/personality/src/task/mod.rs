@@ -27,8 +27,9 @@ pub use thread::{Current, Thread, current};
 use crate::signal;
 use core::sync::atomic::Ordering;
 use faultless::FaultError;
-use faultless_bare::arch::{TrapFrame, report, user};
+use faultless_bare::arch::{TrapFrame, user};
 use faultless_bare::percpu;
+use faultless_bare::report;
 use linux_raw_sys::general as nr;
 use process::ExitStatus;
 

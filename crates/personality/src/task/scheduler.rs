@@ -27,11 +27,12 @@ use faultless::CpuId;
 use faultless::frame::zeroed::RUN;
 use faultless::sync::percpu::Padded;
 use faultless::sync::wait::until;
-use faultless_bare::arch::context::{self, Context};
 use faultless_bare::arch::{apic, clock};
 use faultless_bare::heap::FailNth;
 use faultless_bare::percpu;
 use faultless_bare::sync::Mutex;
+use faultless_bare::task::context::{self, Context};
+use faultless_bare::task::set_current;
 use faultless_bare::{arch, machine};
 use faultless_collections::{Arc, Chain, Link, Linked, Vec};
 
@@ -414,7 +415,8 @@ fn switch_to(next: Option<Arc<Thread>>) {
             own.idle_context.get().cast_const()
         }
     };
-    here.current.set(next.as_ref().map_or(ptr::null(), Thread::task_of));
+    // SAFETY: this CPU's share of the thread is dropped when another runs.
+    unsafe { set_current(here, next.as_ref().map_or(ptr::null(), Thread::task_of)) };
     own.running.set(next);
     own.previous.set(previous);
     // SAFETY: `from` is the context of what runs here, `to` of what no other CPU runs: the idle loop of

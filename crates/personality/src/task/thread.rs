@@ -189,7 +189,7 @@ pub struct Current(*const Thread, PhantomData<*const ()>);
 /// The running thread. Not to be called where none runs: at boot, in idle, in what interrupts idle.
 #[inline]
 pub fn current() -> Current {
-    let task = percpu::this().current.get();
+    let task = faultless_bare::task::current(percpu::this());
     debug_assert!(!task.is_null(), "no thread runs here");
     Current(Thread::around(task), PhantomData)
 }
@@ -197,7 +197,7 @@ pub fn current() -> Current {
 /// The running thread, if one runs.
 #[inline]
 pub fn try_current() -> Option<Current> {
-    let task = percpu::this().current.get();
+    let task = faultless_bare::task::current(percpu::this());
     (!task.is_null()).then(|| Current(Thread::around(task), PhantomData))
 }
 

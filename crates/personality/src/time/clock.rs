@@ -122,7 +122,7 @@ impl Clock {
     /// When, in nanoseconds since boot, a clock that always runs shows `time`; none for CPU time.
     pub fn since_boot(&self, time: u64) -> Option<u64> {
         match self {
-            Self::Real => Some(time.saturating_sub(faultless_bare::arch::clock::wall_at_boot())),
+            Self::Real => Some(time.saturating_sub(crate::wall::at_boot())),
             Self::Monotonic => Some(time),
             Self::Process(_) | Self::User(_) | Self::Thread(_) => None,
         }
@@ -131,7 +131,7 @@ impl Clock {
 
 /// Nanoseconds since 1970.
 pub fn wall() -> u64 {
-    faultless_bare::arch::clock::wall()
+    crate::wall::now()
 }
 
 /// Seconds since 1970.

@@ -7,13 +7,14 @@ use crate::errno::Result;
 use crate::task::process::{TABLE, Table, each};
 use crate::task::scheduler;
 use crate::time::Times;
+use crate::wall;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
 use core::fmt::{self, Write};
 use core::sync::atomic::Ordering::Relaxed;
 use faultless::{Counter, CpuId, PAGE_SIZE, USER_END};
 use faultless_bare::arch::clock;
-use faultless_bare::arch::context::STACK_BYTES;
 use faultless_bare::percpu::{self, MAX_CPUS};
+use faultless_bare::task::stack::STACK_BYTES;
 use faultless_collections::{Arc, String};
 
 macro_rules! release {
@@ -233,7 +234,7 @@ fn stat(text: &mut Text) -> fmt::Result {
     let interrupts: u64 = cpus().map(|cpu| percpu::interrupts(cpu).iter().sum::<u64>()).sum();
     writeln!(text, "intr {interrupts}")?;
     writeln!(text, "ctxt {}", scheduler::SWITCHES.load(Relaxed))?;
-    writeln!(text, "btime {}", (clock::wall() - now) / 1_000_000_000)?;
+    writeln!(text, "btime {}", (wall::now() - now) / 1_000_000_000)?;
     writeln!(text, "processes {}", last_process(&TABLE.lock()))?;
     writeln!(text, "procs_running {}", scheduler::runnable())?;
     writeln!(text, "procs_blocked 0")

@@ -5,8 +5,9 @@ use crate::abi::{Abi, SECOND};
 use crate::fs::Inode;
 use crate::fs::inode::Body;
 use crate::fs::walk::Links;
+use crate::wall;
 use faultless::PAGE_SIZE;
-use faultless_bare::arch::{clock, user};
+use faultless_bare::arch::user;
 use faultless_bare::percpu;
 use linux_raw_sys::general as nr;
 
@@ -232,7 +233,7 @@ pub fn fchownat(args: Args<'_>) -> Result {
 /// A time to set: none leaves it as it is.
 fn time([seconds, nanoseconds]: [i64; 2]) -> Result<Option<u64>> {
     match nanoseconds as u64 {
-        now if now == u64::from(nr::UTIME_NOW) => Ok(Some(clock::wall())),
+        now if now == u64::from(nr::UTIME_NOW) => Ok(Some(wall::now())),
         omit if omit == u64::from(nr::UTIME_OMIT) => Ok(None),
         part if part < SECOND => {
             // Times before 1970 and after 2554 are told as the nearest that are not.
@@ -246,7 +247,7 @@ fn time([seconds, nanoseconds]: [i64; 2]) -> Result<Option<u64>> {
 fn set_times(inode: &Inode, times: Option<[[i64; 2]; 2]>) -> Result {
     let [accessed, modified] = match times {
         Some([accessed, modified]) => [time(accessed)?, time(modified)?],
-        None => [Some(clock::wall()); 2],
+        None => [Some(wall::now()); 2],
     };
     inode.change(|meta| {
         meta.accessed = accessed.unwrap_or(meta.accessed);

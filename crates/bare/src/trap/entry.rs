@@ -16,63 +16,32 @@
 //! *Interrupts* are off from entry to return. The AC flag, which opens user memory, is closed at entry: it
 //! is the program's to set, and a fault of a copy comes with it open.
 //!
-//! *The way back* always passes by `attention`: while it is set, [`attend`] has the thread looked after.
+//! *The way back* is [`exit`](crate::task::exit)'s, but that of most system calls.
 //! SYSRET gives back only what SYSCALL took: it is used when `rip` and `rflags` are what a SYSCALL leaves,
 //! and `rcx` and `r11` as it left them; IRET in every other case. (`cs` and `ss` need no look: those of a
 //! frame of user mode are always the same two, since only the processor, the entry here, and
 //! [`TrapFrame::restrict`] set them.)
 
-use super::{RESUME, TrapFrame, traps};
+use super::{fatal as handle_fatal, page_fault as handle_page_fault, trap};
+use crate::arch::smap::clac;
+use crate::arch::{KERNEL_CODE, RESUME, SYSTEM_CALL, TrapFrame, USER_CODE, USER_DATA};
 use crate::kernel;
-use crate::percpu::{self, PerCpu};
+use crate::percpu::PerCpu;
+use crate::task::exit::{attend, pop_registers, return_to_user};
 use core::arch::naked_asm;
 use core::mem::offset_of;
-use core::sync::atomic::Ordering;
-
-/// `vector` of a frame that is of a system call; its `error` is the call's number.
-pub const SYSTEM_CALL: u64 = 256;
-
-/// Selectors, with Linux's numbers, since signal frames show them to programs.
-pub const KERNEL_CODE: u16 = 0x10;
-/// See [`KERNEL_CODE`].
-pub const KERNEL_DATA: u16 = 0x18;
-/// See [`KERNEL_CODE`].
-pub const USER_DATA: u16 = 0x2b;
-/// See [`KERNEL_CODE`].
-pub const USER_CODE: u16 = 0x33;
+use x86_64::VirtAddr;
+use x86_64::registers::model_specific::{LStar, Msr, SFMask};
+use x86_64::registers::rflags::RFlags;
 
 /// `rflags` with which a program may not be returned to by SYSRET: the trap and resume flags.
 const NOT_BY_SYSRET: u32 = 1 << 8 | 1 << 16;
-
-/// Closes user memory; absent where the CPU has no SMAP ([`user`](super::user) removes it).
-macro_rules! clac {
-    () => {
-        "771: clac\n.pushsection .smap, \"a\"\n.quad 771b\n.popsection\n"
-    };
-}
-
-/// Opens user memory; see `clac`.
-macro_rules! stac {
-    () => {
-        "772: stac\n.pushsection .smap, \"a\"\n.quad 772b\n.popsection\n"
-    };
-}
-
-pub(super) use {clac, stac};
 
 /// From a stack that ends with `vector` to one that ends with a whole frame.
 macro_rules! push_registers {
     () => {
         "push rdi\npush rsi\npush rdx\npush rcx\npush rax\npush r8\npush r9\npush r10\npush r11\n\
          push rbx\npush rbp\npush r12\npush r13\npush r14\npush r15\n"
-    };
-}
-
-/// Undoes `push_registers`.
-macro_rules! pop_registers {
-    () => {
-        "pop r15\npop r14\npop r13\npop r12\npop rbp\npop rbx\npop r11\npop r10\npop r9\npop r8\n\
-         pop rax\npop rcx\npop rdx\npop rsi\npop rdi\n"
     };
 }
 
@@ -112,7 +81,7 @@ unsafe extern "C" fn common() {
         handle_and_return!(),
         cs = const offset_of!(TrapFrame, cs),
         attention = const offset_of!(PerCpu, attention),
-        handler = sym traps::trap,
+        handler = sym trap,
         attend = sym attend,
     )
 }
@@ -131,7 +100,7 @@ unsafe extern "C" fn page_fault() {
         resume = const RESUME,
         cs = const offset_of!(TrapFrame, cs),
         attention = const offset_of!(PerCpu, attention),
-        handler = sym traps::page_fault,
+        handler = sym handle_page_fault,
         attend = sym attend,
     )
 }
@@ -153,7 +122,7 @@ unsafe extern "C" fn fatal() {
         "mov rdi, rsp",
         "call {handler}",
         "ud2",
-        handler = sym traps::fatal,
+        handler = sym handle_fatal,
     )
 }
 
@@ -248,36 +217,20 @@ pub unsafe extern "C" fn system_call() {
     )
 }
 
-/// Returns to user mode with the frame that the stack ends with, whatever is in it.
-#[unsafe(naked)]
-pub(super) unsafe extern "C" fn return_to_user() {
-    naked_asm!(
-        "mov rdi, rsp",
-        "call {attend}",
-        "swapgs",
-        pop_registers!(),
-        "add rsp, 16",
-        "iretq",
-        attend = sym attend,
-    )
-}
-
-/// Has the thread looked after until it may go on in user mode.
-extern "C" fn attend(frame: &mut TrapFrame) {
-    loop {
-        // Afresh each time: the thread may have come to another CPU.
-        let here = percpu::this();
-        if here.attention.load(Ordering::Relaxed) {
-            here.attention.store(false, Ordering::Relaxed);
-            kernel::attention(frame);
-        } else if frame.rip >> 47 != 0 {
-            // IRET would fault in the kernel. What a jump to such an address leads to:
-            frame.vector = 13;
-            frame.error = 0;
-            kernel::exception(frame);
-            percpu::this().attention.store(true, Ordering::Relaxed);
-        } else {
-            return;
-        }
-    }
+/// Makes SYSCALL enter at [`system_call`].
+pub fn enable_system_calls() {
+    let mut star = Msr::new(0xc000_0081);
+    // SYSRET takes the data segment 8 above this and the code segment 16 above, SYSCALL the two from
+    // this on.
+    let (sysret, syscall) = (u64::from(USER_DATA - 8), u64::from(KERNEL_CODE));
+    // SAFETY: the selectors are those of `Descriptors`.
+    unsafe { star.write(sysret << 48 | syscall << 32) };
+    LStar::write(VirtAddr::new(system_call as *const () as u64));
+    SFMask::write(
+        RFlags::INTERRUPT_FLAG
+            | RFlags::TRAP_FLAG
+            | RFlags::DIRECTION_FLAG
+            | RFlags::ALIGNMENT_CHECK
+            | RFlags::NESTED_TASK,
+    );
 }

@@ -9,12 +9,16 @@
 //! read a descriptor, say. No mapping of the program's would make such an access succeed, so a fault of
 //! it is not served (the instruction would fault for ever), but refused.
 
-use super::context::{self, Overrun};
-use super::{TrapFrame, apic, console, user};
+pub mod entry;
+mod overrun;
+
+use crate::arch::{TrapFrame, apic, user};
+use crate::console;
 use crate::kernel;
 use crate::machine::plant::{self, Plant};
 use crate::machine::{self, Bare};
 use crate::percpu::{self, Interrupt, PerCpu};
+use crate::task;
 use core::sync::atomic::Ordering;
 use faultless::{Access, FaultError, FaultKind, Space};
 use x86_64::registers::control::Cr2;
@@ -37,7 +41,7 @@ fn running(here: &PerCpu) -> Option<&Space<Bare>> {
 }
 
 /// Vector 14.
-pub(super) extern "C" fn page_fault(frame: &mut TrapFrame) {
+extern "C" fn page_fault(frame: &mut TrapFrame) {
     let addr = Cr2::read_raw();
     let access = if frame.error & FETCH != 0 {
         Access::Execute
@@ -50,7 +54,7 @@ pub(super) extern "C" fn page_fault(frame: &mut TrapFrame) {
     if frame.of_user()
         && frame.error & (RESERVED | USER) == USER
         && let Some(space) = running(here)
-        && let Some(task) = here.task()
+        && let Some(task) = task::running(here)
     {
         match space.fault_of(here.cpu(), &task.streams, addr, access) {
             Ok(_) => task.count_fault(),
@@ -68,7 +72,7 @@ fn serve(
     addr: u64,
     access: Access,
 ) -> Result<FaultKind, FaultError> {
-    match here.task() {
+    match task::running(here) {
         Some(task) => space.fault_of(here.cpu(), &task.streams, addr, access),
         None => space.fault(here.cpu(), addr, access),
     }
@@ -103,14 +107,14 @@ fn with_rights_of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
 /// A copy of the kernel's met the end of memory. It may hold any lock: what follows from that does so on the way
 /// back to user mode.
 fn met_end_of_memory(here: &PerCpu) {
-    if let Some(task) = here.task() {
+    if let Some(task) = task::running(here) {
         task.met_end_of_memory.set(true);
         here.attention.store(true, Ordering::Relaxed);
     }
 }
 
 /// Every other vector.
-pub(super) extern "C" fn trap(frame: &mut TrapFrame) {
+extern "C" fn trap(frame: &mut TrapFrame) {
     match apic::Vector::from_number(frame.vector) {
         Some(vector) => interrupt(vector, frame),
         None if frame.of_user() => kernel::exception(frame),
@@ -136,7 +140,7 @@ fn interrupt(vector: apic::Vector, frame: &TrapFrame) {
         apic::Vector::Timer => {
             here.count(Interrupt::Timer);
             apic::end_of_interrupt();
-            plant::tick();
+            machine::tick();
             kernel::interrupt(Interrupt::Timer, frame);
         }
         // Not acknowledged, as the processor wants it.
@@ -152,13 +156,13 @@ fn interrupt(vector: apic::Vector, frame: &TrapFrame) {
 }
 
 /// An exception that the kernel is not made to meet.
-pub(super) extern "C" fn fatal(frame: &mut TrapFrame) {
+extern "C" fn fatal(frame: &mut TrapFrame) {
     let id = percpu::id().0;
     let in_user = if frame.of_user() { " from user mode" } else { "" };
     if frame.vector == DOUBLE_FAULT
-        && let Some(whose) = context::overrun(Cr2::read_raw())
+        && let Some(whose) = overrun::overrun(Cr2::read_raw())
     {
-        if !matches!(whose, Overrun::Fatal) {
+        if !matches!(whose, overrun::Overrun::Fatal) {
             plant::run_over(Plant::OverrunFatal);
         }
         console::panic(format_args!("{whose} was run over on cpu {id}: {frame:?}"));

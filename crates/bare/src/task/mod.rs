@@ -1,20 +1,24 @@
 //! A task: what can run on a CPU, as far as the machine is concerned. A kernel's threads contain one each.
 //!
-//! A CPU that runs a task has it in [`PerCpu::current`], its registers in the processor, and entries from user
+//! A CPU that runs a task has it as its [`current`], the task's registers in the processor, and entries from user
 //! mode on its stack. A kernel switches in this order: it [saves](Registers::save) the registers of the task that
-//! it leaves, [loads](Registers::load) those of the next, sets [its stack](crate::arch::context::set_kernel_stack)
-//! and [its space](crate::machine::run), and [switches](crate::arch::context::switch) the contexts. Which task is
+//! it leaves, [loads](Registers::load) those of the next, sets [its stack](context::set_kernel_stack)
+//! and [its space](crate::machine::run), and [switches](context::switch) the contexts. Which task is
 //! next, and when, is the kernel's affair.
-//!
-//! [`PerCpu::current`]: crate::percpu::PerCpu::current
 
-use crate::arch::context::{self, Context, KernelStack};
+pub mod context;
+pub(crate) mod exit;
+pub mod stack;
+
 use crate::arch::fpu::{self, FpuState};
 use crate::arch::{self, Selectors, TrapFrame};
+use crate::percpu::PerCpu;
+use context::Context;
 use core::cell::{Cell, UnsafeCell};
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless::ThreadStreams;
+use stack::KernelStack;
 
 /// What can run on a CPU.
 pub struct Task {
@@ -74,6 +78,29 @@ impl fmt::Debug for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Task({:?})", self.stack)
     }
+}
+
+/// The task that runs on this CPU; null if none does.
+#[inline(always)]
+pub fn current(here: &PerCpu) -> *const Task {
+    here.current.get().cast()
+}
+
+/// Makes `task` the task that runs on this CPU; null: none does.
+///
+/// # Safety
+/// It lives until another takes its place.
+#[inline(always)]
+pub unsafe fn set_current(here: &PerCpu, task: *const Task) {
+    here.current.set(task.cast());
+}
+
+/// The task that runs on this CPU, if one does.
+#[inline(always)]
+pub fn running(here: &PerCpu) -> Option<&Task> {
+    // SAFETY: by the contract of `set_current`; and who has this reference is on this CPU, in the code of that
+    // task or of what interrupted it.
+    unsafe { current(here).as_ref() }
 }
 
 /// The registers that belong to a task rather than to the kernel, while it does not run. (Those that user mode

@@ -1,17 +1,14 @@
-//! Descriptor tables: which code runs at which vector, on which stack, and where SYSCALL goes.
+//! Descriptor tables: segments, and which code runs at which vector, on which stack.
 
-use super::entry::{self, KERNEL_CODE, KERNEL_DATA, USER_CODE, USER_DATA};
-use crate::boot::paging;
-use crate::percpu::PerCpu;
+use crate::arch::{KERNEL_CODE, KERNEL_DATA, USER_CODE, USER_DATA};
+use crate::paging;
 use core::cell::UnsafeCell;
 use faultless::PAGE_SIZE;
-use x86_64::registers::model_specific::{LStar, Msr, SFMask};
-use x86_64::registers::rflags::RFlags;
 use x86_64::registers::segmentation::{CS, DS, ES, FS, GS, SS, Segment};
 use x86_64::structures::DescriptorTablePointer;
 use x86_64::structures::gdt::{Descriptor, SegmentSelector};
 use x86_64::structures::tss::TaskStateSegment;
-use x86_64::{PrivilegeLevel, VirtAddr, instructions::tables};
+use x86_64::{VirtAddr, instructions::tables};
 
 /// Where the task's descriptor is, which takes two entries.
 const TASK: u16 = 0x40;
@@ -126,14 +123,14 @@ unsafe impl Sync for Gates {}
 
 static GATES: Gates = Gates(UnsafeCell::new([Gate(0, 0); 256]));
 
-/// Fills the table of entries, which all CPUs share.
+/// Fills the table of entries, which all CPUs share, with the address of each vector that has one.
 ///
 /// # Safety
 /// Called once, by the boot CPU, before anybody loads it.
-pub unsafe fn set_entries() {
+pub unsafe fn set_entries(entries: impl Iterator<Item = (usize, u64)>) {
     // SAFETY: nobody else uses it yet.
     let gates = unsafe { &mut *GATES.0.get() };
-    for (vector, address) in entry::entries() {
+    for (vector, address) in entries {
         // Programs may use INT3 and INTO.
         let privilege: u64 = if matches!(vector, 3 | 4) { 3 } else { 0 };
         let stack = u64::from(matches!(vector, 2 | 8 | 18));
@@ -146,31 +143,4 @@ pub unsafe fn set_entries() {
     }
 }
 
-/// Makes SYSCALL enter at [`entry::system_call`].
-pub fn enable_system_calls() {
-    let mut star = Msr::new(0xc000_0081);
-    // SYSRET takes the data segment 8 above this and the code segment 16 above, SYSCALL the two from
-    // this on.
-    let (sysret, syscall) = (u64::from(USER_DATA - 8), u64::from(KERNEL_CODE));
-    // SAFETY: the selectors are those of `Descriptors`.
-    unsafe { star.write(sysret << 48 | syscall << 32) };
-    LStar::write(VirtAddr::new(entry::system_call as *const () as u64));
-    SFMask::write(
-        RFlags::INTERRUPT_FLAG
-            | RFlags::TRAP_FLAG
-            | RFlags::DIRECTION_FLAG
-            | RFlags::ALIGNMENT_CHECK
-            | RFlags::NESTED_TASK,
-    );
-}
-
 const _: () = assert!(KERNEL_DATA == KERNEL_CODE + 8 && USER_CODE == USER_DATA + 8);
-
-/// Makes `here` this CPU's [`PerCpu`].
-///
-/// # Safety
-/// It is this CPU's and nobody else's, and stays where it is.
-pub unsafe fn set_percpu(here: &'static PerCpu) {
-    x86_64::registers::model_specific::GsBase::write(VirtAddr::from_ptr(here));
-    debug_assert_eq!(PrivilegeLevel::Ring0, CS::get_reg().rpl());
-}

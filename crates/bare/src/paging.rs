@@ -14,7 +14,6 @@
 //! ([`drop_kernel_translations`]) when it has not since.
 
 use crate::arch::apic;
-use crate::machine::{DIRECT_MAP, direct};
 use crate::ranges::{Range, Ranges};
 use alloc::alloc::alloc;
 use core::alloc::Layout;
@@ -23,6 +22,15 @@ use faultless::sync::spin::SpinLock;
 use faultless::sync::wait::Spin;
 use x86_64::registers::control::{Cr4, Cr4Flags};
 use x86_64::structures::paging::PageTableFlags as Flags;
+
+/// Where all physical memory is mapped.
+pub const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
+
+/// Where physical address `phys` is mapped.
+#[inline(always)]
+pub const fn direct(phys: u64) -> *mut u8 {
+    (DIRECT_MAP + phys) as *mut u8
+}
 
 const SMALL: u64 = 1 << 12;
 const LARGE: u64 = 1 << 21;

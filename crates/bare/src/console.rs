@@ -108,7 +108,7 @@ pub fn line(text: fmt::Arguments<'_>) {
 /// Writes one line of the kernel's report, formatted as by `format!`.
 #[macro_export]
 macro_rules! report {
-    ($($text:tt)*) => { $crate::arch::console::line(format_args!($($text)*)) };
+    ($($text:tt)*) => { $crate::console::line(format_args!($($text)*)) };
 }
 
 static PANICKING: AtomicBool = AtomicBool::new(false);
@@ -141,4 +141,10 @@ pub fn stop() -> ! {
         x86_64::instructions::interrupts::disable();
         x86_64::instructions::hlt();
     }
+}
+
+/// Ends the machine with the program's exit status, 0 to 255.
+pub fn power_off(status: u8) -> ! {
+    report!("exit {status}");
+    end(status)
 }

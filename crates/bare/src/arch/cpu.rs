@@ -1,0 +1,120 @@
+//! The processor: what it has, waiting, and the registers that only programs use.
+
+use super::fpu;
+use core::arch::asm;
+use x86_64::registers::control::{Cr0, Cr0Flags, Cr4, Cr4Flags, Efer, EferFlags};
+use x86_64::registers::model_specific::Msr;
+
+/// Waits for an interrupt. Called with interrupts off, as all of the kernel; what interrupts is served
+/// before this returns, and no interrupt is lost between the caller's last look and the wait.
+pub fn idle() {
+    // SAFETY: `sti` takes effect after the next instruction, so the wait cannot miss an interrupt;
+    // the handlers keep the kernel's rules. Memory may change meanwhile, so no `nomem`.
+    unsafe { asm!("sti", "hlt", "cli", options(nostack)) };
+}
+
+/// Gives the core away until another CPU wants something of this one: waits, in the middle of whatever the
+/// kernel does, for an interrupt whose handler takes no lock ([`Vector::Flush`](apic::Vector) and `Wake`).
+/// Others wait until interrupts are on. As in [`idle`], none is lost.
+pub fn park() {
+    /// Below the highest class of interrupts.
+    const MASKED: u64 = 0xe;
+    // SAFETY: the priority is 0 everywhere else, and again afterwards. The handlers that may run keep the rules
+    // of `Machine::park`. Memory may change meanwhile, so no `nomem`.
+    unsafe {
+        asm!("mov cr8, {masked}", "sti", "hlt", "cli", "mov cr8, {none}",
+            masked = in(reg) MASKED, none = in(reg) 0u64, options(nostack));
+    }
+}
+
+/// Serves the interrupts that came in meanwhile. For calls that take long, between two of their steps:
+/// the caller holds no lock, and is in no call of the subsystem.
+pub fn serve_interrupts() {
+    // SAFETY: `sti` takes effect after the next instruction, and the handlers keep the kernel's rules.
+    // Memory may change meanwhile, so no `nomem`.
+    unsafe { asm!("sti", "nop", "nop", "cli", options(nostack)) };
+}
+
+const FS_BASE: Msr = Msr::new(0xc000_0100);
+/// In the kernel the program's GS base is put aside here.
+const USER_GS_BASE: Msr = Msr::new(0xc000_0102);
+
+/// The program's FS base.
+pub fn fs_base() -> u64 {
+    // SAFETY: the register exists in 64-bit mode.
+    unsafe { FS_BASE.read() }
+}
+
+/// Sets the program's FS base. What is no user address counts as 0.
+pub fn set_fs_base(base: u64) {
+    let (mut register, base) = (FS_BASE, if base >> 47 == 0 { base } else { 0 });
+    // SAFETY: the kernel does not use FS; the base is canonical.
+    unsafe { register.write(base) };
+}
+
+/// The program's GS base.
+pub fn gs_base() -> u64 {
+    // SAFETY: as `fs_base`.
+    unsafe { USER_GS_BASE.read() }
+}
+
+/// Sets the program's GS base. What is no user address counts as 0.
+pub fn set_gs_base(base: u64) {
+    let (mut register, base) = (USER_GS_BASE, if base >> 47 == 0 { base } else { 0 });
+    // SAFETY: not the kernel's own GS base; the base is canonical.
+    unsafe { register.write(base) };
+}
+
+/// Switches on what the processor has for the kernel's protection, and the FPU.
+pub fn enable() {
+    let has = features();
+    let mut cr4 =
+        Cr4::read() | Cr4Flags::OSFXSR | Cr4Flags::OSXMMEXCPT_ENABLE | Cr4Flags::PAGE_GLOBAL;
+    cr4.set(Cr4Flags::SUPERVISOR_MODE_EXECUTION_PROTECTION, has.smep);
+    cr4.set(Cr4Flags::SUPERVISOR_MODE_ACCESS_PREVENTION, has.smap);
+    cr4.set(Cr4Flags::USER_MODE_INSTRUCTION_PREVENTION, has.umip);
+    cr4.set(Cr4Flags::OSXSAVE, has.xsave);
+    cr4.set(Cr4Flags::PCID, has.pcid);
+    let cr0 = Cr0Flags::PROTECTED_MODE_ENABLE
+        | Cr0Flags::MONITOR_COPROCESSOR
+        | Cr0Flags::EXTENSION_TYPE
+        | Cr0Flags::NUMERIC_ERROR
+        | Cr0Flags::WRITE_PROTECT
+        | Cr0Flags::ALIGNMENT_MASK
+        | Cr0Flags::PAGING;
+    // SAFETY: paging, protection and long mode stay as they are; the other flags say what the kernel
+    // is made for. CR3 has identifier 0, as PCID wants it to be switched on.
+    unsafe {
+        Cr4::write(cr4);
+        Cr0::write(cr0);
+        Efer::update(|efer| {
+            *efer |= EferFlags::SYSTEM_CALL_EXTENSIONS | EferFlags::NO_EXECUTE_ENABLE;
+        });
+    }
+    fpu::enable(has.xsave);
+}
+
+/// What the processor has, as far as the kernel asks, under Intel's names.
+#[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "features have their names")]
+pub struct Features {
+    pub smep: bool,
+    pub smap: bool,
+    pub umip: bool,
+    pub xsave: bool,
+    pub pcid: bool,
+}
+
+/// Asks the processor.
+pub fn features() -> Features {
+    let cpuid = raw_cpuid::CpuId::new();
+    let basic = cpuid.get_feature_info();
+    let extended = cpuid.get_extended_feature_info();
+    Features {
+        smep: extended.as_ref().is_some_and(|info| info.has_smep()),
+        smap: extended.as_ref().is_some_and(|info| info.has_smap()),
+        umip: extended.as_ref().is_some_and(|info| info.has_umip()),
+        xsave: basic.as_ref().is_some_and(|info| info.has_xsave()),
+        pcid: basic.as_ref().is_some_and(|info| info.has_pcid()),
+    }
+}

@@ -1,0 +1,40 @@
+//! SMAP: user memory is closed to the kernel but for the instructions that copy.
+
+/// Closes user memory; absent where the CPU has no SMAP ([`remove`]).
+macro_rules! clac {
+    () => {
+        "771: clac\n.pushsection .smap, \"a\"\n.quad 771b\n.popsection\n"
+    };
+}
+
+/// Opens user memory; see `clac`.
+macro_rules! stac {
+    () => {
+        "772: stac\n.pushsection .smap, \"a\"\n.quad 772b\n.popsection\n"
+    };
+}
+
+pub(crate) use {clac, stac};
+
+unsafe extern "C" {
+    static __smap_start: u64;
+    static __smap_end: u64;
+}
+
+/// Takes the instructions that open and close user memory out of the code, where the CPU has no SMAP and
+/// does not know them.
+///
+/// # Safety
+/// The code is still writable, and no other CPU runs.
+pub(crate) unsafe fn remove() {
+    /// Three bytes that do nothing.
+    const NOTHING: [u8; 3] = [0x0f, 0x1f, 0x00];
+    // SAFETY: the linker script puts the addresses of these instructions, which are three bytes long,
+    // between the two symbols.
+    unsafe {
+        let len = (&raw const __smap_end).offset_from_unsigned(&raw const __smap_start);
+        for &at in core::slice::from_raw_parts(&raw const __smap_start, len) {
+            (at as *mut [u8; 3]).write(NOTHING);
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! One CPU's part of the heap: the sizes of blocks, and its lists of free ones.
+
+use core::cell::Cell;
+use core::ptr;
+use faultless::PAGE_SIZE;
+
+/// log2 of the smallest block.
+const SMALLEST_SHIFT: u32 = 4;
+/// Bytes of the largest block.
+pub(super) const LARGEST: usize = 32 << 10;
+/// One more than the class of the largest block. Class *c* has blocks of 2^(c + 1) bytes, so those below
+/// the smallest block's stay empty.
+pub(super) const CLASSES: usize = LARGEST.ilog2() as usize;
+/// Bytes of pages.
+pub(super) const PAGE: usize = PAGE_SIZE as usize;
+
+pub(super) const fn block_bytes(class: usize) -> usize {
+    2 << class
+}
+
+/// Bytes of a slab of this class, a power of two; slabs are aligned to it.
+pub(super) const fn slab_bytes(class: usize) -> usize {
+    let four = 4 * block_bytes(class);
+    if four > 4 * PAGE { four } else { 4 * PAGE }
+}
+
+/// How many blocks move between a CPU and the stock at once; a CPU keeps at most twice as many. What VMAs
+/// and their trees are made of comes back in bursts, when a grace period ends: the lists take that in.
+pub(super) const fn batch(class: usize) -> i32 {
+    let bytes = if block_bytes(class) > 1 << 10 { 2 * PAGE } else { 8 * PAGE };
+    let blocks = bytes / block_bytes(class);
+    if blocks > 128 {
+        128
+    } else if blocks == 0 {
+        1
+    } else {
+        blocks as i32
+    }
+}
+
+/// The class of a block of `bytes`, 1 to [`LARGEST`].
+#[inline(always)]
+pub(super) const fn class_of(bytes: usize) -> usize {
+    let low = (1 << SMALLEST_SHIFT) - 1;
+    (bytes.wrapping_sub(1) | low).ilog2() as usize
+}
+
+/// A free block.
+pub(super) struct Block {
+    pub(super) next: *mut Block,
+}
+
+/// The mark of a number of allocations from which on all fail.
+pub(super) const ALL: u64 = 1 << 63;
+
+/// One CPU's free blocks.
+pub(crate) struct Local {
+    pub(super) lists: [List; CLASSES],
+    /// Which allocation of the running thread is to fail: see [`FailNth`](super::FailNth). 0: none.
+    pub(super) fail_nth: Cell<u64>,
+}
+
+pub(super) struct List {
+    pub(super) head: Cell<*mut Block>,
+    /// How many more blocks it may have.
+    pub(super) room: Cell<i32>,
+}
+
+impl Local {
+    pub(crate) const fn new() -> Self {
+        let mut lists =
+            [const { List { head: Cell::new(ptr::null_mut()), room: Cell::new(0) } }; CLASSES];
+        let mut class = 0;
+        while class < CLASSES {
+            lists[class].room = Cell::new(2 * batch(class));
+            class += 1;
+        }
+        Self { lists, fail_nth: Cell::new(0) }
+    }
+
+    /// Counts an allocation, and says whether it is the one that is to fail.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn fails(&self) -> bool {
+        let nth = self.fail_nth.get();
+        let (all, left) = (nth & ALL, nth & !ALL);
+        self.fail_nth.set(all | left.saturating_sub(1));
+        left <= 1
+    }
+
+    /// Bytes of the free blocks in its lists.
+    pub(super) fn free_bytes(&self) -> usize {
+        let free = |(class, list): (usize, &List)| {
+            (2 * batch(class) - list.room.get()) as usize * block_bytes(class)
+        };
+        self.lists.iter().enumerate().map(free).sum()
+    }
+}

@@ -1,0 +1,34 @@
+//! What the machine consists of.
+
+use crate::arch::features;
+use core::sync::atomic::{AtomicBool, Ordering};
+use faultless::MemoryRegion;
+use faultless_collections::Vec;
+
+/// Whether the CPUs have identifiers of translations (PCID).
+static HAS_PCID: AtomicBool = AtomicBool::new(false);
+
+/// See [`HAS_PCID`].
+#[inline(always)]
+pub(super) fn has_pcid() -> bool {
+    HAS_PCID.load(Ordering::Relaxed)
+}
+
+/// This machine.
+#[derive(Debug)]
+pub struct Bare {
+    pub(super) cpus: usize,
+    pub(super) regions: Vec<MemoryRegion>,
+}
+
+impl Bare {
+    /// The machine.
+    ///
+    /// # Safety
+    /// There is one; `cpus` CPUs run or will; the regions do not overlap, are mapped in the direct map, and
+    /// belong to nobody else.
+    pub(crate) unsafe fn new(cpus: usize, regions: Vec<MemoryRegion>) -> Self {
+        HAS_PCID.store(features().pcid, Ordering::Relaxed);
+        Self { cpus, regions }
+    }
+}

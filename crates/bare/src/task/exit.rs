@@ -1,0 +1,54 @@
+//! The way back to user mode.
+//!
+//! It always passes by the CPU's `attention`: while it is set, [`attend`] has the task looked after. (Most
+//! system calls return from their [entry](crate::trap::entry), and come here if it is set.)
+
+use crate::arch::TrapFrame;
+use crate::kernel;
+use crate::percpu;
+use core::arch::naked_asm;
+use core::sync::atomic::Ordering;
+
+/// Takes the registers of a frame off the stack, up to its `vector`.
+macro_rules! pop_registers {
+    () => {
+        "pop r15\npop r14\npop r13\npop r12\npop rbp\npop rbx\npop r11\npop r10\npop r9\npop r8\n\
+         pop rax\npop rcx\npop rdx\npop rsi\npop rdi\n"
+    };
+}
+
+pub(crate) use pop_registers;
+
+/// Returns to user mode with the frame that the stack ends with, whatever is in it.
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn return_to_user() {
+    naked_asm!(
+        "mov rdi, rsp",
+        "call {attend}",
+        "swapgs",
+        pop_registers!(),
+        "add rsp, 16",
+        "iretq",
+        attend = sym attend,
+    )
+}
+
+/// Has the task looked after until it may go on in user mode.
+pub(crate) extern "C" fn attend(frame: &mut TrapFrame) {
+    loop {
+        // Afresh each time: the task may have come to another CPU.
+        let here = percpu::this();
+        if here.attention.load(Ordering::Relaxed) {
+            here.attention.store(false, Ordering::Relaxed);
+            kernel::attention(frame);
+        } else if frame.rip >> 47 != 0 {
+            // IRET would fault in the kernel. What a jump to such an address leads to:
+            frame.vector = 13;
+            frame.error = 0;
+            kernel::exception(frame);
+            percpu::this().attention.store(true, Ordering::Relaxed);
+        } else {
+            return;
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Kernel stacks.
+//!
+//! Below each lies a [guard](paging::guard): who runs over it meets a double fault, on a stack of its own, and not
+//! somebody else's memory. A few stacks whose tasks have ended are kept with their guards for the next.
+
+use crate::arch::TrapFrame;
+use crate::paging;
+use alloc::alloc::{alloc, dealloc};
+use core::alloc::Layout;
+use core::fmt;
+use core::ptr::NonNull;
+use faultless::PAGE_SIZE;
+use faultless::sync::spin::SpinLock;
+use faultless::sync::wait::Spin;
+
+/// Bytes of a kernel stack. `fork` needs most: less than 20 KiB.
+pub const STACK_BYTES: usize = 24 << 10;
+/// Bytes of the guard below it.
+pub(crate) const GUARD_BYTES: usize = PAGE_SIZE as usize;
+/// How many stacks are kept for the next threads.
+const KEPT: usize = 32;
+
+const LAYOUT: Layout = match Layout::from_size_align(GUARD_BYTES + STACK_BYTES, GUARD_BYTES) {
+    Ok(layout) => layout,
+    Err(_) => panic!("stacks are aligned to pages"),
+};
+
+/// Stacks that nobody runs on, with their guards.
+struct Kept {
+    bases: [Option<NonNull<u8>>; KEPT],
+    count: usize,
+}
+
+// SAFETY: the memory belongs to whoever holds this.
+unsafe impl Send for Kept {}
+
+/// Its holder waits for nobody.
+static STACKS: SpinLock<Kept> = SpinLock::new(Kept { bases: [None; KEPT], count: 0 });
+
+/// A stack on which a thread runs in the kernel: its lowest address, that of the guard.
+pub struct KernelStack(NonNull<u8>);
+
+// SAFETY: it is memory that the value owns.
+unsafe impl Send for KernelStack {}
+// SAFETY: a shared reference gives only addresses.
+unsafe impl Sync for KernelStack {}
+
+impl KernelStack {
+    /// A stack; `None` when the heap is exhausted.
+    pub fn try_new() -> Option<Self> {
+        Self::kept().or_else(Self::make)
+    }
+
+    fn kept() -> Option<Self> {
+        let mut kept = STACKS.lock(&Spin);
+        let last = kept.count.checked_sub(1)?;
+        kept.count = last;
+        kept.bases[last].take().map(Self)
+    }
+
+    #[cold]
+    fn make() -> Option<Self> {
+        // SAFETY: the layout is not empty.
+        let base = NonNull::new(unsafe { alloc(LAYOUT) })?;
+        // SAFETY: the lowest page of what was just allocated, which nobody uses until `drop` takes the guard back.
+        if unsafe { paging::guard(base.as_ptr()) } {
+            return Some(Self(base));
+        }
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(base.as_ptr(), LAYOUT) };
+        None
+    }
+
+    /// The address above its highest byte, a multiple of 16.
+    pub fn top(&self) -> u64 {
+        self.0.as_ptr() as u64 + LAYOUT.size() as u64
+    }
+
+    /// Where the frame of a thread that runs on this stack lies while it is in the kernel.
+    pub(super) fn frame(&self) -> *mut TrapFrame {
+        (self.top() as *mut TrapFrame).wrapping_sub(1)
+    }
+}
+
+impl Drop for KernelStack {
+    fn drop(&mut self) {
+        {
+            let mut kept = STACKS.lock(&Spin);
+            let count = kept.count;
+            if let Some(place) = kept.bases.get_mut(count) {
+                *place = Some(self.0);
+                kept.count += 1;
+                return;
+            }
+        }
+        // SAFETY: made so by `make`; its owner says that nobody runs on it.
+        unsafe {
+            paging::unguard(self.0.as_ptr());
+            dealloc(self.0.as_ptr(), LAYOUT);
+        }
+    }
+}
+
+impl fmt::Debug for KernelStack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KernelStack(top {:#x})", self.top())
+    }
+}
