@@ -60,7 +60,7 @@ fn limits() {
 
 #[test]
 fn procfs() {
-    both("procfs", &[], 7);
+    both("procfs", &[], 8);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use faultless_guest::procfs::{fields, interrupts, kilobytes, text, vmstat};
 use faultless_guest::sys::{Errno, checked, doing};
 use faultless_guest::{check, clock, dir, ensure, same};
 use std::fs;
+use std::io::Write;
 use std::os::fd::AsRawFd;
 
 /// The error of `std::io`, with what was being done.
@@ -302,6 +303,46 @@ fn system_information() -> Verdict {
     Ok(())
 }
 
+/// The switch and the counters of the subsystem, where the original proposals published them.
+fn published_paths() -> Verdict {
+    const SWITCH: &str = "/proc/sys/vm/speculative_page_fault";
+    const COUNTER: &str = "speculative_pgfault";
+    let Some(before) = vmstat()?.get(COUNTER).copied() else {
+        // A Linux without the proposal has neither.
+        same!(fs::exists(SWITCH).ok(), Some(false), "the switch without its counter");
+        return Ok(());
+    };
+    let touch = || -> Result<u64, String> {
+        let region = doing("mmap", Region::anonymous(64 * PAGE))?;
+        (0..64).for_each(|page| region.store(page * PAGE, 1));
+        Ok(vmstat()?[COUNTER])
+    };
+    same!(text(SWITCH)?, "1\n", "the switch at first");
+    let with = touch()?;
+    ensure!(with > before, "{COUNTER} stays {before} while pages are touched");
+    io("switching off", fs::write(SWITCH, "0\n"))?;
+    same!(text(SWITCH)?, "0\n", "the switch that is off");
+    let off = vmstat()?[COUNTER];
+    same!(touch()?, off, "speculative faults while the switch is off");
+    for wrong in ["2", "-1", "on", ""] {
+        let refused = fs::File::options()
+            .write(true)
+            .open(SWITCH)
+            .and_then(|mut file| file.write(wrong.as_bytes()));
+        let refused = refused.map_err(|error| error.raw_os_error());
+        ensure!(wrong.is_empty() || refused == Err(Some(22)), "writing {wrong:?}: {refused:?}");
+    }
+    same!(text(SWITCH)?, "0\n", "the switch after what is no setting of it");
+    io("switching on", fs::write(SWITCH, "1"))?;
+    ensure!(touch()? > off, "{COUNTER} stays {off} after the switch is on again");
+    for name in
+        ["spf_vma_changed", "spf_vma_noanon", "spf_vma_notsup", "spf_vma_access", "spf_pmd_changed"]
+    {
+        ensure!(vmstat()?.contains_key(name), "/proc/vmstat has no {name}");
+    }
+    Ok(())
+}
+
 const CHECKS: &[Check] = &[
     ("proc_maps", proc_maps),
     ("proc_smaps", proc_smaps),
@@ -310,6 +351,7 @@ const CHECKS: &[Check] = &[
     ("proc_memory", proc_memory),
     ("proc_machine", proc_machine),
     ("system_information", system_information),
+    ("published_paths", published_paths),
 ];
 
 fn main() {

@@ -2,11 +2,12 @@
 //!
 //! Its files exist while somebody looks at them: a [`Node`] says what it is of, and everything else is
 //! asked of the kernel then. `/proc/sys` alone holds ordinary files; what is written there is kept, and
-//! has no effect.
+//! has no effect, but for the [switch] of the subsystem.
 
 mod oom;
 pub(super) mod pages;
 mod process;
+mod switch;
 mod system;
 
 use super::directory::{self, Directory, Item};
@@ -69,6 +70,8 @@ pub enum Node {
     Root(Directory),
     /// A text about the system, by its place in the table of those.
     System(usize),
+    /// `/proc/sys/vm/speculative_page_fault`
+    Switch,
     /// `/proc/self`, and with `true` `/proc/thread-self`.
     Myself(bool),
     /// `/proc/PID`
@@ -111,6 +114,8 @@ pub(super) fn root() -> Result<Arc<Inode>> {
     let root = Inode::numbered(2, Body::Proc(Node::Root(Directory::default())), 0o555)?;
     if let Body::Proc(Node::Root(fixed)) = &root.body {
         directory::put(fixed, &root, b"sys", &system::settings()?)?;
+        let switch = inode(Node::Switch)?;
+        directory::link(&settings_of_memory(&root)?, switch::NAME.as_bytes(), &switch)?;
     }
     Ok(root)
 }
@@ -118,6 +123,11 @@ pub(super) fn root() -> Result<Arc<Inode>> {
 /// `/proc` as it is in the tree.
 fn home() -> Option<Arc<Inode>> {
     super::root().lookup(b"proc").ok()
+}
+
+/// `sys/vm` in `/proc`.
+fn settings_of_memory(proc: &Inode) -> Result<Arc<Inode>> {
+    proc.lookup(b"sys")?.lookup(b"vm")
 }
 
 fn number(name: &[u8]) -> Option<u32> {
@@ -162,7 +172,7 @@ impl Node {
     /// Its type, as bits of a mode.
     pub const fn kind(&self) -> u32 {
         match self {
-            Self::System(_) | Self::Text(..) | Self::Pages(_) => linux::S_IFREG,
+            Self::System(_) | Self::Switch | Self::Text(..) | Self::Pages(_) => linux::S_IFREG,
             Self::Myself(_) | Self::Way(..) | Self::Descriptor(..) => linux::S_IFLNK,
             _ => linux::S_IFDIR,
         }
@@ -175,6 +185,7 @@ impl Node {
             Self::Root(_) => 2,
             Self::System(at) => of(0, at as u64),
             Self::Myself(of_thread) => of(0, 1000 + u64::from(of_thread)),
+            Self::Switch => of(0, 1002),
             Self::Process(pid) => of(pid, 0),
             Self::Tasks(pid) => of(pid, 1),
             Self::Descriptors(pid) => of(pid, 2),
@@ -195,6 +206,7 @@ impl Node {
         let name = match *self {
             Self::Root(_) => "",
             Self::System(at) => system::TEXTS[at].0,
+            Self::Switch => switch::NAME,
             Self::Myself(false) => "self",
             Self::Myself(true) => "thread-self",
             Self::Tasks(_) => "task",
@@ -216,6 +228,7 @@ impl Node {
         let parent = match *self {
             Self::Root(_) => return Ok(None),
             Self::System(_) | Self::Myself(_) | Self::Process(_) => return Ok(home()),
+            Self::Switch => return Ok(home().and_then(|home| settings_of_memory(&home).ok())),
             Self::Tasks(pid) | Self::Way(pid, _) | Self::Descriptors(pid) | Self::Pages(pid) => {
                 Self::Process(pid)
             }
@@ -359,6 +372,7 @@ impl Node {
         match *self {
             // Writing fails only where the text is cut.
             Self::System(at) => system::TEXTS[at].1(&mut text).map_err(|_| Errno::ENOMEM)?,
+            Self::Switch => switch::text(&mut text).map_err(|_| Errno::ENOMEM)?,
             Self::Text(pid, tid, at) => {
                 let process = find(pid).ok_or(Errno::ESRCH)?;
                 let thread = match tid {
@@ -376,11 +390,14 @@ impl Node {
         Ok(text.finish()?.into_bytes())
     }
 
-    /// What is written to it has no effect, but on a name and on what [`oom`] keeps.
+    /// What is written to it has no effect, but on a name, on what [`oom`] keeps, and on the [switch].
     ///
     /// # Errors
     /// `EINVAL`, `EFAULT`, `ESRCH`, `ERANGE`, `EPERM`, `ENOMEM`.
     pub fn write(&self, from: &mut Transfer<'_>) -> Result {
+        if let Self::Switch = self {
+            return switch::write(from);
+        }
         if let &Self::Text(pid, tid, at) = self {
             let process = || find(pid).ok_or(Errno::ESRCH);
             match process::TEXTS[at].0 {

@@ -55,15 +55,7 @@ pub(super) fn score(of: &Subject, text: &mut Text) -> Result<()> {
 /// # Errors
 /// `EINVAL`: it is no number, or none in range. `ERANGE`: it is beyond 32 bits. `EFAULT`.
 pub(super) fn write(process: &Process, old: bool, from: &mut Transfer<'_>) -> Result {
-    /// What is looked at, as on Linux.
-    const LONGEST: usize = 12;
-    let mut bytes = [0; LONGEST];
-    let wanted = from.left().min(LONGEST as u64);
-    let taken = from.take_bytes(&mut bytes);
-    if taken < wanted {
-        return Err(Errno::EFAULT);
-    }
-    let given = number(&bytes[..taken as usize])?;
+    let (given, taken) = read_number(from)?;
     let adjustment = match given {
         _ if !old => given,
         FIRST => MOST,
@@ -75,6 +67,22 @@ pub(super) fn write(process: &Process, old: bool, from: &mut Transfer<'_>) -> Re
     }
     process.oom_score_adj.store(adjustment, Relaxed);
     Ok(taken)
+}
+
+/// The number that is written to a file of Linux's own, and how many bytes of it were looked at.
+///
+/// # Errors
+/// `EINVAL`: it is none. `ERANGE`: it is beyond 32 bits. `EFAULT`.
+pub(super) fn read_number(from: &mut Transfer<'_>) -> Result<(i32, u64)> {
+    /// What is looked at, as on Linux.
+    const LONGEST: usize = 12;
+    let mut bytes = [0; LONGEST];
+    let wanted = from.left().min(LONGEST as u64);
+    let taken = from.take_bytes(&mut bytes);
+    if taken < wanted {
+        return Err(Errno::EFAULT);
+    }
+    Ok((number(&bytes[..taken as usize])?, taken))
 }
 
 /// A number as Linux's own files take it: decimal, octal after `0`, hexadecimal after `0x`, with blanks around.
