@@ -1,9 +1,10 @@
 //! Delivery: what a thread does about the signals that wait for it, on its way back to user mode.
 
 use super::{Disposition, Info, Set, block, frame, pending, send, stop};
-use crate::syscall::{Errno, SYSTEM_CALL};
+use crate::errno::Errno;
 use crate::task::process::ExitStatus;
 use crate::task::{Thread, breathe, current, exit};
+use faultless_bare::arch::SYSTEM_CALL;
 use faultless_bare::arch::TrapFrame;
 use linux_raw_sys::general as linux;
 

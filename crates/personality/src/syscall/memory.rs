@@ -3,6 +3,7 @@
 use super::{Args, Errno, Result};
 use crate::fs;
 use crate::fs::regular::Held;
+use crate::syscall::args::Entry;
 use crate::task::{breathe, current, memory};
 use core::sync::atomic::Ordering;
 use faultless::{
@@ -15,6 +16,24 @@ use faultless_bare::machine::Bare;
 use faultless_bare::percpu;
 use faultless_collections::Vec;
 use linux_raw_sys::general as linux;
+
+/// The calls of this file, by number.
+pub(super) const CALLS: &[Entry] = &[
+    (linux::__NR_mmap, mmap),
+    (linux::__NR_munmap, munmap),
+    (linux::__NR_mprotect, mprotect),
+    (linux::__NR_mremap, mremap),
+    (linux::__NR_madvise, madvise),
+    (linux::__NR_brk, brk),
+    (linux::__NR_mincore, mincore),
+    (linux::__NR_msync, msync),
+    (linux::__NR_mlock, mlock),
+    (linux::__NR_mlock2, mlock2),
+    (linux::__NR_munlock, munlock),
+    (linux::__NR_mlockall, mlockall),
+    (linux::__NR_munlockall, munlockall),
+    (linux::__NR_remap_file_pages, remap_file_pages),
+];
 
 /// The space of the caller.
 pub(super) fn space<'a>() -> &'a Space<Bare> {

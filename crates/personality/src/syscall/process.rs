@@ -2,6 +2,7 @@
 
 use super::{Args, Errno, Result};
 use crate::fs;
+use crate::syscall::args::Entry;
 use crate::task::clone::{self, Request};
 use crate::task::exec::{self, Strings};
 use crate::task::exit;
@@ -12,6 +13,34 @@ use core::sync::atomic::Ordering;
 use faultless_bare::arch::{self, Selectors, user};
 use faultless_collections::{Arc, String};
 use linux_raw_sys::general as nr;
+
+/// The calls of this file, by number.
+pub(super) const CALLS: &[Entry] = &[
+    (nr::__NR_getpid, getpid),
+    (nr::__NR_gettid, gettid),
+    (nr::__NR_getppid, getppid),
+    (nr::__NR_fork, fork),
+    (nr::__NR_vfork, vfork),
+    (nr::__NR_clone, clone),
+    (nr::__NR_clone3, clone3),
+    (nr::__NR_unshare, unshare),
+    (nr::__NR_execve, execve),
+    (nr::__NR_execveat, execveat),
+    (nr::__NR_exit, exit),
+    (nr::__NR_exit_group, exit_group),
+    (nr::__NR_wait4, wait4),
+    (nr::__NR_waitid, waitid),
+    (nr::__NR_getpgid, getpgid),
+    (nr::__NR_getpgrp, getpgrp),
+    (nr::__NR_getsid, getsid),
+    (nr::__NR_setpgid, setpgid),
+    (nr::__NR_setsid, setsid),
+    (nr::__NR_set_tid_address, set_tid_address),
+    (nr::__NR_set_robust_list, set_robust_list),
+    (nr::__NR_get_robust_list, get_robust_list),
+    (nr::__NR_arch_prctl, arch_prctl),
+    (nr::__NR_prctl, prctl),
+];
 
 /// Longest path, with its NUL.
 const PATH_MAX: usize = 4096;
@@ -158,12 +187,12 @@ fn run(args: Args<'_>, path: &[u8], arguments: u64, environment: u64) -> Result 
 }
 
 /// `exit(code)`.
-pub fn exit(args: &Args<'_>) -> ! {
+pub fn exit(args: Args<'_>) -> Result {
     exit::exit(args.a() as u8)
 }
 
 /// `exit_group(code)`.
-pub fn exit_group(args: &Args<'_>) -> ! {
+pub fn exit_group(args: Args<'_>) -> Result {
     exit::exit_group(ExitStatus::exited(args.a() as u8))
 }
 

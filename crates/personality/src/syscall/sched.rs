@@ -2,11 +2,33 @@
 
 use super::process::{process_or_own, thread_or_own};
 use super::{Args, Errno, Result};
+use crate::syscall::args::Entry;
 use crate::task::scheduler;
 use core::sync::atomic::Ordering;
 use faultless_bare::arch::user;
 use faultless_bare::percpu;
 use linux_raw_sys::general as nr;
+
+/// The calls of this file, by number.
+pub(super) const CALLS: &[Entry] = &[
+    (nr::__NR_sched_yield, sched_yield),
+    (nr::__NR_sched_setaffinity, sched_setaffinity),
+    (nr::__NR_sched_getaffinity, sched_getaffinity),
+    (nr::__NR_sched_setscheduler, sched_setscheduler),
+    (nr::__NR_sched_getscheduler, sched_getscheduler),
+    (nr::__NR_sched_setparam, sched_setparam),
+    (nr::__NR_sched_getparam, sched_getparam),
+    (nr::__NR_sched_getattr, sched_getattr),
+    (nr::__NR_sched_setattr, sched_setattr),
+    (nr::__NR_ioprio_get, ioprio_get),
+    (nr::__NR_ioprio_set, ioprio_set),
+    (nr::__NR_sched_get_priority_max, |args| sched_get_priority(args, 99)),
+    (nr::__NR_sched_get_priority_min, |args| sched_get_priority(args, 1)),
+    (nr::__NR_sched_rr_get_interval, sched_rr_get_interval),
+    (nr::__NR_getpriority, getpriority),
+    (nr::__NR_setpriority, setpriority),
+    (nr::__NR_getcpu, getcpu),
+];
 
 /// Bytes of a set of CPUs, which has a bit for each that there can be.
 const SET: u64 = 8;

@@ -3,6 +3,7 @@
 use super::{Args, Errno, Result};
 use crate::abi;
 use crate::signal::{self, Action, AlternateStack, Info, Set};
+use crate::syscall::args::Entry;
 use crate::task::process::{Process, TABLE, each, find_thread};
 use crate::task::wait::{Stop, wait_until};
 use crate::task::{Thread, current};
@@ -11,6 +12,23 @@ use core::sync::atomic::Ordering;
 use faultless_bare::arch::user;
 use faultless_collections::Arc;
 use linux_raw_sys::general as linux;
+
+/// The calls of this file, by number.
+pub(super) const CALLS: &[Entry] = &[
+    (linux::__NR_rt_sigaction, rt_sigaction),
+    (linux::__NR_rt_sigprocmask, rt_sigprocmask),
+    (linux::__NR_rt_sigpending, rt_sigpending),
+    (linux::__NR_rt_sigsuspend, rt_sigsuspend),
+    (linux::__NR_rt_sigtimedwait, rt_sigtimedwait),
+    (linux::__NR_rt_sigqueueinfo, rt_sigqueueinfo),
+    (linux::__NR_rt_tgsigqueueinfo, rt_tgsigqueueinfo),
+    (linux::__NR_rt_sigreturn, rt_sigreturn),
+    (linux::__NR_sigaltstack, sigaltstack),
+    (linux::__NR_pause, pause),
+    (linux::__NR_kill, kill),
+    (linux::__NR_tkill, tkill),
+    (linux::__NR_tgkill, tgkill),
+];
 
 /// Sets of signals have the size that both sides know.
 fn check_size(size: u64) -> Result<()> {

@@ -4,12 +4,32 @@ use super::process::process_or_own;
 use super::{Args, Errno, Result};
 use crate::abi;
 use crate::fs;
+use crate::syscall::args::Entry;
 use crate::task::process::{TABLE, Usage};
 use crate::task::{boot, breathe, current, exit, scheduler};
 use crate::time;
 use faultless_bare::arch::user;
 use faultless_bare::percpu;
 use linux_raw_sys::general as nr;
+
+/// The calls of this file, by number.
+pub(super) const CALLS: &[Entry] = &[
+    (nr::__NR_uname, uname),
+    (nr::__NR_sysinfo, sysinfo),
+    (nr::__NR_getrandom, getrandom),
+    (nr::__NR_prlimit64, prlimit64),
+    (nr::__NR_getrlimit, getrlimit),
+    (nr::__NR_setrlimit, setrlimit),
+    (nr::__NR_getrusage, getrusage),
+    (nr::__NR_times, times),
+    (nr::__NR_getresuid, getresuid),
+    (nr::__NR_getresgid, getresuid),
+    (nr::__NR_getgroups, getgroups),
+    (nr::__NR_capget, capget),
+    (nr::__NR_membarrier, membarrier),
+    (nr::__NR_personality, personality),
+    (nr::__NR_reboot, reboot),
+];
 
 /// Ticks a second, as `times` counts.
 const TICKS: u64 = 100;

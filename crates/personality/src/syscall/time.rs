@@ -3,6 +3,7 @@
 use super::{Args, Errno, Result};
 use crate::abi::{self, Abi};
 use crate::signal;
+use crate::syscall::args::Entry;
 use crate::task::wait::{Stop, wait_until};
 use crate::task::{current, process::TABLE};
 use crate::time::clock::{self, Use};
@@ -10,11 +11,33 @@ use crate::time::timers::{self, Key, Notify, Setting};
 use crate::time::{self, Clock};
 use faultless_bare::arch::user;
 use faultless_collections::Arc;
+use linux_raw_sys::general as nr;
 use linux_raw_sys::general::{
     __kernel_itimerspec, __kernel_old_itimerval, CLOCK_REALTIME, ITIMER_PROF, ITIMER_REAL,
     ITIMER_VIRTUAL, SIGALRM, SIGEV_NONE, SIGEV_SIGNAL, SIGEV_THREAD, SIGEV_THREAD_ID,
     TIMER_ABSTIME,
 };
+
+/// The calls of this file, by number.
+pub(super) const CALLS: &[Entry] = &[
+    (nr::__NR_clock_gettime, clock_gettime),
+    (nr::__NR_clock_getres, clock_getres),
+    (nr::__NR_clock_settime, clock_settime),
+    (nr::__NR_adjtimex, adjtimex),
+    (nr::__NR_clock_adjtime, clock_adjtime),
+    (nr::__NR_gettimeofday, gettimeofday),
+    (nr::__NR_time, time),
+    (nr::__NR_nanosleep, nanosleep),
+    (nr::__NR_clock_nanosleep, clock_nanosleep),
+    (nr::__NR_getitimer, getitimer),
+    (nr::__NR_setitimer, setitimer),
+    (nr::__NR_alarm, alarm),
+    (nr::__NR_timer_create, timer_create),
+    (nr::__NR_timer_settime, timer_settime),
+    (nr::__NR_timer_gettime, timer_gettime),
+    (nr::__NR_timer_getoverrun, timer_getoverrun),
+    (nr::__NR_timer_delete, timer_delete),
+];
 
 /// `clock_gettime(clock, time)`.
 pub fn clock_gettime(args: Args<'_>) -> Result {

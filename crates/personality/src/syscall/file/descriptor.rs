@@ -4,9 +4,21 @@ use super::{Args, Errno, Result, file, files};
 use crate::fs::File;
 use crate::fs::file::Kind;
 use crate::fs::inode::Body;
+use crate::syscall::args::Entry;
 use faultless_bare::arch::user;
 use faultless_collections::Arc;
 use linux_raw_sys::{general as nr, ioctl};
+
+/// The calls of this file, by number.
+pub(in crate::syscall) const CALLS: &[Entry] = &[
+    (nr::__NR_close, close),
+    (nr::__NR_close_range, close_range),
+    (nr::__NR_dup, dup),
+    (nr::__NR_dup2, dup2),
+    (nr::__NR_dup3, dup3),
+    (nr::__NR_fcntl, fcntl),
+    (nr::__NR_ioctl, control),
+];
 
 /// `close(fd)`.
 pub fn close(args: Args<'_>) -> Result {

@@ -5,11 +5,38 @@ use crate::abi::{Abi, SECOND};
 use crate::fs::Inode;
 use crate::fs::inode::Body;
 use crate::fs::walk::Links;
+use crate::syscall::args::Entry;
 use crate::wall;
 use faultless::PAGE_SIZE;
 use faultless_bare::arch::user;
 use faultless_bare::percpu;
 use linux_raw_sys::general as nr;
+
+/// The calls of this file, by number.
+pub(in crate::syscall) const CALLS: &[Entry] = &[
+    (nr::__NR_stat, stat),
+    (nr::__NR_lstat, lstat),
+    (nr::__NR_fstat, fstat),
+    (nr::__NR_newfstatat, fstatat),
+    (nr::__NR_statx, statx),
+    (nr::__NR_access, access),
+    (nr::__NR_faccessat, faccessat),
+    (nr::__NR_faccessat2, faccessat2),
+    (nr::__NR_chmod, chmod),
+    (nr::__NR_fchmod, fchmod),
+    (nr::__NR_fchmodat, fchmodat),
+    (nr::__NR_fchmodat2, fchmodat2),
+    (nr::__NR_chown, chown),
+    (nr::__NR_lchown, lchown),
+    (nr::__NR_fchown, fchown),
+    (nr::__NR_fchownat, fchownat),
+    (nr::__NR_utimensat, utimensat),
+    (nr::__NR_utimes, utimes),
+    (nr::__NR_futimesat, futimesat),
+    (nr::__NR_utime, utime),
+    (nr::__NR_statfs, statfs),
+    (nr::__NR_fstatfs, fstatfs),
+];
 
 const HERE: u64 = AT_FDCWD as u64;
 /// The device that all files are on.

@@ -8,9 +8,39 @@ use crate::fs::file::Kind;
 use crate::fs::inode::{Body, Target};
 use crate::fs::pipe::{self, Pipe};
 use crate::fs::walk::{Found, Links, walk};
+use crate::syscall::args::Entry;
 use faultless_bare::arch::user;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
+
+/// The calls of this file, by number.
+pub(in crate::syscall) const CALLS: &[Entry] = &[
+    (nr::__NR_mkdir, mkdir),
+    (nr::__NR_mkdirat, mkdirat),
+    (nr::__NR_mknod, mknod),
+    (nr::__NR_mknodat, mknodat),
+    (nr::__NR_symlink, symlink),
+    (nr::__NR_symlinkat, symlinkat),
+    (nr::__NR_link, link),
+    (nr::__NR_linkat, linkat),
+    (nr::__NR_unlink, unlink),
+    (nr::__NR_unlinkat, unlinkat),
+    (nr::__NR_rmdir, rmdir),
+    (nr::__NR_rename, rename),
+    (nr::__NR_renameat, renameat),
+    (nr::__NR_renameat2, renameat2),
+    (nr::__NR_readlink, readlink),
+    (nr::__NR_readlinkat, readlinkat),
+    (nr::__NR_getcwd, getcwd),
+    (nr::__NR_chdir, chdir),
+    (nr::__NR_fchdir, fchdir),
+    (nr::__NR_chroot, chroot),
+    (nr::__NR_umask, umask),
+    (nr::__NR_getdents, getdents),
+    (nr::__NR_getdents64, getdents64),
+    (nr::__NR_mount, mount),
+    (nr::__NR_umount2, mount),
+];
 
 const HERE: u64 = AT_FDCWD as u64;
 

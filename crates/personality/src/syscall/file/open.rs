@@ -10,9 +10,25 @@ use crate::fs::inode::Body;
 use crate::fs::pipe::{self, Pipe};
 use crate::fs::stream::{Stream, erase};
 use crate::fs::walk::{Links, Start, walk};
+use crate::syscall::args::Entry;
 use faultless_bare::arch::user;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
+
+/// The calls of this file, by number.
+pub(in crate::syscall) const CALLS: &[Entry] = &[
+    (nr::__NR_open, open),
+    (nr::__NR_openat, openat),
+    (nr::__NR_creat, creat),
+    (nr::__NR_openat2, openat2),
+    (nr::__NR_pipe, pipe),
+    (nr::__NR_pipe2, pipe2),
+    (nr::__NR_eventfd, eventfd),
+    (nr::__NR_eventfd2, eventfd2),
+    (nr::__NR_epoll_create, epoll_create),
+    (nr::__NR_epoll_create1, epoll_create1),
+    (nr::__NR_memfd_create, memfd_create),
+];
 
 /// All flags that `openat2` knows.
 const KNOWN: u32 = nr::O_ACCMODE

@@ -6,10 +6,23 @@ use crate::fs::epoll::{self, Told};
 use crate::fs::poll::{ready, wait_for};
 use crate::fs::stream::Events;
 use crate::signal;
+use crate::syscall::args::Entry;
 use crate::time::deadline_after;
 use faultless_bare::arch::{clock, user};
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
+
+/// The calls of this file, by number.
+pub(in crate::syscall) const CALLS: &[Entry] = &[
+    (nr::__NR_poll, poll),
+    (nr::__NR_ppoll, ppoll),
+    (nr::__NR_select, select),
+    (nr::__NR_pselect6, pselect),
+    (nr::__NR_epoll_ctl, epoll_ctl),
+    (nr::__NR_epoll_wait, epoll_wait),
+    (nr::__NR_epoll_pwait, epoll_pwait),
+    (nr::__NR_epoll_pwait2, epoll_pwait2),
+];
 
 fn after_milliseconds(timeout: i32) -> Option<u64> {
     u64::try_from(timeout).ok().map(|ms| deadline_after(ms * 1_000_000))

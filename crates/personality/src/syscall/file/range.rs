@@ -5,7 +5,21 @@ use crate::fs::file::Kind;
 use crate::fs::regular::Regular;
 use crate::fs::walk::Links;
 use crate::fs::{File, Inode};
+use crate::syscall::args::Entry;
 use linux_raw_sys::general as nr;
+
+/// The calls of this file, by number.
+pub(in crate::syscall) const CALLS: &[Entry] = &[
+    (nr::__NR_truncate, truncate),
+    (nr::__NR_ftruncate, ftruncate),
+    (nr::__NR_fallocate, fallocate),
+    (nr::__NR_fsync, sync),
+    (nr::__NR_fdatasync, sync),
+    (nr::__NR_syncfs, sync),
+    (nr::__NR_sync_file_range, sync),
+    (nr::__NR_fadvise64, advise),
+    (nr::__NR_readahead, readahead),
+];
 
 fn length(value: u64) -> Result<u64> {
     if value > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(value) }

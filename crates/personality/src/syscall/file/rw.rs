@@ -5,10 +5,32 @@ use crate::fs::file::Kind;
 use crate::fs::pipe::{End, Pipe};
 use crate::fs::stream::{self, Events};
 use crate::fs::{File, MAX_BYTES, Piece, Transfer};
+use crate::syscall::args::Entry;
 use crate::task::breathe;
 use core::any::Any;
 use faultless_bare::arch::user;
 use faultless_collections::{Arc, Vec};
+use linux_raw_sys::general as nr;
+
+/// The calls of this file, by number.
+pub(in crate::syscall) const CALLS: &[Entry] = &[
+    (nr::__NR_read, read),
+    (nr::__NR_write, write),
+    (nr::__NR_pread64, pread),
+    (nr::__NR_pwrite64, pwrite),
+    (nr::__NR_readv, readv),
+    (nr::__NR_writev, writev),
+    (nr::__NR_preadv, preadv),
+    (nr::__NR_pwritev, pwritev),
+    (nr::__NR_preadv2, preadv2),
+    (nr::__NR_pwritev2, pwritev2),
+    (nr::__NR_lseek, lseek),
+    (nr::__NR_sendfile, sendfile),
+    (nr::__NR_copy_file_range, copy_file_range),
+    (nr::__NR_splice, splice),
+    (nr::__NR_vmsplice, vmsplice),
+    (nr::__NR_tee, tee),
+];
 
 /// Most pieces of one call.
 pub(in super::super) const MOST_PIECES: u64 = 1024;

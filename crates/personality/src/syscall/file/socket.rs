@@ -8,10 +8,21 @@ use crate::fs::inode::Body;
 use crate::fs::pipe::Socket;
 use crate::fs::stream::{self, Stream};
 use crate::fs::{File, Inode, Piece, Transfer};
+use crate::syscall::args::Entry;
 use core::any::Any;
 use faultless_bare::arch::user;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
+
+/// The calls of this file, by number.
+pub(in crate::syscall) const CALLS: &[Entry] = &[
+    (nr::__NR_socketpair, socketpair),
+    (nr::__NR_sendto, sendto),
+    (nr::__NR_recvfrom, recvfrom),
+    (nr::__NR_sendmsg, sendmsg),
+    (nr::__NR_recvmsg, recvmsg),
+    (nr::__NR_shutdown, shutdown),
+];
 
 const AF_UNIX: u64 = 1;
 const SOCK_STREAM: u32 = 1;

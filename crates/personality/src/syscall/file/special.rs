@@ -7,6 +7,7 @@ use crate::fs::inode::Body;
 use crate::fs::signals::SignalFile;
 use crate::fs::timer::TimerFile;
 use crate::signal::Set;
+use crate::syscall::args::Entry;
 use crate::syscall::time::{itimerspec, read_itimerspec};
 use crate::time::Clock;
 use crate::time::clock::Use;
@@ -14,6 +15,15 @@ use core::any::Any;
 use faultless_bare::arch::user;
 use faultless_collections::Arc;
 use linux_raw_sys::general as nr;
+
+/// The calls of this file, by number.
+pub(in crate::syscall) const CALLS: &[Entry] = &[
+    (nr::__NR_timerfd_create, timerfd_create),
+    (nr::__NR_timerfd_settime, timerfd_settime),
+    (nr::__NR_timerfd_gettime, timerfd_gettime),
+    (nr::__NR_signalfd, signalfd),
+    (nr::__NR_signalfd4, signalfd4),
+];
 
 /// What a file is, as `T`.
 fn of<T: Any>(file: &File) -> Result<&T> {

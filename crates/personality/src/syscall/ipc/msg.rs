@@ -2,9 +2,19 @@
 
 use super::{Args, Errno, INFO, Permissions, RMID, Result, SET, STAT};
 use crate::ipc::msg::{self, CAPACITY, LONGEST, MOST, Message, QUEUES, Queue, Wanted};
+use crate::syscall::args::Entry;
 use crate::task::current;
 use faultless_bare::arch::user;
 use faultless_collections::Vec;
+use linux_raw_sys::general as nr;
+
+/// The calls of this file, by number.
+pub(in crate::syscall) const CALLS: &[Entry] = &[
+    (nr::__NR_msgget, msgget),
+    (nr::__NR_msgsnd, msgsnd),
+    (nr::__NR_msgrcv, msgrcv),
+    (nr::__NR_msgctl, msgctl),
+];
 
 /// Do not wait.
 const NO_WAIT: u32 = 0o4000;

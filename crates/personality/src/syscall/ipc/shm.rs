@@ -3,10 +3,20 @@
 use super::super::memory::{room_for, space};
 use super::{Args, Errno, INFO, Permissions, RMID, Result, SET, STAT};
 use crate::ipc::shm;
+use crate::syscall::args::Entry;
 use crate::task::current;
 use faultless::{Backing, MapFlags, PAGE_SIZE, Prot};
 use faultless_bare::arch::user;
 use faultless_bare::percpu;
+use linux_raw_sys::general as nr;
+
+/// The calls of this file, by number.
+pub(in crate::syscall) const CALLS: &[Entry] = &[
+    (nr::__NR_shmget, shmget),
+    (nr::__NR_shmat, shmat),
+    (nr::__NR_shmdt, shmdt),
+    (nr::__NR_shmctl, shmctl),
+];
 
 /// `shmid64_ds`.
 #[derive(Clone, Copy, Debug)]
