@@ -390,6 +390,6 @@ impl Context {
 
 /// How many descriptors the running thread's process may have.
 fn limit() -> usize {
-    let limit = current().process.limits.lock()[linux::RLIMIT_NOFILE as usize][0];
+    let limit = current().process.limits.rows.lock()[linux::RLIMIT_NOFILE as usize][0];
     usize::try_from(limit).unwrap_or(MOST).min(MOST)
 }

@@ -2,7 +2,7 @@
 
 use super::{Disposition, Info, Set, block, frame, pending, send, stop};
 use crate::errno::Errno;
-use crate::task::process::ExitStatus;
+use crate::task::status::ExitStatus;
 use crate::task::{Thread, breathe, current, exit};
 use faultless_bare::arch::SYSTEM_CALL;
 use faultless_bare::arch::TrapFrame;

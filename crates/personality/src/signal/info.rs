@@ -1,7 +1,8 @@
 //! What a signal tells: `siginfo_t`.
 
 use crate::task::current;
-use crate::task::process::{ExitStatus, Process};
+use crate::task::process::Process;
+use crate::task::status::ExitStatus;
 use core::mem::offset_of;
 use faultless_bare::arch::user::Plain;
 use linux_raw_sys::general::{self as linux, siginfo_t};

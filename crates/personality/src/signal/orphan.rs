@@ -31,11 +31,11 @@ impl Noted {
 }
 
 fn group_of(process: &Process) -> u32 {
-    process.group.load(Ordering::Relaxed)
+    process.relatives.group.load(Ordering::Relaxed)
 }
 
 fn session_of(process: &Process) -> u32 {
-    process.session.load(Ordering::Relaxed)
+    process.relatives.session.load(Ordering::Relaxed)
 }
 
 /// Whether a parent could have the group of its child go on: it is in another group of the same session.
@@ -46,7 +46,7 @@ fn connects(parent: &Process, child: &Process) -> bool {
 /// The members of a group that have not ended, but for the process `but`.
 fn members(table: &Table, group: u32, but: u32) -> impl Iterator<Item = &Process> {
     let live = move |it: &&Process| {
-        group_of(it) == group && it.pid != but && !it.ended.load(Ordering::SeqCst)
+        group_of(it) == group && it.pid != but && !it.end.done.load(Ordering::SeqCst)
     };
     table.processes.values().map(|process| &**process).filter(live)
 }
@@ -63,7 +63,7 @@ pub(super) fn is_orphaned(table: &Table, group: u32, but: u32) -> bool {
 /// Notes what is to be sent because `parent`, which ends, is not the parent of `child` any more. Returns
 /// whether there is anything.
 pub fn child_left(table: &Table, parent: &Process, child: &Process) -> bool {
-    let asked = child.death_signal.load(Ordering::Relaxed) != 0;
+    let asked = child.relatives.death_signal.load(Ordering::Relaxed) != 0;
     if asked {
         child.signals.orphaned.add(PARENT);
     }
@@ -97,7 +97,7 @@ pub fn send_noted() {
     };
     while let Some(process) = next() {
         let noted = process.signals.orphaned.0.swap(0, Ordering::Relaxed);
-        let signal = process.death_signal.load(Ordering::Relaxed);
+        let signal = process.relatives.death_signal.load(Ordering::Relaxed);
         if noted & PARENT != 0 && signal != 0 {
             send_process(&process, Info::sent(signal, false));
         }

@@ -3,7 +3,8 @@
 use super::{Disposition, Info, Set, UNBLOCKABLE, bit, stop, takes};
 use crate::errno::Result;
 use crate::fs::signals;
-use crate::task::process::{ExitStatus, Process};
+use crate::task::process::Process;
+use crate::task::status::ExitStatus;
 use crate::task::{Thread, current, scheduler};
 use core::ptr;
 use core::sync::atomic::Ordering;

@@ -9,7 +9,8 @@
 use super::orphan::is_orphaned;
 use super::{Info, Set, bit, send};
 use crate::task::current;
-use crate::task::process::{ExitStatus, Process, TABLE, find};
+use crate::task::process::{Process, TABLE, find};
+use crate::task::status::ExitStatus;
 use crate::task::wait::{WaitQueue, wait_unless_killed};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use faultless_bare::sync::Mutex;
@@ -101,7 +102,7 @@ pub(super) fn before(process: &Arc<Process>, signal: u32) {
 /// so often.
 pub(super) fn stop(signal: u32, continues: u64) {
     let process = current().process.clone();
-    let group = process.group.load(Ordering::Relaxed);
+    let group = process.relatives.group.load(Ordering::Relaxed);
     if signal != linux::SIGSTOP && is_orphaned(&TABLE.lock(), group, 0) {
         return;
     }

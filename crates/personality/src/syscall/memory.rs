@@ -63,7 +63,7 @@ fn room() -> Result<()> {
 /// [`room`], and whether the caller's limit leaves its address space so many bytes more.
 pub(super) fn room_for(bytes: u64) -> Result<()> {
     room()?;
-    let limit = current().process.address_space.load(Ordering::Relaxed);
+    let limit = current().process.limits.address_space.load(Ordering::Relaxed);
     let has = || space().mapped_pages() << PAGE_SHIFT;
     if limit != u64::MAX && has().saturating_add(bytes) > limit {
         return Err(Errno::ENOMEM);
@@ -73,7 +73,7 @@ pub(super) fn room_for(bytes: u64) -> Result<()> {
 
 /// How what the caller maps is locked.
 fn future_lock() -> Lock {
-    current().process.locks_future.get()
+    current().process.limits.locks_future.get()
 }
 
 /// Of `mmap`: which kind it is.
@@ -416,7 +416,7 @@ pub fn mlockall(args: Args<'_>) -> Result {
         return Err(Errno::EINVAL);
     }
     let how = if flags & ON_FAULT == 0 { Lock::Now } else { Lock::OnFault };
-    current().process.locks_future.set(if flags & FUTURE != 0 { how } else { Lock::No });
+    current().process.limits.locks_future.set(if flags & FUTURE != 0 { how } else { Lock::No });
     if flags & CURRENT != 0 {
         lock_all(how);
     }
@@ -433,7 +433,7 @@ pub fn mlockall(args: Args<'_>) -> Result {
 
 /// `munlockall()`.
 pub fn munlockall(_: Args<'_>) -> Result {
-    current().process.locks_future.set(Lock::No);
+    current().process.limits.locks_future.set(Lock::No);
     lock_all(Lock::No);
     Ok(0)
 }

@@ -6,7 +6,9 @@ use crate::syscall::args::Entry;
 use crate::task::clone::{self, Request};
 use crate::task::exec::{self, Strings};
 use crate::task::exit;
-use crate::task::process::{self, ExitStatus, Process, TABLE, Usage};
+use crate::task::process::{self, Process, TABLE};
+use crate::task::status::ExitStatus;
+use crate::task::usage::Usage;
 use crate::task::wait::wait_until;
 use crate::task::{Thread, current};
 use core::sync::atomic::Ordering;
@@ -219,7 +221,7 @@ fn wait_for(wanted: &Wanted, options: u32) -> Result<Option<News>> {
         let who = match *wanted {
             Wanted::Any => true,
             Wanted::Process(pid) => child.pid == pid,
-            Wanted::Group(group) => child.group.load(Ordering::Relaxed) == group,
+            Wanted::Group(group) => child.relatives.group.load(Ordering::Relaxed) == group,
         };
         let is_clone = child.family.lock().exit_signal != nr::SIGCHLD;
         who && (has(nr::__WALL) || is_clone == has(nr::__WCLONE))
@@ -231,13 +233,13 @@ fn wait_for(wanted: &Wanted, options: u32) -> Result<Option<News>> {
         let mut found = false;
         for child in children.iter().filter(|child| matches(child)) {
             found = true;
-            let used = || child.usage() + *child.children_usage.lock();
-            if has(nr::WEXITED) && child.ended.load(Ordering::SeqCst) {
-                let status = child.ending.lock().unwrap_or(ExitStatus::exited(0));
+            let used = || child.usage() + *child.used.by_children.lock();
+            if has(nr::WEXITED) && child.end.done.load(Ordering::SeqCst) {
+                let status = child.end.status.lock().unwrap_or(ExitStatus::exited(0));
                 let news = News { pid: child.pid, status, used: used() };
                 if !has(nr::WNOWAIT) {
                     table.processes.remove(&news.pid);
-                    let mut used = parent.children_usage.lock();
+                    let mut used = parent.used.by_children.lock();
                     *used = *used + news.used;
                     drop(used);
                     children.take(|child| child.pid == news.pid);
@@ -270,7 +272,7 @@ pub fn wait4(args: Args<'_>) -> Result {
     let wanted = match args.a() as i32 {
         i32::MIN => return Err(Errno::ESRCH),
         -1 => Wanted::Any,
-        0 => Wanted::Group(current().process.group.load(Ordering::Relaxed)),
+        0 => Wanted::Group(current().process.relatives.group.load(Ordering::Relaxed)),
         group if group < 0 => Wanted::Group(group.unsigned_abs()),
         pid => Wanted::Process(pid as u32),
     };
@@ -298,7 +300,9 @@ pub fn waitid(args: Args<'_>) -> Result {
     let wanted = match args.a() as u32 {
         nr::P_ALL => Wanted::Any,
         nr::P_PID if id as i32 > 0 => Wanted::Process(id),
-        nr::P_PGID if id == 0 => Wanted::Group(current().process.group.load(Ordering::Relaxed)),
+        nr::P_PGID if id == 0 => {
+            Wanted::Group(current().process.relatives.group.load(Ordering::Relaxed))
+        }
         nr::P_PGID if id as i32 > 0 => Wanted::Group(id),
         _ => return Err(Errno::EINVAL),
     };
@@ -349,17 +353,17 @@ pub(super) fn thread_or_own(tid: u64) -> Result<Arc<Thread>> {
 
 /// `getpgid(pid)`.
 pub fn getpgid(args: Args<'_>) -> Result {
-    Ok(u64::from(process_or_own(args.a())?.group.load(Ordering::Relaxed)))
+    Ok(u64::from(process_or_own(args.a())?.relatives.group.load(Ordering::Relaxed)))
 }
 
 /// `getpgrp()`.
 pub fn getpgrp(_: Args<'_>) -> Result {
-    Ok(u64::from(current().process.group.load(Ordering::Relaxed)))
+    Ok(u64::from(current().process.relatives.group.load(Ordering::Relaxed)))
 }
 
 /// `getsid(pid)`.
 pub fn getsid(args: Args<'_>) -> Result {
-    Ok(u64::from(process_or_own(args.a())?.session.load(Ordering::Relaxed)))
+    Ok(u64::from(process_or_own(args.a())?.relatives.session.load(Ordering::Relaxed)))
 }
 
 /// `setpgid(pid, group)`.
@@ -369,26 +373,26 @@ pub fn setpgid(args: Args<'_>) -> Result {
         return Err(Errno::EINVAL);
     }
     let process = process_or_own(args.a())?;
-    let session = own.session.load(Ordering::Relaxed);
+    let session = own.relatives.session.load(Ordering::Relaxed);
     let is_child = process.parent() == own.pid;
     if process.pid != own.pid && !is_child {
         return Err(Errno::ESRCH);
     }
-    let other_session = process.session.load(Ordering::Relaxed) != session;
-    if other_session || process.session.load(Ordering::Relaxed) == process.pid {
+    let other_session = process.relatives.session.load(Ordering::Relaxed) != session;
+    if other_session || process.relatives.session.load(Ordering::Relaxed) == process.pid {
         return Err(Errno::EPERM);
     }
     let group = if args.b() == 0 { process.pid } else { args.b() as u32 };
     let exists = || {
         TABLE.lock().processes.values().any(|other| {
-            other.group.load(Ordering::Relaxed) == group
-                && other.session.load(Ordering::Relaxed) == session
+            other.relatives.group.load(Ordering::Relaxed) == group
+                && other.relatives.session.load(Ordering::Relaxed) == session
         })
     };
     if group != process.pid && !exists() {
         return Err(Errno::EPERM);
     }
-    process.group.store(group, Ordering::Relaxed);
+    process.relatives.group.store(group, Ordering::Relaxed);
     Ok(0)
 }
 
@@ -396,12 +400,12 @@ pub fn setpgid(args: Args<'_>) -> Result {
 pub fn setsid(_: Args<'_>) -> Result {
     let process = current().process.clone();
     let pid = process.pid;
-    let leads = |other: &Arc<Process>| other.group.load(Ordering::Relaxed) == pid;
+    let leads = |other: &Arc<Process>| other.relatives.group.load(Ordering::Relaxed) == pid;
     if TABLE.lock().processes.values().any(leads) {
         return Err(Errno::EPERM);
     }
-    process.session.store(pid, Ordering::Relaxed);
-    process.group.store(pid, Ordering::Relaxed);
+    process.relatives.session.store(pid, Ordering::Relaxed);
+    process.relatives.group.store(pid, Ordering::Relaxed);
     Ok(u64::from(pid))
 }
 
@@ -488,22 +492,22 @@ pub fn prctl(args: Args<'_>) -> Result {
         }
         p::PR_GET_DUMPABLE => Ok(1),
         p::PR_GET_PDEATHSIG => {
-            user::write(args.b(), &process.death_signal.load(Ordering::Relaxed))?;
+            user::write(args.b(), &process.relatives.death_signal.load(Ordering::Relaxed))?;
             Ok(0)
         }
         p::PR_GET_CHILD_SUBREAPER => {
-            user::write(args.b(), &u32::from(process.adopts.load(Ordering::Relaxed)))?;
+            user::write(args.b(), &u32::from(process.relatives.adopts.load(Ordering::Relaxed)))?;
             Ok(0)
         }
         p::PR_SET_CHILD_SUBREAPER => {
-            process.adopts.store(args.b() != 0, Ordering::Relaxed);
+            process.relatives.adopts.store(args.b() != 0, Ordering::Relaxed);
             Ok(0)
         }
         p::PR_SET_DUMPABLE if args.b() > 1 => Err(Errno::EINVAL),
         p::PR_SET_PDEATHSIG if args.b() > 64 => Err(Errno::EINVAL),
         p::PR_SET_NO_NEW_PRIVS if args.b() != 1 => Err(Errno::EINVAL),
         p::PR_SET_PDEATHSIG => {
-            process.death_signal.store(args.b() as u32, Ordering::Relaxed);
+            process.relatives.death_signal.store(args.b() as u32, Ordering::Relaxed);
             Ok(0)
         }
         p::PR_SET_DUMPABLE

@@ -172,7 +172,7 @@ pub fn kill(args: Args<'_>) -> Result {
         _ => {
             let own = &current().process;
             let group = match pid {
-                0 => own.group.load(Ordering::Relaxed),
+                0 => own.relatives.group.load(Ordering::Relaxed),
                 _ => pid.unsigned_abs(),
             };
             let is_meant = |process: &Arc<Process>| {
@@ -180,7 +180,7 @@ pub fn kill(args: Args<'_>) -> Result {
                     // Everybody but process 1 and who asks.
                     process.pid > 1 && process.pid != own.pid
                 } else {
-                    process.group.load(Ordering::Relaxed) == group
+                    process.relatives.group.load(Ordering::Relaxed) == group
                 }
             };
             each(|process| {

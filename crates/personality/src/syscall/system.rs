@@ -5,7 +5,8 @@ use super::{Args, Errno, Result};
 use crate::abi;
 use crate::fs;
 use crate::syscall::args::Entry;
-use crate::task::process::{TABLE, Usage};
+use crate::task::process::TABLE;
+use crate::task::usage::Usage;
 use crate::task::{boot, breathe, current, exit, scheduler};
 use crate::time;
 use faultless_bare::arch::user;
@@ -115,9 +116,9 @@ pub fn prlimit64(args: Args<'_>) -> Result {
     let process = process_or_own(args.a())?;
     let resource = args.b() as usize;
     let new: Option<[u64; 2]> = if args.c() == 0 { None } else { Some(user::read(args.c())?) };
-    let old = *process.limits.lock().get(resource).ok_or(Errno::EINVAL)?;
+    let old = *process.limits.rows.lock().get(resource).ok_or(Errno::EINVAL)?;
     if let Some(new) = new {
-        process.set_limit(resource, new)?;
+        process.limits.set(resource, new)?;
     }
     if args.d() != 0 {
         user::write(args.d(), &old)?;
@@ -127,7 +128,7 @@ pub fn prlimit64(args: Args<'_>) -> Result {
 
 /// `getrlimit(resource, limit)`.
 pub fn getrlimit(args: Args<'_>) -> Result {
-    let limits = *current().process.limits.lock();
+    let limits = *current().process.limits.rows.lock();
     let limit = limits.get(args.a() as usize).ok_or(Errno::EINVAL)?;
     user::write(args.b(), limit)?;
     Ok(0)
@@ -136,7 +137,7 @@ pub fn getrlimit(args: Args<'_>) -> Result {
 /// `setrlimit(resource, limit)`.
 pub fn setrlimit(args: Args<'_>) -> Result {
     let new = user::read(args.b())?;
-    current().process.set_limit(args.a() as usize, new)?;
+    current().process.limits.set(args.a() as usize, new)?;
     Ok(0)
 }
 
@@ -154,7 +155,7 @@ pub(super) const fn rusage(used: Usage, memory: u64) -> [u64; 18] {
 pub fn getrusage(args: Args<'_>) -> Result {
     let thread = current();
     let used = match args.a() as i32 {
-        nr::RUSAGE_CHILDREN => *thread.process.children_usage.lock(),
+        nr::RUSAGE_CHILDREN => *thread.process.used.by_children.lock(),
         0 => thread.process.usage(),
         1 => thread.usage(),
         _ => return Err(Errno::EINVAL),
@@ -169,7 +170,7 @@ pub fn getrusage(args: Args<'_>) -> Result {
 pub fn times(args: Args<'_>) -> Result {
     let ticks = |nanoseconds: u64| nanoseconds / (abi::SECOND / TICKS);
     let process = &current().process;
-    let (own, children) = (process.times(), process.children_usage.lock().times);
+    let (own, children) = (process.times(), process.used.by_children.lock().times);
     if args.a() != 0 {
         let all = [own.user, own.system, children.user, children.system];
         user::write(args.a(), &all.map(ticks))?;
@@ -229,7 +230,7 @@ pub fn reboot(args: Args<'_>) -> Result {
         return Err(Errno::EPERM);
     }
     if OFF.contains(&(args.c() as u32)) {
-        exit::exit_group(crate::task::process::ExitStatus::exited(0));
+        exit::exit_group(crate::task::status::ExitStatus::exited(0));
     }
     // Ctrl-Alt-Del on or off.
     Ok(0)

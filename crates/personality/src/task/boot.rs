@@ -2,7 +2,8 @@
 //! program.
 
 use super::exec::{self, Loaded, Strings};
-use super::process::{ExitStatus, Family, Process, TABLE};
+use super::process::{Family, Process, TABLE};
+use super::status::ExitStatus;
 use super::thread::Thread;
 use super::{init, scheduler};
 use crate::errno::Result;
@@ -61,7 +62,7 @@ fn start(arguments: &[u8], environment: &[u8], files: ProcessFiles) -> Result<()
     let process = Process::new(PROGRAM, Some(memory), files, signals, family);
     *process.name.lock() = name;
     let parent = init::start()?;
-    process.parent.store(parent.pid, Ordering::Relaxed);
+    process.relatives.parent.store(parent.pid, Ordering::Relaxed);
     let process = Arc::try_new(process)?;
     let signals = ThreadSignals::default();
     let thread = Thread::try_new(PROGRAM, process.clone(), frame, fpu, signals, u64::MAX)?;

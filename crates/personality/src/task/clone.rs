@@ -91,10 +91,10 @@ pub fn clone(frame: &TrapFrame, request: &Request) -> Result {
     if let Some(process) = process
         && request.has(nr::CLONE_VFORK)
     {
-        let own = parent.process.space();
-        let left = || (!ptr::eq(process.space(), own)).then_some(());
+        let own = parent.process.memory.space();
+        let left = || (!ptr::eq(process.memory.space(), own)).then_some(());
         // Who is killed waits no longer.
-        let _ = wait_unless_killed(&process.memory_changed, left);
+        let _ = wait_unless_killed(&process.memory.changed, left);
     }
     Ok(u64::from(number))
 }
@@ -117,15 +117,18 @@ fn new_process(
     };
     let family = Family { exit_signal, ..Family::default() };
     let process = Process::new(number, Some(memory), files, signals, family);
-    process.group.store(from.group.load(Ordering::Relaxed), Ordering::Relaxed);
-    process.session.store(from.session.load(Ordering::Relaxed), Ordering::Relaxed);
+    process.relatives.group.store(from.relatives.group.load(Ordering::Relaxed), Ordering::Relaxed);
+    process
+        .relatives
+        .session
+        .store(from.relatives.session.load(Ordering::Relaxed), Ordering::Relaxed);
     let name = from.name.lock().try_clone()?;
     *process.name.lock() = name;
-    *process.limits.lock() = *from.limits.lock();
+    *process.limits.rows.lock() = *from.limits.rows.lock();
     let oom_score_adj = from.oom_score_adj.load(Ordering::Relaxed);
     process.oom_score_adj.store(oom_score_adj, Ordering::Relaxed);
-    let address_space = from.address_space.load(Ordering::Relaxed);
-    process.address_space.store(address_space, Ordering::Relaxed);
+    let address_space = from.limits.address_space.load(Ordering::Relaxed);
+    process.limits.address_space.store(address_space, Ordering::Relaxed);
     Ok(Arc::try_new(process)?)
 }
 
@@ -182,7 +185,7 @@ fn publish(parent: &Current, child: Arc<Thread>, slots: Slots, request: &Request
                 None
             };
             let guardian = guardian.as_ref().unwrap_or(&parent.process);
-            process.parent.store(guardian.pid, Ordering::Relaxed);
+            process.relatives.parent.store(guardian.pid, Ordering::Relaxed);
             guardian.family.lock().children.push(process.clone());
             table.processes.insert(slot, process.pid, process.clone());
         }

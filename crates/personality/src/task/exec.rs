@@ -428,7 +428,7 @@ pub fn exec(frame: &mut TrapFrame, loaded: Loaded) -> Result {
     exit::replace_memory(memory);
     process.files.close_on_exec();
     process.signals.reset_for_exec();
-    process.locks_future.set(Lock::No);
+    process.limits.locks_future.set(Lock::No);
     *process.name.lock() = name;
     if let Some((successor, slot)) = successor {
         exit::succeed(successor, slot);

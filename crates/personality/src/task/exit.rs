@@ -10,7 +10,8 @@
 //! [the machine](super::boot) stops.
 
 use super::memory::Memory;
-use super::process::{ExitStatus, Process, TABLE};
+use super::process::{Process, TABLE};
+use super::status::ExitStatus;
 use super::thread::{Current, Thread, current};
 use super::wait::wait_in_any_case;
 use super::{boot, futex, init, scheduler};
@@ -26,7 +27,7 @@ use linux_raw_sys::general as nr;
 pub fn exit(code: u8) -> ! {
     let thread = current();
     if thread.is_leader() {
-        thread.process.leader_code.store(code, Ordering::Relaxed);
+        thread.process.end.leader_code.store(code, Ordering::Relaxed);
     }
     end_thread()
 }
@@ -39,7 +40,7 @@ pub fn exit_group(status: ExitStatus) -> ! {
 
 /// Makes all threads of `process` end; `status` is how unless that is decided already.
 pub fn kill(process: &Process, status: ExitStatus) {
-    process.ending.lock().get_or_insert(status);
+    process.end.status.lock().get_or_insert(status);
     for thread in process.threads.lock().iter() {
         ask_to_end(thread);
     }
@@ -84,7 +85,7 @@ pub fn end_thread() -> ! {
             table.threads.remove(&thread.tid);
             let own = threads.take(|other| other.tid == thread.tid);
             debug_assert!(own.is_some());
-            let mut ended = process.ended_usage.lock();
+            let mut ended = process.used.by_ended.lock();
             let used = thread.usage();
             *ended = *ended + used;
             threads.is_empty().then_some(used.times)
@@ -122,12 +123,13 @@ pub(super) fn say_goodbye(thread: &Current) {
 /// time the process has counted already.
 fn end_process(process: &Arc<Process>, counted: Times) {
     let status = *process
-        .ending
+        .end
+        .status
         .lock()
-        .get_or_insert(ExitStatus::exited(process.leader_code.load(Ordering::Relaxed)));
-    drop(process.replace_memory(None));
+        .get_or_insert(ExitStatus::exited(process.end.leader_code.load(Ordering::Relaxed)));
+    drop(process.memory.replace(None));
     crate::ipc::sem::process_ends(process.pid);
-    process.memory_changed.wake_all();
+    process.memory.changed.wake_all();
     process.files.close_all();
     signal::process_ended(process);
     if process.pid == boot::PROGRAM {
@@ -142,10 +144,10 @@ fn end_process(process: &Arc<Process>, counted: Times) {
         noted |= signal::orphan::process_leaves(&table, process);
         {
             // To take memory apart is a large part of many a program's time.
-            let mut ended = process.ended_usage.lock();
+            let mut ended = process.used.by_ended.lock();
             ended.times = ended.times + current().cpu_time.times() - counted;
         }
-        process.ended.store(true, Ordering::SeqCst);
+        process.end.done.store(true, Ordering::SeqCst);
         let (parent, exit_signal) = {
             let family = process.family.lock();
             (table.processes.get(&process.parent()).cloned(), family.exit_signal)
@@ -176,10 +178,10 @@ fn end_process(process: &Arc<Process>, counted: Times) {
 /// Takes `memory` from the process of the running thread, for `new`, and drops it when nobody runs it.
 pub(super) fn replace_memory(new: Arc<Memory>) {
     let process = current().process.clone();
-    let old = process.replace_memory(Some(new));
+    let old = process.memory.replace(Some(new));
     scheduler::run_memory();
     drop(old);
-    process.memory_changed.wake_all();
+    process.memory.changed.wake_all();
 }
 
 /// Ends the running thread, the only one of its process, and starts `successor` in its place, which is listed in

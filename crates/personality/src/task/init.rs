@@ -5,8 +5,9 @@
 //! leave no zombies, and there is nothing to wait for. The end of the program is the end of the machine:
 //! [`end_all`] kills what is left, and `boot` reports.
 
-use super::process::{self, ExitStatus, Family, Process, TABLE, Table};
+use super::process::{self, Family, Process, TABLE, Table};
 use super::scheduler::ENDED;
+use super::status::ExitStatus;
 use super::thread::Thread;
 use super::wait::wait_in_any_case;
 use super::{boot, exit};
@@ -49,7 +50,7 @@ pub fn start() -> Result<Arc<Process>> {
 /// Who adopts the children of `process`: the nearest ancestor that asked for them, or process 1.
 fn adopter(process: &Process, table: &Table) -> Option<Arc<Process>> {
     let mut ancestor = table.processes.get(&process.parent())?;
-    while ancestor.pid != INIT && !ancestor.adopts.load(Ordering::Relaxed) {
+    while ancestor.pid != INIT && !ancestor.relatives.adopts.load(Ordering::Relaxed) {
         ancestor = table.processes.get(&ancestor.parent())?;
     }
     Some(ancestor.clone())
@@ -68,16 +69,16 @@ pub(super) fn adopt_children(process: &Process, table: &mut Table) -> bool {
     let mut noted = false;
     // One by one: a child is linked in one family at a time.
     while let Some(child) = children.pop() {
-        child.parent.store(parent.pid, Ordering::Relaxed);
+        child.relatives.parent.store(parent.pid, Ordering::Relaxed);
         child.family.lock().exit_signal = nr::SIGCHLD;
         noted |= signal::orphan::child_left(table, process, &child);
-        let has_ended = child.ended.load(Ordering::SeqCst);
+        let has_ended = child.end.done.load(Ordering::SeqCst);
         if has_ended && signal::children_are_ignored(&parent) {
             table.processes.remove(&child.pid);
             continue;
         }
         if has_ended {
-            let status = child.ending.lock().unwrap_or(ExitStatus::exited(0));
+            let status = child.end.status.lock().unwrap_or(ExitStatus::exited(0));
             signal::child_ended(&parent, nr::SIGCHLD, &child, status);
         }
         parent.family.lock().children.push(child);
@@ -97,7 +98,7 @@ pub(super) fn end_all(program: &Process) {
         let mut gone = true;
         process::each(|other| {
             let remains = matches!(other.pid, INIT | boot::PROGRAM);
-            if !remains && !other.ended.load(Ordering::SeqCst) {
+            if !remains && !other.end.done.load(Ordering::SeqCst) {
                 exit::kill(other, ExitStatus::killed(nr::SIGKILL));
                 gone = false;
             }

@@ -7,10 +7,13 @@
 //! has the mappings from its beginning, but is listed at its end; so while pages are taken out none is
 //! being made.
 
+use super::wait::WaitQueue;
 use crate::errno::Result;
 use alloc::boxed::Box;
 use core::mem::{ManuallyDrop, MaybeUninit};
 use core::ops::Range;
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering};
 use faultless::file::Object;
 use faultless::heap::{Shared, try_box_with};
 use faultless::sync::rwlock::RwLock;
@@ -146,4 +149,49 @@ impl Drop for Memory {
         let space = unsafe { ManuallyDrop::take(&mut self.space) };
         space.exit(percpu::cpu());
     }
+}
+
+/// The memory that a process has at the time.
+pub struct OwnMemory {
+    memory: Mutex<Option<Arc<Memory>>>,
+    /// The space in `memory`, for the scheduler; null where there is none.
+    space: AtomicPtr<Space<Bare>>,
+    /// Woken when the process gets other memory or ends: for who called `vfork`.
+    pub changed: WaitQueue,
+}
+
+impl OwnMemory {
+    /// `memory`, or none.
+    pub fn new(memory: Option<Arc<Memory>>) -> Self {
+        let space = space_of(memory.as_ref());
+        Self {
+            memory: Mutex::new(memory),
+            space: AtomicPtr::new(space.cast_mut()),
+            changed: WaitQueue::new(),
+        }
+    }
+
+    /// The memory; none once the process has ended, or in process 1.
+    pub fn get(&self) -> Option<Arc<Memory>> {
+        self.memory.lock().clone()
+    }
+
+    /// Gives it other memory, or none at its end, and returns the old. Called by its only thread, which
+    /// then runs in the new memory ([`scheduler::run_memory`](super::scheduler::run_memory)) before it drops the old.
+    #[must_use = "the old memory may be dropped only when no CPU runs it"]
+    pub fn replace(&self, new: Option<Arc<Memory>>) -> Option<Arc<Memory>> {
+        let mut memory = self.memory.lock();
+        self.space.store(space_of(new.as_ref()).cast_mut(), Ordering::Release);
+        core::mem::replace(&mut *memory, new)
+    }
+
+    /// The space in it, null once the process has ended.
+    pub(super) fn space(&self) -> *const Space<Bare> {
+        self.space.load(Ordering::Acquire)
+    }
+}
+
+/// The space in `memory`, null without one.
+fn space_of(memory: Option<&Arc<Memory>>) -> *const Space<Bare> {
+    memory.map_or(ptr::null(), |memory| ptr::from_ref(memory.space()))
 }

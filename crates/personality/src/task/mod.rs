@@ -15,10 +15,14 @@ pub mod exec;
 pub mod exit;
 pub mod futex;
 pub mod init;
+pub mod limits;
 pub mod memory;
 pub mod process;
+pub mod relatives;
 pub mod scheduler;
+pub mod status;
 pub mod thread;
+pub mod usage;
 pub mod wait;
 
 pub use process::Process;
@@ -31,7 +35,7 @@ use faultless_bare::arch::{TrapFrame, user};
 use faultless_bare::percpu;
 use faultless_bare::report;
 use linux_raw_sys::general as nr;
-use process::ExitStatus;
+use status::ExitStatus;
 
 /// What a thread does on its way back to user mode when its CPU's `attention` is set. The caller cleared
 /// it, and calls again if it is set once more.
@@ -88,7 +92,7 @@ pub fn exception(frame: &mut TrapFrame) {
 fn out_of_memory() {
     let thread = current();
     let process = &thread.process;
-    if process.ending.lock().is_none() {
+    if process.end.status.lock().is_none() {
         let name = process.name.lock();
         // The name is the program's choice, the line is not.
         report!("message out of memory: killed {} {}", process.pid, name.escape_debug());

@@ -425,7 +425,7 @@ fn switch_to(next: Option<Arc<Thread>>) {
 }
 
 fn run_space_of(thread: &Thread) {
-    let space = thread.process.space();
+    let space = thread.process.memory.space();
     if percpu::this().space.get() != space {
         // SAFETY: the process has threads, so its memory, and the space in it, exists until it is
         // replaced, by a thread of it that runs something else first.

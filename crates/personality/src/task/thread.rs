@@ -2,7 +2,7 @@
 //! of it.
 
 use super::Process;
-use super::process::Usage;
+use super::usage::Usage;
 use crate::errno::{Errno, Result};
 use crate::signal::ThreadSignals;
 use crate::time::{Alarm, CpuTime};

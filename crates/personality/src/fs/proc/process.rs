@@ -360,14 +360,14 @@ fn stat(of: &Subject, text: &mut Text) -> Result<()> {
         image = [arguments[0], arguments[1], environment[0], environment[1]];
     }
     let threads = process.threads.lock().len();
-    let children = *process.children_usage.lock();
+    let children = *process.used.by_children.lock();
     let own = match &of.thread {
         Some(thread) if of.of_thread => thread.usage(),
         _ => process.usage(),
     };
     let cpu = of.thread.as_ref().map_or(0, |thread| thread.last_cpu().0);
-    let group = process.group.load(Relaxed);
-    let session = process.session.load(Relaxed);
+    let group = process.relatives.group.load(Relaxed);
+    let session = process.relatives.session.load(Relaxed);
     let _ = write!(
         text,
         "{} ({}) {} {} {group} {session} 0 -1 4194304 {} {} 0 0 {} {} {} {} 20 0 {threads} 0 {} \
@@ -389,7 +389,7 @@ fn stat(of: &Subject, text: &mut Text) -> Result<()> {
         image[1],
         image[2],
         image[3],
-        process.ending.lock().map_or(0, |ending| ending.0),
+        process.end.status.lock().map_or(0, |ending| ending.0),
     );
     text.push_str("\n");
     Ok(())
@@ -483,7 +483,7 @@ fn limits(of: &Subject, text: &mut Text) -> Result<()> {
         ("Max realtime priority", ""),
         ("Max realtime timeout", "us"),
     ];
-    let limits = *of.process.limits.lock();
+    let limits = *of.process.limits.rows.lock();
     let _ =
         writeln!(text, "{:<25} {:<20} {:<20} {:<10}", "Limit", "Soft Limit", "Hard Limit", "Units");
     for ((name, unit), limit) in ROWS.iter().zip(limits) {

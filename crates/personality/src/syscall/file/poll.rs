@@ -79,7 +79,7 @@ impl Watched {
 }
 
 fn poll_until(addr: u64, count: u64, deadline: Option<u64>) -> Result {
-    let limit = crate::task::current().process.limits.lock()[nr::RLIMIT_NOFILE as usize][0];
+    let limit = crate::task::current().process.limits.rows.lock()[nr::RLIMIT_NOFILE as usize][0];
     if count > limit {
         return Err(Errno::EINVAL);
     }

@@ -1,0 +1,86 @@
+//! The limits of a process.
+
+use crate::errno::{Errno, Result};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use faultless::Lock;
+use faultless_bare::sync::Mutex;
+use linux_raw_sys::general as nr;
+
+/// Largest number of a process or thread, as on Linux.
+pub const PID_MAX: u32 = 4 << 20;
+
+/// How a process locks what it maps from now on: `mlockall` with `MCL_FUTURE`.
+#[derive(Debug, Default)]
+pub struct FutureLock(AtomicU8);
+
+impl FutureLock {
+    const HOW: [Lock; 3] = [Lock::No, Lock::Now, Lock::OnFault];
+
+    #[inline]
+    pub fn get(&self) -> Lock {
+        let at = self.0.load(Ordering::Relaxed);
+        Self::HOW.get(usize::from(at)).copied().unwrap_or_default()
+    }
+
+    pub fn set(&self, how: Lock) {
+        let at = Self::HOW.iter().position(|&each| each == how).unwrap_or(0);
+        self.0.store(at as u8, Ordering::Relaxed);
+    }
+}
+
+/// Soft and hard limits, by Linux's numbers of resources.
+pub type Rows = [[u64; 2]; 16];
+
+/// What the first processes start with: Linux's limits, with a stack as large as the subsystem lets one
+/// grow.
+const FIRST: Rows = {
+    const NONE: u64 = u64::MAX;
+    let mut limits = [[NONE, NONE]; 16];
+    limits[nr::RLIMIT_STACK as usize][0] = 8 << 20;
+    limits[nr::RLIMIT_CORE as usize][0] = 0;
+    limits[nr::RLIMIT_NPROC as usize] = [PID_MAX as u64, PID_MAX as u64];
+    limits[nr::RLIMIT_NOFILE as usize] = [1024, 1 << 20];
+    limits[nr::RLIMIT_MEMLOCK as usize] = [8 << 20, 8 << 20];
+    limits[nr::RLIMIT_SIGPENDING as usize] = [4096, 4096];
+    limits[nr::RLIMIT_MSGQUEUE as usize] = [819_200, 819_200];
+    limits[nr::RLIMIT_NICE as usize] = [0, 0];
+    limits[nr::RLIMIT_RTPRIO as usize] = [0, 0];
+    limits
+};
+
+/// The limits of a process.
+#[derive(Debug)]
+pub struct Limits {
+    /// By Linux's numbers: soft and hard.
+    pub rows: Mutex<Rows>,
+    /// The soft one on its address space, in bytes, for who looks often.
+    pub address_space: AtomicU64,
+    /// Whether what it maps is locked at once (`MCL_FUTURE`), and so faulted in.
+    pub locks_future: FutureLock,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            rows: Mutex::new(FIRST),
+            address_space: AtomicU64::new(u64::MAX),
+            locks_future: FutureLock::default(),
+        }
+    }
+}
+
+impl Limits {
+    /// Sets one of its limits.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is no such resource, or the soft limit is above the hard one.
+    pub fn set(&self, resource: usize, new: [u64; 2]) -> Result<()> {
+        let mut rows = self.rows.lock();
+        let limit = rows.get_mut(resource).filter(|_| new[0] <= new[1]).ok_or(Errno::EINVAL)?;
+        *limit = new;
+        if resource == nr::RLIMIT_AS as usize {
+            self.address_space.store(new[0], Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
