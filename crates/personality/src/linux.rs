@@ -1,6 +1,6 @@
 //! The upcalls of the bare machine, and where they go.
 
-use crate::task::{self, scheduler, thread};
+use crate::task::{self, scheduler, thread, upcalls};
 use crate::{syscall, wall};
 use core::fmt;
 use faultless::{Access, FaultError};
@@ -30,17 +30,17 @@ impl Kernel for Linux {
     }
 
     fn page_fault(frame: &mut TrapFrame, addr: u64, _: Access, why: FaultError) {
-        task::page_fault(frame, addr, why);
+        upcalls::page_fault(frame, addr, why);
     }
 
     fn exception(frame: &mut TrapFrame) {
-        task::exception(frame);
+        upcalls::exception(frame);
     }
 
     fn interrupt(interrupt: Interrupt, frame: &TrapFrame) {
         match interrupt {
-            Interrupt::Timer => task::tick(frame),
-            Interrupt::Reschedule => task::reschedule(),
+            Interrupt::Timer => upcalls::tick(frame),
+            Interrupt::Reschedule => upcalls::reschedule(),
             // Served below.
             Interrupt::Flush => {}
         }
@@ -48,7 +48,7 @@ impl Kernel for Linux {
 
     #[inline(always)]
     fn attention(frame: &mut TrapFrame) {
-        task::attention(frame);
+        upcalls::attention(frame);
     }
 
     fn describe(f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,9 +1,9 @@
 //! Delivery: what a thread does about the signals that wait for it, on its way back to user mode.
 
-use super::{Disposition, Info, Set, block, frame, pending, send, stop};
+use super::{Disposition, block, frame, pending, send, stop, take};
 use crate::errno::Errno;
 use crate::task::status::ExitStatus;
-use crate::task::{Thread, breathe, current, exit};
+use crate::task::{breathe, current, exit};
 use faultless_bare::arch::SYSTEM_CALL;
 use faultless_bare::arch::TrapFrame;
 use linux_raw_sys::general as linux;
@@ -67,16 +67,6 @@ pub fn deliver(frame: &mut TrapFrame) {
         // This may let something through.
         block(blocked);
     }
-}
-
-/// Takes a signal in `wanted` that waits for `thread`, which runs.
-pub(super) fn take(thread: &Thread, wanted: Set) -> Option<Info> {
-    let process = &thread.process.signals;
-    let info = thread.signals.queue.take(wanted).or_else(|| process.queue.take(wanted))?;
-    if let Some((number, overrun)) = info.of_timer() {
-        process.timers.delivered(number, overrun);
-    }
-    Some(info)
 }
 
 /// How the system call that `frame` comes back from was interrupted, if it was.

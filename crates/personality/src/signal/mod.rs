@@ -23,6 +23,7 @@ mod info;
 pub mod orphan;
 mod queue;
 mod send;
+mod set;
 mod stop;
 
 pub use action::{Action, Disposition};
@@ -30,6 +31,7 @@ pub use deliver::deliver;
 pub use frame::{frame_bytes, restore, set_stack};
 pub use info::{Info, TOLD};
 pub use send::{child_ended, fault, queue_process, queue_thread, send_process, send_thread};
+pub use set::{AlternateStack, LAST, Set, UNBLOCKABLE, bit, number};
 pub use stop::Job;
 
 use crate::errno::{Errno, Result};
@@ -38,70 +40,11 @@ use crate::time::ProcessTimers;
 use core::cell::Cell;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
-use faultless_bare::arch::user::Plain;
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as linux;
 use queue::Queue;
-
-/// A set of signals: bit 0 is signal 1.
-pub type Set = u64;
-
-/// The largest signal.
-pub const LAST: u32 = 64;
-/// What can be neither blocked, nor ignored, nor handled.
-pub const UNBLOCKABLE: Set = bit(linux::SIGKILL) | bit(linux::SIGSTOP);
-
-/// The set of one signal.
-pub const fn bit(signal: u32) -> Set {
-    1 << (signal - 1)
-}
-
-/// The signal that a program calls `number`, if there is one.
-pub fn number(number: u64) -> Option<u32> {
-    let number = number as u32;
-    (1..=LAST).contains(&number).then_some(number)
-}
-
-/// Where handlers run that want a stack of their own: `stack_t`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct AlternateStack {
-    /// Its lowest address.
-    pub start: u64,
-    /// `SS_DISABLE`, or `SS_AUTODISARM`.
-    pub flags: u32,
-    padding: u32,
-    /// Its bytes.
-    pub size: u64,
-}
-const _: () = assert!(size_of::<AlternateStack>() == size_of::<linux::stack_t>());
-
-// SAFETY: numbers, one after the other.
-unsafe impl Plain for AlternateStack {}
-
-impl AlternateStack {
-    /// There is none.
-    pub const NONE: Self = Self { start: 0, flags: linux::SS_DISABLE, padding: 0, size: 0 };
-
-    /// Whether `sp` is on it, so that a handler goes on there.
-    pub const fn holds(&self, sp: u64) -> bool {
-        self.flags & linux::SS_AUTODISARM == 0 && self.spans(sp)
-    }
-
-    /// Whether `sp` is on it.
-    const fn spans(&self, sp: u64) -> bool {
-        sp > self.start && sp - self.start <= self.size
-    }
-}
-
-/// The last exception of a thread, for its signal frames.
-#[derive(Clone, Copy, Debug, Default)]
-struct Trap {
-    vector: u64,
-    error: u64,
-    addr: u64,
-}
+use set::Trap;
 
 /// What signals know of a thread.
 pub struct ThreadSignals {
@@ -349,15 +292,15 @@ pub fn wait_for(set: Set, deadline: Option<u64>) -> Result<Info> {
     use crate::task::wait::{Stop, wait_until};
     let thread = current();
     let signals = &thread.signals;
-    let take = || deliver::take(&thread, set);
-    if let Some(info) = take() {
+    let taken = || take(&thread, set);
+    if let Some(info) = taken() {
         return Ok(info);
     }
     // Not blocked, so that who sends one finds this thread.
     let before = signals.blocked();
     signals.awaited.store(before & set, Ordering::SeqCst);
     signals.blocked.store(before & !set, Ordering::SeqCst);
-    let result = wait_until(&[], deadline, take);
+    let result = wait_until(&[], deadline, taken);
     block(before);
     signals.awaited.store(0, Ordering::SeqCst);
     result.map_err(|stop| match stop {
@@ -368,7 +311,7 @@ pub fn wait_for(set: Set, deadline: Option<u64>) -> Result<Info> {
 
 /// Takes a signal of `set` that waits for the running thread, blocked or not.
 pub fn take_waiting(set: Set) -> Option<Info> {
-    deliver::take(&current(), set)
+    take(&current(), set)
 }
 
 /// Whether a parent wants nothing of children that end: they leave no zombies.
@@ -390,4 +333,14 @@ pub fn thread_ends(thread: &Thread) {
 /// A share of the thread, and whether it takes `signal` now.
 fn takes(thread: &Arc<Thread>, signal: u32) -> bool {
     thread.signals.blocked() & bit(signal) == 0 && !thread.must_end()
+}
+
+/// Takes a signal in `wanted` that waits for `thread`, which runs.
+fn take(thread: &Thread, wanted: Set) -> Option<Info> {
+    let process = &thread.process.signals;
+    let info = thread.signals.queue.take(wanted).or_else(|| process.queue.take(wanted))?;
+    if let Some((number, overrun)) = info.of_timer() {
+        process.timers.delivered(number, overrun);
+    }
+    Some(info)
 }

@@ -6,8 +6,8 @@
 
 use super::{Info, send_process};
 use crate::task::Process;
-use crate::task::init::INIT;
 use crate::task::process::{TABLE, Table};
+use crate::task::relatives::INIT;
 use core::sync::atomic::{AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 

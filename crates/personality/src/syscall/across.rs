@@ -3,16 +3,16 @@
 use super::file::rw::{MOST_PIECES, pieces};
 use super::{Args, Errno, Result};
 use crate::fs::Transfer;
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use crate::task::breathe_unless_killed;
-use crate::task::exec::Visit;
 use crate::task::memory::Memory;
 use crate::task::process::find_thread;
+use crate::task::visit::Visit;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
 
 /// The calls of this file, by number.
-pub(super) const CALLS: &[Entry] = &[
+pub(super) const CALLS: &[Entry] = calls![
     (nr::__NR_process_vm_readv, process_vm_readv),
     (nr::__NR_process_vm_writev, process_vm_writev),
 ];

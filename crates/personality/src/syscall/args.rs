@@ -1,12 +1,39 @@
 //! What a system call is given, and what it is to the table of calls.
 
-use crate::errno::Result;
+use crate::errno::{Errno, Result};
+use core::sync::atomic::Ordering;
 use faultless_bare::arch::TrapFrame;
+use faultless_bare::percpu;
 
-/// A call.
-pub type Call = fn(Args<'_>) -> Result;
+/// A call: takes its arguments from the registers of the program, and puts its result there.
+pub type Call = fn(&mut TrapFrame);
 /// A call and its number.
 pub type Entry = (u32, Call);
+
+/// A list of calls: their numbers, and functions from [`Args`] to a result.
+macro_rules! calls {
+    ($(($number:expr, $call:expr)),* $(,)?) => {
+        &[$(($number, |frame| $crate::syscall::args::serve(frame, $call))),*]
+    };
+}
+
+pub(crate) use calls;
+
+/// Makes the call of `frame`.
+#[inline(always)]
+pub fn serve(frame: &mut TrapFrame, call: impl FnOnce(Args<'_>) -> Result) {
+    let result = call(Args { frame });
+    frame.rax = match result {
+        Ok(value) => value,
+        Err(errno) => {
+            if errno.0 >= Errno::RESTART.0 {
+                // No program sees it: delivery makes something else of it.
+                percpu::this().attention.store(true, Ordering::Relaxed);
+            }
+            (-i64::from(errno.0)) as u64
+        }
+    };
+}
 
 /// The arguments of a call, as the program left them in its registers.
 #[derive(Debug)]

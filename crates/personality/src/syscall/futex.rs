@@ -2,13 +2,13 @@
 
 use super::{Args, Errno, Result};
 use crate::abi;
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use crate::task::futex;
 use crate::time::{self, Clock};
 use linux_raw_sys::general as nr;
 
 /// The calls of this file, by number.
-pub(super) const CALLS: &[Entry] = &[(nr::__NR_futex, futex)];
+pub(super) const CALLS: &[Entry] = calls![(nr::__NR_futex, futex)];
 
 /// `futex(word, operation, value, timeout, second word, third value)`.
 pub fn futex(args: Args<'_>) -> Result {

@@ -3,7 +3,7 @@
 use super::{Args, Errno, Result};
 use crate::fs;
 use crate::fs::regular::Held;
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use crate::task::{breathe, current, memory};
 use core::sync::atomic::Ordering;
 use faultless::{
@@ -18,7 +18,7 @@ use faultless_collections::Vec;
 use linux_raw_sys::general as linux;
 
 /// The calls of this file, by number.
-pub(super) const CALLS: &[Entry] = &[
+pub(super) const CALLS: &[Entry] = calls![
     (linux::__NR_mmap, mmap),
     (linux::__NR_munmap, munmap),
     (linux::__NR_mprotect, mprotect),

@@ -18,29 +18,18 @@ pub mod time;
 pub use crate::errno::{Errno, Result};
 pub use args::Args;
 
-use args::{Call, Entry};
+use args::{Call, Entry, calls};
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless_bare::arch::TrapFrame;
-use faultless_bare::percpu;
 use faultless_bare::report;
 use linux_raw_sys::general as nr;
 
 /// Serves the system call of `frame`, whose `rax` is its number.
+#[inline]
 pub fn dispatch(frame: &mut TrapFrame) {
-    let number = frame.rax;
     // As on Linux, the upper half of the register does not count.
-    let call = TABLE.get(number as u32 as usize).copied().unwrap_or(missing);
-    let result = call(Args { frame });
-    frame.rax = match result {
-        Ok(value) => value,
-        Err(errno) => {
-            if errno.0 >= Errno::RESTART.0 {
-                // No program sees it: delivery makes something else of it.
-                percpu::this().attention.store(true, Ordering::Relaxed);
-            }
-            (-i64::from(errno.0)) as u64
-        }
-    };
+    let number = frame.rax as u32 as usize;
+    TABLE.get(number).copied().unwrap_or(MISSING)(frame);
 }
 
 /// What there is, a list a file.
@@ -70,7 +59,7 @@ const CALLS: &[&[Entry]] = &[
 ];
 
 /// What gives the same to everybody: everybody is root, and stays it, and all files are in memory.
-const ALWAYS: &[Entry] = &[
+const ALWAYS: &[Entry] = calls![
     // Its number is seen only if a program asks for it: no call is made again under another.
     (nr::__NR_restart_syscall, |_| Err(Errno::EINTR)),
     (nr::__NR_sync, |_| Ok(0)),
@@ -92,12 +81,14 @@ const ALWAYS: &[Entry] = &[
     (nr::__NR_rseq, |_| Err(Errno::ENOSYS)),
 ];
 
+const MISSING: Call = |frame| args::serve(frame, missing);
+
 /// One more than the largest number that is looked up.
 const NUMBERS: usize = 512;
 
 /// Each call by its number.
 static TABLE: [Call; NUMBERS] = {
-    let mut table: [Call; NUMBERS] = [missing; NUMBERS];
+    let mut table: [Call; NUMBERS] = [MISSING; NUMBERS];
     let mut list = 0;
     while list < CALLS.len() {
         let mut at = 0;

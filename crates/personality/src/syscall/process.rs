@@ -2,7 +2,7 @@
 
 use super::{Args, Errno, Result};
 use crate::fs;
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use crate::task::clone::{self, Request};
 use crate::task::exec::{self, Strings};
 use crate::task::exit;
@@ -17,7 +17,7 @@ use faultless_collections::{Arc, String};
 use linux_raw_sys::general as nr;
 
 /// The calls of this file, by number.
-pub(super) const CALLS: &[Entry] = &[
+pub(super) const CALLS: &[Entry] = calls![
     (nr::__NR_getpid, getpid),
     (nr::__NR_gettid, gettid),
     (nr::__NR_getppid, getppid),

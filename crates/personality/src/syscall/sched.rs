@@ -2,7 +2,7 @@
 
 use super::process::{process_or_own, thread_or_own};
 use super::{Args, Errno, Result};
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use crate::task::scheduler;
 use core::sync::atomic::Ordering;
 use faultless_bare::arch::user;
@@ -10,7 +10,7 @@ use faultless_bare::percpu;
 use linux_raw_sys::general as nr;
 
 /// The calls of this file, by number.
-pub(super) const CALLS: &[Entry] = &[
+pub(super) const CALLS: &[Entry] = calls![
     (nr::__NR_sched_yield, sched_yield),
     (nr::__NR_sched_setaffinity, sched_setaffinity),
     (nr::__NR_sched_getaffinity, sched_getaffinity),

@@ -3,7 +3,7 @@
 use super::{Args, Errno, Result};
 use crate::abi;
 use crate::signal::{self, Action, AlternateStack, Info, Set};
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use crate::task::process::{Process, TABLE, each, find_thread};
 use crate::task::wait::{Stop, wait_until};
 use crate::task::{Thread, current};
@@ -14,7 +14,7 @@ use faultless_collections::Arc;
 use linux_raw_sys::general as linux;
 
 /// The calls of this file, by number.
-pub(super) const CALLS: &[Entry] = &[
+pub(super) const CALLS: &[Entry] = calls![
     (linux::__NR_rt_sigaction, rt_sigaction),
     (linux::__NR_rt_sigprocmask, rt_sigprocmask),
     (linux::__NR_rt_sigpending, rt_sigpending),

@@ -4,17 +4,18 @@ use super::process::process_or_own;
 use super::{Args, Errno, Result};
 use crate::abi;
 use crate::fs;
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use crate::task::process::TABLE;
+use crate::task::relatives::PROGRAM;
 use crate::task::usage::Usage;
-use crate::task::{boot, breathe, current, exit, scheduler};
+use crate::task::{breathe, current, exit, scheduler};
 use crate::time;
 use faultless_bare::arch::user;
 use faultless_bare::percpu;
 use linux_raw_sys::general as nr;
 
 /// The calls of this file, by number.
-pub(super) const CALLS: &[Entry] = &[
+pub(super) const CALLS: &[Entry] = calls![
     (nr::__NR_uname, uname),
     (nr::__NR_sysinfo, sysinfo),
     (nr::__NR_getrandom, getrandom),
@@ -226,7 +227,7 @@ pub fn reboot(args: Args<'_>) -> Result {
     if args.a() as u32 != MAGIC || !MAGICS.contains(&(args.b() as u32)) {
         return Err(Errno::EINVAL);
     }
-    if current().process.pid != boot::PROGRAM {
+    if current().process.pid != PROGRAM {
         return Err(Errno::EPERM);
     }
     if OFF.contains(&(args.c() as u32)) {

@@ -3,7 +3,7 @@
 use super::{Args, Errno, Result};
 use crate::abi::{self, Abi};
 use crate::signal;
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use crate::task::wait::{Stop, wait_until};
 use crate::task::{current, process::TABLE};
 use crate::time::clock::{self, Use};
@@ -19,7 +19,7 @@ use linux_raw_sys::general::{
 };
 
 /// The calls of this file, by number.
-pub(super) const CALLS: &[Entry] = &[
+pub(super) const CALLS: &[Entry] = calls![
     (nr::__NR_clock_gettime, clock_gettime),
     (nr::__NR_clock_getres, clock_getres),
     (nr::__NR_clock_settime, clock_settime),

@@ -3,7 +3,7 @@
 
 use super::exec::{self, Loaded, Strings};
 use super::process::{Family, Process, TABLE};
-use super::status::ExitStatus;
+use super::relatives::PROGRAM;
 use super::thread::Thread;
 use super::{init, scheduler};
 use crate::errno::Result;
@@ -11,15 +11,10 @@ use crate::fs::{self, ProcessFiles};
 use crate::signal::{ProcessSignals, ThreadSignals};
 use core::fmt::Display;
 use core::sync::atomic::Ordering;
-use faultless::{Counter, CpuId};
 use faultless_bare::console::power_off;
-use faultless_bare::percpu;
 use faultless_bare::report;
 use faultless_collections::{Arc, Slot, Vec};
 use linux_raw_sys::general as nr;
-
-/// The number of its process, the first child of [process 1](init).
-pub const PROGRAM: u32 = 2;
 
 /// Fills the file system from `archive`, and starts the program that it says. Called once, by the boot CPU,
 /// when everything else is there.
@@ -78,38 +73,4 @@ fn start(arguments: &[u8], environment: &[u8], files: ProcessFiles) -> Result<()
     }
     scheduler::start(thread);
     Ok(())
-}
-
-/// Ends the machine: its program ended with `status`, and no other process is left.
-pub(super) fn finish(status: ExitStatus) -> ! {
-    let vm = percpu::vm();
-    let totals = vm.totals();
-    for &counter in Counter::ALL {
-        report!("counter {} {}", counter.name(), totals.get(counter));
-    }
-    let interrupts = ["interrupts_timer", "interrupts_reschedule", "interrupts_flush"];
-    for (at, name) in interrupts.iter().enumerate() {
-        let cpus = (0..percpu::cpus() as u16).map(CpuId);
-        report!("counter {name} {}", cpus.map(|cpu| percpu::interrupts(cpu)[at]).sum::<u64>());
-    }
-    if faultless_bare::boot::is_said("check") {
-        check();
-    }
-    if let Some(signal) = status.signal() {
-        report!("signal {signal}");
-    }
-    power_off(status.shell())
-}
-
-/// Every frame is accounted for, now that no space is left. Apart, since the audit alone allocates without expecting
-/// to fail.
-#[inline(never)]
-fn check() {
-    fs::unmount();
-    crate::ipc::clear();
-    scheduler::drain_all();
-    let cpu = percpu::cpu();
-    if let Err(discrepancy) = faultless::audit::audit(cpu, &[]) {
-        panic!("{discrepancy}");
-    }
 }

@@ -5,21 +5,20 @@
 //! [`exec`] then ends the other threads, and nothing fails any more: the new memory takes the place of the
 //! old, and the only thread, which has the process's number from now on, starts the program.
 
+use super::exit;
 use super::memory::{Image, Memory};
-use super::thread::{Thread, current, try_current};
-use super::{exit, scheduler};
+use super::thread::{Thread, current};
+use super::visit::Visit;
 use crate::elf::{Header, Plan, Segment};
 use crate::errno::{Errno, Result};
 use crate::fs::{self, Inode, Regular, Transfer};
 use crate::signal;
-use core::marker::PhantomData;
 use core::sync::atomic::Ordering;
 use faultless::space::Backing;
 use faultless::{Lock, MapFlags, PAGE_SIZE, Prot, USER_END, VirtRange};
 use faultless_bare::arch::fpu::{self, FpuState};
 use faultless_bare::arch::{self, Selectors, TrapFrame, user};
 use faultless_bare::heap::FailNth;
-use faultless_bare::machine;
 use faultless_bare::percpu;
 use faultless_collections::{Arc, Slot, String, Vec};
 use linux_raw_sys::auxvec as aux;
@@ -265,31 +264,6 @@ fn load_file(
     let name = String::try_from_utf8_lossy(&name[..name.len().min(15)])?;
     let fpu = FpuState::try_new().ok_or(Errno::ENOMEM)?;
     Ok(Loaded { memory, frame: TrapFrame::start(rip, rsp), fpu, name })
-}
-
-/// This CPU runs a space that is not that of its thread, until this is dropped: so the kernel reaches
-/// memory of others as it does the program's own. Who visits gives the CPU to nobody.
-#[derive(Debug)]
-#[must_use = "the visit ends when this is dropped"]
-pub struct Visit<'a>(PhantomData<&'a Memory>);
-
-impl<'a> Visit<'a> {
-    /// Runs the space of `memory`.
-    pub fn to(memory: &'a Memory) -> Self {
-        // SAFETY: `memory` is borrowed until the visit ends, which has the CPU run something else. (Visits
-        // are ended in the function that they begin in, and never forgotten.)
-        unsafe { machine::run(memory.space()) };
-        Self(PhantomData)
-    }
-}
-
-impl Drop for Visit<'_> {
-    fn drop(&mut self) {
-        match try_current() {
-            Some(_) => scheduler::run_memory(),
-            None => machine::run_none(),
-        }
-    }
 }
 
 /// Where a program that can lie anywhere goes besides another.

@@ -7,14 +7,15 @@
 //! go to [process 1](super::init), and a zombie stays until the parent asks for it.
 //!
 //! The end of the program that the machine was started for is the end of all: the others are killed, and
-//! [the machine](super::boot) stops.
+//! [the machine](super::finish) stops.
 
 use super::memory::Memory;
 use super::process::{Process, TABLE};
+use super::relatives::PROGRAM;
 use super::status::ExitStatus;
 use super::thread::{Current, Thread, current};
 use super::wait::wait_in_any_case;
-use super::{boot, futex, init, scheduler};
+use super::{finish, futex, init, scheduler};
 use crate::signal;
 use crate::time::Times;
 use core::sync::atomic::Ordering;
@@ -132,9 +133,9 @@ fn end_process(process: &Arc<Process>, counted: Times) {
     process.memory.changed.wake_all();
     process.files.close_all();
     signal::process_ended(process);
-    if process.pid == boot::PROGRAM {
+    if process.pid == PROGRAM {
         init::end_all(process);
-        boot::finish(status);
+        finish::finish(status);
     }
     // With the table locked no parent ends or asks in between.
     let mut noted;

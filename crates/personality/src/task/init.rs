@@ -5,12 +5,13 @@
 //! leave no zombies, and there is nothing to wait for. The end of the program is the end of the machine:
 //! [`end_all`] kills what is left, and `boot` reports.
 
+use super::exit;
 use super::process::{self, Family, Process, TABLE, Table};
+use super::relatives::{INIT, PROGRAM};
 use super::scheduler::ENDED;
 use super::status::ExitStatus;
 use super::thread::Thread;
 use super::wait::wait_in_any_case;
-use super::{boot, exit};
 use crate::errno::{Errno, Result};
 use crate::fs::ProcessFiles;
 use crate::signal::{self, ProcessSignals, ThreadSignals};
@@ -19,9 +20,6 @@ use faultless_bare::arch::TrapFrame;
 use faultless_bare::arch::fpu::FpuState;
 use faultless_collections::{Arc, Slot, String};
 use linux_raw_sys::general as nr;
-
-/// Its number.
-pub const INIT: u32 = 1;
 
 /// Makes it. Called once, before there is another process.
 ///
@@ -97,7 +95,7 @@ pub(super) fn end_all(program: &Process) {
     let gone = || {
         let mut gone = true;
         process::each(|other| {
-            let remains = matches!(other.pid, INIT | boot::PROGRAM);
+            let remains = matches!(other.pid, INIT | PROGRAM);
             if !remains && !other.end.done.load(Ordering::SeqCst) {
                 exit::kill(other, ExitStatus::killed(nr::SIGKILL));
                 gone = false;

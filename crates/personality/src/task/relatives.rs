@@ -2,6 +2,11 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU32};
 
+/// The number of [process 1](super::init).
+pub const INIT: u32 = 1;
+/// The number of the process of the program that the machine was started for, the first child of process 1.
+pub const PROGRAM: u32 = 2;
+
 /// Whom a process belongs to.
 #[derive(Debug)]
 pub struct Relatives {

@@ -8,21 +8,23 @@
 
 pub mod clock;
 mod queue;
+mod tick;
 pub mod timers;
 pub mod usage;
 
 pub use clock::Clock;
 pub use queue::{Alarm, TimerId};
+pub use tick::tick;
 pub use timers::ProcessTimers;
 pub use usage::{CpuTime, Times};
 
 use crate::abi::SECOND;
 use crate::errno::Errno;
-use crate::task::{Thread, current, scheduler, thread};
+use crate::task::{Thread, current};
 use core::sync::atomic::Ordering;
-use faultless_bare::arch::{TrapFrame, apic};
+use faultless_bare::arch::apic;
 use faultless_bare::percpu;
-use faultless_collections::{Arc, Weak};
+use faultless_collections::Arc;
 use queue::{Due, Local};
 
 /// How long a thread may run while another waits, in nanoseconds.
@@ -34,31 +36,6 @@ const SHORTEST: u64 = 1_000;
 #[inline]
 pub fn now() -> u64 {
     faultless_bare::arch::clock::now()
-}
-
-/// The timer interrupt, from user mode, from idle, or from a call that takes long.
-pub fn tick(frame: &TrapFrame) {
-    let local = Local::this();
-    local.armed.store(u64::MAX, Ordering::Relaxed);
-    let now = now();
-    while let Some(due) = local.pop(now) {
-        match due {
-            Due::Wake(thread) => scheduler::wake(&thread),
-            Due::Timer(process, key) => {
-                if let Some(process) = Weak::upgrade(&process) {
-                    timers::expire(&process, key);
-                }
-            }
-        }
-    }
-    let mut next = local.first().min(end_of_turn(now));
-    if let Some(thread) = thread::try_current() {
-        if sample_is_due(local, now) {
-            scheduler::sample(&thread, usage::was_in_kernel(frame));
-        }
-        next = next.min(now.saturating_add(timers::check_run_time(&thread.process)));
-    }
-    arm(local, next);
 }
 
 /// When the turn of who runs at `now` ends.

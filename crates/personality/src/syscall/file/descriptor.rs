@@ -4,13 +4,13 @@ use super::{Args, Errno, Result, file, files};
 use crate::fs::File;
 use crate::fs::file::Kind;
 use crate::fs::inode::Body;
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use faultless_bare::arch::user;
 use faultless_collections::Arc;
 use linux_raw_sys::{general as nr, ioctl};
 
 /// The calls of this file, by number.
-pub(in crate::syscall) const CALLS: &[Entry] = &[
+pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_close, close),
     (nr::__NR_close_range, close_range),
     (nr::__NR_dup, dup),

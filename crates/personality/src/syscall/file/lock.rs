@@ -3,7 +3,7 @@
 use super::{Args, Errno, Result, file, files};
 use crate::fs::File;
 use crate::fs::lock::{self, Lock, Owner, WHOLE};
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use crate::task::current;
 use core::ops::RangeInclusive;
 use faultless_bare::arch::user::{self, Plain};
@@ -11,7 +11,7 @@ use faultless_collections::Arc;
 use linux_raw_sys::general as nr;
 
 /// The calls of this file, by number.
-pub(in crate::syscall) const CALLS: &[Entry] = &[(nr::__NR_flock, flock)];
+pub(in crate::syscall) const CALLS: &[Entry] = calls![(nr::__NR_flock, flock)];
 
 /// `struct flock`.
 #[repr(C)]

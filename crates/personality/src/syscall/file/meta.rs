@@ -5,7 +5,7 @@ use crate::abi::{Abi, SECOND};
 use crate::fs::Inode;
 use crate::fs::inode::Body;
 use crate::fs::walk::Links;
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use crate::wall;
 use faultless::PAGE_SIZE;
 use faultless_bare::arch::user;
@@ -13,7 +13,7 @@ use faultless_bare::percpu;
 use linux_raw_sys::general as nr;
 
 /// The calls of this file, by number.
-pub(in crate::syscall) const CALLS: &[Entry] = &[
+pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_stat, stat),
     (nr::__NR_lstat, lstat),
     (nr::__NR_fstat, fstat),

@@ -8,13 +8,13 @@ use crate::fs::file::Kind;
 use crate::fs::inode::{Body, Target};
 use crate::fs::pipe::{self, Pipe};
 use crate::fs::walk::{Found, Links, walk};
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use faultless_bare::arch::user;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
 
 /// The calls of this file, by number.
-pub(in crate::syscall) const CALLS: &[Entry] = &[
+pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_mkdir, mkdir),
     (nr::__NR_mkdirat, mkdirat),
     (nr::__NR_mknod, mknod),

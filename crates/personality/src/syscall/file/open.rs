@@ -10,13 +10,13 @@ use crate::fs::inode::Body;
 use crate::fs::pipe::{self, Pipe};
 use crate::fs::stream::{Stream, erase};
 use crate::fs::walk::{Links, Start, walk};
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use faultless_bare::arch::user;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
 
 /// The calls of this file, by number.
-pub(in crate::syscall) const CALLS: &[Entry] = &[
+pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_open, open),
     (nr::__NR_openat, openat),
     (nr::__NR_creat, creat),

@@ -6,14 +6,14 @@ use crate::fs::epoll::{self, Told};
 use crate::fs::poll::{ready, wait_for};
 use crate::fs::stream::Events;
 use crate::signal;
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use crate::time::deadline_after;
 use faultless_bare::arch::{clock, user};
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
 
 /// The calls of this file, by number.
-pub(in crate::syscall) const CALLS: &[Entry] = &[
+pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_poll, poll),
     (nr::__NR_ppoll, ppoll),
     (nr::__NR_select, select),

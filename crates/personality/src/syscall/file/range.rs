@@ -5,11 +5,11 @@ use crate::fs::file::Kind;
 use crate::fs::regular::Regular;
 use crate::fs::walk::Links;
 use crate::fs::{File, Inode};
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use linux_raw_sys::general as nr;
 
 /// The calls of this file, by number.
-pub(in crate::syscall) const CALLS: &[Entry] = &[
+pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_truncate, truncate),
     (nr::__NR_ftruncate, ftruncate),
     (nr::__NR_fallocate, fallocate),

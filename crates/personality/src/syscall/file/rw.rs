@@ -5,7 +5,7 @@ use crate::fs::file::Kind;
 use crate::fs::pipe::{End, Pipe};
 use crate::fs::stream::{self, Events};
 use crate::fs::{File, MAX_BYTES, Piece, Transfer};
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use crate::task::breathe;
 use core::any::Any;
 use faultless_bare::arch::user;
@@ -13,7 +13,7 @@ use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
 
 /// The calls of this file, by number.
-pub(in crate::syscall) const CALLS: &[Entry] = &[
+pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_read, read),
     (nr::__NR_write, write),
     (nr::__NR_pread64, pread),

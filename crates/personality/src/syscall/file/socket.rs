@@ -8,14 +8,14 @@ use crate::fs::inode::Body;
 use crate::fs::pipe::Socket;
 use crate::fs::stream::{self, Stream};
 use crate::fs::{File, Inode, Piece, Transfer};
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use core::any::Any;
 use faultless_bare::arch::user;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
 
 /// The calls of this file, by number.
-pub(in crate::syscall) const CALLS: &[Entry] = &[
+pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_socketpair, socketpair),
     (nr::__NR_sendto, sendto),
     (nr::__NR_recvfrom, recvfrom),

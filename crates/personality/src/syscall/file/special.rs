@@ -7,7 +7,7 @@ use crate::fs::inode::Body;
 use crate::fs::signals::SignalFile;
 use crate::fs::timer::TimerFile;
 use crate::signal::Set;
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use crate::syscall::time::{itimerspec, read_itimerspec};
 use crate::time::Clock;
 use crate::time::clock::Use;
@@ -17,7 +17,7 @@ use faultless_collections::Arc;
 use linux_raw_sys::general as nr;
 
 /// The calls of this file, by number.
-pub(in crate::syscall) const CALLS: &[Entry] = &[
+pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_timerfd_create, timerfd_create),
     (nr::__NR_timerfd_settime, timerfd_settime),
     (nr::__NR_timerfd_gettime, timerfd_gettime),

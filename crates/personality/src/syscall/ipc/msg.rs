@@ -2,14 +2,14 @@
 
 use super::{Args, Errno, INFO, Permissions, RMID, Result, SET, STAT};
 use crate::ipc::msg::{self, CAPACITY, LONGEST, MOST, Message, QUEUES, Queue, Wanted};
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use crate::task::current;
 use faultless_bare::arch::user;
 use faultless_collections::Vec;
 use linux_raw_sys::general as nr;
 
 /// The calls of this file, by number.
-pub(in crate::syscall) const CALLS: &[Entry] = &[
+pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_msgget, msgget),
     (nr::__NR_msgsnd, msgsnd),
     (nr::__NR_msgrcv, msgrcv),

@@ -3,7 +3,7 @@
 use super::{Args, Errno, INFO, Permissions, RMID, Result, SET, STAT};
 use crate::abi;
 use crate::ipc::sem::{self, Change, LARGEST, MOST, MOST_CHANGES, SETS, Set, State};
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use crate::task::current;
 use crate::time;
 use faultless_bare::arch::user;
@@ -11,7 +11,7 @@ use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
 
 /// The calls of this file, by number.
-pub(in crate::syscall) const CALLS: &[Entry] = &[
+pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_semget, semget),
     (nr::__NR_semop, semop),
     (nr::__NR_semtimedop, semtimedop),

@@ -3,7 +3,7 @@
 use super::super::memory::{room_for, space};
 use super::{Args, Errno, INFO, Permissions, RMID, Result, SET, STAT};
 use crate::ipc::shm;
-use crate::syscall::args::Entry;
+use crate::syscall::args::{Entry, calls};
 use crate::task::current;
 use faultless::{Backing, MapFlags, PAGE_SIZE, Prot};
 use faultless_bare::arch::user;
@@ -11,7 +11,7 @@ use faultless_bare::percpu;
 use linux_raw_sys::general as nr;
 
 /// The calls of this file, by number.
-pub(in crate::syscall) const CALLS: &[Entry] = &[
+pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_shmget, shmget),
     (nr::__NR_shmat, shmat),
     (nr::__NR_shmdt, shmdt),

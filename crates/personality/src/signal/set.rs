@@ -1,0 +1,63 @@
+//! Sets of signals, and what a thread has beside them: a stack for its handlers, its last exception.
+
+use faultless_bare::arch::user::Plain;
+use linux_raw_sys::general as linux;
+
+/// A set of signals: bit 0 is signal 1.
+pub type Set = u64;
+
+/// The largest signal.
+pub const LAST: u32 = 64;
+/// What can be neither blocked, nor ignored, nor handled.
+pub const UNBLOCKABLE: Set = bit(linux::SIGKILL) | bit(linux::SIGSTOP);
+
+/// The set of one signal.
+pub const fn bit(signal: u32) -> Set {
+    1 << (signal - 1)
+}
+
+/// The signal that a program calls `number`, if there is one.
+pub fn number(number: u64) -> Option<u32> {
+    let number = number as u32;
+    (1..=LAST).contains(&number).then_some(number)
+}
+
+/// Where handlers run that want a stack of their own: `stack_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AlternateStack {
+    /// Its lowest address.
+    pub start: u64,
+    /// `SS_DISABLE`, or `SS_AUTODISARM`.
+    pub flags: u32,
+    pub(super) padding: u32,
+    /// Its bytes.
+    pub size: u64,
+}
+const _: () = assert!(size_of::<AlternateStack>() == size_of::<linux::stack_t>());
+
+// SAFETY: numbers, one after the other.
+unsafe impl Plain for AlternateStack {}
+
+impl AlternateStack {
+    /// There is none.
+    pub const NONE: Self = Self { start: 0, flags: linux::SS_DISABLE, padding: 0, size: 0 };
+
+    /// Whether `sp` is on it, so that a handler goes on there.
+    pub const fn holds(&self, sp: u64) -> bool {
+        self.flags & linux::SS_AUTODISARM == 0 && self.spans(sp)
+    }
+
+    /// Whether `sp` is on it.
+    pub(super) const fn spans(&self, sp: u64) -> bool {
+        sp > self.start && sp - self.start <= self.size
+    }
+}
+
+/// The last exception of a thread, for its signal frames.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Trap {
+    pub(super) vector: u64,
+    pub(super) error: u64,
+    pub(super) addr: u64,
+}

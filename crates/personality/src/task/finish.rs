@@ -1,0 +1,43 @@
+//! The end of the machine: the report, and the audit.
+
+use super::scheduler;
+use super::status::ExitStatus;
+use crate::fs;
+use faultless::{Counter, CpuId};
+use faultless_bare::console::power_off;
+use faultless_bare::percpu;
+use faultless_bare::report;
+
+/// Ends the machine: its program ended with `status`, and no other process is left.
+pub(super) fn finish(status: ExitStatus) -> ! {
+    let vm = percpu::vm();
+    let totals = vm.totals();
+    for &counter in Counter::ALL {
+        report!("counter {} {}", counter.name(), totals.get(counter));
+    }
+    let interrupts = ["interrupts_timer", "interrupts_reschedule", "interrupts_flush"];
+    for (at, name) in interrupts.iter().enumerate() {
+        let cpus = (0..percpu::cpus() as u16).map(CpuId);
+        report!("counter {name} {}", cpus.map(|cpu| percpu::interrupts(cpu)[at]).sum::<u64>());
+    }
+    if faultless_bare::boot::is_said("check") {
+        check();
+    }
+    if let Some(signal) = status.signal() {
+        report!("signal {signal}");
+    }
+    power_off(status.shell())
+}
+
+/// Every frame is accounted for, now that no space is left. Apart, since the audit alone allocates without expecting
+/// to fail.
+#[inline(never)]
+fn check() {
+    fs::unmount();
+    crate::ipc::clear();
+    scheduler::drain_all();
+    let cpu = percpu::cpu();
+    if let Err(discrepancy) = faultless::audit::audit(cpu, &[]) {
+        panic!("{discrepancy}");
+    }
+}
