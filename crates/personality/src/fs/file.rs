@@ -3,7 +3,6 @@
 use super::directory::Item;
 use super::inode::{Body, Inode};
 use super::pipe::Pipe;
-use super::proc::{Node, pages};
 use super::regular::MAX_LENGTH;
 use super::stream::{self, Events, Stream};
 use super::transfer::Transfer;
@@ -194,8 +193,10 @@ impl File {
     fn read_from(&self, to: &mut Transfer<'_>, offset: u64) -> Result {
         match (&self.kind, &self.inode.body) {
             (Kind::Regular, Body::Regular(regular)) => regular.read(to, offset),
-            (Kind::Text(_), Body::Proc(Node::Pages(pid))) => pages::read(*pid, to, offset),
             (Kind::Text(text), Body::Proc(node)) => {
+                if let Some(result) = node.read(to, offset) {
+                    return result;
+                }
                 if offset == 0 {
                     // Made without the lock: it looks at other files.
                     let made = node.text()?;

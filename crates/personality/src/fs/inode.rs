@@ -2,12 +2,13 @@
 
 use super::device::Device;
 use super::directory::Directory;
+use super::live::Live;
 use super::path::PATH_MAX;
 use super::pipe::Pipe;
-use super::proc::Node;
 use super::regular::Regular;
 use crate::errno::{Errno, Result};
 use crate::wall;
+use alloc::boxed::Box;
 use core::fmt;
 use core::mem;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -35,7 +36,7 @@ pub enum Body {
     /// What only a descriptor leads to, and the kind of it.
     Anonymous(&'static str),
     /// A part of `/proc`.
-    Proc(Node),
+    Proc(Box<dyn Live>),
 }
 
 /// Where a link leads.

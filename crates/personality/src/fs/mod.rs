@@ -18,6 +18,7 @@ pub mod epoll;
 pub mod event;
 pub mod file;
 pub mod inode;
+mod live;
 pub mod lock;
 pub mod pipe;
 pub mod poll;
@@ -51,7 +52,6 @@ use faultless_bare::percpu;
 use faultless_collections::{Arc, String, Vec};
 use inode::Body;
 use linux_raw_sys::general as linux;
-use proc::Node;
 use regular::Held;
 use walk::{Links, Start, walk};
 
@@ -73,20 +73,21 @@ fn set_root(root: Arc<Inode>) -> Result<()> {
 /// Drops all files that nobody has open. For the end, when no process is left.
 pub fn unmount() {
     // Neither by recursion, as trees are deeper than the stack, nor with a list, which would need memory.
-    let entries_of = |inode: &Inode| match &inode.body {
-        Body::Directory(entries) | Body::Proc(Node::Root(entries)) => entries.first(),
-        _ => None,
-    };
+    fn directory(inode: &Inode) -> Option<&directory::Directory> {
+        match &inode.body {
+            Body::Directory(entries) => Some(entries),
+            Body::Proc(node) => node.fixed(),
+            _ => None,
+        }
+    }
+    let entries_of = |inode: &Inode| directory(inode)?.first();
     while entries_of(root()).is_some() {
         let (mut here, mut next) = (root().clone(), entries_of(root()));
         while let Some(below) = next {
             next = entries_of(&below);
-            match (&next, &here.body) {
-                (Some(_), _) => here = below,
-                (None, Body::Directory(entries) | Body::Proc(Node::Root(entries))) => {
-                    drop(entries.take_first());
-                }
-                (None, _) => {}
+            match &next {
+                Some(_) => here = below,
+                None => drop(directory(&here).and_then(directory::Directory::take_first)),
             }
         }
     }

@@ -1,8 +1,7 @@
 //! What a signal tells: `siginfo_t`.
 
-use crate::task::current;
-use crate::task::process::Process;
 use crate::task::status::ExitStatus;
+use crate::time::Times;
 use core::mem::offset_of;
 use faultless_bare::arch::user::Plain;
 use linux_raw_sys::general::{self as linux, siginfo_t};
@@ -48,11 +47,11 @@ impl Info {
         Self::new(signal, linux::SI_KERNEL as i32)
     }
 
-    /// From a process that called `kill`, or (`to_thread`) `tgkill`: the running one, user 0.
-    pub fn sent(signal: u32, to_thread: bool) -> Self {
+    /// From process `pid`, of user 0, that called `kill`, or (`to_thread`) `tgkill`.
+    pub fn sent(signal: u32, pid: u32, to_thread: bool) -> Self {
         let code = if to_thread { linux::SI_TKILL } else { linux::SI_USER as i32 };
         let mut info = Self::new(signal, code);
-        info.fields[0] = u64::from(current().process.pid);
+        info.fields[0] = u64::from(pid);
         info
     }
 
@@ -90,13 +89,12 @@ impl Info {
         self.fields[0] = self.fields[0] as u32 as u64 | (overrun as u32 as u64) << 32;
     }
 
-    /// From `child`, about itself.
-    pub(super) fn child(signal: u32, child: &Process, status: ExitStatus) -> Self {
+    /// From the child `pid`, which used so much time, about itself.
+    pub(super) fn child(signal: u32, pid: u32, times: Times, status: ExitStatus) -> Self {
         /// Parts of a second in which times are told here.
         const TICKS: u64 = 100;
         let mut info = Self::new(signal, status.child_code() as i32);
-        let (pid, status) = (u64::from(child.pid), u64::from(status.child_status()));
-        let times = child.times();
+        let (pid, status) = (u64::from(pid), u64::from(status.child_status()));
         let [user, system] =
             [times.user, times.system].map(|time| time / (crate::abi::SECOND / TICKS));
         info.fields[..4].copy_from_slice(&[pid, status, user, system]);

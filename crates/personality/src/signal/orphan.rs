@@ -5,9 +5,9 @@
 //! look at the table. So what is to be sent is noted first, and [`send_noted`] sends it.
 
 use super::{Info, send_process};
-use crate::task::Process;
 use crate::task::process::{TABLE, Table};
 use crate::task::relatives::INIT;
+use crate::task::{Process, current};
 use core::sync::atomic::{AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 
@@ -99,7 +99,7 @@ pub fn send_noted() {
         let noted = process.signals.orphaned.0.swap(0, Ordering::Relaxed);
         let signal = process.relatives.death_signal.load(Ordering::Relaxed);
         if noted & PARENT != 0 && signal != 0 {
-            send_process(&process, Info::sent(signal, false));
+            send_process(&process, Info::sent(signal, current().process.pid, false));
         }
         if noted & GROUP != 0 {
             send_process(&process, Info::kernel(linux::SIGHUP));

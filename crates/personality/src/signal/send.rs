@@ -42,7 +42,7 @@ pub fn queue_thread(thread: &Arc<Thread>, info: Info) -> Result<()> {
 
 /// Tells `parent` that `child` has ended.
 pub fn child_ended(parent: &Arc<Process>, signal: u32, child: &Arc<Process>, status: ExitStatus) {
-    send_process(parent, Info::child(signal, child, status));
+    send_process(parent, Info::child(signal, child.pid, child.times(), status));
 }
 
 fn post(process: &Arc<Process>, thread: Option<&Arc<Thread>>, info: Info) -> Result<()> {

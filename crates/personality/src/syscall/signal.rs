@@ -160,7 +160,7 @@ pub fn kill(args: Args<'_>) -> Result {
     let signal = to_send(args.b());
     let send = |process: &Arc<Process>| {
         if let Ok(Some(signal)) = signal {
-            signal::send_process(process, Info::sent(signal, false));
+            signal::send_process(process, Info::sent(signal, current().process.pid, false));
         }
     };
     match pid {
@@ -206,7 +206,7 @@ fn thread_of(pid: Option<i32>, tid: i32) -> Result<Arc<Thread>> {
 fn send_to_thread(pid: Option<i32>, tid: i32, signal: u64) -> Result {
     let thread = thread_of(pid, tid)?;
     if let Some(signal) = to_send(signal)? {
-        signal::send_thread(&thread, Info::sent(signal, true));
+        signal::send_thread(&thread, Info::sent(signal, current().process.pid, true));
     }
     Ok(0)
 }

@@ -2,10 +2,11 @@
 //!
 //! Wall time is the time since boot plus a constant: nobody may set the clock.
 
-use super::SECOND;
+use crate::abi::SECOND;
 use crate::errno::{Errno, Result};
 use crate::task::process::TABLE;
 use crate::task::{Process, Thread, current};
+use faultless_bare::arch::clock;
 use faultless_collections::{Arc, Weak};
 use linux_raw_sys::general as linux;
 
@@ -112,7 +113,7 @@ impl Clock {
     pub fn read(&self) -> Option<u64> {
         match self {
             Self::Real => Some(wall()),
-            Self::Monotonic => Some(super::now()),
+            Self::Monotonic => Some(clock::now()),
             Self::Process(process) => process.upgrade().map(|process| process.times().total()),
             Self::User(process) => process.upgrade().map(|process| process.times().user),
             Self::Thread(thread) => thread.upgrade().map(|thread| thread.run_time()),

@@ -18,7 +18,6 @@ pub use tick::tick;
 pub use timers::ProcessTimers;
 pub use usage::{CpuTime, Times};
 
-use crate::abi::SECOND;
 use crate::errno::Errno;
 use crate::task::{Thread, current};
 use core::sync::atomic::Ordering;

@@ -1,6 +1,5 @@
 //! The deadlines of a CPU, in order.
 
-use super::timers::Key;
 use crate::errno::Result;
 use crate::task::{Process, Thread};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -8,6 +7,19 @@ use faultless::CpuId;
 use faultless_bare::percpu;
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Map, Slot, Weak};
+
+/// Names a timer of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Key {
+    /// `ITIMER_REAL`.
+    Real,
+    /// `ITIMER_VIRTUAL`.
+    Virtual,
+    /// `ITIMER_PROF`.
+    Profile,
+    /// One of `timer_create`.
+    Created(i32),
+}
 
 /// What happens at a deadline.
 pub(super) enum Due {

@@ -7,6 +7,7 @@
 //! its overrun count grows instead.
 
 use super::Clock;
+pub use super::queue::Key;
 use super::queue::{Alarm, Due, TimerId};
 use crate::errno::{Errno, Result};
 use crate::signal::{self, Info};
@@ -15,19 +16,6 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Map, Weak};
 use linux_raw_sys::general::{SIGALRM, SIGPROF, SIGVTALRM};
-
-/// Names a timer of a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Key {
-    /// `ITIMER_REAL`.
-    Real,
-    /// `ITIMER_VIRTUAL`.
-    Virtual,
-    /// `ITIMER_PROF`.
-    Profile,
-    /// One of `timer_create`.
-    Created(i32),
-}
 
 /// What happens when a timer expires.
 #[derive(Clone, Debug)]

@@ -12,11 +12,13 @@ mod system;
 
 use super::directory::{self, Directory, Item};
 use super::inode::{Body, Inode, Name, Target};
+use super::live::Live;
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
 use crate::task::process::{TABLE, find};
 use crate::task::{Process, Thread, current};
 use core::fmt::Write;
+use faultless::heap::try_box;
 use faultless_bare::heap::{FailNth, try_push};
 use faultless_collections::{Arc, String, Vec};
 use linux_raw_sys::general as linux;
@@ -111,8 +113,11 @@ const WAYS: [(&str, Way); 3] =
 /// # Errors
 /// `ENOMEM`.
 pub(super) fn root() -> Result<Arc<Inode>> {
-    let root = Inode::numbered(2, Body::Proc(Node::Root(Directory::default())), 0o555)?;
-    if let Body::Proc(Node::Root(fixed)) = &root.body {
+    let node = try_box(Node::Root(Directory::default()))?;
+    let root = Inode::numbered(2, Body::Proc(node), 0o555)?;
+    if let Body::Proc(node) = &root.body
+        && let Some(fixed) = node.fixed()
+    {
         directory::put(fixed, &root, b"sys", &system::settings()?)?;
         let switch = inode(Node::Switch)?;
         directory::link(&settings_of_memory(&root)?, switch::NAME.as_bytes(), &switch)?;
@@ -155,7 +160,7 @@ fn inode(node: Node) -> Result<Arc<Inode>> {
         _ => 0o644,
     };
     let is_directory = node.kind() == linux::S_IFDIR;
-    let inode = Inode::numbered(number, Body::Proc(node), mode)?;
+    let inode = Inode::numbered(number, Body::Proc(try_box(node)?), mode)?;
     if is_directory {
         inode.change(|meta| meta.links = 2);
     }
@@ -169,15 +174,6 @@ fn add(items: &mut Vec<Item>, node: Node) -> Result<()> {
 }
 
 impl Node {
-    /// Its type, as bits of a mode.
-    pub const fn kind(&self) -> u32 {
-        match self {
-            Self::System(_) | Self::Switch | Self::Text(..) | Self::Pages(_) => linux::S_IFREG,
-            Self::Myself(_) | Self::Way(..) | Self::Descriptor(..) => linux::S_IFLNK,
-            _ => linux::S_IFDIR,
-        }
-    }
-
     /// Its number: no other has it at the same time.
     fn number(&self) -> u64 {
         let of = |id: u32, rest: u64| 1 << 62 | u64::from(id) << 32 | rest;
@@ -197,12 +193,18 @@ impl Node {
             Self::Descriptor(pid, fd) => of(pid, 10_000 + fd as u64),
         }
     }
+}
 
-    /// Its name in its directory.
-    ///
-    /// # Errors
-    /// `ENOMEM`.
-    pub fn name(&self) -> Result<Name> {
+impl Live for Node {
+    fn kind(&self) -> u32 {
+        match self {
+            Self::System(_) | Self::Switch | Self::Text(..) | Self::Pages(_) => linux::S_IFREG,
+            Self::Myself(_) | Self::Way(..) | Self::Descriptor(..) => linux::S_IFLNK,
+            _ => linux::S_IFDIR,
+        }
+    }
+
+    fn name(&self) -> Result<Name> {
         let name = match *self {
             Self::Root(_) => "",
             Self::System(at) => system::TEXTS[at].0,
@@ -220,11 +222,7 @@ impl Node {
         Ok(Name::try_from_slice(name.as_bytes())?)
     }
 
-    /// The directory that holds it, unless it is the uppermost here.
-    ///
-    /// # Errors
-    /// `ENOMEM`.
-    pub fn parent(&self) -> Result<Option<Arc<Inode>>> {
+    fn parent(&self) -> Result<Option<Arc<Inode>>> {
         let parent = match *self {
             Self::Root(_) => return Ok(None),
             Self::System(_) | Self::Myself(_) | Self::Process(_) => return Ok(home()),
@@ -240,11 +238,7 @@ impl Node {
         inode(parent).map(Some)
     }
 
-    /// Where it leads, as a link.
-    ///
-    /// # Errors
-    /// `EINVAL`: it is none. `ENOENT`: what it is of has gone. `ENOMEM`.
-    pub fn target(&self) -> Result<Target> {
+    fn target(&self) -> Result<Target> {
         Ok(match *self {
             Self::Myself(false) => Target::Path(decimal(current().process.pid)?),
             Self::Myself(true) => {
@@ -267,11 +261,7 @@ impl Node {
         })
     }
 
-    /// What `name` leads to in it.
-    ///
-    /// # Errors
-    /// `ENOENT`, `ENOTDIR`.
-    pub fn lookup(&self, name: &[u8]) -> Result<Arc<Inode>> {
+    fn lookup(&self, name: &[u8]) -> Result<Arc<Inode>> {
         let node = match self {
             Self::Root(fixed) => {
                 if let Some(inode) = fixed.get(name) {
@@ -320,11 +310,7 @@ impl Node {
         inode(node)
     }
 
-    /// Adds its entries to `items`.
-    ///
-    /// # Errors
-    /// `ENOENT`: what it is of has gone. `ENOTDIR`, `ENOMEM`.
-    pub fn list(&self, items: &mut Vec<Item>) -> Result<()> {
+    fn list(&self, items: &mut Vec<Item>) -> Result<()> {
         let texts = |pid, tid| (0..process::TEXTS.len()).map(move |at| Self::Text(pid, tid, at));
         match self {
             Self::Root(fixed) => {
@@ -360,11 +346,7 @@ impl Node {
         Ok(())
     }
 
-    /// Its text.
-    ///
-    /// # Errors
-    /// `ESRCH`: what it is of has gone. `EINVAL`: it has none. `ENOMEM`.
-    pub fn text(&self) -> Result<Vec<u8>> {
+    fn text(&self) -> Result<Vec<u8>> {
         if faultless_bare::heap::tight() {
             return Err(Errno::ENOMEM);
         }
@@ -390,11 +372,7 @@ impl Node {
         Ok(text.finish()?.into_bytes())
     }
 
-    /// What is written to it has no effect, but on a name, on what [`oom`] keeps, and on the [switch].
-    ///
-    /// # Errors
-    /// `EINVAL`, `EFAULT`, `ESRCH`, `ERANGE`, `EPERM`, `ENOMEM`.
-    pub fn write(&self, from: &mut Transfer<'_>) -> Result {
+    fn write(&self, from: &mut Transfer<'_>) -> Result {
         if let Self::Switch = self {
             return switch::write(from);
         }
@@ -419,6 +397,20 @@ impl Node {
         }
         from.skip(from.left());
         from.result()
+    }
+
+    fn fixed(&self) -> Option<&Directory> {
+        match self {
+            Self::Root(fixed) => Some(fixed),
+            _ => None,
+        }
+    }
+
+    fn read(&self, to: &mut Transfer<'_>, offset: u64) -> Option<Result> {
+        match self {
+            Self::Pages(pid) => Some(pages::read(*pid, to, offset)),
+            _ => None,
+        }
     }
 }
 
