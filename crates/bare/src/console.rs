@@ -92,7 +92,7 @@ impl Write for Report {
     }
 }
 
-/// One line of the report. See [`report!`].
+/// One line of the report. See [`report!`](crate::report!).
 pub fn line(text: fmt::Arguments<'_>) {
     let held = LINE.try_lock();
     let held = held.or_else(|| {

@@ -1,7 +1,7 @@
 //! The bare machine: an x86-64 under which the subsystem serves real page faults of real programs, and what any
 //! kernel on it needs.
 //!
-//! It is started by PVH (QEMU's `-kernel`), brings all CPUs up, and hands over to the [`Kernel`] above it, of which it
+//! It is started by PVH (QEMU's `-kernel`), brings all CPUs up, and hands over to the `Kernel` above it, of which it
 //! knows nothing else. `examples/pages.rs` is one of a hundred lines; `crates/personality` is one that runs Linux's
 //! programs.
 //!

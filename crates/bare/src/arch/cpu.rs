@@ -14,7 +14,7 @@ pub fn idle() {
 }
 
 /// Gives the core away until another CPU wants something of this one: waits, in the middle of whatever the
-/// kernel does, for an interrupt whose handler takes no lock ([`Vector::Flush`](apic::Vector) and `Wake`).
+/// kernel does, for an interrupt whose handler takes no lock ([`Vector::Flush`](super::apic::Vector) and `Wake`).
 /// Others wait until interrupts are on. As in [`idle`], none is lost.
 pub fn park() {
     /// Below the highest class of interrupts.

@@ -1,7 +1,7 @@
 //! The end of threads and of processes, and how parents hear of it.
 //!
 //! A thread ends in its own code only: `exit`, `exit_group`, a deadly signal, or
-//! [`attention`](super::attention) that sees that it [must](super::Thread::must_end). It says goodbye in
+//! [`attention`](super::upcalls::attention) that sees that it [must](super::Thread::must_end). It says goodbye in
 //! its memory, leaves the space, and only then leaves its process's list: who finds itself alone in that
 //! list may replace or free the memory. The last one ends the process: memory and files go, the children
 //! go to [process 1](super::init), and a zombie stays until the parent asks for it.

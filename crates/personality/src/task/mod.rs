@@ -5,7 +5,7 @@
 //! waits for anything.
 //!
 //! A thread enters the kernel by a trap, whose registers stay at the top of its kernel stack, and leaves
-//! through [`attention`] whenever somebody wants something of it: that it gives the CPU away, takes a
+//! through [`attention`](upcalls::attention) whenever somebody wants something of it: that it gives the CPU away, takes a
 //! signal, or dies. Nobody else does these things to a thread; they are asked for by setting the
 //! `attention` of the CPU that it runs on.
 
