@@ -50,10 +50,11 @@ mod tests {
     ];
     /// What may get there: the audit, which runs when no program is left, and what makes the subsystem, before there is
     /// one (and reserves first).
-    const MAY: [&str; 4] = [
+    const MAY: [&str; 5] = [
         "9faultless5audit",
-        "4task4boot5check",
+        "4task6finish5check",
         "9faultless2vm11Vm$LT$M$GT$3new",
+        "14faultless_bare4boot6new_vm",
         "9faultless4sync6percpu15PerCpu",
     ];
 

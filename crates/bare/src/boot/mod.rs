@@ -125,10 +125,7 @@ pub extern "C" fn start(start_info: u32) -> ! {
     percpu::set_cpus(cpus);
     // SAFETY: made once; what is left of the memory is mapped, and nobody else's.
     let machine = unsafe { Bare::new(cpus, regions(&free)) };
-    let vm = match Vm::new(machine) {
-        Ok(vm) => Box::leak(try_box(vm).expect("the heap is empty yet")),
-        Err(errno) => console::panic(format_args!("no memory for the subsystem: {errno:?}")),
-    };
+    let vm = new_vm(machine);
     // SAFETY: once on this CPU, whose number is 0.
     unsafe { percpu::enter(vm) };
     for setting in words("set") {
@@ -140,6 +137,15 @@ pub extern "C" fn start(start_info: u32) -> ! {
     kernel::start(cpus);
     cpus::go(vm);
     kernel::run()
+}
+
+/// Makes the subsystem. Apart, since it reserves first, and then allocates without expecting to fail.
+#[inline(never)]
+fn new_vm(machine: Bare) -> &'static Vm<Bare> {
+    match Vm::new(machine) {
+        Ok(vm) => Box::leak(try_box(vm).expect("the heap is empty yet")),
+        Err(errno) => console::panic(format_args!("no memory for the subsystem: {errno:?}")),
+    }
 }
 
 /// Loads the kernel's own tables.
