@@ -17,7 +17,7 @@ use core::arch::global_asm;
 use core::cell::UnsafeCell;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
-use faultless::heap::try_box;
+use faultless::try_box;
 use faultless::{Access, CpuId, FaultError, MapFlags, PAGE_SIZE, Prot, Space};
 use faultless_bare::arch::fpu::FpuState;
 use faultless_bare::arch::{self, TrapFrame, user};

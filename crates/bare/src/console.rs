@@ -11,7 +11,7 @@ use crate::percpu;
 use core::fmt::{self, Write};
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicBool, Ordering};
-use faultless::sync::spin::SpinLock;
+use faultless::locks::SpinLock;
 use x86_64::instructions::port::Port;
 
 const REPORT: u16 = 0xe9;

@@ -37,10 +37,10 @@ use crate::percpu::{self, PerCpu};
 use core::arch::asm;
 use core::hint::spin_loop;
 use core::sync::atomic::Ordering;
-use faultless::machine::{nontemporal_done, zero_nontemporal};
 use faultless::{
     CpuId, FrameNumber, Invalidate, Machine, MemoryRegion, PAGE_SHIFT, PAGE_SIZE, Space, SpaceId,
 };
+use faultless::{nontemporal_done, zero_nontemporal};
 
 use plant::Plant;
 

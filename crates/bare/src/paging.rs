@@ -18,8 +18,8 @@ use crate::ranges::{Range, Ranges};
 use alloc::alloc::alloc;
 use core::alloc::Layout;
 use core::sync::atomic::{AtomicU64, Ordering};
-use faultless::sync::spin::SpinLock;
-use faultless::sync::wait::Spin;
+use faultless::locks::Spin;
+use faultless::locks::SpinLock;
 use x86_64::registers::control::{Cr4, Cr4Flags};
 use x86_64::structures::paging::PageTableFlags as Flags;
 

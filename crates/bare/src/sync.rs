@@ -10,7 +10,7 @@
 
 use crate::percpu;
 use core::fmt;
-use faultless::sync::spin::{SpinGuard, SpinLock};
+use faultless::locks::{SpinGuard, SpinLock};
 
 /// A spin lock whose waiters serve flush requests.
 pub struct Mutex<T>(SpinLock<T>);

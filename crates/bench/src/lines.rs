@@ -23,7 +23,7 @@ pub mod calls;
 
 use crate::machine::{BareMachine, FRAME};
 use crate::report::Report;
-use faultless::sync::observe;
+use faultless::observe;
 use faultless::{
     Access, AnonVmaCheck, Backing, Counter, Cpu, CpuId, Error, FaultKind, Locking, MapFlags,
     Object, PAGE_SIZE, Prot, Setting, Shared, Space, ThreadStreams, VirtRange, Vm,

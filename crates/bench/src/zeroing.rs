@@ -23,8 +23,8 @@
 
 use crate::report::{Report, Spread};
 use crate::window::{PEACE, processor_time};
-use faultless::machine::{nontemporal_done, zero_nontemporal};
 use faultless::{Access, FrameNumber, MapFlags, PAGE_SIZE, Prot, Setting};
+use faultless::{nontemporal_done, zero_nontemporal};
 use faultless_native::{Config, Memory, Native, Stop};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -37,7 +37,7 @@ const LAP: u32 = 4096;
 /// How far ahead.
 const POOLS: [u32; 2] = [64, LAP];
 /// Frames between two fences, as in the subsystem.
-const RUN: u32 = faultless::frame::zeroed::RUN as u32;
+const RUN: u32 = faultless::ZEROED_RUN as u32;
 const LINE: usize = 64;
 /// The most that a write fault may take that finds a zeroed frame, of one that does not.
 const POOLED: f64 = 0.35;

@@ -1,7 +1,7 @@
 //! The setting of the knobs that a run is made under.
 
 use crate::suggest;
-use faultless::knob::Knobs;
+use faultless::Knobs;
 use faultless::{AnonVmaCheck, KNOBS, KnobError, Locking, Setting};
 use faultless_native::Native;
 use serde_json::{Map, Value};
@@ -21,7 +21,7 @@ impl FromStr for Assignment {
         let explained = |error| match error {
             KnobError::Unknown => {
                 let knob = text.split('=').next().unwrap_or(text);
-                format!("{error}{}", suggest::hint(knob, KNOBS.map(|(name, ..)| name)))
+                format!("{error}{}", suggest::hint(knob, KNOBS.iter().map(|(name, ..)| *name)))
             }
             _ => error.to_string(),
         };

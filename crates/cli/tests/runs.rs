@@ -86,7 +86,7 @@ fn results_tell_the_parameters_and_knobs_in_force() {
         assert_eq!(line["params"], params);
         let knobs = &line["knobs"];
         assert_eq!((&knobs["locking"], &knobs["zeroed_pool"]), (&json!("speculative"), &json!(64)));
-        let stack = faultless::knob::Knobs::default().stack_limit();
+        let stack = faultless::Knobs::default().stack_limit();
         assert_eq!((&knobs["max_map_count"], &knobs["stack_limit"]), (&json!(99), &json!(stack)));
     }
     let linux = [&args[..], &["--machine", "linux"]].concat();

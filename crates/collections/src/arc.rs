@@ -11,7 +11,7 @@ use core::mem::{ManuallyDrop, offset_of};
 use core::ops::Deref;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
-use faultless::heap::try_box;
+use faultless::try_box;
 
 /// A value with its counts; only for [`Arc::cast`] to name.
 #[repr(C)]

@@ -9,7 +9,7 @@ use core::borrow::Borrow;
 use core::cmp::Ordering;
 use core::fmt;
 use core::mem;
-use faultless::heap::try_box;
+use faultless::try_box;
 
 /// No tree of fewer than 2^33 entries is higher.
 const HIGHEST: usize = 48;

@@ -21,6 +21,7 @@ use core::fmt;
 
 /// A broken promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Discrepancy {
     /// The allocators' books are wrong.
     Frames(Imbalance),
@@ -160,13 +161,13 @@ pub fn audit_with<M: Machine>(
     Ok(census)
 }
 
-/// What every translation of the page at `addr` must agree with: its entry, [none](Entry::NONE) included,
+/// What every translation of the page at `addr` must agree with: its page-table entry, 0 where there is none,
 /// if nobody is changing it or its VMA. A CPU that runs the space and has not [served
 /// flushes](Cpu::serve_flushes) since it used a translation used one that allowed no more than this, and
 /// showed the same frame: whoever took something away waits for that CPU before it gives up its claim on the page.
 ///
 /// `None`: somebody is at work there, or nothing is mapped.
-pub fn settled_entry<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, addr: u64) -> Option<Entry> {
+pub fn settled_entry<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, addr: u64) -> Option<u64> {
     let section = space.section(cpu);
     let found = space.view(cpu, &section).at(addr)?;
     // SAFETY: VMAs in a view live as long as the section.
@@ -175,7 +176,7 @@ pub fn settled_entry<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, addr: u64) 
     let entry = space.entry_at(cpu, addr);
     // Looked at last: who changed the entry that was seen claimed it before.
     let settled = !entry.is_locked() && !space.is_claimed(cpu, VirtRange::page(addr));
-    (settled && vma.sequence.unchanged(seen)).then_some(entry)
+    (settled && vma.sequence.unchanged(seen)).then_some(entry.0)
 }
 
 /// Checks one space; returns its resident pages.

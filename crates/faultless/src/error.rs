@@ -6,6 +6,7 @@ use core::fmt;
 /// The Linux error numbers that address-space calls return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(i32)]
+#[non_exhaustive]
 pub enum Errno {
     /// Operation not permitted.
     EPERM = 1,
@@ -55,6 +56,14 @@ impl Errno {
 /// Memory, of the heap or of frames, ran out; nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfMemory;
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("out of memory")
+    }
+}
+
+impl core::error::Error for OutOfMemory {}
 
 impl fmt::Display for Errno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

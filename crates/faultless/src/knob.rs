@@ -75,6 +75,7 @@ impl AnonVmaCheck {
 
 /// Why a setting is not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum KnobError {
     /// There is no knob of that name.
     Unknown,
@@ -103,7 +104,7 @@ impl fmt::Display for KnobError {
 impl core::error::Error for KnobError {}
 
 /// The knobs: name, values, meaning.
-pub const KNOBS: [(&str, &str, &str); 11] = [
+pub const KNOBS: &[(&str, &str, &str)] = &[
     ("locking", "mmap_lock | per_vma | speculative", "how faults and writers are synchronised"),
     ("speculative_page_fault", "0 | 1", "1: locking=speculative; 0: locking=per_vma"),
     ("anon_vma_check", "early | late", "when a fault asks for the anon_vma (reverse-map anchor)"),
@@ -187,6 +188,7 @@ impl Knobs {
 
 /// One setting, understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Setting {
     /// `locking`
     Locking(Locking),

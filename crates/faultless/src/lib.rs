@@ -56,55 +56,110 @@
 //! 4. *Doubt never kills.* SIGSEGV, SIGBUS and out-of-memory are decided under the lock only.
 //! 5. *An abort leaves no trace.* The page that it prepared goes to the fallback.
 //! 6. *Every frame is accounted for* at any quiet moment: [`audit`].
-//! 7. *Debt is paid before use*, by the type of a [`frame::Frame`].
-//! 8. *One path.* The fault is written once: [`fault`].
+//! 7. *Debt is paid before use*, by the type of a frame (`frame::Frame`).
+//! 8. *One path.* The fault is written once (`fault`).
 //!
 //! # Where to look
 //!
-//! [`space`] has the calls, one file each; [`fault`] the fault; [`table`] the page
-//! tables, and in `table::protocol` the protocol that everything rests on; [`tlb`] flushes and
-//! shootdowns; [`rmap`] reverse-map roots; [`mod@file`] the objects behind files and shared memory; [`frame`] physical memory;
-//! [`sync`] what CPUs agree with, and in `sync::order` the lock order; [`stat`] counters and trace points; [`knob`] what can be switched.
-//! [`safety`] says what a kernel promises, and why nothing else can go wrong.
+//! A kernel implements [`Machine`], makes a [`Vm`] and a [`Cpu`] for each of its CPUs, and calls [`Space`] and
+//! [`Object`]. [`locks`] are what the subsystem waits with, for its machine to use as well; [`audit`] checks the
+//! books; [`KNOBS`] can be switched; [`Counter`] says what is counted. [`safety`] says what a kernel promises, and why
+//! nothing else can go wrong.
+//!
+//! The rest is private. `cargo doc --document-private-items` shows it: in `space` the calls, one file each; in `fault`
+//! the fault; in `table` the page tables, and in `table::protocol` the protocol that everything rests on; in `tlb`
+//! flushes and shootdowns; in `rmap` reverse-map anchors; in `frame` physical memory; in `sync` what CPUs agree with,
+//! and in `sync::order` the lock order.
 #![no_std]
 
 extern crate alloc;
 #[cfg(any(test, loom, shuttle))]
 extern crate std;
 
-pub mod addr;
+mod addr;
 pub mod audit;
-pub mod error;
-pub mod fault;
-pub mod file;
-pub mod frame;
-pub mod heap;
+mod error;
+mod fault;
+mod file;
+mod heap;
 mod identity;
-pub mod knob;
-pub mod machine;
+mod knob;
+mod machine;
 mod reclaim;
-pub mod rmap;
+mod rmap;
 pub mod safety;
-pub mod space;
-pub mod stat;
-pub mod sync;
-pub mod table;
+mod space;
+mod stat;
 #[cfg(test)]
 mod testing;
-pub mod tlb;
 mod vm;
 
-pub use addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange};
+// What only the models of `tests/` look into is public in their builds alone.
+#[cfg(not(any(loom, shuttle)))]
+mod frame;
+#[cfg(any(loom, shuttle))]
+#[doc(hidden)]
+pub mod frame;
+#[cfg(not(any(loom, shuttle)))]
+mod sync;
+#[cfg(any(loom, shuttle))]
+#[doc(hidden)]
+pub mod sync;
+#[cfg(not(any(loom, shuttle)))]
+mod table;
+#[cfg(any(loom, shuttle))]
+#[doc(hidden)]
+pub mod table;
+#[cfg(not(any(loom, shuttle)))]
+mod tlb;
+#[cfg(any(loom, shuttle))]
+#[doc(hidden)]
+pub mod tlb;
+
+pub use addr::{
+    FrameNumber, PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, is_page_aligned, page_down, page_up,
+};
 pub use error::{Errno, Error, OutOfMemory};
 pub use fault::prefault::ThreadStreams;
 pub use fault::{Access, FaultError, FaultKind};
 pub use file::Object;
-pub use heap::Shared;
-pub use knob::{AnonVmaCheck, KNOBS, KnobError, Locking, Setting};
-pub use machine::{CpuId, Invalidate, MAX_CPUS, Machine, MemoryRegion, SpaceId};
-pub use space::{
-    Advice, Area, AreaInfo, Backing, Copies, Label, Lock, MapFlags, PageInfo, Prot, RemapFlags,
-    Space, VmaFlags,
+pub use frame::zeroed::RUN as ZEROED_RUN;
+pub use frame::{Census, Imbalance, Use};
+pub use heap::{Shared, try_box, try_box_with};
+pub use knob::{AnonVmaCheck, KNOBS, KnobError, Knobs, Locking, Setting};
+pub use machine::{
+    CpuId, Invalidate, MAX_CPUS, Machine, MemoryRegion, SpaceId, nontemporal_done, zero_nontemporal,
 };
-pub use stat::{Counter, Point, Totals, TraceEvent};
+pub use space::{
+    Advice, Area, AreaInfo, Backing, Copies, Label, Lock, MapFlags, Maps, PageInfo, Prot,
+    RemapFlags, Space, VmaFlags,
+};
+pub use stat::{Counter, Point, Totals, Trace, TraceEvent, Watcher};
+#[doc(hidden)]
+pub use sync::mutant::Mutant;
+#[cfg(feature = "observe")]
+pub use sync::observe;
 pub use vm::{Cpu, Vm};
+
+/// What the subsystem's CPUs wait and exclude each other with, for the machine beneath and the kernel above.
+///
+/// A machine builds [`Machine::park`] and [`Machine::wake`] from a [`Permit`](locks::Permit). A lock asks how to wait:
+/// a CPU that may hold up others waits with its [`Cpu`], which serves their flush requests meanwhile.
+pub mod locks {
+    pub use crate::sync::park::Permit;
+    pub use crate::sync::percpu::Padded;
+    pub use crate::sync::rwlock::{ReadGuard, RwLock, WriteGuard};
+    pub use crate::sync::spin::{SpinGuard, SpinLock};
+    pub use crate::sync::wait::{LOOKS_BEFORE_PARKING, Spin, Wait, until};
+}
+
+/// The policy of prefaults without a machine: for those who replay recorded faults against it.
+///
+/// A kernel needs none of this; it gives each thread a [`ThreadStreams`].
+pub mod prefault {
+    pub use crate::fault::prefault::habits::Habits;
+    pub use crate::fault::prefault::past::{BLOCK, Footprints, Past};
+    pub use crate::fault::prefault::streams::{
+        Audit, Kind, MAX_ORDER, Miss, Seen, Streams, Tally, Window, beside,
+    };
+}

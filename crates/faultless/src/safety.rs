@@ -43,10 +43,6 @@
 //! }
 //! ```
 //!
-//! ```compile_fail,E0133
-//! let local = faultless::sync::percpu::Local::claim(faultless::CpuId(0));
-//! ```
-//!
 //! A CPU is used by one thread at a time, and so are what a thread's faults let expect, an open section, and what
 //! a CPU holds; none of these is shared, and the last two do not leave their CPU:
 //!
@@ -65,18 +61,11 @@
 //!
 //! ```compile_fail,E0277
 //! fn sent<T: Send>() {}
-//! sent::<faultless::sync::grace::Section<'static>>();
+//! sent::<faultless::locks::SpinGuard<'static, u32>>();
 //! ```
 //!
-//! ```compile_fail,E0277
-//! fn sent<T: Send>() {}
-//! sent::<faultless::sync::range::RangeGuard<'static>>();
-//! ```
-//!
-//! ```compile_fail,E0277
-//! fn sent<T: Send>() {}
-//! sent::<faultless::sync::spin::SpinGuard<'static, u32>>();
-//! ```
+//! (Sections and claims have no name outside; the tests of this module assert the same of them, and that a frame which
+//! owes a flush is not one that may be freed.)
 //!
 //! Spaces, objects and subsystems are shared by all CPUs, and a CPU may be handed to another thread:
 //!
@@ -132,5 +121,36 @@
 //! }
 //! ```
 //!
-//! Frames that owe a flush, and frames of no machine, are [`frame`](crate::frame)'s:
-//! [`owned`](crate::frame::owned), [`Frames::try_new`](crate::frame::Frames::try_new).
+//! Frames have no name outside at all.
+
+#[cfg(test)]
+mod tests {
+    use crate::frame::{Owed, Settled};
+    use crate::sync::grace::Section;
+    use crate::sync::percpu::Local;
+    use crate::sync::range::RangeGuard;
+
+    /// Compiles where the type does not implement the trait: one that does has two `Not`s, and the compiler cannot
+    /// tell which is meant.
+    macro_rules! assert_not {
+        ($type:ty: $trait:path) => {{
+            trait Not<Which> {
+                fn holds() {}
+            }
+            struct Other;
+            impl<T: ?Sized> Not<()> for T {}
+            impl<T: ?Sized + $trait> Not<Other> for T {}
+            <$type as Not<_>>::holds();
+        }};
+    }
+
+    /// That it compiles is the test.
+    #[test]
+    fn what_has_no_name_outside_keeps_the_rules() {
+        assert_not!(Section<'static>: Send);
+        assert_not!(RangeGuard<'static>: Send);
+        assert_not!(Local: Sync);
+        // A frame that may still be in a TLB can be neither freed nor given out anew.
+        assert_not!(Owed: Settled);
+    }
+}

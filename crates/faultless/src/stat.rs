@@ -16,6 +16,7 @@ macro_rules! counters {
         /// What is counted.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(usize)]
+        #[non_exhaustive]
         pub enum Counter { $($(#[doc = $doc])* $variant,)* }
 
         impl Counter {
@@ -228,6 +229,7 @@ impl fmt::Display for Totals {
 /// A trace point of the `pagefault` system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
+#[non_exhaustive]
 pub enum Point {
     /// `pagefault:spf_vma_changed`
     VmaChanged = 0,
@@ -260,6 +262,7 @@ impl Point {
 
 /// What a watcher of trace points receives.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct TraceEvent {
     /// Which trace point.
     pub point: Point,

@@ -10,12 +10,12 @@
 #[macro_use]
 mod models;
 
-use faultless::machine::{CpuId, Invalidate, Machine, MemoryRegion, SpaceId};
 use faultless::sync::atomic::{AtomicU64, Ordering};
 use faultless::sync::percpu::{Local, PerCpu};
 use faultless::sync::wait::Wait;
 use faultless::tlb::cpuset::CpuSet;
 use faultless::tlb::shootdown::{Inbox, shoot};
+use faultless::{CpuId, Invalidate, Machine, MemoryRegion, SpaceId};
 use faultless::{FrameNumber, VirtRange};
 use loom::thread;
 use models::{Fair, Guarded, explore, local};

@@ -13,7 +13,7 @@ mod models;
 use faultless::FrameNumber;
 use faultless::frame::zeroed::Supply;
 use faultless::frame::{Clean, Frame, Frames};
-use faultless::machine::{CpuId, Invalidate, Machine, MemoryRegion, SpaceId};
+use faultless::{CpuId, Invalidate, Machine, MemoryRegion, SpaceId};
 use loom::thread;
 use models::{Fair, Guarded, explore, local};
 use std::sync::Arc;

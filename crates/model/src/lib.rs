@@ -4,7 +4,7 @@
 //! reordering of memory. This one runs none of them: it says in states and steps what they do together —
 //! a fault without a lock, the MMU's walk and its TLB, a writer that unmaps and maps again, the shootdown,
 //! the frame's way to its next owner — and visits every state that three CPUs can reach. What the code
-//! rests on is a line here, too, with the same name ([`faultless::sync::mutant::Mutant`]): without it a
+//! rests on is a line here, too, with the same name ([`faultless::Mutant`]): without it a
 //! law must break.
 //!
 //! [`protocol`] has the machine; its test checks it.

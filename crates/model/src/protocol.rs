@@ -18,7 +18,7 @@
 //! depends on them), upper tables, and every order of memory but the store buffer's. The loom models have
 //! those.
 
-use faultless::sync::mutant::Mutant;
+use faultless::Mutant;
 use stateright::{Model, Property};
 
 /// CPUs that run the program.

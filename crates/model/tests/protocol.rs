@@ -3,7 +3,7 @@
 //!
 //! `cargo test --release -p faultless-model`
 
-use faultless::sync::mutant::Mutant;
+use faultless::Mutant;
 use faultless_model::protocol::Protocol;
 use stateright::{Checker, Model};
 

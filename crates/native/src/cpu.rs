@@ -357,7 +357,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
     fn check_entry(&self, addr: u64, access: Access, translation: Translation) {
         // No interrupt was taken since the translation was found.
         if let Some(entry) = settled_entry(self.cpu, self.space(), addr)
-            && !translation.agrees(entry.0, access)
+            && !translation.agrees(entry, access)
         {
             self.violated(Stale::Entry, addr, frame_of(addr, translation));
         }

@@ -5,12 +5,12 @@ use crate::parking::Parking;
 use crate::tlb::{Tlb, TlbStats};
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use faultless::machine::{nontemporal_done, zero_nontemporal};
-use faultless::sync::percpu::Padded;
-use faultless::sync::wait::LOOKS_BEFORE_PARKING;
+use faultless::locks::LOOKS_BEFORE_PARKING;
+use faultless::locks::Padded;
 use faultless::{
     CpuId, Errno, FrameNumber, Invalidate, MAX_CPUS, Machine, MemoryRegion, PAGE_SIZE, SpaceId,
 };
+use faultless::{nontemporal_done, zero_nontemporal};
 use std::sync::{Mutex, PoisonError};
 
 /// How a native machine is built.

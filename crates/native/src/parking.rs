@@ -1,6 +1,6 @@
 //! Where the thread of a CPU sleeps while it waits for another CPU.
 
-use faultless::sync::park::Permit;
+use faultless::locks::Permit;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 /// One CPU's.

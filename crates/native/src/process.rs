@@ -10,8 +10,8 @@ use crate::machine::{Config, NativeMachine};
 use core::cell::Cell;
 use core::fmt;
 use core::mem::ManuallyDrop;
+use faultless::Census;
 use faultless::audit::{Discrepancy, audit};
-use faultless::frame::Census;
 use faultless::{Cpu, CpuId, Errno, Error, Space, ThreadStreams, VirtRange, Vm};
 use std::sync::{Condvar, Mutex, PoisonError};
 

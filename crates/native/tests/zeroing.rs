@@ -5,7 +5,7 @@ mod common;
 
 use common::{PAGE, PRIVATE, RW};
 use core::sync::atomic::{AtomicBool, Ordering};
-use faultless::frame::zeroed::RUN;
+use faultless::ZEROED_RUN;
 use faultless::{Counter, Setting};
 use faultless_native::{Checked, Config, Native};
 use std::time::Duration;
@@ -30,7 +30,7 @@ fn what_is_mapped_anew_is_zero_whoever_zeroed_it() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
-                if native.zero_ahead(RUN) == 0 {
+                if native.zero_ahead(ZEROED_RUN) == 0 {
                     std::thread::sleep(Duration::from_micros(200));
                 }
             }
@@ -84,10 +84,10 @@ fn nobody_zeroes_on_a_cpu_that_is_taken() {
     let process = native.process().unwrap();
     process
         .run(|_| {
-            assert_eq!(native.zero_ahead(RUN), 0);
+            assert_eq!(native.zero_ahead(ZEROED_RUN), 0);
             Ok(())
         })
         .unwrap();
-    assert_eq!(native.zero_ahead(RUN), RUN);
-    assert_eq!(native.vm().zeroed_frames(), RUN as u64);
+    assert_eq!(native.zero_ahead(ZEROED_RUN), ZEROED_RUN);
+    assert_eq!(native.vm().zeroed_frames(), ZEROED_RUN as u64);
 }

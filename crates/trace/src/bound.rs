@@ -27,8 +27,8 @@
 use crate::event::{Access, Backing, Prot};
 use crate::plan::space::{Area, Met, Space};
 use crate::plan::{Op, Plan};
-use faultless::addr::{PAGE_SIZE, VirtRange, page_up};
-use faultless::fault::prefault::streams::MAX_ORDER;
+use faultless::prefault::MAX_ORDER;
+use faultless::{PAGE_SIZE, VirtRange, page_up};
 use rangemap::RangeMap;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};

@@ -6,7 +6,7 @@ use crate::event::{
     Recorded, ThreadInfo, Trace,
 };
 use crate::zstd;
-use faultless::addr::PAGE_SHIFT;
+use faultless::PAGE_SHIFT;
 use std::path::Path;
 
 /// The first bytes of a compact recording.

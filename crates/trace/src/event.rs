@@ -5,7 +5,7 @@
 //! returns, what takes it away (`munmap`, `madvise`) where it enters.
 
 use bitflags::bitflags;
-use faultless::addr::PAGE_SIZE;
+use faultless::PAGE_SIZE;
 use rangemap::RangeMap;
 use std::collections::HashSet;
 use std::fmt;

@@ -14,7 +14,7 @@ use crate::host::{Usage, now, rest, thread_usage};
 use crate::program::Program;
 use crate::start::Start;
 use crate::system::{Child, Crew, Failure, Measured, Mode, Report, System, Task, Worker};
-use faultless::stat::Counter;
+use faultless::Counter;
 use faultless::{Advice, Errno, Error, Machine, MapFlags, Prot, RemapFlags, Totals};
 use faultless_native::{Native, NativeCpu, Process, Signal, Stop};
 

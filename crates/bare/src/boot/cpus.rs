@@ -21,7 +21,7 @@ use core::hint::spin_loop;
 use core::mem;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
-use faultless::heap::try_box_with;
+use faultless::try_box_with;
 use faultless::{CpuId, Vm};
 use faultless_collections::Vec;
 

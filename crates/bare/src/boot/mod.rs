@@ -22,7 +22,7 @@ use crate::trap::entry as trap_entry;
 use alloc::boxed::Box;
 use core::arch::asm;
 use core::cell::UnsafeCell;
-use faultless::heap::try_box;
+use faultless::try_box;
 use faultless::{CpuId, FrameNumber, MemoryRegion, PAGE_SHIFT, PAGE_SIZE, Vm};
 use faultless_collections::Vec;
 use info::Info;

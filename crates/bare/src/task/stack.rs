@@ -10,8 +10,8 @@ use core::alloc::Layout;
 use core::fmt;
 use core::ptr::NonNull;
 use faultless::PAGE_SIZE;
-use faultless::sync::spin::SpinLock;
-use faultless::sync::wait::Spin;
+use faultless::locks::Spin;
+use faultless::locks::SpinLock;
 
 /// Bytes of a kernel stack. `fork` needs most: less than 20 KiB.
 pub const STACK_BYTES: usize = 24 << 10;

@@ -2,7 +2,7 @@
 //! `RwLock`, frames mapped by its backend.
 
 use faultless::FrameNumber;
-use faultless::sync::percpu::Padded;
+use faultless::locks::Padded;
 use faultless_native::Memory;
 use memory_addr::{AddrRange, VirtAddr};
 use memory_set::{MappingBackend, MemoryArea, MemorySet};

@@ -38,6 +38,7 @@ use crate::table::node::{ENTRIES, LAST};
 use crate::table::walk::{Reached, descend};
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
+use core::fmt;
 use prefault::ThreadStreams;
 use prepared::Prepared;
 use ticket::{Abort, Ticket};
@@ -88,6 +89,7 @@ enum Grow {
 
 /// How a fault was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum FaultKind {
     /// The zero page.
     ZeroPage,
@@ -103,7 +105,8 @@ pub enum FaultKind {
     Spurious,
 }
 
-/// A fault that cannot be served: what the program is to be told.
+/// A fault that cannot be served: what the program is to be told. Not `non_exhaustive`: a page-fault handler
+/// answers each of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultError {
     /// SIGSEGV. `mapped` tells `SEGV_ACCERR` from `SEGV_MAPERR`.
@@ -117,6 +120,19 @@ pub enum FaultError {
     /// 2^20).
     OutOfMemory,
 }
+
+impl fmt::Display for FaultError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Segv { mapped: false } => "SIGSEGV: nothing is mapped there",
+            Self::Segv { mapped: true } => "SIGSEGV: the mapping forbids the access",
+            Self::Bus => "SIGBUS: the page lies beyond the end of its object",
+            Self::OutOfMemory => "out of memory",
+        })
+    }
+}
+
+impl core::error::Error for FaultError {}
 
 /// One try at serving a fault, with what it may rely on. A plain value, so that it lives in
 /// registers.

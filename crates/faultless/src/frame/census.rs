@@ -10,6 +10,7 @@ use core::fmt;
 
 /// How many frames there are of each kind, at a quiet moment (while nobody allocates or frees).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Census {
     /// Holes between regions: not memory, and not part of the [total](Self::total).
     pub reserved: u64,
@@ -48,6 +49,7 @@ impl Census {
 
 /// A broken promise of the accounting, found by [`Frames::audit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Imbalance {
     /// The frame it was found at, where it has one.
     pub frame: Option<FrameNumber>,

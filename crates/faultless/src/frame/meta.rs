@@ -35,6 +35,7 @@ const NO_NODE: u8 = u8::MAX;
 /// What a published frame is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum Use {
     /// A page-table node.
     Table = 5,

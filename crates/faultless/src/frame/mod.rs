@@ -50,7 +50,7 @@ use crate::sync::wait::{Spin, Wait};
 use alloc::vec::Vec;
 use core::fmt;
 use percpu::{BATCH, Magazine, Stock, batch_for};
-use zeroed::{Lists, Node};
+use zeroed::Node;
 
 /// log2 of the frames in the largest block: 1 GiB.
 pub const MAX_ORDER: u8 = 18;
@@ -91,11 +91,7 @@ impl Frames {
     /// The regions are those of one machine, as [`Machine::regions`](crate::Machine::regions) promises, and nothing
     /// else hands out their frames. Whatever is given a machine here, [`Frame::zero`] among them, is given that one, and
     /// frames, runs and numbers of frames come back to the `Frames` that they are of. So no frame is of use without an
-    /// `unsafe` that answers for it:
-    ///
-    /// ```compile_fail,E0133
-    /// let frames = faultless::frame::Frames::try_new(1, &[]);
-    /// ```
+    /// `unsafe` that answers for it.
     pub unsafe fn try_new(cpus: usize, regions: &[MemoryRegion]) -> Result<Self, OutOfMemory> {
         let table = FrameTable::try_new(regions)?;
         let mut nodes = Vec::new();
@@ -129,6 +125,7 @@ impl Frames {
 
     /// Allocates a block of 2^`order` contiguous frames, aligned to its size, straight from the
     /// first node that has one. `None`: there is none left, or the limit is reached.
+    #[cfg(any(test, loom, shuttle))]
     pub fn alloc_order(&self, local: &Local, order: u8, wait: &impl Wait) -> Option<Frame<Clean>> {
         let number = self.take_block(order, wait).or_else(|| {
             // What this CPU keeps may be what is missing from a block, or from the limit; and a block may
@@ -307,12 +304,13 @@ impl Frames {
 
     /// Takes a block from the first node that has one. The block is taken before it is reserved:
     /// a reservation that then found no block would have failed somebody else's for nothing.
+    #[cfg(any(test, loom, shuttle))]
     fn take_block(&self, order: u8, wait: &impl Wait) -> Option<FrameNumber> {
         let found = |node: &Node| node.locked(wait, |lists| lists.alloc(&self.table, order));
         let number = self.nodes.iter().find_map(found)?;
         let frames = 1 << order;
         if self.reserve(frames, |_| frames).is_none() {
-            let give_back = |lists: &mut Lists| lists.free.free(&self.table, number, order);
+            let give_back = |lists: &mut zeroed::Lists| lists.free.free(&self.table, number, order);
             self.node_of(number).locked(wait, give_back);
             return None;
         }
@@ -353,6 +351,7 @@ impl Frames {
     }
 
     /// Whether memory is short: less than 1/16 of what may be out can still be had.
+    #[cfg(any(test, loom, shuttle))]
     pub fn is_short(&self) -> bool {
         self.is_short_at(self.available(), 0)
     }

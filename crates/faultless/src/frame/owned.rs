@@ -4,16 +4,8 @@
 //! A CPU's TLB may hold a translation to a frame after its entry is gone. Until every such
 //! CPU has flushed, the frame must not get a new owner (law 1), so a frame that comes out of a page table
 //! is a `Frame<Owed>`, which can only be kept or [settled](Frame::settle). What allocation hands out
-//! and what freeing, zeroing and publishing take is a [`Settled`] frame:
-//!
-//! ```compile_fail,E0277
-//! use faultless::frame::{Frame, Frames, Owed};
-//! use faultless::sync::{percpu::Local, wait::Wait};
-//!
-//! fn reuse_too_early(frames: &Frames, local: &Local, wait: &impl Wait, frame: Frame<Owed>) {
-//!     frames.free(local, frame, wait);
-//! }
-//! ```
+//! and what freeing, zeroing and publishing take is a [`Settled`] frame; the tests of [`safety`](crate::safety) assert that
+//! an owed one is none.
 //!
 //! A `Frame` that is dropped is lost. It cannot free itself, for it does not know its allocator, nor
 //! which CPU it is on; the census counts it as pooled for ever, and audits find it there.
@@ -79,8 +71,7 @@ impl<S> Frame<S> {
     }
 
     /// Gives up the value and keeps the number; the frame stays allocated. The way into a
-    /// page-table entry is [`Frames::publish`](super::Frames::publish); this is for lists of numbers
-    /// that come back through [`from_number`](Self::from_number).
+    /// page-table entry is [`Frames::publish`](super::Frames::publish); this is for lists of numbers.
     #[inline]
     pub const fn into_number(self) -> FrameNumber {
         self.number
@@ -88,17 +79,6 @@ impl<S> Frame<S> {
 }
 
 impl Frame<Owed> {
-    /// The frame of that number, from a list of numbers or a page-table entry. Whatever it was, it
-    /// is owed now: the type no longer knows.
-    ///
-    /// # Safety
-    /// The block of 2^`order` frames at `number` is allocated as that block, no entry maps it, no
-    /// reference to it is left, and the caller alone knows the number.
-    #[inline]
-    pub const unsafe fn from_number(number: FrameNumber, order: u8) -> Self {
-        Self::new(number, order)
-    }
-
     /// Declares the debt paid: the only way from `Owed` to [`Clean`].
     ///
     /// # Safety

@@ -40,12 +40,14 @@ impl<'b, S> Run<'b, S> {
     }
 
     /// Whether none is left.
+    #[cfg(any(test, loom, shuttle))]
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.numbers.is_empty()
     }
 
     /// The numbers of the frames that are left, in the order in which they come.
+    #[cfg(any(test, loom, shuttle))]
     #[inline]
     pub const fn numbers(&self) -> &[FrameNumber] {
         self.numbers
@@ -69,6 +71,7 @@ impl<S> fmt::Debug for Run<'_, S> {
 
 impl Frames {
     /// Up to `to.len()` frames of anything, as many as can be spared.
+    #[cfg(any(test, loom, shuttle))]
     pub fn alloc_run<'b>(
         &self,
         local: &Local,

@@ -20,6 +20,7 @@ use crate::vm::Cpu;
 /// What a program says about its use of a range: Linux's `MADV_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
+#[non_exhaustive]
 pub enum Advice {
     /// Nothing special.
     Normal = 0,

@@ -35,7 +35,7 @@ pub(super) unsafe fn each_run<'v, M: Machine, E>(
 ) -> Result<(), E> {
     let visit = |run: Run<'v>| match run {
         Run::Pages { start, slots } => each(start, slots),
-        Run::Huge { .. } => Ok(()),
+        Run::Huge => Ok(()),
     };
     // SAFETY: handed on.
     unsafe { range::visit(cpu.vm().machine(), root, range, cpu, visit) }

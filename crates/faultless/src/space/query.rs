@@ -16,6 +16,7 @@ use core::fmt;
 
 /// A VMA as a listing shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct AreaInfo {
     /// Where it lies.
     pub range: VirtRange,
@@ -38,6 +39,7 @@ pub struct AreaInfo {
 
 /// What one page of a space is mapped to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PageInfo {
     /// The frame.
     pub frame: FrameNumber,

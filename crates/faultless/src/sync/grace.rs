@@ -103,12 +103,6 @@ impl RetireChain {
         self.len += 1;
     }
 
-    /// How many objects there are.
-    #[inline]
-    pub const fn len(&self) -> usize {
-        self.len
-    }
-
     /// Whether there is none.
     #[inline]
     pub const fn is_empty(&self) -> bool {
@@ -343,6 +337,7 @@ impl Grace {
     ///
     /// # Safety
     /// As there.
+    #[cfg(any(test, loom, shuttle))]
     pub unsafe fn retire(&self, local: &Local, object: NonNull<RetireLink>) {
         let mut one = RetireChain::default();
         // SAFETY: the caller's promise.
@@ -430,6 +425,7 @@ impl Grace {
     }
 
     /// Gives out everything that any CPU has retired: with `&mut self` there are no sections.
+    #[cfg(any(test, loom, shuttle))]
     pub fn drain(&mut self) -> impl Iterator<Item = NonNull<RetireLink>> {
         self.retired.iter_mut().flat_map(|retired| {
             let Retired { len, bags } = retired;

@@ -111,6 +111,7 @@ impl<T> PerCpu<T> {
     }
 
     /// Exclusive access to every slot, in the order of CPU numbers.
+    #[cfg(any(test, loom, shuttle))]
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.slots.iter_mut().map(|slot| &mut slot.0)
     }

@@ -351,6 +351,7 @@ impl RangeLock {
     ///
     /// # Panics
     /// As [`Self::acquire`].
+    #[cfg(any(test, loom, shuttle))]
     pub fn try_acquire<'a>(
         &'a self,
         slots: &'a ClaimSlots,
@@ -424,6 +425,7 @@ impl RangeGuard<'_> {
     }
 
     /// Whether all of `range` lies in one of the claim's ranges.
+    #[cfg(any(test, loom, shuttle))]
     #[inline]
     pub fn covers(&self, range: VirtRange) -> bool {
         range.is_empty() || self.ranges().iter().any(|own| own.covers(range))

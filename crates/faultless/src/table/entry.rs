@@ -116,6 +116,7 @@ impl Entry {
     }
 
     /// The same leaf as a huge one; its frame must be aligned to the huge size.
+    #[cfg(any(test, loom, shuttle))]
     #[inline]
     pub const fn huge(self) -> Self {
         Self(self.0 | HUGE)
@@ -146,6 +147,7 @@ impl Entry {
     }
 
     /// The same value, not locked.
+    #[cfg(any(test, loom, shuttle))]
     #[inline]
     pub const fn unlocked(self) -> Self {
         Self(self.0 & !LOCKED)

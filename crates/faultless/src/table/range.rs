@@ -19,13 +19,8 @@ pub enum Run<'a> {
         /// The entries.
         slots: &'a [AtomicU64],
     },
-    /// A huge leaf in a table of `level`, for the address range given.
-    Huge {
-        /// What the leaf spans.
-        span: VirtRange,
-        /// The entry.
-        slot: &'a AtomicU64,
-    },
+    /// A huge leaf.
+    Huge,
 }
 
 /// Visits every run of entries in `range` for which tables exist, in ascending order, until `visit`
@@ -69,9 +64,8 @@ pub unsafe fn visit<'m, M: Machine, E>(
             }
             let start = addr & !(span - 1);
             if seen.is_present() {
-                let span = VirtRange { start, end: start + span };
-                visit(Run::Huge { span, slot: &slots[at] })?;
-                addr = span.end;
+                visit(Run::Huge)?;
+                addr = start + span;
                 break;
             }
             // Nothing below: a fault that takes the entry from now on finds its VMA stopped, if the caller

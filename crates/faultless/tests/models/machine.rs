@@ -7,15 +7,15 @@
 //! the order of memory, or the model checker finds two accesses without order.
 
 use super::{Fair, Guarded};
+use faultless::Census;
 use faultless::audit::audit;
-use faultless::frame::Census;
-use faultless::machine::{CpuId, Invalidate, Machine, MemoryRegion, SpaceId};
 use faultless::sync::atomic::{AtomicU64, Ordering};
 use faultless::sync::wait::Wait;
 use faultless::table::Entry;
 use faultless::table::node::ENTRIES;
 use faultless::table::walk::{Reached, descend};
 use faultless::{Access, Cpu, FaultError, FrameNumber, MapFlags, PAGE_SIZE, Prot, Space, Vm};
+use faultless::{CpuId, Invalidate, Machine, MemoryRegion, SpaceId};
 use std::cell::{RefCell, UnsafeCell};
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@
 //! made to land in the window.
 
 use super::seen::{AreaSeen, areas};
-use faultless::frame::Use;
+use faultless::Use;
 use faultless::{
     Access, Advice, Backing, Copies, Cpu, Errno, Error, FaultError, Lock, MapFlags, Object,
     PAGE_SIZE, Prot, RemapFlags, Setting, Shared, Space, VirtRange, VmaFlags,

@@ -1,7 +1,7 @@
 //! What a case leaves: what `maps` lists, the counts, the children.
 
 use super::op::{Hand, page};
-use faultless::frame::Use;
+use faultless::Use;
 use faultless::{AreaInfo, Cpu, Machine, Object, PAGE_SIZE, Prot, Space, VmaFlags};
 use std::fmt;
 

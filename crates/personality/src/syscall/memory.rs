@@ -209,8 +209,8 @@ pub fn mremap(args: Args<'_>) -> Result {
         });
     }
     if lock == Lock::Now {
-        let added = faultless::addr::page_down(old);
-        let len = faultless::addr::page_up(new - added).unwrap_or(0);
+        let added = faultless::page_down(old);
+        let len = faultless::page_up(new - added).unwrap_or(0);
         let _ = populate(start + added, len, true);
     }
     Ok(start)
@@ -225,7 +225,7 @@ pub fn madvise(args: Args<'_>) -> Result {
     }
     let advice = Advice::from_number(args.c() as u32).ok_or(Errno::EINVAL)?;
     let act = |at, len| Ok(of_caller(|space, cpu| space.madvise(cpu, at, len, advice))?);
-    let ends = faultless::addr::page_up(len).is_some_and(|len| start.checked_add(len).is_some());
+    let ends = faultless::page_up(len).is_some_and(|len| start.checked_add(len).is_some());
     match advice {
         Advice::PopulateRead | Advice::PopulateWrite if ends => in_pieces(start, len, act)?,
         _ => act(start, len)?,
@@ -235,8 +235,8 @@ pub fn madvise(args: Args<'_>) -> Result {
 
 /// `MADV_REMOVE`: punches a hole into what is mapped shared there, as `fallocate` does.
 fn remove(start: u64, len: u64) -> Result {
-    let end = faultless::addr::page_up(len).and_then(|len| start.checked_add(len));
-    let end = end.filter(|_| faultless::addr::is_page_aligned(start)).ok_or(Errno::EINVAL)?;
+    let end = faultless::page_up(len).and_then(|len| start.checked_add(len));
+    let end = end.filter(|_| faultless::is_page_aligned(start)).ok_or(Errno::EINVAL)?;
     let mut at = start;
     let mut hole = false;
     while at < end {
@@ -287,8 +287,8 @@ fn lock_grown(from: u64, to: u64) {
     if lock == Lock::No {
         return;
     }
-    let start = faultless::addr::page_up(from).unwrap_or(to);
-    let len = faultless::addr::page_up(to).unwrap_or(to).saturating_sub(start);
+    let start = faultless::page_up(from).unwrap_or(to);
+    let len = faultless::page_up(to).unwrap_or(to).saturating_sub(start);
     // If it cannot be split from the rest, the heap grows all the same.
     let _ = space().mlock(percpu::cpu(), start, len, lock);
     if lock == Lock::Now {
@@ -330,7 +330,7 @@ pub fn msync(args: Args<'_>) -> Result {
     {
         return Err(Errno::EINVAL);
     }
-    let len = faultless::addr::page_up(args.b()).ok_or(Errno::ENOMEM)?;
+    let len = faultless::page_up(args.b()).ok_or(Errno::ENOMEM)?;
     let end = args.a().checked_add(len).ok_or(Errno::ENOMEM)?;
     let range = VirtRange::new(args.a(), end);
     if flags & INVALIDATE != 0 {
@@ -350,10 +350,10 @@ pub fn msync(args: Args<'_>) -> Result {
 /// Locks, or unlocks, the pages that a call is about, and returns which those are. (Programs are root, and so
 /// there is no limit.)
 fn lock(args: &Args<'_>, how: Lock) -> Result<VirtRange> {
-    let start = faultless::addr::page_down(args.a());
+    let start = faultless::page_down(args.a());
     let len = args.b().wrapping_add(args.a() - start);
     // As on Linux, a length that is nearly all there is comes round to nothing.
-    let len = faultless::addr::page_up(len).unwrap_or(0);
+    let len = faultless::page_up(len).unwrap_or(0);
     let end = start.checked_add(len).ok_or(Errno::EINVAL)?;
     space().mlock(percpu::cpu(), start, len, how)?;
     Ok(VirtRange::new(start, end))
@@ -442,7 +442,7 @@ pub fn munlockall(_: Args<'_>) -> Result {
 /// shared, as Linux has it since it has no mappings out of order any more.
 pub fn remap_file_pages(args: Args<'_>) -> Result {
     room()?;
-    let (start, len) = (faultless::addr::page_down(args.a()), faultless::addr::page_down(args.b()));
+    let (start, len) = (faultless::page_down(args.a()), faultless::page_down(args.b()));
     let first = args.d();
     let end = start.checked_add(len).filter(|&end| end > start && end <= USER_END);
     let pages_end = first.checked_add(len >> PAGE_SHIFT);

@@ -14,7 +14,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::{self, Inode, Regular, Transfer};
 use crate::signal;
 use core::sync::atomic::Ordering;
-use faultless::space::Backing;
+use faultless::Backing;
 use faultless::{Lock, MapFlags, PAGE_SIZE, Prot, USER_END, VirtRange};
 use faultless_bare::arch::fpu::{self, FpuState};
 use faultless_bare::arch::{self, Selectors, TrapFrame, user};
@@ -353,7 +353,7 @@ impl Stack<'_> {
         }
         let rsp = (random_at - words.len() as u64 * 8) & !15;
 
-        let start = faultless::addr::page_down(rsp) - STACK;
+        let start = faultless::page_down(rsp) - STACK;
         let mut prot = Prot::READ | Prot::WRITE;
         prot.set(Prot::EXEC, executable);
         let flags = MapFlags::PRIVATE

@@ -24,9 +24,9 @@ use core::cell::{Cell, UnsafeCell};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use faultless::CpuId;
-use faultless::frame::zeroed::RUN;
-use faultless::sync::percpu::Padded;
-use faultless::sync::wait::until;
+use faultless::ZEROED_RUN;
+use faultless::locks::Padded;
+use faultless::locks::until;
 use faultless_bare::arch::{apic, clock};
 use faultless_bare::heap::FailNth;
 use faultless_bare::percpu;
@@ -135,7 +135,7 @@ pub fn idle_loop() -> ! {
         own.idle.store(true, Ordering::SeqCst);
         if !could_run_something() && (drained || !DRAIN.load(Ordering::SeqCst)) {
             // Not once the books are looked at.
-            if !drained && percpu::cpu().zero_ahead(RUN) != 0 {
+            if !drained && percpu::cpu().zero_ahead(ZEROED_RUN) != 0 {
                 arch::serve_interrupts();
             } else {
                 time::before_idle();

@@ -23,7 +23,7 @@ use crate::event::{
     Access, Backing, Birth, Event, Header, Kind, MAX_EVENTS, MAX_THREADS, ProcessInfo, Prot,
     Recorded, ThreadInfo, Trace,
 };
-use faultless::addr::{PAGE_SIZE, page_down, page_up};
+use faultless::{PAGE_SIZE, page_down, page_up};
 use linux_perf_data::linux_perf_event_reader::{
     CpuMode, EventRecord, ForkOrExitRecord, RawData, RawEventRecord, RecordType, SampleRecord,
 };

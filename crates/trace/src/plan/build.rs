@@ -5,7 +5,7 @@ use super::order::Order;
 use super::space::{Area, Met, Space};
 use super::{Assumption, At, Op, Plan, PlanError, Process, Thread, Wait};
 use crate::event::{Access, Backing, Birth, Event, Kind, MAX_AREAS, Prot, Recorded, Trace};
-use faultless::addr::{PAGE_SIZE, USER_END, VirtRange, page_up};
+use faultless::{PAGE_SIZE, USER_END, VirtRange, page_up};
 use std::collections::{BTreeMap, HashMap};
 
 /// The lowest address that a program may map (`vm.mmap_min_addr`): a touch below is a null pointer.

@@ -35,7 +35,7 @@ mod order;
 pub(crate) mod space;
 
 use crate::event::{Access, Backing, Prot, Recorded, Trace};
-use faultless::addr::VirtRange;
+use faultless::VirtRange;
 use std::fmt;
 
 /// The operation `op` of the thread `thread`, once it has completed.

@@ -2,7 +2,7 @@
 //! [`plan`](super).
 
 use super::At;
-use faultless::addr::VirtRange;
+use faultless::VirtRange;
 use rangemap::RangeMap;
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! What a process's address space looks like at a point of the recording.
 
 use crate::event::{Access, Backing, Prot};
-use faultless::addr::{PAGE_SIZE, VirtRange};
+use faultless::{PAGE_SIZE, VirtRange};
 use rangemap::RangeMap;
 
 /// How far below its lowest page a stack may be touched: Linux's default limit of a stack's size.

@@ -57,7 +57,7 @@ unsafe impl Program for Brk1 {
 
     fn finish<T: Task>(&self, task: &mut T, low: &u64, _: Worker) -> Result<(), Failure> {
         // The memory that a raised break gives is there, and zero, whatever was there before.
-        let page = faultless::addr::page_up(*low).unwrap_or(*low);
+        let page = faultless::page_up(*low).unwrap_or(*low);
         let high = page + PAGE_SIZE;
         Failure::check("the raised break", high, high, task.brk(high))?;
         Failure::check("a word above the old break", page, 0, task.load(page)?)?;

@@ -8,7 +8,7 @@ use super::touch::{map, touch, unmap, verify};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program};
 use crate::system::{Crew, Failure, Needs, Tally, Task, Worker};
-use faultless::{Access, PAGE_SIZE, addr::is_page_aligned};
+use faultless::{Access, PAGE_SIZE, is_page_aligned};
 
 static SIZE: Param =
     Param { name: "size", kind: Kind::Size, default: 128 << 20, help: "bytes mapped" };

@@ -26,7 +26,7 @@ pub mod streams;
 
 pub use habits::Habits;
 pub use past::{Footprints, Past};
-pub use streams::{Audit, Kind, Miss, Seen, Streams, Tally, Window};
+pub use streams::{Audit, Kind, Miss, Seen, Streams, Window};
 
 use super::{Access, Attempt, FaultKind, overtaken};
 use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange};

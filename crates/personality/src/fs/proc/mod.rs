@@ -18,7 +18,7 @@ use crate::errno::{Errno, Result};
 use crate::task::process::{TABLE, find};
 use crate::task::{Process, Thread, current};
 use core::fmt::Write;
-use faultless::heap::try_box;
+use faultless::try_box;
 use faultless_bare::heap::{FailNth, try_push};
 use faultless_collections::{Arc, String, Vec};
 use linux_raw_sys::general as linux;

@@ -3,7 +3,7 @@
 use super::super::transfer::Transfer;
 use crate::errno::{Errno, Result};
 use crate::task::process::find;
-use faultless::frame::Use;
+use faultless::Use;
 use faultless::{PAGE_SHIFT, PageInfo, USER_END};
 use faultless_bare::percpu;
 

@@ -54,7 +54,7 @@ pub fn shmat(args: Args<'_>) -> Result {
     let asked = addr != 0;
     let replaces = how & REPLACE != 0;
     if how & ROUND != 0 {
-        addr = faultless::addr::page_down(addr);
+        addr = faultless::page_down(addr);
     }
     if addr & (PAGE_SIZE - 1) != 0 || replaces && addr == 0 {
         return Err(Errno::EINVAL);
