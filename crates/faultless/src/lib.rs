@@ -45,6 +45,42 @@
 //! # Ok::<(), faultless::Error>(())
 //! ```
 //!
+//! # What the words mean
+//!
+//! A **space** ([`Space`]) is an address space: its VMAs, the tree that finds them, and its page tables. A CPU runs one
+//! space at a time, from [`Space::activate`] to [`Space::deactivate`].
+//!
+//! A **fault** is an access that the MMU could not translate. The kernel's handler calls [`Space::fault_of`], which
+//! finds the VMA, prepares a page and installs its page-table entry; then the access is tried again.
+//!
+//! A fault takes no lock, so an `munmap` may run beside it on another CPU. Each VMA has a sequence count: even while
+//! the VMA is in force, odd for ever once a call has detached it. The count that the fault read is its **ticket**. The fault
+//! takes the entry (it makes it *busy*), validates the ticket, and only then stores the page. `munmap` first makes the
+//! count odd, and then empties the entries, waiting for those that are busy. So either the fault sees the odd count
+//! and gives up, or `munmap` sees the entry and removes the page:
+//!
+//! ```text
+//!  CPU 0: fault                              CPU 1: munmap
+//!  ------------                              -------------
+//!  open a grace section
+//!  find the VMA, read its sequence: 4
+//!  prepare a zeroed frame
+//!                                            sequence: 4 -> 5 (odd: detached), full fence
+//!                                            publish the tree without the VMA
+//!  entry: none -> busy
+//!  validate: the sequence is 5, not 4        meet the busy entry, wait
+//!  entry: busy -> none                       entry is none: nothing to unmap
+//!  close the section                         flush the TLBs, drop what was unmapped
+//!  try again under a lock: SIGSEGV           retire the VMA
+//!                                              ... both epochs pass: free the VMA
+//!
+//!  Had CPU 0 validated before the step to 5, it would have stored the page; CPU 1 would
+//!  have waited for the busy entry, removed the page, flushed it, and then freed the frame.
+//! ```
+//!
+//! A **grace section** is the stretch in which the fault may look at the VMA without a lock. What a call unlinks it
+//! only *retires*: it is freed after a grace period, when every section that was open at that moment has closed.
+//!
 //! # The laws
 //!
 //! 1. *Never a stale owner.* No CPU reads or writes a frame through a translation older than the
