@@ -260,10 +260,10 @@ fn amend(fixture: &Fixture, model: &mut Model, change: &Change, number: usize) -
         // The first and the last that overlap stay in part.
         Change::Replace { start, len, .. } => {
             let cut = VirtRange::new(start, start + len);
-            let near = all.clone().filter(|entry| entry.range().overlaps(cut));
+            let mut near = all.clone().filter(|entry| entry.range().overlaps(cut));
             let range = near.clone().fold(cut, |hull, entry| hull.hull(entry.range()));
             let low = near.clone().find(|entry| entry.start < cut.start);
-            let high = near.last().filter(|entry| entry.end > cut.end);
+            let high = near.next_back().filter(|entry| entry.end > cut.end);
             let low = low.map(|entry| Entry { end: cut.start, ..entry });
             let high = high.map(|entry| Entry { start: cut.end, ..entry });
             (range, low.into_iter().chain(high).collect())
