@@ -1,7 +1,11 @@
 //! The subsystem as a whole, and the CPU that a call runs on.
 
+mod state;
+
+use state::CpuState;
+
 use crate::addr::FrameNumber;
-use crate::error::{Errno, OutOfMemory};
+use crate::error::Errno;
 use crate::fault::prefault::{Habits, ThreadStreams};
 use crate::file::Object;
 use crate::frame::zeroed::{RUN, Supply};
@@ -11,11 +15,10 @@ use crate::knob::{Knobs, Setting};
 use crate::machine::{CpuId, Machine, SpaceId};
 use crate::reclaim::lazy;
 use crate::space::Space;
-use crate::space::batch::Gather;
 use crate::space::fixed::Core;
 use crate::space::tree::{self, RETIRE_TREE_NODE};
 use crate::space::vma::Vma;
-use crate::stat::{Counter, Counts, Totals, Trace};
+use crate::stat::{Counter, Totals, Trace};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::{Grace, RetireChain, RetireLink, Section};
 use crate::sync::mutant::{Mutant, lost};
@@ -29,7 +32,7 @@ use alloc::boxed::Box;
 use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
-use core::ptr::{self, NonNull};
+use core::ptr::NonNull;
 
 /// Retired objects beyond which a call tries to free some. Every try looks at all CPUs' marks, and every
 /// step of the epoch sends faults to the tree again that had a hint; so not too often. A few tens of
@@ -43,124 +46,6 @@ pub(crate) const RETIRE_VMA: u8 = 2;
 const CALLS_BEFORE_OWNING: u32 = 64;
 
 const _: () = assert!(RETIRE_VMA != RETIRE_TREE_NODE && RETIRE_VMA != FrameMeta::RETIRE_KIND);
-
-/// One CPU's state, on lines of its own.
-#[derive(Debug)]
-pub(crate) struct CpuState {
-    pub(crate) counts: Counts,
-    pub(crate) gather: Gather,
-    /// The space that this CPU runs.
-    pub(crate) resident: Resident,
-    pub(crate) hint: Hint,
-    /// Frames that calls let go of since it was last looked at.
-    freed: Cell<usize>,
-    /// VMAs that calls of this CPU removed as the owner of a space: nobody else can see them.
-    gone: Cell<RetireChain>,
-    /// Calls that changed VMAs of a shared space.
-    shared_calls: Cell<u32>,
-    /// Whether the call that this CPU is in got no frame.
-    pub(crate) starved: Cell<bool>,
-    /// Whether it was refused because the space has as many VMAs as it may have.
-    pub(crate) crowded: Cell<bool>,
-    /// Of the thread that this CPU makes a call for, or null. Set by [`Cpu::for_thread`] alone, which keeps
-    /// it alive until it puts back what was there.
-    thread: Cell<*const ThreadStreams>,
-}
-
-impl CpuState {
-    /// The state of a CPU of a machine of `frames` frames.
-    fn try_new(frames: u64) -> Result<Self, OutOfMemory> {
-        Ok(Self {
-            counts: Counts::default(),
-            gather: Gather::try_new(frames)?,
-            resident: Resident::default(),
-            hint: Hint::default(),
-            freed: Cell::new(0),
-            gone: Cell::default(),
-            shared_calls: Cell::new(0),
-            starved: Cell::new(false),
-            crowded: Cell::new(false),
-            thread: Cell::new(ptr::null()),
-        })
-    }
-}
-
-/// The VMA that this CPU's last fault found: the next fault is often in it, and need not look at the
-/// tree, which calls in other ranges change all the time.
-///
-/// *Invariant (a hint is alive):* while the space `space` exists, `vma` is alive in every section whose
-/// steady epoch is `epoch`. It may have been replaced since: then its sequence is odd. (A space that
-/// ended frees its VMAs at once, but its number never comes again, so nobody asks for its hint. The [owner](crate::sync::owner) of a space
-/// frees VMAs at once, too, and forgets them; other CPUs have no hint then, since only those have one that run the space.)
-#[derive(Debug)]
-pub(crate) struct Hint {
-    space: Cell<u64>,
-    epoch: Cell<u64>,
-    vma: Cell<*const Vma>,
-}
-
-impl Default for Hint {
-    fn default() -> Self {
-        // No space is numbered 0.
-        Self { space: Cell::new(0), epoch: Cell::new(0), vma: Cell::new(ptr::null()) }
-    }
-}
-
-impl Hint {
-    /// The VMA that the last fault found in `space`, if it is known to be alive.
-    #[inline(always)]
-    pub(crate) fn get<'s>(
-        &self,
-        grace: &Grace,
-        section: &'s Section<'_>,
-        space: SpaceId,
-    ) -> Option<&'s Vma> {
-        if self.space.get() != space.0 || grace.steady_epoch(section) != Some(self.epoch.get()) {
-            return None;
-        }
-        // SAFETY: a hint is alive.
-        Some(unsafe { &*self.vma.get() })
-    }
-
-    /// Knows no VMA any more.
-    pub(crate) fn forget(&self) {
-        self.space.set(0);
-    }
-
-    /// Knows `vma` no more, which is freed without a grace period.
-    #[inline]
-    pub(crate) fn forget_vma(&self, vma: *const Vma) {
-        if self.vma.get() == vma {
-            self.forget();
-        }
-    }
-
-    /// Remembers `vma`, which was found in `space` in this section.
-    #[inline]
-    pub(crate) fn set(&self, grace: &Grace, section: &Section<'_>, space: SpaceId, vma: &Vma) {
-        if let Some(epoch) = grace.steady_epoch(section) {
-            self.space.set(space.0);
-            self.epoch.set(epoch);
-            self.vma.set(vma);
-        } else {
-            self.space.set(0);
-        }
-    }
-}
-
-// SAFETY: the cells (`gather`, `hint`, `freed`, `gone`, `shared_calls`, `starved`, `thread`) are reached only through `Cpu::state`, against the CPU's `Local`; other
-// CPUs read `counts` and `resident`, which are atomics.
-unsafe impl Sync for CpuState {}
-// SAFETY: as above; the hint's pointer is followed only as its invariant allows, on whichever thread is
-// the CPU, and that of the thread is null but during a call.
-unsafe impl Send for CpuState {}
-
-/// Resident pages that a CPU counted for the space it runs, not yet added to the space's own count.
-#[derive(Debug, Default)]
-pub(crate) struct Resident {
-    pub(crate) space: AtomicU64,
-    pub(crate) pages: AtomicU64,
-}
 
 /// The virtual-memory subsystem over one machine.
 pub struct Vm<M: Machine> {
