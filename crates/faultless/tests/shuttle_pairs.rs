@@ -255,6 +255,16 @@ fn a_first_store_beside() {
     try_known("first store beside a change");
 }
 
+/// Advice for a page that is being unmapped, and a load of it.
+fn advice_of_a_hole() {
+    try_known("advised of a hole");
+}
+
+/// The same, of populating.
+fn populating_a_hole() {
+    try_known("populated a hole");
+}
+
 mod needs {
     use crate::scenario;
     use faultless::sync::mutant::Mutant;
@@ -265,6 +275,7 @@ mod needs {
         a_root_is_adopted: RootAdopted in [a_mapping_beside_what_goes],
         a_group_is_sealed: SealsGroup in [a_first_store_beside],
         a_part_keeps_its_root: RenewsParts in [a_part_that_stays],
+        a_hole_is_flushed: HoleIsFlushed in [advice_of_a_hole, populating_a_hole] under MMAP_LOCK,
         what_merges_later_counts_as_one: CountsMerged in [two_that_stay_as_many],
     );
 }

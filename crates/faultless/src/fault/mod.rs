@@ -471,6 +471,11 @@ impl<M: Machine> Space<M> {
                     return Err(FaultError::OutOfMemory);
                 }
                 Err(Refusal::Unmapped) => {
+                    if grow == Grow::Nothing {
+                        // The look for a stack, under the lock for writing, has waited for that.
+                        let page = VirtRange::page(page);
+                        drop(self.share_flushed(cpu, page, Counter::RangeLockFault));
+                    }
                     cpu.count(Counter::Segv);
                     return Err(FaultError::Segv { mapped: false });
                 }

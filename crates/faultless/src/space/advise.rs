@@ -149,7 +149,11 @@ fn each_part<M: Machine>(
         at = part.end;
         each(next, part)?;
     }
-    if hole { Err(Errno::ENOMEM) } else { Ok(()) }
+    if hole {
+        visit.guard.await_unmapping(visit.cpu);
+        return Err(Errno::ENOMEM);
+    }
+    Ok(())
 }
 
 impl<M: Machine> Writing<'_, '_, M> {

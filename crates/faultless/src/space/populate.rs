@@ -65,7 +65,8 @@ impl<M: Machine> Space<M> {
             };
             let access = look().or_else(|_| {
                 // An unmapping under way may have published its tree and not flushed yet: it is waited for.
-                let _guard = self.share(cpu, VirtRange::page(page), Counter::RangeLockFault);
+                let page = VirtRange::page(page);
+                let _guard = self.share_flushed(cpu, page, Counter::RangeLockFault);
                 look()
             })?;
             // Where the MMU does the access as it is, there is nothing to be done; but a store would keep the page.

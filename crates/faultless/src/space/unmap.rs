@@ -23,8 +23,9 @@
 //!   are unlinked, so none of these. No VMA can be added over a table before that is
 //!   done, as that needs the lock to write. Faults under the lock of a VMA hold no lock of the space, and rely on the same.
 //! - Discards read tables in a grace section. They find the entries there empty, or wait for each entry that is busy.
-//! - The revocation of an object's pages finds no VMA of a mapping that is unmapped but not flushed yet. It waits for the flush
-//!   ([`await_unmapping`](Space::await_unmapping)).
+//! - An operation that finds no VMA may find none that is unmapped but not flushed yet. Before it returns an error for
+//!   the hole, it waits for the flush ([`Guard::await_unmapping`]): afterwards no CPU can use the page. So does the revocation of an
+//!   object's pages, for the mappings that it did not find.
 
 use super::step::State;
 use super::write::{NOWHERE, Writing};
@@ -38,6 +39,7 @@ use crate::space::tree::View;
 use crate::space::vma::Vma;
 use crate::stat::Counter;
 use crate::sync::mutant::{Mutant, lost};
+use crate::sync::wait::Wait;
 use crate::table::node::{LAST, holds_table, table_span};
 use crate::vm::Cpu;
 use core::convert::Infallible;
@@ -150,13 +152,27 @@ impl<M: Machine> Writing<'_, '_, M> {
     }
 }
 
-impl<M: Machine> Space<M> {
-    /// Waits until every unmapping that has published its tree is flushed.
-    pub(super) fn await_unmapping(&self, cpu: &Cpu<'_, M>) {
-        if let Guard::Reading { guard } =
-            &self.share(cpu, VirtRange::USER, Counter::RangeLockShared)
+impl Guard<'_> {
+    /// Waits until the unmappings that have published their trees are flushed, in what is locked.
+    pub(super) fn await_unmapping(&self, wait: &impl Wait) {
+        if let Self::Reading { guard } = self
+            && !lost(Mutant::HoleIsFlushed)
         {
-            guard.await_downgraded(cpu);
+            guard.await_downgraded(wait);
         }
+    }
+}
+
+impl<M: Machine> Space<M> {
+    /// Locks `range`, and waits until every unmapping in it that has published its tree is flushed.
+    pub(crate) fn share_flushed<'a>(
+        &'a self,
+        cpu: &'a Cpu<'_, M>,
+        range: VirtRange,
+        counted: Counter,
+    ) -> Guard<'a> {
+        let guard = self.share(cpu, range, counted);
+        guard.await_unmapping(cpu);
+        guard
     }
 }

@@ -97,6 +97,9 @@ pub enum Mutant {
     CountsMerged,
     /// What stays of a VMA after a move is renewed without its anon_vma only if it will not be a part of another VMA.
     RenewsParts,
+    /// An operation returns an error for a hole once the unmapping that made the hole is flushed. A CPU is told of the hole, and
+    /// then uses the page.
+    HoleIsFlushed,
     /// A discard holds its entries until they are flushed. Another CPU uses a new page while one uses the old.
     DiscardHolds,
     /// Who copies an object's page looks at the object's length once it has the entry. It installs a copy of what was

@@ -3,7 +3,7 @@
 use super::Case;
 use super::op::{APART, BOUNDARY, How, Op, RW, Span, WINDOW};
 use super::table::{fill, reveal, roof};
-use faultless::{Lock, MapFlags, Prot, RemapFlags};
+use faultless::{Advice, Lock, MapFlags, Prot, RemapFlags};
 
 /// The programs that are known to have failed, by name.
 pub fn known() -> Vec<(&'static str, Case)> {
@@ -144,6 +144,30 @@ pub fn known() -> Vec<(&'static str, Case)> {
             let twice = [Prot::READ, RW].map(|prot| Op::Protect(Span::new(b - 1, 1), prot));
             let sides = [twice.to_vec(), vec![keep]];
             Case::new(start, sides, reveal([Span::new(b - 1, 1), part]))
+        }),
+        ("grown again", {
+            // The page to which the stack has grown moves away before the fault goes on, twice.
+            let start = vec![Op::Map(Span::new(4, 1), How::Fixed, RW, stack), Op::Store(4, 1)];
+            let below = Span::new(2, 1);
+            let away = [moves, moves | RemapFlags::DONTUNMAP]
+                .map(|flags| Op::Remap(below, if flags == moves { 3 } else { 1 }, flags, 0));
+            let sides = [away.to_vec(), vec![Op::Store(2, 101)]];
+            Case::new(start, sides, reveal([below, below]))
+        }),
+        ("advised of a hole", {
+            // Who is told that a page is unmapped cannot use it afterwards.
+            let (spans, last) = ([Span::new(7, 1), Span::new(6, 2)], WINDOW - 1);
+            let sides = [
+                vec![Op::Advise(spans[0], Advice::Free), Op::Load(last)],
+                vec![Op::Unmap(spans[1])],
+            ];
+            Case::new(filled(Span::new(0, WINDOW)), sides, reveal(spans))
+        }),
+        ("populated a hole", {
+            let (spans, last) = ([Span::new(7, 1), Span::new(6, 2)], WINDOW - 1);
+            let populate = Op::Advise(spans[0], Advice::PopulateRead);
+            let sides = [vec![populate, Op::Load(last)], vec![Op::Unmap(spans[1])]];
+            Case::new(filled(Span::new(0, WINDOW)), sides, reveal(spans))
         }),
         ("populate", {
             let (low, high) = (Span::new(1, 2), Span::new(3, 1));

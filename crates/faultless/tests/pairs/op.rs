@@ -347,8 +347,8 @@ impl Op {
 
     /// Another CPU may do something between these; those marked return something. The first that is refused is the
     /// last, and what it returns is what all return. The other CPU does `others` operations, so an access may fault
-    /// that often. What populates does so at once, or `by_page`.
-    pub fn steps(self, others: usize, by_page: bool) -> Vec<(Self, bool)> {
+    /// that often; those faults of which `begun` has the bit only begin. What populates does so at once, or `by_page`.
+    pub fn steps(self, others: usize, begun: u32, by_page: bool) -> Vec<(Self, bool)> {
         let (at, access) = match self {
             Self::Load(at) => (at, Access::Read),
             Self::Store(at, _) => (at, Access::Write),
@@ -366,10 +366,12 @@ impl Op {
             }
             _ => return vec![(self, true)],
         };
-        let before = [(Self::Begin(at, access), false), (Self::Fault(at, access), false)];
-        let mut steps = before.repeat(others);
-        steps.push((self, true));
-        steps
+        let fault = |number: usize| {
+            let goes_on = (begun >> number & 1 == 0).then_some(Self::Fault(at, access));
+            std::iter::once(Self::Begin(at, access)).chain(goes_on)
+        };
+        let faults = (0..others).flat_map(fault).map(|step| (step, false));
+        faults.chain([(self, true)]).collect()
     }
 
     /// Whether it changes one VMA after the other, each at once.
