@@ -5,10 +5,8 @@ use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
 use crate::frame::Use;
 use crate::machine::Machine;
-use crate::rmap::{AnonVma, Root, RootSlot};
-use crate::space::merge::joins_a_change;
-use crate::space::tree::{self, View};
-use crate::space::vma::{Area, Vma, VmaFlags};
+use crate::rmap::{AnonVma, RootSlot};
+use crate::space::merge::{joins_a_change, root_of_neighbour};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::order::{self, MmapLock};
@@ -114,19 +112,4 @@ impl<M: Machine> Attempt<'_, '_, M> {
         self.cpu.count(Counter::TrylockFailed);
         Ok(None)
     }
-}
-
-/// The root of a neighbour in `view` that a VMA of `own` might merge with one day, the upper one first. A
-/// root that came from a parent process stays with the VMA that has it.
-pub(crate) fn root_of_neighbour(view: &View<'_, Vma>, own: &Area) -> Option<Root> {
-    // SAFETY: VMAs in a view live as long as its section.
-    let vma = |entry: tree::Entry<Vma>| unsafe { entry.value.as_ref() };
-    let above = view.at(own.range.end).map(vma).filter(|next| own.resembles(&next.area));
-    let below =
-        view.before(own.range.start).map(vma).filter(|previous| previous.area.resembles(own));
-    [above, below]
-        .into_iter()
-        .flatten()
-        .filter(|near| !near.area.flags.contains(VmaFlags::SHARED))
-        .find_map(|near| near.root.get().filter(|root| !root.is_inherited()))
 }

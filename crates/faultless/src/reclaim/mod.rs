@@ -13,6 +13,7 @@
 //! releases its lock first, and a call releases its locks and starts again.
 
 pub(crate) mod lazy;
+pub(crate) mod listed;
 
 use crate::error::{Errno, OutOfMemory};
 use crate::frame::{Clean, Frame};

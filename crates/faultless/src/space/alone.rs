@@ -5,14 +5,12 @@
 //! two, or a new range that merges with no neighbour, needs a new VMA. Allocations come first, since they can fail. The tree then
 //! takes the complete change or nothing; and bounds move last.
 
-use super::made::Made;
-use super::merge::{Piece, agree, join};
-use super::step::{Refused, State};
+use super::made::{Made, State, make_vma};
+use super::merge::{Piece, agree, join, root_of_neighbour};
 use super::vma::{Area, Vma};
-use super::write::{NOWHERE, Writing, make_vma};
+use super::write::{NOWHERE, Refused, Writing};
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::error::{Errno, OutOfMemory};
-use crate::fault::anon::root_of_neighbour;
 use crate::machine::Machine;
 use crate::rmap::{AnonVma, Root, RootRef};
 use crate::space::tree::{Entry, View};
@@ -107,7 +105,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         let mut made = Made::new();
         let mut make = |area, root, merges| -> Result<NonNull<Vma>, OutOfMemory> {
             // No box from here on: to move one is to claim that there is no other pointer.
-            let vma = NonNull::from(Box::leak(make_vma(area, root, State::Running, merges)?));
+            let vma = NonNull::from(Box::leak(make_vma(area, root, State::Unlocked, merges)?));
             made.add(vma);
             Ok(vma)
         };

@@ -11,7 +11,6 @@
 //! so the CPU answers the flush requests of others after each table.
 
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
-use crate::error::OutOfMemory;
 use crate::machine::{Invalidate, Machine};
 use crate::space::Space;
 use crate::space::fixed::Core;
@@ -22,41 +21,10 @@ use crate::table::entry::Entry;
 use crate::table::node::ENTRIES;
 use crate::tlb::shootdown;
 use crate::vm::Cpu;
-use alloc::boxed::Box;
-use alloc::vec::Vec;
-use core::cell::Cell;
 
-/// The fewest frames that a batch holds before it flushes: those that a table maps.
-const FEWEST: u64 = ENTRIES as u64;
-/// The most: 32 MiB of pages, about what Linux gathers.
-const MOST: u64 = 16 * FEWEST;
-/// Which part of all frames a batch holds in between.
-const PART: u64 = 64;
 /// Ranges of more pages than this are flushed as a whole space, as Linux does
 /// (`tlb_single_page_flush_ceiling`).
 const SINGLE_PAGES: u64 = 33;
-
-/// The CPU's buffer for the frames of the batch that it is working on.
-#[derive(Debug)]
-pub struct Gather {
-    frames: Box<[Cell<u32>]>,
-    busy: Cell<bool>,
-}
-
-impl Gather {
-    /// A buffer for a machine of `total` frames.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`] when the heap is exhausted.
-    pub fn try_new(total: u64) -> Result<Self, OutOfMemory> {
-        let room = (total / PART).clamp(FEWEST, MOST) as usize;
-        let mut frames = Vec::new();
-        frames.try_reserve_exact(room).map_err(|_| OutOfMemory)?;
-        // As much as was reserved, so that the box need not be allocated anew.
-        frames.resize(room, Cell::new(0));
-        Ok(Self { frames: frames.into_boxed_slice(), busy: Cell::new(false) })
-    }
-}
 
 /// A flush batch of one space. [`finish`](FlushBatch::finish) pays all that it owes.
 #[must_use = "a batch owes flushes and references until it is finished"]
@@ -218,18 +186,5 @@ pub(crate) fn shoot_core<M: Machine>(cpu: &Cpu<'_, M>, space: &Core, range: Virt
         shootdown::shoot(vm.machine(), &vm.inboxes, cpu.local(), cpu, space.id, &space.cpus, what);
     if sent != 0 {
         cpu.state().counts.add(Counter::TlbShootdownSent, sent);
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_batch_is_as_large_as_the_memory_allows() {
-        let room = |frames| Gather::try_new(frames).unwrap().frames.len();
-        let mib = 1 << (20 - crate::addr::PAGE_SHIFT);
-        assert_eq!([1, 128 * mib].map(room), [512, 512]);
-        assert_eq!([1024 * mib, 2048 * mib, 1 << 40].map(room), [4096, 8192, 8192]);
     }
 }

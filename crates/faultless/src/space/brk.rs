@@ -4,45 +4,22 @@
 //! whoever moves the end to another page, or the start, holds a claim on the pages on either side of it. Within
 //! its page the end moves by compare-and-swap, without a claim.
 
+pub(super) mod bounds;
+
 use super::STACK_GUARD;
 use super::Space;
+use super::made::State;
 use super::map::is_stack;
 use super::merge::Piece;
-use super::step::State;
 use super::unmap::TABLE_ALIGN;
 use super::vma::{Area, Prot, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, page_up};
 use crate::error::Errno;
 use crate::machine::Machine;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::Ordering;
 use crate::vm::Cpu;
-
-/// The program break, as it was when it was looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Heap {
-    pub(super) start: u64,
-    pub(super) end: u64,
-}
-
-/// The program break.
-#[derive(Debug)]
-pub(super) struct HeapBounds {
-    start: AtomicU64,
-    end: AtomicU64,
-}
-
-impl HeapBounds {
-    pub(super) fn new(heap: Heap) -> Self {
-        Self { start: AtomicU64::new(heap.start), end: AtomicU64::new(heap.end) }
-    }
-
-    /// What they are; another CPU may move them a moment later.
-    #[inline(always)]
-    pub(super) fn get(&self) -> Heap {
-        Heap { start: self.start.load(Ordering::Acquire), end: self.end.load(Ordering::Acquire) }
-    }
-}
+use bounds::Heap;
 
 impl<M: Machine> Space<M> {
     /// Says where the heap starts: what a program loader knows. Only while the heap is empty.
@@ -136,7 +113,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                 offset: range.start >> PAGE_SHIFT,
                 object: None,
             };
-            step.replace(range, Some(Piece { area, root: None }), State::Running)
+            step.replace(range, Some(Piece { area, root: None }), State::Unlocked)
         });
         extended.is_ok()
     }

@@ -21,7 +21,7 @@ impl<M: Machine> Space<M> {
         cpu.vm().lazy.remove(cpu, &self.core);
         {
             let writing = self.write(cpu, [VirtRange::USER, VirtRange::new(0, 0)], 1);
-            writing.stop_all();
+            writing.write_lock_all();
             let mut batch = FlushBatch::new(cpu, &self);
             batch.flush(VirtRange::USER);
             for vma in writing.vmas(VirtRange::USER) {

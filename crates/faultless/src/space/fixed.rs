@@ -1,8 +1,8 @@
 //! The part of a space that does not move with it, so that others than its owner find it.
 
 use crate::addr::FrameNumber;
-use crate::machine::{CpuId, Machine, SpaceId};
-use crate::reclaim::lazy::Lazy;
+use crate::machine::{CpuId, SpaceId};
+use crate::reclaim::listed::Lazy;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
@@ -10,8 +10,8 @@ use crate::sync::owner::Owner;
 use crate::sync::percpu::Padded;
 use crate::sync::range::RangeLock;
 use crate::sync::rwlock::RwLock;
+use crate::sync::wait::Wait;
 use crate::tlb::cpuset::CpuSet;
-use crate::vm::Cpu;
 
 /// What reclaim needs of a space: its tables, what keeps writers away from them, and who may have cached
 /// translations.
@@ -44,11 +44,12 @@ impl Core {
             lazy: Lazy::default(),
         }
     }
-    /// Makes sure that no other CPU owns the space, for as long as `section` is open.
+
+    /// Makes sure that no CPU but `cpu`, this one, owns the space, for as long as `section` is open.
     #[inline]
-    pub(crate) fn enter<M: Machine>(&self, cpu: &Cpu<'_, M>, section: &Section<'_>) {
+    pub(crate) fn enter(&self, cpu: CpuId, wait: &impl Wait, section: &Section<'_>) {
         if !lost(Mutant::UserLooksAtOwner) {
-            self.owner.share(section, cpu.id(), cpu);
+            self.owner.share(section, cpu, wait);
         }
     }
 }

@@ -1,11 +1,12 @@
 //! `fork`: a copy of the space whose private pages are shared until somebody writes.
 
 use super::Space;
-use super::brk::HeapBounds;
+use super::brk::bounds::HeapBounds;
+use super::made::State;
+use super::made::make_vma;
 use super::pages::{each_run, last_table};
-use super::step::State;
 use super::vma::{Area, Vma, VmaFlags};
-use super::write::{NOWHERE, Writing, make_vma};
+use super::write::{NOWHERE, Writing};
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::error::{Errno, Error, OutOfMemory};
 use crate::machine::Machine;
@@ -51,7 +52,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         // Fork changes entries of every private VMA, so it is a writer of all of them. Their flush is
         // paid before any of them runs again: until then a CPU could store through an old translation
         // to a page that the child has.
-        self.stop_all();
+        self.write_lock_all();
         child.heap = HeapBounds::new(self.space.heap.get());
         let mut batch = FlushBatch::new(self.cpu, self.space);
         let copied = self.copy_vmas(child, &mut batch);
@@ -121,7 +122,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         };
         // Locks are not inherited.
         let flags = vma.area.flags - VmaFlags::ANY_LOCK;
-        make_vma(Area { flags, ..vma.area.clone() }, root, State::Stopped, [false; 2])
+        make_vma(Area { flags, ..vma.area.clone() }, root, State::WriteLocked, [false; 2])
     }
 
     /// Maps the pages of `range` in the child too, read-only in both.

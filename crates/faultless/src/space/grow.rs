@@ -1,8 +1,9 @@
 //! Growth of a stack by a fault below it.
 
 use super::Space;
-use super::step::{Refused, Step};
+use super::step::Step;
 use super::vma::{Vma, VmaFlags};
+use super::write::Refused;
 use super::write::{NOWHERE, Writing};
 use super::{MMAP_MIN_ADDR, STACK_GUARD};
 use crate::addr::{PAGE_SIZE, VirtRange};

@@ -1,8 +1,46 @@
 //! The VMAs that a [step](super::step) makes.
 
-use super::vma::Vma;
+use super::vma::{Area, InPlace, RETIRE_VMA, Vma, VmaLock};
+use crate::error::OutOfMemory;
+use crate::heap;
+use crate::rmap::{Root, RootSlot};
+use crate::sync::grace::RetireLink;
+use crate::sync::sequence::Sequence;
 use alloc::boxed::Box;
 use core::ptr::NonNull;
+
+/// Whether a VMA that a step makes is usable before its writer is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Usable at once.
+    Unlocked,
+    /// Not usable before the writer has changed the entries.
+    WriteLocked,
+}
+
+/// A VMA for `area`.
+pub(super) fn make_vma(
+    area: Area,
+    root: Option<Root>,
+    state: State,
+    merges: [bool; 2],
+) -> Result<Box<Vma>, OutOfMemory> {
+    let vma = heap::try_box_with(|| Vma {
+        retire: RetireLink::new(RETIRE_VMA),
+        sequence: Sequence::new(),
+        lock: VmaLock::default(),
+        root: RootSlot::new(root),
+        leaf: area.leaf(),
+        merges: InPlace::new(merges),
+        area: InPlace::new(area),
+    })?;
+    if state == State::WriteLocked {
+        vma.sequence.begin_write();
+        // A fault under a claim of another of its pages would otherwise set one that the writer does not see.
+        vma.root.seal();
+    }
+    Ok(vma)
+}
 
 /// VMAs that no published tree has, at most two rests and a piece for each of two ranges. They are freed if none ever will.
 #[derive(Debug)]

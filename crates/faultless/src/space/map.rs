@@ -1,7 +1,7 @@
 //! `mmap`: of anonymous memory, private and shared, and of objects.
 
+use super::made::State;
 use super::merge::Piece;
-use super::step::State;
 use super::unmap::user_range;
 use super::vma::{Area, Prot, Vma, VmaFlags};
 use super::write::NOWHERE;
@@ -234,7 +234,7 @@ impl<M: Machine> Space<M> {
             let offset =
                 if area.object.is_some() { area.offset } else { range.start >> PAGE_SHIFT };
             let was = if occupied { writing.leave(range) } else { None };
-            let state = if occupied { State::Stopped } else { State::Running };
+            let state = if occupied { State::WriteLocked } else { State::Unlocked };
             let placed = writing.step(|step| {
                 let view = step.view();
                 if !request.fixed && writing.is_outdated(&view) && choose(&view)? != writing.asked {

@@ -1,9 +1,9 @@
 //! Which VMAs merge, by Linux's rules.
 
-use super::vma::{Area, Vma};
+use super::vma::{Area, Vma, VmaFlags};
 use crate::addr::VirtRange;
 use crate::rmap::{Root, RootRef};
-use crate::space::tree::View;
+use crate::space::tree::{Entry, View};
 use crate::sync::mutant::{Mutant, lost};
 
 /// A VMA to be made.
@@ -122,4 +122,19 @@ pub(super) fn unseal_group(view: View<'_, Vma>, vma: &Vma, root: Option<RootRef<
 /// Whether two areas that touch at `at` may be in one VMA.
 pub(super) fn agree(a: &Area, b: &Area, at: u64) -> bool {
     a.prot == b.prot && a.agrees(b, at)
+}
+
+/// The root of a neighbour in `view` that a VMA of `own` might merge with one day, the upper one first. A
+/// root that came from a parent process stays with the VMA that has it.
+pub(crate) fn root_of_neighbour(view: &View<'_, Vma>, own: &Area) -> Option<Root> {
+    // SAFETY: VMAs in a view live as long as its section.
+    let vma = |entry: Entry<Vma>| unsafe { entry.value.as_ref() };
+    let above = view.at(own.range.end).map(vma).filter(|next| own.resembles(&next.area));
+    let below =
+        view.before(own.range.start).map(vma).filter(|previous| previous.area.resembles(own));
+    [above, below]
+        .into_iter()
+        .flatten()
+        .filter(|near| !near.area.flags.contains(VmaFlags::SHARED))
+        .find_map(|near| near.root.get().filter(|root| !root.is_inherited()))
 }

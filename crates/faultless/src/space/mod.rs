@@ -14,6 +14,7 @@ pub(crate) mod batch;
 mod brk;
 mod discard;
 mod exit;
+mod finish;
 pub(crate) mod fixed;
 mod fork;
 mod grow;
@@ -27,6 +28,7 @@ mod populate;
 mod protect;
 mod query;
 mod remap;
+mod resident;
 mod revoke;
 mod step;
 pub(crate) mod tree;
@@ -62,7 +64,7 @@ use crate::sync::range::{RangeGuard, Wanted};
 use crate::sync::rwlock::{ReadGuard, WriteGuard};
 use crate::table::node::ROOT;
 use crate::vm::Cpu;
-use brk::{Heap, HeapBounds};
+use brk::bounds::{Heap, HeapBounds};
 use core::fmt;
 use core::marker::PhantomData;
 use fixed::Core;
@@ -183,7 +185,7 @@ impl<M: Machine> Space<M> {
         let owner = &self.core.owner;
         let known = owner.was(cpu.id()) || owner.was_shared() || lost(Mutant::RunnerLooksAtOwner);
         if !known && !self.try_own(cpu) {
-            self.core.enter(cpu, &cpu.section());
+            self.core.enter(cpu.id(), cpu, &cpu.section());
         }
     }
 
@@ -250,7 +252,7 @@ impl<M: Machine> Space<M> {
     /// but this CPU.
     #[inline]
     pub(crate) fn view<'s>(&'s self, cpu: &Cpu<'_, M>, section: &'s Section<'_>) -> View<'s, Vma> {
-        self.core.enter(cpu, section);
+        self.core.enter(cpu.id(), cpu, section);
         self.tree.snapshot(section)
     }
 

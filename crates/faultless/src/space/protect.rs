@@ -1,9 +1,9 @@
 //! `mprotect`, and the changes of behaviour that `madvise` makes the same way.
 
 use super::Space;
+use super::made::State;
 use super::merge::Piece;
 use super::pages::each_slot;
-use super::step::State;
 use super::vma::{Area, Prot, Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
@@ -133,7 +133,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         let prot = after.prot;
         // Nobody uses a new right while another CPU still uses an old one.
         let both = !before.prot.contains(prot) && !prot.contains(before.prot);
-        let state = if both { State::Stopped } else { State::Running };
+        let state = if both { State::WriteLocked } else { State::Unlocked };
         self.step(|step| {
             let (_, root) = step.take(part)?;
             let mut area = after.clone();

@@ -1,7 +1,7 @@
 //! What can be asked of a space: its map, its counts, and which pages are there.
 
 use super::Space;
-use super::brk::Heap;
+use super::brk::bounds::Heap;
 use super::merge::{merge_later, roots_merge};
 use super::pages::each_slot;
 use super::vma::{Area, Prot, Vma, VmaFlags};

@@ -2,13 +2,14 @@
 
 use super::Space;
 use super::lock::Lock;
+use super::made::State;
 use super::map::place;
 use super::merge::{Piece, agree, range_later};
 use super::pages::each_slot;
-use super::step::{Refused, State};
 use super::unmap::with_tables;
 use super::versions::Versions;
 use super::vma::{Vma, VmaFlags};
+use super::write::Refused;
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
@@ -272,7 +273,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             let (mut area, root) = step.take(old)?;
             area.offset += old.pages();
             area.range = VirtRange::new(old.end, to.end);
-            step.replace(area.range, Some(Piece { area, root }), State::Running)
+            step.replace(area.range, Some(Piece { area, root }), State::Unlocked)
         })
     }
 
@@ -444,10 +445,10 @@ fn replace_both<M: Machine>(
             step.renew(stays, root.clone().filter(|_| is_part))?;
         } else {
             let piece = Piece { area: stays, root: root.clone() };
-            step.replace(old, Some(piece), State::Stopped)?;
+            step.replace(old, Some(piece), State::WriteLocked)?;
         }
     } else if !old.is_empty() {
-        step.replace(old, None, State::Running)?;
+        step.replace(old, None, State::Unlocked)?;
     }
-    step.replace(new, Some(Piece { area, root }), State::Stopped)
+    step.replace(new, Some(Piece { area, root }), State::WriteLocked)
 }

@@ -1,8 +1,8 @@
 //! The short step in which VMAs are split, created, merged and removed.
 //!
 //! A [`Step`] runs under the lock of the tree, reads the current tree, and publishes the next [version](super::versions) of it,
-//! or nothing. It changes VMAs and their tree, and no entries. The code calls a VMA *stopped* while it is write-locked: its
-//! sequence is odd. It calls it *running* while it is unlocked. Protocol, for each range that is replaced:
+//! or nothing. It changes VMAs and their tree, and no entries. A VMA is *write-locked* while its sequence is odd. Protocol,
+//! for each range that is replaced:
 //!
 //! 1. **Write-lock.** The step makes the sequences of the VMAs odd that it will replace, and seals their anon_vma slots.
 //!    These are the VMAs that overlap the range, and adjacent VMAs that merge with the new one. A replaced VMA is *detached*: its
@@ -18,7 +18,7 @@
 //! will unlock it. No other writer merges with it, write-locks it or replaces it, even one that changes pages beside it.
 //!
 //! A VMA under change has exactly the pages whose entries its writer changes, so faults on other pages proceed. The writer
-//! merges it with its neighbours in a second step, when it finishes; of two concurrent
+//! merges it with its neighbours in a second step, when it [finishes](super::finish); of two concurrent
 //! writers, the one that finishes last merges. If there is no memory for that step, the VMAs stay separate. A VMA that is made
 //! beside one under change, or is under change itself, records with which neighbours its merge is deferred ([`Vma::merges`]). No
 //! other neighbours merge in the second step: VMAs that were separate before stay separate. VMAs that will merge must share one
@@ -39,45 +39,16 @@
 //! | `mmap` over a mapping, `mremap` | write-locked: the entries belong to another mapping |
 
 use super::alone::Alone;
+use super::made::State;
 use super::merge::Piece;
 use super::versions::Versions;
 use super::vma::{Area, Vma};
-use super::write::Writing;
+use super::write::{Refused, Writing};
 use crate::addr::VirtRange;
-use crate::error::{Errno, OutOfMemory};
+use crate::error::Errno;
 use crate::machine::Machine;
 use crate::rmap::Root;
 use crate::space::tree::View;
-
-/// Whether a VMA that a step makes is usable before its writer is done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    /// Unlocked: usable at once.
-    Running,
-    /// Write-locked: not usable before the writer has changed the entries.
-    Stopped,
-}
-
-/// Why a step failed. Nothing has changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
-    /// The operation fails with this error.
-    With(Errno),
-    /// The VMA at this address is under change by another writer.
-    Busy(u64),
-}
-
-impl From<Errno> for Refused {
-    fn from(errno: Errno) -> Self {
-        Self::With(errno)
-    }
-}
-
-impl From<OutOfMemory> for Refused {
-    fn from(oom: OutOfMemory) -> Self {
-        Self::With(oom.into())
-    }
-}
 
 /// An atomic change of VMAs: it takes effect completely, or not at all.
 pub(super) enum Step<'s, 'w, 'a, 'v, M: Machine> {

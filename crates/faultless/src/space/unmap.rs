@@ -27,7 +27,7 @@
 //!   the hole, it waits for the flush ([`Guard::await_unmapping`]): afterwards no CPU can use the page. So does the revocation of an
 //!   object's pages, for the mappings that it did not find.
 
-use super::step::State;
+use super::made::State;
 use super::write::{NOWHERE, Writing};
 use super::{Guard, Space};
 use crate::addr::{PAGE_SIZE, USER_END, VirtRange, is_page_aligned, page_up};
@@ -121,7 +121,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         let unmapped = self.step(|step| {
             let stands = stands(&step.view());
             if stands {
-                step.replace(range, None, State::Running)?;
+                step.replace(range, None, State::Unlocked)?;
             }
             Ok(stands)
         })?;

@@ -2,16 +2,15 @@
 //!
 //! See [`step`](super::step) for the protocol.
 
-use super::made::Made;
+use super::made::{Made, State, make_vma};
 use super::merge::{
-    Neighbour, Piece, agree, join, merge_later, roots_merge, seal_group, unseal_group,
+    Neighbour, Piece, agree, join, merge_later, root_of_neighbour, roots_merge, seal_group,
+    unseal_group,
 };
-use super::step::{Refused, State};
 use super::vma::{Area, Vma};
-use super::write::{Writing, make_vma};
+use super::write::{Refused, UnderChange, Writing};
 use crate::addr::VirtRange;
 use crate::error::Errno;
-use crate::fault::anon::root_of_neighbour;
 use crate::machine::Machine;
 use crate::rmap::{AnonVma, Root, RootRef};
 use crate::space::tree::{Edit, Entry, View};
@@ -21,10 +20,6 @@ use crate::sync::mutant::{Mutant, lost};
 use crate::sync::sequence::Sequence;
 use alloc::boxed::Box;
 use core::ptr::NonNull;
-
-/// The VMAs that one writer has under change: the target of a move, and its source, which the move may have split in two,
-/// and which counts until it is replaced.
-pub(super) type UnderChange = Option<[Option<NonNull<Vma>>; 4]>;
 
 /// The next version of the tree, while one writer builds it.
 pub(super) struct Versions<'w, 'a, 'v, M: Machine> {
@@ -37,7 +32,7 @@ pub(super) struct Versions<'w, 'a, 'v, M: Machine> {
     hulls: [VirtRange; 2],
     replaced: usize,
     /// The VMAs that the writer will have under change.
-    stopped: UnderChange,
+    changing: UnderChange,
     /// Pages of the new VMAs, less those of the removed ones.
     pages: u64,
     /// How many VMAs a space may have.
@@ -59,7 +54,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             old: RetireChain::default(),
             hulls: [nowhere; 2],
             replaced: 0,
-            stopped: writing.stopped.get(),
+            changing: writing.changing.get(),
             pages: 0,
             most: cpu.vm().knobs.max_map_count(),
         }
@@ -79,7 +74,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         let entry = self.edit.view().at(range.start).ok_or(Errno::EFAULT)?;
         let vma = vma(entry);
         let hull = &mut self.hulls[self.replaced.min(1)];
-        stop(self.writing, &self.made, hull, entry)?;
+        write_lock(self.writing, &self.made, hull, entry)?;
         Sequence::writer_fence();
         Ok((vma.area.part(range), vma.root.get()))
     }
@@ -128,7 +123,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         }
         let (area, root) = self.take(range)?;
         let whole = entry.map(vma);
-        self.replace_anywhere(range, Some(Piece { area, root }), State::Running, whole)
+        self.replace_anywhere(range, Some(Piece { area, root }), State::Unlocked, whole)
     }
 
     /// [`replace`](Self::replace) of any range. If `range` is exactly the VMA `whole`, it merges where its merge was deferred.
@@ -139,8 +134,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         state: State,
         whole: Option<&Vma>,
     ) -> Result<(), Refused> {
-        let state = if lost(Mutant::ChangesStopped) { State::Running } else { state };
-        let mut merges = state == State::Running || !self.writing.has_company();
+        let state = if lost(Mutant::ChangesStopped) { State::Unlocked } else { state };
+        let mut merges = state == State::Unlocked || !self.writing.has_company();
         // The VMAs that extend beyond either end, or are adjacent and can merge with `piece`; and all that can merge with it.
         let (mut below, mut above) = (None, None);
         let (mut alike_below, mut alike_above) = (None, None);
@@ -190,7 +185,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             if !own.overlaps(range) && !merges {
                 continue;
             }
-            stop(writing, made, hull, entry)?;
+            write_lock(writing, made, hull, entry)?;
             if low {
                 below = Some(vma);
             }
@@ -218,7 +213,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             if merges {
                 lower = below.take_if(|_| joins[0]);
                 upper = above.take_if(|_| joins[1]);
-            } else if state == State::Stopped || !lost(Mutant::MergesLater) {
+            } else if state == State::WriteLocked || !lost(Mutant::MergesLater) {
                 later = joins;
             }
         }
@@ -270,9 +265,9 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             return Ok(own);
         }
         let vma_at = NonNull::from(vma);
-        if !self.made.has(vma_at) && !self.writing.has_stopped(vma_at) {
+        if !self.made.has(vma_at) && !self.writing.is_changing(vma_at) {
             // It need not have been write-locked: it has another anon_vma.
-            self.writing.resume(vma);
+            self.writing.unlock(vma);
         }
         Ok(range)
     }
@@ -290,9 +285,9 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         // No box from here on: moving a box asserts that no other pointer to its contents exists.
         let vma = NonNull::from(Box::leak(make_vma(area, root, state, merges)?));
         self.made.add(vma);
-        if state == State::Stopped {
-            let stopped = self.stopped.get_or_insert_default();
-            let free = stopped.iter_mut().find(|change| change.is_none());
+        if state == State::WriteLocked {
+            let changing = self.changing.get_or_insert_default();
+            let free = changing.iter_mut().find(|change| change.is_none());
             debug_assert!(free.is_some(), "more is under change than a writer can have");
             if let Some(free) = free {
                 *free = Some(vma);
@@ -315,7 +310,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         let range = VirtRange::new(addr, own.range.end);
         let more = Area { range, offset: own.offset - gap.pages(), ..Area::clone(own) };
         let first = self.made.used;
-        self.make(more, Some(root), State::Running, [false, merges[1]])?;
+        self.make(more, Some(root), State::Unlocked, [false, merges[1]])?;
         self.put(range, first)
     }
 
@@ -330,7 +325,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         let first = self.made.used;
         let merges =
             self.edit.view().at(range.start).map_or([false; 2], |entry| *vma(entry).merges);
-        self.make(area, root, State::Stopped, merges)?;
+        self.make(area, root, State::WriteLocked, merges)?;
         self.put(range, first)
     }
 
@@ -340,7 +335,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
     fn put(&mut self, taken: VirtRange, first: usize) -> Result<(), Refused> {
         let no_entry = Entry { start: 0, end: 0, value: NonNull::dangling() };
         let (mut entries, mut count) = ([no_entry; 3], 0);
-        let Self { writing, edit, made, old, pages, stopped, .. } = self;
+        let Self { writing, edit, made, old, pages, changing, .. } = self;
         for value in made.vmas[first..made.used].iter().copied().flatten() {
             // SAFETY: made just now.
             let range = unsafe { value.as_ref() }.area.range;
@@ -348,11 +343,11 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             count += 1;
             *pages = pages.wrapping_add(range.pages());
         }
-        let busy = first != 0 || writing.stopped.get().is_some();
+        let busy = first != 0 || writing.changing.get().is_some();
         edit.replace(taken, &entries[..count], |entry| {
             *pages = pages.wrapping_sub(entry.range().pages());
             if busy {
-                for change in stopped.iter_mut().flatten() {
+                for change in changing.iter_mut().flatten() {
                     *change = change.filter(|change| *change != entry.value);
                 }
                 if made.free(entry.value) {
@@ -398,19 +393,19 @@ impl<M: Machine> Versions<'_, '_, '_, M> {
     /// The state of a part split off `vma`: write-locked if this writer has `vma` under change.
     fn state_of(&self, vma: &Vma) -> State {
         let vma = NonNull::from(vma);
-        let mine = self.stopped.into_iter().flatten().flatten().any(|change| change == vma);
-        if mine { State::Stopped } else { State::Running }
+        let mine = self.changing.into_iter().flatten().flatten().any(|change| change == vma);
+        if mine { State::WriteLocked } else { State::Unlocked }
     }
 
     /// Makes the next version the current one.
     #[inline(always)]
     pub(super) fn publish(self) {
-        let Self { writing, edit, made, old, pages, stopped, .. } = self;
+        let Self { writing, edit, made, old, pages, changing, .. } = self;
         if self.replaced == 0 {
             return;
         }
-        if stopped.is_some() {
-            writing.stopped.set(stopped);
+        if changing.is_some() {
+            writing.changing.set(changing);
         }
         // The tree owns them now.
         core::mem::forget(made);
@@ -425,8 +420,8 @@ impl<M: Machine> Versions<'_, '_, '_, M> {
         let Self { writing, hulls, .. } = &self;
         for hull in hulls {
             for vma in writing.vmas(*hull).filter(|vma| vma.sequence.read().is_none()) {
-                if !writing.has_stopped(NonNull::from(vma)) {
-                    writing.resume(vma);
+                if !writing.is_changing(NonNull::from(vma)) {
+                    writing.unlock(vma);
                 }
             }
         }
@@ -460,12 +455,12 @@ fn is_of_others<M: Machine>(
 ) -> bool {
     !hull.covers(entry.range())
         && !made.has(entry.value)
-        && !writing.has_stopped(entry.value)
+        && !writing.is_changing(entry.value)
         && !lost(Mutant::BusyIsLeft)
 }
 
 /// Write-locks the VMA of `entry`, unless it is write-locked already. [`Sequence::writer_fence`] must follow.
-fn stop<M: Machine>(
+fn write_lock<M: Machine>(
     writing: &Writing<'_, '_, M>,
     made: &Made,
     hull: &mut VirtRange,
@@ -476,7 +471,7 @@ fn stop<M: Machine>(
         return if busy { Err(Refused::Busy(entry.start)) } else { Ok(()) };
     }
     if made.used == 0 || !made.has(entry.value) {
-        writing.stop_one(vma(entry));
+        writing.write_lock(vma(entry));
         *hull = if hull.is_empty() { entry.range() } else { hull.hull(entry.range()) };
     }
     Ok(())

@@ -21,6 +21,9 @@ use core::cell::UnsafeCell;
 use core::fmt;
 use core::ops::{Deref, Range};
 
+/// The kind of a VMA that waits for a grace period to end.
+pub(crate) const RETIRE_VMA: u8 = 2;
+
 bitflags! {
     /// What a program may do with a page: Linux's `PROT_*`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -7,32 +7,26 @@
 //! 2. **Step.** One [short step](super::step) splits, creates, merges and removes VMAs. It reads the current
 //!    tree. After it, the VMAs around the claimed pages are unlocked.
 //! 3. The writer changes the entries of the claimed pages, and completes the flushes.
-//! 4. **Finish.** The writer unlocks the VMAs that the step made write-locked.
+//! 4. **[Finish](super::finish).** The writer unlocks the VMAs that the step made write-locked.
 //!
 //! *Invariant (claimed pages):* only a writer with an exclusive claim on a page changes what its VMA says about the page: its
 //! protection, flags, object, and offset in the object. So a writer may rely on what it reads about its pages. Outside of a step it
 //! may not rely on which VMA has them, where that VMA begins and ends beyond the claim, or which anon_vma it has.
 
-use super::merge::merge_later;
-use super::step::{Refused, State};
-use super::versions::{UnderChange, Versions};
 use super::visit::Visit;
-use super::vma::{Area, InPlace, Vma, VmaLock};
+use super::vma::Vma;
 use super::{Guard, Space};
 use crate::addr::VirtRange;
 use crate::error::{Errno, OutOfMemory};
-use crate::heap;
 use crate::knob::{Locking, Policy};
 use crate::machine::Machine;
-use crate::rmap::{Root, RootSlot};
 use crate::space::tree::View;
 use crate::stat::Counter;
-use crate::sync::grace::{RetireChain, RetireLink, Section};
+use crate::sync::grace::{RetireChain, Section};
 use crate::sync::owner::Holding;
 use crate::sync::sequence::Sequence;
 use crate::sync::wait::until;
-use crate::vm::{Cpu, RETIRE_VMA};
-use alloc::boxed::Box;
+use crate::vm::Cpu;
 use core::cell::Cell;
 use core::ops::Deref;
 use core::ptr::NonNull;
@@ -40,8 +34,36 @@ use core::ptr::NonNull;
 /// How often a writer claims the ranges it chose before it claims the whole space. Small in models, so that they reach that.
 const MOST_CHOICES: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 16 };
 
+/// How many calls that change VMAs a CPU makes in shared spaces before it looks whether it is alone there.
+const CALLS_BEFORE_OWNING: u32 = 64;
+
 /// No range.
 pub(super) const NOWHERE: VirtRange = VirtRange { start: 0, end: 0 };
+
+/// The VMAs that one writer has under change: the target of a move, and its source, which the move may have split in two,
+/// and which counts until it is replaced.
+pub(super) type UnderChange = Option<[Option<NonNull<Vma>>; 4]>;
+
+/// Why a step failed. Nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// The operation fails with this error.
+    With(Errno),
+    /// The VMA at this address is under change by another writer.
+    Busy(u64),
+}
+
+impl From<Errno> for Refused {
+    fn from(errno: Errno) -> Self {
+        Self::With(errno)
+    }
+}
+
+impl From<OutOfMemory> for Refused {
+    fn from(oom: OutOfMemory) -> Self {
+        Self::With(oom.into())
+    }
+}
 
 /// The locks that a writer holds.
 struct Held<'a> {
@@ -61,9 +83,9 @@ pub(crate) struct Writing<'a, 'v, M: Machine> {
     /// The version of the tree in which the ranges were chosen.
     seen: usize,
     /// The VMAs that this writer has under change.
-    pub(super) stopped: Cell<UnderChange>,
+    pub(super) changing: Cell<UnderChange>,
     /// Whether it has write-locked all VMAs.
-    stopped_all: Cell<bool>,
+    pub(super) all_locked: Cell<bool>,
     /// The VMAs that it removed as the owner, in order.
     pub(super) gone: Cell<RetireChain>,
     /// The ranges that it last cut off private anonymous VMAs as the owner.
@@ -255,6 +277,17 @@ impl<M: Machine> Space<M> {
     }
 }
 
+impl<M: Machine> Cpu<'_, M> {
+    /// Whether it is time to find out if this CPU is the only one to use a space that is shared: after so many calls that
+    /// the look at all CPUs costs nothing.
+    #[inline]
+    fn is_time_to_own(&self) -> bool {
+        let calls = self.state().shared_calls.get().wrapping_add(1);
+        self.state().shared_calls.set(calls);
+        calls.is_multiple_of(if cfg!(any(loom, shuttle)) { 1 } else { CALLS_BEFORE_OWNING })
+    }
+}
+
 impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     #[inline(always)]
     fn new(
@@ -266,9 +299,9 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     ) -> Self {
         let Held { locking, guard, owned, section, seen } = held;
         let visit = Visit { cpu, space, claimed, section, guard };
-        let (stopped, stopped_all) = (Cell::default(), Cell::new(false));
+        let (changing, all_locked) = (Cell::default(), Cell::new(false));
         let (gone, cut) = (Cell::default(), Cell::new([NOWHERE; 2]));
-        Self { asked, seen, stopped, stopped_all, gone, cut, locking, visit, owned }
+        Self { asked, seen, changing, all_locked, gone, cut, locking, visit, owned }
     }
 
     /// Whether this CPU holds the space as its owner.
@@ -309,17 +342,17 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
 
     /// Write-locks all VMAs: no fault without a lock succeeds in any, until this writer has finished. It must have claimed the whole
     /// space.
-    pub(super) fn stop_all(&self) {
+    pub(super) fn write_lock_all(&self) {
         if self.owns() {
             return;
         }
-        self.vmas(VirtRange::USER).for_each(|vma| self.stop_one(vma));
-        self.stopped_all.set(true);
+        self.vmas(VirtRange::USER).for_each(|vma| self.write_lock(vma));
+        self.all_locked.set(true);
         Sequence::writer_fence();
     }
 
     /// Write-locks `vma`, which must be unlocked. [`Sequence::writer_fence`] must follow.
-    pub(super) fn stop_one(&self, vma: &Vma) {
+    pub(super) fn write_lock(&self, vma: &Vma) {
         if self.locking == Locking::PerVma {
             vma.lock.write(self.cpu);
         }
@@ -328,7 +361,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     }
 
     /// Unlocks `vma`, which this writer has write-locked.
-    pub(super) fn resume(&self, vma: &Vma) {
+    pub(super) fn unlock(&self, vma: &Vma) {
         vma.root.unseal();
         vma.sequence.end_write();
         if self.locking == Locking::PerVma {
@@ -337,97 +370,8 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     }
 
     /// Whether `vma` is under change by this writer.
-    pub(super) fn has_stopped(&self, vma: NonNull<Vma>) -> bool {
+    pub(super) fn is_changing(&self, vma: NonNull<Vma>) -> bool {
         self.under_change().any(|change| change == vma)
-    }
-
-    /// Unlocks the VMAs under change, whose entries must be up to date and flushed, and merges them with the neighbours
-    /// with which their merge was deferred, if possible.
-    #[inline]
-    pub(super) fn finish(&self) {
-        if self.stopped.get().is_some() {
-            self.finish_all();
-        }
-    }
-
-    #[inline(never)]
-    fn finish_all(&self) {
-        for change in self.under_change() {
-            if !self.has_stopped(change) {
-                // A VMA finished earlier has merged with it.
-                continue;
-            }
-            // SAFETY: in the tree until this writer replaces it, and valid as long as the section.
-            let vma = unsafe { change.as_ref() };
-            // Without memory they stay separate.
-            while self.finish_one(vma) == Ok(true) {}
-            if self.has_stopped(change) {
-                // Only under the lock of the tree: so what a step finds under change stays under change until that step ends.
-                let resumed = self.step_versions(|_| {
-                    self.run(vma);
-                    Ok(())
-                });
-                debug_assert!(resumed.is_ok(), "a step that makes nothing needs no memory");
-            }
-        }
-        self.stopped.set(None);
-    }
-
-    /// Merges the next two of the VMAs that can merge with `vma`, which is or was under change by this writer. If there are
-    /// none, unlocks `vma`. Returns whether there were.
-    fn finish_one(&self, vma: &Vma) -> Result<bool, Errno> {
-        self.step_versions(|step| {
-            let merged = self.merge_next(step, vma.area.range.start)?;
-            if !merged && self.has_stopped(NonNull::from(vma)) {
-                // Under the lock of the tree: a writer that did not merge with `vma` because it is under change has published by now.
-                self.run(vma);
-            }
-            Ok(merged)
-        })
-    }
-
-    /// Merges the VMAs that can merge with the one at `addr`, and did not when it was finished, as far as memory permits.
-    pub(super) fn merge_at(&self, addr: u64) {
-        while self.step_versions(|step| self.merge_next(step, addr)) == Ok(true) {}
-    }
-
-    /// Merges the next two of the VMAs around `addr` that can merge. Returns whether there were any.
-    fn merge_next(&self, step: &mut Versions<'_, '_, '_, M>, addr: u64) -> Result<bool, Refused> {
-        let next = self.next_merge(&step.view(), addr);
-        if let Some(range) = next {
-            step.merge(range)?;
-        }
-        Ok(next.is_some())
-    }
-
-    /// Unlocks `vma`, which is under change by this writer: from then on another writer may merge with it.
-    fn run(&self, vma: &Vma) {
-        self.resume(vma);
-        let others = |all: [Option<NonNull<Vma>>; 4]| {
-            all.map(|change| change.filter(|change| *change != NonNull::from(vma)))
-        };
-        self.stopped.set(self.stopped.get().map(others));
-    }
-
-    /// The VMA that must [merge](Versions::merge) with its neighbours next, of those around `addr` that can merge, in
-    /// address order. One that another writer has under change merges when that writer finishes.
-    fn next_merge(&self, view: &View<'_, Vma>, addr: u64) -> Option<VirtRange> {
-        // SAFETY: VMAs in a view live as long as the section.
-        let near = |addr| view.at(addr).map(|entry| unsafe { entry.value.as_ref() });
-        let is_busy =
-            |vma: &Vma| vma.sequence.read().is_none() && !self.has_stopped(NonNull::from(vma));
-        let mut vma: &Vma = near(addr).filter(|vma| !is_busy(vma))?;
-        let merges_above = |above: &&Vma| merge_later(vma, above) && !is_busy(above);
-        let mut next = near(vma.area.range.end).filter(merges_above).map(|_| vma.area.range);
-        while let Some(below) = vma.area.range.start.checked_sub(1).and_then(near)
-            && merge_later(below, vma)
-            && !is_busy(below)
-        {
-            // The one above the lowest, which merges with the lowest rather than with the one above.
-            next = Some(vma.area.range);
-            vma = below;
-        }
-        next
     }
 
     /// The error for more VMAs than a space may have: `ENOMEM` that reclaim cannot prevent.
@@ -437,45 +381,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
         Errno::ENOMEM.into()
     }
 
-    fn under_change(&self) -> impl Iterator<Item = NonNull<Vma>> + use<M> {
-        self.stopped.get().into_iter().flatten().flatten()
-    }
-}
-
-/// A VMA for `area`.
-pub(super) fn make_vma(
-    area: Area,
-    root: Option<Root>,
-    state: State,
-    merges: [bool; 2],
-) -> Result<Box<Vma>, OutOfMemory> {
-    let vma = heap::try_box_with(|| Vma {
-        retire: RetireLink::new(RETIRE_VMA),
-        sequence: Sequence::new(),
-        lock: VmaLock::default(),
-        root: RootSlot::new(root),
-        leaf: area.leaf(),
-        merges: InPlace::new(merges),
-        area: InPlace::new(area),
-    })?;
-    if state == State::Stopped {
-        vma.sequence.begin_write();
-        // A fault under a claim of another of its pages would otherwise set one that the writer does not see.
-        vma.root.seal();
-    }
-    Ok(vma)
-}
-
-impl<M: Machine> Drop for Writing<'_, '_, M> {
-    fn drop(&mut self) {
-        if self.stopped_all.get() {
-            self.vmas(VirtRange::USER).for_each(|vma| self.resume(vma));
-        } else {
-            self.finish();
-        }
-        if self.owns() {
-            // SAFETY: removed from the tree, which no other CPU has read since.
-            unsafe { self.cpu.leave_gone(self.gone.take()) };
-        }
+    pub(super) fn under_change(&self) -> impl Iterator<Item = NonNull<Vma>> + use<M> {
+        self.changing.get().into_iter().flatten().flatten()
     }
 }

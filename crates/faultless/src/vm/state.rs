@@ -3,11 +3,11 @@
 use crate::error::OutOfMemory;
 use crate::fault::prefault::ThreadStreams;
 use crate::machine::SpaceId;
-use crate::space::batch::Gather;
 use crate::space::vma::Vma;
 use crate::stat::Counts;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::grace::{Grace, RetireChain, Section};
+use crate::tlb::gather::Gather;
 use core::cell::Cell;
 use core::ptr;
 
@@ -24,7 +24,7 @@ pub(crate) struct CpuState {
     /// VMAs that calls of this CPU removed as the owner of a space: nobody else can see them.
     pub(super) gone: Cell<RetireChain>,
     /// Calls that changed VMAs of a shared space.
-    pub(super) shared_calls: Cell<u32>,
+    pub(crate) shared_calls: Cell<u32>,
     /// Whether the call that this CPU is in got no frame.
     pub(crate) starved: Cell<bool>,
     /// Whether it was refused because the space has as many VMAs as it may have.

@@ -6,8 +6,8 @@ use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::audit::audit;
 use crate::fault::{Access, FaultError, FaultKind};
 use crate::knob::{AnonVmaCheck, Locking, Setting};
+use crate::space::made::State;
 use crate::space::merge::Piece;
-use crate::space::step::State;
 use crate::space::write::{NOWHERE, Writing};
 use crate::space::{Advice, MapFlags, Prot, Space};
 use crate::stat::{Counter, Point};
@@ -270,7 +270,7 @@ fn populating_waits_for_who_unmaps() {
         let writing = space.write(&cpu0, [range, NOWHERE], PAGE_SIZE);
         let area = writing.vma_at(AT).unwrap().area.clone();
         let put = |writing: &Writing<'_, '_, TestMachine>, piece: Option<Piece>| {
-            writing.step(|step| step.replace(range, piece.clone(), State::Running)).unwrap();
+            writing.step(|step| step.replace(range, piece.clone(), State::Unlocked)).unwrap();
         };
         put(&writing, None);
         std::thread::scope(|scope| {

@@ -1,0 +1,146 @@
+//! The list of the spaces that may have lazily freed pages.
+//!
+//! # The end of a space
+//!
+//! The owner of a [`Space`](crate::Space) may move the value, while other CPUs reclaim in it. So the state that reclaim needs
+//! is in its [`Core`], which it shares with the list. The tables are freed when the space
+//! ends: that takes it off the list and waits until no CPU [reclaims](Lazy::users) there. (A space that is
+//! dropped without being ended keeps its tables, and stays on the list.)
+
+use crate::addr::VirtRange;
+use crate::heap::Shared;
+use crate::machine::SpaceId;
+use crate::space::fixed::Core;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::mutant::{Mutant, lost};
+use crate::sync::order::{self, LazyHull, LazySpaces, Reclaim};
+use crate::sync::spin::SpinLock;
+use crate::sync::wait::{Wait, until};
+use core::cell::UnsafeCell;
+
+/// What a space knows of its lazily freed pages.
+#[derive(Debug, Default)]
+pub(crate) struct Lazy {
+    /// A range that has all of them. It may have none.
+    pub(super) hull: SpinLock<Option<VirtRange>, LazyHull>,
+    /// How many CPUs reclaim from the space. Goes up under the list's lock, while the space is listed.
+    pub(super) users: AtomicU64,
+    /// Written under the list's lock.
+    listed: AtomicBool,
+    next: Next,
+}
+
+/// The next in the list.
+///
+/// *Invariant (listed is locked):* only whoever has the list's lock reaches it.
+#[derive(Debug, Default)]
+struct Next(UnsafeCell<Option<Shared<Core>>>);
+
+// SAFETY: one CPU at a time reaches the cell (listed is locked).
+unsafe impl Sync for Next {}
+// SAFETY: it owns what it leads to.
+unsafe impl Send for Next {}
+
+impl Lazy {
+    /// What may be lazily freed.
+    pub(crate) fn hull(&self, wait: &impl Wait) -> Option<VirtRange> {
+        *self.hull.lock(wait)
+    }
+
+    /// Pages of `range` that were noted at `from` have moved to `to`.
+    pub(crate) fn moved(&self, wait: &impl Wait, from: VirtRange, to: VirtRange) {
+        let mut hull = self.hull.lock(wait);
+        if let Some(old) = hull.filter(|old| !old.intersect(from).is_empty()) {
+            *hull = Some(old.hull(to));
+        }
+    }
+
+    fn note(&self, wait: &impl Wait, range: VirtRange) {
+        add(&mut self.hull.lock(wait), range);
+    }
+
+    /// How many CPUs reclaim from the space; what they did comes before the answer.
+    fn users(&self) -> u64 {
+        self.users.load(Ordering::Acquire)
+    }
+}
+
+/// Widens a hull to `range`.
+pub(super) fn add(hull: &mut Option<VirtRange>, range: VirtRange) {
+    *hull = Some(hull.map_or(range, |old| old.hull(range)));
+}
+
+/// The spaces that may have lazily freed pages.
+#[derive(Debug, Default)]
+pub(crate) struct Spaces {
+    first: SpinLock<Option<Shared<Core>>, LazySpaces>,
+}
+
+/// One by one: there may be too many for a recursion, of spaces that were dropped and not ended.
+impl Drop for Spaces {
+    fn drop(&mut self) {
+        let mut next = self.first.get_mut().take();
+        while let Some(core) = next {
+            // SAFETY: nobody else has the list any more (listed is locked).
+            next = unsafe { (*core.lazy.next.0.get()).take() };
+        }
+    }
+}
+
+impl Spaces {
+    /// Notes that pages of `range` of the space of `core` are lazily freed. The caller keeps writers of the
+    /// range out, or nobody else knows the space.
+    pub(crate) fn note(&self, wait: &impl Wait, core: &Shared<Core>, range: VirtRange) {
+        core.lazy.note(wait, range);
+        let mut first = self.first.lock(wait);
+        if !core.lazy.listed.swap(true, Ordering::Relaxed) {
+            // SAFETY: listed is locked.
+            unsafe { *core.lazy.next.0.get() = first.take() };
+            *first = Some(core.clone());
+        }
+    }
+
+    /// Takes a space that is about to end off the list, and waits until nobody reclaims from it any more.
+    pub(crate) fn remove(&self, wait: &impl Wait, core: &Shared<Core>) {
+        order::before::<Reclaim>(wait);
+        if !core.lazy.listed.load(Ordering::Relaxed) {
+            return;
+        }
+        {
+            let mut first = self.first.lock(wait);
+            let mut at: *mut Option<Shared<Core>> = &mut *first;
+            // SAFETY: the first, or a link of one that is listed: alive, and ours (listed is locked).
+            while let Some(listed) = unsafe { &*at } {
+                let next = listed.lazy.next.0.get();
+                if listed.same(core) {
+                    // SAFETY: as above. The space itself keeps what `at` leads to alive.
+                    unsafe { *at = (*next).take() };
+                    break;
+                }
+                at = next;
+            }
+            core.lazy.listed.store(false, Ordering::Relaxed);
+        }
+        if !lost(Mutant::ExitAwaitsReclaim) {
+            until(wait, || core.lazy.users() == 0);
+        }
+    }
+
+    /// The listed space of the highest number below `below`: it does not end before [`Lazy::users`] goes
+    /// down again.
+    pub(super) fn enter(&self, wait: &impl Wait, below: SpaceId) -> Option<Shared<Core>> {
+        let first = self.first.lock(wait);
+        let mut best: Option<&Shared<Core>> = None;
+        let mut at = first.as_ref();
+        while let Some(core) = at {
+            if core.id.0 < below.0 && best.is_none_or(|best| best.id.0 < core.id.0) {
+                best = Some(core);
+            }
+            // SAFETY: alive, and ours as long as `first` (listed is locked).
+            at = unsafe { &*core.lazy.next.0.get() }.as_ref();
+        }
+        let best = best?.clone();
+        best.lazy.users.fetch_add(1, Ordering::Relaxed);
+        Some(best)
+    }
+}

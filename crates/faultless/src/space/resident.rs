@@ -1,0 +1,35 @@
+//! Counts resident pages, on the CPU's own line while it runs the space.
+
+use super::Space;
+use super::fixed::Core;
+use crate::machine::{Machine, SpaceId};
+use crate::sync::atomic::Ordering;
+use crate::vm::Cpu;
+
+impl<M: Machine> Cpu<'_, M> {
+    /// Counts resident pages of `space`, on this CPU's own line while it runs that space.
+    #[inline(always)]
+    pub(crate) fn add_resident(&self, space: &Space<M>, pages: i64) {
+        if !self.add_resident_here(space.id(), pages) {
+            space.core.resident.fetch_add(pages as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// [`add_resident`](Self::add_resident) of a space of which only its core is known.
+    pub(crate) fn add_resident_of(&self, core: &Core, pages: i64) {
+        if !self.add_resident_here(core.id, pages) {
+            core.resident.fetch_add(pages as u64, Ordering::Relaxed);
+        }
+    }
+
+    #[inline(always)]
+    fn add_resident_here(&self, space: SpaceId, pages: i64) -> bool {
+        let resident = &self.state().resident;
+        let here = resident.space.load(Ordering::Relaxed) == space.0;
+        if here {
+            let now = resident.pages.load(Ordering::Relaxed).wrapping_add(pages as u64);
+            resident.pages.store(now, Ordering::Relaxed);
+        }
+        here
+    }
+}

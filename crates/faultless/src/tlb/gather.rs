@@ -1,0 +1,48 @@
+//! The CPU's buffer for the frames that its flush batch has gathered.
+
+use crate::error::OutOfMemory;
+use crate::table::node::ENTRIES;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::cell::Cell;
+
+/// The fewest frames that a batch holds before it flushes: those that a table maps.
+const FEWEST: u64 = ENTRIES as u64;
+/// The most: 32 MiB of pages, about what Linux gathers.
+const MOST: u64 = 16 * FEWEST;
+/// Which part of all frames a batch holds in between.
+const PART: u64 = 64;
+/// The CPU's buffer for the frames of the batch that it is working on.
+#[derive(Debug)]
+pub struct Gather {
+    pub(crate) frames: Box<[Cell<u32>]>,
+    pub(crate) busy: Cell<bool>,
+}
+
+impl Gather {
+    /// A buffer for a machine of `total` frames.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted.
+    pub fn try_new(total: u64) -> Result<Self, OutOfMemory> {
+        let room = (total / PART).clamp(FEWEST, MOST) as usize;
+        let mut frames = Vec::new();
+        frames.try_reserve_exact(room).map_err(|_| OutOfMemory)?;
+        // As much as was reserved, so that the box need not be allocated anew.
+        frames.resize(room, Cell::new(0));
+        Ok(Self { frames: frames.into_boxed_slice(), busy: Cell::new(false) })
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_is_as_large_as_the_memory_allows() {
+        let room = |frames| Gather::try_new(frames).unwrap().frames.len();
+        let mib = 1 << (20 - crate::addr::PAGE_SHIFT);
+        assert_eq!([1, 128 * mib].map(room), [512, 512]);
+        assert_eq!([1024 * mib, 2048 * mib, 1 << 40].map(room), [4096, 8192, 8192]);
+    }
+}

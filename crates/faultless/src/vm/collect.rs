@@ -1,0 +1,151 @@
+//! Frees what calls have retired, when no reader can see it any more.
+
+use super::Cpu;
+use crate::addr::FrameNumber;
+use crate::file::Object;
+use crate::frame::FrameMeta;
+use crate::frame::zeroed::RUN;
+use crate::machine::Machine;
+use crate::space::tree::{self, RETIRE_TREE_NODE};
+use crate::space::vma::{RETIRE_VMA, Vma};
+use crate::sync::grace::{RetireChain, RetireLink};
+use crate::sync::mutant::{Mutant, lost};
+use crate::sync::order::GracePeriod;
+use crate::table::range;
+use alloc::boxed::Box;
+use core::ptr::NonNull;
+
+/// Retired objects beyond which a call tries to free some. Every try looks at all CPUs' marks, and every
+/// step of the epoch sends faults to the tree again that had a hint; so not too often. A few tens of
+/// KiB for each CPU that changes mappings wait meanwhile.
+const COLLECT_ABOVE: usize = if cfg!(loom) { 0 } else { 128 };
+
+const _: () = assert!(RETIRE_VMA != RETIRE_TREE_NODE && RETIRE_VMA != FrameMeta::RETIRE_KIND);
+
+impl<M: Machine> Cpu<'_, M> {
+    /// Hands unlinked tables to the grace period.
+    ///
+    /// # Safety
+    /// New readers cannot find the tables; the links are those of their frames, and retired once.
+    pub(crate) unsafe fn retire_all(&self, mut tables: RetireChain) {
+        if lost(Mutant::TableGrace) {
+            // SAFETY: ours alone; retired once.
+            while let Some(link) = unsafe { tables.pop() } {
+                // SAFETY: retired once.
+                unsafe { self.free_retired(link) };
+            }
+            return;
+        }
+        // SAFETY: handed on.
+        unsafe { self.vm.grace.retire_all(&self.local, tables) };
+    }
+
+    /// What a call does last, when it holds nothing any more: frees what no reader can see any more, when
+    /// much has piled up, and zeroes as much as was freed, where that is asked for. Cheap otherwise.
+    #[inline]
+    pub(crate) fn collect(&self) {
+        if self.state.freed.get() >= RUN {
+            self.zero_freed();
+        }
+        self.free_gone();
+        if self.vm.grace.pending(&self.local) > COLLECT_ABOVE {
+            self.collect_now();
+        }
+    }
+
+    /// Frees at the end of the call what it removed as the owner of a space.
+    ///
+    /// # Safety
+    /// The objects are VMAs that nobody can see any more, and their links are theirs alone.
+    pub(crate) unsafe fn leave_gone(&self, mut objects: RetireChain) {
+        // SAFETY: the caller's promise, for those before as well.
+        unsafe { objects.prepend(self.state.gone.take()) };
+        self.state.gone.set(objects);
+    }
+
+    #[inline]
+    fn free_gone(&self) {
+        let mut gone = self.state.gone.take();
+        // SAFETY: ours alone; see `leave_gone`.
+        while let Some(link) = unsafe { gone.pop() } {
+            // SAFETY: as above, and it comes out once.
+            unsafe { self.free_retired(link) };
+        }
+    }
+
+    #[cold]
+    pub(crate) fn collect_now(&self) {
+        self.free_gone();
+        for link in self.vm.grace.collect(&self.local) {
+            // SAFETY: the grace period of the link is over, and it comes out once.
+            unsafe { self.free_retired(link) };
+        }
+    }
+
+    /// Waits until everything that this CPU retired is free. Not inside a grace section.
+    pub fn settle_retired(&self) {
+        self.local.order().before::<GracePeriod>();
+        self.free_gone();
+        while self.vm.grace.pending(&self.local) != 0 {
+            self.vm.grace.synchronize(&self.local, self);
+            self.collect_now();
+        }
+    }
+
+    /// Gives the CPU's stock of free frames back and frees what it retired, as before going idle for
+    /// long, or before an audit.
+    pub fn drain(&self) {
+        self.settle_retired();
+        self.vm.frames.drain(&self.local, self);
+    }
+
+    /// # Safety
+    /// `link` came out of the grace period, once.
+    pub(crate) unsafe fn free_retired(&self, link: NonNull<RetireLink>) {
+        // SAFETY: the object that holds the link is alive until it is freed here.
+        match unsafe { link.as_ref() }.kind() {
+            RETIRE_TREE_NODE => {
+                // SAFETY: retired by the tree as its node; no reader is left.
+                unsafe { tree::free_retired(link) };
+            }
+            RETIRE_VMA => {
+                // SAFETY: a link of this kind is the first field of a VMA made by `heap::try_box`;
+                // no reader is left.
+                let vma = unsafe { Box::from_raw(link.cast::<Vma>().as_ptr()) };
+                self.drop_vma(vma);
+            }
+            kind => {
+                debug_assert_eq!(kind, FrameMeta::RETIRE_KIND);
+                // That of the entry it was in. A copying fault that saw the frame in an earlier life
+                // may have another, for the moment until it looks again; then the frame is its to
+                // free.
+                // SAFETY: unlinked and flushed before its grace period, which is over.
+                unsafe { self.put_unmapped(self.vm.frames.table().of_link(link)) };
+            }
+        }
+    }
+
+    /// Frees a VMA that no reader can see, and the object behind it when it was the last to use it.
+    pub(crate) fn drop_vma(&self, mut vma: Box<Vma>) {
+        let object = vma.area.get_mut().object.take();
+        drop(vma);
+        if let Some(object) = object {
+            Object::release(object, self);
+        }
+    }
+
+    /// Frees a table and every table below it.
+    ///
+    /// # Safety
+    /// Nobody else can reach `table`, which is of `level`; and every CPU has flushed what it cached
+    /// of it.
+    pub(crate) unsafe fn free_tables(&self, table: FrameNumber, level: u32) {
+        // SAFETY: handed on.
+        unsafe {
+            range::free_all(&self.vm.machine, table, level, &mut |number| {
+                // As in `free_retired`.
+                self.put_unmapped(number);
+            });
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! The CPU that a call runs on: what every call takes first.
+
+use super::Vm;
+use super::state::CpuState;
+use crate::addr::FrameNumber;
+use crate::fault::prefault::ThreadStreams;
+use crate::frame::zeroed::Supply;
+use crate::frame::{Clean, Frame, Run, Zeroed};
+use crate::identity::Identity;
+use crate::machine::{CpuId, Machine};
+use crate::stat::Counter;
+use crate::sync::grace::Section;
+use crate::sync::mutant::{Mutant, lost};
+use crate::sync::order::Record;
+use crate::sync::percpu::Local;
+use crate::sync::wait::Wait;
+use core::cell::Cell;
+use core::fmt;
+use core::marker::PhantomData;
+
+/// A CPU inside the subsystem: what every call takes first.
+pub struct Cpu<'v, M: Machine> {
+    pub(super) vm: &'v Vm<M>,
+    pub(super) local: Local,
+    /// This CPU's slot of `vm.cpus`.
+    pub(super) state: &'v CpuState,
+    /// `CpuState` is `Sync` for those who read its atomics; the CPU itself is not.
+    not_sync: PhantomData<Cell<()>>,
+}
+
+impl<M: Machine> fmt::Debug for Cpu<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cpu({})", self.local.id().0)
+    }
+}
+
+/// A CPU serves flush requests while it waits.
+impl<M: Machine> Wait for Cpu<'_, M> {
+    #[cold]
+    fn wait(&self, looks: u32) {
+        self.answer();
+        self.vm.machine.relax(looks);
+    }
+
+    #[cold]
+    fn park(&self) {
+        // A request that comes after this look ends the parking.
+        self.answer();
+        self.vm.machine.park(self.id());
+    }
+
+    #[cold]
+    fn wake(&self, cpu: CpuId) {
+        self.vm.machine.wake(cpu);
+    }
+
+    #[inline(always)]
+    fn order(&self) -> Option<&Record> {
+        Some(self.local.order())
+    }
+}
+
+impl<M: Machine> Vm<M> {
+    /// The right to call the subsystem from CPU `id`.
+    ///
+    /// # Safety
+    /// - There is at most one `Cpu` of each number at a time, and `id` is below `Machine::cpus()`.
+    /// - It is used on CPU `id` only. It is `Send`, for on a machine whose CPUs are threads the CPU is whoever has
+    ///   it; where CPUs are cores, whoever made it keeps it on its core, and lends references, which are not.
+    /// - Nothing uses it in the middle of a call: not what interrupts its holder there, nor the heap that
+    ///   the call allocates from. (Closures that a call is given may use it, as far as the call says.)
+    pub unsafe fn cpu(&self, id: CpuId) -> Cpu<'_, M> {
+        // SAFETY: handed on to the caller.
+        let local = unsafe { Local::claim(id) };
+        Cpu { vm: self, state: self.cpus.remote(id), local, not_sync: PhantomData }
+    }
+}
+
+impl<'v, M: Machine> Cpu<'v, M> {
+    /// Serves flush requests in a wait.
+    #[inline]
+    fn answer(&self) {
+        if !lost(Mutant::WaiterAnswers) {
+            self.serve_flushes();
+        }
+    }
+
+    /// The subsystem.
+    #[inline(always)]
+    pub const fn vm(&self) -> &'v Vm<M> {
+        self.vm
+    }
+
+    /// The CPU's number.
+    #[inline]
+    pub const fn id(&self) -> CpuId {
+        self.local.id()
+    }
+
+    #[inline(always)]
+    pub(crate) const fn local(&self) -> &Local {
+        &self.local
+    }
+
+    /// The identity of the subsystem.
+    #[inline(always)]
+    pub(crate) fn identity(&self) -> Identity {
+        Identity::of(self.vm.knobs.locking_word())
+    }
+
+    #[inline(always)]
+    pub(crate) const fn state(&self) -> &'v CpuState {
+        self.state
+    }
+
+    /// Drops the translations that other CPUs asked this one to drop. A machine calls it when it was
+    /// [interrupted](Machine::interrupt).
+    pub fn serve_flushes(&self) {
+        let served = self.vm.inboxes.get(&self.local).serve(&self.vm.machine, &self.local);
+        if served != 0 {
+            self.state().counts.add(Counter::TlbShootdownReceived, served);
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn count(&self, counter: Counter) {
+        self.state().counts.add(counter, 1);
+    }
+
+    /// Opens a grace section: what is reachable now stays readable until it closes.
+    #[inline(always)]
+    pub(crate) fn section(&self) -> Section<'_> {
+        self.vm.grace.enter(&self.local)
+    }
+
+    /// Allocates a frame, or gives up without waiting.
+    #[inline(always)]
+    pub(crate) fn alloc(&self) -> Option<Frame<Clean>> {
+        self.vm.frames.alloc(&self.local, self)
+    }
+
+    /// Allocates a frame of zeros, or gives up without waiting.
+    #[inline(always)]
+    pub(crate) fn alloc_zeroed(&self) -> Option<Frame<Zeroed>> {
+        let count = |supply| {
+            self.count(match supply {
+                Supply::Pool => Counter::ZeroedPoolHit,
+                Supply::Miss => Counter::ZeroedPoolMiss,
+                Supply::Now => Counter::ZeroedInFault,
+            });
+        };
+        self.vm.frames.alloc_zeroed(&self.local, &self.vm.machine, self, count)
+    }
+
+    /// Zeroes a frame that is needed now.
+    #[inline(always)]
+    pub(crate) fn zero(&self, frame: Frame<Clean>) -> Frame<Zeroed> {
+        self.count(Counter::ZeroedInFault);
+        frame.zero(&self.vm.machine)
+    }
+
+    /// Up to `to.len()` frames of zeros, as many as can be spared, without waiting. What is not used goes
+    /// back by [`free_run`](Self::free_run).
+    pub(crate) fn alloc_zeroed_run<'b>(&self, to: &'b mut [FrameNumber]) -> Run<'b, Zeroed> {
+        let frames = &self.vm.frames;
+        let pools = frames.zeroed_pool() != 0;
+        let (run, hits) = frames.alloc_zeroed_run(&self.local, &self.vm.machine, to, self);
+        let (hits, misses) = (hits as u64, (run.len() - hits) as u64);
+        let counts = &self.state().counts;
+        counts.add(Counter::ZeroedInFault, misses);
+        if pools {
+            counts.add(Counter::ZeroedPoolHit, hits);
+            counts.add(Counter::ZeroedPoolMiss, misses);
+        }
+        run
+    }
+
+    /// Frees what is left of a run.
+    pub(crate) fn free_run<S: crate::frame::Settled>(&self, run: Run<'_, S>) {
+        self.vm.frames.free_run(&self.local, run, self);
+    }
+
+    pub(crate) fn free<S: crate::frame::Settled>(&self, frame: Frame<S>) {
+        self.vm.frames.free(&self.local, frame, self);
+    }
+
+    /// Drops a reference of a mapping that was flushed, and frees the frame if it was the last. Returns
+    /// whether it was.
+    ///
+    /// # Safety
+    /// The caller had the reference; the mapping that it stood for is gone and has been flushed
+    /// from every CPU that could hold it.
+    pub(crate) unsafe fn put_unmapped(&self, number: FrameNumber) -> bool {
+        let last = self.vm.frames.meta(number).put_ref() == 0;
+        if last {
+            // SAFETY: the last reference was ours. Every reference is put only after its mapping
+            // was flushed (space::batch), so no CPU holds a translation.
+            let frame = unsafe { self.vm.frames.reclaim(number).settle() };
+            self.free(frame);
+        }
+        last
+    }
+
+    /// Makes `call`, one of a space's, for the thread that `thread` belongs to: what its faults prefaulted
+    /// in the pages that the call takes away is judged before they go, while it can be seen whether they were
+    /// used.
+    pub fn for_thread<R>(&self, thread: &ThreadStreams, call: impl FnOnce() -> R) -> R {
+        struct Restore<'c>(&'c Cell<*const ThreadStreams>, *const ThreadStreams);
+        impl Drop for Restore<'_> {
+            fn drop(&mut self) {
+                self.0.set(self.1);
+            }
+        }
+        let slot = &self.state().thread;
+        let _restore = Restore(slot, slot.replace(thread));
+        call()
+    }
+
+    /// The thread that this CPU makes a call for, if it is known.
+    pub(crate) fn thread(&self) -> Option<&ThreadStreams> {
+        // SAFETY: `for_thread` has borrowed it until it returns; whoever asks is part of its call, and keeps no
+        // reference beyond it.
+        unsafe { self.state().thread.get().as_ref() }
+    }
+}
