@@ -473,8 +473,7 @@ impl<M: Machine> Space<M> {
                 Err(Refusal::Unmapped) => {
                     if grow == Grow::Nothing {
                         // The look for a stack, under the lock for writing, has waited for that.
-                        let page = VirtRange::page(page);
-                        drop(self.share_flushed(cpu, page, Counter::RangeLockFault));
+                        self.await_unmapping(cpu, VirtRange::page(page));
                     }
                     cpu.count(Counter::Segv);
                     return Err(FaultError::Segv { mapped: false });

@@ -299,6 +299,7 @@ impl<M: Machine> Space<M> {
     }
 
     /// Keeps writers of `range` out, beside others who do. `counted` says who asks. Not inside a grace section.
+    #[inline(always)]
     pub(crate) fn share<'a>(
         &'a self,
         cpu: &'a Cpu<'_, M>,

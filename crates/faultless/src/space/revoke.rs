@@ -6,7 +6,6 @@ use crate::file::Object;
 use crate::frame::{Kind, Use};
 use crate::heap::Shared;
 use crate::machine::Machine;
-use crate::stat::Counter;
 use crate::table::entry::Entry;
 use crate::vm::Cpu;
 use core::ops::Range;
@@ -60,7 +59,7 @@ impl<M: Machine> Space<M> {
             }
         }
         // Who unmaps may have published that, and have to flush yet.
-        drop(self.share_flushed(cpu, VirtRange::USER, Counter::RangeLockShared));
+        self.await_unmapping(cpu, VirtRange::USER);
     }
 
     /// A range that covers those pages of `object`, if some may be mapped.

@@ -164,8 +164,16 @@ impl Guard<'_> {
 }
 
 impl<M: Machine> Space<M> {
+    /// Waits until every unmapping in `range` that has published its tree is flushed.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn await_unmapping(&self, cpu: &Cpu<'_, M>, range: VirtRange) {
+        drop(self.share_flushed(cpu, range, Counter::RangeLockShared));
+    }
+
     /// Locks `range`, and waits until every unmapping in it that has published its tree is flushed.
-    pub(crate) fn share_flushed<'a>(
+    #[inline(never)]
+    pub(super) fn share_flushed<'a>(
         &'a self,
         cpu: &'a Cpu<'_, M>,
         range: VirtRange,

@@ -50,6 +50,7 @@ pub(crate) struct Visit<'a, 'v, M: Machine> {
 
 impl<M: Machine> Space<M> {
     /// Makes a shared claim on `range`. Must not be called inside a grace section.
+    #[inline(never)]
     pub(super) fn visit<'a, 'v>(
         &'a self,
         cpu: &'a Cpu<'v, M>,
