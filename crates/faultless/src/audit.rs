@@ -57,7 +57,7 @@ pub enum Discrepancy {
         /// What is wrong.
         what: &'static str,
     },
-    /// A VMA that is stopped though no writer is under way.
+    /// A VMA that is write-locked though no writer is under way.
     Stopped {
         /// Where it lies.
         range: VirtRange,
@@ -78,7 +78,7 @@ impl fmt::Display for Discrepancy {
                 write!(f, "{recorded} resident pages recorded, {found} found")
             }
             Self::Entry { addr, what } => write!(f, "entry of {addr:#x}: {what}"),
-            Self::Stopped { range } => write!(f, "VMA {range:?} is stopped"),
+            Self::Stopped { range } => write!(f, "VMA {range:?} is write-locked"),
         }
     }
 }
@@ -128,7 +128,7 @@ pub fn audit_with<M: Machine>(
         }
     }
     for object in core::mem::take(&mut found.objects).values() {
-        // SAFETY: the object is alive, and nobody is at work.
+        // SAFETY: the object is alive, and no call is under way.
         unsafe {
             audit_tables(cpu, object.root(), ROOT, 0, &mut found.tables, &mut |addr, entry| {
                 if addr >> PAGE_SHIFT >= object.pages() {
@@ -162,11 +162,11 @@ pub fn audit_with<M: Machine>(
 }
 
 /// What every translation of the page at `addr` must agree with: its page-table entry, 0 where there is none,
-/// if nobody is changing it or its VMA. A CPU that runs the space and has not [served
+/// if no CPU is changing it or its VMA. A CPU that runs the space and has not [served
 /// flushes](Cpu::serve_flushes) since it used a translation used one that allowed no more than this, and
-/// showed the same frame: whoever took something away waits for that CPU before it gives up its claim on the page.
+/// showed the same frame: a CPU that took something away waits for that CPU before it gives up its claim on the page.
 ///
-/// `None`: somebody is at work there, or nothing is mapped.
+/// `None`: a CPU is changing it, or nothing is mapped.
 pub fn settled_entry<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, addr: u64) -> Option<u64> {
     let section = space.section(cpu);
     let found = space.view(cpu, &section).at(addr)?;
@@ -199,7 +199,7 @@ fn audit_space<M: Machine>(
     }
     let mut resident = 0;
     let references = &mut found.references;
-    // SAFETY: the space is alive, and nobody is at work.
+    // SAFETY: the space is alive, and no call is under way.
     unsafe {
         audit_tables(cpu, space.root(), ROOT, 0, &mut found.tables, &mut |addr, entry| {
             let wrong = |what| Err(Discrepancy::Entry { addr, what });

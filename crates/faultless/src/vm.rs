@@ -66,7 +66,7 @@ impl<M: Machine> Vm<M> {
         // SAFETY: regions of a machine, by its promise memory that nothing else uses. No other machine is
         // given to these frames, which stay in here.
         let frames = unsafe { Frames::try_new(cpus, machine.regions()) }?;
-        // SAFETY: nobody else has a `Local` of a subsystem that is being made; it is gone before
+        // SAFETY: there is no other `Local` of a subsystem that is being made; it is gone before
         // `cpu` can be called.
         let boot = unsafe { Local::claim(CpuId(0)) };
         let zero = frames.alloc(&boot, &Spin).ok_or(Errno::ENOMEM)?;
@@ -104,7 +104,7 @@ impl<M: Machine> Vm<M> {
     pub fn set(&self, setting: Setting) {
         match setting {
             Setting::FrameLimit(limit) => self.frames.set_limit(limit),
-            // The nodes' locks are leaves: whoever holds one waits for nobody.
+            // The nodes' locks are last in the lock order: their holder does not wait.
             Setting::ZeroedPool(frames) => self.frames.set_zeroed_pool(frames, &Spin),
             other => self.knobs.set(other),
         }

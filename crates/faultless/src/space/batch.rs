@@ -1,14 +1,13 @@
-//! What one operation owes: translations to drop, and frames to let go once they are dropped.
+//! The pending flush of one operation: translations to drop, and then references to frames to drop.
 //!
-//! A frame that an operation unmapped keeps the reference of the mapping until the flush is done;
-//! only then is the reference put. So whoever puts the last one, in this space or another, knows
-//! that every space that ever mapped the frame has flushed it: law 1.
+//! An unmapped frame keeps the reference of the mapping until the flush is complete. So when the last reference is dropped,
+//! in this space or another, every space that mapped the frame has flushed it: law 1.
 //!
-//! Only what the MMU could use is owed a flush: what it must still drop, not what was never there.
+//! A flush is pending only for entries that the MMU could use.
 //!
-//! A batch gathers the frames of many tables, for a flush interrupts every CPU that runs the space. What
-//! is gathered is lost to everybody meanwhile, so a small memory gets small batches; and it takes time,
-//! so the CPU answers the flush requests of others after each table.
+//! A batch gathers the frames of many tables, because a flush interrupts every CPU that runs the space. No CPU can allocate
+//! gathered frames, so the batches are small on a machine with little memory. Gathering takes time, so the CPU serves the flush
+//! requests of others after each table.
 
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::machine::{Invalidate, Machine};
@@ -26,13 +25,13 @@ use crate::vm::Cpu;
 /// (`tlb_single_page_flush_ceiling`).
 const SINGLE_PAGES: u64 = 33;
 
-/// A flush batch of one space. [`finish`](FlushBatch::finish) pays all that it owes.
-#[must_use = "a batch owes flushes and references until it is finished"]
+/// A flush batch of one space. [`finish`](FlushBatch::finish) completes it.
+#[must_use = "flushes and references are pending until the batch is finished"]
 #[derive(Debug)]
 pub struct FlushBatch<'a, 'v, M: Machine> {
     cpu: &'a Cpu<'v, M>,
     space: &'a Space<M>,
-    owed: Option<VirtRange>,
+    pending: Option<VirtRange>,
     frames: usize,
 }
 
@@ -44,18 +43,18 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
     pub fn new(cpu: &'a Cpu<'v, M>, space: &'a Space<M>) -> Self {
         let busy = cpu.state().gather.busy.replace(true);
         assert!(!busy, "a CPU works on one flush batch at a time");
-        Self { cpu, space, owed: None, frames: 0 }
+        Self { cpu, space, pending: None, frames: 0 }
     }
 
-    /// Owes a flush of `range`.
+    /// Adds a flush of `range`.
     #[inline]
     pub fn flush(&mut self, range: VirtRange) {
-        self.owed = Some(self.owed.map_or(range, |owed| owed.hull(range)));
+        self.pending = Some(self.pending.map_or(range, |pending| pending.hull(range)));
     }
 
-    /// Owes what `take` takes out of the entries of the pages from `start` on, which lie in one table: the
-    /// flush of the pages that were mapped, and then the references of their mappings. Returns how many
-    /// references that are.
+    /// Adds what `take` takes out of the entries of the pages from `start` on, which lie in one table: the
+    /// flush of the pages that were mapped, and the references of their mappings. Returns the number of
+    /// references.
     #[inline]
     pub fn unmap(
         &mut self,
@@ -66,10 +65,10 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         self.cpu.serve_flushes();
         // What a table maps fits into an empty batch.
         if self.is_full_for(slots) {
-            self.pay();
+            self.flush_all();
         }
         let gather = &self.cpu.state().gather.frames;
-        let room = &gather[self.frames..];
+        let free = &gather[self.frames..];
         let (mut taken, mut first, mut behind, mut wasted) = (0, usize::MAX, 0, 0);
         for (at, slot) in slots.iter().enumerate() {
             let old = take(slot);
@@ -82,7 +81,7 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
             }
             wasted += u64::from(old.is_wasted());
             if !old.is_special() {
-                room[taken].set(old.frame().0);
+                free[taken].set(old.frame().0);
                 taken += 1;
             }
         }
@@ -97,10 +96,10 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         taken
     }
 
-    /// Owes what `old` mapped at `addr`, for which [there is room](Self::is_full_for): its flush, and then the
-    /// reference of its mapping. Returns how many references that are.
+    /// Adds what `old` mapped at `addr`, if the batch is [not full](Self::is_full_for): its flush, and the
+    /// reference of its mapping. Returns the number of references.
     #[inline]
-    pub fn owe(&mut self, addr: u64, old: Entry) -> usize {
+    pub fn add(&mut self, addr: u64, old: Entry) -> usize {
         if Entry::NONE.needs_flush(old) {
             self.flush(VirtRange::page(addr));
         }
@@ -115,22 +114,22 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         1
     }
 
-    /// Flushes what is owed and lets the gathered frames go; between the two, it runs `flushed`.
+    /// Completes the pending flush, runs `flushed`, and drops the gathered references.
     #[inline]
-    pub fn pay_and(&mut self, flushed: impl FnOnce()) {
-        let owed = self.owed.take();
-        if let Some(range) = owed.filter(|_| !lost(Mutant::FlushFirst)) {
+    pub fn flush_and(&mut self, flushed: impl FnOnce()) {
+        let pending = self.pending.take();
+        if let Some(range) = pending.filter(|_| !lost(Mutant::FlushFirst)) {
             shoot(self.cpu, self.space, range);
         }
         flushed();
-        self.put_gathered();
-        if let Some(range) = owed.filter(|_| lost(Mutant::FlushFirst)) {
+        self.drop_references();
+        if let Some(range) = pending.filter(|_| lost(Mutant::FlushFirst)) {
             shoot(self.cpu, self.space, range);
         }
     }
 
-    /// Lets the gathered frames go, which are flushed.
-    fn put_gathered(&mut self) {
+    /// Drops the gathered references, whose pages are flushed.
+    fn drop_references(&mut self) {
         let gathered = &self.cpu.state().gather.frames[..core::mem::take(&mut self.frames)];
         self.cpu.note_freed(gathered.len());
         for frames in gathered.chunks(ENTRIES) {
@@ -142,31 +141,31 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         }
     }
 
-    /// Whether it owes neither a flush nor a reference.
+    /// Whether neither a flush nor a reference is pending.
     pub(super) fn is_empty(&self) -> bool {
-        self.owed.is_none() && self.frames == 0
+        self.pending.is_none() && self.frames == 0
     }
 
-    /// Whether what `slots` map would have to wait for a payment.
+    /// Whether the batch must be flushed before it can take what `slots` map.
     pub(super) fn is_full_for(&self, slots: &[AtomicU64]) -> bool {
         slots.len() > self.cpu.state().gather.frames.len() - self.frames
     }
 
-    /// Pays.
+    /// Completes the flush, and drops the references.
     #[inline]
     pub fn finish(self) {
         drop(self);
     }
 
     #[inline(never)]
-    fn pay(&mut self) {
-        self.pay_and(|| {});
+    fn flush_all(&mut self) {
+        self.flush_and(|| {});
     }
 }
 
 impl<M: Machine> Drop for FlushBatch<'_, '_, M> {
     fn drop(&mut self) {
-        self.pay();
+        self.flush_all();
         self.cpu.state().gather.busy.set(false);
     }
 }

@@ -1,7 +1,7 @@
 //! `brk`: the heap that grows and shrinks at one end.
 //!
 //! The bounds of the heap are two atomics. They are read before a lock is taken, as a guess, and again under it:
-//! whoever moves the end to another page, or the start, holds a claim on the pages on either side of it. Within
+//! a CPU that moves the end to another page, or the start, holds a claim on the pages on either side of it. Within
 //! its page the end moves by compare-and-swap, without a claim.
 
 pub(super) mod bounds;
@@ -22,7 +22,7 @@ use crate::vm::Cpu;
 use bounds::Heap;
 
 impl<M: Machine> Space<M> {
-    /// Says where the heap starts: what a program loader knows. Only while the heap is empty.
+    /// Sets where the heap starts, as a program loader does. It has no effect unless the heap is empty.
     pub fn set_heap_start(&self, cpu: &Cpu<'_, M>, start: u64) {
         let _writing = self.write(cpu, [VirtRange::USER, NOWHERE], PAGE_SIZE);
         let heap = self.heap.get();

@@ -1,7 +1,7 @@
 //! Discards: pages are taken away, and their VMAs stay as they are.
 //!
 //! `MADV_DONTNEED` and the revocation of an object's pages change entries and no VMA. They hold a shared
-//! [`Visit`](super::visit::Visit), which keeps nobody out but who changes VMAs, and each entry that they empty from its
+//! [`Visit`](super::visit::Visit), which excludes only writers that change VMAs. They hold each entry that they empty from its
 //! removal to the end of the flush: see *a discard* in [`protocol`].
 
 use super::batch::FlushBatch;
@@ -21,10 +21,10 @@ use core::convert::Infallible;
 /// A discard empties and flushes the entries of so many tables at once.
 const MOST_TABLES: usize = 16;
 
-/// The entries of some tables, and a batch that owes what was taken of them.
+/// The entries of some tables, and the pending flush of those that were emptied.
 ///
-/// They are gathered first and taken afterwards, so that the walk to the next table waits for nobody while
-/// entries are held.
+/// The tables are gathered first and emptied afterwards, so that the CPU does not wait in the walk to the next table while it
+/// holds entries.
 struct Discard<'a, 'v, M: Machine> {
     cpu: &'a Cpu<'v, M>,
     batch: FlushBatch<'a, 'v, M>,
@@ -73,19 +73,19 @@ impl<'a, 'v, M: Machine> Visit<'a, 'v, M> {
 }
 
 impl<M: Machine> Discard<'_, '_, M> {
-    /// Takes the entries of the gathered tables that `goes` chooses, and pays.
+    /// Takes the entries of the gathered tables that `goes` chooses, and flushes.
     fn take_all(&mut self, goes: impl Fn(Entry) -> bool) {
         for at in 0..self.count {
             let (start, slots) = self.tables[at];
             self.cpu.serve_flushes();
             if self.batch.is_full_for(slots) {
-                self.pay();
+                self.flush();
             }
             for (at, slot) in slots.iter().enumerate() {
                 self.take(start + at as u64 * PAGE_SIZE, slot, &goes);
             }
         }
-        self.pay();
+        self.flush();
         self.count = 0;
     }
 
@@ -95,8 +95,8 @@ impl<M: Machine> Discard<'_, '_, M> {
         let mut seen = node::load(slot);
         while !seen.is_none() {
             if seen.is_locked() {
-                // Nobody waits for an entry while holding others.
-                self.pay();
+                // A CPU must not wait for an entry while it holds others.
+                self.flush();
                 seen = protocol::look(slot, self.cpu);
                 continue;
             }
@@ -108,7 +108,7 @@ impl<M: Machine> Discard<'_, '_, M> {
                     if self.batch.is_empty() {
                         self.mark = order::hold::<BusyEntry>(self.cpu);
                     }
-                    self.gone += self.batch.owe(addr, seen);
+                    self.gone += self.batch.add(addr, seen);
                     return;
                 }
                 Err(now) => seen = now,
@@ -116,14 +116,14 @@ impl<M: Machine> Discard<'_, '_, M> {
         }
     }
 
-    /// Flushes, empties the entries, and only then lets the frames go.
-    fn pay(&mut self) {
+    /// Flushes, empties the entries, and then drops the references.
+    fn flush(&mut self) {
         let (tables, by) = (&self.tables[..self.count], self.cpu.id());
         let release = || tables.iter().for_each(|(_, slots)| protocol::release(slots, by));
         if lost(Mutant::DiscardHolds) {
             release();
         }
-        self.batch.pay_and(release);
+        self.batch.flush_and(release);
         self.mark = Mark::none();
     }
 }

@@ -1,4 +1,4 @@
-//! `fork`: a copy of the space whose private pages are shared until somebody writes.
+//! `fork`: a copy of the space whose private pages are shared until one of the two spaces writes to them.
 
 use super::Space;
 use super::brk::bounds::HeapBounds;

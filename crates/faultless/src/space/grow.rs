@@ -18,7 +18,7 @@ impl<M: Machine> Space<M> {
     /// grow so far, or its neighbour is too near. Not inside a grace section.
     ///
     /// # Errors
-    /// [`OutOfMemory`]: it might grow, if the heap had room for what describes it.
+    /// [`OutOfMemory`]: the kernel's heap is exhausted, so that no VMA can be made.
     #[cold]
     #[inline(never)]
     pub(crate) fn grow_stack(&self, cpu: &Cpu<'_, M>, page: u64) -> Result<bool, OutOfMemory> {

@@ -70,7 +70,7 @@ impl Made {
         self.used += 1;
     }
 
-    /// Frees `vma`, if it is one of these, which nobody uses any more. Returns whether it was.
+    /// Frees `vma`, if it is one of these. No CPU may use it. Returns whether it was.
     pub(super) fn free(&mut self, vma: NonNull<Vma>) -> bool {
         let Some(made) = self.vmas.iter_mut().find(|made| **made == Some(vma)) else {
             return false;

@@ -56,7 +56,7 @@ pub struct Backing<'a> {
     pub may_write: bool,
 }
 
-/// Where a mapping is asked for, and how.
+/// The requested place of a mapping.
 struct Request {
     addr: u64,
     fixed: bool,
@@ -71,7 +71,7 @@ impl<M: Machine> Space<M> {
     ///
     /// # Errors
     /// As Linux: `EINVAL` (length 0, unaligned fixed address, neither or both of private and shared,
-    /// a shared mapping that grows), `ENOMEM` (no room, too many VMAs, more than all memory without
+    /// a shared mapping that grows), `ENOMEM` (no free range, too many VMAs, more than all memory without
     /// `NORESERVE`), `EEXIST` (`FIXED_NOREPLACE` over something), `EPERM` (fixed below 64 KiB).
     /// Nothing has changed then.
     pub fn mmap(
@@ -204,7 +204,7 @@ impl<M: Machine> Space<M> {
         done
     }
 
-    /// Finds a place for `area`, whose range says only how long it is, and maps it there.
+    /// Finds a free range for `area`, of which only the length counts, and maps it there.
     fn map_area(
         &self,
         cpu: &Cpu<'_, M>,

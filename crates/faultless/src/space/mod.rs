@@ -1,8 +1,8 @@
 //! An address space: its VMAs, its tables, its counts, and who runs it.
 //!
 //! One file an operation: [`map`](Space::mmap), unmap, protect, remap, advise, brk, fork, exit, and
-//! the growth of stacks; [`write`] is what they all start with, [`batch`] what they owe in the end,
-//! [`query`] what can be asked.
+//! the growth of stacks. Each starts with a [claim](write) on its pages, changes VMAs in a [step], and ends with a [flush](batch).
+//! [`query`] lists what is mapped.
 //!
 //! # Lock order
 //!
@@ -77,7 +77,7 @@ const STACK_GUARD: u64 = 256 * PAGE_SIZE;
 const MMAP_MIN_ADDR: u64 = 65536;
 /// Where automatic placement starts, going down: below the usual place of a main stack.
 const MMAP_BASE: u64 = 0x7fff_f7ff_f000;
-/// Where the heap starts unless the program loader says otherwise.
+/// Where the heap starts unless the program loader sets another start.
 const HEAP_START: u64 = 0x5555_5575_7000;
 
 /// One address space. Every fault reads its first fields; what faults and calls write lies on lines of
@@ -108,7 +108,7 @@ impl<M: Machine> fmt::Debug for Space<M> {
     }
 }
 
-/// A hold that keeps writers of a range out, by whatever lock the policy says.
+/// A lock that excludes writers of a range: which one depends on the policy.
 #[derive(Debug)]
 pub(crate) enum Guard<'a> {
     /// None: this CPU holds the space as its owner.
@@ -197,7 +197,8 @@ impl<M: Machine> Space<M> {
         alone()
             && self.core.owner.try_take(cpu.id(), &cpu.vm().grace, || {
                 // Who begins to run the space meanwhile does so before it looks at the owner.
-                alone() && !self.is_claimed(cpu, VirtRange::USER)
+                (lost(Mutant::OwnerLooksAgain) || alone())
+                    && (lost(Mutant::OwnerLooksAtClaims) || !self.is_claimed(cpu, VirtRange::USER))
             })
     }
 
@@ -209,7 +210,7 @@ impl<M: Machine> Space<M> {
     /// # Safety
     /// From this call on the CPU uses neither the space's tables nor translations that came from them (the call drops
     /// those that its TLB holds), until it [activates](Self::activate) the space again: it has
-    /// loaded another root, or makes no access to user space. Nobody tells it of changes any more.
+    /// loaded another root, or makes no access to user space. The CPU gets no flush requests for it any more.
     pub unsafe fn deactivate(&self, cpu: &Cpu<'_, M>) {
         self.check_vm(cpu);
         let resident = &cpu.state().resident;
@@ -248,8 +249,8 @@ impl<M: Machine> Space<M> {
         cpu.section()
     }
 
-    /// The tree as it is now. Every section that reads it begins with this, so that nobody changes it in place meanwhile
-    /// but this CPU.
+    /// The current tree. Every section that reads the tree begins with this call, so that no other CPU changes the tree in place
+    /// meanwhile.
     #[inline]
     pub(crate) fn view<'s>(&'s self, cpu: &Cpu<'_, M>, section: &'s Section<'_>) -> View<'s, Vma> {
         self.core.enter(cpu.id(), cpu, section);
@@ -298,7 +299,8 @@ impl<M: Machine> Space<M> {
         self.core.mmap_lock.is_held() || self.core.ranges.is_claimed(&cpu.vm().claims, range)
     }
 
-    /// Keeps writers of `range` out, beside others who do. `counted` says who asks. Not inside a grace section.
+    /// Locks `range` against writers; the lock is shared with others that do so. `counted` is the counter of the caller. Must not be
+    /// called inside a grace section.
     #[inline(always)]
     pub(crate) fn share<'a>(
         &'a self,

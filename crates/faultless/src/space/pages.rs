@@ -1,4 +1,4 @@
-//! What writers do to the entries of a range. The VMAs over it are stopped, so no fault without a
+//! What writers do to the entries of a range. The VMAs over it are write-locked, so no fault without a
 //! lock installs anything behind them, and the range is locked, so no other fault is there.
 
 use super::Space;
@@ -62,7 +62,7 @@ pub(super) unsafe fn each_slot<M: Machine>(
 }
 
 impl<M: Machine> Space<M> {
-    /// The entry of the page at `addr`, or where it has no table the one above that says so, which is none or
+    /// The entry of the page at `addr`, or where it has no table the one above that is empty, which is none or
     /// busy. It may be another a moment later.
     ///
     /// Beyond user space there is none: the upper half of the root table is the kernel's, and what it points to
@@ -130,7 +130,7 @@ pub(super) unsafe fn last_table<'v, M: Machine>(
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Empties every entry of `range`, and owes what was there to `batch`. What was used is remembered of the
+    /// Empties every entry of `range`, and adds what was there to `batch`. What was used is remembered of the
     /// VMAs that `was` has, if any. Returns whether there is any last-level table over it.
     pub(super) fn zap(
         &self,

@@ -83,7 +83,7 @@ impl<M: Machine> Space<M> {
     }
 }
 
-/// What `madvise` says of a fault that failed.
+/// The error of `madvise` for a fault that failed.
 impl From<FaultError> for Errno {
     fn from(error: FaultError) -> Self {
         match error {

@@ -131,7 +131,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             return Ok(());
         }
         let prot = after.prot;
-        // Nobody uses a new right while another CPU still uses an old one.
+        // No CPU may use a new permission while another still uses an old one.
         let both = !before.prot.contains(prot) && !prot.contains(before.prot);
         let state = if both { State::WriteLocked } else { State::Unlocked };
         self.step(|step| {

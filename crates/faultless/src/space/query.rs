@@ -1,4 +1,4 @@
-//! What can be asked of a space: its map, its counts, and which pages are there.
+//! Listings of a space: its VMAs, its counts, and which pages are there.
 
 use super::Space;
 use super::brk::bounds::Heap;
@@ -45,11 +45,11 @@ pub struct PageInfo {
     pub frame: FrameNumber,
     /// What that is; the zero page is [`Use::Zero`].
     pub usage: Use,
-    /// Whether nobody else maps it.
+    /// Whether there is no other mapping of it.
     pub exclusive: bool,
 }
 
-/// What a listing says of a file.
+/// The name of a file in a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label<P> {
     /// Major and minor number of the device that it is on.
@@ -153,7 +153,7 @@ impl<M: Machine> Space<M> {
         Maps { space: self, cpu, label: |_| None }
     }
 
-    /// As [`maps`](Self::maps), with what `label` says of the objects' tags. It is called in a grace
+    /// As [`maps`](Self::maps), with the names that `label` gives for the objects' tags. It is called in a grace
     /// section, and so must not wait for calls of other CPUs on spaces.
     pub fn maps_with<'a, 'v, P, F>(&'a self, cpu: &'a Cpu<'v, M>, label: F) -> Maps<'a, 'v, M, F>
     where
@@ -257,7 +257,7 @@ impl<M: Machine> Space<M> {
     /// pages, as `mincore` fills its vector.
     ///
     /// # Errors
-    /// `EINVAL`: `addr` is unaligned. `ENOMEM`: a page of the range is not mapped; nothing is told
+    /// `EINVAL`: `addr` is unaligned. `ENOMEM`: a page of the range is not mapped; nothing is reported
     /// of it and those after it.
     pub fn mincore(
         &self,
@@ -325,7 +325,7 @@ impl<M: Machine> Space<M> {
     /// is private, or nothing is mapped.
     ///
     /// What waits for a change of shared memory, such as a futex, is found by it. It means nothing any more
-    /// once nobody maps or holds the object.
+    /// once the object has no mapping and no reference.
     pub fn shared_place(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<(u64, u64)> {
         let section = self.section(cpu);
         let entry = self.view(cpu, &section).at(addr)?;

@@ -7,7 +7,7 @@
 //! whole: each change of several entries at once has happened in it or has not. It takes no lock
 //! and writes nothing.
 //!
-//! While one CPU alone knows a tree, versions are for nobody. Then the present one may be [changed in place](Tree::amend).
+//! While only one CPU uses a tree, it needs no versions. Then the present one may be [changed in place](Tree::amend).
 //!
 //! Nodes that the next version no longer has are retired to the grace period after the store; a
 //! reader that can still be in them began its section before. An edit that is dropped without
@@ -89,7 +89,7 @@ impl<T> Tree<T> {
     /// Begins a change: waits for the other writer, if there is one. Allocates nothing.
     ///
     /// # Safety
-    /// All edits of this tree are given the same `grace`, and whoever takes a [`snapshot`] does so
+    /// All edits of this tree are given the same `grace`, and every [`snapshot`] is taken
     /// in one of its sections.
     ///
     /// [`snapshot`]: Self::snapshot
@@ -107,7 +107,7 @@ impl<T> Tree<T> {
     /// splits nor joins another, and `new` is short. Returns whether it did; else nothing has changed, and it takes an edit.
     ///
     /// # Safety
-    /// Nobody edits the tree meanwhile, or has a view of it that is used after this.
+    /// No other edit is under way, and no view of the tree is used after this call.
     #[inline(always)]
     pub unsafe fn amend(
         &self,
@@ -123,7 +123,7 @@ impl<T> Tree<T> {
             && root.is_some_and(|root| unsafe { amend(root, range, slots(new), gone) })
     }
 
-    /// [`edit`](Self::edit) of a tree that nobody else knows, which waits for nobody.
+    /// [`edit`](Self::edit) of a tree that no other CPU can reach: it does not wait.
     ///
     /// # Safety
     /// As [`edit`](Self::edit).
@@ -160,7 +160,7 @@ impl<T> fmt::Debug for Tree<T> {
     }
 }
 
-/// A change of the tree, seen by nobody until it is published. Dropped, it has never happened.
+/// A change of the tree, invisible until it is published. If it is dropped, nothing has changed.
 ///
 /// After an [`OutOfMemory`] the next version may hold a part of the failed call: drop the edit.
 pub struct Edit<'e, T> {

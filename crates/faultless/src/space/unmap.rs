@@ -111,19 +111,19 @@ impl<M: Machine> Writing<'_, '_, M> {
             || self.claims(with_tables(view, range))
     }
 
-    /// Unmaps `range`, as its last action, if `stands` says that the claim is sufficient in the current tree. Returns whether it did.
+    /// Unmaps `range`, as its last action, if `is_enough` confirms that the claim is sufficient in the current tree. Returns whether it did.
     pub(super) fn unmap(
         &self,
         range: VirtRange,
-        stands: impl Fn(&View<'_, Vma>) -> bool,
+        is_enough: impl Fn(&View<'_, Vma>) -> bool,
     ) -> Result<bool, Errno> {
         let was = self.leave(range);
         let unmapped = self.step(|step| {
-            let stands = stands(&step.view());
-            if stands {
+            let enough = is_enough(&step.view());
+            if enough {
                 step.replace(range, None, State::Unlocked)?;
             }
-            Ok(stands)
+            Ok(enough)
         })?;
         if unmapped {
             self.let_readers_in();

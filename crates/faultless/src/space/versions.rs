@@ -272,7 +272,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         Ok(range)
     }
 
-    /// Makes a VMA, which must be put into the tree next. `merges` says with which neighbours, below and above, it merges later. If
+    /// Makes a VMA, which must be put into the tree next. `merges`: with which neighbours, below and above, it merges later. If
     /// it is write-locked it is under change.
     #[inline(always)]
     fn make(

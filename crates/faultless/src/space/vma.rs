@@ -1,10 +1,10 @@
 //! A VMA: a range of one space whose pages are alike.
 //!
 //! While others may read it, a published VMA never changes, but for its sequence, its lock (baseline policy only) and its
-//! anon_vma, which is set once. Whoever changes a mapping publishes new VMAs in place of old
-//! ones; the old ones' sequences stay odd for ever, and they are freed after a grace period. So a
-//! fault can read a VMA's fields without ever seeing half a change. The [owner](crate::sync::owner) of a space, whom nobody
-//! watches, moves the bounds of a VMA where it is.
+//! anon_vma, which is set once. A writer that changes a mapping publishes new VMAs in place of old
+//! ones; the old ones' sequences stay odd, and they are freed after a grace period. So a
+//! fault never sees half a change in a VMA's fields. The [owner](crate::sync::owner) of a space changes the bounds of a VMA in place,
+//! since no other CPU reads it.
 
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::file::Object;
@@ -71,7 +71,7 @@ bitflags! {
         const LOCKED = 1 << 11;
         /// `MLOCK_ONFAULT`, with [`LOCKED`](Self::LOCKED): once they were faulted in.
         const LOCK_ON_FAULT = 1 << 12;
-        /// All that says whether and how it is locked.
+        /// All flags of memory locking.
         const ANY_LOCK = Self::LOCKED.bits() | Self::LOCK_ON_FAULT.bits();
     }
 }
@@ -121,7 +121,7 @@ impl Area {
         self.prot.contains(prot)
     }
 
-    /// What the entries of its pages look like at first: stores are allowed where whoever maps the page
+    /// What the entries of its pages look like at first: stores are allowed where the CPU that maps the page
     /// may store to it.
     pub(crate) fn leaf(&self) -> Entry {
         let leaf = Entry::template(self.allows(Prot::EXEC));
@@ -184,7 +184,7 @@ pub struct Vma {
 /// What stays as it is while a VMA is published, unless the [owner](crate::sync::owner) of its space changes it.
 pub struct InPlace<T>(UnsafeCell<T>);
 
-// SAFETY: shared, it is only read, but for `change`, whose caller sees to it that nobody does.
+// SAFETY: shared, it is only read, except in `change`, whose caller ensures that no CPU reads it meanwhile.
 unsafe impl<T: Sync> Sync for InPlace<T> {}
 
 impl<T> InPlace<T> {
@@ -192,7 +192,7 @@ impl<T> InPlace<T> {
         Self(UnsafeCell::new(value))
     }
 
-    /// Changes what nobody else has.
+    /// Changes a value that nothing else refers to.
     pub(crate) const fn get_mut(&mut self) -> &mut T {
         self.0.get_mut()
     }
@@ -200,8 +200,8 @@ impl<T> InPlace<T> {
     /// Changes it.
     ///
     /// # Safety
-    /// Nobody else reads it meanwhile: the caller holds the space of the VMA as its owner, or has the VMA alone. Of this CPU,
-    /// nobody has a reference to it.
+    /// No other CPU reads it meanwhile: the caller holds the space of the VMA as its owner, or has the VMA alone. This CPU
+    /// has no reference to it either.
     pub(crate) unsafe fn change(&self, change: impl FnOnce(&mut T)) {
         // SAFETY: the caller's promise.
         change(unsafe { &mut *self.0.get() });
@@ -213,7 +213,7 @@ impl<T> Deref for InPlace<T> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: who changes it sees to it that nobody reads it.
+        // SAFETY: the caller of `change` ensures that no CPU reads it meanwhile.
         unsafe { &*self.0.get() }
     }
 }

@@ -108,7 +108,7 @@ impl Wanted {
     }
 }
 
-/// Either range may be empty; nobody else has them meanwhile.
+/// Either range may be empty. The claim is exclusive.
 impl From<[VirtRange; 2]> for Wanted {
     #[inline(always)]
     fn from(ranges: [VirtRange; 2]) -> Self {
@@ -295,13 +295,13 @@ pub struct RangeLock {
 }
 
 impl RangeLock {
-    /// A lock that nobody holds.
+    /// A lock without claims.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         Self { queue: SpinLock::ordered(Queue { first: Name::NONE, last: Name::NONE }) }
     }
 
-    /// A lock that nobody holds.
+    /// A lock without claims.
     #[cfg(loom)]
     pub fn new() -> Self {
         Self { queue: SpinLock::ordered(Queue { first: Name::NONE, last: Name::NONE }) }
@@ -359,20 +359,20 @@ impl RangeLock {
         wanted: impl Into<Wanted>,
         wait: &'a dyn Wait,
     ) -> Option<RangeGuard<'a>> {
-        // Arrived and blocked, the claim leaves again: nobody can have waited for it for longer
+        // A claim that is blocked is withdrawn: a later claim cannot have waited for it longer
         // than for those that block it.
         let claim = self.arrive(slots, local, wanted, wait);
         claim.held().then(|| claim.marked())
     }
 
-    /// Whether there is a claim, held or waiting, on a part of `range`. Its CPU answers nobody meanwhile.
+    /// Whether there is a claim, held or waiting, on a part of `range`. The calling CPU serves no flush requests meanwhile.
     pub fn is_claimed(&self, slots: &ClaimSlots, range: VirtRange) -> bool {
         let queue = self.queue.lock(&Spin);
         let alone = Wanted::from([range, VirtRange { start: 0, end: 0 }]);
         queue.backwards(slots).any(|(_, claim)| claim.conflicts(alone))
     }
 
-    /// Queues a claim, which is not held before [`RangeGuard::held`] says so.
+    /// Queues a claim, which is not held before [`RangeGuard::held`] returns true.
     fn arrive<'a>(
         &'a self,
         slots: &'a ClaimSlots,
@@ -452,7 +452,7 @@ impl RangeGuard<'_> {
         if state.fetch_or(mark, Ordering::Relaxed) != HELD {
             self.wait.park();
         }
-        // What is left says by itself whether the claim is held.
+        // What is left is the number of blockers.
         state.fetch_and(!mark, Ordering::Relaxed);
     }
 

@@ -40,8 +40,8 @@ impl<M: Machine> Cpu<'_, M> {
         unsafe { self.vm.grace.retire_all(&self.local, tables) };
     }
 
-    /// What a call does last, when it holds nothing any more: frees what no reader can see any more, when
-    /// much has piled up, and zeroes as much as was freed, where that is asked for. Cheap otherwise.
+    /// The last action of a call, which holds no lock any more. If much has been retired, it frees what no reader can see. With the
+    /// knob `zero_on_free` it zeroes as many frames as the call freed.
     #[inline]
     pub(crate) fn collect(&self) {
         if self.state.freed.get() >= RUN {
@@ -56,7 +56,7 @@ impl<M: Machine> Cpu<'_, M> {
     /// Frees at the end of the call what it removed as the owner of a space.
     ///
     /// # Safety
-    /// The objects are VMAs that nobody can see any more, and their links are theirs alone.
+    /// The objects are VMAs that no CPU can reach any more, and nothing else uses their links.
     pub(crate) unsafe fn leave_gone(&self, mut objects: RetireChain) {
         // SAFETY: the caller's promise, for those before as well.
         unsafe { objects.prepend(self.state.gone.take()) };
@@ -137,7 +137,7 @@ impl<M: Machine> Cpu<'_, M> {
     /// Frees a table and every table below it.
     ///
     /// # Safety
-    /// Nobody else can reach `table`, which is of `level`; and every CPU has flushed what it cached
+    /// No other CPU can reach `table`, which is of `level`; and every CPU has flushed what it cached
     /// of it.
     pub(crate) unsafe fn free_tables(&self, table: FrameNumber, level: u32) {
         // SAFETY: handed on.

@@ -65,10 +65,10 @@ impl<M: Machine> Vm<M> {
     ///
     /// # Safety
     /// - There is at most one `Cpu` of each number at a time, and `id` is below `Machine::cpus()`.
-    /// - It is used on CPU `id` only. It is `Send`, for on a machine whose CPUs are threads the CPU is whoever has
-    ///   it; where CPUs are cores, whoever made it keeps it on its core, and lends references, which are not.
+    /// - It is used on CPU `id` only. It is `Send`: where CPUs are threads, the thread that has it is
+    ///   the CPU. Where CPUs are cores, it must stay on its core; references to it are not `Send`.
     /// - Nothing uses it in the middle of a call: not what interrupts its holder there, nor the heap that
-    ///   the call allocates from. (Closures that a call is given may use it, as far as the call says.)
+    ///   the call allocates from. (Closures that a call is given may use it, as far as the call's documentation allows.)
     pub unsafe fn cpu(&self, id: CpuId) -> Cpu<'_, M> {
         // SAFETY: handed on to the caller.
         let local = unsafe { Local::claim(id) };
@@ -218,7 +218,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
 
     /// The thread that this CPU makes a call for, if it is known.
     pub(crate) fn thread(&self) -> Option<&ThreadStreams> {
-        // SAFETY: `for_thread` has borrowed it until it returns; whoever asks is part of its call, and keeps no
+        // SAFETY: `for_thread` has borrowed it until it returns; the caller is part of its call, and keeps no
         // reference beyond it.
         unsafe { self.state().thread.get().as_ref() }
     }

@@ -21,7 +21,7 @@ pub(crate) struct CpuState {
     pub(crate) hint: Hint,
     /// Frames that calls let go of since it was last looked at.
     pub(super) freed: Cell<usize>,
-    /// VMAs that calls of this CPU removed as the owner of a space: nobody else can see them.
+    /// VMAs that calls of this CPU removed as the owner of a space: no other CPU can reach them.
     pub(super) gone: Cell<RetireChain>,
     /// Calls that changed VMAs of a shared space.
     pub(crate) shared_calls: Cell<u32>,
@@ -57,7 +57,7 @@ impl CpuState {
 ///
 /// *Invariant (a hint is alive):* while the space `space` exists, `vma` is alive in every section whose
 /// steady epoch is `epoch`. It may have been replaced since: then its sequence is odd. (A space that
-/// ended frees its VMAs at once, but its number never comes again, so nobody asks for its hint. The [owner](crate::sync::owner) of a space
+/// ended frees its VMAs at once, but its number is not used again, so no hint for it is looked up. The [owner](crate::sync::owner) of a space
 /// frees VMAs at once, too, and forgets them; other CPUs have no hint then, since only those have one that run the space.)
 #[derive(Debug)]
 pub(crate) struct Hint {

@@ -19,7 +19,7 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Zeroes as many free frames as calls of this CPU freed, if the knob `zero_on_free` is set. They
-    /// were told by [`note_freed`](Self::note_freed).
+    /// were counted by [`note_freed`](Self::note_freed).
     #[cold]
     pub(super) fn zero_freed(&self) {
         let freed = self.state.freed.take();

@@ -90,6 +90,51 @@ fn a_limit_that_is_lowered_in_the_middle_of_an_edit_holds_from_the_next_on() {
     end(&cpu, space);
 }
 
+/// The VMA that the last fault found is freed without a grace period: no fault may look at it again.
+#[test]
+fn no_hint_outlives_its_vma() {
+    let vm = guest::vm(2, 512);
+    let cpu = cpu(&vm, 0);
+    let space = with_pages(&cpu, 1);
+    space.activate(&cpu);
+    let knows = || {
+        let section = cpu.section();
+        cpu.state().hint.get(&vm.grace, &section, space.id()).is_some()
+    };
+    let fault = || {
+        store(&cpu, &space, AT, 1).unwrap();
+        assert!(knows());
+    };
+    fault();
+    space.munmap(&cpu, AT, P).unwrap();
+    assert!(!knows(), "the VMA is unmapped by the owner");
+    space.mmap(&cpu, AT, P, RW, FIXED).unwrap();
+    fault();
+    // SAFETY: this CPU makes no access to user space.
+    unsafe { space.deactivate(&cpu) };
+    assert!(!knows(), "another CPU may own the space from now on");
+    end(&cpu, space);
+}
+
+/// A CPU does not begin to own a space in which another has a claim.
+#[test]
+fn nobody_owns_what_is_claimed() {
+    let vm = guest::vm(2, 512);
+    let (first, second) = (cpu(&vm, 0), cpu(&vm, 1));
+    let space = with_pages(&first, 1);
+    space.activate(&first);
+    // It reads the space, which shares it.
+    assert_eq!(space.map_count(&second), 1);
+    assert!(space.core.owner.was_shared());
+    let claim = space.share(&second, VirtRange::page(AT), Counter::RangeLockShared);
+    assert!(!space.try_own(&first));
+    drop(claim);
+    assert!(space.try_own(&first));
+    // SAFETY: this CPU makes no access to user space.
+    unsafe { space.deactivate(&first) };
+    end(&first, space);
+}
+
 /// A call in the middle of a listing of a space that its CPU owns makes a version: what is listed stays as it was.
 #[test]
 fn nothing_is_edited_in_place_below_a_listing() {
