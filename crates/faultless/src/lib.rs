@@ -114,6 +114,7 @@ extern crate std;
 
 mod addr;
 pub mod audit;
+mod ended;
 mod error;
 mod fault;
 mod file;

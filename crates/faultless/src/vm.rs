@@ -8,6 +8,7 @@ mod zero;
 pub use cpu::Cpu;
 
 use crate::addr::FrameNumber;
+use crate::ended::Ended;
 use crate::error::Errno;
 use crate::fault::prefault::Habits;
 use crate::frame::{Census, Frames, Imbalance, Use};
@@ -42,6 +43,8 @@ pub struct Vm<M: Machine> {
     pub trace: Trace,
     /// Where lazily freed pages may be.
     pub(crate) lazy: listed::Spaces,
+    /// Spaces and objects that were dropped.
+    pub(crate) ended: Ended,
     next_space: AtomicU64,
 }
 
@@ -83,6 +86,7 @@ impl<M: Machine> Vm<M> {
             knobs: Knobs::new(Identity::new()),
             trace: Trace::default(),
             lazy: listed::Spaces::default(),
+            ended: Ended::try_new()?,
             next_space: AtomicU64::new(1),
             machine,
         })

@@ -629,7 +629,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
     /// Ends another process, on this CPU.
     pub fn exit(&self, process: Process<'_>) {
         self.poll();
-        process.into_space().exit(self.cpu);
+        process.exit_on(self.cpu);
     }
 }
 

@@ -9,7 +9,6 @@ use crate::cpu::{NativeCpu, Stop};
 use crate::machine::{Config, NativeMachine};
 use core::cell::Cell;
 use core::fmt;
-use core::mem::ManuallyDrop;
 use faultless::Census;
 use faultless::audit::{Discrepancy, audit};
 use faultless::{Cpu, CpuId, Errno, Error, Space, ThreadStreams, VirtRange, Vm};
@@ -26,8 +25,6 @@ pub struct Native {
     vm: Vm<NativeMachine>,
     free: Mutex<Vec<CpuId>>,
     freed: Condvar,
-    /// Spaces of processes that were dropped where no CPU could be waited for.
-    dead: Mutex<Vec<Space<NativeMachine>>>,
 }
 
 impl fmt::Debug for Native {
@@ -45,7 +42,7 @@ impl Native {
         let vm = Vm::new(NativeMachine::new(config)?)?;
         // The lowest number comes off the end first.
         let free = (0..config.cpus as u16).rev().map(CpuId).collect();
-        Ok(Self { vm, free: Mutex::new(free), freed: Condvar::new(), dead: Mutex::default() })
+        Ok(Self { vm, free: Mutex::new(free), freed: Condvar::new() })
     }
 
     /// The subsystem: knobs, counters, trace points.
@@ -78,7 +75,6 @@ impl Native {
     /// # Panics
     /// On a thread that is running guest code, which it would wait for.
     pub fn audit(&self, processes: &[&Process<'_>]) -> Result<Census, Discrepancy> {
-        self.bury();
         let everyone = self.claim_many("audit", self.machine_cpus());
         let everyone = everyone.expect("an audit waits for all guest code to end");
         everyone.iter().for_each(|claimed| claimed.cpu.drain());
@@ -126,21 +122,6 @@ impl Native {
         };
         Ok(free.drain(rest..).rev().map(claim).collect())
     }
-
-    /// Ends the spaces of dropped processes, if this thread can have a CPU for it.
-    fn bury(&self) {
-        if self.dead.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
-            return;
-        }
-        if let Ok(claimed) = self.claim("exit") {
-            self.bury_on(&claimed.cpu);
-        }
-    }
-
-    pub(crate) fn bury_on(&self, cpu: &Cpu<'_, NativeMachine>) {
-        let dead = core::mem::take(&mut *self.dead.lock().unwrap_or_else(PoisonError::into_inner));
-        dead.into_iter().for_each(|space| space.exit(cpu));
-    }
 }
 
 fn unavailable(operation: &'static str) -> Error {
@@ -184,11 +165,23 @@ impl Drop for OnCpu {
 
 /// An address space and whatever threads run in it. Shared by reference among them.
 ///
-/// Dropping it ends the space: at once, or, on a thread that is running guest code, when that code
+/// Dropping it ends the space: at once, or, on a thread that is running guest code, when that code makes a call or
 /// ends.
 pub struct Process<'n> {
-    native: &'n Native,
-    space: ManuallyDrop<Space<NativeMachine>>,
+    // Before what ends it: fields are dropped in this order.
+    space: Space<NativeMachine>,
+    end: End<'n>,
+}
+
+/// Ends, when it is dropped, the spaces of dropped processes, if this thread can have a CPU for it.
+struct End<'n>(&'n Native);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        if let Ok(claimed) = self.0.claim("exit") {
+            claimed.cpu.end_dropped();
+        }
+    }
 }
 
 impl fmt::Debug for Process<'_> {
@@ -199,7 +192,7 @@ impl fmt::Debug for Process<'_> {
 
 impl<'n> Process<'n> {
     pub(crate) fn new(native: &'n Native, space: Space<NativeMachine>) -> Self {
-        Self { native, space: ManuallyDrop::new(space) }
+        Self { space, end: End(native) }
     }
 
     /// The address space: maps, counters.
@@ -211,14 +204,12 @@ impl<'n> Process<'n> {
     /// The machine it lives on.
     #[inline]
     pub fn native(&self) -> &'n Native {
-        self.native
+        self.end.0
     }
 
-    /// Takes the space out of a process that is not to be dropped.
-    pub(crate) fn into_space(self) -> Space<NativeMachine> {
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is never used nor dropped again.
-        unsafe { ManuallyDrop::take(&mut this.space) }
+    /// Ends the process on `cpu`, which this thread has.
+    pub(crate) fn exit_on(self, cpu: &Cpu<'_, NativeMachine>) {
+        self.space.exit(cpu);
     }
 
     /// Runs guest code on this thread, on a CPU of its own, and returns what it returns.
@@ -273,7 +264,7 @@ impl<'n> Process<'n> {
         thread: &ThreadStreams,
         guest: impl FnOnce(&mut NativeCpu<'_, 'n>) -> Result<R, Stop>,
     ) -> Result<R, Stop> {
-        let claimed = self.native.claim("run")?;
+        let claimed = self.native().claim("run")?;
         self.run_on(claimed, thread, guest)
     }
 
@@ -285,8 +276,8 @@ impl<'n> Process<'n> {
     ) -> Result<R, Stop> {
         let on_cpu = OnCpu::enter();
         let result = guest(&mut NativeCpu::enter(self, &claimed.cpu, thread));
-        // Processes that the guest code dropped are ended here, where a CPU is at hand.
-        self.native.bury_on(&claimed.cpu);
+        // Processes that the guest code dropped.
+        claimed.cpu.end_dropped();
         drop((on_cpu, claimed));
         result
     }
@@ -302,7 +293,7 @@ impl<'n> Process<'n> {
         threads: usize,
         guest: impl Fn(&mut NativeCpu<'_, 'n>, usize) -> Result<R, Stop> + Sync,
     ) -> Result<Vec<R>, Stop> {
-        let claimed = self.native.claim_many("run", threads)?;
+        let claimed = self.native().claim_many("run", threads)?;
         let guest = &guest;
         std::thread::scope(|scope| {
             let spawned: Vec<_> = claimed
@@ -344,14 +335,5 @@ pub(crate) fn whole_life<'n, R>(
         let result = guest(cpu);
         cpu.end_thread();
         result
-    }
-}
-
-impl Drop for Process<'_> {
-    fn drop(&mut self) {
-        // SAFETY: the process is being dropped; `space` is not used again.
-        let space = unsafe { ManuallyDrop::take(&mut self.space) };
-        self.native.dead.lock().unwrap_or_else(PoisonError::into_inner).push(space);
-        self.native.bury();
     }
 }

@@ -33,6 +33,7 @@
 //! [keeps](crate::Copies::Keep) private copies.
 
 use crate::addr::{FrameNumber, PAGE_SHIFT, USER_END, VirtRange};
+use crate::ended::{Left, Place};
 use crate::error::Errno;
 use crate::fault::prepared::Prepared;
 use crate::fault::table;
@@ -55,7 +56,8 @@ use core::ops::Range;
 /// Pages in order, as many as its length says; those that were never written are zeros, and not there.
 ///
 /// It is owned in [shares](Shared), of which each VMA that maps it has one. A kernel that has one gives it
-/// up by [`release`](Self::release); if the last is dropped instead, the object's frames are lost.
+/// up by [`release`](Self::release), or drops it. If a share that is dropped is the last, a CPU that is done with a call, or asked to
+/// ([`Cpu::end_dropped`]), ends the object a little later.
 #[derive(Debug)]
 pub struct Object {
     root: FrameNumber,
@@ -63,6 +65,15 @@ pub struct Object {
     tag: u64,
     /// The subsystem that its frames are of.
     identity: Identity,
+    /// Where it goes when its last share is dropped.
+    place: Place,
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        let (root, pages) = (self.root, self.pages());
+        self.place.leave(|| Left::Object(root, pages));
+    }
 }
 
 /// Why there is no page at an index.
@@ -91,12 +102,14 @@ impl Object {
         if pages > Self::MAX_PAGES {
             return Err(Errno::EFBIG);
         }
+        let place = cpu.vm().ended.place()?;
         let frame = cpu.alloc_or_wait()?.zero(cpu.vm().machine());
         let root = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(ROOT));
-        let object = Self { root, pages: AtomicU64::new(pages), tag, identity: cpu.identity() };
+        let identity = cpu.identity();
+        let object = Self { root, pages: AtomicU64::new(pages), tag, identity, place };
         Ok(Shared::try_new(object).inspect_err(|_| {
-            // SAFETY: nobody has seen the table.
-            unsafe { cpu.free_tables(root, ROOT) };
+            // It was dropped.
+            cpu.end_dropped();
         })?)
     }
 
@@ -158,6 +171,15 @@ impl Object {
     /// mappings that are not [revoked](crate::Space::revoke). Frames that nobody maps are free.
     pub fn free_pages<M: Machine>(&self, cpu: &Cpu<'_, M>, range: Range<u64>) {
         self.check_vm(cpu);
+        // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
+        unsafe { Self::free_below(cpu, self.root, range) };
+    }
+
+    /// Takes the pages of `range` out of the table in `root`, the root of an object.
+    ///
+    /// # Safety
+    /// The tables stay linked.
+    unsafe fn free_below<M: Machine>(cpu: &Cpu<'_, M>, root: FrameNumber, range: Range<u64>) {
         let bytes = |index: u64| index.min(Self::MAX_PAGES) << PAGE_SHIFT;
         if range.is_empty() {
             return;
@@ -176,8 +198,8 @@ impl Object {
             Ok::<(), Infallible>(())
         };
         let range = VirtRange::new(bytes(range.start), bytes(range.end));
-        // SAFETY: the object's tables are unlinked only in `destroy`, when no share is left.
-        let Ok(()) = unsafe { range::visit(cpu.vm().machine(), self.root, range, cpu, put) };
+        // SAFETY: the caller's promise.
+        let Ok(()) = unsafe { range::visit(cpu.vm().machine(), root, range, cpu, put) };
     }
 
     /// Whether the page at `index` is there: it was written, or mapped.
@@ -265,7 +287,7 @@ impl Object {
         if index >= Self::MAX_PAGES {
             return None;
         }
-        // SAFETY: the object's tables are unlinked only in `destroy`, when no share is left.
+        // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
         match unsafe { descend(cpu.vm().machine(), self.root, index << PAGE_SHIFT) } {
             Reached::Last(slots) => Some(&slots[node::index(index << PAGE_SHIFT, LAST)]),
             Reached::Above { .. } => None,
@@ -349,7 +371,7 @@ impl Object {
         }
         let addr = index << PAGE_SHIFT;
         loop {
-            // SAFETY: the object's tables are unlinked only in `destroy`, when no share is left.
+            // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
             match unsafe { descend(cpu.vm().machine(), self.root, addr) } {
                 Reached::Above { slot, level, seen } => {
                     if seen.is_locked() {
@@ -388,10 +410,22 @@ impl Object {
     }
 
     /// Frees all its pages and tables.
-    fn destroy<M: Machine>(self, cpu: &Cpu<'_, M>) {
-        self.free_pages(cpu, 0..self.pages());
+    fn destroy<M: Machine>(mut self, cpu: &Cpu<'_, M>) {
+        self.place.vacate();
         // SAFETY: the last share of the object is gone, so its tables are ours alone.
-        unsafe { cpu.free_tables(self.root, ROOT) };
+        unsafe { Self::end(cpu, self.root, self.pages()) };
+    }
+
+    /// Frees the pages and tables of an object whose root table is `root`.
+    ///
+    /// # Safety
+    /// The tables are the caller's alone.
+    pub(crate) unsafe fn end<M: Machine>(cpu: &Cpu<'_, M>, root: FrameNumber, pages: u64) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self::free_below(cpu, root, 0..pages);
+            cpu.free_tables(root, ROOT);
+        }
     }
 }
 

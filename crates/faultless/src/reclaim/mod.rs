@@ -3,7 +3,8 @@
 //! When a CPU finds no free frame, it frees frames in this order, and stops as soon
 //! as there is one:
 //!
-//! 1. what any CPU has retired: it waits for a grace period, after which all of that is free;
+//! 1. what was dropped and has not ended yet ([`ended`](crate::ended)), and what any CPU has retired: it waits for a grace
+//!    period, after which all of that is free;
 //! 2. lazily freed pages, of any space ([`lazy`]).
 //!
 //! The operation fails as out of memory only if there are none of these either. Free frames in the lists of other CPUs
@@ -93,6 +94,7 @@ impl<M: Machine> Cpu<'_, M> {
     #[cold]
     pub fn settle_all(&self) {
         self.local().order().before::<GracePeriod>();
+        self.end_dropped();
         let grace = &self.vm().grace;
         if grace.pending_anywhere() == 0 {
             return;

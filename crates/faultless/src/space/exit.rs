@@ -1,23 +1,39 @@
-//! The end of a space.
+//! The end of a space, and what is left of one that is dropped instead.
 
 use super::Space;
+use super::brk::bounds::{Heap, HeapBounds};
+use super::leave::Memory;
+use super::tree::Tree;
+use super::vma::Vma;
 use crate::addr::VirtRange;
-use crate::machine::Machine;
+use crate::ended::{Left, Place};
+use crate::heap::Shared;
+use crate::machine::{MAX_CPUS, Machine};
 use crate::space::batch::FlushBatch;
+use crate::space::fixed::Core;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::table::node::ROOT;
 use crate::vm::Cpu;
 use alloc::boxed::Box;
+use core::marker::PhantomData;
 
 impl<M: Machine> Space<M> {
     /// Unmaps everything and frees the space's tables. No CPU runs it any more, this one included.
     ///
     /// # Panics
-    /// When a CPU still runs the space, and so may use its tables: it [leaves](Space::deactivate) first. When
-    /// `cpu` is of another [`Vm`](crate::Vm). The space's frames are lost then.
-    pub fn exit(mut self, cpu: &Cpu<'_, M>) {
+    /// When a CPU still runs the space, and so may use its tables: it [leaves](Space::deactivate) first. The space's
+    /// frames are lost then. When `cpu` is of another [`Vm`](crate::Vm); a CPU of its own ends it later.
+    pub fn exit(self, cpu: &Cpu<'_, M>) {
         self.check_vm(cpu);
         let inside = self.core.cpus.iter(cpu.vm().machine().cpus()).next();
         assert!(inside.is_none(), "{:?} is to end while {inside:?} runs it", self.id());
+        self.end(cpu);
+        cpu.collect();
+    }
+
+    /// [`exit`](Self::exit) of a space that no CPU runs, on a CPU of its subsystem.
+    pub(crate) fn end(mut self, cpu: &Cpu<'_, M>) {
+        self.place.vacate();
         cpu.vm().lazy.remove(cpu, &self.core);
         {
             let writing = self.write(cpu, [VirtRange::USER, VirtRange::new(0, 0)], 1);
@@ -31,15 +47,70 @@ impl<M: Machine> Space<M> {
         }
         // `self` is by value: nobody else can find a VMA or a table of it any more, and so none needs
         // to wait for a grace period.
-        let section = cpu.section();
-        for entry in self.tree.snapshot(&section).iter_from(0) {
-            // SAFETY: the tree's only pointer to it; made by `heap::try_box`.
-            cpu.drop_vma(unsafe { Box::from_raw(entry.value.as_ptr()) });
-        }
-        drop(section);
-        self.tree.destroy();
+        each_vma(&mut self.tree, |vma| cpu.drop_vma(vma));
         // SAFETY: flushed above, and unreachable.
         unsafe { cpu.free_tables(self.root(), ROOT) };
-        cpu.collect();
     }
+
+    /// The space again, of what was left of it.
+    pub(crate) fn from_remains(mut remains: Remains) -> Self {
+        let core = remains.core.clone();
+        Self {
+            id: core.id,
+            root: core.root,
+            locking: AtomicU64::new(remains.locking),
+            past: core::mem::replace(&mut remains.past, Memory::new()),
+            tree: core::mem::take(&mut remains.tree),
+            core,
+            mapped: AtomicU64::new(0),
+            // No end of a space asks for them.
+            heap: HeapBounds::new(Heap { start: 0, end: 0 }),
+            place: Place::none(),
+            machine: PhantomData,
+        }
+    }
+}
+
+impl<M: Machine> Drop for Space<M> {
+    fn drop(&mut self) {
+        if self.core.cpus.iter(MAX_CPUS).next().is_some() {
+            // See `ended`.
+            self.place.vacate();
+        }
+        let Self { tree, past, core, locking, place, .. } = self;
+        place.leave(|| {
+            Left::Space(Remains {
+                tree: core::mem::take(tree),
+                past: core::mem::replace(past, Memory::new()),
+                core: core.clone(),
+                locking: locking.load(Ordering::Relaxed),
+            })
+        });
+    }
+}
+
+/// What is left of a space that was dropped, and that no CPU runs.
+///
+/// Dropped, it frees its memory on the heap alone: the frames' subsystem is gone.
+#[derive(Debug)]
+pub(crate) struct Remains {
+    tree: Tree<Vma>,
+    past: Memory,
+    core: Shared<Core>,
+    locking: u64,
+}
+
+impl Drop for Remains {
+    fn drop(&mut self) {
+        each_vma(&mut self.tree, drop);
+    }
+}
+
+/// Takes each VMA out of a tree that nobody else knows.
+fn each_vma(tree: &mut Tree<Vma>, mut take: impl FnMut(Box<Vma>)) {
+    for entry in tree.view_mut().iter_from(0) {
+        // SAFETY: the tree's only pointer to it, which the tree does not follow; made by `heap::try_box`.
+        take(unsafe { Box::from_raw(entry.value.as_ptr()) });
+    }
+    tree.destroy();
 }

@@ -13,7 +13,7 @@ mod alone;
 pub(crate) mod batch;
 mod brk;
 mod discard;
-mod exit;
+pub(crate) mod exit;
 mod finish;
 pub(crate) mod fixed;
 mod fork;
@@ -50,6 +50,7 @@ pub use revoke::Copies;
 pub use vma::{Area, Prot, VmaFlags};
 
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
+use crate::ended::Place;
 use crate::error::{Errno, Error};
 use crate::frame::Use;
 use crate::heap::Shared;
@@ -81,8 +82,10 @@ const MMAP_BASE: u64 = 0x7fff_f7ff_f000;
 const HEAP_START: u64 = 0x5555_5575_7000;
 
 /// One address space. Every fault reads its first fields; what faults and calls write lies on lines of
-/// its own, so that calls do not take the first from the faults' caches. It is ended by [`exit`](Space::exit); one that is dropped instead keeps its
-/// frames for ever, because without a CPU at hand nothing can be flushed or freed.
+/// its own, so that calls do not take the first from the faults' caches.
+///
+/// [`exit`](Space::exit) ends it at once. One that is dropped is ended a little later, by a CPU that is done with a call
+/// or asked to ([`Cpu::end_dropped`]): without a CPU at hand nothing can be freed.
 ///
 /// A space belongs to the [`Vm`](crate::Vm) of the CPU that made it. Every operation panics that is given a CPU of another.
 pub struct Space<M: Machine> {
@@ -99,6 +102,8 @@ pub struct Space<M: Machine> {
     /// Pages of all VMAs.
     mapped: AtomicU64,
     heap: HeapBounds,
+    /// Where it goes when it is dropped.
+    place: Place,
     machine: PhantomData<fn() -> M>,
 }
 
@@ -132,6 +137,7 @@ impl<M: Machine> Space<M> {
     pub fn new(cpu: &Cpu<'_, M>) -> Result<Self, Error> {
         let refused =
             |_| Error { operation: "new space", range: VirtRange::USER, errno: Errno::ENOMEM };
+        let place = cpu.vm().ended.place().map_err(refused)?;
         let frame = cpu.alloc_or_wait().map_err(refused)?.zero(cpu.vm().machine());
         let root = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(ROOT));
         let id = cpu.vm().new_space_id();
@@ -149,6 +155,7 @@ impl<M: Machine> Space<M> {
             core,
             mapped: AtomicU64::new(0),
             heap: HeapBounds::new(Heap { start: HEAP_START, end: HEAP_START }),
+            place,
             machine: PhantomData,
         })
     }

@@ -132,6 +132,13 @@ impl<T> Tree<T> {
         unsafe { Edit::begin(&self.root, self.writer.lock_mut(), local, grace) }
     }
 
+    /// The present version, of a tree that nobody else knows.
+    pub fn view_mut(&mut self) -> View<'_, T> {
+        let root = NonNull::new(self.root.load(Ordering::Relaxed));
+        // SAFETY: views and edits borrow the tree, so nobody changes it.
+        unsafe { View::new(root) }
+    }
+
     /// Frees all nodes, which leaves the tree without entries.
     pub fn destroy(&mut self) {
         if let Some(root) = NonNull::new(self.root.load(Ordering::Relaxed)) {

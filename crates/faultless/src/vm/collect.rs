@@ -47,6 +47,7 @@ impl<M: Machine> Cpu<'_, M> {
         if self.state.freed.get() >= RUN {
             self.zero_freed();
         }
+        self.end_dropped();
         self.free_gone();
         if self.vm.grace.pending(&self.local) > COLLECT_ABOVE {
             self.collect_now();
@@ -85,6 +86,7 @@ impl<M: Machine> Cpu<'_, M> {
     /// Waits until everything that this CPU retired is free. Not inside a grace section.
     pub fn settle_retired(&self) {
         self.local.order().before::<GracePeriod>();
+        self.end_dropped();
         self.free_gone();
         while self.vm.grace.pending(&self.local) != 0 {
             self.vm.grace.synchronize(&self.local, self);
@@ -92,8 +94,8 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Gives the CPU's stock of free frames back and frees what it retired, as before going idle for
-    /// long, or before an audit.
+    /// Gives the CPU's stock of free frames back, frees what it retired and ends what was [dropped](Self::end_dropped), as
+    /// before going idle for long, or before an audit.
     pub fn drain(&self) {
         self.settle_retired();
         self.vm.frames.drain(&self.local, self);

@@ -12,8 +12,10 @@ impl<M: Machine> Cpu<'_, M> {
     /// Flush requests are served after each [`RUN`](crate::frame::zeroed::RUN) frames; a CPU that has to
     /// be quick to answer something else gives a budget of so many, and calls again.
     ///
-    /// It also frees what calls of this CPU retired, if that is more than a little.
+    /// It also frees what calls of this CPU retired, if that is more than a little, and ends what was
+    /// [dropped](Self::end_dropped).
     pub fn zero_ahead(&self, budget: usize) -> usize {
+        self.end_dropped();
         self.collect_idle();
         self.zero_for(budget, Counter::ZeroedIdle)
     }

@@ -4,7 +4,7 @@ use super::guest::{AT, P, PRIVATE, RW, SHARED, Small, TestCpu, TestVm, World};
 use super::shim::{live, with};
 use super::{Case, Left, Refused, exhaust};
 use faultless::{
-    Advice, AnonVmaCheck, Backing, Copies, Errno, MapFlags, Object, Prot, RemapFlags, Space,
+    Advice, AnonVmaCheck, Backing, Copies, CpuId, Errno, MapFlags, Object, Prot, RemapFlags, Space,
 };
 
 /// Calls make no pages, or make them in faults, which are tested by themselves.
@@ -338,6 +338,12 @@ fn what_gives_memory_back_needs_none() {
         Ok(())
     };
     exhaust_infallible("release", &forked, &release);
+    let dropped = |cpu: &TestCpu<'_>, world: &mut World| {
+        drop((world.spaces.remove(0), world.objects.pop()));
+        assert_eq!(cpu.end_dropped(), 2);
+        Ok(())
+    };
+    exhaust_infallible("drop", &forked, &dropped);
     let truncate = |cpu: &TestCpu<'_>, world: &mut World| {
         world.objects[0].set_pages(cpu, 1)?;
         world
@@ -357,6 +363,35 @@ fn what_gives_memory_back_needs_none() {
         Ok(())
     };
     exhaust_infallible("punch a hole", &forked, &punch);
+}
+
+/// What outlives its subsystem frees what it has on the heap.
+#[test]
+fn nothing_is_left_on_the_heap_of_what_outlives_its_subsystem() {
+    for first in [false, true] {
+        let start = live();
+        {
+            let vm = TestVm::new(Small::new(256)).unwrap();
+            // SAFETY: the only one.
+            let cpu = unsafe { vm.cpu(CpuId(0)) };
+            let mut world = World {
+                spaces: vec![Space::new(&cpu).unwrap()],
+                objects: vec![Object::try_new(&cpu, 16, 7).unwrap()],
+            };
+            all_kinds(&cpu, &mut world);
+            let child = world.spaces[0].fork(&cpu).unwrap();
+            world.spaces.push(child);
+            // What calls have retired is a matter of the CPU.
+            cpu.drain();
+            if first {
+                drop(world);
+            } else {
+                drop(vm);
+                drop(world);
+            }
+        }
+        assert_eq!(live(), start);
+    }
 }
 
 /// The subsystem itself.

@@ -3,6 +3,7 @@
 mod beside;
 mod calls;
 mod discards;
+mod ended;
 mod flushes;
 mod guest;
 mod lazy;

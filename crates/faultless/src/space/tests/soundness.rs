@@ -144,6 +144,8 @@ fn a_space_ends_on_a_cpu_of_its_vm_only() {
     let said = says("exit", || space.exit(&cpu(&other, 0)));
     assert!(said.contains("of another Vm"), "{said}");
     assert_clean(&other);
+    // It was dropped.
+    assert_clean(&mine);
 }
 
 /// CPUs use the tables of the spaces that they run.

@@ -1,0 +1,174 @@
+//! What is left of spaces and objects that were dropped, until a CPU ends it.
+//!
+//! The end of a space or of an object frees frames, which takes a CPU, and a drop has none at hand. So a drop leaves what
+//! there is to free on a list of the subsystem. CPUs empty the list where they hold nothing: at the end of a call, before
+//! they say that memory is out, and when the kernel asks for it ([`Cpu::end_dropped`]). [`Space::exit`] and
+//! [`Object::release`] end at once what they are given, and leave nothing.
+//!
+//! The [`Place`] on the list is allocated together with the space or object, so a drop needs no memory. The list is a stack:
+//! a drop pushes with a compare-and-swap, and a CPU takes all of it with a swap. Nobody waits, and no place is on the
+//! list twice, so nobody mistakes one place for another.
+//!
+//! A space that a CPU runs when it is dropped has no end: the CPU may use its tables for ever. Its frames and VMAs stay
+//! allocated, and the audit finds them.
+//!
+//! Where the subsystem is dropped first, its frames are of no interest any more: what is dropped later frees its heap
+//! memory alone, at once.
+
+use crate::addr::FrameNumber;
+use crate::error::OutOfMemory;
+use crate::file::Object;
+use crate::heap::{Shared, try_box};
+use crate::machine::Machine;
+use crate::space::Space;
+use crate::space::exit::Remains;
+use crate::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use crate::vm::Cpu;
+use alloc::boxed::Box;
+use core::ptr::{self, NonNull};
+
+/// What there is to end.
+#[derive(Debug)]
+pub(crate) enum Left {
+    Space(Remains),
+    /// The root table of an object, and its length in pages.
+    Object(FrameNumber, u64),
+}
+
+#[derive(Debug)]
+struct Node {
+    next: AtomicPtr<Node>,
+    left: Option<Left>,
+}
+
+/// The list of a subsystem, which outlives the subsystem until the last space and object are gone.
+#[derive(Debug)]
+pub(crate) struct List {
+    first: AtomicPtr<Node>,
+    /// The subsystem is gone.
+    closed: AtomicBool,
+}
+
+impl List {
+    /// Whether nothing was left, at a glance.
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first.load(Ordering::Relaxed).is_null()
+    }
+
+    fn push(&self, node: Box<Node>) {
+        let node = NonNull::from(Box::leak(node));
+        let mut first = self.first.load(Ordering::Relaxed);
+        loop {
+            // SAFETY: a box until just now, and not on the list yet.
+            unsafe { node.as_ref() }.next.store(first, Ordering::Relaxed);
+            let (order, relaxed) = (Ordering::SeqCst, Ordering::Relaxed);
+            match self.first.compare_exchange(first, node.as_ptr(), order, relaxed) {
+                Ok(_) => break,
+                Err(now) => first = now,
+            }
+        }
+        // Either the subsystem's end finds the node, or this finds that the subsystem has ended.
+        if self.closed.load(Ordering::SeqCst) {
+            self.take().for_each(drop);
+        }
+    }
+
+    /// Takes what was left so far, the last first.
+    fn take(&self) -> impl Iterator<Item = Left> {
+        let mut next = self.first.swap(ptr::null_mut(), Ordering::SeqCst);
+        core::iter::from_fn(move || {
+            let node = NonNull::new(next)?;
+            // SAFETY: `push` leaked the box, and the swap took it off the list for this CPU alone.
+            let node = unsafe { Box::from_raw(node.as_ptr()) };
+            next = node.next.load(Ordering::Relaxed);
+            node.left
+        })
+    }
+}
+
+/// The list, for the subsystem: with it the list is closed.
+#[derive(Debug)]
+pub(crate) struct Ended(Shared<List>);
+
+impl Ended {
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted.
+    pub(crate) fn try_new() -> Result<Self, OutOfMemory> {
+        let (first, closed) = (AtomicPtr::new(ptr::null_mut()), AtomicBool::new(false));
+        Shared::try_new(List { first, closed }).map(Self)
+    }
+
+    /// Whether nothing was left, at a glance.
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// A place for what will be left of a space or an object.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted.
+    pub(crate) fn place(&self) -> Result<Place, OutOfMemory> {
+        let node = try_box(Node { next: AtomicPtr::new(ptr::null_mut()), left: None })?;
+        Ok(Place(Some((node, self.0.clone()))))
+    }
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.closed.store(true, Ordering::SeqCst);
+        // What a space leaves may hold the last share of an object, which is dropped with it, and finds the list closed.
+        self.0.take().for_each(drop);
+    }
+}
+
+/// The place of a space or an object on the list, until it is left there or [ends](Self::vacate).
+#[derive(Debug)]
+pub(crate) struct Place(Option<(Box<Node>, Shared<List>)>);
+
+impl Place {
+    /// None: of what is ending.
+    pub(crate) const fn none() -> Self {
+        Self(None)
+    }
+
+    /// Gives the place up: its owner ends now.
+    pub(crate) fn vacate(&mut self) {
+        self.0 = None;
+    }
+
+    /// Puts what `left` says on the list, unless the place was given up.
+    pub(crate) fn leave(&mut self, left: impl FnOnce() -> Left) {
+        if let Some((mut node, list)) = self.0.take() {
+            node.left = Some(left());
+            list.push(node);
+        }
+    }
+}
+
+impl<M: Machine> Cpu<'_, M> {
+    /// Ends the spaces and objects that were dropped, and returns how many. Calls of a [`Space`] do the same when they are
+    /// done, [`zero_ahead`](Self::zero_ahead) and [`drain`](Self::drain) too; so a kernel calls this where it wants the memory
+    /// back at once, or where the CPU has time. Not inside a closure that is told of areas.
+    #[inline]
+    pub fn end_dropped(&self) -> usize {
+        if self.vm().ended.is_empty() { 0 } else { self.end_left() }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn end_left(&self) -> usize {
+        let mut count = 0;
+        // What a space leaves may hold the last share of an object, which is released with it.
+        for left in self.vm().ended.0.take() {
+            match left {
+                Left::Space(remains) => Space::from_remains(remains).end(self),
+                // SAFETY: the last share was dropped, and nobody knows the tables any more.
+                Left::Object(root, pages) => unsafe { Object::end(self, root, pages) },
+            }
+            count += 1;
+        }
+        count
+    }
+}

@@ -1,0 +1,171 @@
+//! Spaces and objects that are dropped instead of ended.
+
+use super::guest::{self, TestVm, cpu, load, store};
+use crate::addr::PAGE_SIZE;
+use crate::audit::{audit, audit_with};
+use crate::file::Object;
+use crate::heap::Shared;
+use crate::knob::Setting;
+use crate::space::{Advice, Backing, MapFlags, Prot, Space};
+use crate::testing::TestMachine;
+use crate::vm::Cpu;
+use std::thread;
+use std::vec::Vec;
+
+const AT: u64 = 1 << 30;
+const P: u64 = PAGE_SIZE;
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED);
+
+type TestSpace = Space<TestMachine>;
+type TestCpu<'v> = Cpu<'v, TestMachine>;
+
+/// A space with pages of its own, and pages of `object`.
+fn used(cpu: &TestCpu<'_>, object: &Shared<Object>) -> TestSpace {
+    let space = Space::new(cpu).unwrap();
+    space.mmap(cpu, AT, 8 * P, RW, FIXED).unwrap();
+    let backing = Backing { object, first: 0, may_write: true };
+    let flags = MapFlags::SHARED | MapFlags::FIXED;
+    space.mmap_object(cpu, AT + 8 * P, 4 * P, RW, flags, backing).unwrap();
+    (0..12).for_each(|page| store(cpu, &space, AT + page * P, page).unwrap());
+    // Reclaim knows the space.
+    space.madvise(cpu, AT, 2 * P, Advice::Free).unwrap();
+    space
+}
+
+fn object(cpu: &TestCpu<'_>) -> Shared<Object> {
+    Object::try_new(cpu, 4, 0).unwrap()
+}
+
+/// Nothing is left but the zero page.
+fn assert_clean(cpu: &TestCpu<'_>) {
+    cpu.drain();
+    assert_eq!(audit(cpu, &[]).unwrap().taken(), 1);
+}
+
+#[test]
+fn a_cpu_ends_what_was_dropped() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    assert_eq!(cpu.end_dropped(), 0);
+    let file = object(&cpu);
+    let space = used(&cpu, &file);
+    let child = space.fork(&cpu).unwrap();
+    // The last share of the object is one of the child's VMAs'.
+    drop((file, space));
+    assert_eq!(load(&cpu, &child, AT + 3 * P), Ok(3));
+    assert_eq!(load(&cpu, &child, AT + 9 * P), Ok(9));
+    cpu.drain();
+    audit(&cpu, &[&child]).unwrap();
+    drop((child, object(&cpu)));
+    assert_eq!(cpu.end_dropped(), 2);
+    assert_clean(&cpu);
+}
+
+#[test]
+fn a_thread_without_a_cpu_drops_what_a_call_ends() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let stays = Space::new(&cpu).unwrap();
+    let file = object(&cpu);
+    let spaces: Vec<_> = (0..4).map(|_| used(&cpu, &file)).collect();
+    thread::scope(|scope| {
+        for space in spaces {
+            let file = file.clone();
+            scope.spawn(move || drop((file, space)));
+        }
+    });
+    stays.mmap(&cpu, AT, P, RW, FIXED).unwrap();
+    assert_eq!(cpu.end_dropped(), 0, "the call did not end them");
+    cpu.drain();
+    audit_with(&cpu, &[&stays], &[&file]).unwrap();
+    drop((stays, file));
+    assert_clean(&cpu);
+}
+
+#[test]
+fn dropping_while_others_end_loses_nothing() {
+    let vm = guest::vm(3, 4096);
+    thread::scope(|scope| {
+        for id in 0..3 {
+            let vm = &vm;
+            scope.spawn(move || {
+                let cpu = cpu(vm, id);
+                for round in 0..if cfg!(miri) { 3 } else { 200 } {
+                    let file = object(&cpu);
+                    drop(used(&cpu, &file));
+                    if round % 4 == 0 {
+                        cpu.end_dropped();
+                    }
+                }
+            });
+        }
+    });
+    (0..3).for_each(|id| cpu(&vm, id).drain());
+    assert_clean(&cpu(&vm, 0));
+}
+
+/// What was dropped is looked for before memory is said to be out.
+#[test]
+fn a_fault_gets_the_frames_of_what_was_dropped() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    space.mmap(&cpu, AT, 4 * P, RW, FIXED).unwrap();
+    store(&cpu, &space, AT, 1).unwrap();
+    let file = object(&cpu);
+    let other = used(&cpu, &file);
+    // Nothing is lazily freed any more.
+    (0..2).for_each(|page| store(&cpu, &other, AT + page * P, 1).unwrap());
+    cpu.drain();
+    vm.set(Setting::FrameLimit(vm.total_frames() - vm.free_frames()));
+    assert!(store(&cpu, &space, AT + P, 2).is_err());
+    drop(other);
+    store(&cpu, &space, AT + P, 2).unwrap();
+    drop(file);
+    store(&cpu, &space, AT + 2 * P, 3).unwrap();
+    drop(space);
+    vm.set(Setting::FrameLimit(u64::MAX));
+    assert_clean(&cpu);
+}
+
+/// Its tables may be in use for ever. So its frames stay allocated, which the audit tells.
+#[test]
+fn a_space_that_runs_does_not_end_when_it_is_dropped() {
+    let vm = guest::vm(2, 256);
+    let cpus = [cpu(&vm, 0), cpu(&vm, 1)];
+    let file = object(&cpus[0]);
+    let space = used(&cpus[0], &file);
+    space.activate(&cpus[1]);
+    drop((space, file));
+    assert_eq!(cpus[0].end_dropped(), 0);
+    cpus.iter().for_each(Cpu::drain);
+    assert!(audit(&cpus[0], &[]).is_err());
+}
+
+/// A space that one subsystem's CPU refused to end is ended by its own.
+#[test]
+fn what_is_dropped_belongs_to_its_own_vm() {
+    let vms: [TestVm; 2] = [(); 2].map(|()| guest::vm(1, 256));
+    let [mine, other] = [0, 1].map(|at| cpu(&vms[at], 0));
+    let file = object(&mine);
+    let space = used(&mine, &file);
+    drop((file, space));
+    // The last share of the object is a VMA's.
+    assert_eq!([other.end_dropped(), mine.end_dropped()], [0, 1]);
+    assert_clean(&mine);
+    assert_clean(&other);
+}
+
+/// Then nobody is there to end them; what they have on the heap is freed at once.
+#[test]
+fn spaces_and_objects_may_outlive_their_vm() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let file = object(&cpu);
+    let [before, after] = [(); 2].map(|()| used(&cpu, &file));
+    drop(before);
+    drop(cpu);
+    drop(vm);
+    drop((after, file));
+}
