@@ -98,7 +98,8 @@
 //! # Where to look
 //!
 //! A kernel implements [`Machine`], makes a [`Vm`] and a [`Cpu`] for each of its CPUs, and calls [`Space`] and
-//! [`Object`]. [`locks`] are what the subsystem waits with, for its machine to use as well; [`audit`] checks the
+//! [`Object`]. Three programs in `examples` do so, each in one file: a machine of one CPU, an interpreter with software TLBs,
+//! and a hypervisor's guest memory. [`locks`] are what the subsystem waits with, for its machine to use as well; [`audit`] checks the
 //! books; [`KNOBS`] can be switched; [`Counter`] says what is counted. [`safety`] says what a kernel promises, and why
 //! nothing else can go wrong.
 //!
@@ -168,8 +169,8 @@ pub use machine::{
     CpuId, Invalidate, MAX_CPUS, Machine, MemoryRegion, SpaceId, nontemporal_done, zero_nontemporal,
 };
 pub use space::{
-    Advice, Area, AreaInfo, Backing, Copies, Label, Lock, MapFlags, Maps, PageInfo, Prot,
-    RemapFlags, Space, VmaFlags,
+    AccessError, Advice, Area, AreaInfo, Backing, Copies, Label, Lock, MapFlags, Maps, PageInfo,
+    Prot, RemapFlags, Space, Translation, VmaFlags,
 };
 pub use stat::{Counter, Point, Totals, Trace, TraceEvent, Watcher};
 #[doc(hidden)]

@@ -28,6 +28,9 @@ impl fmt::Debug for SpaceId {
     }
 }
 
+/// The lowest address that programs may map, where the machine does not say: Linux's usual `vm.mmap_min_addr`.
+pub(crate) const LOWEST_ADDRESS: u64 = 65536;
+
 /// A run of frames that the subsystem may hand out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRegion {
@@ -85,6 +88,13 @@ pub unsafe trait Machine: Send + Sync + 'static {
 
     /// The memory the subsystem manages.
     fn regions(&self) -> &[MemoryRegion];
+
+    /// The lowest address that programs may map, a multiple of [`PAGE_SIZE`] below [`USER_END`](crate::USER_END). It never changes.
+    /// Below it a program's null pointers fault, and nothing is placed. A hypervisor's guest, whose memory is a space,
+    /// starts at 0: there only a mapping at a fixed address goes to page 0, since a hint of 0 is none.
+    fn lowest_address(&self) -> u64 {
+        LOWEST_ADDRESS
+    }
 
     /// The bytes of `frame`, which must be of one of the regions.
     fn frame_bytes(&self, frame: FrameNumber) -> *mut u8;

@@ -2,7 +2,7 @@
 //! asked to invalidate.
 
 use crate::addr::{FrameNumber, PAGE_SIZE};
-use crate::machine::{CpuId, Invalidate, Machine, MemoryRegion, SpaceId};
+use crate::machine::{CpuId, Invalidate, LOWEST_ADDRESS, Machine, MemoryRegion, SpaceId};
 use core::cell::UnsafeCell;
 use std::boxed::Box;
 use std::sync::Mutex;
@@ -19,6 +19,7 @@ unsafe impl Sync for Page {}
 pub(crate) struct TestMachine {
     pub(crate) cpus: usize,
     regions: Vec<MemoryRegion>,
+    pub(crate) lowest: u64,
     memory: Vec<Page>,
     /// What to do, once, while the next frame is filled.
     interposed: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -39,6 +40,7 @@ impl TestMachine {
                 first: FrameNumber(1),
                 frames: frames - 1,
             }]),
+            lowest: LOWEST_ADDRESS,
             memory: (0..frames).map(|_| page()).collect(),
             interposed: Mutex::default(),
             zeroed: AtomicU64::new(0),
@@ -88,6 +90,10 @@ unsafe impl Machine for TestMachine {
 
     fn regions(&self) -> &[MemoryRegion] {
         &self.regions
+    }
+
+    fn lowest_address(&self) -> u64 {
+        self.lowest
     }
 
     fn frame_bytes(&self, frame: FrameNumber) -> *mut u8 {

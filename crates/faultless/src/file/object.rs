@@ -429,21 +429,28 @@ impl Object {
     }
 }
 
-/// A page of an object with the reference that [`Object::get`] took, which goes back when this is dropped.
-struct Lent<'a, 'v, M: Machine> {
+/// A page with a transient reference, which goes back when this is dropped.
+pub(crate) struct Lent<'a, 'v, M: Machine> {
     cpu: &'a Cpu<'v, M>,
     frame: FrameNumber,
 }
 
-impl<M: Machine> Lent<'_, '_, M> {
-    fn bytes(&self) -> *mut u8 {
+impl<'a, 'v, M: Machine> Lent<'a, 'v, M> {
+    /// The page in `frame`, unless it has lost its last reference. Whether it is the one that was looked for is the caller's
+    /// to check afterwards, by the entry that named it.
+    pub(crate) fn try_new(cpu: &'a Cpu<'v, M>, frame: FrameNumber) -> Option<Self> {
+        cpu.vm().frames.meta(frame).get_ref_unless_zero().then(|| Self { cpu, frame })
+    }
+
+    /// Its bytes, which stay the page's as long as this.
+    pub(crate) fn bytes(&self) -> *mut u8 {
         self.cpu.vm().machine().frame_bytes(self.frame)
     }
 }
 
 impl<M: Machine> Drop for Lent<'_, '_, M> {
     fn drop(&mut self) {
-        // SAFETY: the reference taken by `get`, which never was a mapping.
+        // SAFETY: the transient reference, which never was a mapping.
         unsafe { self.cpu.put_unmapped(self.frame) };
     }
 }

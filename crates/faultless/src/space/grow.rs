@@ -1,11 +1,11 @@
 //! Growth of a stack by a fault below it.
 
+use super::STACK_GUARD;
 use super::Space;
 use super::step::Step;
 use super::vma::{Vma, VmaFlags};
 use super::write::Refused;
 use super::write::{NOWHERE, Writing};
-use super::{MMAP_MIN_ADDR, STACK_GUARD};
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::error::OutOfMemory;
 use crate::machine::Machine;
@@ -22,7 +22,7 @@ impl<M: Machine> Space<M> {
     #[cold]
     #[inline(never)]
     pub(crate) fn grow_stack(&self, cpu: &Cpu<'_, M>, page: u64) -> Result<bool, OutOfMemory> {
-        if page < MMAP_MIN_ADDR {
+        if page < cpu.vm().machine().lowest_address() {
             return Ok(false);
         }
         loop {

@@ -5,7 +5,7 @@ use super::merge::Piece;
 use super::unmap::user_range;
 use super::vma::{Area, Prot, Vma, VmaFlags};
 use super::write::NOWHERE;
-use super::{MMAP_BASE, MMAP_MIN_ADDR, STACK_GUARD, Space};
+use super::{MMAP_BASE, STACK_GUARD, Space};
 use crate::addr::{
     PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, is_page_aligned, page_down, page_up,
 };
@@ -72,7 +72,8 @@ impl<M: Machine> Space<M> {
     /// # Errors
     /// As Linux: `EINVAL` (length 0, unaligned fixed address, neither or both of private and shared,
     /// a shared mapping that grows), `ENOMEM` (no free range, too many VMAs, more than all memory without
-    /// `NORESERVE`), `EEXIST` (`FIXED_NOREPLACE` over something), `EPERM` (fixed below 64 KiB).
+    /// `NORESERVE`), `EEXIST` (`FIXED_NOREPLACE` over something), `EPERM` (fixed below
+    /// [`Machine::lowest_address`]).
     /// Nothing has changed then.
     pub fn mmap(
         &self,
@@ -150,7 +151,7 @@ impl<M: Machine> Space<M> {
             if !is_page_aligned(addr) {
                 return Err(Errno::EINVAL);
             }
-            if addr < MMAP_MIN_ADDR {
+            if addr < cpu.vm().machine().lowest_address() {
                 return Err(Errno::EPERM);
             }
         }
@@ -212,11 +213,12 @@ impl<M: Machine> Space<M> {
         area: &Area,
     ) -> Result<VirtRange, Errno> {
         let len = area.range.len();
+        let lowest = cpu.vm().machine().lowest_address();
         let choose = |view: &View<'_, Vma>| {
             let start = if request.fixed {
                 request.addr
             } else {
-                place(view, request.addr, len).ok_or(Errno::ENOMEM)?
+                place(view, request.addr, len, lowest).ok_or(Errno::ENOMEM)?
             };
             Ok::<_, Errno>([VirtRange::new(start, start + len), NOWHERE])
         };
@@ -259,10 +261,10 @@ impl<M: Machine> Space<M> {
 }
 
 /// Where an automatically placed mapping of `len` bytes goes: at the hint if that is free, else as
-/// high as possible below the usual base, else as low as possible above a third of user space.
-pub(super) fn place(view: &View<'_, Vma>, hint: u64, len: u64) -> Option<u64> {
+/// high as possible below the usual base, else as low as possible above a third of user space. Never below `lowest`.
+pub(super) fn place(view: &View<'_, Vma>, hint: u64, len: u64, lowest: u64) -> Option<u64> {
     let hint = page_down(hint);
-    let hint = if hint != 0 && hint < MMAP_MIN_ADDR { MMAP_MIN_ADDR } else { hint };
+    let hint = if hint != 0 && hint < lowest { lowest } else { hint };
     if hint != 0
         && let Some(range) = user_range(hint, len)
         && is_free(view, range)
@@ -270,7 +272,7 @@ pub(super) fn place(view: &View<'_, Vma>, hint: u64, len: u64) -> Option<u64> {
         return Some(hint);
     }
     let mut high = MMAP_BASE;
-    while let Some(start) = view.gap(len, MMAP_MIN_ADDR, high) {
+    while let Some(start) = view.gap(len, lowest, high) {
         match guard_below(view, start + len) {
             Some(limit) if start + len > limit => high = limit,
             _ => return Some(start),

@@ -8,6 +8,7 @@
 //!
 //! It is stated, and checked, in [`order`](crate::sync::order).
 
+mod access;
 mod advise;
 mod alone;
 pub(crate) mod batch;
@@ -41,6 +42,7 @@ mod write;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
+pub use access::{AccessError, Translation};
 pub use advise::Advice;
 pub use lock::Lock;
 pub use map::{Backing, MapFlags};
@@ -74,8 +76,6 @@ use vma::Vma;
 
 /// Bytes that stay free below a stack, so that it cannot run into its neighbour unseen.
 const STACK_GUARD: u64 = 256 * PAGE_SIZE;
-/// The lowest address that programs may ask for (`vm.mmap_min_addr`).
-const MMAP_MIN_ADDR: u64 = 65536;
 /// Where automatic placement starts, going down: below the usual place of a main stack.
 const MMAP_BASE: u64 = 0x7fff_f7ff_f000;
 /// Where the heap starts unless the program loader sets another start.

@@ -80,10 +80,11 @@ impl<M: Machine> Space<M> {
     /// Chooses a course, claims the ranges needed, and executes it.
     fn remap(&self, cpu: &Cpu<'_, M>, request: &Request, done: &Cell<u64>) -> Result<u64, Errno> {
         let course = Cell::new(Course::Refused);
+        let lowest = cpu.vm().machine().lowest_address();
         for tries in 0.. {
             let request = request.after(done.get());
             let Ok(writing) = self.write_where(cpu, PAGE_SIZE, tries, |view| {
-                course.set(Course::choose(view, &request));
+                course.set(Course::choose(view, &request, lowest));
                 Ok::<_, Infallible>(request.ranges(view, course.get()))
             });
             if let Some(start) = writing.remap(&request, course.get(), done)? {
@@ -108,8 +109,8 @@ enum Course {
 }
 
 impl Course {
-    /// The course that `request` takes in `view`.
-    fn choose(view: &View<'_, Vma>, request: &Request) -> Self {
+    /// The course that `request` takes in `view`, where nothing is placed below `lowest`.
+    fn choose(view: &View<'_, Vma>, request: &Request, lowest: u64) -> Self {
         let Request { old, new_len, flags, target, .. } = *request;
         if flags.contains(RemapFlags::FIXED) {
             // Linux moves several VMAs since 6.17, if nothing is resized.
@@ -117,7 +118,7 @@ impl Course {
             return if each { Self::Each } else { Self::To(Some(target)) };
         }
         if flags.contains(RemapFlags::DONTUNMAP) {
-            return Self::To(place(view, target, new_len));
+            return Self::To(place(view, target, new_len, lowest));
         }
         let more = VirtRange::new(old.end, old.start + new_len);
         let at_end = view.at(old.start).is_some_and(|entry| entry.end == old.end);
@@ -126,7 +127,7 @@ impl Course {
         if new_len <= old.len() || (at_end && !old.is_empty() && room) {
             Self::InPlace
         } else if flags.contains(RemapFlags::MAYMOVE) {
-            Self::To(place(view, 0, new_len))
+            Self::To(place(view, 0, new_len, lowest))
         } else {
             Self::Refused
         }
@@ -330,11 +331,11 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// Moves the VMA's part `request.old` to `new`, with its pages, if `course` is still the choice in the current tree, and its
     /// ranges are claimed. Both given ranges must be claimed. Returns whether it moved them.
     fn relocate(&self, request: &Request, course: Course, new: VirtRange) -> Result<bool, Errno> {
-        let old = request.old;
+        let (old, lowest) = (request.old, self.cpu.vm().machine().lowest_address());
         let stands = |view: &View<'_, Vma>| {
             lost(Mutant::UnmapLooksAgain)
                 || !self.is_outdated(view)
-                || (Course::choose(view, request) == course
+                || (Course::choose(view, request, lowest) == course
                     && request.ranges(view, course).iter().all(|range| self.claims(*range)))
         };
         let keep = request.flags.contains(RemapFlags::DONTUNMAP);

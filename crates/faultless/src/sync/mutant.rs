@@ -138,6 +138,8 @@ pub enum Mutant {
     ObjectLooksAgain,
     /// Who finds an object's page looks at its entry again once it has the reference.
     ReferLooksAgain,
+    /// Who reaches a page from outside looks at its entry again once it has the reference. It reads what is another's.
+    AccessLooksAgain,
     /// A batch takes each of its entries before it commits it. It overwrites what another made there.
     BatchTakesEach,
     /// A batch asks the ticket once it has its entries. It installs answers that are out of date.

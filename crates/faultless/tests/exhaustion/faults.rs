@@ -118,6 +118,35 @@ fn of_an_objects_pages() {
     exhaust_fault("object copied", &mapped, 0, Access::Write, FaultKind::Copy, true);
 }
 
+/// What is reached from outside is faulted in page by page: those before the one that is refused are written.
+#[test]
+fn of_an_access_from_outside() {
+    let setup = |cpu: &TestCpu<'_>, world: &mut World| {
+        world.map(cpu, 0, 1, RW, PRIVATE);
+        world.store(cpu, 0, 1);
+        world.map(cpu, 500, 30, RW, PRIVATE);
+        world.map(cpu, 530, 2, RW, SHARED);
+        let child = world.spaces[0].fork(cpu).unwrap();
+        world.spaces.push(child);
+    };
+    let read = |cpu: &TestCpu<'_>, world: &mut World| {
+        let mut bytes = [0; 16];
+        world.spaces[0].read_bytes(cpu, AT + 531 * P - 8, &mut bytes)?;
+        Ok::<_, Refused>(())
+    };
+    let (left, checks, may_fail) = (Left::Pages, BOTH, true);
+    exhaust(&Case { name: "read_bytes", setup: &setup, call: &read, left, checks, may_fail });
+    let write = |cpu: &TestCpu<'_>, world: &mut World| {
+        Ok(world.spaces[0].write_bytes(cpu, AT + 515 * P - 8, &[1; 16])?)
+    };
+    exhaust(&Case { name: "write_bytes", setup: &setup, call: &write, left, checks, may_fail });
+    let copy = |cpu: &TestCpu<'_>, world: &mut World| {
+        Ok(world.spaces[0].write_bytes(cpu, AT, &1u64.to_ne_bytes())?)
+    };
+    let left = Left::Ways;
+    exhaust(&Case { name: "a copy", setup: &setup, call: &copy, left, checks, may_fail });
+}
+
 #[test]
 fn of_a_stack_that_grows() {
     let setup = |cpu: &TestCpu<'_>, world: &mut World| {

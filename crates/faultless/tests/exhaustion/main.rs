@@ -12,7 +12,9 @@ mod faults;
 mod guest;
 mod shim;
 
-use faultless::{AnonVmaCheck, CpuId, Errno, Error, FaultError, Locking, Object, Setting, Space};
+use faultless::{
+    AccessError, AnonVmaCheck, CpuId, Errno, Error, FaultError, Locking, Object, Setting, Space,
+};
 use guest::{Sight, Small, TestCpu, TestVm, World};
 use shim::Plan;
 
@@ -68,6 +70,12 @@ impl From<FaultError> for Refused {
     fn from(error: FaultError) -> Self {
         assert_eq!(error, FaultError::OutOfMemory);
         Self
+    }
+}
+
+impl From<AccessError> for Refused {
+    fn from(error: AccessError) -> Self {
+        error.error.into()
     }
 }
 

@@ -107,11 +107,17 @@ pub enum Op {
     Brk(i64),
     Load(i64),
     Store(i64, u64),
+    /// [`Load`](Self::Load) and [`Store`](Self::Store) from outside, which grow no stack.
+    ReadOutside(i64),
+    WriteOutside(i64, u64),
     /// What an access does before the access: the fault.
     Fault(i64, Access),
     /// What a fault does first, and leaves if it is overtaken: a stack grows down to the page, and a VMA gets an
     /// anon_vma.
     Begin(i64, Access),
+    /// The same two of an access from outside, which does so only where something is mapped.
+    FaultOutside(i64, Access),
+    BeginOutside(i64, Access),
     /// The case gets its object: a page for each of the window, of which some are there.
     Object,
     /// `mmap` of the object: each page of the window shows the page of that number.
@@ -127,6 +133,8 @@ pub enum Op {
     Fork,
     /// One of the children made at the start ends.
     Exit,
+    /// One is dropped, and ends with a later call.
+    Drop,
 }
 
 /// What an operation returned.
@@ -266,6 +274,16 @@ impl Op {
             Self::Store(at, value) => {
                 hand.store(addr(at), value).map_or_else(Ret::Signal, |()| Ret::Done)
             }
+            Self::ReadOutside(at) => {
+                let mut word = [0; 8];
+                let read = space.read_bytes(cpu, addr(at), &mut word);
+                let word = |()| Ret::Word(u64::from_ne_bytes(word));
+                read.map_or_else(|error| Ret::Signal(error.error), word)
+            }
+            Self::WriteOutside(at, value) => {
+                let written = space.write_bytes(cpu, addr(at), &value.to_ne_bytes());
+                written.map_or_else(|error| Ret::Signal(error.error), |()| Ret::Done)
+            }
             Self::Fault(at, access) => {
                 space.fault(cpu, addr(at), access).map_or_else(Ret::Signal, |_| Ret::Done)
             }
@@ -283,6 +301,13 @@ impl Op {
                 }
                 Ret::Done
             }
+            Self::FaultOutside(at, _) | Self::BeginOutside(at, _)
+                if !space.is_mapped(cpu, VirtRange::page(addr(at))) =>
+            {
+                Ret::Done
+            }
+            Self::FaultOutside(at, access) => Self::Fault(at, access).apply(hand, besides, born),
+            Self::BeginOutside(at, access) => Self::Begin(at, access).apply(hand, besides, born),
             Self::Object => {
                 besides.object.get_or_init(|| make_object(hand));
                 Ret::Done
@@ -342,6 +367,10 @@ impl Op {
                 hand.exit(child);
                 Ret::Done
             }
+            Self::Drop => {
+                let child = besides.old.lock().unwrap().pop();
+                child.map_or(Ret::Refused(Errno::EINVAL), |_| Ret::Done)
+            }
         }
     }
 
@@ -350,8 +379,8 @@ impl Op {
     /// that often; those faults of which `begun` has the bit only begin. What populates does so at once, or `by_page`.
     pub fn steps(self, others: usize, begun: u32, by_page: bool) -> Vec<(Self, bool)> {
         let (at, access) = match self {
-            Self::Load(at) => (at, Access::Read),
-            Self::Store(at, _) => (at, Access::Write),
+            Self::Load(at) | Self::ReadOutside(at) => (at, Access::Read),
+            Self::Store(at, _) | Self::WriteOutside(at, _) => (at, Access::Write),
             Self::Leave(span, copies, Part::Both) => {
                 let step = |part| (Self::Leave(span, copies, part), true);
                 return [Part::First, Part::Second].map(step).into();
@@ -366,11 +395,17 @@ impl Op {
             }
             _ => return vec![(self, true)],
         };
-        let fault = |number: usize| {
-            let goes_on = (begun >> number & 1 == 0).then_some(Self::Fault(at, access));
-            std::iter::once(Self::Begin(at, access)).chain(goes_on)
+        let outside = matches!(self, Self::ReadOutside(_) | Self::WriteOutside(..));
+        let [begin, fault] = if outside {
+            [Self::BeginOutside(at, access), Self::FaultOutside(at, access)]
+        } else {
+            [Self::Begin(at, access), Self::Fault(at, access)]
         };
-        let faults = (0..others).flat_map(fault).map(|step| (step, false));
+        let attempt = |number: usize| {
+            let goes_on = (begun >> number & 1 == 0).then_some(fault);
+            std::iter::once(begin).chain(goes_on)
+        };
+        let faults = (0..others).flat_map(attempt).map(|step| (step, false));
         faults.chain([(self, true)]).collect()
     }
 
@@ -400,15 +435,20 @@ impl Op {
             | Self::HeapAt(_)
             | Self::Load(_)
             | Self::Store(..)
+            | Self::ReadOutside(_)
+            | Self::WriteOutside(..)
             | Self::Fault(..)
             | Self::Begin(..)
+            | Self::FaultOutside(..)
+            | Self::BeginOutside(..)
             | Self::Object
             | Self::Leave(..)
             | Self::Populate(_)
             | Self::Maps
             | Self::InCore(_)
             | Self::Fork
-            | Self::Exit => false,
+            | Self::Exit
+            | Self::Drop => false,
         }
     }
 
@@ -422,7 +462,10 @@ impl Op {
 
     /// Whether it is a program's access.
     pub fn is_access(self) -> bool {
-        matches!(self, Self::Load(_) | Self::Store(..))
+        matches!(
+            self,
+            Self::Load(_) | Self::Store(..) | Self::ReadOutside(_) | Self::WriteOutside(..)
+        )
     }
 
     /// Whether it does its work page by page, or maps pages that nobody asked for: then which pages are

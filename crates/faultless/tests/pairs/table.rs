@@ -55,6 +55,8 @@ listed! {
         BrkShrink,
         Load,
         Store,
+        ReadOutside,
+        WriteOutside,
         StackGrowth,
         Truncate,
         PunchHole,
@@ -62,6 +64,7 @@ listed! {
         Maps,
         Fork,
         Exit,
+        Drop,
     }
 }
 
@@ -116,6 +119,8 @@ impl Kind {
             Self::BrkGrow => Op::Brk(span.end()),
             Self::BrkShrink => Op::Brk(at),
             Self::Load => Op::Load(at),
+            Self::ReadOutside => Op::ReadOutside(at),
+            Self::WriteOutside => Op::WriteOutside(at, 100 + side as u64),
             Self::Store | Self::StackGrowth => Op::Store(at, 100 + side as u64),
             Self::Truncate => Op::Leave(span, Copies::Drop, Part::Both),
             Self::PunchHole => Op::Leave(span, Copies::Keep, Part::Both),
@@ -123,6 +128,7 @@ impl Kind {
             Self::Maps => Op::Maps,
             Self::Fork => Op::Fork,
             Self::Exit => Op::Exit,
+            Self::Drop => Op::Drop,
         }
     }
 
@@ -159,9 +165,11 @@ impl Kind {
             | Self::PopulateWrite
             | Self::Load
             | Self::Store
+            | Self::ReadOutside
+            | Self::WriteOutside
             | Self::PunchHole
             | Self::InCore => Touches::Pages,
-            Self::Truncate | Self::Maps | Self::Fork | Self::Exit => Touches::Space,
+            Self::Truncate | Self::Maps | Self::Fork | Self::Exit | Self::Drop => Touches::Space,
         }
     }
 
@@ -199,12 +207,15 @@ impl Kind {
             | Self::BrkShrink
             | Self::Load
             | Self::Store
+            | Self::ReadOutside
+            | Self::WriteOutside
             | Self::Truncate
             | Self::PunchHole
             | Self::InCore
             | Self::Maps
             | Self::Fork
-            | Self::Exit => false,
+            | Self::Exit
+            | Self::Drop => false,
         }
     }
 
@@ -227,7 +238,7 @@ impl Kind {
             Self::MapObject | Self::MapObjectShared | Self::Truncate | Self::PunchHole => {
                 ops.push(Op::Object);
             }
-            Self::Exit => ops.push(Op::Fork),
+            Self::Exit | Self::Drop => ops.push(Op::Fork),
             Self::MapHint
             | Self::MapFixed
             | Self::MapNoReplace
@@ -251,6 +262,8 @@ impl Kind {
             | Self::PopulateWrite
             | Self::Load
             | Self::Store
+            | Self::ReadOutside
+            | Self::WriteOutside
             | Self::InCore
             | Self::Maps
             | Self::Fork => {}
@@ -288,13 +301,16 @@ impl Kind {
             | Self::BrkShrink
             | Self::Load
             | Self::Store
+            | Self::ReadOutside
+            | Self::WriteOutside
             | Self::StackGrowth
             | Self::Truncate
             | Self::PunchHole
             | Self::InCore
             | Self::Maps
             | Self::Fork
-            | Self::Exit => false,
+            | Self::Exit
+            | Self::Drop => false,
         }
     }
 }
@@ -479,7 +495,7 @@ pub fn pairs() -> impl Iterator<Item = [Kind; 2]> {
 /// it, these are all there are; and while it is shortened it does not grow.
 pub fn may_meet([first, second]: [Kind; 2]) -> bool {
     let leave = |kind| matches!(kind, Kind::Truncate | Kind::PunchHole);
-    let spaces = |kind| matches!(kind, Kind::Fork | Kind::Exit);
+    let spaces = |kind| matches!(kind, Kind::Fork | Kind::Exit | Kind::Drop);
     !(leave(first) && spaces(second)
         || spaces(first) && leave(second)
         || [first, second] == [Kind::Truncate; 2])
@@ -490,7 +506,12 @@ fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
     let any = |is: fn(Kind) -> bool| is(first) || is(second);
     let leaves = any(|kind| matches!(kind, Kind::Truncate | Kind::PunchHole));
     let maps = any(|kind| matches!(kind, Kind::MapObject | Kind::MapObjectShared));
-    let uses = any(|kind| matches!(kind, Kind::Load | Kind::Store | Kind::InCore));
+    let uses = any(|kind| {
+        matches!(
+            kind,
+            Kind::Load | Kind::Store | Kind::ReadOutside | Kind::WriteOutside | Kind::InCore
+        )
+    });
     match base {
         Base::Empty | Base::Parts => maps || !leaves,
         Base::Whole | Base::Untouched | Base::Shared => !maps && !leaves,

@@ -421,7 +421,7 @@ fn draw(random: &mut fastrand::Rng) -> Case {
         loop {
             let kind = Kind::ALL[random.usize(..Kind::ALL.len())];
             // Whatever ends or copies a space takes as long as many others.
-            if !matches!(kind, Kind::Fork | Kind::Exit) || random.u32(..4) == 0 {
+            if !matches!(kind, Kind::Fork | Kind::Exit | Kind::Drop) || random.u32(..4) == 0 {
                 return kind;
             }
         }

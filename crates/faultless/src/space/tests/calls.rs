@@ -7,8 +7,9 @@ use crate::error::Errno::{self, EEXIST, EFAULT, EINVAL, ENOMEM, EPERM};
 use crate::fault::FaultError;
 use crate::file::Object;
 use crate::knob::Setting;
+use crate::machine::LOWEST_ADDRESS;
 use crate::machine::Machine;
-use crate::space::{Advice, Backing, MMAP_BASE, MMAP_MIN_ADDR, MapFlags, Prot, RemapFlags, Space};
+use crate::space::{Advice, Backing, MMAP_BASE, MapFlags, Prot, RemapFlags, Space};
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
 use std::format;
@@ -105,7 +106,7 @@ fn places_are_found_where_linux_finds_them() {
         assert_eq!(map(0, 3), MMAP_BASE - 3 * P);
         assert_eq!(map(0, 1), MMAP_BASE - 4 * P);
         assert_eq!(map(1, 1), MMAP_BASE - 5 * P, "a hint of page 0 is none");
-        assert_eq!(map(P, 1), MMAP_MIN_ADDR, "no hint leads below");
+        assert_eq!(map(P, 1), LOWEST_ADDRESS, "no hint leads below");
         assert_eq!(map(AT + 20 * P + 1, 1), AT + 20 * P);
         assert_eq!(map(AT + 19 * P, 2), MMAP_BASE - 7 * P, "a hint that is taken is none");
         assert_eq!(map(USER_END - P, 2), MMAP_BASE - 9 * P, "nor is one that leads out");
@@ -114,7 +115,7 @@ fn places_are_found_where_linux_finds_them() {
         let rest = MMAP_BASE - 9 * P - (1 << 32);
         let flags = FIXED | MapFlags::NORESERVE;
         space.mmap(cpu, 1 << 32, rest, Prot::empty(), flags).unwrap();
-        space.mmap(cpu, MMAP_MIN_ADDR, (1 << 32) - MMAP_MIN_ADDR, Prot::empty(), flags).unwrap();
+        space.mmap(cpu, LOWEST_ADDRESS, (1 << 32) - LOWEST_ADDRESS, Prot::empty(), flags).unwrap();
         assert_eq!([map(0, 1), map(0, 2)], [MMAP_BASE, MMAP_BASE + P]);
         space.munmap(cpu, 1 << 33, P).unwrap();
         assert_eq!([map(0, 1), map(0, 1)], [1 << 33, MMAP_BASE + 3 * P]);

@@ -1,5 +1,6 @@
 //! Tests of whole spaces: against a naive model, and of chosen interleavings.
 
+mod access;
 mod beside;
 mod calls;
 mod discards;

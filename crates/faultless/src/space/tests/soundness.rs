@@ -88,6 +88,10 @@ const OPERATIONS: &[Operation] = &[
     ("maps", |cpu, space, _| done(space.maps(cpu).to_string())),
     ("page_at", |cpu, space, _| done(space.page_at(cpu, AT))),
     ("mincore", |cpu, space, _| done(space.mincore(cpu, AT, P, drop))),
+    ("translate", |cpu, space, _| done(space.translate(cpu, AT))),
+    ("walk", |cpu, space, _| done(space.walk(cpu, AT, Access::Write))),
+    ("read_bytes", |cpu, space, _| done(space.read_bytes(cpu, AT, &mut [0; 8]))),
+    ("write_bytes", |cpu, space, _| done(space.write_bytes(cpu, AT, &[0; 8]))),
     ("is_mapped", |cpu, space, _| done(space.is_mapped(cpu, VirtRange::page(AT)))),
     ("shared_place", |cpu, space, _| done(space.shared_place(cpu, AT))),
     ("resident_pages", |cpu, space, _| done(space.resident_pages(cpu))),
@@ -304,6 +308,9 @@ fn nothing_is_looked_up_in_the_kernels_half() {
             assert_eq!(space.page_at(&cpu, addr), None, "{addr:#x}");
             assert!(space.fault(&cpu, addr, Access::Read).is_err(), "{addr:#x}");
             assert_eq!(space.shared_place(&cpu, addr), None, "{addr:#x}");
+            assert_eq!(space.translate(&cpu, addr), None, "{addr:#x}");
+            assert_eq!(space.walk(&cpu, addr, Access::Write), None, "{addr:#x}");
+            assert!(space.write_bytes(&cpu, addr, &[1]).is_err(), "{addr:#x}");
             assert_eq!(settled_entry(&cpu, &space, addr), None, "{addr:#x}");
             assert!(space.mincore(&cpu, addr & !(P - 1), P, drop).is_err(), "{addr:#x}");
         }

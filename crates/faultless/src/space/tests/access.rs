@@ -1,0 +1,235 @@
+//! Memory of a space that is reached from outside.
+
+use super::guest::{self, between, cpu, load, store};
+use crate::addr::{PAGE_SIZE, USER_END};
+use crate::audit::audit_with;
+use crate::fault::{Access, FaultError};
+use crate::file::Object;
+use crate::knob::{Locking, Setting};
+use crate::space::{AccessError, Advice, Backing, Copies, MapFlags, Prot, Space};
+use crate::stat::Counter;
+use crate::testing::TestMachine;
+use crate::vm::{Cpu, Vm};
+use std::string::ToString;
+use std::vec;
+use std::vec::Vec;
+
+const AT: u64 = 1 << 30;
+const P: u64 = PAGE_SIZE;
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED);
+const SEGV: FaultError = FaultError::Segv { mapped: true };
+const NOTHING: FaultError = FaultError::Segv { mapped: false };
+
+type TestSpace = Space<TestMachine>;
+type TestCpu<'v> = Cpu<'v, TestMachine>;
+
+fn map(cpu: &TestCpu<'_>, space: &TestSpace, page: u64, pages: u64, prot: Prot) {
+    space.mmap(cpu, AT + page * P, pages * P, prot, FIXED).unwrap();
+}
+
+fn word(cpu: &TestCpu<'_>, space: &TestSpace, addr: u64) -> Result<u64, AccessError> {
+    let mut bytes = [0; 8];
+    space.read_bytes(cpu, addr, &mut bytes).map(|()| u64::from_ne_bytes(bytes))
+}
+
+/// With two CPUs and an empty space under each policy; the books must balance in the end.
+fn with_space(test: impl Fn(&TestCpu<'_>, &TestSpace)) {
+    for locking in Locking::ALL {
+        let vm = guest::vm(2, 256);
+        vm.set(Setting::Locking(locking));
+        let cpu = cpu(&vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        test(&cpu, &space);
+        cpu.drain();
+        audit_with(&cpu, &[&space], &[]).unwrap();
+        space.exit(&cpu);
+        cpu.drain();
+        assert_eq!(vm.free_frames() + 1, vm.total_frames());
+    }
+}
+
+#[test]
+fn bytes_come_and_go_across_pages() {
+    with_space(|cpu, space| {
+        map(cpu, space, 0, 4, RW);
+        // Misaligned at both ends, across three pages that are not there.
+        let bytes: Vec<u8> =
+            (0..2 * P as usize + 100).map(|at| (at * 7 + at / 251) as u8).collect();
+        let at = AT + P - 37;
+        space.write_bytes(cpu, at, &bytes).unwrap();
+        let mut back = vec![0; bytes.len()];
+        space.read_bytes(cpu, at, &mut back).unwrap();
+        assert!(back == bytes);
+        assert_eq!(word(cpu, space, at - 8), Ok(0));
+        // As the program sees it.
+        store(cpu, space, AT + P, 42).unwrap();
+        assert_eq!(word(cpu, space, AT + P), Ok(42));
+        space.write_bytes(cpu, AT + 2 * P, &43u64.to_ne_bytes()).unwrap();
+        assert_eq!(load(cpu, space, AT + 2 * P), Ok(43));
+        space.read_bytes(cpu, 0, &mut []).unwrap();
+    });
+}
+
+#[test]
+fn what_a_program_may_not_do_is_refused_where_it_begins() {
+    with_space(|cpu, space| {
+        map(cpu, space, 0, 2, RW);
+        map(cpu, space, 2, 1, Prot::READ);
+        map(cpu, space, 3, 1, Prot::empty());
+        let error = |done: u64, error| AccessError { done: done as usize, error };
+        let mut bytes = vec![1; 8 * P as usize];
+        let read = |at: u64, bytes: &mut [u8]| space.read_bytes(cpu, at, bytes);
+        assert_eq!(space.write_bytes(cpu, AT + 100, &bytes), Err(error(2 * P - 100, SEGV)));
+        assert_eq!(read(AT + 5, &mut bytes), Err(error(3 * P - 5, SEGV)));
+        assert_eq!(bytes[..5], [0, 0, 0, 0, 0]);
+        assert_eq!(bytes[95..97], [1, 1], "what was written before the refusal stays");
+        assert_eq!(read(AT + 4 * P, &mut bytes), Err(error(0, NOTHING)));
+        assert_eq!(read(USER_END - 8, &mut bytes), Err(error(0, NOTHING)));
+        for addr in [USER_END, u64::MAX - 7, u64::MAX] {
+            assert_eq!(read(addr, &mut bytes), Err(error(0, NOTHING)), "{addr:#x}");
+            assert_eq!(space.write_bytes(cpu, addr, &bytes), Err(error(0, NOTHING)), "{addr:#x}");
+        }
+        // No stack grows for a debugger's sake.
+        space.mmap(cpu, AT + 600 * P, P, RW, FIXED | MapFlags::GROWSDOWN).unwrap();
+        assert_eq!(space.write_bytes(cpu, AT + 599 * P, &bytes[..8]), Err(error(0, NOTHING)));
+        assert_eq!(error(7, NOTHING).to_string(), "SIGSEGV: nothing is mapped there after 7 bytes");
+    });
+}
+
+#[test]
+fn a_store_from_outside_copies_what_others_have() {
+    with_space(|cpu, space| {
+        map(cpu, space, 0, 4, RW);
+        (0..3).for_each(|page| store(cpu, space, AT + page * P, page).unwrap());
+        let child = space.fork(cpu).unwrap();
+        space.write_bytes(cpu, AT, &100u64.to_ne_bytes()).unwrap();
+        child.write_bytes(cpu, AT + P, &101u64.to_ne_bytes()).unwrap();
+        assert_eq!([0, 1, 2].map(|page| word(cpu, space, AT + page * P).unwrap()), [100, 1, 2]);
+        assert_eq!([0, 1, 2].map(|page| word(cpu, &child, AT + page * P).unwrap()), [0, 101, 2]);
+        // The page of zeros is nobody's.
+        assert_eq!(word(cpu, space, AT + 3 * P), Ok(0));
+        space.write_bytes(cpu, AT + 3 * P, &9u64.to_ne_bytes()).unwrap();
+        assert_eq!(word(cpu, &child, AT + 3 * P), Ok(0));
+        child.exit(cpu);
+    });
+}
+
+#[test]
+fn an_objects_pages_are_reached_and_end_where_it_ends() {
+    with_space(|cpu, space| {
+        let file = Object::try_new(cpu, 2, 0).unwrap();
+        for (page, flags) in [(0, MapFlags::SHARED), (8, MapFlags::PRIVATE)] {
+            let backing = Backing { object: &file, first: 0, may_write: true };
+            let flags = flags | MapFlags::FIXED;
+            space.mmap_object(cpu, AT + page * P, 4 * P, RW, flags, backing).unwrap();
+        }
+        space.write_bytes(cpu, AT, &7u64.to_ne_bytes()).unwrap();
+        assert_eq!(word(cpu, space, AT + 8 * P), Ok(7), "a private mapping reads the object's");
+        space.write_bytes(cpu, AT + 8 * P, &8u64.to_ne_bytes()).unwrap();
+        assert_eq!(word(cpu, space, AT), Ok(7));
+        let beyond = Err(AccessError { done: 0, error: FaultError::Bus });
+        assert_eq!(word(cpu, space, AT + 2 * P), beyond);
+        file.set_pages(cpu, 0).unwrap();
+        space.revoke(cpu, &file, 0..u64::MAX, Copies::Drop);
+        assert_eq!(word(cpu, space, AT), beyond);
+        Object::release(file, cpu);
+    });
+}
+
+/// What was given up lazily stays once it was written from outside.
+#[test]
+fn a_store_from_outside_keeps_a_page() {
+    let vm = guest::vm(1, 128);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 2, RW);
+    (0..2).for_each(|page| store(&cpu, &space, AT + page * P, 5).unwrap());
+    space.madvise(&cpu, AT, 2 * P, Advice::Free).unwrap();
+    space.write_bytes(&cpu, AT, &6u64.to_ne_bytes()).unwrap();
+    assert_eq!(word(&cpu, &space, AT + P), Ok(5));
+    // All memory that there is.
+    map(&cpu, &space, 8, 126, RW);
+    let before = vm.totals();
+    let filled = (8..134).take_while(|page| store(&cpu, &space, AT + page * P, 1).is_ok()).count();
+    assert!((100..126).contains(&filled), "{filled} pages");
+    assert_eq!(vm.totals().since(&before).get(Counter::LazilyFreed), 1);
+    assert_eq!(word(&cpu, &space, AT), Ok(6));
+    space.exit(&cpu);
+    cpu.drain();
+    assert_eq!(vm.free_frames() + 1, vm.total_frames());
+}
+
+#[test]
+fn a_translation_says_what_the_mmu_allows() {
+    with_space(|cpu, space| {
+        map(cpu, space, 0, 4, RW);
+        map(cpu, space, 4, 1, Prot::READ | Prot::EXEC);
+        let prot = |page: u64| space.translate(cpu, AT + page * P).map(|at| at.prot);
+        assert_eq!(prot(0), None);
+        load(cpu, space, AT).unwrap();
+        assert_eq!(prot(0), Some(Prot::READ), "the zero page");
+        assert_eq!(space.walk(cpu, AT, Access::Write), None);
+        store(cpu, space, AT, 1).unwrap();
+        assert_eq!(prot(0), Some(RW));
+        load(cpu, space, AT + 4 * P).unwrap();
+        assert_eq!(prot(4), Some(Prot::READ | Prot::EXEC));
+        assert!(space.walk(cpu, AT + 4 * P, Access::Execute).is_some());
+        assert_eq!(space.walk(cpu, AT, Access::Execute), None);
+        let there = space.translate(cpu, AT + 24).unwrap();
+        assert_eq!(
+            (there.offset, Some(there.frame)),
+            (24, space.page_at(cpu, AT).map(|p| p.frame))
+        );
+        space.mprotect(cpu, AT, P, Prot::empty()).unwrap();
+        assert_eq!(prot(0), Some(Prot::empty()));
+        assert_eq!(space.walk(cpu, AT, Access::Read), None);
+        space.mprotect(cpu, AT, P, RW).unwrap();
+        // The walk of a store marks the page.
+        space.madvise(cpu, AT, P, Advice::Free).unwrap();
+        assert!(!space.entry_at(cpu, AT).is_dirty());
+        space.fault(cpu, AT, Access::Write).unwrap();
+        assert!(space.walk(cpu, AT, Access::Write).is_some());
+        assert!(space.entry_at(cpu, AT).is_dirty() && space.entry_at(cpu, AT).is_accessed());
+        for addr in [USER_END, u64::MAX] {
+            assert_eq!(space.translate(cpu, addr), None);
+            assert_eq!(space.walk(cpu, addr, Access::Read), None);
+        }
+    });
+}
+
+/// Another CPU unmaps the page while the access has it faulted in: the access ends there, and leaves nothing.
+#[test]
+fn mappings_that_go_meanwhile_are_gone() {
+    let vm = guest::vm(2, 128);
+    {
+        let cpu = cpu(&vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        map(&cpu, &space, 0, 2, RW);
+        let bytes = [3; 16];
+        let unmap = |other: &TestCpu<'_>| space.munmap(other, AT + P, P).unwrap();
+        store(&cpu, &space, AT, 1).unwrap();
+        let got = between(&vm, unmap, || space.write_bytes(&cpu, AT + P - 8, &bytes));
+        assert_eq!(got, Err(AccessError { done: 8, error: NOTHING }));
+        space.exit(&cpu);
+        cpu.drain();
+    }
+    cpu(&vm, 1).drain();
+    assert_eq!(vm.free_frames() + 1, vm.total_frames());
+}
+
+/// A guest's physical memory begins at 0.
+#[test]
+fn a_machine_may_let_page_0_be_mapped() {
+    let mut machine = TestMachine::new(1, 64);
+    machine.lowest = 0;
+    let vm = Vm::new(machine).unwrap();
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    assert_eq!(space.mmap(&cpu, 0, 16 * P, RW, FIXED), Ok(0));
+    space.write_bytes(&cpu, 0, &[1, 2, 3]).unwrap();
+    assert_eq!(space.mmap(&cpu, P, P, RW, FIXED - MapFlags::FIXED).unwrap() & (P - 1), 0);
+    space.munmap(&cpu, 0, 16 * P).unwrap();
+    assert_eq!(space.mmap(&cpu, P, P, RW, FIXED - MapFlags::FIXED), Ok(P), "a hint below 64 KiB");
+    space.exit(&cpu);
+}
