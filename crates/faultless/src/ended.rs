@@ -2,8 +2,8 @@
 //!
 //! The end of a space or of an object frees frames, which takes a CPU, and a drop has none at hand. So a drop leaves what
 //! there is to free on a list of the subsystem. CPUs empty the list where they hold nothing: at the end of a call, before
-//! they say that memory is out, and when the kernel asks for it ([`Cpu::end_dropped`]). [`Space::exit`] and
-//! [`Object::release`] end at once what they are given, and leave nothing.
+//! they say that memory is out, and when the kernel asks for it ([`Cpu::end_dropped`](crate::Cpu::end_dropped)). [`Space::exit`](crate::Space::exit) and
+//! [`Object::release`](crate::Object::release) end at once what they are given, and leave nothing.
 //!
 //! The [`Place`] on the list is allocated together with the space or object, so a drop needs no memory. The list is a stack:
 //! a drop pushes with a compare-and-swap, and a CPU takes all of it with a swap. Nobody waits, and no place is on the
@@ -17,13 +17,9 @@
 
 use crate::addr::FrameNumber;
 use crate::error::OutOfMemory;
-use crate::file::Object;
 use crate::heap::{Shared, try_box};
-use crate::machine::Machine;
-use crate::space::Space;
-use crate::space::exit::Remains;
+use crate::space::remains::Remains;
 use crate::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use crate::vm::Cpu;
 use alloc::boxed::Box;
 use core::ptr::{self, NonNull};
 
@@ -105,6 +101,11 @@ impl Ended {
         self.0.is_empty()
     }
 
+    /// Takes what was left so far, the last first.
+    pub(crate) fn take(&self) -> impl Iterator<Item = Left> {
+        self.0.take()
+    }
+
     /// A place for what will be left of a space or an object.
     ///
     /// # Errors
@@ -144,31 +145,5 @@ impl Place {
             node.left = Some(left());
             list.push(node);
         }
-    }
-}
-
-impl<M: Machine> Cpu<'_, M> {
-    /// Ends the spaces and objects that were dropped, and returns how many. Calls of a [`Space`] do the same when they are
-    /// done, [`zero_ahead`](Self::zero_ahead) and [`drain`](Self::drain) too; so a kernel calls this where it wants the memory
-    /// back at once, or where the CPU has time. Not inside a closure that is told of areas.
-    #[inline]
-    pub fn end_dropped(&self) -> usize {
-        if self.vm().ended.is_empty() { 0 } else { self.end_left() }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn end_left(&self) -> usize {
-        let mut count = 0;
-        // What a space leaves may hold the last share of an object, which is released with it.
-        for left in self.vm().ended.0.take() {
-            match left {
-                Left::Space(remains) => Space::from_remains(remains).end(self),
-                // SAFETY: the last share was dropped, and nobody knows the tables any more.
-                Left::Object(root, pages) => unsafe { Object::end(self, root, pages) },
-            }
-            count += 1;
-        }
-        count
     }
 }

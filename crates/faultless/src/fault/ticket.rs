@@ -1,5 +1,6 @@
 //! How a fault validates its answer, and why an attempt aborts.
 
+use crate::file::object::NoPage;
 use crate::space::vma::Vma;
 use crate::stat::{Counter, Point};
 
@@ -107,6 +108,15 @@ impl Abort {
             Self::Access => Some(Point::VmaAccess),
             Self::TableChanged => Some(Point::PmdChanged),
             Self::NoMemory | Self::NoHeap | Self::TooManyMappings => None,
+        }
+    }
+}
+
+impl From<NoPage> for Abort {
+    fn from(no_page: NoPage) -> Self {
+        match no_page {
+            NoPage::Beyond => Self::BeyondObject,
+            NoPage::OutOfMemory => Self::NoMemory,
         }
     }
 }

@@ -21,7 +21,7 @@ use super::Space;
 use super::vma::Prot;
 use crate::addr::{FrameNumber, PAGE_SIZE, USER_END, VirtRange, page_down};
 use crate::fault::{Access, FaultError};
-use crate::file::object::Lent;
+use crate::file::pages::Lent;
 use crate::machine::Machine;
 use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};

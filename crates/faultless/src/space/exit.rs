@@ -3,18 +3,14 @@
 use super::Space;
 use super::brk::bounds::{Heap, HeapBounds};
 use super::leave::Memory;
-use super::tree::Tree;
-use super::vma::Vma;
+use super::remains::{Remains, each_vma};
 use crate::addr::VirtRange;
 use crate::ended::{Left, Place};
-use crate::heap::Shared;
 use crate::machine::{MAX_CPUS, Machine};
 use crate::space::batch::FlushBatch;
-use crate::space::fixed::Core;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::table::node::ROOT;
 use crate::vm::Cpu;
-use alloc::boxed::Box;
 use core::marker::PhantomData;
 
 impl<M: Machine> Space<M> {
@@ -87,30 +83,4 @@ impl<M: Machine> Drop for Space<M> {
             })
         });
     }
-}
-
-/// What is left of a space that was dropped, and that no CPU runs.
-///
-/// Dropped, it frees its memory on the heap alone: the frames' subsystem is gone.
-#[derive(Debug)]
-pub(crate) struct Remains {
-    tree: Tree<Vma>,
-    past: Memory,
-    core: Shared<Core>,
-    locking: u64,
-}
-
-impl Drop for Remains {
-    fn drop(&mut self) {
-        each_vma(&mut self.tree, drop);
-    }
-}
-
-/// Takes each VMA out of a tree that nobody else knows.
-fn each_vma(tree: &mut Tree<Vma>, mut take: impl FnMut(Box<Vma>)) {
-    for entry in tree.view_mut().iter_from(0) {
-        // SAFETY: the tree's only pointer to it, which the tree does not follow; made by `heap::try_box`.
-        take(unsafe { Box::from_raw(entry.value.as_ptr()) });
-    }
-    tree.destroy();
 }

@@ -1,11 +1,13 @@
-//! Frees what calls have retired, when no reader can see it any more.
+//! Frees what calls have retired, when no reader can see it any more, and [ends](crate::ended) what was dropped.
 
 use super::Cpu;
 use crate::addr::FrameNumber;
+use crate::ended::Left;
 use crate::file::Object;
 use crate::frame::FrameMeta;
 use crate::frame::zeroed::RUN;
 use crate::machine::Machine;
+use crate::space::Space;
 use crate::space::tree::{self, RETIRE_TREE_NODE};
 use crate::space::vma::{RETIRE_VMA, Vma};
 use crate::sync::grace::{RetireChain, RetireLink};
@@ -149,5 +151,29 @@ impl<M: Machine> Cpu<'_, M> {
                 self.put_unmapped(number);
             });
         }
+    }
+
+    /// Ends the spaces and objects that were dropped, and returns how many. Calls of a [`Space`] do the same when they are
+    /// done, [`zero_ahead`](Self::zero_ahead) and [`drain`](Self::drain) too; so a kernel calls this where it wants the memory
+    /// back at once, or where the CPU has time. Not inside a closure that is told of areas.
+    #[inline]
+    pub fn end_dropped(&self) -> usize {
+        if self.vm().ended.is_empty() { 0 } else { self.end_left() }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn end_left(&self) -> usize {
+        let mut count = 0;
+        // What a space leaves may hold the last share of an object, which is released with it.
+        for left in self.vm().ended.take() {
+            match left {
+                Left::Space(remains) => Space::from_remains(remains).end(self),
+                // SAFETY: the last share was dropped, and nobody knows the tables any more.
+                Left::Object(root, pages) => unsafe { Object::end(self, root, pages) },
+            }
+            count += 1;
+        }
+        count
     }
 }

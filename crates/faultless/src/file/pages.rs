@@ -1,0 +1,314 @@
+//! The pages of an object: its length, and how a page is found, added, read, written and freed.
+
+use super::object::{NoPage, Object};
+use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange};
+use crate::error::Errno;
+use crate::fault::prepared::Prepared;
+use crate::fault::table;
+use crate::fault::ticket::{Abort, Ticket};
+use crate::frame::{FrameMeta, Use};
+use crate::machine::Machine;
+use crate::sync::atomic::{AtomicU64, Ordering, fence};
+use crate::sync::mutant::{Mutant, lost};
+use crate::table::entry::Entry;
+use crate::table::node::{self, ENTRIES, LAST};
+use crate::table::protocol;
+use crate::table::range::{self, Run};
+use crate::table::walk::{Reached, descend};
+use crate::vm::Cpu;
+use core::convert::Infallible;
+use core::ops::Range;
+
+impl Object {
+    /// Sets the length. Pages beyond it leave the object, and what is mapped of them is to be
+    /// [revoked](crate::Space::revoke); pages that are added are zeros.
+    ///
+    /// # Errors
+    /// `EFBIG`: more than [`MAX_PAGES`](Self::MAX_PAGES). Nothing has changed.
+    pub fn set_pages<M: Machine>(&self, cpu: &Cpu<'_, M>, pages: u64) -> Result<(), Errno> {
+        self.check_vm(cpu);
+        if pages > Self::MAX_PAGES {
+            return Err(Errno::EFBIG);
+        }
+        let before = self.pages.swap(pages, Ordering::SeqCst);
+        if pages < before {
+            if !lost(Mutant::TruncateFence) {
+                fence(Ordering::SeqCst);
+            }
+            self.free_pages(cpu, pages..before);
+        }
+        Ok(())
+    }
+
+    /// Takes the pages of `range` out of the object: they read as zeros from now on, except through
+    /// mappings that are not [revoked](crate::Space::revoke). Frames that nobody maps are free.
+    pub fn free_pages<M: Machine>(&self, cpu: &Cpu<'_, M>, range: Range<u64>) {
+        self.check_vm(cpu);
+        // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
+        unsafe { Self::free_below(cpu, self.root, range) };
+    }
+
+    /// Takes the pages of `range` out of the table in `root`, the root of an object.
+    ///
+    /// # Safety
+    /// The tables stay linked.
+    pub(super) unsafe fn free_below<M: Machine>(
+        cpu: &Cpu<'_, M>,
+        root: FrameNumber,
+        range: Range<u64>,
+    ) {
+        let bytes = |index: u64| index.min(Self::MAX_PAGES) << PAGE_SHIFT;
+        if range.is_empty() {
+            return;
+        }
+        let put = |run: Run<'_>| {
+            if let Run::Pages { slots, .. } = run {
+                for slot in slots.iter().filter(|slot| !node::load(slot).is_none()) {
+                    let (old, _) = protocol::settle(slot, cpu, |_| Entry::NONE);
+                    if old.is_present() {
+                        // SAFETY: the object's own reference, which never was a mapping; those of
+                        // the mappings are put when they are flushed.
+                        unsafe { cpu.put_unmapped(old.frame()) };
+                    }
+                }
+            }
+            Ok::<(), Infallible>(())
+        };
+        let range = VirtRange::new(bytes(range.start), bytes(range.end));
+        // SAFETY: the caller's promise.
+        let Ok(()) = unsafe { range::visit(cpu.vm().machine(), root, range, cpu, put) };
+    }
+
+    /// Whether the page at `index` is there: it was written, or mapped.
+    pub fn has_page<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64) -> bool {
+        self.check_vm(cpu);
+        self.slot(cpu, index).is_some_and(|slot| node::load(slot).is_present())
+    }
+
+    /// How many of its pages are there, by counting them.
+    pub fn resident_pages<M: Machine>(&self, cpu: &Cpu<'_, M>) -> u64 {
+        self.check_vm(cpu);
+        let mut pages = 0;
+        let count = |run: Run<'_>| {
+            if let Run::Pages { slots, .. } = run {
+                pages += slots.iter().filter(|slot| node::load(slot).is_present()).count() as u64;
+            }
+            Ok::<(), Infallible>(())
+        };
+        let all = VirtRange::new(0, self.pages() << PAGE_SHIFT);
+        // SAFETY: as in `free_pages`.
+        let Ok(()) = unsafe { range::visit(cpu.vm().machine(), self.root, all, cpu, count) };
+        pages
+    }
+
+    /// Lends the [`PAGE_SIZE`](crate::PAGE_SIZE) bytes of the page at `index` to `read`, or `None` where
+    /// no page is there, which reads as zeros. Programs may be storing to them.
+    ///
+    /// `read` may make calls and faults, but must come back on the same CPU.
+    pub fn read_page<M: Machine, R>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        index: u64,
+        read: impl FnOnce(Option<*const u8>) -> R,
+    ) -> R {
+        self.check_vm(cpu);
+        let Some(frame) = self.get(cpu, index) else {
+            return read(None);
+        };
+        let lent = Lent { cpu, frame };
+        read(Some(lent.bytes().cast_const()))
+    }
+
+    /// Lends the [`PAGE_SIZE`](crate::PAGE_SIZE) bytes of the page at `index`, made if it was not there,
+    /// to `write`. Programs may be loading and storing them.
+    ///
+    /// `write` may make calls and faults, but must come back on the same CPU.
+    ///
+    /// # Errors
+    /// `EFBIG`: `index` is beyond the end. `ENOMEM`. `write` was not called.
+    pub fn write_page<M: Machine, R>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        index: u64,
+        write: impl FnOnce(*mut u8) -> R,
+    ) -> Result<R, Errno> {
+        self.check_vm(cpu);
+        let mut prepared = Prepared::Nothing;
+        let frame = loop {
+            if let Some(frame) = self.get(cpu, index) {
+                break Ok(frame);
+            }
+            let made = {
+                let _section = cpu.section();
+                self.page(cpu, index, &mut prepared)
+            };
+            match made {
+                // Others see it too: a reference is to be had as for any other.
+                Ok(_) => {}
+                Err(NoPage::Beyond) => break Err(Errno::EFBIG),
+                Err(NoPage::OutOfMemory) if prepared.wait_for_one(cpu) => {}
+                Err(NoPage::OutOfMemory) => break Err(Errno::ENOMEM),
+            }
+        };
+        prepared.finish(cpu);
+        let lent = Lent { cpu, frame: frame? };
+        Ok(write(lent.bytes()))
+    }
+
+    /// The entry of the page at `index`, if there is a table for it.
+    pub(crate) fn slot<'v, M: Machine>(
+        &self,
+        cpu: &Cpu<'v, M>,
+        index: u64,
+    ) -> Option<&'v AtomicU64> {
+        if index >= Self::MAX_PAGES {
+            return None;
+        }
+        // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
+        match unsafe { descend(cpu.vm().machine(), self.root, index << PAGE_SHIFT) } {
+            Reached::Last(slots) => Some(&slots[node::index(index << PAGE_SHIFT, LAST)]),
+            Reached::Above { .. } => None,
+        }
+    }
+
+    /// The page at `index`, with a reference for the caller, if it is there. The caller owns a share of
+    /// the object, or sees one in a VMA.
+    pub(crate) fn get<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64) -> Option<FrameNumber> {
+        Self::refer_to_copy(cpu, self.slot(cpu, index)?)
+    }
+
+    /// The page that `slot`, an entry of an object, names, with a reference for the caller, if it names one.
+    #[inline]
+    pub(crate) fn refer_to_copy<M: Machine>(
+        cpu: &Cpu<'_, M>,
+        slot: &AtomicU64,
+    ) -> Option<FrameNumber> {
+        Self::refer(cpu, slot, FrameMeta::get_ref_unless_zero)
+    }
+
+    /// The page that `slot`, an entry of an object, names, with a reference for a mapping of it; if it names
+    /// one, and the page has not as many mappings as can be counted.
+    #[inline(always)]
+    pub(crate) fn refer_to_map<M: Machine>(
+        cpu: &Cpu<'_, M>,
+        slot: &AtomicU64,
+    ) -> Option<FrameNumber> {
+        Self::refer(cpu, slot, FrameMeta::get_mapping_unless_zero)
+    }
+
+    /// Whether the page that `slot` names has as many mappings as can be counted.
+    pub(crate) fn is_full<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) -> bool {
+        let seen = node::load(slot);
+        seen.is_present() && cpu.vm().frames.meta(seen.frame()).is_full()
+    }
+
+    /// One more reference to the page that `slot`, an entry of an object, names, if it names one, and
+    /// `take` can take one.
+    #[inline(always)]
+    fn refer<M: Machine>(
+        cpu: &Cpu<'_, M>,
+        slot: &AtomicU64,
+        take: impl Fn(&FrameMeta) -> bool,
+    ) -> Option<FrameNumber> {
+        loop {
+            let seen = node::load(slot);
+            if !seen.is_present() {
+                return None;
+            }
+            let frame = seen.frame();
+            let meta = cpu.vm().frames.meta(frame);
+            if !take(meta) {
+                // On its way out; or it has as many references as can be counted.
+                if meta.refs() != 0 && node::load(slot) == seen {
+                    return None;
+                }
+                continue;
+            }
+            if node::load(slot) == seen || lost(Mutant::ReferLooksAgain) {
+                return Some(frame);
+            }
+            // SAFETY: the reference taken above, which never was a mapping.
+            unsafe { cpu.put_unmapped(frame) };
+        }
+    }
+
+    /// The last-level table of the page at `index`, in which that page is, made if it was not there; it
+    /// may leave again at any time. The caller owns a share of the object, or sees one in a VMA.
+    ///
+    /// # Errors
+    /// Why there is no page.
+    pub(crate) fn page<'v, M: Machine>(
+        &self,
+        cpu: &Cpu<'v, M>,
+        index: u64,
+        prepared: &mut Prepared,
+    ) -> Result<&'v [AtomicU64; ENTRIES], NoPage> {
+        if index >= self.pages() {
+            return Err(NoPage::Beyond);
+        }
+        let addr = index << PAGE_SHIFT;
+        loop {
+            // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
+            match unsafe { descend(cpu.vm().machine(), self.root, addr) } {
+                Reached::Above { slot, level, seen } => {
+                    if seen.is_locked() {
+                        protocol::look(slot, cpu);
+                        continue;
+                    }
+                    // Tables stay, whatever the length.
+                    if table::publish(cpu, Ticket::held(), slot, level, prepared)
+                        == Err(Abort::NoMemory)
+                    {
+                        return Err(NoPage::OutOfMemory);
+                    }
+                }
+                Reached::Last(slots) => {
+                    let slot = &slots[node::index(addr, LAST)];
+                    if protocol::look(slot, cpu).is_present() {
+                        return Ok(slots);
+                    }
+                    let frame = prepared.zeroed_seldom(cpu).ok_or(NoPage::OutOfMemory)?;
+                    let Ok(held) = protocol::take(slot, Entry::NONE, cpu) else {
+                        prepared.keep_zeroed(frame);
+                        continue;
+                    };
+                    // The length is the sequence.
+                    if index >= self.pages() && !lost(Mutant::ObjectLooksAgain) {
+                        held.revert();
+                        prepared.keep_zeroed(frame);
+                        return Err(NoPage::Beyond);
+                    }
+                    let number = cpu.vm().frames.publish(frame, Use::Shared, 0, index);
+                    held.commit(Entry::leaf(number));
+                    return Ok(slots);
+                }
+            }
+        }
+    }
+}
+
+/// A page with a transient reference, which goes back when this is dropped.
+pub(crate) struct Lent<'a, 'v, M: Machine> {
+    cpu: &'a Cpu<'v, M>,
+    frame: FrameNumber,
+}
+
+impl<'a, 'v, M: Machine> Lent<'a, 'v, M> {
+    /// The page in `frame`, unless it has lost its last reference. Whether it is the one that was looked for is the caller's
+    /// to check afterwards, by the entry that named it.
+    pub(crate) fn try_new(cpu: &'a Cpu<'v, M>, frame: FrameNumber) -> Option<Self> {
+        cpu.vm().frames.meta(frame).get_ref_unless_zero().then(|| Self { cpu, frame })
+    }
+
+    /// Its bytes, which stay the page's as long as this.
+    pub(crate) fn bytes(&self) -> *mut u8 {
+        self.cpu.vm().machine().frame_bytes(self.frame)
+    }
+}
+
+impl<M: Machine> Drop for Lent<'_, '_, M> {
+    fn drop(&mut self) {
+        // SAFETY: the transient reference, which never was a mapping.
+        unsafe { self.cpu.put_unmapped(self.frame) };
+    }
+}

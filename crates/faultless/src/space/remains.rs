@@ -1,0 +1,34 @@
+//! What is left of a space that was dropped.
+
+use super::fixed::Core;
+use super::leave::Memory;
+use super::tree::Tree;
+use super::vma::Vma;
+use crate::heap::Shared;
+use alloc::boxed::Box;
+
+/// What is left of a space that was dropped, and that no CPU runs.
+///
+/// Dropped, it frees its memory on the heap alone: the frames' subsystem is gone.
+#[derive(Debug)]
+pub(crate) struct Remains {
+    pub(super) tree: Tree<Vma>,
+    pub(super) past: Memory,
+    pub(super) core: Shared<Core>,
+    pub(super) locking: u64,
+}
+
+impl Drop for Remains {
+    fn drop(&mut self) {
+        each_vma(&mut self.tree, drop);
+    }
+}
+
+/// Takes each VMA out of a tree that nobody else knows.
+pub(super) fn each_vma(tree: &mut Tree<Vma>, mut take: impl FnMut(Box<Vma>)) {
+    for entry in tree.view_mut().iter_from(0) {
+        // SAFETY: the tree's only pointer to it, which the tree does not follow; made by `heap::try_box`.
+        take(unsafe { Box::from_raw(entry.value.as_ptr()) });
+    }
+    tree.destroy();
+}
