@@ -1,8 +1,9 @@
 //! Knobs: settings that can change while the subsystem runs.
 
-use crate::addr::{PAGE_SIZE, USER_END};
+use crate::addr::PAGE_SIZE;
 use crate::identity::Identity;
 use crate::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use crate::table::format::{INDEX_BITS, USER_END};
 use core::fmt;
 use core::ops::RangeInclusive;
 use core::str::FromStr;
@@ -327,7 +328,7 @@ impl Knobs {
                 self.fault_around.store(order, Ordering::Release);
             }
             Setting::PrefaultMaxOrder(order) => {
-                self.prefault_max_order.store(order.min(9), Ordering::Release);
+                self.prefault_max_order.store(order.min(INDEX_BITS as u8), Ordering::Release);
             }
             Setting::ZeroOnFree(on) => self.zero_on_free.store(on.into(), Ordering::Release),
             Setting::EditInPlace(on) => self.edit_in_place.store(on.into(), Ordering::Release),

@@ -155,7 +155,7 @@ mod tlb;
 pub mod tlb;
 
 pub use addr::{
-    FrameNumber, PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, is_page_aligned, page_down, page_up,
+    FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_down, page_up,
 };
 pub use error::{Errno, Error, OutOfMemory};
 pub use fault::prefault::ThreadStreams;
@@ -177,6 +177,7 @@ pub use stat::{Counter, Point, Totals, Trace, TraceEvent, Watcher};
 pub use sync::mutant::Mutant;
 #[cfg(feature = "observe")]
 pub use sync::observe;
+pub use table::format::USER_END;
 pub use vm::{Cpu, Vm};
 
 /// What the subsystem's CPUs wait and exclude each other with, for the machine beneath and the kernel above.
@@ -189,6 +190,14 @@ pub mod locks {
     pub use crate::sync::rwlock::{ReadGuard, RwLock, WriteGuard};
     pub use crate::sync::spin::{SpinGuard, SpinLock};
     pub use crate::sync::wait::{LOOKS_BEFORE_PARKING, Spin, Wait, until};
+}
+
+/// The page-table format, for a machine whose MMU is software.
+pub mod format {
+    pub use crate::table::format::{
+        ACCESSED, CANONICAL_END, DIRTY, ENTRIES, FRAME, HUGE, INDEX_BITS, LEVELS, NO_EXECUTE,
+        PRESENT, SOFTWARE, USER, WRITE,
+    };
 }
 
 /// The policy of prefaults without a machine: for those who replay recorded faults against it.

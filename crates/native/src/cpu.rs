@@ -10,10 +10,11 @@
 
 use crate::machine::{Checked, CpuState, NativeMachine, Stale, Violation};
 use crate::memory::{Memory, Word};
-use crate::mmu::{self, CANONICAL_END, Step, Translation};
+use crate::mmu::{self, Step, Translation};
 use crate::process::{Native, Process, whole_life};
 use core::fmt;
 use faultless::audit::settled_entry;
+use faultless::format::CANONICAL_END;
 use faultless::{
     Access, Advice, Cpu, CpuId, Error, FaultError, FrameNumber, MapFlags, PAGE_SIZE, Prot,
     RemapFlags, Space, ThreadStreams,

@@ -1,4 +1,4 @@
-//! The page walk: four levels in the x86-64 format, as hardware does it.
+//! The page walk, as hardware does it, in the subsystem's page-table format (x86-64, four levels).
 //!
 //! An access walks from the root, or from the deepest table that the CPU knows on the way; every entry must be
 //! present and allow the access. The walk sets the accessed bit in each entry it used, and the dirty bit in the
@@ -10,19 +10,14 @@ use crate::memory::Memory;
 use core::fmt;
 use core::num::NonZeroU64;
 use core::sync::atomic::Ordering;
+use faultless::format::{
+    ACCESSED, CANONICAL_END, DIRTY, ENTRIES, FRAME, HUGE, INDEX_BITS, LEVELS, NO_EXECUTE, PRESENT,
+    SOFTWARE, USER, WRITE,
+};
 use faultless::{Access, FrameNumber, PAGE_SHIFT};
 
-/// The first address beyond the lower half: user programs reach nothing at or above it.
-pub const CANONICAL_END: u64 = 1 << 47;
-
-const PRESENT: u64 = 1 << 0;
-const WRITE: u64 = 1 << 1;
-const USER: u64 = 1 << 2;
-const ACCESSED: u64 = 1 << 5;
-const DIRTY: u64 = 1 << 6;
-const HUGE: u64 = 1 << 7;
-const NO_EXECUTE: u64 = 1 << 63;
-const FRAME: u64 = ((1 << 40) - 1) << PAGE_SHIFT;
+/// log2 of the bytes that one entry of a root table is for.
+pub const ROOT_SHIFT: u32 = PAGE_SHIFT + INDEX_BITS * (LEVELS - 1);
 
 /// How much one leaf entry maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,13 +35,23 @@ impl PageSize {
     /// log2 of the size in bytes.
     #[inline(always)]
     pub const fn shift(self) -> u32 {
-        PAGE_SHIFT + 9 * self as u32
+        PAGE_SHIFT + INDEX_BITS * self as u32
     }
 
     /// The size in bytes.
     #[inline(always)]
     pub const fn bytes(self) -> u64 {
         1 << self.shift()
+    }
+
+    /// The size of a leaf in a table whose entries are each for 2^`shift` bytes.
+    const fn of_shift(shift: u32) -> Option<Self> {
+        match (shift - PAGE_SHIFT) / INDEX_BITS {
+            0 => Some(Self::Size4K),
+            1 => Some(Self::Size2M),
+            2 => Some(Self::Size1G),
+            _ => None,
+        }
     }
 }
 
@@ -63,7 +68,7 @@ pub struct Translation {
 }
 
 /// Where a translation keeps its size: in bits that entries leave to software.
-const SIZE_SHIFT: u32 = 9;
+const SIZE_SHIFT: u32 = SOFTWARE.trailing_zeros();
 
 impl Translation {
     /// From the bits of a leaf entry that are kept.
@@ -135,7 +140,7 @@ impl Translation {
     /// The physical address of `addr`, which lies in the page.
     #[inline(always)]
     pub const fn phys(self, addr: u64) -> u64 {
-        let shift = PAGE_SHIFT + 9 * (self.bits.get() >> SIZE_SHIFT & 3) as u32;
+        let shift = PAGE_SHIFT + INDEX_BITS * (self.bits.get() >> SIZE_SHIFT & 3) as u32;
         (self.bits.get() & FRAME) + (addr & ((1 << shift) - 1))
     }
 }
@@ -210,7 +215,7 @@ impl Step {
     /// The start of a walk that knows nothing yet.
     #[inline]
     pub const fn root(root: FrameNumber) -> Self {
-        Self { table: root, shift: 39, rights: WRITE | USER, owner: 0 }
+        Self { table: root, shift: ROOT_SHIFT, rights: WRITE | USER, owner: 0 }
     }
 
     /// The table's frame.
@@ -228,7 +233,7 @@ impl Step {
     /// Whether this is where every walk may start.
     #[inline]
     pub const fn is_root(self) -> bool {
-        self.shift == 39
+        self.shift == ROOT_SHIFT
     }
 
     pub(crate) fn into_cache(self) -> Translation {
@@ -286,7 +291,7 @@ pub fn walk(
     }
     let mut step = start;
     loop {
-        let at = step.table.phys() + ((addr >> step.shift) & 511) * 8;
+        let at = step.table.phys() + entry_offset(addr, step.shift);
         let slot = memory.entry(at);
         let seen = slot.load(Ordering::Acquire);
         if seen & PRESENT == 0 {
@@ -299,7 +304,7 @@ pub fn walk(
                 continue;
             }
             let table = FrameNumber::from_phys(seen & FRAME);
-            let below = Step { table, shift: step.shift - 9, rights, owner: owner(table) };
+            let below = Step { table, shift: step.shift - INDEX_BITS, rights, owner: owner(table) };
             // The owner read must be the one that the entry meant.
             if (slot.load(Ordering::Acquire) ^ seen) & !ACCESSED != 0 {
                 continue;
@@ -308,11 +313,8 @@ pub fn walk(
             learn(step);
             continue;
         }
-        let size = match step.shift {
-            12 => PageSize::Size4K,
-            21 => PageSize::Size2M,
-            30 => PageSize::Size1G,
-            _ => return Err(PageFault::new(access, PageFault::PRESENT | PageFault::RESERVED)),
+        let Some(size) = PageSize::of_shift(step.shift) else {
+            return Err(PageFault::new(access, PageFault::PRESENT | PageFault::RESERVED));
         };
         if !(seen & FRAME).is_multiple_of(size.bytes()) {
             return Err(PageFault::new(access, PageFault::PRESENT | PageFault::RESERVED));
@@ -332,6 +334,12 @@ pub fn walk(
         let translation = Translation::from_bits(bits, size);
         return Ok(Walk { translation, leaf: at, value });
     }
+}
+
+/// Where in a table the entry for `addr` lies, in bytes, if each of its entries is for 2^`shift` bytes.
+#[inline(always)]
+const fn entry_offset(addr: u64, shift: u32) -> u64 {
+    (addr >> shift & (ENTRIES as u64 - 1)) * size_of::<u64>() as u64
 }
 
 /// Sets `marks` in an entry that is still `seen`; whether it was.
@@ -361,7 +369,7 @@ mod tests {
     }
 
     fn slot(depth: u32) -> u64 {
-        ((u64::from(depth) + 1) << PAGE_SHIFT) + ((ADDR >> (39 - 9 * depth)) & 511) * 8
+        ((u64::from(depth) + 1) << PAGE_SHIFT) + entry_offset(ADDR, ROOT_SHIFT - INDEX_BITS * depth)
     }
 
     const ROOT: FrameNumber = FrameNumber(1);
@@ -436,7 +444,7 @@ mod tests {
         assert_eq!(fault(ADDR, Access::Execute), PageFault(0b1_0101));
         assert_eq!(fault(ADDR + PAGE_SIZE, Access::Write), PageFault(0b110));
         assert_eq!(fault(ADDR ^ 1 << 40, Access::Read), PageFault(0b100));
-        assert_eq!(fault(ADDR | 1 << 47, Access::Read), PageFault(0b100));
+        assert_eq!(fault(ADDR | CANONICAL_END, Access::Read), PageFault(0b100));
         assert_eq!(fault(u64::MAX, Access::Read), PageFault(0b100));
         assert_eq!(memory.load::<u64>(leaf), before);
         walk(&memory, ROOT, ADDR, Access::Read).unwrap();

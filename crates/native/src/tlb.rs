@@ -25,9 +25,10 @@
 mod buffer;
 pub mod upper;
 
-use crate::mmu::{CANONICAL_END, PageSize, Step, Translation};
+use crate::mmu::{PageSize, Step, Translation};
 use buffer::Buffer;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use faultless::format::CANONICAL_END;
 use faultless::{Access, PAGE_SHIFT, PAGE_SIZE, VirtRange};
 use upper::UpperCaches;
 

@@ -11,7 +11,7 @@ use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::order::{self, MmapLock};
 use crate::sync::wait::until;
-use crate::table::entry::Entry;
+use crate::table::Entry;
 use crate::table::protocol;
 
 impl<M: Machine> Attempt<'_, '_, M> {

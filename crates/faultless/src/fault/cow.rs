@@ -11,7 +11,7 @@ use crate::space::batch::shoot;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::mutant::{Mutant, lost};
-use crate::table::entry::Entry;
+use crate::table::Entry;
 use crate::table::protocol;
 
 impl<M: Machine> Attempt<'_, '_, M> {

@@ -21,7 +21,7 @@ pub(crate) mod prepared;
 pub(crate) mod table;
 pub(crate) mod ticket;
 
-use crate::addr::{USER_END, VirtRange, page_down};
+use crate::addr::{VirtRange, page_down};
 use crate::error::OutOfMemory;
 use crate::knob::{AnonVmaCheck, Locking};
 use crate::machine::{Invalidate, Machine};
@@ -33,7 +33,8 @@ use crate::sync::atomic::AtomicU64;
 use crate::sync::grace::Section;
 use crate::sync::order;
 use crate::sync::wait::Wait;
-use crate::table::entry::Entry;
+use crate::table::Entry;
+use crate::table::format::USER_END;
 use crate::table::node::{ENTRIES, LAST};
 use crate::table::walk::{Reached, descend};
 use crate::table::{node, protocol};

@@ -16,7 +16,7 @@ use crate::machine::Machine;
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
-use crate::table::entry::Entry;
+use crate::table::Entry;
 use crate::table::node::{self, ENTRIES, LAST};
 use crate::table::protocol::{self, Slots};
 use core::ops::BitOr;

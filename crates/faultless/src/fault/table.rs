@@ -8,7 +8,7 @@ use crate::machine::Machine;
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
-use crate::table::entry::Entry;
+use crate::table::Entry;
 use crate::table::protocol;
 use crate::vm::Cpu;
 

@@ -32,10 +32,11 @@
 //! A hole is made the same way, by [`free_pages`](Object::free_pages) and `revoke`, which then
 //! [keeps](crate::Copies::Keep) private copies.
 
-use crate::addr::{FrameNumber, PAGE_SHIFT, USER_END};
+use crate::addr::{FrameNumber, PAGE_SHIFT};
 use crate::ended::{Left, Place};
 use crate::identity::Identity;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::table::format::USER_END;
 
 /// Pages in order, as many as its length says; those that were never written are zeros, and not there.
 ///

@@ -10,7 +10,7 @@ use crate::frame::{FrameMeta, Use};
 use crate::machine::Machine;
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 use crate::sync::mutant::{Mutant, lost};
-use crate::table::entry::Entry;
+use crate::table::Entry;
 use crate::table::node::{self, ENTRIES, LAST};
 use crate::table::protocol;
 use crate::table::range::{self, Run};

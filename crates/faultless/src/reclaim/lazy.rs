@@ -34,7 +34,7 @@ use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{self, Reclaim};
-use crate::table::entry::Entry;
+use crate::table::Entry;
 use crate::table::node;
 use crate::table::protocol::{self, RUN, Taken};
 use crate::table::range::{self, Run};

@@ -19,13 +19,14 @@
 
 use super::Space;
 use super::vma::Prot;
-use crate::addr::{FrameNumber, PAGE_SIZE, USER_END, VirtRange, page_down};
+use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange, page_down};
 use crate::fault::{Access, FaultError};
 use crate::file::pages::Lent;
 use crate::machine::Machine;
 use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
-use crate::table::entry::Entry;
+use crate::table::Entry;
+use crate::table::format::USER_END;
 use crate::table::walk::{Reached, descend};
 use crate::table::{node, protocol};
 use crate::vm::Cpu;

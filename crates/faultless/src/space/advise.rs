@@ -13,7 +13,7 @@ use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
 use crate::stat::Counter;
 use crate::sync::mutant::{Mutant, lost};
-use crate::table::entry::Entry;
+use crate::table::Entry;
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
 

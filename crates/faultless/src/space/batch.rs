@@ -16,7 +16,7 @@ use crate::space::fixed::Core;
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
-use crate::table::entry::Entry;
+use crate::table::Entry;
 use crate::table::node::ENTRIES;
 use crate::tlb::shootdown;
 use crate::vm::Cpu;

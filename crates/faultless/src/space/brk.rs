@@ -14,10 +14,11 @@ use super::merge::Piece;
 use super::unmap::TABLE_ALIGN;
 use super::vma::{Area, Prot, VmaFlags};
 use super::write::{NOWHERE, Writing};
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, page_up};
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, page_up};
 use crate::error::Errno;
 use crate::machine::Machine;
 use crate::sync::atomic::Ordering;
+use crate::table::format::USER_END;
 use crate::vm::Cpu;
 use bounds::Heap;
 

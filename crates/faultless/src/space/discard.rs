@@ -13,7 +13,7 @@ use crate::space::leave::Was;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{self, BusyEntry, Mark};
-use crate::table::entry::Entry;
+use crate::table::Entry;
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
 use core::convert::Infallible;

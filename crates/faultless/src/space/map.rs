@@ -6,15 +6,14 @@ use super::unmap::user_range;
 use super::vma::{Area, Prot, Vma, VmaFlags};
 use super::write::NOWHERE;
 use super::{MMAP_BASE, STACK_GUARD, Space};
-use crate::addr::{
-    PAGE_SHIFT, PAGE_SIZE, USER_END, VirtRange, is_page_aligned, page_down, page_up,
-};
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_down, page_up};
 use crate::error::{Errno, Error};
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
 use crate::space::tree::{Entry, View};
+use crate::table::format::USER_END;
 use crate::vm::Cpu;
 use bitflags::bitflags;
 

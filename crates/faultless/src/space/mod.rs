@@ -167,8 +167,8 @@ impl<M: Machine> Space<M> {
         self.id
     }
 
-    /// The frame of its root table. Its entries 256 to 511 are the kernel's: it may fill them, through
-    /// [`Machine::frame_bytes`], before the space first runs; the subsystem neither reads nor changes them.
+    /// The frame of its root table. Its upper half (on x86-64 entries 256 to 511) is the kernel's: it may fill it, through
+    /// [`Machine::frame_bytes`], before the space first runs; the subsystem neither reads nor changes it.
     ///
     /// A CPU may load it while it [runs](Self::activate) the space, and at no other time.
     #[inline(always)]

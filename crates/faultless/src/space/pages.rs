@@ -3,7 +3,7 @@
 
 use super::Space;
 use super::write::Writing;
-use crate::addr::{FrameNumber, PAGE_SIZE, USER_END, VirtRange};
+use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::error::OutOfMemory;
 use crate::fault::prepared::Prepared;
 use crate::fault::table;
@@ -14,7 +14,8 @@ use crate::space::leave::Was;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::RetireChain;
-use crate::table::entry::Entry;
+use crate::table::Entry;
+use crate::table::format::USER_END;
 use crate::table::node::{self, ENTRIES, LAST};
 use crate::table::protocol;
 use crate::table::range::{self, Run};

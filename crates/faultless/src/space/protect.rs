@@ -11,7 +11,7 @@ use crate::error::{Errno, Error};
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
 use crate::sync::mutant::{Mutant, lost};
-use crate::table::entry::Entry;
+use crate::table::Entry;
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
 

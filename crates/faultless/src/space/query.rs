@@ -273,7 +273,7 @@ impl<M: Machine> Space<M> {
         }
         let end = page_up(len)
             .and_then(|len| addr.checked_add(len))
-            .filter(|&end| end <= crate::addr::USER_END)
+            .filter(|&end| end <= crate::table::format::USER_END)
             .ok_or(refused(Errno::ENOMEM))?;
         let section = self.section(cpu);
         let view = self.view(cpu, &section);

@@ -6,7 +6,7 @@ use crate::file::Object;
 use crate::frame::{Kind, Use};
 use crate::heap::Shared;
 use crate::machine::Machine;
-use crate::table::entry::Entry;
+use crate::table::Entry;
 use crate::vm::Cpu;
 use core::ops::Range;
 

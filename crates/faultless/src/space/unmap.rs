@@ -30,7 +30,7 @@
 use super::made::State;
 use super::write::{NOWHERE, Writing};
 use super::{Guard, Space};
-use crate::addr::{PAGE_SIZE, USER_END, VirtRange, is_page_aligned, page_up};
+use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
@@ -40,6 +40,7 @@ use crate::space::vma::Vma;
 use crate::stat::Counter;
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::wait::Wait;
+use crate::table::format::USER_END;
 use crate::table::node::{LAST, holds_table, table_span};
 use crate::vm::Cpu;
 use core::convert::Infallible;

@@ -1,32 +1,36 @@
-//! One table: a frame seen as 512 entries.
+//! One table: a frame seen as [`ENTRIES`] entries, and what they span. Levels count from the last one, 1.
 
-use super::entry::Entry;
+use super::format::{Entry, INDEX_BITS, LEVELS, USER_ROOT_ENTRIES};
 use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange};
 use crate::machine::Machine;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// log2 of the entries in a table. The model checker gets small ones: it keeps a history of every atomic.
-const BITS: u32 = if cfg!(loom) { 2 } else { 9 };
-/// Entries in a table: 512.
-pub const ENTRIES: usize = 1 << BITS;
+pub use super::format::ENTRIES;
+
 /// The level of the tables whose entries map base pages.
 pub const LAST: u32 = 1;
 /// The level of the root table.
-pub const ROOT: u32 = 4;
+pub const ROOT: u32 = LEVELS;
 
 #[cfg(not(loom))]
 const _: () = assert!(ENTRIES * size_of::<u64>() == 1 << PAGE_SHIFT);
 
-/// Bytes that one entry of a table of `level` spans: 4 KiB, 2 MiB, 1 GiB, 512 GiB.
+/// log2 of the bytes that one entry of a table of `level` spans.
+#[inline]
+const fn entry_shift(level: u32) -> u32 {
+    PAGE_SHIFT + INDEX_BITS * (level - LAST)
+}
+
+/// Bytes that one entry of a table of `level` spans: 4 KiB, 2 MiB, 1 GiB, 512 GiB on x86-64.
 #[inline]
 pub const fn entry_span(level: u32) -> u64 {
-    1 << (PAGE_SHIFT + BITS * (level - LAST))
+    1 << entry_shift(level)
 }
 
 /// Bytes that a whole table of `level` spans.
 #[inline]
 pub const fn table_span(level: u32) -> u64 {
-    entry_span(level) << BITS
+    entry_span(level) << INDEX_BITS
 }
 
 /// Whether `range` covers all that some table spans.
@@ -42,7 +46,7 @@ pub const fn holds_table(range: VirtRange) -> bool {
 /// The index of `addr` in its table of `level`.
 #[inline]
 pub const fn index(addr: u64, level: u32) -> usize {
-    (addr >> (PAGE_SHIFT + BITS * (level - LAST))) as usize & (ENTRIES - 1)
+    (addr >> entry_shift(level)) as usize & (ENTRIES - 1)
 }
 
 /// The entries of the table in `frame`.
@@ -58,8 +62,8 @@ pub unsafe fn entries<M: Machine>(machine: &M, frame: FrameNumber) -> &[AtomicU6
     unsafe { &*machine.frame_bytes(frame).cast::<[AtomicU64; ENTRIES]>() }
 }
 
-/// The entries of the table of `level` in `frame` that are the subsystem's: all, but for the upper half of
-/// a root, which is the kernel's.
+/// The entries of the table of `level` in `frame` that are the subsystem's: all, but in a
+/// root those of user space only.
 ///
 /// # Safety
 /// As [`entries`].
@@ -71,7 +75,7 @@ pub unsafe fn user_entries<M: Machine>(
 ) -> &[AtomicU64] {
     // SAFETY: handed on to the caller.
     let slots = unsafe { entries(machine, frame) };
-    if level == ROOT { &slots[..ENTRIES / 2] } else { slots }
+    if level == ROOT { &slots[..USER_ROOT_ENTRIES] } else { slots }
 }
 
 /// The slot of `addr` in the table of `level` in `frame`.

@@ -35,7 +35,7 @@
 //! A CPU that holds a *pinned* (present) entry never waits for another CPU. A CPU that holds a *busy*
 //! one may wait for a flush: wait loops service shootdown requests, and the MMU cannot use the entry.
 
-use super::entry::Entry;
+use super::format::Entry;
 use crate::machine::CpuId;
 use crate::sync::atomic::{AtomicU64, Ordering, fence_after_rmw};
 use crate::sync::mutant::{Mutant, lost};
@@ -265,9 +265,10 @@ impl Pinned<'_> {
     pub fn commit(self, entry: Entry) {
         let mut now = self.slot.load(Ordering::Relaxed);
         loop {
-            let gained = if lost(Mutant::KeepGained) { 0 } else { now & !self.before.locked().0 };
-            let last = entry.0 | gained;
-            match self.slot.compare_exchange_weak(now, last, Ordering::Release, Ordering::Relaxed) {
+            let marked = entry.with_marks_of(Entry(now), self.before);
+            let last = if lost(Mutant::KeepGained) { entry } else { marked };
+            match self.slot.compare_exchange_weak(now, last.0, Ordering::Release, Ordering::Relaxed)
+            {
                 Ok(_) => return,
                 Err(changed) => now = changed,
             }

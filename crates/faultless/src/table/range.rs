@@ -1,7 +1,7 @@
 //! Operations on all entries of a range, table by table, so that a batch of neighbouring entries
 //! costs one walk.
 
-use super::entry::Entry;
+use super::format::Entry;
 use super::node::{self, ENTRIES, LAST, ROOT};
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::machine::Machine;

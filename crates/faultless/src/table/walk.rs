@@ -5,7 +5,7 @@
 //! in a table that is no longer linked; what it installs there is refused by the sequence of its
 //! VMA, which was made odd before the table was unlinked.
 
-use super::entry::Entry;
+use super::format::Entry;
 use super::node::{self, ENTRIES, LAST, ROOT};
 use crate::addr::FrameNumber;
 use crate::machine::Machine;

@@ -9,7 +9,13 @@
 
 use super::buffer::Buffer;
 use super::{EPOCH_SHIFT, LAST_EPOCH};
-use crate::mmu::Step;
+use crate::mmu::{PageSize, ROOT_SHIFT, Step};
+use faultless::PAGE_SHIFT;
+use faultless::format::INDEX_BITS;
+
+/// log2 of the bytes that an entry of the second and of the third level is for.
+const SECOND: u32 = PageSize::Size2M.shift();
+const THIRD: u32 = PageSize::Size1G.shift();
 
 /// The caches of one CPU, by the level of the entry that they keep.
 #[derive(Debug)]
@@ -34,35 +40,35 @@ impl UpperCaches {
     }
 
     pub(super) fn find(&self, addr: u64, epoch: u64) -> Option<Step> {
-        let (number, key) = tag(addr, 21, epoch);
+        let (number, key) = tag(addr, SECOND, epoch);
         if let Some(found) = self.second.find(number, key) {
-            return Some(Step::from_cache(found, 12));
+            return Some(Step::from_cache(found, PAGE_SHIFT));
         }
-        let (number, key) = tag(addr, 30, epoch);
+        let (number, key) = tag(addr, THIRD, epoch);
         if let Some(found) = self.third.find(number, key) {
-            return Some(Step::from_cache(found, 21));
+            return Some(Step::from_cache(found, SECOND));
         }
-        let (number, key) = tag(addr, 39, epoch);
-        Some(Step::from_cache(self.root.find(number, key)?, 30))
+        let (number, key) = tag(addr, ROOT_SHIFT, epoch);
+        Some(Step::from_cache(self.root.find(number, key)?, THIRD))
     }
 
     pub(super) fn fill(&self, addr: u64, epoch: u64, step: Step) {
-        let (number, key) = tag(addr, step.shift() + 9, epoch);
+        let (number, key) = tag(addr, step.shift() + INDEX_BITS, epoch);
         let found = step.into_cache();
         match step.shift() {
-            12 => self.second.fill(number, key, found),
-            21 => self.third.fill(number, key, found),
+            PAGE_SHIFT => self.second.fill(number, key, found),
+            SECOND => self.third.fill(number, key, found),
             _ => self.root.fill(number, key, found),
         }
     }
 
     /// Drops what is known of the way to `addr`.
     pub(super) fn forget(&self, addr: u64, epoch: u64) {
-        let (number, key) = tag(addr, 21, epoch);
+        let (number, key) = tag(addr, SECOND, epoch);
         self.second.drop_page(number, key);
-        let (number, key) = tag(addr, 30, epoch);
+        let (number, key) = tag(addr, THIRD, epoch);
         self.third.drop_page(number, key);
-        let (number, key) = tag(addr, 39, epoch);
+        let (number, key) = tag(addr, ROOT_SHIFT, epoch);
         self.root.drop_page(number, key);
     }
 

@@ -40,7 +40,7 @@ use crate::space::vma::{Vma, VmaFlags};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
-use crate::table::entry::Entry;
+use crate::table::Entry;
 use crate::table::node::{self, ENTRIES, LAST};
 use crate::table::protocol::{self, RUN, Slots};
 use crate::table::walk::{Reached, descend};

@@ -39,6 +39,7 @@
 use super::habits::{AS_LONG_AS_THE_RUN, CLASSES, HALVES, Habits, Widths};
 use super::past::{BLOCK, Past};
 use crate::machine::SpaceId;
+use crate::table::format::INDEX_BITS;
 use core::ops::Range;
 use record::{Record, Way};
 
@@ -57,7 +58,7 @@ const LATTICE: u64 = 6;
 /// The longest run that is distinguished from longer ones.
 const RUN: u64 = 16;
 /// The largest order of a window: a whole table.
-pub const MAX_ORDER: u8 = 9;
+pub const MAX_ORDER: u8 = INDEX_BITS as u8;
 /// A thread that skips prediction for more faults without history than this has long been a random-access thread.
 const DISORDER: u8 = 64;
 /// For so many faults no stride is searched after a search that found none; for fewer, where prediction is mostly skipped.

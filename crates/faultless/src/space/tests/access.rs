@@ -1,13 +1,14 @@
 //! Memory of a space that is reached from outside.
 
 use super::guest::{self, between, cpu, load, store};
-use crate::addr::{PAGE_SIZE, USER_END};
+use crate::addr::PAGE_SIZE;
 use crate::audit::audit_with;
 use crate::fault::{Access, FaultError};
 use crate::file::Object;
 use crate::knob::{Locking, Setting};
 use crate::space::{AccessError, Advice, Backing, Copies, MapFlags, Prot, Space};
 use crate::stat::Counter;
+use crate::table::format::USER_END;
 use crate::testing::TestMachine;
 use crate::vm::{Cpu, Vm};
 use std::string::ToString;

@@ -1,7 +1,7 @@
 //! What Linux refuses, with Linux's errors, and that nothing changes then; and what it grants.
 
 use super::guest::{self, cpu, load, store};
-use crate::addr::{PAGE_SIZE, USER_END, VirtRange};
+use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::audit::audit;
 use crate::error::Errno::{self, EEXIST, EFAULT, EINVAL, ENOMEM, EPERM};
 use crate::fault::FaultError;
@@ -10,6 +10,7 @@ use crate::knob::Setting;
 use crate::machine::LOWEST_ADDRESS;
 use crate::machine::Machine;
 use crate::space::{Advice, Backing, MMAP_BASE, MapFlags, Prot, RemapFlags, Space};
+use crate::table::format::{ENTRIES, USER_END, USER_ROOT_ENTRIES};
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
 use std::format;
@@ -542,7 +543,7 @@ fn the_kernels_half_of_a_root_table_is_left_alone() {
         2 => 1 << 9,
         _ => u64::MAX << 1,
     };
-    let all = 256..512;
+    let all = USER_ROOT_ENTRIES..ENTRIES;
     // SAFETY: entries of a table that no other CPU uses.
     all.clone().for_each(|at| unsafe { root.add(at).write(theirs(at)) });
     // SAFETY: as above.

@@ -8,6 +8,7 @@ use crate::knob::Setting;
 use crate::machine::{CpuId, Machine};
 use crate::space::Space;
 use crate::sync::atomic::Ordering;
+use crate::table::Entry;
 use crate::table::node::{self, LAST};
 use crate::table::walk::{Reached, descend};
 use crate::testing::TestMachine;
@@ -52,8 +53,9 @@ fn reach(
             // SAFETY: inside a grace section.
             if let Reached::Last(slots) = unsafe { descend(cpu.vm().machine(), space.root(), addr) }
             {
-                let bits = if access == Access::Write { 0x60 } else { 0x20 };
-                slots[node::index(addr, LAST)].fetch_or(bits, Ordering::AcqRel);
+                let read = Entry::NONE.used();
+                let marks = if access == Access::Write { read.dirty() } else { read };
+                slots[node::index(addr, LAST)].fetch_or(marks.0, Ordering::AcqRel);
             }
             drop(section);
             let bytes = cpu.vm().machine().frame_bytes(now.frame());

@@ -12,7 +12,7 @@ use crate::knob::{Locking, Setting};
 use crate::space::{Advice, Backing, Copies, Label, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
 use crate::sync::wait::Spin;
-use crate::table::entry::Entry;
+use crate::table::Entry;
 use crate::table::node::{self, LAST};
 use crate::table::protocol;
 use crate::table::walk::{Reached, descend};

@@ -7,7 +7,7 @@ use crate::audit::audit;
 use crate::fault::Access;
 use crate::knob::{Locking, Setting};
 use crate::space::{Advice, MapFlags, Prot, RemapFlags, Space};
-use crate::table::entry::Entry;
+use crate::table::Entry;
 use crate::table::node::{self, LAST};
 use crate::table::protocol;
 use crate::table::walk::{Reached, descend};

@@ -2,7 +2,7 @@
 //! behind when it fails.
 
 use super::guest::{self, TestVm, cpu, load, store};
-use crate::addr::{PAGE_SIZE, USER_END, VirtRange};
+use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::audit::audit;
 use crate::fault::prefault::ThreadStreams;
 use crate::fault::{Access, FaultKind};
@@ -11,7 +11,8 @@ use crate::machine::Invalidate;
 use crate::space::{Advice, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
 use crate::sync::atomic::Ordering;
-use crate::table::entry::Entry;
+use crate::table::Entry;
+use crate::table::format::USER_END;
 use crate::table::node::{self, LAST};
 use crate::table::walk::{Reached, descend};
 use crate::testing::TestMachine;

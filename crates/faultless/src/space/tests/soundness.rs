@@ -2,13 +2,14 @@
 //! anything was touched. That some things do not compile is tested where they are declared, in examples.
 
 use super::guest::{self, TestVm, cpu, store};
-use crate::addr::{PAGE_SIZE, USER_END, VirtRange};
+use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::audit::{audit, audit_with, settled_entry};
 use crate::fault::Access;
 use crate::fault::prefault::ThreadStreams;
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::space::{Advice, Backing, Copies, MapFlags, Prot, RemapFlags, Space};
+use crate::table::format::{CANONICAL_END, ENTRIES, USER_END, USER_ROOT_ENTRIES};
 use crate::table::node::{self, ROOT};
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
@@ -300,10 +301,10 @@ fn nothing_is_looked_up_in_the_kernels_half() {
         // SAFETY: the root of a live space; its upper half is the test's, the kernel.
         let slots = unsafe { node::entries(vm.machine(), space.root()) };
         let kernel = crate::table::Entry::table(crate::FrameNumber(0x00de_adbe));
-        for slot in &slots[256..] {
+        for slot in &slots[USER_ROOT_ENTRIES..] {
             slot.store(kernel.0, crate::sync::atomic::Ordering::Relaxed);
         }
-        let heads = [USER_END, 1 << 47, 0xffff_8000_0000_0000, u64::MAX];
+        let heads = [USER_END, CANONICAL_END, 0xffff_8000_0000_0000, u64::MAX];
         for addr in heads {
             assert_eq!(space.page_at(&cpu, addr), None, "{addr:#x}");
             assert!(space.fault(&cpu, addr, Access::Read).is_err(), "{addr:#x}");
@@ -314,9 +315,11 @@ fn nothing_is_looked_up_in_the_kernels_half() {
             assert_eq!(settled_entry(&cpu, &space, addr), None, "{addr:#x}");
             assert!(space.mincore(&cpu, addr & !(P - 1), P, drop).is_err(), "{addr:#x}");
         }
-        let indices: Vec<_> = (256..512).map(|at| node::index(at << 39, ROOT)).collect();
+        let indices: Vec<_> = (USER_ROOT_ENTRIES..ENTRIES)
+            .map(|at| node::index(at as u64 * node::entry_span(ROOT), ROOT))
+            .collect();
         assert!(
-            indices.iter().all(|at| *at >= 256),
+            indices.iter().all(|at| *at >= USER_ROOT_ENTRIES),
             "what the test stored is what a walk would meet"
         );
         space.exit(&cpu);

@@ -1,4 +1,4 @@
-//! One page-table entry in the x86-64 format.
+//! The x86-64 format with four levels: 48-bit addresses, of which user space has the lower half.
 //!
 //! | bit | name | meaning here |
 //! |---|---|---|
@@ -20,23 +20,54 @@
 //! A page without any permission is hidden, not merely without the user bit, because a kernel that
 //! copies for a program walks the same tables, and the user bit does not stop it.
 
-use crate::addr::{FrameNumber, PAGE_SHIFT};
+use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange};
 use crate::machine::CpuId;
 use core::fmt;
 
-const PRESENT: u64 = 1 << 0;
-const WRITE: u64 = 1 << 1;
-const USER: u64 = 1 << 2;
-const ACCESSED: u64 = 1 << 5;
-const DIRTY: u64 = 1 << 6;
-const HUGE: u64 = 1 << 7;
+/// Levels of tables, the root included.
+pub const LEVELS: u32 = 4;
+/// log2 of [`ENTRIES`]. The model checker gets small tables: it keeps a history of every atomic.
+pub const INDEX_BITS: u32 = if cfg!(loom) { 2 } else { 9 };
+/// Entries in a table: 512.
+pub const ENTRIES: usize = 1 << INDEX_BITS;
+/// The entries of a root table that map user space: its first half.
+pub const USER_ROOT_ENTRIES: usize = ENTRIES / 2;
+/// The first address beyond the lower half: 2^47. The MMU translates nothing from there to the upper half.
+pub const CANONICAL_END: u64 =
+    (USER_ROOT_ENTRIES as u64) << (PAGE_SHIFT + INDEX_BITS * (LEVELS - 1));
+/// The first address that user space cannot use: 2^47 less one guard page, as on Linux with
+/// four-level tables. (Under the model checker tables are small, and so is what they span.)
+pub const USER_END: u64 = CANONICAL_END - PAGE_SIZE;
+
+impl VirtRange {
+    /// All of user space.
+    pub const USER: Self = Self { start: 0, end: USER_END };
+}
+
+/// The MMU may use the entry.
+pub const PRESENT: u64 = 1 << 0;
+/// Stores are allowed, as far as all levels say so.
+pub const WRITE: u64 = 1 << 1;
+/// User mode is allowed, as far as all levels say so.
+pub const USER: u64 = 1 << 2;
+/// The MMU sets it in each entry that a walk uses.
+pub const ACCESSED: u64 = 1 << 5;
+/// The MMU sets it in the leaf before a store.
+pub const DIRTY: u64 = 1 << 6;
+/// A leaf above the last level.
+pub const HUGE: u64 = 1 << 7;
+/// Instruction fetches are forbidden, if any level says so.
+pub const NO_EXECUTE: u64 = 1 << 63;
+/// The physical address of the frame, or of the next table.
+pub const FRAME: u64 = ((1 << 40) - 1) << PAGE_SHIFT;
+/// The bits that the MMU ignores.
+pub const SOFTWARE: u64 = LOCKED | SPECIAL | HIDDEN;
+
 const LOCKED: u64 = 1 << 9;
 const SPECIAL: u64 = 1 << 10;
 const HIDDEN: u64 = 1 << 11;
-const NO_EXECUTE: u64 = 1 << 63;
-const FRAME: u64 = ((1 << 40) - 1) << PAGE_SHIFT;
 
-/// The value of a page-table entry. See the module for its encodings.
+/// The value of a page-table entry. The module describes its encodings.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Entry(pub u64);
@@ -151,6 +182,13 @@ impl Entry {
     #[inline]
     pub const fn unlocked(self) -> Self {
         Self(self.0 & !LOCKED)
+    }
+
+    /// The same leaf, with the accessed and dirty bits that hardware has set in `now` since the entry was
+    /// `before` and a CPU locked it.
+    #[inline]
+    pub const fn with_marks_of(self, now: Self, before: Self) -> Self {
+        Self(self.0 | now.0 & !before.locked().0)
     }
 
     /// Whether nothing is there.

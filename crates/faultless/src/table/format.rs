@@ -1,0 +1,28 @@
+//! The page-table format that the subsystem is built for: the one file below this module knows its bits.
+//!
+//! All other modules use the names that the format exports. Another format (five levels, Sv48, AArch64) is another file
+//! beside [`x86_64`], and one line here. A format provides:
+//!
+//! - **An entry of one 64-bit word**, which the MMU reads atomically and software changes by compare-and-swap. `0` is the
+//!   empty entry, at every level.
+//! - **[`LEVELS`] levels** of tables of [`ENTRIES`] entries (2^[`INDEX_BITS`]), one frame each. An upper entry points to a table or is
+//!   a huge leaf; an entry of the last level maps one base page.
+//! - **Two software bits in a present entry**: *locked* ([`Entry::locked`]: a CPU is changing it) and *special*
+//!   ([`Entry::special`]: its frame is not counted).
+//! - **Two encodings while the entry is not present**: *busy* ([`Entry::BUSY`], [`Entry::busy_of`]), which has room for a CPU number, and
+//!   *hidden* ([`Entry::with_hidden`]), which keeps the frame and all other bits of a leaf. The MMU ignores both.
+//! - **Accessed and dirty bits**, which hardware updates atomically in the entry, and never in an entry that is not
+//!   present. Without such hardware the machine's fault handler must make both updates, by compare-and-swap.
+//!   [`Entry::with_marks_of`] carries over what hardware sets while a CPU has the entry locked.
+//! - **The changes that leave a stale translation** in a TLB: [`Entry::needs_flush`]. Where the architecture requires break-before-make
+//!   (AArch64, for another frame or size), the subsystem already complies: a CPU that changes the frame of a present entry makes
+//!   the entry busy and flushes before it stores the new value.
+//! - **The user range**: [`CANONICAL_END`], [`USER_END`], and the entries of a root table that belong to it
+//!   ([`USER_ROOT_ENTRIES`]); the others are the kernel's.
+
+mod x86_64;
+
+pub use x86_64::{
+    ACCESSED, CANONICAL_END, DIRTY, ENTRIES, Entry, FRAME, HUGE, INDEX_BITS, LEVELS, NO_EXECUTE,
+    PRESENT, SOFTWARE, USER, USER_END, USER_ROOT_ENTRIES, WRITE,
+};
