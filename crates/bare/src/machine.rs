@@ -69,6 +69,8 @@ const LOOKS: u32 = 1 << 12;
 // - The processor sets accessed and dirty bits atomically, and the dirty bit before the store.
 // A planted fault breaks this on purpose; what it breaks then is programs' data.
 unsafe impl Machine for Bare {
+    type Predictor = faultless::prefault::Streams;
+
     fn cpus(&self) -> usize {
         self.cpus
     }

@@ -136,6 +136,8 @@ unsafe fn faultless_bench_copy(to: *mut u64, from: *const u64) {
 // SAFETY: `memory` has a page of its own for each frame of the one region and never moves; there is
 // no TLB to invalidate and no program to interrupt.
 unsafe impl Machine for BareMachine {
+    type Predictor = faultless::prefault::Streams;
+
     fn cpus(&self) -> usize {
         self.cpus
     }

@@ -12,6 +12,7 @@
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless::audit::audit;
+use faultless::prefault::Streams;
 use faultless::{
     Access, Advice, Backing, Copies, Cpu, CpuId, FaultError, FrameNumber, Invalidate, Machine,
     MapFlags, MemoryRegion, Object, PAGE_SIZE, Prot, Shared, Space, SpaceId, Vm,
@@ -44,6 +45,8 @@ impl Host {
 // SAFETY: CPUs and regions never change; frames are the elements of a vector, made of atomics, and nobody else's. There is one
 // CPU, without a TLB, whose guests' accesses go through `Space::walk`.
 unsafe impl Machine for Host {
+    type Predictor = Streams;
+
     fn cpus(&self) -> usize {
         1
     }

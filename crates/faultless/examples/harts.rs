@@ -10,6 +10,7 @@
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use faultless::audit::audit;
+use faultless::prefault::Streams;
 use faultless::{
     Access, Cpu, CpuId, FaultError, FrameNumber, Invalidate, Machine, MapFlags, MemoryRegion,
     PAGE_SHIFT, PAGE_SIZE, Prot, Space, SpaceId, ThreadStreams, Vm,
@@ -75,6 +76,8 @@ impl Board {
 //   release. Between that look and the end of the instruction it uses one translation.
 // - Harts change entries through `Space::walk` alone.
 unsafe impl Machine for Board {
+    type Predictor = Streams;
+
     fn cpus(&self) -> usize {
         HARTS
     }

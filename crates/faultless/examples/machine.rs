@@ -8,6 +8,7 @@
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless::audit::audit;
+use faultless::prefault::Streams;
 use faultless::{
     Access, Cpu, CpuId, FaultError, FrameNumber, Invalidate, Machine, MapFlags, MemoryRegion,
     PAGE_SIZE, Prot, Space, SpaceId, ThreadStreams, Vm,
@@ -42,6 +43,8 @@ impl Tiny {
 // - There is one CPU, and no TLB. So there is nothing to drop and nobody to interrupt.
 // - A program's accesses go through `Space::walk`, which sets the accessed and dirty bits as hardware does.
 unsafe impl Machine for Tiny {
+    type Predictor = Streams;
+
     fn cpus(&self) -> usize {
         1
     }

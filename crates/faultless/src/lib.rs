@@ -6,6 +6,7 @@
 //!
 //! ```
 //! use faultless::{Access, CpuId, FrameNumber, Invalidate, Machine, MapFlags, MemoryRegion, Prot};
+//! use faultless::prefault::Streams;
 //! use faultless::{PAGE_SIZE, Space, SpaceId, ThreadStreams, Vm};
 //!
 //! /// One CPU without a TLB, and 16 MiB of memory.
@@ -17,6 +18,7 @@
 //! unsafe impl Send for Tiny {}
 //! unsafe impl Sync for Tiny {}
 //! unsafe impl Machine for Tiny {
+//!     type Predictor = Streams;
 //!     fn cpus(&self) -> usize { 1 }
 //!     fn regions(&self) -> &[MemoryRegion] { &self.regions }
 //!     fn frame_bytes(&self, frame: FrameNumber) -> *mut u8 {
@@ -200,13 +202,15 @@ pub mod format {
     };
 }
 
-/// The policy of prefaults without a machine: for those who replay recorded faults against it.
+/// The policy of prefaults: what a [`Machine`] names as its predictor, and what replays recorded faults against it.
 ///
-/// A kernel needs none of this; it gives each thread a [`ThreadStreams`].
+/// A kernel names [`Streams`](prefault::Streams), and gives each thread a [`ThreadStreams`].
 pub mod prefault {
-    pub use crate::fault::prefault::habits::Habits;
-    pub use crate::fault::prefault::past::{BLOCK, Footprints, Past};
-    pub use crate::fault::prefault::streams::{
-        Audit, Kind, MAX_ORDER, Miss, Seen, Streams, Tally, Window, beside,
+    pub use crate::fault::prefault::defaults::Defaults;
+    pub use crate::fault::prefault::fixed::FixedWindow;
+    pub use crate::fault::prefault::history::{BLOCK, BlockHistory, History};
+    pub use crate::fault::prefault::predictor::{
+        Check, Kind, MAX_ORDER, Miss, Predictor, Seen, Tally, Window, beside,
     };
+    pub use crate::fault::prefault::streams::Streams;
 }

@@ -1,6 +1,7 @@
 //! What must lie beneath the subsystem: memory, CPUs, their TLBs, and a way to interrupt them.
 
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
+use crate::fault::prefault::Predictor;
 use core::fmt;
 
 /// The largest number of CPUs a machine may have.
@@ -83,6 +84,10 @@ pub enum Invalidate {
 /// - Hardware changes page-table entries only by setting the accessed and dirty bits of present
 ///   entries, atomically; it sets the dirty bit only of a writable entry, before the store is done.
 pub unsafe trait Machine: Send + Sync + 'static {
+    /// What predicts which pages a fault maps beside its own: [`Streams`](crate::prefault::Streams), unless another policy is
+    /// to be tried.
+    type Predictor: Predictor;
+
     /// How many CPUs there are, `1..=MAX_CPUS`.
     fn cpus(&self) -> usize;
 

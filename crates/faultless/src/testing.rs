@@ -84,6 +84,8 @@ impl TestMachine {
 // SAFETY: `memory` has a page of its own for each frame of the one region and never moves; there is
 // no TLB to invalidate and no program to interrupt.
 unsafe impl Machine for TestMachine {
+    type Predictor = crate::prefault::Streams;
+
     fn cpus(&self) -> usize {
         self.cpus
     }

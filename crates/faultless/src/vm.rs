@@ -10,7 +10,7 @@ pub use cpu::Cpu;
 use crate::addr::FrameNumber;
 use crate::ended::Ended;
 use crate::error::Errno;
-use crate::fault::prefault::Habits;
+use crate::fault::prefault::Predictor;
 use crate::frame::{Census, Frames, Imbalance, Use};
 use crate::identity::Identity;
 use crate::knob::{Knobs, Setting};
@@ -35,8 +35,8 @@ pub struct Vm<M: Machine> {
     pub(crate) inboxes: PerCpu<Inbox>,
     pub(crate) cpus: PerCpu<CpuState>,
     pub(crate) zero: FrameNumber,
-    /// Where threads begin.
-    pub(crate) habits: Habits,
+    /// What new threads' predictors begin with.
+    pub(crate) defaults: <M::Predictor as Predictor>::Defaults,
     /// What can be switched; and the subsystem's identity.
     pub(crate) knobs: Knobs,
     /// The trace points.
@@ -78,7 +78,7 @@ impl<M: Machine> Vm<M> {
         Ok(Self {
             frames,
             zero,
-            habits: Habits::new(),
+            defaults: Default::default(),
             grace: Grace::try_new(cpus)?,
             claims: ClaimSlots::try_new(cpus, |_| Default::default())?,
             inboxes: PerCpu::try_new(cpus, |_| Inbox::new())?,

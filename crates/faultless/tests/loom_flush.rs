@@ -39,6 +39,8 @@ unsafe impl Send for Tlbs {}
 
 // SAFETY: there is no memory; a TLB forgets what it is told to.
 unsafe impl Machine for Tlbs {
+    type Predictor = faultless::prefault::Streams;
+
     fn cpus(&self) -> usize {
         self.0.len()
     }

@@ -26,6 +26,8 @@ struct Memory {
 
 // SAFETY: there are no bytes, nor translations: zeroing a frame is a use of it.
 unsafe impl Machine for Memory {
+    type Predictor = faultless::prefault::Streams;
+
     fn cpus(&self) -> usize {
         2
     }

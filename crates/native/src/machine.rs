@@ -301,6 +301,8 @@ impl NativeMachine {
 // - A parked thread does nothing but sleep.
 // - The walk (see `mmu`) only sets accessed and dirty bits, by compare-and-swap of present entries.
 unsafe impl Machine for NativeMachine {
+    type Predictor = faultless::prefault::Streams;
+
     fn cpus(&self) -> usize {
         self.cpus.len()
     }

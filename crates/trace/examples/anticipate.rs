@@ -1,10 +1,13 @@
 //! What anticipatory prefault saves and wastes: `anticipate [ORDER] [FILE]...`.
 //!
 //! Without files, on the recordings that come with this crate and on patterns made up to be simple:
-//! 64 MiB touched upwards and downwards, one page in 64 KiB, and pages at random.
+//! 64 MiB touched upwards and downwards, one page in 64 KiB, and pages at random. Then the recordings once more with a
+//! predictor that maps an aligned block around every fault, for comparison.
 
+use faultless::prefault::{FixedWindow, Streams};
 use faultless_trace::anticipate::{self, Outcome};
 use faultless_trace::event::{Access, Backing, Event, Header, Kind, ProcessInfo, Prot, ThreadInfo};
+use faultless_trace::plan::PlanError;
 use faultless_trace::{Trace, read, recordings};
 use std::error::Error;
 use std::path::Path;
@@ -29,13 +32,35 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     println!("Windows of at most {} pages. Never touched: of the pages mapped ahead.", 1 << order);
+    table(&programs, anticipate::predicted::<Streams>, order)?;
+    if shipped {
+        println!();
+        for (name, trace) in patterns() {
+            let got = anticipate::predicted::<Streams>(&trace, order)?;
+            let each = got.faults as f64 / got.left as f64;
+            println!(
+                "{name}: {} faults for {} pages, {each:.2} each; {} never touched",
+                got.left, got.faults, got.wasted
+            );
+        }
+    }
+    println!("\nAn aligned block of at most {} pages around every fault.", 1 << order.min(6));
+    table(&programs, anticipate::predicted::<FixedWindow>, order)
+}
+
+/// A row for each program, and what they come to together.
+fn table(
+    programs: &[(String, Trace)],
+    predicted: impl Fn(&Trace, u8) -> Result<Outcome, PlanError>,
+    order: u8,
+) -> Result<(), Box<dyn Error>> {
     println!(
         "| program | faults | left | avoided | ahead | never touched | peak untouched, of resident |"
     );
     println!("|---|---|---|---|---|---|---|");
     let mut all = Vec::new();
-    for (name, trace) in &programs {
-        let got = anticipate::streams(trace, order)?;
+    for (name, trace) in programs {
+        let got = predicted(trace, order)?;
         row(name, &got);
         all.push(got);
     }
@@ -49,17 +74,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         100.0 * worst,
         100.0 * wasted as f64 / ahead.max(1) as f64,
     );
-    if shipped {
-        println!();
-        for (name, trace) in patterns() {
-            let got = anticipate::streams(&trace, order)?;
-            let each = got.faults as f64 / got.left as f64;
-            println!(
-                "{name}: {} faults for {} pages, {each:.2} each; {} never touched",
-                got.left, got.faults, got.wasted
-            );
-        }
-    }
     Ok(())
 }
 

@@ -1,8 +1,8 @@
 //! What anticipatory prefault would have saved a recorded program, and what it would have wasted.
 //!
 //! A simulation of policy alone: one walk over the recording in the order of time, in which each
-//! thread has its [`Streams`] and each fault on an absent page of private anonymous memory that was
-//! not mapped ahead asks them for a window. Copies are left out, as the recording has them with or
+//! thread has a [`Predictor`] and each fault on an absent page of private anonymous memory that was
+//! not mapped ahead asks it for a window. Copies are left out, as the recording has them with or
 //! without prefault. A page mapped ahead counts as accessed from its first fault in the recording.
 //!
 //! What any policy could reach is in [`bound`](crate::bound).
@@ -12,13 +12,13 @@ use crate::plan::PlanError;
 use crate::plan::space::{Area, Met, Space};
 use faultless::SpaceId;
 use faultless::prefault::BLOCK;
-use faultless::prefault::{self, Footprints, Habits, Miss, Seen, Streams};
+use faultless::prefault::{self, History, Miss, Predictor, Seen};
 use faultless::{PAGE_SIZE, VirtRange, page_up};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::Range;
 
-const TABLE: u64 = 512;
+const TABLE: u64 = faultless::format::ENTRIES as u64;
 const MADV_DONTNEED: u32 = 4;
 const MADV_DONTNEED_LOCKED: u32 = 24;
 const MREMAP_DONTUNMAP: u32 = 4;
@@ -52,44 +52,44 @@ impl Outcome {
     }
 }
 
-/// What `trace` comes to with windows of at most `2^max_order` pages.
+/// What `trace` comes to with windows of at most `2^max_order` pages, chosen by predictors of type `P`.
 ///
 /// # Errors
 /// The trace does not pass [`Trace::check`].
-pub fn streams(trace: &Trace, max_order: u8) -> Result<Outcome, PlanError> {
-    let threads = vec![Streams::new(); trace.threads.len()];
-    let habits = Habits::new();
-    walk(trace, &mut Anticipate { max_order, threads, habits, footprints: Vec::new() })
+pub fn predicted<P: Predictor>(trace: &Trace, max_order: u8) -> Result<Outcome, PlanError> {
+    let threads = trace.threads.iter().map(|_| P::NEW).collect();
+    let defaults = P::Defaults::default();
+    walk(trace, &mut Anticipate { max_order, threads, defaults, history: Vec::new() })
 }
 
 /// The policy under test.
-struct Anticipate {
+struct Anticipate<P: Predictor> {
     max_order: u8,
-    threads: Vec<Streams>,
-    habits: Habits,
+    threads: Vec<P>,
+    defaults: P::Defaults,
     /// By space.
-    footprints: Vec<Footprints>,
+    history: Vec<History>,
 }
 
-impl Anticipate {
-    fn footprints(&mut self, space: usize) -> &Footprints {
-        if self.footprints.len() <= space {
-            self.footprints.resize_with(space + 1, Footprints::default);
+impl<P: Predictor> Anticipate<P> {
+    fn history(&mut self, space: usize) -> &History {
+        if self.history.len() <= space {
+            self.history.resize_with(space + 1, History::default);
         }
-        &self.footprints[space]
+        &self.history[space]
     }
 }
 
-impl Anticipate {
-    fn judge(&mut self, thread: usize, space: usize, range: &Range<u64>, pages: &Pages) {
-        let streams = &mut self.threads[thread];
-        while let Some(audit) = streams.to_audit_in(SpaceId(space as u64), range) {
-            streams.audited(&audit, |page| look(pages, page));
+impl<P: Predictor> Anticipate<P> {
+    fn check_used(&mut self, thread: usize, space: usize, range: &Range<u64>, pages: &Pages) {
+        let predictor = &mut self.threads[thread];
+        while let Some(check) = predictor.to_check_in(SpaceId(space as u64), range) {
+            predictor.checked(&check, |page| look(pages, page));
         }
     }
 }
 
-impl Policy for Anticipate {
+impl<P: Predictor> Policy for Anticipate<P> {
     fn fault(&mut self, fault: &Fault<'_>) -> Vec<u64> {
         let miss = Miss {
             space: SpaceId(fault.space as u64),
@@ -99,21 +99,21 @@ impl Policy for Anticipate {
                 Access::Write | Access::Unknown => prefault::Kind::Write,
             },
             reach: fault.reach.clone(),
-            past: self.footprints(fault.space).recall(fault.page),
+            history: self.history(fault.space).recall(fault.page),
         };
-        let streams = &mut self.threads[fault.thread];
-        let window =
-            streams.predict(&miss, self.max_order, &self.habits, |page| look(fault.pages, page));
-        if let Some(audit) = streams.to_audit() {
-            streams.audited(&audit, |page| look(fault.pages, page));
+        let predictor = &mut self.threads[fault.thread];
+        let window = predictor
+            .predict(&miss, self.max_order, &self.defaults, |page| look(fault.pages, page));
+        if let Some(check) = predictor.to_check() {
+            predictor.checked(&check, |page| look(fault.pages, page));
         }
-        streams.mapped(&window, window.span());
+        predictor.mapped(&window, window.span());
         window.pages().collect()
     }
 
     fn taken(&mut self, thread: usize, space: usize, range: &Range<u64>, pages: &Pages) {
-        self.judge(thread, space, range, pages);
-        let footprints = self.footprints(space);
+        self.check_used(thread, space, range, pages);
+        let history = self.history(space);
         let mut blocks: BTreeMap<u64, u64> = BTreeMap::new();
         for (page, state) in pages.range(range.clone()) {
             let used = u64::from(*state == State::Touched) << (page % BLOCK);
@@ -122,13 +122,13 @@ impl Policy for Anticipate {
         for (block, used) in blocks {
             let inside = |n: &u64| range.contains(&(block + n));
             let taken = (0..BLOCK).filter(inside).fold(0, |mask, n| mask | 1 << n);
-            footprints.taken(block, taken, used);
+            history.record(block, taken, used);
         }
     }
 
     fn leaves(&mut self, thread: usize, space: usize, pages: &Pages) {
-        self.judge(thread, space, &(0..u64::MAX), pages);
-        self.threads[thread].leave(&self.habits);
+        self.check_used(thread, space, &(0..u64::MAX), pages);
+        self.threads[thread].leave(&self.defaults);
     }
 }
 

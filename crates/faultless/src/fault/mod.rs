@@ -40,7 +40,7 @@ use crate::table::walk::{Reached, descend};
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
 use core::fmt;
-use prefault::ThreadStreams;
+use prefault::ThreadPredictor;
 use prepared::Prepared;
 use ticket::{Abort, Ticket};
 
@@ -72,13 +72,20 @@ impl Access {
 const MOST_LOOKS: u32 = 4;
 
 /// What a fault asks for.
-#[derive(Clone, Copy)]
-struct Asked<'a> {
+struct Asked<'a, M: Machine> {
     page: u64,
     access: Access,
     /// The faulting thread's predictor; none where prefault is off.
-    ahead: Option<&'a ThreadStreams>,
+    ahead: Option<&'a ThreadPredictor<M>>,
 }
+
+impl<M: Machine> Clone for Asked<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M: Machine> Copy for Asked<'_, M> {}
 
 /// What a fault in a page that is not mapped may extend.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -144,7 +151,7 @@ pub(crate) struct Attempt<'a, 'v, M: Machine> {
     ticket: Ticket<'a>,
     page: u64,
     access: Access,
-    ahead: Option<&'a ThreadStreams>,
+    ahead: Option<&'a ThreadPredictor<M>>,
 }
 
 impl<M: Machine> Clone for Attempt<'_, '_, M> {
@@ -193,7 +200,7 @@ impl<M: Machine> Space<M> {
     /// Serves a page fault of a thread that runs in this space, at `addr`, and maps with it what is to be
     /// expected next: up to 2^`prefault_max_order` pages. This is what a page-fault handler calls, with the thread that
     /// was running; for accesses that are no thread's own there is [`fault`](Self::fault). `thread` belongs to that thread alone; a new
-    /// thread has new ones, who forks [resets](ThreadStreams::reset) its own, and who ends or starts another
+    /// thread has new ones, who forks [resets](prefault::ThreadStreams::reset) its own, and who ends or starts another
     /// program [leaves](Self::thread_leaves). Its
     /// calls that take pages away are best made [for it](Cpu::for_thread).
     ///
@@ -205,7 +212,7 @@ impl<M: Machine> Space<M> {
     pub fn fault_of(
         &self,
         cpu: &Cpu<'_, M>,
-        thread: &ThreadStreams,
+        thread: &ThreadPredictor<M>,
         addr: u64,
         access: Access,
     ) -> Result<FaultKind, FaultError> {
@@ -217,7 +224,7 @@ impl<M: Machine> Space<M> {
     fn answer(
         &self,
         cpu: &Cpu<'_, M>,
-        asked: Asked<'_>,
+        asked: Asked<'_, M>,
         grow: Grow,
     ) -> Result<FaultKind, FaultError> {
         cpu.count(Counter::Faults);
@@ -248,7 +255,7 @@ impl<M: Machine> Space<M> {
     fn speculate(
         &self,
         cpu: &Cpu<'_, M>,
-        asked: Asked<'_>,
+        asked: Asked<'_, M>,
         prepared: &mut Prepared,
     ) -> Option<FaultKind> {
         let Asked { page, access, ahead } = asked;
@@ -285,7 +292,7 @@ impl<M: Machine> Space<M> {
         cpu: &Cpu<'_, M>,
         page: u64,
         access: Access,
-        ahead: Option<&ThreadStreams>,
+        ahead: Option<&ThreadPredictor<M>>,
         prepared: &mut Prepared,
         mut abort: Abort,
     ) -> Option<FaultKind> {
@@ -383,7 +390,7 @@ impl<M: Machine> Space<M> {
         cpu: &Cpu<'_, M>,
         page: u64,
         access: Access,
-        ahead: Option<&ThreadStreams>,
+        ahead: Option<&ThreadPredictor<M>>,
         prepared: &mut Prepared,
     ) -> Option<FaultKind> {
         let section = cpu.section();
@@ -432,7 +439,7 @@ impl<M: Machine> Space<M> {
         cpu: &Cpu<'_, M>,
         page: u64,
         access: Access,
-        ahead: Option<&ThreadStreams>,
+        ahead: Option<&ThreadPredictor<M>>,
         grow: Grow,
         prepared: &mut Prepared,
     ) -> Result<FaultKind, FaultError> {
@@ -494,7 +501,7 @@ impl<M: Machine> Space<M> {
     fn locked_attempt(
         &self,
         cpu: &Cpu<'_, M>,
-        asked: Asked<'_>,
+        asked: Asked<'_, M>,
         prepared: &mut Prepared,
     ) -> Result<FaultKind, Refusal> {
         let Asked { page, access, ahead } = asked;
@@ -558,7 +565,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         // The first store to a VMA, which makes its root, takes the long way; and so does one that finds the slot sealed.
         if self.vma.area.object.is_none()
             && (!write || root > RootSlot::SEALED_ID)
-            && self.ahead.is_none_or(|thread| self.passes(thread, table))
+            && self.ahead.is_none_or(|thread| self.skips_prediction(thread, table))
         {
             let slot = &table[node::index(self.page, LAST)];
             if node::load(slot).is_none() {
@@ -644,7 +651,7 @@ fn serve_at_length<M: Machine>(
     ticket: Ticket<'_>,
     page: u64,
     access: Access,
-    ahead: Option<&ThreadStreams>,
+    ahead: Option<&ThreadPredictor<M>>,
     table: &[AtomicU64; ENTRIES],
     prepared: &mut Prepared,
 ) -> Result<FaultKind, Abort> {

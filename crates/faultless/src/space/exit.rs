@@ -2,10 +2,10 @@
 
 use super::Space;
 use super::brk::bounds::{Heap, HeapBounds};
-use super::leave::Memory;
 use super::remains::{Remains, each_vma};
 use crate::addr::VirtRange;
 use crate::ended::{Left, Place};
+use crate::fault::prefault::history::HistoryCell;
 use crate::machine::{MAX_CPUS, Machine};
 use crate::space::batch::FlushBatch;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -55,7 +55,7 @@ impl<M: Machine> Space<M> {
             id: core.id,
             root: core.root,
             locking: AtomicU64::new(remains.locking),
-            past: core::mem::replace(&mut remains.past, Memory::new()),
+            history: core::mem::replace(&mut remains.history, HistoryCell::new()),
             tree: core::mem::take(&mut remains.tree),
             core,
             mapped: AtomicU64::new(0),
@@ -73,11 +73,11 @@ impl<M: Machine> Drop for Space<M> {
             // See `ended`.
             self.place.vacate();
         }
-        let Self { tree, past, core, locking, place, .. } = self;
+        let Self { tree, history, core, locking, place, .. } = self;
         place.leave(|| {
             Left::Space(Remains {
                 tree: core::mem::take(tree),
-                past: core::mem::replace(past, Memory::new()),
+                history: core::mem::replace(history, HistoryCell::new()),
                 core: core.clone(),
                 locking: locking.load(Ordering::Relaxed),
             })

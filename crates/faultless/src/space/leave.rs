@@ -2,7 +2,7 @@
 //!
 //! The bits update two predictors: that of the calling thread, whose
 //! faults may have [prefaulted](crate::fault::prefault) some of the pages, and the space's
-//! [access history](Footprints), for the next mapping of the addresses. No bits are read while prefault is off,
+//! [access history](crate::fault::prefault::history::History), for the next mapping of the addresses. No bits are read while prefault is off,
 //! or when a whole space ends.
 
 use super::tree::View;
@@ -10,61 +10,14 @@ use super::visit::Visit;
 use super::vma::Vma;
 use super::write::Writing;
 use crate::addr::{PAGE_SHIFT, VirtRange};
-use crate::fault::prefault::past::BLOCK;
-use crate::fault::prefault::{Footprints, Past};
-use crate::heap;
+use crate::fault::prefault::history::BLOCK;
 use crate::machine::Machine;
-use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use crate::sync::atomic::AtomicU64;
 use crate::sync::grace::RetireChain;
 use crate::table::node;
-use alloc::boxed::Box;
 use core::cell::Cell;
 use core::ops::Range;
-use core::ptr::{self, NonNull};
-
-/// A space's [`Footprints`], allocated at the first record.
-#[derive(Debug)]
-pub(crate) struct Memory(AtomicPtr<Footprints>);
-
-impl Memory {
-    pub(super) fn new() -> Self {
-        Self(AtomicPtr::new(ptr::null_mut()))
-    }
-
-    /// The access history of the block of `page` (a page number).
-    #[inline]
-    pub(crate) fn recall(&self, page: u64) -> Past {
-        self.get().map_or(Past::default(), |footprints| footprints.recall(page))
-    }
-
-    #[inline]
-    fn get(&self) -> Option<&Footprints> {
-        // SAFETY: a pointer that is not null came from a box, which is freed only when this is dropped.
-        unsafe { self.0.load(Ordering::Acquire).as_ref() }
-    }
-
-    /// The footprints, allocated now if there are none and the heap is not exhausted.
-    fn get_or_make(&self) -> Option<&Footprints> {
-        if self.get().is_none() {
-            let made = Box::into_raw(heap::try_box_with(Footprints::default).ok()?);
-            let (none, release, relaxed) = (ptr::null_mut(), Ordering::Release, Ordering::Relaxed);
-            if self.0.compare_exchange(none, made, release, relaxed).is_err() {
-                // SAFETY: it came from a box just now, and no other CPU has its address.
-                drop(unsafe { Box::from_raw(made) });
-            }
-        }
-        self.get()
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if let Some(made) = NonNull::new(self.0.load(Ordering::Relaxed)) {
-            // SAFETY: made from a box, and there are no references: those borrow this.
-            drop(unsafe { Box::from_raw(made.as_ptr()) });
-        }
-    }
-}
+use core::ptr::NonNull;
 
 /// The VMAs that covered the unmapped pages.
 pub(super) enum Was<'a> {
@@ -118,7 +71,7 @@ impl<M: Machine> Visit<'_, '_, M> {
             return None;
         }
         if let Some(thread) = self.cpu.thread() {
-            thread.judge(self.cpu, self.space, range);
+            thread.check_used(self.cpu, self.space, range);
         }
         Some(Was::Seen(self.view()))
     }
@@ -151,9 +104,9 @@ impl<M: Machine> Visit<'_, '_, M> {
         was.each_private(range, |part| {
             let taken = !0 >> (BLOCK - part.pages()) << ((part.start >> PAGE_SHIFT) % BLOCK);
             if taken & there != 0
-                && let Some(footprints) = self.space.past.get_or_make()
+                && let Some(history) = self.space.history.get_or_make()
             {
-                footprints.taken(pages.start, taken, used);
+                history.record(pages.start, taken, used);
             }
         });
     }

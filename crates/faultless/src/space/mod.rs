@@ -55,6 +55,7 @@ pub use vma::{Area, Prot, VmaFlags};
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::ended::Place;
 use crate::error::{Errno, Error};
+use crate::fault::prefault::history::HistoryCell;
 use crate::frame::Use;
 use crate::heap::Shared;
 use crate::identity::Identity;
@@ -96,7 +97,7 @@ pub struct Space<M: Machine> {
     /// [identity](crate::identity) of the subsystem, which never changes.
     locking: AtomicU64,
     /// How its pages were used before they were taken away.
-    pub(crate) past: leave::Memory,
+    pub(crate) history: HistoryCell,
     pub(crate) tree: Tree<Vma>,
     /// What others than the owner may find.
     pub(crate) core: Shared<Core>,
@@ -151,7 +152,7 @@ impl<M: Machine> Space<M> {
             id,
             root,
             locking: AtomicU64::new(cpu.vm().knobs.locking_word()),
-            past: leave::Memory::new(),
+            history: HistoryCell::new(),
             tree: Tree::new(),
             core,
             mapped: AtomicU64::new(0),

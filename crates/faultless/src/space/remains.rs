@@ -1,9 +1,9 @@
 //! What is left of a space that was dropped.
 
 use super::fixed::Core;
-use super::leave::Memory;
 use super::tree::Tree;
 use super::vma::Vma;
+use crate::fault::prefault::history::HistoryCell;
 use crate::heap::Shared;
 use alloc::boxed::Box;
 
@@ -13,7 +13,7 @@ use alloc::boxed::Box;
 #[derive(Debug)]
 pub(crate) struct Remains {
     pub(super) tree: Tree<Vma>,
-    pub(super) past: Memory,
+    pub(super) history: HistoryCell,
     pub(super) core: Shared<Core>,
     pub(super) locking: u64,
 }

@@ -3,7 +3,7 @@
 use super::Vm;
 use super::state::CpuState;
 use crate::addr::FrameNumber;
-use crate::fault::prefault::ThreadStreams;
+use crate::fault::prefault::ThreadPredictor;
 use crate::frame::zeroed::Supply;
 use crate::frame::{Clean, Frame, Run, Zeroed};
 use crate::identity::Identity;
@@ -204,22 +204,23 @@ impl<'v, M: Machine> Cpu<'v, M> {
     /// Makes `call`, one of a space's, for the thread that `thread` belongs to: what its faults prefaulted
     /// in the pages that the call takes away is judged before they go, while it can be seen whether they were
     /// used.
-    pub fn for_thread<R>(&self, thread: &ThreadStreams, call: impl FnOnce() -> R) -> R {
-        struct Restore<'c>(&'c Cell<*const ThreadStreams>, *const ThreadStreams);
+    pub fn for_thread<R>(&self, thread: &ThreadPredictor<M>, call: impl FnOnce() -> R) -> R {
+        struct Restore<'c>(&'c Cell<*const ()>, *const ());
         impl Drop for Restore<'_> {
             fn drop(&mut self) {
                 self.0.set(self.1);
             }
         }
         let slot = &self.state().thread;
-        let _restore = Restore(slot, slot.replace(thread));
+        let _restore = Restore(slot, slot.replace(core::ptr::from_ref(thread).cast()));
         call()
     }
 
     /// The thread that this CPU makes a call for, if it is known.
-    pub(crate) fn thread(&self) -> Option<&ThreadStreams> {
-        // SAFETY: `for_thread` has borrowed it until it returns; the caller is part of its call, and keeps no
+    pub(crate) fn thread(&self) -> Option<&ThreadPredictor<M>> {
+        // SAFETY: a `for_thread` of a CPU of this machine has stored it, and has borrowed it until it returns; the caller is part
+        // of its call, and keeps no
         // reference beyond it.
-        unsafe { self.state().thread.get().as_ref() }
+        unsafe { self.state().thread.get().cast::<ThreadPredictor<M>>().as_ref() }
     }
 }

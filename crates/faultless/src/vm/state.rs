@@ -1,7 +1,6 @@
 //! What belongs to one CPU, and the VMA that its last fault found.
 
 use crate::error::OutOfMemory;
-use crate::fault::prefault::ThreadStreams;
 use crate::machine::SpaceId;
 use crate::space::vma::Vma;
 use crate::stat::Counts;
@@ -29,9 +28,9 @@ pub(crate) struct CpuState {
     pub(crate) starved: Cell<bool>,
     /// Whether it was refused because the space has as many VMAs as it may have.
     pub(crate) crowded: Cell<bool>,
-    /// Of the thread that this CPU makes a call for, or null. Set by [`Cpu::for_thread`] alone, which keeps
+    /// The `ThreadPredictor` of the thread that this CPU makes a call for, or null. Set by [`Cpu::for_thread`] alone, which keeps
     /// it alive until it puts back what was there.
-    pub(super) thread: Cell<*const ThreadStreams>,
+    pub(super) thread: Cell<*const ()>,
 }
 
 impl CpuState {

@@ -53,6 +53,8 @@ unsafe impl Send for Small {}
 unsafe impl Sync for Small {}
 // SAFETY: a page of memory for each frame of the one region; there is no TLB and no other CPU.
 unsafe impl Machine for Small {
+    type Predictor = faultless::prefault::Streams;
+
     fn cpus(&self) -> usize {
         1
     }

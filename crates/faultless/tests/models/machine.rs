@@ -78,6 +78,8 @@ impl Toy {
 
 // SAFETY: each frame has a memory of its own, which never moves; nothing but `touch` uses translations.
 unsafe impl Machine for Toy {
+    type Predictor = faultless::prefault::Streams;
+
     fn cpus(&self) -> usize {
         self.tlbs.len()
     }

@@ -187,6 +187,8 @@ pub fn step() {
 // by the CPU's own thread; guests look at the interrupt line before every access; the walk sets
 // accessed and dirty bits by compare-and-swap, before the store.
 unsafe impl Machine for Board {
+    type Predictor = faultless::prefault::Streams;
+
     fn cpus(&self) -> usize {
         self.lines.len()
     }

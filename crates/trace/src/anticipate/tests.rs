@@ -1,6 +1,7 @@
 use super::*;
 use crate::event::{Event, Header, ProcessInfo, ThreadInfo};
 use crate::recordings;
+use faultless::prefault::Streams;
 
 const START: u64 = 1 << 40;
 
@@ -99,14 +100,14 @@ fn a_forked_child_has_what_was_touched_and_copies_the_rest() {
 
 #[test]
 fn a_trace_that_does_not_hold_together_is_refused() {
-    let error = streams(&trace(&[(7, Kind::Exec)]), 5).unwrap_err();
+    let error = predicted::<Streams>(&trace(&[(7, Kind::Exec)]), 5).unwrap_err();
     assert_eq!(error.to_string(), "event 0: its thread is not in the table");
 }
 
 #[test]
 fn order_zero_avoids_nothing() {
     let trace = recordings::find("redis").unwrap().trace().unwrap();
-    let out = streams(&trace, 0).unwrap();
+    let out = predicted::<Streams>(&trace, 0).unwrap();
     assert_eq!((out.left, out.ahead, out.wasted), (out.faults, 0, 0));
 }
 
@@ -114,7 +115,9 @@ fn order_zero_avoids_nothing() {
 fn the_recordings_keep_what_they_reach() {
     let all: Vec<_> = recordings::all()
         .iter()
-        .map(|recording| (recording.name, streams(&recording.trace().unwrap(), 5).unwrap()))
+        .map(|recording| {
+            (recording.name, predicted::<Streams>(&recording.trace().unwrap(), 5).unwrap())
+        })
         .collect();
     for (name, out) in &all {
         assert!(out.avoided() >= 0.65, "{name}: {out:?}");

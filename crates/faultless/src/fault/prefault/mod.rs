@@ -20,13 +20,16 @@
 //! mapped with the accessed bit clear. So the thread can check later which were used, and its
 //! windows shrink if pages were unused. The check also runs just before a call of the thread [unmaps them](Cpu::for_thread).
 
-pub mod habits;
-pub mod past;
+pub mod defaults;
+pub mod fixed;
+pub mod history;
+pub mod predictor;
 pub mod streams;
+pub mod thread;
 
-pub use habits::Habits;
-pub use past::{Footprints, Past};
-pub use streams::{Audit, Kind, Miss, Seen, Streams, Window};
+pub use predictor::{Check, Kind, Miss, Predictor, Seen, Window, beside};
+pub(crate) use thread::ThreadPredictor;
+pub use thread::ThreadStreams;
 
 use super::{Access, Attempt, FaultKind, overtaken};
 use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange};
@@ -45,29 +48,7 @@ use crate::table::node::{self, ENTRIES, LAST};
 use crate::table::protocol::{self, RUN, Slots};
 use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
-use core::cell::{RefCell, RefMut};
 use core::ops::Range;
-
-/// What one thread's faults so far let expect. A new thread starts with a new one.
-#[derive(Debug, Default)]
-pub struct ThreadStreams(RefCell<Streams>);
-
-impl ThreadStreams {
-    /// Of a thread that has not faulted.
-    pub const fn new() -> Self {
-        Self(RefCell::new(Streams::new()))
-    }
-
-    /// Forgets everything: for a thread that has forked.
-    pub fn reset(&self) {
-        self.0.replace(Streams::new());
-    }
-
-    /// The streams, for one fault; none to a fault inside a fault, which expects nothing.
-    pub(super) fn of_fault(&self) -> Option<RefMut<'_, Streams>> {
-        self.0.try_borrow_mut().ok()
-    }
-}
 
 /// Whether a fault on an entry that was `seen` may map more than its page: a first touch of private
 /// anonymous memory of which the program has not said that it goes to and fro in it.
@@ -78,32 +59,39 @@ pub(super) fn goes_ahead(vma: &Vma, access: Access, seen: Entry) -> bool {
         && !vma.area.flags.contains(VmaFlags::RANDOM)
 }
 
+/// What a predictor notes of a window.
+type Record<M> = <<M as Machine>::Predictor as Predictor>::Record;
+
 /// What is to be filled of a window at once: of the entries of `table`, whose first belongs to page `first`,
 /// those of the window in `span`, of which the first is one and that holds no more than [`RUN`].
 #[derive(Clone)]
-struct Run<'t> {
+struct Chunk<'t, R> {
     table: &'t [AtomicU64; ENTRIES],
     first: u64,
     span: Range<usize>,
-    window: &'t Window,
+    window: &'t Window<R>,
 }
 
 impl<M: Machine> Attempt<'_, '_, M> {
-    /// Whether the fault on the page's entry in `table` is one of those without evidence that are let pass. No
-    /// more is looked at than that entry and the one beside it: who touches memory in no order pays for a load.
+    /// Whether the fault on the page's entry in `table` skips prediction. It reads that entry and the one beside it,
+    /// and no more: a random-access thread pays for one load.
     #[inline(always)]
-    pub(super) fn passes(self, thread: &ThreadStreams, table: &[AtomicU64; ENTRIES]) -> bool {
+    pub(super) fn skips_prediction(
+        self,
+        thread: &ThreadPredictor<M>,
+        table: &[AtomicU64; ENTRIES],
+    ) -> bool {
         let page = self.page >> PAGE_SHIFT;
         let nothing = |page: u64| node::load(&table[page as usize % ENTRIES]).is_none();
-        let passes = nothing(page)
-            && nothing(streams::beside(page))
+        let skips = nothing(page)
+            && nothing(beside(page))
             && thread
                 .of_fault()
-                .is_some_and(|mut streams| streams.lets_pass(self.space.id(), page));
-        if passes {
+                .is_some_and(|mut predictor| predictor.skips(self.space.id(), page));
+        if skips {
             self.cpu.count(Counter::PrefaultMiss);
         }
-        passes
+        skips
     }
 
     /// Serves the fault on the page's entry in `table`, which was `seen`, one that a first touch fills, and
@@ -111,7 +99,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     #[inline(never)]
     pub(super) fn serve_ahead(
         self,
-        streams: &mut Streams,
+        predictor: &mut M::Predictor,
         prepared: &mut Prepared,
         table: &[AtomicU64; ENTRIES],
         seen: Entry,
@@ -124,7 +112,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let root = if kind == Kind::Read { 0 } else { self.root()? };
         let asked = node::index(self.page, LAST);
         let first = (self.page >> PAGE_SHIFT) - asked as u64;
-        let window = &self.window(streams, kind, table, first);
+        let window = &self.window(predictor, kind, table, first);
         let span = window.span();
         if window.is_single() && kind != Kind::Copy {
             // Nothing is expected: it is served as any other.
@@ -135,21 +123,22 @@ impl<M: Machine> Attempt<'_, '_, M> {
                 self.read_untouched(slot)?
             };
             if done.is_some() {
-                streams.mapped(window, span);
+                predictor.mapped(window, span);
                 self.cpu.count(Counter::PrefaultMiss);
             }
             return Ok(done);
         }
         let (low, high) = ((span.start - first) as usize, (span.end - first) as usize);
         let wide = RUN * window.stride();
-        let run = |start: usize| Run { table, first, span: start..high.min(start + wide), window };
+        let chunk =
+            |start: usize| Chunk { table, first, span: start..high.min(start + wide), window };
         // That of the page asked for comes first.
         let start = low + (asked - low) / wide * wide;
-        let Some(mut mapped) = self.fill(run(start), asked, prepared, root)? else {
+        let Some(mut mapped) = self.fill(chunk(start), asked, prepared, root)? else {
             return self.outrun();
         };
         for more in (low..high).step_by(wide).filter(|more| *more != start) {
-            match self.fill(run(more), asked, prepared, root) {
+            match self.fill(chunk(more), asked, prepared, root) {
                 Ok(Some(more)) if !more.is_empty() => {
                     mapped = mapped.start.min(more.start)..mapped.end.max(more.end);
                 }
@@ -158,7 +147,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
                 Err(_) => break,
             }
         }
-        streams.mapped(window, first + mapped.start as u64..first + mapped.end as u64);
+        predictor.mapped(window, first + mapped.start as u64..first + mapped.end as u64);
         self.cpu.count(counter);
         self.cpu.count(if window.is_single() {
             Counter::PrefaultMiss
@@ -171,13 +160,13 @@ impl<M: Machine> Attempt<'_, '_, M> {
     /// The pages to map, once it has been looked at what came of earlier ones.
     fn window(
         self,
-        streams: &mut Streams,
+        predictor: &mut M::Predictor,
         kind: Kind,
         table: &[AtomicU64; ENTRIES],
         first: u64,
-    ) -> Window {
-        while let Some(audit) = streams.to_audit() {
-            judge(self.cpu, self.space, streams, &audit);
+    ) -> Window<Record<M>> {
+        while let Some(check) = predictor.to_check() {
+            check_used(self.cpu, self.space, predictor, &check);
         }
         let area = self.vma.area.range;
         let end = first + ENTRIES as u64;
@@ -186,11 +175,11 @@ impl<M: Machine> Attempt<'_, '_, M> {
             page: self.page >> PAGE_SHIFT,
             kind,
             reach: first.max(area.start >> PAGE_SHIFT)..end.min(area.end >> PAGE_SHIFT),
-            past: self.space.past.recall(self.page >> PAGE_SHIFT),
+            history: self.space.history.recall(self.page >> PAGE_SHIFT),
         };
         let look = |page: u64| seen_as(kind, node::load(&table[page as usize % ENTRIES]));
         let vm = self.cpu.vm();
-        let window = streams.predict(&miss, vm.knobs.prefault_max_order(), &vm.habits, look);
+        let window = predictor.predict(&miss, vm.knobs.prefault_max_order(), &vm.defaults, look);
         let span = window.span();
         debug_assert!(window.pages().any(|page| page == miss.page), "{window:?} misses {miss:?}");
         debug_assert!(miss.reach.start <= span.start && span.end <= miss.reach.end, "{window:?}");
@@ -202,7 +191,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     #[inline(never)]
     fn fill(
         self,
-        run: Run<'_>,
+        chunk: Chunk<'_, Record<M>>,
         asked: usize,
         prepared: &mut Prepared,
         root: u64,
@@ -210,12 +199,12 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let (cpu, write) = (self.cpu, self.access == Access::Write);
         let zeros = self.leaf(cpu.vm().zero).special();
         let page = if write { zeros } else { Entry::NONE };
-        let (start, stride) = (run.span.start, run.window.stride());
-        let slots = Slots::every(stride, &run.table[run.span.clone()]);
-        let asks = run.span.contains(&asked);
+        let (start, stride) = (chunk.span.start, chunk.window.stride());
+        let slots = Slots::every(stride, &chunk.table[chunk.span.clone()]);
+        let asks = chunk.span.contains(&asked);
         let mine = if asks { (asked - start) / stride } else { RUN };
         // What is to be filled besides, by its place in the run. It is looked at once: others go on meanwhile.
-        let meant = run.window.among(run.first + start as u64);
+        let meant = chunk.window.among(chunk.first + start as u64);
         let place = |at: usize| start + at * stride;
         let mut wanted = 0u64;
         for at in protocol::places(meant) {
@@ -249,10 +238,10 @@ impl<M: Machine> Attempt<'_, '_, M> {
             return if stands {
                 Ok(None)
             } else {
-                Err(overtaken(cpu, self.space, self.page, &run.table[asked]))
+                Err(overtaken(cpu, self.space, self.page, &chunk.table[asked]))
             };
         }
-        let addr = |at: usize| (run.first + place(at) as u64) << PAGE_SHIFT;
+        let addr = |at: usize| (chunk.first + place(at) as u64) << PAGE_SHIFT;
         if let Some(zeros) = held.present()
             && !lost(Mutant::ZeroPageFlush)
         {
@@ -285,14 +274,19 @@ impl<M: Machine> Attempt<'_, '_, M> {
     }
 }
 
-impl ThreadStreams {
+impl<P: Predictor> ThreadStreams<P> {
     /// Checks which prefaulted pages in `range` of `space` were used: its pages are about to be unmapped or moved. In
     /// a grace section.
-    pub(crate) fn judge<M: Machine>(&self, cpu: &Cpu<'_, M>, space: &Space<M>, range: VirtRange) {
-        let Some(mut streams) = self.of_fault() else { return };
+    pub(crate) fn check_used<M: Machine<Predictor = P>>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        space: &Space<M>,
+        range: VirtRange,
+    ) {
+        let Some(mut predictor) = self.of_fault() else { return };
         let pages = range.start >> PAGE_SHIFT..range.end >> PAGE_SHIFT;
-        while let Some(audit) = streams.to_audit_in(space.id(), &pages) {
-            judge(cpu, space, &mut streams, &audit);
+        while let Some(check) = predictor.to_check_in(space.id(), &pages) {
+            check_used(cpu, space, &mut *predictor, &check);
         }
     }
 }
@@ -300,24 +294,29 @@ impl ThreadStreams {
 impl<M: Machine> Space<M> {
     /// The thread that `thread` belongs to leaves the space: it ends, or starts another program. All that it
     /// prefaulted is checked for use, and later threads begin with the widths that it learned.
-    pub fn thread_leaves(&self, cpu: &Cpu<'_, M>, thread: &ThreadStreams) {
+    pub fn thread_leaves(&self, cpu: &Cpu<'_, M>, thread: &ThreadPredictor<M>) {
         let _section = self.section(cpu);
-        let Some(mut streams) = thread.of_fault() else { return };
-        while let Some(audit) = streams.to_audit_in(self.id(), &(0..u64::MAX)) {
-            judge(cpu, self, &mut streams, &audit);
+        let Some(mut predictor) = thread.of_fault() else { return };
+        while let Some(check) = predictor.to_check_in(self.id(), &(0..u64::MAX)) {
+            check_used(cpu, self, &mut *predictor, &check);
         }
-        streams.leave(&cpu.vm().habits);
+        predictor.leave(&cpu.vm().defaults);
     }
 }
 
 /// Looks which pages of an earlier window were accessed. In a grace section; nothing is learned of a space
 /// that the thread has left.
 #[cold]
-fn judge<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, streams: &mut Streams, audit: &Audit) {
-    if audit.space != space.id() {
+fn check_used<M: Machine>(
+    cpu: &Cpu<'_, M>,
+    space: &Space<M>,
+    predictor: &mut M::Predictor,
+    check: &Check<Record<M>>,
+) {
+    if check.space != space.id() {
         return;
     }
-    let pages = audit.pages();
+    let (kind, pages) = M::Predictor::extent(&check.record);
     let start = pages.start << PAGE_SHIFT;
     // SAFETY: the caller is in a grace section, which outlives this.
     let reach = || match unsafe { descend(cpu.vm().machine(), space.root(), start) } {
@@ -326,12 +325,12 @@ fn judge<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, streams: &mut Streams, 
     };
     let mut table = None;
     let at = node::index(start, LAST);
-    let tally = streams.audited(audit, |page| {
+    let tally = predictor.checked(check, |page| {
         let place = at + (page - pages.start) as usize;
         table
             .get_or_insert_with(reach)
             .and_then(|table| table.get(place))
-            .map_or(Seen::Empty, |slot| seen_as(audit.kind(), node::load(slot)))
+            .map_or(Seen::Empty, |slot| seen_as(kind, node::load(slot)))
     });
     let counts = &cpu.state().counts;
     counts.add(Counter::PrefaultUsed, tally.used.into());

@@ -432,7 +432,7 @@ fn only_what_was_mapped_of_private_memory_is_remembered() {
     let vm = guest::vm(1, 600);
     let bench = Bench::new(&vm, AT, 256, 0);
     let first = AT / PAGE_SIZE;
-    let known = |page: u64| bench.space.past.recall(first + page).known;
+    let known = |page: u64| bench.space.history.recall(first + page).known;
     bench.faults_of(0..8);
     bench.map(0..64);
     assert_eq!(known(0), 0, "nothing is prefaulted");

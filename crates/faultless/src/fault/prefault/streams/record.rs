@@ -48,7 +48,7 @@ impl Way {
 
 /// A window that was mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Record {
+pub struct Record {
     /// The page that faulted.
     pub(super) page: u64,
     /// Pages mapped from there on, in the stream's way.
@@ -61,7 +61,7 @@ pub(super) struct Record {
     pub(super) class: u8,
     pub(super) way: Way,
     /// The whole window was found used, and credited.
-    pub(super) paid: bool,
+    pub(super) credited: bool,
 }
 
 impl Record {
@@ -73,7 +73,7 @@ impl Record {
         kind: Kind::Read,
         class: 0,
         way: Way::UP,
-        paid: false,
+        credited: false,
     };
 
     /// The pages at `steps` from the one that faulted.
@@ -89,7 +89,7 @@ impl Record {
     }
 
     /// Whether it continued nothing.
-    pub(super) const fn is_hope(&self) -> bool {
+    pub(super) const fn starts_stream(&self) -> bool {
         self.run == self.mapped
     }
 

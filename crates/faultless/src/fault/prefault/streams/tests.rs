@@ -1,5 +1,6 @@
 //! The policy against a page table that is a map.
 
+use super::super::history::BlockHistory;
 use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -9,26 +10,26 @@ const TABLE: u64 = 512;
 
 /// A thread, and the memory it touches.
 struct Program {
-    habits: Habits,
+    defaults: Defaults,
     streams: Streams,
     area: Range<u64>,
     pages: BTreeMap<u64, Seen>,
     order: u8,
     faults: u64,
-    audits: u64,
+    checks: u64,
     tally: Tally,
 }
 
 impl Program {
     fn new(area: Range<u64>, order: u8) -> Self {
         Self {
-            habits: Habits::new(),
+            defaults: Defaults::new(),
             streams: Streams::new(),
             area,
             pages: BTreeMap::new(),
             order,
             faults: 0,
-            audits: 0,
+            checks: 0,
             tally: Tally::default(),
         }
     }
@@ -36,7 +37,7 @@ impl Program {
     fn miss(&self, page: u64) -> Miss {
         let table = page - page % TABLE;
         let reach = self.area.start.max(table)..self.area.end.min(table + TABLE);
-        Miss { space: SpaceId(1), page, kind: Kind::Write, reach, past: Past::default() }
+        Miss { space: SpaceId(1), page, kind: Kind::Write, reach, history: BlockHistory::default() }
     }
 
     fn touch(&mut self, page: u64) {
@@ -49,25 +50,26 @@ impl Program {
             assert!(miss.reach.contains(&page), "looked at {page:#x}, out of reach");
             self.pages.get(&page).copied().unwrap_or(Seen::Empty)
         };
-        let window = self.streams.predict(&miss, self.order, &self.habits, seen);
+        let window = self.streams.predict(&miss, self.order, &self.defaults, seen);
         check(&window, &miss, self.order);
-        self.audit();
+        self.check();
         self.streams.mapped(&window, window.span());
         for page in window.pages() {
             self.pages.entry(page).or_insert(Seen::Unused);
         }
     }
 
-    fn audit(&mut self) {
-        if let Some(audit) = self.streams.to_audit() {
-            let tables = audit.pages().start / TABLE..=(audit.pages().end - 1) / TABLE;
-            assert_eq!(tables.start(), tables.end(), "an audit in two tables");
+    fn check(&mut self) {
+        if let Some(check) = self.streams.to_check() {
+            let (_, pages) = Streams::extent(&check.record);
+            let tables = pages.start / TABLE..=(pages.end - 1) / TABLE;
+            assert_eq!(tables.start(), tables.end(), "an check in two tables");
             let seen = |page| {
-                assert!(audit.pages().contains(&page));
+                assert!(pages.contains(&page));
                 self.pages.get(&page).copied().unwrap_or(Seen::Empty)
             };
-            let tally = self.streams.audited(&audit, seen);
-            self.audits += 1;
+            let tally = self.streams.checked(&check, seen);
+            self.checks += 1;
             self.tally.used += tally.used;
             self.tally.unused += tally.unused;
         }
@@ -79,7 +81,7 @@ impl Program {
     }
 }
 
-fn check(window: &Window, miss: &Miss, order: u8) {
+fn check(window: &Window<Record>, miss: &Miss, order: u8) {
     let span = window.span();
     assert!(miss.reach.start <= span.start && span.end <= miss.reach.end, "{window:?} {miss:?}");
     let pages: Vec<u64> = window.pages().collect();
@@ -144,7 +146,7 @@ fn sparse_and_random_touch_map_next_to_nothing_ahead() {
     let mut scattered = Program::new(0..touched * 64, 5);
     (0..touched).for_each(|_| scattered.touch(random(&mut state) % (touched * 64)));
     // Who has nothing to win is hardly asked.
-    assert!(scattered.audits < touched / 40, "{}", scattered.audits);
+    assert!(scattered.checks < touched / 40, "{}", scattered.checks);
     for program in [sparse, scattered] {
         assert!(program.wasted() as u64 <= touched / 1000, "{}", program.wasted());
     }
@@ -155,7 +157,7 @@ fn who_touches_memory_in_no_order_is_soon_known() {
     let mut program = Program::new(0..1 << 22, 5);
     let mut state = 7;
     (0..40).for_each(|_| program.touch(random(&mut state) % (1 << 22)));
-    assert!(program.streams.patience >= 31, "{}", program.streams.patience);
+    assert!(program.streams.backoff >= 31, "{}", program.streams.backoff);
 }
 
 #[test]
@@ -176,9 +178,9 @@ fn what_was_mapped_in_vain_costs_credit() {
     let mut program = Program::new(0..8 * TABLE, 5);
     (0..TABLE).for_each(|page| program.touch(page));
     (2 * TABLE..2 * TABLE + 9).for_each(|page| program.touch(page));
-    while let Some(audit) = program.streams.to_audit_in(SpaceId(1), &(0..8 * TABLE)) {
+    while let Some(check) = program.streams.to_check_in(SpaceId(1), &(0..8 * TABLE)) {
         let seen = |page| program.pages.get(&page).copied().unwrap_or(Seen::Empty);
-        program.streams.audited(&audit, seen);
+        program.streams.checked(&check, seen);
     }
     let wasted = program.wasted() as u32;
     assert!(wasted > 4, "{wasted}");
@@ -347,17 +349,17 @@ fn a_short_allocation_is_what_counts() {
     (0..page).for_each(|page| program.touch(page));
     let miss = program.miss(page);
     let seen = |at| program.pages.get(&at).copied().unwrap_or(Seen::Empty);
-    let window = program.streams.predict(&miss, 5, &program.habits, seen);
+    let window = program.streams.predict(&miss, 5, &program.defaults, seen);
     assert!(!window.is_single());
-    program.audit();
+    program.check();
     // No frame for any but its own.
     program.streams.mapped(&window, page..page + 1);
     program.pages.insert(page, Seen::Used);
-    while let Some(audit) = program.streams.to_audit_in(SpaceId(1), &(0..TABLE)) {
-        if audit.record.page == page {
-            assert_eq!(audit.pages(), page..page + 1);
+    while let Some(check) = program.streams.to_check_in(SpaceId(1), &(0..TABLE)) {
+        if check.record.page == page {
+            assert_eq!(Streams::extent(&check.record).1, page..page + 1);
         }
-        program.streams.audited(&audit, |_| Seen::Used);
+        program.streams.checked(&check, |_| Seen::Used);
     }
 }
 
@@ -367,28 +369,28 @@ fn another_space_starts_anew() {
     (0..200).for_each(|page| program.touch(page));
     assert!(program.streams.credit > 0);
     let miss = Miss { space: SpaceId(2), ..program.miss(300) };
-    assert!(program.streams.predict(&miss, 5, &program.habits, |_| Seen::Empty).is_single());
+    assert!(program.streams.predict(&miss, 5, &program.defaults, |_| Seen::Empty).is_single());
     assert_eq!((program.streams.credit, program.streams.len), (0, 0));
-    assert_eq!(program.streams.to_audit_in(SpaceId(1), &(0..TABLE)), None);
+    assert_eq!(program.streams.to_check_in(SpaceId(1), &(0..TABLE)), None);
 }
 
 /// Children that each touch a few pages behind many that were there, and end.
 #[test]
 fn short_lives_teach_those_that_come_after() {
     let mut wasted = Vec::new();
-    let mut habits = Habits::new();
+    let mut defaults = Defaults::new();
     for _ in 0..60 {
         let mut child = Program::new(0..TABLE, 5);
-        child.habits = habits;
+        child.defaults = defaults;
         child.pages.extend((0..100).map(|page| (page, Seen::Used)));
         child.touch(100);
         wasted.push(child.wasted());
-        while let Some(audit) = child.streams.to_audit_in(SpaceId(1), &(0..TABLE)) {
+        while let Some(check) = child.streams.to_check_in(SpaceId(1), &(0..TABLE)) {
             let seen = |page| child.pages.get(&page).copied().unwrap_or(Seen::Empty);
-            child.streams.audited(&audit, seen);
+            child.streams.checked(&check, seen);
         }
-        child.streams.leave(&child.habits);
-        habits = child.habits;
+        child.streams.leave(&child.defaults);
+        defaults = child.defaults;
     }
     assert!(wasted[0] > 4, "{wasted:?}");
     assert_eq!(wasted.last(), Some(&0), "{wasted:?}");
@@ -397,11 +399,11 @@ fn short_lives_teach_those_that_come_after() {
 #[test]
 fn what_was_used_before_is_mapped_again() {
     let program = Program::new(0..TABLE, 5);
-    let past = Past { known: !0, expected: 0x1_00f0_f00f, last: 0x3_00f0_f00f };
+    let history = BlockHistory { known: !0, expected: 0x1_00f0_f00f, last: 0x3_00f0_f00f };
     let predict = |page: u64, order: u8| {
-        let miss = Miss { past, ..program.miss(page) };
+        let miss = Miss { history, ..program.miss(page) };
         let taken = |page| if page == 64 + 3 { Seen::Used } else { Seen::Empty };
-        let window = Streams::new().predict(&miss, order, &Habits::new(), taken);
+        let window = Streams::new().predict(&miss, order, &Defaults::new(), taken);
         check(&window, &miss, order);
         window.pages().map(|page| page - 64).collect::<Vec<_>>()
     };
@@ -425,7 +427,7 @@ fn kinds_do_not_teach_each_other() {
 }
 
 proptest! {
-    /// Whatever is touched, and whatever the table and the past say, windows keep to the rules
+    /// Whatever is touched, and whatever the table and the history say, windows keep to the rules
     /// (`check`) and nothing out of reach is looked at.
     #[test]
     fn windows_keep_to_the_rules(
@@ -440,19 +442,19 @@ proptest! {
             match what {
                 0 => drop(program.pages.remove(&page)),
                 1 => {
-                    let past = Past { known, expected: known & used, last: known & used };
-                    let miss = Miss { past, ..program.miss(page) };
+                    let history = BlockHistory { known, expected: known & used, last: known & used };
+                    let miss = Miss { history, ..program.miss(page) };
                     let seen = |page| {
                         assert!(miss.reach.contains(&page));
                         program.pages.get(&page).copied().unwrap_or(Seen::Empty)
                     };
-                    let window = program.streams.predict(&miss, order, &program.habits, seen);
+                    let window = program.streams.predict(&miss, order, &program.defaults, seen);
                     check(&window, &miss, order);
                 }
-                2 => while let Some(audit) =
-                    program.streams.to_audit_in(SpaceId(1), &(page..page + 64))
+                2 => while let Some(check) =
+                    program.streams.to_check_in(SpaceId(1), &(page..page + 64))
                 {
-                    program.streams.audited(&audit, |_| Seen::Empty);
+                    program.streams.checked(&check, |_| Seen::Empty);
                 },
                 _ => program.touch(page),
             }

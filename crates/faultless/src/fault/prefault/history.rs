@@ -9,17 +9,21 @@
 //! there was only one, it is predicted while second mappings have mostly been like first ones. All of this is a hint: slots
 //! are overwritten and read without a lock, and a torn slot costs one window.
 
+mod cell;
+
+pub(crate) use cell::HistoryCell;
+
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Pages in a block; blocks are aligned to their size.
 pub const BLOCK: u64 = 64;
 const SLOTS: usize = 64;
-/// The scale of [`Footprints::likeness`].
+/// The scale of [`History::likeness`].
 const ALIKE: u32 = 256;
 
 /// The access history of a block's previous mappings. Bit n is the block's page n.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Past {
+pub struct BlockHistory {
     /// The pages that were mapped before.
     pub known: u64,
     /// Those that are predicted to be used.
@@ -28,72 +32,72 @@ pub struct Past {
     pub last: u64,
 }
 
-/// The memory of one space.
+/// The access history of one space.
 #[derive(Debug)]
-pub struct Footprints {
+pub struct History {
     slots: [Slot; SLOTS],
-    /// How much of one life was found again in the next, lately; of [`ALIKE`].
+    /// How many of the pages used in one mapping were used in the next, lately: a fraction of [`ALIKE`].
     likeness: AtomicU32,
 }
 
-/// The past of one block.
+/// The access history of one block.
 #[derive(Debug, Default)]
 struct Slot {
     /// One more than the block's number; 0 is none.
     block: AtomicU64,
-    /// Used in the last life, the one before, and the one before that. Lives that were not count as
-    /// used.
-    lives: [AtomicU64; 3],
-    /// Had a life.
+    /// The pages that were used in the last mapping, the one before, and the one before that. In mappings
+    /// that did not exist all pages count as used.
+    used: [AtomicU64; 3],
+    /// The pages that were mapped at least once.
     once: AtomicU64,
-    /// Had two.
+    /// Those that were mapped at least twice.
     twice: AtomicU64,
 }
 
-impl Default for Footprints {
+impl Default for History {
     fn default() -> Self {
         Self { slots: core::array::from_fn(|_| Slot::default()), likeness: AtomicU32::new(ALIKE) }
     }
 }
 
-impl Footprints {
+impl History {
     /// What is known about the block of `page` (a page number).
     #[inline]
-    pub fn recall(&self, page: u64) -> Past {
+    pub fn recall(&self, page: u64) -> BlockHistory {
         let slot = self.slot(page);
         if slot.block.load(Relaxed) != page / BLOCK + 1 {
-            return Past::default();
+            return BlockHistory::default();
         }
         let alike = self.likeness.load(Relaxed) >= ALIKE - ALIKE / 10;
         let known = slot.once.load(Relaxed);
         let trusted = if alike { known } else { slot.twice.load(Relaxed) };
-        let [last, before, first] = slot.lives.each_ref().map(|life| life.load(Relaxed));
-        Past { known, expected: last & before & first & trusted, last: last & known }
+        let [last, before, first] = slot.used.each_ref().map(|used| used.load(Relaxed));
+        BlockHistory { known, expected: last & before & first & trusted, last: last & known }
     }
 
-    /// The pages `taken` of the block of `page` are taken away, of which `used` were accessed. Both
-    /// are masks as in [`Past`]. Not to be called for a block with nothing mapped in `taken`.
-    pub fn taken(&self, page: u64, taken: u64, used: u64) {
+    /// Records that the pages `taken` of the block of `page` are unmapped, of which `used` were accessed. Both
+    /// are masks as in [`BlockHistory`]. Not to be called for a block with nothing mapped in `taken`.
+    pub fn record(&self, page: u64, taken: u64, used: u64) {
         let slot = self.slot(page);
         let used = used & taken;
         if slot.block.swap(page / BLOCK + 1, Relaxed) != page / BLOCK + 1 {
-            slot.lives.iter().for_each(|life| life.store(!0, Relaxed));
+            slot.used.iter().for_each(|used| used.store(!0, Relaxed));
             slot.once.store(0, Relaxed);
             slot.twice.store(0, Relaxed);
         }
         let once = slot.once.load(Relaxed);
         let mut newer = used;
-        self.compare(slot.lives[0].load(Relaxed) & once & taken, used);
-        for life in &slot.lives {
-            let older = life.load(Relaxed);
-            life.store(older & !taken | newer & taken, Relaxed);
+        self.compare(slot.used[0].load(Relaxed) & once & taken, used);
+        for mapping in &slot.used {
+            let older = mapping.load(Relaxed);
+            mapping.store(older & !taken | newer & taken, Relaxed);
             newer = older;
         }
         slot.twice.store(slot.twice.load(Relaxed) | once & taken, Relaxed);
         slot.once.store(once | taken, Relaxed);
     }
 
-    /// Moves the likeness towards what this pair of lives shows, the further the more pages.
+    /// Moves the likeness towards that of these two mappings, the further the more pages.
     fn compare(&self, before: u64, now: u64) {
         let pages = before.count_ones();
         if let Some(again) = ((before & now).count_ones() * ALIKE).checked_div(pages) {
@@ -117,19 +121,19 @@ mod tests {
 
     #[test]
     fn what_was_used_is_expected_again() {
-        let space = Footprints::default();
-        assert_eq!(space.recall(640), Past::default());
-        space.taken(640, 0xffff, 0x0ff0);
-        let past = Past { known: 0xffff, expected: 0x0ff0, last: 0x0ff0 };
-        assert_eq!(space.recall(650), past);
-        assert_eq!(space.recall(704), Past::default(), "another block");
+        let space = History::default();
+        assert_eq!(space.recall(640), BlockHistory::default());
+        space.record(640, 0xffff, 0x0ff0);
+        let history = BlockHistory { known: 0xffff, expected: 0x0ff0, last: 0x0ff0 };
+        assert_eq!(space.recall(650), history);
+        assert_eq!(space.recall(704), BlockHistory::default(), "another block");
     }
 
     #[test]
-    fn after_more_lives_only_what_all_of_three_used() {
-        let space = Footprints::default();
+    fn after_more_mappings_only_what_all_of_three_used() {
+        let space = History::default();
         let expected = [0b1110, 0b0111, 0b0111, 0b0111, 0b1111, 0b1111, 0b1111].map(|used| {
-            space.taken(0, !0, used);
+            space.record(0, !0, used);
             assert_eq!(space.recall(0).last, used);
             space.recall(0).expected
         });
@@ -137,42 +141,42 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_block_have_lives_of_their_own() {
-        let space = Footprints::default();
-        space.taken(0, 0xff, 0xff);
-        space.taken(0, 0xff00, 0x0100);
-        space.taken(0, 0xff, 0x0f);
-        assert_eq!(space.recall(0), Past { known: 0xffff, expected: 0x010f, last: 0x010f });
+    fn parts_of_a_block_have_histories_of_their_own() {
+        let space = History::default();
+        space.record(0, 0xff, 0xff);
+        space.record(0, 0xff00, 0x0100);
+        space.record(0, 0xff, 0x0f);
+        assert_eq!(space.recall(0), BlockHistory { known: 0xffff, expected: 0x010f, last: 0x010f });
     }
 
     #[test]
-    fn a_single_life_counts_only_while_lives_are_alike() {
-        let space = Footprints::default();
+    fn a_single_mapping_counts_only_while_mappings_are_alike() {
+        let space = History::default();
         for block in 0..8 {
-            space.taken(block * BLOCK, !0, !0);
-            space.taken(block * BLOCK, !0, 1);
+            space.record(block * BLOCK, !0, !0);
+            space.record(block * BLOCK, !0, 1);
         }
-        space.taken(20 * BLOCK, !0, !0);
-        assert_eq!(space.recall(20 * BLOCK), Past { known: !0, expected: 0, last: !0 });
+        space.record(20 * BLOCK, !0, !0);
+        assert_eq!(space.recall(20 * BLOCK), BlockHistory { known: !0, expected: 0, last: !0 });
         for _ in 0..16 {
-            space.taken(21 * BLOCK, !0, 1);
+            space.record(21 * BLOCK, !0, 1);
         }
         assert_eq!(space.recall(20 * BLOCK).expected, 0, "one page tells little");
         for _ in 0..16 {
-            space.taken(21 * BLOCK, !0, !1);
+            space.record(21 * BLOCK, !0, !1);
         }
         assert_eq!(space.recall(20 * BLOCK).expected, !0);
     }
 
     #[test]
     fn a_slot_is_given_to_the_last_that_wants_it() {
-        let space = Footprints::default();
+        let space = History::default();
         for block in 0..10_000 {
-            space.taken(block * BLOCK, !0, block);
+            space.record(block * BLOCK, !0, block);
             assert_eq!(space.recall(block * BLOCK).last, block);
         }
         let left = (0..10_000).filter(|block| space.recall(block * BLOCK).known != 0).count();
         assert_eq!(left, SLOTS);
-        assert_eq!(space.recall(u64::MAX), Past::default());
+        assert_eq!(space.recall(u64::MAX), BlockHistory::default());
     }
 }

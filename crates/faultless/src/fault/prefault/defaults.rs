@@ -22,23 +22,23 @@ pub(super) type Widths = [[[u8; CLASSES]; SIDES]; KINDS];
 pub(super) const AS_LONG_AS_THE_RUN: Widths =
     [[[0, 0, HALVES, 2 * HALVES, 3 * HALVES, 4 * HALVES]; SIDES]; KINDS];
 
-/// The scale of [`Habits`].
+/// The scale of [`Defaults`]: stored values are widths times this.
 const FINE: u32 = 16;
 /// How far one thread moves a default: this fraction of the difference.
 const PACE: i32 = 8;
 
-/// Where threads begin. One for all threads of a machine: read when a thread first faults in a space, and
-/// written when one leaves, without a lock; of two that write at once, one may be lost.
+/// The widths with which new threads begin. One for all threads of a machine: read when a thread first faults in a space, and
+/// written when one leaves, without a lock. If two write at once, one update may be lost.
 #[derive(Debug)]
-pub struct Habits([[[AtomicU32; CLASSES]; SIDES]; KINDS]);
+pub struct Defaults([[[AtomicU32; CLASSES]; SIDES]; KINDS]);
 
-impl Default for Habits {
+impl Default for Defaults {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Habits {
+impl Defaults {
     /// Of a machine on which no thread has ended.
     pub fn new() -> Self {
         let fine = |width: u8| AtomicU32::new(u32::from(width) * FINE);
@@ -57,11 +57,11 @@ impl Habits {
     pub(super) fn learn(&self, begun: &Widths, ended: &Widths) {
         let both =
             begun.as_flattened().as_flattened().iter().zip(ended.as_flattened().as_flattened());
-        for (habit, (begun, ended)) in self.0.as_flattened().as_flattened().iter().zip(both) {
+        for (default, (begun, ended)) in self.0.as_flattened().as_flattened().iter().zip(both) {
             if begun != ended {
-                let old = habit.load(Relaxed) as i32;
+                let old = default.load(Relaxed) as i32;
                 let there = (u32::from(*ended) * FINE + FINE / 2) as i32;
-                habit.store((old + (there - old) / PACE) as u32, Relaxed);
+                default.store((old + (there - old) / PACE) as u32, Relaxed);
             }
         }
     }
@@ -72,21 +72,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_habit_follows_those_that_learned_something_else() {
-        let habits = Habits::new();
-        let begun = habits.begin();
+    fn a_default_follows_those_that_learned_something_else() {
+        let defaults = Defaults::new();
+        let begun = defaults.begin();
         assert_eq!(begun, AS_LONG_AS_THE_RUN);
         let mut ended = begun;
         ended[1][0][5] = 0;
-        habits.learn(&begun, &ended);
-        let after = habits.begin();
+        defaults.learn(&begun, &ended);
+        let after = defaults.begin();
         assert!(after[1][0][5] < begun[1][0][5] && after[1][0][5] > 0, "{after:?}");
         for _ in 0..40 {
-            habits.learn(&habits.begin(), &ended);
+            defaults.learn(&defaults.begin(), &ended);
         }
-        assert_eq!(habits.begin(), ended);
-        // Who ends as it began says nothing.
-        habits.learn(&ended, &ended);
-        assert_eq!(habits.begin(), ended);
+        assert_eq!(defaults.begin(), ended);
+        // A thread that ends as it began changes nothing.
+        defaults.learn(&ended, &ended);
+        assert_eq!(defaults.begin(), ended);
     }
 }

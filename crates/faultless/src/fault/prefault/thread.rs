@@ -1,0 +1,36 @@
+//! The predictor of a thread.
+
+use super::predictor::Predictor;
+use super::streams::Streams;
+use crate::machine::Machine;
+use core::cell::{RefCell, RefMut};
+
+/// The predictor of one thread. A new thread starts with a new one.
+#[derive(Debug)]
+pub struct ThreadStreams<P = Streams>(RefCell<P>);
+
+impl<P: Predictor> Default for ThreadStreams<P> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<P: Predictor> ThreadStreams<P> {
+    /// Of a thread that has not faulted.
+    pub const fn new() -> Self {
+        Self(RefCell::new(P::NEW))
+    }
+
+    /// Forgets everything: for a thread that has forked.
+    pub fn reset(&self) {
+        self.0.replace(P::NEW);
+    }
+
+    /// The predictor, for one fault; none to a fault inside a fault, which predicts nothing.
+    pub(in crate::fault) fn of_fault(&self) -> Option<RefMut<'_, P>> {
+        self.0.try_borrow_mut().ok()
+    }
+}
+
+/// The predictor of a thread on machine `M`.
+pub(crate) type ThreadPredictor<M> = ThreadStreams<<M as Machine>::Predictor>;
