@@ -6,9 +6,10 @@ use super::device::Device;
 use super::file::{File, Kind};
 use super::inode::{Body, Inode};
 use super::lock;
+use super::root::root;
 use super::walk::{Links, Start, walk};
 use crate::errno::{Errno, Result};
-use crate::task::current;
+use crate::task::{Process, current};
 use core::mem;
 use core::sync::atomic::{AtomicU32, Ordering};
 use faultless_bare::sync::Mutex;
@@ -88,6 +89,14 @@ pub struct ProcessFiles {
     context: Mutex<Arc<Context>>,
 }
 
+impl Process {
+    /// Its descriptors and directories.
+    pub fn files(&self) -> &ProcessFiles {
+        let files = self.files.downcast_ref();
+        files.expect("a process is made with its files")
+    }
+}
+
 impl ProcessFiles {
     /// Those of the first program: the console, and the directory `here`, or the root if it is empty.
     ///
@@ -104,7 +113,7 @@ impl ProcessFiles {
         let complaints = open(Device::Complaints, linux::O_RDWR)?;
         let slots = Vec::try_from_iter([console.clone(), console, complaints])?;
         let table = Table { full_below: slots.len(), slots };
-        let root = super::root().clone();
+        let root = root().clone();
         let mut start = Start { here: root.clone(), root };
         if !here.is_empty() {
             start.here = walk(&start, here, Links::Follow)?.existing()?;
@@ -124,7 +133,7 @@ impl ProcessFiles {
     /// # Errors
     /// `ENOMEM`.
     pub fn none() -> Result<Self> {
-        let root = super::root().clone();
+        let root = root().clone();
         let start = Mutex::new(Start { here: root.clone(), root });
         let context = Context { start, umask: AtomicU32::new(0o022) };
         let context = Mutex::new(Arc::try_new(context)?);

@@ -1,8 +1,9 @@
 //! Devices: what is in `/dev`, and the console.
 
-use super::stream::{Changes, Events, Stream, erase};
+use super::stream::{Events, Stream, erase};
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
+use crate::task::changes::Changes;
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless_bare::arch::clock;
 use faultless_bare::console;

@@ -1,8 +1,9 @@
 //! Event counters (`eventfd`).
 
-use super::stream::{Changes, Events, Stream};
+use super::stream::{Events, Stream};
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
+use crate::task::changes::Changes;
 use faultless_bare::sync::Mutex;
 use faultless_collections::Arc;
 

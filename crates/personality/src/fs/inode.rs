@@ -266,9 +266,6 @@ impl Inode {
     /// # Errors
     /// `ENOENT`: none does any more. `ENOMEM`.
     pub fn parent(this: &Arc<Self>) -> Result<Arc<Self>> {
-        if Arc::ptr_eq(this, super::root()) {
-            return Ok(this.clone());
-        }
         if let Body::Proc(node) = &this.body
             && let Some(parent) = node.parent()?
         {
@@ -315,7 +312,7 @@ impl Inode {
         let mut len = 0;
         let mut here = this.clone();
         let mut left = false;
-        while !Arc::ptr_eq(&here, super::root()) {
+        loop {
             let above = match &here.body {
                 Body::Proc(node) => node.parent()?.map(|parent| (node, parent)),
                 _ => None,
@@ -328,6 +325,9 @@ impl Inode {
                     (place.name.try_clone()?, place.directory.upgrade())
                 }
             };
+            if parent.as_ref().is_some_and(|parent| Arc::ptr_eq(parent, &here)) {
+                break;
+            }
             len += 1 + name.len();
             if len >= PATH_MAX {
                 return Err(Errno::ENAMETOOLONG);

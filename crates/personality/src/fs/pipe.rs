@@ -3,9 +3,10 @@
 //! A pipe is a ring of bytes. It is writable while as many bytes fit as are written in one piece
 //! (`PIPE_BUF`); a write of no more than that is not split.
 
-use super::stream::{Changes, Events, Stream};
+use super::stream::{Events, Stream};
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
+use crate::task::changes::Changes;
 use crate::task::wait::{Stop, wait_until};
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Vec};

@@ -1,8 +1,9 @@
 //! Waiting for any of several files.
 
 use super::file::File;
-use super::stream::{Changes, Events, Stream, wait_and_look_again};
+use super::stream::{Events, Stream, wait_and_look_again};
 use crate::errno::{Errno, Result};
+use crate::task::changes::Changes;
 use crate::task::wait::{Place, Stop};
 use crate::time;
 use faultless_bare::heap::try_push;

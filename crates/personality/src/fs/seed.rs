@@ -2,10 +2,11 @@
 
 use super::device::Device;
 use super::directory::{self, Directory};
-use super::inode::{Body, Inode};
+use super::inode::{Body, Inode, Name};
 use super::path::Step;
 use super::pipe::{self, Pipe};
 use super::proc;
+use super::root::set_root;
 use super::transfer::Transfer;
 use super::walk::{Links, Start, walk};
 use crate::errno::{Errno, Result};
@@ -25,7 +26,9 @@ pub fn mount(archive: &[u8]) -> core::result::Result<(), &'static str> {
     let root = Inode::numbered(1, Body::Directory(Directory::default()), 0o755);
     let root = root.map_err(|_| NO_MEMORY)?;
     root.change(|meta| meta.links = 2);
-    super::set_root(root.clone()).map_err(|_| NO_MEMORY)?;
+    // It is its own parent.
+    root.enter(&root, Name::new());
+    set_root(root.clone()).map_err(|_| NO_MEMORY)?;
     let start = Start { root: root.clone(), here: root };
     let result = unpack(&start, archive);
     furnish(&start).map_err(|_| NO_MEMORY)?;
@@ -119,7 +122,7 @@ fn fill(inode: &Inode, bytes: &[u8]) -> Result<()> {
 }
 
 /// The directory and the name of a new file.
-fn place(start: &Start, path: &[u8]) -> Result<(Arc<Inode>, super::inode::Name)> {
+fn place(start: &Start, path: &[u8]) -> Result<(Arc<Inode>, Name)> {
     let name = super::file_name(path);
     let parent = make_directories(start, &path[..path.len() - name.len()])?;
     Ok((parent, Vec::try_from_slice(name)?))

@@ -3,14 +3,14 @@
 //! Whoever reads one takes what waits for itself, so what is ready depends on who asks. All of these files share
 //! one announcement, of any signal to anybody: there are few of either.
 
-use super::stream::{Changes, Events, Stream};
+use super::stream::{Events, Stream};
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
 use crate::signal::{self, Set, UNBLOCKABLE};
+use crate::task::changes::Changes;
 use crate::task::current;
 use core::sync::atomic::{AtomicU64, Ordering};
-use faultless_bare::sync::Mutex;
-use faultless_collections::{Arc, Weak};
+use faultless_collections::Arc;
 
 /// The signals of a set, to be read.
 #[derive(Debug)]
@@ -19,34 +19,13 @@ pub struct SignalFile {
     changes: Arc<Changes>,
 }
 
-/// What announces signals, while anybody wants to hear of them.
-static ANNOUNCED: Mutex<Weak<Changes>> = Mutex::new(Weak::new());
-
-/// Announces a signal, which waits already. The caller holds no lock.
-pub fn announce() {
-    let changes = ANNOUNCED.lock().upgrade();
-    if let Some(changes) = changes {
-        changes.announce();
-    }
-}
-
 impl SignalFile {
     /// Those of `set`.
     ///
     /// # Errors
     /// `ENOMEM`.
     pub fn try_new(set: Set) -> Result<Arc<Self>> {
-        let changes = {
-            let mut announced = ANNOUNCED.lock();
-            match announced.upgrade() {
-                Some(changes) => changes,
-                None => {
-                    let new = Arc::try_new(Changes::default())?;
-                    *announced = Arc::downgrade(&new);
-                    new
-                }
-            }
-        };
+        let changes = signal::sent()?;
         Ok(Arc::try_new(Self { set: AtomicU64::new(set & !UNBLOCKABLE), changes })?)
     }
 

@@ -7,11 +7,11 @@
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
 use crate::signal::{self, Info};
+use crate::task::changes::Changes;
 use crate::task::current;
-use crate::task::wait::{Place, Stop, WaitQueue, wait_at};
+use crate::task::wait::{Place, Stop, wait_at};
 use core::any::Any;
 use core::fmt;
-use core::sync::atomic::{AtomicU64, Ordering};
 use faultless_bare::heap::try_push;
 use faultless_collections::arc::Counted;
 use faultless_collections::{Arc, Vec};
@@ -47,27 +47,6 @@ impl Events {
     pub const WRITE: Self = Self::OUT.union(Self::WRNORM);
     /// Told whether asked for or not.
     pub const ALWAYS: Self = Self::ERR.union(Self::HUP);
-}
-
-/// Announcements of changes.
-#[derive(Debug, Default)]
-pub struct Changes {
-    /// Who waits for one.
-    pub queue: WaitQueue,
-    count: AtomicU64,
-}
-
-impl Changes {
-    /// Announces a change, which has been made already.
-    pub fn announce(&self) {
-        self.count.fetch_add(1, Ordering::SeqCst);
-        self.queue.wake_all();
-    }
-
-    /// How many there were.
-    pub fn count(&self) -> u64 {
-        self.count.load(Ordering::SeqCst)
-    }
 }
 
 /// What can be read or written as bytes come and go. Nothing here waits: `EAGAIN` says that one must.

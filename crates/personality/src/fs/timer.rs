@@ -4,9 +4,10 @@
 //! told [when to look again](Stream::look_again). Once it has expired it tells nobody, as on Linux, until it was
 //! read.
 
-use super::stream::{Changes, Events, Stream};
+use super::stream::{Events, Stream};
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
+use crate::task::changes::Changes;
 use crate::time::timers::Setting;
 use crate::time::{self, Clock};
 use faultless_bare::sync::Mutex;

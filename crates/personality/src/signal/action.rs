@@ -1,6 +1,6 @@
 //! What a process does when a signal comes.
 
-use super::{Set, UNBLOCKABLE, bit};
+use super::set::{Set, UNBLOCKABLE, bit};
 use faultless_bare::arch::user::Plain;
 use linux_raw_sys::general as linux;
 

@@ -1,6 +1,9 @@
 //! Delivery: what a thread does about the signals that wait for it, on its way back to user mode.
 
-use super::{Disposition, block, frame, pending, send, stop, take};
+use super::action::{Action, Disposition};
+use super::mask::block;
+use super::pending::{pending, take};
+use super::{frame, send, stop};
 use crate::errno::Errno;
 use crate::task::status::ExitStatus;
 use crate::task::{breathe, current, exit};
@@ -31,7 +34,7 @@ pub fn deliver(frame: &mut TrapFrame) {
             if found.has(linux::SA_RESETHAND)
                 && matches!(found.disposition(signal), Disposition::Handle(_))
             {
-                *action = super::Action::default();
+                *action = Action::default();
             }
             found
         };

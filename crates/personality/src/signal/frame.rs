@@ -7,7 +7,11 @@
 //! state that the processor accepts, never a selector. An address that is none faults like any other
 //! jump to it.
 
-use super::{Action, AlternateStack, Info, Set, block, send};
+use super::action::Action;
+use super::info::Info;
+use super::mask::block;
+use super::send;
+use super::set::{AlternateStack, Set, Trap};
 use crate::errno::{Errno, Result};
 use crate::task::current;
 use core::mem::offset_of;
@@ -199,7 +203,7 @@ fn write_fpu(at: u64, bytes: &[u8]) -> Result<()> {
     Ok(user::write(at + SOFTWARE_AT as u64, &software)?)
 }
 
-fn context(registers: &TrapFrame, trap: &super::Trap, fpu: u64, blocked: Set) -> Context {
+fn context(registers: &TrapFrame, trap: &Trap, fpu: u64, blocked: Set) -> Context {
     let r = registers;
     Context {
         r8_to_r15: [r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15],

@@ -4,11 +4,13 @@
 //! Who is whose parent is known while the process table is locked, but nothing is sent then, because sending may
 //! look at the table. So what is to be sent is noted first, and [`send_noted`] sends it.
 
-use super::{Info, send_process};
+use super::info::Info;
+use super::send::send_process;
 use crate::task::process::{TABLE, Table};
 use crate::task::relatives::INIT;
 use crate::task::{Process, current};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
+use faultless_collections::Arc;
 use linux_raw_sys::general as linux;
 
 /// Its group is orphaned, and a member was stopped.
@@ -16,18 +18,9 @@ const GROUP: u32 = 1;
 /// Its parent has ended, and it asked for a signal then.
 const PARENT: u32 = 2;
 
-/// What of a process's relatives has ended, and its signals were not sent yet.
-#[derive(Debug, Default)]
-pub struct Noted(AtomicU32);
-
-impl Noted {
-    fn add(&self, what: u32) {
-        self.0.fetch_or(what, Ordering::Relaxed);
-    }
-
-    fn is_empty(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == 0
-    }
+/// Notes what is to be sent to `process`.
+fn note(process: &Process, what: u32) {
+    process.signals.orphaned.fetch_or(what, Ordering::Relaxed);
 }
 
 fn group_of(process: &Process) -> u32 {
@@ -65,7 +58,7 @@ pub(super) fn is_orphaned(table: &Table, group: u32, but: u32) -> bool {
 pub fn child_left(table: &Table, parent: &Process, child: &Process) -> bool {
     let asked = child.relatives.death_signal.load(Ordering::Relaxed) != 0;
     if asked {
-        child.signals.orphaned.add(PARENT);
+        note(child, PARENT);
     }
     note_group(table, parent, child, 0) || asked
 }
@@ -84,19 +77,17 @@ fn note_group(table: &Table, parent: &Process, process: &Process, but: u32) -> b
         && is_orphaned(table, group, but)
         && members(table, group, but).any(stopped);
     if noted {
-        members(table, group, but).for_each(|process| process.signals.orphaned.add(GROUP));
+        members(table, group, but).for_each(|process| note(process, GROUP));
     }
     noted
 }
 
 /// Sends what was noted. The caller holds no lock.
 pub fn send_noted() {
-    let next = || {
-        let table = TABLE.lock();
-        table.processes.values().find(|process| !process.signals.orphaned.is_empty()).cloned()
-    };
+    let is_noted = |process: &&Arc<Process>| process.signals.orphaned.load(Ordering::Relaxed) != 0;
+    let next = || TABLE.lock().processes.values().find(is_noted).cloned();
     while let Some(process) = next() {
-        let noted = process.signals.orphaned.0.swap(0, Ordering::Relaxed);
+        let noted = process.signals.orphaned.swap(0, Ordering::Relaxed);
         let signal = process.relatives.death_signal.load(Ordering::Relaxed);
         if noted & PARENT != 0 && signal != 0 {
             send_process(&process, Info::sent(signal, current().process.pid, false));

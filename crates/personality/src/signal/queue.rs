@@ -2,7 +2,8 @@
 //!
 //! A signal below 32 waits at most once, and keeps what it told first; the others queue.
 
-use super::{Info, Set, bit};
+use super::info::Info;
+use super::set::{Set, bit};
 use crate::errno::{Errno, Result};
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless_bare::sync::Mutex;

@@ -1,15 +1,20 @@
 //! Sending signals.
 
-use super::{Disposition, Info, Set, UNBLOCKABLE, bit, stop, takes};
+use super::action::{Action, Disposition};
+use super::info::Info;
+use super::pending::takes;
+use super::set::{Set, Trap, UNBLOCKABLE, bit};
+use super::stop;
 use crate::errno::Result;
-use crate::fs::signals;
+use crate::task::changes::Changes;
 use crate::task::process::Process;
 use crate::task::status::ExitStatus;
 use crate::task::{Thread, current, scheduler};
 use core::ptr;
 use core::sync::atomic::Ordering;
 use faultless_bare::arch::TrapFrame;
-use faultless_collections::Arc;
+use faultless_bare::sync::Mutex;
+use faultless_collections::{Arc, Weak};
 use linux_raw_sys::general as linux;
 
 /// Sends a signal to a process.
@@ -49,8 +54,33 @@ fn post(process: &Arc<Process>, thread: Option<&Arc<Thread>>, info: Info) -> Res
     let signal = info.signal();
     stop::before(process, signal);
     queue(process, thread, info)?;
-    signals::announce();
+    announce();
     Ok(())
+}
+
+/// Announces every signal that is sent, to any process, while somebody holds it.
+static SENT: Mutex<Weak<Changes>> = Mutex::new(Weak::new());
+
+/// What announces signals: one for all `signalfd`, of which there are few.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn sent() -> Result<Arc<Changes>> {
+    let mut sent = SENT.lock();
+    if let Some(changes) = sent.upgrade() {
+        return Ok(changes);
+    }
+    let new = Arc::try_new(Changes::default())?;
+    *sent = Arc::downgrade(&new);
+    Ok(new)
+}
+
+/// Announces a signal, which is queued already. The caller holds no lock.
+fn announce() {
+    let changes = SENT.lock().upgrade();
+    if let Some(changes) = changes {
+        changes.announce();
+    }
 }
 
 fn queue(process: &Process, thread: Option<&Arc<Thread>>, info: Info) -> Result<()> {
@@ -103,11 +133,16 @@ pub(super) fn tell_others(process: &Process, but: &Thread, set: Set) {
     }
 }
 
+/// `thread` of `process` is about to end: what the process has in its queue is for the others.
+pub fn thread_ends(thread: &Thread) {
+    tell_others(&thread.process, thread, !0);
+}
+
 /// A signal for what the running thread just did, which `frame` tells; it cannot be ignored: if it is, or
 /// is blocked, the process dies of it.
 pub fn fault(frame: &mut TrapFrame, signal: u32, code: u32, addr: u64) {
     let thread = current();
-    let trap = super::Trap { vector: frame.vector, error: frame.error, addr };
+    let trap = Trap { vector: frame.vector, error: frame.error, addr };
     thread.signals.trap.set(trap);
     force(Info::fault(signal, code, addr));
 }
@@ -122,7 +157,7 @@ pub(super) fn force(info: Info) {
         let action = &mut actions[(signal - 1) as usize];
         let blocked = thread.signals.blocked.fetch_and(!set, Ordering::SeqCst) & set != 0;
         if blocked || action.is_ignored_on_purpose() {
-            *action = super::Action::default();
+            *action = Action::default();
         }
     }
     debug_assert!(set & UNBLOCKABLE == 0 || signal == linux::SIGKILL);
@@ -134,7 +169,7 @@ pub(super) fn force(info: Info) {
 pub(super) fn force_segv(signal: u32) {
     if signal == linux::SIGSEGV {
         let process = &current().process;
-        process.signals.actions.lock()[(signal - 1) as usize] = super::Action::default();
+        process.signals.actions.lock()[(signal - 1) as usize] = Action::default();
     }
     force(Info::kernel(linux::SIGSEGV));
 }

@@ -105,7 +105,7 @@ pub fn mmap(args: Args<'_>) -> Result {
     }
     let file = match flags.contains(MapFlags::ANONYMOUS) {
         true => None,
-        false => Some(current().process.files.get(args.e() as i32)?),
+        false => Some(current().process.files().get(args.e() as i32)?),
     };
     if len == 0 {
         return Err(Errno::EINVAL);

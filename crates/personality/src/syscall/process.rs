@@ -158,7 +158,7 @@ pub fn unshare(args: Args<'_>) -> Result {
     if flags & of_memory != 0 && process.threads.lock().len() > 1 {
         return Err(Errno::EINVAL);
     }
-    process.files.unshare(flags & nr::CLONE_FILES != 0, flags & nr::CLONE_FS != 0)?;
+    process.files().unshare(flags & nr::CLONE_FILES != 0, flags & nr::CLONE_FS != 0)?;
     Ok(0)
 }
 

@@ -7,7 +7,7 @@ use crate::syscall::args::{Entry, calls};
 use crate::task::wait::{Stop, wait_until};
 use crate::task::{current, process::TABLE};
 use crate::time::clock::{self, Use};
-use crate::time::timers::{self, Key, Notify, Setting};
+use crate::time::timers::{Key, Notify, Setting};
 use crate::time::{self, Clock};
 use faultless_bare::arch::user;
 use faultless_collections::Arc;
@@ -211,7 +211,7 @@ pub(super) const fn itimerspec(setting: Setting) -> Abi<__kernel_itimerspec> {
 /// `getitimer(which, value)`.
 pub fn getitimer(args: Args<'_>) -> Result {
     let key = interval_timer(args.a())?;
-    let setting = current().process.signals.timers.get(key)?;
+    let setting = current().process.timers.get(key)?;
     user::write(args.b(), &itimerval(setting))?;
     Ok(0)
 }
@@ -229,7 +229,7 @@ pub fn setitimer(args: Args<'_>) -> Result {
         }
     };
     let key = interval_timer(args.a())?;
-    let old = timers::set(&current().process, key, new, false)?;
+    let old = time::set_timer(&current().process, key, new, false)?;
     if args.c() != 0 {
         user::write(args.c(), &itimerval(old))?;
     }
@@ -239,7 +239,7 @@ pub fn setitimer(args: Args<'_>) -> Result {
 /// `alarm(seconds)`.
 pub fn alarm(args: Args<'_>) -> Result {
     let new = Setting { value: u64::from(args.a() as u32) * abi::SECOND, interval: 0 };
-    let left = timers::set(&current().process, Key::Real, new, false)?.value;
+    let left = time::set_timer(&current().process, Key::Real, new, false)?.value;
     // Rounded, but what still runs is not 0.
     let rounded = (left + abi::SECOND / 2) / abi::SECOND;
     Ok(if left == 0 { 0 } else { rounded.max(1) })
@@ -278,11 +278,10 @@ pub fn timer_create(args: Args<'_>) -> Result {
         Some(event) => Some(notification(&event)?),
     };
     let id = own
-        .signals
         .timers
         .create(clock, |id| notify.unwrap_or(Notify::Process(SIGALRM, u64::from(id as u32))))?;
     if let Err(fault) = user::write(args.c(), &id) {
-        own.signals.timers.delete(id)?;
+        own.timers.delete(id)?;
         return Err(fault.into());
     }
     Ok(0)
@@ -327,7 +326,7 @@ pub fn timer_settime(args: Args<'_>) -> Result {
     }
     let new = read_itimerspec(args.c())?;
     let absolute = args.b() as u32 & TIMER_ABSTIME != 0;
-    let old = timers::set(&current().process, created(args.a()), new, absolute)?;
+    let old = time::set_timer(&current().process, created(args.a()), new, absolute)?;
     if args.d() != 0 {
         user::write(args.d(), &itimerspec(old))?;
     }
@@ -336,18 +335,18 @@ pub fn timer_settime(args: Args<'_>) -> Result {
 
 /// `timer_gettime(id, value)`.
 pub fn timer_gettime(args: Args<'_>) -> Result {
-    let setting = current().process.signals.timers.get(created(args.a()))?;
+    let setting = current().process.timers.get(created(args.a()))?;
     user::write(args.b(), &itimerspec(setting))?;
     Ok(0)
 }
 
 /// `timer_getoverrun(id)`.
 pub fn timer_getoverrun(args: Args<'_>) -> Result {
-    Ok(current().process.signals.timers.overrun(created(args.a()))? as u64)
+    Ok(current().process.timers.overrun(created(args.a()))? as u64)
 }
 
 /// `timer_delete(id)`.
 pub fn timer_delete(args: Args<'_>) -> Result {
-    current().process.signals.timers.delete(args.a() as i32)?;
+    current().process.timers.delete(args.a() as i32)?;
     Ok(0)
 }

@@ -54,7 +54,7 @@ fn start(arguments: &[u8], environment: &[u8], files: ProcessFiles) -> Result<()
     let Loaded { memory, frame, fpu, name } = loaded;
     let signals = ProcessSignals::try_new()?;
     let family = Family { exit_signal: nr::SIGCHLD, ..Family::default() };
-    let process = Process::new(PROGRAM, Some(memory), files, signals, family);
+    let process = Process::try_new(PROGRAM, Some(memory), files, signals, family)?;
     *process.name.lock() = name;
     let parent = init::start()?;
     process.relatives.parent.store(parent.pid, Ordering::Relaxed);

@@ -77,7 +77,7 @@ pub fn clone(frame: &TrapFrame, request: &Request) -> Result {
     } else {
         // First of all, and from here: a copy of memory needs much of the stack.
         let memory = parent.process.memory().ok_or(Errno::ENOMEM)?;
-        let memory = if request.has(nr::CLONE_VM) { memory } else { memory.try_fork()? };
+        let memory = if request.has(nr::CLONE_VM) { memory } else { copy(&parent, &memory)? };
         (new_process(&parent, number, memory, request)?, true)
     };
     let slots = (Slot::try_new()?, if new { Some(Slot::try_new()?) } else { None });
@@ -94,9 +94,16 @@ pub fn clone(frame: &TrapFrame, request: &Request) -> Result {
         let own = parent.process.memory.space();
         let left = || (!ptr::eq(process.memory.space(), own)).then_some(());
         // Who is killed waits no longer.
-        let _ = wait_unless_killed(&process.memory.changed, left);
+        let _ = wait_unless_killed(&process.memory_changed, left);
     }
     Ok(u64::from(number))
+}
+
+fn copy(parent: &Current, memory: &Memory) -> Result<Arc<Memory>> {
+    let copy = memory.try_fork()?;
+    // Every page is shared from now on, and the next faults copy: what was predicted before is of no use.
+    parent.task.streams.reset();
+    Ok(copy)
 }
 
 #[inline(never)]
@@ -107,7 +114,7 @@ fn new_process(
     request: &Request,
 ) -> Result<Arc<Process>> {
     let from = &parent.process;
-    let files = from.files.fork(request.has(nr::CLONE_FILES), request.has(nr::CLONE_FS))?;
+    let files = from.files().fork(request.has(nr::CLONE_FILES), request.has(nr::CLONE_FS))?;
     let signals = from.signals.try_fork(request.clear_handlers)?;
     // Nobody chooses what signal another's parent gets: a sibling sends the same.
     let exit_signal = if request.has(nr::CLONE_PARENT) {
@@ -116,7 +123,7 @@ fn new_process(
         request.exit_signal
     };
     let family = Family { exit_signal, ..Family::default() };
-    let process = Process::new(number, Some(memory), files, signals, family);
+    let process = Process::try_new(number, Some(memory), files, signals, family)?;
     process.relatives.group.store(from.relatives.group.load(Ordering::Relaxed), Ordering::Relaxed);
     process
         .relatives

@@ -391,7 +391,7 @@ pub fn exec(frame: &mut TrapFrame, loaded: Loaded) -> Result {
     };
     // The first thread's number is the process's; another takes its place.
     let successor = if thread.is_leader() { None } else { Some((fresh()?, Slot::try_new()?)) };
-    process.files.prepare_exec()?;
+    process.files().prepare_exec()?;
     if !exit::end_other_threads() {
         return Err(Errno::RESTART);
     }
@@ -400,8 +400,9 @@ pub fn exec(frame: &mut TrapFrame, loaded: Loaded) -> Result {
     let Loaded { memory, frame: start, fpu, name } = loaded;
     exit::say_goodbye(&thread);
     exit::replace_memory(memory);
-    process.files.close_on_exec();
-    process.signals.reset_for_exec();
+    process.files().close_on_exec();
+    process.signals.clear_handlers();
+    process.timers.exec();
     process.limits.locks_future.set(Lock::No);
     *process.name.lock() = name;
     if let Some((successor, slot)) = successor {

@@ -130,9 +130,9 @@ fn end_process(process: &Arc<Process>, counted: Times) {
         .get_or_insert(ExitStatus::exited(process.end.leader_code.load(Ordering::Relaxed)));
     drop(process.memory.replace(None));
     crate::ipc::sem::process_ends(process.pid);
-    process.memory.changed.wake_all();
-    process.files.close_all();
-    signal::process_ended(process);
+    process.memory_changed.wake_all();
+    process.files().close_all();
+    process.timers.end();
     if process.pid == PROGRAM {
         init::end_all(process);
         finish::finish(status);
@@ -153,9 +153,9 @@ fn end_process(process: &Arc<Process>, counted: Times) {
             let family = process.family.lock();
             (table.processes.get(&process.parent()).cloned(), family.exit_signal)
         };
-        let unseen = parent.as_ref().is_none_or(|parent| {
-            exit_signal == nr::SIGCHLD && signal::children_are_ignored(parent)
-        });
+        let unseen = parent
+            .as_ref()
+            .is_none_or(|parent| exit_signal == nr::SIGCHLD && parent.signals.ignores_children());
         if unseen {
             table.processes.remove(&process.pid);
             if let Some(parent) = &parent {
@@ -182,7 +182,7 @@ pub(super) fn replace_memory(new: Arc<Memory>) {
     let old = process.memory.replace(Some(new));
     scheduler::run_memory();
     drop(old);
-    process.memory.changed.wake_all();
+    process.memory_changed.wake_all();
 }
 
 /// Ends the running thread, the only one of its process, and starts `successor` in its place, which is listed in

@@ -8,9 +8,8 @@
 use super::exit;
 use super::process::{self, Family, Process, TABLE, Table};
 use super::relatives::{INIT, PROGRAM};
-use super::scheduler::ENDED;
 use super::status::ExitStatus;
-use super::thread::Thread;
+use super::thread::{ENDED, Thread};
 use super::wait::wait_in_any_case;
 use crate::errno::{Errno, Result};
 use crate::fs::ProcessFiles;
@@ -29,7 +28,7 @@ pub fn start() -> Result<Arc<Process>> {
     let number = TABLE.lock().new_number();
     debug_assert_eq!(number, INIT);
     let signals = ProcessSignals::try_ignoring_all()?;
-    let process = Process::new(INIT, None, ProcessFiles::none()?, signals, Family::default());
+    let process = Process::try_new(INIT, None, ProcessFiles::none()?, signals, Family::default())?;
     *process.name.lock() = String::try_from_str("init")?;
     let process = Arc::try_new(process)?;
     let fpu = FpuState::try_new().ok_or(Errno::ENOMEM)?;
@@ -71,7 +70,7 @@ pub(super) fn adopt_children(process: &Process, table: &mut Table) -> bool {
         child.family.lock().exit_signal = nr::SIGCHLD;
         noted |= signal::orphan::child_left(table, process, &child);
         let has_ended = child.end.done.load(Ordering::SeqCst);
-        if has_ended && signal::children_are_ignored(&parent) {
+        if has_ended && parent.signals.ignores_children() {
             table.processes.remove(&child.pid);
             continue;
         }

@@ -7,7 +7,6 @@
 //! has the mappings from its beginning, but is listed at its end; so while pages are taken out none is
 //! being made.
 
-use super::wait::WaitQueue;
 use crate::errno::Result;
 use alloc::boxed::Box;
 use core::mem::{ManuallyDrop, MaybeUninit};
@@ -136,10 +135,7 @@ fn empty() -> Result<Box<Space<Bare>>> {
 #[inline(never)]
 fn copy(space: &Space<Bare>) -> Result<Box<Space<Bare>>> {
     let room = try_box_with(MaybeUninit::uninit)?;
-    let child = Box::write(room, space.fork(percpu::cpu())?);
-    // Every page is shared from now on: what comes is copies.
-    crate::task::current().task.streams.reset();
-    Ok(child)
+    Ok(Box::write(room, space.fork(percpu::cpu())?))
 }
 
 impl Drop for Memory {
@@ -156,19 +152,13 @@ pub struct OwnMemory {
     memory: Mutex<Option<Arc<Memory>>>,
     /// The space in `memory`, for the scheduler; null where there is none.
     space: AtomicPtr<Space<Bare>>,
-    /// Woken when the process gets other memory or ends: for who called `vfork`.
-    pub changed: WaitQueue,
 }
 
 impl OwnMemory {
     /// `memory`, or none.
     pub fn new(memory: Option<Arc<Memory>>) -> Self {
         let space = space_of(memory.as_ref());
-        Self {
-            memory: Mutex::new(memory),
-            space: AtomicPtr::new(space.cast_mut()),
-            changed: WaitQueue::new(),
-        }
+        Self { memory: Mutex::new(memory), space: AtomicPtr::new(space.cast_mut()) }
     }
 
     /// The memory; none once the process has ended, or in process 1.

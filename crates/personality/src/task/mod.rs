@@ -10,6 +10,7 @@
 //! `attention` of the CPU that it runs on.
 
 pub mod boot;
+pub mod changes;
 pub mod clone;
 pub mod exec;
 pub mod exit;
@@ -27,6 +28,7 @@ pub mod upcalls;
 pub mod usage;
 pub mod visit;
 pub mod wait;
+mod wait_queue;
 
 pub use process::Process;
 pub use thread::{Current, Thread, current};

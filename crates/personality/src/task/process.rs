@@ -4,14 +4,16 @@ use super::limits::{Limits, PID_MAX};
 use super::memory::{Memory, OwnMemory};
 use super::relatives::Relatives;
 use super::status::End;
-use super::thread::{Siblings, Thread};
+use super::thread::{Siblings, Thread, WaitQueue};
 use super::usage::{Usage, Used};
-use super::wait::WaitQueue;
-use crate::fs::ProcessFiles;
+use crate::errno::Result;
 use crate::signal::ProcessSignals;
-use crate::time::Times;
+use crate::time::{ProcessTimers, Times};
+use alloc::boxed::Box;
+use core::any::Any;
 use core::fmt;
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use faultless::try_box;
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Chain, Link, Linked, Map, String};
 
@@ -23,10 +25,14 @@ pub struct Process {
     pub relatives: Relatives,
     /// Its memory, until it ends; process 1 has none.
     pub memory: OwnMemory,
-    /// Its files and directories.
-    pub files: ProcessFiles,
+    /// Woken when it gets other memory or ends: for the caller of `vfork`.
+    pub memory_changed: WaitQueue,
+    /// Its descriptors and directories. Only [`fs`](crate::fs) knows their type, because files need processes.
+    pub(crate) files: Box<dyn Any + Send + Sync>,
     /// Its handlers, and what waits for any of its threads.
     pub signals: ProcessSignals,
+    /// Its timers.
+    pub timers: ProcessTimers,
     /// The name that `ps` shows: `PR_SET_NAME`, or the file of the program.
     pub name: Mutex<String>,
     /// What it asked for in `/proc/PID/oom_score_adj`.
@@ -37,6 +43,8 @@ pub struct Process {
     sibling: Link<Self>,
     /// Woken when a child ends.
     pub children_changed: WaitQueue,
+    /// Woken when it goes on after a stop.
+    pub goes_on: WaitQueue,
     /// Its threads that have not ended.
     pub threads: Mutex<Chain<Thread, Siblings>>,
     /// Woken when one of them ends.
@@ -79,31 +87,37 @@ impl fmt::Debug for Process {
 
 impl Process {
     /// A process without threads, not listed yet.
-    pub fn new(
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new(
         pid: u32,
         memory: Option<Arc<Memory>>,
-        files: ProcessFiles,
+        files: impl Any + Send + Sync,
         signals: ProcessSignals,
         family: Family,
-    ) -> Self {
-        Self {
+    ) -> Result<Self> {
+        Ok(Self {
             pid,
             relatives: Relatives::new(pid),
             memory: OwnMemory::new(memory),
-            files,
+            memory_changed: WaitQueue::new(),
+            files: try_box(files)?,
             signals,
+            timers: ProcessTimers::try_new()?,
             name: Mutex::default(),
             oom_score_adj: AtomicI32::new(0),
             family: Mutex::new(family),
             sibling: Link::new(),
             children_changed: WaitQueue::new(),
+            goes_on: WaitQueue::new(),
             threads: Mutex::default(),
             threads_changed: WaitQueue::new(),
             end: End::default(),
             used: Used::default(),
             limits: Limits::default(),
             started: faultless_bare::arch::clock::now(),
-        }
+        })
     }
 
     /// The parent's number; 0 for process 1.

@@ -18,7 +18,8 @@
 //! who switches to a thread puts it on the CPU first, and then has it look what is wanted of it. So either
 //! the CPU is told, or the thread sees it by itself.
 
-use super::thread::{Thread, current, try_current};
+use super::thread::{BLOCKED, ENDED, RUNNABLE, Thread, current, try_current};
+use super::wait_queue::Wake;
 use crate::time::{self, CpuTime, Times};
 use core::cell::{Cell, UnsafeCell};
 use core::ptr;
@@ -35,13 +36,6 @@ use faultless_bare::task::context::{self, Context};
 use faultless_bare::task::set_current;
 use faultless_bare::{arch, machine};
 use faultless_collections::{Arc, Chain, Link, Linked, Vec};
-
-/// It runs, or is in a queue.
-pub(super) const RUNNABLE: u8 = 0;
-/// It waits, or is about to.
-const BLOCKED: u8 = 1;
-/// It will not run again.
-pub(super) const ENDED: u8 = 2;
 
 /// The queues of threads that could run, as a kind of [chains](Chain).
 #[derive(Debug)]
@@ -198,6 +192,12 @@ pub fn wake(thread: &Arc<Thread>) {
         thread.state.compare_exchange(BLOCKED, RUNNABLE, Ordering::SeqCst, Ordering::SeqCst);
     if woken.is_ok() {
         enqueue(thread.clone());
+    }
+}
+
+impl Wake for Thread {
+    fn wake(this: &Arc<Self>) {
+        wake(this);
     }
 }
 

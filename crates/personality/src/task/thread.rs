@@ -2,7 +2,9 @@
 //! of it.
 
 use super::Process;
+use super::futex::Waiter;
 use super::usage::Usage;
+use super::wait_queue;
 use crate::errno::{Errno, Result};
 use crate::signal::ThreadSignals;
 use crate::time::{Alarm, CpuTime};
@@ -20,6 +22,16 @@ use faultless_bare::heap::FailNth;
 use faultless_bare::percpu;
 use faultless_bare::task::Task;
 use faultless_collections::{Arc, Link, Linked};
+
+/// It runs, or is in a queue of the scheduler.
+pub(super) const RUNNABLE: u8 = 0;
+/// It waits, or is about to.
+pub(super) const BLOCKED: u8 = 1;
+/// It will not run again.
+pub(super) const ENDED: u8 = 2;
+
+/// A queue of waiting threads.
+pub type WaitQueue = wait_queue::WaitQueue<Thread>;
 
 /// A thread.
 pub struct Thread {
@@ -41,14 +53,17 @@ pub struct Thread {
     pub cpu_time: CpuTime,
     /// How often it gave the CPU away of its own will, and against it.
     pub switches: [AtomicU64; 2],
-    /// What futexes know of it.
-    pub(super) futex: super::futex::Waiting,
+    /// What it waits for in a futex.
+    pub(super) futex: Waiter,
+    /// Its place in the bucket of that futex.
+    pub(super) futex_link: Link<Self>,
     /// Its place among those that could run.
     pub(super) ready: Link<Self>,
     /// Its place among the threads of its process.
     sibling: Link<Self>,
     /// The memory of the deadline for which it waits.
     alarm: Arc<Alarm>,
+    /// [`RUNNABLE`], [`BLOCKED`] or [`ENDED`].
     pub(super) state: AtomicU8,
     /// Whether a CPU is still on its stack: it may be queued, but not run elsewhere yet.
     pub(super) on_cpu: AtomicBool,
@@ -117,11 +132,12 @@ impl Thread {
             affinity: AtomicU64::new(affinity),
             cpu_time: CpuTime::default(),
             switches: [AtomicU64::new(0), AtomicU64::new(0)],
-            futex: super::futex::Waiting::default(),
+            futex: Waiter::default(),
+            futex_link: Link::new(),
             ready: Link::new(),
             sibling: Link::new(),
             alarm,
-            state: AtomicU8::new(super::scheduler::RUNNABLE),
+            state: AtomicU8::new(RUNNABLE),
             on_cpu: AtomicBool::new(false),
             last_cpu: AtomicU16::new(percpu::id().0),
             fail_nth: Cell::default(),
@@ -174,7 +190,7 @@ impl Thread {
 
     /// Whether it waits for something.
     pub fn waits(&self) -> bool {
-        self.state.load(Ordering::Relaxed) != super::scheduler::RUNNABLE
+        self.state.load(Ordering::Relaxed) != RUNNABLE
     }
 
     /// Whether it is to end instead of going on.

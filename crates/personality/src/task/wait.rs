@@ -7,48 +7,25 @@
 //! To wait needs no memory: a thread's [`Place`]s in queues lie on its stack, and it takes them out before it goes on.
 
 use super::scheduler;
+pub use super::thread::WaitQueue;
 use super::thread::{Thread, current};
+use super::wait_queue::Entry;
 use crate::signal;
 use crate::time;
-use core::cell::Cell;
-use core::{fmt, ptr};
 use faultless_bare::arch::clock;
-use faultless_bare::sync::Mutex;
 use faultless_collections::Arc;
-
-/// Threads that wait for one thing.
-#[derive(Default)]
-pub struct WaitQueue {
-    ends: Mutex<Ends>,
-}
-
-/// The first and the last entry of a queue; null if there is none.
-struct Ends([*const Entry; 2]);
-
-// SAFETY: entries are reached with the queue locked only.
-unsafe impl Send for Ends {}
-
-/// What a queue knows of a thread that waits. While it is linked it stays where it is, it belongs to the queue, and
-/// the share that it points to exists.
-#[derive(Debug)]
-struct Entry {
-    thread: Cell<*const Arc<Thread>>,
-    /// The entries before and after it; null at the ends.
-    neighbours: [Cell<*const Self>; 2],
-}
 
 /// A place to wait in.
 #[derive(Debug)]
 pub struct Place<'a> {
     queue: &'a WaitQueue,
-    entry: Entry,
+    entry: Entry<Thread>,
 }
 
 impl<'a> Place<'a> {
     /// A place in `queue`.
     pub const fn at(queue: &'a WaitQueue) -> Self {
-        let neighbours = [const { Cell::new(ptr::null()) }; 2];
-        Self { queue, entry: Entry { thread: Cell::new(ptr::null()), neighbours } }
+        Self { queue, entry: Entry::new() }
     }
 
     /// The queue.
@@ -64,70 +41,6 @@ pub enum Stop {
     Timeout,
     /// A signal is to be delivered, or the thread is to die.
     Signal,
-}
-
-impl WaitQueue {
-    /// A queue in which nobody waits.
-    pub const fn new() -> Self {
-        Self { ends: Mutex::new(Ends([ptr::null(); 2])) }
-    }
-
-    /// Wakes everybody. What they wait for has changed already.
-    pub fn wake_all(&self) {
-        let ends = self.ends.lock();
-        let mut at = ends.0[0];
-        // SAFETY: an entry that is linked, of a locked queue.
-        while let Some(entry) = unsafe { at.as_ref() } {
-            // SAFETY: the share exists while the entry is linked.
-            scheduler::wake(unsafe { &*entry.thread.get() });
-            at = entry.neighbours[1].get();
-        }
-    }
-
-    /// Links an entry at the end.
-    ///
-    /// # Safety
-    /// It is in no queue, and stays where it is, and `thread` too, until it is [unlinked](Self::unlink).
-    unsafe fn link(&self, entry: &Entry, thread: &Arc<Thread>) {
-        let mut ends = self.ends.lock();
-        entry.thread.set(thread);
-        let last = core::mem::replace(&mut ends.0[1], entry);
-        entry.neighbours[0].set(last);
-        entry.neighbours[1].set(ptr::null());
-        // SAFETY: an entry that is linked, of a locked queue.
-        match unsafe { last.as_ref() } {
-            Some(last) => last.neighbours[1].set(entry),
-            None => ends.0[0] = entry,
-        }
-    }
-
-    /// Takes an entry out.
-    ///
-    /// # Safety
-    /// It is in this queue.
-    unsafe fn unlink(&self, entry: &Entry) {
-        let mut ends = self.ends.lock();
-        for (at, end) in ends.0.iter_mut().enumerate() {
-            let other = entry.neighbours[1 - at].get();
-            // SAFETY: an entry that is linked, of a locked queue.
-            match unsafe { entry.neighbours[at].get().as_ref() } {
-                Some(neighbour) => neighbour.neighbours[1 - at].set(other),
-                None => *end = other,
-            }
-        }
-    }
-}
-
-impl Default for Ends {
-    fn default() -> Self {
-        Self([ptr::null(); 2])
-    }
-}
-
-impl fmt::Debug for WaitQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("WaitQueue")
-    }
 }
 
 /// Waits until `ready` gives something; it is asked again whenever one of `queues` is woken. `deadline`

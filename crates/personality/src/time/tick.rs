@@ -1,7 +1,7 @@
 //! The timer interrupt.
 
-use super::queue::{Due, Local};
-use super::{arm, end_of_turn, now, sample_is_due, timers, usage};
+use super::deadline::{Due, Local, arm, end_of_turn, sample_is_due};
+use super::{expire, now, usage};
 use crate::task::{scheduler, thread};
 use core::sync::atomic::Ordering;
 use faultless_bare::arch::TrapFrame;
@@ -17,7 +17,7 @@ pub fn tick(frame: &TrapFrame) {
             Due::Wake(thread) => scheduler::wake(&thread),
             Due::Timer(process, key) => {
                 if let Some(process) = Weak::upgrade(&process) {
-                    timers::expire(&process, key);
+                    expire::expire(&process, key);
                 }
             }
         }
@@ -27,7 +27,7 @@ pub fn tick(frame: &TrapFrame) {
         if sample_is_due(local, now) {
             scheduler::sample(&thread, usage::was_in_kernel(frame));
         }
-        next = next.min(now.saturating_add(timers::check_run_time(&thread.process)));
+        next = next.min(now.saturating_add(expire::check_run_time(&thread.process)));
     }
     arm(local, next);
 }

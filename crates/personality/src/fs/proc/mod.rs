@@ -127,7 +127,7 @@ pub(super) fn root() -> Result<Arc<Inode>> {
 
 /// `/proc` as it is in the tree.
 fn home() -> Option<Arc<Inode>> {
-    super::root().lookup(b"proc").ok()
+    super::root::root().lookup(b"proc").ok()
 }
 
 /// `sys/vm` in `/proc`.
@@ -251,10 +251,10 @@ impl Live for Node {
                 let path = memory.image.lock().path.try_clone()?;
                 Target::Path(path.into_bytes())
             }
-            Self::Way(pid, Way::Root) => Target::Inode(process(pid)?.files.start().root),
-            Self::Way(pid, Way::Directory) => Target::Inode(process(pid)?.files.start().here),
+            Self::Way(pid, Way::Root) => Target::Inode(process(pid)?.files().start().root),
+            Self::Way(pid, Way::Directory) => Target::Inode(process(pid)?.files().start().here),
             Self::Descriptor(pid, fd) => {
-                let file = process(pid)?.files.get(fd).map_err(|_| Errno::ENOENT)?;
+                let file = process(pid)?.files().get(fd).map_err(|_| Errno::ENOENT)?;
                 Target::Inode(file.inode.clone())
             }
             _ => return Err(Errno::EINVAL),
@@ -302,7 +302,7 @@ impl Live for Node {
             }
             &Self::Descriptors(pid) => {
                 let fd = number(name).and_then(|fd| i32::try_from(fd).ok()).ok_or(Errno::ENOENT)?;
-                process(pid)?.files.get(fd).map_err(|_| Errno::ENOENT)?;
+                process(pid)?.files().get(fd).map_err(|_| Errno::ENOENT)?;
                 Self::Descriptor(pid, fd)
             }
             _ => return Err(Errno::ENOTDIR),
@@ -339,7 +339,7 @@ impl Live for Node {
                 texts(pid, Some(tid)).try_for_each(|node| add(items, node))?;
             }
             &Self::Descriptors(pid) => {
-                process(pid)?.files.each_open(|fd| add(items, Self::Descriptor(pid, fd)))?;
+                process(pid)?.files().each_open(|fd| add(items, Self::Descriptor(pid, fd)))?;
             }
             _ => return Err(Errno::ENOTDIR),
         }

@@ -233,7 +233,7 @@ fn status(of: &Subject, text: &mut Text) -> Result<()> {
     let process = &of.process;
     let (letter, word) = state(of);
     field(text, "Name", &*process.name.lock());
-    field(text, "Umask", format_args!("{:04o}", process.files.umask()));
+    field(text, "Umask", format_args!("{:04o}", process.files().umask()));
     field(text, "State", format_args!("{letter} ({word})"));
     field(text, "Tgid", process.pid);
     field(text, "Ngid", 0);
@@ -242,7 +242,7 @@ fn status(of: &Subject, text: &mut Text) -> Result<()> {
     field(text, "TracerPid", 0);
     field(text, "Uid", "0\t0\t0\t0");
     field(text, "Gid", "0\t0\t0\t0");
-    field(text, "FDSize", process.files.count().next_multiple_of(64));
+    field(text, "FDSize", process.files().count().next_multiple_of(64));
     field(text, "Groups", " ");
     if let Some(memory) = process.memory() {
         let space = memory.space();

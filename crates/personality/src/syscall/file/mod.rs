@@ -30,7 +30,7 @@ impl Deref for Files {
     type Target = ProcessFiles;
 
     fn deref(&self) -> &ProcessFiles {
-        &self.0.process.files
+        self.0.process.files()
     }
 }
 

@@ -11,64 +11,20 @@
 //! A waiter that is not woken takes itself out of the bucket that it is in by then, which its thread
 //! remembers: only who has the waiter's bucket locked may move it.
 
+mod waiter;
+
+pub(super) use waiter::Waiter;
+
 use super::scheduler;
 use super::thread::{Thread, current};
 use super::wait::{Stop, wait_until};
 use crate::errno::{Errno, Result};
-use core::cell::Cell;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::Ordering;
 use faultless_bare::arch::user;
-use faultless_bare::percpu;
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Chain, Link, Linked};
 use linux_raw_sys::general as nr;
-
-/// What names a futex word to all who can reach it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Key {
-    /// The number of the space, or the identity of the object.
-    home: u64,
-    /// The address in it.
-    place: u64,
-    shared: bool,
-}
-
-impl Key {
-    /// The key of the word at `addr` in the running space.
-    fn of(addr: u64, private: bool) -> Result<Self> {
-        if !addr.is_multiple_of(4) {
-            return Err(Errno::EINVAL);
-        }
-        if addr >= faultless::USER_END {
-            return Err(Errno::EFAULT);
-        }
-        // SAFETY: a thread runs, so this CPU runs the space of its process, which lives at least as
-        // long as the call.
-        let space = unsafe { &*percpu::this().space.get() };
-        let shared = if private { None } else { space.shared_place(percpu::cpu(), addr) };
-        Ok(match shared {
-            Some((home, place)) => Self { home, place, shared: true },
-            None => Self { home: space.id().0, place: addr, shared: false },
-        })
-    }
-
-    fn bucket(self) -> usize {
-        // Multiplicative hashing: the upper bits are the good ones.
-        let mixed = (self.home ^ self.place >> 2).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (mixed >> (64 - BUCKETS.ilog2())) as usize
-    }
-}
-
-/// A thread's part.
-#[derive(Debug, Default)]
-pub(super) struct Waiting {
-    bucket: AtomicUsize,
-    woken: AtomicBool,
-    /// What it waits for, and the bits that wake it: changed with its bucket locked.
-    key: Cell<Option<Key>>,
-    bits: Cell<u32>,
-    link: Link<Thread>,
-}
+use waiter::{BUCKETS, Key};
 
 /// The buckets, as a kind of chains.
 #[derive(Debug)]
@@ -77,13 +33,11 @@ pub(super) struct Waits;
 // SAFETY: a field that is for nothing else.
 unsafe impl Linked<Waits> for Thread {
     fn link(&self) -> &Link<Self> {
-        &self.futex.link
+        &self.futex_link
     }
 }
 
 type Bucket = Chain<Thread, Waits>;
-
-const BUCKETS: usize = 256;
 
 static TABLE: [Mutex<Bucket>; BUCKETS] = [const { Mutex::new(Chain::new()) }; BUCKETS];
 

@@ -1,0 +1,54 @@
+//! What `mmap` maps of a file.
+
+use super::device::Device;
+use super::file::{File, Kind};
+use super::inode::Body;
+use super::regular::Held;
+use crate::errno::{Errno, Result};
+use faultless::{Backing, MapFlags, Object, Prot, Shared};
+use faultless_bare::percpu;
+use linux_raw_sys::general as linux;
+
+/// What a descriptor has to map.
+#[derive(Debug)]
+pub struct Mapping {
+    object: Held,
+    may_write: bool,
+}
+
+impl Mapping {
+    /// It from page `first` on.
+    pub fn starting_at(&self, first: u64) -> Backing<'_> {
+        Backing { object: &self.object, first, may_write: self.may_write }
+    }
+}
+
+/// What `mmap` maps of `file`.
+///
+/// # Errors
+/// `EBADF`, `EACCES`, `EPERM`: it is sealed; `ENODEV`: it cannot be mapped; `ENOMEM`.
+pub fn object_to_map(file: &File, prot: Prot, flags: MapFlags) -> Result<Mapping> {
+    if let Kind::Path = file.kind {
+        return Err(Errno::EBADF);
+    }
+    let shared = flags.contains(MapFlags::SHARED);
+    if !file.reads() || shared && prot.contains(Prot::WRITE) && !file.writes() {
+        return Err(Errno::EACCES);
+    }
+    match &file.inode.body {
+        Body::Regular(regular) => {
+            const SEALED: u32 = linux::F_SEAL_WRITE | linux::F_SEAL_FUTURE_WRITE;
+            let sealed = regular.seals() & SEALED != 0;
+            if shared && sealed && prot.contains(Prot::WRITE) {
+                return Err(Errno::EPERM);
+            }
+            let object: Shared<Object> = regular.map().clone();
+            Ok(Mapping { object: Held::new(object), may_write: file.writes() && !sealed })
+        }
+        Body::Device(Device::Zero) => {
+            let object = Object::try_new(percpu::cpu(), Object::MAX_PAGES, 0)?;
+            Ok(Mapping { object: Held::new(object), may_write: file.writes() })
+        }
+        _ => Err(Errno::ENODEV),
+    }
+}

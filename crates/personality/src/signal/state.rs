@@ -1,0 +1,177 @@
+//! The signal state of a thread, and that of a process.
+
+use super::action::{Action, Disposition};
+use super::job::Job;
+use super::queue::Queue;
+use super::set::{AlternateStack, LAST, Set, Trap, bit};
+use crate::errno::Result;
+use core::cell::Cell;
+use core::fmt;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use faultless_bare::sync::Mutex;
+use faultless_collections::Vec;
+use linux_raw_sys::general as linux;
+
+/// The signal state of a thread.
+pub struct ThreadSignals {
+    /// What was sent to it alone.
+    pub(super) queue: Queue,
+    /// What it blocks; only itself changes that.
+    pub(super) blocked: AtomicU64,
+    /// What it blocks but waits for, in `rt_sigtimedwait`.
+    pub(super) awaited: AtomicU64,
+    /// What it blocks again once the call that blocks something else for a while is over.
+    pub(super) saved: Cell<Option<Set>>,
+    /// Where its handlers run.
+    pub(crate) stack: Cell<AlternateStack>,
+    pub(super) trap: Cell<Trap>,
+    /// The deadline of a call that is about to be made again.
+    pub(crate) resume: Cell<Option<u64>>,
+}
+
+impl Default for ThreadSignals {
+    fn default() -> Self {
+        Self {
+            queue: Queue::default(),
+            blocked: AtomicU64::new(0),
+            awaited: AtomicU64::new(0),
+            saved: Cell::new(None),
+            stack: Cell::new(AlternateStack::NONE),
+            trap: Cell::default(),
+            resume: Cell::new(None),
+        }
+    }
+}
+
+impl fmt::Debug for ThreadSignals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "signals {:#x}, blocked {:#x}", self.queue.set(), self.blocked())
+    }
+}
+
+impl ThreadSignals {
+    /// Those of a thread that the running one, whose these are, makes: it blocks the same.
+    pub fn fork(&self, keeps_stack: bool) -> Self {
+        let new = Self::default();
+        new.blocked.store(self.blocked(), Ordering::Relaxed);
+        if keeps_stack {
+            new.stack.set(self.stack.get());
+        }
+        new
+    }
+
+    /// The running thread, whose these are, has a new program.
+    pub fn reset_for_exec(&self) {
+        self.stack.set(AlternateStack::NONE);
+        self.resume.set(None);
+    }
+
+    /// What the thread blocks.
+    pub fn blocked(&self) -> Set {
+        self.blocked.load(Ordering::SeqCst)
+    }
+
+    /// What waits for it alone.
+    pub fn waiting(&self) -> Set {
+        self.queue.set()
+    }
+
+    /// What it does not want dropped, even where it is ignored.
+    pub(super) fn kept(&self) -> Set {
+        self.blocked() | self.awaited.load(Ordering::SeqCst)
+    }
+}
+
+/// The signal state of a process.
+pub struct ProcessSignals {
+    /// By signal; not in place, since a process is moved about on a small stack while it is made.
+    pub(super) actions: Mutex<Vec<Action>>,
+    /// What any of its threads may take.
+    pub(super) queue: Queue,
+    /// Whether it is stopped.
+    pub job: Job,
+    /// Which signals the ends of its relatives will send it, as bits of [`orphan`](super::orphan).
+    pub(super) orphaned: AtomicU32,
+}
+
+impl fmt::Debug for ProcessSignals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "signals {:#x}", self.queue.set())
+    }
+}
+
+impl ProcessSignals {
+    /// Those of a program that has just begun.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new() -> Result<Self> {
+        Self::with_actions(Vec::try_filled(Action::default(), LAST as usize)?)
+    }
+
+    /// Those of a process that ignores all, even what others cannot ignore.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_ignoring_all() -> Result<Self> {
+        Self::with_actions(Vec::try_filled(Action::IGNORE, LAST as usize)?)
+    }
+
+    /// Those of a child: it does the same, unless it is to have no handlers.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_fork(&self, clear_handlers: bool) -> Result<Self> {
+        let new = Self::with_actions(self.actions.lock().try_clone()?)?;
+        if clear_handlers {
+            new.clear_handlers();
+        }
+        Ok(new)
+    }
+
+    fn with_actions(actions: Vec<Action>) -> Result<Self> {
+        Ok(Self {
+            actions: Mutex::new(actions),
+            queue: Queue::default(),
+            job: Job::default(),
+            orphaned: AtomicU32::new(0),
+        })
+    }
+
+    /// Removes all handlers: those of the parent, or of the program that is replaced.
+    pub fn clear_handlers(&self) {
+        for action in self.actions.lock().iter_mut() {
+            *action = action.for_exec();
+        }
+    }
+
+    /// What is done when `signal` comes.
+    pub fn action(&self, signal: u32) -> Action {
+        self.actions.lock()[(signal - 1) as usize]
+    }
+
+    /// What any of its threads may take.
+    pub fn waiting(&self) -> Set {
+        self.queue.set()
+    }
+
+    /// The signals that are ignored because the program said so, and those that have a handler: for
+    /// `/proc/self/status`.
+    pub fn ignored_and_caught(&self) -> (Set, Set) {
+        let (mut ignored, mut caught) = (0, 0);
+        for (action, signal) in self.actions.lock().iter().zip(1..) {
+            if action.is_ignored_on_purpose() {
+                ignored |= bit(signal);
+            } else if matches!(action.disposition(signal), Disposition::Handle(_)) {
+                caught |= bit(signal);
+            }
+        }
+        (ignored, caught)
+    }
+
+    /// Whether children that end leave no zombies, because the program wants no `SIGCHLD`.
+    pub fn ignores_children(&self) -> bool {
+        let action = self.action(linux::SIGCHLD);
+        action.is_ignored_on_purpose() || action.has(linux::SA_NOCLDWAIT)
+    }
+}

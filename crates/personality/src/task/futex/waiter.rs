@@ -1,0 +1,56 @@
+//! What names a futex word, and what a waiting thread stores.
+
+use crate::errno::{Errno, Result};
+use core::cell::Cell;
+use core::sync::atomic::{AtomicBool, AtomicUsize};
+use faultless_bare::percpu;
+
+/// How many buckets there are.
+pub(super) const BUCKETS: usize = 256;
+
+/// What names a futex word to all who can reach it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Key {
+    /// The number of the space, or the identity of the object.
+    home: u64,
+    /// The address in it.
+    place: u64,
+    shared: bool,
+}
+
+impl Key {
+    /// The key of the word at `addr` in the running space.
+    pub(super) fn of(addr: u64, private: bool) -> Result<Self> {
+        if !addr.is_multiple_of(4) {
+            return Err(Errno::EINVAL);
+        }
+        if addr >= faultless::USER_END {
+            return Err(Errno::EFAULT);
+        }
+        // SAFETY: a thread runs, so this CPU runs the space of its process, which lives at least as
+        // long as the call.
+        let space = unsafe { &*percpu::this().space.get() };
+        let shared = if private { None } else { space.shared_place(percpu::cpu(), addr) };
+        Ok(match shared {
+            Some((home, place)) => Self { home, place, shared: true },
+            None => Self { home: space.id().0, place: addr, shared: false },
+        })
+    }
+
+    pub(super) fn bucket(self) -> usize {
+        // Multiplicative hashing: the upper bits are the good ones.
+        let mixed = (self.home ^ self.place >> 2).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> (64 - BUCKETS.ilog2())) as usize
+    }
+}
+
+/// What a thread stores while it waits for a futex.
+#[derive(Debug, Default)]
+pub struct Waiter {
+    /// The number of its bucket.
+    pub(super) bucket: AtomicUsize,
+    pub(super) woken: AtomicBool,
+    /// What it waits for, and the bits that wake it: changed with its bucket locked.
+    pub(super) key: Cell<Option<Key>>,
+    pub(super) bits: Cell<u32>,
+}

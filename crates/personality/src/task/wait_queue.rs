@@ -1,0 +1,108 @@
+//! Wait queues: which threads wait for one thing.
+//!
+//! Generic over the thread, so that threads and processes can contain queues. Waiting itself is in [`wait`](super::wait).
+
+use core::cell::Cell;
+use core::{fmt, ptr};
+use faultless_bare::sync::Mutex;
+use faultless_collections::Arc;
+
+/// What can wait in a queue.
+pub trait Wake {
+    /// Makes it run again if it waits.
+    fn wake(this: &Arc<Self>);
+}
+
+/// The threads that wait for one thing.
+pub struct WaitQueue<T> {
+    ends: Mutex<Ends<T>>,
+}
+
+/// The first and the last entry of a queue; null if there is none.
+struct Ends<T>([*const Entry<T>; 2]);
+
+// SAFETY: entries are accessed only while the queue is locked, and contain nothing but pointers to shares of `T`.
+unsafe impl<T: Send + Sync> Send for Ends<T> {}
+
+/// The entry of a waiting thread. While it is linked, it does not move, the queue may access it, and
+/// the share that it points to exists.
+#[derive(Debug)]
+pub(super) struct Entry<T> {
+    thread: Cell<*const Arc<T>>,
+    /// The entries before and after it; null at the ends.
+    neighbours: [Cell<*const Self>; 2],
+}
+
+impl<T> Entry<T> {
+    /// An entry of no queue.
+    pub(super) const fn new() -> Self {
+        let neighbours = [const { Cell::new(ptr::null()) }; 2];
+        Self { thread: Cell::new(ptr::null()), neighbours }
+    }
+}
+
+impl<T> WaitQueue<T> {
+    /// An empty queue.
+    pub const fn new() -> Self {
+        Self { ends: Mutex::new(Ends([ptr::null(); 2])) }
+    }
+
+    /// Links an entry at the end.
+    ///
+    /// # Safety
+    /// It is in no queue. It and `thread` do not move until it is [unlinked](Self::unlink).
+    pub(super) unsafe fn link(&self, entry: &Entry<T>, thread: &Arc<T>) {
+        let mut ends = self.ends.lock();
+        entry.thread.set(thread);
+        let last = core::mem::replace(&mut ends.0[1], entry);
+        entry.neighbours[0].set(last);
+        entry.neighbours[1].set(ptr::null());
+        // SAFETY: a linked entry of a locked queue.
+        match unsafe { last.as_ref() } {
+            Some(last) => last.neighbours[1].set(entry),
+            None => ends.0[0] = entry,
+        }
+    }
+
+    /// Takes an entry out.
+    ///
+    /// # Safety
+    /// It is in this queue.
+    pub(super) unsafe fn unlink(&self, entry: &Entry<T>) {
+        let mut ends = self.ends.lock();
+        for (at, end) in ends.0.iter_mut().enumerate() {
+            let other = entry.neighbours[1 - at].get();
+            // SAFETY: a linked entry of a locked queue.
+            match unsafe { entry.neighbours[at].get().as_ref() } {
+                Some(neighbour) => neighbour.neighbours[1 - at].set(other),
+                None => *end = other,
+            }
+        }
+    }
+}
+
+impl<T: Wake> WaitQueue<T> {
+    /// Wakes all threads in it. What they wait for has changed already.
+    pub fn wake_all(&self) {
+        let ends = self.ends.lock();
+        let mut at = ends.0[0];
+        // SAFETY: a linked entry of a locked queue.
+        while let Some(entry) = unsafe { at.as_ref() } {
+            // SAFETY: the share exists while the entry is linked.
+            T::wake(unsafe { &*entry.thread.get() });
+            at = entry.neighbours[1].get();
+        }
+    }
+}
+
+impl<T> Default for WaitQueue<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> fmt::Debug for WaitQueue<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WaitQueue")
+    }
+}
