@@ -1,28 +1,25 @@
 //! Linux's system calls on the bare machine: threads, processes, signals, time, files, IPC.
 //!
-//! It is the `Kernel` above `faultless_bare`, runs static Linux programs, and ends with the first of them. The binary of
-//! this package is the kernel, linked.
+//! This crate implements the `Kernel` trait of `faultless_bare`. It runs static Linux programs, and ends when the first
+//! of them ends. The binary of this package is the linked kernel.
 //!
-//! The modules in order: each imports only what stands above it, and reaches what stands below through a trait, a
-//! queue, or a function that it is given.
+//! The modules in order. Each imports only modules of its own row and of the rows above it. It reaches those below
+//! through a trait, a queue, or a function that it is given:
 //!
-//! | module | what is in it |
+//! | module | contents |
 //! |---|---|
 //! | `calendar`, `elf`, `path` | what needs no machine, and is tested on the host |
 //! | `errno`, `abi`, `wall` | Linux's errors and structures; the date |
-//! | `time::usage`, `task::{status, usage, limits, relatives}`, `signal::{set, info, queue, action}` | what a thread and a process are made of |
-//! | `task`: `thread`, `process`, `memory`, `scheduler`, `wait`, `futex` | who runs, who waits |
-//! | `time`: `queue`, `clock`, `timers` | deadlines, clocks and timers |
-//! | `signal`: `send`, `stop`, `orphan` | sending signals, job control |
-//! | `fs` without `fs::proc` | files in memory, descriptors, pipes and other streams |
+//! | `time::usage`, `task::{status, usage, limits, relatives, memory, wait_queue}`, `task::futex::waiter`, `signal::{set, info, queue, action, job, state}` | the parts of threads and processes |
+//! | `task::{thread, process}`, `time::{clock, deadline, timers}` | threads and processes; the clocks that measure them, their deadlines and timers |
+//! | `task::{scheduler, wait, futex}`, `signal::pending` | which thread runs where; how threads wait |
+//! | `signal::{send, stop, orphan, mask}`, `time::expire` | sending and blocking signals, job control; expiry of timers |
+//! | `fs` without `fs::proc` and `fs::seed` | files in memory, descriptors, pipes and other streams |
 //! | `ipc` | System V's shared memory, semaphores, message queues |
 //! | `task::visit`, `fs::proc`, `fs::seed` | `/proc`; the initial files |
-//! | `signal::{frame, deliver}`, `time::tick`, `task::{exit, init, finish, exec, clone}` | what happens on the way back to user mode; the ends and beginnings of programs |
-//! | `syscall` | the calls by number |
+//! | `signal::{frame, deliver}`, `time::tick`, `task::{exit, init, finish, exec, clone}` | the return to user mode; the start and end of programs |
+//! | `syscall` | the system calls by number |
 //! | `task::{upcalls, boot}`, `linux` | what the machine calls; the first program |
-//!
-//! The rows from `task` to `fs` are not yet apart: a process has files and signals, and those wake threads. 27 of
-//! their files import each other in a circle (with `fs::live`, through which they know `/proc` as a trait).
 #![no_std]
 #![cfg_attr(
     test,

@@ -3,7 +3,7 @@
 use super::stream::{Events, Stream, erase};
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
-use crate::task::changes::Changes;
+use crate::task::wait::Changes;
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless_bare::arch::clock;
 use faultless_bare::console;

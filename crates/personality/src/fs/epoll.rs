@@ -14,7 +14,7 @@ use super::file::File;
 use super::poll;
 use super::stream::{Events, Stream};
 use crate::errno::{Errno, Result};
-use crate::task::changes::Changes;
+use crate::task::wait::Changes;
 use core::any::Any;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use faultless_bare::heap::try_push;

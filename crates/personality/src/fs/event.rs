@@ -3,7 +3,7 @@
 use super::stream::{Events, Stream};
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
-use crate::task::changes::Changes;
+use crate::task::wait::Changes;
 use faultless_bare::sync::Mutex;
 use faultless_collections::Arc;
 

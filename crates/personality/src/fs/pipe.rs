@@ -6,8 +6,7 @@
 use super::stream::{Events, Stream};
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
-use crate::task::changes::Changes;
-use crate::task::wait::{Stop, wait_until};
+use crate::task::wait::{Changes, Stop, wait_until};
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Vec};
 

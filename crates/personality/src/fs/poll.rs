@@ -3,8 +3,7 @@
 use super::file::File;
 use super::stream::{Events, Stream, wait_and_look_again};
 use crate::errno::{Errno, Result};
-use crate::task::changes::Changes;
-use crate::task::wait::{Place, Stop};
+use crate::task::wait::{Changes, Place, Stop};
 use crate::time;
 use faultless_bare::heap::try_push;
 use faultless_collections::{Arc, Vec};

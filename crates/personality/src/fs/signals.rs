@@ -7,8 +7,8 @@ use super::stream::{Events, Stream};
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
 use crate::signal::{self, Set, UNBLOCKABLE};
-use crate::task::changes::Changes;
 use crate::task::current;
+use crate::task::wait::Changes;
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless_collections::Arc;
 

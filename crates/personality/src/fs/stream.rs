@@ -7,9 +7,8 @@
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
 use crate::signal::{self, Info};
-use crate::task::changes::Changes;
 use crate::task::current;
-use crate::task::wait::{Place, Stop, wait_at};
+use crate::task::wait::{Changes, Place, Stop, wait_at};
 use core::any::Any;
 use core::fmt;
 use faultless_bare::heap::try_push;

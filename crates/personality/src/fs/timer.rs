@@ -7,7 +7,7 @@
 use super::stream::{Events, Stream};
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
-use crate::task::changes::Changes;
+use crate::task::wait::Changes;
 use crate::time::timers::Setting;
 use crate::time::{self, Clock};
 use faultless_bare::sync::Mutex;

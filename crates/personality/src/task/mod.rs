@@ -10,7 +10,6 @@
 //! `attention` of the CPU that it runs on.
 
 pub mod boot;
-pub mod changes;
 pub mod clone;
 pub mod exec;
 pub mod exit;

@@ -12,6 +12,7 @@ use super::thread::{Thread, current};
 use super::wait_queue::Entry;
 use crate::signal;
 use crate::time;
+use core::sync::atomic::{AtomicU64, Ordering};
 use faultless_bare::arch::clock;
 use faultless_collections::Arc;
 
@@ -31,6 +32,27 @@ impl<'a> Place<'a> {
     /// The queue.
     pub const fn queue(&self) -> &'a WaitQueue {
         self.queue
+    }
+}
+
+/// Announcements of changes.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// Who waits for one.
+    pub queue: WaitQueue,
+    count: AtomicU64,
+}
+
+impl Changes {
+    /// Announces a change, which has been made already.
+    pub fn announce(&self) {
+        self.count.fetch_add(1, Ordering::SeqCst);
+        self.queue.wake_all();
+    }
+
+    /// How many there were.
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::SeqCst)
     }
 }
 

@@ -1,11 +1,11 @@
 //! The deadlines of each CPU, and the timer that is set for the first of them or the end of a turn.
 
-use super::now;
 use crate::errno::Result;
 use crate::task::{Process, Thread};
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless::CpuId;
 use faultless_bare::arch::apic;
+use faultless_bare::arch::clock::now;
 use faultless_bare::percpu;
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Map, Slot, Weak};

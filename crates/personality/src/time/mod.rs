@@ -9,7 +9,6 @@
 pub mod clock;
 mod deadline;
 mod expire;
-mod restart;
 mod tick;
 pub mod timers;
 pub mod usage;
@@ -17,13 +16,28 @@ pub mod usage;
 pub use clock::Clock;
 pub use deadline::{Alarm, TURN, before_idle, begin_turn, cancel, samples_switch, wake_at};
 pub use expire::set_timer;
-pub use restart::{deadline_after, interrupted};
 pub use tick::tick;
 pub use timers::ProcessTimers;
 pub use usage::{CpuTime, Times};
+
+use crate::errno::Errno;
+use crate::task::current;
 
 /// Nanoseconds since boot.
 #[inline]
 pub fn now() -> u64 {
     faultless_bare::arch::clock::now()
+}
+
+/// The deadline of a call that may wait for `nanoseconds`, in nanoseconds since boot. A call that was
+/// [interrupted](interrupted) and is made again gets the deadline that it had.
+pub fn deadline_after(nanoseconds: u64) -> u64 {
+    current().signals.resume.take().unwrap_or_else(|| now().saturating_add(nanoseconds))
+}
+
+/// What a call that waits until `deadline` returns when a signal interrupts it: unless a handler runs, it
+/// is made again, and then waits for the rest of the time.
+pub fn interrupted(deadline: u64) -> Errno {
+    current().signals.resume.set(Some(deadline));
+    Errno::RESTART_UNHANDLED
 }
