@@ -1,7 +1,7 @@
-//! The local interrupt controllers: interrupts between CPUs, and each CPU's timer.
+//! The local interrupt controllers (APICs): interrupts between CPUs, and each CPU's timer.
 //!
-//! They are used through memory (xAPIC), which every machine of up to 255 CPUs has; the old controller is
-//! masked for good, with its interrupts moved out of the exceptions' way.
+//! Their registers are memory-mapped (xAPIC), which works for up to 255 CPUs. The legacy interrupt controller (PIC) is masked
+//! for ever; its vectors are moved away from those of exceptions.
 
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering, compiler_fence};
@@ -26,31 +26,31 @@ const TIMER_DIVIDER: u64 = 0x3e0;
 
 /// `SPURIOUS`: the controller is on.
 const ON: u32 = 1 << 8;
-/// `COMMAND`: the one before is under way.
+/// `COMMAND`: the previous one is still being sent.
 const SENDING: u32 = 1 << 12;
-/// `COMMAND`: the line is raised, as all commands but one have it.
+/// `COMMAND`: level assert, as in all commands but one.
 const ASSERT: u32 = 1 << 14;
-/// `TIMER` and others: off.
+/// `TIMER` and others: masked.
 const MASKED: u32 = 1 << 16;
 /// Divides by 16.
 const BY_16: u32 = 0b0011;
 
-/// The interrupts there are. Their upper four bits are their class: a CPU that [parks](super::park) takes
-/// those of the highest alone.
+/// The interrupt vectors. Their upper four bits are their class: a [parked](super::park) CPU takes
+/// only those of the highest class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Vector {
     /// Another CPU wants this one to serve its flush requests.
     Flush = 0xf0,
-    /// Another CPU wants this one to look at its threads.
+    /// Another CPU wants this one to schedule.
     Reschedule = 0xe1,
-    /// Time went by.
+    /// The timer expired.
     Timer = 0xe2,
-    /// Another CPU ended what this one is parked for.
+    /// Another CPU wakes this one, which is parked.
     Wake = 0xf1,
-    /// The controller met an error.
+    /// The controller reports an error.
     Error = 0xfe,
-    /// An interrupt that was withdrawn.
+    /// A spurious interrupt.
     Spurious = 0xff,
 }
 
@@ -70,13 +70,13 @@ impl Vector {
     }
 }
 
-/// The most CPUs there can be: sets of them are words.
+/// The most CPUs: a set of them is one word.
 pub const MAX_CPUS: usize = 64;
 
-/// Each CPU's number among the controllers.
+/// Each CPU's APIC ID.
 static IDS: [AtomicU8; MAX_CPUS] = [const { AtomicU8::new(0) }; MAX_CPUS];
 
-/// Counts of the timer in a second, after its divider.
+/// Timer counts per second, after the divider.
 static TIMER_HZ: AtomicU64 = AtomicU64::new(0);
 
 fn read(register: u64) -> u32 {
@@ -85,8 +85,8 @@ fn read(register: u64) -> u32 {
 }
 
 fn write(register: u64, value: u32) {
-    // SAFETY: the registers are mapped at boot. What is written interrupts, which the kernel is made
-    // for, or starts other CPUs, for which `boot::cpus` has made everything ready.
+    // SAFETY: the registers are mapped at boot. What is written raises interrupts, which the kernel handles,
+    // or starts other CPUs, which `boot::cpus` has prepared.
     unsafe { ((MAPPED_AT + register) as *mut u32).write_volatile(value) };
 }
 
@@ -97,10 +97,10 @@ pub fn base() -> u64 {
     unsafe { register.read() & 0xf_ffff_f000 }
 }
 
-/// Masks the old controller for good.
+/// Masks the legacy controller for ever.
 pub(crate) fn mask_old() {
     let put = |port: u16, value: u8| {
-        // SAFETY: the ports of the two old controllers.
+        // SAFETY: the ports of the two legacy controllers.
         unsafe { Port::new(port).write(value) };
     };
     // What it had pending would arrive as an exception.
@@ -121,11 +121,11 @@ pub(crate) fn enable() {
     write(SPURIOUS, ON | Vector::Spurious as u32);
 }
 
-/// Finds out how fast the timers count.
+/// Measures the frequency of the timers.
 pub(crate) fn measure_timer() {
     const NS: u64 = 10_000_000;
     write(TIMER_DIVIDER, BY_16);
-    // Before it starts: if the host is busy elsewhere meanwhile, the timer seems slow, and interrupts early
+    // Read before the timer starts: if the host is busy in between, the timer seems slow, and later interrupts early
     // rather than late.
     let start = super::clock::now();
     write(TIMER_START, u32::MAX);
@@ -136,8 +136,8 @@ pub(crate) fn measure_timer() {
     TIMER_HZ.store(counts * 1_000_000_000 / took, Ordering::Relaxed);
 }
 
-/// Makes this CPU's timer interrupt it once, in `ns` nanoseconds, in place of what it was to do. A time
-/// beyond what it counts (a minute at 1 GHz) is cut short.
+/// Sets this CPU's timer to interrupt once, in `ns` nanoseconds, in place of its earlier setting. The time is limited
+/// by the counter's width (a minute at 1 GHz).
 pub fn start_timer(ns: u64) {
     let counts = u128::from(ns) * u128::from(TIMER_HZ.load(Ordering::Relaxed)) / 1_000_000_000;
     write(TIMER_DIVIDER, BY_16);
@@ -150,35 +150,35 @@ pub fn stop_timer() {
     write(TIMER_START, 0);
 }
 
-/// Says that `cpu` has the controller `id`.
+/// Records that the APIC ID of `cpu` is `id`.
 pub(crate) fn set_id(cpu: CpuId, id: u8) {
     IDS[cpu.index()].store(id, Ordering::Relaxed);
 }
 
-/// This CPU's number among the controllers.
+/// This CPU's APIC ID.
 pub(crate) fn id() -> u8 {
     (read(ID) >> 24) as u8
 }
 
-/// The interrupt being served is done with.
+/// Ends the interrupt that is being served (EOI).
 #[inline]
 pub(crate) fn end_of_interrupt() {
     write(END_OF_INTERRUPT, 0);
 }
 
-/// Interrupts another CPU, which then sees all that this one has stored: the processor writes to the controller,
-/// whose registers it does not cache, after earlier stores, and the compiler leaves them in their order.
+/// Interrupts another CPU, which then sees all earlier stores of this one: the controller's registers are uncached, so the
+/// processor writes to them after those stores, and the compiler does not reorder them.
 pub fn interrupt(cpu: CpuId, vector: Vector) {
     compiler_fence(Ordering::SeqCst);
     command(IDS[cpu.index()].load(Ordering::Relaxed), ASSERT | vector as u32);
 }
 
-/// Puts the CPU with this controller back to its reset.
+/// Resets the CPU with this APIC ID (INIT).
 pub(crate) fn send_init(id: u8) {
     command(id, ASSERT | 0b101 << 8);
 }
 
-/// Starts the CPU with this controller, which is in its reset, at `addr`: below 1 MiB, a multiple of 4 KiB.
+/// Starts the CPU with this APIC ID, which was reset, at `addr`: below 1 MiB, a multiple of 4 KiB (SIPI).
 pub(crate) fn send_startup(id: u8, addr: u64) {
     command(id, ASSERT | 0b110 << 8 | (addr >> 12) as u32 & 0xff);
 }

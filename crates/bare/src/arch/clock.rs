@@ -1,8 +1,8 @@
-//! Time: the time-stamp counter.
+//! Time: the time-stamp counter (TSC).
 //!
-//! How fast it counts is told by the hypervisor or the processor, or else measured against the old timer
-//! chip, once. Under an emulator that counts instructions for time the counter runs at 1 GHz, and the
-//! measurement finds that to within a few counts, which are rounded off.
+//! Its frequency comes from the hypervisor or the processor. Otherwise it is measured once, against the legacy timer (PIT).
+//! Under an emulator that derives time from counted instructions the TSC runs at 1 GHz; the measurement is
+//! a few counts off, and is rounded.
 
 use core::arch::x86_64::_rdtsc;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -10,14 +10,14 @@ use x86_64::instructions::port::Port;
 
 /// The counter at boot.
 static START: AtomicU64 = AtomicU64::new(0);
-/// Nanoseconds in a count, times 2^32.
+/// Nanoseconds per count, times 2^32.
 static SCALE: AtomicU64 = AtomicU64::new(1 << 32);
 
 const GHZ: u64 = 1_000_000_000;
-/// Counts of the timer chip in a second.
+/// PIT counts per second.
 const CHIP_HZ: u64 = 1_193_182;
 
-/// Nanoseconds since boot. Never goes back, on any CPU: the counters of all run together.
+/// Nanoseconds since boot. Never goes back, on any CPU: all counters are synchronised.
 #[inline]
 pub fn now() -> u64 {
     let counts = counter().saturating_sub(START.load(Ordering::Relaxed));
@@ -26,12 +26,12 @@ pub fn now() -> u64 {
 
 #[inline]
 fn counter() -> u64 {
-    // SAFETY: every 64-bit processor has it, and the kernel leaves it to everybody.
+    // SAFETY: every 64-bit processor has it, and the kernel does not disable it in user mode.
     unsafe { _rdtsc() }
 }
 
-/// Executes a thousand instructions. Where an emulator counts instructions for time, a look at any clock
-/// costs it as much as thousands of others: who waits for time to pass looks now and then.
+/// Executes a thousand instructions. For an emulator that counts instructions, reading a clock is as expensive
+/// as thousands of them, so loops that wait for a time read it rarely.
 fn lull() {
     // SAFETY: counts a register down.
     unsafe {
@@ -39,7 +39,7 @@ fn lull() {
     }
 }
 
-/// Spins until `ns` nanoseconds have gone by.
+/// Spins for `ns` nanoseconds.
 pub fn delay(ns: u64) {
     let end = now() + ns;
     while now() < end {
@@ -47,14 +47,14 @@ pub fn delay(ns: u64) {
     }
 }
 
-/// Finds out what a count is.
+/// Determines the frequency.
 pub(crate) fn init() {
     let hz = told().unwrap_or_else(measured);
     START.store(counter(), Ordering::Relaxed);
     SCALE.store(((u128::from(GHZ) << 32) / u128::from(hz)) as u64, Ordering::Relaxed);
 }
 
-/// What the hypervisor or the processor says of the counter.
+/// The frequency according to the hypervisor or the processor.
 fn told() -> Option<u64> {
     let cpuid = raw_cpuid::CpuId::new();
     let hypervisor = cpuid.get_hypervisor_info().and_then(|info| info.tsc_frequency());
@@ -62,8 +62,8 @@ fn told() -> Option<u64> {
     by_hypervisor.or_else(|| cpuid.get_tsc_info()?.tsc_frequency()).filter(|&hz| hz != 0)
 }
 
-/// Counts in a second, by the timer chip. A host that is busy elsewhere for a while makes a measurement
-/// too long, and only that, since the counter is read outside of it: the shortest of a few is right.
+/// TSC counts per second, measured with the PIT. A busy host can only make a measurement too long, because the TSC is read
+/// before and after it: the shortest of several is right.
 fn measured() -> u64 {
     const TICKS: u16 = (CHIP_HZ / 200) as u16;
     let counts = (0..4).map(|_| counted(TICKS)).min().unwrap_or(0).max(1);
@@ -71,15 +71,15 @@ fn measured() -> u64 {
     if hz.abs_diff(GHZ) < GHZ / 1000 { GHZ } else { hz }
 }
 
-/// Counts from before the timer chip begins to count `ticks` down until after it has.
+/// TSC counts from before the PIT begins to count `ticks` down until after it has ended.
 fn counted(ticks: u16) -> u64 {
-    /// The first timer, both bytes of the count, down to zero once.
+    /// Channel 0, both bytes of the count, one shot.
     const ONCE: u8 = 0b0011_0000;
-    /// Asks for the first timer's status, whose highest bit then says that zero was reached.
+    /// Latches the status of channel 0; its highest bit is set once the count is 0.
     const STATUS: u8 = 0b1110_0010;
     let (mut mode, mut data) = (Port::<u8>::new(0x43), Port::<u8>::new(0x40));
-    // SAFETY: the chip's first timer, which nobody else uses; the controller that it could interrupt
-    // through is masked. (The third, which a gate can stop, is not on every board.)
+    // SAFETY: nothing else uses channel 0, and the controller that it could interrupt through is masked. (Channel 2, which
+    // has a gate, is not on every board.)
     unsafe {
         let start = counter();
         mode.write(ONCE);

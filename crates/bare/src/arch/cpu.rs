@@ -1,23 +1,23 @@
-//! The processor: what it has, waiting, and the registers that only programs use.
+//! The processor: its features, halting, and the registers that only programs use.
 
 use super::fpu;
 use core::arch::asm;
 use x86_64::registers::control::{Cr0, Cr0Flags, Cr4, Cr4Flags, Efer, EferFlags};
 use x86_64::registers::model_specific::Msr;
 
-/// Waits for an interrupt. Called with interrupts off, as all of the kernel; what interrupts is served
-/// before this returns, and no interrupt is lost between the caller's last look and the wait.
+/// Waits for an interrupt. Called with interrupts off, as everything in the kernel. The interrupt is served
+/// before this returns, and none is lost between the caller's last check and the wait.
 pub fn idle() {
     // SAFETY: `sti` takes effect after the next instruction, so the wait cannot miss an interrupt;
     // the handlers keep the kernel's rules. Memory may change meanwhile, so no `nomem`.
     unsafe { asm!("sti", "hlt", "cli", options(nostack)) };
 }
 
-/// Gives the core away until another CPU wants something of this one: waits, in the middle of whatever the
-/// kernel does, for an interrupt whose handler takes no lock ([`Vector::Flush`](super::apic::Vector) and `Wake`).
-/// Others wait until interrupts are on. As in [`idle`], none is lost.
+/// Halts, anywhere in the kernel, until an interrupt whose handler takes no lock
+/// ([`Vector::Flush`](super::apic::Vector) or `Wake`). Other interrupts stay pending until interrupts are on. As in
+/// [`idle`], none is lost.
 pub fn park() {
-    /// Below the highest class of interrupts.
+    /// The task priority that lets only the highest class of interrupts through.
     const MASKED: u64 = 0xe;
     // SAFETY: the priority is 0 everywhere else, and again afterwards. The handlers that may run keep the rules
     // of `Machine::park`. Memory may change meanwhile, so no `nomem`.
@@ -27,8 +27,8 @@ pub fn park() {
     }
 }
 
-/// Serves the interrupts that came in meanwhile. For calls that take long, between two of their steps:
-/// the caller holds no lock, and is in no call of the subsystem.
+/// Serves pending interrupts. For long system calls, between two steps:
+/// the caller holds no lock, and is not inside the subsystem.
 pub fn serve_interrupts() {
     // SAFETY: `sti` takes effect after the next instruction, and the handlers keep the kernel's rules.
     // Memory may change meanwhile, so no `nomem`.
@@ -36,7 +36,7 @@ pub fn serve_interrupts() {
 }
 
 const FS_BASE: Msr = Msr::new(0xc000_0100);
-/// In the kernel the program's GS base is put aside here.
+/// Holds the program's GS base while the kernel runs.
 const USER_GS_BASE: Msr = Msr::new(0xc000_0102);
 
 /// The program's FS base.
@@ -45,7 +45,7 @@ pub fn fs_base() -> u64 {
     unsafe { FS_BASE.read() }
 }
 
-/// Sets the program's FS base. What is no user address counts as 0.
+/// Sets the program's FS base; 0 if `base` is no user address.
 pub fn set_fs_base(base: u64) {
     let (mut register, base) = (FS_BASE, if base >> 47 == 0 { base } else { 0 });
     // SAFETY: the kernel does not use FS; the base is canonical.
@@ -58,14 +58,14 @@ pub fn gs_base() -> u64 {
     unsafe { USER_GS_BASE.read() }
 }
 
-/// Sets the program's GS base. What is no user address counts as 0.
+/// Sets the program's GS base; 0 if `base` is no user address.
 pub fn set_gs_base(base: u64) {
     let (mut register, base) = (USER_GS_BASE, if base >> 47 == 0 { base } else { 0 });
     // SAFETY: not the kernel's own GS base; the base is canonical.
     unsafe { register.write(base) };
 }
 
-/// Switches on what the processor has for the kernel's protection, and the FPU.
+/// Enables the processor's protection features, and the FPU.
 pub fn enable() {
     let has = features();
     let mut cr4 =
@@ -82,8 +82,8 @@ pub fn enable() {
         | Cr0Flags::WRITE_PROTECT
         | Cr0Flags::ALIGNMENT_MASK
         | Cr0Flags::PAGING;
-    // SAFETY: paging, protection and long mode stay as they are; the other flags say what the kernel
-    // is made for. CR3 has identifier 0, as PCID wants it to be switched on.
+    // SAFETY: paging, protection and long mode stay as they are; the kernel is made for the other flags.
+    // CR3 has identifier 0, which enabling PCID requires.
     unsafe {
         Cr4::write(cr4);
         Cr0::write(cr0);
@@ -94,7 +94,7 @@ pub fn enable() {
     fpu::enable(has.xsave);
 }
 
-/// What the processor has, as far as the kernel asks, under Intel's names.
+/// The features of the processor that the kernel checks, under Intel's names.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "features have their names")]
 pub struct Features {
@@ -105,7 +105,7 @@ pub struct Features {
     pub pcid: bool,
 }
 
-/// Asks the processor.
+/// Reads them from the processor.
 pub fn features() -> Features {
     let cpuid = raw_cpuid::CpuId::new();
     let basic = cpuid.get_feature_info();

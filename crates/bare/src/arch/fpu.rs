@@ -1,8 +1,8 @@
 //! The program's x87, SSE and AVX registers.
 //!
-//! The kernel uses none of them, so they stay in the processor while it runs, and are moved only when
-//! another thread is to run, or when a signal frame or a fork copies them. They are kept in XSAVE's
-//! standard format, or FXSAVE's where the processor has no XSAVE.
+//! The kernel does not use them, so they stay in the processor while it runs. They are saved and loaded only when
+//! another thread is to run, or when a signal frame or a fork copies them. Their memory format is XSAVE's
+//! standard format, or FXSAVE's if the processor has no XSAVE.
 
 use alloc::alloc::{alloc, dealloc};
 use core::alloc::Layout;
@@ -13,7 +13,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use x86_64::registers::xcontrol::{XCr0, XCr0Flags};
 
-/// Bytes of what FXSAVE stores, which XSAVE's format starts with.
+/// Bytes of the FXSAVE area, with which XSAVE's format starts.
 pub const LEGACY_BYTES: usize = 512;
 /// Bytes of the header that follows in XSAVE's format.
 const HEADER_BYTES: usize = 64;
@@ -25,14 +25,14 @@ const LEGACY: u64 = 0b11;
 const CONTROL: u16 = 0x37f;
 /// The same for SSE.
 const MXCSR: u32 = 0x1f80;
-/// Where MXCSR lies.
+/// Offset of MXCSR.
 const MXCSR_AT: usize = 24;
-/// Where the processor says which bits of MXCSR it has.
+/// Offset of the mask of the MXCSR bits that the processor has.
 const MXCSR_MASK_AT: usize = 28;
-/// Those that it surely has, in case it does not say.
+/// Those that every processor has, used if the mask is 0.
 const MXCSR_SURE: u32 = 0xffbf;
 
-/// How many bytes are kept: `LEGACY_BYTES` where there is no XSAVE.
+/// Bytes of a state: `LEGACY_BYTES` if there is no XSAVE.
 static BYTES: AtomicUsize = AtomicUsize::new(LEGACY_BYTES);
 
 /// The bits of MXCSR that the processor has.
@@ -52,7 +52,7 @@ fn layout() -> Layout {
 }
 
 impl FpuState {
-    /// Registers as a program starts with them; `None` when the heap is exhausted.
+    /// The registers of a new program; `None` when the heap is exhausted.
     pub fn try_new() -> Option<Self> {
         let mut state = Self::zeroed()?;
         let bytes = state.bytes_mut();
@@ -81,11 +81,11 @@ impl FpuState {
         unsafe { core::slice::from_raw_parts_mut(self.0.as_ptr(), BYTES.load(Ordering::Relaxed)) }
     }
 
-    /// Takes over bytes that a program chose: a prefix of what [`bytes`](Self::bytes) gives. Parts that
-    /// the prefix does not cover, or that are not `wanted`, become as at the start.
+    /// Takes bytes that a program chose: a prefix of what [`bytes`](Self::bytes) gives. Parts that
+    /// the prefix does not cover, or that are not `wanted`, get their initial values.
     ///
     /// # Errors
-    /// [`Unfit`]: the processor would not load them. The state is not to be used.
+    /// [`Unfit`]: the processor would not load them. The state must not be used then.
     pub fn take(&mut self, chosen: &[u8], wanted: u64) -> Result<(), Unfit> {
         let bytes = self.bytes_mut();
         let len = chosen.len().min(bytes.len());
@@ -108,14 +108,14 @@ impl FpuState {
         if has & !parts() != 0 || format != 0 || reserved != 0 {
             return Err(Unfit);
         }
-        // What else is in it the processor does not look at.
+        // The processor ignores the rest of the header.
         header.fill(0);
         header[..8].copy_from_slice(&(has & wanted).to_le_bytes());
         Ok(())
     }
 }
 
-/// Bytes that XRSTOR or FXRSTOR would fault on: a part that is not switched on, another format than the
+/// Bytes on which XRSTOR or FXRSTOR would fault: a part that is not enabled, another format than the
 /// standard one, or a reserved bit that is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unfit;
@@ -133,15 +133,14 @@ impl fmt::Debug for FpuState {
     }
 }
 
-/// What FXSAVE stores.
+/// The FXSAVE area.
 #[repr(C, align(16))]
 struct Legacy([u32; LEGACY_BYTES / 4]);
 
-/// Switches on what the processor has, before any state exists.
+/// Enables the parts that the processor has, before any state exists.
 pub(super) fn enable(has_xsave: bool) {
     let mut area = Legacy([0; LEGACY_BYTES / 4]);
-    // SAFETY: the area is as large and as aligned as the instruction wants; `arch::enable` has made it
-    // legal.
+    // SAFETY: the area has the size and alignment that the instruction needs; `arch::enable` enabled it.
     unsafe { asm!("fxsave64 [{}]", in(reg) &raw mut area, options(nostack)) };
     if area.0[MXCSR_MASK_AT / 4] != 0 {
         MXCSR_MASK.store(area.0[MXCSR_MASK_AT / 4], Ordering::Relaxed);
@@ -153,9 +152,9 @@ pub(super) fn enable(has_xsave: bool) {
     let Some(leaf) = cpuid.get_extended_state_info() else { return };
     let mut parts = XCr0Flags::X87 | XCr0Flags::SSE;
     parts.set(XCr0Flags::AVX, leaf.xcr0_supports_avx_256());
-    // SAFETY: the processor has XSAVE, which `arch::enable` switched on, and these parts.
+    // SAFETY: the processor has XSAVE, which `arch::enable` enabled, and these parts.
     unsafe { XCr0::write(parts) };
-    // Asked again: the size is that of the parts that are on.
+    // Read again: the size is that of the enabled parts.
     if let Some(leaf) = cpuid.get_extended_state_info() {
         BYTES.store(leaf.xsave_area_size_enabled_features() as usize, Ordering::Relaxed);
     }
@@ -178,7 +177,7 @@ pub fn parts() -> u64 {
 /// Stores the processor's registers.
 pub fn save(state: &mut FpuState) {
     let at = state.0.as_ptr();
-    // SAFETY: the area is the state's own, aligned to 64, and as large as the instruction wants.
+    // SAFETY: the area belongs to the state, is aligned to 64, and has the size that the instruction needs.
     unsafe {
         if has_xsave() {
             asm!("xsave64 [{}]", in(reg) at, in("eax") WANTED as u32, in("edx") 0, options(nostack));
@@ -191,8 +190,8 @@ pub fn save(state: &mut FpuState) {
 /// Loads the processor's registers.
 pub fn restore(state: &FpuState) {
     let at = state.0.as_ptr();
-    // SAFETY: as `save`; the contents were stored by it, or made fit by `take`, so nothing faults. The
-    // kernel has no value in these registers.
+    // SAFETY: as `save`. The contents were stored by it or checked by `take`, so nothing faults. The
+    // kernel does not use these registers.
     unsafe {
         if has_xsave() {
             asm!("xrstor64 [{}]", in(reg) at, in("eax") WANTED as u32, in("edx") 0,

@@ -1,12 +1,12 @@
-//! The registers of a program, as entries into the kernel leave them on its stack.
+//! A program's registers, as the kernel's entries store them on its stack.
 
 use core::fmt;
 use x86_64::registers::rflags::RFlags;
 
-/// `vector` of a frame that is of a system call; its `error` is the call's number.
+/// `vector` of a system call's frame; its `error` is the number of the system call.
 pub const SYSTEM_CALL: u64 = 256;
 
-/// Selectors, with Linux's numbers, since signal frames show them to programs.
+/// Selectors, with Linux's numbers, because programs see them in signal frames.
 pub const KERNEL_CODE: u16 = 0x10;
 /// See [`KERNEL_CODE`].
 pub const KERNEL_DATA: u16 = 0x18;
@@ -51,29 +51,29 @@ pub struct TrapFrame {
 const _: () =
     assert!(size_of::<TrapFrame>() == 22 * 8 && size_of::<TrapFrame>().is_multiple_of(16));
 
-/// The flag that is set in the registers an exception leaves until the program's next instruction.
+/// The resume flag: set in the frame of an exception, and cleared by the program's next instruction.
 pub const RESUME: u64 = 1 << 16;
 
-/// The flags that a program may have as it likes: CF PF AF ZF SF TF DF OF AC ID.
+/// The flags that a program may set: CF PF AF ZF SF TF DF OF AC ID.
 const USER_FLAGS: u64 = 0x24_0dd5;
 
 impl TrapFrame {
-    /// Registers with which a program starts, at `rip`, on the stack `rsp`.
+    /// The initial registers of a program that starts at `rip`, on the stack `rsp`.
     pub fn start(rip: u64, rsp: u64) -> Self {
         let mut frame = Self { rip, rsp, ..Self::default() };
         frame.restrict();
         frame
     }
 
-    /// Makes what a program chose (a signal frame that it returns with) fit for user mode: its
-    /// selectors, interrupts on, and of the flags only those that are its own.
+    /// Makes registers that a program chose (by `rt_sigreturn`) safe for user mode: user
+    /// selectors, interrupts on, and only the flags that it may set.
     pub fn restrict(&mut self) {
         self.cs = u64::from(USER_CODE);
         self.ss = u64::from(USER_DATA);
         self.rflags = self.rflags & USER_FLAGS | RFlags::INTERRUPT_FLAG.bits() | 2;
     }
 
-    /// Whether user mode was left, rather than the kernel interrupted.
+    /// Whether the CPU was in user mode, rather than in the kernel.
     #[inline(always)]
     pub const fn of_user(&self) -> bool {
         self.cs & 3 != 0

@@ -1,5 +1,5 @@
-//! What only an x86-64 processor has: registers, interrupts, user memory, time. Nothing here knows of other CPUs'
-//! state, or of the kernel.
+//! The x86-64 processor: registers, interrupts, user memory, time. Nothing here uses the state of other CPUs,
+//! or of the kernel.
 
 pub mod apic;
 pub mod clock;

@@ -1,12 +1,12 @@
 //! The program's data segment selectors.
 //!
-//! In 64-bit mode they say nothing about memory, but for the bases of FS and GS, which are set in other
-//! ways. But a program may load them, and read them; so each thread has its own, as of any register. Whatever
-//! a program could load the kernel can load again: both refer to the same descriptors.
+//! In 64-bit mode they have no effect on memory accesses, except through the bases of FS and GS, which are set in other
+//! ways. But a program may load and read them, so each thread has its own. What a program could load,
+//! the kernel can load again: both use the same descriptors.
 
 use core::arch::asm;
 
-/// What is in DS, ES, FS and GS. By default nothing: the null selector, with which programs start.
+/// The contents of DS, ES, FS and GS. The default is the null selector, with which programs start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Selectors {
     ds: u16,
@@ -28,22 +28,22 @@ impl Selectors {
         Self { ds, es, fs, gs }
     }
 
-    /// These, but for FS: the null selector.
+    /// These, with the null selector in FS.
     pub const fn without_fs(self) -> Self {
         Self { fs: 0, ..self }
     }
 
-    /// These, but for GS: the null selector.
+    /// These, with the null selector in GS.
     pub const fn without_gs(self) -> Self {
         Self { gs: 0, ..self }
     }
 
-    /// Makes them the running program's. If FS or GS changes, its base is lost.
+    /// Loads them. If FS or GS changes, its base is lost.
     pub fn load(self) {
         let now = Self::current();
-        // SAFETY: the selectors are null or were in these registers before, so they load; the kernel
-        // uses neither DS, ES nor FS. GS is loaded while the program's base is in it, which is what
-        // loading changes; interrupts are off, and what comes all the same looks at the base.
+        // SAFETY: the selectors are null or were in these registers before, so they load. The kernel
+        // uses neither DS, ES nor FS. GS is loaded while it has the program's base, which loading
+        // changes. Interrupts are off, and the handlers of NMI and the like check the base.
         unsafe {
             if self.ds != now.ds {
                 asm!("mov ds, {:x}", in(reg) self.ds, options(nostack, preserves_flags));

@@ -1,13 +1,13 @@
-//! SMAP: user memory is closed to the kernel but for the instructions that copy.
+//! SMAP: the kernel can access user memory only in the instructions that copy.
 
-/// Closes user memory; absent where the CPU has no SMAP ([`remove`]).
+/// Forbids access to user memory; [removed](remove) if the CPU has no SMAP.
 macro_rules! clac {
     () => {
         "771: clac\n.pushsection .smap, \"a\"\n.quad 771b\n.popsection\n"
     };
 }
 
-/// Opens user memory; see `clac`.
+/// Allows access to user memory; see `clac`.
 macro_rules! stac {
     () => {
         "772: stac\n.pushsection .smap, \"a\"\n.quad 772b\n.popsection\n"
@@ -21,13 +21,13 @@ unsafe extern "C" {
     static __smap_end: u64;
 }
 
-/// Takes the instructions that open and close user memory out of the code, where the CPU has no SMAP and
+/// Replaces `clac` and `stac` in the code by a no-op if the CPU has no SMAP and
 /// does not know them.
 ///
 /// # Safety
 /// The code is still writable, and no other CPU runs.
 pub(crate) unsafe fn remove() {
-    /// Three bytes that do nothing.
+    /// A no-op of three bytes.
     const NOTHING: [u8; 3] = [0x0f, 0x1f, 0x00];
     // SAFETY: the linker script puts the addresses of these instructions, which are three bytes long,
     // between the two symbols.

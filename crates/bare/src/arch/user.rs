@@ -1,14 +1,13 @@
-//! Copies from and to user memory, which survive any pointer.
+//! Copies from and to user memory, safe for any pointer.
 //!
-//! The range is checked against the end of user space first, so whatever faults is a matter of the
-//! program's mappings. A processor that guesses the outcome of that check wrong finds the address masked,
-//! and so copies nothing of the kernel's where its caches would tell of it. Each instruction that touches user memory is listed in `.fixups` with a place to go
-//! on at. When it faults, the handler has the fault served in the space that this CPU runs, as if the
-//! program had made the access, and the instruction goes on where it was; if the fault cannot be
-//! served, the handler goes on at the listed place, and the copy ends with `EFAULT`. User memory is open
-//! (AC is set) in these few instructions only.
+//! The range is first checked against the end of user space. If the processor mispredicts that check, the address is
+//! masked, so that a speculative copy of kernel memory leaves no trace in its caches. Each instruction that accesses user
+//! memory is listed in `.fixups` with the address of its fixup. When it faults, the handler serves the fault in the space
+//! that this CPU runs, as if the program had made the access, and repeats the instruction. If the fault cannot be
+//! served, the handler continues at the fixup, and the copy returns `EFAULT`. SMAP allows access to user memory (AC is
+//! set) in these few instructions only.
 //!
-//! Callers hold no lock that a page fault needs and are in no call of the subsystem.
+//! Callers hold no lock that a page fault needs, and are not inside the subsystem.
 
 use super::smap::{clac, stac};
 use core::arch::{asm, naked_asm};
@@ -17,11 +16,11 @@ use core::ptr;
 use faultless::{Errno, PAGE_SIZE, USER_END};
 use faultless_collections::Vec;
 
-/// Values that are no more than their bytes.
+/// Plain data.
 ///
 /// # Safety
-/// Every pattern of bytes is a value, and there are no bytes between fields: what is written to a program
-/// tells it nothing else of the kernel's memory.
+/// Every bit pattern is a valid value, and there is no padding, through which a program could read
+/// other memory of the kernel.
 pub unsafe trait Plain: Copy {}
 
 macro_rules! plain {
@@ -33,17 +32,17 @@ macro_rules! plain {
 
 plain!(u8, u16, u32, u64, i8, i16, i32, i64, usize);
 
-// SAFETY: as its elements; there is nothing between them.
+// SAFETY: as its elements; there is no padding between them.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
-/// A listed instruction: `label` is where it is, `{fixup}` where to go on.
+/// An entry of `.fixups`: the instruction at `label` continues at `{fixup}`.
 macro_rules! fixup {
     ($label:literal, $to:literal) => {
         concat!(".pushsection .fixups, \"a\"\n.quad ", $label, "b, ", $to, "f\n.popsection\n")
     };
 }
 
-/// A function of `dst`, `src` and `len` that does `$by` by eights and then by ones. Returns whether it could not.
+/// A function of `dst`, `src` and `len` that executes `$by` for words and then for bytes. Returns whether it faulted.
 macro_rules! by_words {
     ($by:literal) => {
         naked_asm!(
@@ -67,20 +66,20 @@ macro_rules! by_words {
     };
 }
 
-/// Copies `len` bytes; one side is user memory. Returns whether it could not.
+/// Copies `len` bytes; one side is user memory. Returns whether it faulted.
 #[unsafe(naked)]
 unsafe extern "C" fn copy(dst: *mut u8, src: *const u8, len: usize) -> bool {
     by_words!("movs")
 }
 
-/// Fills `len` bytes of user memory with zeros; nothing is read. Returns whether it could not.
+/// Fills `len` bytes of user memory with zeros; nothing is read. Returns whether it faulted.
 #[unsafe(naked)]
 unsafe extern "C" fn fill(dst: *mut u8, nothing: *const u8, len: usize) -> bool {
     by_words!("stos")
 }
 
 /// Copies bytes of user memory up to and with the first zero, at most `len`. Returns how many were
-/// copied, or -1 if it could not.
+/// copied, or -1 if it faulted.
 #[unsafe(naked)]
 unsafe extern "C" fn copy_string(dst: *mut u8, src: *const u8, len: usize) -> isize {
     naked_asm!(
@@ -104,7 +103,7 @@ unsafe extern "C" fn copy_string(dst: *mut u8, src: *const u8, len: usize) -> is
     )
 }
 
-/// Loads a word of user memory into `value`. Returns whether it could not.
+/// Loads a word of user memory into `value`. Returns whether it faulted.
 #[unsafe(naked)]
 unsafe extern "C" fn load(value: *mut u32, src: *const u32) -> bool {
     naked_asm!(
@@ -122,8 +121,8 @@ unsafe extern "C" fn load(value: *mut u32, src: *const u32) -> bool {
     )
 }
 
-/// Compares a word of user memory with `*value`, and replaces it by `new` if they are equal, in one
-/// atomic step; `*value` is what it was. Returns whether it could not.
+/// Atomically replaces a word of user memory by `new` if it equals `*value`; `*value` becomes its old value.
+/// Returns whether it faulted.
 #[unsafe(naked)]
 unsafe extern "C" fn exchange(value: *mut u32, dst: *mut u32, new: u32) -> bool {
     naked_asm!(
@@ -142,7 +141,7 @@ unsafe extern "C" fn exchange(value: *mut u32, dst: *mut u32, new: u32) -> bool 
     )
 }
 
-/// `addr`, where `len` bytes from it on are all user addresses.
+/// `addr`, if it and the `len` bytes from it on are user addresses.
 #[inline(always)]
 fn check(addr: u64, len: usize) -> Result<u64, Errno> {
     match addr.checked_add(len as u64) {
@@ -151,8 +150,8 @@ fn check(addr: u64, len: usize) -> Result<u64, Errno> {
     }
 }
 
-/// `addr` if it is below the end of user space, otherwise 0: computed without a branch, so that no guess
-/// of the processor's comes to another result.
+/// `addr` if it is below the end of user space, otherwise 0: computed without a branch, so the result is
+/// right under speculation too.
 #[inline(always)]
 fn masked(addr: u64) -> u64 {
     let mask: u64;
@@ -170,7 +169,7 @@ fn done(failed: bool) -> Result<(), Errno> {
     if failed { Err(Errno::EFAULT) } else { Ok(()) }
 }
 
-/// Copies `len` bytes of the program's, from `src` on. What it could not copy leaves `dst` half done.
+/// Copies `len` bytes of the program's memory, from `src` on. On an error `dst` may be partly written.
 ///
 /// # Errors
 /// `EFAULT`.
@@ -180,7 +179,7 @@ fn done(failed: bool) -> Result<(), Errno> {
 #[inline]
 pub unsafe fn copy_in(dst: *mut u8, src: u64, len: usize) -> Result<(), Errno> {
     let src = check(src, len)?;
-    // SAFETY: `dst` by the contract; the user side may fault, but is nobody else's memory.
+    // SAFETY: `dst` by the contract; the user side may fault, but is no memory of the kernel.
     done(unsafe { copy(dst, src as *const u8, len) })
 }
 
@@ -235,7 +234,7 @@ pub fn read<T: Plain>(addr: u64) -> Result<T, Errno> {
     let mut value = MaybeUninit::<T>::uninit();
     // SAFETY: the value is valid for writes of its size.
     unsafe { copy_in(value.as_mut_ptr().cast(), addr, size_of::<T>()) }?;
-    // SAFETY: all of its bytes were written, and any bytes are a value (`Plain`).
+    // SAFETY: all of its bytes were written, and any bit pattern is valid (`Plain`).
     Ok(unsafe { value.assume_init() })
 }
 
@@ -249,7 +248,7 @@ pub fn write<T: Plain>(addr: u64, value: &T) -> Result<(), Errno> {
     unsafe { copy_out(addr, (&raw const *value).cast(), size_of::<T>()) }
 }
 
-/// The bytes of a string of the program's, without the zero that ends it; `None`: there is none among the first
+/// The bytes of a string in the program's memory, without the terminating zero; `None` if there is none in the first
 /// `max` bytes.
 ///
 /// # Errors
@@ -258,7 +257,7 @@ pub fn string(addr: u64, max: usize) -> Result<Option<Vec<u8>>, Errno> {
     let mut bytes = Vec::new();
     while bytes.len() < max {
         let at = addr.checked_add(bytes.len() as u64).ok_or(Errno::EFAULT)?;
-        // A page at a time: what follows the string need not be there.
+        // A page at a time: the memory after the string need not be mapped.
         let piece = (PAGE_SIZE - at % PAGE_SIZE).min((max - bytes.len()) as u64) as usize;
         let at = check(at, piece)?;
         bytes.try_reserve(piece).map_err(|_| Errno::ENOMEM)?;
@@ -266,7 +265,7 @@ pub fn string(addr: u64, max: usize) -> Result<Option<Vec<u8>>, Errno> {
         // SAFETY: `piece` bytes were reserved.
         let copied = unsafe { copy_string(free.as_mut_ptr().cast(), at as *const u8, piece) };
         let copied = usize::try_from(copied).map_err(|_| Errno::EFAULT)?;
-        // SAFETY: so many were written.
+        // SAFETY: that many were written.
         unsafe { bytes.set_len(bytes.len() + copied) };
         if bytes.last() == Some(&0) {
             bytes.pop();
@@ -276,7 +275,7 @@ pub fn string(addr: u64, max: usize) -> Result<Option<Vec<u8>>, Errno> {
     Ok(None)
 }
 
-/// The word at `addr`, a multiple of 4, in one atomic step.
+/// Atomically loads the word at `addr`, a multiple of 4.
 ///
 /// # Errors
 /// `EFAULT`.
@@ -288,8 +287,8 @@ pub fn load_u32(addr: u64) -> Result<u32, Errno> {
     Ok(value)
 }
 
-/// Replaces the word at `addr`, a multiple of 4, by `new` if it is `old`, in one atomic step: `Ok` with
-/// what it was, or `Err` with what it is.
+/// Atomically replaces the word at `addr`, a multiple of 4, by `new` if it is `old`: `Ok` with its
+/// old value, or `Err` with its present one.
 ///
 /// # Errors
 /// `EFAULT`.
@@ -306,8 +305,8 @@ unsafe extern "C" {
     static __fixups_end: [u64; 2];
 }
 
-/// Where to go on when the instruction at `rip` met a fault that cannot be served; `None`: it is none
-/// that may.
+/// Where to continue after an unserved fault of the instruction at `rip`; `None` if it is
+/// not listed.
 pub(crate) fn fixup(rip: u64) -> Option<u64> {
     // SAFETY: the linker script puts the pairs between the two symbols.
     let pairs = unsafe {
