@@ -1,4 +1,4 @@
-//! Descriptor tables: segments, and which code runs at which vector, on which stack.
+//! Descriptor tables: segments, and the handler and stack of each vector.
 
 use crate::arch::{KERNEL_CODE, KERNEL_DATA, USER_CODE, USER_DATA};
 use crate::paging;
@@ -10,7 +10,7 @@ use x86_64::structures::gdt::{Descriptor, SegmentSelector};
 use x86_64::structures::tss::TaskStateSegment;
 use x86_64::{VirtAddr, instructions::tables};
 
-/// Where the task's descriptor is, which takes two entries.
+/// The place of the TSS descriptor, which takes two entries.
 const TASK: u16 = 0x40;
 /// Bytes of each stack for a fatal exception.
 const FATAL_STACK: usize = 8 << 10;
@@ -44,7 +44,7 @@ impl Descriptors {
 
     /// The stack on which traps from user mode arrive.
     pub fn set_kernel_stack(&self, top: u64) {
-        // SAFETY: this CPU's own, and read by the processor only at the next entry from user mode.
+        // SAFETY: it belongs to this CPU, and the processor reads it only at the next entry from user mode.
         unsafe { (*self.task.get()).privilege_stack_table[0] = VirtAddr::new_truncate(top) };
     }
 
@@ -56,7 +56,7 @@ impl Descriptors {
 
     /// Makes the page below the stack for fatal exceptions a guard.
     pub fn guard(&'static self) {
-        // SAFETY: nobody uses the page, ever; it is page-aligned, and the direct map's or the image's.
+        // SAFETY: the page is never used; it is page-aligned, in the direct map or the image.
         let guarded = unsafe { paging::guard((&raw const (*self.fatal.get()).guard).cast()) };
         assert!(guarded, "no memory for a guard");
     }
@@ -64,15 +64,15 @@ impl Descriptors {
     /// Loads the tables on this CPU. The GS base is lost.
     ///
     /// # Safety
-    /// `self` is this CPU's own and stays where it is for ever; [`set_entries`] was called.
+    /// `self` belongs to this CPU and never moves; [`set_entries`] was called.
     pub unsafe fn load(&'static self) {
-        // SAFETY: this CPU's own, which does not use them yet.
+        // SAFETY: they belong to this CPU, which does not use them yet.
         let (task, segments) = unsafe { (&mut *self.task.get(), &mut *self.segments.get()) };
         let top = VirtAddr::new(self.fatal_stack()) + FATAL_STACK as u64;
-        // All fatal exceptions share it: whoever is there does not return.
+        // All fatal exceptions share it: their handlers do not return.
         task.interrupt_stack_table[0] = top.align_down(16u64);
         let task: *const TaskStateSegment = task;
-        // SAFETY: it stays where it is.
+        // SAFETY: it never moves.
         let Descriptor::SystemSegment(low, high) =
             (unsafe { Descriptor::tss_segment_unchecked(task) })
         else {
@@ -92,7 +92,7 @@ impl Descriptors {
             limit: (len - 1) as u16,
             base: VirtAddr::from_ptr(base),
         };
-        // SAFETY: the tables are whole, as the boot code's are for the selectors loaded here, and stay.
+        // SAFETY: the tables are complete and permanent, and have the selectors loaded here.
         unsafe {
             tables::lgdt(&table(self.segments.get().cast(), size_of::<[u64; 10]>()));
             CS::set_reg(selector(KERNEL_CODE));
@@ -111,24 +111,24 @@ const fn selector(number: u16) -> SegmentSelector {
     SegmentSelector(number)
 }
 
-/// One vector's entry. All zero: there is none.
+/// The entry of a vector; all zero if there is none.
 #[derive(Clone, Copy)]
 #[repr(C, align(16))]
 struct Gate(u64, u64);
 
 struct Gates(UnsafeCell<[Gate; 256]>);
 
-// SAFETY: written by `set_entries` only, before anybody else is there.
+// SAFETY: written by `set_entries` only, before other CPUs run.
 unsafe impl Sync for Gates {}
 
 static GATES: Gates = Gates(UnsafeCell::new([Gate(0, 0); 256]));
 
-/// Fills the table of entries, which all CPUs share, with the address of each vector that has one.
+/// Fills the table of entries, which all CPUs share, with the address of each vector's handler.
 ///
 /// # Safety
-/// Called once, by the boot CPU, before anybody loads it.
+/// Called once, by the boot CPU, before any CPU loads the table.
 pub unsafe fn set_entries(entries: impl Iterator<Item = (usize, u64)>) {
-    // SAFETY: nobody else uses it yet.
+    // SAFETY: it is not in use yet.
     let gates = unsafe { &mut *GATES.0.get() };
     for (vector, address) in entries {
         // Programs may use INT3 and INTO.

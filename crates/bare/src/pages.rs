@@ -1,13 +1,13 @@
-//! Runs of pages: which are used, one bit a page.
+//! Allocation of runs of pages, with one bit per page.
 
-/// A set of pages of which runs are taken and given back.
+/// Pages, of which runs are allocated and freed.
 #[derive(Debug)]
 pub struct Pages<'a> {
-    /// A bit is set where the page is used. Bits beyond `len` are set.
+    /// A set bit: the page is used. Bits beyond `len` are set.
     words: &'a mut [u64],
     len: usize,
     free: usize,
-    /// No page below is free.
+    /// No page below it is free.
     first: usize,
 }
 
@@ -32,7 +32,7 @@ impl<'a> Pages<'a> {
         self.free
     }
 
-    /// Takes a run of `count` pages at a multiple of `align`, which is a power of two: the first there is.
+    /// Takes the first free run of `count` pages at a multiple of `align`, a power of two.
     pub fn take(&mut self, count: usize, align: usize) -> Option<usize> {
         if count == 0 || count > self.free {
             return None;
@@ -51,7 +51,7 @@ impl<'a> Pages<'a> {
         }
     }
 
-    /// Gives back a run that was taken, or a part of one.
+    /// Frees a run, or a part of one.
     pub fn give(&mut self, at: usize, count: usize) {
         debug_assert!(self.next(at, at + count, false) == at + count, "given back twice");
         self.mark(at, count, false);

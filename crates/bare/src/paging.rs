@@ -1,17 +1,17 @@
 //! The kernel's own page tables, which are the upper half of every space.
 //!
-//! All physical memory is mapped at [`DIRECT_MAP`], in pages of 2 MiB, for data only; the image where it is
-//! linked, each part with its own protection; the interrupt controller's registers uncached. Where
-//! the direct map shows the image's code and constants it is in small pages, read-only: no address is both
-//! writable and executable, and no executable byte is writable at another address. All of it is global.
-//! [`check`] walks the tables and sees that it is so.
+//! All physical memory is mapped at [`DIRECT_MAP`], in 2 MiB pages, for data only; the image where it is
+//! linked, each part with its own protection; the registers of the interrupt controller uncached. The
+//! direct map maps the image's code and constants with small pages, read-only: no address is both
+//! writable and executable, and no executable byte is writable through another address. All these entries are global.
+//! [`check`] walks the tables and verifies this.
 //!
-//! *Guards.* Below each stack of the kernel's lies a page that is not mapped ([`guard`]), so that who runs over
-//! the stack faults instead of writing on. It is the one thing that changes once the CPUs run. A page that
-//! is mapped again needs no flush; of one that is not any more other CPUs may keep a translation, through which
-//! they would see memory that belongs to nobody. What matters is that the CPU that is about to run on the
-//! stack has none: it asks for [`guards`], how often a guard was made, and drops the kernel's translations
-//! ([`drop_kernel_translations`]) when it has not since.
+//! *Guards.* The page below each kernel stack is not mapped ([`guard`]), so a stack overflow
+//! faults. Guards are the only entries that change once the CPUs run. Mapping a page
+//! again needs no flush. After unmapping, other CPUs may keep a translation, through which
+//! they could access unused memory only. But the CPU that is about to run on the
+//! stack must have none: it compares [`guards`], the number of guards made so far, and drops the kernel's translations
+//! ([`drop_kernel_translations`]) if that has changed.
 
 use crate::arch::apic;
 use crate::ranges::{Range, Ranges};
@@ -62,7 +62,7 @@ pub fn image() -> Range {
     Range::new(&raw const __image_start as u64 - IMAGE, &raw const __image_end as u64 - IMAGE)
 }
 
-/// Tables being made, of frames out of `free`, all within the first GiB.
+/// Page tables under construction, in frames of `free`, all in the first GiB.
 struct Tables<'a> {
     root: u64,
     free: &'a mut Ranges,
@@ -72,12 +72,12 @@ impl Tables<'_> {
     fn new_table(&mut self) -> u64 {
         let found = self.free.take(SMALL, SMALL).filter(|found| found.end <= 1 << 30);
         let table = found.expect("no memory for the kernel's page tables").start;
-        // SAFETY: nobody else's now; the boot tables map the first GiB.
+        // SAFETY: just taken; the boot tables map the first GiB.
         unsafe { direct(table).write_bytes(0, SMALL as usize) };
         table
     }
 
-    /// Maps `range` of physical memory `offset` further up, in large pages where they fit if `large`.
+    /// Maps `range` of physical memory at `offset` above it; if `large`, with large pages where they fit.
     fn map(&mut self, range: Range, offset: u64, flags: Flags, large: bool) {
         let mut phys = range.start;
         while phys < range.end {
@@ -114,7 +114,7 @@ impl Tables<'_> {
     }
 }
 
-/// Makes the kernel's tables, out of frames that it takes from `free`, for memory up to `ends`: below and
+/// Makes the kernel's tables, in frames that it takes from `free`, for memory up to `ends`: below and
 /// above 4 GiB.
 pub fn build(free: &mut Ranges, ends: [u64; 2]) {
     let mut tables = Tables { root: 0, free };
@@ -145,8 +145,8 @@ pub fn build(free: &mut Ranges, ends: [u64; 2]) {
     ROOT.store(tables.root, Ordering::Relaxed);
 }
 
-/// Walks the kernel's tables, which are in use, and panics where a page is both writable and executable,
-/// is the user's, or shows code writably.
+/// Walks the kernel's tables, which are in use, and panics if a page is both writable and executable,
+/// is accessible to user mode, or maps code writable.
 pub fn check() {
     let text = {
         let start = &raw const __text_start as u64 - IMAGE;
@@ -157,17 +157,17 @@ pub fn check() {
 
 fn check_table(table: u64, level: u32, virt: u64, above: Flags, text: Range) {
     for index in 0..512 {
-        // SAFETY: a table of the kernel's, in the direct map.
+        // SAFETY: a table of the kernel, in the direct map.
         let entry = unsafe { direct(table + index * 8).cast::<u64>().read() };
         let own = Flags::from_bits_truncate(entry);
         if !own.contains(Flags::PRESENT) {
             continue;
         }
         let virt = virt | index << (12 + 9 * (level - 1));
-        // Each level may take a right away, and NO_EXECUTE takes one.
+        // Each level can only remove rights; NO_EXECUTE removes one.
         let rights = Flags::WRITABLE | Flags::USER_ACCESSIBLE;
         let flags = (above & own & rights) | ((above | own) & Flags::NO_EXECUTE);
-        // At the root nothing is taken away yet.
+        // At the root no right is removed yet.
         let flags = if level == 4 { own } else { flags };
         let phys = entry & ADDRESS & !1;
         if level != 1 && !own.contains(Flags::HUGE_PAGE) {
@@ -186,7 +186,7 @@ fn check_table(table: u64, level: u32, virt: u64, above: Flags, text: Range) {
     }
 }
 
-/// Held while a guard is made or taken back. Inside it only the heap's lock is taken.
+/// Held while a guard is made or removed. Only the heap's lock is taken inside it.
 static GUARDING: SpinLock<()> = SpinLock::new(());
 /// How often a guard was made.
 static GUARDS: AtomicU64 = AtomicU64::new(0);
@@ -197,11 +197,11 @@ pub fn guards() -> u64 {
     GUARDS.load(Ordering::Acquire)
 }
 
-/// Takes the kernel's page at `page` out of the tables. `false`: there is no memory for the table that this
-/// takes, and nothing has changed.
+/// Unmaps the kernel's page at `page`. `false`: there is no memory for the table that this
+/// needs, and nothing has changed.
 ///
 /// # Safety
-/// The page is the image's or the direct map's, and the caller's, who does not use it until he has called
+/// The page is in the image or the direct map. The caller owns it, and does not use it before
 /// [`unguard`].
 pub unsafe fn guard(page: *const u8) -> bool {
     let _guarding = GUARDING.lock(&Spin);
@@ -213,13 +213,13 @@ pub unsafe fn guard(page: *const u8) -> bool {
         }
         (slot, _) = leaf(page as u64);
     }
-    // SAFETY: the entry of the caller's page; the lock keeps other writers away.
+    // SAFETY: the entry of the caller's page; the lock excludes other writers.
     unsafe { slot.write_volatile(slot.read_volatile() & !Flags::PRESENT.bits()) };
     GUARDS.fetch_add(1, Ordering::Release);
     true
 }
 
-/// Makes a large page small ones, for good. `false`: there is no memory for the table.
+/// Splits a large page into small ones, for ever. `false`: there is no memory for the table.
 ///
 /// # Safety
 /// `slot` is its entry; [`GUARDING`] is held.
@@ -231,9 +231,9 @@ unsafe fn split(slot: *mut u64) -> bool {
     if table.is_null() {
         return false;
     }
-    // SAFETY: the table is ours until it is in use. Nobody else writes the entry: the processor at most sets
-    // the accessed and dirty bits, which nobody asks for. Both sizes show the same memory with the same
-    // rights, so it does not matter which of them a CPU remembers.
+    // SAFETY: the new table is not in use yet. Only the processor may write the entry meanwhile: it sets
+    // the accessed and dirty bits, which are not used. Both sizes map the same memory with the same
+    // rights, so it does not matter which of them a CPU caches.
     unsafe {
         let first = slot.read_volatile() & !Flags::HUGE_PAGE.bits();
         (0..512).for_each(|index| table.add(index).write(first + index as u64 * SMALL));
@@ -243,18 +243,18 @@ unsafe fn split(slot: *mut u64) -> bool {
     true
 }
 
-/// Maps a page again that [`guard`] has taken out.
+/// Maps a page again that [`guard`] unmapped.
 ///
 /// # Safety
-/// It has.
+/// `guard` did.
 pub unsafe fn unguard(page: *const u8) {
     let _guarding = GUARDING.lock(&Spin);
     let (slot, _) = leaf(page as u64);
-    // SAFETY: the entry of the page, which has kept all but its presence.
+    // SAFETY: the entry of the page, which is complete but for its present bit.
     unsafe { slot.write_volatile(slot.read_volatile() | Flags::PRESENT.bits()) };
 }
 
-/// The entry for `virt`, which is the kernel's, and whether it is that of a large page.
+/// The entry for the kernel address `virt`, and whether it maps a large page.
 fn leaf(virt: u64) -> (*mut u64, bool) {
     let mut table = root();
     let mut level = 4;
@@ -272,12 +272,12 @@ fn leaf(virt: u64) -> (*mut u64, bool) {
     }
 }
 
-/// Drops this CPU's translations of the kernel's addresses, and all others too.
+/// Drops all translations of this CPU, including global ones.
 #[cold]
 pub fn drop_kernel_translations() {
     let cr4 = Cr4::read();
-    // SAFETY: global pages are off for a moment, which drops them all. (With identifiers, too, all that is
-    // cached under any of them goes; nobody relies on its being there.)
+    // SAFETY: turning global pages off and on drops all translations, those of all PCIDs
+    // included. Nothing relies on cached translations.
     unsafe {
         Cr4::write(cr4 - Cr4Flags::PAGE_GLOBAL);
         Cr4::write(cr4);

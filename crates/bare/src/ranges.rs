@@ -1,6 +1,6 @@
-//! Which physical memory is whose: ranges of it, cut up at boot.
+//! Ranges of physical memory, from which boot takes what it needs.
 
-/// The most ranges that are kept apart.
+/// The most ranges in a set.
 pub const MAX_RANGES: usize = 128;
 
 /// A half-open range of physical addresses.
@@ -47,7 +47,7 @@ impl Default for Ranges {
 }
 
 impl Ranges {
-    /// None.
+    /// No range.
     pub const fn new() -> Self {
         Self { ranges: [Range::new(0, 0); MAX_RANGES], len: 0 }
     }
@@ -57,7 +57,7 @@ impl Ranges {
         self.ranges[..self.len].iter().copied()
     }
 
-    /// Adds what of `range` is not in here yet.
+    /// Adds the parts of `range` that are not in the set.
     ///
     /// # Errors
     /// [`TooMany`].
@@ -66,7 +66,7 @@ impl Ranges {
         self.push(range)
     }
 
-    /// Takes `range` out, wherever it is in here.
+    /// Removes `range`, as far as it is in the set.
     ///
     /// # Errors
     /// [`TooMany`], when a range is cut in two.
@@ -86,8 +86,8 @@ impl Ranges {
         Ok(())
     }
 
-    /// Takes out `len` bytes at a multiple of `align`, a power of two: from the start of the first range
-    /// in order of addresses that has them. `None` when none has, or too many ranges would be left.
+    /// Removes and returns `len` bytes at a multiple of `align`, a power of two: from the start of the range with
+    /// the lowest address that is large enough. `None` if there is none, or too many ranges would be left.
     pub fn take(&mut self, len: u64, align: u64) -> Option<Range> {
         let fits = |range: Range| {
             let start = range.start.checked_next_multiple_of(align)?;

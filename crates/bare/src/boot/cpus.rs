@@ -1,9 +1,9 @@
-//! The other CPUs.
+//! Starting the other CPUs.
 //!
-//! Which there are the ACPI tables say, or else the command line's `cpus=N`, which also says how many of
-//! them are wanted. Each gets its number by the order of the list, its [`PerCpu`] and a stack, and is
-//! started; it arrives in [`start_other`] whenever it does, and says so. Who has not after
-//! [`PATIENCE_NS`] is left out, and stays away should it come after all.
+//! The ACPI tables list them; without the tables, `cpus=N` on the command line gives their number. `cpus=N` also limits
+//! how many are started. Each gets a number by its place in the list, its [`PerCpu`] and a stack. A started CPU
+//! arrives in [`start_other`] and says so in [`STATES`]. A CPU that has not arrived after
+//! [`PATIENCE_NS`] is left out; if it arrives later, it halts.
 
 use super::entry::{STACKS, TRAMPOLINE, trampoline};
 use crate::arch::{self, apic, clock};
@@ -25,34 +25,34 @@ use faultless::try_box_with;
 use faultless::{CpuId, Vm};
 use faultless_collections::Vec;
 
-/// How long CPUs have to arrive.
+/// How long to wait for the CPUs to arrive.
 const PATIENCE_NS: u64 = 5_000_000_000;
 
-/// Asked to come.
+/// It is to start.
 const WANTED: u8 = 1;
-/// There.
+/// It has arrived.
 const ARRIVED: u8 = 2;
-/// Not waited for any more.
+/// It did not arrive in time.
 const GIVEN_UP: u8 = 3;
 
-/// By interrupt controller: what became of the CPU.
+/// The state of each CPU, by APIC ID.
 static STATES: [AtomicU8; 256] = [const { AtomicU8::new(0) }; 256];
-/// By interrupt controller: what belongs to the CPU.
+/// The per-CPU data of each CPU, by APIC ID.
 static PERCPUS: [AtomicPtr<PerCpu>; 256] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 256];
-/// The subsystem, once everything is ready for the CPUs to run threads.
+/// The subsystem, once the CPUs can run threads.
 static VM: AtomicPtr<Vm<crate::machine::Bare>> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Why nothing here is refused memory.
+/// Why no allocation here fails.
 const EMPTY: &str = "the heap is empty yet, and large enough for all CPUs";
 
-/// The interrupt controllers of the CPUs there are, as the ACPI tables at `rsdp` list them.
+/// The APIC IDs of the CPUs that the ACPI tables at `rsdp` list.
 fn listed(rsdp: u64) -> Option<Vec<u8>> {
     #[derive(Clone)]
     struct Mapped;
     impl AcpiHandler for Mapped {
         unsafe fn map_physical_region<T>(&self, at: usize, len: usize) -> PhysicalMapping<Self, T> {
             let place = NonNull::new(direct(at as u64).cast()).expect("in the direct map");
-            // SAFETY: ACPI's tables are in memory, which is mapped there for ever.
+            // SAFETY: ACPI's tables are in memory, which the direct map maps for ever.
             unsafe { PhysicalMapping::new(at, place, len, len, self.clone()) }
         }
         fn unmap_physical_region<T>(_: &PhysicalMapping<Self, T>) {}
@@ -60,7 +60,7 @@ fn listed(rsdp: u64) -> Option<Vec<u8>> {
     if rsdp == 0 {
         return None;
     }
-    // SAFETY: where the loader says that the tables start.
+    // SAFETY: the loader gave this address of the tables.
     let tables = unsafe { AcpiTables::from_rsdp(Mapped, rsdp as usize) }.ok()?;
     let madt = tables.find_table::<Madt>().ok()?;
     let usable = |entry| match entry {
@@ -70,8 +70,8 @@ fn listed(rsdp: u64) -> Option<Vec<u8>> {
     Vec::try_from_iter(madt.get().entries().filter_map(usable)).ok()
 }
 
-/// Starts the other CPUs: those in the ACPI tables at `rsdp` (0: there are none), but `wanted` in all, if
-/// that is said. Returns how many CPUs there are, this one included.
+/// Starts the other CPUs: those in the ACPI tables at `rsdp` (0: there are none), but at most `wanted` CPUs in all, if
+/// given. Returns the number of CPUs, including this one.
 pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
     let own = apic::id();
     apic::set_id(CpuId(0), own);
@@ -83,7 +83,7 @@ pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
     let mut others = others.expect(EMPTY);
     let most = wanted.unwrap_or(MAX_CPUS).min(MAX_CPUS);
     if wanted.is_some_and(|wanted| wanted > others.len().min(MAX_CPUS)) {
-        report!("message {} CPUs are wanted, {} are there", wanted.unwrap_or(0), others.len());
+        report!("message cpus={}, but there are {}", wanted.unwrap_or(0), others.len());
     }
     others.retain(|&id| id != own);
     others.truncate(most - 1);
@@ -92,7 +92,7 @@ pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
     }
 
     let code = trampoline();
-    // SAFETY: low memory is nobody's, and mapped.
+    // SAFETY: low memory is mapped and not in use.
     unsafe { direct(TRAMPOLINE).copy_from_nonoverlapping(code.as_ptr(), code.len()) };
     let mut cpus = 1;
     for &id in &others {
@@ -102,12 +102,12 @@ pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
         PERCPUS[usize::from(id)].store(here, Ordering::Relaxed);
         STATES[usize::from(id)].store(WANTED, Ordering::Relaxed);
         STACKS[usize::from(id)].store(stack.top(), Ordering::Release);
-        // The CPU's for ever.
+        // The CPU keeps it for ever.
         mem::forget(stack);
         apic::send_init(id);
     }
     clock::delay(10_000_000);
-    // Some processors miss the first.
+    // Some processors miss the first SIPI.
     for _ in 0..2 {
         let missing = |id: &&u8| STATES[usize::from(**id)].load(Ordering::Acquire) == WANTED;
         others.iter().filter(missing).for_each(|&id| apic::send_startup(id, TRAMPOLINE));
@@ -122,13 +122,13 @@ pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
         let given_up =
             state.compare_exchange(WANTED, GIVEN_UP, Ordering::AcqRel, Ordering::Acquire).is_ok();
         if given_up {
-            report!("message the CPU with interrupt controller {id} did not start");
+            report!("message the CPU with APIC ID {id} did not start");
             continue;
         }
-        // It waits for the subsystem, and does not look at its number before.
+        // It waits for `VM`, and does not read its number before.
         let here = PERCPUS[usize::from(id)].load(Ordering::Relaxed);
-        // SAFETY: leaked above. The CPU waits for `VM`, which is stored after this, and has no interrupts
-        // until then: it does not look at the cell.
+        // SAFETY: leaked above. The CPU waits for `VM`, which is stored after this, and gets no interrupts
+        // until then: it does not access the cell.
         unsafe { (*here).id.set(CpuId(cpus as u16)) };
         apic::set_id(CpuId(cpus as u16), id);
         cpus += 1;
@@ -136,7 +136,7 @@ pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
     cpus
 }
 
-/// Where another CPU arrives, on its stack, in the boot tables.
+/// Where another CPU arrives, on its stack, with the boot tables.
 pub extern "C" fn start_other(id: u8) -> ! {
     let state = &STATES[usize::from(id)];
     if state.compare_exchange(WANTED, ARRIVED, Ordering::AcqRel, Ordering::Acquire).is_err() {
@@ -158,8 +158,8 @@ pub extern "C" fn start_other(id: u8) -> ! {
         // Until `go` interrupts it.
         arch::idle();
     };
-    // SAFETY: the subsystem is there for ever; this CPU has its number, which is below that of the
-    // machine's CPUs.
+    // SAFETY: the subsystem is never freed; this CPU's number is below the
+    // machine's number of CPUs.
     unsafe { percpu::enter(&*vm) };
     kernel::run()
 }

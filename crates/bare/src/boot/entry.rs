@@ -1,12 +1,12 @@
 //! The first instructions of every CPU.
 //!
-//! The boot CPU arrives at `pvh_entry` as PVH says: 32-bit, no paging, `ebx` the start info. The others
-//! arrive in real mode at a copy of `trampoline` below 1 MiB ([`TRAMPOLINE`]). All of them go through
-//! `long_mode`: they load the boot tables, which map the first GiB of physical memory at 0, at the direct
-//! map and at the image, and go on at their addresses in the image, the boot CPU in
-//! [`start`](super::start), the others, on the stack that [`STACKS`] has for their APIC id, in
-//! [`start_other`](super::cpus::start_other). The boot tables are left for the kernel's own at once;
-//! these have nothing in the lower half.
+//! The boot CPU arrives at `pvh_entry`, by the PVH protocol: 32-bit, no paging, `ebx` the start info. The others
+//! arrive in real mode at a copy of `trampoline` below 1 MiB ([`TRAMPOLINE`]). All of them continue at
+//! `long_mode`: they load the boot tables, which map the first GiB of physical memory at 0, in the direct
+//! map and at the image. Then they jump to the image: the boot CPU to
+//! [`start`](super::start), the others, on the stack that [`STACKS`] has for their APIC ID, to
+//! [`start_other`](super::cpus::start_other). Both soon replace the boot tables by the kernel's own,
+//! whose lower half is empty.
 
 use core::arch::global_asm;
 use core::sync::atomic::AtomicU64;
@@ -14,14 +14,14 @@ use core::sync::atomic::AtomicU64;
 /// Where the other CPUs start, in physical memory; below 1 MiB, a multiple of 4 KiB.
 pub const TRAMPOLINE: u64 = 0x8000;
 
-/// The top of the stack on which the CPU with this APIC id starts; 0: it is not wanted.
+/// The top of the stack on which the CPU with this APIC ID starts; 0: it is not started.
 #[unsafe(no_mangle)]
 pub static STACKS: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
 
-/// Bytes of the boot CPU's stack, on which it later idles.
+/// Bytes of the boot CPU's stack, which its idle loop uses later.
 const BOOT_STACK: usize = 64 << 10;
 
-/// The page below the boot CPU's stack, which is to be a guard.
+/// The page below the boot CPU's stack, which becomes a guard.
 pub fn boot_guard() -> *const u8 {
     unsafe extern "C" {
         static boot_stack_guard: u8;
@@ -35,7 +35,7 @@ pub fn trampoline() -> &'static [u8] {
         static trampoline_start: u8;
         static trampoline_end: u8;
     }
-    // SAFETY: the two symbols bound bytes of the image, which nobody changes.
+    // SAFETY: the two symbols delimit constant bytes of the image.
     unsafe {
         let len = (&raw const trampoline_end).offset_from_unsigned(&raw const trampoline_start);
         core::slice::from_raw_parts(&raw const trampoline_start, len)

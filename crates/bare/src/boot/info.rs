@@ -1,4 +1,4 @@
-//! What the loader tells: the command line, the initial files, the map of memory. (PVH's start info.)
+//! What the loader passes (PVH's start info): the command line, the initial files, the memory map.
 
 use crate::paging::direct;
 use crate::ranges::{Range, Ranges};
@@ -10,7 +10,7 @@ const COMMAND_LINE_BYTES: usize = 4096;
 const MAGIC: u32 = 0x336e_c578;
 /// In a memory map: usable.
 const RAM: u32 = 1;
-/// Below this lie the BIOS's things, and the first code of the other CPUs.
+/// Below this lie the BIOS data, and the first code of the other CPUs.
 const LOW_MEMORY: u64 = 1 << 20;
 
 #[derive(Clone, Copy)]
@@ -46,18 +46,18 @@ struct MapEntry {
     reserved: u32,
 }
 
-/// What the loader told, copied out of its way.
+/// What the loader passed, as a copy.
 pub struct Info {
     command_line: [u8; COMMAND_LINE_BYTES],
     command_line_len: usize,
     /// Where the initial files are, in physical memory.
     pub initrd: Range,
-    /// Where the ACPI tables start; 0: unknown.
+    /// The address of the ACPI tables; 0: unknown.
     pub rsdp: u64,
-    /// All memory that can be used, in whole pages, from 1 MiB on; the kernel and the initial files
-    /// are still in it.
+    /// All usable memory, in whole pages, from 1 MiB on, including that of the kernel and the initial
+    /// files.
     pub memory: Ranges,
-    /// The end of memory below 4 GiB, and of all.
+    /// The end of the memory below 4 GiB, and of all memory.
     pub ends: [u64; 2],
 }
 
@@ -80,15 +80,15 @@ impl Info {
     /// Reads the start info at physical address `at`.
     ///
     /// # Safety
-    /// The loader left one there, and nothing has been written over it or what it leads to. The first GiB
+    /// The loader left one there, and nothing has overwritten it or what it points to. The first GiB
     /// of memory is mapped.
     pub unsafe fn read(&mut self, at: u64) {
-        // SAFETY: by the contract; the loader keeps all of it in the first GiB.
+        // SAFETY: by the contract; the loader puts all of it into the first GiB.
         let info = unsafe { direct(at).cast::<StartInfo>().read() };
         assert!(info.magic == MAGIC, "no start info at {at:#x}: not started by PVH");
         assert!(info.version >= 1, "the start info has no memory map");
         if info.command_line != 0 {
-            // SAFETY: the loader's string, which ends with a zero.
+            // SAFETY: a string of the loader's, which ends with a zero.
             let line = unsafe { core::ffi::CStr::from_ptr(direct(info.command_line).cast()) };
             let line = line.to_bytes();
             assert!(
@@ -111,7 +111,7 @@ impl Info {
                 info.memory_map_entries as usize,
             )
         };
-        // Pages that are not all memory, or that two entries disagree on, are not used.
+        // Pages that are only partly memory, or on which two entries disagree, are not used.
         for entry in entries.iter().filter(|entry| entry.kind == RAM) {
             let end = entry.address.saturating_add(entry.size) & !0xfff;
             let start = entry.address.next_multiple_of(0x1000).max(LOW_MEMORY);
@@ -123,6 +123,6 @@ impl Info {
             self.memory.remove(Range::new(entry.address, end)).expect("too many pieces of memory");
         }
         self.ends[1] = self.ends[1].max(self.ends[0]);
-        assert!(self.ends[0] != 0, "the memory map has no memory");
+        assert!(self.ends[0] != 0, "the memory map has no usable memory");
     }
 }

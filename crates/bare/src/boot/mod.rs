@@ -1,7 +1,7 @@
 //! From the loader to the first thread.
 //!
-//! The boot CPU, in [`start`]: its own tables and stack, what the loader says, the kernel's page tables, the
-//! clock, the heap, the other CPUs, the subsystem; then [`Kernel::start`](crate::Kernel::start). All CPUs end in
+//! [`start`], on the boot CPU, sets up its tables and stack, reads the start info, makes the kernel's page tables, starts the
+//! clock, the heap, the other CPUs and the subsystem, and calls [`Kernel::start`](crate::Kernel::start). Then all CPUs call
 //! [`Kernel::run`](crate::Kernel::run).
 
 mod cpus;
@@ -29,7 +29,7 @@ use info::Info;
 
 /// Bytes that the subsystem keeps for each frame.
 const FRAME_META: u64 = 64;
-/// The heap is aligned to it.
+/// The alignment of the heap.
 const HEAP_ALIGN: u64 = 2 << 20;
 
 struct Boot(UnsafeCell<Info>);
@@ -41,13 +41,13 @@ static BOOT: Boot = Boot(UnsafeCell::new(Info::new()));
 
 struct First(PerCpu);
 
-// SAFETY: the boot CPU's alone.
+// SAFETY: only the boot CPU accesses it.
 unsafe impl Sync for First {}
 
 static FIRST: First = First(PerCpu::new(CpuId(0)));
 
 fn info() -> &'static Info {
-    // SAFETY: only read once `start` has filled it.
+    // SAFETY: `start` filled it before any read.
     unsafe { &*BOOT.0.get() }
 }
 
@@ -67,16 +67,16 @@ pub fn is_said(word: &str) -> bool {
     command_line().split_ascii_whitespace().any(|said| said == word)
 }
 
-/// The initial files, as the loader was given them.
+/// The initial files, as the loader got them.
 pub fn initrd() -> &'static [u8] {
     let range = info().initrd;
-    // SAFETY: the loader put them there; they are kept out of all other memory, for ever.
+    // SAFETY: the loader put them there; they are never part of free memory.
     unsafe { core::slice::from_raw_parts(direct(range.start), range.len() as usize) }
 }
 
-/// Where the boot CPU arrives, in the boot tables; `start_info` is a physical address.
+/// Where the boot CPU arrives, with the boot tables; `start_info` is a physical address.
 pub extern "C" fn start(start_info: u32) -> ! {
-    // SAFETY: only this CPU runs, and this is its beginning.
+    // SAFETY: only this CPU runs, and this is its first code.
     unsafe {
         descriptors::set_entries(trap_entry::entries());
         percpu::install(&FIRST.0);
@@ -85,12 +85,12 @@ pub extern "C" fn start(start_info: u32) -> ! {
     arch::enable();
     trap_entry::enable_system_calls();
     if !arch::features().smap {
-        // SAFETY: in the boot tables code is writable; no other CPU runs.
+        // SAFETY: with the boot tables code is writable; no other CPU runs.
         unsafe { smap::remove() };
     }
     for name in words("plant") {
         if !plant::set(name) {
-            report!("message no fault is called {name}");
+            report!("message plant={name} is not known");
         }
     }
 
@@ -104,7 +104,7 @@ pub extern "C" fn start(start_info: u32) -> ! {
     paging::build(&mut free, info().ends);
     load_root();
     paging::check();
-    // SAFETY: the page is there to be one.
+    // SAFETY: the page is reserved for this.
     assert!(unsafe { paging::guard(entry::boot_guard()) }, "no memory for a guard");
     FIRST.0.idle_stack.set(entry::boot_guard() as u64 + PAGE_SIZE);
     FIRST.0.descriptors.guard();
@@ -117,16 +117,16 @@ pub extern "C" fn start(start_info: u32) -> ! {
 
     let wanted = words("cpus").last().map(|number| {
         number.parse().ok().filter(|&cpus| cpus >= 1).unwrap_or_else(|| {
-            report!("message cpus={number} is no number of CPUs; one is used");
+            report!("message cpus={number} is not a number of CPUs; 1 is used");
             1
         })
     });
     let cpus = cpus::start_all(info().rsdp, wanted);
     percpu::set_cpus(cpus);
-    // SAFETY: made once; what is left of the memory is mapped, and nobody else's.
+    // SAFETY: made once; the rest of the memory is mapped and not in use.
     let machine = unsafe { Bare::new(cpus, regions(&free)) };
     let vm = new_vm(machine);
-    // SAFETY: once on this CPU, whose number is 0.
+    // SAFETY: called once on this CPU, whose number is 0.
     unsafe { percpu::enter(vm) };
     for setting in words("set") {
         match setting.parse() {
@@ -139,7 +139,7 @@ pub extern "C" fn start(start_info: u32) -> ! {
     kernel::run()
 }
 
-/// Makes the subsystem. Apart, since it reserves first, and then allocates without expecting to fail.
+/// Makes the subsystem. A function of its own, because its allocations, which it reserves first, must not fail.
 #[inline(never)]
 fn new_vm(machine: Bare) -> &'static Vm<Bare> {
     match Vm::new(machine) {
@@ -150,11 +150,11 @@ fn new_vm(machine: Bare) -> &'static Vm<Bare> {
 
 /// Loads the kernel's own tables.
 fn load_root() {
-    // SAFETY: they map all that the kernel uses.
+    // SAFETY: they map everything that the kernel uses.
     unsafe { asm!("mov cr3, {}", in(reg) paging::root(), options(nostack, preserves_flags)) };
 }
 
-/// Takes the heap out of `free`: an eighth of memory, 8 to 512 MiB, and what the subsystem will keep of
+/// Takes the heap out of `free`: an eighth of memory, 8 to 512 MiB, and the subsystem's metadata of
 /// the frames.
 fn make_heap(free: &mut ranges::Ranges) {
     let all: u64 = free.iter().map(Range::len).sum();
@@ -166,11 +166,11 @@ fn make_heap(free: &mut ranges::Ranges) {
         .take(len, HEAP_ALIGN)
         .unwrap_or_else(|| console::panic(format_args!("{} MiB of memory are too few", all >> 20)));
     let (start, end) = (direct(range.start) as usize, direct(range.end) as usize);
-    // SAFETY: memory that is mapped, and taken here.
+    // SAFETY: memory that is mapped, and was just taken.
     unsafe { heap::init(start, end, meta as usize) };
 }
 
-/// What is left of memory, for the subsystem.
+/// The rest of the memory, for the subsystem.
 fn regions(free: &ranges::Ranges) -> Vec<MemoryRegion> {
     let region = |range: Range| MemoryRegion {
         node: 0,
