@@ -1,11 +1,11 @@
-//! What the kernel says, and what programs do.
+//! The consoles: the program's input and output, and the kernel's report.
 //!
-//! The program's output and input are the first serial port; its errors are port 0xea, the kernel's report,
-//! line by line, port 0xe9: debug consoles, which take a byte an `out`.
+//! The program's input and output are the first serial port, its errors port 0xea, and the kernel's report,
+//! line by line, port 0xe9. The last two are debug consoles, which take one byte per `out`.
 //!
-//! The serial port comes out of reset without its queues, and each byte of input is then a round through the
-//! emulator. Switching them on throws away the byte that has come in. So the host sends one that is there to
-//! be thrown away: while it waits no other comes in, and nothing is lost.
+//! After reset the serial port's FIFOs are disabled, and each byte of input takes a round through the
+//! emulator. Enabling them discards a received byte. So the host first sends one byte to be
+//! discarded: until it is read no other arrives, and nothing is lost.
 
 use crate::percpu;
 use core::fmt::{self, Write};
@@ -19,7 +19,7 @@ const ERROR: u16 = 0xea;
 const SERIAL: u16 = 0x3f8;
 const SERIAL_QUEUES: u16 = SERIAL + 2;
 const SERIAL_STATUS: u16 = SERIAL + 5;
-/// Queues of the serial port: on, and the longest for input.
+/// FIFO control of the serial port: enabled, with the longest input FIFO.
 const QUEUES: u8 = 0xc1;
 /// Status of the serial port: a byte has come in.
 const RECEIVED: u8 = 1;
@@ -28,16 +28,16 @@ const SENDABLE: u8 = 1 << 5;
 /// Status of the serial port: every byte has been sent.
 const SENT: u8 = 1 << 6;
 const EXIT: u16 = 0xf4;
-/// What the machine is ended with when the kernel panics.
+/// The exit status of the machine after a panic.
 const PANICKED: u8 = 0x7f;
 
-/// Each holds its port. Holders wait for nobody; waiters answer.
+/// Each protects its port. Holders do not wait; waiters serve flush requests.
 static OUTPUT: SpinLock<()> = SpinLock::new(());
 static ERRORS: SpinLock<()> = SpinLock::new(());
 static LINE: SpinLock<()> = SpinLock::new(());
 
 fn out(port: u16, byte: u8) {
-    // SAFETY: the ports here are of devices that take bytes, and touch no memory.
+    // SAFETY: the devices behind these ports take bytes, and do not access memory.
     unsafe { Port::new(port).write(byte) };
 }
 
@@ -59,7 +59,7 @@ pub fn write(bytes: &[u8]) {
 
 /// The next byte of the program's input, if one has come in.
 pub fn read() -> Option<u8> {
-    /// Whether the queues are on.
+    /// Whether the FIFOs are enabled.
     static QUEUED: AtomicBool = AtomicBool::new(false);
     let _held = OUTPUT.lock(percpu::cpu());
     if serial_status() & RECEIVED == 0 {
@@ -72,11 +72,11 @@ pub fn read() -> Option<u8> {
         out(SERIAL_QUEUES, QUEUES);
         return None;
     }
-    // SAFETY: a received byte is there, and ours.
+    // SAFETY: a byte was received; the lock is held.
     Some(unsafe { Port::new(SERIAL).read() })
 }
 
-/// Sends bytes to where the program's errors go.
+/// Sends bytes to the program's error output.
 pub fn error(bytes: &[u8]) {
     let _held = ERRORS.lock(percpu::cpu());
     bytes.iter().for_each(|&byte| out(ERROR, byte));
@@ -96,10 +96,10 @@ impl Write for Report {
 pub fn line(text: fmt::Arguments<'_>) {
     let held = LINE.try_lock();
     let held = held.or_else(|| {
-        // At boot nobody can be answered, and after a panic nobody has to be.
+        // At boot no flush request can be served, and after a panic none has to be.
         (percpu::has_cpu() && !PANICKING.load(Ordering::Relaxed)).then(|| LINE.lock(percpu::cpu()))
     });
-    // What is written here does not fail.
+    // Writing to a port does not fail.
     let _ = Report.write_fmt(text);
     let _ = Report.write_str("\n");
     drop(held);
@@ -113,7 +113,7 @@ macro_rules! report {
 
 static PANICKING: AtomicBool = AtomicBool::new(false);
 
-/// Reports the end of the kernel, and ends the machine. Whoever comes second waits for that.
+/// Reports a panic, and ends the machine. A second CPU that panics waits for that.
 pub fn panic(text: fmt::Arguments<'_>) -> ! {
     if !PANICKING.swap(true, Ordering::SeqCst) {
         line(format_args!("panic {text}"));
@@ -122,11 +122,11 @@ pub fn panic(text: fmt::Arguments<'_>) -> ! {
     stop()
 }
 
-/// Ends the machine; the emulator's exit status tells `status` as far as it can.
+/// Ends the machine; the emulator's exit status is made from `status`.
 pub fn end(status: u8) -> ! {
     out(EXIT, status);
-    // No such device. A fault that cannot be handled ends the machine too.
-    // SAFETY: nothing runs here after it.
+    // The device is missing: a triple fault ends the machine, too.
+    // SAFETY: nothing runs on this CPU afterwards.
     unsafe {
         let none =
             x86_64::structures::DescriptorTablePointer { limit: 0, base: x86_64::VirtAddr::zero() };
@@ -135,7 +135,7 @@ pub fn end(status: u8) -> ! {
     }
 }
 
-/// Never does anything again.
+/// Halts this CPU for ever.
 pub fn stop() -> ! {
     loop {
         x86_64::instructions::interrupts::disable();

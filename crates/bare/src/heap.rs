@@ -1,24 +1,23 @@
 //! The kernel's heap.
 //!
-//! *Blocks* up to [`LARGEST`] bytes are of power-of-two sizes, aligned to their size. Each CPU has a list of free
-//! blocks of each size, which needs no lock, since interrupts are off in the kernel. A list that runs empty
-//! is filled with a batch from the common stock, one that grows long gives a batch back to it. The stock
-//! grows by *slabs*, cut up into blocks. Larger allocations are runs of pages, as slabs are.
+//! *Blocks* up to [`LARGEST`] bytes have power-of-two sizes, and are aligned to their size. Each CPU has a list of free
+//! blocks of each size, which needs no lock, since interrupts are off in the kernel. An empty list
+//! is refilled with a batch from the common stock; a long list returns a batch to it. The stock
+//! grows by *slabs*, which are cut up into blocks. Larger allocations are runs of pages, as slabs are.
 //!
-//! *It may be empty at any time.* Nothing in the kernel allocates without expecting to fail: its collections
-//! ([`faultless_collections`]) give a result wherever they grow, and take the place of the standard
-//! ones. What must not fail is charged in advance: a thread brings what it needs to wait, to be queued and to be woken
-//! at a deadline; an entry of a table is reserved before anything is changed. To release something, or to end, needs no
-//! memory. That nothing else slipped in, from a dependency or so, is tested on the linked kernel: no code that a program
-//! can have it run leads to the standard library's abort.
+//! *Any allocation may fail.* The kernel's collections ([`faultless_collections`]) return a result wherever they grow,
+//! and replace the standard ones. Memory for what must not fail is allocated in advance: a thread includes
+//! what it needs to wait, to be queued and to be woken at a deadline; an entry of a table is reserved before the
+//! first change. To release something, or to end, needs no memory. A test of the linked kernel checks dependencies, too:
+//! no code that a program can have executed leads to the standard library's abort.
 //!
-//! *What is left for others.* System calls that make things ask [`low`] first, and are refused while less than an
-//! eighth of the heap is left: so one program cannot take what others need to go on, to look, and to end it. When the
-//! heap looks low, slabs whose blocks have all come back to the stock are made pages again first.
+//! *Reserve.* System calls that make things check [`low`] first, and fail while less than an
+//! eighth of the heap is free. So a program cannot take the memory that others need to continue, or to inspect and end
+//! it. When the heap seems low, slabs whose blocks have all come back to the stock are first turned into pages again.
 //!
-//! *Tests* have an allocation of a thread fail, by its number: [`FailNth`].
+//! *Tests* can make a chosen allocation of a thread fail: [`FailNth`].
 //!
-//! The lock around the stock is a leaf: its holder waits for nobody.
+//! The lock of the stock is a leaf: its holder does not wait.
 
 pub(crate) mod local;
 
@@ -33,38 +32,38 @@ use faultless::{OutOfMemory, PAGE_SHIFT};
 use faultless_collections::Vec;
 use local::{Block, CLASSES, LARGEST, PAGE, batch, block_bytes, class_of, slab_bytes};
 
-/// Which of the allocations to come of a thread is to fail, for tests: Linux's `fail-nth`. 0: none, 1: the next. With
-/// [`ALL`](Self::ALL), all that come after it fail too.
+/// Which of a thread's next allocations fails, for tests: Linux's `fail-nth`. 0: none, 1: the next. With
+/// [`ALL`](Self::ALL), all later ones fail, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FailNth(pub u64);
 
 impl FailNth {
-    /// The mark of one from which on all fail.
+    /// A flag: all later allocations fail, too.
     pub const ALL: u64 = local::ALL;
 
-    /// That of the running thread.
+    /// The value of the running thread.
     pub fn get() -> Self {
         Self(percpu::this().heap.fail_nth.get())
     }
 
-    /// Sets that of the thread that runs, or is about to, and returns what was.
+    /// Sets the value of the thread that runs, or is about to, and returns the old one.
     pub fn set(self) -> Self {
         Self(percpu::this().heap.fail_nth.replace(self.0))
     }
 }
 
-/// What all CPUs share.
+/// The common stock.
 struct Common {
     base: usize,
     pages: Option<Pages<'static>>,
-    /// For each page: how many blocks of the slab that starts there are in the stock, while slabs are
-    /// looked for that can go.
+    /// For each page: how many blocks of the slab that starts there are in the stock. Used only by the search for
+    /// free slabs.
     in_stock: &'static mut [u16],
     stock: [*mut Block; CLASSES],
     stocked: [usize; CLASSES],
 }
 
-// SAFETY: blocks in the stock belong to whoever holds it.
+// SAFETY: the holder of the stock owns the blocks in it.
 unsafe impl Send for Common {}
 
 static COMMON: SpinLock<Common> = SpinLock::new(Common {
@@ -77,7 +76,7 @@ static COMMON: SpinLock<Common> = SpinLock::new(Common {
 
 /// Free pages, as the holder of the lock last left them.
 static FREE: AtomicUsize = AtomicUsize::new(0);
-/// Below so many the heap is low.
+/// With fewer free pages the heap is low.
 static LOW: AtomicUsize = AtomicUsize::new(0);
 /// All pages.
 static TOTAL: AtomicUsize = AtomicUsize::new(0);
@@ -114,7 +113,7 @@ impl Common {
     }
 
     fn push(&mut self, class: usize, block: *mut Block) {
-        // SAFETY: the block is free, and ours.
+        // SAFETY: the block is free, and the caller's.
         unsafe { block.write(Block { next: self.stock[class] }) };
         self.stock[class] = block;
         self.stocked[class] += 1;
@@ -122,7 +121,7 @@ impl Common {
 
     fn pop(&mut self, class: usize) -> Option<*mut Block> {
         let block = NonNull::new(self.stock[class])?.as_ptr();
-        // SAFETY: blocks in the stock are free, and say which is next.
+        // SAFETY: blocks in the stock are free, and point to the next.
         self.stock[class] = unsafe { (*block).next };
         self.stocked[class] -= 1;
         Some(block)
@@ -138,7 +137,7 @@ impl Common {
         Some(())
     }
 
-    /// Makes slabs that are in the stock as a whole pages again.
+    /// Frees the slabs of which the stock has all blocks.
     fn reclaim(&mut self) {
         for class in 0..CLASSES {
             let whole = slab_bytes(class) / block_bytes(class);
@@ -158,7 +157,7 @@ impl Common {
                 // SAFETY: a block that was in the stock.
                 let next = unsafe { (*block).next };
                 let page = self.slab_page(class, block);
-                // Each page is counted down to 0 again.
+                // The count returns to 0.
                 if usize::from(self.in_stock[page]) >= whole {
                     self.in_stock[page] += 1;
                     if usize::from(self.in_stock[page]) == 2 * whole {
@@ -182,7 +181,7 @@ impl Common {
 }
 
 fn common() -> SpinGuard<'static, Common> {
-    // Whoever waits here need not answer: the holder waits for nobody.
+    // Waiters here need not serve flush requests: the holder does not wait.
     COMMON.lock(&Spin)
 }
 
@@ -192,9 +191,9 @@ struct Heap;
 #[global_allocator]
 static HEAP: Heap = Heap;
 
-// SAFETY: a block or run is one caller's at a time: a list or the stock has those that are nobody's, and
-// each is reached by one CPU, or under the lock. Blocks are aligned to their size, which is a power of two
-// not below what the layout asks for; runs are at multiples of their alignment in pages.
+// SAFETY: a block or run has one owner at a time: free ones are in a list or the stock, which are
+// accessed by one CPU, or under the lock. Blocks are aligned to their size, which is a power of two
+// not below that of the layout; runs are at multiples of their alignment in pages.
 unsafe impl GlobalAlloc for Heap {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -227,7 +226,7 @@ unsafe impl GlobalAlloc for Heap {
         let class = class_of(bytes);
         let list = &percpu::this().heap.lists[class];
         let block = at.cast::<Block>();
-        // SAFETY: the block is free from now on.
+        // SAFETY: the block is free now.
         unsafe { block.write(Block { next: list.head.get() }) };
         list.head.set(block);
         let room = list.room.get().wrapping_sub(1);
@@ -248,8 +247,8 @@ unsafe impl GlobalAlloc for Heap {
         if stays {
             return at;
         }
-        // SAFETY: the caller's promises: the layout is valid with the new size, and the old block is
-        // its own.
+        // SAFETY: by the contract the layout is valid with the new size, and the caller owns the old
+        // block.
         unsafe {
             let to = self.alloc(Layout::from_size_align_unchecked(new_size, layout.align()));
             if !to.is_null() {
@@ -269,7 +268,7 @@ fn take_run(layout: Layout) -> *mut u8 {
         return ptr::null_mut();
     }
     let align = (layout.align() / PAGE).max(1);
-    // What is left when the heap is low is for blocks: one long list is not worth many short ones.
+    // While the heap is low, the rest is for blocks: one large allocation could take all of it.
     let spare = LOW.load(Ordering::Relaxed) / 2;
     let found = common().take_pages(layout.size().div_ceil(PAGE), align, spare);
     found.map_or(ptr::null_mut(), NonNull::as_ptr)
@@ -292,7 +291,7 @@ fn refill(class: usize) -> *mut u8 {
     }
     for _ in 0..batch(class) {
         let Some(block) = common.pop(class) else { break };
-        // SAFETY: the block is this CPU's from now on.
+        // SAFETY: the block belongs to this CPU now.
         unsafe { block.write(Block { next: list.head.get() }) };
         list.head.set(block);
         list.room.set(list.room.get() - 1);
@@ -319,17 +318,17 @@ fn spill(class: usize) {
     }
 }
 
-/// Makes the memory `start..end` of the direct map the heap. `fixed` bytes of it will be taken for good
-/// before anybody asks whether it is [`low`].
+/// Makes the memory `start..end` of the direct map the heap. `fixed` bytes of it are allocated for ever,
+/// before the first check whether it is [`low`].
 ///
 /// # Safety
-/// Called once, with memory that is page-aligned and nobody else's.
+/// Called once, with memory that is page-aligned and not in use.
 pub(crate) unsafe fn init(start: usize, end: usize, fixed: usize) {
     let count = (end - start) / PAGE;
     let words = pages::words(count);
     // The first pages keep account of all.
     let own = (words * 8 + count * 2).div_ceil(PAGE);
-    // SAFETY: memory of the caller's, aligned for both; zero is a value of both.
+    // SAFETY: the caller's memory, aligned for both; zero is a value of both.
     let (words, in_stock) = unsafe {
         let start = start as *mut u8;
         start.write_bytes(0, own * PAGE);
@@ -349,16 +348,16 @@ pub(crate) unsafe fn init(start: usize, end: usize, fixed: usize) {
     LOW.store(total.saturating_sub(fixed.div_ceil(PAGE)) / 8, Ordering::Relaxed);
 }
 
-/// Whether less than an eighth of the heap is left: who would make something then is refused with
-/// `ENOMEM`.
+/// Whether less than an eighth of the heap is free: system calls that make something fail with
+/// `ENOMEM` then.
 #[inline]
 pub fn low() -> bool {
     FREE.load(Ordering::Relaxed) < LOW.load(Ordering::Relaxed) && low_indeed()
 }
 
-/// Whether less than a sixteenth of the heap is left: then even those are refused who only look, at a
-/// file, a directory, what `/proc` tells. While the heap is [`low`] they are served, or nobody could find
-/// out who has it, and end him.
+/// Whether less than a sixteenth of the heap is free: then reading files, directories and `/proc` fails,
+/// too. While the heap is only [`low`] it works, so that programs can find the process that takes the memory, and
+/// kill it.
 #[inline]
 pub fn tight() -> bool {
     FREE.load(Ordering::Relaxed) < LOW.load(Ordering::Relaxed) / 2 && low_indeed() && {
@@ -370,17 +369,17 @@ pub fn tight() -> bool {
 fn low_indeed() -> bool {
     let mut common = common();
     let stocked: usize = (0..CLASSES).map(|class| common.stocked[class] * block_bytes(class)).sum();
-    // Not for every call while it is low: looking takes as long as the stock is.
+    // Not at every call while it is low: the search takes time in proportion to the stock.
     if stocked / PAGE > LOW.load(Ordering::Relaxed) / 8 {
         common.reclaim();
     }
     FREE.load(Ordering::Relaxed) < LOW.load(Ordering::Relaxed)
 }
 
-/// Adds to a list whose length is the program's choice.
+/// Pushes to a list whose length a program chooses.
 ///
 /// # Errors
-/// [`OutOfMemory`]: the heap is [`tight`], or has no room for the longer list.
+/// [`OutOfMemory`]: the heap is [`tight`], or too small for the longer list.
 pub fn try_push<T>(list: &mut Vec<T>, value: T) -> Result<(), OutOfMemory> {
     if tight() {
         return Err(OutOfMemory);
@@ -388,7 +387,7 @@ pub fn try_push<T>(list: &mut Vec<T>, value: T) -> Result<(), OutOfMemory> {
     list.try_push(value)
 }
 
-/// Bytes that are allocated, as far as this CPU can tell: what other CPUs have in their lists counts as allocated.
+/// Allocated bytes, including the free blocks in the lists of other CPUs.
 pub fn allocated() -> u64 {
     let common = common();
     let pages = TOTAL.load(Ordering::Relaxed) - common.pages.as_ref().map_or(0, Pages::free);
@@ -396,7 +395,7 @@ pub fn allocated() -> u64 {
     (pages * PAGE - stocked - percpu::this().heap.free_bytes()) as u64
 }
 
-/// Bytes of the heap: all, and those on no block and no run.
+/// Bytes of the heap: all, and those of free pages.
 pub fn usage() -> (u64, u64) {
     let bytes = |pages: &AtomicUsize| (pages.load(Ordering::Relaxed) * PAGE) as u64;
     (bytes(&TOTAL), bytes(&FREE))

@@ -1,10 +1,10 @@
-//! What belongs to one CPU.
+//! Per-CPU data.
 //!
-//! In the kernel the GS base of a CPU is its [`PerCpu`], from its first moments on. Interrupts are off and the
-//! kernel is not preempted, so what is reached through [`this`] needs no locks. A thread that gives the
-//! CPU away may come back on another: nothing here is to be kept across that.
+//! In the kernel the GS base of a CPU is its [`PerCpu`], from its first instructions on. Interrupts are off and the
+//! kernel is not preempted, so accesses through [`this`] need no locks. A thread that gives the
+//! CPU away may continue on another: it must not keep references to per-CPU data across that.
 //!
-//! What other CPUs look at is in [`Remote`], on lines apart.
+//! [`Remote`], on separate cache lines, is what other CPUs access.
 
 pub use crate::arch::apic::MAX_CPUS;
 use crate::descriptors::Descriptors;
@@ -26,32 +26,32 @@ use x86_64::registers::model_specific::GsBase;
 /// Interrupts that are counted, for `/proc/interrupts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interrupt {
-    /// The timer's.
+    /// Timer interrupts.
     Timer,
-    /// Those by which other CPUs want threads looked at.
+    /// Reschedule interrupts.
     Reschedule,
-    /// Those by which other CPUs want translations dropped.
+    /// Flush requests.
     Flush,
 }
 
 /// What belongs to one CPU.
 #[repr(C)]
 pub struct PerCpu {
-    /// Where it is itself; the first field.
+    /// Its own address; the first field.
     this: Cell<*const Self>,
-    /// The stack on which entries from user mode arrive.
+    /// The stack for entries from user mode.
     pub(crate) kernel_stack: Cell<u64>,
     /// The lowest byte of the stack on which this CPU starts and idles.
     pub(crate) idle_stack: Cell<u64>,
-    /// How many [guards](crate::paging::guards) there were when this CPU last dropped its translations of
-    /// the kernel's addresses.
+    /// The number of [guards](crate::paging::guards) when this CPU last dropped its translations of
+    /// kernel addresses.
     pub(crate) guards: Cell<u64>,
-    /// Where SYSCALL's entry puts the program's stack for a moment.
+    /// Where SYSCALL's entry saves the program's stack pointer for a few instructions.
     pub(crate) user_stack: Cell<u64>,
-    /// Whether [`Kernel::attention`](crate::Kernel::attention) is to be called before this CPU goes on in
+    /// Whether this CPU calls [`Kernel::attention`](crate::Kernel::attention) before it returns to
     /// user mode.
     pub attention: AtomicBool,
-    /// Its number: once the CPU has the subsystem. Until then who starts the CPUs may give it another.
+    /// Its number. The boot CPU may still change it before this CPU gets the subsystem.
     pub(crate) id: Cell<CpuId>,
     /// The [task](crate::task) that runs, if one does.
     pub(crate) current: Cell<*const ()>,
@@ -65,15 +65,15 @@ pub struct PerCpu {
     cpu: UnsafeCell<MaybeUninit<Cpu<'static, Bare>>>,
     pub(crate) heap: Local,
     pub(crate) slots: RefCell<Slots>,
-    /// Whether flush requests of others are being served. See [`plant`](crate::machine::plant).
+    /// Whether it is serving flush requests. See [`plant`](crate::machine::plant).
     pub(crate) serving: Cell<bool>,
-    /// Whether a flush is put off to the next tick. See [`plant`](crate::machine::plant).
+    /// Whether a flush is delayed to the next tick. See [`plant`](crate::machine::plant).
     pub(crate) late: Cell<bool>,
     pub(crate) descriptors: Descriptors,
 }
 
 impl PerCpu {
-    /// That of CPU `id`.
+    /// The data of CPU `id`.
     pub const fn new(id: CpuId) -> Self {
         Self {
             this: Cell::new(ptr::null()),
@@ -105,10 +105,10 @@ impl PerCpu {
         unsafe { (*self.cpu.get()).assume_init_ref() }
     }
 
-    /// The interrupt has come once more.
+    /// Counts an interrupt.
     pub(crate) fn count(&self, interrupt: Interrupt) {
         let count = &remote(self.id.get()).interrupts[interrupt as usize];
-        // This CPU alone writes it.
+        // Only this CPU writes it.
         count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 }
@@ -121,12 +121,12 @@ impl fmt::Debug for PerCpu {
 
 const _: () = assert!(offset_of!(PerCpu, this) == 0);
 
-/// What other CPUs may look at.
+/// Per-CPU data that other CPUs access.
 pub(crate) struct Remote {
     interrupts: [AtomicU64; 3],
-    /// Since when it owes somebody a flush, in nanoseconds since boot; 0: it owes none.
+    /// When the oldest pending flush request came, in nanoseconds since boot; 0: none is pending.
     pub(crate) asked: AtomicU64,
-    /// What [`Bare`] parks by.
+    /// For [`Bare`]'s `park`.
     pub(crate) permit: Permit,
 }
 
@@ -141,7 +141,7 @@ static REMOTES: [Padded<Remote>; MAX_CPUS] = [const {
 /// How many CPUs run.
 static CPUS: AtomicUsize = AtomicUsize::new(1);
 
-/// What others may see of a CPU.
+/// The data of a CPU that others access.
 #[inline]
 pub(crate) fn remote(id: CpuId) -> &'static Remote {
     &REMOTES[id.index()]
@@ -159,13 +159,13 @@ pub fn this() -> &'static PerCpu {
     }
 }
 
-/// The right to call the subsystem from this CPU. Not to be kept while the thread gives the CPU away.
+/// The right to call the subsystem from this CPU. Must not be kept while the thread gives the CPU away.
 #[inline(always)]
 pub fn cpu() -> &'static Cpu<'static, Bare> {
     this().cpu()
 }
 
-/// Whether [`cpu`] may be called: always, but for a while at boot.
+/// Whether [`cpu`] may be called: always, except early in boot.
 pub fn has_cpu() -> bool {
     this().ready.get()
 }
@@ -179,7 +179,7 @@ pub fn id() -> CpuId {
 /// The subsystem.
 #[inline]
 pub fn vm() -> &'static Vm<Bare> {
-    // SAFETY: set by `enter`, with a reference that is good for ever.
+    // SAFETY: set by `enter`, with a `'static` reference.
     unsafe { &*this().vm.get() }
 }
 
@@ -197,27 +197,27 @@ pub(crate) fn set_cpus(cpus: usize) {
     CPUS.store(cpus, Ordering::Relaxed);
 }
 
-/// Makes `here` what belongs to this CPU, and loads its tables.
+/// Makes `here` the data of this CPU, and loads its tables.
 ///
 /// # Safety
-/// Called once on this CPU, with what no other CPU has, after [`set_entries`](crate::descriptors::set_entries).
+/// Called once on this CPU, with data that no other CPU has, after [`set_entries`](crate::descriptors::set_entries).
 pub(crate) unsafe fn install(here: &'static PerCpu) {
     here.this.set(here);
-    // SAFETY: it is this CPU's alone and stays for ever.
+    // SAFETY: it belongs to this CPU alone, for ever.
     unsafe {
         here.descriptors.load();
         set(here);
     }
 }
 
-/// Lets this CPU call the subsystem.
+/// From now on this CPU may call the subsystem.
 ///
 /// # Safety
 /// Called once on this CPU, whose number is below the machine's number of CPUs.
 pub(crate) unsafe fn enter(vm: &'static Vm<Bare>) {
     let here = this();
-    // SAFETY: this is the one `Cpu` of the number; interrupt handlers do not call the subsystem, but
-    // for serving flushes, which the kernel's code, with interrupts off, cannot be in the middle of.
+    // SAFETY: the only `Cpu` of this number. Interrupt handlers call the subsystem only to serve
+    // flushes, and never inside another call of it, since interrupts are off there.
     unsafe { (*here.cpu.get()).write(vm.cpu(here.id.get())) };
     here.vm.set(vm);
     here.ready.set(true);
@@ -226,7 +226,7 @@ pub(crate) unsafe fn enter(vm: &'static Vm<Bare>) {
 /// Makes `here` this CPU's [`PerCpu`].
 ///
 /// # Safety
-/// It is this CPU's and nobody else's, and stays where it is.
+/// It belongs to this CPU alone, and does not move.
 unsafe fn set(here: &'static PerCpu) {
     GsBase::write(VirtAddr::from_ptr(here));
 }

@@ -1,12 +1,12 @@
 //! The kernel's locks.
 //!
-//! *Whoever waits, answers:* interrupts are off in the kernel, so a CPU that waits for a lock would not
-//! hear that another wants it to flush. The holder may be that other, in the middle of a copy to user
-//! memory or of a call of the subsystem. So who waits serves flush requests meanwhile.
+//! *Wait loops service shootdown requests.* Interrupts are off in the kernel, so a CPU that waits for a lock gets no flush
+//! interrupt. The requester may be the holder of that lock, in the middle of a copy to user
+//! memory or inside the subsystem. So waiters serve flush requests themselves.
 //!
 //! *Order.* Locks are taken from the outside in: process table, process, threads and files, wait queues,
-//! run queues; at most one of a kind at a time, unless its module says otherwise. Nobody gives the CPU
-//! away while holding one: [`Mutex`] is a spin lock.
+//! run queues; at most one of a kind at a time, unless its module says otherwise. A holder does not
+//! give the CPU away: [`Mutex`] is a spin lock.
 
 use crate::percpu;
 use core::fmt;

@@ -1,4 +1,4 @@
-//! One CPU's part of the heap: the sizes of blocks, and its lists of free ones.
+//! The per-CPU part of the heap: the sizes of blocks, and the lists of free ones.
 
 use core::cell::Cell;
 use core::ptr;
@@ -8,10 +8,10 @@ use faultless::PAGE_SIZE;
 const SMALLEST_SHIFT: u32 = 4;
 /// Bytes of the largest block.
 pub(super) const LARGEST: usize = 32 << 10;
-/// One more than the class of the largest block. Class *c* has blocks of 2^(c + 1) bytes, so those below
-/// the smallest block's stay empty.
+/// One more than the class of the largest block. Class *c* has blocks of 2^(c + 1) bytes; the classes below
+/// the smallest block stay empty.
 pub(super) const CLASSES: usize = LARGEST.ilog2() as usize;
-/// Bytes of pages.
+/// Bytes of a page.
 pub(super) const PAGE: usize = PAGE_SIZE as usize;
 
 pub(super) const fn block_bytes(class: usize) -> usize {
@@ -24,8 +24,8 @@ pub(super) const fn slab_bytes(class: usize) -> usize {
     if four > 4 * PAGE { four } else { 4 * PAGE }
 }
 
-/// How many blocks move between a CPU and the stock at once; a CPU keeps at most twice as many. What VMAs
-/// and their trees are made of comes back in bursts, when a grace period ends: the lists take that in.
+/// How many blocks move between a CPU and the stock at once; a CPU keeps at most twice as many. The blocks of VMAs
+/// and their trees are freed in bursts, when a grace period ends: the lists are long enough for that.
 pub(super) const fn batch(class: usize) -> i32 {
     let bytes = if block_bytes(class) > 1 << 10 { 2 * PAGE } else { 8 * PAGE };
     let blocks = bytes / block_bytes(class);
@@ -50,19 +50,19 @@ pub(super) struct Block {
     pub(super) next: *mut Block,
 }
 
-/// The mark of a number of allocations from which on all fail.
+/// The flag of [`FailNth::ALL`](super::FailNth::ALL).
 pub(super) const ALL: u64 = 1 << 63;
 
 /// One CPU's free blocks.
 pub(crate) struct Local {
     pub(super) lists: [List; CLASSES],
-    /// Which allocation of the running thread is to fail: see [`FailNth`](super::FailNth). 0: none.
+    /// Which allocation of the running thread fails: see [`FailNth`](super::FailNth). 0: none.
     pub(super) fail_nth: Cell<u64>,
 }
 
 pub(super) struct List {
     pub(super) head: Cell<*mut Block>,
-    /// How many more blocks it may have.
+    /// How many more blocks it may hold.
     pub(super) room: Cell<i32>,
 }
 
@@ -78,7 +78,7 @@ impl Local {
         Self { lists, fail_nth: Cell::new(0) }
     }
 
-    /// Counts an allocation, and says whether it is the one that is to fail.
+    /// Counts an allocation, and returns whether it must fail.
     #[cold]
     #[inline(never)]
     pub(super) fn fails(&self) -> bool {
