@@ -1,12 +1,12 @@
-//! What the machine wants of the kernel above it: the upcalls.
+//! The upcalls of the machine into the kernel above it.
 //!
-//! A kernel implements [`Kernel`] and says so with [`kernel!`](crate::kernel!), in the crate that is linked. Each upcall is a
-//! function that the linker finds, and that its optimiser may move to where it is called; nothing looks it up
-//! while the kernel runs. A page fault that the subsystem serves makes no upcall at all.
+//! A kernel implements [`Kernel`], and the linked crate names it with [`kernel!`](crate::kernel!). Each upcall is a
+//! function that the linker resolves, and that link-time optimisation may inline; there is no indirect call.
+//! A page fault that the subsystem serves makes no upcall at all.
 //!
-//! Every upcall is made with interrupts off, on the kernel stack of the task that runs (or on the CPU's own, at the
-//! start and in idle), and may not wait for anything but locks; those that get the frame of a program may switch to
-//! another task and return when this one is to go on.
+//! Every upcall is made with interrupts off, on the kernel stack of the running task (or on the CPU's own, at the
+//! start and in idle), and may wait for locks only. Those that get the frame of a program may switch to
+//! another task, and return when this one continues.
 
 use crate::arch::TrapFrame;
 use crate::percpu::Interrupt;
@@ -15,31 +15,31 @@ use faultless::{Access, FaultError};
 
 /// A kernel above the bare machine.
 pub trait Kernel {
-    /// Called once, on the boot CPU: the subsystem is there, and `cpus` CPUs are up, of which the others wait. What it
-    /// starts runs when it returns.
+    /// Called once, on the boot CPU, when the subsystem works and `cpus` CPUs are up. The other CPUs wait until it
+    /// returns.
     fn start(cpus: usize);
 
-    /// What each CPU does from then on: runs tasks, and [waits](crate::arch::idle) where there are none.
+    /// What each CPU does then: run tasks, and [wait](crate::arch::idle) while there are none.
     fn run() -> !;
 
-    /// The program made a system call, with the registers `frame`: `rax` is its number, and the result's place.
+    /// The program made a system call, with the registers `frame`: `rax` is its number, and gets its result.
     fn system_call(frame: &mut TrapFrame);
 
-    /// The program met a page fault that the subsystem does not resolve. It goes on with the registers `frame`, and
-    /// would meet it again.
+    /// The program caused a page fault that the subsystem does not resolve. It continues with the registers `frame`, and
+    /// would cause the fault again.
     fn page_fault(frame: &mut TrapFrame, addr: u64, access: Access, why: FaultError);
 
-    /// The program met another exception, `frame.vector`.
+    /// The program caused another exception, `frame.vector`.
     fn exception(frame: &mut TrapFrame);
 
-    /// The timer or another CPU interrupted this one, which was in user mode or in idle. By default nothing.
+    /// The timer or another CPU interrupted this one, in user mode or in idle. Does nothing by default.
     fn interrupt(_interrupt: Interrupt, _frame: &TrapFrame) {}
 
-    /// The task is on its way back to user mode, and its CPU's [attention](crate::percpu::PerCpu::attention) was set.
-    /// It is clear now; if it is set again, this is called again. By default nothing.
+    /// The task returns to user mode, and its CPU's [attention](crate::percpu::PerCpu::attention) was set.
+    /// It is clear now; if it is set again, this is called again. Does nothing by default.
     fn attention(_frame: &mut TrapFrame) {}
 
-    /// Names the task that runs, in the report of a panic.
+    /// Names the running task in the report of a panic.
     fn describe(f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the running task")
     }
@@ -73,7 +73,7 @@ unsafe extern "C" {
     pub(crate) safe fn system_call(frame: &mut TrapFrame);
 }
 
-/// Makes a type that implements [`Kernel`] the kernel of the crate that is linked. Said once.
+/// Makes a type that implements [`Kernel`] the kernel of the linked crate. Used once.
 #[macro_export]
 macro_rules! kernel {
     ($kernel:ty) => {

@@ -1,28 +1,28 @@
-//! The machine beneath the subsystem: real memory, real translations, real interrupts.
+//! The machine below the subsystem: real memory, real translations, real interrupts.
 //!
-//! *Whose translations.* A CPU holds translations only of the space that it runs. [`run`] makes a space
-//! the running one: the CPU first leaves the old for the kernel's own tables, which drops its translations
-//! and takes the CPU out of the space's set, and then joins the new space's set before it loads its tables.
-//! An idle CPU runs none, and so is never interrupted for a flush. The kernel's own translations are global,
-//! the same in every space, and never change once the CPUs run.
+//! *Translations.* A CPU holds user translations only of the space that it runs. [`run`] switches to another
+//! space: the CPU first loads the kernel's own tables, which drops its translations of the old space,
+//! and leaves that space's CPU set; then it joins the new space's set, and loads its tables.
+//! An idle CPU runs no space, so no flush interrupts it. The kernel's own translations are global,
+//! the same in every space, and do not change once the CPUs run.
 //!
-//! *Dropping.* An order that concerns the running space is served by an INVLPG a page, or by loading the root
-//! again when there are more than [`PAGES_ONE_BY_ONE`]; one for another space finds nothing here, since
-//! leaving dropped it.
+//! *Flushing.* A flush of the running space executes one INVLPG per page, or loads the root
+//! again for more than [`PAGES_ONE_BY_ONE`] pages. A flush of another space does nothing, since
+//! leaving that space dropped its translations.
 //!
-//! *With identifiers* (PCID) leaving drops nothing, but marks the space's [slot](crate::pcid)
-//! stale, and a stale slot is flushed as it is loaded next. So a switch loads the root twice but flushes
-//! once, and an order for a space that was left only marks. QEMU's emulation has no identifiers: there
-//! the slots are covered by tests on the host alone.
+//! *With PCIDs* leaving drops nothing, but marks the space's [slot](crate::pcid)
+//! stale, and a stale slot is flushed when it is loaded next. So a switch loads the root twice but flushes
+//! once, and a flush of a space that was left only sets a mark. QEMU's emulation has no PCIDs:
+//! only host tests cover the slots.
 //!
-//! *Asking others.* A flush request to another CPU is an interrupt, [`Vector::Flush`]. All kernel code runs
+//! *Shootdowns.* A flush request to another CPU is an interrupt, [`Vector::Flush`]. All kernel code runs
 //! with interrupts off, so the handler runs between two instructions of a program, or in idle; a CPU that
-//! waits in the kernel serves requests itself. Whoever waits looks, now and then, whether somebody
-//! has owed a flush for too long, and ends the kernel if so: an answer that does not come is lost.
+//! waits in the kernel serves requests itself. Waiting CPUs check now and then whether a
+//! request has been pending for too long, and panic then: a flush was lost.
 //!
-//! *Parking.* A CPU that waits for long halts, so that a hypervisor gives its core to another, and takes
-//! only interrupts of the highest class: flush requests, which it serves at once, and wake-ups. Whoever
-//! waits may hold locks of the kernel's that the other handlers take.
+//! *Parking.* A CPU in a long wait halts, so that a hypervisor can run another on its core. It accepts
+//! only interrupts of the highest class: flush requests, which it serves at once, and wake-ups. It
+//! may hold kernel locks that the other handlers take.
 
 mod bare;
 pub(crate) mod plant;
@@ -44,30 +44,30 @@ use faultless::{nontemporal_done, zero_nontemporal};
 
 use plant::Plant;
 
-/// Up to so many pages are dropped one by one.
+/// The most pages that are flushed one by one.
 const PAGES_ONE_BY_ONE: u64 = 32;
-/// A load of CR3 that keeps what is cached under the identifier.
+/// A load of CR3 that keeps the translations of the identifier.
 const KEEP: u64 = 1 << 63;
-/// How long a CPU may owe a flush. What goes on in the kernel for so long without waiting is broken,
-/// or the host's CPUs are very busy; a planted loss is to be seen sooner.
+/// How long a flush request may be pending. If a CPU does not serve it for so long, the kernel is broken,
+/// or the host is very busy. Planted losses are detected sooner.
 const PATIENCE_NS: u64 = 30_000_000_000;
 /// See [`PATIENCE_NS`].
 const PATIENCE_PLANTED_NS: u64 = 2_000_000_000;
-/// How often a waiting CPU looks before it looks at the clock too.
+/// After so many checks a waiting CPU also reads the clock.
 const LOOKS: u32 = 1 << 12;
 
 // SAFETY: by the trait's points:
-// - CPUs and regions are fixed by `new`, whose caller vouches for them.
+// - `new` fixes CPUs and regions, by its contract.
 // - The direct map shows each frame at one address, for ever; programs reach the same frame.
-// - `invalidate` drops the running space's translations by INVLPG or by loading CR3, which also drop what
-//   is cached of upper levels; of other spaces nothing is cached that will be used (see the module). Both
-//   instructions serialise, so no walk of before goes on after.
+// - `invalidate` drops the running space's translations by INVLPG or by loading CR3, which also drop the
+//   paging-structure caches; cached translations of other spaces are never used (see the module). Both
+//   instructions serialise, so no earlier walk continues after them.
 // - A space's root is loaded from `run` to `run_none`, which activate and deactivate it.
-// - An interrupt has the target serve its requests (`serve`), between two instructions of a program, or in
-//   `park`, where interrupts are on for nothing else of the subsystem's; it is sent after earlier stores
+// - An interrupt makes the target serve its requests (`serve`), between two instructions of a program, or in
+//   `park`, where only interrupts of the highest class are accepted; it is sent after earlier stores
 //   (`apic::interrupt`).
 // - The processor sets accessed and dirty bits atomically, and the dirty bit before the store.
-// A planted fault breaks this on purpose; what it breaks then is programs' data.
+// A planted fault breaks this on purpose, and with it only programs' data.
 unsafe impl Machine for Bare {
     type Predictor = faultless::prefault::Streams;
 
@@ -117,10 +117,10 @@ unsafe impl Machine for Bare {
     }
 
     fn interrupt(&self, cpu: CpuId) {
-        // Not 0, which says that nobody asked.
+        // Not 0, which means that no request is pending.
         let now = clock::now() | 1;
         let asked = &percpu::remote(cpu).asked;
-        // Since when it owes an answer is when it was first asked.
+        // The time of the oldest pending request stays.
         let _ = asked.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
         if !plant::is(Plant::LostIpi) {
             apic::interrupt(cpu, Vector::Flush);
@@ -137,7 +137,7 @@ unsafe impl Machine for Bare {
     fn park(&self, cpu: CpuId) {
         let permit = &percpu::remote(cpu).permit;
         if permit.park() {
-            // An interrupt that came since is pending.
+            // An interrupt since then is pending.
             arch::park();
             permit.resume();
         }
@@ -168,8 +168,8 @@ unsafe impl Machine for Bare {
 
     #[inline(always)]
     unsafe fn copy_frame(&self, to: FrameNumber, from: FrameNumber) {
-        // SAFETY: two pages of the direct map, of which one is the caller's; the copy is thrown away if
-        // a program stores to the other meanwhile.
+        // SAFETY: two pages of the direct map. The caller owns the target; the copy is discarded if
+        // a program stores to the source meanwhile.
         unsafe {
             asm!("rep movsq", inout("rdi") self.frame_bytes(to) => _,
                 inout("rsi") self.frame_bytes(from) => _, inout("ecx") 512 => _,
@@ -178,7 +178,7 @@ unsafe impl Machine for Bare {
     }
 }
 
-/// Whether a planted fault takes the place of dropping translations.
+/// Whether a planted fault prevents a flush.
 #[inline(always)]
 fn planted(here: &PerCpu) -> bool {
     plant::any() && planted_here(here)
@@ -195,7 +195,7 @@ fn planted_here(here: &PerCpu) -> bool {
     }
 }
 
-/// Loads the root that is loaded once more: drops all that is cached under it, and marks the rest.
+/// Loads the same root again, which drops its translations, and marks all other slots stale.
 fn reload() {
     let here = percpu::this();
     if bare::has_pcid() {
@@ -219,8 +219,8 @@ pub(crate) fn serve() {
     here.serving.set(false);
 }
 
-/// What the tick does about flushes: it serves what an interrupt should have had served already, or
-/// what was put off to it.
+/// Serves flush requests at the timer interrupt, in case their interrupt was lost, and the flushes that a planted fault
+/// delayed.
 pub(crate) fn tick() {
     if !plant::is(Plant::LostIpi) {
         percpu::cpu().serve_flushes();
@@ -235,11 +235,11 @@ pub(crate) fn tick() {
     }
 }
 
-/// Ends the kernel if somebody has owed a flush for too long.
+/// Panics if a CPU has not served a flush request for too long.
 #[cold]
 fn watch() {
     let here = percpu::id();
-    // Who waits has just answered.
+    // This CPU waits, and has just served its requests.
     percpu::remote(here).asked.store(0, Ordering::Relaxed);
     let now = clock::now();
     let patience = if plant::any() { PATIENCE_PLANTED_NS } else { PATIENCE_NS };
@@ -251,10 +251,10 @@ fn watch() {
     }
 }
 
-/// Runs `space` on this CPU: what user mode, and copies from and to user memory, use from now on.
+/// Runs `space` on this CPU: user mode, and copies from and to user memory, use it from now on.
 ///
 /// # Safety
-/// The space stays alive and in its place until this CPU runs another or [none](run_none).
+/// The space exists, and does not move, until this CPU runs another or [none](run_none).
 pub unsafe fn run(space: &Space<Bare>) {
     let here = percpu::this();
     if here.space.get() == space {
@@ -272,7 +272,7 @@ pub unsafe fn run(space: &Space<Bare>) {
     }
 }
 
-/// Runs no space on this CPU, but the kernel's own tables.
+/// Runs no space on this CPU, only the kernel's own tables.
 pub fn run_none() {
     let here = percpu::this();
     let old = here.space.get();
@@ -281,21 +281,21 @@ pub fn run_none() {
         load(paging::root() | if bare::has_pcid() { KEEP } else { 0 });
         here.space.set(core::ptr::null());
         here.running.set(0);
-        // SAFETY: the kernel's own tables are loaded, which have no user space.
+        // SAFETY: the kernel's own tables are loaded, whose user half is empty.
         unsafe { old.deactivate(here.cpu()) };
     }
 }
 
 fn load(cr3: u64) {
-    // SAFETY: a root whose upper half is the kernel's.
+    // SAFETY: the upper half of the root is the kernel's.
     unsafe { asm!("mov cr3, {}", in(reg) cr3, options(nostack, preserves_flags)) };
 }
 
-/// Gives a new space the kernel's half of the tables. Called once for each, before it first runs.
+/// Copies the kernel's half of the tables into a new space. Called once for each space, before it first runs.
 pub fn adopt(space: &Space<Bare>) {
     const HALF: usize = 1 << (PAGE_SHIFT - 1);
     let (from, to) = (direct(paging::root()), direct(space.root().phys()));
-    // SAFETY: both are root tables; the upper half of the new one is the kernel's to write, and nobody
-    // uses it yet.
+    // SAFETY: both are root tables; the kernel owns the upper half of the new one, which is not in use
+    // yet.
     unsafe { to.add(HALF).copy_from_nonoverlapping(from.add(HALF), HALF) };
 }

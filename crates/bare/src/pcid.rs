@@ -1,20 +1,20 @@
-//! Which address spaces a CPU's translations are tagged with.
+//! Which space each process-context identifier (PCID) of a CPU stands for.
 //!
-//! A CPU with process-context identifiers keeps the translations of several spaces apart. Each CPU has
-//! a few *slots*; slot *n* is identifier *n* + 1, and identifier 0 is the kernel's own, in which no
-//! space runs. A slot remembers the space that used it last.
+//! With PCIDs a CPU keeps the translations of several spaces apart. Each CPU has
+//! a few *slots*: slot *n* is identifier *n* + 1. Identifier 0 is for the kernel's own tables. A slot
+//! remembers the space that used it last.
 //!
-//! *Stale marks.* A CPU that leaves a space does not flush it, and nobody tells it of changes from then
-//! on. So leaving marks the slot stale, as does any other order to drop translations of a space that is
-//! in a slot and does not run; a stale slot is flushed as it is loaded next. Only a slot that is not stale
-//! may be loaded with its translations kept.
+//! *Stale marks.* A CPU that leaves a space does not flush it, and gets no flush requests for it from then
+//! on. So leaving marks the slot stale, as does every request to drop translations of a space that has
+//! a slot but does not run. A stale slot is flushed when it is loaded next. Only a slot that is not stale
+//! is loaded without a flush.
 
-/// How many spaces a CPU tells apart.
+/// The slots of a CPU.
 pub const SLOTS: usize = 6;
 
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    /// 0: none.
+    /// The number of its space; 0: none.
     space: u64,
     stale: bool,
     /// When it was loaded last.
@@ -26,7 +26,7 @@ struct Slot {
 pub struct Load {
     /// Its identifier, never 0.
     pub pcid: u16,
-    /// Whether what is cached under the identifier must go.
+    /// Whether the translations of the identifier must be flushed.
     pub flush: bool,
 }
 
@@ -44,13 +44,13 @@ impl Default for Slots {
 }
 
 impl Slots {
-    /// Slots that no space was in yet.
+    /// Unused slots.
     pub const fn new() -> Self {
         Self { slots: [Slot { space: 0, stale: true, used: 0 }; SLOTS], loads: 0 }
     }
 
-    /// Gives `space`, which is not 0, a slot: its own, or else the one that was not loaded for longest.
-    /// The caller loads it as told.
+    /// Gives `space`, which is not 0, a slot: its own, or else the least recently loaded one.
+    /// The caller loads it as the result says.
     pub fn load(&mut self, space: u64) -> Load {
         self.loads += 1;
         let own = self.slots.iter().position(|slot| slot.space == space);
@@ -61,7 +61,7 @@ impl Slots {
         Load { pcid: at as u16 + 1, flush }
     }
 
-    /// What is cached of `space`, which does not run, must not be used again.
+    /// The translations of `space`, which does not run, must not be used again.
     pub fn mark_stale(&mut self, space: u64) {
         if let Some(slot) = self.slots.iter_mut().find(|slot| slot.space == space) {
             slot.stale = true;

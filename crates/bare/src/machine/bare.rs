@@ -1,11 +1,11 @@
-//! What the machine consists of.
+//! The machine, as the subsystem sees it.
 
 use crate::arch::features;
 use core::sync::atomic::{AtomicBool, Ordering};
 use faultless::MemoryRegion;
 use faultless_collections::Vec;
 
-/// Whether the CPUs have identifiers of translations (PCID).
+/// Whether the CPUs have process-context identifiers (PCID).
 static HAS_PCID: AtomicBool = AtomicBool::new(false);
 
 /// See [`HAS_PCID`].
@@ -25,8 +25,8 @@ impl Bare {
     /// The machine.
     ///
     /// # Safety
-    /// There is one; `cpus` CPUs run or will; the regions do not overlap, are mapped in the direct map, and
-    /// belong to nobody else.
+    /// Called once. `cpus` CPUs run, or will; the regions do not overlap, are mapped in the direct map, and
+    /// are not used otherwise.
     pub(crate) unsafe fn new(cpus: usize, regions: Vec<MemoryRegion>) -> Self {
         HAS_PCID.store(features().pcid, Ordering::Relaxed);
         Self { cpus, regions }

@@ -1,11 +1,11 @@
-//! Faults that tests plant, with `plant=NAME` on the command line, to see that they are seen.
+//! Faults that tests plant, with `plant=NAME` on the command line, to check that they are detected.
 //!
 //! - `skip-invlpg`: a CPU does not drop its own translations when it should;
-//! - `lost-ipi`: a CPU that is to serve flush requests is not interrupted, nor does the tick serve them;
-//! - `early-reuse`: a CPU that is interrupted to serve flush requests says that it has, and drops the
-//!   translations at the next tick only;
-//! - `overrun-thread`, `overrun-idle`: a tick runs over the stack it is on, a thread's or that of the idle loop;
-//! - `overrun-fatal`: both, and then the stack of fatal exceptions is run over too.
+//! - `lost-ipi`: no interrupt is sent for a flush request, nor does the tick serve it;
+//! - `early-reuse`: a CPU that is interrupted for flush requests reports them done, but drops the
+//!   translations only at the next tick;
+//! - `overrun-thread`, `overrun-idle`: a tick overflows the stack that it is on, a thread's or that of the idle loop;
+//! - `overrun-fatal`: both, and then the stack of fatal exceptions overflows, too.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -21,10 +21,10 @@ pub enum Plant {
     OverrunFatal = 6,
 }
 
-/// That which is planted; 0: none.
+/// The planted fault; 0: none.
 static PLANTED: AtomicU8 = AtomicU8::new(0);
 
-/// Plants the fault with this name. `false`: there is none.
+/// Plants the fault with this name. `false`: no fault has it.
 pub(crate) fn set(name: &str) -> bool {
     let plant = match name {
         "skip-invlpg" => Plant::SkipInvlpg,
@@ -50,7 +50,7 @@ pub(crate) fn any() -> bool {
     PLANTED.load(Ordering::Relaxed) != 0
 }
 
-/// Runs over the stack if `plant` is planted.
+/// Overflows the stack if `plant` is planted.
 #[cold]
 pub(crate) fn run_over(plant: Plant) {
     if is(plant) {
@@ -58,7 +58,7 @@ pub(crate) fn run_over(plant: Plant) {
     }
 }
 
-/// Calls itself for ever.
+/// Recurses without end.
 #[expect(unconditional_recursion, reason = "this is the fault that is planted")]
 fn deeper(depth: u64) -> u64 {
     let words = core::hint::black_box([depth; 32]);

@@ -1,9 +1,9 @@
 //! Switching between kernel stacks.
 //!
-//! A thread that does not run is a stack whose top few words are the registers that a call preserves and
-//! an address to return to; a [`Context`] says where they are. [`switch`] puts the caller into that state
-//! and takes another out of it. A thread that never ran is made to look as if it had been switched from
-//! just before it returned to user mode.
+//! While a thread does not run, the top words of its stack are the callee-saved registers and
+//! a return address; its [`Context`] points to them. [`switch`] saves the caller that way,
+//! and continues another thread. A new thread looks as if it had been switched from
+//! just before its return to user mode.
 
 use super::exit::return_to_user;
 use super::stack::KernelStack;
@@ -12,26 +12,26 @@ use crate::paging;
 use crate::percpu;
 use core::arch::naked_asm;
 
-/// Where a thread that does not run is to go on.
+/// Where a thread that does not run continues.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Context {
     rsp: u64,
 }
 
-/// What [`switch`] takes off a stack.
+/// What [`switch`] pops from a stack.
 #[repr(C)]
 struct Saved {
     registers: [u64; 6],
     rip: u64,
 }
 
-/// A context that goes to user mode with the registers `frame`.
+/// A context that continues in user mode with the registers `frame`.
 pub fn prepare(stack: &KernelStack, frame: TrapFrame) -> Context {
     let at = stack.frame();
     let saved = at.cast::<Saved>().wrapping_sub(1);
     let rip = return_to_user as *const () as u64;
-    // SAFETY: both lie on the stack, which nobody uses yet.
+    // SAFETY: both lie on the stack, which is not in use yet.
     unsafe {
         at.write(frame);
         saved.write(Saved { registers: [0; 6], rip });
@@ -39,11 +39,11 @@ pub fn prepare(stack: &KernelStack, frame: TrapFrame) -> Context {
     Context { rsp: saved as u64 }
 }
 
-/// Leaves the running code to go on in `from`, and goes on with `to`.
+/// Saves the running code in `from`, and continues `to`.
 ///
 /// # Safety
-/// Interrupts are off. `to` was made by [`prepare`] or by a switch from it, and was not gone on with since;
-/// its stack is no other CPU's. `from` is the running code's, and stays valid until it is gone on with.
+/// Interrupts are off. `to` was made by [`prepare`] or by a switch from it, and was not continued since;
+/// no other CPU uses its stack. `from` belongs to the running code, and stays valid until it is continued.
 #[unsafe(naked)]
 pub unsafe extern "C" fn switch(from: *mut Context, to: *const Context) {
     naked_asm!(
@@ -65,10 +65,10 @@ pub unsafe extern "C" fn switch(from: *mut Context, to: *const Context) {
     )
 }
 
-/// Makes entries from user mode on this CPU arrive on the stack with this top, that of a [`KernelStack`] that
-/// exists; 0: there will be none, since idle does not go to user mode.
+/// Sets the stack for entries from user mode on this CPU, by its top: that of an existing [`KernelStack`], or
+/// 0 for the idle loop, which has no user mode.
 pub fn set_kernel_stack(top: u64) {
-    // Not the stack of before: its thread may have ended, and the stack with it.
+    // Not the previous stack: it may have been freed with its thread.
     let here = percpu::this();
     let guards = paging::guards();
     if here.guards.get() != guards {

@@ -1,7 +1,7 @@
-//! The way back to user mode.
+//! The return to user mode.
 //!
-//! It always passes by the CPU's `attention`: while it is set, [`attend`] has the task looked after. (Most
-//! system calls return from their [entry](crate::trap::entry), and come here if it is set.)
+//! It always checks the CPU's `attention`: while it is set, [`attend`] calls the kernel. (Most
+//! system calls return from their [entry](crate::trap::entry), and come here only if it is set.)
 
 use crate::arch::TrapFrame;
 use crate::kernel;
@@ -9,7 +9,7 @@ use crate::percpu;
 use core::arch::naked_asm;
 use core::sync::atomic::Ordering;
 
-/// Takes the registers of a frame off the stack, up to its `vector`.
+/// Pops the registers of a frame, up to its `vector`.
 macro_rules! pop_registers {
     () => {
         "pop r15\npop r14\npop r13\npop r12\npop rbp\npop rbx\npop r11\npop r10\npop r9\npop r8\n\
@@ -19,7 +19,7 @@ macro_rules! pop_registers {
 
 pub(crate) use pop_registers;
 
-/// Returns to user mode with the frame that the stack ends with, whatever is in it.
+/// Returns to user mode with the frame at the top of the stack, whatever its contents.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn return_to_user() {
     naked_asm!(
@@ -33,16 +33,16 @@ pub(crate) unsafe extern "C" fn return_to_user() {
     )
 }
 
-/// Has the task looked after until it may go on in user mode.
+/// Calls the kernel until the task may continue in user mode.
 pub(crate) extern "C" fn attend(frame: &mut TrapFrame) {
     loop {
-        // Afresh each time: the task may have come to another CPU.
+        // Read again each time: the task may have moved to another CPU.
         let here = percpu::this();
         if here.attention.load(Ordering::Relaxed) {
             here.attention.store(false, Ordering::Relaxed);
             kernel::attention(frame);
         } else if frame.rip >> 47 != 0 {
-            // IRET would fault in the kernel. What a jump to such an address leads to:
+            // IRET would fault in the kernel. The program gets what a jump to such an address causes:
             frame.vector = 13;
             frame.error = 0;
             kernel::exception(frame);

@@ -1,10 +1,10 @@
-//! A task: what can run on a CPU, as far as the machine is concerned. A kernel's threads contain one each.
+//! A task: what can run on a CPU. Each thread of a kernel contains one.
 //!
-//! A CPU that runs a task has it as its [`current`], the task's registers in the processor, and entries from user
-//! mode on its stack. A kernel switches in this order: it [saves](Registers::save) the registers of the task that
-//! it leaves, [loads](Registers::load) those of the next, sets [its stack](context::set_kernel_stack)
-//! and [its space](crate::machine::run), and [switches](context::switch) the contexts. Which task is
-//! next, and when, is the kernel's affair.
+//! A CPU that runs a task has it as [`current`], has its registers in the processor, and enters the kernel on its
+//! stack. A kernel switches in this order: it [saves](Registers::save) the registers of the old task,
+//! [loads](Registers::load) those of the next, sets [its stack](context::set_kernel_stack)
+//! and [its space](crate::machine::run), and [switches](context::switch) the contexts. The kernel decides
+//! which task is next, and when.
 
 pub mod context;
 pub(crate) mod exit;
@@ -22,27 +22,27 @@ use stack::KernelStack;
 
 /// What can run on a CPU.
 pub struct Task {
-    /// What its page faults let expect; the task's own.
+    /// The predictor's state of its page faults; only the task accesses it.
     pub streams: ThreadStreams,
     /// Its page faults in user mode that were served.
     faults: AtomicU64,
-    /// Whether a copy to or from user memory on its behalf met the end of memory, and gave up. Its CPU's
-    /// [attention](crate::percpu::PerCpu::attention) is set then. The task's own.
+    /// Whether a copy from or to its user memory failed because no frame was free. Its CPU's
+    /// [attention](crate::percpu::PerCpu::attention) is set then. Only the task accesses it.
     pub met_end_of_memory: Cell<bool>,
-    /// The stack on which it is in the kernel.
+    /// Its kernel stack.
     pub stack: KernelStack,
     /// Its registers while it does not run.
     pub registers: Registers,
 }
 
-// SAFETY: the cells are the task's own: they are reached by who makes it, and then by the CPU that runs it or is
-// switching to it, which whoever switches keeps to one at a time.
+// SAFETY: the cells are accessed by the creator, and then by the CPU that runs the task or is
+// switching to it; callers of `switch` ensure that this is one at a time.
 unsafe impl Sync for Task {}
 // SAFETY: as above.
 unsafe impl Send for Task {}
 
 impl Task {
-    /// A task that will start in user mode with the registers `frame`; `None` when the heap is exhausted.
+    /// A task that starts in user mode with the registers `frame`; `None` when the heap is exhausted.
     pub fn try_new(frame: TrapFrame, fpu: FpuState) -> Option<Self> {
         let stack = KernelStack::try_new()?;
         let context = context::prepare(&stack, frame);
@@ -66,10 +66,10 @@ impl Task {
         self.faults.load(Ordering::Relaxed)
     }
 
-    /// One more was.
+    /// Counts one more.
     #[inline(always)]
     pub(crate) fn count_fault(&self) {
-        // Only the task itself counts.
+        // Only the task itself writes it.
         self.faults.store(self.faults() + 1, Ordering::Relaxed);
     }
 }
@@ -86,10 +86,10 @@ pub fn current(here: &PerCpu) -> *const Task {
     here.current.get().cast()
 }
 
-/// Makes `task` the task that runs on this CPU; null: none does.
+/// Makes `task` the task that runs on this CPU; null for none.
 ///
 /// # Safety
-/// It lives until another takes its place.
+/// It exists until another takes its place.
 #[inline(always)]
 pub unsafe fn set_current(here: &PerCpu, task: *const Task) {
     here.current.set(task.cast());
@@ -98,15 +98,15 @@ pub unsafe fn set_current(here: &PerCpu, task: *const Task) {
 /// The task that runs on this CPU, if one does.
 #[inline(always)]
 pub fn running(here: &PerCpu) -> Option<&Task> {
-    // SAFETY: by the contract of `set_current`; and who has this reference is on this CPU, in the code of that
-    // task or of what interrupted it.
+    // SAFETY: by the contract of `set_current`; the reference is used on this CPU only, by the task's code
+    // or by a handler that interrupted it.
     unsafe { current(here).as_ref() }
 }
 
-/// The registers that belong to a task rather than to the kernel, while it does not run. (Those that user mode
-/// was left with are in the frame on its stack.)
+/// The registers of a task that the kernel does not use, while the task does not run. (The others
+/// are in the frame on its stack.)
 pub struct Registers {
-    /// Where the kernel's own code goes on.
+    /// Where its kernel code continues.
     pub context: UnsafeCell<Context>,
     fpu: UnsafeCell<FpuState>,
     /// The user's data segment selectors.
@@ -118,10 +118,10 @@ pub struct Registers {
 }
 
 impl Registers {
-    /// Stores the processor's.
+    /// Stores the processor's registers in it.
     ///
     /// # Safety
-    /// They are those of the task that this CPU runs.
+    /// `self` belongs to the task that this CPU runs.
     #[inline]
     pub unsafe fn save(&self) {
         // SAFETY: by the contract nobody else is here.
@@ -131,10 +131,10 @@ impl Registers {
         self.gs_base.set(arch::gs_base());
     }
 
-    /// Loads the processor's.
+    /// Loads the processor's registers from it.
     ///
     /// # Safety
-    /// They are those of the task that this CPU is about to run; no other CPU runs it.
+    /// `self` belongs to the task that this CPU is about to run; no other CPU runs it.
     #[inline]
     pub unsafe fn load(&self) {
         // SAFETY: by the contract nobody else is here.

@@ -1,7 +1,7 @@
 //! Kernel stacks.
 //!
-//! Below each lies a [guard](paging::guard): who runs over it meets a double fault, on a stack of its own, and not
-//! somebody else's memory. A few stacks whose tasks have ended are kept with their guards for the next.
+//! Below each lies a [guard](paging::guard) page: a stack overflow causes a double fault, which has a stack of its own, and
+//! overwrites nothing. A few stacks of ended tasks are kept, with their guards, for new tasks.
 
 use crate::arch::TrapFrame;
 use crate::paging;
@@ -25,16 +25,16 @@ const LAYOUT: Layout = match Layout::from_size_align(GUARD_BYTES + STACK_BYTES, 
     Err(_) => panic!("stacks are aligned to pages"),
 };
 
-/// Stacks that nobody runs on, with their guards.
+/// Unused stacks, with their guards.
 struct Kept {
     bases: [Option<NonNull<u8>>; KEPT],
     count: usize,
 }
 
-// SAFETY: the memory belongs to whoever holds this.
+// SAFETY: the value owns the memory.
 unsafe impl Send for Kept {}
 
-/// Its holder waits for nobody.
+/// Its holder does not wait.
 static STACKS: SpinLock<Kept> = SpinLock::new(Kept { bases: [None; KEPT], count: 0 });
 
 /// A stack on which a thread runs in the kernel: its lowest address, that of the guard.
@@ -62,7 +62,7 @@ impl KernelStack {
     fn make() -> Option<Self> {
         // SAFETY: the layout is not empty.
         let base = NonNull::new(unsafe { alloc(LAYOUT) })?;
-        // SAFETY: the lowest page of what was just allocated, which nobody uses until `drop` takes the guard back.
+        // SAFETY: the lowest page of the new allocation, which is not used until `drop` removes the guard.
         if unsafe { paging::guard(base.as_ptr()) } {
             return Some(Self(base));
         }
@@ -93,7 +93,7 @@ impl Drop for KernelStack {
                 return;
             }
         }
-        // SAFETY: made so by `make`; its owner says that nobody runs on it.
+        // SAFETY: made so by `make`; by its owner no thread runs on it.
         unsafe {
             paging::unguard(self.0.as_ptr());
             dealloc(self.0.as_ptr(), LAYOUT);

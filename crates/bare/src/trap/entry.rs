@@ -1,25 +1,25 @@
 //! Entry and exit: from user mode into the kernel and back.
 //!
-//! *The frame.* However user mode is left — trap, interrupt, system call — all its registers lie in one
-//! [`TrapFrame`] at the top of the running thread's kernel stack, and whatever changes the frame changes
-//! the program. The processor pushes the last five words (SYSCALL does not: the entry does it in its place),
+//! *The frame.* Every entry from user mode (exception, interrupt, system call) stores all registers in a
+//! [`TrapFrame`] at the top of the running thread's kernel stack; changing the frame changes
+//! the program. The processor pushes the last five words (for SYSCALL, the entry does),
 //! the entry the others.
 //!
-//! *GS.* In the kernel the GS base is this CPU's [`PerCpu`], and the program's is put aside; in user mode
-//! it is the other way round. So each entry from user mode swaps first, and each return swaps last; an
-//! interrupt of the kernel (of idle, or a fault of a copy to or from user memory) swaps nothing. An LFENCE
-//! follows where the two ways meet again: a processor that guessed the wrong one must not run the handler,
-//! even in vain, on the program's GS base, or on the kernel's as if it were the program's. The few
+//! *GS.* In the kernel the GS base is this CPU's [`PerCpu`], and `KERNEL_GS_BASE` holds the program's; in user mode
+//! they are exchanged. So each entry from user mode starts with SWAPGS, and each return ends with it; an
+//! interrupt of the kernel (in idle, or a fault of a copy from or to user memory) does not swap. An LFENCE
+//! follows where the two paths join: under misprediction the processor must not run the handler
+//! with the wrong GS base. The few
 //! exceptions that may come in between (NMI, double fault, machine check) are fatal, have stacks of their
-//! own, and find out by the sign of the base.
+//! own, and check the sign of the base.
 //!
-//! *Interrupts* are off from entry to return. The AC flag, which opens user memory, is closed at entry: it
-//! is the program's to set, and a fault of a copy comes with it open.
+//! *Interrupts* are off from entry to return. Each entry clears the AC flag, which allows access to user memory:
+//! the program can set it, and it is set when a copy faults.
 //!
-//! *The way back* is [`exit`](crate::task::exit)'s, but that of most system calls.
-//! SYSRET gives back only what SYSCALL took: it is used when `rip` and `rflags` are what a SYSCALL leaves,
-//! and `rcx` and `r11` as it left them; IRET in every other case. (`cs` and `ss` need no look: those of a
-//! frame of user mode are always the same two, since only the processor, the entry here, and
+//! *The return* is in [`exit`](crate::task::exit), except for most system calls.
+//! SYSRET restores only what SYSCALL saved: it is used if `rip` and `rflags` have values that SYSCALL can leave,
+//! and `rcx` and `r11` are as it left them; IRET in every other case. (`cs` and `ss` need no check: those of a
+//! user-mode frame are always the same two, since only the processor, the entry here, and
 //! [`TrapFrame::restrict`] set them.)
 
 use super::{fatal as handle_fatal, page_fault as handle_page_fault, trap};
@@ -34,7 +34,7 @@ use x86_64::VirtAddr;
 use x86_64::registers::model_specific::{LStar, Msr, SFMask};
 use x86_64::registers::rflags::RFlags;
 
-/// `rflags` with which a program may not be returned to by SYSRET: the trap and resume flags.
+/// The flags with which SYSRET must not return: trap and resume.
 const NOT_BY_SYSRET: u32 = 1 << 8 | 1 << 16;
 
 /// From a stack that ends with `vector` to one that ends with a whole frame.
@@ -45,8 +45,8 @@ macro_rules! push_registers {
     };
 }
 
-/// The rest of an entry whose `vector` is on the stack: calls `{handler}` with the frame and returns to
-/// where the frame says.
+/// The rest of an entry whose `vector` is on the stack: calls `{handler}` with the frame, and returns
+/// to it.
 macro_rules! handle_and_return {
     () => {
         concat!(
@@ -86,9 +86,9 @@ unsafe extern "C" fn common() {
     )
 }
 
-/// Page faults have an entry of their own: they are what this kernel is there for. The resume flag, by which
-/// who samples whose time it is knows that a fault was served, is set by the processor, but not by all
-/// emulators.
+/// Page faults have an entry of their own, for speed. It sets the resume flag, by which the sampling of system time
+/// recognises the return from a fault: the processor sets it, but not all
+/// emulators do.
 #[unsafe(naked)]
 unsafe extern "C" fn page_fault() {
     naked_asm!(
@@ -105,7 +105,7 @@ unsafe extern "C" fn page_fault() {
     )
 }
 
-/// For exceptions that nothing can be done about, on a stack of their own: they may come before an entry
+/// For fatal exceptions, on a stack of their own: they may come before an entry
 /// has swapped GS, or after a return has.
 #[unsafe(naked)]
 unsafe extern "C" fn fatal() {
@@ -165,7 +165,7 @@ entries! {
     0xe1 plain common, 0xe2 plain common, 0xf0 plain common, 0xf1 plain common, 0xfe plain common, 0xff plain common,
 }
 
-/// Where SYSCALL enters.
+/// The entry of SYSCALL.
 #[unsafe(naked)]
 pub unsafe extern "C" fn system_call() {
     naked_asm!(
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn system_call() {
     )
 }
 
-/// Makes SYSCALL enter at [`system_call`].
+/// Makes [`system_call`] the entry of SYSCALL.
 pub fn enable_system_calls() {
     let mut star = Msr::new(0xc000_0081);
     // SYSRET takes the data segment 8 above this and the code segment 16 above, SYSCALL the two from

@@ -1,13 +1,13 @@
-//! What the entries call: page faults first, then everything else.
+//! The handlers that the entries call: page faults first, then everything else.
 //!
 //! A page fault goes to [`Space::fault`](faultless::Space::fault) of the space that this CPU runs, whether
-//! the program met it or a copy of the kernel's from or to the program's memory. Only a refusal goes
-//! further: to the [kernel](crate::Kernel) above, or to the place where the copy gives up. Any other fault of the kernel's is its
-//! end.
+//! the program caused it, or a copy from or to the program's memory. Only a fault that cannot be served goes
+//! further: to the [kernel](crate::Kernel) above, or to the fixup of the copy. Any other page fault in the kernel is
+//! fatal.
 //!
-//! A program's instruction may also make the processor itself access memory, with the kernel's rights: to
-//! read a descriptor, say. No mapping of the program's would make such an access succeed, so a fault of
-//! it is not served (the instruction would fault for ever), but refused.
+//! An instruction of a program can also make the processor itself access memory with kernel rights, for
+//! example a descriptor. No mapping of the program can make such an access succeed, so its fault
+//! fails at once: if it were served, the instruction would fault for ever.
 
 pub mod entry;
 mod overrun;
@@ -23,12 +23,12 @@ use core::sync::atomic::Ordering;
 use faultless::{Access, FaultError, FaultKind, Space};
 use x86_64::registers::control::Cr2;
 
-/// The vector of a fault of which the processor could not tell the kernel: there was no stack to do so on.
+/// The double fault: the processor could not deliver an exception because the stack has overflowed.
 const DOUBLE_FAULT: u64 = 8;
 /// Bits of a page fault's error code.
 const PRESENT: u64 = 1;
 const WRITE: u64 = 1 << 1;
-/// The access was made with the program's rights.
+/// The access was made with user rights.
 const USER: u64 = 1 << 2;
 const RESERVED: u64 = 1 << 3;
 const FETCH: u64 = 1 << 4;
@@ -65,7 +65,7 @@ extern "C" fn page_fault(frame: &mut TrapFrame) {
     with_rights_of_kernel(frame, addr, access);
 }
 
-/// Serves a fault of a copy to or from `space`, on behalf of the running task, if there is one.
+/// Serves a fault of a copy from or to `space`, on behalf of the running task, if there is one.
 fn serve(
     here: &PerCpu,
     space: &Space<Bare>,
@@ -78,8 +78,8 @@ fn serve(
     }
 }
 
-/// A page fault of the kernel's, or of the processor's on behalf of the program, or one that the hardware
-/// finds fault with.
+/// A page fault in the kernel, or of an access that the processor made for the program, or with a reserved bit
+/// set.
 #[cold]
 #[inline(never)]
 fn with_rights_of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
@@ -104,8 +104,8 @@ fn with_rights_of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
     console::panic(format_args!("page fault at {addr:#x} on cpu {}: {frame:?}", here.id.get().0));
 }
 
-/// A copy of the kernel's met the end of memory. It may hold any lock: what follows from that does so on the way
-/// back to user mode.
+/// A copy found no free frame. It may hold any lock, so the kernel handles this on the return to
+/// user mode.
 fn met_end_of_memory(here: &PerCpu) {
     if let Some(task) = task::running(here) {
         task.met_end_of_memory.set(true);
@@ -130,7 +130,7 @@ fn interrupt(vector: apic::Vector, frame: &TrapFrame) {
             apic::end_of_interrupt();
             machine::serve();
         }
-        // The CPU does not halt any more, which is all that is wanted.
+        // Its only purpose is to end the halt.
         apic::Vector::Wake => apic::end_of_interrupt(),
         apic::Vector::Reschedule => {
             here.count(Interrupt::Reschedule);
@@ -143,7 +143,7 @@ fn interrupt(vector: apic::Vector, frame: &TrapFrame) {
             machine::tick();
             kernel::interrupt(Interrupt::Timer, frame);
         }
-        // Not acknowledged, as the processor wants it.
+        // A spurious interrupt has no EOI.
         apic::Vector::Spurious => {}
         apic::Vector::Error => {
             apic::end_of_interrupt();
@@ -155,7 +155,7 @@ fn interrupt(vector: apic::Vector, frame: &TrapFrame) {
     }
 }
 
-/// An exception that the kernel is not made to meet.
+/// An unexpected exception in the kernel.
 extern "C" fn fatal(frame: &mut TrapFrame) {
     let id = percpu::id().0;
     let in_user = if frame.of_user() { " from user mode" } else { "" };

@@ -1,11 +1,11 @@
-//! Whose kernel stack was run over.
+//! Which kernel stack overflowed.
 
 use crate::kernel;
 use crate::percpu;
 use crate::task::stack::{GUARD_BYTES, STACK_BYTES};
 use core::fmt;
 
-/// Whose stack the running code has run over, if `fault`, where it met a fault, says that it has.
+/// Which stack of this CPU overflowed, if the fault at `fault` shows that one did.
 pub fn overrun(fault: u64) -> Option<Overrun> {
     let here = percpu::this();
     let below = |low: u64| (low.wrapping_sub(GUARD_BYTES as u64)..low).contains(&fault);
@@ -19,14 +19,14 @@ pub fn overrun(fault: u64) -> Option<Overrun> {
     below(here.idle_stack.get()).then_some(Overrun::Idle)
 }
 
-/// Whose stack was run over.
+/// A stack that overflowed.
 #[derive(Clone, Copy, Debug)]
 pub enum Overrun {
-    /// The running thread's.
+    /// The stack of the running thread.
     Thread,
-    /// That on which the CPU starts and idles.
+    /// The stack on which the CPU starts and idles.
     Idle,
-    /// That of fatal exceptions.
+    /// The stack of fatal exceptions.
     Fatal,
 }
 
