@@ -1,4 +1,4 @@
-//! Links kernels at their place, on the bare target only: elsewhere there is none to link.
+//! Passes the linker script to kernels, on the bare target only.
 
 fn main() {
     println!("cargo::rerun-if-changed=kernel.ld");

@@ -1,8 +1,8 @@
-//! A kernel of a hundred lines: it maps a MiB, starts a program of thirty bytes in it, and lets the subsystem serve
+//! A kernel of a hundred lines: it maps one MiB, starts a program of thirty bytes there, and lets the subsystem serve
 //! the program's page faults.
 //!
-//! The program stores to each page of its memory, says with its only system call how many these were, and goes on
-//! beyond the end of it. That fault is nobody's to serve, and comes to the kernel, which ends the machine.
+//! The program stores to each page of its memory, reports their number with its only system call, and then stores
+//! beyond the end. The subsystem cannot serve that fault and passes it to the kernel, which ends the machine.
 //!
 //! `cargo build --profile kernel -p faultless-bare --example pages --features kernel --target x86_64-unknown-none`,
 //! then `qemu-system-x86_64 -M microvm -cpu max -nographic -debugcon stdio -serial null -monitor null
@@ -53,11 +53,11 @@ fn program() -> &'static [u8] {
         static program_end: u8;
     }
     let (start, end) = (&raw const program_start, &raw const program_end);
-    // SAFETY: the two symbols bound bytes of the image, which nobody changes.
+    // SAFETY: the two symbols delimit constant bytes of the image.
     unsafe { core::slice::from_raw_parts(start, end.offset_from_unsigned(start)) }
 }
 
-/// The program's task, for the CPU that is to run it.
+/// The program's task, for the CPU that runs it.
 static TASK: AtomicPtr<Task> = AtomicPtr::new(ptr::null_mut());
 
 struct Example;
@@ -75,9 +75,10 @@ impl Kernel for Example {
         unsafe { machine::run(space) };
 
         let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
-        let code = space.mmap(cpu, 0, PAGE_SIZE, Prot::all(), flags).expect("room for a page");
+        let code =
+            space.mmap(cpu, 0, PAGE_SIZE, Prot::all(), flags).expect("one page of address space");
         user::write_bytes(code, program()).expect("the page is mapped");
-        // Far from the code, and so with nothing behind it.
+        // Far from the code, so nothing is mapped behind it.
         let prot = Prot::READ | Prot::WRITE;
         let memory = space.mmap(cpu, code - (1 << 30), MEMORY, prot, flags).expect("room");
 
@@ -94,7 +95,7 @@ impl Kernel for Example {
         if percpu::id() == CpuId(0) {
             context::set_kernel_stack(task.stack.top());
             let left = UnsafeCell::new(Context::default());
-            // SAFETY: no other CPU runs the task, and nobody comes back here.
+            // SAFETY: no other CPU runs the task, and this code is never resumed.
             unsafe {
                 task::set_current(percpu::this(), task);
                 task.registers.load();

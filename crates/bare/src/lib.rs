@@ -1,28 +1,27 @@
-//! The bare machine: an x86-64 under which the subsystem serves real page faults of real programs, and what any
-//! kernel on it needs.
+//! The bare machine: x86-64 boot, traps, CPUs and memory. On it the subsystem serves real page faults of real programs.
 //!
-//! It is started by PVH (QEMU's `-kernel`), brings all CPUs up, and hands over to the `Kernel` above it, of which it
-//! knows nothing else. `examples/pages.rs` is one of a hundred lines; `crates/personality` is one that runs Linux's
+//! The loader starts it by PVH (QEMU's `-kernel`). It starts all CPUs, and then calls the kernel above it, which implements
+//! the trait `Kernel`. `examples/pages.rs` is a kernel of a hundred lines; `crates/personality` is one that runs Linux
 //! programs.
 //!
-//! The modules, each of which needs only those above it (`machine::bare`, `heap::local`: what per-CPU state is made of):
+//! The modules in order. Each imports only those above it (and `machine::bare` and `heap::local`, which per-CPU data contains):
 //!
-//! | module | what is in it |
+//! | module | contents |
 //! |---|---|
-//! | `pages`, `pcid`, `ranges` | what can be thought through without the machine, so that the host tests it |
+//! | `pages`, `pcid`, `ranges` | what needs no machine, and is tested on the host |
 //! | `arch` | the processor: registers, copies from and to user memory, the interrupt controller, FPU, clock |
-//! | `paging`, `descriptors` | the kernel's own page tables; segments, and the table of entries |
-//! | `percpu` | what belongs to one CPU |
-//! | `heap`, `sync`, `console` | the kernel's heap; its locks; what it says, and what programs do |
-//! | `kernel` | what is wanted of the kernel above: the upcalls |
-//! | `task` | what can run on a CPU: stacks, switches, the way back to user mode |
-//! | `machine` | what the subsystem wants beneath it; faults that tests plant |
-//! | `trap` | page faults first, then everything else that enters the kernel |
-//! | `boot` | from PVH's 32 bits to all CPUs running |
+//! | `paging`, `descriptors` | the kernel's page tables; segments and the interrupt descriptor table |
+//! | `percpu` | per-CPU data |
+//! | `heap`, `sync`, `console` | the kernel's heap; its locks; the report, and the program's input and output |
+//! | `kernel` | the upcalls into the kernel above |
+//! | `task` | what can run on a CPU: stacks, switches, the return to user mode |
+//! | `machine` | the subsystem's `Machine`; faults that tests plant |
+//! | `trap` | page faults first, then all other entries into the kernel |
+//! | `boot` | from PVH's 32-bit mode to all CPUs running |
 //!
-//! The kernel is not preempted: interrupts are off whenever a CPU is in it, but for the wait in idle.
+//! The kernel is not preempted: interrupts are off in it, except in the idle wait.
 //!
-//! On any other target than `x86_64-unknown-none` there is nothing here but the first row.
+//! On any other target than `x86_64-unknown-none` the crate has only the modules of the first row.
 #![no_std]
 
 extern crate alloc;

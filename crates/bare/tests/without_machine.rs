@@ -1,4 +1,4 @@
-//! What can be thought through without the machine.
+//! Tests of the modules that need no machine.
 #![allow(
     clippy::disallowed_types,
     clippy::disallowed_methods,
