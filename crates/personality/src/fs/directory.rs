@@ -169,21 +169,17 @@ pub fn link(directory: &Arc<Inode>, name: &[u8], inode: &Arc<Inode>) -> Result<(
     Ok(())
 }
 
-/// Takes a name from what is no directory.
-///
-/// # Errors
-/// `ENOENT`, `EISDIR`, `ENOTDIR`: the path says that it must be a directory.
-pub fn unlink(directory: &Arc<Inode>, name: &[u8], must_be_directory: bool) -> Result<()> {
+/// Removes the entry `name` if `check` allows it for the inode that it leads to.
+fn remove(
+    directory: &Arc<Inode>,
+    name: &[u8],
+    check: impl FnOnce(&Inode) -> Result<()>,
+) -> Result<()> {
     let entries = entries(directory)?;
     let gone = {
         let _tree = TREE.lock();
         let inode = entries.get(name).ok_or(Errno::ENOENT)?;
-        if inode.is_directory() {
-            return Err(Errno::EISDIR);
-        }
-        if must_be_directory {
-            return Err(Errno::ENOTDIR);
-        }
+        check(&inode)?;
         let gone = entries.remove(name);
         depart(directory, name, &inode);
         directory.touch();
@@ -193,27 +189,28 @@ pub fn unlink(directory: &Arc<Inode>, name: &[u8], must_be_directory: bool) -> R
     Ok(())
 }
 
+/// Removes a name of what is not a directory.
+///
+/// # Errors
+/// `ENOENT`, `EISDIR`, `ENOTDIR`: the path says that it must be a directory.
+pub fn unlink(directory: &Arc<Inode>, name: &[u8], must_be_directory: bool) -> Result<()> {
+    remove(directory, name, |inode| match inode.is_directory() {
+        true => Err(Errno::EISDIR),
+        false if must_be_directory => Err(Errno::ENOTDIR),
+        false => Ok(()),
+    })
+}
+
 /// Removes an empty directory.
 ///
 /// # Errors
 /// `ENOENT`, `ENOTDIR`, `ENOTEMPTY`, `EBUSY`.
 pub fn remove_directory(directory: &Arc<Inode>, name: &[u8]) -> Result<()> {
-    let entries = entries(directory)?;
-    let gone = {
-        let _tree = TREE.lock();
-        let inode = entries.get(name).ok_or(Errno::ENOENT)?;
-        match &inode.body {
-            Body::Directory(inner) => inner.close()?,
-            Body::Proc(_) if inode.is_directory() => return Err(Errno::EBUSY),
-            _ => return Err(Errno::ENOTDIR),
-        }
-        let gone = entries.remove(name);
-        depart(directory, name, &inode);
-        directory.touch();
-        (gone, inode)
-    };
-    drop(gone);
-    Ok(())
+    remove(directory, name, |inode| match &inode.body {
+        Body::Directory(inner) => inner.close(),
+        Body::Proc(_) if inode.is_directory() => Err(Errno::EBUSY),
+        _ => Err(Errno::ENOTDIR),
+    })
 }
 
 /// How to move a name.
