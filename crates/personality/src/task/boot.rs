@@ -1,5 +1,4 @@
-//! The program that the machine was started for, and the end of the machine, which is the end of that
-//! program.
+//! The start of the program that the machine was started for.
 
 use super::exec::{self, Loaded, Strings};
 use super::process::{Family, Process, TABLE};
@@ -16,10 +15,10 @@ use faultless_bare::report;
 use faultless_collections::{Arc, Slot, Vec};
 use linux_raw_sys::general as nr;
 
-/// Fills the file system from `archive`, and starts the program that it says. Called once, by the boot CPU,
-/// when everything else is there.
+/// Fills the file system from `archive`, and starts the program that it names. Called once, by the boot CPU,
+/// when everything else works.
 ///
-/// Without a program there is nothing to do: the report says why, and the machine ends.
+/// If the program cannot be started, the machine reports why and ends.
 pub fn boot(archive: &[u8]) {
     if let Err(why) = fs::mount(archive) {
         stop(&"the archive of files cannot be read", why);
@@ -41,7 +40,7 @@ pub fn boot(archive: &[u8]) {
 }
 
 fn stop(what: &dyn Display, why: &str) -> ! {
-    /// What a shell says of a program that it cannot run.
+    /// The exit status of a shell for a program that it cannot run.
     const CANNOT_RUN: u8 = 126;
     report!("message {what}: {why}");
     power_off(CANNOT_RUN)

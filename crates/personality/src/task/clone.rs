@@ -13,26 +13,26 @@ use faultless_bare::arch::{self, Selectors, TrapFrame, user};
 use faultless_collections::{Arc, Slot};
 use linux_raw_sys::general as nr;
 
-/// What `clone` is asked for.
+/// The arguments of `clone`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Request {
     /// `CLONE_*`, without the signal.
     pub flags: u32,
     /// Whether the child has no handlers: `CLONE_CLEAR_SIGHAND`.
     pub clear_handlers: bool,
-    /// What the parent gets when the child ends (0: nothing).
+    /// The signal that the parent gets when the child ends; 0: none.
     pub exit_signal: u32,
-    /// The child's stack pointer (0: where the parent's is).
+    /// The child's stack pointer; 0: that of the parent.
     pub stack: u64,
     /// The child's FS base, if `CLONE_SETTLS`.
     pub tls: u64,
-    /// Where the parent wants the child's number, if `CLONE_PARENT_SETTID`.
+    /// Where to store the child's number for the parent, if `CLONE_PARENT_SETTID`.
     pub parent_tid: u64,
     /// Where the child's number goes in its memory, if `CLONE_CHILD_SETTID` or `CLONE_CHILD_CLEARTID`.
     pub child_tid: u64,
 }
 
-/// The flags that ask for namespaces, which there are none of.
+/// The flags for namespaces, which are not supported.
 pub const NAMESPACES: u32 = nr::CLONE_NEWNS
     | nr::CLONE_NEWCGROUP
     | nr::CLONE_NEWUTS
@@ -46,7 +46,7 @@ impl Request {
         self.flags & flag != 0
     }
 
-    /// Whether the flags go together, and all of them are there.
+    /// Checks that the flags are compatible and supported.
     fn check(&self) -> Result<()> {
         let lacks = |flag, wanted| self.has(flag) && !self.has(wanted);
         if lacks(nr::CLONE_THREAD, nr::CLONE_SIGHAND)
@@ -60,11 +60,11 @@ impl Request {
     }
 }
 
-/// Makes a thread that goes on where `frame` does, in the running process or in a new one, and returns its
+/// Makes a thread that starts with the registers `frame`, in the running process or in a new one, and returns its
 /// number.
 ///
 /// # Errors
-/// As Linux: `EINVAL` (the flags do not go together, or ask for namespaces), `ENOMEM`, `EAGAIN`.
+/// As Linux: `EINVAL` (incompatible flags, or namespaces), `ENOMEM`, `EAGAIN`.
 pub fn clone(frame: &TrapFrame, request: &Request) -> Result {
     request.check()?;
     if faultless_bare::heap::low() {
@@ -75,7 +75,7 @@ pub fn clone(frame: &TrapFrame, request: &Request) -> Result {
     let (process, new) = if request.has(nr::CLONE_THREAD) {
         (parent.process.clone(), false)
     } else {
-        // First of all, and from here: a copy of memory needs much of the stack.
+        // First, and called from here: a copy of memory needs much of the stack.
         let memory = parent.process.memory().ok_or(Errno::ENOMEM)?;
         let memory = if request.has(nr::CLONE_VM) { memory } else { copy(&parent, &memory)? };
         (new_process(&parent, number, memory, request)?, true)
@@ -83,7 +83,7 @@ pub fn clone(frame: &TrapFrame, request: &Request) -> Result {
     let slots = (Slot::try_new()?, if new { Some(Slot::try_new()?) } else { None });
     let child = new_thread(&parent, number, process, frame, request)?;
     if request.has(nr::CLONE_PARENT_SETTID) {
-        // As on Linux, not being able to is no error.
+        // As on Linux, a bad address is no error.
         let _ = user::write(request.parent_tid, &number);
     }
     let process = new.then(|| child.process.clone());
@@ -93,7 +93,7 @@ pub fn clone(frame: &TrapFrame, request: &Request) -> Result {
     {
         let own = parent.process.memory.space();
         let left = || (!ptr::eq(process.memory.space(), own)).then_some(());
-        // Who is killed waits no longer.
+        // A killed parent does not wait.
         let _ = wait_unless_killed(&process.memory_changed, left);
     }
     Ok(u64::from(number))
@@ -116,7 +116,7 @@ fn new_process(
     let from = &parent.process;
     let files = from.files().fork(request.has(nr::CLONE_FILES), request.has(nr::CLONE_FS))?;
     let signals = from.signals.try_fork(request.clear_handlers)?;
-    // Nobody chooses what signal another's parent gets: a sibling sends the same.
+    // A sibling sends the parent the same signal as this process: it cannot choose another.
     let exit_signal = if request.has(nr::CLONE_PARENT) {
         from.family.lock().exit_signal
     } else {

@@ -1,9 +1,9 @@
 //! Programs: from a file to a space that is ready to run.
 //!
-//! [`load`] makes the new memory beside the old: it maps the program, runs the new space on this CPU for as
-//! long as it takes to write the stack, and goes back. Until then any failure leaves the caller as it was.
-//! [`exec`] then ends the other threads, and nothing fails any more: the new memory takes the place of the
-//! old, and the only thread, which has the process's number from now on, starts the program.
+//! [`load`] makes the new memory beside the old: it maps the program, runs the new space on this CPU while it
+//! writes the stack, and then runs the old one again. A failure so far leaves the caller as it was.
+//! [`exec`] then ends the other threads, and cannot fail any more: the new memory replaces the
+//! old, and the only thread, which gets the process's number, starts the program.
 
 use super::exit;
 use super::memory::{Image, Memory};
@@ -23,17 +23,17 @@ use faultless_bare::percpu;
 use faultless_collections::{Arc, Slot, String, Vec};
 use linux_raw_sys::auxvec as aux;
 
-/// Bytes that arguments and environment may have together, with their pointers: a quarter of the stack.
+/// The most bytes of arguments and environment together, with their pointers: a quarter of the stack.
 const STRINGS_MAX: usize = 2 << 20;
-/// Bytes that one of them may have.
+/// The most bytes of one string.
 pub const STRING_MAX: usize = 128 << 10;
-/// Bytes that Linux gives to a new stack, beyond what is on it.
+/// Bytes that Linux maps for a new stack beyond its contents.
 const STACK: u64 = 128 << 10;
 /// Bytes of the header of an ELF file.
 const HEADER: u64 = 64;
 /// The longest line that names an interpreter.
 const LINE: usize = 256;
-/// How many scripts may be the interpreters of scripts.
+/// How deep scripts may be interpreters of scripts.
 const SCRIPTS: usize = 5;
 
 /// Arguments, or an environment: strings, each with its NUL.
@@ -57,13 +57,13 @@ impl Strings {
         Ok(strings)
     }
 
-    /// Adds a string, which has no NUL.
+    /// Adds a string without a NUL.
     ///
     /// # Errors
-    /// `E2BIG`: it is too long, or all are. `ENOMEM`.
+    /// `E2BIG`: it is too long, or all strings together. `ENOMEM`.
     pub fn push(&mut self, string: &[u8]) -> Result<()> {
         self.grow(string.len())?;
-        // There is room for both.
+        // Reserved for both.
         self.bytes.try_extend_from_slice(string)?;
         Ok(self.bytes.try_push(0)?)
     }
@@ -78,7 +78,7 @@ impl Strings {
         Ok(())
     }
 
-    /// Reads the strings that the NULL-terminated array at `array` of the program's memory points to.
+    /// Reads the strings of the NULL-terminated array of pointers at `array` in the program's memory.
     ///
     /// # Errors
     /// `EFAULT`, and as [`push`](Self::push).
@@ -122,11 +122,11 @@ impl Strings {
 pub struct Loaded {
     /// Its memory.
     pub memory: Arc<Memory>,
-    /// Its first registers.
+    /// Its initial registers.
     pub frame: TrapFrame,
     /// See `frame`.
     pub fpu: FpuState,
-    /// What it is called.
+    /// Its name.
     pub name: String,
 }
 
@@ -157,7 +157,7 @@ pub fn load(path: &[u8], mut arguments: Strings, environment: &Strings) -> Resul
     Err(Errno::ELOOP)
 }
 
-/// The interpreter that the first line of a script names, and what else it says.
+/// The interpreter in the first line of a script, and its argument.
 fn interpreter(line: &[u8]) -> Result<(&[u8], Option<&[u8]>)> {
     let end = line.iter().position(|&byte| byte == b'\n' || byte == 0).unwrap_or(line.len());
     let line = line[..end].trim_ascii();
@@ -178,7 +178,7 @@ fn read_at(file: &Regular, offset: u64, bytes: &mut [u8]) -> Result<usize> {
     Transfer::to_kernel(bytes, |to| file.read(to, offset)).map(|read| read as usize)
 }
 
-/// What a file says about the program in it.
+/// The layout of the program in a file.
 fn plan(file: &Regular) -> Result<Plan> {
     let mut first = [0; HEADER as usize];
     let len = read_at(file, 0, &mut first)?;
@@ -189,7 +189,7 @@ fn plan(file: &Regular) -> Result<Plan> {
     header.plan(&table[..read], file.length())?.ok_or(Errno::ENOEXEC)
 }
 
-/// As [`plan`], of an interpreter, for which Linux has other errors.
+/// As [`plan`], for an interpreter, which has other errors on Linux.
 fn interpreter_plan(file: &Regular) -> Result<Plan> {
     if file.length() < HEADER {
         return Err(Errno::EIO);
@@ -197,7 +197,7 @@ fn interpreter_plan(file: &Regular) -> Result<Plan> {
     plan(file).map_err(|errno| if errno == Errno::ENOEXEC { Errno::ELIBBAD } else { errno })
 }
 
-/// A program that lies in the new space, moved by `bias`.
+/// A program mapped in the new space, moved by `bias`.
 struct Mapped {
     bias: u64,
     end: u64,
@@ -266,7 +266,7 @@ fn load_file(
     Ok(Loaded { memory, frame: TrapFrame::start(rip, rsp), fpu, name })
 }
 
-/// Where a program that can lie anywhere goes besides another.
+/// Where a position-independent program goes besides another.
 fn place(memory: &Memory, plan: &Plan) -> Result {
     let start = plan.segments.first().map_or(0, |segment| segment.start);
     let len = plan.segments.last().map_or(0, |segment| segment.end) - start;
@@ -300,19 +300,19 @@ fn map_segment(memory: &Memory, file: &Regular, segment: &Segment, bias: u64) ->
     if end > zeros {
         space.mmap(cpu, zeros + bias, end - zeros, prot, flags | MapFlags::ANONYMOUS)?;
     }
-    // As on Linux, the rest of the last page is of the file where the program may not write.
+    // As on Linux, the rest of a last page that is not writable keeps the bytes of the file.
     if tail < zeros && prot.contains(Prot::WRITE) {
         user::zero_out(tail + bias, (zeros - tail) as usize)?;
     }
     Ok(())
 }
 
-/// What the processor can do, as Linux tells it: a word of what the processor itself says.
+/// The processor's features, as Linux passes them in `AT_HWCAP`: a word of CPUID.
 fn capabilities() -> u64 {
     u64::from(core::arch::x86_64::__cpuid(1).edx)
 }
 
-/// What a program finds on its stack.
+/// The initial contents of a program's stack.
 struct Stack<'a> {
     path: &'a [u8],
     arguments: &'a Strings,
@@ -321,8 +321,8 @@ struct Stack<'a> {
 }
 
 impl Stack<'_> {
-    /// Maps the stack and writes it, as Linux lays it out. Returns where it ends, and where the
-    /// arguments and the environment are. The space runs here.
+    /// Maps the stack and writes it, in Linux's layout. Returns the stack pointer, and the addresses of the
+    /// arguments and the environment. This CPU runs the space.
     fn write(&self, memory: &Memory, executable: bool) -> Result<(u64, VirtRange, VirtRange)> {
         const PLATFORM: &[u8] = b"x86_64\0";
         let Self { path, arguments, environment, auxiliary } = self;
@@ -379,7 +379,7 @@ impl Stack<'_> {
 /// Runs `loaded` in place of the running thread's program, whose registers are `frame`.
 ///
 /// # Errors
-/// `ENOMEM`; [`RESTART`](Errno::RESTART): the thread is to end. Nothing has changed then.
+/// `ENOMEM`; [`RESTART`](Errno::RESTART): the thread must end. Nothing has changed then.
 pub fn exec(frame: &mut TrapFrame, loaded: Loaded) -> Result {
     let thread = current();
     let process = &thread.process;
@@ -389,13 +389,13 @@ pub fn exec(frame: &mut TrapFrame, loaded: Loaded) -> Result {
         let fpu = FpuState::try_new().ok_or(Errno::ENOMEM)?;
         Thread::try_new(process.pid, process.clone(), loaded.frame, fpu, signals, affinity)
     };
-    // The first thread's number is the process's; another takes its place.
+    // The only thread has the process's number: if this is not the first thread, a new one replaces it.
     let successor = if thread.is_leader() { None } else { Some((fresh()?, Slot::try_new()?)) };
     process.files().prepare_exec()?;
     if !exit::end_other_threads() {
         return Err(Errno::RESTART);
     }
-    // That was for the old program.
+    // It was set for the old program.
     FailNth::default().set();
     let Loaded { memory, frame: start, fpu, name } = loaded;
     exit::say_goodbye(&thread);
@@ -414,6 +414,6 @@ pub fn exec(frame: &mut TrapFrame, loaded: Loaded) -> Result {
     arch::set_gs_base(0);
     fpu::restore(&fpu);
     *frame = start;
-    // What the call returns.
+    // The result of the call.
     Ok(frame.rax)
 }

@@ -1,12 +1,12 @@
-//! The end of threads and of processes, and how parents hear of it.
+//! The end of threads and of processes, and how parents learn of it.
 //!
-//! A thread ends in its own code only: `exit`, `exit_group`, a deadly signal, or
-//! [`attention`](super::upcalls::attention) that sees that it [must](super::Thread::must_end). It says goodbye in
-//! its memory, leaves the space, and only then leaves its process's list: who finds itself alone in that
-//! list may replace or free the memory. The last one ends the process: memory and files go, the children
-//! go to [process 1](super::init), and a zombie stays until the parent asks for it.
+//! Only a thread itself ends it: by `exit`, `exit_group`, a fatal signal, or in
+//! [`attention`](super::upcalls::attention) if it [must](super::Thread::must_end). It releases its futexes in
+//! its memory, leaves the space, and only then leaves its process's list: the only thread left in that
+//! list may replace or free the memory. The last one ends the process: memory and files are freed, [process
+//! 1](super::init) adopts the children, and a zombie stays until the parent waits for it.
 //!
-//! The end of the program that the machine was started for is the end of all: the others are killed, and
+//! When the program that the machine was started for ends, all other processes are killed, and
 //! [the machine](super::finish) stops.
 
 use super::memory::Memory;
@@ -24,7 +24,7 @@ use faultless_bare::{machine, percpu};
 use faultless_collections::{Arc, Slot};
 use linux_raw_sys::general as nr;
 
-/// Ends the running thread. `code` is the process's if it is the first and nothing else decides.
+/// Ends the running thread. If it is the first, `code` is that of the process unless something else decides.
 pub fn exit(code: u8) -> ! {
     let thread = current();
     if thread.is_leader() {
@@ -39,7 +39,7 @@ pub fn exit_group(status: ExitStatus) -> ! {
     end_thread()
 }
 
-/// Makes all threads of `process` end; `status` is how unless that is decided already.
+/// Makes all threads of `process` end, with `status` unless another is set already.
 pub fn kill(process: &Process, status: ExitStatus) {
     process.end.status.lock().get_or_insert(status);
     for thread in process.threads.lock().iter() {
@@ -53,7 +53,7 @@ fn ask_to_end(thread: &Arc<Thread>) {
     scheduler::notify(thread);
 }
 
-/// Ends all threads of the running one's process but that. False: another was faster, and this one
+/// Ends all other threads of the running thread's process. False: another thread does the same, and this one
 /// must end instead.
 pub fn end_other_threads() -> bool {
     let thread = current();
@@ -72,7 +72,7 @@ pub fn end_other_threads() -> bool {
     wait_in_any_case(&process.threads_changed, alone) && !thread.must_end()
 }
 
-/// Ends the running thread. What the code that calls this owns is never dropped.
+/// Ends the running thread. Values that the caller owns are never dropped.
 pub fn end_thread() -> ! {
     let last = {
         let thread = current();
@@ -80,7 +80,7 @@ pub fn end_thread() -> ! {
         say_goodbye(&thread);
         machine::run_none();
         let last = {
-            // From both lists at once: whoever then is alone may take the number.
+            // From both lists in one step: a thread that is alone then may take the number.
             let mut table = TABLE.lock();
             let mut threads = process.threads.lock();
             table.threads.remove(&thread.tid);
@@ -101,7 +101,7 @@ pub fn end_thread() -> ! {
     scheduler::end()
 }
 
-/// Leaves the thread's memory, and releases what others there wait for: its robust futexes, and its end. Also
+/// Ends the thread's use of its memory: wakes waiters of its robust futexes, and of its end. Also called
 /// before `execve` replaces the memory.
 pub(super) fn say_goodbye(thread: &Current) {
     if let Some(memory) = thread.process.memory() {
@@ -112,16 +112,16 @@ pub(super) fn say_goodbye(thread: &Current) {
         futex::release_robust(robust, thread.tid);
     }
     let clear = thread.clear_tid.swap(0, Ordering::Relaxed);
-    // Linux, too, stores nothing in memory that nobody else looks at.
+    // As on Linux, nothing is stored in memory that no other thread uses.
     let alone = || thread.process.memory().is_none_or(|memory| Arc::strong_count(&memory) == 2);
     if clear != 0 && (thread.process.threads.lock().len() > 1 || !alone()) {
-        // Nowhere to store it is no error: the thread ends.
+        // A bad address is no error: the thread ends.
         let _ = user::write(clear, &0u32).map(|()| futex::wake(clear, false, 1, u32::MAX));
     }
 }
 
-/// The end of a process whose last thread, the running one, has left it; `counted` is how much of that one's
-/// time the process has counted already.
+/// Ends a process whose last thread, the running one, has left it. `counted` is the part of that thread's
+/// time that the process has counted already.
 fn end_process(process: &Arc<Process>, counted: Times) {
     let status = *process
         .end
@@ -137,14 +137,14 @@ fn end_process(process: &Arc<Process>, counted: Times) {
         init::end_all(process);
         finish::finish(status);
     }
-    // With the table locked no parent ends or asks in between.
+    // With the table locked no parent ends or waits in between.
     let mut noted;
     let parent = {
         let mut table = TABLE.lock();
         noted = init::adopt_children(process, &mut table);
         noted |= signal::orphan::process_leaves(&table, process);
         {
-            // To take memory apart is a large part of many a program's time.
+            // Freeing the memory is a large part of the time of many programs.
             let mut ended = process.used.by_ended.lock();
             ended.times = ended.times + current().cpu_time.times() - counted;
         }
@@ -176,7 +176,7 @@ fn end_process(process: &Arc<Process>, counted: Times) {
     }
 }
 
-/// Takes `memory` from the process of the running thread, for `new`, and drops it when nobody runs it.
+/// Replaces the memory of the running thread's process by `new`, and drops the old when no CPU runs it.
 pub(super) fn replace_memory(new: Arc<Memory>) {
     let process = current().process.clone();
     let old = process.memory.replace(Some(new));
@@ -185,13 +185,13 @@ pub(super) fn replace_memory(new: Arc<Memory>) {
     process.memory_changed.wake_all();
 }
 
-/// Ends the running thread, the only one of its process, and starts `successor` in its place, which is listed in
-/// `slot`.
+/// Ends the running thread, the only one of its process, and starts `successor` in its place; `slot` is for its entry
+/// in the table.
 pub(super) fn succeed(successor: Arc<Thread>, slot: Slot<u32, Arc<Thread>>) {
     let thread = current();
     let mut table = TABLE.lock();
     let mut threads = thread.process.threads.lock();
-    // Who asked all threads to end meanwhile has not seen this one.
+    // A request to all threads to end, meanwhile, has missed this one.
     successor.must_end.store(thread.must_end(), Ordering::SeqCst);
     threads.push(successor.clone());
     table.threads.insert(slot, successor.tid, successor.clone());

@@ -29,8 +29,8 @@ pub(super) fn finish(status: ExitStatus) -> ! {
     power_off(status.shell())
 }
 
-/// Every frame is accounted for, now that no space is left. Apart, since the audit alone allocates without expecting
-/// to fail.
+/// Checks that every frame is accounted for, now that no space is left. A function of its own, because only the audit makes
+/// allocations that must not fail.
 #[inline(never)]
 fn check() {
     fs::unmount();

@@ -1,9 +1,9 @@
 //! Process 1: the parent of the program that the machine was started for, and of every orphan.
 //!
-//! It is of the kernel: it has no program, no memory and no files, and its only thread never runs, because
-//! all that an init does is done by others. It ignores every signal. `SIGCHLD` is one of them, so its children
-//! leave no zombies, and there is nothing to wait for. The end of the program is the end of the machine:
-//! [`end_all`] kills what is left, and `boot` reports.
+//! It is part of the kernel: it has no program, no memory and no files, and its only thread never runs, because
+//! the kernel does all that an init does. It ignores every signal, `SIGCHLD` included, so its children
+//! leave no zombies, and it need not wait for them. When the program ends, the machine ends:
+//! [`end_all`] kills all other processes, and `finish` reports.
 
 use super::exit;
 use super::process::{self, Family, Process, TABLE, Table};
@@ -20,7 +20,7 @@ use faultless_bare::arch::fpu::FpuState;
 use faultless_collections::{Arc, Slot, String};
 use linux_raw_sys::general as nr;
 
-/// Makes it. Called once, before there is another process.
+/// Makes process 1. Called once, before there is another process.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -34,7 +34,7 @@ pub fn start() -> Result<Arc<Process>> {
     let fpu = FpuState::try_new().ok_or(Errno::ENOMEM)?;
     let (frame, signals) = (TrapFrame::start(0, 0), ThreadSignals::default());
     let thread = Thread::try_new(INIT, process.clone(), frame, fpu, signals, u64::MAX)?;
-    // Nothing wakes such a thread.
+    // An ended thread is never woken.
     thread.state.store(ENDED, Ordering::Relaxed);
     process.threads.lock().push(thread.clone());
     let slots = (Slot::try_new()?, Slot::try_new()?);
@@ -44,7 +44,7 @@ pub fn start() -> Result<Arc<Process>> {
     Ok(process)
 }
 
-/// Who adopts the children of `process`: the nearest ancestor that asked for them, or process 1.
+/// The process that adopts the children of `process`: the nearest subreaper among its ancestors, or process 1.
 fn adopter(process: &Process, table: &Table) -> Option<Arc<Process>> {
     let mut ancestor = table.processes.get(&process.parent())?;
     while ancestor.pid != INIT && !ancestor.relatives.adopts.load(Ordering::Relaxed) {
@@ -53,7 +53,7 @@ fn adopter(process: &Process, table: &Table) -> Option<Arc<Process>> {
     Some(ancestor.clone())
 }
 
-/// Gives the children of `process`, which ends, to who adopts them. Returns whether
+/// Gives the children of `process`, which ends, to their new parent. Returns whether
 /// [signals were noted](signal::orphan).
 pub(super) fn adopt_children(process: &Process, table: &mut Table) -> bool {
     let mut children = core::mem::take(&mut process.family.lock().children);
@@ -84,7 +84,7 @@ pub(super) fn adopt_children(process: &Process, table: &mut Table) -> bool {
     noted
 }
 
-/// Kills every process but `program`, whose last thread calls this, and waits until they are gone.
+/// Kills every process but `program`, whose last thread calls this, and waits for their end.
 pub(super) fn end_all(program: &Process) {
     let init = {
         let mut table = TABLE.lock();
@@ -102,7 +102,7 @@ pub(super) fn end_all(program: &Process) {
         });
         gone.then_some(())
     };
-    // Orphans, and so all in the end, are children of process 1.
+    // Orphans become children of process 1, and in the end all processes are.
     if let Some(init) = init {
         wait_in_any_case(&init.children_changed, gone);
         let children = core::mem::take(&mut init.family.lock().children);

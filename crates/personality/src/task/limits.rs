@@ -9,7 +9,7 @@ use linux_raw_sys::general as nr;
 /// Largest number of a process or thread, as on Linux.
 pub const PID_MAX: u32 = 4 << 20;
 
-/// How a process locks what it maps from now on: `mlockall` with `MCL_FUTURE`.
+/// How future mappings of a process are locked: `mlockall` with `MCL_FUTURE`.
 #[derive(Debug, Default)]
 pub struct FutureLock(AtomicU8);
 
@@ -31,7 +31,7 @@ impl FutureLock {
 /// Soft and hard limits, by Linux's numbers of resources.
 pub type Rows = [[u64; 2]; 16];
 
-/// What the first processes start with: Linux's limits, with a stack as large as the subsystem lets one
+/// The limits of the first processes: Linux's, with a stack as large as the subsystem lets one
 /// grow.
 const FIRST: Rows = {
     const NONE: u64 = u64::MAX;
@@ -53,9 +53,9 @@ const FIRST: Rows = {
 pub struct Limits {
     /// By Linux's numbers: soft and hard.
     pub rows: Mutex<Rows>,
-    /// The soft one on its address space, in bytes, for who looks often.
+    /// The soft limit of its address space, in bytes, for frequent reads.
     pub address_space: AtomicU64,
-    /// Whether what it maps is locked at once (`MCL_FUTURE`), and so faulted in.
+    /// Whether its mappings are locked at once (`MCL_FUTURE`), and so faulted in.
     pub locks_future: FutureLock,
 }
 

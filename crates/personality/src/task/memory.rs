@@ -1,11 +1,11 @@
-//! The memory of a process: its address space, and what the kernel remembers about its contents.
+//! The memory of a process: its address space, and what the kernel knows about the program in it.
 //!
-//! Shared by the threads of a process, and by a child of `vfork` until it calls `execve`.
+//! Threads of a process share it, and so does a child of `vfork` until it calls `execve`.
 //!
-//! *Who has pages of a file.* Whoever takes pages out of a file takes them out of every memory ([`revoke`]): so every
-//! memory is listed before a file is mapped in it, whether a process has it yet or not. A copy of a memory
-//! has the mappings from its beginning, but is listed at its end; so while pages are taken out none is
-//! being made.
+//! *Revocation.* Pages that leave a file are taken out of every memory ([`revoke`]). So every
+//! memory is in the list before a file is mapped in it, whether a process uses it yet or not. A copy of a memory
+//! has its mappings from the start, but is listed only when it is complete; so no copy is made
+//! while pages are taken out.
 
 use crate::errno::Result;
 use alloc::boxed::Box;
@@ -22,13 +22,13 @@ use faultless_bare::percpu;
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Map, Slot, String, Weak};
 
-/// Every memory there is, by the number of its space.
+/// All memories, by the number of their space.
 static ALL: Mutex<Map<u64, Weak<Memory>>> = Mutex::new(Map::new());
-/// Inside are those who copy a memory and list the copy, or, alone, who takes pages of a file out of all of
-/// them, who holds the lock of that file. Outside of the locks of the subsystem, and of that of the list.
+/// Held shared to copy a memory and list the copy; held exclusively, inside the lock of a file, to take pages of that file
+/// out of all of them. Taken before the locks of the subsystem, and that of the list.
 static COPYING: RwLock = RwLock::new();
 
-/// Shows every memory there is, until `show` says no. Needs no memory itself.
+/// Calls `show` for each memory, until it returns false. Allocates nothing.
 pub fn each(mut show: impl FnMut(&Memory) -> bool) {
     let mut last = None;
     loop {
@@ -38,7 +38,7 @@ pub fn each(mut show: impl FnMut(&Memory) -> bool) {
             last = Some(number);
             memory.upgrade()
         };
-        // Dropped without the lock, as it may be the last share.
+        // Dropped without the lock: it may be the last reference.
         if next.is_some_and(|next| !show(&next)) {
             return;
         }
@@ -46,8 +46,8 @@ pub fn each(mut show: impl FnMut(&Memory) -> bool) {
 }
 
 /// Takes the pages of `object` with the numbers `pages`, which have left it, out of every memory, and
-/// treats their private copies as `copies` says. The caller keeps the object from getting pages there
-/// meanwhile: a program may store to a private mapping of them at once, and that must not be lost.
+/// keeps or drops their private copies by `copies`. The caller ensures that the object gets no pages there
+/// meanwhile: a program could store to a private mapping of them at once, and that store must not be lost.
 pub fn revoke(object: &Shared<Object>, pages: Range<u64>, copies: Copies) {
     let _alone = COPYING.write(percpu::cpu());
     each(|memory| {
@@ -56,14 +56,14 @@ pub fn revoke(object: &Shared<Object>, pages: Range<u64>, copies: Copies) {
     });
 }
 
-/// What `/proc/self` tells about the program in a space.
+/// The program in a space, for `/proc/self`.
 #[derive(Debug, Default)]
 pub struct Image {
     /// The path of the program.
     pub path: String,
-    /// Where its arguments lie in its memory.
+    /// The addresses of its arguments.
     pub arguments: Option<VirtRange>,
-    /// Where its environment lies in its memory.
+    /// The addresses of its environment.
     pub environment: Option<VirtRange>,
 }
 
@@ -76,7 +76,7 @@ impl Image {
 /// An address space with a program in it.
 #[derive(Debug)]
 pub struct Memory {
-    /// Not in place: it is large, and kernel stacks are small.
+    /// Boxed: it is large, and kernel stacks are small.
     space: ManuallyDrop<Box<Space<Bare>>>,
     /// The program.
     pub image: Mutex<Image>,
@@ -123,11 +123,11 @@ impl Memory {
     }
 }
 
-// What these two need of the stack they need alone.
+// Not inlined: both need much of the stack.
 
 #[inline(never)]
 fn empty() -> Result<Box<Space<Bare>>> {
-    // A space ends only in `exit`: so the room is there before it.
+    // A space can only be dropped by `exit`, so the box is allocated first.
     let room = try_box_with(MaybeUninit::uninit)?;
     Ok(Box::write(room, Space::new(percpu::cpu())?))
 }
@@ -141,16 +141,16 @@ fn copy(space: &Space<Bare>) -> Result<Box<Space<Bare>>> {
 impl Drop for Memory {
     fn drop(&mut self) {
         ALL.lock().remove(&self.space.id().0);
-        // SAFETY: not used again: this is the end of its owner.
+        // SAFETY: not used again.
         let space = unsafe { ManuallyDrop::take(&mut self.space) };
         space.exit(percpu::cpu());
     }
 }
 
-/// The memory that a process has at the time.
+/// The present memory of a process.
 pub struct OwnMemory {
     memory: Mutex<Option<Arc<Memory>>>,
-    /// The space in `memory`, for the scheduler; null where there is none.
+    /// The space in `memory`, for the scheduler; null if there is none.
     space: AtomicPtr<Space<Bare>>,
 }
 
@@ -166,8 +166,8 @@ impl OwnMemory {
         self.memory.lock().clone()
     }
 
-    /// Gives it other memory, or none at its end, and returns the old. Called by its only thread, which
-    /// then runs in the new memory ([`scheduler::run_memory`](super::scheduler::run_memory)) before it drops the old.
+    /// Replaces the memory, by none at the end, and returns the old. Called by the only thread, which
+    /// runs the new memory ([`scheduler::run_memory`](super::scheduler::run_memory)) before it drops the old.
     #[must_use = "the old memory may be dropped only when no CPU runs it"]
     pub fn replace(&self, new: Option<Arc<Memory>>) -> Option<Arc<Memory>> {
         let mut memory = self.memory.lock();

@@ -1,13 +1,13 @@
-//! Threads and processes: who runs, who waits, who is whose child.
+//! Threads and processes: scheduling, waiting, and who is whose child.
 //!
 //! A [`Thread`] is what runs; the [scheduler] decides where and when. A [`Process`] is what its
 //! threads share: [memory](memory::Memory), files, signal handlers, children. [`wait`] is how a thread
 //! waits for anything.
 //!
-//! A thread enters the kernel by a trap, whose registers stay at the top of its kernel stack, and leaves
-//! through [`attention`](upcalls::attention) whenever somebody wants something of it: that it gives the CPU away, takes a
-//! signal, or dies. Nobody else does these things to a thread; they are asked for by setting the
-//! `attention` of the CPU that it runs on.
+//! A thread enters the kernel by a trap, whose registers stay at the top of its kernel stack, and returns to user mode
+//! through [`attention`](upcalls::attention) if it has something to do first: give the CPU away, take a
+//! signal, or end. Only the thread itself does these things; others request them by setting the
+//! `attention` flag of the CPU that it runs on.
 
 pub mod boot;
 pub mod clone;
@@ -34,14 +34,14 @@ pub use thread::{Current, Thread, current};
 
 use crate::signal;
 
-/// What a call does between two of its steps if it takes long: others get a turn. Returns whether the
-/// call is to go on; if not, a signal waits. The caller holds no lock.
+/// Lets other threads run, between two steps of a long system call. Returns whether the
+/// call continues; if not, a signal is pending. The caller holds no lock.
 pub fn breathe() -> bool {
     give_turn();
     !signal::pending(&current())
 }
 
-/// As [`breathe`], for a call that only the end of the thread, or a `SIGKILL`, stops.
+/// As [`breathe`], for a system call that only the end of the thread, or a `SIGKILL`, interrupts.
 pub fn breathe_unless_killed() -> bool {
     give_turn();
     !wait::is_killed(&current())

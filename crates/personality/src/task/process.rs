@@ -19,39 +19,39 @@ use faultless_collections::{Arc, Chain, Link, Linked, Map, String};
 
 /// A process.
 pub struct Process {
-    /// Its number.
+    /// Its process number (PID).
     pub pid: u32,
-    /// The numbers of those it belongs to.
+    /// The numbers of its parent, group and session.
     pub relatives: Relatives,
-    /// Its memory, until it ends; process 1 has none.
+    /// Its memory, until it ends. Process 1 has none.
     pub memory: OwnMemory,
     /// Woken when it gets other memory or ends: for the caller of `vfork`.
     pub memory_changed: WaitQueue,
     /// Its descriptors and directories. Only [`fs`](crate::fs) knows their type, because files need processes.
     pub(crate) files: Box<dyn Any + Send + Sync>,
-    /// Its handlers, and what waits for any of its threads.
+    /// Its signal handlers, and the signals that are pending for the process.
     pub signals: ProcessSignals,
     /// Its timers.
     pub timers: ProcessTimers,
     /// The name that `ps` shows: `PR_SET_NAME`, or the file of the program.
     pub name: Mutex<String>,
-    /// What it asked for in `/proc/PID/oom_score_adj`.
+    /// The value of `/proc/PID/oom_score_adj`.
     pub oom_score_adj: AtomicI32,
-    /// Its children. A parent's is locked before a child's.
+    /// Its children. A parent's family is locked before a child's.
     pub family: Mutex<Family>,
     /// Its place among the children of its parent.
     sibling: Link<Self>,
     /// Woken when a child ends.
     pub children_changed: WaitQueue,
-    /// Woken when it goes on after a stop.
+    /// Woken when it continues after a stop.
     pub goes_on: WaitQueue,
     /// Its threads that have not ended.
     pub threads: Mutex<Chain<Thread, Siblings>>,
-    /// Woken when one of them ends.
+    /// Woken when a thread ends.
     pub threads_changed: WaitQueue,
-    /// How it ends.
+    /// Its end.
     pub end: End,
-    /// What others used for it. Locked after `threads`.
+    /// The usage of ended threads and children. Locked after `threads`.
     pub used: Used,
     /// Its limits.
     pub limits: Limits,
@@ -63,17 +63,17 @@ pub struct Process {
 #[derive(Debug)]
 pub struct Children;
 
-// SAFETY: a field that is for nothing else.
+// SAFETY: the field has no other use.
 unsafe impl Linked<Children> for Process {
     fn link(&self) -> &Link<Self> {
         &self.sibling
     }
 }
 
-/// The relatives of a process.
+/// The children of a process, and what its own parent gets.
 #[derive(Debug, Default)]
 pub struct Family {
-    /// Those who were not waited for yet.
+    /// The children that were not waited for yet.
     pub children: Chain<Process, Children>,
     /// The signal that the parent gets at its end.
     pub exit_signal: u32,
@@ -86,7 +86,7 @@ impl fmt::Debug for Process {
 }
 
 impl Process {
-    /// A process without threads, not listed yet.
+    /// A process without threads, not in the table yet.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -130,7 +130,7 @@ impl Process {
         self.memory.get()
     }
 
-    /// What its threads used so far.
+    /// The usage of its threads so far.
     pub fn usage(&self) -> Usage {
         let threads = self.threads.lock();
         let ended = *self.used.by_ended.lock();
@@ -147,8 +147,8 @@ impl Process {
 
 /// The processes and threads that exist, by number. Zombies are processes too.
 ///
-/// Who is whose child changes with the table locked, and only then: so a process that ends finds the
-/// parent that will see it.
+/// The parent of a process changes only while the table is locked. So a process that ends finds the
+/// parent that will reap it.
 #[derive(Debug, Default)]
 pub struct Table {
     /// By process number.
@@ -156,16 +156,16 @@ pub struct Table {
     /// By thread number.
     pub threads: Map<u32, Arc<Thread>>,
     last: u32,
-    /// Whether numbers were used up once, so that the next may be in use.
+    /// Whether the numbers have wrapped around, so that the next may be in use.
     used_up: bool,
 }
 
-/// Everybody.
+/// The table of all processes and threads.
 pub static TABLE: Mutex<Table> =
     Mutex::new(Table { processes: Map::new(), threads: Map::new(), last: 0, used_up: false });
 
 impl Table {
-    /// A number that no process, thread, group or session has.
+    /// An unused number, also among groups and sessions.
     pub fn new_number(&mut self) -> u32 {
         loop {
             if self.last == PID_MAX {
@@ -192,7 +192,7 @@ pub fn find(pid: u32) -> Option<Arc<Process>> {
     TABLE.lock().processes.get(&pid).cloned()
 }
 
-/// Shows every process, zombies included, without the table locked. Needs no memory.
+/// Calls `show` for each process, zombies included, without the table locked. Needs no memory.
 pub fn each(mut show: impl FnMut(&Arc<Process>)) {
     let mut last = None;
     loop {

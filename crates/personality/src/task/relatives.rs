@@ -1,17 +1,17 @@
-//! The numbers of those that a process belongs to.
+//! The parent, group and session of a process, as numbers.
 
 use core::sync::atomic::{AtomicBool, AtomicU32};
 
 /// The number of [process 1](super::init).
 pub const INIT: u32 = 1;
-/// The number of the process of the program that the machine was started for, the first child of process 1.
+/// The number of the process that the machine was started for, the first child of process 1.
 pub const PROGRAM: u32 = 2;
 
-/// Whom a process belongs to.
+/// The relatives of a process.
 #[derive(Debug)]
 pub struct Relatives {
-    /// The parent's number; 0 for process 1. It changes, with the table and the parent's family locked, when the
-    /// parent ends.
+    /// The parent's number; 0 for process 1. It changes when the parent ends, with the table and the parent's family
+    /// locked.
     pub parent: AtomicU32,
     /// Its process group and session.
     pub group: AtomicU32,
@@ -24,7 +24,7 @@ pub struct Relatives {
 }
 
 impl Relatives {
-    /// Those of process `pid`, which has a group and a session of its own.
+    /// The relatives of process `pid`, which has its own group and session.
     pub const fn new(pid: u32) -> Self {
         Self {
             parent: AtomicU32::new(0),

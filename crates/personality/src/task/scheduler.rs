@@ -1,22 +1,22 @@
 //! Which thread runs where, and when.
 //!
-//! Each CPU has a queue of threads that could run, first in, first out, and takes from the others' queues
-//! when its own is empty; with nothing to run it idles, in the kernel's own tables, so that nobody has
-//! to interrupt it for a flush. Threads are preempted in user mode only, by the tick.
+//! Each CPU has a run queue, first in, first out, and takes threads from the other queues
+//! when its own is empty. A CPU without a thread idles in the kernel's own page tables, so that no
+//! flush interrupts it. Threads are preempted in user mode only, by the tick.
 //!
 //! *Sleep and wake-up.* A thread that is about to wait is `BLOCKED` from [`block`] on, while it still
-//! looks whether it must. [`wake`] makes it `RUNNABLE` and queues it, at once, even though its CPU may
-//! still be on its stack; whoever takes it from the queue waits until `on_cpu` is clear. Only the swap of
+//! checks whether it must. [`wake`] makes it `RUNNABLE` and queues it at once, although its CPU may
+//! still use its stack; the CPU that takes it from the queue waits until `on_cpu` is clear. Only the change of
 //! the state from `BLOCKED` queues, so a thread is in at most one queue, once.
 //!
-//! *Switching.* The switch from a thread is finished by whatever runs next on that CPU, on another stack:
-//! it clears `on_cpu`, and drops the share of a thread that has ended. Only the idle loop, which has nobody's
-//! switch to finish, waits for another CPU to leave a stack: two CPUs that each were still on the stack of
-//! the thread that the other waits for would wait for ever.
+//! *Switching.* The switch from a thread is completed by what runs next on that CPU, on another stack:
+//! it clears `on_cpu`, and drops the reference to an ended thread. Only the idle loop, after its own switch is
+//! complete, waits for another CPU to leave a stack. Otherwise two CPUs, each still on the stack of
+//! the thread that the other waits for, would wait for ever.
 //!
-//! *Attention.* Whoever wants something of a thread says so first, and then looks whether it is on a CPU;
-//! who switches to a thread puts it on the CPU first, and then has it look what is wanted of it. So either
-//! the CPU is told, or the thread sees it by itself.
+//! *Attention.* To make a thread act, a CPU first stores the request, and then checks whether the thread is on a CPU;
+//! a switch first puts the thread on the CPU, and then makes it check for requests. So either
+//! the CPU is interrupted, or the thread sees the request by itself.
 
 use super::thread::{BLOCKED, ENDED, RUNNABLE, Thread, current, try_current};
 use super::wait_queue::Wake;
@@ -37,39 +37,39 @@ use faultless_bare::task::set_current;
 use faultless_bare::{arch, machine};
 use faultless_collections::{Arc, Chain, Link, Linked, Vec};
 
-/// The queues of threads that could run, as a kind of [chains](Chain).
+/// The run queues, as a kind of [chains](Chain).
 #[derive(Debug)]
 pub struct Ready;
 
-// SAFETY: a field that is for nothing else.
+// SAFETY: the field has no other use.
 unsafe impl Linked<Ready> for Thread {
     fn link(&self) -> &Link<Self> {
         &self.ready
     }
 }
 
-/// One CPU's part. `ready` and the atomics are everybody's, the cells the CPU's own.
+/// The scheduler's per-CPU data. All CPUs use `ready` and the atomics; only this CPU uses the cells.
 struct Local {
     ready: Mutex<Chain<Thread, Ready>>,
-    /// How long `ready` is, for who looks without the lock.
+    /// The length of `ready`, for readers without the lock.
     length: AtomicU32,
-    /// It found nothing to run. Whoever clears this interrupts the CPU.
+    /// It found nothing to run. The CPU that clears this interrupts it.
     idle: AtomicBool,
-    /// The running thread's turn is over.
+    /// The running thread's time slice is over.
     turn_over: AtomicBool,
     /// How long it ran threads.
     busy: CpuTime,
     running: Cell<Option<Arc<Thread>>>,
-    /// Whom the switch under way leaves.
+    /// The thread that the current switch leaves.
     previous: Cell<Option<Arc<Thread>>>,
     /// The idle loop, while a thread runs.
     idle_context: UnsafeCell<Context>,
 }
 
-/// Every CPU's part, made at boot.
+/// The data of all CPUs, made at boot.
 struct Locals(UnsafeCell<Vec<Padded<Local>>>);
 
-// SAFETY: written once, by `init`, before the other CPUs start; the cells in it are the CPU's own.
+// SAFETY: written once, by `init`, before the other CPUs start; only the CPU itself uses the cells in it.
 unsafe impl Sync for Locals {}
 
 static LOCALS: Locals = Locals(UnsafeCell::new(Vec::new()));
@@ -77,7 +77,7 @@ static LOCALS: Locals = Locals(UnsafeCell::new(Vec::new()));
 pub static SWITCHES: AtomicU64 = AtomicU64::new(0);
 
 fn locals() -> &'static [Padded<Local>] {
-    // SAFETY: written before anybody reads it.
+    // SAFETY: written before the first read.
     unsafe { &*LOCALS.0.get() }
 }
 
@@ -103,7 +103,7 @@ pub unsafe fn init(cpus: usize) {
         })
     };
     let all = Vec::try_from_iter((0..cpus).map(local)).expect("the heap is empty yet");
-    // SAFETY: by the contract nobody else is here.
+    // SAFETY: by the contract nothing else accesses it.
     unsafe { *LOCALS.0.get() = all };
 }
 
@@ -125,10 +125,10 @@ pub fn idle_loop() -> ! {
             switch_to(Some(next));
             continue;
         }
-        // Either who queues something now sees us idle and interrupts us, or we see it queued.
+        // Either a CPU that queues a thread now sees this one idle and interrupts it, or this one sees the thread.
         own.idle.store(true, Ordering::SeqCst);
         if !could_run_something() && (drained || !DRAIN.load(Ordering::SeqCst)) {
-            // Not once the books are looked at.
+            // Not during the audit.
             if !drained && percpu::cpu().zero_ahead(ZEROED_RUN) != 0 {
                 arch::serve_interrupts();
             } else {
@@ -140,11 +140,11 @@ pub fn idle_loop() -> ! {
     }
 }
 
-/// How many CPUs have given back what they keep in stock, once somebody wants them to.
+/// How many CPUs have returned their cached frames, once [`DRAIN`] is set.
 static DRAINED: AtomicUsize = AtomicUsize::new(0);
 static DRAIN: AtomicBool = AtomicBool::new(false);
 
-/// Has every CPU give back what it keeps in stock, for an audit. The running thread is the last there is,
+/// Makes every CPU return its cached frames, for the audit. The running thread is the last one,
 /// and this is called once.
 pub(super) fn drain_all() {
     DRAIN.store(true, Ordering::SeqCst);
@@ -158,28 +158,28 @@ pub(super) fn drain_all() {
     percpu::cpu().drain();
 }
 
-/// Queues a thread that never ran.
+/// Queues a new thread.
 pub fn start(thread: Arc<Thread>) {
     enqueue(thread);
 }
 
-/// Says that the running thread is about to wait: from now on [`wake`] has an effect.
+/// Marks the running thread as about to wait: from now on [`wake`] has an effect.
 pub(super) fn block() {
     current().state.store(BLOCKED, Ordering::SeqCst);
 }
 
-/// Takes [`block`] back: there is no need to wait.
+/// Undoes [`block`]: the thread need not wait.
 pub(super) fn unblock() {
     let thread = current();
     let taken =
         thread.state.compare_exchange(BLOCKED, RUNNABLE, Ordering::SeqCst, Ordering::SeqCst);
     if taken.is_err() {
-        // Woken, and so in a queue: from there it comes back.
+        // Woken, and so in a queue, from which it continues.
         leave();
     }
 }
 
-/// Gives the CPU away until somebody wakes the running thread, which is [blocked](block).
+/// Gives the CPU away until the running thread, which is [blocked](block), is woken.
 pub(super) fn sleep() {
     current().switches[0].fetch_add(1, Ordering::Relaxed);
     leave();
@@ -187,7 +187,7 @@ pub(super) fn sleep() {
 
 /// Makes `thread` run again if it waits.
 pub fn wake(thread: &Arc<Thread>) {
-    // In one order with what `block` stores and what waiter and waker change and look at.
+    // Sequentially consistent with `block`, and with the condition that waiter and waker access.
     let woken =
         thread.state.compare_exchange(BLOCKED, RUNNABLE, Ordering::SeqCst, Ordering::SeqCst);
     if woken.is_ok() {
@@ -201,14 +201,14 @@ impl Wake for Thread {
     }
 }
 
-/// Makes the CPU that runs `thread`, if one does, look at what is wanted of it.
+/// Makes the CPU that runs `thread`, if one does, check for requests to it.
 pub fn notify(thread: &Thread) {
     if thread.on_cpu.load(Ordering::SeqCst) {
         interrupt(thread.last_cpu());
     }
 }
 
-/// Gives the CPU to whoever is ready, and comes back in turn.
+/// Gives the CPU to the next ready thread, and continues in turn.
 pub fn yield_now() {
     let thread = current();
     if local().length.load(Ordering::Relaxed) == 0 && allowed(&thread, percpu::id()) {
@@ -219,26 +219,26 @@ pub fn yield_now() {
     leave();
 }
 
-/// Gives the CPU away if the running thread's turn is over, or if it may not run here any more.
+/// Gives the CPU away if the running thread's time slice is over, or if its affinity excludes this CPU.
 pub(super) fn give_way() {
     if local().turn_over.swap(false, Ordering::Relaxed) || !allowed(&current(), percpu::id()) {
         yield_now();
     }
 }
 
-/// The end of the running thread.
+/// Ends the running thread.
 pub(super) fn end() -> ! {
     current().state.store(ENDED, Ordering::Release);
     leave();
     unreachable!("a thread that has ended ran again")
 }
 
-/// Runs the present memory of the running thread's process on this CPU.
+/// Runs the present space of the running thread's process on this CPU.
 pub(super) fn run_memory() {
     run_space_of(&current());
 }
 
-/// The timer interrupt: whoever waits gets a turn.
+/// The timer interrupt: ends the time slice if another thread waits.
 pub(super) fn tick() {
     let own = local();
     if own.length.load(Ordering::Relaxed) != 0 {
@@ -247,18 +247,18 @@ pub(super) fn tick() {
     }
 }
 
-/// Whose time it is from here on: the kernel's, or that of the program that runs here in `thread`.
+/// From now on the time of `thread`, which runs here, counts as the kernel's, or as the program's.
 pub fn sample(thread: &Thread, kernel: bool) {
     thread.cpu_time.sample(kernel);
     local().busy.sample(kernel);
 }
 
-/// How long a CPU ran threads.
+/// How long a CPU has run threads.
 pub fn busy(cpu: CpuId) -> Times {
     locals()[cpu.index()].busy.times()
 }
 
-/// How many threads run or could.
+/// How many threads run or are ready.
 pub fn runnable() -> usize {
     let count = |local: &Padded<Local>| {
         local.length.load(Ordering::Relaxed) as usize
@@ -279,7 +279,7 @@ fn interrupt(cpu: CpuId) {
     }
 }
 
-/// Puts a runnable thread into a queue: that of its last CPU, unless another is idle.
+/// Queues a runnable thread on its last CPU, or on an idle one.
 fn enqueue(thread: Arc<Thread>) {
     let last = thread.last_cpu();
     let cpus = || (0..locals().len() as u16).map(CpuId).filter(|&cpu| allowed(&thread, cpu));
@@ -299,7 +299,7 @@ fn enqueue(thread: Arc<Thread>) {
             last
         } else {
             let length = |cpu: &CpuId| locals()[cpu.index()].length.load(Ordering::Relaxed);
-            // Where an affinity is set, a CPU that exists is among it.
+            // Every affinity contains an existing CPU.
             cpus().min_by_key(length).unwrap_or(last)
         }
     });
@@ -311,7 +311,7 @@ fn enqueue(thread: Arc<Thread>) {
         debug_assert!(queued, "a thread is in two queues");
         local.length.store(ready.len() as u32, Ordering::SeqCst);
     }
-    // Who went idle in between has not seen it, or is on its way to it.
+    // A CPU that became idle in between may not have seen the thread.
     let idle = |cpu: &CpuId| {
         affinity & (1 << cpu.0) != 0 && locals()[cpu.index()].idle.swap(false, Ordering::SeqCst)
     };
@@ -330,8 +330,8 @@ fn could_run_something() -> bool {
     })
 }
 
-/// The thread to run next here: of this CPU's queue, or of another's. In a thread, only one that no other
-/// CPU is still on the stack of.
+/// The thread to run next here, from this CPU's queue or another. Called by a thread, it returns only one whose
+/// stack no other CPU still uses.
 fn next() -> Option<Arc<Thread>> {
     let here = percpu::id();
     let current = try_current();
@@ -353,7 +353,7 @@ fn next() -> Option<Arc<Thread>> {
     })
 }
 
-/// Leaves the running thread, which is queued, waits, or has ended, for another or for idle.
+/// Switches from the running thread, which is queued, waits, or has ended, to another or to idle.
 fn leave() {
     switch_to(next());
     finish_switch();
@@ -375,7 +375,7 @@ fn switch_to(next: Option<Arc<Thread>>) {
     let from = match &previous {
         Some(thread) => {
             let registers = &thread.task.registers;
-            // SAFETY: this CPU runs the thread, so its registers are this CPU's.
+            // SAFETY: this CPU runs the thread, and has its registers.
             unsafe { registers.save() };
             if time::samples_switch(now) {
                 sample(thread, true);
@@ -391,18 +391,18 @@ fn switch_to(next: Option<Arc<Thread>>) {
     };
     let to = match &next {
         Some(thread) => {
-            // Whoever sees it here must see where that is.
+            // A CPU that sees `on_cpu` must also see this.
             thread.last_cpu.store(percpu::id().0, Ordering::Relaxed);
             thread.on_cpu.store(true, Ordering::SeqCst);
             thread.cpu_time.start(now);
             thread.fail_nth.get().set();
             let registers = &thread.task.registers;
-            // SAFETY: nobody else runs the thread: `on_cpu` was clear when it came out of a queue.
+            // SAFETY: no other CPU runs the thread: `on_cpu` was clear when it came out of a queue.
             unsafe { registers.load() };
             context::set_kernel_stack(thread.task.stack.top());
             run_space_of(thread);
-            // A new thread goes straight to user mode, and finishes the switch on its way; others see
-            // what was wanted of them meanwhile.
+            // A new thread goes straight to user mode, and completes the switch on its way; others check
+            // for requests that came meanwhile.
             own.turn_over.store(false, Ordering::Relaxed);
             here.attention.store(true, Ordering::Relaxed);
             registers.context.get().cast_const()
@@ -410,16 +410,16 @@ fn switch_to(next: Option<Arc<Thread>>) {
         None => {
             own.busy.stop(now);
             machine::run_none();
-            // The stack may be gone when the next is set.
+            // The stack may be freed before the next is set.
             context::set_kernel_stack(0);
             own.idle_context.get().cast_const()
         }
     };
-    // SAFETY: this CPU's share of the thread is dropped when another runs.
+    // SAFETY: this CPU drops its reference to the thread only when another runs.
     unsafe { set_current(here, next.as_ref().map_or(ptr::null(), Thread::task_of)) };
     own.running.set(next);
     own.previous.set(previous);
-    // SAFETY: `from` is the context of what runs here, `to` of what no other CPU runs: the idle loop of
+    // SAFETY: `from` is the context of the running code. No other CPU runs `to`: it is the idle loop of
     // this CPU, or a thread whose `on_cpu` was clear.
     unsafe { context::switch(from, to) };
 }
@@ -427,17 +427,17 @@ fn switch_to(next: Option<Arc<Thread>>) {
 fn run_space_of(thread: &Thread) {
     let space = thread.process.memory.space();
     if percpu::this().space.get() != space {
-        // SAFETY: the process has threads, so its memory, and the space in it, exists until it is
-        // replaced, by a thread of it that runs something else first.
+        // SAFETY: the process has threads, so its memory with the space exists until it is
+        // replaced, by its own thread, which runs another space first.
         match unsafe { space.as_ref() } {
-            // SAFETY: as above: what runs something else is what this CPU does then.
+            // SAFETY: as above: this CPU then runs another space.
             Some(space) => unsafe { machine::run(space) },
             None => machine::run_none(),
         }
     }
 }
 
-/// Finishes the switch that led here.
+/// Completes the switch that led here.
 pub(super) fn finish_switch() {
     if let Some(previous) = local().previous.take() {
         previous.on_cpu.store(false, Ordering::Release);

@@ -19,13 +19,12 @@ impl ExitStatus {
         Self(signal)
     }
 
-    /// The signal that killed it, or that it stopped because of; 0 if it exited. (0x7f is for those that
-    /// stopped, and go on.)
+    /// The signal that killed it; 0 if it exited; 0x7f if it stopped or continued.
     const fn low(self) -> u32 {
         self.0 & 0x7f
     }
 
-    /// `si_code` of the `SIGCHLD` that tells of it.
+    /// `si_code` of its `SIGCHLD`.
     pub const fn child_code(self) -> u32 {
         match self.low() {
             0 => nr::CLD_EXITED,
@@ -35,7 +34,7 @@ impl ExitStatus {
         }
     }
 
-    /// `si_status` of the `SIGCHLD` that tells of it: the code or the signal.
+    /// `si_status` of its `SIGCHLD`: the code or the signal.
     pub const fn child_status(self) -> u32 {
         match self.low() {
             0x7f if self.0 == 0xffff => nr::SIGCONT,
@@ -49,7 +48,7 @@ impl ExitStatus {
         if self.low() == 0 { None } else { Some(self.low()) }
     }
 
-    /// What a shell would say: the code, or 128 and the signal.
+    /// The status as in a shell: the code, or 128 plus the signal.
     pub const fn shell(self) -> u8 {
         if self.low() == 0 { (self.0 >> 8) as u8 } else { 128 + self.low() as u8 }
     }
@@ -58,10 +57,10 @@ impl ExitStatus {
 /// The end of a process.
 #[derive(Debug, Default)]
 pub struct End {
-    /// How it ended, or is to end: set once.
+    /// How it ended, or will end: set once.
     pub status: Mutex<Option<ExitStatus>>,
-    /// With what its first thread called `exit`: how it ends unless something else decides.
+    /// The `exit` code of its first thread: how it ends unless something else decides.
     pub leader_code: AtomicU8,
-    /// Whether all of its threads have ended: it is a zombie then, until it is waited for.
+    /// Whether all of its threads have ended: it is a zombie until it is waited for.
     pub done: AtomicBool,
 }

@@ -1,5 +1,4 @@
-//! A thread: its kernel stack, its registers while it does not run, and what signals and futexes know
-//! of it.
+//! A thread: its kernel stack, its registers while it does not run, and its state for signals and futexes.
 
 use super::Process;
 use super::futex::Waiter;
@@ -35,53 +34,53 @@ pub type WaitQueue = wait_queue::WaitQueue<Thread>;
 
 /// A thread.
 pub struct Thread {
-    /// Its number; that of the process for the first one.
+    /// Its thread number (TID); that of the process for the first one.
     pub tid: u32,
     /// Its process.
     pub process: Arc<Process>,
-    /// What signals know of it.
+    /// Its signal state.
     pub signals: ThreadSignals,
-    /// Where its number is stored when it first runs (0: nowhere).
+    /// Where its number is stored when it first runs; 0: nowhere.
     pub(super) set_tid: Cell<u64>,
-    /// Where a zero is stored, and a futex woken, when it ends (0: nowhere).
+    /// Where a zero is stored, and a futex woken, when it ends; 0: nowhere.
     pub clear_tid: AtomicU64,
-    /// The head of its list of robust futexes (0: none).
+    /// The head of its list of robust futexes; 0: none.
     pub robust_list: AtomicU64,
     /// The CPUs it may run on, as bits.
     pub affinity: AtomicU64,
     /// How long it ran.
     pub cpu_time: CpuTime,
-    /// How often it gave the CPU away of its own will, and against it.
+    /// Its voluntary and involuntary context switches.
     pub switches: [AtomicU64; 2],
-    /// What it waits for in a futex.
+    /// The futex that it waits for.
     pub(super) futex: Waiter,
     /// Its place in the bucket of that futex.
     pub(super) futex_link: Link<Self>,
-    /// Its place among those that could run.
+    /// Its place in a run queue.
     pub(super) ready: Link<Self>,
     /// Its place among the threads of its process.
     sibling: Link<Self>,
-    /// The memory of the deadline for which it waits.
+    /// The memory for its deadline while it waits.
     alarm: Arc<Alarm>,
     /// [`RUNNABLE`], [`BLOCKED`] or [`ENDED`].
     pub(super) state: AtomicU8,
-    /// Whether a CPU is still on its stack: it may be queued, but not run elsewhere yet.
+    /// Whether a CPU still uses its stack: it may be in a run queue, but no other CPU may run it yet.
     pub(super) on_cpu: AtomicBool,
     /// The CPU that it runs on or ran on last.
     pub(super) last_cpu: AtomicU16,
-    /// Which of its allocations is to fail, while it does not run.
+    /// Which of its next allocations fails (`fail-nth`); valid while it does not run.
     pub(super) fail_nth: Cell<FailNth>,
-    /// What was left of that when it was last set: 0 if it has failed.
+    /// The rest of the previous `fail-nth` when it was last set: 0 if that allocation has failed.
     pub fail_left: Cell<u64>,
-    /// Whether it is to end at the next opportunity: its process ends, or another thread of it calls
+    /// Whether it must end at the next opportunity: its process ends, or another thread of it calls
     /// `execve`.
     pub(super) must_end: AtomicBool,
-    /// What of it runs on a CPU: its stack, its registers, what its faults let expect.
+    /// Its part in the machine: stack, registers, predictor state.
     pub task: Task,
 }
 
-// SAFETY: the cells are the thread's own: they are reached by who makes it, before it is queued, and then by
-// the CPU that runs it or is switching to it, and `on_cpu` keeps that to one at a time.
+// SAFETY: the cells are accessed by the creator before the thread is queued, and then by
+// the CPU that runs it or is switching to it; by `on_cpu` that is one at a time.
 unsafe impl Sync for Thread {}
 // SAFETY: as above.
 unsafe impl Send for Thread {}
@@ -90,7 +89,7 @@ unsafe impl Send for Thread {}
 #[derive(Debug)]
 pub struct Siblings;
 
-// SAFETY: a field that is for nothing else.
+// SAFETY: the field has no other use.
 unsafe impl Linked<Siblings> for Thread {
     fn link(&self) -> &Link<Self> {
         &self.sibling
@@ -104,8 +103,8 @@ impl fmt::Debug for Thread {
 }
 
 impl Thread {
-    /// A thread of `process` that will start in user mode with the registers `frame`. It is neither
-    /// listed in the process nor queued.
+    /// A thread of `process` that starts in user mode with the registers `frame`. It is neither
+    /// in the process's list nor in a run queue.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -147,7 +146,7 @@ impl Thread {
         })?)
     }
 
-    /// Where its task is, from which it [is found](Self::around) again.
+    /// The address of its task, from which [`around`](Self::around) finds it again.
     pub(super) fn task_of(this: &Arc<Self>) -> *const Task {
         Arc::as_ptr(this).wrapping_byte_add(offset_of!(Self, task)).cast()
     }
@@ -158,7 +157,7 @@ impl Thread {
         task.wrapping_byte_sub(offset_of!(Self, task)).cast()
     }
 
-    /// The memory of the deadline for which it waits.
+    /// The memory for its deadline while it waits.
     pub const fn alarm(&self) -> &Arc<Alarm> {
         &self.alarm
     }
@@ -173,7 +172,7 @@ impl Thread {
         self.tid == self.process.pid
     }
 
-    /// What it used so far.
+    /// Its usage so far.
     pub fn usage(&self) -> Usage {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Usage {
@@ -188,21 +187,21 @@ impl Thread {
         self.cpu_time.ran()
     }
 
-    /// Whether it waits for something.
+    /// Whether it waits, or has ended.
     pub fn waits(&self) -> bool {
         self.state.load(Ordering::Relaxed) != RUNNABLE
     }
 
-    /// Whether it is to end instead of going on.
+    /// Whether it must end instead of continuing.
     pub fn must_end(&self) -> bool {
         self.must_end.load(Ordering::SeqCst)
     }
 }
 
-/// The thread whose kernel code this is. It cannot be sent elsewhere, and while its code runs it exists.
+/// The running thread. The value cannot leave the thread, which exists while its code runs.
 pub struct Current(*const Thread, PhantomData<*const ()>);
 
-/// The running thread. Not to be called where none runs: at boot, in idle, in what interrupts idle.
+/// The running thread. Must not be called where none runs: at boot, in idle, in interrupts of idle.
 #[inline]
 pub fn current() -> Current {
     let task = faultless_bare::task::current(percpu::this());
@@ -223,9 +222,9 @@ impl Current {
         ptr::eq(self.0, Arc::as_ptr(thread))
     }
 
-    /// A share of it.
+    /// A reference to it.
     pub fn arc(&self) -> Arc<Thread> {
-        // SAFETY: the scheduler holds a share of the running thread.
+        // SAFETY: the scheduler holds a reference to the running thread.
         unsafe { Arc::another(self.0) }
     }
 }
@@ -235,7 +234,7 @@ impl Deref for Current {
 
     #[inline]
     fn deref(&self) -> &Thread {
-        // SAFETY: the scheduler holds a share of the thread while its code runs, and this value cannot
+        // SAFETY: the scheduler holds a reference to the thread while its code runs, and this value cannot
         // leave that code.
         unsafe { &*self.0 }
     }

@@ -1,4 +1,4 @@
-//! What the machine calls for a thread: on its way back to user mode, at an exception, at an interrupt.
+//! The machine's upcalls for a thread: its return to user mode, exceptions, interrupts.
 
 use super::status::ExitStatus;
 use super::{current, exit, scheduler};
@@ -10,7 +10,7 @@ use faultless_bare::percpu;
 use faultless_bare::report;
 use linux_raw_sys::general as nr;
 
-/// What a thread does on its way back to user mode when its CPU's `attention` is set. The caller cleared
+/// Handles a thread's requests on its return to user mode, when its CPU's `attention` is set. The caller cleared
 /// it, and calls again if it is set once more.
 pub fn attention(frame: &mut TrapFrame) {
     scheduler::finish_switch();
@@ -24,14 +24,14 @@ pub fn attention(frame: &mut TrapFrame) {
     }
     let set_tid = thread.set_tid.take();
     if set_tid != 0 {
-        // As on Linux, a place where it cannot be stored is no error.
+        // As on Linux, a bad address is no error.
         let _ = user::write(set_tid, &thread.tid);
     }
     scheduler::give_way();
     signal::deliver(frame);
 }
 
-/// What a program is told of a page fault that cannot be served.
+/// Sends the signal of a page fault that cannot be served.
 pub fn page_fault(frame: &mut TrapFrame, addr: u64, error: FaultError) {
     match error {
         FaultError::Segv { mapped } => {
@@ -43,9 +43,9 @@ pub fn page_fault(frame: &mut TrapFrame, addr: u64, error: FaultError) {
     }
 }
 
-/// Any other exception of a program: what Linux makes of it.
+/// Sends Linux's signal for any other exception of a program.
 pub fn exception(frame: &mut TrapFrame) {
-    /// `si_code` of what the kernel says without saying more.
+    /// `SI_KERNEL`.
     const KERNEL: u32 = 0x80;
     let rip = frame.rip;
     let (signal, code, addr) = match frame.vector {
@@ -61,13 +61,13 @@ pub fn exception(frame: &mut TrapFrame) {
     signal::fault(frame, signal, code, addr);
 }
 
-/// No frame is left for the running program: it is killed, once it is on its way back to user mode.
+/// No frame is left for the running program: it is killed on its return to user mode.
 fn out_of_memory() {
     let thread = current();
     let process = &thread.process;
     if process.end.status.lock().is_none() {
         let name = process.name.lock();
-        // The name is the program's choice, the line is not.
+        // The program chooses the name; it must not break the line of the report.
         report!("message out of memory: killed {} {}", process.pid, name.escape_debug());
     }
     exit::kill(process, ExitStatus::killed(nr::SIGKILL));

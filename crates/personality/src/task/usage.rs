@@ -1,16 +1,16 @@
-//! What threads used, and processes.
+//! The resource usage of threads and processes.
 
 use crate::time::Times;
 use faultless_bare::sync::Mutex;
 
-/// What threads used.
+/// Resource usage.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
     /// How long they ran.
     pub times: Times,
-    /// Page faults of theirs that were served.
+    /// Served page faults.
     pub faults: u64,
-    /// How often they gave the CPU away of their own will, and against it.
+    /// Voluntary and involuntary context switches.
     pub switches: [u64; 2],
 }
 
@@ -27,11 +27,11 @@ impl core::ops::Add for Usage {
     }
 }
 
-/// What was used for a process by those who are gone.
+/// The usage of what has ended.
 #[derive(Debug, Default)]
 pub struct Used {
-    /// What its ended threads used.
+    /// The usage of its ended threads.
     pub by_ended: Mutex<Usage>,
-    /// What its children that were waited for used, and those that these had waited for.
+    /// The usage of children that were waited for, and of those that these had waited for.
     pub by_children: Mutex<Usage>,
 }

@@ -1,4 +1,4 @@
-//! The memory of another process, reached as the running one's own.
+//! Access to the memory of another process.
 
 use super::memory::Memory;
 use super::scheduler;
@@ -6,8 +6,8 @@ use super::thread::try_current;
 use core::marker::PhantomData;
 use faultless_bare::machine;
 
-/// This CPU runs a space that is not that of its thread, until this is dropped: so the kernel reaches
-/// memory of others as it does the program's own. Who visits gives the CPU to nobody.
+/// Until this is dropped, this CPU runs another space than that of its thread, so that copies from and to user memory
+/// access that space. The thread must not give the CPU away meanwhile.
 #[derive(Debug)]
 #[must_use = "the visit ends when this is dropped"]
 pub struct Visit<'a>(PhantomData<&'a Memory>);
@@ -15,8 +15,8 @@ pub struct Visit<'a>(PhantomData<&'a Memory>);
 impl<'a> Visit<'a> {
     /// Runs the space of `memory`.
     pub fn to(memory: &'a Memory) -> Self {
-        // SAFETY: `memory` is borrowed until the visit ends, which has the CPU run something else. (Visits
-        // are ended in the function that they begin in, and never forgotten.)
+        // SAFETY: `memory` is borrowed until the visit ends, and then the CPU runs another space. (Visits
+        // end in the function that they begin in, and are never forgotten.)
         unsafe { machine::run(memory.space()) };
         Self(PhantomData)
     }

@@ -1,10 +1,10 @@
 //! Waiting: for a pipe, a child, a lock, a time, a signal.
 //!
-//! Who waits puts itself on the [queues](WaitQueue) of what it waits for, says that it is blocked, and
-//! only then looks whether it still has to wait. Who makes something ready changes it first and wakes
-//! the queue afterwards. So either the waiter sees the change, or the waker sees the waiter.
+//! A waiter puts itself into the [queues](WaitQueue) of what it waits for, marks itself as blocked, and
+//! only then checks whether it still has to wait. A waker first changes the condition, and then wakes
+//! the queue. So either the waiter sees the change, or the waker sees the waiter.
 //!
-//! To wait needs no memory: a thread's [`Place`]s in queues lie on its stack, and it takes them out before it goes on.
+//! Waiting needs no memory: a thread's [`Place`]s in queues lie on its stack, and it unlinks them before it continues.
 
 use super::scheduler;
 pub use super::thread::WaitQueue;
@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use faultless_bare::arch::clock;
 use faultless_collections::Arc;
 
-/// A place to wait in.
+/// A place in a queue.
 #[derive(Debug)]
 pub struct Place<'a> {
     queue: &'a WaitQueue,
@@ -35,41 +35,41 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Announcements of changes.
+/// Announces changes of a file: a queue, and a count of announcements.
 #[derive(Debug, Default)]
 pub struct Changes {
-    /// Who waits for one.
+    /// The threads that wait for one.
     pub queue: WaitQueue,
     count: AtomicU64,
 }
 
 impl Changes {
-    /// Announces a change, which has been made already.
+    /// Announces a change that was made.
     pub fn announce(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
         self.queue.wake_all();
     }
 
-    /// How many there were.
+    /// The number of announcements.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::SeqCst)
     }
 }
 
-/// Why a wait ended without what was waited for.
+/// Why a wait ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// The deadline passed.
     Timeout,
-    /// A signal is to be delivered, or the thread is to die.
+    /// A signal is pending, or the thread must end.
     Signal,
 }
 
-/// Waits until `ready` gives something; it is asked again whenever one of `queues` is woken. `deadline`
+/// Waits until `ready` returns something; it is called again whenever one of `queues` is woken. `deadline`
 /// is in nanoseconds since boot. The caller holds no lock.
 ///
 /// # Errors
-/// Why the wait ended without it.
+/// Why the wait ended early.
 pub fn wait_until<const N: usize, R>(
     queues: &[&WaitQueue; N],
     deadline: Option<u64>,
@@ -78,10 +78,10 @@ pub fn wait_until<const N: usize, R>(
     wait_at(&queues.map(Place::at), deadline, ready)
 }
 
-/// As [`wait_until`], in places that are there already.
+/// As [`wait_until`], in given places.
 ///
 /// # Errors
-/// Why the wait ended without it.
+/// Why the wait ended early.
 pub fn wait_at<R>(
     places: &[Place<'_>],
     deadline: Option<u64>,
@@ -90,10 +90,10 @@ pub fn wait_at<R>(
     wait(places, deadline, |thread| thread.must_end() || signal::pending(thread), ready)
 }
 
-/// As [`wait_until`], but only the end of the thread, or a `SIGKILL`, stops it, with [`Stop::Signal`].
+/// As [`wait_until`], but only the end of the thread, or a `SIGKILL`, ends it early, with [`Stop::Signal`].
 ///
 /// # Errors
-/// Why the wait ended without it.
+/// Why the wait ended early.
 pub fn wait_unless_killed<R>(
     queue: &WaitQueue,
     ready: impl FnMut() -> Option<R>,
@@ -101,12 +101,12 @@ pub fn wait_unless_killed<R>(
     wait(&[Place::at(queue)], None, |thread| is_killed(thread), ready)
 }
 
-/// Whether `thread` is to end, or a `SIGKILL` waits for it.
+/// Whether `thread` must end, or has a pending `SIGKILL`.
 pub fn is_killed(thread: &Thread) -> bool {
     thread.must_end() || signal::killed(thread)
 }
 
-/// As [`wait_until`], and nothing stops it: for what is about to happen.
+/// As [`wait_until`], and nothing ends it early: for conditions that are sure to come soon.
 pub fn wait_in_any_case<R>(queue: &WaitQueue, mut ready: impl FnMut() -> Option<R>) -> R {
     let place = [Place::at(queue)];
     loop {
@@ -128,7 +128,7 @@ fn wait<R>(
     let thread = current().arc();
     loop {
         for Place { queue, entry } in places {
-            // SAFETY: `places` is borrowed, and `thread` stays, until they are taken out below; nothing in between
+            // SAFETY: `places` is borrowed, and `thread` exists, until they are unlinked below; nothing in between
             // leaves this function.
             unsafe { queue.link(entry, &thread) };
         }

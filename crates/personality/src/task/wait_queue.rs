@@ -21,11 +21,11 @@ pub struct WaitQueue<T> {
 /// The first and the last entry of a queue; null if there is none.
 struct Ends<T>([*const Entry<T>; 2]);
 
-// SAFETY: entries are accessed only while the queue is locked, and contain nothing but pointers to shares of `T`.
+// SAFETY: entries are accessed only while the queue is locked; they contain only pointers to references to `T`.
 unsafe impl<T: Send + Sync> Send for Ends<T> {}
 
 /// The entry of a waiting thread. While it is linked, it does not move, the queue may access it, and
-/// the share that it points to exists.
+/// the reference that it points to exists.
 #[derive(Debug)]
 pub(super) struct Entry<T> {
     thread: Cell<*const Arc<T>>,
@@ -88,7 +88,7 @@ impl<T: Wake> WaitQueue<T> {
         let mut at = ends.0[0];
         // SAFETY: a linked entry of a locked queue.
         while let Some(entry) = unsafe { at.as_ref() } {
-            // SAFETY: the share exists while the entry is linked.
+            // SAFETY: the reference exists while the entry is linked.
             T::wake(unsafe { &*entry.thread.get() });
             at = entry.neighbours[1].get();
         }

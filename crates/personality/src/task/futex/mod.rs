@@ -1,15 +1,15 @@
 //! Futexes: waiting for a word of memory to change.
 //!
-//! A waiter stands in the bucket of its word's [`Key`]. It looks at the word with the bucket locked; who
-//! changes the word wakes afterwards, with the bucket locked. So the waiter sees the change, or the waker
-//! sees the waiter. Looking may fault with the bucket locked: a fault never blocks, and who waits for
-//! the bucket meanwhile answers flush requests.
+//! A waiter is in the bucket of its word's [`Key`]. It reads the word with the bucket locked; a thread that
+//! changes the word wakes waiters afterwards, with the bucket locked. So the waiter sees the change, or the waker
+//! sees the waiter. The read may fault with the bucket locked: a fault never blocks, and CPUs that wait for
+//! the bucket meanwhile serve flush requests.
 //!
-//! A word in shared memory is known by its object, so that processes meet that map it in different
-//! places; any other by its space and address.
+//! The key of a word in shared memory is its object and place, so that processes may map it at different
+//! addresses; any other key is the space and the address.
 //!
-//! A waiter that is not woken takes itself out of the bucket that it is in by then, which its thread
-//! remembers: only who has the waiter's bucket locked may move it.
+//! A waiter that times out removes itself from its present bucket, which its thread
+//! stores: the waiter may be moved only while its bucket is locked.
 
 mod waiter;
 
@@ -30,7 +30,7 @@ use waiter::{BUCKETS, Key};
 #[derive(Debug)]
 pub(super) struct Waits;
 
-// SAFETY: a field that is for nothing else.
+// SAFETY: the field has no other use.
 unsafe impl Linked<Waits> for Thread {
     fn link(&self) -> &Link<Self> {
         &self.futex_link
@@ -41,11 +41,11 @@ type Bucket = Chain<Thread, Waits>;
 
 static TABLE: [Mutex<Bucket>; BUCKETS] = [const { Mutex::new(Chain::new()) }; BUCKETS];
 
-/// Waits until somebody wakes the word at `addr` with one of `bits`, unless it is not `expected`.
+/// Waits for a wake-up of the word at `addr` with one of `bits`, if the word is `expected`.
 /// `deadline` is in nanoseconds since boot.
 ///
 /// # Errors
-/// `EAGAIN`: it is not `expected`. `ETIMEDOUT`. `EFAULT`, `EINVAL`: of the address.
+/// `EAGAIN`: it is not `expected`. `ETIMEDOUT`. `EFAULT`, `EINVAL`: the address is bad.
 /// [`RESTART`](Errno::RESTART): a signal.
 pub fn wait(
     addr: u64,
@@ -73,7 +73,7 @@ pub fn wait(
         return Ok(());
     };
     if !take_out(&thread) {
-        // Woken after all.
+        // It was woken in between.
         return Ok(());
     }
     Err(match stop {
@@ -82,7 +82,7 @@ pub fn wait(
     })
 }
 
-/// Takes `thread` out of the bucket that it is in. False: it was woken.
+/// Removes `thread` from its bucket. False: it was woken.
 fn take_out(thread: &Arc<Thread>) -> bool {
     loop {
         let at = thread.futex.bucket.load(Ordering::Relaxed);
@@ -94,7 +94,7 @@ fn take_out(thread: &Arc<Thread>) -> bool {
     }
 }
 
-/// Wakes up to `count` who wait for the word at `addr` with one of `bits`. Returns how many.
+/// Wakes up to `count` threads that wait for the word at `addr` with one of `bits`. Returns their number.
 ///
 /// # Errors
 /// `EFAULT`, `EINVAL`: of the address.
@@ -118,8 +118,8 @@ fn wake_in(bucket: &mut Bucket, key: Key, count: u32, bits: u32) -> u64 {
     woken
 }
 
-/// Wakes up to `count` who wait for the word at `addr`, and has up to `more` wait for that at `target`
-/// instead, if `expected` is what the first holds. Returns how many were woken, and how many moved.
+/// If the word at `addr` is `expected`, wakes up to `count` threads that wait for it, and makes up to `more` others wait
+/// for the word at `target` instead. Returns the numbers of threads woken and moved.
 ///
 /// # Errors
 /// `EAGAIN`: the word is not `expected`. `EFAULT`, `EINVAL`: of the addresses.
@@ -161,12 +161,12 @@ pub fn requeue(
     with_both(from.bucket(), to.bucket(), move_all)
 }
 
-/// Changes the word at `target` as `operation` says, wakes up to `count` who wait for that at `addr`, and
-/// up to `more` who wait for that at `target` if its old value compares as `operation` says. Returns how
+/// Changes the word at `target` by `operation`, wakes up to `count` threads that wait for the word at `addr`, and,
+/// if the old value at `target` meets the comparison in `operation`, up to `more` that wait there. Returns how
 /// many were woken.
 ///
 /// # Errors
-/// `ENOSYS`: `operation` is none. `EFAULT`, `EINVAL`: of the addresses.
+/// `ENOSYS`: there is no such `operation`. `EFAULT`, `EINVAL`: an address is bad.
 pub fn wake_op(
     addr: u64,
     target: u64,
@@ -186,7 +186,7 @@ pub fn wake_op(
     })
 }
 
-/// Twelve bits of `operation`, with their sign.
+/// Twelve bits of `operation`, sign-extended.
 const fn signed(bits: u32) -> u32 {
     ((bits << 20) as i32 >> 20) as u32
 }
@@ -228,7 +228,7 @@ fn compares(old: u32, operation: u32) -> Result<bool> {
     })
 }
 
-/// Locks two buckets, the lower first, and hands them on; only the first if they are the same.
+/// Locks two buckets, the lower first, and passes them to `act`; only the first if they are the same.
 fn with_both<R>(
     first: usize,
     second: usize,
@@ -246,16 +246,16 @@ fn with_both<R>(
     }
 }
 
-/// Marks the futexes of a robust list as of a dead owner, and wakes a waiter of each: what its thread,
-/// `tid`, held when it ended. The list is the program's, and may be anything.
+/// Marks the futexes of a robust list, which thread `tid` held when it ended, with `FUTEX_OWNER_DIED`, and wakes a waiter
+/// of each. The list lies in user memory, and may contain anything.
 pub(super) fn release_robust(head: u64, tid: u32) {
-    /// As many as Linux follows.
+    /// Linux's limit.
     const LIMIT: usize = 2048;
     let follow = || -> Result<()> {
         let next: u64 = user::read(head)?;
         let offset: u64 = user::read(head.wrapping_add(8))?;
         let pending: u64 = user::read(head.wrapping_add(16))?;
-        // The lowest bit says that the futex is of the kind that lends its priority.
+        // The lowest bit marks a priority-inheritance futex.
         let word = |entry: u64| (entry & !1).wrapping_add(offset);
         let mut entry = next;
         for _ in 0..LIMIT {
@@ -273,7 +273,7 @@ pub(super) fn release_robust(head: u64, tid: u32) {
         }
         Ok(())
     };
-    // A list that leads nowhere ends there.
+    // The list ends at a bad address.
     let _ = follow();
 }
 
@@ -284,7 +284,7 @@ fn mark_dead(addr: u64, tid: u32, pending: bool) -> Result<()> {
     loop {
         let old = user::load_u32(addr)?;
         if pending && old == 0 {
-            // It was released, but perhaps nobody was woken yet.
+            // It was released, but perhaps no waiter was woken yet.
             wake(addr, false, 1, u32::MAX)?;
             return Ok(());
         }

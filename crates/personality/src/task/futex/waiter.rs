@@ -8,7 +8,7 @@ use faultless_bare::percpu;
 /// How many buckets there are.
 pub(super) const BUCKETS: usize = 256;
 
-/// What names a futex word to all who can reach it.
+/// The name of a futex word, the same for all threads that can access it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     /// The number of the space, or the identity of the object.
@@ -27,8 +27,8 @@ impl Key {
         if addr >= faultless::USER_END {
             return Err(Errno::EFAULT);
         }
-        // SAFETY: a thread runs, so this CPU runs the space of its process, which lives at least as
-        // long as the call.
+        // SAFETY: a thread runs, so this CPU runs the space of its process, which exists at least as
+        // long as the system call.
         let space = unsafe { &*percpu::this().space.get() };
         let shared = if private { None } else { space.shared_place(percpu::cpu(), addr) };
         Ok(match shared {
@@ -38,7 +38,7 @@ impl Key {
     }
 
     pub(super) fn bucket(self) -> usize {
-        // Multiplicative hashing: the upper bits are the good ones.
+        // Multiplicative hashing: the upper bits are well mixed.
         let mixed = (self.home ^ self.place >> 2).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed >> (64 - BUCKETS.ilog2())) as usize
     }
@@ -50,7 +50,7 @@ pub struct Waiter {
     /// The number of its bucket.
     pub(super) bucket: AtomicUsize,
     pub(super) woken: AtomicBool,
-    /// What it waits for, and the bits that wake it: changed with its bucket locked.
+    /// Its word, and the bits that wake it: changed with its bucket locked.
     pub(super) key: Cell<Option<Key>>,
     pub(super) bits: Cell<u32>,
 }
