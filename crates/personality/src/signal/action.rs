@@ -1,4 +1,4 @@
-//! What a process does when a signal comes.
+//! The action of a process for a signal.
 
 use super::set::{Set, UNBLOCKABLE, bit};
 use faultless_bare::arch::user::Plain;
@@ -8,7 +8,7 @@ use linux_raw_sys::general as linux;
 const DEFAULT: u64 = 0;
 const IGNORE: u64 = 1;
 
-/// The flags that mean something; others are forgotten, which is how programs find out.
+/// The supported flags. Others are dropped, by which programs detect that they are not supported.
 const FLAGS: u64 = (linux::SA_NOCLDSTOP
     | linux::SA_NOCLDWAIT
     | linux::SA_SIGINFO
@@ -19,23 +19,23 @@ const FLAGS: u64 = (linux::SA_NOCLDSTOP
     | linux::SA_EXPOSE_TAGBITS
     | linux::SA_RESTORER) as u64;
 
-/// What a process does when a signal comes, in Linux's layout.
+/// The action of a process for a signal, in Linux's layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Action {
     handler: u64,
     flags: u64,
-    /// What a handler returns to.
+    /// The address to which a handler returns.
     pub(super) restorer: u64,
-    /// What is blocked besides while the handler runs.
+    /// What the handler blocks in addition.
     mask: Set,
 }
 const _: () = assert!(size_of::<Action>() == size_of::<linux::kernel_sigaction>());
 
-// SAFETY: numbers, one after the other.
+// SAFETY: integers without padding.
 unsafe impl Plain for Action {}
 
-/// What an action comes to.
+/// What an action does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disposition {
     /// Nothing.
@@ -44,15 +44,15 @@ pub enum Disposition {
     Terminate,
     /// The process stops.
     Stop,
-    /// It runs its handler, at this address.
+    /// The handler at this address runs.
     Handle(u64),
 }
 
 impl Action {
-    /// It is ignored.
+    /// The action that ignores the signal.
     pub(super) const IGNORE: Self = Self { handler: IGNORE, flags: 0, restorer: 0, mask: 0 };
 
-    /// Without what makes no sense: as a program set it.
+    /// The action without unsupported flags and unblockable signals.
     pub(crate) const fn sanitized(self) -> Self {
         Self { flags: self.flags & FLAGS, mask: self.mask & !UNBLOCKABLE, ..self }
     }
@@ -62,7 +62,7 @@ impl Action {
         self.flags & flag as u64 != 0
     }
 
-    /// What it comes to for `signal`.
+    /// What it does for `signal`.
     pub const fn disposition(&self, signal: u32) -> Disposition {
         match self.handler {
             IGNORE => Disposition::Ignore,
@@ -79,12 +79,12 @@ impl Action {
         }
     }
 
-    /// Whether the program said that it ignores the signal.
+    /// Whether it is `SIG_IGN`.
     pub const fn is_ignored_on_purpose(&self) -> bool {
         self.handler == IGNORE
     }
 
-    /// The same for a new program, which has no handlers.
+    /// The action after `execve`, which removes handlers.
     pub(super) fn for_exec(&self) -> Self {
         Self {
             handler: if self.is_ignored_on_purpose() { IGNORE } else { DEFAULT },
@@ -92,7 +92,7 @@ impl Action {
         }
     }
 
-    /// What is blocked besides while the handler of `signal` runs.
+    /// What the handler of `signal` blocks in addition.
     pub(super) const fn blocks(&self, signal: u32) -> Set {
         if self.has(linux::SA_NODEFER) { self.mask } else { self.mask | bit(signal) }
     }

@@ -1,4 +1,4 @@
-//! Delivery: what a thread does about the signals that wait for it, on its way back to user mode.
+//! Delivery of pending signals to a thread, when it returns to user mode.
 
 use super::action::{Action, Disposition};
 use super::mask::block;
@@ -11,7 +11,7 @@ use faultless_bare::arch::SYSTEM_CALL;
 use faultless_bare::arch::TrapFrame;
 use linux_raw_sys::general as linux;
 
-/// Has the running thread, whose registers are `frame`, do about signals what is to be done.
+/// Delivers the pending signals of the running thread, whose registers are `frame`.
 pub fn deliver(frame: &mut TrapFrame) {
     let thread = current();
     let signals = &thread.signals;
@@ -48,7 +48,7 @@ pub fn deliver(frame: &mut TrapFrame) {
                     let again = errno == Errno::RESTART && action.has(linux::SA_RESTART);
                     finish_call(frame, if again { None } else { Some(Errno::EINTR) });
                 }
-                // What is blocked again when the handler returns.
+                // The mask after the handler.
                 let blocked = signals.saved.take().unwrap_or(signals.blocked());
                 match frame::push(frame, &info, &action, handler, blocked) {
                     Ok(()) => block(signals.blocked() | action.blocks(signal)),
@@ -57,8 +57,8 @@ pub fn deliver(frame: &mut TrapFrame) {
                         send::force_segv(signal);
                     }
                 }
-                // There may be many, and more all the time: a handler that cannot even begin is a signal
-                // again. Between two of them others get a turn, and whoever kills the process its way.
+                // This may go on without end: a handler that cannot start causes another signal. So other threads
+                // run in between, one of which may kill the process.
                 let _ = breathe();
             }
         }
@@ -67,12 +67,12 @@ pub fn deliver(frame: &mut TrapFrame) {
         finish_call(frame, None);
     }
     if let Some(blocked) = signals.saved.take() {
-        // This may let something through.
+        // This may unblock signals.
         block(blocked);
     }
 }
 
-/// How the system call that `frame` comes back from was interrupted, if it was.
+/// The restart error of the system call from which `frame` returns, if it was interrupted.
 fn interrupted_call(frame: &TrapFrame) -> Option<Errno> {
     if frame.vector != SYSTEM_CALL || frame.error == u64::from(linux::__NR_rt_sigreturn) {
         return None;
@@ -82,7 +82,7 @@ fn interrupted_call(frame: &TrapFrame) -> Option<Errno> {
         .find(|errno| frame.rax == (-i64::from(errno.0)) as u64)
 }
 
-/// Has a call that was interrupted return `errno`, or be made again.
+/// Makes an interrupted call return `errno`, or restarts it.
 fn finish_call(frame: &mut TrapFrame, errno: Option<Errno>) {
     /// Bytes of the instruction.
     const SYSCALL: u64 = 2;

@@ -1,10 +1,10 @@
-//! Signal frames: what a handler finds on its stack, and how a program goes on after it.
+//! Signal frames: what a handler finds on its stack, and how the program continues after it.
 //!
-//! From lower to higher addresses: where the handler returns to, `ucontext`, `siginfo`, and the FPU's
-//! registers as XSAVE stores them, with Linux's magic numbers around the part that older programs do
-//! not know. A program may write whatever it likes into a frame and return with it. So what comes back is
-//! taken as far as user mode may have it: general registers and the flags that are the program's, an FPU
-//! state that the processor accepts, never a selector. An address that is none faults like any other
+//! From lower to higher addresses: the handler's return address, `ucontext`, `siginfo`, and the FPU's
+//! registers in XSAVE format, with Linux's magic numbers around the part that older programs do
+//! not know. A program may return with any frame. So `rt_sigreturn` restores only what user mode
+//! may change: general registers, user flags, an FPU
+//! state that the processor accepts, and no selector. A bad return address faults like any
 //! jump to it.
 
 use super::action::Action;
@@ -23,20 +23,20 @@ use faultless_collections::Vec;
 use linux_raw_sys::general as linux;
 use x86_64::registers::rflags::RFlags;
 
-/// Bytes below the stack pointer that a function may use without moving it.
+/// Bytes below the stack pointer that a function may use (the red zone).
 const RED_ZONE: u64 = 128;
-/// The least that `sigaltstack` takes.
+/// The smallest stack for `sigaltstack`.
 pub const MIN_STACK: u64 = 2048;
 
-/// `uc_flags`: the FPU's part is XSAVE's, and the stack's selector is there.
+/// `uc_flags`: the FPU state is in XSAVE format, and SS is valid.
 const XSTATE: u64 = 1;
 const HAS_SS: u64 = 2;
 const STRICT_SS: u64 = 4;
 
-/// Before and after what XSAVE adds.
+/// Magic numbers before and after the extended part of XSAVE.
 const MAGIC_1: u32 = 0x4650_5853;
 const MAGIC_2: u32 = 0x4650_5845;
-/// Where in the first 512 bytes software may put something: what of XSAVE follows.
+/// Offset in the first 512 bytes of the software-reserved part, which describes the extended part.
 const SOFTWARE_AT: usize = 464;
 
 /// `struct sigcontext`: the registers of the program that the handler interrupts.
@@ -86,25 +86,25 @@ struct Frame {
     info: Info,
 }
 
-// SAFETY: numbers, one after the other, as the assertions below say.
+// SAFETY: integers without padding, by the assertions below.
 unsafe impl Plain for UserContext {}
 // SAFETY: as above.
 unsafe impl Plain for Frame {}
 
 const _: () = {
-    // As in Linux's `asm/sigcontext.h` and `asm/ucontext.h`.
+    // By Linux's `asm/sigcontext.h` and `asm/ucontext.h`.
     assert!(size_of::<Context>() == 256 && offset_of!(Context, fpu) == 184);
     assert!(offset_of!(Context, rip) == 128 && offset_of!(Context, cs) == 144);
     assert!(size_of::<UserContext>() == 304 && offset_of!(UserContext, blocked) == 296);
     assert!(size_of::<Frame>() == 440 && offset_of!(Frame, info) == 312);
 };
 
-/// `struct _fpx_sw_bytes`: what follows the first 512 bytes.
+/// `struct _fpx_sw_bytes`: what comes after the first 512 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Software {
     magic: u32,
-    /// With the magic number at the end.
+    /// Including the magic number at the end.
     all_bytes: u32,
     parts: u64,
     bytes: u32,
@@ -112,21 +112,21 @@ struct Software {
 }
 const _: () = assert!(size_of::<Software>() == LEGACY_BYTES - SOFTWARE_AT);
 
-// SAFETY: numbers, one after the other.
+// SAFETY: integers without padding.
 unsafe impl Plain for Software {}
 
-/// The most bytes that a frame takes, for the auxiliary vector's `AT_MINSIGSTKSZ`.
+/// The most bytes of a frame, for `AT_MINSIGSTKSZ` in the auxiliary vector.
 pub fn frame_bytes() -> u64 {
     const ALIGNMENT: u64 = 64;
     size_of::<Frame>() as u64 + fpu_bytes(fpu::state_bytes() as u64) + RED_ZONE + ALIGNMENT
 }
 
-/// Bytes of the FPU's part of a frame, for a state of `bytes`.
+/// Bytes of the FPU state in a frame, for a state of `bytes`.
 const fn fpu_bytes(bytes: u64) -> u64 {
     if bytes > LEGACY_BYTES as u64 { bytes + size_of::<u32>() as u64 } else { bytes }
 }
 
-/// Has the running thread go on in `handler`, and puts what is needed to come back on its stack.
+/// Makes the running thread continue in `handler`, with a signal frame on its stack.
 pub(super) fn push(
     registers: &mut TrapFrame,
     info: &Info,
@@ -150,9 +150,9 @@ pub(super) fn push(
     fpu::save(&mut state);
     let bytes = state.bytes();
     let fpu_at = top.wrapping_sub(fpu_bytes(bytes.len() as u64)) & !63;
-    // As if the handler had been called: 8 bytes below a multiple of 16.
+    // As after a call: 8 bytes below a multiple of 16.
     let at = (fpu_at.wrapping_sub(size_of::<Frame>() as u64) & !15).wrapping_sub(8);
-    // A handler that needs more than its stack has is not begun; nor is one that has nowhere to return.
+    // A handler does not start if its stack is too small, or if it has no return address.
     if (on_alternate || stack.holds(registers.rsp)) && !stack.spans(at)
         || !action.has(linux::SA_RESTORER)
     {
@@ -230,10 +230,10 @@ fn context(registers: &TrapFrame, trap: &Trap, fpu: u64, blocked: Set) -> Contex
     }
 }
 
-/// Goes back to where a handler's frame says, for the handler whose registers are `registers`, and returns
-/// what the frame has for the register that calls return in. What is no frame is a `SIGSEGV`.
+/// Restores the frame of the handler whose registers are `registers`, and returns
+/// the frame's `rax`. A bad frame causes `SIGSEGV`.
 pub fn restore(registers: &mut TrapFrame) -> u64 {
-    // The handler's return took the address off.
+    // The handler's return has popped the address.
     let at = registers.rsp.wrapping_sub(size_of::<u64>() as u64);
     if try_restore(registers, at).is_err() {
         send::force_segv(0);
@@ -244,7 +244,7 @@ pub fn restore(registers: &mut TrapFrame) -> u64 {
 fn try_restore(registers: &mut TrapFrame, at: u64) -> Result<()> {
     let from: UserContext = user::read(at.wrapping_add(offset_of!(Frame, user) as u64))?;
     let context = &from.context;
-    // Other modes are not there; and what an interrupt would not return to is no place to return to.
+    // There is only 64-bit mode, and IRET faults at a non-canonical address.
     if context.cs | 3 != USER_CODE || context.rip >= USER_END {
         return Err(Errno::EFAULT);
     }
@@ -273,13 +273,13 @@ fn try_restore(registers: &mut TrapFrame, at: u64) -> Result<()> {
     };
     registers.restrict();
     fpu::restore(&state);
-    // As if it were set anew: what it cannot be, it stays.
+    // As by `sigaltstack`: a bad value changes nothing.
     let _ = set_stack(&from.stack, registers.rsp);
     block(from.blocked);
     Ok(())
 }
 
-/// The FPU state at `at` in the program's memory; as at the start if that is null.
+/// The FPU state at `at` in the program's memory; the initial state if that is null.
 fn read_fpu(at: u64) -> Result<FpuState> {
     let mut state = FpuState::try_new().ok_or(Errno::ENOMEM)?;
     if at == 0 {

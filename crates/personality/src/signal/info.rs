@@ -1,4 +1,4 @@
-//! What a signal tells: `siginfo_t`.
+//! Information about a signal: `siginfo_t`.
 
 use crate::task::status::ExitStatus;
 use crate::time::Times;
@@ -6,7 +6,7 @@ use core::mem::offset_of;
 use faultless_bare::arch::user::Plain;
 use linux_raw_sys::general::{self as linux, siginfo_t};
 
-/// What a signal tells, in Linux's layout.
+/// Information about a signal, in Linux's layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Info {
@@ -18,12 +18,12 @@ pub struct Info {
     fields: [u64; 14],
 }
 
-// SAFETY: numbers, one after the other.
+// SAFETY: integers without padding.
 unsafe impl Plain for Info {}
 
 const _: () = {
     assert!(size_of::<Info>() == size_of::<siginfo_t>());
-    // The unions begin where `fields` does, and these lie where the functions below put them.
+    // The unions begin at `fields`, and their members are where the functions below put them.
     type Child = linux::__sifields__bindgen_ty_4;
     type Timer = linux::__sifields__bindgen_ty_2;
     type Queued = linux::__sifields__bindgen_ty_3;
@@ -42,7 +42,7 @@ impl Info {
         Self { signal, errno: 0, code, padding: 0, fields: [0; 14] }
     }
 
-    /// From the kernel, which says no more.
+    /// From the kernel, without details.
     pub const fn kernel(signal: u32) -> Self {
         Self::new(signal, linux::SI_KERNEL as i32)
     }
@@ -55,19 +55,19 @@ impl Info {
         info
     }
 
-    /// Nobody knows any more what it told.
+    /// A signal whose information did not fit the queue.
     pub(super) const fn lost(signal: u32) -> Self {
         Self::new(signal, linux::SI_USER as i32)
     }
 
-    /// From a program's access to `addr`, which is the reason `code`.
+    /// From a program's access to `addr`, with the reason `code`.
     pub const fn fault(signal: u32, code: u32, addr: u64) -> Self {
         let mut info = Self::new(signal, code as i32);
         info.fields[0] = addr;
         info
     }
 
-    /// From the timer `number` of `timer_create`, which expired `overrun` times more than is told.
+    /// From the timer `number` of `timer_create`, with its overrun count.
     pub(crate) const fn timer(signal: u32, number: i32, overrun: i32, value: u64) -> Self {
         let mut info = Self::new(signal, linux::SI_TIMER);
         info.fields[0] = number as u32 as u64 | (overrun as u32 as u64) << 32;
@@ -89,9 +89,9 @@ impl Info {
         self.fields[0] = self.fields[0] as u32 as u64 | (overrun as u32 as u64) << 32;
     }
 
-    /// From the child `pid`, which used so much time, about itself.
+    /// About the child `pid`.
     pub(super) fn child(signal: u32, pid: u32, times: Times, status: ExitStatus) -> Self {
-        /// Parts of a second in which times are told here.
+        /// Clock ticks per second.
         const TICKS: u64 = 100;
         let mut info = Self::new(signal, status.child_code() as i32);
         let (pid, status) = (u64::from(pid), u64::from(status.child_status()));
@@ -101,13 +101,13 @@ impl Info {
         info
     }
 
-    /// What a program wants told of `signal` by `rt_sigqueueinfo`.
+    /// The same information for `signal`, for `rt_sigqueueinfo`.
     pub(crate) const fn as_signal(mut self, signal: u32) -> Self {
         self.signal = signal;
         self
     }
 
-    /// What `signalfd` tells of it: `signalfd_siginfo`.
+    /// The same for `signalfd`: `signalfd_siginfo`.
     pub fn told(&self) -> [u8; TOLD] {
         let mut told = [0; TOLD];
         let mut put = |at: usize, bytes: &[u8]| told[at..at + bytes.len()].copy_from_slice(bytes);
@@ -143,7 +143,7 @@ impl Info {
         self.signal
     }
 
-    /// Why it came: above 0 only the kernel says so.
+    /// Why it was sent; only the kernel uses codes above 0.
     pub const fn code(&self) -> i32 {
         self.code
     }

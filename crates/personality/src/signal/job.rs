@@ -1,20 +1,20 @@
-//! Whether a process is stopped, and what its parent has not heard of that yet.
+//! Job control: whether a process is stopped, and what its parent has not seen of that yet.
 
 use crate::task::status::ExitStatus;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use faultless_bare::sync::Mutex;
 
-/// How `wait4` tells of a process that goes on.
+/// The status of a process that continues, for `wait4`.
 pub(super) const GOES_ON: ExitStatus = ExitStatus(0xffff);
 
-/// Whether a process is stopped.
+/// The job-control state of a process.
 #[derive(Debug, Default)]
 pub struct Job {
     /// Changed with `news` locked.
     stopped: AtomicBool,
-    /// How often it was told to go on; changed with `news` locked.
+    /// How often it got `SIGCONT`; changed with `news` locked.
     continues: AtomicU64,
-    /// What its parent was not told yet: that it stopped, or goes on.
+    /// The last stop or continuation, until the parent has waited for it.
     pub(super) news: Mutex<Option<ExitStatus>>,
 }
 
@@ -25,12 +25,12 @@ impl Job {
         self.stopped.load(Ordering::SeqCst)
     }
 
-    /// How often the process was told to go on.
+    /// How often the process got `SIGCONT`.
     pub(super) fn continues(&self) -> u64 {
         self.continues.load(Ordering::SeqCst)
     }
 
-    /// The process goes on. False: it was not stopped.
+    /// Continues the process. False: it was not stopped.
     pub(super) fn go_on(&self) -> bool {
         let mut last = self.news.lock();
         self.continues.fetch_add(1, Ordering::SeqCst);
@@ -41,7 +41,7 @@ impl Job {
         was_stopped
     }
 
-    /// The process stops, unless it was told to go on since `continues` was read, or is stopped.
+    /// Stops the process, unless it got `SIGCONT` since `continues` was read, or is stopped.
     pub(super) fn stop(&self, continues: u64, news: ExitStatus) -> bool {
         let mut last = self.news.lock();
         let stops = self.continues() == continues && !self.stopped.swap(true, Ordering::SeqCst);
@@ -51,7 +51,7 @@ impl Job {
         stops
     }
 
-    /// What is new for a parent that wants to hear of stops or of going on; `keep` leaves it new.
+    /// The news for a parent that waits for stops or continuations; it is removed unless `keep`.
     pub fn news(&self, of_stops: bool, of_going_on: bool, keep: bool) -> Option<ExitStatus> {
         let mut news = self.news.lock();
         let wanted = |news: &ExitStatus| if *news == GOES_ON { of_going_on } else { of_stops };

@@ -10,10 +10,10 @@ use crate::task::wait::{Stop, wait_until};
 use crate::task::{Process, current};
 use core::sync::atomic::Ordering;
 
-/// Sets what is done when `signal` comes to `process`, and returns what was.
+/// Sets the action of `process` for `signal`, and returns the old one.
 ///
 /// # Errors
-/// `EINVAL` if that cannot be changed.
+/// `EINVAL` if it cannot be changed.
 pub fn set_action(process: &Process, signal: u32, new: Option<Action>) -> Result<Action> {
     if new.is_some() && bit(signal) & UNBLOCKABLE != 0 {
         return Err(Errno::EINVAL);
@@ -28,20 +28,20 @@ pub fn set_action(process: &Process, signal: u32, new: Option<Action>) -> Result
         old
     };
     if new.is_some_and(|new| new.disposition(signal) == Disposition::Ignore) {
-        // What is ignored is ignored at once.
+        // Pending signals are ignored, too.
         process.signals.queue.forget(bit(signal));
         process.threads.lock().iter().for_each(|it| it.signals.queue.forget(bit(signal)));
     }
     Ok(old)
 }
 
-/// Makes the running thread block `set`, and no more.
+/// Sets the mask of the running thread to `set`.
 pub fn block(set: Set) {
     let thread = current();
     let set = set & !UNBLOCKABLE;
     let before = thread.signals.blocked.swap(set, Ordering::SeqCst);
     if set & !before != 0 {
-        // Whoever sent one of these to the process may have told this thread alone.
+        // The sender of one of these to the process may have notified only this thread.
         tell_others(&thread.process, &thread, set & !before);
     }
     if pending(&thread) {
@@ -49,8 +49,8 @@ pub fn block(set: Set) {
     }
 }
 
-/// Makes a call of the running thread with `set` blocked in place of what is, as `sigsuspend`, `ppoll` and
-/// `pselect` want it. If a signal interrupts the call, its handler runs with `set` blocked.
+/// Makes a system call with the mask `set`, as `sigsuspend`, `ppoll` and
+/// `pselect` do. If a signal interrupts the call, its handler runs with that mask.
 ///
 /// # Errors
 /// Those of the call.
@@ -60,7 +60,7 @@ pub fn with_blocked<R>(set: Set, call: impl FnOnce() -> Result<R>) -> Result<R> 
     let result = call();
     match result {
         Err(Errno::RESTART | Errno::RESTART_UNHANDLED | Errno::EINTR) => {
-            // Delivery puts it back.
+            // Delivery restores it.
             current().signals.saved.set(Some(before));
             faultless_bare::percpu::this().attention.store(true, Ordering::Relaxed);
         }
@@ -69,7 +69,7 @@ pub fn with_blocked<R>(set: Set, call: impl FnOnce() -> Result<R>) -> Result<R> 
     result
 }
 
-/// Waits until one of `set`, which the running thread blocks, comes, and takes it.
+/// Waits for a signal of `set`, which the running thread blocks, and takes it.
 ///
 /// # Errors
 /// `EAGAIN` at the deadline; `EINTR` for a signal that is not in the set.
@@ -80,7 +80,7 @@ pub fn wait_for(set: Set, deadline: Option<u64>) -> Result<Info> {
     if let Some(info) = taken() {
         return Ok(info);
     }
-    // Not blocked, so that who sends one finds this thread.
+    // Not blocked meanwhile, so that a sender notifies this thread.
     let before = signals.blocked();
     signals.awaited.store(before & set, Ordering::SeqCst);
     signals.blocked.store(before & !set, Ordering::SeqCst);

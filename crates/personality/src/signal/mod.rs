@@ -1,20 +1,20 @@
 //! Signals.
 //!
-//! *Sending* ([`send`]) queues a signal for a thread or for a process, and sees to it that a thread that
-//! takes it looks: the thread is woken if it waits, its CPU interrupted if it runs. *Delivery*
-//! ([`deliver`]) is the thread's own business, on its way back to user mode: it takes what waits for it
-//! and is not blocked, and does what its process wants done. A handler runs in user mode, on a [`frame`]
-//! that holds everything which `rt_sigreturn` puts back.
+//! *Sending* ([`send`]) queues a signal for a thread or for a process, and makes a thread that
+//! accepts it check its queues: the thread is woken if it waits, its CPU interrupted if it runs. *Delivery*
+//! ([`deliver`]) happens when the thread returns to user mode: it takes a pending signal
+//! that it does not block, and executes its action. A handler runs in user mode, on a [`frame`]
+//! with everything that `rt_sigreturn` restores.
 //!
-//! *No signal is lost.* The sender queues first and looks afterwards where the thread is; the thread is on
-//! its CPU, or blocked, first and looks at its queues afterwards. What a process has in its queue is
-//! everybody's: a thread that blocks such a signal, or ends, after it was told of it tells another.
+//! *No signal is lost.* The sender first queues the signal, and then checks where the thread is; the thread is first put on
+//! a CPU, or marked as blocked, and then checks its queues. Any thread of a process may take what is in the process's
+//! queue: a thread that was notified of such a signal, and blocks it or ends, notifies another.
 //!
-//! *Restarts.* A call that a signal interrupts returns [`Errno::RESTART`](crate::errno::Errno::RESTART)
+//! *Restarts.* A system call that a signal interrupts returns [`Errno::RESTART`](crate::errno::Errno::RESTART)
 //! or [`RESTART_UNHANDLED`](crate::errno::Errno::RESTART_UNHANDLED), which no program sees: delivery
-//! makes `EINTR` of it, or has the call made again.
+//! replaces it by `EINTR`, or restarts the call.
 //!
-//! *Locks.* The queues' and the handlers' are leaves. What belongs to a thread alone is in cells.
+//! *Locks.* Those of the queues and of the handlers are leaves. State that only its thread accesses is in cells.
 
 mod action;
 mod deliver;

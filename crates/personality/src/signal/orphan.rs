@@ -1,8 +1,8 @@
-//! What the end of a process has the kernel send: to its children that asked for it, and to stopped process
-//! groups that nobody is left to have go on.
+//! The signals that the end of a process causes: to its children that asked for one, and to stopped process
+//! groups that become orphaned.
 //!
-//! Who is whose parent is known while the process table is locked, but nothing is sent then, because sending may
-//! look at the table. So what is to be sent is noted first, and [`send_noted`] sends it.
+//! Parents are known while the process table is locked, but signals cannot be sent then, because sending may
+//! lock the table. So the signals are first noted, and [`send_noted`] sends them.
 
 use super::info::Info;
 use super::send::send_process;
@@ -15,10 +15,10 @@ use linux_raw_sys::general as linux;
 
 /// Its group is orphaned, and a member was stopped.
 const GROUP: u32 = 1;
-/// Its parent has ended, and it asked for a signal then.
+/// Its parent has ended, and it asked for a signal in that case.
 const PARENT: u32 = 2;
 
-/// Notes what is to be sent to `process`.
+/// Notes a reason to send `process` a signal.
 fn note(process: &Process, what: u32) {
     process.signals.orphaned.fetch_or(what, Ordering::Relaxed);
 }
@@ -31,12 +31,12 @@ fn session_of(process: &Process) -> u32 {
     process.relatives.session.load(Ordering::Relaxed)
 }
 
-/// Whether a parent could have the group of its child go on: it is in another group of the same session.
+/// Whether `parent` keeps the group of `child` from being orphaned: it is in another group of the same session.
 fn connects(parent: &Process, child: &Process) -> bool {
     group_of(parent) != group_of(child) && session_of(parent) == session_of(child)
 }
 
-/// The members of a group that have not ended, but for the process `but`.
+/// The members of a group that have not ended, without the process `but`.
 fn members(table: &Table, group: u32, but: u32) -> impl Iterator<Item = &Process> {
     let live = move |it: &&Process| {
         group_of(it) == group && it.pid != but && !it.end.done.load(Ordering::SeqCst)
@@ -44,8 +44,8 @@ fn members(table: &Table, group: u32, but: u32) -> impl Iterator<Item = &Process
     table.processes.values().map(|process| &**process).filter(live)
 }
 
-/// Whether nobody is there who could have a group go on, without the process `but` (0: with all). Process 1
-/// does not count, as on Linux.
+/// Whether a group is orphaned, without the process `but` (0: with all). Process 1
+/// does not count as a parent, as on Linux.
 pub(super) fn is_orphaned(table: &Table, group: u32, but: u32) -> bool {
     !members(table, group, but).any(|process| {
         let parent = process.parent();
@@ -53,8 +53,8 @@ pub(super) fn is_orphaned(table: &Table, group: u32, but: u32) -> bool {
     })
 }
 
-/// Notes what is to be sent because `parent`, which ends, is not the parent of `child` any more. Returns
-/// whether there is anything.
+/// Notes the signals to send because `parent`, which ends, is not the parent of `child` any more. Returns
+/// whether there are any.
 pub fn child_left(table: &Table, parent: &Process, child: &Process) -> bool {
     let asked = child.relatives.death_signal.load(Ordering::Relaxed) != 0;
     if asked {
@@ -63,13 +63,13 @@ pub fn child_left(table: &Table, parent: &Process, child: &Process) -> bool {
     note_group(table, parent, child, 0) || asked
 }
 
-/// Notes what is to be sent because `process` ends. Returns whether there is anything.
+/// Notes the signals to send because `process` ends. Returns whether there are any.
 pub fn process_leaves(table: &Table, process: &Process) -> bool {
     let parent = table.processes.get(&process.parent());
     parent.is_some_and(|parent| note_group(table, parent, process, process.pid))
 }
 
-/// Notes it of the group of `process`, if it was by `parent` alone that it could go on, and it is stopped.
+/// Notes the signals for the group of `process`, if it is stopped, and only `parent` kept it from being orphaned.
 fn note_group(table: &Table, parent: &Process, process: &Process, but: u32) -> bool {
     let group = group_of(process);
     let stopped = |process: &Process| process.signals.job.is_stopped();
@@ -82,7 +82,7 @@ fn note_group(table: &Table, parent: &Process, process: &Process, but: u32) -> b
     noted
 }
 
-/// Sends what was noted. The caller holds no lock.
+/// Sends the noted signals. The caller holds no lock.
 pub fn send_noted() {
     let is_noted = |process: &&Arc<Process>| process.signals.orphaned.load(Ordering::Relaxed) != 0;
     let next = || TABLE.lock().processes.values().find(is_noted).cloned();

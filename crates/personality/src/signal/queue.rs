@@ -1,6 +1,6 @@
-//! Signals that wait for a thread, or for any thread of a process.
+//! The queue of pending signals of a thread, or of a process.
 //!
-//! A signal below 32 waits at most once, and keeps what it told first; the others queue.
+//! A signal below 32 is queued at most once, with its first information; real-time signals are queued each time.
 
 use super::info::Info;
 use super::set::{Set, bit};
@@ -10,10 +10,10 @@ use faultless_bare::sync::Mutex;
 use faultless_collections::Vec;
 use linux_raw_sys::general as linux;
 
-/// How many signals may wait in one queue with what they tell.
+/// The most signals in a queue with information.
 const MANY: usize = 1024;
 
-/// Signals of what the thread itself just did, which come before all others.
+/// Synchronous signals, which are delivered first.
 const SYNCHRONOUS: Set = bit(linux::SIGSEGV)
     | bit(linux::SIGBUS)
     | bit(linux::SIGILL)
@@ -21,26 +21,26 @@ const SYNCHRONOUS: Set = bit(linux::SIGSEGV)
     | bit(linux::SIGFPE)
     | bit(linux::SIGSYS);
 
-/// Signals that wait.
+/// Pending signals.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    /// Which ones: changed with `infos` locked, read without.
+    /// Which signals are pending: changed with `infos` locked, read without.
     set: AtomicU64,
-    /// In the order in which they came.
+    /// Their information, in order of arrival.
     infos: Mutex<Vec<Info>>,
 }
 
 impl Queue {
-    /// Which signals wait.
+    /// Which signals are pending.
     #[inline]
     pub(super) fn set(&self) -> Set {
         self.set.load(Ordering::SeqCst)
     }
 
-    /// Queues a signal. If there is no room, only that it waits is kept, not what it tells.
+    /// Queues a signal. If the queue is full, the signal becomes pending without its information.
     ///
     /// # Errors
-    /// `EAGAIN` where that will not do: the program wanted something told.
+    /// `EAGAIN` for a full queue, if a program supplied information with a real-time signal.
     pub(super) fn push(&self, info: Info) -> Result<()> {
         let mut infos = self.infos.lock();
         let signal = info.signal();
@@ -51,12 +51,12 @@ impl Queue {
             && let Some(waiting) =
                 infos.iter_mut().find(|it| it.of_timer().is_some_and(|(id, _)| id == counted.0))
         {
-            // The one that waits tells of this one, too.
+            // The pending one counts this expiration, too.
             waiting.overrun_more(counted.1.saturating_add(1));
             return Ok(());
         }
         if infos.len() < MANY && infos.try_push(info).is_ok() {
-            // It waits with what it tells.
+            // It is pending with its information.
         } else if signal >= linux::SIGRTMIN && info.code() < 0 {
             return Err(Errno::EAGAIN);
         }
@@ -64,7 +64,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Takes the first signal that is in `wanted`.
+    /// Takes the first pending signal of `wanted`.
     pub(super) fn take(&self, wanted: Set) -> Option<Info> {
         if self.set() & wanted == 0 {
             return None;
@@ -86,7 +86,7 @@ impl Queue {
         Some(info)
     }
 
-    /// Forgets the signals of a set.
+    /// Removes the signals of a set.
     pub(super) fn forget(&self, set: Set) {
         if self.set() & set == 0 {
             return;

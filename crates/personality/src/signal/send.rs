@@ -19,7 +19,7 @@ use linux_raw_sys::general as linux;
 
 /// Sends a signal to a process.
 pub fn send_process(process: &Arc<Process>, info: Info) {
-    // It always waits, if not with all that it tells.
+    // It becomes pending in any case, if not with all information.
     let _ = queue_process(process, info);
 }
 
@@ -29,7 +29,7 @@ pub fn send_thread(thread: &Arc<Thread>, info: Info) {
     let _ = queue_thread(thread, info);
 }
 
-/// As [`send_process`], for a program that wants to know.
+/// As [`send_process`], with an error.
 ///
 /// # Errors
 /// `EAGAIN` if too many signals wait already.
@@ -37,7 +37,7 @@ pub fn queue_process(process: &Arc<Process>, info: Info) -> Result<()> {
     post(process, None, info)
 }
 
-/// As [`send_thread`], for a program that wants to know.
+/// As [`send_thread`], with an error.
 ///
 /// # Errors
 /// `EAGAIN` if too many signals wait already.
@@ -45,7 +45,7 @@ pub fn queue_thread(thread: &Arc<Thread>, info: Info) -> Result<()> {
     post(&thread.process, Some(thread), info)
 }
 
-/// Tells `parent` that `child` has ended.
+/// Sends `parent` the signal that `child` has ended.
 pub fn child_ended(parent: &Arc<Process>, signal: u32, child: &Arc<Process>, status: ExitStatus) {
     send_process(parent, Info::child(signal, child.pid, child.times(), status));
 }
@@ -58,10 +58,10 @@ fn post(process: &Arc<Process>, thread: Option<&Arc<Thread>>, info: Info) -> Res
     Ok(())
 }
 
-/// Announces every signal that is sent, to any process, while somebody holds it.
+/// Announces every signal that is sent, to any process, while a `signalfd` exists.
 static SENT: Mutex<Weak<Changes>> = Mutex::new(Weak::new());
 
-/// What announces signals: one for all `signalfd`, of which there are few.
+/// Announces signals: one for all `signalfd`, since few exist.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -103,7 +103,7 @@ fn queue(process: &Process, thread: Option<&Arc<Thread>>, info: Info) -> Result<
         }
         None => {
             process.signals.queue.push(info)?;
-            // The first thread if it takes it, as on Linux.
+            // The first thread if it accepts the signal, as on Linux.
             if let Some(taker) = threads.iter().find(|thread| takes(thread, signal)) {
                 tell(taker);
             }
@@ -112,13 +112,13 @@ fn queue(process: &Process, thread: Option<&Arc<Thread>>, info: Info) -> Result<
     Ok(())
 }
 
-/// Has `thread` look at what waits for it.
+/// Makes `thread` check for pending signals.
 pub(super) fn tell(thread: &Arc<Thread>) {
     scheduler::wake(thread);
     scheduler::notify(thread);
 }
 
-/// Tells other threads of what waits for any of the process, is in `set`, and `but` will not take.
+/// Notifies other threads than `but` of the pending signals of the process that are in `set`.
 pub(super) fn tell_others(process: &Process, but: &Thread, set: Set) {
     let mut left = process.signals.queue.set() & set;
     if left == 0 {
@@ -133,13 +133,13 @@ pub(super) fn tell_others(process: &Process, but: &Thread, set: Set) {
     }
 }
 
-/// `thread` of `process` is about to end: what the process has in its queue is for the others.
+/// Leaves the pending signals of the process to its other threads, since `thread` ends.
 pub fn thread_ends(thread: &Thread) {
     tell_others(&thread.process, thread, !0);
 }
 
-/// A signal for what the running thread just did, which `frame` tells; it cannot be ignored: if it is, or
-/// is blocked, the process dies of it.
+/// Sends the running thread the signal of an exception, whose registers are `frame`. If it is ignored or
+/// blocked, it kills the process.
 pub fn fault(frame: &mut TrapFrame, signal: u32, code: u32, addr: u64) {
     let thread = current();
     let trap = Trap { vector: frame.vector, error: frame.error, addr };
@@ -164,8 +164,8 @@ pub(super) fn force(info: Info) {
     send_thread(&thread, info);
 }
 
-/// As [`force`] for `SIGSEGV`, when a frame of `signal` cannot be made, or is not one: if that was a
-/// `SIGSEGV` itself, the process dies.
+/// As [`force`] for `SIGSEGV`, when the frame of `signal` cannot be written, or is bad. If `signal` is
+/// `SIGSEGV` itself, the process is killed.
 pub(super) fn force_segv(signal: u32) {
     if signal == linux::SIGSEGV {
         let process = &current().process;

@@ -1,4 +1,4 @@
-//! Sets of signals, and what a thread has beside them: a stack for its handlers, its last exception.
+//! Sets of signals; the alternate stack; the last exception of a thread.
 
 use faultless_bare::arch::user::Plain;
 use linux_raw_sys::general as linux;
@@ -8,7 +8,7 @@ pub type Set = u64;
 
 /// The largest signal.
 pub const LAST: u32 = 64;
-/// What can be neither blocked, nor ignored, nor handled.
+/// Signals that can be neither blocked, nor ignored, nor handled.
 pub const UNBLOCKABLE: Set = bit(linux::SIGKILL) | bit(linux::SIGSTOP);
 
 /// The set of one signal.
@@ -16,13 +16,13 @@ pub const fn bit(signal: u32) -> Set {
     1 << (signal - 1)
 }
 
-/// The signal that a program calls `number`, if there is one.
+/// The signal with this number, if it exists.
 pub fn number(number: u64) -> Option<u32> {
     let number = number as u32;
     (1..=LAST).contains(&number).then_some(number)
 }
 
-/// Where handlers run that want a stack of their own: `stack_t`.
+/// The alternate stack of handlers: `stack_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AlternateStack {
@@ -36,14 +36,14 @@ pub struct AlternateStack {
 }
 const _: () = assert!(size_of::<AlternateStack>() == size_of::<linux::stack_t>());
 
-// SAFETY: numbers, one after the other.
+// SAFETY: integers without padding.
 unsafe impl Plain for AlternateStack {}
 
 impl AlternateStack {
     /// There is none.
     pub const NONE: Self = Self { start: 0, flags: linux::SS_DISABLE, padding: 0, size: 0 };
 
-    /// Whether `sp` is on it, so that a handler goes on there.
+    /// Whether `sp` is on it, so that another handler stays on it.
     pub const fn holds(&self, sp: u64) -> bool {
         self.flags & linux::SS_AUTODISARM == 0 && self.spans(sp)
     }

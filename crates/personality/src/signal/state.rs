@@ -14,18 +14,18 @@ use linux_raw_sys::general as linux;
 
 /// The signal state of a thread.
 pub struct ThreadSignals {
-    /// What was sent to it alone.
+    /// The pending signals of the thread.
     pub(super) queue: Queue,
-    /// What it blocks; only itself changes that.
+    /// What it blocks; only the thread itself changes this.
     pub(super) blocked: AtomicU64,
-    /// What it blocks but waits for, in `rt_sigtimedwait`.
+    /// What it waits for in `rt_sigtimedwait`, although it blocks it.
     pub(super) awaited: AtomicU64,
-    /// What it blocks again once the call that blocks something else for a while is over.
+    /// The mask to restore after a call with a temporary mask.
     pub(super) saved: Cell<Option<Set>>,
-    /// Where its handlers run.
+    /// The stack of its handlers.
     pub(crate) stack: Cell<AlternateStack>,
     pub(super) trap: Cell<Trap>,
-    /// The deadline of a call that is about to be made again.
+    /// The deadline of a call that is restarted.
     pub(crate) resume: Cell<Option<u64>>,
 }
 
@@ -50,7 +50,7 @@ impl fmt::Debug for ThreadSignals {
 }
 
 impl ThreadSignals {
-    /// Those of a thread that the running one, whose these are, makes: it blocks the same.
+    /// The state of a new thread that the owner makes: it blocks the same signals.
     pub fn fork(&self, keeps_stack: bool) -> Self {
         let new = Self::default();
         new.blocked.store(self.blocked(), Ordering::Relaxed);
@@ -60,23 +60,23 @@ impl ThreadSignals {
         new
     }
 
-    /// The running thread, whose these are, has a new program.
+    /// Resets the state for a new program.
     pub fn reset_for_exec(&self) {
         self.stack.set(AlternateStack::NONE);
         self.resume.set(None);
     }
 
-    /// What the thread blocks.
+    /// The signals that the thread blocks.
     pub fn blocked(&self) -> Set {
         self.blocked.load(Ordering::SeqCst)
     }
 
-    /// What waits for it alone.
+    /// The pending signals of the thread.
     pub fn waiting(&self) -> Set {
         self.queue.set()
     }
 
-    /// What it does not want dropped, even where it is ignored.
+    /// The signals that stay pending even if they are ignored.
     pub(super) fn kept(&self) -> Set {
         self.blocked() | self.awaited.load(Ordering::SeqCst)
     }
@@ -84,13 +84,13 @@ impl ThreadSignals {
 
 /// The signal state of a process.
 pub struct ProcessSignals {
-    /// By signal; not in place, since a process is moved about on a small stack while it is made.
+    /// By signal. In a vector, because a new process is moved on a small stack.
     pub(super) actions: Mutex<Vec<Action>>,
-    /// What any of its threads may take.
+    /// The pending signals of the process.
     pub(super) queue: Queue,
-    /// Whether it is stopped.
+    /// Its job-control state.
     pub job: Job,
-    /// Which signals the ends of its relatives will send it, as bits of [`orphan`](super::orphan).
+    /// The noted reasons to send it signals, as bits of [`orphan`](super::orphan).
     pub(super) orphaned: AtomicU32,
 }
 
@@ -101,7 +101,7 @@ impl fmt::Debug for ProcessSignals {
 }
 
 impl ProcessSignals {
-    /// Those of a program that has just begun.
+    /// The state of a new program.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -109,7 +109,7 @@ impl ProcessSignals {
         Self::with_actions(Vec::try_filled(Action::default(), LAST as usize)?)
     }
 
-    /// Those of a process that ignores all, even what others cannot ignore.
+    /// The state of process 1, which ignores all signals, even unblockable ones.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -117,7 +117,7 @@ impl ProcessSignals {
         Self::with_actions(Vec::try_filled(Action::IGNORE, LAST as usize)?)
     }
 
-    /// Those of a child: it does the same, unless it is to have no handlers.
+    /// The state of a child: the same actions, with or without the handlers.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -145,17 +145,17 @@ impl ProcessSignals {
         }
     }
 
-    /// What is done when `signal` comes.
+    /// The action for `signal`.
     pub fn action(&self, signal: u32) -> Action {
         self.actions.lock()[(signal - 1) as usize]
     }
 
-    /// What any of its threads may take.
+    /// The pending signals of the process.
     pub fn waiting(&self) -> Set {
         self.queue.set()
     }
 
-    /// The signals that are ignored because the program said so, and those that have a handler: for
+    /// The signals with `SIG_IGN`, and those with a handler: for
     /// `/proc/self/status`.
     pub fn ignored_and_caught(&self) -> (Set, Set) {
         let (mut ignored, mut caught) = (0, 0);
@@ -169,7 +169,7 @@ impl ProcessSignals {
         (ignored, caught)
     }
 
-    /// Whether children that end leave no zombies, because the program wants no `SIGCHLD`.
+    /// Whether children that end leave no zombies, by the action for `SIGCHLD`.
     pub fn ignores_children(&self) -> bool {
         let action = self.action(linux::SIGCHLD);
         action.is_ignored_on_purpose() || action.has(linux::SA_NOCLDWAIT)

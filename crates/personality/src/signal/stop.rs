@@ -1,10 +1,10 @@
-//! Job control: stopped processes.
+//! Job control: stopping processes.
 //!
-//! A stopped process has its threads wait on their way back to user mode, until `SIGCONT` or the end.
+//! The threads of a stopped process wait, before they return to user mode, for `SIGCONT` or the end.
 //!
-//! *A stop that came before a `SIGCONT` has no effect after it*, even if a thread has taken it out of the
-//! queue already: `SIGCONT` empties the queues of stops, then counts itself, then has the process go on; who
-//! takes a stop reads the count before it takes it, and stops only if the count is still that.
+//! *A stop signal sent before a `SIGCONT` has no effect after it*, even if a thread has already taken it out of the
+//! queue: `SIGCONT` first removes stop signals from the queues, then increments a count, and then continues the process. A thread that
+//! takes a stop signal reads the count first, and stops only if it has not changed since.
 
 use super::info::Info;
 use super::job::GOES_ON;
@@ -22,8 +22,8 @@ use linux_raw_sys::general as linux;
 const STOPS: Set =
     bit(linux::SIGSTOP) | bit(linux::SIGTSTP) | bit(linux::SIGTTIN) | bit(linux::SIGTTOU);
 
-/// Before `signal` is sent to `process`: `SIGCONT` has it go on and takes the signals back that would stop
-/// it, which take back a `SIGCONT`.
+/// Called before `signal` is sent to `process`: `SIGCONT` continues it and removes pending stop
+/// signals; these remove a pending `SIGCONT`.
 pub(super) fn before(process: &Arc<Process>, signal: u32) {
     let undone = match signal {
         linux::SIGCONT => STOPS,
@@ -38,8 +38,8 @@ pub(super) fn before(process: &Arc<Process>, signal: u32) {
     }
 }
 
-/// Stops the running thread's process because of `signal`, which was taken when it had been told to go on
-/// so often.
+/// Stops the running thread's process because of `signal`; `continues` was read before the signal was
+/// taken.
 pub(super) fn stop(signal: u32, continues: u64) {
     let process = current().process.clone();
     let group = process.relatives.group.load(Ordering::Relaxed);
@@ -54,7 +54,7 @@ pub(super) fn stop(signal: u32, continues: u64) {
     tell_parent(&process, news);
 }
 
-/// Waits while the running thread's process is stopped, and is not to be killed.
+/// Waits while the running thread's process is stopped, and not killed.
 pub(super) fn wait() {
     let thread = current();
     let process = &thread.process;
