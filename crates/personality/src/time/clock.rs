@@ -1,6 +1,6 @@
 //! The clocks that programs can read.
 //!
-//! Wall time is the time since boot plus a constant: nobody may set the clock.
+//! Wall time is the time since boot plus a constant: the clock cannot be set.
 
 use crate::abi::SECOND;
 use crate::errno::{Errno, Result};
@@ -19,25 +19,25 @@ pub enum Clock {
     Monotonic,
     /// How long the threads of a process have run.
     Process(Weak<Process>),
-    /// How long they have run as far as that was not the kernel.
+    /// How long they have run in user mode.
     User(Weak<Process>),
     /// How long a thread has run.
     Thread(Weak<Thread>),
 }
 
-/// What a program asks of a clock beyond its time.
+/// How a program uses a clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// Nothing.
+    /// To read its time.
     Read,
-    /// To sleep by it, or have a timer go by it.
+    /// To sleep on it, or for a timer.
     Wait,
 }
 
 /// The resolution of the coarse clocks, in nanoseconds.
 const COARSE: u64 = 4_000_000;
 
-/// Of a clock number below zero: the kind of CPU time, and whether it is of a thread.
+/// In a negative clock number: the kind of CPU time, and the flag for a thread.
 const KIND: i32 = 3;
 const OF_THREAD: i32 = 4;
 
@@ -75,7 +75,7 @@ impl Clock {
         if only_read && purpose == Use::Wait { Err(Errno::EOPNOTSUPP) } else { Ok(clock) }
     }
 
-    /// The clock of another's CPU time: the number of the process or thread, inverted, above three bits.
+    /// The CPU-time clock with a negative number: the inverted number of the process or thread, above three bits.
     fn of_cpu_time(id: i32) -> Result<Self> {
         let number = !(id >> 3) as u32;
         if id & KIND == KIND {
@@ -92,7 +92,7 @@ impl Clock {
             0 => Some(current().arc()),
             _ => TABLE.lock().threads.get(&number).cloned(),
         };
-        // The CPU time of single threads is the business of their process only.
+        // The CPU time of a thread can be read by its own process only.
         thread
             .filter(|thread| Arc::ptr_eq(&thread.process, &current().process))
             .map(|thread| Self::Thread(Arc::downgrade(&thread)))
@@ -109,7 +109,7 @@ impl Clock {
         Ok(if u32::try_from(id).is_ok_and(|id| coarse.contains(&id)) { COARSE } else { 1 })
     }
 
-    /// Its time in nanoseconds; none if what it measures is no more.
+    /// Its time in nanoseconds; none if what it measures has ended.
     pub fn read(&self) -> Option<u64> {
         match self {
             Self::Real => Some(wall()),
@@ -120,7 +120,7 @@ impl Clock {
         }
     }
 
-    /// When, in nanoseconds since boot, a clock that always runs shows `time`; none for CPU time.
+    /// When the clock shows `time`, in nanoseconds since boot; none for CPU time.
     pub fn since_boot(&self, time: u64) -> Option<u64> {
         match self {
             Self::Real => Some(time.saturating_sub(crate::wall::at_boot())),

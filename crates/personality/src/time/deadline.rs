@@ -1,4 +1,4 @@
-//! The deadlines of each CPU, and the timer that is set for the first of them or the end of a turn.
+//! The deadlines of each CPU, and its timer.
 
 use crate::errno::Result;
 use crate::task::{Process, Thread};
@@ -10,9 +10,9 @@ use faultless_bare::percpu;
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Map, Slot, Weak};
 
-/// How long a thread may run while another waits, in nanoseconds.
+/// The time slice: how long a thread may run while another waits, in nanoseconds.
 pub const TURN: u64 = 4_000_000;
-/// The shortest time that the APIC timer is set for, in nanoseconds: what it takes to serve it.
+/// The shortest setting of the APIC timer, in nanoseconds: about the cost of its interrupt.
 const SHORTEST: u64 = 1_000;
 
 /// Names a timer of a process.
@@ -30,20 +30,20 @@ pub enum Key {
 
 /// What happens at a deadline.
 pub(super) enum Due {
-    /// A thread has waited long enough.
+    /// The thread is woken.
     Wake(Arc<Thread>),
     /// A timer of a process expires.
     Timer(Weak<Process>, Key),
 }
 
-/// The memory of one deadline, which waits here while it is not set. So whoever has an alarm can set it at any time.
+/// The memory for one deadline, kept here while none is set. So setting an alarm cannot fail.
 #[derive(Debug)]
 pub struct Alarm(Mutex<Option<Slot<Moment, Set>>>);
 
 /// When a deadline is due, and its number.
 type Moment = (u64, u64);
 
-/// A deadline that is set, and whose memory it has.
+/// A deadline that is set, and the alarm whose memory it uses.
 struct Set {
     due: Due,
     alarm: Arc<Alarm>,
@@ -75,17 +75,17 @@ impl TimerId {
 
 /// The deadlines of one CPU.
 pub(super) struct Local {
-    /// By time; by number where that is the same, so that they come in the order in which they were set.
+    /// By time, and for equal times by number, in the order in which they were set.
     queue: Mutex<Map<Moment, Set>>,
     /// The number of the next.
     next: AtomicU64,
-    /// When the CPU's timer is to go off; the CPU's own.
+    /// When the CPU's timer expires; only the CPU itself uses it.
     pub(super) armed: AtomicU64,
-    /// When the time of who runs is to be sampled next; the CPU's own.
+    /// When the time is sampled next; only the CPU itself uses it.
     sample: AtomicU64,
 }
 
-/// As many as an affinity has bits.
+/// The number of bits of an affinity mask.
 const CPUS: usize = 64;
 
 static LOCALS: [Local; CPUS] = [const {
@@ -98,7 +98,7 @@ static LOCALS: [Local; CPUS] = [const {
 }; CPUS];
 
 impl Local {
-    /// Those of this CPU.
+    /// The deadlines of this CPU.
     pub(super) fn this() -> &'static Self {
         Self::of(percpu::id())
     }
@@ -118,11 +118,11 @@ impl Local {
     }
 
     fn remove(&self, timer: TimerId) {
-        // What it holds is dropped without the lock.
+        // Its references are dropped without the lock.
         let removed = {
             let mut queue = self.queue.lock();
             let removed = queue.take(&(timer.at, timer.number));
-            // Who sees that it is not in the queue sees its memory in the alarm.
+            // Inside the queue's lock: a deadline that is not in the queue has its memory in the alarm.
             removed.map(|(set, slot)| {
                 *set.alarm.0.lock() = Some(slot);
                 set
@@ -143,18 +143,18 @@ impl Local {
         Some(set.due)
     }
 
-    /// When the first is due; the largest number if there is none.
+    /// When the first is due; `u64::MAX` if there is none.
     pub(super) fn first(&self) -> u64 {
         self.queue.lock().first().map_or(u64::MAX, |(&(at, _), _)| at)
     }
 }
 
-/// When the turn of who runs at `now` ends.
+/// The end of the time slice at `now`.
 pub(super) const fn end_of_turn(now: u64) -> u64 {
     now - now % TURN + TURN
 }
 
-/// Whether the time is come for a sample; if so, the next is due a turn later.
+/// Whether a sample is due; if so, the next is due one time slice later.
 pub(super) fn sample_is_due(local: &Local, now: u64) -> bool {
     let due = now >= local.sample.load(Ordering::Relaxed);
     if due {
@@ -163,19 +163,19 @@ pub(super) fn sample_is_due(local: &Local, now: u64) -> bool {
     due
 }
 
-/// The kernel takes the CPU from a thread at `now`: whether its time is to be sampled, since the interrupt that
-/// would have done so finds another.
+/// Whether the switch from a thread at `now` must sample its time, because the interrupt that
+/// is due will find another thread.
 pub fn samples_switch(now: u64) -> bool {
     sample_is_due(Local::this(), now)
 }
 
-/// Before the CPU halts with nothing to run: nothing ticks until the first deadline.
+/// Before the CPU idles: sets its timer for the first deadline only.
 pub fn before_idle() {
     let local = Local::this();
     arm(local, local.first());
 }
 
-/// After the CPU was idle: sees to it that the timer goes off when the turn of whoever runs now ends.
+/// After the CPU was idle: sets its timer also for the end of the time slice.
 pub fn begin_turn() {
     let local = Local::this();
     let end = end_of_turn(now());
@@ -185,7 +185,7 @@ pub fn begin_turn() {
     }
 }
 
-/// Sets this CPU's timer to `at`, or stops it where that is never.
+/// Sets this CPU's timer to `at`, or stops it for `u64::MAX`.
 pub(super) fn arm(local: &Local, at: u64) {
     if local.armed.swap(at, Ordering::Relaxed) == at {
         return;
@@ -213,7 +213,7 @@ pub fn wake_at(deadline: u64, thread: &Arc<Thread>) -> TimerId {
     add(deadline, Due::Wake(thread.clone()), thread.alarm())
 }
 
-/// Forgets a deadline; one that has passed is forgotten already.
+/// Removes a deadline, if it has not passed.
 pub fn cancel(timer: TimerId) {
     Local::of(timer.cpu()).remove(timer);
 }

@@ -10,11 +10,11 @@ use core::sync::atomic::Ordering;
 use faultless_collections::Arc;
 use linux_raw_sys::general::{SIGALRM, SIGPROF, SIGVTALRM};
 
-/// A timer that expires more often than this, in nanoseconds, is served this often, and overruns.
+/// The shortest interval at which a timer is served, in nanoseconds; a faster one overruns.
 const OFTEN: u64 = 50_000;
 
-/// Sets a timer of `process` and returns what it showed. With `absolute`, `value` is a time that its clock
-/// shows rather than one from now.
+/// Sets a timer of `process` and returns its old setting. With `absolute`, `value` is a time of its clock
+/// rather than a duration.
 ///
 /// # Errors
 /// `EINVAL` if there is none.
@@ -56,10 +56,10 @@ pub(super) fn expire(process: &Arc<Process>, key: Key) {
         let Some(timer) = timers.get_mut(key) else { return };
         let (Some(expiry), Some(now)) = (timer.expiry, timer.clock.read()) else { return };
         if now < expiry {
-            // It was set anew while this expiry was on its way.
+            // It was set again before this expiry was served.
             return;
         }
-        // It is in the queue where it was set anew meanwhile, and is due already.
+        // If it was set again meanwhile, and is due already, it is in the queue.
         if let Some(queued) = timer.queued.take() {
             cancel(queued);
         }
@@ -90,7 +90,7 @@ pub(super) fn expire(process: &Arc<Process>, key: Key) {
     }
 }
 
-/// Serves the timers of the running process that go by CPU time, and returns for how many nanoseconds of it
+/// Serves the timers of the running process on CPU time, and returns for how many nanoseconds of CPU time
 /// none of them expires.
 pub(super) fn check_run_time(process: &Arc<Process>) -> u64 {
     let own = &process.timers;

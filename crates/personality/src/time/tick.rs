@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 use faultless_bare::arch::TrapFrame;
 use faultless_collections::Weak;
 
-/// The timer interrupt, from user mode, from idle, or from a call that takes long.
+/// The timer interrupt, in user mode, in idle, or in a long system call.
 pub fn tick(frame: &TrapFrame) {
     let local = Local::this();
     local.armed.store(u64::MAX, Ordering::Relaxed);

@@ -1,10 +1,10 @@
 //! The timers of a process: the three of `setitimer`, and those of `timer_create`.
 //!
-//! A timer on a clock that always runs stands in the queue of a CPU. A timer on CPU time is looked at
-//! whenever the timer interrupt finds its process running.
+//! A timer on a wall or boot clock is in the queue of a CPU. The timer interrupt checks the timers on CPU time of the
+//! process that it interrupts.
 //!
-//! *Overruns.* The signal of a timer waits at most once: if it still does when the timer expires again,
-//! its overrun count grows instead.
+//! *Overruns.* The signal of a timer is queued at most once: if it is still pending when the timer expires again,
+//! its overrun count is incremented instead.
 
 use super::clock::Clock;
 pub use super::deadline::Key;
@@ -18,7 +18,7 @@ use faultless_collections::{Arc, Map, Weak};
 /// What happens when a timer expires.
 #[derive(Clone, Debug)]
 pub enum Notify {
-    /// Nothing: it is only asked for its time.
+    /// Nothing: the program only reads it.
     Nobody,
     /// The process gets this signal, and this value.
     Process(u32, u64),
@@ -26,7 +26,7 @@ pub enum Notify {
     Thread(Weak<Thread>, u32, u64),
 }
 
-/// What a timer shows and is set to, in nanoseconds.
+/// The setting of a timer, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Setting {
     /// Until it expires; 0 if it does not run.
@@ -40,13 +40,13 @@ pub(super) struct Timer {
     pub(super) clock: Clock,
     pub(super) notify: Notify,
     pub(super) interval: u64,
-    /// What its clock shows when it expires.
+    /// The time of its clock when it expires.
     pub(super) expiry: Option<u64>,
-    /// Where it stands in a queue.
+    /// Its deadline in a queue.
     pub(super) queued: Option<TimerId>,
-    /// The memory of that; none for clocks of CPU time.
+    /// The memory for that; none for clocks of CPU time.
     alarm: Option<Arc<Alarm>>,
-    /// How often it had expired unnoticed when its last signal was delivered.
+    /// The overrun count of its last delivered signal.
     pub(super) overrun: i32,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Timer {
 #[derive(Debug)]
 pub struct ProcessTimers {
     pub(super) timers: Mutex<Timers>,
-    /// That of `ITIMER_REAL`: programs do not expect that it cannot be set.
+    /// That of `ITIMER_REAL`, allocated in advance: setting this timer must not fail.
     pub(super) real: Arc<Alarm>,
     /// Whether one on CPU time may run.
     pub(super) on_run_time: AtomicBool,
@@ -87,7 +87,7 @@ impl Timers {
         }
     }
 
-    /// The first that goes by CPU time and comes after `key`, and for how long it runs still.
+    /// The first timer on CPU time after `key`, and the time until it expires.
     pub(super) fn running_after(&self, mut key: Option<Key>) -> Option<(Key, u64)> {
         loop {
             let fixed = FIXED.into_iter().find(|&fixed| key.is_none_or(|key| fixed > key));
@@ -103,7 +103,7 @@ impl Timers {
         }
     }
 
-    /// For how long a timer that goes by CPU time runs still, if it runs.
+    /// The time until a timer on CPU time expires, if it runs.
     pub(super) fn left(&self, key: Key) -> Option<u64> {
         let timer = self.get(key)?;
         let expiry = timer.expiry.filter(|&expiry| timer.clock.since_boot(expiry).is_none())?;
@@ -121,13 +121,13 @@ impl Timer {
 
     pub(super) fn setting(&self) -> Setting {
         let left = |expiry: u64| {
-            // A timer that is due but was not served yet runs still.
+            // A timer that is due but was not served yet still runs.
             self.clock.read().map_or(0, |now| expiry.saturating_sub(now).max(1))
         };
         Setting { value: self.expiry.map_or(0, left), interval: self.interval }
     }
 
-    /// Puts it where its expiry is noticed.
+    /// Starts it.
     pub(super) fn start(&mut self, process: &Arc<Process>, key: Key) {
         let Some(expiry) = self.expiry else { return };
         match (self.clock.since_boot(expiry), &self.alarm) {
@@ -148,7 +148,7 @@ impl Timer {
 }
 
 impl ProcessTimers {
-    /// Those of a new process.
+    /// The timers of a new process.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -157,7 +157,7 @@ impl ProcessTimers {
         Ok(Self { timers: Mutex::default(), real, on_run_time: AtomicBool::new(false) })
     }
 
-    /// Makes a timer, which does not run yet, and returns its number. `notify` is told the number.
+    /// Makes a timer, which does not run yet, and returns its number. `notify` gets the number.
     ///
     /// # Errors
     /// `EAGAIN` if the process has too many, or there is no memory.
@@ -189,7 +189,7 @@ impl ProcessTimers {
         Ok(())
     }
 
-    /// What a timer shows.
+    /// The setting of a timer.
     ///
     /// # Errors
     /// `EINVAL` if there is none.
@@ -201,7 +201,7 @@ impl ProcessTimers {
         }
     }
 
-    /// How often a timer had expired unnoticed when its last signal was delivered.
+    /// The overrun count of a timer's last delivered signal.
     ///
     /// # Errors
     /// `EINVAL` if there is none.
@@ -209,14 +209,14 @@ impl ProcessTimers {
         self.timers.lock().get(key).map(|timer| timer.overrun).ok_or(Errno::EINVAL)
     }
 
-    /// The signal of a timer is delivered, with this overrun count.
+    /// Stores the overrun count of a signal that is delivered.
     pub fn delivered(&self, number: i32, overrun: i32) {
         if let Some(timer) = self.timers.lock().created.get_mut(&number) {
             timer.overrun = overrun;
         }
     }
 
-    /// Deletes those of `timer_create`: the program is replaced.
+    /// Deletes the timers of `timer_create`: the program is replaced.
     pub fn exec(&self) {
         self.retain(|key| !matches!(key, Key::Created(_)));
     }

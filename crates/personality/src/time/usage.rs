@@ -1,25 +1,25 @@
-//! How long threads and CPUs ran, and how much of that was the program's and how much the kernel's.
+//! How long threads and CPUs ran, divided into user and system time.
 //!
-//! *How long* is exact: the clock is read at each switch.
+//! *The run time* is exact: the clock is read at each switch.
 //!
-//! *Whose time it was* is sampled, so that system calls and faults cost nothing for it: on a grid of one
-//! [turn](super::TURN) each CPU that runs a thread looks where it is. What it finds counts from there on,
-//! until the next sample finds something else. So both times only grow, their sum is exact, and neither
+//! *User and system time* are sampled, so that they cost system calls and faults nothing: on a grid of one
+//! [time slice](super::TURN), each CPU that runs a thread checks whether it runs the kernel or the program. The result counts
+//! until the next sample differs. So both times only grow, their sum is exact, and neither
 //! is scaled afterwards.
 //!
-//! *Where it is.* The timer interrupts user mode only, and comes late if the kernel was at work when it was
-//! due: right at the return, before the program's next instruction. There the processor still shows what
-//! was returned from. After a system call `rcx` and `r11` are where the program goes on and its flags, as
+//! *The sample.* The timer interrupts only user mode. If the kernel ran when it was
+//! due, it comes late: right at the return, before the program's next instruction. Then the registers still show
+//! that the kernel returned. After a system call `rcx` and `r11` hold the program's `rip` and flags, as
 //! SYSCALL left them. After an exception the resume flag is set, which the next instruction clears (the entry of
-//! page faults sets it, in one instruction, for emulators that do not). If
-//! the kernel gives the CPU to another thread instead of returning, the switch sees that a sample is due.
+//! page faults sets it, for emulators that do not). If
+//! the kernel switches to another thread instead of returning, the switch takes the sample.
 //!
-//! *The error.* One sample stands for a turn: of times much longer, the error is about the root of their
-//! product with the turn; what runs for less than a turn in all is the program's, usually. What happens in
-//! step with the grid (work that begins right after it, and ends before the next) is seen always or never.
-//! A program is taken for the kernel if it is interrupted at the instruction behind a `syscall` that it has
-//! jumped back to with nothing else in `rcx` and `r11`, or in the middle of a repeated string instruction; the
-//! kernel for the program, where it returns with other registers than it came with (from a signal handler).
+//! *The error.* One sample stands for one time slice. For much longer times the error is about the square root of their
+//! product with the time slice; what runs for less than one slice in all usually counts as user time. What runs in
+//! step with the grid (begins right after it, and ends before the next sample) is seen always or never.
+//! A program is taken for the kernel if it is interrupted at the instruction after a `syscall` to which it has
+//! jumped back with `rcx` and `r11` unchanged, or in a repeated string instruction; the
+//! kernel is taken for the program if it returns with other registers than those of the entry (from a signal handler).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless_bare::arch::{RESUME, TrapFrame, clock};
@@ -27,14 +27,14 @@ use faultless_bare::arch::{RESUME, TrapFrame, clock};
 /// User and system time, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// The program's.
+    /// In user mode.
     pub user: u64,
-    /// The kernel's on behalf of the program.
+    /// In the kernel.
     pub system: u64,
 }
 
 impl Times {
-    /// Both.
+    /// The sum.
     pub const fn total(self) -> u64 {
         self.user + self.system
     }
@@ -65,16 +65,16 @@ impl core::iter::Sum for Times {
 /// The time of a thread or a CPU. One CPU at a time changes it; all may read it.
 #[derive(Debug, Default)]
 pub struct CpuTime {
-    /// While it runs ([`ON`]): when it would have started, had it run ever since. Else how long it ran.
+    /// While it runs ([`ON`]): the present time minus its run time. Otherwise its run time.
     ran: AtomicU64,
-    /// While the kernel is at work ([`ON`]): how long the program was. Else how long the kernel was.
+    /// After a sample in the kernel ([`ON`]): the user time. Otherwise the system time.
     other: AtomicU64,
 }
 
-/// The bit that says how to read the others.
+/// The flag in both words.
 const ON: u64 = 1 << 63;
 
-/// What `read` makes of a word and something else, once the word stayed the same meanwhile.
+/// The result of `read` for a word that did not change meanwhile.
 fn stable<R>(word: &AtomicU64, read: impl Fn(u64) -> R) -> R {
     loop {
         let seen = word.load(Ordering::SeqCst);
@@ -86,7 +86,7 @@ fn stable<R>(word: &AtomicU64, read: impl Fn(u64) -> R) -> R {
 }
 
 impl CpuTime {
-    /// It begins to run.
+    /// It starts to run.
     pub fn start(&self, now: u64) {
         let ran = self.ran.load(Ordering::Relaxed);
         self.ran.store(now.wrapping_sub(ran) & !ON | ON, Ordering::SeqCst);
@@ -115,7 +115,7 @@ impl CpuTime {
         }
     }
 
-    /// How long it ran so far, and for whom.
+    /// Its user and system time so far.
     pub fn times(&self) -> Times {
         stable(&self.other, |word| {
             let ran = self.ran();
@@ -128,7 +128,7 @@ impl CpuTime {
     }
 }
 
-/// Whether an interrupt that left the registers `frame` came while the kernel was at work.
+/// Whether an interrupt with the registers `frame` was due while the kernel ran.
 pub(super) const fn was_in_kernel(frame: &TrapFrame) -> bool {
     !frame.of_user()
         || frame.rflags & RESUME != 0
