@@ -1,6 +1,6 @@
-//! What a process knows of files: its descriptors, its root and its directory.
+//! The file state of a process: its descriptors, its root and its working directory.
 //!
-//! Each of the two is shared by whoever was cloned so.
+//! Descriptors, and root with working directory, may each be shared by `clone`.
 
 use super::device::Device;
 use super::file::{File, Kind};
@@ -16,7 +16,7 @@ use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as linux;
 
-/// Most descriptors, whatever the limit of the process.
+/// The most descriptors, whatever the limit of the process.
 const MOST: usize = 1 << 20;
 
 /// A descriptor.
@@ -29,7 +29,7 @@ struct Slot {
 #[derive(Debug, Default)]
 struct Table {
     slots: Vec<Option<Slot>>,
-    /// No descriptor below it is free.
+    /// All descriptors below it are used.
     full_below: usize,
 }
 
@@ -74,14 +74,14 @@ impl Table {
     }
 }
 
-/// The root, the directory, and the mask of new files.
+/// The root, the working directory, and the umask.
 #[derive(Debug)]
 struct Context {
     start: Mutex<Start>,
     umask: AtomicU32,
 }
 
-/// What a process knows of files.
+/// The file state of a process.
 #[derive(Debug)]
 pub struct ProcessFiles {
     /// None once the process has ended.
@@ -98,10 +98,10 @@ impl Process {
 }
 
 impl ProcessFiles {
-    /// Those of the first program: the console, and the directory `here`, or the root if it is empty.
+    /// The state of the first program: the console, and the working directory `here`, or the root if it is empty.
     ///
     /// # Errors
-    /// `ENOENT` and others of a path that leads nowhere; `ENOTDIR`.
+    /// `ENOENT` and others of a bad path; `ENOTDIR`.
     pub fn first(here: &[u8]) -> Result<Self> {
         let open = |device: Device, flags| -> Result<_> {
             let inode = Inode::numbered(1, Body::Device(device), 0o600)?;
@@ -128,7 +128,7 @@ impl ProcessFiles {
         })
     }
 
-    /// Those of a process that has no program: no descriptors, and the root.
+    /// The state of a process without a program: no descriptors, and the root.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -140,7 +140,7 @@ impl ProcessFiles {
         Ok(Self { descriptors: Mutex::default(), context })
     }
 
-    /// Those of a child, which shares what is to be shared and gets copies of the rest.
+    /// The state of a child, which shares the chosen parts and gets copies of the rest.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -154,7 +154,7 @@ impl ProcessFiles {
         Ok(Self { descriptors: Mutex::new(Some(descriptors)), context: Mutex::new(context) })
     }
 
-    /// Shares descriptors, or root and directory, with nobody any more.
+    /// Stops sharing descriptors, or root and working directory.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -168,7 +168,7 @@ impl ProcessFiles {
         Ok(())
     }
 
-    /// What `execve` does while it may still fail: sees to it that the process has a table of its own.
+    /// The part of `execve` that may fail: unshares the table.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -178,20 +178,20 @@ impl ProcessFiles {
         if is_shared { self.unshare(true, false) } else { Ok(()) }
     }
 
-    /// What `execve` does then: closes what is marked so.
+    /// The part of `execve` that cannot fail: closes what is marked close-on-exec.
     pub fn close_on_exec(&self) {
         if let Ok(descriptors) = self.descriptors() {
             descriptors.close(0, usize::MAX, |slot| slot.close_on_exec);
         }
     }
 
-    /// What the end of a process does.
+    /// Closes everything at the end of a process.
     pub fn close_all(&self) {
         let old = self.descriptors.lock().take();
         drop(old);
     }
 
-    /// The table; there is none of a process that has ended.
+    /// The table; none once the process has ended.
     fn descriptors(&self) -> Result<Arc<Descriptors>> {
         self.descriptors.lock().clone().ok_or(Errno::EBADF)
     }
@@ -200,7 +200,7 @@ impl ProcessFiles {
         self.context.lock().clone()
     }
 
-    /// The file that `fd` stands for.
+    /// The file of `fd`.
     ///
     /// # Errors
     /// `EBADF`.
@@ -235,7 +235,7 @@ impl ProcessFiles {
         Ok(at as u64)
     }
 
-    /// Makes `fd` stand for `file`, in place of whatever it stood for.
+    /// Makes `fd` refer to `file`, and closes what it referred to.
     ///
     /// # Errors
     /// `EBADF`: beyond the limit. `ENOMEM`.
@@ -260,7 +260,7 @@ impl ProcessFiles {
         old.map(|old| descriptors.closed(old)).ok_or(Errno::EBADF)
     }
 
-    /// Closes, or with `mark` marks to be closed by `execve`, all from `first` to `last`.
+    /// Closes, or with `mark` marks close-on-exec, all from `first` to `last`.
     pub fn close_range(&self, first: usize, last: usize, mark: bool) {
         let Ok(descriptors) = self.descriptors() else { return };
         if !mark {
@@ -289,10 +289,10 @@ impl ProcessFiles {
         Ok(())
     }
 
-    /// Tells of the descriptors that stand for something, with the table locked.
+    /// Calls `tell` for each open descriptor, with the table locked.
     ///
     /// # Errors
-    /// What `tell` gives.
+    /// Those of `tell`.
     pub fn each_open(&self, tell: impl FnMut(i32) -> Result<()>) -> Result<()> {
         let Ok(descriptors) = self.descriptors() else { return Ok(()) };
         let table = descriptors.0.lock();
@@ -300,19 +300,19 @@ impl ProcessFiles {
         (0..table.slots.len()).filter(is_open).map(|at| at as i32).try_for_each(tell)
     }
 
-    /// What the descriptors are known by as an owner of [locks](lock).
+    /// The identity of the table as an owner of [locks](lock).
     pub fn table(&self) -> usize {
         self.descriptors().map_or(0, |descriptors| descriptors.place())
     }
 
-    /// Whether any descriptor stands for `file`.
+    /// Whether any descriptor refers to `file`.
     pub fn get_any(&self, file: &Arc<File>) -> bool {
         let Ok(descriptors) = self.descriptors() else { return false };
         let table = descriptors.0.lock();
         table.slots.iter().flatten().any(|slot| Arc::ptr_eq(&slot.file, file))
     }
 
-    /// How many of them there are.
+    /// The number of open descriptors.
     pub fn count(&self) -> usize {
         let Ok(descriptors) = self.descriptors() else { return 0 };
         let table = descriptors.0.lock();
@@ -328,7 +328,7 @@ impl ProcessFiles {
     pub fn set_start(&self, change: impl FnOnce(&mut Start)) {
         let context = self.context();
         let mut start = context.start.lock();
-        // What it was is dropped after the lock.
+        // The old inodes are dropped after the lock.
         let _old = start.clone();
         change(&mut start);
         drop(start);
@@ -339,7 +339,7 @@ impl ProcessFiles {
         self.context().umask.load(Ordering::Relaxed)
     }
 
-    /// Sets them, and gives the old.
+    /// Sets them, and returns the old ones.
     pub fn set_umask(&self, umask: u32) -> u32 {
         self.context().umask.swap(umask & 0o777, Ordering::Relaxed)
     }
@@ -352,18 +352,18 @@ impl Drop for Descriptors {
 }
 
 impl Descriptors {
-    /// What it is known by as an owner of locks.
+    /// Its identity as an owner of locks.
     fn place(&self) -> usize {
         core::ptr::from_ref(self) as usize
     }
 
-    /// Drops what a descriptor stood for that was taken out, without the table locked.
+    /// Drops the file of a removed descriptor, without the table locked.
     fn closed(&self, slot: Slot) {
         lock::closed(self.place(), &slot.file);
         drop(slot);
     }
 
-    /// Closes those from `first` to `last` that are meant. One at a time: files end without the lock, and a
+    /// Closes those from `first` to `last` that are meant. One at a time: files are dropped without the lock, and a
     /// list of them may be larger than the heap.
     fn close(&self, first: usize, last: usize, is_meant: impl Fn(&Slot) -> bool) {
         let mut from = first;
@@ -383,7 +383,7 @@ impl Descriptors {
     }
 
     fn copy(&self) -> Result<Arc<Self>> {
-        // What it shared ends without the lock.
+        // On an error the copy is dropped without the lock.
         let copy = self.0.lock().copy()?;
         Ok(Arc::try_new(Self(Mutex::new(copy)))?)
     }
@@ -397,7 +397,7 @@ impl Context {
     }
 }
 
-/// How many descriptors the running thread's process may have.
+/// The descriptor limit of the running thread's process.
 fn limit() -> usize {
     let limit = current().process.limits.rows.lock()[linux::RLIMIT_NOFILE as usize][0];
     usize::try_from(limit).unwrap_or(MOST).min(MOST)

@@ -1,4 +1,4 @@
-//! Devices: what is in `/dev`, and the console.
+//! Devices: the files of `/dev`, and the console.
 
 use super::stream::{Events, Stream, erase};
 use super::transfer::Transfer;
@@ -21,9 +21,9 @@ pub enum Device {
     Full,
     /// `/dev/random` and `/dev/urandom`
     Random,
-    /// What the program says, and is told, on the outside.
+    /// The program's input and output.
     Console,
-    /// What it complains of.
+    /// The program's error output.
     Complaints,
 }
 
@@ -40,7 +40,7 @@ impl Device {
         })
     }
 
-    /// Its numbers on Linux, in the form of `st_rdev`.
+    /// Its numbers on Linux, as in `st_rdev`.
     pub const fn number(self) -> u64 {
         match self {
             Self::Null => 1 << 8 | 3,
@@ -51,7 +51,7 @@ impl Device {
         }
     }
 
-    /// Whether it is the console: that has no position.
+    /// Whether it is the console, which has no position.
     pub const fn is_console(self) -> bool {
         matches!(self, Self::Console | Self::Complaints)
     }
@@ -65,7 +65,7 @@ impl Device {
     }
 }
 
-/// Bytes at a time that go through the kernel on their way.
+/// Bytes that are copied through the kernel at a time.
 const BOUNCE: usize = 512;
 
 impl Stream for Device {
@@ -74,7 +74,7 @@ impl Stream for Device {
             Self::Null => return Ok(0),
             Self::Zero | Self::Full => {
                 while to.left() != 0 {
-                    // A large one takes long, and others may be waiting for us to flush.
+                    // A large read takes long, and other CPUs may wait for a flush.
                     to.put_zeros(64 << 10);
                     faultless_bare::percpu::cpu().serve_flushes();
                 }
@@ -136,7 +136,7 @@ impl Stream for Device {
     }
 }
 
-/// What came in on the console and was not read yet. The port does not interrupt: who waits looks at it
+/// Console input that was not read yet. The port does not interrupt: waiting threads poll it
 /// from time to time.
 #[derive(Debug)]
 struct Input {
@@ -144,42 +144,42 @@ struct Input {
     ring: [u8; MOST],
     head: usize,
     len: usize,
-    /// Whether the next byte means itself.
+    /// Whether the next byte is literal.
     literal: bool,
-    /// Whether nothing more will come.
+    /// Whether the input has ended.
     ended: bool,
-    /// When the last byte came, in nanoseconds since boot.
+    /// When the last byte arrived, in nanoseconds since boot.
     last: u64,
 }
 
-/// Bytes that are taken in ahead.
+/// The most bytes that are buffered.
 const MOST: usize = 4096;
 
 static INPUT: Mutex<Input> =
     Mutex::new(Input { ring: [0; MOST], head: 0, len: 0, literal: false, ended: false, last: 0 });
 
-/// Nothing will come in on the console.
+/// Ends the console input.
 pub fn end_input() {
     INPUT.lock().ended = true;
 }
 
 impl Input {
-    /// From the host: nothing more will come.
+    /// From the host: the input ends.
     const END: u8 = 0x04;
-    /// From the host: the next byte means itself.
+    /// From the host: the next byte is literal.
     const LITERAL: u8 = 0x10;
-    /// Nanoseconds between two looks: while nothing comes, and while it does.
+    /// Nanoseconds between two polls: without recent input, and with it.
     const PERIODS: [u64; 2] = [5_000_000, 100_000];
-    /// Nanoseconds for which more is looked for when something came just now.
+    /// Nanoseconds of busy polling after a byte.
     const SPIN: u64 = 50_000;
 
-    /// When to look next.
+    /// When to poll next.
     fn look_again(&self) -> u64 {
         let now = clock::now();
         now + Self::PERIODS[usize::from(now - self.last < 4 * Self::PERIODS[0])]
     }
 
-    /// Takes in what has come.
+    /// Buffers what has arrived.
     fn fill(&mut self) {
         let mut until = 0;
         while !self.ended && self.len < MOST {
@@ -213,7 +213,7 @@ impl Input {
         if !self.is_ready() && to.left() != 0 {
             return Err(Errno::EAGAIN);
         }
-        // In two pieces where it goes round the end.
+        // In two pieces if it wraps around.
         for _ in 0..2 {
             let end = MOST.min(self.head + self.len);
             let taken = to.put_bytes(&self.ring[self.head..end]) as usize;
@@ -224,8 +224,8 @@ impl Input {
     }
 }
 
-/// Fills `bytes` with numbers that nobody asked for before: SplitMix64 over a counter. For hash seeds and
-/// tests; whoever knows the kernel can tell them, so nothing secret may rest on them.
+/// Fills `bytes` with pseudorandom numbers: SplitMix64 over a counter. For hash seeds and
+/// tests; they are predictable, so no secret may depend on them.
 pub fn fill_random(bytes: &mut [u8]) {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
     static COUNTER: AtomicU64 = AtomicU64::new(0x5eed);

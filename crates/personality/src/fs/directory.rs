@@ -1,8 +1,8 @@
-//! Directories in memory, and the changes of the tree of names.
+//! Directories in memory, and changes of the tree of names.
 //!
-//! A directory's own lock is held for a look or for one change of its entries. Whoever changes the tree
-//! holds [`TREE`] besides, from the first look to the last change, so that nothing changes in between
-//! but by its own hand; and looks are never kept waiting for long. Files that lost their last name are
+//! A directory's own lock is held for one lookup, or for one change of its entries. A change of the tree
+//! also holds [`TREE`], from its first lookup to its last change, so that no other change comes in between.
+//! Lookups never wait long. Inodes that lost their last name are
 //! dropped after the locks.
 
 use super::inode::{Body, Inode, Name};
@@ -13,10 +13,10 @@ use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Map, Slot, Vec};
 use linux_raw_sys::general as linux;
 
-/// Held by who changes the tree of names. Taken before any lock of a directory.
+/// Held for changes of the tree of names. Taken before any lock of a directory.
 static TREE: Mutex<()> = Mutex::new(());
 
-/// Names and what they lead to; nothing any more once the directory was removed.
+/// Names and their inodes; `None` once the directory was removed.
 #[derive(Debug)]
 pub struct Directory(Mutex<Option<Map<Name, Arc<Inode>>>>);
 
@@ -31,9 +31,9 @@ impl Default for Directory {
 pub struct Item {
     /// Its name.
     pub name: Name,
-    /// The number of what it leads to.
+    /// The number of its inode.
     pub number: u64,
-    /// The type of that, as bits of a mode.
+    /// The type of its inode, as bits of a mode.
     pub kind: u32,
 }
 
@@ -47,7 +47,7 @@ impl Item {
     }
 }
 
-/// What a new entry needs of memory.
+/// The memory for a new entry.
 struct Room {
     slot: Slot<Name, Arc<Inode>>,
     /// Its name, for the directory and for the inode.
@@ -67,7 +67,7 @@ impl Directory {
         self.0.lock().as_ref().map_or(0, Map::len)
     }
 
-    /// What `name` leads to.
+    /// The inode of `name`.
     pub fn get(&self, name: &[u8]) -> Option<Arc<Inode>> {
         self.0.lock().as_ref()?.get(name).cloned()
     }
@@ -82,17 +82,17 @@ impl Directory {
         all.try_for_each(|(name, inode)| Ok(try_push(items, Item::try_new(name, inode)?)?))
     }
 
-    /// What the first entry leads to.
+    /// The inode of the first entry.
     pub fn first(&self) -> Option<Arc<Inode>> {
         self.0.lock().as_ref()?.first().map(|(_, inode)| inode.clone())
     }
 
-    /// Takes the first entry out, for the end.
+    /// Removes the first entry, when the machine ends.
     pub fn take_first(&self) -> Option<Arc<Inode>> {
         self.0.lock().as_mut()?.take_first().map(|(_, inode, _)| inode)
     }
 
-    /// Makes a name lead to `inode`, and gives what it led to, and the name once more.
+    /// Makes a name lead to `inode`, and returns its old inode, and the second copy of the name.
     ///
     /// # Errors
     /// `ENOENT`: the directory was removed.
@@ -107,7 +107,7 @@ impl Directory {
         self.0.lock().as_mut()?.remove(name)
     }
 
-    /// Lets nobody enter any more.
+    /// Removes the empty directory: no entry can be added any more.
     fn close(&self) -> Result<()> {
         let mut entries = self.0.lock();
         if entries.as_ref().is_some_and(|entries| !entries.is_empty()) {
@@ -118,7 +118,7 @@ impl Directory {
     }
 }
 
-/// Puts `inode` under `name` into a part of the kernel's own tree, where programs cannot.
+/// Adds `inode` as `name` to a part of `/proc`, where programs cannot add anything.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -189,7 +189,7 @@ fn remove(
     Ok(())
 }
 
-/// Removes a name of what is not a directory.
+/// Removes a name of an inode that is not a directory.
 ///
 /// # Errors
 /// `ENOENT`, `EISDIR`, `ENOTDIR`: the path says that it must be a directory.
@@ -216,11 +216,11 @@ pub fn remove_directory(directory: &Arc<Inode>, name: &[u8]) -> Result<()> {
 /// How to move a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Move {
-    /// In place of what has the new name.
+    /// Replace what has the new name.
     Replace,
-    /// Unless something has the new name.
+    /// Fail if something has the new name.
     Keep,
-    /// The two change places.
+    /// Exchange the two.
     Exchange,
 }
 
@@ -235,7 +235,7 @@ pub fn rename(
 ) -> Result<()> {
     let (source, target) = (entries(from)?, entries(to)?);
     check_name(new)?;
-    // Of both names: `old` gets an entry anew where the two change places.
+    // For both names: `old` gets a new entry if the two are exchanged.
     let rooms = (Room::try_new(new)?, Room::try_new(old)?);
     let gone = {
         let _tree = TREE.lock();
@@ -278,7 +278,7 @@ pub fn rename(
                 Some((_, false)) if inode.is_directory() => return Err(Errno::ENOTDIR),
                 _ => {}
             }
-            // The new name leads somewhere at any time.
+            // The new name exists at any time.
             let (_, name) = target.set(rooms.0, inode.clone())?;
             source.remove(old);
             if let Some(other) = &other {
@@ -294,7 +294,7 @@ pub fn rename(
     Ok(())
 }
 
-/// Whether `inner` is `outer` or somewhere in it.
+/// Whether `inner` is `outer` or below it.
 fn is_inside(inner: &Arc<Inode>, outer: &Arc<Inode>) -> bool {
     let mut here = inner.clone();
     loop {
@@ -308,7 +308,7 @@ fn is_inside(inner: &Arc<Inode>, outer: &Arc<Inode>) -> bool {
     }
 }
 
-/// Counts a new name. The parent of a directory has a link from it: its `..`.
+/// Counts a new name. A directory's `..` is a link to its parent.
 fn arrive(directory: &Arc<Inode>, name: Name, inode: &Arc<Inode>) {
     if inode.is_directory() {
         inode.change(|meta| meta.links = 2);
@@ -336,7 +336,7 @@ fn relocate(from: &Arc<Inode>, to: &Arc<Inode>, name: Name, inode: &Arc<Inode>) 
     inode.enter(to, name);
 }
 
-/// A further name for what is there.
+/// Adds a name to an inode that has one.
 ///
 /// # Errors
 /// `EPERM`: a directory has one name only. `EMLINK`; otherwise as [`link`].
@@ -350,7 +350,7 @@ pub fn link_again(directory: &Arc<Inode>, name: &[u8], inode: &Arc<Inode>) -> Re
     if inode.meta().links >= u32::from(u16::MAX) {
         return Err(Errno::EMLINK);
     }
-    // Counted first: a file that has a name has a link.
+    // Counted first: an inode with a name has a link.
     inode.change(|meta| meta.links += 1);
     link(directory, name, inode).inspect_err(|_| inode.change(|meta| meta.links -= 1))
 }
@@ -365,7 +365,7 @@ pub fn make_directory(directory: &Arc<Inode>, name: &[u8], mode: u32) -> Result<
     Ok(inode)
 }
 
-/// `d_type` of a type in bits of a mode.
+/// `d_type` for the type in a mode.
 pub const fn listed_type(kind: u32) -> u8 {
     ((kind & linux::S_IFMT) >> 12) as u8
 }

@@ -1,14 +1,14 @@
 //! Sets of files to wait for (`epoll`).
 //!
-//! A set does not keep its files open. What an edge is, is told by the count of changes that a stream
-//! announced: a file that is watched for edges is told of once for each count.
+//! A set does not keep its files open. Edges are detected by a stream's count of announced
+//! changes: an edge-triggered file is reported once for each count.
 //!
-//! *Sets in sets.* Who asks a set looks into the sets in it too: with a list of those still to be looked
-//! into, not by recursion, since a set that was empty when it was added may have grown as deep as there are
-//! descriptors; and into each once, since there are more ways through sets of sets than anybody can walk.
-//! No set is in itself, so the locks of two sets are always taken in the same order: who puts a set into
-//! another holds [`NESTING`] from the look to the change. To look needs no memory: the sets that are still to be looked
-//! into are linked through their files, and those that were are marked, by one look at a time ([`LOOK`]).
+//! *Nested sets.* A query of a set also visits the sets in it. It uses a list of the sets still to visit,
+//! not recursion, since a set that was empty when it was added may have become as deep as there are
+//! descriptors. It visits each set once, since the number of paths through nested sets can be exponential.
+//! No set contains itself, so the locks of two sets are always taken in the same order: a thread that adds a set to
+//! another holds [`NESTING`] from the check to the change. A visit needs no memory: the sets still to visit
+//! are linked through their files, and visited sets are marked, by one visit at a time ([`LOOK`]).
 
 use super::file::File;
 use super::poll;
@@ -22,27 +22,27 @@ use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Chain, Link, Linked, Map, Vec, Weak};
 use linux_raw_sys::general as linux;
 
-/// So many sets may be in one another, as on Linux.
+/// The deepest nesting of sets, as on Linux.
 const DEPTH: u32 = 5;
 
-/// Held while a set is put into another. Taken before the locks of sets.
+/// Held while a set is added to another. Taken before the locks of sets.
 static NESTING: Mutex<()> = Mutex::new(());
 
-/// The number of the last look into sets in sets; locked by who looks. Taken after [`NESTING`].
+/// The number of the last visit of nested sets; locked during a visit. Taken after [`NESTING`].
 static LOOK: Mutex<u64> = Mutex::new(0);
 
-/// The sets that are to be looked into, as a kind of [chains](Chain).
+/// The sets still to visit, as a kind of [chains](Chain).
 #[derive(Debug)]
 pub struct Nested;
 
-// SAFETY: a field that is for nothing else.
+// SAFETY: the field has no other use.
 unsafe impl Linked<Nested> for File {
     fn link(&self) -> &Link<Self> {
         &self.nested
     }
 }
 
-/// A file by its descriptor and its place in memory: a weak share of it keeps the place.
+/// A file by its descriptor and its address, which a weak reference keeps from being reused.
 type Key = (i32, usize);
 
 #[derive(Debug)]
@@ -50,9 +50,9 @@ struct Interest {
     file: Weak<File>,
     events: u32,
     data: u64,
-    /// The count of changes at the edge that was told last.
+    /// The count of changes at the last reported edge.
     told: Option<u64>,
-    /// Told once, and to be told no more.
+    /// Whether it was reported once, and is disabled (`EPOLLONESHOT`).
     spent: bool,
 }
 
@@ -60,22 +60,22 @@ struct Interest {
 #[derive(Debug)]
 pub struct Epoll {
     interests: Mutex<Map<Key, Interest>>,
-    /// The most sets that were ever around it, one in another. Not lowered when one of them goes: a set does
-    /// not know who holds it. Changed under [`NESTING`].
+    /// The deepest nesting of sets that ever contained it. Not lowered when one of them goes: a set does
+    /// not know which sets contain it. Changed under [`NESTING`].
     around: AtomicU32,
-    /// The number of the look that came here last, and how many sets it came through. Changed under [`LOOK`].
+    /// The number of its last visit, and the depth of that. Changed under [`LOOK`].
     seen: AtomicU64,
     depth: AtomicU32,
-    /// Announces what is added and changed.
+    /// Announces added and changed files.
     changes: Arc<Changes>,
 }
 
-/// What a set tells of a file.
+/// The report about a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Told {
     /// What it is ready for.
     pub events: u32,
-    /// What the program knows it by.
+    /// The program's data for it.
     pub data: u64,
 }
 
@@ -83,7 +83,7 @@ fn key(fd: i32, file: &Arc<File>) -> Key {
     (fd, Arc::as_ptr(file) as usize)
 }
 
-/// The set that a file is.
+/// The set of an open file.
 ///
 /// # Errors
 /// `EINVAL`: it is none.
@@ -107,10 +107,10 @@ impl Epoll {
         })?)
     }
 
-    /// Adds a file, or with `again` changes what is wanted of it.
+    /// Adds a file, or with `again` changes its events.
     ///
     /// # Errors
-    /// `EEXIST`, `ENOENT`, `EPERM`: it is always ready; `EINVAL`, `ELOOP`: a set cannot be in itself;
+    /// `EEXIST`, `ENOENT`, `EPERM`: it is always ready; `EINVAL`, `ELOOP`: the set would contain itself;
     /// `ENOMEM`.
     pub fn set(&self, fd: i32, file: &Arc<File>, told: Told, again: bool) -> Result<()> {
         if file.stream().is_none() {
@@ -168,10 +168,10 @@ impl Epoll {
         old.map(drop).ok_or(Errno::ENOENT)
     }
 
-    /// Waits until files are ready, and tells of up to `most`. Returns of how many: none if the deadline passed.
+    /// Waits until files are ready, and reports up to `most`. Returns how many: none if the deadline passed.
     ///
     /// # Errors
-    /// `Errno::RESTART_UNHANDLED`: a signal came first. `ENOMEM`. What `tell` gives for the first.
+    /// `Errno::RESTART_UNHANDLED`: a signal came first. `ENOMEM`. The error of `tell` for the first file.
     pub fn wait(
         &self,
         most: usize,
@@ -179,7 +179,7 @@ impl Epoll {
         mut tell: impl FnMut(u64, Told) -> Result<()>,
     ) -> Result {
         loop {
-            // Whatever is added from here on is announced.
+            // Files that are added from here on are announced.
             let version = self.changes.count();
             let mut changes = Vec::new();
             self.watch(&mut changes)?;
@@ -196,12 +196,12 @@ impl Epoll {
         }
     }
 
-    /// Whether `other` is in it, however deep.
+    /// Whether it contains `other`, at any depth.
     fn holds(&self, other: &Self) -> bool {
         !self.visit(false, |file, _| of(file).is_ok_and(|inner| core::ptr::eq(inner, other)))
     }
 
-    /// How many sets are in one another in it, on the shortest ways.
+    /// The depth of the sets in it.
     fn depth(&self) -> u32 {
         let mut deepest = 0;
         self.visit(false, |file, depth| {
@@ -211,11 +211,11 @@ impl Epoll {
         deepest
     }
 
-    /// Shows every file in it, and in the sets in it, with the number of sets around it; or only those
-    /// whose being ready, by what is `wanted` of them, makes this set ready, which are no sets then. Stops
-    /// once `found` says so, and returns whether it never did.
+    /// Calls `found` for each file in it, and in its nested sets, with the depth; or, with `wanted`, only for files,
+    /// other than sets, that are ready for their events, and so make this set ready. Stops
+    /// when `found` returns true, and returns whether it never did.
     fn visit(&self, wanted: bool, mut found: impl FnMut(&File, u32) -> bool) -> bool {
-        // In this order: the look ends after what was linked in it.
+        // In this order: the links are dropped before the lock is released.
         let mut look = None;
         let mut inner = Chain::<File, Nested>::new();
         let mut next: Option<Arc<File>> = None;
@@ -224,7 +224,7 @@ impl Epoll {
             let depth = inside.map_or(0, |set| set.depth.load(Ordering::Relaxed));
             let set = inside.unwrap_or(self);
             let mut last = None;
-            // Without the lock of the set: files may be closed meanwhile, and end here.
+            // Without the lock of the set: files may be closed meanwhile, and are dropped here.
             while let Some((key, file, events)) = set.open_after(last, wanted) {
                 last = Some(key);
                 let inner_set = of(&file).ok();
@@ -257,8 +257,7 @@ impl Epoll {
         }
     }
 
-    /// The first of its files behind `last` that is open, and what is wanted of it; without those that are to be told
-    /// no more if that is what is asked.
+    /// The first open file after `last`, and its events; with `wanted`, without disabled ones.
     fn open_after(&self, mut last: Option<Key>, wanted: bool) -> Option<(Key, Arc<File>, Events)> {
         let interests = self.interests.lock();
         loop {
@@ -270,12 +269,12 @@ impl Epoll {
         }
     }
 
-    /// Tells which files are ready, by number; with that, what has been told is noted. Returns how many it were.
+    /// Reports the ready files, by number, and records that. Returns how many they are.
     fn collect(&self, most: usize, tell: &mut impl FnMut(u64, Told) -> Result<()>) -> Result {
         let mut count = 0;
         let mut last = None;
         while count < most as u64 {
-            // It may have been closed meanwhile, and end here: after the lock.
+            // It may have been closed meanwhile: dropped after the lock.
             let (told, file) = {
                 let mut interests = self.interests.lock();
                 let Some(key) = interests.after(last.as_ref()).map(|(&key, _)| key) else { break };
@@ -310,7 +309,7 @@ impl Interest {
             return None;
         }
         if self.events & linux::EPOLLET != 0 {
-            // What announces nothing never changes: one edge, at the beginning.
+            // A stream without announcements never changes: it has one edge, at the start.
             let count = count.or(Some(0));
             if self.told == count {
                 return None;

@@ -7,7 +7,7 @@ use crate::task::wait::Changes;
 use faultless_bare::sync::Mutex;
 use faultless_collections::Arc;
 
-/// A counter that reads wait for.
+/// A counter; reads wait until it is not 0.
 #[derive(Debug)]
 pub struct EventCounter {
     count: Mutex<u64>,
@@ -17,7 +17,7 @@ pub struct EventCounter {
 }
 
 impl EventCounter {
-    /// A counter at `count`.
+    /// A counter with the value `count`.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -50,7 +50,7 @@ impl Stream for EventCounter {
         if from.left() < 8 {
             return Err(Errno::EINVAL);
         }
-        // Looked at ahead: it may have to be looked at again, when there is room.
+        // Read without consuming it: the write may be repeated later.
         let mut bytes = [0; 8];
         if from.ahead().take_bytes(&mut bytes) != 8 {
             return Err(Errno::EFAULT);

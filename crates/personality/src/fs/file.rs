@@ -1,4 +1,4 @@
-//! Open files: what descriptors stand for.
+//! Open files (open file descriptions), to which descriptors refer.
 
 use super::directory::Item;
 use super::inode::{Body, Inode};
@@ -19,11 +19,11 @@ pub enum Kind {
     Regular,
     /// As a directory: its listing, made when it is read from the start.
     Directory(Mutex<Vec<Item>>),
-    /// As a text that the kernel makes when it is read from the start.
+    /// As a text of `/proc`, made when it is read from the start.
     Text(Mutex<Vec<u8>>),
     /// As a stream.
     Stream(Arc<dyn Stream>),
-    /// Not at all: it only says where.
+    /// Not at all (`O_PATH`).
     Path,
 }
 
@@ -46,17 +46,17 @@ pub struct File {
     pub inode: Arc<Inode>,
     /// How it is read and written.
     pub kind: Kind,
-    /// What `F_GETFL` tells: access and status.
+    /// The flags of `F_GETFL`: access and status.
     flags: AtomicU32,
     position: Mutex<u64>,
-    /// Its place among sets that are still to be looked into.
+    /// Its place among the epoll sets still to visit.
     pub(super) nested: Link<Self>,
 }
 
 /// The flags that `F_SETFL` changes.
 pub const CHANGEABLE: u32 =
     linux::O_APPEND | linux::O_NONBLOCK | linux::O_DIRECT | linux::O_NOATIME | linux::FASYNC;
-/// The flags that are for the opening only.
+/// The flags that only affect opening.
 const OF_OPENING: u32 =
     linux::O_CREAT | linux::O_EXCL | linux::O_NOCTTY | linux::O_TRUNC | linux::O_CLOEXEC;
 
@@ -67,11 +67,11 @@ impl Drop for File {
 }
 
 impl File {
-    /// Opens what is there.
+    /// Opens an inode.
     ///
     /// # Errors
-    /// `EISDIR`, `ELOOP`: it is a link, which was not to be followed; `ENXIO`; `EPERM`: it is sealed;
-    /// [`Errno::RESTART`]: a signal came before the other end of a pipe; `ENOMEM`.
+    /// `EISDIR`, `ELOOP`: it is a symbolic link; `ENXIO`; `EPERM`: it is sealed;
+    /// [`Errno::RESTART`]: a signal came before the other end of a pipe was opened; `ENOMEM`.
     pub fn open(inode: &Arc<Inode>, flags: u32) -> Result<Arc<Self>> {
         if faultless_bare::heap::tight() {
             return Err(Errno::ENOMEM);
@@ -101,7 +101,7 @@ impl File {
         Self::try_new(inode.clone(), kind, flags & !OF_OPENING)
     }
 
-    /// One of this kind.
+    /// A file of this kind.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -110,18 +110,18 @@ impl File {
         Ok(Arc::try_new(Self { inode, kind, flags, position, nested: Link::new() })?)
     }
 
-    /// What `F_GETFL` tells.
+    /// The flags of `F_GETFL`.
     pub fn flags(&self) -> u32 {
         self.flags.load(Ordering::Relaxed)
     }
 
-    /// What `F_SETFL` changes.
+    /// Changes the flags of `F_SETFL`.
     pub fn set_flags(&self, flags: u32) {
         let kept = self.flags() & !CHANGEABLE;
         self.flags.store(kept | flags & CHANGEABLE, Ordering::Relaxed);
     }
 
-    /// Whether calls on it do not wait.
+    /// Whether it is non-blocking.
     pub fn at_once(&self) -> bool {
         self.flags() & linux::O_NONBLOCK != 0
     }
@@ -162,7 +162,7 @@ impl File {
         }
     }
 
-    /// Reads from `offset` on, or from the position, which moves.
+    /// Reads from `offset`, or from the position, which it advances.
     ///
     /// # Errors
     /// As `read` and `pread`.
@@ -198,7 +198,7 @@ impl File {
                     return result;
                 }
                 if offset == 0 {
-                    // Made without the lock: it looks at other files.
+                    // Made without the lock: this accesses other files.
                     let made = node.text()?;
                     *text.lock() = made;
                 }
@@ -212,7 +212,7 @@ impl File {
         }
     }
 
-    /// Writes to `offset` on, or to the position, which moves.
+    /// Writes at `offset`, or at the position, which it advances.
     ///
     /// # Errors
     /// As `write` and `pwrite`.
@@ -262,7 +262,7 @@ impl File {
             return Err(Errno::ESPIPE);
         }
         if self.stream().is_some() {
-            // As on Linux, devices that can be anywhere stay where they are.
+            // As on Linux, seeking in a device without a position succeeds.
             return if whence <= linux::SEEK_HOLE { Ok(0) } else { Err(Errno::EINVAL) };
         }
         let mut position = self.position.lock();
@@ -285,8 +285,8 @@ impl File {
         Ok(*position)
     }
 
-    /// Tells of the entries of a directory from the position on, `.` and `..` included, as long as `tell`
-    /// takes them; it gets the position behind each.
+    /// Calls `tell` for the entries of a directory from the position on, `.` and `..` included, until it returns
+    /// false. It also gets the position after each entry.
     ///
     /// # Errors
     /// `ENOTDIR`, `ENOENT`: it was removed. `ENOMEM`.

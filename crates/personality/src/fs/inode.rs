@@ -1,4 +1,4 @@
-//! What a name leads to.
+//! Inodes: files of any kind, apart from their names.
 
 use super::device::Device;
 use super::directory::Directory;
@@ -17,10 +17,10 @@ use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Map, Slot, String, Vec, Weak};
 use linux_raw_sys::general as linux;
 
-/// A name in a directory: bytes, as on Linux.
+/// A name in a directory, as bytes.
 pub type Name = Vec<u8>;
 
-/// What it is.
+/// The kind of an inode, and its contents.
 #[derive(Debug)]
 pub enum Body {
     /// A directory in memory.
@@ -33,22 +33,22 @@ pub enum Body {
     Pipe(Arc<Pipe>),
     /// A device.
     Device(Device),
-    /// What only a descriptor leads to, and the kind of it.
+    /// An inode without a name, such as a socket, and its kind.
     Anonymous(&'static str),
     /// A part of `/proc`.
     Proc(Box<dyn Live>),
 }
 
-/// Where a link leads.
+/// The target of a link.
 #[derive(Debug)]
 pub enum Target {
-    /// To where this path leads.
+    /// What this path leads to.
     Path(Vec<u8>),
-    /// There, whatever the path.
+    /// This inode, whatever its path.
     Inode(Arc<Inode>),
 }
 
-/// What `stat` tells and `chmod` changes.
+/// The metadata of an inode.
 #[derive(Clone, Copy, Debug)]
 pub struct Meta {
     /// Permissions, without the type.
@@ -59,17 +59,17 @@ pub struct Meta {
     pub gid: u32,
     /// How many names it has.
     pub links: u32,
-    /// Nanoseconds since 1970, here and below: when it was read.
+    /// When it was read; here and below in nanoseconds since 1970.
     pub accessed: u64,
     /// When its contents were changed.
     pub modified: u64,
-    /// When anything about it was.
+    /// When its contents or metadata were changed.
     pub changed: u64,
     /// When it was made.
     pub born: u64,
 }
 
-/// The last place that it got in the tree of names.
+/// The last place of an inode in the tree of names.
 #[derive(Debug, Default)]
 struct Place {
     directory: Weak<Inode>,
@@ -82,7 +82,7 @@ struct Place {
 pub struct Inode {
     /// Its number.
     pub number: u64,
-    /// What it is.
+    /// Its kind and contents.
     pub body: Body,
     meta: Mutex<Meta>,
     place: Mutex<Place>,
@@ -119,7 +119,7 @@ fn new_number() -> u64 {
 }
 
 impl Inode {
-    /// Something new, without a name.
+    /// A new inode, without a name.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -145,7 +145,7 @@ impl Inode {
         Ok(inode)
     }
 
-    /// One that is called `number`.
+    /// An inode with this number.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -237,10 +237,10 @@ impl Inode {
         }
     }
 
-    /// Where a link leads.
+    /// Its target.
     ///
     /// # Errors
-    /// `EINVAL`: it is no link. `ENOENT`: it is one of a process that has gone.
+    /// `EINVAL`: it is no link. `ENOENT`: its process has ended.
     pub fn target(&self) -> Result<Target> {
         match &self.body {
             Body::Link(path) => Ok(Target::Path(path.try_clone()?)),
@@ -249,7 +249,7 @@ impl Inode {
         }
     }
 
-    /// What `name`, neither `.` nor `..`, leads to in it.
+    /// The inode of `name`, neither `.` nor `..`, in this directory.
     ///
     /// # Errors
     /// `ENOTDIR`, `ENOENT`.
@@ -261,10 +261,10 @@ impl Inode {
         }
     }
 
-    /// The directory that holds it; the root holds itself.
+    /// Its parent directory; the root is its own parent.
     ///
     /// # Errors
-    /// `ENOENT`: none does any more. `ENOMEM`.
+    /// `ENOENT`: it has none any more. `ENOMEM`.
     pub fn parent(this: &Arc<Self>) -> Result<Arc<Self>> {
         if let Body::Proc(node) = &this.body
             && let Some(parent) = node.parent()?
@@ -274,14 +274,14 @@ impl Inode {
         this.place.lock().directory.upgrade().ok_or(Errno::ENOENT)
     }
 
-    /// Notes the place that it got.
+    /// Records its new place.
     pub fn enter(&self, directory: &Arc<Self>, name: Name) {
         let directory = Arc::downgrade(directory);
         let old = mem::replace(&mut *self.place.lock(), Place { directory, name, left: false });
         drop(old);
     }
 
-    /// Notes that it left this place.
+    /// Records that it left this place.
     pub fn leave(&self, directory: &Arc<Self>, name: &[u8]) {
         let mut place = self.place.lock();
         if place.directory.as_ptr() == Arc::as_ptr(directory) && *place.name == *name {
@@ -289,15 +289,15 @@ impl Inode {
         }
     }
 
-    /// Gives a name to what has no place in the tree, or, with `left`, has none any more.
+    /// Names an inode that has no place in the tree, or, with `left`, has none any more.
     pub fn call(&self, name: Name, left: bool) {
         *self.place.lock() = Place { directory: Weak::new(), name, left };
     }
 
-    /// The path that leads to it, or did.
+    /// Its path, or its last one.
     ///
     /// # Errors
-    /// `ENAMETOOLONG`: directories may be as deep as memory lets them. `ENOMEM`.
+    /// `ENAMETOOLONG`: directories may be nested deeper than a path is long. `ENOMEM`.
     pub fn path(this: &Arc<Self>) -> Result<Vec<u8>> {
         let written = |text| Ok(String::try_format(text)?.into_bytes());
         match &this.body {

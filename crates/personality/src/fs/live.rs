@@ -1,4 +1,4 @@
-//! Files that exist while somebody looks at them: what a directory in memory is told of them.
+//! The interface between directories in memory and `/proc`, whose contents are made when they are read.
 
 use super::directory::{Directory, Item};
 use super::inode::{Inode, Name, Target};
@@ -7,7 +7,7 @@ use crate::errno::Result;
 use core::fmt::Debug;
 use faultless_collections::{Arc, Vec};
 
-/// A file, directory or link whose contents are asked of the kernel when somebody looks.
+/// A file, directory or link whose contents are made when they are read.
 pub trait Live: Debug + Send + Sync {
     /// Its type, as bits of a mode.
     fn kind(&self) -> u32;
@@ -18,22 +18,22 @@ pub trait Live: Debug + Send + Sync {
     /// `ENOMEM`.
     fn name(&self) -> Result<Name>;
 
-    /// The directory that holds it, unless it is the uppermost of its kind.
+    /// Its parent directory; none for `/proc` itself.
     ///
     /// # Errors
     /// `ENOMEM`.
     fn parent(&self) -> Result<Option<Arc<Inode>>>;
 
-    /// What it holds that is always there.
+    /// Its permanent entries.
     fn fixed(&self) -> Option<&Directory>;
 
-    /// Where it leads, as a link.
+    /// Its target, if it is a link.
     ///
     /// # Errors
-    /// `EINVAL`: it is none. `ENOENT`: what it is of has gone. `ENOMEM`.
+    /// `EINVAL`: it is no link. `ENOENT`: its process has ended. `ENOMEM`.
     fn target(&self) -> Result<Target>;
 
-    /// What `name` leads to in it.
+    /// The inode of `name` in it.
     ///
     /// # Errors
     /// `ENOENT`, `ENOTDIR`.
@@ -42,19 +42,19 @@ pub trait Live: Debug + Send + Sync {
     /// Adds its entries to `items`.
     ///
     /// # Errors
-    /// `ENOENT`: what it is of has gone. `ENOTDIR`, `ENOMEM`.
+    /// `ENOENT`: its process has ended. `ENOTDIR`, `ENOMEM`.
     fn list(&self, items: &mut Vec<Item>) -> Result<()>;
 
     /// Its text.
     ///
     /// # Errors
-    /// `ESRCH`: what it is of has gone. `EINVAL`: it has none. `ENOMEM`.
+    /// `ESRCH`: its process has ended. `EINVAL`: it has no text. `ENOMEM`.
     fn text(&self) -> Result<Vec<u8>>;
 
-    /// Reads from `offset` on where it is no text, but made piece by piece.
+    /// Reads from `offset`, if it is not a text but made piece by piece.
     fn read(&self, to: &mut Transfer<'_>, offset: u64) -> Option<Result>;
 
-    /// Takes what is written to it.
+    /// Writes to it.
     ///
     /// # Errors
     /// `EINVAL`, `EFAULT`, `ESRCH`, `ERANGE`, `EPERM`, `ENOMEM`.

@@ -1,13 +1,13 @@
-//! Locks on files: those on ranges (`fcntl`) and those on whole files (`flock`), which know nothing of each
-//! other. They are advice: only who asks for a lock is kept waiting.
+//! Locks on files: on ranges (`fcntl`) and on whole files (`flock`), which are independent of each
+//! other. They are advisory: only a thread that takes a lock waits.
 //!
-//! *Owners.* An open file owns what `flock`, and what `fcntl` for open files, locks with it, until nobody has it
-//! open any more. What `fcntl` locks otherwise belongs to a table of descriptors, and so to a process, until it
-//! closes any descriptor of that file. Both are known by their place in memory, which is theirs for as long as
-//! they own anything; the file that is locked likewise.
+//! *Owners.* An open file owns the locks of `flock`, and those of `fcntl` for open file descriptions, until it is
+//! closed everywhere. All other locks of `fcntl` belong to a descriptor table, and so to a process, until it
+//! closes any descriptor of the file. Both, and the locked file, are identified by their address in memory, which
+//! cannot be reused while they own anything.
 //!
-//! *Waiting.* All who wait for a lock wait in one queue, and look again whenever one is released. Nobody looks
-//! for circles of them.
+//! *Waiting.* All waiters are in one queue, and try again whenever a lock is released. Deadlocks
+//! are not detected.
 
 use super::file::File;
 use crate::errno::{Errno, Result};
@@ -17,7 +17,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Map, Vec};
 
-/// Who owns a lock, and so which locks it can be in the way of.
+/// The owner of a lock, and its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// A table of descriptors, through `fcntl`.
@@ -31,21 +31,21 @@ pub enum Owner {
 /// A lock.
 #[derive(Clone, Debug)]
 pub struct Lock {
-    /// Whose it is.
+    /// Its owner.
     pub owner: Owner,
     /// The bytes that are locked.
     pub range: RangeInclusive<u64>,
-    /// Whether it is in the way of readers too.
+    /// Whether it is exclusive.
     pub writes: bool,
-    /// The process that asked for it.
+    /// The process that took it.
     pub pid: u32,
 }
 
-/// The locks of the files that have any, by the place of their inodes.
+/// The locks of all files that have any, by the address of the inode.
 static LOCKS: Mutex<Map<usize, Vec<Lock>>> = Mutex::new(Map::new());
-/// How many such files there are, for who closes files without locks.
+/// The number of such files, so that closing files is fast without locks.
 static LOCKED: AtomicUsize = AtomicUsize::new(0);
-/// Who waits for a lock.
+/// The threads that wait for a lock.
 static RELEASED: WaitQueue = WaitQueue::new();
 
 /// Every byte.
@@ -64,7 +64,7 @@ impl Owner {
 }
 
 impl Lock {
-    /// Whether one of the two is in the way of the other.
+    /// Whether the two conflict.
     fn conflicts(&self, other: &Self) -> bool {
         let whole = |lock: &Self| matches!(lock.owner, Owner::Whole(_));
         self.owner != other.owner
@@ -77,7 +77,7 @@ impl Lock {
         self.range.start() <= range.end() && range.start() <= self.range.end()
     }
 
-    /// What is left of it before and after `range`, which it overlaps.
+    /// Its parts before and after `range`, which it overlaps.
     fn around(&self, range: &RangeInclusive<u64>) -> [Option<RangeInclusive<u64>>; 2] {
         let (start, end) = (*self.range.start(), *self.range.end());
         let before = range.start().checked_sub(1).map(|last| start..=last);
@@ -90,7 +90,7 @@ fn place(file: &File) -> usize {
     Arc::as_ptr(&file.inode) as usize
 }
 
-/// Changes the locks of the file at `place`: those that it has, or with `begin` none yet.
+/// Changes the locks of the file at `place`; with `begin` also if it has none yet.
 ///
 /// # Errors
 /// `ENOLCK`: there is no memory. Those of `change`.
@@ -112,16 +112,16 @@ fn change<R: Default>(
     result
 }
 
-/// The first lock of the file that is in the way of `wanted`.
+/// The first lock of the file that conflicts with `wanted`.
 pub fn obstacle(file: &File, wanted: &Lock) -> Option<Lock> {
     let all = LOCKS.lock();
     all.get(&place(file))?.iter().find(|lock| lock.conflicts(wanted)).cloned()
 }
 
-/// Takes a lock, in place of what its owner has locked there; waits for it unless `at_once`.
+/// Takes a lock, which replaces those of its owner in the range; waits for it unless `at_once`.
 ///
 /// # Errors
-/// `EAGAIN`: another is in the way; [`Errno::RESTART`]: a signal came first; `ENOLCK`: there is no memory.
+/// `EAGAIN`: another lock conflicts; [`Errno::RESTART`]: a signal came first; `ENOLCK`: there is no memory.
 pub fn lock(file: &File, wanted: &Lock, at_once: bool) -> Result<()> {
     if faultless_bare::heap::low() {
         return Err(Errno::ENOLCK);
@@ -132,14 +132,14 @@ pub fn lock(file: &File, wanted: &Lock, at_once: bool) -> Result<()> {
             if locks.iter().any(|lock| lock.conflicts(wanted)) {
                 return Ok(false);
             }
-            // Its own, and one more where a lock is cut in two.
+            // For the new lock, and for one that is split.
             locks.try_reserve(2).map_err(|_| Errno::ENOLCK)?;
             release(locks, wanted.owner, &wanted.range)?;
             locks.try_push(wanted.clone()).map_err(|_| Errno::ENOLCK)?;
             Ok(true)
         })
     };
-    // What was exclusive may not be now.
+    // An exclusive lock may have become a shared one.
     if take()? {
         RELEASED.wake_all();
         return Ok(());
@@ -148,7 +148,7 @@ pub fn lock(file: &File, wanted: &Lock, at_once: bool) -> Result<()> {
         return Err(Errno::EAGAIN);
     }
     if let Owner::Whole(_) = wanted.owner {
-        // Two who both want more than they have would wait for each other.
+        // Two owners that both upgrade would wait for each other.
         unlock(file, wanted.owner, &WHOLE)?;
     }
     let taken = || match take() {
@@ -158,7 +158,7 @@ pub fn lock(file: &File, wanted: &Lock, at_once: bool) -> Result<()> {
     wait_until(&[&RELEASED], None, taken).map_err(|_| Errno::RESTART)?
 }
 
-/// Takes `range` from what `owner` has locked. Only a lock that is cut in two needs memory.
+/// Removes `range` from the locks of `owner`. Only splitting a lock needs memory.
 fn release(locks: &mut Vec<Lock>, owner: Owner, range: &RangeInclusive<u64>) -> Result<()> {
     let mut at = 0;
     while at < locks.len() {
@@ -170,7 +170,7 @@ fn release(locks: &mut Vec<Lock>, owner: Owner, range: &RangeInclusive<u64>) -> 
         match lock.around(range) {
             [Some(before), Some(after)] => {
                 let after = Lock { range: after, ..lock.clone() };
-                // No other of this owner's overlaps the range, since none overlaps this one: nothing was changed yet.
+                // No other lock of the owner overlaps the range, since none overlaps this one: nothing was changed yet.
                 locks.try_insert(at + 1, after).map_err(|_| Errno::ENOLCK)?;
                 locks[at].range = before;
                 return Ok(());
@@ -187,24 +187,24 @@ fn release(locks: &mut Vec<Lock>, owner: Owner, range: &RangeInclusive<u64>) -> 
     Ok(())
 }
 
-/// Releases what `owner` has locked in `range`.
+/// Releases the locks of `owner` in `range`.
 ///
 /// # Errors
-/// `ENOLCK`: a lock is to be cut in two, and there is no memory for the other part; nothing has changed.
+/// `ENOLCK`: there is no memory to split a lock; nothing has changed.
 pub fn unlock(file: &File, owner: Owner, range: &RangeInclusive<u64>) -> Result<()> {
     change(place(file), false, |locks| release(locks, owner, range))?;
     RELEASED.wake_all();
     Ok(())
 }
 
-/// The table of descriptors at `table` has closed one of `file`.
+/// Releases locks on `file`, of which the descriptor table at `table` has closed a descriptor.
 pub fn closed(table: usize, file: &File) {
     if LOCKED.load(Ordering::SeqCst) != 0 {
         forget(place(file), Owner::Table(table));
     }
 }
 
-/// Nobody has `file` open any more.
+/// Releases the locks that `file`, which is dropped, owns.
 pub fn file_ended(file: &File) {
     if LOCKED.load(Ordering::SeqCst) != 0 {
         let at = core::ptr::from_ref(file) as usize;
@@ -213,7 +213,7 @@ pub fn file_ended(file: &File) {
     }
 }
 
-/// Nobody has the table of descriptors at `table` any more.
+/// Releases the locks of the descriptor table at `table`, which is dropped.
 pub fn table_ended(table: usize) {
     if LOCKED.load(Ordering::SeqCst) != 0 {
         let mut last = None;

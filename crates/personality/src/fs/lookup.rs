@@ -10,7 +10,7 @@ use crate::task::thread::try_current;
 use faultless_collections::{Arc, String, Vec};
 use linux_raw_sys::general as linux;
 
-/// Where the running thread's process starts its paths; before there is one, the root.
+/// Where paths of the running thread's process start; the root before there is one.
 fn start() -> Start {
     match try_current() {
         Some(thread) => thread.process.files().start(),
@@ -21,7 +21,7 @@ fn start() -> Start {
 /// The program at `path`, as the running thread's process sees it.
 ///
 /// # Errors
-/// `EACCES`: it is no regular file, or nobody may run it. Those of [`walk`](fn@walk).
+/// `EACCES`: it is no regular file, or not executable. Those of [`walk`](fn@walk).
 pub fn program(path: &[u8]) -> Result<Arc<Inode>> {
     let inode = walk(&start(), path, Links::Follow)?.existing()?;
     if inode.regular().is_none() || !inode.is_executable() {
@@ -33,7 +33,7 @@ pub fn program(path: &[u8]) -> Result<Arc<Inode>> {
 /// All bytes of a regular file.
 ///
 /// # Errors
-/// `EINVAL`: it is another; `ENOMEM`; those of [`walk`](fn@walk).
+/// `EINVAL`: it is no regular file; `ENOMEM`; those of [`walk`](fn@walk).
 pub fn read_all(path: &[u8]) -> Result<Vec<u8>> {
     let inode = walk(&start(), path, Links::Follow)?.existing()?;
     let regular = inode.regular().ok_or(Errno::EINVAL)?;
@@ -43,10 +43,10 @@ pub fn read_all(path: &[u8]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A path that leads where `path` leads from the directory `fd`, in the words of the `…at` calls.
+/// A path that leads where `path` leads from the directory `fd`, for the `…at` calls.
 ///
 /// # Errors
-/// `EBADF`, `ENOENT`: the path is empty, and may not be.
+/// `EBADF`; `ENOENT`: the path is empty, without `AT_EMPTY_PATH`.
 pub fn path_at(fd: i32, path: Vec<u8>, flags: u32) -> Result<Vec<u8>> {
     if path.first() == Some(&b'/') || fd == linux::AT_FDCWD {
         return Ok(path);

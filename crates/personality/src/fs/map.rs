@@ -9,7 +9,7 @@ use faultless::{Backing, MapFlags, Object, Prot, Shared};
 use faultless_bare::percpu;
 use linux_raw_sys::general as linux;
 
-/// What a descriptor has to map.
+/// What can be mapped of a file.
 #[derive(Debug)]
 pub struct Mapping {
     object: Held,
@@ -17,7 +17,7 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// It from page `first` on.
+    /// The backing from page `first` on.
     pub fn starting_at(&self, first: u64) -> Backing<'_> {
         Backing { object: &self.object, first, may_write: self.may_write }
     }

@@ -1,15 +1,15 @@
 //! Files: a file system in memory, pipes and other streams, the console, `/proc`.
 //!
-//! A path is [walked](mod@walk) to an [`Inode`]; opened, that is a [`File`]; a process finds it by a
-//! descriptor ([`ProcessFiles`]). Bytes move through a [`Transfer`], straight between the program's memory
-//! and where they are kept: the pages of an object of the subsystem, which programs also map ([`regular`]),
-//! the ring of a [`pipe`]. What must wait is a [`stream`]; all waiting is there and in [`poll`].
+//! A [walk](mod@walk) along a path leads to an [`Inode`]; opened, it becomes a [`File`]; a process refers to it by a
+//! descriptor ([`ProcessFiles`]). A [`Transfer`] copies bytes directly between user memory
+//! and their storage: the pages of a memory object, which programs can also map ([`regular`]),
+//! or the ring of a [`pipe`]. What may block is a [`stream`]; all waiting is there and in [`poll`].
 //!
-//! *Locks*, from the outside in: the position of a file; the change of a regular file, or the state of a
-//! stream; the tree of names; one directory; what `stat` tells. None is held while waiting. They may be
-//! held while the program's memory is touched, because a page fault takes none of them.
+//! *Locks*, from the outside in: the position of a file; the contents of a regular file, or the state of a
+//! stream; the tree of names; one directory; the metadata of an inode. None is held while waiting. They may be
+//! held during accesses to user memory, because a page fault takes none of them.
 //!
-//! *Descriptions of what the kernel knows* (`/proc`) are texts, made when they are read from the start.
+//! *Files of `/proc`* are texts, made when they are read from the start.
 
 mod descriptors;
 pub mod device;

@@ -1,7 +1,7 @@
-//! Pipes, named and not, and the pairs of them that connected sockets are.
+//! Pipes, named and anonymous, and connected sockets, which are pairs of pipes.
 //!
-//! A pipe is a ring of bytes. It is writable while as many bytes fit as are written in one piece
-//! (`PIPE_BUF`); a write of no more than that is not split.
+//! A pipe is a ring of bytes. It is writable while `PIPE_BUF` bytes fit; a write of at most
+//! that many bytes is not split.
 
 use super::stream::{Events, Stream};
 use super::transfer::Transfer;
@@ -10,14 +10,14 @@ use crate::task::wait::{Changes, Stop, wait_until};
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Vec};
 
-/// Bytes that are written in one piece.
+/// The most bytes of an atomic write.
 const PIPE_BUF: usize = 4096;
-/// Bytes that a pipe holds, unless told otherwise.
+/// The default capacity in bytes.
 const CAPACITY: usize = 64 << 10;
-/// The most that it can be told to hold.
+/// The largest capacity in bytes.
 const MAX_CAPACITY: usize = 1 << 20;
 
-/// Bytes on their way.
+/// A pipe.
 #[derive(Debug)]
 pub struct Pipe {
     kind: Kind,
@@ -34,17 +34,17 @@ struct State {
     capacity: usize,
     readers: u32,
     writers: u32,
-    /// Ends that were ever opened: for who opens the other end.
+    /// Ends opened so far, which the opener of the other end waits for.
     opened: [u64; 2],
 }
 
-/// Who finds a pipe to open it.
+/// How a pipe is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Whoever knows its name: `mkfifo`. Who opens an end waits for the other.
+    /// By name (`mkfifo`). Opening one end waits for the other.
     Named,
-    /// Who has a descriptor of it, and opens that in `/proc/PID/fd`. Both ends were there from the start, so
-    /// nobody waits.
+    /// By a descriptor, in `/proc/PID/fd`. Both ends existed from the start, so
+    /// opening does not wait.
     Anonymous,
 }
 
@@ -53,7 +53,7 @@ impl State {
         self.capacity - self.used
     }
 
-    /// Whether somebody is at the side that a reader, or else a writer, meets, and how many ever were.
+    /// Whether the other side of a reader, or else of a writer, is open, and how often it was opened.
     const fn other_side(&self, of_reader: bool) -> (bool, u64) {
         if of_reader {
             (self.writers != 0, self.opened[1])
@@ -84,7 +84,7 @@ impl State {
         Ok(())
     }
 
-    /// The bytes on their way, in order.
+    /// The bytes in the ring, in order.
     fn filled(&self) -> (&[u8], &[u8]) {
         let first = (self.ring.len() - self.head).min(self.used);
         (&self.ring[self.head..self.head + first], &self.ring[..self.used - first])
@@ -147,8 +147,8 @@ impl Pipe {
         Ok(Self::enter(this, reads, writes)?.0)
     }
 
-    /// An end of it, and what the other side was like just before: whether somebody was there, and how
-    /// many ever were.
+    /// An end of it, and the state of the other side just before: whether it was open, and how often it was
+    /// opened.
     fn enter(this: &Arc<Self>, reads: bool, writes: bool) -> Result<(Arc<End>, bool, u64)> {
         let (met, before) = {
             let mut state = this.state.lock();
@@ -159,18 +159,18 @@ impl Pipe {
             state.opened[1] += u64::from(writes);
             before
         };
-        // A reader of a pipe without a name is told of its end even if it came after that.
+        // A reader of an anonymous pipe sees the end of file even if it came after that.
         let missed = if this.kind == Kind::Named && !met { before } else { 0 };
-        // Counted before it is made: without memory for it, its end is that of any.
+        // Counted before the allocation: if that fails, dropping `end` undoes it.
         let end = End { pipe: this.clone(), reads, writes, missed };
         this.changes.announce();
         Ok((Arc::try_new(end)?, met, before))
     }
 
-    /// Opens an end. A named pipe is waited for somebody at the other end of.
+    /// Opens an end. For a named pipe this waits until the other end is opened.
     ///
     /// # Errors
-    /// `ENXIO`: nobody reads, and the call is not to wait. [`Errno::RESTART`]. `ENOMEM`.
+    /// `ENXIO`: no reader, and non-blocking. [`Errno::RESTART`]. `ENOMEM`.
     pub fn open(this: &Arc<Self>, reads: bool, writes: bool, at_once: bool) -> Result<Arc<End>> {
         let (end, met, before) = Self::enter(this, reads, writes)?;
         if met || this.kind == Kind::Anonymous || reads && (writes || at_once) {
@@ -179,7 +179,7 @@ impl Pipe {
         if at_once {
             return Err(Errno::ENXIO);
         }
-        // Who came and left meanwhile was there too.
+        // An end that was opened and closed meanwhile counts, too.
         let came = || {
             let (there, opened) = this.state.lock().other_side(reads);
             (there || opened != before).then_some(())
@@ -195,10 +195,10 @@ impl Pipe {
         self.state.lock().capacity
     }
 
-    /// Makes it hold at least `wanted` bytes, a power of two of pages.
+    /// Makes it hold at least `wanted` bytes, rounded up to a power of two of pages.
     ///
     /// # Errors
-    /// `EBUSY`: more are in it. `EPERM`: more than may be. `ENOMEM`.
+    /// `EBUSY`: it contains more. `EPERM`: above the limit. `ENOMEM`.
     pub fn set_capacity(&self, wanted: usize) -> Result<usize> {
         let capacity = wanted.max(PIPE_BUF).checked_next_power_of_two().ok_or(Errno::EPERM)?;
         if capacity > MAX_CAPACITY {
@@ -252,7 +252,7 @@ impl Pipe {
         from.result()
     }
 
-    /// Appends up to `len` of the bytes on their way to `bytes`; 0 at the end.
+    /// Copies up to `len` bytes without consuming them, and appends them to `bytes`; 0 at the end of file.
     ///
     /// # Errors
     /// `EAGAIN`: there are none yet. `ENOMEM`.
@@ -270,17 +270,17 @@ impl Pipe {
         Ok(len as u64)
     }
 
-    /// What an end that reads is ready for, which was opened when `missed` writers had come and gone.
+    /// The events of a reading end, which was opened after `missed` writers.
     fn ready_to_read(&self, missed: u64) -> Events {
         let state = self.state.lock();
         let mut ready = Events::empty();
         ready.set(Events::READ, state.used != 0);
-        // Who opened a named pipe without waiting is not told of an end before the beginning.
+        // A non-blocking reader of a named pipe sees no end of file before the first writer.
         ready.set(Events::HUP, state.writers == 0 && state.opened[1] != missed);
         ready
     }
 
-    /// What the end that writes is ready for.
+    /// The events of a writing end.
     fn ready_to_write(&self) -> Events {
         let state = self.state.lock();
         let mut ready = Events::empty();
@@ -303,14 +303,14 @@ impl Pipe {
     }
 }
 
-/// An end of a pipe, or, of a named one, both.
+/// An end of a pipe, or both ends of a named one.
 #[derive(Debug)]
 pub struct End {
     /// Its pipe.
     pub pipe: Arc<Pipe>,
     reads: bool,
     writes: bool,
-    /// How many had been at the other end of a named pipe before this one was opened, if nobody was then.
+    /// For a named pipe whose other end was closed when this one was opened: how often it had been opened.
     missed: u64,
 }
 
@@ -358,7 +358,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Two of them.
+    /// Two connected sockets.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -376,7 +376,7 @@ impl Socket {
         Ok([one(0)?, one(1)?])
     }
 
-    /// Ends what it receives, or what it sends.
+    /// Ends receiving or sending.
     pub fn shut_down(&self, input: bool, output: bool) {
         let input = if input { self.input.lock().take() } else { None };
         let output = if output { self.output.lock().take() } else { None };

@@ -8,7 +8,7 @@ use crate::time;
 use faultless_bare::heap::try_push;
 use faultless_collections::{Arc, Vec};
 
-/// Waits until `ready` gives something, which is asked again whenever one of `files` changes; `None` when
+/// Waits until `ready` returns something; it is called again whenever one of `files` changes. `None` if
 /// the deadline, in nanoseconds since boot, passed first.
 ///
 /// # Errors
@@ -28,7 +28,7 @@ pub fn wait_for<'a, R>(
     wait_for_changes(&changes, deadline, look_again, ready)
 }
 
-/// As [`wait_for`], where it is known already what announces changes.
+/// As [`wait_for`], with given announcements.
 ///
 /// # Errors
 /// `Errno::RESTART_UNHANDLED`: a signal came first. `ENOMEM`.
@@ -40,7 +40,7 @@ pub fn wait_for_changes<R>(
 ) -> Result<Option<R>> {
     let mut places = Vec::new();
     changes.iter().try_for_each(|changes| try_push(&mut places, Place::at(&changes.queue)))?;
-    // A file may be watched many times, but is to be waited for once.
+    // A file may be watched several times, but needs only one place.
     places.sort_unstable_by_key(|place| core::ptr::from_ref(place.queue()));
     places.dedup_by_key(|place| core::ptr::from_ref(place.queue()));
     match wait_and_look_again(&places, deadline, look_again, ready) {
@@ -50,7 +50,7 @@ pub fn wait_for_changes<R>(
     }
 }
 
-/// Which of the events that are `wanted`, or are told in any case, `file` is ready for.
+/// The events of `file` among `wanted` and those that are always reported.
 pub fn ready(file: &File, wanted: Events) -> Events {
     file.ready() & (wanted | Events::ALWAYS | Events::NVAL)
 }

@@ -1,10 +1,10 @@
-//! The bytes of regular files: an object of the subsystem, and a length.
+//! The contents of regular files: a memory object, and a length.
 //!
-//! Bytes go straight between the object's pages and the program. The lock orders writes and changes of
-//! the length; reads take none. It may be held while the program's memory is touched: a fault takes no
-//! lock of the file system, even if that memory is a mapping of the very same file.
+//! Bytes are copied directly between the object's pages and the program. The lock orders writes and changes of
+//! the length; reads take none. It may be held during accesses to user memory: a page fault takes no
+//! lock of the file system, even if that memory is a mapping of the same file.
 //!
-//! *Law of the tail:* in the last page of the object the bytes beyond the length are zero, but for what
+//! *The tail:* in the last page of the object the bytes beyond the length are zero, except for what
 //! programs store there through mappings; that is cleared when the file grows over it.
 
 use super::transfer::Transfer;
@@ -22,20 +22,20 @@ use faultless_bare::percpu;
 use faultless_bare::sync::Mutex;
 use linux_raw_sys::general as linux;
 
-/// Largest length of a file.
+/// The largest length of a file.
 pub const MAX_LENGTH: u64 = Object::MAX_PAGES << PAGE_SHIFT;
 
-/// Frames that files leave to others.
+/// The frames that files must leave free.
 fn frames_left_to_others() -> u64 {
     percpu::vm().total_frames() / 8
 }
 
-/// A share of an object that is given up in the end.
+/// A reference to an object, which its drop releases.
 #[derive(Debug)]
 pub struct Held(ManuallyDrop<Shared<Object>>);
 
 impl Held {
-    /// Holds a share.
+    /// Takes over a reference.
     pub const fn new(object: Shared<Object>) -> Self {
         Self(ManuallyDrop::new(object))
     }
@@ -51,7 +51,7 @@ impl Deref for Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // SAFETY: not used again: this is the end of its owner.
+        // SAFETY: not used again.
         let object = unsafe { ManuallyDrop::take(&mut self.0) };
         Object::release(object, percpu::cpu());
     }
@@ -64,7 +64,7 @@ pub struct Regular {
     change: Mutex<()>,
     /// Whether it was ever mapped.
     mapped: AtomicBool,
-    /// What may not be done to it any more (`F_SEAL_…`); `F_SEAL_SEAL` alone where nothing may be sealed.
+    /// Its seals (`F_SEAL_…`); only `F_SEAL_SEAL` if it cannot be sealed.
     seals: AtomicU32,
 }
 
@@ -95,31 +95,31 @@ impl Regular {
         self.length.load(Ordering::Acquire)
     }
 
-    /// Its pages that are there.
+    /// Its resident pages.
     pub fn resident_pages(&self) -> u64 {
         self.object.resident_pages(percpu::cpu())
     }
 
-    /// Its object, to be mapped.
+    /// Its object, for a mapping.
     pub fn map(&self) -> &Shared<Object> {
         self.mapped.store(true, Ordering::SeqCst);
         &self.object
     }
 
-    /// What may not be done to it.
+    /// Its seals.
     pub fn seals(&self) -> u32 {
         self.seals.load(Ordering::Relaxed)
     }
 
-    /// Lets it be sealed.
+    /// Allows sealing.
     pub fn allow_seals(&self) {
         self.seals.store(0, Ordering::Relaxed);
     }
 
-    /// Forbids more.
+    /// Adds seals.
     ///
     /// # Errors
-    /// `EPERM`: it was forbidden to.
+    /// `EPERM`: `F_SEAL_SEAL` is set.
     pub fn seal(&self, more: u32) -> Result<()> {
         let _change = self.change.lock();
         if self.seals() & linux::F_SEAL_SEAL != 0 {
@@ -133,7 +133,7 @@ impl Regular {
         if self.seals() & sealed == 0 { Ok(()) } else { Err(Errno::EPERM) }
     }
 
-    /// Puts the bytes from `offset` on into `to`.
+    /// Copies the bytes from `offset` on to `to`.
     ///
     /// # Errors
     /// `EFAULT`.
@@ -148,13 +148,13 @@ impl Regular {
                 Some(page) => unsafe { to.put(page.add((at % PAGE_SIZE) as usize), part) },
                 None => to.put_zeros(part),
             });
-            // A large file takes long, and others may be waiting for us to flush.
+            // A large read takes long, and other CPUs may wait for a flush.
             cpu.serve_flushes();
         }
         to.result()
     }
 
-    /// Takes bytes from `from`, to `offset` on or, without one, to the end; gives where they begin.
+    /// Copies bytes from `from` to `offset` or, without one, to the end; returns where they begin.
     ///
     /// # Errors
     /// `EFBIG`, `ENOSPC`, `EFAULT`, `EPERM`: it is sealed.
@@ -193,7 +193,7 @@ impl Regular {
             cpu.serve_flushes();
         }
         self.length.fetch_max(at, Ordering::Release);
-        // Whatever had been added for bytes that did not come.
+        // Frees pages that were added for bytes that could not be copied.
         self.shorten();
         match room {
             Err(errno) if from.moved() == 0 => Err(errno),
@@ -201,10 +201,10 @@ impl Regular {
         }
     }
 
-    /// Files must not take the last frames.
+    /// Fails if files would take the last frames.
     fn may_grow_by_page(&self, index: u64) -> Result<()> {
         let cpu = percpu::cpu();
-        // The count is a sum over CPUs: not for every page.
+        // The count is a sum over all CPUs: not done for every page.
         if index & 15 == 0
             && !self.object.has_page(cpu, index)
             && cpu.vm().free_frames() < frames_left_to_others()
@@ -214,14 +214,14 @@ impl Regular {
         Ok(())
     }
 
-    /// Adds pages up to `end`, and clears the tail that becomes a part of the file. `change` is held.
+    /// Adds pages up to `end`, and clears the tail that becomes part of the file. `change` is held.
     fn grow(&self, length: u64, end: u64) -> Result<()> {
         self.clear(length, end.min(length.next_multiple_of(PAGE_SIZE)));
         self.object.set_pages(percpu::cpu(), end.div_ceil(PAGE_SIZE))?;
         Ok(())
     }
 
-    /// Zeroes what is there of `from..to`, which lie in one page.
+    /// Zeroes `from..to`, which lie in one page, if the page is resident.
     fn clear(&self, from: u64, to: u64) {
         let cpu = percpu::cpu();
         let index = from >> PAGE_SHIFT;
@@ -236,7 +236,7 @@ impl Regular {
                     );
                 }
             };
-            // Only a page that left meanwhile is not there; it is zero.
+            // A page that left the object meanwhile is zero.
             let _ = self.object.write_page(cpu, index, zero);
         }
     }
@@ -266,18 +266,18 @@ impl Regular {
         Ok(())
     }
 
-    /// Gives up the pages beyond the end. `change` is held, so none is added before all of them are gone
+    /// Frees the pages beyond the end. `change` is held, so none is added before all of them are unmapped
     /// everywhere.
     fn shorten(&self) {
         let (before, pages) = (self.object.pages(), self.length().div_ceil(PAGE_SIZE));
         if pages < before {
-            // No longer than it was: that is never refused.
+            // Shrinking never fails.
             let _ = self.object.set_pages(percpu::cpu(), pages);
             self.revoke(pages..before, Copies::Drop);
         }
     }
 
-    /// Makes pages for `range`, and with `grow` makes it a part of the file.
+    /// Allocates pages for `range`, and with `grow` extends the file over it.
     ///
     /// # Errors
     /// `EFBIG`, `ENOSPC`; `EPERM`: it is sealed.
@@ -307,8 +307,8 @@ impl Regular {
         Ok(())
     }
 
-    /// Makes `start..end` zero, and frees the pages that lie in it wholly. What programs stored to private
-    /// mappings of them stays.
+    /// Zeroes `start..end`, and frees the pages that lie wholly in it. Private copies of programs
+    /// stay.
     ///
     /// # Errors
     /// `EPERM`: it is sealed.
@@ -328,13 +328,13 @@ impl Regular {
         Ok(())
     }
 
-    /// The first byte from `offset` on in a page that is there, or, unless `there`, in one that is not.
-    /// The end of the file is a hole. A very long hole is told in parts, as if there were data between.
+    /// The first byte from `offset` on in a resident page, or, unless `there`, in a hole.
+    /// The end of the file is a hole. A very long hole is reported in parts, as if there were data between.
     ///
     /// # Errors
     /// `ENXIO`: there is none.
     pub fn seek(&self, offset: u64, there: bool) -> Result {
-        /// Pages that are looked at in one call.
+        /// The most pages that one call checks.
         const LONGEST: u64 = 1 << 18;
         let length = self.length();
         if offset >= length {
@@ -351,7 +351,7 @@ impl Regular {
         }
     }
 
-    /// Takes `pages`, which have left the object, out of every process that may map them. `change` is held.
+    /// Unmaps `pages`, which have left the object, in every process. `change` is held.
     fn revoke(&self, pages: Range<u64>, copies: Copies) {
         if self.mapped.load(Ordering::SeqCst) {
             memory::revoke(&self.object, pages, copies);

@@ -24,9 +24,9 @@ pub(super) fn set_root(root: Arc<Inode>) -> Result<()> {
     Ok(())
 }
 
-/// Drops all files that nobody has open. For the end, when no process is left.
+/// Drops all files, when the machine ends and no process is left.
 pub fn unmount() {
-    // Neither by recursion, as trees are deeper than the stack, nor with a list, which would need memory.
+    // Without recursion, as trees may be deeper than the stack, and without a list, which would need memory.
     fn directory(inode: &Inode) -> Option<&Directory> {
         match &inode.body {
             Body::Directory(entries) => Some(entries),

@@ -1,4 +1,4 @@
-//! The first files: those of the initial archive, and those that programs expect of any Linux.
+//! The initial files: those of the archive, and those that programs expect on any Linux.
 
 use super::device::Device;
 use super::directory::{self, Directory};
@@ -18,7 +18,7 @@ use linux_raw_sys::general as linux;
 
 /// Makes the file system, from a cpio archive in the "newc" form. Called once, before any thread runs.
 ///
-/// A file that cannot be made is reported, and left out.
+/// A file that cannot be made is reported and left out.
 ///
 /// # Errors
 /// The archive is damaged; the report says where.
@@ -40,7 +40,7 @@ const NO_MEMORY: &str = "there is no memory";
 fn unpack(start: &Start, archive: &[u8]) -> core::result::Result<(), &'static str> {
     let mut end = 0;
     let mut last = "the start";
-    // Further names of a file come before the one with its bytes, with the same number.
+    // Other names of a file, with the same number, come before the one with its bytes.
     let mut linked: Map<(u32, u32, u32), Arc<Inode>> = Map::new();
     for entry in iter_files(archive) {
         if let Err(errno) = unpack_one(start, &entry, &mut linked) {
@@ -50,7 +50,7 @@ fn unpack(start: &Start, archive: &[u8]) -> core::result::Result<(), &'static st
         let after = entry.file().as_ptr_range().end as usize - archive.as_ptr() as usize;
         end = after.next_multiple_of(4);
     }
-    // The reader stops at what it cannot read, as it does at the entry that ends an archive.
+    // The reader stops at a damaged entry, as at the last one.
     let rest = archive.get(end..).unwrap_or_default();
     let is_end = rest.get(..6) == Some(b"070701") && rest.get(110..120) == Some(b"TRAILER!!!");
     if archive.is_empty() || is_end {
@@ -102,7 +102,7 @@ fn unpack_one(
     };
     let seconds = u64::from(u32::try_from(entry.mtime()).unwrap_or(0));
     let (parent, name) = place(start, name)?;
-    // The later of two of a name counts.
+    // Of two entries with one name the later counts.
     match directory::unlink(&parent, &name, false) {
         Ok(()) | Err(Errno::ENOENT) => {}
         Err(errno) => return Err(errno),
@@ -128,7 +128,7 @@ fn place(start: &Start, path: &[u8]) -> Result<(Arc<Inode>, Name)> {
     Ok((parent, Vec::try_from_slice(name)?))
 }
 
-/// The directory at `path`, made with all above it where they are missing.
+/// The directory at `path`; missing ones are made.
 fn make_directories(start: &Start, path: &[u8]) -> Result<Arc<Inode>> {
     let mut here = start.root.clone();
     let mut rest = path;
@@ -145,7 +145,7 @@ fn make_directories(start: &Start, path: &[u8]) -> Result<Arc<Inode>> {
     Ok(here)
 }
 
-/// Adds what programs expect, where the archive has nothing by that name.
+/// Adds the files that programs expect, unless the archive has them.
 fn furnish(start: &Start) -> Result<()> {
     use Device::{Console, Full, Null, Random, Zero};
     let add = |path: &str, made: Result<Arc<Inode>>| {
@@ -195,7 +195,7 @@ fn furnish(start: &Start) -> Result<()> {
     link("dev/stdin", "/proc/self/fd/0");
     link("dev/stdout", "/proc/self/fd/1");
     link("dev/stderr", "/proc/self/fd/2");
-    // An archive of a root file system has an empty directory there, to mount on.
+    // An archive of a root file system has an empty mount point there.
     let _ = directory::remove_directory(&start.root, b"proc");
     add("proc", proc::root());
     let cpus = percpu::cpus();

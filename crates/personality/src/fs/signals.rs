@@ -1,7 +1,7 @@
-//! Signals that are read (`signalfd`).
+//! Signals as files (`signalfd`).
 //!
-//! Whoever reads one takes what waits for itself, so what is ready depends on who asks. All of these files share
-//! one announcement, of any signal to anybody: there are few of either.
+//! A reader takes its own pending signals, so the events depend on the calling thread. All of these files share
+//! one announcement, for any signal to any process.
 
 use super::stream::{Events, Stream};
 use super::transfer::Transfer;
@@ -12,7 +12,7 @@ use crate::task::wait::Changes;
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless_collections::Arc;
 
-/// The signals of a set, to be read.
+/// A file of the signals in a set.
 #[derive(Debug)]
 pub struct SignalFile {
     set: AtomicU64,
@@ -20,7 +20,7 @@ pub struct SignalFile {
 }
 
 impl SignalFile {
-    /// Those of `set`.
+    /// A file for `set`.
     ///
     /// # Errors
     /// `ENOMEM`.

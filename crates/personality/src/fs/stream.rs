@@ -1,8 +1,8 @@
-//! What has no position: pipes, events, the console, devices.
+//! Streams, which have no position: pipes, events, the console, devices.
 //!
-//! A stream is tried without waiting. [`read`] and [`write`] wait where it has to be waited for, so that
-//! waiting is written once: who changes a stream announces it on the stream's [`Changes`], and who
-//! waits asks the stream again whenever something was announced.
+//! The operations of a stream do not wait. [`read`] and [`write`] wait for all of them, so that
+//! waiting is written once: a change of a stream is announced on its [`Changes`], and a
+//! waiter tries again after each announcement.
 
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
@@ -17,12 +17,12 @@ use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as linux;
 
 bitflags::bitflags! {
-    /// What a stream is ready for, in the bits of `poll`.
+    /// The events of a stream, in the bits of `poll`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Events: u32 {
-        /// There is something to read, or the end.
+        /// There is something to read, or the end of file.
         const IN = linux::POLLIN;
-        /// There is room to write.
+        /// A write would not block.
         const OUT = linux::POLLOUT;
         /// The reader is gone.
         const ERR = linux::POLLERR;
@@ -44,31 +44,31 @@ impl Events {
     pub const READ: Self = Self::IN.union(Self::RDNORM);
     /// Ready to write.
     pub const WRITE: Self = Self::OUT.union(Self::WRNORM);
-    /// Told whether asked for or not.
+    /// Always reported.
     pub const ALWAYS: Self = Self::ERR.union(Self::HUP);
 }
 
-/// What can be read or written as bytes come and go. Nothing here waits: `EAGAIN` says that one must.
+/// A stream. Its operations do not wait, but fail with `EAGAIN`.
 pub trait Stream: Any + fmt::Debug + Send + Sync {
-    /// Puts what is there into `to`; 0 at the end.
+    /// Copies what is there to `to`; 0 at the end of file.
     ///
     /// # Errors
-    /// `EAGAIN`: nothing is there yet. Others as `read` gives them.
+    /// `EAGAIN`: nothing is there yet. Others as `read`.
     fn read(&self, to: &mut Transfer<'_>) -> Result {
         let _ = to;
         Err(Errno::EINVAL)
     }
 
-    /// Takes from `from` what there is room for.
+    /// Copies from `from` as many bytes as fit.
     ///
     /// # Errors
-    /// `EAGAIN`: there is no room. Others as `write` gives them.
+    /// `EAGAIN`: nothing fits. Others as `write`.
     fn write(&self, from: &mut Transfer<'_>) -> Result {
         let _ = from;
         Err(Errno::EINVAL)
     }
 
-    /// What it is ready for.
+    /// Its present events.
     fn ready(&self) -> Events;
 
     /// Where changes of `ready` are announced; none if it never changes.
@@ -76,7 +76,7 @@ pub trait Stream: Any + fmt::Debug + Send + Sync {
         None
     }
 
-    /// As `changes`, where there are several.
+    /// As `changes`, for several.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -84,28 +84,28 @@ pub trait Stream: Any + fmt::Debug + Send + Sync {
         Ok(self.changes().cloned().map_or(Ok(()), |changes| try_push(all, changes))?)
     }
 
-    /// A count that grows whenever there is something new to tell those who watch for edges; none if there
-    /// never is.
+    /// A count that grows with each edge, for edge-triggered epoll; none if there
+    /// are no edges.
     fn edges(&self) -> Option<u64> {
         self.changes().map(|changes| changes.count())
     }
 
-    /// When to look again although nothing was announced, in nanoseconds since boot. If that comes to be
-    /// earlier, it is announced.
+    /// When to check again without an announcement, in nanoseconds since boot. If this becomes
+    /// earlier, that is announced.
     fn look_again(&self) -> Option<u64> {
         None
     }
 
-    /// Bytes that a read would find.
+    /// The bytes available to a read.
     ///
     /// # Errors
-    /// `ENOTTY`: that is not known here.
+    /// `ENOTTY`: unknown.
     fn queued(&self) -> Result {
         Err(Errno::ENOTTY)
     }
 }
 
-/// A share of a stream, whatever kind it is.
+/// Erases the type of a stream.
 pub fn erase<T: Stream>(stream: Arc<T>) -> Arc<dyn Stream> {
     // SAFETY: the language's own cast.
     unsafe { Arc::cast(stream, |at| at as *mut Counted<dyn Stream>) }
@@ -124,10 +124,10 @@ pub fn wait(stream: &dyn Stream, wanted: Events) -> Result<()> {
     })
 }
 
-/// As [`wait_at`], for what is also to be looked at when `look_again` says.
+/// As [`wait_at`], but `ready` is also called again at the times that `look_again` returns.
 ///
 /// # Errors
-/// Why the wait ended without it.
+/// Why the wait ended early.
 pub fn wait_and_look_again<R>(
     places: &[Place<'_>],
     deadline: Option<u64>,
@@ -148,7 +148,7 @@ pub fn wait_and_look_again<R>(
     }
 }
 
-/// Reads what is there, after waiting for something unless `at_once`.
+/// Reads what is there; waits for something unless `at_once`.
 pub fn read(stream: &dyn Stream, to: &mut Transfer<'_>, at_once: bool) -> Result {
     loop {
         match stream.read(to) {
@@ -158,13 +158,13 @@ pub fn read(stream: &dyn Stream, to: &mut Transfer<'_>, at_once: bool) -> Result
     }
 }
 
-/// Writes everything, waiting for room as often as needed; unless `at_once`: then what there is room
-/// for. A write to what nobody reads is a signal as well as an error.
+/// Writes everything, and waits as often as needed; with `at_once`, writes what fits.
+/// A write without a reader also sends `SIGPIPE`.
 pub fn write(stream: &dyn Stream, from: &mut Transfer<'_>, at_once: bool) -> Result {
     write_with(stream, from, at_once, true)
 }
 
-/// As [`write`]; `tell` says whether it is a signal.
+/// As [`write`]; `tell` enables `SIGPIPE`.
 pub fn write_with(
     stream: &dyn Stream,
     from: &mut Transfer<'_>,

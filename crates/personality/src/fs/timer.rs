@@ -1,7 +1,7 @@
-//! Timers that are files (`timerfd`).
+//! Timers as files (`timerfd`).
 //!
-//! Nothing happens when such a timer expires: who looks at it counts how often it has, and who waits for it is
-//! told [when to look again](Stream::look_again). Once it has expired it tells nobody, as on Linux, until it was
+//! Nothing happens when such a timer expires: a reader computes how often it has, and a waiter gets the time
+//! [when to check again](Stream::look_again). As on Linux, an expired timer reports no further edges until it is
 //! read.
 
 use super::stream::{Events, Stream};
@@ -24,10 +24,10 @@ pub struct TimerFile {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
-    /// When it expires, or did first since it was read, in nanoseconds since boot; none if it does not run.
+    /// When it first expires after the last read, in nanoseconds since boot; none if it does not run.
     expiry: Option<u64>,
     interval: u64,
-    /// How often it was read, or set, after it had expired: each time it told once.
+    /// How often it was read, or set, after it had expired: one edge each.
     told: u64,
 }
 
@@ -42,7 +42,7 @@ impl State {
         }
     }
 
-    /// When it expires next, as far as `now` is concerned.
+    /// When it expires next after `now`.
     fn next(&self, now: u64) -> Option<u64> {
         match self.expirations(now) {
             0 => self.expiry,
@@ -57,7 +57,7 @@ impl State {
 }
 
 impl TimerFile {
-    /// One that does not run, by a clock that always does.
+    /// A timer that does not run, on a clock other than CPU time.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -66,13 +66,13 @@ impl TimerFile {
         Ok(Arc::try_new(Self { clock, state: Mutex::default(), changes })?)
     }
 
-    /// What it shows.
+    /// Its setting.
     pub fn setting(&self) -> Setting {
         self.state.lock().setting(time::now())
     }
 
-    /// Sets it and returns what it showed. With `absolute`, `value` is a time that its clock shows rather
-    /// than one from now.
+    /// Sets it and returns its old setting. With `absolute`, `value` is a time of its clock rather
+    /// than a duration.
     pub fn set(&self, new: Setting, absolute: bool) -> Setting {
         let now = time::now();
         let expiry = match new.value {

@@ -1,7 +1,7 @@
-//! The memory that a call reads to or writes from: pieces of the program's, or one of the kernel's.
+//! The memory that a call reads to or writes from: pieces of user memory, or one of kernel memory.
 //!
-//! A transfer remembers how far it came. Memory of the program that is not there ends it: what was moved
-//! before counts, and only if that is nothing is the call in error.
+//! A transfer records its progress. An inaccessible page of user memory ends it: the bytes copied
+//! before count, and the call fails only if there are none.
 
 use crate::errno::{Errno, Result};
 use core::marker::PhantomData;
@@ -19,7 +19,7 @@ pub struct Piece {
     pub len: u64,
 }
 
-/// The most bytes that a call moves, as on Linux.
+/// The most bytes of one call, as on Linux.
 pub const MAX_BYTES: u64 = 0x7fff_f000;
 
 /// A cursor over [`Piece`]s.
@@ -36,7 +36,7 @@ pub struct Transfer<'a> {
 }
 
 impl<'a> Transfer<'a> {
-    /// To or from memory of the program that runs.
+    /// A transfer to or from memory of the running program.
     pub fn of_user(pieces: &'a [Piece]) -> Self {
         let left = pieces.iter().map(|piece| piece.len).sum::<u64>().min(MAX_BYTES);
         Self {
@@ -55,7 +55,7 @@ impl<'a> Transfer<'a> {
         Self::of_kernel(bytes.as_mut_ptr() as u64, bytes.len(), then)
     }
 
-    /// Calls `then` with a transfer from `bytes`, which it must only take from.
+    /// Calls `then` with a transfer from `bytes`, which it may only take from.
     pub fn from_kernel<R>(bytes: &[u8], then: impl FnOnce(&mut Transfer<'_>) -> R) -> R {
         Self::of_kernel(bytes.as_ptr() as u64, bytes.len(), then)
     }
@@ -75,31 +75,31 @@ impl<'a> Transfer<'a> {
         self.moved
     }
 
-    /// Moves no more than `most` from here on.
+    /// Limits the rest to `most` bytes.
     pub fn limit(&mut self, most: u64) {
         self.left = self.left.min(most);
     }
 
-    /// The same again, to look at what comes without moving on.
+    /// A copy, to read ahead without consuming.
     pub const fn ahead(&self) -> Transfer<'_> {
         Transfer { pieces: self.pieces, memory: PhantomData, ..*self }
     }
 
-    /// What the call gives.
+    /// The result of the call.
     pub const fn result(&self) -> Result {
         if self.moved == 0 && self.stopped { Err(Errno::EFAULT) } else { Ok(self.moved) }
     }
 
-    /// Puts up to `len` bytes at `from` into it. Less than `len` and what was left, and it has stopped.
+    /// Copies up to `len` bytes at `from` into it. It has stopped if it took less than `len` and than was left.
     ///
     /// # Safety
     /// `from` is valid for reads of `len` bytes.
     pub unsafe fn put(&mut self, from: *const u8, len: u64) -> u64 {
         self.each(len, |transfer, at, offset, len| {
-            // SAFETY: within the bytes that the caller vouches for.
+            // SAFETY: within the `len` bytes of the contract.
             let from = unsafe { from.add(offset as usize) };
             if transfer.of_kernel {
-                // SAFETY: the piece is a slice that lives as long as the transfer and is ours.
+                // SAFETY: the piece is a slice that exists as long as the transfer, which borrows it.
                 unsafe { ptr::copy_nonoverlapping(from, at as *mut u8, len as usize) };
                 return true;
             }
@@ -108,13 +108,13 @@ impl<'a> Transfer<'a> {
         })
     }
 
-    /// Puts the bytes of a slice into it.
+    /// Copies the bytes of a slice into it.
     pub fn put_bytes(&mut self, bytes: &[u8]) -> u64 {
         // SAFETY: a slice is valid for its length.
         unsafe { self.put(bytes.as_ptr(), bytes.len() as u64) }
     }
 
-    /// Puts up to `len` zeros into it.
+    /// Writes up to `len` zeros into it.
     pub fn put_zeros(&mut self, len: u64) -> u64 {
         self.each(len, |transfer, at, _, len| {
             if transfer.of_kernel {
@@ -126,13 +126,13 @@ impl<'a> Transfer<'a> {
         })
     }
 
-    /// Takes up to `len` bytes from it to `to`. Less than `len` and what was left, and it has stopped.
+    /// Copies up to `len` bytes from it to `to`. It has stopped if it gave less than `len` and than was left.
     ///
     /// # Safety
     /// `to` is valid for writes of `len` bytes.
     pub unsafe fn take(&mut self, to: *mut u8, len: u64) -> u64 {
         self.each(len, |transfer, at, offset, len| {
-            // SAFETY: within the bytes that the caller vouches for.
+            // SAFETY: within the `len` bytes of the contract.
             let to = unsafe { to.add(offset as usize) };
             if transfer.of_kernel {
                 // SAFETY: as in `put`.
@@ -144,19 +144,19 @@ impl<'a> Transfer<'a> {
         })
     }
 
-    /// Takes bytes from it into a slice.
+    /// Copies bytes from it to a slice.
     pub fn take_bytes(&mut self, bytes: &mut [u8]) -> u64 {
         // SAFETY: a slice is valid for its length.
         unsafe { self.take(bytes.as_mut_ptr(), bytes.len() as u64) }
     }
 
-    /// Passes over up to `len` bytes, as if they had been taken.
+    /// Skips up to `len` bytes.
     pub fn skip(&mut self, len: u64) -> u64 {
         self.each(len, |_, _, _, _| true)
     }
 
-    /// Moves up to `len` bytes: `go(address, offset, bytes)` says whether it could. Where it could not,
-    /// the bytes up to the next page of the program are tried, so that nothing that is there is missed.
+    /// Copies up to `len` bytes: `go(address, offset, bytes)` returns whether it could. If not,
+    /// the bytes up to the next page boundary are tried, so that no accessible byte is missed.
     fn each(&mut self, len: u64, go: impl Fn(&Self, u64, u64, u64) -> bool) -> u64 {
         let len = len.min(self.left());
         let mut offset = 0;

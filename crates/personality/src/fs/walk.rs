@@ -1,4 +1,4 @@
-//! From a path to what it leads to.
+//! Path resolution.
 
 use super::inode::{Inode, Name, Target};
 use super::path::{MAX_LINKS, NAME_MAX, PATH_MAX, Step};
@@ -8,9 +8,9 @@ use faultless_collections::{Arc, Vec};
 /// Where walks start.
 #[derive(Clone, Debug)]
 pub struct Start {
-    /// Where absolute paths start, and what nobody gets out of.
+    /// Where absolute paths start; `..` does not lead out of it.
     pub root: Arc<Inode>,
-    /// Where others do.
+    /// Where relative paths start.
     pub here: Arc<Inode>,
 }
 
@@ -19,9 +19,9 @@ pub struct Start {
 pub enum Links {
     /// All of them.
     Follow,
-    /// All but one that is the end of the path.
+    /// All except at the end of the path.
     KeepLast,
-    /// None: one on the way is an error.
+    /// None: any is an error.
     Refuse,
 }
 
@@ -32,23 +32,23 @@ pub struct Found {
     pub directory: Arc<Inode>,
     /// The last name; empty for the root, and maybe `.` or `..`.
     pub name: Name,
-    /// What it leads to, if it is there.
+    /// The inode of the last name, if it exists.
     pub inode: Option<Arc<Inode>>,
-    /// Whether a slash at the end says that it must be a directory.
+    /// Whether the path ends in a slash, so that it must be a directory.
     pub slash: bool,
 }
 
 impl Found {
-    /// What the path leads to.
+    /// The inode at the end of the path.
     ///
     /// # Errors
-    /// `ENOENT`: nothing.
+    /// `ENOENT`: it does not exist.
     pub fn existing(self) -> Result<Arc<Inode>> {
         self.inode.ok_or(Errno::ENOENT)
     }
 }
 
-/// Walks `path`, whose last name need not be there.
+/// Walks `path`, whose last name need not exist.
 ///
 /// # Errors
 /// `ENOENT`, `ENOTDIR`, `ELOOP`, `ENAMETOOLONG`, `ENOMEM`.

@@ -1,8 +1,8 @@
-//! `/proc`: what the kernel knows, as names and texts in Linux's forms.
+//! `/proc`: the state of the kernel, as names and texts in Linux's formats.
 //!
-//! Its files exist while somebody looks at them: a [`Node`] says what it is of, and everything else is
-//! asked of the kernel then. `/proc/sys` alone holds ordinary files; what is written there is kept, and
-//! has no effect, but for the [switch] of the subsystem.
+//! A [`Node`] only identifies a file; its contents are
+//! made when it is read. Only `/proc/sys` has ordinary files: what is written there is kept, but
+//! has no effect, except for the [switch] of the subsystem.
 
 mod oom;
 pub(super) mod pages;
@@ -23,13 +23,13 @@ use faultless_bare::heap::{FailNth, try_push};
 use faultless_collections::{Arc, String, Vec};
 use linux_raw_sys::general as linux;
 
-/// What writes a text about the whole system.
+/// Writes a text about the whole system.
 type SystemText = fn(&mut Text) -> core::fmt::Result;
-/// What writes a text about a process or thread.
+/// Writes a text about a process or thread.
 type ProcessText = fn(&Subject, &mut Text) -> Result<()>;
 
-/// A text under way. How long it gets is the programs' choice, so it may get too long for the heap: what
-/// comes after that is dropped, and the text is in the end refused as a whole.
+/// A text that is being written. Programs determine its length, so the heap may be too small for it: then
+/// the rest is dropped, and reading the text fails as a whole.
 #[derive(Debug, Default)]
 pub(super) struct Text {
     text: String,
@@ -56,21 +56,21 @@ impl Write for Text {
     }
 }
 
-/// A process, seen from one of its threads.
+/// A process, and one of its threads.
 pub(super) struct Subject {
     process: Arc<Process>,
-    /// The thread that was asked for, or the first that there is.
+    /// The thread of the path, or the first thread.
     thread: Option<Arc<Thread>>,
-    /// Whether a thread was asked for.
+    /// Whether the path names a thread.
     of_thread: bool,
 }
 
 /// A part of `/proc`.
 #[derive(Debug)]
 pub enum Node {
-    /// `/proc`, with what is the same in every look.
+    /// `/proc`, with its permanent entries.
     Root(Directory),
-    /// A text about the system, by its place in the table of those.
+    /// A text about the system, by its index in their table.
     System(usize),
     /// `/proc/sys/vm/speculative_page_fault`
     Switch,
@@ -82,7 +82,7 @@ pub enum Node {
     Tasks(u32),
     /// `/proc/PID/task/TID`
     Thread(u32, u32),
-    /// A text about a process or thread, by its place in the table of those.
+    /// A text about a process or thread, by its index in their table.
     Text(u32, Option<u32>, usize),
     /// `cwd`, `root` or `exe` of a process.
     Way(u32, Way),
@@ -94,10 +94,10 @@ pub enum Node {
     Descriptor(u32, i32),
 }
 
-/// Where a process has a link to.
+/// The links of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Its directory.
+    /// Its working directory.
     Directory,
     /// Its root.
     Root,
@@ -125,7 +125,7 @@ pub(super) fn root() -> Result<Arc<Inode>> {
     Ok(root)
 }
 
-/// `/proc` as it is in the tree.
+/// `/proc` in the tree.
 fn home() -> Option<Arc<Inode>> {
     super::root::root().lookup(b"proc").ok()
 }
@@ -151,7 +151,7 @@ fn process(pid: u32) -> Result<Arc<Process>> {
     find(pid).ok_or(Errno::ENOENT)
 }
 
-/// The inode of a part that nobody changes.
+/// The inode of a read-only node.
 fn inode(node: Node) -> Result<Arc<Inode>> {
     let number = node.number();
     let mode = match node.kind() {
@@ -167,14 +167,14 @@ fn inode(node: Node) -> Result<Arc<Inode>> {
     Ok(inode)
 }
 
-/// Adds a part to a listing.
+/// Adds a node to a listing.
 fn add(items: &mut Vec<Item>, node: Node) -> Result<()> {
     let item = Item { name: node.name()?, number: node.number(), kind: node.kind() };
     Ok(try_push(items, item)?)
 }
 
 impl Node {
-    /// Its number: no other has it at the same time.
+    /// Its inode number, unique at any time.
     fn number(&self) -> u64 {
         let of = |id: u32, rest: u64| 1 << 62 | u64::from(id) << 32 | rest;
         match *self {
@@ -352,7 +352,7 @@ impl Live for Node {
         }
         let mut text = Text::default();
         match *self {
-            // Writing fails only where the text is cut.
+            // Writing fails only if the text is cut.
             Self::System(at) => system::TEXTS[at].1(&mut text).map_err(|_| Errno::ENOMEM)?,
             Self::Switch => switch::text(&mut text).map_err(|_| Errno::ENOMEM)?,
             Self::Text(pid, tid, at) => {
@@ -414,8 +414,8 @@ impl Live for Node {
     }
 }
 
-/// Has an allocation of the running thread fail, or with a `+` behind the number, that and all that follow: those who
-/// test the kernel say so on its command line.
+/// Makes an allocation of the running thread fail, or, with a `+` after the number, that one and all later ones. Only if
+/// the kernel's command line allows this test.
 fn set_fail_nth(tid: Option<u32>, text: &[u8]) -> Result<()> {
     if !faultless_bare::boot::is_said("fail-nth") || tid.is_some_and(|tid| tid != current().tid) {
         return Err(Errno::EPERM);
@@ -441,7 +441,7 @@ fn text_named(name: &[u8]) -> Result<usize> {
     process::TEXTS.iter().position(|text| text.0.as_bytes() == name).ok_or(Errno::ENOENT)
 }
 
-/// Adds files under `directory`, which is in memory: `(path, text)`.
+/// Adds files below `directory`, which is in memory: `(path, text)`.
 fn add_texts(directory: &Arc<Inode>, texts: &[(&str, &str)]) -> Result<()> {
     for (path, text) in texts {
         let mut here = directory.clone();

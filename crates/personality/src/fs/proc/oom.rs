@@ -1,6 +1,6 @@
-//! `/proc/PID/oom_score`, `oom_score_adj` and `oom_adj`: how willing a process is to be killed when memory runs
-//! out. What is written is kept, and children inherit it. This kernel kills the process that finds no memory,
-//! whatever it says.
+//! `/proc/PID/oom_score`, `oom_score_adj` and `oom_adj`: the preference for processes to kill when memory runs
+//! out. Written values are kept, and children inherit them. But this kernel kills the process that finds no free
+//! memory, whatever its values.
 
 use super::process::tables;
 use super::{Subject, Text};
@@ -13,7 +13,7 @@ use faultless_bare::percpu;
 
 /// The largest `oom_score_adj`; the negative of it is the smallest.
 const MOST: i32 = 1000;
-/// The `oom_adj` for a process that is not to be killed, and that for one that is to be the first.
+/// The `oom_adj` of a process that is never killed, and of one that is killed first.
 const NEVER: i32 = -17;
 const FIRST: i32 = 15;
 
@@ -32,7 +32,7 @@ pub(super) fn adj(of: &Subject, text: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// The share of memory that the process has, and what it adds: 0 to 1333, and 667 for one that has little.
+/// The process's share of memory, plus its adjustment: 0 to 1333; 667 for a process with little memory.
 pub(super) fn score(of: &Subject, text: &mut Text) -> Result<()> {
     let total = percpu::vm().total_frames().max(1) as i64;
     let pages = of.process.memory().map_or(0, |memory| {
@@ -53,7 +53,7 @@ pub(super) fn score(of: &Subject, text: &mut Text) -> Result<()> {
 /// Sets `oom_score_adj`, or with `old` `oom_adj`.
 ///
 /// # Errors
-/// `EINVAL`: it is no number, or none in range. `ERANGE`: it is beyond 32 bits. `EFAULT`.
+/// `EINVAL`: it is no number, or out of range. `ERANGE`: it exceeds 32 bits. `EFAULT`.
 pub(super) fn write(process: &Process, old: bool, from: &mut Transfer<'_>) -> Result {
     let (given, taken) = read_number(from)?;
     let adjustment = match given {
@@ -69,12 +69,12 @@ pub(super) fn write(process: &Process, old: bool, from: &mut Transfer<'_>) -> Re
     Ok(taken)
 }
 
-/// The number that is written to a file of Linux's own, and how many bytes of it were looked at.
+/// The number written to a file, and how many bytes of it were read.
 ///
 /// # Errors
-/// `EINVAL`: it is none. `ERANGE`: it is beyond 32 bits. `EFAULT`.
+/// `EINVAL`: it is no number. `ERANGE`: it exceeds 32 bits. `EFAULT`.
 pub(super) fn read_number(from: &mut Transfer<'_>) -> Result<(i32, u64)> {
-    /// What is looked at, as on Linux.
+    /// The most bytes that are read, as on Linux.
     const LONGEST: usize = 12;
     let mut bytes = [0; LONGEST];
     let wanted = from.left().min(LONGEST as u64);
@@ -85,7 +85,7 @@ pub(super) fn read_number(from: &mut Transfer<'_>) -> Result<(i32, u64)> {
     Ok((number(&bytes[..taken as usize])?, taken))
 }
 
-/// A number as Linux's own files take it: decimal, octal after `0`, hexadecimal after `0x`, with blanks around.
+/// A number in Linux's format: decimal, octal after `0`, hexadecimal after `0x`, with blanks around.
 fn number(text: &[u8]) -> Result<i32> {
     let text = core::str::from_utf8(text).map_err(|_| Errno::EINVAL)?;
     let text = text.split('\0').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `/proc/PID/pagemap`: eight bytes a page of the address space, about what it is mapped to.
+//! `/proc/PID/pagemap`: eight bytes for each page of the address space, about its mapping.
 
 use super::super::transfer::Transfer;
 use crate::errno::{Errno, Result};
@@ -7,11 +7,11 @@ use faultless::Use;
 use faultless::{PAGE_SHIFT, PageInfo, USER_END};
 use faultless_bare::percpu;
 
-/// A page is there; the low bits are the number of its frame.
+/// The page is present; the low bits are its frame number.
 const PRESENT: u64 = 1 << 63;
-/// It is of a file or of shared memory.
+/// The page belongs to a file or to shared memory.
 const OF_FILE: u64 = 1 << 61;
-/// Nobody else maps it.
+/// The page is mapped only once.
 const EXCLUSIVE: u64 = 1 << 56;
 /// Bytes of an entry.
 const ENTRY: u64 = 8;

@@ -1,4 +1,4 @@
-//! What `/proc/PID` says of a process, and `/proc/PID/task/TID` of a thread.
+//! The texts in `/proc/PID` and `/proc/PID/task/TID`.
 
 use super::super::inode::path_of_tag;
 use super::{ProcessText, Subject, Text, field, oom};
@@ -43,14 +43,14 @@ pub(super) const TEXTS: &[(&str, ProcessText)] = &[
     ("fail-nth", fail_nth),
 ];
 
-/// Clock ticks in a second, as programs are told times.
+/// Clock ticks per second.
 const TICK: u64 = 1_000_000_000 / 100;
 
 fn memory(of: &Subject) -> Result<Arc<Memory>> {
     of.process.memory().ok_or(Errno::ESRCH)
 }
 
-/// What a mapping of the file with this tag is called.
+/// The name of a mapping of the file with this tag.
 fn label(tag: u64) -> Result<Option<Label<String>>> {
     if let Some((id, key)) = segment_of_tag(tag) {
         let path = String::try_format(format_args!("/SYSV{key:08x} (deleted)"))?;
@@ -79,7 +79,7 @@ fn maps(of: &Subject, text: &mut Text) -> Result<()> {
     memory(of).map_or(Ok(()), |memory| list_maps(&memory, text))
 }
 
-/// What a space is made of, in pages.
+/// The parts of a space, in pages.
 #[derive(Default)]
 struct Sums {
     data: u64,
@@ -111,8 +111,8 @@ fn sums(memory: &Memory) -> Sums {
     sums
 }
 
-/// What is said of an area, or of all together. A program with thousands of areas may read it often, so
-/// what is the same for all is one piece.
+/// The text about an area, or about all together. A program with thousands of areas may read it often, so
+/// the constant part is one string.
 fn smaps_fields(text: &mut Text, size: Option<u64>, resident: u64, private: bool, anon: bool) {
     let kilobytes = |pages: u64| pages * (PAGE_SIZE / 1024);
     let if_so = |so: bool| if so { kilobytes(resident) } else { 0 };
@@ -165,7 +165,7 @@ fn smaps(of: &Subject, text: &mut Text) -> Result<()> {
         }
     });
     room?;
-    // The two listings are of two moments: an area that came or went in between is left out.
+    // The two listings are made at different times: an area that is missing in one is left out.
     let mut areas = areas.into_iter().peekable();
     for line in maps.lines() {
         let start = line.split('-').next().and_then(|hex| u64::from_str_radix(hex, 16).ok());
@@ -207,7 +207,7 @@ fn smaps_rollup(of: &Subject, text: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// The letter of its state, and what it stands for.
+/// The letter of its state, and the name.
 fn state(of: &Subject) -> (char, &'static str) {
     match &of.thread {
         None => ('Z', "zombie"),
@@ -293,7 +293,7 @@ fn status(of: &Subject, text: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// Page tables, as far as one can tell from outside: what the mapped pages need at least.
+/// The page tables: the least number that the mapped pages need.
 pub(super) fn tables(memory: &Memory) -> u64 {
     let mut tables = 1;
     let mut last = [u64::MAX; 3];
@@ -309,7 +309,7 @@ pub(super) fn tables(memory: &Memory) -> u64 {
     tables
 }
 
-/// The set of signals that a line of the status is about.
+/// The set of signals of a status line.
 fn signals(of: &Subject, name: &str) -> u64 {
     let (process, thread) = (&of.process.signals, of.thread.as_ref());
     let (ignored, caught) = process.ignored_and_caught();
@@ -419,7 +419,7 @@ fn strings(memory: &Memory, range: Option<VirtRange>, text: &mut Text) -> Result
     let len = range.len().min(1 << 20) as usize;
     let mut bytes = Vec::try_filled(0, len)?;
     let _visit = Visit::to(memory);
-    // What the program unmapped is not told.
+    // Unmapped parts are left out.
     if user::read_bytes(&mut bytes, range.start).is_ok() {
         for chunk in bytes.utf8_chunks() {
             text.push_str(chunk.valid());
@@ -452,7 +452,7 @@ fn comm(of: &Subject, text: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// A limit, as it is shown.
+/// A limit as text.
 struct Limit(u64);
 
 impl fmt::Display for Limit {
@@ -529,7 +529,7 @@ fn schedstat(of: &Subject, text: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// Of the thread that looks: how many allocations it still was away from the one that fails when that was last set.
+/// The rest of the reading thread's previous `fail-nth` when it was last set.
 fn fail_nth(_: &Subject, text: &mut Text) -> Result<()> {
     let _ = writeln!(text, "{}", current().fail_left.get());
     Ok(())

@@ -1,5 +1,5 @@
-//! `/proc/sys/vm/speculative_page_fault`: whether page faults are served without a lock, at the path that the
-//! original proposal published.
+//! `/proc/sys/vm/speculative_page_fault`: whether page faults are served without a lock. The path is that of the
+//! original proposal.
 
 use super::Text;
 use super::oom::read_number;
@@ -12,7 +12,7 @@ use faultless_bare::percpu;
 /// Its name.
 pub(super) const NAME: &str = "speculative_page_fault";
 
-/// 1: they are; 0: each takes the lock of its VMA, or that of its space.
+/// 1: without a lock; 0: with the lock of the VMA, or of the space.
 pub(super) fn text(text: &mut Text) -> fmt::Result {
     let speculative = percpu::vm().knobs().locking() == Locking::Speculative;
     writeln!(text, "{}", u8::from(speculative))
@@ -21,7 +21,7 @@ pub(super) fn text(text: &mut Text) -> fmt::Result {
 /// Switches it on or off.
 ///
 /// # Errors
-/// `EINVAL`: it is neither 0 nor 1. `ERANGE`: it is beyond 32 bits. `EFAULT`.
+/// `EINVAL`: it is neither 0 nor 1. `ERANGE`: it exceeds 32 bits. `EFAULT`.
 pub(super) fn write(from: &mut Transfer<'_>) -> Result {
     let (given, taken) = read_number(from)?;
     let locking = match given {

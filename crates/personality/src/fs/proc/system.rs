@@ -1,4 +1,4 @@
-//! What `/proc` says of the whole system.
+//! The texts in `/proc` about the whole system.
 
 use super::super::directory::Directory;
 use super::super::inode::{Body, Inode};
@@ -44,10 +44,10 @@ pub(super) const TEXTS: &[(&str, SystemText)] = &[
     ("partitions", nothing),
 ];
 
-/// The Linux that programs are told they run on.
+/// The version of Linux that programs see.
 const RELEASE: &str = release!();
 
-/// What the kernel's own settings are called, and what they say; writes to them have no effect.
+/// The names and texts of the settings in `/proc/sys`; writes to them have no effect.
 pub(super) fn settings() -> Result<Arc<Inode>> {
     let top = Inode::try_new(Body::Directory(Directory::default()), 0o555)?;
     add_texts(
@@ -99,7 +99,7 @@ fn nothing(_: &mut Text) -> fmt::Result {
     Ok(())
 }
 
-/// Linux's counts, as far as they mean something here, and all of the subsystem's own under their names.
+/// Linux's counters, as far as they apply here, and all of the subsystem's under their own names.
 fn vmstat(text: &mut Text) -> fmt::Result {
     let vm = percpu::vm();
     let totals = vm.totals();
@@ -124,7 +124,7 @@ fn vmstat(text: &mut Text) -> fmt::Result {
         ("nr_tlb_remote_flush", totals.get(Counter::TlbShootdownSent)),
         ("nr_tlb_remote_flush_received", totals.get(Counter::TlbShootdownReceived)),
         ("oom_kill", 0),
-        // The kernel's own: bytes of its heap that are allocated.
+        // The allocated bytes of the kernel's heap.
         ("heap_bytes", faultless_bare::heap::allocated()),
     ];
     known.iter().try_for_each(|(name, value)| writeln!(text, "{name} {value}"))?;
@@ -203,7 +203,7 @@ fn interrupts(text: &mut Text) -> fmt::Result {
         write!(text, "{label}: ")?;
         for cpu in cpus() {
             let count = if label == "TLB" {
-                // As on Linux each request, though one interrupt may be for several.
+                // As on Linux, each request counts, though one interrupt may serve several.
                 percpu::vm().totals_of(cpu).get(Counter::TlbShootdownReceived)
             } else {
                 percpu::interrupts(cpu)[at]
@@ -226,7 +226,7 @@ fn stat(text: &mut Text) -> fmt::Result {
     let mut each = [Times::default(); MAX_CPUS];
     let each = &mut each[..percpu::cpus()];
     each.iter_mut().zip(cpus()).for_each(|(times, cpu)| *times = scheduler::busy(cpu));
-    // Two blanks follow the first name.
+    // Two blanks after the first name.
     row(format_args!("cpu "), each.iter().copied().sum(), now * each.len() as u64)?;
     for (id, &times) in each.iter().enumerate() {
         row(format_args!("cpu{id}"), times, now)?;
@@ -262,7 +262,7 @@ fn loadavg(text: &mut Text) -> fmt::Result {
     writeln!(text, "{runnable}.00 {runnable}.00 {runnable}.00 {runnable}/{threads} {last}")
 }
 
-/// Appends the text that registers spell.
+/// Appends the text in registers.
 fn spelled(registers: &[u32], text: &mut String) -> fmt::Result {
     let spelled = registers.iter().flat_map(|register| register.to_le_bytes());
     let mut letters = spelled.take_while(|&byte| byte != 0).filter(u8::is_ascii).map(char::from);
