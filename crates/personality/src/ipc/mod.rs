@@ -1,9 +1,9 @@
-//! System V's interprocess communication: objects that processes find by keys, and that stay until
-//! somebody removes them.
+//! System V interprocess communication: objects that processes find by keys, and that exist until
+//! they are removed.
 //!
-//! A kind of objects has a table, [`Ids`], in which an object is found by its key or its identifier. That
-//! is, as on Linux, a place in the table and how often places were given out: so the identifier of what
-//! was removed means nothing for a long time.
+//! Each kind of object has a table, [`Ids`], in which an object is found by its key or its identifier. As on Linux, the
+//! identifier is an index in the table and a count of reuses. So the identifier of a
+//! removed object stays invalid for a long time.
 
 pub mod msg;
 pub mod sem;
@@ -14,21 +14,21 @@ use crate::wall;
 use faultless_bare::heap::try_push;
 use faultless_collections::Vec;
 
-/// The key of what has none: each call makes another.
+/// The key of private objects: each call makes a new one.
 pub const PRIVATE: i32 = 0;
-/// Of `…get`: make it if there is none.
+/// Of `…get`: create the object if there is none.
 const CREATE: u32 = 0o1000;
-/// Of `…get`: and only then.
+/// Of `…get`: fail if there is one.
 const EXCLUSIVE: u32 = 0o2000;
-/// Bits of an identifier that are the place.
+/// The bits of an identifier for the index.
 const PLACE_BITS: u32 = 15;
 
-/// The time, as these objects tell it: seconds since 1970.
+/// The time in seconds since 1970.
 pub fn seconds() -> u64 {
     wall::now() / 1_000_000_000
 }
 
-/// What every object has.
+/// The common part of all objects.
 #[derive(Clone, Copy, Debug)]
 pub struct Common {
     /// Its key.
@@ -37,9 +37,9 @@ pub struct Common {
     pub uid: u32,
     /// The owning group.
     pub gid: u32,
-    /// Permissions, and marks of the kind's own.
+    /// Permissions, and flags of the kind.
     pub mode: u32,
-    /// When it was made, or when these were last set.
+    /// When it was made, or its owner and permissions were last set.
     pub changed: u64,
 }
 
@@ -54,22 +54,22 @@ struct Entry<T> {
 #[derive(Debug)]
 pub struct Ids<T> {
     places: Vec<Option<Entry<T>>>,
-    /// How often places were given out, modulo what fits an identifier.
+    /// The count of reuses, modulo its width in an identifier.
     given: u16,
     most: usize,
 }
 
 impl<T> Ids<T> {
-    /// No objects yet, and never more than `most`.
+    /// An empty table for at most `most` objects.
     pub const fn new(most: usize) -> Self {
         Self { places: Vec::new(), given: 0, most }
     }
 
-    /// The object for `key`: the one that there is if it `suits`, or, if `flags` have it so, what `make`
-    /// makes for its identifier.
+    /// The object for `key`: the existing one if it `suits`, or, depending on `flags`, a new one that `make`
+    /// makes for an identifier.
     ///
     /// # Errors
-    /// `ENOENT`: there is none. `EEXIST`: there is, and should not be. `ENOSPC`: there are too many.
+    /// `ENOENT`: there is none. `EEXIST`: there is one, against `flags`. `ENOSPC`: there are too many.
     /// `ENOMEM`. Those of `suits` and `make`.
     pub fn get(
         &mut self,
@@ -106,7 +106,7 @@ impl<T> Ids<T> {
         Ok(id)
     }
 
-    /// The object that `id` names.
+    /// The object with identifier `id`.
     ///
     /// # Errors
     /// `EINVAL`: there is none.
@@ -118,7 +118,7 @@ impl<T> Ids<T> {
         }
     }
 
-    /// The identifier of the object at a place of the table.
+    /// The identifier of the object at an index.
     ///
     /// # Errors
     /// `EINVAL`: there is none.
@@ -130,7 +130,7 @@ impl<T> Ids<T> {
         }
     }
 
-    /// Takes the object that `id` names out of the table.
+    /// Removes the object with identifier `id` from the table.
     ///
     /// # Errors
     /// `EINVAL`: there is none.
@@ -140,18 +140,18 @@ impl<T> Ids<T> {
         self.places[place].take().map(|entry| entry.object).ok_or(Errno::EINVAL)
     }
 
-    /// All of them.
+    /// All objects.
     pub fn all(&self) -> impl Iterator<Item = (i32, &Common, &T)> {
         self.places.iter().flatten().map(|entry| (entry.id, &entry.common, &entry.object))
     }
 
-    /// The first at `place` or behind it, and its place.
+    /// The first object from index `place` on, and its index.
     pub fn from(&self, place: usize) -> Option<(usize, &T)> {
         let mut places = self.places.iter().enumerate().skip(place);
         places.find_map(|(place, entry)| Some((place, &entry.as_ref()?.object)))
     }
 
-    /// The highest place that is taken; 0 where none is.
+    /// The highest used index; 0 if there is none.
     pub fn last_place(&self) -> u64 {
         self.places.iter().rposition(Option::is_some).unwrap_or(0) as u64
     }
@@ -173,7 +173,7 @@ impl<T> Ids<T> {
     }
 }
 
-/// Removes everything. For the end, when no process is left.
+/// Removes all objects, when the machine ends and no process is left.
 pub fn clear() {
     shm::clear();
 }

@@ -1,4 +1,4 @@
-//! Message queues: texts with a number each, taken out in order or by number.
+//! Message queues: texts with a number each, received in order or by number.
 
 use super::{Ids, seconds};
 use crate::errno::{Errno, Result};
@@ -10,7 +10,7 @@ use faultless_collections::{Arc, Chain, Link, Linked, Vec};
 pub const MOST: usize = 32000;
 /// The most bytes of a message.
 pub const LONGEST: u64 = 8192;
-/// The most bytes of a queue, unless it is told otherwise.
+/// The default limit of a queue in bytes.
 pub const CAPACITY: u64 = 16384;
 
 /// A message.
@@ -27,7 +27,7 @@ pub struct Message {
 #[derive(Debug)]
 pub struct Queued;
 
-// SAFETY: a field that is for nothing else.
+// SAFETY: the field has no other use.
 unsafe impl Linked<Queued> for Message {
     fn link(&self) -> &Link<Self> {
         &self.link
@@ -44,17 +44,17 @@ impl Message {
     }
 }
 
-/// A queue under its lock.
+/// The state of a queue.
 #[derive(Debug)]
 pub struct State {
     messages: Chain<Message, Queued>,
     /// Bytes of its messages.
     pub bytes: u64,
-    /// The most that there may be.
+    /// The limit of that.
     pub capacity: u64,
-    /// Who sent and who received last; 0: nobody.
+    /// The last sender and the last receiver; 0: none.
     pub last_users: [u32; 2],
-    /// When that was.
+    /// When they sent and received.
     pub times: [u64; 2],
     gone: bool,
 }
@@ -69,7 +69,7 @@ pub struct Queue {
 /// All queues.
 pub static QUEUES: Mutex<Ids<Arc<Queue>>> = Mutex::new(Ids::new(MOST));
 
-/// Which message is wanted.
+/// Which message to receive.
 #[derive(Clone, Copy, Debug)]
 pub enum Wanted {
     /// The first.
@@ -78,12 +78,12 @@ pub enum Wanted {
     Kind(i64),
     /// The first with another number.
     Not(i64),
-    /// The first with the lowest number, if that is not above this.
+    /// The first with the lowest number, if that is at most this.
     UpTo(i64),
 }
 
 impl State {
-    /// How many messages there are.
+    /// The number of messages.
     pub fn len(&self) -> u64 {
         self.messages.len() as u64
     }
@@ -118,18 +118,18 @@ impl Queue {
         Ok(Arc::try_new(Self { state: Mutex::new(state), changed: WaitQueue::new() })?)
     }
 
-    /// Looks at it.
+    /// Calls `look` with its state.
     pub fn look<R>(&self, look: impl FnOnce(&State) -> R) -> R {
         look(&self.state.lock())
     }
 
-    /// Sets how many bytes there may be.
+    /// Sets its limit in bytes.
     pub fn set_capacity(&self, capacity: u64) {
         self.state.lock().capacity = capacity;
         self.changed.wake_all();
     }
 
-    /// Waits until `act` gives something, and wakes those who wait for what it did.
+    /// Waits until `act` returns something, and then wakes other waiters.
     fn act<R>(
         &self,
         at_once: Option<Errno>,
@@ -153,7 +153,7 @@ impl Queue {
         Ok(done)
     }
 
-    /// Appends a message when there is room for it.
+    /// Appends a message when it fits.
     ///
     /// # Errors
     /// As `msgsnd`.
@@ -170,7 +170,7 @@ impl Queue {
         })
     }
 
-    /// Takes a message out when there is the wanted one; one that is longer than `most` only with `cut`.
+    /// Removes and returns the wanted message when there is one; one longer than `most` only with `cut`.
     ///
     /// # Errors
     /// As `msgrcv`.
@@ -195,7 +195,7 @@ impl Queue {
     }
 }
 
-/// The queue that `id` names.
+/// The queue with identifier `id`.
 ///
 /// # Errors
 /// `EINVAL`: there is none.
@@ -203,7 +203,7 @@ pub fn find(id: i32) -> Result<Arc<Queue>> {
     QUEUES.lock().find(id).map(|(_, queue)| queue.clone())
 }
 
-/// Removes a queue: who waits is told.
+/// Removes a queue, and wakes its waiters.
 ///
 /// # Errors
 /// `EINVAL`: there is none.

@@ -1,7 +1,7 @@
 //! Semaphores: sets of counters that are changed together, by processes that wait until they can be.
 //!
-//! A call tries all of its changes at once, or none. Who cannot waits on the set's queue, and is woken by
-//! every change to try again. What a process wants undone at its end is kept with the set.
+//! A call makes all of its changes at once, or none. If it cannot, it waits in the set's queue, and tries again after
+//! every change. The set also stores the changes to undo when a process ends.
 
 use super::Ids;
 use crate::errno::{Errno, Result};
@@ -21,9 +21,9 @@ pub const LARGEST: i32 = 32767;
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Change {
-    /// Which semaphore.
+    /// The semaphore's index.
     pub at: u16,
-    /// What is added to it; 0: it is to be 0.
+    /// What is added to it; 0: wait until it is 0.
     pub by: i16,
     /// Flags.
     pub flags: i16,
@@ -39,13 +39,13 @@ impl Change {
 pub struct Semaphore {
     /// Its value.
     pub value: u16,
-    /// Who changed it last.
+    /// The process that changed it last.
     pub last_user: u32,
-    /// How many wait for it to become larger, and to become 0.
+    /// How many threads wait for it to grow, and to become 0.
     pub waiting: [u32; 2],
 }
 
-/// A set under its lock.
+/// The state of a set.
 #[derive(Debug, Default)]
 pub struct State {
     /// Its semaphores.
@@ -54,7 +54,7 @@ pub struct State {
     pub used: u64,
     /// Whether it was removed.
     gone: bool,
-    /// What is added at the ends of processes.
+    /// The changes to undo at the ends of processes.
     undo: Map<u32, Vec<i16>>,
 }
 
@@ -67,10 +67,10 @@ pub struct Set {
 
 /// All sets.
 pub static SETS: Mutex<Ids<Arc<Set>>> = Mutex::new(Ids::new(MOST));
-/// How often something was noted to be undone: no process has anything to undo while it is 0.
+/// The number of changes to undo, ever: while it is 0, no process has any.
 static UNDOES: AtomicU64 = AtomicU64::new(0);
 
-/// Why changes cannot be made now.
+/// What changes must wait for.
 enum Refused {
     /// Semaphore `at` must become larger, or 0.
     Wait {
@@ -84,7 +84,7 @@ impl Set {
     /// A set of `count` semaphores.
     ///
     /// # Errors
-    /// `EINVAL`: none, or too many. `ENOMEM`.
+    /// `EINVAL`: 0, or too many. `ENOMEM`.
     pub fn try_new(count: usize) -> Result<Arc<Self>> {
         if count == 0 || count > MOST {
             return Err(Errno::EINVAL);
@@ -94,12 +94,12 @@ impl Set {
         Ok(Arc::try_new(set)?)
     }
 
-    /// Looks at it.
+    /// Calls `look` with its state.
     pub fn look<R>(&self, look: impl FnOnce(&State) -> R) -> R {
         look(&self.state.lock())
     }
 
-    /// Sets values, of the semaphore `at` or from the first on, and forgets what was to be undone of them.
+    /// Sets values, of the semaphore `at` or of all, and drops the changes to undo of these.
     ///
     /// # Errors
     /// `ERANGE`, `EINVAL`: there is no such semaphore. `EIDRM`.
@@ -125,7 +125,7 @@ impl Set {
         Ok(())
     }
 
-    /// Makes `changes` together, waiting until that can be done.
+    /// Makes `changes` together; waits until that is possible.
     ///
     /// # Errors
     /// As `semop`.
@@ -162,7 +162,7 @@ impl Set {
         }
     }
 
-    /// Ends it: who waits is told.
+    /// Marks it as removed, and wakes its waiters.
     fn end(&self) {
         self.state.lock().gone = true;
         self.changed.wake_all();
@@ -239,7 +239,7 @@ impl State {
     }
 }
 
-/// The set that `id` names.
+/// The set with identifier `id`.
 ///
 /// # Errors
 /// `EINVAL`: there is none.
@@ -257,7 +257,7 @@ pub fn remove(id: i32) -> Result<()> {
     Ok(())
 }
 
-/// Undoes what the process wanted undone at its end.
+/// Undoes changes at the end of a process.
 pub fn process_ends(pid: u32) {
     if UNDOES.load(Ordering::Relaxed) == 0 {
         return;

@@ -1,13 +1,13 @@
-//! Shared memory segments: objects of the subsystem that processes map.
+//! Shared memory segments: memory objects that processes map.
 //!
-//! *Attachments are VMAs*, as on Linux: one that is cut in two counts twice. They are counted by looking
-//! at all spaces for VMAs that carry the segment's tag, when somebody asks; so fork, `execve`, `munmap` and
-//! the end of a process need to know nothing of segments, and the count is right after each.
+//! *Attachments are VMAs*, as on Linux: a VMA that is split counts twice. They are counted, when needed, by a search of
+//! all spaces for VMAs with the segment's tag. So fork, `execve`, `munmap` and
+//! the end of a process know nothing of segments, and the count is always right.
 //!
-//! *The end.* A segment holds a share of its object until it is marked to go. Then only its VMAs have
-//! shares, and with the last of them the memory is free. What is left is the entry in the table: it tells
-//! of a segment that goes as long as somebody has it attached, and is dropped by the next call that
-//! meets it after that. Who attaches a marked segment takes the object from a VMA.
+//! *Removal.* A segment holds a reference to its object until it is marked for removal. Then only its VMAs hold
+//! references, and with the last of them the memory is freed. The entry in the table stays as long as the segment is
+//! attached, and is dropped by the next call that
+//! finds it unattached. Attaching a marked segment takes the object from a VMA.
 
 use super::{Common, Ids, PRIVATE, seconds};
 use crate::errno::{Errno, Result};
@@ -24,21 +24,21 @@ use faultless_collections::Vec;
 
 /// The most segments.
 pub const MOST: usize = 4096;
-/// The most bytes of one, and pages of all, that the settings tell of: no limit.
+/// The limits that programs see, of bytes of one and of pages of all: none.
 pub const LARGEST: u64 = u64::MAX - (1 << 24);
-/// A mark of the mode: it goes when nobody has it attached.
+/// In the mode: marked for removal.
 const GOING: u32 = 0o1000;
-/// A mark of the mode: somebody wants it kept in memory, where it is anyway.
+/// In the mode: locked in memory, without effect.
 const LOCKED: u32 = 0o2000;
-/// Of `shmget`: of huge pages, of which there are none.
+/// Of `shmget`: huge pages, which are not supported.
 const HUGE: u32 = 0o4000;
-/// Of `shmget`: memory for it need not be there.
+/// Of `shmget`: do not reserve memory.
 const NO_RESERVE: u32 = 0o10000;
 
 /// A segment.
 #[derive(Debug)]
 pub struct Segment {
-    /// Until it is marked.
+    /// Its object, until it is marked for removal.
     object: Option<Held>,
     tag: u64,
     /// Its length.
@@ -47,9 +47,9 @@ pub struct Segment {
     pub attached: u64,
     /// When it was last detached, by `shmdt`.
     pub detached: u64,
-    /// Who made it.
+    /// The process that made it.
     pub creator: u32,
-    /// Who attached or detached it last.
+    /// The process that attached or detached it last.
     pub last_user: u32,
 }
 
@@ -63,13 +63,13 @@ pub const fn segment_of_tag(tag: u64) -> Option<(i32, i32)> {
     if tag & TAG == 0 { None } else { Some((((tag & !TAG) >> 32) as i32, tag as i32)) }
 }
 
-/// The tag and the object of an area that is an attachment.
+/// The tag and the object of a VMA, if it is an attachment.
 fn attachment(area: &Area) -> Option<(u64, &Shared<Object>)> {
     let object = area.object.as_ref()?;
     (object.tag() & TAG != 0).then(|| (object.tag(), object))
 }
 
-/// Tells of all attachments of all segments, until `tell` says no.
+/// Calls `tell` for each attachment of any segment, until it returns false.
 fn each_attachment(mut tell: impl FnMut(u64, &Shared<Object>) -> bool) {
     memory::each(|memory| {
         let mut more = true;
@@ -82,7 +82,7 @@ fn each_attachment(mut tell: impl FnMut(u64, &Shared<Object>) -> bool) {
     });
 }
 
-/// How many attachments each of `tags` has, which are in order.
+/// The number of attachments of each of `tags`, which are sorted.
 fn count(tags: &[u64]) -> Result<Vec<u64>> {
     let mut counts = Vec::try_filled(0, tags.len())?;
     each_attachment(|tag, _| {
@@ -94,7 +94,7 @@ fn count(tags: &[u64]) -> Result<Vec<u64>> {
     Ok(counts)
 }
 
-/// Forgets the segments that were marked and that nobody has attached any more.
+/// Drops the marked segments that are not attached any more.
 fn forget() -> Result<()> {
     let mut gone = Vec::new();
     for (id, _, segment) in SEGMENTS.lock().all().filter(|(.., segment)| segment.object.is_none()) {
@@ -108,7 +108,7 @@ fn forget() -> Result<()> {
     let counts = count(&tags)?;
     let mut segments = SEGMENTS.lock();
     for ((_, id), _) in gone.into_iter().zip(counts).filter(|&(_, count)| count == 0) {
-        // Another may have been faster.
+        // Another thread may have dropped it already.
         let _ = segments.remove(id);
     }
     Ok(())
@@ -154,7 +154,7 @@ pub fn get(key: i32, bytes: u64, flags: u32, pid: u32) -> Result<i32> {
     })
 }
 
-/// The identifier of the segment at a place of the table.
+/// The identifier of the segment at an index of the table.
 ///
 /// # Errors
 /// `EINVAL`: there is none.
@@ -162,7 +162,7 @@ pub fn at(place: i32) -> Result<i32> {
     SEGMENTS.lock().at(place)
 }
 
-/// The object of a segment, to be attached, and its length in bytes.
+/// The object of a segment, for an attachment, and its length in bytes.
 ///
 /// # Errors
 /// `EINVAL`: there is none.
@@ -185,17 +185,17 @@ pub fn object(id: i32) -> Result<(Held, u64)> {
     found.map(|object| (object, bytes)).ok_or(Errno::EINVAL)
 }
 
-/// Notes that `pid` attached a segment, or else detached it.
+/// Records that `pid` attached a segment, or detached it.
 pub fn used(id: i32, attached: bool, pid: u32) {
-    // It may be gone already.
+    // It may have been removed already.
     if let Ok((_, segment)) = SEGMENTS.lock().find(id) {
         *if attached { &mut segment.attached } else { &mut segment.detached } = seconds();
         segment.last_user = pid;
     }
 }
 
-/// The attachment that begins at `addr`: its segment, and where its parts lie. What lies there in its place,
-/// or is moved, is no part.
+/// The attachment that begins at `addr`: its segment, and the ranges of its parts. Other mappings in its
+/// range, and moved parts, do not belong to it.
 ///
 /// # Errors
 /// `EINVAL`: there is none. `ENOMEM`.
@@ -226,7 +226,7 @@ pub fn parts(space: &Space<Bare>, addr: u64) -> Result<(i32, Vec<VirtRange>)> {
     Ok((id, parts))
 }
 
-/// Looks at a segment: `look` gets it, and how many attachments it has.
+/// Calls `look` with a segment and its number of attachments.
 ///
 /// # Errors
 /// `EINVAL`: there is none. `ENOMEM`.
@@ -236,7 +236,7 @@ pub fn look<R>(id: i32, look: impl FnOnce(&Common, &Segment, u64) -> R) -> Resul
     let mut all = SEGMENTS.lock();
     let (common, segment) = all.find(id)?;
     if segment.object.is_none() && attachments == 0 {
-        // It has gone, and nobody has looked since.
+        // It is unattached, and was not dropped yet.
         return all.remove(id).and(Err(Errno::EINVAL));
     }
     Ok(look(common, segment, attachments))
@@ -250,7 +250,7 @@ pub fn set(id: i32, uid: u32, gid: u32, mode: u32) -> Result<()> {
     SEGMENTS.lock().set(id, uid, gid, mode)
 }
 
-/// Sets whether it is to be kept in memory.
+/// Locks or unlocks it in memory.
 ///
 /// # Errors
 /// `EINVAL`: there is none.
@@ -261,7 +261,7 @@ pub fn lock(id: i32, locked: bool) -> Result<()> {
     Ok(())
 }
 
-/// Marks a segment to go with its last attachment: at once if there is none.
+/// Marks a segment for removal: at once if it is not attached.
 ///
 /// # Errors
 /// `EINVAL`: there is none.
@@ -275,25 +275,25 @@ pub fn remove(id: i32) -> Result<()> {
         segment.object.take()
     };
     drop(object);
-    // Without memory to count it goes later.
+    // Without memory for the count it is removed later.
     let _ = look(id, |_, _, _| ());
     Ok(())
 }
 
-/// What all segments are together.
+/// Totals of all segments.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
-    /// How many there are.
+    /// The number of segments.
     pub segments: u64,
     /// Their pages.
     pub pages: u64,
-    /// Those that are there, but for those of segments that were marked.
+    /// The resident pages, without those of marked segments.
     pub resident: u64,
-    /// The highest place in the table that is taken.
+    /// The highest used index of the table.
     pub last_place: u64,
 }
 
-/// What there is.
+/// The totals.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -310,7 +310,7 @@ pub fn totals() -> Result<Totals> {
     Ok(totals)
 }
 
-/// Removes all of them. For the end, when no process is left.
+/// Removes all segments, when the machine ends and no process is left.
 pub(super) fn clear() {
     let all = core::mem::replace(&mut *SEGMENTS.lock(), Ids::new(MOST));
     drop(all);
