@@ -1,4 +1,4 @@
-//! The memory of other processes.
+//! System calls on the memory of other processes.
 
 use super::file::rw::{MOST_PIECES, pieces};
 use super::{Args, Errno, Result};
@@ -11,13 +11,13 @@ use crate::task::visit::Visit;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(super) const CALLS: &[Entry] = calls![
     (nr::__NR_process_vm_readv, process_vm_readv),
     (nr::__NR_process_vm_writev, process_vm_writev),
 ];
 
-/// Bytes that go through the kernel at a time.
+/// Bytes that are copied through the kernel at a time.
 const BOUNCE: usize = 16 << 10;
 
 /// `process_vm_readv(pid, local, locals, remote, remotes, flags)`.
@@ -40,9 +40,9 @@ pub fn process_vm_writev(args: Args<'_>) -> Result {
     })
 }
 
-/// Moves bytes in pieces: `go` moves as many as its buffer has between the caller's memory and the other,
-/// and says how many came through. What came through before a place that is not there counts. Signals wait:
-/// who asked for all of it is not told of a part.
+/// Copies bytes in pieces: `go` copies one buffer between the caller's memory and the other,
+/// and returns how many bytes it could. The bytes before an inaccessible page count. Signals do not
+/// interrupt the copy.
 fn move_bytes(
     args: &Args<'_>,
     go: impl Fn(&mut Transfer<'_>, &mut Transfer<'_>, &Memory, &mut [u8]) -> u64,

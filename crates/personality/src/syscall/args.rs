@@ -1,16 +1,16 @@
-//! What a system call is given, and what it is to the table of calls.
+//! The arguments of a system call, and its form in the table.
 
 use crate::errno::{Errno, Result};
 use core::sync::atomic::Ordering;
 use faultless_bare::arch::TrapFrame;
 use faultless_bare::percpu;
 
-/// A call: takes its arguments from the registers of the program, and puts its result there.
+/// A system call: takes its arguments from the program's registers, and stores its result there.
 pub type Call = fn(&mut TrapFrame);
-/// A call and its number.
+/// A number and its system call.
 pub type Entry = (u32, Call);
 
-/// A list of calls: their numbers, and functions from [`Args`] to a result.
+/// A list of system calls: their numbers, and functions from [`Args`] to a result.
 macro_rules! calls {
     ($(($number:expr, $call:expr)),* $(,)?) => {
         &[$(($number, |frame| $crate::syscall::args::serve(frame, $call))),*]
@@ -19,7 +19,7 @@ macro_rules! calls {
 
 pub(crate) use calls;
 
-/// Makes the call of `frame`.
+/// Executes the system call of `frame`.
 #[inline(always)]
 pub fn serve(frame: &mut TrapFrame, call: impl FnOnce(Args<'_>) -> Result) {
     let result = call(Args { frame });
@@ -27,7 +27,7 @@ pub fn serve(frame: &mut TrapFrame, call: impl FnOnce(Args<'_>) -> Result) {
         Ok(value) => value,
         Err(errno) => {
             if errno.0 >= Errno::RESTART.0 {
-                // No program sees it: delivery makes something else of it.
+                // No program sees it: signal delivery replaces it.
                 percpu::this().attention.store(true, Ordering::Relaxed);
             }
             (-i64::from(errno.0)) as u64
@@ -35,15 +35,15 @@ pub fn serve(frame: &mut TrapFrame, call: impl FnOnce(Args<'_>) -> Result) {
     };
 }
 
-/// The arguments of a call, as the program left them in its registers.
+/// The arguments of a system call, in the program's registers.
 #[derive(Debug)]
 pub struct Args<'a> {
-    /// All registers: clone, sigreturn and execve need, or change, them.
+    /// All registers: `clone`, `rt_sigreturn` and `execve` read or change them.
     pub frame: &'a mut TrapFrame,
 }
 
 impl Args<'_> {
-    /// The first argument; and so on.
+    /// The first argument.
     #[inline(always)]
     pub fn a(&self) -> u64 {
         self.frame.rdi

@@ -1,4 +1,4 @@
-//! `futex`.
+//! The system call `futex`.
 
 use super::{Args, Errno, Result};
 use crate::abi;
@@ -7,7 +7,7 @@ use crate::task::futex;
 use crate::time::{self, Clock};
 use linux_raw_sys::general as nr;
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(super) const CALLS: &[Entry] = calls![(nr::__NR_futex, futex)];
 
 /// `futex(word, operation, value, timeout, second word, third value)`.
@@ -17,7 +17,7 @@ pub fn futex(args: Args<'_>) -> Result {
     let real = operation & nr::FUTEX_CLOCK_REALTIME != 0;
     let command = operation & !(nr::FUTEX_PRIVATE_FLAG | nr::FUTEX_CLOCK_REALTIME);
     let (word, value, second, third) = (args.a(), args.c() as u32, args.e(), args.f() as u32);
-    // Where there is no timeout its register is a number.
+    // Operations without a timeout use its register for a number.
     let more = args.d() as u32;
     if real && !matches!(command, nr::FUTEX_WAIT | nr::FUTEX_WAIT_BITSET) {
         return Err(Errno::ENOSYS);
@@ -76,7 +76,7 @@ fn wait(
     };
     let waited = futex::wait(word, private, value, bits, deadline);
     match (waited, relative) {
-        // Made again, it waits for the rest of the time.
+        // Restarted, it waits for the rest of the time.
         (Err(Errno::RESTART), Some(deadline)) => Err(time::interrupted(deadline)),
         (waited, _) => waited.map(|()| 0),
     }

@@ -1,4 +1,4 @@
-//! The calls that change the address space. The subsystem does the work.
+//! System calls on the address space. The work is done in the subsystem.
 
 use super::{Args, Errno, Result};
 use crate::fs;
@@ -17,7 +17,7 @@ use faultless_bare::percpu;
 use faultless_collections::Vec;
 use linux_raw_sys::general as linux;
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(super) const CALLS: &[Entry] = calls![
     (linux::__NR_mmap, mmap),
     (linux::__NR_munmap, munmap),
@@ -37,21 +37,21 @@ pub(super) const CALLS: &[Entry] = calls![
 
 /// The space of the caller.
 pub(super) fn space<'a>() -> &'a Space<Bare> {
-    // SAFETY: a thread runs, so this CPU runs the space of its process, which lives at least as long as
-    // the call: only `execve` and the end of the process replace it, and these calls do neither.
+    // SAFETY: a thread runs, so this CPU runs the space of its process, which exists at least as long as
+    // the call: only `execve` and the end of the process replace it, which are other calls.
     unsafe { &*percpu::this().space.get() }
 }
 
-/// Makes a call of the subsystem that may take pages of the caller away.
+/// Calls the subsystem for an operation that may remove pages of the caller.
 fn of_caller<R>(call: impl FnOnce(&Space<Bare>, &Cpu<'static, Bare>) -> R) -> R {
     let cpu = percpu::cpu();
     cpu.for_thread(&current().task.streams, || call(space(), cpu))
 }
 
-/// Calls that need memory of the kernel are refused while it is short of it. The caller holds no lock.
+/// Fails if the kernel is short of memory. The caller holds no lock.
 fn room() -> Result<()> {
     if faultless_bare::heap::low() {
-        // Most of it may be what calls have retired while a CPU that the host did not run was in a section.
+        // Most of it may be retired memory that waits for a grace period, delayed by a CPU that the host did not run.
         percpu::cpu().settle_all();
         if faultless_bare::heap::low() {
             return Err(Errno::ENOMEM);
@@ -60,7 +60,7 @@ fn room() -> Result<()> {
     Ok(())
 }
 
-/// [`room`], and whether the caller's limit leaves its address space so many bytes more.
+/// [`room`], and a check of the caller's address space limit for `bytes` more.
 pub(super) fn room_for(bytes: u64) -> Result<()> {
     room()?;
     let limit = current().process.limits.address_space.load(Ordering::Relaxed);
@@ -71,28 +71,28 @@ pub(super) fn room_for(bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// How what the caller maps is locked.
+/// How the caller's new mappings are locked.
 fn future_lock() -> Lock {
     current().process.limits.locks_future.get()
 }
 
-/// Of `mmap`: which kind it is.
+/// Of `mmap`: the mask of the kind.
 const TYPE: u64 = 0xf;
-/// Of `mmap`: the two kinds there are.
+/// Of `mmap`: the two kinds.
 const SHARED: u64 = MapFlags::SHARED.bits() as u64;
 const PRIVATE: u64 = MapFlags::PRIVATE.bits() as u64;
-/// Of `mmap`: shared, and flags that the kernel does not know, or the file cannot have, are an error.
+/// Of `mmap`: shared, and unknown flags, or those that the file does not support, are an error.
 const SHARED_VALIDATE: u64 = 3;
-/// Of `mmap`: the flags that are known with `SHARED_VALIDATE`, as on Linux: those that there were before it.
+/// Of `mmap`: the flags that are allowed with `SHARED_VALIDATE`, as on Linux: those that are older.
 const VALIDATED: u64 = linux::MAP_SHARED_VALIDATE as u64
     | (linux::MAP_FIXED | linux::MAP_ANONYMOUS | linux::MAP_32BIT | linux::MAP_ABOVE4G) as u64
     | (linux::MAP_DENYWRITE | linux::MAP_EXECUTABLE | linux::MAP_UNINITIALIZED) as u64
     | (linux::MAP_GROWSDOWN | linux::MAP_LOCKED | linux::MAP_NORESERVE | linux::MAP_STACK) as u64
     | (linux::MAP_POPULATE | linux::MAP_NONBLOCK | linux::MAP_HUGETLB) as u64
     | (21 | 30) << linux::MAP_HUGE_SHIFT;
-/// Of `mmap`: fault it in.
+/// Of `mmap`: fault the pages in.
 const POPULATE: u64 = MapFlags::POPULATE.bits() as u64;
-/// Of `mmap`: but not now; of `remap_file_pages`: do not fault it in.
+/// Of `mmap`: do not fault in now; of `remap_file_pages`: do not fault in.
 const NONBLOCK: u64 = 0x1_0000;
 
 /// `mmap(addr, length, prot, flags, fd, offset)`.
@@ -112,7 +112,7 @@ pub fn mmap(args: Args<'_>) -> Result {
     }
     match args.d() & TYPE {
         SHARED | PRIVATE => {}
-        // The subsystem refuses it, once it has found a place, as Linux does.
+        // As on Linux, it fails in the subsystem, after the search for a place.
         _ if file.is_none() => flags -= MapFlags::SHARED | MapFlags::PRIVATE,
         SHARED_VALIDATE if args.d() & !VALIDATED != 0 => return Err(Errno::EOPNOTSUPP),
         SHARED_VALIDATE => flags -= MapFlags::PRIVATE,
@@ -133,17 +133,17 @@ pub fn mmap(args: Args<'_>) -> Result {
         }
     };
     if lock == Lock::OnFault {
-        // If it cannot be split from what it is next to, it stays locked as it is.
+        // If its VMA cannot be split, the mapping keeps its lock state.
         let _ = space().mlock(percpu::cpu(), start, len, lock);
     }
     if lock == Lock::Now || args.d() & (POPULATE | NONBLOCK) == POPULATE {
-        // As on Linux, what cannot be had is left for later faults.
+        // As on Linux, pages that cannot be faulted in now are left for later.
         let _ = populate(start, len, prot.contains(Prot::WRITE));
     }
     Ok(start)
 }
 
-/// Faults pages in, for writing or for reading, a piece at a time, so that others get a turn.
+/// Faults pages in, for writing or for reading, in pieces, so that other threads can run.
 fn populate(start: u64, len: u64, write: bool) -> Result<()> {
     let advice = if write { Advice::PopulateWrite } else { Advice::PopulateRead };
     in_pieces(start, len, |at, piece| {
@@ -151,7 +151,7 @@ fn populate(start: u64, len: u64, write: bool) -> Result<()> {
     })
 }
 
-/// What is mapped in `range`, and whether the program may write there.
+/// The mapped parts of `range`, and whether they are writable.
 fn areas(range: VirtRange) -> Result<Vec<(VirtRange, bool)>> {
     let mut areas = Vec::new();
     let mut room = Ok(());
@@ -163,7 +163,7 @@ fn areas(range: VirtRange) -> Result<Vec<(VirtRange, bool)>> {
     Ok(areas)
 }
 
-/// Does something to a range that may be large, a piece at a time.
+/// Calls `act` for a large range in pieces.
 fn in_pieces(start: u64, len: u64, mut act: impl FnMut(u64, u64) -> Result<()>) -> Result<()> {
     const PIECE: u64 = 2 << 20;
     let mut done = 0;
@@ -233,7 +233,7 @@ pub fn madvise(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// `MADV_REMOVE`: punches a hole into what is mapped shared there, as `fallocate` does.
+/// `MADV_REMOVE`: punches a hole into the shared objects mapped there, as `fallocate` does.
 fn remove(start: u64, len: u64) -> Result {
     let end = faultless::page_up(len).and_then(|len| start.checked_add(len));
     let end = end.filter(|_| faultless::is_page_aligned(start)).ok_or(Errno::EINVAL)?;
@@ -269,10 +269,10 @@ fn remove(start: u64, len: u64) -> Result {
     if hole { Err(Errno::ENOMEM) } else { Ok(0) }
 }
 
-/// `brk(addr)`: never an error; the break stays where it is instead.
+/// `brk(addr)`: does not fail; the break stays where it is instead.
 pub fn brk(args: Args<'_>) -> Result {
     let growth = args.a().saturating_sub(space().heap_range().end);
-    // A heap that shrinks gives memory back, and is not refused for want of it.
+    // Shrinking frees memory, and does not fail without it.
     let wanted = if growth == 0 || room_for(growth).is_ok() { args.a() } else { 0 };
     let end = of_caller(|space, cpu| space.brk(cpu, wanted));
     if growth != 0 && end == args.a() {
@@ -281,7 +281,7 @@ pub fn brk(args: Args<'_>) -> Result {
     Ok(end)
 }
 
-/// Locks what the heap has grown by, if mappings to come are locked.
+/// Locks the new part of the heap after `MCL_FUTURE`.
 fn lock_grown(from: u64, to: u64) {
     let lock = future_lock();
     if lock == Lock::No {
@@ -289,7 +289,7 @@ fn lock_grown(from: u64, to: u64) {
     }
     let start = faultless::page_up(from).unwrap_or(to);
     let len = faultless::page_up(to).unwrap_or(to).saturating_sub(start);
-    // If it cannot be split from the rest, the heap grows all the same.
+    // If its VMA cannot be split, the heap grows unlocked.
     let _ = space().mlock(percpu::cpu(), start, len, lock);
     if lock == Lock::Now {
         let _ = populate(start, len, true);
@@ -302,11 +302,11 @@ pub fn mincore(args: Args<'_>) -> Result {
     if len > USER_END {
         return Err(Errno::ENOMEM);
     }
-    // The vector may be larger than the kernel's heap.
+    // In pieces: the vector may be larger than the kernel's heap.
     let mut pages = Vec::new();
     in_pieces(addr, len, |at, piece| {
         pages.clear();
-        // For as many as there are in a piece.
+        // The bytes of one piece.
         pages.try_reserve((piece >> PAGE_SHIFT) as usize + 1)?;
         let mut room = Ok(());
         space().mincore(percpu::cpu(), at, piece, |there| {
@@ -318,7 +318,7 @@ pub fn mincore(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// `msync(addr, length, flags)`: the files are memory, so there is nothing to write back, or to read again.
+/// `msync(addr, length, flags)`: files are in memory, so there is nothing to write back or to read again.
 pub fn msync(args: Args<'_>) -> Result {
     const ASYNC: u64 = linux::MS_ASYNC as u64;
     const INVALIDATE: u64 = linux::MS_INVALIDATE as u64;
@@ -347,19 +347,19 @@ pub fn msync(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// Locks, or unlocks, the pages that a call is about, and returns which those are. (Programs are root, and so
+/// Locks or unlocks the pages of a call, and returns their range. (Programs are root, so
 /// there is no limit.)
 fn lock(args: &Args<'_>, how: Lock) -> Result<VirtRange> {
     let start = faultless::page_down(args.a());
     let len = args.b().wrapping_add(args.a() - start);
-    // As on Linux, a length that is nearly all there is comes round to nothing.
+    // As on Linux, a length near the maximum is rounded up to 0.
     let len = faultless::page_up(len).unwrap_or(0);
     let end = start.checked_add(len).ok_or(Errno::EINVAL)?;
     space().mlock(percpu::cpu(), start, len, how)?;
     Ok(VirtRange::new(start, end))
 }
 
-/// `mlock(addr, length)`: nothing is ever paged out, so it is enough to fault in what is locked.
+/// `mlock(addr, length)`: nothing is ever paged out, so faulting in is enough.
 pub fn mlock(args: Args<'_>) -> Result {
     room()?;
     let range = lock(&args, Lock::Now)?;
@@ -382,13 +382,13 @@ pub fn mlock2(args: Args<'_>) -> Result {
     }
 }
 
-/// `munlock(addr, length)`: pages that are there stay.
+/// `munlock(addr, length)`: resident pages stay.
 pub fn munlock(args: Args<'_>) -> Result {
     lock(&args, Lock::No)?;
     Ok(0)
 }
 
-/// Locks, or unlocks, all that is mapped. It needs no memory for a list of that, and so cannot fail.
+/// Locks or unlocks all mappings. Needs no memory for a list of them, and so does not fail.
 fn lock_all(how: Lock) {
     let mut left = VirtRange::USER;
     loop {
@@ -399,7 +399,7 @@ fn lock_all(how: Lock) {
             false
         });
         let Some(part) = found else { return };
-        // What is not there any more, or needs memory that there is not, is left out.
+        // A mapping that was removed meanwhile, or needs memory that is missing, is left out.
         let _ = space().mlock(percpu::cpu(), part.start, part.len(), how);
         left = VirtRange::new(part.end, left.end);
     }
@@ -422,7 +422,7 @@ pub fn mlockall(args: Args<'_>) -> Result {
     }
     if flags & CURRENT != 0 && how == Lock::Now {
         for (part, write) in areas(VirtRange::USER)? {
-            // What else cannot be had is left out.
+            // Pages that cannot be faulted in are left out.
             if populate(part.start, part.len(), write) == Err(Errno::RESTART) {
                 return Err(Errno::RESTART);
             }
@@ -438,8 +438,8 @@ pub fn munlockall(_: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// `remap_file_pages(addr, length, prot, page, flags)`: a new mapping of another part of what is mapped there,
-/// shared, as Linux has it since it has no mappings out of order any more.
+/// `remap_file_pages(addr, length, prot, page, flags)`: a new shared mapping of another part of the same object, as on
+/// Linux since it has no nonlinear mappings any more.
 pub fn remap_file_pages(args: Args<'_>) -> Result {
     room()?;
     let (start, len) = (faultless::page_down(args.a()), faultless::page_down(args.b()));
@@ -447,7 +447,7 @@ pub fn remap_file_pages(args: Args<'_>) -> Result {
     let end = start.checked_add(len).filter(|&end| end > start && end <= USER_END);
     let pages_end = first.checked_add(len >> PAGE_SHIFT);
     let (Some(end), 0, Some(_)) = (end, args.c(), pages_end) else { return Err(Errno::EINVAL) };
-    // All of it must be of one object, alike, and without holes.
+    // All of it must map one object, with one protection, without holes.
     let mut whole: Option<Area> = None;
     let mut reached = start;
     space().each_area(percpu::cpu(), VirtRange::new(start, end), |area| {
@@ -476,7 +476,7 @@ pub fn remap_file_pages(args: Args<'_>) -> Result {
     let flags = MapFlags::SHARED | MapFlags::FIXED;
     space().mmap_object(percpu::cpu(), start, len, area.prot, flags, backing)?;
     if args.e() & NONBLOCK == 0 {
-        // What cannot be had is left for later faults.
+        // Pages that cannot be faulted in now are left for later.
         let _ = populate(start, len, area.prot.contains(Prot::WRITE));
     }
     Ok(0)

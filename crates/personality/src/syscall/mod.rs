@@ -1,7 +1,7 @@
 //! System calls, by Linux's numbers, with Linux's errors.
 //!
-//! One file a family of calls; each call is a function of its [`Args`], and each file lists its own by their numbers. What is not there returns `ENOSYS`
-//! and is named on the report once.
+//! One file for each family. Each system call is a function of its [`Args`], and each file lists its own by number. A missing
+//! one returns `ENOSYS`, and is reported once.
 
 pub mod across;
 mod args;
@@ -27,12 +27,12 @@ use linux_raw_sys::general as nr;
 /// Serves the system call of `frame`, whose `rax` is its number.
 #[inline]
 pub fn dispatch(frame: &mut TrapFrame) {
-    // As on Linux, the upper half of the register does not count.
+    // As on Linux, the upper half of the register is ignored.
     let number = frame.rax as u32 as usize;
     TABLE.get(number).copied().unwrap_or(MISSING)(frame);
 }
 
-/// What there is, a list a file.
+/// All system calls, one list for each file.
 const CALLS: &[&[Entry]] = &[
     ALWAYS,
     memory::CALLS,
@@ -58,9 +58,9 @@ const CALLS: &[&[Entry]] = &[
     system::CALLS,
 ];
 
-/// What gives the same to everybody: everybody is root, and stays it, and all files are in memory.
+/// System calls with a constant result: every process is root, and all files are in memory.
 const ALWAYS: &[Entry] = calls![
-    // Its number is seen only if a program asks for it: no call is made again under another.
+    // Only programs use this number: the kernel restarts calls under their own.
     (nr::__NR_restart_syscall, |_| Err(Errno::EINTR)),
     (nr::__NR_sync, |_| Ok(0)),
     (nr::__NR_getuid, |_| Ok(0)),
@@ -77,16 +77,16 @@ const ALWAYS: &[Entry] = calls![
     (nr::__NR_capset, |_| Ok(0)),
     (nr::__NR_setfsuid, |_| Ok(0)),
     (nr::__NR_setfsgid, |_| Ok(0)),
-    // Nobody needs it told that it is not there: glibc asks each time, and does without.
+    // Not reported: glibc always tries it, and works without.
     (nr::__NR_rseq, |_| Err(Errno::ENOSYS)),
 ];
 
 const MISSING: Call = |frame| args::serve(frame, missing);
 
-/// One more than the largest number that is looked up.
+/// The length of the table.
 const NUMBERS: usize = 512;
 
-/// Each call by its number.
+/// The system calls by number.
 static TABLE: [Call; NUMBERS] = {
     let mut table: [Call; NUMBERS] = [MISSING; NUMBERS];
     let mut list = 0;
@@ -102,7 +102,7 @@ static TABLE: [Call; NUMBERS] = {
     table
 };
 
-/// Numbers that were named already, as bits; one more for all beyond.
+/// The numbers that were reported, as bits; one more for all larger numbers.
 static NAMED: [AtomicU64; 9] = [const { AtomicU64::new(0) }; 9];
 
 #[cold]
@@ -111,7 +111,7 @@ fn missing(args: Args<'_>) -> Result {
     let at = number.min(NUMBERS as u32);
     let bit = 1 << (at % 64);
     if NAMED[(at / 64) as usize].fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-        report!("message system call {number} is not there");
+        report!("message system call {number} is not implemented");
     }
     Err(Errno::ENOSYS)
 }

@@ -1,4 +1,4 @@
-//! The calls that make, replace, end, and ask about threads and processes.
+//! System calls that create, replace, end and query threads and processes.
 
 use super::{Args, Errno, Result};
 use crate::fs;
@@ -16,7 +16,7 @@ use faultless_bare::arch::{self, Selectors, user};
 use faultless_collections::{Arc, String};
 use linux_raw_sys::general as nr;
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(super) const CALLS: &[Entry] = calls![
     (nr::__NR_getpid, getpid),
     (nr::__NR_gettid, gettid),
@@ -44,7 +44,7 @@ pub(super) const CALLS: &[Entry] = calls![
     (nr::__NR_prctl, prctl),
 ];
 
-/// Longest path, with its NUL.
+/// The longest path, with its NUL.
 const PATH_MAX: usize = 4096;
 
 /// `fork()`.
@@ -205,15 +205,15 @@ enum Wanted {
     Group(u32),
 }
 
-/// What there is to tell of a child.
+/// News of a child.
 struct News {
     pid: u32,
     status: ExitStatus,
     used: Usage,
 }
 
-/// Waits for a child that ended, stopped, or goes on, as `options` say, and takes one that ended out of the
-/// list unless it is to stay. `None`: there are children, but nothing to tell of them yet.
+/// Waits for a child that ended, stopped, or continued, by `options`, and reaps an ended one
+/// unless `WNOWAIT`. `None`: there are children, but no news yet.
 fn wait_for(wanted: &Wanted, options: u32) -> Result<Option<News>> {
     let parent = current().process.clone();
     let has = |option| options & option != 0;
@@ -227,7 +227,7 @@ fn wait_for(wanted: &Wanted, options: u32) -> Result<Option<News>> {
         who && (has(nr::__WALL) || is_clone == has(nr::__WCLONE))
     };
     let look = || {
-        // With the table locked nobody ends, asks, or is adopted in between.
+        // With the table locked no process ends, waits, or is adopted in between.
         let mut table = TABLE.lock();
         let children = &mut parent.family.lock().children;
         let mut found = false;
@@ -335,7 +335,7 @@ pub fn getppid(_: Args<'_>) -> Result {
     Ok(u64::from(current().process.parent()))
 }
 
-/// The process that `pid` means, where 0 is the caller's own.
+/// The process `pid`; 0 is the caller's own.
 pub(super) fn process_or_own(pid: u64) -> Result<Arc<Process>> {
     match pid as u32 {
         0 => Ok(current().process.clone()),
@@ -343,7 +343,7 @@ pub(super) fn process_or_own(pid: u64) -> Result<Arc<Process>> {
     }
 }
 
-/// The thread that `tid` means, where 0 is the caller.
+/// The thread `tid`; 0 is the caller.
 pub(super) fn thread_or_own(tid: u64) -> Result<Arc<Thread>> {
     match tid as u32 {
         0 => Ok(current().arc()),
@@ -416,7 +416,7 @@ pub fn set_tid_address(args: Args<'_>) -> Result {
     Ok(u64::from(thread.tid))
 }
 
-/// Bytes of the head of a list of robust futexes.
+/// Bytes of the head of a robust futex list.
 const ROBUST_HEAD: u64 = 24;
 
 /// `set_robust_list(head, size)`.
@@ -445,7 +445,7 @@ pub fn arch_prctl(args: Args<'_>) -> Result {
     let addr = args.b();
     match args.a() as u32 {
         SET_GS | SET_FS if addr >= faultless::USER_END => return Err(Errno::EPERM),
-        // A base that is set is that of no descriptor.
+        // A base set this way belongs to the null selector.
         SET_GS => {
             Selectors::current().without_gs().load();
             arch::set_gs_base(addr);
@@ -461,7 +461,7 @@ pub fn arch_prctl(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// `prctl(option, ...)`: what programs set without needing it is accepted.
+/// `prctl(option, ...)`: settings that have no effect here are accepted.
 pub fn prctl(args: Args<'_>) -> Result {
     use linux_raw_sys::prctl as p;
     const NAME: usize = 16;

@@ -1,4 +1,4 @@
-//! The calls about who runs where, and when. There is one policy: everybody in turn.
+//! System calls for scheduling. The only policy is round robin.
 
 use super::process::{process_or_own, thread_or_own};
 use super::{Args, Errno, Result};
@@ -9,7 +9,7 @@ use faultless_bare::arch::user;
 use faultless_bare::percpu;
 use linux_raw_sys::general as nr;
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(super) const CALLS: &[Entry] = calls![
     (nr::__NR_sched_yield, sched_yield),
     (nr::__NR_sched_setaffinity, sched_setaffinity),
@@ -30,7 +30,7 @@ pub(super) const CALLS: &[Entry] = calls![
     (nr::__NR_getcpu, getcpu),
 ];
 
-/// Bytes of a set of CPUs, which has a bit for each that there can be.
+/// Bytes of a CPU set, with a bit for each possible CPU.
 const SET: u64 = 8;
 
 /// `sched_yield()`.
@@ -39,7 +39,7 @@ pub fn sched_yield(_: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// The CPUs that there are, as bits.
+/// The existing CPUs, as bits.
 fn all_cpus() -> u64 {
     u64::MAX >> (u64::BITS as usize - percpu::cpus())
 }
@@ -55,7 +55,7 @@ pub fn sched_setaffinity(args: Args<'_>) -> Result {
         return Err(Errno::EINVAL);
     }
     thread.affinity.store(set, Ordering::SeqCst);
-    // Where it may not run any more it gives way.
+    // Makes it leave a CPU that is excluded now.
     scheduler::notify(&thread);
     Ok(0)
 }
@@ -87,14 +87,14 @@ pub fn sched_getscheduler(args: Args<'_>) -> Result {
     Ok(u64::from(nr::SCHED_NORMAL))
 }
 
-/// `sched_setscheduler(tid, policy, parameters)`: every policy without priorities is the one.
+/// `sched_setscheduler(tid, policy, parameters)`: policies without priorities are accepted.
 pub fn sched_setscheduler(args: Args<'_>) -> Result {
     let priority: i32 = user::read(args.c())?;
     thread_or_own(args.a())?;
     allowed(args.b() as u32 & !nr::SCHED_RESET_ON_FORK, priority)
 }
 
-/// Whether a policy may be had: those without priorities.
+/// Whether a policy is accepted: those without priorities are.
 fn allowed(policy: u32, priority: i32) -> Result {
     match policy {
         nr::SCHED_NORMAL | nr::SCHED_BATCH | nr::SCHED_IDLE if priority == 0 => Ok(0),
@@ -171,7 +171,7 @@ pub fn sched_setattr(args: Args<'_>) -> Result {
     allowed(policy, priority)
 }
 
-/// `ioprio_get(which, who)`: there is no disk to wait for, so that all are alike: the fourth of the usual class.
+/// `ioprio_get(which, who)`: without disks all processes have Linux's default priority.
 pub fn ioprio_get(args: Args<'_>) -> Result {
     const USUAL: u64 = 2 << 13 | 4;
     const PROCESS: u64 = 1;
@@ -191,7 +191,7 @@ pub fn ioprio_set(args: Args<'_>) -> Result {
     ioprio_get(args).map(|_| 0)
 }
 
-/// `getpriority(which, who)`: all are alike. The call returns 20 less the nice value.
+/// `getpriority(which, who)`: all have nice value 0. The call returns 20 minus the nice value.
 pub fn getpriority(args: Args<'_>) -> Result {
     const PROCESS: u64 = 0;
     const GROUP: u64 = 1;

@@ -1,4 +1,4 @@
-//! Signals.
+//! System calls for signals.
 
 use super::{Args, Errno, Result};
 use crate::abi;
@@ -13,7 +13,7 @@ use faultless_bare::arch::user;
 use faultless_collections::Arc;
 use linux_raw_sys::general as linux;
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(super) const CALLS: &[Entry] = calls![
     (linux::__NR_rt_sigaction, rt_sigaction),
     (linux::__NR_rt_sigprocmask, rt_sigprocmask),
@@ -30,7 +30,7 @@ pub(super) const CALLS: &[Entry] = calls![
     (linux::__NR_tgkill, tgkill),
 ];
 
-/// Sets of signals have the size that both sides know.
+/// Checks the size of a signal set.
 fn check_size(size: u64) -> Result<()> {
     if size == size_of::<Set>() as u64 { Ok(()) } else { Err(Errno::EINVAL) }
 }
@@ -71,7 +71,7 @@ pub fn rt_sigprocmask(args: Args<'_>) -> Result {
 
 /// `rt_sigpending(set, size)`.
 pub fn rt_sigpending(args: Args<'_>) -> Result {
-    // As on Linux, who knows fewer signals gets fewer.
+    // As on Linux, a shorter set gets fewer signals.
     let size = args.b() as usize;
     if size > size_of::<Set>() {
         return Err(Errno::EINVAL);
@@ -83,7 +83,7 @@ pub fn rt_sigpending(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// Waits for a signal that is delivered.
+/// Waits for the delivery of a signal.
 fn wait_for_any() -> Result {
     match wait_until(&[], None, || None::<()>) {
         Ok(()) | Err(Stop::Timeout) => Ok(0),
@@ -141,12 +141,12 @@ pub fn sigaltstack(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// The signal that a call sends; 0 sends none, but finds out whether it could.
+/// The signal that a call sends; 0 only checks whether it could.
 fn to_send(signal: u64) -> Result<Option<u32>> {
     if signal as u32 == 0 { Ok(None) } else { number(signal).map(Some) }
 }
 
-/// The process of a number that may be a thread's.
+/// The process with this number, or of the thread with it.
 fn process_of(number: u32) -> Result<Arc<Process>> {
     let table = TABLE.lock();
     let of_thread = || table.threads.get(&number).map(|thread| thread.process.clone());
@@ -177,7 +177,7 @@ pub fn kill(args: Args<'_>) -> Result {
             };
             let is_meant = |process: &Arc<Process>| {
                 if pid == -1 {
-                    // Everybody but process 1 and who asks.
+                    // All processes but process 1 and the caller.
                     process.pid > 1 && process.pid != own.pid
                 } else {
                     process.relatives.group.load(Ordering::Relaxed) == group
@@ -221,7 +221,7 @@ pub fn tgkill(args: Args<'_>) -> Result {
     send_to_thread(Some(args.a() as i32), args.b() as i32, args.c())
 }
 
-/// What a program wants told, at `at` in its memory, of `signal`. To others it cannot speak for the
+/// The information about `signal` at `at` in the program's memory. To other processes it must not claim to come from the
 /// kernel.
 fn told(at: u64, signal: u64, to: u32) -> Result<Info> {
     let info: Info = user::read(at)?;

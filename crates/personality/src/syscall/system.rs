@@ -1,4 +1,4 @@
-//! The calls that ask about the machine, and about what has been used of it.
+//! System calls about the machine and its usage.
 
 use super::process::process_or_own;
 use super::{Args, Errno, Result};
@@ -14,7 +14,7 @@ use faultless_bare::arch::user;
 use faultless_bare::percpu;
 use linux_raw_sys::general as nr;
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(super) const CALLS: &[Entry] = calls![
     (nr::__NR_uname, uname),
     (nr::__NR_sysinfo, sysinfo),
@@ -33,10 +33,10 @@ pub(super) const CALLS: &[Entry] = calls![
     (nr::__NR_reboot, reboot),
 ];
 
-/// Ticks a second, as `times` counts.
+/// Clock ticks per second, for `times`.
 const TICKS: u64 = 100;
 
-/// The version of Linux whose calls these are.
+/// The version of Linux that `uname` reports.
 const RELEASE: &str = "6.12.0-faultless";
 
 /// `uname(names)`.
@@ -104,7 +104,7 @@ pub fn getrandom(args: Args<'_>) -> Result {
             Err(_) => break,
             Ok(()) => done += piece as u64,
         }
-        // A large buffer takes long.
+        // For a large buffer it takes long.
         if done & 0xffff == 0 && !breathe() {
             break;
         }
@@ -142,10 +142,10 @@ pub fn setrlimit(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// What was used, and KiB of memory at most, as programs see it.
+/// `struct rusage`, with the largest resident size in KiB.
 pub(super) const fn rusage(used: Usage, memory: u64) -> [u64; 18] {
-    // Times of the program and of the kernel in seconds and microseconds, largest memory, sizes, small and
-    // large faults, swaps, input, output, messages, signals, switches.
+    // User and system time in seconds and microseconds, largest resident size, sizes, minor and
+    // major faults, swaps, input, output, messages, signals, switches.
     let Usage { times: time::Times { user, system }, faults, switches: [given, taken] } = used;
     let (user, user_rest) = (user / abi::SECOND, user % abi::SECOND / 1000);
     let (system, rest) = (system / abi::SECOND, system % abi::SECOND / 1000);
@@ -179,7 +179,7 @@ pub fn times(args: Args<'_>) -> Result {
     Ok(ticks(time::now()))
 }
 
-/// `getresuid(real, effective, saved)`, and of groups: everybody is root.
+/// `getresuid(real, effective, saved)`, and for groups: every process is root.
 pub fn getresuid(args: Args<'_>) -> Result {
     for at in [args.a(), args.b(), args.c()] {
         user::write(at, &0u32)?;
@@ -187,7 +187,7 @@ pub fn getresuid(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// `getgroups(size, list)`: root's only group is its own.
+/// `getgroups(size, list)`: only group 0.
 pub fn getgroups(_: Args<'_>) -> Result {
     Ok(0)
 }
@@ -202,24 +202,24 @@ pub fn capget(args: Args<'_>) -> Result {
         return if args.b() == 0 { Ok(0) } else { Err(Errno::EINVAL) };
     }
     if args.b() != 0 {
-        // Effective, permitted, inheritable; the lower 32 first.
+        // Effective, permitted, inheritable; the lower 32 bits first.
         user::write(args.b(), &[ALL[0], ALL[0], 0, ALL[1], ALL[1], 0])?;
     }
     Ok(0)
 }
 
-/// `membarrier(command, flags, cpu)`: a query, which is answered with no command.
+/// `membarrier(command, flags, cpu)`: only the query, which reports no commands.
 pub fn membarrier(args: Args<'_>) -> Result {
     const QUERY: u64 = 0;
     if args.a() == QUERY && args.b() == 0 { Ok(0) } else { Err(Errno::EINVAL) }
 }
 
-/// `personality(persona)`: there is one.
+/// `personality(persona)`: only the default.
 pub fn personality(_: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// `reboot(magic, magic, command, argument)`: the program that the machine was started for may switch the machine off.
+/// `reboot(magic, magic, command, argument)`: the program that the machine was started for may power it off.
 pub fn reboot(args: Args<'_>) -> Result {
     const MAGIC: u32 = 0xfee1_dead;
     const MAGICS: [u32; 4] = [672_274_793, 85_072_278, 369_367_448, 537_993_216];
@@ -233,6 +233,6 @@ pub fn reboot(args: Args<'_>) -> Result {
     if OFF.contains(&(args.c() as u32)) {
         exit::exit_group(crate::task::status::ExitStatus::exited(0));
     }
-    // Ctrl-Alt-Del on or off.
+    // Enable or disable Ctrl-Alt-Del.
     Ok(0)
 }

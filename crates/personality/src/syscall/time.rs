@@ -1,4 +1,4 @@
-//! Clocks, sleep and timers.
+//! System calls for clocks, sleep and timers.
 
 use super::{Args, Errno, Result};
 use crate::abi::{self, Abi};
@@ -18,7 +18,7 @@ use linux_raw_sys::general::{
     TIMER_ABSTIME,
 };
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(super) const CALLS: &[Entry] = calls![
     (nr::__NR_clock_gettime, clock_gettime),
     (nr::__NR_clock_getres, clock_getres),
@@ -56,7 +56,7 @@ pub fn clock_getres(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// `clock_settime(clock, time)`: nobody may set the clock.
+/// `clock_settime(clock, time)`: the clock cannot be set.
 pub fn clock_settime(args: Args<'_>) -> Result {
     match Clock::numbered(args.a() as i32, Use::Read)? {
         Clock::Real => {
@@ -68,7 +68,7 @@ pub fn clock_settime(args: Args<'_>) -> Result {
     }
 }
 
-/// `adjtimex(state)`: the clock is as it is, and nobody may change it.
+/// `adjtimex(state)`: the clock cannot be adjusted.
 pub fn adjtimex(args: Args<'_>) -> Result {
     adjust(args.a())
 }
@@ -81,14 +81,14 @@ pub fn clock_adjtime(args: Args<'_>) -> Result {
     }
 }
 
-/// Tells of the clock, in the `timex` at `addr`, that nothing corrects it.
+/// Stores the state of an uncorrected clock in the `timex` at `addr`.
 fn adjust(addr: u64) -> Result {
-    /// `ADJ_OFFSET_SS_READ`: asks only.
+    /// `ADJ_OFFSET_SS_READ`: only reads.
     const ASK: u32 = 0xa001;
     /// `STA_UNSYNC`, and what the call returns for it: `TIME_ERROR`.
     const UNCORRECTED: u64 = 0x40;
     const ERROR: u64 = 5;
-    /// Microseconds that it may be wrong by: as long as nothing corrects it.
+    /// The estimated error in microseconds: Linux's maximum, without corrections.
     const WRONG: u64 = 16_000_000;
     let modes: u32 = user::read(addr)?;
     if modes != 0 && modes != ASK {
@@ -96,8 +96,8 @@ fn adjust(addr: u64) -> Result {
     }
     let Abi(now) = abi::timeval(clock::wall());
     let (seconds, microseconds) = (now.tv_sec as u64, now.tv_usec as u64);
-    // From offset and frequency: errors, status, constant, precision, tolerance, time, and the microseconds
-    // of a tick; all that follows is of corrections.
+    // After offset and frequency: errors, status, constant, precision, tolerance, time, and the microseconds
+    // of a tick; the rest is about corrections.
     let words = [0, 0, WRONG, WRONG, UNCORRECTED, 2, 1, 32_768_000, seconds, microseconds, 10_000];
     user::write(addr.wrapping_add(8), &words)?;
     user::write(addr.wrapping_add(8 + 8 * words.len() as u64), &[0u64; 14])?;
@@ -110,7 +110,7 @@ pub fn gettimeofday(args: Args<'_>) -> Result {
         user::write(args.a(), &abi::timeval(clock::wall()))?;
     }
     if args.b() != 0 {
-        // Minutes west of Greenwich, and the kind of summer time.
+        // Minutes west of Greenwich, and the kind of daylight saving time.
         user::write(args.b(), &[0_u32; 2])?;
     }
     Ok(0)
@@ -149,7 +149,7 @@ pub fn clock_nanosleep(args: Args<'_>) -> Result {
     }
 }
 
-/// Sleeps, and writes what is left to `remaining`, unless that is null, if a signal comes.
+/// Sleeps. If a signal comes, writes the remaining time to `remaining`, unless that is null.
 fn sleep_for(duration: u64, remaining: u64) -> Result {
     let deadline = time::deadline_after(duration);
     match wait_until(&[], Some(deadline), || None::<()>) {
@@ -164,7 +164,7 @@ fn sleep_for(duration: u64, remaining: u64) -> Result {
     }
 }
 
-/// Sleeps until a clock of CPU time has come so far. Nothing tells when, so it is looked at every turn.
+/// Sleeps until a CPU-time clock reaches a time. Checks it once for each time slice.
 fn sleep_by_run_time(clock: &Clock, wanted: u64, absolute: bool) -> Result {
     let read = || clock.read().ok_or(Errno::EINVAL);
     let until = if absolute { wanted } else { read()?.saturating_add(wanted) };
@@ -192,7 +192,7 @@ fn interval_timer(which: u64) -> Result<Key> {
 const fn itimerval(setting: Setting) -> Abi<__kernel_old_itimerval> {
     Abi(__kernel_old_itimerval {
         it_interval: abi::timeval(setting.interval).0,
-        // What still runs does not look as if it had stopped.
+        // Rounded up: 0 would mean that the timer does not run.
         it_value: abi::timeval(match setting.value {
             1..1_000 => 1_000,
             value => value,
@@ -216,7 +216,7 @@ pub fn getitimer(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// `setitimer(which, new, old)`: no new value is zero.
+/// `setitimer(which, new, old)`: a null `new` counts as 0.
 pub fn setitimer(args: Args<'_>) -> Result {
     let new = match args.b() {
         0 => Setting::default(),
@@ -240,12 +240,12 @@ pub fn setitimer(args: Args<'_>) -> Result {
 pub fn alarm(args: Args<'_>) -> Result {
     let new = Setting { value: u64::from(args.a() as u32) * abi::SECOND, interval: 0 };
     let left = time::set_timer(&current().process, Key::Real, new, false)?.value;
-    // Rounded, but what still runs is not 0.
+    // Rounded, but not to 0, which would mean that it does not run.
     let rounded = (left + abi::SECOND / 2) / abi::SECOND;
     Ok(if left == 0 { 0 } else { rounded.max(1) })
 }
 
-/// `sigevent` as far as the kernel looks at it.
+/// The part of `sigevent` that the kernel reads.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Event {
@@ -255,7 +255,7 @@ struct Event {
     thread: i32,
     unused: [u32; 11],
 }
-// SAFETY: numbers, one after the other.
+// SAFETY: integers without padding.
 unsafe impl user::Plain for Event {}
 const _: () = assert!(size_of::<Event>() == size_of::<linux_raw_sys::general::sigevent_t>());
 
@@ -266,7 +266,7 @@ pub fn timer_create(args: Args<'_>) -> Result {
     let of_own = match &clock {
         Clock::Real | Clock::Monotonic => true,
         Clock::Process(process) | Clock::User(process) => process.as_ptr() == Arc::as_ptr(own),
-        // The numbers of threads of others were refused already.
+        // Threads of other processes have failed already.
         Clock::Thread(_) => true,
     };
     if !of_own {
@@ -289,7 +289,7 @@ pub fn timer_create(args: Args<'_>) -> Result {
 
 fn notification(event: &Event) -> Result<Notify> {
     let signal = || signal::number(event.signal as u64).ok_or(Errno::EINVAL);
-    // To the kernel, the thread that a library starts is an ordinary signal.
+    // `SIGEV_THREAD` is implemented by the C library, and is an ordinary signal here.
     const THREAD_ID: u32 = SIGEV_SIGNAL | SIGEV_THREAD_ID;
     match event.notify as u32 {
         SIGEV_NONE => Ok(Notify::Nobody),
@@ -310,7 +310,7 @@ fn created(id: u64) -> Key {
     Key::Created(id as i32)
 }
 
-/// What the program wants a timer set to.
+/// The setting of a timer in the program's memory.
 pub(super) fn read_itimerspec(addr: u64) -> Result<Setting> {
     let Abi(new): Abi<__kernel_itimerspec> = user::read(addr)?;
     Ok(Setting {

@@ -1,4 +1,4 @@
-//! Calls on descriptors.
+//! System calls on descriptors.
 
 use super::{Args, Errno, Result, file, files};
 use crate::fs::File;
@@ -9,7 +9,7 @@ use faultless_bare::arch::user;
 use faultless_collections::Arc;
 use linux_raw_sys::{general as nr, ioctl};
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_close, close),
     (nr::__NR_close_range, close_range),
@@ -152,7 +152,7 @@ pub fn control(args: Args<'_>) -> Result {
             files().set_close_on_exec(args.a() as i32, args.b() as u32 == ioctl::FIOCLEX)?;
             Ok(0)
         }
-        // The console is no terminal, and there are no other devices.
+        // The console is no terminal, and no other device has requests.
         _ => Err(Errno::ENOTTY),
     }
 }

@@ -1,4 +1,4 @@
-//! Locks on files.
+//! System calls for file locks.
 
 use super::{Args, Errno, Result, file, files};
 use crate::fs::File;
@@ -10,7 +10,7 @@ use faultless_bare::arch::user::{self, Plain};
 use faultless_collections::Arc;
 use linux_raw_sys::general as nr;
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(in crate::syscall) const CALLS: &[Entry] = calls![(nr::__NR_flock, flock)];
 
 /// `struct flock`.
@@ -26,11 +26,11 @@ struct Request {
     unused: u32,
 }
 const _: () = assert!(size_of::<Request>() == size_of::<nr::flock>());
-// SAFETY: numbers, one after the other.
+// SAFETY: integers without padding.
 unsafe impl Plain for Request {}
 
 impl Request {
-    /// The bytes that it is about.
+    /// Its range.
     fn range(&self, file: &File) -> Result<RangeInclusive<u64>> {
         let base = match u32::from(self.whence) {
             nr::SEEK_SET => 0,
@@ -44,7 +44,7 @@ impl Request {
             1.. => (start, start.checked_add(self.len - 1).ok_or(Errno::EOVERFLOW)?),
             _ => (start.checked_add(self.len).ok_or(Errno::EINVAL)?, start - 1),
         };
-        // Up to the end, however far that moves.
+        // Up to the end of the file, even if that moves.
         let last = if last == i64::MAX { u64::MAX } else { last as u64 };
         Ok(u64::try_from(first).map_err(|_| Errno::EINVAL)?..=last)
     }
@@ -95,7 +95,7 @@ pub(super) fn range(file: &Arc<File>, command: u32, addr: u64) -> Result {
     }
     lock::lock(file, &wanted, matches!(command, nr::F_SETLK | nr::F_OFD_SETLK))?;
     if !of_file {
-        // Whoever closed the descriptor meanwhile has released nothing yet.
+        // If the descriptor was closed meanwhile, this lock was not released then.
         let still = files().get_any(file);
         if !still {
             lock::unlock(file, owner, &wanted.range)?;

@@ -1,4 +1,4 @@
-//! Calls on what is known about a file.
+//! System calls on the metadata of files.
 
 use super::{AT_FDCWD, Args, Errno, Result, file, find_at, find_existing};
 use crate::abi::{Abi, SECOND};
@@ -12,7 +12,7 @@ use faultless_bare::arch::user;
 use faultless_bare::percpu;
 use linux_raw_sys::general as nr;
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_stat, stat),
     (nr::__NR_lstat, lstat),
@@ -39,7 +39,7 @@ pub(in crate::syscall) const CALLS: &[Entry] = calls![
 ];
 
 const HERE: u64 = AT_FDCWD as u64;
-/// The device that all files are on.
+/// The device number of the file system.
 const DEVICE: u64 = 1;
 
 fn tell(inode: &Inode, addr: u64) -> Result {
@@ -96,7 +96,7 @@ pub fn fstatat(args: Args<'_>) -> Result {
     tell(&*find_at(args.a(), args.b(), args.d())?, args.c())
 }
 
-/// Linux's `statx` without what is zero at its end. Times are seconds, nanoseconds and a gap.
+/// Linux's `statx` without the zeros at its end. Times are seconds, nanoseconds and padding.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Statx {
@@ -116,7 +116,7 @@ struct Statx {
     born: [u64; 2],
     changed: [u64; 2],
     modified: [u64; 2],
-    /// Major and minor number: of the device that it is, and of that which it is on.
+    /// Major and minor number: of a device file, and of the file system.
     devices: [[u32; 2]; 2],
     mount: u64,
     rest: [u64; 13],
@@ -124,7 +124,7 @@ struct Statx {
 
 const _: () = assert!(size_of::<Statx>() == 256);
 
-// SAFETY: the fields lie side by side, and are integers.
+// SAFETY: integers without padding.
 unsafe impl user::Plain for Statx {}
 
 /// `statx(directory, path, flags, mask, statx)`.
@@ -184,14 +184,14 @@ pub fn faccessat2(args: Args<'_>) -> Result {
 
 fn check(fd: u64, addr: u64, mode: u64, flags: u64) -> Result {
     const KNOWN: u64 = (nr::AT_SYMLINK_NOFOLLOW | nr::AT_EACCESS | nr::AT_EMPTY_PATH) as u64;
-    /// `R_OK | W_OK | X_OK`, and the last of them.
+    /// `R_OK | W_OK | X_OK`, and `X_OK`.
     const ALL: u64 = 7;
     const EXECUTE: u64 = 1;
     if mode & !ALL != 0 || flags & !KNOWN != 0 {
         return Err(Errno::EINVAL);
     }
     let inode = find_at(fd, addr, flags)?;
-    // Root may do everything but run what nobody may.
+    // Root may do everything, except execute a file without any execute permission.
     if mode & EXECUTE != 0 && !inode.is_directory() && !inode.is_executable() {
         return Err(Errno::EACCES);
     }
@@ -227,7 +227,7 @@ pub fn fchmodat2(args: Args<'_>) -> Result {
 }
 
 fn set_owner(inode: &Inode, uid: u64, gid: u64) -> Result {
-    /// Leaves it as it is.
+    /// Does not change it.
     const SAME: u32 = u32::MAX;
     let (uid, gid) = (uid as u32, gid as u32);
     inode.change(|meta| {
@@ -257,13 +257,13 @@ pub fn fchownat(args: Args<'_>) -> Result {
     set_owner(&*find_at(args.a(), args.b(), args.e())?, args.c(), args.d())
 }
 
-/// A time to set: none leaves it as it is.
+/// A time to set; `None` does not change it.
 fn time([seconds, nanoseconds]: [i64; 2]) -> Result<Option<u64>> {
     match nanoseconds as u64 {
         now if now == u64::from(nr::UTIME_NOW) => Ok(Some(wall::now())),
         omit if omit == u64::from(nr::UTIME_OMIT) => Ok(None),
         part if part < SECOND => {
-            // Times before 1970 and after 2554 are told as the nearest that are not.
+            // Times before 1970 and after 2554 are clamped.
             let seconds = u64::try_from(seconds).unwrap_or(0);
             Ok(Some(seconds.saturating_mul(SECOND).saturating_add(part)))
         }
@@ -289,7 +289,7 @@ pub fn utimensat(args: Args<'_>) -> Result {
         0 => None,
         addr => Some(user::read(addr)?),
     };
-    // Without a path it is about the descriptor.
+    // Without a path it applies to the descriptor.
     if args.b() == 0 && args.a() as i32 != AT_FDCWD {
         return set_times(&file(args.a())?.inode, times);
     }

@@ -1,4 +1,4 @@
-//! Calls on files. The file system does the work.
+//! System calls on files. The work is done in [`fs`](crate::fs).
 
 pub mod descriptor;
 pub mod lock;
@@ -20,7 +20,7 @@ use faultless_bare::arch::user;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
 
-/// The directory that a path without one starts from.
+/// As a directory descriptor: the working directory.
 pub const AT_FDCWD: i32 = nr::AT_FDCWD;
 
 /// The files of the running thread's process.
@@ -38,12 +38,12 @@ fn files() -> Files {
     Files(current())
 }
 
-/// The file that a descriptor stands for.
+/// The file of a descriptor.
 fn file(fd: u64) -> Result<Arc<File>> {
     files().get(fd as i32)
 }
 
-/// A path of the program's.
+/// The path at `addr` in the program's memory.
 fn path(addr: u64) -> Result<Vec<u8>> {
     if faultless_bare::heap::tight() {
         return Err(Errno::ENOMEM);
@@ -63,18 +63,18 @@ fn start(fd: u64, path: &[u8]) -> Result<Start> {
     Ok(start)
 }
 
-/// Where the program's path at `addr` ends, from the directory `fd`.
+/// Walks the program's path at `addr`, from the directory `fd`.
 fn find(fd: u64, addr: u64, links: Links) -> Result<Found> {
     let path = path(addr)?;
     walk(&start(fd, &path)?, &path, links)
 }
 
-/// What the program's path at `addr` leads to, from the directory `fd`; an empty path to `fd` itself, if
+/// The inode of the program's path at `addr`, from the directory `fd`; that of `fd` itself for an empty path, if
 /// `flags` allow it.
 fn find_at(fd: u64, addr: u64, flags: u64) -> Result<Arc<Inode>> {
     let flags = flags as u32;
     let path = match addr {
-        // As newer kernels have it, no path is an empty path.
+        // As in newer kernels, a null path is an empty path.
         0 if flags & nr::AT_EMPTY_PATH != 0 => Vec::new(),
         _ => path(addr)?,
     };
@@ -86,7 +86,7 @@ fn find_at(fd: u64, addr: u64, flags: u64) -> Result<Arc<Inode>> {
     walk(&start, &path, links)?.existing()
 }
 
-/// What `path` leads to from the process's directory.
+/// The inode of `path`, from the working directory.
 fn find_existing(addr: u64, links: Links) -> Result<Arc<Inode>> {
     find(AT_FDCWD as u64, addr, links)?.existing()
 }

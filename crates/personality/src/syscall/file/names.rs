@@ -1,4 +1,4 @@
-//! Calls that change and list names, and the process's place among them.
+//! System calls that change and list names, and the process's directories.
 
 use super::{AT_FDCWD, Args, Errno, Result, file, files, find, find_existing, path, start};
 use crate::fs::Inode;
@@ -13,7 +13,7 @@ use faultless_bare::arch::user;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_mkdir, mkdir),
     (nr::__NR_mkdirat, mkdirat),
@@ -44,13 +44,13 @@ pub(in crate::syscall) const CALLS: &[Entry] = calls![
 
 const HERE: u64 = AT_FDCWD as u64;
 
-/// Where something new is to get its name.
+/// The place of a new name.
 fn place(fd: u64, addr: u64) -> Result<Found> {
     let found = find(fd, addr, Links::KeepLast)?;
     if found.inode.is_some() { Err(Errno::EEXIST) } else { Ok(found) }
 }
 
-/// The name that is to be changed; `of_root` is the error for one that nobody gave.
+/// The name to change; `of_root` is the error for the root, which has none.
 fn named(fd: u64, addr: u64, dot: Errno) -> Result<Found> {
     let path = path(addr)?;
     let name = crate::fs::file_name(path.trim_suffix_slashes());
@@ -274,7 +274,7 @@ pub fn getcwd(args: Args<'_>) -> Result {
     let start = files().start();
     let mut here = Inode::path(&start.here)?;
     let root = Inode::path(&start.root)?;
-    // As seen from the process's root.
+    // Relative to the process's root.
     if *root != *b"/" {
         let mut seen = Vec::new();
         match here.strip_prefix(root.as_slice()) {
@@ -328,7 +328,7 @@ pub fn umask(args: Args<'_>) -> Result {
     Ok(files().set_umask(args.a() as u32).into())
 }
 
-/// Where an entry of a directory has its type.
+/// Where a directory entry stores its type.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TypeAt {
     /// Before the name.
@@ -339,7 +339,7 @@ enum TypeAt {
 
 /// Writes an entry of a directory into `into`, if it fits. Returns its length.
 fn encode(at: TypeAt, item: &Item, next: u64, into: &mut [u8]) -> Option<usize> {
-    // Numbers and length are 18 bytes; the type is one, and the end of the name another.
+    // Numbers and length are 18 bytes, the type one, and the NUL of the name another.
     let len = (18 + item.name.len() + 2).next_multiple_of(8);
     let into = into.get_mut(..len)?;
     into.fill(0);
@@ -366,7 +366,7 @@ pub fn getdents(args: Args<'_>) -> Result {
 }
 
 fn list(args: Args<'_>, at: TypeAt) -> Result {
-    /// Bytes at a time.
+    /// Bytes per step.
     const MOST: usize = 32 << 10;
     let file = file(args.a())?;
     if !matches!(file.kind, Kind::Path) && !file.inode.is_directory() {
@@ -388,7 +388,7 @@ fn list(args: Args<'_>, at: TypeAt) -> Result {
     Ok(used as u64)
 }
 
-/// `mount(…)` and `umount2(…)`: everything that could be mounted is there already.
+/// `mount(…)` and `umount2(…)`: nothing else can be mounted.
 pub fn mount(_: Args<'_>) -> Result {
     Ok(0)
 }

@@ -1,4 +1,4 @@
-//! Calls that make descriptors of files, new and old.
+//! System calls that open or create files.
 
 use super::{AT_FDCWD, Args, Errno, Result, files, path, start};
 use crate::fs::Inode;
@@ -15,7 +15,7 @@ use faultless_bare::arch::user;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_open, open),
     (nr::__NR_openat, openat),
@@ -30,7 +30,7 @@ pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_memfd_create, memfd_create),
 ];
 
-/// All flags that `openat2` knows.
+/// The flags of `openat2`.
 const KNOWN: u32 = nr::O_ACCMODE
     | nr::O_CREAT
     | nr::O_EXCL
@@ -51,7 +51,7 @@ const KNOWN: u32 = nr::O_ACCMODE
     | nr::O_TMPFILE;
 
 fn open_from(start: &Start, path: &[u8], links: Links, flags: u32, mode: u32) -> Result {
-    // A flag that is not known is passed over, as by Linux; with O_PATH few count.
+    // Unknown flags are ignored, as on Linux; with O_PATH most are.
     let mut flags = flags & KNOWN;
     if flags & nr::O_PATH != 0 {
         flags &= nr::O_PATH | nr::O_DIRECTORY | nr::O_NOFOLLOW | nr::O_CLOEXEC;
@@ -78,7 +78,7 @@ fn open_from(start: &Start, path: &[u8], links: Links, flags: u32, mode: u32) ->
             let made = Inode::try_new_regular(mode)?;
             match directory::link(&found.directory, &found.name, &made) {
                 Ok(()) => made,
-                // Somebody was faster.
+                // Another thread made it first.
                 Err(Errno::EEXIST) if !is_new_only => found.directory.lookup(&found.name)?,
                 Err(errno) => return Err(errno),
             }
@@ -129,7 +129,7 @@ fn open_at(fd: u64, addr: u64, flags: u32, mode: u32) -> Result {
 
 /// `openat2(directory, path, how, size)`.
 pub fn openat2(args: Args<'_>) -> Result {
-    /// `RESOLVE_…`: what is so already, as there is one file system without automatic mounts.
+    /// `RESOLVE_…`: those without effect, as there is one file system without automounts.
     const HARMLESS: u64 = 1 | 2;
     const NO_SYMLINKS: u64 = 4;
     const IN_ROOT: u64 = 16;
@@ -155,14 +155,14 @@ pub fn openat2(args: Args<'_>) -> Result {
     open_from(&start, &path, links, flags, mode as u32)
 }
 
-/// Gives a descriptor to what has no name.
+/// Makes a descriptor of an anonymous inode.
 pub(super) fn add(body: Body, stream: Arc<impl Stream>, flags: u32) -> Result {
     let inode = Inode::try_new(body, 0o600)?;
     let file = File::try_new(inode, Kind::Stream(erase(stream)), flags & !nr::O_CLOEXEC)?;
     files().add(file, flags & nr::O_CLOEXEC != 0, 0)
 }
 
-/// Gives descriptors to two files, and their numbers to the program at `addr`.
+/// Makes descriptors of two files, and stores their numbers at `addr` in the program's memory.
 pub(super) fn add_pair(files_of: [Arc<File>; 2], close_on_exec: bool, addr: u64) -> Result {
     let [first, second] = files_of;
     let first = files().add(first, close_on_exec, 0)? as i32;
@@ -253,7 +253,7 @@ pub fn memfd_create(args: Args<'_>) -> Result {
     const SEALING: u32 = nr::MFD_ALLOW_SEALING;
     const EXEC: u32 = nr::MFD_EXEC;
     const NOEXEC: u32 = nr::MFD_NOEXEC_SEAL;
-    /// Longest name.
+    /// The longest name.
     const LONGEST: usize = 249;
     let flags = args.b() as u32;
     if flags & !(CLOEXEC | SEALING | EXEC | NOEXEC) != 0 || flags & (EXEC | NOEXEC) == EXEC | NOEXEC

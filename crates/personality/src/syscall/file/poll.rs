@@ -1,4 +1,4 @@
-//! Calls that wait for any of several files.
+//! System calls that wait for several files.
 
 use super::{Args, Errno, Result, file, files};
 use crate::fs::File;
@@ -12,7 +12,7 @@ use faultless_bare::arch::{clock, user};
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_poll, poll),
     (nr::__NR_ppoll, ppoll),
@@ -28,7 +28,7 @@ fn after_milliseconds(timeout: i32) -> Option<u64> {
     u64::try_from(timeout).ok().map(|ms| deadline_after(ms * 1_000_000))
 }
 
-/// A time of the program's: seconds, and parts of which `in_second` make one.
+/// A time in the program's memory: seconds, and fractions of which `in_second` make one.
 fn time(addr: u64, in_second: i64) -> Result<Option<u64>> {
     if addr == 0 {
         return Ok(None);
@@ -42,7 +42,7 @@ fn time(addr: u64, in_second: i64) -> Result<Option<u64>> {
     Ok(Some(deadline_after(ns.saturating_add(part))))
 }
 
-/// Tells the program how much of its time is left.
+/// Stores the remaining time in the program's memory.
 fn tell_left(addr: u64, deadline: Option<u64>, in_second: u64) -> Result<()> {
     let Some(deadline) = deadline else { return Ok(()) };
     let left = deadline.saturating_sub(clock::now());
@@ -50,7 +50,7 @@ fn tell_left(addr: u64, deadline: Option<u64>, in_second: u64) -> Result<()> {
     Ok(user::write(addr, &[left / 1_000_000_000, part])?)
 }
 
-/// Makes a call with the signals blocked that the set at `addr` names, if there is one.
+/// Makes a call with the signal mask at `addr`, if there is one.
 fn masked(addr: u64, size: u64, call: impl FnOnce() -> Result) -> Result {
     if addr == 0 {
         return call();
@@ -61,7 +61,7 @@ fn masked(addr: u64, size: u64, call: impl FnOnce() -> Result) -> Result {
     signal::with_blocked(user::read(addr)?, call)
 }
 
-/// One of `poll`'s files: the descriptor and the events, as the program has them.
+/// `struct pollfd`.
 struct Watched {
     file: Option<Arc<File>>,
     negative: bool,
@@ -117,7 +117,7 @@ pub fn ppoll(args: Args<'_>) -> Result {
     result
 }
 
-/// Which of `select`'s three sets mean which events: wanted, and told.
+/// The events of `select`'s three sets: requested, and reported.
 const SETS: [(Events, Events); 3] = [
     (Events::READ, Events::READ.union(Events::HUP).union(Events::ERR)),
     (Events::WRITE, Events::WRITE.union(Events::ERR)),
@@ -125,7 +125,7 @@ const SETS: [(Events, Events); 3] = [
 ];
 
 fn select_until(count: u64, sets: [u64; 3], deadline: Option<u64>) -> Result {
-    /// Descriptors that fit the programs' sets.
+    /// The most descriptors in a set (`FD_SETSIZE`).
     const MOST: u64 = 1024;
     if count as i32 > MOST as i32 || (count as i32) < 0 {
         return Err(Errno::EINVAL);
@@ -208,7 +208,7 @@ pub fn epoll_ctl(args: Args<'_>) -> Result {
 }
 
 fn epoll_until(args: &Args<'_>, deadline: Option<u64>) -> Result {
-    /// Most events of one call.
+    /// The most events of one call.
     const MOST: usize = 1024;
     let most = usize::try_from(args.c() as i32).ok().filter(|&most| most != 0);
     let most = most.ok_or(Errno::EINVAL)?.min(MOST);

@@ -1,4 +1,4 @@
-//! Calls on the contents of files as a whole, or on ranges of them.
+//! System calls on the contents of files, whole or in ranges.
 
 use super::{Args, Errno, Result, file, find_existing};
 use crate::fs::file::Kind;
@@ -8,7 +8,7 @@ use crate::fs::{File, Inode};
 use crate::syscall::args::{Entry, calls};
 use linux_raw_sys::general as nr;
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_truncate, truncate),
     (nr::__NR_ftruncate, ftruncate),
@@ -55,7 +55,7 @@ pub fn ftruncate(args: Args<'_>) -> Result {
     truncate_inode(&file.inode, length)
 }
 
-/// The regular file that is open for writing.
+/// The inode of a regular file that is open for writing.
 fn writable(file: &File) -> Result<&Regular> {
     if !file.writes() {
         return Err(Errno::EBADF);
@@ -93,7 +93,7 @@ pub fn fallocate(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// `fsync(fd)`, `fdatasync(fd)`, `syncfs(fd)`, `sync_file_range(fd, …)`: memory is all there is.
+/// `fsync(fd)`, `fdatasync(fd)`, `syncfs(fd)`, `sync_file_range(fd, …)`: nothing to do for files in memory.
 pub fn sync(args: Args<'_>) -> Result {
     let file = file(args.a())?;
     match file.kind {
@@ -103,10 +103,10 @@ pub fn sync(args: Args<'_>) -> Result {
     }
 }
 
-/// `fadvise64(fd, offset, length, advice)` and `readahead(fd, offset, length)`: advice on what is in memory
-/// already.
+/// `fadvise64(fd, offset, length, advice)` and `readahead(fd, offset, length)`: nothing to do for files in
+/// memory.
 pub fn advise(args: Args<'_>) -> Result {
-    /// The last advice that there is.
+    /// The largest valid advice.
     const NOREUSE: u64 = 5;
     let file = file(args.a())?;
     if file.stream().is_some() && !file.seekable() {

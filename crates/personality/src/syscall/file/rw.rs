@@ -1,4 +1,4 @@
-//! Calls that move bytes.
+//! System calls that read and write.
 
 use super::{Args, Errno, Result, file};
 use crate::fs::file::Kind;
@@ -12,7 +12,7 @@ use faultless_bare::arch::user;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_read, read),
     (nr::__NR_write, write),
@@ -32,13 +32,13 @@ pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_tee, tee),
 ];
 
-/// Most pieces of one call.
+/// The most pieces of one call (`IOV_MAX`).
 pub(in super::super) const MOST_PIECES: u64 = 1024;
 
 // SAFETY: two words.
 unsafe impl user::Plain for Piece {}
 
-/// The pieces that the program's `iovec`s at `addr` say.
+/// The program's `iovec`s at `addr`.
 pub(in super::super) fn pieces(addr: u64, count: u64) -> Result<Vec<Piece>> {
     if count > MOST_PIECES {
         return Err(Errno::EINVAL);
@@ -53,7 +53,7 @@ pub(in super::super) fn pieces(addr: u64, count: u64) -> Result<Vec<Piece>> {
     Ok(pieces)
 }
 
-/// Where a call with an offset goes.
+/// The offset of a call that has one.
 fn at(offset: u64) -> Result<Option<u64>> {
     if offset > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(Some(offset)) }
 }
@@ -110,7 +110,7 @@ pub fn pwritev(args: Args<'_>) -> Result {
     write_from(args.a(), &pieces(args.b(), args.c())?, at(args.d())?)
 }
 
-/// Where a call with an offset and flags goes; flags that hurry or sync it say nothing here.
+/// The offset of a call that has one and flags; those for priority and syncing have no effect.
 fn at_with_flags(args: &Args<'_>) -> Result<Option<u64>> {
     /// `RWF_HIPRI`, `RWF_DSYNC`, `RWF_SYNC`
     const HARMLESS: u64 = 7;
@@ -137,11 +137,11 @@ pub fn lseek(args: Args<'_>) -> Result {
     file(args.a())?.seek(args.b() as i64, args.c() as u32)
 }
 
-/// Bytes that go through the kernel at a time, from one file to another.
+/// Bytes that are copied through the kernel at a time, from one file to another.
 const BOUNCE: usize = 16 << 10;
 
-/// Moves up to `len` bytes from one file to another. What was read and could not be written is lost only
-/// where the source has no position.
+/// Copies up to `len` bytes from one file to another. Bytes that were read and could not be written are lost only
+/// if the source has no position.
 fn copy(
     (from, mut from_at): (&Arc<File>, Option<u64>),
     (to, mut to_at): (&Arc<File>, Option<u64>),
@@ -153,7 +153,7 @@ fn copy(
     let mut stop = Ok(0);
     while moved < len {
         let part = (len - moved).min(BOUNCE as u64) as usize;
-        // Once something was moved, the call does not wait for more.
+        // Once something was copied, the call does not wait for more.
         if moved != 0 && from.stream().is_some() && !from.ready().intersects(READABLE) {
             break;
         }
@@ -173,13 +173,13 @@ fn copy(
         moved += done;
         if done < read {
             if from_at.is_none() && from.seekable() {
-                // What was not written was not read.
+                // The position goes back over what was not written.
                 let _ = from.seek(done as i64 - read as i64, linux_raw_sys::general::SEEK_CUR);
             }
             stop = written;
             break;
         }
-        // Between large files it takes long.
+        // For large files it takes long.
         if !breathe() {
             break;
         }
@@ -189,7 +189,7 @@ fn copy(
 
 const READABLE: crate::fs::stream::Events = crate::fs::stream::Events::READ;
 
-/// An offset of the program's that a call uses and moves on.
+/// An offset in the program's memory, which a call reads and advances.
 struct Offset {
     addr: u64,
     at: Option<u64>,
@@ -258,7 +258,7 @@ pub fn splice(args: Args<'_>) -> Result {
     Ok(moved)
 }
 
-/// Flags of `splice` and its like: all, and the one that says not to wait.
+/// Flags of `splice` and similar calls: all, and `SPLICE_F_NONBLOCK`.
 const SPLICE_FLAGS: u64 = 15;
 const SPLICE_NONBLOCK: u64 = 2;
 
@@ -268,7 +268,7 @@ fn pipe(file: &File) -> Option<&Arc<Pipe>> {
     end.downcast_ref::<End>().map(|end| &end.pipe)
 }
 
-/// Moves what can be moved at once, after waiting for that unless `at_once`: part of it is enough.
+/// Moves what can be moved without waiting; waits for the first bytes unless `at_once`.
 fn some(file: &File, wanted: Events, at_once: bool, mut act: impl FnMut() -> Result) -> Result {
     loop {
         match (act(), file.stream()) {
@@ -278,7 +278,7 @@ fn some(file: &File, wanted: Events, at_once: bool, mut act: impl FnMut() -> Res
     }
 }
 
-/// `vmsplice(fd, pieces, count, flags)`: as `writev` to a pipe, or `readv` from one, of what fits.
+/// `vmsplice(fd, pieces, count, flags)`: as `writev` to a pipe, or `readv` from one, as far as it fits.
 pub fn vmsplice(args: Args<'_>) -> Result {
     let (file, flags) = (file(args.a())?, args.d());
     if flags & !SPLICE_FLAGS != 0 {
@@ -298,7 +298,7 @@ pub fn vmsplice(args: Args<'_>) -> Result {
     }
 }
 
-/// `tee(in, out, length, flags)`: copies what is in one pipe to another, where it stays.
+/// `tee(in, out, length, flags)`: copies the contents of one pipe to another, without consuming them.
 pub fn tee(args: Args<'_>) -> Result {
     let (from, to, flags) = (file(args.a())?, file(args.b())?, args.d());
     if flags & !SPLICE_FLAGS != 0 {
@@ -316,7 +316,7 @@ pub fn tee(args: Args<'_>) -> Result {
     };
     let at_once = flags & SPLICE_NONBLOCK != 0;
     let len = args.c().min(source.capacity() as u64) as usize;
-    // What is there may be other bytes when there is room for them.
+    // The contents may change while it waits for space.
     some(&to, Events::OUT, at_once, || {
         let mut bytes = Vec::new();
         some(&from, Events::IN, at_once, || source.look(len, &mut bytes))?;

@@ -1,4 +1,4 @@
-//! Connected pairs of sockets, as far as programs use them as pipes that go both ways.
+//! Connected pairs of sockets, as bidirectional pipes.
 
 use super::open::add_pair;
 use super::rw::pieces;
@@ -14,7 +14,7 @@ use faultless_bare::arch::user;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_socketpair, socketpair),
     (nr::__NR_sendto, sendto),
@@ -30,7 +30,7 @@ const SOCK_STREAM: u32 = 1;
 const AT_ONCE: u64 = 0x40;
 /// `MSG_NOSIGNAL`
 const NO_SIGNAL: u64 = 0x4000;
-/// `MSG_WAITALL`, `MSG_MORE`, `MSG_CMSG_CLOEXEC`: what asks for nothing that is not so.
+/// `MSG_WAITALL`, `MSG_MORE`, `MSG_CMSG_CLOEXEC`: flags without effect.
 const HARMLESS: u64 = 0x100 | 0x8000 | 0x4000_0000;
 
 /// `socketpair(family, type, protocol, sockets)`.
@@ -90,13 +90,13 @@ pub fn sendto(args: Args<'_>) -> Result {
 /// `recvfrom(fd, buffer, length, flags, , )`.
 pub fn recvfrom(args: Args<'_>) -> Result {
     if args.f() != 0 {
-        // The other end has no name.
+        // The peer has no name.
         user::write(args.f(), &0u32)?;
     }
     receive(args.a(), &[Piece { base: args.b(), len: args.c() }], args.d())
 }
 
-/// The pieces of a message, which must carry nothing else.
+/// The pieces of a message, which must contain nothing else.
 fn message(addr: u64) -> Result<Vec<Piece>> {
     let [_, _, at, count]: [u64; 4] = user::read(addr)?;
     pieces(at, count)
@@ -114,7 +114,7 @@ pub fn sendmsg(args: Args<'_>) -> Result {
 /// `recvmsg(fd, message, flags)`.
 pub fn recvmsg(args: Args<'_>) -> Result {
     let result = receive(args.a(), &message(args.b())?, args.c())?;
-    // No name, nothing besides, no flags.
+    // No name, no control data, no flags.
     user::write(args.b().wrapping_add(8), &0u32)?;
     user::write(args.b().wrapping_add(40), &[0u64; 2])?;
     Ok(result)

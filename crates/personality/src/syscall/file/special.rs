@@ -1,4 +1,4 @@
-//! Timers and signals that are files.
+//! Timers and signals as files.
 
 use super::open::add;
 use super::{Args, Errno, Result, file};
@@ -16,7 +16,7 @@ use faultless_bare::arch::user;
 use faultless_collections::Arc;
 use linux_raw_sys::general as nr;
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_timerfd_create, timerfd_create),
     (nr::__NR_timerfd_settime, timerfd_settime),
@@ -25,7 +25,7 @@ pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_signalfd4, signalfd4),
 ];
 
-/// What a file is, as `T`.
+/// The stream of a file, as type `T`.
 fn of<T: Any>(file: &File) -> Result<&T> {
     let stream: &dyn Any = &**file.stream().ok_or(Errno::EINVAL)?;
     stream.downcast_ref().ok_or(Errno::EINVAL)
@@ -52,7 +52,7 @@ pub fn timerfd_create(args: Args<'_>) -> Result {
 /// `timerfd_settime(fd, flags, new, old)`.
 pub fn timerfd_settime(args: Args<'_>) -> Result {
     let flags = args.b() as u32;
-    // Nobody sets the clock, so that nothing is cancelled.
+    // The clock cannot be set, so no timer is cancelled.
     if flags & !(nr::TFD_TIMER_ABSTIME | nr::TFD_TIMER_CANCEL_ON_SET) != 0 {
         return Err(Errno::EINVAL);
     }
@@ -83,7 +83,7 @@ pub fn signalfd4(args: Args<'_>) -> Result {
     make_signals(&args, flags)
 }
 
-/// Gives a descriptor to the signals of a set, or another set to those of a descriptor.
+/// Makes a descriptor for a set of signals, or changes the set of a descriptor.
 fn make_signals(args: &Args<'_>, flags: u32) -> Result {
     /// `SFD_CLOEXEC`, `SFD_NONBLOCK`
     const KNOWN: u32 = nr::O_CLOEXEC | nr::O_NONBLOCK;

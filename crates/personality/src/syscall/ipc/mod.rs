@@ -1,4 +1,4 @@
-//! System V's calls, a file a kind. [`crate::ipc`] keeps the objects.
+//! System V's IPC calls, one file for each kind. The objects are in [`crate::ipc`].
 
 pub mod msg;
 pub mod sem;
@@ -7,16 +7,16 @@ pub mod shm;
 use super::{Args, Errno, Result};
 use crate::ipc::Common;
 
-/// Remove it.
+/// Remove the object.
 const RMID: u32 = 0;
 /// Set owner and permissions.
 const SET: u32 = 1;
-/// Tell of it.
+/// Read its state.
 const STAT: u32 = 2;
-/// Tell of the limits.
+/// Read the limits.
 const INFO: u32 = 3;
 
-/// What every object tells, as Linux's `ipc64_perm`.
+/// The common part of all objects: Linux's `ipc64_perm`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct Permissions {

@@ -1,4 +1,4 @@
-//! Message queues.
+//! System calls for message queues.
 
 use super::{Args, Errno, INFO, Permissions, RMID, Result, SET, STAT};
 use crate::ipc::msg::{self, CAPACITY, LONGEST, MOST, Message, QUEUES, Queue, Wanted};
@@ -8,7 +8,7 @@ use faultless_bare::arch::user;
 use faultless_collections::Vec;
 use linux_raw_sys::general as nr;
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_msgget, msgget),
     (nr::__NR_msgsnd, msgsnd),
@@ -34,7 +34,7 @@ struct QueueState {
 
 const _: () = assert!(size_of::<QueueState>() == 120);
 
-// SAFETY: integers; where Linux's structure has padding, this one has a field.
+// SAFETY: integers, with fields in place of padding.
 unsafe impl user::Plain for QueueState {}
 
 /// `msgget(key, flags)`.

@@ -1,4 +1,4 @@
-//! Semaphores.
+//! System calls for semaphores.
 
 use super::{Args, Errno, INFO, Permissions, RMID, Result, SET, STAT};
 use crate::abi;
@@ -10,7 +10,7 @@ use faultless_bare::arch::user;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_semget, semget),
     (nr::__NR_semop, semop),
@@ -31,7 +31,7 @@ struct SetState {
 
 const _: () = assert!(size_of::<SetState>() == 104 && size_of::<Change>() == 6);
 
-// SAFETY: integers; where Linux's structure has padding, this one has a field.
+// SAFETY: integers, with fields in place of padding.
 unsafe impl user::Plain for SetState {}
 // SAFETY: three half words.
 unsafe impl user::Plain for Change {}
@@ -177,7 +177,7 @@ pub fn semctl(args: Args<'_>) -> Result {
     Ok(0)
 }
 
-/// Notes that a set was changed by `semctl`.
+/// Records that `semctl` changed a set.
 fn touch(id: i32) {
     if let Ok((common, _)) = SETS.lock().find(id) {
         common.changed = crate::ipc::seconds();

@@ -1,4 +1,4 @@
-//! Shared memory.
+//! System calls for shared memory.
 
 use super::super::memory::{room_for, space};
 use super::{Args, Errno, INFO, Permissions, RMID, Result, SET, STAT};
@@ -10,7 +10,7 @@ use faultless_bare::arch::user;
 use faultless_bare::percpu;
 use linux_raw_sys::general as nr;
 
-/// The calls of this file, by number.
+/// The system calls of this file, by number.
 pub(in crate::syscall) const CALLS: &[Entry] = calls![
     (nr::__NR_shmget, shmget),
     (nr::__NR_shmat, shmat),
@@ -35,7 +35,7 @@ struct SegmentState {
 
 const _: () = assert!(size_of::<SegmentState>() == 112);
 
-// SAFETY: integers; where Linux's structure has padding, this one has a field.
+// SAFETY: integers, with fields in place of padding.
 unsafe impl user::Plain for SegmentState {}
 
 /// `shmget(key, size, flags)`.
@@ -70,7 +70,7 @@ pub fn shmat(args: Args<'_>) -> Result {
     let backing = Backing { object: &object, first: 0, may_write: how & READ_ONLY == 0 };
     let start = space().mmap_object(percpu::cpu(), addr, bytes, prot, flags, backing);
     let start = start.map_err(|error| match Errno::from(error) {
-        // What is there is not replaced unless that is asked for.
+        // Existing mappings are replaced only with `SHM_REMAP`.
         Errno::EEXIST => Errno::EINVAL,
         errno => errno,
     })?;
