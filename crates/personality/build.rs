@@ -1,4 +1,4 @@
-//! Links the kernel at its place, by the linker script of the bare machine.
+//! Passes the bare machine's linker script to the kernel.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,4 +1,4 @@
-//! Linux's structures, as programs have them in their memory; times among them.
+//! Linux's structures in user memory, and times.
 
 use crate::errno::{Errno, Result};
 use faultless_bare::arch::user::{self, Plain};
@@ -9,7 +9,7 @@ use linux_raw_sys::general::{
 /// Nanoseconds in a second.
 pub const SECOND: u64 = 1_000_000_000;
 
-/// A structure of Linux's that is copied from or to a program's memory.
+/// A structure of Linux that is copied from or to user memory.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct Abi<T>(pub T);
@@ -22,15 +22,15 @@ unsafe impl Plain for Abi<nr::__kernel_itimerspec> {}
 unsafe impl Plain for Abi<Timeval> {}
 // SAFETY: as above.
 unsafe impl Plain for Abi<nr::__kernel_old_itimerval> {}
-// SAFETY: words, and a half that is named.
+// SAFETY: words, with a field in place of padding.
 unsafe impl Plain for Abi<nr::stat> {}
 // SAFETY: words.
 unsafe impl Plain for Abi<nr::statfs> {}
 
-/// Nanoseconds of a time as programs give it.
+/// Nanoseconds of a `timespec`.
 ///
 /// # Errors
-/// `EINVAL` for a negative time, or one with a second or more of nanoseconds.
+/// `EINVAL` for a negative time, or nanoseconds of a second or more.
 pub fn nanoseconds(time: &Timespec) -> Result {
     match (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec)) {
         (Ok(seconds), Ok(nanoseconds)) if nanoseconds < SECOND => {
@@ -40,22 +40,22 @@ pub fn nanoseconds(time: &Timespec) -> Result {
     }
 }
 
-/// Nanoseconds of a time of microseconds.
+/// Nanoseconds of a `timeval`.
 ///
 /// # Errors
 /// As [`nanoseconds`].
 pub fn nanoseconds_of_timeval(time: &Timeval) -> Result {
-    // What would overflow is no valid number of nanoseconds either.
+    // What would overflow is also invalid as nanoseconds.
     let tv_nsec = time.tv_usec.saturating_mul(1_000);
     nanoseconds(&Timespec { tv_sec: time.tv_sec, tv_nsec })
 }
 
-/// A time as programs see it.
+/// The `timespec` of a time.
 pub const fn timespec(nanoseconds: u64) -> Abi<Timespec> {
     Abi(Timespec { tv_sec: (nanoseconds / SECOND) as i64, tv_nsec: (nanoseconds % SECOND) as i64 })
 }
 
-/// A time in microseconds, as programs see it.
+/// The `timeval` of a time.
 pub const fn timeval(nanoseconds: u64) -> Abi<Timeval> {
     Abi(Timeval {
         tv_sec: (nanoseconds / SECOND) as i64,

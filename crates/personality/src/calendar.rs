@@ -1,4 +1,4 @@
-//! From a date to seconds since 1970.
+//! Dates as seconds since 1970.
 
 /// A date and time, in the Gregorian calendar, in UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,14 +18,14 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// Nanoseconds since 1970. A month or day that does not exist counts as one nearby.
+    /// Nanoseconds since 1970. A month or day that does not exist is replaced by one nearby.
     pub fn nanoseconds(self) -> u64 {
-        // Years that start in March have their leap day at the end.
+        // With years that start in March the leap day is the last day.
         let month = u64::from(self.month.clamp(1, 12));
         let year = u64::from(self.year.max(1970)) - u64::from(month <= 2);
         let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + u64::from(self.day.max(1)) - 1;
         let days = year * 365 + year / 4 - year / 100 + year / 400 + day_of_year;
-        // The first of March of the year 0 was so many days before 1970.
+        // The days from 1 March of year 0 to 1970.
         let days = days - 719_468;
         let seconds = u64::from(self.hour) * 3600 + u64::from(self.minute) * 60;
         (days * 86_400 + seconds + u64::from(self.second)) * 1_000_000_000

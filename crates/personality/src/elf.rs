@@ -1,6 +1,6 @@
-//! ELF files: where a program wants its parts.
+//! ELF files: the layout of a program in memory.
 //!
-//! Every field may be anything. What is odd is refused: a program that no tool would make need not run.
+//! Every field may have any value. Unusual files fail: a program that no tool would make need not run.
 
 use core::ops::{Range, RangeInclusive};
 use elf::abi;
@@ -10,20 +10,20 @@ use elf::segment::{ProgramHeader, SegmentTable};
 use faultless_collections::{OutOfMemory, Vec};
 
 const PAGE: u64 = 4096;
-/// Bytes of the file header, and of each entry of the table of segments.
+/// Bytes of the file header, and of each program header.
 const HEADER: usize = 64;
 const ENTRY: u64 = 56;
-/// As many segments as Linux lets a program have: its table takes 64 KiB at most.
+/// The most program headers, as on Linux: the table has at most 64 KiB.
 pub const MOST_SEGMENTS: u64 = 65536 / ENTRY;
-/// Where programs may lie: above what is never mapped (Linux's `mmap_min_addr`), and below mappings and
+/// The addresses for programs: above Linux's `mmap_min_addr`, and below mappings and
 /// the stack.
 pub const PROGRAMS: Range<u64> = 0x1_0000..0x7fff_f000_0000;
-/// Bytes of an interpreter's name, its NUL among them.
+/// The most bytes of an interpreter's name, with its NUL.
 pub const INTERPRETER: RangeInclusive<u64> = 2..=PAGE;
-/// Where a program that can lie anywhere goes: two thirds up, as on Linux.
+/// The address of a position-independent program: at two thirds of user space, as on Linux.
 const ANYWHERE: u64 = 0x5555_5555_4000;
 
-/// What the first bytes of a file tell.
+/// The contents of the file header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     entry: u64,
@@ -32,39 +32,39 @@ pub struct Header {
     movable: bool,
 }
 
-/// A part of a program: a private mapping of the file, and zeros behind it.
+/// A segment of a program: a private mapping of the file, and zeros after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where its pages of the file lie; page-aligned, before the bias is added.
+    /// The address of its pages of the file; page-aligned, without the bias.
     pub start: u64,
     /// The end of its pages of the file, page-aligned, and so the start of its pages of zeros.
     pub zeros: u64,
     /// The end of its pages of zeros, page-aligned.
     pub end: u64,
-    /// Which page of the file the first is.
+    /// The page number of the first in the file.
     pub page: u64,
-    /// From where on its last page of the file has to be zeros; `zeros` if nowhere.
+    /// From where on its last page of the file must be zeroed; `zeros` if nowhere.
     pub tail: u64,
     /// `PF_R`, `PF_W`, `PF_X`.
     pub flags: u32,
 }
 
-/// How a program lies in memory.
+/// The layout of a program in memory.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Its parts, upwards.
+    /// Its segments, in order of addresses.
     pub segments: Vec<Segment>,
-    /// Where it starts to run, before the bias is added.
+    /// Its entry point, without the bias.
     pub entry: u64,
-    /// Where it finds its own table of segments, before the bias is added; 0 if it is not mapped.
+    /// The address of its program headers, without the bias; 0 if they are not mapped.
     pub table: u64,
-    /// Entries of that table.
+    /// The number of its program headers.
     pub count: u64,
-    /// What is added to its addresses by default; `None` if it must lie where it says.
+    /// What is added to its addresses by default; `None` if it is not position-independent.
     pub bias: Option<u64>,
-    /// Where in the file the name of its interpreter is.
+    /// The place of its interpreter's name in the file.
     pub interpreter: Option<Range<u64>>,
-    /// Whether it runs code on its stack.
+    /// Whether its stack is executable.
     pub executable_stack: bool,
 }
 
@@ -90,7 +90,7 @@ impl Header {
         })
     }
 
-    /// Where in the file the table of segments is; 64 KiB at most.
+    /// The place of the program headers in the file; at most 64 KiB.
     pub const fn table(&self) -> Option<Range<u64>> {
         match self.table.checked_add(self.count * ENTRY) {
             Some(end) => Some(self.table..end),
@@ -98,7 +98,7 @@ impl Header {
         }
     }
 
-    /// Plans a program of a file of `length` bytes, whose table of segments is `table`; none if no kernel could run it.
+    /// The layout of a program in a file of `length` bytes with the program headers `table`; `None` if no kernel could run it.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -107,7 +107,7 @@ impl Header {
         Ok(self.plan_in(room, table, length))
     }
 
-    /// As [`plan`](Self::plan), with an empty list that has room for all segments of the table.
+    /// As [`plan`](Self::plan), with an empty vector that has capacity for all segments.
     fn plan_in(&self, segments: Vec<Segment>, table: &[u8], length: u64) -> Option<Plan> {
         let mut plan = Plan {
             segments,
@@ -153,7 +153,7 @@ impl Header {
         }
         let (first, last) = (plan.segments.first()?, plan.segments.last()?);
         if self.movable {
-            // Wherever it goes it has the same place in a page, or in whatever it wants to be aligned to.
+            // The bias keeps its alignment.
             let bias = (ANYWHERE & !(align.min(1 << 30) - 1)).checked_sub(first.start)?;
             plan.bias = Some(bias);
         }
@@ -165,7 +165,7 @@ impl Header {
 }
 
 impl Segment {
-    /// The part that `header` describes; `Some(None)` if it is empty.
+    /// The segment of `header`; `Some(None)` if it is empty.
     fn of(header: &ProgramHeader) -> Option<Option<Self>> {
         let &ProgramHeader { p_vaddr, p_offset, p_filesz, p_memsz, p_flags, .. } = header;
         if p_filesz > p_memsz || (p_vaddr ^ p_offset) % PAGE != 0 {

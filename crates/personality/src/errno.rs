@@ -6,7 +6,7 @@ use linux_raw_sys::errno;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub u16);
 
-/// What a system call gives.
+/// The result of a system call.
 pub type Result<T = u64> = core::result::Result<T, Errno>;
 
 macro_rules! errnos {
@@ -15,7 +15,7 @@ macro_rules! errnos {
             $(#[doc = concat!("Linux's `", stringify!($name), "`.")]
             pub const $name: Self = Self(errno::$name as u16);)*
 
-            /// Linux's symbol for it; that of one that programs never see is `?`.
+            /// Linux's name for it; `?` for those that programs never see.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => stringify!($name),)*
@@ -34,10 +34,10 @@ errnos! {
 }
 
 impl Errno {
-    /// Not seen by programs: the call was interrupted by a signal. It is made again, unless a handler
-    /// without `SA_RESTART` runs; then it is `EINTR`.
+    /// Internal: a signal interrupted the call. It is restarted, unless a handler
+    /// without `SA_RESTART` runs: then it returns `EINTR`.
     pub const RESTART: Self = Self(512);
-    /// Not seen by programs: as [`RESTART`](Self::RESTART), but any handler makes it `EINTR`.
+    /// Internal: as [`RESTART`](Self::RESTART), but any handler causes `EINTR`.
     pub const RESTART_UNHANDLED: Self = Self(514);
 }
 

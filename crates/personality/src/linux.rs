@@ -1,4 +1,4 @@
-//! The upcalls of the bare machine, and where they go.
+//! The upcalls of the bare machine.
 
 use crate::task::{self, scheduler, thread, upcalls};
 use crate::{syscall, wall};
@@ -8,13 +8,13 @@ use faultless_bare::arch::TrapFrame;
 use faultless_bare::percpu::Interrupt;
 use faultless_bare::{Kernel, boot};
 
-/// The kernel that runs Linux's programs.
+/// The kernel that runs Linux programs.
 #[derive(Debug)]
 pub struct Linux;
 
 impl Kernel for Linux {
     fn start(cpus: usize) {
-        // SAFETY: this is the beginning, and the boot CPU.
+        // SAFETY: the first call here, on the boot CPU.
         unsafe { scheduler::init(cpus) };
         wall::init();
         task::boot::boot(boot::initrd());
@@ -41,7 +41,7 @@ impl Kernel for Linux {
         match interrupt {
             Interrupt::Timer => upcalls::tick(frame),
             Interrupt::Reschedule => upcalls::reschedule(),
-            // Served below.
+            // The machine serves it.
             Interrupt::Flush => {}
         }
     }

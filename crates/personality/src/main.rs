@@ -1,4 +1,4 @@
-//! The kernel that runs Linux's programs, linked.
+//! The kernel that runs Linux programs.
 #![no_std]
 #![no_main]
 

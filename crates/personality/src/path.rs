@@ -1,18 +1,18 @@
-//! Paths: bytes between slashes.
+//! Splitting paths into names.
 
-/// Longest path, with the NUL that ends it.
+/// The longest path, with its NUL.
 pub const PATH_MAX: usize = 4096;
-/// Longest name.
+/// The longest name.
 pub const NAME_MAX: usize = 255;
-/// Symbolic links that a walk follows before it gives up.
+/// The most symbolic links that a walk follows.
 pub const MAX_LINKS: u32 = 40;
 
-/// The first name of a path, and what comes after it.
+/// The first name of a path, and the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step<'a> {
-    /// The name; neither empty nor with a slash.
+    /// The name: not empty, without a slash.
     pub name: &'a [u8],
-    /// What follows the name, slashes and all.
+    /// What follows the name, including slashes.
     pub rest: &'a [u8],
 }
 
@@ -31,7 +31,7 @@ impl<'a> Step<'a> {
         self.rest.iter().all(|&byte| byte == b'/')
     }
 
-    /// Whether it is the last, and a slash says that it must be a directory.
+    /// Whether it is the last, and a slash follows, so that it must be a directory.
     pub fn ends_in_slash(&self) -> bool {
         self.is_last() && !self.rest.is_empty()
     }

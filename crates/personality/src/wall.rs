@@ -1,4 +1,4 @@
-//! The date: what the battery's clock says at boot, and the time since.
+//! The date: the real-time clock (RTC) at boot, and the time since.
 
 use crate::calendar::{Moment, from_bcd};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -8,12 +8,12 @@ use x86_64::instructions::port::Port;
 /// Nanoseconds from 1970 to the boot.
 static WALL_START: AtomicU64 = AtomicU64::new(0);
 
-/// Finds out what day it is. Called once, before anybody asks.
+/// Reads the RTC. Called once, before [`now`].
 pub fn init() {
     WALL_START.store(battery_clock().nanoseconds().saturating_sub(clock::now()), Ordering::Relaxed);
 }
 
-/// Nanoseconds since 1970, by the battery's clock at boot.
+/// Nanoseconds since 1970, by the RTC at boot.
 pub fn now() -> u64 {
     WALL_START.load(Ordering::Relaxed) + clock::now()
 }
@@ -23,18 +23,18 @@ pub fn at_boot() -> u64 {
     WALL_START.load(Ordering::Relaxed)
 }
 
-/// What the battery's clock says.
+/// The time of the RTC.
 fn battery_clock() -> Moment {
     let (mut index, mut data) = (Port::<u8>::new(0x70), Port::<u8>::new(0x71));
     let mut register = |number: u8| {
-        // SAFETY: reading the clock's registers changes nothing.
+        // SAFETY: reading the RTC's registers changes nothing.
         unsafe {
             index.write(number);
             data.read()
         }
     };
     let mut read = || {
-        // Not in the middle of a step; where there is no clock the bit is always set.
+        // Not during an update; without an RTC the bit is always set.
         for _ in 0..10_000 {
             if register(0x0a) & 0x80 == 0 {
                 break;
@@ -50,7 +50,7 @@ fn battery_clock() -> Moment {
         }
         seen = again;
     }
-    // Hours are 24 unless this bit is clear, numbers decimal digits unless the other is set.
+    // One bit means 24-hour format, the other binary rather than BCD.
     let format = register(0x0b);
     let plain = |value: u8| if format & 4 == 0 { from_bcd(value) } else { value };
     let afternoon = format & 2 == 0 && seen[2] & 0x80 != 0;
