@@ -50,7 +50,7 @@ impl Slots {
     }
 
     /// Gives `space`, which is not 0, a slot: its own, or else the least recently loaded one.
-    /// The caller loads it as the result says.
+    /// The caller loads it as described by the result.
     pub fn load(&mut self, space: u64) -> Load {
         self.loads += 1;
         let own = self.slots.iter().position(|slot| slot.space == space);

@@ -29,8 +29,8 @@ unsafe extern "C" {
 pub(crate) unsafe fn remove() {
     /// A no-op of three bytes.
     const NOTHING: [u8; 3] = [0x0f, 0x1f, 0x00];
-    // SAFETY: the linker script puts the addresses of these instructions, which are three bytes long,
-    // between the two symbols.
+    // SAFETY: between the two symbols lie the addresses of these instructions, which are three bytes
+    // long, by the linker script.
     unsafe {
         let len = (&raw const __smap_end).offset_from_unsigned(&raw const __smap_start);
         for &at in core::slice::from_raw_parts(&raw const __smap_start, len) {

@@ -308,7 +308,7 @@ unsafe extern "C" {
 /// Where to continue after an unserved fault of the instruction at `rip`; `None` if it is
 /// not listed.
 pub(crate) fn fixup(rip: u64) -> Option<u64> {
-    // SAFETY: the linker script puts the pairs between the two symbols.
+    // SAFETY: the pairs lie between the two symbols, by the linker script.
     let pairs = unsafe {
         let len = (&raw const __fixups_end).offset_from_unsigned(&raw const __fixups_start);
         core::slice::from_raw_parts(&raw const __fixups_start, len)

@@ -124,7 +124,7 @@ impl Registers {
     /// `self` belongs to the task that this CPU runs.
     #[inline]
     pub unsafe fn save(&self) {
-        // SAFETY: by the contract nobody else is here.
+        // SAFETY: by the contract no other code accesses it.
         unsafe { fpu::save(&mut *self.fpu.get()) };
         self.selectors.set(Selectors::current());
         self.fs_base.set(arch::fs_base());
@@ -137,7 +137,7 @@ impl Registers {
     /// `self` belongs to the task that this CPU is about to run; no other CPU runs it.
     #[inline]
     pub unsafe fn load(&self) {
-        // SAFETY: by the contract nobody else is here.
+        // SAFETY: by the contract no other code accesses it.
         unsafe { fpu::restore(&*self.fpu.get()) };
         // Before the bases, which they change.
         self.selectors.get().load();

@@ -36,7 +36,7 @@ const FETCH: u64 = 1 << 4;
 /// The space that this CPU runs.
 #[inline(always)]
 fn running(here: &PerCpu) -> Option<&Space<Bare>> {
-    // SAFETY: set by `machine::run`, whose callers promise that the space lives while it runs.
+    // SAFETY: set by `machine::run`, by whose contract the space exists while it runs.
     unsafe { here.space.get().as_ref() }
 }
 
@@ -92,7 +92,7 @@ fn with_rights_of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
         && !frame.of_user()
         && let Some(fixup) = user::fixup(frame.rip)
     {
-        // User memory is open now, and is closed again when the instruction goes on.
+        // AC was cleared by the entry; the return to the instruction sets it again.
         match running(here).map(|space| serve(here, space, addr, access)) {
             Some(Ok(_)) => return,
             Some(Err(FaultError::OutOfMemory)) => met_end_of_memory(here),

@@ -165,12 +165,12 @@ impl Inode {
         Ok(Arc::try_new(Self { number, body, meta, place })?)
     }
 
-    /// What `stat` tells.
+    /// Its metadata.
     pub fn meta(&self) -> Meta {
         *self.meta.lock()
     }
 
-    /// Changes what `stat` tells.
+    /// Changes its metadata.
     pub fn change(&self, change: impl FnOnce(&mut Meta)) {
         let mut meta = self.meta.lock();
         change(&mut meta);
@@ -214,7 +214,7 @@ impl Inode {
         self.kind() == linux::S_IFLNK
     }
 
-    /// Whether anybody may run it as a program.
+    /// Whether it has any execute permission.
     pub fn is_executable(&self) -> bool {
         self.meta().mode & 0o111 != 0
     }

@@ -21,7 +21,7 @@ use linux_raw_sys::general as linux;
 /// A file that cannot be made is reported and left out.
 ///
 /// # Errors
-/// The archive is damaged; the report says where.
+/// The archive is damaged; the place is reported.
 pub fn mount(archive: &[u8]) -> core::result::Result<(), &'static str> {
     let root = Inode::numbered(1, Body::Directory(Directory::default()), 0o755);
     let root = root.map_err(|_| NO_MEMORY)?;

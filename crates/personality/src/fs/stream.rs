@@ -1,6 +1,6 @@
 //! Streams, which have no position: pipes, events, the console, devices.
 //!
-//! The operations of a stream do not wait. [`read`] and [`write`] wait for all of them, so that
+//! The operations of a stream do not wait. [`read`] and [`write`](fn@write) wait for all of them, so that
 //! waiting is written once: a change of a stream is announced on its [`Changes`], and a
 //! waiter tries again after each announcement.
 
@@ -164,7 +164,7 @@ pub fn write(stream: &dyn Stream, from: &mut Transfer<'_>, at_once: bool) -> Res
     write_with(stream, from, at_once, true)
 }
 
-/// As [`write`]; `tell` enables `SIGPIPE`.
+/// As [`write`](fn@write); `tell` enables `SIGPIPE`.
 pub fn write_with(
     stream: &dyn Stream,
     from: &mut Transfer<'_>,

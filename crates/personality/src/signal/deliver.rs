@@ -57,7 +57,7 @@ pub fn deliver(frame: &mut TrapFrame) {
                         send::force_segv(signal);
                     }
                 }
-                // This may go on without end: a handler that cannot start causes another signal. So other threads
+                // This may repeat without end: a handler that cannot start causes another signal. So other threads
                 // run in between, one of which may kill the process.
                 let _ = breathe();
             }

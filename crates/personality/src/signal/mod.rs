@@ -2,7 +2,7 @@
 //!
 //! *Sending* ([`send`]) queues a signal for a thread or for a process, and makes a thread that
 //! accepts it check its queues: the thread is woken if it waits, its CPU interrupted if it runs. *Delivery*
-//! ([`deliver`]) happens when the thread returns to user mode: it takes a pending signal
+//! ([`deliver`](mod@deliver)) happens when the thread returns to user mode: it takes a pending signal
 //! that it does not block, and executes its action. A handler runs in user mode, on a [`frame`]
 //! with everything that `rt_sigreturn` restores.
 //!

@@ -240,7 +240,7 @@ fn remove(start: u64, len: u64) -> Result {
     let mut at = start;
     let mut hole = false;
     while at < end {
-        // One at a time, as it is by then.
+        // One at a time, in its present state.
         let mut found = None;
         space().each_area(percpu::cpu(), VirtRange::new(at, end), |area| {
             found = Some(area.part(VirtRange::new(at, end)));
@@ -392,7 +392,7 @@ pub fn munlock(args: Args<'_>) -> Result {
 fn lock_all(how: Lock) {
     let mut left = VirtRange::USER;
     loop {
-        // One at a time, as it is by then.
+        // One at a time, in its present state.
         let mut found = None;
         space().each_area(percpu::cpu(), left, |area| {
             found = Some(area.range.intersect(left));

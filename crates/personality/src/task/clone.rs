@@ -197,7 +197,7 @@ fn publish(parent: &Current, child: Arc<Thread>, slots: Slots, request: &Request
             table.processes.insert(slot, process.pid, process.clone());
         }
         let mut threads = process.threads.lock();
-        // Whoever ends all threads has asked this one, or will find the new one.
+        // A thread that ends all others has asked this one, or will find the new one.
         if !new && parent.must_end() {
             return Err(Errno::EAGAIN);
         }

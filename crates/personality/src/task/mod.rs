@@ -1,4 +1,4 @@
-//! Threads and processes: scheduling, waiting, and who is whose child.
+//! Threads and processes: scheduling, waiting, parents and children.
 //!
 //! A [`Thread`] is what runs; the [scheduler] decides where and when. A [`Process`] is what its
 //! threads share: [memory](memory::Memory), files, signal handlers, children. [`wait`] is how a thread

@@ -27,7 +27,7 @@ pub struct Process {
     pub memory: OwnMemory,
     /// Woken when it gets other memory or ends: for the caller of `vfork`.
     pub memory_changed: WaitQueue,
-    /// Its descriptors and directories. Only [`fs`](crate::fs) knows their type, because files need processes.
+    /// Its descriptors and directories. The type is defined in [`fs`](crate::fs), which imports this module.
     pub(crate) files: Box<dyn Any + Send + Sync>,
     /// Its signal handlers, and the signals that are pending for the process.
     pub signals: ProcessSignals,
