@@ -244,7 +244,7 @@ pub fn restore(registers: &mut TrapFrame) -> u64 {
 fn try_restore(registers: &mut TrapFrame, at: u64) -> Result<()> {
     let from: UserContext = user::read(at.wrapping_add(offset_of!(Frame, user) as u64))?;
     let context = &from.context;
-    // There is only 64-bit mode, and IRET faults at a non-canonical address.
+    // There is only 64-bit mode, and programs run in user space.
     if context.cs | 3 != USER_CODE || context.rip >= USER_END {
         return Err(Errno::EFAULT);
     }
