@@ -73,6 +73,32 @@ fn changes_against_who_comes_and_goes() {
     world.finish(vec![space, elsewhere]);
 }
 
+/// A CPU begins to run the space while the only one that runs it tries to own it. Both use the same page, whose VMA goes and
+/// comes.
+fn a_try_against_who_begins_to_run() {
+    let (world, space, elsewhere) = with_parts();
+    world.run(&[
+        (&space, &|guest| {
+            for _ in 0..3 {
+                guest.unmap(page(8), 1);
+                guest.map(page(8), 1, RW);
+            }
+        }),
+        (&elsewhere, &|guest| {
+            // It reads the space, which shares it.
+            space.areas(guest.cpu, |_| {});
+            for _ in 0..2 {
+                guest.switch(&space, |guest| {
+                    for _ in 0..2 {
+                        let _ = space.fault(guest.cpu, page(8), Access::Write);
+                    }
+                });
+            }
+        }),
+    ]);
+    world.finish(vec![space, elsewhere]);
+}
+
 /// One CPU discards from outside, under a claim, while another that has come alone begins to own the space.
 fn changes_against_a_claim() {
     let (world, space, elsewhere) = with_parts();
@@ -92,6 +118,7 @@ mod tests {
         changes_against_who_looks_from_outside,
         changes_against_who_comes_and_goes,
         changes_against_a_claim,
+        a_try_against_who_begins_to_run,
     );
 }
 
@@ -102,8 +129,7 @@ mod needs {
     needs!(
         who_looks_asks_for_the_owner: UserLooksAtOwner in [changes_against_who_looks_from_outside],
         who_waits_for_the_owner: JoinAwaitsOwner in [changes_against_who_looks_from_outside],
-        who_owns_looks_twice: OwnerLooksAgain in [changes_against_who_comes_and_goes],
-        who_owns_looks_at_claims: OwnerLooksAtClaims in [changes_against_a_claim],
+        who_owns_looks_twice: OwnerLooksAgain in [a_try_against_who_begins_to_run],
         who_runs_asks_for_the_owner: RunnerLooksAtOwner in [changes_against_who_comes_and_goes],
     );
 }

@@ -206,8 +206,7 @@ impl<M: Machine> Space<M> {
         alone()
             && self.core.owner.try_take(cpu.id(), &cpu.vm().grace, || {
                 // Who begins to run the space meanwhile does so before it looks at the owner.
-                (lost(Mutant::OwnerLooksAgain) || alone())
-                    && (lost(Mutant::OwnerLooksAtClaims) || !self.is_claimed(cpu, VirtRange::USER))
+                (lost(Mutant::OwnerLooksAgain) || alone()) && !self.is_claimed(cpu, VirtRange::USER)
             })
     }
 

@@ -49,9 +49,6 @@ pub enum Mutant {
     /// A CPU that tries to become the owner of a space looks a second time whether it is alone there. A CPU that has begun to run
     /// the space reads what is being changed in place.
     OwnerLooksAgain,
-    /// A CPU that tries to become the owner of a space looks whether a part of it is claimed. It changes in place what the
-    /// holder of the claim relies on.
-    OwnerLooksAtClaims,
     /// Claims that conflict wait for each other.
     RangeConflict,
     /// Who lets a parked waiter's last blocker go wakes it. It sleeps for ever.
