@@ -77,20 +77,33 @@ impl<T> Shared<T> {
     pub fn into_last(self) -> Option<T> {
         let at = self.at;
         core::mem::forget(self);
-        // SAFETY: our ownership, not given up before, is what we give up here.
-        unsafe { Self::give_up(at) }.map(|last| last.value)
+        // SAFETY: our ownership, not given up before, is what we give up here. If it was the last, the box of `try_new` is ours.
+        unsafe { Self::was_last(at).then(|| Box::from_raw(at.as_ptr()).value) }
     }
 
+    /// Gives an ownership up. Returns whether it was the last; then all that was done with the value comes before.
+    ///
     /// # Safety
     /// `at` is an ownership of the caller, who gives it up.
-    unsafe fn give_up(at: NonNull<Counted<T>>) -> Option<Counted<T>> {
+    #[inline]
+    unsafe fn was_last(at: NonNull<Counted<T>>) -> bool {
         // SAFETY: alive until the count reaches zero, which our ownership prevented so far.
-        if unsafe { at.as_ref() }.owners.fetch_sub(1, Ordering::Release) != 1 {
-            return None;
+        let last = unsafe { at.as_ref() }.owners.fetch_sub(1, Ordering::Release) == 1;
+        if last {
+            fence(Ordering::Acquire);
         }
-        fence(Ordering::Acquire);
-        // SAFETY: allocated by `try_new`; no owner is left.
-        Some(*unsafe { Box::from_raw(at.as_ptr()) })
+        last
+    }
+
+    /// Drops the value. Out of the way of those drops that are not the last.
+    ///
+    /// # Safety
+    /// No owner is left.
+    #[cold]
+    #[inline(never)]
+    unsafe fn end(at: NonNull<Counted<T>>) {
+        // SAFETY: allocated by `try_new`; the rest is the caller's promise.
+        drop(unsafe { Box::from_raw(at.as_ptr()) });
     }
 
     /// The pointer that [`into_raw`](Self::into_raw) would give out.
@@ -141,9 +154,13 @@ impl<T> Deref for Shared<T> {
 }
 
 impl<T> Drop for Shared<T> {
+    #[inline]
     fn drop(&mut self) {
         // SAFETY: a dropped owner gives up its ownership once.
-        drop(unsafe { Self::give_up(self.at) });
+        if unsafe { Self::was_last(self.at) } {
+            // SAFETY: no owner is left.
+            unsafe { Self::end(self.at) };
+        }
     }
 }
 

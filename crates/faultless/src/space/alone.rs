@@ -9,12 +9,11 @@ use super::made::{Made, State, make_vma};
 use super::merge::{Piece, agree, join, root_of_neighbour};
 use super::vma::{Area, Vma};
 use super::write::{NOWHERE, Refused, Writing};
-use crate::addr::{PAGE_SHIFT, VirtRange};
+use crate::addr::VirtRange;
 use crate::error::{Errno, OutOfMemory};
 use crate::machine::Machine;
 use crate::rmap::{AnonVma, Root, RootRef};
 use crate::space::tree::{Entry, View};
-use crate::sync::atomic::Ordering;
 use crate::sync::grace::{RetireChain, RetireLink};
 use alloc::boxed::Box;
 use core::ptr::NonNull;
@@ -32,8 +31,6 @@ struct Found<'w> {
     above: Option<&'w Vma>,
     /// How many VMAs are inside.
     inside: usize,
-    /// How many pages of the range are mapped.
-    mapped: u64,
 }
 
 /// A change of the tree: `entries` replace all that is in `taken`.
@@ -74,7 +71,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         range: VirtRange,
         mut piece: Option<Piece>,
     ) -> Result<(), Refused> {
-        let Found { below, above, inside, mapped } = self.find(range);
+        let Found { below, above, inside } = self.find(range);
         let low_cut = below.filter(|vma| vma.area.range.end > range.start);
         let high_cut = above.filter(|vma| vma.area.range.start < range.end);
         if low_cut.is_some() || high_cut.is_some() {
@@ -96,7 +93,6 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         let high = if joins_high { above } else { high_cut };
         let high = if both || split.is_some() { None } else { high };
 
-        let pages = if piece.is_some() { range.pages() } else { 0 };
         let comes = piece.is_some() && !joins_low && !joins_high;
         self.check_count(
             usize::from(comes) + usize::from(split.is_some()),
@@ -171,8 +167,6 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
             }
             adopt(vma, root.as_ref().filter(|_| joins_high));
         }
-        let more = pages.wrapping_sub(mapped);
-        self.writing.space.mapped.fetch_add(more, Ordering::Relaxed);
         Ok(())
     }
 
@@ -194,8 +188,6 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
             vma.merges.change(|all| all[0] = false);
         }
         adopt(vma, Some(&root));
-        let pages = (stack - addr) >> PAGE_SHIFT;
-        self.writing.space.mapped.fetch_add(pages, Ordering::Relaxed);
         Ok(())
     }
 
@@ -206,7 +198,6 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         while let Some(entry) = near.next()
             && entry.start <= range.end
         {
-            found.mapped += entry.range().intersect(range).pages();
             let (low, high) = (entry.start < range.start, entry.end > range.end);
             if low {
                 found.below = Some(vma(entry));

@@ -58,7 +58,6 @@ impl<M: Machine> Space<M> {
             history: core::mem::replace(&mut remains.history, HistoryCell::new()),
             tree: core::mem::take(&mut remains.tree),
             core,
-            mapped: AtomicU64::new(0),
             // No end of a space asks for them.
             heap: HeapBounds::new(Heap { start: 0, end: 0 }),
             place: Place::none(),

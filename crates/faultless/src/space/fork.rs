@@ -78,7 +78,6 @@ impl<M: Machine> Writing<'_, '_, M> {
         let grace = &self.cpu.vm().grace;
         // SAFETY: the subsystem has one grace period, in whose sections all trees are read.
         let mut edit = unsafe { tree.edit_mut(self.cpu.local(), grace) };
-        let mut mapped = 0;
         let mut result = Ok(());
         for vma in self.vmas(VirtRange::USER) {
             if vma.area.flags.contains(VmaFlags::DONTFORK) {
@@ -101,7 +100,6 @@ impl<M: Machine> Writing<'_, '_, M> {
                 result = Err(oom);
                 break;
             }
-            mapped += vma.area.range.pages();
             if has_private_pages(vma)
                 && let Err(oom) = self.share_pages(*root, vma.area.range, batch, &core.resident)
             {
@@ -110,7 +108,6 @@ impl<M: Machine> Writing<'_, '_, M> {
             }
         }
         edit.publish();
-        child.mapped.store(mapped, Ordering::Relaxed);
         result
     }
 

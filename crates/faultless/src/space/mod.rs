@@ -101,8 +101,6 @@ pub struct Space<M: Machine> {
     pub(crate) tree: Tree<Vma>,
     /// What others than the owner may find.
     pub(crate) core: Shared<Core>,
-    /// Pages of all VMAs.
-    mapped: AtomicU64,
     heap: HeapBounds,
     /// Where it goes when it is dropped.
     place: Place,
@@ -155,7 +153,6 @@ impl<M: Machine> Space<M> {
             history: HistoryCell::new(),
             tree: Tree::new(),
             core,
-            mapped: AtomicU64::new(0),
             heap: HeapBounds::new(Heap { start: HEAP_START, end: HEAP_START }),
             place,
             machine: PhantomData,

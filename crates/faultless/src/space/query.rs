@@ -352,8 +352,8 @@ impl<M: Machine> Space<M> {
     }
 
     /// Pages of all VMAs.
-    pub fn mapped_pages(&self) -> u64 {
-        self.mapped.load(Ordering::Relaxed)
+    pub fn mapped_pages(&self, cpu: &Cpu<'_, M>) -> u64 {
+        self.view(cpu, &self.section(cpu)).bytes() >> PAGE_SHIFT
     }
 
     /// How many VMAs there are.

@@ -14,7 +14,6 @@ use crate::error::Errno;
 use crate::machine::Machine;
 use crate::rmap::{AnonVma, Root, RootRef};
 use crate::space::tree::{Edit, Entry, View};
-use crate::sync::atomic::Ordering;
 use crate::sync::grace::{RetireChain, RetireLink};
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::sequence::Sequence;
@@ -33,8 +32,6 @@ pub(super) struct Versions<'w, 'a, 'v, M: Machine> {
     replaced: usize,
     /// The VMAs that the writer will have under change.
     changing: UnderChange,
-    /// Pages of the new VMAs, less those of the removed ones.
-    pages: u64,
     /// How many VMAs a space may have.
     most: u64,
 }
@@ -55,7 +52,6 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             hulls: [nowhere; 2],
             replaced: 0,
             changing: writing.changing.get(),
-            pages: 0,
             most: cpu.vm().knobs.max_map_count(),
         }
     }
@@ -335,17 +331,15 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
     fn put(&mut self, taken: VirtRange, first: usize) -> Result<(), Refused> {
         let no_entry = Entry { start: 0, end: 0, value: NonNull::dangling() };
         let (mut entries, mut count) = ([no_entry; 3], 0);
-        let Self { writing, edit, made, old, pages, changing, .. } = self;
+        let Self { writing, edit, made, old, changing, .. } = self;
         for value in made.vmas[first..made.used].iter().copied().flatten() {
             // SAFETY: made just now.
             let range = unsafe { value.as_ref() }.area.range;
             entries[count] = Entry { start: range.start, end: range.end, value };
             count += 1;
-            *pages = pages.wrapping_add(range.pages());
         }
         let busy = first != 0 || writing.changing.get().is_some();
         edit.replace(taken, &entries[..count], |entry| {
-            *pages = pages.wrapping_sub(entry.range().pages());
             if busy {
                 for change in changing.iter_mut().flatten() {
                     *change = change.filter(|change| *change != entry.value);
@@ -400,7 +394,7 @@ impl<M: Machine> Versions<'_, '_, '_, M> {
     /// Makes the next version the current one.
     #[inline(always)]
     pub(super) fn publish(self) {
-        let Self { writing, edit, made, old, pages, changing, .. } = self;
+        let Self { writing, edit, made, old, changing, .. } = self;
         if self.replaced == 0 {
             return;
         }
@@ -409,7 +403,6 @@ impl<M: Machine> Versions<'_, '_, '_, M> {
         }
         // The tree owns them now.
         core::mem::forget(made);
-        writing.space.mapped.fetch_add(pages, Ordering::Relaxed);
         // SAFETY: the published version does not have the old VMAs, and only the holder of the tree's lock removed them.
         unsafe { edit.publish_retiring(old) };
     }

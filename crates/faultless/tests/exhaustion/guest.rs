@@ -202,7 +202,7 @@ impl World {
                 flags,
                 heap: (heap.start, heap.end),
                 resident: space.resident_pages(cpu),
-                mapped: space.mapped_pages(),
+                mapped: space.mapped_pages(cpu),
                 pages,
             }
         });

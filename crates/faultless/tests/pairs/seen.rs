@@ -90,7 +90,7 @@ impl Seen {
         let heap = space.heap_range();
         Self {
             areas: areas(space, cpu, |area| area),
-            mapped: space.mapped_pages(),
+            mapped: space.mapped_pages(cpu),
             resident: space.resident_pages(cpu),
             heap: (page(heap.start), page(heap.end)),
             words: Vec::new(),

@@ -64,7 +64,7 @@ fn room() -> Result<()> {
 pub(super) fn room_for(bytes: u64) -> Result<()> {
     room()?;
     let limit = current().process.limits.address_space.load(Ordering::Relaxed);
-    let has = || space().mapped_pages() << PAGE_SHIFT;
+    let has = || space().mapped_pages(percpu::cpu()) << PAGE_SHIFT;
     if limit != u64::MAX && has().saturating_add(bytes) > limit {
         return Err(Errno::ENOMEM);
     }

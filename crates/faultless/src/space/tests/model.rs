@@ -394,7 +394,7 @@ impl World<'_> {
                 assert_eq!(flags.contains(VmaFlags::DONTFORK), known.dont_fork);
                 assert_eq!(flags.contains(VmaFlags::WIPEONFORK), known.wipe);
             }
-            assert_eq!(space.mapped_pages(), model.pages.len() as u64);
+            assert_eq!(space.mapped_pages(&self.cpu), model.pages.len() as u64);
         }
     }
 

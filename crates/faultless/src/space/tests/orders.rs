@@ -75,7 +75,11 @@ fn brk_and_fork_do_not_wait_for_each_other() {
             while !done.load(Ordering::Relaxed) {
                 let child = space.fork(&cpu1).unwrap();
                 let heap = child.heap_range();
-                assert_eq!(child.mapped_pages(), heap.pages(), "the end belongs to the mappings");
+                assert_eq!(
+                    child.mapped_pages(&cpu1),
+                    heap.pages(),
+                    "the end belongs to the mappings"
+                );
                 child.exit(&cpu1);
             }
             cpu1.drain();
@@ -153,7 +157,7 @@ fn mprotect_down_to_the_start_of_a_stack_locks_what_is_below() {
             space.mprotect(&cpu0, top, PAGE_SIZE, prot | Prot::GROWSDOWN).unwrap();
         }
     });
-    assert_eq!(space.mapped_pages(), 16);
+    assert_eq!(space.mapped_pages(&cpu0), 16);
     assert!(space.fault(&cpu0, AT, Access::Read).is_ok());
     space.madvise(&cpu0, AT, 16 * PAGE_SIZE, Advice::DontNeed).unwrap();
     cpu0.drain();

@@ -1,6 +1,6 @@
 //! A change of the present version itself, while nobody else reads the tree.
 
-use super::node::{Node, Slot, Slots};
+use super::node::{Extent, Node, Slot, Slots};
 use super::path::{Fit, Path};
 use crate::addr::VirtRange;
 use core::ptr::NonNull;
@@ -30,7 +30,12 @@ pub(super) unsafe fn amend(
     if !ends_here || count == 0 || !matches!(path.fit(0, count), Fit::Stays) {
         return false;
     }
-    (first..end).for_each(|at| gone(leaf.slot(at)));
+    let (mut less, more) = (Extent { entries: removed, bytes: 0 }, new.extent());
+    for at in first..end {
+        let slot = leaf.slot(at);
+        less.bytes += slot.end - slot.start;
+        gone(slot);
+    }
 
     let mut this = path.step(0).node;
     // SAFETY: nobody reads the nodes, and no other reference is in use.
@@ -45,6 +50,6 @@ pub(super) unsafe fn amend(
     }
     // SAFETY: as above.
     let root = unsafe { this.as_mut() };
-    root.crown(root.entries as usize + added - removed);
+    root.crown(root.extent().change(less, more));
     true
 }

@@ -9,7 +9,7 @@
 //! will need and reserves them before it touches anything. So it happens wholly or not at all,
 //! and from the reservation on nothing can fail.
 
-use super::node::{self, Chain, FANOUT, Node, Slot, Slots};
+use super::node::{self, Chain, Extent, FANOUT, Node, Slot, Slots};
 use super::path::{Fit, Path};
 use crate::addr::VirtRange;
 use crate::error::OutOfMemory;
@@ -97,10 +97,10 @@ impl Draft {
     fn plant(&mut self, new: impl Slots) -> Result<(), OutOfMemory> {
         self.reserve(1)?;
         let mut root = self.blank(0);
-        let entries = new.len();
+        let extent = new.extent();
         // SAFETY: made just now, so private.
         unsafe { root.as_mut() }.splice(0, 0, new);
-        self.crown(root, entries);
+        self.crown(root, extent);
         Ok(())
     }
 
@@ -111,7 +111,8 @@ impl Draft {
             return Ok(());
         }
         self.reserve(self.needed(path, removed, new.len()))?;
-        let entries = path.node(path.top).entries as usize - removed + new.len();
+        let less = path.node(0).extent_of(path.at(0), removed);
+        let extent = path.node(path.top).extent().change(less, new.extent());
         // At each level some slots give way to others.
         let mut up = self.amend(path, 0, path.at(0), removed, new);
         for level in 1..=path.top {
@@ -134,7 +135,7 @@ impl Draft {
                 root = child;
             }
         }
-        self.crown(root, entries);
+        self.crown(root, extent);
         Ok(())
     }
 
@@ -186,14 +187,14 @@ impl Draft {
         }
     }
 
-    /// Makes `root`, a private node, the root of the draft, which has so many entries.
-    fn crown(&mut self, mut root: NonNull<Node>, entries: usize) {
+    /// Makes `root`, a private node, the root of the draft, whose entries have this extent.
+    fn crown(&mut self, mut root: NonNull<Node>, extent: Extent) {
         // SAFETY: private (invariant *private nodes*), and no other reference is in use.
         let node = unsafe { root.as_mut() };
         debug_assert_eq!(node.born, self.born);
-        node.crown(entries);
-        self.root = (entries > 0).then_some(root);
-        if entries == 0 {
+        node.crown(extent);
+        self.root = (extent.entries > 0).then_some(root);
+        if extent.entries == 0 {
             self.discard(root);
         }
     }

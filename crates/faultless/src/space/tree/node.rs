@@ -43,9 +43,33 @@ impl Slot {
 }
 
 /// Slots on their way into a node, in order.
-pub(super) trait Slots: ExactSizeIterator<Item = Slot> {}
+pub(super) trait Slots: ExactSizeIterator<Item = Slot> + Clone {
+    /// How many entries they are, and the bytes of their ranges. They are entries.
+    #[inline(always)]
+    fn extent(&self) -> Extent {
+        let bytes = self.clone().map(|slot| slot.end - slot.start).sum();
+        Extent { entries: self.len(), bytes }
+    }
+}
 
-impl<I: ExactSizeIterator<Item = Slot>> Slots for I {}
+impl<I: ExactSizeIterator<Item = Slot> + Clone> Slots for I {}
+
+/// How much a tree, or a part of it, holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Extent {
+    pub(super) entries: usize,
+    /// The bytes of all their ranges.
+    pub(super) bytes: u64,
+}
+
+impl Extent {
+    /// After `gone` have gone and `new` have come.
+    #[inline(always)]
+    pub(super) fn change(self, gone: Self, new: Self) -> Self {
+        let entries = self.entries - gone.entries + new.entries;
+        Self { entries, bytes: self.bytes - gone.bytes + new.bytes }
+    }
+}
 
 /// A node. Once published it is never written while others may read it, but for `retire` and `chain`, which no reader
 /// reads.
@@ -59,6 +83,8 @@ pub(super) struct Node {
     pub born: u64,
     /// In a root: the end of the last entry.
     pub limit: u64,
+    /// In a root: the bytes of all entries' ranges.
+    pub bytes: u64,
     /// In a root: how many entries the tree has.
     pub entries: u32,
     /// 0 for a leaf.
@@ -80,6 +106,7 @@ impl Node {
             chain: Cell::new(None),
             born,
             limit: 0,
+            bytes: 0,
             entries: 0,
             level,
             count: 0,
@@ -177,10 +204,24 @@ impl Node {
         }
     }
 
-    /// Says of a root that it leads to so many entries, and where they end.
+    /// How much the tree holds, of a root.
     #[inline(always)]
-    pub(super) fn crown(&mut self, entries: usize) {
-        self.entries = entries as u32;
+    pub(super) fn extent(&self) -> Extent {
+        Extent { entries: self.entries as usize, bytes: self.bytes }
+    }
+
+    /// The extent of the `count` slots of a leaf from `first` on.
+    #[inline(always)]
+    pub(super) fn extent_of(&self, first: usize, count: usize) -> Extent {
+        let slots = first..first + count;
+        let bytes = slots.map(|at| self.ends[at] - self.starts[at]).sum();
+        Extent { entries: count, bytes }
+    }
+
+    /// Makes it a root that leads to entries of this extent.
+    #[inline(always)]
+    pub(super) fn crown(&mut self, extent: Extent) {
+        (self.entries, self.bytes) = (extent.entries as u32, extent.bytes);
         self.limit = self.keys().1.last().copied().unwrap_or(0);
     }
 

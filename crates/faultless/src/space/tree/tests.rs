@@ -121,6 +121,8 @@ fn validate(node: NonNull<Node>, root: bool, nodes: &mut isize) -> Vec<Slot> {
     if root {
         assert_eq!(this.entries as usize, entries.len());
         assert_eq!(this.limit, entries[entries.len() - 1].end);
+        let bytes = entries.iter().map(|entry| entry.end - entry.start).sum();
+        assert_eq!(this.bytes, bytes);
     }
     entries
 }

@@ -85,6 +85,12 @@ impl<'s, T> View<'s, T> {
         self.root.map_or(0, |root| root.entries as usize)
     }
 
+    /// The bytes of all entries' ranges.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        self.root.map_or(0, |root| root.bytes)
+    }
+
     /// Whether there is no entry.
     #[inline]
     #[cfg(all(test, not(loom)))]

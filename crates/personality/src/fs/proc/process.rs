@@ -247,7 +247,8 @@ fn status(of: &Subject, text: &mut Text) -> Result<()> {
     if let Some(memory) = process.memory() {
         let space = memory.space();
         let sums = sums(&memory);
-        let (size, resident) = (space.mapped_pages(), space.resident_pages(percpu::cpu()));
+        let (size, resident) =
+            (space.mapped_pages(percpu::cpu()), space.resident_pages(percpu::cpu()));
         let mut pages = |name: &str, pages: u64| {
             field(text, name, format_args!("{:8} kB", pages * (PAGE_SIZE / 1024)));
         };
@@ -351,7 +352,7 @@ fn stat(of: &Subject, text: &mut Text) -> Result<()> {
     let memory = process.memory();
     let (mut size, mut resident, mut image) = (0, 0, [0; 4]);
     if let Some(memory) = &memory {
-        size = memory.space().mapped_pages() * PAGE_SIZE;
+        size = memory.space().mapped_pages(percpu::cpu()) * PAGE_SIZE;
         resident = memory.space().resident_pages(percpu::cpu());
         let known = memory.image.lock();
         let ends =
@@ -404,7 +405,7 @@ fn statm(of: &Subject, text: &mut Text) -> Result<()> {
     let _ = writeln!(
         text,
         "{} {} {} {} 0 {} 0",
-        memory.space().mapped_pages(),
+        memory.space().mapped_pages(percpu::cpu()),
         memory.space().resident_pages(percpu::cpu()),
         sums.resident_file + sums.resident_shared,
         sums.text,
