@@ -9,7 +9,6 @@ use crate::rmap::{AnonVma, RootSlot};
 use crate::space::merge::{joins_a_change, root_of_neighbour};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
-use crate::sync::order::{self, MmapLock};
 use crate::sync::wait::until;
 use crate::table::Entry;
 use crate::table::protocol;
@@ -71,7 +70,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     ///
     /// No lock is needed to make it. The neighbours are looked at in the tree's present version;
     /// sharing a root with one that changes meanwhile does no harm, as a root only says where to
-    /// look. What the VMA will be one with, once that is no more under change, is waited for. Under the `per_vma` baseline the space's lock is tried, as Linux does.
+    /// look. What the VMA will be one with, once that is no more under change, is waited for.
     #[inline(always)]
     pub(super) fn root(self) -> Result<u64, Abort> {
         match self.vma.root.id() {
@@ -84,13 +83,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
 
     #[cold]
     fn make_root(self) -> Result<u64, Abort> {
-        let _space_lock = if self.ticket.is_vma_lock() {
-            let guard = self.space.core.mmap_lock.try_read().ok_or(Abort::NoAnon)?;
-            self.cpu.count(Counter::MmapLockRead);
-            Some((guard, order::hold::<MmapLock>(self.cpu)))
-        } else {
-            None
-        };
+        let _space_lock = self.lock_for_anon_vma()?;
         let near = {
             let section = self.cpu.section();
             // All that will be one has one root, and what is under change has no place for it yet.

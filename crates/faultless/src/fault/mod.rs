@@ -14,6 +14,7 @@
 //! an object's, those of their frames' counts; one that copies, that of the frame it copies.)
 
 pub(crate) mod anon;
+mod baseline;
 mod cow;
 mod object;
 pub mod prefault;
@@ -31,7 +32,6 @@ use crate::space::{Guard, Space};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::grace::Section;
-use crate::sync::order;
 use crate::sync::wait::Wait;
 use crate::table::Entry;
 use crate::table::format::USER_END;
@@ -381,54 +381,6 @@ impl<M: Machine> Space<M> {
             return Err(Abort::NoAnon);
         }
         Ok(())
-    }
-
-    /// The fault as Linux 6.4 to 6.14 serve it first: under the lock of its VMA.
-    #[inline(always)]
-    fn under_vma_lock(
-        &self,
-        cpu: &Cpu<'_, M>,
-        page: u64,
-        access: Access,
-        ahead: Option<&ThreadPredictor<M>>,
-        prepared: &mut Prepared,
-    ) -> Option<FaultKind> {
-        let section = cpu.section();
-        // A switch away from this policy waits for the sections that saw it in force.
-        if self.locking_in_force() != Locking::PerVma {
-            return None;
-        }
-        let Some(entry) = self.view(cpu, &section).at(page) else {
-            cpu.count(Counter::VmaLockAbort);
-            return None;
-        };
-        // SAFETY: VMAs in a view live as long as the section.
-        let vma = unsafe { entry.value.as_ref() };
-        if self.check(cpu, vma, access).is_err() || !vma.lock.try_read() {
-            cpu.count(Counter::VmaLockAbort);
-            return None;
-        }
-        let held = order::hold::<order::VmaLock>(cpu);
-        let tried = if vma.sequence.read().is_some() {
-            let ticket = Ticket::vma_lock();
-            let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead };
-            attempt.serve(prepared).map_err(|_| Counter::VmaLockRetry)
-        } else {
-            // Replaced between the look-up and the lock.
-            Err(Counter::VmaLockMiss)
-        };
-        vma.lock.end_read();
-        drop(held);
-        match tried {
-            Ok(kind) => {
-                cpu.count(Counter::VmaLockSuccess);
-                Some(kind)
-            }
-            Err(counter) => {
-                cpu.count(counter);
-                None
-            }
-        }
     }
 
     /// The fault under a lock that keeps writers out: it gives the final answer.

@@ -1,6 +1,7 @@
 //! The VMAs that a [step](super::step) makes.
 
-use super::vma::{Area, InPlace, RETIRE_VMA, Vma, VmaLock};
+use super::baseline::VmaLock;
+use super::vma::{Area, InPlace, RETIRE_VMA, Vma};
 use crate::error::OutOfMemory;
 use crate::heap;
 use crate::rmap::{Root, RootSlot};

@@ -11,6 +11,7 @@
 mod access;
 mod advise;
 mod alone;
+mod baseline;
 pub(crate) mod batch;
 mod brk;
 mod discard;
@@ -286,19 +287,6 @@ impl<M: Machine> Space<M> {
         Policy::of(self.locking.load(Ordering::Acquire))
     }
 
-    /// Takes every lock of every policy, switches, and waits for attempts under VMA locks that saw
-    /// the old policy. Attempts without a lock need no waiting for: every writer moves the sequences.
-    #[cold]
-    fn switch_locking(&self, cpu: &Cpu<'_, M>, wanted: u64) {
-        self.check_vm(cpu);
-        let vm = cpu.vm();
-        let _coarse = self.core.mmap_lock.write(cpu);
-        let all = [VirtRange::USER, VirtRange::new(0, 0)];
-        let _fine = self.core.ranges.acquire(&vm.claims, cpu.local(), all, cpu);
-        self.locking.store(wanted, Ordering::Release);
-        vm.grace.synchronize_locked(cpu.local(), cpu);
-    }
-
     /// Whether anybody has a claim on a part of `range`, or waits for one. Answers no flush request.
     pub(crate) fn is_claimed(&self, cpu: &Cpu<'_, M>, range: VirtRange) -> bool {
         self.core.mmap_lock.is_held() || self.core.ranges.is_claimed(&cpu.vm().claims, range)
@@ -318,8 +306,7 @@ impl<M: Machine> Space<M> {
             let guard = if locking == Locking::Speculative {
                 self.claim_shared(cpu, range, counted)
             } else {
-                cpu.count(Counter::MmapLockRead);
-                Guard::Reading { guard: self.core.mmap_lock.read(cpu) }
+                self.mmap_read_lock(cpu)
             };
             if self.locking_in_force() == locking {
                 return guard;

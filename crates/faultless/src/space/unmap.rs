@@ -133,13 +133,6 @@ impl<M: Machine> Writing<'_, '_, M> {
         Ok(unmapped)
     }
 
-    /// Downgrades the baselines' one lock from write to read. This writer must not change VMAs after that.
-    fn let_readers_in(&self) {
-        if let Guard::Writing { guard } = &self.guard {
-            guard.downgrade();
-        }
-    }
-
     /// Empties `range`, in which no VMA is left, and remembers what was used as [`zap`](Self::zap) does.
     pub(super) fn clear(&self, range: VirtRange, was: Option<&Was<'_>>) {
         let mut batch = FlushBatch::new(self.cpu, self.space);

@@ -6,15 +6,13 @@
 //! fault never sees half a change in a VMA's fields. The [owner](crate::sync::owner) of a space changes the bounds of a VMA in place,
 //! since no other CPU reads it.
 
+use super::baseline::VmaLock;
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::rmap::RootSlot;
-use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::grace::RetireLink;
-use crate::sync::order;
 use crate::sync::sequence::Sequence;
-use crate::sync::wait::Wait;
 use crate::table::Entry;
 use bitflags::bitflags;
 use core::cell::UnsafeCell;
@@ -224,55 +222,9 @@ impl fmt::Debug for Vma {
     }
 }
 
-/// The VMA lock of Linux 6.4 to 6.14: faults try it to read, writers of the VMA lock readers out.
-/// Used by the `per_vma` baseline only.
-#[derive(Debug)]
-pub struct VmaLock(AtomicU32);
-
-const WRITER: u32 = 1 << 31;
-
-impl Default for VmaLock {
-    fn default() -> Self {
-        Self(AtomicU32::new(0))
-    }
-}
-
-impl VmaLock {
-    /// Takes it to read, unless a writer has it.
-    pub fn try_read(&self) -> bool {
-        if self.0.fetch_add(1, Ordering::AcqRel) & WRITER == 0 {
-            return true;
-        }
-        self.end_read();
-        false
-    }
-
-    /// Ends a successful [`try_read`](Self::try_read).
-    pub fn end_read(&self) {
-        self.0.fetch_sub(1, Ordering::Release);
-    }
-
-    /// Takes it to write: readers drain, new ones fail.
-    pub fn write(&self, wait: &impl Wait) {
-        order::before::<order::VmaLock>(wait);
-        self.0.fetch_or(WRITER, Ordering::AcqRel);
-        let mut looks = 0;
-        while self.0.load(Ordering::Acquire) != WRITER {
-            wait.wait(looks);
-            looks += 1;
-        }
-    }
-
-    /// Lets readers in again.
-    pub fn end_write(&self) {
-        self.0.fetch_and(!WRITER, Ordering::Release);
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::sync::wait::Spin;
 
     fn area(start: u64, end: u64) -> Area {
         Area {
@@ -301,16 +253,5 @@ mod tests {
         assert!(area(1, 2).resembles(&Area { prot: Prot::READ, ..area(2, 3) }));
         let flags = VmaFlags::ACCOUNT | VmaFlags::DONTFORK;
         assert!(!area(1, 2).resembles(&Area { flags, ..area(2, 3) }));
-    }
-
-    #[test]
-    fn a_writer_keeps_readers_out() {
-        let lock = VmaLock::default();
-        assert!(lock.try_read());
-        lock.end_read();
-        lock.write(&Spin);
-        assert!(!lock.try_read());
-        lock.end_write();
-        assert!(lock.try_read());
     }
 }

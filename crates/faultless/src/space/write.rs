@@ -90,7 +90,7 @@ pub(crate) struct Writing<'a, 'v, M: Machine> {
     pub(super) gone: Cell<RetireChain>,
     /// The ranges that it last cut off private anonymous VMAs as the owner.
     pub(super) cut: Cell<[VirtRange; 2]>,
-    locking: Policy,
+    pub(super) locking: Policy,
     visit: Visit<'a, 'v, M>,
     /// Set if this CPU holds the space as its [owner](crate::sync::owner): then the writer write-locks no VMA,
     /// and edits the tree in place.
@@ -134,7 +134,7 @@ impl<M: Machine> Space<M> {
             let guard = if locking == Locking::Speculative {
                 self.claim_alone(cpu, claimed, || {})
             } else {
-                self.lock_all(cpu)
+                self.mmap_write_lock(cpu)
             };
             if self.locking_in_force() == locking {
                 let section = cpu.section();
@@ -179,7 +179,7 @@ impl<M: Machine> Space<M> {
         }
         let locking = self.locking(cpu);
         // The baselines take their lock all the same: they exist to show its cost.
-        let coarse = (locking != Locking::Speculative).then(|| self.lock_all(cpu));
+        let coarse = (locking != Locking::Speculative).then(|| self.mmap_write_lock(cpu));
         let owned = owner.hold(cpu.id())?;
         cpu.count(Counter::OwnerWrite);
         let guard = coarse.unwrap_or(Guard::Owner);
@@ -234,7 +234,7 @@ impl<M: Machine> Space<M> {
     ) -> Result<Writing<'a, 'v, M>, E> {
         loop {
             let locking = self.locking(cpu);
-            let coarse = (locking != Locking::Speculative).then(|| self.lock_all(cpu));
+            let coarse = (locking != Locking::Speculative).then(|| self.mmap_write_lock(cpu));
             let section = cpu.section();
             let view = self.view(cpu, &section);
             let mut seen = view.version();
@@ -267,13 +267,6 @@ impl<M: Machine> Space<M> {
             let held = Held { locking, guard, section, owned: None, seen };
             return Ok(Writing::new(cpu, self, asked, claimed, held));
         }
-    }
-
-    /// Takes the baselines' one lock.
-    #[inline(never)]
-    fn lock_all<'a>(&'a self, cpu: &'a Cpu<'_, M>) -> Guard<'a> {
-        cpu.count(Counter::MmapLockWrite);
-        Guard::Writing { guard: self.core.mmap_lock.write(cpu) }
     }
 }
 
@@ -353,9 +346,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
 
     /// Write-locks `vma`, which must be unlocked. [`Sequence::writer_fence`] must follow.
     pub(super) fn write_lock(&self, vma: &Vma) {
-        if self.locking == Locking::PerVma {
-            vma.lock.write(self.cpu);
-        }
+        self.write_lock_vma(vma);
         vma.sequence.begin_write();
         vma.root.seal();
     }
@@ -364,9 +355,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     pub(super) fn unlock(&self, vma: &Vma) {
         vma.root.unseal();
         vma.sequence.end_write();
-        if self.locking == Locking::PerVma {
-            vma.lock.end_write();
-        }
+        self.write_unlock_vma(vma);
     }
 
     /// Whether `vma` is under change by this writer.

@@ -1,0 +1,78 @@
+//! What only the baseline `per_vma` does in a fault; [`space::baseline`](crate::space::baseline) has the locks.
+//!
+//! Under `mmap_lock` a fault goes to [`Space::under_space_lock`] at once, which takes the space's lock to read.
+
+use super::ticket::{Abort, Ticket};
+use super::{Access, Attempt, FaultKind};
+use crate::fault::prefault::ThreadPredictor;
+use crate::fault::prepared::Prepared;
+use crate::knob::Locking;
+use crate::machine::Machine;
+use crate::space::Space;
+use crate::stat::Counter;
+use crate::sync::order::{self, Mark, MmapLock};
+use crate::sync::rwlock::ReadGuard;
+use crate::vm::Cpu;
+
+impl<M: Machine> Space<M> {
+    /// The fault as Linux 6.4 to 6.14 serve it first: under the lock of its VMA.
+    #[inline(always)]
+    pub(super) fn under_vma_lock(
+        &self,
+        cpu: &Cpu<'_, M>,
+        page: u64,
+        access: Access,
+        ahead: Option<&ThreadPredictor<M>>,
+        prepared: &mut Prepared,
+    ) -> Option<FaultKind> {
+        let section = cpu.section();
+        // A switch away from this policy waits for the sections that saw it in force.
+        if self.locking_in_force() != Locking::PerVma {
+            return None;
+        }
+        let Some(entry) = self.view(cpu, &section).at(page) else {
+            cpu.count(Counter::VmaLockAbort);
+            return None;
+        };
+        // SAFETY: VMAs in a view live as long as the section.
+        let vma = unsafe { entry.value.as_ref() };
+        if self.check(cpu, vma, access).is_err() || !vma.lock.try_read() {
+            cpu.count(Counter::VmaLockAbort);
+            return None;
+        }
+        let held = order::hold::<order::VmaLock>(cpu);
+        let tried = if vma.sequence.read().is_some() {
+            let ticket = Ticket::vma_lock();
+            let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead };
+            attempt.serve(prepared).map_err(|_| Counter::VmaLockRetry)
+        } else {
+            // Replaced between the look-up and the lock.
+            Err(Counter::VmaLockMiss)
+        };
+        vma.lock.end_read();
+        drop(held);
+        match tried {
+            Ok(kind) => {
+                cpu.count(Counter::VmaLockSuccess);
+                Some(kind)
+            }
+            Err(counter) => {
+                cpu.count(counter);
+                None
+            }
+        }
+    }
+}
+
+impl<'a, M: Machine> Attempt<'a, '_, M> {
+    /// Under a VMA lock, tries the space's lock to read before an anon_vma is made, as Linux does; otherwise takes nothing.
+    #[inline(always)]
+    pub(super) fn lock_for_anon_vma(self) -> Result<Option<(ReadGuard<'a>, Mark<'a>)>, Abort> {
+        if !self.ticket.is_vma_lock() {
+            return Ok(None);
+        }
+        let guard = self.space.core.mmap_lock.try_read().ok_or(Abort::NoAnon)?;
+        self.cpu.count(Counter::MmapLockRead);
+        Ok(Some((guard, order::hold::<MmapLock>(self.cpu))))
+    }
+}
