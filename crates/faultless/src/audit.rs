@@ -112,7 +112,7 @@ pub fn audit_with<M: Machine>(
     spaces: &[&Space<M>],
     objects: &[&Shared<Object>],
 ) -> Result<Census, Discrepancy> {
-    let census = cpu.vm().audit(cpu).map_err(Discrepancy::Frames)?;
+    let census = cpu.vm().census(cpu).map_err(Discrepancy::Frames)?;
     let mut found = Found::default();
     for &object in objects {
         object.check_vm(cpu);
@@ -225,8 +225,8 @@ fn audit_space<M: Machine>(
             }
             let meta = cpu.vm().frames.meta(entry.frame());
             let kind = meta.kind();
-            let root = meta.root.load(Ordering::Relaxed);
-            if kind == Kind::Used(Use::Anon) && !vma.root.keeps(root) {
+            let root = meta.anon_vma.load(Ordering::Relaxed);
+            if kind == Kind::Used(Use::Anon) && !vma.anon_vma.keeps(root) {
                 return wrong("an anonymous page that names a root which its VMA does not keep");
             }
             if kind != Kind::Used(if area.is_private() { Use::Anon } else { Use::Shared }) {

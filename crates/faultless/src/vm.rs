@@ -154,8 +154,8 @@ impl<M: Machine> Vm<M> {
     ///
     /// # Errors
     /// The first imbalance found.
-    pub fn audit(&self, cpu: &Cpu<'_, M>) -> Result<Census, Imbalance> {
-        self.frames.audit(cpu)
+    pub fn census(&self, cpu: &Cpu<'_, M>) -> Result<Census, Imbalance> {
+        self.frames.checked_census(cpu)
     }
 
     pub(crate) fn new_space_id(&self) -> SpaceId {

@@ -186,7 +186,7 @@ fn runs_against_unmap<const RUNS: u32>(bound: Option<usize>) {
                 let slots = Arc::clone(&slots);
                 thread::spawn(move || {
                     let leaf = Entry::leaf(FrameNumber(frame));
-                    let held = protocol::take_run(Slots::all(&slots[..]), Entry::NONE, !0, &Fair);
+                    let held = protocol::take_some(Slots::all(&slots[..]), Entry::NONE, !0, &Fair);
                     let count = (0..2).filter(|&at| held.holds(at)).count();
                     held.commit(|_| leaf);
                     count
@@ -223,7 +223,7 @@ fn a_batch_against_unmap() {
             let Some(seen) = sequence.read() else {
                 return 0;
             };
-            let held = protocol::take_run(Slots::all(slots), Entry::NONE, !0, &Fair);
+            let held = protocol::take_some(Slots::all(slots), Entry::NONE, !0, &Fair);
             if !sequence.unchanged(seen) {
                 held.revert();
                 return 0;

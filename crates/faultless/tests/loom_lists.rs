@@ -70,7 +70,7 @@ impl Memory {
 
     /// At the end, when all CPUs have drained their lists: all frames are free.
     fn whole(&self) {
-        let census = self.frames.audit(&Fair).expect("the books are right");
+        let census = self.frames.checked_census(&Fair).expect("the books are right");
         assert_eq!(census.free + census.zeroed, self.frames.total(), "a frame is lost");
         assert_eq!(self.frames.free_count(), self.frames.total(), "a frame is lost");
     }

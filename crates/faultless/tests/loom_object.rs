@@ -47,7 +47,7 @@ fn two(
         assert_eq!(object.has_page(&here, 0), object.pages() == 1, "a page is beyond the end");
         Object::release(object, &here);
         here.drain();
-        let census = vm.audit(&here).unwrap();
+        let census = vm.census(&here).unwrap();
         assert_eq!((census.free, census.zero), (13, 1), "a frame is lost");
     });
 }
@@ -137,7 +137,7 @@ fn a_first_touch_against_revocation(kind: MapFlags, access: Access) {
         Arc::into_inner(space).expect("nobody else runs it").exit(&here);
         Object::release(object, &here);
         here.drain();
-        let census = vm.audit(&here).unwrap();
+        let census = vm.census(&here).unwrap();
         assert_eq!((census.free, census.zero), (u64::from(FRAMES) - 1, 1), "a frame is lost");
     });
 }

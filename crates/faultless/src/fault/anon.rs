@@ -5,8 +5,8 @@ use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
 use crate::frame::Use;
 use crate::machine::Machine;
-use crate::rmap::{AnonVma, RootSlot};
-use crate::space::merge::{joins_a_change, root_of_neighbour};
+use crate::rmap::{AnonVma, AnonVmaSlot};
+use crate::space::merge::{joins_a_change, mergeable_anon_vma};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::wait::until;
@@ -22,7 +22,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let Ok(held) = protocol::take(slot, Entry::NONE, self.cpu) else {
             return self.outrun();
         };
-        if !self.ticket.stands() {
+        if !self.ticket.is_valid() {
             held.revert();
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
@@ -32,13 +32,13 @@ impl<M: Machine> Attempt<'_, '_, M> {
     }
 
     /// A write to an untouched page: a new zeroed page, under the anon_vma numbered
-    /// `root`.
+    /// `anon_vma`.
     #[inline(always)]
     pub(super) fn write_untouched(
         self,
         prepared: &mut Prepared,
         slot: &AtomicU64,
-        root: u64,
+        anon_vma: u64,
     ) -> Result<Option<FaultKind>, Abort> {
         let frame = prepared.zeroed(self.cpu).ok_or(Abort::NoMemory)?;
         let entry = self.leaf(frame.number()).writable_dirty();
@@ -46,13 +46,13 @@ impl<M: Machine> Attempt<'_, '_, M> {
             prepared.keep_zeroed(frame);
             return self.outrun();
         };
-        if !self.ticket.stands() {
+        if !self.ticket.is_valid() {
             held.revert();
             prepared.keep_zeroed(frame);
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
         let index = self.vma.area.index_of(self.page);
-        self.cpu.vm().frames.publish(frame, Use::Anon, root, index);
+        self.cpu.vm().frames.publish(frame, Use::Anon, anon_vma, index);
         held.commit(entry);
         self.cpu.add_resident(self.space, 1);
         self.cpu.count(Counter::AnonPage);
@@ -69,34 +69,34 @@ impl<M: Machine> Attempt<'_, '_, M> {
     /// about to be created.
     ///
     /// No lock is needed to make it. The neighbours are looked at in the tree's present version;
-    /// sharing a root with one that changes meanwhile does no harm, as a root only says where to
+    /// sharing an anon_vma with one that changes meanwhile does no harm, as an anon_vma only says where to
     /// look. What the VMA will be one with, once that is no more under change, is waited for.
     #[inline(always)]
-    pub(super) fn root(self) -> Result<u64, Abort> {
-        match self.vma.root.id() {
-            0 => self.make_root(),
+    pub(super) fn anon_vma_id(self) -> Result<u64, Abort> {
+        match self.vma.anon_vma.id() {
+            0 => self.make_anon_vma(),
             // Replaced, while a lock kept everybody from changing this page.
-            RootSlot::SEALED_ID => Err(Abort::VmaChanged),
+            AnonVmaSlot::SEALED_ID => Err(Abort::VmaChanged),
             id => Ok(id),
         }
     }
 
     #[cold]
-    fn make_root(self) -> Result<u64, Abort> {
+    fn make_anon_vma(self) -> Result<u64, Abort> {
         let _space_lock = self.lock_for_anon_vma()?;
         let near = {
             let section = self.cpu.section();
-            // All that will be one has one root, and what is under change has no place for it yet.
+            // All that will be one has one anon_vma, and what is under change has no place for it yet.
             until(self.cpu, || !joins_a_change(self.space.view(self.cpu, &section), self.vma));
-            root_of_neighbour(&self.space.view(self.cpu, &section), &self.vma.area)
+            mergeable_anon_vma(&self.space.view(self.cpu, &section), &self.vma.area)
         };
-        let root = match near {
-            Some(root) => root,
+        let anon_vma = match near {
+            Some(anon_vma) => anon_vma,
             None => AnonVma::try_new(None).map_err(|_| Abort::NoHeap)?,
         };
         self.cpu.count(Counter::AnonVmaPrepared);
         // A writer seals what it changes; under a lock there is none.
-        self.vma.root.set(root).ok_or(Abort::VmaChanged)
+        self.vma.anon_vma.set(anon_vma).ok_or(Abort::VmaChanged)
     }
 
     /// Another CPU changed the entry between our look and our swap.

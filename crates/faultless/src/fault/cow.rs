@@ -45,12 +45,12 @@ impl<M: Machine> Attempt<'_, '_, M> {
     /// same: who moved the page away and back through the reverse map would leave the entry as it was, and
     /// the ticket tells nothing of that.
     fn reuse(self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
-        let root = self.root()?;
+        let anon_vma = self.anon_vma_id()?;
         let Ok(held) = protocol::pin(slot, seen, self.cpu) else {
             return self.outrun();
         };
         let meta = self.cpu.vm().frames.meta(seen.frame());
-        if !self.ticket.stands() {
+        if !self.ticket.is_valid() {
             held.revert();
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
@@ -59,8 +59,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
             return Ok(None);
         }
         // The page is this VMA's alone now, whoever made it.
-        if meta.root.load(Ordering::Relaxed) != root {
-            meta.root.store(root, Ordering::Relaxed);
+        if meta.anon_vma.load(Ordering::Relaxed) != anon_vma {
+            meta.anon_vma.store(anon_vma, Ordering::Relaxed);
         }
         held.commit(seen.writable_dirty());
         self.cpu.count(Counter::CowReuse);
@@ -78,7 +78,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let Ok(held) = protocol::pin(slot, seen, self.cpu) else {
             return self.outrun();
         };
-        if !self.ticket.stands() {
+        if !self.ticket.is_valid() {
             held.revert();
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
@@ -94,13 +94,13 @@ impl<M: Machine> Attempt<'_, '_, M> {
         slot: &AtomicU64,
         seen: Entry,
     ) -> Result<Option<FaultKind>, Abort> {
-        let root = self.root()?;
+        let anon_vma = self.anon_vma_id()?;
         let frame = prepared.zeroed(self.cpu).ok_or(Abort::NoMemory)?;
         let Ok(held) = protocol::take(slot, seen, self.cpu) else {
             prepared.keep_zeroed(frame);
             return self.outrun();
         };
-        if !self.ticket.stands() {
+        if !self.ticket.is_valid() {
             held.revert();
             prepared.keep_zeroed(frame);
             return Err(overtaken(self.cpu, self.space, self.page, slot));
@@ -111,7 +111,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         }
         let entry = self.leaf(frame.number()).writable_dirty();
         let index = self.vma.area.index_of(self.page);
-        self.cpu.vm().frames.publish(frame, Use::Anon, root, index);
+        self.cpu.vm().frames.publish(frame, Use::Anon, anon_vma, index);
         held.commit(entry);
         self.cpu.add_resident(self.space, 1);
         self.cpu.count(Counter::CowCopy);
@@ -125,7 +125,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         slot: &AtomicU64,
         seen: Entry,
     ) -> Result<Option<FaultKind>, Abort> {
-        let root = self.root()?;
+        let anon_vma = self.anon_vma_id()?;
         let vm = self.cpu.vm();
         let source = seen.frame();
         let meta = vm.frames.meta(source);
@@ -151,7 +151,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             prepared.keep_clean(frame);
             return self.outrun();
         };
-        if !self.ticket.stands() {
+        if !self.ticket.is_valid() {
             held.revert();
             put();
             prepared.keep_clean(frame);
@@ -163,7 +163,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         }
         let entry = self.leaf(frame.number()).writable_dirty();
         let index = self.vma.area.index_of(self.page);
-        vm.frames.publish(frame, Use::Anon, root, index);
+        vm.frames.publish(frame, Use::Anon, anon_vma, index);
         held.commit(entry);
         put();
         // SAFETY: the reference of the mapping that the entry was; flushed above.

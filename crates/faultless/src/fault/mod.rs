@@ -26,7 +26,7 @@ use crate::addr::{VirtRange, page_down};
 use crate::error::OutOfMemory;
 use crate::knob::{AnonVmaCheck, Locking};
 use crate::machine::{Invalidate, Machine};
-use crate::rmap::RootSlot;
+use crate::rmap::AnonVmaSlot;
 use crate::space::vma::{Prot, Vma};
 use crate::space::{Guard, Space};
 use crate::stat::Counter;
@@ -374,7 +374,7 @@ impl<M: Machine> Space<M> {
         if !access.allowed_by(vma.area.prot) {
             return Err(Abort::Access);
         }
-        if vma.root.id() == 0
+        if vma.anon_vma.id() == 0
             && vma.area.object.is_none()
             && cpu.vm().knobs.anon_vma_check() == AnonVmaCheck::Early
         {
@@ -513,16 +513,16 @@ impl<M: Machine> Attempt<'_, '_, M> {
             }
         };
         let write = self.access == Access::Write;
-        let root = self.vma.root.id();
-        // The first store to a VMA, which makes its root, takes the long way; and so does one that finds the slot sealed.
+        let anon_vma = self.vma.anon_vma.id();
+        // The first store to a VMA, which makes its anon_vma, takes the long way; and so does one that finds the slot sealed.
         if self.vma.area.object.is_none()
-            && (!write || root > RootSlot::SEALED_ID)
+            && (!write || anon_vma > AnonVmaSlot::SEALED_ID)
             && self.ahead.is_none_or(|thread| self.skips_prediction(thread, table))
         {
             let slot = &table[node::index(self.page, LAST)];
             if node::load(slot).is_none() {
                 let done = if write {
-                    self.write_untouched(prepared, slot, root)?
+                    self.write_untouched(prepared, slot, anon_vma)?
                 } else {
                     self.read_untouched(slot)?
                 };
@@ -619,7 +619,7 @@ fn serve_at_length<M: Machine>(
         } else if seen.is_none() {
             match (&vma.area.object, access) {
                 (None, Access::Write) => {
-                    attempt.write_untouched(prepared, slot, attempt.root()?)?
+                    attempt.write_untouched(prepared, slot, attempt.anon_vma_id()?)?
                 }
                 (None, Access::Read | Access::Execute) => attempt.read_untouched(slot)?,
                 (Some(object), Access::Write) if vma.area.is_private() => {
@@ -636,7 +636,7 @@ fn serve_at_length<M: Machine>(
     }
 }
 
-/// Why a ticket did not stand: a writer came in between. It may be long gone, and the table with the
+/// Why a ticket was not valid: a writer came in between. It may be long gone, and the table with the
 /// entry too. Called in the attempt's grace section.
 #[cold]
 #[inline(never)]

@@ -43,12 +43,12 @@ impl<M: Machine> Attempt<'_, '_, M> {
         if Object::is_full(self.cpu, &names[below]) {
             return Err(Abort::TooManyMappings);
         }
-        let held = protocol::take_run(Slots::all(run), Entry::NONE, wanted, self.cpu);
+        let held = protocol::take_some(Slots::all(run), Entry::NONE, wanted, self.cpu);
         if !held.holds(below) {
             held.revert();
             return self.outrun();
         }
-        if !self.ticket.stands() {
+        if !self.ticket.is_valid() {
             held.revert();
             return Err(overtaken(self.cpu, self.space, self.page, &run[below]));
         }
@@ -105,7 +105,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     ) -> Result<Option<FaultKind>, Abort> {
         let index = self.vma.area.index_of(self.page);
         // As on Linux, first: it tells whom the VMA merges with later, even if there is no page.
-        let root = self.root()?;
+        let anon_vma = self.anon_vma_id()?;
         if index >= object.pages() {
             return Err(Abort::BeyondObject);
         }
@@ -136,7 +136,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             prepared.keep_clean(frame);
             return self.outrun();
         };
-        if !self.ticket.stands() {
+        if !self.ticket.is_valid() {
             held.revert();
             prepared.keep_clean(frame);
             return Err(overtaken(self.cpu, self.space, self.page, slot));
@@ -147,7 +147,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             return Ok(None);
         }
         let entry = self.leaf(frame.number()).writable_dirty();
-        self.cpu.vm().frames.publish(frame, Use::Anon, root, index);
+        self.cpu.vm().frames.publish(frame, Use::Anon, anon_vma, index);
         held.commit(entry);
         self.cpu.add_resident(self.space, 1);
         let (counter, kind) = match source {

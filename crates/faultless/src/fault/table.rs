@@ -15,11 +15,11 @@ use crate::vm::Cpu;
 /// Publishes an empty table into `slot`, an entry of a table of `level` that was seen to be none.
 /// Returns `Ok` too when another CPU was faster: the walk is to be taken again.
 ///
-/// The table belongs to the VMA that the ticket stands for: whoever unmaps it later meets the table,
-/// because it was linked while the ticket stood.
+/// The table belongs to the ticket's VMA. An operation that unmaps the VMA later meets the table,
+/// because the table was linked while the ticket was valid.
 ///
 /// # Errors
-/// [`Abort::VmaChanged`] when the ticket does not stand; [`Abort::NoMemory`].
+/// [`Abort::VmaChanged`] when the ticket is not valid; [`Abort::NoMemory`].
 #[cold]
 pub(crate) fn publish<M: Machine>(
     cpu: &Cpu<'_, M>,
@@ -34,7 +34,7 @@ pub(crate) fn publish<M: Machine>(
         prepared.keep_zeroed(frame);
         return Ok(());
     };
-    if !ticket.stands() && !lost(Mutant::TableValidated) {
+    if !ticket.is_valid() && !lost(Mutant::TableValidated) {
         held.revert();
         prepared.keep_zeroed(frame);
         return Err(Abort::VmaChanged);

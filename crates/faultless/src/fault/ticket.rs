@@ -53,7 +53,7 @@ impl<'a> Ticket<'a> {
     /// Validates the ticket: whether the answer still holds. The caller holds the entry, so `true` is final: a
     /// later writer waits for the entry.
     #[inline(always)]
-    pub fn stands(self) -> bool {
+    pub fn is_valid(self) -> bool {
         self.vma.is_none_or(|vma| vma.sequence.unchanged(self.seen))
     }
 

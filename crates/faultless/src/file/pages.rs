@@ -13,7 +13,7 @@ use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
 use crate::table::node::{self, ENTRIES, LAST};
 use crate::table::protocol;
-use crate::table::range::{self, Run};
+use crate::table::range::{self, Leaves};
 use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
 use core::convert::Infallible;
@@ -61,8 +61,8 @@ impl Object {
         if range.is_empty() {
             return;
         }
-        let put = |run: Run<'_>| {
-            if let Run::Pages { slots, .. } = run {
+        let put = |leaves: Leaves<'_>| {
+            if let Leaves::Pages { slots, .. } = leaves {
                 for slot in slots.iter().filter(|slot| !node::load(slot).is_none()) {
                     let (old, _) = protocol::settle(slot, cpu, |_| Entry::NONE);
                     if old.is_present() {
@@ -89,8 +89,8 @@ impl Object {
     pub fn resident_pages<M: Machine>(&self, cpu: &Cpu<'_, M>) -> u64 {
         self.check_vm(cpu);
         let mut pages = 0;
-        let count = |run: Run<'_>| {
-            if let Run::Pages { slots, .. } = run {
+        let count = |leaves: Leaves<'_>| {
+            if let Leaves::Pages { slots, .. } = leaves {
                 pages += slots.iter().filter(|slot| node::load(slot).is_present()).count() as u64;
             }
             Ok::<(), Infallible>(())

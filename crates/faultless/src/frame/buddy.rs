@@ -101,7 +101,7 @@ impl Buddy {
     ///
     /// Of each block taken only the head's metadata was touched, which keeps the time under the lock
     /// short: the caller makes the frames [single](super::FrameMeta::make_single).
-    pub(super) fn alloc_run(&mut self, table: &FrameTable, run: &mut [FrameNumber]) -> usize {
+    pub(super) fn alloc_bulk(&mut self, table: &FrameTable, run: &mut [FrameNumber]) -> usize {
         let mut got = 0;
         while got < run.len() {
             let left = run.len() - got;
@@ -332,7 +332,7 @@ mod tests {
                     }
                     Step::Run(length) => {
                         let mut run = std::vec![FrameNumber(0); length];
-                        let got = buddy.alloc_run(&table, &mut run);
+                        let got = buddy.alloc_bulk(&table, &mut run);
                         let all = length.min(model.frames.len());
                         prop_assert!(got <= all && got + length / FEW >= all, "{} of {}", got, all);
                         for number in &run[..got] {
@@ -372,7 +372,7 @@ mod tests {
     fn a_run_leaves_large_blocks_alone_while_small_ones_serve() {
         let (table, mut buddy) = node_of(&[region(0, 64, 64), region(0, 129, 16)], 0);
         let mut run = [FrameNumber(0); 14];
-        assert_eq!(buddy.alloc_run(&table, &mut run), 14);
+        assert_eq!(buddy.alloc_bulk(&table, &mut run), 14);
         let mut numbers: Vec<u32> = run.iter().map(|number| number.0).collect();
         numbers.sort_unstable();
         numbers.dedup();

@@ -108,7 +108,7 @@ impl Frames {
     ///
     /// # Errors
     /// The first [`Imbalance`] found.
-    pub fn audit(&self, wait: &impl Wait) -> Result<Census, Imbalance> {
+    pub fn checked_census(&self, wait: &impl Wait) -> Result<Census, Imbalance> {
         let wrong = |what| Err(Imbalance { frame: None, what });
         let (mut listed, mut zeroed) = (0, 0);
         for node in &self.nodes {

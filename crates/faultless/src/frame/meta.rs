@@ -122,10 +122,10 @@ pub struct FrameMeta {
     /// Which ownership this is: counted up when one ends, at every free, and never reset. So a
     /// translation that outlived it is found out even before the frame has a new owner.
     owner: AtomicU64,
-    /// The root of the reverse map: who may map this frame. Written by the owner before it
+    /// The number of the anon_vma that leads to the VMAs that may map this frame. Written by the owner before it
     /// publishes the frame; the reverse map's afterwards.
-    pub root: AtomicU64,
-    /// The page index of this frame under `root`; written as `root` is.
+    pub anon_vma: AtomicU64,
+    /// The page index of this frame under `anon_vma`; written as `anon_vma` is.
     pub index: AtomicU64,
     /// Through which a frame that lock-free readers may still look at waits for them.
     retire: RetireLink,
@@ -157,7 +157,7 @@ impl FrameMeta {
             node,
             refs: AtomicU32::new(0),
             owner: AtomicU64::new(0),
-            root: AtomicU64::new(0),
+            anon_vma: AtomicU64::new(0),
             index: AtomicU64::new(0),
             retire: RetireLink::new(Self::RETIRE_KIND),
             prev: AtomicU32::new(NO_FRAME),

@@ -4,7 +4,7 @@
 //! buddy allocator (`buddy.rs`) and a [pool of pre-zeroed frames](zeroed) under one lock; each CPU keeps short
 //! lists (`percpu.rs`) of frames above them, so that allocating and freeing a frame usually touches
 //! nothing but such a list and the frame's own [line of metadata](meta). Many at a time come as a
-//! [`Run`]. A frame out of the allocators is a value,
+//! [`Bulk`]. A frame out of the allocators is a value,
 //! [`Frame`](owned), until it is [published](Frames::publish) to a page-table entry; its type says
 //! whether stale translations to it may exist.
 //!
@@ -27,19 +27,19 @@
 //! Lock order: a node's lock is a leaf; nothing is taken under it, and no two at a time.
 
 mod buddy;
+mod bulk;
 mod census;
 pub mod meta;
 pub mod owned;
 mod percpu;
-mod run;
 #[cfg(test)]
 mod tests;
 pub mod zeroed;
 
+pub use bulk::Bulk;
 pub use census::{Census, Imbalance};
 pub use meta::{FrameMeta, FrameTable, Kind, Use};
 pub use owned::{Clean, Frame, Owed, Settled, Zeroed};
-pub use run::Run;
 
 use crate::addr::FrameNumber;
 use crate::error::OutOfMemory;
@@ -158,23 +158,23 @@ impl Frames {
         }
     }
 
-    /// Describes `frame` as used for `usage`, with one reference, under the reverse-map `root` at
+    /// Describes `frame` as used for `usage`, with one reference, under the anon_vma numbered `anon_vma` at
     /// page `index`, and turns it into the number that the caller now stores into an entry, with
     /// release. Writes the frame's own line only. For a table node or another frame without reverse
-    /// map, `root` and `index` are 0.
+    /// map, `anon_vma` and `index` are 0.
     #[inline(always)]
     pub fn publish<S: Settled>(
         &self,
         frame: Frame<S>,
         usage: Use,
-        root: u64,
+        anon_vma: u64,
         index: u64,
     ) -> FrameNumber {
         let number = frame.into_number();
         let meta = self.meta(number);
         meta.set_use(usage);
         meta.set_refs(1);
-        meta.root.store(root, Ordering::Relaxed);
+        meta.anon_vma.store(anon_vma, Ordering::Relaxed);
         meta.index.store(index, Ordering::Relaxed);
         number
     }
@@ -274,7 +274,7 @@ impl Frames {
         for looks in 0.. {
             for node in &self.nodes {
                 let empty = node.locked(wait, |lists| {
-                    got += lists.alloc_run(&self.table, &mut to[got..reserved]);
+                    got += lists.alloc_bulk(&self.table, &mut to[got..reserved]);
                     lists.is_empty()
                 });
                 // A few frames less are better than some from farther away.

@@ -39,7 +39,7 @@ fn free_all(frames: &Frames, local: &Local, all: Vec<Frame<Clean>>) {
 
 /// The audit passes, and everything but the CPUs' lists is free.
 fn all_is_back(frames: &Frames) {
-    let census = frames.audit(&Yield).unwrap();
+    let census = frames.checked_census(&Yield).unwrap();
     assert_eq!(census.free + census.pooled, frames.total(), "{census:?}");
 }
 
@@ -58,12 +58,12 @@ fn every_frame_is_handed_out_once_and_comes_back() {
     let numbers: BTreeSet<u32> = all.iter().map(|frame| frame.number().0).collect();
     let total = 50 * MANY + 17;
     assert_eq!(numbers, (3..50 * MANY + 3).chain(55 * MANY..55 * MANY + 17).collect());
-    assert_eq!(frames.audit(&Yield).unwrap().pooled, u64::from(total));
+    assert_eq!(frames.checked_census(&Yield).unwrap().pooled, u64::from(total));
     assert_eq!(frames.free_count(), 0);
     free_all(&frames, &local, all);
     all_is_back(&frames);
     frames.drain(&local, &Yield);
-    let census = frames.audit(&Yield).unwrap();
+    let census = frames.checked_census(&Yield).unwrap();
     let (free, reserved) = (total.into(), u64::from(5 * MANY - 3));
     assert_eq!(census, Census { free, reserved, ..Census::default() });
     assert_eq!(frames.free_count(), free);
@@ -91,7 +91,7 @@ fn nearer_nodes_go_first_and_others_help_out() {
 fn memory_without_regions_is_empty() {
     let frames = memory(1, &[]);
     assert!(frames.alloc(&cpu(0), &Yield).is_none());
-    assert_eq!(frames.audit(&Yield).unwrap(), Census::default());
+    assert_eq!(frames.checked_census(&Yield).unwrap(), Census::default());
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn the_limit_is_exact_and_moves_at_run_time() {
     frames.free(&local, block, &Yield);
     free_all(&frames, &local, all);
     frames.drain(&local, &Yield);
-    assert_eq!(frames.audit(&Yield).unwrap().free, 128);
+    assert_eq!(frames.checked_census(&Yield).unwrap().free, 128);
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn a_block_is_found_in_what_the_cpu_itself_keeps() {
     let local = cpu(0);
     let all = exhaust(&frames, &local);
     free_all(&frames, &local, all);
-    assert_ne!(frames.audit(&Yield).unwrap().pooled, 0);
+    assert_ne!(frames.checked_census(&Yield).unwrap().pooled, 0);
     let block = frames.alloc_order(&local, 4, &Yield).expect("all 16 frames are free");
     frames.free(&local, block, &Yield);
     all_is_back(&frames);
@@ -142,7 +142,7 @@ fn lists_are_small_where_memory_is_short() {
     free_all(&frames, &other, all);
     frames.free(&other, first, &Yield);
     // The other CPU's last batch was one frame, so it keeps no more than two.
-    let census = frames.audit(&Yield).unwrap();
+    let census = frames.checked_census(&Yield).unwrap();
     assert!(census.pooled <= 9 + 2, "{census:?}");
 }
 
@@ -162,7 +162,7 @@ fn the_census_knows_every_use() {
     published.push(frames.publish(large, Use::Anon, 0, 0));
     let held = frames.alloc(&local, &Yield).unwrap();
 
-    let census = frames.audit(&Yield).unwrap();
+    let census = frames.checked_census(&Yield).unwrap();
     let (free, pooled) = (frames.free_count(), census.pooled);
     assert_eq!(
         census,
@@ -194,11 +194,11 @@ fn the_audit_sees_a_frame_that_went_astray() {
     // A frame that calls itself free and is on no list.
     let stray = frames.alloc(&cpu(0), &Yield).unwrap().into_number();
     frames.meta(stray).set_kind(Kind::Free);
-    let found = frames.audit(&Yield).unwrap_err();
+    let found = frames.checked_census(&Yield).unwrap_err();
     assert_eq!(found, Imbalance { frame: None, what: "a free frame is on no free list" });
     // A frame that no block has.
     frames.meta(stray).set_kind(Kind::Tail);
-    let found = frames.audit(&Yield).unwrap_err();
+    let found = frames.checked_census(&Yield).unwrap_err();
     assert_eq!(found, Imbalance { frame: None, what: "a frame belongs to no block" });
     assert_eq!(found.to_string(), "a frame belongs to no block");
     assert_eq!(Imbalance::new(7, "a frame is lost").to_string(), "frame 0x7: a frame is lost");
@@ -326,7 +326,7 @@ fn two_cpus_end_in_exact_accounting() {
     all_is_back(&frames);
     frames.drain(&cpu(0), &Yield);
     frames.drain(&cpu(1), &Yield);
-    assert_eq!(frames.audit(&Yield).unwrap().free, frames.total());
+    assert_eq!(frames.checked_census(&Yield).unwrap().free, frames.total());
     // Exhaustion was sharp to the last frame.
     let local = cpu(0);
     let all = exhaust(&frames, &local);

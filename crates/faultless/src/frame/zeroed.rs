@@ -74,12 +74,12 @@ pub(super) struct Lists {
 
 impl Lists {
     /// Fills `run` with single frames of anything, zeroed ones last, and returns how many there were.
-    pub(super) fn alloc_run(&mut self, table: &FrameTable, run: &mut [FrameNumber]) -> usize {
-        let got = self.free.alloc_run(table, run);
+    pub(super) fn alloc_bulk(&mut self, table: &FrameTable, run: &mut [FrameNumber]) -> usize {
+        let got = self.free.alloc_bulk(table, run);
         if self.free.free_count() != 0 {
             return got;
         }
-        got + self.zeroed.alloc_run(table, &mut run[got..])
+        got + self.zeroed.alloc_bulk(table, &mut run[got..])
     }
 
     /// Whether nothing is left.
@@ -202,7 +202,7 @@ impl Frames {
                     // Under the lock: as many as are there, so that nobody else fails for nothing.
                     let reserved = self.reserve(1, |available| want(available).min(most));
                     let run = &mut to[..reserved.unwrap_or(0) as usize];
-                    (reserved.unwrap_or(0), lists.zeroed.alloc_run(&self.table, run))
+                    (reserved.unwrap_or(0), lists.zeroed.alloc_bulk(&self.table, run))
                 });
                 self.release(reserved - got as u64);
                 to[..got].iter().for_each(|number| self.meta(*number).make_single());

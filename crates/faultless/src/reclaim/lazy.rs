@@ -36,8 +36,8 @@ use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{self, Reclaim};
 use crate::table::Entry;
 use crate::table::node;
-use crate::table::protocol::{self, RUN, Taken};
-use crate::table::range::{self, Run};
+use crate::table::protocol::{self, MOST_TAKEN, Taken};
+use crate::table::range::{self, Leaves};
 use crate::vm::Cpu;
 
 const NOWHERE: VirtRange = VirtRange { start: 0, end: 0 };
@@ -76,10 +76,10 @@ impl<M: Machine> Cpu<'_, M> {
         // It stays noted until this is done: another CPU that finds nothing noted says that memory is out.
         let Some(hull) = core.lazy.hull(self) else { return 0 };
         let (mut freed, mut left) = (0, None);
-        let visit = |run: Run<'_>| {
-            let Run::Pages { start, slots } = run else { return Ok(()) };
-            for (number, slots) in slots.chunks(RUN).enumerate() {
-                let start = start + (number * RUN) as u64 * PAGE_SIZE;
+        let visit = |leaves: Leaves<'_>| {
+            let Leaves::Pages { start, slots } = leaves else { return Ok(()) };
+            for (number, slots) in slots.chunks(MOST_TAKEN).enumerate() {
+                let start = start + (number * MOST_TAKEN) as u64 * PAGE_SIZE;
                 if freed >= wanted {
                     return Err(start);
                 }
@@ -121,7 +121,7 @@ impl<M: Machine> Cpu<'_, M> {
         left: &mut Option<VirtRange>,
     ) -> usize {
         let addr = |at: usize| start + at as u64 * PAGE_SIZE;
-        let mut held: [Option<(Taken<'_>, FrameNumber)>; RUN] = [const { None }; RUN];
+        let mut held: [Option<(Taken<'_>, FrameNumber)>; MOST_TAKEN] = [const { None }; MOST_TAKEN];
         let (mut first, mut behind) = (usize::MAX, 0);
         for (at, slot) in slots.iter().enumerate() {
             let mut seen = node::load(slot);
@@ -147,7 +147,7 @@ impl<M: Machine> Cpu<'_, M> {
         if !lost(Mutant::ReclaimFlush) {
             shoot_core(self, core, VirtRange::new(addr(first), addr(behind)));
         }
-        let mut gone = [FrameNumber(0); RUN];
+        let mut gone = [FrameNumber(0); MOST_TAKEN];
         let mut count = 0;
         for (taken, frame) in held.into_iter().flatten() {
             taken.commit(Entry::NONE);

@@ -23,7 +23,7 @@ use crate::sync::order::GracePeriod;
 use crate::vm::Cpu;
 
 /// How many pages are reclaimed at a time for who needs one: as many as are flushed together.
-const BATCH: usize = crate::table::protocol::RUN;
+const BATCH: usize = crate::table::protocol::MOST_TAKEN;
 /// Retired objects beyond which an idle CPU tries to free them. A step of the epoch costs other CPUs' faults
 /// a look at the tree, so not for every few.
 const IDLE_ABOVE: usize = 16;

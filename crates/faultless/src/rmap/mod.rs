@@ -1,4 +1,4 @@
-//! anon_vma, the reverse-map anchor (a *root* in the code): it leads from an anonymous frame to the VMAs that may map it.
+//! anon_vma, the reverse-map anchor: it leads from an anonymous frame to the VMAs that may map it.
 //!
 //! An [`AnonVma`] is shared by the VMAs that may map the anonymous pages made under it: the pieces
 //! of a VMA that was split, and neighbours that may merge again. A VMA has none until its first
@@ -18,82 +18,82 @@ use core::ptr::{self, NonNull};
 /// An anon_vma.
 #[derive(Debug)]
 pub struct AnonVma {
-    parent: Option<Root>,
+    parent: Option<SharedAnonVma>,
 }
 
 /// A counted reference to an anon_vma.
-pub type Root = Shared<AnonVma>;
+pub type SharedAnonVma = Shared<AnonVma>;
 
 impl AnonVma {
     /// An anon_vma without a parent, or a forked child's.
     ///
     /// # Errors
     /// [`OutOfMemory`] when the heap is exhausted.
-    pub fn try_new(parent: Option<Root>) -> Result<Root, OutOfMemory> {
+    pub fn try_new(parent: Option<SharedAnonVma>) -> Result<SharedAnonVma, OutOfMemory> {
         Shared::try_new(Self { parent })
     }
 
-    /// Whether VMAs under this root came from a parent process.
+    /// Whether VMAs under this anon_vma came from a parent process.
     pub const fn is_inherited(&self) -> bool {
         self.parent.is_some()
     }
 }
 
-/// Ancestors that only this root kept alive go with it, one by one: there is one for each generation
+/// Ancestors that only this anon_vma kept alive go with it, one by one: there is one for each generation
 /// of processes, too many for a recursion.
 impl Drop for AnonVma {
     fn drop(&mut self) {
         let mut parent = self.parent.take();
-        while let Some(mut last) = parent.and_then(Root::into_last) {
+        while let Some(mut last) = parent.and_then(SharedAnonVma::into_last) {
             parent = last.parent.take();
         }
     }
 }
 
-/// A VMA's place for its root: empty, then set once.
+/// A VMA's place for its anon_vma: empty, then set once.
 ///
 /// | value | meaning |
 /// |---|---|
-/// | null | no root; the next fault that needs one sets it |
-/// | [`SEALED`](Self::SEALED) | no root, and none is set: a writer changes the VMA, or has replaced it |
-/// | other | an owner of the root, as a raw pointer |
+/// | null | no anon_vma; the next fault that needs one sets it |
+/// | [`SEALED`](Self::SEALED) | no anon_vma, and none is set: a writer changes the VMA, or has replaced it |
+/// | other | an owner of the anon_vma, as a raw pointer |
 ///
-/// A writer seals the slots of the VMAs that it write-locks, so that all of its steps see the same roots: a fault that
+/// A writer seals the slots of the VMAs that it write-locks, so that all of its steps see the same anon_vmas: a fault that
 /// is under way may otherwise set one at any time, though it installs nothing under it.
-pub struct RootSlot {
+pub struct AnonVmaSlot {
     at: AtomicPtr<()>,
 }
 
-impl Default for RootSlot {
+impl Default for AnonVmaSlot {
     fn default() -> Self {
         Self { at: AtomicPtr::new(ptr::null_mut()) }
     }
 }
 
-impl RootSlot {
+impl AnonVmaSlot {
     /// What [`id`](Self::id) says of a sealed slot.
     pub(crate) const SEALED_ID: u64 = 1;
     const SEALED: *mut () = ptr::without_provenance_mut(Self::SEALED_ID as usize);
 
-    /// A place that is set to `root` already.
-    pub fn new(root: Option<Root>) -> Self {
-        Self { at: AtomicPtr::new(root.map_or(ptr::null_mut(), Shared::into_raw)) }
+    /// A place that is set to `anon_vma` already.
+    pub fn new(anon_vma: Option<SharedAnonVma>) -> Self {
+        Self { at: AtomicPtr::new(anon_vma.map_or(ptr::null_mut(), Shared::into_raw)) }
     }
 
-    /// The root's number, as frames record it; 0 when there is none, or [`SEALED_ID`](Self::SEALED_ID) while none can be set:
+    /// The anon_vma's number, as frames record it; 0 when there is none, or [`SEALED_ID`](Self::SEALED_ID) while none can be set:
     /// then no page may be made here.
     #[inline(always)]
     pub fn id(&self) -> u64 {
         self.at.load(Ordering::Acquire) as u64
     }
 
-    /// The root, if there is one. Unless the slot is sealed, another CPU may set one a moment later.
+    /// The anon_vma, if there is one. Unless the slot is sealed, another CPU may set one a moment later.
     #[inline]
-    pub fn peek(&self) -> Option<RootRef<'_>> {
+    pub fn peek(&self) -> Option<AnonVmaRef<'_>> {
         let raw = self.at.load(Ordering::Acquire);
         // Set once, from `into_raw`, and owned by this slot as long as it lives.
         let raw = if raw == Self::SEALED { None } else { NonNull::new(raw) };
-        raw.map(|raw| RootRef { raw, owner: PhantomData })
+        raw.map(|raw| AnonVmaRef { raw, owner: PhantomData })
     }
 
     /// Keeps the slot as it is until it is [unsealed](Self::unseal).
@@ -102,23 +102,23 @@ impl RootSlot {
         if self.at.load(Ordering::Relaxed).is_null() {
             let (release, relaxed) = (Ordering::Release, Ordering::Relaxed);
             // Release: a fault that finds the slot sealed finds the VMA's sequence changed. Where the swap fails, a
-            // root was set just before.
+            // anon_vma was set just before.
             let _ = self.at.compare_exchange(ptr::null_mut(), Self::SEALED, release, relaxed);
         }
     }
 
-    /// Gives it `root`, if it has none, sealed or not.
-    pub(crate) fn give(&self, root: RootRef<'_>) {
-        let raw = root.get().into_raw();
+    /// Gives it `anon_vma`, if it has none, sealed or not.
+    pub(crate) fn give(&self, anon_vma: AnonVmaRef<'_>) {
+        let raw = anon_vma.get().into_raw();
         let (acq_rel, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
         let put = |seen| self.at.compare_exchange(seen, raw, acq_rel, relaxed).is_ok();
         if !put(ptr::null_mut()) && !put(Self::SEALED) {
             // SAFETY: `raw` is of `into_raw` just now and went nowhere.
-            drop(unsafe { Root::from_raw(NonNull::new_unchecked(raw)) });
+            drop(unsafe { SharedAnonVma::from_raw(NonNull::new_unchecked(raw)) });
         }
     }
 
-    /// A root may be set again, if there is none.
+    /// an anon_vma may be set again, if there is none.
     #[inline]
     pub(crate) fn unseal(&self) {
         if self.at.load(Ordering::Relaxed) == Self::SEALED {
@@ -126,91 +126,91 @@ impl RootSlot {
         }
     }
 
-    /// Whether the root numbered `id` is this one, or one that it keeps alive: whether pages here may name
+    /// Whether the anon_vma numbered `id` is this one, or one that it keeps alive: whether pages here may name
     /// it.
     pub(crate) fn keeps(&self, id: u64) -> bool {
         let Some(own) = self.peek() else { return false };
         let mut next = Some((own.id(), own.anon_vma()));
-        while let Some((number, root)) = next {
+        while let Some((number, anon_vma)) = next {
             if number == id {
                 return true;
             }
-            next = root.parent.as_ref().map(|root| (root.id(), &**root));
+            next = anon_vma.parent.as_ref().map(|anon_vma| (anon_vma.id(), &**anon_vma));
         }
         false
     }
 
-    /// One more owner of the root, if there is one.
-    pub fn get(&self) -> Option<Root> {
-        self.peek().map(RootRef::get)
+    /// One more owner of the anon_vma, if there is one.
+    pub fn get(&self) -> Option<SharedAnonVma> {
+        self.peek().map(AnonVmaRef::get)
     }
 
-    /// Sets the root, unless another CPU was faster; then `root` is given up. Returns the number of
+    /// Sets the anon_vma, unless another CPU was faster; then `anon_vma` is given up. Returns the number of
     /// the one that is set, or `None` where the slot is sealed.
-    pub fn set(&self, root: Root) -> Option<u64> {
-        let id = root.id();
-        let raw = root.into_raw();
+    pub fn set(&self, anon_vma: SharedAnonVma) -> Option<u64> {
+        let id = anon_vma.id();
+        let raw = anon_vma.into_raw();
         match self.at.compare_exchange(ptr::null_mut(), raw, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Some(id),
             Err(now) => {
                 // SAFETY: `raw` is of `into_raw` just now and went nowhere.
-                drop(unsafe { Root::from_raw(NonNull::new_unchecked(raw)) });
+                drop(unsafe { SharedAnonVma::from_raw(NonNull::new_unchecked(raw)) });
                 (now != Self::SEALED).then_some(now as u64)
             }
         }
     }
 }
 
-/// A root that some owner, such as a slot, keeps for `'a`.
+/// an anon_vma that some owner, such as a slot, keeps for `'a`.
 ///
 /// *Invariant (kept):* `raw` is of an owner's [`as_raw`](Shared::as_raw), and that owner lives for `'a`.
 #[derive(Clone, Copy, Debug)]
-pub struct RootRef<'a> {
+pub struct AnonVmaRef<'a> {
     raw: NonNull<()>,
     owner: PhantomData<&'a AnonVma>,
 }
 
-impl<'a> RootRef<'a> {
-    /// The root of `owner`.
+impl<'a> AnonVmaRef<'a> {
+    /// The anon_vma of `owner`.
     #[inline(always)]
-    pub fn of(owner: &'a Root) -> Self {
+    pub fn of(owner: &'a SharedAnonVma) -> Self {
         Self { raw: owner.as_raw(), owner: PhantomData }
     }
 
-    /// The root's number, as frames record it.
+    /// The anon_vma's number, as frames record it.
     #[inline(always)]
     pub fn id(self) -> u64 {
         self.raw.as_ptr() as u64
     }
 
-    /// The root itself.
+    /// The anon_vma itself.
     #[inline(always)]
     pub fn anon_vma(self) -> &'a AnonVma {
         // SAFETY: an owner keeps it for `'a` (kept).
-        unsafe { Root::peek_raw(self.raw) }
+        unsafe { SharedAnonVma::peek_raw(self.raw) }
     }
 
-    /// One more owner of the root.
+    /// One more owner of the anon_vma.
     #[inline]
-    pub fn get(self) -> Root {
+    pub fn get(self) -> SharedAnonVma {
         // SAFETY: as in `anon_vma`; the owner made here for the clone is forgotten again.
-        let owner = core::mem::ManuallyDrop::new(unsafe { Root::from_raw(self.raw) });
+        let owner = core::mem::ManuallyDrop::new(unsafe { SharedAnonVma::from_raw(self.raw) });
         (*owner).clone()
     }
 }
 
-impl Drop for RootSlot {
+impl Drop for AnonVmaSlot {
     fn drop(&mut self) {
-        if let Some(RootRef { raw, .. }) = self.peek() {
+        if let Some(AnonVmaRef { raw, .. }) = self.peek() {
             // SAFETY: set once, from `into_raw`; this slot's ownership ends here.
-            drop(unsafe { Root::from_raw(raw) });
+            drop(unsafe { SharedAnonVma::from_raw(raw) });
         }
     }
 }
 
-impl fmt::Debug for RootSlot {
+impl fmt::Debug for AnonVmaSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RootSlot({:#x})", self.id())
+        write!(f, "AnonVmaSlot({:#x})", self.id())
     }
 }
 
@@ -229,8 +229,8 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_set_once_and_the_slower_root_is_given_up() {
-        let slot = RootSlot::default();
+    fn a_slot_is_set_once_and_the_slower_anon_vma_is_given_up() {
+        let slot = AnonVmaSlot::default();
         assert!(slot.get().is_none() && slot.id() == 0);
         let first = AnonVma::try_new(None).unwrap();
         let id = slot.set(first.clone()).unwrap();
@@ -244,16 +244,18 @@ mod tests {
     }
 
     #[test]
-    fn a_sealed_slot_takes_no_root() {
-        let (slot, root) = (RootSlot::default(), AnonVma::try_new(None).unwrap());
+    fn a_sealed_slot_takes_no_anon_vma() {
+        let (slot, anon_vma) = (AnonVmaSlot::default(), AnonVma::try_new(None).unwrap());
         slot.seal();
-        assert!(slot.set(root.clone()).is_none() && slot.peek().is_none() && slot.get().is_none());
-        assert!(!slot.keeps(slot.id()), "no page names what stands for no root");
+        assert!(
+            slot.set(anon_vma.clone()).is_none() && slot.peek().is_none() && slot.get().is_none()
+        );
+        assert!(!slot.keeps(slot.id()), "no page names what stands for no anon_vma");
         slot.unseal();
-        assert_eq!(slot.set(root.clone()), Some(root.id()));
-        let sealed = RootSlot::default();
+        assert_eq!(slot.set(anon_vma.clone()), Some(anon_vma.id()));
+        let sealed = AnonVmaSlot::default();
         sealed.seal();
         drop((sealed, slot));
-        assert!(root.into_last().is_some(), "roots that were refused or kept are gone");
+        assert!(anon_vma.into_last().is_some(), "anon_vmas that were refused or kept are gone");
     }
 }

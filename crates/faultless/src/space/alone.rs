@@ -6,13 +6,13 @@
 //! takes the complete change or nothing; and bounds move last.
 
 use super::made::{Made, State, make_vma};
-use super::merge::{Piece, agree, join, root_of_neighbour};
+use super::merge::{Piece, agree, join, mergeable_anon_vma};
 use super::vma::{Area, Vma};
 use super::write::{NOWHERE, Refused, Writing};
 use crate::addr::VirtRange;
 use crate::error::{Errno, OutOfMemory};
 use crate::machine::Machine;
-use crate::rmap::{AnonVma, Root, RootRef};
+use crate::rmap::{AnonVma, AnonVmaRef, SharedAnonVma};
 use crate::space::tree::{Entry, View};
 use crate::sync::grace::{RetireChain, RetireLink};
 use alloc::boxed::Box;
@@ -56,9 +56,9 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
     ///
     /// # Errors
     /// `EFAULT`.
-    pub(super) fn take(&self, range: VirtRange) -> Result<(Area, Option<Root>), Refused> {
+    pub(super) fn take(&self, range: VirtRange) -> Result<(Area, Option<SharedAnonVma>), Refused> {
         let vma = vma(self.view().at(range.start).ok_or(Errno::EFAULT)?);
-        Ok((vma.area.part(range), vma.root.get()))
+        Ok((vma.area.part(range), vma.anon_vma.get()))
     }
 
     /// See [`Step::replace`](super::step::Step::replace).
@@ -109,7 +109,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
             Some(vma) => {
                 let area = vma.area.part(VirtRange::new(range.end, u64::MAX));
                 let end = area.range.end;
-                Some((make(area, vma.root.get(), [false, vma.merges[1]])?, end))
+                Some((make(area, vma.anon_vma.get(), [false, vma.merges[1]])?, end))
             }
             None => None,
         };
@@ -177,7 +177,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
     pub(super) fn extend_down(&self, stack: u64, addr: u64) -> Result<(), Refused> {
         let Some(vma) = self.view().at(stack).map(vma) else { return Ok(()) };
         // As on Linux, a stack that has grown has an anon_vma.
-        let root = vma.root.get().or_else(|| root_of_neighbour(&self.view(), &vma.area));
+        let root = vma.anon_vma.get().or_else(|| mergeable_anon_vma(&self.view(), &vma.area));
         let root = root.map_or_else(|| AnonVma::try_new(None), Ok)?;
         let mut change = Change::of(VirtRange::new(addr, vma.area.range.end));
         change.add(addr, vma.area.range.end, NonNull::from(vma));
@@ -273,11 +273,11 @@ fn private_part(vma: Option<&Vma>, range: VirtRange) -> VirtRange {
 
 /// Sets the anon_vma of a VMA that has none.
 #[inline(always)]
-fn adopt(vma: &Vma, root: Option<&Root>) {
+fn adopt(vma: &Vma, root: Option<&SharedAnonVma>) {
     if let Some(root) = root
-        && vma.root.peek().is_none()
+        && vma.anon_vma.peek().is_none()
     {
-        vma.root.give(RootRef::of(root));
+        vma.anon_vma.give(AnonVmaRef::of(root));
     }
 }
 

@@ -63,7 +63,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         for entry in child.tree.snapshot(&self.cpu.section()).iter_from(0) {
             // SAFETY: the child's tree owns it, and nobody else knows the child.
             let vma = unsafe { entry.value.as_ref() };
-            vma.root.unseal();
+            vma.anon_vma.unseal();
             vma.sequence.end_write();
         }
         copied
@@ -113,7 +113,7 @@ impl<M: Machine> Writing<'_, '_, M> {
 
     /// The child's VMA, with an anon_vma of its own under the parent's.
     fn copy_vma(&self, vma: &Vma) -> Result<Box<Vma>, OutOfMemory> {
-        let root = match vma.root.get() {
+        let root = match vma.anon_vma.get() {
             Some(parent) if has_private_pages(vma) => Some(AnonVma::try_new(Some(parent))?),
             _ => None,
         };
@@ -192,6 +192,6 @@ impl<M: Machine> Writing<'_, '_, M> {
 /// Whether a child needs the pages: what was never written it can fault in itself.
 fn has_private_pages(vma: &Vma) -> bool {
     vma.area.is_private()
-        && vma.root.peek().is_some()
+        && vma.anon_vma.peek().is_some()
         && !vma.area.flags.contains(VmaFlags::WIPEONFORK)
 }

@@ -4,7 +4,7 @@ use super::baseline::VmaLock;
 use super::vma::{Area, InPlace, RETIRE_VMA, Vma};
 use crate::error::OutOfMemory;
 use crate::heap;
-use crate::rmap::{Root, RootSlot};
+use crate::rmap::{AnonVmaSlot, SharedAnonVma};
 use crate::sync::grace::RetireLink;
 use crate::sync::sequence::Sequence;
 use alloc::boxed::Box;
@@ -22,7 +22,7 @@ pub(super) enum State {
 /// A VMA for `area`.
 pub(super) fn make_vma(
     area: Area,
-    root: Option<Root>,
+    root: Option<SharedAnonVma>,
     state: State,
     merges: [bool; 2],
 ) -> Result<Box<Vma>, OutOfMemory> {
@@ -30,7 +30,7 @@ pub(super) fn make_vma(
         retire: RetireLink::new(RETIRE_VMA),
         sequence: Sequence::new(),
         lock: VmaLock::default(),
-        root: RootSlot::new(root),
+        anon_vma: AnonVmaSlot::new(root),
         leaf: area.leaf(),
         merges: InPlace::new(merges),
         area: InPlace::new(area),
@@ -38,7 +38,7 @@ pub(super) fn make_vma(
     if state == State::WriteLocked {
         vma.sequence.begin_write();
         // A fault under a claim of another of its pages would otherwise set one that the writer does not see.
-        vma.root.seal();
+        vma.anon_vma.seal();
     }
     Ok(vma)
 }

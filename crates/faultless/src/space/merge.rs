@@ -2,7 +2,7 @@
 
 use super::vma::{Area, Vma, VmaFlags};
 use crate::addr::VirtRange;
-use crate::rmap::{Root, RootRef};
+use crate::rmap::{AnonVmaRef, SharedAnonVma};
 use crate::space::tree::{Entry, View};
 use crate::sync::mutant::{Mutant, lost};
 
@@ -10,25 +10,25 @@ use crate::sync::mutant::{Mutant, lost};
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     pub(super) area: Area,
-    pub(super) root: Option<Root>,
+    pub(super) root: Option<SharedAnonVma>,
 }
 
 /// A VMA that extends beyond a range, or is adjacent to it.
 #[derive(Clone, Copy)]
 pub(super) struct Neighbour<'a> {
     pub(super) vma: &'a Vma,
-    pub(super) root: Option<RootRef<'a>>,
+    pub(super) root: Option<AnonVmaRef<'a>>,
 }
 
 impl<'a> Neighbour<'a> {
     pub(super) fn new(vma: &'a Vma) -> Self {
-        Self { vma, root: vma.root.peek() }
+        Self { vma, root: vma.anon_vma.peek() }
     }
 }
 
 /// Whether VMAs with these two anon_vmas may merge. A VMA without an anon_vma takes the other's, unless
 /// that was inherited from a parent process: sharing it more widely would make reverse-map walks longer.
-pub(super) fn roots_merge(a: Option<RootRef<'_>>, b: Option<RootRef<'_>>) -> bool {
+pub(super) fn roots_merge(a: Option<AnonVmaRef<'_>>, b: Option<AnonVmaRef<'_>>) -> bool {
     match (a, b) {
         (None, None) => true,
         (Some(root), None) | (None, Some(root)) => !root.anon_vma().is_inherited(),
@@ -45,14 +45,14 @@ pub(super) fn join(
     above: Option<&Vma>,
     adopt: bool,
 ) -> [bool; 2] {
-    let own = piece.root.as_ref().map(RootRef::of);
-    let of_lower = below.map(|vma| vma.root.peek()).filter(|of| roots_merge(*of, own));
+    let own = piece.root.as_ref().map(AnonVmaRef::of);
+    let of_lower = below.map(|vma| vma.anon_vma.peek()).filter(|of| roots_merge(*of, own));
     let of_upper = above
-        .map(|vma| vma.root.peek())
+        .map(|vma| vma.anon_vma.peek())
         .filter(|of| roots_merge(*of, own) && of_lower.is_none_or(|lower| roots_merge(lower, *of)));
     let joins = [of_lower.is_some(), of_upper.is_some()];
     if own.is_none() && adopt {
-        piece.root = of_lower.flatten().or(of_upper.flatten()).map(RootRef::get);
+        piece.root = of_lower.flatten().or(of_upper.flatten()).map(AnonVmaRef::get);
     }
     joins
 }
@@ -63,7 +63,7 @@ pub(super) fn merge_later(lower: &Vma, upper: &Vma) -> bool {
     (lower.merges[1] || upper.merges[0])
         && lower.area.range.end == at
         && agree(&lower.area, &upper.area, at)
-        && roots_merge(lower.root.peek(), upper.root.peek())
+        && roots_merge(lower.anon_vma.peek(), upper.anon_vma.peek())
 }
 
 /// All VMAs that will merge with `vma` in `view`: those below, from it downwards, and then those above.
@@ -100,21 +100,21 @@ fn group<'v>(view: View<'v, Vma>, vma: &'v Vma) -> impl Iterator<Item = &'v Vma>
 pub(super) fn seal_group(view: View<'_, Vma>, vma: &Vma) {
     // Its writer has sealed a VMA under change.
     let running = group(view, vma).filter(|vma| vma.sequence.read().is_some());
-    running.filter(|_| !lost(Mutant::SealsGroup)).for_each(|vma| vma.root.seal());
-    if let Some(root) = group(view, vma).find_map(|vma| vma.root.peek()) {
-        group(view, vma).for_each(|vma| vma.root.give(root));
+    running.filter(|_| !lost(Mutant::SealsGroup)).for_each(|vma| vma.anon_vma.seal());
+    if let Some(root) = group(view, vma).find_map(|vma| vma.anon_vma.peek()) {
+        group(view, vma).for_each(|vma| vma.anon_vma.give(root));
     }
 }
 
 /// Sets the anon_vma `root`, if there is one, in the [sealed](seal_group) VMAs, as if they had merged with the new VMA already.
 #[cold]
-pub(super) fn unseal_group(view: View<'_, Vma>, vma: &Vma, root: Option<RootRef<'_>>) {
+pub(super) fn unseal_group(view: View<'_, Vma>, vma: &Vma, root: Option<AnonVmaRef<'_>>) {
     for vma in group(view, vma) {
         if let Some(root) = root {
-            vma.root.give(root);
+            vma.anon_vma.give(root);
         }
         if vma.sequence.read().is_some() {
-            vma.root.unseal();
+            vma.anon_vma.unseal();
         }
     }
 }
@@ -126,7 +126,7 @@ pub(super) fn agree(a: &Area, b: &Area, at: u64) -> bool {
 
 /// The root of a neighbour in `view` that a VMA of `own` might merge with one day, the upper one first. A
 /// root that came from a parent process stays with the VMA that has it.
-pub(crate) fn root_of_neighbour(view: &View<'_, Vma>, own: &Area) -> Option<Root> {
+pub(crate) fn mergeable_anon_vma(view: &View<'_, Vma>, own: &Area) -> Option<SharedAnonVma> {
     // SAFETY: VMAs in a view live as long as its section.
     let vma = |entry: Entry<Vma>| unsafe { entry.value.as_ref() };
     let above = view.at(own.range.end).map(vma).filter(|next| own.resembles(&next.area));
@@ -136,5 +136,5 @@ pub(crate) fn root_of_neighbour(view: &View<'_, Vma>, own: &Area) -> Option<Root
         .into_iter()
         .flatten()
         .filter(|near| !near.area.flags.contains(VmaFlags::SHARED))
-        .find_map(|near| near.root.get().filter(|root| !root.is_inherited()))
+        .find_map(|near| near.anon_vma.get().filter(|root| !root.is_inherited()))
 }

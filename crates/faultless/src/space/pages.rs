@@ -18,7 +18,7 @@ use crate::table::Entry;
 use crate::table::format::USER_END;
 use crate::table::node::{self, ENTRIES, LAST};
 use crate::table::protocol;
-use crate::table::range::{self, Run};
+use crate::table::range::{self, Leaves};
 use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
 use core::convert::Infallible;
@@ -34,9 +34,9 @@ pub(super) unsafe fn each_run<'v, M: Machine, E>(
     range: VirtRange,
     mut each: impl FnMut(u64, &'v [AtomicU64]) -> Result<(), E>,
 ) -> Result<(), E> {
-    let visit = |run: Run<'v>| match run {
-        Run::Pages { start, slots } => each(start, slots),
-        Run::Huge => Ok(()),
+    let visit = |leaves: Leaves<'v>| match leaves {
+        Leaves::Pages { start, slots } => each(start, slots),
+        Leaves::Huge => Ok(()),
     };
     // SAFETY: handed on.
     unsafe { range::visit(cpu.vm().machine(), root, range, cpu, visit) }

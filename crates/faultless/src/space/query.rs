@@ -171,15 +171,15 @@ impl<M: Machine> Space<M> {
         // SAFETY: VMAs in a view live as long as the section.
         let mut vmas = entries.map(|entry| unsafe { entry.value.as_ref() }).peekable();
         while let Some(mut vma) = vmas.next() {
-            let (mut range, mut root) = (vma.area.range, vma.root.peek());
+            let (mut range, mut root) = (vma.area.range, vma.anon_vma.peek());
             // What a writer keeps apart until its entries are changed is listed as it will be.
             let changing = is_changing(vma, vmas.clone());
             let one = |vma: &Vma, root, next: &Vma| {
-                changing && merge_later(vma, next) && roots_merge(root, next.root.peek())
+                changing && merge_later(vma, next) && roots_merge(root, next.anon_vma.peek())
             };
             while let Some(next) = vmas.next_if(|next| one(vma, root, next)) {
                 range.end = next.area.range.end;
-                root = root.or_else(|| next.root.peek());
+                root = root.or_else(|| next.anon_vma.peek());
                 vma = next;
             }
             let offset = vma.area.offset - (vma.area.range.start - range.start) / PAGE_SIZE;

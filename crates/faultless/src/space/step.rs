@@ -47,7 +47,7 @@ use super::write::{Refused, Writing};
 use crate::addr::VirtRange;
 use crate::error::Errno;
 use crate::machine::Machine;
-use crate::rmap::Root;
+use crate::rmap::SharedAnonVma;
 use crate::space::tree::View;
 
 /// An atomic change of VMAs: it takes effect completely, or not at all.
@@ -125,7 +125,10 @@ impl<M: Machine> Step<'_, '_, '_, '_, M> {
     /// # Errors
     /// `EFAULT`: nothing is mapped there.
     #[inline(always)]
-    pub(super) fn take(&mut self, range: VirtRange) -> Result<(Area, Option<Root>), Refused> {
+    pub(super) fn take(
+        &mut self,
+        range: VirtRange,
+    ) -> Result<(Area, Option<SharedAnonVma>), Refused> {
         match self {
             Self::Alone(step) => step.take(range),
             Self::Versions(step) => step.take(range),

@@ -4,7 +4,7 @@
 
 use super::made::{Made, State, make_vma};
 use super::merge::{
-    Neighbour, Piece, agree, join, merge_later, root_of_neighbour, roots_merge, seal_group,
+    Neighbour, Piece, agree, join, merge_later, mergeable_anon_vma, roots_merge, seal_group,
     unseal_group,
 };
 use super::vma::{Area, Vma};
@@ -12,7 +12,7 @@ use super::write::{Refused, UnderChange, Writing};
 use crate::addr::VirtRange;
 use crate::error::Errno;
 use crate::machine::Machine;
-use crate::rmap::{AnonVma, Root, RootRef};
+use crate::rmap::{AnonVma, AnonVmaRef, SharedAnonVma};
 use crate::space::tree::{Edit, Entry, View};
 use crate::sync::grace::{RetireChain, RetireLink};
 use crate::sync::mutant::{Mutant, lost};
@@ -66,13 +66,16 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
     ///
     /// # Errors
     /// `EFAULT`: nothing is mapped there.
-    pub(super) fn take(&mut self, range: VirtRange) -> Result<(Area, Option<Root>), Refused> {
+    pub(super) fn take(
+        &mut self,
+        range: VirtRange,
+    ) -> Result<(Area, Option<SharedAnonVma>), Refused> {
         let entry = self.edit.view().at(range.start).ok_or(Errno::EFAULT)?;
         let vma = vma(entry);
         let hull = &mut self.hulls[self.replaced.min(1)];
         write_lock(self.writing, &self.made, hull, entry)?;
         Sequence::writer_fence();
-        Ok((vma.area.part(range), vma.root.get()))
+        Ok((vma.area.part(range), vma.anon_vma.get()))
     }
 
     /// The area of `range`, as its VMA has it. `range` must be claimed.
@@ -161,9 +164,9 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
                         // They merge when that is finished.
                         continue;
                     }
-                    let root = vma.root.peek();
-                    let own = piece.as_ref().and_then(|new| new.root.as_ref()).map(RootRef::of);
-                    let other = |low: &Vma| !roots_merge(low.root.peek(), root);
+                    let root = vma.anon_vma.peek();
+                    let own = piece.as_ref().and_then(|new| new.root.as_ref()).map(AnonVmaRef::of);
+                    let other = |low: &Vma| !roots_merge(low.anon_vma.peek(), root);
                     if !roots_merge(root, own) || (high && alike_below.is_some_and(other)) {
                         // These never merge.
                         continue;
@@ -200,7 +203,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             let groups = alike.map(|vma| vma.filter(merge_later));
             groups.into_iter().flatten().for_each(|vma| seal_group(view, vma));
             let joins = join(piece, alike_below, alike_above, adopt);
-            let root = piece.root.as_ref().map(RootRef::of).filter(|_| adopt);
+            let root = piece.root.as_ref().map(AnonVmaRef::of).filter(|_| adopt);
             for (vma, joins) in groups.into_iter().zip(joins) {
                 if let Some(vma) = vma {
                     unseal_group(view, vma, root.filter(|_| joins));
@@ -257,7 +260,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
                 vma.merges[0] && part.range.start == own.start,
                 vma.merges[1] && part.range.end == own.end,
             ];
-            self.make(part, root.map(RootRef::get), state, merges)?;
+            self.make(part, root.map(AnonVmaRef::get), state, merges)?;
             return Ok(own);
         }
         let vma_at = NonNull::from(vma);
@@ -274,7 +277,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
     fn make(
         &mut self,
         area: Area,
-        root: Option<Root>,
+        root: Option<SharedAnonVma>,
         state: State,
         merges: [bool; 2],
     ) -> Result<(), Refused> {
@@ -301,7 +304,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         let (entry, (_, sealed)) = (self.edit.view().at(stack), self.take(VirtRange::page(stack))?);
         let Some(Vma { area: own, merges, .. }) = entry.map(vma) else { return Ok(()) };
         // As on Linux, a stack that has grown has an anon_vma, which decides with which VMAs it merges later.
-        let root = sealed.or_else(|| root_of_neighbour(&self.view(), own));
+        let root = sealed.or_else(|| mergeable_anon_vma(&self.view(), own));
         let root = root.map_or_else(|| AnonVma::try_new(None), Ok)?;
         let range = VirtRange::new(addr, own.range.end);
         let more = Area { range, offset: own.offset - gap.pages(), ..Area::clone(own) };
@@ -315,7 +318,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
     ///
     /// # Errors
     /// `ENOMEM`; the step is over.
-    pub(super) fn renew(&mut self, area: Area, root: Option<Root>) -> Result<(), Refused> {
+    pub(super) fn renew(&mut self, area: Area, root: Option<SharedAnonVma>) -> Result<(), Refused> {
         let range = area.range;
         self.check_claim(range);
         let first = self.made.used;

@@ -10,7 +10,7 @@ use super::baseline::VmaLock;
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::file::Object;
 use crate::heap::Shared;
-use crate::rmap::RootSlot;
+use crate::rmap::AnonVmaSlot;
 use crate::sync::grace::RetireLink;
 use crate::sync::sequence::Sequence;
 use crate::table::Entry;
@@ -170,7 +170,7 @@ pub struct Vma {
     /// The lock of the `per_vma` baseline.
     pub(crate) lock: VmaLock,
     /// The anon_vma, once an anonymous page was made.
-    pub(crate) root: RootSlot,
+    pub(crate) anon_vma: AnonVmaSlot,
     /// What its entries look like: computed once, used by every fault.
     pub(crate) leaf: Entry,
     /// Whether it merges with the VMA below it, and the one above, once nothing there is under change.
@@ -218,7 +218,7 @@ impl<T> Deref for InPlace<T> {
 
 impl fmt::Debug for Vma {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Vma").field("area", &*self.area).field("root", &self.root).finish()
+        f.debug_struct("Vma").field("area", &*self.area).field("anon_vma", &self.anon_vma).finish()
     }
 }
 

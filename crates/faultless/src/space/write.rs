@@ -348,12 +348,12 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
     pub(super) fn write_lock(&self, vma: &Vma) {
         self.write_lock_vma(vma);
         vma.sequence.begin_write();
-        vma.root.seal();
+        vma.anon_vma.seal();
     }
 
     /// Unlocks `vma`, which this writer has write-locked.
     pub(super) fn unlock(&self, vma: &Vma) {
-        vma.root.unseal();
+        vma.anon_vma.unseal();
         vma.sequence.end_write();
         self.write_unlock_vma(vma);
     }

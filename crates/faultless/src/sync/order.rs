@@ -43,7 +43,7 @@ pub trait Class {
 
 /// What the list says of a class.
 #[cfg(debug_assertions)]
-struct Entry {
+struct Listed {
     rank: u8,
     /// Whether who holds some may wait for more of the same class.
     several: bool,
@@ -69,8 +69,8 @@ macro_rules! classes {
         }
 
         #[cfg(debug_assertions)]
-        const CLASSES: &[Entry] =
-            &[$(Entry { rank: $rank, several: classes!(@several $($several)?), name: $name },)*];
+        const CLASSES: &[Listed] =
+            &[$(Listed { rank: $rank, several: classes!(@several $($several)?), name: $name },)*];
     };
 }
 

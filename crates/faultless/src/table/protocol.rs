@@ -30,7 +30,7 @@
 //! the old page while another uses a new one; and of two discards of one page, neither returns before it is flushed.
 //!
 //! A CPU may hold several entries at once, but does not wait for another entry meanwhile: it skips an entry that it cannot
-//! take at the first try ([`take_run`]), or first releases those that it holds.
+//! take at the first try ([`take_some`]), or first releases those that it holds.
 //!
 //! A CPU that holds a *pinned* (present) entry never waits for another CPU. A CPU that holds a *busy*
 //! one may wait for a flush: wait loops service shootdown requests, and the MMU cannot use the entry.
@@ -97,7 +97,7 @@ pub fn pin<'a>(slot: &'a AtomicU64, seen: Entry, by: &'a impl Wait) -> Result<Pi
 }
 
 /// The most entries that are held at once.
-pub const RUN: usize = 64;
+pub const MOST_TAKEN: usize = 64;
 
 /// Entries of one table at equal distances. Place n is the nth.
 #[derive(Clone, Copy, Debug)]
@@ -127,10 +127,10 @@ impl<'a> Slots<'a> {
 }
 
 /// Some entries of [`Slots`], all *busy* and held by this CPU. They end together, in
-/// [`commit`](TakenRun::commit) or [`revert`](TakenRun::revert).
+/// [`commit`](TakenSome::commit) or [`revert`](TakenSome::revert).
 #[must_use = "taken entries must be committed or reverted"]
 #[derive(Debug)]
-pub struct TakenRun<'a> {
+pub struct TakenSome<'a> {
     slots: Slots<'a>,
     held: u64,
     /// Of those held, the places that were `page`, and those of them that had been accessed.
@@ -141,11 +141,16 @@ pub struct TakenRun<'a> {
     mark: Mark<'a>,
 }
 
-/// Takes those of `slots` that are `wanted` (bit n is place n, so at most [`RUN`]), that are empty or map what
+/// Takes those of `slots` that are `wanted` (bit n is place n, so at most [`MOST_TAKEN`]), that are empty or map what
 /// `page` does, accessed or not ([`Entry::NONE`] for empty ones alone), and that nobody changes first, for
 /// the CPU that waits as `by` does. Waits for none.
 #[inline(always)]
-pub fn take_run<'a>(slots: Slots<'a>, page: Entry, wanted: u64, by: &'a impl Wait) -> TakenRun<'a> {
+pub fn take_some<'a>(
+    slots: Slots<'a>,
+    page: Entry,
+    wanted: u64,
+    by: &'a impl Wait,
+) -> TakenSome<'a> {
     let (mut held, mut present, mut accessed) = (0, 0, 0);
     for at in places(wanted) {
         let Some(slot) = slots.get(at) else { break };
@@ -161,7 +166,7 @@ pub fn take_run<'a>(slots: Slots<'a>, page: Entry, wanted: u64, by: &'a impl Wai
         }
     }
     let mark = if held != 0 { order::hold::<BusyEntry>(by) } else { Mark::none() };
-    TakenRun { slots, held, present, accessed, page, mark }
+    TakenSome { slots, held, present, accessed, page, mark }
 }
 
 /// The places of the bits in `mask`, upwards.
@@ -174,7 +179,7 @@ pub fn places(mut mask: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-impl TakenRun<'_> {
+impl TakenSome<'_> {
     /// Whether the entry at place `at` is one of those taken.
     #[inline]
     pub const fn holds(&self, at: usize) -> bool {
@@ -379,14 +384,14 @@ mod tests {
         let slots = [0, there, 0, Entry::BUSY.0, 0].map(AtomicU64::new);
         let now = || slots.each_ref().map(|slot| slot.load(Ordering::Relaxed));
         let before = now();
-        let held = take_run(Slots::all(&slots), Entry::NONE, !(1 << 2), &Spin);
+        let held = take_some(Slots::all(&slots), Entry::NONE, !(1 << 2), &Spin);
         assert_eq!([0, 1, 2, 3, 4].map(|at| held.holds(at)), [true, false, false, false, true]);
         let busy = Entry::BUSY.0;
         assert_eq!(now(), [busy, there, 0, busy, busy]);
         held.revert();
         assert_eq!(now(), before);
         let leaf = Entry::leaf(FrameNumber(7));
-        take_run(Slots::all(&slots), Entry::NONE, !0, &Spin)
+        take_some(Slots::all(&slots), Entry::NONE, !0, &Spin)
             .commit(|at| if at == 0 { leaf } else { Entry::NONE });
         assert_eq!(now(), [leaf.0, there, 0, busy, 0]);
         // What maps a page may be taken, too, and is put back, accessed or not.
@@ -396,7 +401,7 @@ mod tests {
                 slot.store(value, Ordering::Relaxed);
             });
             let before = now();
-            let held = take_run(Slots::all(&slots), leaf, !0, &Spin);
+            let held = take_some(Slots::all(&slots), leaf, !0, &Spin);
             assert_eq!((held.held(), held.present()), (0b10101, Some(2..5)));
             assert_eq!(now(), [busy, there, busy, busy, busy]);
             held.revert();

@@ -9,9 +9,9 @@ use crate::sync::atomic::AtomicU64;
 use crate::sync::wait::Wait;
 use crate::table::protocol;
 
-/// A run of entries that a visit meets.
+/// Leaf entries that a visit meets.
 #[derive(Debug)]
-pub enum Run<'a> {
+pub enum Leaves<'a> {
     /// Neighbouring entries of one last-level table, for the pages from `start` on.
     Pages {
         /// Address of the first entry's page.
@@ -23,7 +23,7 @@ pub enum Run<'a> {
     Huge,
 }
 
-/// Visits every run of entries in `range` for which tables exist, in ascending order, until `visit`
+/// Visits the leaf entries in `range` for which tables exist, table by table, in ascending order, until `visit`
 /// returns an error. Waits, as `wait` does, for faults that are publishing a table there.
 ///
 /// # Errors
@@ -37,7 +37,7 @@ pub unsafe fn visit<'m, M: Machine, E>(
     root: FrameNumber,
     range: VirtRange,
     wait: &impl Wait,
-    mut visit: impl FnMut(Run<'m>) -> Result<(), E>,
+    mut visit: impl FnMut(Leaves<'m>) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut addr = range.start;
     while addr < range.end {
@@ -50,7 +50,7 @@ pub unsafe fn visit<'m, M: Machine, E>(
             let at = node::index(addr, level);
             if level == LAST {
                 let pages = ((range.end - addr) / PAGE_SIZE).min((ENTRIES - at) as u64);
-                visit(Run::Pages { start: addr, slots: &slots[at..at + pages as usize] })?;
+                visit(Leaves::Pages { start: addr, slots: &slots[at..at + pages as usize] })?;
                 addr += pages * PAGE_SIZE;
                 break;
             }
@@ -64,7 +64,7 @@ pub unsafe fn visit<'m, M: Machine, E>(
             }
             let start = addr & !(span - 1);
             if seen.is_present() {
-                visit(Run::Huge)?;
+                visit(Leaves::Huge)?;
                 addr = start + span;
                 break;
             }

@@ -5,7 +5,7 @@ use super::state::CpuState;
 use crate::addr::FrameNumber;
 use crate::fault::prefault::ThreadPredictor;
 use crate::frame::zeroed::Supply;
-use crate::frame::{Clean, Frame, Run, Zeroed};
+use crate::frame::{Bulk, Clean, Frame, Zeroed};
 use crate::identity::Identity;
 use crate::machine::{CpuId, Machine};
 use crate::stat::Counter;
@@ -160,11 +160,11 @@ impl<'v, M: Machine> Cpu<'v, M> {
     }
 
     /// Up to `to.len()` frames of zeros, as many as can be spared, without waiting. What is not used goes
-    /// back by [`free_run`](Self::free_run).
-    pub(crate) fn alloc_zeroed_run<'b>(&self, to: &'b mut [FrameNumber]) -> Run<'b, Zeroed> {
+    /// back by [`free_bulk`](Self::free_bulk).
+    pub(crate) fn alloc_zeroed_bulk<'b>(&self, to: &'b mut [FrameNumber]) -> Bulk<'b, Zeroed> {
         let frames = &self.vm.frames;
         let pools = frames.zeroed_pool() != 0;
-        let (run, hits) = frames.alloc_zeroed_run(&self.local, &self.vm.machine, to, self);
+        let (run, hits) = frames.alloc_zeroed_bulk(&self.local, &self.vm.machine, to, self);
         let (hits, misses) = (hits as u64, (run.len() - hits) as u64);
         let counts = &self.state().counts;
         counts.add(Counter::ZeroedInFault, misses);
@@ -176,8 +176,8 @@ impl<'v, M: Machine> Cpu<'v, M> {
     }
 
     /// Frees what is left of a run.
-    pub(crate) fn free_run<S: crate::frame::Settled>(&self, run: Run<'_, S>) {
-        self.vm.frames.free_run(&self.local, run, self);
+    pub(crate) fn free_bulk<S: crate::frame::Settled>(&self, run: Bulk<'_, S>) {
+        self.vm.frames.free_bulk(&self.local, run, self);
     }
 
     pub(crate) fn free<S: crate::frame::Settled>(&self, frame: Frame<S>) {

@@ -26,7 +26,7 @@ const FRAMES: u32 = 256;
 pub(crate) enum Left {
     /// Nothing at all.
     Nothing,
-    /// Tables without pages, and a reverse-map root without pages: a fault needs them one after the
+    /// Tables without pages, and an anon_vma without pages: a fault needs them one after the
     /// other, and the next one finds them.
     Ways,
     /// Pages, as if programs had read or written there: what was to be populated, as far as it went.

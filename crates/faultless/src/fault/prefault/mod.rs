@@ -6,7 +6,7 @@
 //! also those of the zero page), and allocates and zeroes frames for them while it holds
 //! nothing. Then, as for the pages around a file's:
 //!
-//! 1. it takes all entries, at most [`RUN`] at once, each by a compare-and-swap from the value read;
+//! 1. it takes all entries, at most [`MOST_TAKEN`] at once, each by a compare-and-swap from the value read;
 //!    it leaves out an entry that changed meanwhile;
 //! 2. it validates the ticket, once for all. A full barrier is between each swap and that read of the sequence, so the
 //!    protocol holds for each entry by itself;
@@ -45,7 +45,7 @@ use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
 use crate::table::node::{self, ENTRIES, LAST};
-use crate::table::protocol::{self, RUN, Slots};
+use crate::table::protocol::{self, MOST_TAKEN, Slots};
 use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
 use core::ops::Range;
@@ -63,7 +63,7 @@ pub(super) fn goes_ahead(vma: &Vma, access: Access, seen: Entry) -> bool {
 type Record<M> = <<M as Machine>::Predictor as Predictor>::Record;
 
 /// What is to be filled of a window at once: of the entries of `table`, whose first belongs to page `first`,
-/// those of the window in `span`, of which the first is one and that holds no more than [`RUN`].
+/// those of the window in `span`, of which the first is one and that holds no more than [`MOST_TAKEN`].
 #[derive(Clone)]
 struct Chunk<'t, R> {
     table: &'t [AtomicU64; ENTRIES],
@@ -109,7 +109,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             (Access::Write, false) => (Kind::Copy, Counter::CowCopy, FaultKind::Copy),
             _ => (Kind::Read, Counter::ZeroPage, FaultKind::ZeroPage),
         };
-        let root = if kind == Kind::Read { 0 } else { self.root()? };
+        let anon_vma = if kind == Kind::Read { 0 } else { self.anon_vma_id()? };
         let asked = node::index(self.page, LAST);
         let first = (self.page >> PAGE_SHIFT) - asked as u64;
         let window = &self.window(predictor, kind, table, first);
@@ -118,7 +118,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             // Nothing is expected: it is served as any other.
             let slot = &table[asked];
             let done = if kind == Kind::Write {
-                self.write_untouched(prepared, slot, root)?
+                self.write_untouched(prepared, slot, anon_vma)?
             } else {
                 self.read_untouched(slot)?
             };
@@ -129,16 +129,16 @@ impl<M: Machine> Attempt<'_, '_, M> {
             return Ok(done);
         }
         let (low, high) = ((span.start - first) as usize, (span.end - first) as usize);
-        let wide = RUN * window.stride();
+        let wide = MOST_TAKEN * window.stride();
         let chunk =
             |start: usize| Chunk { table, first, span: start..high.min(start + wide), window };
         // That of the page asked for comes first.
         let start = low + (asked - low) / wide * wide;
-        let Some(mut mapped) = self.fill(chunk(start), asked, prepared, root)? else {
+        let Some(mut mapped) = self.fill(chunk(start), asked, prepared, anon_vma)? else {
             return self.outrun();
         };
         for more in (low..high).step_by(wide).filter(|more| *more != start) {
-            match self.fill(chunk(more), asked, prepared, root) {
+            match self.fill(chunk(more), asked, prepared, anon_vma) {
                 Ok(Some(more)) if !more.is_empty() => {
                     mapped = mapped.start.min(more.start)..mapped.end.max(more.end);
                 }
@@ -194,7 +194,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         chunk: Chunk<'_, Record<M>>,
         asked: usize,
         prepared: &mut Prepared,
-        root: u64,
+        anon_vma: u64,
     ) -> Result<Option<Range<usize>>, Abort> {
         let (cpu, write) = (self.cpu, self.access == Access::Write);
         let zeros = self.leaf(cpu.vm().zero).special();
@@ -202,7 +202,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let (start, stride) = (chunk.span.start, chunk.window.stride());
         let slots = Slots::every(stride, &chunk.table[chunk.span.clone()]);
         let asks = chunk.span.contains(&asked);
-        let mine = if asks { (asked - start) / stride } else { RUN };
+        let mine = if asks { (asked - start) / stride } else { MOST_TAKEN };
         // What is to be filled besides, by its place in the run. It is looked at once: others go on meanwhile.
         let meant = chunk.window.among(chunk.first + start as u64);
         let place = |at: usize| start + at * stride;
@@ -212,13 +212,13 @@ impl<M: Machine> Attempt<'_, '_, M> {
             let empty = seen.is_none() || seen.unused() == page.unused();
             wanted |= u64::from(empty && at != mine) << at;
         }
-        let mut buffer = [FrameNumber(0); RUN];
-        let (mut own, mut others) = (None, frame::Run::empty());
+        let mut buffer = [FrameNumber(0); MOST_TAKEN];
+        let (mut own, mut others) = (None, frame::Bulk::empty());
         if write {
             if asks {
                 own = Some(prepared.zeroed(cpu).ok_or(Abort::NoMemory)?);
             }
-            others = cpu.alloc_zeroed_run(&mut buffer[..wanted.count_ones() as usize]);
+            others = cpu.alloc_zeroed_bulk(&mut buffer[..wanted.count_ones() as usize]);
             // With fewer frames, those farthest from the page are left out.
             while wanted.count_ones() as usize > others.len() {
                 let (low, high) = (wanted.trailing_zeros(), wanted.ilog2());
@@ -227,15 +227,15 @@ impl<M: Machine> Attempt<'_, '_, M> {
             }
         }
         let all = if asks { wanted | 1 << mine } else { wanted };
-        let held = protocol::take_run(slots, page, all, cpu);
-        let stands = lost(Mutant::BatchAsks) || self.ticket.stands();
-        if !stands || asks && !held.holds(mine) {
+        let held = protocol::take_some(slots, page, all, cpu);
+        let valid = lost(Mutant::BatchAsks) || self.ticket.is_valid();
+        if !valid || asks && !held.holds(mine) {
             held.revert();
             own.into_iter().for_each(|frame| prepared.keep_zeroed(frame));
             if !lost(Mutant::BatchGivesBack) {
-                cpu.free_run(others);
+                cpu.free_bulk(others);
             }
-            return if stands {
+            return if valid {
                 Ok(None)
             } else {
                 Err(overtaken(cpu, self.space, self.page, &chunk.table[asked]))
@@ -257,14 +257,19 @@ impl<M: Machine> Attempt<'_, '_, M> {
                 let frame = if at == mine { own.take() } else { others.pop() };
                 let Some(frame) = frame else { return Entry::NONE };
                 let entry = self.leaf(frame.number()).writable_dirty();
-                cpu.vm().frames.publish(frame, Use::Anon, root, self.vma.area.index_of(addr(at)));
+                cpu.vm().frames.publish(
+                    frame,
+                    Use::Anon,
+                    anon_vma,
+                    self.vma.area.index_of(addr(at)),
+                );
                 entry
             } else {
                 zeros
             };
             if at == mine { entry } else { entry.unused() }
         });
-        cpu.free_run(others);
+        cpu.free_bulk(others);
         if write {
             cpu.add_resident(self.space, count.into());
         }

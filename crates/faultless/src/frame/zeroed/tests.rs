@@ -80,7 +80,7 @@ fn without_a_pool_nothing_is_zeroed_ahead() {
     assert_eq!(supply, [Supply::Now]);
     frames.free(&local, frame, &Yield);
     frames.drain(&local, &Yield);
-    assert_eq!(frames.audit(&Yield).unwrap().free, 199);
+    assert_eq!(frames.checked_census(&Yield).unwrap().free, 199);
 }
 
 #[test]
@@ -90,16 +90,16 @@ fn a_pool_fills_to_its_limit_and_its_frames_are_free_and_zero() {
     assert_eq!(frames.zero_run(&machine, 0, &Yield), 0);
     assert_eq!(frames.zero_run(&machine, 5, &Yield), 4, "a block");
     assert_eq!(zero_all(&machine, &frames), 96);
-    let census = frames.audit(&Yield).unwrap();
+    let census = frames.checked_census(&Yield).unwrap();
     assert_eq!((census.free, census.zeroed, census.taken()), (899, 100, 0));
     assert_eq!((frames.zeroed_count(), frames.free_count()), (100, 999));
     let listed = |number: &u32| frames.meta(FrameNumber(*number)).kind() != Kind::Reserved;
     let zero = (1..1000).filter(listed).filter(|&number| is_zero(&machine, FrameNumber(number)));
     assert_eq!(zero.count(), 100);
     frames.set_zeroed_pool(30, &Yield);
-    assert_eq!(frames.audit(&Yield).unwrap().zeroed, 30);
+    assert_eq!(frames.checked_census(&Yield).unwrap().zeroed, 30);
     frames.set_zeroed_pool(0, &Yield);
-    assert_eq!(frames.audit(&Yield).unwrap().free, 999);
+    assert_eq!(frames.checked_census(&Yield).unwrap().free, 999);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn what_was_zeroed_is_taken_first_and_not_zeroed_again() {
     all.push(frame);
     all.into_iter().for_each(|frame| frames.free(&local, frame, &Yield));
     frames.drain(&local, &Yield);
-    let census = frames.audit(&Yield).unwrap();
+    let census = frames.checked_census(&Yield).unwrap();
     assert_eq!((census.zeroed, census.taken()), (100, 0), "no more than the pool may hold");
 }
 
@@ -155,7 +155,7 @@ fn the_last_frames_can_be_had_wherever_they_are() {
         assert_eq!(all.len() as u64, limit.min(300));
         all.into_iter().for_each(|(frame, _)| frames.free(&local, frame, &Yield));
         frames.drain(&local, &Yield);
-        assert_eq!(frames.audit(&Yield).unwrap().taken(), 0);
+        assert_eq!(frames.checked_census(&Yield).unwrap().taken(), 0);
     }
 }
 
@@ -168,7 +168,7 @@ fn a_block_is_cut_from_a_pool_and_found_where_it_is_half_zeroed() {
     let block = frames.alloc_order(&local, 5, &Yield).expect("frames 32 to 63");
     assert_eq!(block.number(), FrameNumber(32));
     frames.free(&local, block, &Yield);
-    let census = frames.audit(&Yield).unwrap();
+    let census = frames.checked_census(&Yield).unwrap();
     assert_eq!(census.free + census.zeroed, 64);
 }
 
@@ -185,14 +185,14 @@ fn nothing_is_zeroed_ahead_nor_spared_when_memory_is_short() {
     assert!(frames.free_count() < 100 && frames.free_count() >= 90, "{}", frames.free_count());
     assert_eq!(frames.zero_run(&machine, usize::MAX, &Yield), 0);
     let mut buffer = [FrameNumber(0); 32];
-    assert!(frames.alloc_run(&local, &mut buffer, &Yield).is_empty());
-    assert!(frames.alloc_zeroed_run(&local, &machine, &mut buffer, &Yield).0.is_empty());
+    assert!(frames.alloc_bulk(&local, &mut buffer, &Yield).is_empty());
+    assert!(frames.alloc_zeroed_bulk(&local, &machine, &mut buffer, &Yield).0.is_empty());
     // Whoever needs one has it.
     taken.push(frames.alloc(&local, &Yield).unwrap());
     taken.into_iter().for_each(|frame| frames.free(&local, frame, &Yield));
     assert!(!frames.is_short());
     frames.drain(&local, &Yield);
-    assert_eq!(frames.audit(&Yield).unwrap().taken(), 0);
+    assert_eq!(frames.checked_census(&Yield).unwrap().taken(), 0);
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn a_run_is_of_neighbours_and_what_is_left_of_it_stays_zeroed() {
         zero_all(&machine, &frames);
         let before = machine.zeroed();
         let (mut run, hits) =
-            frames.alloc_zeroed_run(&local, &machine, &mut buffer[..length], &Yield);
+            frames.alloc_zeroed_bulk(&local, &machine, &mut buffer[..length], &Yield);
         assert_eq!((run.len(), hits), (length, length.min(150)));
         assert_eq!(machine.zeroed() - before, (length - hits) as u64);
         let numbers: BTreeSet<_> = run.numbers().iter().map(|number| number.0).collect();
@@ -241,16 +241,16 @@ fn a_run_is_of_neighbours_and_what_is_left_of_it_stays_zeroed() {
         assert_eq!(run.len(), length - 1);
         assert!(is_zero(&machine, first.number()));
         frames.free(&local, use_up(&machine, first), &Yield);
-        frames.free_run(&local, run, &Yield);
-        let (again, hits) = frames.alloc_zeroed_run(&local, &machine, &mut buffer[..8], &Yield);
+        frames.free_bulk(&local, run, &Yield);
+        let (again, hits) = frames.alloc_zeroed_bulk(&local, &machine, &mut buffer[..8], &Yield);
         assert_eq!((again.len(), hits), (8, if length == 8 { 8 } else { hits }));
         assert!(again.numbers().iter().all(|&number| is_zero(&machine, number)));
-        frames.free_run(&local, again, &Yield);
-        let run = frames.alloc_run(&local, &mut buffer[..length], &Yield);
+        frames.free_bulk(&local, again, &Yield);
+        let run = frames.alloc_bulk(&local, &mut buffer[..length], &Yield);
         assert!(run.len() >= length - length / 8, "{run:?}");
-        frames.free_run(&local, run, &Yield);
+        frames.free_bulk(&local, run, &Yield);
         frames.drain(&local, &Yield);
-        assert_eq!(frames.audit(&Yield).unwrap().taken(), 0);
+        assert_eq!(frames.checked_census(&Yield).unwrap().taken(), 0);
     }
 }
 
@@ -295,12 +295,12 @@ fn calls_and_faults_account_for_who_zeroed() {
     assert_eq!(all(), [100, 0, tables + 3, 100, 3]);
     assert_eq!(vm.machine().zeroed(), zeroed + 3);
     let mut buffer = [FrameNumber(0); 8];
-    let run = cpu.alloc_zeroed_run(&mut buffer);
+    let run = cpu.alloc_zeroed_bulk(&mut buffer);
     assert_eq!((run.len(), all()), (8, [100, 0, tables + 11, 100, 11]));
-    cpu.free_run(run);
-    let run = cpu.vm().frames.alloc_run(cpu.local(), &mut buffer, &cpu);
+    cpu.free_bulk(run);
+    let run = cpu.vm().frames.alloc_bulk(cpu.local(), &mut buffer, &cpu);
     assert_eq!(run.len(), 8);
-    cpu.free_run(run);
+    cpu.free_bulk(run);
     cpu.drain();
     assert_eq!(vm.zeroed_frames(), 8, "they were not used");
     // Freeing zeroes when it is told to.
@@ -339,13 +339,13 @@ fn two_cpus_never_get_a_soiled_frame() {
                 }
                 2 => {
                     let to = &mut buffer[..amount % 40];
-                    let (mut run, _) = frames.alloc_zeroed_run(&local, &machine, to, &Yield);
+                    let (mut run, _) = frames.alloc_zeroed_bulk(&local, &machine, to, &Yield);
                     for _ in 0..amount % 7 {
                         let Some(frame) = run.pop() else { break };
                         assert!(is_zero(&machine, frame.number()));
                         mine.push(use_up(&machine, frame));
                     }
-                    frames.free_run(&local, run, &Yield);
+                    frames.free_bulk(&local, run, &Yield);
                 }
                 3 | 4 => {
                     frames.zero_run(&machine, amount, &Yield);
@@ -371,7 +371,7 @@ fn two_cpus_never_get_a_soiled_frame() {
         work(0) + other.join().unwrap()
     });
     assert_ne!(failures, 0, "memory never ran out, so the hard part was not tested");
-    assert_eq!(frames.audit(&Yield).unwrap().taken(), 0);
+    assert_eq!(frames.checked_census(&Yield).unwrap().taken(), 0);
     let local = cpu(0);
     let all: Vec<_> = core::iter::from_fn(|| alloc(&machine, &frames, &local)).collect();
     assert_eq!(all.len() as u64, frames.total());

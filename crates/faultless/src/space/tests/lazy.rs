@@ -10,7 +10,7 @@ use crate::space::{Advice, Lock, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
 use crate::sync::wait::Spin;
 use crate::table::node::{self, LAST};
-use crate::table::protocol::{self, RUN};
+use crate::table::protocol::{self, MOST_TAKEN};
 use crate::table::walk::{Reached, descend};
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
@@ -227,12 +227,12 @@ fn a_page_that_a_fault_holds_is_reclaimed_later() {
 fn not_many_more_are_reclaimed_than_are_wanted() {
     let vm = guest::vm(1, 1024);
     let cpu = cpu(&vm, 0);
-    let pages = 4 * RUN as u64;
+    let pages = 4 * MOST_TAKEN as u64;
     let space = freed_lazily(&cpu, pages);
-    let freed = cpu.reclaim_lazy(RUN + 1);
-    assert!((RUN + 1..=2 * RUN).contains(&freed), "{freed}");
+    let freed = cpu.reclaim_lazy(MOST_TAKEN + 1);
+    assert!((MOST_TAKEN + 1..=2 * MOST_TAKEN).contains(&freed), "{freed}");
     assert_eq!(load(&cpu, &space, AT + (pages - 1) * P), Ok(pages));
-    assert_eq!(cpu.reclaim_lazy(usize::MAX), 4 * RUN - freed);
+    assert_eq!(cpu.reclaim_lazy(usize::MAX), 4 * MOST_TAKEN - freed);
     assert_eq!(load(&cpu, &space, AT + (pages - 1) * P), Ok(0));
     end(&cpu, space);
 }

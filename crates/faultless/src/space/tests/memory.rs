@@ -64,7 +64,7 @@ fn tables_that_another_cpu_retired_are_freed_before_memory_is_out() {
     let mine = Space::new(&here).unwrap();
     map(&here, &mine, AT, GIB);
     let served = fill(&here, &mine, AT);
-    let census = vm.audit(&here).unwrap();
+    let census = vm.census(&here).unwrap();
     assert_eq!(census.retired, 0, "frames that nobody can see are not free: {census:?}");
     assert_eq!(census.free, 0, "{census:?}");
     // Two roots, three tables, the zero page, and what the other CPU keeps in stock.
@@ -85,7 +85,7 @@ fn retired_tables_are_counted_one_by_one() {
     assert_eq!(vm.totals().since(&before).get(Counter::TablePruned), 1 + 200 + 200);
     // So many are looked at again soon, by whatever call comes next.
     (0..2).for_each(|_| space.munmap(&cpu, AT, P).unwrap());
-    assert_eq!(vm.audit(&cpu).unwrap().retired, 0);
+    assert_eq!(vm.census(&cpu).unwrap().retired, 0);
     end(&vm, &[&cpu], vec![space]);
 }
 
@@ -98,9 +98,9 @@ fn an_idle_cpu_frees_what_it_retired() {
     map(&cpu, &space, AT, 40 * GIB);
     (0..40).for_each(|gib| store(&cpu, &space, AT + gib * GIB, gib).unwrap());
     space.munmap(&cpu, AT, 40 * GIB).unwrap();
-    assert_eq!(vm.audit(&cpu).unwrap().retired, 80);
+    assert_eq!(vm.census(&cpu).unwrap().retired, 80);
     assert_eq!(cpu.zero_ahead(8), 0, "there is no pool");
-    assert_eq!(vm.audit(&cpu).unwrap().retired, 0);
+    assert_eq!(vm.census(&cpu).unwrap().retired, 0);
     end(&vm, &[&cpu], vec![space]);
 }
 
@@ -145,7 +145,7 @@ fn lazily_freed_pages_are_reclaimed_before_memory_is_out() {
             }
             None => fill(&here, &space, AT + 256 * P),
         };
-        let census = vm.audit(&here).unwrap();
+        let census = vm.census(&here).unwrap();
         assert!(served > 220, "memory was out after {served} pages: {census:?}");
         let reclaimed = vm.totals().since(&before).get(Counter::LazilyFreed);
         assert_eq!(reclaimed, if forked { 2 * 127 } else { 127 });

@@ -156,7 +156,7 @@ fn nobody_waits_for_an_entry_while_holding_one() {
     });
     says(&heard, "a busy entry", "a pinned entry");
     let heard = told(&here, || {
-        let held = protocol::take_run(protocol::Slots::all(&slots[1..]), Entry::NONE, !0, &here);
+        let held = protocol::take_some(protocol::Slots::all(&slots[1..]), Entry::NONE, !0, &here);
         protocol::look(&slots[1], &here);
         held.revert();
     });

@@ -1,8 +1,8 @@
-//! Many frames at a time, for those who map many pages at once.
+//! Many single frames at a time, for faults that map many pages at once.
 //!
-//! A run is taken for what may turn out useless, so it never waits, takes only what is there, and
-//! stands back when memory is [short](Frames::is_short): it may come out smaller than was asked for, or
-//! empty. What was not needed goes back to the CPU's lists, still zeroed if it was.
+//! A bulk allocation is optional work: it never waits, takes only frames that are there, and none that would make
+//! memory [short](Frames::is_short). So it may return fewer frames than were asked for, or none. Frames that were not needed go
+//! back to the CPU's lists, still zeroed if they were.
 
 use super::owned::{Clean, Frame, Settled, Zeroed};
 use super::percpu::{BATCH, Magazine, batch_for};
@@ -16,14 +16,14 @@ use core::marker::PhantomData;
 
 /// Single frames that belong to whoever has this value, in its buffer.
 #[must_use = "frames that are dropped are lost"]
-pub struct Run<'b, S> {
-    /// *Invariant (a run owns):* the frames of these numbers are the run's, each a single frame in
+pub struct Bulk<'b, S> {
+    /// *Invariant (a bulk owns):* the frames of these numbers are this value's, each a single frame in
     /// state `S`.
     numbers: &'b mut [FrameNumber],
     state: PhantomData<S>,
 }
 
-impl<'b, S> Run<'b, S> {
+impl<'b, S> Bulk<'b, S> {
     /// No frames.
     pub const fn empty() -> Self {
         Self { numbers: &mut [], state: PhantomData }
@@ -62,36 +62,36 @@ impl<'b, S> Run<'b, S> {
     }
 }
 
-impl<S> fmt::Debug for Run<'_, S> {
+impl<S> fmt::Debug for Bulk<'_, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = core::any::type_name::<S>().rsplit("::").next().unwrap_or_default();
-        write!(f, "Run<{state}>({} frames)", self.len())
+        write!(f, "Bulk<{state}>({} frames)", self.len())
     }
 }
 
 impl Frames {
     /// Up to `to.len()` frames of anything, as many as can be spared.
     #[cfg(any(test, loom, shuttle))]
-    pub fn alloc_run<'b>(
+    pub fn alloc_bulk<'b>(
         &self,
         local: &Local,
         to: &'b mut [FrameNumber],
         wait: &impl Wait,
-    ) -> Run<'b, Clean> {
+    ) -> Bulk<'b, Clean> {
         let spared = self.spare(to.len());
         let got = self.fill_clean(local, &mut to[..spared], wait);
-        Run::new(&mut to[..got])
+        Bulk::new(&mut to[..got])
     }
 
     /// Up to `to.len()` zeroed frames, as many as can be spared, and how many of them were zeroed
     /// before. The others are zeroed here.
-    pub fn alloc_zeroed_run<'b>(
+    pub fn alloc_zeroed_bulk<'b>(
         &self,
         local: &Local,
         machine: &impl Machine,
         to: &'b mut [FrameNumber],
         wait: &impl Wait,
-    ) -> (Run<'b, Zeroed>, usize) {
+    ) -> (Bulk<'b, Zeroed>, usize) {
         let spared = self.spare(to.len());
         let to = &mut to[..spared];
         let mut zeroed = 0;
@@ -105,12 +105,12 @@ impl Frames {
         for number in &to[zeroed..got] {
             let _: Frame<Zeroed> = Frame::<Clean>::new(*number, 0).zero(machine);
         }
-        (Run::new(&mut to[..got]), zeroed)
+        (Bulk::new(&mut to[..got]), zeroed)
     }
 
-    /// Frees what is left of a run.
-    pub fn free_run<S: Settled>(&self, local: &Local, mut run: Run<'_, S>, wait: &impl Wait) {
-        while let Some(frame) = run.pop() {
+    /// Frees the frames that are left.
+    pub fn free_bulk<S: Settled>(&self, local: &Local, mut bulk: Bulk<'_, S>, wait: &impl Wait) {
+        while let Some(frame) = bulk.pop() {
             self.free(local, frame, wait);
         }
     }
