@@ -2,7 +2,8 @@
 //!
 //! Both are made by a nested cargo: the kernel for a target without an operating system, the programs
 //! with a C library linked in, which is what no dependency of this crate could be. Their target folder
-//! is one for all profiles, so that checks, tests and releases build them once.
+//! is one for all profiles, so that checks, tests and releases build them once. This script has no dependencies, so
+//! cargo starts it first: it takes longer than anything else.
 //!
 //! What cannot be built stops nobody from building the rest: the reason is embedded in its place, with
 //! the command that mends it. `FAULTLESS_EMBED=no` leaves both out on purpose.
@@ -98,22 +99,32 @@ fn kernel(root: &Path, out: &Path) -> Result<String, String> {
         "kernel",
     ];
     let built = cargo(root, "bare", &args, None)?;
-    let (_, file) = built.first().ok_or("crates/personality has no program")?;
-    keep(file, out)
+    keep(&built.join(BARE).join("kernel/faultless-kernel"), out)
 }
 
 /// The guest programs' names and files.
 fn guests(root: &Path, out: &Path) -> Result<Vec<(String, String)>, String> {
+    let mut names = PROGRAMS.map(str::to_owned).to_vec();
     let mut args = vec!["-p", "faultless-guest", "-p", "faultless-workload", "--target", HOSTED];
-    args.extend(["--profile", "measured"]);
+    args.extend(["--profile", "measured", "--no-default-features"]);
     if env::var_os("CARGO_FEATURE_QEMU").is_some() {
         args.push("--bins");
+        names.extend(programs(&root.join("crates/guest/src/bin"))?);
+        names.sort();
+        names.dedup();
     } else {
         args.extend(PROGRAMS.iter().flat_map(|program| ["--bin", program]));
     }
-    let mut built = cargo(root, "guest", &args, Some(STATIC))?;
-    built.sort();
-    built.into_iter().map(|(name, file)| Ok((name, keep(&file, out)?))).collect()
+    let built = cargo(root, "guest", &args, Some(STATIC))?.join(HOSTED).join("measured");
+    names.into_iter().map(|name| Ok((name.clone(), keep(&built.join(name), out)?))).collect()
+}
+
+/// The names of the programs with a file each in `folder`.
+fn programs(folder: &Path) -> Result<Vec<String>, String> {
+    let files = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let paths = files.flatten().map(|file| file.path());
+    let sources = paths.filter(|path| path.extension().is_some_and(|kind| kind == "rs"));
+    Ok(sources.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())).collect())
 }
 
 /// Copies a program to where it is embedded from.
@@ -124,14 +135,8 @@ fn keep(file: &Path, out: &Path) -> Result<String, String> {
     Ok(kept.display().to_string())
 }
 
-/// Builds with a nested cargo in the target folder `folder`: the programs' names and files, or what
-/// hindered it and what helps.
-fn cargo(
-    root: &Path,
-    folder: &str,
-    args: &[&str],
-    flags: Option<&str>,
-) -> Result<Vec<(String, PathBuf)>, String> {
+/// Builds with a nested cargo in the target folder `folder`: that folder, or what hindered it and what helps.
+fn cargo(root: &Path, folder: &str, args: &[&str], flags: Option<&str>) -> Result<PathBuf, String> {
     if let Some(package) = ["personality", "guest"].iter().find(|part| args[1].ends_with(*part))
         && !root.join("crates").join(package).join("Cargo.toml").exists()
     {
@@ -141,7 +146,7 @@ fn cargo(
     let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut command = Command::new(cargo);
     command.current_dir(root).args(["build", "--target-dir"]).arg(&target);
-    command.arg("--message-format=json-render-diagnostics").args(args);
+    command.args(args);
     // How the outer build goes is not how this one goes: flags, wrappers (clippy is one) and profiles.
     for (name, _) in env::vars_os() {
         let text = name.to_string_lossy();
@@ -160,19 +165,12 @@ fn cargo(
     }
     let output = command.output().map_err(|error| format!("cargo did not start: {error}"))?;
     if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(program).collect());
+        return Ok(target);
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let why = reason(&said);
     println!("cargo::warning={} is left out: {why}", args[1]);
     Err(why)
-}
-
-/// The program's name and file, where a message of cargo's is about one.
-fn program(message: &str) -> Option<(String, PathBuf)> {
-    let message: serde_json::Value = serde_json::from_str(message).ok()?;
-    let file = message["executable"].as_str()?;
-    Some((message["target"]["name"].as_str()?.to_owned(), file.into()))
 }
 
 /// What stands behind cargo's complaint, and the command that mends it.

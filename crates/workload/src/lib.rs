@@ -26,6 +26,7 @@ compile_error!(
 
 mod host;
 mod linux;
+#[cfg(feature = "native")]
 mod native;
 mod outcome;
 mod param;
@@ -36,6 +37,7 @@ mod start;
 mod system;
 
 pub use linux::{Linux, LinuxTask};
+#[cfg(feature = "native")]
 pub use native::NativeTask;
 pub use outcome::{Outcome, PFT_HEADER};
 pub use param::{Kind, Param, ParamError, Settings};

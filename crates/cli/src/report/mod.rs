@@ -22,6 +22,12 @@ pub fn output(json: &JsonArgs) -> (Box<dyn Write>, Style) {
     }
 }
 
+/// The columns of the terminal that shows standard output, if one does.
+fn terminal_columns() -> Option<u16> {
+    let (width, _) = terminal_size::terminal_size_of(io::stdout())?;
+    Some(width.0)
+}
+
 /// What the output can show.
 #[derive(Clone, Copy, Debug)]
 pub struct Style {
@@ -33,8 +39,6 @@ pub struct Style {
 
 impl Style {
     fn new(terminal: bool) -> Self {
-        // The table crate asks the terminal.
-        let width = comfy_table::Table::new().width().map_or(100, usize::from);
-        Self { terminal, width: width.clamp(60, 160) }
+        Self { terminal, width: terminal_columns().map_or(100, usize::from).clamp(60, 160) }
     }
 }

@@ -1,8 +1,8 @@
 //! Tables, and the rows of counters that comparisons share.
 
-use super::Style;
 use super::columns::Topic;
 use super::number::{grouped, percent};
+use super::{Style, terminal_columns};
 use crate::run::Sample;
 use comfy_table::presets::{ASCII_MARKDOWN, NOTHING};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
@@ -12,6 +12,9 @@ use faultless::Counter;
 pub fn plain() -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+    if let Some(columns) = terminal_columns() {
+        table.set_width(columns);
+    }
     table
 }
 
