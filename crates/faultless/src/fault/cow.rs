@@ -29,7 +29,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         if seen.is_special() {
             return self.replace_zero_page(prepared, slot, seen);
         }
-        // An object's page may be nobody else's any more; it never becomes this VMA's own.
+        // An object's page with one reference is still the object's, and never becomes this VMA's own.
         let meta = self.cpu.vm().frames.meta(seen.frame());
         if meta.refs() == 1
             && (self.vma.area.object.is_none() || meta.kind() == Kind::Used(Use::Anon))
@@ -39,11 +39,11 @@ impl<M: Machine> Attempt<'_, '_, M> {
         self.copy(prepared, slot, seen)
     }
 
-    /// The one mapping left writes again. There are two ways to gain a reference meanwhile, and both go
-    /// through this entry: a fork, which is a writer, so that the ticket tells; and a fault that copies,
-    /// which gives its copy up when it finds the entry changed. The references are looked at again all the
-    /// same: who moved the page away and back through the reverse map would leave the entry as it was, and
-    /// the ticket tells nothing of that.
+    /// Makes the page of the only mapping writable. Two operations may take a reference meanwhile, and both go
+    /// through this entry: a fork, which changes the VMA's sequence; and a fault that copies the page,
+    /// which drops its copy when it finds the entry changed. The reference count is read again all the
+    /// same: a migration of the page away and back would leave the entry as it was, and
+    /// changes no sequence.
     fn reuse(self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
         let anon_vma = self.anon_vma_id()?;
         let Ok(held) = protocol::pin(slot, seen, self.cpu) else {
@@ -58,7 +58,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             held.revert();
             return Ok(None);
         }
-        // The page is this VMA's alone now, whoever made it.
+        // The page belongs to this VMA alone now, whichever VMA it was made in.
         if meta.anon_vma.load(Ordering::Relaxed) != anon_vma {
             meta.anon_vma.store(anon_vma, Ordering::Relaxed);
         }
@@ -105,7 +105,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             prepared.keep_zeroed(frame);
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
-        // While the entry is busy: nobody may read zeros here once somebody may have stored.
+        // While the entry is busy: no CPU may read zeros here after another has stored.
         if !lost(Mutant::ZeroPageFlush) {
             shoot(self.cpu, self.space, VirtRange::page(self.page));
         }
@@ -129,15 +129,15 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let vm = self.cpu.vm();
         let source = seen.frame();
         let meta = vm.frames.meta(source);
-        // Our own reference keeps the frame from coming back under the same number while we copy. So if
-        // the entry, which no writer has changed meanwhile, names it when we take it, it always did; if
-        // not, what we copied may have been anybody's, and nobody gets to see it.
+        // This reference keeps the frame from being reused while it is copied. So if the entry, which no writer has
+        // changed meanwhile, still names the frame when the fault takes the entry, it did so all the time. Otherwise the
+        // copy may be of another owner's data, and is dropped.
         if !meta.get_ref_unless_zero() {
             return self.outrun();
         }
         let put = || {
-            // SAFETY: the reference taken above, put once on each way out. It never was a mapping, and
-            // whoever puts a mapping's reference has flushed it.
+            // SAFETY: the reference taken above, dropped once on each way out. It never was a mapping, and
+            // a mapping's reference is dropped only after its flush.
             unsafe { self.cpu.put_unmapped(source) };
         };
         let Some(frame) = prepared.clean(self.cpu) else {

@@ -163,9 +163,9 @@ impl<M: Machine> Clone for Attempt<'_, '_, M> {
 impl<M: Machine> Copy for Attempt<'_, '_, M> {}
 
 impl<M: Machine> Space<M> {
-    /// Serves a page fault at `addr` that no thread's own access led to: as when the kernel touches memory on behalf of
-    /// no thread, or a debugger that of another program. It maps the page asked for (and of a file those
-    /// around it), and learns nothing. A page-fault handler calls [`fault_of`](Self::fault_of); a kernel without threads, whose
+    /// Serves a page fault at `addr` that is not caused by the running thread's own access: for example when a debugger
+    /// reads another program's memory. It maps the faulting page (and of a file the pages
+    /// around it), and no predictor learns from it. A page-fault handler calls [`fault_of`](Self::fault_of); a kernel without threads, whose
     /// programs are CPUs, may call this one.
     ///
     /// `Ok` means that the access is to be tried again. Spurious calls do no harm.
@@ -197,12 +197,12 @@ impl<M: Machine> Space<M> {
         self.answer(cpu, Asked { page, access, ahead: None }, Grow::Nothing)
     }
 
-    /// Serves a page fault of a thread that runs in this space, at `addr`, and maps with it what is to be
-    /// expected next: up to 2^`prefault_max_order` pages. This is what a page-fault handler calls, with the thread that
-    /// was running; for accesses that are no thread's own there is [`fault`](Self::fault). `thread` belongs to that thread alone; a new
-    /// thread has new ones, who forks [resets](prefault::ThreadStreams::reset) its own, and who ends or starts another
-    /// program [leaves](Self::thread_leaves). Its
-    /// calls that take pages away are best made [for it](Cpu::for_thread).
+    /// Serves a page fault at `addr` of a thread that runs in this space, and prefaults the pages that it is predicted to use
+    /// next: it maps up to 2^`prefault_max_order` pages. A page-fault handler calls this with the running thread's `thread`;
+    /// for other accesses there is [`fault`](Self::fault). Each thread has a `thread` of its own. A thread that forks
+    /// [resets](prefault::ThreadStreams::reset) it; a thread that ends or starts another program
+    /// [leaves](Self::thread_leaves) the space. Calls of the thread that unmap pages are best made
+    /// [on its behalf](Cpu::for_thread).
     ///
     /// `Ok` means that the access is to be tried again. Spurious calls do no harm.
     ///
@@ -319,7 +319,7 @@ impl<M: Machine> Space<M> {
         None
     }
 
-    /// The VMA at `page`, and its sequence, if no writer is at work on it.
+    /// The VMA at `page`, and its sequence, if no writer is changing it.
     #[inline(always)]
     fn running_vma<'s>(
         &self,
@@ -499,8 +499,8 @@ enum Refusal {
 }
 
 impl<M: Machine> Attempt<'_, '_, M> {
-    /// The one path. What most faults need comes first, in one go; whatever is out of the ordinary
-    /// continues in [`serve_at_length`].
+    /// The one path of all faults. The common case comes first; all others continue in
+    /// [`serve_at_length`].
     #[inline(always)]
     fn serve(self, prepared: &mut Prepared) -> Result<FaultKind, Abort> {
         // SAFETY: the attempt runs in a grace section, which outlives it.
@@ -562,7 +562,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     }
 }
 
-/// The last-level table of `page`, below tables that are there or are put there now. For an attempt, in its
+/// The last-level table of `page`. Publishes the tables that are missing. For an attempt, in its
 /// grace section.
 #[cold]
 #[inline(never)]

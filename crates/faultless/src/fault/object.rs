@@ -123,7 +123,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             Some(_) => protocol::take(slot, Entry::NONE, self.cpu).ok(),
             None => None,
         };
-        // Who cuts pages off the object drops their copies, and moves no sequence: the object is looked at again.
+        // A truncation drops copies of the object's pages, and changes no sequence. So the fault reads the object again.
         let now = name.map_or(Entry::NONE, node::load);
         let same = |source| now.is_present() && now.frame() == source;
         let stays = index < object.pages() && source.is_none_or(same);

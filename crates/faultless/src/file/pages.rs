@@ -41,7 +41,7 @@ impl Object {
     }
 
     /// Takes the pages of `range` out of the object: they read as zeros from now on, except through
-    /// mappings that are not [revoked](crate::Space::revoke). Frames that nobody maps are free.
+    /// mappings that are not [revoked](crate::Space::revoke). Frames that are not mapped are freed.
     pub fn free_pages<M: Machine>(&self, cpu: &Cpu<'_, M>, range: Range<u64>) {
         self.check_vm(cpu);
         // SAFETY: the object's tables are unlinked only in `end`, when no share is left.

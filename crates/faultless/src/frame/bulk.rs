@@ -14,7 +14,7 @@ use crate::sync::wait::Wait;
 use core::fmt;
 use core::marker::PhantomData;
 
-/// Single frames that belong to whoever has this value, in its buffer.
+/// Single frames that belong to the holder of this value, in its buffer.
 #[must_use = "frames that are dropped are lost"]
 pub struct Bulk<'b, S> {
     /// *Invariant (a bulk owns):* the frames of these numbers are this value's, each a single frame in

@@ -8,7 +8,7 @@ use crate::addr::FrameNumber;
 use crate::sync::wait::Wait;
 use core::fmt;
 
-/// How many frames there are of each kind, at a quiet moment (while nobody allocates or frees).
+/// How many frames there are of each kind, at a quiet moment (while no CPU allocates or frees).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Census {

@@ -142,7 +142,7 @@ const _: () = assert!(size_of::<FrameMeta>() == 64);
 impl FrameMeta {
     /// The most references a frame may have.
     pub const MAX_REFS: u32 = i32::MAX as u32;
-    /// The count from which on nobody gets a reference for another mapping. What is left up to
+    /// The count from which on no reference for another mapping is given. What is left up to
     /// [`MAX_REFS`](Self::MAX_REFS) is for transient references, of which a CPU has a few at a time; so
     /// these are always to be had.
     pub const MAX_MAPPINGS: u32 = Self::MAX_REFS - (1 << 20);
@@ -212,16 +212,16 @@ impl FrameMeta {
         self.owner.store(self.owner.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// The number of mappings and transient references. With `Acquire`: who reads 1 under the entry
-    /// lock of the only mapping sees all that holders of dropped references did to the frame.
+    /// The number of mappings and transient references. With `Acquire`: a CPU that reads 1 while it holds the entry
+    /// of the only mapping sees all that holders of dropped references did to the frame.
     #[inline]
     pub fn refs(&self) -> u32 {
         self.refs.load(Ordering::Acquire)
     }
 
-    /// Sets the count of a frame that is owned and not yet published: a plain store. Release, because
-    /// who takes a reference by a name of before ([`get_ref_unless_zero`](Self::get_ref_unless_zero))
-    /// must find out that the entry no longer names it.
+    /// Sets the count of a frame that is owned and not yet published: a plain store. Release, because a CPU that
+    /// takes a reference by an old entry ([`get_ref_unless_zero`](Self::get_ref_unless_zero))
+    /// must see that the entry no longer names the frame.
     #[inline]
     pub(super) fn set_refs(&self, refs: u32) {
         let lost = lost(Mutant::FreshCountReleases);
@@ -291,10 +291,10 @@ impl FrameMeta {
         false
     }
 
-    /// Drops a reference and returns how many remain. Who is told 0 owns the frame and takes it
+    /// Drops a reference and returns how many remain. The CPU that gets 0 owns the frame and takes it
     /// with [`Frames::reclaim`](super::Frames::reclaim).
     ///
-    /// `Release`, and `Acquire` for the last one: whatever any holder did to the frame happened
+    /// `Release`, and `Acquire` for the last one: all that any holder did to the frame happens
     /// before the new owner's first act.
     #[inline]
     pub fn put_ref(&self) -> u32 {

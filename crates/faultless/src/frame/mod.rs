@@ -68,14 +68,14 @@ pub struct Frames {
     /// Frames that a node's pool may hold. Here, where all else is read only, as is the next.
     zeroed_pool: AtomicU64,
     /// 0, or `u64::MAX` where there are pools: then the list of clean frames
-    /// [seems empty](Magazine::pop_unless) to who wants a zeroed one.
+    /// [seems empty](Magazine::pop_unless) to an allocation of a zeroed one.
     pools: AtomicU64,
     counts: Padded<Counts>,
 }
 
 /// Written where batches move, not where frames do.
 struct Counts {
-    /// Frames out of the buddy allocators and pools, or promised to somebody who is about to take them.
+    /// Frames out of the buddy allocators and pools, or promised to a CPU that is about to take them.
     taken: AtomicU64,
     /// How many may be out; not more than the total.
     limit: AtomicU64,
@@ -179,7 +179,7 @@ impl Frames {
         number
     }
 
-    /// Takes back a published frame (or block, by its head) when nobody refers to it any more.
+    /// Takes back a published frame (or block, by its head) when there is no reference to it any more.
     ///
     /// # Safety
     /// [`put_ref`](FrameMeta::put_ref) returned 0 to the caller, and no page-table entry holds the

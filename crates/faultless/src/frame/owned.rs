@@ -26,7 +26,7 @@ pub enum Clean {}
 pub enum Zeroed {}
 
 mod sealed {
-    /// Keeps `Owed`, and everything from outside, from being settled by declaration.
+    /// `Owed`, and types of other crates, cannot implement [`Settled`](super::Settled).
     pub trait Sealed {}
     impl Sealed for super::Clean {}
     impl Sealed for super::Zeroed {}
@@ -44,7 +44,7 @@ impl Settled for Zeroed {
     const ZEROED: bool = true;
 }
 
-/// An unmapped block of 2^order frames (mostly one: order 0) that belongs to whoever has this value.
+/// An unmapped block of 2^order frames (mostly one: order 0) that belongs to the holder of this value.
 #[must_use = "a frame that is dropped is lost"]
 pub struct Frame<S> {
     number: FrameNumber,
@@ -106,7 +106,7 @@ impl Frame<Clean> {
 }
 
 impl Frame<Clean> {
-    /// Fills frames with zeros that nobody is about to use.
+    /// Fills frames with zeros that are not needed at once.
     pub(super) fn zero_ahead(self, machine: &impl Machine) -> Frame<Zeroed> {
         // SAFETY: the value is the only owner, and a clean frame has no translation.
         unsafe { machine.zero_ahead(self.number, 1 << self.order) };

@@ -199,7 +199,7 @@ impl Frames {
             if node.seen.zeroed.load(Ordering::Relaxed) != 0 {
                 let (reserved, got) = node.locked(wait, |lists| {
                     let most = lists.zeroed.free_count().min(to.len() as u64);
-                    // Under the lock: as many as are there, so that nobody else fails for nothing.
+                    // Under the lock: as many as are there, so that no other CPU fails needlessly.
                     let reserved = self.reserve(1, |available| want(available).min(most));
                     let run = &mut to[..reserved.unwrap_or(0) as usize];
                     (reserved.unwrap_or(0), lists.zeroed.alloc_bulk(&self.table, run))

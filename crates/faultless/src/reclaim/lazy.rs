@@ -1,11 +1,11 @@
-//! Lazily freed pages: those of which a program said (`MADV_FREE`) that it does not need them until it
+//! Lazily freed pages: `MADV_FREE` says that a program does not need them until it
 //! stores to them again.
 //!
 //! The advice clears the dirty bit in their entries, and drops the translations that allowed stores, so
 //! that the next store sets the bit again. A private anonymous page is installed dirty. Therefore *an entry
 //! that maps an anonymous page and is not dirty* maps a lazily freed one that was not stored to since; loads
-//! do not matter. Nothing else is recorded of a page. A space notes the *hull* of what was advised, so that a
-//! search knows where to look, and is put on a list of the subsystem by its first advice.
+//! do not matter. Nothing else is recorded of a page. A space records the *hull* of the advised ranges, which limits a
+//! search. Its first advice puts it on a list of the subsystem.
 //!
 //! # Reclaim
 //!
@@ -67,13 +67,13 @@ impl<M: Machine> Cpu<'_, M> {
             return 0;
         }
         let (vm, all) = (self.vm(), [VirtRange::USER, NOWHERE]);
-        // Both, so that no policy's writer is at work, nor a locked fault.
+        // Both locks: they exclude the writers and locked faults of every policy.
         let _coarse = core.mmap_lock.write(self);
         let _fine = core.ranges.acquire(&vm.claims, self.local(), all, self);
         let section = self.section();
         // An owner of the space has no lock of it, and may be moving what is noted.
         core.enter(self.id(), self, &section);
-        // It stays noted until this is done: another CPU that finds nothing noted says that memory is out.
+        // The hull stays as it is until this is done: another CPU that finds none fails as out of memory.
         let Some(hull) = core.lazy.hull(self) else { return 0 };
         let (mut freed, mut left) = (0, None);
         let visit = |leaves: Leaves<'_>| {
@@ -92,7 +92,7 @@ impl<M: Machine> Cpu<'_, M> {
         if let Err(start) = visited {
             add(&mut left, VirtRange { start, end: hull.end });
         }
-        // Whoever notes more waits for the locks that are held here, and nobody becomes the owner in this section.
+        // An operation that extends the hull waits for the locks held here, and no CPU becomes the owner in this section.
         *core.lazy.hull.lock(self) = left;
         freed
     }
@@ -137,7 +137,7 @@ impl<M: Machine> Cpu<'_, M> {
                 }
             }
             if seen.is_locked() {
-                // A fault has it. Nobody waits for an entry while holding others.
+                // A fault has it. A CPU does not wait for an entry while it holds others.
                 add(left, VirtRange::page(addr(at)));
             }
         }

@@ -32,7 +32,7 @@ pub(crate) struct Lazy {
 
 /// The next in the list.
 ///
-/// *Invariant (listed is locked):* only whoever has the list's lock reaches it.
+/// *Invariant (listed is locked):* only the CPU that holds the list's lock accesses it.
 #[derive(Debug, Default)]
 struct Next(UnsafeCell<Option<Shared<Core>>>);
 
@@ -81,7 +81,7 @@ impl Drop for Spaces {
     fn drop(&mut self) {
         let mut next = self.first.get_mut().take();
         while let Some(core) = next {
-            // SAFETY: nobody else has the list any more (listed is locked).
+            // SAFETY: no other CPU can access the list any more (listed is locked).
             next = unsafe { (*core.lazy.next.0.get()).take() };
         }
     }
@@ -100,7 +100,7 @@ impl Spaces {
         }
     }
 
-    /// Takes a space that is about to end off the list, and waits until nobody reclaims from it any more.
+    /// Takes a space that is about to end off the list, and waits until no CPU reclaims from it.
     pub(crate) fn remove(&self, wait: &impl Wait, core: &Shared<Core>) {
         order::before::<Reclaim>(wait);
         if !core.lazy.listed.load(Ordering::Relaxed) {

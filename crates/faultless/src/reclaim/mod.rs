@@ -22,7 +22,7 @@ use crate::machine::{CpuId, Machine};
 use crate::sync::order::GracePeriod;
 use crate::vm::Cpu;
 
-/// How many pages are reclaimed at a time for who needs one: as many as are flushed together.
+/// How many pages are reclaimed at a time when one is needed: as many as are flushed together.
 const BATCH: usize = crate::table::protocol::MOST_TAKEN;
 /// Retired objects beyond which an idle CPU tries to free them. A step of the epoch costs other CPUs' faults
 /// a look at the tree, so not for every few.
@@ -78,8 +78,8 @@ impl<M: Machine> Cpu<'_, M> {
         self.state().starved.set(true);
     }
 
-    /// Frees what this CPU retired, if it is more than a little and nobody reads it any more: for a CPU that
-    /// has nothing else to do.
+    /// Frees what this CPU retired, if that is more than a little and no section can read it any more: for an idle
+    /// CPU.
     pub(crate) fn collect_idle(&self) {
         // It takes two steps of the epoch.
         for _ in 0..2 {
@@ -89,8 +89,8 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Waits until all that any CPU had retired when it was called is free: what describes mappings and tables that are
-    /// gone. For who would otherwise say that memory is out. Not inside a grace section, and holding no lock.
+    /// Waits until all that any CPU had retired when it was called is free: VMAs, tree nodes and tables. For an operation that
+    /// would otherwise fail as out of memory. Not inside a grace section, and holding no lock.
     #[cold]
     pub fn settle_all(&self) {
         self.local().order().before::<GracePeriod>();

@@ -54,7 +54,7 @@ pub const fn index(addr: u64, level: u32) -> usize {
 /// # Safety
 /// `frame` holds a table, and stays one for `'a`: the caller is in a grace section opened before
 /// the table was unlinked (*tables outlive walkers*), or holds the range lock over its span, or is
-/// the only one left who knows it.
+/// the only user left.
 #[inline(always)]
 pub unsafe fn entries<M: Machine>(machine: &M, frame: FrameNumber) -> &[AtomicU64; ENTRIES] {
     // SAFETY: the machine's contract makes the frame a valid, aligned page for its whole life; the

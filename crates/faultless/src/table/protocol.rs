@@ -142,7 +142,7 @@ pub struct TakenSome<'a> {
 }
 
 /// Takes those of `slots` that are `wanted` (bit n is place n, so at most [`MOST_TAKEN`]), that are empty or map what
-/// `page` does, accessed or not ([`Entry::NONE`] for empty ones alone), and that nobody changes first, for
+/// `page` does, accessed or not ([`Entry::NONE`] for empty ones alone), and that no other CPU changes first, for
 /// the CPU that waits as `by` does. Waits for none.
 #[inline(always)]
 pub fn take_some<'a>(
@@ -202,7 +202,7 @@ impl TakenSome<'_> {
         Some(self.present.trailing_zeros() as usize..behind as usize)
     }
 
-    /// Installs in each entry what `entry` says for its place, and lets go.
+    /// Installs in each entry what `entry` says for its place, and releases it.
     #[inline]
     pub fn commit(self, mut entry: impl FnMut(usize) -> Entry) {
         let Self { slots, held, mark: _mark, .. } = self;
@@ -247,7 +247,7 @@ pub fn release(slots: &[AtomicU64], by: CpuId) {
 }
 
 impl Taken<'_> {
-    /// Installs `entry` and lets go. Nobody else changes a busy entry, hardware included, so a store
+    /// Installs `entry` and releases it. No other CPU, and no hardware, changes a busy entry, so a store
     /// is enough.
     #[inline(always)]
     pub fn commit(self, entry: Entry) {
@@ -255,7 +255,7 @@ impl Taken<'_> {
         self.slot.store(entry.0, Ordering::Release);
     }
 
-    /// Puts the old value back and lets go.
+    /// Puts the old value back and releases it.
     #[inline(always)]
     pub fn revert(self) {
         let before = self.before;
@@ -264,7 +264,7 @@ impl Taken<'_> {
 }
 
 impl Pinned<'_> {
-    /// Installs `entry`, of the same frame, and lets go. Accessed and dirty bits that hardware sets up
+    /// Installs `entry`, of the same frame, and releases it. Accessed and dirty bits that hardware sets up
     /// to the last moment are kept.
     #[inline]
     pub fn commit(self, entry: Entry) {
@@ -280,7 +280,7 @@ impl Pinned<'_> {
         }
     }
 
-    /// Puts the old value back, with what hardware added, and lets go.
+    /// Puts the old value back, with what hardware added, and releases it.
     #[inline]
     pub fn revert(self) {
         let before = self.before;
@@ -288,7 +288,7 @@ impl Pinned<'_> {
     }
 }
 
-/// A writer's change of one entry: waits until nobody holds it, then replaces its value `e` by
+/// A writer's change of one entry: waits until no CPU holds it, then replaces its value `e` by
 /// `change(e)`. Returns the old and the new value. `change` may be called again when hardware or a
 /// late fault got in between.
 #[inline]
@@ -326,7 +326,7 @@ pub fn settle_from(
     }
 }
 
-/// Waits until nobody holds the entry, and returns its value.
+/// Waits until no CPU holds the entry, and returns its value.
 #[inline(always)]
 pub fn look(slot: &AtomicU64, wait: &impl Wait) -> Entry {
     order::before::<BusyEntry>(wait);
@@ -334,7 +334,7 @@ pub fn look(slot: &AtomicU64, wait: &impl Wait) -> Entry {
     if now.is_locked() { await_holder(slot, wait) } else { now }
 }
 
-/// The wait, out of the way of those who go on at once.
+/// The wait, out of line.
 #[cold]
 #[inline(never)]
 fn await_holder(slot: &AtomicU64, wait: &impl Wait) -> Entry {

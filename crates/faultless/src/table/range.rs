@@ -146,7 +146,7 @@ unsafe fn prune_below<M: Machine>(
 /// Hands every table below `table`, and `table` itself, to `retire`.
 ///
 /// # Safety
-/// `table`, of `level`, is unlinked, and no VMA is left over its span; nobody frees a table before this
+/// `table`, of `level`, is unlinked, and no VMA is left over its span; no table is freed before this
 /// returns.
 unsafe fn each_table<M: Machine>(
     machine: &M,
@@ -173,7 +173,7 @@ unsafe fn each_table<M: Machine>(
 /// Hands every table below `table`, and `table` itself, to `free`.
 ///
 /// # Safety
-/// Nobody else can reach `table`: it was unlinked a grace period ago, or its space is gone.
+/// No other CPU can reach `table`: it was unlinked a grace period ago, or its space is gone.
 pub unsafe fn free_all<M: Machine>(
     machine: &M,
     table: FrameNumber,

@@ -66,8 +66,8 @@ impl Inbox {
         }
     }
 
-    /// Posts a request. The lock is a leaf: its holder waits for nothing, so who waits for it need
-    /// not answer anybody.
+    /// Queues a request. The lock is a leaf: its holder waits for nothing, so this wait services no
+    /// requests.
     fn post<M: Machine>(&self, machine: &M, local: &Local, space: SpaceId, what: Invalidate) {
         let wait = Relax(machine, local);
         let mut posts = self.posts.lock(&wait);
@@ -81,8 +81,8 @@ impl Inbox {
         self.posted.store(self.posted.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 
-    /// Whether a request waits. Relaxed: who is interrupted for a request sees it by what
-    /// [`Machine`] promises of `interrupt`, and who waits for something else looks again.
+    /// Whether the queue is empty. Relaxed: a CPU that was interrupted for a request sees the request, by the contract of
+    /// [`Machine::interrupt`]; a wait loop looks again.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.posted.load(Ordering::Relaxed) == self.served.load(Ordering::Relaxed)

@@ -11,7 +11,7 @@
 //! 2. it validates the ticket, once for all. A full barrier is between each swap and that read of the sequence, so the
 //!    protocol holds for each entry by itself;
 //! 3. where the zero page was mapped, it flushes, while the entries are busy;
-//! 4. it commits all entries, or reverts all. A window larger than a run is done run by run, beginning with the run of the
+//! 4. it commits all entries, or reverts all. A larger window is filled chunk by chunk, beginning with the chunk of the
 //!    faulting page.
 //!
 //! The faulting page is served as by any fault. The other pages are optional: the fault
@@ -50,8 +50,8 @@ use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
 use core::ops::Range;
 
-/// Whether a fault on an entry that was `seen` may map more than its page: a first touch of private
-/// anonymous memory of which the program has not said that it goes to and fro in it.
+/// Whether a fault on an entry that was `seen` may prefault: a first touch of private anonymous memory
+/// without `MADV_RANDOM`.
 pub(super) fn goes_ahead(vma: &Vma, access: Access, seen: Entry) -> bool {
     let zeros = seen.is_present() && seen.is_special() && !seen.is_locked();
     vma.area.object.is_none()
@@ -62,8 +62,8 @@ pub(super) fn goes_ahead(vma: &Vma, access: Access, seen: Entry) -> bool {
 /// What a predictor notes of a window.
 type Record<M> = <<M as Machine>::Predictor as Predictor>::Record;
 
-/// What is to be filled of a window at once: of the entries of `table`, whose first belongs to page `first`,
-/// those of the window in `span`, of which the first is one and that holds no more than [`MOST_TAKEN`].
+/// The part of a window that is filled at once: of the entries of `table`, whose first belongs to page `first`,
+/// those of the window in `span`. The first of `span` is one of them; there are [`MOST_TAKEN`] at most.
 #[derive(Clone)]
 struct Chunk<'t, R> {
     table: &'t [AtomicU64; ENTRIES],
@@ -94,8 +94,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         skips
     }
 
-    /// Serves the fault on the page's entry in `table`, which was `seen`, one that a first touch fills, and
-    /// maps what is expected next with it. `None`: the entry changed first.
+    /// Serves a fault that [may prefault](goes_ahead), on the page's entry in `table`, which was `seen`, and maps the predicted
+    /// pages with it. `None`: the entry changed first.
     #[inline(never)]
     pub(super) fn serve_ahead(
         self,
@@ -132,7 +132,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let wide = MOST_TAKEN * window.stride();
         let chunk =
             |start: usize| Chunk { table, first, span: start..high.min(start + wide), window };
-        // That of the page asked for comes first.
+        // The chunk of the faulting page comes first.
         let start = low + (asked - low) / wide * wide;
         let Some(mut mapped) = self.fill(chunk(start), asked, prepared, anon_vma)? else {
             return self.outrun();
@@ -143,7 +143,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
                     mapped = mapped.start.min(more.start)..mapped.end.max(more.end);
                 }
                 Ok(_) => {}
-                // Overtaken: the page itself is there, and that is what was asked for.
+                // A writer came in between. The faulting page is mapped, which is enough.
                 Err(_) => break,
             }
         }
@@ -186,8 +186,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         window
     }
 
-    /// Fills what can be filled of a run; the range of places that it mapped. A run in which place `asked`
-    /// lies is filled with it or not at all, which is `None`.
+    /// Fills the entries of a chunk that can be filled. Returns the range of places that are mapped now. If place `asked`, the
+    /// faulting page, lies in the chunk and cannot be filled, nothing is, and it returns `None`.
     #[inline(never)]
     fn fill(
         self,
@@ -203,7 +203,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let slots = Slots::every(stride, &chunk.table[chunk.span.clone()]);
         let asks = chunk.span.contains(&asked);
         let mine = if asks { (asked - start) / stride } else { MOST_TAKEN };
-        // What is to be filled besides, by its place in the run. It is looked at once: others go on meanwhile.
+        // The other entries to fill, by their place in the chunk. Each is read once, as other CPUs may change it.
         let meant = chunk.window.among(chunk.first + start as u64);
         let place = |at: usize| start + at * stride;
         let mut wanted = 0u64;
@@ -245,7 +245,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         if let Some(zeros) = held.present()
             && !lost(Mutant::ZeroPageFlush)
         {
-            // Nobody may read zeros there once somebody may have stored.
+            // No CPU may read zeros there after another has stored.
             let range = VirtRange::new(addr(zeros.start), addr(zeros.end - 1) + PAGE_SIZE);
             shoot(cpu, self.space, range);
         }
