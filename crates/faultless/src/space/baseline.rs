@@ -114,6 +114,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     }
 
     /// Downgrades the baselines' one lock from write to read. This writer must not change VMAs after that.
+    #[inline(always)]
     pub(super) fn let_readers_in(&self) {
         if let Guard::Writing { guard } = &self.guard {
             guard.downgrade();
