@@ -195,7 +195,7 @@ impl<'a> Hart<'a> {
             }
             // sd
             (0x23, 3) => {
-                let offset = immediate & !31 | (code >> 7 & 31) as i64;
+                let offset = immediate & !31 | i64::from(code >> 7 & 31);
                 let addr = self.x[rs1].wrapping_add_signed(offset);
                 self.translate(addr, Access::Write)?.store(self.x[rs2], Ordering::Relaxed);
             }

@@ -121,7 +121,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!(u64::from_ne_bytes(word), 101);
 
     print!("{}{}", space.maps(&cpu), vm.totals());
-    drop(program);
     // SAFETY: the program has ended, and the machine keeps no translations.
     unsafe { space.deactivate(&cpu) };
     space.exit(&cpu);

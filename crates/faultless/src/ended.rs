@@ -25,10 +25,7 @@ use core::ptr::{self, NonNull};
 
 /// What there is to end.
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a place is allocated as a whole, before it is known to be needed"
-)]
+#[expect(clippy::large_enum_variant, reason = "an object takes a frame for its root table anyway")]
 pub(crate) enum Left {
     Space(Remains),
     /// The root table of an object, and its length in pages.

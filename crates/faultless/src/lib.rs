@@ -180,7 +180,7 @@ pub use sync::mutant::Mutant;
 #[cfg(feature = "observe")]
 pub use sync::observe;
 pub use table::format::USER_END;
-pub use vm::{Cpu, Vm};
+pub use vm::{Block, Cpu, Vm};
 
 /// What the subsystem's CPUs wait and exclude each other with, for the machine beneath and the kernel above.
 ///

@@ -1,10 +1,12 @@
 //! The subsystem as a whole, and the [CPU](cpu) that a call runs on.
 
+mod block;
 mod collect;
 mod cpu;
 mod state;
 mod zero;
 
+pub use block::Block;
 pub use cpu::Cpu;
 
 use crate::addr::FrameNumber;

@@ -31,6 +31,8 @@ pub struct Census {
     pub zero: u64,
     /// Waiting for a grace period to end.
     pub retired: u64,
+    /// The kernel's own ([`Cpu::alloc_block`](crate::Cpu::alloc_block)).
+    pub kernel: u64,
     /// Tails without a head; not 0 only when the moment was not quiet.
     pub torn: u64,
 }
@@ -43,7 +45,14 @@ impl Census {
 
     /// Frames that are out of the buddy allocators and pools.
     pub const fn taken(&self) -> u64 {
-        self.pooled + self.tables + self.anon + self.shared + self.zero + self.retired + self.torn
+        self.pooled
+            + self.tables
+            + self.anon
+            + self.shared
+            + self.zero
+            + self.retired
+            + self.kernel
+            + self.torn
     }
 }
 
@@ -92,6 +101,7 @@ impl Frames {
                         Use::Shared => &mut census.shared,
                         Use::Zero => &mut census.zero,
                         Use::Retired => &mut census.retired,
+                        Use::Kernel => &mut census.kernel,
                     };
                     (class, 1 << meta.order())
                 }

@@ -47,6 +47,8 @@ pub enum Use {
     Zero = 8,
     /// Unlinked, waiting for a grace period to end.
     Retired = 9,
+    /// A kernel's own ([`Block`](crate::Block)).
+    Kernel = 10,
 }
 
 /// What a frame is at present.
@@ -96,6 +98,7 @@ impl Kind {
             7 => Self::Used(Use::Shared),
             8 => Self::Used(Use::Zero),
             9 => Self::Used(Use::Retired),
+            10 => Self::Used(Use::Kernel),
             _ => Self::Reserved,
         }
     }

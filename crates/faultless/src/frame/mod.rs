@@ -125,7 +125,6 @@ impl Frames {
 
     /// Allocates a block of 2^`order` contiguous frames, aligned to its size, straight from the
     /// first node that has one. `None`: there is none left, or the limit is reached.
-    #[cfg(any(test, loom, shuttle))]
     pub fn alloc_order(&self, local: &Local, order: u8, wait: &impl Wait) -> Option<Frame<Clean>> {
         let number = self.take_block(order, wait).or_else(|| {
             // What this CPU keeps may be what is missing from a block, or from the limit; and a block may
@@ -156,6 +155,15 @@ impl Frames {
         while !list.push(number) {
             self.spill(list, zeroed, wait);
         }
+    }
+
+    /// Frees a frame or block straight to its node, which takes no CPU.
+    pub fn free_to_node<S: Settled>(&self, frame: Frame<S>, wait: &impl Wait) {
+        let (number, order) = (frame.number(), frame.order());
+        for number in number.0..number.0 + (1 << order) {
+            self.meta(FrameNumber(number)).end_ownership();
+        }
+        self.give_back(&[number], order, S::ZEROED, wait);
     }
 
     /// Describes `frame` as used for `usage`, with one reference, under the anon_vma numbered `anon_vma` at
@@ -304,7 +312,6 @@ impl Frames {
 
     /// Takes a block from the first node that has one. The block is taken before it is reserved:
     /// a reservation that then found no block would have failed somebody else's for nothing.
-    #[cfg(any(test, loom, shuttle))]
     fn take_block(&self, order: u8, wait: &impl Wait) -> Option<FrameNumber> {
         let found = |node: &Node| node.locked(wait, |lists| lists.alloc(&self.table, order));
         let number = self.nodes.iter().find_map(found)?;

@@ -150,7 +150,7 @@ fn lists_are_small_where_memory_is_short() {
 fn the_census_knows_every_use() {
     let frames = memory(1, &[region(0, 10, 150)]);
     let local = cpu(0);
-    let uses = [Use::Table, Use::Anon, Use::Shared, Use::Zero, Use::Retired];
+    let uses = [Use::Table, Use::Anon, Use::Shared, Use::Zero, Use::Retired, Use::Kernel];
     let mut published = Vec::new();
     for (count, usage) in uses.into_iter().enumerate() {
         for index in 0..=count as u64 {
@@ -176,6 +176,7 @@ fn the_census_knows_every_use() {
             shared: 3,
             zero: 4,
             retired: 5,
+            kernel: 6,
             torn: 0,
         }
     );

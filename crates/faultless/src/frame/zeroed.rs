@@ -93,7 +93,6 @@ impl Lists {
     }
 
     /// Takes a block of anything.
-    #[cfg(any(test, loom, shuttle))]
     pub(super) fn alloc(&mut self, table: &FrameTable, order: u8) -> Option<FrameNumber> {
         self.free.alloc(table, order).or_else(|| self.zeroed.alloc(table, order))
     }

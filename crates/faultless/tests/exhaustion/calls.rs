@@ -365,6 +365,19 @@ fn what_gives_memory_back_needs_none() {
     exhaust_infallible("punch a hole", &forked, &punch);
 }
 
+/// Blocks of the kernel's own take no memory of the heap, and frames only if they are had.
+#[test]
+fn blocks_of_frames() {
+    for order in [0, 2] {
+        let call = |cpu: &TestCpu<'_>, _: &mut World| {
+            let block = cpu.alloc_block(order).map_err(|_| Refused)?;
+            drop(block);
+            Ok(())
+        };
+        exhaust_call("a block", &all_kinds, &call, Left::Nothing);
+    }
+}
+
 /// What outlives its subsystem frees what it has on the heap.
 #[test]
 fn nothing_is_left_on_the_heap_of_what_outlives_its_subsystem() {

@@ -165,7 +165,6 @@ fn spaces_and_objects_may_outlive_their_vm() {
     let file = object(&cpu);
     let [before, after] = [(); 2].map(|()| used(&cpu, &file));
     drop(before);
-    drop(cpu);
     drop(vm);
     drop((after, file));
 }

@@ -1,0 +1,176 @@
+//! Frames that a kernel takes for itself: kernel stacks, buffers, tables of devices.
+//!
+//! They come from the pool that programs' pages come from, so neither side needs memory set aside. The census counts them
+//! apart ([`Use::Kernel`]), and the limit on frames holds for them, too.
+
+use super::{Cpu, Vm};
+use crate::addr::FrameNumber;
+use crate::error::OutOfMemory;
+use crate::frame::{MAX_ORDER, Use};
+use crate::machine::Machine;
+use crate::sync::order::GracePeriod;
+use crate::sync::wait::Spin;
+use core::fmt;
+
+/// A block of 2^[`order`](Self::order) frames, aligned to its size, which belongs to the kernel until this is dropped. No
+/// CPU is needed to drop it.
+///
+/// The bytes of each frame are at [`Machine::frame_bytes`]; whether those of neighbours lie next to each other is the
+/// machine's affair. To use them is the kernel's business, which ends with this.
+#[must_use = "the frames go back when this is dropped"]
+pub struct Block<'v, M: Machine> {
+    vm: &'v Vm<M>,
+    first: FrameNumber,
+    order: u8,
+}
+
+impl<M: Machine> Block<'_, M> {
+    /// The order of the largest block: 1 GiB.
+    pub const MAX_ORDER: u8 = MAX_ORDER;
+
+    /// The number of its first frame.
+    pub const fn first(&self) -> FrameNumber {
+        self.first
+    }
+
+    /// log2 of the number of its frames.
+    pub const fn order(&self) -> u8 {
+        self.order
+    }
+
+    /// The numbers of its frames.
+    pub fn frames(&self) -> impl Iterator<Item = FrameNumber> {
+        (self.first.0..self.first.0 + (1 << self.order)).map(FrameNumber)
+    }
+}
+
+impl<M: Machine> fmt::Debug for Block<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Block({:?}, order {})", self.first, self.order)
+    }
+}
+
+impl<M: Machine> Drop for Block<'_, M> {
+    fn drop(&mut self) {
+        let frames = &self.vm.frames;
+        let refs = frames.meta(self.first).put_ref();
+        debug_assert_eq!(refs, 0, "somebody else refers to {self:?}");
+        // SAFETY: the only reference was this one's. The frames were never in a page table of the subsystem, so no CPU
+        // has a translation of them.
+        let frame = unsafe { frames.reclaim(self.first).settle() };
+        // A node's lock is a leaf: whoever holds it waits for nobody.
+        frames.free_to_node(frame, &Spin);
+    }
+}
+
+impl<'v, M: Machine> Cpu<'v, M> {
+    /// Takes 2^`order` frames for the kernel, next to each other and aligned to their size. Their contents are arbitrary.
+    /// What programs gave up, and what was dropped, is reclaimed before the call fails. Not inside a closure that is told of
+    /// areas.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]: no block of that size is free. The largest that there may be has
+    /// [`Block::MAX_ORDER`].
+    pub fn alloc_block(&self, order: u8) -> Result<Block<'v, M>, OutOfMemory> {
+        self.local().order().before::<GracePeriod>();
+        if order > MAX_ORDER {
+            return Err(OutOfMemory);
+        }
+        let take = || self.vm().frames.alloc_order(self.local(), order, self);
+        let frame = take().or_else(|| {
+            self.settle_all();
+            take()
+        });
+        let frame = frame.or_else(|| {
+            self.reclaim_lazy(1 << order);
+            take()
+        });
+        let first = self.vm().frames.publish(frame.ok_or(OutOfMemory)?, Use::Kernel, 0, 0);
+        Ok(Block { vm: self.vm(), first, order })
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::addr::PAGE_SIZE;
+    use crate::audit::audit;
+    use crate::knob::Setting;
+    use crate::machine::CpuId;
+    use crate::space::{Advice, MapFlags, Prot, Space};
+    use crate::testing::TestMachine;
+    use std::collections::BTreeSet;
+    use std::thread;
+    use std::vec::Vec;
+
+    const AT: u64 = 1 << 30;
+    const RW: Prot = Prot::READ.union(Prot::WRITE);
+    const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED);
+
+    fn with_cpu(frames: u32, test: impl FnOnce(&Cpu<'_, TestMachine>)) {
+        let vm = Vm::new(TestMachine::new(1, frames)).unwrap();
+        // SAFETY: the only one.
+        let cpu = unsafe { vm.cpu(CpuId(0)) };
+        test(&cpu);
+        cpu.drain();
+        let census = audit(&cpu, &[]).unwrap();
+        assert_eq!((census.taken(), census.kernel), (1, 0));
+    }
+
+    #[test]
+    fn blocks_are_aligned_and_nobody_elses() {
+        with_cpu(512, |cpu| {
+            let space = Space::new(cpu).unwrap();
+            space.mmap(cpu, AT, 16 * PAGE_SIZE, RW, FIXED).unwrap();
+            let (mut blocks, mut seen) = (Vec::new(), BTreeSet::new());
+            for order in [0, 3, 0, 5, 1, 0] {
+                space.write_bytes(cpu, AT + u64::from(order) * PAGE_SIZE, &[1]).unwrap();
+                let block = cpu.alloc_block(order).unwrap();
+                assert_eq!(block.order(), order);
+                assert!(block.first().0.is_multiple_of(1 << order), "{block:?}");
+                assert!(block.frames().all(|frame| seen.insert(frame)), "{block:?}");
+                blocks.push(block);
+            }
+            let pages = (0..16).filter_map(|page| space.page_at(cpu, AT + page * PAGE_SIZE));
+            assert!(pages.map(|page| page.frame).all(|frame| seen.insert(frame)));
+            cpu.drain();
+            let census = audit(cpu, &[&space]).unwrap();
+            assert_eq!(census.kernel, 1 + 8 + 1 + 32 + 2 + 1);
+            space.exit(cpu);
+        });
+    }
+
+    /// As much as there is can be had, programs that gave theirs up are asked, and what is dropped is there again.
+    #[test]
+    fn blocks_are_had_until_memory_is_out() {
+        with_cpu(256, |cpu| {
+            let vm = cpu.vm();
+            let space = Space::new(cpu).unwrap();
+            space.mmap(cpu, AT, 64 * PAGE_SIZE, RW, FIXED).unwrap();
+            for page in 0..64 {
+                space.write_bytes(cpu, AT + page * PAGE_SIZE, &[1]).unwrap();
+            }
+            let all = || core::iter::from_fn(|| cpu.alloc_block(0).ok()).collect::<Vec<_>>();
+            let first = all();
+            assert!((170..190).contains(&first.len()), "{}", first.len());
+            assert_eq!(cpu.alloc_block(0).err(), Some(OutOfMemory));
+            assert!(space.write_bytes(cpu, AT, &[2]).is_ok());
+            space.madvise(cpu, AT, 64 * PAGE_SIZE, Advice::Free).unwrap();
+            let second = all();
+            assert_eq!(second.len(), 64);
+            thread::scope(|scope| {
+                scope.spawn(move || drop((first, second)));
+            });
+            let large = cpu.alloc_block(6).unwrap();
+            // What was dropped is ended for it.
+            drop((large, space));
+            vm.set(Setting::FrameLimit(4));
+            assert_eq!(cpu.alloc_block(2).err(), Some(OutOfMemory), "the zero page is out");
+            drop(cpu.alloc_block(1).unwrap());
+            vm.set(Setting::FrameLimit(u64::MAX));
+            for order in [Block::<TestMachine>::MAX_ORDER, 8, 30, 40, 255] {
+                assert_eq!(cpu.alloc_block(order).err(), Some(OutOfMemory), "{order}");
+            }
+        });
+    }
+}
