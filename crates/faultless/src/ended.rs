@@ -1,7 +1,8 @@
 //! What is left of spaces and objects that were dropped, until a CPU ends it.
 //!
 //! The end of a space or of an object frees frames, which takes a CPU, and a drop has none at hand. So a drop leaves what
-//! there is to free on a list of the subsystem. CPUs empty the list where they hold nothing: at the end of a call, before
+//! there is to free on a list of the subsystem. CPUs empty the list where they hold nothing, and seldom enough that the other
+//! calls need not look: when a space or an object is made or a space ends, when they free what they retired, before
 //! they say that memory is out, and when the kernel asks for it ([`Cpu::end_dropped`](crate::Cpu::end_dropped)). [`Space::exit`](crate::Space::exit) and
 //! [`Object::release`](crate::Object::release) end at once what they are given, and leave nothing.
 //!

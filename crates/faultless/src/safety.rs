@@ -18,7 +18,7 @@
 //! | a space mapping an object of another `Vm` | the same |
 //! | a CPU that runs two spaces, or one twice, or leaves one that it does not run | a panic of [`activate`](crate::Space::activate) or `deactivate` |
 //! | the end of a space that a CPU runs | a panic of [`exit`](crate::Space::exit); the space's frames stay allocated |
-//! | a space or an object that is dropped, not ended | a CPU ends it a little later ([`Cpu::end_dropped`](crate::Cpu::end_dropped)) |
+//! | a space or an object that is dropped, not ended | a CPU ends it later ([`Cpu::end_dropped`](crate::Cpu::end_dropped)) |
 //! | a space that is dropped while a CPU runs it | its frames and VMAs stay allocated: the CPU may use its tables for ever |
 //! | a `Vm` that is dropped before its spaces and objects | these free their memory on the heap |
 //! | more than 255 calls inside each other's closures ([`each_area`](crate::Space::each_area) and its like) | a panic: as many grace sections are counted |

@@ -165,8 +165,8 @@ impl Drop for OnCpu {
 
 /// An address space and whatever threads run in it. Shared by reference among them.
 ///
-/// Dropping it ends the space: at once, or, on a thread that is running guest code, when that code makes a call or
-/// ends.
+/// Dropping it ends the space: at once, or, on a thread that is running guest code, when that code
+/// ends at the latest.
 pub struct Process<'n> {
     // Before what ends it: fields are dropped in this order.
     space: Space<NativeMachine>,

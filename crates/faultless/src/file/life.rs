@@ -24,6 +24,7 @@ impl Object {
         if pages > Self::MAX_PAGES {
             return Err(Errno::EFBIG);
         }
+        cpu.end_dropped();
         let place = cpu.vm().ended.place()?;
         let frame = cpu.alloc_or_wait()?.zero(cpu.vm().machine());
         let root = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(ROOT));

@@ -24,6 +24,7 @@ impl<M: Machine> Space<M> {
         let inside = self.core.cpus.iter(cpu.vm().machine().cpus()).next();
         assert!(inside.is_none(), "{:?} is to end while {inside:?} runs it", self.id());
         self.end(cpu);
+        cpu.end_dropped();
         cpu.collect();
     }
 

@@ -87,8 +87,8 @@ const HEAP_START: u64 = 0x5555_5575_7000;
 /// One address space. Every fault reads its first fields; what faults and calls write lies on lines of
 /// its own, so that calls do not take the first from the faults' caches.
 ///
-/// [`exit`](Space::exit) ends it at once. One that is dropped is ended a little later, by a CPU that is done with a call
-/// or asked to ([`Cpu::end_dropped`]): without a CPU at hand nothing can be freed.
+/// [`exit`](Space::exit) ends it at once. One that is dropped is ended later, by a CPU that makes or ends another
+/// or is asked to ([`Cpu::end_dropped`]): without a CPU at hand nothing can be freed.
 ///
 /// A space belongs to the [`Vm`](crate::Vm) of the CPU that made it. Every operation panics that is given a CPU of another.
 pub struct Space<M: Machine> {
@@ -138,6 +138,7 @@ impl<M: Machine> Space<M> {
     pub fn new(cpu: &Cpu<'_, M>) -> Result<Self, Error> {
         let refused =
             |_| Error { operation: "new space", range: VirtRange::USER, errno: Errno::ENOMEM };
+        cpu.end_dropped();
         let place = cpu.vm().ended.place().map_err(refused)?;
         let frame = cpu.alloc_or_wait().map_err(refused)?.zero(cpu.vm().machine());
         let root = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(ROOT));

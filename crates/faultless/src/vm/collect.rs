@@ -49,7 +49,6 @@ impl<M: Machine> Cpu<'_, M> {
         if self.state.freed.get() >= RUN {
             self.zero_freed();
         }
-        self.end_dropped();
         self.free_gone();
         if self.vm.grace.pending(&self.local) > COLLECT_ABOVE {
             self.collect_now();
@@ -78,6 +77,7 @@ impl<M: Machine> Cpu<'_, M> {
 
     #[cold]
     pub(crate) fn collect_now(&self) {
+        self.end_dropped();
         self.free_gone();
         for link in self.vm.grace.collect(&self.local) {
             // SAFETY: the grace period of the link is over, and it comes out once.
@@ -153,9 +153,9 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Ends the spaces and objects that were dropped, and returns how many. Calls of a [`Space`] do the same when they are
-    /// done, [`zero_ahead`](Self::zero_ahead) and [`drain`](Self::drain) too; so a kernel calls this where it wants the memory
-    /// back at once, or where the CPU has time. Not inside a closure that is told of areas.
+    /// Ends the spaces and objects that were dropped, and returns how many. The functions that make a space or an object, or end a
+    /// space, do the same, and so do [`zero_ahead`](Self::zero_ahead), [`drain`](Self::drain) and a CPU that is out of memory. A
+    /// kernel calls this where it wants the memory back at once, or where the CPU has time. Not inside a closure that lists areas.
     #[inline]
     pub fn end_dropped(&self) -> usize {
         if self.vm().ended.is_empty() { 0 } else { self.end_left() }
