@@ -108,6 +108,27 @@ fn writes_against_munmap() {
     world.finish(vec![space, other]);
 }
 
+/// Once stores are forbidden, nothing that was begun before is stored any more.
+fn writes_against_mprotect() {
+    let world = World::unwatched(2, FRAMES);
+    let (space, other) = (space_of(&world, 1), space_of(&world, 0));
+    world.run(&[
+        (&other, &|guest| {
+            let written = write(guest, &space, page(0), 5);
+            let refused = Err(FaultError::Segv { mapped: true });
+            assert!(written == Ok(()) || written == refused, "{written:?}");
+        }),
+        (&space, &|guest| {
+            guest.space.mprotect(guest.cpu, page(0), PAGE, faultless::Prot::READ).unwrap();
+            let seen = guest.load(page(0)).unwrap();
+            guest.store(page(8), 9).unwrap();
+            assert_eq!(guest.load(page(0)), Ok(seen), "a store to what is read-only");
+            assert_eq!(guest.load(page(0) + 8), Ok(seen), "half of a store");
+        }),
+    ]);
+    world.finish(vec![space, other]);
+}
+
 /// Children that nobody ends: calls of all CPUs do, while others fault in what they shared.
 fn children_that_are_dropped() {
     let world = World::unwatched(3, FRAMES);
@@ -137,6 +158,7 @@ mod tests {
         reads_against_reuse,
         writes_against_fork,
         writes_against_munmap,
+        writes_against_mprotect,
         children_that_are_dropped,
     );
 }

@@ -219,6 +219,44 @@ fn mappings_that_go_meanwhile_are_gone() {
     assert_eq!(vm.free_frames() + 1, vm.total_frames());
 }
 
+/// What an access from outside reads counts as accessed.
+#[test]
+fn a_load_from_outside_marks_the_page() {
+    with_space(|cpu, space| {
+        map(cpu, space, 0, 1, RW);
+        store(cpu, space, AT, 5).unwrap();
+        // Clears the accessed bit, too.
+        space.madvise(cpu, AT, P, Advice::Free).unwrap();
+        assert!(!space.entry_at(cpu, AT).is_accessed());
+        assert_eq!(word(cpu, space, AT), Ok(5));
+        let entry = space.entry_at(cpu, AT);
+        assert!(entry.is_accessed() && !entry.is_dirty());
+    });
+}
+
+/// Two CPUs write and read a word from outside: nobody sees half of one.
+#[test]
+fn aligned_words_are_copied_whole() {
+    const ROUNDS: u64 = if cfg!(miri) { 20 } else { 1_000_000 };
+    let vm = guest::vm(2, 128);
+    let [first, second] = [cpu(&vm, 0), cpu(&vm, 1)];
+    let space = Space::new(&first).unwrap();
+    map(&first, &space, 0, 1, RW);
+    std::thread::scope(|scope| {
+        let space = &space;
+        scope.spawn(move || {
+            for round in 0..ROUNDS {
+                let word = if round % 2 == 0 { 0 } else { u64::MAX };
+                space.write_bytes(&first, AT, &word.to_ne_bytes()).unwrap();
+            }
+        });
+        for _ in 0..ROUNDS {
+            let seen = word(&second, space, AT).unwrap();
+            assert!(seen == 0 || seen == u64::MAX, "{seen:#x}");
+        }
+    });
+}
+
 /// A guest's physical memory begins at 0.
 #[test]
 fn a_machine_may_let_page_0_be_mapped() {

@@ -84,6 +84,17 @@ fn a_thread_without_a_cpu_drops_what_a_call_ends() {
     assert_clean(&cpu);
 }
 
+/// A CPU that has nothing else to do ends what was dropped.
+#[test]
+fn an_idle_cpu_ends_what_was_dropped() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    drop(used(&cpu, &object(&cpu)));
+    cpu.zero_ahead(0);
+    assert_eq!(cpu.end_dropped(), 0, "the idle CPU did not end it");
+    assert_clean(&cpu);
+}
+
 #[test]
 fn dropping_while_others_end_loses_nothing() {
     let vm = guest::vm(3, 4096);
