@@ -36,10 +36,11 @@ impl<M: Machine> Space<M> {
         };
         // SAFETY: VMAs in a view live as long as the section.
         let vma = unsafe { entry.value.as_ref() };
-        if self.check(cpu, vma, access).is_err() || !vma.lock.try_read() {
+        let read = self.check(cpu, vma, access).ok().and_then(|_| vma.lock.try_read());
+        let Some(read) = read else {
             cpu.count(Counter::VmaLockAbort);
             return None;
-        }
+        };
         let held = order::hold::<order::VmaLock>(cpu);
         let tried = if vma.sequence.read().is_some() {
             let ticket = Ticket::vma_lock();
@@ -49,7 +50,7 @@ impl<M: Machine> Space<M> {
             // Replaced between the look-up and the lock.
             Err(Counter::VmaLockMiss)
         };
-        vma.lock.end_read();
+        drop(read);
         drop(held);
         match tried {
             Ok(kind) => {

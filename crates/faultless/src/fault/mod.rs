@@ -431,10 +431,7 @@ impl<M: Machine> Space<M> {
                     return Err(FaultError::OutOfMemory);
                 }
                 Err(Refusal::Unmapped) => {
-                    if grow == Grow::Nothing {
-                        // The look for a stack, under the lock for writing, has waited for that.
-                        self.await_unmapping(cpu, VirtRange::page(page));
-                    }
+                    self.await_unmapping(cpu, VirtRange::page(page));
                     cpu.count(Counter::Segv);
                     return Err(FaultError::Segv { mapped: false });
                 }

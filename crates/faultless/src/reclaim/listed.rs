@@ -5,7 +5,7 @@
 //! The owner of a [`Space`](crate::Space) may move the value, while other CPUs reclaim in it. So the state that reclaim needs
 //! is in its [`Core`], which it shares with the list. The tables are freed when the space
 //! ends: that takes it off the list and waits until no CPU [reclaims](Lazy::users) there. (A space that is
-//! dropped without being ended keeps its tables, and stays on the list.)
+//! dropped while a CPU runs it keeps its tables, and stays on the list.)
 
 use crate::addr::VirtRange;
 use crate::heap::Shared;

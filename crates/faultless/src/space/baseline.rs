@@ -37,17 +37,12 @@ impl Default for VmaLock {
 
 impl VmaLock {
     /// Takes it to read, unless a writer has it.
-    pub fn try_read(&self) -> bool {
-        if self.0.fetch_add(1, Ordering::AcqRel) & WRITER == 0 {
-            return true;
-        }
-        self.end_read();
-        false
-    }
-
-    /// Ends a successful [`try_read`](Self::try_read).
-    pub fn end_read(&self) {
-        self.0.fetch_sub(1, Ordering::Release);
+    #[inline(always)]
+    pub fn try_read(&self) -> Option<VmaReader<'_>> {
+        let before = self.0.fetch_add(1, Ordering::AcqRel);
+        // Dropped, it takes itself back.
+        let reader = VmaReader(self);
+        (before & WRITER == 0).then_some(reader)
     }
 
     /// Takes it to write: readers drain, new ones fail.
@@ -64,6 +59,18 @@ impl VmaLock {
     /// Lets readers in again.
     pub fn end_write(&self) {
         self.0.fetch_and(!WRITER, Ordering::Release);
+    }
+}
+
+/// A reader of a [`VmaLock`], until it is dropped.
+#[derive(Debug)]
+#[must_use = "the lock is free again when this is dropped"]
+pub struct VmaReader<'a>(&'a VmaLock);
+
+impl Drop for VmaReader<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -130,11 +137,10 @@ mod tests {
     #[test]
     fn a_writer_keeps_readers_out() {
         let lock = VmaLock::default();
-        assert!(lock.try_read());
-        lock.end_read();
+        drop(lock.try_read().unwrap());
         lock.write(&Spin);
-        assert!(!lock.try_read());
+        assert!(lock.try_read().is_none());
         lock.end_write();
-        assert!(lock.try_read());
+        assert!(lock.try_read().is_some());
     }
 }

@@ -10,9 +10,11 @@ use crate::error::{Errno, Error};
 use crate::frame::{Kind, Use};
 use crate::machine::{CpuId, Machine};
 use crate::sync::atomic::Ordering;
+use crate::sync::grace::Section;
 use crate::table::node;
 use crate::vm::Cpu;
 use core::fmt;
+use core::ops::Range;
 
 /// A VMA as a listing shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -254,7 +256,7 @@ impl<M: Machine> Space<M> {
     }
 
     /// Which pages from `addr` on are there: one call of `tell` a page, for `len` bytes rounded up to
-    /// pages, as `mincore` fills its vector.
+    /// pages, as `mincore` fills its vector. `tell` runs in a grace section: it must not wait, or access a space.
     ///
     /// # Errors
     /// `EINVAL`: `addr` is unaligned. `ENOMEM`: a page of the range is not mapped; nothing is reported
@@ -275,20 +277,44 @@ impl<M: Machine> Space<M> {
             .and_then(|len| addr.checked_add(len))
             .filter(|&end| end <= crate::table::format::USER_END)
             .ok_or(refused(Errno::ENOMEM))?;
-        let section = self.section(cpu);
-        let view = self.view(cpu, &section);
         let mut at = addr;
         while at < end {
-            let entry = view.at(at).ok_or(refused(Errno::ENOMEM))?;
+            let section = self.section(cpu);
+            at = self.tell_in_core(cpu, &section, at..end, &mut tell);
+            drop(section);
+            let is_hole = || !self.is_mapped(cpu, VirtRange::page(at));
+            if at < end && is_hole() {
+                self.await_unmapping(cpu, VirtRange::page(at));
+                if is_hole() {
+                    return Err(refused(Errno::ENOMEM));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells which pages of `range` are there, as far as it is mapped. Returns the end of that.
+    fn tell_in_core(
+        &self,
+        cpu: &Cpu<'_, M>,
+        section: &Section<'_>,
+        range: Range<u64>,
+        tell: &mut impl FnMut(bool),
+    ) -> u64 {
+        let view = self.view(cpu, section);
+        let mut at = range.start;
+        while at < range.end
+            && let Some(entry) = view.at(at)
+        {
             // SAFETY: VMAs in a view live as long as the section.
             let vma = unsafe { entry.value.as_ref() };
-            let stop = entry.end.min(end);
+            let stop = entry.end.min(range.end);
             while at < stop {
                 tell(self.is_in_core(cpu, vma, at));
                 at += PAGE_SIZE;
             }
         }
-        Ok(())
+        at
     }
 
     fn is_in_core(&self, cpu: &Cpu<'_, M>, vma: &Vma, addr: u64) -> bool {

@@ -44,6 +44,7 @@ use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
+use crate::table::format::USER_END;
 use crate::table::node::{self, ENTRIES, LAST};
 use crate::table::protocol::{self, MOST_TAKEN, Slots};
 use crate::table::walk::{Reached, descend};
@@ -180,10 +181,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let look = |page: u64| seen_as(kind, node::load(&table[page as usize % ENTRIES]));
         let vm = self.cpu.vm();
         let window = predictor.predict(&miss, vm.knobs.prefault_max_order(), &vm.defaults, look);
-        let span = window.span();
-        debug_assert!(window.pages().any(|page| page == miss.page), "{window:?} misses {miss:?}");
-        debug_assert!(miss.reach.start <= span.start && span.end <= miss.reach.end, "{window:?}");
-        window
+        // The policy is not of this crate. Outside of the reach are other VMAs.
+        if window.is_for(&miss) { window } else { Window::single(miss.page) }
     }
 
     /// Fills the entries of a chunk that can be filled. Returns the range of places that are mapped now. If place `asked`, the
@@ -322,19 +321,22 @@ fn check_used<M: Machine>(
         return;
     }
     let (kind, pages) = M::Predictor::extent(&check.record);
-    let start = pages.start << PAGE_SHIFT;
+    // The policy is not of this crate. The tables of the other half are not the space's.
+    let first = pages.start.min(USER_END >> PAGE_SHIFT);
+    let start = first << PAGE_SHIFT;
     // SAFETY: the caller is in a grace section, which outlives this.
     let reach = || match unsafe { descend(cpu.vm().machine(), space.root(), start) } {
-        Reached::Last(table) => Some(table),
-        Reached::Above { .. } => None,
+        Reached::Last(table) if start < USER_END => Some(table),
+        _ => None,
     };
     let mut table = None;
     let at = node::index(start, LAST);
     let tally = predictor.checked(check, |page| {
-        let place = at + (page - pages.start) as usize;
+        let place = page.checked_sub(first).map(|pages| at as u64 + pages);
         table
             .get_or_insert_with(reach)
-            .and_then(|table| table.get(place))
+            .zip(place)
+            .and_then(|(table, place)| table.get(usize::try_from(place).ok()?))
             .map_or(Seen::Empty, |slot| seen_as(kind, node::load(slot)))
     });
     let counts = &cpu.state().counts;

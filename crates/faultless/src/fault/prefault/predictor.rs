@@ -43,7 +43,8 @@ pub trait Predictor: Sized + Send {
         false
     }
 
-    /// The window of at most `2^max_order` pages to map for `miss`; 0 is off. `look` tells what the entry of a page in reach
+    /// The window of at most `2^max_order` pages to map for `miss`; 0 is off. One that leaves the reach of `miss`, or leaves its
+    /// page out, is ignored. `look` tells what the entry of a page in reach
     /// is. The first fault in a new space begins with `defaults`.
     fn predict(
         &mut self,
@@ -131,10 +132,10 @@ impl<R> Window<R> {
         Self { pages: page..page + 1, stride: 1, holes: 0, record: None }
     }
 
-    /// Every `stride`th page of `pages`, from the first on. The last of `pages` is one of them.
+    /// Every `stride`th page of `pages`, from the first on. The last of `pages` is one of them. A `stride` of 0 is 1.
     #[inline]
     pub const fn strided(pages: Range<u64>, stride: u8, record: R) -> Self {
-        Self { pages, stride, holes: 0, record: Some(record) }
+        Self { pages, stride: if stride == 0 { 1 } else { stride }, holes: 0, record: Some(record) }
     }
 
     /// Page `first + n` for each bit n of `pages`, which are not 0.
@@ -162,6 +163,18 @@ impl<R> Window<R> {
         let (start, holes) = (self.pages.start, self.holes);
         let meant = move |page: &u64| *page - start >= 64 || holes >> (page - start) & 1 == 0;
         self.pages.clone().step_by(self.stride()).filter(meant)
+    }
+
+    /// Whether it is a window for `miss`: it lies in reach, and the page that faulted is one of its pages.
+    #[inline]
+    pub(super) fn is_for(&self, miss: &Miss) -> bool {
+        let Range { start, end } = self.pages;
+        let at = miss.page.wrapping_sub(start);
+        miss.reach.start <= start
+            && end <= miss.reach.end
+            && self.pages.contains(&miss.page)
+            && at.is_multiple_of(self.stride.into())
+            && (at >= 64 || self.holes >> at & 1 == 0)
     }
 
     /// How far they are apart.

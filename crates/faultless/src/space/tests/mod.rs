@@ -1,13 +1,13 @@
 //! Tests of whole spaces: against a naive model, and of chosen interleavings.
 
 mod access;
-mod adversary;
 mod beside;
 mod calls;
 mod discards;
 mod ended;
 mod flushes;
 mod guest;
+mod holes;
 mod lazy;
 mod locks;
 mod memory;
@@ -16,6 +16,7 @@ mod objects;
 mod orders;
 mod owner;
 mod policies;
+mod predictors;
 mod prefault;
 mod races;
 mod soundness;
