@@ -40,7 +40,7 @@ use crate::table::format::USER_END;
 
 /// Pages in order, as many as its length says; those that were never written are zeros, and not there.
 ///
-/// It is owned in [shares](Shared), of which each VMA that maps it has one. A kernel that has one gives it
+/// It is owned in [shares](crate::Shared), of which each VMA that maps it has one. A kernel that has one gives it
 /// up by [`release`](Self::release), or drops it. If a share that is dropped is the last, a CPU that makes another object, or is asked to
 /// ([`Cpu::end_dropped`](crate::Cpu::end_dropped)), ends the object later.
 #[derive(Debug)]

@@ -56,7 +56,7 @@ impl Census {
     }
 }
 
-/// A broken promise of the accounting, found by [`Frames::audit`].
+/// A broken promise of the accounting, found by [`Frames::census`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Imbalance {
