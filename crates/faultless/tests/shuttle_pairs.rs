@@ -265,6 +265,11 @@ fn populating_a_hole() {
     try_known("populated a hole");
 }
 
+/// A part is locked and kept while a mapping beside it is under change.
+fn a_part_alike_again() {
+    try_known("alike again beside a change");
+}
+
 mod needs {
     use crate::scenario;
     use faultless::sync::mutant::Mutant;
@@ -275,6 +280,7 @@ mod needs {
         a_root_is_adopted: RootAdopted in [a_mapping_beside_what_goes],
         a_group_is_sealed: SealsGroup in [a_first_store_beside],
         a_part_keeps_its_root: RenewsParts in [a_part_that_stays],
+        neighbours_part: PartsNeighbours in [a_part_alike_again],
         a_hole_is_flushed: HoleIsFlushed in [advice_of_a_hole, populating_a_hole] under MMAP_LOCK,
         what_merges_later_counts_as_one: CountsMerged in [two_that_stay_as_many],
     );

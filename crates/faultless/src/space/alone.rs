@@ -109,7 +109,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
             Some(vma) => {
                 let area = vma.area.part(VirtRange::new(range.end, u64::MAX));
                 let end = area.range.end;
-                Some((make(area, vma.anon_vma.get(), [false, vma.merges[1]])?, end))
+                Some((make(area, vma.anon_vma.get(), [false, vma.merges.above()])?, end))
             }
             None => None,
         };
@@ -131,7 +131,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
             if let Some(above) = above
                 && both
             {
-                (low_end, low_merges) = (above.area.range.end, above.merges[1]);
+                (low_end, low_merges) = (above.area.range.end, above.merges.above());
             }
             change.taken = change.taken.hull(vma.area.range);
             change.taken.end = change.taken.end.max(low_end);
@@ -153,18 +153,14 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
 
         if let Some(vma) = low {
             // SAFETY: this CPU owns the space, and no reference to the bounds is in use.
-            unsafe {
-                vma.area.change(|area| area.range.end = low_end);
-                vma.merges.change(|all| all[1] = low_merges);
-            }
+            unsafe { vma.area.change(|area| area.range.end = low_end) };
+            vma.merges.set_above(low_merges);
             adopt(vma, root.as_ref().filter(|_| joins_low));
         }
         if let Some(vma) = high {
             // SAFETY: as above.
-            unsafe {
-                vma.area.change(|area| area.move_start(high_start));
-                vma.merges.change(|all| all[0] = false);
-            }
+            unsafe { vma.area.change(|area| area.move_start(high_start)) };
+            vma.merges.set_below(false);
             adopt(vma, root.as_ref().filter(|_| joins_high));
         }
         Ok(())
@@ -183,10 +179,8 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         change.add(addr, vma.area.range.end, NonNull::from(vma));
         self.edit(&change, [Some(vma), None])?;
         // SAFETY: this CPU owns the space, and no reference to the bounds is in use.
-        unsafe {
-            vma.area.change(|area| area.move_start(addr));
-            vma.merges.change(|all| all[0] = false);
-        }
+        unsafe { vma.area.change(|area| area.move_start(addr)) };
+        vma.merges.set_below(false);
         adopt(vma, Some(&root));
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! The VMAs that a [step](super::step) makes.
 
 use super::baseline::VmaLock;
-use super::vma::{Area, InPlace, RETIRE_VMA, Vma};
+use super::vma::{Area, InPlace, Merges, RETIRE_VMA, Vma};
 use crate::error::OutOfMemory;
 use crate::heap;
 use crate::rmap::{AnonVmaSlot, SharedAnonVma};
@@ -32,7 +32,7 @@ pub(super) fn make_vma(
         lock: VmaLock::default(),
         anon_vma: AnonVmaSlot::new(root),
         leaf: area.leaf(),
-        merges: InPlace::new(merges),
+        merges: Merges::new(merges),
         area: InPlace::new(area),
     })?;
     if state == State::WriteLocked {

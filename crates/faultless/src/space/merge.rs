@@ -60,7 +60,7 @@ pub(super) fn join(
 /// Whether two VMAs, the first directly below the second, merge once neither is under change: their merge was deferred.
 pub(super) fn merge_later(lower: &Vma, upper: &Vma) -> bool {
     let at = upper.area.range.start;
-    (lower.merges[1] || upper.merges[0])
+    (lower.merges.above() || upper.merges.below())
         && lower.area.range.end == at
         && agree(&lower.area, &upper.area, at)
         && roots_merge(lower.anon_vma.peek(), upper.anon_vma.peek())

@@ -32,6 +32,8 @@ pub(super) struct Versions<'w, 'a, 'v, M: Machine> {
     replaced: usize,
     /// The VMAs that the writer will have under change.
     changing: UnderChange,
+    /// Between which neighbours, named by the start of the upper one, a deferred merge no longer takes place.
+    parted: [Option<u64>; 4],
     /// How many VMAs a space may have.
     most: u64,
 }
@@ -52,6 +54,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             hulls: [nowhere; 2],
             replaced: 0,
             changing: writing.changing.get(),
+            parted: [None; 4],
             most: cpu.vm().knobs.max_map_count(),
         }
     }
@@ -138,6 +141,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         // The VMAs that extend beyond either end, or are adjacent and can merge with `piece`; and all that can merge with it.
         let (mut below, mut above) = (None, None);
         let (mut alike_below, mut alike_above) = (None, None);
+        // Whether a merge with the VMA at either end was deferred.
+        let mut deferred = [false; 2];
         let like =
             |vma: &Vma, at| piece.as_ref().is_some_and(|new| agree(&vma.area, &new.area, at));
         let Self { writing, edit, made, hulls, .. } = self;
@@ -156,6 +161,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
                 like_high &= merge_later(whole, vma);
             }
             if !own.overlaps(range) {
+                deferred[0] |= low && vma.merges.above();
+                deferred[1] |= high && vma.merges.below();
                 if !(like_low || like_high) {
                     continue;
                 }
@@ -194,12 +201,12 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         }
         Sequence::writer_fence();
         let (mut lower, mut upper) = (None, None);
-        let mut later = whole.map_or([false; 2], |whole| *whole.merges);
+        let mut later = whole.map_or([false; 2], |whole| whole.merges.get());
         if let Some(piece) = &mut piece {
             // A VMA that merges later takes the anon_vma now: its neighbours may have been removed by then.
             let adopt = merges || !lost(Mutant::RootAdopted);
             let alike = [alike_below, alike_above];
-            let merge_later = |vma: &&Vma| !merges || *vma.merges != [false; 2];
+            let merge_later = |vma: &&Vma| !merges || vma.merges.get() != [false; 2];
             let groups = alike.map(|vma| vma.filter(merge_later));
             groups.into_iter().flatten().for_each(|vma| seal_group(view, vma));
             let joins = join(piece, alike_below, alike_above, adopt);
@@ -216,6 +223,13 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
                 later = joins;
             }
         }
+        if piece.is_some() && whole.is_none() {
+            for ((at, deferred), later) in
+                [range.start, range.end].into_iter().zip(deferred).zip(later)
+            {
+                self.part(at, deferred && !later);
+            }
+        }
         let (first, mut taken) = (self.made.used, range);
         // Their anon_vma may have been set just now.
         let (below, above) = (below.map(Neighbour::new), above.map(Neighbour::new));
@@ -226,11 +240,11 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             if let Some(vma) = lower {
                 area.offset = vma.area.offset;
                 area.range.start = vma.area.range.start;
-                later[0] = vma.merges[0];
+                later[0] = vma.merges.below();
             }
             if let Some(vma) = upper {
                 area.range.end = vma.area.range.end;
-                later[1] = vma.merges[1];
+                later[1] = vma.merges.above();
             }
             taken = taken.hull(area.range);
             self.make(area, root, state, later)?;
@@ -240,6 +254,24 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             taken = taken.hull(self.keep_rest(above, range, outside)?);
         }
         self.put(taken, first)
+    }
+
+    /// Records whether a merge of the VMAs that meet at `at` was deferred, and does not take place: the two are alike no more. If they
+    /// become alike later, they stay two, as after a split. Else the VMA that is under change would still record that they merge.
+    #[inline(always)]
+    fn part(&mut self, at: u64, parts: bool) {
+        let known = self.parted.iter_mut().find(|known| **known == Some(at));
+        match (known, parts) {
+            (Some(known), false) => *known = None,
+            (None, true) => {
+                let free = self.parted.iter_mut().find(|known| known.is_none());
+                debug_assert!(free.is_some(), "a step replaces two ranges at most");
+                if let Some(free) = free {
+                    *free = Some(at);
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Splits off the part of a VMA that lies `outside` of `range`, if the VMA overlaps `range`. Returns the range
@@ -257,8 +289,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             let (state, part) = (self.state_of(vma), vma.area.part(outside));
             // At the cut, the new neighbour records whether they merge.
             let merges = [
-                vma.merges[0] && part.range.start == own.start,
-                vma.merges[1] && part.range.end == own.end,
+                vma.merges.below() && part.range.start == own.start,
+                vma.merges.above() && part.range.end == own.end,
             ];
             self.make(part, root.map(AnonVmaRef::get), state, merges)?;
             return Ok(own);
@@ -309,7 +341,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         let range = VirtRange::new(addr, own.range.end);
         let more = Area { range, offset: own.offset - gap.pages(), ..Area::clone(own) };
         let first = self.made.used;
-        self.make(more, Some(root), State::Unlocked, [false, merges[1]])?;
+        self.make(more, Some(root), State::Unlocked, [false, merges.above()])?;
+        self.part(addr, true);
         self.put(range, first)
     }
 
@@ -323,7 +356,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         self.check_claim(range);
         let first = self.made.used;
         let merges =
-            self.edit.view().at(range.start).map_or([false; 2], |entry| *vma(entry).merges);
+            self.edit.view().at(range.start).map_or([false; 2], |entry| vma(entry).merges.get());
         self.make(area, root, State::WriteLocked, merges)?;
         self.put(range, first)
     }
@@ -397,9 +430,12 @@ impl<M: Machine> Versions<'_, '_, '_, M> {
     /// Makes the next version the current one.
     #[inline(always)]
     pub(super) fn publish(self) {
-        let Self { writing, edit, made, old, changing, .. } = self;
+        let Self { writing, edit, made, old, changing, parted, .. } = self;
         if self.replaced == 0 {
             return;
+        }
+        for at in parted.into_iter().flatten().filter(|_| !lost(Mutant::PartsNeighbours)) {
+            forget_merge(edit.view(), at);
         }
         if changing.is_some() {
             writing.changing.set(changing);
@@ -421,6 +457,19 @@ impl<M: Machine> Versions<'_, '_, '_, M> {
                 }
             }
         }
+    }
+}
+
+/// Takes back that the VMAs of `view` that meet at `at` merge later. The caller holds the lock of the tree.
+#[cold]
+fn forget_merge(view: View<'_, Vma>, at: u64) {
+    let near = |addr| view.at(addr).map(vma);
+    if let Some(upper) = near(at).filter(|upper| upper.area.range.start == at) {
+        upper.merges.set_below(false);
+    }
+    let below = at.checked_sub(1).and_then(near);
+    if let Some(lower) = below.filter(|lower| lower.area.range.end == at) {
+        lower.merges.set_above(false);
     }
 }
 

@@ -11,6 +11,7 @@ use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::rmap::AnonVmaSlot;
+use crate::sync::atomic::{AtomicU8, Ordering};
 use crate::sync::grace::RetireLink;
 use crate::sync::sequence::Sequence;
 use crate::table::Entry;
@@ -173,10 +174,51 @@ pub struct Vma {
     pub(crate) anon_vma: AnonVmaSlot,
     /// What its entries look like: computed once, used by every fault.
     pub(crate) leaf: Entry,
-    /// Whether it merges with the VMA below it, and the one above, once nothing there is under change.
-    pub(crate) merges: InPlace<[bool; 2]>,
+    pub(crate) merges: Merges,
     /// What it is.
     pub area: InPlace<Area>,
+}
+
+/// Whether a VMA merges with the VMA below it, and with the one above, once nothing there is under change.
+///
+/// Only the holder of the tree's lock changes it, or the owner of the space. Faults read it without a lock.
+#[derive(Debug)]
+pub(crate) struct Merges(AtomicU8);
+
+impl Merges {
+    const fn bits([below, above]: [bool; 2]) -> u8 {
+        below as u8 | (above as u8) << 1
+    }
+
+    pub(crate) fn new(merges: [bool; 2]) -> Self {
+        Self(AtomicU8::new(Self::bits(merges)))
+    }
+
+    #[inline(always)]
+    pub(crate) fn below(&self) -> bool {
+        self.get()[0]
+    }
+
+    #[inline(always)]
+    pub(crate) fn above(&self) -> bool {
+        self.get()[1]
+    }
+
+    #[inline(always)]
+    pub(crate) fn get(&self) -> [bool; 2] {
+        let bits = self.0.load(Ordering::Relaxed);
+        [bits & 1 != 0, bits & 2 != 0]
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_below(&self, merges: bool) {
+        self.0.store(Self::bits([merges, self.above()]), Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_above(&self, merges: bool) {
+        self.0.store(Self::bits([self.below(), merges]), Ordering::Relaxed);
+    }
 }
 
 /// What stays as it is while a VMA is published, unless the [owner](crate::sync::owner) of its space changes it.

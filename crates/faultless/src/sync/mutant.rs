@@ -96,6 +96,8 @@ pub enum Mutant {
     RootAdopted,
     /// While a step decides what merges later, no fault makes an anon_vma for it. The two end up with different ones.
     SealsGroup,
+    /// VMAs that were to merge later, and are alike no more, stay two when they become alike again. They merge, as in no order.
+    PartsNeighbours,
     /// VMAs that are to merge count as one. A call is refused that no order refuses.
     CountsMerged,
     /// What stays of a VMA after a move is renewed without its anon_vma only if it will not be a part of another VMA.

@@ -1,4 +1,4 @@
-//! The page-table format that the subsystem is built for: the one file below this module knows its bits.
+//! The page-table format that the subsystem is built for: only the file below this module knows its bits.
 //!
 //! All other modules use the names that the format exports. Another format (five levels, Sv48, AArch64) is another file
 //! beside [`x86_64`], and one line here. A format provides:
@@ -9,7 +9,7 @@
 //!   a huge leaf; an entry of the last level maps one base page.
 //! - **Two software bits in a present entry**: *locked* ([`Entry::locked`]: a CPU is changing it) and *special*
 //!   ([`Entry::special`]: its frame is not counted).
-//! - **Two encodings while the entry is not present**: *busy* ([`Entry::BUSY`], [`Entry::busy_of`]), which has room for a CPU number, and
+//! - **Two encodings while the entry is not present**: *busy* ([`Entry::BUSY`], [`Entry::busy_of`]), which holds the number of a CPU, and
 //!   *hidden* ([`Entry::with_hidden`]), which keeps the frame and all other bits of a leaf. The MMU ignores both.
 //! - **Accessed and dirty bits**, which hardware updates atomically in the entry, and never in an entry that is not
 //!   present. Without such hardware the machine's fault handler must make both updates, by compare-and-swap.

@@ -25,11 +25,11 @@ impl Gather {
     /// # Errors
     /// [`OutOfMemory`] when the heap is exhausted.
     pub fn try_new(total: u64) -> Result<Self, OutOfMemory> {
-        let room = (total / PART).clamp(FEWEST, MOST) as usize;
+        let capacity = (total / PART).clamp(FEWEST, MOST) as usize;
         let mut frames = Vec::new();
-        frames.try_reserve_exact(room).map_err(|_| OutOfMemory)?;
+        frames.try_reserve_exact(capacity).map_err(|_| OutOfMemory)?;
         // As much as was reserved, so that the box need not be allocated anew.
-        frames.resize(room, Cell::new(0));
+        frames.resize(capacity, Cell::new(0));
         Ok(Self { frames: frames.into_boxed_slice(), busy: Cell::new(false) })
     }
 }
@@ -40,9 +40,9 @@ mod tests {
 
     #[test]
     fn a_batch_is_as_large_as_the_memory_allows() {
-        let room = |frames| Gather::try_new(frames).unwrap().frames.len();
+        let capacity = |frames| Gather::try_new(frames).unwrap().frames.len();
         let mib = 1 << (20 - crate::addr::PAGE_SHIFT);
-        assert_eq!([1, 128 * mib].map(room), [ENTRIES; 2]);
-        assert_eq!([1024 * mib, 2048 * mib, 1 << 40].map(room), [4096, 8192, 8192]);
+        assert_eq!([1, 128 * mib].map(capacity), [ENTRIES; 2]);
+        assert_eq!([1024 * mib, 2048 * mib, 1 << 40].map(capacity), [4096, 8192, 8192]);
     }
 }

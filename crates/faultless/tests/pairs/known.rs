@@ -134,6 +134,16 @@ pub fn known() -> Vec<(&'static str, Case)> {
             roof(b, &mut start);
             Case::new(start, sides, reveal([Span::new(b - 1, 1), part]))
         }),
+        ("alike again beside a change", {
+            // Locked, it is not like the change beside it. What stays of it is alike again, and yet another VMA: one too many.
+            let mut start = filled(Span::new(b - 2, 2));
+            start.push(Op::Map(Span::new(b, 1), How::Fixed, Prot::READ, MapFlags::PRIVATE));
+            start.extend([map(b + 1, 1, How::Fixed), Op::Store(b + 1, 4), Op::NoMoreAreas]);
+            let (part, mapped) = (Span::new(b - 1, 1), Span::new(b, 2));
+            let keep = Op::Remap(part, 1, to | RemapFlags::DONTUNMAP, APART[0]);
+            let sides = [vec![map(b, 2, How::Fixed)], vec![Op::Lock(part, Lock::Now), keep]];
+            Case::new(start, sides, reveal([mapped, part]))
+        }),
         ("kept locked beside a change", {
             let part = Span::new(b - 2, 1);
             let keep = Op::Remap(part, 1, moves | RemapFlags::DONTUNMAP, 0);
