@@ -260,6 +260,16 @@ fn advice_of_a_hole() {
     try_known("advised of a hole");
 }
 
+/// A store below a stack that is replaced, and another to it.
+fn a_store_below_a_stack_that_goes() {
+    try_known("below a stack that goes");
+}
+
+/// mincore of a page whose first store copies it.
+fn a_page_that_is_copied() {
+    try_known("looked for at its first store");
+}
+
 /// The same, of populating.
 fn populating_a_hole() {
     try_known("populated a hole");
@@ -280,6 +290,8 @@ mod needs {
         a_root_is_adopted: RootAdopted in [a_mapping_beside_what_goes],
         a_group_is_sealed: SealsGroup in [a_first_store_beside],
         a_part_keeps_its_root: RenewsParts in [a_part_that_stays],
+        a_stack_is_flushed: StackIsFlushed in [a_store_below_a_stack_that_goes],
+        a_page_is_looked_for: LookSettles in [a_page_that_is_copied],
         neighbours_part: PartsNeighbours in [a_part_alike_again],
         a_hole_is_flushed: HoleIsFlushed in [advice_of_a_hole, populating_a_hole] under MMAP_LOCK,
         what_merges_later_counts_as_one: CountsMerged in [two_that_stay_as_many],

@@ -32,6 +32,7 @@ use crate::space::{Guard, Space};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::grace::Section;
+use crate::sync::mutant::{Mutant, lost};
 use crate::sync::wait::Wait;
 use crate::table::Entry;
 use crate::table::format::USER_END;
@@ -400,14 +401,19 @@ impl<M: Machine> Space<M> {
             cpu.count(Counter::Segv);
             return Err(FaultError::Segv { mapped: false });
         }
-        let (mut settled, mut looks) = (false, 0);
+        let (mut settled, mut looks, mut hole) = (false, 0, VirtRange::page(page));
         loop {
             let tried = match self.locked_attempt(cpu, asked, prepared) {
                 Err(Refusal::Unmapped) if grow == Grow::Stacks => {
                     match self.grow_stack(cpu, page) {
                         // Grown, or mapped by another CPU: whichever, there is something to look at again.
-                        Ok(true) => continue,
-                        Ok(false) => Err(Refusal::Unmapped),
+                        Ok(None) => continue,
+                        Ok(Some(seen)) => {
+                            if !lost(Mutant::StackIsFlushed) {
+                                hole = seen;
+                            }
+                            Err(Refusal::Unmapped)
+                        }
                         Err(OutOfMemory) => Err(Refusal::NoHeap),
                     }
                 }
@@ -431,7 +437,8 @@ impl<M: Machine> Space<M> {
                     return Err(FaultError::OutOfMemory);
                 }
                 Err(Refusal::Unmapped) => {
-                    self.await_unmapping(cpu, VirtRange::page(page));
+                    // A stack above may have been unmapped just now, too.
+                    self.await_unmapping(cpu, hole);
                     cpu.count(Counter::Segv);
                     return Err(FaultError::Segv { mapped: false });
                 }

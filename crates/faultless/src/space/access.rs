@@ -186,7 +186,7 @@ impl<M: Machine> Space<M> {
     }
 
     /// The entry of the page at `addr`, if there is a table for it.
-    fn slot<'s>(
+    pub(super) fn slot<'s>(
         &self,
         cpu: &Cpu<'s, M>,
         _section: &'s Section<'_>,

@@ -14,24 +14,30 @@ use crate::stat::Counter;
 use crate::vm::Cpu;
 
 impl<M: Machine> Space<M> {
-    /// Extends the stack above `page`, which is unmapped, down to it. False: there is none, it may not
-    /// grow so far, or its neighbour is too near. Not inside a grace section.
+    /// Extends the stack above `page`, which is unmapped, down to it. `Some`: there is none, it may not
+    /// grow so far, or its neighbour is too near. All that decided this lies in the range returned: the hole, and the first page of
+    /// what is above it. Not inside a grace section.
     ///
     /// # Errors
     /// [`OutOfMemory`]: the kernel's heap is exhausted, so that no VMA can be made.
     #[cold]
     #[inline(never)]
-    pub(crate) fn grow_stack(&self, cpu: &Cpu<'_, M>, page: u64) -> Result<bool, OutOfMemory> {
+    pub(crate) fn grow_stack(
+        &self,
+        cpu: &Cpu<'_, M>,
+        page: u64,
+    ) -> Result<Option<VirtRange>, OutOfMemory> {
         if page < cpu.vm().machine().lowest_address() {
-            return Ok(false);
+            return Ok(Some(VirtRange::page(page)));
         }
         loop {
             let stack = {
                 let section = cpu.section();
                 match self.view(cpu, &section).find(page) {
                     Some(entry) if entry.start > page => entry.start,
-                    // Nothing above; or mapped meanwhile, which the next attempt finds out.
-                    other => return Ok(other.is_some()),
+                    // Mapped meanwhile, which the next attempt finds out.
+                    Some(_) => return Ok(None),
+                    None => return Ok(Some(VirtRange::new(page, VirtRange::USER.end))),
                 }
             };
             let writing = self.write(cpu, [VirtRange::new(page, stack), NOWHERE], PAGE_SIZE);
@@ -44,12 +50,11 @@ impl<M: Machine> Space<M> {
             });
             match grown {
                 Ok(None) => {}
-                Ok(Some(grown)) => {
-                    if grown {
-                        cpu.count(Counter::StackGrowth);
-                    }
-                    return Ok(grown);
+                Ok(Some(true)) => {
+                    cpu.count(Counter::StackGrowth);
+                    return Ok(None);
                 }
+                Ok(Some(false)) => return Ok(Some(VirtRange::new(page, stack + PAGE_SIZE))),
                 Err(_) => return Err(OutOfMemory),
             }
         }

@@ -11,7 +11,8 @@ use crate::frame::{Kind, Use};
 use crate::machine::{CpuId, Machine};
 use crate::sync::atomic::Ordering;
 use crate::sync::grace::Section;
-use crate::table::node;
+use crate::sync::mutant::{Mutant, lost};
+use crate::table::{node, protocol};
 use crate::vm::Cpu;
 use core::fmt;
 use core::ops::Range;
@@ -210,7 +211,9 @@ impl<M: Machine> Space<M> {
 
     /// What the page at `addr` is mapped to, if anything: it may be something else a moment later.
     pub fn page_at(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<PageInfo> {
-        let entry = Some(self.entry_at(cpu, addr)).filter(|entry| entry.is_mapped())?;
+        let section = self.section(cpu);
+        let entry = protocol::look(self.slot(cpu, &section, addr)?, cpu);
+        let entry = Some(entry).filter(|entry| entry.is_mapped())?;
         let meta = cpu.vm().frames.meta(entry.frame());
         // Of an object's page the object has a reference too.
         let (usage, alone) = match meta.kind() {
@@ -317,12 +320,15 @@ impl<M: Machine> Space<M> {
         at
     }
 
+    /// An entry that a CPU holds is looked at when that CPU is done: a copy is made of a page that is there.
     fn is_in_core(&self, cpu: &Cpu<'_, M>, vma: &Vma, addr: u64) -> bool {
         let mut present = false;
         // SAFETY: the caller is in a grace section.
         unsafe {
             each_slot(cpu, self.root(), VirtRange::page(addr), |_, slot| {
-                present = node::load(slot).is_mapped();
+                let settles = !lost(Mutant::LookSettles);
+                let entry = if settles { protocol::look(slot, cpu) } else { node::load(slot) };
+                present = entry.is_mapped();
             });
         }
         let in_object = || {

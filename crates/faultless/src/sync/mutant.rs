@@ -21,6 +21,10 @@ pub enum Mutant {
     /// The writer's wait for an entry that is held. It overwrites it, and the fault then overwrites
     /// that.
     SettleWaits,
+    /// mincore looks at an entry once no CPU holds it. A page is missing while it is copied.
+    LookSettles,
+    /// A fault below a stack that was unmapped is told so once that is flushed. The program then uses the stack.
+    StackIsFlushed,
     /// What hardware set in a pinned entry is kept. A dirty bit is lost.
     KeepGained,
     /// A section's mark. Nobody waits for the reader.

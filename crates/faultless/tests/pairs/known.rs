@@ -164,6 +164,22 @@ pub fn known() -> Vec<(&'static str, Case)> {
             let sides = [away.to_vec(), vec![Op::Store(2, 101)]];
             Case::new(start, sides, reveal([below, below]))
         }),
+        ("below a stack that goes", {
+            // A store below it is told that nothing is there, and another to the stack must not come before what replaces it.
+            let start = vec![Op::Map(Span::new(7, 1), How::Fixed, RW, stack), Op::Store(7, 1)];
+            let start = [start, vec![Op::Object]].concat();
+            let spans = [Span::new(6, 1), Span::new(7, 1)];
+            let sides = [
+                vec![Op::Store(6, 100), Op::Store(7, 100)],
+                vec![Op::MapObject(spans[1], MapFlags::SHARED)],
+            ];
+            Case::new(start, sides, reveal(spans))
+        }),
+        ("looked for at its first store", {
+            // It is there before, as zeros, and afterwards.
+            let start = vec![map(5, 1, How::Fixed), Op::Load(5)];
+            pair(start, Op::Store(5, 100), Op::InCore(5), [Span::new(5, 1); 2])
+        }),
         ("advised of a hole", {
             // Who is told that a page is unmapped cannot use it afterwards.
             let (spans, last) = ([Span::new(7, 1), Span::new(6, 2)], WINDOW - 1);
