@@ -106,7 +106,7 @@ fn kernel(root: &Path, out: &Path) -> Result<String, String> {
 fn guests(root: &Path, out: &Path) -> Result<Vec<(String, String)>, String> {
     let mut names = PROGRAMS.map(str::to_owned).to_vec();
     let mut args = vec!["-p", "faultless-guest", "-p", "faultless-workload", "--target", HOSTED];
-    args.extend(["--profile", "measured", "--no-default-features"]);
+    args.extend(["--profile", "guest", "--no-default-features"]);
     if env::var_os("CARGO_FEATURE_QEMU").is_some() {
         args.push("--bins");
         names.extend(programs(&root.join("crates/guest/src/bin"))?);
@@ -115,7 +115,7 @@ fn guests(root: &Path, out: &Path) -> Result<Vec<(String, String)>, String> {
     } else {
         args.extend(PROGRAMS.iter().flat_map(|program| ["--bin", program]));
     }
-    let built = cargo(root, "guest", &args, Some(STATIC))?.join(HOSTED).join("measured");
+    let built = cargo(root, "guest", &args, Some(STATIC))?.join(HOSTED).join("guest");
     names.into_iter().map(|name| Ok((name.clone(), keep(&built.join(name), out)?))).collect()
 }
 
