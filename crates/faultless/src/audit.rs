@@ -1,7 +1,7 @@
 //! Law 6, checked from outside: every frame is accounted for, and every reference has its mapping.
 //!
 //! At a quiet moment the audit walks the tables of all spaces and the objects behind their shared
-//! mappings, counts who refers to each frame, and compares that with what the frames' metadata, the
+//! mappings, counts the references to each frame, and compares that with what the frames' metadata, the
 //! spaces' counts and the allocators say. It uses none of what it checks.
 
 use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange};
@@ -174,7 +174,7 @@ pub fn settled_entry<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, addr: u64) 
     let vma: &Vma = unsafe { found.value.as_ref() };
     let seen = vma.sequence.read()?;
     let entry = space.entry_at(cpu, addr);
-    // Looked at last: who changed the entry that was seen claimed it before.
+    // Looked at last: a writer that changed the entry that was seen claimed the page before.
     let settled = !entry.is_locked() && !space.is_claimed(cpu, VirtRange::page(addr));
     (settled && vma.sequence.unchanged(seen)).then_some(entry.0)
 }
@@ -264,7 +264,7 @@ unsafe fn audit_tables<M: Machine>(
         let entry = node::load(slot);
         let addr = base + at as u64 * node::entry_span(level);
         if entry.is_locked() {
-            return Err(Discrepancy::Entry { addr, what: "held though nobody is at work" });
+            return Err(Discrepancy::Entry { addr, what: "locked at a quiet moment" });
         }
         if level > LAST && entry.is_table() {
             // SAFETY: linked below a table that is.

@@ -7,8 +7,8 @@
 //! [`Object::release`](crate::Object::release) end at once what they are given, and leave nothing.
 //!
 //! The [`Place`] on the list is allocated together with the space or object, so a drop needs no memory. The list is a stack:
-//! a drop pushes with a compare-and-swap, and a CPU takes all of it with a swap. Nobody waits, and no place is on the
-//! list twice, so nobody mistakes one place for another.
+//! a drop pushes with a compare-and-swap, and a CPU takes all of it with a swap. Neither waits, and no place is on the
+//! list twice, so the compare-and-swap cannot take one place for another (ABA).
 //!
 //! A space that a CPU runs when it is dropped has no end: the CPU may use its tables for ever. Its frames and VMAs stay
 //! allocated, and the audit finds them.

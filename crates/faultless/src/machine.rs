@@ -148,7 +148,7 @@ pub unsafe trait Machine: Send + Sync + 'static {
         unsafe { core::ptr::write_bytes(self.frame_bytes(frame), 0, PAGE_SIZE as usize) };
     }
 
-    /// Fills the `frames` frames from `first` on with zeros, which nobody is about to look at: a machine
+    /// Fills the `frames` frames from `first` on with zeros, which no CPU is about to read: a machine
     /// may do it in a way that is slower to read back and leaves the caches to others, as
     /// [`zero_nontemporal`] does. The zeros come before whatever the caller stores next.
     ///
@@ -172,7 +172,7 @@ pub unsafe trait Machine: Send + Sync + 'static {
     /// # Safety
     /// `to` belongs to the caller alone; `from` stays allocated during the call. Programs may
     /// store to `from` meanwhile; the copy is then of no particular moment: it is thrown away, or is one
-    /// of a file that others write, of which nobody may expect more.
+    /// of a file that others write, of which no reader may expect more.
     #[inline(always)]
     unsafe fn copy_frame(&self, to: FrameNumber, from: FrameNumber) {
         // SAFETY: both are valid for a page and distinct by the trait's contract. A racing store

@@ -84,7 +84,7 @@
 //! }
 //! ```
 //!
-//! A space does not end while somebody looks at it, nor twice; an area is seen only while it is told of:
+//! A space does not end while it is borrowed, nor twice; an area is seen only while it is told of:
 //!
 //! ```compile_fail,E0505
 //! # use faultless::{Cpu, Machine, Space, VirtRange};

@@ -75,7 +75,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     pub(super) fn anon_vma_id(self) -> Result<u64, Abort> {
         match self.vma.anon_vma.id() {
             0 => self.make_anon_vma(),
-            // Replaced, while a lock kept everybody from changing this page.
+            // Replaced, while a lock excluded all changes of this page.
             AnonVmaSlot::SEALED_ID => Err(Abort::VmaChanged),
             id => Ok(id),
         }

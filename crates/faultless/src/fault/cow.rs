@@ -67,7 +67,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         Ok(Some(FaultKind::Reuse))
     }
 
-    /// Allows stores through an entry whose frame everybody may write.
+    /// Allows stores through an entry whose frame may be written through any mapping.
     fn unprotect(
         self,
         slot: &AtomicU64,

@@ -69,7 +69,7 @@ impl Access {
     }
 }
 
-/// How often a fault without a lock looks its VMA up again. Each time somebody else has changed the VMA since.
+/// How often a fault without a lock looks its VMA up again. Each time another CPU has changed the VMA since.
 const MOST_LOOKS: u32 = 4;
 
 /// What a fault asks for.

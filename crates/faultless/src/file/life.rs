@@ -36,7 +36,7 @@ impl Object {
         })?)
     }
 
-    /// Gives up a share. With the last one the object ends; pages of it that somebody is copying from
+    /// Gives up a share. With the last one the object ends; pages of it from which another CPU is copying
     /// end a moment later.
     pub fn release<M: Machine>(object: Shared<Self>, cpu: &Cpu<'_, M>) {
         object.check_vm(cpu);

@@ -45,7 +45,7 @@ impl Buddy {
         self.free
     }
 
-    /// Adopts `frames` frames from `first` on, which nobody uses: any alignment, any number.
+    /// Adopts `frames` frames from `first` on, which are unused: any alignment, any number.
     pub(super) fn adopt(&mut self, table: &FrameTable, first: FrameNumber, frames: u32) {
         let (mut at, end) = (first.0, first.0 + frames);
         while at < end {

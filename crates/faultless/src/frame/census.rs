@@ -18,7 +18,7 @@ pub struct Census {
     pub free: u64,
     /// In the nodes' pools of zeroed frames: free, too.
     pub zeroed: u64,
-    /// On the CPUs' lists, or in the hands of whoever allocated them. At a quiet moment, when all
+    /// On the CPUs' lists, or held by the callers that allocated them. At a quiet moment, when all
     /// CPUs have drained their lists, what is left here is lost.
     pub pooled: u64,
     /// Page-table nodes.

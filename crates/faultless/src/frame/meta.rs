@@ -62,8 +62,8 @@ pub enum Kind {
     Free,
     /// Heads a block of zeros in its node's pool.
     Zeroed,
-    /// Out of the buddy allocators and not published: on a CPU's list, or in the hands of whoever
-    /// allocated it, as a [`Frame`](super::Frame) value.
+    /// Out of the buddy allocators and not published: on a CPU's list, or held by the caller
+    /// that allocated it, as a [`Frame`](super::Frame) value.
     Pooled,
     /// Published.
     Used(Use),
@@ -86,7 +86,7 @@ impl Kind {
         }
     }
 
-    /// Only `encode` writes the byte; what it never writes reads as the kind that nobody touches.
+    /// Only `encode` writes the byte; what it never writes reads as the kind that is never touched.
     const fn decode(byte: u8) -> Self {
         match byte {
             1 => Self::Tail,

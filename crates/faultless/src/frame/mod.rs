@@ -311,7 +311,7 @@ impl Frames {
     }
 
     /// Takes a block from the first node that has one. The block is taken before it is reserved:
-    /// a reservation that then found no block would have failed somebody else's for nothing.
+    /// a reservation that then found no block would have failed another CPU's for nothing.
     fn take_block(&self, order: u8, wait: &impl Wait) -> Option<FrameNumber> {
         let found = |node: &Node| node.locked(wait, |lists| lists.alloc(&self.table, order));
         let number = self.nodes.iter().find_map(found)?;
@@ -352,7 +352,7 @@ impl Frames {
     }
 
     /// Whether memory would be short with `frames` frames taken of `available`: then what is not needed
-    /// at once is left to whoever needs it.
+    /// at once is left to the callers that need it.
     fn is_short_at(&self, available: u64, frames: u64) -> bool {
         available < frames + self.limit() / SHORT
     }

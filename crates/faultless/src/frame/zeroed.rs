@@ -52,7 +52,7 @@ pub enum Supply {
 #[derive(Debug)]
 pub(super) struct Node {
     lists: Padded<SpinLock<Lists, NodeBuddy>>,
-    /// What the lists hold, for those who only want to know whether a look is worth while. Written when
+    /// What the lists hold, for callers that only want to know whether a look is worth while. Written when
     /// it changes, so that the line stays with its readers.
     seen: Padded<Seen>,
 }

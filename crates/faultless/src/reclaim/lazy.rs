@@ -111,7 +111,7 @@ impl<M: Machine> Cpu<'_, M> {
         if self.is_lazily_freed(entry) { entry.dirty().used() } else { entry }
     }
 
-    /// Frees the lazily freed ones of the pages from `start` on, and adds those to `left` that somebody holds.
+    /// Frees the lazily freed ones of the pages from `start` on, and adds those to `left` that another CPU holds.
     /// Returns how many frames were freed.
     fn reclaim_run(
         &self,

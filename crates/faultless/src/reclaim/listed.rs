@@ -89,7 +89,7 @@ impl Drop for Spaces {
 
 impl Spaces {
     /// Notes that pages of `range` of the space of `core` are lazily freed. The caller keeps writers of the
-    /// range out, or nobody else knows the space.
+    /// range out, or no other CPU can reach the space.
     pub(crate) fn note(&self, wait: &impl Wait, core: &Shared<Core>, range: VirtRange) {
         core.lazy.note(wait, range);
         let mut first = self.first.lock(wait);

@@ -1,9 +1,14 @@
 //! A space's memory from outside: for a debugger, a hypervisor, a software MMU, or a kernel's call about another process.
 //!
 //! No CPU need run the space. [`read_bytes`](Space::read_bytes) and [`write_bytes`](Space::write_bytes) go page by page, and
-//! each page is one visit (see [`visit`](super::visit)): a shared claim, which keeps out whoever changes mappings. So
+//! each page is one visit (see [`visit`](super::visit)): a shared claim, which excludes operations that change mappings. So
 //! `munmap`, `mprotect`, `mremap` and `fork` come completely before or after the access to a page: a child of `fork` has all
-//! of what was written to a page, or nothing. Under the claim the access does what a CPU does:
+//! of what was written to a page, or nothing. One exception: under a baseline policy (`mmap_lock`, `per_vma`) an operation that
+//! unmaps lets readers in once its VMAs are out of the tree (see [`unmap`](super::unmap)). An access may then still find the
+//! page's entry, as long as it is not cleared, and copies from or to the page's frame, which its reference keeps. The copy may
+//! end after that operation has returned, but before anything else is mapped there, since that needs the lock to write.
+//!
+//! Under the claim the access does what a CPU does:
 //!
 //! 1. It looks at the entry. One that does not allow the access leads to a fault, without the claim, and then it looks again.
 //!    So missing pages come in, shared ones are copied before a store, and what the protection forbids is refused.
@@ -83,7 +88,7 @@ impl core::error::Error for AccessError {}
 
 impl<M: Machine> Space<M> {
     /// Where `addr` leads at present, if a page is mapped there. It may lead elsewhere a moment later, and the frame may
-    /// be somebody else's by then. Nothing changes, and no page is faulted in.
+    /// have another owner by then. Nothing changes, and no page is faulted in.
     pub fn translate(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<Translation> {
         let section = self.section(cpu);
         let slot = self.slot(cpu, &section, addr)?;

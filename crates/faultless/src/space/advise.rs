@@ -201,12 +201,12 @@ impl<M: Machine> Visit<'_, '_, M> {
         Ok(())
     }
 
-    /// Marks the private pages of `range` as clean: who reclaims them later need not save them. A
+    /// Marks the private pages of `range` as clean: reclaim need not save them later. A
     /// store makes them dirty again, which is why translations that allow stores are dropped.
     fn free_lazily(&self, range: VirtRange) {
         let mut cleaned = 0;
         let mut batch = FlushBatch::new(self.cpu, self.space);
-        // SAFETY: the range is claimed, and tables are unlinked by those who claim all of their span alone.
+        // SAFETY: the range is claimed, and tables are unlinked only by writers with an exclusive claim on all of their span.
         unsafe {
             each_slot(self.cpu, self.space.root(), range, |addr, slot| {
                 let private = |entry: Entry| {

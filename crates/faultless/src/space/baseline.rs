@@ -1,6 +1,6 @@
 //! The locks of the baselines `mmap_lock` and `per_vma`, which stand for Linux's address spaces and exist for comparison.
 //!
-//! Who wants to know only the subsystem may skip this file, [`fault::baseline`](crate::fault::baseline), and
+//! Readers who want to know only the subsystem may skip this file, [`fault::baseline`](crate::fault::baseline), and
 //! [`RwLock`](crate::sync::rwlock::RwLock). What each lock excludes is in ARCHITECTURE.md, "The locks of the baselines".
 //!
 //! - Under both policies every operation takes the space's [`RwLock`]: one that changes VMAs to write, any other to read. It

@@ -42,7 +42,7 @@ impl<M: Machine> Space<M> {
             }
             batch.finish();
         }
-        // `self` is by value: nobody else can find a VMA or a table of it any more, and so none needs
+        // `self` is by value: no other CPU can find a VMA or a table of it any more, and so none needs
         // to wait for a grace period.
         each_vma(&mut self.tree, |vma| cpu.drop_vma(vma));
         // SAFETY: flushed above, and unreachable.

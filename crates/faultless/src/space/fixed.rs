@@ -13,14 +13,14 @@ use crate::sync::rwlock::RwLock;
 use crate::sync::wait::Wait;
 use crate::tlb::cpuset::CpuSet;
 
-/// What reclaim needs of a space: its tables, what keeps writers away from them, and who may have cached
+/// What reclaim needs of a space: its tables, what excludes writers from them, and which CPUs may have cached
 /// translations.
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) id: SpaceId,
     /// The frame of the root table. It is a table until the space ends.
     pub(crate) root: FrameNumber,
-    /// Who changes the tree in place, and claims nothing, as long as it is alone.
+    /// The CPU that changes the tree in place, and claims nothing, as long as it is alone.
     pub(crate) owner: Padded<Owner>,
     pub(crate) ranges: Padded<RangeLock>,
     pub(crate) mmap_lock: Padded<RwLock>,

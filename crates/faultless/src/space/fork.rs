@@ -61,7 +61,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             self.cpu.vm().lazy.note(self.cpu, &child.core, hull);
         }
         for entry in child.tree.snapshot(&self.cpu.section()).iter_from(0) {
-            // SAFETY: the child's tree owns it, and nobody else knows the child.
+            // SAFETY: the child's tree owns it, and no other CPU can reach the child.
             let vma = unsafe { entry.value.as_ref() };
             vma.anon_vma.unseal();
             vma.sequence.end_write();

@@ -21,7 +21,7 @@ bitflags! {
     /// Linux's `MAP_*`, as far as they concern memory.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct MapFlags: u32 {
-        /// Everybody who inherits the mapping sees stores.
+        /// All that inherit the mapping see stores.
         const SHARED = 0x01;
         /// Stores are the process's own.
         const PRIVATE = 0x02;
@@ -197,7 +197,7 @@ impl<M: Machine> Space<M> {
         let area = Area { range: VirtRange::new(0, len), prot, flags: vma_flags, offset, object };
         let request = Request { addr, fixed, flags, late };
         let done = self.map_area(cpu, &request, &area);
-        // Nobody else has it if the mapping was refused, or if another CPU unmapped it already.
+        // This is the last share if the mapping was refused, or if another CPU unmapped it already.
         if let Some(object) = area.object {
             Object::release(object, cpu);
         }

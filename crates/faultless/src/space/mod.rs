@@ -1,4 +1,4 @@
-//! An address space: its VMAs, its tables, its counts, and who runs it.
+//! An address space: its VMAs, its tables, its counts, and the CPUs that run it.
 //!
 //! One file an operation: [`map`](Space::mmap), unmap, protect, remap, advise, brk, fork, exit, and
 //! the growth of stacks. Each starts with a [claim](write) on its pages, changes VMAs in a [step], and ends with a [flush](batch).
@@ -144,7 +144,7 @@ impl<M: Machine> Space<M> {
         let root = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(ROOT));
         let id = cpu.vm().new_space_id();
         let core = Shared::try_new(Core::new(id, root, cpu.id())).map_err(|oom| {
-            // SAFETY: nobody has seen the table.
+            // SAFETY: no CPU has seen the table.
             unsafe { cpu.free_tables(root, ROOT) };
             refused(oom)
         })?;
@@ -204,7 +204,7 @@ impl<M: Machine> Space<M> {
         let alone = || !self.core.cpus.any_but(cpu.id(), cpus);
         alone()
             && self.core.owner.try_take(cpu.id(), &cpu.vm().grace, || {
-                // Who begins to run the space meanwhile does so before it looks at the owner.
+                // A CPU that begins to run the space meanwhile does so before it reads the owner word.
                 (lost(Mutant::OwnerLooksAgain) || alone()) && !self.is_claimed(cpu, VirtRange::USER)
             })
     }
@@ -270,7 +270,7 @@ impl<M: Machine> Space<M> {
         cpu.state().resident.space.load(Ordering::Relaxed) == self.id.0
     }
 
-    /// The locking policy in force, which is the knob's, once everybody under another has left.
+    /// The locking policy in force, which is the knob's, once all CPUs under another have left.
     ///
     /// # Panics
     /// Where `cpu` is of another subsystem.

@@ -2,7 +2,7 @@
 //!
 //! Each page is served by a fault of its own, so pages may be unmapped between two of them. Such a fault never
 //! extends a stack: the page was mapped when the operation began, and a page that is not mapped any more is
-//! nobody's wish.
+//! no longer asked for.
 
 use super::Space;
 use super::vma::{Prot, Vma};

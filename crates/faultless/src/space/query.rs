@@ -352,7 +352,7 @@ impl<M: Machine> Space<M> {
         true
     }
 
-    /// What all who map the shared memory at `addr` know that place by, wherever they map it: the
+    /// What identifies the place at `addr` in shared memory, wherever it is mapped: the
     /// [identity](crate::heap::Shared::id) of the object, and the byte offset into it. `None` where memory
     /// is private, or nothing is mapped.
     ///

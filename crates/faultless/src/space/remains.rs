@@ -24,7 +24,7 @@ impl Drop for Remains {
     }
 }
 
-/// Takes each VMA out of a tree that nobody else knows.
+/// Takes each VMA out of a tree that nothing else refers to.
 pub(super) fn each_vma(tree: &mut Tree<Vma>, mut take: impl FnMut(Box<Vma>)) {
     for entry in tree.view_mut().iter_from(0) {
         // SAFETY: the tree's only pointer to it, which the tree does not follow; made by `heap::try_box`.

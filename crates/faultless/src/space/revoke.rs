@@ -58,7 +58,7 @@ impl<M: Machine> Space<M> {
                 }
             }
         }
-        // Who unmaps may have published that, and have to flush yet.
+        // An unmapping may be published, and not flushed yet.
         self.await_unmapping(cpu, VirtRange::USER);
     }
 

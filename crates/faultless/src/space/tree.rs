@@ -132,10 +132,10 @@ impl<T> Tree<T> {
         unsafe { Edit::begin(&self.root, self.writer.lock_mut(), local, grace) }
     }
 
-    /// The present version, of a tree that nobody else knows.
+    /// The present version, of a tree that nothing else refers to.
     pub fn view_mut(&mut self) -> View<'_, T> {
         let root = NonNull::new(self.root.load(Ordering::Relaxed));
-        // SAFETY: views and edits borrow the tree, so nobody changes it.
+        // SAFETY: views and edits borrow the tree, so it does not change.
         unsafe { View::new(root) }
     }
 

@@ -44,7 +44,7 @@ bitflags! {
     /// How a VMA behaves, beyond its protection.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct VmaFlags: u32 {
-        /// Stores are seen by everybody who maps the same object.
+        /// Stores are seen by all that map the same object.
         const SHARED = 1 << 0;
         /// Grows downwards on faults just below.
         const GROWSDOWN = 1 << 1;

@@ -93,7 +93,7 @@ impl RetireChain {
     /// Adds an object.
     ///
     /// # Safety
-    /// It and the objects in the chain are alive as long as the chain is used, and nobody else touches
+    /// It and the objects in the chain are alive as long as the chain is used, and nothing else touches
     /// their links.
     #[inline]
     pub unsafe fn push(&mut self, object: NonNull<RetireLink>) {
@@ -169,7 +169,7 @@ impl RetireChain {
 /// The retired objects of one CPU.
 ///
 /// *Invariant (retired is ours):* every object in a chain was given to [`Grace::retire`] on this CPU
-/// and has not been given out since, so it is alive and nobody else touches its link.
+/// and has not been given out since, so it is alive and nothing else touches its link.
 #[derive(Default)]
 struct Bags {
     /// What was retired in the latest even and the latest odd epoch, and which epochs these are.
@@ -177,7 +177,7 @@ struct Bags {
     due: RetireChain,
 }
 
-// SAFETY: who owns the bags owns the objects in them (retired is ours).
+// SAFETY: the bags own the objects in them (retired is ours).
 unsafe impl Send for Bags {}
 
 impl Bags {
@@ -319,7 +319,7 @@ impl Grace {
     /// # Safety
     /// - The objects are alive until they are given out, and unlinked: no section that is opened from
     ///   now on finds them.
-    /// - They are not retired already, and nobody else touches their links.
+    /// - They are not retired already, and nothing else touches their links.
     #[inline]
     pub unsafe fn retire_all(&self, local: &Local, objects: RetireChain) {
         // After the unlinking, before the epoch is read: see the top.
@@ -400,8 +400,8 @@ impl Grace {
         self.await_sections(local, wait);
     }
 
-    /// [`synchronize`](Self::synchronize) for who keeps everybody out of the locks of a space, and holds
-    /// nothing else: these are not waited for in sections, so sections end all the same.
+    /// [`synchronize`](Self::synchronize) by a CPU that holds the locks of a space exclusively, and
+    /// nothing else: no CPU waits for these in a section, so sections end all the same.
     ///
     /// # Panics
     /// In a section; in builds with debug assertions, under another lock too.

@@ -27,10 +27,10 @@ pub enum Mutant {
     StackIsFlushed,
     /// What hardware set in a pinned entry is kept. A dirty bit is lost.
     KeepGained,
-    /// A section's mark. Nobody waits for the reader.
+    /// A section's mark. The grace period does not wait for the reader.
     SectionMark,
-    /// The fence with which a section begins. Who frees does not see the mark; and who revokes an object's pages does
-    /// not see the entry of a fault that still sees such a page.
+    /// The fence with which a section begins. The CPU that frees does not see the mark; and a revocation of an object's
+    /// pages does not see the entry of a fault that still sees such a page.
     SectionFence,
     /// The look at all marks before the epoch advances. It advances while an old section is open.
     LookAtMarks,
@@ -42,20 +42,20 @@ pub enum Mutant {
     /// The fence between the looks at the epoch and at the marks. A section that was opened meanwhile is
     /// not seen.
     AdvanceFence,
-    /// Who makes what is owned shared waits until the owner lets go. It reads what is being changed in place.
+    /// A CPU that makes an owned space shared waits until the owner releases it. The CPU reads what is being changed in place.
     JoinAwaitsOwner,
-    /// Who tries to become the owner looks whether others are in sections. It changes in place what they read.
+    /// A CPU that tries to become the owner looks whether others are in sections. It changes in place what they read.
     TryLooks,
-    /// Who uses a space looks who owns it. It reads what is being changed in place.
+    /// A CPU that uses a space reads the owner word. The CPU reads what is being changed in place.
     UserLooksAtOwner,
-    /// Who begins to run a space looks who owns it. Its faults read what is being changed in place.
+    /// A CPU that begins to run a space reads the owner word. Its faults read what is being changed in place.
     RunnerLooksAtOwner,
     /// A CPU that tries to become the owner of a space looks a second time whether it is alone there. A CPU that has begun to run
     /// the space reads what is being changed in place.
     OwnerLooksAgain,
     /// Claims that conflict wait for each other.
     RangeConflict,
-    /// Who lets a parked waiter's last blocker go wakes it. It sleeps for ever.
+    /// The release of a parked waiter's last blocker wakes it. It sleeps for ever.
     ReleaseWakes,
     /// A claim is overtaken while it is parked, and at no other time. One that is held has another beside it.
     OvertakesParked,
@@ -69,18 +69,18 @@ pub enum Mutant {
     SpinExcludes,
     /// Flush before the references are put. The frame has its next owner while it is still mapped.
     FlushFirst,
-    /// Who answers a request has dropped the translations. It answers, and goes on using them.
+    /// A CPU that acknowledges a request has dropped the translations. It acknowledges, and goes on using them.
     DropTranslations,
-    /// The sender waits for answers.
+    /// The sender waits for acknowledgements.
     AwaitAnswers,
-    /// The fence between the changed tables and the look at who runs the space. A CPU that joins
+    /// The fence between the changed tables and the look at the set of CPUs that run the space. A CPU that joins
     /// meanwhile walks the old ones and is not told.
     JoinFence,
-    /// The fence of who joins, between its entry into the set and its first walk: the other half.
+    /// The fence of a CPU that joins, between its entry into the set and its first walk: the other half.
     EnterSetFence,
-    /// A full inbox drops everything. What did not fit is answered, and not dropped.
+    /// A full queue of requests drops everything. What did not fit is acknowledged, and not dropped.
     OverflowDropsAll,
-    /// Who waits serves requests. Two CPUs that flush each other wait for ever.
+    /// A wait loop services requests. Two CPUs that flush each other wait for ever.
     WaiterAnswers,
     /// A switch to another space drops the translations of the old one.
     LeaveFlush,
@@ -111,8 +111,8 @@ pub enum Mutant {
     HoleIsFlushed,
     /// A discard holds its entries until they are flushed. Another CPU uses a new page while one uses the old.
     DiscardHolds,
-    /// Who copies an object's page looks at the object's length once it has the entry. It installs a copy of what was
-    /// cut off, behind the back of who cuts it off.
+    /// A fault that copies an object's page reads the object's length again once it has the entry. It installs a copy of
+    /// a page that was cut off meanwhile, after the truncation has looked there.
     CopyLooksAgain,
     /// Rights that were taken away are flushed.
     ProtectFlush,
@@ -122,10 +122,10 @@ pub enum Mutant {
     ReclaimLooksAtDirty,
     /// Reclaim flushes before it drops the references. The frame has its next owner while it is mapped.
     ReclaimFlush,
-    /// Who ends a space waits for reclaim in it. It frees tables that are being looked at.
+    /// The end of a space waits for reclaim in it. It frees tables that reclaim reads.
     ExitAwaitsReclaim,
-    /// What is marked as clean is flushed. A store through an old translation leaves it marked so, and who
-    /// reclaims it loses the store.
+    /// What is marked as clean is flushed. A store through an old translation leaves it marked so, and
+    /// reclaim loses the store.
     FreeFlush,
     /// An unlinked table waits for a grace period. A walk that is in it installs in a frame that is
     /// another's.
@@ -135,13 +135,13 @@ pub enum Mutant {
     UnmapLooksAgain,
     /// A table is published only while its VMA is in force.
     TableValidated,
-    /// The fence of who shortens an object, before its pages go.
+    /// The fence of a truncation, before the object's pages go.
     TruncateFence,
-    /// Who makes an object's page looks at its length again.
+    /// A fault that adds a page to an object reads the object's length again.
     ObjectLooksAgain,
-    /// Who finds an object's page looks at its entry again once it has the reference.
+    /// A CPU that finds an object's page reads its entry again once it has the reference.
     ReferLooksAgain,
-    /// Who reaches a page from outside looks at its entry again once it has the reference. It reads what is another's.
+    /// An access from outside reads the page's entry again once it has the reference. It reads a frame that has another owner.
     AccessLooksAgain,
     /// A batch takes each of its entries before it commits it. It overwrites what another made there.
     BatchTakesEach,
@@ -149,7 +149,7 @@ pub enum Mutant {
     BatchAsks,
     /// A batch that is given up gives its frames back. They are lost.
     BatchGivesBack,
-    /// The count of a frame's next life is stored with release. Who takes a reference by a name of before
+    /// The count of a frame's next life is stored with release. A CPU that takes a reference by an old frame number
     /// finds the entry as it was.
     FreshCountReleases,
 }

@@ -19,7 +19,7 @@ pub enum Write {
     /// A read-modify-write, or a compare-exchange that succeeded.
     Modify,
     /// A compare-exchange that failed: nothing changed, but the hardware has taken the line for
-    /// writing from whoever had it.
+    /// writing from the CPU that had it.
     FailedCompare,
 }
 
@@ -29,7 +29,7 @@ pub type Hook = fn(address: usize, bytes: usize, kind: Write, at: &'static Locat
 /// The hook as a pointer; null is none.
 static HOOK: Plain<()> = Plain::new(core::ptr::null_mut());
 
-/// Makes `hook` the one that hears, or nobody.
+/// Reports accesses to `hook`, or to nothing.
 ///
 /// # Safety
 /// The hook is called in the middle of everything: it does not call the subsystem.
@@ -161,7 +161,7 @@ macro_rules! observed {
                 result
             }
 
-            /// As core's; not reported, for nobody else can reach the value.
+            /// As core's; not reported, as no other CPU can reach the value.
             #[inline]
             pub fn get_mut(&mut self) -> &mut $value {
                 self.0.get_mut()

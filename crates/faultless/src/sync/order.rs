@@ -3,22 +3,22 @@
 //! Everything that a CPU of the subsystem holds or waits for is of a [`Class`], and every class has a
 //! rank: the number in the list of `classes!` below. There is one rule:
 //!
-//! **Who waits for something holds nothing of its rank or a later one.**
+//! **A CPU that waits for something holds nothing of the same rank or a later one.**
 //!
 //! Each wait then goes to a later rank than all that the waiter keeps from others, so no circle of
 //! waiters closes. What the rule says of each class:
 //!
-//! - a *grace period* is first: who waits for it holds nothing, and is in no section. One exception:
-//!   the switch of the locking policy waits under the first two locks, which keep everybody out of them;
-//!   nobody needs them to end a section ([`Grace::synchronize_locked`]);
-//! - *reclaim* in a space keeps that space alive, and takes its locks after that. Who ends the space
+//! - a *grace period* is first: a CPU that waits for it holds nothing, and is in no section. One exception:
+//!   the switch of the locking policy waits while it holds the first two locks, which excludes all other CPUs from
+//!   them; no section needs them to end ([`Grace::synchronize_locked`]);
+//! - *reclaim* in a space keeps that space alive, and takes its locks after that. The CPU that ends the space
 //!   waits for it, holding nothing;
-//! - the locks of a *space* come before *sections*: nobody waits for one of them inside a section.
-//!   Opening a section waits for nobody, so it may be done anywhere;
+//! - the locks of a *space* come before *sections*: no CPU waits for one of them inside a section.
+//!   Opening a section does not wait, so it may be done anywhere;
 //! - a *tree's writer* takes one short step, in which it may wait for the faults in the VMAs that it stops;
 //! - *VMA locks* of one space are taken together, by a writer that has the space's lock. Faults only try
 //!   them, and then only try the space's lock and no tree's: what is tried is not waited for;
-//! - *entries* are taken by trying. Those who wait for somebody else's hold none, present or not;
+//! - *entries* are taken by trying. A CPU that waits for an entry that another CPU holds has none itself, present or not;
 //! - a *flush* waits for other CPUs: under a *busy* entry, which the MMU cannot use and other CPUs wait
 //!   for only while they answer flush requests, but not under a *pinned* one;
 //! - *leaves* are last: their holders wait for nothing, not even for another leaf.
@@ -45,7 +45,7 @@ pub trait Class {
 #[cfg(debug_assertions)]
 struct Listed {
     rank: u8,
-    /// Whether who holds some may wait for more of the same class.
+    /// Whether a holder of some may wait for more of the same class.
     several: bool,
     name: &'static str,
 }

@@ -28,13 +28,13 @@ const GIVEN: u8 = 2;
 pub struct Permit(AtomicU8);
 
 impl Permit {
-    /// The permit of a CPU that runs, and that nobody has woken.
+    /// The permit of a CPU that runs, without a pending wake-up.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         Self(AtomicU8::new(NONE))
     }
 
-    /// The permit of a CPU that runs, and that nobody has woken.
+    /// The permit of a CPU that runs, without a pending wake-up.
     #[cfg(loom)]
     pub fn new() -> Self {
         Self(AtomicU8::new(NONE))

@@ -92,7 +92,7 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// `range`, beside others who share it.
+    /// `range`, together with other shared claims.
     #[inline(always)]
     pub const fn shared(range: VirtRange) -> Self {
         Self { ranges: [range, VirtRange { start: 0, end: 0 }], shared: true }
@@ -186,7 +186,7 @@ impl ClaimSlot {
     }
 }
 
-/// The claims of one lock: who is earlier in the list is served first.
+/// The claims of one lock: the earlier one in the list is served first.
 #[derive(Debug)]
 struct Queue {
     first: Name,
@@ -288,7 +288,7 @@ impl Sleepers {
     }
 }
 
-/// A lock of address ranges; see the module for who is served when. One per address space.
+/// A lock of address ranges; see the module for the order of service. One per address space.
 #[derive(Debug)]
 pub struct RangeLock {
     queue: SpinLock<Queue, ClaimQueue>,

@@ -4,10 +4,10 @@
 //! as with a kernel's reader-writer semaphore. Protocol:
 //!
 //! - a reader adds itself to the word; if no writer holds the lock or is next, that is all;
-//! - otherwise it takes itself out again and queues; so does a writer that finds anyone inside;
+//! - otherwise it takes itself out again and queues; so does a writer that finds the lock held;
 //! - the queue is a ticket lock: first come, first served. Its head waits for the word: a reader
 //!   until no writer is inside, a writer, after marking the word so that new readers queue behind
-//!   it, until nobody is;
+//!   it, until the lock is free;
 //! - a writer may become a reader without letting go ([`downgrade`](WriteGuard::downgrade)). The word has a bit for
 //!   it, since there is one at most, so that others can [wait](ReadGuard::await_downgraded) until it has left.
 //!
@@ -64,7 +64,7 @@ impl RwLock {
             return guard;
         }
         self.queued(wait, || {
-            // At the head nobody is `NEXT_IS_WRITER`, and a writer inside leaves. Counted in the
+            // At the head no writer sets `NEXT_IS_WRITER`, and a writer inside leaves. Counted in the
             // word already, this reader keeps the next writer out.
             self.word.fetch_add(READER, Ordering::Relaxed);
             until(wait, || self.word.load(Ordering::Acquire) & WRITER == 0);
@@ -111,7 +111,7 @@ impl RwLock {
             return true;
         }
         self.word.load(Ordering::Relaxed) == from
-            // Acquire meets the Release of everyone who left.
+            // Acquire meets the Release of every holder that left.
             && self
                 .word
                 .compare_exchange(from, WRITER, Ordering::Acquire, Ordering::Relaxed)
@@ -144,7 +144,7 @@ pub struct ReadGuard<'a> {
 
 impl ReadGuard<'_> {
     /// Waits until the reader inside that was the writer has left, if there is one. No other comes meanwhile. It
-    /// waits for no reader, so that to hold the lock here keeps nobody from leaving it.
+    /// waits for no other reader, so a caller that holds the lock delays no CPU that leaves it.
     pub fn await_downgraded(&self, wait: &(impl Wait + ?Sized)) {
         // Acquire meets the Release of its leaving.
         until(wait, || self.lock.word.load(Ordering::Acquire) & DOWNGRADED == 0);
@@ -160,7 +160,7 @@ impl Drop for ReadGuard<'_> {
 
 /// The writer inside an [`RwLock`], or the reader that it has become.
 #[derive(Debug)]
-#[must_use = "who is inside leaves when the guard is dropped"]
+#[must_use = "the lock is released when the guard is dropped"]
 pub struct WriteGuard<'a> {
     lock: &'a RwLock,
     /// What it has in the word.

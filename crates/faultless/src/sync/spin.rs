@@ -1,4 +1,4 @@
-//! A spin lock, for critical sections of a few instructions that wait for nobody.
+//! A spin lock, for critical sections of a few instructions that wait for nothing.
 //!
 //! Test-and-test-and-set: a waiter reads until the lock looks free, and only then writes the line.
 //! Not fair; what needs fairness queues by itself ([`range`](super::range)).
@@ -46,7 +46,7 @@ pub struct SpinLock<T, C = Outside> {
 
 // SAFETY: `value` is reached by one thread at a time (lock owns), which is sending it.
 unsafe impl<T: Send, C> Sync for SpinLock<T, C> {}
-// SAFETY: whoever owns the lock owns the value.
+// SAFETY: the lock owns the value.
 unsafe impl<T: Send, C> Send for SpinLock<T, C> {}
 
 impl<T> SpinLock<T> {
@@ -98,14 +98,14 @@ impl<T, C> SpinLock<T, C> {
         }
     }
 
-    /// Takes the lock, which nobody else can reach now. So it is in no order.
+    /// Takes the lock, which no other CPU can reach now. So it is in no order.
     #[inline]
     pub fn lock_mut(&mut self) -> SpinGuard<'_, T, C> {
         self.held.store(true, Ordering::Relaxed);
         SpinGuard { lock: self, mark: Mark::none() }
     }
 
-    /// Takes the lock if nobody holds it. It is not written down.
+    /// Takes the lock if it is free. It is not written down.
     #[inline]
     #[cfg_attr(feature = "observe", track_caller)]
     pub fn try_lock(&self) -> Option<SpinGuard<'_, T, C>> {
@@ -117,7 +117,7 @@ impl<T, C> SpinLock<T, C> {
         (taken || lost(Mutant::SpinExcludes)).then(|| SpinGuard { lock: self, mark: Mark::none() })
     }
 
-    /// The value, which nobody else can reach now.
+    /// The value, which no other CPU can reach now.
     #[inline]
     pub fn get_mut(&mut self) -> &mut T {
         // SAFETY: `&mut self` excludes guards and other threads.

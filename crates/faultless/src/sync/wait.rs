@@ -6,14 +6,14 @@ use crate::machine::CpuId;
 
 /// How a waiter spends the time between two looks.
 ///
-/// Whoever waits, answers: a CPU of the subsystem serves flush requests here, so that a lock's
+/// Wait loops service shootdown requests: a CPU of the subsystem serves them here, so that a lock's
 /// holder may wait for the flush of a CPU that waits for the lock.
 pub trait Wait {
     /// Called after each look that found nothing; `looks` counts them from 0 and stops at its
     /// largest value.
     fn wait(&self, looks: u32);
 
-    /// Called in place of [`wait`](Self::wait) after [`LOOKS_BEFORE_PARKING`] looks, by who has said where
+    /// Called in place of [`wait`](Self::wait) after [`LOOKS_BEFORE_PARKING`] looks, by a waiter that has said where
     /// others see it that it wants to be [woken](Self::wake): gives the core away until then. May return
     /// for no reason, and returns at once after a wake-up that came before.
     fn park(&self) {
@@ -23,7 +23,7 @@ pub trait Wait {
     /// Ends the [`park`](Self::park) of another CPU, or its next one.
     fn wake(&self, _cpu: CpuId) {}
 
-    /// Where the waiting CPU writes down what it holds; see [`order`](super::order). Whoever is no CPU
+    /// Where the waiting CPU writes down what it holds; see [`order`](super::order). A waiter that is no CPU
     /// of the subsystem writes nothing down.
     #[inline(always)]
     fn order(&self) -> Option<&Record> {
@@ -35,7 +35,7 @@ pub trait Wait {
 /// again, so that a wait costs at most twice what it would if its length were known.
 pub const LOOKS_BEFORE_PARKING: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 64 };
 
-/// Waits by spinning, and answers nobody: for leaves and tests.
+/// Waits by spinning, and services no requests: for leaves and tests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Spin;
 

@@ -1,6 +1,6 @@
 //! Page tables, in one format on every machine.
 //!
-//! - [`format`]: the bits of an entry, and the levels; - [`protocol`]: who may change an entry, and how; - [`node`]: one table;
+//! - [`format`]: the bits of an entry, and the levels; - [`protocol`]: which CPU may change an entry, and how; - [`node`]: one table;
 //! - [`walk`]: one address; - [`range`]: many.
 //!
 //! Tables appear when a fault publishes one into the entry above, under the same protocol and the

@@ -58,7 +58,7 @@ pub const fn index(addr: u64, level: u32) -> usize {
 #[inline(always)]
 pub unsafe fn entries<M: Machine>(machine: &M, frame: FrameNumber) -> &[AtomicU64; ENTRIES] {
     // SAFETY: the machine's contract makes the frame a valid, aligned page for its whole life; the
-    // caller's promise makes it a table, which everybody only reaches through atomics.
+    // caller's promise makes it a table, which is only reached through atomics.
     unsafe { &*machine.frame_bytes(frame).cast::<[AtomicU64; ENTRIES]>() }
 }
 

@@ -54,11 +54,11 @@ impl<M: Machine> Drop for Block<'_, M> {
     fn drop(&mut self) {
         let frames = &self.vm.frames;
         let refs = frames.meta(self.first).put_ref();
-        debug_assert_eq!(refs, 0, "somebody else refers to {self:?}");
+        debug_assert_eq!(refs, 0, "{self:?} is still referred to");
         // SAFETY: the only reference was this one's. The frames were never in a page table of the subsystem, so no CPU
         // has a translation of them.
         let frame = unsafe { frames.reclaim(self.first).settle() };
-        // A node's lock is a leaf: whoever holds it waits for nobody.
+        // A node's lock is a leaf: its holder waits for nothing.
         frames.free_to_node(frame, &Spin);
     }
 }
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_aligned_and_nobody_elses() {
+    fn blocks_are_aligned_and_exclusive() {
         with_cpu(512, |cpu| {
             let space = Space::new(cpu).unwrap();
             space.mmap(cpu, AT, 16 * PAGE_SIZE, RW, FIXED).unwrap();

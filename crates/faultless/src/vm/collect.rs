@@ -169,7 +169,7 @@ impl<M: Machine> Cpu<'_, M> {
         for left in self.vm().ended.take() {
             match left {
                 Left::Space(remains) => Space::from_remains(remains).end(self),
-                // SAFETY: the last share was dropped, and nobody knows the tables any more.
+                // SAFETY: the last share was dropped, and the tables are unreachable.
                 Left::Object(root, pages) => unsafe { Object::end(self, root, pages) },
             }
             count += 1;

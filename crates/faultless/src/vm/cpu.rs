@@ -24,7 +24,7 @@ pub struct Cpu<'v, M: Machine> {
     pub(super) local: Local,
     /// This CPU's slot of `vm.cpus`.
     pub(super) state: &'v CpuState,
-    /// `CpuState` is `Sync` for those who read its atomics; the CPU itself is not.
+    /// `CpuState` is `Sync` because other CPUs read its atomics; the CPU itself is not.
     not_sync: PhantomData<Cell<()>>,
 }
 

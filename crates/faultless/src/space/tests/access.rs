@@ -108,7 +108,7 @@ fn a_store_from_outside_copies_what_others_have() {
         child.write_bytes(cpu, AT + P, &101u64.to_ne_bytes()).unwrap();
         assert_eq!([0, 1, 2].map(|page| word(cpu, space, AT + page * P).unwrap()), [100, 1, 2]);
         assert_eq!([0, 1, 2].map(|page| word(cpu, &child, AT + page * P).unwrap()), [0, 101, 2]);
-        // The page of zeros is nobody's.
+        // The zero page belongs to no space.
         assert_eq!(word(cpu, space, AT + 3 * P), Ok(0));
         space.write_bytes(cpu, AT + 3 * P, &9u64.to_ne_bytes()).unwrap();
         assert_eq!(word(cpu, &child, AT + 3 * P), Ok(0));
@@ -234,7 +234,7 @@ fn a_load_from_outside_marks_the_page() {
     });
 }
 
-/// Two CPUs write and read a word from outside: nobody sees half of one.
+/// Two CPUs write and read a word from outside: neither sees half of one.
 #[test]
 fn aligned_words_are_copied_whole() {
     const ROUNDS: u64 = if cfg!(miri) { 20 } else { 1_000_000 };

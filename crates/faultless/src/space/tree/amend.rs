@@ -1,4 +1,4 @@
-//! A change of the present version itself, while nobody else reads the tree.
+//! A change of the present version itself, while no other CPU reads the tree.
 
 use super::node::{Extent, Node, Slot, Slots};
 use super::path::{Fit, Path};
@@ -9,7 +9,7 @@ use core::ptr::NonNull;
 /// one leaf, which is neither to be split nor joined. Returns whether it did: else nothing has changed.
 ///
 /// # Safety
-/// `root` leads to a version that nobody reads meanwhile, and to which no reference is left.
+/// `root` leads to a version that is not read meanwhile, and to which no reference is left.
 #[inline(always)]
 pub(super) unsafe fn amend(
     root: NonNull<Node>,
@@ -38,7 +38,7 @@ pub(super) unsafe fn amend(
     }
 
     let mut this = path.step(0).node;
-    // SAFETY: nobody reads the nodes, and no other reference is in use.
+    // SAFETY: no other CPU reads the nodes, and no other reference is in use.
     unsafe { this.as_mut() }.splice(first, removed, new);
     // What is said of it above.
     for level in 1..=path.top {

@@ -253,7 +253,7 @@ impl Draft {
             return node;
         }
         let mut copy = self.take();
-        // SAFETY: `take` gives memory for a node that nobody else has; the old node is valid, and
+        // SAFETY: `take` gives memory for a node that nothing else refers to; the old node is valid, and
         // only this writer writes to its links.
         unsafe {
             copy.copy_from_nonoverlapping(node, 1);
@@ -266,7 +266,7 @@ impl Draft {
     /// A private node without slots, for which one is in reserve.
     fn blank(&mut self, level: u8) -> NonNull<Node> {
         let node = self.take();
-        // SAFETY: `take` gives memory for a node that nobody else has.
+        // SAFETY: `take` gives memory for a node that nothing else refers to.
         unsafe { node.write(Node::blank(level, self.born)) };
         node
     }
@@ -319,7 +319,7 @@ impl Drop for Draft {
 /// Frees the nodes of the subtree, or only those of one edit, below which all others lie.
 ///
 /// # Safety
-/// Those nodes are reachable through `node` alone, and nobody reads them.
+/// Those nodes are reachable through `node` alone, and are not being read.
 pub(super) unsafe fn free_subtree(node: NonNull<Node>, born: Option<u64>) {
     // SAFETY: valid until it is freed below.
     let this = unsafe { node.as_ref() };

@@ -260,7 +260,7 @@ pub(super) fn allocate() -> Result<NonNull<Node>, OutOfMemory> {
 /// Gives the memory of a node back.
 ///
 /// # Safety
-/// It came from [`allocate`], and nobody refers to it any more.
+/// It came from [`allocate`], and nothing refers to it any more.
 pub(super) unsafe fn free(node: NonNull<Node>) {
     #[cfg(all(test, not(loom)))]
     ledger::freed();

@@ -71,7 +71,7 @@ impl Path {
     #[inline(always)]
     pub(super) fn step(&self, level: usize) -> Step {
         debug_assert!(level <= self.top);
-        // SAFETY: a path reaches the root, and nobody asks for more.
+        // SAFETY: a path reaches the root, and no caller asks for more.
         unsafe { self.steps[level].assume_init() }
     }
 

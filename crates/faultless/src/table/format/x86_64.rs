@@ -140,7 +140,7 @@ impl Entry {
         Self(frame | if hidden { HIDDEN } else { PRESENT })
     }
 
-    /// The same leaf, mapping a frame that nobody counts.
+    /// The same leaf, mapping a frame that is not counted.
     #[inline]
     pub const fn special(self) -> Self {
         Self(self.0 | SPECIAL)
@@ -203,7 +203,7 @@ impl Entry {
         self.0 & PRESENT != 0
     }
 
-    /// Whether a page is there that nobody may reach.
+    /// Whether a page is there that no program may reach.
     #[inline]
     pub const fn is_hidden(self) -> bool {
         self.0 & HIDDEN != 0
@@ -284,7 +284,7 @@ impl Entry {
         old.is_present() && lost | other != 0
     }
 
-    /// Whether the frame is one that nobody counts.
+    /// Whether the frame is one that is not counted.
     #[inline]
     pub const fn is_special(self) -> bool {
         self.0 & SPECIAL != 0
