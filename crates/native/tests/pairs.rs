@@ -9,6 +9,7 @@ use faultless::Locking;
 use faultless_native::{Config, Native};
 use stress::pairs::known::known;
 use stress::pairs::op::{Op, RW};
+use stress::pairs::table::{Base, Kind, Relation};
 use stress::{Plan, Progress, Source, Thread};
 
 /// Runs it under each policy.
@@ -52,4 +53,15 @@ fn what_has_no_order_is_found() {
         }))
     });
     assert_eq!(judged, Ok([true, false]));
+}
+
+/// The numbers of SPECIFICATION.md, B16.
+#[test]
+fn the_specification_counts_the_table() {
+    let specification = include_str!("../../../SPECIFICATION.md");
+    let [kinds, relations, bases] = [Kind::ALL.len(), Relation::ALL.len(), Base::ALL.len()];
+    let says = format!(
+        "every pair of {kinds} operations in {relations} relations from {bases} starting states"
+    );
+    assert!(specification.contains(&says), "SPECIFICATION.md does not say: {says}");
 }

@@ -9,6 +9,7 @@ use crate::fault::prefault::history::HistoryCell;
 use crate::machine::{MAX_CPUS, Machine};
 use crate::space::batch::FlushBatch;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::order::Reclaim;
 use crate::table::node::ROOT;
 use crate::vm::Cpu;
 use core::marker::PhantomData;
@@ -18,9 +19,12 @@ impl<M: Machine> Space<M> {
     ///
     /// # Panics
     /// When a CPU still runs the space, and so may use its tables: it [leaves](Space::deactivate) first. The space's
-    /// frames are lost then. When `cpu` is of another [`Vm`](crate::Vm); a CPU of its own ends it later.
+    /// frames are lost then. When `cpu` is of another [`Vm`](crate::Vm); a CPU of its own ends it later. In builds with debug
+    /// assertions, inside a closure that lists areas; the space is dropped then, and [ended later](Cpu::end_dropped).
     pub fn exit(self, cpu: &Cpu<'_, M>) {
         self.check_vm(cpu);
+        // The first that it waits for: a CPU that may not wait has changed nothing yet.
+        cpu.local().order().before::<Reclaim>();
         let inside = self.core.cpus.iter(cpu.vm().machine().cpus()).next();
         assert!(inside.is_none(), "{:?} is to end while {inside:?} runs it", self.id());
         self.end(cpu);

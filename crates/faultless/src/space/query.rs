@@ -151,13 +151,13 @@ fn is_changing<'a>(mut vma: &'a Vma, next: impl Iterator<Item = &'a Vma>) -> boo
 }
 
 impl<M: Machine> Space<M> {
-    /// The space's VMAs in the form of `/proc/self/maps`.
+    /// The space's VMAs in the form of `/proc/self/maps`. They are written in a grace section: the formatter that the listing is
+    /// [displayed](fmt::Display) in must obey what is said at [`areas`](Self::areas).
     pub fn maps<'a, 'v>(&'a self, cpu: &'a Cpu<'v, M>) -> Maps<'a, 'v, M> {
         Maps { space: self, cpu, label: |_| None }
     }
 
-    /// As [`maps`](Self::maps), with the names that `label` gives for the objects' tags. It is called in a grace
-    /// section, and so must not wait for calls of other CPUs on spaces.
+    /// As [`maps`](Self::maps), with the names that `label` gives for the objects' tags. It is called in the same section.
     pub fn maps_with<'a, 'v, P, F>(&'a self, cpu: &'a Cpu<'v, M>, label: F) -> Maps<'a, 'v, M, F>
     where
         P: AsRef<str>,
@@ -167,6 +167,11 @@ impl<M: Machine> Space<M> {
     }
 
     /// Tells of each VMA, in ascending order, all of one moment (but for the counts of pages).
+    ///
+    /// `tell` is called in a grace section, which keeps every CPU from reusing what any CPU frees meanwhile. So it must be short;
+    /// it must not wait for calls of other CPUs on spaces; and it must not call what waits: calls that change a space, faults,
+    /// [`read_bytes`](Self::read_bytes), [`exit`](Self::exit), [`Cpu::end_dropped`](crate::Cpu::end_dropped). Other listings, of this
+    /// space or another, may be nested. In builds with debug assertions a call that may wait panics.
     pub fn areas(&self, cpu: &Cpu<'_, M>, mut tell: impl FnMut(AreaInfo)) {
         let section = self.section(cpu);
         let heap = self.heap.get();
@@ -193,7 +198,7 @@ impl<M: Machine> Space<M> {
     /// Tells of each area that overlaps `range`, in ascending order and whole, all of one moment, until
     /// `tell` says no. No page is looked at.
     ///
-    /// `tell` is called in a grace section, and so must not wait for calls of other CPUs on spaces.
+    /// `tell` is called in a grace section, and must obey what is said at [`areas`](Self::areas).
     pub fn each_area(
         &self,
         cpu: &Cpu<'_, M>,
@@ -259,7 +264,8 @@ impl<M: Machine> Space<M> {
     }
 
     /// Which pages from `addr` on are there: one call of `tell` a page, for `len` bytes rounded up to
-    /// pages, as `mincore` fills its vector. `tell` runs in a grace section: it must not wait, or access a space.
+    /// pages, as `mincore` fills its vector. `tell` runs in a grace section, and must obey what is said at
+    /// [`areas`](Self::areas).
     ///
     /// # Errors
     /// `EINVAL`: `addr` is unaligned. `ENOMEM`: a page of the range is not mapped; nothing is reported

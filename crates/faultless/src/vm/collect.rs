@@ -12,7 +12,7 @@ use crate::space::tree::{self, RETIRE_TREE_NODE};
 use crate::space::vma::{RETIRE_VMA, Vma};
 use crate::sync::grace::{RetireChain, RetireLink};
 use crate::sync::mutant::{Mutant, lost};
-use crate::sync::order::GracePeriod;
+use crate::sync::order::{GracePeriod, Reclaim};
 use crate::table::range;
 use alloc::boxed::Box;
 use core::ptr::NonNull;
@@ -156,6 +156,9 @@ impl<M: Machine> Cpu<'_, M> {
     /// Ends the spaces and objects that were dropped, and returns how many. The functions that make a space or an object, or end a
     /// space, do the same, and so do [`zero_ahead`](Self::zero_ahead), [`drain`](Self::drain) and a CPU that is out of memory. A
     /// kernel calls this where it wants the memory back at once, or where the CPU has time. Not inside a closure that lists areas.
+    ///
+    /// # Panics
+    /// In builds with debug assertions, where something is to be ended inside such a closure. It stays to be ended.
     #[inline]
     pub fn end_dropped(&self) -> usize {
         if self.vm().ended.is_empty() { 0 } else { self.end_left() }
@@ -164,6 +167,8 @@ impl<M: Machine> Cpu<'_, M> {
     #[cold]
     #[inline(never)]
     fn end_left(&self) -> usize {
+        // Nothing may be taken off the list by a CPU that must not wait.
+        self.local.order().before::<Reclaim>();
         let mut count = 0;
         // What a space leaves may hold the last share of an object, which is released with it.
         for left in self.vm().ended.take() {

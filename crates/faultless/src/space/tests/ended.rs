@@ -9,6 +9,7 @@ use crate::knob::Setting;
 use crate::space::{Advice, Backing, MapFlags, Prot, Space};
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::vec::Vec;
 
@@ -169,7 +170,38 @@ fn what_is_dropped_belongs_to_its_own_vm() {
     assert_clean(&other);
 }
 
-/// Then nobody is there to end them; what they have on the heap is freed at once.
+/// An end inside a listing would wait in a section. It is refused before anything has changed.
+#[cfg(debug_assertions)]
+#[test]
+fn an_end_inside_a_listing_is_refused_whole() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let file = object(&cpu);
+    let listed = used(&cpu, &file);
+    let mut ends = Some(used(&cpu, &file));
+    let exit = || listed.areas(&cpu, |_| ends.take().unwrap().exit(&cpu));
+    assert!(catch_unwind(AssertUnwindSafe(exit)).is_err());
+    drop((listed, file));
+    assert_eq!(cpu.end_dropped(), 2);
+    assert_clean(&cpu);
+}
+
+/// The same of what was dropped.
+#[cfg(debug_assertions)]
+#[test]
+fn what_was_dropped_is_not_ended_inside_a_listing() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let listed = used(&cpu, &object(&cpu));
+    drop(object(&cpu));
+    let end = || listed.areas(&cpu, |_| assert_eq!(cpu.end_dropped(), 0));
+    assert!(catch_unwind(AssertUnwindSafe(end)).is_err());
+    drop(listed);
+    assert_eq!(cpu.end_dropped(), 2, "and the object");
+    assert_clean(&cpu);
+}
+
+/// Then no CPU is left to end them; what they have on the heap is freed at once.
 #[test]
 fn spaces_and_objects_may_outlive_their_vm() {
     let vm = guest::vm(1, 256);
