@@ -36,7 +36,7 @@ fn write(guest: &Guest<'_>, space: &Space, at: u64, value: u64) -> Result<(), Fa
 
 /// A page is taken away while it is read, and its frame is used for another at once.
 fn reads_against_reuse() {
-    let world = World::unwatched(2, FRAMES);
+    let world = World::outside(2, FRAMES);
     let (space, other) = (space_of(&world, 2), space_of(&world, 0));
     world.run(&[
         (&other, &|guest| {
@@ -57,7 +57,7 @@ fn reads_against_reuse() {
 
 /// What is written is in the child, or it is not; and it never comes there later.
 fn writes_against_fork() {
-    let world = World::unwatched(3, FRAMES);
+    let world = World::outside(3, FRAMES);
     let (space, other) = (space_of(&world, 2), space_of(&world, 0));
     world.run(&[
         (&other, &|guest| {
@@ -72,7 +72,7 @@ fn writes_against_fork() {
             write(guest, &child, page(1), 7).unwrap();
             let later = [0, 3].map(|at| read(guest, &child, page(at)).unwrap());
             assert_eq!(later, seen, "a store to the parent");
-            // Somebody ends it.
+            // A later call ends it.
             drop(child);
         }),
         (&space, &|guest| {
@@ -90,7 +90,7 @@ fn writes_against_fork() {
 
 /// A page that is unmapped and mapped again has what was written after that, or zeros.
 fn writes_against_munmap() {
-    let world = World::unwatched(2, FRAMES);
+    let world = World::outside(2, FRAMES);
     let (space, other) = (space_of(&world, 1), space_of(&world, 0));
     world.run(&[
         (&other, &|guest| {
@@ -110,7 +110,7 @@ fn writes_against_munmap() {
 
 /// Once stores are forbidden, nothing that was begun before is stored any more.
 fn writes_against_mprotect() {
-    let world = World::unwatched(2, FRAMES);
+    let world = World::outside(2, FRAMES);
     let (space, other) = (space_of(&world, 1), space_of(&world, 0));
     world.run(&[
         (&other, &|guest| {
@@ -129,7 +129,7 @@ fn writes_against_mprotect() {
     world.finish(vec![space, other]);
 }
 
-/// Children that nobody ends: calls of all CPUs do, while others fault in what they shared.
+/// Children that no exit ends: calls of all CPUs do, while others fault in what they shared.
 fn children_that_are_dropped() {
     let world = World::unwatched(3, FRAMES);
     let space = space_of(&world, 3);

@@ -43,24 +43,30 @@ pub struct World {
 pub type Body<'a> = (&'a Space, &'a (dyn Fn(&Guest<'_>) + Sync));
 
 impl World {
-    /// One in the regime of the scenario; whoever turns the knob has a CPU more.
+    /// One in the regime of the scenario; the thread that turns the knob has a CPU more.
     pub fn new(cpus: usize) -> Self {
-        Self::build(cpus, FRAMES, true)
+        Self::build(cpus, |cpus| Board::new(cpus, FRAMES), true)
     }
 
     /// As [`new`](Self::new), with so many frames, where something else than the oracle judges what loads
     /// find and what is refused.
     pub fn unwatched(cpus: usize, frames: u32) -> Self {
-        Self::build(cpus, frames, false)
+        Self::build(cpus, |cpus| Board::new(cpus, frames), false)
     }
 
-    fn build(cpus: usize, frames: u32, watched: bool) -> Self {
+    /// As [`unwatched`](Self::unwatched), on a machine [with steps](Board::with_steps_at_bytes) between an access from outside
+    /// and its copy.
+    pub fn outside(cpus: usize, frames: u32) -> Self {
+        Self::build(cpus, |cpus| Board::new(cpus, frames).with_steps_at_bytes(), false)
+    }
+
+    fn build(cpus: usize, board: impl FnOnce(usize) -> Board, watched: bool) -> Self {
         let (locking, more) = match REGIME.get() {
             Regime::Always(locking) => (locking, 0),
             Regime::Changing => (Locking::Speculative, 1),
             Regime::Ahead => (Locking::Speculative, 0),
         };
-        let vm = at_once(|| Vm::new(Board::new(cpus + more, frames)).unwrap());
+        let vm = at_once(|| Vm::new(board(cpus + more)).unwrap());
         vm.set(Setting::Locking(locking));
         // In half of the schedules: what a CPU does that is alone in a shared space is to be seen, too.
         vm.set(Setting::EditInPlace(shuttle::rand::thread_rng().gen_bool(0.5)));

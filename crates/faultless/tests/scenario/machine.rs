@@ -135,6 +135,8 @@ pub struct Board {
     memory: Vec<Page>,
     regions: [MemoryRegion; 1],
     lines: Vec<Line>,
+    /// Whether another thread may run whenever bytes of a frame are about to be accessed.
+    steps_at_bytes: bool,
 }
 
 impl Board {
@@ -144,7 +146,15 @@ impl Board {
         memory.clear();
         memory.resize_with(frames as usize + 1, || Page([STALE; PAGE_SIZE as usize].into()));
         let regions = [MemoryRegion { node: 0, first: FrameNumber(1), frames }];
-        Self { memory, regions, lines: (0..cpus).map(|_| Line::default()).collect() }
+        let lines = (0..cpus).map(|_| Line::default()).collect();
+        Self { memory, regions, lines, steps_at_bytes: false }
+    }
+
+    /// The same, where another thread may run before each access to bytes of a frame: also between an access from outside and
+    /// its copy. That makes many more steps, since each level of a walk is such an access.
+    pub fn with_steps_at_bytes(mut self) -> Self {
+        self.steps_at_bytes = true;
+        self
     }
 
     /// The TLB of `cpu`, which is the calling CPU.
@@ -198,6 +208,9 @@ unsafe impl Machine for Board {
     }
 
     fn frame_bytes(&self, frame: FrameNumber) -> *mut u8 {
+        if self.steps_at_bytes {
+            step();
+        }
         self.memory[frame.0 as usize].0.get().cast()
     }
 
