@@ -3,7 +3,9 @@
 
 use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::machine::{CpuId, Invalidate, LOWEST_ADDRESS, Machine, MemoryRegion, SpaceId};
+use crate::prefault::{Predictor, Streams};
 use core::cell::UnsafeCell;
+use core::marker::PhantomData;
 use std::boxed::Box;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,8 +17,8 @@ struct Page(UnsafeCell<[u8; PAGE_SIZE as usize]>);
 // SAFETY: the bytes are reached through raw pointers only, under `Machine`'s contract.
 unsafe impl Sync for Page {}
 
-/// See the module.
-pub(crate) struct TestMachine {
+/// See the module. Its predictor is `P`.
+pub(crate) struct TestMachine<P = Streams> {
     pub(crate) cpus: usize,
     regions: Vec<MemoryRegion>,
     pub(crate) lowest: u64,
@@ -26,12 +28,22 @@ pub(crate) struct TestMachine {
     zeroed: AtomicU64,
     /// Every call of `invalidate`, in order.
     pub(crate) invalidated: Mutex<Vec<(CpuId, SpaceId, Invalidate)>>,
+    /// Looks after which a wait is one without an end, and panics.
+    pub(crate) most_looks: u32,
+    predictor: PhantomData<fn() -> P>,
 }
 
 impl TestMachine {
     /// A machine whose frames `0..frames` are of node 0, but for the first, so that no frame has the
     /// physical address 0.
     pub(crate) fn new(cpus: usize, frames: u32) -> Self {
+        Self::predicting(cpus, frames)
+    }
+}
+
+impl<P> TestMachine<P> {
+    /// [`new`](TestMachine::new), with any predictor.
+    pub(crate) fn predicting(cpus: usize, frames: u32) -> Self {
         let page = || Page(UnsafeCell::new([0; PAGE_SIZE as usize]));
         Self {
             cpus,
@@ -45,11 +57,11 @@ impl TestMachine {
             interposed: Mutex::default(),
             zeroed: AtomicU64::new(0),
             invalidated: Mutex::default(),
+            most_looks: u32::MAX,
+            predictor: PhantomData,
         }
     }
-}
 
-impl TestMachine {
     /// Runs `body`, and `worst` at the moment when `body` first fills a frame: after it has looked at
     /// what it is about to change, and before it changes it.
     pub(crate) fn interpose<'a, R>(
@@ -83,8 +95,8 @@ impl TestMachine {
 
 // SAFETY: `memory` has a page of its own for each frame of the one region and never moves; there is
 // no TLB to invalidate and no program to interrupt.
-unsafe impl Machine for TestMachine {
-    type Predictor = crate::prefault::Streams;
+unsafe impl<P: Predictor + 'static> Machine for TestMachine<P> {
+    type Predictor = P;
 
     fn cpus(&self) -> usize {
         self.cpus
@@ -109,6 +121,11 @@ unsafe impl Machine for TestMachine {
     fn invalidate_all(&self, _: CpuId) {}
 
     fn interrupt(&self, _: CpuId) {}
+
+    fn relax(&self, looks: u32) {
+        assert!(looks < self.most_looks, "a wait without an end");
+        core::hint::spin_loop();
+    }
 
     unsafe fn zero_frame(&self, frame: FrameNumber) {
         self.zeroed.fetch_add(1, Ordering::Relaxed);

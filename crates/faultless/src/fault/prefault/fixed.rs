@@ -107,11 +107,11 @@ impl Predictor for FixedWindow {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::addr::{FrameNumber, PAGE_SIZE};
+    use crate::addr::PAGE_SIZE;
     use crate::fault::Access;
     use crate::fault::prefault::ThreadStreams;
     use crate::knob::Setting;
-    use crate::machine::{CpuId, Invalidate, Machine, MemoryRegion};
+    use crate::machine::CpuId;
     use crate::space::{MapFlags, Prot, Space};
     use crate::stat::Counter;
     use crate::sync::atomic::Ordering;
@@ -121,32 +121,7 @@ mod tests {
     use crate::testing::TestMachine;
     use crate::vm::{Cpu, Vm};
 
-    /// A machine that prefaults fixed windows.
-    struct Fixed(TestMachine);
-
-    // SAFETY: as of the machine within.
-    unsafe impl Machine for Fixed {
-        type Predictor = FixedWindow;
-
-        fn cpus(&self) -> usize {
-            self.0.cpus()
-        }
-        fn regions(&self) -> &[MemoryRegion] {
-            self.0.regions()
-        }
-        fn frame_bytes(&self, frame: FrameNumber) -> *mut u8 {
-            self.0.frame_bytes(frame)
-        }
-        fn invalidate(&self, cpu: CpuId, space: SpaceId, what: Invalidate) {
-            self.0.invalidate(cpu, space, what);
-        }
-        fn invalidate_all(&self, cpu: CpuId) {
-            self.0.invalidate_all(cpu);
-        }
-        fn interrupt(&self, cpu: CpuId) {
-            self.0.interrupt(cpu);
-        }
-    }
+    type Fixed = TestMachine<FixedWindow>;
 
     fn set_accessed(cpu: &Cpu<'_, Fixed>, space: &Space<Fixed>, addr: u64) {
         let _section = cpu.section();
@@ -158,7 +133,7 @@ mod tests {
 
     #[test]
     fn each_fault_maps_its_aligned_block_and_the_checks_count_what_was_used() {
-        let vm = Vm::new(Fixed(TestMachine::new(1, 1000))).unwrap();
+        let vm = Vm::new(Fixed::predicting(1, 1000)).unwrap();
         vm.set(Setting::PrefaultMaxOrder(3));
         // SAFETY: the only one.
         let cpu = unsafe { vm.cpu(CpuId(0)) };

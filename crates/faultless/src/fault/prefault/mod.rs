@@ -322,19 +322,20 @@ fn check_used<M: Machine>(
     }
     let (kind, pages) = M::Predictor::extent(&check.record);
     // The policy is not of this crate. The tables of the other half are not the space's.
-    let first = pages.start.min(USER_END >> PAGE_SHIFT);
+    let first = pages.start;
+    let is_users = first < USER_END >> PAGE_SHIFT;
     let start = first << PAGE_SHIFT;
     // SAFETY: the caller is in a grace section, which outlives this.
-    let reach = || match unsafe { descend(cpu.vm().machine(), space.root(), start) } {
-        Reached::Last(table) if start < USER_END => Some(table),
-        _ => None,
+    let walk = || match unsafe { descend(cpu.vm().machine(), space.root(), start) } {
+        Reached::Last(table) => Some(table),
+        Reached::Above { .. } => None,
     };
     let mut table = None;
     let at = node::index(start, LAST);
     let tally = predictor.checked(check, |page| {
         let place = page.checked_sub(first).map(|pages| at as u64 + pages);
         table
-            .get_or_insert_with(reach)
+            .get_or_insert_with(|| is_users.then(walk).flatten())
             .zip(place)
             .and_then(|(table, place)| table.get(usize::try_from(place).ok()?))
             .map_or(Seen::Empty, |slot| seen_as(kind, node::load(slot)))

@@ -6,12 +6,13 @@ use crate::fault::Access;
 use crate::fault::prefault::predictor::Tally;
 use crate::fault::prefault::{Check, Kind, Miss, Predictor, Seen, ThreadStreams, Window};
 use crate::knob::{Locking, Setting};
-use crate::machine::{CpuId, Invalidate, Machine, MemoryRegion, SpaceId};
+use crate::machine::{CpuId, Machine, SpaceId};
 use crate::space::{MapFlags, Prot, Space};
 use crate::table::Entry;
 use crate::table::format::USER_END;
 use crate::testing::TestMachine;
 use crate::vm::{Cpu, Vm};
+use core::cell::Cell;
 use core::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -25,15 +26,21 @@ const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFl
 enum Whim {
     /// It panics when it is asked for a window.
     Panics,
-    /// Its windows are the whole table.
-    Outside,
+    /// Its windows are these pages, relative to the one that faulted, each so many pages apart.
+    Strided(i64, i64, u8),
+    /// Its windows are the page before the one that faulted, and the one after.
+    Around,
     /// It wants pages of the kernel's half checked.
     Kernel,
+    /// It wants pages of another space checked.
+    Elsewhere,
     None,
 }
 
 std::thread_local! {
-    static WHIM: core::cell::Cell<Whim> = const { core::cell::Cell::new(Whim::None) };
+    static WHIM: Cell<Whim> = const { Cell::new(Whim::None) };
+    /// Checks that were made.
+    static CHECKS: Cell<u32> = const { Cell::new(0) };
 }
 
 #[derive(Debug)]
@@ -47,17 +54,22 @@ impl Predictor for Silly {
     fn predict(&mut self, miss: &Miss, _: u8, (): &(), _: impl FnMut(u64) -> Seen) -> Window<()> {
         match WHIM.get() {
             Whim::Panics => panic!("a predictor panics"),
-            Whim::Outside => {
-                let first = miss.page & !511;
-                Window::strided(first..first + 512, 1, ())
+            Whim::Strided(from, to, stride) => {
+                let page = |offset| miss.page.wrapping_add_signed(offset);
+                Window::strided(page(from)..page(to), stride, ())
             }
-            Whim::Kernel | Whim::None => Window::single(miss.page),
+            Whim::Around => Window::masked(miss.page - 1, 0b101, None),
+            Whim::Kernel | Whim::Elsewhere | Whim::None => Window::single(miss.page),
         }
     }
     fn mapped(&mut self, _: &Window<()>, _: Range<u64>) {}
     fn to_check(&mut self) -> Option<Check<()>> {
-        let kernel = WHIM.get() == Whim::Kernel && !core::mem::replace(&mut self.0, true);
-        kernel.then_some(Check { space: SpaceId(1), record: () })
+        let space = match WHIM.get() {
+            Whim::Kernel => SpaceId(1),
+            Whim::Elsewhere => SpaceId(2),
+            _ => return None,
+        };
+        (!core::mem::replace(&mut self.0, true)).then_some(Check { space, record: () })
     }
     fn to_check_in(&mut self, _: SpaceId, _: &Range<u64>) -> Option<Check<()>> {
         None
@@ -67,68 +79,63 @@ impl Predictor for Silly {
         (Kind::Read, first..first + 1)
     }
     fn checked(&mut self, _: &Check<()>, mut look: impl FnMut(u64) -> Seen) -> Tally {
+        assert_eq!(WHIM.get(), Whim::Kernel, "a check of another space");
+        CHECKS.set(CHECKS.get() + 1);
         assert_eq!(look(Self::extent(&()).1.start), Seen::Empty, "an entry of the kernel's");
         Tally::default()
     }
     fn leave(&mut self, (): &()) {}
 }
 
-/// A machine with that predictor. A wait without an end panics.
-struct Odd(TestMachine);
-
-// SAFETY: as of the machine within.
-unsafe impl Machine for Odd {
-    type Predictor = Silly;
-
-    fn cpus(&self) -> usize {
-        self.0.cpus()
-    }
-    fn regions(&self) -> &[MemoryRegion] {
-        self.0.regions()
-    }
-    fn frame_bytes(&self, frame: FrameNumber) -> *mut u8 {
-        assert_ne!(frame, FrameNumber(77_777), "the subsystem follows an entry of the kernel's");
-        self.0.frame_bytes(frame)
-    }
-    fn invalidate(&self, cpu: CpuId, space: SpaceId, what: Invalidate) {
-        self.0.invalidate(cpu, space, what);
-    }
-    fn invalidate_all(&self, cpu: CpuId) {
-        self.0.invalidate_all(cpu);
-    }
-    fn interrupt(&self, cpu: CpuId) {
-        self.0.interrupt(cpu);
-    }
-    fn relax(&self, looks: u32) {
-        assert!(looks < 100_000, "a wait without an end");
-    }
-}
+/// A machine with that predictor.
+type Odd = TestMachine<Silly>;
 
 fn odd(locking: Locking, test: impl Fn(&Cpu<'_, Odd>, &Space<Odd>, &ThreadStreams<Silly>)) {
-    let vm = Vm::new(Odd(TestMachine::new(1, 1100))).unwrap();
+    let mut machine = Odd::predicting(1, 1100);
+    machine.most_looks = 100_000;
+    let vm = Vm::new(machine).unwrap();
     vm.set(Setting::Locking(locking));
     // An owner write-locks no VMA.
     vm.set(Setting::EditInPlace(false));
     // SAFETY: the only CPU, once.
     let cpu = unsafe { vm.cpu(CpuId(0)) };
     let space = Space::new(&cpu).unwrap();
-    space.mmap(&cpu, AT, 8 * P, RW, FIXED).unwrap();
+    space.mmap(&cpu, AT + 4 * P, 8 * P, RW, FIXED).unwrap();
     test(&cpu, &space, &ThreadStreams::new());
-    space.munmap(&cpu, AT, 8 * P).unwrap();
+    space.munmap(&cpu, AT + 4 * P, 8 * P).unwrap();
     space.exit(&cpu);
     cpu.drain();
     audit(&cpu, &[]).unwrap();
 }
 
-/// Reproduces only where debug assertions are off that pages are mapped outside of the VMA; where they are on, the fault panics.
+/// A window that leaves the VMA and its table, or leaves the faulting page out, is ignored.
 #[test]
-fn a_window_outside_of_its_reach_maps_nothing_there() {
-    WHIM.set(Whim::Outside);
-    for locking in Locking::ALL {
+fn a_window_that_is_not_for_the_fault_is_ignored() {
+    let cases = [
+        (Whim::Strided(-1, 2, 1), 3),
+        (Whim::Strided(-4, 4, 1), 8),
+        (Whim::Strided(-5, 1, 1), 1),
+        (Whim::Strided(0, 5, 1), 1),
+        (Whim::Strided(-4, 508, 1), 1),
+        (Whim::Strided(-2, 0, 1), 1),
+        (Whim::Strided(1, 3, 1), 1),
+        (Whim::Strided(-1, 2, 2), 1),
+        (Whim::Around, 1),
+    ];
+    for (locking, (whim, pages)) in
+        Locking::ALL.into_iter().flat_map(|it| cases.map(|case| (it, case)))
+    {
+        WHIM.set(whim);
         odd(locking, |cpu, space, thread| {
-            space.fault_of(cpu, thread, AT + P, Access::Write).unwrap();
-            assert!(space.translate(cpu, AT + P).is_some());
-            assert_eq!(space.translate(cpu, AT + 8 * P), None, "a page where nothing is mapped");
+            // Other VMAs on both sides.
+            for page in [0, 12] {
+                space.mmap(cpu, AT + page * P, 4 * P, Prot::READ, FIXED).unwrap();
+            }
+            space.fault_of(cpu, thread, AT + 8 * P, Access::Write).unwrap();
+            let mapped = |page: &u64| space.translate(cpu, AT + page * P).is_some();
+            assert!(mapped(&8), "{whim:?}");
+            assert_eq!((0..512).filter(mapped).count(), pages, "{whim:?}, {locking:?}");
+            space.munmap(cpu, AT, 16 * P).unwrap();
         });
     }
 }
@@ -138,7 +145,7 @@ fn a_predictor_that_panics_leaves_nothing_locked() {
     WHIM.set(Whim::Panics);
     for locking in Locking::ALL {
         odd(locking, |cpu, space, thread| {
-            let fault = || space.fault_of(cpu, thread, AT + P, Access::Write);
+            let fault = || space.fault_of(cpu, thread, AT + 8 * P, Access::Write);
             assert!(catch_unwind(AssertUnwindSafe(fault)).is_err());
         });
     }
@@ -152,8 +159,19 @@ fn a_check_of_the_kernels_half_reads_nothing_there() {
         let root = cpu.vm().machine().frame_bytes(space.root()).cast::<u64>();
         // SAFETY: the kernel's half of the root table; no CPU runs the space.
         unsafe { root.add(256).write(Entry::table(FrameNumber(77_777)).0) };
-        space.fault_of(cpu, thread, AT + P, Access::Write).unwrap();
+        space.fault_of(cpu, thread, AT + 8 * P, Access::Write).unwrap();
         // SAFETY: as above.
         unsafe { root.add(256).write(0) };
+        assert_eq!(CHECKS.get(), 1);
+    });
+}
+
+/// The thread has left that space, and its record says nothing about this one.
+#[test]
+fn a_check_of_another_space_is_ignored() {
+    WHIM.set(Whim::Elsewhere);
+    odd(Locking::Speculative, |cpu, space, thread| {
+        space.fault_of(cpu, thread, AT + 8 * P, Access::Write).unwrap();
+        assert_eq!(CHECKS.get(), 0);
     });
 }
