@@ -217,7 +217,7 @@ fn audit_space<M: Machine>(
             if entry.is_hidden() != area.prot.is_empty() {
                 return wrong("accessible though its VMA is not, or the reverse");
             }
-            if entry.is_special() {
+            if cpu.vm().maps_zeros(entry) {
                 if entry.is_writable() {
                     return wrong("the zero page is writable");
                 }

@@ -24,6 +24,7 @@ use crate::sync::grace::Grace;
 use crate::sync::percpu::{Local, PerCpu};
 use crate::sync::range::ClaimSlots;
 use crate::sync::wait::Spin;
+use crate::table::Entry;
 use crate::tlb::shootdown::Inbox;
 use core::fmt;
 use state::CpuState;
@@ -158,6 +159,12 @@ impl<M: Machine> Vm<M> {
     /// The first imbalance found.
     pub fn census(&self, cpu: &Cpu<'_, M>) -> Result<Census, Imbalance> {
         self.frames.checked_census(cpu)
+    }
+
+    /// Whether `entry` maps the zero page.
+    #[inline]
+    pub(crate) const fn maps_zeros(&self, entry: Entry) -> bool {
+        entry.is_special() && entry.frame().0 == self.zero.0
     }
 
     pub(crate) fn new_space_id(&self) -> SpaceId {

@@ -26,7 +26,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         if !self.vma.area.is_private() {
             return self.unprotect(slot, seen, Counter::SharedPage, FaultKind::Shared);
         }
-        if seen.is_special() {
+        if self.cpu.vm().maps_zeros(seen) {
             return self.replace_zero_page(prepared, slot, seen);
         }
         // An object's page with one reference is still the object's, and never becomes this VMA's own.

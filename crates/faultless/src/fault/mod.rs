@@ -616,7 +616,7 @@ fn serve_at_length<M: Machine>(
     loop {
         let seen = node::load(slot);
         let done = if let Some(thread) = ahead
-            && prefault::goes_ahead(vma, access, seen)
+            && prefault::goes_ahead(cpu, vma, access, seen)
             && let Some(mut streams) = thread.of_fault()
         {
             attempt.serve_ahead(&mut streams, prepared, table, seen)?

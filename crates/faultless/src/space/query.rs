@@ -219,10 +219,12 @@ impl<M: Machine> Space<M> {
         let section = self.section(cpu);
         let entry = protocol::look(self.slot(cpu, &section, addr)?, cpu);
         let entry = Some(entry).filter(|entry| entry.is_mapped())?;
+        if cpu.vm().maps_zeros(entry) {
+            return Some(PageInfo { frame: entry.frame(), usage: Use::Zero, exclusive: false });
+        }
         let meta = cpu.vm().frames.meta(entry.frame());
         // Of an object's page the object has a reference too.
         let (usage, alone) = match meta.kind() {
-            _ if entry.is_special() => (Use::Zero, 0),
             Kind::Used(Use::Shared) => (Use::Shared, 2),
             _ => (Use::Anon, 1),
         };
@@ -235,10 +237,9 @@ impl<M: Machine> Space<M> {
         unsafe {
             each_slot(cpu, self.root(), area.range, |_, slot| {
                 let entry = node::load(slot);
-                match (entry.is_mapped(), entry.is_special()) {
-                    (true, true) => zero += 1,
-                    (true, false) => resident += 1,
-                    _ => {}
+                if entry.is_mapped() {
+                    resident += u64::from(!entry.is_special());
+                    zero += u64::from(cpu.vm().maps_zeros(entry));
                 }
             });
         }

@@ -48,13 +48,18 @@ use crate::table::format::USER_END;
 use crate::table::node::{self, ENTRIES, LAST};
 use crate::table::protocol::{self, MOST_TAKEN, Slots};
 use crate::table::walk::{Reached, descend};
-use crate::vm::Cpu;
+use crate::vm::{Cpu, Vm};
 use core::ops::Range;
 
 /// Whether a fault on an entry that was `seen` may prefault: a first touch of private anonymous memory
 /// without `MADV_RANDOM`.
-pub(super) fn goes_ahead(vma: &Vma, access: Access, seen: Entry) -> bool {
-    let zeros = seen.is_present() && seen.is_special() && !seen.is_locked();
+pub(super) fn goes_ahead<M: Machine>(
+    cpu: &Cpu<'_, M>,
+    vma: &Vma,
+    access: Access,
+    seen: Entry,
+) -> bool {
+    let zeros = seen.is_present() && cpu.vm().maps_zeros(seen) && !seen.is_locked();
     vma.area.object.is_none()
         && (seen.is_none() || zeros && access == Access::Write)
         && !vma.area.flags.contains(VmaFlags::RANDOM)
@@ -178,8 +183,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
             reach: first.max(area.start >> PAGE_SHIFT)..end.min(area.end >> PAGE_SHIFT),
             history: self.space.history.recall(self.page >> PAGE_SHIFT),
         };
-        let look = |page: u64| seen_as(kind, node::load(&table[page as usize % ENTRIES]));
         let vm = self.cpu.vm();
+        let look = |page: u64| seen_as(vm, kind, node::load(&table[page as usize % ENTRIES]));
         let window = predictor.predict(&miss, vm.knobs.prefault_max_order(), &vm.defaults, look);
         // The policy is not of this crate. Outside of the reach are other VMAs.
         if window.is_for(&miss) { window } else { Window::single(miss.page) }
@@ -338,7 +343,7 @@ fn check_used<M: Machine>(
             .get_or_insert_with(|| is_users.then(walk).flatten())
             .zip(place)
             .and_then(|(table, place)| table.get(usize::try_from(place).ok()?))
-            .map_or(Seen::Empty, |slot| seen_as(kind, node::load(slot)))
+            .map_or(Seen::Empty, |slot| seen_as(cpu.vm(), kind, node::load(slot)))
     });
     let counts = &cpu.state().counts;
     counts.add(Counter::PrefaultUsed, tally.used.into());
@@ -346,8 +351,8 @@ fn check_used<M: Machine>(
 }
 
 /// What an entry tells a stream of `kind`.
-fn seen_as(kind: Kind, entry: Entry) -> Seen {
-    if entry.is_none() || kind != Kind::Read && entry.is_present() && entry.is_special() {
+fn seen_as<M: Machine>(vm: &Vm<M>, kind: Kind, entry: Entry) -> Seen {
+    if entry.is_none() || kind != Kind::Read && entry.is_present() && vm.maps_zeros(entry) {
         Seen::Empty
     } else if entry.is_mapped() && !entry.was_used() {
         Seen::Unused

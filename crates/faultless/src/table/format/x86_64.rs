@@ -8,7 +8,7 @@
 //! | 5, 6 | accessed, dirty | set by hardware at any moment, atomically |
 //! | 7 | huge | a leaf above the last level |
 //! | 9 | locked | software: a CPU is changing the entry |
-//! | 10 | special | software: the frame is not counted (the zero page) |
+//! | 10 | special | software: the frame is not counted (the zero page's, for one) |
 //! | 11 | hidden | software: a non-present entry that keeps its page (`PROT_NONE`) |
 //! | 12..52 | frame | physical address of the frame or of the next table |
 //! | 63 | no-execute | instruction fetches forbidden |
