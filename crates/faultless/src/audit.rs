@@ -10,7 +10,7 @@ use crate::frame::{Census, Imbalance, Kind, Use};
 use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::space::Space;
-use crate::space::vma::{Prot, Vma};
+use crate::space::vma::{Memory, Prot, Vma};
 use crate::sync::atomic::Ordering;
 use crate::sync::grace::Section;
 use crate::table::Entry;
@@ -193,7 +193,7 @@ fn audit_space<M: Machine>(
         if vma.sequence.read().is_none() {
             return Err(Discrepancy::Stopped { range: vma.area.range });
         }
-        if let Some(object) = &vma.area.object {
+        if let Some(object) = vma.area.memory.object() {
             found.objects.entry(object.id()).or_insert_with(|| object.clone());
         }
     }
@@ -217,6 +217,21 @@ fn audit_space<M: Machine>(
             if entry.is_hidden() != area.prot.is_empty() {
                 return wrong("accessible though its VMA is not, or the reverse");
             }
+            let device = match area.memory {
+                Memory::Device { cache, .. } => Some(cache),
+                _ => None,
+            };
+            if cpu.vm().device(entry) != device {
+                return wrong(
+                    "device memory in a VMA of another kind or cache mode, or the reverse",
+                );
+            }
+            if device.is_some() {
+                if u64::from(entry.frame().0) != area.index_of(addr) {
+                    return wrong("another frame than its device's");
+                }
+                return Ok(());
+            }
             if cpu.vm().maps_zeros(entry) {
                 if entry.is_writable() {
                     return wrong("the zero page is writable");
@@ -230,7 +245,7 @@ fn audit_space<M: Machine>(
                 return wrong("an anonymous page that names a root which its VMA does not keep");
             }
             if kind != Kind::Used(if area.is_private() { Use::Anon } else { Use::Shared }) {
-                if kind != Kind::Used(Use::Shared) || area.object.is_none() {
+                if kind != Kind::Used(Use::Shared) || area.memory.object().is_none() {
                     return wrong("maps a frame that is not of its VMA's kind");
                 }
                 if entry.is_writable() {

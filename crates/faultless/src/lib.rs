@@ -171,15 +171,15 @@ pub use machine::{
     CpuId, Invalidate, MAX_CPUS, Machine, MemoryRegion, SpaceId, nontemporal_done, zero_nontemporal,
 };
 pub use space::{
-    AccessError, Advice, Area, AreaInfo, Backing, Copies, Label, Lock, MapFlags, Maps, PageInfo,
-    Prot, RemapFlags, Space, Translation, VmaFlags,
+    AccessError, Advice, Area, AreaInfo, Backing, Copies, DeviceMemory, Label, Lock, MapFlags,
+    Maps, Memory, PageInfo, Prot, RemapFlags, Space, Translation, VmaFlags,
 };
 pub use stat::{Counter, Point, Totals, Trace, TraceEvent, Watcher};
 #[doc(hidden)]
 pub use sync::mutant::Mutant;
 #[cfg(feature = "observe")]
 pub use sync::observe;
-pub use table::format::USER_END;
+pub use table::format::{CacheMode, USER_END};
 pub use vm::{Block, Cpu, Vm};
 
 /// What the subsystem's CPUs wait and exclude each other with, for the machine beneath and the kernel above.
@@ -197,8 +197,8 @@ pub mod locks {
 /// The page-table format, for a machine whose MMU is software.
 pub mod format {
     pub use crate::table::format::{
-        ACCESSED, CANONICAL_END, DIRTY, ENTRIES, FRAME, HUGE, INDEX_BITS, LEVELS, NO_EXECUTE,
-        PRESENT, SOFTWARE, USER, WRITE,
+        ACCESSED, CACHE, CANONICAL_END, DIRTY, ENTRIES, FRAME, HUGE, INDEX_BITS, LEVELS,
+        NO_EXECUTE, PRESENT, SOFTWARE, USER, WRITE,
     };
 }
 

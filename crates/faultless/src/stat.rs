@@ -89,6 +89,8 @@ counters! {
     SharedPage = "fault_shared_page",
     /// Pages of memory objects mapped around a page that was read.
     AroundPage = "fault_around_page",
+    /// Faults that mapped device memory.
+    DevicePage = "fault_device_page",
     /// Faults that prefaulted at least one page.
     PrefaultHit = "prefault_hit",
     /// Faults for which no page was predicted.

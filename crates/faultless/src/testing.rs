@@ -17,6 +17,9 @@ struct Page(UnsafeCell<[u8; PAGE_SIZE as usize]>);
 // SAFETY: the bytes are reached through raw pointers only, under `Machine`'s contract.
 unsafe impl Sync for Page {}
 
+/// Frames of device memory: memory, but of no region.
+pub(crate) const DEVICE_FRAMES: u32 = 24;
+
 /// See the module. Its predictor is `P`.
 pub(crate) struct TestMachine<P = Streams> {
     pub(crate) cpus: usize,
@@ -35,7 +38,7 @@ pub(crate) struct TestMachine<P = Streams> {
 
 impl TestMachine {
     /// A machine whose frames `0..frames` are of node 0, but for the first, so that no frame has the
-    /// physical address 0.
+    /// physical address 0. Above lie [`DEVICE_FRAMES`] of device memory.
     pub(crate) fn new(cpus: usize, frames: u32) -> Self {
         Self::predicting(cpus, frames)
     }
@@ -53,7 +56,7 @@ impl<P> TestMachine<P> {
                 frames: frames - 1,
             }]),
             lowest: LOWEST_ADDRESS,
-            memory: (0..frames).map(|_| page()).collect(),
+            memory: (0..frames + DEVICE_FRAMES).map(|_| page()).collect(),
             interposed: Mutex::default(),
             zeroed: AtomicU64::new(0),
             invalidated: Mutex::default(),
@@ -78,6 +81,11 @@ impl<P> TestMachine<P> {
         let result = body();
         assert!(self.interposed.lock().unwrap().take().is_none(), "no frame was filled");
         result
+    }
+
+    /// The first frame of device memory.
+    pub(crate) fn device(&self) -> FrameNumber {
+        FrameNumber(self.memory.len() as u32 - DEVICE_FRAMES)
     }
 
     /// How many frames were filled with zeros so far.

@@ -13,7 +13,7 @@ use crate::addr::FrameNumber;
 use crate::ended::Ended;
 use crate::error::Errno;
 use crate::fault::prefault::Predictor;
-use crate::frame::{Census, Frames, Imbalance, Use};
+use crate::frame::{Census, FrameMeta, Frames, Imbalance, Use};
 use crate::identity::Identity;
 use crate::knob::{Knobs, Setting};
 use crate::machine::{CpuId, Machine, SpaceId};
@@ -25,6 +25,7 @@ use crate::sync::percpu::{Local, PerCpu};
 use crate::sync::range::ClaimSlots;
 use crate::sync::wait::Spin;
 use crate::table::Entry;
+use crate::table::format::CacheMode;
 use crate::tlb::shootdown::Inbox;
 use core::fmt;
 use state::CpuState;
@@ -131,10 +132,11 @@ impl<M: Machine> Vm<M> {
         totals
     }
 
-    /// Which ownership of `frame` this is; it changes whenever the frame is freed.
+    /// Which ownership of `frame` this is; it changes whenever the frame is freed. Always 0 of a frame that is not of
+    /// the machine's regions.
     #[inline]
     pub fn frame_owner(&self, frame: FrameNumber) -> u64 {
-        self.frames.meta(frame).owner()
+        self.frames.table().find(frame).map_or(0, FrameMeta::owner)
     }
 
     /// Frames on the allocators' lists, zeroed ones among them.
@@ -165,6 +167,12 @@ impl<M: Machine> Vm<M> {
     #[inline]
     pub(crate) const fn maps_zeros(&self, entry: Entry) -> bool {
         entry.is_special() && entry.frame().0 == self.zero.0
+    }
+
+    /// How the page that `entry` maps is cached, if that is device memory.
+    #[inline]
+    pub(crate) fn device(&self, entry: Entry) -> Option<CacheMode> {
+        (entry.is_special() && !self.maps_zeros(entry)).then(|| entry.cache_mode())
     }
 
     pub(crate) fn new_space_id(&self) -> SpaceId {

@@ -32,7 +32,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         // An object's page with one reference is still the object's, and never becomes this VMA's own.
         let meta = self.cpu.vm().frames.meta(seen.frame());
         if meta.refs() == 1
-            && (self.vma.area.object.is_none() || meta.kind() == Kind::Used(Use::Anon))
+            && (self.vma.area.memory.is_anonymous() || meta.kind() == Kind::Used(Use::Anon))
         {
             return self.reuse(slot, seen);
         }

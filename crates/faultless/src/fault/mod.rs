@@ -16,6 +16,7 @@
 pub(crate) mod anon;
 mod baseline;
 mod cow;
+mod device;
 mod object;
 pub mod prefault;
 pub(crate) mod prepared;
@@ -27,7 +28,7 @@ use crate::error::OutOfMemory;
 use crate::knob::{AnonVmaCheck, Locking};
 use crate::machine::{Invalidate, Machine};
 use crate::rmap::AnonVmaSlot;
-use crate::space::vma::{Prot, Vma};
+use crate::space::vma::{Memory, Prot, Vma};
 use crate::space::{Guard, Space};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
@@ -110,6 +111,8 @@ pub enum FaultKind {
     Reuse,
     /// The object's page itself.
     Shared,
+    /// Device memory.
+    Device,
     /// The entry was in order: another CPU was faster, or the TLB was out of date.
     Spurious,
 }
@@ -376,7 +379,7 @@ impl<M: Machine> Space<M> {
             return Err(Abort::Access);
         }
         if vma.anon_vma.id() == 0
-            && vma.area.object.is_none()
+            && vma.area.memory.is_anonymous()
             && cpu.vm().knobs.anon_vma_check() == AnonVmaCheck::Early
         {
             return Err(Abort::NoAnon);
@@ -519,7 +522,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let write = self.access == Access::Write;
         let anon_vma = self.vma.anon_vma.id();
         // The first store to a VMA, which makes its anon_vma, takes the long way; and so does one that finds the slot sealed.
-        if self.vma.area.object.is_none()
+        if self.vma.area.memory.is_anonymous()
             && (!write || anon_vma > AnonVmaSlot::SEALED_ID)
             && self.ahead.is_none_or(|thread| self.skips_prediction(thread, table))
         {
@@ -621,15 +624,18 @@ fn serve_at_length<M: Machine>(
         {
             attempt.serve_ahead(&mut streams, prepared, table, seen)?
         } else if seen.is_none() {
-            match (&vma.area.object, access) {
-                (None, Access::Write) => {
+            match (&vma.area.memory, access) {
+                (Memory::Anonymous, Access::Write) => {
                     attempt.write_untouched(prepared, slot, attempt.anon_vma_id()?)?
                 }
-                (None, Access::Read | Access::Execute) => attempt.read_untouched(slot)?,
-                (Some(object), Access::Write) if vma.area.is_private() => {
+                (Memory::Anonymous, Access::Read | Access::Execute) => {
+                    attempt.read_untouched(slot)?
+                }
+                (Memory::Object(object), Access::Write) if vma.area.is_private() => {
                     attempt.copy_object_page(prepared, object, slot)?
                 }
-                (Some(object), _) => attempt.map_object(prepared, object, table)?,
+                (Memory::Object(object), _) => attempt.map_object(prepared, object, table)?,
+                (Memory::Device { .. }, _) => attempt.map_device(table)?,
             }
         } else {
             attempt.serve_touched(prepared, slot, seen)?

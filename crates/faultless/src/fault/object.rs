@@ -34,8 +34,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let index = self.vma.area.index_of(self.page);
         let pages = object.page(self.cpu, index, prepared)?;
         let (here, there) = (node::index(self.page, LAST), index as usize % ENTRIES);
-        let (below, above) =
-            if self.access == Access::Write { (0, 0) } else { self.around(here, there) };
+        let (below, above) = if self.access == Access::Write { (0, 0) } else { self.around(here) };
+        let (below, above) = (below.min(there), above.min(ENTRIES - 1 - there));
         let run = &table[here - below..=here + above];
         let names = &pages[there - below..=there + above];
         let present = |(at, name)| u64::from(node::load(name).is_present()) << at;
@@ -75,10 +75,10 @@ impl<M: Machine> Attempt<'_, '_, M> {
         Ok(Some(FaultKind::Shared))
     }
 
-    /// How many pages below and above its own a read maps, at most. `here` is the page's index in its
-    /// table, `there` that of the object's page.
+    /// How many pages of the VMA below and above its own a fault maps, at most. `here` is the page's index in
+    /// its table.
     #[inline]
-    fn around(self, here: usize, there: usize) -> (usize, usize) {
+    pub(super) fn around(self, here: usize) -> (usize, usize) {
         if !self.ticket.is_of_neighbours() {
             return (0, 0);
         }
@@ -89,9 +89,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             ((range.end - self.page) >> crate::addr::PAGE_SHIFT) - 1,
         );
         let in_block = here & (block - 1);
-        let below = in_block.min(vma_below as usize).min(there);
-        let above = (block - 1 - in_block).min(vma_above as usize).min(ENTRIES - 1 - there);
-        (below, above)
+        (in_block.min(vma_below as usize), (block - 1 - in_block).min(vma_above as usize))
     }
 
     /// A write to a page of a private mapping that was not touched before: a copy of the object's page, or,

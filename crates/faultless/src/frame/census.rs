@@ -102,6 +102,8 @@ impl Frames {
                         Use::Zero => &mut census.zero,
                         Use::Retired => &mut census.retired,
                         Use::Kernel => &mut census.kernel,
+                        // No frame of the subsystem is.
+                        Use::Device => &mut census.torn,
                     };
                     (class, 1 << meta.order())
                 }

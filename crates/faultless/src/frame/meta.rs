@@ -49,6 +49,8 @@ pub enum Use {
     Retired = 9,
     /// A kernel's own ([`Block`](crate::Block)).
     Kernel = 10,
+    /// None of the subsystem's: device memory, of which there is no metadata.
+    Device = 11,
 }
 
 /// What a frame is at present.
@@ -363,6 +365,12 @@ impl FrameTable {
     #[inline(always)]
     pub fn meta(&self, frame: FrameNumber) -> &FrameMeta {
         &self.metas[frame.0.wrapping_sub(self.base) as usize]
+    }
+
+    /// The metadata of `frame`, if it lies between the first and the last frame of all regions.
+    #[inline]
+    pub fn find(&self, frame: FrameNumber) -> Option<&FrameMeta> {
+        self.metas.get(frame.0.wrapping_sub(self.base) as usize)
     }
 
     /// The frame whose metadata holds `link`, a link that [`FrameMeta::retire_link`] gave.

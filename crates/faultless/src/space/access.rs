@@ -31,7 +31,7 @@ use crate::machine::Machine;
 use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
-use crate::table::format::USER_END;
+use crate::table::format::{CacheMode, USER_END};
 use crate::table::walk::{Reached, descend};
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
@@ -53,10 +53,13 @@ pub struct Translation {
     /// The accesses that need no fault. A page that a fault would copy before a store is not `WRITE`; a page of a
     /// mapping without any permission has none.
     pub prot: Prot,
+    /// How device memory is cached; none for the subsystem's own. The frame of device memory is the kernel's, and
+    /// [`Machine::frame_bytes`] knows nothing of it.
+    pub device: Option<CacheMode>,
 }
 
 impl Translation {
-    fn new(entry: Entry, addr: u64) -> Self {
+    fn new<M: Machine>(cpu: &Cpu<'_, M>, entry: Entry, addr: u64) -> Self {
         let mut prot = Prot::READ;
         prot.set(Prot::WRITE, entry.is_writable());
         prot.set(Prot::EXEC, entry.is_executable());
@@ -64,6 +67,7 @@ impl Translation {
             frame: entry.frame(),
             offset: (addr % PAGE_SIZE) as usize,
             prot: if entry.is_present() { prot } else { Prot::empty() },
+            device: cpu.vm().device(entry),
         }
     }
 }
@@ -93,7 +97,7 @@ impl<M: Machine> Space<M> {
         let section = self.section(cpu);
         let slot = self.slot(cpu, &section, addr)?;
         let entry = protocol::look(slot, cpu);
-        entry.is_mapped().then(|| Translation::new(entry, addr))
+        entry.is_mapped().then(|| Translation::new(cpu, entry, addr))
     }
 
     /// Does what the MMU of a CPU does when its TLB has no translation of `addr` for `access`: sets the accessed bit, and
@@ -105,7 +109,7 @@ impl<M: Machine> Space<M> {
     pub fn walk(&self, cpu: &Cpu<'_, M>, addr: u64, access: Access) -> Option<Translation> {
         let section = self.section(cpu);
         let entry = self.touch(cpu, &section, addr, access)?;
-        Some(Translation::new(entry, addr))
+        Some(Translation::new(cpu, entry, addr))
     }
 
     /// Reads the bytes from `addr` on into `to`, as a load of a program does: pages that are missing are faulted in, and
@@ -114,7 +118,8 @@ impl<M: Machine> Space<M> {
     /// Not inside a closure that is told of areas.
     ///
     /// # Errors
-    /// How many bytes came through, and what the program's own load would be told at the next.
+    /// How many bytes came through, and what the program's own load would be told at the next. Device memory, which only the
+    /// kernel can reach, is refused like memory that the mapping protects.
     pub fn read_bytes(
         &self,
         cpu: &Cpu<'_, M>,
@@ -134,7 +139,8 @@ impl<M: Machine> Space<M> {
     /// Not inside a closure that is told of areas.
     ///
     /// # Errors
-    /// How many bytes came through, and what the program's own store would be told at the next.
+    /// How many bytes came through, and what the program's own store would be told at the next; device memory as in
+    /// [`read_bytes`](Self::read_bytes).
     pub fn write_bytes(&self, cpu: &Cpu<'_, M>, addr: u64, from: &[u8]) -> Result<(), AccessError> {
         self.each_page(cpu, addr, from.len(), Access::Write, |page, done, len| {
             // SAFETY: bytes of a page that is referred to, and that the space may store to.
@@ -179,6 +185,9 @@ impl<M: Machine> Space<M> {
             if page < USER_END {
                 let visit = self.visit(cpu, VirtRange::page(page));
                 if let Some(entry) = self.touch(cpu, &visit.section, page, access) {
+                    if cpu.vm().device(entry).is_some() {
+                        return Err(FaultError::Segv { mapped: true });
+                    }
                     if let Some(lent) = self.refer(cpu, &visit.section, page, entry) {
                         copy(lent.bytes());
                         return Ok(());

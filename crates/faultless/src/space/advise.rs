@@ -171,10 +171,11 @@ impl<M: Machine> Writing<'_, '_, M> {
             Advice::Random => with(order, VmaFlags::RANDOM),
             Advice::Sequential => with(order, VmaFlags::SEQUENTIAL),
             Advice::DontFork => with(none, VmaFlags::DONTFORK),
+            Advice::DoFork if vma.area.memory.is_device() => Err(Errno::EINVAL),
             Advice::DoFork => with(VmaFlags::DONTFORK, none),
             Advice::HugePage => with(VmaFlags::NOHUGEPAGE, VmaFlags::HUGEPAGE),
             Advice::NoHugePage => with(VmaFlags::HUGEPAGE, VmaFlags::NOHUGEPAGE),
-            Advice::WipeOnFork if vma.area.object.is_some() => Err(Errno::EINVAL),
+            Advice::WipeOnFork if !vma.area.memory.is_anonymous() => Err(Errno::EINVAL),
             Advice::WipeOnFork => with(none, VmaFlags::WIPEONFORK),
             Advice::KeepOnFork => with(VmaFlags::WIPEONFORK, none),
             Advice::DontNeed | Advice::DontNeedLocked | Advice::Free => Ok(()),
@@ -186,15 +187,16 @@ impl<M: Machine> Writing<'_, '_, M> {
 impl<M: Machine> Visit<'_, '_, M> {
     /// Advice that takes pages away: from `part`, of `area`.
     fn take_away(&self, area: &Area, part: VirtRange, advice: Advice) -> Result<(), Errno> {
-        // What is locked stays.
-        if advice != Advice::DontNeedLocked && area.lock() != Lock::No {
+        // What is locked stays, and so does device memory.
+        let locked = advice != Advice::DontNeedLocked && area.lock() != Lock::No;
+        if locked || area.memory.is_device() {
             return Err(Errno::EINVAL);
         }
         if advice != Advice::Free {
             self.discard(part, self.leave(part).as_ref(), |_| true);
             return Ok(());
         }
-        if area.object.is_some() {
+        if !area.memory.is_anonymous() {
             return Err(Errno::EINVAL);
         }
         self.free_lazily(part);

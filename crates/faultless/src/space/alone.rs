@@ -261,7 +261,7 @@ impl Change {
 
 /// The part of `range` in which `vma` has private anonymous memory.
 fn private_part(vma: Option<&Vma>, range: VirtRange) -> VirtRange {
-    let vma = vma.filter(|vma| vma.area.object.is_none());
+    let vma = vma.filter(|vma| vma.area.memory.is_anonymous());
     vma.map_or(NOWHERE, |vma| vma.area.range.intersect(range))
 }
 

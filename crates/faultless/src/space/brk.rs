@@ -12,7 +12,7 @@ use super::made::State;
 use super::map::is_stack;
 use super::merge::Piece;
 use super::unmap::TABLE_ALIGN;
-use super::vma::{Area, Prot, VmaFlags};
+use super::vma::{Area, Memory, Prot, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, page_up};
 use crate::error::Errno;
@@ -112,7 +112,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                 prot: Prot::READ | Prot::WRITE,
                 flags: VmaFlags::ACCOUNT,
                 offset: range.start >> PAGE_SHIFT,
-                object: None,
+                memory: Memory::Anonymous,
             };
             step.replace(range, Some(Piece { area, root: None }), State::Unlocked)
         });

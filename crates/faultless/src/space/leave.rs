@@ -34,7 +34,7 @@ impl Was<'_> {
             // SAFETY: VMAs in a view live as long as the section, and what was removed as long as its writer.
             let area = &unsafe { vma.as_ref() }.area;
             let part = area.range.intersect(range);
-            if area.object.is_none() && !part.is_empty() {
+            if area.memory.is_anonymous() && !part.is_empty() {
                 each(part);
             }
         };

@@ -63,6 +63,10 @@ impl<M: Machine> Space<M> {
                 let range = VirtRange::new(addr, end);
                 let writing = self.write(cpu, [range, NOWHERE], PAGE_SIZE);
                 let done = writing.modify_all(range, |area| {
+                    // As on Linux, device memory stays as it is.
+                    if area.memory.is_device() {
+                        return Ok(area.clone());
+                    }
                     let flags = (area.flags - VmaFlags::ANY_LOCK) | lock.flags();
                     Ok(Area { flags, ..area.clone() })
                 });

@@ -1,9 +1,10 @@
-//! `mmap`: of anonymous memory, private and shared, and of objects.
+//! `mmap`: of anonymous memory, private and shared, of objects, and of [device memory](super::device).
 
+use super::device::DeviceMemory;
 use super::made::State;
 use super::merge::Piece;
 use super::unmap::user_range;
-use super::vma::{Area, Prot, Vma, VmaFlags};
+use super::vma::{Area, Memory, Prot, Vma, VmaFlags};
 use super::write::NOWHERE;
 use super::{MMAP_BASE, STACK_GUARD, Space};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_down, page_up};
@@ -27,7 +28,8 @@ bitflags! {
         const PRIVATE = 0x02;
         /// Exactly there, in place of what is there.
         const FIXED = 0x10;
-        /// No file behind it. [`Space::mmap`] maps nothing else, [`Space::mmap_object`] ignores it.
+        /// No file behind it. [`Space::mmap`] maps nothing else; [`Space::mmap_object`] and
+        /// [`Space::mmap_device`] ignore it.
         const ANONYMOUS = 0x20;
         /// Grows down by faults just below it.
         const GROWSDOWN = 0x0100;
@@ -53,6 +55,13 @@ pub struct Backing<'a> {
     pub first: u64,
     /// Whether a shared mapping may ever be written (the file was opened for writing).
     pub may_write: bool,
+}
+
+/// What is to be mapped.
+pub(super) enum What<'a> {
+    Anonymous,
+    Object(Backing<'a>),
+    Device(DeviceMemory),
 }
 
 /// The requested place of a mapping.
@@ -82,7 +91,7 @@ impl<M: Machine> Space<M> {
         prot: Prot,
         flags: MapFlags,
     ) -> Result<u64, Error> {
-        self.map_and_populate(cpu, (addr, len), prot, flags, None)
+        self.map_and_populate(cpu, (addr, len), prot, flags, What::Anonymous)
     }
 
     /// Maps `len` bytes (rounded up to pages) of an object, `backing`, otherwise as
@@ -101,23 +110,23 @@ impl<M: Machine> Space<M> {
         flags: MapFlags,
         backing: Backing<'_>,
     ) -> Result<u64, Error> {
-        self.map_and_populate(cpu, (addr, len), prot, flags, Some(backing))
+        self.map_and_populate(cpu, (addr, len), prot, flags, What::Object(backing))
     }
 
-    fn map_and_populate(
+    pub(super) fn map_and_populate(
         &self,
         cpu: &Cpu<'_, M>,
         (addr, len): (u64, u64),
         prot: Prot,
         flags: MapFlags,
-        backing: Option<Backing<'_>>,
+        what: What<'_>,
     ) -> Result<u64, Error> {
         self.check_vm(cpu);
-        if let Some(backing) = &backing {
+        if let What::Object(backing) = &what {
             backing.object.check_vm(cpu);
         }
         let given = VirtRange::new(addr, addr.saturating_add(len));
-        let range = self.map(cpu, (addr, len), prot, flags, backing).map_err(|errno| Error {
+        let range = self.map(cpu, (addr, len), prot, flags, what).map_err(|errno| Error {
             operation: "mmap",
             range: given,
             errno,
@@ -136,7 +145,7 @@ impl<M: Machine> Space<M> {
         (addr, len): (u64, u64),
         prot: Prot,
         flags: MapFlags,
-        backing: Option<Backing<'_>>,
+        what: What<'_>,
     ) -> Result<VirtRange, Errno> {
         let fixed = flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE);
         if len == 0 {
@@ -157,21 +166,29 @@ impl<M: Machine> Space<M> {
         let kind = flags & (MapFlags::SHARED | MapFlags::PRIVATE);
         let shared = kind == MapFlags::SHARED;
         let grows = flags.contains(MapFlags::GROWSDOWN);
-        let late = match &backing {
+        let anonymous = matches!(what, What::Anonymous);
+        let device = matches!(what, What::Device(_));
+        let may_write = match &what {
+            What::Anonymous => true,
+            What::Object(backing) => backing.may_write,
+            What::Device(device) => device.may_write,
+        };
+        let late = match &what {
             // No file has a byte that far on.
-            Some(backing) if backing.first > (i64::MAX as u64 - len) >> PAGE_SHIFT => {
+            What::Object(backing) if backing.first > (i64::MAX as u64 - len) >> PAGE_SHIFT => {
                 Some(Errno::EOVERFLOW)
             }
-            Some(backing) if shared && !backing.may_write && prot.contains(Prot::WRITE) => {
-                Some(Errno::EACCES)
-            }
+            // There are no copies of device memory.
+            What::Device(_) if !shared => Some(Errno::EINVAL),
+            _ if shared && !may_write && prot.contains(Prot::WRITE) => Some(Errno::EACCES),
             // Only private memory without an object grows.
-            _ if grows && (shared || backing.is_some()) => Some(Errno::EINVAL),
+            _ if grows && (shared || !anonymous) => Some(Errno::EINVAL),
+            What::Device(device) => device.check(cpu.vm().machine(), len >> PAGE_SHIFT).err(),
             _ if shared || kind == MapFlags::PRIVATE => None,
             _ => Some(Errno::EINVAL),
         };
         // The pages of an object are its own affair.
-        let promised = if shared { backing.is_none() } else { prot.contains(Prot::WRITE) };
+        let promised = if shared { anonymous } else { prot.contains(Prot::WRITE) };
         let commits = !flags.contains(MapFlags::NORESERVE) && promised;
         if commits && len >> PAGE_SHIFT > cpu.vm().total_frames() {
             return Err(Errno::ENOMEM);
@@ -180,25 +197,26 @@ impl<M: Machine> Space<M> {
         vma_flags.set(VmaFlags::SHARED, shared);
         vma_flags.set(VmaFlags::GROWSDOWN, grows);
         vma_flags.set(VmaFlags::NOHUGEPAGE, flags.contains(MapFlags::STACK));
-        vma_flags.set(VmaFlags::LOCKED, flags.contains(MapFlags::LOCKED));
+        vma_flags.set(VmaFlags::LOCKED, flags.contains(MapFlags::LOCKED) && !device);
         vma_flags.set(VmaFlags::NORESERVE, flags.contains(MapFlags::NORESERVE));
         vma_flags.set(VmaFlags::ACCOUNT, commits && !shared);
         let prot = prot & (Prot::READ | Prot::WRITE | Prot::EXEC);
-        let (object, offset) = match backing {
-            Some(Backing { object, first, may_write }) => {
-                vma_flags.set(VmaFlags::NOWRITE, shared && !may_write);
-                (Some(object.clone()), first)
+        vma_flags.set(VmaFlags::NOWRITE, shared && !may_write);
+        let (memory, offset) = match what {
+            What::Object(Backing { object, first, .. }) => (Memory::Object(object.clone()), first),
+            What::Anonymous if shared && late.is_none() => {
+                (Memory::Object(Object::try_new(cpu, len >> PAGE_SHIFT, 0)?), 0)
             }
-            None if shared && late.is_none() => {
-                (Some(Object::try_new(cpu, len >> PAGE_SHIFT, 0)?), 0)
+            What::Anonymous => (Memory::Anonymous, 0),
+            What::Device(DeviceMemory { first, cache, tag, .. }) => {
+                (Memory::Device { cache, tag }, first.0.into())
             }
-            None => (None, 0),
         };
-        let area = Area { range: VirtRange::new(0, len), prot, flags: vma_flags, offset, object };
+        let area = Area { range: VirtRange::new(0, len), prot, flags: vma_flags, offset, memory };
         let request = Request { addr, fixed, flags, late };
         let done = self.map_area(cpu, &request, &area);
         // This is the last share if the mapping was refused, or if another CPU unmapped it already.
-        if let Some(object) = area.object {
+        if let Memory::Object(object) = area.memory {
             Object::release(object, cpu);
         }
         done
@@ -233,7 +251,7 @@ impl<M: Machine> Space<M> {
                 return Err(errno);
             }
             let offset =
-                if area.object.is_some() { area.offset } else { range.start >> PAGE_SHIFT };
+                if area.memory.is_anonymous() { range.start >> PAGE_SHIFT } else { area.offset };
             let was = if occupied { writing.leave(range) } else { None };
             let state = if occupied { State::WriteLocked } else { State::Unlocked };
             let placed = writing.step(|step| {

@@ -14,6 +14,7 @@ mod alone;
 mod baseline;
 pub(crate) mod batch;
 mod brk;
+mod device;
 mod discard;
 mod exit;
 mod finish;
@@ -46,12 +47,13 @@ mod tests;
 
 pub use access::{AccessError, Translation};
 pub use advise::Advice;
+pub use device::DeviceMemory;
 pub use lock::Lock;
 pub use map::{Backing, MapFlags};
 pub use query::{AreaInfo, Label, Maps, PageInfo};
 pub use remap::RemapFlags;
 pub use revoke::Copies;
-pub use vma::{Area, Prot, VmaFlags};
+pub use vma::{Area, Memory, Prot, VmaFlags};
 
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::ended::Place;

@@ -30,7 +30,7 @@ impl<M: Machine> Space<M> {
     /// Faults every page of `range` in, for `access`, as `madvise` does.
     ///
     /// # Errors
-    /// `ENOMEM` (a hole, or no memory), `EINVAL` (a VMA that forbids it), `EFAULT` (any other fault that
+    /// `ENOMEM` (a hole, or no memory), `EINVAL` (a VMA that forbids it, or device memory), `EFAULT` (any other fault that
     /// failed). Pages before the one that failed stay populated.
     pub(super) fn populate_advised(
         &self,
@@ -42,6 +42,8 @@ impl<M: Machine> Space<M> {
         self.fault_each(cpu, range, |vma| match vma {
             // A fault would also read what is only writable.
             Some(vma) if !vma.area.allows(needed) => Err(Errno::EINVAL),
+            // As on Linux.
+            Some(vma) if vma.area.memory.is_device() => Err(Errno::EINVAL),
             Some(_) => Ok(access),
             None => Err(Errno::ENOMEM),
         })

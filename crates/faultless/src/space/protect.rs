@@ -139,7 +139,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             let mut area = after.clone();
             // A promise of memory that nothing was ever made of can be taken back.
             // Where there is an object, Linux keeps it.
-            let never_written = area.is_private() && area.object.is_none() && root.is_none();
+            let never_written = area.is_private() && area.memory.is_anonymous() && root.is_none();
             if !prot.contains(Prot::WRITE) && never_written {
                 area.flags -= VmaFlags::ACCOUNT;
             }

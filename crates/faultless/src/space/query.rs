@@ -4,7 +4,7 @@ use super::Space;
 use super::brk::bounds::Heap;
 use super::merge::{merge_later, roots_merge};
 use super::pages::each_slot;
-use super::vma::{Area, Prot, Vma, VmaFlags};
+use super::vma::{Area, Memory, Prot, Vma, VmaFlags};
 use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
 use crate::frame::{Kind, Use};
@@ -27,14 +27,14 @@ pub struct AreaInfo {
     pub prot: Prot,
     /// How it behaves.
     pub flags: VmaFlags,
-    /// Byte offset into its object; 0 for private anonymous memory.
+    /// Byte offset into its object; the physical address of device memory; 0 for private anonymous memory.
     pub offset: u64,
-    /// What the kernel knows its object by ([`Object::tag`](crate::Object::tag)); 0 where there is none,
-    /// or a nameless one.
+    /// What the kernel knows its object by ([`Object::tag`](crate::Object::tag)), or its device
+    /// ([`DeviceMemory::tag`](crate::DeviceMemory::tag)); 0 where there is none, or a nameless one.
     pub tag: u64,
     /// `[heap]`, `[stack]`, `/dev/zero (deleted)` or nothing; nothing where there is a tag.
     pub name: &'static str,
-    /// Its resident pages: private ones, or those of its object; not the zero page.
+    /// Its resident pages: private ones, or those of its object; not the zero page, nor device memory.
     pub resident: u64,
     /// Its pages that map the zero page.
     pub zero: u64,
@@ -46,7 +46,7 @@ pub struct AreaInfo {
 pub struct PageInfo {
     /// The frame.
     pub frame: FrameNumber,
-    /// What that is; the zero page is [`Use::Zero`].
+    /// What that is; the zero page is [`Use::Zero`], device memory [`Use::Device`].
     pub usage: Use,
     /// Whether there is no other mapping of it.
     pub exclusive: bool,
@@ -222,6 +222,9 @@ impl<M: Machine> Space<M> {
         if cpu.vm().maps_zeros(entry) {
             return Some(PageInfo { frame: entry.frame(), usage: Use::Zero, exclusive: false });
         }
+        if cpu.vm().device(entry).is_some() {
+            return Some(PageInfo { frame: entry.frame(), usage: Use::Device, exclusive: false });
+        }
         let meta = cpu.vm().frames.meta(entry.frame());
         // Of an object's page the object has a reference too.
         let (usage, alone) = match meta.kind() {
@@ -244,20 +247,23 @@ impl<M: Machine> Space<M> {
             });
         }
         let grows = area.flags.contains(VmaFlags::GROWSDOWN);
-        let tag = area.object.as_ref().map_or(0, |object| object.tag());
+        let tag = match &area.memory {
+            Memory::Anonymous => 0,
+            Memory::Object(object) => object.tag(),
+            Memory::Device { tag, .. } => *tag,
+        };
         let in_heap = area.range.start < heap.end && area.range.end > heap.start;
         AreaInfo {
             range: area.range,
             prot: area.prot,
             flags: area.flags,
-            offset: if area.object.is_some() { area.offset << PAGE_SHIFT } else { 0 },
+            offset: if area.memory.is_anonymous() { 0 } else { area.offset << PAGE_SHIFT },
             tag,
-            name: match &area.object {
-                Some(_) if tag != 0 => "",
-                Some(_) => "/dev/zero (deleted)",
-                None if grows => "[stack]",
-                None if in_heap => "[heap]",
-                None => "",
+            name: match &area.memory {
+                Memory::Object(_) if tag == 0 => "/dev/zero (deleted)",
+                Memory::Anonymous if grows => "[stack]",
+                Memory::Anonymous if in_heap => "[heap]",
+                _ => "",
             },
             resident,
             zero,
@@ -340,9 +346,10 @@ impl<M: Machine> Space<M> {
         }
         let in_object = || {
             let index = vma.area.index_of(addr);
-            vma.area.object.as_ref().is_some_and(|object| object.has_page(cpu, index))
+            vma.area.memory.object().is_some_and(|object| object.has_page(cpu, index))
         };
-        present || in_object()
+        // As on Linux, device memory is not in core.
+        !vma.area.memory.is_device() && (present || in_object())
     }
 
     /// Whether all of `range` is mapped, by VMAs that need not be alike.
@@ -370,7 +377,7 @@ impl<M: Machine> Space<M> {
         let entry = self.view(cpu, &section).at(addr)?;
         // SAFETY: VMAs in a view live as long as the section.
         let area = unsafe { &entry.value.as_ref().area };
-        let object = area.object.as_ref().filter(|_| !area.is_private())?;
+        let object = area.memory.object().filter(|_| !area.is_private())?;
         let offset = (area.index_of(addr) << PAGE_SHIFT) | (addr & (PAGE_SIZE - 1));
         Some((object.id(), offset))
     }

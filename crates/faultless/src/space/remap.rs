@@ -312,6 +312,11 @@ impl<M: Machine> Writing<'_, '_, M> {
         if old.is_empty() && area.is_private() {
             return Err(Errno::EINVAL);
         }
+        // What is behind a device's memory is not the mapping's to have.
+        let device = area.memory.is_device();
+        if device && request.flags.contains(RemapFlags::DONTUNMAP) {
+            return Err(Errno::EINVAL);
+        }
         // An empty range overlaps nothing, but the mapping made in its place would remove it.
         let fixed = request.flags.contains(RemapFlags::FIXED);
         if fixed && (request.target..request.target + new_len).contains(&old.start) {
@@ -320,6 +325,9 @@ impl<M: Machine> Writing<'_, '_, M> {
         // A range that shrinks while it moves may end beyond the VMA: only the part kept must be in it.
         let kept = old.len().min(new_len);
         if kept > area.range.end - old.start {
+            return Err(Errno::EFAULT);
+        }
+        if device && new_len > old.len() {
             return Err(Errno::EFAULT);
         }
         let growth = new_len.saturating_sub(old.len()) >> PAGE_SHIFT;
@@ -426,7 +434,7 @@ fn replace_both<M: Machine>(
         vma.is_some_and(|vma| range_later(view, vma) != old) && !lost(Mutant::RenewsParts);
     let (mut area, root) =
         if old.is_empty() { (step.look(first)?, None) } else { step.take(first)? };
-    if area.object.is_none() && root.is_none() {
+    if area.memory.is_anonymous() && root.is_none() {
         // Never written: it takes the offset of a new mapping there.
         area.offset = new.start >> PAGE_SHIFT;
     }

@@ -15,6 +15,7 @@ use crate::sync::atomic::{AtomicU8, Ordering};
 use crate::sync::grace::RetireLink;
 use crate::sync::sequence::Sequence;
 use crate::table::Entry;
+use crate::table::format::CacheMode;
 use bitflags::bitflags;
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -84,11 +85,67 @@ pub struct Area {
     pub prot: Prot,
     /// How it behaves.
     pub flags: VmaFlags,
-    /// Page offset of its first page: into the object, or for private memory the page number it was
-    /// first mapped at.
+    /// Page offset of its first page: into the object; the frame number of device memory; or for private
+    /// anonymous memory the page number it was first mapped at.
     pub offset: u64,
-    /// The object behind it; `None` for private anonymous memory.
-    pub object: Option<Shared<Object>>,
+    /// What its pages come from.
+    pub memory: Memory,
+}
+
+/// What the pages of a VMA come from.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Memory {
+    /// Private anonymous memory: zeros.
+    Anonymous,
+    /// A memory object, or private copies of its pages.
+    Object(Shared<Object>),
+    /// A fixed range of physical memory that is not the subsystem's
+    /// ([`Space::mmap_device`](crate::Space::mmap_device)).
+    Device {
+        /// How CPUs cache it.
+        cache: CacheMode,
+        /// What the kernel knows it by.
+        tag: u64,
+    },
+}
+
+impl Memory {
+    /// Whether it is private anonymous memory.
+    #[inline(always)]
+    pub const fn is_anonymous(&self) -> bool {
+        matches!(self, Self::Anonymous)
+    }
+
+    /// Whether it is device memory.
+    #[inline]
+    pub const fn is_device(&self) -> bool {
+        matches!(self, Self::Device { .. })
+    }
+
+    /// The object, if it is one.
+    #[inline]
+    pub const fn object(&self) -> Option<&Shared<Object>> {
+        if let Self::Object(object) = self { Some(object) } else { None }
+    }
+
+    /// The object, if it is one, for the caller to [release](Object::release).
+    #[must_use]
+    pub fn into_object(self) -> Option<Shared<Object>> {
+        if let Self::Object(object) = self { Some(object) } else { None }
+    }
+
+    /// Whether pages of the same number are the same in both.
+    fn same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Anonymous, Self::Anonymous) => true,
+            (Self::Object(a), Self::Object(b)) => a.same(b),
+            (Self::Device { cache, tag }, Self::Device { cache: other, tag: its }) => {
+                cache == other && tag == its
+            }
+            _ => false,
+        }
+    }
 }
 
 impl Area {
@@ -124,6 +181,10 @@ impl Area {
     /// may store to it.
     pub(crate) fn leaf(&self) -> Entry {
         let leaf = Entry::template(self.allows(Prot::EXEC));
+        let leaf = match self.memory {
+            Memory::Device { cache, .. } => leaf.special().cached(cache),
+            _ => leaf,
+        };
         if self.allows(Prot::WRITE) && !self.is_private() { leaf.writable() } else { leaf }
     }
 
@@ -133,7 +194,7 @@ impl Area {
         let first = pages.start.saturating_sub(self.offset);
         let end = pages.end.saturating_sub(self.offset).min(self.range.pages());
         let addr = |page: u64| self.range.start + (page << PAGE_SHIFT);
-        let same = self.object.as_ref().is_some_and(|own| own.same(object));
+        let same = self.memory.object().is_some_and(|own| own.same(object));
         (same && first < end).then(|| VirtRange::new(addr(first), addr(end)))
     }
 
@@ -149,14 +210,11 @@ impl Area {
     }
 
     /// Whether `self` and `other`, of which neither starts above `at`, have the same flags, and the same
-    /// page of the same object at `at`.
+    /// page of the same memory at `at`.
     pub fn agrees(&self, other: &Self, at: u64) -> bool {
-        let same_object = match (&self.object, &other.object) {
-            (None, None) => true,
-            (Some(a), Some(b)) => a.same(b),
-            _ => false,
-        };
-        self.flags == other.flags && same_object && self.index_of(at) == other.index_of(at)
+        self.flags == other.flags
+            && self.memory.same(&other.memory)
+            && self.index_of(at) == other.index_of(at)
     }
 }
 
@@ -274,7 +332,7 @@ mod tests {
             prot: Prot::READ | Prot::WRITE,
             flags: VmaFlags::ACCOUNT,
             offset: start,
-            object: None,
+            memory: Memory::Anonymous,
         }
     }
 

@@ -14,6 +14,8 @@
 //! - **Accessed and dirty bits**, which hardware updates atomically in the entry, and never in an entry that is not
 //!   present. Without such hardware the machine's fault handler must make both updates, by compare-and-swap.
 //!   [`Entry::with_marks_of`] carries over what hardware sets while a CPU has the entry locked.
+//! - **The [`CacheMode`]s** of device memory ([`Entry::cached`]). Where they need a register beside the tables, the format says
+//!   how the kernel sets it.
 //! - **The changes that leave a stale translation** in a TLB: [`Entry::needs_flush`]. Where the architecture requires break-before-make
 //!   (AArch64, for another frame or size), the subsystem already complies: a CPU that changes the frame of a present entry makes
 //!   the entry busy and flushes before it stores the new value.
@@ -22,7 +24,26 @@
 
 mod x86_64;
 
+/// How CPUs cache the accesses to a page. The subsystem's own memory is always
+/// [`WriteBack`](Self::WriteBack).
+///
+/// A page that is mapped in several places has the same mode in all of them, the kernel's own mapping included: that is the
+/// kernel's part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CacheMode {
+    /// Loads and stores are cached: ordinary memory, tables of the firmware.
+    #[default]
+    WriteBack,
+    /// Loads are cached; stores go to memory at once.
+    WriteThrough,
+    /// Nothing is cached; stores may be gathered: framebuffers.
+    WriteCombining,
+    /// Nothing is cached, and each access takes place, in order: registers of devices.
+    Uncached,
+}
+
 pub use x86_64::{
-    ACCESSED, CANONICAL_END, DIRTY, ENTRIES, Entry, FRAME, HUGE, INDEX_BITS, LEVELS, NO_EXECUTE,
-    PRESENT, SOFTWARE, USER, USER_END, USER_ROOT_ENTRIES, WRITE,
+    ACCESSED, CACHE, CANONICAL_END, DIRTY, ENTRIES, Entry, FRAME, HUGE, INDEX_BITS, LEVELS,
+    NO_EXECUTE, PRESENT, SOFTWARE, USER, USER_END, USER_ROOT_ENTRIES, WRITE,
 };

@@ -9,7 +9,7 @@ use crate::frame::zeroed::RUN;
 use crate::machine::Machine;
 use crate::space::Space;
 use crate::space::tree::{self, RETIRE_TREE_NODE};
-use crate::space::vma::{RETIRE_VMA, Vma};
+use crate::space::vma::{Memory, RETIRE_VMA, Vma};
 use crate::sync::grace::{RetireChain, RetireLink};
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{GracePeriod, Reclaim};
@@ -131,9 +131,9 @@ impl<M: Machine> Cpu<'_, M> {
 
     /// Frees a VMA that no reader can see, and the object behind it when it was the last to use it.
     pub(crate) fn drop_vma(&self, mut vma: Box<Vma>) {
-        let object = vma.area.get_mut().object.take();
+        let memory = core::mem::replace(&mut vma.area.get_mut().memory, Memory::Anonymous);
         drop(vma);
-        if let Some(object) = object {
+        if let Memory::Object(object) = memory {
             Object::release(object, self);
         }
     }

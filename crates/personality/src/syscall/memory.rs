@@ -246,13 +246,13 @@ fn remove(start: u64, len: u64) -> Result {
             found = Some(area.part(VirtRange::new(at, end)));
             false
         });
-        let Some(Area { range, flags, offset, object, .. }) = found else {
+        let Some(Area { range, flags, offset, memory, .. }) = found else {
             hole = true;
             break;
         };
         hole |= range.start > at;
         at = range.end;
-        let object = Held::new(object.ok_or(Errno::EINVAL)?);
+        let object = Held::new(memory.into_object().ok_or(Errno::EINVAL)?);
         if flags.contains(VmaFlags::LOCKED) {
             return Err(Errno::EINVAL);
         }
@@ -456,7 +456,7 @@ pub fn remap_file_pages(args: Args<'_>) -> Result {
             Some(first) => {
                 first.flags == area.flags
                     && first.prot == area.prot
-                    && first.object.as_ref().map(Shared::id) == area.object.as_ref().map(Shared::id)
+                    && first.memory.object().map(Shared::id) == area.memory.object().map(Shared::id)
             }
         };
         let joins = area.range.start <= reached && alike;
@@ -467,7 +467,7 @@ pub fn remap_file_pages(args: Args<'_>) -> Result {
         joins
     });
     let area = whole.ok_or(Errno::EINVAL)?;
-    let object = Held::new(area.object.ok_or(Errno::EINVAL)?);
+    let object = Held::new(area.memory.into_object().ok_or(Errno::EINVAL)?);
     if reached < end {
         return Err(Errno::EINVAL);
     }

@@ -60,7 +60,7 @@ pub(super) fn goes_ahead<M: Machine>(
     seen: Entry,
 ) -> bool {
     let zeros = seen.is_present() && cpu.vm().maps_zeros(seen) && !seen.is_locked();
-    vma.area.object.is_none()
+    vma.area.memory.is_anonymous()
         && (seen.is_none() || zeros && access == Access::Write)
         && !vma.area.flags.contains(VmaFlags::RANDOM)
 }

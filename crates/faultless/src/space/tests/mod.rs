@@ -3,6 +3,7 @@
 mod access;
 mod beside;
 mod calls;
+mod devices;
 mod discards;
 mod ended;
 mod flushes;

@@ -2,15 +2,18 @@
 //! map. After every step the audit checks every frame, reference and entry.
 
 use super::guest::{self, TestVm};
-use crate::addr::PAGE_SIZE;
+use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::audit::audit_with;
 use crate::error::Errno;
 use crate::fault::FaultError;
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::knob::{Locking, Setting};
-use crate::space::{Advice, Backing, Copies, MapFlags, Prot, RemapFlags, Space, VmaFlags};
-use crate::testing::TestMachine;
+use crate::space::{
+    Advice, Backing, Copies, DeviceMemory, MapFlags, Prot, RemapFlags, Space, VmaFlags,
+};
+use crate::table::format::CacheMode;
+use crate::testing::{DEVICE_FRAMES, TestMachine};
 use crate::vm::Cpu;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -23,11 +26,14 @@ const BASE: u64 = (1 << 30) - 20 * PAGE_SIZE;
 /// Files, and pages that one has at first.
 const FILES: usize = 3;
 const FILE_PAGES: u64 = 12;
+/// Device memory, as the number of an object.
+const DEVICE: usize = 0;
 
 #[derive(Clone, Debug)]
 enum Step {
     Map { at: u64, len: u64, prot: u32, shared: bool, populate: bool },
     MapFile { at: u64, len: u64, prot: u32, file: usize, first: u64, how: u32 },
+    MapDevice { at: u64, len: u64, prot: u32, first: u64, how: u32 },
     MapAnywhere { len: u64, hint: u64 },
     Unmap { at: u64, len: u64 },
     Protect { at: u64, len: u64, prot: u32 },
@@ -67,6 +73,8 @@ fn step() -> impl Strategy<Value = Step> {
             |(at, len, prot, shared, populate)| Step::Map { at, len, prot, shared, populate }),
         4 => (at(), len(), 0..8u32, file(), 0..FILE_PAGES, 0..8u32).prop_map(
             |(at, len, prot, file, first, how)| Step::MapFile { at, len, prot, file, first, how }),
+        2 => (at(), len(), 0..8u32, 0..FILE_PAGES, 0..8u32).prop_map(
+            |(at, len, prot, first, how)| Step::MapDevice { at, len, prot, first, how }),
         1 => (len(), at()).prop_map(|(len, hint)| Step::MapAnywhere { len, hint }),
         3 => (at(), len()).prop_map(|(at, len)| Step::Unmap { at, len }),
         3 => (at(), len(), 0..8u32).prop_map(|(at, len, prot)| Step::Protect { at, len, prot }),
@@ -129,6 +137,10 @@ impl Page {
     fn private(prot: Prot) -> Self {
         let (object, own) = (None, None);
         Self { prot, object, shared: false, may_write: true, own, dont_fork: false, wipe: false }
+    }
+
+    fn is_device(&self) -> bool {
+        self.object.is_some_and(|(object, _)| object == DEVICE)
     }
 
     fn value(&self, objects: &Objects) -> Result<u64, FaultError> {
@@ -220,6 +232,31 @@ impl World<'_> {
                     model.pages.insert(number(addr(at)) + index, page);
                 }
             }
+            Step::MapDevice { at, len, prot, first, how } => {
+                let [private, may_write, populate] = [7, 1, 2].map(|bits| how & bits == bits);
+                let mut flags = MapFlags::FIXED;
+                flags |= if private { MapFlags::PRIVATE } else { MapFlags::SHARED };
+                flags.set(MapFlags::POPULATE, populate);
+                let prot = Prot::from_bits(prot).unwrap();
+                let cache = if first % 2 == 0 { CacheMode::Uncached } else { CacheMode::WriteBack };
+                let frame = FrameNumber(cpu.vm().machine().device().0 + first as u32);
+                let device = DeviceMemory { first: frame, cache, tag: 0, may_write };
+                // SAFETY: memory of the machine, which nothing else uses; it has no caches.
+                let got = unsafe {
+                    space.mmap_device(cpu, addr(at), len * PAGE_SIZE, prot, flags, device)
+                };
+                let expected = match private {
+                    true => Err(Errno::EINVAL),
+                    _ if !may_write && prot.contains(Prot::WRITE) => Err(Errno::EACCES),
+                    _ => Ok(addr(at)),
+                };
+                assert_eq!(got.map_err(|error| error.errno), expected);
+                for index in (0..len).filter(|_| expected.is_ok()) {
+                    let object = Some((DEVICE, first + index));
+                    let page = Page { object, shared: true, may_write, ..Page::private(prot) };
+                    model.pages.insert(number(addr(at)) + index, page);
+                }
+            }
             Step::MapAnywhere { len, hint } => {
                 let flags = MapFlags::ANONYMOUS | MapFlags::PRIVATE;
                 let prot = Prot::READ | Prot::WRITE;
@@ -264,6 +301,9 @@ impl World<'_> {
                 let (old_len, new_len) = (old * PAGE_SIZE, new * PAGE_SIZE);
                 let got = space.mremap(cpu, addr(at), old_len, new_len, flags, addr(to));
                 if let Ok(there) = got {
+                    let device = model.pages.get(&number(addr(at))).is_some_and(Page::is_device);
+                    let keeps = flags.contains(RemapFlags::DONTUNMAP);
+                    assert!(!device || new <= old && !keeps, "device memory that grows or stays");
                     remap(model, number(addr(at)), old, new, number(there), flags);
                 }
             }
@@ -388,7 +428,9 @@ impl World<'_> {
                 assert_eq!(flags.contains(VmaFlags::SHARED), known.shared);
                 assert_eq!(flags.contains(VmaFlags::NOWRITE), known.shared && !known.may_write);
                 if let Some((object, at)) = known.object {
-                    assert_eq!(index, at, "page {page:#x}");
+                    let first = self.cpu.vm().machine().device().0;
+                    let first = if known.is_device() { u64::from(first) } else { 0 };
+                    assert_eq!(index, first + at, "page {page:#x}");
                     assert!(tag == 0 || tag == object as u64);
                 }
                 assert_eq!(flags.contains(VmaFlags::DONTFORK), known.dont_fork);
@@ -427,6 +469,12 @@ fn advise(
             continue;
         };
         match advice {
+            Advice::DontNeed | Advice::DoFork | Advice::PopulateRead | Advice::PopulateWrite
+                if page.is_device() =>
+            {
+                expected = Err(Errno::EINVAL);
+                break;
+            }
             Advice::DontNeed => page.own = None,
             Advice::Free | Advice::WipeOnFork if page.object.is_some() => {
                 expected = Err(Errno::EINVAL);
@@ -500,7 +548,10 @@ fn run(steps: &[Step]) {
         cpu,
         spaces: Vec::from([(space, Model::default())]),
         files,
-        objects: (1..=FILES).map(|id| (id, Contents::new(FILE_PAGES))).collect(),
+        objects: (1..=FILES)
+            .map(|id| (id, Contents::new(FILE_PAGES)))
+            .chain([(DEVICE, Contents::new(DEVICE_FRAMES.into()))])
+            .collect(),
         made: FILES,
         turn: 0,
     };

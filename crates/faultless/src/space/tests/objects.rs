@@ -572,7 +572,7 @@ fn areas_and_pages_are_told() {
     let told = |first: u64, end: u64, most: usize| {
         let mut told = Vec::new();
         space.each_area(&cpu, VirtRange::new(AT + first * P, AT + end * P), |area| {
-            assert!(area.object.as_ref().is_some_and(|object| object.same(&file)));
+            assert!(area.memory.object().is_some_and(|object| object.same(&file)));
             told.push(((area.range.start - AT) / P, area.range.pages(), area.offset));
             told.len() < most
         });

@@ -5,6 +5,7 @@
 //! | 0 | present | the MMU may use the entry |
 //! | 1 | write | stores allowed |
 //! | 2 | user | user mode allowed |
+//! | 3, 4 | cache mode | which of the entries 0 to 3 of the page attribute table applies |
 //! | 5, 6 | accessed, dirty | set by hardware at any moment, atomically |
 //! | 7 | huge | a leaf above the last level |
 //! | 9 | locked | software: a CPU is changing the entry |
@@ -17,9 +18,19 @@
 //! value and the new one; the holder may write its CPU number in the place of the frame); *present*; *present and locked*; *hidden* (not present, a leaf otherwise).
 //! Any other value is illegal. Present and hidden entries *map* a page.
 //!
+//! # The page attribute table
+//!
+//! A leaf's bits 3 (PWT) and 4 (PCD) choose one of the first four entries of the PAT, the register `IA32_PAT` (`0x277`) of each
+//! CPU. The subsystem means by them write-back, write-through, write-combining and uncached. These are the values after
+//! reset, but for entry 2, which is uncached (UC-) then. So a kernel that maps device memory write-combining sets the
+//! register to `0x0007_0406_0001_0406` on each CPU. One that does not gets uncached pages, which are slower, and no less right.
+//!
+//! # Pages without permissions
+//!
 //! A page without any permission is hidden, not merely without the user bit, because a kernel that
 //! copies for a program walks the same tables, and the user bit does not stop it.
 
+use super::CacheMode;
 use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange};
 use crate::machine::CpuId;
 use core::fmt;
@@ -50,6 +61,8 @@ pub const PRESENT: u64 = 1 << 0;
 pub const WRITE: u64 = 1 << 1;
 /// User mode is allowed, as far as all levels say so.
 pub const USER: u64 = 1 << 2;
+/// Which of the first four entries of the page attribute table a leaf uses.
+pub const CACHE: u64 = 0b11 << CACHE_SHIFT;
 /// The MMU sets it in each entry that a walk uses.
 pub const ACCESSED: u64 = 1 << 5;
 /// The MMU sets it in the leaf before a store.
@@ -63,6 +76,7 @@ pub const FRAME: u64 = ((1 << 40) - 1) << PAGE_SHIFT;
 /// The bits that the MMU ignores.
 pub const SOFTWARE: u64 = LOCKED | SPECIAL | HIDDEN;
 
+const CACHE_SHIFT: u32 = 3;
 const LOCKED: u64 = 1 << 9;
 const SPECIAL: u64 = 1 << 10;
 const HIDDEN: u64 = 1 << 11;
@@ -144,6 +158,29 @@ impl Entry {
     #[inline]
     pub const fn special(self) -> Self {
         Self(self.0 | SPECIAL)
+    }
+
+    /// The same leaf, cached so.
+    #[inline]
+    pub const fn cached(self, mode: CacheMode) -> Self {
+        let entry = match mode {
+            CacheMode::WriteBack => 0,
+            CacheMode::WriteThrough => 1,
+            CacheMode::WriteCombining => 2,
+            CacheMode::Uncached => 3,
+        };
+        Self(self.0 & !CACHE | entry << CACHE_SHIFT)
+    }
+
+    /// How the page of a leaf is cached.
+    #[inline]
+    pub const fn cache_mode(self) -> CacheMode {
+        match (self.0 & CACHE) >> CACHE_SHIFT {
+            0 => CacheMode::WriteBack,
+            1 => CacheMode::WriteThrough,
+            2 => CacheMode::WriteCombining,
+            _ => CacheMode::Uncached,
+        }
     }
 
     /// The same leaf as a huge one; its frame must be aligned to the huge size.
@@ -280,7 +317,7 @@ impl Entry {
         // A store through a translation that was dirty would not mark the entry again.
         const GRANTS: u64 = PRESENT | WRITE | USER | DIRTY;
         let lost = old.0 & !self.0 & GRANTS | self.0 & !old.0 & NO_EXECUTE;
-        let other = (self.0 ^ old.0) & (FRAME | HUGE);
+        let other = (self.0 ^ old.0) & (FRAME | HUGE | CACHE);
         old.is_present() && lost | other != 0
     }
 
@@ -327,6 +364,9 @@ impl fmt::Debug for Entry {
                 f.write_str(mark)?;
             }
         }
+        if self.0 & CACHE != 0 {
+            write!(f, " {:?}", self.cache_mode())?;
+        }
         Ok(())
     }
 }
@@ -367,6 +407,7 @@ mod tests {
             (leaf, leaf.with_hidden(true)),
             (leaf, Entry::leaf(FrameNumber(8))),
             (leaf, leaf.huge()),
+            (leaf, leaf.cached(CacheMode::Uncached)),
             (writable, leaf),
             (writable, writable.clean()),
             (leaf.with_execute(true), leaf),
@@ -407,6 +448,17 @@ mod tests {
             (leaf.special(), 10),
         ] {
             assert_eq!(entry, Entry(leaf.0 | 1 << bit));
+        }
+        for (mode, bits) in [
+            (CacheMode::WriteBack, 0),
+            (CacheMode::WriteThrough, 0x08),
+            (CacheMode::WriteCombining, 0x10),
+            (CacheMode::Uncached, 0x18),
+        ] {
+            let cached = leaf.cached(CacheMode::Uncached).cached(mode);
+            assert_eq!(cached, Entry(leaf.0 | bits));
+            assert_eq!(cached.with_hidden(true).cache_mode(), mode);
+            assert_eq!(cached.frame(), frame);
         }
         assert_eq!(leaf.writable_dirty(), Entry(leaf.0 | 0x42));
         assert_eq!(leaf.writable_dirty().writable_dirty().dirty().used(), leaf.writable_dirty());
