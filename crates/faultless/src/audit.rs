@@ -148,7 +148,7 @@ pub fn audit_with<M: Machine>(
     }
     let pages = found.references.len() as u64;
     for (kind, recorded, found) in [
-        ("page", census.anon + census.shared, pages),
+        ("page", census.anon + census.shared, pages + census.pinned),
         ("table", census.tables, found.tables),
         ("zero", census.zero, 1),
         ("retired", census.retired, 0),

@@ -172,7 +172,7 @@ pub use machine::{
 };
 pub use space::{
     AccessError, Advice, Area, AreaInfo, Backing, Copies, DeviceMemory, Label, Lock, MapFlags,
-    Maps, Memory, PageInfo, Prot, RemapFlags, Space, Translation, VmaFlags,
+    Maps, Memory, PageInfo, Pins, Prot, RemapFlags, Space, Translation, VmaFlags,
 };
 pub use stat::{Counter, Point, Totals, Trace, TraceEvent, Watcher};
 #[doc(hidden)]

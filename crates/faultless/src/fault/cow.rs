@@ -31,7 +31,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         }
         // An object's page with one reference is still the object's, and never becomes this VMA's own.
         let meta = self.cpu.vm().frames.meta(seen.frame());
-        if meta.refs() == 1
+        // A pinned anonymous page has no other mapping, though a fault may be copying it.
+        if (meta.refs() == 1 || meta.is_pinned())
             && (self.vma.area.memory.is_anonymous() || meta.kind() == Kind::Used(Use::Anon))
         {
             return self.reuse(slot, seen);
@@ -54,7 +55,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             held.revert();
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
-        if meta.refs() != 1 {
+        if meta.refs() != 1 && !meta.is_pinned() {
             held.revert();
             return Ok(None);
         }
@@ -88,7 +89,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     }
 
     /// The first write to a page that was only read so far.
-    fn replace_zero_page(
+    pub(super) fn replace_zero_page(
         self,
         prepared: &mut Prepared,
         slot: &AtomicU64,
@@ -109,7 +110,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         if !lost(Mutant::ZeroPageFlush) {
             shoot(self.cpu, self.space, VirtRange::page(self.page));
         }
-        let entry = self.leaf(frame.number()).writable_dirty();
+        let entry = self.own_leaf(frame.number());
         let index = self.vma.area.index_of(self.page);
         self.cpu.vm().frames.publish(frame, Use::Anon, anon_vma, index);
         held.commit(entry);
@@ -119,7 +120,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     }
 
     /// The page is shared with another space, or an object's: a copy of it.
-    fn copy(
+    pub(super) fn copy(
         self,
         prepared: &mut Prepared,
         slot: &AtomicU64,
@@ -157,11 +158,20 @@ impl<M: Machine> Attempt<'_, '_, M> {
             prepared.keep_clean(frame);
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
+        // Pinned since it was looked at: the page is this space's own by now. The pin looks at the entry again, as this looks
+        // at the pins again, and at least one of the two finds the other.
+        let own = meta.kind() == Kind::Used(Use::Anon);
+        if own && meta.is_pinned() && !lost(Mutant::CopyLooksAtPins) {
+            held.revert();
+            put();
+            prepared.keep_clean(frame);
+            return Ok(None);
+        }
         // While the entry is busy: no CPU may read the old page once another may store to the new.
         if !lost(Mutant::CopyFlush) {
             shoot(self.cpu, self.space, VirtRange::page(self.page));
         }
-        let entry = self.leaf(frame.number()).writable_dirty();
+        let entry = self.own_leaf(frame.number());
         let index = self.vma.area.index_of(self.page);
         vm.frames.publish(frame, Use::Anon, anon_vma, index);
         held.commit(entry);

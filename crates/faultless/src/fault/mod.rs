@@ -22,6 +22,7 @@ pub mod prefault;
 pub(crate) mod prepared;
 pub(crate) mod table;
 pub(crate) mod ticket;
+mod unshare;
 
 use crate::addr::{VirtRange, page_down};
 use crate::error::OutOfMemory;

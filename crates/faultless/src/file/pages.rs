@@ -219,7 +219,7 @@ impl Object {
             let meta = cpu.vm().frames.meta(frame);
             if !take(meta) {
                 // On its way out; or it has as many references as can be counted.
-                if meta.refs() != 0 && node::load(slot) == seen {
+                if meta.is_referred_to() && node::load(slot) == seen {
                     return None;
                 }
                 continue;

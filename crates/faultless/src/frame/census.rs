@@ -33,6 +33,8 @@ pub struct Census {
     pub retired: u64,
     /// The kernel's own ([`Cpu::alloc_block`](crate::Cpu::alloc_block)).
     pub kernel: u64,
+    /// Of the anonymous pages and those of objects, those that only [pins](crate::Space::pin) keep.
+    pub pinned: u64,
     /// Tails without a head; not 0 only when the moment was not quiet.
     pub torn: u64,
 }
@@ -95,6 +97,7 @@ impl Frames {
                 Kind::Zeroed => (&mut census.zeroed, 1 << meta.order()),
                 Kind::Pooled => (&mut census.pooled, 1 << meta.order()),
                 Kind::Used(usage) => {
+                    census.pinned += u64::from(meta.is_pinned() && meta.refs() == 0);
                     let class = match usage {
                         Use::Table => &mut census.tables,
                         Use::Anon => &mut census.anon,

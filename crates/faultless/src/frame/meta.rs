@@ -32,6 +32,9 @@ pub(super) const NO_FRAME: u32 = u32::MAX;
 /// The node of frames that belong to none: holes between regions.
 const NO_NODE: u8 = u8::MAX;
 
+/// A pin, in the count of a frame's references.
+const PIN: u32 = 1 << 22;
+
 /// What a published frame is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -114,15 +117,18 @@ pub struct FrameMeta {
     order: AtomicU8,
     /// The memory node; never changes.
     node: u8,
-    /// How many mappings and transient references a published frame has:
+    /// How many mappings, transient references and pins a published frame has. The low 22 bits count mappings and transient
+    /// references:
     ///
     /// | value | meaning |
     /// |---|---|
-    /// | 0 | not published: the allocator's, or one owner's; or its last reference was just dropped |
+    /// | 0 | not published: the allocator's, or one owner's; or only pins keep it; or its last reference was just dropped |
     /// | 1 | one mapping, whose holder may reuse the frame in place under the entry's lock; or one reference that outlived the mappings |
     /// | 2 ..= [`MAX_MAPPINGS`](Self::MAX_MAPPINGS) | several |
     /// | .. [`MAX_REFS`](Self::MAX_REFS) | as many mappings as there may be, and transient references |
-    /// | above | illegal: a reference was dropped that was never taken |
+    ///
+    /// The high 10 bits count [pins](crate::Space::pin), so that one atomic tells of both. Neither count spills into the other: no
+    /// mapping, and no pin, is added to as many as there may be.
     refs: AtomicU32,
     /// Which ownership this is: counted up when one ends, at every free, and never reset. So a
     /// translation that outlived it is found out even before the frame has a new owner.
@@ -146,11 +152,13 @@ const _: () = assert!(size_of::<FrameMeta>() == 64);
 
 impl FrameMeta {
     /// The most references a frame may have.
-    pub const MAX_REFS: u32 = i32::MAX as u32;
+    pub const MAX_REFS: u32 = PIN - 1;
     /// The count from which on no reference for another mapping is given. What is left up to
     /// [`MAX_REFS`](Self::MAX_REFS) is for transient references, of which a CPU has a few at a time; so
     /// these are always to be had.
-    pub const MAX_MAPPINGS: u32 = Self::MAX_REFS - (1 << 20);
+    pub const MAX_MAPPINGS: u32 = Self::MAX_REFS - (1 << 16);
+    /// The most pins that a frame may have: 1023.
+    pub const MAX_PINS: u32 = u32::MAX / PIN;
     /// The kind of a frame's [`RetireLink`]. Other objects that wait for grace periods take other
     /// numbers.
     pub const RETIRE_KIND: u8 = 0;
@@ -221,7 +229,57 @@ impl FrameMeta {
     /// of the only mapping sees all that holders of dropped references did to the frame.
     #[inline]
     pub fn refs(&self) -> u32 {
-        self.refs.load(Ordering::Acquire)
+        self.refs.load(Ordering::Acquire) & Self::MAX_REFS
+    }
+
+    /// Whether it has any reference or pin.
+    #[inline]
+    pub fn is_referred_to(&self) -> bool {
+        self.refs.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether it has one mapping or transient reference, and no pin.
+    #[inline]
+    pub fn is_sole(&self) -> bool {
+        self.refs.load(Ordering::Acquire) == 1
+    }
+
+    /// Whether it has pins.
+    #[inline]
+    pub fn is_pinned(&self) -> bool {
+        self.refs.load(Ordering::Acquire) >= PIN
+    }
+
+    /// Whether no pin can be added.
+    #[inline]
+    pub fn is_full_of_pins(&self) -> bool {
+        self.refs.load(Ordering::Relaxed) / PIN == Self::MAX_PINS
+    }
+
+    /// Takes a pin of a frame that may have lost its last reference: then, or when it has
+    /// [`MAX_PINS`](Self::MAX_PINS), it returns false and changes nothing. Ordered as
+    /// [`get_ref_unless_zero`](Self::get_ref_unless_zero).
+    pub fn pin(&self) -> bool {
+        let mut refs = self.refs.load(Ordering::Relaxed);
+        while refs != 0 && refs / PIN < Self::MAX_PINS {
+            let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
+            match self.refs.compare_exchange_weak(refs, refs + PIN, acquire, relaxed) {
+                Ok(_) => return true,
+                Err(now) => refs = now,
+            }
+        }
+        false
+    }
+
+    /// Drops a pin. True: nothing refers to the frame any more, and the caller owns it, as with
+    /// [`put_ref`](Self::put_ref).
+    pub fn unpin(&self) -> bool {
+        let old = self.refs.fetch_sub(PIN, Ordering::Release);
+        debug_assert!(old >= PIN, "a pin dropped twice: {old:#x}");
+        if old == PIN {
+            fence(Ordering::Acquire);
+        }
+        old == PIN
     }
 
     /// Sets the count of a frame that is owned and not yet published: a plain store. Release, because a CPU that
@@ -253,6 +311,7 @@ impl FrameMeta {
     #[must_use]
     pub fn get_mapping(&self) -> bool {
         let old = self.refs.fetch_add(1, Ordering::Relaxed);
+        let old = old & Self::MAX_REFS;
         debug_assert!(old != 0 && old < Self::MAX_REFS, "a reference out of nothing: {old}");
         let full = old >= Self::MAX_MAPPINGS;
         if full {
@@ -265,7 +324,7 @@ impl FrameMeta {
     /// Whether no mapping can be added.
     #[inline]
     pub fn is_full(&self) -> bool {
-        self.refs.load(Ordering::Relaxed) >= Self::MAX_MAPPINGS
+        self.refs.load(Ordering::Relaxed) & Self::MAX_REFS >= Self::MAX_MAPPINGS
     }
 
     /// Takes a transient reference to a frame that may have lost its last one: then it returns false and
@@ -286,7 +345,7 @@ impl FrameMeta {
     #[inline(always)]
     fn get_ref_below(&self, limit: u32) -> bool {
         let mut refs = self.refs.load(Ordering::Relaxed);
-        while refs != 0 && refs < limit {
+        while refs != 0 && refs & Self::MAX_REFS < limit {
             let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
             match self.refs.compare_exchange_weak(refs, refs + 1, acquire, relaxed) {
                 Ok(_) => return true,
@@ -296,7 +355,7 @@ impl FrameMeta {
         false
     }
 
-    /// Drops a reference and returns how many remain. The CPU that gets 0 owns the frame and takes it
+    /// Drops a reference and returns what remains, pins included. The CPU that gets 0 owns the frame and takes it
     /// with [`Frames::reclaim`](super::Frames::reclaim).
     ///
     /// `Release`, and `Acquire` for the last one: all that any holder did to the frame happens
@@ -304,7 +363,7 @@ impl FrameMeta {
     #[inline]
     pub fn put_ref(&self) -> u32 {
         let old = self.refs.fetch_sub(1, Ordering::Release);
-        debug_assert!(old != 0 && old <= Self::MAX_REFS, "a reference dropped twice: {old}");
+        debug_assert!(old & Self::MAX_REFS != 0, "a reference dropped twice: {old:#x}");
         if old == 1 {
             fence(Ordering::Acquire);
         }
@@ -326,6 +385,7 @@ impl fmt::Debug for FrameMeta {
             .field("order", &self.order())
             .field("node", &self.node)
             .field("refs", &self.refs())
+            .field("pinned", &self.is_pinned())
             .field("owner", &self.owner())
             .finish_non_exhaustive()
     }

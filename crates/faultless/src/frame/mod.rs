@@ -142,7 +142,7 @@ impl Frames {
         let (number, order) = (frame.number(), frame.order());
         let meta = self.meta(number);
         debug_assert_eq!(meta.kind(), Kind::Pooled, "{number:?} is not its holder's");
-        debug_assert_eq!(meta.refs(), 0, "{number:?} is freed while referred to");
+        debug_assert!(!meta.is_referred_to(), "{number:?} is freed while referred to");
         for number in number.0..number.0 + (1 << order) {
             self.meta(FrameNumber(number)).end_ownership();
         }
@@ -190,14 +190,14 @@ impl Frames {
     /// Takes back a published frame (or block, by its head) when there is no reference to it any more.
     ///
     /// # Safety
-    /// [`put_ref`](FrameMeta::put_ref) returned 0 to the caller, and no page-table entry holds the
+    /// [`put_ref`](FrameMeta::put_ref) returned 0, or [`unpin`](FrameMeta::unpin) true, to the caller, and no page-table entry holds the
     /// number. (Having seen a count of 1 is not enough: a fault that copies from the frame may take
     /// a reference at any time before the count is 0.)
     #[inline]
     pub unsafe fn reclaim(&self, number: FrameNumber) -> Frame<Owed> {
         let meta = self.meta(number);
         debug_assert!(matches!(meta.kind(), Kind::Used(_)), "{number:?} was not published");
-        debug_assert_eq!(meta.refs(), 0, "{number:?} is referred to");
+        debug_assert!(!meta.is_referred_to(), "{number:?} is referred to");
         meta.set_kind(Kind::Pooled);
         Frame::new(number, meta.order())
     }

@@ -21,7 +21,7 @@
 //!    mappings' references. Until the flush is complete, faults wait for the busy entries: no CPU still reads
 //!    the old page when another stores to a new one.
 //!
-//! A page that a fork has shared since is taken from each space that has it; the last drop frees it. A fork's
+//! A page that a device has [pinned](crate::Space::pin) stays. A page that a fork has shared since is taken from each space that has it; the last drop frees it. A fork's
 //! child notes what its parent has noted.
 
 use super::listed::add;
@@ -125,6 +125,11 @@ impl<M: Machine> Cpu<'_, M> {
         let (mut first, mut behind) = (usize::MAX, 0);
         for (at, slot) in slots.iter().enumerate() {
             let mut seen = node::load(slot);
+            if self.is_lazily_freed(seen) && self.vm().frames.meta(seen.frame()).is_pinned() {
+                // A device reads it. Pins are taken under a claim, so it is not pinned later.
+                add(left, VirtRange::page(addr(at)));
+                continue;
+            }
             while self.is_lazily_freed(seen) {
                 match protocol::take(slot, seen, self) {
                     Ok(taken) => {

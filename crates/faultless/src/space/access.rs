@@ -217,7 +217,7 @@ impl<M: Machine> Space<M> {
     }
 
     /// Marks the entry of the page at `addr` as used by `access`, and returns it, if it allows that.
-    fn touch(
+    pub(super) fn touch(
         &self,
         cpu: &Cpu<'_, M>,
         section: &Section<'_>,

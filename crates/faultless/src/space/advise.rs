@@ -12,6 +12,7 @@ use crate::fault::Access;
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
 use crate::stat::Counter;
+use crate::sync::atomic::{Ordering, fence};
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
 use crate::table::{node, protocol};
@@ -214,7 +215,7 @@ impl<M: Machine> Visit<'_, '_, M> {
                 let private = |entry: Entry| {
                     entry.is_mapped()
                         && !entry.is_special()
-                        && self.cpu.vm().frames.meta(entry.frame()).refs() == 1
+                        && self.cpu.vm().frames.meta(entry.frame()).is_sole()
                 };
                 if node::load(slot).is_none() {
                     return;
@@ -225,7 +226,15 @@ impl<M: Machine> Visit<'_, '_, M> {
                 if new.needs_flush(old) && !lost(Mutant::FreeFlush) {
                     batch.flush(VirtRange::page(addr));
                 }
-                cleaned += u64::from(old.is_dirty() && !new.is_dirty());
+                if old.is_dirty() && !new.is_dirty() {
+                    cleaned += 1;
+                    // Pinned meanwhile: what a device stores marks nothing. See `pin`.
+                    fence(Ordering::SeqCst);
+                    let meta = self.cpu.vm().frames.meta(old.frame());
+                    if meta.is_pinned() && !lost(Mutant::FreeLooksAtPins) {
+                        protocol::settle(slot, self.cpu, |entry| self.cpu.kept(entry));
+                    }
+                }
             });
         }
         batch.finish();

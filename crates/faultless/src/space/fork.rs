@@ -1,14 +1,19 @@
 //! `fork`: a copy of the space whose private pages are shared until one of the two spaces writes to them.
+//!
+//! [Pinned](crate::Space::pin) pages are copied at once, since a store must not move the parent away from a page that a device uses. They
+//! become read-only like all others, and are copied after the flush. So no program stores meanwhile, and the child has all pages as
+//! they were at one moment (but for what the device stores). The parent's next store to such a page reuses it.
 
 use super::Space;
 use super::brk::bounds::HeapBounds;
 use super::made::State;
 use super::made::make_vma;
-use super::pages::{each_run, last_table};
+use super::pages::{each_run, each_slot, last_table};
 use super::vma::{Area, Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::error::{Errno, Error, OutOfMemory};
+use crate::frame::{Kind, Use};
 use crate::machine::Machine;
 use crate::rmap::AnonVma;
 use crate::space::batch::FlushBatch;
@@ -55,8 +60,12 @@ impl<M: Machine> Writing<'_, '_, M> {
         self.write_lock_all();
         child.heap = HeapBounds::new(self.space.heap.get());
         let mut batch = FlushBatch::new(self.cpu, self.space);
-        let copied = self.copy_vmas(child, &mut batch);
+        let mut pinned = None;
+        let copied = self.copy_vmas(child, &mut batch, &mut pinned);
         batch.finish();
+        if let Some(range) = pinned {
+            self.copy_pinned(child, range);
+        }
         if let Some(hull) = self.space.core.lazy.hull(self.cpu) {
             self.cpu.vm().lazy.note(self.cpu, &child.core, hull);
         }
@@ -73,6 +82,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         &self,
         child: &mut Space<M>,
         batch: &mut FlushBatch<'_, '_, M>,
+        pinned: &mut Option<VirtRange>,
     ) -> Result<(), OutOfMemory> {
         let Space { tree, root, core, .. } = child;
         let grace = &self.cpu.vm().grace;
@@ -101,7 +111,8 @@ impl<M: Machine> Writing<'_, '_, M> {
                 break;
             }
             if has_private_pages(vma)
-                && let Err(oom) = self.share_pages(*root, vma.area.range, batch, &core.resident)
+                && let Err(oom) =
+                    self.share_pages((*root, &core.resident), vma.area.range, batch, pinned)
             {
                 result = Err(oom);
                 break;
@@ -122,13 +133,14 @@ impl<M: Machine> Writing<'_, '_, M> {
         make_vma(Area { flags, ..vma.area.clone() }, root, State::WriteLocked, [false; 2])
     }
 
-    /// Maps the pages of `range` in the child too, read-only in both.
+    /// Maps the pages of `range` in the child too, read-only in both. In the place of pinned ones it maps frames that are to be
+    /// [filled](Self::copy_pinned), and extends `pinned` to them. The child has a root table and a count of resident pages.
     fn share_pages(
         &self,
-        child_root: FrameNumber,
+        (child_root, resident): (FrameNumber, &AtomicU64),
         range: VirtRange,
         batch: &mut FlushBatch<'_, '_, M>,
-        resident: &AtomicU64,
+        pinned: &mut Option<VirtRange>,
     ) -> Result<(), OutOfMemory> {
         let frames = &self.cpu.vm().frames;
         let mut shared = 0;
@@ -165,16 +177,31 @@ impl<M: Machine> Writing<'_, '_, M> {
                         }
                     },
                 };
+                let mut entry = new;
                 if !new.is_special() {
-                    // The range is locked, so the parent's mapping stays, and its reference with it.
-                    if !frames.meta(new.frame()).get_mapping() {
+                    let meta = frames.meta(new.frame());
+                    // The range is locked, so the parent's mapping stays, and its reference with it; and nobody pins the page
+                    // who has not done so already.
+                    let own = || meta.kind() == Kind::Used(Use::Anon);
+                    if meta.is_pinned() && own() && !lost(Mutant::ForkLooksAtPins) {
+                        let Some(frame) = self.cpu.alloc() else {
+                            self.cpu.note_starved();
+                            result = Err(OutOfMemory);
+                            break;
+                        };
+                        let anon_vma = meta.anon_vma.load(Ordering::Relaxed);
+                        let index = meta.index.load(Ordering::Relaxed);
+                        entry = new.with_frame(frames.publish(frame, Use::Anon, anon_vma, index));
+                        let page = VirtRange::page(start + at as u64 * PAGE_SIZE);
+                        *pinned = Some(pinned.map_or(page, |pinned| pinned.hull(page)));
+                    } else if !meta.get_mapping() {
                         result = Err(OutOfMemory);
                         break;
                     }
                     shared += 1;
                 }
                 // Unused prefaulted pages count for the parent.
-                theirs[at].store(new.used().0, Ordering::Release);
+                theirs[at].store(entry.used().0, Ordering::Release);
             }
             if behind != 0 && !lost(Mutant::ForkFlush) {
                 let addr = |at: usize| start + at as u64 * PAGE_SIZE;
@@ -186,6 +213,26 @@ impl<M: Machine> Writing<'_, '_, M> {
         let result = unsafe { each_run(self.cpu, self.space.root(), range, share) };
         resident.fetch_add(shared, Ordering::Relaxed);
         result
+    }
+}
+
+impl<M: Machine> Writing<'_, '_, M> {
+    /// Copies the pages in `range` for which the child has frames of its own. No program can store to them.
+    fn copy_pinned(&self, child: &Space<M>, range: VirtRange) {
+        let machine = self.cpu.vm().machine();
+        let copy = |addr: u64, slot: &AtomicU64| {
+            let entry = node::load(slot);
+            if !entry.is_mapped() || entry.is_special() {
+                return;
+            }
+            let theirs = child.entry_at(self.cpu, addr);
+            if theirs.is_mapped() && !theirs.is_special() && theirs.frame() != entry.frame() {
+                // SAFETY: the child's frame, which nobody else knows; the parent's mapping stays.
+                unsafe { machine.copy_frame(theirs.frame(), entry.frame()) };
+            }
+        };
+        // SAFETY: the range is locked.
+        unsafe { each_slot(self.cpu, self.space.root(), range, copy) };
     }
 }
 

@@ -50,6 +50,8 @@ pub struct PageInfo {
     pub usage: Use,
     /// Whether there is no other mapping of it.
     pub exclusive: bool,
+    /// Whether a [pin](Space::pin) keeps it.
+    pub pinned: bool,
 }
 
 /// The name of a file in a listing.
@@ -219,19 +221,19 @@ impl<M: Machine> Space<M> {
         let section = self.section(cpu);
         let entry = protocol::look(self.slot(cpu, &section, addr)?, cpu);
         let entry = Some(entry).filter(|entry| entry.is_mapped())?;
-        if cpu.vm().maps_zeros(entry) {
-            return Some(PageInfo { frame: entry.frame(), usage: Use::Zero, exclusive: false });
+        let frame = entry.frame();
+        if entry.is_special() {
+            let usage = if cpu.vm().maps_zeros(entry) { Use::Zero } else { Use::Device };
+            return Some(PageInfo { frame, usage, exclusive: false, pinned: false });
         }
-        if cpu.vm().device(entry).is_some() {
-            return Some(PageInfo { frame: entry.frame(), usage: Use::Device, exclusive: false });
-        }
-        let meta = cpu.vm().frames.meta(entry.frame());
+        let meta = cpu.vm().frames.meta(frame);
         // Of an object's page the object has a reference too.
         let (usage, alone) = match meta.kind() {
             Kind::Used(Use::Shared) => (Use::Shared, 2),
             _ => (Use::Anon, 1),
         };
-        Some(PageInfo { frame: entry.frame(), usage, exclusive: meta.refs() == alone })
+        let exclusive = meta.refs() == alone;
+        Some(PageInfo { frame, usage, exclusive, pinned: meta.is_pinned() })
     }
 
     fn describe(&self, cpu: &Cpu<'_, M>, area: &Area, heap: Heap) -> AreaInfo {

@@ -143,6 +143,14 @@ pub enum Mutant {
     ReferLooksAgain,
     /// An access from outside reads the page's entry again once it has the reference. It reads a frame that has another owner.
     AccessLooksAgain,
+    /// Who pins a page looks at its entry again once it has the pin. A device uses what is another's.
+    PinLooksAgain,
+    /// Who copies a page looks at its pins once it has the entry. The program goes on with the copy, and the device with the page.
+    CopyLooksAtPins,
+    /// A fork copies pinned pages. The next store moves the program away from the device's page.
+    ForkLooksAtPins,
+    /// Who marks a page as clean looks at its pins afterwards. It is reclaimed with what the device stored.
+    FreeLooksAtPins,
     /// A batch takes each of its entries before it commits it. It overwrites what another made there.
     BatchTakesEach,
     /// A batch asks the ticket once it has its entries. It installs answers that are out of date.

@@ -16,6 +16,7 @@ mod model;
 mod objects;
 mod orders;
 mod owner;
+mod pins;
 mod policies;
 mod predictors;
 mod prefault;

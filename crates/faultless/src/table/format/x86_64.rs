@@ -117,6 +117,12 @@ impl Entry {
         Self(self.0 | frame.phys())
     }
 
+    /// The same leaf, which maps `frame` instead.
+    #[inline]
+    pub const fn with_frame(self, frame: FrameNumber) -> Self {
+        Self(self.0 & !FRAME | frame.phys())
+    }
+
     /// An entry of an upper level that points to the table in `frame`.
     #[inline]
     pub const fn table(frame: FrameNumber) -> Self {

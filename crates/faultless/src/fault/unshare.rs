@@ -1,0 +1,90 @@
+//! A private page becomes the space's own without a store, and without the right to store: for a
+//! [pin](crate::Space::pin), which is for loads, in memory that is read-only.
+//!
+//! It is the copy of a store to a shared page, under a lock, and its entry stays read-only.
+
+use super::{Access, Attempt, FaultError, FaultKind};
+use crate::addr::VirtRange;
+use crate::fault::prepared::Prepared;
+use crate::fault::ticket::{Abort, Ticket};
+use crate::frame::{Kind, Use};
+use crate::machine::Machine;
+use crate::space::{Guard, Space};
+use crate::stat::Counter;
+use crate::sync::atomic::AtomicU64;
+use crate::table::Entry;
+use crate::table::node::{self, LAST};
+use crate::table::protocol;
+use crate::table::walk::{Reached, descend};
+use crate::vm::Cpu;
+
+impl<M: Machine> Space<M> {
+    /// Makes the page at `page`, if one is mapped there, the space's own. Whoever asked looks again afterwards.
+    ///
+    /// # Errors
+    /// Memory is out.
+    pub(crate) fn unshare(&self, cpu: &Cpu<'_, M>, page: u64) -> Result<(), FaultError> {
+        let mut prepared = Prepared::Nothing;
+        let done = loop {
+            match self.unshare_under_lock(cpu, page, &mut prepared) {
+                Err(Abort::NoMemory) if prepared.wait_for_one(cpu) => {}
+                Err(Abort::NoMemory | Abort::NoHeap) => break Err(FaultError::OutOfMemory),
+                // Changed by another CPU, or done.
+                _ => break Ok(()),
+            }
+        };
+        prepared.finish(cpu);
+        done
+    }
+
+    fn unshare_under_lock(
+        &self,
+        cpu: &Cpu<'_, M>,
+        page: u64,
+        prepared: &mut Prepared,
+    ) -> Result<Option<FaultKind>, Abort> {
+        let guard = self.share(cpu, VirtRange::page(page), Counter::RangeLockFault);
+        let of_page = matches!(guard, Guard::Range { .. });
+        let ticket = if of_page { Ticket::page_held() } else { Ticket::held() };
+        let section = cpu.section();
+        let Some(entry) = self.view(cpu, &section).at(page) else { return Ok(None) };
+        // SAFETY: VMAs in a view live as long as the section.
+        let vma = unsafe { entry.value.as_ref() };
+        // SAFETY: inside a grace section.
+        let reached = unsafe { descend(cpu.vm().machine(), self.root(), page) };
+        let (Reached::Last(table), true) = (reached, vma.area.is_private()) else {
+            return Ok(None);
+        };
+        let access = Access::Write;
+        let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead: None };
+        attempt.unshare(prepared, &table[node::index(page, LAST)])
+    }
+}
+
+impl<M: Machine> Attempt<'_, '_, M> {
+    fn unshare(
+        self,
+        prepared: &mut Prepared,
+        slot: &AtomicU64,
+    ) -> Result<Option<FaultKind>, Abort> {
+        let seen = protocol::look(slot, self.cpu);
+        if !seen.is_present() {
+            return Ok(None);
+        }
+        if self.cpu.vm().maps_zeros(seen) {
+            return self.replace_zero_page(prepared, slot, seen);
+        }
+        let meta = self.cpu.vm().frames.meta(seen.frame());
+        let only = meta.refs() == 1 || meta.is_pinned();
+        if only && meta.kind() == Kind::Used(Use::Anon) {
+            return Ok(None);
+        }
+        self.copy(prepared, slot, seen)
+    }
+
+    /// A leaf for `frame`, which belongs to the space alone: stores are allowed as far as the VMA does.
+    pub(super) fn own_leaf(self, frame: crate::FrameNumber) -> Entry {
+        let leaf = self.leaf(frame).dirty();
+        if self.access.allowed_by(self.vma.area.prot) { leaf.writable() } else { leaf }
+    }
+}

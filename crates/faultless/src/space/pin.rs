@@ -1,0 +1,233 @@
+//! Pins: pages that a device reads and writes by their frames, as Linux's `pin_user_pages(FOLL_LONGTERM)` has them.
+//!
+//! A pin keeps a page's frame until it is dropped, whatever becomes of the mapping. And it keeps the *page there*: what the
+//! program stores the device reads, and the other way round. So a pinned private page is the space's own, and stays so:
+//!
+//! - Pinning makes a private page the space's own first, by the fault that a store leads to, or by the same copy without
+//!   the right to store ([`unshare`](crate::fault)). So a page that only shows an object's, or that of zeros, becomes a copy.
+//! - `fork` copies a pinned private page for the child, and does not share it.
+//! - A store to a pinned page that is read-only for a while (`mprotect`, or a fork before the pin) reuses it.
+//!
+//! A page of a shared mapping is the object's, and is pinned as it is.
+//!
+//! # The count
+//!
+//! A pin is a large step in the frame's count of references ([`FrameMeta`](crate::frame::FrameMeta)). So one atomic says how many
+//! mappings there are and whether there are pins, exactly. *A pinned anonymous frame has one mapping at most, in the space that pinned
+//! it*: all that is said below keeps this true, and copy-on-write relies on it.
+//!
+//! # Order
+//!
+//! Each page is one [visit](super::visit), a shared claim, and four steps:
+//!
+//! 1. look at the entry, and pin the frame that it names, unless that is free by now; a full fence;
+//! 2. for a private page: make sure that it is anonymous and that its only mapping is this one;
+//! 3. mark the entry as accessed, and for the device's stores as dirty;
+//! 4. if the entry names the same frame still, the pin is on the right one, which has been mapped here all the time. If not, or if the
+//!    page is not the space's own, the pin goes, and the page is faulted in without the claim.
+//!
+//! | against | order |
+//! |---|---|
+//! | `fork`, `munmap`, `mremap`, `mprotect`, reclaim | by the claims: completely before or after. A fork finds the pin, or the pin finds the entry read-only and the count above 1 (Linux needs `write_protect_seq` for this) |
+//! | a discard | by the entry: step 4 finds it changed, or the pin keeps a frame that is no longer mapped |
+//! | a fault that copies the page, as it saw it shared | the fault looks at the pins once it has the entry: it reverts, or step 4 finds the entry taken |
+//! | `MADV_FREE` | it looks at the pins again once it has cleaned the entry, behind a full fence: it marks the entry dirty again, or step 3 does so |
+//!
+//! `MADV_FREE` leaves pinned pages alone. Reclaim leaves pages that were given up before they were pinned for loads.
+
+use super::Space;
+use super::vma::{Memory, Prot};
+use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange, page_down, page_up};
+use crate::error::{Errno, Error};
+use crate::fault::{Access, FaultError};
+use crate::frame::{Kind, Use};
+use crate::machine::Machine;
+use crate::sync::atomic::{Ordering, fence};
+use crate::sync::mutant::{Mutant, lost};
+use crate::sync::wait::{Spin, Wait};
+use crate::table::format::USER_END;
+use crate::table::protocol;
+use crate::vm::{Cpu, Vm};
+use alloc::vec::Vec;
+use core::fmt;
+
+/// Pages of a space that a device may use, until this is dropped. It outlives their mappings, and the space. No CPU is needed to drop
+/// it.
+///
+/// A device reaches the page in frame `f` at the physical address [`f.phys()`](FrameNumber::phys), the kernel at
+/// [`Machine::frame_bytes`]. Both use it beside programs; who reads what when is theirs to agree on.
+#[must_use = "the pages are unpinned when this is dropped"]
+pub struct Pins<'v, M: Machine> {
+    vm: &'v Vm<M>,
+    frames: Vec<FrameNumber>,
+}
+
+impl<M: Machine> Pins<'_, M> {
+    /// The frames of the pages, in the order of their addresses.
+    pub fn frames(&self) -> &[FrameNumber] {
+        &self.frames
+    }
+}
+
+impl<M: Machine> fmt::Debug for Pins<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pins({} pages)", self.frames.len())
+    }
+}
+
+impl<M: Machine> Drop for Pins<'_, M> {
+    fn drop(&mut self) {
+        let frames = &self.vm.frames;
+        for &number in &self.frames {
+            if frames.meta(number).unpin() {
+                // SAFETY: the pin was the last reference. Those of mappings are dropped only after a flush.
+                let frame = unsafe { frames.reclaim(number).settle() };
+                // A node's lock is a leaf: whoever holds it waits for nobody.
+                frames.free_to_node(frame, &Spin);
+            }
+        }
+    }
+}
+
+/// Why a page was not pinned at a first try.
+enum Miss {
+    /// The access faults.
+    Fault(Access),
+    /// The page is not the space's own, and the protection forbids the store that would make it so.
+    Unshare,
+    /// Another CPU changed it first.
+    Again,
+    /// It has as many pins as can be counted.
+    Full,
+    /// It is device memory.
+    Device,
+}
+
+impl<M: Machine> Space<M> {
+    /// Pins the pages of the `len` bytes from `addr` on for a device, which reads them, or, with `write`, writes them, too. Missing pages
+    /// are faulted in, and the protection holds as for a program's access. No stack grows. No call that is made later lets the
+    /// frames go, and the program and the device see what the other stores, as long as the pages are mapped.
+    ///
+    /// Not inside a closure that is told of areas.
+    ///
+    /// # Errors
+    /// `EFAULT`: nothing is mapped there, the protection forbids it, a page lies beyond the end of its object, or is device
+    /// memory. `ENOMEM`: memory is out, or a page has as many pins as can be counted (1023). Then no page is pinned; pages that were
+    /// faulted in stay.
+    pub fn pin<'v>(
+        &self,
+        cpu: &Cpu<'v, M>,
+        addr: u64,
+        len: u64,
+        write: bool,
+    ) -> Result<Pins<'v, M>, Error> {
+        self.check_vm(cpu);
+        let given = VirtRange::new(addr, addr.saturating_add(len));
+        let refused = |errno| Error { operation: "pin", range: given, errno };
+        let end = addr.checked_add(len).filter(|&end| end <= USER_END).and_then(page_up);
+        let range = VirtRange::new(page_down(addr), end.ok_or(refused(Errno::EFAULT))?);
+        let pages = if len == 0 { 0 } else { range.pages() };
+        let pins = cpu.with_memory(|| {
+            let mut frames = Vec::new();
+            let count = usize::try_from(pages).map_err(|_| Errno::ENOMEM)?;
+            frames.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
+            let mut pins = Pins { vm: cpu.vm(), frames };
+            for page in 0..pages {
+                let at = range.start + (page << PAGE_SHIFT);
+                pins.frames.push(self.pin_page(cpu, at, write)?);
+            }
+            Ok(pins)
+        });
+        cpu.collect();
+        pins.map_err(refused)
+    }
+
+    /// Pins the page at `page`.
+    fn pin_page(&self, cpu: &Cpu<'_, M>, page: u64, write: bool) -> Result<FrameNumber, Errno> {
+        let mut looks = 0;
+        loop {
+            let faulted = match self.try_pin(cpu, page, write) {
+                Ok(frame) => return Ok(frame),
+                Err(Miss::Fault(access)) => self.fault_mapped(cpu, page, access).map(drop),
+                Err(Miss::Unshare) => self.unshare(cpu, page),
+                Err(Miss::Full) => return Err(Errno::ENOMEM),
+                Err(Miss::Device) => return Err(Errno::EFAULT),
+                Err(Miss::Again) => {
+                    cpu.wait(looks);
+                    looks += 1;
+                    Ok(())
+                }
+            };
+            faulted.map_err(|error| match error {
+                FaultError::OutOfMemory => Errno::ENOMEM,
+                FaultError::Segv { .. } | FaultError::Bus => Errno::EFAULT,
+            })?;
+        }
+    }
+
+    /// The four steps.
+    fn try_pin(&self, cpu: &Cpu<'_, M>, page: u64, write: bool) -> Result<FrameNumber, Miss> {
+        let access = if write { Access::Write } else { Access::Read };
+        let visit = self.visit(cpu, VirtRange::page(page));
+        let Some(vma) = visit.vmas(VirtRange::page(page)).next() else {
+            // The fault tells what the program is told.
+            return Err(Miss::Fault(access));
+        };
+        let area = &vma.area;
+        if matches!(area.memory, Memory::Device { .. }) {
+            return Err(Miss::Device);
+        }
+        // A store makes a private page the space's own.
+        let own = area.is_private();
+        let makes = if own && area.allows(Prot::WRITE) { Access::Write } else { access };
+        let not_own = || if makes == Access::Write { Miss::Fault(makes) } else { Miss::Unshare };
+        let Some(slot) = self.slot(cpu, &visit.section, page) else {
+            return Err(Miss::Fault(makes));
+        };
+        let seen = protocol::look(slot, cpu);
+        if !seen.is_present() || write && !seen.is_writable() {
+            return Err(Miss::Fault(makes));
+        }
+        if seen.is_special() {
+            return Err(not_own());
+        }
+        let vm = cpu.vm();
+        let meta = vm.frames.meta(seen.frame());
+        if !meta.pin() {
+            return Err(if meta.is_full_of_pins() { Miss::Full } else { Miss::Again });
+        }
+        // From here on the pin goes on each way out but the last.
+        let pins = PinOf { cpu, frame: seen.frame() };
+        // Before the entry is read again: see the module.
+        fence(Ordering::SeqCst);
+        // The count before the entry: if the mapping is there afterwards, it was one of those counted.
+        let only = meta.kind() == Kind::Used(Use::Anon) && meta.refs() == 1;
+        let now = self.touch(cpu, &visit.section, page, access);
+        let same = now.is_some_and(|now| now.frame() == seen.frame());
+        if !same && !lost(Mutant::PinLooksAgain) {
+            return Err(Miss::Again);
+        }
+        if own && !only {
+            return Err(not_own());
+        }
+        core::mem::forget(pins);
+        Ok(seen.frame())
+    }
+}
+
+/// One pin, which goes when this is dropped.
+struct PinOf<'a, 'v, M: Machine> {
+    cpu: &'a Cpu<'v, M>,
+    frame: FrameNumber,
+}
+
+impl<M: Machine> Drop for PinOf<'_, '_, M> {
+    fn drop(&mut self) {
+        let frames = &self.cpu.vm().frames;
+        if frames.meta(self.frame).unpin() {
+            // SAFETY: as in `Pins`.
+            let frame = unsafe { frames.reclaim(self.frame).settle() };
+            self.cpu.free(frame);
+        }
+    }
+}

@@ -1,0 +1,480 @@
+//! Pages that a device uses by their frames.
+
+use super::guest::{self, TestVm, cpu, load, store};
+use crate::addr::{FrameNumber, PAGE_SIZE as P};
+use crate::audit::audit_with;
+use crate::error::Errno;
+use crate::fault::{Access, FaultError, FaultKind};
+use crate::file::Object;
+use crate::frame::{FrameMeta, Use};
+use crate::heap::Shared;
+use crate::knob::{Locking, Setting};
+use crate::machine::Machine;
+use crate::space::{Advice, Backing, Copies, MapFlags, Pins, Prot, RemapFlags, Space};
+use crate::stat::Counter;
+use crate::table::format::USER_END;
+use crate::testing::TestMachine;
+use crate::vm::Cpu;
+use std::thread;
+use std::vec::Vec;
+
+const AT: u64 = 1 << 30;
+const TO: u64 = 2 << 30;
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const FIXED: MapFlags =
+    MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED).union(MapFlags::NORESERVE);
+
+type TestCpu<'v> = Cpu<'v, TestMachine>;
+type TestSpace = Space<TestMachine>;
+
+fn map(cpu: &TestCpu<'_>, space: &TestSpace, page: u64, pages: u64, prot: Prot) {
+    space.mmap(cpu, AT + page * P, pages * P, prot, FIXED).unwrap();
+}
+
+fn pin<'v>(
+    cpu: &TestCpu<'v>,
+    space: &TestSpace,
+    page: u64,
+    pages: u64,
+    write: bool,
+) -> Result<Pins<'v, TestMachine>, Errno> {
+    let pins = space.pin(cpu, AT + page * P, pages * P, write).map_err(|error| error.errno)?;
+    assert_eq!(pins.frames().len() as u64, pages);
+    Ok(pins)
+}
+
+/// The first word of a frame, as a device reaches it.
+fn word(cpu: &TestCpu<'_>, frame: FrameNumber) -> *mut u64 {
+    cpu.vm().machine().frame_bytes(frame).cast()
+}
+
+fn device_load(cpu: &TestCpu<'_>, frame: FrameNumber) -> u64 {
+    // SAFETY: a word of a pinned page.
+    unsafe { word(cpu, frame).read() }
+}
+
+fn device_store(cpu: &TestCpu<'_>, frame: FrameNumber, value: u64) {
+    // SAFETY: a word of a pinned page.
+    unsafe { word(cpu, frame).write(value) }
+}
+
+fn frame_of(cpu: &TestCpu<'_>, space: &TestSpace, page: u64) -> Option<FrameNumber> {
+    space.page_at(cpu, AT + page * P).map(|at| at.frame)
+}
+
+/// The books balance, and so many pages are kept by pins alone.
+fn check(cpu: &TestCpu<'_>, spaces: &[&TestSpace], objects: &[&Shared<Object>], only: u64) {
+    cpu.drain();
+    assert_eq!(audit_with(cpu, spaces, objects).unwrap().pinned, only);
+}
+
+/// Under each policy an empty space; the books must balance in the end.
+fn with_space(test: impl Fn(&TestCpu<'_>, &TestSpace)) {
+    for locking in Locking::ALL {
+        let vm = guest::vm(2, 256);
+        vm.set(Setting::Locking(locking));
+        let cpu = cpu(&vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        test(&cpu, &space);
+        check(&cpu, &[&space], &[], 0);
+        space.exit(&cpu);
+        cpu.drain();
+        assert_eq!(vm.free_frames() + 1, vm.total_frames());
+    }
+}
+
+#[test]
+fn a_device_and_the_program_see_what_the_other_stores() {
+    with_space(|cpu, space| {
+        map(cpu, space, 0, 8, RW);
+        store(cpu, space, AT + P, 1).unwrap();
+        load(cpu, space, AT + 2 * P).unwrap();
+        for write in [false, true] {
+            let pins = space.pin(cpu, AT + 100, 3 * P, write).unwrap();
+            let frames = pins.frames();
+            assert_eq!(frames.len(), 4, "a part of a page is pinned whole");
+            for (page, &frame) in (0..).zip(frames) {
+                assert_eq!(frame_of(cpu, space, page), Some(frame));
+                assert!(space.page_at(cpu, AT + page * P).unwrap().pinned);
+                device_store(cpu, frame, 50 + page);
+                assert_eq!(load(cpu, space, AT + page * P), Ok(50 + page));
+                store(cpu, space, AT + page * P, 60 + page).unwrap();
+                assert_eq!(device_load(cpu, frame), 60 + page);
+            }
+        }
+        assert!(!space.page_at(cpu, AT).unwrap().pinned);
+        assert!(pin(cpu, space, 0, 0, true).unwrap().frames().is_empty());
+    });
+}
+
+#[test]
+fn what_a_program_may_not_do_is_refused_and_nothing_stays_pinned() {
+    with_space(|cpu, space| {
+        map(cpu, space, 0, 2, RW);
+        map(cpu, space, 2, 1, Prot::READ);
+        map(cpu, space, 3, 1, Prot::empty());
+        let refused = |page, pages, write| pin(cpu, space, page, pages, write).map(drop);
+        assert_eq!(refused(0, 3, true), Err(Errno::EFAULT), "read-only");
+        assert_eq!(refused(0, 3, false), Ok(()));
+        assert_eq!(refused(0, 4, false), Err(Errno::EFAULT), "no permission");
+        assert_eq!(refused(4, 1, false), Err(Errno::EFAULT), "nothing there");
+        for (addr, len) in [(USER_END - P, 2 * P), (u64::MAX, 2), (AT, u64::MAX), (USER_END, 1)] {
+            let error = space.pin(cpu, addr, len, false).unwrap_err();
+            assert_eq!((error.operation, error.errno), ("pin", Errno::EFAULT), "{addr:#x}");
+        }
+        let file = Object::try_new(cpu, 1, 0).unwrap();
+        for flags in [MapFlags::SHARED, MapFlags::PRIVATE] {
+            let backing = Backing { object: &file, first: 0, may_write: true };
+            space
+                .mmap_object(cpu, AT + 8 * P, 2 * P, RW, flags | MapFlags::FIXED, backing)
+                .unwrap();
+            assert_eq!(refused(8, 2, true), Err(Errno::EFAULT), "beyond the end");
+            assert_eq!(refused(8, 2, false), Err(Errno::EFAULT));
+        }
+        let first = cpu.vm().machine().device();
+        let cache = crate::CacheMode::Uncached;
+        let device = crate::DeviceMemory { first, cache, tag: 0, may_write: true };
+        let shared = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: memory of the machine, which nothing else uses.
+        unsafe { space.mmap_device(cpu, AT + 20 * P, P, RW, shared, device) }.unwrap();
+        assert_eq!(refused(20, 1, false), Err(Errno::EFAULT), "device memory");
+        for page in 0..3 {
+            assert!(!space.page_at(cpu, AT + page * P).unwrap().pinned);
+        }
+        Object::release(file, cpu);
+    });
+}
+
+/// Whatever takes the mapping away, the frame stays as long as the pin.
+#[test]
+fn a_pin_outlives_the_mapping() {
+    let take_away: [&dyn Fn(&TestCpu<'_>, &TestSpace); 4] = [
+        &|cpu, space| space.munmap(cpu, AT, 2 * P).unwrap(),
+        &|cpu, space| space.madvise(cpu, AT, 2 * P, Advice::DontNeed).unwrap(),
+        &|cpu, space| map(cpu, space, 0, 2, RW),
+        &|cpu, space| {
+            let keep = RemapFlags::MAYMOVE | RemapFlags::DONTUNMAP;
+            let to = space.mremap(cpu, AT, 2 * P, 2 * P, keep, 0).unwrap();
+            space.munmap(cpu, to, 2 * P).unwrap();
+        },
+    ];
+    for take_away in take_away {
+        with_space(|cpu, space| {
+            map(cpu, space, 0, 2, RW);
+            let pins = pin(cpu, space, 0, 2, true).unwrap();
+            let again = pin(cpu, space, 1, 1, false).unwrap();
+            device_store(cpu, pins.frames()[0], 5);
+            take_away(cpu, space);
+            check(cpu, &[space], &[], 2);
+            // All other memory is used meanwhile.
+            map(cpu, space, 8, 300, RW);
+            let all = (8..308).map_while(|page| store(cpu, space, AT + page * P, 9).ok()).count();
+            assert!(all > 200);
+            assert_eq!(device_load(cpu, pins.frames()[0]), 5);
+            space.munmap(cpu, AT + 8 * P, 300 * P).unwrap();
+            drop(pins);
+            check(cpu, &[space], &[], 1);
+            drop(again);
+        });
+    }
+}
+
+#[test]
+fn a_pin_outlives_its_space_and_needs_no_cpu() {
+    let vm = guest::vm(2, 256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 2, RW);
+    let pins = pin(&cpu, &space, 0, 2, true).unwrap();
+    space.exit(&cpu);
+    check(&cpu, &[], &[], 2);
+    device_store(&cpu, pins.frames()[1], 7);
+    thread::scope(|scope| {
+        scope.spawn(move || drop(pins));
+    });
+    check(&cpu, &[], &[], 0);
+    assert_eq!(vm.free_frames() + 1, vm.total_frames());
+}
+
+#[test]
+fn fork_copies_what_is_pinned() {
+    with_space(|cpu, space| {
+        map(cpu, space, 0, 4, RW);
+        (0..4).for_each(|page| store(cpu, space, AT + page * P, 10 + page).unwrap());
+        let pins = pin(cpu, space, 1, 2, true).unwrap();
+        let child = space.fork(cpu).unwrap();
+        // The pinned ones alone are copied.
+        let same = |page| frame_of(cpu, space, page) == frame_of(cpu, &child, page);
+        assert_eq!([0, 1, 2, 3].map(same), [true, false, false, true]);
+        check(cpu, &[space, &child], &[], 0);
+        assert_eq!(
+            [0, 1, 2, 3].map(|page| load(cpu, &child, AT + page * P).unwrap()),
+            [10, 11, 12, 13]
+        );
+        // A store of the parent stays on the device's page.
+        assert_eq!(space.fault(cpu, AT + P, Access::Write), Ok(FaultKind::Reuse));
+        store(cpu, space, AT + P, 21).unwrap();
+        assert_eq!(device_load(cpu, pins.frames()[0]), 21);
+        device_store(cpu, pins.frames()[1], 22);
+        assert_eq!(load(cpu, space, AT + 2 * P), Ok(22));
+        // The child's pages are its own.
+        store(cpu, &child, AT + P, 31).unwrap();
+        assert_eq!([1, 2].map(|page| load(cpu, &child, AT + page * P).unwrap()), [31, 12]);
+        assert_eq!(device_load(cpu, pins.frames()[0]), 21);
+        assert!(!child.page_at(cpu, AT + P).unwrap().pinned);
+        // A second generation, and one after the pins are gone.
+        let second = space.fork(cpu).unwrap();
+        assert_ne!(frame_of(cpu, space, 1), frame_of(cpu, &second, 1));
+        drop(pins);
+        let third = space.fork(cpu).unwrap();
+        assert_eq!(frame_of(cpu, space, 1), frame_of(cpu, &third, 1));
+        check(cpu, &[space, &child, &second, &third], &[], 0);
+        [child, second, third].into_iter().for_each(|child| child.exit(cpu));
+    });
+}
+
+/// A page that was shared before it is pinned becomes the space's own, for loads as well.
+#[test]
+fn a_pin_breaks_what_was_shared_before() {
+    for (write, prot) in [(true, RW), (false, RW), (false, Prot::READ)] {
+        with_space(|cpu, space| {
+            map(cpu, space, 0, 2, RW);
+            store(cpu, space, AT, 5).unwrap();
+            let child = space.fork(cpu).unwrap();
+            space.mprotect(cpu, AT, 2 * P, prot).unwrap();
+            let before = frame_of(cpu, space, 0);
+            assert_eq!(before, frame_of(cpu, &child, 0));
+            let pins = pin(cpu, space, 0, 2, write).unwrap();
+            assert_ne!(frame_of(cpu, space, 0), before);
+            assert_eq!(frame_of(cpu, &child, 0), before);
+            check(cpu, &[space, &child], &[], 0);
+            assert_eq!([0, 1].map(|at| device_load(cpu, pins.frames()[at])), [5, 0]);
+            assert_eq!(store(cpu, space, AT, 6).is_ok(), prot == RW);
+            // Whatever becomes of the protection, stores stay there.
+            space.mprotect(cpu, AT, 2 * P, RW).unwrap();
+            store(cpu, space, AT, 6).unwrap();
+            store(cpu, space, AT + P, 7).unwrap();
+            assert_eq!([0, 1].map(|at| device_load(cpu, pins.frames()[at])), [6, 7]);
+            space.mprotect(cpu, AT, 2 * P, Prot::READ).unwrap();
+            space.mprotect(cpu, AT, 2 * P, Prot::empty()).unwrap();
+            space.mprotect(cpu, AT, 2 * P, RW).unwrap();
+            store(cpu, space, AT, 8).unwrap();
+            assert_eq!(device_load(cpu, pins.frames()[0]), 8);
+            assert_eq!(load(cpu, &child, AT), Ok(5));
+            child.exit(cpu);
+        });
+    }
+}
+
+/// What another space stores to the page it once shared does not come to the device.
+#[test]
+fn a_pin_sees_nothing_of_another_space() {
+    with_space(|cpu, space| {
+        map(cpu, space, 0, 1, RW);
+        store(cpu, space, AT, 5).unwrap();
+        let child = space.fork(cpu).unwrap();
+        space.mprotect(cpu, AT, P, Prot::READ).unwrap();
+        let pins = pin(cpu, space, 0, 1, false).unwrap();
+        space.munmap(cpu, AT, P).unwrap();
+        store(cpu, &child, AT, 6).unwrap();
+        assert_eq!(device_load(cpu, pins.frames()[0]), 5);
+        drop(pins);
+        child.exit(cpu);
+    });
+}
+
+#[test]
+fn an_object_s_pages_are_pinned_as_they_are_where_they_are_shared() {
+    with_space(|cpu, space| {
+        let file = Object::try_new(cpu, 4, 0).unwrap();
+        for index in 0..2 {
+            // SAFETY: a word of a page that is lent.
+            file.write_page(cpu, index, |at| unsafe { at.cast::<u64>().write(40 + index) })
+                .unwrap();
+        }
+        for (page, flags) in [(0, MapFlags::SHARED), (8, MapFlags::PRIVATE)] {
+            let backing = Backing { object: &file, first: 0, may_write: true };
+            let flags = flags | MapFlags::FIXED;
+            space.mmap_object(cpu, AT + page * P, 4 * P, RW, flags, backing).unwrap();
+        }
+        load(cpu, space, AT + 8 * P).unwrap();
+        let shared = pin(cpu, space, 0, 3, true).unwrap();
+        let private = pin(cpu, space, 8, 3, false).unwrap();
+        let usage = |page| space.page_at(cpu, AT + page * P).unwrap().usage;
+        assert_eq!((usage(0), usage(8)), (Use::Shared, Use::Anon));
+        let seen =
+            |pins: &Pins<'_, TestMachine>| [0, 1, 2].map(|at| device_load(cpu, pins.frames()[at]));
+        assert_eq!((seen(&shared), seen(&private)), ([40, 41, 0], [40, 41, 0]));
+        device_store(cpu, shared.frames()[1], 99);
+        // SAFETY: a word of a page that is lent.
+        let word = |at: Option<*const u8>| unsafe { at.unwrap().cast::<u64>().read() };
+        assert_eq!(file.read_page(cpu, 1, word), 99);
+        assert_eq!(load(cpu, space, AT + 9 * P), Ok(41));
+        // Fork shares the object's pages, pinned or not.
+        let child = space.fork(cpu).unwrap();
+        store(cpu, &child, AT, 77).unwrap();
+        assert_eq!(device_load(cpu, shared.frames()[0]), 77);
+        assert_ne!(frame_of(cpu, &child, 8), frame_of(cpu, space, 8));
+        child.exit(cpu);
+        // They leave the object, and the device keeps them.
+        file.set_pages(cpu, 0).unwrap();
+        space.revoke(cpu, &file, 0..u64::MAX, Copies::Drop);
+        check(cpu, &[space], &[&file], 6);
+        assert_eq!((seen(&shared), seen(&private)), ([77, 99, 0], [40, 41, 0]));
+        drop((shared, private));
+        Object::release(file, cpu);
+    });
+}
+
+/// A read-only private mapping of an object: the page is copied, and stays read-only.
+#[test]
+fn a_pin_copies_what_is_read_only() {
+    with_space(|cpu, space| {
+        let file = Object::try_new(cpu, 2, 0).unwrap();
+        // SAFETY: a word of a page that is lent.
+        file.write_page(cpu, 0, |at| unsafe { at.cast::<u64>().write(40) }).unwrap();
+        let backing = Backing { object: &file, first: 0, may_write: true };
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+        space.mmap_object(cpu, AT, 2 * P, Prot::READ, flags, backing).unwrap();
+        let pins = pin(cpu, space, 0, 2, false).unwrap();
+        // SAFETY: a word of a page that is lent.
+        file.write_page(cpu, 0, |at| unsafe { at.cast::<u64>().write(41) }).unwrap();
+        assert_eq!((device_load(cpu, pins.frames()[0]), load(cpu, space, AT)), (40, Ok(40)));
+        assert_eq!(store(cpu, space, AT, 1), Err(FaultError::Segv { mapped: true }));
+        check(cpu, &[space], &[&file], 0);
+        drop(pins);
+        Object::release(file, cpu);
+    });
+}
+
+/// Takes all frames that are left.
+fn fill(cpu: &TestCpu<'_>, space: &TestSpace) {
+    map(cpu, space, 600, 400, RW);
+    let full = (600..1000).find_map(|page| store(cpu, space, AT + page * P, 1).err());
+    assert_eq!(full, Some(FaultError::OutOfMemory));
+}
+
+#[test]
+fn reclaim_leaves_what_is_pinned() {
+    with_space(|cpu, space| {
+        map(cpu, space, 0, 4, RW);
+        (0..4).for_each(|page| store(cpu, space, AT + page * P, 10 + page).unwrap());
+        // Pinned before the advice, after it for loads, after it for stores, and not at all.
+        let before = pin(cpu, space, 0, 1, true).unwrap();
+        space.madvise(cpu, AT, 4 * P, Advice::Free).unwrap();
+        let loads = pin(cpu, space, 1, 1, false).unwrap();
+        let stores = pin(cpu, space, 2, 1, true).unwrap();
+        device_store(cpu, before.frames()[0], 20);
+        device_store(cpu, stores.frames()[0], 22);
+        let dirty = [0, 1, 2, 3].map(|page| space.entry_at(cpu, AT + page * P).is_dirty());
+        assert_eq!(dirty, [true, false, true, false]);
+        let freed = cpu.vm().totals();
+        fill(cpu, space);
+        assert_eq!(cpu.vm().totals().since(&freed).get(Counter::LazilyFreed), 1);
+        assert_eq!(device_load(cpu, loads.frames()[0]), 11);
+        assert_eq!(frame_of(cpu, space, 1), Some(loads.frames()[0]));
+        // What the device stored stays; what it only read is given up.
+        drop((before, loads, stores));
+        space.munmap(cpu, AT + 600 * P, 400 * P).unwrap();
+        fill(cpu, space);
+        assert_eq!(cpu.vm().totals().since(&freed).get(Counter::LazilyFreed), 2);
+        space.munmap(cpu, AT + 600 * P, 400 * P).unwrap();
+        assert_eq!(
+            [0, 1, 2, 3].map(|page| load(cpu, space, AT + page * P).unwrap()),
+            [20, 0, 22, 0]
+        );
+    });
+}
+
+#[test]
+fn pins_are_counted_up_to_a_limit() {
+    with_space(|cpu, space| {
+        map(cpu, space, 0, 2, RW);
+        let all: Vec<_> =
+            (0..FrameMeta::MAX_PINS).map(|_| pin(cpu, space, 0, 1, true).unwrap()).collect();
+        assert_eq!(all.len(), 1023);
+        assert_eq!(pin(cpu, space, 0, 2, true).map(drop), Err(Errno::ENOMEM));
+        assert_eq!(pin(cpu, space, 1, 1, false).map(drop), Ok(()));
+        // Mappings are counted beside them.
+        let child = space.fork(cpu).unwrap();
+        store(cpu, space, AT, 3).unwrap();
+        assert_eq!(load(cpu, &child, AT), Ok(0));
+        child.exit(cpu);
+        space.munmap(cpu, AT, P).unwrap();
+        assert_eq!(device_load(cpu, all[0].frames()[0]), 3);
+        check(cpu, &[space], &[], 1);
+    });
+}
+
+#[test]
+fn a_pin_without_memory_leaves_nothing_pinned() {
+    with_space(|cpu, space| {
+        map(cpu, space, 0, 300, RW);
+        assert_eq!(pin(cpu, space, 0, 300, true).map(drop), Err(Errno::ENOMEM));
+        assert!(!space.page_at(cpu, AT).unwrap().pinned);
+        let kept = pin(cpu, space, 0, 1, true).unwrap();
+        assert!(space.fork(cpu).is_err(), "no frame is left for the copy");
+        store(cpu, space, AT, 4).unwrap();
+        assert_eq!(device_load(cpu, kept.frames()[0]), 4);
+    });
+}
+
+/// The page moves, and the device's page with it.
+#[test]
+fn a_pin_goes_along_with_a_move() {
+    with_space(|cpu, space| {
+        map(cpu, space, 0, 2, RW);
+        let pins = pin(cpu, space, 0, 2, true).unwrap();
+        let to = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        space.mremap(cpu, AT, 2 * P, 2 * P, to, TO).unwrap();
+        store(cpu, space, TO + P, 8).unwrap();
+        assert_eq!(device_load(cpu, pins.frames()[1]), 8);
+        let child = space.fork(cpu).unwrap();
+        store(cpu, space, TO, 9).unwrap();
+        assert_eq!((device_load(cpu, pins.frames()[0]), load(cpu, &child, TO)), (9, Ok(0)));
+        child.exit(cpu);
+    });
+}
+
+/// One CPU pins and unpins while others fork, store and discard: no store of a device or a program is lost.
+#[test]
+fn pins_beside_forks_and_stores() {
+    const ROUNDS: u64 = if cfg!(miri) { 5 } else { 2000 };
+    let vm: TestVm = guest::vm(3, 512);
+    let [first, second, third] = [0, 1, 2].map(|id| cpu(&vm, id));
+    let space = Space::new(&third).unwrap();
+    map(&third, &space, 0, 4, RW);
+    thread::scope(|scope| {
+        let space = &space;
+        scope.spawn(move || {
+            for round in 1..=ROUNDS {
+                let pins = pin(&first, space, 0, 1, true).unwrap();
+                device_store(&first, pins.frames()[0], round);
+                assert_eq!(
+                    load(&first, space, AT),
+                    Ok(round),
+                    "the program left the device's page"
+                );
+                store(&first, space, AT, round + 1).unwrap();
+                assert_eq!(device_load(&first, pins.frames()[0]), round + 1);
+            }
+            first.drain();
+        });
+        scope.spawn(move || {
+            for _ in 0..ROUNDS {
+                let child = space.fork(&second).unwrap();
+                store(&second, &child, AT, 0).unwrap();
+                child.exit(&second);
+            }
+            second.drain();
+        });
+        for round in 0..ROUNDS {
+            let pins = pin(&third, space, 1, 1, false).unwrap();
+            store(&third, space, AT + P, round).unwrap();
+            assert_eq!(device_load(&third, pins.frames()[0]), round);
+            space.madvise(&third, AT + P, P, Advice::DontNeed).unwrap();
+        }
+    });
+    check(&third, &[&space], &[], 0);
+    space.exit(&third);
+}
