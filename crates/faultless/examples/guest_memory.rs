@@ -4,7 +4,7 @@
 //!
 //! Two guests start from one image, a memory object that each maps privately: they share its pages, and copy those that they
 //! write. The hypervisor loads and reads their memory from outside, takes memory back by a balloon, and a snapshot is a
-//! fork of the space.
+//! fork of the space. A guest has a framebuffer, which is device memory, and a network card writes to its pinned pages.
 //!
 //! On hardware the space's tables are the nested page tables, and a violation is a fault of the space. Here a guest's access
 //! is [`Guest::access`].
@@ -14,13 +14,16 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use faultless::audit::audit;
 use faultless::prefault::Streams;
 use faultless::{
-    Access, Advice, Backing, Copies, Cpu, CpuId, FaultError, FrameNumber, Invalidate, Machine,
-    MapFlags, MemoryRegion, Object, PAGE_SIZE, Prot, Shared, Space, SpaceId, Vm,
+    Access, Advice, Backing, CacheMode, Copies, Cpu, CpuId, DeviceMemory, FaultError, FrameNumber,
+    Invalidate, Machine, MapFlags, MemoryRegion, Object, PAGE_SIZE, Prot, Shared, Space, SpaceId,
+    Vm,
 };
 use std::error::Error;
 
 /// Frames of the host: 8 MiB.
 const FRAMES: u32 = 2048;
+/// Frames of a framebuffer, which lie above and are not the subsystem's.
+const FRAMEBUFFER: u32 = 4;
 /// Pages of a guest's memory: 1 MiB.
 const PAGES: u64 = 256;
 const RWX: Prot = Prot::READ.union(Prot::WRITE).union(Prot::EXEC);
@@ -38,7 +41,7 @@ impl Host {
     fn new() -> Self {
         let frame = |_| Frame([const { AtomicU64::new(0) }; _]);
         let regions = [MemoryRegion { node: 0, first: FrameNumber(1), frames: FRAMES - 1 }];
-        Self { memory: (0..FRAMES).map(frame).collect(), regions }
+        Self { memory: (0..FRAMES + FRAMEBUFFER).map(frame).collect(), regions }
     }
 }
 
@@ -172,6 +175,30 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!(read(&snapshot, 0, 8)?, 0u64.to_ne_bytes());
     assert_eq!(read(&guests[0].memory, 0, 8)?, 77u64.to_ne_bytes());
     snapshot.exit(&cpu);
+
+    // A framebuffer above the guest's memory. What the guest draws is there at once.
+    let (first, at) = (FrameNumber(FRAMES), PAGES * PAGE_SIZE);
+    let device = DeviceMemory { first, cache: CacheMode::WriteCombining, tag: 2, may_write: true };
+    let (len, flags) = (u64::from(FRAMEBUFFER) * PAGE_SIZE, MapFlags::SHARED | MapFlags::FIXED);
+    let rw = Prot::READ | Prot::WRITE;
+    // SAFETY: a virtual CPU's accesses find the frames, which hold numbers, in the host's memory; nothing else uses them.
+    unsafe { guests[1].memory.mmap_device(&cpu, at, len, rw, flags, device) }?;
+    guests[1].run(&cpu, |guest| {
+        let pixels = guest.access(&cpu, at + PAGE_SIZE + 8, Access::Write)?;
+        pixels.store(0x00ff_7f00, Ordering::Relaxed);
+        Ok::<(), FaultError>(())
+    })?;
+    assert_eq!(vm.machine().memory[FRAMES as usize + 1].0[1].load(Ordering::Relaxed), 0x00ff_7f00);
+
+    // A network card writes to pages of a guest, which stay where it writes. A snapshot has copies of them.
+    let pins = guests[1].memory.pin(&cpu, 4 * PAGE_SIZE, 2 * PAGE_SIZE, true)?;
+    let snapshot = guests[1].memory.fork(&cpu)?;
+    let received = &vm.machine().memory[pins.frames()[1].0 as usize].0[0];
+    received.store(88, Ordering::Relaxed);
+    assert_eq!(read(&guests[1].memory, 5, 8)?, 88u64.to_ne_bytes());
+    assert_eq!(read(&snapshot, 5, 8)?, 1u64.to_ne_bytes());
+    snapshot.exit(&cpu);
+    drop(pins);
 
     // The balloon: frames that the guest gives up are free.
     let free = || {

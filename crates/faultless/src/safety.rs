@@ -5,9 +5,10 @@
 //! - [`Machine`](crate::Machine): memory that is the subsystem's alone, CPUs that drop translations when they are told,
 //!   and use a space's tables only while they run it;
 //! - [`Vm::cpu`](crate::Vm::cpu): one [`Cpu`](crate::Cpu) of a number, on that CPU, never in the middle of a call;
-//! - [`Space::deactivate`](crate::Space::deactivate): the CPU uses the space's tables no more.
+//! - [`Space::deactivate`](crate::Space::deactivate): the CPU uses the space's tables no more;
+//! - [`Space::mmap_device`](crate::Space::mmap_device): programs may do what they like with the frames.
 //!
-//! What [`Object::read_page`](crate::Object::read_page) and [`write_page`](crate::Object::write_page) lend is a raw
+//! A device that uses [pinned](crate::Space::pin) frames does so while they are pinned. What [`Object::read_page`](crate::Object::read_page) and [`write_page`](crate::Object::write_page) lend is a raw
 //! pointer: to follow it is the kernel's business too, while it is lent.
 //!
 //! # What is looked at in each call
@@ -25,6 +26,9 @@
 //! | a wait for a grace period, as in [`Cpu::drain`](crate::Cpu::drain), inside such a closure | a panic |
 //! | a closure that panics | sections close, lent pages go back, the thread of [`for_thread`](crate::Cpu::for_thread) is forgotten |
 //! | an address of the kernel's half, an index beyond an object's end | as if nothing were there |
+//! | device memory that overlaps the machine's regions | `EINVAL` |
+//! | device memory that is reached from outside, or pinned | refused, as if the protection forbade it |
+//! | pins that outlive mappings, or the space | the frames stay allocated until they are dropped |
 //! | two batches of one CPU inside each other | a panic |
 //!
 //! # What does not compile
@@ -42,6 +46,13 @@
 //! # use faultless::{Cpu, Machine, Space};
 //! fn leave<M: Machine>(space: &Space<M>, cpu: &Cpu<'_, M>) {
 //!     space.deactivate(cpu);
+//! }
+//! ```
+//!
+//! ```compile_fail,E0133
+//! # use faultless::{Cpu, DeviceMemory, Machine, MapFlags, Prot, Space};
+//! fn map<M: Machine>(space: &Space<M>, cpu: &Cpu<'_, M>, device: DeviceMemory) {
+//!     let _ = space.mmap_device(cpu, 0, 4096, Prot::READ, MapFlags::SHARED, device);
 //! }
 //! ```
 //!

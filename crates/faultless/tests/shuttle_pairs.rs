@@ -13,7 +13,7 @@ mod scenario;
 #[path = "pairs/mod.rs"]
 mod pairs;
 
-use faultless::{Cpu, Error, FaultError, MapFlags};
+use faultless::{Cpu, Error, FaultError, FrameNumber, MapFlags};
 use pairs::op::{Hand, How, Op, RW, Ret, Span};
 use pairs::table::{Base, Kind, Omitted, Pair, Relation, Touches, places, reveal};
 use pairs::{Case, Order, Outcome};
@@ -59,6 +59,10 @@ impl Hand for Guest<'_> {
 
     fn space_of(child: &Space) -> &Space {
         child
+    }
+
+    fn device(&self) -> Option<FrameNumber> {
+        Some(self.world.vm.machine().device())
     }
 }
 

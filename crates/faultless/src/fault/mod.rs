@@ -129,8 +129,8 @@ pub enum FaultError {
     },
     /// SIGBUS: the page lies beyond the end of its object.
     Bus,
-    /// No frame is left for it, or no heap; or the page has as many mappings as can be counted (2^31 less
-    /// 2^20).
+    /// No frame is left for it, or no heap; or the page has as many mappings as can be counted (2^22 less
+    /// 2^16).
     OutOfMemory,
 }
 

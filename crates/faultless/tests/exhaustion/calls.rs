@@ -4,7 +4,8 @@ use super::guest::{AT, P, PRIVATE, RW, SHARED, Small, TestCpu, TestVm, World};
 use super::shim::{live, with};
 use super::{Case, Left, Refused, exhaust};
 use faultless::{
-    Advice, AnonVmaCheck, Backing, Copies, CpuId, Errno, MapFlags, Object, Prot, RemapFlags, Space,
+    Advice, AnonVmaCheck, Backing, CacheMode, Copies, CpuId, DeviceMemory, Errno, FrameNumber,
+    MapFlags, Object, Prot, RemapFlags, Space,
 };
 
 /// Calls make no pages, or make them in faults, which are tested by themselves.
@@ -110,6 +111,53 @@ fn mmap_of_an_object() {
         };
         exhaust_crowded("mmap of an object", &all_kinds, &call, Left::Nothing);
     }
+}
+
+#[test]
+fn mmap_of_device_memory() {
+    let call = |cpu: &TestCpu<'_>, world: &mut World| {
+        let (first, cache) = (FrameNumber(1 << 20), CacheMode::Uncached);
+        let device = DeviceMemory { first, cache, tag: 3, may_write: true };
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: frames of no region, which nobody accesses.
+        unsafe { world.spaces[0].mmap_device(cpu, AT + 5 * P, 6 * P, RW, flags, device) }?;
+        Ok(())
+    };
+    exhaust_crowded("mmap of device memory", &all_kinds, &call, Left::Nothing);
+}
+
+/// What was faulted in stays; nothing stays pinned.
+#[test]
+fn pins() {
+    let call = |cpu: &TestCpu<'_>, world: &mut World| {
+        drop(world.spaces[0].pin(cpu, AT, 8 * P, true)?);
+        Ok(())
+    };
+    exhaust_call("a pin", &eight, &call, Left::Pages);
+    // Pages that are shared with a child: a pin for loads copies them.
+    let forked = |cpu: &TestCpu<'_>, world: &mut World| {
+        eight(cpu, world);
+        let child = world.spaces[0].fork(cpu).unwrap();
+        world.spaces.push(child);
+        world.spaces[0].mprotect(cpu, AT, 8 * P, Prot::READ).unwrap();
+    };
+    let call = |cpu: &TestCpu<'_>, world: &mut World| {
+        drop(world.spaces[0].pin(cpu, AT + 4 * P, P, false)?);
+        Ok(())
+    };
+    exhaust_call("a pin of what is shared", &forked, &call, Left::Pages);
+}
+
+#[test]
+fn fork_of_what_is_pinned() {
+    let call = |cpu: &TestCpu<'_>, world: &mut World| {
+        let pins = world.spaces[0].pin(cpu, AT, 2 * P, true)?;
+        let child = world.spaces[0].fork(cpu)?;
+        drop(pins);
+        world.spaces.push(child);
+        Ok(())
+    };
+    exhaust_call("fork of what is pinned", &eight, &call, Left::ReadOnly);
 }
 
 /// As on Linux, the call succeeds and what could not be populated is left for faults.

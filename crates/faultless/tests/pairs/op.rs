@@ -7,10 +7,12 @@
 use super::seen::{AreaSeen, areas};
 use faultless::Use;
 use faultless::{
-    Access, Advice, Backing, Copies, Cpu, Errno, Error, FaultError, Lock, MapFlags, Object,
-    PAGE_SIZE, Prot, RemapFlags, Setting, Shared, Space, VirtRange, VmaFlags,
+    Access, Advice, Backing, CacheMode, Copies, Cpu, DeviceMemory, Errno, Error, FaultError,
+    FrameNumber, Lock, Machine, MapFlags, Object, PAGE_SIZE, Prot, RemapFlags, Setting, Shared,
+    Space, VirtRange, VmaFlags,
 };
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 /// Where automatic placement starts, going down.
@@ -122,6 +124,13 @@ pub enum Op {
     Object,
     /// `mmap` of the object: each page of the window shows the page of that number.
     MapObject(Span, MapFlags),
+    /// The machine's device memory, if it has some, is as at the start: a page for each of the window.
+    Device,
+    /// `mmap` of it: each page of the window shows the page of that number.
+    MapDevice(Span),
+    /// A device loads or stores the first word of a page that is pinned meanwhile.
+    PinRead(i64),
+    PinWrite(i64, u64),
     /// Pages of the object leave it: it ends where they begin, if the copies go too, or it gets a hole.
     Leave(Span, Copies, Part),
     /// What `MAP_POPULATE` does with a page, whatever is mapped there.
@@ -196,6 +205,10 @@ pub trait Hand {
     fn fork(&self) -> Result<Self::Child, Error>;
     fn exit(&self, child: Self::Child);
     fn space_of(child: &Self::Child) -> &Space<Self::Machine>;
+    /// The first of [`WINDOW`] frames of device memory, if the machine has some.
+    fn device(&self) -> Option<FrameNumber> {
+        None
+    }
 }
 
 /// What a case has besides its space.
@@ -212,6 +225,21 @@ pub struct Besides<C> {
 impl<C> Default for Besides<C> {
     fn default() -> Self {
         Self { old: Mutex::default(), new: Default::default(), object: OnceLock::new() }
+    }
+}
+
+/// The first word of a frame, as a device reaches it.
+fn device_word<H: Hand>(hand: &H, frame: FrameNumber) -> &AtomicU64 {
+    let at = hand.cpu().vm().machine().frame_bytes(frame).cast::<u64>();
+    // SAFETY: a word of device memory, or of a pinned page.
+    unsafe { AtomicU64::from_ptr(at) }
+}
+
+/// What a device does with the page at `at`, which is pinned meanwhile.
+fn pinned<H: Hand>(hand: &H, at: i64, write: bool, access: impl Fn(&AtomicU64) -> Ret) -> Ret {
+    match hand.space().pin(hand.cpu(), addr(at), 1, write) {
+        Ok(pins) => access(device_word(hand, pins.frames()[0])),
+        Err(error) => Ret::Refused(error.errno),
     }
 }
 
@@ -320,6 +348,31 @@ impl Op {
                 let flags = flags | MapFlags::FIXED;
                 space.mmap_object(cpu, span.start(), span.bytes(), RW, flags, backing).into()
             }
+            Self::Device => {
+                for (number, frame) in (300..).zip(hand.device().into_iter().flat_map(window)) {
+                    device_word(hand, frame).store(number, Ordering::Relaxed);
+                }
+                Ret::Done
+            }
+            Self::MapDevice(span) => {
+                let Some(frame) = hand.device().and_then(|it| window(it).nth(span.at as usize))
+                else {
+                    return Ret::Refused(Errno::EINVAL);
+                };
+                let cache = CacheMode::Uncached;
+                let device = DeviceMemory { first: frame, cache, tag: 2, may_write: true };
+                let flags = MapFlags::SHARED | MapFlags::FIXED;
+                // SAFETY: memory of the machine, which nothing else uses; it has no caches.
+                unsafe { space.mmap_device(cpu, span.start(), span.bytes(), RW, flags, device) }
+                    .into()
+            }
+            Self::PinRead(at) => {
+                pinned(hand, at, false, |word| Ret::Word(word.load(Ordering::Relaxed)))
+            }
+            Self::PinWrite(at, value) => pinned(hand, at, true, |word| {
+                word.store(value, Ordering::Relaxed);
+                Ret::Done
+            }),
             Self::Leave(span, copies, part) => {
                 let Some(object) = besides.object.get() else {
                     return Ret::Refused(Errno::EINVAL);
@@ -381,6 +434,8 @@ impl Op {
         let (at, access) = match self {
             Self::Load(at) | Self::ReadOutside(at) => (at, Access::Read),
             Self::Store(at, _) | Self::WriteOutside(at, _) => (at, Access::Write),
+            // A pin makes a private page the space's own.
+            Self::PinRead(at) | Self::PinWrite(at, _) => (at, Access::Write),
             Self::Leave(span, copies, Part::Both) => {
                 let step = |part| (Self::Leave(span, copies, part), true);
                 return [Part::First, Part::Second].map(step).into();
@@ -395,7 +450,7 @@ impl Op {
             }
             _ => return vec![(self, true)],
         };
-        let outside = matches!(self, Self::ReadOutside(_) | Self::WriteOutside(..));
+        let outside = !matches!(self, Self::Load(_) | Self::Store(..));
         let [begin, fault] = if outside {
             [Self::BeginOutside(at, access), Self::FaultOutside(at, access)]
         } else {
@@ -425,6 +480,7 @@ impl Op {
         match self {
             Self::Map(..)
             | Self::MapObject(..)
+            | Self::MapDevice(_)
             | Self::Unmap(_)
             | Self::Remap(..)
             | Self::Brk(_) => true,
@@ -442,6 +498,9 @@ impl Op {
             | Self::FaultOutside(..)
             | Self::BeginOutside(..)
             | Self::Object
+            | Self::Device
+            | Self::PinRead(_)
+            | Self::PinWrite(..)
             | Self::Leave(..)
             | Self::Populate(_)
             | Self::Maps
@@ -464,7 +523,12 @@ impl Op {
     pub fn is_access(self) -> bool {
         matches!(
             self,
-            Self::Load(_) | Self::Store(..) | Self::ReadOutside(_) | Self::WriteOutside(..)
+            Self::Load(_)
+                | Self::Store(..)
+                | Self::ReadOutside(_)
+                | Self::WriteOutside(..)
+                | Self::PinRead(_)
+                | Self::PinWrite(..)
         )
     }
 
@@ -479,6 +543,11 @@ impl Op {
             _ => false,
         }
     }
+}
+
+/// The frames of device memory that begin with `first`.
+fn window(first: FrameNumber) -> impl Iterator<Item = FrameNumber> {
+    (first.0..first.0 + WINDOW as u32).map(FrameNumber)
 }
 
 /// All that programs may have mapped in a case.

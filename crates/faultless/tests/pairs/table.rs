@@ -34,6 +34,7 @@ listed! {
         MapPopulate,
         MapObject,
         MapObjectShared,
+        MapDevice,
         Unmap,
         ProtectRead,
         ProtectNone,
@@ -57,6 +58,8 @@ listed! {
         Store,
         ReadOutside,
         WriteOutside,
+        PinRead,
+        PinWrite,
         StackGrowth,
         Truncate,
         PunchHole,
@@ -96,6 +99,7 @@ impl Kind {
             Self::MapPopulate => Op::Map(span, How::Fixed, RW, private | MapFlags::POPULATE),
             Self::MapObject => Op::MapObject(span, private),
             Self::MapObjectShared => Op::MapObject(span, MapFlags::SHARED),
+            Self::MapDevice => Op::MapDevice(span),
             Self::Unmap => Op::Unmap(span),
             Self::ProtectRead => Op::Protect(span, Prot::READ),
             Self::ProtectNone => Op::Protect(span, NONE),
@@ -121,6 +125,8 @@ impl Kind {
             Self::Load => Op::Load(at),
             Self::ReadOutside => Op::ReadOutside(at),
             Self::WriteOutside => Op::WriteOutside(at, 100 + side as u64),
+            Self::PinRead => Op::PinRead(at),
+            Self::PinWrite => Op::PinWrite(at, 100 + side as u64),
             Self::Store | Self::StackGrowth => Op::Store(at, 100 + side as u64),
             Self::Truncate => Op::Leave(span, Copies::Drop, Part::Both),
             Self::PunchHole => Op::Leave(span, Copies::Keep, Part::Both),
@@ -143,6 +149,7 @@ impl Kind {
             | Self::MapPopulate
             | Self::MapObject
             | Self::MapObjectShared
+            | Self::MapDevice
             | Self::Unmap
             | Self::ProtectRead
             | Self::ProtectNone
@@ -167,6 +174,8 @@ impl Kind {
             | Self::Store
             | Self::ReadOutside
             | Self::WriteOutside
+            | Self::PinRead
+            | Self::PinWrite
             | Self::PunchHole
             | Self::InCore => Touches::Pages,
             Self::Truncate | Self::Maps | Self::Fork | Self::Exit | Self::Drop => Touches::Space,
@@ -189,6 +198,7 @@ impl Kind {
             | Self::MapPopulate
             | Self::MapObject
             | Self::MapObjectShared
+            | Self::MapDevice
             | Self::Unmap
             | Self::ProtectRead
             | Self::ProtectNone
@@ -209,6 +219,8 @@ impl Kind {
             | Self::Store
             | Self::ReadOutside
             | Self::WriteOutside
+            | Self::PinRead
+            | Self::PinWrite
             | Self::Truncate
             | Self::PunchHole
             | Self::InCore
@@ -238,6 +250,7 @@ impl Kind {
             Self::MapObject | Self::MapObjectShared | Self::Truncate | Self::PunchHole => {
                 ops.push(Op::Object);
             }
+            Self::MapDevice => ops.push(Op::Device),
             Self::Exit | Self::Drop => ops.push(Op::Fork),
             Self::MapHint
             | Self::MapFixed
@@ -264,6 +277,8 @@ impl Kind {
             | Self::Store
             | Self::ReadOutside
             | Self::WriteOutside
+            | Self::PinRead
+            | Self::PinWrite
             | Self::InCore
             | Self::Maps
             | Self::Fork => {}
@@ -282,6 +297,7 @@ impl Kind {
             | Self::MapPopulate
             | Self::MapObject
             | Self::MapObjectShared
+            | Self::MapDevice
             | Self::Unmap
             | Self::ProtectRead
             | Self::ProtectNone
@@ -303,6 +319,8 @@ impl Kind {
             | Self::Store
             | Self::ReadOutside
             | Self::WriteOutside
+            | Self::PinRead
+            | Self::PinWrite
             | Self::StackGrowth
             | Self::Truncate
             | Self::PunchHole
@@ -347,6 +365,8 @@ listed! {
         Object,
         /// The same, shared.
         ObjectShared,
+        /// Device memory: some pages were loaded, and some stored to.
+        Device,
     }
 }
 
@@ -380,6 +400,10 @@ impl Base {
             }
             Self::Object => ops.extend(object(MapFlags::PRIVATE)),
             Self::ObjectShared => ops.extend(object(MapFlags::SHARED)),
+            Self::Device => {
+                let touch = [Op::Load(0), Op::Store(2, word(2)), Op::Load(5)];
+                ops.extend([Op::Device, Op::MapDevice(window)].into_iter().chain(touch));
+            }
         }
         ops
     }
@@ -509,7 +533,13 @@ fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
     let uses = any(|kind| {
         matches!(
             kind,
-            Kind::Load | Kind::Store | Kind::ReadOutside | Kind::WriteOutside | Kind::InCore
+            Kind::Load
+                | Kind::Store
+                | Kind::ReadOutside
+                | Kind::WriteOutside
+                | Kind::PinRead
+                | Kind::PinWrite
+                | Kind::InCore
         )
     });
     match base {
@@ -524,6 +554,7 @@ fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
             !maps && !leaves && any(|kind| matches!(kind, Kind::MoveKeep | Kind::KeepAway))
         }
         Base::Object | Base::ObjectShared => maps || leaves || uses,
+        Base::Device => any(|kind| kind == Kind::MapDevice),
     }
 }
 

@@ -9,6 +9,9 @@ use shuttle::sync::{Condvar, Mutex as Bed};
 use std::cell::{RefCell, UnsafeCell};
 use std::sync::{Mutex, MutexGuard};
 
+/// Frames of device memory.
+const DEVICE: usize = 8;
+
 /// Bytes of memory that nobody has zeroed yet.
 const STALE: u8 = 0xa5;
 
@@ -140,11 +143,12 @@ pub struct Board {
 }
 
 impl Board {
-    /// A machine of `cpus` CPUs and `frames` frames, the first numbered 1.
+    /// A machine of `cpus` CPUs and `frames` frames, the first numbered 1; and above these some of device memory.
     pub fn new(cpus: usize, frames: u32) -> Self {
         let mut memory = SPARE.take();
         memory.clear();
-        memory.resize_with(frames as usize + 1, || Page([STALE; PAGE_SIZE as usize].into()));
+        memory
+            .resize_with(frames as usize + 1 + DEVICE, || Page([STALE; PAGE_SIZE as usize].into()));
         let regions = [MemoryRegion { node: 0, first: FrameNumber(1), frames }];
         let lines = (0..cpus).map(|_| Line::default()).collect();
         Self { memory, regions, lines, steps_at_bytes: false }
@@ -155,6 +159,11 @@ impl Board {
     pub fn with_steps_at_bytes(mut self) -> Self {
         self.steps_at_bytes = true;
         self
+    }
+
+    /// The first of 8 frames of device memory.
+    pub fn device(&self) -> FrameNumber {
+        FrameNumber((self.memory.len() - DEVICE) as u32)
     }
 
     /// The TLB of `cpu`, which is the calling CPU.

@@ -8,8 +8,8 @@ use crate::fault::Access;
 use crate::fault::prefault::ThreadStreams;
 use crate::file::Object;
 use crate::heap::Shared;
-use crate::space::{Advice, Backing, Copies, MapFlags, Prot, RemapFlags, Space};
-use crate::table::format::{CANONICAL_END, ENTRIES, USER_END, USER_ROOT_ENTRIES};
+use crate::space::{Advice, Backing, Copies, DeviceMemory, MapFlags, Prot, RemapFlags, Space};
+use crate::table::format::{CANONICAL_END, CacheMode, ENTRIES, USER_END, USER_ROOT_ENTRIES};
 use crate::table::node::{self, ROOT};
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
@@ -71,6 +71,13 @@ const OPERATIONS: &[Operation] = &[
         let backing = Backing { object, first: 0, may_write: true };
         done(space.mmap_object(cpu, 0, P, RW, MapFlags::SHARED, backing));
     }),
+    ("mmap_device", |cpu, space, _| {
+        let (first, cache) = (cpu.vm().machine().device(), CacheMode::Uncached);
+        let device = DeviceMemory { first, cache, tag: 0, may_write: true };
+        // SAFETY: the call panics.
+        done(unsafe { space.mmap_device(cpu, 0, P, RW, MapFlags::SHARED, device) });
+    }),
+    ("pin", |cpu, space, _| done(space.pin(cpu, AT, P, true))),
     ("munmap", |cpu, space, _| done(space.munmap(cpu, AT, P))),
     ("mprotect", |cpu, space, _| done(space.mprotect(cpu, AT, P, Prot::READ))),
     ("mremap", |cpu, space, _| {
@@ -314,6 +321,7 @@ fn nothing_is_looked_up_in_the_kernels_half() {
             assert_eq!(space.translate(&cpu, addr), None, "{addr:#x}");
             assert_eq!(space.walk(&cpu, addr, Access::Write), None, "{addr:#x}");
             assert!(space.write_bytes(&cpu, addr, &[1]).is_err(), "{addr:#x}");
+            assert!(space.pin(&cpu, addr, 1, false).is_err(), "{addr:#x}");
             assert_eq!(settled_entry(&cpu, &space, addr), None, "{addr:#x}");
             assert!(space.mincore(&cpu, addr & !(P - 1), P, drop).is_err(), "{addr:#x}");
         }

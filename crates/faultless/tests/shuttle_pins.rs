@@ -1,0 +1,193 @@
+//! Pages that a device uses by their frames, while other CPUs fork, copy, discard and give up the pages.
+#![cfg(shuttle)]
+
+#[macro_use]
+mod scenario;
+
+use faultless::{Advice, FrameNumber, Machine, Pins};
+use scenario::machine::Board;
+use scenario::{AT, Guest, PAGE, PRIVATE, RW, Space, World, page};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Frames of a scenario's machine.
+const FRAMES: u32 = 160;
+
+/// A space in which each of the first `pages` pages begins with its number from 1 on.
+fn space_of(world: &World, pages: u64) -> Space {
+    world.space(|guest| {
+        let at = guest.space.mmap(guest.cpu, AT, 16 * PAGE, RW, PRIVATE).unwrap();
+        assert_eq!(at, AT);
+        for at in 0..pages {
+            guest.store(page(at), at + 1).unwrap();
+        }
+    })
+}
+
+fn pin<'a>(guest: &Guest<'a>, at: u64, write: bool) -> Pins<'a, Board> {
+    guest.space.pin(guest.cpu, page(at), PAGE, write).unwrap()
+}
+
+fn word(guest: &Guest<'_>, frame: FrameNumber) -> *mut u64 {
+    guest.world.vm.machine().frame_bytes(frame).cast()
+}
+
+fn device_load(guest: &Guest<'_>, pins: &Pins<'_, Board>) -> u64 {
+    // SAFETY: a word of a pinned page; one thread runs at a time.
+    unsafe { word(guest, pins.frames()[0]).read() }
+}
+
+fn device_store(guest: &Guest<'_>, pins: &Pins<'_, Board>, value: u64) {
+    // SAFETY: as above.
+    unsafe { word(guest, pins.frames()[0]).write(value) }
+}
+
+/// The program and the device use one page, whoever forks.
+fn pins_against_fork() {
+    let world = World::unwatched(3, FRAMES);
+    let space = space_of(&world, 2);
+    world.run(&[
+        (&space, &|guest| {
+            let pins = pin(guest, 0, true);
+            device_store(guest, &pins, 5);
+            assert_eq!(guest.load(page(0)), Ok(5), "what the device stored");
+            guest.store(page(0), 6).unwrap();
+            assert_eq!(device_load(guest, &pins), 6, "what the program stored");
+        }),
+        (&space, &|guest| {
+            let child = guest.space.fork(guest.cpu).unwrap();
+            guest.switch(&child, |guest| {
+                let first = guest.load(page(0)).unwrap();
+                assert!(matches!(first, 1 | 5 | 6), "{first}");
+                guest.store(page(0), 30).unwrap();
+                assert_eq!(guest.load(page(1)), Ok(2));
+            });
+            child.exit(guest.cpu);
+        }),
+        (&space, &|guest| {
+            let pins = pin(guest, 1, false);
+            assert_eq!(device_load(guest, &pins), 2);
+            assert_eq!(guest.load(page(1)), Ok(2));
+            assert_eq!(guest.space.page_at(guest.cpu, page(1)).unwrap().frame, pins.frames()[0]);
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
+/// A store copies the page as it was shared, while its last other user goes and a device gets it.
+fn pins_against_a_copy() {
+    let world = World::unwatched(3, FRAMES);
+    let space = space_of(&world, 1);
+    let child = world.within(&space, |guest| guest.space.fork(guest.cpu).unwrap());
+    let child = Mutex::new(Some(child));
+    world.run(&[
+        (&space, &|guest| guest.store(page(0) + 8, 10).unwrap()),
+        (&space, &|guest| {
+            let child = child.lock().unwrap().take().unwrap();
+            guest.poll();
+            child.exit(guest.cpu);
+            let pins = pin(guest, 0, false);
+            assert_eq!(device_load(guest, &pins), 1);
+            guest.store(page(0), 20).unwrap();
+            assert_eq!(device_load(guest, &pins), 20, "the program left the device's page");
+        }),
+    ]);
+    world.within(&space, |guest| {
+        assert_eq!([0, 8].map(|word| guest.load(page(0) + word).unwrap()), [20, 10]);
+    });
+    world.finish(vec![space]);
+}
+
+/// The page is taken away while it is pinned, and its frame is used for another at once.
+fn pins_against_reuse() {
+    let world = World::unwatched(2, FRAMES);
+    let (space, other) = (space_of(&world, 1), space_of(&world, 0));
+    world.run(&[
+        (&space, &|guest| {
+            for round in 0..2 {
+                let pins = pin(guest, 0, true);
+                device_store(guest, &pins, 5 + round);
+            }
+        }),
+        (&space, &|guest| {
+            guest.space.madvise(guest.cpu, page(0), PAGE, Advice::DontNeed).unwrap();
+            guest.store(page(8), 9).unwrap();
+            guest.space.madvise(guest.cpu, page(0), PAGE, Advice::DontNeed).unwrap();
+            guest.store(page(9), 9).unwrap();
+            for at in [8, 9] {
+                assert_eq!(guest.load(page(at)), Ok(9), "a device stored to another page");
+            }
+        }),
+    ]);
+    world.finish(vec![space, other]);
+}
+
+/// What a device stores after the page was given up stays.
+fn pins_against_advice() {
+    let world = World::unwatched(2, FRAMES);
+    let space = space_of(&world, 2);
+    let advised = AtomicBool::new(false);
+    world.run(&[
+        (&space, &|guest| {
+            let pins = pin(guest, 0, true);
+            while !advised.load(Ordering::Relaxed) {
+                guest.poll();
+                shuttle::thread::yield_now();
+            }
+            device_store(guest, &pins, 50);
+        }),
+        (&space, &|guest| {
+            guest.space.madvise(guest.cpu, AT, 2 * PAGE, Advice::Free).unwrap();
+            advised.store(true, Ordering::Relaxed);
+        }),
+    ]);
+    world.leave_frames(1);
+    world.within(&space, |guest| {
+        let full = (4..16).find(|at| guest.store(page(*at), 1).is_err());
+        assert!(full.is_some(), "memory is not short");
+        assert_eq!(guest.load(page(0)), Ok(50), "a lost store");
+    });
+    world.finish(vec![space]);
+}
+
+/// Whichever of the mapping and the pin goes last frees the frame.
+fn unpinning_against_munmap() {
+    let world = World::unwatched(2, FRAMES);
+    let space = space_of(&world, 2);
+    world.run(&[
+        (&space, &|guest| {
+            if let Ok(pins) = guest.space.pin(guest.cpu, AT, 2 * PAGE, true) {
+                device_store(guest, &pins, 5);
+                guest.poll();
+            }
+        }),
+        (&space, &|guest| {
+            guest.space.munmap(guest.cpu, AT, 2 * PAGE).unwrap();
+            (8..12).for_each(|at| guest.store(page(at), at).unwrap());
+            (8..12).for_each(|at| assert_eq!(guest.load(page(at)), Ok(at)));
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
+mod tests {
+    holds!(
+        pins_against_fork,
+        pins_against_a_copy,
+        pins_against_reuse,
+        pins_against_advice,
+        unpinning_against_munmap,
+    );
+}
+
+mod needs {
+    use crate::scenario;
+    use faultless::sync::mutant::Mutant;
+
+    needs!(
+        a_look_at_pins_by_a_fork: ForkLooksAtPins in [pins_against_fork],
+        a_look_at_pins_by_a_copy: CopyLooksAtPins in [pins_against_a_copy],
+        a_second_look_by_a_pin: PinLooksAgain in [pins_against_reuse],
+        a_look_at_pins_by_advice: FreeLooksAtPins in [pins_against_advice],
+    );
+}
