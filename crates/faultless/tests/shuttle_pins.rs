@@ -28,13 +28,18 @@ fn pin<'a>(guest: &Guest<'a>, at: u64, write: bool) -> Pins<'a, Board> {
     guest.space.pin(guest.cpu, page(at), PAGE, write).unwrap()
 }
 
+/// A device reads the first word of the page in `frame`, which is pinned.
+fn device_word(guest: &Guest<'_>, frame: FrameNumber) -> u64 {
+    // SAFETY: a word of a pinned page; one thread runs at a time.
+    unsafe { word(guest, frame).read() }
+}
+
 fn word(guest: &Guest<'_>, frame: FrameNumber) -> *mut u64 {
     guest.world.vm.machine().frame_bytes(frame).cast()
 }
 
 fn device_load(guest: &Guest<'_>, pins: &Pins<'_, Board>) -> u64 {
-    // SAFETY: a word of a pinned page; one thread runs at a time.
-    unsafe { word(guest, pins.frames()[0]).read() }
+    device_word(guest, pins.frames()[0])
 }
 
 fn device_store(guest: &Guest<'_>, pins: &Pins<'_, Board>, value: u64) {
@@ -74,38 +79,48 @@ fn pins_against_fork() {
     world.finish(vec![space]);
 }
 
-/// A store copies the page as it was shared, while its last other user goes and a device gets it.
+/// Stores copy pages as they were shared, while their last other user goes and a device gets them.
 fn pins_against_a_copy() {
-    let world = World::unwatched(3, FRAMES);
-    let space = space_of(&world, 1);
+    const PAGES: u64 = 4;
+    let world = World::unwatched(2, FRAMES);
+    let space = space_of(&world, PAGES);
     let child = world.within(&space, |guest| guest.space.fork(guest.cpu).unwrap());
     let child = Mutex::new(Some(child));
     world.run(&[
-        (&space, &|guest| guest.store(page(0) + 8, 10).unwrap()),
+        (&space, &|guest| (0..PAGES).for_each(|at| guest.store(page(at) + 8, 10).unwrap())),
         (&space, &|guest| {
             let child = child.lock().unwrap().take().unwrap();
             guest.poll();
             child.exit(guest.cpu);
-            let pins = pin(guest, 0, false);
-            assert_eq!(device_load(guest, &pins), 1);
-            guest.store(page(0), 20).unwrap();
-            assert_eq!(device_load(guest, &pins), 20, "the program left the device's page");
+            let pins = guest.space.pin(guest.cpu, AT, PAGES * PAGE, false).unwrap();
+            // The other CPU may go on.
+            (0..10).for_each(|_| assert_eq!(guest.load(page(PAGES)), Ok(0)));
+            for (at, &frame) in (0..).zip(pins.frames()) {
+                guest.store(page(at), 20 + at).unwrap();
+                assert_eq!(
+                    device_word(guest, frame),
+                    20 + at,
+                    "the program left the device's page"
+                );
+            }
         }),
     ]);
     world.within(&space, |guest| {
-        assert_eq!([0, 8].map(|word| guest.load(page(0) + word).unwrap()), [20, 10]);
+        for at in 0..PAGES {
+            assert_eq!([0, 8].map(|word| guest.load(page(at) + word).unwrap()), [20 + at, 10]);
+        }
     });
     world.finish(vec![space]);
 }
 
-/// The page is taken away while it is pinned, and its frame is used for another at once.
+/// The page is taken away while it is pinned by a CPU that runs another space, and its frame is used for another page at once.
 fn pins_against_reuse() {
     let world = World::unwatched(2, FRAMES);
     let (space, other) = (space_of(&world, 1), space_of(&world, 0));
     world.run(&[
-        (&space, &|guest| {
+        (&other, &|guest| {
             for round in 0..2 {
-                let pins = pin(guest, 0, true);
+                let pins = space.pin(guest.cpu, page(0), PAGE, true).unwrap();
                 device_store(guest, &pins, 5 + round);
             }
         }),

@@ -136,9 +136,14 @@ impl Memory {
     }
 
     /// Whether pages of the same number are the same in both.
+    #[inline(always)]
     fn same(&self, other: &Self) -> bool {
+        if self.is_anonymous() { other.is_anonymous() } else { self.same_object(other) }
+    }
+
+    #[inline(never)]
+    fn same_object(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Anonymous, Self::Anonymous) => true,
             (Self::Object(a), Self::Object(b)) => a.same(b),
             (Self::Device { cache, tag }, Self::Device { cache: other, tag: its }) => {
                 cache == other && tag == its

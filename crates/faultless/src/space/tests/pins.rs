@@ -145,14 +145,17 @@ fn what_a_program_may_not_do_is_refused_and_nothing_stays_pinned() {
     });
 }
 
+/// What takes the first pages away.
+type TakeAway = fn(&TestCpu<'_>, &TestSpace);
+
 /// Whatever takes the mapping away, the frame stays as long as the pin.
 #[test]
 fn a_pin_outlives_the_mapping() {
-    let take_away: [&dyn Fn(&TestCpu<'_>, &TestSpace); 4] = [
-        &|cpu, space| space.munmap(cpu, AT, 2 * P).unwrap(),
-        &|cpu, space| space.madvise(cpu, AT, 2 * P, Advice::DontNeed).unwrap(),
-        &|cpu, space| map(cpu, space, 0, 2, RW),
-        &|cpu, space| {
+    let take_away: [TakeAway; 4] = [
+        |cpu, space| space.munmap(cpu, AT, 2 * P).unwrap(),
+        |cpu, space| space.madvise(cpu, AT, 2 * P, Advice::DontNeed).unwrap(),
+        |cpu, space| map(cpu, space, 0, 2, RW),
+        |cpu, space| {
             let keep = RemapFlags::MAYMOVE | RemapFlags::DONTUNMAP;
             let to = space.mremap(cpu, AT, 2 * P, 2 * P, keep, 0).unwrap();
             space.munmap(cpu, to, 2 * P).unwrap();
