@@ -144,7 +144,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             prepared.keep_clean(frame);
             return Ok(None);
         }
-        let entry = self.leaf(frame.number()).writable_dirty();
+        let entry = self.own_leaf(frame.number());
         self.cpu.vm().frames.publish(frame, Use::Anon, anon_vma, index);
         held.commit(entry);
         self.cpu.add_resident(self.space, 1);

@@ -1,34 +1,36 @@
 //! A private page becomes the space's own without a store, and without the right to store: for a
 //! [pin](crate::Space::pin), which is for loads, in memory that is read-only.
 //!
-//! It is the copy of a store to a shared page, under a lock, and its entry stays read-only.
+//! It is what a store to the page would do, under a lock, and the entry stays read-only.
 
-use super::{Access, Attempt, FaultError, FaultKind};
+use super::{Access, Attempt, FaultError, FaultKind, table_of};
 use crate::addr::VirtRange;
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::{Abort, Ticket};
 use crate::frame::{Kind, Use};
 use crate::machine::Machine;
+use crate::space::vma::Memory;
 use crate::space::{Guard, Space};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::table::Entry;
 use crate::table::node::{self, LAST};
 use crate::table::protocol;
-use crate::table::walk::{Reached, descend};
 use crate::vm::Cpu;
 
 impl<M: Machine> Space<M> {
-    /// Makes the page at `page`, if one is mapped there, the space's own. Whoever asked looks again afterwards.
+    /// Makes the page at `page` the space's own, if memory is mapped there that is private and not without any permission. Whoever
+    /// asked looks again afterwards.
     ///
     /// # Errors
-    /// Memory is out.
+    /// Memory is out, or the page lies beyond the end of its object.
     pub(crate) fn unshare(&self, cpu: &Cpu<'_, M>, page: u64) -> Result<(), FaultError> {
         let mut prepared = Prepared::Nothing;
         let done = loop {
             match self.unshare_under_lock(cpu, page, &mut prepared) {
                 Err(Abort::NoMemory) if prepared.wait_for_one(cpu) => {}
                 Err(Abort::NoMemory | Abort::NoHeap) => break Err(FaultError::OutOfMemory),
+                Err(Abort::BeyondObject) => break Err(FaultError::Bus),
                 // Changed by another CPU, or done.
                 _ => break Ok(()),
             }
@@ -50,11 +52,10 @@ impl<M: Machine> Space<M> {
         let Some(entry) = self.view(cpu, &section).at(page) else { return Ok(None) };
         // SAFETY: VMAs in a view live as long as the section.
         let vma = unsafe { entry.value.as_ref() };
-        // SAFETY: inside a grace section.
-        let reached = unsafe { descend(cpu.vm().machine(), self.root(), page) };
-        let (Reached::Last(table), true) = (reached, vma.area.is_private()) else {
+        if !vma.area.is_private() || vma.area.prot.is_empty() {
             return Ok(None);
-        };
+        }
+        let table = table_of(cpu, self, ticket, page, prepared)?;
         let access = Access::Write;
         let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead: None };
         attempt.unshare(prepared, &table[node::index(page, LAST)])
@@ -68,6 +69,12 @@ impl<M: Machine> Attempt<'_, '_, M> {
         slot: &AtomicU64,
     ) -> Result<Option<FaultKind>, Abort> {
         let seen = protocol::look(slot, self.cpu);
+        if seen.is_none() {
+            return match &self.vma.area.memory {
+                Memory::Object(object) => self.copy_object_page(prepared, object, slot),
+                _ => self.own_untouched(prepared, slot),
+            };
+        }
         if !seen.is_present() {
             return Ok(None);
         }
@@ -80,6 +87,28 @@ impl<M: Machine> Attempt<'_, '_, M> {
             return Ok(None);
         }
         self.copy(prepared, slot, seen)
+    }
+
+    /// A new page of zeros in the place of an untouched one.
+    fn own_untouched(
+        self,
+        prepared: &mut Prepared,
+        slot: &AtomicU64,
+    ) -> Result<Option<FaultKind>, Abort> {
+        let anon_vma = self.anon_vma_id()?;
+        let frame = prepared.zeroed(self.cpu).ok_or(Abort::NoMemory)?;
+        let Ok(held) = protocol::take(slot, Entry::NONE, self.cpu) else {
+            prepared.keep_zeroed(frame);
+            return self.outrun();
+        };
+        // A ticket under a lock is valid.
+        let entry = self.own_leaf(frame.number());
+        let index = self.vma.area.index_of(self.page);
+        self.cpu.vm().frames.publish(frame, Use::Anon, anon_vma, index);
+        held.commit(entry);
+        self.cpu.add_resident(self.space, 1);
+        self.cpu.count(Counter::AnonPage);
+        Ok(Some(FaultKind::Anon))
     }
 
     /// A leaf for `frame`, which belongs to the space alone: stores are allowed as far as the VMA does.

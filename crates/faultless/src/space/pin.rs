@@ -91,9 +91,11 @@ impl<M: Machine> Drop for Pins<'_, M> {
 
 /// Why a page was not pinned at a first try.
 enum Miss {
-    /// The access faults.
+    /// The access faults, or nothing is mapped there.
     Fault(Access),
-    /// The page is not the space's own, and the protection forbids the store that would make it so.
+    /// The page is not there, or not the space's own: a store would make it so.
+    Own,
+    /// The same, and the protection forbids the store.
     Unshare,
     /// Another CPU changed it first.
     Again,
@@ -149,6 +151,11 @@ impl<M: Machine> Space<M> {
             let faulted = match self.try_pin(cpu, page, write) {
                 Ok(frame) => return Ok(frame),
                 Err(Miss::Fault(access)) => self.fault_mapped(cpu, page, access).map(drop),
+                // Stores may be forbidden by now, and loads still be allowed.
+                Err(Miss::Own) => match self.fault_mapped(cpu, page, Access::Write) {
+                    Err(FaultError::Segv { mapped: true }) if !write => Ok(()),
+                    served => served.map(drop),
+                },
                 Err(Miss::Unshare) => self.unshare(cpu, page),
                 Err(Miss::Full) => return Err(Errno::ENOMEM),
                 Err(Miss::Device) => return Err(Errno::EFAULT),
@@ -177,19 +184,16 @@ impl<M: Machine> Space<M> {
         if matches!(area.memory, Memory::Device { .. }) {
             return Err(Miss::Device);
         }
-        // A store makes a private page the space's own.
-        let own = area.is_private();
-        let makes = if own && area.allows(Prot::WRITE) { Access::Write } else { access };
-        let not_own = || if makes == Access::Write { Miss::Fault(makes) } else { Miss::Unshare };
-        let Some(slot) = self.slot(cpu, &visit.section, page) else {
-            return Err(Miss::Fault(makes));
+        let (own, writable) = (area.is_private(), area.allows(Prot::WRITE));
+        let missing = || match (own, writable) {
+            (true, true) => Miss::Own,
+            (true, false) if !write && !area.prot.is_empty() => Miss::Unshare,
+            _ => Miss::Fault(access),
         };
+        let Some(slot) = self.slot(cpu, &visit.section, page) else { return Err(missing()) };
         let seen = protocol::look(slot, cpu);
-        if !seen.is_present() || write && !seen.is_writable() {
-            return Err(Miss::Fault(makes));
-        }
-        if seen.is_special() {
-            return Err(not_own());
+        if !seen.is_present() || seen.is_special() || write && !seen.is_writable() {
+            return Err(missing());
         }
         let vm = cpu.vm();
         let meta = vm.frames.meta(seen.frame());
@@ -208,7 +212,7 @@ impl<M: Machine> Space<M> {
             return Err(Miss::Again);
         }
         if own && !only {
-            return Err(not_own());
+            return Err(missing());
         }
         core::mem::forget(pins);
         Ok(seen.frame())

@@ -450,11 +450,13 @@ impl Op {
             }
             _ => return vec![(self, true)],
         };
-        let outside = !matches!(self, Self::Load(_) | Self::Store(..));
-        let [begin, fault] = if outside {
-            [Self::BeginOutside(at, access), Self::FaultOutside(at, access)]
-        } else {
-            [Self::Begin(at, access), Self::Fault(at, access)]
+        let [begin, fault] = match self {
+            Self::Load(_) | Self::Store(..) => [Self::Begin(at, access), Self::Fault(at, access)],
+            // Its faults are those of a store, or copy what is read-only.
+            Self::PinRead(_) | Self::PinWrite(..) => {
+                [Self::BeginOutside(at, access), Self::PinRead(at)]
+            }
+            _ => [Self::BeginOutside(at, access), Self::FaultOutside(at, access)],
         };
         let attempt = |number: usize| {
             let goes_on = (begun >> number & 1 == 0).then_some(fault);
