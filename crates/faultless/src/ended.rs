@@ -149,3 +149,58 @@ impl Place {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    fn left() -> Left {
+        Left::Object(FrameNumber(7), 1)
+    }
+
+    #[test]
+    fn what_is_left_is_taken_once_the_last_first() {
+        let ended = Ended::try_new().unwrap();
+        assert!(ended.is_empty());
+        for pages in 1..=3 {
+            ended.place().unwrap().leave(|| Left::Object(FrameNumber(7), pages));
+        }
+        let mut vacated = ended.place().unwrap();
+        vacated.vacate();
+        vacated.leave(|| unreachable!("its owner has ended"));
+        assert!(!ended.is_empty());
+        let pages = ended.take().map(|left| match left {
+            Left::Object(_, pages) => pages,
+            Left::Space(_) => unreachable!("none was left"),
+        });
+        assert!(pages.eq([3, 2, 1]));
+        assert_eq!(ended.take().count(), 0);
+    }
+
+    #[test]
+    fn a_closed_list_keeps_nothing() {
+        let ended = Ended::try_new().unwrap();
+        let list = ended.0.clone();
+        let [mut before, mut after] = [(); 2].map(|()| ended.place().unwrap());
+        before.leave(left);
+        drop(ended);
+        assert!(list.is_empty());
+        after.leave(left);
+        assert!(list.is_empty());
+    }
+
+    #[test]
+    fn what_is_left_while_the_list_closes_is_freed() {
+        for _ in 0..if cfg!(miri) { 20 } else { 2000 } {
+            let ended = Ended::try_new().unwrap();
+            let list = ended.0.clone();
+            let mut place = ended.place().unwrap();
+            thread::scope(|scope| {
+                scope.spawn(move || place.leave(left));
+                drop(ended);
+            });
+            assert!(list.is_empty());
+        }
+    }
+}

@@ -57,7 +57,8 @@ impl<M: Machine> Space<M> {
     /// # Errors
     /// As Linux: `EINVAL` (unaligned, unknown or contradictory flags, new length 0, ranges that
     /// overlap or leave user space, old length 0 of a private mapping), `EFAULT` (nothing mapped at
-    /// `addr`, or it ends before the old length), `ENOMEM`. Nothing has changed then.
+    /// `addr`, or it ends before the old length), `ENOMEM`, `EPERM` (`FIXED` below
+    /// [`lowest_address`](Machine::lowest_address)). Nothing has changed then.
     pub fn mremap(
         &self,
         cpu: &Cpu<'_, M>,
@@ -333,6 +334,10 @@ impl<M: Machine> Writing<'_, '_, M> {
         let growth = new_len.saturating_sub(old.len()) >> PAGE_SHIFT;
         if area.flags.contains(VmaFlags::ACCOUNT) && growth > self.cpu.vm().total_frames() {
             return Err(Errno::ENOMEM);
+        }
+        // Linux looks at this last, too.
+        if fixed && request.target < self.cpu.vm().machine().lowest_address() {
+            return Err(Errno::EPERM);
         }
         Ok(())
     }

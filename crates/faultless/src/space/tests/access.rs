@@ -1,7 +1,6 @@
 //! Memory of a space that is reached from outside.
 
-use super::guest::{self, between, cpu, load, store};
-use crate::addr::PAGE_SIZE;
+use super::guest::{self, AT, FIXED, P, RW, TestCpu, TestSpace, between, cpu, load, store};
 use crate::audit::audit_with;
 use crate::fault::{Access, FaultError};
 use crate::file::Object;
@@ -10,20 +9,13 @@ use crate::space::{AccessError, Advice, Backing, Copies, MapFlags, Prot, Space};
 use crate::stat::Counter;
 use crate::table::format::USER_END;
 use crate::testing::TestMachine;
-use crate::vm::{Cpu, Vm};
+use crate::vm::Vm;
 use std::string::ToString;
 use std::vec;
 use std::vec::Vec;
 
-const AT: u64 = 1 << 30;
-const P: u64 = PAGE_SIZE;
-const RW: Prot = Prot::READ.union(Prot::WRITE);
-const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED);
 const SEGV: FaultError = FaultError::Segv { mapped: true };
 const NOTHING: FaultError = FaultError::Segv { mapped: false };
-
-type TestSpace = Space<TestMachine>;
-type TestCpu<'v> = Cpu<'v, TestMachine>;
 
 fn map(cpu: &TestCpu<'_>, space: &TestSpace, page: u64, pages: u64, prot: Prot) {
     space.mmap(cpu, AT + page * P, pages * P, prot, FIXED).unwrap();

@@ -224,9 +224,19 @@ fn mremap_refuses() {
             (EINVAL, &call(AT, u64::MAX, P, 1, 0)),
             (EINVAL, &call(AT + P, 0, 2 * P, 1 | 2, AT)),
             (EFAULT, &call(AT + 4 * P, P, P, 1 | 2, AT + 32 * P)),
+            // Below the lowest address, as with `mmap`; what else is wrong comes first.
+            (EPERM, &call(AT, P, P, 1 | 2, 0)),
+            (EPERM, &call(AT, P, 2 * P, 1 | 2, LOWEST_ADDRESS - P)),
+            (EPERM, &call(AT, 2 * P, 2 * P, 1 | 2 | 4, LOWEST_ADDRESS - P)),
+            (EFAULT, &call(AT + 4 * P, P, P, 1 | 2, 0)),
+            (EINVAL, &call(AT, P, P, 1 | 2, 1)),
         ],
         "mremap",
     );
+    with_space(|cpu, space| {
+        let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        assert_eq!(space.mremap(cpu, AT, P, P, flags, LOWEST_ADDRESS), Ok(LOWEST_ADDRESS));
+    });
 }
 
 #[test]

@@ -1,25 +1,15 @@
 //! Spaces and objects that are dropped instead of ended.
 
-use super::guest::{self, TestVm, cpu, load, store};
-use crate::addr::PAGE_SIZE;
+use super::guest::{self, AT, FIXED, P, RW, TestCpu, TestSpace, TestVm, cpu, load, store};
 use crate::audit::{audit, audit_with};
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::knob::Setting;
-use crate::space::{Advice, Backing, MapFlags, Prot, Space};
-use crate::testing::TestMachine;
+use crate::space::{Advice, Backing, MapFlags, Space};
 use crate::vm::Cpu;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::vec::Vec;
-
-const AT: u64 = 1 << 30;
-const P: u64 = PAGE_SIZE;
-const RW: Prot = Prot::READ.union(Prot::WRITE);
-const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED);
-
-type TestSpace = Space<TestMachine>;
-type TestCpu<'v> = Cpu<'v, TestMachine>;
 
 /// A space with pages of its own, and pages of `object`.
 fn used(cpu: &TestCpu<'_>, object: &Shared<Object>) -> TestSpace {

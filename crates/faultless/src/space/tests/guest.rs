@@ -6,7 +6,7 @@ use crate::fault::prefault::ThreadStreams;
 use crate::fault::{Access, FaultError};
 use crate::knob::Setting;
 use crate::machine::{CpuId, Machine};
-use crate::space::Space;
+use crate::space::{MapFlags, Prot, Space};
 use crate::sync::atomic::Ordering;
 use crate::table::Entry;
 use crate::table::node::{self, LAST};
@@ -15,6 +15,16 @@ use crate::testing::TestMachine;
 use crate::vm::{Cpu, Vm};
 
 pub(crate) type TestVm = Vm<TestMachine>;
+pub(crate) type TestSpace = Space<TestMachine>;
+pub(crate) type TestCpu<'v> = Cpu<'v, TestMachine>;
+
+/// Where tests map: the start of what a last-level table maps.
+pub(crate) const AT: u64 = 1 << 30;
+pub(crate) const P: u64 = PAGE_SIZE;
+pub(crate) const RW: Prot = Prot::READ.union(Prot::WRITE);
+/// Private memory at a fixed address.
+pub(crate) const FIXED: MapFlags =
+    MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED);
 
 std::thread_local! {
     /// The test's thread is the program's.

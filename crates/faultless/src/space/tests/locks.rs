@@ -1,21 +1,11 @@
 //! Locked memory: what counts, what stays, and what others inherit of it.
 
-use super::guest::{self, cpu, load, store};
-use crate::addr::{PAGE_SIZE, VirtRange};
+use super::guest::{self, AT, FIXED, P, RW, TestCpu, TestSpace, cpu, load, store};
+use crate::addr::VirtRange;
 use crate::audit::audit;
 use crate::error::Errno::{self, EINVAL, ENOMEM};
-use crate::space::{Advice, Lock, MapFlags, Prot, RemapFlags, Space};
-use crate::testing::TestMachine;
-use crate::vm::Cpu;
+use crate::space::{Advice, Lock, MapFlags, RemapFlags, Space};
 use std::vec::Vec;
-
-const AT: u64 = 1 << 30;
-const P: u64 = PAGE_SIZE;
-const RW: Prot = Prot::READ.union(Prot::WRITE);
-const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED);
-
-type TestSpace = Space<TestMachine>;
-type TestCpu<'v> = Cpu<'v, TestMachine>;
 
 /// How many pages each VMA has, and how it is locked.
 fn locks(cpu: &TestCpu<'_>, space: &TestSpace) -> Vec<(u64, Lock)> {

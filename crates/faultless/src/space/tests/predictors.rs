@@ -1,13 +1,14 @@
 //! Predictors that answer nonsense.
 
-use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE};
+use super::guest::{AT, FIXED, P, RW};
+use crate::addr::{FrameNumber, PAGE_SHIFT};
 use crate::audit::audit;
 use crate::fault::Access;
 use crate::fault::prefault::predictor::Tally;
 use crate::fault::prefault::{Check, Kind, Miss, Predictor, Seen, ThreadStreams, Window};
 use crate::knob::{Locking, Setting};
 use crate::machine::{CpuId, Machine, SpaceId};
-use crate::space::{MapFlags, Prot, Space};
+use crate::space::{Prot, Space};
 use crate::table::Entry;
 use crate::table::format::USER_END;
 use crate::testing::TestMachine;
@@ -15,11 +16,6 @@ use crate::vm::{Cpu, Vm};
 use core::cell::Cell;
 use core::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-
-const AT: u64 = 1 << 30;
-const P: u64 = PAGE_SIZE;
-const RW: Prot = Prot::READ.union(Prot::WRITE);
-const FIXED: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED);
 
 /// What the predictor of [`Odd`] does.
 #[derive(Clone, Copy, Debug, PartialEq)]
