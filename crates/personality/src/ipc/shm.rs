@@ -65,7 +65,7 @@ pub const fn segment_of_tag(tag: u64) -> Option<(i32, i32)> {
 
 /// The tag and the object of a VMA, if it is an attachment.
 fn attachment(area: &Area) -> Option<(u64, &Shared<Object>)> {
-    let object = area.object.as_ref()?;
+    let object = area.memory.object()?;
     (object.tag() & TAG != 0).then(|| (object.tag(), object))
 }
 
