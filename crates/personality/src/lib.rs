@@ -16,8 +16,8 @@
 //! | `signal::{send, stop, orphan, mask}`, `time::expire` | sending and blocking signals, job control; expiry of timers |
 //! | `fs` without `fs::proc` and `fs::seed` | files in memory, descriptors, pipes and other streams |
 //! | `ipc` | System V's shared memory, semaphores, message queues |
-//! | `task::visit`, `fs::proc`, `fs::seed` | `/proc`; the initial files |
-//! | `signal::{frame, deliver}`, `time::tick`, `task::{exit, init, finish, exec, clone}` | the return to user mode; the start and end of programs |
+//! | `fs::proc`, `fs::seed` | `/proc`; the initial files |
+//! | `signal::{frame, deliver}`, `time::tick`, `task::{visit, exit, init, finish, exec, clone}` | the return to user mode; the start and end of programs |
 //! | `syscall` | the system calls by number |
 //! | `task::{upcalls, boot}`, `linux` | what the machine calls; the first program |
 #![no_std]

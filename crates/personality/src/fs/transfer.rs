@@ -1,13 +1,15 @@
-//! The memory that a call reads to or writes from: pieces of user memory, or one of kernel memory.
+//! The memory that a call reads to or writes from: pieces of user memory, of this process or another, or one of kernel memory.
 //!
 //! A transfer records its progress. An inaccessible page of user memory ends it: the bytes copied
 //! before count, and the call fails only if there are none.
 
 use crate::errno::{Errno, Result};
 use core::marker::PhantomData;
-use core::ptr;
-use faultless::PAGE_SIZE;
+use core::{ptr, slice};
+use faultless::{PAGE_SIZE, Space};
 use faultless_bare::arch::user;
+use faultless_bare::machine::Bare;
+use faultless_bare::percpu;
 
 /// Linux's `iovec`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -22,6 +24,17 @@ pub struct Piece {
 /// The most bytes of one call, as on Linux.
 pub const MAX_BYTES: u64 = 0x7fff_f000;
 
+/// Whose memory it is.
+#[derive(Clone, Copy, Debug)]
+enum Place<'a> {
+    /// The running program's.
+    Program,
+    /// The kernel's.
+    Kernel,
+    /// That of a program which this CPU need not run.
+    Other(&'a Space<Bare>),
+}
+
 /// A cursor over [`Piece`]s.
 #[derive(Debug)]
 pub struct Transfer<'a> {
@@ -31,7 +44,7 @@ pub struct Transfer<'a> {
     left: u64,
     moved: u64,
     stopped: bool,
-    of_kernel: bool,
+    place: Place<'a>,
     memory: PhantomData<&'a mut [u8]>,
 }
 
@@ -45,9 +58,14 @@ impl<'a> Transfer<'a> {
             left,
             moved: 0,
             stopped: false,
-            of_kernel: false,
+            place: Place::Program,
             memory: PhantomData,
         }
+    }
+
+    /// A transfer to or from memory of the program in `space`.
+    pub fn of_other(pieces: &'a [Piece], space: &'a Space<Bare>) -> Self {
+        Self { place: Place::Other(space), ..Self::of_user(pieces) }
     }
 
     /// Calls `then` with a transfer to `bytes`.
@@ -62,7 +80,7 @@ impl<'a> Transfer<'a> {
 
     fn of_kernel<R>(base: u64, len: usize, then: impl FnOnce(&mut Transfer<'_>) -> R) -> R {
         let pieces = [Piece { base, len: len as u64 }];
-        then(&mut Transfer { of_kernel: true, ..Transfer::of_user(&pieces) })
+        then(&mut Transfer { place: Place::Kernel, ..Transfer::of_user(&pieces) })
     }
 
     /// Bytes still to move.
@@ -98,13 +116,21 @@ impl<'a> Transfer<'a> {
         self.each(len, |transfer, at, offset, len| {
             // SAFETY: within the `len` bytes of the contract.
             let from = unsafe { from.add(offset as usize) };
-            if transfer.of_kernel {
-                // SAFETY: the piece is a slice that exists as long as the transfer, which borrows it.
-                unsafe { ptr::copy_nonoverlapping(from, at as *mut u8, len as usize) };
-                return true;
+            let len = len as usize;
+            match transfer.place {
+                // SAFETY: as above.
+                Place::Program => unsafe { user::copy_out(at, from, len) }.is_ok(),
+                Place::Kernel => {
+                    // SAFETY: the piece is a slice that exists as long as the transfer, which borrows it.
+                    unsafe { ptr::copy_nonoverlapping(from, at as *mut u8, len) };
+                    true
+                }
+                Place::Other(space) => {
+                    // SAFETY: as above.
+                    let bytes = unsafe { slice::from_raw_parts(from, len) };
+                    space.write_bytes(percpu::cpu(), at, bytes).is_ok()
+                }
             }
-            // SAFETY: as above.
-            unsafe { user::copy_out(at, from, len as usize) }.is_ok()
         })
     }
 
@@ -117,12 +143,15 @@ impl<'a> Transfer<'a> {
     /// Writes up to `len` zeros into it.
     pub fn put_zeros(&mut self, len: u64) -> u64 {
         self.each(len, |transfer, at, _, len| {
-            if transfer.of_kernel {
-                // SAFETY: as in `put`.
-                unsafe { ptr::write_bytes(at as *mut u8, 0, len as usize) };
-                return true;
+            match transfer.place {
+                Place::Program => user::zero_out(at, len as usize).is_ok(),
+                Place::Kernel => {
+                    // SAFETY: as in `put`.
+                    unsafe { ptr::write_bytes(at as *mut u8, 0, len as usize) };
+                    true
+                }
+                Place::Other(_) => unreachable!("bytes alone are copied to other processes"),
             }
-            user::zero_out(at, len as usize).is_ok()
         })
     }
 
@@ -134,13 +163,21 @@ impl<'a> Transfer<'a> {
         self.each(len, |transfer, at, offset, len| {
             // SAFETY: within the `len` bytes of the contract.
             let to = unsafe { to.add(offset as usize) };
-            if transfer.of_kernel {
-                // SAFETY: as in `put`.
-                unsafe { ptr::copy_nonoverlapping(at as *const u8, to, len as usize) };
-                return true;
+            let len = len as usize;
+            match transfer.place {
+                // SAFETY: as above.
+                Place::Program => unsafe { user::copy_in(to, at, len) }.is_ok(),
+                Place::Kernel => {
+                    // SAFETY: as in `put`.
+                    unsafe { ptr::copy_nonoverlapping(at as *const u8, to, len) };
+                    true
+                }
+                Place::Other(space) => {
+                    // SAFETY: as above; bytes, of which each value is valid.
+                    let bytes = unsafe { slice::from_raw_parts_mut(to, len) };
+                    space.read_bytes(percpu::cpu(), at, bytes).is_ok()
+                }
             }
-            // SAFETY: as above.
-            unsafe { user::copy_in(to, at, len as usize) }.is_ok()
         })
     }
 

@@ -2,13 +2,11 @@
 
 use super::file::rw::{MOST_PIECES, pieces};
 use super::{Args, Errno, Result};
-use crate::fs::Transfer;
+use crate::fs::{Piece, Transfer};
 use crate::syscall::args::{Entry, calls};
 use crate::task::breathe_unless_killed;
-use crate::task::memory::Memory;
 use crate::task::process::find_thread;
-use crate::task::visit::Visit;
-use faultless_collections::{Arc, Vec};
+use faultless_collections::Vec;
 use linux_raw_sys::general as nr;
 
 /// The system calls of this file, by number.
@@ -22,20 +20,16 @@ const BOUNCE: usize = 16 << 10;
 
 /// `process_vm_readv(pid, local, locals, remote, remotes, flags)`.
 pub fn process_vm_readv(args: Args<'_>) -> Result {
-    move_bytes(&args, |here, there, memory, bytes| {
-        let taken = {
-            let _visit = Visit::to(memory);
-            there.take_bytes(bytes)
-        };
+    move_bytes(&args, |here, there, bytes| {
+        let taken = there.take_bytes(bytes);
         here.put_bytes(&bytes[..taken as usize])
     })
 }
 
 /// `process_vm_writev(pid, local, locals, remote, remotes, flags)`.
 pub fn process_vm_writev(args: Args<'_>) -> Result {
-    move_bytes(&args, |here, there, memory, bytes| {
+    move_bytes(&args, |here, there, bytes| {
         let taken = here.take_bytes(bytes);
-        let _visit = Visit::to(memory);
         there.put_bytes(&bytes[..taken as usize])
     })
 }
@@ -45,24 +39,26 @@ pub fn process_vm_writev(args: Args<'_>) -> Result {
 /// interrupt the copy.
 fn move_bytes(
     args: &Args<'_>,
-    go: impl Fn(&mut Transfer<'_>, &mut Transfer<'_>, &Memory, &mut [u8]) -> u64,
+    go: impl Fn(&mut Transfer<'_>, &mut Transfer<'_>, &mut [u8]) -> u64,
 ) -> Result {
     if args.f() != 0 || args.c() > MOST_PIECES || args.e() > MOST_PIECES {
         return Err(Errno::EINVAL);
     }
     let (here, there) = (pieces(args.b(), args.c())?, pieces(args.d(), args.e())?);
-    let (mut here, mut there) = (Transfer::of_user(&here), Transfer::of_user(&there));
-    if here.left() == 0 || there.left() == 0 {
+    let is_empty = |pieces: &[Piece]| pieces.iter().all(|piece| piece.len == 0);
+    if is_empty(&here) || is_empty(&there) {
         return Ok(0);
     }
-    let memory: Arc<Memory> = find_thread(args.a() as u32)
+    let memory = find_thread(args.a() as u32)
         .and_then(|thread| thread.process.memory())
         .ok_or(Errno::ESRCH)?;
+    let mut here = Transfer::of_user(&here);
+    let mut there = Transfer::of_other(&there, memory.space());
     let mut bytes = Vec::try_filled(0, BOUNCE)?;
     let mut moved = 0;
     loop {
         let part = here.left().min(there.left()).min(BOUNCE as u64);
-        let through = go(&mut here, &mut there, &memory, &mut bytes[..part as usize]);
+        let through = go(&mut here, &mut there, &mut bytes[..part as usize]);
         moved += through;
         if through < part {
             break;

@@ -6,12 +6,10 @@ use crate::errno::{Errno, Result};
 use crate::ipc::shm::segment_of_tag;
 use crate::task::current;
 use crate::task::memory::Memory;
-use crate::task::visit::Visit;
 use core::cell::Cell;
 use core::fmt::{self, Write};
 use core::sync::atomic::Ordering::Relaxed;
 use faultless::{Label, PAGE_SIZE, Prot, USER_END, VirtRange, VmaFlags};
-use faultless_bare::arch::user;
 use faultless_bare::heap::try_push;
 use faultless_bare::percpu;
 use faultless_collections::{Arc, String, Vec};
@@ -419,9 +417,8 @@ fn strings(memory: &Memory, range: Option<VirtRange>, text: &mut Text) -> Result
     let Some(range) = range.filter(|range| range.end <= USER_END) else { return Ok(()) };
     let len = range.len().min(1 << 20) as usize;
     let mut bytes = Vec::try_filled(0, len)?;
-    let _visit = Visit::to(memory);
     // Unmapped parts are left out.
-    if user::read_bytes(&mut bytes, range.start).is_ok() {
+    if memory.space().read_bytes(percpu::cpu(), range.start, &mut bytes).is_ok() {
         for chunk in bytes.utf8_chunks() {
             text.push_str(chunk.valid());
             if !chunk.invalid().is_empty() {
