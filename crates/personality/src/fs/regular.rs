@@ -9,9 +9,8 @@
 
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
-use crate::task::memory;
+use crate::task::memory::{self, EndsDropped};
 use core::fmt;
-use core::mem::ManuallyDrop;
 use core::ops::{Deref, Range};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -30,14 +29,18 @@ fn frames_left_to_others() -> u64 {
     percpu::vm().total_frames() / 8
 }
 
-/// A reference to an object, which its drop releases.
+/// A reference to an object, which its drop releases at once: free memory counts, for a file that is written next.
 #[derive(Debug)]
-pub struct Held(ManuallyDrop<Shared<Object>>);
+pub struct Held {
+    object: Shared<Object>,
+    /// Below the object.
+    _end: EndsDropped,
+}
 
 impl Held {
     /// Takes over a reference.
     pub const fn new(object: Shared<Object>) -> Self {
-        Self(ManuallyDrop::new(object))
+        Self { object, _end: EndsDropped }
     }
 }
 
@@ -45,15 +48,7 @@ impl Deref for Held {
     type Target = Shared<Object>;
 
     fn deref(&self) -> &Shared<Object> {
-        &self.0
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        // SAFETY: not used again.
-        let object = unsafe { ManuallyDrop::take(&mut self.0) };
-        Object::release(object, percpu::cpu());
+        &self.object
     }
 }
 

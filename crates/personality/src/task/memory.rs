@@ -9,7 +9,7 @@
 
 use crate::errno::Result;
 use alloc::boxed::Box;
-use core::mem::{ManuallyDrop, MaybeUninit};
+use core::mem::MaybeUninit;
 use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -77,9 +77,22 @@ impl Image {
 #[derive(Debug)]
 pub struct Memory {
     /// Boxed: it is large, and kernel stacks are small.
-    space: ManuallyDrop<Box<Space<Bare>>>,
+    space: Box<Space<Bare>>,
     /// The program.
     pub image: Mutex<Image>,
+    /// Below the space.
+    _end: EndsDropped,
+}
+
+/// Its drop ends the spaces and objects that were dropped. A structure that has it below a space or object so gives the
+/// frames back at once.
+#[derive(Debug)]
+pub struct EndsDropped;
+
+impl Drop for EndsDropped {
+    fn drop(&mut self) {
+        percpu::cpu().end_dropped();
+    }
 }
 
 impl Memory {
@@ -110,8 +123,7 @@ impl Memory {
     ) -> Result<Arc<Self>> {
         faultless_bare::machine::adopt(&space);
         let number = space.id().0;
-        let space = ManuallyDrop::new(space);
-        let memory = Arc::try_new(Self { space, image: Mutex::new(image) })?;
+        let memory = Arc::try_new(Self { space, image: Mutex::new(image), _end: EndsDropped })?;
         ALL.lock().insert(slot, number, Arc::downgrade(&memory));
         Ok(memory)
     }
@@ -127,7 +139,6 @@ impl Memory {
 
 #[inline(never)]
 fn empty() -> Result<Box<Space<Bare>>> {
-    // A space can only be dropped by `exit`, so the box is allocated first.
     let room = try_box_with(MaybeUninit::uninit)?;
     Ok(Box::write(room, Space::new(percpu::cpu())?))
 }
@@ -141,9 +152,6 @@ fn copy(space: &Space<Bare>) -> Result<Box<Space<Bare>>> {
 impl Drop for Memory {
     fn drop(&mut self) {
         ALL.lock().remove(&self.space.id().0);
-        // SAFETY: not used again.
-        let space = unsafe { ManuallyDrop::take(&mut self.space) };
-        space.exit(percpu::cpu());
     }
 }
 
