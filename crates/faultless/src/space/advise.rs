@@ -161,9 +161,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// Advice that sets flags.
     fn advise_part(&self, vma: &Vma, part: VirtRange, advice: Advice) -> Result<(), Errno> {
         let with = |remove: VmaFlags, add: VmaFlags| {
-            self.modify(vma, part, move |area| {
-                Ok(Area { flags: (area.flags - remove) | add, ..area.clone() })
-            })
+            self.modify(vma, part, move |area| Ok((area.prot, (area.flags - remove) | add)))
         };
         let order = VmaFlags::RANDOM | VmaFlags::SEQUENTIAL;
         let none = VmaFlags::empty();

@@ -65,10 +65,10 @@ impl<M: Machine> Space<M> {
                 let done = writing.modify_all(range, |area| {
                     // As on Linux, device memory stays as it is.
                     if area.memory.is_device() {
-                        return Ok(area.clone());
+                        return Ok((area.prot, area.flags));
                     }
                     let flags = (area.flags - VmaFlags::ANY_LOCK) | lock.flags();
-                    Ok(Area { flags, ..area.clone() })
+                    Ok((area.prot, flags))
                 });
                 if lock != Lock::No {
                     writing.keep_pages(range);

@@ -91,13 +91,13 @@ impl<M: Machine> Space<M> {
             {
                 flags |= VmaFlags::ACCOUNT;
             }
-            Ok(Area { prot, flags, ..area.clone() })
+            Ok((prot, flags))
         })
     }
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Gives every VMA in `range`, or the part of it inside, what `change` makes of it. VMAs that stay
+    /// Gives every VMA in `range`, or the part of it inside, the protection and flags that `change` says. VMAs that stay
     /// the same are left alone.
     ///
     /// # Errors
@@ -106,7 +106,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     pub(super) fn modify_all(
         &self,
         range: VirtRange,
-        change: impl Fn(&Area) -> Result<Area, Errno>,
+        change: impl Fn(&Area) -> Result<(Prot, VmaFlags), Errno>,
     ) -> Result<(), Errno> {
         let mut at = range.start;
         while at < range.end {
@@ -118,25 +118,25 @@ impl<M: Machine> Writing<'_, '_, M> {
         Ok(())
     }
 
-    /// Gives the part of `vma` inside `part` what `change` makes of it.
+    /// Gives `part` of `vma` the protection and flags that `change` says.
     pub(super) fn modify(
         &self,
         vma: &Vma,
         part: VirtRange,
-        change: impl Fn(&Area) -> Result<Area, Errno>,
+        change: impl Fn(&Area) -> Result<(Prot, VmaFlags), Errno>,
     ) -> Result<(), Errno> {
-        let before = vma.area.part(part);
-        let after = change(&before)?;
-        if after.prot == before.prot && after.flags == before.flags {
+        let (prot, flags) = change(&vma.area)?;
+        let before = vma.area.prot;
+        if prot == before && flags == vma.area.flags {
             return Ok(());
         }
-        let prot = after.prot;
         // No CPU may use a new permission while another still uses an old one.
-        let both = !before.prot.contains(prot) && !prot.contains(before.prot);
+        let both = !before.contains(prot) && !prot.contains(before);
         let state = if both { State::WriteLocked } else { State::Unlocked };
         self.step(|step| {
-            let (_, root) = step.take(part)?;
-            let mut area = after.clone();
+            let (mut area, root) = step.take(part)?;
+            debug_assert_eq!(area.range, part, "claimed pages stay in one VMA");
+            (area.prot, area.flags) = (prot, flags);
             // A promise of memory that nothing was ever made of can be taken back.
             // Where there is an object, Linux keeps it.
             let never_written = area.is_private() && area.memory.is_anonymous() && root.is_none();
@@ -145,7 +145,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             }
             step.replace(part, Some(Piece { area, root }), state)
         })?;
-        if prot != before.prot {
+        if prot != before {
             self.protect_pages(part, prot);
         }
         self.finish();
