@@ -17,7 +17,7 @@ fn space_of(world: &World, pages: u64) -> Space {
         let at = guest.space.mmap(guest.cpu, AT, 16 * PAGE, RW, PRIVATE).unwrap();
         assert_eq!(at, AT);
         for at in 0..pages {
-            [0, 8].map(|word| guest.store(page(at) + word, at + 1).unwrap());
+            [0, 8].iter().for_each(|word| guest.store(page(at) + word, at + 1).unwrap());
         }
     })
 }
