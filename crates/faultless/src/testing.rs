@@ -23,12 +23,15 @@ pub(crate) const DEVICE_FRAMES: u32 = 24;
 /// See the module. Its predictor is `P`.
 pub(crate) struct TestMachine<P = Streams> {
     pub(crate) cpus: usize,
-    regions: Vec<MemoryRegion>,
+    pub(crate) regions: Vec<MemoryRegion>,
     pub(crate) lowest: u64,
     memory: Vec<Page>,
     /// What to do, once, while the next frame is filled.
     interposed: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     zeroed: AtomicU64,
+    /// Runs once at the nth look at a frame's bytes.
+    countdown: AtomicU64,
+    at_bytes: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// Every call of `invalidate`, in order.
     pub(crate) invalidated: Mutex<Vec<(CpuId, SpaceId, Invalidate)>>,
     /// Looks after which a wait is one without an end, and panics.
@@ -59,6 +62,8 @@ impl<P> TestMachine<P> {
             memory: (0..frames + DEVICE_FRAMES).map(|_| page()).collect(),
             interposed: Mutex::default(),
             zeroed: AtomicU64::new(0),
+            countdown: AtomicU64::new(0),
+            at_bytes: Mutex::default(),
             invalidated: Mutex::default(),
             most_looks: u32::MAX,
             predictor: PhantomData,
@@ -81,6 +86,26 @@ impl<P> TestMachine<P> {
         let result = body();
         assert!(self.interposed.lock().unwrap().take().is_none(), "no frame was filled");
         result
+    }
+
+    /// Runs `body`, and `worst` before `body` reaches the bytes of a frame for the `nth` time (from 1). Returns
+    /// whether it came to that.
+    pub(crate) fn at_look<'a>(
+        &self,
+        nth: u64,
+        worst: impl FnOnce() + Send + 'a,
+        body: impl FnOnce(),
+    ) -> bool {
+        let worst: Box<dyn FnOnce() + Send + 'a> = Box::new(worst);
+        // SAFETY: as in `interpose`.
+        let worst = unsafe {
+            core::mem::transmute::<Box<dyn FnOnce() + Send + 'a>, Box<dyn FnOnce() + Send>>(worst)
+        };
+        *self.at_bytes.lock().unwrap() = Some(worst);
+        self.countdown.store(nth, Ordering::Relaxed);
+        body();
+        self.countdown.store(0, Ordering::Relaxed);
+        self.at_bytes.lock().unwrap().take().is_none()
     }
 
     /// The first frame of device memory.
@@ -119,6 +144,16 @@ unsafe impl<P: Predictor + 'static> Machine for TestMachine<P> {
     }
 
     fn frame_bytes(&self, frame: FrameNumber) -> *mut u8 {
+        let left = self.countdown.load(Ordering::Relaxed);
+        if left != 0 {
+            self.countdown.store(left - 1, Ordering::Relaxed);
+            if left == 1 {
+                let worst = self.at_bytes.lock().unwrap().take();
+                if let Some(worst) = worst {
+                    worst();
+                }
+            }
+        }
         self.memory[frame.0 as usize].0.get().cast()
     }
 

@@ -11,6 +11,7 @@ use crate::space::batch::shoot;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::mutant::{Mutant, lost};
+use crate::sync::wait::Wait;
 use crate::table::Entry;
 use crate::table::protocol;
 
@@ -31,11 +32,16 @@ impl<M: Machine> Attempt<'_, '_, M> {
         }
         // An object's page with one reference is still the object's, and never becomes this VMA's own.
         let meta = self.cpu.vm().frames.meta(seen.frame());
-        // A pinned anonymous page has no other mapping, though a fault may be copying it.
-        if (meta.refs() == 1 || meta.is_pinned())
-            && (self.vma.area.memory.is_anonymous() || meta.kind() == Kind::Used(Use::Anon))
-        {
-            return self.reuse(slot, seen);
+        if self.vma.area.memory.is_anonymous() || meta.kind() == Kind::Used(Use::Anon) {
+            if meta.refs() == 1 {
+                return self.reuse(slot, seen);
+            }
+            if meta.is_pinned() {
+                // Either a fault is copying a pinned page, and will give up; or a pin was taken of a page that is shared, and will be
+                // given up. Neither lasts. A pin by itself does not say that there is no other mapping.
+                self.cpu.wait(0);
+                return Ok(None);
+            }
         }
         self.copy(prepared, slot, seen)
     }
@@ -55,7 +61,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             held.revert();
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
-        if meta.refs() != 1 && !meta.is_pinned() {
+        if meta.refs() != 1 {
             held.revert();
             return Ok(None);
         }

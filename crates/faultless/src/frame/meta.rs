@@ -235,7 +235,7 @@ impl FrameMeta {
     /// Whether it has any reference or pin.
     #[inline]
     pub fn is_referred_to(&self) -> bool {
-        self.refs.load(Ordering::Relaxed) != 0
+        self.refs.load(Ordering::Acquire) != 0
     }
 
     /// Whether it has one mapping or transient reference, and no pin.

@@ -53,7 +53,7 @@ impl DeviceMemory {
         let end = first.checked_add(pages).filter(|&end| end <= frames).ok_or(Errno::EINVAL)?;
         let overlaps = machine.regions().iter().any(|region| {
             let start = u64::from(region.first.0);
-            first < start + u64::from(region.frames) && start < end
+            region.frames != 0 && first < start + u64::from(region.frames) && start < end
         });
         if overlaps { Err(Errno::EINVAL) } else { Ok(()) }
     }

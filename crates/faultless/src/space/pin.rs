@@ -197,6 +197,11 @@ impl<M: Machine> Space<M> {
         }
         let vm = cpu.vm();
         let meta = vm.frames.meta(seen.frame());
+        let is_only = || meta.kind() == Kind::Used(Use::Anon) && meta.refs() == 1;
+        // No pin, even for a moment, of a page that is shared: see `write_protected`.
+        if own && !is_only() {
+            return Err(missing());
+        }
         if !meta.pin() {
             return Err(if meta.is_full_of_pins() { Miss::Full } else { Miss::Again });
         }
@@ -205,7 +210,7 @@ impl<M: Machine> Space<M> {
         // Before the entry is read again: see the module.
         fence(Ordering::SeqCst);
         // The count before the entry: if the mapping is there afterwards, it was one of those counted.
-        let only = meta.kind() == Kind::Used(Use::Anon) && meta.refs() == 1;
+        let only = is_only();
         let now = self.touch(cpu, &visit.section, page, access);
         let same = now.is_some_and(|now| now.frame() == seen.frame());
         if !same && !lost(Mutant::PinLooksAgain) {

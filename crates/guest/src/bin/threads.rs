@@ -213,11 +213,15 @@ fn futex_more() -> Verdict {
             proc::yield_now();
         }
         same!(moved, 3, "threads that were moved to another word");
-        // A thread that wakes up for no reason waits for the first word again, on Linux too.
-        move_all()?;
         same!(done.load(Acquire), 0, "threads that were woken by being moved");
-        same!(futex_wake(&first, 9, false), Ok(0), "threads that wait for the first word");
-        same!(futex_wake(&second, 9, false), Ok(3), "threads that wait for the second word");
+        // A thread that wakes up for no reason waits for the first word again, on Linux too, and is moved and counted twice.
+        let mut woken = 0;
+        while woken < 3 && begin.elapsed().as_secs() < 9 {
+            woken += doing("FUTEX_WAKE", futex_wake(&second, 9, false))?;
+            move_all()?;
+            proc::yield_now();
+        }
+        same!(woken, 3, "threads that wait for the second word");
         Ok::<_, String>(())
     })?;
     let time = libc::timespec { tv_sec: 0, tv_nsec: 1 };

@@ -481,3 +481,118 @@ fn pins_beside_forks_and_stores() {
     check(&third, &[&space], &[], 0);
     space.exit(&third);
 }
+
+/// Adversary: a pin for loads of a page that parent and child share, while another CPU stores to it in either space. The other
+/// space must not see what is stored.
+#[test]
+fn a_pin_that_is_given_up_lets_no_store_through_to_the_other_space() {
+    for same_space in [false, true] {
+        for nth in 1.. {
+            let vm = guest::vm(2, 256);
+            let [first, second] = [0, 1].map(|id| cpu(&vm, id));
+            let space = Space::new(&first).unwrap();
+            map(&first, &space, 0, 1, RW);
+            store(&first, &space, AT, 1).unwrap();
+            let child = space.fork(&first).unwrap();
+            // Both spaces are shared, none has an owner.
+            assert_eq!([&space, &child].map(|space| load(&second, space, AT)), [Ok(1); 2]);
+            let (writer, other) = if same_space { (&space, &child) } else { (&child, &space) };
+            let worst = move || {
+                store(&second, writer, AT, 2).unwrap();
+                assert_eq!(load(&second, other, AT), Ok(1), "look {nth}, same {same_space}");
+            };
+            let body = || drop(pin(&first, &space, 0, 1, false).unwrap());
+            let ran = vm.machine().at_look(nth, worst, body);
+            child.exit(&first);
+            space.exit(&first);
+            if !ran {
+                break;
+            }
+        }
+    }
+}
+
+/// Adversary: the object's page has as many pins as can be counted. A private mapping gets a copy all the same.
+#[test]
+fn a_private_pin_does_not_count_on_the_objects_page() {
+    with_space(|cpu, space| {
+        let file = Object::try_new(cpu, 1, 0).unwrap();
+        let map = |at, flags| {
+            let backing = Backing { object: &file, first: 0, may_write: true };
+            space.mmap_object(cpu, at, P, RW, flags | MapFlags::FIXED, backing).unwrap();
+        };
+        map(AT, MapFlags::SHARED);
+        map(AT + P, MapFlags::PRIVATE);
+        store(cpu, space, AT, 5).unwrap();
+        assert_eq!(load(cpu, space, AT + P), Ok(5));
+        let all: Vec<_> =
+            (0..FrameMeta::MAX_PINS).map(|_| pin(cpu, space, 0, 1, true).unwrap()).collect();
+        assert_eq!(pin(cpu, space, 1, 1, false).map(drop), Ok(()));
+        drop(all);
+        Object::release(file, cpu);
+    });
+}
+
+/// Adversary: what `get_mapping` counts: an object's pinned page is shared with a child like any other. (Passes; a
+/// `get_mapping` that takes pins for mappings is not noticed without it.)
+#[test]
+fn fork_shares_a_pinned_page_of_an_object() {
+    with_space(|cpu, space| {
+        let file = Object::try_new(cpu, 2, 0).unwrap();
+        let map = |at, flags| {
+            let backing = Backing { object: &file, first: 0, may_write: true };
+            space.mmap_object(cpu, at, 2 * P, RW, flags | MapFlags::FIXED, backing).unwrap();
+        };
+        map(AT, MapFlags::SHARED);
+        map(AT + 2 * P, MapFlags::PRIVATE);
+        store(cpu, space, AT, 5).unwrap();
+        assert_eq!(load(cpu, space, AT + 2 * P), Ok(5));
+        // An anon_vma, so that fork shares the pages.
+        store(cpu, space, AT + 3 * P, 6).unwrap();
+        let pins = pin(cpu, space, 0, 1, true).unwrap();
+        let child = space.fork(cpu).unwrap();
+        assert_eq!(frame_of(cpu, &child, 2), Some(pins.frames()[0]));
+        child.exit(cpu);
+        drop(pins);
+        Object::release(file, cpu);
+    });
+}
+
+/// Adversary: a region without frames, which `FrameTable` skips, is in nobody's way.
+#[test]
+fn an_empty_region_refuses_no_device() {
+    let mut machine = TestMachine::new(1, 256);
+    let first = machine.device();
+    let empty = crate::MemoryRegion { node: 0, first: FrameNumber(first.0 + 1), frames: 0 };
+    machine.regions.push(empty);
+    let vm = crate::Vm::new(machine).unwrap();
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let cache = crate::CacheMode::Uncached;
+    let device = crate::DeviceMemory { first, cache, tag: 0, may_write: true };
+    let shared = MapFlags::SHARED | MapFlags::FIXED;
+    // SAFETY: memory of the machine, which nothing else uses.
+    let done = unsafe { space.mmap_device(&cpu, AT, 4 * P, RW, shared, device) };
+    assert_eq!(done.map_err(|error| error.errno), Ok(AT));
+    space.exit(&cpu);
+}
+
+/// Adversary: a page that a pin for loads copied in read-only memory is no lazily freed one. (Passes; without `dirty` in
+/// `own_leaf` it does not.)
+#[test]
+fn what_a_pin_copied_is_not_given_up() {
+    with_space(|cpu, space| {
+        map(cpu, space, 0, 4, RW);
+        (0..4).for_each(|page| store(cpu, space, AT + page * P, 10 + page).unwrap());
+        let child = space.fork(cpu).unwrap();
+        store(cpu, space, AT, 10).unwrap();
+        store(cpu, space, AT + 3 * P, 13).unwrap();
+        space.madvise(cpu, AT, 4 * P, Advice::Free).unwrap();
+        space.mprotect(cpu, AT, 4 * P, Prot::READ).unwrap();
+        drop(pin(cpu, space, 1, 1, false).unwrap());
+        fill(cpu, space);
+        assert_eq!([0, 1, 2, 3].map(|page| load(cpu, space, AT + page * P).is_ok()), [true; 4]);
+        assert_eq!([1, 2].map(|page| load(cpu, space, AT + page * P)), [Ok(11), Ok(12)]);
+        child.exit(cpu);
+    });
+}
