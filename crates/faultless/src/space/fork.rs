@@ -180,8 +180,8 @@ impl<M: Machine> Writing<'_, '_, M> {
                 let mut entry = new;
                 if !new.is_special() {
                     let meta = frames.meta(new.frame());
-                    // The range is locked, so the parent's mapping stays, and its reference with it; and nobody pins the page
-                    // who has not done so already.
+                    // The range is locked, so the parent's mapping stays, and its reference with it; and this space pins no page
+                    // meanwhile. A pin of another space, which is about to go, costs a copy.
                     let own = || meta.kind() == Kind::Used(Use::Anon);
                     if meta.is_pinned() && own() && !lost(Mutant::ForkLooksAtPins) {
                         let Some(frame) = self.cpu.alloc() else {

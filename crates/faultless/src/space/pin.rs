@@ -13,8 +13,10 @@
 //! # The count
 //!
 //! A pin is a large step in the frame's count of references ([`FrameMeta`](crate::frame::FrameMeta)). So one atomic says how many
-//! mappings there are and whether there are pins, exactly. *A pinned anonymous frame has one mapping at most, in the space that pinned
-//! it*: all that is said below keeps this true, and copy-on-write relies on it.
+//! mappings there are and whether there are pins, exactly. *A frame that a [`Pins`] holds, and that is anonymous, has one mapping at
+//! most, in the space that pinned it*: all that is said below keeps this true. For a moment a pin may also be on another frame: that of
+//! an entry that has changed since. It goes then. So a store that finds pins and more than one reference neither reuses nor
+//! copies the page: it waits until either is gone.
 //!
 //! # Order
 //!

@@ -70,6 +70,8 @@ fn exhaust(body: fn() -> i32) -> Verdict {
         Status::Killed(libc::SIGKILL),
         // Where a file system has no more room for a page of a shared mapping.
         Status::Killed(libc::SIGBUS),
+        // Where the standard library gets no memory for its record of a thread, which a kernel may refuse.
+        Status::Killed(libc::SIGABRT),
         Status::Exited(REFUSED),
         Status::Exited(ENOUGH),
     ];

@@ -482,7 +482,7 @@ fn pins_beside_forks_and_stores() {
     space.exit(&third);
 }
 
-/// Adversary: a pin for loads of a page that parent and child share, while another CPU stores to it in either space. The other
+/// A pin for loads of a page that parent and child share, while another CPU stores to it in either space. The other
 /// space must not see what is stored.
 #[test]
 fn a_pin_that_is_given_up_lets_no_store_through_to_the_other_space() {
@@ -512,7 +512,7 @@ fn a_pin_that_is_given_up_lets_no_store_through_to_the_other_space() {
     }
 }
 
-/// Adversary: the object's page has as many pins as can be counted. A private mapping gets a copy all the same.
+/// The object's page has as many pins as can be counted. A private mapping gets a copy all the same.
 #[test]
 fn a_private_pin_does_not_count_on_the_objects_page() {
     with_space(|cpu, space| {
@@ -533,8 +533,7 @@ fn a_private_pin_does_not_count_on_the_objects_page() {
     });
 }
 
-/// Adversary: what `get_mapping` counts: an object's pinned page is shared with a child like any other. (Passes; a
-/// `get_mapping` that takes pins for mappings is not noticed without it.)
+/// Pins do not count as mappings: an object's pinned page is shared with a child like any other.
 #[test]
 fn fork_shares_a_pinned_page_of_an_object() {
     with_space(|cpu, space| {
@@ -558,7 +557,7 @@ fn fork_shares_a_pinned_page_of_an_object() {
     });
 }
 
-/// Adversary: a region without frames, which `FrameTable` skips, is in nobody's way.
+/// A region without frames overlaps no device.
 #[test]
 fn an_empty_region_refuses_no_device() {
     let mut machine = TestMachine::new(1, 256);
@@ -577,8 +576,7 @@ fn an_empty_region_refuses_no_device() {
     space.exit(&cpu);
 }
 
-/// Adversary: a page that a pin for loads copied in read-only memory is no lazily freed one. (Passes; without `dirty` in
-/// `own_leaf` it does not.)
+/// A page that a pin for loads copied in read-only memory is not a lazily freed one: its copy is dirty.
 #[test]
 fn what_a_pin_copied_is_not_given_up() {
     with_space(|cpu, space| {
