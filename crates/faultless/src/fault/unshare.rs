@@ -19,8 +19,8 @@ use crate::table::protocol;
 use crate::vm::Cpu;
 
 impl<M: Machine> Space<M> {
-    /// Makes the page at `page` the space's own, if memory is mapped there that is private and not without any permission. Whoever
-    /// asked looks again afterwards.
+    /// Makes the page at `page` the space's own, if memory is mapped there that is private and not without any permission. The
+    /// caller looks at the entry again.
     ///
     /// # Errors
     /// Memory is out, or the page lies beyond the end of its object.

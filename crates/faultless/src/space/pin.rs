@@ -57,7 +57,7 @@ use core::fmt;
 /// it.
 ///
 /// A device reaches the page in frame `f` at the physical address [`f.phys()`](FrameNumber::phys), the kernel at
-/// [`Machine::frame_bytes`]. Both use it beside programs; who reads what when is theirs to agree on.
+/// [`Machine::frame_bytes`]. Both use it while programs do; how they order their accesses is up to the kernel and the program.
 #[must_use = "the pages are unpinned when this is dropped"]
 pub struct Pins<'v, M: Machine> {
     vm: &'v Vm<M>,
@@ -84,7 +84,7 @@ impl<M: Machine> Drop for Pins<'_, M> {
             if frames.meta(number).unpin() {
                 // SAFETY: the pin was the last reference. Those of mappings are dropped only after a flush.
                 let frame = unsafe { frames.reclaim(number).settle() };
-                // A node's lock is a leaf: whoever holds it waits for nobody.
+                // A node's lock is a leaf: its holder waits for nothing.
                 frames.free_to_node(frame, &Spin);
             }
         }

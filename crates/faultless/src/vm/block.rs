@@ -54,8 +54,8 @@ impl<M: Machine> Drop for Block<'_, M> {
     fn drop(&mut self) {
         let frames = &self.vm.frames;
         if frames.meta(self.first).put_ref() != 0 {
-            // A CPU that saw the frame in an earlier life has a reference or a pin, for the moment until it looks again.
-            // Then the frame is its to free.
+            // Another CPU has a transient reference or pin: it read an entry that named the frame before the kernel had it. It
+            // finds the entry changed, drops its reference, and frees the block.
             return;
         }
         // SAFETY: the only reference was this one's. The frames were never in a page table of the subsystem, so no CPU
