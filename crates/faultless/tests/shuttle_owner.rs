@@ -129,6 +129,7 @@ mod needs {
     needs!(
         who_looks_asks_for_the_owner: UserLooksAtOwner in [changes_against_who_looks_from_outside],
         who_waits_for_the_owner: JoinAwaitsOwner in [changes_against_who_looks_from_outside],
+        who_tries_looks_again: OwnerLooksAgain in [a_try_against_who_begins_to_run],
         who_runs_asks_for_the_owner: RunnerLooksAtOwner in [changes_against_who_comes_and_goes],
     );
 }

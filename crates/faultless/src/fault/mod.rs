@@ -349,9 +349,8 @@ impl<M: Machine> Space<M> {
         section: &'s Section<'_>,
         page: u64,
     ) -> Option<(&'s Vma, u64)> {
-        // No other CPU owns a space that this one runs.
         let runs = self.is_run_by(cpu);
-        let view = if runs { self.tree.snapshot(section) } else { self.view(cpu, section) };
+        let view = if runs { self.view_of_runner(cpu, section) } else { self.view(cpu, section) };
         let entry = view.at(page)?;
         // SAFETY: VMAs in a view live as long as the section.
         let vma: &'s Vma = unsafe { entry.value.as_ref() };

@@ -268,6 +268,20 @@ impl<M: Machine> Space<M> {
         self.tree.snapshot(section)
     }
 
+    /// [`view`](Self::view) on a CPU that runs the space: no other CPU owns it then, so the CPU need not look.
+    #[inline(always)]
+    pub(crate) fn view_of_runner<'s>(
+        &'s self,
+        cpu: &Cpu<'_, M>,
+        section: &'s Section<'_>,
+    ) -> View<'s, Vma> {
+        if cfg!(any(debug_assertions, shuttle)) {
+            let another = self.core.owner.is_other(cpu.id());
+            assert!(!another, "{:?} is run by {cpu:?}, and owned by another CPU", self.id);
+        }
+        self.tree.snapshot(section)
+    }
+
     /// Whether this CPU runs the space.
     #[inline]
     pub(crate) fn is_run_by(&self, cpu: &Cpu<'_, M>) -> bool {

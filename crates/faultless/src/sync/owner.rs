@@ -75,6 +75,13 @@ impl Owner {
         self.0.load(Ordering::Relaxed) == SHARED
     }
 
+    /// Whether a CPU other than `cpu` owns it. One that only tries does not.
+    #[inline]
+    pub fn is_other(&self, cpu: CpuId) -> bool {
+        let seen = self.0.load(Ordering::Relaxed);
+        seen & OWNED != 0 && cpu_of(seen) != cpu
+    }
+
     /// Whether another CPU waits until the owner releases it.
     #[cfg(all(test, not(loom)))]
     pub fn is_awaited(&self) -> bool {
