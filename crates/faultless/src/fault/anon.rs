@@ -1,6 +1,7 @@
 //! The first touch of private anonymous memory.
 
 use super::{Attempt, FaultKind, overtaken};
+use crate::addr::FrameNumber;
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
 use crate::frame::Use;
@@ -40,8 +41,21 @@ impl<M: Machine> Attempt<'_, '_, M> {
         slot: &AtomicU64,
         anon_vma: u64,
     ) -> Result<Option<FaultKind>, Abort> {
+        let leaf = |this: Self, frame| this.leaf(frame).writable_dirty();
+        self.map_zeroed(prepared, slot, anon_vma, leaf)
+    }
+
+    /// Maps a new zeroed page where none was, by the entry that `leaf` makes of its frame.
+    #[inline(always)]
+    pub(super) fn map_zeroed(
+        self,
+        prepared: &mut Prepared,
+        slot: &AtomicU64,
+        anon_vma: u64,
+        leaf: impl FnOnce(Self, FrameNumber) -> Entry,
+    ) -> Result<Option<FaultKind>, Abort> {
         let frame = prepared.zeroed(self.cpu).ok_or(Abort::NoMemory)?;
-        let entry = self.leaf(frame.number()).writable_dirty();
+        let entry = leaf(self, frame.number());
         let Ok(held) = protocol::take(slot, Entry::NONE, self.cpu) else {
             prepared.keep_zeroed(frame);
             return self.outrun();

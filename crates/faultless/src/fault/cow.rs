@@ -5,7 +5,7 @@ use super::{Attempt, FaultKind, overtaken};
 use crate::addr::VirtRange;
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
-use crate::frame::{Kind, Use};
+use crate::frame::{FrameMeta, Kind, Use};
 use crate::machine::Machine;
 use crate::space::batch::shoot;
 use crate::stat::Counter;
@@ -33,17 +33,28 @@ impl<M: Machine> Attempt<'_, '_, M> {
         // An object's page with one reference is still the object's, and never becomes this VMA's own.
         let meta = self.cpu.vm().frames.meta(seen.frame());
         if self.vma.area.memory.is_anonymous() || meta.kind() == Kind::Used(Use::Anon) {
-            if meta.refs() == 1 {
-                return self.reuse(slot, seen);
-            }
-            if meta.is_pinned() {
-                // Either a fault is copying a pinned page, and will give up; or a pin was taken of a page that is shared, and will be
-                // given up. Neither lasts. A pin by itself does not say that there is no other mapping.
-                self.cpu.wait(0);
-                return Ok(None);
+            match self.is_only_mapping(meta) {
+                Some(true) => return self.reuse(slot, seen),
+                Some(false) => {}
+                None => return Ok(None),
             }
         }
         self.copy(prepared, slot, seen)
+    }
+
+    /// Whether the only mapping of an anonymous page is this one; `None` where that will be clear in a moment.
+    #[inline(always)]
+    pub(super) fn is_only_mapping(self, meta: &FrameMeta) -> Option<bool> {
+        if meta.refs() == 1 {
+            return Some(true);
+        }
+        if !meta.is_pinned() {
+            return Some(false);
+        }
+        // Either a fault is copying a pinned page, and will give up; or a pin was taken of a page that is shared, and will be
+        // given up. Neither lasts. A pin by itself does not say that there is no other mapping.
+        self.cpu.wait(0);
+        None
     }
 
     /// Makes the page of the only mapping writable. Two operations may take a reference meanwhile, and both go

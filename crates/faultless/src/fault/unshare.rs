@@ -72,7 +72,10 @@ impl<M: Machine> Attempt<'_, '_, M> {
         if seen.is_none() {
             return match &self.vma.area.memory {
                 Memory::Object(object) => self.copy_object_page(prepared, object, slot),
-                _ => self.own_untouched(prepared, slot),
+                _ => {
+                    let anon_vma = self.anon_vma_id()?;
+                    self.map_zeroed(prepared, slot, anon_vma, Self::own_leaf)
+                }
             };
         }
         if !seen.is_present() {
@@ -82,33 +85,11 @@ impl<M: Machine> Attempt<'_, '_, M> {
             return self.replace_zero_page(prepared, slot, seen);
         }
         let meta = self.cpu.vm().frames.meta(seen.frame());
-        let only = meta.refs() == 1 || meta.is_pinned();
-        if only && meta.kind() == Kind::Used(Use::Anon) {
+        let own = meta.kind() == Kind::Used(Use::Anon);
+        if own && self.is_only_mapping(meta) != Some(false) {
             return Ok(None);
         }
         self.copy(prepared, slot, seen)
-    }
-
-    /// A new page of zeros in the place of an untouched one.
-    fn own_untouched(
-        self,
-        prepared: &mut Prepared,
-        slot: &AtomicU64,
-    ) -> Result<Option<FaultKind>, Abort> {
-        let anon_vma = self.anon_vma_id()?;
-        let frame = prepared.zeroed(self.cpu).ok_or(Abort::NoMemory)?;
-        let Ok(held) = protocol::take(slot, Entry::NONE, self.cpu) else {
-            prepared.keep_zeroed(frame);
-            return self.outrun();
-        };
-        // A ticket under a lock is valid.
-        let entry = self.own_leaf(frame.number());
-        let index = self.vma.area.index_of(self.page);
-        self.cpu.vm().frames.publish(frame, Use::Anon, anon_vma, index);
-        held.commit(entry);
-        self.cpu.add_resident(self.space, 1);
-        self.cpu.count(Counter::AnonPage);
-        Ok(Some(FaultKind::Anon))
     }
 
     /// A leaf for `frame`, which belongs to the space alone: stores are allowed as far as the VMA does.

@@ -14,7 +14,7 @@ use super::merge::Piece;
 use super::unmap::TABLE_ALIGN;
 use super::vma::{Area, Memory, Prot, VmaFlags};
 use super::write::{NOWHERE, Writing};
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, page_up};
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange};
 use crate::error::Errno;
 use crate::machine::Machine;
 use crate::sync::atomic::Ordering;
@@ -53,10 +53,7 @@ impl<M: Machine> Space<M> {
     /// Moves the end of the heap, which was seen as `heap`. Returns where it is now, or `None` when
     /// another CPU moved it first.
     fn move_break(&self, cpu: &Cpu<'_, M>, heap: Heap, addr: u64) -> Option<u64> {
-        let (Some(old), Some(new)) = (page_up(heap.end), page_up(addr)) else {
-            self.check_vm(cpu);
-            return Some(heap.end);
-        };
+        let (old, new) = (heap.top(), Heap { end: addr, ..heap }.top());
         let shrinks = new < old;
         let range = VirtRange::new(old.min(new), old.max(new));
         if !shrinks && range.pages() > cpu.vm().total_frames() {
@@ -71,15 +68,11 @@ impl<M: Machine> Space<M> {
         }
         // Both growing and shrinking claim the pages on either side of the end, so all that move it by a page or
         // more exclude each other.
-        // A table goes only with the last of the heap that it maps.
-        let first = page_up(heap.start).unwrap_or(new);
-        let keeps_table =
-            first.max(new & !(TABLE_ALIGN - 1)) < new && old <= new.next_multiple_of(TABLE_ALIGN);
-        let align = if shrinks && !keeps_table { TABLE_ALIGN } else { PAGE_SIZE };
+        let align = if shrinks && heap.loses_table(new) { TABLE_ALIGN } else { PAGE_SIZE };
         let writing = self.write(cpu, [range.with_neighbours(), NOWHERE], align);
         let now = self.heap.get();
         // Within its page the end may have moved meanwhile.
-        if now != heap && (now.start != heap.start || page_up(now.end) != Some(old)) {
+        if now != heap && (now.start != heap.start || now.top() != old) {
             return None;
         }
         let moved = if shrinks {
