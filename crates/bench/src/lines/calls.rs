@@ -10,7 +10,8 @@
 //! each allocation has lines of its own ([`heap`](crate::heap)), and none is given out twice. As with faults, only
 //! what is atomic is seen: what a call writes into a node or a VMA before anybody else knows it is in no count,
 //! nor is what a lock protects, beyond the lock's own line. One CPU runs the space at a time, so no call waits for the
-//! other CPU nor interrupts it.
+//! other CPU nor interrupts it. Such a CPU would own the space and change it in place (`edit_in_place`); that is off here,
+//! since CPUs that run the space at the same time make versions.
 
 use super::{Heard, listening};
 use crate::heap::Keep;
@@ -199,6 +200,7 @@ pub fn count(call: Call, locking: Locking, vmas: u64) -> Result<Vec<Written>, St
     let vm = Vm::new(BareMachine::new(2, 2048)).map_err(|errno| format!("{errno:?}"))?;
     vm.set(Setting::PrefaultMaxOrder(0));
     vm.set(Setting::Locking(locking));
+    vm.set(Setting::EditInPlace(false));
     // SAFETY: one `Cpu` of each of the two numbers, on one thread.
     let cpus = unsafe { [vm.cpu(CpuId(0)), vm.cpu(CpuId(1))] };
     let space = Space::new(&cpus[0]).map_err(|error| error.to_string())?;
