@@ -190,7 +190,7 @@ fn step(
         }
         16 => cpu.mincore(addr, bytes.len().min(1 << 30), drop)?,
         17 => {
-            space.set_heap_start(cpu.cpu(), addr);
+            let _ = space.set_heap_start(cpu.cpu(), addr);
         }
         18 => {
             let object = &objects[usize::from(bytes.byte()) % objects.len()];

@@ -45,10 +45,11 @@ impl FrameNumber {
         (self.0 as u64) << PAGE_SHIFT
     }
 
-    /// The frame that holds the physical address `phys`, which must lie below 16 TiB.
+    /// The frame that holds the physical address `phys`; `None` from 16 TiB on.
     #[inline]
-    pub const fn from_phys(phys: u64) -> Self {
-        Self((phys >> PAGE_SHIFT) as u32)
+    pub const fn from_phys(phys: u64) -> Option<Self> {
+        let number = phys >> PAGE_SHIFT;
+        if number <= u32::MAX as u64 { Some(Self(number as u32)) } else { None }
     }
 }
 

@@ -144,8 +144,7 @@ const MOST_FRAMES: u64 = 1 << 40;
 /// What Linux's `vm.max_map_count`, an `int`, can be.
 const MOST_AREAS: u64 = i32::MAX as u64;
 
-/// The knobs' present values.
-#[derive(Debug)]
+/// The knobs' present values. Two are kept elsewhere: `frame_limit` and `zeroed_pool`, by the frames.
 pub struct Knobs {
     /// The policy, and the [identity](Identity) of the subsystem whose knobs these are.
     locking: AtomicU64,
@@ -162,6 +161,22 @@ pub struct Knobs {
     zero_on_free: AtomicU8,
     /// Whether a CPU that is alone in a space edits it in place.
     edit_in_place: AtomicU8,
+}
+
+/// By the names that settings have.
+impl fmt::Debug for Knobs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Knobs")
+            .field("locking", &self.locking())
+            .field("anon_vma_check", &self.anon_vma_check())
+            .field("max_map_count", &self.max_map_count())
+            .field("stack_limit", &self.stack_limit())
+            .field("fault_around_pages", &self.fault_around_pages())
+            .field("prefault_max_order", &self.prefault_max_order())
+            .field("zero_on_free", &self.zero_on_free())
+            .field("edit_in_place", &self.edit_in_place())
+            .finish()
+    }
 }
 
 /// The values that a new subsystem starts with.
@@ -195,7 +210,7 @@ pub enum Setting {
     Locking(Locking),
     /// `anon_vma_check`
     AnonVmaCheck(AnonVmaCheck),
-    /// `frame_limit`
+    /// `frame_limit`: frames that may be in use. Frames that CPUs have in stock (up to 128 each) may be handed out beyond it.
     FrameLimit(u64),
     /// `max_map_count`
     MaxMapCount(u64),

@@ -168,7 +168,8 @@ pub use frame::{Census, Imbalance, Use};
 pub use heap::{Shared, try_box, try_box_with};
 pub use knob::{AnonVmaCheck, KNOBS, KnobError, Knobs, Locking, Setting};
 pub use machine::{
-    CpuId, Invalidate, MAX_CPUS, Machine, MemoryRegion, SpaceId, nontemporal_done, zero_nontemporal,
+    CpuId, Invalidate, MAX_CPUS, MAX_NODES, Machine, MemoryRegion, SpaceId, nontemporal_done,
+    zero_nontemporal,
 };
 pub use space::{
     AccessError, Advice, Area, AreaInfo, Backing, Copies, DeviceMemory, Label, Lock, MapFlags,
@@ -198,7 +199,7 @@ pub mod locks {
 pub mod format {
     pub use crate::table::format::{
         ACCESSED, CACHE, CANONICAL_END, DIRTY, ENTRIES, FRAME, HUGE, INDEX_BITS, LEVELS,
-        NO_EXECUTE, PRESENT, SOFTWARE, USER, WRITE,
+        NO_EXECUTE, PRESENT, SOFTWARE, USER, WRITE, frame_of,
     };
 }
 

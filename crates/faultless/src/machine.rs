@@ -32,10 +32,13 @@ impl fmt::Debug for SpaceId {
 /// The lowest address that programs may map, where the machine does not say: Linux's usual `vm.mmap_min_addr`.
 pub(crate) const LOWEST_ADDRESS: u64 = 65536;
 
+/// How many memory nodes a machine may have.
+pub const MAX_NODES: usize = 8;
+
 /// A run of frames that the subsystem may hand out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRegion {
-    /// The memory node (tier or socket), `0..8`.
+    /// The memory node (tier or socket), below [`MAX_NODES`].
     pub node: u8,
     /// First frame of the run.
     pub first: FrameNumber,

@@ -9,14 +9,14 @@ mod zero;
 pub use block::Block;
 pub use cpu::Cpu;
 
-use crate::addr::FrameNumber;
+use crate::addr::{FrameNumber, is_page_aligned};
 use crate::ended::Ended;
 use crate::error::Errno;
 use crate::fault::prefault::Predictor;
 use crate::frame::{Census, FrameMeta, Frames, Imbalance, Use};
 use crate::identity::Identity;
 use crate::knob::{Knobs, Setting};
-use crate::machine::{CpuId, Machine, SpaceId};
+use crate::machine::{CpuId, MAX_CPUS, MAX_NODES, Machine, SpaceId};
 use crate::reclaim::listed;
 use crate::stat::{Totals, Trace};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ use crate::sync::percpu::{Local, PerCpu};
 use crate::sync::range::ClaimSlots;
 use crate::sync::wait::Spin;
 use crate::table::Entry;
-use crate::table::format::CacheMode;
+use crate::table::format::{CacheMode, USER_END};
 use crate::tlb::shootdown::Inbox;
 use core::fmt;
 use state::CpuState;
@@ -58,18 +58,28 @@ impl<M: Machine> fmt::Debug for Vm<M> {
     }
 }
 
+/// Makes sure that what `machine` says of itself is within the limits.
+fn check(machine: &impl Machine) -> Result<(), Errno> {
+    let cpus = (1..=MAX_CPUS).contains(&machine.cpus());
+    let lowest = machine.lowest_address();
+    let lowest = is_page_aligned(lowest) && lowest < USER_END;
+    let regions = machine.regions().iter().all(|region| {
+        usize::from(region.node) < MAX_NODES && region.first.0.checked_add(region.frames).is_some()
+    });
+    if cpus && lowest && regions { Ok(()) } else { Err(Errno::EINVAL) }
+}
+
 impl<M: Machine> Vm<M> {
     /// The subsystem over `machine`, with all its memory free.
     ///
     /// # Errors
     /// `ENOMEM` when the heap cannot hold the metadata (64 bytes a frame) and the CPUs' state (up to 33 KiB each), or no frame is left for
-    /// the zero page; `EINVAL` when the machine has no CPU or more than
-    /// [`MAX_CPUS`](crate::MAX_CPUS).
+    /// the zero page; `EINVAL` when the machine has no CPU or more than [`MAX_CPUS`](crate::MAX_CPUS), a region in no node of
+    /// [`MAX_NODES`](crate::MAX_NODES) or beyond the last frame number, or a [lowest address](Machine::lowest_address) that is not a
+    /// page of user space.
     pub fn new(machine: M) -> Result<Self, Errno> {
+        check(&machine)?;
         let cpus = machine.cpus();
-        if !(1..=crate::machine::MAX_CPUS).contains(&cpus) {
-            return Err(Errno::EINVAL);
-        }
         // SAFETY: regions of a machine, by its promise memory that nothing else uses. No other machine is
         // given to these frames, which stay in here.
         let frames = unsafe { Frames::try_new(cpus, machine.regions()) }?;

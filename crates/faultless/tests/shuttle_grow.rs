@@ -110,7 +110,7 @@ fn a_stack_against_who_wants_its_guard() {
 fn with_heap() -> (World, Space) {
     let world = World::new(3);
     let space = world.space(|guest| {
-        guest.space.set_heap_start(guest.cpu, AT);
+        guest.space.set_heap_start(guest.cpu, AT).unwrap();
         guest.change((AT, 2), Some(RW), true, || guest.space.brk(guest.cpu, page(2)));
         (0..2).for_each(|at| guest.store(page(at), 1 + at).unwrap());
     });

@@ -16,8 +16,8 @@ use core::fmt;
 use faultless::audit::settled_entry;
 use faultless::format::CANONICAL_END;
 use faultless::{
-    Access, Advice, Cpu, CpuId, Error, FaultError, FrameNumber, MapFlags, PAGE_SIZE, Prot,
-    RemapFlags, Space, ThreadStreams,
+    Access, Advice, Cpu, CpuId, Error, FaultError, FrameNumber, MapFlags, PAGE_SHIFT, PAGE_SIZE,
+    Prot, RemapFlags, Space, ThreadStreams,
 };
 
 /// What a program is told when an access cannot be served.
@@ -636,7 +636,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
 
 /// The frame that an access to `addr` reaches through `translation`.
 fn frame_of(addr: u64, translation: Translation) -> FrameNumber {
-    FrameNumber::from_phys(translation.phys(addr))
+    FrameNumber((translation.phys(addr) >> PAGE_SHIFT) as u32)
 }
 
 fn aligned<T: Word>(addr: u64) -> Result<(), Signal> {

@@ -12,7 +12,7 @@ use core::num::NonZeroU64;
 use core::sync::atomic::Ordering;
 use faultless::format::{
     ACCESSED, CANONICAL_END, DIRTY, ENTRIES, FRAME, HUGE, INDEX_BITS, LEVELS, NO_EXECUTE, PRESENT,
-    SOFTWARE, USER, WRITE,
+    SOFTWARE, USER, WRITE, frame_of,
 };
 use faultless::{Access, FrameNumber, PAGE_SHIFT};
 
@@ -134,7 +134,7 @@ impl Translation {
     /// The first frame of the page.
     #[inline]
     pub const fn first(self) -> FrameNumber {
-        FrameNumber::from_phys(self.bits.get() & FRAME)
+        frame_of(self.bits.get())
     }
 
     /// The physical address of `addr`, which lies in the page.
@@ -244,7 +244,7 @@ impl Step {
     pub(crate) const fn from_cache(cached: Translation, shift: u32) -> Self {
         let (bits, owner) = (cached.bits.get(), cached.owner);
         let rights = bits & (WRITE | USER | NO_EXECUTE);
-        Self { table: FrameNumber::from_phys(bits & FRAME), shift, rights, owner }
+        Self { table: frame_of(bits), shift, rights, owner }
     }
 
     /// What is allowed below `entry` of this table.
@@ -303,7 +303,7 @@ pub fn walk(
             if !mark(slot, seen, ACCESSED) {
                 continue;
             }
-            let table = FrameNumber::from_phys(seen & FRAME);
+            let table = frame_of(seen);
             let below = Step { table, shift: step.shift - INDEX_BITS, rights, owner: owner(table) };
             // The owner read must be the one that the entry meant.
             if (slot.load(Ordering::Acquire) ^ seen) & !ACCESSED != 0 {

@@ -172,12 +172,13 @@ fn make_heap(free: &mut ranges::Ranges) {
 
 /// The rest of the memory, for the subsystem.
 fn regions(free: &ranges::Ranges) -> Vec<MemoryRegion> {
-    let region = |range: Range| MemoryRegion {
-        node: 0,
-        first: FrameNumber::from_phys(range.start),
-        frames: (range.len() >> PAGE_SHIFT) as u32,
+    let region = |range: Range| {
+        let first = FrameNumber::from_phys(range.start)?;
+        Some(MemoryRegion { node: 0, first, frames: (range.len() >> PAGE_SHIFT) as u32 })
     };
-    let mut regions = Vec::try_from_iter(free.iter().map(region)).expect("the heap is empty yet");
+    // Memory from 16 TiB on has no frame numbers.
+    let mut regions =
+        Vec::try_from_iter(free.iter().filter_map(region)).expect("the heap is empty yet");
     regions.sort_unstable_by_key(|region| region.first);
     regions
 }

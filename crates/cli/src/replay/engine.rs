@@ -443,7 +443,8 @@ impl<'r> Replay<'r> {
             Op::Brk { old, new } => {
                 if old == new {
                     // The first of a program tells where its loader put the heap.
-                    cpu.running().space().set_heap_start(cpu.cpu(), old);
+                    // A heap that is not empty stays where it is.
+                    let _ = cpu.running().space().set_heap_start(cpu.cpu(), old);
                 }
                 let end = cpu.brk(new);
                 if end != new {

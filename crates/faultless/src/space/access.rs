@@ -84,7 +84,7 @@ pub struct AccessError {
 
 impl fmt::Display for AccessError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} after {} bytes", self.error, self.done)
+        write!(f, "after {} bytes: {}", self.done, self.error)
     }
 }
 

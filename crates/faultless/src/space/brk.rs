@@ -15,7 +15,7 @@ use super::unmap::TABLE_ALIGN;
 use super::vma::{Area, Memory, Prot, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange};
-use crate::error::Errno;
+use crate::error::{Errno, Error};
 use crate::machine::Machine;
 use crate::sync::atomic::Ordering;
 use crate::table::format::USER_END;
@@ -23,14 +23,22 @@ use crate::vm::Cpu;
 use bounds::Heap;
 
 impl<M: Machine> Space<M> {
-    /// Sets where the heap starts, as a program loader does. It has no effect unless the heap is empty.
-    pub fn set_heap_start(&self, cpu: &Cpu<'_, M>, start: u64) {
+    /// Sets where the heap starts, as a program loader does.
+    ///
+    /// # Errors
+    /// `EINVAL`: the heap is not empty, or would start below the [lowest address](Machine::lowest_address) or beyond user space.
+    /// Nothing has changed then.
+    pub fn set_heap_start(&self, cpu: &Cpu<'_, M>, start: u64) -> Result<(), Error> {
         let _writing = self.write(cpu, [VirtRange::USER, NOWHERE], PAGE_SIZE);
         let heap = self.heap.get();
-        if heap.start == heap.end && start <= USER_END {
-            self.heap.start.store(start, Ordering::Release);
-            self.heap.end.store(start, Ordering::Release);
+        if heap.start != heap.end || start < cpu.vm().machine().lowest_address() || start > USER_END
+        {
+            let range = VirtRange::new(start, start);
+            return Err(Error { operation: "set_heap_start", range, errno: Errno::EINVAL });
         }
+        self.heap.start.store(start, Ordering::Release);
+        self.heap.end.store(start, Ordering::Release);
+        Ok(())
     }
 
     /// Moves the end of the heap to `addr` if that is possible, and returns where it is now: the

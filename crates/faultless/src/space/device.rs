@@ -33,7 +33,7 @@ use crate::vm::Cpu;
 /// A range of physical memory that is not the subsystem's. A mapping of it says how long it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Its first frame, below 16 TiB like all frames.
+    /// Its first frame. Frame numbers end at 16 TiB, so memory at higher physical addresses cannot be mapped.
     pub first: FrameNumber,
     /// How CPUs cache it.
     pub cache: CacheMode,

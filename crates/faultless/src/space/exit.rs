@@ -6,7 +6,7 @@ use super::remains::{Remains, each_vma};
 use crate::addr::VirtRange;
 use crate::ended::{Left, Place};
 use crate::fault::prefault::history::HistoryCell;
-use crate::machine::{MAX_CPUS, Machine};
+use crate::machine::{CpuId, MAX_CPUS, Machine};
 use crate::space::batch::FlushBatch;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::order::Reclaim;
@@ -25,8 +25,9 @@ impl<M: Machine> Space<M> {
         self.check_vm(cpu);
         // The first that it waits for: a CPU that may not wait has changed nothing yet.
         cpu.local().order().before::<Reclaim>();
-        let inside = self.core.cpus.iter(cpu.vm().machine().cpus()).next();
-        assert!(inside.is_none(), "{:?} is to end while {inside:?} runs it", self.id());
+        if let Some(CpuId(inside)) = self.core.cpus.iter(cpu.vm().machine().cpus()).next() {
+            panic!("{:?} is to end while CPU {inside} runs it", self.id());
+        }
         self.end(cpu);
         cpu.end_dropped();
         cpu.collect();

@@ -17,7 +17,8 @@ pub enum Lock {
     /// Not at all.
     #[default]
     No,
-    /// Wholly: the kernel faults their pages in at once.
+    /// Wholly. No page is faulted in by that: a kernel that serves `mlock` or `MAP_LOCKED` populates the range afterwards
+    /// ([`Advice::PopulateRead`](crate::Advice::PopulateRead)).
     Now,
     /// Each page once it was faulted in.
     OnFault,

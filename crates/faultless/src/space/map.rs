@@ -295,7 +295,7 @@ pub(super) fn place(view: &View<'_, Vma>, hint: u64, len: u64, lowest: u64) -> O
             _ => return Some(start),
         }
     }
-    let mut low = page_down(USER_END / 3);
+    let mut low = page_down(USER_END / 3).max(lowest);
     while let Some(start) = view.gap_bottom_up(len, low, USER_END) {
         match guard_below(view, start + len) {
             Some(limit) if start + len > limit => low = view.find(start + len)?.end,

@@ -152,6 +152,7 @@ impl<M: Machine> Space<M> {
             unsafe { cpu.free_tables(root, ROOT) };
             refused(oom)
         })?;
+        let heap = HEAP_START.max(cpu.vm().machine().lowest_address());
         Ok(Self {
             id,
             root,
@@ -159,7 +160,7 @@ impl<M: Machine> Space<M> {
             history: HistoryCell::new(),
             tree: Tree::new(),
             core,
-            heap: HeapBounds::new(Heap { start: HEAP_START, end: HEAP_START }),
+            heap: HeapBounds::new(Heap { start: heap, end: heap }),
             place,
             machine: PhantomData,
         })
@@ -181,7 +182,8 @@ impl<M: Machine> Space<M> {
     }
 
     /// Starts to run the space on this CPU: from now on, until [`deactivate`](Self::deactivate), the CPU may
-    /// use its tables, and must answer flush requests.
+    /// use its tables, and must answer flush requests: it calls [`Cpu::serve_flushes`] when the machine interrupts it for that. While it does
+    /// not, calls of other CPUs that take pages away (`munmap`, `mprotect`, `DONTNEED`) wait, without a limit.
     ///
     /// # Panics
     /// When the CPU runs a space already, be it this one. (One that runs a space which was dropped, not ended, runs it

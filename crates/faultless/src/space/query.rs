@@ -173,7 +173,8 @@ impl<M: Machine> Space<M> {
     /// `tell` is called in a grace section, which keeps every CPU from reusing what any CPU frees meanwhile. So it must be short;
     /// it must not wait for calls of other CPUs on spaces; and it must not call what waits: calls that change a space, faults,
     /// [`read_bytes`](Self::read_bytes), [`exit`](Self::exit), [`Cpu::end_dropped`](crate::Cpu::end_dropped). Other listings, of this
-    /// space or another, may be nested. In builds with debug assertions a call that may wait panics.
+    /// space or another, may be nested. In builds with debug assertions such a call panics when it comes to a wait that the section
+    /// forbids; one that finds nothing to wait for does not, so a run without a panic proves nothing.
     pub fn areas(&self, cpu: &Cpu<'_, M>, mut tell: impl FnMut(AreaInfo)) {
         let section = self.section(cpu);
         let heap = self.heap.get();

@@ -41,6 +41,13 @@ bitflags! {
     }
 }
 
+impl Prot {
+    /// Loads and stores.
+    pub const RW: Self = Self::READ.union(Self::WRITE);
+    /// Loads, stores and instruction fetches. (`Prot::all()` has the two flags that only `mprotect` knows, too.)
+    pub const RWX: Self = Self::RW.union(Self::EXEC);
+}
+
 bitflags! {
     /// How a VMA behaves, beyond its protection.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -331,7 +331,7 @@ fn fork() {
 fn brk() {
     let start = |cpu: &TestCpu<'_>, world: &mut World| {
         all_kinds(cpu, world);
-        world.spaces[0].set_heap_start(cpu, AT + 100 * P);
+        world.spaces[0].set_heap_start(cpu, AT + 100 * P).unwrap();
         let end = AT + 104 * P;
         assert_eq!(world.spaces[0].brk(cpu, end), end);
         world.store(cpu, 101, 5);

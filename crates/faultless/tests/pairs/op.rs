@@ -293,10 +293,7 @@ impl Op {
                 cpu.vm().set(Setting::MaxMapCount(count as u64));
                 Ret::Done
             }
-            Self::HeapAt(page) => {
-                space.set_heap_start(cpu, addr(page));
-                Ret::Done
-            }
+            Self::HeapAt(page) => space.set_heap_start(cpu, addr(page)).into(),
             Self::Brk(to) => Ret::At(page(space.brk(cpu, addr(to)))),
             Self::Load(at) => hand.load(addr(at)).map_or_else(Ret::Signal, Ret::Word),
             Self::Store(at, value) => {
@@ -321,7 +318,7 @@ impl Op {
                 let other = there.is_some_and(|page| page.usage != Use::Anon);
                 let begins = there.is_none() || other && access == Access::Write;
                 if begins && space.fault(cpu, start, access).is_ok() {
-                    let emptied = space.madvise(cpu, start, PAGE_SIZE, Advice::DontNeed);
+                    let emptied = space.madvise(cpu, start, PAGE_SIZE, Advice::DontNeedLocked);
                     return match other {
                         true => Self::Fault(at, Access::Read).apply(hand, besides, born),
                         false => emptied.into(),

@@ -29,6 +29,11 @@ const DIRTY: u64 = 1 << 6;
 const SPECIAL: u64 = 1 << 10;
 const FRAME: u64 = ((1 << 40) - 1) << faultless::PAGE_SHIFT;
 
+/// The frame that an entry has.
+fn frame_of(entry: u64) -> FrameNumber {
+    FrameNumber::from_phys(entry & FRAME).expect("a frame of the machine")
+}
+
 /// The subsystem on a machine, and what may be seen of it.
 pub struct World {
     pub vm: Vm<Board>,
@@ -333,7 +338,7 @@ impl<'a> Guest<'a> {
         while level > 1 {
             let seen = self.entry(page, table, owner, level)?;
             self.mark(&seen, ACCESSED)?;
-            (table, owner) = (FrameNumber::from_phys(seen.value & FRAME), seen.owner);
+            (table, owner) = (frame_of(seen.value), seen.owner);
             level -= 1;
             if level == 1 {
                 self.tlb().fill_way(id, page, table, owner);
@@ -348,7 +353,7 @@ impl<'a> Guest<'a> {
         let found = Translation {
             space: id,
             page,
-            frame: FrameNumber::from_phys(seen.value & FRAME),
+            frame: frame_of(seen.value),
             owner: seen.owner,
             stores: seen.value & WRITE != 0 && (stores || seen.value & DIRTY != 0),
             zeros: seen.value & SPECIAL != 0,
@@ -368,8 +373,8 @@ impl<'a> Guest<'a> {
             let slot = unsafe { slot.add(index as usize) };
             // SAFETY: an aligned word of the machine's memory.
             let value = unsafe { AtomicU64::from_ptr(slot) }.load(Ordering::Acquire);
-            let owner = (value & PRESENT != 0)
-                .then(|| self.world.vm.frame_owner(FrameNumber::from_phys(value & FRAME)))?;
+            let owner =
+                (value & PRESENT != 0).then(|| self.world.vm.frame_owner(frame_of(value)))?;
             Some(Seen { slot, value, owner })
         })
     }
@@ -516,7 +521,7 @@ impl<'a> Guest<'a> {
             if level == 1 {
                 return seen.value & DIRTY != 0;
             }
-            (table, owner) = (FrameNumber::from_phys(seen.value & FRAME), seen.owner);
+            (table, owner) = (frame_of(seen.value), seen.owner);
         }
         false
     }

@@ -214,7 +214,7 @@ fn load_file(
     let memory = Memory::try_new()?;
     let visit = Visit::to(&memory);
     let mapped = map(&memory, regular(file)?, &plan, plan.bias.unwrap_or(0))?;
-    memory.space().set_heap_start(percpu::cpu(), mapped.end);
+    memory.space().set_heap_start(percpu::cpu(), mapped.end)?;
     let linker = match &plan.interpreter {
         None => None,
         Some(name) => {

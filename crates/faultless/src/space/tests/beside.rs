@@ -247,7 +247,7 @@ fn the_baselines_let_readers_in_while_pages_are_unmapped() {
             let (cpu0, cpu1, cpu2, cpu3) = (cpu(&vm, 0), cpu(&vm, 1), cpu(&vm, 2), cpu(&vm, 3));
             let space = Space::new(&cpu0).unwrap();
             // Two pages stay, two go, and there is another mapping in the same table.
-            space.set_heap_start(&cpu0, AT - 2 * P);
+            space.set_heap_start(&cpu0, AT - 2 * P).unwrap();
             assert_eq!(space.brk(&cpu0, AT + 2 * P), AT + 2 * P);
             space.mmap(&cpu0, AT + 8 * P, 4 * P, RW, FIXED).unwrap();
             store(&cpu0, &space, AT + P, 1).unwrap();

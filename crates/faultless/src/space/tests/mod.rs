@@ -11,6 +11,7 @@ mod guest;
 mod holes;
 mod lazy;
 mod locks;
+mod lowest;
 mod memory;
 mod model;
 mod objects;

@@ -414,7 +414,7 @@ fn a_heap_that_shrinks_is_remembered() {
     let vm = guest::vm(1, 600);
     let bench = Bench::new(&vm, AT, 1, 5);
     let heap = 2 * AT;
-    bench.space.set_heap_start(&bench.cpu, heap);
+    bench.space.set_heap_start(&bench.cpu, heap).unwrap();
     let end = heap + 64 * PAGE_SIZE;
     let touch = |page: u64| store(&bench.cpu, &bench.space, heap + page * PAGE_SIZE, page).unwrap();
     assert_eq!(bench.space.brk(&bench.cpu, end), end);

@@ -87,7 +87,7 @@ const OPERATIONS: &[Operation] = &[
     ("madvise, populate", |cpu, space, _| {
         done(space.madvise(cpu, AT, P, Advice::PopulateWrite));
     }),
-    ("set_heap_start", |cpu, space, _| space.set_heap_start(cpu, AT)),
+    ("set_heap_start", |cpu, space, _| done(space.set_heap_start(cpu, AT))),
     ("brk", |cpu, space, _| done(space.brk(cpu, u64::MAX))),
     ("fork", |cpu, space, _| done(space.fork(cpu))),
     ("revoke", |cpu, space, object| space.revoke(cpu, object, 0..u64::MAX, Copies::Drop)),

@@ -73,6 +73,11 @@ pub const HUGE: u64 = 1 << 7;
 pub const NO_EXECUTE: u64 = 1 << 63;
 /// The physical address of the frame, or of the next table.
 pub const FRAME: u64 = ((1 << 40) - 1) << PAGE_SHIFT;
+/// The frame in the bits of an entry. They hold larger physical addresses than frame numbers do, but the subsystem writes none.
+#[inline]
+pub const fn frame_of(bits: u64) -> FrameNumber {
+    FrameNumber(((bits & FRAME) >> PAGE_SHIFT) as u32)
+}
 /// The bits that the MMU ignores.
 pub const SOFTWARE: u64 = LOCKED | SPECIAL | HIDDEN;
 
@@ -343,7 +348,7 @@ impl Entry {
     /// [mapped](Self::is_mapped).
     #[inline]
     pub const fn frame(self) -> FrameNumber {
-        FrameNumber::from_phys(self.0 & FRAME)
+        frame_of(self.0)
     }
 }
 
@@ -437,7 +442,7 @@ mod tests {
     #[test]
     fn values_are_those_that_the_mmu_reads() {
         const FRAME: u64 = 0xcde_f012_3000;
-        let frame = FrameNumber::from_phys(FRAME);
+        let frame = FrameNumber::from_phys(FRAME).unwrap();
         let leaf = Entry::leaf(frame);
         // Accessed, user, present; a table is writable, and both allow what the next level allows.
         assert_eq!(Entry::table(frame), Entry(FRAME | 0x27));
