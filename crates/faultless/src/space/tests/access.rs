@@ -1,11 +1,10 @@
 //! Memory of a space that is reached from outside.
 
-use super::guest::{self, AT, FIXED, P, RW, TestCpu, TestSpace, between, cpu, load, store};
-use crate::audit::audit_with;
+use super::guest::{self, AT, FIXED, P, PRIVATE, RW, SHARED, TestCpu, TestSpace};
+use super::guest::{between, cpu, load, map, map_object, store, with_space};
 use crate::fault::{Access, FaultError};
 use crate::file::Object;
-use crate::knob::{Locking, Setting};
-use crate::space::{AccessError, Advice, Backing, Copies, MapFlags, Prot, Space};
+use crate::space::{AccessError, Advice, Copies, MapFlags, Prot, Space};
 use crate::stat::Counter;
 use crate::table::format::USER_END;
 use crate::testing::TestMachine;
@@ -17,29 +16,9 @@ use std::vec::Vec;
 const SEGV: FaultError = FaultError::Segv { mapped: true };
 const NOTHING: FaultError = FaultError::Segv { mapped: false };
 
-fn map(cpu: &TestCpu<'_>, space: &TestSpace, page: u64, pages: u64, prot: Prot) {
-    space.mmap(cpu, AT + page * P, pages * P, prot, FIXED).unwrap();
-}
-
 fn word(cpu: &TestCpu<'_>, space: &TestSpace, addr: u64) -> Result<u64, AccessError> {
     let mut bytes = [0; 8];
     space.read_bytes(cpu, addr, &mut bytes).map(|()| u64::from_ne_bytes(bytes))
-}
-
-/// With two CPUs and an empty space under each policy; the books must balance in the end.
-fn with_space(test: impl Fn(&TestCpu<'_>, &TestSpace)) {
-    for locking in Locking::ALL {
-        let vm = guest::vm(2, 256);
-        vm.set(Setting::Locking(locking));
-        let cpu = cpu(&vm, 0);
-        let space = Space::new(&cpu).unwrap();
-        test(&cpu, &space);
-        cpu.drain();
-        audit_with(&cpu, &[&space], &[]).unwrap();
-        space.exit(&cpu);
-        cpu.drain();
-        assert_eq!(vm.free_frames() + 1, vm.total_frames());
-    }
 }
 
 #[test]
@@ -112,10 +91,8 @@ fn a_store_from_outside_copies_what_others_have() {
 fn an_objects_pages_are_reached_and_end_where_it_ends() {
     with_space(|cpu, space| {
         let file = Object::try_new(cpu, 2, 0).unwrap();
-        for (page, flags) in [(0, MapFlags::SHARED), (8, MapFlags::PRIVATE)] {
-            let backing = Backing { object: &file, first: 0, may_write: true };
-            let flags = flags | MapFlags::FIXED;
-            space.mmap_object(cpu, AT + page * P, 4 * P, RW, flags, backing).unwrap();
+        for (page, flags) in [(0, SHARED), (8, PRIVATE)] {
+            map_object(cpu, space, (page, 4), RW, flags, (&file, 0));
         }
         space.write_bytes(cpu, AT, &7u64.to_ne_bytes()).unwrap();
         assert_eq!(word(cpu, space, AT + 8 * P), Ok(7), "a private mapping reads the object's");

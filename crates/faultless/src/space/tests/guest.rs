@@ -2,11 +2,15 @@
 //! a TLB does, and fault.
 
 use crate::addr::PAGE_SIZE;
+use crate::audit::audit_with;
+use crate::error::Errno;
 use crate::fault::prefault::ThreadStreams;
 use crate::fault::{Access, FaultError};
-use crate::knob::Setting;
+use crate::file::Object;
+use crate::heap::Shared;
+use crate::knob::{Locking, Setting};
 use crate::machine::{CpuId, Machine};
-use crate::space::{MapFlags, Prot, Space};
+use crate::space::{Backing, MapFlags, Prot, Space};
 use crate::sync::atomic::Ordering;
 use crate::table::Entry;
 use crate::table::node::{self, LAST};
@@ -25,6 +29,9 @@ pub(crate) const RW: Prot = Prot::READ.union(Prot::WRITE);
 /// Private memory at a fixed address.
 pub(crate) const FIXED: MapFlags =
     MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED);
+/// Mappings of an object at a fixed address.
+pub(crate) const SHARED: MapFlags = MapFlags::SHARED.union(MapFlags::FIXED);
+pub(crate) const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::FIXED);
 
 std::thread_local! {
     /// The test's thread is the program's.
@@ -42,6 +49,69 @@ pub(crate) fn vm(cpus: usize, frames: u32) -> TestVm {
 pub(crate) fn cpu(vm: &TestVm, id: u16) -> Cpu<'_, TestMachine> {
     // SAFETY: each test claims each CPU once.
     unsafe { vm.cpu(CpuId(id)) }
+}
+
+/// Under each policy an empty space on CPU 0 of two, with 256 frames; all frames must be accounted for in the end.
+pub(crate) fn with_space(test: impl Fn(&TestCpu<'_>, &TestSpace)) {
+    for locking in Locking::ALL {
+        let vm = vm(2, 256);
+        vm.set(Setting::Locking(locking));
+        let cpu = cpu(&vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        test(&cpu, &space);
+        check(&cpu, &[&space], &[], 0);
+        space.exit(&cpu);
+        cpu.drain();
+        assert_eq!(vm.free_frames() + 1, vm.total_frames());
+    }
+}
+
+/// Every frame is accounted for, and so many pages are kept by pins alone.
+pub(crate) fn check(
+    cpu: &TestCpu<'_>,
+    spaces: &[&TestSpace],
+    objects: &[&Shared<Object>],
+    pinned: u64,
+) {
+    cpu.drain();
+    assert_eq!(audit_with(cpu, spaces, objects).unwrap().pinned, pinned);
+}
+
+/// Maps private memory from the page `page` after [`AT`] on. It may be more than there are frames.
+pub(crate) fn map(cpu: &TestCpu<'_>, space: &TestSpace, page: u64, pages: u64, prot: Prot) {
+    let flags = FIXED | MapFlags::NORESERVE;
+    space.mmap(cpu, AT + page * P, pages * P, prot, flags).unwrap();
+}
+
+/// Maps `pages` pages of an object from its page `first` on, from the page `at` after [`AT`] on.
+pub(crate) fn map_object(
+    cpu: &TestCpu<'_>,
+    space: &TestSpace,
+    (at, pages): (u64, u64),
+    prot: Prot,
+    flags: MapFlags,
+    (object, first): (&Shared<Object>, u64),
+) {
+    let backing = Backing { object, first, may_write: true };
+    let got = space.mmap_object(cpu, AT + at * P, pages * P, prot, flags, backing);
+    assert_eq!(got, Ok(AT + at * P));
+}
+
+/// Stores to the first word of an object's page, as a kernel does.
+pub(crate) fn write_object(
+    cpu: &TestCpu<'_>,
+    object: &Object,
+    index: u64,
+    value: u64,
+) -> Result<(), Errno> {
+    // SAFETY: the bytes of a page, aligned.
+    object.write_page(cpu, index, |at| unsafe { at.cast::<u64>().write(value) })
+}
+
+/// The first word of an object's page, if it has the page.
+pub(crate) fn read_object(cpu: &TestCpu<'_>, object: &Object, index: u64) -> Option<u64> {
+    // SAFETY: the bytes of a page, aligned.
+    object.read_page(cpu, index, |at| at.map(|at| unsafe { at.cast::<u64>().read() }))
 }
 
 fn reach(

@@ -1,7 +1,8 @@
 //! Mappings of objects: what Linux answers, who owns what, and chosen interleavings with truncation.
 
-use super::guest::{self, between, cpu, load, store};
-use crate::addr::{PAGE_SIZE, VirtRange};
+use super::guest::{self, AT, P, PRIVATE, RW, SHARED, TestCpu, between, cpu, load, store};
+use super::guest::{map_object as map, read_object as read, write_object as write};
+use crate::addr::VirtRange;
 use crate::audit::{audit, audit_with};
 use crate::error::Errno::{self, EACCES, EFBIG, EINVAL, EOVERFLOW};
 use crate::fault::{Access, FaultError, FaultKind};
@@ -17,20 +18,12 @@ use crate::table::node::{self, LAST};
 use crate::table::protocol;
 use crate::table::walk::{Reached, descend};
 use crate::testing::TestMachine;
-use crate::vm::Cpu;
 use std::format;
 use std::string::{String, ToString};
 use std::thread;
 use std::time::Duration;
 use std::vec::Vec;
 
-const AT: u64 = 1 << 30;
-const P: u64 = PAGE_SIZE;
-const RW: Prot = Prot::READ.union(Prot::WRITE);
-const SHARED: MapFlags = MapFlags::SHARED.union(MapFlags::FIXED);
-const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::FIXED);
-
-type TestCpu<'v> = Cpu<'v, TestMachine>;
 type File = Shared<Object>;
 
 /// A file whose page `n` starts with the word `n + 1`, for those of its pages that are written.
@@ -40,30 +33,6 @@ fn file(cpu: &TestCpu<'_>, pages: u64, written: impl IntoIterator<Item = u64>) -
         write(cpu, &file, index, index + 1).unwrap();
     }
     file
-}
-
-fn write(cpu: &TestCpu<'_>, file: &File, index: u64, value: u64) -> Result<(), Errno> {
-    // SAFETY: the bytes of a page, aligned.
-    file.write_page(cpu, index, |at| unsafe { at.cast::<u64>().write(value) })
-}
-
-fn read(cpu: &TestCpu<'_>, file: &File, index: u64) -> Option<u64> {
-    // SAFETY: the bytes of a page, aligned.
-    file.read_page(cpu, index, |at| at.map(|at| unsafe { at.cast::<u64>().read() }))
-}
-
-/// Maps `pages` pages of `file` from `first` on, from page `at` on.
-fn map(
-    cpu: &TestCpu<'_>,
-    space: &Space<TestMachine>,
-    (at, pages): (u64, u64),
-    prot: Prot,
-    flags: MapFlags,
-    (object, first): (&File, u64),
-) {
-    let backing = Backing { object, first, may_write: true };
-    let got = space.mmap_object(cpu, AT + at * P, pages * P, prot, flags, backing);
-    assert_eq!(got, Ok(AT + at * P));
 }
 
 fn truncate(cpu: &TestCpu<'_>, space: &Space<TestMachine>, file: &File, pages: u64) {

@@ -1,35 +1,24 @@
 //! Pages that a device uses by their frames.
 
-use super::guest::{self, TestVm, cpu, load, store};
-use crate::addr::{FrameNumber, PAGE_SIZE as P};
-use crate::audit::audit_with;
+use super::guest::{self, AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, TestVm};
+use super::guest::{
+    check, cpu, load, map, map_object, read_object, store, with_space, write_object,
+};
+use crate::addr::FrameNumber;
 use crate::error::Errno;
 use crate::fault::{Access, FaultError, FaultKind};
 use crate::file::Object;
 use crate::frame::{FrameMeta, Use};
 use crate::heap::Shared;
-use crate::knob::{Locking, Setting};
 use crate::machine::Machine;
-use crate::space::{Advice, Backing, Copies, MapFlags, Pins, Prot, RemapFlags, Space};
+use crate::space::{Advice, Copies, DeviceMemory, Pins, Prot, RemapFlags, Space};
 use crate::stat::Counter;
-use crate::table::format::USER_END;
+use crate::table::format::{CacheMode, USER_END};
 use crate::testing::TestMachine;
-use crate::vm::Cpu;
 use std::thread;
 use std::vec::Vec;
 
-const AT: u64 = 1 << 30;
 const TO: u64 = 2 << 30;
-const RW: Prot = Prot::READ.union(Prot::WRITE);
-const FIXED: MapFlags =
-    MapFlags::PRIVATE.union(MapFlags::ANONYMOUS).union(MapFlags::FIXED).union(MapFlags::NORESERVE);
-
-type TestCpu<'v> = Cpu<'v, TestMachine>;
-type TestSpace = Space<TestMachine>;
-
-fn map(cpu: &TestCpu<'_>, space: &TestSpace, page: u64, pages: u64, prot: Prot) {
-    space.mmap(cpu, AT + page * P, pages * P, prot, FIXED).unwrap();
-}
 
 fn pin<'v>(
     cpu: &TestCpu<'v>,
@@ -62,25 +51,31 @@ fn frame_of(cpu: &TestCpu<'_>, space: &TestSpace, page: u64) -> Option<FrameNumb
     space.page_at(cpu, AT + page * P).map(|at| at.frame)
 }
 
-/// The books balance, and so many pages are kept by pins alone.
-fn check(cpu: &TestCpu<'_>, spaces: &[&TestSpace], objects: &[&Shared<Object>], only: u64) {
-    cpu.drain();
-    assert_eq!(audit_with(cpu, spaces, objects).unwrap().pinned, only);
+/// Maps memory of the machine's device, uncached.
+fn map_device(cpu: &TestCpu<'_>, space: &TestSpace, page: u64, pages: u64) -> Result<u64, Errno> {
+    let (first, cache) = (cpu.vm().machine().device(), CacheMode::Uncached);
+    let device = DeviceMemory { first, cache, tag: 0, may_write: true };
+    // SAFETY: memory of the machine, which nothing else uses.
+    let mapped = unsafe { space.mmap_device(cpu, AT + page * P, pages * P, RW, SHARED, device) };
+    mapped.map_err(|error| error.errno)
 }
 
-/// Under each policy an empty space; the books must balance in the end.
-fn with_space(test: impl Fn(&TestCpu<'_>, &TestSpace)) {
-    for locking in Locking::ALL {
-        let vm = guest::vm(2, 256);
-        vm.set(Setting::Locking(locking));
-        let cpu = cpu(&vm, 0);
-        let space = Space::new(&cpu).unwrap();
-        test(&cpu, &space);
-        check(&cpu, &[&space], &[], 0);
-        space.exit(&cpu);
-        cpu.drain();
-        assert_eq!(vm.free_frames() + 1, vm.total_frames());
-    }
+/// Maps the whole of an object shared at `AT`, and private behind it.
+fn map_both(cpu: &TestCpu<'_>, space: &TestSpace, file: &Shared<Object>) {
+    let pages = file.pages();
+    map_object(cpu, space, (0, pages), RW, SHARED, (file, 0));
+    map_object(cpu, space, (pages, pages), RW, PRIVATE, (file, 0));
+}
+
+/// Maps as many pages, and stores to each its number and 10.
+fn map_numbered(cpu: &TestCpu<'_>, space: &TestSpace, pages: u64) {
+    map(cpu, space, 0, pages, RW);
+    (0..pages).for_each(|page| store(cpu, space, AT + page * P, 10 + page).unwrap());
+}
+
+/// As many pins of the first page as can be counted.
+fn pin_often<'v>(cpu: &TestCpu<'v>, space: &TestSpace) -> Vec<Pins<'v, TestMachine>> {
+    (0..FrameMeta::MAX_PINS).map(|_| pin(cpu, space, 0, 1, true).unwrap()).collect()
 }
 
 #[test]
@@ -123,20 +118,12 @@ fn what_a_program_may_not_do_is_refused_and_nothing_stays_pinned() {
             assert_eq!((error.operation, error.errno), ("pin", Errno::EFAULT), "{addr:#x}");
         }
         let file = Object::try_new(cpu, 1, 0).unwrap();
-        for flags in [MapFlags::SHARED, MapFlags::PRIVATE] {
-            let backing = Backing { object: &file, first: 0, may_write: true };
-            space
-                .mmap_object(cpu, AT + 8 * P, 2 * P, RW, flags | MapFlags::FIXED, backing)
-                .unwrap();
+        for flags in [SHARED, PRIVATE] {
+            map_object(cpu, space, (8, 2), RW, flags, (&file, 0));
             assert_eq!(refused(8, 2, true), Err(Errno::EFAULT), "beyond the end");
             assert_eq!(refused(8, 2, false), Err(Errno::EFAULT));
         }
-        let first = cpu.vm().machine().device();
-        let cache = crate::CacheMode::Uncached;
-        let device = crate::DeviceMemory { first, cache, tag: 0, may_write: true };
-        let shared = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: memory of the machine, which nothing else uses.
-        unsafe { space.mmap_device(cpu, AT + 20 * P, P, RW, shared, device) }.unwrap();
+        map_device(cpu, space, 20, 1).unwrap();
         assert_eq!(refused(20, 1, false), Err(Errno::EFAULT), "device memory");
         for page in 0..3 {
             assert!(!space.page_at(cpu, AT + page * P).unwrap().pinned);
@@ -202,8 +189,7 @@ fn a_pin_outlives_its_space_and_needs_no_cpu() {
 #[test]
 fn fork_copies_what_is_pinned() {
     with_space(|cpu, space| {
-        map(cpu, space, 0, 4, RW);
-        (0..4).for_each(|page| store(cpu, space, AT + page * P, 10 + page).unwrap());
+        map_numbered(cpu, space, 4);
         let pins = pin(cpu, space, 1, 2, true).unwrap();
         let child = space.fork(cpu).unwrap();
         // The pinned ones alone are copied.
@@ -290,34 +276,24 @@ fn a_pin_sees_nothing_of_another_space() {
 fn an_object_s_pages_are_pinned_as_they_are_where_they_are_shared() {
     with_space(|cpu, space| {
         let file = Object::try_new(cpu, 4, 0).unwrap();
-        for index in 0..2 {
-            // SAFETY: a word of a page that is lent.
-            file.write_page(cpu, index, |at| unsafe { at.cast::<u64>().write(40 + index) })
-                .unwrap();
-        }
-        for (page, flags) in [(0, MapFlags::SHARED), (8, MapFlags::PRIVATE)] {
-            let backing = Backing { object: &file, first: 0, may_write: true };
-            let flags = flags | MapFlags::FIXED;
-            space.mmap_object(cpu, AT + page * P, 4 * P, RW, flags, backing).unwrap();
-        }
-        load(cpu, space, AT + 8 * P).unwrap();
+        (0..2).for_each(|index| write_object(cpu, &file, index, 40 + index).unwrap());
+        map_both(cpu, space, &file);
+        load(cpu, space, AT + 4 * P).unwrap();
         let shared = pin(cpu, space, 0, 3, true).unwrap();
-        let private = pin(cpu, space, 8, 3, false).unwrap();
+        let private = pin(cpu, space, 4, 3, false).unwrap();
         let usage = |page| space.page_at(cpu, AT + page * P).unwrap().usage;
-        assert_eq!((usage(0), usage(8)), (Use::Shared, Use::Anon));
+        assert_eq!((usage(0), usage(4)), (Use::Shared, Use::Anon));
         let seen =
             |pins: &Pins<'_, TestMachine>| [0, 1, 2].map(|at| device_load(cpu, pins.frames()[at]));
         assert_eq!((seen(&shared), seen(&private)), ([40, 41, 0], [40, 41, 0]));
         device_store(cpu, shared.frames()[1], 99);
-        // SAFETY: a word of a page that is lent.
-        let word = |at: Option<*const u8>| unsafe { at.unwrap().cast::<u64>().read() };
-        assert_eq!(file.read_page(cpu, 1, word), 99);
-        assert_eq!(load(cpu, space, AT + 9 * P), Ok(41));
+        assert_eq!(read_object(cpu, &file, 1), Some(99));
+        assert_eq!(load(cpu, space, AT + 5 * P), Ok(41));
         // Fork shares the object's pages, pinned or not.
         let child = space.fork(cpu).unwrap();
         store(cpu, &child, AT, 77).unwrap();
         assert_eq!(device_load(cpu, shared.frames()[0]), 77);
-        assert_ne!(frame_of(cpu, &child, 8), frame_of(cpu, space, 8));
+        assert_ne!(frame_of(cpu, &child, 4), frame_of(cpu, space, 4));
         child.exit(cpu);
         // They leave the object, and the device keeps them.
         file.set_pages(cpu, 0).unwrap();
@@ -334,14 +310,10 @@ fn an_object_s_pages_are_pinned_as_they_are_where_they_are_shared() {
 fn a_pin_copies_what_is_read_only() {
     with_space(|cpu, space| {
         let file = Object::try_new(cpu, 2, 0).unwrap();
-        // SAFETY: a word of a page that is lent.
-        file.write_page(cpu, 0, |at| unsafe { at.cast::<u64>().write(40) }).unwrap();
-        let backing = Backing { object: &file, first: 0, may_write: true };
-        let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-        space.mmap_object(cpu, AT, 2 * P, Prot::READ, flags, backing).unwrap();
+        write_object(cpu, &file, 0, 40).unwrap();
+        map_object(cpu, space, (0, 2), Prot::READ, PRIVATE, (&file, 0));
         let pins = pin(cpu, space, 0, 2, false).unwrap();
-        // SAFETY: a word of a page that is lent.
-        file.write_page(cpu, 0, |at| unsafe { at.cast::<u64>().write(41) }).unwrap();
+        write_object(cpu, &file, 0, 41).unwrap();
         assert_eq!((device_load(cpu, pins.frames()[0]), load(cpu, space, AT)), (40, Ok(40)));
         assert_eq!(store(cpu, space, AT, 1), Err(FaultError::Segv { mapped: true }));
         check(cpu, &[space], &[&file], 0);
@@ -360,8 +332,7 @@ fn fill(cpu: &TestCpu<'_>, space: &TestSpace) {
 #[test]
 fn reclaim_leaves_what_is_pinned() {
     with_space(|cpu, space| {
-        map(cpu, space, 0, 4, RW);
-        (0..4).for_each(|page| store(cpu, space, AT + page * P, 10 + page).unwrap());
+        map_numbered(cpu, space, 4);
         // Pinned before the advice, after it for loads, after it for stores, and not at all.
         let before = pin(cpu, space, 0, 1, true).unwrap();
         space.madvise(cpu, AT, 4 * P, Advice::Free).unwrap();
@@ -393,8 +364,7 @@ fn reclaim_leaves_what_is_pinned() {
 fn pins_are_counted_up_to_a_limit() {
     with_space(|cpu, space| {
         map(cpu, space, 0, 2, RW);
-        let all: Vec<_> =
-            (0..FrameMeta::MAX_PINS).map(|_| pin(cpu, space, 0, 1, true).unwrap()).collect();
+        let all = pin_often(cpu, space);
         assert_eq!(all.len(), 1023);
         assert_eq!(pin(cpu, space, 0, 2, true).map(drop), Err(Errno::ENOMEM));
         assert_eq!(pin(cpu, space, 1, 1, false).map(drop), Ok(()));
@@ -517,16 +487,10 @@ fn a_pin_that_is_given_up_lets_no_store_through_to_the_other_space() {
 fn a_private_pin_does_not_count_on_the_objects_page() {
     with_space(|cpu, space| {
         let file = Object::try_new(cpu, 1, 0).unwrap();
-        let map = |at, flags| {
-            let backing = Backing { object: &file, first: 0, may_write: true };
-            space.mmap_object(cpu, at, P, RW, flags | MapFlags::FIXED, backing).unwrap();
-        };
-        map(AT, MapFlags::SHARED);
-        map(AT + P, MapFlags::PRIVATE);
+        map_both(cpu, space, &file);
         store(cpu, space, AT, 5).unwrap();
         assert_eq!(load(cpu, space, AT + P), Ok(5));
-        let all: Vec<_> =
-            (0..FrameMeta::MAX_PINS).map(|_| pin(cpu, space, 0, 1, true).unwrap()).collect();
+        let all = pin_often(cpu, space);
         assert_eq!(pin(cpu, space, 1, 1, false).map(drop), Ok(()));
         drop(all);
         Object::release(file, cpu);
@@ -538,12 +502,7 @@ fn a_private_pin_does_not_count_on_the_objects_page() {
 fn fork_shares_a_pinned_page_of_an_object() {
     with_space(|cpu, space| {
         let file = Object::try_new(cpu, 2, 0).unwrap();
-        let map = |at, flags| {
-            let backing = Backing { object: &file, first: 0, may_write: true };
-            space.mmap_object(cpu, at, 2 * P, RW, flags | MapFlags::FIXED, backing).unwrap();
-        };
-        map(AT, MapFlags::SHARED);
-        map(AT + 2 * P, MapFlags::PRIVATE);
+        map_both(cpu, space, &file);
         store(cpu, space, AT, 5).unwrap();
         assert_eq!(load(cpu, space, AT + 2 * P), Ok(5));
         // An anon_vma, so that fork shares the pages.
@@ -567,12 +526,7 @@ fn an_empty_region_refuses_no_device() {
     let vm = crate::Vm::new(machine).unwrap();
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
-    let cache = crate::CacheMode::Uncached;
-    let device = crate::DeviceMemory { first, cache, tag: 0, may_write: true };
-    let shared = MapFlags::SHARED | MapFlags::FIXED;
-    // SAFETY: memory of the machine, which nothing else uses.
-    let done = unsafe { space.mmap_device(&cpu, AT, 4 * P, RW, shared, device) };
-    assert_eq!(done.map_err(|error| error.errno), Ok(AT));
+    assert_eq!(map_device(&cpu, &space, 0, 4), Ok(AT));
     space.exit(&cpu);
 }
 
@@ -580,8 +534,7 @@ fn an_empty_region_refuses_no_device() {
 #[test]
 fn what_a_pin_copied_is_not_given_up() {
     with_space(|cpu, space| {
-        map(cpu, space, 0, 4, RW);
-        (0..4).for_each(|page| store(cpu, space, AT + page * P, 10 + page).unwrap());
+        map_numbered(cpu, space, 4);
         let child = space.fork(cpu).unwrap();
         store(cpu, space, AT, 10).unwrap();
         store(cpu, space, AT + 3 * P, 13).unwrap();
