@@ -6,21 +6,10 @@
 mod scenario;
 
 use faultless::{Advice, FaultError};
-use scenario::{AT, Guest, PAGE, PRIVATE, RW, Space, World, page};
+use scenario::{Guest, PAGE, PRIVATE, RW, Space, World, page};
 
 /// Frames of a scenario's machine.
 const FRAMES: u32 = 160;
-
-/// A space in which each of the first `pages` pages begins with two words: its number from 1 on.
-fn space_of(world: &World, pages: u64) -> Space {
-    world.space(|guest| {
-        let at = guest.space.mmap(guest.cpu, AT, 16 * PAGE, RW, PRIVATE).unwrap();
-        assert_eq!(at, AT);
-        for at in 0..pages {
-            [0, 8].iter().for_each(|word| guest.store(page(at) + word, at + 1).unwrap());
-        }
-    })
-}
 
 /// The first two words of a page.
 fn read(guest: &Guest<'_>, space: &Space, at: u64) -> Result<[u64; 2], FaultError> {
@@ -37,7 +26,7 @@ fn write(guest: &Guest<'_>, space: &Space, at: u64, value: u64) -> Result<(), Fa
 /// A page is taken away while it is read, and its frame is used for another at once.
 fn reads_against_reuse() {
     let world = World::outside(2, FRAMES);
-    let (space, other) = (space_of(&world, 2), space_of(&world, 0));
+    let (space, other) = (world.numbered(2, 2), world.numbered(0, 2));
     world.run(&[
         (&other, &|guest| {
             for _ in 0..3 {
@@ -58,7 +47,7 @@ fn reads_against_reuse() {
 /// What is written is in the child, or it is not; and it never comes there later.
 fn writes_against_fork() {
     let world = World::outside(3, FRAMES);
-    let (space, other) = (space_of(&world, 2), space_of(&world, 0));
+    let (space, other) = (world.numbered(2, 2), world.numbered(0, 2));
     world.run(&[
         (&other, &|guest| {
             write(guest, &space, page(0), 5).unwrap();
@@ -91,7 +80,7 @@ fn writes_against_fork() {
 /// A page that is unmapped and mapped again has what was written after that, or zeros.
 fn writes_against_munmap() {
     let world = World::outside(2, FRAMES);
-    let (space, other) = (space_of(&world, 1), space_of(&world, 0));
+    let (space, other) = (world.numbered(1, 2), world.numbered(0, 2));
     world.run(&[
         (&other, &|guest| {
             let written = write(guest, &space, page(0), 5);
@@ -111,7 +100,7 @@ fn writes_against_munmap() {
 /// Once stores are forbidden, nothing that was begun before is stored any more.
 fn writes_against_mprotect() {
     let world = World::outside(2, FRAMES);
-    let (space, other) = (space_of(&world, 1), space_of(&world, 0));
+    let (space, other) = (world.numbered(1, 2), world.numbered(0, 2));
     world.run(&[
         (&other, &|guest| {
             let written = write(guest, &space, page(0), 5);
@@ -132,7 +121,7 @@ fn writes_against_mprotect() {
 /// Children that no exit ends: calls of all CPUs do, while others fault in what they shared.
 fn children_that_are_dropped() {
     let world = World::unwatched(3, FRAMES);
-    let space = space_of(&world, 3);
+    let space = world.numbered(3, 2);
     let forks = |guest: &Guest<'_>| {
         for round in 0..2 {
             drop(guest.space.fork(guest.cpu).unwrap());

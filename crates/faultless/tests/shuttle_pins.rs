@@ -6,23 +6,12 @@ mod scenario;
 
 use faultless::{Advice, FrameNumber, Machine, Pins};
 use scenario::machine::Board;
-use scenario::{AT, Guest, PAGE, PRIVATE, RW, Space, World, page};
+use scenario::{AT, Guest, PAGE, World, page};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Frames of a scenario's machine.
 const FRAMES: u32 = 160;
-
-/// A space in which each of the first `pages` pages begins with its number from 1 on.
-fn space_of(world: &World, pages: u64) -> Space {
-    world.space(|guest| {
-        let at = guest.space.mmap(guest.cpu, AT, 16 * PAGE, RW, PRIVATE).unwrap();
-        assert_eq!(at, AT);
-        for at in 0..pages {
-            guest.store(page(at), at + 1).unwrap();
-        }
-    })
-}
 
 fn pin<'a>(guest: &Guest<'a>, at: u64, write: bool) -> Pins<'a, Board> {
     guest.space.pin(guest.cpu, page(at), PAGE, write).unwrap()
@@ -50,7 +39,7 @@ fn device_store(guest: &Guest<'_>, pins: &Pins<'_, Board>, value: u64) {
 /// The program and the device use one page, whoever forks.
 fn pins_against_fork() {
     let world = World::unwatched(3, FRAMES);
-    let space = space_of(&world, 2);
+    let space = world.numbered(2, 1);
     world.run(&[
         (&space, &|guest| {
             let pins = pin(guest, 0, true);
@@ -83,7 +72,7 @@ fn pins_against_fork() {
 fn pins_against_a_copy() {
     const PAGES: u64 = 4;
     let world = World::unwatched(2, FRAMES);
-    let space = space_of(&world, PAGES);
+    let space = world.numbered(PAGES, 1);
     let child = world.within(&space, |guest| guest.space.fork(guest.cpu).unwrap());
     let child = Mutex::new(Some(child));
     world.run(&[
@@ -116,7 +105,7 @@ fn pins_against_a_copy() {
 /// The page is taken away while it is pinned by a CPU that runs another space, and its frame is used for another page at once.
 fn pins_against_reuse() {
     let world = World::unwatched(2, FRAMES);
-    let (space, other) = (space_of(&world, 1), space_of(&world, 0));
+    let (space, other) = (world.numbered(1, 1), world.numbered(0, 1));
     world.run(&[
         (&other, &|guest| {
             for round in 0..2 {
@@ -140,7 +129,7 @@ fn pins_against_reuse() {
 /// What a device stores after the page was given up stays.
 fn pins_against_advice() {
     let world = World::unwatched(2, FRAMES);
-    let space = space_of(&world, 2);
+    let space = world.numbered(2, 1);
     let advised = AtomicBool::new(false);
     world.run(&[
         (&space, &|guest| {
@@ -168,7 +157,7 @@ fn pins_against_advice() {
 /// Whichever of the mapping and the pin goes last frees the frame.
 fn unpinning_against_munmap() {
     let world = World::unwatched(2, FRAMES);
-    let space = space_of(&world, 2);
+    let space = world.numbered(2, 1);
     world.run(&[
         (&space, &|guest| {
             if let Ok(pins) = guest.space.pin(guest.cpu, AT, 2 * PAGE, true) {

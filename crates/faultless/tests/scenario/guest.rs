@@ -114,6 +114,16 @@ impl World {
         })
     }
 
+    /// A space that maps 16 pages at [`AT`]. The first `words` words of each of the first `pages` pages are its number, from 1 on.
+    pub fn numbered(&self, pages: u64, words: u64) -> Space {
+        self.space(|guest| {
+            guest.map(AT, 16, RW);
+            for at in 0..pages {
+                (0..words).for_each(|word| guest.store(page(at) + 8 * word, at + 1).unwrap());
+            }
+        })
+    }
+
     /// An object of `pages` pages, of which the first `there` were written by the kernel: all words are 7.
     pub fn object(&self, pages: u64, there: u64) -> Shared<Object> {
         self.quietly(|cpu| {
