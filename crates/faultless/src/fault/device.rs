@@ -4,15 +4,13 @@
 //! around its own, a block of up to `fault_around_pages`, as far as it lies in the VMA; see [`object`](super::object), which
 //! has the protocol.
 
-use super::{Access, Attempt, FaultKind, overtaken};
+use super::{Access, Attempt, FaultKind};
 use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::fault::ticket::Abort;
 use crate::machine::Machine;
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
-use crate::table::Entry;
 use crate::table::node::{self, ENTRIES, LAST};
-use crate::table::protocol::{self, Slots};
 
 impl<M: Machine> Attempt<'_, '_, M> {
     /// Maps the page and those around it into `table`. `None`: another CPU was faster.
@@ -23,15 +21,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let here = node::index(self.page, LAST);
         let (below, above) = self.around(here);
         let run = &table[here - below..=here + above];
-        let held = protocol::take_some(Slots::all(run), Entry::NONE, !0, self.cpu);
-        if !held.holds(below) {
-            held.revert();
-            return self.outrun();
-        }
-        if !self.ticket.is_valid() {
-            held.revert();
-            return Err(overtaken(self.cpu, self.space, self.page, &run[below]));
-        }
+        let Some(held) = self.take_run(run, below, !0)? else { return self.outrun() };
         let first = self.vma.area.index_of(self.page - below as u64 * PAGE_SIZE);
         held.commit(|at| {
             let entry = self.leaf(FrameNumber(first as u32 + at as u32));

@@ -18,10 +18,10 @@ use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
 use crate::table::node::{self, ENTRIES, LAST};
-use crate::table::protocol::{self, Slots};
+use crate::table::protocol::{self, Slots, TakenSome};
 use core::ops::BitOr;
 
-impl<M: Machine> Attempt<'_, '_, M> {
+impl<'c, M: Machine> Attempt<'c, '_, M> {
     /// Maps the object's page, and with a read those around it, into `table`. Counting the mappings
     /// writes the frames' own lines, nothing else that is shared. `None`: another CPU was faster, or the
     /// page left the object.
@@ -43,15 +43,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         if Object::is_full(self.cpu, &names[below]) {
             return Err(Abort::TooManyMappings);
         }
-        let held = protocol::take_some(Slots::all(run), Entry::NONE, wanted, self.cpu);
-        if !held.holds(below) {
-            held.revert();
-            return self.outrun();
-        }
-        if !self.ticket.is_valid() {
-            held.revert();
-            return Err(overtaken(self.cpu, self.space, self.page, &run[below]));
-        }
+        let Some(held) = self.take_run(run, below, wanted)? else { return self.outrun() };
         let template = if self.access == Access::Write {
             self.vma.leaf.writable_dirty()
         } else {
@@ -73,6 +65,30 @@ impl<M: Machine> Attempt<'_, '_, M> {
         // Should the page have left the object just now, or have got its last possible mapping, the access
         // faults again, and finds that out.
         Ok(Some(FaultKind::Shared))
+    }
+
+    /// Takes those of the empty entries of `run` that are `wanted` and that no other CPU changes first, and validates the ticket. The
+    /// page's own is at place `own`. `None`: another CPU was faster there.
+    #[inline(always)]
+    pub(super) fn take_run<'t>(
+        self,
+        run: &'t [AtomicU64],
+        own: usize,
+        wanted: u64,
+    ) -> Result<Option<TakenSome<'t>>, Abort>
+    where
+        'c: 't,
+    {
+        let held = protocol::take_some(Slots::all(run), Entry::NONE, wanted, self.cpu);
+        if !held.holds(own) {
+            held.revert();
+            return Ok(None);
+        }
+        if !self.ticket.is_valid() {
+            held.revert();
+            return Err(overtaken(self.cpu, self.space, self.page, &run[own]));
+        }
+        Ok(Some(held))
     }
 
     /// How many pages of the VMA below and above its own a fault maps, at most. `here` is the page's index in

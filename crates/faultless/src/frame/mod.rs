@@ -202,6 +202,30 @@ impl Frames {
         Frame::new(number, meta.order())
     }
 
+    /// [Takes back](Self::reclaim) a published frame or block to which there is no reference any more, and frees it straight to its
+    /// node, which takes no CPU.
+    ///
+    /// # Safety
+    /// As [`reclaim`](Self::reclaim); and no CPU has a translation to it: there never was one, or each mapping's reference was
+    /// dropped after a flush.
+    pub unsafe fn free_unreferred(&self, number: FrameNumber) {
+        // SAFETY: handed on.
+        let frame = unsafe { self.reclaim(number).settle() };
+        // A node's lock is a leaf: its holder waits for nothing.
+        self.free_to_node(frame, &Spin);
+    }
+
+    /// Drops a pin, and frees the frame if nothing else refers to it. Takes no CPU.
+    ///
+    /// # Safety
+    /// The caller had the pin.
+    pub unsafe fn unpin(&self, number: FrameNumber) {
+        if self.meta(number).unpin() {
+            // SAFETY: the pin was the last reference. Those of mappings are dropped only after a flush.
+            unsafe { self.free_unreferred(number) };
+        }
+    }
+
     /// The metadata of `frame`, which must lie between the first and the last frame of all regions,
     /// as every number does that came from this room.
     #[inline(always)]

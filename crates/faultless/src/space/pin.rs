@@ -46,7 +46,7 @@ use crate::frame::{Kind, Use};
 use crate::machine::Machine;
 use crate::sync::atomic::{Ordering, fence};
 use crate::sync::mutant::{Mutant, lost};
-use crate::sync::wait::{Spin, Wait};
+use crate::sync::wait::Wait;
 use crate::table::format::USER_END;
 use crate::table::protocol;
 use crate::vm::{Cpu, Vm};
@@ -79,14 +79,9 @@ impl<M: Machine> fmt::Debug for Pins<'_, M> {
 
 impl<M: Machine> Drop for Pins<'_, M> {
     fn drop(&mut self) {
-        let frames = &self.vm.frames;
         for &number in &self.frames {
-            if frames.meta(number).unpin() {
-                // SAFETY: the pin was the last reference. Those of mappings are dropped only after a flush.
-                let frame = unsafe { frames.reclaim(number).settle() };
-                // A node's lock is a leaf: its holder waits for nothing.
-                frames.free_to_node(frame, &Spin);
-            }
+            // SAFETY: its pin.
+            unsafe { self.vm.frames.unpin(number) };
         }
     }
 }
@@ -208,7 +203,7 @@ impl<M: Machine> Space<M> {
             return Err(if meta.is_full_of_pins() { Miss::Full } else { Miss::Again });
         }
         // From here on the pin goes on each way out but the last.
-        let pins = PinOf { cpu, frame: seen.frame() };
+        let pins = PinOf { vm, frame: seen.frame() };
         // Before the entry is read again: see the module.
         fence(Ordering::SeqCst);
         // The count before the entry: if the mapping is there afterwards, it was one of those counted.
@@ -227,18 +222,14 @@ impl<M: Machine> Space<M> {
 }
 
 /// One pin, which goes when this is dropped.
-struct PinOf<'a, 'v, M: Machine> {
-    cpu: &'a Cpu<'v, M>,
+struct PinOf<'v, M: Machine> {
+    vm: &'v Vm<M>,
     frame: FrameNumber,
 }
 
-impl<M: Machine> Drop for PinOf<'_, '_, M> {
+impl<M: Machine> Drop for PinOf<'_, M> {
     fn drop(&mut self) {
-        let frames = &self.cpu.vm().frames;
-        if frames.meta(self.frame).unpin() {
-            // SAFETY: as in `Pins`.
-            let frame = unsafe { frames.reclaim(self.frame).settle() };
-            self.cpu.free(frame);
-        }
+        // SAFETY: its pin.
+        unsafe { self.vm.frames.unpin(self.frame) };
     }
 }

@@ -9,7 +9,6 @@ use crate::error::OutOfMemory;
 use crate::frame::{MAX_ORDER, Use};
 use crate::machine::Machine;
 use crate::sync::order::GracePeriod;
-use crate::sync::wait::Spin;
 use core::fmt;
 
 /// A block of 2^[`order`](Self::order) frames, aligned to its size, which belongs to the kernel until this is dropped. No
@@ -60,9 +59,7 @@ impl<M: Machine> Drop for Block<'_, M> {
         }
         // SAFETY: the only reference was this one's. The frames were never in a page table of the subsystem, so no CPU
         // has a translation of them.
-        let frame = unsafe { frames.reclaim(self.first).settle() };
-        // A node's lock is a leaf: its holder waits for nothing.
-        frames.free_to_node(frame, &Spin);
+        unsafe { frames.free_unreferred(self.first) };
     }
 }
 
@@ -198,10 +195,8 @@ mod tests {
                 assert!(if pin { meta.pin() } else { meta.get_ref_unless_zero() });
                 drop(blocks);
                 if pin {
-                    if meta.unpin() {
-                        // SAFETY: as `PinOf` does.
-                        cpu.free(unsafe { cpu.vm().frames.reclaim(frame).settle() });
-                    }
+                    // SAFETY: as `PinOf` does.
+                    unsafe { cpu.vm().frames.unpin(frame) };
                 } else {
                     // SAFETY: as `cow::copy` and `Lent` do.
                     unsafe { cpu.put_unmapped(frame) };
