@@ -15,8 +15,10 @@ extern crate alloc;
 use alloc::boxed::Box;
 use core::arch::global_asm;
 use core::cell::UnsafeCell;
+use core::hint::spin_loop;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use faultless::format::PAGE_ATTRIBUTES;
 use faultless::try_box;
 use faultless::{Access, CpuId, FaultError, MapFlags, PAGE_SIZE, Prot, Space};
 use faultless_bare::arch::fpu::FpuState;
@@ -60,6 +62,9 @@ fn program() -> &'static [u8] {
 /// The program's task, for the CPU that runs it.
 static TASK: AtomicPtr<Task> = AtomicPtr::new(ptr::null_mut());
 
+/// CPUs that are ready to cache device memory as the subsystem means it.
+static READY: AtomicUsize = AtomicUsize::new(0);
+
 struct Example;
 
 faultless_bare::kernel!(Example);
@@ -92,7 +97,13 @@ impl Kernel for Example {
     fn run() -> ! {
         // SAFETY: leaked by `start`.
         let task = unsafe { &*TASK.load(Ordering::Relaxed) };
+        assert_eq!(arch::page_attributes(), PAGE_ATTRIBUTES, "{:?}", percpu::id());
+        READY.fetch_add(1, Ordering::Relaxed);
         if percpu::id() == CpuId(0) {
+            while READY.load(Ordering::Relaxed) != percpu::cpus() {
+                spin_loop();
+            }
+            report!("message {} CPUs know all cache modes", percpu::cpus());
             context::set_kernel_stack(task.stack.top());
             let left = UnsafeCell::new(Context::default());
             // SAFETY: no other CPU runs the task, and this code is never resumed.

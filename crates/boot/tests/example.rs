@@ -33,6 +33,7 @@ fn pages() {
         let said = ran.report.messages.join("\n");
         let expected = [
             &format!("{} CPUs, 1 MiB mapped", machine.cpus),
+            &format!("{} CPUs know all cache modes", machine.cpus),
             "256 pages stored to, ",
             "Write behind the end: Segv { mapped: false }",
         ];

@@ -195,11 +195,11 @@ pub mod locks {
     pub use crate::sync::wait::{LOOKS_BEFORE_PARKING, Spin, Wait, until};
 }
 
-/// The page-table format, for a machine whose MMU is software.
+/// The page-table format: for a machine whose MMU is software, and what a kernel must tell the MMU of its CPUs.
 pub mod format {
     pub use crate::table::format::{
         ACCESSED, CACHE, CANONICAL_END, DIRTY, ENTRIES, FRAME, HUGE, INDEX_BITS, LEVELS,
-        NO_EXECUTE, PRESENT, SOFTWARE, USER, WRITE, frame_of,
+        NO_EXECUTE, PAGE_ATTRIBUTES, PRESENT, SOFTWARE, USER, WRITE, frame_of,
     };
 }
 

@@ -2,6 +2,7 @@
 
 use super::fpu;
 use core::arch::asm;
+use faultless::format::PAGE_ATTRIBUTES;
 use x86_64::registers::control::{Cr0, Cr0Flags, Cr4, Cr4Flags, Efer, EferFlags};
 use x86_64::registers::model_specific::Msr;
 
@@ -65,7 +66,16 @@ pub fn set_gs_base(base: u64) {
     unsafe { register.write(base) };
 }
 
-/// Enables the processor's protection features, and the FPU.
+/// Says how memory is cached whose page-table entries choose one of eight entries of this register.
+const PAT: Msr = Msr::new(0x277);
+
+/// The CPU's page attribute table ([`PAGE_ATTRIBUTES`] once the CPU has started).
+pub fn page_attributes() -> u64 {
+    // SAFETY: every processor with 64-bit mode has the register.
+    unsafe { PAT.read() }
+}
+
+/// Enables the processor's protection features, the subsystem's ways to cache device memory, and the FPU.
 pub fn enable() {
     let has = features();
     let mut cr4 =
@@ -91,6 +101,10 @@ pub fn enable() {
             *efer |= EferFlags::SYSTEM_CALL_EXTENSIONS | EferFlags::NO_EXECUTE_ENABLE;
         });
     }
+    let mut pat = PAT;
+    // SAFETY: the register exists, and the value is one of memory types. It changes entry 2 alone, which no page-table entry of the
+    // kernel chooses; so no cached translation or line is of another type than before, and nothing needs to be flushed.
+    unsafe { pat.write(PAGE_ATTRIBUTES) };
     fpu::enable(has.xsave);
 }
 

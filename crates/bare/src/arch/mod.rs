@@ -12,7 +12,8 @@ pub mod user;
 
 pub(crate) use cpu::enable;
 pub use cpu::{
-    Features, features, fs_base, gs_base, idle, park, serve_interrupts, set_fs_base, set_gs_base,
+    Features, features, fs_base, gs_base, idle, page_attributes, park, serve_interrupts,
+    set_fs_base, set_gs_base,
 };
 pub use frame::{KERNEL_CODE, KERNEL_DATA, RESUME, SYSTEM_CALL, TrapFrame, USER_CODE, USER_DATA};
 pub use selectors::Selectors;

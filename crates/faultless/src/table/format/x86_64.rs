@@ -23,7 +23,7 @@
 //! A leaf's bits 3 (PWT) and 4 (PCD) choose one of the first four entries of the PAT, the register `IA32_PAT` (`0x277`) of each
 //! CPU. The subsystem means by them write-back, write-through, write-combining and uncached. These are the values after
 //! reset, but for entry 2, which is uncached (UC-) then. So a kernel that maps device memory write-combining sets the
-//! register to `0x0007_0406_0001_0406` on each CPU. One that does not gets uncached pages, which are slower, and no less right.
+//! register to [`PAGE_ATTRIBUTES`] on each CPU. One that does not gets uncached pages, which are slower, and no less right.
 //!
 //! # Pages without permissions
 //!
@@ -63,6 +63,9 @@ pub const WRITE: u64 = 1 << 1;
 pub const USER: u64 = 1 << 2;
 /// Which of the first four entries of the page attribute table a leaf uses.
 pub const CACHE: u64 = 0b11 << CACHE_SHIFT;
+/// What the register `IA32_PAT` (`0x277`) of each CPU must hold, a byte for each entry of the table: write-back (6), write-through
+/// (4), write-combining (1), uncached (0); and entries 4 to 7, which nothing uses, as after reset.
+pub const PAGE_ATTRIBUTES: u64 = 0x0007_0406_0001_0406;
 /// The MMU sets it in each entry that a walk uses.
 pub const ACCESSED: u64 = 1 << 5;
 /// The MMU sets it in the leaf before a store.
@@ -470,6 +473,16 @@ mod tests {
             assert_eq!(cached, Entry(leaf.0 | bits));
             assert_eq!(cached.with_hidden(true).cache_mode(), mode);
             assert_eq!(cached.frame(), frame);
+        }
+        // The register has a byte for each; the manuals number the types.
+        for (mode, memory_type) in [
+            (CacheMode::WriteBack, 6),
+            (CacheMode::WriteThrough, 4),
+            (CacheMode::WriteCombining, 1),
+            (CacheMode::Uncached, 0),
+        ] {
+            let place = (leaf.cached(mode).0 & CACHE) >> CACHE_SHIFT;
+            assert_eq!(PAGE_ATTRIBUTES.to_le_bytes()[place as usize], memory_type, "{mode:?}");
         }
         assert_eq!(leaf.writable_dirty(), Entry(leaf.0 | 0x42));
         assert_eq!(leaf.writable_dirty().writable_dirty().dirty().used(), leaf.writable_dirty());
