@@ -40,7 +40,7 @@
 use super::Space;
 use super::vma::{Memory, Prot};
 use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange, page_down, page_up};
-use crate::error::{Errno, Error};
+use crate::error::{Errno, Error, OutOfMemory};
 use crate::fault::{Access, FaultError};
 use crate::frame::{Kind, Use};
 use crate::machine::Machine;
@@ -86,6 +86,9 @@ impl<M: Machine> Drop for Pins<'_, M> {
     }
 }
 
+/// For how many frames there is room from the beginning: 2 MiB, in 2 KiB of the heap.
+const AT_ONCE: usize = 512;
+
 /// Why a page was not pinned at a first try.
 enum Miss {
     /// The access faults, or nothing is mapped there.
@@ -127,11 +130,9 @@ impl<M: Machine> Space<M> {
         let range = VirtRange::new(page_down(addr), end.ok_or(refused(Errno::EFAULT))?);
         let pages = if len == 0 { 0 } else { range.pages() };
         let pins = cpu.with_memory(|| {
-            let mut frames = Vec::new();
-            let count = usize::try_from(pages).map_err(|_| Errno::ENOMEM)?;
-            frames.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
-            let mut pins = Pins { vm: cpu.vm(), frames };
+            let mut pins = Pins { vm: cpu.vm(), frames: Vec::new() };
             for page in 0..pages {
+                make_room(&mut pins.frames, pages - page)?;
                 let at = range.start + (page << PAGE_SHIFT);
                 pins.frames.push(self.pin_page(cpu, at, write)?);
             }
@@ -219,6 +220,16 @@ impl<M: Machine> Space<M> {
         core::mem::forget(pins);
         Ok(seen.frame())
     }
+}
+
+/// Makes room for a frame in `frames`, to which `left` are to be added: at once for all of a few, or else as they come, since a
+/// range may be much larger than what is mapped of it. Never for more than all.
+fn make_room(frames: &mut Vec<FrameNumber>, left: u64) -> Result<(), OutOfMemory> {
+    if frames.len() == frames.capacity() {
+        let more = left.min(frames.len().max(AT_ONCE) as u64);
+        frames.try_reserve_exact(more as usize).map_err(|_| OutOfMemory)?;
+    }
+    Ok(())
 }
 
 /// One pin, which goes when this is dropped.

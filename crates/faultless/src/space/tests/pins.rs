@@ -132,6 +132,29 @@ fn what_a_program_may_not_do_is_refused_and_nothing_stays_pinned() {
     });
 }
 
+/// A range of which little is mapped. Room for its frames is not made before they are there: this would be more than the heap has.
+#[test]
+fn a_hole_in_a_huge_range_is_no_lack_of_memory() {
+    with_space(|cpu, space| {
+        map(cpu, space, 0, 1, RW);
+        for len in [1 << 40, USER_END - AT] {
+            let error = space.pin(cpu, AT, len, true).unwrap_err();
+            assert_eq!(error.errno, Errno::EFAULT, "{len:#x}");
+            assert!(!space.page_at(cpu, AT).unwrap().pinned);
+        }
+        // A list that grows, of pins of one page.
+        let file = Object::try_new(cpu, 1, 0).unwrap();
+        for page in 0..1024 {
+            map_object(cpu, space, (page, 1), RW, SHARED, (&file, 0));
+        }
+        let refused = |pages| pin(cpu, space, 0, pages, true).map(drop);
+        assert_eq!(refused(1000), Ok(()));
+        assert_eq!(refused(1024), Err(Errno::ENOMEM), "of one page as many pins as can be counted");
+        assert!(!space.page_at(cpu, AT).unwrap().pinned);
+        Object::release(file, cpu);
+    });
+}
+
 /// What takes the first pages away.
 type TakeAway = fn(&TestCpu<'_>, &TestSpace);
 
