@@ -1,5 +1,5 @@
-//! Random calls, loads and stores in several spaces, and of files that they map, against a naive page
-//! map. After every step the audit checks every frame, reference and entry.
+//! Random calls, loads and stores in several spaces, of files that they map, and of devices that have pages pinned, against a
+//! naive page map. After every step the audit checks every frame, reference and entry.
 
 use super::guest::{self, TestVm};
 use crate::addr::{FrameNumber, PAGE_SIZE};
@@ -9,14 +9,17 @@ use crate::fault::FaultError;
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::knob::{Locking, Setting};
+use crate::machine::Machine;
 use crate::space::{
-    Advice, Backing, Copies, DeviceMemory, MapFlags, Prot, RemapFlags, Space, VmaFlags,
+    Advice, Backing, Copies, DeviceMemory, MapFlags, Pins, Prot, RemapFlags, Space, VmaFlags,
 };
 use crate::table::format::CacheMode;
 use crate::testing::{DEVICE_FRAMES, TestMachine};
 use crate::vm::Cpu;
 use proptest::prelude::*;
+use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::vec;
 use std::vec::Vec;
 
@@ -50,6 +53,9 @@ enum Step {
     Remove { file: usize },
     FaultAround(u64),
     Prefault(u8),
+    Pin { at: u64, len: u64, write: bool },
+    Unpin { which: usize },
+    DeviceStore { which: usize, page: usize, value: u64 },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -93,10 +99,17 @@ fn step() -> impl Strategy<Value = Step> {
         1 => file().prop_map(|file| Step::Remove { file }),
         1 => (0..7u32).prop_map(|order| Step::FaultAround(1 << order)),
         1 => (0..=9u8).prop_map(Step::Prefault),
+        4 => (at(), 1..4u64, any::<bool>()).prop_map(|(at, len, write)| Step::Pin { at, len, write }),
+        2 => any::<usize>().prop_map(|which| Step::Unpin { which }),
+        4 => (any::<usize>(), any::<usize>(), 1..u64::MAX).prop_map(
+            |(which, page, value)| Step::DeviceStore { which, page, value }),
     ]
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// The word in a frame that a space, an object or a device has.
+type Word = Rc<Cell<u64>>;
+
+#[derive(Clone, Debug, PartialEq)]
 struct Page {
     prot: Prot,
     /// The object behind it, and the page in it.
@@ -104,12 +117,12 @@ struct Page {
     shared: bool,
     may_write: bool,
     /// What is in it, once it is a page of its own.
-    own: Option<u64>,
+    own: Option<Word>,
     dont_fork: bool,
     wipe: bool,
 }
 
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct Model {
     pages: BTreeMap<u64, Page>,
 }
@@ -118,7 +131,7 @@ struct Model {
 #[derive(Default)]
 struct Contents {
     len: u64,
-    pages: BTreeMap<u64, u64>,
+    pages: BTreeMap<u64, Word>,
 }
 
 impl Contents {
@@ -127,7 +140,12 @@ impl Contents {
     }
 
     fn get(&self, index: u64) -> u64 {
-        self.pages.get(&index).copied().unwrap_or(0)
+        self.pages.get(&index).map_or(0, |word| word.get())
+    }
+
+    /// The page, which is there from now on.
+    fn word(&mut self, index: u64) -> &Word {
+        self.pages.entry(index).or_default()
     }
 }
 
@@ -144,8 +162,8 @@ impl Page {
     }
 
     fn value(&self, objects: &Objects) -> Result<u64, FaultError> {
-        match (self.own, self.object) {
-            (Some(value), _) => Ok(value),
+        match (&self.own, self.object) {
+            (Some(word), _) => Ok(word.get()),
             (None, None) => Ok(0),
             (None, Some((object, index))) => {
                 let contents = &objects[&object];
@@ -158,9 +176,29 @@ impl Page {
     fn populate(&mut self, objects: &Objects, write: bool) -> Result<(), FaultError> {
         let value = self.value(objects)?;
         if write && !self.shared {
-            self.own = Some(value);
+            self.own.get_or_insert_default().set(value);
         }
         Ok(())
+    }
+
+    /// Pins it: what the device and the space have from now on. `None`: it may not.
+    fn pin(&mut self, objects: &mut Objects, write: bool) -> Option<Word> {
+        let allowed = if write { self.prot.contains(Prot::WRITE) } else { !self.prot.is_empty() };
+        if !allowed || self.is_device() {
+            return None;
+        }
+        // A private page becomes the space's own.
+        self.populate(objects, true).ok()?;
+        match (&self.own, self.object) {
+            (None, Some((object, index))) => Some(objects.get_mut(&object)?.word(index).clone()),
+            (own, _) => own.clone(),
+        }
+    }
+
+    /// As a child has it.
+    fn copy(&self) -> Self {
+        let own = self.own.as_ref().map(|word| Word::new(Cell::new(word.get())));
+        Self { own, ..self.clone() }
     }
 }
 
@@ -172,8 +210,16 @@ impl Model {
     }
 }
 
+/// Pages that a device has.
+struct Device<'a> {
+    pins: Pins<'a, TestMachine>,
+    words: Vec<Word>,
+    writes: bool,
+}
+
 struct World<'a> {
     cpu: Cpu<'a, TestMachine>,
+    devices: Vec<Device<'a>>,
     spaces: Vec<(Space<TestMachine>, Model)>,
     /// The kernel's shares, and the objects' numbers.
     files: Vec<(Shared<Object>, usize)>,
@@ -263,7 +309,8 @@ impl World<'_> {
                 let got = space.mmap(cpu, addr(hint), len * PAGE_SIZE, prot, flags).unwrap();
                 let page = Page::private(prot);
                 for index in 0..len {
-                    assert!(model.pages.insert(number(got) + index, page).is_none(), "not free");
+                    let before = model.pages.insert(number(got) + index, page.clone());
+                    assert!(before.is_none(), "not free");
                 }
             }
             Step::Unmap { at, len } => {
@@ -311,10 +358,10 @@ impl World<'_> {
                 if self.spaces.len() < 3 {
                     let (space, model) = &self.spaces[turn];
                     let child = space.fork(&self.cpu).unwrap();
-                    let mut copy = model.clone();
-                    copy.pages.retain(|_, page| !page.dont_fork);
-                    for page in copy.pages.values_mut().filter(|page| page.wipe) {
-                        page.own = None;
+                    let mut copy = Model::default();
+                    for (&at, page) in model.pages.iter().filter(|(_, page)| !page.dont_fork) {
+                        let own = if page.wipe { None } else { page.copy().own };
+                        copy.pages.insert(at, Page { own, ..page.clone() });
                     }
                     self.spaces.push((child, copy));
                 }
@@ -338,10 +385,9 @@ impl World<'_> {
                         assert_eq!(got, page.value(&self.objects).map(|_| ()));
                         match page.object.filter(|_| page.shared && got.is_ok()) {
                             Some((object, index)) => {
-                                let contents = self.objects.get_mut(&object).unwrap();
-                                contents.pages.insert(index, value);
+                                self.objects.get_mut(&object).unwrap().word(index).set(value);
                             }
-                            None if got.is_ok() => page.own = Some(value),
+                            None if got.is_ok() => page.own.get_or_insert_default().set(value),
                             None => {}
                         }
                     }
@@ -363,7 +409,7 @@ impl World<'_> {
                 let contents = self.objects.get_mut(id).unwrap();
                 if index < contents.len {
                     assert_eq!(got, Ok(()));
-                    contents.pages.insert(index, value);
+                    contents.word(index).set(value);
                 } else {
                     assert_eq!(got, Err(Errno::EFBIG));
                 }
@@ -393,6 +439,58 @@ impl World<'_> {
             Step::FaultAround(pages) => self.cpu.vm().set(Setting::FaultAroundPages(pages)),
             Step::Prefault(order) => self.cpu.vm().set(Setting::PrefaultMaxOrder(order)),
             Step::Locking(at) => self.cpu.vm().set(Setting::Locking(Locking::ALL[at])),
+            Step::Pin { at, len, write } => {
+                let got = space.pin(cpu, addr(at), len * PAGE_SIZE, write);
+                // What comes before a page that may not be pinned is faulted in.
+                let mut pin = |page| model.pages.get_mut(&page)?.pin(&mut self.objects, write);
+                let words: Vec<_> =
+                    (number(addr(at))..number(addr(at)) + len).map_while(&mut pin).collect();
+                if words.len() as u64 == len {
+                    self.devices.push(Device { pins: got.unwrap(), words, writes: write });
+                } else {
+                    assert_eq!(got.map(drop).map_err(|error| error.errno), Err(Errno::EFAULT));
+                }
+            }
+            Step::Unpin { which } => {
+                if !self.devices.is_empty() {
+                    let which = which % self.devices.len();
+                    self.devices.swap_remove(which);
+                }
+            }
+            Step::DeviceStore { which, page, value } => {
+                let mut writers: Vec<_> =
+                    self.devices.iter().filter(|device| device.writes).collect();
+                if !writers.is_empty() {
+                    let device = writers.swap_remove(which % writers.len());
+                    let page = page % device.words.len();
+                    let at = cpu.vm().machine().frame_bytes(device.pins.frames()[page]);
+                    // SAFETY: a word of a pinned page.
+                    unsafe { at.cast::<u64>().write(value) };
+                    device.words[page].set(value);
+                }
+            }
+        }
+    }
+
+    /// Each device finds what was stored last, and a space that has a page of a device has it in the device's frame.
+    fn check_devices(&self) {
+        for device in &self.devices {
+            for (word, &frame) in device.words.iter().zip(device.pins.frames()) {
+                let at = self.cpu.vm().machine().frame_bytes(frame);
+                // SAFETY: a word of a pinned page.
+                assert_eq!(unsafe { at.cast::<u64>().read() }, word.get(), "{frame:?}");
+                for (space, model) in &self.spaces {
+                    let has =
+                        |page: &Page| page.own.as_ref().is_some_and(|own| Rc::ptr_eq(own, word));
+                    for (&page, _) in model.pages.iter().filter(|(_, page)| has(page)) {
+                        let there = space.page_at(&self.cpu, page * PAGE_SIZE);
+                        assert_eq!(
+                            there.map(|page| (page.frame, page.pinned)),
+                            Some((frame, true))
+                        );
+                    }
+                }
+            }
         }
     }
 
@@ -423,7 +521,7 @@ impl World<'_> {
             });
             assert!(seen.keys().eq(model.pages.keys()), "{seen:?} against {:?}", model.pages);
             for (page, (prot, flags, tag, index)) in seen {
-                let known = model.pages[&page];
+                let known = &model.pages[&page];
                 assert_eq!(prot, known.prot, "page {page:#x}");
                 assert_eq!(flags.contains(VmaFlags::SHARED), known.shared);
                 assert_eq!(flags.contains(VmaFlags::NOWRITE), known.shared && !known.may_write);
@@ -509,10 +607,10 @@ fn remap(model: &mut Model, from: u64, old: u64, new: u64, there: u64, flags: Re
         // Linux looks at the first page only, and unmaps what is too much.
         return model.unmap(from + new, old - new);
     }
-    let first = model.pages[&from];
+    let first = model.pages[&from].clone();
     // A move to a fixed place may take holes along, and what they come to lie on stays.
     let moved: Vec<_> =
-        (0..old.min(new)).map(|index| model.pages.get(&(from + index)).copied()).collect();
+        (0..old.min(new)).map(|index| model.pages.get(&(from + index)).cloned()).collect();
     if there != from {
         if flags.contains(RemapFlags::DONTUNMAP) {
             for index in 0..old {
@@ -530,9 +628,9 @@ fn remap(model: &mut Model, from: u64, old: u64, new: u64, there: u64, flags: Re
         let grown = Page {
             own: None,
             object: first.object.map(|(object, at)| (object, at + index)),
-            ..first
+            ..first.clone()
         };
-        if let Some(page) = moved.get(index as usize).copied().unwrap_or(Some(grown)) {
+        if let Some(page) = moved.get(index as usize).cloned().unwrap_or(Some(grown)) {
             model.pages.insert(there + index, page);
         }
     }
@@ -546,6 +644,7 @@ fn run(steps: &[Step]) {
         (1..=FILES).map(|id| (Object::try_new(&cpu, FILE_PAGES, id as u64).unwrap(), id)).collect();
     let mut world = World {
         cpu,
+        devices: Vec::new(),
         spaces: Vec::from([(space, Model::default())]),
         files,
         objects: (1..=FILES)
@@ -558,6 +657,7 @@ fn run(steps: &[Step]) {
     for step in steps {
         world.apply(step);
         world.check_areas();
+        world.check_devices();
         world.audit();
     }
     for turn in 0..world.spaces.len() {
@@ -572,6 +672,9 @@ fn run(steps: &[Step]) {
     for (file, _) in world.files.drain(..) {
         Object::release(file, &world.cpu);
     }
+    world.check_devices();
+    world.audit();
+    world.devices.clear();
     world.audit();
     assert_eq!(vm.free_frames(), vm.total_frames() - 1, "all but the zero page are free");
 }
