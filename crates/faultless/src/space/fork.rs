@@ -8,7 +8,7 @@ use super::Space;
 use super::brk::bounds::HeapBounds;
 use super::made::State;
 use super::made::make_vma;
-use super::pages::{each_run, each_slot, last_table};
+use super::pages::{each_run, last_table};
 use super::vma::{Area, Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
@@ -63,9 +63,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         let mut pinned = None;
         let copied = self.copy_vmas(child, &mut batch, &mut pinned);
         batch.finish();
-        if let Some(range) = pinned {
-            self.copy_pinned(child, range);
-        }
+        self.copy_pinned(pinned);
         if let Some(hull) = self.space.core.lazy.hull(self.cpu) {
             self.cpu.vm().lazy.note(self.cpu, &child.core, hull);
         }
@@ -82,7 +80,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         &self,
         child: &mut Space<M>,
         batch: &mut FlushBatch<'_, '_, M>,
-        pinned: &mut Option<VirtRange>,
+        pinned: &mut Option<FrameNumber>,
     ) -> Result<(), OutOfMemory> {
         let Space { tree, root, core, .. } = child;
         let grace = &self.cpu.vm().grace;
@@ -134,13 +132,14 @@ impl<M: Machine> Writing<'_, '_, M> {
     }
 
     /// Maps the pages of `range` in the child too, read-only in both. In the place of pinned ones it maps frames that are to be
-    /// [filled](Self::copy_pinned), and extends `pinned` to them. The child has a root table and a count of resident pages.
+    /// [filled](Self::copy_pinned), and makes each the first of the list `pinned`. The child has a root table and a count of resident
+    /// pages.
     fn share_pages(
         &self,
         (child_root, resident): (FrameNumber, &AtomicU64),
         range: VirtRange,
         batch: &mut FlushBatch<'_, '_, M>,
-        pinned: &mut Option<VirtRange>,
+        pinned: &mut Option<FrameNumber>,
     ) -> Result<(), OutOfMemory> {
         let frames = &self.cpu.vm().frames;
         let mut shared = 0;
@@ -191,9 +190,11 @@ impl<M: Machine> Writing<'_, '_, M> {
                         };
                         let anon_vma = meta.anon_vma.load(Ordering::Relaxed);
                         let index = meta.index.load(Ordering::Relaxed);
-                        entry = new.with_frame(frames.publish(frame, Use::Anon, anon_vma, index));
-                        let page = VirtRange::page(start + at as u64 * PAGE_SIZE);
-                        *pinned = Some(pinned.map_or(page, |pinned| pinned.hull(page)));
+                        let copy = frames.publish(frame, Use::Anon, anon_vma, index);
+                        let to_fill = ToFill { from: new.frame(), next: pinned.replace(copy) };
+                        // SAFETY: a frame of the child's, which no program can reach yet; aligned to a page.
+                        unsafe { self.to_fill(copy).write(to_fill) };
+                        entry = new.with_frame(copy);
                     } else if !meta.get_mapping() {
                         result = Err(OutOfMemory);
                         break;
@@ -216,23 +217,30 @@ impl<M: Machine> Writing<'_, '_, M> {
     }
 }
 
+/// What a frame of the child holds until it is filled: the list of such frames needs no memory of its own.
+struct ToFill {
+    /// The parent's page.
+    from: FrameNumber,
+    /// The next frame to be filled.
+    next: Option<FrameNumber>,
+}
+
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Copies the pages in `range` for which the child has frames of its own. No program can store to them.
-    fn copy_pinned(&self, child: &Space<M>, range: VirtRange) {
-        let machine = self.cpu.vm().machine();
-        let copy = |addr: u64, slot: &AtomicU64| {
-            let entry = node::load(slot);
-            if !entry.is_mapped() || entry.is_special() {
-                return;
-            }
-            let theirs = child.entry_at(self.cpu, addr);
-            if theirs.is_mapped() && !theirs.is_special() && theirs.frame() != entry.frame() {
-                // SAFETY: the child's frame, which nobody else knows; the parent's mapping stays.
-                unsafe { machine.copy_frame(theirs.frame(), entry.frame()) };
-            }
-        };
-        // SAFETY: the range is locked.
-        unsafe { each_slot(self.cpu, self.space.root(), range, copy) };
+    /// Where `frame` holds what it is to be filled with.
+    fn to_fill(&self, frame: FrameNumber) -> *mut ToFill {
+        self.cpu.vm().machine().frame_bytes(frame).cast()
+    }
+
+    /// Copies the pages for which the child has frames of its own, from the first in the list on. No program can store to them.
+    fn copy_pinned(&self, first: Option<FrameNumber>) {
+        let mut next = first;
+        while let Some(to) = next {
+            // SAFETY: written when it was put into the list.
+            let to_fill = unsafe { self.to_fill(to).read() };
+            next = to_fill.next;
+            // SAFETY: the child's frame, which nobody else knows; the parent's mapping stays.
+            unsafe { self.cpu.vm().machine().copy_frame(to, to_fill.from) };
+        }
     }
 }
 
