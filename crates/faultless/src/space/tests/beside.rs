@@ -12,7 +12,7 @@ use crate::table::protocol;
 use crate::table::walk::{Reached, descend};
 use crate::testing::TestMachine;
 use crate::vm::Cpu;
-use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64 as Count, Ordering};
 use std::thread;
 use std::time::Duration;
 use std::vec::Vec;
@@ -132,39 +132,100 @@ fn a_root_set_in_what_is_under_change() {
     assert_eq!(got, Ok(7), "the child lost a page");
 }
 
+/// Where threads wait for each other, again and again. If one of them panics, so do those that wait for it.
+struct Meeting {
+    threads: u64,
+    arrived: Count,
+    broken: AtomicBool,
+}
+
+/// A thread's part in it.
+struct Attendance<'m>(&'m Meeting);
+
+impl Drop for Attendance<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.broken.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Meeting {
+    fn of(threads: u64) -> Self {
+        Self { threads, arrived: Count::new(0), broken: AtomicBool::new(false) }
+    }
+
+    fn attend(&self) -> Attendance<'_> {
+        Attendance(self)
+    }
+}
+
+impl Attendance<'_> {
+    /// Waits until all have arrived as often as this thread.
+    fn wait(&self) {
+        let Meeting { threads, arrived, broken } = self.0;
+        let before = arrived.fetch_add(1, Ordering::AcqRel);
+        let all = before - before % threads + threads;
+        while arrived.load(Ordering::Acquire) < all {
+            assert!(!broken.load(Ordering::Relaxed), "another thread has panicked");
+            thread::yield_now();
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "a scoped thread panicked")]
+fn a_meeting_ends_with_the_first_panic() {
+    let meeting = Meeting::of(3);
+    thread::scope(|scope| {
+        for number in 0..3 {
+            let meeting = &meeting;
+            scope.spawn(move || {
+                let meeting = meeting.attend();
+                meeting.wait();
+                assert!(number != 1, "one of them");
+                meeting.wait();
+            });
+        }
+    });
+}
+
 #[test]
 fn growth_beside_mprotect_down() {
     let vm = guest::vm(3, 1024);
     let (cpu0, cpu1, cpu2) = (cpu(&vm, 0), cpu(&vm, 1), cpu(&vm, 2));
     let space = Space::new(&cpu0).unwrap();
-    let barrier = Barrier::new(3);
+    let meeting = Meeting::of(3);
     let rounds = 2000;
     let mut bad = None;
     thread::scope(|scope| {
-        let (space, barrier) = (&space, &barrier);
+        let (space, meeting) = (&space, &meeting);
         scope.spawn(move || {
+            let meeting = meeting.attend();
             for _ in 0..rounds {
-                barrier.wait();
+                meeting.wait();
                 space.mprotect(&cpu1, AT + P, P, Prot::READ | Prot::GROWSDOWN).unwrap();
-                barrier.wait();
+                meeting.wait();
             }
             cpu1.drain();
         });
         scope.spawn(move || {
+            let meeting = meeting.attend();
             for round in 0..rounds {
-                barrier.wait();
+                meeting.wait();
                 for _ in 0..round % 400 {
                     std::hint::spin_loop();
                 }
                 space.fault(&cpu2, AT - P, Access::Read).unwrap();
-                barrier.wait();
+                meeting.wait();
             }
             cpu2.drain();
         });
+        let meeting = meeting.attend();
         for round in 0..rounds {
             space.mmap(&cpu0, AT, 2 * P, RW, FIXED | MapFlags::GROWSDOWN).unwrap();
-            barrier.wait();
-            barrier.wait();
+            meeting.wait();
+            meeting.wait();
             let mut areas = Vec::new();
             space.each_area(&cpu0, VirtRange::USER, |area| {
                 areas.push(((area.range.start as i64 - AT as i64) / P as i64, area.prot));
