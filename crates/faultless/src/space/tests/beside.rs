@@ -132,6 +132,51 @@ fn a_root_set_in_what_is_under_change() {
     assert_eq!(got, Ok(7), "the child lost a page");
 }
 
+/// A VMA under change is to merge with the one above it, which is unmapped then; and a stack grows down to it. A growth
+/// merges no VMAs, and the end of the change must not merge these two.
+#[test]
+fn growth_down_to_what_is_under_change_merges_nothing() {
+    let vm = guest::vm(4, 256);
+    let (cpu0, cpu1, cpu2, cpu3) = (cpu(&vm, 0), cpu(&vm, 1), cpu(&vm, 2), cpu(&vm, 3));
+    let space = Space::new(&cpu0).unwrap();
+    let stack = FIXED | MapFlags::GROWSDOWN;
+    space.mmap(&cpu0, AT, 2 * P, RX, FIXED).unwrap();
+    load(&cpu0, &space, AT).unwrap();
+    space.mmap(&cpu0, AT + 2 * P, 2 * P, RW, stack).unwrap();
+    space.mmap(&cpu0, AT + 8 * P, 2 * P, RW, stack).unwrap();
+    {
+        let section = cpu0.section();
+        let slot = slot_of(&cpu0, &space, AT);
+        let held = protocol::take(slot, node::load(slot), &cpu0).unwrap();
+        thread::scope(|scope| {
+            let space = &space;
+            space.activate(&cpu3);
+            let change = scope.spawn(move || {
+                space.mmap(&cpu1, AT, 2 * P, RW, stack).unwrap();
+                cpu1
+            });
+            nap();
+            assert!(!change.is_finished());
+            space.munmap(&cpu2, AT + 2 * P, 2 * P).unwrap();
+            space.fault(&cpu2, AT + 2 * P, Access::Write).unwrap();
+            assert!(!change.is_finished());
+            // SAFETY: a test's.
+            unsafe { space.deactivate(&cpu3) };
+            held.revert();
+            drop(section);
+            change.join().unwrap().drain();
+            cpu2.drain();
+        });
+    }
+    let mut areas = Vec::new();
+    space.each_area(&cpu0, VirtRange::USER, |area| {
+        areas.push(((area.range.start - AT) / P, (area.range.end - AT) / P));
+        true
+    });
+    assert_eq!(areas, [(0, 2), (2, 10)]);
+    space.exit(&cpu0);
+}
+
 /// Where threads wait for each other, again and again. If one of them panics, so do those that wait for it.
 struct Meeting {
     threads: u64,
