@@ -87,7 +87,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (at(), len(), advice).prop_map(|(at, len, advice)| Step::Advise { at, len, advice }),
         3 => (at(), 0..8u64, 0..9u64, at(), 0..8u32).prop_map(
             |(at, old, new, to, flags)| Step::Remap { at, old, new, to, flags }),
-        1 => Just(Step::Fork),
+        2 => Just(Step::Fork),
         1 => Just(Step::Exit),
         6 => at().prop_map(|at| Step::Load { at }),
         8 => (at(), 1..u64::MAX).prop_map(|(at, value)| Step::Store { at, value }),
@@ -99,7 +99,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => file().prop_map(|file| Step::Remove { file }),
         1 => (0..7u32).prop_map(|order| Step::FaultAround(1 << order)),
         1 => (0..=9u8).prop_map(Step::Prefault),
-        4 => (at(), 1..4u64, any::<bool>()).prop_map(|(at, len, write)| Step::Pin { at, len, write }),
+        6 => (at(), 1..6u64, any::<bool>()).prop_map(|(at, len, write)| Step::Pin { at, len, write }),
         2 => any::<usize>().prop_map(|which| Step::Unpin { which }),
         4 => (any::<usize>(), any::<usize>(), 1..u64::MAX).prop_map(
             |(which, page, value)| Step::DeviceStore { which, page, value }),
@@ -472,7 +472,8 @@ impl World<'_> {
         }
     }
 
-    /// Each device finds what was stored last, and a space that has a page of a device has it in the device's frame.
+    /// Each device finds what was stored last. A space that has a device's page has it in the device's frame, and maps that frame
+    /// nowhere else.
     fn check_devices(&self) {
         for device in &self.devices {
             for (word, &frame) in device.words.iter().zip(device.pins.frames()) {
@@ -480,17 +481,30 @@ impl World<'_> {
                 // SAFETY: a word of a pinned page.
                 assert_eq!(unsafe { at.cast::<u64>().read() }, word.get(), "{frame:?}");
                 for (space, model) in &self.spaces {
-                    let has =
-                        |page: &Page| page.own.as_ref().is_some_and(|own| Rc::ptr_eq(own, word));
-                    for (&page, _) in model.pages.iter().filter(|(_, page)| has(page)) {
-                        let there = space.page_at(&self.cpu, page * PAGE_SIZE);
-                        assert_eq!(
-                            there.map(|page| (page.frame, page.pinned)),
-                            Some((frame, true))
-                        );
-                    }
+                    self.check_device_page(space, model, (word, frame));
                 }
             }
+        }
+    }
+
+    fn check_device_page(
+        &self,
+        space: &Space<TestMachine>,
+        model: &Model,
+        (word, frame): (&Word, FrameNumber),
+    ) {
+        for (&at, page) in &model.pages {
+            let there = space.page_at(&self.cpu, at * PAGE_SIZE);
+            let maps = there.as_ref().is_some_and(|there| there.frame == frame);
+            match (&page.own, page.object) {
+                (Some(own), _) => assert_eq!(maps, Rc::ptr_eq(own, word), "page {at:#x}"),
+                (None, Some((object, index))) if maps => {
+                    let of_object = self.objects[&object].pages.get(&index);
+                    assert!(of_object.is_some_and(|of| Rc::ptr_eq(of, word)), "page {at:#x}");
+                }
+                _ => assert!(!maps, "page {at:#x}"),
+            }
+            assert!(!maps || there.is_some_and(|there| there.pinned));
         }
     }
 
