@@ -34,7 +34,7 @@ impl Shared {
 
     /// One call of `cpu`, which changes the tree in place if it can. Returns whether it could.
     fn edits(&self, cpu: u16) -> bool {
-        let held = self.owner.hold(CpuId(cpu));
+        let held = self.owner.hold(CpuId(cpu), &Fair);
         if held.is_some() {
             self.tree.add();
         }

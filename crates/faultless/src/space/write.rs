@@ -180,7 +180,7 @@ impl<M: Machine> Space<M> {
         let locking = self.locking(cpu);
         // The baselines take their lock all the same: they exist to show its cost.
         let coarse = (locking != Locking::Speculative).then(|| self.mmap_write_lock(cpu));
-        let owned = owner.hold(cpu.id())?;
+        let owned = owner.hold(cpu.id(), cpu)?;
         cpu.count(Counter::OwnerWrite);
         let guard = coarse.unwrap_or(Guard::Owner);
         Some(Held { locking, guard, owned: Some(owned), section: cpu.section(), seen: 0 })

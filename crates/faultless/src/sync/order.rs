@@ -15,6 +15,8 @@
 //!   waits for it, holding nothing;
 //! - the locks of a *space* come before *sections*: no CPU waits for one of them inside a section.
 //!   Opening a section does not wait, so it may be done anywhere;
+//! - the *owner* of a space makes no claim while it executes a call, and comes to no other space. Who comes to this one waits in a
+//!   section for the end of the call;
 //! - a *tree's writer* takes one short step, in which it may wait for the faults in the VMAs that it stops;
 //! - *VMA locks* of one space are taken together, by a writer that has the space's lock. Faults only try
 //!   them, and then only try the space's lock and no tree's: what is tried is not waited for;
@@ -86,30 +88,32 @@ classes! {
     2 RangeClaim "a space's range lock";
     /// An open grace section.
     3 GraceSection "a grace section";
+    /// A space, while its owner executes a call. Waited for by the next CPU that comes to it.
+    4 OwnedSpace "a space's owner";
     /// A tree's writer.
-    4 TreeWriter "a tree's writer";
+    5 TreeWriter "a tree's writer";
     /// The locks of VMAs of one space.
-    5 VmaLock "a VMA's lock" several;
+    6 VmaLock "a VMA's lock" several;
     /// A held page-table entry that is not present.
-    6 BusyEntry "a busy entry";
+    7 BusyEntry "a busy entry";
     /// Other CPUs' answers to flush requests. Waited for, never held.
-    7 Flush "a flush";
+    8 Flush "a flush";
     /// A held page-table entry that the MMU goes on using.
-    8 PinnedEntry "a pinned entry";
+    9 PinnedEntry "a pinned entry";
     /// The list of a range lock.
-    9 ClaimQueue "a range lock's queue";
+    10 ClaimQueue "a range lock's queue";
     /// What a CPU has retired.
-    9 RetiredObjects "a CPU's retired objects";
+    10 RetiredObjects "a CPU's retired objects";
     /// The list of spaces with lazily freed pages.
-    9 LazySpaces "the list of spaces with lazily freed pages";
+    10 LazySpaces "the list of spaces with lazily freed pages";
     /// Where a space has lazily freed pages.
-    9 LazyHull "a space's lazily freed range";
+    10 LazyHull "a space's lazily freed range";
     /// A node's buddy allocator.
-    9 NodeBuddy "a node's buddy allocator";
+    10 NodeBuddy "a node's buddy allocator";
     /// A CPU's inbox of flush requests.
-    9 FlushInbox "a flush inbox";
+    10 FlushInbox "a flush inbox";
     /// The watcher of the trace points.
-    9 TraceWatcher "the trace points' watcher";
+    10 TraceWatcher "the trace points' watcher";
 }
 
 /// A lock that is none of the subsystem's: not in the list, and not written down.

@@ -27,7 +27,7 @@
 use super::atomic::{AtomicU32, Ordering, fence};
 use super::grace::{Grace, Section};
 use super::mutant::{Mutant, lost};
-use super::order::{self, TreeWriter};
+use super::order::{self, Mark, OwnedSpace};
 use super::wait::{Wait, until};
 use crate::machine::CpuId;
 
@@ -88,14 +88,14 @@ impl Owner {
         self.0.load(Ordering::Relaxed) & AWAITED != 0
     }
 
-    /// Holds it, if `cpu` owns it: until the guard is dropped, no other CPU uses it.
+    /// Holds it, if `cpu`, which waits as `by` does, owns it: until the guard is dropped, no other CPU uses it.
     #[inline(always)]
-    pub fn hold(&self, cpu: CpuId) -> Option<Holding<'_>> {
+    pub fn hold<'a>(&'a self, cpu: CpuId, by: &'a (impl Wait + ?Sized)) -> Option<Holding<'a>> {
         let (owned, held) = (word(cpu, OWNED), word(cpu, HELD));
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
         let holds = self.0.compare_exchange(owned, held, acquire, relaxed).is_ok();
         // Lazily: the drop of a guard that does not hold it would make it shared.
-        holds.then(|| Holding { owner: self, held })
+        holds.then(|| Holding { owner: self, held, _mark: order::hold::<OwnedSpace>(by) })
     }
 
     /// Makes it shared unless `cpu` owns it. No other CPU changes it in place as long as the section is open.
@@ -111,8 +111,7 @@ impl Owner {
     #[cold]
     #[inline(never)]
     fn share_slowly(&self, _section: &Section<'_>, cpu: CpuId, wait: &(impl Wait + ?Sized)) {
-        // The holder waits only for what comes later in the order, and not for sections and claims.
-        order::before::<TreeWriter>(wait);
+        order::before::<OwnedSpace>(wait);
         loop {
             let seen = self.0.load(Ordering::Acquire);
             let state = seen & STATE;
@@ -161,6 +160,8 @@ impl Owner {
 pub struct Holding<'a> {
     owner: &'a Owner,
     held: u32,
+    /// In force until it is released.
+    _mark: Mark<'a>,
 }
 
 impl Drop for Holding<'_> {

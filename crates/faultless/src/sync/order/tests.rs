@@ -8,6 +8,7 @@ use crate::machine::CpuId;
 use crate::space::{MapFlags, Prot, Space};
 use crate::sync::atomic::AtomicU64;
 use crate::sync::grace::Grace;
+use crate::sync::owner::Owner;
 use crate::sync::percpu::Local;
 use crate::sync::range::{ClaimSlots, RangeLock};
 use crate::sync::rwlock::RwLock;
@@ -114,6 +115,29 @@ fn no_lock_of_a_space_is_waited_for_in_a_section_or_under_what_comes_later() {
         drop(coarse.read(&here));
     });
     says(&heard, of_coarse, "a VMA's lock");
+}
+
+/// Nor is another space waited for: the owner of that one might wait for this.
+#[test]
+fn an_owner_waits_for_no_lock_of_a_space() {
+    let (here, fine) = (here(), RangeLock::new());
+    let slots = ClaimSlots::try_new(1, |_| Default::default()).unwrap();
+    let grace = Grace::try_new(1).unwrap();
+    let [own, other] = [0, 1].map(|id| Owner::new(CpuId(id)));
+    let owner = "a space's owner";
+    let heard = told(&here, || {
+        let _held = own.hold(CpuId(0), &here).unwrap();
+        drop(fine.acquire(&slots, &here.0, page(1), &here));
+    });
+    says(&heard, "a space's range lock", owner);
+    let heard = told(&here, || {
+        let _held = own.hold(CpuId(0), &here).unwrap();
+        other.share(&grace.enter(&here.0), CpuId(0), &here);
+    });
+    says(&heard, owner, owner);
+    // A call that is over holds nothing.
+    drop(own.hold(CpuId(0), &here).unwrap());
+    other.share(&grace.enter(&here.0), CpuId(0), &here);
 }
 
 /// A claim that waits ends its section first, and only then it waits; one that forgets to is noticed.
