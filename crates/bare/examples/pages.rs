@@ -6,7 +6,8 @@
 //!
 //! `cargo build --profile kernel -p faultless-bare --example pages --features kernel --target x86_64-unknown-none`,
 //! then `qemu-system-x86_64 -M microvm -cpu max -nographic -debugcon stdio -serial null -monitor null
-//! -device isa-debug-exit,iobase=0xf4 -append cpus=1 -kernel target/x86_64-unknown-none/kernel/examples/pages`.
+//! -device isa-debug-exit,iobase=0xf4 -append cpus=1 -kernel target/x86_64-unknown-none/kernel/examples/pages`. QEMU ends with status
+//! 1 then, which is what its device makes of the 0 that the example ends with.
 #![no_std]
 #![no_main]
 

@@ -253,6 +253,9 @@ fn watch() {
 
 /// Runs `space` on this CPU: user mode, and copies from and to user memory, use it from now on.
 ///
+/// # Panics
+/// When the space was not [adopted](adopt): its tables lack the kernel that runs on.
+///
 /// # Safety
 /// The space exists, and does not move, until this CPU runs another or [none](run_none).
 pub unsafe fn run(space: &Space<Bare>) {
@@ -260,6 +263,7 @@ pub unsafe fn run(space: &Space<Bare>) {
     if here.space.get() == space {
         return;
     }
+    assert!(is_adopted(space), "{space:?} is to run, but was not adopted");
     run_none();
     space.activate(here.cpu());
     here.space.set(space);
@@ -298,4 +302,11 @@ pub fn adopt(space: &Space<Bare>) {
     // SAFETY: both are root tables; the kernel owns the upper half of the new one, which is not in use
     // yet.
     unsafe { to.add(HALF).copy_from_nonoverlapping(from.add(HALF), HALF) };
+}
+
+/// Whether the tables of `space` have the last of the kernel's entries, where its image is.
+fn is_adopted(space: &Space<Bare>) -> bool {
+    const LAST: usize = (1 << PAGE_SHIFT) - size_of::<u64>();
+    // SAFETY: the last entry of a root table, in the half that only `adopt` writes.
+    unsafe { direct(space.root().phys()).add(LAST).cast::<u64>().read() != 0 }
 }

@@ -91,18 +91,19 @@
 //! 3. *The entry is the lock.* A speculative fault that succeeds writes one shared cache line, that of
 //!    the entry it installs (and the count of a frame that it copies or maps from an object; where it
 //!    maps pages around its own, the entries and counts of all).
-//! 4. *Doubt never kills.* SIGSEGV, SIGBUS and out-of-memory are decided under the lock only.
+//! 4. *No signal from speculation.* SIGSEGV, SIGBUS and out-of-memory are decided under the lock only.
 //! 5. *An abort leaves no trace.* The page that it prepared goes to the fallback.
 //! 6. *Every frame is accounted for* at any quiet moment: [`audit`].
-//! 7. *Debt is paid before use*, by the type of a frame (`frame::Frame`).
+//! 7. *No frame is used again while an old translation of it may be in a TLB.* The type of a frame says so
+//!    (`frame::Frame`): only a flush makes it usable.
 //! 8. *One path.* The fault is written once (`fault`).
 //!
 //! # Where to look
 //!
 //! A kernel implements [`Machine`], makes a [`Vm`] and a [`Cpu`] for each of its CPUs, and calls [`Space`] and
 //! [`Object`]. Three programs in `examples` do so, each in one file: a machine of one CPU, an interpreter with software TLBs,
-//! and a hypervisor's guest memory. [`locks`] are what the subsystem waits with, for its machine to use as well; [`audit`] checks the
-//! books; [`KNOBS`] can be switched; [`Counter`] says what is counted. [`safety`] says what a kernel promises, and why
+//! and a hypervisor's guest memory. [`locks`] are what the subsystem waits with, for its machine to use as well; [`audit`] checks that
+//! every frame is accounted for; [`KNOBS`] can be switched; [`Counter`] says what is counted. [`safety`] says what a kernel promises, and why
 //! nothing else can go wrong.
 //!
 //! The rest is private. `cargo doc --document-private-items` shows it: in `space` the calls, one file each; in `fault`

@@ -174,8 +174,8 @@ pub unsafe trait Machine: Send + Sync + 'static {
     ///
     /// # Safety
     /// `to` belongs to the caller alone; `from` stays allocated during the call. Programs may
-    /// store to `from` meanwhile; the copy is then of no particular moment: it is thrown away, or is one
-    /// of a file that others write, of which no reader may expect more.
+    /// store to `from` meanwhile. Then the copy may mix old and new bytes: either it is thrown away, or it is a copy of
+    /// a file that other programs are writing, and readers of such a file may see a mix.
     #[inline(always)]
     unsafe fn copy_frame(&self, to: FrameNumber, from: FrameNumber) {
         // SAFETY: both are valid for a page and distinct by the trait's contract. A racing store

@@ -13,9 +13,9 @@
 //!
 //! # What is looked at in each call
 //!
-//! | misuse | what comes of it |
+//! | misuse | result |
 //! |---|---|
-//! | a space or an object with a CPU of another [`Vm`](crate::Vm), also one that came to lie in its place | a panic, before anything was touched: each `Vm` has an identity |
+//! | a space or an object with a CPU of another [`Vm`](crate::Vm), also if that one was made at the same address after the first was dropped | a panic, before anything was touched: each `Vm` has an identity |
 //! | a space mapping an object of another `Vm` | the same |
 //! | a CPU that runs two spaces, or one twice, or leaves one that it does not run | a panic of [`activate`](crate::Space::activate) or `deactivate` |
 //! | the end of a space that a CPU runs | a panic of [`exit`](crate::Space::exit); the space's frames stay allocated |

@@ -115,7 +115,7 @@ impl<M: Machine> Space<M> {
     /// Reads the bytes from `addr` on into `to`, as a load of a program does: pages that are missing are faulted in, and
     /// the protection holds. No stack grows. What other CPUs store meanwhile is seen or not, aligned word by word.
     ///
-    /// Not inside a closure that is told of areas.
+    /// Not inside the closure of [`areas`](Self::areas) or another listing.
     ///
     /// # Errors
     /// How many bytes came through, and what the program's own load would be told at the next. Device memory, which only the
@@ -136,7 +136,7 @@ impl<M: Machine> Space<M> {
     /// are shared with another space are copied first, and the protection holds. No stack grows. Other CPUs see what is
     /// written aligned word by word.
     ///
-    /// Not inside a closure that is told of areas.
+    /// Not inside the closure of [`areas`](Self::areas) or another listing.
     ///
     /// # Errors
     /// How many bytes came through, and what the program's own store would be told at the next; device memory as in

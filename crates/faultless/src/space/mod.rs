@@ -88,14 +88,15 @@ const MMAP_BASE: u64 = 0x7fff_f7ff_f000;
 /// Where the heap starts unless the program loader sets another start.
 const HEAP_START: u64 = 0x5555_5575_7000;
 
-/// One address space. Every fault reads its first fields; what faults and calls write lies on lines of
-/// its own, so that calls do not take the first from the faults' caches.
+/// One address space: its VMAs, its page tables, and the faults and calls that change them.
 ///
 /// [`exit`](Space::exit) ends it at once. One that is dropped is ended later, by a CPU that makes or ends another
 /// or is asked to ([`Cpu::end_dropped`]): without a CPU at hand nothing can be freed.
 ///
 /// A space belongs to the [`Vm`](crate::Vm) of the CPU that made it. Every operation panics that is given a CPU of another.
 pub struct Space<M: Machine> {
+    // Every fault reads the first fields; what faults and calls write lies on lines of its own, so that calls do not take the
+    // first from the faults' caches.
     id: SpaceId,
     root: FrameNumber,
     /// The locking policy in force here, which follows the knob at the next call or fault; and the

@@ -106,11 +106,12 @@ enum Miss {
 }
 
 impl<M: Machine> Space<M> {
-    /// Pins the pages of the `len` bytes from `addr` on for a device, which reads them, or, with `write`, writes them, too. Missing pages
+    /// Pins the pages of the `len` bytes from `addr` on, neither of which need be aligned, for a device, which reads them, or, with
+    /// `write`, writes them, too. No bytes are no pages. Missing pages
     /// are faulted in, and the protection holds as for a program's access. No stack grows. No call that is made later lets the
     /// frames go, and the program and the device see what the other stores, as long as the pages are mapped.
     ///
-    /// Not inside a closure that is told of areas.
+    /// Not inside the closure of [`areas`](Self::areas) or another listing.
     ///
     /// # Errors
     /// `EFAULT`: nothing is mapped there, the protection forbids it, a page lies beyond the end of its object, or is device

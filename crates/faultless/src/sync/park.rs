@@ -23,7 +23,8 @@ const NONE: u8 = 0;
 const PARKED: u8 = 1;
 const GIVEN: u8 = 2;
 
-/// Whether one CPU may run on; see the module.
+/// Whether one CPU may run on: what a machine builds [`Machine::park`](crate::Machine::park) and [`wake`](crate::Machine::wake) from. A
+/// wake-up that comes before the CPU parks is kept, and lets it run on.
 #[derive(Debug)]
 pub struct Permit(AtomicU8);
 

@@ -85,7 +85,8 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Waits until everything that this CPU retired is free. Not inside a grace section.
+    /// Waits until everything that this CPU retired is free: VMAs, tree nodes and tables that other CPUs may still have been reading.
+    /// A kernel that frees memory at leisure need not call it: each call frees what has become free. Not inside a grace section.
     pub fn settle_retired(&self) {
         self.local.order().before::<GracePeriod>();
         self.end_dropped();
@@ -96,8 +97,8 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Gives the CPU's stock of free frames back, frees what it retired and ends what was [dropped](Self::end_dropped), as
-    /// before going idle for long, or before an audit.
+    /// Gives the CPU's stock of free frames back, after [`settle_retired`](Self::settle_retired) and
+    /// [`end_dropped`](Self::end_dropped). For a CPU that goes idle for long or offline, and before an audit.
     pub fn drain(&self) {
         self.settle_retired();
         self.vm.frames.drain(&self.local, self);

@@ -201,9 +201,8 @@ impl<'v, M: Machine> Cpu<'v, M> {
         last
     }
 
-    /// Makes `call`, one of a space's, for the thread that `thread` belongs to: what its faults prefaulted
-    /// in the pages that the call takes away is judged before they go, while it can be seen whether they were
-    /// used.
+    /// Makes `call`, one of a space's, for the thread that `thread` belongs to. Before the call unmaps pages that the thread's faults
+    /// prefaulted, the predictor learns which of them were used, as the accessed bits tell; afterwards these are gone.
     pub fn for_thread<R>(&self, thread: &ThreadPredictor<M>, call: impl FnOnce() -> R) -> R {
         struct Restore<'c>(&'c Cell<*const ()>, *const ());
         impl Drop for Restore<'_> {
