@@ -321,6 +321,22 @@ impl FrameMeta {
         !full
     }
 
+    /// As [`get_mapping`](Self::get_mapping), for a frame without pins: false, too, where it has some.
+    #[inline]
+    #[must_use]
+    pub fn get_mapping_unpinned(&self) -> bool {
+        // A count with a pin is above every count without one.
+        const { assert!(PIN > Self::MAX_MAPPINGS) };
+        let old = self.refs.fetch_add(1, Ordering::Relaxed);
+        debug_assert!(old & Self::MAX_REFS != 0, "a reference out of nothing: {old:#x}");
+        let takes = old < Self::MAX_MAPPINGS;
+        if !takes {
+            // Not the last: the caller has one.
+            self.refs.fetch_sub(1, Ordering::Relaxed);
+        }
+        takes
+    }
+
     /// Whether no mapping can be added.
     #[inline]
     pub fn is_full(&self) -> bool {

@@ -19,6 +19,7 @@ use crate::rmap::AnonVma;
 use crate::space::batch::FlushBatch;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::mutant::{Mutant, lost};
+use crate::table::Entry;
 use crate::table::node::{self, LAST};
 use crate::table::protocol;
 use crate::vm::Cpu;
@@ -144,8 +145,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         let frames = &self.cpu.vm().frames;
         let mut shared = 0;
         let share = |start: u64, slots: &[AtomicU64]| {
-            // The child's entries, once there is one to be made.
-            let mut theirs: Option<&[AtomicU64]> = None;
+            // The child's entries; none until there is one to be made.
+            let mut theirs: &[AtomicU64] = &[];
             let (mut first, mut behind) = (usize::MAX, 0);
             let mut result = Ok(());
             for (at, slot) in slots.iter().enumerate() {
@@ -163,12 +164,13 @@ impl<M: Machine> Writing<'_, '_, M> {
                     first = first.min(at);
                     behind = at + 1;
                 }
-                let theirs = match theirs {
-                    Some(theirs) => theirs,
+                let their = match theirs.get(at) {
+                    Some(their) => their,
                     // SAFETY: the child is this call's own.
                     None => match unsafe { last_table(self.cpu, child_root, start) } {
                         Ok(table) => {
-                            theirs.insert(&table[node::index(start, LAST)..][..slots.len()])
+                            theirs = &table[node::index(start, LAST)..][..slots.len()];
+                            &theirs[at]
                         }
                         Err(oom) => {
                             result = Err(oom);
@@ -178,31 +180,19 @@ impl<M: Machine> Writing<'_, '_, M> {
                 };
                 let mut entry = new;
                 if !new.is_special() {
-                    let meta = frames.meta(new.frame());
-                    // The range is locked, so the parent's mapping stays, and its reference with it; and this space pins no page
-                    // meanwhile. A pin of another space, which is about to go, costs a copy.
-                    let own = || meta.kind() == Kind::Used(Use::Anon);
-                    if meta.is_pinned() && own() && !lost(Mutant::ForkLooksAtPins) {
-                        let Some(frame) = self.cpu.alloc() else {
-                            self.cpu.note_starved();
-                            result = Err(OutOfMemory);
-                            break;
-                        };
-                        let anon_vma = meta.anon_vma.load(Ordering::Relaxed);
-                        let index = meta.index.load(Ordering::Relaxed);
-                        let copy = frames.publish(frame, Use::Anon, anon_vma, index);
-                        let to_fill = ToFill { from: new.frame(), next: pinned.replace(copy) };
-                        // SAFETY: a frame of the child's, which no program can reach yet; aligned to a page.
-                        unsafe { self.to_fill(copy).write(to_fill) };
-                        entry = new.with_frame(copy);
-                    } else if !meta.get_mapping() {
-                        result = Err(OutOfMemory);
-                        break;
+                    if !frames.meta(new.frame()).get_mapping_unpinned() {
+                        match self.share_seldom(new, pinned) {
+                            Ok(shown) => entry = shown,
+                            Err(oom) => {
+                                result = Err(oom);
+                                break;
+                            }
+                        }
                     }
                     shared += 1;
                 }
                 // Unused prefaulted pages count for the parent.
-                theirs[at].store(entry.used().0, Ordering::Release);
+                their.store(entry.used().0, Ordering::Release);
             }
             if behind != 0 && !lost(Mutant::ForkFlush) {
                 let addr = |at: usize| start + at as u64 * PAGE_SIZE;
@@ -226,6 +216,36 @@ struct ToFill {
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
+    /// The child's entry for the page of `entry`, the parent's, which is pinned, or has as many mappings as can be counted. A page
+    /// that is pinned for the parent alone gets another frame, the first of the list `pinned`.
+    #[cold]
+    #[inline(never)]
+    fn share_seldom(
+        &self,
+        entry: Entry,
+        pinned: &mut Option<FrameNumber>,
+    ) -> Result<Entry, OutOfMemory> {
+        let frames = &self.cpu.vm().frames;
+        let meta = frames.meta(entry.frame());
+        // The range is locked, so the parent's mapping stays, and its reference with it; and this space pins no page
+        // meanwhile. A pin of another space, which is about to go, costs a copy.
+        let own = meta.kind() == Kind::Used(Use::Anon);
+        if !own || !meta.is_pinned() || lost(Mutant::ForkLooksAtPins) {
+            return if meta.get_mapping() { Ok(entry) } else { Err(OutOfMemory) };
+        }
+        let Some(frame) = self.cpu.alloc() else {
+            self.cpu.note_starved();
+            return Err(OutOfMemory);
+        };
+        let anon_vma = meta.anon_vma.load(Ordering::Relaxed);
+        let index = meta.index.load(Ordering::Relaxed);
+        let copy = frames.publish(frame, Use::Anon, anon_vma, index);
+        let to_fill = ToFill { from: entry.frame(), next: pinned.replace(copy) };
+        // SAFETY: a frame of the child's, which no program can reach yet; aligned to a page.
+        unsafe { self.to_fill(copy).write(to_fill) };
+        Ok(entry.with_frame(copy))
+    }
+
     /// Where `frame` holds what it is to be filled with.
     fn to_fill(&self, frame: FrameNumber) -> *mut ToFill {
         self.cpu.vm().machine().frame_bytes(frame).cast()
