@@ -103,9 +103,9 @@ fn unchecked(path: &Path, event: Option<u64>, reason: String) -> Error {
 fn unpack(path: &Path, packed: &[u8], len: u64) -> Result<Vec<u8>, Error> {
     let mut rest = packed;
     let mut body = Vec::new();
-    if let Err(error) = zstd::unpack(&mut rest, len, &mut body) {
-        let at = PREFIX + packed.len() - rest.len();
-        return Err(Error::at(path, at as u64, format!("zstd: {error}")));
+    if let Err(damage) = zstd::unpack(&mut rest, len, &mut body) {
+        let at = if damage.ended { packed.len() as u64 } else { damage.begins };
+        return Err(Error::at(path, PREFIX as u64 + at, damage.reason));
     }
     if body.len() as u64 != len {
         return Err(Error::at(

@@ -520,11 +520,13 @@ impl fmt::Display for Summary {
         let of = |kind, count| Known(count, self.recorded.contains(kind));
         write!(
             f,
-            "{} threads in {} processes, {:.2} s: {} faults in user and {} in kernel mode on {} \
+            "{} thread{} in {} process{}, {:.2} s: {} faults in user and {} in kernel mode on {} \
              pages ({} first touches of anonymous memory, {} of present pages); {} mmap, {} munmap, \
              {} mremap, {} mprotect, {} madvise, {} brk, {} exec",
             self.threads,
+            if self.threads == 1 { "" } else { "s" },
             self.processes,
+            if self.processes == 1 { "" } else { "es" },
             self.duration_us as f64 / 1e6,
             of(Recorded::USER_FAULTS, self.user_faults),
             of(Recorded::KERNEL_FAULTS, self.kernel_faults),

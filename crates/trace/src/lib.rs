@@ -59,6 +59,27 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
     } else if bytes.starts_with(b"PERFILE2") {
         perf::parse(path, bytes)
     } else {
-        Err(Error::at(path, 0, "neither a perf.data file (PERFILE2) nor a recording (FLTRACE)"))
+        let what = match bytes {
+            [] => "the file is empty".to_owned(),
+            _ => format!(
+                "neither a perf.data file (PERFILE2) nor a recording (FLTRACE); {}",
+                start(bytes)
+            ),
+        };
+        Err(Error::at(path, 0, what))
     }
+}
+
+/// How a file begins, for messages: as text if it is text.
+fn start(bytes: &[u8]) -> String {
+    let start = &bytes[..bytes.len().min(16)];
+    let text = str::from_utf8(start).ok().filter(|text| !text.contains(unprintable));
+    match text {
+        Some(text) => format!("it begins with the text {text:?}"),
+        None => format!("it begins with the bytes {start:02x?}"),
+    }
+}
+
+fn unprintable(char: char) -> bool {
+    char.is_control() && !char.is_ascii_whitespace()
 }

@@ -1,11 +1,50 @@
 //! zstd frames that come from anywhere: what a frame claims is not believed.
 
-use ruzstd::decoding::{FrameDecoder, StreamingDecoder};
+use ruzstd::decoding::errors::{BlockHeaderReadError, DecodeBlockContentError, FrameDecoderError};
+use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use std::io::{self, Read};
 
 /// What zstd looks back over at levels up to 19. A decoder reserves it before it has seen a block.
 const MAX_WINDOW: u64 = 8 << 20;
+
+/// What is wrong with a frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Damage {
+    /// Where the block begins in which it is found, in bytes from the start of the frame; 0 if it is the frame as a whole.
+    pub begins: u64,
+    /// Whether the source ended too early.
+    pub ended: bool,
+    /// What is wrong, for a user.
+    pub reason: String,
+}
+
+impl Damage {
+    fn of(error: &FrameDecoderError, begins: u64) -> Self {
+        use DecodeBlockContentError as Content;
+        let ended = match error {
+            FrameDecoderError::FailedToReadBlockHeader(BlockHeaderReadError::ReadError(why))
+            | FrameDecoderError::FailedToReadBlockBody(Content::ReadError {
+                source: why, ..
+            })
+            | FrameDecoderError::FailedToReadChecksum(why) => {
+                why.kind() == io::ErrorKind::UnexpectedEof
+            }
+            _ => false,
+        };
+        let reason = match error {
+            FrameDecoderError::WindowSizeTooBig { requested, .. } => {
+                format!(
+                    "the compressed data (zstd) looks back over {requested} bytes; the most is 8 MiB"
+                )
+            }
+            _ if ended => "the compressed data (zstd) is cut off".to_owned(),
+            _ if begins == 0 => "no compressed data (a zstd frame) begins here".to_owned(),
+            _ => "the compressed data (zstd) is damaged, in the block that begins here".to_owned(),
+        };
+        Self { begins, ended, reason }
+    }
+}
 
 /// `body` as one frame.
 pub(crate) fn pack(body: &[u8]) -> Vec<u8> {
@@ -17,18 +56,27 @@ pub(crate) fn pack(body: &[u8]) -> Vec<u8> {
 ///
 /// # Errors
 /// What is there is no frame, ends within it, is damaged, or looks back over more than 8 MiB.
-pub(crate) fn unpack(source: &mut impl Read, most: u64, out: &mut Vec<u8>) -> io::Result<()> {
-    let wrong = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
+pub(crate) fn unpack(source: &mut impl Read, most: u64, out: &mut Vec<u8>) -> Result<(), Damage> {
     let mut decoder = FrameDecoder::new();
     decoder.set_max_window_size(MAX_WINDOW);
-    let mut stream = StreamingDecoder::new_with_decoder(source, decoder)
-        .map_err(|error| wrong(error.to_string()))?;
-    let read = stream.by_ref().take(most.saturating_add(1)).read_to_end(out)?;
-    let decoder = stream.into_frame_decoder();
+    decoder.init(&mut *source).map_err(|error| Damage::of(&error, 0))?;
+    let mut left = most.saturating_add(1);
+    while !decoder.is_finished() {
+        let begins = decoder.bytes_read_from_source();
+        decoder
+            .decode_blocks(&mut *source, BlockDecodingStrategy::UptoBlocks(1))
+            .map_err(|error| Damage::of(&error, begins))?;
+        let whole = |why: io::Error| Damage { begins, ended: false, reason: why.to_string() };
+        left -= decoder.by_ref().take(left).read_to_end(out).map_err(whole)? as u64;
+        if left == 0 {
+            // There is no checksum yet.
+            return Ok(());
+        }
+    }
     let told = decoder.get_checksum_from_data();
-    // Of a frame that was left early there is no checksum yet.
-    if read as u64 <= most && told.is_some() && told != decoder.get_calculated_checksum() {
-        return Err(wrong("the frame's checksum does not match".into()));
+    if told.is_some() && told != decoder.get_calculated_checksum() {
+        let reason = "the checksum of the compressed data (zstd) does not match".to_owned();
+        return Err(Damage { begins: 0, ended: false, reason });
     }
     Ok(())
 }
