@@ -13,8 +13,8 @@ pub fn workloads() -> Result<(), CliError> {
         writeln!(out, "    counts {}", info.unit)?;
         let mut table = table::plain();
         for param in info.params() {
-            let default = param.kind.show(param.default);
-            table.add_row([&format!("   {}={default}", param.name), param.help]);
+            let default = param.kind.show(info.default(param));
+            table.add_row([format!("   {}={default}", param.name), info.help(param)]);
         }
         writeln!(out, "{}\n", table.trim_fmt())?;
     }

@@ -58,6 +58,14 @@ pub enum ParamError {
         /// The names that would do.
         known: String,
     },
+    /// A parameter is given twice.
+    #[error("{workload}: {param} is given twice")]
+    Repeated {
+        /// The workload.
+        workload: &'static str,
+        /// The parameter.
+        param: &'static str,
+    },
     /// The value is not one of the parameter's.
     #[error("{workload}: {param}={value}: expected {expected}")]
     BadValue {
@@ -147,8 +155,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Reads `name=value` arguments for `workload`, which has the parameters `known`. The last of
-    /// several values for one name holds.
+    /// Reads `name=value` arguments for `workload`, which has the parameters `known`, each given once at most.
     ///
     /// # Errors
     /// All of [`ParamError`] but the unknown workload.
@@ -175,6 +182,9 @@ impl Settings {
             let Some(value) = param.kind.parse(value) else {
                 return Err(settings.bad_text(param, value, param.kind));
             };
+            if settings.given(param).is_some() {
+                return Err(ParamError::Repeated { workload, param: param.name });
+            }
             settings.given.push((param.name, value));
         }
         Ok(settings)
@@ -182,7 +192,7 @@ impl Settings {
 
     /// The value of `param`, where one was given.
     pub fn given(&self, param: &Param) -> Option<u64> {
-        self.given.iter().rev().find(|(name, _)| *name == param.name).map(|(_, value)| *value)
+        self.given.iter().find(|(name, _)| *name == param.name).map(|(_, value)| *value)
     }
 
     /// The value of `param`.
@@ -252,9 +262,10 @@ mod tests {
     }
 
     #[test]
-    fn last_holds_and_defaults_stay() {
-        let settings =
-            Settings::parse("w", &[&SIZE], ["size=4K", "size=8K"]).expect("both are good");
+    fn each_is_given_once_and_defaults_stay() {
+        let error = Settings::parse("w", &[&SIZE], ["size=4K", "size=8K"]).expect_err("twice");
+        assert_eq!(error.to_string(), "w: size is given twice");
+        let settings = Settings::parse("w", &[&SIZE], ["size=8K"]).expect("it is good");
         assert_eq!(settings.get(&SIZE), 8192);
         let settings = Settings::parse("w", &[&SIZE], [""; 0]).expect("nothing is good");
         assert_eq!(settings.get(&SIZE), 4096);

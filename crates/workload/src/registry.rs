@@ -25,6 +25,23 @@ pub struct WorkloadInfo {
 }
 
 impl WorkloadInfo {
+    /// The value of `param` where none is given.
+    pub fn default(&self, param: &Param) -> u64 {
+        // The default of this one depends on the workload.
+        match self.modes.first() {
+            Some(mode) if param.name == MODE.name => *mode as u64,
+            _ => param.default,
+        }
+    }
+
+    /// What `param` means, in one line.
+    pub fn help(&self, param: &Param) -> String {
+        match self.modes {
+            [only] if param.name == MODE.name => format!("workers are {} only", only.name()),
+            _ => param.help.to_owned(),
+        }
+    }
+
     /// Its parameters: those of all workloads, then its own.
     pub fn params(&self) -> Vec<&'static Param> {
         [&THREADS, &MODE, &SECONDS].into_iter().chain(self.own.iter().copied()).collect()
@@ -166,7 +183,11 @@ mod tests {
                     param.name
                 );
             }
+            let told = info.params().into_iter();
+            let told = told.map(|it| format!("{}={}", it.name, it.kind.show(info.default(it))));
+            let told = Workload::parse(info.name, told).expect("what lists tell is taken");
             let workload = Workload::parse(info.name, [""; 0]).expect("defaults go together");
+            assert!(told.params().eq(workload.params()), "{}", info.name);
             assert_eq!(workload.crew().mode, info.modes[0]);
             assert_eq!(workload.crew().workers, 1);
         }

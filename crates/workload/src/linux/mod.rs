@@ -113,7 +113,9 @@ fn spawn(body: impl FnOnce()) -> Result<libc::pid_t, Failure> {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0);
                 // An interrupt ends the run, whatever this process had arranged for itself.
-                libc::signal(libc::SIGINT, libc::SIG_DFL);
+                for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+                    libc::signal(signal, libc::SIG_DFL);
+                }
             }
             let status = match catch_unwind(AssertUnwindSafe(body)) {
                 Ok(()) => 0,

@@ -4,11 +4,11 @@
 //! iteration. As threads all do this in one address space, in places that the system picks: they
 //! share nothing but the space.
 
-use super::touch::{map, touch, unmap, verify};
+use super::touch::{touch, unmap, verify};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program};
 use crate::system::{Crew, Failure, Needs, Tally, Task, Worker};
-use faultless::{Access, PAGE_SIZE, is_page_aligned};
+use faultless::{Access, MapFlags, PAGE_SIZE, Prot, VirtRange, is_page_aligned};
 
 static SIZE: Param =
     Param { name: "size", kind: Kind::Size, default: 128 << 20, help: "bytes mapped" };
@@ -18,6 +18,17 @@ static PASSES: Param = Param {
     default: 20_000,
     help: "how often they are mapped and unmapped",
 };
+
+/// A system may refuse a larger mapping than it has memory for. Memory for this much is there; beyond it the mapping has
+/// `MAP_NORESERVE`.
+const RESERVED: u64 = 1 << 30;
+
+fn map<T: Task>(task: &mut T, len: u64) -> Result<VirtRange, Failure> {
+    let mut flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
+    flags.set(MapFlags::NORESERVE, len > RESERVED);
+    let start = task.mmap(0, len, Prot::READ | Prot::WRITE, flags)?;
+    Ok(VirtRange::new(start, start + len))
+}
 
 /// `mmap1`: map and unmap, untouched.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +51,7 @@ unsafe impl Program for Mmap1 {
     }
 
     fn needs(&self, _: &Crew) -> Needs {
-        Needs::mapped(self.size)
+        Needs::mapped(self.size.min(RESERVED))
     }
 
     fn prepare<T: Task>(&self, _: &mut T) -> Result<(), Failure> {
