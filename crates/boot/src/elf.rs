@@ -151,8 +151,21 @@ fn header(data: &[u8]) -> Result<&Header, ElfError> {
             shell.trim()
         );
     }
+    if data.is_empty() {
+        wrong!(place, "the file is empty");
+    }
     if !data.starts_with(&elf::ELFMAG) {
-        wrong!(place, "not an ELF file: it begins with {:02x?}", &data[..data.len().min(4)]);
+        let start = &data[..data.len().min(16)];
+        let text = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
+        if start.iter().all(text) {
+            let start = String::from_utf8_lossy(start);
+            wrong!(place, "not an ELF file: it begins with the text {start:?}");
+        }
+        wrong!(
+            place,
+            "not an ELF file: it begins with the bytes {:02x?}",
+            &start[..start.len().min(4)]
+        );
     }
     let ident = |at: usize| data.get(at).copied().unwrap_or(0);
     if data.len() < size_of::<Header>() {

@@ -1,6 +1,7 @@
 //! What can keep a machine from running.
 
 use crate::elf::ElfError;
+use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 
@@ -45,6 +46,12 @@ pub enum BootError {
         path: PathBuf,
         /// What is in the way.
         why: &'static str,
+    },
+    /// The directory to start in is not there.
+    #[error("no directory {directory:?} is in the program's file system")]
+    NoDirectory {
+        /// The directory.
+        directory: OsString,
     },
     /// The files need more memory than the machine has.
     #[error(

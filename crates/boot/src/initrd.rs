@@ -73,6 +73,27 @@ impl Initrd {
             || matches!(self.entries.get(path), Some(Node { what: What::Directory, .. }))
     }
 
+    /// Whether it is certain that no directory is at the path `cwd`. With a symbolic link or `..` in the path, or below the
+    /// directories that a kernel fills, only the kernel can tell.
+    pub(crate) fn lacks_directory(&self, cwd: &str) -> bool {
+        let mut path = String::new();
+        for part in cwd.split('/').filter(|part| !part.is_empty() && *part != ".") {
+            if part == ".." || matches!(path.as_str(), "proc" | "dev") {
+                return false;
+            }
+            if !path.is_empty() {
+                path.push('/');
+            }
+            path.push_str(part);
+            match self.entries.get(&path).map(|node| &node.what) {
+                Some(What::Directory) => {}
+                Some(What::Symlink(_)) => return false,
+                Some(What::Bytes(_) | What::File(..)) | None => return true,
+            }
+        }
+        false
+    }
+
     /// Whether there is something at `path`.
     pub fn contains(&self, path: &str) -> bool {
         self.entries.contains_key(path)
@@ -278,6 +299,12 @@ mod tests {
             entries(&initrd).into_iter().map(|(name, mode, _)| (name, mode)).collect();
         let expected = [("a", 0o040_755), ("a/b", 0o040_755), ("a/b/c", 0o100_755)];
         assert_eq!(names, expected.map(|(name, mode)| (name.to_owned(), mode)));
+        for there in ["", "/", "/a", "a/./b/", "/a/../x", "//a//b"] {
+            assert!(!initrd.lacks_directory(there), "{there}");
+        }
+        for lacking in ["/nope", "a/c", "a/b/c", "/a/b/c/d"] {
+            assert!(initrd.lacks_directory(lacking), "{lacking}");
+        }
         assert!(initrd.is_directory("") && initrd.is_directory("a/b"));
         assert!(!initrd.is_directory("a/b/c") && initrd.contains("a/b/c") && !initrd.contains("x"));
     }

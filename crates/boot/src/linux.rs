@@ -231,6 +231,7 @@ impl LinuxMachine {
         let cut = ended.cut.map(|cut| match cut {
             Cut::Timeout => "the time limit was reached",
             Cut::Stop | Cut::Closed => "interrupted",
+            Cut::Unwritten(_) => "its output cannot be written",
         });
         let console = String::from_utf8_lossy(&console).replace('\r', "");
         Ok(LinuxRun { console, cut, wall: ended.wall })

@@ -153,6 +153,11 @@ impl Program {
                 initrd.directory(directory);
             }
         }
+        if let Some(cwd) = &self.cwd
+            && cwd.to_str().is_some_and(|cwd| initrd.lacks_directory(cwd))
+        {
+            return Err(BootError::NoDirectory { directory: cwd.clone() });
+        }
         Ok((initrd, path))
     }
 
@@ -229,8 +234,10 @@ pub enum End {
     TimedOut,
     /// Whoever waited wanted no more.
     Stopped,
-    /// Whoever read the output wanted no more.
+    /// Whoever read the output wanted no more, and the program did not end by itself soon after.
     Closed,
+    /// The output could not be written: where to, and why.
+    Unwritten(String),
 }
 
 impl fmt::Display for End {
@@ -245,6 +252,7 @@ impl fmt::Display for End {
             Self::TimedOut => f.write_str("the time limit was reached"),
             Self::Stopped => f.write_str("interrupted"),
             Self::Closed => f.write_str("the output was closed"),
+            Self::Unwritten(why) => write!(f, "its output cannot be written to {why}"),
         }
     }
 }
@@ -313,6 +321,8 @@ impl Machine {
         let report = Report::read(&String::from_utf8_lossy(&ended.report));
         let end = match (report.exit, &report.panic, ended.cut) {
             (_, Some(why), _) => End::Panicked(why.clone()),
+            // Whatever its status: a part of its output is lost.
+            (_, None, Some(Cut::Unwritten(why))) => End::Unwritten(why),
             (Some(status), None, _) => End::Exited(status),
             (None, None, Some(Cut::Timeout)) => End::TimedOut,
             (None, None, Some(Cut::Stop)) => End::Stopped,

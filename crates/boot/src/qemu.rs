@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 const QEMU: &str = "qemu-system-x86_64";
 /// How often somebody who waits is asked whether to go on.
 const PATIENCE: Duration = Duration::from_millis(50);
+/// How long a program runs on whose output nobody reads any more. One that is about to end does so with its own status.
+const UNREAD: Duration = Duration::from_secs(1);
 /// What the input begins with: it is thrown away when the kernel switches on the serial port's queues.
 const FIRST: u8 = 0x16;
 /// What the input ends with, as on a terminal; and what goes before a byte that is only itself.
@@ -132,12 +134,14 @@ impl fmt::Debug for Limits<'_> {
 }
 
 /// Why a run ended from outside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
     Timeout,
     Stop,
     /// Nobody reads the output any more.
     Closed,
+    /// The output cannot be written: where to, and why.
+    Unwritten(String),
 }
 
 /// What came of a run.
@@ -219,16 +223,16 @@ impl Qemu<'_> {
         let started = Instant::now();
         let (mut complaint, mut report) = (Vec::new(), Vec::new());
         let (sender, events) = mpsc::channel();
-        let consoles: [(Source, Sink<'_>); 4] = [
-            (Box::new(errors_end), errors),
-            (Box::new(report_end), Box::new(&mut report)),
-            (readable(child.stdout.take()), output),
-            (readable(child.stderr.take()), Box::new(&mut complaint)),
+        let consoles: [(&str, Source, Sink<'_>); 4] = [
+            ("standard error", Box::new(errors_end), errors),
+            ("the report", Box::new(report_end), Box::new(&mut report)),
+            ("standard output", readable(child.stdout.take()), output),
+            ("QEMU's messages", readable(child.stderr.take()), Box::new(&mut complaint)),
         ];
         let cut = thread::scope(|scope| {
-            for (from, into) in consoles {
+            for (name, from, into) in consoles {
                 let sender = sender.clone();
-                scope.spawn(move || drain(from, into, &sender));
+                scope.spawn(move || drain(name, from, into, &sender));
             }
             drop(sender);
             watch(&mut child, &events, started, limits)
@@ -269,8 +273,10 @@ fn readable(pipe: Option<impl Read + Send + 'static>) -> Source {
 
 /// What the threads that empty the consoles say.
 enum Event {
-    /// Nobody takes what comes.
+    /// Nobody reads what comes.
     Closed,
+    /// It cannot be written: where to, and why.
+    Unwritten(String),
 }
 
 /// Waits until all consoles are closed; ends the machine where that takes too long.
@@ -280,18 +286,23 @@ fn watch(
     started: Instant,
     limits: &Limits<'_>,
 ) -> Option<Cut> {
-    let mut cut = None;
+    let (mut cut, mut closed) = (None, None);
     loop {
         let due = match events.recv_timeout(PATIENCE) {
             // The last thread is done.
             Err(RecvTimeoutError::Disconnected) => return cut,
-            Ok(Event::Closed) => Some(Cut::Closed),
+            Ok(Event::Closed) => {
+                closed.get_or_insert_with(Instant::now);
+                None
+            }
+            Ok(Event::Unwritten(why)) => Some(Cut::Unwritten(why)),
             Err(RecvTimeoutError::Timeout) if limits.stop.is_some_and(|stop| stop()) => {
                 Some(Cut::Stop)
             }
             Err(RecvTimeoutError::Timeout) => {
+                let unread = closed.is_some_and(|at| at.elapsed() >= UNREAD);
                 let over = limits.timeout.is_some_and(|limit| started.elapsed() >= limit);
-                over.then_some(Cut::Timeout)
+                if unread { Some(Cut::Closed) } else { over.then_some(Cut::Timeout) }
             }
         };
         if due.is_some() && cut.is_none() {
@@ -303,7 +314,7 @@ fn watch(
 }
 
 /// Passes on what comes `from` a console, as it comes, to its end.
-fn drain(mut from: Source, mut into: Sink<'_>, say: &Sender<Event>) {
+fn drain(name: &str, mut from: Source, mut into: Sink<'_>, say: &Sender<Event>) {
     let mut buffer = [0; 1 << 14];
     let mut taken = true;
     loop {
@@ -314,10 +325,19 @@ fn drain(mut from: Source, mut into: Sink<'_>, say: &Sender<Event>) {
             Err(_) => return,
         };
         // The rest is read all the same: QEMU must not wait for us.
-        if taken && into.write_all(&buffer[..count]).and_then(|()| into.flush()).is_err() {
+        let written = if taken {
+            into.write_all(&buffer[..count]).and_then(|()| into.flush())
+        } else {
+            Ok(())
+        };
+        if let Err(error) = written {
             taken = false;
+            let event = match error.kind() {
+                io::ErrorKind::BrokenPipe => Event::Closed,
+                _ => Event::Unwritten(format!("{name}: {error}")),
+            };
             // Whoever hears it may have gone; then the machine has ended.
-            let _ = say.send(Event::Closed);
+            let _ = say.send(event);
         }
     }
 }

@@ -53,6 +53,7 @@ impl From<io::Error> for CliError {
 impl From<BootError> for CliError {
     fn from(error: BootError) -> Self {
         match error {
+            BootError::NoDirectory { .. } => Self::Usage(format!("--cwd: {error}")),
             BootError::Elf { .. } | BootError::Unfit { .. } | BootError::Memory { .. } => {
                 Self::Usage(error.to_string())
             }

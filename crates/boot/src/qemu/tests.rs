@@ -172,12 +172,12 @@ fn a_machine_that_hangs_is_stopped() {
     assert_eq!(stopped.end, End::Stopped);
 }
 
-/// Takes nothing.
-struct Closed;
+/// Takes nothing, and gives this as the reason.
+struct Fails(io::ErrorKind);
 
-impl io::Write for Closed {
+impl io::Write for Fails {
     fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-        Err(io::ErrorKind::BrokenPipe.into())
+        Err(self.0.into())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -191,11 +191,24 @@ fn whoever_reads_no_more_ends_it() {
     let (_dir, machine, program) = machine("echo");
     let streams = Streams {
         input: Input::Bytes(b"hello".to_vec()),
-        output: Box::new(Closed),
+        output: Box::new(Fails(io::ErrorKind::BrokenPipe)),
         errors: Box::new(io::sink()),
     };
     let run = machine.run(&program, streams, &Limits::default()).expect("QEMU runs");
     assert_eq!(run.end, End::Closed);
+}
+
+#[test]
+fn a_program_whose_output_is_lost_ends_by_itself_or_with_the_reason() {
+    let (_dir, machine, program) = machine("speak");
+    let run = |kind| {
+        let (output, errors) = (Box::new(Fails(kind)), Box::new(io::sink()));
+        let streams = Streams { input: Input::None, output, errors };
+        machine.run(&program, streams, &Limits::default()).expect("QEMU runs").end
+    };
+    assert_eq!(run(io::ErrorKind::BrokenPipe), End::Exited(7));
+    let End::Unwritten(why) = run(io::ErrorKind::StorageFull) else { panic!("it was lost") };
+    assert!(why.starts_with("standard output: "), "{why}");
 }
 
 #[test]
