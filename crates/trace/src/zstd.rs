@@ -1,6 +1,6 @@
 //! zstd frames that come from anywhere: what a frame claims is not believed.
 
-use ruzstd::decoding::errors::{BlockHeaderReadError, DecodeBlockContentError, FrameDecoderError};
+use ruzstd::decoding::errors::FrameDecoderError;
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use std::io::{self, Read};
@@ -21,17 +21,13 @@ pub(crate) struct Damage {
 
 impl Damage {
     fn of(error: &FrameDecoderError, begins: u64) -> Self {
-        use DecodeBlockContentError as Content;
-        let ended = match error {
-            FrameDecoderError::FailedToReadBlockHeader(BlockHeaderReadError::ReadError(why))
-            | FrameDecoderError::FailedToReadBlockBody(Content::ReadError {
-                source: why, ..
-            })
-            | FrameDecoderError::FailedToReadChecksum(why) => {
-                why.kind() == io::ErrorKind::UnexpectedEof
-            }
-            _ => false,
-        };
+        let mut cause: Option<&dyn std::error::Error> = Some(error);
+        let mut ended = false;
+        while let Some(error) = cause {
+            let io = error.downcast_ref::<io::Error>();
+            ended |= io.is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof);
+            cause = error.source();
+        }
         let reason = match error {
             FrameDecoderError::WindowSizeTooBig { requested, .. } => {
                 format!(
@@ -79,4 +75,33 @@ pub(crate) fn unpack(source: &mut impl Read, most: u64, out: &mut Vec<u8>) -> Re
         return Err(Damage { begins: 0, ended: false, reason });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damage_is_found_at_its_block_and_a_cut_is_told_from_it() {
+        // Three blocks of 128 KiB, that compress a little.
+        let body: Vec<u8> = (0..3u32 << 17).map(|at| (at.wrapping_mul(at) >> 7) as u8).collect();
+        let good = pack(&body);
+        let read = |bytes: &[u8]| {
+            let mut out = Vec::new();
+            unpack(&mut &*bytes, body.len() as u64, &mut out).map(|()| out)
+        };
+        assert_eq!(read(&good).as_ref(), Ok(&body));
+        let mut places = std::collections::BTreeSet::new();
+        for at in (8..good.len()).step_by(good.len() / 61) {
+            let mut bad = good.clone();
+            bad[at] ^= 0x55;
+            let damage = read(&bad).expect_err("it is damaged");
+            // What a block holds may be wrong without a sign but the checksum, which is of the frame.
+            assert!(damage.begins <= at as u64, "{at}: {damage:?}");
+            places.insert(damage.begins);
+            let cut = read(&good[..at]).expect_err("it is cut off");
+            assert!(cut.ended && cut.reason.ends_with("is cut off"), "{at}: {cut:?}");
+        }
+        assert!(places.len() > 1, "{places:?}");
+    }
 }
