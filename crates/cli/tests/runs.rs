@@ -49,7 +49,7 @@ fn every_workload_runs_on_both_machines() {
             for line in ["seconds time elapsed", "seconds user", "seconds sys"] {
                 assert!(out.contains(line), "{out}");
             }
-            assert_eq!(out.contains("flt/cpu/s"), name == "pft", "{out}");
+            assert_eq!(out.contains("pages/cpu/s"), name == "pft", "{out}");
         }
     }
 }
@@ -198,7 +198,7 @@ fn chosen_orders_are_the_columns_of_what_is_mapped_ahead() {
     for said in [
         "order 2, zeroed against off",
         "(locking=per_vma)",
-        "saved, by a perfect predictor at most",
+        "upper bound of faults saved (perfect predictor)",
         "unused",
         "mean",
     ] {
@@ -213,8 +213,7 @@ fn a_replay_tells_what_mapping_ahead_does() {
     let ran = faultless(&args);
     let said = ran.err.clone();
     let lines = json_lines(&ran.succeeds());
-    for what in ["faults saved", "by a perfect predictor", "of prefaulted pages", "resident pages"]
-    {
+    for what in ["faults saved", "a perfect predictor", "of prefaulted pages", "resident pages"] {
         assert!(said.contains(what), "no {what:?} in\n{said}");
     }
     let count =
@@ -374,11 +373,12 @@ fn a_damaged_recording_is_refused_with_its_place() {
     let good = recordings::find("sort").expect("shipped").bytes;
     let mut flipped = good.to_vec();
     flipped[good.len() / 2] ^= 0x55;
-    let files: [(&str, &[u8], &str); 4] = [
-        ("empty.fltrace", b"", "offset 0x0"),
-        ("other.txt", b"hello, world, hello", "neither"),
-        ("short.fltrace", &good[..good.len() / 2], "short.fltrace"),
-        ("flipped.fltrace", &flipped, "flipped.fltrace"),
+    let files: [(&str, &[u8], &str); 5] = [
+        ("empty.fltrace", b"", "the file is empty"),
+        ("other.txt", b"hello, world, hello", "it begins with the text \"hello, world, he"),
+        ("other.bin", b"\x01\x02", "it begins with the bytes [01, 02]"),
+        ("short.fltrace", &good[..good.len() / 2], "is cut off"),
+        ("flipped.fltrace", &flipped, "(zstd)"),
     ];
     for (name, bytes, said) in files {
         let path = dir.path().join(name);

@@ -37,7 +37,7 @@ pub struct Outcome {
 
 /// The head of [`Outcome::pft_row`].
 pub const PFT_HEADER: &str =
-    " Gb Rep Threads CLine   User      System     Wall    flt/cpu/s   fault/wsec";
+    " Gb Rep Threads CLine   User      System     Wall  pages/cpu/s   pages/wsec";
 
 impl Outcome {
     /// Runs `program` on `system`.
@@ -100,8 +100,8 @@ impl Outcome {
 
     /// The classic row of the page fault test, under [`PFT_HEADER`]; `None` for other workloads.
     ///
-    /// As in the original a fault is a page touched, whoever served it in how many steps: the faults that were
-    /// really taken are [`faults`](Self::faults). `CLine` is how many cache lines of a page are written.
+    /// The original counts a fault for each page touched. With prefault a fault serves several pages, so the head says
+    /// pages; the faults that were taken are [`faults`](Self::faults). `CLine` is how many cache lines of a page are written.
     pub fn pft_row(&self) -> Option<String> {
         let size = self.extra(Pft::GIGABYTES)?;
         let repetitions = self.extra(Pft::REPETITIONS)?;

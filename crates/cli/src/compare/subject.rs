@@ -7,13 +7,14 @@ use crate::replay::ahead::effects;
 use crate::replay::source::{Origin, Source};
 use crate::report::columns::{Column, Report, Topic};
 use crate::report::json::Context;
+use crate::report::number::{plural, processes};
 use crate::run::{self, Sample};
 use crate::settings::{Ahead, Settings};
 use crate::suggest;
 use faultless::{AnonVmaCheck, Locking};
 use faultless_native::Native;
 use faultless_trace::recordings::{self, Recording};
-use faultless_workload::{Linux, System, Workload};
+use faultless_workload::{Linux, Mode, System, Workload};
 use std::collections::HashSet;
 use std::path::Path;
 use std::rc::Rc;
@@ -248,11 +249,11 @@ impl Subject {
             What::Recording(recording) => {
                 let source = recording.source()?;
                 let title = format!(
-                    "replay:{} - {}\n  {} threads in {} processes",
+                    "replay:{} - a recording of the program {}\n  {} in {}",
                     source.name,
                     source.trace.header.program,
-                    source.plan.threads().len(),
-                    source.plan.processes().len(),
+                    plural(source.trace.threads.len() as u64, "thread"),
+                    processes(source.trace.processes.len()),
                 );
                 let named = match topic {
                     Topic::Locking => locking_settings(false, choice),
@@ -304,10 +305,13 @@ fn workload_report(entry: &Entry, workload: &Workload, choice: &Choice) -> Repor
     }
     let params = if entry.params.is_empty() { "defaults".into() } else { entry.params.join(" ") };
     let title = format!(
-        "{} - {}\n  {threads} {}, {params}",
+        "{} - {}\n  {}, {params}",
         entry.name,
         info.summary,
-        workload.crew().mode.name(),
+        match workload.crew().mode {
+            Mode::Threads => plural(threads as u64, "thread"),
+            Mode::Processes => processes(threads),
+        },
     );
     Report { title, unit: info.unit, topic: entry.topic, columns }
 }

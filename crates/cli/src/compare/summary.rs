@@ -43,11 +43,15 @@ impl Which {
         self.of(report)?.median().map(|sample| report.measure().rate(sample))
     }
 
-    /// What it makes of `base`.
-    fn gain(self, base: Self, report: &Report) -> Option<f64> {
-        report.gain(self.of(report)?, base.of(report)?)
+    /// What it makes of `base`, and whether the repetitions tell the two apart.
+    fn gain(self, base: Self, report: &Report) -> Option<(f64, bool)> {
+        let (column, base) = (self.of(report)?, base.of(report)?);
+        Some((report.gain(column, base)?, report.differ(column, base)))
     }
 }
+
+/// Stands before a ratio where the repetitions do not tell the two apart.
+const ALIKE: &str = "~";
 
 type Reports<'r> = [&'r (String, Report)];
 
@@ -127,8 +131,9 @@ fn gains(
 ) -> Result<(), CliError> {
     let Some((of, base)) = pair else { return Ok(()) };
     let bar = |(name, report): &&(String, Report)| {
-        let value = of.gain(base, report)?;
-        Some(Bar { name: name.clone(), value, note: String::new() })
+        let (value, differ) = of.gain(base, report)?;
+        let note = if differ { String::new() } else { "not distinguishable".to_owned() };
+        Some(Bar { name: name.clone(), value, note })
     };
     let bars: Vec<_> = reports.iter().filter_map(bar).collect();
     if !bars.is_empty() {
@@ -152,6 +157,7 @@ fn rates(
     head.extend(pairs.iter().map(|(of, base)| format!("{}\n/ {}", of.name(""), base.name(""))));
     head.extend(linux.map(|linux| Which::Linux.name(linux)));
     let mut table = table::numbers(&head, style);
+    let mut alike = false;
     for (name, report) in reports {
         let of = match report.measure() {
             Measure::Faults => "faults",
@@ -161,8 +167,14 @@ fn rates(
             which.rate(report).map_or("-".to_owned(), |rate| scaled(rate).trim().to_owned())
         };
         let gain = |(of, base): &(Which, Which)| {
-            of.gain(*base, report).map_or("-".to_owned(), |gain| format!("{gain:.2}x"))
+            of.gain(*base, report).map_or("-".to_owned(), |(gain, differ)| {
+                format!("{}{gain:.2}x", if differ { "" } else { ALIKE })
+            })
         };
+        let pairs_of = |report: &Report| {
+            pairs.iter().any(|(of, base)| of.gain(*base, report).is_some_and(|gain| !gain.1))
+        };
+        alike |= pairs_of(report);
         let mut cells = vec![name.clone(), of.to_owned()];
         cells.extend(columns.iter().map(rate));
         cells.extend(pairs.iter().map(gain));
@@ -170,6 +182,12 @@ fn rates(
         table::row(&mut table, cells);
     }
     writeln!(out, "{table}")?;
+    if alike {
+        writeln!(
+            out,
+            "{ALIKE} the two are not distinguishable: the ranges between the quartiles of their repetitions overlap."
+        )?;
+    }
     Ok(())
 }
 
@@ -214,8 +232,8 @@ fn effects(
     writeln!(
         out,
         "Counted apart from any time, on one CPU and in the order of the recording. First touches: of private \
-         anonymous\nmemory; no predictor with windows of that size, whatever it knows, saves more than could be \
-         saved; unused are\nprefaulted pages that had not been used when they were unmapped; resident growth is that of the most pages that\neach process had."
+         anonymous\nmemory. Upper bound: what a perfect predictor with windows of the same size saves. Unused: prefaulted pages that\nhad \
+         not been used when they were unmapped. Resident growth: of the peak resident memory of each process."
     )?;
     Ok(())
 }

@@ -39,11 +39,11 @@ impl Fidelity {
     pub fn remark(self) -> String {
         let way = if self.replayed < self.recorded { "fewer" } else { "more" };
         let (replayed, part) = (grouped(self.replayed), self.difference().abs());
-        let besides = match self.unserved {
+        let unserved = match self.unserved {
             0 => String::new(),
-            count => format!("; besides {} that Linux did not serve", grouped(count)),
+            count => format!("; {} more that Linux did not serve", grouped(count)),
         };
-        format!("{replayed} in the replay with prefault off, {part:.2} % {way}{besides}")
+        format!("{replayed} in the replay with prefault off, {part:.2} % {way}{unserved}")
     }
 
     /// What to say of the replay of `name` where the difference is beyond the allowance.

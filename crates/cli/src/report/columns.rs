@@ -54,15 +54,22 @@ impl Column {
     }
 }
 
-/// Half of what lies between the quartiles of the rate, in percent of the median: how much a
-/// repetition may be trusted.
-fn spread(column: &Column, measure: Measure) -> Option<f64> {
+/// The quartiles of the rate, and the median between them.
+fn quartiles(column: &Column, measure: Measure) -> Option<(f64, f64, f64)> {
     let mut rates: Vec<_> = column.samples.iter().map(|sample| measure.rate(sample)).collect();
     rates.sort_by(f64::total_cmp);
     let (low, high) = (rates.get(rates.len() / 4)?, rates.get(rates.len() * 3 / 4)?);
-    let median = middle(rates.clone()).filter(|median| *median > 0.0)?;
+    Some((*low, middle(rates.clone())?, *high))
+}
+
+/// Half the interquartile range of the rate, in percent of the median.
+fn spread(column: &Column, measure: Measure) -> Option<f64> {
+    let (low, median, high) = quartiles(column, measure).filter(|(_, median, _)| *median > 0.0)?;
     Some((high - low) / 2.0 / median * 100.0)
 }
+
+/// Fewer repetitions have no spread to speak of.
+const LEAST: usize = 3;
 
 /// The value in the middle.
 fn middle(mut values: Vec<f64>) -> Option<f64> {
@@ -136,6 +143,15 @@ impl Report {
         ratio.is_finite().then_some(ratio)
     }
 
+    /// Whether the repetitions of `column` and `base` tell them apart: the ranges between their quartiles do not overlap. If
+    /// they overlap, the range of the ratio includes 1.
+    pub fn differ(&self, column: &Column, base: &Column) -> bool {
+        let repeated = |column: &Column| column.samples.len() >= LEAST;
+        let of = |column| quartiles(column, self.measure());
+        let apart = of(column).zip(of(base)).is_some_and(|(a, b)| a.0 > b.2 || b.0 > a.2);
+        apart && repeated(column) && repeated(base)
+    }
+
     /// Whether anything ran.
     pub fn is_empty(&self) -> bool {
         self.columns.iter().all(|column| column.samples.is_empty())
@@ -188,7 +204,7 @@ impl Report {
             let spread = |(column, _): &(&Column, &Sample)| {
                 spread(column, measure).map_or("-".to_owned(), |percent| format!("{percent:.0} %"))
             };
-            let name = "spread of the middle half, +-".to_owned();
+            let name = "half the interquartile range".to_owned();
             table::row(&mut table, std::iter::once(name).chain(done.iter().map(spread)));
         }
         let samples: Vec<_> = done.iter().map(|(_, sample)| *sample).collect();
@@ -297,6 +313,12 @@ mod tests {
         let length = |at: usize| bars[at].matches('#').count() as f64;
         assert!(bars[0].contains("200") && bars[1].contains("110"), "{out}");
         assert!(bars[1].ends_with("0.55x base"), "{out}");
+        // Slower or faster: that depends on which repetitions are looked at.
+        assert!(!report.differ(&report.columns[1], &report.columns[0]), "{out}");
+        let faster = column("faster", [310, 320, 330]);
+        assert!(report.differ(&faster, &report.columns[0]));
+        let once = Column { samples: faster.samples[..1].to_vec(), ..faster };
+        assert!(!report.differ(&once, &report.columns[0]), "one repetition tells nothing");
         assert!((length(1) / length(0) - 0.55).abs() < 0.03, "{out}");
     }
 

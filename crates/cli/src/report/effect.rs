@@ -58,8 +58,8 @@ impl Share {
             of: |effect| (effect.saved, effect.touches),
         },
         Self {
-            head: "could be\nsaved",
-            name: "could be saved, by a perfect predictor at most",
+            head: "upper\nbound",
+            name: "upper bound of faults saved (perfect predictor)",
             of: |effect| (effect.bound, effect.touches),
         },
         Self {
@@ -69,7 +69,7 @@ impl Share {
         },
         Self {
             head: "resident\ngrowth",
-            name: "resident growth at the most",
+            name: "growth of peak resident memory",
             of: |effect| (effect.peak.saturating_sub(effect.peak_off), effect.peak_off),
         },
     ];
@@ -128,13 +128,13 @@ impl Effect {
             ),
             (
                 self.bound,
-                "by a perfect predictor",
-                format!("{bound} of them at most, with windows of that size"),
+                "upper bound",
+                format!("{bound} of them: a perfect predictor with windows of the same size"),
             ),
-            (self.copies, "faults saved besides", "copies of the zero page".into()),
+            (self.copies, "zero-page copies saved", "each a fault with order 0".into()),
             (
                 self.peak,
-                "resident pages at the most",
+                "peak resident pages",
                 format!("{growth} more than the {} with order 0", grouped(self.peak_off)),
             ),
         ]

@@ -36,6 +36,11 @@ pub fn plural(n: u64, one: &str) -> String {
     format!("{n} {one}{}", if n == 1 { "" } else { "s" })
 }
 
+/// `1 process`, `2 processes`.
+pub fn processes(n: usize) -> String {
+    format!("{n} process{}", if n == 1 { "" } else { "es" })
+}
+
 /// A part of a whole in percent; `-` of nothing.
 pub fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
@@ -58,6 +63,7 @@ mod tests {
         assert_eq!(scaled(45_300.0), "45.3 K");
         assert_eq!(scaled(999.0), "999 ");
         assert_eq!((plural(1, "CPU"), plural(2, "CPU")), ("1 CPU".into(), "2 CPUs".into()));
+        assert_eq!((processes(1), processes(2)), ("1 process".into(), "2 processes".into()));
         assert_eq!(percent(1, 3), "33.33 %");
         assert_eq!(percent(0, 0), "-");
     }

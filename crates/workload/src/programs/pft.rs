@@ -3,7 +3,7 @@
 //! Threads touch their part of some gigabytes of anonymous memory, one write to a page, and the
 //! time that takes is set against the pages. The original prints a row
 //! `Gb Rep Threads CLine User System Wall flt/cpu/s fault/wsec`, and so does
-//! [`Outcome::pft_row`](crate::Outcome::pft_row).
+//! [`Outcome::pft_row`](crate::Outcome::pft_row), whose head says pages: with prefault a fault serves several.
 //!
 //! Here the memory is mapped before the clock starts, and unmapped by the end of the process, so one
 //! repetition measures faults alone. Between repetitions each thread gives its part back with
