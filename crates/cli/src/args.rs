@@ -64,7 +64,7 @@ pub enum Command {
     ///
     /// PROGRAM is a statically linked x86-64 program (cc -static; musl; Rust with -C target-feature=+crt-static), a
     /// dynamically linked one whose interpreter and libraries are in --files, or the name of a bundled one, such as `rows`
-    /// or `fuzz`; a wrong name lists them. Its input, output and exit status pass through; the kernel's counters are
+    /// or `workload`; a wrong name lists them. Its input, output and exit status pass through; the kernel's counters are
     /// printed at the end, on standard error. It needs QEMU, and no KVM.
     Boot(BootArgs),
     /// What faults and calls cost on the bare machine and on Linux, in instructions
@@ -173,7 +173,8 @@ Examples:
   faultless record -o build.fltrace --compact -- make -j2
   faultless record --lesser -- ./app     without permission for tracepoints")]
 pub struct RecordArgs {
-    /// Where to [default: perf.data, or recording.fltrace with --compact]
+    /// Where to; a file that is there already is kept as FILE.old [default: perf.data, or recording.fltrace with
+    /// --compact]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Write the small portable form (also chosen by a name ending in .fltrace)
@@ -224,7 +225,7 @@ pub struct BootArgs {
     /// Boot this kernel and not the bundled one
     #[arg(long, value_name = "FILE", hide = true)]
     pub kernel: Option<PathBuf>,
-    /// Stop it after so many seconds; the exit status is 124 then
+    /// Stop it after so many seconds; the exit status is then 124
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub timeout: Option<Duration>,
     #[command(flatten)]
@@ -311,7 +312,8 @@ pub struct SetArgs {
 #[derive(Debug, clap::Args)]
 pub struct JsonArgs {
     /// Write results to FILE too, one JSON object a line, each with the parameters and knobs in force; `-` is
-    /// standard output, and sends the tables to standard error
+    /// standard output, and sends the tables to standard error. FILE is replaced when the results are complete; those of a
+    /// run that fails or is interrupted go to FILE.partial
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }

@@ -7,14 +7,18 @@ use crate::interrupt;
 use crate::report::json::{Context, Json, Number};
 use crate::report::number::plural;
 use crate::report::perf_stat::PerfStat;
+use crate::report::say;
 use crate::settings::Settings;
 use crate::suggest;
 use faultless_boot::{BootError, Clock, End, Limits, Machine, Program, Run, Streams};
+use nix::sys::signal::Signal;
 use serde_json::Map;
 use std::process::ExitCode;
 
 /// The exit status of a run that took too long, as `timeout` has it.
 const TIMED_OUT: u8 = 124;
+/// The exit status of a program that goes on when its output is closed, as a shell reports SIGPIPE.
+const BROKEN_PIPE: u8 = 128 + 13;
 
 /// Boots a program.
 pub fn run(args: &BootArgs) -> Result<ExitCode, CliError> {
@@ -26,19 +30,38 @@ pub fn run(args: &BootArgs) -> Result<ExitCode, CliError> {
     let limits = Limits { timeout: args.timeout, stop: Some(&interrupt::requested) };
     let run = machine.run(&program, Streams::inherit(), &limits)?;
     for note in run.skipped.iter().chain(&run.report.messages) {
-        eprintln!("faultless: {note}");
+        say!("faultless: {note}");
     }
-    eprintln!("{}\n", counters(args, &run));
+    // A machine that was stopped has told no counts.
+    if !run.report.counters.is_empty() {
+        say!("{}\n", counters(args, &run));
+    }
     write_json(&mut json, args, &run)?;
+    let program = args.program().display();
     match run.end {
-        End::Exited(status) => Ok(ExitCode::from(status)),
+        End::Exited(status) => {
+            if let Some(signal) = run.report.signal {
+                say!("faultless: {program}: killed by {}", signal_name(signal));
+            }
+            json.complete()?;
+            Ok(ExitCode::from(status))
+        }
         End::TimedOut => {
-            eprintln!("faultless: {}: {}", args.program().display(), run.end);
+            say!("faultless: {program}: {}", run.end);
             Ok(ExitCode::from(TIMED_OUT))
         }
-        End::Closed => Err(CliError::Closed),
-        _ => Err(CliError::failed(args.program().display(), run.end)),
+        End::Closed => {
+            say!("faultless: {program}: stopped, as its output was closed");
+            Ok(ExitCode::from(BROKEN_PIPE))
+        }
+        _ => Err(CliError::failed(program, run.end)),
     }
+}
+
+/// `SIGSEGV`, or the number of a real-time signal.
+fn signal_name(number: u8) -> String {
+    let name = Signal::try_from(i32::from(number));
+    name.map_or_else(|_| format!("signal {number}"), |signal| signal.as_str().to_owned())
 }
 
 /// The program: a file, or a bundled one.

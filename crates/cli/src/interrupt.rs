@@ -1,38 +1,57 @@
-//! Ctrl-C: the first asks the command to print what it has, the second ends it.
+//! Ctrl-C, SIGTERM and SIGHUP: the first asks the command to print what it has, the second ends it.
 //!
 //! Commands look at [`requested`] between runs; whoever runs for long without looking gives
 //! [`on_request`] something to print.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use crate::report::say;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 type Action = Box<dyn FnOnce() + Send>;
 
-/// As a shell reports a program that SIGINT ended.
-const INTERRUPTED: i32 = 130;
+/// What the output of a command ends with that the user interrupted.
+pub const NOT_COMPLETE: &str = "Interrupted: the results are not complete.";
 
-static REQUESTS: AtomicU32 = AtomicU32::new(0);
+/// What a shell adds to the number of the signal that ended a program.
+pub const SIGNALLED: i32 = 128;
+
+/// The first signal that asked to stop, or 0.
+static REQUEST: AtomicI32 = AtomicI32::new(0);
 static ACTION: Mutex<Option<Action>> = Mutex::new(None);
 
 /// Begins to listen.
 pub fn install() {
-    let handler = || {
-        let before = REQUESTS.fetch_add(1, Ordering::Relaxed);
-        if let Some(action) = take() {
-            action();
-        }
-        if before > 0 {
-            std::process::exit(INTERRUPTED);
-        }
-    };
-    if let Err(error) = ctrlc::set_handler(handler) {
-        eprintln!("faultless: Ctrl-C will print no results: {error}");
+    let listening = Signals::new([SIGINT, SIGTERM, SIGHUP]).and_then(|mut signals| {
+        let listen = move || signals.forever().for_each(request);
+        thread::Builder::new().name("signals".into()).spawn(listen)
+    });
+    if let Err(error) = listening {
+        say!("faultless: Ctrl-C will print no results: {error}");
+    }
+}
+
+/// A `signal` came.
+fn request(signal: i32) {
+    let first = REQUEST.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
+    if let Some(action) = take() {
+        action();
+    }
+    if first.is_err() {
+        std::process::exit(SIGNALLED + signal);
     }
 }
 
 /// Whether the user asked to stop.
 pub fn requested() -> bool {
-    REQUESTS.load(Ordering::Relaxed) > 0
+    REQUEST.load(Ordering::Relaxed) != 0
+}
+
+/// The exit status of a command that the user asked to stop: as a shell reports a program that the signal ended.
+pub fn status() -> i32 {
+    SIGNALLED + REQUEST.load(Ordering::Relaxed)
 }
 
 /// Does `action` when the user asks to stop, or has asked, once, until the guard is dropped.
@@ -49,7 +68,7 @@ pub fn on_request(action: impl FnOnce() + Send + 'static) -> Guard {
 
 /// Ends the command when the user asks to stop, until the guard is dropped: for as long as there is nothing to print.
 pub fn ends_at_once() -> Guard {
-    on_request(|| std::process::exit(INTERRUPTED))
+    on_request(|| std::process::exit(status()))
 }
 
 fn take() -> Option<Action> {

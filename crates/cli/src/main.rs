@@ -28,6 +28,7 @@ mod versus;
 use args::{Args, Command};
 use clap::Parser;
 use error::CliError;
+use report::say;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -37,18 +38,17 @@ fn main() -> ExitCode {
         interrupt::install();
     }
     match command(args.command) {
-        // As a shell reports a program that SIGINT ended.
         done if interrupt::requested() => {
             if let Err(error) = done {
-                eprintln!("faultless: {error}");
+                say!("faultless: {error}");
             }
-            ExitCode::from(130)
+            u8::try_from(interrupt::status()).map_or(ExitCode::FAILURE, ExitCode::from)
         }
         Ok(code) => code,
         // Whoever reads the output has had enough, as `head` has.
         Err(CliError::Closed) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("faultless: {error}");
+            say!("faultless: {error}");
             ExitCode::from(error.code())
         }
     }

@@ -107,6 +107,18 @@ impl Replacing {
         kept.map_err(|error| CliError::failed(self.name.display(), error.error)).map(drop)
     }
 
+    /// Renames the file that is there, if one is and it is not empty, to FILE.old, as perf does. Called before [`put`](Self::put).
+    pub fn keep_old(&self) -> Result<(), CliError> {
+        let Some(place) = &self.place else { return Ok(()) };
+        if !fs::metadata(place).is_ok_and(|meta| meta.len() > 0) {
+            return Ok(());
+        }
+        let mut old = place.clone().into_os_string();
+        old.push(".old");
+        let kept = fs::rename(place, &old);
+        kept.map_err(|error| CliError::failed(Path::new(&old).display(), error))
+    }
+
     /// Writes `bytes`, all that there is.
     pub fn write(&self, bytes: &[u8]) -> Result<(), CliError> {
         let failed = |error| CliError::failed(self.name.display(), error);
@@ -116,6 +128,9 @@ impl Replacing {
         }
         let mut file = self.temporary(FOR_ALL)?;
         file.write_all(bytes).map_err(failed)?;
+        if let Ok(before) = fs::metadata(&self.name) {
+            file.as_file().set_permissions(before.permissions()).map_err(failed)?;
+        }
         self.put(file)
     }
 }

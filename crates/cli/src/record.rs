@@ -3,6 +3,7 @@
 use crate::args::RecordArgs;
 use crate::error::CliError;
 use crate::output::{self, Replacing};
+use crate::report::say;
 use faultless_trace::compact;
 use faultless_trace::record::{Extent, Recorded, Setup, Signals, find_program};
 use std::fs;
@@ -32,20 +33,20 @@ pub fn run(args: &RecordArgs) -> Result<ExitCode, CliError> {
         CliError::Failed(format!("{missing}{hint}"))
     })?;
     if setup.extent() != Extent::Full {
-        eprintln!("faultless: this recording will be lesser than it could be:");
+        say!("faultless: this recording will not have all events:");
         for shortfall in setup.shortfalls() {
-            eprintln!("- {shortfall}");
+            say!("- {shortfall}");
         }
     }
     let recorded = write(args, &setup, &output, compact)?;
     for note in &recorded.notes {
-        eprintln!("faultless: {note}");
+        say!("faultless: {note}");
     }
     let size = fs::metadata(&output).map_or(0, |meta| meta.len());
     // Standard output is the program's.
-    eprintln!("{}: {:.1} KB", output.display(), size as f64 / 1e3);
-    eprintln!("{}", recorded.trace.summary());
-    eprintln!("next: faultless replay {} --policies", output.display());
+    say!("{}: {:.1} KB", output.display(), size as f64 / 1e3);
+    say!("{}", recorded.trace.summary());
+    say!("next: faultless replay {} --policies", output.display());
     Ok(exit_code(recorded.status))
 }
 
@@ -71,8 +72,11 @@ fn write(
     if compact {
         // The portable form holds all that replay uses.
         let bytes = compact::encode(output, &recorded.trace);
-        replacing.write(&bytes.map_err(|error| CliError::Failed(error.to_string()))?)?;
+        let bytes = bytes.map_err(|error| CliError::Failed(error.to_string()))?;
+        replacing.keep_old()?;
+        replacing.write(&bytes)?;
     } else {
+        replacing.keep_old()?;
         replacing.put(data)?;
     }
     Ok(recorded)

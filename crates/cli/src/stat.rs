@@ -1,18 +1,19 @@
 //! `faultless stat`: one run of one workload, in the form of `perf stat`.
 
-use crate::args::{MachineArg, StatArgs};
+use crate::args::{JsonArgs, MachineArg, StatArgs};
 use crate::error::CliError;
 use crate::host;
 use crate::interrupt;
-use crate::report;
 use crate::report::json::{Context, Json, Number};
 use crate::report::perf_stat::PerfStat;
+use crate::report::{self, say};
 use crate::run::{self, Sample};
 use crate::settings::Settings;
 use crate::suggest;
 use faultless_workload::{Kind, Linux, Outcome, PFT_HEADER, ParamError, Pft, System, Workload};
 use serde_json::{Map, Value};
 use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// Memory of the native machine beside what the workload asks for, in bytes.
@@ -24,7 +25,7 @@ const PAGE_TABLES: u64 = 256;
 pub fn run(args: &StatArgs) -> Result<(), CliError> {
     let workload = Workload::parse(&args.workload, &args.params)
         .map_err(|error| CliError::Usage(explained(&error)))?;
-    let mut json = Json::open(&args.json, &[])?;
+    let json = Arc::new(Mutex::new(Json::open(&args.json, &[])?));
     let title = {
         let words: Vec<_> =
             std::iter::once(&args.workload).chain(&args.params).map(String::as_str).collect();
@@ -49,8 +50,10 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
         }
         MachineArg::Native => {
             let settings = Settings::new(&args.set.set);
-            let (outcome, sample) = native(&title, &settings, &workload)?;
-            (outcome, sample, Context::of(&workload, "native".into(), Some(&settings)))
+            let context = Context::of(&workload, "native".into(), Some(&settings));
+            let (outcome, sample) =
+                native(&title, &settings, &workload, (&args.json, &json, &context))?;
+            (outcome, sample, context)
         }
     };
     let (mut out, _) = report::output(&args.json);
@@ -62,7 +65,9 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
         MachineArg::Linux => context.machine.clone(),
     };
     writeln!(out, "{}\n", counters(&format!("{title} on {on}"), &outcome, &sample))?;
-    write_json(&mut json, &context, &outcome, &sample)
+    let mut json = json.lock().unwrap_or_else(PoisonError::into_inner);
+    write_json(&mut json, &context, &outcome, &sample)?;
+    json.complete()
 }
 
 /// What is wrong, and which parameter may have been meant.
@@ -79,20 +84,30 @@ fn native(
     title: &str,
     settings: &Settings,
     workload: &Workload,
+    (out, json, context): (&JsonArgs, &Arc<Mutex<Json>>, &Context),
 ) -> Result<(Outcome, Sample), CliError> {
     let native = run::machine(memory(workload), workload.crew().workers)?;
     // Shared with the handler of Ctrl-C, which may run until the process ends.
     let native = &*Box::leak(Box::new(native));
     let started = Instant::now();
     let title = format!("{title} on native ({}), interrupted", settings.label());
+    let (json, context) = (Arc::clone(json), context.clone());
+    let (mut text, _) = report::output(out);
     let guard = interrupt::on_request(move || {
         let seconds = started.elapsed().as_secs_f64();
+        let counters = Sample::counters(&native.vm().totals());
+        let mut json = json.lock().unwrap_or_else(PoisonError::into_inner);
         let mut stat = PerfStat::new(title);
-        stat.counters(&Sample::counters(&native.vm().totals()), seconds);
+        stat.counters(&counters, seconds);
         stat.time(seconds, "time elapsed");
-        println!("{stat}\n");
+        let told = writeln!(text, "{stat}\n").map_err(CliError::from);
+        let told = told.and_then(|()| json.interrupted(&context, &counters, seconds));
+        if let Err(error) = told {
+            say!("faultless: {error}");
+        }
+        json.keep_partial();
         // The workload cannot be stopped in the middle.
-        std::process::exit(130);
+        std::process::exit(interrupt::status());
     });
     let outcome = run::on_native(native, settings, workload)?;
     drop(guard);

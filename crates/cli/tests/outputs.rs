@@ -127,6 +127,44 @@ fn no_result_is_written_over_what_it_is_made_from() {
     assert!(fs::read(&program).expect("there").starts_with(b"#!"));
 }
 
+/// A command that fails, or that the user ends, leaves the results of the one before.
+#[test]
+fn results_take_their_place_when_they_are_complete() {
+    let place = Place::new();
+    let (file, partial) = (place.out("k.json"), place.out("k.json.partial"));
+    let before = "the one before";
+    fs::write(&file, before).expect("written");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("ours");
+    for args in [
+        &["stat", "pft", "--set", "frame_limit=1"][..],
+        &["replay", "redis", "--set", "frame_limit=10"],
+        &["versus", "--kernel", "/no/such/kernel"],
+    ] {
+        faultless(&[args, &["--json", text(&file)]].concat()).fails(1);
+        assert_eq!(fs::read_to_string(&file).expect("there"), before, "{args:?}");
+        assert_eq!(place.left(), ["k.json"], "{args:?}");
+    }
+    for args in [&["stat", "pft", "seconds=60"][..], &["compare", "--only", "pft"]] {
+        let args = [args, &["--json", text(&file)]].concat();
+        let quiet = || Stdio::piped();
+        let mut command = command(&args);
+        let child = command.stdout(quiet()).stderr(quiet()).spawn().expect("it starts");
+        std::thread::sleep(Duration::from_millis(1500));
+        send(&child, Signal::SIGINT);
+        let output = child.wait_with_output().expect("it ends");
+        let said = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(output.status.code(), Some(130), "{args:?}: {said}");
+        assert!(said.contains("not complete: they are in"), "{args:?}: {said}");
+        assert_eq!(fs::read_to_string(&file).expect("there"), before, "{args:?}");
+        assert!(!json_lines(&fs::read_to_string(&partial).expect("there")).is_empty());
+        fs::remove_file(&partial).expect("there");
+    }
+    faultless(&["stat", "pft", "size=1M", "--json", text(&file)]).succeeds();
+    assert!(!json_lines(&fs::read_to_string(&file).expect("there")).is_empty());
+    assert_eq!(fs::metadata(&file).expect("there").permissions().mode() & 0o777, 0o640);
+    assert_eq!(place.left(), ["k.json"]);
+}
+
 #[test]
 fn record_ends_as_the_program_does() {
     let place = Place::new();
@@ -138,6 +176,13 @@ fn record_ends_as_the_program_does() {
             assert_eq!(place.left(), [name], "{program}");
             assert!(ran.err.contains("next: faultless replay"), "{program}: {}", ran.err);
             faultless(&["replay", text(&place.out(name))]).succeeds();
+            // As perf does.
+            let old = format!("{name}.old");
+            fs::write(place.out(name), "the one before").expect("written");
+            assert_eq!(place.record(&place.out(name), &["true"]).code, Some(0));
+            assert_eq!(place.left(), [name, &old]);
+            assert_eq!(fs::read(place.out(&old)).expect("there"), b"the one before");
+            fs::remove_file(place.out(&old)).expect("there");
             fs::remove_file(place.out(name)).expect("there");
         }
     }
@@ -220,7 +265,7 @@ fn signals_go_on_to_the_program() {
         assert_eq!(line, "ready\n");
         send(&child, signal);
         assert_eq!(child.wait().expect("it ends").code(), Some(code), "{signal} {trap}");
-        assert_eq!(place.left(), ["perf.data"], "the recording is whole");
+        assert!(place.left().contains(&"perf.data".to_owned()), "the recording is whole");
     }
 }
 
@@ -229,7 +274,7 @@ fn a_replay_that_waits_for_a_pipe_can_be_ended() {
     let place = Place::new();
     let pipe = place.out("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().expect("it runs").success());
-    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+    for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGHUP, 129), (Signal::SIGINT, 130)] {
         let mut child = command(&["replay", text(&pipe)]).spawn().expect("the command starts");
         std::thread::sleep(Duration::from_millis(300));
         send(&child, signal);
@@ -244,7 +289,7 @@ fn a_replay_that_waits_for_a_pipe_can_be_ended() {
             }
             std::thread::sleep(Duration::from_millis(10));
         };
-        assert_eq!(status.code(), Some(130), "{signal}");
+        assert_eq!(status.code(), Some(code), "{signal}");
     }
 }
 

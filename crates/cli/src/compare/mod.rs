@@ -93,14 +93,14 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     if let Some(load) = busy.filter(|_| !all.is_empty()) {
         writeln!(
             out,
-            "The host was busy at the start (load average {load} on {host} CPUs): take ratios near 1 as \
-             noise."
+            "The host was busy at the start (load average {load} on {host} CPUs), so ratios vary from \
+             run to run."
         )?;
     }
     if interrupt::requested() {
-        writeln!(out, "Interrupted: this is what there was.")?;
+        writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
     }
-    if failures.is_empty() { Ok(()) } else { Err(CliError::Failed(failures.join("\n"))) }
+    if failures.is_empty() { json.complete() } else { Err(CliError::Failed(failures.join("\n"))) }
 }
 
 /// Runnable threads of the host, averaged over the last minute.

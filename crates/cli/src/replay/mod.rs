@@ -9,12 +9,12 @@ pub mod source;
 use crate::args::ReplayArgs;
 use crate::error::CliError;
 use crate::interrupt;
-use crate::report;
 use crate::report::columns::{Column, Report, Topic};
 use crate::report::effect::Effect;
 use crate::report::json::{Context, Json, Number};
-use crate::report::number::grouped;
+use crate::report::number::{grouped, plural};
 use crate::report::perf_stat::PerfStat;
+use crate::report::{self, say};
 use crate::run;
 use crate::settings::{Settings, ahead_of_policies, policies};
 use engine::{ReplayError, Replayed};
@@ -65,15 +65,19 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         let report = Report { title, unit, topic, columns };
         report.print(&mut *out, style)?;
         report.json(&mut json)?;
-        return fidelity.map_or(Ok(()), |(fidelity, context)| {
+        if let Some((fidelity, context)) = fidelity {
             writeln!(
                 out,
                 "faults recorded: {}, {}",
                 grouped(fidelity.recorded),
                 fidelity.remark()
             )?;
-            tell(fidelity, &source.name, &mut json, &context)
-        });
+            tell(fidelity, &source.name, &mut json, &context)?;
+        }
+        if interrupt::requested() {
+            writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
+        }
+        return json.complete();
     }
     let mut replayed = once(&native, &source, &settings)?;
     let context = source.context(&settings);
@@ -100,7 +104,8 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     json.sample(&context, &replayed.sample)?;
     effects.iter().try_for_each(|effect| effect.json(&mut json, &context))?;
     json.write(&context, "advice_ignored", "count", Number::Whole(replayed.advice_ignored))?;
-    fidelity.map_or(Ok(()), |fidelity| tell(fidelity, &source.name, &mut json, &context))
+    fidelity.map_or(Ok(()), |fidelity| tell(fidelity, &source.name, &mut json, &context))?;
+    json.complete()
 }
 
 /// Says whether the faults were those recorded, and loudly where they were not.
@@ -111,7 +116,7 @@ fn tell(
     context: &Context,
 ) -> Result<(), CliError> {
     if let Some(warning) = fidelity.warning(name) {
-        eprintln!("faultless: {warning}");
+        say!("faultless: {warning}");
     }
     fidelity.json(json, context)
 }
@@ -138,8 +143,8 @@ impl Source {
             params: Map::from_iter([
                 ("recording".to_owned(), self.name.as_str().into()),
                 ("program".to_owned(), self.trace.header.program.as_str().into()),
-                ("threads".to_owned(), self.plan.threads().len().into()),
-                ("processes".to_owned(), self.plan.processes().len().into()),
+                ("threads".to_owned(), self.trace.threads.len().into()),
+                ("processes".to_owned(), self.trace.processes.len().into()),
             ]),
             knobs: settings.knobs(),
         }
@@ -148,14 +153,18 @@ impl Source {
 
 fn describe(out: &mut dyn Write, source: &Source) -> Result<(), CliError> {
     let header = &source.trace.header;
-    writeln!(out, "\n {}: {}", source.name, header.program)?;
+    writeln!(out, "\n {}: a recording of the program {}", source.name, header.program)?;
     if !header.made.is_empty() {
         writeln!(out, "   made with   {}", header.made.replace('\n', " "))?;
     }
     if !header.kernel.is_empty() {
         let thp = if header.thp.is_empty() { "not known" } else { &header.thp };
         let Header { kernel, cpus, .. } = header;
-        writeln!(out, "   recorded on Linux {kernel}, {cpus} CPUs, huge pages {thp}")?;
+        writeln!(
+            out,
+            "   recorded on Linux {kernel}, {}, huge pages {thp}",
+            plural((*cpus).into(), "CPU")
+        )?;
     }
     writeln!(out, "   it did      {}", source.trace.summary())?;
     for note in &header.notes {

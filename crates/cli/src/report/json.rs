@@ -1,13 +1,20 @@
-//! JSON lines: one measurement an object, one object a line, written as results come.
+//! JSON lines: one measurement an object, one object a line.
+//!
+//! A pipe or a device gets each line as its result comes. A file is put in place when the results are complete, so a run that
+//! fails or is interrupted leaves the file of an earlier one as it is. What it had measured goes to another file, whose
+//! name ends in `.partial`.
 
 use crate::args::JsonArgs;
 use crate::error::CliError;
-use crate::output;
+use crate::interrupt;
+use crate::output::{self, Replacing};
+use crate::report::say;
 use crate::run::Sample;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use std::fs::File;
-use std::io::{self, LineWriter, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::mem;
 use std::path::{Path, PathBuf};
 
 /// Where and under what something was measured.
@@ -50,28 +57,80 @@ pub enum Number {
     Real(f64),
 }
 
+/// The name of the file with the results of a run that was not complete, after that of the file that was asked for.
+const PARTIAL: &str = ".partial";
+
 /// The file given with `--json`, or nothing.
+#[derive(Debug)]
 pub struct Json {
     path: PathBuf,
-    out: Option<Box<dyn Write>>,
+    out: Out,
+}
+
+#[derive(Debug)]
+enum Out {
+    Nothing,
+    Standard,
+    /// A pipe or a device.
+    Stream(File),
+    /// A file, and its lines so far.
+    File(Replacing, Vec<u8>),
 }
 
 impl Json {
     /// Opens the file that `args` name, if they do, which is none of the `inputs`.
     pub fn open(args: &JsonArgs, inputs: &[&Path]) -> Result<Self, CliError> {
         let Some(path) = args.json.as_deref() else {
-            return Ok(Self { path: PathBuf::new(), out: None });
+            return Ok(Self { path: PathBuf::new(), out: Out::Nothing });
         };
         output::spare("--json", path, inputs)?;
-        let out: Box<dyn Write> = if path == Path::new("-") {
-            Box::new(io::stdout())
+        let out = if path == Path::new("-") {
+            Out::Standard
         } else {
-            let file = File::create(path).map_err(|error| {
-                CliError::failed(format_args!("--json {}", path.display()), error)
-            })?;
-            Box::new(LineWriter::new(file))
+            let replacing = Replacing::new(path)
+                .map_err(|error| CliError::Failed(format!("--json {error}")))?;
+            if replacing.is_file() {
+                Out::File(replacing, Vec::new())
+            } else {
+                let device = OpenOptions::new().write(true).open(path).map_err(|error| {
+                    CliError::failed(format_args!("--json {}", path.display()), error)
+                })?;
+                Out::Stream(device)
+            }
         };
-        Ok(Self { path: path.to_owned(), out: Some(out) })
+        Ok(Self { path: path.to_owned(), out })
+    }
+
+    /// All results are written: the file takes its place, unless the user interrupted the command.
+    pub fn complete(&mut self) -> Result<(), CliError> {
+        if interrupt::requested() {
+            return Ok(());
+        }
+        match mem::replace(&mut self.out, Out::Nothing) {
+            Out::File(replacing, lines) => {
+                replacing.write(&lines).map_err(|error| CliError::Failed(format!("--json {error}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Keeps the results of a run that is not complete, and says where.
+    pub fn keep_partial(&mut self) {
+        let Out::File(_, lines) = mem::replace(&mut self.out, Out::Nothing) else { return };
+        let path = self.path.display();
+        if lines.is_empty() {
+            return;
+        }
+        let mut partial = self.path.clone().into_os_string();
+        partial.push(PARTIAL);
+        let partial = PathBuf::from(partial);
+        match Replacing::new(&partial).and_then(|file| file.write(&lines)) {
+            Ok(()) => say!(
+                "faultless: the results are not complete: they are in {}, and {path} is as it was",
+                partial.display()
+            ),
+            Err(error) => say!("faultless: --json {error}"),
+        }
     }
 
     /// Writes one measurement.
@@ -82,14 +141,16 @@ impl Json {
         unit: &str,
         value: Number,
     ) -> Result<(), CliError> {
-        let Some(out) = &mut self.out else { return Ok(()) };
+        if matches!(self.out, Out::Nothing) {
+            return Ok(());
+        }
         let Context { machine, workload, cpus, setting, params, knobs } = context;
         let cpus = *cpus;
         let line = Line { machine, workload, cpus, setting, params, knobs, metric, unit, value };
         // One write a line: what another process reads is never half a line.
         let written = serde_json::to_string(&line)
             .map_err(io::Error::from)
-            .and_then(|text| out.write_all(format!("{text}\n").as_bytes()));
+            .and_then(|text| self.out.write_all(format!("{text}\n").as_bytes()));
         written.map_err(|error| match error.kind() {
             io::ErrorKind::BrokenPipe => CliError::Closed,
             _ => CliError::failed(format_args!("--json {}", self.path.display()), error),
@@ -113,8 +174,45 @@ impl Json {
         if counters.is_empty() {
             self.write(context, "faults", "count", Number::Whole(*faults))?;
         }
+        self.counts(context, counters)
+    }
+
+    /// Writes what was counted in `seconds` of a run that was interrupted.
+    pub fn interrupted(
+        &mut self,
+        context: &Context,
+        counters: &[(&'static str, u64)],
+        seconds: f64,
+    ) -> Result<(), CliError> {
+        self.write(context, "wall_seconds", "s", Number::Real(seconds))?;
+        self.counts(context, counters)
+    }
+
+    fn counts(
+        &mut self,
+        context: &Context,
+        counters: &[(&'static str, u64)],
+    ) -> Result<(), CliError> {
         counters
             .iter()
             .try_for_each(|(name, count)| self.write(context, name, "count", Number::Whole(*count)))
+    }
+}
+
+impl Drop for Json {
+    /// A command that ends early drops what it has.
+    fn drop(&mut self) {
+        self.keep_partial();
+    }
+}
+
+impl Out {
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Nothing => Ok(()),
+            Self::Standard => io::stdout().write_all(bytes),
+            Self::Stream(device) => device.write_all(bytes),
+            Self::File(_, lines) => lines.write_all(bytes),
+        }
     }
 }

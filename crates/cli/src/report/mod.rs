@@ -10,16 +10,29 @@ pub mod progress;
 pub mod table;
 
 use crate::args::JsonArgs;
+use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
 /// Where text for people goes, and what can be shown there: standard output, unless JSON goes there.
-pub fn output(json: &JsonArgs) -> (Box<dyn Write>, Style) {
+pub fn output(json: &JsonArgs) -> (Box<dyn Write + Send>, Style) {
     if json.json.as_deref() == Some(Path::new("-")) {
         (Box::new(io::stderr()), Style::new(io::stderr().is_terminal()))
     } else {
         (Box::new(io::stdout()), Style::new(io::stdout().is_terminal()))
     }
+}
+
+/// Prints a line on standard error. An error that cannot be told is no reason to panic, as `eprintln` does.
+macro_rules! say {
+    ($($word:tt)*) => { $crate::report::say_line(format_args!($($word)*)) };
+}
+pub(crate) use say;
+
+/// Does what [`say`] says.
+pub fn say_line(line: fmt::Arguments<'_>) {
+    // One write: lines of several threads do not mix.
+    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// The columns of the terminal that shows standard output, if one does.

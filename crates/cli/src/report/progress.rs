@@ -1,5 +1,6 @@
 //! Progress, on standard error: a bar on a terminal, a line a step elsewhere.
 
+use super::say;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -31,7 +32,7 @@ impl Progress {
     /// A part begins.
     pub fn begin(&self, what: &str) {
         if self.plain {
-            eprintln!("{what} ...");
+            say!("{what} ...");
         }
         self.bar.set_message(what.to_owned());
     }

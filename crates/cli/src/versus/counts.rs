@@ -1,6 +1,6 @@
 //! Page faults and shootdowns of several CPUs, phase by phase, on both kernels.
 
-use super::figures::{Figure, show};
+use super::figures::{Figure, show, verdict};
 use crate::report::{Style, table};
 
 /// A phase of `counts`.
@@ -19,13 +19,15 @@ type Sides = [Option<f64>; 2];
 
 impl Phase {
     /// Whether there was no shootdown where none is needed, and elsewhere no more than on Linux, nor more
-    /// faults; not where a count is missing.
-    fn met(&self) -> bool {
-        let within =
-            |[ours, linux]: Sides| ours.zip(linux).is_some_and(|(ours, linux)| ours <= linux);
-        let shootdowns =
-            if self.may_shoot { within(self.shootdowns) } else { self.shootdowns[0] == Some(0.0) };
-        shootdowns && within(self.faults)
+    /// faults; `None` where a count is missing.
+    fn met(&self) -> Option<bool> {
+        let within = |[ours, linux]: Sides| Some(ours? <= linux?);
+        let shootdowns = if self.may_shoot {
+            within(self.shootdowns)
+        } else {
+            self.shootdowns[0].map(|ours| ours == 0.0)
+        };
+        Some(shootdowns? & within(self.faults)?)
     }
 }
 
@@ -77,12 +79,19 @@ pub fn tell(phases: &[Phase], linux: &str, style: Style) -> (String, usize) {
         let [shootdowns, shootdowns_there] = shootdowns;
         let done = if phase.operations[0].is_some() { done } else { done_there };
         let bar = if phase.may_shoot { "Linux's" } else { "none" };
-        let met = if phase.met() { "yes" } else { "NO" };
-        let cells =
-            [&phase.name, &done, &faults, &faults_there, &shootdowns, &shootdowns_there, bar, met];
+        let cells = [
+            &phase.name,
+            &done,
+            &faults,
+            &faults_there,
+            &shootdowns,
+            &shootdowns_there,
+            bar,
+            verdict(phase.met()),
+        ];
         table::row(&mut table, cells.map(|cell: &str| cell.to_owned()));
     }
-    (table.to_string(), phases.iter().filter(|phase| !phase.met()).count())
+    (table.to_string(), phases.iter().filter(|phase| phase.met() != Some(true)).count())
 }
 
 #[cfg(test)]
@@ -103,12 +112,12 @@ mod tests {
             assert_eq!(phases.len(), 1);
             phases[0].met()
         };
-        assert!(met(&counts(9, 3, 1), &counts(9, 3, 1)));
-        assert!(!met(&counts(9, 4, 1), &counts(9, 3, 1)), "more shootdowns");
-        assert!(!met(&counts(10, 0, 1), &counts(9, 3, 1)), "more faults");
-        assert!(met(&counts(9, 0, 0), &counts(9, 3, 0)));
-        assert!(!met(&counts(9, 1, 0), &counts(9, 3, 0)), "a needless shootdown");
-        assert!(!met(&[], &counts(9, 3, 0)), "nothing to compare");
-        assert!(!met(&counts(9, 0, 0), &[]), "nothing to compare with");
+        assert_eq!(met(&counts(9, 3, 1), &counts(9, 3, 1)), Some(true));
+        assert_eq!(met(&counts(9, 4, 1), &counts(9, 3, 1)), Some(false), "more shootdowns");
+        assert_eq!(met(&counts(10, 0, 1), &counts(9, 3, 1)), Some(false), "more faults");
+        assert_eq!(met(&counts(9, 0, 0), &counts(9, 3, 0)), Some(true));
+        assert_eq!(met(&counts(9, 1, 0), &counts(9, 3, 0)), Some(false), "a needless shootdown");
+        assert_eq!(met(&[], &counts(9, 3, 0)), None, "nothing to compare");
+        assert_eq!(met(&counts(9, 0, 0), &[]), None, "nothing to compare with");
     }
 }

@@ -51,9 +51,9 @@ impl Pair {
         Some(self.ours? / self.linux.filter(|linux| *linux > 0.0)?)
     }
 
-    /// Whether ours is at most one `part`th of Linux's; not where one of them is missing.
-    pub fn within(&self, part: f64) -> bool {
-        matches!((self.ours, self.linux), (Some(ours), Some(linux)) if ours * part <= linux)
+    /// Whether ours is at most one `part`th of Linux's; `None` where one of them is missing.
+    pub fn within(&self, part: f64) -> Option<bool> {
+        self.ours.zip(self.linux).map(|(ours, linux)| ours * part <= linux)
     }
 }
 
@@ -65,12 +65,30 @@ pub fn pairs(ours: &[Figure], linux: &[Figure]) -> Vec<Pair> {
     };
     let alone = ours.iter().filter(|figure| value(linux, figure).is_none());
     let pair = |figure: &Figure| Pair {
-        name: figure.name.replace('_', " "),
+        name: title(&figure.name),
         unit: figure.unit.replace('_', " "),
         ours: value(ours, figure),
         linux: value(linux, figure),
     };
     linux.iter().chain(alone).map(pair).collect()
+}
+
+/// Whether a target is met, as tables tell it; `-` where that is not known.
+pub fn verdict(met: Option<bool>) -> &'static str {
+    match met {
+        Some(true) => "yes",
+        Some(false) => "NO",
+        None => "-",
+    }
+}
+
+/// The name of a row as tables show it.
+fn title(name: &str) -> String {
+    match name {
+        // Linux splits and joins no node of its tree here.
+        "mprotect_pair_roomy" => "mprotect pair, free slots in Linux's VMA tree".to_owned(),
+        _ => name.replace('_', " "),
+    }
 }
 
 /// A value as people read it: whole numbers whole, others with one place.
@@ -115,7 +133,7 @@ mod tests {
         let names: Vec<_> = pairs.iter().map(|pair| pair.name.as_str()).collect();
         assert_eq!(names, ["theirs", "c", "a b", "mine"]);
         let met: Vec<_> = pairs.iter().map(|pair| pair.within(3.0)).collect();
-        assert_eq!(met, [false, false, true, false]);
+        assert_eq!(met, [None, Some(false), Some(true), None]);
         assert_eq!(pairs[2].ratio(), Some(1.0 / 3.0));
         assert_eq!((pairs[0].ratio(), pairs[3].ratio()), (None, None));
     }
