@@ -152,7 +152,7 @@ fn header(data: &[u8]) -> Result<&Header, ElfError> {
         );
     }
     if data.is_empty() {
-        wrong!(place, "the file is empty");
+        wrong!(place, "not an ELF file: it is empty");
     }
     if !data.starts_with(&elf::ELFMAG) {
         let start = &data[..data.len().min(16)];

@@ -13,6 +13,7 @@ use tempfile::TempDir;
 // `cpus=1 `, a letter for what to do:
 // `e`: echoes the serial port's input to its output, up to and with the byte 4, and ends;
 // `h`: hangs;
+// `w`: writes a byte to the serial port and hangs;
 // anything else: says a word on each console and ends.
 global_asm!(
     ".pushsection .rodata",
@@ -35,6 +36,8 @@ global_asm!(
     "  mov al, [eax + 7]",
     "  cmp al, 'h'",
     "  je 6f",
+    "  cmp al, 'w'",
+    "  je 7f",
     "  cmp al, 'e'",
     "  je 4f",
     "  mov esi, 0x100000",
@@ -60,6 +63,9 @@ global_asm!(
     "5: mov dx, 0xf4",
     "  out dx, eax",
     "6: hlt",
+    "  jmp 6b",
+    "7: mov dx, 0x3f8",
+    "  out dx, al",
     "  jmp 6b",
     "faultless_boot_fake_end:",
     ".code64",
@@ -187,10 +193,10 @@ impl io::Write for Fails {
 
 #[test]
 fn whoever_reads_no_more_ends_it() {
-    // What it echoes nobody takes.
-    let (_dir, machine, program) = machine("echo");
+    // What it writes nobody takes, and it does not end.
+    let (_dir, machine, program) = machine("write");
     let streams = Streams {
-        input: Input::Bytes(b"hello".to_vec()),
+        input: Input::None,
         output: Box::new(Fails(io::ErrorKind::BrokenPipe)),
         errors: Box::new(io::sink()),
     };

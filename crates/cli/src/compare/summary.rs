@@ -143,7 +143,7 @@ fn gains(
     Ok(())
 }
 
-/// A row a subject: its rate in each column, what comes of each pair, and Linux.
+/// A row a subject: its rate in each column, the ratio of each pair, and Linux's rate.
 fn rates(
     out: &mut dyn Write,
     reports: &Reports<'_>,

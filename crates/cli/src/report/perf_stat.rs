@@ -68,9 +68,10 @@ impl PerfStat {
 /// what was used in the end, which there is one of.
 const LEARNED: [Counter; 2] = [Counter::PrefaultUsed, Counter::PrefaultUnused];
 
-/// Whether the counter counts some of the faults.
+/// Whether the counter counts some of the faults. A fault may map several pages around its own.
 fn counts_faults(name: &str) -> bool {
-    name.starts_with("spf") || name.starts_with("fault_") || name == Counter::ReadFaultLocked.name()
+    let of_faults = name.starts_with("spf") || name.starts_with("fault_");
+    of_faults && name != Counter::AroundPage.name() || name == Counter::ReadFaultLocked.name()
 }
 
 impl std::fmt::Display for PerfStat {
@@ -107,6 +108,11 @@ mod tests {
             lines[3],
             "         2,000,000      faults                       #    4.00 M/sec"
         );
+        let mut counted = PerfStat::new("'boot'");
+        counted.counters(&[("faults", 10), ("fault_around_page", 40), ("fault_oom", 1)], 0.0);
+        let counted = counted.to_string();
+        assert!(counted.contains("10.00 % of all faults"), "{counted}");
+        assert!(!counted.contains("400.00 %"), "pages are no part of the faults: {counted}");
         assert_eq!(lines[4], "                 7      areas");
         assert_eq!(lines[6], "       0.500000000 seconds time elapsed");
         assert_eq!(lines[8], "       0.250000000 seconds user");

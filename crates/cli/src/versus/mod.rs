@@ -205,7 +205,9 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
             let trouble = match run {
                 Ok(run) if run.end == End::Exited(0) => None,
                 Ok(run) => {
-                    Some(format!("{}; {}", run.end, String::from_utf8_lossy(&errors).trim()))
+                    let said = String::from_utf8_lossy(&errors);
+                    let gap = if said.trim().is_empty() { "" } else { "; " };
+                    Some(format!("{}{gap}{}", run.end, said.trim()))
                 }
                 Err(error) => Some(error.to_string()),
             };
@@ -226,8 +228,11 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
         }
     };
     let figures = figures(&text);
-    let silent = (trouble.is_none() && figures.is_empty())
-        .then(|| format!("it printed no figures; it printed: {}", text.trim()));
+    let silent = (trouble.is_none() && figures.is_empty()).then(|| match interrupt::requested() {
+        // Ctrl-C on a terminal reaches QEMU, too.
+        true => "interrupted".to_owned(),
+        false => format!("it printed no figures; it printed: {}", text.trim()),
+    });
     let name = |trouble| {
         let machine = if job.side == Side::Ours { "the bare machine" } else { &stock.name };
         let cpus = plural(job.cpus.into(), "CPU");
