@@ -37,6 +37,11 @@ pub fn mount(archive: &[u8]) -> core::result::Result<(), &'static str> {
 
 const NO_MEMORY: &str = "there is no memory";
 
+/// Why a file is left out.
+fn why(errno: Errno) -> &'static str {
+    if matches!(errno, Errno::ENOMEM | Errno::ENOSPC) { NO_MEMORY } else { errno.name() }
+}
+
 fn unpack(start: &Start, archive: &[u8]) -> core::result::Result<(), &'static str> {
     let mut end = 0;
     let mut last = "the start";
@@ -44,7 +49,7 @@ fn unpack(start: &Start, archive: &[u8]) -> core::result::Result<(), &'static st
     let mut linked: Map<(u32, u32, u32), Arc<Inode>> = Map::new();
     for entry in iter_files(archive) {
         if let Err(errno) = unpack_one(start, &entry, &mut linked) {
-            report!("message the file {:?} is left out (error {})", entry.name(), errno.0);
+            report!("message the file {:?} is left out ({})", entry.name(), why(errno));
         }
         last = entry.name();
         let after = entry.file().as_ptr_range().end as usize - archive.as_ptr() as usize;
@@ -156,7 +161,7 @@ fn furnish(start: &Start) -> Result<()> {
         if let Err(errno) = added
             && errno != Errno::EEXIST
         {
-            report!("message {path} is left out (error {})", errno.0);
+            report!("message {path} is left out ({})", why(errno));
         }
     };
     let directory = |path: &str, mode: u32| {

@@ -65,7 +65,10 @@ fn what_a_program_may_not_do_is_refused_where_it_begins() {
         // No stack grows for a debugger's sake.
         space.mmap(cpu, AT + 600 * P, P, RW, FIXED | MapFlags::GROWSDOWN).unwrap();
         assert_eq!(space.write_bytes(cpu, AT + 599 * P, &bytes[..8]), Err(error(0, NOTHING)));
-        assert_eq!(error(7, NOTHING).to_string(), "SIGSEGV: nothing is mapped there after 7 bytes");
+        assert_eq!(
+            error(7, NOTHING).to_string(),
+            "after 7 bytes: SIGSEGV: nothing is mapped there"
+        );
     });
 }
 

@@ -168,7 +168,7 @@ fn a_space_that_runs_does_not_end() {
     let space = || Space::new(&cpus[0]).unwrap();
     let running = space();
     running.activate(&cpus[1]);
-    assert!(says("exit", || running.exit(&cpus[0])).contains("while Some(CpuId(1)) runs it"));
+    assert!(says("exit", || running.exit(&cpus[0])).contains("while CPU 1 runs it"));
     let running = space();
     running.activate(&cpus[0]);
     assert!(says("exit", || running.exit(&cpus[0])).contains("while Some(CpuId(0)) runs it"));
