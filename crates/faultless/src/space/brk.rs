@@ -1,8 +1,7 @@
 //! `brk`: the heap that grows and shrinks at one end.
 //!
 //! The bounds of the heap are two atomics. They are read before a lock is taken, as a guess, and again under it:
-//! a CPU that moves the end to another page, or the start, holds a claim on the pages on either side of it. Within
-//! its page the end moves by compare-and-swap, without a claim.
+//! a CPU that moves the end, be it within its page, or the start, holds a claim on the pages on either side of the end.
 
 pub(super) mod bounds;
 
@@ -46,7 +45,7 @@ impl<M: Machine> Space<M> {
     pub fn brk(&self, cpu: &Cpu<'_, M>, addr: u64) -> u64 {
         let end = loop {
             let heap = self.heap.get();
-            if addr < heap.start || addr > USER_END {
+            if addr < heap.start || addr > USER_END || addr == heap.end {
                 self.check_vm(cpu);
                 break heap.end;
             }
@@ -69,18 +68,12 @@ impl<M: Machine> Space<M> {
             return Some(heap.end);
         }
         if new == old {
-            self.check_vm(cpu);
-            let (acq_rel, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
-            let moved = self.heap.end.compare_exchange(heap.end, addr, acq_rel, relaxed);
-            return moved.is_ok().then_some(addr);
+            return self.move_within_page(cpu, heap, addr);
         }
-        // Both growing and shrinking claim the pages on either side of the end, so all that move it by a page or
-        // more exclude each other.
+        // All that move the end claim the pages on either side of it, and so exclude each other.
         let align = if shrinks && heap.loses_table(new) { TABLE_ALIGN } else { PAGE_SIZE };
         let writing = self.write(cpu, [range.with_neighbours(), NOWHERE], align);
-        let now = self.heap.get();
-        // Within its page the end may have moved meanwhile.
-        if now != heap && (now.start != heap.start || now.top() != old) {
+        if self.heap.get() != heap {
             return None;
         }
         let moved = if shrinks {
@@ -93,7 +86,19 @@ impl<M: Machine> Space<M> {
             self.heap.end.store(addr, Ordering::Release);
             return Some(addr);
         }
-        Some(self.heap.get().end)
+        Some(heap.end)
+    }
+
+    /// [`move_break`](Self::move_break) to an address in the same page.
+    #[inline(never)]
+    fn move_within_page(&self, cpu: &Cpu<'_, M>, heap: Heap, addr: u64) -> Option<u64> {
+        let top = VirtRange::new(heap.top(), heap.top());
+        let _writing = self.write(cpu, [top.with_neighbours(), NOWHERE], PAGE_SIZE);
+        if self.heap.get() != heap {
+            return None;
+        }
+        self.heap.end.store(addr, Ordering::Release);
+        Some(addr)
     }
 }
 

@@ -94,3 +94,36 @@ fn a_physical_address_without_a_frame_number_has_none() {
         assert_eq!(FrameNumber::from_phys(beyond), None, "{beyond:#x}");
     }
 }
+
+/// A loader that sets the start while a program moves the end within its page.
+#[test]
+fn the_end_of_a_heap_is_not_below_its_start() {
+    const AT: u64 = 1 << 30;
+    let vm = Vm::new(TestMachine::new(2, 256)).unwrap();
+    let (loader, program) = (cpu(&vm, 0), cpu(&vm, 1));
+    let space = Space::new(&loader).unwrap();
+    space.set_heap_start(&loader, AT + 0x100).unwrap();
+    std::thread::scope(|scope| {
+        let (space, program) = (&space, program);
+        let moves = scope.spawn(move || {
+            for _ in 0..20_000 {
+                for end in [0x200, 0x100, 0x800] {
+                    space.brk(&program, AT + end);
+                }
+            }
+        });
+        while !moves.is_finished() {
+            for start in [AT + 0x100, AT + 0x800] {
+                // Refused while the heap is not empty.
+                let _ = space.set_heap_start(&loader, start);
+            }
+            let heap = space.heap.get();
+            // Looked at twice: the two bounds are read one after the other.
+            let stays = space.heap.get() == heap && space.heap.get() == heap;
+            assert!(!stays || heap.start <= heap.end, "{heap:x?}");
+        }
+    });
+    let heap = space.heap.get();
+    assert!(heap.start <= heap.end, "{heap:x?}");
+    space.exit(&loader);
+}

@@ -171,7 +171,7 @@ fn a_space_that_runs_does_not_end() {
     assert!(says("exit", || running.exit(&cpus[0])).contains("while CPU 1 runs it"));
     let running = space();
     running.activate(&cpus[0]);
-    assert!(says("exit", || running.exit(&cpus[0])).contains("while Some(CpuId(0)) runs it"));
+    assert!(says("exit", || running.exit(&cpus[0])).contains("while CPU 0 runs it"));
 }
 
 /// A CPU runs one space at a time, once, and leaves none that it does not run: so a space knows who runs it.
