@@ -244,6 +244,11 @@ fn audit_space<M: Machine>(
             if kind == Kind::Used(Use::Anon) && !vma.anon_vma.keeps(root) {
                 return wrong("an anonymous page that names a root which its VMA does not keep");
             }
+            if kind == Kind::Used(Use::Anon)
+                && meta.index.load(Ordering::Relaxed) != area.index_of(addr)
+            {
+                return wrong("an anonymous page with the index of another");
+            }
             if kind != Kind::Used(if area.is_private() { Use::Anon } else { Use::Shared }) {
                 if kind != Kind::Used(Use::Shared) || area.memory.object().is_none() {
                     return wrong("maps a frame that is not of its VMA's kind");

@@ -68,6 +68,30 @@ fn pins_against_fork() {
     world.finish(vec![space]);
 }
 
+/// What a child gets was there at one moment: of two stores, one to a pinned page, not the second alone.
+fn pins_and_stores_against_fork() {
+    let world = World::unwatched(2, FRAMES);
+    let space = world.numbered(2, 1);
+    world.run(&[
+        (&space, &|guest| {
+            let _pins = pin(guest, 0, true);
+            let child = guest.space.fork(guest.cpu).unwrap();
+            guest.switch(&child, |guest| {
+                let [first, second] = [0, 1].map(|at| guest.load(page(at)).unwrap());
+                assert!(second < 10 || first >= second, "{first} before {second}");
+            });
+            child.exit(guest.cpu);
+        }),
+        (&space, &|guest| {
+            for value in 10..14 {
+                guest.store(page(0), value).unwrap();
+                guest.store(page(1), value).unwrap();
+            }
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
 /// Stores copy pages as they were shared, while their last other user goes and a device gets them.
 fn pins_against_a_copy() {
     const PAGES: u64 = 4;
@@ -177,6 +201,7 @@ fn unpinning_against_munmap() {
 mod tests {
     holds!(
         pins_against_fork,
+        pins_and_stores_against_fork,
         pins_against_a_copy,
         pins_against_reuse,
         pins_against_advice,
@@ -190,6 +215,7 @@ mod needs {
 
     needs!(
         a_look_at_pins_by_a_fork: ForkLooksAtPins in [pins_against_fork],
+        a_copy_by_fork_after_the_flush: ForkCopiesAfterFlush in [pins_and_stores_against_fork],
         a_look_at_pins_by_a_copy: CopyLooksAtPins in [pins_against_a_copy],
         a_second_look_by_a_pin: PinLooksAgain in [pins_against_reuse],
         a_look_at_pins_by_advice: FreeLooksAtPins in [pins_against_advice],

@@ -173,10 +173,11 @@ fn make_heap(free: &mut ranges::Ranges) {
 /// The rest of the memory, for the subsystem.
 fn regions(free: &ranges::Ranges) -> Vec<MemoryRegion> {
     let region = |range: Range| {
+        // Memory from 16 TiB on has no frame numbers.
         let first = FrameNumber::from_phys(range.start)?;
-        Some(MemoryRegion { node: 0, first, frames: (range.len() >> PAGE_SHIFT) as u32 })
+        let frames = (range.len() >> PAGE_SHIFT).min(u64::from(u32::MAX - first.0)) as u32;
+        Some(MemoryRegion { node: 0, first, frames })
     };
-    // Memory from 16 TiB on has no frame numbers.
     let mut regions =
         Vec::try_from_iter(free.iter().filter_map(region)).expect("the heap is empty yet");
     regions.sort_unstable_by_key(|region| region.first);

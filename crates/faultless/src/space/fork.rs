@@ -63,7 +63,11 @@ impl<M: Machine> Writing<'_, '_, M> {
         let mut batch = FlushBatch::new(self.cpu, self.space);
         let mut pinned = None;
         let copied = self.copy_vmas(child, &mut batch, &mut pinned);
+        if lost(Mutant::ForkCopiesAfterFlush) {
+            self.copy_pinned(pinned.take());
+        }
         batch.finish();
+        // No CPU stores to the pages by an old translation any more.
         self.copy_pinned(pinned);
         if let Some(hull) = self.space.core.lazy.hull(self.cpu) {
             self.cpu.vm().lazy.note(self.cpu, &child.core, hull);

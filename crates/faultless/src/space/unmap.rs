@@ -11,7 +11,8 @@
 //! operation, which may still have entries to empty there.
 //!
 //! A VMA that is over the span in the step stays until a later step removes it, and that writer unlinks the table. No VMA can be
-//! put over a span that is claimed.
+//! put over a span that is claimed. (`brk` takes the heap's pages as mapped: see
+//! [`loses_table`](super::brk::bounds::Heap::loses_table).)
 //!
 //! # The baselines' lock
 //!

@@ -149,6 +149,8 @@ pub enum Mutant {
     CopyLooksAtPins,
     /// A fork copies pinned pages. The next store moves the program away from the device's page.
     ForkLooksAtPins,
+    /// A fork copies pinned pages after it has flushed the old rights. The child gets the second of two stores alone.
+    ForkCopiesAfterFlush,
     /// Who marks a page as clean looks at its pins afterwards. It is reclaimed with what the device stored.
     FreeLooksAtPins,
     /// A batch takes each of its entries before it commits it. It overwrites what another made there.

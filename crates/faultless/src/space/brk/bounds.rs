@@ -19,7 +19,9 @@ impl Heap {
         (self.end + (PAGE_SIZE - 1)) & !(PAGE_SIZE - 1)
     }
 
-    /// Whether a table may be left without a page of the heap where the heap shrinks to `new`, the end of a page.
+    /// Whether a table is left without a page of the heap where the heap shrinks to `new`, the end of a page. The heap's pages are
+    /// taken as mapped. If the program has unmapped those that stay, their table may stay empty, until the heap uses it again or
+    /// the space ends.
     #[inline(always)]
     pub(super) const fn loses_table(self, new: u64) -> bool {
         let table = new & !(TABLE_ALIGN - 1);
@@ -44,5 +46,32 @@ impl HeapBounds {
     #[inline(always)]
     pub(in crate::space) fn get(&self) -> Heap {
         Heap { start: self.start.load(Ordering::Acquire), end: self.end.load(Ordering::Acquire) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const P: u64 = PAGE_SIZE;
+    const TABLE: u64 = TABLE_ALIGN;
+
+    #[test]
+    fn a_table_is_lost_when_none_of_its_pages_stays() {
+        const AT: u64 = 8 * TABLE;
+        let near = |at: u64| [at - P, at - 1, at, at + 1, at + P, at + 3 * P];
+        let starts = near(AT).into_iter().chain(near(AT + TABLE));
+        for start in starts {
+            for pages in [1, 2, 4, 511, 512, 513, 1025] {
+                let heap = Heap { start, end: start + pages * P };
+                let first = start.next_multiple_of(P);
+                for new in (first..heap.top()).step_by(P as usize) {
+                    let stays = |table: u64| (first..new).contains(&table.max(first));
+                    let mut gone = (new..heap.top()).step_by(P as usize);
+                    let lost = gone.any(|page| !stays(page & !(TABLE - 1)));
+                    assert_eq!(heap.loses_table(new), lost, "{heap:x?} to {new:#x}");
+                }
+            }
+        }
     }
 }
