@@ -95,7 +95,7 @@
 //! }
 //! ```
 //!
-//! A space does not end while it is borrowed, nor twice; an area is seen only while it is told of:
+//! A space does not end while it is borrowed, nor twice; an area is seen only in the call of the closure:
 //!
 //! ```compile_fail,E0505
 //! # use faultless::{Cpu, Machine, Space, VirtRange};

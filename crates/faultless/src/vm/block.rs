@@ -65,8 +65,8 @@ impl<M: Machine> Drop for Block<'_, M> {
 
 impl<'v, M: Machine> Cpu<'v, M> {
     /// Takes 2^`order` frames for the kernel, next to each other and aligned to their size. Their contents are arbitrary.
-    /// What programs gave up, and what was dropped, is reclaimed before the call fails. Not inside a closure that is told of
-    /// areas.
+    /// What programs gave up, and what was dropped, is reclaimed before the call fails. Not inside the
+    /// closure of a listing of areas.
     ///
     /// # Errors
     /// [`OutOfMemory`]: no block of that size is free. The largest that there may be has
