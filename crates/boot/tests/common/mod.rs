@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use faultless_boot::report::Report;
-use faultless_boot::{Clock, End, Limits, Machine, Program, Streams, guest};
+use faultless_boot::{BootError, Clock, End, Limits, Machine, Program, Streams, guest};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -53,14 +53,17 @@ impl std::fmt::Display for Ran {
 
 /// Runs `program` on `machine`.
 pub fn boot(machine: &Machine, program: &Program) -> Ran {
+    try_boot(machine, program).expect("the machine starts")
+}
+
+/// [`boot`], of what may be refused before the machine starts.
+pub fn try_boot(machine: &Machine, program: &Program) -> Result<Ran, BootError> {
     Machine::ready().expect("QEMU is installed and the kernel is built");
     let (mut output, mut errors) = (Vec::new(), Vec::new());
     let limits = Limits { timeout: Some(PATIENCE), ..Limits::default() };
-    let run = machine
-        .run(program, Streams::keep(&mut output, &mut errors), &limits)
-        .expect("the machine starts");
+    let run = machine.run(program, Streams::keep(&mut output, &mut errors), &limits)?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Ran { end: run.end, output: text(&output), errors: text(&errors), report: run.report }
+    Ok(Ran { end: run.end, output: text(&output), errors: text(&errors), report: run.report })
 }
 
 /// Runs the guest program `name`.
