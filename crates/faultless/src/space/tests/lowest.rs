@@ -101,6 +101,7 @@ fn a_physical_address_without_a_frame_number_has_none() {
 #[test]
 fn the_end_of_a_heap_is_not_below_its_start() {
     const AT: u64 = 1 << 30;
+    const ROUNDS: u64 = if cfg!(miri) { 20 } else { 20_000 };
     let vm = Vm::new(TestMachine::new(2, 256)).unwrap();
     let (loader, program) = (cpu(&vm, 0), cpu(&vm, 1));
     let space = Space::new(&loader).unwrap();
@@ -108,7 +109,7 @@ fn the_end_of_a_heap_is_not_below_its_start() {
     std::thread::scope(|scope| {
         let (space, program) = (&space, program);
         let moves = scope.spawn(move || {
-            for _ in 0..20_000 {
+            for _ in 0..ROUNDS {
                 for end in [0x200, 0x100, 0x800] {
                     space.brk(&program, AT + end);
                 }
