@@ -10,7 +10,6 @@ use super::Space;
 use super::made::State;
 use super::map::is_stack;
 use super::merge::Piece;
-use super::unmap::TABLE_ALIGN;
 use super::vma::{Area, Memory, Prot, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange};
@@ -18,6 +17,7 @@ use crate::error::{Errno, Error};
 use crate::machine::Machine;
 use crate::sync::atomic::Ordering;
 use crate::table::format::USER_END;
+use crate::table::node::TABLE_ALIGN;
 use crate::vm::Cpu;
 use bounds::Heap;
 

@@ -42,12 +42,9 @@ use crate::stat::Counter;
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::wait::Wait;
 use crate::table::format::USER_END;
-use crate::table::node::{LAST, holds_table, table_span};
+use crate::table::node::{LAST, TABLE_ALIGN, holds_table, table_span};
 use crate::vm::Cpu;
 use core::convert::Infallible;
-
-/// What a last-level table spans.
-pub(super) const TABLE_ALIGN: u64 = table_span(LAST);
 
 /// The page-aligned user range of a call, or `None` where Linux fails with `EINVAL`.
 pub(super) fn user_range(addr: u64, len: u64) -> Option<VirtRange> {

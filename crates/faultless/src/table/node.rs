@@ -33,6 +33,9 @@ pub const fn table_span(level: u32) -> u64 {
     entry_span(level) << INDEX_BITS
 }
 
+/// What a last-level table spans.
+pub const TABLE_ALIGN: u64 = table_span(LAST);
+
 /// Whether `range` covers all that some table spans.
 #[inline]
 pub const fn holds_table(range: VirtRange) -> bool {

@@ -1,8 +1,8 @@
 //! Where the heap starts and ends.
 
 use crate::addr::PAGE_SIZE;
-use crate::space::unmap::TABLE_ALIGN;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::table::node::TABLE_ALIGN;
 
 /// The program break, as it was when it was looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
