@@ -91,7 +91,9 @@ const AT_ONCE: usize = 512;
 
 /// Why a page was not pinned at a first try.
 enum Miss {
-    /// The access faults, or nothing is mapped there.
+    /// Nothing is mapped there.
+    Unmapped,
+    /// The access faults.
     Fault(Access),
     /// The page is not there, or not the space's own: a store would make it so.
     Own,
@@ -149,6 +151,11 @@ impl<M: Machine> Space<M> {
         loop {
             let faulted = match self.try_pin(cpu, page, write) {
                 Ok(frame) => return Ok(frame),
+                Err(Miss::Unmapped) => {
+                    // No fault: if something is mapped by now, a load would leave a page there that no pin needs.
+                    self.await_unmapping(cpu, VirtRange::page(page));
+                    return Err(Errno::EFAULT);
+                }
                 Err(Miss::Fault(access)) => self.fault_mapped(cpu, page, access).map(drop),
                 // Stores may be forbidden by now, and loads still be allowed.
                 Err(Miss::Own) => match self.fault_mapped(cpu, page, Access::Write) {
@@ -176,8 +183,7 @@ impl<M: Machine> Space<M> {
         let access = if write { Access::Write } else { Access::Read };
         let visit = self.visit(cpu, VirtRange::page(page));
         let Some(vma) = visit.vmas(VirtRange::page(page)).next() else {
-            // The fault tells what the program is told.
-            return Err(Miss::Fault(access));
+            return Err(Miss::Unmapped);
         };
         let area = &vma.area;
         if matches!(area.memory, Memory::Device { .. }) {
