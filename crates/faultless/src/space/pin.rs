@@ -86,7 +86,7 @@ impl<M: Machine> Drop for Pins<'_, M> {
     }
 }
 
-/// For how many frames there is room from the beginning: 2 MiB, in 2 KiB of the heap.
+/// The first capacity of the list of frames: enough for 2 MiB, in 2 KiB of the heap.
 const AT_ONCE: usize = 512;
 
 /// Why a page was not pinned at a first try.
@@ -135,7 +135,7 @@ impl<M: Machine> Space<M> {
         let pins = cpu.with_memory(|| {
             let mut pins = Pins { vm: cpu.vm(), frames: Vec::new() };
             for page in 0..pages {
-                make_room(&mut pins.frames, pages - page)?;
+                reserve_some(&mut pins.frames, pages - page)?;
                 let at = range.start + (page << PAGE_SHIFT);
                 pins.frames.push(self.pin_page(cpu, at, write)?);
             }
@@ -229,9 +229,9 @@ impl<M: Machine> Space<M> {
     }
 }
 
-/// Makes room for a frame in `frames`, to which `left` are to be added: at once for all of a few, or else as they come, since a
-/// range may be much larger than what is mapped of it. Never for more than all.
-fn make_room(frames: &mut Vec<FrameNumber>, left: u64) -> Result<(), OutOfMemory> {
+/// Reserves capacity for a frame in `frames`, to which `left` are to be added. The capacity for all is not reserved at once, since
+/// a range may be much larger than what is mapped of it.
+fn reserve_some(frames: &mut Vec<FrameNumber>, left: u64) -> Result<(), OutOfMemory> {
     if frames.len() == frames.capacity() {
         let more = left.min(frames.len().max(AT_ONCE) as u64);
         frames.try_reserve_exact(more as usize).map_err(|_| OutOfMemory)?;
