@@ -101,7 +101,7 @@ fn a_physical_address_without_a_frame_number_has_none() {
 #[test]
 fn the_end_of_a_heap_is_not_below_its_start() {
     const AT: u64 = 1 << 30;
-    const ROUNDS: u64 = if cfg!(miri) { 20 } else { 20_000 };
+    const ROUNDS: u64 = if cfg!(miri) { 20 } else { 400_000 };
     let vm = Vm::new(TestMachine::new(2, 256)).unwrap();
     let (loader, program) = (cpu(&vm, 0), cpu(&vm, 1));
     let space = Space::new(&loader).unwrap();
