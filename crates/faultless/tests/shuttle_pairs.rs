@@ -284,6 +284,16 @@ fn a_part_alike_again() {
     try_known("alike again beside a change");
 }
 
+/// A part is cut off between a VMA and a change with which it will merge.
+fn a_cut_before_a_merge() {
+    try_known("cut off what merges");
+}
+
+/// A pin of what another CPU maps just then.
+fn a_pin_of_nothing() {
+    try_known("pinned where nothing is");
+}
+
 mod needs {
     use crate::scenario;
     use faultless::sync::mutant::Mutant;
@@ -297,6 +307,8 @@ mod needs {
         a_stack_is_flushed: StackIsFlushed in [a_store_below_a_stack_that_goes],
         a_page_is_looked_for: LookSettles in [a_page_that_is_copied],
         neighbours_part: PartsNeighbours in [a_part_alike_again],
+        a_cut_merges_before: CutsUnmerged in [a_cut_before_a_merge],
+        a_pin_finds_nothing: PinFindsNothing in [a_pin_of_nothing],
         a_hole_is_flushed: HoleIsFlushed in [advice_of_a_hole, populating_a_hole] under MMAP_LOCK,
         what_merges_later_counts_as_one: CountsMerged in [two_that_stay_as_many],
     );

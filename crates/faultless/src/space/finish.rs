@@ -61,7 +61,15 @@ impl<M: Machine> Writing<'_, '_, M> {
 
     /// Merges the VMAs that can merge with the one at `addr`, and did not when it was finished, as far as memory permits.
     pub(super) fn merge_at(&self, addr: u64) {
-        while self.step_versions(|step| self.merge_next(step, addr)) == Ok(true) {}
+        while self.merge_two(addr) == Ok(true) {}
+    }
+
+    /// Merges the next two of the VMAs around `addr` that can merge, in a step of its own. Returns whether there were any.
+    ///
+    /// # Errors
+    /// `ENOMEM`: the heap is exhausted. Nothing has changed.
+    pub(super) fn merge_two(&self, addr: u64) -> Result<bool, Errno> {
+        self.step_versions(|step| self.merge_next(step, addr))
     }
 
     /// Merges the next two of the VMAs around `addr` that can merge. Returns whether there were any.

@@ -183,7 +183,11 @@ impl<M: Machine> Space<M> {
         let access = if write { Access::Write } else { Access::Read };
         let visit = self.visit(cpu, VirtRange::page(page));
         let Some(vma) = visit.vmas(VirtRange::page(page)).next() else {
-            return Err(Miss::Unmapped);
+            return Err(if lost(Mutant::PinFindsNothing) {
+                Miss::Fault(access)
+            } else {
+                Miss::Unmapped
+            });
         };
         let area = &vma.area;
         if matches!(area.memory, Memory::Device { .. }) {

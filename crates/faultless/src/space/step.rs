@@ -24,6 +24,10 @@
 //! other neighbours merge in the second step: VMAs that were separate before stay separate. VMAs that will merge must share one
 //! anon_vma. So a fault that needs to make an anon_vma waits while its VMA is to merge with one under change.
 //!
+//! *Invariant (deferred merges):* from two VMAs whose merge is deferred, others whose merges are deferred lead to one under
+//! change, whose writer will merge them all. So a step that cuts a VMA, which might remove what leads there, first merges what
+//! remains of it with the neighbours that are not under change.
+//!
 //! While no other CPU runs the space, the step merges at once, and needs no second step.
 //! If a CPU starts to use the space meanwhile, and changes pages of such a VMA that its writer has not claimed, it waits, holding
 //! nothing that the writer needs, and starts its step again. A writer that owns the space does none of this: it edits the tree
@@ -76,7 +80,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             match build(&mut Step::Alone(Alone::new(self))) {
                 Ok(built) => return Ok(built),
                 Err(Refused::With(errno)) => return Err(errno),
-                Err(Refused::Busy(addr)) => self.await_others(addr),
+                Err(Refused::Busy(addr) | Refused::Unmerged(addr)) => self.await_others(addr),
             }
         }
     }
@@ -104,6 +108,9 @@ impl<M: Machine> Writing<'_, '_, M> {
             match refused {
                 Refused::With(errno) => return Err(errno),
                 Refused::Busy(addr) => self.await_others(addr),
+                Refused::Unmerged(addr) => {
+                    self.merge_two(addr)?;
+                }
             }
         }
     }

@@ -192,6 +192,12 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
                 continue;
             }
             write_lock(writing, made, hull, entry)?;
+            if own.overlaps(range) && is_unmerged(view, vma, low, high) {
+                let ours = made.has(entry.value) || writing.is_changing(entry.value);
+                if !ours && !lost(Mutant::CutsUnmerged) {
+                    return Err(Refused::Unmerged(entry.start));
+                }
+            }
             if low {
                 below = Some(vma);
             }
@@ -471,6 +477,24 @@ fn forget_merge(view: View<'_, Vma>, at: u64) {
     if let Some(lower) = below.filter(|lower| lower.area.range.end == at) {
         lower.merges.set_above(false);
     }
+}
+
+/// Whether a neighbour that is not under change merges later with what a cut leaves of `vma` at its low or high end.
+#[inline(always)]
+fn is_unmerged(view: View<'_, Vma>, vma: &Vma, low: bool, high: bool) -> bool {
+    let [below, above] = vma.merges.get();
+    ((low && below) || (high && above)) && has_unmerged(view, vma, low && below, high && above)
+}
+
+#[cold]
+fn has_unmerged(view: View<'_, Vma>, vma: &Vma, low: bool, high: bool) -> bool {
+    let own = vma.area.range;
+    let near = |addr| view.at(addr).map(self::vma);
+    let below = own.start.checked_sub(1).filter(|_| low).and_then(near);
+    let above = near(own.end).filter(|_| high);
+    let is_free = |vma: &Vma| vma.sequence.read().is_some();
+    below.is_some_and(|below| merge_later(below, vma) && is_free(below))
+        || above.is_some_and(|above| merge_later(vma, above) && is_free(above))
 }
 
 /// The VMA of `entry` in the next version of a tree, which is built in `'w`.

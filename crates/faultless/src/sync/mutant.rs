@@ -102,6 +102,11 @@ pub enum Mutant {
     SealsGroup,
     /// VMAs that were to merge later, and are alike no more, stay two when they become alike again. They merge, as in no order.
     PartsNeighbours,
+    /// What a cut leaves of a VMA whose merge was deferred merges before. If the cut removed what leads to a VMA under change, it
+    /// never merges.
+    CutsUnmerged,
+    /// A pin that finds nothing mapped serves no fault. The fault leaves a page in what is mapped there by then.
+    PinFindsNothing,
     /// VMAs that are to merge count as one. A call is refused that no order refuses.
     CountsMerged,
     /// What stays of a VMA after a move is renewed without its anon_vma only if it will not be a part of another VMA.

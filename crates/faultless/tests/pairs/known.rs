@@ -144,6 +144,15 @@ pub fn known() -> Vec<(&'static str, Case)> {
             let sides = [vec![map(b, 2, How::Fixed)], vec![Op::Lock(part, Lock::Now), keep]];
             Case::new(start, sides, reveal([mapped, part]))
         }),
+        ("cut off what merges", {
+            // What is left between a VMA and the cut merges with it, though the change that would have merged all three is not over.
+            let (mapped, part) = (Span::new(b - 3, 2), Span::new(b - 2, 1));
+            let mut start = filled(Span::new(0, b));
+            start.push(Op::Unmap(mapped));
+            let keep = Op::Remap(Span::new(b - 1, 1), 1, to | RemapFlags::DONTUNMAP, APART[0]);
+            let cut = vec![map(b - 3, 2, How::NoReplace), Op::Remap(part, 1, to, APART[1])];
+            Case::new(start, [vec![keep], cut], reveal([mapped, part]))
+        }),
         ("kept locked beside a change", {
             let part = Span::new(b - 2, 1);
             let keep = Op::Remap(part, 1, moves | RemapFlags::DONTUNMAP, 0);
@@ -179,6 +188,13 @@ pub fn known() -> Vec<(&'static str, Case)> {
             // It is there before, as zeros, and afterwards.
             let start = vec![map(5, 1, How::Fixed), Op::Load(5)];
             pair(start, Op::Store(5, 100), Op::InCore(5), [Span::new(5, 1); 2])
+        }),
+        ("pinned where nothing is", {
+            // A pin that fails leaves no page in what moves there, and away.
+            let start = vec![Op::Map(source, How::Fixed, RW, MapFlags::PRIVATE)];
+            let page = Span::new(0, 1);
+            let moves = vec![Op::Remap(source, 1, to, 0), Op::Remap(page, 1, to, APART[1])];
+            Case::new(start, [vec![Op::PinRead(0)], moves], reveal([page, page]))
         }),
         ("advised of a hole", {
             // Who is told that a page is unmapped cannot use it afterwards.
