@@ -16,8 +16,8 @@
 //! Where the subsystem is dropped first, its frames are of no interest any more: what is dropped later frees its heap
 //! memory alone, at once.
 
-use crate::addr::FrameNumber;
 use crate::error::OutOfMemory;
+use crate::file::{Parts, Unread};
 use crate::heap::{Shared, try_box};
 use crate::space::remains::Remains;
 use crate::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -29,8 +29,9 @@ use core::ptr::{self, NonNull};
 #[expect(clippy::large_enum_variant, reason = "an object takes a frame for its root table anyway")]
 pub(crate) enum Left {
     Space(Remains),
-    /// The root table of an object, and its length in pages.
-    Object(FrameNumber, u64),
+    Object(Parts),
+    /// A read that nobody completed.
+    Reading(Unread),
 }
 
 #[derive(Debug)]
@@ -153,10 +154,11 @@ impl Place {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::addr::FrameNumber;
     use std::thread;
 
     fn left() -> Left {
-        Left::Object(FrameNumber(7), 1)
+        Left::Object(Parts::of_root(FrameNumber(7), 1))
     }
 
     #[test]
@@ -164,15 +166,15 @@ mod tests {
         let ended = Ended::try_new().unwrap();
         assert!(ended.is_empty());
         for pages in 1..=3 {
-            ended.place().unwrap().leave(|| Left::Object(FrameNumber(7), pages));
+            ended.place().unwrap().leave(|| Left::Object(Parts::of_root(FrameNumber(7), pages)));
         }
         let mut vacated = ended.place().unwrap();
         vacated.vacate();
         vacated.leave(|| unreachable!("its owner has ended"));
         assert!(!ended.is_empty());
         let pages = ended.take().map(|left| match left {
-            Left::Object(_, pages) => pages,
-            Left::Space(_) => unreachable!("none was left"),
+            Left::Object(parts) => parts.pages(),
+            Left::Space(_) | Left::Reading(_) => unreachable!("none was left"),
         });
         assert!(pages.eq([3, 2, 1]));
         assert_eq!(ended.take().count(), 0);

@@ -10,6 +10,8 @@ use core::fmt;
 pub enum Errno {
     /// Operation not permitted.
     EPERM = 1,
+    /// Input or output failed.
+    EIO = 5,
     /// Resource temporarily unavailable.
     EAGAIN = 11,
     /// Cannot allocate memory, or the range has a hole.
@@ -24,6 +26,8 @@ pub enum Errno {
     EINVAL = 22,
     /// Beyond the largest size or the end of the object.
     EFBIG = 27,
+    /// No space is left on the device.
+    ENOSPC = 28,
     /// A page offset does not fit.
     EOVERFLOW = 75,
     /// The operation is not supported.
@@ -36,10 +40,30 @@ impl Errno {
         self as i32
     }
 
+    /// The error of a number that [`number`](Self::number) gave; `EIO` for others.
+    pub(crate) fn of_number(number: i32) -> Self {
+        const ALL: [Errno; 12] = [
+            Errno::EPERM,
+            Errno::EIO,
+            Errno::EAGAIN,
+            Errno::ENOMEM,
+            Errno::EACCES,
+            Errno::EFAULT,
+            Errno::EEXIST,
+            Errno::EINVAL,
+            Errno::EFBIG,
+            Errno::ENOSPC,
+            Errno::EOVERFLOW,
+            Errno::EOPNOTSUPP,
+        ];
+        ALL.into_iter().find(|errno| errno.number() == number).unwrap_or(Self::EIO)
+    }
+
     /// Linux's symbol for this error.
     pub const fn name(self) -> &'static str {
         match self {
             Self::EPERM => "EPERM",
+            Self::EIO => "EIO",
             Self::EAGAIN => "EAGAIN",
             Self::ENOMEM => "ENOMEM",
             Self::EACCES => "EACCES",
@@ -47,6 +71,7 @@ impl Errno {
             Self::EEXIST => "EEXIST",
             Self::EINVAL => "EINVAL",
             Self::EFBIG => "EFBIG",
+            Self::ENOSPC => "ENOSPC",
             Self::EOVERFLOW => "EOVERFLOW",
             Self::EOPNOTSUPP => "EOPNOTSUPP",
         }

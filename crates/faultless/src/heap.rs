@@ -129,6 +129,15 @@ impl<T> Shared<T> {
         unsafe { &(*raw.cast::<Counted<T>>().as_ptr()).value }
     }
 
+    /// Another ownership of the value behind a pointer of [`as_raw`](Self::as_raw).
+    ///
+    /// # Safety
+    /// `raw` is of `as_raw` of the same type, and an owner is there during the call.
+    pub unsafe fn clone_raw(raw: NonNull<()>) -> Self {
+        let owner = core::mem::ManuallyDrop::new(Self { at: raw.cast() });
+        Self::clone(&owner)
+    }
+
     /// The ownership that [`into_raw`](Self::into_raw) gave out.
     ///
     /// # Safety

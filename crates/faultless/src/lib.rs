@@ -163,7 +163,10 @@ pub use addr::{
 pub use error::{Errno, Error, OutOfMemory};
 pub use fault::prefault::ThreadStreams;
 pub use fault::{Access, FaultError, FaultKind};
-pub use file::Object;
+pub use file::{
+    BackingStore, Buffer, MOST_PAGES, Object, PendingRead, ReadRun, Reading, SeenErrors,
+    StoreError, WriteRun,
+};
 pub use frame::zeroed::RUN as ZEROED_RUN;
 pub use frame::{Census, Imbalance, Use};
 pub use heap::{Shared, try_box, try_box_with};

@@ -89,6 +89,18 @@ counters! {
     SharedPage = "fault_shared_page",
     /// Pages of memory objects mapped around a page that was read.
     AroundPage = "fault_around_page",
+    /// Faults that had to wait for a page of an object to be read from its store.
+    MajorFault = "pgmajfault",
+    /// Pages of objects read from their stores.
+    PageRead = "pages_read",
+    /// Reads of stores, each of a run of pages.
+    StoreRead = "store_read",
+    /// Pages of objects written back to their stores.
+    PageWritten = "pages_written",
+    /// Writes of stores, each of a run of pages.
+    StoreWrite = "store_write",
+    /// Objects that ended with pages which their stores could not write.
+    WriteBackLost = "write_back_lost",
     /// Faults that mapped device memory.
     DevicePage = "fault_device_page",
     /// Faults that prefaulted at least one page.

@@ -24,9 +24,9 @@ const BOUND_WITH_SPACE: Option<usize> = Some(2);
 
 /// Runs `left` on CPU 0 and `right` on CPU 1, with an object of one page. At the end no frame is lost.
 fn two(
-    before: fn(&Cpu<'_, Toy>, &Object),
-    left: fn(&Cpu<'_, Toy>, &Object),
-    right: fn(&Cpu<'_, Toy>, &Object),
+    before: fn(&Cpu<'_, Toy>, &Shared<Object>),
+    left: fn(&Cpu<'_, Toy>, &Shared<Object>),
+    right: fn(&Cpu<'_, Toy>, &Shared<Object>),
 ) {
     explore(BOUND, move || {
         let vm = Toy::vm(2, 14);
@@ -87,11 +87,12 @@ fn a_reference_against_reuse() {
             Object::release(next, cpu);
         },
         |cpu, object| {
-            object.read_page(cpu, 0, |bytes| {
+            let look = |bytes| {
                 if let Some(bytes) = bytes {
                     assert_eq!(word(bytes).load(Ordering::Relaxed), 1, "somebody else's page");
                 }
-            });
+            };
+            object.read_page(cpu, 0, look).unwrap();
         },
     );
 }

@@ -16,8 +16,8 @@ use core::fmt;
 use faultless::audit::settled_entry;
 use faultless::format::CANONICAL_END;
 use faultless::{
-    Access, Advice, Cpu, CpuId, Error, FaultError, FrameNumber, MapFlags, PAGE_SHIFT, PAGE_SIZE,
-    Prot, RemapFlags, Space, ThreadStreams,
+    Access, Advice, Cpu, CpuId, Error, FaultError, FaultKind, FrameNumber, MapFlags, PAGE_SHIFT,
+    PAGE_SIZE, Prot, RemapFlags, Space, ThreadStreams,
 };
 
 /// What a program is told when an access cannot be served.
@@ -302,7 +302,12 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
                         self.state.tlb.forget(addr);
                     }
                     let served = self.space().fault_of(self.cpu, self.thread, addr, access);
-                    served.map_err(|error| Signal::new(addr, error))?;
+                    let kind = served.map_err(|error| Signal::new(addr, error))?;
+                    if kind == FaultKind::Pending {
+                        // The thread is the CPU, and has nothing else to do.
+                        let read = self.cpu.await_read();
+                        read.map_err(|_| Signal::new(addr, FaultError::Bus))?;
+                    }
                     self.poll();
                 }
             }

@@ -5,6 +5,7 @@ use super::{Attempt, FaultKind, overtaken};
 use crate::addr::VirtRange;
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
+use crate::file::Object;
 use crate::frame::{FrameMeta, Kind, Use};
 use crate::machine::Machine;
 use crate::space::batch::shoot;
@@ -25,7 +26,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         seen: Entry,
     ) -> Result<Option<FaultKind>, Abort> {
         if !self.vma.area.is_private() {
-            return self.unprotect(slot, seen, Counter::SharedPage, FaultKind::Shared);
+            return self.unprotect(slot, seen);
         }
         if self.cpu.vm().maps_zeros(seen) {
             return self.replace_zero_page(prepared, slot, seen);
@@ -85,14 +86,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         Ok(Some(FaultKind::Reuse))
     }
 
-    /// Allows stores through an entry whose frame may be written through any mapping.
-    fn unprotect(
-        self,
-        slot: &AtomicU64,
-        seen: Entry,
-        counter: Counter,
-        kind: FaultKind,
-    ) -> Result<Option<FaultKind>, Abort> {
+    /// Allows stores through an entry whose frame may be written through any mapping. A page of a file with a store becomes dirty.
+    fn unprotect(self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
         let Ok(held) = protocol::pin(slot, seen, self.cpu) else {
             return self.outrun();
         };
@@ -100,9 +95,17 @@ impl<M: Machine> Attempt<'_, '_, M> {
             held.revert();
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
+        if let Some(object) = self.vma.area.memory.object().filter(|object| object.is_stored()) {
+            let name = object.slot(self.cpu, self.vma.area.index_of(self.page));
+            if !name.is_some_and(|name| Object::try_mark_dirty(name, seen.frame())) {
+                held.revert();
+                // The page is leaving the object, and this mapping with it; or another CPU has its entry for a moment.
+                return Ok(None);
+            }
+        }
         held.commit(seen.writable_dirty());
-        self.cpu.count(counter);
-        Ok(Some(kind))
+        self.cpu.count(Counter::SharedPage);
+        Ok(Some(FaultKind::Shared))
     }
 
     /// The first write to a page that was only read so far.

@@ -13,6 +13,7 @@
 //! entry. (One that maps more pages than its own writes the lines of all their entries, and where they are
 //! an object's, those of their frames' counts; one that copies, that of the frame it copies.)
 
+mod absent;
 pub(crate) mod anon;
 mod baseline;
 mod cow;
@@ -42,6 +43,7 @@ use crate::table::node::{ENTRIES, LAST};
 use crate::table::walk::{Reached, descend};
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
+use absent::ReadIn;
 use core::fmt;
 use prefault::ThreadPredictor;
 use prepared::Prepared;
@@ -114,6 +116,9 @@ pub enum FaultKind {
     Shared,
     /// Device memory.
     Device,
+    /// None yet: the page is being read from its object's store. [`Cpu::pending_read`] tells what to wait for before the access is tried
+    /// again.
+    Pending,
     /// The entry was in order: another CPU was faster, or the TLB was out of date.
     Spurious,
 }
@@ -127,7 +132,7 @@ pub enum FaultError {
         /// Whether something is mapped there.
         mapped: bool,
     },
-    /// SIGBUS: the page lies beyond the end of its object.
+    /// SIGBUS: the page lies beyond the end of its object, or could not be read from the object's store.
     Bus,
     /// No frame is left for it, or no heap; or the page has as many mappings as can be counted (2^22 less
     /// 2^16).
@@ -139,7 +144,7 @@ impl fmt::Display for FaultError {
         f.write_str(match self {
             Self::Segv { mapped: false } => "SIGSEGV: nothing is mapped there",
             Self::Segv { mapped: true } => "SIGSEGV: the mapping forbids the access",
-            Self::Bus => "SIGBUS: the page lies beyond the end of its object",
+            Self::Bus => "SIGBUS: the page lies beyond the end of its object, or could not be read",
             Self::OutOfMemory => "out of memory",
         })
     }
@@ -188,7 +193,7 @@ impl<M: Machine> Space<M> {
     }
 
     /// Serves a fault at `page` that no access led to, as [`fault`](Self::fault) does, but for one in a page
-    /// that is not mapped: no stack grows for its sake.
+    /// that is not mapped: no stack grows for its sake. It waits for a page that is being read.
     ///
     /// # Errors
     /// As [`fault`](Self::fault).
@@ -199,7 +204,12 @@ impl<M: Machine> Space<M> {
         page: u64,
         access: Access,
     ) -> Result<FaultKind, FaultError> {
-        self.answer(cpu, Asked { page, access, ahead: None }, Grow::Nothing)
+        loop {
+            match self.answer(cpu, Asked { page, access, ahead: None }, Grow::Nothing)? {
+                FaultKind::Pending => cpu.await_read().map_err(|_| FaultError::Bus)?,
+                kind => return Ok(kind),
+            }
+        }
     }
 
     /// Serves a page fault at `addr` of a thread that runs in this space, and prefaults the pages that it is predicted to use
@@ -301,13 +311,22 @@ impl<M: Machine> Space<M> {
         prepared: &mut Prepared,
         mut abort: Abort,
     ) -> Option<FaultKind> {
-        let section = cpu.section();
         for _ in 0..MOST_LOOKS {
-            if !matches!(abort, Abort::VmaChanged | Abort::TableChanged) {
-                break;
+            match abort {
+                Abort::VmaChanged | Abort::TableChanged => {}
+                // No section is open here: a read may take long.
+                Abort::Absent => match self.read_in(cpu, page, false) {
+                    ReadIn::LookAgain => {}
+                    ReadIn::Pending => return Some(FaultKind::Pending),
+                    ReadIn::Failed | ReadIn::NoMemory => break,
+                },
+                _ => break,
             }
+            let section = cpu.section();
             let Some((vma, seen)) = self.running_vma(cpu, &section, page) else { break };
-            cpu.count(Counter::SpfVmaReplaced);
+            if abort != Abort::Absent {
+                cpu.count(Counter::SpfVmaReplaced);
+            }
             let ticket = Ticket::speculative(vma, seen);
             let tried = self.check(cpu, vma, access).and_then(|()| {
                 Attempt { cpu, space: self, vma, ticket, page, access, ahead }.serve(prepared)
@@ -453,6 +472,18 @@ impl<M: Machine> Space<M> {
                     cpu.count(Counter::Bus);
                     return Err(FaultError::Bus);
                 }
+                Err(Refusal::Absent) => match self.read_in(cpu, page, true) {
+                    ReadIn::LookAgain => {}
+                    ReadIn::Pending => return Ok(FaultKind::Pending),
+                    ReadIn::Failed => {
+                        cpu.count(Counter::Bus);
+                        return Err(FaultError::Bus);
+                    }
+                    ReadIn::NoMemory => {
+                        cpu.count(Counter::Oom);
+                        return Err(FaultError::OutOfMemory);
+                    }
+                },
             }
         }
     }
@@ -481,6 +512,7 @@ impl<M: Machine> Space<M> {
         let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead };
         attempt.serve(prepared).map_err(|abort| match abort {
             Abort::BeyondObject => Refusal::BeyondObject,
+            Abort::Absent => Refusal::Absent,
             Abort::NoMemory => Refusal::NoMemory,
             Abort::NoHeap => Refusal::NoHeap,
             Abort::TooManyMappings => Refusal::TooManyMappings,
@@ -499,6 +531,8 @@ enum Refusal {
     Overtaken,
     Forbidden,
     BeyondObject,
+    /// The page must be read from its object's store first.
+    Absent,
     /// No frame is left.
     NoMemory,
     NoHeap,

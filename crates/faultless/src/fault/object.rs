@@ -50,7 +50,13 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
             self.vma.leaf
         };
         let mut mapped = 0;
+        let notes = self.access == Access::Write && object.is_stored();
         held.commit(|at| match Object::refer_to_map(self.cpu, &names[at]) {
+            Some(frame) if notes && !Object::try_mark_dirty(&names[at], frame) => {
+                // SAFETY: the reference taken for a mapping that is not made.
+                unsafe { self.cpu.put_unmapped(frame) };
+                Entry::NONE
+            }
             Some(frame) => {
                 mapped += 1;
                 template.of(frame)
@@ -126,6 +132,9 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         // Our own reference keeps the frame from coming back under the same number meanwhile.
         let name = object.slot(self.cpu, index);
         let source = name.and_then(|name| Object::refer_to_copy(self.cpu, name));
+        if source.is_none() && object.is_stored() {
+            return Err(Abort::Absent);
+        }
         let frame = match source {
             None => prepared.zeroed_seldom(self.cpu).map(Frame::from),
             Some(source) => prepared.clean(self.cpu).inspect(|frame| {

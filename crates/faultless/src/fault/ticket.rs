@@ -82,6 +82,8 @@ pub enum Abort {
     NoHeap,
     /// The page lies beyond the end of its object.
     BeyondObject,
+    /// The page must be read from its object's store first.
+    Absent,
     /// The page has as many mappings as can be counted.
     TooManyMappings,
 }
@@ -92,7 +94,7 @@ impl Abort {
         match self {
             Self::VmaChanged => Counter::SpfVmaChanged,
             Self::NoAnon => Counter::SpfVmaNoanon,
-            Self::NotSupported | Self::BeyondObject => Counter::SpfVmaNotsup,
+            Self::NotSupported | Self::BeyondObject | Self::Absent => Counter::SpfVmaNotsup,
             Self::Access => Counter::SpfVmaAccess,
             Self::TableChanged => Counter::SpfPmdChanged,
             Self::NoMemory | Self::NoHeap | Self::TooManyMappings => Counter::SpfNomem,
@@ -104,7 +106,7 @@ impl Abort {
         match self {
             Self::VmaChanged => Some(Point::VmaChanged),
             Self::NoAnon => Some(Point::VmaNoanon),
-            Self::NotSupported | Self::BeyondObject => Some(Point::VmaNotsup),
+            Self::NotSupported | Self::BeyondObject | Self::Absent => Some(Point::VmaNotsup),
             Self::Access => Some(Point::VmaAccess),
             Self::TableChanged => Some(Point::PmdChanged),
             Self::NoMemory | Self::NoHeap | Self::TooManyMappings => None,
@@ -116,6 +118,7 @@ impl From<NoPage> for Abort {
     fn from(no_page: NoPage) -> Self {
         match no_page {
             NoPage::Beyond => Self::BeyondObject,
+            NoPage::Absent => Self::Absent,
             NoPage::OutOfMemory => Self::NoMemory,
         }
     }

@@ -1,14 +1,19 @@
 //! How an object begins and ends.
 
-use super::object::Object;
-use crate::addr::FrameNumber;
+use super::object::{Object, Parts, Stored};
+use super::store::BackingStore;
+use super::write_back::{Turn, WriteErrors};
+use crate::addr::PAGE_SIZE;
 use crate::error::Errno;
 use crate::frame::Use;
-use crate::heap::Shared;
+use crate::heap::{Shared, try_box};
 use crate::machine::Machine;
+use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::table::node::ROOT;
 use crate::vm::Cpu;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
 
 impl Object {
     /// An object of `pages` pages of zeros. What `tag` means is up to the kernel, which finds it in
@@ -21,6 +26,33 @@ impl Object {
         pages: u64,
         tag: u64,
     ) -> Result<Shared<Self>, Errno> {
+        Self::make(cpu, pages, tag, None)
+    }
+
+    /// An object of what is in `store`, as long as that is. `tag` is as with [`try_new`](Self::try_new).
+    ///
+    /// There must be one object of a store at a time: each has a copy of its own of the pages. Pages that were stored to
+    /// are written back by [`write_back`](Shared::write_back), and at last when the object ends.
+    ///
+    /// # Errors
+    /// `EFBIG`: it is longer than [`MAX_PAGES`](Self::MAX_PAGES). `ENOMEM`.
+    pub fn of_store<M: Machine>(
+        cpu: &Cpu<'_, M>,
+        store: Arc<dyn BackingStore>,
+        tag: u64,
+    ) -> Result<Shared<Self>, Errno> {
+        let (bytes, turn) = (store.len(), Turn::try_new(&*store)?);
+        let errors = WriteErrors::default();
+        let stored = Stored { store, bytes: AtomicU64::new(bytes), turn, errors };
+        Self::make(cpu, bytes.div_ceil(PAGE_SIZE), tag, Some(try_box(stored)?))
+    }
+
+    fn make<M: Machine>(
+        cpu: &Cpu<'_, M>,
+        pages: u64,
+        tag: u64,
+        stored: Option<Box<Stored>>,
+    ) -> Result<Shared<Self>, Errno> {
         if pages > Self::MAX_PAGES {
             return Err(Errno::EFBIG);
         }
@@ -29,7 +61,7 @@ impl Object {
         let frame = cpu.alloc_or_wait()?.zero(cpu.vm().machine());
         let root = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(ROOT));
         let identity = cpu.identity();
-        let object = Self { root, pages: AtomicU64::new(pages), tag, identity, place };
+        let object = Self { root, pages: AtomicU64::new(pages), tag, identity, stored, place };
         Ok(Shared::try_new(object).inspect_err(|_| {
             // It was dropped.
             cpu.end_dropped();
@@ -59,17 +91,27 @@ impl Object {
     fn destroy<M: Machine>(mut self, cpu: &Cpu<'_, M>) {
         self.place.vacate();
         // SAFETY: the last share of the object is gone, so its tables are ours alone.
-        unsafe { Self::end(cpu, self.root, self.pages()) };
+        unsafe { self.parts().end(cpu) };
     }
+}
 
-    /// Frees the pages and tables of an object whose root table is `root`.
+impl Parts {
+    /// Writes the pages back that were stored to, if there is a store, and frees all pages and tables.
     ///
     /// # Safety
     /// The tables are the caller's alone.
-    pub(crate) unsafe fn end<M: Machine>(cpu: &Cpu<'_, M>, root: FrameNumber, pages: u64) {
+    pub(crate) unsafe fn end<M: Machine>(self, cpu: &Cpu<'_, M>) {
+        let Self { root, pages, stored } = self;
+        if let Some(stored) = stored {
+            // Nobody is left whom an error could be told.
+            let written = stored.write_back(cpu, root, 0..pages, |_| {});
+            if written.is_err() {
+                cpu.count(Counter::WriteBackLost);
+            }
+        }
         // SAFETY: the caller's promise.
         unsafe {
-            Self::free_below(cpu, root, 0..pages);
+            Object::free_below(cpu, root, 0..pages);
             cpu.free_tables(root, ROOT);
         }
     }

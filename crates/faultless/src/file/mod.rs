@@ -1,7 +1,16 @@
-//! Memory objects: what is behind a mapping of a file or of shared memory.
+//! Memory objects: what is behind a mapping of a file or of shared memory, and the page cache.
 
+mod length;
 mod life;
 pub mod object;
 pub mod pages;
+mod read;
+mod store;
+mod write_back;
 
 pub use object::Object;
+pub(crate) use object::Parts;
+pub(crate) use read::{Fetched, Lack, Unread};
+pub use read::{PendingRead, Reading};
+pub use store::{BackingStore, Buffer, MOST_PAGES, ReadRun, StoreError, WriteRun};
+pub use write_back::SeenErrors;

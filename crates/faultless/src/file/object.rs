@@ -32,11 +32,15 @@
 //! A hole is made the same way, by [`free_pages`](Object::free_pages) and `revoke`, which then
 //! [keeps](crate::Copies::Keep) private copies.
 
+use super::store::BackingStore;
+use super::write_back::{Turn, WriteErrors};
 use crate::addr::{FrameNumber, PAGE_SHIFT};
 use crate::ended::{Left, Place};
 use crate::identity::Identity;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::table::format::USER_END;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
 
 /// Pages in order, as many as its length says; those that were never written are zeros, and not there.
 ///
@@ -50,14 +54,45 @@ pub struct Object {
     pub(super) tag: u64,
     /// The subsystem that its frames are of.
     pub(super) identity: Identity,
+    /// What is behind it, if anything is.
+    pub(super) stored: Option<Box<Stored>>,
     /// Where it goes when its last share is dropped.
     pub(super) place: Place,
 }
 
+/// What an object with a [backing store](super::store) has besides its pages.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    pub(super) store: Arc<dyn BackingStore>,
+    /// Its length in bytes. The object's length in pages follows from it.
+    pub(super) bytes: AtomicU64,
+    pub(super) turn: Turn,
+    pub(super) errors: WriteErrors,
+}
+
 impl Drop for Object {
     fn drop(&mut self) {
-        let (root, pages) = (self.root, self.pages());
-        self.place.leave(|| Left::Object(root, pages));
+        let left = self.parts();
+        self.place.leave(|| Left::Object(left));
+    }
+}
+
+/// What is left of an object whose last share is gone.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(super) root: FrameNumber,
+    pub(super) pages: u64,
+    pub(super) stored: Option<Box<Stored>>,
+}
+
+#[cfg(all(test, not(loom)))]
+impl Parts {
+    pub(crate) const fn of_root(root: FrameNumber, pages: u64) -> Self {
+        Self { root, pages, stored: None }
+    }
+
+    pub(crate) const fn pages(&self) -> u64 {
+        self.pages
     }
 }
 
@@ -66,6 +101,8 @@ impl Drop for Object {
 pub(crate) enum NoPage {
     /// It is beyond the object's end.
     Beyond,
+    /// It must be read from the object's store first.
+    Absent,
     /// No frame is left for it.
     OutOfMemory,
 }
@@ -77,6 +114,27 @@ impl Object {
     /// The frame of its root table.
     pub(crate) const fn root(&self) -> FrameNumber {
         self.root
+    }
+
+    /// Its length in bytes: that of its pages, unless it has a store.
+    pub fn bytes(&self) -> u64 {
+        let of_store = |stored: &Stored| stored.bytes.load(Ordering::Acquire);
+        self.stored.as_deref().map_or_else(|| self.pages() << PAGE_SHIFT, of_store)
+    }
+
+    /// Whether a [store](BackingStore) is behind it.
+    #[inline(always)]
+    pub const fn is_stored(&self) -> bool {
+        self.stored.is_some()
+    }
+
+    pub(super) fn store(&self) -> Option<&dyn BackingStore> {
+        self.stored.as_deref().map(|stored| &*stored.store)
+    }
+
+    /// What is to be ended of it.
+    pub(super) fn parts(&mut self) -> Parts {
+        Parts { root: self.root, pages: self.pages(), stored: self.stored.take() }
     }
 
     /// Its length in pages.

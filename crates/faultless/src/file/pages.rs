@@ -1,14 +1,16 @@
-//! The pages of an object: its length, and how a page is found, added, read, written and freed.
+//! The pages of an object: how a page is found, added, read, written and freed.
 
 use super::object::{NoPage, Object};
+use super::read::{Fetched, Lack};
 use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange};
 use crate::error::Errno;
 use crate::fault::prepared::Prepared;
 use crate::fault::table;
 use crate::fault::ticket::{Abort, Ticket};
 use crate::frame::{FrameMeta, Use};
+use crate::heap::Shared;
 use crate::machine::Machine;
-use crate::sync::atomic::{AtomicU64, Ordering, fence};
+use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
 use crate::table::node::{self, ENTRIES, LAST};
@@ -20,28 +22,9 @@ use core::convert::Infallible;
 use core::ops::Range;
 
 impl Object {
-    /// Sets the length. Pages beyond it leave the object, and what is mapped of them is to be
-    /// [revoked](crate::Space::revoke); pages that are added are zeros.
-    ///
-    /// # Errors
-    /// `EFBIG`: more than [`MAX_PAGES`](Self::MAX_PAGES). Nothing has changed.
-    pub fn set_pages<M: Machine>(&self, cpu: &Cpu<'_, M>, pages: u64) -> Result<(), Errno> {
-        self.check_vm(cpu);
-        if pages > Self::MAX_PAGES {
-            return Err(Errno::EFBIG);
-        }
-        let before = self.pages.swap(pages, Ordering::SeqCst);
-        if pages < before {
-            if !lost(Mutant::TruncateFence) {
-                fence(Ordering::SeqCst);
-            }
-            self.free_pages(cpu, pages..before);
-        }
-        Ok(())
-    }
-
     /// Takes the pages of `range` out of the object: they read as zeros from now on, except through
-    /// mappings that are not [revoked](crate::Space::revoke). Frames that are not mapped are freed.
+    /// mappings that are not [revoked](crate::Space::revoke). Frames that are not mapped are freed. Of an object with a store, what was not
+    /// written back is lost, and the pages are read again; for a hole there is [`punch`](Self::punch).
     pub fn free_pages<M: Machine>(&self, cpu: &Cpu<'_, M>, range: Range<u64>) {
         self.check_vm(cpu);
         // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
@@ -99,60 +82,6 @@ impl Object {
         // SAFETY: as in `free_pages`.
         let Ok(()) = unsafe { range::visit(cpu.vm().machine(), self.root, all, cpu, count) };
         pages
-    }
-
-    /// Lends the [`PAGE_SIZE`](crate::PAGE_SIZE) bytes of the page at `index` to `read`, or `None` where
-    /// no page is there, which reads as zeros. Programs may be storing to them.
-    ///
-    /// `read` may make calls and faults, but must come back on the same CPU.
-    pub fn read_page<M: Machine, R>(
-        &self,
-        cpu: &Cpu<'_, M>,
-        index: u64,
-        read: impl FnOnce(Option<*const u8>) -> R,
-    ) -> R {
-        self.check_vm(cpu);
-        let Some(frame) = self.get(cpu, index) else {
-            return read(None);
-        };
-        let lent = Lent { cpu, frame };
-        read(Some(lent.bytes().cast_const()))
-    }
-
-    /// Lends the [`PAGE_SIZE`](crate::PAGE_SIZE) bytes of the page at `index`, made if it was not there,
-    /// to `write`. Programs may be loading and storing them.
-    ///
-    /// `write` may make calls and faults, but must come back on the same CPU.
-    ///
-    /// # Errors
-    /// `EFBIG`: `index` is beyond the end. `ENOMEM`. `write` was not called.
-    pub fn write_page<M: Machine, R>(
-        &self,
-        cpu: &Cpu<'_, M>,
-        index: u64,
-        write: impl FnOnce(*mut u8) -> R,
-    ) -> Result<R, Errno> {
-        self.check_vm(cpu);
-        let mut prepared = Prepared::Nothing;
-        let frame = loop {
-            if let Some(frame) = self.get(cpu, index) {
-                break Ok(frame);
-            }
-            let made = {
-                let _section = cpu.section();
-                self.page(cpu, index, &mut prepared)
-            };
-            match made {
-                // Others see it too: a reference is to be had as for any other.
-                Ok(_) => {}
-                Err(NoPage::Beyond) => break Err(Errno::EFBIG),
-                Err(NoPage::OutOfMemory) if prepared.wait_for_one(cpu) => {}
-                Err(NoPage::OutOfMemory) => break Err(Errno::ENOMEM),
-            }
-        };
-        prepared.finish(cpu);
-        let lent = Lent { cpu, frame: frame? };
-        Ok(write(lent.bytes()))
     }
 
     /// The entry of the page at `index`, if there is a table for it.
@@ -243,13 +172,49 @@ impl Object {
         index: u64,
         prepared: &mut Prepared,
     ) -> Result<&'v [AtomicU64; ENTRIES], NoPage> {
+        let slots = self.table(cpu, index, prepared)?;
+        let slot = &slots[index as usize % ENTRIES];
+        loop {
+            if protocol::look(slot, cpu).is_present() {
+                return Ok(slots);
+            }
+            if self.is_stored() {
+                return Err(NoPage::Absent);
+            }
+            let frame = prepared.zeroed_seldom(cpu).ok_or(NoPage::OutOfMemory)?;
+            let Ok(held) = protocol::take(slot, Entry::NONE, cpu) else {
+                prepared.keep_zeroed(frame);
+                continue;
+            };
+            // The length is the sequence.
+            if index >= self.pages() && !lost(Mutant::ObjectLooksAgain) {
+                held.revert();
+                prepared.keep_zeroed(frame);
+                return Err(NoPage::Beyond);
+            }
+            let number = cpu.vm().frames.publish(frame, Use::Shared, 0, index);
+            held.commit(Entry::leaf(number));
+            return Ok(slots);
+        }
+    }
+
+    /// The last-level table of the page at `index`, made if it was not there. The caller owns a share of
+    /// the object, or sees one in a VMA.
+    ///
+    /// # Errors
+    /// Beyond the end, or no frame for a table.
+    pub(super) fn table<'v, M: Machine>(
+        &self,
+        cpu: &Cpu<'v, M>,
+        index: u64,
+        prepared: &mut Prepared,
+    ) -> Result<&'v [AtomicU64; ENTRIES], NoPage> {
         if index >= self.pages() {
             return Err(NoPage::Beyond);
         }
-        let addr = index << PAGE_SHIFT;
         loop {
             // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
-            match unsafe { descend(cpu.vm().machine(), self.root, addr) } {
+            match unsafe { descend(cpu.vm().machine(), self.root, index << PAGE_SHIFT) } {
                 Reached::Above { slot, level, seen } => {
                     if seen.is_locked() {
                         protocol::look(slot, cpu);
@@ -262,27 +227,101 @@ impl Object {
                         return Err(NoPage::OutOfMemory);
                     }
                 }
-                Reached::Last(slots) => {
-                    let slot = &slots[node::index(addr, LAST)];
-                    if protocol::look(slot, cpu).is_present() {
-                        return Ok(slots);
-                    }
-                    let frame = prepared.zeroed_seldom(cpu).ok_or(NoPage::OutOfMemory)?;
-                    let Ok(held) = protocol::take(slot, Entry::NONE, cpu) else {
-                        prepared.keep_zeroed(frame);
-                        continue;
-                    };
-                    // The length is the sequence.
-                    if index >= self.pages() && !lost(Mutant::ObjectLooksAgain) {
-                        held.revert();
-                        prepared.keep_zeroed(frame);
-                        return Err(NoPage::Beyond);
-                    }
-                    let number = cpu.vm().frames.publish(frame, Use::Shared, 0, index);
-                    held.commit(Entry::leaf(number));
-                    return Ok(slots);
-                }
+                Reached::Last(slots) => return Ok(slots),
             }
+        }
+    }
+}
+
+impl Shared<Object> {
+    /// Lends the [`PAGE_SIZE`](crate::PAGE_SIZE) bytes of the page at `index` to `read`, or `None` where
+    /// no page is there, which reads as zeros. Programs may be storing to them. Of an object with a store, the page is read from
+    /// there first.
+    ///
+    /// `read` may make calls and faults, but must come back on the same CPU.
+    ///
+    /// # Errors
+    /// Only of an object with a store; `read` was not called. `EAGAIN`: the page is being read, and [`Cpu::pending_read`] tells what
+    /// to wait for. `ENOMEM`; and the store's error.
+    pub fn read_page<M: Machine, R>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        index: u64,
+        read: impl FnOnce(Option<*const u8>) -> R,
+    ) -> Result<R, Errno> {
+        self.check_vm(cpu);
+        let frame = loop {
+            match self.get(cpu, index) {
+                None if self.is_stored() && index < self.pages() => self.fetch_now(cpu, index)?,
+                found => break found,
+            }
+        };
+        let Some(frame) = frame else {
+            return Ok(read(None));
+        };
+        let lent = Lent { cpu, frame };
+        Ok(read(Some(lent.bytes().cast_const())))
+    }
+
+    /// Lends the [`PAGE_SIZE`](crate::PAGE_SIZE) bytes of the page at `index`, made if it was not there,
+    /// to `write`. Programs may be loading and storing them. Of an object with a store, the page is read from there first, and is to
+    /// be written back afterwards.
+    ///
+    /// `write` may make calls and faults, but must come back on the same CPU.
+    ///
+    /// # Errors
+    /// `EFBIG`: `index` is beyond the end. `ENOMEM`. Of an object with a store, those of [`read_page`](Self::read_page), too. `write` was
+    /// not called.
+    pub fn write_page<M: Machine, R>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        index: u64,
+        write: impl FnOnce(*mut u8) -> R,
+    ) -> Result<R, Errno> {
+        self.check_vm(cpu);
+        let mut prepared = Prepared::Nothing;
+        let frame = loop {
+            if let Some(frame) = self.get(cpu, index) {
+                break Ok(frame);
+            }
+            let made = {
+                let _section = cpu.section();
+                self.page(cpu, index, &mut prepared)
+            };
+            match made {
+                // Others see it too: a reference is to be had as for any other.
+                Ok(_) => {}
+                Err(NoPage::Beyond) => break Err(Errno::EFBIG),
+                Err(NoPage::Absent) => match self.fetch_now(cpu, index) {
+                    Ok(()) => {}
+                    Err(errno) => break Err(errno),
+                },
+                Err(NoPage::OutOfMemory) if prepared.wait_for_one(cpu) => {}
+                Err(NoPage::OutOfMemory) => break Err(Errno::ENOMEM),
+            }
+        };
+        prepared.finish(cpu);
+        let lent = Lent { cpu, frame: frame? };
+        let written = write(lent.bytes());
+        if self.is_stored() {
+            self.mark_dirty(cpu, index, lent.frame);
+        }
+        Ok(written)
+    }
+
+    /// [Fetches](Self::fetch) the page for a call of the kernel.
+    ///
+    /// # Errors
+    /// `EAGAIN`: it is being read. `ENOMEM`, and the store's error.
+    fn fetch_now<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64) -> Result<(), Errno> {
+        match self.fetch(cpu, index, index) {
+            // Who looks again finds the new end.
+            Ok(Fetched::There) | Err(Lack::Beyond) => Ok(()),
+            Ok(Fetched::Pending(pending)) => {
+                cpu.set_pending(pending);
+                Err(Errno::EAGAIN)
+            }
+            Err(lack) => Err(lack.into()),
         }
     }
 }

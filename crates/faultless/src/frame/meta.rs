@@ -386,6 +386,12 @@ impl FrameMeta {
         old.wrapping_sub(1)
     }
 
+    /// Drops the caller's reference if it is the only one, and no pin is there. True: the caller owns the frame, as with
+    /// [`put_ref`](Self::put_ref), and nobody can take a reference any more.
+    pub fn put_sole(&self) -> bool {
+        self.refs.compare_exchange(1, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
     /// The link through which an unlinked frame waits for a grace period.
     /// [`FrameTable::of_link`] leads back.
     #[inline]

@@ -14,6 +14,7 @@ mod alone;
 mod baseline;
 pub(crate) mod batch;
 mod brk;
+mod clean;
 mod device;
 mod discard;
 mod exit;

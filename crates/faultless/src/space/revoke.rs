@@ -1,11 +1,14 @@
 //! What a space does when pages have left an object behind some of its mappings.
 
 use super::Space;
+use super::visit::Visit;
+use super::vma::Vma;
 use crate::addr::VirtRange;
 use crate::file::Object;
 use crate::frame::{Kind, Use};
 use crate::heap::Shared;
 use crate::machine::Machine;
+use crate::space::tree::View;
 use crate::table::Entry;
 use crate::vm::Cpu;
 use core::ops::Range;
@@ -42,7 +45,7 @@ impl<M: Machine> Space<M> {
             // A full fence between the object, which the pages have left, and the entries: its section begins with one.
             let visit = self.visit(cpu, hull);
             // Another operation may have moved some of it before the range was claimed.
-            mapped = self.hull(cpu, object, &pages).filter(|now| !hull.covers(*now));
+            mapped = visit.hull_of(object, &pages).filter(|now| !hull.covers(*now));
             if mapped.is_some() {
                 continue;
             }
@@ -63,17 +66,27 @@ impl<M: Machine> Space<M> {
     }
 
     /// A range that covers those pages of `object`, if some may be mapped.
-    fn hull(
+    pub(super) fn hull(
         &self,
         cpu: &Cpu<'_, M>,
         object: &Shared<Object>,
         pages: &Range<u64>,
     ) -> Option<VirtRange> {
         let section = self.section(cpu);
-        self.view(cpu, &section)
-            .iter_from(0)
-            // SAFETY: VMAs in a view live as long as the section.
-            .filter_map(|entry| unsafe { entry.value.as_ref() }.area.shows(object, pages))
-            .reduce(VirtRange::hull)
+        hull_in(self.view(cpu, &section), object, pages)
     }
+}
+
+impl<M: Machine> Visit<'_, '_, M> {
+    /// As [`Space::hull`].
+    pub(super) fn hull_of(&self, object: &Shared<Object>, pages: &Range<u64>) -> Option<VirtRange> {
+        hull_in(self.view(), object, pages)
+    }
+}
+
+fn hull_in(view: View<'_, Vma>, object: &Shared<Object>, pages: &Range<u64>) -> Option<VirtRange> {
+    view.iter_from(0)
+        // SAFETY: VMAs in a view live as long as the section.
+        .filter_map(|entry| unsafe { entry.value.as_ref() }.area.shows(object, pages))
+        .reduce(VirtRange::hull)
 }

@@ -190,14 +190,16 @@ impl Area {
     }
 
     /// What the entries of its pages look like at first: stores are allowed where the CPU that maps the page
-    /// may store to it.
+    /// may store to it. That the pages of a file with a store were stored to must be known, so the first store faults.
     pub(crate) fn leaf(&self) -> Entry {
         let leaf = Entry::template(self.allows(Prot::EXEC));
         let leaf = match self.memory {
             Memory::Device { cache, .. } => leaf.special().cached(cache),
             _ => leaf,
         };
-        if self.allows(Prot::WRITE) && !self.is_private() { leaf.writable() } else { leaf }
+        let notes = self.memory.object().is_some_and(|object| object.is_stored());
+        let stores = self.allows(Prot::WRITE) && !self.is_private() && !notes;
+        if stores { leaf.writable() } else { leaf }
     }
 
     /// Where it shows the pages of `object` with the numbers `pages`, if it does.

@@ -107,6 +107,16 @@ pub enum Mutant {
     CutsUnmerged,
     /// A pin that finds nothing mapped serves no fault. The fault leaves a page in what is mapped there by then.
     PinFindsNothing,
+    /// A CPU that begins to read a page reads the object's length again once it has the entry. A truncated object keeps the page.
+    ReadLooksAgain,
+    /// A fault that makes a page of a file writable marks it dirty while it has the entry. What is stored is never written back.
+    FaultMarksDirty,
+    /// A page is write-protected before it is written back. What is stored through an old entry is never written back.
+    WriteBackProtects,
+    /// Pages that could not be written back stay dirty. What was stored to them is lost when they are dropped.
+    FailedStaysDirty,
+    /// Dirty pages are not dropped. What was stored to them is lost.
+    DropsDirty,
     /// VMAs that are to merge count as one. A call is refused that no order refuses.
     CountsMerged,
     /// What stays of a VMA after a move is renewed without its anon_vma only if it will not be a part of another VMA.

@@ -3,7 +3,8 @@
 use super::Cpu;
 use crate::addr::FrameNumber;
 use crate::ended::Left;
-use crate::file::Object;
+use crate::error::Errno;
+use crate::file::{Object, StoreError};
 use crate::frame::FrameMeta;
 use crate::frame::zeroed::RUN;
 use crate::machine::Machine;
@@ -176,7 +177,10 @@ impl<M: Machine> Cpu<'_, M> {
             match left {
                 Left::Space(remains) => Space::from_remains(remains).end(self),
                 // SAFETY: the last share was dropped, and the tables are unreachable.
-                Left::Object(root, pages) => unsafe { Object::end(self, root, pages) },
+                Left::Object(parts) => unsafe { parts.end(self) },
+                Left::Reading(unread) => {
+                    unread.end(self, Err(StoreError { done: 0, errno: Errno::EIO }));
+                }
             }
             count += 1;
         }

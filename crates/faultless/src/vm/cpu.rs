@@ -3,7 +3,9 @@
 use super::Vm;
 use super::state::CpuState;
 use crate::addr::FrameNumber;
+use crate::error::Errno;
 use crate::fault::prefault::ThreadPredictor;
+use crate::file::PendingRead;
 use crate::frame::zeroed::Supply;
 use crate::frame::{Bulk, Clean, Frame, Zeroed};
 use crate::identity::Identity;
@@ -13,7 +15,7 @@ use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::Record;
 use crate::sync::percpu::Local;
-use crate::sync::wait::Wait;
+use crate::sync::wait::{Wait, until};
 use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
@@ -199,6 +201,31 @@ impl<'v, M: Machine> Cpu<'v, M> {
             self.free(frame);
         }
         last
+    }
+
+    pub(crate) fn set_pending(&self, pending: PendingRead) {
+        self.state().pending.replace(Some(pending));
+    }
+
+    /// What this CPU's last fault that was [pending](crate::FaultKind::Pending), or call that was refused with `EAGAIN`, waits for. It is
+    /// handed out once.
+    pub fn pending_read(&self) -> Option<PendingRead> {
+        self.state().pending.take()
+    }
+
+    /// Waits for what [`pending_read`](Self::pending_read) would hand out, for a kernel whose CPUs have nothing else to do. The read must be
+    /// [completed](crate::Reading::complete) by another CPU. Returns at once if nothing is pending.
+    ///
+    /// # Errors
+    /// The store's: the page could not be read. A program is told SIGBUS.
+    pub fn await_read(&self) -> Result<(), Errno> {
+        let Some(pending) = self.pending_read() else { return Ok(()) };
+        let mut outcome = None;
+        until(self, || {
+            outcome = pending.outcome();
+            outcome.is_some()
+        });
+        outcome.unwrap_or(Ok(()))
     }
 
     /// Makes `call`, one of a space's, for the thread that `thread` belongs to. Before the call unmaps pages that the thread's faults

@@ -1,13 +1,14 @@
 //! What belongs to one CPU, and the VMA that its last fault found.
 
 use crate::error::OutOfMemory;
+use crate::file::PendingRead;
 use crate::machine::SpaceId;
 use crate::space::vma::Vma;
 use crate::stat::Counts;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::grace::{Grace, RetireChain, Section};
 use crate::tlb::gather::Gather;
-use core::cell::Cell;
+use core::cell::{Cell, RefCell};
 use core::ptr;
 
 /// One CPU's state, on lines of its own.
@@ -28,6 +29,10 @@ pub(crate) struct CpuState {
     pub(crate) starved: Cell<bool>,
     /// Whether it was refused because the space has as many VMAs as it may have.
     pub(crate) crowded: Cell<bool>,
+    /// The read for which this CPU's last fault or call is pending.
+    pub(super) pending: RefCell<Option<PendingRead>>,
+    /// The page that a fault could not read from its store: which fault of this CPU, the object's number, and the page's.
+    pub(crate) unread: Cell<Option<(u64, u64, u64)>>,
     /// The `ThreadPredictor` of the thread that this CPU makes a call for, or null. Set by [`Cpu::for_thread`] alone, which keeps
     /// it alive until it puts back what was there.
     pub(super) thread: Cell<*const ()>,
@@ -46,6 +51,8 @@ impl CpuState {
             shared_calls: Cell::new(0),
             starved: Cell::new(false),
             crowded: Cell::new(false),
+            pending: RefCell::new(None),
+            unread: Cell::new(None),
             thread: Cell::new(ptr::null()),
         })
     }
@@ -114,7 +121,7 @@ impl Hint {
     }
 }
 
-// SAFETY: the cells (`gather`, `hint`, `freed`, `gone`, `shared_calls`, `starved`, `crowded`, `thread`) are reached only through
+// SAFETY: the cells (`gather`, `hint`, `freed`, `gone`, `shared_calls`, `starved`, `crowded`, `pending`, `unread`, `thread`) are reached only through
 // `Cpu::state`, with the CPU's `Local`; other CPUs read `counts` and `resident`, which are atomics.
 unsafe impl Sync for CpuState {}
 // SAFETY: as above; the hint's pointer is followed only as its invariant allows, on whichever thread is

@@ -210,7 +210,7 @@ impl World {
         let objects = self.objects.iter().map(|object| {
             // SAFETY: the bytes of a page, aligned.
             let word = |at: *const u8| unsafe { at.cast::<u64>().read() };
-            let page = |index| object.read_page(cpu, index, |at| at.map(word));
+            let page = |index| object.read_page(cpu, index, |at| at.map(word)).unwrap();
             (object.pages(), (0..object.pages().min(64)).map(page).collect())
         });
         Sight { spaces, objects: objects.collect() }

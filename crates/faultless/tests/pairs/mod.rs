@@ -121,7 +121,7 @@ impl Case {
         let Besides { old, new: [first, second], object } = besides;
         let object = object.into_inner();
         let see_object = || {
-            let seen = ObjectSeen::of(object.as_deref()?, hand.cpu());
+            let seen = ObjectSeen::of(object.as_ref()?, hand.cpu());
             Some(if self.pages { seen } else { seen.without_pages() })
         };
         let object_seen = see_object();

@@ -2,7 +2,7 @@
 
 use super::op::{Hand, page};
 use faultless::Use;
-use faultless::{AreaInfo, Cpu, Machine, Object, PAGE_SIZE, Prot, Space, VmaFlags};
+use faultless::{AreaInfo, Cpu, Machine, Object, PAGE_SIZE, Prot, Shared, Space, VmaFlags};
 use std::fmt;
 
 /// A VMA as `maps` lists it.
@@ -151,10 +151,10 @@ impl fmt::Display for Seen {
 pub struct ObjectSeen(Vec<Option<u64>>);
 
 impl ObjectSeen {
-    pub fn of<M: Machine>(object: &Object, cpu: &Cpu<'_, M>) -> Self {
+    pub fn of<M: Machine>(object: &Shared<Object>, cpu: &Cpu<'_, M>) -> Self {
         // SAFETY: a page that is lent, to which nobody writes at a quiet moment.
         let word = |at: *const u8| unsafe { at.cast::<u64>().read() };
-        let word = |index| object.read_page(cpu, index, |page| page.map(word));
+        let word = |index| object.read_page(cpu, index, |page| page.map(word)).unwrap();
         Self((0..object.pages()).map(word).collect())
     }
 

@@ -142,7 +142,7 @@ impl Regular {
                 // SAFETY: the part lies within the page that is lent.
                 Some(page) => unsafe { to.put(page.add((at % PAGE_SIZE) as usize), part) },
                 None => to.put_zeros(part),
-            });
+            })?;
             // A large read takes long, and other CPUs may wait for a flush.
             cpu.serve_flushes();
         }

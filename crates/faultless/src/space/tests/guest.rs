@@ -100,7 +100,7 @@ pub(crate) fn map_object(
 /// Stores to the first word of an object's page, as a kernel does.
 pub(crate) fn write_object(
     cpu: &TestCpu<'_>,
-    object: &Object,
+    object: &Shared<Object>,
     index: u64,
     value: u64,
 ) -> Result<(), Errno> {
@@ -109,9 +109,9 @@ pub(crate) fn write_object(
 }
 
 /// The first word of an object's page, if it has the page.
-pub(crate) fn read_object(cpu: &TestCpu<'_>, object: &Object, index: u64) -> Option<u64> {
+pub(crate) fn read_object(cpu: &TestCpu<'_>, object: &Shared<Object>, index: u64) -> Option<u64> {
     // SAFETY: the bytes of a page, aligned.
-    object.read_page(cpu, index, |at| at.map(|at| unsafe { at.cast::<u64>().read() }))
+    object.read_page(cpu, index, |at| at.map(|at| unsafe { at.cast::<u64>().read() })).unwrap()
 }
 
 fn reach(

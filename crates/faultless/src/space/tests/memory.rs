@@ -295,7 +295,7 @@ fn a_files_page_with_as_many_mappings_as_can_be_counted_is_refused() {
     }
     assert_eq!(space.fault(&cpu, 2 * AT + 3 * P, Access::Write), Ok(FaultKind::Copy));
     assert_eq!(load(&cpu, &space, 2 * AT + 3 * P), Ok(5));
-    assert_eq!(file.read_page(&cpu, 3, get), Some(5));
+    assert_eq!(file.read_page(&cpu, 3, get), Ok(Some(5)));
     file.write_page(&cpu, 3, put).unwrap();
     assert_eq!(meta.refs(), FrameMeta::MAX_MAPPINGS);
     meta.preset_refs(1);

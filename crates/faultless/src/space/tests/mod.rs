@@ -23,3 +23,4 @@ mod predictors;
 mod prefault;
 mod races;
 mod soundness;
+mod stores;

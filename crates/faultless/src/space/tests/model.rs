@@ -399,7 +399,7 @@ impl World<'_> {
                 let word = |at: *const u8| unsafe { at.cast::<u64>().read() };
                 let read = |page: Option<*const u8>| page.map_or(0, word);
                 let got = object.read_page(cpu, index, read);
-                assert_eq!(got, self.objects[id].get(index));
+                assert_eq!(got, Ok(self.objects[id].get(index)));
             }
             Step::Write { file, index, value } => {
                 let (object, id) = &self.files[file];

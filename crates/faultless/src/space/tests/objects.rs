@@ -305,7 +305,7 @@ fn a_page_that_a_kernel_copies_from_outlives_its_object() {
     map(&cpu, &space, (0, 1), RW, SHARED, (&target, 0));
     let source = file(&cpu, 1, [0]);
     let share = source.clone();
-    source.read_page(&cpu, 0, |bytes| {
+    let copy = |bytes: Option<*const u8>| {
         Object::release(share, &cpu);
         source.set_pages(&cpu, 0).unwrap();
         // The user's side of the copy faults; what it is given is another frame.
@@ -314,7 +314,8 @@ fn a_page_that_a_kernel_copies_from_outlives_its_object() {
         assert_eq!(value(), 1);
         store(&cpu, &space, AT, 99).unwrap();
         assert_eq!(value(), 1);
-    });
+    };
+    source.read_page(&cpu, 0, copy).unwrap();
     assert_eq!(read(&cpu, &source, 0), None);
     finish(&cpu, Vec::from([space]), Vec::from([source, target]));
 }

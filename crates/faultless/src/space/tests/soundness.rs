@@ -112,7 +112,7 @@ const OPERATIONS: &[Operation] = &[
     ("free_pages", |cpu, _, object| object.free_pages(cpu, 0..1)),
     ("has_page", |cpu, _, object| done(object.has_page(cpu, 0))),
     ("Object::resident_pages", |cpu, _, object| done(object.resident_pages(cpu))),
-    ("read_page", |cpu, _, object| object.read_page(cpu, 0, |_| ())),
+    ("read_page", |cpu, _, object| done(object.read_page(cpu, 0, |_| ()))),
     ("write_page", |cpu, _, object| done(object.write_page(cpu, 0, |_| ()))),
 ];
 
@@ -279,7 +279,7 @@ fn a_closure_that_panics_leaves_nothing_behind() {
             ("areas", &|| space.areas(&cpu, |_| panic!("{planted}"))),
             ("each_area", &|| space.each_area(&cpu, VirtRange::USER, |_| panic!("{planted}"))),
             ("mincore", &|| space.mincore(&cpu, AT, P, |_| panic!("{planted}")).unwrap()),
-            ("read_page", &|| object.read_page(&cpu, 0, |_| panic!("{planted}"))),
+            ("read_page", &|| object.read_page(&cpu, 0, |_| panic!("{planted}")).unwrap()),
             ("write_page", &|| object.write_page(&cpu, 0, |_| panic!("{planted}")).unwrap()),
             ("write_page, a new one", &|| {
                 object.write_page(&cpu, 1, |_| panic!("{planted}")).unwrap();

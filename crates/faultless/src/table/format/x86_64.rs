@@ -210,6 +210,12 @@ impl Entry {
         Self(self.0 & !(DIRTY | ACCESSED))
     }
 
+    /// The same leaf with the dirty bit clear.
+    #[inline]
+    pub const fn undirtied(self) -> Self {
+        Self(self.0 & !DIRTY)
+    }
+
     /// The same leaf, marked as stored to.
     #[inline]
     pub const fn dirty(self) -> Self {

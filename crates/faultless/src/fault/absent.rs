@@ -1,0 +1,70 @@
+//! A fault on a page that must be read from its object's store first: a major fault.
+//!
+//! The attempt gives up, holding nothing. The fault takes a share of the object, and [fetches](crate::Shared::fetch) the page. Then it looks at the
+//! VMA again like any fault. So the read needs no validation: if the mapping went meanwhile, a page was read into the page cache
+//! that nobody asked for any more, and a share of the object was held a little longer. That is all there is to see of it.
+//!
+//! Whether a page cannot be read is decided under a lock, like all that a program is told.
+
+use crate::file::{Fetched, Lack, Object};
+use crate::machine::Machine;
+use crate::space::Space;
+use crate::stat::Counter;
+use crate::vm::Cpu;
+
+/// What came of the read.
+pub(super) enum ReadIn {
+    /// The page is there, or the mapping is not.
+    LookAgain,
+    /// It is being read.
+    Pending,
+    /// The store failed.
+    Failed,
+    NoMemory,
+}
+
+impl<M: Machine> Space<M> {
+    /// Reads the page of an object that is mapped at `page` from the object's store. What a fault without a lock could not read, it does
+    /// not read again under the lock (`decides`).
+    #[cold]
+    #[inline(never)]
+    pub(super) fn read_in(&self, cpu: &Cpu<'_, M>, page: u64, decides: bool) -> ReadIn {
+        let wanted = {
+            let section = cpu.section();
+            self.view(cpu, &section).at(page).and_then(|entry| {
+                // SAFETY: VMAs in a view live as long as the section.
+                let area = &unsafe { entry.value.as_ref() }.area;
+                let object = area.memory.object().filter(|object| object.is_stored())?;
+                Some((object.clone(), area.index_of(page)))
+            })
+        };
+        let Some((object, index)) = wanted else { return ReadIn::LookAgain };
+        let state = cpu.state();
+        let this = (state.counts.get(Counter::Faults), object.id(), index);
+        if decides && state.unread.take() == Some(this) {
+            Object::release(object, cpu);
+            return ReadIn::Failed;
+        }
+        let fetched = object.fetch(cpu, index, index);
+        Object::release(object, cpu);
+        match fetched {
+            Ok(Fetched::There) => {
+                cpu.count(Counter::MajorFault);
+                ReadIn::LookAgain
+            }
+            Ok(Fetched::Pending(pending)) => {
+                cpu.count(Counter::MajorFault);
+                cpu.set_pending(pending);
+                ReadIn::Pending
+            }
+            Err(Lack::Beyond) => ReadIn::LookAgain,
+            Err(Lack::Memory | Lack::Heap) => ReadIn::NoMemory,
+            Err(Lack::Store(_)) => {
+                if !decides {
+                    state.unread.set(Some(this));
+                }
+                ReadIn::Failed
+            }
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! Reading pages of a file in, from its [backing store](super::store).
+//!
+//! # Protocol
+//!
+//! The page's entry in the object is the lock here, too. A page that is being read has a *hidden* entry: it names the frame that is being
+//! filled, and nobody uses it. Whoever needs a page that is not there holds no lock and no section, and then
+//!
+//! 1. takes the entry of that page, and those of neighbours that are empty, one after the other, and makes each of them hidden. Like
+//!    any CPU that adds a page it reads the object's length again while it has the entry;
+//! 2. asks the store for all of them at once;
+//! 3. completes: makes each hidden entry present, if it still names the frame, or empties it where the page was not read. A truncation,
+//!    or a hole that is punched, may have emptied the entry meanwhile; then the frame is freed.
+//!
+//! So a page is read once, however many faults ask for it: who finds the entry hidden waits for the read that is under way. The frame's metadata
+//! says which one: its anon_vma, of which a page of an object has none, is the [`State`] of the read. Who waits takes the entry, so
+//! that the read cannot end meanwhile, takes a share of the state, and puts the entry back.
+//!
+//! The outcome is stored after the entries. So who finds the read over, and without an error, looks at the page again like any other access.
+
+use super::object::{NoPage, Object};
+use super::store::{Buffer, MOST_PAGES, ReadRun, StoreError, wanted};
+use crate::addr::{FrameNumber, PAGE_SIZE};
+use crate::ended::{Left, Place};
+use crate::error::Errno;
+use crate::fault::prepared::Prepared;
+use crate::frame::Use;
+use crate::heap::Shared;
+use crate::machine::Machine;
+use crate::stat::Counter;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::mutant::{Mutant, lost};
+use crate::table::Entry;
+use crate::table::node::{ENTRIES, load};
+use crate::table::protocol;
+use crate::vm::Cpu;
+use alloc::vec::Vec;
+use core::ops::Range;
+use core::ptr::NonNull;
+
+/// The outcome of a read that is under way.
+const UNDER_WAY: u64 = u64::MAX;
+/// Where an outcome has the number of an error, above the count of pages.
+const ERRNO_SHIFT: u32 = 32;
+
+/// A read that is under way, or was: what those who wait for it share.
+#[derive(Debug)]
+pub(crate) struct State {
+    /// The first page of those that are read together; known when the outcome is.
+    first: AtomicU64,
+    /// [`UNDER_WAY`]; or the number of pages from the first on that are there, and why the next is not.
+    outcome: AtomicU64,
+}
+
+impl State {
+    fn end(&self, first: u64, pages: usize, errno: Option<Errno>) {
+        self.first.store(first, Ordering::Relaxed);
+        let errno = errno.map_or(0, |errno| u64::from(errno.number().unsigned_abs()));
+        self.outcome.store(pages as u64 | errno << ERRNO_SHIFT, Ordering::Release);
+    }
+}
+
+/// A page that is being read: what a thread waits for whose access was pending.
+#[derive(Clone, Debug)]
+pub struct PendingRead {
+    state: Shared<State>,
+    index: u64,
+}
+
+impl PendingRead {
+    /// Names the read, to those who wait and to who [completes](Reading::complete) it. No two reads that are under way have the same name.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.state.id()
+    }
+
+    /// How the read of the page ended; `None` while it is under way. After `Ok` the access is to be tried again.
+    ///
+    /// A kernel that puts the thread to sleep puts it on its list first, and then looks here.
+    #[must_use]
+    pub fn outcome(&self) -> Option<Result<(), Errno>> {
+        let outcome = self.state.outcome.load(Ordering::Acquire);
+        let (pages, errno) = (outcome & u64::from(u32::MAX), outcome >> ERRNO_SHIFT);
+        (outcome != UNDER_WAY).then(|| {
+            let first = self.state.first.load(Ordering::Relaxed);
+            let read = errno == 0 || self.index - first < pages;
+            if read { Ok(()) } else { Err(Errno::of_number(errno as i32)) }
+        })
+    }
+}
+
+/// Pages that a store took along to read them. It ends with [`complete`](Self::complete); one that is dropped ends as if nothing could
+/// be read (`EIO`), once a CPU finds the time ([`Cpu::end_dropped`](crate::Cpu::end_dropped)).
+#[derive(Debug)]
+pub struct Reading {
+    unread: Option<Unread>,
+    place: Place,
+}
+
+/// What there is to a read.
+#[derive(Debug)]
+pub(crate) struct Unread {
+    object: Shared<Object>,
+    state: Shared<State>,
+    first: u64,
+    bytes: usize,
+    pages: Vec<Buffer>,
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        if let Some(unread) = self.unread.take() {
+            self.place.leave(|| Left::Reading(unread));
+        }
+    }
+}
+
+impl Reading {
+    /// The name of the read, by which those who wait for it know it: [`PendingRead::id`].
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.unread.as_ref().map_or(0, |unread| unread.state.id())
+    }
+
+    /// The number of the first page in the file.
+    #[must_use]
+    pub fn first(&self) -> u64 {
+        self.unread.as_ref().map_or(0, |unread| unread.first)
+    }
+
+    /// How many bytes of the file are wanted.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.parts().1
+    }
+
+    /// The memory of the pages, in order, for a device.
+    #[must_use]
+    pub fn buffers(&self) -> &[Buffer] {
+        self.parts().0
+    }
+
+    pub(super) fn parts(&self) -> (&[Buffer], usize) {
+        self.unread.as_ref().map_or((&[], 0), |unread| (&unread.pages, unread.bytes))
+    }
+
+    /// The memory of the pages with the bytes that are wanted, in order.
+    ///
+    /// # Panics
+    /// Where `cpu` is of another subsystem.
+    pub fn memory<M: Machine>(&mut self, cpu: &Cpu<'_, M>) -> impl Iterator<Item = &mut [u8]> {
+        if let Some(unread) = &self.unread {
+            unread.object.check_vm(cpu);
+        }
+        let (pages, bytes) = self.parts();
+        // SAFETY: the frames are the read's alone until it ends, which takes it.
+        wanted(pages, bytes).map(|(at, len)| unsafe { core::slice::from_raw_parts_mut(at, len) })
+    }
+
+    /// Ends the read: `read` says how many bytes there were, as what [`BackingStore::read`](super::BackingStore::read) returns. The caller then
+    /// wakes the threads that wait for it, by its [`id`](Self::id).
+    pub fn complete<M: Machine>(mut self, cpu: &Cpu<'_, M>, read: Result<usize, StoreError>) {
+        self.place.vacate();
+        if let Some(unread) = self.unread.take() {
+            unread.object.check_vm(cpu);
+            unread.end(cpu, read);
+        }
+    }
+}
+
+impl Unread {
+    /// Step 3 of the protocol.
+    pub(crate) fn end<M: Machine>(self, cpu: &Cpu<'_, M>, read: Result<usize, StoreError>) {
+        let Self { object, state, first, bytes, pages } = self;
+        let (done, errno) = match read {
+            Ok(bytes) => (bytes, None),
+            Err(StoreError { done, errno }) => (done, Some(errno)),
+        };
+        let done = done.min(bytes);
+        // Whole pages alone are there after an error; otherwise what is missing is zeros.
+        let good = if errno.is_some() { done / PAGE_SIZE as usize } else { pages.len() };
+        for (at, page) in pages.iter().enumerate() {
+            let there = at < good;
+            if there {
+                let len = done.saturating_sub(at * PAGE_SIZE as usize).min(PAGE_SIZE as usize);
+                // SAFETY: the frame is the read's alone until its entry is present.
+                unsafe { page.at.add(len).write_bytes(0, PAGE_SIZE as usize - len) };
+            }
+            object.end_read(cpu, first + at as u64, page.frame, there);
+        }
+        cpu.state().counts.add(Counter::PageRead, good as u64);
+        state.end(first, good, errno);
+        Object::release(object, cpu);
+    }
+}
+
+/// How it stands with a page that is needed.
+pub(crate) enum Fetched {
+    /// It is there; or was, a moment ago.
+    There,
+    /// It is being read.
+    Pending(PendingRead),
+}
+
+/// Why a page cannot be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lack {
+    Beyond,
+    /// No frame is left.
+    Memory,
+    Heap,
+    /// The store failed.
+    Store(Errno),
+}
+
+impl From<Lack> for Errno {
+    fn from(lack: Lack) -> Self {
+        match lack {
+            Lack::Beyond => Self::EFBIG,
+            Lack::Memory | Lack::Heap => Self::ENOMEM,
+            Lack::Store(errno) => errno,
+        }
+    }
+}
+
+impl Shared<Object> {
+    /// Makes sure that the page at `index` is there or being read, with as many of the empty ones around it as the store prefers to read at once,
+    /// and at least those up to `ahead`. The caller holds no lock and is in no section.
+    ///
+    /// # Errors
+    /// Why there is no page.
+    pub(crate) fn fetch<M: Machine>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        index: u64,
+        ahead: u64,
+    ) -> Result<Fetched, Lack> {
+        let mut prepared = Prepared::Nothing;
+        let fetched = loop {
+            let found = self.table(cpu, index, &mut prepared);
+            let slots = match found {
+                Ok(slots) => slots,
+                Err(NoPage::OutOfMemory) if prepared.wait_for_one(cpu) => continue,
+                Err(NoPage::OutOfMemory) => break Err(Lack::Memory),
+                Err(_) => break Err(Lack::Beyond),
+            };
+            let slot = &slots[index as usize % ENTRIES];
+            let seen = protocol::look(slot, cpu);
+            if seen.is_present() {
+                break Ok(Fetched::There);
+            }
+            if seen.is_hidden() {
+                match self.join(cpu, slot, seen, index) {
+                    Some(pending) => break Ok(Fetched::Pending(pending)),
+                    None => continue,
+                }
+            }
+            match self.begin(cpu, slots, index, ahead) {
+                Ok(Some(reading)) => break self.ask(cpu, reading, index),
+                Ok(None) => {}
+                Err(Lack::Memory) if prepared.wait_for_one(cpu) => {
+                    // The allocator has frames again: the prepared one goes back to it.
+                    core::mem::take(&mut prepared).finish(cpu);
+                }
+                Err(lack) => break Err(lack),
+            }
+        };
+        prepared.finish(cpu);
+        fetched
+    }
+
+    /// A share of the read that is under way for the page at `index`, whose entry `slot` was `seen`, hidden. `None`: look again.
+    fn join<M: Machine>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        slot: &AtomicU64,
+        seen: Entry,
+        index: u64,
+    ) -> Option<PendingRead> {
+        let held = protocol::take(slot, seen, cpu).ok()?;
+        let state = cpu.vm().frames.meta(seen.frame()).anon_vma.load(Ordering::Relaxed);
+        // SAFETY: while the entry is hidden, its read has a share, which `begin` has put into the metadata; it gives that up after it has
+        // had this entry, which is held.
+        let state = NonNull::new(state as *mut ()).map(|raw| unsafe { Shared::clone_raw(raw) });
+        held.revert();
+        state.map(|state| PendingRead { state, index })
+    }
+
+    /// Step 1 of the protocol. `None`: another CPU was faster.
+    fn begin<M: Machine>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        slots: &[AtomicU64; ENTRIES],
+        index: u64,
+        ahead: u64,
+    ) -> Result<Option<Reading>, Lack> {
+        let run = self.run_around(slots, index, ahead);
+        let mut pages = Vec::new();
+        pages.try_reserve_exact((run.end - run.start) as usize).map_err(|_| Lack::Heap)?;
+        let place = cpu.vm().ended.place().map_err(|_| Lack::Heap)?;
+        let (first, outcome) = (AtomicU64::new(index), AtomicU64::new(UNDER_WAY));
+        let state = Shared::try_new(State { first, outcome }).map_err(|_| Lack::Heap)?;
+        let page = |at: u64| self.begin_page(cpu, &slots[at as usize % ENTRIES], at, &state);
+        let Some(own) = page(index)? else { return Ok(None) };
+        pages.push(own);
+        // The others are dispensable.
+        let more = |at| page(at).ok().flatten();
+        pages.extend((run.start..index).rev().map_while(more));
+        pages.reverse();
+        let first = index + 1 - pages.len() as u64;
+        pages.extend((index + 1..run.end).map_while(more));
+        let bytes = self.bytes().saturating_sub(first * PAGE_SIZE);
+        let bytes = bytes.min(pages.len() as u64 * PAGE_SIZE) as usize;
+        let unread = Some(Unread { object: self.clone(), state, first, bytes, pages });
+        Ok(Some(Reading { unread, place }))
+    }
+
+    /// The pages that are read together with the one at `index`: in its table, empty at a glance, and in the block of pages that the
+    /// store prefers, or up to `ahead`.
+    fn run_around(&self, slots: &[AtomicU64; ENTRIES], index: u64, ahead: u64) -> Range<u64> {
+        let block = self.store().map_or(1, |store| store.preferred_pages());
+        let block = block.clamp(1, MOST_PAGES) as u64;
+        let table = index - index % ENTRIES as u64;
+        let start = index - index % block;
+        let end = (start + block).max(ahead.min(index + MOST_PAGES as u64));
+        let end = end.min(table + ENTRIES as u64).min(self.pages()).max(index + 1);
+        let empty = |at: &u64| load(&slots[*at as usize % ENTRIES]).is_none();
+        let below = (start.max(table)..index).rev().take_while(empty).count() as u64;
+        let above = (index + 1..end).take_while(empty).count() as u64;
+        index - below..index + 1 + above
+    }
+
+    /// Makes the empty entry of the page at `index` hidden, with a new frame. `None`: it is not empty any more.
+    fn begin_page<M: Machine>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        slot: &AtomicU64,
+        index: u64,
+        state: &Shared<State>,
+    ) -> Result<Option<Buffer>, Lack> {
+        let frame = cpu.alloc().ok_or(Lack::Memory)?;
+        let Ok(held) = protocol::take(slot, Entry::NONE, cpu) else {
+            cpu.free(frame);
+            return Ok(None);
+        };
+        // The length is the sequence.
+        if index >= self.pages() && !lost(Mutant::ReadLooksAgain) {
+            held.revert();
+            cpu.free(frame);
+            return Err(Lack::Beyond);
+        }
+        let state = state.as_raw().as_ptr() as u64;
+        let frame = cpu.vm().frames.publish(frame, Use::Shared, state, index);
+        held.commit(Entry::leaf(frame).with_hidden(true));
+        Ok(Some(Buffer { frame, at: cpu.vm().machine().frame_bytes(frame) }))
+    }
+
+    /// Step 2 of the protocol, and step 3 where the store has ended the read.
+    fn ask<M: Machine>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        reading: Reading,
+        index: u64,
+    ) -> Result<Fetched, Lack> {
+        let Some((store, unread)) = self.store().zip(reading.unread.as_ref()) else {
+            return Ok(Fetched::There);
+        };
+        let pending = PendingRead { state: unread.state.clone(), index };
+        let mut run = ReadRun { reading: Some(reading) };
+        cpu.count(Counter::StoreRead);
+        let read = store.read(&mut run);
+        if let Some(reading) = run.reading {
+            reading.complete(cpu, read);
+        }
+        match pending.outcome() {
+            None => Ok(Fetched::Pending(pending)),
+            Some(Ok(())) => Ok(Fetched::There),
+            Some(Err(errno)) => Err(Lack::Store(errno)),
+        }
+    }
+}
+
+impl Object {
+    /// Step 3 of the protocol for the page at `index`, which was read into `frame`, or was not read.
+    fn end_read<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64, frame: FrameNumber, there: bool) {
+        let hidden = Entry::leaf(frame).with_hidden(true);
+        let next = if there { Entry::leaf(frame) } else { Entry::NONE };
+        let meta = cpu.vm().frames.meta(frame);
+        let mut named = false;
+        if let Some(slot) = self.slot(cpu, index) {
+            loop {
+                // Who joins the read has the entry for a moment.
+                if protocol::look(slot, cpu) != hidden {
+                    break;
+                }
+                if let Ok(held) = protocol::take(slot, hidden, cpu) {
+                    meta.anon_vma.store(0, Ordering::Relaxed);
+                    held.commit(next);
+                    named = true;
+                    break;
+                }
+            }
+        }
+        if !(named && there) {
+            // SAFETY: the reference that publishing made, of which no entry is left: it never was a mapping.
+            unsafe { cpu.put_unmapped(frame) };
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! Writing back: what programs stored to the pages of a file goes to its [store](super::store).
+//!
+//! # Which pages are dirty
+//!
+//! The dirty bit of a page's entry in the object says that the store does not have the page's bytes. No MMU uses these entries, so
+//! only the subsystem sets it:
+//!
+//! - a fault that makes an entry of a shared mapping writable, while it holds that entry (*write notification*: such an entry
+//!   is not writable before the first store);
+//! - a call of the kernel, once it has stored to the page ([`write_page`](Shared::write_page)), while it has a reference.
+//!
+//! # How a page is written back
+//!
+//! 1. The dirty bit is cleared, and a reference taken.
+//! 2. The page is write-protected in every space that may map it ([`Space::write_protect`](crate::Space::write_protect)), and flushed.
+//! 3. The store writes the page.
+//! 4. If it fails, the dirty bit is set again.
+//!
+//! A store of a program before step 2 is in what is written in step 3. One after it faults, and sets the dirty bit. A fault that has
+//! set the bit before step 1 has the entry until it has made it writable; step 2 waits for the entry, so that it finds it writable and
+//! protects it. If step 2 came before the entry was held, the bit is set after step 1. So no store is lost: each is in what is
+//! written, or leaves the page dirty.
+//!
+//! Whoever writes back takes the object's [`Turn`], so that older bytes are not written after newer ones.
+
+use super::object::{Object, Stored};
+use super::store::{BackingStore, Buffer, MOST_PAGES, WriteRun};
+use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange};
+use crate::error::{Errno, OutOfMemory};
+use crate::heap::Shared;
+use crate::machine::Machine;
+use crate::stat::Counter;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::mutant::{Mutant, lost};
+use crate::sync::wait::{Wait, until};
+use crate::table::Entry;
+use crate::table::node;
+use crate::table::protocol;
+use crate::table::range::{self, Leaves};
+use crate::vm::Cpu;
+use alloc::vec::Vec;
+use core::cell::UnsafeCell;
+use core::ops::Range;
+
+/// Who changes what the store has takes this turn, and with it the list of the pages that are being written. It is held while the store
+/// works, so who waits for it [`Wait`]s.
+#[derive(Debug)]
+pub(super) struct Turn {
+    taken: AtomicBool,
+    /// Made with the object: writing back needs no heap, so that nothing is lost where that is exhausted.
+    run: UnsafeCell<Vec<Buffer>>,
+}
+
+// SAFETY: the list is reached through an `InTurn` alone, of which there is one at a time.
+unsafe impl Sync for Turn {}
+
+/// A [`Turn`] that is taken; dropping it ends it.
+pub(super) struct InTurn<'a>(&'a Turn);
+
+impl Turn {
+    /// A turn for runs of as many pages as `store` prefers.
+    pub(super) fn try_new(store: &dyn BackingStore) -> Result<Self, OutOfMemory> {
+        let mut run = Vec::new();
+        run.try_reserve_exact(store.preferred_pages().clamp(1, MOST_PAGES))
+            .map_err(|_| OutOfMemory)?;
+        Ok(Self { taken: AtomicBool::new(false), run: UnsafeCell::new(run) })
+    }
+
+    pub(super) fn take(&self, wait: &impl Wait) -> InTurn<'_> {
+        let order = (Ordering::Acquire, Ordering::Relaxed);
+        until(wait, || self.taken.compare_exchange(false, true, order.0, order.1).is_ok());
+        InTurn(self)
+    }
+}
+
+impl InTurn<'_> {
+    /// The list of the pages that are being written.
+    fn run(&mut self) -> &mut Vec<Buffer> {
+        // SAFETY: the turn is this value's alone, which is borrowed mutably.
+        unsafe { &mut *self.0.run.get() }
+    }
+}
+
+impl Drop for InTurn<'_> {
+    fn drop(&mut self) {
+        self.0.taken.store(false, Ordering::Release);
+    }
+}
+
+/// The errors of writing back: each is told once to every open file, as on Linux. A word: how many there were, above the number of the
+/// last.
+#[derive(Debug, Default)]
+pub(super) struct WriteErrors(AtomicU64);
+
+const COUNT_SHIFT: u32 = 16;
+
+impl WriteErrors {
+    fn note(&self, errno: Errno) {
+        let number = u64::from(errno.number().unsigned_abs());
+        let next = |word: u64| Some(((word >> COUNT_SHIFT) + 1) << COUNT_SHIFT | number);
+        // It never fails: `next` always has a value.
+        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, next);
+    }
+}
+
+/// What an open file has been told of the errors of writing back. One of an object that was just opened knows all there were.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SeenErrors(u64);
+
+impl Object {
+    /// What a file that is opened now has seen of the errors of writing back.
+    pub fn errors_seen(&self) -> SeenErrors {
+        let errors = |stored: &Stored| stored.errors.0.load(Ordering::Acquire);
+        SeenErrors(self.stored.as_deref().map_or(0, errors))
+    }
+
+    /// The last error of writing back, if there was one since `seen`, which then knows it: what `fsync` and `close` return.
+    pub fn write_error(&self, seen: &mut SeenErrors) -> Option<Errno> {
+        let now = self.errors_seen();
+        let number = (now.0 & ((1 << COUNT_SHIFT) - 1)) as i32;
+        (core::mem::replace(seen, now) != now).then(|| Errno::of_number(number))
+    }
+
+    /// Marks the page at `index` dirty, if it still is the one in `frame`.
+    pub(super) fn mark_dirty<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64, frame: FrameNumber) {
+        if let Some(slot) = self.slot(cpu, index) {
+            mark(cpu, slot, frame);
+        }
+    }
+
+    /// Marks the page of `slot`, an entry of an object with a store, dirty, if it still is the one in `frame`, without a wait: the caller
+    /// holds an entry. Returns whether it is marked.
+    pub(crate) fn try_mark_dirty(slot: &AtomicU64, frame: FrameNumber) -> bool {
+        if lost(Mutant::FaultMarksDirty) {
+            return true;
+        }
+        loop {
+            let now = node::load(slot);
+            if !now.is_present() || now.is_locked() || now.frame() != frame {
+                return false;
+            }
+            let order = (Ordering::AcqRel, Ordering::Relaxed);
+            if now.is_dirty()
+                || slot.compare_exchange(now.0, now.dirty().0, order.0, order.1).is_ok()
+            {
+                return true;
+            }
+        }
+    }
+
+    /// Whether the page at `index` is dirty: it was stored to, and not written back since.
+    pub fn is_dirty<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64) -> bool {
+        self.check_vm(cpu);
+        self.is_stored() && self.slot(cpu, index).is_some_and(|slot| node::load(slot).is_dirty())
+    }
+
+    /// Drops the pages of `range` that nobody maps or uses and that are not dirty, which are read again when they are needed
+    /// (`POSIX_FADV_DONTNEED`). Returns how many. Of an object without a store none can be dropped.
+    pub fn drop_clean<M: Machine>(&self, cpu: &Cpu<'_, M>, range: Range<u64>) -> u64 {
+        self.check_vm(cpu);
+        let mut dropped = 0;
+        if !self.is_stored() {
+            return 0;
+        }
+        // SAFETY: the object's tables are unlinked only when no share is left.
+        unsafe {
+            each_page(cpu, self.root, range, |_, slot| {
+                let seen = node::load(slot);
+                let clean = !seen.is_dirty() || lost(Mutant::DropsDirty);
+                if !seen.is_present() || seen.is_locked() || !clean {
+                    return;
+                }
+                let Ok(held) = protocol::take(slot, seen, cpu) else { return };
+                // No reference but the object's. From now on nobody takes one.
+                if cpu.vm().frames.meta(seen.frame()).put_sole() {
+                    held.commit(Entry::NONE);
+                    // SAFETY: the last reference was the object's, and no entry has the frame. Mappings dropped theirs after a flush.
+                    let frame = cpu.vm().frames.reclaim(seen.frame()).settle();
+                    cpu.free(frame);
+                    dropped += 1;
+                } else {
+                    held.revert();
+                }
+            });
+        }
+        dropped
+    }
+}
+
+impl Shared<Object> {
+    /// Writes the dirty pages of `pages` back to the store, in order, and returns how many. `protect` must write-protect the pages of the range
+    /// it is given in every space that may map the object ([`Space::write_protect`](crate::Space::write_protect)).
+    /// Afterwards the store has what was stored before the call. Of an object without a store no page is dirty.
+    ///
+    /// # Errors
+    /// The first error of the store. Pages that it has not written stay dirty; the others are written all the same. Open files hear
+    /// of it, too ([`write_error`](Object::write_error)).
+    pub fn write_back<M: Machine>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        pages: Range<u64>,
+        protect: impl FnMut(Range<u64>),
+    ) -> Result<u64, Errno> {
+        self.check_vm(cpu);
+        match &self.stored {
+            Some(stored) => stored.write_back(cpu, self.root, pages, protect),
+            None => Ok(0),
+        }
+    }
+
+    /// Makes what was [written back](Self::write_back) durable.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn sync(&self) -> Result<(), Errno> {
+        self.store().map_or(Ok(()), BackingStore::sync)
+    }
+
+    /// Marks the pages of `pages` that are there dirty: a device has stored to them.
+    pub fn note_stored<M: Machine>(&self, cpu: &Cpu<'_, M>, pages: Range<u64>) {
+        self.check_vm(cpu);
+        if self.is_stored() {
+            // SAFETY: the object's tables are unlinked only when no share is left.
+            unsafe {
+                each_page(cpu, self.root, pages, |_, slot| {
+                    let mark = |now: Entry| if now.is_present() { now.dirty() } else { now };
+                    protocol::settle(slot, cpu, mark);
+                });
+            }
+        }
+    }
+}
+
+impl Stored {
+    /// See [`Shared::write_back`]; `root` is the object's root table, which stays.
+    pub(super) fn write_back<M: Machine>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        root: FrameNumber,
+        pages: Range<u64>,
+        mut protect: impl FnMut(Range<u64>),
+    ) -> Result<u64, Errno> {
+        let mut turn = self.turn.take(cpu);
+        let (mut at, mut written, mut first_error) = (pages.start, 0, Ok(()));
+        while at < pages.end {
+            let run = turn.run();
+            run.clear();
+            // SAFETY: the object's tables are unlinked only when no share is left.
+            let first = unsafe { gather(cpu, root, at..pages.end, run) };
+            if run.is_empty() {
+                break;
+            }
+            at = first + run.len() as u64;
+            if !lost(Mutant::WriteBackProtects) {
+                protect(first..at);
+            }
+            let done = self.write_run(cpu, first, run);
+            let good = done.map_or_else(|(good, _)| good, |()| run.len());
+            written += good as u64;
+            if let Err((_, errno)) = done {
+                self.errors.note(errno);
+                first_error = first_error.and(Err(errno));
+            }
+            for (index, page) in (first..).zip(run.iter()) {
+                if index - first >= good as u64 && !lost(Mutant::FailedStaysDirty) {
+                    // SAFETY: as above.
+                    unsafe {
+                        each_page(cpu, root, index..index + 1, |_, slot| {
+                            mark(cpu, slot, page.frame);
+                        });
+                    }
+                }
+                // SAFETY: the reference that `gather` took, which never was a mapping.
+                unsafe { cpu.put_unmapped(page.frame) };
+            }
+        }
+        cpu.state().counts.add(Counter::PageWritten, written);
+        first_error.map(|()| written)
+    }
+
+    /// Lets the store write the run that begins with page `first`. The error comes with the number of pages that it wrote before.
+    fn write_run<M: Machine>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        first: u64,
+        run: &[Buffer],
+    ) -> Result<(), (usize, Errno)> {
+        let bytes = self.bytes.load(Ordering::Acquire).saturating_sub(first << PAGE_SHIFT);
+        let bytes = bytes.min((run.len() as u64) << PAGE_SHIFT) as usize;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let pages = &run[..bytes.div_ceil(PAGE_SIZE as usize)];
+        cpu.count(Counter::StoreWrite);
+        let written = self.store.write(&WriteRun { first, bytes, pages });
+        written.map_err(|error| (error.done.min(bytes) / PAGE_SIZE as usize, error.errno))
+    }
+}
+
+/// Marks the page of `slot` dirty, if it still is the one in `frame`.
+fn mark<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64, frame: FrameNumber) {
+    let is_it = |entry: Entry| entry.is_present() && entry.frame() == frame;
+    protocol::settle(slot, cpu, |now| if is_it(now) { now.dirty() } else { now });
+}
+
+/// Clears the dirty bits of the next run of dirty pages in `pages`, as many as `run` has room for, and takes a reference to each.
+/// Returns the number of the first.
+///
+/// # Safety
+/// As [`range::visit`].
+unsafe fn gather<M: Machine>(
+    cpu: &Cpu<'_, M>,
+    root: FrameNumber,
+    pages: Range<u64>,
+    run: &mut Vec<Buffer>,
+) -> u64 {
+    let mut first = pages.start;
+    let mut look = |index: u64, slot: &AtomicU64| -> Result<(), ()> {
+        let ends = !run.is_empty() && index != first + run.len() as u64;
+        if ends || run.len() == run.capacity() {
+            return Err(());
+        }
+        if !node::load(slot).is_dirty() {
+            return Ok(());
+        }
+        // A reference first: the page stays until it is written.
+        let Some(frame) = Object::refer_to_copy(cpu, slot) else { return Ok(()) };
+        let is_it = |now: Entry| now.is_present() && now.frame() == frame;
+        let clean = |now: Entry| if is_it(now) { now.undirtied() } else { now };
+        let (old, _) = protocol::settle(slot, cpu, clean);
+        if !is_it(old) {
+            // It has left the object.
+            // SAFETY: the reference taken above, which never was a mapping.
+            unsafe { cpu.put_unmapped(frame) };
+            return Ok(());
+        }
+        if run.is_empty() {
+            first = index;
+        }
+        run.push(Buffer { frame, at: cpu.vm().machine().frame_bytes(frame) });
+        Ok(())
+    };
+    let visit = |leaves: Leaves<'_>| {
+        if let Leaves::Pages { start, slots } = leaves {
+            let pages = start >> PAGE_SHIFT..;
+            return pages.zip(slots).try_for_each(|(index, slot)| look(index, slot));
+        }
+        Ok(())
+    };
+    // SAFETY: the caller's promise.
+    let _ended = unsafe { range::visit(cpu.vm().machine(), root, bytes(pages), cpu, visit) };
+    first
+}
+
+/// Calls `each` with the number and the entry of every page of `pages` for which there is a table.
+///
+/// # Safety
+/// As [`range::visit`].
+unsafe fn each_page<M: Machine>(
+    cpu: &Cpu<'_, M>,
+    root: FrameNumber,
+    pages: Range<u64>,
+    mut each: impl FnMut(u64, &AtomicU64),
+) {
+    let visit = |leaves: Leaves<'_>| {
+        if let Leaves::Pages { start, slots } = leaves {
+            let first = start >> PAGE_SHIFT;
+            (first..).zip(slots).for_each(|(index, slot)| each(index, slot));
+        }
+        Ok::<(), core::convert::Infallible>(())
+    };
+    // SAFETY: the caller's promise.
+    let Ok(()) = unsafe { range::visit(cpu.vm().machine(), root, bytes(pages), cpu, visit) };
+}
+
+/// What `pages` span in an object's tables, whose addresses are offsets in bytes.
+fn bytes(pages: Range<u64>) -> VirtRange {
+    let at = |page: u64| page.min(Object::MAX_PAGES) << PAGE_SHIFT;
+    VirtRange { start: at(pages.start), end: at(pages.end.max(pages.start)) }
+}

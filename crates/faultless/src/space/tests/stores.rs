@@ -1,0 +1,500 @@
+//! Files with a backing store: what is read and written back, when, and what becomes of errors.
+
+use super::guest::{self, AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, cpu, load, store};
+use super::guest::{map_object as map, read_object, write_object};
+use crate::addr::PAGE_SIZE;
+use crate::audit::{audit, audit_with};
+use crate::error::Errno;
+use crate::fault::{Access, FaultError, FaultKind};
+use crate::file::{BackingStore, Object, ReadRun, Reading, StoreError, WriteRun};
+use crate::heap::Shared;
+use crate::knob::{Locking, Setting};
+use crate::space::{Copies, Prot, Space};
+use crate::stat::Counter;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::vec::Vec;
+
+const PAGE: usize = PAGE_SIZE as usize;
+
+/// What a store does at its next call, in place of what it should.
+#[derive(Clone, Copy, Debug)]
+enum Plan {
+    /// Does so many bytes, and fails.
+    Fail(usize),
+    /// Returns after so many bytes.
+    Short(usize),
+    /// Takes the run along.
+    Later,
+}
+
+/// A file in memory.
+#[derive(Debug, Default)]
+struct Memory {
+    bytes: Mutex<Vec<u8>>,
+    plans: Mutex<VecDeque<Plan>>,
+    /// Reads that it took along.
+    later: Mutex<Vec<Reading>>,
+    /// The runs that it was asked to read, and to write: first page and bytes.
+    reads: Mutex<Vec<(u64, usize)>>,
+    writes: Mutex<Vec<(u64, usize)>>,
+}
+
+impl Memory {
+    /// A file whose page `n` starts with the word `n + 1`, with `more` bytes of 7 behind the last.
+    fn new(pages: u64, more: usize) -> Arc<Self> {
+        let mut bytes = Vec::new();
+        for page in 0..pages {
+            bytes.extend((page + 1).to_ne_bytes());
+            bytes.resize((page + 1) as usize * PAGE, 0);
+        }
+        bytes.resize(bytes.len() + more, 7);
+        Arc::new(Self { bytes: Mutex::new(bytes), ..Self::default() })
+    }
+
+    fn plan(&self, plans: impl IntoIterator<Item = Plan>) {
+        self.plans.lock().unwrap().extend(plans);
+    }
+
+    fn word(&self, page: u64) -> u64 {
+        let at = page as usize * PAGE;
+        u64::from_ne_bytes(self.bytes.lock().unwrap()[at..at + 8].try_into().unwrap())
+    }
+
+    fn read_at<'m>(&self, offset: u64, memory: impl Iterator<Item = &'m mut [u8]>) -> usize {
+        let (bytes, mut at) = (self.bytes.lock().unwrap(), offset as usize);
+        for to in memory {
+            let from = &bytes[at.min(bytes.len())..(at + to.len()).min(bytes.len())];
+            to[..from.len()].copy_from_slice(from);
+            at += from.len();
+        }
+        at - offset as usize
+    }
+
+    /// Completes the first read that was taken along.
+    fn complete(&self, cpu: &TestCpu<'_>, error: Option<StoreError>) {
+        let mut reading = self.later.lock().unwrap().remove(0);
+        let done = self.read_at(reading.first() * PAGE_SIZE, reading.memory(cpu));
+        reading.complete(cpu, error.map_or(Ok(done), Err));
+    }
+}
+
+impl BackingStore for Memory {
+    fn len(&self) -> u64 {
+        self.bytes.lock().unwrap().len() as u64
+    }
+
+    fn preferred_pages(&self) -> usize {
+        4
+    }
+
+    fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
+        self.reads.lock().unwrap().push((run.first(), run.bytes()));
+        let plan = self.plans.lock().unwrap().pop_front();
+        if matches!(plan, Some(Plan::Later)) {
+            self.later.lock().unwrap().push(run.take_along().unwrap());
+            assert!(run.take_along().is_none() && run.memory().count() == 0);
+            return Ok(0);
+        }
+        let done = self.read_at(run.offset(), run.memory());
+        match plan {
+            Some(Plan::Fail(done)) => Err(StoreError { done, errno: Errno::EIO }),
+            Some(Plan::Short(done)) => Ok(done),
+            _ => Ok(done),
+        }
+    }
+
+    fn write(&self, run: &WriteRun<'_>) -> Result<(), StoreError> {
+        self.writes.lock().unwrap().push((run.first(), run.bytes()));
+        let plan = self.plans.lock().unwrap().pop_front();
+        let (mut bytes, mut at) = (self.bytes.lock().unwrap(), run.offset() as usize);
+        let mut left = if let Some(Plan::Fail(done)) = plan { done } else { usize::MAX };
+        for (from, len) in run.memory() {
+            let len = len.min(left);
+            left -= len;
+            let end = bytes.len().max(at + len);
+            bytes.resize(end, 0);
+            // SAFETY: valid for reads during the call; nobody stores to it meanwhile.
+            let from = unsafe { std::slice::from_raw_parts(from, len) };
+            bytes[at..at + len].copy_from_slice(from);
+            at += len;
+        }
+        match plan {
+            Some(Plan::Fail(done)) => Err(StoreError { done, errno: Errno::ENOSPC }),
+            _ => Ok(()),
+        }
+    }
+
+    fn set_len(&self, bytes: u64) -> Result<(), Errno> {
+        if matches!(self.plans.lock().unwrap().front(), Some(Plan::Fail(_))) {
+            self.plans.lock().unwrap().pop_front();
+            return Err(Errno::EIO);
+        }
+        self.bytes.lock().unwrap().resize(bytes as usize, 0);
+        Ok(())
+    }
+
+    fn punch(&self, pages: Range<u64>) -> Result<(), Errno> {
+        let mut bytes = self.bytes.lock().unwrap();
+        let end = (pages.end as usize * PAGE).min(bytes.len());
+        bytes[pages.start as usize * PAGE..end].fill(0);
+        Ok(())
+    }
+}
+
+type File = Shared<Object>;
+
+fn file(cpu: &TestCpu<'_>, memory: &Arc<Memory>) -> File {
+    Object::of_store(cpu, memory.clone(), 77).unwrap()
+}
+
+fn write_back(cpu: &TestCpu<'_>, spaces: &[&TestSpace], file: &File) -> Result<u64, Errno> {
+    let protect = |pages: Range<u64>| {
+        spaces.iter().for_each(|space| space.write_protect(cpu, file, pages.clone()));
+    };
+    file.write_back(cpu, 0..u64::MAX, protect)
+}
+
+fn finish(cpu0: &TestCpu<'_>, space: TestSpace, files: Vec<File>) {
+    if cpu0.vm().machine().cpus > 1 {
+        cpu(cpu0.vm(), 1).drain();
+    }
+    cpu0.drain();
+    audit_with(cpu0, &[&space], &files.iter().collect::<Vec<_>>()).unwrap();
+    space.exit(cpu0);
+    files.into_iter().for_each(|file| Object::release(file, cpu0));
+    cpu0.drain();
+    assert_eq!(audit(cpu0, &[]).unwrap().taken(), 1, "only the zero page is left");
+}
+
+/// Runs `test` under each policy, with a file of `pages` pages mapped shared at `AT`, and private behind that.
+fn each(pages: u64, more: usize, test: impl Fn(&TestCpu<'_>, &TestSpace, &Arc<Memory>, &File)) {
+    for locking in [Locking::Speculative, Locking::PerVma, Locking::MmapLock] {
+        let vm = guest::vm(1, 256);
+        vm.set(Setting::Locking(locking));
+        let cpu = cpu(&vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        let memory = Memory::new(pages, more);
+        let file = file(&cpu, &memory);
+        let all = file.pages() + 1;
+        map(&cpu, &space, (0, all), RW, SHARED, (&file, 0));
+        map(&cpu, &space, (all, all), RW, PRIVATE, (&file, 0));
+        test(&cpu, &space, &memory, &file);
+        finish(&cpu, space, Vec::from([file]));
+    }
+}
+
+fn reads(memory: &Memory) -> Vec<(u64, usize)> {
+    core::mem::take(&mut memory.reads.lock().unwrap())
+}
+
+fn writes(memory: &Memory) -> Vec<(u64, usize)> {
+    core::mem::take(&mut memory.writes.lock().unwrap())
+}
+
+#[test]
+fn pages_are_read_in_runs_and_once() {
+    each(10, 100, |cpu, space, memory, file| {
+        assert_eq!((file.pages(), file.bytes()), (11, 10 * PAGE_SIZE + 100));
+        assert_eq!(load(cpu, space, AT + 5 * P), Ok(6));
+        assert_eq!(load(cpu, space, AT + 6 * P), Ok(7));
+        assert_eq!(reads(memory), [(4, 4 * PAGE)], "the block of the page");
+        assert_eq!(load(cpu, space, AT + 10 * P), Ok(0x0707_0707_0707_0707));
+        assert_eq!(load(cpu, space, AT + 10 * P + 96), Ok(0x0707_0707), "zeros behind the end");
+        assert_eq!(reads(memory), [(8, 2 * PAGE + 100)]);
+        assert_eq!(load(cpu, space, AT + 11 * P), Err(FaultError::Bus));
+        // One copy for all mappings, and for the kernel.
+        assert_eq!(load(cpu, space, AT + 12 * P + 5 * P), Ok(6));
+        assert_eq!(read_object(cpu, file, 4), Some(5));
+        assert_eq!(store(cpu, space, AT + 12 * P + 3 * P, 44), Ok(()), "a copy of what is read");
+        assert_eq!(reads(memory), [(0, 4 * PAGE)]);
+        assert_eq!(read_object(cpu, file, 3), Some(4));
+        assert_eq!(write_back(cpu, &[space], file), Ok(0), "nothing of it was stored to");
+        assert_eq!(cpu.vm().totals().get(Counter::MajorFault), 3);
+    });
+}
+
+#[test]
+fn what_is_stored_is_written_back_once() {
+    each(10, 100, |cpu, space, memory, file| {
+        for page in [1, 2, 7, 10] {
+            store(cpu, space, AT + page * P + 8, 100 + page).unwrap();
+        }
+        write_object(cpu, file, 3, 103).unwrap();
+        assert!(file.is_dirty(cpu, 3) && !file.is_dirty(cpu, 4));
+        assert_eq!(write_back(cpu, &[space], file), Ok(5));
+        let runs = [(1, 3 * PAGE), (7, PAGE), (10, 100)];
+        assert_eq!(writes(memory), runs, "in order, no byte beyond the end");
+        assert_eq!((memory.word(3), memory.len()), (103, 10 * PAGE_SIZE + 100));
+        assert_eq!(write_back(cpu, &[space], file), Ok(0));
+        // The next store is noticed, though the page is mapped.
+        store(cpu, space, AT + 2 * P, 202).unwrap();
+        assert_eq!(load(cpu, space, AT + 2 * P + 8), Ok(102));
+        assert_eq!(write_back(cpu, &[space], file), Ok(1));
+        assert_eq!((writes(memory), memory.word(2)), (Vec::from([(2, PAGE)]), 202));
+        // A page that was only read is clean when it is stored to for the first time.
+        assert_eq!(load(cpu, space, AT), Ok(1));
+        assert!(!file.is_dirty(cpu, 0));
+        store(cpu, space, AT, 50).unwrap();
+        assert!(file.is_dirty(cpu, 0));
+    });
+}
+
+#[test]
+fn the_end_of_an_object_writes_back() {
+    let vm = guest::vm(1, 64);
+    let cpu = cpu(&vm, 0);
+    let memory = Memory::new(3, 0);
+    for dropped in [false, true] {
+        let file = file(&cpu, &memory);
+        write_object(&cpu, &file, 1, 70 + u64::from(dropped)).unwrap();
+        if dropped {
+            drop(file);
+            assert_eq!(memory.word(1), 70);
+            assert_eq!(cpu.end_dropped(), 1);
+        } else {
+            Object::release(file, &cpu);
+        }
+        assert_eq!(memory.word(1), 70 + u64::from(dropped));
+    }
+    let file = file(&cpu, &memory);
+    write_object(&cpu, &file, 1, 90).unwrap();
+    memory.plan([Plan::Fail(0)]);
+    Object::release(file, &cpu);
+    assert_eq!((memory.word(1), vm.totals().get(Counter::WriteBackLost)), (71, 1));
+    cpu.drain();
+    assert_eq!(audit(&cpu, &[]).unwrap().taken(), 1);
+}
+
+#[test]
+fn a_read_that_fails_is_told_and_tried_again() {
+    each(8, 0, |cpu, space, memory, file| {
+        memory.plan([Plan::Fail(PAGE + 50)]);
+        assert_eq!(load(cpu, space, AT + 2 * P), Err(FaultError::Bus));
+        assert_eq!(reads(memory), [(0, 4 * PAGE)], "not read twice for one fault");
+        assert!(file.has_page(cpu, 0) && !file.has_page(cpu, 1), "what was read before is there");
+        assert_eq!(load(cpu, space, AT), Ok(1));
+        memory.plan([Plan::Fail(0)]);
+        let read = file.read_page(cpu, 3, |_| unreachable!("there is no page"));
+        assert_eq!(read, Err::<(), _>(Errno::EIO));
+        assert_eq!(load(cpu, space, AT + 2 * P), Ok(3), "the next access reads again");
+        // Another party has shortened the file: what is missing is zeros.
+        memory.plan([Plan::Short(PAGE + 4)]);
+        assert_eq!(load(cpu, space, AT + 5 * P), Ok(6), "four bytes of it");
+        assert_eq!(load(cpu, space, AT + 6 * P), Ok(0));
+    });
+}
+
+#[test]
+fn a_write_that_fails_loses_nothing() {
+    each(8, 0, |cpu, space, memory, file| {
+        let mut first = file.errors_seen();
+        let mut second = first;
+        for page in 0..6 {
+            store(cpu, space, AT + page * P, 100 + page).unwrap();
+        }
+        memory.plan([Plan::Fail(PAGE + 7)]);
+        assert_eq!(write_back(cpu, &[space], file), Err(Errno::ENOSPC));
+        assert_eq!(writes(memory), [(0, 4 * PAGE), (4, 2 * PAGE)], "the others are written");
+        assert_eq!([0, 1, 4].map(|page| file.is_dirty(cpu, page)), [false, true, false]);
+        assert_eq!(file.write_error(&mut first), Some(Errno::ENOSPC));
+        assert_eq!(file.write_error(&mut first), None, "once to each open file");
+        assert_eq!(file.write_error(&mut second), Some(Errno::ENOSPC));
+        assert_eq!(file.drop_clean(cpu, 0..8), 2, "neither what is mapped, nor what is dirty");
+        assert_eq!(write_back(cpu, &[space], file), Ok(3));
+        assert_eq!(
+            (0..6).map(|page| memory.word(page)).collect::<Vec<_>>(),
+            [100, 101, 102, 103, 104, 105]
+        );
+        assert_eq!(file.write_error(&mut first), None);
+    });
+}
+
+#[test]
+fn clean_pages_are_dropped_and_read_again() {
+    each(8, 0, |cpu, space, memory, file| {
+        assert_eq!(read_object(cpu, file, 0), Some(1));
+        assert_eq!(load(cpu, space, AT + P), Ok(2));
+        let around = cpu.vm().knobs().fault_around_pages();
+        assert_eq!(file.drop_clean(cpu, 0..8), if around > 1 { 0 } else { 3 });
+        space.munmap(cpu, AT, 9 * P).unwrap();
+        write_object(cpu, file, 2, 33).unwrap();
+        assert_eq!(file.drop_clean(cpu, 0..8), 3);
+        assert_eq!(file.resident_pages(cpu), 1);
+        reads(memory);
+        assert_eq!(read_object(cpu, file, 1), Some(2));
+        assert_eq!(reads(memory), [(0, 2 * PAGE)], "up to what is there");
+        assert_eq!(read_object(cpu, file, 2), Some(33));
+    });
+}
+
+#[test]
+fn the_length_is_that_of_the_store() {
+    each(8, 100, |cpu, space, memory, file| {
+        store(cpu, space, AT + 8 * P + 200, 5).unwrap();
+        store(cpu, space, AT + 7 * P, 5).unwrap();
+        memory.plan([Plan::Fail(0)]);
+        assert_eq!(file.set_len(cpu, 3), Err(Errno::EIO));
+        assert_eq!(file.pages(), 9, "nothing has changed");
+        // What lies behind the end is zeros when the file grows.
+        file.set_len(cpu, 8 * PAGE_SIZE + 300).unwrap();
+        assert_eq!(load(cpu, space, AT + 8 * P + 200), Ok(0));
+        assert_eq!(write_back(cpu, &[space], file), Ok(2));
+        assert_eq!(memory.len(), 8 * PAGE_SIZE + 300);
+        // Shorter: the pages go, and the rest of the last one is zeros.
+        file.set_len(cpu, 2 * PAGE_SIZE + 4).unwrap();
+        space.revoke(cpu, file, 3..u64::MAX, Copies::Drop);
+        assert_eq!(load(cpu, space, AT + 3 * P), Err(FaultError::Bus));
+        assert_eq!(memory.len(), 2 * PAGE_SIZE + 4);
+        assert_eq!(write_back(cpu, &[space], file).map(|pages| pages < 2), Ok(true));
+        assert_eq!(memory.len(), 2 * PAGE_SIZE + 4, "nothing behind the end is written");
+        file.set_len(cpu, 5 * PAGE_SIZE).unwrap();
+        assert_eq!(load(cpu, space, AT + 4 * P), Ok(0));
+        assert_eq!(load(cpu, space, AT + 2 * P), Ok(3));
+        // A hole.
+        store(cpu, space, AT, 9).unwrap();
+        file.punch(cpu, 0..2).unwrap();
+        space.revoke(cpu, file, 0..2, Copies::Keep);
+        assert_eq!([0, P, 2 * P].map(|at| load(cpu, space, AT + at)), [Ok(0), Ok(0), Ok(3)]);
+        assert_eq!((memory.word(0), memory.word(2)), (0, 3));
+    });
+}
+
+#[test]
+fn a_fault_waits_for_a_read_that_ends_later() {
+    for error in [None, Some(StoreError { done: PAGE, errno: Errno::EIO })] {
+        each(8, 0, |cpu, space, memory, file| {
+            memory.plan([Plan::Later]);
+            let fault = |page| space.fault(cpu, AT + page * P, Access::Read);
+            assert_eq!(fault(1), Ok(FaultKind::Pending));
+            let first = cpu.pending_read().unwrap();
+            assert!(cpu.pending_read().is_none() && first.outcome().is_none());
+            // Others wait for the same read.
+            assert_eq!(fault(0), Ok(FaultKind::Pending));
+            let second = cpu.pending_read().unwrap();
+            assert_eq!((second.id(), reads(memory).len()), (first.id(), 1));
+            let read = file.read_page(cpu, 2, |_| unreachable!("there is no page"));
+            assert_eq!(read, Err::<(), _>(Errno::EAGAIN));
+            assert_eq!(cpu.pending_read().unwrap().id(), first.id());
+            assert_eq!(file.resident_pages(cpu), 0);
+            memory.complete(cpu, error);
+            assert_eq!(second.outcome(), Some(Ok(())));
+            assert_eq!(load(cpu, space, AT), Ok(1));
+            let whole = error.is_none();
+            assert_eq!(first.outcome(), Some(if whole { Ok(()) } else { Err(Errno::EIO) }));
+            assert_eq!(load(cpu, space, AT + P), Ok(2));
+            assert_eq!(reads(memory).len(), usize::from(!whole), "the next access reads again");
+        });
+    }
+}
+
+#[test]
+fn a_read_that_is_dropped_has_failed() {
+    each(8, 0, |cpu, space, memory, file| {
+        memory.plan([Plan::Later]);
+        assert_eq!(space.fault(cpu, AT, Access::Read), Ok(FaultKind::Pending));
+        let pending = cpu.pending_read().unwrap();
+        memory.later.lock().unwrap().clear();
+        assert_eq!(cpu.end_dropped(), 1);
+        assert_eq!(pending.outcome(), Some(Err(Errno::EIO)));
+        assert_eq!(file.resident_pages(cpu), 0);
+        assert_eq!(load(cpu, space, AT), Ok(1));
+    });
+}
+
+#[test]
+fn a_page_that_is_cut_off_while_it_is_read_is_not_there() {
+    each(8, 0, |cpu, space, memory, file| {
+        memory.plan([Plan::Later]);
+        assert_eq!(space.fault(cpu, AT + 2 * P, Access::Read), Ok(FaultKind::Pending));
+        let pending = cpu.pending_read().unwrap();
+        file.set_len(cpu, PAGE_SIZE).unwrap();
+        space.revoke(cpu, file, 1..u64::MAX, Copies::Drop);
+        // It grows again, and the same page is read once more.
+        file.set_len(cpu, 8 * PAGE_SIZE).unwrap();
+        assert_eq!(load(cpu, space, AT + 2 * P), Ok(0));
+        memory.complete(cpu, None);
+        assert_eq!(pending.outcome(), Some(Ok(())));
+        assert_eq!(load(cpu, space, AT + 2 * P), Ok(0));
+        assert_eq!(load(cpu, space, AT), Ok(1));
+    });
+}
+
+/// Neither a call that populates nor an access from outside is told of a page that is being read: they wait.
+#[test]
+fn calls_read_what_they_need() {
+    each(8, 0, |cpu, space, _, _| {
+        let mut bytes = [0; 8];
+        space.read_bytes(cpu, AT + 3 * P, &mut bytes).unwrap();
+        assert_eq!(u64::from_ne_bytes(bytes), 4);
+        space.write_bytes(cpu, AT + 5 * P, &9u64.to_ne_bytes()).unwrap();
+        assert_eq!(load(cpu, space, AT + 5 * P), Ok(9));
+        space.madvise(cpu, AT, 8 * P, crate::space::Advice::PopulateRead).unwrap();
+    });
+}
+
+#[test]
+fn a_mapping_that_becomes_writable_notes_its_first_store() {
+    each(4, 0, |cpu, space, memory, file| {
+        assert_eq!(store(cpu, space, AT, 10), Ok(()));
+        space.mprotect(cpu, AT, P, Prot::READ).unwrap();
+        assert_eq!(write_back(cpu, &[space], file), Ok(1));
+        space.mprotect(cpu, AT, P, RW).unwrap();
+        assert_eq!(store(cpu, space, AT, 11), Ok(()));
+        let child = space.fork(cpu).unwrap();
+        assert_eq!(write_back(cpu, &[space, &child], file), Ok(1));
+        assert_eq!(store(cpu, &child, AT, 12), Ok(()));
+        assert_eq!(load(cpu, space, AT), Ok(12));
+        assert_eq!(write_back(cpu, &[space, &child], file), Ok(1));
+        assert_eq!(memory.word(0), 12);
+        child.exit(cpu);
+    });
+}
+
+/// A store of each of two CPUs, and a writing back by the other, at every point: what was stored is in the store at last.
+#[test]
+fn a_store_beside_a_writing_back_is_not_lost() {
+    for nth in 1..12 {
+        let vm = guest::vm(2, 64);
+        let (here, there) = (cpu(&vm, 0), cpu(&vm, 1));
+        let space = Space::new(&here).unwrap();
+        let memory = Memory::new(4, 0);
+        let file = file(&here, &memory);
+        map(&here, &space, (0, 4), RW, SHARED, (&file, 0));
+        store(&here, &space, AT, 1).unwrap();
+        let worst = {
+            let space = &space;
+            move || store(&there, space, AT, 2).unwrap()
+        };
+        vm.machine().at_look(nth, worst, || {
+            write_back(&here, &[&space], &file).unwrap();
+        });
+        let expected = load(&here, &space, AT).unwrap();
+        write_back(&here, &[&space], &file).unwrap();
+        assert_eq!(memory.word(0), expected);
+        finish(&here, space, Vec::from([file]));
+    }
+}
+
+#[test]
+fn frames_run_out_without_a_loss() {
+    let vm = guest::vm(1, 24);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let memory = Memory::new(64, 0);
+    let file = file(&cpu, &memory);
+    map(&cpu, &space, (0, 64), RW, SHARED, (&file, 0));
+    let mut stored = 0;
+    while store(&cpu, &space, AT + stored * P, 100 + stored).is_ok() {
+        stored += 1;
+    }
+    assert!((4..24).contains(&stored), "{stored}");
+    assert_eq!(write_back(&cpu, &[&space], &file), Ok(stored));
+    assert!((0..stored).all(|page| memory.word(page) == 100 + page));
+    space.munmap(&cpu, AT, stored * P).unwrap();
+    cpu.settle_retired();
+    assert_eq!(file.drop_clean(&cpu, 0..64), stored);
+    assert_eq!(load(&cpu, &space, AT + stored * P), Ok(stored + 1));
+    finish(&cpu, space, Vec::from([file]));
+}
