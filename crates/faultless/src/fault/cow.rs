@@ -95,13 +95,10 @@ impl<M: Machine> Attempt<'_, '_, M> {
             held.revert();
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
-        if let Some(object) = self.vma.area.memory.object().filter(|object| object.is_stored()) {
-            let name = object.slot(self.cpu, self.vma.area.index_of(self.page));
-            if !name.is_some_and(|name| Object::try_mark_dirty(name, seen.frame())) {
-                held.revert();
-                // The page is leaving the object, and this mapping with it; or another CPU has its entry for a moment.
-                return Ok(None);
-            }
+        if !notes_store(self, seen) {
+            held.revert();
+            // The page is leaving the object, and this mapping with it; or another CPU has its entry for a moment.
+            return Ok(None);
         }
         held.commit(seen.writable_dirty());
         self.cpu.count(Counter::SharedPage);
@@ -201,4 +198,15 @@ impl<M: Machine> Attempt<'_, '_, M> {
         self.cpu.count(Counter::CowCopy);
         Ok(Some(FaultKind::Copy))
     }
+}
+
+/// Marks the page behind `seen`, an entry that the fault holds, dirty if it is of a file with a store. Returns whether there is
+/// nothing more to mark.
+#[inline(never)]
+fn notes_store<M: Machine>(attempt: Attempt<'_, '_, M>, seen: Entry) -> bool {
+    let area = &attempt.vma.area;
+    area.memory.object().filter(|object| object.is_stored()).is_none_or(|object| {
+        let name = object.slot(attempt.cpu, area.index_of(attempt.page));
+        name.is_some_and(|name| Object::try_mark_dirty(name, seen.frame()))
+    })
 }

@@ -8,6 +8,7 @@
 //! holds.
 
 use super::{Access, Attempt, FaultKind, overtaken};
+use crate::addr::FrameNumber;
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
 use crate::file::Object;
@@ -19,6 +20,7 @@ use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
 use crate::table::node::{self, ENTRIES, LAST};
 use crate::table::protocol::{self, Slots, TakenSome};
+use crate::vm::Cpu;
 use core::ops::BitOr;
 
 impl<'c, M: Machine> Attempt<'c, '_, M> {
@@ -52,11 +54,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         let mut mapped = 0;
         let notes = self.access == Access::Write && object.is_stored();
         held.commit(|at| match Object::refer_to_map(self.cpu, &names[at]) {
-            Some(frame) if notes && !Object::try_mark_dirty(&names[at], frame) => {
-                // SAFETY: the reference taken for a mapping that is not made.
-                unsafe { self.cpu.put_unmapped(frame) };
-                Entry::NONE
-            }
+            Some(frame) if notes && !note_store(self.cpu, &names[at], frame) => Entry::NONE,
             Some(frame) => {
                 mapped += 1;
                 template.of(frame)
@@ -180,4 +178,17 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         self.cpu.count(counter);
         Ok(Some(kind))
     }
+}
+
+/// Marks the page of a file with a store dirty, whose entry `name` named `frame`, for a mapping that allows stores. If it cannot be
+/// marked there is no such mapping: the reference taken for it goes back.
+#[cold]
+#[inline(never)]
+fn note_store<M: Machine>(cpu: &Cpu<'_, M>, name: &AtomicU64, frame: FrameNumber) -> bool {
+    let noted = Object::try_mark_dirty(name, frame);
+    if !noted {
+        // SAFETY: the reference of a mapping that was never made.
+        unsafe { cpu.put_unmapped(frame) };
+    }
+    noted
 }

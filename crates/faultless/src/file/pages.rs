@@ -203,6 +203,7 @@ impl Object {
     ///
     /// # Errors
     /// Beyond the end, or no frame for a table.
+    #[inline(always)]
     pub(super) fn table<'v, M: Machine>(
         &self,
         cpu: &Cpu<'v, M>,

@@ -268,6 +268,30 @@ impl Shared<Object> {
         fetched
     }
 
+    /// Begins to read those of `pages` that are not there, in runs as large as the store takes: `POSIX_FADV_WILLNEED`, `readahead`, or a
+    /// kernel's own policy. Of an object without a store, nothing is to be read. A store that reads at once has read them when this
+    /// returns; others complete later.
+    ///
+    /// # Errors
+    /// The store's first error, or `ENOMEM`. The pages before are there or being read.
+    pub fn read_ahead<M: Machine>(&self, cpu: &Cpu<'_, M>, pages: Range<u64>) -> Result<(), Errno> {
+        self.check_vm(cpu);
+        let there = |index| self.slot(cpu, index).is_some_and(|slot| !load(slot).is_none());
+        let mut index = pages.start;
+        while self.is_stored() && index < pages.end.min(self.pages()) {
+            if !there(index) {
+                match self.fetch(cpu, index, pages.end) {
+                    Ok(_) => {}
+                    // It was shortened.
+                    Err(Lack::Beyond) => break,
+                    Err(lack) => return Err(lack.into()),
+                }
+            }
+            index += 1;
+        }
+        Ok(())
+    }
+
     /// A share of the read that is under way for the page at `index`, whose entry `slot` was `seen`, hidden. `None`: look again.
     fn join<M: Machine>(
         &self,

@@ -113,6 +113,7 @@ impl<M: Machine> Writing<'_, '_, M> {
 }
 
 impl<M: Machine> Drop for Writing<'_, '_, M> {
+    #[inline(always)]
     fn drop(&mut self) {
         if self.all_locked.get() {
             self.vmas(VirtRange::USER).for_each(|vma| self.unlock(vma));

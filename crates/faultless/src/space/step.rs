@@ -80,7 +80,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             match build(&mut Step::Alone(Alone::new(self))) {
                 Ok(built) => return Ok(built),
                 Err(Refused::With(errno)) => return Err(errno),
-                Err(Refused::Busy(addr) | Refused::Unmerged(addr)) => self.await_others(addr),
+                Err(Refused::Busy(addr)) => self.await_others(addr),
             }
         }
     }
@@ -104,13 +104,12 @@ impl<M: Machine> Writing<'_, '_, M> {
                 }
                 Err(refused) => refused,
             };
+            let unmerged = step.unmerged();
             step.undo();
-            match refused {
-                Refused::With(errno) => return Err(errno),
-                Refused::Busy(addr) => self.await_others(addr),
-                Refused::Unmerged(addr) => {
-                    self.merge_two(addr)?;
-                }
+            match (refused, unmerged) {
+                (Refused::With(errno), _) => return Err(errno),
+                (_, Some(addr)) => drop(self.merge_two(addr)?),
+                (Refused::Busy(addr), None) => self.await_others(addr),
             }
         }
     }

@@ -111,6 +111,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     }
 
     /// Unmaps `range`, as its last action, if `is_enough` confirms that the claim is sufficient in the current tree. Returns whether it did.
+    #[inline(always)]
     pub(super) fn unmap(
         &self,
         range: VirtRange,

@@ -34,6 +34,8 @@ pub(super) struct Versions<'w, 'a, 'v, M: Machine> {
     changing: UnderChange,
     /// Between which neighbours, named by the start of the upper one, a deferred merge no longer takes place.
     parted: [Option<u64>; 4],
+    /// The start of a VMA that must merge with a neighbour, with which its merge was deferred, before it is cut.
+    unmerged: Option<u64>,
     /// How many VMAs a space may have.
     most: u64,
 }
@@ -55,8 +57,14 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             replaced: 0,
             changing: writing.changing.get(),
             parted: [None; 4],
+            unmerged: None,
             most: cpu.vm().knobs.max_map_count(),
         }
+    }
+
+    /// The start of a VMA that must merge before the step can cut it. Then the step was refused.
+    pub(super) const fn unmerged(&self) -> Option<u64> {
+        self.unmerged
     }
 
     /// The next version of the tree.
@@ -195,7 +203,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             if own.overlaps(range) && is_unmerged(view, vma, low, high) {
                 let ours = made.has(entry.value) || writing.is_changing(entry.value);
                 if !ours && !lost(Mutant::CutsUnmerged) {
-                    return Err(Refused::Unmerged(entry.start));
+                    self.unmerged = Some(entry.start);
+                    return Err(Refused::Busy(entry.start));
                 }
             }
             if low {

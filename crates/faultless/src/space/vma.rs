@@ -197,9 +197,9 @@ impl Area {
             Memory::Device { cache, .. } => leaf.special().cached(cache),
             _ => leaf,
         };
-        let notes = self.memory.object().is_some_and(|object| object.is_stored());
-        let stores = self.allows(Prot::WRITE) && !self.is_private() && !notes;
-        if stores { leaf.writable() } else { leaf }
+        let shares = self.allows(Prot::WRITE) && !self.is_private();
+        let notes = || self.memory.object().is_some_and(|object| object.is_stored());
+        if shares && !notes() { leaf.writable() } else { leaf }
     }
 
     /// Where it shows the pages of `object` with the numbers `pages`, if it does.

@@ -51,8 +51,6 @@ pub(super) enum Refused {
     With(Errno),
     /// The VMA at this address is under change by another writer.
     Busy(u64),
-    /// The VMA at this address must first merge with a neighbour with which its merge was deferred.
-    Unmerged(u64),
 }
 
 impl From<Errno> for Refused {

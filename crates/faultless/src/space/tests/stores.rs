@@ -330,6 +330,25 @@ fn clean_pages_are_dropped_and_read_again() {
 }
 
 #[test]
+fn pages_are_read_ahead_in_large_runs() {
+    each(70, 5, |cpu, space, memory, file| {
+        assert_eq!(load(cpu, space, AT + 9 * P), Ok(10));
+        reads(memory);
+        memory.plan([Plan::Later]);
+        file.read_ahead(cpu, 5..u64::MAX).unwrap();
+        assert_eq!(reads(memory), [(4, 4 * PAGE), (12, 58 * PAGE + 5)]);
+        assert_eq!(file.resident_pages(cpu), 4 + 59);
+        memory.complete(cpu, None);
+        assert_eq!((file.resident_pages(cpu), load(cpu, space, AT + 4 * P)), (67, Ok(5)));
+        file.read_ahead(cpu, 4..70).unwrap();
+        assert_eq!(reads(memory), []);
+        memory.plan([Plan::Fail(0)]);
+        assert_eq!(file.read_ahead(cpu, 0..9), Err(Errno::EIO));
+        file.read_ahead(cpu, 71..80).unwrap();
+    });
+}
+
+#[test]
 fn the_length_is_that_of_the_store() {
     each(8, 100, |cpu, space, memory, file| {
         store(cpu, space, AT + 8 * P + 200, 5).unwrap();
