@@ -40,8 +40,9 @@ impl Errno {
         self as i32
     }
 
-    /// The error of a number that [`number`](Self::number) gave; `EIO` for others.
-    pub(crate) fn of_number(number: i32) -> Self {
+    /// The error that has Linux's number `number`; `EIO` where none here has.
+    #[must_use]
+    pub fn of_number(number: i32) -> Self {
         const ALL: [Errno; 12] = [
             Errno::EPERM,
             Errno::EIO,

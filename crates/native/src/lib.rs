@@ -5,7 +5,8 @@
 //! - [`mmu`]: a miss walks the page tables and sets accessed and dirty bits, as hardware does;
 //! - [`machine`]: what the subsystem asks of all that;
 //! - [`cpu`]: the accesses and calls of guest code, checked against law 1 if asked;
-//! - [`process`]: processes, and the threads that run in them.
+//! - [`process`]: processes, and the threads that run in them;
+//! - [`store`]: files of the host as backing stores of memory objects.
 //!
 //! ```
 //! use faultless::{MapFlags, Prot};
@@ -29,12 +30,14 @@ pub mod memory;
 pub mod mmu;
 mod parking;
 pub mod process;
+pub mod store;
 pub mod tlb;
 
 pub use cpu::{NativeCpu, Signal, Stop};
 pub use machine::{Checked, Config, NativeMachine, Stale, Violation};
 pub use memory::{Memory, Word};
 pub use process::{Native, Process};
+pub use store::HostFile;
 pub use tlb::TlbStats;
 
 /// The examples of the project's README.
