@@ -4,7 +4,7 @@
 mod common;
 
 use common::stress::{Clock, machine, storm, weather};
-use common::{PAGE, RW};
+use common::{PAGE, RW, word};
 use core::sync::atomic::{AtomicU64, Ordering};
 use faultless::{Advice, Backing, Copies, Counter, MapFlags, Object, Prot, Setting, Shared};
 use faultless_native::{NativeCpu, Signal, Stop};
@@ -50,12 +50,6 @@ struct Thread<'d> {
 /// What page `index` of file `file` may hold, besides zeros: this, and a generation below.
 fn stamp(file: usize, index: u64) -> u64 {
     (0xf11e << 16 | (file as u64) << 8 | index) << 32
-}
-
-/// The word in the kernel's view of a page.
-fn word<'w>(at: *const u8) -> &'w AtomicU64 {
-    // SAFETY: the start of a page of the machine's memory, which programs only reach by atomics too.
-    unsafe { &*at.cast() }
 }
 
 impl Thread<'_> {

@@ -4,6 +4,7 @@
 
 pub mod stress;
 
+use core::sync::atomic::AtomicU64;
 use faultless::{MapFlags, Prot};
 use faultless_native::{Checked, Config, Native, NativeCpu, Stop};
 
@@ -22,4 +23,10 @@ pub fn machine(cpus: usize) -> Native {
 /// Maps `pages` private pages wherever there is room.
 pub fn map(cpu: &NativeCpu<'_, '_>, pages: u64) -> Result<u64, Stop> {
     Ok(cpu.mmap(0, pages * PAGE, RW, PRIVATE)?)
+}
+
+/// A word in the kernel's view of a page, aligned.
+pub fn word<'w>(at: *const u8) -> &'w AtomicU64 {
+    // SAFETY: in a page of the machine's memory, which programs only reach by atomics too.
+    unsafe { &*at.cast() }
 }

@@ -1,0 +1,355 @@
+//! What both sides of the comparison do: operations, what is seen of them, and what makes them up.
+
+pub mod host;
+pub mod ours;
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+pub const PAGE: u64 = faultless::PAGE_SIZE;
+/// The longest that the file gets, in pages: some runs of the backing store, and not a multiple of one.
+pub const FILE_PAGES: u64 = 83;
+/// Places for mappings. Each has room for the longest one, and they do not begin at the same place in a table.
+pub const SLOTS: usize = 6;
+const VIEW_PAGES: u64 = 48;
+pub const SLOT_BYTES: u64 = (VIEW_PAGES + 5) * PAGE;
+const CHILDREN: usize = 2;
+
+/// A mapping of the file.
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    pub first: u64,
+    pub pages: u64,
+    pub shared: bool,
+    pub writable: bool,
+}
+
+type Views = [Option<View>; SLOTS];
+
+/// A word: whose, in which slot, and how many bytes behind the slot's start.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    pub who: usize,
+    pub slot: usize,
+    pub at: u64,
+}
+
+impl Place {
+    pub const fn offset_in_window(self) -> u64 {
+        self.slot as u64 * SLOT_BYTES + self.at
+    }
+}
+
+/// Pages of a mapping are counted from its start, those of the file from the file's.
+#[derive(Clone, Debug)]
+pub enum Op {
+    Map {
+        slot: usize,
+        view: View,
+    },
+    Unmap {
+        slot: usize,
+    },
+    Protect {
+        slot: usize,
+        writable: bool,
+    },
+    Move {
+        from: usize,
+        to: usize,
+    },
+    Load(Place),
+    Store(Place, u64),
+    /// A load, and then whether the page is resident.
+    Resident(Place),
+    Read {
+        offset: u64,
+        len: u64,
+    },
+    Write {
+        offset: u64,
+        len: u64,
+        seed: u64,
+    },
+    SetLen(u64),
+    Punch(Range<u64>),
+    /// `msync` of pages of a mapping.
+    Msync {
+        slot: usize,
+        pages: Range<u64>,
+    },
+    Fsync,
+    /// `MADV_DONTNEED`.
+    Discard {
+        slot: usize,
+        pages: Range<u64>,
+    },
+    /// `POSIX_FADV_DONTNEED`.
+    Forget(Range<u64>),
+    Fork,
+    Exit {
+        child: usize,
+    },
+}
+
+/// What an access is told, if it cannot be served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    Bus,
+    Segv,
+}
+
+/// What is seen of an operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Done,
+    Loaded(Result<u64, Signal>),
+    Stored(Result<(), Signal>),
+    Resident(Result<u64, Signal>, bool),
+    Read(Vec<u8>),
+}
+
+/// The bytes that an [`Op::Write`] writes.
+pub fn bytes_to_write(len: u64, seed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; len as usize];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
+    bytes
+}
+
+/// One of the two sides.
+pub trait Side {
+    /// `known` is the state before.
+    fn step(&mut self, known: &Known, op: &Op) -> Outcome;
+    /// What is in the file of the host.
+    fn stored(&self) -> Vec<u8>;
+}
+
+/// What follows from the operations so far, without any access.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// The length of the file in bytes.
+    pub len: u64,
+    /// The mappings of the parent, and of its children.
+    pub parent: Views,
+    pub children: Vec<Views>,
+}
+
+impl Known {
+    fn views(&self, who: usize) -> &Views {
+        if who == 0 { &self.parent } else { &self.children[who - 1] }
+    }
+
+    /// The mapping that `place` is in.
+    pub fn view(&self, place: Place) -> View {
+        self.views(place.who)[place.slot].expect("operations are about mappings that there are")
+    }
+
+    /// Where in the file the word of `place` is.
+    pub fn offset(&self, place: Place) -> u64 {
+        self.view(place).first * PAGE + place.at
+    }
+
+    /// Whether the page of `place` has bytes of the file.
+    pub fn is_in_file(&self, place: Place) -> bool {
+        self.offset(place) < self.len.next_multiple_of(PAGE)
+    }
+
+    /// Whether the word of `place` is, in part or whole, between the file's end and that of the page with the end.
+    fn is_behind_end(&self, place: Place) -> bool {
+        self.is_in_file(place) && self.offset(place) + 8 > self.len
+    }
+
+    pub fn after(&mut self, op: &Op) {
+        match *op {
+            Op::Map { slot, view } => self.parent[slot] = Some(view),
+            Op::Unmap { slot } => self.parent[slot] = None,
+            Op::Protect { slot, writable } => {
+                self.parent[slot].iter_mut().for_each(|view| view.writable = writable);
+            }
+            Op::Move { from, to } => self.parent[to] = self.parent[from].take(),
+            Op::Write { offset, len, .. } => self.len = self.len.max(offset + len),
+            Op::SetLen(len) => self.len = len,
+            Op::Fork => self.children.push(self.parent),
+            Op::Exit { child } => drop(self.children.remove(child)),
+            _ => {}
+        }
+    }
+}
+
+/// Makes operations up.
+pub struct Generator {
+    random: fastrand::Rng,
+    /// What must come next.
+    next: VecDeque<Op>,
+    /// Whether the host clears what programs stored behind the end of the file when the file grows. Linux does since
+    /// 6.13, depending on the file system; POSIX leaves it open.
+    clears: bool,
+}
+
+impl Generator {
+    pub fn new(seed: u64, clears: bool) -> Self {
+        Self { random: fastrand::Rng::with_seed(seed), next: VecDeque::new(), clears }
+    }
+
+    pub fn next(&mut self, known: &Known) -> Op {
+        loop {
+            if let Some(op) = self.next.pop_front().or_else(|| self.try_next(known)) {
+                return op;
+            }
+        }
+    }
+
+    /// `None`: there is nothing that it could be about.
+    fn try_next(&mut self, known: &Known) -> Option<Op> {
+        Some(match self.random.u32(0..1000) {
+            0..250 => Op::Load(self.place(known)?),
+            250..480 => return self.store(known),
+            480..500 => Op::Resident(Place { who: 0, ..self.place(known)? }).only_if(known)?,
+            500..580 => {
+                let offset = self.offset(known);
+                Op::Read { offset, len: self.random.u64(1..4 * PAGE) }
+            }
+            580..660 => {
+                let offset = self.offset(known);
+                let len = self.random.u64(1..3 * PAGE).min(FILE_PAGES * PAGE - offset);
+                Op::Write { offset, len, seed: self.random.u64(..) }
+            }
+            660..700 => Op::SetLen(self.length(known)),
+            700..720 => Op::Punch(self.range(FILE_PAGES)),
+            720..745 => {
+                let (slot, pages) = self.part(known)?;
+                Op::Msync { slot, pages }
+            }
+            745..755 => Op::Fsync,
+            755..810 => {
+                let (slot, pages) = self.part(known)?;
+                Op::Discard { slot, pages }
+            }
+            810..860 => Op::Forget(self.range(FILE_PAGES)),
+            860..910 => {
+                let slot = self.random.usize(0..SLOTS);
+                let first = self.random.u64(0..FILE_PAGES);
+                let view = View {
+                    first,
+                    pages: self.random.u64(1..=VIEW_PAGES),
+                    shared: self.random.bool(),
+                    writable: self.random.u32(0..8) != 0,
+                };
+                Op::Map { slot, view }
+            }
+            910..925 => Op::Unmap { slot: self.slot(&known.parent)? },
+            925..960 => {
+                let slot = self.slot(&known.parent)?;
+                Op::Protect { slot, writable: self.random.u32(0..3) != 0 }
+            }
+            960..980 => {
+                let from = self.slot(&known.parent)?;
+                let to = self.random.usize(0..SLOTS);
+                if from == to {
+                    return None;
+                }
+                Op::Move { from, to }
+            }
+            980..990 if known.children.len() < CHILDREN => Op::Fork,
+            990.. if !known.children.is_empty() => {
+                Op::Exit { child: self.random.usize(0..known.children.len()) }
+            }
+            _ => return None,
+        })
+    }
+
+    fn slot(&mut self, views: &Views) -> Option<usize> {
+        let mapped: Vec<_> = (0..SLOTS).filter(|slot| views[*slot].is_some()).collect();
+        self.random.choice(mapped)
+    }
+
+    /// A word of a mapping, often near the end of the file.
+    fn place(&mut self, known: &Known) -> Option<Place> {
+        let who = self.random.usize(0..=known.children.len());
+        let slot = self.slot(known.views(who))?;
+        let view = known.views(who)[slot]?;
+        let near_end = (known.len & !7) + 8 * self.random.u64(0..4);
+        let at = near_end.checked_sub(16 + view.first * PAGE);
+        let at = at.filter(|at| *at < view.pages * PAGE && self.random.u32(0..6) == 0);
+        let at = at.unwrap_or_else(|| {
+            // Few words, so that what was stored is found again.
+            let word = [0, 1, 200, 511][self.random.usize(0..4)];
+            self.random.u64(0..view.pages) * PAGE + word * 8
+        });
+        Some(Place { who, slot, at })
+    }
+
+    fn store(&mut self, known: &Known) -> Option<Op> {
+        let place = self.place(known)?;
+        let view = known.view(place);
+        let store = Op::Store(place, self.random.u64(..));
+        if !view.shared || !view.writable || !known.is_behind_end(place) {
+            return Some(store);
+        }
+        // What is stored behind the end is in no file. How long it is to be seen there is up to the kernel, so
+        // the file grows beyond that page before anything else is compared.
+        if !self.clears {
+            return None;
+        }
+        let end = known.len.next_multiple_of(PAGE);
+        let len = self.random.u64(end..=end + 3 * PAGE);
+        let load = Op::Load(place);
+        self.next.push_back(load.clone());
+        if self.random.bool() {
+            self.next.push_back(Op::Fsync);
+        }
+        self.next.push_back(match self.random.bool() {
+            true => Op::SetLen(len),
+            false => Op::Write { offset: len, len: 9, seed: len },
+        });
+        self.next.extend([load, Op::Read { offset: end - PAGE, len: PAGE }]);
+        Some(store)
+    }
+
+    /// Where a call begins.
+    fn offset(&mut self, known: &Known) -> u64 {
+        match self.random.u32(0..4) {
+            0 => self.random.u64(0..FILE_PAGES) * PAGE,
+            1 => known.len.saturating_sub(self.random.u64(0..2 * PAGE)).min(FILE_PAGES * PAGE - 1),
+            _ => self.random.u64(0..FILE_PAGES * PAGE),
+        }
+    }
+
+    fn length(&mut self, known: &Known) -> u64 {
+        let most = FILE_PAGES * PAGE;
+        match self.random.u32(0..8) {
+            0 => 0,
+            1 | 2 => self.random.u64(0..=FILE_PAGES) * PAGE,
+            3 => (known.len + self.random.u64(0..PAGE)).min(most),
+            4 => known.len.saturating_sub(self.random.u64(0..PAGE)),
+            _ => self.random.u64(most / 2..=most),
+        }
+    }
+
+    /// Pages among `pages`, at least one.
+    fn range(&mut self, pages: u64) -> Range<u64> {
+        let start = self.random.u64(0..pages);
+        let longest = if self.random.bool() { 4 } else { pages };
+        start..(start + self.random.u64(1..=longest)).min(pages)
+    }
+
+    fn part(&mut self, known: &Known) -> Option<(usize, Range<u64>)> {
+        let slot = self.slot(&known.parent)?;
+        let pages = known.parent[slot]?.pages;
+        Some((slot, self.range(pages)))
+    }
+}
+
+impl Op {
+    /// The operation, if the parent has what it is about.
+    fn only_if(self, known: &Known) -> Option<Self> {
+        let is_there = match self {
+            Self::Resident(place) => {
+                let view = known.parent[place.slot];
+                view.is_some_and(|view| place.at < view.pages * PAGE)
+            }
+            _ => true,
+        };
+        is_there.then_some(self)
+    }
+}

@@ -1,0 +1,216 @@
+//! The subsystem: the operations as a kernel makes them of the calls of spaces and objects.
+
+use super::host::bytes_of;
+use super::{Known, Op, Outcome, PAGE, Place, SLOT_BYTES, Side, Signal, View, bytes_to_write};
+use faultless::{Advice, Backing, Copies, MapFlags, Object, Prot, RemapFlags, Shared, Space};
+use faultless_native::{NativeCpu, NativeMachine, Process, Signal as NativeSignal, Stop};
+use std::fs::File;
+use std::ops::Range;
+
+/// Not at the start of a table, and over the end of one.
+const WINDOW: u64 = 0x4000_0000 - 130 * PAGE;
+
+/// The subsystem's side.
+pub struct Ours<'c, 'a, 'n> {
+    cpu: &'c mut NativeCpu<'a, 'n>,
+    object: Shared<Object>,
+    /// What is behind the object.
+    file: File,
+    children: Vec<Process<'n>>,
+    /// Pages that `Op::Forget` dropped.
+    pub dropped: u64,
+}
+
+impl<'c, 'a, 'n> Ours<'c, 'a, 'n> {
+    pub fn new(cpu: &'c mut NativeCpu<'a, 'n>, object: Shared<Object>, file: File) -> Self {
+        Self { cpu, object, file, children: Vec::new(), dropped: 0 }
+    }
+
+    /// Ends all that there is of it but the process.
+    pub fn end(self) {
+        self.children.into_iter().for_each(|child| self.cpu.exit(child));
+        Object::release(self.object, self.cpu.cpu());
+    }
+
+    fn spaces(&self) -> impl Iterator<Item = &Space<NativeMachine>> {
+        let children = self.children.iter().map(Process::space);
+        core::iter::once(self.cpu.running().space()).chain(children)
+    }
+
+    fn revoke(&self, pages: Range<u64>, copies: Copies) {
+        let cpu = self.cpu.cpu();
+        self.spaces().for_each(|space| space.revoke(cpu, &self.object, pages.clone(), copies));
+    }
+
+    /// Writes pages back, and makes them durable.
+    fn sync(&self, pages: Range<u64>) {
+        let cpu = self.cpu.cpu();
+        let protect = |pages: Range<u64>| {
+            self.spaces().for_each(|space| space.write_protect(cpu, &self.object, pages.clone()));
+        };
+        self.object.write_back(cpu, pages.clone(), protect).expect("the file can be written");
+        self.object.sync().expect("the file can be synced");
+        let dirty = pages.take_while(|page| *page < self.object.pages());
+        let dirty = dirty.filter(|page| self.object.is_dirty(cpu, *page));
+        assert_eq!(dirty.count(), 0, "pages are dirty though nothing ran since");
+    }
+
+    /// Lets the process of `place` make an access there.
+    fn access<R>(
+        &mut self,
+        place: Place,
+        access: impl FnOnce(&NativeCpu<'_, '_>, u64) -> Result<R, NativeSignal>,
+    ) -> Result<R, Signal> {
+        let addr = WINDOW + place.offset_in_window();
+        let done = match place.who.checked_sub(1) {
+            None => access(self.cpu, addr).map_err(Stop::from),
+            Some(child) => {
+                self.cpu.switch(&self.children[child], |cpu| access(cpu, addr).map_err(Stop::from))
+            }
+        };
+        done.map_err(|stop| match stop {
+            Stop::Signal(NativeSignal::Bus { addr: at }) if at == addr => Signal::Bus,
+            Stop::Signal(NativeSignal::Segv { addr: at, mapped: true }) if at == addr => {
+                Signal::Segv
+            }
+            _ => panic!("{stop}"),
+        })
+    }
+
+    fn load(&mut self, place: Place) -> Result<u64, Signal> {
+        self.access(place, |cpu, addr| cpu.load(addr))
+    }
+
+    /// As `pread`: as many of `len` bytes as the file has.
+    fn read(&self, offset: u64, len: u64) -> Vec<u8> {
+        let end = (offset + len).min(self.object.bytes());
+        let mut bytes = Vec::new();
+        for (page, part) in by_page(offset, end) {
+            let append = |at: Option<*const u8>| match at {
+                // SAFETY: bytes of the page, lent by the object; the one CPU is here, and runs no program.
+                Some(at) => bytes.extend_from_slice(unsafe {
+                    core::slice::from_raw_parts(at.add(part.start), part.len())
+                }),
+                None => bytes.resize(bytes.len() + part.len(), 0),
+            };
+            self.object.read_page(self.cpu.cpu(), page, append).expect("the file can be read");
+        }
+        bytes
+    }
+
+    /// As `pwrite`.
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        let cpu = self.cpu.cpu();
+        let end = offset + bytes.len() as u64;
+        if end > self.object.bytes() {
+            self.object.set_len(cpu, end).expect("the file can grow");
+        }
+        let mut rest = bytes;
+        for (page, part) in by_page(offset, end) {
+            let (now, later) = rest.split_at(part.len());
+            // SAFETY: as in `read`.
+            let copy = |at: *mut u8| unsafe {
+                at.add(part.start).copy_from_nonoverlapping(now.as_ptr(), now.len());
+            };
+            self.object.write_page(cpu, page, copy).expect("the page can be written");
+            rest = later;
+        }
+    }
+
+    fn map(&self, slot: usize, view: View) {
+        let flags = if view.shared { MapFlags::SHARED } else { MapFlags::PRIVATE };
+        self.clear(slot);
+        let backing = Backing { object: &self.object, first: view.first, may_write: true };
+        let (at, len, prot) = (slot_at(slot), view.pages * PAGE, protection(view.writable));
+        let space = self.cpu.running().space();
+        let flags = flags | MapFlags::FIXED;
+        let mapped = space.mmap_object(self.cpu.cpu(), at, len, prot, flags, backing);
+        assert_eq!(mapped, Ok(at));
+    }
+
+    fn clear(&self, slot: usize) {
+        self.cpu.munmap(slot_at(slot), SLOT_BYTES).expect("munmap");
+    }
+}
+
+impl Side for Ours<'_, '_, '_> {
+    fn step(&mut self, known: &Known, op: &Op) -> Outcome {
+        let view = |slot: usize| known.parent[slot].expect("it is mapped");
+        match *op {
+            Op::Map { slot, view } => self.map(slot, view),
+            Op::Unmap { slot } => self.clear(slot),
+            Op::Protect { slot, writable } => {
+                let (at, len) = (slot_at(slot), view(slot).pages * PAGE);
+                self.cpu.mprotect(at, len, protection(writable)).expect("mprotect");
+            }
+            Op::Move { from, to } => {
+                self.clear(to);
+                let (at, len) = (slot_at(from), view(from).pages * PAGE);
+                let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+                let moved = self.cpu.mremap(at, len, len, flags, slot_at(to));
+                assert_eq!(moved, Ok(slot_at(to)));
+            }
+            Op::Load(place) => return Outcome::Loaded(self.load(place)),
+            Op::Store(place, value) => {
+                let stored = self.access(place, |cpu, addr| cpu.store(addr, value));
+                return Outcome::Stored(stored);
+            }
+            Op::Resident(place) => {
+                let loaded = self.load(place);
+                let page = (WINDOW + place.offset_in_window()) & !(PAGE - 1);
+                let mut there = None;
+                self.cpu.mincore(page, PAGE, |resident| there = Some(resident)).expect("mincore");
+                return Outcome::Resident(loaded, there.expect("mincore tells of each page"));
+            }
+            Op::Read { offset, len } => return Outcome::Read(self.read(offset, len)),
+            Op::Write { offset, len, seed } => self.write(offset, &bytes_to_write(len, seed)),
+            Op::SetLen(len) => {
+                self.object.set_len(self.cpu.cpu(), len).expect("the length can be set");
+                self.revoke(len.div_ceil(PAGE)..u64::MAX, Copies::Drop);
+            }
+            Op::Punch(ref pages) => {
+                self.object.punch(self.cpu.cpu(), pages.clone()).expect("a hole can be punched");
+                self.revoke(pages.clone(), Copies::Keep);
+            }
+            Op::Msync { slot, ref pages } => {
+                let first = view(slot).first;
+                self.sync(first + pages.start..first + pages.end);
+            }
+            Op::Fsync => self.sync(0..u64::MAX),
+            Op::Discard { slot, ref pages } => {
+                let len = (pages.end - pages.start) * PAGE;
+                let at = slot_at(slot) + pages.start * PAGE;
+                self.cpu.madvise(at, len, Advice::DontNeed).expect("madvise");
+            }
+            Op::Forget(ref pages) => {
+                self.dropped += self.object.drop_clean(self.cpu.cpu(), pages.clone());
+            }
+            Op::Fork => self.children.push(self.cpu.fork().expect("fork")),
+            Op::Exit { child } => {
+                let child = self.children.remove(child);
+                self.cpu.exit(child);
+            }
+        }
+        Outcome::Done
+    }
+
+    fn stored(&self) -> Vec<u8> {
+        bytes_of(&self.file)
+    }
+}
+
+/// The pages of `start..end`, and which bytes of each.
+fn by_page(start: u64, end: u64) -> impl Iterator<Item = (u64, Range<usize>)> {
+    (start / PAGE..end.div_ceil(PAGE)).map(move |page| {
+        let within = |at: u64| at.clamp(page * PAGE, (page + 1) * PAGE) - page * PAGE;
+        (page, within(start) as usize..within(end) as usize)
+    })
+}
+
+fn slot_at(slot: usize) -> u64 {
+    WINDOW + slot as u64 * SLOT_BYTES
+}
+
+fn protection(writable: bool) -> Prot {
+    if writable { Prot::RW } else { Prot::READ }
+}
