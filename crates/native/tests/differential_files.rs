@@ -150,7 +150,7 @@ fn sides<'c, 'a, 'n>(cpu: &'c mut faultless_native::NativeCpu<'a, 'n>) -> (Host,
 fn host_clears() -> bool {
     let (mut host, mut known) = (Host::new(tempfile::tempfile().unwrap()), Known::default());
     let view = View { first: 0, pages: 1, shared: true, writable: true };
-    let place = Place { who: 0, slot: 0, at: 64 };
+    let place = Place { who: 0, slot: 0, at: 64, outside: false };
     let grow = [Op::SetLen(PAGE), Op::Write { offset: PAGE, len: 1, seed: 1 }];
     grow.into_iter().all(|grow| {
         let mut outcome = Outcome::Done;

@@ -127,8 +127,14 @@ impl<'n> Storer<'_, 'n> {
         self.generation += 1;
         let value = own.value(self.generation);
         match self.random.u32(0..32) {
-            0..10 => {
+            0..8 => {
                 cpu.store(addr, value)?;
+                self.stored(own);
+            }
+            8..10 => {
+                let spaces = [cpu.running().space(), disk.other.space()];
+                let space = spaces[self.random.usize(0..2)];
+                space.write_bytes(cpu.cpu(), addr, &value.to_ne_bytes()).unwrap();
                 self.stored(own);
             }
             10..13 => {

@@ -1,7 +1,7 @@
 //! The host's kernel: the operations as system calls of this process, and of children that it forks.
 //!
 //! Words of this process in the file are loaded and stored by instructions. Accesses that may end in a signal,
-//! and those of children, go through `process_vm_readv` and `process_vm_writev`: they fault as the process would, obey the
+//! those of children, and those from outside, go through `process_vm_readv` and `process_vm_writev`: they fault as the process would, obey the
 //! protection of the mapping, and tell of a signal by `EFAULT`. Children sleep.
 
 use super::{
@@ -115,7 +115,8 @@ impl Host {
 
     /// Whether an access by an instruction ends without a signal.
     fn is_safe(known: &Known, place: Place, store: bool) -> bool {
-        place.who == 0 && known.is_in_file(place) && (known.view(place).writable || !store)
+        let instruction = place.who == 0 && !place.outside;
+        instruction && known.is_in_file(place) && (known.view(place).writable || !store)
     }
 
     fn word(&self, place: Place) -> *mut u8 {

@@ -32,6 +32,8 @@ pub struct Place {
     pub who: usize,
     pub slot: usize,
     pub at: u64,
+    /// Whether it is the kernel that loads or stores it, for another process, and not an instruction.
+    pub outside: bool,
 }
 
 impl Place {
@@ -276,7 +278,7 @@ impl Generator {
             let word = [0, 1, 200, 511][self.random.usize(0..4)];
             self.random.u64(0..view.pages) * PAGE + word * 8
         });
-        Some(Place { who, slot, at })
+        Some(Place { who, slot, at, outside: self.random.u32(0..5) == 0 })
     }
 
     fn store(&mut self, known: &Known) -> Option<Op> {

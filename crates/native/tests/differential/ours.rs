@@ -2,7 +2,9 @@
 
 use super::host::bytes_of;
 use super::{Known, Op, Outcome, PAGE, Place, SLOT_BYTES, Side, Signal, View, bytes_to_write};
-use faultless::{Advice, Backing, Copies, MapFlags, Object, Prot, RemapFlags, Shared, Space};
+use faultless::{
+    Advice, Backing, Copies, FaultError, MapFlags, Object, Prot, RemapFlags, Shared, Space,
+};
 use faultless_native::{NativeCpu, NativeMachine, Process, Signal as NativeSignal, Stop};
 use std::fs::File;
 use std::ops::Range;
@@ -32,9 +34,15 @@ impl<'c, 'a, 'n> Ours<'c, 'a, 'n> {
         Object::release(self.object, self.cpu.cpu());
     }
 
+    fn space(&self, who: usize) -> &Space<NativeMachine> {
+        match who.checked_sub(1) {
+            None => self.cpu.running().space(),
+            Some(child) => self.children[child].space(),
+        }
+    }
+
     fn spaces(&self) -> impl Iterator<Item = &Space<NativeMachine>> {
-        let children = self.children.iter().map(Process::space);
-        core::iter::once(self.cpu.running().space()).chain(children)
+        (0..=self.children.len()).map(|who| self.space(who))
     }
 
     fn revoke(&self, pages: Range<u64>, copies: Copies) {
@@ -55,13 +63,34 @@ impl<'c, 'a, 'n> Ours<'c, 'a, 'n> {
         assert_eq!(dirty.count(), 0, "pages are dirty though nothing ran since");
     }
 
+    fn load(&mut self, place: Place) -> Result<u64, Signal> {
+        if place.outside {
+            let mut bytes = [0; 8];
+            let loaded =
+                self.space(place.who).read_bytes(self.cpu.cpu(), addr_of(place), &mut bytes);
+            return loaded
+                .map(|()| u64::from_ne_bytes(bytes))
+                .map_err(|error| refused(error.error));
+        }
+        self.access(place, |cpu, addr| cpu.load(addr))
+    }
+
+    fn store(&mut self, place: Place, value: u64) -> Result<(), Signal> {
+        if place.outside {
+            let (space, bytes) = (self.space(place.who), value.to_ne_bytes());
+            let stored = space.write_bytes(self.cpu.cpu(), addr_of(place), &bytes);
+            return stored.map_err(|error| refused(error.error));
+        }
+        self.access(place, |cpu, addr| cpu.store(addr, value))
+    }
+
     /// Lets the process of `place` make an access there.
     fn access<R>(
         &mut self,
         place: Place,
         access: impl FnOnce(&NativeCpu<'_, '_>, u64) -> Result<R, NativeSignal>,
     ) -> Result<R, Signal> {
-        let addr = WINDOW + place.offset_in_window();
+        let addr = addr_of(place);
         let done = match place.who.checked_sub(1) {
             None => access(self.cpu, addr).map_err(Stop::from),
             Some(child) => {
@@ -69,16 +98,12 @@ impl<'c, 'a, 'n> Ours<'c, 'a, 'n> {
             }
         };
         done.map_err(|stop| match stop {
-            Stop::Signal(NativeSignal::Bus { addr: at }) if at == addr => Signal::Bus,
-            Stop::Signal(NativeSignal::Segv { addr: at, mapped: true }) if at == addr => {
-                Signal::Segv
+            Stop::Signal(NativeSignal::Bus { addr: at }) if at == addr => refused(FaultError::Bus),
+            Stop::Signal(NativeSignal::Segv { addr: at, mapped }) if at == addr => {
+                refused(FaultError::Segv { mapped })
             }
             _ => panic!("{stop}"),
         })
-    }
-
-    fn load(&mut self, place: Place) -> Result<u64, Signal> {
-        self.access(place, |cpu, addr| cpu.load(addr))
     }
 
     /// As `pread`: as many of `len` bytes as the file has.
@@ -151,13 +176,10 @@ impl Side for Ours<'_, '_, '_> {
                 assert_eq!(moved, Ok(slot_at(to)));
             }
             Op::Load(place) => return Outcome::Loaded(self.load(place)),
-            Op::Store(place, value) => {
-                let stored = self.access(place, |cpu, addr| cpu.store(addr, value));
-                return Outcome::Stored(stored);
-            }
+            Op::Store(place, value) => return Outcome::Stored(self.store(place, value)),
             Op::Resident(place) => {
                 let loaded = self.load(place);
-                let page = (WINDOW + place.offset_in_window()) & !(PAGE - 1);
+                let page = addr_of(place) & !(PAGE - 1);
                 let mut there = None;
                 self.cpu.mincore(page, PAGE, |resident| there = Some(resident)).expect("mincore");
                 return Outcome::Resident(loaded, there.expect("mincore tells of each page"));
@@ -205,6 +227,19 @@ fn by_page(start: u64, end: u64) -> impl Iterator<Item = (u64, Range<usize>)> {
         let within = |at: u64| at.clamp(page * PAGE, (page + 1) * PAGE) - page * PAGE;
         (page, within(start) as usize..within(end) as usize)
     })
+}
+
+fn addr_of(place: Place) -> u64 {
+    WINDOW + place.offset_in_window()
+}
+
+/// What a program is told of an access that cannot be served.
+fn refused(error: FaultError) -> Signal {
+    match error {
+        FaultError::Bus => Signal::Bus,
+        FaultError::Segv { mapped: true } => Signal::Segv,
+        _ => panic!("{error}"),
+    }
 }
 
 fn slot_at(slot: usize) -> u64 {
