@@ -1,12 +1,12 @@
-//! Threads that store to words of the same pages of a file, through mappings and by calls of the kernel, while one writes the pages back
-//! and drops them all the time: no store is lost, and the file of the host has at last what was stored last.
+//! Threads that store to words of the same pages of a file, through mappings, by calls of the kernel and by a device, while one writes the
+//! pages back and drops them all the time: no store is lost, and the file of the host has at last what was stored last.
 
 mod common;
 
 use common::stress::{Clock, machine, storm, weather};
 use common::{PAGE, RW, word};
 use core::sync::atomic::{AtomicU64, Ordering};
-use faultless::{Advice, Backing, Counter, Errno, MapFlags, Object, Setting, Shared};
+use faultless::{Advice, Backing, Counter, Errno, Machine, MapFlags, Object, Setting, Shared};
 use faultless_native::{HostFile, NativeCpu, Process, Stop};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -137,7 +137,11 @@ impl<'n> Storer<'_, 'n> {
                 space.write_bytes(cpu.cpu(), addr, &value.to_ne_bytes()).unwrap();
                 self.stored(own);
             }
-            10..13 => {
+            10 => {
+                self.store_by_device(cpu, own, value);
+                self.stored(own);
+            }
+            11..13 => {
                 cpu.switch(&disk.other, |cpu| Ok(cpu.store(addr, value)?))?;
                 self.stored(own);
             }
@@ -169,6 +173,16 @@ impl<'n> Storer<'_, 'n> {
             }
         }
         Ok(())
+    }
+
+    /// Stores as a device does, and says so before the page is unpinned.
+    fn store_by_device(&self, cpu: &NativeCpu<'_, '_>, spot: Spot, value: u64) {
+        let (space, addr) = (cpu.running().space(), view(self.number) + spot.offset());
+        let pins = space.pin(cpu.cpu(), addr, 8, true).unwrap();
+        let page = cpu.native().machine().frame_bytes(pins.frames()[0]);
+        word(page.wrapping_add(spot.within() as usize)).store(value, Ordering::Release);
+        self.disk.object.note_stored(cpu.cpu(), spot.page..spot.page + 1);
+        drop(pins);
     }
 
     fn stored(&self, spot: Spot) {
