@@ -5,7 +5,7 @@ use super::{Attempt, FaultKind, overtaken};
 use crate::addr::VirtRange;
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
-use crate::file::Object;
+use crate::file::{Mark, Object};
 use crate::frame::{FrameMeta, Kind, Use};
 use crate::machine::Machine;
 use crate::space::batch::shoot;
@@ -95,9 +95,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
             held.revert();
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
-        if !notes_store(self, seen) {
+        if !may_store(self, seen) {
             held.revert();
-            // The page is leaving the object, and this mapping with it; or another CPU has its entry for a moment.
             return Ok(None);
         }
         held.commit(seen.writable_dirty());
@@ -200,13 +199,18 @@ impl<M: Machine> Attempt<'_, '_, M> {
     }
 }
 
-/// Marks the page behind `seen`, an entry that the fault holds, dirty if it is of a file with a store. Returns whether there is
-/// nothing more to mark.
+/// Marks the page behind `seen`, an entry that the fault holds, dirty if it is of a file with a store. Returns false where another CPU
+/// has the page's entry in the object for a moment.
 #[inline(never)]
-fn notes_store<M: Machine>(attempt: Attempt<'_, '_, M>, seen: Entry) -> bool {
+fn may_store<M: Machine>(attempt: Attempt<'_, '_, M>, seen: Entry) -> bool {
     let area = &attempt.vma.area;
     area.memory.object().filter(|object| object.is_stored()).is_none_or(|object| {
         let name = object.slot(attempt.cpu, area.index_of(attempt.page));
-        name.is_some_and(|name| Object::try_mark_dirty(name, seen.frame()))
+        match name.map_or(Mark::Left, |name| Object::try_mark_dirty(name, seen.frame())) {
+            // It was cut off. Until the mapping is revoked, which may be this CPU's to do, stores go on as through an entry that was
+            // writable before.
+            Mark::Done | Mark::Left => true,
+            Mark::Busy => false,
+        }
     })
 }

@@ -11,7 +11,7 @@ use super::{Access, Attempt, FaultKind, overtaken};
 use crate::addr::FrameNumber;
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::Abort;
-use crate::file::Object;
+use crate::file::{Mark, Object};
 use crate::frame::{Frame, Use};
 use crate::machine::Machine;
 use crate::stat::Counter;
@@ -185,7 +185,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
 #[cold]
 #[inline(never)]
 fn note_store<M: Machine>(cpu: &Cpu<'_, M>, name: &AtomicU64, frame: FrameNumber) -> bool {
-    let noted = Object::try_mark_dirty(name, frame);
+    let noted = Object::try_mark_dirty(name, frame) == Mark::Done;
     if !noted {
         // SAFETY: the reference of a mapping that was never made.
         unsafe { cpu.put_unmapped(frame) };

@@ -1,5 +1,6 @@
 //! How an object begins and ends.
 
+use super::length::Cut;
 use super::object::{Object, Parts, Stored};
 use super::store::BackingStore;
 use super::write_back::{Turn, WriteErrors};
@@ -43,7 +44,8 @@ impl Object {
     ) -> Result<Shared<Self>, Errno> {
         let (bytes, turn) = (store.len(), Turn::try_new(&*store)?);
         let errors = WriteErrors::default();
-        let stored = Stored { store, bytes: AtomicU64::new(bytes), turn, errors };
+        let stored =
+            Stored { store, bytes: AtomicU64::new(bytes), turn, cut: Cut::default(), errors };
         Self::make(cpu, bytes.div_ceil(PAGE_SIZE), tag, Some(try_box(stored)?))
     }
 

@@ -32,6 +32,7 @@
 //! A hole is made the same way, by [`free_pages`](Object::free_pages) and `revoke`, which then
 //! [keeps](crate::Copies::Keep) private copies.
 
+use super::length::Cut;
 use super::store::BackingStore;
 use super::write_back::{Turn, WriteErrors};
 use crate::addr::{FrameNumber, PAGE_SHIFT};
@@ -67,6 +68,7 @@ pub(crate) struct Stored {
     /// Its length in bytes. The object's length in pages follows from it.
     pub(super) bytes: AtomicU64,
     pub(super) turn: Turn,
+    pub(super) cut: Cut,
     pub(super) errors: WriteErrors,
 }
 

@@ -302,12 +302,7 @@ impl Shared<Object> {
             }
         };
         prepared.finish(cpu);
-        let lent = Lent { cpu, frame: frame? };
-        let written = write(lent.bytes());
-        if self.is_stored() {
-            self.mark_dirty(cpu, index, lent.frame);
-        }
-        Ok(written)
+        Ok(self.write_frame(cpu, index, frame?, write))
     }
 
     /// [Fetches](Self::fetch) the page for a call of the kernel.
@@ -324,6 +319,34 @@ impl Shared<Object> {
             }
             Err(lack) => Err(lack.into()),
         }
+    }
+}
+
+impl Object {
+    /// Lends the page at `index` to `write`, as [`write_page`](Shared::write_page) does, if it is there.
+    pub(super) fn write_present<M: Machine, R>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        index: u64,
+        write: impl FnOnce(*mut u8) -> R,
+    ) -> Option<R> {
+        self.get(cpu, index).map(|frame| self.write_frame(cpu, index, frame, write))
+    }
+
+    /// Lends the page at `index`, which is in `frame`, to `write`. Takes over the reference.
+    fn write_frame<M: Machine, R>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        index: u64,
+        frame: FrameNumber,
+        write: impl FnOnce(*mut u8) -> R,
+    ) -> R {
+        let lent = Lent { cpu, frame };
+        let written = write(lent.bytes());
+        if self.is_stored() {
+            self.mark_dirty(cpu, index, frame);
+        }
+        written
     }
 }
 

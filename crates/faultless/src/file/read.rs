@@ -6,7 +6,8 @@
 //! filled, and nobody uses it. Whoever needs a page that is not there holds no lock and no section, and then
 //!
 //! 1. takes the entry of that page, and those of neighbours that are empty, one after the other, and makes each of them hidden. Like
-//!    any CPU that adds a page it reads the object's length again while it has the entry;
+//!    any CPU that adds a page it reads the object's length again while it has the entry; and it looks whether the page is being
+//!    [cut off](super::length);
 //! 2. asks the store for all of them at once;
 //! 3. completes: makes each hidden entry present, if it still names the frame, or empties it where the page was not read. A truncation,
 //!    or a hole that is punched, may have emptied the entry meanwhile; then the frame is freed.
@@ -29,6 +30,7 @@ use crate::machine::Machine;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::mutant::{Mutant, lost};
+use crate::sync::wait::until;
 use crate::table::Entry;
 use crate::table::node::{ENTRIES, load};
 use crate::table::protocol;
@@ -254,6 +256,7 @@ impl Shared<Object> {
                     None => continue,
                 }
             }
+            until(cpu, || !self.is_cut(index));
             match self.begin(cpu, slots, index, ahead) {
                 Ok(Some(reading)) => break self.ask(cpu, reading, index),
                 Ok(None) => {}
@@ -300,12 +303,15 @@ impl Shared<Object> {
         seen: Entry,
         index: u64,
     ) -> Option<PendingRead> {
-        let held = protocol::take(slot, seen, cpu).ok()?;
+        let free = lost(Mutant::JoinHoldsEntry);
+        let held = if free { None } else { Some(protocol::take(slot, seen, cpu).ok()?) };
         let state = cpu.vm().frames.meta(seen.frame()).anon_vma.load(Ordering::Relaxed);
         // SAFETY: while the entry is hidden, its read has a share, which `begin` has put into the metadata; it gives that up after it has
         // had this entry, which is held.
         let state = NonNull::new(state as *mut ()).map(|raw| unsafe { Shared::clone_raw(raw) });
-        held.revert();
+        if let Some(held) = held {
+            held.revert();
+        }
         state.map(|state| PendingRead { state, index })
     }
 
@@ -366,11 +372,12 @@ impl Shared<Object> {
             cpu.free(frame);
             return Ok(None);
         };
-        // The length is the sequence.
-        if index >= self.pages() && !lost(Mutant::ReadLooksAgain) {
+        // The length is the sequence; and see `length` for what is being cut off.
+        let beyond = index >= self.pages() && !lost(Mutant::ReadLooksAgain);
+        if beyond || self.is_cut(index) && !lost(Mutant::ReadLooksForCut) {
             held.revert();
             cpu.free(frame);
-            return Err(Lack::Beyond);
+            return if beyond { Err(Lack::Beyond) } else { Ok(None) };
         }
         let state = state.as_raw().as_ptr() as u64;
         let frame = cpu.vm().frames.publish(frame, Use::Shared, state, index);
@@ -424,7 +431,7 @@ impl Object {
                 }
             }
         }
-        if !(named && there) {
+        if !(named && there || lost(Mutant::EndFreesFrame)) {
             // SAFETY: the reference that publishing made, of which no entry is left: it never was a mapping.
             unsafe { cpu.put_unmapped(frame) };
         }

@@ -68,7 +68,8 @@ impl Turn {
 
     pub(super) fn take(&self, wait: &impl Wait) -> InTurn<'_> {
         let order = (Ordering::Acquire, Ordering::Relaxed);
-        until(wait, || self.taken.compare_exchange(false, true, order.0, order.1).is_ok());
+        let take = || self.taken.compare_exchange(false, true, order.0, order.1).is_ok();
+        until(wait, || take() || lost(Mutant::TurnExcludes));
         InTurn(self)
     }
 }
@@ -95,17 +96,27 @@ pub(super) struct WriteErrors(AtomicU64);
 const COUNT_SHIFT: u32 = 16;
 
 impl WriteErrors {
+    /// For whoever has the object's turn, so that nobody else notes one meanwhile.
     fn note(&self, errno: Errno) {
         let number = u64::from(errno.number().unsigned_abs());
-        let next = |word: u64| Some(((word >> COUNT_SHIFT) + 1) << COUNT_SHIFT | number);
-        // It never fails: `next` always has a value.
-        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, next);
+        let count = (self.0.load(Ordering::Relaxed) >> COUNT_SHIFT) + 1;
+        self.0.store(count << COUNT_SHIFT | number, Ordering::Release);
     }
 }
 
 /// What an open file has been told of the errors of writing back. One of an object that was just opened knows all there were.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SeenErrors(u64);
+
+/// What came of marking a page dirty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mark {
+    Done,
+    /// Another CPU has its entry in the object for a moment.
+    Busy,
+    /// It has left the object.
+    Left,
+}
 
 impl Object {
     /// What a file that is opened now has seen of the errors of writing back.
@@ -129,21 +140,24 @@ impl Object {
     }
 
     /// Marks the page of `slot`, an entry of an object with a store, dirty, if it still is the one in `frame`, without a wait: the caller
-    /// holds an entry. Returns whether it is marked.
-    pub(crate) fn try_mark_dirty(slot: &AtomicU64, frame: FrameNumber) -> bool {
+    /// holds an entry.
+    pub(crate) fn try_mark_dirty(slot: &AtomicU64, frame: FrameNumber) -> Mark {
         if lost(Mutant::FaultMarksDirty) {
-            return true;
+            return Mark::Done;
         }
         loop {
             let now = node::load(slot);
-            if !now.is_present() || now.is_locked() || now.frame() != frame {
-                return false;
+            if now.is_locked() {
+                return Mark::Busy;
+            }
+            if !now.is_present() || now.frame() != frame {
+                return Mark::Left;
             }
             let order = (Ordering::AcqRel, Ordering::Relaxed);
             if now.is_dirty()
                 || slot.compare_exchange(now.0, now.dirty().0, order.0, order.1).is_ok()
             {
-                return true;
+                return Mark::Done;
             }
         }
     }
@@ -172,7 +186,14 @@ impl Object {
                 }
                 let Ok(held) = protocol::take(slot, seen, cpu) else { return };
                 // No reference but the object's. From now on nobody takes one.
-                if cpu.vm().frames.meta(seen.frame()).put_sole() {
+                let meta = cpu.vm().frames.meta(seen.frame());
+                let sole = if lost(Mutant::DropsSole) && meta.refs() == 1 {
+                    meta.put_ref();
+                    true
+                } else {
+                    meta.put_sole()
+                };
+                if sole {
                     held.commit(Entry::NONE);
                     // SAFETY: the last reference was the object's, and no entry has the frame. Mappings dropped theirs after a flush.
                     let frame = cpu.vm().frames.reclaim(seen.frame()).settle();
@@ -356,7 +377,7 @@ unsafe fn gather<M: Machine>(
 ///
 /// # Safety
 /// As [`range::visit`].
-unsafe fn each_page<M: Machine>(
+pub(super) unsafe fn each_page<M: Machine>(
     cpu: &Cpu<'_, M>,
     root: FrameNumber,
     pages: Range<u64>,

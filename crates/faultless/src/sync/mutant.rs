@@ -109,6 +109,19 @@ pub enum Mutant {
     PinFindsNothing,
     /// A CPU that begins to read a page reads the object's length again once it has the entry. A truncated object keeps the page.
     ReadLooksAgain,
+    /// A CPU that begins to read a page looks whether it is being cut off the store, once it has the entry. A store to a page that is a hole
+    /// already is lost.
+    ReadLooksForCut,
+    /// Who cuts pages off a store drops the reads of them that are under way. What was cut off comes back when the file grows.
+    CutDropsReads,
+    /// Who waits for a read takes a share of its state while it has the page's entry. The state is gone when it looks there.
+    JoinHoldsEntry,
+    /// The end of a read frees the frame if the page has left the object meanwhile. It is lost.
+    EndFreesFrame,
+    /// Who drops a page takes the last reference in one step. It frees a frame to which another CPU has just got a reference.
+    DropsSole,
+    /// One CPU at a time writes back. Older bytes are written after newer ones.
+    TurnExcludes,
     /// A fault that makes a page of a file writable marks it dirty while it has the entry. What is stored is never written back.
     FaultMarksDirty,
     /// A page is write-protected before it is written back. What is stored through an old entry is never written back.
