@@ -12,12 +12,12 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use faultless::audit::audit_with;
 use faultless::sync::observe::at_once;
 use faultless::{
-    Access, Advice, Backing, Cpu, CpuId, Errno, FaultError, FrameNumber, Locking, Machine,
-    MapFlags, Object, Prot, RemapFlags, Setting, Shared, SpaceId, ThreadStreams, VirtRange, Vm,
-    audit::audit,
+    Access, Advice, Backing, BackingStore, Cpu, CpuId, Errno, FaultError, FaultKind, FrameNumber,
+    Locking, Machine, MapFlags, Object, Prot, RemapFlags, Setting, Shared, SpaceId, ThreadStreams,
+    VirtRange, Vm, audit::audit,
 };
 use shuttle::rand::Rng;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Frames of a scenario's machine.
 const FRAMES: u32 = 320;
@@ -136,6 +136,11 @@ impl World {
             }
             object
         })
+    }
+
+    /// An object of what is in `store`.
+    pub fn file(&self, store: Arc<dyn BackingStore>) -> Shared<Object> {
+        self.quietly(|cpu| Object::of_store(cpu, store, 1).unwrap())
     }
 
     /// Does something on a CPU before or after the guests, while nothing else happens.
@@ -298,7 +303,13 @@ impl<'a> Guest<'a> {
             }
             self.tlb().forget(id, page);
             let claim = at_once(|| self.world.oracle().claim((id, page), right));
-            if let Err(error) = self.space.fault_of(self.cpu, &self.thread, addr, access) {
+            let served = self.space.fault_of(self.cpu, &self.thread, addr, access);
+            // A thread whose page is being read sleeps until that is over.
+            let pending = served == Ok(FaultKind::Pending);
+            if pending && self.cpu.await_read().is_err() {
+                return Err(FaultError::Bus);
+            }
+            if let Err(error) = served {
                 if error == FaultError::OutOfMemory && self.world.scarce.load(Ordering::Relaxed) {
                     return Err(error);
                 }

@@ -16,6 +16,7 @@
 
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test uses a part")]
 
+pub mod disk;
 pub mod guest;
 pub mod heap;
 pub mod machine;

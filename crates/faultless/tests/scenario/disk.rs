@@ -1,0 +1,191 @@
+//! What is behind files of scenarios: bytes in memory, reached in steps between which other threads may run.
+
+use super::machine::step;
+use super::{Guest, PAGE};
+use faultless::{BackingStore, Errno, ReadRun, Reading, StoreError, WriteRun};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+const PAGE_BYTES: usize = PAGE as usize;
+
+/// What a disk does at one of its next calls, in place of what it should.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// Does so many bytes, and fails.
+    Fail(usize),
+    /// Reads at once, and says so later.
+    Later,
+}
+
+/// A read that was taken along, and how many bytes there were.
+type Taken = (Reading, usize);
+
+/// See the module. No lock of it is held across a step.
+#[derive(Debug)]
+pub struct Disk {
+    bytes: Mutex<Vec<u8>>,
+    preferred: usize,
+    /// The plan of every read from now on, if there is one; and those of the next writes.
+    reads: Mutex<Option<Plan>>,
+    writes: Mutex<VecDeque<Plan>>,
+    taken: Mutex<VecDeque<Taken>>,
+    /// How often each page was asked for.
+    asked: Mutex<BTreeMap<u64, u32>>,
+}
+
+impl Disk {
+    /// A file of `pages` pages, read and written `preferred` pages at a time. The first two words of page `n` are `n + 1`.
+    pub fn new(pages: u64, preferred: usize) -> Arc<Self> {
+        let mut bytes = vec![0; pages as usize * PAGE_BYTES];
+        for (number, page) in (1u64..).zip(bytes.chunks_exact_mut(PAGE_BYTES)) {
+            page[..8].copy_from_slice(&number.to_ne_bytes());
+            page[8..16].copy_from_slice(&number.to_ne_bytes());
+        }
+        Arc::new(Self {
+            bytes: Mutex::new(bytes),
+            preferred,
+            reads: Mutex::default(),
+            writes: Mutex::default(),
+            taken: Mutex::default(),
+            asked: Mutex::default(),
+        })
+    }
+
+    pub fn plan_reads(&self, plan: Option<Plan>) {
+        *self.reads.lock().unwrap() = plan;
+    }
+
+    /// From now on it does what it should.
+    pub fn heal(&self) {
+        *self.reads.lock().unwrap() = None;
+        self.writes.lock().unwrap().clear();
+    }
+
+    pub fn plan_write(&self, plan: Plan) {
+        self.writes.lock().unwrap().push_back(plan);
+    }
+
+    /// The first word of a page; 0 beyond the end.
+    pub fn word(&self, page: u64) -> u64 {
+        let (bytes, at) = (self.bytes.lock().unwrap(), page as usize * PAGE_BYTES);
+        bytes.get(at..at + 8).map_or(0, |word| u64::from_ne_bytes(word.try_into().unwrap()))
+    }
+
+    /// How often the page was asked for.
+    pub fn asked(&self, page: u64) -> u32 {
+        self.asked.lock().unwrap().get(&page).copied().unwrap_or(0)
+    }
+
+    /// A read that was taken along, to be ended.
+    pub fn next_taken(&self) -> Option<Taken> {
+        self.taken.lock().unwrap().pop_front()
+    }
+
+    /// Copies what is at `offset` to `to`, as far as there is something.
+    fn copy_out(&self, offset: usize, to: &mut [u8]) -> usize {
+        let bytes = self.bytes.lock().unwrap();
+        let from = &bytes[offset.min(bytes.len())..(offset + to.len()).min(bytes.len())];
+        to[..from.len()].copy_from_slice(from);
+        from.len()
+    }
+}
+
+impl BackingStore for Disk {
+    fn len(&self) -> u64 {
+        self.bytes.lock().unwrap().len() as u64
+    }
+
+    fn preferred_pages(&self) -> usize {
+        self.preferred
+    }
+
+    fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
+        let first = run.first();
+        {
+            let mut asked = self.asked.lock().unwrap();
+            let pages = run.bytes().div_ceil(PAGE_BYTES) as u64;
+            (first..first + pages).for_each(|page| *asked.entry(page).or_default() += 1);
+        }
+        step();
+        let (mut at, mut done) = (run.offset() as usize, 0);
+        for to in run.memory() {
+            done += self.copy_out(at, to);
+            at += to.len();
+            step();
+        }
+        match *self.reads.lock().unwrap() {
+            Some(Plan::Fail(done)) => Err(StoreError { done, errno: Errno::EIO }),
+            Some(Plan::Later) => {
+                let reading = run.take_along().expect("it is taken once");
+                self.taken.lock().unwrap().push_back((reading, done));
+                Ok(0)
+            }
+            None => Ok(done),
+        }
+    }
+
+    fn write(&self, run: &WriteRun<'_>) -> Result<(), StoreError> {
+        let plan = self.writes.lock().unwrap().pop_front();
+        let (start, mut buffer) = (run.offset() as usize, Vec::new());
+        for (from, len) in run.memory() {
+            step();
+            // SAFETY: valid for reads during the call; one thread runs at a time, and this is no step.
+            buffer.extend_from_slice(unsafe { std::slice::from_raw_parts(from, len) });
+        }
+        // What was fetched takes its time to arrive.
+        step();
+        let failed = match plan {
+            Some(Plan::Fail(done)) => Err(StoreError { done, errno: Errno::EIO }),
+            _ => Ok(()),
+        };
+        buffer.truncate(failed.err().map_or(usize::MAX, |failed| failed.done));
+        let mut bytes = self.bytes.lock().unwrap();
+        let end = start + buffer.len();
+        assert!(end <= bytes.len(), "written behind the end: {end} of {}", bytes.len());
+        bytes[start..end].copy_from_slice(&buffer);
+        failed
+    }
+
+    fn set_len(&self, bytes: u64) -> Result<(), Errno> {
+        step();
+        self.bytes.lock().unwrap().resize(bytes as usize, 0);
+        Ok(())
+    }
+
+    fn punch(&self, pages: Range<u64>) -> Result<(), Errno> {
+        step();
+        let mut bytes = self.bytes.lock().unwrap();
+        let end = (pages.end as usize * PAGE_BYTES).min(bytes.len());
+        bytes[pages.start as usize * PAGE_BYTES..end].fill(0);
+        Ok(())
+    }
+}
+
+/// How a device ends a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Good,
+    /// After the first page.
+    Error,
+    /// It is forgotten.
+    Dropped,
+}
+
+/// Ends the next read that was taken along, if there is one.
+pub fn end_read(guest: &Guest<'_>, disk: &Disk, end: End) -> bool {
+    guest.poll();
+    let Some((reading, done)) = disk.next_taken() else { return false };
+    step();
+    let failed = StoreError { done: done.min(PAGE_BYTES), errno: Errno::EIO };
+    match end {
+        End::Good => reading.complete(guest.cpu, Ok(done)),
+        End::Error => reading.complete(guest.cpu, Err(failed)),
+        End::Dropped => {
+            drop(reading);
+            step();
+            guest.cpu.end_dropped();
+        }
+    }
+    true
+}

@@ -1,0 +1,535 @@
+//! Files with a store behind them: pages that are read in and written back, against programs, calls of the kernel, truncation
+//! and each other.
+#![cfg(shuttle)]
+
+#[macro_use]
+mod scenario;
+
+use faultless::{Copies, Errno, FaultError, MapFlags, Object, Shared};
+use scenario::disk::{Disk, End, Plan, end_read};
+use scenario::{AT, Guest, PAGE, RW, Space, World, page};
+use shuttle::rand::Rng;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Frames of a scenario's machine.
+const FRAMES: u32 = 160;
+/// How often programs do the same: as long as a call may take.
+const ROUNDS: u64 = 4;
+
+type File = Shared<Object>;
+
+/// A space that maps `file`, and 8 pages of private memory at page 8.
+fn mapping(world: &World, file: &File, kind: MapFlags) -> Space {
+    world.space(|guest| {
+        guest.map_object(AT, file.pages(), file, RW, kind);
+        guest.map(page(8), 8, RW);
+    })
+}
+
+fn write_back(guest: &Guest<'_>, spaces: &[&Space], file: &File) -> Result<u64, Errno> {
+    let protect = |pages: std::ops::Range<u64>| {
+        let each = |space: &&Space| space.write_protect(guest.cpu, file, pages.clone());
+        spaces.iter().for_each(each);
+    };
+    file.write_back(guest.cpu, 0..u64::MAX, protect)
+}
+
+fn drop_clean(guest: &Guest<'_>, file: &File) -> u64 {
+    guest.poll();
+    file.drop_clean(guest.cpu, 0..u64::MAX)
+}
+
+/// Shortens the file to `pages` pages.
+fn truncate(guest: &Guest<'_>, spaces: &[&Space], file: &File, pages: u64) {
+    guest.poll();
+    file.set_len(guest.cpu, pages * PAGE).unwrap();
+    let revoke = |space: &&Space| space.revoke(guest.cpu, file, pages..u64::MAX, Copies::Drop);
+    spaces.iter().for_each(revoke);
+}
+
+/// The first word of a page, for the kernel, which waits for it.
+fn read_page(guest: &Guest<'_>, file: &File, index: u64) -> Result<u64, Errno> {
+    loop {
+        guest.poll();
+        // SAFETY: a word of the page, lent; one thread runs at a time.
+        let word = |at: Option<*const u8>| at.map_or(0, |at| unsafe { at.cast::<u64>().read() });
+        match file.read_page(guest.cpu, index, word) {
+            Err(Errno::EAGAIN) => guest.cpu.await_read()?,
+            done => return done,
+        }
+    }
+}
+
+/// The kernel stores the first word of a page, which it waits for.
+fn write_page(guest: &Guest<'_>, file: &File, index: u64, value: u64) -> Result<(), Errno> {
+    loop {
+        guest.poll();
+        let word = |at: *mut u8| {
+            scenario::machine::step();
+            // SAFETY: as above.
+            unsafe { at.cast::<u64>().write(value) };
+        };
+        match file.write_page(guest.cpu, index, word) {
+            Err(Errno::EAGAIN) => guest.cpu.await_read()?,
+            done => return done,
+        }
+    }
+}
+
+/// After a last write-back everything that was stored is in the store: `words`, of the first pages.
+fn nothing_is_lost(world: &World, spaces: &[&Space], file: &File, disk: &Disk, words: &[u64]) {
+    disk.heal();
+    world.within(spaces[0], |guest| {
+        write_back(guest, spaces, file).unwrap();
+        for (index, &word) in (0..).zip(words) {
+            assert_eq!(disk.word(index), word, "page {index} was lost on its way to the store");
+            assert_eq!(read_page(guest, file, index), Ok(word), "of page {index}");
+        }
+    });
+}
+
+/// Who waits for reads, and is to be waited for by who ends them.
+struct Readers(AtomicUsize);
+
+impl Readers {
+    fn done(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Ends reads until the readers are done.
+    fn serve(&self, guest: &Guest<'_>, disk: &Disk, end: impl Fn() -> End) {
+        loop {
+            let last = self.0.load(Ordering::Relaxed) == 0;
+            if !end_read(guest, disk, end()) {
+                if last {
+                    return;
+                }
+                shuttle::thread::yield_now();
+            }
+        }
+    }
+}
+
+/// Two programs and the kernel need pages of one run, which the store has at hand.
+fn faults_on_absent_pages() {
+    let world = World::unwatched(3, FRAMES);
+    let disk = Disk::new(4, 2);
+    let file = world.file(disk.clone());
+    let space = mapping(&world, &file, MapFlags::SHARED);
+    let other = mapping(&world, &file, MapFlags::PRIVATE);
+    world.run(&[
+        (&space, &|guest| {
+            [0, 1, 3].into_iter().for_each(|at| assert_eq!(guest.load(page(at)), Ok(at + 1)))
+        }),
+        (&other, &|guest| {
+            guest.store(page(1) + 8, 70).unwrap();
+            assert_eq!(guest.load(page(1)), Ok(2));
+            assert_eq!(guest.load(page(0)), Ok(1));
+        }),
+        (&space, &|guest| {
+            assert_eq!(read_page(guest, &file, 1), Ok(2));
+            guest.store(page(2), 30).unwrap();
+        }),
+    ]);
+    (0..4).for_each(|at| assert_eq!(disk.asked(at), 1, "page {at} was read more than once"));
+    nothing_is_lost(&world, &[&space, &other], &file, &disk, &[1, 2, 30, 4]);
+    world.finish_with(vec![space, other], vec![file]);
+}
+
+/// The same, of a store that takes reads along. They end well, or with an error, or are forgotten.
+fn pending_faults_against_their_end() {
+    let world = World::unwatched(3, FRAMES);
+    let disk = Disk::new(4, 2);
+    disk.plan_reads(Some(Plan::Later));
+    let file = world.file(disk.clone());
+    let space = mapping(&world, &file, MapFlags::SHARED);
+    let readers = Readers(2.into());
+    world.run(&[
+        (&space, &|guest| {
+            for at in [1, 0, 2] {
+                let found = guest.load(page(at));
+                assert!(found == Ok(at + 1) || found == Err(FaultError::Bus), "{found:?}");
+            }
+            readers.done();
+        }),
+        (&space, &|guest| {
+            let mut stored = Err(FaultError::Bus);
+            while stored.is_err() {
+                stored = guest.store(page(1) + 8, 20);
+            }
+            let read = read_page(guest, &file, 0);
+            assert!(matches!(read, Ok(1) | Err(Errno::EIO)), "{read:?}");
+            readers.done();
+        }),
+        (&space, &|guest| {
+            let ends = [End::Good, End::Error, End::Dropped];
+            readers.serve(guest, &disk, || ends[shuttle::rand::thread_rng().gen_range(0..3)]);
+        }),
+    ]);
+    nothing_is_lost(&world, &[&space], &file, &disk, &[1, 2, 3, 4]);
+    world.within(&space, |guest| assert_eq!(guest.load(page(1) + 8), Ok(20), "a lost store"));
+    world.finish_with(vec![space], vec![file]);
+}
+
+/// A page is read while the file becomes too short for it, and longer again.
+fn a_read_against_truncation() {
+    let world = World::unwatched(3, FRAMES);
+    let disk = Disk::new(3, 2);
+    let file = world.file(disk.clone());
+    let space = mapping(&world, &file, MapFlags::SHARED);
+    world.run(&[
+        (&space, &|guest| {
+            let found = guest.load(page(2));
+            assert!(found == Ok(3) || found == Err(FaultError::Bus), "{found:?}");
+        }),
+        (&space, &|guest| {
+            let read = read_page(guest, &file, 1);
+            assert!(matches!(read, Ok(2 | 0)), "{read:?}");
+        }),
+        (&space, &|guest| truncate(guest, &[&space], &file, 1)),
+    ]);
+    world.within(&space, |guest| {
+        let left = [1, 2].map(|at| file.has_page(guest.cpu, at));
+        assert_eq!(left, [false; 2], "behind the end");
+        file.set_len(guest.cpu, 3 * PAGE).unwrap();
+        assert_eq!([1, 2].map(|at| guest.load(page(at))), [Ok(0); 2], "of the old length");
+    });
+    world.finish_with(vec![space], vec![file]);
+}
+
+/// A page is taken along by the store, and ends once the file was shortened within the page, and grown.
+fn a_pending_read_against_truncation() {
+    let world = World::unwatched(3, FRAMES);
+    let disk = Disk::new(2, 2);
+    disk.plan_reads(Some(Plan::Later));
+    let file = world.file(disk.clone());
+    let space = mapping(&world, &file, MapFlags::SHARED);
+    let readers = Readers(2.into());
+    world.run(&[
+        (&space, &|guest| {
+            let found = guest.load(page(1) + 8);
+            assert!(matches!(found, Ok(2 | 0)), "{found:?}");
+            readers.done();
+        }),
+        (&space, &|guest| {
+            file.set_len(guest.cpu, PAGE + 8).unwrap();
+            guest.space.revoke(guest.cpu, &file, 2..u64::MAX, Copies::Drop);
+            file.set_len(guest.cpu, 2 * PAGE).unwrap();
+            let words = [0, 8].map(|word| guest.load(page(1) + word));
+            assert_eq!(words, [Ok(2), Ok(0)], "what was cut off has come back");
+            readers.done();
+        }),
+        (&space, &|guest| readers.serve(guest, &disk, || End::Good)),
+    ]);
+    world.finish_with(vec![space], vec![file]);
+}
+
+/// Programs store to pages that are written back meanwhile, sometimes in vain.
+fn stores_against_write_back() {
+    let world = World::unwatched(3, FRAMES);
+    let disk = Disk::new(2, 2);
+    let file = world.file(disk.clone());
+    let [space, other] = [(); 2].map(|()| mapping(&world, &file, MapFlags::SHARED));
+    disk.plan_write(Plan::Fail(shuttle::rand::thread_rng().gen_range(0..2) * PAGE as usize));
+    world.run(&[
+        (&space, &|guest| {
+            (1..=ROUNDS).for_each(|round| guest.store(page(0), 10 * round).unwrap());
+        }),
+        (&other, &|guest| {
+            for round in 1..=ROUNDS {
+                guest.store(page(1), 100 * round).unwrap();
+                assert_eq!(guest.load(page(1)), Ok(100 * round));
+            }
+        }),
+        (&space, &|guest| {
+            let mut seen = file.errors_seen();
+            for _ in 0..3 {
+                let written = write_back(guest, &[&space, &other], &file);
+                assert_eq!(file.write_error(&mut seen), written.err());
+                drop_clean(guest, &file);
+            }
+        }),
+    ]);
+    nothing_is_lost(&world, &[&space, &other], &file, &disk, &[10 * ROUNDS, 100 * ROUNDS]);
+    world.finish_with(vec![space, other], vec![file]);
+}
+
+/// The first stores to pages that were only read so far, and to pages that nobody has read; and they are unmapped.
+fn first_stores_against_write_back() {
+    let world = World::unwatched(2, FRAMES);
+    let disk = Disk::new(3, 1);
+    let file = world.file(disk.clone());
+    let space = mapping(&world, &file, MapFlags::SHARED);
+    world.within(&space, |guest| assert_eq!(guest.load(page(0)), Ok(1)));
+    world.run(&[
+        (&space, &|guest| {
+            for at in 0..3 {
+                guest.store(page(at), 10 + at).unwrap();
+                guest.unmap(page(at), 1);
+            }
+        }),
+        (&space, &|guest| {
+            for _ in 0..3 {
+                write_back(guest, &[&space], &file).unwrap();
+                drop_clean(guest, &file);
+            }
+        }),
+    ]);
+    nothing_is_lost(&world, &[&space], &file, &disk, &[10, 11, 12]);
+    world.finish_with(vec![space], vec![file]);
+}
+
+/// The kernel stores to pages that are written back and dropped meanwhile.
+fn kernel_writes_against_write_back() {
+    let world = World::unwatched(3, FRAMES);
+    let disk = Disk::new(2, 2);
+    let file = world.file(disk.clone());
+    let space = world.space(|guest| guest.map(page(8), 8, RW));
+    world.run(&[
+        (&space, &|guest| {
+            for round in 1..=ROUNDS {
+                write_page(guest, &file, 0, 10 * round).unwrap();
+                assert_eq!(read_page(guest, &file, 0), Ok(10 * round), "a lost write");
+            }
+        }),
+        (&space, &|guest| {
+            write_page(guest, &file, 1, 20).unwrap();
+            for _ in 0..2 {
+                write_back(guest, &[], &file).unwrap();
+                drop_clean(guest, &file);
+                assert_eq!(read_page(guest, &file, 1), Ok(20), "a lost write");
+            }
+        }),
+        (&space, &|guest| {
+            for _ in 0..2 {
+                write_back(guest, &[], &file).unwrap();
+                drop_clean(guest, &file);
+                guest.store(page(8), 1).unwrap();
+            }
+        }),
+    ]);
+    nothing_is_lost(&world, &[&space], &file, &disk, &[10 * ROUNDS, 20]);
+    world.finish_with(vec![space], vec![file]);
+}
+
+/// Clean pages are dropped, and their frames are others' at once, while programs and the kernel use the pages.
+fn dropping_against_uses() {
+    let world = World::unwatched(3, FRAMES);
+    let disk = Disk::new(4, 2);
+    let file = world.file(disk.clone());
+    let space = mapping(&world, &file, MapFlags::SHARED);
+    world.within(&space, |guest| {
+        (0..4).for_each(|at| assert_eq!(read_page(guest, &file, at), Ok(at + 1)));
+    });
+    world.run(&[
+        (&space, &|guest| {
+            assert_eq!(guest.load(page(0)), Ok(1));
+            guest.store(page(1) + 8, 11).unwrap();
+            assert_eq!(guest.load(page(1)), Ok(2));
+        }),
+        (&space, &|guest| {
+            for round in 0..2 {
+                for at in [2, 0, 3] {
+                    assert_eq!(read_page(guest, &file, at), Ok(at + 1), "in round {round}");
+                }
+            }
+        }),
+        (&space, &|guest| {
+            for at in 8..11 {
+                drop_clean(guest, &file);
+                guest.store(page(at), at).unwrap();
+            }
+            (8..11).for_each(|at| assert_eq!(guest.load(page(at)), Ok(at), "another's page"));
+        }),
+    ]);
+    nothing_is_lost(&world, &[&space], &file, &disk, &[1, 2, 3, 4]);
+    world.finish_with(vec![space], vec![file]);
+}
+
+/// The page is unmapped while it is read for a program there.
+fn munmap_against_a_read() {
+    let world = World::unwatched(3, FRAMES);
+    let disk = Disk::new(2, 1);
+    disk.plan_reads(Some(Plan::Later));
+    let file = world.file(disk.clone());
+    let space = mapping(&world, &file, MapFlags::SHARED);
+    let readers = Readers(2.into());
+    world.run(&[
+        (&space, &|guest| {
+            let gone = Err(FaultError::Segv { mapped: false });
+            let found = guest.load(page(0));
+            assert!(found == Ok(1) || found == gone, "{found:?}");
+            let stored = guest.store(page(1), 20);
+            assert!(stored == Ok(()) || stored == gone.map(drop), "{stored:?}");
+            readers.done();
+        }),
+        (&space, &|guest| {
+            guest.unmap(AT, 2);
+            drop_clean(guest, &file);
+            guest.store(page(8), 8).unwrap();
+            readers.done();
+        }),
+        (&space, &|guest| readers.serve(guest, &disk, || End::Good)),
+    ]);
+    world.finish_with(vec![space], vec![file]);
+}
+
+/// A private mapping copies pages of the file while they are dropped, and cut off.
+fn copies_against_dropping_and_truncation() {
+    let world = World::unwatched(3, FRAMES);
+    let disk = Disk::new(3, 1);
+    let file = world.file(disk.clone());
+    let space = mapping(&world, &file, MapFlags::PRIVATE);
+    world.within(&space, |guest| {
+        (0..3).for_each(|at| assert_eq!(read_page(guest, &file, at), Ok(at + 1)));
+    });
+    world.run(&[
+        (&space, &|guest| {
+            for at in [0, 2] {
+                let stored = guest.store(page(at) + 8, 50);
+                assert!(
+                    stored == Ok(()) || (at, stored) == (2, Err(FaultError::Bus)),
+                    "{stored:?}"
+                );
+            }
+            assert_eq!([0, 8].map(|word| guest.load(page(0) + word)), [Ok(1), Ok(50)]);
+            guest.store(page(1) + 8, 60).unwrap();
+            assert_eq!([0, 8].map(|word| guest.load(page(1) + word)), [Ok(2), Ok(60)]);
+        }),
+        (&space, &|guest| {
+            for at in 8..10 {
+                drop_clean(guest, &file);
+                guest.store(page(at), at).unwrap();
+            }
+        }),
+        (&space, &|guest| truncate(guest, &[&space], &file, 2)),
+    ]);
+    world.within(&space, |guest| {
+        assert_eq!(guest.load(page(2)), Err(FaultError::Bus), "a copy of what was cut off");
+    });
+    nothing_is_lost(&world, &[&space], &file, &disk, &[1, 2]);
+    world.finish_with(vec![space], vec![file]);
+}
+
+/// The first store to a page that was read, which leaves the file just then.
+fn a_first_store_against_truncation() {
+    let world = World::unwatched(2, FRAMES);
+    let disk = Disk::new(2, 1);
+    let file = world.file(disk.clone());
+    let space = mapping(&world, &file, MapFlags::SHARED);
+    world.within(&space, |guest| assert_eq!(guest.load(page(1)), Ok(2)));
+    world.run(&[
+        (&space, &|guest| {
+            let stored = guest.store(page(1), 20);
+            assert!(matches!(stored, Ok(()) | Err(FaultError::Bus)), "{stored:?}");
+        }),
+        (&space, &|guest| {
+            file.set_len(guest.cpu, PAGE).unwrap();
+            // Another thread of the same CPU may run before the mappings are revoked.
+            let stored = guest.store(page(1), 30);
+            assert!(matches!(stored, Ok(()) | Err(FaultError::Bus)), "{stored:?}");
+            guest.space.revoke(guest.cpu, &file, 1..2, Copies::Drop);
+            assert_eq!(guest.store(page(1), 40), Err(FaultError::Bus));
+        }),
+    ]);
+    world.finish_with(vec![space], vec![file]);
+}
+
+/// A hole is punched while a program and the kernel use its pages: whoever has found the hole finds what it stores there.
+fn uses_against_a_hole() {
+    let world = World::unwatched(3, FRAMES);
+    let disk = Disk::new(3, 1);
+    let file = world.file(disk.clone());
+    let space = mapping(&world, &file, MapFlags::SHARED);
+    world.within(&space, |guest| assert_eq!(guest.load(page(0)), Ok(1)));
+    world.run(&[
+        (&space, &|guest| {
+            for at in [1, 0] {
+                let found = guest.load(page(at)).unwrap();
+                assert!(found == 0 || found == at + 1, "{found}");
+                guest.store(page(at), 50).unwrap();
+                let left = guest.load(page(at)).unwrap();
+                assert!(left == 50 || found != 0 && left == 0, "{left} after {found}");
+            }
+        }),
+        (&space, &|guest| {
+            let found = read_page(guest, &file, 2).unwrap();
+            assert!(found == 0 || found == 3, "{found}");
+            write_page(guest, &file, 2, 60).unwrap();
+            let left = read_page(guest, &file, 2).unwrap();
+            assert!(left == 60 || found != 0 && left == 0, "{left} after {found}");
+        }),
+        (&space, &|guest| {
+            file.punch(guest.cpu, 0..3).unwrap();
+            guest.space.revoke(guest.cpu, &file, 0..3, Copies::Keep);
+        }),
+    ]);
+    let words = world.within(&space, |guest| [0, 1, 2].map(|at| guest.load(page(at)).unwrap()));
+    nothing_is_lost(&world, &[&space], &file, &disk, &words);
+    world.finish_with(vec![space], vec![file]);
+}
+
+/// Another process writes to the mapping, while it is written back.
+fn writes_from_outside_against_write_back() {
+    let world = World::outside(2, FRAMES);
+    let disk = Disk::new(2, 2);
+    let file = world.file(disk.clone());
+    let space = mapping(&world, &file, MapFlags::SHARED);
+    let other = world.space(|_| {});
+    world.run(&[
+        (&other, &|guest| {
+            for round in 1..=ROUNDS {
+                let word = (10 * round).to_ne_bytes();
+                let words = [(page(0), word), (page(1), word)];
+                for (at, word) in words {
+                    guest.poll();
+                    space.write_bytes(guest.cpu, at, &word).unwrap();
+                }
+            }
+        }),
+        (&other, &|guest| {
+            for _ in 0..3 {
+                write_back(guest, &[&space], &file).unwrap();
+            }
+        }),
+    ]);
+    nothing_is_lost(&world, &[&space], &file, &disk, &[10 * ROUNDS; 2]);
+    world.finish_with(vec![space, other], vec![file]);
+}
+
+mod tests {
+    holds!(
+        faults_on_absent_pages,
+        pending_faults_against_their_end,
+        a_read_against_truncation,
+        a_pending_read_against_truncation,
+        stores_against_write_back,
+        first_stores_against_write_back,
+        kernel_writes_against_write_back,
+        dropping_against_uses,
+        munmap_against_a_read,
+        copies_against_dropping_and_truncation,
+        a_first_store_against_truncation,
+        uses_against_a_hole,
+        writes_from_outside_against_write_back,
+    );
+}
+
+mod needs {
+    use crate::scenario;
+    use faultless::sync::mutant::Mutant;
+
+    needs!(
+        a_look_at_the_length_by_a_read: ReadLooksAgain in [a_read_against_truncation],
+        a_mark_by_a_fault: FaultMarksDirty in [first_stores_against_write_back],
+        protection_before_writing: WriteBackProtects in [stores_against_write_back],
+        a_mark_of_what_failed: FailedStaysDirty in [stores_against_write_back],
+        a_look_at_the_mark_by_dropping: DropsDirty in [kernel_writes_against_write_back],
+        a_look_for_a_hole_by_a_read: ReadLooksForCut in [uses_against_a_hole],
+        an_end_of_reads_by_a_cut: CutDropsReads in [a_pending_read_against_truncation],
+        an_entry_held_by_who_joins: JoinHoldsEntry in [faults_on_absent_pages],
+        a_frame_freed_by_the_end: EndFreesFrame in [a_pending_read_against_truncation],
+        a_reference_dropped_in_one_step: DropsSole in [dropping_against_uses],
+        a_turn: TurnExcludes in [kernel_writes_against_write_back],
+    );
+}
