@@ -21,6 +21,7 @@ use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 use crate::sync::mutant::{Mutant, lost};
+use crate::sync::order::{self, StoreCall};
 use crate::table::Entry;
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
@@ -158,6 +159,7 @@ impl Shared<Object> {
         let before = stored.bytes.load(Ordering::Relaxed);
         let shorter = bytes < before;
         let _cut = shorter.then(|| self.cut(cpu, stored, bytes >> PAGE_SHIFT..u64::MAX));
+        order::before::<StoreCall>(cpu);
         stored.store.set_len(bytes)?;
         self.clear_behind(cpu, before.min(bytes));
         stored.bytes.store(bytes, Ordering::Release);
@@ -181,6 +183,7 @@ impl Shared<Object> {
         let end = range.end.min(self.pages());
         let _cut = self.cut(cpu, stored, range.clone());
         if range.start < end {
+            order::before::<StoreCall>(cpu);
             stored.store.punch(range.start..end)?;
         }
         self.free_pages(cpu, range);

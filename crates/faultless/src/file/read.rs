@@ -30,6 +30,7 @@ use crate::machine::Machine;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::mutant::{Mutant, lost};
+use crate::sync::order::{self, StoreCall};
 use crate::sync::wait::until;
 use crate::table::Entry;
 use crate::table::node::{ENTRIES, load};
@@ -397,6 +398,7 @@ impl Shared<Object> {
         };
         let pending = PendingRead { state: unread.state.clone(), index };
         let mut run = ReadRun { reading: Some(reading) };
+        order::before::<StoreCall>(cpu);
         cpu.count(Counter::StoreRead);
         let read = store.read(&mut run);
         if let Some(reading) = run.reading {

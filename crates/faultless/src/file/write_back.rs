@@ -32,6 +32,7 @@ use crate::machine::Machine;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::mutant::{Mutant, lost};
+use crate::sync::order::{self, StoreCall, StoreTurn};
 use crate::sync::wait::{Wait, until};
 use crate::table::Entry;
 use crate::table::node;
@@ -55,7 +56,10 @@ pub(super) struct Turn {
 unsafe impl Sync for Turn {}
 
 /// A [`Turn`] that is taken; dropping it ends it.
-pub(super) struct InTurn<'a>(&'a Turn);
+pub(super) struct InTurn<'a> {
+    turn: &'a Turn,
+    _mark: order::Mark<'a>,
+}
 
 impl Turn {
     /// A turn for runs of as many pages as `store` prefers.
@@ -66,11 +70,12 @@ impl Turn {
         Ok(Self { taken: AtomicBool::new(false), run: UnsafeCell::new(run) })
     }
 
-    pub(super) fn take(&self, wait: &impl Wait) -> InTurn<'_> {
+    pub(super) fn take<'a>(&'a self, wait: &'a impl Wait) -> InTurn<'a> {
+        order::before::<StoreTurn>(wait);
         let order = (Ordering::Acquire, Ordering::Relaxed);
         let take = || self.taken.compare_exchange(false, true, order.0, order.1).is_ok();
         until(wait, || take() || lost(Mutant::TurnExcludes));
-        InTurn(self)
+        InTurn { turn: self, _mark: order::hold::<StoreTurn>(wait) }
     }
 }
 
@@ -78,13 +83,13 @@ impl InTurn<'_> {
     /// The list of the pages that are being written.
     fn run(&mut self) -> &mut Vec<Buffer> {
         // SAFETY: the turn is this value's alone, which is borrowed mutably.
-        unsafe { &mut *self.0.run.get() }
+        unsafe { &mut *self.turn.run.get() }
     }
 }
 
 impl Drop for InTurn<'_> {
     fn drop(&mut self) {
-        self.0.taken.store(false, Ordering::Release);
+        self.turn.taken.store(false, Ordering::Release);
     }
 }
 
@@ -312,6 +317,7 @@ impl Stored {
             return Ok(());
         }
         let pages = &run[..bytes.div_ceil(PAGE_SIZE as usize)];
+        order::before::<StoreCall>(cpu);
         cpu.count(Counter::StoreWrite);
         let written = self.store.write(&WriteRun { first, bytes, pages });
         written.map_err(|error| (error.done.min(bytes) / PAGE_SIZE as usize, error.errno))

@@ -8,7 +8,9 @@
 //! Each wait then goes to a later rank than all that the waiter keeps from others, so no circle of
 //! waiters closes. What the rule says of each class:
 //!
-//! - a *grace period* is first: a CPU that waits for it holds nothing, and is in no section. One exception:
+//! - the *turn* to change what an object's store has is first: the CPU that has it calls the *store*, and write-protects pages in spaces. Who
+//!   calls a store holds such turns and nothing else, since a store may take long, and make calls of its own;
+//! - a *grace period* is next: a CPU that waits for it holds nothing but turns, and is in no section. One exception:
 //!   the switch of the locking policy waits while it holds the first two locks, which excludes all other CPUs from
 //!   them; no section needs them to end ([`Grace::synchronize_locked`]);
 //! - *reclaim* in a space keeps that space alive, and takes its locks after that. The CPU that ends the space
@@ -78,42 +80,46 @@ macro_rules! classes {
 
 // The lock order.
 classes! {
+    /// The turn to change what an object's store has. A store may be made of another object, whose turn its calls take.
+    0 StoreTurn "an object's turn to write" several;
+    /// A call of an object's store. Waited for, never held.
+    1 StoreCall "a store";
     /// The end of the sections that are open. Waited for, never held.
-    0 GracePeriod "a grace period";
+    1 GracePeriod "a grace period";
     /// Reclaim at work in a space, which must not end meanwhile.
-    0 Reclaim "a space's reclaim";
+    1 Reclaim "a space's reclaim";
     /// The baselines' one lock of a space.
-    1 MmapLock "a space's mmap_lock";
+    2 MmapLock "a space's mmap_lock";
     /// Held claims in a space's range lock.
-    2 RangeClaim "a space's range lock";
+    3 RangeClaim "a space's range lock";
     /// An open grace section.
-    3 GraceSection "a grace section";
+    4 GraceSection "a grace section";
     /// A space, while its owner executes a call. Waited for by the next CPU that comes to it.
-    4 OwnedSpace "a space's owner";
+    5 OwnedSpace "a space's owner";
     /// A tree's writer.
-    5 TreeWriter "a tree's writer";
+    6 TreeWriter "a tree's writer";
     /// The locks of VMAs of one space.
-    6 VmaLock "a VMA's lock" several;
+    7 VmaLock "a VMA's lock" several;
     /// A held page-table entry that is not present.
-    7 BusyEntry "a busy entry";
+    8 BusyEntry "a busy entry";
     /// Other CPUs' answers to flush requests. Waited for, never held.
-    8 Flush "a flush";
+    9 Flush "a flush";
     /// A held page-table entry that the MMU goes on using.
-    9 PinnedEntry "a pinned entry";
+    10 PinnedEntry "a pinned entry";
     /// The list of a range lock.
-    10 ClaimQueue "a range lock's queue";
+    11 ClaimQueue "a range lock's queue";
     /// What a CPU has retired.
-    10 RetiredObjects "a CPU's retired objects";
+    11 RetiredObjects "a CPU's retired objects";
     /// The list of spaces with lazily freed pages.
-    10 LazySpaces "the list of spaces with lazily freed pages";
+    11 LazySpaces "the list of spaces with lazily freed pages";
     /// Where a space has lazily freed pages.
-    10 LazyHull "a space's lazily freed range";
+    11 LazyHull "a space's lazily freed range";
     /// A node's buddy allocator.
-    10 NodeBuddy "a node's buddy allocator";
+    11 NodeBuddy "a node's buddy allocator";
     /// A CPU's inbox of flush requests.
-    10 FlushInbox "a flush inbox";
+    11 FlushInbox "a flush inbox";
     /// The watcher of the trace points.
-    10 TraceWatcher "the trace points' watcher";
+    11 TraceWatcher "the trace points' watcher";
 }
 
 /// A lock that is none of the subsystem's: not in the list, and not written down.

@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
+use crate::error::Errno;
 use crate::fault::Access;
+use crate::file::{BackingStore, Object, ReadRun, StoreError, WriteRun};
 use crate::knob::{Locking, Setting};
 use crate::machine::CpuId;
 use crate::space::{MapFlags, Prot, Space};
@@ -212,6 +214,82 @@ fn nobody_waits_for_a_flush_while_holding_what_the_mmu_can_use() {
     let held = protocol::take(&busy, Entry::NONE, &here).unwrap();
     assert_eq!(flush(), 0);
     held.revert();
+}
+
+/// A file of zeros, for which nothing is written.
+#[derive(Debug)]
+struct Zeros;
+
+impl BackingStore for Zeros {
+    fn len(&self) -> u64 {
+        4 * PAGE_SIZE
+    }
+
+    fn preferred_pages(&self) -> usize {
+        1
+    }
+
+    fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
+        Ok(run.bytes())
+    }
+
+    fn write(&self, _: &WriteRun<'_>) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn set_len(&self, _: u64) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn punch(&self, _: core::ops::Range<u64>) -> Result<(), Errno> {
+        Ok(())
+    }
+}
+
+/// Nor does a CPU that protects pages in its turn keep anybody from a space for whom it waits.
+#[test]
+fn a_turn_comes_first_and_a_store_is_called_with_nothing_else_held() {
+    let vm = Vm::new(TestMachine::new(1, 64)).unwrap();
+    // SAFETY: the only one.
+    let cpu = unsafe { vm.cpu(CpuId(0)) };
+    let file = Object::of_store(&cpu, std::sync::Arc::new(Zeros), 1).unwrap();
+    file.write_page(&cpu, 0, |_| ()).unwrap();
+    let (turn, claim) = ("an object's turn to write", "a space's range lock");
+    let (fine, record) = (RangeLock::new(), cpu.local().order());
+    let slots = ClaimSlots::try_new(1, |_| Default::default()).unwrap();
+    let refused = |call: &dyn Fn(), waited: &str| {
+        let told = catch_unwind(AssertUnwindSafe(|| {
+            let _claim = fine.acquire(&slots, cpu.local(), page(1), &cpu);
+            call();
+        }));
+        record.broken.set(false);
+        assert_eq!(record.names().next(), None, "still held");
+        says(
+            told.expect_err("the order was kept").downcast_ref::<String>().unwrap(),
+            waited,
+            claim,
+        );
+    };
+    let all = 0..u64::MAX;
+    refused(&|| assert!(file.write_back(&cpu, all.clone(), |_| {}).is_ok()), turn);
+    refused(&|| assert!(file.set_len(&cpu, PAGE_SIZE).is_ok()), turn);
+    refused(&|| assert!(file.punch(&cpu, 0..1).is_ok()), turn);
+    let read = || assert!(file.read_page(&cpu, 3, |_| ()).is_ok());
+    refused(&read, "a store");
+    // In the turn claims are made; and the turn of another object, of which the store may be made, is taken.
+    let other = Object::of_store(&cpu, std::sync::Arc::new(Zeros), 1).unwrap();
+    file.write_page(&cpu, 1, |_| ()).unwrap();
+    let protected = core::cell::Cell::new(false);
+    let protect = |_| {
+        drop(fine.acquire(&slots, cpu.local(), page(1), &cpu));
+        other.set_len(&cpu, PAGE_SIZE).unwrap();
+        cpu.settle_retired();
+        protected.set(record.names().eq([turn]));
+    };
+    file.write_back(&cpu, all, protect).unwrap();
+    assert!(protected.get() && record.names().next().is_none());
+    Object::release(file, &cpu);
+    Object::release(other, &cpu);
 }
 
 #[test]
