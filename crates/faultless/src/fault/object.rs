@@ -42,7 +42,8 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         let names = &pages[there - below..=there + above];
         let present = |(at, name)| u64::from(node::load(name).is_present()) << at;
         let wanted = names.iter().enumerate().map(present).fold(0, BitOr::bitor);
-        if Object::is_full(self.cpu, &names[below]) {
+        // A store maps one page, so that it can find out afterwards.
+        if self.access != Access::Write && Object::is_full(self.cpu, &names[below]) {
             return Err(Abort::TooManyMappings);
         }
         let Some(held) = self.take_run(run, below, wanted)? else { return self.outrun() };
@@ -61,6 +62,9 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
             }
             None => Entry::NONE,
         });
+        if mapped == 0 && Object::is_full(self.cpu, &names[below]) {
+            return Err(Abort::TooManyMappings);
+        }
         self.cpu.add_resident(self.space, mapped);
         self.cpu.count(Counter::SharedPage);
         if mapped > 1 {

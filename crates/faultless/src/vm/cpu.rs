@@ -192,6 +192,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
     /// # Safety
     /// The caller had the reference; the mapping that it stood for is gone and has been flushed
     /// from every CPU that could hold it.
+    #[inline(always)]
     pub(crate) unsafe fn put_unmapped(&self, number: FrameNumber) -> bool {
         let last = self.vm.frames.meta(number).put_ref() == 0;
         if last {
