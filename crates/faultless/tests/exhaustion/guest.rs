@@ -123,6 +123,18 @@ impl Sight {
         self
     }
 
+    /// Without the pages of files that came since `before`. They are as the store has them: page `n` starts with `n + 1`.
+    pub(crate) fn but_read(mut self, before: &Self) -> Self {
+        for (object, old) in self.objects.iter_mut().zip(&before.objects) {
+            for ((number, page), then) in (1..).zip(&mut object.1).zip(&old.1) {
+                if then.is_none() && *page == Some(number) {
+                    *page = None;
+                }
+            }
+        }
+        self
+    }
+
     /// What was mapped already in `before`: pages that came besides are left out.
     pub(crate) fn within(mut self, before: &Self) -> Self {
         for (space, old) in self.spaces.iter_mut().zip(&before.spaces) {
@@ -210,7 +222,11 @@ impl World {
         let objects = self.objects.iter().map(|object| {
             // SAFETY: the bytes of a page, aligned.
             let word = |at: *const u8| unsafe { at.cast::<u64>().read() };
-            let page = |index| object.read_page(cpu, index, |at| at.map(word)).unwrap();
+            // What a store has is not read for this.
+            let page = |index| {
+                let there = object.has_page(cpu, index);
+                there.then(|| object.read_page(cpu, index, |at| at.map(word)).unwrap()).flatten()
+            };
             (object.pages(), (0..object.pages().min(64)).map(page).collect())
         });
         Sight { spaces, objects: objects.collect() }

@@ -11,6 +11,7 @@ mod calls;
 mod faults;
 mod guest;
 mod shim;
+mod stores;
 
 use faultless::{
     AccessError, AnonVmaCheck, CpuId, Errno, Error, FaultError, Locking, Object, Setting, Space,
@@ -29,6 +30,8 @@ pub(crate) enum Left {
     /// Tables without pages, and an anon_vma without pages: a fault needs them one after the
     /// other, and the next one finds them.
     Ways,
+    /// The same, and the page of a file that the fault has read from its store.
+    ReadIn,
     /// Pages, as if programs had read or written there: what was to be populated, as far as it went.
     Pages,
     /// The same, and a stack that has grown already.
@@ -152,6 +155,7 @@ fn run(case: &Case<'_>, policy: Policy, short: Option<Short>) -> (bool, bool, Si
                 assert_eq!((heap_now, vm.free_frames()), (heap, free), "heap bytes, free frames");
             }
             Left::Ways => assert_eq!(now, before),
+            Left::ReadIn => assert_eq!(now.but_read(&before), before),
             Left::Grown => assert_eq!(now.pages_of(&before), before.clone().pages_of(&before)),
             Left::Pages => assert_eq!(now.within(&before), before),
             Left::ReadOnly => {

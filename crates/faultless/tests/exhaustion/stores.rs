@@ -1,0 +1,198 @@
+//! Files with a store: pages that are read in, and written back.
+
+use super::guest::{AT, P, RW, SHARED, TestCpu, World};
+use super::{Case, Left, Refused, exhaust};
+use faultless::{
+    Access, AnonVmaCheck, BackingStore, Copies, Errno, FaultKind, MapFlags, Object, ReadRun,
+    StoreError, WriteRun,
+};
+use std::cell::Cell;
+
+const LATE: &[AnonVmaCheck] = &[AnonVmaCheck::Late];
+const PAGES: usize = 8;
+
+thread_local! {
+    /// What the store has: the first word of each page. The others are zeros. It needs no heap, and outlives the object.
+    static WORDS: Cell<[u64; PAGES]> = const { Cell::new([0; PAGES]) };
+}
+
+/// A store of one thread; see [`WORDS`].
+#[derive(Debug)]
+struct Words;
+
+impl BackingStore for Words {
+    fn len(&self) -> u64 {
+        PAGES as u64 * P
+    }
+
+    /// One, so that what is there in the end does not depend on how much memory there was.
+    fn preferred_pages(&self) -> usize {
+        1
+    }
+
+    fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
+        let words = WORDS.get();
+        for (index, page) in (run.first() as usize..).zip(run.memory()) {
+            page.fill(0);
+            page[..8].copy_from_slice(&words[index].to_ne_bytes());
+        }
+        Ok(run.bytes())
+    }
+
+    fn write(&self, run: &WriteRun<'_>) -> Result<(), StoreError> {
+        let mut words = WORDS.get();
+        for (index, (page, _)) in (run.first() as usize..).zip(run.memory()) {
+            // SAFETY: a word of a page, valid for reads during the call; nobody stores to it.
+            words[index] = unsafe { page.cast::<u64>().read() };
+        }
+        WORDS.set(words);
+        Ok(())
+    }
+
+    fn set_len(&self, bytes: u64) -> Result<(), Errno> {
+        let mut words = WORDS.get();
+        words[(bytes.div_ceil(P) as usize).min(PAGES)..].fill(0);
+        WORDS.set(words);
+        Ok(())
+    }
+
+    fn punch(&self, pages: std::ops::Range<u64>) -> Result<(), Errno> {
+        let mut words = WORDS.get();
+        words[pages.start as usize..pages.end as usize].fill(0);
+        WORDS.set(words);
+        Ok(())
+    }
+}
+
+/// The world's object is a file, whose page `n` starts with the word `n + 1`.
+fn file(cpu: &TestCpu<'_>, world: &mut World) {
+    WORDS.set(core::array::from_fn(|at| at as u64 + 1));
+    let file = Object::of_store(cpu, std::sync::Arc::new(Words), 7).unwrap();
+    Object::release(core::mem::replace(&mut world.objects[0], file), cpu);
+}
+
+/// It is mapped shared, and 10, 11, … were stored to four pages.
+fn stored_to(cpu: &TestCpu<'_>, world: &mut World) {
+    file(cpu, world);
+    world.map_object(cpu, 0, PAGES as u64, MapFlags::SHARED | MapFlags::FIXED, 0);
+    (0..4).for_each(|page| world.store(cpu, page, 10 + page));
+}
+
+fn write_back(cpu: &TestCpu<'_>, world: &World) -> Result<u64, Errno> {
+    let file = &world.objects[0];
+    file.write_back(cpu, 0..u64::MAX, |pages| world.spaces[0].write_protect(cpu, file, pages))
+}
+
+/// A call of the kernel that must do what it does with no memory at all.
+fn infallible(
+    name: &str,
+    setup: &dyn Fn(&TestCpu<'_>, &mut World),
+    call: &dyn Fn(&TestCpu<'_>, &mut World),
+) {
+    let call = |cpu: &TestCpu<'_>, world: &mut World| {
+        call(cpu, world);
+        Ok::<_, Refused>(())
+    };
+    exhaust(&Case { name, setup, call: &call, left: Left::Nothing, checks: LATE, may_fail: false });
+}
+
+#[test]
+fn faults_that_read() {
+    for away in [1, 512, 512 * 512 * 512] {
+        for (flags, access, kind) in [
+            (MapFlags::SHARED, Access::Read, FaultKind::Shared),
+            (MapFlags::SHARED, Access::Write, FaultKind::Shared),
+            (MapFlags::PRIVATE, Access::Read, FaultKind::Shared),
+            (MapFlags::PRIVATE, Access::Write, FaultKind::Copy),
+        ] {
+            let setup = |cpu: &TestCpu<'_>, world: &mut World| {
+                file(cpu, world);
+                world.map(cpu, 0, 1, RW, SHARED);
+                world.store(cpu, 0, 1);
+                world.map_object(cpu, away, 4, flags | MapFlags::FIXED, 2);
+            };
+            let call = |cpu: &TestCpu<'_>, world: &mut World| {
+                let got = world.spaces[0].fault(cpu, AT + (away + 1) * P, access)?;
+                assert_eq!(got, kind);
+                Ok::<_, Refused>(())
+            };
+            let (name, left) = (&*format!("{access:?} of a file, {flags:?}"), Left::ReadIn);
+            exhaust(&Case { name, setup: &setup, call: &call, left, checks: LATE, may_fail: true });
+        }
+    }
+}
+
+#[test]
+fn calls_of_the_kernel_that_read() {
+    let (left, checks, may_fail) = (Left::Ways, LATE, true);
+    let read = |cpu: &TestCpu<'_>, world: &mut World| {
+        // SAFETY: a word of the page, lent.
+        let word = |at: Option<*const u8>| at.map(|at| unsafe { at.cast::<u64>().read() });
+        assert_eq!(world.objects[0].read_page(cpu, 3, word)?, Some(4));
+        Ok::<_, Refused>(())
+    };
+    exhaust(&Case { name: "read_page", setup: &file, call: &read, left, checks, may_fail });
+    let write = |cpu: &TestCpu<'_>, world: &mut World| {
+        // SAFETY: a word of the page, lent.
+        world.objects[0].write_page(cpu, 3, |at| unsafe { at.cast::<u64>().write(50) })?;
+        assert!(world.objects[0].is_dirty(cpu, 3));
+        Ok::<_, Refused>(())
+    };
+    exhaust(&Case { name: "write_page", setup: &file, call: &write, left, checks, may_fail });
+}
+
+#[test]
+fn writing_back_and_dropping() {
+    infallible("write_back", &stored_to, &|cpu, world| {
+        assert_eq!(write_back(cpu, world), Ok(4));
+        assert_eq!(WORDS.get(), [10, 11, 12, 13, 5, 6, 7, 8]);
+        world.store(cpu, 0, 60);
+        assert!(world.objects[0].is_dirty(cpu, 0), "the next store is noticed");
+    });
+    let unmapped = |cpu: &TestCpu<'_>, world: &mut World| {
+        stored_to(cpu, world);
+        world.spaces[0].munmap(cpu, AT, PAGES as u64 * P).unwrap();
+        write_back(cpu, world).unwrap();
+    };
+    infallible("drop_clean", &unmapped, &|cpu, world| {
+        assert_eq!(world.objects[0].drop_clean(cpu, 0..u64::MAX), 4);
+    });
+}
+
+/// What was stored to is in the store, whatever memory there is.
+#[test]
+fn the_end_of_a_file() {
+    let unmapped = |cpu: &TestCpu<'_>, world: &mut World| {
+        stored_to(cpu, world);
+        world.spaces[0].munmap(cpu, AT, PAGES as u64 * P).unwrap();
+    };
+    for dropped in [false, true] {
+        infallible("the end", &unmapped, &|cpu, world| {
+            let file = world.objects.remove(0);
+            if dropped {
+                drop(file);
+                assert_eq!(cpu.end_dropped(), 1);
+            } else {
+                Object::release(file, cpu);
+            }
+            assert_eq!(WORDS.get(), [10, 11, 12, 13, 5, 6, 7, 8]);
+        });
+    }
+}
+
+#[test]
+fn a_length_that_changes() {
+    infallible("shorter, and longer", &stored_to, &|cpu, world| {
+        world.objects[0].set_len(cpu, 2 * P + 4).unwrap();
+        world.spaces[0].revoke(cpu, &world.objects[0], 3..u64::MAX, Copies::Drop);
+        world.objects[0].set_len(cpu, PAGES as u64 * P).unwrap();
+        assert_eq!(write_back(cpu, world), Ok(3));
+        assert_eq!(WORDS.get(), [10, 11, 12, 0, 0, 0, 0, 0]);
+    });
+    infallible("a hole", &stored_to, &|cpu, world| {
+        world.objects[0].punch(cpu, 1..6).unwrap();
+        world.spaces[0].revoke(cpu, &world.objects[0], 1..6, Copies::Keep);
+        assert_eq!(write_back(cpu, world), Ok(1));
+        assert_eq!(WORDS.get(), [10, 0, 0, 0, 0, 0, 7, 8]);
+    });
+}
