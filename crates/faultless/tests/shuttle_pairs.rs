@@ -294,6 +294,11 @@ fn a_pin_of_nothing() {
     try_known("pinned where nothing is");
 }
 
+/// A store to a page that is written back.
+fn a_store_while_it_is_written_back() {
+    try_pair([Kind::Store, Kind::WriteBack], Relation::Same, Base::FileShared);
+}
+
 mod needs {
     use crate::scenario;
     use faultless::sync::mutant::Mutant;
@@ -310,6 +315,8 @@ mod needs {
         a_cut_merges_before: CutsUnmerged in [a_cut_before_a_merge],
         a_pin_finds_nothing: PinFindsNothing in [a_pin_of_nothing],
         a_hole_is_flushed: HoleIsFlushed in [advice_of_a_hole, populating_a_hole] under MMAP_LOCK,
+        a_first_store_is_noted: FaultMarksDirty in [a_store_while_it_is_written_back],
+        a_page_is_protected_first: WriteBackProtects in [a_store_while_it_is_written_back],
         what_merges_later_counts_as_one: CountsMerged in [two_that_stay_as_many],
     );
 }

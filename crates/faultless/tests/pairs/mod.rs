@@ -21,6 +21,7 @@
 
 #![allow(dead_code, reason = "each program uses a part")]
 
+pub mod file;
 pub mod known;
 pub mod op;
 pub mod seen;
@@ -53,7 +54,9 @@ impl Case {
         let any = |is: fn(&Op) -> bool| sides.iter().flatten().any(is);
         let objects = start.iter().chain(sides.iter().flatten()).any(|op| op.maps_object());
         let around = objects && any(|op| op.is_access());
-        let pages = !around && !any(|op| op.is_by_page());
+        // Of a file the page cache has what it happens to have.
+        let file = start.contains(&Op::File);
+        let pages = !around && !file && !any(|op| op.is_by_page());
         Self { start, sides, after, pages, by_page: false, begun: 0 }
     }
 }
@@ -72,6 +75,8 @@ pub struct Outcome {
     last: Seen,
     /// Right after the pair, and at last.
     object: Option<[ObjectSeen; 2]>,
+    /// What is in the store of a file, once all was written back.
+    stored: Option<Vec<u64>>,
 }
 
 impl Case {
@@ -118,8 +123,8 @@ impl Case {
         hand.cpu().vm().set(Setting::MaxMapCount(AREAS));
         let keep = |seen: Seen| if self.pages { seen } else { seen.without_pages() };
         let seen = keep(Seen::of(hand.space(), hand.cpu()));
-        let Besides { old, new: [first, second], object } = besides;
-        let object = object.into_inner();
+        let Besides { old, new: [first, second], object, words } = besides;
+        let (object, words) = (object.into_inner(), words.into_inner());
         let see_object = || {
             let seen = ObjectSeen::of(object.as_ref()?, hand.cpu());
             Some(if self.pages { seen } else { seen.without_pages() })
@@ -136,11 +141,19 @@ impl Case {
         let none = Besides::default();
         let after = self.after.iter().map(|op| op.apply(hand, &none, &none.old)).collect();
         let last = keep(Seen::of(hand.space(), hand.cpu()));
+        let stored = object.as_ref().zip(words).map(|(file, words)| {
+            file::write_back(hand.cpu(), hand.space(), file, 0..u64::MAX).expect("it is written");
+            // In no order is anything lost, so this needs none to compare with.
+            let stored = words.get();
+            let there = ObjectSeen::of(file, hand.cpu());
+            assert!(there.is(&stored), "{there:?} was written back as {stored:?}:\n{self}");
+            stored
+        });
         let objects = object_seen.zip(see_object()).map(|(seen, last)| [seen, last]);
         if let Some(object) = object {
             Object::release(object, hand.cpu());
         }
-        Outcome { returned, seen, children, after, last, object: objects }
+        Outcome { returned, seen, children, after, last, object: objects, stored }
     }
 
     /// Empties the space again.
@@ -266,6 +279,10 @@ impl fmt::Display for Outcome {
         write!(f, "    at last: {}", self.last)?;
         match &self.object {
             Some([seen, last]) => writeln!(f, "    the object: {seen:?}, at last {last:?}"),
+            None => Ok(()),
+        }?;
+        match &self.stored {
+            Some(stored) => writeln!(f, "    in the store: {stored:?}"),
             None => Ok(()),
         }
     }

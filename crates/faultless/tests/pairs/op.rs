@@ -4,6 +4,7 @@
 //! boundary, right below the place where automatic placement starts. So a mapping that is placed can be
 //! made to land in the window.
 
+use super::file::{Words, write_back};
 use super::seen::{AreaSeen, areas};
 use faultless::Use;
 use faultless::{
@@ -13,7 +14,7 @@ use faultless::{
 };
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// Where automatic placement starts, going down.
 const TOP: u64 = 0x7fff_f7ff_f000;
@@ -122,6 +123,17 @@ pub enum Op {
     BeginOutside(i64, Access),
     /// The case gets its object: a page for each of the window, of which some are there.
     Object,
+    /// The same, of a file: a page for each of the window, of which some were read.
+    File,
+    /// What was stored to the pages of the file is written back.
+    WriteBack(Span),
+    /// Pages of the file that are neither dirty nor used are dropped, and read again when they are needed.
+    DropClean(Span),
+    /// The kernel reads or writes a page of the file.
+    ReadPage(i64),
+    WritePage(i64, u64),
+    /// The object gets so many pages.
+    Extend(i64),
     /// `mmap` of the object: each page of the window shows the page of that number.
     MapObject(Span, MapFlags),
     /// The machine's device memory, if it has some, is as at the start: a page for each of the window.
@@ -220,11 +232,18 @@ pub struct Besides<C> {
     pub new: [Mutex<Vec<C>>; 2],
     /// The object, if it needs one.
     pub object: OnceLock<Shared<Object>>,
+    /// What is behind it, if it is a file.
+    pub words: OnceLock<Arc<Words>>,
 }
 
 impl<C> Default for Besides<C> {
     fn default() -> Self {
-        Self { old: Mutex::default(), new: Default::default(), object: OnceLock::new() }
+        Self {
+            old: Mutex::default(),
+            new: Default::default(),
+            object: OnceLock::new(),
+            words: OnceLock::new(),
+        }
     }
 }
 
@@ -337,6 +356,28 @@ impl Op {
                 besides.object.get_or_init(|| make_object(hand));
                 Ret::Done
             }
+            Self::File => {
+                besides.object.get_or_init(|| {
+                    let words = besides.words.get_or_init(Words::new);
+                    let file = Object::of_store(cpu, words.clone(), 1).expect("memory for it");
+                    // Two of them with their neighbours.
+                    for index in [0, 5] {
+                        file.read_page(cpu, index, |_| ()).expect("memory for a page");
+                    }
+                    file
+                });
+                Ret::Done
+            }
+            Self::WriteBack(_)
+            | Self::DropClean(_)
+            | Self::ReadPage(_)
+            | Self::WritePage(..)
+            | Self::Extend(_) => {
+                let Some(object) = besides.object.get() else {
+                    return Ret::Refused(Errno::EINVAL);
+                };
+                self.of_file(hand, object)
+            }
             Self::MapObject(span, flags) => {
                 let Some(object) = besides.object.get() else {
                     return Ret::Refused(Errno::EINVAL);
@@ -378,8 +419,10 @@ impl Op {
                 let pages = span.at as u64..if ends { u64::MAX } else { span.end() as u64 };
                 match part {
                     Part::Second => {}
-                    _ if ends => object.set_pages(cpu, pages.start).expect("a shorter one"),
-                    _ => object.free_pages(cpu, pages.clone()),
+                    _ if ends => {
+                        object.set_len(cpu, pages.start * PAGE_SIZE).expect("a shorter one");
+                    }
+                    _ => object.punch(cpu, pages.clone()).expect("a hole"),
                 }
                 if part != Part::First {
                     space.revoke(cpu, object, pages, copies);
@@ -422,6 +465,33 @@ impl Op {
                 child.map_or(Ret::Refused(Errno::EINVAL), |_| Ret::Done)
             }
         }
+    }
+
+    /// An operation on the pages of a file.
+    fn of_file<H: Hand>(self, hand: &H, file: &Shared<Object>) -> Ret {
+        let (space, cpu) = (hand.space(), hand.cpu());
+        let pages = |span: Span| span.at as u64..span.end() as u64;
+        let done = match self {
+            Self::WriteBack(span) => write_back(cpu, space, file, pages(span)).map(drop),
+            Self::DropClean(span) => {
+                file.drop_clean(cpu, pages(span));
+                Ok(())
+            }
+            Self::ReadPage(at) => {
+                // SAFETY: a word of a page that is lent.
+                let word = |at: *const u8| unsafe { AtomicU64::from_ptr(at.cast_mut().cast()) };
+                let load = |at: Option<_>| at.map_or(0, |at| word(at).load(Ordering::Relaxed));
+                let read = file.read_page(cpu, at as u64, load);
+                return read.map_or_else(Ret::Refused, Ret::Word);
+            }
+            Self::WritePage(at, value) => file.write_page(cpu, at as u64, |at| {
+                // SAFETY: as above.
+                unsafe { AtomicU64::from_ptr(at.cast()) }.store(value, Ordering::Relaxed);
+            }),
+            Self::Extend(pages) => file.set_len(cpu, pages as u64 * PAGE_SIZE),
+            _ => unreachable!("{self:?} is not about a file"),
+        };
+        done.map_or_else(Ret::Refused, |()| Ret::Done)
     }
 
     /// Another CPU may do something between these; those marked return something. The first that is refused is the
@@ -497,6 +567,12 @@ impl Op {
             | Self::FaultOutside(..)
             | Self::BeginOutside(..)
             | Self::Object
+            | Self::File
+            | Self::WriteBack(_)
+            | Self::DropClean(_)
+            | Self::ReadPage(_)
+            | Self::WritePage(..)
+            | Self::Extend(_)
             | Self::Device
             | Self::PinRead(_)
             | Self::PinWrite(..)

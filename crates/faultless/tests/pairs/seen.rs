@@ -158,6 +158,11 @@ impl ObjectSeen {
         Self((0..object.pages()).map(word).collect())
     }
 
+    /// Whether the pages have these words.
+    pub fn is(&self, words: &[u64]) -> bool {
+        self.0.iter().map(|word| word.unwrap_or(0)).eq(words.iter().copied())
+    }
+
     /// Without which pages are there.
     pub fn without_pages(self) -> Self {
         Self(self.0.into_iter().map(|word| Some(word.unwrap_or(0))).collect())

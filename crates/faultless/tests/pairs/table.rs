@@ -63,6 +63,11 @@ listed! {
         StackGrowth,
         Truncate,
         PunchHole,
+        WriteBack,
+        DropClean,
+        ReadPage,
+        WritePage,
+        GrowFile,
         InCore,
         Maps,
         Fork,
@@ -130,6 +135,11 @@ impl Kind {
             Self::Store | Self::StackGrowth => Op::Store(at, 100 + side as u64),
             Self::Truncate => Op::Leave(span, Copies::Drop, Part::Both),
             Self::PunchHole => Op::Leave(span, Copies::Keep, Part::Both),
+            Self::WriteBack => Op::WriteBack(span),
+            Self::DropClean => Op::DropClean(span),
+            Self::ReadPage => Op::ReadPage(at),
+            Self::WritePage => Op::WritePage(at, 100 + side as u64),
+            Self::GrowFile => Op::Extend(WINDOW),
             Self::InCore => Op::InCore(at),
             Self::Maps => Op::Maps,
             Self::Fork => Op::Fork,
@@ -177,8 +187,14 @@ impl Kind {
             | Self::PinRead
             | Self::PinWrite
             | Self::PunchHole
+            | Self::WriteBack
+            | Self::DropClean
+            | Self::ReadPage
+            | Self::WritePage
             | Self::InCore => Touches::Pages,
-            Self::Truncate | Self::Maps | Self::Fork | Self::Exit | Self::Drop => Touches::Space,
+            Self::Truncate | Self::GrowFile | Self::Maps | Self::Fork | Self::Exit | Self::Drop => {
+                Touches::Space
+            }
         }
     }
 
@@ -223,6 +239,11 @@ impl Kind {
             | Self::PinWrite
             | Self::Truncate
             | Self::PunchHole
+            | Self::WriteBack
+            | Self::DropClean
+            | Self::ReadPage
+            | Self::WritePage
+            | Self::GrowFile
             | Self::InCore
             | Self::Maps
             | Self::Fork
@@ -249,6 +270,12 @@ impl Kind {
             }
             Self::MapObject | Self::MapObjectShared | Self::Truncate | Self::PunchHole => {
                 ops.push(Op::Object);
+            }
+            Self::WriteBack | Self::DropClean | Self::ReadPage | Self::WritePage => {
+                ops.push(Op::File);
+            }
+            Self::GrowFile => {
+                ops.extend([Op::File, Op::Leave(span, Copies::Drop, Part::Both)]);
             }
             Self::MapDevice => ops.push(Op::Device),
             Self::Exit | Self::Drop => ops.push(Op::Fork),
@@ -324,6 +351,11 @@ impl Kind {
             | Self::StackGrowth
             | Self::Truncate
             | Self::PunchHole
+            | Self::WriteBack
+            | Self::DropClean
+            | Self::ReadPage
+            | Self::WritePage
+            | Self::GrowFile
             | Self::InCore
             | Self::Maps
             | Self::Fork
@@ -365,6 +397,10 @@ listed! {
         Object,
         /// The same, shared.
         ObjectShared,
+        /// A file, private: some pages were loaded, and some stored to.
+        File,
+        /// The same, shared.
+        FileShared,
         /// Device memory: some pages were loaded, and some stored to.
         Device,
     }
@@ -375,9 +411,9 @@ impl Base {
         let mut ops = Vec::new();
         let window = Span::new(0, WINDOW);
         let mut map = |span, prot, kind| ops.push(Op::Map(span, How::Fixed, prot, kind));
-        let object = |kind| {
+        let object = |object, kind| {
             let touch = [Op::Load(0), Op::Store(2, word(2)), Op::Store(3, word(3)), Op::Load(5)];
-            [Op::Object, Op::MapObject(window, kind)].into_iter().chain(touch)
+            [object, Op::MapObject(window, kind)].into_iter().chain(touch)
         };
         match self {
             Self::Empty => {}
@@ -398,8 +434,10 @@ impl Base {
                 map(window, RW, MapFlags::SHARED);
                 ops.extend((0..WINDOW).step_by(2).map(|page| Op::Store(page, word(page))));
             }
-            Self::Object => ops.extend(object(MapFlags::PRIVATE)),
-            Self::ObjectShared => ops.extend(object(MapFlags::SHARED)),
+            Self::Object => ops.extend(object(Op::Object, MapFlags::PRIVATE)),
+            Self::ObjectShared => ops.extend(object(Op::Object, MapFlags::SHARED)),
+            Self::File => ops.extend(object(Op::File, MapFlags::PRIVATE)),
+            Self::FileShared => ops.extend(object(Op::File, MapFlags::SHARED)),
             Self::Device => {
                 let touch = [Op::Load(0), Op::Store(2, word(2)), Op::Load(5)];
                 ops.extend([Op::Device, Op::MapDevice(window)].into_iter().chain(touch));
@@ -516,13 +554,14 @@ pub fn pairs() -> impl Iterator<Item = [Kind; 2]> {
 }
 
 /// Whether a kernel lets them be under way at the same time: while pages of an object leave the spaces that map
-/// it, these are all there are; and while it is shortened it does not grow.
+/// it, these are all there are; and while it is shortened its length does not change otherwise.
 pub fn may_meet([first, second]: [Kind; 2]) -> bool {
+    let sets_length = |kind| matches!(kind, Kind::Truncate | Kind::GrowFile);
     let leave = |kind| matches!(kind, Kind::Truncate | Kind::PunchHole);
     let spaces = |kind| matches!(kind, Kind::Fork | Kind::Exit | Kind::Drop);
     !(leave(first) && spaces(second)
         || spaces(first) && leave(second)
-        || [first, second] == [Kind::Truncate; 2])
+        || sets_length(first) && sets_length(second))
 }
 
 /// Whether `base` says something about the two that others do not.
@@ -542,6 +581,16 @@ fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
                 | Kind::InCore
         )
     });
+    // Of what is about files no other base has anything.
+    let files = any(|kind| {
+        matches!(
+            kind,
+            Kind::WriteBack | Kind::DropClean | Kind::ReadPage | Kind::WritePage | Kind::GrowFile
+        )
+    });
+    if files {
+        return matches!(base, Base::File | Base::FileShared);
+    }
     match base {
         Base::Empty | Base::Parts => maps || !leaves,
         Base::Whole | Base::Untouched | Base::Shared => !maps && !leaves,
@@ -554,6 +603,7 @@ fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
             !maps && !leaves && any(|kind| matches!(kind, Kind::MoveKeep | Kind::KeepAway))
         }
         Base::Object | Base::ObjectShared => maps || leaves || uses,
+        Base::File | Base::FileShared => maps || leaves || uses,
         Base::Device => any(|kind| kind == Kind::MapDevice),
     }
 }
