@@ -176,9 +176,13 @@ impl<'n> Storer<'_, 'n> {
     }
 
     /// Stores as a device does, and says so before the page is unpinned.
-    fn store_by_device(&self, cpu: &NativeCpu<'_, '_>, spot: Spot, value: u64) {
+    fn store_by_device(&mut self, cpu: &NativeCpu<'_, '_>, spot: Spot, value: u64) {
         let (space, addr) = (cpu.running().space(), view(self.number) + spot.offset());
         let pins = space.pin(cpu.cpu(), addr, 8, true).unwrap();
+        if self.random.bool() {
+            // The device is slow: what the pin's fault made dirty is clean again.
+            self.disk.write_back(cpu, cpu.running());
+        }
         let page = cpu.native().machine().frame_bytes(pins.frames()[0]);
         word(page.wrapping_add(spot.within() as usize)).store(value, Ordering::Release);
         self.disk.object.note_stored(cpu.cpu(), spot.page..spot.page + 1);
