@@ -23,8 +23,8 @@ use std::sync::Arc;
 
 /// Operations with one pair of files.
 const ROUND: u64 = 1000;
-/// Operations that take about 20 seconds.
-const OPERATIONS: u64 = 40_000;
+/// Operations that take 5 to 50 seconds: as long as the host's disk takes for what is synced.
+const OPERATIONS: u64 = 100_000;
 /// How many operations a failure shows.
 const SHOWN: usize = 40;
 
