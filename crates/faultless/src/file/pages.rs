@@ -172,6 +172,28 @@ impl Object {
         index: u64,
         prepared: &mut Prepared,
     ) -> Result<&'v [AtomicU64; ENTRIES], NoPage> {
+        if index >= self.pages() {
+            return Err(NoPage::Beyond);
+        }
+        // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
+        let reached = unsafe { descend(cpu.vm().machine(), self.root, index << PAGE_SHIFT) };
+        if let Reached::Last(slots) = reached {
+            let seen = node::load(&slots[index as usize % ENTRIES]);
+            if seen.is_present() && !seen.is_locked() {
+                return Ok(slots);
+            }
+        }
+        self.make_page(cpu, index, prepared)
+    }
+
+    /// The rest of [`page`](Self::page), where the page is not there at the first look.
+    #[inline(never)]
+    fn make_page<'v, M: Machine>(
+        &self,
+        cpu: &Cpu<'v, M>,
+        index: u64,
+        prepared: &mut Prepared,
+    ) -> Result<&'v [AtomicU64; ENTRIES], NoPage> {
         let slots = self.table(cpu, index, prepared)?;
         let slot = &slots[index as usize % ENTRIES];
         loop {
@@ -203,7 +225,6 @@ impl Object {
     ///
     /// # Errors
     /// Beyond the end, or no frame for a table.
-    #[inline(always)]
     pub(super) fn table<'v, M: Machine>(
         &self,
         cpu: &Cpu<'v, M>,
