@@ -24,7 +24,7 @@ use core::ops::Range;
 impl Object {
     /// Takes the pages of `range` out of the object: they read as zeros from now on, except through
     /// mappings that are not [revoked](crate::Space::revoke). Frames that are not mapped are freed. Of an object with a store, what was not
-    /// written back is lost, and the pages are read again; for a hole there is [`punch`](Self::punch).
+    /// written back is lost, and the pages are read again; for a hole there is [`punch`](Shared::punch).
     pub fn free_pages<M: Machine>(&self, cpu: &Cpu<'_, M>, range: Range<u64>) {
         self.check_vm(cpu);
         // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
