@@ -3,9 +3,10 @@
 use crate::error::OutOfMemory;
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 use core::alloc::Layout;
 use core::fmt;
-use core::ops::Deref;
+use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 
 /// A box of `value`.
@@ -30,6 +31,54 @@ pub fn try_box_with<T>(make: impl FnOnce() -> T) -> Result<Box<T>, OutOfMemory> 
     unsafe {
         at.write(make());
         Ok(Box::from_raw(at.as_ptr()))
+    }
+}
+
+/// A list with room for as many values as it was made for: adding one takes no memory.
+#[derive(Debug)]
+pub(crate) struct Bounded<T>(Vec<T>);
+
+impl<T> Bounded<T> {
+    /// A list with room for at least `most` values.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the heap is exhausted.
+    pub(crate) fn try_new(most: usize) -> Result<Self, OutOfMemory> {
+        let mut list = Vec::new();
+        list.try_reserve_exact(most).map_err(|_| OutOfMemory)?;
+        Ok(Self(list))
+    }
+
+    /// Adds `value` at the end, if there is room. Returns whether there was.
+    pub(crate) fn push(&mut self, value: T) -> bool {
+        // Not `Vec::push`, whose code for a full list ends the program when the heap is exhausted.
+        let Some(room) = self.0.spare_capacity_mut().first_mut() else { return false };
+        room.write(value);
+        // SAFETY: within the capacity, and written just now.
+        unsafe { self.0.set_len(self.0.len() + 1) };
+        true
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.0.len() == self.0.capacity()
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+impl<T> Deref for Bounded<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for Bounded<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.0
     }
 }
 
@@ -190,6 +239,17 @@ mod tests {
         fn drop(&mut self) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    #[test]
+    fn a_bounded_list_takes_what_it_has_room_for() {
+        let mut list = Bounded::try_new(3).unwrap();
+        let pushed = (0..1000).take_while(|value| list.push(*value)).count();
+        assert!((3..1000).contains(&pushed) && list.is_full());
+        assert!((0..pushed).eq(list.iter().copied()));
+        list.clear();
+        assert!(list.push(7) && *list == [7]);
+        assert!(Bounded::<u64>::try_new(usize::MAX).is_err());
     }
 
     #[test]

@@ -25,7 +25,7 @@ use crate::ended::{Left, Place};
 use crate::error::Errno;
 use crate::fault::prepared::Prepared;
 use crate::frame::Use;
-use crate::heap::Shared;
+use crate::heap::{Bounded, Shared};
 use crate::machine::Machine;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -36,7 +36,6 @@ use crate::table::Entry;
 use crate::table::node::{ENTRIES, load};
 use crate::table::protocol;
 use crate::vm::Cpu;
-use alloc::vec::Vec;
 use core::ops::Range;
 use core::ptr::NonNull;
 
@@ -106,7 +105,7 @@ pub(crate) struct Unread {
     state: Shared<State>,
     first: u64,
     bytes: usize,
-    pages: Vec<Buffer>,
+    pages: Bounded<Buffer>,
 }
 
 impl Drop for Reading {
@@ -325,8 +324,8 @@ impl Shared<Object> {
         ahead: u64,
     ) -> Result<Option<Reading>, Lack> {
         let run = self.run_around(slots, index, ahead);
-        let mut pages = Vec::new();
-        pages.try_reserve_exact((run.end - run.start) as usize).map_err(|_| Lack::Heap)?;
+        let most = (run.end - run.start) as usize;
+        let mut pages = Bounded::try_new(most).map_err(|_| Lack::Heap)?;
         let place = cpu.vm().ended.place().map_err(|_| Lack::Heap)?;
         let (first, outcome) = (AtomicU64::new(index), AtomicU64::new(UNDER_WAY));
         let state = Shared::try_new(State { first, outcome }).map_err(|_| Lack::Heap)?;
@@ -335,10 +334,11 @@ impl Shared<Object> {
         pages.push(own);
         // The others are dispensable.
         let more = |at| page(at).ok().flatten();
-        pages.extend((run.start..index).rev().map_while(more));
+        // There is room for the run.
+        (run.start..index).rev().map_while(more).all(|page| pages.push(page));
         pages.reverse();
         let first = index + 1 - pages.len() as u64;
-        pages.extend((index + 1..run.end).map_while(more));
+        (index + 1..run.end).map_while(more).all(|page| pages.push(page));
         let bytes = self.bytes().saturating_sub(first * PAGE_SIZE);
         let bytes = bytes.min(pages.len() as u64 * PAGE_SIZE) as usize;
         let unread = Some(Unread { object: self.clone(), state, first, bytes, pages });

@@ -27,7 +27,7 @@ use super::object::{Object, Stored};
 use super::store::{BackingStore, Buffer, MOST_PAGES, WriteRun};
 use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange};
 use crate::error::{Errno, OutOfMemory};
-use crate::heap::Shared;
+use crate::heap::{Bounded, Shared};
 use crate::machine::Machine;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -39,7 +39,6 @@ use crate::table::node;
 use crate::table::protocol;
 use crate::table::range::{self, Leaves};
 use crate::vm::Cpu;
-use alloc::vec::Vec;
 use core::cell::UnsafeCell;
 use core::ops::Range;
 
@@ -49,7 +48,7 @@ use core::ops::Range;
 pub(super) struct Turn {
     taken: AtomicBool,
     /// Made with the object: writing back needs no heap, so that nothing is lost where that is exhausted.
-    run: UnsafeCell<Vec<Buffer>>,
+    run: UnsafeCell<Bounded<Buffer>>,
 }
 
 // SAFETY: the list is reached through an `InTurn` alone, of which there is one at a time.
@@ -64,9 +63,7 @@ pub(super) struct InTurn<'a> {
 impl Turn {
     /// A turn for runs of as many pages as `store` prefers.
     pub(super) fn try_new(store: &dyn BackingStore) -> Result<Self, OutOfMemory> {
-        let mut run = Vec::new();
-        run.try_reserve_exact(store.preferred_pages().clamp(1, MOST_PAGES))
-            .map_err(|_| OutOfMemory)?;
+        let run = Bounded::try_new(store.preferred_pages().clamp(1, MOST_PAGES))?;
         Ok(Self { taken: AtomicBool::new(false), run: UnsafeCell::new(run) })
     }
 
@@ -81,7 +78,7 @@ impl Turn {
 
 impl InTurn<'_> {
     /// The list of the pages that are being written.
-    fn run(&mut self) -> &mut Vec<Buffer> {
+    fn run(&mut self) -> &mut Bounded<Buffer> {
         // SAFETY: the turn is this value's alone, which is borrowed mutably.
         unsafe { &mut *self.turn.run.get() }
     }
@@ -339,12 +336,12 @@ unsafe fn gather<M: Machine>(
     cpu: &Cpu<'_, M>,
     root: FrameNumber,
     pages: Range<u64>,
-    run: &mut Vec<Buffer>,
+    run: &mut Bounded<Buffer>,
 ) -> u64 {
     let mut first = pages.start;
     let mut look = |index: u64, slot: &AtomicU64| -> Result<(), ()> {
         let ends = !run.is_empty() && index != first + run.len() as u64;
-        if ends || run.len() == run.capacity() {
+        if ends || run.is_full() {
             return Err(());
         }
         if !node::load(slot).is_dirty() {
@@ -364,6 +361,7 @@ unsafe fn gather<M: Machine>(
         if run.is_empty() {
             first = index;
         }
+        // There is room, as was seen above.
         run.push(Buffer { frame, at: cpu.vm().machine().frame_bytes(frame) });
         Ok(())
     };
