@@ -8,15 +8,19 @@
 use crate::machine::BareMachine;
 use crate::prefault::scattered;
 use faultless::{
-    Access, AnonVmaCheck, Backing, Counter, Cpu, CpuId, FaultError, FaultKind, Locking, MapFlags,
-    Object, PAGE_SIZE, Prot, Setting, Shared, Space, ThreadStreams, Vm,
+    Access, AnonVmaCheck, Backing, BackingStore, Counter, Cpu, CpuId, Errno, FaultError, FaultKind,
+    Locking, MapFlags, Object, PAGE_SIZE, Prot, ReadRun, Setting, Shared, Space, StoreError,
+    ThreadStreams, Vm, WriteRun,
 };
 use std::hint::black_box;
+use std::sync::Arc;
 
 /// Pages of a case.
 pub const PAGES: u64 = 4096;
 /// Calls of a case that makes calls of which each is one operation.
 const CALLS: u64 = 1000;
+/// Pages that a store reads at once.
+const RUN: u64 = 16;
 /// Pages of the area that such a call maps.
 const CALL_PAGES: u64 = 16;
 /// Where a small program lies.
@@ -122,6 +126,12 @@ pub enum What {
     FileWrite,
     /// First writes to a private mapping of such a file.
     FileCopy,
+    /// First reads of a shared mapping of a file with a store, whose pages are read in runs of 16; the store's own work is none.
+    FileMajor,
+    /// First writes to a shared mapping of such a file, whose pages are in the page cache: each is noted.
+    StoredWrite,
+    /// First writes to a private mapping of such a file.
+    StoredCopy,
     /// Unmapping touched pages, all in one call.
     Unmap,
     /// Mapping 16 pages and unmapping them untouched, in the space of a small program.
@@ -155,11 +165,13 @@ pub struct Case {
 /// Every case, in the order of the parts.
 pub fn all(quick: bool) -> Vec<Case> {
     use What::{
-        Ahead, Break, Copy, FileCopy, FileRead, FileReadOne, FileWrite, Fork, ForkExit,
-        MapTouchUnmap, MapUnmap, PooledWrite, Protect, Read, Reuse, Scattered, Sparse, Unmap,
-        Write, WriteAfterRead, WriteFirst,
+        Ahead, Break, Copy, FileCopy, FileMajor, FileRead, FileReadOne, FileWrite, Fork, ForkExit,
+        MapTouchUnmap, MapUnmap, PooledWrite, Protect, Read, Reuse, Scattered, Sparse, StoredCopy,
+        StoredWrite, Unmap, Write, WriteAfterRead, WriteFirst,
     };
-    let faults = [Write, Read, Reuse, Copy, FileRead, FileWrite, FileCopy];
+    let anonymous = [Write, Read, Reuse, Copy];
+    let files = [FileRead, FileWrite, FileCopy, FileMajor, StoredWrite, StoredCopy];
+    let faults: Vec<_> = anonymous.into_iter().chain(files).collect();
     let others = [PooledWrite, FileReadOne, WriteFirst, WriteAfterRead];
     let calls = [Unmap, MapUnmap, MapTouchUnmap, Break, Protect, Fork, ForkExit];
     let mut cases = Vec::new();
@@ -167,7 +179,7 @@ pub fn all(quick: bool) -> Vec<Case> {
         .map(|(order, pooled)| Ahead { order, pooled });
     let scattered = [0, 3, 5].map(|order| Scattered { order });
     let sparse = [0, 3, 5].map(|order| Sparse { order });
-    for what in faults.into_iter().chain(others).chain(calls) {
+    for what in faults.iter().copied().chain(others).chain(calls) {
         for locking in [Locking::Speculative, Locking::PerVma, Locking::MmapLock] {
             let gated = faults.contains(&what)
                 || (calls.contains(&what) && locking == Locking::Speculative);
@@ -204,6 +216,9 @@ impl Case {
             What::FileReadOne => "file_read_fault",
             What::FileWrite => "file_shared_write_fault",
             What::FileCopy => "file_private_write_fault",
+            What::FileMajor => "file_major_fault_per_page",
+            What::StoredWrite => "stored_shared_write_fault",
+            What::StoredCopy => "stored_private_write_fault",
             What::Unmap => "munmap_per_page",
             What::MapUnmap => "mmap_munmap_pair",
             What::MapTouchUnmap => "mmap_touch_munmap",
@@ -255,6 +270,7 @@ impl Case {
             | What::WriteAfterRead
             | What::Copy
             | What::FileCopy
+            | What::StoredCopy
             | What::Ahead { pooled: false, .. }
             | What::Scattered { .. }
             | What::Sparse { .. } => PAGES,
@@ -314,7 +330,14 @@ impl Case {
     /// How often faults under a VMA's lock have to take the space's lock, for an anon_vma.
     const fn roots_locked(&self, faults: u64) -> u64 {
         match self.what {
-            What::Read | What::MapUnmap | What::FileRead | What::FileReadOne | What::FileWrite => 0,
+            What::Read
+            | What::MapUnmap
+            | What::FileRead
+            | What::FileReadOne
+            | What::FileWrite
+            | What::StoredWrite => 0,
+            // Under the space's lock it is found that the page must be read, and then that it is there.
+            What::FileMajor => 2 * faults,
             What::WriteFirst | What::MapTouchUnmap => faults,
             // The pages of the heap, the area, or both have one anon_vma each.
             _ => 1,
@@ -370,9 +393,13 @@ impl Case {
                 run.fault_each(area, 2, Access::Write)?;
                 Counter::AnonPage
             }
-            What::FileRead | What::FileReadOne | What::FileWrite | What::FileCopy => {
-                return self.map_a_file(run);
-            }
+            What::FileRead
+            | What::FileReadOne
+            | What::FileWrite
+            | What::FileCopy
+            | What::FileMajor
+            | What::StoredWrite
+            | What::StoredCopy => return self.map_a_file(run),
             What::Unmap => {
                 let area = run.map(PAGES)?;
                 run.touch(area, Access::Write)?;
@@ -449,15 +476,23 @@ impl Case {
 
     /// The cases of files.
     fn map_a_file(&self, run: &Run<'_, '_>) -> Result<(Counter, u64), String> {
-        let object = run.file()?;
-        let kind = if self.what == What::FileCopy { MapFlags::PRIVATE } else { MapFlags::SHARED };
+        let object = match self.what {
+            What::FileMajor | What::StoredWrite | What::StoredCopy => run.stored()?,
+            _ => run.file()?,
+        };
+        if matches!(self.what, What::StoredWrite | What::StoredCopy) {
+            object.read_ahead(run.cpu, 0..PAGES).map_err(|errno| format!("a file: {errno:?}"))?;
+        }
+        let copies = matches!(self.what, What::FileCopy | What::StoredCopy);
+        let kind = if copies { MapFlags::PRIVATE } else { MapFlags::SHARED };
         let (access, around, expected) = match self.what {
             What::FileRead => {
                 let around = run.cpu.vm().knobs().fault_around_pages() as u64;
                 (Access::Read, around, (Counter::AroundPage, PAGES / around * (around - 1)))
             }
             What::FileReadOne => (Access::Read, 1, (Counter::SharedPage, PAGES)),
-            What::FileWrite => (Access::Write, 1, (Counter::SharedPage, PAGES)),
+            What::FileMajor => (Access::Read, RUN, (Counter::MajorFault, PAGES / RUN)),
+            What::FileWrite | What::StoredWrite => (Access::Write, 1, (Counter::SharedPage, PAGES)),
             _ => (Access::Write, 1, (Counter::CowCopy, PAGES)),
         };
         run.cpu.vm().set(Setting::FaultAroundPages(around));
@@ -471,6 +506,32 @@ impl Case {
         faultless_bench_case_end();
         Object::release(object, run.cpu);
         Ok(expected)
+    }
+}
+
+/// A store that leaves the pages as they are, so that what is counted is the subsystem's.
+#[derive(Debug)]
+struct Idle;
+
+impl BackingStore for Idle {
+    fn len(&self) -> u64 {
+        PAGES * PAGE_SIZE
+    }
+
+    fn preferred_pages(&self) -> usize {
+        RUN as usize
+    }
+
+    fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
+        Ok(run.bytes())
+    }
+
+    fn write(&self, _run: &WriteRun<'_>) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn set_len(&self, _bytes: u64) -> Result<(), Errno> {
+        Ok(())
     }
 }
 
@@ -573,6 +634,11 @@ impl Run<'_, '_> {
             object.write_page(self.cpu, index, |_| ()).map_err(refused)?;
         }
         Ok(object)
+    }
+
+    /// A file of [`PAGES`] pages in a store.
+    fn stored(&self) -> Result<Shared<Object>, String> {
+        Object::of_store(self.cpu, Arc::new(Idle), 1).map_err(|errno| format!("a file: {errno:?}"))
     }
 
     /// Faults [`PAGES`] pages in; not counted.
