@@ -90,7 +90,8 @@
 //! 2. *Never a lost write.* What a store wrote, every later load sees.
 //! 3. *The entry is the lock.* A speculative fault that succeeds writes one shared cache line, that of
 //!    the entry it installs (and the count of a frame that it copies or maps from an object; where it
-//!    maps pages around its own, the entries and counts of all).
+//!    maps pages around its own, the entries and counts of all; and the first store to a page of a file with a store also
+//!    the page's entry in the object, which it marks dirty).
 //! 4. *No signal from speculation.* SIGSEGV, SIGBUS and out-of-memory are decided under the lock only.
 //! 5. *An abort leaves no trace.* The page that it prepared goes to the fallback.
 //! 6. *Every frame is accounted for* at any quiet moment: [`audit`].
@@ -101,7 +102,7 @@
 //! # Where to look
 //!
 //! A kernel implements [`Machine`], makes a [`Vm`] and a [`Cpu`] for each of its CPUs, and calls [`Space`] and
-//! [`Object`]. Three programs in `examples` do so, each in one file: a machine of one CPU, an interpreter with software TLBs,
+//! [`Object`]. It implements [`BackingStore`] for what its files are stored in. Three programs in `examples` do so, each in one file: a machine of one CPU, an interpreter with software TLBs,
 //! and a hypervisor's guest memory. [`locks`] are what the subsystem waits with, for its machine to use as well; [`audit`] checks that
 //! every frame is accounted for; [`KNOBS`] can be switched; [`Counter`] says what is counted. [`safety`] says what a kernel promises, and why
 //! nothing else can go wrong.
