@@ -134,6 +134,15 @@
 //! }
 //! ```
 //!
+//! The memory of a page that is being read is reached only while the subsystem is there:
+//!
+//! ```compile_fail,E0621
+//! # use faultless::{Cpu, Machine, Reading};
+//! fn keep<'r, M: Machine>(reading: &'r mut Reading, cpu: &Cpu<'_, M>) -> Vec<&'r mut [u8]> {
+//!     reading.memory(cpu).collect()
+//! }
+//! ```
+//!
 //! Frames have no name outside at all.
 
 #[cfg(test)]

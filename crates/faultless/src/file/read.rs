@@ -145,16 +145,19 @@ impl Reading {
         self.unread.as_ref().map_or((&[], 0), |unread| (&unread.pages, unread.bytes))
     }
 
-    /// The memory of the pages with the bytes that are wanted, in order.
+    /// The memory of the pages with the bytes that are wanted, in order. It is there as long as the subsystem, which `cpu` borrows.
     ///
     /// # Panics
     /// Where `cpu` is of another subsystem.
-    pub fn memory<M: Machine>(&mut self, cpu: &Cpu<'_, M>) -> impl Iterator<Item = &mut [u8]> {
+    pub fn memory<'a, M: Machine>(
+        &'a mut self,
+        cpu: &'a Cpu<'_, M>,
+    ) -> impl Iterator<Item = &'a mut [u8]> {
         if let Some(unread) = &self.unread {
             unread.object.check_vm(cpu);
         }
         let (pages, bytes) = self.parts();
-        // SAFETY: the frames are the read's alone until it ends, which takes it.
+        // SAFETY: the frames are the read's alone until it ends, which takes it; and the machine is there during `'a`.
         wanted(pages, bytes).map(|(at, len)| unsafe { core::slice::from_raw_parts_mut(at, len) })
     }
 
