@@ -3,6 +3,7 @@
 //!
 //! It is what a store to the page would do, under a lock, and the entry stays read-only.
 
+use super::absent::ReadIn;
 use super::{Access, Attempt, FaultError, FaultKind, table_of};
 use crate::addr::VirtRange;
 use crate::fault::prepared::Prepared;
@@ -23,7 +24,7 @@ impl<M: Machine> Space<M> {
     /// caller looks at the entry again.
     ///
     /// # Errors
-    /// Memory is out, or the page lies beyond the end of its object.
+    /// Memory is out, or the page lies beyond the end of its object, or could not be read.
     pub(crate) fn unshare(&self, cpu: &Cpu<'_, M>, page: u64) -> Result<(), FaultError> {
         let mut prepared = Prepared::Nothing;
         let done = loop {
@@ -31,6 +32,12 @@ impl<M: Machine> Space<M> {
                 Err(Abort::NoMemory) if prepared.wait_for_one(cpu) => {}
                 Err(Abort::NoMemory | Abort::NoHeap) => break Err(FaultError::OutOfMemory),
                 Err(Abort::BeyondObject) => break Err(FaultError::Bus),
+                Err(Abort::Absent) => match self.read_in(cpu, page, true) {
+                    ReadIn::LookAgain => {}
+                    ReadIn::Pending if cpu.await_read().is_ok() => {}
+                    ReadIn::Pending | ReadIn::Failed => break Err(FaultError::Bus),
+                    ReadIn::NoMemory => break Err(FaultError::OutOfMemory),
+                },
                 // Changed by another CPU, or done.
                 _ => break Ok(()),
             }

@@ -163,10 +163,15 @@ impl Reading {
 
     /// Ends the read: `read` says how many bytes there were, as what [`BackingStore::read`](super::BackingStore::read) returns. The caller then
     /// wakes the threads that wait for it, by its [`id`](Self::id).
+    ///
+    /// # Panics
+    /// Where `cpu` is of another subsystem. The read then ends as one that is dropped.
     pub fn complete<M: Machine>(mut self, cpu: &Cpu<'_, M>, read: Result<usize, StoreError>) {
+        if let Some(unread) = &self.unread {
+            unread.object.check_vm(cpu);
+        }
         self.place.vacate();
         if let Some(unread) = self.unread.take() {
-            unread.object.check_vm(cpu);
             unread.end(cpu, read);
         }
     }
@@ -406,6 +411,9 @@ impl Shared<Object> {
         let read = store.read(&mut run);
         if let Some(reading) = run.reading {
             reading.complete(cpu, read);
+        } else {
+            // Whether it was dropped at once.
+            cpu.end_dropped();
         }
         match pending.outcome() {
             None => Ok(Fetched::Pending(pending)),

@@ -223,6 +223,8 @@ impl<'v, M: Machine> Cpu<'v, M> {
         let Some(pending) = self.pending_read() else { return Ok(()) };
         let mut outcome = None;
         until(self, || {
+            // A read that was dropped ends on some CPU.
+            self.end_dropped();
             outcome = pending.outcome();
             outcome.is_some()
         });

@@ -9,10 +9,12 @@ use crate::fault::{Access, FaultError, FaultKind};
 use crate::file::{BackingStore, Object, ReadRun, Reading, StoreError, WriteRun};
 use crate::heap::Shared;
 use crate::knob::{Locking, Setting};
+use crate::machine::Machine;
 use crate::space::{Copies, Prot, Space};
 use crate::stat::Counter;
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::vec::Vec;
 
@@ -27,6 +29,8 @@ enum Plan {
     Short(usize),
     /// Takes the run along.
     Later,
+    /// Takes the run along, and drops it.
+    Drop,
 }
 
 /// A file in memory.
@@ -95,6 +99,10 @@ impl BackingStore for Memory {
         if matches!(plan, Some(Plan::Later)) {
             self.later.lock().unwrap().push(run.take_along().unwrap());
             assert!(run.take_along().is_none() && run.memory().count() == 0);
+            return Ok(0);
+        }
+        if matches!(plan, Some(Plan::Drop)) {
+            drop(run.take_along());
             return Ok(0);
         }
         let done = self.read_at(run.offset(), run.memory());
@@ -516,4 +524,55 @@ fn frames_run_out_without_a_loss() {
     assert_eq!(file.drop_clean(&cpu, 0..64), stored);
     assert_eq!(load(&cpu, &space, AT + stored * P), Ok(stored + 1));
     finish(&cpu, space, Vec::from([file]));
+}
+
+/// A private page that may only be read becomes the space's own when it is pinned: it is read first.
+#[test]
+fn a_pin_reads_what_it_copies() {
+    each(8, 0, |cpu, space, memory, _| {
+        let private = AT + 9 * P;
+        space.mprotect(cpu, private, 8 * P, Prot::READ).unwrap();
+        let pins = space.pin(cpu, private + 2 * P, P, false).unwrap();
+        let at = cpu.vm().machine().frame_bytes(pins.frames()[0]).cast::<u64>();
+        // SAFETY: pinned, and nobody stores to it.
+        assert_eq!(unsafe { at.read() }, 3);
+        assert_eq!(reads(memory), [(0, 4 * PAGE)]);
+        memory.plan([Plan::Fail(0)]);
+        let refused = space.pin(cpu, private + 5 * P, P, false);
+        assert_eq!(refused.map(drop).map_err(|error| error.errno), Err(Errno::EFAULT));
+        assert_eq!(reads(memory), [(4, 4 * PAGE)], "not read twice for one pin");
+        drop(pins);
+    });
+}
+
+/// A call of the kernel that waits for a read hears that nobody will complete it.
+#[test]
+fn a_call_does_not_wait_for_a_read_that_was_dropped() {
+    each(8, 0, |cpu, space, memory, file| {
+        memory.plan([Plan::Drop, Plan::Drop]);
+        let mut bytes = [0; 8];
+        let read = space.read_bytes(cpu, AT + P, &mut bytes);
+        assert_eq!(read.map_err(|error| error.error), Err(FaultError::Bus));
+        let read = file.read_page(cpu, 1, |_| unreachable!("there is no page"));
+        assert_eq!(read, Err::<(), _>(Errno::EIO));
+        assert_eq!(load(cpu, space, AT + P), Ok(2));
+    });
+}
+
+/// A read that is completed with a CPU of another subsystem ends all the same, as one that is dropped.
+#[test]
+fn a_read_ends_with_the_cpus_of_its_vm_only() {
+    let other = guest::vm(1, 64);
+    let other = cpu(&other, 0);
+    each(8, 0, |cpu, space, memory, _| {
+        memory.plan([Plan::Later]);
+        assert_eq!(space.fault(cpu, AT, Access::Read), Ok(FaultKind::Pending));
+        let pending = cpu.pending_read().unwrap();
+        let reading = memory.later.lock().unwrap().remove(0);
+        let complete = AssertUnwindSafe(|| reading.complete(&other, Ok(0)));
+        assert!(catch_unwind(complete).is_err());
+        assert_eq!(cpu.end_dropped(), 1);
+        assert_eq!(pending.outcome(), Some(Err(Errno::EIO)));
+        assert_eq!(load(cpu, space, AT), Ok(1));
+    });
 }
