@@ -4,9 +4,9 @@
 //! mappings, counts the references to each frame, and compares that with what the frames' metadata, the
 //! spaces' counts and the allocators say. It uses none of what it checks.
 
-use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange};
+use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange};
 use crate::file::Object;
-use crate::frame::{Census, Imbalance, Kind, Use};
+use crate::frame::{Census, Imbalance, Kind, Use, folio};
 use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::space::Space;
@@ -14,7 +14,7 @@ use crate::space::vma::{Memory, Prot, Vma};
 use crate::sync::atomic::Ordering;
 use crate::sync::grace::Section;
 use crate::table::Entry;
-use crate::table::node::{self, LAST, ROOT};
+use crate::table::node::{self, ENTRIES, HUGE, LAST, ROOT};
 use crate::vm::Cpu;
 use alloc::collections::BTreeMap;
 use core::fmt;
@@ -32,6 +32,15 @@ pub enum Discrepancy {
         /// References by its metadata.
         recorded: u32,
         /// References found.
+        found: u32,
+    },
+    /// A frame counts another number of huge leaves than map the folio that it begins.
+    Leaves {
+        /// The frame.
+        frame: FrameNumber,
+        /// Leaves by its metadata.
+        recorded: u32,
+        /// Leaves found.
         found: u32,
     },
     /// The number of frames of a kind differs from what was found in use.
@@ -71,6 +80,9 @@ impl fmt::Display for Discrepancy {
             Self::References { frame, recorded, found } => {
                 write!(f, "{frame:?} has {recorded} references recorded, {found} found")
             }
+            Self::Leaves { frame, recorded, found } => {
+                write!(f, "{frame:?} counts {recorded} huge leaves, {found} found")
+            }
             Self::Kind { kind, recorded, found } => {
                 write!(f, "{recorded} {kind} frames recorded, {found} found")
             }
@@ -88,6 +100,8 @@ impl core::error::Error for Discrepancy {}
 #[derive(Default)]
 struct Found {
     references: BTreeMap<u32, u32>,
+    /// Huge leaves by the first frame of their folio.
+    leaves: BTreeMap<u32, u32>,
     tables: u64,
     objects: BTreeMap<u64, Shared<Object>>,
 }
@@ -130,17 +144,40 @@ pub fn audit_with<M: Machine>(
     for object in core::mem::take(&mut found.objects).values() {
         // SAFETY: the object is alive, and no call is under way.
         unsafe {
-            audit_tables(cpu, object.root(), ROOT, 0, &mut found.tables, &mut |addr, entry| {
-                if addr >> PAGE_SHIFT >= object.pages() {
-                    return Err(Discrepancy::Entry { addr, what: "beyond the end of its object" });
-                }
-                *found.references.entry(entry.frame().0).or_default() += 1;
-                Ok(())
-            })?;
+            audit_tables(
+                cpu,
+                object.root(),
+                ROOT,
+                0,
+                &mut found.tables,
+                &mut |addr, entry, level| {
+                    if level > LAST {
+                        return Err(Discrepancy::Entry { addr, what: "a huge leaf of an object" });
+                    }
+                    if addr >> PAGE_SHIFT >= object.pages() {
+                        return Err(Discrepancy::Entry {
+                            addr,
+                            what: "beyond the end of its object",
+                        });
+                    }
+                    *found.references.entry(entry.frame().0).or_default() += 1;
+                    Ok(())
+                },
+            )?;
+        }
+    }
+    for &first in found.leaves.keys() {
+        for frame in folio::frames_of(FrameNumber(first)) {
+            *found.references.entry(frame.0).or_default() += 1;
         }
     }
     for (&number, &count) in &found.references {
         let frame = FrameNumber(number);
+        let leaves = found.leaves.get(&number).copied().unwrap_or(0);
+        let recorded = cpu.vm().frames.meta(frame).leaves();
+        if recorded != leaves {
+            return Err(Discrepancy::Leaves { frame, recorded, found: leaves });
+        }
         let recorded = cpu.vm().frames.meta(frame).refs();
         if recorded != count {
             return Err(Discrepancy::References { frame, recorded, found: count });
@@ -198,10 +235,10 @@ fn audit_space<M: Machine>(
         }
     }
     let mut resident = 0;
-    let references = &mut found.references;
-    // SAFETY: the space is alive, and no call is under way.
-    unsafe {
-        audit_tables(cpu, space.root(), ROOT, 0, &mut found.tables, &mut |addr, entry| {
+    let (references, leaves) = (&mut found.references, &mut found.leaves);
+    let mut page = |addr, entry: Entry, huge: bool| {
+        // SAFETY: the space is alive, and no call is under way.
+        unsafe {
             let wrong = |what| Err(Discrepancy::Entry { addr, what });
             let Some(vma) = view.at(addr) else {
                 return wrong("outside every VMA");
@@ -258,14 +295,33 @@ fn audit_space<M: Machine>(
                 }
             }
             resident += 1;
+            if huge {
+                return if kind == Kind::Used(Use::Shared) && !entry.is_writable() {
+                    Ok(())
+                } else {
+                    wrong("a huge leaf that allows stores, or maps what is not an object's")
+                };
+            }
             *references.entry(entry.frame().0).or_default() += 1;
             Ok(())
-        })?;
-    }
+        }
+    };
+    let mut leaf = |addr: u64, entry: Entry, level: u32| {
+        if level == LAST {
+            return page(addr, entry, false);
+        }
+        if level != HUGE || !folio::is_first(entry.frame()) {
+            return Err(Discrepancy::Entry { addr, what: "a leaf of a size that is not used" });
+        }
+        *leaves.entry(entry.frame().0).or_default() += 1;
+        (0..ENTRIES).try_for_each(|at| page(addr + at as u64 * PAGE_SIZE, entry.part(at), true))
+    };
+    // SAFETY: the space is alive, and no call is under way.
+    unsafe { audit_tables(cpu, space.root(), ROOT, 0, &mut found.tables, &mut leaf)? };
     Ok(resident)
 }
 
-/// Calls `leaf` for each leaf below `table`, and counts tables.
+/// Calls `leaf` with the address, the entry and the level of each leaf below `table`, and counts tables.
 ///
 /// # Safety
 /// `table` is a linked table of `level`, and no table below it is unlinked meanwhile.
@@ -275,7 +331,7 @@ unsafe fn audit_tables<M: Machine>(
     level: u32,
     base: u64,
     tables: &mut u64,
-    leaf: &mut impl FnMut(u64, Entry) -> Result<(), Discrepancy>,
+    leaf: &mut impl FnMut(u64, Entry, u32) -> Result<(), Discrepancy>,
 ) -> Result<(), Discrepancy> {
     *tables += 1;
     // SAFETY: handed on.
@@ -290,7 +346,7 @@ unsafe fn audit_tables<M: Machine>(
             // SAFETY: linked below a table that is.
             unsafe { audit_tables(cpu, entry.frame(), level - 1, addr, tables, leaf)? };
         } else if entry.is_mapped() {
-            leaf(addr, entry)?;
+            leaf(addr, entry, level)?;
         }
     }
     Ok(())

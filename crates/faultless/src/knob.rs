@@ -30,6 +30,32 @@ pub enum AnonVmaCheck {
     Late = 1,
 }
 
+/// Which mappings of files get huge pages, 2 MiB each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum HugeText {
+    /// None.
+    Never = 0,
+    /// Those that `MADV_HUGEPAGE` asks for.
+    Madvise = 1,
+    /// Those, and all that may be executed, but where `MADV_NOHUGEPAGE` forbids it.
+    Always = 2,
+}
+
+impl HugeText {
+    /// All values, from the fewest to the most huge pages.
+    pub const ALL: [Self; 3] = [Self::Never, Self::Madvise, Self::Always];
+
+    /// The value's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Never => "never",
+            Self::Madvise => "madvise",
+            Self::Always => "always",
+        }
+    }
+}
+
 impl Locking {
     /// All values, in the order of the field's history.
     pub const ALL: [Self; 3] = [Self::MmapLock, Self::PerVma, Self::Speculative];
@@ -132,6 +158,7 @@ pub const KNOBS: &[(&str, &str, &str)] = &[
         "pre-zeroed frames that each memory node keeps ready; 0: none",
     ),
     ("zero_on_free", "0 | 1", "1: a call that frees pages zeroes as many frames for the pools"),
+    ("huge_text", "never | madvise | always", "which mappings of files get huge pages (2 MiB)"),
     (
         "edit_in_place",
         "0 | 1",
@@ -161,6 +188,8 @@ pub struct Knobs {
     zero_on_free: AtomicU8,
     /// Whether a CPU that is alone in a space edits it in place.
     edit_in_place: AtomicU8,
+    /// Which mappings of files get huge pages.
+    huge_text: AtomicU8,
 }
 
 /// By the names that settings have.
@@ -175,6 +204,7 @@ impl fmt::Debug for Knobs {
             .field("prefault_max_order", &self.prefault_max_order())
             .field("zero_on_free", &self.zero_on_free())
             .field("edit_in_place", &self.edit_in_place())
+            .field("huge_text", &self.huge_text())
             .finish()
     }
 }
@@ -198,6 +228,7 @@ impl Knobs {
             prefault_max_order: AtomicU8::new(3),
             zero_on_free: AtomicU8::new(0),
             edit_in_place: AtomicU8::new(1),
+            huge_text: AtomicU8::new(HugeText::Always as u8),
         }
     }
 }
@@ -226,6 +257,8 @@ pub enum Setting {
     ZeroOnFree(bool),
     /// `edit_in_place`
     EditInPlace(bool),
+    /// `huge_text`
+    HugeText(HugeText),
 }
 
 impl FromStr for Setting {
@@ -264,6 +297,10 @@ impl FromStr for Setting {
             ("zero_on_free", "1") => Self::ZeroOnFree(true),
             ("edit_in_place", "0") => Self::EditInPlace(false),
             ("edit_in_place", "1") => Self::EditInPlace(true),
+            ("huge_text", _) => {
+                let named = HugeText::ALL.into_iter().find(|choice| choice.name() == value);
+                Self::HugeText(named.ok_or(KnobError::Value(values))?)
+            }
             _ => return Err(KnobError::Value(values)),
         })
     }
@@ -326,6 +363,12 @@ impl Knobs {
         self.edit_in_place.load(Ordering::Relaxed) != 0
     }
 
+    /// Which mappings of files get huge pages.
+    pub fn huge_text(&self) -> HugeText {
+        let value = self.huge_text.load(Ordering::Relaxed);
+        HugeText::ALL[usize::from(value).min(HugeText::ALL.len() - 1)]
+    }
+
     /// Sets a knob that is kept here; `Vm::set` takes care of the others.
     pub(crate) fn set(&self, setting: Setting) {
         match setting {
@@ -346,6 +389,7 @@ impl Knobs {
                 self.prefault_max_order.store(order.min(INDEX_BITS as u8), Ordering::Release);
             }
             Setting::ZeroOnFree(on) => self.zero_on_free.store(on.into(), Ordering::Release),
+            Setting::HugeText(value) => self.huge_text.store(value as u8, Ordering::Release),
             Setting::EditInPlace(on) => self.edit_in_place.store(on.into(), Ordering::Release),
             Setting::FrameLimit(_) | Setting::ZeroedPool(_) => {}
         }

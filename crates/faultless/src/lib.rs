@@ -171,7 +171,7 @@ pub use file::{
 pub use frame::zeroed::RUN as ZEROED_RUN;
 pub use frame::{Census, Imbalance, Use};
 pub use heap::{Shared, try_box, try_box_with};
-pub use knob::{AnonVmaCheck, KNOBS, KnobError, Knobs, Locking, Setting};
+pub use knob::{AnonVmaCheck, HugeText, KNOBS, KnobError, Knobs, Locking, Setting};
 pub use machine::{
     CpuId, Invalidate, MAX_CPUS, MAX_NODES, Machine, MemoryRegion, SpaceId, nontemporal_done,
     zero_nontemporal,

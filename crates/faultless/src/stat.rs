@@ -101,6 +101,18 @@ counters! {
     StoreWrite = "store_write",
     /// Objects that ended with pages which their stores could not write.
     WriteBackLost = "write_back_lost",
+    /// Huge leaves of files mapped, less those unmapped or split: each maps 2 MiB.
+    FilePmdMapped = "FilePmdMapped",
+    /// Huge leaves of files mapped.
+    ThpFileMapped = "thp_file_mapped",
+    /// Faults for which there was no folio, and that mapped base pages.
+    ThpFileFallback = "thp_file_fallback",
+    /// Folios made in the page cache, by one read or by copying the base pages that it had.
+    ThpFileAlloc = "thp_file_alloc",
+    /// Huge leaves split into those of base pages.
+    ThpSplitPmd = "thp_split_pmd",
+    /// Base pages of a mapping replaced by a huge leaf.
+    ThpCollapsed = "thp_collapse_file",
     /// Faults that mapped device memory.
     DevicePage = "fault_device_page",
     /// Faults that prefaulted at least one page.
@@ -172,7 +184,14 @@ impl Counts {
     #[inline(always)]
     pub fn add(&self, counter: Counter, n: u64) {
         let count = &self.0[counter as usize];
-        count.store(count.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+        count.store(count.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// Takes from a counter of the calling CPU that counts what is there. What one CPU has added another may take away: the sum over
+    /// all is right.
+    pub fn take(&self, counter: Counter, n: u64) {
+        let count = &self.0[counter as usize];
+        count.store(count.load(Ordering::Relaxed).wrapping_sub(n), Ordering::Relaxed);
     }
 
     /// The count so far.
@@ -194,7 +213,7 @@ impl Default for Totals {
 impl Totals {
     pub(crate) fn include(&mut self, counts: &Counts) {
         for (sum, &counter) in self.0.iter_mut().zip(Counter::ALL) {
-            *sum += counts.get(counter);
+            *sum = sum.wrapping_add(counts.get(counter));
         }
     }
 

@@ -9,6 +9,7 @@
 use crate::file::{Fetched, Lack, Object};
 use crate::machine::Machine;
 use crate::space::Space;
+use crate::space::vma::Area;
 use crate::stat::Counter;
 use crate::vm::Cpu;
 
@@ -24,20 +25,28 @@ pub(super) enum ReadIn {
 }
 
 impl<M: Machine> Space<M> {
+    /// What `tell` says of the area at `page`, if something is mapped there.
+    pub(super) fn with_area<R>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        page: u64,
+        tell: impl FnOnce(&Area) -> Option<R>,
+    ) -> Option<R> {
+        let section = cpu.section();
+        let entry = self.view(cpu, &section).at(page)?;
+        // SAFETY: VMAs in a view live as long as the section.
+        tell(&unsafe { entry.value.as_ref() }.area)
+    }
+
     /// Reads the page of an object that is mapped at `page` from the object's store. What a fault without a lock could not read, it does
     /// not read again under the lock (`decides`).
     #[cold]
     #[inline(never)]
     pub(super) fn read_in(&self, cpu: &Cpu<'_, M>, page: u64, decides: bool) -> ReadIn {
-        let wanted = {
-            let section = cpu.section();
-            self.view(cpu, &section).at(page).and_then(|entry| {
-                // SAFETY: VMAs in a view live as long as the section.
-                let area = &unsafe { entry.value.as_ref() }.area;
-                let object = area.memory.object().filter(|object| object.is_stored())?;
-                Some((object.clone(), area.index_of(page)))
-            })
-        };
+        let wanted = self.with_area(cpu, page, |area| {
+            let object = area.memory.object().filter(|object| object.is_stored())?;
+            Some((object.clone(), area.index_of(page)))
+        });
         let Some((object, index)) = wanted else { return ReadIn::LookAgain };
         let state = cpu.state();
         let this = (state.counts.get(Counter::Faults), object.id(), index);

@@ -18,6 +18,7 @@ pub(crate) mod anon;
 mod baseline;
 mod cow;
 mod device;
+pub(crate) mod folio;
 mod object;
 pub mod prefault;
 pub(crate) mod prepared;
@@ -39,7 +40,7 @@ use crate::sync::mutant::{Mutant, lost};
 use crate::sync::wait::Wait;
 use crate::table::Entry;
 use crate::table::format::USER_END;
-use crate::table::node::{ENTRIES, LAST};
+use crate::table::node::{ENTRIES, HUGE, LAST};
 use crate::table::walk::{Reached, descend};
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
@@ -114,6 +115,8 @@ pub enum FaultKind {
     Reuse,
     /// The object's page itself.
     Shared,
+    /// A huge leaf, of the object's pages.
+    Huge,
     /// Device memory.
     Device,
     /// None yet: the page is being read from its object's store. [`Cpu::pending_read`] tells what to wait for before the access is tried
@@ -320,11 +323,15 @@ impl<M: Machine> Space<M> {
                     ReadIn::Pending => return Some(FaultKind::Pending),
                     ReadIn::Failed | ReadIn::NoMemory => break,
                 },
+                Abort::NoFolio => match self.read_folio(cpu, page) {
+                    ReadIn::Pending => return Some(FaultKind::Pending),
+                    _ => {}
+                },
                 _ => break,
             }
             let section = cpu.section();
             let Some((vma, seen)) = self.running_vma(cpu, &section, page) else { break };
-            if abort != Abort::Absent {
+            if !matches!(abort, Abort::Absent | Abort::NoFolio) {
                 cpu.count(Counter::SpfVmaReplaced);
             }
             let ticket = Ticket::speculative(vma, seen);
@@ -472,6 +479,11 @@ impl<M: Machine> Space<M> {
                     cpu.count(Counter::Bus);
                     return Err(FaultError::Bus);
                 }
+                Err(Refusal::NoFolio) => {
+                    if let ReadIn::Pending = self.read_folio(cpu, page) {
+                        return Ok(FaultKind::Pending);
+                    }
+                }
                 Err(Refusal::Absent) => match self.read_in(cpu, page, true) {
                     ReadIn::LookAgain => {}
                     ReadIn::Pending => return Ok(FaultKind::Pending),
@@ -513,6 +525,7 @@ impl<M: Machine> Space<M> {
         attempt.serve(prepared).map_err(|abort| match abort {
             Abort::BeyondObject => Refusal::BeyondObject,
             Abort::Absent => Refusal::Absent,
+            Abort::NoFolio => Refusal::NoFolio,
             Abort::NoMemory => Refusal::NoMemory,
             Abort::NoHeap => Refusal::NoHeap,
             Abort::TooManyMappings => Refusal::TooManyMappings,
@@ -533,6 +546,8 @@ enum Refusal {
     BeyondObject,
     /// The page must be read from its object's store first.
     Absent,
+    /// The pages around are to be made a folio first.
+    NoFolio,
     /// No frame is left.
     NoMemory,
     NoHeap,
@@ -549,8 +564,11 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let table = match reached {
             Reached::Last(table) => table,
             Reached::Above { .. } => {
-                let Self { cpu, space, ticket, page, .. } = self;
-                table_of(cpu, space, ticket, page, prepared)?
+                let Self { cpu, space, vma, ticket, page, access, .. } = self;
+                match way_of(cpu, space, vma, ticket, page, access, prepared)? {
+                    Way::Table(table) => table,
+                    Way::Served(kind) => return Ok(kind),
+                }
             }
         };
         let write = self.access == Access::Write;
@@ -603,31 +621,42 @@ impl<M: Machine> Attempt<'_, '_, M> {
     }
 }
 
-/// The last-level table of `page`. Publishes the tables that are missing. For an attempt, in its
-/// grace section.
+/// How a fault goes on that found no table.
+enum Way<'v> {
+    /// In this one, by now.
+    Table(&'v [AtomicU64; ENTRIES]),
+    /// By a huge leaf.
+    Served(FaultKind),
+}
+
+/// The last-level table of `page`, or the answer where a huge leaf is there, or is to be there. Publishes the tables that are missing. For
+/// an attempt, in its grace section; it takes its parts, so that these stay in registers on the way that most faults go.
 #[cold]
 #[inline(never)]
-fn table_of<'v, M: Machine>(
+fn way_of<'v, M: Machine>(
     cpu: &Cpu<'v, M>,
     space: &Space<M>,
+    vma: &Vma,
     ticket: Ticket<'_>,
     page: u64,
+    access: Access,
     prepared: &mut Prepared,
-) -> Result<&'v [AtomicU64; ENTRIES], Abort> {
+) -> Result<Way<'v>, Abort> {
+    let attempt = Attempt { cpu, space, vma, ticket, page, access, ahead: None };
     loop {
         // SAFETY: the attempt runs in a grace section, which outlives it.
-        let reached = unsafe { descend(cpu.vm().machine(), space.root(), page) };
-        match reached {
-            Reached::Last(table) => return Ok(table),
-            Reached::Above { slot, level, seen } => {
-                if seen.is_locked() {
-                    protocol::look(slot, cpu);
-                } else if seen.is_present() {
-                    return Err(Abort::NotSupported);
-                } else {
-                    table::publish(cpu, ticket, slot, level, prepared)?;
-                }
-            }
+        let (slot, level, seen) = match unsafe { descend(cpu.vm().machine(), space.root(), page) } {
+            Reached::Last(table) => return Ok(Way::Table(table)),
+            Reached::Above { slot, level, seen } => (slot, level, seen),
+        };
+        if seen.is_locked() {
+            protocol::look(slot, cpu);
+        } else if level == HUGE
+            && let Some(kind) = attempt.serve_huge(slot, seen)?
+        {
+            return Ok(Way::Served(kind));
+        } else if node::load(slot).is_none() {
+            table::publish(cpu, ticket, slot, level, prepared)?;
         }
     }
 }

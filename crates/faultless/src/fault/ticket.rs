@@ -70,8 +70,6 @@ pub enum Abort {
     VmaChanged,
     /// The VMA has no anon_vma and this attempt may not make one.
     NoAnon,
-    /// A case that attempts of this kind do not serve.
-    NotSupported,
     /// The VMA seems to forbid the access.
     Access,
     /// A table above the entry changed.
@@ -84,6 +82,8 @@ pub enum Abort {
     BeyondObject,
     /// The page must be read from its object's store first.
     Absent,
+    /// The pages around are to be made a folio first.
+    NoFolio,
     /// The page has as many mappings as can be counted.
     TooManyMappings,
 }
@@ -94,7 +94,7 @@ impl Abort {
         match self {
             Self::VmaChanged => Counter::SpfVmaChanged,
             Self::NoAnon => Counter::SpfVmaNoanon,
-            Self::NotSupported | Self::BeyondObject | Self::Absent => Counter::SpfVmaNotsup,
+            Self::BeyondObject | Self::Absent | Self::NoFolio => Counter::SpfVmaNotsup,
             Self::Access => Counter::SpfVmaAccess,
             Self::TableChanged => Counter::SpfPmdChanged,
             Self::NoMemory | Self::NoHeap | Self::TooManyMappings => Counter::SpfNomem,
@@ -106,7 +106,7 @@ impl Abort {
         match self {
             Self::VmaChanged => Some(Point::VmaChanged),
             Self::NoAnon => Some(Point::VmaNoanon),
-            Self::NotSupported | Self::BeyondObject | Self::Absent => Some(Point::VmaNotsup),
+            Self::BeyondObject | Self::Absent | Self::NoFolio => Some(Point::VmaNotsup),
             Self::Access => Some(Point::VmaAccess),
             Self::TableChanged => Some(Point::PmdChanged),
             Self::NoMemory | Self::NoHeap | Self::TooManyMappings => None,

@@ -4,7 +4,7 @@
 //! It is what a store to the page would do, under a lock, and the entry stays read-only.
 
 use super::absent::ReadIn;
-use super::{Access, Attempt, FaultError, FaultKind, table_of};
+use super::{Access, Attempt, FaultError, FaultKind, Way, way_of};
 use crate::addr::VirtRange;
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::{Abort, Ticket};
@@ -62,8 +62,11 @@ impl<M: Machine> Space<M> {
         if !vma.area.is_private() || vma.area.prot.is_empty() {
             return Ok(None);
         }
-        let table = table_of(cpu, self, ticket, page, prepared)?;
+        // A store's way is never a huge leaf's.
         let access = Access::Write;
+        let Way::Table(table) = way_of(cpu, self, vma, ticket, page, access, prepared)? else {
+            return Ok(None);
+        };
         let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead: None };
         attempt.unshare(prepared, &table[node::index(page, LAST)])
     }

@@ -1,5 +1,6 @@
 //! Memory objects: what is behind a mapping of a file or of shared memory, and the page cache.
 
+pub mod folio;
 mod length;
 mod life;
 pub mod object;
@@ -8,6 +9,7 @@ mod read;
 mod store;
 mod write_back;
 
+pub(crate) use folio::NoFolio;
 pub use object::Object;
 pub(crate) use object::Parts;
 pub(crate) use read::{Fetched, Lack, Unread};

@@ -90,12 +90,22 @@ impl Object {
         cpu: &Cpu<'v, M>,
         index: u64,
     ) -> Option<&'v AtomicU64> {
+        Some(&self.slots(cpu, index)?[node::index(index << PAGE_SHIFT, LAST)])
+    }
+
+    /// The entries of the table of the page at `index`, if there is one.
+    #[inline(always)]
+    pub(crate) fn slots<'v, M: Machine>(
+        &self,
+        cpu: &Cpu<'v, M>,
+        index: u64,
+    ) -> Option<&'v [AtomicU64; ENTRIES]> {
         if index >= Self::MAX_PAGES {
             return None;
         }
         // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
         match unsafe { descend(cpu.vm().machine(), self.root, index << PAGE_SHIFT) } {
-            Reached::Last(slots) => Some(&slots[node::index(index << PAGE_SHIFT, LAST)]),
+            Reached::Last(slots) => Some(slots),
             Reached::Above { .. } => None,
         }
     }

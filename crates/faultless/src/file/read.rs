@@ -24,7 +24,7 @@ use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::ended::{Left, Place};
 use crate::error::Errno;
 use crate::fault::prepared::Prepared;
-use crate::frame::Use;
+use crate::frame::{Clean, Frame, Use};
 use crate::heap::{Bounded, Shared};
 use crate::machine::Machine;
 use crate::stat::Counter;
@@ -54,6 +54,11 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// That of a read that begins, of the pages from `index` on or around it.
+    pub(super) fn under_way(index: u64) -> Self {
+        Self { first: AtomicU64::new(index), outcome: AtomicU64::new(UNDER_WAY) }
+    }
+
     fn end(&self, first: u64, pages: usize, errno: Option<Errno>) {
         self.first.store(first, Ordering::Relaxed);
         let errno = errno.map_or(0, |errno| u64::from(errno.number().unsigned_abs()));
@@ -335,9 +340,11 @@ impl Shared<Object> {
         let most = (run.end - run.start) as usize;
         let mut pages = Bounded::try_new(most).map_err(|_| Lack::Heap)?;
         let place = cpu.vm().ended.place().map_err(|_| Lack::Heap)?;
-        let (first, outcome) = (AtomicU64::new(index), AtomicU64::new(UNDER_WAY));
-        let state = Shared::try_new(State { first, outcome }).map_err(|_| Lack::Heap)?;
-        let page = |at: u64| self.begin_page(cpu, &slots[at as usize % ENTRIES], at, &state);
+        let state = Shared::try_new(State::under_way(index)).map_err(|_| Lack::Heap)?;
+        let page = |at: u64| {
+            let frame = cpu.alloc().ok_or(Lack::Memory)?;
+            self.begin_page(cpu, &slots[at as usize % ENTRIES], at, &state, frame)
+        };
         let Some(own) = page(index)? else { return Ok(None) };
         pages.push(own);
         // The others are dispensable.
@@ -347,10 +354,20 @@ impl Shared<Object> {
         pages.reverse();
         let first = index + 1 - pages.len() as u64;
         (index + 1..run.end).map_while(more).all(|page| pages.push(page));
+        Ok(Some(self.reading(place, state, first, pages)))
+    }
+
+    /// The read of `pages`, whose entries are hidden, from page `first` of the object on.
+    pub(super) fn reading(
+        &self,
+        place: Place,
+        state: Shared<State>,
+        first: u64,
+        pages: Bounded<Buffer>,
+    ) -> Reading {
         let bytes = self.bytes().saturating_sub(first * PAGE_SIZE);
         let bytes = bytes.min(pages.len() as u64 * PAGE_SIZE) as usize;
-        let unread = Some(Unread { object: self.clone(), state, first, bytes, pages });
-        Ok(Some(Reading { unread, place }))
+        Reading { unread: Some(Unread { object: self.clone(), state, first, bytes, pages }), place }
     }
 
     /// The pages that are read together with the one at `index`: in its table, empty at a glance, and in the block of pages that the
@@ -368,15 +385,15 @@ impl Shared<Object> {
         index - below..index + 1 + above
     }
 
-    /// Makes the empty entry of the page at `index` hidden, with a new frame. `None`: it is not empty any more.
-    fn begin_page<M: Machine>(
+    /// Makes the empty entry of the page at `index` hidden, with `frame`, a new one. `None`: it is not empty any more.
+    pub(super) fn begin_page<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
         slot: &AtomicU64,
         index: u64,
         state: &Shared<State>,
+        frame: Frame<Clean>,
     ) -> Result<Option<Buffer>, Lack> {
-        let frame = cpu.alloc().ok_or(Lack::Memory)?;
         let Ok(held) = protocol::take(slot, Entry::NONE, cpu) else {
             cpu.free(frame);
             return Ok(None);
@@ -395,7 +412,7 @@ impl Shared<Object> {
     }
 
     /// Step 2 of the protocol, and step 3 where the store has ended the read.
-    fn ask<M: Machine>(
+    pub(super) fn ask<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
         reading: Reading,

@@ -151,7 +151,9 @@ impl Buddy {
 
     fn unlink(&mut self, table: &FrameTable, head: u32, order: u8) {
         let meta = table.meta(FrameNumber(head));
+        // From now on it counts the huge leaves.
         let (prev, next) = (meta.prev.load(Ordering::Relaxed), meta.next.load(Ordering::Relaxed));
+        meta.next.store(0, Ordering::Relaxed);
         if next != NO_FRAME {
             table.meta(FrameNumber(next)).prev.store(prev, Ordering::Relaxed);
         }

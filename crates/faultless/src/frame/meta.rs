@@ -32,6 +32,8 @@ pub(super) const NO_FRAME: u32 = u32::MAX;
 /// The node of frames that belong to none: holes between regions.
 const NO_NODE: u8 = u8::MAX;
 
+/// The most huge leaves that may map a folio.
+pub(super) const MOST_LEAVES: u32 = u32::MAX >> 1;
 /// A pin, in the count of a frame's references.
 const PIN: u32 = 1 << 22;
 
@@ -140,8 +142,8 @@ pub struct FrameMeta {
     pub index: AtomicU64,
     /// Through which a frame that lock-free readers may still look at waits for them.
     retire: RetireLink,
-    /// Neighbours on the buddy allocator's free list; of no meaning unless `kind` is `Free` or
-    /// `Zeroed`.
+    /// Neighbours on the buddy allocator's free list, where `kind` is `Free` or `Zeroed`. Of a used frame, `next` is the [count of
+    /// huge leaves](super::folio), and `prev` has no meaning.
     pub(super) prev: AtomicU32,
     pub(super) next: AtomicU32,
 }
@@ -174,7 +176,7 @@ impl FrameMeta {
             index: AtomicU64::new(0),
             retire: RetireLink::new(Self::RETIRE_KIND),
             prev: AtomicU32::new(NO_FRAME),
-            next: AtomicU32::new(NO_FRAME),
+            next: AtomicU32::new(0),
         }
     }
 

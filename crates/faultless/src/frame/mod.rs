@@ -29,6 +29,7 @@
 mod buddy;
 mod bulk;
 mod census;
+pub mod folio;
 pub mod meta;
 pub mod owned;
 mod percpu;
@@ -379,6 +380,11 @@ impl Frames {
     /// at once is left to the callers that need it.
     fn is_short_at(&self, available: u64, frames: u64) -> bool {
         available < frames + self.limit() / SHORT
+    }
+
+    /// Whether so many frames can be had without memory being short.
+    pub fn can_spare(&self, frames: u64) -> bool {
+        !self.is_short_at(self.available(), frames)
     }
 
     /// Whether memory is short: less than 1/16 of what may be out can still be had.

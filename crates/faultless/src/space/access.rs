@@ -30,6 +30,7 @@ use crate::file::pages::Lent;
 use crate::machine::Machine;
 use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
+use crate::sync::wait::Wait;
 use crate::table::Entry;
 use crate::table::format::{CacheMode, USER_END};
 use crate::table::walk::{Reached, descend};
@@ -96,7 +97,7 @@ impl<M: Machine> Space<M> {
     pub fn translate(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<Translation> {
         let section = self.section(cpu);
         let slot = self.slot(cpu, &section, addr)?;
-        let entry = protocol::look(slot, cpu);
+        let entry = slot.look(cpu);
         entry.is_mapped().then(|| Translation::new(cpu, entry, addr))
     }
 
@@ -199,20 +200,21 @@ impl<M: Machine> Space<M> {
         }
     }
 
-    /// The entry of the page at `addr`, if there is a table for it.
+    /// Where the page at `addr` has its entry, if there is a table for it, or a huge leaf.
     pub(super) fn slot<'s>(
         &self,
         cpu: &Cpu<'s, M>,
         _section: &'s Section<'_>,
         addr: u64,
-    ) -> Option<&'s crate::sync::atomic::AtomicU64> {
+    ) -> Option<Slot<'s>> {
         if addr >= USER_END {
             return None;
         }
+        let at = node::index(addr, node::LAST);
         // SAFETY: inside the grace section, which outlives the reference.
         match unsafe { descend(cpu.vm().machine(), self.root(), addr) } {
-            Reached::Last(slots) => Some(&slots[node::index(addr, node::LAST)]),
-            Reached::Above { .. } => None,
+            Reached::Last(slots) => Some(Slot { slot: &slots[at], at }),
+            Reached::Above { slot, seen, .. } => seen.is_huge().then_some(Slot { slot, at }),
         }
     }
 
@@ -237,7 +239,7 @@ impl<M: Machine> Space<M> {
             Access::Write => entry.used().dirty(),
             Access::Read | Access::Execute => entry.used(),
         };
-        let (_, entry) = protocol::settle(self.slot(cpu, section, addr)?, cpu, mark);
+        let entry = self.slot(cpu, section, addr)?.settle(cpu, mark);
         allowed(entry).then_some(entry)
     }
 
@@ -251,10 +253,39 @@ impl<M: Machine> Space<M> {
         entry: Entry,
     ) -> Option<Lent<'a, 'v, M>> {
         let lent = Lent::try_new(cpu, entry.frame())?;
-        let now = node::load(self.slot(cpu, section, addr)?);
+        let now = self.slot(cpu, section, addr)?.load();
         // The MMU may have set its bits.
         let same = !now.is_locked() && !now.needs_flush(entry) && now.is_present();
         (same || lost(Mutant::AccessLooksAgain)).then_some(lent)
+    }
+}
+
+/// Where a page has its entry: in a last-level table, or in a huge leaf, whose [part](Entry::part) the page is.
+pub(super) struct Slot<'s> {
+    slot: &'s AtomicU64,
+    /// The page's place among those that a table, or a huge leaf, maps.
+    at: usize,
+}
+
+impl Slot<'_> {
+    /// What `entry`, the value of the slot, says of the page.
+    fn of_page(&self, entry: Entry) -> Entry {
+        if entry.is_huge() { entry.part(self.at) } else { entry }
+    }
+
+    /// The page's entry, which a CPU may have at the moment.
+    pub(super) fn load(&self) -> Entry {
+        self.of_page(node::load(self.slot))
+    }
+
+    /// The page's entry, once no CPU has it.
+    pub(super) fn look(&self, wait: &impl Wait) -> Entry {
+        self.of_page(protocol::look(self.slot, wait))
+    }
+
+    /// Changes the entry, of which a huge leaf's may change in its accessed bit alone. Returns what the page's is then.
+    fn settle(&self, wait: &impl Wait, change: impl FnMut(Entry) -> Entry) -> Entry {
+        self.of_page(protocol::settle(self.slot, wait, change).1)
     }
 }
 

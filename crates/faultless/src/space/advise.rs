@@ -53,10 +53,12 @@ pub enum Advice {
     PopulateRead = 22,
     /// Fault everything in for writing.
     PopulateWrite = 23,
+    /// Replace base pages of files by huge pages now, whatever the knob `huge_text` says.
+    Collapse = 25,
 }
 
 impl Advice {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 16] = [
         Self::Normal,
         Self::Random,
         Self::Sequential,
@@ -72,6 +74,7 @@ impl Advice {
         Self::PopulateRead,
         Self::PopulateWrite,
         Self::DontNeedLocked,
+        Self::Collapse,
     ];
 
     /// The advice that Linux calls `number`, if it is one of these.
@@ -117,6 +120,7 @@ impl<M: Machine> Space<M> {
         match advice {
             Advice::PopulateRead => self.populate_advised(cpu, range, Access::Read),
             Advice::PopulateWrite => self.populate_advised(cpu, range, Access::Write),
+            Advice::Collapse => self.collapse(cpu, range),
             Advice::DontNeed | Advice::DontNeedLocked | Advice::Free => {
                 let visit = self.visit(cpu, range);
                 each_part(&visit, range, |vma, part| visit.take_away(&vma.area, part, advice))
@@ -179,6 +183,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             Advice::KeepOnFork => with(VmaFlags::WIPEONFORK, none),
             Advice::DontNeed | Advice::DontNeedLocked | Advice::Free => Ok(()),
             Advice::WillNeed | Advice::PopulateRead | Advice::PopulateWrite => Ok(()),
+            Advice::Collapse => Ok(()),
         }
     }
 }

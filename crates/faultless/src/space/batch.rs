@@ -17,7 +17,7 @@ use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
-use crate::table::node::ENTRIES;
+use crate::table::node::{ENTRIES, TABLE_ALIGN};
 use crate::tlb::shootdown;
 use crate::vm::Cpu;
 
@@ -33,6 +33,7 @@ pub struct FlushBatch<'a, 'v, M: Machine> {
     space: &'a Space<M>,
     pending: Option<VirtRange>,
     frames: usize,
+    folios: usize,
 }
 
 impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
@@ -43,7 +44,7 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
     pub fn new(cpu: &'a Cpu<'v, M>, space: &'a Space<M>) -> Self {
         let busy = cpu.state().gather.busy.replace(true);
         assert!(!busy, "a CPU works on one flush batch at a time");
-        Self { cpu, space, pending: None, frames: 0 }
+        Self { cpu, space, pending: None, frames: 0, folios: 0 }
     }
 
     /// Adds a flush of `range`.
@@ -114,6 +115,20 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         1
     }
 
+    /// Adds the huge leaf `old`, which was taken out of the entry of the pages from `start` on.
+    #[cold]
+    pub(super) fn unmap_folio(&mut self, start: u64, old: Entry) {
+        let gather = &self.cpu.state().gather.folios;
+        if self.folios == gather.len() {
+            self.flush_all();
+        }
+        if Entry::NONE.needs_flush(old) {
+            self.flush(VirtRange::new(start, start + TABLE_ALIGN));
+        }
+        gather[self.folios].set(old.frame().0);
+        self.folios += 1;
+    }
+
     /// Completes the pending flush, runs `flushed`, and drops the gathered references.
     #[inline]
     pub fn flush_and(&mut self, flushed: impl FnOnce()) {
@@ -130,6 +145,9 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
 
     /// Drops the gathered references, whose pages are flushed.
     fn drop_references(&mut self) {
+        if self.folios != 0 {
+            self.drop_leaves();
+        }
         let gathered = &self.cpu.state().gather.frames[..core::mem::take(&mut self.frames)];
         self.cpu.note_freed(gathered.len());
         for frames in gathered.chunks(ENTRIES) {
@@ -141,9 +159,19 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
         }
     }
 
+    /// Drops the gathered huge leaves, which are flushed.
+    #[cold]
+    fn drop_leaves(&mut self) {
+        for first in &self.cpu.state().gather.folios[..core::mem::take(&mut self.folios)] {
+            // SAFETY: the leaf is gone, and flushed by now.
+            unsafe { self.cpu.put_leaf(FrameNumber(first.get())) };
+            self.cpu.serve_flushes();
+        }
+    }
+
     /// Whether neither a flush nor a reference is pending.
     pub(super) fn is_empty(&self) -> bool {
-        self.pending.is_none() && self.frames == 0
+        self.pending.is_none() && self.frames == 0 && self.folios == 0
     }
 
     /// Whether the batch must be flushed before it can take what `slots` map.

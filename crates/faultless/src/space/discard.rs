@@ -5,7 +5,6 @@
 //! removal to the end of the flush: see *a discard* in [`protocol`].
 
 use super::batch::FlushBatch;
-use super::pages::each_run;
 use super::visit::Visit;
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::machine::Machine;
@@ -14,6 +13,7 @@ use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{self, BusyEntry, Mark};
 use crate::table::Entry;
+use crate::table::range::{self, Leaves};
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
 use core::convert::Infallible;
@@ -49,7 +49,15 @@ impl<'a, 'v, M: Machine> Visit<'a, 'v, M> {
         let (cpu, batch) = (self.cpu, FlushBatch::new(self.cpu, self.space));
         let tables = [(0, &[][..]); MOST_TABLES];
         let mut discard = Discard { cpu, batch, tables, count: 0, mark: Mark::none(), gone: 0 };
-        let visit = |start, slots: &'v [AtomicU64]| {
+        let visit = |leaves: Leaves<'v>| {
+            let (start, slots) = match leaves {
+                Leaves::Pages { start, slots } => (start, slots),
+                Leaves::Huge { start, slot, whole } => {
+                    // No entry is held yet.
+                    self.discard_huge(start, slot, whole, &goes);
+                    return Ok(());
+                }
+            };
             if slots.iter().all(|slot| node::load(slot).is_none()) {
                 return Ok::<(), Infallible>(());
             }
@@ -64,7 +72,8 @@ impl<'a, 'v, M: Machine> Visit<'a, 'v, M> {
             Ok(())
         };
         // SAFETY: in the grace section of the visit.
-        let Ok(()) = unsafe { each_run(cpu, self.space.root(), range, visit) };
+        let Ok(()) =
+            unsafe { range::visit(cpu.vm().machine(), self.space.root(), range, cpu, visit) };
         discard.take_all(&goes);
         if discard.gone != 0 {
             cpu.add_resident(self.space, -(discard.gone as i64));

@@ -171,7 +171,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                 let their = match theirs.get(at) {
                     Some(their) => their,
                     // SAFETY: the child is this call's own.
-                    None => match unsafe { last_table(self.cpu, child_root, start) } {
+                    None => match unsafe { last_table(self.cpu, child_root, start, |_, _| {}) } {
                         Ok(table) => {
                             theirs = &table[node::index(start, LAST)..][..slots.len()];
                             &theirs[at]

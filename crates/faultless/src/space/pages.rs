@@ -16,7 +16,7 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::RetireChain;
 use crate::table::Entry;
 use crate::table::format::USER_END;
-use crate::table::node::{self, ENTRIES, LAST};
+use crate::table::node::{self, ENTRIES, LAST, TABLE_ALIGN};
 use crate::table::protocol;
 use crate::table::range::{self, Leaves};
 use crate::table::walk::{Reached, descend};
@@ -24,7 +24,7 @@ use crate::vm::Cpu;
 use core::convert::Infallible;
 
 /// Calls `each` with every run of neighbouring entries that map base pages of `range`, and the address of
-/// the first.
+/// the first. Huge leaves are left out.
 ///
 /// # Safety
 /// As [`range::visit`].
@@ -36,13 +36,47 @@ pub(super) unsafe fn each_run<'v, M: Machine, E>(
 ) -> Result<(), E> {
     let visit = |leaves: Leaves<'v>| match leaves {
         Leaves::Pages { start, slots } => each(start, slots),
-        Leaves::Huge => Ok(()),
+        Leaves::Huge { .. } => Ok(()),
     };
     // SAFETY: handed on.
     unsafe { range::visit(cpu.vm().machine(), root, range, cpu, visit) }
 }
 
-/// Calls `each` with the address and the slot of every base page of `range` for which a table exists.
+/// A leaf that a visit meets.
+pub(super) enum Leaf<'a> {
+    /// The entry of the page at `addr`, mapped or not.
+    Page { addr: u64, slot: &'a AtomicU64 },
+    /// A huge leaf's entry, of the pages from `start` on, of which the range covers all if it covers the `whole`.
+    Huge { start: u64, slot: &'a AtomicU64, whole: bool },
+}
+
+/// Calls `each` with every leaf of `range` for which a table exists.
+///
+/// # Safety
+/// As [`range::visit`].
+#[inline(always)]
+pub(super) unsafe fn each_leaf<M: Machine>(
+    cpu: &Cpu<'_, M>,
+    root: FrameNumber,
+    range: VirtRange,
+    mut each: impl FnMut(Leaf<'_>),
+) {
+    let visit = |leaves: Leaves<'_>| {
+        match leaves {
+            Leaves::Pages { start, slots } => {
+                for (at, slot) in slots.iter().enumerate() {
+                    each(Leaf::Page { addr: start + at as u64 * PAGE_SIZE, slot });
+                }
+            }
+            Leaves::Huge { start, slot, whole } => each(Leaf::Huge { start, slot, whole }),
+        }
+        Ok::<(), Infallible>(())
+    };
+    // SAFETY: handed on.
+    let Ok(()) = unsafe { range::visit(cpu.vm().machine(), root, range, cpu, visit) };
+}
+
+/// Calls `each` with the address and the slot of every base page of `range` for which a table exists. Huge leaves are left out.
 ///
 /// # Safety
 /// As [`range::visit`].
@@ -52,14 +86,13 @@ pub(super) unsafe fn each_slot<M: Machine>(
     range: VirtRange,
     mut each: impl FnMut(u64, &AtomicU64),
 ) {
-    let run = |start, slots: &[AtomicU64]| {
-        for (at, slot) in slots.iter().enumerate() {
-            each(start + at as u64 * PAGE_SIZE, slot);
+    let page = |leaf: Leaf<'_>| {
+        if let Leaf::Page { addr, slot } = leaf {
+            each(addr, slot);
         }
-        Ok::<(), Infallible>(())
     };
     // SAFETY: handed on.
-    let Ok(()) = unsafe { each_run(cpu, root, range, run) };
+    unsafe { each_leaf(cpu, root, range, page) };
 }
 
 impl<M: Machine> Space<M> {
@@ -76,6 +109,7 @@ impl<M: Machine> Space<M> {
         // SAFETY: inside a grace section.
         match unsafe { descend(cpu.vm().machine(), self.root(), addr) } {
             Reached::Last(slots) => node::load(&slots[node::index(addr, LAST)]),
+            Reached::Above { seen, .. } if seen.is_huge() => seen.part(node::index(addr, LAST)),
             Reached::Above { seen, .. } => seen,
         }
     }
@@ -92,12 +126,15 @@ impl<M: Machine> Space<M> {
             Reached::Last(slots) => {
                 protocol::settle(&slots[node::index(addr, LAST)], cpu, |entry| cpu.kept(entry)).1
             }
+            // A huge leaf's pages are the file's.
+            Reached::Above { seen, .. } if seen.is_huge() => seen.part(node::index(addr, LAST)),
             Reached::Above { seen, .. } => seen,
         }
     }
 }
 
-/// The last-level table of `addr`, made where it is missing.
+/// The last-level table of `addr`, made where it is missing. A huge leaf there is given to `split`, with its entry and the address of its
+/// first page.
 ///
 /// # Errors
 /// [`OutOfMemory`]; tables made so far stay, empty.
@@ -108,6 +145,7 @@ pub(super) unsafe fn last_table<'v, M: Machine>(
     cpu: &Cpu<'v, M>,
     root: FrameNumber,
     addr: u64,
+    split: impl Fn(u64, &AtomicU64),
 ) -> Result<&'v [AtomicU64; ENTRIES], OutOfMemory> {
     let mut prepared = Prepared::Nothing;
     let table = loop {
@@ -115,7 +153,9 @@ pub(super) unsafe fn last_table<'v, M: Machine>(
         match unsafe { descend(cpu.vm().machine(), root, addr) } {
             Reached::Last(slots) => break Ok(slots),
             Reached::Above { slot, level, .. } => {
-                protocol::look(slot, cpu);
+                if protocol::look(slot, cpu).is_huge() {
+                    split(addr & !(TABLE_ALIGN - 1), slot);
+                }
                 if node::load(slot).is_none()
                     && table::publish(cpu, Ticket::held(), slot, level, &mut prepared)
                         == Err(Abort::NoMemory)
@@ -139,40 +179,34 @@ impl<M: Machine> Writing<'_, '_, M> {
         was: Option<&Was<'_>>,
         batch: &mut FlushBatch<'_, '_, M>,
     ) -> bool {
-        self.zap_where(range, was, batch, |_| true)
-    }
-
-    /// [`zap`](Self::zap) of those entries that `goes` chooses.
-    #[inline(always)]
-    pub(super) fn zap_where(
-        &self,
-        range: VirtRange,
-        was: Option<&Was<'_>>,
-        batch: &mut FlushBatch<'_, '_, M>,
-        goes: impl Fn(Entry) -> bool,
-    ) -> bool {
         let (mut gone, mut tables) = (0, false);
         let take = |slot: &AtomicU64| {
             let seen = node::load(slot);
             if seen.is_none() {
                 return seen;
             }
-            let empty = |entry| if goes(entry) { Entry::NONE } else { entry };
-            let (old, new) = protocol::settle_from(slot, seen, self.cpu, empty);
-            if new.is_none() { old } else { Entry::NONE }
+            protocol::settle_from(slot, seen, self.cpu, |_| Entry::NONE).0
         };
-        let zap = |start, slots: &[AtomicU64]| {
-            tables = true;
-            if let Some(was) = was
-                && slots.iter().any(|slot| !node::load(slot).is_none())
-            {
-                self.remember(start, slots, was);
+        let zap = |leaves: Leaves<'_>| {
+            match leaves {
+                Leaves::Pages { start, slots } => {
+                    tables = true;
+                    if let Some(was) = was
+                        && slots.iter().any(|slot| !node::load(slot).is_none())
+                    {
+                        self.remember(start, slots, was);
+                    }
+                    gone += batch.unmap(start, slots, take);
+                }
+                Leaves::Huge { start, slot, whole } => {
+                    gone += self.zap_huge(start, slot, whole, batch);
+                }
             }
-            gone += batch.unmap(start, slots, take);
             Ok::<(), Infallible>(())
         };
+        let machine = self.cpu.vm().machine();
         // SAFETY: the range is locked.
-        let Ok(()) = unsafe { each_run(self.cpu, self.space.root(), range, zap) };
+        let Ok(()) = unsafe { range::visit(machine, self.space.root(), range, self.cpu, zap) };
         if gone != 0 {
             self.cpu.add_resident(self.space, -(gone as i64));
         }
@@ -199,15 +233,11 @@ impl<M: Machine> Writing<'_, '_, M> {
             return;
         }
         let machine = self.cpu.vm().machine();
-        let frames = &self.cpu.vm().frames;
         let mut unlinked = RetireChain::default();
         let mut retire = |number: FrameNumber, level: u32| {
-            self.cpu.count(Counter::TablePruned);
-            let meta = frames.meta(number);
-            debug_assert_eq!(meta.index.load(Ordering::Relaxed), u64::from(level));
-            meta.set_use(crate::frame::Use::Retired);
-            // SAFETY: met once; alive until it is retired below.
-            unsafe { unlinked.push(meta.retire_link()) };
+            let recorded = || self.cpu.vm().frames.meta(number).index.load(Ordering::Relaxed);
+            debug_assert_eq!(recorded(), u64::from(level));
+            self.retire_table(number, &mut unlinked);
         };
         // SAFETY: `hull` is locked and without a VMA; entries without a VMA are empty.
         unsafe { range::prune(machine, self.space.root(), hull, self.cpu, &mut retire) };
@@ -218,6 +248,15 @@ impl<M: Machine> Writing<'_, '_, M> {
             // is finished before this call's section closes, so before a table is freed.
             unsafe { self.cpu.retire_all(unlinked) };
         }
+    }
+
+    /// Adds the table in `number`, which was unlinked just now, to those that are to be retired once.
+    pub(super) fn retire_table(&self, number: FrameNumber, unlinked: &mut RetireChain) {
+        self.cpu.count(Counter::TablePruned);
+        let meta = self.cpu.vm().frames.meta(number);
+        meta.set_use(crate::frame::Use::Retired);
+        // SAFETY: unlinked once; alive until it is retired.
+        unsafe { unlinked.push(meta.retire_link()) };
     }
 
     /// What is lazily freed in `range` stays.
@@ -238,7 +277,11 @@ impl<M: Machine> Writing<'_, '_, M> {
         let mut addr = range.start;
         while addr < range.end {
             // SAFETY: the range is locked.
-            unsafe { last_table(self.cpu, self.space.root(), addr)? };
+            unsafe {
+                last_table(self.cpu, self.space.root(), addr, |start, slot| {
+                    self.space.split(self.cpu, start, slot);
+                })?
+            };
             addr = (addr & !(span - 1)) + span;
         }
         Ok(())

@@ -48,7 +48,6 @@ use crate::sync::atomic::{Ordering, fence};
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::wait::Wait;
 use crate::table::format::USER_END;
-use crate::table::protocol;
 use crate::vm::{Cpu, Vm};
 use alloc::vec::Vec;
 use core::fmt;
@@ -200,7 +199,7 @@ impl<M: Machine> Space<M> {
             _ => Miss::Fault(access),
         };
         let Some(slot) = self.slot(cpu, &visit.section, page) else { return Err(missing()) };
-        let seen = protocol::look(slot, cpu);
+        let seen = slot.look(cpu);
         if !seen.is_present() || seen.is_special() || write && !seen.is_writable() {
             return Err(missing());
         }

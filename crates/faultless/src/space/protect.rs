@@ -3,7 +3,7 @@
 use super::Space;
 use super::made::State;
 use super::merge::Piece;
-use super::pages::each_slot;
+use super::pages::{Leaf, each_leaf};
 use super::vma::{Area, Prot, Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
@@ -165,13 +165,18 @@ impl<M: Machine> Writing<'_, '_, M> {
         };
         // SAFETY: the range is locked.
         unsafe {
-            each_slot(self.cpu, self.space.root(), range, |addr, slot| {
-                if node::load(slot).is_none() {
-                    return;
+            each_leaf(self.cpu, self.space.root(), range, |leaf| match leaf {
+                Leaf::Page { addr, slot } => {
+                    if node::load(slot).is_none() {
+                        return;
+                    }
+                    let (old, new) = protocol::settle(slot, self.cpu, allow);
+                    if new.needs_flush(old) && !lost(Mutant::ProtectFlush) {
+                        batch.flush(VirtRange::page(addr));
+                    }
                 }
-                let (old, new) = protocol::settle(slot, self.cpu, allow);
-                if new.needs_flush(old) && !lost(Mutant::ProtectFlush) {
-                    batch.flush(VirtRange::page(addr));
+                Leaf::Huge { start, slot, whole } => {
+                    self.restrict_huge(start, slot, whole, &mut batch, &allow);
                 }
             });
         }

@@ -3,7 +3,7 @@
 use super::Space;
 use super::brk::bounds::Heap;
 use super::merge::{merge_later, roots_merge};
-use super::pages::each_slot;
+use super::pages::{Leaf, each_leaf};
 use super::vma::{Area, Memory, Prot, Vma, VmaFlags};
 use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
@@ -12,6 +12,7 @@ use crate::machine::{CpuId, Machine};
 use crate::sync::atomic::Ordering;
 use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
+use crate::table::node::TABLE_ALIGN;
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
 use core::fmt;
@@ -38,6 +39,8 @@ pub struct AreaInfo {
     pub resident: u64,
     /// Its pages that map the zero page.
     pub zero: u64,
+    /// Of the resident pages, those that huge leaves map: what Linux lists as `FilePmdMapped`.
+    pub huge: u64,
 }
 
 /// What one page of a space is mapped to.
@@ -220,7 +223,7 @@ impl<M: Machine> Space<M> {
     /// What the page at `addr` is mapped to, if anything: it may be something else a moment later.
     pub fn page_at(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<PageInfo> {
         let section = self.section(cpu);
-        let entry = protocol::look(self.slot(cpu, &section, addr)?, cpu);
+        let entry = self.slot(cpu, &section, addr)?.look(cpu);
         let entry = Some(entry).filter(|entry| entry.is_mapped())?;
         let frame = entry.frame();
         if entry.is_special() {
@@ -238,14 +241,20 @@ impl<M: Machine> Space<M> {
     }
 
     fn describe(&self, cpu: &Cpu<'_, M>, area: &Area, heap: Heap) -> AreaInfo {
-        let (mut resident, mut zero) = (0, 0);
+        let (mut resident, mut zero, mut huge) = (0, 0, 0);
         // SAFETY: the caller is in a grace section.
         unsafe {
-            each_slot(cpu, self.root(), area.range, |_, slot| {
-                let entry = node::load(slot);
-                if entry.is_mapped() {
-                    resident += u64::from(!entry.is_special());
-                    zero += u64::from(cpu.vm().maps_zeros(entry));
+            each_leaf(cpu, self.root(), area.range, |leaf| match leaf {
+                Leaf::Page { slot, .. } => {
+                    let entry = node::load(slot);
+                    if entry.is_mapped() {
+                        resident += u64::from(!entry.is_special());
+                        zero += u64::from(cpu.vm().maps_zeros(entry));
+                    }
+                }
+                Leaf::Huge { start, .. } => {
+                    huge +=
+                        area.range.intersect(VirtRange::new(start, start + TABLE_ALIGN)).pages();
                 }
             });
         }
@@ -268,8 +277,9 @@ impl<M: Machine> Space<M> {
                 Memory::Anonymous if in_heap => "[heap]",
                 _ => "",
             },
-            resident,
+            resident: resident + huge,
             zero,
+            huge,
         }
     }
 
@@ -341,7 +351,8 @@ impl<M: Machine> Space<M> {
         let mut present = false;
         // SAFETY: the caller is in a grace section.
         unsafe {
-            each_slot(cpu, self.root(), VirtRange::page(addr), |_, slot| {
+            each_leaf(cpu, self.root(), VirtRange::page(addr), |leaf| {
+                let (Leaf::Page { slot, .. } | Leaf::Huge { slot, .. }) = leaf;
                 let settles = !lost(Mutant::LookSettles);
                 let entry = if settles { protocol::look(slot, cpu) } else { node::load(slot) };
                 present = entry.is_mapped();

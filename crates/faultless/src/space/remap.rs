@@ -5,7 +5,7 @@ use super::lock::Lock;
 use super::made::State;
 use super::map::place;
 use super::merge::{Piece, agree, range_later};
-use super::pages::each_slot;
+use super::pages::{Leaf, each_leaf};
 use super::unmap::with_tables;
 use super::versions::Versions;
 use super::vma::{Vma, VmaFlags};
@@ -400,7 +400,14 @@ impl<M: Machine> Writing<'_, '_, M> {
         let machine = self.cpu.vm().machine();
         // SAFETY: both ranges are locked.
         unsafe {
-            each_slot(self.cpu, self.space.root(), from, |addr, slot| {
+            each_leaf(self.cpu, self.space.root(), from, |leaf| {
+                let (addr, slot) = match leaf {
+                    Leaf::Page { addr, slot } => (addr, slot),
+                    // Its pages come next.
+                    Leaf::Huge { start, slot, .. } => {
+                        return self.space.split(self.cpu, start, slot);
+                    }
+                };
                 if node::load(slot).is_none() {
                     return;
                 }

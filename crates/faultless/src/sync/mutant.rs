@@ -21,6 +21,10 @@ pub enum Mutant {
     /// The writer's wait for an entry that is held. It overwrites it, and the fault then overwrites
     /// that.
     SettleWaits,
+    /// A fault that maps a folio looks at all of its pages once it has the entry. A page that was cut off stays mapped.
+    LeafLooksAgain,
+    /// A split flushes the huge leaf while the entry is busy. CPUs go on by the huge translation.
+    SplitFlush,
     /// mincore looks at an entry once no CPU holds it. A page is missing while it is copied.
     LookSettles,
     /// A fault below a stack that was unmapped is told so once that is flushed. The program then uses the stack.

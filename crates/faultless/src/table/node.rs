@@ -12,6 +12,11 @@ pub const LAST: u32 = 1;
 /// The level of the root table.
 pub const ROOT: u32 = LEVELS;
 
+/// The level of the tables whose leaves are huge: 2 MiB on x86-64.
+pub const HUGE: u32 = LAST + 1;
+/// log2 of the pages that a huge leaf maps.
+pub const HUGE_ORDER: u8 = INDEX_BITS as u8;
+
 #[cfg(not(loom))]
 const _: () = assert!(ENTRIES * size_of::<u64>() == 1 << PAGE_SHIFT);
 

@@ -19,12 +19,20 @@ pub enum Leaves<'a> {
         /// The entries.
         slots: &'a [AtomicU64],
     },
-    /// A huge leaf.
-    Huge,
+    /// A huge leaf, of the pages from `start` on.
+    Huge {
+        /// Address of its first page.
+        start: u64,
+        /// The entry, above the last level.
+        slot: &'a AtomicU64,
+        /// Whether the range covers all of its pages.
+        whole: bool,
+    },
 }
 
 /// Visits the leaf entries in `range` for which tables exist, table by table, in ascending order, until `visit`
-/// returns an error. Waits, as `wait` does, for faults that are publishing a table there.
+/// returns an error. Waits, as `wait` does, for faults that are publishing a table there. If `visit` splits a huge leaf, it sees the
+/// table next.
 ///
 /// # Errors
 /// What `visit` returned.
@@ -39,7 +47,7 @@ pub unsafe fn visit<'m, M: Machine, E>(
     wait: &impl Wait,
     mut visit: impl FnMut(Leaves<'m>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let mut addr = range.start;
+    let (mut addr, mut met) = (range.start, None);
     while addr < range.end {
         let mut table = root;
         let mut level = ROOT;
@@ -63,12 +71,13 @@ pub unsafe fn visit<'m, M: Machine, E>(
                 continue;
             }
             let start = addr & !(span - 1);
-            if seen.is_present() {
-                visit(Leaves::Huge)?;
-                addr = start + span;
-                break;
+            if seen.is_mapped() && met != Some(start) {
+                met = Some(start);
+                let whole = range.covers(VirtRange { start, end: start + span });
+                visit(Leaves::Huge { start, slot: &slots[at], whole })?;
+                continue;
             }
-            // Nothing below: a fault that takes the entry from now on finds its VMA stopped, if the caller
+            // Nothing below, or a huge leaf that was visited: a fault that takes the entry from now on finds its VMA stopped, if the caller
             // has stopped it, and reverts. Large ranges are often empty, so the neighbours are looked at
             // without another walk.
             let rest = ((range.end - start - 1) / span).min((ENTRIES - 1 - at) as u64) as usize;

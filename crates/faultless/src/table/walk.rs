@@ -28,6 +28,29 @@ pub enum Reached<'a> {
     },
 }
 
+/// The entry of `addr` in its table of `level`, if there is one.
+///
+/// # Safety
+/// As [`descend`].
+pub unsafe fn slot_of<M: Machine>(
+    machine: &M,
+    root: FrameNumber,
+    addr: u64,
+    level: u32,
+) -> Option<&AtomicU64> {
+    let mut table = root;
+    for above in (level + 1..=ROOT).rev() {
+        // SAFETY: `table` was reached from the root inside the caller's section or lock.
+        let seen = node::load(unsafe { node::slot(machine, table, addr, above) });
+        if !seen.is_table() {
+            return None;
+        }
+        table = seen.frame();
+    }
+    // SAFETY: as above.
+    Some(unsafe { node::slot(machine, table, addr, level) })
+}
+
 /// Walks to the last-level table of `addr`.
 ///
 /// # Safety

@@ -12,10 +12,15 @@ const FEWEST: u64 = ENTRIES as u64;
 const MOST: u64 = 16 * FEWEST;
 /// Which part of all frames a batch holds in between.
 const PART: u64 = 64;
+/// The folios that a batch holds before it flushes: 64 MiB of pages.
+const FOLIOS: usize = 32;
+
 /// The CPU's buffer for the frames of the batch that it is working on.
 #[derive(Debug)]
 pub struct Gather {
     pub(crate) frames: Box<[Cell<u32>]>,
+    /// The first frames of folios of which a huge leaf was unmapped.
+    pub(crate) folios: [Cell<u32>; FOLIOS],
     pub(crate) busy: Cell<bool>,
 }
 
@@ -30,7 +35,8 @@ impl Gather {
         frames.try_reserve_exact(capacity).map_err(|_| OutOfMemory)?;
         // As much as was reserved, so that the box need not be allocated anew.
         frames.resize(capacity, Cell::new(0));
-        Ok(Self { frames: frames.into_boxed_slice(), busy: Cell::new(false) })
+        let folios = [const { Cell::new(0) }; FOLIOS];
+        Ok(Self { frames: frames.into_boxed_slice(), folios, busy: Cell::new(false) })
     }
 }
 

@@ -7,7 +7,7 @@ use crate::error::Errno;
 use crate::fault::prefault::ThreadPredictor;
 use crate::file::PendingRead;
 use crate::frame::zeroed::Supply;
-use crate::frame::{Bulk, Clean, Frame, Zeroed};
+use crate::frame::{Bulk, Clean, Frame, Zeroed, folio};
 use crate::identity::Identity;
 use crate::machine::{CpuId, Machine};
 use crate::stat::Counter;
@@ -202,6 +202,19 @@ impl<'v, M: Machine> Cpu<'v, M> {
             self.free(frame);
         }
         last
+    }
+
+    /// Drops a huge leaf of the folio that begins with `first`, which was flushed, and with the last one the references that leaves have.
+    ///
+    /// # Safety
+    /// As [`put_unmapped`](Self::put_unmapped).
+    pub(crate) unsafe fn put_leaf(&self, first: FrameNumber) {
+        if self.vm.frames.meta(first).drop_leaf() {
+            for number in folio::frames_of(first) {
+                // SAFETY: the references of the leaves, of which none is left, and each was flushed.
+                unsafe { self.put_unmapped(number) };
+            }
+        }
     }
 
     pub(crate) fn set_pending(&self, pending: PendingRead) {

@@ -33,6 +33,8 @@ pub(crate) struct CpuState {
     pub(super) pending: RefCell<Option<PendingRead>>,
     /// The page that a fault could not read from its store: which fault of this CPU, the object's number, and the page's.
     pub(crate) unread: Cell<Option<(u64, u64, u64)>>,
+    /// The first of the pages that a fault could not have as a folio: as `unread`.
+    pub(crate) no_folio: Cell<Option<(u64, u64, u64)>>,
     /// The `ThreadPredictor` of the thread that this CPU makes a call for, or null. Set by [`Cpu::for_thread`] alone, which keeps
     /// it alive until it puts back what was there.
     pub(super) thread: Cell<*const ()>,
@@ -53,6 +55,7 @@ impl CpuState {
             crowded: Cell::new(false),
             pending: RefCell::new(None),
             unread: Cell::new(None),
+            no_folio: Cell::new(None),
             thread: Cell::new(ptr::null()),
         })
     }
@@ -121,7 +124,7 @@ impl Hint {
     }
 }
 
-// SAFETY: the cells (`gather`, `hint`, `freed`, `gone`, `shared_calls`, `starved`, `crowded`, `pending`, `unread`, `thread`) are reached only through
+// SAFETY: the cells (`gather`, `hint`, `freed`, `gone`, `shared_calls`, `starved`, `crowded`, `pending`, `unread`, `no_folio`, `thread`) are reached only through
 // `Cpu::state`, with the CPU's `Local`; other CPUs read `counts` and `resident`, which are atomics.
 unsafe impl Sync for CpuState {}
 // SAFETY: as above; the hint's pointer is followed only as its invariant allows, on whichever thread is

@@ -197,11 +197,16 @@ impl Entry {
         }
     }
 
-    /// The same leaf as a huge one; its frame must be aligned to the huge size.
-    #[cfg(any(test, loom, shuttle))]
+    /// The same leaf as a huge one, above the last level; its frame must be aligned to the huge size.
     #[inline]
     pub const fn huge(self) -> Self {
         Self(self.0 | HUGE)
+    }
+
+    /// The last-level leaf that maps what this huge one maps at place `at`, and allows the same.
+    #[inline]
+    pub const fn part(self, at: usize) -> Self {
+        Self((self.0 & !HUGE) + ((at as u64) << PAGE_SHIFT))
     }
 
     /// The same leaf with the dirty bit clear, as `MADV_FREE` wants it.

@@ -1,0 +1,199 @@
+//! Collapse: base pages of a file that are mapped already are replaced by a huge leaf.
+//!
+//! The file's pages become a [folio](crate::file::folio) first, as far as they are not one: they are read where they are missing, and
+//! moved to contiguous frames. Pages that are mapped do not move. So the collapse
+//!
+//! 1. reads what is missing, and holds nothing meanwhile;
+//! 2. claims the pages, and stops the VMA over them;
+//! 3. unmaps and flushes the base pages of this space;
+//! 4. moves the file's pages, if nobody else uses them: another space that maps one, a pin, a store that is not written back;
+//! 5. stores the huge leaf in the place of the table, which is freed after a grace period.
+//!
+//! Where step 4 fails, the pages stay in the file, and the next accesses map them again.
+
+use super::Space;
+use super::batch::FlushBatch;
+use super::made::State;
+use super::merge::Piece;
+use super::vma::{Area, VmaFlags};
+use super::write::{NOWHERE, Writing};
+use crate::addr::VirtRange;
+use crate::error::Errno;
+use crate::fault::Access;
+use crate::fault::folio::{shown, wanted};
+use crate::file::{Fetched, Object};
+use crate::frame::{Kind, Use};
+use crate::heap::Shared;
+use crate::machine::Machine;
+use crate::stat::Counter;
+use crate::sync::atomic::AtomicU64;
+use crate::sync::grace::RetireChain;
+use crate::table::Entry;
+use crate::table::node::{self, ENTRIES, HUGE, TABLE_ALIGN};
+use crate::table::protocol;
+use crate::table::walk::{Reached, descend, slot_of};
+use crate::vm::Cpu;
+
+impl<M: Machine> Space<M> {
+    /// Collapses what huge leaves can map of `range`: `MADV_COLLAPSE`. It goes on after a part that cannot be.
+    pub(super) fn collapse(&self, cpu: &Cpu<'_, M>, range: VirtRange) -> Result<(), Errno> {
+        let first = range.start.next_multiple_of(TABLE_ALIGN);
+        let mut result = Ok(());
+        for start in (first..).step_by(TABLE_ALIGN as usize) {
+            if start + TABLE_ALIGN > range.end {
+                break;
+            }
+            result = result.and(self.collapse_at(cpu, start));
+        }
+        // As on Linux, what is shorter than a huge page is refused where nothing is mapped alone.
+        if self.is_mapped(cpu, range) { result } else { Err(Errno::ENOMEM) }
+    }
+
+    /// Looks for text that is in use and mapped in base pages, from the address `from` on, and collapses the first that it finds: 2 MiB of a
+    /// mapping that the knob `huge_text`, or its advice, chooses for huge pages, of whose pages at least `least` were accessed.
+    /// Returns where to go on, or `None` at the end of the space. A kernel calls it from time to time, in the
+    /// background.
+    pub fn collapse_text(&self, cpu: &Cpu<'_, M>, from: u64, least: usize) -> Option<u64> {
+        self.check_vm(cpu);
+        let found = {
+            let section = self.section(cpu);
+            let choice = cpu.vm().knobs.huge_text();
+            let areas = self.view(cpu, &section).iter_from(from);
+            // SAFETY: VMAs in a view live as long as the section.
+            let mut areas = areas.map(|entry| unsafe { &entry.value.as_ref().area });
+            areas.find_map(|area| {
+                let first = area.range.start.max(from).next_multiple_of(TABLE_ALIGN);
+                let mut starts = (first..area.range.end).step_by(TABLE_ALIGN as usize);
+                starts.find(|&start| {
+                    wanted(choice, area, start).is_some() && self.used_in(cpu, start) >= least
+                })
+            })
+        };
+        let start = found?;
+        // What cannot be now may be the next time.
+        let _refused = self.collapse_at(cpu, start);
+        cpu.collect();
+        Some(start + TABLE_ALIGN)
+    }
+
+    /// How many base pages that were accessed are mapped in the table of `start`. For a caller in a section.
+    fn used_in(&self, cpu: &Cpu<'_, M>, start: u64) -> usize {
+        // SAFETY: the caller is in a grace section.
+        match unsafe { descend(cpu.vm().machine(), self.root(), start) } {
+            Reached::Last(slots) => slots.iter().filter(|slot| node::load(slot).was_used()).count(),
+            Reached::Above { .. } => 0,
+        }
+    }
+
+    /// Collapses the pages from `start` on.
+    fn collapse_at(&self, cpu: &Cpu<'_, M>, start: u64) -> Result<(), Errno> {
+        let found = {
+            let section = self.section(cpu);
+            let entry = self.view(cpu, &section).at(start).ok_or(Errno::ENOMEM)?;
+            // SAFETY: VMAs in a view live as long as the section.
+            let area = &unsafe { entry.value.as_ref() }.area;
+            collapsible(area, start).map(|(object, first)| (object.clone(), first))
+        };
+        let (object, first) = found.ok_or(Errno::EINVAL)?;
+        let all = VirtRange::new(start, start + TABLE_ALIGN);
+        let fetched = object.fetch_missing(cpu, first);
+        let done = match fetched {
+            Ok(Fetched::There) => self.write(cpu, [all, NOWHERE], TABLE_ALIGN).collapse(all),
+            Ok(Fetched::Pending(pending)) => {
+                cpu.set_pending(pending);
+                Err(Errno::EAGAIN)
+            }
+            Err(errno) => Err(errno),
+        };
+        Object::release(object, cpu);
+        if done? {
+            return Ok(());
+        }
+        // Nothing was mapped there.
+        self.fault_mapped(cpu, start, Access::Read).map(drop).map_err(|_| Errno::EAGAIN)
+    }
+}
+
+/// What a huge leaf at `start` would show of `area`, unless its advice forbids it.
+fn collapsible(area: &Area, start: u64) -> Option<(&Shared<Object>, u64)> {
+    shown(area, start).filter(|_| !area.flags.contains(VmaFlags::NOHUGEPAGE))
+}
+
+impl<M: Machine> Writing<'_, '_, M> {
+    /// Steps 2 to 5, for the pages of `all`. Returns whether there is a huge leaf now; false: there is nothing to replace.
+    fn collapse(&self, all: VirtRange) -> Result<bool, Errno> {
+        let (cpu, root) = (self.cpu, self.space.root());
+        let area = &self.vma_at(all.start).ok_or(Errno::ENOMEM)?.area;
+        let (object, first) = collapsible(area, all.start).ok_or(Errno::EINVAL)?;
+        let object = object.clone();
+        let leaf = area.leaf();
+        let hidden = area.prot.is_empty();
+        let names = object.slots(cpu, first);
+        // SAFETY: the range is claimed.
+        let reached = unsafe { descend(cpu.vm().machine(), root, all.start) };
+        let done = match (reached, names) {
+            (_, None) => Err(Errno::EAGAIN),
+            (Reached::Above { seen, .. }, _) => Ok(seen.is_huge()),
+            (Reached::Last(slots), Some(_)) if !slots.iter().all(|slot| self.is_files(slot)) => {
+                Err(Errno::EAGAIN)
+            }
+            (Reached::Last(_), Some(names)) => {
+                let leaf = leaf.with_hidden(hidden);
+                self.replace_table(all, leaf, &object, names, first).map(|()| true)
+            }
+        };
+        Object::release(object, cpu);
+        done
+    }
+
+    /// Whether the page of `slot` is the file's, and not a copy of it, or none.
+    fn is_files(&self, slot: &AtomicU64) -> bool {
+        let entry = protocol::look(slot, self.cpu);
+        let meta = |entry: Entry| self.cpu.vm().frames.meta(entry.frame());
+        !entry.is_mapped() || !entry.is_special() && meta(entry).kind() == Kind::Used(Use::Shared)
+    }
+
+    /// Replaces the last-level table of `all` by a huge leaf that is made of `leaf`.
+    fn replace_table(
+        &self,
+        all: VirtRange,
+        leaf: Entry,
+        object: &Shared<Object>,
+        names: &[AtomicU64; ENTRIES],
+        first: u64,
+    ) -> Result<(), Errno> {
+        let cpu = self.cpu;
+        self.step(|step| {
+            let (area, root) = step.take(all)?;
+            step.replace(all, Some(Piece { area, root }), State::WriteLocked)
+        })?;
+        let mut batch = FlushBatch::new(cpu, self.space);
+        self.zap(all, None, &mut batch);
+        batch.finish();
+        let made = Object::folio(names).is_some() || object.gather(cpu, names, first);
+        let spans = made && object.spans_folio(first);
+        let frame = spans.then(|| Object::refer_to_folio(cpu, names)).flatten();
+        if let Some(frame) = frame {
+            let mut batch = FlushBatch::new(cpu, self.space);
+            // SAFETY: the range is claimed, and its table is there.
+            let slot = unsafe { slot_of(cpu.vm().machine(), self.space.root(), all.start, HUGE) };
+            let replaced = slot.map(|slot| protocol::settle(slot, cpu, |_| leaf.of(frame).huge()));
+            let mut unlinked = RetireChain::default();
+            if let Some((table, _)) = replaced.filter(|(table, _)| table.is_table()) {
+                self.retire_table(table.frame(), &mut unlinked);
+            }
+            // CPUs may have cached the way to the table.
+            batch.flush(all);
+            // SAFETY: unlinked just now, with the only VMA over its span stopped; retired once. The batch is finished before this
+            // call's section closes, so before the table is freed.
+            unsafe { cpu.retire_all(unlinked) };
+            batch.finish();
+            cpu.add_resident(self.space, ENTRIES as i64);
+            cpu.count(Counter::ThpFileMapped);
+            cpu.count(Counter::FilePmdMapped);
+            cpu.count(Counter::ThpCollapsed);
+        }
+        self.finish();
+        frame.map(drop).ok_or(Errno::EAGAIN)
+    }
+}

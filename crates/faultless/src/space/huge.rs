@@ -1,0 +1,174 @@
+//! Huge leaves of a space: how they are split, unmapped, and restricted.
+//!
+//! A huge leaf maps 512 pages of a file, a [folio](crate::file::folio), and never allows stores. It is an entry of the level above the last,
+//! with the [same lock](crate::table::protocol). An operation on all of its pages changes it like any leaf. One on a part of them, or that
+//! wants to store, *splits* it:
+//!
+//! 1. it takes the entry, which becomes busy: walks that meet it wait;
+//! 2. it flushes the leaf's pages, as no CPU may use the huge translation and those of base pages at a time;
+//! 3. it fills a new table with the leaves of the base pages, which have what the huge one had (permissions, accessed and dirty
+//!    bits), and with a reference each;
+//! 4. it stores the table, and drops the huge leaf.
+//!
+//! For the neighbours nothing changes: a split needs no claim on the other pages, and stops no VMA. Where no frame is left for the table, the
+//! leaf is dropped as a whole: the file has the pages, and the next access maps them again. So a split never fails.
+
+use super::Space;
+use super::batch::{FlushBatch, shoot};
+use super::visit::Visit;
+use super::write::Writing;
+use crate::addr::{FrameNumber, VirtRange};
+use crate::frame::{Use, folio};
+use crate::machine::Machine;
+use crate::stat::Counter;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::mutant::{Mutant, lost};
+use crate::table::Entry;
+use crate::table::node::{self, ENTRIES, LAST, TABLE_ALIGN};
+use crate::table::protocol;
+use crate::vm::Cpu;
+
+/// Whether `entry`, of the level above the last, is a huge leaf.
+fn is_leaf(entry: Entry) -> bool {
+    entry.is_huge() && entry.is_mapped()
+}
+
+/// The pages of a huge leaf.
+const fn pages_of(start: u64) -> VirtRange {
+    VirtRange { start, end: start + TABLE_ALIGN }
+}
+
+impl<M: Machine> Space<M> {
+    /// Splits the huge leaf in `slot`, the entry of the pages from `start` on, if it is one. Afterwards, for a moment at least, it was none.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn split(&self, cpu: &Cpu<'_, M>, start: u64, slot: &AtomicU64) {
+        let mut table = cpu.alloc_zeroed();
+        loop {
+            let seen = protocol::look(slot, cpu);
+            if !is_leaf(seen) {
+                break;
+            }
+            let Ok(held) = protocol::take(slot, seen, cpu) else { continue };
+            if !lost(Mutant::SplitFlush) {
+                shoot(cpu, self, pages_of(start));
+            }
+            let (next, left) = match table.take() {
+                Some(frame) => {
+                    let number = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(LAST));
+                    (Entry::table(number), fill(cpu, number, seen))
+                }
+                None => (Entry::NONE, 0),
+            };
+            held.commit(next);
+            // SAFETY: flushed above, while the entry was busy.
+            unsafe { cpu.put_leaf(seen.frame()) };
+            if left != ENTRIES {
+                cpu.add_resident(self, left as i64 - ENTRIES as i64);
+            }
+            cpu.count(Counter::ThpSplitPmd);
+            cpu.state().counts.take(Counter::FilePmdMapped, 1);
+            break;
+        }
+        if let Some(frame) = table {
+            cpu.free(frame);
+        }
+    }
+}
+
+/// Fills the new table in `number` with the parts of `leaf`, and returns how many have a page: all, but those with as many mappings as
+/// can be counted.
+fn fill<M: Machine>(cpu: &Cpu<'_, M>, number: FrameNumber, leaf: Entry) -> usize {
+    // SAFETY: the table is ours alone until it is stored.
+    let slots = unsafe { node::entries(cpu.vm().machine(), number) };
+    let mut left = 0;
+    for (at, (slot, frame)) in slots.iter().zip(folio::frames_of(leaf.frame())).enumerate() {
+        // The leaf's reference is still there.
+        if cpu.vm().frames.meta(frame).get_mapping() {
+            slot.store(leaf.part(at).0, Ordering::Relaxed);
+            left += 1;
+        }
+    }
+    left
+}
+
+impl<M: Machine> Writing<'_, '_, M> {
+    /// Unmaps the huge leaf in `slot`, the entry of the pages from `start` on, or splits it where not the `whole` is to go.
+    /// Returns how many pages are gone.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn zap_huge(
+        &self,
+        start: u64,
+        slot: &AtomicU64,
+        whole: bool,
+        batch: &mut FlushBatch<'_, '_, M>,
+    ) -> usize {
+        if !whole {
+            self.space.split(self.cpu, start, slot);
+            return 0;
+        }
+        let empty = |entry| if is_leaf(entry) { Entry::NONE } else { entry };
+        let (old, new) = protocol::settle(slot, self.cpu, empty);
+        if old == new {
+            return 0;
+        }
+        batch.unmap_folio(start, old);
+        self.cpu.state().counts.take(Counter::FilePmdMapped, 1);
+        ENTRIES
+    }
+
+    /// Makes the huge leaf in `slot`, the entry of the pages from `start` on, what `allow` says, or splits it where that is not for the
+    /// `whole`.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn restrict_huge(
+        &self,
+        start: u64,
+        slot: &AtomicU64,
+        whole: bool,
+        batch: &mut FlushBatch<'_, '_, M>,
+        allow: &impl Fn(Entry) -> Entry,
+    ) {
+        if !whole {
+            return self.space.split(self.cpu, start, slot);
+        }
+        let change = |entry| if is_leaf(entry) { allow(entry) } else { entry };
+        let (old, new) = protocol::settle(slot, self.cpu, change);
+        if new.needs_flush(old) && !lost(Mutant::ProtectFlush) {
+            batch.flush(pages_of(start));
+        }
+    }
+}
+
+impl<M: Machine> Visit<'_, '_, M> {
+    /// Takes the huge leaf in `slot`, the entry of the pages from `start` on, away, if `goes` chooses its pages, or splits it where not the
+    /// `whole` is to go. As with [any discard](super::discard), the entry is busy until the flush is complete.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn discard_huge(
+        &self,
+        start: u64,
+        slot: &AtomicU64,
+        whole: bool,
+        goes: &impl Fn(Entry) -> bool,
+    ) {
+        if !whole {
+            return self.space.split(self.cpu, start, slot);
+        }
+        loop {
+            let seen = protocol::look(slot, self.cpu);
+            if !is_leaf(seen) || !goes(seen.part(0)) {
+                return;
+            }
+            let Ok(held) = protocol::take(slot, seen, self.cpu) else { continue };
+            shoot(self.cpu, self.space, pages_of(start));
+            held.commit(Entry::NONE);
+            // SAFETY: flushed above.
+            unsafe { self.cpu.put_leaf(seen.frame()) };
+            self.cpu.add_resident(self.space, -(ENTRIES as i64));
+            self.cpu.state().counts.take(Counter::FilePmdMapped, 1);
+            return;
+        }
+    }
+}

@@ -1,0 +1,629 @@
+//! Huge text: when a file's pages are mapped by one huge leaf, and what splits, unmaps and restores it.
+
+use super::guest::{
+    self, AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, TestVm, cpu, load, store,
+};
+use super::guest::{check, map_object, read_object, write_object};
+use super::store::{Memory, Plan, file, finish};
+use crate::fault::{Access, FaultError, FaultKind};
+use crate::file::Object;
+use crate::heap::Shared;
+use crate::knob::{HugeText, Locking, Setting};
+use crate::space::{Advice, Copies, MapFlags, Prot, RemapFlags, Space};
+use crate::stat::Counter;
+use std::sync::Arc;
+use std::vec::Vec;
+
+const RX: Prot = Prot::READ.union(Prot::EXEC);
+const RWX: Prot = RW.union(Prot::EXEC);
+/// Pages of a folio.
+const F: u64 = 512;
+/// Two folios and a tail.
+const PAGES: u64 = 2 * F + 5;
+const FRAMES: u32 = 8192;
+
+struct Setup<'v> {
+    cpu: TestCpu<'v>,
+    space: TestSpace,
+    memory: Arc<Memory>,
+    file: Shared<Object>,
+}
+
+impl<'v> Setup<'v> {
+    /// A file of [`PAGES`] pages, of which nothing is mapped.
+    fn new(vm: &'v TestVm) -> Self {
+        let cpu = cpu(vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        let memory = Memory::new(PAGES, 0);
+        let file = file(&cpu, &memory);
+        Self { cpu, space, memory, file }
+    }
+
+    /// A file that is mapped at `AT`.
+    fn mapped(vm: &'v TestVm, prot: Prot, flags: MapFlags) -> Self {
+        let setup = Self::new(vm);
+        setup.map(0, prot, flags);
+        setup
+    }
+
+    fn map(&self, at: u64, prot: Prot, flags: MapFlags) {
+        map_object(&self.cpu, &self.space, (at, PAGES), prot, flags, (&self.file, 0));
+    }
+
+    fn fetch(&self, page: u64) -> Result<FaultKind, FaultError> {
+        self.space.fault(&self.cpu, AT + page * P, Access::Execute)
+    }
+
+    fn load(&self, page: u64) -> Result<u64, FaultError> {
+        load(&self.cpu, &self.space, AT + page * P)
+    }
+
+    /// Pages that huge leaves map.
+    fn huge(&self) -> u64 {
+        let mut huge = 0;
+        self.space.areas(&self.cpu, |area| huge += area.huge);
+        let leaves = self.count(Counter::FilePmdMapped);
+        assert_eq!(leaves * F, huge, "the gauge");
+        huge
+    }
+
+    fn count(&self, counter: Counter) -> u64 {
+        self.cpu.vm().totals().get(counter)
+    }
+
+    /// Every page that is mapped shows what the file has.
+    fn shows_all(&self) {
+        self.check();
+        (0..PAGES).for_each(|page| assert_eq!(self.load(page), Ok(page + 1), "page {page}"));
+        self.check();
+    }
+
+    fn check(&self) {
+        check(&self.cpu, &[&self.space], &[&self.file], 0);
+    }
+
+    fn finish(self) {
+        finish(&self.cpu, self.space, Vec::from([self.file]));
+    }
+}
+
+fn each_policy(test: impl Fn(&TestVm)) {
+    for locking in Locking::ALL {
+        let vm = guest::vm(2, FRAMES);
+        vm.set(Setting::Locking(locking));
+        test(&vm);
+    }
+}
+
+#[test]
+fn the_first_fetch_maps_two_mebibytes_by_one_read_and_one_leaf() {
+    each_policy(|vm| {
+        let setup = Setup::mapped(vm, RX, PRIVATE);
+        assert_eq!(setup.fetch(7), Ok(FaultKind::Huge));
+        let reads = setup.memory.reads.lock().unwrap().clone();
+        assert_eq!(reads, [(0, (F * P) as usize)]);
+        assert_eq!((setup.huge(), setup.space.resident_pages(&setup.cpu)), (F, F));
+        (0..F).for_each(|page| assert_eq!(setup.load(page), Ok(page + 1)));
+        assert_eq!(setup.count(Counter::Faults), 1);
+        assert_eq!(setup.fetch(F + 1), Ok(FaultKind::Huge));
+        assert_eq!(setup.fetch(2 * F), Ok(FaultKind::Shared), "the tail has base pages");
+        assert_eq!(setup.huge(), 2 * F);
+        assert_eq!(setup.count(Counter::ThpFileAlloc), 2);
+        assert_eq!(setup.count(Counter::MajorFault), 3);
+        setup.shows_all();
+        setup.finish();
+    });
+}
+
+#[test]
+fn a_second_space_reads_nothing_and_takes_no_frame_but_for_tables() {
+    each_policy(|vm| {
+        let setup = Setup::mapped(vm, RX, PRIVATE);
+        setup.fetch(0).unwrap();
+        let (reads, free) = (setup.count(Counter::StoreRead), vm.free_frames());
+        let other = Space::new(&setup.cpu).unwrap();
+        map_object(&setup.cpu, &other, (0, PAGES), RX, SHARED, (&setup.file, 0));
+        assert_eq!(other.fault(&setup.cpu, AT + 9 * P, Access::Execute), Ok(FaultKind::Huge));
+        assert_eq!(load(&setup.cpu, &other, AT + 511 * P), Ok(512));
+        setup.cpu.drain();
+        assert_eq!(setup.count(Counter::StoreRead), reads);
+        assert!(free <= vm.free_frames() + 64, "{free} frames were free");
+        check(&setup.cpu, &[&setup.space, &other], &[&setup.file], 0);
+        // The last that has the leaf has the folio.
+        assert_eq!(setup.space.munmap(&setup.cpu, AT, PAGES * P), Ok(()));
+        check(&setup.cpu, &[&setup.space, &other], &[&setup.file], 0);
+        assert_eq!(load(&setup.cpu, &other, AT + 3 * P), Ok(4));
+        other.exit(&setup.cpu);
+        setup.finish();
+    });
+}
+
+#[test]
+fn the_knob_and_the_advice_choose() {
+    let cases = [
+        (HugeText::Always, RX, None, true),
+        (HugeText::Always, Prot::READ, None, false),
+        (HugeText::Always, Prot::READ, Some(Advice::HugePage), true),
+        (HugeText::Always, RX, Some(Advice::NoHugePage), false),
+        (HugeText::Madvise, RX, None, false),
+        (HugeText::Madvise, RX, Some(Advice::HugePage), true),
+        (HugeText::Never, RX, Some(Advice::HugePage), false),
+    ];
+    for (choice, prot, advice, huge) in cases {
+        let vm = guest::vm(2, FRAMES);
+        vm.set(Setting::HugeText(choice));
+        let setup = Setup::mapped(&vm, prot, PRIVATE);
+        if let Some(advice) = advice {
+            setup.space.madvise(&setup.cpu, AT, PAGES * P, advice).unwrap();
+        }
+        assert_eq!(setup.load(1), Ok(2));
+        assert_eq!(setup.huge(), if huge { F } else { 0 }, "{choice:?} {prot:?} {advice:?}");
+        setup.finish();
+    }
+}
+
+/// An offset that does not agree, a VMA that begins or ends too late or too early, and the last pages of a file, which are not all there.
+#[test]
+fn what_does_not_fit_is_mapped_in_base_pages() {
+    let vm = guest::vm(2, FRAMES);
+    let setup = Setup::new(&vm);
+    for (at, first, pages) in [(1, 0, F), (0, 1, F), (0, 0, F - 1), (1, 1, F - 1), (0, F, F + 5)] {
+        map_object(&setup.cpu, &setup.space, (at, pages), RX, SHARED, (&setup.file, first));
+        assert_eq!(setup.load(at + 5), Ok(first + 6));
+        let huge = if first == F { F } else { 0 };
+        assert_eq!(setup.huge(), huge, "{pages} pages at {at} of page {first}");
+        setup.space.munmap(&setup.cpu, AT, 2 * F * P).unwrap();
+        setup.check();
+    }
+    // A byte less than the second folio.
+    setup.file.set_len(&setup.cpu, 2 * F * P - 1).unwrap();
+    setup.map(0, RX, SHARED);
+    assert_eq!(setup.load(F), Ok(F + 1));
+    assert_eq!((setup.huge(), setup.load(2 * F)), (0, Err(FaultError::Bus)));
+    setup.finish();
+}
+
+/// A kernel has read the file's first page, as it does to start a program.
+#[test]
+fn pages_that_are_cached_move_into_the_folio() {
+    each_policy(|vm| {
+        let setup = Setup::mapped(vm, RX, PRIVATE);
+        assert_eq!(read_object(&setup.cpu, &setup.file, 3), Some(4));
+        assert_eq!(read_object(&setup.cpu, &setup.file, 100), Some(101));
+        let before = vm.free_frames();
+        assert_eq!(setup.fetch(0), Ok(FaultKind::Huge));
+        let pages: u64 = setup.count(Counter::PageRead);
+        assert_eq!(pages, F, "no page was read twice");
+        setup.cpu.drain();
+        assert!(before <= vm.free_frames() + F + 64, "no page is there twice");
+        setup.shows_all();
+        setup.finish();
+    });
+}
+
+/// A page that is pinned by another mapping, dirty, or in use cannot move.
+#[test]
+fn without_a_folio_there_are_base_pages_and_it_is_counted() {
+    each_policy(|vm| {
+        let setup = Setup::mapped(vm, RX, PRIVATE);
+        let other = Space::new(&setup.cpu).unwrap();
+        map_object(&setup.cpu, &other, (0, PAGES), RW, SHARED, (&setup.file, 0));
+        assert_eq!(load(&setup.cpu, &other, AT + 3 * P), Ok(4));
+        store(&setup.cpu, &other, AT + (F + 3) * P, F + 4).unwrap();
+        for page in [1, F] {
+            assert_eq!(setup.fetch(page), Ok(FaultKind::Shared));
+        }
+        assert_eq!((setup.huge(), setup.count(Counter::ThpFileFallback)), (0, 2));
+        setup.check_with(&other);
+        other.exit(&setup.cpu);
+        setup.shows_all();
+        setup.finish();
+    });
+    // No frames.
+    let vm = guest::vm(2, 400);
+    let setup = Setup::mapped(&vm, RX, PRIVATE);
+    assert_eq!(setup.fetch(1), Ok(FaultKind::Shared));
+    assert_eq!((setup.huge(), setup.count(Counter::ThpFileFallback)), (0, 1));
+    assert!(setup.count(Counter::PageRead) < 64, "what memory is short of is not read ahead");
+    setup.finish();
+}
+
+#[test]
+fn a_store_splits_and_copies_one_page() {
+    each_policy(|vm| {
+        let setup = Setup::mapped(vm, RWX, PRIVATE);
+        assert_eq!(setup.load(1), Ok(2));
+        assert_eq!(setup.huge(), F);
+        store(&setup.cpu, &setup.space, AT + 7 * P, 70).unwrap();
+        assert_eq!((setup.huge(), setup.count(Counter::ThpSplitPmd)), (0, 1));
+        let faults = setup.count(Counter::Faults);
+        for page in (0..F).filter(|page| *page != 7) {
+            assert_eq!(setup.load(page), Ok(page + 1));
+        }
+        assert_eq!(setup.count(Counter::Faults), faults, "the others stay mapped");
+        assert_eq!(setup.load(7), Ok(70));
+        assert_eq!(read_object(&setup.cpu, &setup.file, 7), Some(8));
+        setup.check();
+        setup.finish();
+    });
+}
+
+#[test]
+fn a_store_to_shared_text_is_written_back() {
+    let vm = guest::vm(2, FRAMES);
+    let setup = Setup::mapped(&vm, RWX, SHARED);
+    assert_eq!(setup.load(1), Ok(2));
+    store(&setup.cpu, &setup.space, AT + 7 * P, 70).unwrap();
+    assert!(setup.file.is_dirty(&setup.cpu, 7) && !setup.file.is_dirty(&setup.cpu, 6));
+    let protect = |pages| setup.space.write_protect(&setup.cpu, &setup.file, pages);
+    assert_eq!(setup.file.write_back(&setup.cpu, 0..PAGES, protect), Ok(1));
+    assert_eq!(setup.memory.word(7), 70);
+    // What was split is collapsed again.
+    setup.space.madvise(&setup.cpu, AT, F * P, Advice::Collapse).unwrap();
+    assert_eq!((setup.huge(), setup.count(Counter::ThpCollapsed)), (F, 1));
+    assert_eq!(setup.load(7), Ok(70));
+    setup.finish();
+}
+
+/// The kernel writes a file that runs: programs see it, and no other page is written back.
+#[test]
+fn a_write_call_is_seen_through_the_leaf() {
+    let vm = guest::vm(2, FRAMES);
+    let setup = Setup::mapped(&vm, RX, PRIVATE);
+    assert_eq!(setup.load(1), Ok(2));
+    write_object(&setup.cpu, &setup.file, 5, 50).unwrap();
+    assert_eq!((setup.load(5), setup.huge()), (Ok(50), F));
+    assert_eq!(setup.file.write_back(&setup.cpu, 0..PAGES, |_| {}), Ok(1));
+    assert_eq!(setup.memory.word(5), 50);
+    setup.finish();
+}
+
+#[test]
+fn a_poke_splits() {
+    let vm = guest::vm(2, FRAMES);
+    let setup = Setup::mapped(&vm, RWX, PRIVATE);
+    assert_eq!(setup.load(1), Ok(2));
+    setup.space.write_bytes(&setup.cpu, AT + 9 * P, &77u64.to_ne_bytes()).unwrap();
+    assert_eq!((setup.load(9), setup.load(10), setup.huge()), (Ok(77), Ok(11), 0));
+    let mut bytes = [0; 8];
+    setup.space.read_bytes(&setup.cpu, AT + 9 * P, &mut bytes).unwrap();
+    assert_eq!(u64::from_ne_bytes(bytes), 77);
+    setup.finish();
+}
+
+/// What is told about a page of a leaf is what would be told of a base page.
+#[test]
+fn a_page_of_a_leaf_is_a_page() {
+    let vm = guest::vm(2, FRAMES);
+    let setup = Setup::mapped(&vm, RX, SHARED);
+    assert_eq!(setup.load(0), Ok(1));
+    let (cpu, space) = (&setup.cpu, &setup.space);
+    let there = |page: u64| space.translate(cpu, AT + page * P + 8).unwrap();
+    assert_eq!(there(9).frame.0, there(0).frame.0 + 9);
+    assert_eq!((there(9).offset, there(9).prot), (8, RX));
+    assert!(space.walk(cpu, AT + 9 * P, Access::Execute).is_some());
+    assert!(space.walk(cpu, AT + 9 * P, Access::Write).is_none());
+    assert_eq!(space.page_at(cpu, AT + 9 * P).unwrap().frame, there(9).frame);
+    let mut in_core = 0;
+    space.mincore(cpu, AT, PAGES * P, |core| in_core += u64::from(core)).unwrap();
+    assert_eq!(in_core, F);
+    let pins = space.pin(cpu, AT + 9 * P, P, false).unwrap();
+    assert_eq!(pins.frames(), [there(9).frame]);
+    drop(pins);
+    space.madvise(cpu, AT, PAGES * P, Advice::PopulateRead).unwrap();
+    assert_eq!(setup.huge(), 2 * F);
+    setup.finish();
+    // A pin of a private page makes it the space's own.
+    let vm = guest::vm(2, FRAMES);
+    let setup = Setup::mapped(&vm, RX, PRIVATE);
+    assert_eq!(setup.load(0), Ok(1));
+    let pins = setup.space.pin(&setup.cpu, AT + 9 * P, P, false).unwrap();
+    assert_eq!((setup.load(9), setup.load(8), setup.huge()), (Ok(10), Ok(9), 0));
+    drop(pins);
+    setup.finish();
+}
+
+/// Calls on all of a leaf, and on parts of it.
+#[test]
+fn calls_on_a_part_split_and_calls_on_the_whole_do_not() {
+    type Call = fn(&Setup<'_>, u64, u64);
+    let calls: [(&str, Call, u64); 5] = [
+        ("munmap", |setup, at, len| setup.space.munmap(&setup.cpu, at, len).unwrap(), 0),
+        (
+            "discard",
+            |setup, at, len| setup.space.madvise(&setup.cpu, at, len, Advice::DontNeed).unwrap(),
+            0,
+        ),
+        (
+            "protect",
+            |setup, at, len| setup.space.mprotect(&setup.cpu, at, len, Prot::READ).unwrap(),
+            F,
+        ),
+        (
+            "revoke",
+            |setup, at, len| {
+                let pages = (at - AT) / P..(at - AT + len) / P;
+                setup.space.revoke(&setup.cpu, &setup.file, pages, Copies::Keep);
+            },
+            0,
+        ),
+        (
+            "move",
+            |setup, at, len| {
+                let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+                setup.space.mremap(&setup.cpu, at, len, len, flags, AT + 8 * F * P).unwrap();
+            },
+            0,
+        ),
+    ];
+    for (name, call, stays) in calls {
+        for flags in [PRIVATE, SHARED] {
+            for (at, pages) in [(0, F), (0, 1), (5, 100), (F - 1, 1), (F - 3, 6), (0, 2 * F)] {
+                let vm = guest::vm(2, FRAMES);
+                let setup = Setup::mapped(&vm, RX, flags);
+                assert_eq!((setup.load(0), setup.load(F)), (Ok(1), Ok(F + 1)));
+                call(&setup, AT + at * P, pages * P);
+                let whole = if at == 0 { pages / F } else { 0 };
+                let touched = (at + pages).div_ceil(F) - at / F;
+                let huge = 2 * F - touched * F + whole * stays;
+                assert_eq!(setup.huge(), huge, "{name} of {pages} pages from {at} on, {flags:?}");
+                let is_split = name == "move" || touched != whole;
+                assert_eq!(setup.count(Counter::ThpSplitPmd) != 0, is_split, "{name}");
+                setup.check();
+                for page in (0..PAGES).filter(|page| !(at..at + pages).contains(page)) {
+                    assert_eq!(setup.load(page), Ok(page + 1), "{name}: page {page}");
+                }
+                for page in at..at + pages {
+                    let expected = match name {
+                        "munmap" => Err(FaultError::Segv { mapped: false }),
+                        "move" => {
+                            let moved = AT + (8 * F + page - at) * P;
+                            assert_eq!(load(&setup.cpu, &setup.space, moved), Ok(page + 1));
+                            Err(FaultError::Segv { mapped: false })
+                        }
+                        _ => Ok(page + 1),
+                    };
+                    assert_eq!(setup.load(page), expected, "{name}: page {page}");
+                }
+                setup.check();
+                setup.finish();
+            }
+        }
+    }
+}
+
+/// A split for which there is no frame drops the leaf: nothing is lost, and the next accesses map the pages again.
+#[test]
+fn a_split_without_memory_drops_the_leaf() {
+    let vm = guest::vm(2, FRAMES);
+    let setup = Setup::mapped(&vm, RX, SHARED);
+    assert_eq!(setup.load(0), Ok(1));
+    setup.cpu.drain();
+    vm.set(Setting::FrameLimit(1));
+    setup.space.madvise(&setup.cpu, AT, 3 * P, Advice::DontNeed).unwrap();
+    assert_eq!((setup.huge(), setup.space.resident_pages(&setup.cpu)), (0, 0));
+    vm.set(Setting::FrameLimit(u64::MAX));
+    setup.check();
+    assert_eq!(setup.fetch(9), Ok(FaultKind::Huge));
+    setup.shows_all();
+    setup.finish();
+}
+
+/// All access is taken away and given back; and a leaf that may not be executed is told from one that may.
+#[test]
+fn protection_of_a_leaf_changes_in_place() {
+    let vm = guest::vm(2, FRAMES);
+    let setup = Setup::mapped(&vm, RX, PRIVATE);
+    assert_eq!(setup.load(0), Ok(1));
+    let protect = |prot| setup.space.mprotect(&setup.cpu, AT, F * P, prot).unwrap();
+    protect(Prot::empty());
+    assert_eq!(setup.load(0), Err(FaultError::Segv { mapped: true }));
+    setup.check();
+    protect(Prot::READ);
+    assert_eq!((setup.load(0), setup.huge()), (Ok(1), F));
+    assert_eq!(setup.fetch(0), Err(FaultError::Segv { mapped: true }));
+    protect(RX);
+    assert_eq!(setup.fetch(0), Ok(FaultKind::Spurious));
+    protect(Prot::empty());
+    setup.space.munmap(&setup.cpu, AT, 3 * P).unwrap();
+    setup.check();
+    setup.space.munmap(&setup.cpu, AT, F * P).unwrap();
+    setup.finish();
+}
+
+#[test]
+fn a_child_maps_the_text_itself_and_keeps_what_its_parent_wrote() {
+    let vm = guest::vm(2, FRAMES);
+    let setup = Setup::mapped(&vm, RWX, PRIVATE);
+    assert_eq!((setup.load(0), setup.load(F)), (Ok(1), Ok(F + 1)));
+    store(&setup.cpu, &setup.space, AT + 3 * P, 30).unwrap();
+    let child = setup.space.fork(&setup.cpu).unwrap();
+    check(&setup.cpu, &[&setup.space, &child], &[&setup.file], 0);
+    let loaded = |page: u64| load(&setup.cpu, &child, AT + page * P);
+    assert_eq!((loaded(3), loaded(4), loaded(F + 9)), (Ok(30), Ok(5), Ok(F + 10)));
+    store(&setup.cpu, &child, AT + (F + 9) * P, 90).unwrap();
+    assert_eq!((setup.load(F + 9), setup.huge()), (Ok(F + 10), F));
+    check(&setup.cpu, &[&setup.space, &child], &[&setup.file], 0);
+    child.exit(&setup.cpu);
+    setup.finish();
+}
+
+/// A file is cut off within a folio, at its end, and before it: SIGBUS beyond, and the rest stays.
+#[test]
+fn truncation_takes_pages_of_a_leaf_away() {
+    for pages in [0, 100, F, F + 1, 2 * F] {
+        for flags in [PRIVATE, SHARED] {
+            let vm = guest::vm(2, FRAMES);
+            let setup = Setup::mapped(&vm, RX, flags);
+            assert_eq!((setup.load(0), setup.load(F)), (Ok(1), Ok(F + 1)));
+            setup.file.set_len(&setup.cpu, pages * P).unwrap();
+            setup.space.revoke(&setup.cpu, &setup.file, pages..u64::MAX, Copies::Drop);
+            setup.check();
+            for page in 0..PAGES {
+                let there = if page < pages { Ok(page + 1) } else { Err(FaultError::Bus) };
+                assert_eq!(setup.load(page), there, "page {page} of {pages}");
+            }
+            // Longer again, the rest is zeros; and where a folio is whole again, it is one again.
+            setup.file.set_len(&setup.cpu, PAGES * P).unwrap();
+            assert_eq!(setup.load(2 * F - 1), Ok(if pages == 2 * F { 2 * F } else { 0 }));
+            setup.check();
+            setup.finish();
+        }
+    }
+}
+
+/// The page that the kernel punches leaves its frame to nobody while a leaf is there.
+#[test]
+fn frames_of_a_leaf_stay_until_it_is_gone() {
+    let vm = guest::vm(2, FRAMES);
+    let setup = Setup::mapped(&vm, RX, SHARED);
+    assert_eq!(setup.load(0), Ok(1));
+    setup.file.punch(&setup.cpu, 3..4).unwrap();
+    // Not revoked yet: programs see the page as it was.
+    assert_eq!(setup.load(3), Ok(4));
+    setup.space.revoke(&setup.cpu, &setup.file, 3..4, Copies::Keep);
+    assert_eq!((setup.load(3), setup.load(4)), (Ok(0), Ok(5)));
+    setup.check();
+    setup.finish();
+}
+
+#[test]
+fn base_pages_in_use_collapse() {
+    each_policy(|vm| {
+        vm.set(Setting::HugeText(HugeText::Never));
+        let setup = Setup::mapped(vm, RX, PRIVATE);
+        (0..F).for_each(|page| assert_eq!(setup.load(page), Ok(page + 1)));
+        assert_eq!(setup.load(F), Ok(F + 1));
+        let collapse_all = |least| {
+            let mut from = Some(0);
+            while let Some(at) = from {
+                from = setup.space.collapse_text(&setup.cpu, at, least);
+            }
+        };
+        collapse_all(1);
+        assert_eq!(setup.huge(), 0, "the knob is off");
+        vm.set(Setting::HugeText(HugeText::Always));
+        collapse_all(300);
+        assert_eq!((setup.huge(), setup.count(Counter::ThpCollapsed)), (F, 1));
+        setup.check();
+        let faults = setup.count(Counter::Faults);
+        (0..F).for_each(|page| assert_eq!(setup.load(page), Ok(page + 1)));
+        assert_eq!(setup.count(Counter::Faults), faults);
+        collapse_all(1);
+        assert_eq!(setup.huge(), 2 * F);
+        setup.shows_all();
+        setup.finish();
+    });
+}
+
+#[test]
+fn a_collapse_that_cannot_be_says_why_and_loses_nothing() {
+    use crate::error::Errno;
+    let vm = guest::vm(2, FRAMES);
+    vm.set(Setting::HugeText(HugeText::Never));
+    let setup = Setup::mapped(&vm, RWX, PRIVATE);
+    let collapse = |at: u64, pages: u64| {
+        let (at, len) = (AT + at * P, pages * P);
+        setup.space.madvise(&setup.cpu, at, len, Advice::Collapse).map_err(|error| error.errno)
+    };
+    // A copy, which is not the file's.
+    store(&setup.cpu, &setup.space, AT + 7 * P, 70).unwrap();
+    assert_eq!(collapse(0, F), Err(Errno::EAGAIN));
+    assert_eq!(setup.load(7), Ok(70));
+    // A page that another space maps.
+    let other = Space::new(&setup.cpu).unwrap();
+    map_object(&setup.cpu, &other, (0, PAGES), RX, SHARED, (&setup.file, 0));
+    assert_eq!(load(&setup.cpu, &other, AT + (F + 1) * P), Ok(F + 2));
+    assert_eq!(setup.load(F), Ok(F + 1));
+    assert_eq!(collapse(F, F), Err(Errno::EAGAIN));
+    setup.check_with(&other);
+    other.exit(&setup.cpu);
+    assert_eq!(collapse(F, F), Ok(()));
+    assert_eq!(collapse(F, F), Ok(()), "there is one already");
+    assert_eq!((setup.huge(), collapse(1, 5)), (F, Ok(())), "nothing is whole");
+    // Not a file's, and a hole.
+    guest::map(&setup.cpu, &setup.space, 8 * F, F, RW);
+    assert_eq!(collapse(8 * F, F), Err(Errno::EINVAL));
+    assert_eq!(collapse(10 * F, F), Err(Errno::ENOMEM));
+    setup.space.madvise(&setup.cpu, AT, F * P, Advice::NoHugePage).unwrap();
+    assert_eq!(collapse(0, F), Err(Errno::EINVAL));
+    // Nothing is mapped: the pages are read and mapped.
+    setup.space.madvise(&setup.cpu, AT, F * P, Advice::HugePage).unwrap();
+    setup.space.madvise(&setup.cpu, AT, F * P, Advice::DontNeed).unwrap();
+    assert_eq!(collapse(0, F), Ok(()));
+    setup.finish();
+}
+
+/// A read that fails in the middle, or is short, leaves base pages; one that ends later is waited for.
+#[test]
+fn reads_that_go_wrong_leave_base_pages() {
+    each_policy(|vm| {
+        let setup = Setup::mapped(vm, RX, PRIVATE);
+        setup.memory.plan([Plan::Fail(100 * P as usize)]);
+        assert_eq!(setup.fetch(1), Ok(FaultKind::Shared));
+        assert_eq!((setup.huge(), setup.count(Counter::ThpFileFallback)), (0, 1));
+        setup.check();
+        setup.memory.plan([Plan::Later]);
+        assert_eq!(setup.fetch(F + 1), Ok(FaultKind::Pending));
+        let pending = setup.cpu.pending_read().unwrap();
+        assert_eq!(setup.fetch(F + 2), Ok(FaultKind::Pending));
+        assert_eq!(setup.cpu.pending_read().unwrap().id(), pending.id());
+        setup.memory.complete(&setup.cpu, None);
+        assert_eq!(pending.outcome(), Some(Ok(())));
+        assert_eq!(setup.fetch(F + 1), Ok(FaultKind::Huge));
+        setup.shows_all();
+        setup.finish();
+    });
+}
+
+/// Another CPU unmaps, cuts off, or writes while the first reads, or copies into, the folio.
+#[test]
+fn what_comes_between_is_seen() {
+    for cached in [false, true] {
+        let vm = guest::vm(2, FRAMES);
+        let setup = Setup::mapped(&vm, RX, PRIVATE);
+        if cached {
+            assert_eq!(read_object(&setup.cpu, &setup.file, 0), Some(1));
+        }
+        let space = &setup.space;
+        let gone = |other: &TestCpu<'_>| space.munmap(other, AT, PAGES * P).unwrap();
+        let served = if cached {
+            // While the first page is copied.
+            guest::between(&vm, gone, || setup.fetch(1))
+        } else {
+            setup.memory.plan([Plan::Later]);
+            assert_eq!(setup.fetch(1), Ok(FaultKind::Pending));
+            gone(&cpu(&vm, 1));
+            setup.memory.complete(&setup.cpu, None);
+            setup.fetch(1)
+        };
+        assert_eq!(served, Err(FaultError::Segv { mapped: false }));
+        assert_eq!(setup.huge(), 0);
+        setup.finish();
+    }
+}
+
+impl Setup<'_> {
+    fn check_with(&self, other: &TestSpace) {
+        check(&self.cpu, &[&self.space, other], &[&self.file], 0);
+    }
+}
+
+#[test]
+fn an_object_without_a_store_collapses_too() {
+    let vm = guest::vm(2, FRAMES);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let object = Object::try_new(&cpu, F, 5).unwrap();
+    for page in 0..F - 1 {
+        write_object(&cpu, &object, page, page + 1).unwrap();
+    }
+    map_object(&cpu, &space, (0, F), RX, PRIVATE, (&object, 0));
+    assert_eq!(space.fault(&cpu, AT, Access::Execute), Ok(FaultKind::Shared), "a page is missing");
+    space.munmap(&cpu, AT, F * P).unwrap();
+    write_object(&cpu, &object, F - 1, F).unwrap();
+    map_object(&cpu, &space, (0, F), RX, PRIVATE, (&object, 0));
+    assert_eq!(space.fault(&cpu, AT, Access::Execute), Ok(FaultKind::Huge));
+    (0..F).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1)));
+    finish(&cpu, space, Vec::from([object]));
+}
