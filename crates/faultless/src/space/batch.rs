@@ -56,7 +56,7 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
     /// Adds what `take` takes out of the entries of the pages from `start` on, which lie in one table: the
     /// flush of the pages that were mapped, and the references of their mappings. Returns the number of
     /// references.
-    #[inline]
+    #[inline(always)]
     pub fn unmap(
         &mut self,
         start: u64,

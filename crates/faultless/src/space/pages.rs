@@ -180,28 +180,14 @@ impl<M: Machine> Writing<'_, '_, M> {
         batch: &mut FlushBatch<'_, '_, M>,
     ) -> bool {
         let (mut gone, mut tables) = (0, false);
-        let take = |slot: &AtomicU64| {
-            let seen = node::load(slot);
-            if seen.is_none() {
-                return seen;
-            }
-            protocol::settle_from(slot, seen, self.cpu, |_| Entry::NONE).0
-        };
         let zap = |leaves: Leaves<'_>| {
-            match leaves {
+            gone += match leaves {
                 Leaves::Pages { start, slots } => {
                     tables = true;
-                    if let Some(was) = was
-                        && slots.iter().any(|slot| !node::load(slot).is_none())
-                    {
-                        self.remember(start, slots, was);
-                    }
-                    gone += batch.unmap(start, slots, take);
+                    self.zap_table(start, slots, was, batch)
                 }
-                Leaves::Huge { start, slot, whole } => {
-                    gone += self.zap_huge(start, slot, whole, batch);
-                }
-            }
+                Leaves::Huge { start, slot, whole } => self.zap_huge(start, slot, whole, batch),
+            };
             Ok::<(), Infallible>(())
         };
         let machine = self.cpu.vm().machine();
@@ -211,6 +197,29 @@ impl<M: Machine> Writing<'_, '_, M> {
             self.cpu.add_resident(self.space, -(gone as i64));
         }
         tables
+    }
+
+    /// [`zap`](Self::zap) of the pages from `start` on, which have their entries `slots` in one table. Returns how many are gone.
+    #[inline(never)]
+    fn zap_table(
+        &self,
+        start: u64,
+        slots: &[AtomicU64],
+        was: Option<&Was<'_>>,
+        batch: &mut FlushBatch<'_, '_, M>,
+    ) -> usize {
+        if let Some(was) = was
+            && slots.iter().any(|slot| !node::load(slot).is_none())
+        {
+            self.remember(start, slots, was);
+        }
+        batch.unmap(start, slots, |slot| {
+            let seen = node::load(slot);
+            if seen.is_none() {
+                return seen;
+            }
+            protocol::settle_from(slot, seen, self.cpu, |_| Entry::NONE).0
+        })
     }
 
     /// Unlinks the tables that `range` leaves without a VMA over them, as far as `claimed`, which is claimed around it,

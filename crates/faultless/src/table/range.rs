@@ -56,34 +56,36 @@ pub unsafe fn visit<'m, M: Machine, E>(
             // SAFETY: reached from the root under the caller's lock or section.
             let slots = unsafe { node::entries(machine, table) };
             let at = node::index(addr, level);
-            if level == LAST {
-                let pages = ((range.end - addr) / PAGE_SIZE).min((ENTRIES - at) as u64);
-                visit(Leaves::Pages { start: addr, slots: &slots[at..at + pages as usize] })?;
+            let leaves = if level == LAST {
+                let start = addr;
+                let pages = ((range.end - start) / PAGE_SIZE).min((ENTRIES - at) as u64);
                 addr += pages * PAGE_SIZE;
-                break;
-            }
-            // Waits for a fault that is publishing a table: it may have found that its ticket is valid
-            // before a writer stopped it, and the writer must meet the table.
-            let seen = protocol::look(&slots[at], wait);
-            if seen.is_table() {
-                table = seen.frame();
-                level -= 1;
-                continue;
-            }
-            let start = addr & !(span - 1);
-            if seen.is_mapped() && met != Some(start) {
+                Leaves::Pages { start, slots: &slots[at..at + pages as usize] }
+            } else {
+                // Waits for a fault that is publishing a table: it may have found that its ticket is valid
+                // before a writer stopped it, and the writer must meet the table.
+                let seen = protocol::look(&slots[at], wait);
+                if seen.is_table() {
+                    table = seen.frame();
+                    level -= 1;
+                    continue;
+                }
+                let start = addr & !(span - 1);
+                if !seen.is_mapped() || met == Some(start) {
+                    // Nothing below, or a huge leaf that was visited: a fault that takes the entry from now on finds its VMA
+                    // stopped, if the caller has stopped it, and reverts. Large ranges are often empty, so the neighbours are
+                    // looked at without another walk.
+                    let rest = ((range.end - start - 1) / span).min((ENTRIES - 1 - at) as u64);
+                    let empty = slots[at + 1..=at + rest as usize].iter();
+                    let empty = empty.take_while(|slot| node::load(slot).is_none()).count() as u64;
+                    addr = start + (1 + empty) * span;
+                    break;
+                }
                 met = Some(start);
                 let whole = range.covers(VirtRange { start, end: start + span });
-                visit(Leaves::Huge { start, slot: &slots[at], whole })?;
-                continue;
-            }
-            // Nothing below, or a huge leaf that was visited: a fault that takes the entry from now on finds its VMA stopped, if the caller
-            // has stopped it, and reverts. Large ranges are often empty, so the neighbours are looked at
-            // without another walk.
-            let rest = ((range.end - start - 1) / span).min((ENTRIES - 1 - at) as u64) as usize;
-            let empty = slots[at + 1..=at + rest].iter();
-            let empty = empty.take_while(|slot| node::load(slot).is_none()).count() as u64;
-            addr = start + (1 + empty) * span;
+                Leaves::Huge { start, slot: &slots[at], whole }
+            };
+            visit(leaves)?;
             break;
         }
     }
