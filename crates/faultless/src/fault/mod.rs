@@ -323,10 +323,11 @@ impl<M: Machine> Space<M> {
                     ReadIn::Pending => return Some(FaultKind::Pending),
                     ReadIn::Failed | ReadIn::NoMemory => break,
                 },
-                Abort::NoFolio => match self.read_folio(cpu, page) {
-                    ReadIn::Pending => return Some(FaultKind::Pending),
-                    _ => {}
-                },
+                Abort::NoFolio => {
+                    if let ReadIn::Pending = self.read_folio(cpu, page) {
+                        return Some(FaultKind::Pending);
+                    }
+                }
                 _ => break,
             }
             let section = cpu.section();

@@ -262,7 +262,7 @@ impl<M: Machine> Space<M> {
 
 /// Where a page has its entry: in a last-level table, or in a huge leaf, whose [part](Entry::part) the page is.
 pub(super) struct Slot<'s> {
-    slot: &'s AtomicU64,
+    slot: &'s crate::sync::atomic::AtomicU64,
     /// The page's place among those that a table, or a huge leaf, maps.
     at: usize,
 }

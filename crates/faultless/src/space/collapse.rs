@@ -28,6 +28,7 @@ use crate::machine::Machine;
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::grace::RetireChain;
+use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
 use crate::table::node::{self, ENTRIES, HUGE, TABLE_ALIGN};
 use crate::table::protocol;
@@ -134,12 +135,21 @@ impl<M: Machine> Writing<'_, '_, M> {
         let done = match (reached, names) {
             (_, None) => Err(Errno::EAGAIN),
             (Reached::Above { seen, .. }, _) => Ok(seen.is_huge()),
-            (Reached::Last(slots), Some(_)) if !slots.iter().all(|slot| self.is_files(slot)) => {
-                Err(Errno::EAGAIN)
-            }
-            (Reached::Last(_), Some(names)) => {
+            (Reached::Last(slots), Some(names)) => {
                 let leaf = leaf.with_hidden(hidden);
-                self.replace_table(all, leaf, &object, names, first).map(|()| true)
+                self.step(|step| {
+                    let (area, root) = step.take(all)?;
+                    step.replace(all, Some(Piece { area, root }), State::WriteLocked)
+                })?;
+                // From here on no fault makes a copy.
+                let files = slots.iter().all(|slot| self.is_files(slot));
+                let replaced = if files || lost(Mutant::CollapseLooksAgain) {
+                    self.replace_table(all, leaf, &object, names, first)
+                } else {
+                    Err(Errno::EAGAIN)
+                };
+                self.finish();
+                replaced.map(|()| true)
             }
         };
         Object::release(object, cpu);
@@ -153,7 +163,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         !entry.is_mapped() || !entry.is_special() && meta(entry).kind() == Kind::Used(Use::Shared)
     }
 
-    /// Replaces the last-level table of `all` by a huge leaf that is made of `leaf`.
+    /// Replaces the last-level table of `all`, whose VMA is stopped, by a huge leaf that is made of `leaf`.
     fn replace_table(
         &self,
         all: VirtRange,
@@ -163,10 +173,6 @@ impl<M: Machine> Writing<'_, '_, M> {
         first: u64,
     ) -> Result<(), Errno> {
         let cpu = self.cpu;
-        self.step(|step| {
-            let (area, root) = step.take(all)?;
-            step.replace(all, Some(Piece { area, root }), State::WriteLocked)
-        })?;
         let mut batch = FlushBatch::new(cpu, self.space);
         self.zap(all, None, &mut batch);
         batch.finish();
@@ -193,7 +199,6 @@ impl<M: Machine> Writing<'_, '_, M> {
             cpu.count(Counter::FilePmdMapped);
             cpu.count(Counter::ThpCollapsed);
         }
-        self.finish();
         frame.map(drop).ok_or(Errno::EAGAIN)
     }
 }

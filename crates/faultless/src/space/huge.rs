@@ -50,9 +50,7 @@ impl<M: Machine> Space<M> {
                 break;
             }
             let Ok(held) = protocol::take(slot, seen, cpu) else { continue };
-            if !lost(Mutant::SplitFlush) {
-                shoot(cpu, self, pages_of(start));
-            }
+            shoot(cpu, self, pages_of(start));
             let (next, left) = match table.take() {
                 Some(frame) => {
                     let number = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(LAST));

@@ -23,8 +23,8 @@ pub enum Mutant {
     SettleWaits,
     /// A fault that maps a folio looks at all of its pages once it has the entry. A page that was cut off stays mapped.
     LeafLooksAgain,
-    /// A split flushes the huge leaf while the entry is busy. CPUs go on by the huge translation.
-    SplitFlush,
+    /// A collapse looks for copies once the VMA is stopped. What a program stored to one is lost.
+    CollapseLooksAgain,
     /// mincore looks at an entry once no CPU holds it. A page is missing while it is copied.
     LookSettles,
     /// A fault below a stack that was unmapped is told so once that is flushed. The program then uses the stack.

@@ -26,6 +26,7 @@ const PRESENT: u64 = 1 << 0;
 const WRITE: u64 = 1 << 1;
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
+const HUGE: u64 = 1 << 7;
 const SPECIAL: u64 = 1 << 10;
 const FRAME: u64 = ((1 << 40) - 1) << faultless::PAGE_SHIFT;
 
@@ -358,6 +359,9 @@ impl<'a> Guest<'a> {
         };
         while level > 1 {
             let seen = self.entry(page, table, owner, level)?;
+            if seen.value & HUGE != 0 {
+                return self.walk_huge(page, &seen, stores);
+            }
             self.mark(&seen, ACCESSED)?;
             (table, owner) = (frame_of(seen.value), seen.owner);
             level -= 1;
@@ -379,6 +383,30 @@ impl<'a> Guest<'a> {
             stores: seen.value & WRITE != 0 && (stores || seen.value & DIRTY != 0),
             zeros: seen.value & SPECIAL != 0,
         };
+        self.tlb().fill(found);
+        Some(found)
+    }
+
+    /// The end of a walk at a huge leaf: the TLB gets the page alone.
+    fn walk_huge(&self, page: u64, leaf: &Seen, stores: bool) -> Option<Translation> {
+        assert!(leaf.value & WRITE == 0, "a huge leaf allows stores");
+        if stores {
+            return None;
+        }
+        let first = frame_of(leaf.value);
+        assert!(first.0.is_multiple_of(512), "a huge leaf maps {first:?}");
+        let frame = FrameNumber(first.0 + (page >> 12 & 511) as u32);
+        let owner = self.world.vm.frame_owner(frame);
+        // The owner is that of the leaf's time, if the leaf is still there.
+        self.mark(leaf, ACCESSED)?;
+        at_once(|| {
+            // SAFETY: as in `entry`.
+            let now = unsafe { AtomicU64::from_ptr(leaf.slot) }.load(Ordering::Acquire);
+            (now & !ACCESSED == leaf.value & !ACCESSED).then_some(())
+        })?;
+        step();
+        let found =
+            Translation { space: self.space.id(), page, frame, owner, stores: false, zeros: false };
         self.tlb().fill(found);
         Some(found)
     }

@@ -1,0 +1,216 @@
+//! Huge leaves: folios that are mapped, split, unmapped and made, against programs, the kernel and each other.
+//!
+//! What concerns all pages of a folio takes some thousand steps, so there are fewer schedules than elsewhere.
+#![cfg(shuttle)]
+
+#[macro_use]
+mod scenario;
+
+use faultless::{
+    Advice, Copies, Counter, Errno, FaultError, HugeText, MapFlags, Object, Prot, Setting, Shared,
+};
+use scenario::disk::Disk;
+use scenario::{AT, Guest, PAGE, RW, Regime, Space, World, page};
+
+/// Pages of a folio.
+const F: u64 = 512;
+const FRAMES: u32 = 2600;
+const RX: Prot = Prot::READ.union(Prot::EXEC);
+const RWX: Prot = RW.union(Prot::EXEC);
+
+type File = Shared<Object>;
+
+/// A file of a folio, of which the cache has all pages, `cached` by single reads and not as a folio.
+fn file(world: &World, cached: bool) -> File {
+    let file = world.file(Disk::new(F, 64));
+    let space = mapping(world, &file, RX, MapFlags::SHARED);
+    world.vm.set(Setting::HugeText(if cached { HugeText::Never } else { HugeText::Always }));
+    world.within(&space, |guest| {
+        file.read_ahead(guest.cpu, 0..if cached { F } else { 0 }).unwrap();
+        assert_eq!(guest.load(page(9)), Ok(10));
+    });
+    world.vm.set(Setting::HugeText(HugeText::Always));
+    world.quietly(|cpu| space.exit(cpu));
+    file
+}
+
+fn mapping(world: &World, file: &File, prot: Prot, kind: MapFlags) -> Space {
+    world.space(|guest| guest.map_object(AT, F, file, prot, kind))
+}
+
+fn count(world: &World, counter: Counter) -> u64 {
+    world.vm.totals().get(counter)
+}
+
+/// Programs load while the file is cut off in the middle of the folio, of which another space has a leaf. Then a page beyond is gone for
+/// all of them.
+fn a_first_load_against_truncation() {
+    let world = World::unwatched(3, FRAMES);
+    let file = file(&world, false);
+    let space = mapping(&world, &file, RX, MapFlags::PRIVATE);
+    let other = mapping(&world, &file, RX, MapFlags::SHARED);
+    world.within(&other, |guest| assert_eq!(guest.load(page(1)), Ok(2)));
+    world.run(&[
+        (&space, &|guest| {
+            assert_eq!(guest.load(page(3)), Ok(4));
+            let cut = guest.load(page(400));
+            assert!(matches!(cut, Ok(401) | Err(FaultError::Bus)), "{cut:?}");
+        }),
+        (&space, &|guest| {
+            guest.poll();
+            file.set_len(guest.cpu, 256 * PAGE).unwrap();
+            for space in [&space, &other] {
+                space.revoke(guest.cpu, &file, 256..u64::MAX, Copies::Drop);
+            }
+            assert_eq!(guest.load(page(400)), Err(FaultError::Bus));
+            assert_eq!(guest.load(page(255)), Ok(256));
+        }),
+    ]);
+    world.finish_with(vec![space, other], vec![file]);
+}
+
+/// A store, a discard and a change of protection each split the leaf, while another program loads.
+fn splits_against_each_other() {
+    let world = World::unwatched(3, FRAMES);
+    let file = file(&world, false);
+    let space = mapping(&world, &file, RWX, MapFlags::PRIVATE);
+    world.within(&space, |guest| assert_eq!(guest.load(page(0)), Ok(1)));
+    world.run(&[
+        (&space, &|guest| {
+            guest.store(page(7), 70).unwrap();
+            assert_eq!((guest.load(page(7)), guest.load(page(8))), (Ok(70), Ok(9)));
+        }),
+        (&space, &|guest| {
+            guest.advise(page(100), 2, Advice::DontNeed);
+            assert_eq!(guest.load(page(101)), Ok(102));
+        }),
+        (&space, &|guest| {
+            guest.protect(page(200), 3, Prot::READ);
+            assert_eq!(guest.load(page(201)), Ok(202));
+            assert_eq!(guest.store(page(201), 1), Err(FaultError::Segv { mapped: true }));
+        }),
+    ]);
+    assert!(count(&world, Counter::ThpSplitPmd) <= 2);
+    world.finish_with(vec![space], vec![file]);
+}
+
+/// The first leaf of a folio is made in two spaces at once, and the last is dropped in two at once.
+fn first_leaves_and_last_ones() {
+    let world = World::unwatched(2, FRAMES);
+    let file = file(&world, false);
+    let [space, other] = [(); 2].map(|()| mapping(&world, &file, RX, MapFlags::SHARED));
+    let body = |guest: &Guest<'_>| {
+        assert_eq!(guest.load(page(1)), Ok(2));
+        guest.advise(AT, F, Advice::DontNeed);
+        assert_eq!(guest.load(page(511)), Ok(512));
+        guest.unmap(AT, F);
+    };
+    world.run(&[(&space, &body), (&other, &body)]);
+    world.finish_with(vec![space, other], vec![file]);
+}
+
+/// Pages move into a folio for a first fetch, while the kernel reads and writes them, writes them back, and drops them.
+fn a_folio_is_made_against_the_kernel() {
+    let world = World::unwatched(3, FRAMES);
+    let file = file(&world, true);
+    let space = mapping(&world, &file, RX, MapFlags::SHARED);
+    let other = world.space(|_| {});
+    world.run(&[
+        (&space, &|guest| {
+            for at in [1, 300] {
+                assert_eq!(guest.load(page(at)), Ok(at + 1));
+            }
+        }),
+        (&other, &|guest| {
+            let write = |at: *mut u8| {
+                scenario::machine::step();
+                // SAFETY: a word of the page, lent; one thread runs at a time.
+                unsafe { at.cast::<u64>().write(30) };
+            };
+            guest.poll();
+            while file.write_page(guest.cpu, 250, write) == Err(Errno::EAGAIN) {
+                guest.cpu.await_read().unwrap();
+            }
+            // SAFETY: as above.
+            let word =
+                |at: Option<*const u8>| at.map_or(0, |at| unsafe { at.cast::<u64>().read() });
+            assert_eq!(file.read_page(guest.cpu, 250, word), Ok(30), "a lost write");
+        }),
+        (&other, &|guest| {
+            guest.poll();
+            file.drop_clean(guest.cpu, 240..260);
+        }),
+    ]);
+    world.within(&space, |guest| assert_eq!(guest.load(page(250)), Ok(30), "a lost write"));
+    world.finish_with(vec![space, other], vec![file]);
+}
+
+/// Base pages that programs use are replaced by a leaf, or not, and one is unmapped meanwhile.
+fn a_collapse_against_uses() {
+    let world = World::unwatched(3, FRAMES);
+    let file = file(&world, true);
+    let space = mapping(&world, &file, RWX, MapFlags::PRIVATE);
+    world.vm.set(Setting::HugeText(HugeText::Never));
+    world.within(&space, |guest| assert_eq!(guest.load(page(5)), Ok(6)));
+    world.run(&[
+        (&space, &|guest| {
+            assert_eq!(guest.load(page(6)), Ok(7));
+            guest.store(page(7), 70).unwrap();
+            assert_eq!((guest.load(page(7)), guest.load(page(300))), (Ok(70), Ok(301)));
+        }),
+        (&space, &|guest| {
+            guest.poll();
+            let done = guest.space.madvise(guest.cpu, AT, F * PAGE, Advice::Collapse);
+            let errno = done.map_err(|error| error.errno);
+            assert!(
+                matches!(errno, Ok(()) | Err(Errno::EAGAIN | Errno::EINVAL | Errno::ENOMEM)),
+                "{errno:?}"
+            );
+        }),
+        (&space, &|guest| guest.unmap(page(500), 1)),
+    ]);
+    world.within(&space, |guest| assert_eq!(guest.load(page(7)), Ok(70), "a lost write"));
+    world.finish_with(vec![space], vec![file]);
+}
+
+/// As [`scenario::explore`], with fewer schedules.
+fn explore(scenario: fn()) {
+    let fewer = |part| scenario::schedules().div_ceil(part);
+    for (regime, part) in [
+        (scenario::SPECULATIVE, 20),
+        (scenario::PER_VMA, 100),
+        (scenario::MMAP_LOCK, 100),
+        (Regime::Changing, 100),
+    ] {
+        scenario::explore_under(regime, fewer(part), scenario);
+    }
+}
+
+macro_rules! few {
+    ($($scenario:ident),+ $(,)?) => { $(
+        #[test]
+        fn $scenario() {
+            super::explore(super::$scenario);
+        }
+    )+ };
+}
+
+mod tests {
+    few!(
+        a_first_load_against_truncation,
+        splits_against_each_other,
+        first_leaves_and_last_ones,
+        a_folio_is_made_against_the_kernel,
+        a_collapse_against_uses,
+    );
+}
+
+mod needs {
+    use crate::scenario;
+    use faultless::sync::mutant::Mutant;
+
+    needs!(
+        a_look_for_copies_by_a_collapse: CollapseLooksAgain in [a_collapse_against_uses],
+        a_look_at_all_pages_by_who_maps_them: LeafLooksAgain in [a_first_load_against_truncation],
+    );
+}
