@@ -7,10 +7,12 @@
 mod scenario;
 
 use faultless::{
-    Advice, Copies, Counter, Errno, FaultError, HugeText, MapFlags, Object, Prot, Setting, Shared,
+    Advice, Copies, Counter, Errno, FaultError, HugeText, MapFlags, Object, Prot, RemapFlags,
+    Setting, Shared,
 };
 use scenario::disk::Disk;
 use scenario::{AT, Guest, PAGE, RW, Regime, Space, World, page};
+use shuttle::rand::Rng;
 
 /// Pages of a folio.
 const F: u64 = 512;
@@ -173,6 +175,121 @@ fn a_collapse_against_uses() {
     world.finish_with(vec![space], vec![file]);
 }
 
+/// An operation on a folio that is mapped by a leaf, or in base pages: on all of it, or on a part.
+type Op = (&'static str, fn(&Guest<'_>, &File));
+
+/// Reads the page, which shows what the file has, or a program stored; or is gone.
+fn look(guest: &Guest<'_>, at: u64) {
+    let found = guest.load(page(at));
+    let stored = 1000 + at;
+    let refused = matches!(found, Err(FaultError::Bus | FaultError::Segv { .. }));
+    assert!(refused || found == Ok(at + 1) || found == Ok(stored), "page {at}: {found:?}");
+}
+
+fn put(guest: &Guest<'_>, at: u64) {
+    match guest.store(page(at), 1000 + at) {
+        Ok(()) | Err(FaultError::Bus | FaultError::Segv { .. }) => look(guest, at),
+        wrong => panic!("page {at}: {wrong:?}"),
+    }
+}
+
+/// Makes a call that may find that there is nothing to do.
+fn call(guest: &Guest<'_>, made: Result<(), faultless::Error>) {
+    guest.poll();
+    let errno = made.map_err(|error| error.errno);
+    assert!(
+        matches!(errno, Ok(()) | Err(Errno::EAGAIN | Errno::EINVAL | Errno::ENOMEM)),
+        "{errno:?}"
+    );
+}
+
+const OPS: [Op; 16] = [
+    ("load", |guest, _| [0, 300].into_iter().for_each(|at| look(guest, at))),
+    ("store", |guest, _| put(guest, 7)),
+    ("store elsewhere", |guest, _| put(guest, 300)),
+    ("munmap all", |guest, _| guest.unmap(AT, F)),
+    ("munmap a part", |guest, _| guest.unmap(page(6), 3)),
+    ("protect all", |guest, _| {
+        call(guest, guest.space.mprotect(guest.cpu, AT, F * PAGE, Prot::READ));
+    }),
+    ("protect a part", |guest, _| {
+        call(guest, guest.space.mprotect(guest.cpu, page(5), 10 * PAGE, Prot::empty()));
+    }),
+    ("discard all", |guest, _| {
+        call(guest, guest.space.madvise(guest.cpu, AT, F * PAGE, Advice::DontNeed));
+    }),
+    ("discard a part", |guest, _| {
+        call(guest, guest.space.madvise(guest.cpu, page(250), 10 * PAGE, Advice::DontNeed));
+    }),
+    ("collapse", |guest, _| {
+        call(guest, guest.space.madvise(guest.cpu, AT, F * PAGE, Advice::Collapse));
+    }),
+    ("move a part", |guest, _| {
+        let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        guest.poll();
+        let moved = guest.space.mremap(guest.cpu, page(7), PAGE, PAGE, flags, page(4 * F));
+        assert!(matches!(moved.map_err(|error| error.errno), Ok(_) | Err(Errno::EFAULT)));
+    }),
+    ("fork", |guest, _| {
+        guest.poll();
+        let child = guest.space.fork(guest.cpu).unwrap();
+        child.exit(guest.cpu);
+    }),
+    ("truncate", |guest, file| {
+        guest.poll();
+        file.set_len(guest.cpu, 256 * PAGE).unwrap();
+        guest.space.revoke(guest.cpu, file, 256..u64::MAX, Copies::Drop);
+        guest.poll();
+        assert!(matches!(guest.load(page(300)), Err(FaultError::Bus | FaultError::Segv { .. })));
+    }),
+    ("write back", |guest, file| {
+        guest.poll();
+        let protect = |pages| guest.space.write_protect(guest.cpu, file, pages);
+        file.write_back(guest.cpu, 0..u64::MAX, protect).unwrap();
+        file.drop_clean(guest.cpu, 0..u64::MAX);
+    }),
+    ("pin", |guest, _| {
+        guest.poll();
+        drop(guest.space.pin(guest.cpu, page(7), PAGE, false));
+    }),
+    ("write from outside", |guest, _| {
+        guest.poll();
+        let word = 1007u64.to_ne_bytes();
+        let _refused = guest.space.write_bytes(guest.cpu, page(7), &word);
+        look(guest, 7);
+    }),
+];
+
+/// Each operation with each, itself included, on text that may be written to, of a private or a shared mapping.
+fn each_with_each() {
+    let mut random = shuttle::rand::thread_rng();
+    let [first, second] = [(); 2].map(|()| OPS[random.gen_range(0..OPS.len())]);
+    let kind = if random.gen_bool(0.5) { MapFlags::PRIVATE } else { MapFlags::SHARED };
+    let world = World::unwatched(2, FRAMES);
+    let file = file(&world, random.gen_bool(0.5));
+    let space = mapping(&world, &file, RWX, kind);
+    if random.gen_bool(0.7) {
+        let choice = if random.gen_bool(0.7) { HugeText::Always } else { HugeText::Never };
+        world.vm.set(Setting::HugeText(choice));
+        world.within(&space, |guest| look(guest, 0));
+        world.vm.set(Setting::HugeText(HugeText::Always));
+    }
+    let told = std::panic::AssertUnwindSafe(|| {
+        world.run(&[
+            (&space, &|guest| first.1(guest, &file)),
+            (&space, &|guest| second.1(guest, &file)),
+        ]);
+    });
+    if let Err(panic) = std::panic::catch_unwind(told) {
+        eprintln!("{} with {}, {kind:?}", first.0, second.0);
+        std::panic::resume_unwind(panic);
+    }
+    world.within(&space, |guest| {
+        [0, 7, 255, 256, 300, 511].into_iter().for_each(|at| look(guest, at))
+    });
+    world.finish_with(vec![space], vec![file]);
+}
+
 /// As [`scenario::explore`], with fewer schedules.
 fn explore(scenario: fn()) {
     let fewer = |part| scenario::schedules().div_ceil(part);
@@ -203,6 +320,21 @@ mod tests {
         a_folio_is_made_against_the_kernel,
         a_collapse_against_uses,
     );
+
+    /// More schedules, as each has a pair of operations.
+    #[test]
+    fn each_with_each() {
+        use crate::scenario;
+        let few = scenario::schedules().div_ceil(8);
+        for regime in [scenario::PER_VMA, scenario::MMAP_LOCK, scenario::Regime::Changing] {
+            scenario::explore_under(regime, few, super::each_with_each);
+        }
+        scenario::explore_under(
+            scenario::SPECULATIVE,
+            scenario::schedules(),
+            super::each_with_each,
+        );
+    }
 }
 
 mod needs {

@@ -15,7 +15,7 @@
 //! Whoever [refers](Object::refer_to_folio) to a folio for a huge leaf looks at all entries afterwards, as one who refers to a page
 //! looks at its entry.
 
-use super::object::Object;
+use super::object::{NoPage, Object};
 use super::read::{Fetched, Lack, State};
 use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::error::Errno;
@@ -132,7 +132,7 @@ impl Shared<Object> {
     /// store, nothing is to be read.
     ///
     /// # Errors
-    /// Why not: `EAGAIN` where they leave again.
+    /// Why not: `EAGAIN` where they leave again, `EINVAL` where the object is too short.
     pub(crate) fn fetch_missing<M: Machine>(
         &self,
         cpu: &Cpu<'_, M>,
@@ -143,7 +143,10 @@ impl Shared<Object> {
             let mut prepared = Prepared::Nothing;
             let names = self.table(cpu, first, &mut prepared);
             prepared.finish(cpu);
-            let names = names.map_err(|_| Errno::ENOMEM)?;
+            let names = names.map_err(|lack| match lack {
+                NoPage::OutOfMemory => Errno::ENOMEM,
+                NoPage::Beyond | NoPage::Absent => Errno::EINVAL,
+            })?;
             let missing = names.iter().position(|name| !load(name).is_present());
             let Some(missing) = missing.filter(|_| self.is_stored()) else {
                 return Ok(Fetched::There);
@@ -160,6 +163,8 @@ impl Shared<Object> {
             match fetched {
                 Ok(Fetched::There) => {}
                 Ok(pending) => return Ok(pending),
+                // It was shortened.
+                Err(Lack::Beyond) => return Err(Errno::EINVAL),
                 Err(lack) => return Err(lack.into()),
             }
         }

@@ -10,6 +10,7 @@
 mod calls;
 mod faults;
 mod guest;
+mod huge;
 mod shim;
 mod stores;
 

@@ -111,7 +111,13 @@ fn sums(memory: &Memory) -> Sums {
 
 /// The text about an area, or about all together. A program with thousands of areas may read it often, so
 /// the constant part is one string.
-fn smaps_fields(text: &mut Text, size: Option<u64>, resident: u64, private: bool, anon: bool) {
+fn smaps_fields(
+    text: &mut Text,
+    size: Option<u64>,
+    (resident, huge): (u64, u64),
+    private: bool,
+    anon: bool,
+) {
     let kilobytes = |pages: u64| pages * (PAGE_SIZE / 1024);
     let if_so = |so: bool| if so { kilobytes(resident) } else { 0 };
     // Text remembers that it was cut.
@@ -124,6 +130,7 @@ fn smaps_fields(text: &mut Text, size: Option<u64>, resident: u64, private: bool
              MMUPageSize:           4 kB\n",
         );
     }
+    let huge = kilobytes(huge);
     let (all, dirty, shared) = (if_so(true), if_so(anon), if_so(!private));
     let (clean_own, dirty_own) = (if_so(private && !anon), if_so(private && anon));
     let _ = write!(
@@ -141,7 +148,7 @@ fn smaps_fields(text: &mut Text, size: Option<u64>, resident: u64, private: bool
          LazyFree:              0 kB\n\
          AnonHugePages:         0 kB\n\
          ShmemPmdMapped:        0 kB\n\
-         FilePmdMapped:         0 kB\n\
+         FilePmdMapped:  {huge:8} kB\n\
          Shared_Hugetlb:        0 kB\n\
          Private_Hugetlb:       0 kB\n\
          Swap:                  0 kB\n\
@@ -173,7 +180,8 @@ fn smaps(of: &Subject, text: &mut Text) -> Result<()> {
         let _ = writeln!(text, "{line}");
         let private = !area.flags.contains(VmaFlags::SHARED);
         let anon = private && area.tag == 0;
-        smaps_fields(text, Some(area.range.pages()), area.resident, private, anon);
+        let pages = (area.resident, area.huge);
+        smaps_fields(text, Some(area.range.pages()), pages, private, anon);
         let mark = |prot, mark| if area.prot.contains(prot) { mark } else { "" };
         let _ = writeln!(
             text,
@@ -190,10 +198,11 @@ fn smaps(of: &Subject, text: &mut Text) -> Result<()> {
 fn smaps_rollup(of: &Subject, text: &mut Text) -> Result<()> {
     let memory = memory(of)?;
     let mut range: Option<VirtRange> = None;
-    let mut resident = 0;
+    let (mut resident, mut huge) = (0, 0);
     memory.space().areas(percpu::cpu(), |area| {
         range = Some(range.map_or(area.range, |range| range.hull(area.range)));
         resident += area.resident;
+        huge += area.huge;
     });
     let range = range.unwrap_or(VirtRange::new(0, 0));
     let (start, end) = (range.start, range.end);
@@ -201,7 +210,7 @@ fn smaps_rollup(of: &Subject, text: &mut Text) -> Result<()> {
         text,
         "{start:08x}-{end:08x} ---p 00000000 00:00 0                          [rollup]"
     );
-    smaps_fields(text, None, resident, true, true);
+    smaps_fields(text, None, (resident, huge), true, true);
     Ok(())
 }
 

@@ -143,6 +143,7 @@ fn meminfo(text: &mut Text) -> fmt::Result {
     each(|process| tables += process.memory().map_or(0, |memory| process::tables(&memory)));
     let tables = tables * kilobytes;
     let stacks = (TABLE.lock().threads.len() * STACK_BYTES) as u64 / 1024;
+    let leaves = vm.totals().get(faultless::Counter::FilePmdMapped);
     let rows = [
         ("MemTotal", total),
         ("MemFree", free),
@@ -175,6 +176,7 @@ fn meminfo(text: &mut Text) -> fmt::Result {
         ("Committed_AS", used),
         ("VmallocTotal", USER_END / 1024),
         ("VmallocUsed", 0),
+        ("FilePmdMapped", leaves * 2048),
     ];
     for (name, value) in rows {
         let blanks = 14usize.saturating_sub(name.len());
