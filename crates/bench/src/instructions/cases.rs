@@ -21,6 +21,8 @@ pub const PAGES: u64 = 4096;
 const CALLS: u64 = 1000;
 /// Pages that a store reads at once.
 const RUN: u64 = 16;
+/// Pages that a huge leaf maps.
+const HUGE: u64 = 512;
 /// Pages of the area that such a call maps.
 const CALL_PAGES: u64 = 16;
 /// Where a small program lies.
@@ -132,6 +134,10 @@ pub enum What {
     StoredWrite,
     /// First writes to a private mapping of such a file.
     StoredCopy,
+    /// First fetches from a mapping of text in a file with a store, of which nothing was read: each reads and maps 512 pages.
+    HugeRead,
+    /// The same of text that another space has mapped so.
+    HugeMap,
     /// Unmapping touched pages, all in one call.
     Unmap,
     /// Mapping 16 pages and unmapping them untouched, in the space of a small program.
@@ -166,11 +172,12 @@ pub struct Case {
 pub fn all(quick: bool) -> Vec<Case> {
     use What::{
         Ahead, Break, Copy, FileCopy, FileMajor, FileRead, FileReadOne, FileWrite, Fork, ForkExit,
-        MapTouchUnmap, MapUnmap, PooledWrite, Protect, Read, Reuse, Scattered, Sparse, StoredCopy,
-        StoredWrite, Unmap, Write, WriteAfterRead, WriteFirst,
+        HugeMap, HugeRead, MapTouchUnmap, MapUnmap, PooledWrite, Protect, Read, Reuse, Scattered,
+        Sparse, StoredCopy, StoredWrite, Unmap, Write, WriteAfterRead, WriteFirst,
     };
     let anonymous = [Write, Read, Reuse, Copy];
-    let files = [FileRead, FileWrite, FileCopy, FileMajor, StoredWrite, StoredCopy];
+    let files =
+        [FileRead, FileWrite, FileCopy, FileMajor, StoredWrite, StoredCopy, HugeRead, HugeMap];
     let faults: Vec<_> = anonymous.into_iter().chain(files).collect();
     let others = [PooledWrite, FileReadOne, WriteFirst, WriteAfterRead];
     let calls = [Unmap, MapUnmap, MapTouchUnmap, Break, Protect, Fork, ForkExit];
@@ -219,6 +226,8 @@ impl Case {
             What::FileMajor => "file_major_fault_per_page",
             What::StoredWrite => "stored_shared_write_fault",
             What::StoredCopy => "stored_private_write_fault",
+            What::HugeRead => "huge_text_read_per_page",
+            What::HugeMap => "huge_text_map_per_page",
             What::Unmap => "munmap_per_page",
             What::MapUnmap => "mmap_munmap_pair",
             What::MapTouchUnmap => "mmap_touch_munmap",
@@ -336,8 +345,10 @@ impl Case {
             | What::FileReadOne
             | What::FileWrite
             | What::StoredWrite => 0,
+            // Those of the other space alone, half of which find that the pages must be read.
+            What::HugeMap => faults,
             // Under the space's lock it is found that the page must be read, and then that it is there.
-            What::FileMajor => 2 * faults,
+            What::FileMajor | What::HugeRead => 2 * faults,
             What::WriteFirst | What::MapTouchUnmap => faults,
             // The pages of the heap, the area, or both have one anon_vma each.
             _ => 1,
@@ -399,7 +410,9 @@ impl Case {
             | What::FileCopy
             | What::FileMajor
             | What::StoredWrite
-            | What::StoredCopy => return self.map_a_file(run),
+            | What::StoredCopy
+            | What::HugeRead
+            | What::HugeMap => return self.map_a_file(run),
             What::Unmap => {
                 let area = run.map(PAGES)?;
                 run.touch(area, Access::Write)?;
@@ -477,7 +490,11 @@ impl Case {
     /// The cases of files.
     fn map_a_file(&self, run: &Run<'_, '_>) -> Result<(Counter, u64), String> {
         let object = match self.what {
-            What::FileMajor | What::StoredWrite | What::StoredCopy => run.stored()?,
+            What::FileMajor
+            | What::StoredWrite
+            | What::StoredCopy
+            | What::HugeRead
+            | What::HugeMap => run.stored()?,
             _ => run.file()?,
         };
         if matches!(self.what, What::StoredWrite | What::StoredCopy) {
@@ -493,17 +510,33 @@ impl Case {
             What::FileReadOne => (Access::Read, 1, (Counter::SharedPage, PAGES)),
             What::FileMajor => (Access::Read, RUN, (Counter::MajorFault, PAGES / RUN)),
             What::FileWrite | What::StoredWrite => (Access::Write, 1, (Counter::SharedPage, PAGES)),
+            // The other space's count, too.
+            What::HugeMap => (Access::Execute, HUGE, (Counter::ThpFileMapped, 2 * PAGES / HUGE)),
+            What::HugeRead => (Access::Execute, HUGE, (Counter::ThpFileMapped, PAGES / HUGE)),
             _ => (Access::Write, 1, (Counter::CowCopy, PAGES)),
         };
         run.cpu.vm().set(Setting::FaultAroundPages(around));
-        let backing = Backing { object: &object, first: 0, may_write: true };
+        let text = matches!(self.what, What::HugeRead | What::HugeMap);
+        let prot = if text { Prot::READ | Prot::EXEC } else { RW };
+        let other = Space::new(run.cpu).map_err(|error| error.to_string())?;
         let at = MAPPED_AT;
         let flags = kind | MapFlags::FIXED;
-        run.space
-            .mmap_object(run.cpu, at, PAGES * PAGE_SIZE, RW, flags, backing)
-            .map_err(|error| error.to_string())?;
+        let map = |space: &BareSpace| {
+            let backing = Backing { object: &object, first: 0, may_write: true };
+            let mapped = space.mmap_object(run.cpu, at, PAGES * PAGE_SIZE, prot, flags, backing);
+            mapped.map_err(|error| error.to_string())
+        };
+        map(run.space)?;
+        if self.what == What::HugeMap {
+            map(&other)?;
+            for first in (0..PAGES).step_by(HUGE as usize) {
+                let fetched = other.fault(run.cpu, at + first * PAGE_SIZE, access);
+                fetched.map_err(|error| error.to_string())?;
+            }
+        }
         run.fault_some(at, PAGES / around, around, access)?;
         faultless_bench_case_end();
+        other.exit(run.cpu);
         Object::release(object, run.cpu);
         Ok(expected)
     }

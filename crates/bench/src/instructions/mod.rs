@@ -24,7 +24,7 @@ use std::process::Command;
 
 /// The most instructions that a speculative fault of each kind may take besides filling its page; for
 /// reads of files, each page that they map.
-const MOST: [(What, Option<f64>); 10] = [
+const MOST: [(What, Option<f64>); 12] = [
     (What::Write, Some(250.0)),
     (What::Read, None),
     (What::Reuse, None),
@@ -35,6 +35,8 @@ const MOST: [(What, Option<f64>); 10] = [
     (What::FileMajor, Some(600.0)),
     (What::StoredWrite, Some(600.0)),
     (What::StoredCopy, Some(600.0)),
+    (What::HugeRead, Some(400.0)),
+    (What::HugeMap, Some(20.0)),
 ];
 
 /// What the host's allocator takes is not the subsystem's: its functions that a call may reach.
