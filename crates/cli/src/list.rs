@@ -3,6 +3,8 @@
 use crate::error::CliError;
 use crate::report::table;
 use faultless::{Counter, KNOBS};
+use faultless_native::TLB_COUNTERS;
+use faultless_native::tlb::PROCESSOR;
 use std::io::{self, Write};
 
 /// Lists the workloads and their parameters.
@@ -43,10 +45,14 @@ pub fn counters() -> Result<(), CliError> {
     for counter in Counter::ALL {
         table.add_row([counter.name(), counter.meaning()]);
     }
+    for (name, meaning) in TLB_COUNTERS {
+        table.add_row([name, meaning]);
+    }
     writeln!(out, "{}", table.trim_fmt())?;
     writeln!(
         out,
-        "\n`stat`, `replay` and `boot` print those that counted something; --json has all of them."
+        "\n`stat`, `replay` and `boot` print those that counted something; --json has all of them.\n\
+         TLBs are simulated on the native machine only, with the sizes of {PROCESSOR}, and counted by `stat`."
     )?;
     Ok(())
 }

@@ -6,7 +6,8 @@
 //! has this CPU's acknowledgement knows that no access is still using it.
 //!
 //! In checked mode a TLB entry remembers which ownership of the frame it was filled for, and every
-//! access compares, before and after it moves its bytes.
+//! access compares, before and after it moves its bytes. An entry of 2 MiB reaches 512 frames: it may be used only while none
+//! of them has been freed.
 
 use crate::machine::{Checked, CpuState, NativeMachine, Stale, Violation};
 use crate::memory::{Memory, Word};
@@ -276,7 +277,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
     fn miss(&self, addr: u64, access: Access) -> Result<Translation, Signal> {
         loop {
             let start = self.start_of_walk(addr);
-            self.state.tlb.count_walk(!start.is_root());
+            self.state.tlb.count_walk(access, !start.is_root());
             let owner = |table| if self.checked { self.owner(table) } else { 0 };
             let learn = |step| self.state.tlb.fill_table(addr, step);
             let walked = mmu::walk(self.memory, start, addr, access, owner, learn);
@@ -286,7 +287,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
                 Ok(walk) => {
                     let mut found = walk.translation;
                     if self.checked {
-                        found.owner = self.owner(found.first());
+                        found.owner = self.owners(found);
                         // The owner read must be the one that the entry meant.
                         if !walk.still_holds(self.memory) {
                             continue;
@@ -335,6 +336,11 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
         self.cpu.vm().frame_owner(frame)
     }
 
+    /// The ownership of all frames of a translation, added up. Each only grows, so the sum tells that one has.
+    fn owners(&self, of: Translation) -> u64 {
+        of.frames().fold(0, |sum, frame| sum.wrapping_add(self.owner(frame)))
+    }
+
     /// Does the access; in checked mode, asserts around it that the translation may be used.
     #[inline(always)]
     fn guard<R>(
@@ -355,7 +361,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
     }
 
     fn check_owner(&self, addr: u64, translation: Translation) {
-        if self.owner(translation.first()) != translation.owner {
+        if self.owners(translation) != translation.owner {
             self.violated(Stale::Owner, addr, frame_of(addr, translation));
         }
     }
@@ -363,7 +369,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
     fn check_entry(&self, addr: u64, access: Access, translation: Translation) {
         // No interrupt was taken since the translation was found.
         if let Some(entry) = settled_entry(self.cpu, self.space(), addr)
-            && !translation.agrees(entry, access)
+            && !translation.agrees(entry, addr, access)
         {
             self.violated(Stale::Entry, addr, frame_of(addr, translation));
         }

@@ -38,7 +38,7 @@ pub use machine::{Checked, Config, NativeMachine, Stale, Violation};
 pub use memory::{Memory, Word};
 pub use process::{Native, Process};
 pub use store::HostFile;
-pub use tlb::TlbStats;
+pub use tlb::{TLB_COUNTERS, TlbStats};
 
 /// The examples of the project's README.
 #[cfg(doctest)]

@@ -63,7 +63,7 @@ pub struct Translation {
     /// The leaf's frame, present, write, dirty and no-execute bits, the permissions being those of
     /// the whole way from the root; and the size, from [`SIZE_SHIFT`] on.
     pub(crate) bits: NonZeroU64,
-    /// The ownership of the page's first frame when this was filled; 0 outside checked mode.
+    /// The ownership of the page's frames when this was filled, added up; 0 outside checked mode.
     pub(crate) owner: u64,
 }
 
@@ -120,15 +120,23 @@ impl Translation {
         }
     }
 
-    /// Whether this and the last-level `entry`, as it is now, say the same of `access`: the same frame,
-    /// and that the access is allowed.
-    pub(crate) const fn agrees(self, entry: u64, access: Access) -> bool {
+    /// Whether this and the leaf `entry` of `addr`, as it is now, say the same of `access`: the same frame,
+    /// and that the access is allowed. They may be of different sizes, as a huge entry that was split maps the same frames.
+    pub(crate) const fn agrees(self, entry: u64, addr: u64, access: Access) -> bool {
         let needed = match access {
             Access::Read | Access::Execute => PRESENT,
             Access::Write => PRESENT | WRITE | DIRTY,
         };
         let fetches = !matches!(access, Access::Execute) || entry & NO_EXECUTE == 0;
-        entry & needed == needed && fetches && entry & FRAME == self.bits.get() & FRAME
+        let size = if entry & HUGE == 0 { PageSize::Size4K } else { PageSize::Size2M };
+        let phys = (entry & FRAME) + (addr & (size.bytes() - 1));
+        entry & needed == needed && fetches && phys == self.phys(addr)
+    }
+
+    /// Its frames.
+    pub(crate) fn frames(self) -> impl Iterator<Item = FrameNumber> {
+        let first = self.first().0;
+        (first..first + (self.size().bytes() >> PAGE_SHIFT) as u32).map(FrameNumber)
     }
 
     /// The first frame of the page.
@@ -433,6 +441,26 @@ mod tests {
             memory.store::<u64>(leaf, 0);
             assert!(!write.still_holds(&memory));
         }
+    }
+
+    #[test]
+    fn a_translation_agrees_with_the_entries_of_a_split_page_that_map_its_frames() {
+        let huge = Translation::new(FrameNumber(1 << 9), PageSize::Size2M, false, false, true);
+        assert_eq!(
+            huge.frames().map(|frame| frame.0).collect::<Vec<_>>(),
+            (512..1024).collect::<Vec<_>>()
+        );
+        let addr = (7 << 21) + 5 * PAGE_SIZE + 8;
+        let entry = |frame: u64| frame << PAGE_SHIFT | PRESENT | USER;
+        for access in [Access::Read, Access::Execute] {
+            assert!(huge.agrees(entry(512) | HUGE, addr, access));
+            assert!(huge.agrees(entry(512 + 5), addr, access));
+            assert!(!huge.agrees(entry(512 + 4), addr, access));
+            assert!(!huge.agrees(entry(1024) | HUGE, addr, access));
+            assert!(!huge.agrees(0, addr, access));
+        }
+        assert!(!huge.agrees(entry(512) | HUGE | NO_EXECUTE, addr, Access::Execute));
+        assert!(!huge.agrees(entry(512) | HUGE, addr, Access::Write));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The translation look-aside buffers of one CPU.
 //!
 //! Two first-level buffers, for instructions and for data, over a second level shared by both; each
-//! is set-associative, and replaced round-robin. Sizes are those of Intel's Skylake cores ("Intel 64
+//! is set-associative, and replaced round-robin. Sizes are those of [Intel's Skylake cores](PROCESSOR) ("Intel 64
 //! and IA-32 Architectures Optimization Reference Manual", the table of its TLB parameters):
 //!
 //! | | 4 KiB | 2 MiB | 1 GiB |
@@ -10,7 +10,9 @@
 //! | data | 64, 4-way | 32, 4-way | 4, 4-way |
 //! | second level | 1536, 12-way, with 2 MiB | | 16, 4-way |
 //!
-//! There are no address-space identifiers: switching spaces flushes.
+//! There are no address-space identifiers: switching spaces flushes. Real cores replace by (pseudo-)LRU, which Intel does not
+//! document; a thread has the whole core, with no sibling to share its buffers. What is counted ([`TlbStats`]) has
+//! [names](TlbStats::named) that `perf` knows on such a core, but it is of a *simulated* TLB.
 //!
 //! [Upper-level entries](upper) are cached too, so that a walk starts at the deepest table that is known.
 //!
@@ -34,6 +36,9 @@ use upper::UpperCaches;
 
 /// Invalidations of more pages than this drop everything, as Linux's do.
 pub const SINGLE_PAGE_CEILING: u64 = 33;
+
+/// The processor whose buffers these are.
+pub const PROCESSOR: &str = "Intel Skylake";
 
 /// A counter that its CPU advances and anyone may read.
 #[derive(Debug, Default)]
@@ -74,18 +79,65 @@ counters! {
     instruction_hits,
     /// Loads and stores served by the data buffer.
     data_hits,
-    /// Accesses served by the second level.
-    second_hits,
-    /// Accesses that no buffer could serve.
-    misses,
-    /// Walks of the page tables.
-    walks,
-    /// Those that started at a table that was known, below the root.
+    /// Fetches that missed the instruction buffer, and that the second level served.
+    instruction_second_hits,
+    /// Loads that missed the data buffer, and that the second level served.
+    load_second_hits,
+    /// Stores that missed the data buffer, and that the second level served.
+    store_second_hits,
+    /// Walks of the page tables for fetches, which no buffer could serve; those that ended in a fault, too.
+    instruction_walks,
+    /// Walks of the page tables for loads.
+    load_walks,
+    /// Walks of the page tables for stores; also for the first store to a page that was only read before.
+    store_walks,
+    /// Those of all walks that started at a table that was known, below the root.
     short_walks,
     /// Flushes of everything.
     flushes,
     /// Pages invalidated one by one.
     page_flushes,
+}
+
+/// What [`TlbStats::named`] tells: name and meaning.
+pub const TLB_COUNTERS: [(&str, &str); 6] = [
+    ("iTLB-load-misses", "Page walks for instruction fetches, in the simulated TLBs."),
+    ("dTLB-load-misses", "Page walks for loads, in the simulated TLBs."),
+    ("dTLB-store-misses", "Page walks for stores, in the simulated TLBs."),
+    ("itlb_misses.stlb_hit", "Fetches that the second-level TLB served (simulated)."),
+    ("dtlb_load_misses.stlb_hit", "Loads that the second-level TLB served (simulated)."),
+    ("dtlb_store_misses.stlb_hit", "Stores that the second-level TLB served (simulated)."),
+];
+
+impl TlbStats {
+    /// The counts under the names that `perf list` has for them on this [`PROCESSOR`]: what perf calls a miss there is a walk.
+    pub const fn named(&self) -> [(&'static str, u64); 6] {
+        let counts = [
+            self.instruction_walks,
+            self.load_walks,
+            self.store_walks,
+            self.instruction_second_hits,
+            self.load_second_hits,
+            self.store_second_hits,
+        ];
+        let mut named = [("", 0); 6];
+        let mut at = 0;
+        while at < named.len() {
+            named[at] = (TLB_COUNTERS[at].0, counts[at]);
+            at += 1;
+        }
+        named
+    }
+
+    /// Walks for accesses of all kinds.
+    pub const fn walks(&self) -> u64 {
+        self.instruction_walks + self.load_walks + self.store_walks
+    }
+
+    /// Accesses of all kinds that the second level served.
+    pub const fn second_hits(&self) -> u64 {
+        self.instruction_second_hits + self.load_second_hits + self.store_second_hits
+    }
 }
 
 /// The buffers of one CPU.
@@ -186,14 +238,19 @@ impl Tlb {
         let second = small.or_else(|| if huge { self.second_huge(addr) } else { None });
         match second {
             Some(found) if found.permits(access) => {
-                self.counters.second_hits.add();
+                self.count_second(access);
                 self.fill_first(addr, access, found);
                 Some(found)
             }
-            _ => {
-                self.counters.misses.add();
-                None
-            }
+            _ => None,
+        }
+    }
+
+    fn count_second(&self, access: Access) {
+        match access {
+            Access::Execute => self.counters.instruction_second_hits.add(),
+            Access::Read => self.counters.load_second_hits.add(),
+            Access::Write => self.counters.store_second_hits.add(),
         }
     }
 
@@ -321,10 +378,14 @@ impl Tlb {
         self.upper.clear();
     }
 
-    /// Counts a walk of the page tables; `short` says that it did not start at the root.
+    /// Counts a walk of the page tables for `access`; `short` says that it did not start at the root.
     #[inline]
-    pub fn count_walk(&self, short: bool) {
-        self.counters.walks.add();
+    pub fn count_walk(&self, access: Access, short: bool) {
+        match access {
+            Access::Execute => self.counters.instruction_walks.add(),
+            Access::Read => self.counters.load_walks.add(),
+            Access::Write => self.counters.store_walks.add(),
+        }
         if short {
             self.counters.short_walks.add();
         }
@@ -363,8 +424,8 @@ mod tests {
                 tlb.invalidate_range(VirtRange::page(inside));
                 assert_eq!(tlb.lookup(addr, access), None);
                 let stats = tlb.stats();
-                assert_eq!((stats.misses, stats.page_flushes), (2, 1));
-                assert_eq!(stats.data_hits + stats.instruction_hits + stats.second_hits, 1);
+                assert_eq!(stats.page_flushes, 1);
+                assert_eq!(stats.data_hits + stats.instruction_hits + stats.second_hits(), 1);
             }
         }
     }
@@ -377,12 +438,55 @@ mod tests {
             tlb.fill((i * 16) << PAGE_SHIFT, Access::Read, full(i as u32 + 1, PageSize::Size4K));
         }
         assert_eq!(tlb.lookup(0, Access::Read), Some(full(1, PageSize::Size4K)));
-        assert_eq!(tlb.stats().second_hits, 1);
+        assert_eq!(tlb.stats().load_second_hits, 1);
         assert!(tlb.lookup(0, Access::Read).is_some());
-        assert_eq!((tlb.stats().second_hits, tlb.stats().data_hits), (1, 1));
+        assert_eq!((tlb.stats().second_hits(), tlb.stats().data_hits), (1, 1));
         // What data put into the second level, fetches find there.
         assert!(tlb.lookup(0, Access::Execute).is_some());
-        assert_eq!(tlb.stats().second_hits, 2);
+        assert_eq!((tlb.stats().second_hits(), tlb.stats().instruction_second_hits), (2, 1));
+    }
+
+    /// Pages in a fixed order, again and again: those that a level has room for are hit in it.
+    #[test]
+    fn the_levels_have_the_sizes_of_the_processor() {
+        let pass = |tlb: &Tlb, pages: u64, size: PageSize, access| {
+            for page in 0..pages {
+                let addr = page << size.shift();
+                if tlb.lookup(addr, access).is_none() {
+                    tlb.count_walk(access, false);
+                    tlb.fill(addr, access, full((page as u32) << 9, size));
+                }
+            }
+        };
+        for (size, access, first, second) in [
+            (PageSize::Size4K, Access::Execute, 128, 1536),
+            (PageSize::Size4K, Access::Read, 64, 1536),
+            (PageSize::Size2M, Access::Execute, 8, 1536),
+            (PageSize::Size2M, Access::Read, 32, 1536),
+            (PageSize::Size1G, Access::Read, 4, 16),
+        ] {
+            for (pages, hits_first, hits_second) in
+                [(first, true, false), (second, false, true), (2 * second, false, false)]
+            {
+                let tlb = Tlb::new();
+                pass(&tlb, pages, size, access);
+                let filled = tlb.stats();
+                assert_eq!((filled.walks(), filled.second_hits()), (pages, 0));
+                pass(&tlb, pages, size, access);
+                let stats = tlb.stats();
+                let hits = stats.instruction_hits + stats.data_hits;
+                assert_eq!(hits, if hits_first { pages } else { 0 }, "{pages} of {size:?}");
+                assert_eq!(
+                    stats.second_hits(),
+                    if hits_second { pages } else { 0 },
+                    "{pages} of {size:?}"
+                );
+                assert_eq!(
+                    stats.instruction_walks,
+                    if access == Access::Execute { stats.walks() } else { 0 }
+                );
+            }
+        }
     }
 
     #[test]

@@ -36,7 +36,7 @@ fn hits_cost_no_walk_and_the_first_store_to_a_clean_page_one() {
         .run(|cpu| {
             let a = map(cpu, 1)?;
             cpu.store(a, 1u8)?;
-            let walks = || native.machine().total_tlb_stats().walks;
+            let walks = || native.machine().total_tlb_stats().walks();
             let before = walks();
             for _ in 0..100 {
                 cpu.store(a, 1u8)?;

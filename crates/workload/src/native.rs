@@ -2,7 +2,7 @@
 //!
 //! A worker is a thread of the host on a CPU of the machine; in [`Mode::Processes`] each has an
 //! address space of its own. The settings that the machine has at the time hold for the run, so the
-//! caller switches them between runs. Counters are what the subsystem counted from the common start
+//! caller switches them between runs. Counters are what the subsystem and the machine's TLBs counted from the common start
 //! to the end of the last worker, without what workers did aside; but `prefault_wasted` goes on to the end of the processes, when it is
 //! seen which pages nobody used. Processor time is the host's count for the threads, and nearly all
 //! of it is user time, as the subsystem itself is here.
@@ -16,7 +16,7 @@ use crate::start::Start;
 use crate::system::{Child, Crew, Failure, Measured, Mode, Report, System, Task, Worker};
 use faultless::Counter;
 use faultless::{Advice, Errno, Error, Machine, MapFlags, Prot, RemapFlags, Totals};
-use faultless_native::{Native, NativeCpu, Process, Signal, Stop};
+use faultless_native::{Native, NativeCpu, Process, Signal, Stop, TlbStats};
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
@@ -59,21 +59,42 @@ pub struct NativeTask<'t, 'a, 'n> {
 struct Aside {
     seconds: f64,
     usage: Usage,
-    /// What its CPU counted: in the order of [`Totals::iter`].
+    /// What its CPU counted, in the order of [`Counted::since`].
     counts: Vec<u64>,
 }
 
 impl Aside {
-    fn count(&mut self, counted: &Totals) {
-        self.counts.resize(counted.iter().count(), 0);
-        self.counts.iter_mut().zip(counted.iter()).for_each(|(sum, (_, count))| *sum += count);
+    fn count(&mut self, from: &Counted, to: &Counted) {
+        let counts = to.since(from);
+        self.counts.resize(counts.len(), 0);
+        self.counts.iter_mut().zip(counts).for_each(|(sum, (_, count))| *sum += count);
     }
 
     /// Of what the machine counted, what this worker counted on the clock, and all that others did.
-    fn taken_from(&self, counted: &mut [(Counter, u64)]) {
+    fn taken_from(&self, counted: &mut [(&'static str, u64)]) {
         for ((_, count), aside) in counted.iter_mut().zip(&self.counts) {
             *count = count.saturating_sub(*aside);
         }
+    }
+}
+
+/// What the subsystem and the TLBs have counted, on one CPU or all.
+struct Counted {
+    subsystem: Totals,
+    tlb: TlbStats,
+}
+
+impl Counted {
+    fn of_all(native: &Native) -> Self {
+        Self { subsystem: native.vm().totals(), tlb: native.machine().total_tlb_stats() }
+    }
+
+    /// What was counted since `before`, by name.
+    fn since(&self, before: &Self) -> Vec<(&'static str, u64)> {
+        let subsystem = self.subsystem.since(&before.subsystem);
+        let subsystem = subsystem.iter().map(|(counter, count)| (counter.name(), count));
+        let tlb = self.tlb.named().into_iter().zip(before.tlb.named());
+        subsystem.chain(tlb.map(|((name, now), (_, then))| (name, now - then))).collect()
     }
 }
 
@@ -83,8 +104,9 @@ impl<'t, 'a, 'n> NativeTask<'t, 'a, 'n> {
     }
 
     /// What the CPU has counted so far.
-    fn counted(&self) -> Totals {
-        self.cpu.cpu().vm().totals_of(self.cpu.id())
+    fn counted(&self) -> Counted {
+        let (native, id) = (self.cpu.native(), self.cpu.id());
+        Counted { subsystem: native.vm().totals_of(id), tlb: native.machine().tlb_stats(id) }
     }
 }
 
@@ -139,7 +161,7 @@ impl Task for NativeTask<'_, '_, '_> {
     fn aside<R>(&mut self, what: impl FnOnce(&mut Self) -> R) -> R {
         let (begin, before, counted) = (now(), thread_usage(), self.counted());
         let result = what(self);
-        self.aside.count(&self.counted().since(&counted));
+        self.aside.count(&counted, &self.counted());
         self.aside.usage += thread_usage().since(before);
         self.aside.seconds += now() - begin;
         result
@@ -178,7 +200,7 @@ impl System for Native {
             prepared.push((process, state));
         }
 
-        let mut before = self.vm().totals();
+        let mut before = Counted::of_all(self);
         let reports: Result<Vec<(Report, Aside)>, Failure> = std::thread::scope(|scope| {
             let mut threads = Vec::with_capacity(crew.workers);
             for index in 0..crew.workers {
@@ -195,34 +217,32 @@ impl System for Native {
                     }
                 }
             }
-            run.start.conduct(crew.limit, || crew.workers, || before = self.vm().totals());
+            run.start.conduct(crew.limit, || crew.workers, || before = Counted::of_all(self));
             let joined = threads
                 .into_iter()
                 .enumerate()
                 .map(|(worker, thread)| thread.join().unwrap_or(Err(Failure::Lost { worker })));
             joined.collect()
         });
-        let counted = self.vm().totals().since(&before);
+        let mut counters = Counted::of_all(self).since(&before);
         let (workers, aside): (Vec<_>, Vec<_>) = reports?.into_iter().unzip();
-        let mut counted: Vec<_> = counted.iter().collect();
-        aside.iter().for_each(|aside| aside.taken_from(&mut counted));
+        aside.iter().for_each(|aside| aside.taken_from(&mut counters));
 
         for (index, (process, state)) in prepared.iter().enumerate() {
             let of = Worker { index, count: spaces };
             run.alone(process, |task| program.finish(task, state, of))?;
         }
         drop(prepared);
-        let ended = self.vm().totals().since(&before);
-        let count = |&(counter, count): &(Counter, u64)| match counter {
-            Counter::PrefaultWasted => (counter.name(), ended.get(counter)),
-            _ => (counter.name(), count),
-        };
-        let faults = counted.iter().find(|(counter, _)| *counter == Counter::Faults);
-        Ok(Measured {
-            workers,
-            faults: faults.map_or(0, |(_, faults)| *faults),
-            counters: counted.iter().map(count).collect(),
-        })
+        let ended = self.vm().totals().since(&before.subsystem);
+        let mut faults = 0;
+        for (name, count) in &mut counters {
+            if *name == Counter::Faults.name() {
+                faults = *count;
+            } else if *name == Counter::PrefaultWasted.name() {
+                *count = ended.get(Counter::PrefaultWasted);
+            }
+        }
+        Ok(Measured { workers, faults, counters })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::number::{grouped, percent, scaled};
 use faultless::Counter;
+use faultless_native::TLB_COUNTERS;
 use std::fmt::Write;
 
 /// A run as `perf stat` prints it.
@@ -57,6 +58,8 @@ impl PerfStat {
                 self.row(count, name, format!("{part:>9} of prefaulted pages: unused"));
             } else if LEARNED.iter().any(|counter| name == counter.name()) {
                 // JSON has it.
+            } else if count > 0 && TLB_COUNTERS.iter().any(|(known, _)| name == *known) {
+                self.row(count, name, "simulated TLBs");
             } else if count > 0 {
                 self.rate(count, name, seconds);
             }
@@ -109,9 +112,11 @@ mod tests {
             "         2,000,000      faults                       #    4.00 M/sec"
         );
         let mut counted = PerfStat::new("'boot'");
-        counted.counters(&[("faults", 10), ("fault_around_page", 40), ("fault_oom", 1)], 0.0);
+        let counts = [("faults", 10), ("fault_around_page", 40), ("fault_oom", 1)];
+        counted.counters(&[&counts[..], &[("iTLB-load-misses", 3)]].concat(), 0.0);
         let counted = counted.to_string();
         assert!(counted.contains("10.00 % of all faults"), "{counted}");
+        assert!(counted.contains("3      iTLB-load-misses             # simulated"), "{counted}");
         assert!(!counted.contains("400.00 %"), "pages are no part of the faults: {counted}");
         assert_eq!(lines[4], "                 7      areas");
         assert_eq!(lines[6], "       0.500000000 seconds time elapsed");
