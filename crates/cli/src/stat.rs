@@ -129,6 +129,9 @@ fn counters(title: &str, outcome: &Outcome, sample: &Sample) -> PerfStat {
         stat.rate(outcome.faults, "faults", outcome.wall);
     }
     stat.counters(&sample.counters, outcome.wall);
+    for (name, count) in &outcome.left {
+        stat.row(*count, name, "at the end");
+    }
     // The classic row has told what it tells.
     let told = outcome.pft_row().is_some();
     for (name, value) in outcome.extras.iter().filter(|_| !told) {
@@ -175,6 +178,9 @@ fn write_json(
     for (name, value) in &outcome.extras {
         let unit = if *name == Pft::GIGABYTES { "GiB" } else { "count" };
         json.write(context, name, unit, Number::Real(*value))?;
+    }
+    for (name, count) in &outcome.left {
+        json.write(context, name, "count", Number::Whole(*count))?;
     }
     Ok(())
 }

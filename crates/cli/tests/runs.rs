@@ -14,11 +14,14 @@ use std::process::Stdio;
 use std::time::Duration;
 
 /// Parameters that make each workload short.
-const SMALL: [(&str, &[&str]); 15] = [
+const SMALL: [(&str, &[&str]); 18] = [
     ("pft", &["size=1M", "threads=2"]),
     ("page_fault1", &["size=256K", "passes=2"]),
     ("page_fault_read", &["size=1M", "threads=2"]),
     ("page_fault1_churn", &["size=1M", "threads=2"]),
+    ("page_fault2", &["size=256K", "threads=2"]),
+    ("page_fault3", &["size=256K", "threads=2"]),
+    ("text", &["size=256K", "threads=2"]),
     ("discard", &["size=256K", "threads=2"]),
     ("vma_mmap", &["chunks=16", "threads=2"]),
     ("vma_mmap_touch", &["chunks=16", "order=shuffled", "threads=2"]),

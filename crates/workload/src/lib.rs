@@ -24,6 +24,7 @@ compile_error!(
     "workloads are run on Linux hosts: clocks, processes and the kernel to compare with"
 );
 
+mod file;
 mod host;
 mod linux;
 #[cfg(feature = "native")]
@@ -36,6 +37,7 @@ mod registry;
 mod start;
 mod system;
 
+pub use file::{Contents, FUNCTION, FileSpec};
 pub use linux::{Linux, LinuxTask};
 #[cfg(feature = "native")]
 pub use native::NativeTask;
@@ -43,8 +45,9 @@ pub use outcome::{Outcome, PFT_HEADER};
 pub use param::{Kind, Param, ParamError, Settings};
 pub use program::{MODE, Program, SECONDS, THREADS};
 pub use programs::{
-    Brk1, Discard, Ebizzy, Forks, Mmap1, PageFault1, PageFault1Churn, PageFaultRead, Pft,
-    SmallAllocs, Vma, VmaFault, VmaMmap, VmaMmapTouch, VmaUnmap, VmaUnmapUntouched,
+    Brk1, Discard, Ebizzy, Forks, Mmap1, PageFault1, PageFault1Churn, PageFault2, PageFault3,
+    PageFaultFile, PageFaultRead, Pft, SmallAllocs, Text, Vma, VmaFault, VmaMmap, VmaMmapTouch,
+    VmaUnmap, VmaUnmapUntouched,
 };
 pub use registry::{Workload, WorkloadInfo, all};
 pub use system::{

@@ -10,13 +10,19 @@
 //! A run needs as many CPUs as it has workers, and the machine to itself: workers wait for each other
 //! on their CPUs.
 
+use crate::file::FileSpec;
 use crate::host::{Usage, now, rest, thread_usage};
 use crate::program::Program;
 use crate::start::Start;
 use crate::system::{Child, Crew, Failure, Measured, Mode, Report, System, Task, Worker};
 use faultless::Counter;
-use faultless::{Advice, Errno, Error, Machine, MapFlags, Prot, RemapFlags, Totals};
-use faultless_native::{Native, NativeCpu, Process, Signal, Stop, TlbStats};
+use faultless::{
+    Access, Advice, Backing, Errno, Error, Machine, MapFlags, Object, PAGE_SIZE, Prot, RemapFlags,
+    Shared, Totals,
+};
+use faultless_native::{HostFile, Native, NativeCpu, Process, Signal, Stop, TlbStats};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
@@ -51,6 +57,7 @@ fn access(access: &'static str, signal: Signal) -> Failure {
 pub struct NativeTask<'t, 'a, 'n> {
     cpu: &'t mut NativeCpu<'a, 'n>,
     start: &'t Start,
+    files: &'t Files,
     aside: Aside,
 }
 
@@ -99,8 +106,8 @@ impl Counted {
 }
 
 impl<'t, 'a, 'n> NativeTask<'t, 'a, 'n> {
-    fn new(cpu: &'t mut NativeCpu<'a, 'n>, start: &'t Start) -> Self {
-        Self { cpu, start, aside: Aside::default() }
+    fn new(cpu: &'t mut NativeCpu<'a, 'n>, start: &'t Start, files: &'t Files) -> Self {
+        Self { cpu, start, files, aside: Aside::default() }
     }
 
     /// What the CPU has counted so far.
@@ -113,6 +120,20 @@ impl<'t, 'a, 'n> NativeTask<'t, 'a, 'n> {
 impl Task for NativeTask<'_, '_, '_> {
     fn mmap(&mut self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> Result<u64, Failure> {
         Ok(self.cpu.mmap(addr, len, prot, flags)?)
+    }
+
+    fn mmap_file(
+        &mut self,
+        file: usize,
+        (addr, len): (u64, u64),
+        prot: Prot,
+        flags: MapFlags,
+        offset: u64,
+    ) -> Result<u64, Failure> {
+        let object = &self.files.0[file];
+        let backing = Backing { object, first: offset / PAGE_SIZE, may_write: true };
+        let cpu = &self.cpu;
+        Ok(cpu.running().space().mmap_object(cpu.cpu(), addr, len, prot, flags, backing)?)
     }
 
     fn munmap(&mut self, addr: u64, len: u64) -> Result<(), Failure> {
@@ -149,11 +170,15 @@ impl Task for NativeTask<'_, '_, '_> {
         self.cpu.copy(to, from, len).map_err(|signal| access("copy", signal))
     }
 
+    fn call(&mut self, addr: u64) -> Result<(), Failure> {
+        self.cpu.touch(addr, Access::Execute).map_err(|signal| access("call", signal))
+    }
+
     fn fork<C: Child>(&mut self, child: C) -> Result<(), Failure> {
         let process = self.cpu.fork()?;
-        let start = self.start;
+        let (start, files) = (self.start, self.files);
         let result =
-            self.cpu.switch(&process, |cpu| Ok(child.run(&mut NativeTask::new(cpu, start))));
+            self.cpu.switch(&process, |cpu| Ok(child.run(&mut NativeTask::new(cpu, start, files))));
         self.cpu.exit(process);
         result?
     }
@@ -188,7 +213,8 @@ impl System for Native {
             let errno = Errno::EAGAIN.number();
             return Err(Failure::Refused { call: "clone", addr: 0, len: 0, errno });
         }
-        let run = Run { program, start: &Start::default() };
+        let files = Files::open(self, &program.files(crew))?;
+        let run = Run { program, start: &Start::default(), files: &files };
         let spaces = match crew.mode {
             Mode::Threads => 1,
             Mode::Processes => crew.workers,
@@ -227,6 +253,7 @@ impl System for Native {
         let mut counters = Counted::of_all(self).since(&before);
         let (workers, aside): (Vec<_>, Vec<_>) = reports?.into_iter().unzip();
         aside.iter().for_each(|aside| aside.taken_from(&mut counters));
+        let left = files.left(prepared.iter().map(|(process, _)| process))?;
 
         for (index, (process, state)) in prepared.iter().enumerate() {
             let of = Worker { index, count: spaces };
@@ -242,7 +269,80 @@ impl System for Native {
                 *count = ended.get(Counter::PrefaultWasted);
             }
         }
-        Ok(Measured { workers, faults, counters })
+        files.close(self)?;
+        Ok(Measured { workers, faults, counters, left })
+    }
+}
+
+/// The files of a run: each is a file of the host, and an object of it that all processes map.
+#[derive(Debug, Default)]
+struct Files(Vec<Shared<Object>>);
+
+impl Files {
+    fn open(native: &Native, specs: &[FileSpec]) -> Result<Self, Failure> {
+        if specs.is_empty() {
+            return Ok(Self::default());
+        }
+        let refused = |call, errno: Errno, spec: &FileSpec| Failure::Refused {
+            call,
+            addr: 0,
+            len: spec.bytes,
+            errno: errno.number(),
+        };
+        native.process()?.run(|cpu| {
+            let open = |(spec, tag): (&FileSpec, u64)| {
+                let store = HostFile::new(spec.make()?).map_err(|e| refused("open", e, spec))?;
+                Object::of_store(cpu.cpu(), Arc::new(store), tag)
+                    .map_err(|errno| refused("open", errno, spec))
+            };
+            Ok(specs.iter().zip(1..).map(open).collect::<Result<_, _>>().map(Self))
+        })?
+    }
+
+    /// How many of their pages are in memory, and how many frames of them more than one process maps.
+    fn left<'p, 'n: 'p>(
+        &self,
+        processes: impl Iterator<Item = &'p Process<'n>> + Clone,
+    ) -> Result<Vec<(&'static str, u64)>, Failure> {
+        let (Some(one), false) = (processes.clone().next(), self.0.is_empty()) else {
+            return Ok(Vec::new());
+        };
+        Ok(one.run(|cpu| {
+            let cpu = cpu.cpu();
+            let pages = self.0.iter().map(|file| file.resident_pages(cpu)).sum();
+            let mut mapped = HashMap::new();
+            for process in processes {
+                let mut areas = Vec::new();
+                process.space().areas(cpu, |area| {
+                    areas.extend((area.tag != 0).then_some(area.range));
+                });
+                let addresses = areas
+                    .iter()
+                    .flat_map(|area| (area.start..area.end).step_by(PAGE_SIZE as usize));
+                let frame = |addr| process.space().translate(cpu, addr).map(|found| found.frame);
+                // Mapped twice by one process, a frame is mapped by one process.
+                for frame in addresses.filter_map(frame).collect::<HashSet<_>>() {
+                    *mapped.entry(frame).or_insert(0) += 1;
+                }
+            }
+            let shared = mapped.values().filter(|&&processes| processes > 1).count() as u64;
+            Ok(vec![("file_pages", pages), ("shared_frames", shared)])
+        })?)
+    }
+
+    /// Deletes them: what was stored to them goes, and is not written to the host's files before.
+    fn close(self, native: &Native) -> Result<(), Failure> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        Ok(native.process()?.run(|cpu| {
+            for file in self.0 {
+                // What it cannot cut is written, which takes longer.
+                let _ = file.set_len(cpu.cpu(), 0);
+                Object::release(file, cpu.cpu());
+            }
+            Ok(())
+        })?)
     }
 }
 
@@ -250,6 +350,7 @@ impl System for Native {
 struct Run<'a, P> {
     program: &'a P,
     start: &'a Start,
+    files: &'a Files,
 }
 
 impl<P: Program> Run<'_, P> {
@@ -259,7 +360,7 @@ impl<P: Program> Run<'_, P> {
         process: &Process<'_>,
         body: impl FnOnce(&mut NativeTask<'_, '_, '_>) -> Result<R, Failure>,
     ) -> Result<R, Failure> {
-        process.run(|cpu| Ok(body(&mut NativeTask::new(cpu, self.start))))?
+        process.run(|cpu| Ok(body(&mut NativeTask::new(cpu, self.start, self.files))))?
     }
 
     /// A worker: waits for the others, works, and reports.
@@ -272,7 +373,7 @@ impl<P: Program> Run<'_, P> {
         let measured = process.run(|cpu| {
             self.start.arrive(|| cpu.poll());
             let _done = self.start.until_done();
-            let mut task = NativeTask::new(cpu, self.start);
+            let mut task = NativeTask::new(cpu, self.start, self.files);
             let (before, begin) = (thread_usage(), now());
             let tally = self.program.work(&mut task, state, worker);
             let span = (begin, now());

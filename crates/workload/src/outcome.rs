@@ -29,6 +29,9 @@ pub struct Outcome {
     pub system: f64,
     /// What else the machine counted meanwhile, under its own names.
     pub counters: Vec<(&'static str, u64)>,
+    /// What there was at the end of the work, where the workload has files: `file_pages`, pages of them in memory;
+    /// `shared_frames`, frames of them that more than one process mapped. Empty where the machine does not tell.
+    pub left: Vec<(&'static str, u64)>,
     /// Worker by worker.
     pub workers: Vec<Report>,
     /// What else this workload tells, by name.
@@ -68,6 +71,7 @@ impl Outcome {
             user: measured.workers.iter().map(|worker| worker.user).sum(),
             system: measured.workers.iter().map(|worker| worker.system).sum(),
             counters: measured.counters,
+            left: measured.left,
             workers: measured.workers,
             extras,
         }
@@ -93,9 +97,13 @@ impl Outcome {
         self.extras.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
     }
 
-    /// The counter named `name`, where the machine has it.
+    /// The counter named `name`, or what there was of that name at the end, where the machine has it.
     pub fn counter(&self, name: &str) -> Option<u64> {
-        self.counters.iter().find(|(known, _)| *known == name).map(|(_, count)| *count)
+        self.counters
+            .iter()
+            .chain(&self.left)
+            .find(|(known, _)| *known == name)
+            .map(|(_, count)| *count)
     }
 
     /// The classic row of the page fault test, under [`PFT_HEADER`]; `None` for other workloads.
@@ -143,13 +151,14 @@ mod tests {
             workers: vec![worker(1.0, 2.0), worker(1.5, 3.0)],
             faults: 220,
             counters: vec![("spf", 5)],
+            left: vec![("file_pages", 7)],
         };
         let crew = Crew { workers: 2, mode: Mode::Threads, limit: None };
         let extras = vec![(Pft::GIGABYTES, 4.0), (Pft::REPETITIONS, 3.0)];
         let outcome = Outcome::new::<Pft>("test".into(), &crew, extras, measured);
         assert_eq!((outcome.operations, outcome.faults, outcome.wall), (200, 220, 2.0));
         assert_eq!(outcome.counter("spf"), Some(5));
-        assert_eq!(outcome.counter("sfp"), None);
+        assert_eq!((outcome.counter("file_pages"), outcome.counter("sfp")), (Some(7), None));
         assert_eq!(outcome.operations_per_second(), 100.0);
         assert_eq!(outcome.faults_per_second(), 110.0);
         assert_eq!(outcome.faults_per_cpu_second(), 110.0);

@@ -1,5 +1,6 @@
 //! A benchmark program.
 
+use crate::file::FileSpec;
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::system::{Crew, Failure, Measured, Mode, Needs, Tally, Task, Worker};
 
@@ -35,8 +36,10 @@ pub static SECONDS: Param = Param {
 /// # Safety
 /// On some systems a [`Task`]'s accesses are the processor's own, so through `task` the program
 /// must
-/// - load, store, copy, change or unmap only memory that its own `mmap` and `brk` calls gave it and
+/// - load, store, copy, change or unmap only memory that its own `mmap`, `mmap_file` and `brk` calls gave it and
 ///   that it has not given back, and use `FIXED` only over such memory;
+/// - call only functions of [`Contents::Code`](crate::Contents::Code) in a mapping of such a file that it never stored to;
+/// - have each file mapped shared for writing by one worker only;
 /// - never store, from one worker, to a word that another may access at the same time;
 /// - leave the program break, at the end of `work`, where it found it.
 pub unsafe trait Program: Sync + Sized {
@@ -62,6 +65,11 @@ pub unsafe trait Program: Sync + Sized {
 
     /// Memory that suffices for `crew`.
     fn needs(&self, crew: &Crew) -> Needs;
+
+    /// The files that a run of `crew` has, which its [`Task::mmap_file`] names by their index.
+    fn files(&self, _: &Crew) -> Vec<FileSpec> {
+        Vec::new()
+    }
 
     /// Prepares the process.
     ///

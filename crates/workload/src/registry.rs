@@ -4,8 +4,9 @@ use crate::outcome::Outcome;
 use crate::param::{Param, ParamError, Settings};
 use crate::program::{MODE, Program, SECONDS, THREADS, crew};
 use crate::programs::{
-    Brk1, Discard, Ebizzy, Forks, Mmap1, PageFault1, PageFault1Churn, PageFaultRead, Pft,
-    SmallAllocs, VmaFault, VmaMmap, VmaMmapTouch, VmaUnmap, VmaUnmapUntouched,
+    Brk1, Discard, Ebizzy, Forks, Mmap1, PageFault1, PageFault1Churn, PageFault2, PageFault3,
+    PageFaultRead, Pft, SmallAllocs, Text, VmaFault, VmaMmap, VmaMmapTouch, VmaUnmap,
+    VmaUnmapUntouched,
 };
 use crate::system::{Crew, Failure, Mode, Needs, System};
 
@@ -86,6 +87,9 @@ programs!(
     PageFault1,
     PageFaultRead,
     PageFault1Churn,
+    PageFault2,
+    PageFault3,
+    Text,
     Discard,
     VmaMmap,
     VmaMmapTouch,

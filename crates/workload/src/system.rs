@@ -27,7 +27,7 @@ pub enum Failure {
     /// A load or store did not complete.
     #[error("{access} at {addr:#x}: {reason}")]
     Access {
-        /// `"load"`, `"store"` or `"copy"`.
+        /// `"load"`, `"store"`, `"copy"` or `"call"`.
         access: &'static str,
         /// The address that was accessed.
         addr: u64,
@@ -99,6 +99,20 @@ pub trait Task: Sized {
     /// [`Failure::Refused`] with Linux's error; so for all calls here.
     fn mmap(&mut self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> Result<u64, Failure>;
 
+    /// Maps as many bytes as the second number of `place` says of the run's file number `file`, from byte
+    /// `offset` of it on, at the address that is the first, as [`mmap`](Self::mmap) does.
+    ///
+    /// # Errors
+    /// [`Failure::Refused`].
+    fn mmap_file(
+        &mut self,
+        file: usize,
+        place: (u64, u64),
+        prot: Prot,
+        flags: MapFlags,
+        offset: u64,
+    ) -> Result<u64, Failure>;
+
     /// Unmaps what is mapped in `addr..addr + len`.
     ///
     /// # Errors
@@ -144,6 +158,12 @@ pub trait Task: Sized {
     /// # Errors
     /// [`Failure::Access`].
     fn copy(&mut self, to: u64, from: u64, len: u64) -> Result<(), Failure>;
+
+    /// Calls the function at `addr`, which returns at once. A system that does not run its programs' code fetches from there.
+    ///
+    /// # Errors
+    /// [`Failure::Access`].
+    fn call(&mut self, addr: u64) -> Result<(), Failure>;
 
     /// Forks, runs `child` in the child to its end, and waits for it.
     ///
@@ -275,6 +295,8 @@ pub struct Measured {
     pub faults: u64,
     /// What else the system counted, under its own names.
     pub counters: Vec<(&'static str, u64)>,
+    /// What there was at the end of the work, by name, where the run had files.
+    pub left: Vec<(&'static str, u64)>,
 }
 
 impl Measured {

@@ -46,6 +46,25 @@ fn page_fault1() {
 }
 
 #[test]
+fn page_faults_of_files() {
+    for name in ["page_fault2", "page_fault3"] {
+        check(name, "size=1M passes=3", 768, 768);
+        check(name, "size=1M passes=3 mode=processes", 768, 768);
+    }
+}
+
+/// A fault maps some pages around its own: 16, or on newer kernels all of a large folio, which is 2 MiB at most.
+#[test]
+fn text() {
+    for (mode, mappings) in [("processes", 2), ("threads", 1)] {
+        let outcome = run("text", &format!("size=4M passes=3 threads=2 mode={mode}"));
+        assert_eq!(outcome.operations, 2 * 3 * 1024);
+        let least = mappings * 2;
+        assert!((least..=2 * 1024 + 200).contains(&outcome.faults), "{mode}: {}", outcome.faults);
+    }
+}
+
+#[test]
 fn page_fault_read() {
     for threads in [1, 2] {
         let outcome = run("page_fault_read", &format!("size=8M passes=2 threads={threads}"));

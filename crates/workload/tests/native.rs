@@ -38,6 +38,11 @@ fn every_workload_under_every_locking() {
                 ("pft", "size=2M repetitions=2", 1024, 1024),
                 ("page_fault1", "size=512K passes=3 mode=processes", 384, 384),
                 ("page_fault1", "size=512K passes=3", 384, 384),
+                ("page_fault2", "size=512K passes=3", 384, 384),
+                ("page_fault2", "size=512K passes=3 mode=processes", 384, 384),
+                ("page_fault3", "size=512K passes=3", 384, 384),
+                ("page_fault3", "size=512K passes=3 mode=processes", 384, 384),
+                ("text", "size=1M passes=2 mode=processes", 512, 16),
                 ("page_fault_read", "size=2M passes=2", 1024, 1024),
                 ("page_fault1_churn", "size=2M every=8 churn_touch=yes", 512, 512),
                 ("discard", "size=512K piece=32K passes=3", 384, 384),
@@ -115,6 +120,40 @@ fn who_gives_back_takes_nothing_from_who_touches() {
             assert_eq!(outcome.faults, outcome.operations + refilled, "{arguments}");
             assert!(discards > 0.0, "{arguments}");
         }
+    }
+    end(native);
+}
+
+/// What the file has in memory is one copy for all who map it; a private copy is nobody else's.
+#[test]
+fn pages_of_a_file_are_shared_by_who_maps_it() {
+    let native = native();
+    let left = |name: &str, arguments: &str| {
+        let outcome = common::run(&native, name, arguments);
+        (counter(&outcome, "file_pages"), counter(&outcome, "shared_frames"))
+    };
+    assert_eq!(left("text", "size=1M passes=1 threads=1"), (256, 0));
+    assert_eq!(left("text", "size=1M passes=1 threads=2"), (256, 256));
+    assert_eq!(left("text", "size=1M passes=1 threads=2 mode=threads"), (256, 0));
+    assert_eq!(left("page_fault2", "size=1M passes=1 threads=2"), (512, 0));
+    assert_eq!(left("page_fault3", "size=1M passes=1 threads=2 mode=processes"), (512, 0));
+    let outcome = common::run(&native, "pft", "size=1M");
+    assert!(outcome.left.is_empty());
+    end(native);
+}
+
+/// The code is larger than the second level of the TLBs: every call of every pass is a walk. Where it is not, the first pass has
+/// them all.
+#[test]
+fn calls_of_a_large_program_are_walks_for_instructions() {
+    let native = native();
+    for (size, pages, walks) in [("4M", 1024, 1024), ("16M", 4096, 3 * 4096)] {
+        let outcome = common::run(&native, "text", &format!("size={size} passes=3"));
+        let walked = counter(&outcome, "iTLB-load-misses");
+        // A fault is walked for twice.
+        assert_eq!(walked - outcome.faults, walks, "{size}");
+        assert!((pages / 16..=pages).contains(&outcome.faults), "{size}: {}", outcome.faults);
+        assert_eq!(counter(&outcome, "dTLB-load-misses"), 0, "{size}");
     }
     end(native);
 }

@@ -43,9 +43,11 @@ const fn once(name: &'static str, params: &'static [&'static str]) -> Entry {
 }
 
 /// The workloads. Sizes are of passes that are short against a run.
-pub static ENTRIES: [Entry; 23] = [
+pub static ENTRIES: [Entry; 25] = [
     entry("pft", &["size=32M"]),
     entry("page_fault1", &["size=8M"]),
+    entry("page_fault2", &["size=8M"]),
+    entry("page_fault3", &["size=8M"]),
     entry("page_fault_read", &["size=64M"]),
     entry("page_fault1_churn", &["size=32M"]),
     Entry {

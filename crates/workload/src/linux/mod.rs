@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The subject prepares, its workers gather, all begin on one signal, and each leaves its report in
-//! memory that it shares with this process ([`shared`]). Huge pages are off in all of them, so that a
+//! memory that it shares with this process ([`shared`]). Files are made before, and their descriptors inherited. Huge pages are off in all of them, so that a
 //! fault is a fault of 4 KiB. Faults and times are the kernel's own (`getrusage` of each thread,
 //! `wait4` of each forked child), between the common start and each worker's end: neither
 //! preparation nor the making of threads is in them.
@@ -20,12 +20,14 @@
 mod shared;
 mod task;
 
+use crate::file::FileSpec;
 use crate::host::{now, thread_usage};
 use crate::program::Program;
 use crate::start::Start;
 use crate::system::{Crew, Failure, Measured, Mode, Report, System, Worker};
-use shared::Shared;
+use shared::{ChildFailure, Shared};
 use std::ffi::CStr;
+use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 pub use task::LinuxTask;
 use task::{refused, try_wait, wait};
@@ -81,7 +83,8 @@ impl System for Linux {
 
     fn run<P: Program>(&self, program: &P, crew: &Crew) -> Result<Measured, Failure> {
         let shared = Shared::new(crew.workers)?;
-        let run = Run { program, crew, shared: &shared };
+        let files: Result<Vec<_>, _> = program.files(crew).iter().map(FileSpec::make).collect();
+        let run = Run { program, crew, shared: &shared, files: &files? };
         let subject = spawn(|| {
             let result = match crew.mode {
                 Mode::Threads => run.threads(),
@@ -133,6 +136,7 @@ struct Run<'a, P> {
     program: &'a P,
     crew: &'a Crew,
     shared: &'a Shared,
+    files: &'a [File],
 }
 
 impl<P: Program> Run<'_, P> {
@@ -140,10 +144,14 @@ impl<P: Program> Run<'_, P> {
         &self.shared.start
     }
 
+    fn task<'s>(&'s self, failure: &'s dyn ChildFailure) -> LinuxTask<'s> {
+        LinuxTask::new(self.start(), self.files, failure)
+    }
+
     /// The subject's part where the workers are its threads.
     fn threads(&self) -> Result<(), Failure> {
         let count = self.crew.workers;
-        let mut task = LinuxTask::new(self.start(), &self.shared.coordinator);
+        let mut task = self.task(&self.shared.coordinator);
         let state = self.program.prepare(&mut task)?;
         std::thread::scope(|scope| {
             for index in 0..count {
@@ -202,7 +210,7 @@ impl<P: Program> Run<'_, P> {
     /// A worker that is a process.
     fn process(&self, worker: Worker) {
         let slot = &self.shared.workers()[worker.index];
-        let mut task = LinuxTask::new(self.start(), slot);
+        let mut task = self.task(slot);
         match self.program.prepare(&mut task) {
             Ok(state) => {
                 // A failure of the work says more than what `finish` would make of it.
@@ -222,7 +230,7 @@ impl<P: Program> Run<'_, P> {
     /// A worker: waits for the others, works, and reports. Whether all went well.
     fn work(&self, state: &P::State, worker: Worker) -> bool {
         let slot = &self.shared.workers()[worker.index];
-        let mut task = LinuxTask::new(self.start(), slot);
+        let mut task = self.task(slot);
         self.start().arrive(|| ());
         let _done = self.start().until_done();
         let before = thread_usage();

@@ -145,7 +145,7 @@ impl Shared {
                 let reports = reports?;
                 let faults = reports.iter().map(|(_, faults)| faults).sum();
                 let workers = reports.into_iter().map(|(report, _)| report).collect();
-                Ok(Measured { workers, faults, counters: Vec::new() })
+                Ok(Measured { workers, faults, ..Measured::default() })
             }
         }
     }
@@ -191,7 +191,7 @@ mod tests {
         };
         let report = Report::default();
         let good = Some(Ok((report, 3)));
-        let all = Measured { workers: vec![report; 2], faults: 6, counters: Vec::new() };
+        let all = Measured { workers: vec![report; 2], faults: 6, ..Measured::default() };
         assert_eq!(collect(Some(Ok(())), [good, good]), Ok(all));
         assert_eq!(collect(Some(Err(killed)), [good, None]), Err(killed));
         assert_eq!(collect(Some(Err(killed)), [good, Some(Err(wrong))]), Err(wrong));

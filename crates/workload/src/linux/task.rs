@@ -1,11 +1,14 @@
 //! One thread's calls and accesses: the kernel's and the processor's own.
 
 use super::shared::ChildFailure;
+use crate::file::RUNS;
 use crate::host::{Usage, now, rest, thread_usage};
 use crate::start::Start;
 use crate::system::{Child, Failure, Task};
 use faultless::{Advice, MapFlags, Prot};
 use std::fmt;
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
@@ -15,6 +18,8 @@ use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 /// that program's own.
 pub struct LinuxTask<'a> {
     start: &'a Start,
+    /// The files of the run.
+    files: &'a [File],
     /// Where a forked child leaves its failure.
     failure: &'a dyn ChildFailure,
     /// What forked children have used.
@@ -31,9 +36,9 @@ impl fmt::Debug for LinuxTask<'_> {
 }
 
 impl<'a> LinuxTask<'a> {
-    pub(super) fn new(start: &'a Start, failure: &'a dyn ChildFailure) -> Self {
+    pub(super) fn new(start: &'a Start, files: &'a [File], failure: &'a dyn ChildFailure) -> Self {
         let none = Usage::default();
-        Self { start, failure, children: none, aside: none, aside_wall: 0.0 }
+        Self { start, files, failure, children: none, aside: none, aside_wall: 0.0 }
     }
 
     /// What this thread has used since `before` on the clock, with its forked children.
@@ -93,16 +98,41 @@ fn pointer(addr: u64) -> *mut libc::c_void {
     with_exposed_provenance_mut(addr as usize)
 }
 
+/// `mmap` of `fd`, or without a file where it is -1.
+#[inline]
+fn map(
+    (addr, len): (u64, u64),
+    prot: Prot,
+    flags: MapFlags,
+    fd: RawFd,
+    offset: u64,
+) -> Result<u64, Failure> {
+    let (prot, flags) = (prot.bits() as i32, flags.bits() as i32);
+    let offset = offset as libc::off_t;
+    // SAFETY: a `Program` maps over nothing but memory of its own.
+    let start = unsafe { libc::mmap(pointer(addr), len as usize, prot, flags, fd, offset) };
+    if start == libc::MAP_FAILED {
+        return Err(refused("mmap", addr, len));
+    }
+    Ok(start.expose_provenance() as u64)
+}
+
 impl Task for LinuxTask<'_> {
     #[inline]
     fn mmap(&mut self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> Result<u64, Failure> {
-        let (prot, flags) = (prot.bits() as i32, flags.bits() as i32);
-        // SAFETY: a `Program` maps over nothing but memory of its own.
-        let start = unsafe { libc::mmap(pointer(addr), len as usize, prot, flags, -1, 0) };
-        if start == libc::MAP_FAILED {
-            return Err(refused("mmap", addr, len));
-        }
-        Ok(start.expose_provenance() as u64)
+        map((addr, len), prot, flags, -1, 0)
+    }
+
+    #[inline]
+    fn mmap_file(
+        &mut self,
+        file: usize,
+        place: (u64, u64),
+        prot: Prot,
+        flags: MapFlags,
+        offset: u64,
+    ) -> Result<u64, Failure> {
+        map(place, prot, flags, self.files[file].as_raw_fd(), offset)
     }
 
     #[inline]
@@ -168,6 +198,18 @@ impl Task for LinuxTask<'_> {
         // SAFETY: both are the program's own, they do not overlap, and no other worker stores to the
         // one or accesses the other now.
         unsafe { to.copy_from_nonoverlapping(from, len as usize) };
+        Ok(())
+    }
+
+    #[inline]
+    fn call(&mut self, addr: u64) -> Result<(), Failure> {
+        if !RUNS {
+            let reason = "no code is known for this processor";
+            return Err(Failure::Access { access: "call", addr, reason });
+        }
+        let function = with_exposed_provenance::<()>(addr as usize);
+        // SAFETY: a `Program` calls only functions of its files of code, which take nothing, and return at once.
+        unsafe { std::mem::transmute::<*const (), extern "C" fn()>(function)() };
         Ok(())
     }
 

@@ -43,11 +43,17 @@ pub(crate) fn touch<T: Task>(
     access: Access,
     salt: u64,
 ) -> Result<(), Failure> {
-    let probe = page + 8 + salt % (WORDS - 1) * 8;
     if access == Access::Write {
         task.store(page, page)?;
     }
-    Failure::check("a word of a fresh page", probe, 0, task.load(probe)?)
+    probe(task, page, salt)
+}
+
+/// Sees that a word of the page at `page` is zero: never the first, and another one for another `salt`.
+#[inline]
+pub(crate) fn probe<T: Task>(task: &mut T, page: u64, salt: u64) -> Result<(), Failure> {
+    let word = page + 8 + salt % (WORDS - 1) * 8;
+    Failure::check("a word of a fresh page", word, 0, task.load(word)?)
 }
 
 /// [`touch`]es all pages of `range` and returns how many.

@@ -2,8 +2,8 @@
 
 use faultless::{Advice, MapFlags as Map, Prot};
 use faultless_workload::{
-    Child, Crew, Failure, Mode, Needs, Outcome, Param, ParamError, Program, Settings, System,
-    Tally, Task, Worker, Workload,
+    Child, Contents, Crew, FUNCTION, Failure, FileSpec, Mode, Needs, Outcome, Param, ParamError,
+    Program, Settings, System, Tally, Task, Worker, Workload,
 };
 use std::time::Duration;
 
@@ -55,6 +55,10 @@ unsafe impl Program for Odd {
 
     fn new(_: &Settings) -> Result<Self, ParamError> {
         Ok(Self::Calls)
+    }
+
+    fn files(&self, _: &Crew) -> Vec<FileSpec> {
+        vec![FileSpec { bytes: 3 * PAGE, contents: Contents::Code }]
     }
 
     fn needs(&self, _: &Crew) -> Needs {
@@ -133,6 +137,15 @@ fn calls<T: Task>(task: &mut T) -> Result<(), Failure> {
     task.fork(Forked::Stores([shared, moved]))?;
     Failure::check("the child's shared store", shared, 9, task.load(shared)?)?;
     Failure::check("the child's private store", moved, 0, task.load(moved)?)?;
+    let copy = task.mmap_file(0, (0, 2 * PAGE), rw, Map::PRIVATE, PAGE)?;
+    Failure::check("a page of a file", copy, 1, task.load(copy)?)?;
+    task.store(copy, 7)?;
+    let file = task.mmap_file(0, (0, 3 * PAGE), Prot::READ | Prot::EXEC, Map::PRIVATE, 0)?;
+    for page in 0..3 {
+        Failure::check("a page of code", file, page, task.load(file + page * PAGE)?)?;
+        task.call(file + page * PAGE + FUNCTION)?;
+    }
+    Failure::check("a private copy of it", copy, 7, task.load(copy)?)?;
     task.munmap(moved, 64 * PAGE)?;
     let unaligned = task.munmap(moved + 1, PAGE);
     assert!(matches!(unaligned, Err(Failure::Refused { call: "munmap", errno: 22, .. })));
