@@ -48,6 +48,11 @@ pub enum Command {
     /// count. The native machine is idle before the run: pools of zeroed frames (zeroed_pool) are as full then as they
     /// are to be.
     Stat(StatArgs),
+    /// What it changes that a large program's code is mapped in pages of 2 MiB
+    ///
+    /// The workload `text` runs with huge_text=never and huge_text=always: page faults, misses of the (simulated) instruction
+    /// TLB, page walks and the code in memory, and the frames that a second process shares, beside published figures.
+    Text(TextArgs),
     /// Run what a recorded program did through the subsystem, thread by thread
     ///
     /// FILE is a perf.data file of `perf record` (see `faultless record`), a .fltrace file, or the name of a bundled
@@ -127,6 +132,28 @@ pub struct StatArgs {
     /// Where it runs
     #[arg(long, value_enum, default_value_t = MachineArg::Native)]
     pub machine: MachineArg,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  faultless text
+  faultless text --size 471816K     as large as the published program
+  faultless text --passes 1 --set fault_around_pages=1")]
+pub struct TextArgs {
+    /// Code of the program: 64M, 471816K
+    #[arg(long, value_name = "SIZE", default_value = "64M")]
+    pub size: String,
+    /// How often a function of each page is called
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub passes: u64,
+    /// Processes that run the program, for the frames that they share
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=64))]
+    pub processes: u16,
+    #[command(flatten)]
+    pub set: SetArgs,
     #[command(flatten)]
     pub json: JsonArgs,
 }

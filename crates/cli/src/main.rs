@@ -2,7 +2,7 @@
 //!
 //! - [`args`]: the command line;
 //! - [`settings`], [`run`]: one workload on one machine under one setting of the knobs;
-//! - [`compare`], [`stat`], [`replay`], [`record`], [`boot`], [`versus`], [`list`]: the commands;
+//! - [`compare`], [`stat`], [`text`], [`replay`], [`record`], [`boot`], [`versus`], [`list`]: the commands;
 //! - [`report`]: tables, bars, the form of `perf stat`, JSON lines, progress;
 //! - [`host`]: memory that a run may take; [`suggest`]: the name that was meant;
 //! - [`interrupt`]: Ctrl-C asks a command to print what it has;
@@ -23,6 +23,7 @@ mod run;
 mod settings;
 mod stat;
 mod suggest;
+mod text;
 mod versus;
 
 use args::{Args, Command};
@@ -59,6 +60,7 @@ fn command(command: Command) -> Result<ExitCode, CliError> {
     match command {
         Command::Compare(args) => compare::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Text(args) => text::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Record(args) => return record::run(&args),
         Command::Boot(args) => return boot::run(&args),

@@ -116,7 +116,7 @@ fn native(
 }
 
 /// Memory of a native machine that suffices for the workload, with an eighth for tables.
-fn memory(workload: &Workload) -> u64 {
+pub fn memory(workload: &Workload) -> u64 {
     let needs = workload.needs();
     let wanted = needs.written.max(needs.largest);
     wanted.saturating_add(wanted / 8).saturating_add(SPARE)
@@ -168,7 +168,8 @@ impl Context {
     }
 }
 
-fn write_json(
+/// Writes what a run came to.
+pub fn write_json(
     json: &mut Json,
     context: &Context,
     outcome: &Outcome,

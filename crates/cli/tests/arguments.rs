@@ -7,16 +7,25 @@ use common::{command, faultless};
 #[test]
 fn help_has_examples() {
     let help = faultless(&["--help"]).succeeds();
-    for command in
-        ["compare", "stat", "replay", "record", "boot", "versus", "workloads", "knobs", "counters"]
-    {
+    for command in [
+        "compare",
+        "stat",
+        "text",
+        "replay",
+        "record",
+        "boot",
+        "versus",
+        "workloads",
+        "knobs",
+        "counters",
+    ] {
         assert!(help.contains(command), "{command}");
     }
-    for command in ["compare", "stat", "replay", "record", "boot", "versus"] {
+    for command in ["compare", "stat", "text", "replay", "record", "boot", "versus"] {
         let help = faultless(&[command, "--help"]).succeeds();
         assert!(help.contains(&format!("Examples:\n  faultless {command}")), "{help}");
     }
-    for command in ["compare", "stat", "replay", "boot", "versus"] {
+    for command in ["compare", "stat", "text", "replay", "boot", "versus"] {
         let help = faultless(&[command, "--help"]).succeeds();
         assert!(help.contains("--set") && help.contains("--json"), "{help}");
     }
@@ -25,7 +34,7 @@ fn help_has_examples() {
 /// Of an example that is broken into lines nobody can see what to type.
 #[test]
 fn examples_fit_a_terminal() {
-    for command in ["", "compare", "stat", "replay", "record", "boot", "versus"] {
+    for command in ["", "compare", "stat", "text", "replay", "record", "boot", "versus"] {
         let args: Vec<_> = [command, "--help"].into_iter().filter(|arg| !arg.is_empty()).collect();
         let help = faultless(&args).succeeds();
         let (prose, examples) = help.split_once("Examples:").expect("examples");
@@ -57,7 +66,9 @@ fn lists() {
 fn wrong_arguments_are_named_and_explained() {
     let order = ["prefault_max_order=10", "0 to 9"];
     let pool = ["zeroed_pool=18446744073709551615", "0 to 1099511627776 frames"];
-    let wrong: [(&[&str], &[&str]); 43] = [
+    let wrong: [(&[&str], &[&str]); 45] = [
+        (&["text", "--size", "1"], &["size=1", "from 4K to 64T"]),
+        (&["text", "--processes", "1"], &["--processes", "2..=64"]),
         (&["stat", "pft", "--set", order[0]], &order),
         (&["compare", "--set", order[0]], &order),
         (&["compare", "--set", "zeroed_pool=some"], &["zeroed_pool=some", "frames"]),

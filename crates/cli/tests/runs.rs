@@ -75,6 +75,39 @@ fn knobs_change_what_is_counted() {
     assert_eq!(value(&locked, "native", "", "faults"), Some(256.0));
 }
 
+/// With the knob there are two columns, and fewer faults and walks in the second; without it the first, and a word about it.
+#[test]
+fn code_in_large_pages_is_compared() {
+    let args = ["text", "--size", "16M", "--passes", "3", "--json", "-"];
+    let ran = faultless(&args);
+    let table = ran.err.clone();
+    let lines = json_lines(&ran.succeeds());
+    let pages = f64::from(16 << 20 >> 12);
+    for said in ["page faults", "7,728", "1,219,514,499", "-95.74 %", "simulated", "frames that 2"]
+    {
+        assert!(table.contains(said), "no {said:?} in {table}");
+    }
+    let alone: Vec<_> = lines.iter().filter(|line| line["cpus"] == 1).cloned().collect();
+    let together: Vec<_> = lines.iter().filter(|line| line["cpus"] == 2).cloned().collect();
+    let known = faultless::KNOBS.iter().any(|(name, ..)| *name == "huge_text");
+    let off = if known { "huge_text=never" } else { "" };
+    let count =
+        |setting: &str, metric: &str| value(&alone, "native", setting, metric).expect(metric);
+    assert_eq!(count(off, "operations"), 3.0 * pages);
+    assert_eq!(count(off, "file_pages"), pages);
+    assert_eq!(count(off, "faults"), pages / 16.0);
+    assert_eq!(count(off, "iTLB-load-misses"), 3.0 * pages + pages / 16.0);
+    assert_eq!(value(&together, "native", off, "shared_frames"), Some(pages));
+    assert_eq!(table.contains("has no knob huge_text"), !known, "{table}");
+    if known {
+        let on = "huge_text=always";
+        assert!(count(on, "faults") * 16.0 < count(off, "faults"), "{table}");
+        assert!(count(on, "iTLB-load-misses") * 16.0 < count(off, "iTLB-load-misses"), "{table}");
+        assert_eq!(count(on, "file_pages"), pages);
+        assert_eq!(value(&together, "native", on, "shared_frames"), Some(pages));
+    }
+}
+
 #[test]
 fn results_tell_the_parameters_and_knobs_in_force() {
     let args = ["stat", "discard", "size=256K", "threads=2", "--json", "-"];

@@ -1,0 +1,168 @@
+//! `faultless text`: what it changes that a large program's code is mapped in pages of 2 MiB.
+//!
+//! The workload `text` runs with `huge_text` off and on, as one process and as several: faults, misses of the instruction TLB
+//! and page walks are those of one process, and the frames that processes share need a second. Each run has a machine
+//! of its own, so that none finds the memory as another left it.
+
+use crate::args::TextArgs;
+use crate::error::CliError;
+use crate::interrupt;
+use crate::report::json::{Context, Json};
+use crate::report::number::{grouped, percent, processes};
+use crate::report::{self, table};
+use crate::run::{self, Sample};
+use crate::settings::{Assignment, Settings};
+use crate::stat;
+use faultless::{KNOBS, PAGE_SIZE};
+use faultless_native::tlb::PROCESSOR;
+use faultless_workload::{Outcome, Workload};
+use std::io::Write;
+
+/// The knob, and its settings: off, on.
+const KNOB: &str = "huge_text";
+const VALUES: [&str; 2] = ["never", "always"];
+
+/// What a prototype measured on Linux: W. Kucharski, "Read-only mapping of program text using large THP pages" (February
+/// 2019): a program with 483,138,032 bytes of text, ten runs, x86-64 at 4.57 GHz; pages of 4 KiB, and of 2 MiB.
+const PUBLISHED_FAULTS: [u64; 2] = [7_728, 598];
+const PUBLISHED_MISSES: [u64; 2] = [1_219_514_499, 51_929_869];
+
+/// One setting of the knob, and what came of it.
+struct Ran {
+    name: String,
+    /// As one process.
+    alone: Outcome,
+    /// As several.
+    together: Outcome,
+}
+
+/// Runs the workload both ways, and compares.
+pub fn run(args: &TextArgs) -> Result<(), CliError> {
+    let workload = |processes: u16| {
+        let params = [
+            format!("size={}", args.size),
+            format!("passes={}", args.passes),
+            format!("threads={processes}"),
+        ];
+        Workload::parse("text", params).map_err(|error| CliError::Usage(error.to_string()))
+    };
+    let (alone, together) = (workload(1)?, workload(args.processes)?);
+    let mut json = Json::open(&args.json, &[])?;
+    let (mut out, style) = report::output(&args.json);
+    let known = KNOBS.iter().any(|(name, ..)| *name == KNOB);
+    let values = if known { &VALUES[..] } else { &VALUES[..1] };
+
+    let mut columns = Vec::new();
+    for value in values {
+        if interrupt::requested() {
+            break;
+        }
+        let mut given = args.set.set.clone();
+        let name = format!("{KNOB}={value}");
+        if known {
+            let setting: Result<Assignment, _> = name.parse();
+            given.push(setting.map_err(|error| CliError::failed(&name, error))?);
+        }
+        let settings = Settings::new(&given);
+        let mut once = |workload: &Workload| {
+            let native = run::machine(stat::memory(workload), workload.crew().workers)?;
+            let outcome = run::on_native(&native, &settings, workload)?;
+            let context = Context::of(workload, "native".into(), Some(&settings));
+            stat::write_json(&mut json, &context, &outcome, &Sample::of(&outcome))?;
+            Ok::<_, CliError>(outcome)
+        };
+        columns.push(Ran { name, alone: once(&alone)?, together: once(&together)? });
+    }
+    let title = format!("text: a program with {} of code, {} passes", args.size, args.passes);
+    writeln!(out, "\n{title}\n")?;
+    writeln!(out, "{}", tables(&columns, args.processes.into(), style))?;
+    writeln!(
+        out,
+        "\nTLBs are simulated, with the sizes of {PROCESSOR}. Published: faults and iTLB-load-misses of another program, with\n\
+         483,138,032 bytes of code, on Linux in 2019 (Kucharski); --size 471816K has as many pages. Compare the changes, not \
+         the\ncounts: it ran for minutes, and its calls were its own."
+    )?;
+    if !known {
+        writeln!(out, "This build has no knob {KNOB}: there is nothing to compare with.")?;
+    }
+    if interrupt::requested() {
+        writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
+    }
+    json.complete()
+}
+
+/// A row: its name, a figure of each setting, and the published ones.
+type Row = (String, fn(&Ran) -> Option<u64>, Option<[u64; 2]>);
+
+fn tables(columns: &[Ran], together: usize, style: report::Style) -> comfy_table::Table {
+    let rows: [Row; 8] = [
+        ("page faults".into(), |ran| Some(ran.alone.faults), Some(PUBLISHED_FAULTS)),
+        (
+            "instruction TLB, first level: misses".into(),
+            |ran| Some(walks(&ran.alone)? + ran.alone.counter("itlb_misses.stlb_hit")?),
+            None,
+        ),
+        (
+            "all levels: page walks (iTLB-load-misses)".into(),
+            |ran| walks(&ran.alone),
+            Some(PUBLISHED_MISSES),
+        ),
+        ("calls".into(), |ran| Some(ran.alone.operations), None),
+        ("code in memory, KiB".into(), |ran| kib(&ran.alone), None),
+        (
+            "faults that mapped 2 MiB (thp_file_mapped)".into(),
+            |ran| ran.alone.counter("thp_file_mapped"),
+            None,
+        ),
+        (
+            "2 MiB not to be had (thp_file_fallback)".into(),
+            |ran| ran.alone.counter("thp_file_fallback"),
+            None,
+        ),
+        (
+            format!("frames that {} share", processes(together)),
+            |ran| ran.together.counter("shared_frames"),
+            None,
+        ),
+    ];
+    let mut head = vec![processes(1)];
+    head.extend(columns.iter().map(|ran| ran.name.clone()));
+    head.extend((columns.len() == 2).then(|| "change".to_owned()));
+    head.extend(["published, 4 KiB", "2 MiB", "change"].map(str::to_owned));
+    let mut table = table::numbers(&head, style);
+    for (name, figure, published) in rows {
+        let figures: Vec<_> = columns.iter().map(figure).collect();
+        if figures.iter().all(Option::is_none) {
+            continue;
+        }
+        let shown = |figure: &Option<u64>| figure.map_or("-".to_owned(), grouped);
+        let mut cells = vec![name];
+        cells.extend(figures.iter().map(shown));
+        if let [off, on] = figures[..] {
+            cells.push(off.zip(on).map_or_else(String::new, |(off, on)| change(off, on)));
+        }
+        match published {
+            Some([off, on]) => cells.extend([grouped(off), grouped(on), change(off, on)]),
+            None => cells.extend([String::new(), String::new(), String::new()]),
+        }
+        table::row(&mut table, cells);
+    }
+    table
+}
+
+fn walks(outcome: &Outcome) -> Option<u64> {
+    outcome.counter("iTLB-load-misses")
+}
+
+fn kib(outcome: &Outcome) -> Option<u64> {
+    Some(outcome.counter("file_pages")? * (PAGE_SIZE / 1024))
+}
+
+/// What `on` is less than `off`, or more, in percent.
+fn change(off: u64, on: u64) -> String {
+    match (off, on) {
+        (off, on) if on == off => String::new(),
+        (off, on) if on < off => format!("-{}", percent(off - on, off)),
+        (off, on) => format!("+{}", percent(on - off, off)),
+    }
+}
