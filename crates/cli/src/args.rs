@@ -56,7 +56,8 @@ pub enum Command {
     /// Run what a recorded program did through the subsystem, thread by thread
     ///
     /// FILE is a perf.data file of `perf record` (see `faultless record`), a .fltrace file, or the name of a bundled
-    /// recording. With prefault (prefault_max_order above 0) it is replayed twice more, in the order of the recording,
+    /// recording. A trace of addresses, as `valgrind --tool=lackey --trace-mem=yes` writes it, runs through simulated TLBs: what
+    /// they miss, and what code in pages of 2 MiB would change. With prefault (prefault_max_order above 0) a recording is replayed twice more, in the order of the recording,
     /// to count the faults saved, the prefaulted pages, those of them that were not used, and the resident growth.
     Replay(ReplayArgs),
     /// Record what a program does to its memory, with `perf record`
@@ -178,7 +179,8 @@ Examples:
   faultless replay python
   faultless replay perf.data --set locking=per_vma
   faultless replay python --set prefault_max_order=5
-  faultless replay app.fltrace --policies --json app.jsonl")]
+  faultless replay app.fltrace --policies --json app.jsonl
+  faultless replay app.lackey       its TLB misses, from a trace of addresses")]
 pub struct ReplayArgs {
     /// The recording: a file, or the name of a bundled one
     #[arg(value_name = "FILE|NAME")]

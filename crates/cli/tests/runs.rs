@@ -10,7 +10,7 @@ use faultless_trace::{Trace, compact, recordings};
 use nix::sys::signal::Signal;
 use serde_json::json;
 use std::io::{BufRead, BufReader, Read};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Parameters that make each workload short.
@@ -424,6 +424,81 @@ fn a_damaged_recording_is_refused_with_its_place() {
         let error = ran.fails(1);
         assert!(error.contains(name) && error.contains(said), "{error}");
     }
+}
+
+/// As it comes from valgrind, compressed, and through a pipe: it is read twice.
+#[test]
+fn addresses_are_replayed_through_the_tlbs() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let trace: String = (0..2 * 4096u64)
+        .map(|call| format!("I  {:08x},3\n L 1fff000100,8\n", 0x40_0000 + call % 4096 * 4096))
+        .collect();
+    let trace =
+        format!("==7== Lackey, an example Valgrind tool\n{trace}==7== Exit code:       0\n");
+    let path = dir.path().join("mine.lackey");
+    std::fs::write(&path, &trace).expect("written");
+    let file = path.to_str().expect("text");
+    let pipe = dir.path().join("pipe.lackey");
+    assert!(Command::new("mkfifo").arg(&pipe).status().expect("it runs").success());
+    let writer = {
+        let (pipe, trace) = (pipe.clone(), trace.clone());
+        std::thread::spawn(move || std::fs::write(pipe, trace).expect("somebody reads"))
+    };
+    let piped = faultless(&["replay", pipe.to_str().expect("text"), "--json", "-"]).succeeds();
+    writer.join().expect("it was read to its end");
+
+    let out = faultless(&["replay", file]).succeeds();
+    for said in [
+        "mine: a trace of addresses",
+        "8,192 fetches, 8,192 loads, 0 stores",
+        "1 extent of 16,384 KiB",
+        "simulated",
+    ] {
+        assert!(out.contains(said), "no {said:?} in {out}");
+    }
+    let lines = json_lines(&faultless(&["replay", file, "--json", "-"]).succeeds());
+    let of = |setting: &str, metric: &str| {
+        value(&lines, "tlb-simulated", setting, metric).expect(metric)
+    };
+    // 16 MiB of code from a multiple of 2 MiB on: twice the second level's pages, or 8 of its entries.
+    assert_eq!((of("text=4K", "iTLB-load-misses"), of("text=4K", "text_folios")), (8192.0, 0.0));
+    assert_eq!((of("2M_whole", "iTLB-load-misses"), of("2M_whole", "text_folios")), (8.0, 8.0));
+    assert_eq!(of("2M_whole", "fetches_in_folios"), 8192.0);
+    assert_eq!(of("2M_aligned", "iTLB-load-misses"), 8.0);
+    let strip = |lines: &[serde_json::Value]| -> Vec<_> {
+        lines.iter().map(|line| (line["metric"].clone(), line["value"].clone())).collect()
+    };
+    assert_eq!(strip(&json_lines(&piped)), strip(&lines));
+
+    for args in [&["replay", file, "--policies"][..], &["replay", file, "--set", "zeroed_pool=1"]] {
+        let error = faultless(args).fails(2);
+        assert!(error.contains("a trace of addresses") && error.contains(args[2]), "{error}");
+    }
+    let error = faultless(&["compare", "--only", file]).fails(1);
+    assert!(error.contains("mine.lackey") && error.contains("no faults and calls"), "{error}");
+    std::fs::write(&path, format!("{trace} L 12,x\n")).expect("written");
+    let error = faultless(&["replay", file]).fails(1);
+    assert!(error.contains("mine.lackey: line 16387: the size is no number"), "{error}");
+    std::fs::write(&path, "==7== Lackey, an example Valgrind tool\n").expect("written");
+    let error = faultless(&["replay", file]).fails(1);
+    assert!(error.contains("mine: there is no access in it"), "{error}");
+}
+
+/// Each has more pages of code than the first level of the TLBs has entries.
+#[test]
+fn shipped_addresses_are_replayed() {
+    for name in recordings::names().filter(|name| recordings::addresses(name).is_some()) {
+        let lines = json_lines(&faultless(&["replay", name, "--json", "-"]).succeeds());
+        let of = |setting: &str, metric: &str| value(&lines, "tlb", setting, metric).expect(metric);
+        let walks = ["4K", "2M_whole", "2M_aligned"].map(|setting| of(setting, "iTLB-load-misses"));
+        assert!(
+            walks[0] > 128.0 && walks[0] >= walks[1] && walks[1] > walks[2],
+            "{name} {walks:?}"
+        );
+        assert!(of("4K", "fetches") > 500_000.0, "{name}");
+        assert_eq!(of("4K", "dTLB-load-misses"), of("2M_whole", "dTLB-load-misses"), "{name}");
+    }
+    assert_eq!(recordings::names().filter(|name| recordings::addresses(name).is_some()).count(), 2);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes the recordings in this folder again. Needs root (or kernel.perf_event_paranoid=-1), perf,
-# tracefs, and the recorded programs: gcc, python3, sort, java and javac 17, redis-server, cargo.
+# tracefs, valgrind and zstd, and the recorded programs: gcc, python3, sort, java and javac 17, redis-server, cargo.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cargo build --release --manifest-path "$here/../Cargo.toml" --example record
@@ -92,3 +92,10 @@ cd small
 $record ../cargo.fltrace "cargo test -q --offline of a small library, rustc 1.95; $on" -- cargo test -q --offline
 cd ..
 cp ./*.fltrace "$here"
+
+# The traces of addresses: all of a run, and a part of a long one.
+pack() { zstd -22 --ultra --zstd=wlog=23 -q -f -o "$here/$1-addresses.lackey.zst"; }
+valgrind --tool=lackey --trace-mem=yes --log-fd=9 ls / 9>&1 >/dev/null | pack ls
+echo 'int f(int a) { return a * 3 + 1; }' > f.c
+valgrind --tool=lackey --trace-mem=yes --log-fd=9 "$(gcc -print-prog-name=cc1)" -quiet -O2 f.c -o /dev/null 9>&1 >/dev/null |
+    tail -n +69000001 | head -n 1000000 | pack cc1

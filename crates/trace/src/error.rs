@@ -20,6 +20,8 @@ pub enum Place {
     Record(u64),
     /// The event with this number, from zero.
     Event(u64),
+    /// The line with this number, from one.
+    Line(u64),
 }
 
 /// A recording that cannot be read, written or understood.
@@ -39,6 +41,11 @@ impl Error {
         Self { file: file.to_owned(), place, reason: reason.into() }
     }
 
+    /// What the host says of `file`.
+    pub(crate) fn io(file: &Path, error: &std::io::Error) -> Self {
+        Self::new(file, Place::File, error.to_string())
+    }
+
     /// Something wrong with the byte at `offset` of `file`.
     pub fn at(file: &Path, offset: u64, reason: impl Into<String>) -> Self {
         Self::new(file, Place::Offset(offset), reason)
@@ -54,6 +61,7 @@ impl fmt::Display for Error {
             Place::BodyOffset(at) => write!(f, "offset {at:#x} of the decompressed body: ")?,
             Place::Record(n) => write!(f, "record {n}: ")?,
             Place::Event(n) => write!(f, "event {n}: ")?,
+            Place::Line(n) => write!(f, "line {n}: ")?,
         }
         f.write_str(&self.reason)
     }
@@ -63,11 +71,15 @@ impl std::error::Error for Error {}
 
 /// The bytes of the file at `path`, at most [`MAX_FILE`] of them.
 pub(crate) fn load(path: &Path) -> Result<Vec<u8>, Error> {
-    let io = |error: std::io::Error| Error::new(path, Place::File, error.to_string());
+    let file = std::fs::File::open(path).map_err(|error| Error::io(path, &error))?;
+    load_from(path, file)
+}
+
+/// What is left of `file`, at most [`MAX_FILE`] bytes.
+pub(crate) fn load_from(path: &Path, file: impl Read) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
-    let file = std::fs::File::open(path).map_err(io)?;
     // `take` and not the length that the file system gives: a pipe or /dev/zero has none.
-    file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(io)?;
+    file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(|error| Error::io(path, &error))?;
     if bytes.len() as u64 > MAX_FILE {
         return Err(Error::at(path, MAX_FILE, "the file is larger than 4 GiB"));
     }

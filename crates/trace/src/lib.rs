@@ -20,6 +20,9 @@
 //! # Ok(()) }
 //! ```
 //!
+//! A trace of *addresses*, which valgrind's lackey writes ([`lackey`]), is no recording of faults and calls. It answers questions
+//! about TLBs; [`open`] tells the two apart.
+//!
 //! Input is never trusted: a file that is truncated, corrupted or made to harm ends in an [`Error`]
 //! that names the file, the place in it and the reason.
 
@@ -28,16 +31,54 @@ pub mod bound;
 pub mod compact;
 pub mod error;
 pub mod event;
+pub mod lackey;
 pub mod perf;
 pub mod plan;
 pub mod record;
 pub mod recordings;
 mod zstd;
 
+use lackey::Addresses;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 
 pub use error::{Error, Place};
 pub use event::{Event, Header, Kind, Trace};
+
+/// What a file may be.
+#[derive(Debug)]
+pub enum Input {
+    /// A recording of faults and calls.
+    Recording(Trace),
+    /// A trace of addresses, to be read.
+    Addresses(Addresses),
+}
+
+/// Bytes by which it is seen what a file is.
+const START: u64 = 4096;
+
+/// Opens the file at `path`, whatever it is; what comes through a pipe is kept in a temporary file, if it is to be read more than
+/// once.
+///
+/// # Errors
+/// As [`read`]; of addresses only that they cannot be read at all, as they are not looked at yet.
+pub fn open(path: &Path) -> Result<Input, Error> {
+    let failed = |error: io::Error| Error::io(path, &error);
+    let mut file = File::open(path).map_err(failed)?;
+    let mut start = Vec::new();
+    (&mut file).take(START).read_to_end(&mut start).map_err(failed)?;
+    if !lackey::recognise(&start) {
+        let bytes = error::load_from(path, (&*start).chain(file))?;
+        return parse(path, &bytes).map(Input::Recording);
+    }
+    if !file.metadata().map_err(failed)?.is_file() {
+        let mut kept = tempfile::tempfile().map_err(failed)?;
+        io::copy(&mut (&*start).chain(file), &mut kept).map_err(failed)?;
+        file = kept;
+    }
+    Ok(Input::Addresses(Addresses::of_file(path, file)))
+}
 
 /// Reads a recording from `path`: a `perf.data` file or a compact recording, told apart by their
 /// first bytes.
@@ -61,6 +102,9 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
     } else {
         let what = match bytes {
             [] => "the file is empty".to_owned(),
+            _ if lackey::recognise(&bytes[..bytes.len().min(START as usize)]) => {
+                "a trace of addresses (valgrind's lackey), which has no faults and calls".to_owned()
+            }
             _ => format!(
                 "neither a perf.data file (PERFILE2) nor a recording (FLTRACE); {}",
                 start(bytes)

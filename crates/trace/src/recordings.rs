@@ -6,6 +6,7 @@
 use crate::compact;
 use crate::error::Error;
 use crate::event::Trace;
+use crate::lackey::Addresses;
 use std::path::Path;
 
 /// A recording that comes with this crate.
@@ -32,6 +33,23 @@ static ALL: [Recording; 7] =
 /// All of them, by name.
 pub fn all() -> &'static [Recording] {
     &ALL
+}
+
+/// The traces of addresses, by name.
+static ADDRESSES: [(&str, &[u8]); 2] = [
+    ("cc1-addresses", include_bytes!("../recordings/cc1-addresses.lackey.zst")),
+    ("ls-addresses", include_bytes!("../recordings/ls-addresses.lackey.zst")),
+];
+
+/// The trace of addresses called `name`.
+pub fn addresses(name: &str) -> Option<Addresses> {
+    let (name, bytes) = ADDRESSES.iter().find(|(known, _)| *known == name)?;
+    Some(Addresses::of_bytes(Path::new(name), bytes))
+}
+
+/// The names of all that there is, recordings and traces of addresses.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    ALL.iter().map(|recording| recording.name).chain(ADDRESSES.iter().map(|(name, _)| *name))
 }
 
 /// The recording called `name`.

@@ -3,7 +3,7 @@
 use ruzstd::decoding::errors::FrameDecoderError;
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
-use std::io::{self, Read};
+use std::io::{self, BufRead, Read};
 
 /// What zstd looks back over at levels up to 19. A decoder reserves it before it has seen a block.
 const MAX_WINDOW: u64 = 8 << 20;
@@ -69,6 +69,62 @@ pub(crate) fn unpack(source: &mut impl Read, most: u64, out: &mut Vec<u8>) -> Re
             return Ok(());
         }
     }
+    checksum(&decoder)
+}
+
+/// What the frames in `source` hold, one after the other, read as it is wanted.
+pub(crate) struct Frames<R> {
+    source: R,
+    decoder: FrameDecoder,
+    /// Whether a frame has begun, and not ended.
+    open: bool,
+}
+
+impl<R: BufRead> Frames<R> {
+    pub(crate) fn new(source: R) -> Self {
+        let mut decoder = FrameDecoder::new();
+        decoder.set_max_window_size(MAX_WINDOW);
+        Self { source, decoder, open: false }
+    }
+
+    /// Decodes one block more, or begins the next frame. Whether there was one.
+    fn advance(&mut self) -> io::Result<bool> {
+        let damaged = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
+        if self.open && self.decoder.is_finished() {
+            checksum(&self.decoder).map_err(|damage| damaged(damage.reason))?;
+            self.open = false;
+        }
+        let advanced = if self.open {
+            let one = BlockDecodingStrategy::UptoBlocks(1);
+            // Where in the source is of no use to who reads what is in it; that it is no beginning is.
+            self.decoder
+                .decode_blocks(&mut self.source, one)
+                .map(|_| ())
+                .map_err(|error| (error, 1))
+        } else if self.source.fill_buf()?.is_empty() {
+            return Ok(false);
+        } else {
+            self.open = true;
+            self.decoder.init(&mut self.source).map_err(|error| (error, 0))
+        };
+        advanced.map_err(|(error, begins)| damaged(Damage::of(&error, begins).reason))?;
+        Ok(true)
+    }
+}
+
+impl<R: BufRead> Read for Frames<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let read = if self.open { self.decoder.read(out)? } else { 0 };
+            if read > 0 || out.is_empty() || !self.advance()? {
+                return Ok(read);
+            }
+        }
+    }
+}
+
+/// Whether the checksum of a frame that has ended is right, if there is one.
+fn checksum(decoder: &FrameDecoder) -> Result<(), Damage> {
     let told = decoder.get_checksum_from_data();
     if told.is_some() && told != decoder.get_calculated_checksum() {
         let reason = "the checksum of the compressed data (zstd) does not match".to_owned();

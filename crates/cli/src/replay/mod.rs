@@ -1,5 +1,6 @@
-//! `faultless replay`: what a recorded program did, through the subsystem.
+//! `faultless replay`: what a recorded program did, through the subsystem; of a trace of addresses, through simulated TLBs.
 
+mod addresses;
 pub mod ahead;
 pub mod engine;
 pub mod fidelity;
@@ -22,7 +23,7 @@ use faultless_native::Native;
 use faultless_trace::Header;
 use fidelity::Fidelity;
 use serde_json::Map;
-use source::Source;
+use source::{Input, Source};
 use std::io::Write;
 
 /// Replays of each policy with `--policies`.
@@ -30,7 +31,10 @@ const ROUNDS: usize = 5;
 
 /// Replays a recording.
 pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
-    let source = Source::open(&args.recording)?;
+    let source = match source::open(&args.recording)? {
+        Input::Recording(source) => *source,
+        Input::Addresses(name, trace) => return addresses::run(args, &name, trace),
+    };
     let mut json = Json::open(&args.json, &[&args.recording])?;
     let settings = Settings::new(&args.set.set);
     let (mut out, style) = report::output(&args.json);

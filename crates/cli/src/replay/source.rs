@@ -4,6 +4,7 @@ use crate::error::CliError;
 use crate::interrupt;
 use crate::suggest;
 use faultless::PAGE_SIZE;
+use faultless_trace::lackey::Addresses;
 use faultless_trace::plan::{Op, Plan};
 use faultless_trace::{Trace, recordings};
 use std::path::{Path, PathBuf};
@@ -40,34 +41,71 @@ pub struct Source {
     pub plan: Plan,
 }
 
-impl Source {
-    /// Of a shipped recording's name, or a file.
-    pub fn open(from: &Path) -> Result<Self, CliError> {
-        match Origin::find(from) {
-            Some(Origin::Shipped(recording)) => Self::shipped(recording),
-            Some(Origin::File(file)) => Self::file(&file),
-            None => {
-                let names: Vec<_> = recordings::all().iter().map(|known| known.name).collect();
-                Err(CliError::Usage(format!(
-                    "{}: no such file, and no recording of that name; there are {}{}",
-                    from.display(),
-                    names.join(", "),
-                    suggest::hint(&from.to_string_lossy(), names.iter().copied())
-                )))
+/// What there is to replay.
+#[derive(Debug)]
+pub enum Input {
+    /// A recording.
+    Recording(Box<Source>),
+    /// A trace of addresses, and its name.
+    Addresses(String, Addresses),
+}
+
+/// Opens what `from` names: something that comes with faultless, or a file.
+pub fn open(from: &Path) -> Result<Input, CliError> {
+    let recording = |source| Input::Recording(Box::new(source));
+    match Origin::find(from) {
+        Some(Origin::Shipped(shipped)) => Source::shipped(shipped).map(recording),
+        Some(Origin::File(file)) => {
+            let opened = {
+                // A pipe may keep us waiting.
+                let _guard = interrupt::ends_at_once();
+                faultless_trace::open(&file).map_err(|e| CliError::Failed(e.to_string()))?
+            };
+            match opened {
+                faultless_trace::Input::Recording(trace) => {
+                    Source::of_file(&file, trace).map(recording)
+                }
+                faultless_trace::Input::Addresses(trace) => {
+                    Ok(Input::Addresses(stem(&file), trace))
+                }
             }
         }
+        None => {
+            if let Some(trace) = from.to_str().and_then(recordings::addresses) {
+                return Ok(Input::Addresses(from.display().to_string(), trace));
+            }
+            let names: Vec<_> = recordings::names().collect();
+            Err(CliError::Usage(format!(
+                "{}: no such file, and no recording of that name; there are {}{}",
+                from.display(),
+                names.join(", "),
+                suggest::hint(&from.to_string_lossy(), names.iter().copied())
+            )))
+        }
     }
+}
 
+/// A file's name without extensions that say what it is.
+fn stem(file: &Path) -> String {
+    let name = file.file_stem().unwrap_or(file.as_os_str()).to_string_lossy();
+    name.strip_suffix(".lackey").unwrap_or(&name).to_owned()
+}
+
+impl Source {
     /// A file of the user's.
     pub fn file(file: &Path) -> Result<Self, CliError> {
-        let name = file.file_stem().unwrap_or(file.as_os_str()).to_string_lossy();
         let trace = {
             // A pipe may keep us waiting.
             let _guard = interrupt::ends_at_once();
             faultless_trace::read(file).map_err(|e| CliError::Failed(e.to_string()))?
         };
+        Self::of_file(file, trace)
+    }
+
+    fn of_file(file: &Path, trace: Trace) -> Result<Self, CliError> {
+        let name = stem(file);
         // What perf calls every file tells nothing.
-        let name = if name == "perf" { trace.header.program.clone() } else { name.into_owned() };
+        let name = if name == "perf" { trace.header.program.clone() } else { name };
         Self::new(name, trace)
     }
 

@@ -1,0 +1,371 @@
+//! `faultless replay` of a trace of addresses: what a program's TLBs do, and what code in pages of 2 MiB would change.
+//!
+//! The trace is read twice: for the program's code, and through simulated TLBs with three layouts of it, side by side. Data stays
+//! in pages of 4 KiB.
+
+use crate::args::ReplayArgs;
+use crate::error::CliError;
+use crate::interrupt;
+use crate::report::json::{Context, Json, Number};
+use crate::report::number::{grouped, percent, plural};
+use crate::report::{self, Style, table};
+use faultless::{Access, FrameNumber, PAGE_SHIFT, PAGE_SIZE};
+use faultless_native::TlbStats;
+use faultless_native::mmu::{PageSize, Translation};
+use faultless_native::tlb::{PROCESSOR, Tlb};
+use faultless_trace::lackey::text::{FOLIO, Folio, Pages, Text, pages};
+use faultless_trace::lackey::{Addresses, Kind};
+use serde_json::Map;
+use std::io::Write;
+
+/// Accesses between two looks at whether the user has interrupted.
+const LOOK: usize = 1 << 16;
+/// Pages of 2 MiB that are listed.
+const LISTED: usize = 16;
+/// Where code is put that is moved: above all addresses of programs on Linux, which have the lower half of this.
+const MOVED: u64 = 1 << 46;
+
+/// How code is laid out, and in which pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    /// As it is, in pages of 4 KiB.
+    Small,
+    /// As it is; pages of 2 MiB that lie wholly in it are mapped by one entry.
+    Whole,
+    /// Each extent begins at a multiple of 2 MiB, and all of it is in pages of 2 MiB, the last one padded.
+    Aligned,
+}
+
+impl Layout {
+    const ALL: [Self; 3] = [Self::Small, Self::Whole, Self::Aligned];
+
+    /// As tables name it, and JSON.
+    const fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Small => ("4 KiB", "text=4K"),
+            Self::Whole => ("2 MiB where\nit is whole", "text=2M_whole"),
+            Self::Aligned => ("2 MiB, code\nmoved to fit", "text=2M_aligned"),
+        }
+    }
+}
+
+/// The code with what each layout makes of it.
+struct Code {
+    text: Text,
+    whole: Vec<Folio>,
+    /// Where each extent begins if it is moved.
+    moved: Vec<u64>,
+    folios: u64,
+}
+
+impl Code {
+    fn new(text: Text) -> Self {
+        let whole = text.whole();
+        let (mut moved, mut folios) = (Vec::with_capacity(text.extents.len()), 0);
+        for extent in &text.extents {
+            moved.push(MOVED + folios * PageSize::Size2M.bytes());
+            folios += extent.padded();
+        }
+        Self { text, whole, moved, folios }
+    }
+
+    /// Where a byte of a page lies under `layout`, and how large its page is.
+    #[inline]
+    fn place(&self, addr: u64, layout: Layout) -> (u64, PageSize) {
+        let page = addr >> PAGE_SHIFT;
+        match layout {
+            Layout::Small => (addr, PageSize::Size4K),
+            Layout::Whole => {
+                let start = page / FOLIO * FOLIO * PAGE_SIZE;
+                let found = self.whole.binary_search_by_key(&start, |folio| folio.addr);
+                (addr, if found.is_ok() { PageSize::Size2M } else { PageSize::Size4K })
+            }
+            Layout::Aligned => match self.text.find(page) {
+                Some(at) => {
+                    let offset = addr - self.text.extents[at].first * PAGE_SIZE;
+                    (self.moved[at] + offset, PageSize::Size2M)
+                }
+                None => (addr, PageSize::Size4K),
+            },
+        }
+    }
+
+    /// Pages of 2 MiB under `layout`, and fetches from them.
+    fn coverage(&self, layout: Layout) -> (u64, u64) {
+        match layout {
+            Layout::Small => (0, 0),
+            Layout::Whole => {
+                let fetches = self.whole.iter().map(|folio| folio.fetches).sum();
+                (self.whole.len() as u64, fetches)
+            }
+            Layout::Aligned => (self.folios, self.text.covered()),
+        }
+    }
+}
+
+/// One access to one page, by a CPU whose page tables have it already.
+fn translate(tlb: &Tlb, addr: u64, size: PageSize, access: Access) {
+    if tlb.lookup(addr, access).is_none() {
+        tlb.count_walk(access, false);
+        // Nobody goes to the frame.
+        tlb.fill(addr, access, Translation::new(FrameNumber(0), size, true, true, true));
+    }
+}
+
+/// What the trace came to.
+struct Simulated {
+    pages: Pages,
+    code: Code,
+    stats: [TlbStats; 3],
+    /// Accesses beyond user space: to the kernel's page of calls (vsyscall), which the programs' TLB entries are not for.
+    left_out: u64,
+}
+
+/// Reads the trace twice. `None` where the user has interrupted.
+fn simulate(trace: &mut Addresses) -> Result<Option<Simulated>, CliError> {
+    let failed = |error: faultless_trace::Error| CliError::Failed(error.to_string());
+    let user = |access: &faultless_trace::lackey::Access| access.addr + (access.size - 1) < MOVED;
+    let (mut seen, mut left_out) = (Pages::default(), 0);
+    for (at, access) in trace.accesses().map_err(failed)?.enumerate() {
+        if at % LOOK == 0 && interrupt::requested() {
+            return Ok(None);
+        }
+        let access = access.map_err(failed)?;
+        if user(&access) {
+            seen.note(access);
+        } else {
+            left_out += 1;
+        }
+    }
+    let code = Code::new(seen.text());
+    let tlbs = Layout::ALL.map(|layout| (layout, Tlb::new()));
+    for (at, access) in trace.accesses().map_err(failed)?.enumerate() {
+        if at % LOOK == 0 && interrupt::requested() {
+            return Ok(None);
+        }
+        let access = access.map_err(failed)?;
+        let kinds: &[Access] = match access.kind {
+            Kind::Fetch => &[Access::Execute],
+            Kind::Load => &[Access::Read],
+            Kind::Store => &[Access::Write],
+            Kind::Modify => &[Access::Read, Access::Write],
+        };
+        for page in pages(access).filter(|_| user(&access)) {
+            for (layout, tlb) in &tlbs {
+                let (addr, size) = code.place(page << PAGE_SHIFT, *layout);
+                kinds.iter().for_each(|kind| translate(tlb, addr, size, *kind));
+            }
+        }
+    }
+    Ok(Some(Simulated { pages: seen, code, stats: tlbs.map(|(_, tlb)| tlb.stats()), left_out }))
+}
+
+/// Simulates the TLBs of a program whose addresses are in `trace`.
+pub fn run(args: &ReplayArgs, name: &str, mut trace: Addresses) -> Result<(), CliError> {
+    if args.policies || !args.set.set.is_empty() {
+        let what = if args.policies { "--policies" } else { "--set" };
+        return Err(CliError::Usage(format!(
+            "{what} changes nothing for {name}: it is a trace of addresses, which has no faults and calls"
+        )));
+    }
+    let mut json = Json::open(&args.json, &[&args.recording])?;
+    let (mut out, style) = report::output(&args.json);
+    let Some(simulated) = simulate(&mut trace)? else {
+        writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
+        return Ok(());
+    };
+    if simulated.pages.is_empty() {
+        return Err(CliError::Failed(format!("{name}: there is no access in it")));
+    }
+    print(&mut *out, name, &simulated, style)?;
+    write_json(&mut json, name, &simulated)?;
+    json.complete()
+}
+
+fn print(
+    out: &mut dyn Write,
+    name: &str,
+    simulated: &Simulated,
+    style: Style,
+) -> Result<(), CliError> {
+    let Simulated { pages, code, stats, left_out } = simulated;
+    let [fetches, loads, stores] = pages.counts.map(grouped);
+    let text = &code.text;
+    writeln!(out, "\n {name}: a trace of addresses (valgrind's lackey)")?;
+    writeln!(
+        out,
+        "   it did      {fetches} fetches, {loads} loads, {stores} stores in {} pages",
+        grouped(pages.len() as u64)
+    )?;
+    if *left_out > 0 {
+        writeln!(out, "   left out    {} accesses beyond user space", grouped(*left_out))?;
+    }
+    let fetched: usize = text.extents.iter().map(|extent| extent.fetched.len()).sum();
+    writeln!(
+        out,
+        "   code        {} of {} KiB; {} pages of it were fetched from",
+        plural(text.extents.len() as u64, "extent"),
+        grouped(text.pages() * PAGE_SIZE / 1024),
+        grouped(fetched as u64)
+    )?;
+    writeln!(
+        out,
+        "   assumed     pages of code are those fetched from and never stored to, and what lies between two of them,\n\
+         \x20              if it is less than 2 MiB and nothing was stored to it; all pages are mapped already\n"
+    )?;
+    writeln!(out, "{}", stats_table(simulated, stats, style))?;
+    writeln!(
+        out,
+        "TLBs are simulated, with the sizes of {PROCESSOR}; a walk is a miss of all levels."
+    )?;
+    if !code.whole.is_empty() {
+        writeln!(out, "\n{}", folios(code, style))?;
+    }
+    Ok(())
+}
+
+/// The rows of a table, and of JSON: name, metric, figure.
+type Row = (&'static str, &'static str, fn(&TlbStats) -> u64);
+
+const ROWS: [Row; 6] = [
+    ("fetches: first-level misses", "itlb_first_level_misses", |it| {
+        it.instruction_second_hits + it.instruction_walks
+    }),
+    ("fetches: page walks", "iTLB-load-misses", |it| it.instruction_walks),
+    ("loads: first-level misses", "dtlb_load_first_level_misses", |it| {
+        it.load_second_hits + it.load_walks
+    }),
+    ("loads: page walks", "dTLB-load-misses", |it| it.load_walks),
+    ("stores: first-level misses", "dtlb_store_first_level_misses", |it| {
+        it.store_second_hits + it.store_walks
+    }),
+    ("stores: page walks", "dTLB-store-misses", |it| it.store_walks),
+];
+
+fn stats_table(simulated: &Simulated, stats: &[TlbStats; 3], style: Style) -> comfy_table::Table {
+    let code = &simulated.code;
+    let mut head = vec!["code in pages of".to_owned()];
+    head.extend(Layout::ALL.map(|layout| layout.names().0.to_owned()));
+    let mut table = table::numbers(&head, style);
+    for (name, _, figure) in ROWS {
+        let cells = stats.iter().map(|stats| grouped(figure(stats)));
+        table::row(&mut table, std::iter::once(name.to_owned()).chain(cells));
+    }
+    let covered = Layout::ALL.map(|layout| code.coverage(layout));
+    let folios = covered.map(|(folios, _)| grouped(folios));
+    table::row(&mut table, std::iter::once("pages of 2 MiB".to_owned()).chain(folios));
+    let shares = covered.map(|(_, fetches)| percent(fetches, code.text.fetches));
+    table::row(&mut table, std::iter::once("fetches from them".to_owned()).chain(shares));
+    table
+}
+
+/// The pages of 2 MiB that are whole, those with the most fetches.
+fn folios(code: &Code, style: Style) -> comfy_table::Table {
+    let mut folios = code.whole.clone();
+    folios.sort_by_key(|folio| std::cmp::Reverse(folio.fetches));
+    let head = ["page of 2 MiB", "fetched from, of 512", "fetches"].map(str::to_owned);
+    let mut table = table::numbers(&head, style);
+    for folio in folios.iter().take(LISTED) {
+        let share = percent(folio.fetches, code.text.fetches);
+        table::row(&mut table, [format!("{:#x}", folio.addr), grouped(folio.fetched), share]);
+    }
+    if folios.len() > LISTED {
+        let rest = &folios[LISTED..];
+        let share = percent(rest.iter().map(|folio| folio.fetches).sum(), code.text.fetches);
+        let fetched = rest.iter().map(|folio| folio.fetched).sum();
+        table::row(&mut table, [format!("{} more", rest.len()), grouped(fetched), share]);
+    }
+    table
+}
+
+fn write_json(json: &mut Json, name: &str, simulated: &Simulated) -> Result<(), CliError> {
+    let [fetches, loads, stores] = simulated.pages.counts;
+    for (layout, stats) in Layout::ALL.into_iter().zip(&simulated.stats) {
+        let context = Context {
+            machine: "tlb-simulated".into(),
+            workload: format!("replay:{name}"),
+            cpus: 1,
+            setting: layout.names().1.into(),
+            params: Map::from_iter([
+                ("trace".to_owned(), name.into()),
+                ("processor".to_owned(), PROCESSOR.into()),
+            ]),
+            knobs: Map::new(),
+        };
+        let (folios, covered) = simulated.code.coverage(layout);
+        let counts = [
+            ("fetches", fetches),
+            ("loads", loads),
+            ("stores", stores),
+            ("text_folios", folios),
+            ("fetches_in_folios", covered),
+        ];
+        let figures = ROWS.iter().map(|(_, metric, figure)| (*metric, figure(stats)));
+        for (metric, count) in counts.into_iter().chain(figures) {
+            json.write(&context, metric, "count", Number::Whole(count))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// Of a trace of these lines.
+    fn simulated(lines: impl IntoIterator<Item = String>) -> Simulated {
+        let text: String = lines.into_iter().map(|line| line + "\n").collect();
+        let mut trace = Addresses::of_bytes(Path::new("t"), text.into_bytes().leak());
+        simulate(&mut trace).expect("it is good").expect("nobody interrupts")
+    }
+
+    /// Code of 8 MiB from the middle of a page of 2 MiB on, called page by page, three times; a load of a constant in it, and
+    /// data beside.
+    #[test]
+    fn code_that_thrashes_small_pages_fits_in_large_ones() {
+        let start = 0x4010_0000u64;
+        let pages = 2048;
+        let pass = |_| {
+            (0..pages).flat_map(move |page| {
+                let fetch = format!("I  {:x},4", start + page * PAGE_SIZE);
+                let load = format!(" L {:x},8", start + page * PAGE_SIZE + 64);
+                [fetch, load, " M 1fff000,8".to_owned()]
+            })
+        };
+        let simulated = simulated((0..3).flat_map(pass));
+        assert_eq!(simulated.pages.counts, [3 * pages, 6 * pages, 3 * pages]);
+        assert_eq!(simulated.code.text.extents.len(), 1);
+        let coverage = Layout::ALL.map(|layout| simulated.code.coverage(layout));
+        // Half of the first page of 2 MiB, three, and half of the last; moved, four.
+        assert_eq!(coverage, [(0, 0), (3, 3 * 3 * 512), (4, 3 * pages)]);
+        let [small, whole, aligned] = simulated.stats;
+        // More pages than the second level has entries; what data brought there, fetches find.
+        assert_eq!(small.instruction_walks, 3 * pages);
+        assert!(small.load_second_hits >= 3 * pages, "{small:?}");
+        // Code takes the entry of the data away, now and then.
+        assert!((1..32).contains(&small.load_walks) && small.store_walks == 0, "{small:?}");
+        // The pages at the ends, 512 of 4 KiB, stay in the second level.
+        assert_eq!(whole.instruction_walks, 512 + 3);
+        assert_eq!(whole.instruction_second_hits, 2 * 512);
+        assert_eq!(aligned.instruction_walks, 4);
+        assert_eq!((aligned.instruction_second_hits, aligned.instruction_hits), (0, 3 * pages - 4));
+        assert_eq!(aligned.load_walks, 1);
+    }
+
+    #[test]
+    fn what_lies_beyond_user_space_is_left_out_and_told() {
+        let lines = ["I  1000,1", "I  ffffffffff600000,3", " L 7fffffffffff,8"];
+        let simulated = simulated(lines.map(str::to_owned));
+        assert_eq!((simulated.left_out, simulated.pages.counts), (2, [1, 0, 0]));
+    }
+
+    /// An access in two pages looks both up.
+    #[test]
+    fn both_pages_of_an_access_are_translated() {
+        let simulated = simulated(["I  1ffe,4", " M 5ffc,8"].map(str::to_owned));
+        let small = simulated.stats[0];
+        assert_eq!((small.instruction_walks, small.load_walks), (2, 2));
+        assert_eq!((small.store_walks, small.data_hits), (0, 2));
+    }
+}

@@ -1,0 +1,339 @@
+//! Traces of addresses: every fetch, load and store of a program, as valgrind's tool lackey writes them.
+//!
+//! ```text
+//! $ valgrind --tool=lackey --trace-mem=yes --log-file=ls.lackey ls
+//!
+//! ==20332== Lackey, an example Valgrind tool
+//! I  0401ab70,3
+//!  S 1fff0006e8,8
+//!  L 04027b28,8
+//!  M 04027b40,4
+//! ```
+//!
+//! A line is an instruction fetched, a load, a store, or a load and a store of one place (modify): the address in hexadecimal, the
+//! size in bytes. Lines of valgrind itself begin with `==` or `--`. The file may be compressed with zstd.
+//!
+//! Such a trace says nothing of mappings; what of it is code is [concluded](text) from the pages fetched from. A trace is
+//! [read](Addresses::accesses) line by line, as often as is wanted, and never held in memory.
+
+pub mod text;
+
+use crate::error::{Error, Place};
+use crate::zstd;
+use std::fmt;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek};
+use std::path::{Path, PathBuf};
+
+/// The first bytes of a zstd frame.
+const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+
+/// The longest line read, in bytes. Valgrind's own have less than 100, but for the command.
+const MAX_LINE: u64 = 64 << 10;
+
+/// The largest access: valgrind writes 512 at most, and instructions have 15.
+const MAX_SIZE: u64 = 4096;
+
+/// What an access does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// An instruction is fetched.
+    Fetch,
+    /// A load.
+    Load,
+    /// A store.
+    Store,
+    /// A load and then a store of the same bytes.
+    Modify,
+}
+
+/// One line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// What it does.
+    pub kind: Kind,
+    /// The first byte.
+    pub addr: u64,
+    /// Bytes, from 1 to 4096.
+    pub size: u64,
+}
+
+/// What a line is.
+enum Line {
+    Access(Access),
+    /// Valgrind's own, or nothing.
+    Other,
+}
+
+impl Line {
+    fn parse(line: &[u8]) -> Result<Self, &'static str> {
+        let line = line.trim_ascii_end();
+        if line.is_empty() || line.starts_with(b"==") || line.starts_with(b"--") {
+            return Ok(Self::Other);
+        }
+        let form = "expected `I  ADDRESS,SIZE`, ` L ADDRESS,SIZE`, ` S ...` or ` M ...`";
+        let (kind, rest) = line.split_first_chunk::<3>().ok_or(form)?;
+        let kind = match kind {
+            b"I  " => Kind::Fetch,
+            b" L " => Kind::Load,
+            b" S " => Kind::Store,
+            b" M " => Kind::Modify,
+            _ => return Err(form),
+        };
+        let comma = rest.iter().position(|&byte| byte == b',').ok_or(form)?;
+        let addr =
+            number(&rest[..comma], 16).ok_or("the address is no hexadecimal number of 64 bits")?;
+        let size = number(&rest[comma + 1..], 10).filter(|size| (1..=MAX_SIZE).contains(size));
+        let size = size.ok_or("the size is no number from 1 to 4096")?;
+        if addr.checked_add(size - 1).is_none() {
+            return Err("the access goes beyond the last address");
+        }
+        Ok(Self::Access(Access { kind, addr, size }))
+    }
+}
+
+/// The number that `digits` spell in base `radix`.
+fn number(digits: &[u8], radix: u32) -> Option<u64> {
+    if digits.is_empty() {
+        return None;
+    }
+    digits.iter().try_fold(0u64, |number, &digit| {
+        let digit = char::from(digit).to_digit(radix)?;
+        number.checked_mul(radix.into())?.checked_add(digit.into())
+    })
+}
+
+/// Whether a file that begins with `start` is such a trace.
+pub fn recognise(start: &[u8]) -> bool {
+    if !start.starts_with(ZSTD) {
+        return recognise_text(start);
+    }
+    let mut text = Vec::new();
+    // What is cut off, or damaged, may still begin as one.
+    let _ = zstd::Frames::new(start).take(start.len() as u64).read_to_end(&mut text);
+    recognise_text(&text)
+}
+
+fn recognise_text(start: &[u8]) -> bool {
+    let mut lines = start.split_inclusive(|&byte| byte == b'\n');
+    let valgrind = |line: &&[u8]| line.starts_with(b"==") || line.starts_with(b"--");
+    if lines.clone().next().is_some_and(|line| valgrind(&line)) {
+        let tool = b"Lackey";
+        return lines.any(|line| valgrind(&line) && line.windows(tool.len()).any(|it| it == tool));
+    }
+    // A file of one line may lack its end.
+    lines.next().is_some_and(|line| matches!(Line::parse(line), Ok(Line::Access(_))))
+}
+
+/// A trace of addresses, which can be read again and again.
+pub struct Addresses {
+    path: PathBuf,
+    bytes: Bytes,
+}
+
+enum Bytes {
+    Shipped(&'static [u8]),
+    File(File),
+}
+
+impl fmt::Debug for Addresses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Addresses").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl Addresses {
+    /// What is in `bytes`; `path` is their name in errors.
+    pub fn of_bytes(path: &Path, bytes: &'static [u8]) -> Self {
+        Self { path: path.to_owned(), bytes: Bytes::Shipped(bytes) }
+    }
+
+    /// What is in `file`, which can be sought in; `path` is its name in errors.
+    pub fn of_file(path: &Path, file: File) -> Self {
+        Self { path: path.to_owned(), bytes: Bytes::File(file) }
+    }
+
+    /// All accesses, from the first on.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn accesses(&mut self) -> Result<Reader<'_>, Error> {
+        let path = self.path.as_path();
+        let io = |error: std::io::Error| Error::io(path, &error);
+        let mut source: Box<dyn BufRead + '_> = match &mut self.bytes {
+            Bytes::Shipped(bytes) => Box::new(*bytes),
+            Bytes::File(file) => {
+                file.rewind().map_err(io)?;
+                Box::new(BufReader::with_capacity(1 << 16, file))
+            }
+        };
+        if source.fill_buf().map_err(io)?.starts_with(ZSTD) {
+            source = Box::new(BufReader::with_capacity(1 << 16, zstd::Frames::new(source)));
+        }
+        Ok(Reader { path, source, line: Vec::new(), number: 0 })
+    }
+}
+
+/// Reads a trace line by line.
+pub struct Reader<'a> {
+    path: &'a Path,
+    source: Box<dyn BufRead + 'a>,
+    line: Vec<u8>,
+    /// The line read last, from 1.
+    number: u64,
+}
+
+impl fmt::Debug for Reader<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reader").field("line", &self.number).finish_non_exhaustive()
+    }
+}
+
+impl Reader<'_> {
+    fn wrong(&self, reason: impl Into<String>) -> Error {
+        Error::new(self.path, Place::Line(self.number), reason)
+    }
+
+    fn next_access(&mut self) -> Result<Option<Access>, Error> {
+        loop {
+            self.line.clear();
+            self.number += 1;
+            let read = (&mut self.source).take(MAX_LINE).read_until(b'\n', &mut self.line);
+            match read {
+                Err(error) => return Err(self.wrong(error.to_string())),
+                Ok(0) => return Ok(None),
+                Ok(_) if self.line.len() as u64 == MAX_LINE => {
+                    return Err(self.wrong("the line is longer than 64 KiB"));
+                }
+                Ok(_) => {}
+            }
+            match Line::parse(&self.line) {
+                Ok(Line::Access(access)) => return Ok(Some(access)),
+                Ok(Line::Other) => {}
+                Err(reason) => {
+                    let text = String::from_utf8_lossy(&self.line[..self.line.len().min(40)]);
+                    return Err(self.wrong(format!("{reason}; it is {:?}", text.trim_end())));
+                }
+            }
+        }
+    }
+}
+
+/// Ends after the first error.
+impl Iterator for Reader<'_> {
+    type Item = Result<Access, Error>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        let next = self.next_access().transpose();
+        if let Some(Err(_)) = next {
+            self.source = Box::new(&b""[..]);
+        }
+        next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const GOOD: &str = "==7== Lackey, an example Valgrind tool\n==7== \nI  0401ab70,3\n S 1fff0006e8,8\n\
+                        \n--7-- a word\n L 04027b28,16\n M 04027b40,4\n==7== Executed:\n";
+
+    fn read(bytes: &'static [u8]) -> Result<Vec<Access>, Error> {
+        Addresses::of_bytes(Path::new("t"), bytes).accesses()?.collect()
+    }
+
+    fn leaked(text: impl Into<Vec<u8>>) -> &'static [u8] {
+        text.into().leak()
+    }
+
+    #[test]
+    fn lines_are_accesses_and_valgrinds_own_are_not() {
+        let access = |kind, addr, size| Access { kind, addr, size };
+        let expected = [
+            access(Kind::Fetch, 0x0401_ab70, 3),
+            access(Kind::Store, 0x1f_ff00_06e8, 8),
+            access(Kind::Load, 0x0402_7b28, 16),
+            access(Kind::Modify, 0x0402_7b40, 4),
+        ];
+        assert_eq!(read(GOOD.as_bytes()).unwrap(), expected);
+        let packed = leaked(zstd::pack(GOOD.as_bytes()));
+        assert_eq!(read(packed).unwrap(), expected);
+        // Two frames are one text, even if they part a line.
+        let (head, tail) = GOOD.as_bytes().split_at(50);
+        let parts = leaked([zstd::pack(head), zstd::pack(tail)].concat());
+        assert_eq!(read(parts).unwrap(), expected);
+        for start in [GOOD.as_bytes(), packed, parts, b"I  0,1", b" L 0,1\nwhat"] {
+            assert!(recognise(start), "{start:?}");
+        }
+        for start in [&b""[..], b"==7== Memcheck", b"PERFILE2", b"I 0,1", b"I  0,0\n", ZSTD] {
+            assert!(!recognise(start), "{start:?}");
+        }
+    }
+
+    #[test]
+    fn it_is_read_again_from_the_start() {
+        let mut file = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut file, GOOD.as_bytes()).unwrap();
+        let mut addresses = Addresses::of_file(Path::new("t"), file);
+        for _ in 0..2 {
+            assert_eq!(addresses.accesses().unwrap().count(), 4);
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_line() {
+        for (line, reason) in [
+            ("I 0,1", "expected `I  ADDRESS,SIZE`"),
+            (" X 0,1", "expected `I  ADDRESS,SIZE`"),
+            ("I  0", "expected `I  ADDRESS,SIZE`"),
+            ("I  ,1", "no hexadecimal number"),
+            ("I  +1,1", "no hexadecimal number"),
+            ("I  10000000000000000,1", "no hexadecimal number"),
+            (" L 0,0", "from 1 to 4096"),
+            (" L 0,4097", "from 1 to 4096"),
+            (" L 0,0x1", "from 1 to 4096"),
+            (" S ffffffffffffffff,2", "beyond the last address"),
+        ] {
+            let error = read(leaked(format!("{GOOD}{line}\n I was never read\n"))).unwrap_err();
+            assert_eq!(error.place, Place::Line(10), "{line}");
+            assert!(error.reason.contains(reason), "{line}: {error}");
+            assert!(error.reason.contains(line), "{line}: {error}");
+        }
+        let error = read(leaked(vec![b'='; 1 << 17])).unwrap_err();
+        assert_eq!(
+            (error.place, error.reason.as_str()),
+            (Place::Line(1), "the line is longer than 64 KiB")
+        );
+        let packed = zstd::pack(GOOD.repeat(1000).as_bytes());
+        let error = read(leaked(&packed[..packed.len() - 5])).unwrap_err();
+        assert!(
+            matches!(error.place, Place::Line(_)) && error.reason.contains("cut off"),
+            "{error}"
+        );
+        let error = read(leaked([packed, b"more".to_vec()].concat())).unwrap_err();
+        assert_eq!(
+            (error.place, error.reason.as_str()),
+            (Place::Line(9001), "no compressed data (a zstd frame) begins here")
+        );
+        let mut reader = Addresses::of_bytes(Path::new("t"), b"bad\nI  0,1\n");
+        let mut reader = reader.accesses().unwrap();
+        assert!(reader.next().is_some_and(|first| first.is_err()) && reader.next().is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_answered(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            recognise(&bytes);
+            let _ = read(leaked(bytes));
+        }
+
+        #[test]
+        fn numbers_are_read_as_they_are_written(addr in 0u64..u64::MAX - 4096, size in 1u64..=4096) {
+            let read = read(leaked(format!(" M {addr:08x},{size}\n"))).unwrap();
+            prop_assert_eq!(read, [Access { kind: Kind::Modify, addr, size }]);
+        }
+    }
+}
