@@ -23,8 +23,8 @@ const PROGRAMS: [&str; 3] = ["counts", "rows", "workload"];
 /// What a guest program is linked as: at a fixed place, and with everything it needs.
 const STATIC: &str = "-Ctarget-feature=+crt-static\x1f-Crelocation-model=static";
 /// What the programs of a folder are made of, below `crates`.
-const SOURCES: [&str; 7] =
-    ["bare", "collections", "personality", "guest", "workload", "faultless", "native"];
+const SOURCES: [&str; 8] =
+    ["bare", "collections", "disk", "personality", "guest", "workload", "faultless", "native"];
 
 fn main() {
     let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));

@@ -9,7 +9,7 @@
 //! another task, and return when this one continues.
 
 use crate::arch::TrapFrame;
-use crate::percpu::Interrupt;
+use crate::percpu::{self, Interrupt};
 use core::fmt;
 use faultless::{Access, FaultError};
 
@@ -28,6 +28,18 @@ pub trait Kernel {
     /// The program caused a page fault that the subsystem does not resolve. It continues with the registers `frame`, and
     /// would cause the fault again.
     fn page_fault(frame: &mut TrapFrame, addr: u64, access: Access, why: FaultError);
+
+    /// The program's access to `addr` waits for a page that is [being read](faultless::Cpu::pending_read). When this returns
+    /// the program makes the access again. By default this CPU waits.
+    fn pending(frame: &mut TrapFrame, addr: u64, access: Access) {
+        if percpu::cpu().await_read().is_err() {
+            Self::page_fault(frame, addr, access, FaultError::Bus);
+        }
+    }
+
+    /// A device has `interrupted` this CPU; or this CPU waits for a read, and devices may be done. Reads of backing stores may be
+    /// completed, with no locks but those of devices and of wait queues. Does nothing by default.
+    fn devices(_interrupted: bool) {}
 
     /// The program caused another exception, `frame.vector`.
     fn exception(frame: &mut TrapFrame);
@@ -57,6 +69,10 @@ unsafe extern "Rust" {
         access: Access,
         why: FaultError,
     );
+    #[link_name = "faultless_kernel_pending"]
+    pub(crate) safe fn pending(frame: &mut TrapFrame, addr: u64, access: Access);
+    #[link_name = "faultless_kernel_devices"]
+    pub(crate) safe fn devices(interrupted: bool);
     #[link_name = "faultless_kernel_exception"]
     pub(crate) safe fn exception(frame: &mut TrapFrame);
     #[link_name = "faultless_kernel_interrupt"]
@@ -88,6 +104,8 @@ macro_rules! kernel {
                 fn faultless_kernel_run = run() -> !;
                 extern "C" fn faultless_kernel_system_call = system_call(frame: &mut TrapFrame) -> ();
                 fn faultless_kernel_page_fault = page_fault(frame: &mut TrapFrame, addr: u64, access: Access, why: FaultError) -> ();
+                fn faultless_kernel_pending = pending(frame: &mut TrapFrame, addr: u64, access: Access) -> ();
+                fn faultless_kernel_devices = devices(interrupted: bool) -> ();
                 fn faultless_kernel_exception = exception(frame: &mut TrapFrame) -> ();
                 fn faultless_kernel_interrupt = interrupt(interrupt: Interrupt, frame: &TrapFrame) -> ();
                 fn faultless_kernel_attention = attention(frame: &mut TrapFrame) -> ();

@@ -11,7 +11,7 @@
 //! | `pages`, `pcid`, `ranges` | what needs no machine, and is tested on the host |
 //! | `arch` | the processor: registers, copies from and to user memory, the interrupt controller, FPU, clock |
 //! | `paging`, `descriptors` | the kernel's page tables; segments and the interrupt descriptor table |
-//! | `percpu` | per-CPU data |
+//! | `percpu`, `ioapic` | per-CPU data; the interrupts of devices |
 //! | `heap`, `sync`, `console` | the kernel's heap; its locks; the report, and the program's input and output |
 //! | `kernel` | the upcalls into the kernel above |
 //! | `task` | what can run on a CPU: stacks, switches, the return to user mode |
@@ -40,6 +40,8 @@ pub mod console;
 mod descriptors;
 #[cfg(target_os = "none")]
 pub mod heap;
+#[cfg(target_os = "none")]
+pub mod ioapic;
 #[cfg(target_os = "none")]
 mod kernel;
 #[cfg(target_os = "none")]

@@ -32,6 +32,7 @@ pub use bare::Bare;
 use crate::arch::apic::{self, Vector};
 use crate::arch::{self, clock};
 use crate::console;
+use crate::kernel;
 use crate::paging::{self, direct};
 use crate::percpu::{self, PerCpu};
 use core::arch::asm;
@@ -147,6 +148,10 @@ unsafe impl Machine for Bare {
         if percpu::remote(cpu).permit.give() {
             apic::interrupt(cpu, Vector::Wake);
         }
+    }
+
+    fn poll_reads(&self, _: CpuId) {
+        kernel::devices(false);
     }
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! The kernel's own page tables, which are the upper half of every space.
 //!
 //! All physical memory is mapped at [`DIRECT_MAP`], in 2 MiB pages, for data only; the image where it is
-//! linked, each part with its own protection; the registers of the interrupt controller uncached. The
+//! linked, each part with its own protection; the registers of devices uncached. The
 //! direct map maps the image's code and constants with small pages, read-only: no address is both
 //! writable and executable, and no executable byte is writable through another address. All these entries are global.
 //! [`check`] walks the tables and verifies this.
@@ -26,7 +26,10 @@ use x86_64::structures::paging::PageTableFlags as Flags;
 /// Where all physical memory is mapped.
 pub const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 
-/// Where physical address `phys` is mapped.
+/// From here to 4 GiB machines have the registers of devices.
+pub const DEVICES: u64 = (4 << 30) - (32 << 20);
+
+/// Where physical address `phys` is mapped: memory, or (uncached) a register of a device.
 #[inline(always)]
 pub const fn direct(phys: u64) -> *mut u8 {
     (DIRECT_MAP + phys) as *mut u8
@@ -139,9 +142,11 @@ pub fn build(free: &mut Ranges, ends: [u64; 2]) {
     tables.map(Range::new(fixed.end, low_end), DIRECT_MAP, data, true);
     tables.map(Range::new(1 << 32, ends[1].next_multiple_of(LARGE)), DIRECT_MAP, data, true);
 
+    let uncached = data | Flags::NO_CACHE | Flags::WRITE_THROUGH;
+    tables.map(Range::new(DEVICES.max(low_end), 1 << 32), DIRECT_MAP, uncached, true);
     let registers = Range::new(apic::base(), apic::base() + SMALL);
     let offset = apic::MAPPED_AT.wrapping_sub(apic::base());
-    tables.map(registers, offset, data | Flags::NO_CACHE | Flags::WRITE_THROUGH, false);
+    tables.map(registers, offset, uncached, false);
     ROOT.store(tables.root, Ordering::Relaxed);
 }
 

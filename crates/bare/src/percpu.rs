@@ -32,6 +32,8 @@ pub enum Interrupt {
     Reschedule,
     /// Flush requests.
     Flush,
+    /// Interrupts of devices.
+    Device,
 }
 
 /// What belongs to one CPU.
@@ -123,7 +125,7 @@ const _: () = assert!(offset_of!(PerCpu, this) == 0);
 
 /// Per-CPU data that other CPUs access.
 pub(crate) struct Remote {
-    interrupts: [AtomicU64; 3],
+    interrupts: [AtomicU64; 4],
     /// When the oldest pending flush request came, in nanoseconds since boot; 0: none is pending.
     pub(crate) asked: AtomicU64,
     /// For [`Bare`]'s `park`.
@@ -132,7 +134,7 @@ pub(crate) struct Remote {
 
 static REMOTES: [Padded<Remote>; MAX_CPUS] = [const {
     Padded(Remote {
-        interrupts: [const { AtomicU64::new(0) }; 3],
+        interrupts: [const { AtomicU64::new(0) }; 4],
         asked: AtomicU64::new(0),
         permit: Permit::new(),
     })
@@ -189,7 +191,7 @@ pub fn cpus() -> usize {
 }
 
 /// How often each [`Interrupt`] came to a CPU.
-pub fn interrupts(cpu: CpuId) -> [u64; 3] {
+pub fn interrupts(cpu: CpuId) -> [u64; 4] {
     remote(cpu).interrupts.each_ref().map(|count| count.load(Ordering::Relaxed))
 }
 
@@ -217,7 +219,7 @@ pub(crate) unsafe fn install(here: &'static PerCpu) {
 pub(crate) unsafe fn enter(vm: &'static Vm<Bare>) {
     let here = this();
     // SAFETY: the only `Cpu` of this number. Interrupt handlers call the subsystem only to serve
-    // flushes, and never inside another call of it, since interrupts are off there.
+    // flushes and to complete reads, and never inside another call of it, since interrupts are off there.
     unsafe { (*here.cpu.get()).write(vm.cpu(here.id.get())) };
     here.vm.set(vm);
     here.ready.set(true);

@@ -16,6 +16,13 @@ use std::path::{Path, PathBuf};
 /// begin.
 const MADE: u32 = 1_767_225_600;
 
+/// Where the files are that tell the kernel what to do.
+const OWN: &str = ".boot/";
+/// Where it finds which files are on the disk: a line `PAGE LENGTH PATH` for each.
+const DISK_LIST: &str = ".boot/disk";
+/// Bytes of a page of the disk.
+pub(crate) const DISK_PAGE: u64 = 4096;
+
 /// A file system to be.
 #[derive(Clone, Debug, Default)]
 pub struct Initrd {
@@ -39,6 +46,8 @@ enum What {
     Bytes(Vec<u8>),
     /// A file of the host, and its size.
     File(PathBuf, u32),
+    /// A file without its contents, which are on a disk.
+    OnDisk,
 }
 
 impl What {
@@ -46,17 +55,40 @@ impl What {
         match self {
             Self::Directory => ModeFileType::Directory,
             Self::Symlink(_) => ModeFileType::Symlink,
-            Self::Bytes(_) | Self::File(..) => ModeFileType::Regular,
+            Self::Bytes(_) | Self::File(..) | Self::OnDisk => ModeFileType::Regular,
         }
     }
 
     fn size(&self) -> u32 {
         match self {
-            Self::Directory => 0,
+            Self::Directory | Self::OnDisk => 0,
             Self::Symlink(target) => target.len() as u32,
             // No more than a file may have: `bytes` looks.
             Self::Bytes(bytes) => bytes.len() as u32,
             Self::File(_, size) => *size,
+        }
+    }
+}
+
+impl What {
+    /// Writes the contents to `out`, whose errors `failed` names.
+    fn write(
+        &self,
+        out: &mut dyn Write,
+        failed: impl Fn(io::Error) -> BootError,
+    ) -> Result<(), BootError> {
+        match self {
+            Self::Directory | Self::OnDisk => Ok(()),
+            Self::Symlink(target) => out.write_all(target.as_bytes()).map_err(failed),
+            Self::Bytes(bytes) => out.write_all(bytes).map_err(failed),
+            Self::File(path, size) => {
+                let mut file = File::open(path).map_err(BootError::file(path))?;
+                let copied = io::copy(&mut file, out).map_err(BootError::file(path))?;
+                if copied != u64::from(*size) {
+                    return Err(unfit(path, "it changed its size while it was read"));
+                }
+                Ok(())
+            }
         }
     }
 }
@@ -88,7 +120,7 @@ impl Initrd {
             match self.entries.get(&path).map(|node| &node.what) {
                 Some(What::Directory) => {}
                 Some(What::Symlink(_)) => return false,
-                Some(What::Bytes(_) | What::File(..)) | None => return true,
+                Some(What::Bytes(_) | What::File(..) | What::OnDisk) | None => return true,
             }
         }
         false
@@ -212,22 +244,43 @@ impl Initrd {
                 .set_mode_file_type(node.what.kind())
                 .mtime(node.modified)
                 .write(&mut *out, size);
-            match &node.what {
-                What::Directory => {}
-                What::Symlink(target) => entry.write_all(target.as_bytes()).map_err(archive)?,
-                What::Bytes(bytes) => entry.write_all(bytes).map_err(archive)?,
-                What::File(path, size) => {
-                    let mut file = File::open(path).map_err(BootError::file(path))?;
-                    let copied = io::copy(&mut file, &mut entry).map_err(BootError::file(path))?;
-                    if copied != u64::from(*size) {
-                        return Err(unfit(path, "it changed its size while it was read"));
-                    }
-                }
-            }
+            node.what.write(&mut entry, archive)?;
             entry.finish().map_err(archive)?;
         }
         newc::trailer(out).map_err(archive)?;
         Ok(())
+    }
+}
+
+impl Initrd {
+    /// Moves the contents of the files to a disk, whose image is written to `out`: the files one after the other, each from a page on. What stays
+    /// are their names, and a list for the kernel. Returns the first page of each file.
+    ///
+    /// Empty files stay, and what the kernel needs before it has a disk.
+    pub fn move_to_disk(
+        &mut self,
+        out: &mut dyn Write,
+    ) -> Result<BTreeMap<String, u64>, BootError> {
+        let failed = |error| BootError::file("the disk")(error);
+        let (mut page, mut list, mut places) = (0, String::new(), BTreeMap::new());
+        for (path, node) in &mut self.entries {
+            let size = u64::from(node.what.size());
+            let is_file = matches!(node.what, What::Bytes(_) | What::File(..));
+            // In the list a path ends with its line.
+            if !is_file || size == 0 || path.starts_with(OWN) || path.contains('\n') {
+                continue;
+            }
+            node.what.write(out, failed)?;
+            node.what = What::OnDisk;
+            let pages = size.div_ceil(DISK_PAGE);
+            let rest = (pages * DISK_PAGE - size) as usize;
+            out.write_all(&[0; DISK_PAGE as usize][..rest]).map_err(failed)?;
+            list.push_str(&format!("{page} {size} {path}\n"));
+            places.insert(path.clone(), page);
+            page += pages;
+        }
+        self.bytes(DISK_LIST, 0o444, list.into_bytes())?;
+        Ok(places)
     }
 }
 
@@ -287,6 +340,30 @@ mod tests {
         assert_eq!(initrd.size(), 7 + 5 + 11);
         let [skipped] = initrd.skipped() else { panic!("{:?}", initrd.skipped()) };
         assert!(skipped.contains("socket is a socket"), "{skipped}");
+    }
+
+    #[test]
+    fn contents_move_to_a_disk() {
+        let root = tempfile::tempdir().expect("a directory");
+        fs::write(root.path().join("b"), vec![7; 5000]).expect("written");
+        let mut initrd = Initrd::new();
+        initrd.tree(root.path()).expect("read");
+        initrd.bytes("a", 0o755, b"program".to_vec()).expect("fits");
+        initrd.bytes("empty", 0o644, Vec::new()).expect("fits");
+        initrd.bytes(".boot/argv", 0o444, b"/a".to_vec()).expect("fits");
+        let mut image = Vec::new();
+        let places = initrd.move_to_disk(&mut image).expect("memory takes it");
+        assert_eq!(places, BTreeMap::from([("a".to_owned(), 0), ("b".to_owned(), 1)]));
+        assert_eq!(image.len(), 3 * 4096);
+        assert!(image[..7] == *b"program" && image[7..4096].iter().all(|&byte| byte == 0));
+        assert!(image[4096..9096].iter().all(|&byte| byte == 7) && image[9096] == 0);
+        let list = b"0 7 a\n1 5000 b\n".to_vec();
+        let contents: BTreeMap<_, _> =
+            entries(&initrd).into_iter().map(|(name, _, contents)| (name, contents)).collect();
+        assert_eq!(contents[".boot/disk"], list);
+        assert_eq!(contents[".boot/argv"], b"/a");
+        assert!(contents["a"].is_empty() && contents["b"].is_empty());
+        assert_eq!(initrd.size(), 2 + list.len() as u64);
     }
 
     #[test]

@@ -21,6 +21,7 @@
 //! |---|---|
 //! | settings | the kernel command line: words `cpus=N`, `set=KNOB=VALUE`, `plant=NAME`; `check`: account for every frame at the end; `noinput`: the program's input is at its end |
 //! | files | an initial file system, a cpio archive in the `newc` form |
+//! | files on a disk | in it, their names and modes, and `.boot/disk`, a line `PAGE LENGTH PATH` for each; their contents on a virtio disk; on the command line, `virtio_mmio.device=SIZE@ADDRESS:LINE` |
 //! | the program | in it, `.boot/argv` and `.boot/environ`, NUL-terminated strings; `argv[0]` is its path |
 //! | where it starts | in it, `.boot/cwd`, a path; the root without it |
 //! | its output | the first serial port |
@@ -40,5 +41,5 @@ pub mod report;
 
 pub use embedded::{Guest, guest, guests};
 pub use error::BootError;
-pub use machine::{End, Machine, Program, Run};
+pub use machine::{Disk, End, Machine, Program, Run};
 pub use qemu::{Clock, Input, Limits, Streams};

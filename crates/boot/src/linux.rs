@@ -217,6 +217,7 @@ impl LinuxMachine {
             initrd: archive.path(),
             line: line.join(" "),
             debug: false,
+            disk: None,
         };
         let mut console = Vec::new();
         let streams = Streams {

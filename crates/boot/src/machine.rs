@@ -3,16 +3,17 @@
 use crate::elf;
 use crate::embedded::{self, Guest};
 use crate::error::BootError;
-use crate::initrd::Initrd;
-use crate::qemu::{self, Clock, Cut, Limits, Qemu, Streams};
+use crate::initrd::{DISK_PAGE, Initrd};
+use crate::qemu::{self, Clock, Cut, Drive, Limits, Qemu, Streams};
 use crate::report::Report;
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs;
 use std::io::{BufWriter, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::NamedTempFile;
 
@@ -185,6 +186,15 @@ fn strings<'a>(
     Ok(bytes)
 }
 
+/// A disk that has a program's files, and is only read: what programs store stays in memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Disk {
+    /// The most reads in a second, for tests that need a slow one.
+    pub reads_per_second: Option<u32>,
+    /// Pages that cannot be read, for tests: the path of a file in the program's file system, and the number of the page in it.
+    pub unreadable: Vec<(String, u64)>,
+}
+
 /// A machine of the bare kernel.
 #[derive(Clone, Debug)]
 pub struct Machine {
@@ -199,6 +209,8 @@ pub struct Machine {
     /// Whether the kernel accounts for every frame when the program has ended; one that is not accounted for
     /// is a panic.
     pub check: bool,
+    /// The disk that has the program's files; without one they are in memory.
+    pub disk: Option<Disk>,
     /// Words of the kernel command line: `set=KNOB=VALUE`, `plant=NAME`.
     pub words: Vec<String>,
     /// Another kernel than the embedded one.
@@ -214,9 +226,28 @@ impl Default for Machine {
             clock: Clock::Real,
             cpu: "max,-erms".into(),
             check: false,
+            disk: None,
             words: Vec::new(),
             kernel: None,
         }
+    }
+}
+
+impl Disk {
+    /// The disk with this image, in which files begin at these pages.
+    fn drive<'a>(
+        &self,
+        image: &'a Path,
+        places: &BTreeMap<String, u64>,
+    ) -> Result<Drive<'a>, BootError> {
+        let sector = |(path, page): &(String, u64)| {
+            let first = places.get(path.trim_start_matches('/')).ok_or_else(|| {
+                BootError::Unfit { path: path.into(), why: "it is not on the disk" }
+            })?;
+            Ok((first + page) * (DISK_PAGE / 512))
+        };
+        let unreadable = self.unreadable.iter().map(sector).collect::<Result<_, BootError>>()?;
+        Ok(Drive { image, reads_per_second: self.reads_per_second, unreadable })
     }
 }
 
@@ -299,12 +330,25 @@ impl Machine {
                 embedded.path()
             }
         };
-        let (initrd, _) = program.initrd()?;
+        let (mut initrd, _) = program.initrd()?;
+        let image;
+        let disk = match &self.disk {
+            Some(disk) => {
+                let mut places = BTreeMap::new();
+                image = temporary(|file| {
+                    places = initrd.move_to_disk(file)?;
+                    Ok(())
+                })?;
+                Some(disk.drive(image.path(), &places)?)
+            }
+            None => None,
+        };
         self.holds(&initrd)?;
         let archive = archive(&initrd)?;
         let mut words = vec![format!("cpus={}", self.cpus)];
         words.extend(self.check.then(|| "check".to_owned()));
         words.extend(self.words.iter().cloned());
+        words.extend(disk.is_some().then(|| Drive::WORD.to_owned()));
         words.extend(streams.input.is_none().then(|| "noinput".to_owned()));
         let qemu = Qemu {
             board: "microvm",
@@ -316,6 +360,7 @@ impl Machine {
             initrd: archive.path(),
             line: words.join(" "),
             debug: true,
+            disk,
         };
         let ended = qemu.run(streams, limits)?;
         let report = Report::read(&String::from_utf8_lossy(&ended.report));

@@ -9,9 +9,11 @@ use nix::sys::prctl;
 use nix::sys::signal::Signal;
 use nix::sys::stat;
 use nix::unistd;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -184,6 +186,47 @@ pub(crate) struct Qemu<'a> {
     pub line: String,
     /// Whether the machine has the debug consoles, and the device that ends it.
     pub debug: bool,
+    pub disk: Option<Drive<'a>>,
+}
+
+/// A virtio disk of a `microvm`, which is only read.
+#[derive(Clone, Debug)]
+pub(crate) struct Drive<'a> {
+    pub image: &'a Path,
+    /// The most reads in a second.
+    pub reads_per_second: Option<u32>,
+    /// The sectors of 512 bytes that cannot be read.
+    pub unreadable: Vec<u64>,
+}
+
+impl Drive<'_> {
+    /// Where the machine has the disk, in the words of Linux's command line: the second place for virtio devices. (QEMU confuses the interrupt
+    /// line of the first, which is line 0 of the second controller, with that of the old timer.)
+    pub const WORD: &'static str = "virtio_mmio.device=512@0xfeb00200:25";
+
+    fn args(&self) -> Vec<OsString> {
+        let mut drive = OsString::from("if=none,id=disk,format=raw,readonly=on,file.driver=");
+        drive.push(if self.unreadable.is_empty() { "file,file." } else { "blkdebug,file.image." });
+        drive.push("filename=");
+        // A comma would end the name.
+        for (at, part) in self.image.as_os_str().as_bytes().split(|&byte| byte == b',').enumerate()
+        {
+            drive.push(if at == 0 { "" } else { ",," });
+            drive.push(OsStr::from_bytes(part));
+        }
+        for (at, sector) in self.unreadable.iter().enumerate() {
+            for (name, value) in [("event", "none"), ("errno", "5"), ("once", "off")] {
+                drive.push(format!(",file.inject-error.{at}.{name}={value}"));
+            }
+            drive.push(format!(",file.inject-error.{at}.sector={sector}"));
+        }
+        if let Some(reads) = self.reads_per_second {
+            drive.push(format!(",throttling.iops-total={reads}"));
+        }
+        let device = "virtio-blk-device,drive=disk,bus=virtio-mmio-bus.1,queue-size=256";
+        let rest = ["-global", "virtio-mmio.force-legacy=off", "-device", device];
+        [OsString::from("-drive"), drive].into_iter().chain(rest.map(OsString::from)).collect()
+    }
 }
 
 impl Qemu<'_> {
@@ -195,6 +238,7 @@ impl Qemu<'_> {
         command.arg("-kernel").arg(self.kernel).arg("-initrd").arg(self.initrd);
         command.args(["-append", &self.line, "-chardev", "stdio,id=serial,signal=off"]);
         command.args(["-serial", "chardev:serial"]);
+        command.args(self.disk.iter().flat_map(Drive::args));
         if self.debug {
             for (port, name, descriptor) in [("0xea", "errors", ERRORS), ("0xe9", "report", REPORT)]
             {

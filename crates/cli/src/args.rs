@@ -234,6 +234,9 @@ pub struct BootArgs {
     /// A directory that the program sees as its file system
     #[arg(long, value_name = "DIR")]
     pub files: Option<PathBuf>,
+    /// Put the files on a disk, from which their pages are read when they are needed, and not in memory
+    #[arg(long)]
+    pub disk: bool,
     /// The directory inside that the program starts in [default: /]
     #[arg(long, value_name = "DIR")]
     pub cwd: Option<OsString>,

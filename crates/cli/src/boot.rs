@@ -10,7 +10,7 @@ use crate::report::perf_stat::PerfStat;
 use crate::report::say;
 use crate::settings::Settings;
 use crate::suggest;
-use faultless_boot::{BootError, Clock, End, Limits, Machine, Program, Run, Streams};
+use faultless_boot::{BootError, Clock, Disk, End, Limits, Machine, Program, Run, Streams};
 use nix::sys::signal::Signal;
 use serde_json::Map;
 use std::process::ExitCode;
@@ -106,6 +106,7 @@ fn machine(args: &BootArgs) -> Machine {
             ClockArg::Deterministic => Clock::Deterministic,
         },
         check: args.check,
+        disk: args.disk.then(Disk::default),
         words: set.chain(plant).collect(),
         kernel: args.kernel.clone(),
         ..Machine::default()

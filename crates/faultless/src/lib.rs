@@ -165,7 +165,7 @@ pub use error::{Errno, Error, OutOfMemory};
 pub use fault::prefault::ThreadStreams;
 pub use fault::{Access, FaultError, FaultKind};
 pub use file::{
-    BackingStore, Buffer, MOST_PAGES, Object, PendingRead, ReadRun, Reading, SeenErrors,
+    BackingStore, Buffer, MOST_PAGES, Object, PendingRead, ReadRun, Reading, SeenErrors, Store,
     StoreError, WriteRun,
 };
 pub use frame::zeroed::RUN as ZEROED_RUN;

@@ -83,7 +83,7 @@ pub enum Invalidate {
 ///   [`Cpu::serve_flushes`](crate::Cpu::serve_flushes) with the `Cpu` whose call is under way, and nothing else of
 ///   the subsystem with it. (Whatever else a kernel runs on the core meanwhile is not this `Cpu`.)
 /// - No function of the machine calls the subsystem as the CPU that it is called on, but for what
-///   `park` may: that CPU is in the middle of a call.
+///   `park` and `poll_reads` may: that CPU is in the middle of a call.
 /// - Hardware changes page-table entries only by setting the accessed and dirty bits of present
 ///   entries, atomically; it sets the dirty bit only of a writable entry, before the store is done.
 pub unsafe trait Machine: Send + Sync + 'static {
@@ -138,6 +138,13 @@ pub unsafe trait Machine: Send + Sync + 'static {
 
     /// Ends the [`park`](Self::park) of `cpu`, another CPU, or its next one. Called under no lock.
     fn wake(&self, cpu: CpuId) {
+        let _ = cpu;
+    }
+
+    /// Called now and then by `cpu`, the calling CPU, while it [waits](crate::Cpu::await_read) for a read of a backing store. A machine on which
+    /// nobody else may hear that a device is done, because this CPU's interrupts are off, looks for itself, and
+    /// [completes](crate::Reading::complete) reads.
+    fn poll_reads(&self, cpu: CpuId) {
         let _ = cpu;
     }
 

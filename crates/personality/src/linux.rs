@@ -1,12 +1,12 @@
 //! The upcalls of the bare machine.
 
-use crate::task::{self, scheduler, thread, upcalls};
+use crate::task::{self, reads, scheduler, thread, upcalls};
 use crate::{syscall, wall};
 use core::fmt;
 use faultless::{Access, FaultError};
 use faultless_bare::arch::TrapFrame;
 use faultless_bare::percpu::Interrupt;
-use faultless_bare::{Kernel, boot};
+use faultless_bare::{Kernel, boot, report};
 
 /// The kernel that runs Linux programs.
 #[derive(Debug)]
@@ -17,6 +17,9 @@ impl Kernel for Linux {
         // SAFETY: the first call here, on the boot CPU.
         unsafe { scheduler::init(cpus) };
         wall::init();
+        if let Err(why) = faultless_disk::start(reads::wake) {
+            report!("message the disk cannot be used: {why}");
+        }
         task::boot::boot(boot::initrd());
     }
 
@@ -33,6 +36,18 @@ impl Kernel for Linux {
         upcalls::page_fault(frame, addr, why);
     }
 
+    fn pending(frame: &mut TrapFrame, addr: u64, _: Access) {
+        upcalls::pending(frame, addr);
+    }
+
+    fn devices(interrupted: bool) {
+        if interrupted {
+            faultless_disk::interrupted();
+        } else {
+            faultless_disk::poll();
+        }
+    }
+
     fn exception(frame: &mut TrapFrame) {
         upcalls::exception(frame);
     }
@@ -42,7 +57,7 @@ impl Kernel for Linux {
             Interrupt::Timer => upcalls::tick(frame),
             Interrupt::Reschedule => upcalls::reschedule(),
             // The machine serves it.
-            Interrupt::Flush => {}
+            Interrupt::Flush | Interrupt::Device => {}
         }
     }
 

@@ -46,6 +46,8 @@ pub enum Vector {
     Reschedule = 0xe1,
     /// The timer expired.
     Timer = 0xe2,
+    /// A device has something.
+    Device = 0xe3,
     /// Another CPU wakes this one, which is parked.
     Wake = 0xf1,
     /// The controller reports an error.
@@ -62,6 +64,7 @@ impl Vector {
             0xf0 => Some(Self::Flush),
             0xe1 => Some(Self::Reschedule),
             0xe2 => Some(Self::Timer),
+            0xe3 => Some(Self::Device),
             0xf1 => Some(Self::Wake),
             0xfe => Some(Self::Error),
             0xff => Some(Self::Spurious),

@@ -8,6 +8,7 @@
 use super::entry::{STACKS, TRAMPOLINE, trampoline};
 use crate::arch::{self, apic, clock};
 use crate::console;
+use crate::ioapic;
 use crate::kernel;
 use crate::paging::direct;
 use crate::percpu::{self, MAX_CPUS, PerCpu};
@@ -45,7 +46,7 @@ static VM: AtomicPtr<Vm<crate::machine::Bare>> = AtomicPtr::new(core::ptr::null_
 /// Why no allocation here fails.
 const EMPTY: &str = "the heap is empty yet, and large enough for all CPUs";
 
-/// The APIC IDs of the CPUs that the ACPI tables at `rsdp` list.
+/// The APIC IDs of the CPUs that the ACPI tables at `rsdp` list. Notes the I/O interrupt controllers, too.
 fn listed(rsdp: u64) -> Option<Vec<u8>> {
     #[derive(Clone)]
     struct Mapped;
@@ -65,6 +66,10 @@ fn listed(rsdp: u64) -> Option<Vec<u8>> {
     let madt = tables.find_table::<Madt>().ok()?;
     let usable = |entry| match entry {
         MadtEntry::LocalApic(local) if { local.flags } & 1 != 0 => Some(local.apic_id),
+        MadtEntry::IoApic(controller) => {
+            ioapic::add(controller.io_apic_address, controller.global_system_interrupt_base);
+            None
+        }
         _ => None,
     };
     Vec::try_from_iter(madt.get().entries().filter_map(usable)).ok()

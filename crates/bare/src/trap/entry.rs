@@ -162,7 +162,7 @@ entries! {
     12 error common, 13 error common, 14 own page_fault, 15 plain common, 16 plain common,
     17 error common, 18 plain fatal, 19 plain common, 20 plain common, 21 error common,
     // See `apic::Vector`.
-    0xe1 plain common, 0xe2 plain common, 0xf0 plain common, 0xf1 plain common, 0xfe plain common, 0xff plain common,
+    0xe1 plain common, 0xe2 plain common, 0xe3 plain common, 0xf0 plain common, 0xf1 plain common, 0xfe plain common, 0xff plain common,
 }
 
 /// The entry of SYSCALL.

@@ -57,6 +57,7 @@ extern "C" fn page_fault(frame: &mut TrapFrame) {
         && let Some(task) = task::running(here)
     {
         match space.fault_of(here.cpu(), &task.streams, addr, access) {
+            Ok(FaultKind::Pending) => kernel::pending(frame, addr, access),
             Ok(_) => task.count_fault(),
             Err(refusal) => kernel::page_fault(frame, addr, access, refusal),
         }
@@ -94,6 +95,8 @@ fn with_rights_of_kernel(frame: &mut TrapFrame, addr: u64, access: Access) {
     {
         // AC was cleared by the entry; the return to the instruction sets it again.
         match running(here).map(|space| serve(here, space, addr, access)) {
+            // The copy may hold any lock: this CPU waits.
+            Some(Ok(FaultKind::Pending)) if here.cpu().await_read().is_err() => {}
             Some(Ok(_)) => return,
             Some(Err(FaultError::OutOfMemory)) => met_end_of_memory(here),
             Some(Err(_)) | None => {}
@@ -142,6 +145,12 @@ fn interrupt(vector: apic::Vector, frame: &TrapFrame) {
             apic::end_of_interrupt();
             machine::tick();
             kernel::interrupt(Interrupt::Timer, frame);
+        }
+        apic::Vector::Device => {
+            here.count(Interrupt::Device);
+            kernel::devices(true);
+            // The device has lowered its line.
+            apic::end_of_interrupt();
         }
         // A spurious interrupt has no EOI.
         apic::Vector::Spurious => {}

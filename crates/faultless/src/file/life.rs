@@ -2,7 +2,7 @@
 
 use super::length::Cut;
 use super::object::{Object, Parts, Stored};
-use super::store::BackingStore;
+use super::store::Store;
 use super::write_back::{Turn, WriteErrors};
 use crate::addr::PAGE_SIZE;
 use crate::error::Errno;
@@ -14,7 +14,6 @@ use crate::sync::atomic::AtomicU64;
 use crate::table::node::ROOT;
 use crate::vm::Cpu;
 use alloc::boxed::Box;
-use alloc::sync::Arc;
 
 impl Object {
     /// An object of `pages` pages of zeros. What `tag` means is up to the kernel, which finds it in
@@ -30,7 +29,8 @@ impl Object {
         Self::make(cpu, pages, tag, None)
     }
 
-    /// An object of what is in `store`, as long as that is. `tag` is as with [`try_new`](Self::try_new).
+    /// An object of what is in `store`, an [`Arc`](alloc::sync::Arc) or a [`Box`] of a [`BackingStore`](super::BackingStore), as long as that
+    /// is. `tag` is as with [`try_new`](Self::try_new).
     ///
     /// There must be one object of a store at a time: each has a copy of its own of the pages. Pages that were stored to
     /// are written back by [`write_back`](Shared::write_back), and at last when the object ends.
@@ -39,9 +39,10 @@ impl Object {
     /// `EFBIG`: it is longer than [`MAX_PAGES`](Self::MAX_PAGES). `ENOMEM`.
     pub fn of_store<M: Machine>(
         cpu: &Cpu<'_, M>,
-        store: Arc<dyn BackingStore>,
+        store: impl Into<Store>,
         tag: u64,
     ) -> Result<Shared<Self>, Errno> {
+        let store = store.into();
         let (bytes, turn) = (store.len(), Turn::try_new(&*store)?);
         let errors = WriteErrors::default();
         let stored =

@@ -14,6 +14,6 @@ pub use object::Object;
 pub(crate) use object::Parts;
 pub(crate) use read::{Fetched, Lack, Unread};
 pub use read::{PendingRead, Reading};
-pub use store::{BackingStore, Buffer, MOST_PAGES, ReadRun, StoreError, WriteRun};
+pub use store::{BackingStore, Buffer, MOST_PAGES, ReadRun, Store, StoreError, WriteRun};
 pub(crate) use write_back::Mark;
 pub use write_back::SeenErrors;

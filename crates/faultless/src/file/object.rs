@@ -33,7 +33,7 @@
 //! [keeps](crate::Copies::Keep) private copies.
 
 use super::length::Cut;
-use super::store::BackingStore;
+use super::store::{BackingStore, Store};
 use super::write_back::{Turn, WriteErrors};
 use crate::addr::{FrameNumber, PAGE_SHIFT};
 use crate::ended::{Left, Place};
@@ -41,7 +41,6 @@ use crate::identity::Identity;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::table::format::USER_END;
 use alloc::boxed::Box;
-use alloc::sync::Arc;
 
 /// Pages in order, as many as its length says; those that were never written are zeros, and not there.
 ///
@@ -64,7 +63,7 @@ pub struct Object {
 /// What an object with a [backing store](super::store) has besides its pages.
 #[derive(Debug)]
 pub(crate) struct Stored {
-    pub(super) store: Arc<dyn BackingStore>,
+    pub(super) store: Store,
     /// Its length in bytes. The object's length in pages follows from it.
     pub(super) bytes: AtomicU64,
     pub(super) turn: Turn,

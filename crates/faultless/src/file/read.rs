@@ -89,8 +89,11 @@ impl PendingRead {
         let (pages, errno) = (outcome & u64::from(u32::MAX), outcome >> ERRNO_SHIFT);
         (outcome != UNDER_WAY).then(|| {
             let first = self.state.first.load(Ordering::Relaxed);
-            let read = errno == 0 || self.index - first < pages;
-            if read { Ok(()) } else { Err(Errno::of_number(errno as i32)) }
+            match Errno::of_number(errno as i32) {
+                _ if errno == 0 || self.index - first < pages => Ok(()),
+                Errno::EAGAIN => Ok(()),
+                errno => Err(errno),
+            }
         })
     }
 }

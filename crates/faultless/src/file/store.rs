@@ -12,6 +12,7 @@
 //! | the store | the pages |
 //! |---|---|
 //! | fails after some bytes | those before are there; those who wait for the others are told of the error; the next access reads again |
+//! | fails with `EAGAIN` | as above, but those who wait are told to look again, and so read again: a store that wants to be asked for fewer pages |
 //! | returns fewer bytes than asked for, because another party has shortened the file | the rest is zeros |
 //! | drops a [`Reading`] and never completes it | as after an error of nothing read, `EIO` |
 //! | cannot write | the pages stay dirty, and the error is told once to each open file ([`Object::write_error`](super::Object::write_error)) |
@@ -21,7 +22,10 @@
 use super::read::Reading;
 use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::error::Errno;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
 use core::fmt;
+use core::ops::Deref;
 
 /// The most pages of one read or write: 2 MiB.
 pub const MOST_PAGES: usize = 512;
@@ -97,6 +101,45 @@ pub trait BackingStore: Send + Sync + fmt::Debug {
     fn punch(&self, pages: core::ops::Range<u64>) -> Result<(), Errno> {
         let _ = pages;
         Err(Errno::EOPNOTSUPP)
+    }
+}
+
+/// A [`BackingStore`] as an object has it: shared with others, or the object's own, which a kernel can make without a memory allocation that
+/// must not fail ([`try_box`](crate::try_box)).
+#[derive(Debug)]
+pub enum Store {
+    /// Shared.
+    Shared(Arc<dyn BackingStore>),
+    /// The object's own.
+    Own(Box<dyn BackingStore>),
+}
+
+impl Deref for Store {
+    type Target = dyn BackingStore;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Shared(store) => &**store,
+            Self::Own(store) => &**store,
+        }
+    }
+}
+
+impl<S: BackingStore + 'static> From<Arc<S>> for Store {
+    fn from(store: Arc<S>) -> Self {
+        Self::Shared(store)
+    }
+}
+
+impl From<Arc<dyn BackingStore>> for Store {
+    fn from(store: Arc<dyn BackingStore>) -> Self {
+        Self::Shared(store)
+    }
+}
+
+impl<S: BackingStore + 'static> From<Box<S>> for Store {
+    fn from(store: Box<S>) -> Self {
+        Self::Own(store)
     }
 }
 

@@ -228,7 +228,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
     }
 
     /// Waits for what [`pending_read`](Self::pending_read) would hand out, for a kernel whose CPUs have nothing else to do. The read must be
-    /// [completed](crate::Reading::complete) by another CPU. Returns at once if nothing is pending.
+    /// [completed](crate::Reading::complete) by another CPU, or in [`Machine::poll_reads`]. Returns at once if nothing is pending.
     ///
     /// # Errors
     /// The store's: the page could not be read. A program is told SIGBUS.
@@ -238,6 +238,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
         until(self, || {
             // A read that was dropped ends on some CPU.
             self.end_dropped();
+            self.vm.machine().poll_reads(self.id());
             outcome = pending.outcome();
             outcome.is_some()
         });

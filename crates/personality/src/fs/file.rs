@@ -178,13 +178,25 @@ impl File {
             Kind::Directory(_) => Err(Errno::EISDIR),
             Kind::Path => Err(Errno::EBADF),
             _ if offset.is_some_and(|offset| offset > MAX_LENGTH) => Ok(0),
-            _ => match offset {
-                Some(offset) => self.read_from(to, offset),
-                None => {
-                    let mut position = self.position.lock();
-                    let moved = self.read_from(to, *position)?;
-                    *position += moved;
-                    Ok(moved)
+            _ => loop {
+                let mut position = offset.is_none().then(|| self.position.lock());
+                let from = offset.or(position.as_deref().copied()).unwrap_or(0);
+                if let Some(regular) = self.inode.regular()
+                    && !regular.is_there(from, to.left())
+                {
+                    drop(position);
+                    to.limit(regular.fetch(from, to.left())?);
+                    continue;
+                }
+                match self.read_from(to, from) {
+                    Err(Errno::EAGAIN) => {}
+                    Ok(moved) => {
+                        if let Some(position) = &mut position {
+                            **position += moved;
+                        }
+                        return Ok(moved);
+                    }
+                    failed => return failed,
                 }
             },
         }
@@ -227,18 +239,25 @@ impl File {
             (Kind::Stream(stream), _) => stream::write(&**stream, from, self.at_once()),
             (Kind::Regular, Body::Regular(regular)) => {
                 let append = self.flags() & linux::O_APPEND != 0;
-                match offset {
-                    _ if append && offset.is_some() => {
-                        regular.write(from, None)?;
+                loop {
+                    let mut position = offset.is_none().then(|| self.position.lock());
+                    let at = offset.or(position.as_deref().copied()).filter(|_| !append);
+                    let first = at.unwrap_or_else(|| regular.length());
+                    if !regular.is_there(first, from.left()) {
+                        drop(position);
+                        from.limit(regular.fetch(first, from.left())?);
+                        continue;
                     }
-                    Some(offset) => {
-                        regular.write(from, Some(offset))?;
+                    match regular.write(from, at) {
+                        Err(Errno::EAGAIN) => continue,
+                        start => {
+                            let start = start?;
+                            if let Some(position) = &mut position {
+                                **position = start + from.moved();
+                            }
+                        }
                     }
-                    None => {
-                        let mut position = self.position.lock();
-                        let start = regular.write(from, (!append).then_some(*position))?;
-                        *position = start + from.moved();
-                    }
+                    break;
                 }
                 if from.moved() != 0 {
                     self.inode.touch();

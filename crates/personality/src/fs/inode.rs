@@ -15,6 +15,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use faultless::PAGE_SIZE;
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Map, Slot, String, Vec, Weak};
+use faultless_disk::Extent;
 use linux_raw_sys::general as linux;
 
 /// A name in a directory, as bytes.
@@ -135,12 +136,24 @@ impl Inode {
     /// # Errors
     /// `ENOMEM`.
     pub fn try_new_regular(mode: u32) -> Result<Arc<Self>> {
+        Self::try_new_with(mode, Regular::try_new)
+    }
+
+    /// A new regular file with contents on the disk, without a name.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_new_on_disk(mode: u32, extent: Extent) -> Result<Arc<Self>> {
+        Self::try_new_with(mode, |tag| Regular::try_of_extent(extent, tag))
+    }
+
+    fn try_new_with(mode: u32, make: impl FnOnce(u64) -> Result<Regular>) -> Result<Arc<Self>> {
         if faultless_bare::heap::low() {
             return Err(Errno::ENOMEM);
         }
         let number = new_number();
         let slot = Slot::try_new()?;
-        let inode = Self::numbered(number, Body::Regular(Regular::try_new(number)?), mode)?;
+        let inode = Self::numbered(number, Body::Regular(make(number)?), mode)?;
         TAGGED.lock().insert(slot, number, Arc::downgrade(&inode));
         Ok(inode)
     }
@@ -232,7 +245,7 @@ impl Inode {
     /// The blocks of 512 bytes that it takes.
     pub fn blocks(&self) -> u64 {
         match &self.body {
-            Body::Regular(regular) => regular.resident_pages() * (PAGE_SIZE / 512),
+            Body::Regular(regular) => regular.pages() * (PAGE_SIZE / 512),
             _ => 0,
         }
     }

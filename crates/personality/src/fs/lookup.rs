@@ -33,12 +33,13 @@ pub fn program(path: &[u8]) -> Result<Arc<Inode>> {
 /// All bytes of a regular file.
 ///
 /// # Errors
-/// `EINVAL`: it is no regular file; `ENOMEM`; those of [`walk`](fn@walk).
+/// `EINVAL`: it is no regular file; `ENOMEM`; `EIO`; those of [`walk`](fn@walk).
 pub fn read_all(path: &[u8]) -> Result<Vec<u8>> {
     let inode = walk(&start(), path, Links::Follow)?.existing()?;
     let regular = inode.regular().ok_or(Errno::EINVAL)?;
     let len = usize::try_from(regular.length()).map_err(|_| Errno::ENOMEM)?;
     let mut bytes = Vec::try_filled(0, len)?;
+    regular.fetch(0, len as u64)?;
     Transfer::to_kernel(&mut bytes, |to| regular.read(to, 0))?;
     Ok(bytes)
 }

@@ -18,6 +18,7 @@ pub mod epoll;
 pub mod event;
 pub mod file;
 pub mod inode;
+mod listing;
 mod live;
 pub mod lock;
 mod lookup;

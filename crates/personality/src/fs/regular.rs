@@ -1,5 +1,9 @@
 //! The contents of regular files: a memory object, and a length.
 //!
+//! The object of a file on the disk has a backing store, from which its pages are read when they are first needed. They stay, and so do
+//! bytes that are stored to them: nothing is written to the disk. Since nobody may sleep under a lock, what a call
+//! copies is [fetched](Regular::fetch) before.
+//!
 //! Bytes are copied directly between the object's pages and the program. The lock orders writes and changes of
 //! the length; reads take none. It may be held during accesses to user memory: a page fault takes no
 //! lock of the file system, even if that memory is a mapping of the same file.
@@ -10,15 +14,15 @@
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
 use crate::task::memory::{self, EndsDropped};
+use crate::task::reads;
 use core::fmt;
 use core::ops::{Deref, Range};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use faultless::Object;
-use faultless::Shared;
-use faultless::{Copies, PAGE_SHIFT, PAGE_SIZE};
+use faultless::{BackingStore, Copies, Object, PAGE_SHIFT, PAGE_SIZE, Shared, try_box};
 use faultless_bare::percpu;
 use faultless_bare::sync::Mutex;
+use faultless_disk::Extent;
 use linux_raw_sys::general as linux;
 
 /// The largest length of a file.
@@ -27,6 +31,17 @@ pub const MAX_LENGTH: u64 = Object::MAX_PAGES << PAGE_SHIFT;
 /// The frames that files must leave free.
 fn frames_left_to_others() -> u64 {
     percpu::vm().total_frames() / 8
+}
+
+/// The most bytes that are read ahead for one call.
+const MOST_AHEAD: u64 = 2 << 20;
+
+/// Why a page of a file cannot be stored to.
+fn no_page(errno: faultless::Errno) -> Errno {
+    match errno {
+        faultless::Errno::EAGAIN => Errno::EAGAIN,
+        _ => Errno::ENOSPC,
+    }
 }
 
 /// A reference to an object, which its drop releases at once: free memory counts, for a file that is written next.
@@ -75,14 +90,57 @@ impl Regular {
     /// # Errors
     /// `ENOMEM`.
     pub fn try_new(tag: u64) -> Result<Self> {
-        let object = Object::try_new(percpu::cpu(), 0, tag)?;
-        Ok(Self {
+        Ok(Self::around(Object::try_new(percpu::cpu(), 0, tag)?, 0))
+    }
+
+    /// A file with the contents of `extent`, whose object carries `tag`.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_of_extent(extent: Extent, tag: u64) -> Result<Self> {
+        let length = extent.len();
+        Ok(Self::around(Object::of_store(percpu::cpu(), try_box(extent)?, tag)?, length))
+    }
+
+    const fn around(object: Shared<Object>, length: u64) -> Self {
+        Self {
             object: Held::new(object),
-            length: AtomicU64::new(0),
+            length: AtomicU64::new(length),
             change: Mutex::new(()),
             mapped: AtomicBool::new(false),
             seals: AtomicU32::new(linux::F_SEAL_SEAL),
-        })
+        }
+    }
+
+    /// Waits until `len` bytes from `offset` on are there, if the file lies on the disk: pages that are not are read. Returns how many are;
+    /// beyond the end all of them are. The caller holds no lock, and nothing that it has of this CPU.
+    ///
+    /// # Errors
+    /// Why the first is not: `EIO`, `ENOMEM`; `EINTR`: the thread is killed.
+    pub fn fetch(&self, offset: u64, len: u64) -> Result {
+        if !self.object.is_stored() {
+            return Ok(len);
+        }
+        let end = self.length().min(offset.saturating_add(len)).div_ceil(PAGE_SIZE);
+        let pages = offset >> PAGE_SHIFT..end;
+        let there = pages.start + reads::fetch(&self.object, pages)?;
+        Ok(if there >= end { len } else { (there << PAGE_SHIFT) - offset })
+    }
+
+    /// Whether all of `len` bytes from `offset` on are there, or beyond the end.
+    #[inline]
+    pub fn is_there(&self, offset: u64, len: u64) -> bool {
+        let end = || self.length().min(offset.saturating_add(len)).div_ceil(PAGE_SIZE);
+        let there = |index| self.object.has_page(percpu::cpu(), index);
+        !self.object.is_stored() || (offset >> PAGE_SHIFT..end()).all(there)
+    }
+
+    /// Begins to read `len` bytes from `offset` on that are not there, if the file lies on the disk.
+    pub fn read_ahead(&self, offset: u64, len: u64) {
+        let end = self.length().min(offset.saturating_add(len.min(MOST_AHEAD)));
+        // As on Linux, errors are told when the pages are needed.
+        let pages = offset >> PAGE_SHIFT..end.div_ceil(PAGE_SIZE);
+        let _ = self.object.read_ahead(percpu::cpu(), pages);
     }
 
     /// Its bytes.
@@ -90,8 +148,11 @@ impl Regular {
         self.length.load(Ordering::Acquire)
     }
 
-    /// Its resident pages.
-    pub fn resident_pages(&self) -> u64 {
+    /// The pages that it takes: in memory, or on the disk.
+    pub fn pages(&self) -> u64 {
+        if self.object.is_stored() {
+            return self.object.pages();
+        }
         self.object.resident_pages(percpu::cpu())
     }
 
@@ -128,31 +189,37 @@ impl Regular {
         if self.seals() & sealed == 0 { Ok(()) } else { Err(Errno::EPERM) }
     }
 
-    /// Copies the bytes from `offset` on to `to`.
+    /// Copies the bytes from `offset` on to `to`. The bytes were [fetched](Self::fetch).
     ///
     /// # Errors
-    /// `EFAULT`.
+    /// `EFAULT`; `EAGAIN`: they left the file in between, and came back.
     pub fn read(&self, to: &mut Transfer<'_>, offset: u64) -> Result {
         let length = self.length();
         let mut at = offset;
         while at < length && to.left() != 0 {
             let part = (PAGE_SIZE - at % PAGE_SIZE).min(length - at);
             let cpu = percpu::cpu();
-            at += self.object.read_page(cpu, at >> PAGE_SHIFT, |page| match page {
+            let read = self.object.read_page(cpu, at >> PAGE_SHIFT, |page| match page {
                 // SAFETY: the part lies within the page that is lent.
                 Some(page) => unsafe { to.put(page.add((at % PAGE_SIZE) as usize), part) },
                 None => to.put_zeros(part),
-            })?;
+            });
+            match read {
+                Ok(read) => at += read,
+                Err(_) if to.moved() != 0 => break,
+                Err(errno) => return Err(errno.into()),
+            }
             // A large read takes long, and other CPUs may wait for a flush.
             cpu.serve_flushes();
         }
         to.result()
     }
 
-    /// Copies bytes from `from` to `offset` or, without one, to the end; returns where they begin.
+    /// Copies bytes from `from` to `offset` or, without one, to the end; returns where they begin. What the file has there was
+    /// [fetched](Self::fetch).
     ///
     /// # Errors
-    /// `EFBIG`, `ENOSPC`, `EFAULT`, `EPERM`: it is sealed.
+    /// `EFBIG`, `ENOSPC`, `EFAULT`, `EPERM`: it is sealed. `EAGAIN`, as [`read`](Self::read).
     pub fn write(&self, from: &mut Transfer<'_>, offset: Option<u64>) -> Result {
         let _change = self.change.lock();
         self.refuse_if(linux::F_SEAL_WRITE | linux::F_SEAL_FUTURE_WRITE)?;
@@ -179,7 +246,7 @@ impl Regular {
                 let to = (at % PAGE_SIZE) as usize;
                 // SAFETY: the part lies within the page that is lent.
                 let write = |page: *mut u8| unsafe { from.take(page.add(to), part) };
-                at += self.object.write_page(cpu, index, write).map_err(|_| Errno::ENOSPC)?;
+                at += self.object.write_page(cpu, index, write).map_err(no_page)?;
                 Ok(())
             });
             if room.is_err() {
@@ -212,7 +279,7 @@ impl Regular {
     /// Adds pages up to `end`, and clears the tail that becomes part of the file. `change` is held.
     fn grow(&self, length: u64, end: u64) -> Result<()> {
         self.clear(length, end.min(length.next_multiple_of(PAGE_SIZE)));
-        self.object.set_pages(percpu::cpu(), end.div_ceil(PAGE_SIZE))?;
+        self.object.set_len(percpu::cpu(), end)?;
         Ok(())
     }
 
@@ -264,22 +331,27 @@ impl Regular {
     /// Frees the pages beyond the end. `change` is held, so none is added before all of them are unmapped
     /// everywhere.
     fn shorten(&self) {
-        let (before, pages) = (self.object.pages(), self.length().div_ceil(PAGE_SIZE));
-        if pages < before {
+        let (before, length) = (self.object.pages(), self.length());
+        let pages = length.div_ceil(PAGE_SIZE);
+        // What the disk has behind the end must not come back, not even in the last page.
+        if pages < before || self.object.is_stored() && length < self.object.bytes() {
             // Shrinking never fails.
-            let _ = self.object.set_pages(percpu::cpu(), pages);
+            let _ = self.object.set_len(percpu::cpu(), length);
+        }
+        if pages < before {
             self.revoke(pages..before, Copies::Drop);
         }
     }
 
-    /// Allocates pages for `range`, and with `grow` extends the file over it.
+    /// Allocates pages for `range`, and with `grow` extends the file over it. The caller holds no lock.
     ///
     /// # Errors
-    /// `EFBIG`, `ENOSPC`; `EPERM`: it is sealed.
+    /// `EFBIG`, `ENOSPC`; `EPERM`: it is sealed. `EIO`, `EINTR`, as [`fetch`](Self::fetch).
     pub fn allocate(&self, start: u64, end: u64, grow: bool) -> Result<()> {
         if end > MAX_LENGTH {
             return Err(Errno::EFBIG);
         }
+        self.fetch(start, end - start)?;
         let _change = self.change.lock();
         let length = self.length();
         if end > length && grow {
@@ -295,7 +367,7 @@ impl Regular {
         }
         for index in start >> PAGE_SHIFT..last.div_ceil(PAGE_SIZE) {
             let made = self.object.write_page(percpu::cpu(), index, |_| ());
-            made.map_err(|_| Errno::ENOSPC)?;
+            made.map_err(no_page)?;
             percpu::cpu().serve_flushes();
         }
         self.length.fetch_max(last, Ordering::Release);
@@ -306,8 +378,11 @@ impl Regular {
     /// stay.
     ///
     /// # Errors
-    /// `EPERM`: it is sealed.
+    /// `EPERM`: it is sealed. `EOPNOTSUPP`: it lies on the disk.
     pub fn punch(&self, start: u64, end: u64) -> Result<()> {
+        if self.object.is_stored() {
+            return Err(Errno::EOPNOTSUPP);
+        }
         let end = end.min(MAX_LENGTH);
         let (first, last) = (start.div_ceil(PAGE_SIZE), end >> PAGE_SHIFT);
         let _change = self.change.lock();
@@ -334,6 +409,10 @@ impl Regular {
         let length = self.length();
         if offset >= length {
             return Err(Errno::ENXIO);
+        }
+        if self.object.is_stored() {
+            // As on a file system without holes.
+            return Ok(if there { offset } else { length });
         }
         let cpu = percpu::cpu();
         let first = offset >> PAGE_SHIFT;

@@ -3,6 +3,7 @@
 use super::device::Device;
 use super::directory::{self, Directory};
 use super::inode::{Body, Inode, Name};
+use super::listing::Listing;
 use super::path::Step;
 use super::pipe::{self, Pipe};
 use super::proc;
@@ -21,8 +22,9 @@ use linux_raw_sys::general as linux;
 /// A file that cannot be made is reported and left out.
 ///
 /// # Errors
-/// The archive is damaged; the place is reported.
+/// The archive is damaged, or names files that are not on the disk; the place is reported.
 pub fn mount(archive: &[u8]) -> core::result::Result<(), &'static str> {
+    let on_disk = Listing::read(archive)?;
     let root = Inode::numbered(1, Body::Directory(Directory::default()), 0o755);
     let root = root.map_err(|_| NO_MEMORY)?;
     root.change(|meta| meta.links = 2);
@@ -30,7 +32,7 @@ pub fn mount(archive: &[u8]) -> core::result::Result<(), &'static str> {
     root.enter(&root, Name::new());
     set_root(root.clone()).map_err(|_| NO_MEMORY)?;
     let start = Start { root: root.clone(), here: root };
-    let result = unpack(&start, archive);
+    let result = unpack(&start, archive, &on_disk);
     furnish(&start).map_err(|_| NO_MEMORY)?;
     result
 }
@@ -42,13 +44,17 @@ fn why(errno: Errno) -> &'static str {
     if matches!(errno, Errno::ENOMEM | Errno::ENOSPC) { NO_MEMORY } else { errno.name() }
 }
 
-fn unpack(start: &Start, archive: &[u8]) -> core::result::Result<(), &'static str> {
+fn unpack(
+    start: &Start,
+    archive: &[u8],
+    on_disk: &Listing<'_>,
+) -> core::result::Result<(), &'static str> {
     let mut end = 0;
     let mut last = "the start";
     // Other names of a file, with the same number, come before the one with its bytes.
     let mut linked: Map<(u32, u32, u32), Arc<Inode>> = Map::new();
     for entry in iter_files(archive) {
-        if let Err(errno) = unpack_one(start, &entry, &mut linked) {
+        if let Err(errno) = unpack_one(start, &entry, on_disk, &mut linked) {
             report!("message the file {:?} is left out ({})", entry.name(), why(errno));
         }
         last = entry.name();
@@ -68,6 +74,7 @@ fn unpack(start: &Start, archive: &[u8]) -> core::result::Result<(), &'static st
 fn unpack_one(
     start: &Start,
     entry: &Entry<'_>,
+    on_disk: &Listing<'_>,
     linked: &mut Map<(u32, u32, u32), Arc<Inode>>,
 ) -> Result<()> {
     let mode = entry.mode().bits();
@@ -89,7 +96,10 @@ fn unpack_one(
             return directory::link_again(&parent, &name, &inode);
         }
         linux::S_IFREG => {
-            let inode = Inode::try_new_regular(mode)?;
+            let inode = match on_disk.extent(name)? {
+                Some(extent) => Inode::try_new_on_disk(mode, extent)?,
+                None => Inode::try_new_regular(mode)?,
+            };
             fill(&inode, entry.file())?;
             if entry.nlink() > 1 {
                 linked.try_insert(key, inode.clone())?;

@@ -4,7 +4,7 @@ use super::{Args, Errno, Result};
 use crate::fs;
 use crate::fs::regular::Held;
 use crate::syscall::args::{Entry, calls};
-use crate::task::{breathe, current, memory};
+use crate::task::{breathe, current, memory, reads};
 use core::sync::atomic::Ordering;
 use faultless::{
     Advice, Area, Backing, Copies, Cpu, Lock, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Shared,
@@ -147,8 +147,33 @@ pub fn mmap(args: Args<'_>) -> Result {
 fn populate(start: u64, len: u64, write: bool) -> Result<()> {
     let advice = if write { Advice::PopulateWrite } else { Advice::PopulateRead };
     in_pieces(start, len, |at, piece| {
+        fetch(VirtRange::new(at, at + piece))?;
         space().madvise(percpu::cpu(), at, piece, advice).map_err(Errno::from)
     })
+}
+
+/// Waits until the pages of files on the disk that are mapped in `range` are there, as far as they can be read.
+///
+/// # Errors
+/// `RESTART`: the thread is killed.
+fn fetch(range: VirtRange) -> Result<()> {
+    let mut left = range;
+    loop {
+        // One at a time, in its present state.
+        let mut found = None;
+        space().each_area(percpu::cpu(), left, |area| {
+            let stored = area.memory.object().is_some_and(|object| object.is_stored());
+            found = stored.then(|| area.part(left));
+            !stored
+        });
+        let Some(Area { range, offset, memory, .. }) = found else { return Ok(()) };
+        let object = Held::new(memory.into_object().ok_or(Errno::EINVAL)?);
+        let end = (offset + range.pages()).min(object.pages());
+        if reads::fetch(&object, offset..end) == Err(Errno::EINTR) {
+            return Err(Errno::RESTART);
+        }
+        left = VirtRange::new(range.end, left.end);
+    }
 }
 
 /// The mapped parts of `range`, and whether they are writable.
@@ -227,7 +252,16 @@ pub fn madvise(args: Args<'_>) -> Result {
     let act = |at, len| Ok(of_caller(|space, cpu| space.madvise(cpu, at, len, advice))?);
     let ends = faultless::page_up(len).is_some_and(|len| start.checked_add(len).is_some());
     match advice {
-        Advice::PopulateRead | Advice::PopulateWrite if ends => in_pieces(start, len, act)?,
+        Advice::PopulateRead | Advice::PopulateWrite if ends => {
+            in_pieces(start, len, |at, piece| {
+                // A range beyond user space fails in the subsystem.
+                if at + piece <= USER_END && faultless::is_page_aligned(at) {
+                    let end = faultless::page_up(at + piece).unwrap_or(USER_END);
+                    fetch(VirtRange::new(at, end))?;
+                }
+                act(at, piece)
+            })?;
+        }
         _ => act(start, len)?,
     }
     Ok(0)
@@ -253,6 +287,9 @@ fn remove(start: u64, len: u64) -> Result {
         hole |= range.start > at;
         at = range.end;
         let object = Held::new(memory.into_object().ok_or(Errno::EINVAL)?);
+        if object.is_stored() {
+            return Err(Errno::EOPNOTSUPP);
+        }
         if flags.contains(VmaFlags::LOCKED) {
             return Err(Errno::EINVAL);
         }

@@ -146,10 +146,15 @@ pub fn setrlimit(args: Args<'_>) -> Result {
 pub(super) const fn rusage(used: Usage, memory: u64) -> [u64; 18] {
     // User and system time in seconds and microseconds, largest resident size, sizes, minor and
     // major faults, swaps, input, output, messages, signals, switches.
-    let Usage { times: time::Times { user, system }, faults, switches: [given, taken] } = used;
+    let Usage { times, minor_faults, major_faults, switches: [given, taken] } = used;
+    let time::Times { user, system } = times;
     let (user, user_rest) = (user / abi::SECOND, user % abi::SECOND / 1000);
     let (system, rest) = (system / abi::SECOND, system % abi::SECOND / 1000);
-    [user, user_rest, system, rest, memory, 0, 0, 0, faults, 0, 0, 0, 0, 0, 0, 0, given, taken]
+    let faults = [minor_faults, major_faults];
+    [
+        user, user_rest, system, rest, memory, 0, 0, 0, faults[0], faults[1], 0, 0, 0, 0, 0, 0,
+        given, taken,
+    ]
 }
 
 /// `getrusage(who, usage)`.

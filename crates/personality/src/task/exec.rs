@@ -13,6 +13,7 @@ use crate::elf::{Header, Plan, Segment};
 use crate::errno::{Errno, Result};
 use crate::fs::{self, Inode, Regular, Transfer};
 use crate::signal;
+use core::ops::Range;
 use core::sync::atomic::Ordering;
 use faultless::Backing;
 use faultless::{Lock, MapFlags, PAGE_SIZE, Prot, USER_END, VirtRange};
@@ -175,6 +176,7 @@ fn regular(file: &Inode) -> Result<&Regular> {
 }
 
 fn read_at(file: &Regular, offset: u64, bytes: &mut [u8]) -> Result<usize> {
+    file.fetch(offset, bytes.len() as u64)?;
     Transfer::to_kernel(bytes, |to| file.read(to, offset)).map(|read| read as usize)
 }
 
@@ -189,12 +191,29 @@ fn plan(file: &Regular) -> Result<Plan> {
     header.plan(&table[..read], file.length())?.ok_or(Errno::ENOEXEC)
 }
 
-/// As [`plan`], for an interpreter, which has other errors on Linux.
-fn interpreter_plan(file: &Regular) -> Result<Plan> {
-    if file.length() < HEADER {
+/// The interpreter that a plan of the program in `file` names, and its plan. On Linux its errors are others than the program's.
+fn interpreter_plan(file: &Regular, name: &Range<u64>) -> Result<(Arc<Inode>, Plan)> {
+    let mut bytes = Vec::try_filled(0, (name.end - name.start) as usize)?;
+    read_at(file, name.start, &mut bytes)?;
+    let file = fs::program(bytes.strip_suffix(b"\0").ok_or(Errno::ENOEXEC)?)?;
+    if regular(&file)?.length() < HEADER {
         return Err(Errno::EIO);
     }
-    plan(file).map_err(|errno| if errno == Errno::ENOEXEC { Errno::ELIBBAD } else { errno })
+    let plan = plan(regular(&file)?).map_err(|errno| match errno {
+        Errno::ENOEXEC => Errno::ELIBBAD,
+        errno => errno,
+    })?;
+    fetch_tails(regular(&file)?, &plan)?;
+    Ok((file, plan))
+}
+
+/// Has the pages of the file read that are zeroed in part when they are mapped.
+fn fetch_tails(file: &Regular, plan: &Plan) -> Result<()> {
+    for segment in plan.segments.iter().filter(|segment| segment.tail < segment.zeros) {
+        let last = segment.page + (segment.tail - segment.start) / PAGE_SIZE;
+        file.fetch(last * PAGE_SIZE, PAGE_SIZE)?;
+    }
+    Ok(())
 }
 
 /// A program mapped in the new space, moved by `bias`.
@@ -211,23 +230,24 @@ fn load_file(
     environment: &Strings,
 ) -> Result<Loaded> {
     let plan = plan(regular(file)?)?;
+    fetch_tails(regular(file)?, &plan)?;
+    let interpreter = match &plan.interpreter {
+        None => None,
+        Some(name) => Some(interpreter_plan(regular(file)?, name)?),
+    };
     let memory = Memory::try_new()?;
+    // From here on nothing sleeps.
     let visit = Visit::to(&memory);
     let mapped = map(&memory, regular(file)?, &plan, plan.bias.unwrap_or(0))?;
     memory.space().set_heap_start(percpu::cpu(), mapped.end)?;
-    let linker = match &plan.interpreter {
+    let linker = match &interpreter {
         None => None,
-        Some(name) => {
-            let mut bytes = Vec::try_filled(0, (name.end - name.start) as usize)?;
-            read_at(regular(file)?, name.start, &mut bytes)?;
-            let name = bytes.strip_suffix(b"\0").ok_or(Errno::ENOEXEC)?;
-            let file = fs::program(name)?;
-            let plan = interpreter_plan(regular(&file)?)?;
+        Some((file, plan)) => {
             let bias = match plan.bias {
-                Some(_) => place(&memory, &plan)?,
+                Some(_) => place(&memory, plan)?,
                 None => 0,
             };
-            let mapped = map(&memory, regular(&file)?, &plan, bias)?;
+            let mapped = map(&memory, regular(file)?, plan, bias)?;
             Some((mapped.bias, plan.entry.wrapping_add(mapped.bias)))
         }
     };

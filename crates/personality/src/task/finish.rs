@@ -3,6 +3,7 @@
 use super::scheduler;
 use super::status::ExitStatus;
 use crate::fs;
+use faultless::locks::until;
 use faultless::{Counter, CpuId};
 use faultless_bare::console::power_off;
 use faultless_bare::percpu;
@@ -15,7 +16,8 @@ pub(super) fn finish(status: ExitStatus) -> ! {
     for &counter in Counter::ALL {
         report!("counter {} {}", counter.name(), totals.get(counter));
     }
-    let interrupts = ["interrupts_timer", "interrupts_reschedule", "interrupts_flush"];
+    let interrupts =
+        ["interrupts_timer", "interrupts_reschedule", "interrupts_flush", "interrupts_device"];
     for (at, name) in interrupts.iter().enumerate() {
         let cpus = (0..percpu::cpus() as u16).map(CpuId);
         report!("counter {name} {}", cpus.map(|cpu| percpu::interrupts(cpu)[at]).sum::<u64>());
@@ -33,6 +35,11 @@ pub(super) fn finish(status: ExitStatus) -> ! {
 /// allocations that must not fail.
 #[inline(never)]
 fn check() {
+    // Reads that nobody waited for have frames, too.
+    until(percpu::cpu(), || {
+        faultless_disk::poll();
+        faultless_disk::is_idle()
+    });
     fs::unmount();
     crate::ipc::clear();
     scheduler::drain_all();

@@ -19,6 +19,7 @@ pub mod init;
 pub mod limits;
 pub mod memory;
 pub mod process;
+pub mod reads;
 pub mod relatives;
 pub mod scheduler;
 pub mod status;

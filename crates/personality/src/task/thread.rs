@@ -46,6 +46,8 @@ pub struct Thread {
     pub clear_tid: AtomicU64,
     /// The head of its list of robust futexes; 0: none.
     pub robust_list: AtomicU64,
+    /// Its page faults that waited for a page to be read.
+    pub(super) major_faults: AtomicU64,
     /// The CPUs it may run on, as bits.
     pub affinity: AtomicU64,
     /// How long it ran.
@@ -128,6 +130,7 @@ impl Thread {
             set_tid: Cell::new(0),
             clear_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
+            major_faults: AtomicU64::new(0),
             affinity: AtomicU64::new(affinity),
             cpu_time: CpuTime::default(),
             switches: [AtomicU64::new(0), AtomicU64::new(0)],
@@ -175,9 +178,12 @@ impl Thread {
     /// Its usage so far.
     pub fn usage(&self) -> Usage {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let major_faults = load(&self.major_faults);
         Usage {
             times: self.cpu_time.times(),
-            faults: self.task.faults(),
+            // After it has waited, the access is made again, and its fault served.
+            minor_faults: self.task.faults().saturating_sub(major_faults),
+            major_faults,
             switches: self.switches.each_ref().map(load),
         }
     }

@@ -1,7 +1,8 @@
 //! The machine's upcalls for a thread: its return to user mode, exceptions, interrupts.
 
 use super::status::ExitStatus;
-use super::{current, exit, scheduler};
+use super::{current, exit, reads, scheduler};
+use crate::errno::Errno;
 use crate::signal;
 use core::sync::atomic::Ordering;
 use faultless::FaultError;
@@ -40,6 +41,18 @@ pub fn page_fault(frame: &mut TrapFrame, addr: u64, error: FaultError) {
         }
         FaultError::Bus => signal::fault(frame, nr::SIGBUS, nr::BUS_ADRERR, addr),
         FaultError::OutOfMemory => out_of_memory(),
+    }
+}
+
+/// Lets other threads run until the page at `addr` has been read.
+pub fn pending(frame: &mut TrapFrame, addr: u64) {
+    let thread = current();
+    thread.major_faults.fetch_add(1, Ordering::Relaxed);
+    let Some(read) = percpu::cpu().pending_read() else { return };
+    match reads::wait(&read) {
+        // A thread that is killed ends on its return.
+        Ok(()) | Err(Errno::EINTR) => {}
+        Err(_) => page_fault(frame, addr, FaultError::Bus),
     }
 }
 

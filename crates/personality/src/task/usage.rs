@@ -8,8 +8,10 @@ use faultless_bare::sync::Mutex;
 pub struct Usage {
     /// How long they ran.
     pub times: Times,
-    /// Served page faults.
-    pub faults: u64,
+    /// Page faults that were served at once.
+    pub minor_faults: u64,
+    /// Page faults that waited for a page to be read.
+    pub major_faults: u64,
     /// Voluntary and involuntary context switches.
     pub switches: [u64; 2],
 }
@@ -21,7 +23,8 @@ impl core::ops::Add for Usage {
         let [own, others] = [self.switches, other.switches];
         Self {
             times: self.times + other.times,
-            faults: self.faults + other.faults,
+            minor_faults: self.minor_faults + other.minor_faults,
+            major_faults: self.major_faults + other.major_faults,
             switches: [own[0] + others[0], own[1] + others[1]],
         }
     }

@@ -378,15 +378,17 @@ fn stat(of: &Subject, text: &mut Text) -> Result<()> {
     let session = process.relatives.session.load(Relaxed);
     let _ = write!(
         text,
-        "{} ({}) {} {} {group} {session} 0 -1 4194304 {} {} 0 0 {} {} {} {} 20 0 {threads} 0 {} \
+        "{} ({}) {} {} {group} {session} 0 -1 4194304 {} {} {} {} {} {} {} {} 20 0 {threads} 0 {} \
          {size} {resident} 18446744073709551615 0 0 0 0 0 0 0 0 0 0 0 0 17 {cpu} 0 0 0 0 0 0 0 {} {} {} \
          {} {} {}",
         tid(of),
         *process.name.lock(),
         state(of).0,
         parent(of),
-        own.faults,
-        children.faults,
+        own.minor_faults,
+        children.minor_faults,
+        own.major_faults,
+        children.major_faults,
         own.times.user / TICK,
         own.times.system / TICK,
         children.times.user / TICK,

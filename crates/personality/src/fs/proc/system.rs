@@ -200,6 +200,7 @@ fn interrupts(text: &mut Text) -> fmt::Result {
         ("LOC", "Local timer interrupts"),
         ("RES", "Rescheduling interrupts"),
         ("TLB", "TLB shootdowns"),
+        ("DEV", "Device interrupts"),
     ];
     for (at, (label, what)) in rows.into_iter().enumerate() {
         write!(text, "{label}: ")?;

@@ -103,8 +103,7 @@ pub fn sync(args: Args<'_>) -> Result {
     }
 }
 
-/// `fadvise64(fd, offset, length, advice)` and `readahead(fd, offset, length)`: nothing to do for files in
-/// memory.
+/// `fadvise64(fd, offset, length, advice)`: only `POSIX_FADV_WILLNEED` has an effect, as [`readahead`].
 pub fn advise(args: Args<'_>) -> Result {
     /// The largest valid advice.
     const NOREUSE: u64 = 5;
@@ -112,14 +111,24 @@ pub fn advise(args: Args<'_>) -> Result {
     if file.stream().is_some() && !file.seekable() {
         return Err(Errno::ESPIPE);
     }
-    if args.d() > NOREUSE { Err(Errno::EINVAL) } else { Ok(0) }
+    if args.d() > NOREUSE {
+        return Err(Errno::EINVAL);
+    }
+    if let Some(regular) = file.inode.regular()
+        && args.d() == u64::from(nr::POSIX_FADV_WILLNEED)
+    {
+        // A length of 0 is the rest of the file.
+        regular.read_ahead(args.b(), if args.c() == 0 { u64::MAX } else { args.c() });
+    }
+    Ok(0)
 }
 
-/// `readahead(fd, offset, length)`.
+/// `readahead(fd, offset, length)`: begins to read what lies on the disk.
 pub fn readahead(args: Args<'_>) -> Result {
     let file = file(args.a())?;
     if !file.reads() {
         return Err(Errno::EBADF);
     }
-    if file.inode.regular().is_some() { Ok(0) } else { Err(Errno::EINVAL) }
+    file.inode.regular().ok_or(Errno::EINVAL)?.read_ahead(args.b(), args.c());
+    Ok(0)
 }

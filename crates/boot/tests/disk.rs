@@ -1,0 +1,171 @@
+//! Programs whose files are on a disk, on one CPU and on four: the kernel reads pages of them when they are needed.
+
+mod common;
+
+use common::{Ran, boot, busybox, deterministic, host, parallel, try_boot};
+use faultless_boot::{BootError, Disk, Machine, Program, guest};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// Pages of each file that the guest program `disk` reads, and the one of `bad` that cannot be read.
+const PAGES: u64 = 320;
+const BAD: u64 = 37;
+
+/// What those files have in them.
+fn contents() -> Vec<u8> {
+    let word = |at: u64| (at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (0..PAGES * 512).flat_map(|at| word(at).to_le_bytes()).collect()
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a temporary directory")
+}
+
+fn copy(from: &Path, to: &Path) {
+    host(Command::new("cp").arg(from).arg(to), "it can be copied");
+}
+
+fn with(disk: Disk, machine: Machine) -> Machine {
+    Machine { disk: Some(disk), ..machine }
+}
+
+/// Runs checks of the guest program `disk`, all of which must pass.
+#[track_caller]
+fn passes(machine: &Machine, checks: &[&str]) -> Ran {
+    let files = folder();
+    let data = files.path().join("data");
+    fs::create_dir(&data).expect("it can be made");
+    let contents = contents();
+    for name in [
+        "reads",
+        "odd",
+        "mapped",
+        "threads",
+        "slow",
+        "copies",
+        "populated",
+        "ahead",
+        "stores",
+        "cut",
+        "cut_read",
+        "bad",
+    ] {
+        fs::write(data.join(name), &contents).expect("it can be written");
+    }
+    for name in ["busybox_copy", "bad_program"] {
+        copy(busybox(), &data.join(name));
+    }
+    // The interpreter's first argument is the applet's name.
+    copy(busybox(), &data.join("busybox"));
+    let script = data.join("script");
+    fs::write(&script, "#!/data/busybox sh\nexec /data/busybox \"$@\"\n")
+        .expect("it can be written");
+    host(Command::new("chmod").arg("755").arg(&script), "it can be run");
+    let program = Program::guest(guest("disk").expect("guest programs come along"));
+    let ran = boot(machine, &program.files(files.path()).args(checks)).exited(0);
+    let passed = ran.output.lines().filter(|line| line.starts_with("ok ")).count();
+    assert!(passed == checks.len() && !ran.output.contains("FAIL"), "{ran}");
+    let count = |name| ran.report.counter(name).expect("a counter");
+    assert!(count("pages_read") > 0 && count("interrupts_device") > 0, "{ran}");
+    ran
+}
+
+#[test]
+fn files_of_a_disk() {
+    let checks =
+        ["reads", "mapped", "many_threads", "copies", "populated", "stores", "cut", "programs"];
+    for machine in [deterministic(), parallel()] {
+        let ran = passes(&with(Disk::default(), machine), &checks);
+        assert!(ran.report.counter("pgmajfault") > Some(0), "{ran}");
+    }
+}
+
+/// One CPU runs a thread while another thread's page fault waits for a disk that is slow.
+#[test]
+fn others_run_during_major_faults() {
+    for machine in [Machine { cpus: 1, ..parallel() }, parallel()] {
+        let disk = Disk { reads_per_second: Some(50), ..Disk::default() };
+        let ran = passes(&with(disk, machine), &["others_run"]);
+        assert!(ran.report.counter("pgmajfault") >= Some(PAGES / 32), "{ran}");
+    }
+}
+
+/// What a disk cannot read is `SIGBUS`, `EIO` or `EFAULT`, and nobody else's harm.
+#[test]
+fn errors_of_a_disk() {
+    let unreadable = [("/data/bad", BAD), ("/data/bad_program", 0)];
+    let unreadable = unreadable.map(|(path, page)| (path.to_owned(), page)).to_vec();
+    for machine in [deterministic(), parallel()] {
+        let disk = Disk { unreadable: unreadable.clone(), ..Disk::default() };
+        passes(&with(disk, machine), &["errors"]);
+    }
+    let disk = Disk { unreadable: vec![("/none".into(), 0)], ..Disk::default() };
+    let program = Program::file(busybox()).expect("it is a program").args(["true"]);
+    let refused = try_boot(&with(disk, parallel()), &program).err();
+    assert!(matches!(refused, Some(BootError::Unfit { .. })), "{refused:?}");
+}
+
+/// A machine whose memory does not hold its files.
+#[test]
+fn files_larger_than_memory() {
+    let files = folder();
+    let shell = files.path().join("busybox");
+    copy(busybox(), &shell);
+    let large = fs::File::create(files.path().join("large")).expect("it can be made");
+    large.set_len(600 << 20).expect("a file with a hole");
+    let program = Program::file(&shell).expect("it is a program").files(files.path());
+    let program = program.args(["tail", "-c", "5", "/large"]);
+    let machine = Machine { memory: 256 << 20, ..parallel() };
+    assert!(matches!(try_boot(&machine, &program).err(), Some(BootError::Memory { .. })));
+    let ran = boot(&with(Disk::default(), machine), &program).exited(0);
+    assert_eq!(ran.output, "\0\0\0\0\0", "{ran}");
+}
+
+/// The shell script of the tests of programs, from a disk.
+#[test]
+fn a_script() {
+    let files = folder();
+    let (shell, script) = (files.path().join("busybox"), files.path().join("script.sh"));
+    copy(busybox(), &shell);
+    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/script.sh"), &script)
+        .expect("it can be copied");
+    let program = Program::file(&shell).expect("it is a program").files(files.path()).args([
+        "sh",
+        "/script.sh",
+        "/busybox",
+        "/tmp",
+    ]);
+    for machine in [deterministic(), parallel()] {
+        let there = boot(&machine, &program).exited(0).output;
+        assert!(there.ends_with("done\n"), "{there}");
+        let ran = boot(&with(Disk::default(), machine), &program).exited(0);
+        assert_eq!(ran.output, there, "{ran}");
+    }
+}
+
+/// A dynamically linked program, with its interpreter and libraries.
+#[test]
+fn a_dynamically_linked_program() {
+    let files = folder();
+    let program = files.path().join("program");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/program.c");
+    let mut compile = Command::new("cc");
+    compile.args(["-O1", "-pthread", "-o"]).arg(&program).arg(source).arg("-lm");
+    host(&mut compile, "apt-get install gcc libc6-dev");
+    let needed = host(Command::new("ldd").arg(&program), "it is linked");
+    for path in needed.split_whitespace().filter(|word| word.starts_with('/')) {
+        let inside = files.path().join(path.trim_start_matches('/'));
+        fs::create_dir_all(inside.parent().expect("a directory")).expect("it can be made");
+        copy(Path::new(path), &inside);
+    }
+    let there = host(Command::new(&program).arg("one").env_clear(), "it runs on the host");
+    let program = Program::file_among(files.path(), &program).expect("it is a program");
+    let mut program = program.args(["one"]);
+    program.environ.clear();
+    for machine in [deterministic(), parallel()] {
+        let ran = boot(&with(Disk::default(), machine), &program).exited(0);
+        assert_eq!(ran.output, there, "{ran}");
+        assert!(ran.report.counter("pgmajfault") > Some(0), "{ran}");
+    }
+}

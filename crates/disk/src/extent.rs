@@ -1,0 +1,73 @@
+//! Files on the disk.
+
+use crate::device::{self, Order};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use faultless::{BackingStore, Errno, PAGE_SIZE, ReadRun, StoreError, WriteRun};
+use faultless_collections::{Arc, OutOfMemory};
+
+/// How many pages are read at once: 128 KiB, as much as Linux reads around a fault unless it is told otherwise (`read_ahead_kb`).
+const PREFERRED_PAGES: usize = 32;
+
+/// Whether a read of several of a file's pages has failed, so that they are read one by one.
+#[derive(Debug, Default)]
+pub(crate) struct OneByOne(AtomicBool);
+
+impl OneByOne {
+    pub(crate) fn begin(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Neighbouring pages of the disk: the contents of a file.
+#[derive(Debug)]
+pub struct Extent {
+    /// The number of the first page on the disk.
+    first: u64,
+    /// The bytes of the file that are the disk's; others are zeros.
+    bytes: AtomicU64,
+    one_by_one: Arc<OneByOne>,
+}
+
+impl Extent {
+    /// The `bytes` bytes from page `first` of the disk on.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn try_new(first: u64, bytes: u64) -> Result<Self, OutOfMemory> {
+        let one_by_one = Arc::try_new(OneByOne::default())?;
+        Ok(Self { first, bytes: AtomicU64::new(bytes), one_by_one })
+    }
+}
+
+impl BackingStore for Extent {
+    fn len(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn preferred_pages(&self) -> usize {
+        if self.one_by_one.0.load(Ordering::Relaxed) { 1 } else { PREFERRED_PAGES }
+    }
+
+    fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
+        let (first, wanted) = (run.first(), run.bytes() as u64);
+        let bytes = self.len().saturating_sub(first * PAGE_SIZE).min(wanted) as usize;
+        if bytes != 0
+            && let Some(reading) = run.take_along()
+        {
+            let one_by_one = self.one_by_one.clone();
+            device::read(Order { reading, page: self.first + first, bytes, one_by_one });
+        }
+        // The rest is zeros.
+        Ok(0)
+    }
+
+    /// The disk is only read: what was stored stays in the file's pages, which leave only with the file.
+    fn write(&self, _: &WriteRun<'_>) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn set_len(&self, bytes: u64) -> Result<(), Errno> {
+        self.bytes.fetch_min(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+}

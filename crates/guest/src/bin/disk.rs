@@ -1,0 +1,342 @@
+//! `disk CHECK…`: files that lie on a disk, from which their pages are read when they are needed.
+//!
+//! In `/data` each check has a file of its own, which nobody has read before: of [`PAGES`] pages, in which the word at each place is that of
+//! [`word`]. `others_run` needs a slow disk, and `errors` one that cannot read page [`BAD`] of its file.
+
+use faultless_guest::check::{Check, Verdict};
+use faultless_guest::dir::{self, io, number};
+use faultless_guest::mem::{PAGE, READ, Region, WRITE, load};
+use faultless_guest::proc::{Status, fork, pid, wait_until};
+use faultless_guest::sys::{Errno, call, checked, doing};
+use faultless_guest::{ensure, same, signal};
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::mem::zeroed;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+/// Pages of each file.
+const PAGES: u64 = 320;
+/// Bytes of each file.
+const BYTES: u64 = PAGES * PAGE;
+/// The page that cannot be read.
+const BAD: u64 = 37;
+
+/// The word at the place `at`, a multiple of 8.
+fn word(at: u64) -> u64 {
+    (at / 8 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// The bytes of a file from `at` on.
+fn bytes(at: u64, len: u64) -> Vec<u8> {
+    let from = at / 8 * 8;
+    let words = (from..at + len).step_by(8).flat_map(|at| word(at).to_le_bytes());
+    words.skip((at - from) as usize).take(len as usize).collect()
+}
+
+fn path(name: &str) -> String {
+    format!("/data/{name}")
+}
+
+fn file(name: &str) -> Result<File, String> {
+    io(name, OpenOptions::new().read(true).write(true).open(path(name)))
+}
+
+fn map(file: &File, prot: i32, flags: i32) -> Result<Region, String> {
+    doing("mmap", Region::map(BYTES, prot, flags, file.as_raw_fd(), 0))
+}
+
+/// The minor and major faults of this process.
+fn faults() -> [i64; 2] {
+    // SAFETY: the structure is a local, of integers.
+    let usage = unsafe {
+        let mut usage: libc::rusage = zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+        usage
+    };
+    [usage.ru_minflt, usage.ru_majflt]
+}
+
+/// `clock` in nanoseconds.
+fn now(clock: libc::clockid_t) -> u64 {
+    // SAFETY: the structure is a local, of integers.
+    let time = unsafe {
+        let mut time: libc::timespec = zeroed();
+        libc::clock_gettime(clock, &raw mut time);
+        time
+    };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Reads of the whole file, and of parts that begin and end within pages.
+fn reads() -> Verdict {
+    let mut odd = file("odd")?;
+    for (at, len) in [(12_345, 70_001), (BYTES - 100, 100), (4095, 2), (200_000, 1)] {
+        let mut buffer = vec![0; len as usize];
+        io("pread", odd.read_exact_at(&mut buffer, at))?;
+        ensure!(buffer == bytes(at, len), "{len} bytes from {at} are wrong");
+    }
+    same!(io("seek", odd.seek(SeekFrom::End(-10)))?, BYTES - 10, "the position");
+    let mut rest = [0; 64];
+    same!(io("read", odd.read(&mut rest))?, 10, "bytes at the end");
+    ensure!(rest[..10] == bytes(BYTES - 10, 10), "the last bytes are wrong");
+    let all = io("read", fs::read(path("reads")))?;
+    ensure!(all == bytes(0, BYTES), "{} bytes, or others", all.len());
+    Ok(())
+}
+
+/// A mapping is read by major faults, each of which reads more than its page.
+fn mapped() -> Verdict {
+    let file = file("mapped")?;
+    let region = map(&file, READ, libc::MAP_PRIVATE)?;
+    let [_, before] = faults();
+    for at in (0..BYTES / 8).rev().map(|place| place * 8) {
+        same!(region.load(at), word(at), "the word at {at}");
+    }
+    let major = faults()[1] - before;
+    ensure!(major > 0 && major <= PAGES as i64 / 8, "{major} major faults for {PAGES} pages");
+    let again = map(&file, READ, libc::MAP_SHARED)?;
+    again.pages().for_each(|at| {
+        again.load(at);
+    });
+    same!(faults()[1] - before, major, "major faults once the pages are there");
+    Ok(())
+}
+
+/// Many threads fault in the same pages, in different orders.
+fn many_threads() -> Verdict {
+    let region = map(&file("threads")?, READ, libc::MAP_SHARED)?;
+    let region = &region;
+    let wrong: u64 = thread::scope(|scope| {
+        let threads: Vec<_> = (0..8u64)
+            .map(|thread| {
+                scope.spawn(move || {
+                    let places = (0..PAGES).map(|step| {
+                        let page = (step * (2 * thread + 1) + 40 * thread) % PAGES;
+                        page * PAGE + thread * 8
+                    });
+                    places.filter(|&at| region.load(at) != word(at)).count() as u64
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or(PAGES)).sum()
+    });
+    same!(wrong, 0, "wrong words");
+    Ok(())
+}
+
+/// While a thread waits for the disk, others run on its CPU.
+fn others_run() -> Verdict {
+    static STEPS: AtomicU64 = AtomicU64::new(0);
+    static END: AtomicBool = AtomicBool::new(false);
+    let region = map(&file("slow")?, READ, libc::MAP_PRIVATE)?;
+    let other = thread::spawn(|| {
+        while !END.load(Ordering::Relaxed) {
+            STEPS.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    wait_until(|| STEPS.load(Ordering::Relaxed) != 0);
+    let [_, before] = faults();
+    let (wall, own) = (now(libc::CLOCK_MONOTONIC), now(libc::CLOCK_THREAD_CPUTIME_ID));
+    let mut long = 0;
+    for at in region.pages() {
+        let (steps, since) = (STEPS.load(Ordering::Relaxed), now(libc::CLOCK_MONOTONIC));
+        same!(region.load(at), word(at), "the word at {at}");
+        let ran = STEPS.load(Ordering::Relaxed) - steps;
+        let took = now(libc::CLOCK_MONOTONIC) - since;
+        // The disk's first reads are quick.
+        if took > 5_000_000 {
+            long += 1;
+            ensure!(ran > 0, "nobody ran during the fault at {at}, which took {took} ns");
+        }
+    }
+    ensure!(long >= 3, "{long} faults took long");
+    let own = now(libc::CLOCK_THREAD_CPUTIME_ID) - own;
+    let wall = now(libc::CLOCK_MONOTONIC) - wall;
+    END.store(true, Ordering::Relaxed);
+    let _ = other.join();
+    ensure!(faults()[1] > before, "no major faults");
+    ensure!(own * 4 < wall, "the thread ran for {own} of {wall} ns, and did not wait asleep");
+    Ok(())
+}
+
+/// The kernel copies from and to pages that are not there yet.
+fn copies() -> Verdict {
+    let file = file("copies")?;
+    let region = map(&file, WRITE, libc::MAP_PRIVATE)?;
+    let (mut reader, mut writer) = io("pipe", std::io::pipe())?;
+    let at = |page: u64| region.start() + page * PAGE;
+    // SAFETY: the kernel reads the region's bytes.
+    let written = unsafe { call(libc::SYS_write, [writer.as_raw_fd() as u64, at(1) - 50, 100]) };
+    same!(written, Ok(100), "bytes written from pages that are not there");
+    let mut buffer = [0; 100];
+    io("read", reader.read_exact(&mut buffer))?;
+    ensure!(buffer[..] == bytes(PAGE - 50, 100), "what was written is wrong");
+    // Into the middle of a page: the rest is the file's.
+    io("write", writer.write_all(&[0xee; 8]))?;
+    // SAFETY: the kernel writes the region's bytes.
+    let read = unsafe { call(libc::SYS_read, [reader.as_raw_fd() as u64, at(100) + 16, 8]) };
+    same!(read, Ok(8), "bytes read into a page that is not there");
+    let words = [0, 8, 16, 24].map(|more| region.load(100 * PAGE + more));
+    let whole = |more| word(100 * PAGE + more);
+    same!(words, [whole(0), whole(8), 0xeeee_eeee_eeee_eeee, whole(24)], "the page");
+    // By another way: as a debugger reads.
+    let mut seen = [0u64; 2];
+    let local = [seen.as_mut_ptr() as u64, 16];
+    let remote = [at(200), 16];
+    let args = [pid() as u64, local.as_ptr() as u64, 1, remote.as_ptr() as u64, 1, 0];
+    // SAFETY: the kernel writes to `seen` alone.
+    same!(unsafe { call(libc::SYS_process_vm_readv, args) }, Ok(16), "process_vm_readv");
+    same!(seen, [word(200 * PAGE), word(200 * PAGE + 8)], "what it read");
+    Ok(())
+}
+
+/// Pages that are asked for in advance cause no major faults.
+fn populated() -> Verdict {
+    let file = file("populated")?;
+    let [_, before] = faults();
+    let region = map(&file, READ, libc::MAP_SHARED | libc::MAP_POPULATE)?;
+    for at in region.pages() {
+        same!(region.load(at), word(at), "the word at {at}");
+    }
+    same!(faults()[1] - before, 0, "major faults of populated pages");
+    let ahead = self::file("ahead")?;
+    let region = map(&ahead, READ, libc::MAP_PRIVATE)?;
+    // SAFETY: a plain call.
+    let advised = unsafe {
+        libc::posix_fadvise(ahead.as_raw_fd(), 0, BYTES as i64, libc::POSIX_FADV_WILLNEED)
+    };
+    same!(advised, 0, "posix_fadvise");
+    wait_until(|| {
+        let mut there = vec![0u8; PAGES as usize];
+        let args = [region.start(), BYTES, there.as_mut_ptr() as u64];
+        // SAFETY: the vector has a byte for each page.
+        let known = unsafe { call(libc::SYS_mincore, args) };
+        known.is_err() || there.iter().all(|&there| there & 1 != 0)
+    });
+    let [_, before] = faults();
+    for at in region.pages() {
+        same!(region.load(at), word(at), "the word at {at}");
+    }
+    same!(faults()[1] - before, 0, "major faults of pages that were read ahead");
+    Ok(())
+}
+
+/// What is stored stays, beside what the disk has; private stores are not seen in the file.
+fn stores() -> Verdict {
+    let stored = file("stores")?;
+    let mut expected = bytes(0, BYTES);
+    let mut put = |at: u64, what: &[u8]| {
+        expected[at as usize..][..what.len()].copy_from_slice(what);
+        io("pwrite", stored.write_all_at(what, at))
+    };
+    put(PAGE + 10, b"within a page")?;
+    put(20 * PAGE - 3, b"over the end of a page")?;
+    put(64 * PAGE, &[5; 3 * PAGE as usize])?;
+    let (shared, private) =
+        (map(&stored, WRITE, libc::MAP_SHARED)?, map(&stored, WRITE, libc::MAP_PRIVATE)?);
+    shared.store(128 * PAGE + 8, 77);
+    expected[128 * PAGE as usize + 8..][..8].copy_from_slice(&77u64.to_le_bytes());
+    private.store(200 * PAGE, 99);
+    same!(private.load(200 * PAGE + 8), word(200 * PAGE + 8), "the rest of the private copy");
+    let all = io("read", fs::read(path("stores")))?;
+    ensure!(all == expected, "the file is not as it was stored");
+    let mut end = io("open", OpenOptions::new().append(true).open(path("stores")))?;
+    io("append", end.write_all(b"more"))?;
+    expected.extend_from_slice(b"more");
+    ensure!(io("read", fs::read(path("stores")))? == expected, "the file is not as appended");
+    Ok(())
+}
+
+/// What was cut off is zeros when the file is longer again, whether its pages had been read or not.
+fn cut() -> Verdict {
+    for read_first in [false, true] {
+        let name = if read_first { "cut_read" } else { "cut" };
+        let file = file(name)?;
+        if read_first {
+            io("read", fs::read(path(name)))?;
+        }
+        let end = 50 * PAGE + 1000;
+        io("truncate", file.set_len(end))?;
+        io("lengthen", file.set_len(BYTES))?;
+        let all = io("read", fs::read(path(name)))?;
+        same!(all.len() as u64, BYTES, "the length");
+        ensure!(all[..end as usize] == bytes(0, end), "{name}: what was left is wrong");
+        let zeros = all[end as usize..].iter().all(|&byte| byte == 0);
+        ensure!(zeros, "{name}: what was cut off has come back");
+    }
+    Ok(())
+}
+
+/// A program is run that nobody has read, and a script with an interpreter that is on the disk, too.
+fn programs() -> Verdict {
+    for name in ["busybox_copy", "script"] {
+        let ran = io(name, Command::new(path(name)).arg("echo").arg("it runs").output())?;
+        same!(String::from_utf8_lossy(&ran.stdout), "it runs\n", "what {name} wrote");
+    }
+    Ok(())
+}
+
+/// A page that the disk cannot read is an error of whoever needs it, and of nobody else.
+fn errors() -> Verdict {
+    let bad = file("bad")?;
+    let region = map(&bad, READ, libc::MAP_PRIVATE)?;
+    let at = |page: u64| region.start() + page * PAGE;
+    let ends = |page: u64| {
+        let child = fork(|| {
+            let _ = signal::default(libc::SIGBUS);
+            load(at(page));
+            0
+        });
+        doing("wait4", doing("fork", child)?.wait())
+    };
+    for round in 0..2 {
+        for page in [BAD - 1, BAD, BAD + 1] {
+            let expected = match page {
+                BAD => Status::Killed(libc::SIGBUS),
+                _ => Status::Exited(0),
+            };
+            same!(ends(page)?, expected, "round {round}: a load from page {page}");
+        }
+    }
+    same!(region.load((BAD + 1) * PAGE), word((BAD + 1) * PAGE), "the word behind the bad page");
+    // What is before it can be read.
+    let mut buffer = vec![0; 8 * PAGE as usize];
+    let from = (BAD - 3) * PAGE;
+    same!(io("pread", bad.read_at(&mut buffer, from))? as u64, 3 * PAGE, "bytes that can be read");
+    ensure!(buffer[..3 * PAGE as usize] == bytes(from, 3 * PAGE), "they are wrong");
+    same!(number(bad.read_at(&mut buffer, BAD * PAGE)), libc::EIO, "a read of the bad page");
+    same!(number(bad.write_at(b"x", BAD * PAGE + 1)), libc::EIO, "a write to a part of it");
+    let (_reader, writer) = io("pipe", std::io::pipe())?;
+    // SAFETY: the kernel reads the region's bytes.
+    let written = unsafe { call(libc::SYS_write, [writer.as_raw_fd() as u64, at(BAD), 100]) };
+    same!(written, Err(Errno(libc::EFAULT)), "a write from the bad page");
+    let populated = checked(unsafe {
+        // SAFETY: advice about the region.
+        libc::madvise(at(BAD) as *mut libc::c_void, PAGE as usize, libc::MADV_POPULATE_READ)
+    });
+    same!(populated, Err(Errno(libc::EFAULT)), "populating it");
+    let run = Command::new(path("bad_program")).status();
+    same!(number(run), libc::EIO, "running a program whose header cannot be read");
+    Ok(())
+}
+
+const CHECKS: &[Check] = &[
+    ("reads", reads),
+    ("mapped", mapped),
+    ("many_threads", many_threads),
+    ("others_run", others_run),
+    ("copies", copies),
+    ("populated", populated),
+    ("stores", stores),
+    ("cut", cut),
+    ("programs", programs),
+    ("errors", errors),
+];
+
+fn main() {
+    dir::run("disk", CHECKS);
+}

@@ -1,0 +1,86 @@
+//! Waiting for pages that are read from the disk.
+//!
+//! A thread that needs such a page sleeps in one of a few queues, and the end of the read wakes that queue. Copies from and to user memory,
+//! which may hold locks, wait on their CPU instead (`faultless_bare::trap`); so what a system call copies of a file is
+//! [fetched](fetch) first.
+
+use super::thread::{WaitQueue, try_current};
+use super::wait;
+use crate::errno::{Errno, Result};
+use core::ops::Range;
+use faultless::locks::until;
+use faultless::{Object, PendingRead, Shared};
+use faultless_bare::percpu;
+
+/// How many pages behind one that is needed are read with it.
+const AHEAD: u64 = 64;
+
+/// The threads that wait for reads, by the names of the reads. A thread may be woken for another read, and then waits again.
+static QUEUES: [WaitQueue; 16] = [const { WaitQueue::new() }; 16];
+
+fn queue(read: u64) -> &'static WaitQueue {
+    // Names are addresses, of which the last bits are alike.
+    &QUEUES[(read >> 5) as usize % QUEUES.len()]
+}
+
+/// Wakes the threads that wait for a read, which has ended.
+pub fn wake(read: u64) {
+    queue(read).wake_all();
+}
+
+/// Sleeps until the read has ended. The caller holds no lock.
+///
+/// # Errors
+/// `EIO`: the page could not be read. `EINTR`: the thread is killed.
+pub fn wait(pending: &PendingRead) -> Result<()> {
+    let outcome = if try_current().is_some() {
+        wait::wait_unless_killed(queue(pending.id()), || pending.outcome())
+            .map_err(|_| Errno::EINTR)?
+    } else {
+        // At boot.
+        let mut outcome = None;
+        until(percpu::cpu(), || {
+            faultless_disk::poll();
+            outcome = pending.outcome();
+            outcome.is_some()
+        });
+        outcome.unwrap_or(Ok(()))
+    };
+    outcome.map_err(|_| Errno::EIO)
+}
+
+/// Waits until `pages` of `object` are there. Returns how many from the first on are. The caller holds no lock.
+///
+/// # Errors
+/// Why the first is not: `EIO`, `ENOMEM`; `EINTR`: the thread is killed.
+pub fn fetch(object: &Shared<Object>, pages: Range<u64>) -> Result {
+    for index in pages.clone() {
+        match fetch_page(object, index, pages.end) {
+            Err(errno) if index == pages.start => return Err(errno),
+            Err(_) => return Ok(index - pages.start),
+            Ok(()) => {}
+        }
+    }
+    Ok(pages.end.saturating_sub(pages.start))
+}
+
+fn fetch_page(object: &Shared<Object>, index: u64, end: u64) -> Result<()> {
+    let is_missing = || object.is_stored() && !object.has_page(percpu::cpu(), index);
+    if is_missing() {
+        // Once: where many pages cannot be read at a time, the page is read by itself below. What hinders this hinders that, or is of a
+        // later page, whose turn comes.
+        let _ = object.read_ahead(percpu::cpu(), index..end.min(index + AHEAD));
+    }
+    while is_missing() && index < object.pages() {
+        match object.read_page(percpu::cpu(), index, |_| ()) {
+            Ok(()) => break,
+            Err(faultless::Errno::EAGAIN) => {
+                if let Some(pending) = percpu::cpu().pending_read() {
+                    wait(&pending)?;
+                }
+            }
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
