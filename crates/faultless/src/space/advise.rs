@@ -89,7 +89,8 @@ impl<M: Machine> Space<M> {
     /// # Errors
     /// As Linux: `EINVAL` (unaligned, the range wraps, or a VMA that the advice does not suit),
     /// `ENOMEM` (holes: the rest is done all the same, but for populating), `EFAULT` (populating met
-    /// a fault that cannot be served).
+    /// a fault that cannot be served). Of [`Collapse`](Advice::Collapse), which does the rest all the same: `EINVAL` (2 MiB that are not a file's,
+    /// or where address and offset do not agree), `EAGAIN` (pages are in use, dirty, or being read), `ENOMEM`.
     pub fn madvise(
         &self,
         cpu: &Cpu<'_, M>,
