@@ -123,9 +123,9 @@ counters! {
     PrefaultPage = "prefault_page",
     /// Unused prefaulted pages: unmapped without an access.
     PrefaultWasted = "prefault_wasted",
-    /// Prefaulted pages that a stream checked later and found used.
+    /// Prefaulted pages, or pages of a file read ahead, that a stream checked later and found used.
     PrefaultUsed = "prefault_used",
-    /// Prefaulted pages that a stream checked later and found not used by then.
+    /// Prefaulted pages, or pages of a file read ahead, that a stream checked later and found not used by then.
     PrefaultUnused = "prefault_unused",
     /// Pages copied on write.
     CowCopy = "fault_cow_copy",

@@ -6,10 +6,13 @@
 //!
 //! Whether a page cannot be read is decided under a lock, like all that a program is told.
 
+use super::prefault::ThreadPredictor;
+use super::{Access, Attempt};
+use crate::fault::ticket::Ticket;
 use crate::file::{Fetched, Lack, Object};
 use crate::machine::Machine;
 use crate::space::Space;
-use crate::space::vma::Area;
+use crate::space::vma::{Area, VmaFlags};
 use crate::stat::Counter;
 use crate::vm::Cpu;
 
@@ -38,11 +41,39 @@ impl<M: Machine> Space<M> {
         tell(&unsafe { entry.value.as_ref() }.area)
     }
 
-    /// Reads the page of an object that is mapped at `page` from the object's store. What a fault without a lock could not read, it does
+    /// How many pages are to be read for a fault at `page`, from that on; see [`Attempt::read_window`].
+    fn predicted(
+        &self,
+        cpu: &Cpu<'_, M>,
+        page: u64,
+        thread: &ThreadPredictor<M>,
+        block: u8,
+    ) -> u64 {
+        let section = cpu.section();
+        let Some(entry) = self.view(cpu, &section).at(page) else { return 1 };
+        // SAFETY: VMAs in a view live as long as the section.
+        let vma = unsafe { entry.value.as_ref() };
+        if vma.area.flags.contains(VmaFlags::RANDOM) {
+            return 1;
+        }
+        // Nothing is installed, so nothing needs to be validated.
+        let (ticket, access) = (Ticket::page_held(), Access::Read);
+        let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead: None };
+        attempt.read_window(thread, block)
+    }
+
+    /// Reads the page of an object that is mapped at `page` from the object's store, with those after it that the thread of `ahead` is
+    /// predicted to use. What a fault without a lock could not read, it does
     /// not read again under the lock (`decides`).
     #[cold]
     #[inline(never)]
-    pub(super) fn read_in(&self, cpu: &Cpu<'_, M>, page: u64, decides: bool) -> ReadIn {
+    pub(super) fn read_in(
+        &self,
+        cpu: &Cpu<'_, M>,
+        page: u64,
+        ahead: Option<&ThreadPredictor<M>>,
+        decides: bool,
+    ) -> ReadIn {
         let wanted = self.with_area(cpu, page, |area| {
             let object = area.memory.object().filter(|object| object.is_stored())?;
             Some((object.clone(), area.index_of(page)))
@@ -54,7 +85,9 @@ impl<M: Machine> Space<M> {
             Object::release(object, cpu);
             return ReadIn::Failed;
         }
-        let fetched = object.fetch(cpu, index, index);
+        let more =
+            ahead.map_or(1, |thread| self.predicted(cpu, page, thread, object.block_order()));
+        let fetched = object.fetch(cpu, index, index + more);
         Object::release(object, cpu);
         match fetched {
             Ok(Fetched::There) => {

@@ -318,7 +318,7 @@ impl<M: Machine> Space<M> {
             match abort {
                 Abort::VmaChanged | Abort::TableChanged => {}
                 // No section is open here: a read may take long.
-                Abort::Absent => match self.read_in(cpu, page, false) {
+                Abort::Absent => match self.read_in(cpu, page, ahead, false) {
                     ReadIn::LookAgain => {}
                     ReadIn::Pending => return Some(FaultKind::Pending),
                     ReadIn::Failed | ReadIn::NoMemory => break,
@@ -485,7 +485,7 @@ impl<M: Machine> Space<M> {
                         return Ok(FaultKind::Pending);
                     }
                 }
-                Err(Refusal::Absent) => match self.read_in(cpu, page, true) {
+                Err(Refusal::Absent) => match self.read_in(cpu, page, ahead, true) {
                     ReadIn::LookAgain => {}
                     ReadIn::Pending => return Ok(FaultKind::Pending),
                     ReadIn::Failed => {

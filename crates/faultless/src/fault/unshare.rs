@@ -32,7 +32,7 @@ impl<M: Machine> Space<M> {
                 Err(Abort::NoMemory) if prepared.wait_for_one(cpu) => {}
                 Err(Abort::NoMemory | Abort::NoHeap) => break Err(FaultError::OutOfMemory),
                 Err(Abort::BeyondObject) => break Err(FaultError::Bus),
-                Err(Abort::Absent) => match self.read_in(cpu, page, true) {
+                Err(Abort::Absent) => match self.read_in(cpu, page, None, true) {
                     ReadIn::LookAgain => {}
                     ReadIn::Pending if cpu.await_read().is_ok() => {}
                     ReadIn::Pending | ReadIn::Failed => break Err(FaultError::Bus),

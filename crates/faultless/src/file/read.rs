@@ -331,6 +331,17 @@ impl Shared<Object> {
         state.map(|state| PendingRead { state, index })
     }
 
+    /// How many pages the store prefers to read at once.
+    fn block(&self) -> u64 {
+        let pages = self.store().map_or(1, |store| store.preferred_pages());
+        pages.clamp(1, MOST_PAGES) as u64
+    }
+
+    /// The rounded log2 of that.
+    pub(crate) fn block_order(&self) -> u8 {
+        self.block().ilog2() as u8
+    }
+
     /// Step 1 of the protocol. `None`: another CPU was faster.
     fn begin<M: Machine>(
         &self,
@@ -376,8 +387,7 @@ impl Shared<Object> {
     /// The pages that are read together with the one at `index`: in its table, empty at a glance, and in the block of pages that the
     /// store prefers, or up to `ahead`.
     fn run_around(&self, slots: &[AtomicU64; ENTRIES], index: u64, ahead: u64) -> Range<u64> {
-        let block = self.store().map_or(1, |store| store.preferred_pages());
-        let block = block.clamp(1, MOST_PAGES) as u64;
+        let block = self.block();
         let table = index - index % ENTRIES as u64;
         let start = index - index % block;
         let end = (start + block).max(ahead.min(index + MOST_PAGES as u64));

@@ -27,7 +27,7 @@ pub mod predictor;
 pub mod streams;
 pub mod thread;
 
-pub use predictor::{Check, Kind, Miss, Predictor, Seen, Window, beside};
+pub use predictor::{Check, Kind, MAX_ORDER, Miss, Predictor, Seen, Window, beside};
 pub(crate) use thread::ThreadPredictor;
 pub use thread::ThreadStreams;
 
@@ -118,7 +118,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let anon_vma = if kind == Kind::Read { 0 } else { self.anon_vma_id()? };
         let asked = node::index(self.page, LAST);
         let first = (self.page >> PAGE_SHIFT) - asked as u64;
-        let window = &self.window(predictor, kind, table, first);
+        let most = self.cpu.vm().knobs.prefault_max_order();
+        let window = &self.window(predictor, kind, table, most);
         let span = window.span();
         if window.is_single() && kind != Kind::Copy {
             // Nothing is expected: it is served as any other.
@@ -163,31 +164,47 @@ impl<M: Machine> Attempt<'_, '_, M> {
         Ok(Some(done))
     }
 
-    /// The pages to map, once it has been looked at what came of earlier ones.
+    /// The pages to map, 2^`most` at most, once it has been looked at what came of earlier ones.
     fn window(
         self,
         predictor: &mut M::Predictor,
         kind: Kind,
         table: &[AtomicU64; ENTRIES],
-        first: u64,
+        most: u8,
     ) -> Window<Record<M>> {
         while let Some(check) = predictor.to_check() {
             check_used(self.cpu, self.space, predictor, &check);
         }
         let area = self.vma.area.range;
-        let end = first + ENTRIES as u64;
+        let page = self.page >> PAGE_SHIFT;
+        let first = page - page % ENTRIES as u64;
         let miss = Miss {
             space: self.space.id(),
-            page: self.page >> PAGE_SHIFT,
+            page,
             kind,
-            reach: first.max(area.start >> PAGE_SHIFT)..end.min(area.end >> PAGE_SHIFT),
-            history: self.space.history.recall(self.page >> PAGE_SHIFT),
+            reach: first.max(area.start >> PAGE_SHIFT)
+                ..(first + ENTRIES as u64).min(area.end >> PAGE_SHIFT),
+            history: self.space.history.recall(page),
         };
         let vm = self.cpu.vm();
         let look = |page: u64| seen_as(vm, kind, node::load(&table[page as usize % ENTRIES]));
-        let window = predictor.predict(&miss, vm.knobs.prefault_max_order(), &vm.defaults, look);
+        let window = predictor.predict(&miss, most, &vm.defaults, look);
         // The policy is not of this crate. Outside of the reach are other VMAs.
         if window.is_for(&miss) { window } else { Window::single(miss.page) }
+    }
+
+    /// How many pages from its own on the fault is to read from a file's store: as many as the thread is predicted to use next, if it faults
+    /// in sequence. The largest window is the prefault's, in blocks of 2^`block` pages. The thread's next such fault checks what came of it.
+    pub(super) fn read_window(self, thread: &ThreadPredictor<M>, block: u8) -> u64 {
+        // SAFETY: the caller is in a grace section.
+        let reached = unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) };
+        let (Reached::Last(table), Some(mut predictor)) = (reached, thread.of_fault()) else {
+            return 1;
+        };
+        let most = self.cpu.vm().knobs.prefault_max_order() + block;
+        let window = self.window(&mut predictor, Kind::Read, table, most.min(MAX_ORDER));
+        predictor.mapped(&window, window.span());
+        window.span().end - (self.page >> PAGE_SHIFT)
     }
 
     /// Fills the entries of a chunk that can be filled. Returns the range of places that are mapped now. If place `asked`, the

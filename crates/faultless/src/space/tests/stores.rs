@@ -10,7 +10,7 @@ use crate::fault::{Access, FaultError, FaultKind};
 use crate::file::{BackingStore, Object, StoreError};
 use crate::knob::{Locking, Setting};
 use crate::machine::Machine;
-use crate::space::{Copies, Prot, Space};
+use crate::space::{Advice, Copies, Prot, Space};
 use crate::stat::Counter;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -415,4 +415,40 @@ fn a_read_ends_with_the_cpus_of_its_vm_only() {
         assert_eq!(pending.outcome(), Some(Err(Errno::EIO)));
         assert_eq!(load(cpu, space, AT), Ok(1));
     });
+}
+
+/// A thread that faults in sequence is read for ahead of it, more each time; one that does not, or says so, gets the store's block.
+#[test]
+fn what_is_read_ahead_grows_with_sequential_access() {
+    let pages = 512;
+    let run = |advice: Option<Advice>, order: u8, at: &dyn Fn(u64) -> u64| {
+        let vm = guest::vm(1, 2000);
+        vm.set(Setting::PrefaultMaxOrder(order));
+        let cpu = cpu(&vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        let memory = Memory::new(pages, 0);
+        let file = file(&cpu, &memory);
+        map(&cpu, &space, (0, pages), Prot::READ, SHARED, (&file, 0));
+        if let Some(advice) = advice {
+            space.madvise(&cpu, AT, pages * P, advice).unwrap();
+        }
+        for page in (0..pages / 2).map(at) {
+            assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1));
+        }
+        let runs: Vec<_> = reads(&memory).iter().map(|(_, bytes)| bytes / PAGE).collect();
+        let major = cpu.vm().totals().get(Counter::MajorFault);
+        assert_eq!(major, runs.len() as u64);
+        finish(&cpu, space, Vec::from([file]));
+        runs
+    };
+    let inwards = |page| page;
+    let runs = run(None, 3, &inwards);
+    assert_eq!(runs[0], 4, "the store's block");
+    assert!(runs.windows(2).all(|two| two[0] <= two[1] || two[1] == *runs.last().unwrap()));
+    assert_eq!(runs.iter().max(), Some(&32), "eight blocks: {runs:?}");
+    assert!(runs.len() < 20, "{runs:?}");
+    assert_eq!(run(None, 0, &inwards).len(), 64, "prefault is off");
+    assert_eq!(run(Some(Advice::Random), 3, &inwards).len(), 64);
+    let scattered = run(None, 3, &|page| page * 101 % pages);
+    assert!(scattered.iter().all(|pages| *pages <= 8), "{scattered:?}");
 }
