@@ -106,6 +106,29 @@ fn errors_of_a_disk() {
     assert!(matches!(refused, Some(BootError::Unfit { .. })), "{refused:?}");
 }
 
+/// What a major fault costs is counted without the disk's time.
+#[test]
+fn the_cost_of_a_major_fault() {
+    let files = folder();
+    let unread = fs::File::create(files.path().join("unread")).expect("it can be made");
+    unread.set_len(12 << 20).expect("a file with a hole");
+    let program = Program::guest(guest("rows").expect("guest programs come along"));
+    let program = program.files(files.path()).args(["row=major_fault", "disk=/unread", "passes=2"]);
+    let cost = |reads_per_second| {
+        let ran =
+            boot(&with(Disk { reads_per_second, ..Disk::default() }, deterministic()), &program);
+        let cost = ran.output.lines().find_map(|line| {
+            line.strip_prefix("row major_fault ")?.strip_suffix(" per_fault")?.parse::<f64>().ok()
+        });
+        let cost = cost.unwrap_or_else(|| panic!("no row; {ran}"));
+        assert!(ran.report.counter("pgmajfault") >= Some(96), "{ran}");
+        cost
+    };
+    // Each read of the slow disk takes 2,000,000 instructions; the ticks of the timer in this time are all that counts.
+    let (quick, slow) = (cost(None), cost(Some(500)));
+    assert!(quick > 5000.0 && (slow - quick).abs() < 20_000.0, "{quick} and {slow}");
+}
+
 /// A machine whose memory does not hold its files.
 #[test]
 fn files_larger_than_memory() {

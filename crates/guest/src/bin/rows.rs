@@ -1,4 +1,4 @@
-//! `rows [dir=DIR] [row=NAME] [passes=N] [settle=SECONDS] [rest=MILLISECONDS]`: what faults and calls cost, in ticks of the
+//! `rows [dir=DIR] [row=NAME] [passes=N] [settle=SECONDS] [rest=MILLISECONDS] [disk=FILE]`: what faults and calls cost, in ticks of the
 //! time stamp counter. Where an emulator counts instructions (`-icount shift=0`) those are instructions,
 //! and every figure repeats to the last digit; elsewhere they are only ticks.
 //!
@@ -7,6 +7,8 @@
 //! lie in DIR (`/tmp`), which should be a tmpfs. Words are not looked at: Linux gives its first process
 //! those of its command line that it does not know. `row=` may name one row. Before each pass of the anonymous
 //! rows the machine may rest, and do what it does when it is idle.
+//!
+//! `disk=` names a file on a disk that nobody has read, of [`MAJOR`] 128 KiB for each pass; the row `major_fault` reads it once.
 //!
 //! As the first process of a machine it makes its own surroundings: it mounts what it needs, lets the
 //! kernel come to rest for `settle` seconds, and turns the machine off when it is done.
@@ -29,6 +31,10 @@ use std::arch::asm;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::mpsc;
+use std::thread;
 
 const MIB: u64 = 1 << 20;
 /// What a pass of a fault row touches.
@@ -40,6 +46,9 @@ const ROUNDS: u64 = 1000;
 const FORKS: u64 = 20;
 /// What the parent of the fork row has touched.
 const PARENT: u64 = 16 * MIB;
+
+/// Faults in a pass of the row of major faults.
+const MAJOR: u64 = 32;
 
 /// How pages are touched.
 #[derive(Clone, Copy)]
@@ -306,6 +315,53 @@ fn forks(rows: &Rows) -> Result<(), String> {
     })
 }
 
+/// A fault for whose page a disk is read, without the time that the disk takes. Meanwhile another thread gives the CPU away again and again, so
+/// that the CPU never rests; what its rounds take when it is alone is taken off.
+fn major_faults(rows: &Rows, path: &str) -> Result<(), String> {
+    const STRIDE: u64 = 128 << 10;
+    static ROUNDS_DONE: AtomicU64 = AtomicU64::new(0);
+    static END: AtomicBool = AtomicBool::new(false);
+    let file = File::open(path).map_err(|error| format!("open {path}: {error}"))?;
+    let size = (rows.passes as u64 + 1) * MAJOR * STRIDE;
+    let has = file.metadata().map_or(0, |metadata| metadata.len());
+    if has < size {
+        return Err(format!(
+            "major_fault: {path} has {has} bytes; {} passes need {size}",
+            rows.passes
+        ));
+    }
+    let region = Region::map(size, READ, libc::MAP_PRIVATE, file.as_raw_fd(), 0);
+    let region = region.map_err(|errno| format!("major_fault: {errno}"))?;
+    let give_way = || {
+        proc::yield_now();
+        ROUNDS_DONE.fetch_add(1, Relaxed);
+    };
+    let (ready, begin) = mpsc::channel();
+    let other = thread::spawn(move || {
+        // The main thread waits: this one is alone.
+        let alone = (0..8).map(|_| rounds(ROUNDS, give_way)).fold(f64::MAX, f64::min);
+        let _ = ready.send(alone);
+        while !END.load(Relaxed) {
+            give_way();
+        }
+    });
+    let alone = begin.recv().map_err(|error| format!("major_fault: {error}"))?;
+    let mut next = region.pages().step_by((STRIDE / PAGE) as usize);
+    let outcome = rows.row(["major_fault"], "per_fault", || {
+        let (mut cost, before) = (0, ROUNDS_DONE.load(Relaxed));
+        for at in next.by_ref().take(MAJOR as usize) {
+            let begin = ticks();
+            region.load(at);
+            cost += ticks() - begin - empty();
+        }
+        let others = (ROUNDS_DONE.load(Relaxed) - before) as f64 * alone;
+        Ok([(cost as f64 - others) / MAJOR as f64])
+    });
+    END.store(true, Relaxed);
+    let _ = other.join();
+    outcome
+}
+
 fn measure(args: &Args) -> Result<(), String> {
     let dir = args.text("dir").unwrap_or("/tmp");
     proc::pin(0).map_err(|errno| format!("sched_setaffinity: {errno}"))?;
@@ -318,12 +374,16 @@ fn measure(args: &Args) -> Result<(), String> {
     anonymous(&rows)?;
     files(&rows, dir)?;
     calls(&rows)?;
-    forks(&rows)
+    forks(&rows)?;
+    match args.text("disk") {
+        Some(path) if rows.wanted(&["major_fault"]) => major_faults(&rows, path),
+        _ => Ok(()),
+    }
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn main() -> i32 {
-    let args = Args::read("rows", &["dir", "row", "passes", "settle", "rest"]);
+    let args = Args::read("rows", &["dir", "row", "passes", "settle", "rest", "disk"]);
     let init = Init::begin(args.get("settle", 10));
     let outcome = init.as_ref().map_err(Clone::clone).and_then(|_| measure(&args));
     if let Err(why) = &outcome {

@@ -158,7 +158,7 @@ fn populate(start: u64, len: u64, write: bool) -> Result<()> {
 /// `RESTART`: the thread is killed.
 fn fetch(range: VirtRange) -> Result<()> {
     let mut left = range;
-    loop {
+    while !left.is_empty() {
         // One at a time, in its present state.
         let mut found = None;
         space().each_area(percpu::cpu(), left, |area| {
@@ -174,6 +174,7 @@ fn fetch(range: VirtRange) -> Result<()> {
         }
         left = VirtRange::new(range.end, left.end);
     }
+    Ok(())
 }
 
 /// The mapped parts of `range`, and whether they are writable.

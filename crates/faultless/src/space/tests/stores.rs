@@ -256,6 +256,58 @@ fn a_fault_waits_for_a_read_that_ends_later() {
     }
 }
 
+/// A store that would rather be asked for fewer pages: those who wait look again, also those of the pages that were not read.
+#[test]
+fn a_read_may_end_with_the_wish_to_be_repeated() {
+    each(8, 0, |cpu, space, memory, file| {
+        memory.plan([Plan::Later, Plan::Later]);
+        let fault = |page| space.fault(cpu, AT + page * P, Access::Read);
+        assert_eq!(fault(2), Ok(FaultKind::Pending));
+        let pending = cpu.pending_read().unwrap();
+        memory.complete(cpu, Some(StoreError { done: 0, errno: Errno::EAGAIN }));
+        assert_eq!((pending.outcome(), file.resident_pages(cpu)), (Some(Ok(())), 0));
+        // The next access reads again, and this time it fails.
+        assert_eq!(fault(2), Ok(FaultKind::Pending));
+        let pending = cpu.pending_read().unwrap();
+        memory.complete(cpu, Some(StoreError { done: 0, errno: Errno::EIO }));
+        assert_eq!(pending.outcome(), Some(Err(Errno::EIO)));
+        assert_eq!(load(cpu, space, AT + 2 * P), Ok(3));
+    });
+}
+
+/// An object may own its store, which ends with it.
+#[test]
+fn a_store_may_be_the_objects_own() {
+    #[derive(Debug)]
+    struct Own {
+        _mark: Arc<()>,
+    }
+    impl BackingStore for Own {
+        fn len(&self) -> u64 {
+            PAGE_SIZE
+        }
+        fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
+            run.memory().for_each(|page| page.fill(3));
+            Ok(run.bytes())
+        }
+        fn write(&self, _: &WriteRun<'_>) -> Result<(), StoreError> {
+            Ok(())
+        }
+        fn set_len(&self, _: u64) -> Result<(), Errno> {
+            Err(Errno::EPERM)
+        }
+    }
+    each(1, 0, |cpu, _, _, _| {
+        let mark = Arc::new(());
+        let store = std::boxed::Box::new(Own { _mark: mark.clone() });
+        let file = Object::of_store(cpu, store, 1).unwrap();
+        assert_eq!(read_object(cpu, &file, 0), Some(0x0303_0303_0303_0303));
+        assert_eq!(file.set_len(cpu, 0), Err(Errno::EPERM));
+        Object::release(file, cpu);
+        assert_eq!(Arc::strong_count(&mark), 1);
+    });
+}
+
 #[test]
 fn a_read_that_is_dropped_has_failed() {
     each(8, 0, |cpu, space, memory, file| {
