@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Odd, WRONG, small};
-use faultless::{AnonVmaCheck, Locking, Setting};
+use faultless::{AnonVmaCheck, HugeText, Locking, Setting};
 use faultless_native::{Checked, Config, Native};
 use faultless_workload::{Crew, Failure, Mode, Outcome, System, Workload, all};
 
@@ -142,18 +142,32 @@ fn pages_of_a_file_are_shared_by_who_maps_it() {
     end(native);
 }
 
-/// The code is larger than the second level of the TLBs: every call of every pass is a walk. Where it is not, the first pass has
-/// them all.
+/// Code in pages of 4 KiB that is larger than the second level of the TLBs makes every call of every pass a walk. Where it is not,
+/// and in pages of 2 MiB, the first pass has them all.
 #[test]
 fn calls_of_a_large_program_are_walks_for_instructions() {
     let native = native();
-    for (size, pages, walks) in [("4M", 1024, 1024), ("16M", 4096, 3 * 4096)] {
+    for (text, size, faults, walks) in [
+        (HugeText::Never, "4M", 1024 / 16, 1024),
+        (HugeText::Never, "16M", 4096 / 16, 3 * 4096),
+        (HugeText::Always, "4M", 2, 2),
+        (HugeText::Always, "16M", 8, 8),
+    ] {
+        native.vm().set(Setting::HugeText(text));
         let outcome = common::run(&native, "text", &format!("size={size} passes=3"));
-        let walked = counter(&outcome, "iTLB-load-misses");
+        assert_eq!(outcome.faults, faults, "{text:?} {size}");
         // A fault is walked for twice.
-        assert_eq!(walked - outcome.faults, walks, "{size}");
-        assert!((pages / 16..=pages).contains(&outcome.faults), "{size}: {}", outcome.faults);
-        assert_eq!(counter(&outcome, "dTLB-load-misses"), 0, "{size}");
+        let walked = counter(&outcome, "iTLB-load-misses") - faults;
+        assert_eq!(walked, walks, "{text:?} {size}");
+        assert_eq!(counter(&outcome, "dTLB-load-misses"), 0, "{text:?} {size}");
+        let second = counter(&outcome, "itlb_misses.stlb_hit");
+        assert!(walked + second <= outcome.operations, "{text:?} {size}: {second}");
+    }
+    // Only where it is asked for.
+    native.vm().set(Setting::HugeText(HugeText::Madvise));
+    for (advise, mapped) in [("no", 0), ("huge", 2)] {
+        let outcome = common::run(&native, "text", &format!("size=4M passes=1 advise={advise}"));
+        assert_eq!(counter(&outcome, "thp_file_mapped"), mapped, "{advise}");
     }
     end(native);
 }
