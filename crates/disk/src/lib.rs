@@ -1,13 +1,13 @@
 //! A virtio disk of the bare machine, and extents of it as the [backing stores](faultless::BackingStore) of files.
 //!
 //! The command line says where the disk's registers are and which interrupt line is its own, in Linux's words:
-//! `virtio_mmio.device=SIZE@ADDRESS:LINE`. [`start`] prepares the disk, and an [`Extent`] of it is a file. A page of it that is needed is read
-//! by DMA into the frame where it stays. The disk says by an interrupt that it is done, and the kernel then calls [`interrupted`]. A CPU
-//! that waits with interrupts off calls [`poll`].
+//! `virtio_mmio.device=SIZE@ADDRESS:LINE`. `start` prepares the disk, and an `Extent` of it is a file. A page of it that is needed is read
+//! by DMA into the frame where it stays. The disk says by an interrupt that it is done, and the kernel then calls `interrupted`. A CPU
+//! that waits with interrupts off calls `poll`.
 //!
 //! # Reads
 //!
-//! A run of pages is one or more requests, each for at most [`MOST_SEGMENTS`] pages, which need not be neighbours in memory. Requests end in
+//! A run of pages is one or more requests, each for at most `MOST_SEGMENTS` pages, which need not be neighbours in memory. Requests end in
 //! any order; the run ends with the last of them. If the queue is full, whoever wants to read completes what is done until it is not.
 //!
 //! # Stores

@@ -84,6 +84,8 @@ pub enum Invalidate {
 ///   the subsystem with it. (Whatever else a kernel runs on the core meanwhile is not this `Cpu`.)
 /// - No function of the machine calls the subsystem as the CPU that it is called on, but for what
 ///   `park` and `poll_reads` may: that CPU is in the middle of a call.
+/// - What walks the tables knows the whole [format](crate::format), leaves above the last level among them, which map text
+///   (`huge_text`); [`Space::walk`](crate::Space::walk) does so for an MMU in software.
 /// - Hardware changes page-table entries only by setting the accessed and dirty bits of present
 ///   entries, atomically; it sets the dirty bit only of a writable entry, before the store is done.
 pub unsafe trait Machine: Send + Sync + 'static {

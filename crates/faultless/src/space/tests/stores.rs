@@ -7,7 +7,7 @@ use crate::addr::PAGE_SIZE;
 use crate::audit::audit;
 use crate::error::Errno;
 use crate::fault::{Access, FaultError, FaultKind};
-use crate::file::{BackingStore, Object, StoreError};
+use crate::file::{BackingStore, Object, ReadRun, StoreError, WriteRun};
 use crate::knob::{Locking, Setting};
 use crate::machine::Machine;
 use crate::space::{Advice, Copies, Prot, Space};
