@@ -3,7 +3,7 @@
 use super::directory::Item;
 use super::inode::{Body, Inode};
 use super::pipe::Pipe;
-use super::regular::MAX_LENGTH;
+use super::regular::{MAX_LENGTH, Regular};
 use super::stream::{self, Events, Stream};
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
@@ -178,33 +178,55 @@ impl File {
             Kind::Directory(_) => Err(Errno::EISDIR),
             Kind::Path => Err(Errno::EBADF),
             _ if offset.is_some_and(|offset| offset > MAX_LENGTH) => Ok(0),
-            _ => loop {
-                let mut position = offset.is_none().then(|| self.position.lock());
-                let from = offset.or(position.as_deref().copied()).unwrap_or(0);
-                if let Some(regular) = self.inode.regular()
-                    && !regular.is_there(from, to.left())
-                {
-                    drop(position);
-                    to.limit(regular.fetch(from, to.left())?);
-                    continue;
-                }
-                match self.read_from(to, from) {
-                    Err(Errno::EAGAIN) => {}
-                    Ok(moved) => {
-                        if let Some(position) = &mut position {
-                            **position += moved;
-                        }
-                        return Ok(moved);
-                    }
-                    failed => return failed,
+            Kind::Regular => self.read_regular(to, offset),
+            _ => match offset {
+                Some(offset) => self.read_from(to, offset),
+                None => {
+                    let mut position = self.position.lock();
+                    let moved = self.read_from(to, *position)?;
+                    *position += moved;
+                    Ok(moved)
                 }
             },
         }
     }
 
+    /// As [`read`](Self::read), of a regular file: piece by piece, each once its pages are there.
+    fn read_regular(&self, to: &mut Transfer<'_>, offset: Option<u64>) -> Result {
+        let regular = self.inode.regular().ok_or(Errno::EINVAL)?;
+        loop {
+            let mut position = offset.is_none().then(|| self.position.lock());
+            let from = match (&position, offset) {
+                (Some(position), _) => **position,
+                (None, offset) => offset.unwrap_or(0) + to.moved(),
+            };
+            let piece = regular.piece(to.left());
+            if !regular.is_there(from, piece) {
+                drop(position);
+                match regular.fetch(from, piece) {
+                    // The rest cannot be read.
+                    Ok(there) if there < piece => to.limit(there),
+                    Ok(_) => {}
+                    Err(_) if to.moved() != 0 => return to.result(),
+                    Err(errno) => return Err(errno),
+                }
+                continue;
+            }
+            let moved = match regular.read(to, from, piece) {
+                Err(Errno::EAGAIN) => continue,
+                moved => moved?,
+            };
+            if let Some(position) = &mut position {
+                **position += moved;
+            }
+            if moved < piece || to.left() == 0 {
+                return to.result();
+            }
+        }
+    }
+
     fn read_from(&self, to: &mut Transfer<'_>, offset: u64) -> Result {
         match (&self.kind, &self.inode.body) {
-            (Kind::Regular, Body::Regular(regular)) => regular.read(to, offset),
             (Kind::Text(text), Body::Proc(node)) => {
                 if let Some(result) = node.read(to, offset) {
                     return result;
@@ -239,26 +261,7 @@ impl File {
             (Kind::Stream(stream), _) => stream::write(&**stream, from, self.at_once()),
             (Kind::Regular, Body::Regular(regular)) => {
                 let append = self.flags() & linux::O_APPEND != 0;
-                loop {
-                    let mut position = offset.is_none().then(|| self.position.lock());
-                    let at = offset.or(position.as_deref().copied()).filter(|_| !append);
-                    let first = at.unwrap_or_else(|| regular.length());
-                    if !regular.is_there(first, from.left()) {
-                        drop(position);
-                        from.limit(regular.fetch(first, from.left())?);
-                        continue;
-                    }
-                    match regular.write(from, at) {
-                        Err(Errno::EAGAIN) => continue,
-                        start => {
-                            let start = start?;
-                            if let Some(position) = &mut position {
-                                **position = start + from.moved();
-                            }
-                        }
-                    }
-                    break;
-                }
+                self.write_regular(regular, from, offset, append)?;
                 if from.moved() != 0 {
                     self.inode.touch();
                 }
@@ -266,6 +269,51 @@ impl File {
             }
             (Kind::Text(_), Body::Proc(node)) => node.write(from),
             _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// As [`write`](Self::write), to a regular file: piece by piece, each once what the file has there is.
+    fn write_regular(
+        &self,
+        regular: &Regular,
+        from: &mut Transfer<'_>,
+        offset: Option<u64>,
+        append: bool,
+    ) -> Result<()> {
+        loop {
+            let mut position = offset.is_none().then(|| self.position.lock());
+            let at = match (&position, offset) {
+                _ if append => None,
+                (Some(position), _) => Some(**position),
+                (None, offset) => offset.map(|offset| offset + from.moved()),
+            };
+            let piece = regular.piece(from.left());
+            let first = at.unwrap_or_else(|| regular.length());
+            if !regular.is_there(first, piece) {
+                drop(position);
+                match regular.fetch(first, piece) {
+                    // The rest cannot be read.
+                    Ok(there) if there < piece => from.limit(there),
+                    Ok(_) => {}
+                    Err(_) if from.moved() != 0 => return Ok(()),
+                    Err(errno) => return Err(errno),
+                }
+                continue;
+            }
+            let before = from.moved();
+            let start = match regular.write(from, at, piece) {
+                Err(Errno::EAGAIN) => continue,
+                // What was written before counts.
+                Err(_) if before != 0 => return Ok(()),
+                start => start?,
+            };
+            let moved = from.moved() - before;
+            if let Some(position) = &mut position {
+                **position = start + moved;
+            }
+            if moved < piece || from.left() == 0 {
+                return Ok(());
+            }
         }
     }
 

@@ -114,6 +114,12 @@ pub fn path_of_tag(tag: u64) -> Result<Option<Vec<u8>>> {
     }
 }
 
+/// The regular file with the first tag after `tag`, and that tag; `None` in its place if it ends just now.
+pub fn next_tagged(tag: u64) -> Option<(u64, Option<Arc<Inode>>)> {
+    let tagged = TAGGED.lock();
+    tagged.after(Some(&tag)).map(|(&tag, inode)| (tag, inode.upgrade()))
+}
+
 fn new_number() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(1);
     LAST.fetch_add(1, Ordering::Relaxed) + 1

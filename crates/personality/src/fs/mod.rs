@@ -11,6 +11,7 @@
 //!
 //! *Files of `/proc`* are texts, made when they are read from the start.
 
+pub mod cache;
 mod descriptors;
 pub mod device;
 pub mod directory;

@@ -11,6 +11,7 @@
 //! *The tail:* in the last page of the object the bytes beyond the length are zero, except for what
 //! programs store there through mappings; that is cleared when the file grows over it.
 
+use super::cache;
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
 use crate::task::memory::{self, EndsDropped};
@@ -35,6 +36,8 @@ fn frames_left_to_others() -> u64 {
 
 /// The most bytes that are read ahead for one call.
 const MOST_AHEAD: u64 = 2 << 20;
+/// The most bytes of a file on the disk that are copied at a time.
+const PIECE: u64 = 1 << 20;
 
 /// Why a page of a file cannot be stored to.
 fn no_page(errno: faultless::Errno) -> Errno {
@@ -123,6 +126,7 @@ impl Regular {
         }
         let end = self.length().min(offset.saturating_add(len)).div_ceil(PAGE_SIZE);
         let pages = offset >> PAGE_SHIFT..end;
+        cache::make_room();
         let there = pages.start + reads::fetch(&self.object, pages)?;
         Ok(if there >= end { len } else { (there << PAGE_SHIFT) - offset })
     }
@@ -133,6 +137,17 @@ impl Regular {
         let end = || self.length().min(offset.saturating_add(len)).div_ceil(PAGE_SIZE);
         let there = |index| self.object.has_page(percpu::cpu(), index);
         !self.object.is_stored() || (offset >> PAGE_SHIFT..end()).all(there)
+    }
+
+    /// Drops the pages that are as on the disk, and that nobody uses; returns how many.
+    pub fn drop_clean(&self) -> u64 {
+        self.object.drop_clean(percpu::cpu(), 0..u64::MAX)
+    }
+
+    /// How many of `len` bytes are read or written at a time: the pages of so many are there at once.
+    #[inline]
+    pub fn piece(&self, len: u64) -> u64 {
+        if self.object.is_stored() { len.min(PIECE) } else { len }
     }
 
     /// Begins to read `len` bytes from `offset` on that are not there, if the file lies on the disk.
@@ -189,15 +204,15 @@ impl Regular {
         if self.seals() & sealed == 0 { Ok(()) } else { Err(Errno::EPERM) }
     }
 
-    /// Copies the bytes from `offset` on to `to`. The bytes were [fetched](Self::fetch).
+    /// Copies up to `most` bytes from `offset` on to `to`, and returns how many. They were [fetched](Self::fetch).
     ///
     /// # Errors
     /// `EFAULT`; `EAGAIN`: they left the file in between, and came back.
-    pub fn read(&self, to: &mut Transfer<'_>, offset: u64) -> Result {
-        let length = self.length();
+    pub fn read(&self, to: &mut Transfer<'_>, offset: u64, most: u64) -> Result {
+        let end = self.length().min(offset.saturating_add(most));
         let mut at = offset;
-        while at < length && to.left() != 0 {
-            let part = (PAGE_SIZE - at % PAGE_SIZE).min(length - at);
+        while at < end && to.left() != 0 {
+            let part = (PAGE_SIZE - at % PAGE_SIZE).min(end - at);
             let cpu = percpu::cpu();
             let read = self.object.read_page(cpu, at >> PAGE_SHIFT, |page| match page {
                 // SAFETY: the part lies within the page that is lent.
@@ -206,21 +221,21 @@ impl Regular {
             });
             match read {
                 Ok(read) => at += read,
-                Err(_) if to.moved() != 0 => break,
+                Err(_) if at != offset => break,
                 Err(errno) => return Err(errno.into()),
             }
             // A large read takes long, and other CPUs may wait for a flush.
             cpu.serve_flushes();
         }
-        to.result()
+        to.result().map(|_| at.saturating_sub(offset))
     }
 
-    /// Copies bytes from `from` to `offset` or, without one, to the end; returns where they begin. What the file has there was
+    /// Copies up to `most` bytes from `from` to `offset` or, without one, to the end; returns where they begin. What the file has there was
     /// [fetched](Self::fetch).
     ///
     /// # Errors
     /// `EFBIG`, `ENOSPC`, `EFAULT`, `EPERM`: it is sealed. `EAGAIN`, as [`read`](Self::read).
-    pub fn write(&self, from: &mut Transfer<'_>, offset: Option<u64>) -> Result {
+    pub fn write(&self, from: &mut Transfer<'_>, offset: Option<u64>, most: u64) -> Result {
         let _change = self.change.lock();
         self.refuse_if(linux::F_SEAL_WRITE | linux::F_SEAL_FUTURE_WRITE)?;
         let length = self.length();
@@ -232,14 +247,15 @@ impl Regular {
             return Err(Errno::EFBIG);
         }
         from.limit(MAX_LENGTH - start);
-        if start + from.left() > length {
+        let (before, end) = (from.moved(), start + from.left().min(most));
+        if end > length {
             self.refuse_if(linux::F_SEAL_GROW)?;
-            self.grow(length, start + from.left())?;
+            self.grow(length, end)?;
         }
         let mut at = start;
         let mut room = Ok(());
-        while from.left() != 0 {
-            let part = PAGE_SIZE - at % PAGE_SIZE;
+        while at < end && from.left() != 0 {
+            let part = (PAGE_SIZE - at % PAGE_SIZE).min(end - at);
             let cpu = percpu::cpu();
             let index = at >> PAGE_SHIFT;
             room = self.may_grow_by_page(index).and_then(|()| {
@@ -258,7 +274,7 @@ impl Regular {
         // Frees pages that were added for bytes that could not be copied.
         self.shorten();
         match room {
-            Err(errno) if from.moved() == 0 => Err(errno),
+            Err(errno) if from.moved() == before => Err(errno),
             _ => from.result().map(|_| start),
         }
     }

@@ -132,7 +132,7 @@ fn fill(inode: &Inode, bytes: &[u8]) -> Result<()> {
     if bytes.is_empty() {
         return Ok(());
     }
-    Transfer::from_kernel(bytes, |from| regular.write(from, Some(0)))?;
+    Transfer::from_kernel(bytes, |from| regular.write(from, Some(0), u64::MAX))?;
     if regular.length() == bytes.len() as u64 { Ok(()) } else { Err(Errno::ENOSPC) }
 }
 

@@ -176,8 +176,13 @@ fn regular(file: &Inode) -> Result<&Regular> {
 }
 
 fn read_at(file: &Regular, offset: u64, bytes: &mut [u8]) -> Result<usize> {
-    file.fetch(offset, bytes.len() as u64)?;
-    Transfer::to_kernel(bytes, |to| file.read(to, offset)).map(|read| read as usize)
+    loop {
+        file.fetch(offset, bytes.len() as u64)?;
+        match Transfer::to_kernel(bytes, |to| file.read(to, offset, u64::MAX)) {
+            Err(Errno::EAGAIN) => {}
+            read => return read.map(|read| read as usize),
+        }
+    }
 }
 
 /// The layout of the program in a file.

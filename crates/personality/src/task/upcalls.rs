@@ -3,6 +3,7 @@
 use super::status::ExitStatus;
 use super::{current, exit, reads, scheduler};
 use crate::errno::Errno;
+use crate::fs;
 use crate::signal;
 use core::sync::atomic::Ordering;
 use faultless::FaultError;
@@ -49,6 +50,7 @@ pub fn pending(frame: &mut TrapFrame, addr: u64) {
     let thread = current();
     thread.major_faults.fetch_add(1, Ordering::Relaxed);
     let Some(read) = percpu::cpu().pending_read() else { return };
+    fs::cache::make_room();
     match reads::wait(&read) {
         // A thread that is killed ends on its return.
         Ok(()) | Err(Errno::EINTR) => {}

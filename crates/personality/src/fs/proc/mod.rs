@@ -456,7 +456,9 @@ fn add_texts(directory: &Arc<Inode>, texts: &[(&str, &str)]) -> Result<()> {
             } else {
                 let file = Inode::try_new_regular(0o644)?;
                 let regular = file.regular().ok_or(Errno::EINVAL)?;
-                Transfer::from_kernel(text.as_bytes(), |from| regular.write(from, Some(0)))?;
+                Transfer::from_kernel(text.as_bytes(), |from| {
+                    regular.write(from, Some(0), u64::MAX)
+                })?;
                 directory::link(&here, part, &file)?;
             }
         }

@@ -103,7 +103,8 @@ pub fn sync(args: Args<'_>) -> Result {
     }
 }
 
-/// `fadvise64(fd, offset, length, advice)`: only `POSIX_FADV_WILLNEED` has an effect, as [`readahead`].
+/// `fadvise64(fd, offset, length, advice)`: `POSIX_FADV_WILLNEED` has the effect of [`readahead`], and
+/// `POSIX_FADV_DONTNEED` of a whole file drops pages that are as on the disk.
 pub fn advise(args: Args<'_>) -> Result {
     /// The largest valid advice.
     const NOREUSE: u64 = 5;
@@ -114,11 +115,17 @@ pub fn advise(args: Args<'_>) -> Result {
     if args.d() > NOREUSE {
         return Err(Errno::EINVAL);
     }
-    if let Some(regular) = file.inode.regular()
-        && args.d() == u64::from(nr::POSIX_FADV_WILLNEED)
-    {
-        // A length of 0 is the rest of the file.
-        regular.read_ahead(args.b(), if args.c() == 0 { u64::MAX } else { args.c() });
+    if let Some(regular) = file.inode.regular() {
+        match args.d() as u32 {
+            // A length of 0 is the rest of the file.
+            nr::POSIX_FADV_WILLNEED => {
+                regular.read_ahead(args.b(), if args.c() == 0 { u64::MAX } else { args.c() });
+            }
+            nr::POSIX_FADV_DONTNEED if args.b() == 0 && args.c() == 0 => {
+                regular.drop_clean();
+            }
+            _ => {}
+        }
     }
     Ok(0)
 }
