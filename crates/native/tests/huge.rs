@@ -107,15 +107,17 @@ fn an_invalidated_page_takes_the_entry_along() {
         let before = walks();
         cpu.load::<u8>(AT + PAGE)?;
         assert_eq!(walks(), before);
-        // A page within it is mapped, and unmapped again.
+        // Pages within it are mapped, and one is unmapped again.
         let within = AT + 9 * PAGE;
         native.machine().memory().store(slot(cpu, AT), 0u64);
         assert_eq!(cpu.load::<u8>(AT + PAGE)?, 1, "the entry was not invalidated yet");
         let populated = PRIVATE | MapFlags::FIXED | MapFlags::POPULATE;
-        cpu.mmap(within, PAGE, Prot::READ, populated).unwrap();
+        // The other page keeps their table, which would be flushed with all that it spans.
+        cpu.mmap(within, 2 * PAGE, Prot::READ, populated).unwrap();
         cpu.munmap(within, PAGE).unwrap();
         let gone = cpu.load::<u8>(AT + PAGE);
         assert!(matches!(gone, Err(Signal::Segv { .. })), "{gone:?}");
+        cpu.munmap(within + PAGE, PAGE).unwrap();
         drop(block);
         Ok(())
     });
