@@ -11,10 +11,12 @@ use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_down, 
 use crate::error::{Errno, Error};
 use crate::file::Object;
 use crate::heap::Shared;
+use crate::knob::HugeText;
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
 use crate::space::tree::{Entry, View};
 use crate::table::format::USER_END;
+use crate::table::node::{ENTRIES, TABLE_ALIGN};
 use crate::vm::Cpu;
 use bitflags::bitflags;
 
@@ -231,11 +233,18 @@ impl<M: Machine> Space<M> {
     ) -> Result<VirtRange, Errno> {
         let len = area.range.len();
         let lowest = cpu.vm().machine().lowest_address();
+        let holds_folio = len >= TABLE_ALIGN
+            && request.addr == 0
+            // Nameless memory is no file.
+            && area.memory.object().is_some_and(|file| file.tag() != 0 && file.pages() >= ENTRIES as u64)
+            && cpu.vm().knobs.huge_text() != HugeText::Never;
         let choose = |view: &View<'_, Vma>| {
             let start = if request.fixed {
                 request.addr
             } else {
-                place(view, request.addr, len, lowest).ok_or(Errno::ENOMEM)?
+                let huge = if holds_folio { place_for_leaves(view, area, lowest) } else { None };
+                let start = huge.or_else(|| place(view, request.addr, len, lowest));
+                start.ok_or(Errno::ENOMEM)?
             };
             Ok::<_, Errno>([VirtRange::new(start, start + len), NOWHERE])
         };
@@ -303,6 +312,15 @@ pub(super) fn place(view: &View<'_, Vma>, hint: u64, len: u64, lowest: u64) -> O
         }
     }
     None
+}
+
+/// Where a mapping of a large object goes whose address is left open: as [`place`] says, but where address and offset agree modulo the pages of
+/// a huge leaf, as on Linux.
+#[cold]
+fn place_for_leaves(view: &View<'_, Vma>, area: &Area, lowest: u64) -> Option<u64> {
+    let least = place(view, 0, area.range.len() + TABLE_ALIGN - PAGE_SIZE, lowest)?;
+    let offset = area.offset << PAGE_SHIFT;
+    Some(least + (offset.wrapping_sub(least) & (TABLE_ALIGN - 1)))
 }
 
 /// Whether `range`, and the guard of a stack above it, is free.

@@ -9,7 +9,7 @@ use crate::fault::{Access, FaultError, FaultKind};
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::knob::{HugeText, Locking, Setting};
-use crate::space::{Advice, Copies, MapFlags, Prot, RemapFlags, Space};
+use crate::space::{Advice, Backing, Copies, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
 use std::sync::Arc;
 use std::vec::Vec;
@@ -626,4 +626,31 @@ fn an_object_without_a_store_collapses_too() {
     assert_eq!(space.fault(&cpu, AT, Access::Execute), Ok(FaultKind::Huge));
     (0..F).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1)));
     finish(&cpu, space, Vec::from([object]));
+}
+
+/// A large file whose address is left open is mapped where huge leaves fit, as long as there is room; a small one, and memory, is not.
+#[test]
+fn large_files_are_placed_for_leaves() {
+    let vm = guest::vm(2, FRAMES);
+    let setup = Setup::new(&vm);
+    let map = |first: u64, pages: u64| {
+        let backing = Backing { object: &setup.file, first, may_write: false };
+        setup.space.mmap_object(&setup.cpu, 0, pages * P, RX, MapFlags::PRIVATE, backing).unwrap()
+    };
+    let agrees = |at: u64, first: u64| (at / P).wrapping_sub(first).is_multiple_of(F);
+    for first in [0, 1, 511, F + 3] {
+        assert!(agrees(map(first, F), first));
+        // So that the next would not agree by chance.
+        let anonymous = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
+        setup.space.mmap(&setup.cpu, 0, 7 * P, RW, anonymous).unwrap();
+    }
+    let small = [map(3, F - 1), map(3, F - 1)];
+    assert!(small.iter().any(|at| !agrees(*at, 3)), "one below the other");
+    vm.set(Setting::HugeText(HugeText::Never));
+    let plain = [map(0, F), map(0, F + 1), map(0, F)];
+    assert!(plain.iter().any(|at| !agrees(*at, 0)));
+    vm.set(Setting::HugeText(HugeText::Always));
+    let at = map(0, PAGES);
+    assert_eq!(setup.space.fault(&setup.cpu, at, Access::Execute), Ok(FaultKind::Huge));
+    setup.finish();
 }
