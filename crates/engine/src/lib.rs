@@ -15,11 +15,17 @@ mod trace;
 
 pub use elf::elf;
 pub use operations::operations;
-pub use trace::{body, perf, trace};
+pub use trace::{addresses, body, perf, trace};
 
 /// Takes any bytes.
 pub type Engine = fn(&[u8]);
 
 /// All engines, by the names of the fuzz targets.
-pub const ENGINES: [(&str, Engine); 5] =
-    [("trace", trace), ("body", body), ("perf", perf), ("elf", elf), ("operations", operations)];
+pub const ENGINES: [(&str, Engine); 6] = [
+    ("trace", trace),
+    ("body", body),
+    ("perf", perf),
+    ("addresses", addresses),
+    ("elf", elf),
+    ("operations", operations),
+];

@@ -1,5 +1,6 @@
 //! Readers of recordings: what they take they understand, and what they refuse they explain.
 
+use faultless_trace::lackey::{self, text::Pages};
 use faultless_trace::plan::Plan;
 use faultless_trace::{Error, Trace, compact, parse, perf as perf_data};
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
@@ -37,6 +38,37 @@ pub fn body(bytes: &[u8]) {
     understood(compact::parse(Path::new(NAME), &file));
 }
 
+/// A trace of addresses, compressed or not.
+///
+/// # Panics
+/// A promise is broken.
+pub fn addresses(bytes: &[u8]) {
+    let mut pages = Pages::default();
+    let mut read =
+        || lackey::read(Path::new(NAME), bytes)?.try_for_each(|it| it.map(|it| pages.note(it)));
+    if let Err(error) = read() {
+        explained(&error);
+    }
+    let text = pages.text();
+    for pair in text.extents.windows(2) {
+        assert!(pair[0].last < pair[1].first, "extents overlap: {pair:?}");
+    }
+    for (at, extent) in text.extents.iter().enumerate() {
+        for page in [extent.first, extent.last] {
+            assert_eq!(text.find(page), Some(at), "{extent:?}");
+        }
+        assert!(
+            extent.fetched.is_sorted() && extent.whole().all(|it| it >= extent.first),
+            "{extent:?}"
+        );
+    }
+    assert!(text.covered() <= text.fetches, "more than all is covered");
+    assert!(
+        text.whole().iter().map(|it| it.fetches).sum::<u64>() <= text.covered(),
+        "more than the code"
+    );
+}
+
 fn understood(read: Result<Trace, Error>) {
     match read {
         Ok(trace) => {
@@ -48,9 +80,11 @@ fn understood(read: Result<Trace, Error>) {
                 assert_eq!(again.as_ref(), Ok(&trace), "kept and read again");
             }
         }
-        Err(error) => {
-            let text = error.to_string();
-            assert!(text.starts_with("some.data: ") && text.len() > 20, "says little: {text}");
-        }
+        Err(error) => explained(&error),
     }
+}
+
+fn explained(error: &Error) {
+    let text = error.to_string();
+    assert!(text.starts_with("some.data: ") && text.len() > 20, "says little: {text}");
 }

@@ -11,6 +11,7 @@ fn corpus(engine: &str) -> (Vec<PathBuf>, u32) {
         "trace" => ("crates/trace/recordings", "redis.fltrace", 300),
         "perf" => ("crates/trace/tests/data", ".perf.data", 600),
         "body" => ("fuzz/corpus/body", "", 1500),
+        "addresses" => ("fuzz/corpus/addresses", "", 3000),
         "elf" => ("fuzz/corpus/elf", "", 6000),
         _ => ("fuzz/corpus/operations", "", 1200),
     };
@@ -92,6 +93,11 @@ fn bodies_of_recordings() {
 #[test]
 fn files_of_perf() {
     run("perf");
+}
+
+#[test]
+fn traces_of_addresses() {
+    run("addresses");
 }
 
 #[test]

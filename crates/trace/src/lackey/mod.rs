@@ -28,6 +28,9 @@ use std::path::{Path, PathBuf};
 /// The first bytes of a zstd frame.
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
+/// Bytes read at once.
+const BUFFER: usize = 64 << 10;
+
 /// The longest line read, in bytes. Valgrind's own have less than 100, but for the command.
 const MAX_LINE: u64 = 64 << 10;
 
@@ -159,19 +162,26 @@ impl Addresses {
     /// The file cannot be read.
     pub fn accesses(&mut self) -> Result<Reader<'_>, Error> {
         let path = self.path.as_path();
-        let io = |error: std::io::Error| Error::io(path, &error);
-        let mut source: Box<dyn BufRead + '_> = match &mut self.bytes {
-            Bytes::Shipped(bytes) => Box::new(*bytes),
+        match &mut self.bytes {
+            Bytes::Shipped(bytes) => read(path, *bytes),
             Bytes::File(file) => {
-                file.rewind().map_err(io)?;
-                Box::new(BufReader::with_capacity(1 << 16, file))
+                file.rewind().map_err(|error| Error::io(path, &error))?;
+                read(path, BufReader::with_capacity(BUFFER, file))
             }
-        };
-        if source.fill_buf().map_err(io)?.starts_with(ZSTD) {
-            source = Box::new(BufReader::with_capacity(1 << 16, zstd::Frames::new(source)));
         }
-        Ok(Reader { path, source, line: Vec::new(), number: 0 })
     }
+}
+
+/// The accesses in `source`, which may be compressed; `path` is its name in errors.
+///
+/// # Errors
+/// It cannot be read.
+pub fn read<'a>(path: &'a Path, source: impl BufRead + 'a) -> Result<Reader<'a>, Error> {
+    let mut source: Box<dyn BufRead + 'a> = Box::new(source);
+    if source.fill_buf().map_err(|error| Error::io(path, &error))?.starts_with(ZSTD) {
+        source = Box::new(BufReader::with_capacity(BUFFER, zstd::Frames::new(source)));
+    }
+    Ok(Reader { path, source, line: Vec::new(), number: 0 })
 }
 
 /// Reads a trace line by line.
