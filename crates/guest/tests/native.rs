@@ -133,6 +133,7 @@ fn rows() {
         "file_shared_write",
         "file_private_write",
         "file_shared_read_around",
+        "text_read",
         "mmap_munmap_pair",
         "mmap_touch_munmap",
         "brk_pair",

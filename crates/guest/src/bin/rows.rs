@@ -195,7 +195,7 @@ fn anonymous(rows: &Rows) -> Result<(), String> {
 }
 
 fn files(rows: &Rows, dir: &str) -> Result<(), String> {
-    let names = ["file_shared_write", "file_private_write", "file_shared_read_around"];
+    let names = ["file_shared_write", "file_private_write", "file_shared_read_around", "text_read"];
     if !names.iter().any(|name| rows.wanted(&[name])) {
         return Ok(());
     }
@@ -224,7 +224,9 @@ fn files(rows: &Rows, dir: &str) -> Result<(), String> {
     };
     row(names[0], WRITE, libc::MAP_SHARED, Touch::Write)?;
     row(names[1], WRITE, libc::MAP_PRIVATE, Touch::Write)?;
-    row(names[2], READ, libc::MAP_SHARED, Touch::Read)
+    row(names[2], READ, libc::MAP_SHARED, Touch::Read)?;
+    // The pass that warms up makes it huge pages, where the kernel has them for text.
+    row(names[3], READ | libc::PROT_EXEC, libc::MAP_PRIVATE, Touch::Read)
 }
 
 /// A VMA that nothing is done with and no neighbour can join.
