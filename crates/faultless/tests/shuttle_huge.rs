@@ -147,6 +147,33 @@ fn a_folio_is_made_against_the_kernel() {
     world.finish_with(vec![space, other], vec![file]);
 }
 
+/// Pages of an object without a store move into a folio, while the kernel reads one, and a program makes copies. None is taken for a page of
+/// zeros.
+fn a_page_that_moves_is_there() {
+    let world = World::unwatched(3, FRAMES);
+    let object = world.object(F, F);
+    world.vm.set(Setting::HugeText(HugeText::Always));
+    let space = mapping(&world, &object, RX, MapFlags::SHARED);
+    let other = mapping(&world, &object, RW, MapFlags::PRIVATE);
+    // SAFETY: a word of the page, lent; one thread runs at a time.
+    let word = |at: Option<*const u8>| at.map_or(0, |at| unsafe { at.cast::<u64>().read() });
+    let first = world.quietly(|cpu| object.read_page(cpu, 0, word).unwrap());
+    assert_ne!(first, 0);
+    world.run(&[
+        (&space, &|guest| assert_eq!(guest.load(page(0)), Ok(first))),
+        (&other, &|guest| {
+            guest.poll();
+            assert_eq!(object.read_page(guest.cpu, 0, word), Ok(first), "zeros");
+            assert!(object.has_page(guest.cpu, 0), "missing");
+        }),
+        (&other, &|guest| {
+            guest.store(page(0) + 8, 9).unwrap();
+            assert_eq!(guest.load(page(0)), Ok(first), "a copy of nothing");
+        }),
+    ]);
+    world.finish_with(vec![space, other], vec![object]);
+}
+
 /// Base pages that programs use are replaced by a leaf, or not, and one is unmapped meanwhile.
 fn a_collapse_against_uses() {
     let world = World::unwatched(3, FRAMES);
@@ -318,6 +345,7 @@ mod tests {
         splits_against_each_other,
         first_leaves_and_last_ones,
         a_folio_is_made_against_the_kernel,
+        a_page_that_moves_is_there,
         a_collapse_against_uses,
     );
 

@@ -9,7 +9,7 @@
 //! write to its text. Where there is a table already, or no folio, there are base pages: the fallback is the same path as without huge text.
 
 use super::absent::ReadIn;
-use super::{Access, Attempt, FaultKind};
+use super::{Access, Attempt, FaultKind, MOST_LOOKS};
 use crate::addr::VirtRange;
 use crate::fault::ticket::Abort;
 use crate::file::{Fetched, NoFolio, Object};
@@ -112,10 +112,11 @@ impl<M: Machine> Attempt<'_, '_, M> {
 
 impl<M: Machine> Space<M> {
     /// Makes a folio of the pages around `page`, for a fault that holds nothing. Where there can be none, the fault that looks again finds
-    /// that out, and maps base pages.
+    /// that out, and maps base pages. So it does after [`MOST_LOOKS`] `looks` at folios that are there, and of which it gets no leaf: a page may have
+    /// as many mappings as can be counted.
     #[cold]
     #[inline(never)]
-    pub(super) fn read_folio(&self, cpu: &Cpu<'_, M>, page: u64) -> ReadIn {
+    pub(super) fn read_folio(&self, cpu: &Cpu<'_, M>, page: u64, looks: u32) -> ReadIn {
         let start = page & !(TABLE_ALIGN - 1);
         let choice = cpu.vm().knobs.huge_text();
         let found = self.with_area(cpu, page, |area| {
@@ -124,7 +125,8 @@ impl<M: Machine> Space<M> {
         let Some((object, first)) = found else { return ReadIn::LookAgain };
         let state = cpu.state();
         let reads = state.counts.get(Counter::PageRead);
-        let fetched = object.fetch_folio(cpu, first);
+        let fetched =
+            if looks < MOST_LOOKS { object.fetch_folio(cpu, first) } else { Err(NoFolio) };
         if state.counts.get(Counter::PageRead) != reads
             || matches!(fetched, Ok(Fetched::Pending(_)))
         {

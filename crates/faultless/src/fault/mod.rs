@@ -324,7 +324,7 @@ impl<M: Machine> Space<M> {
                     ReadIn::Failed | ReadIn::NoMemory => break,
                 },
                 Abort::NoFolio => {
-                    if let ReadIn::Pending = self.read_folio(cpu, page) {
+                    if let ReadIn::Pending = self.read_folio(cpu, page, 0) {
                         return Some(FaultKind::Pending);
                     }
                 }
@@ -432,6 +432,7 @@ impl<M: Machine> Space<M> {
             return Err(FaultError::Segv { mapped: false });
         }
         let (mut settled, mut looks, mut hole) = (false, 0, VirtRange::page(page));
+        let mut folios = 0;
         loop {
             let tried = match self.locked_attempt(cpu, asked, prepared) {
                 Err(Refusal::Unmapped) if grow == Grow::Stacks => {
@@ -481,9 +482,10 @@ impl<M: Machine> Space<M> {
                     return Err(FaultError::Bus);
                 }
                 Err(Refusal::NoFolio) => {
-                    if let ReadIn::Pending = self.read_folio(cpu, page) {
+                    if let ReadIn::Pending = self.read_folio(cpu, page, folios) {
                         return Ok(FaultKind::Pending);
                     }
+                    folios += 1;
                 }
                 Err(Refusal::Absent) => match self.read_in(cpu, page, ahead, true) {
                     ReadIn::LookAgain => {}

@@ -133,7 +133,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         }
         // Our own reference keeps the frame from coming back under the same number meanwhile.
         let name = object.slot(self.cpu, index);
-        let source = name.and_then(|name| Object::refer_to_copy(self.cpu, name));
+        let source = name.and_then(|name| Object::refer_settled(self.cpu, name));
         if source.is_none() && object.is_stored() {
             return Err(Abort::Absent);
         }

@@ -65,7 +65,8 @@ impl Object {
     /// Whether the page at `index` is there: it was written, or mapped.
     pub fn has_page<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64) -> bool {
         self.check_vm(cpu);
-        self.slot(cpu, index).is_some_and(|slot| node::load(slot).is_present())
+        // A page that moves into a folio is there all the time.
+        self.slot(cpu, index).is_some_and(|slot| protocol::look(slot, cpu).is_present())
     }
 
     /// How many of its pages are there, by counting them.
@@ -74,7 +75,8 @@ impl Object {
         let mut pages = 0;
         let count = |leaves: Leaves<'_>| {
             if let Leaves::Pages { slots, .. } = leaves {
-                pages += slots.iter().filter(|slot| node::load(slot).is_present()).count() as u64;
+                pages += slots.iter().filter(|slot| protocol::look(slot, cpu).is_present()).count()
+                    as u64;
             }
             Ok::<(), Infallible>(())
         };
@@ -113,7 +115,21 @@ impl Object {
     /// The page at `index`, with a reference for the caller, if it is there. The caller owns a share of
     /// the object, or sees one in a VMA.
     pub(crate) fn get<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64) -> Option<FrameNumber> {
-        Self::refer_to_copy(cpu, self.slot(cpu, index)?)
+        Self::refer_settled(cpu, self.slot(cpu, index)?)
+    }
+
+    /// As [`refer_to_copy`](Self::refer_to_copy), once no CPU has the entry: a page that [moves into a folio](super::folio) is there, though
+    /// its entry is busy. For who takes `None` for a page of zeros. The caller holds no entry.
+    pub(crate) fn refer_settled<M: Machine>(
+        cpu: &Cpu<'_, M>,
+        slot: &AtomicU64,
+    ) -> Option<FrameNumber> {
+        loop {
+            let found = Self::refer_to_copy(cpu, slot);
+            if found.is_some() || !protocol::look(slot, cpu).is_present() {
+                return found;
+            }
+        }
     }
 
     /// The page that `slot`, an entry of an object, names, with a reference for the caller, if it names one.

@@ -38,16 +38,24 @@ use crate::vm::Cpu;
 impl<M: Machine> Space<M> {
     /// Collapses what huge leaves can map of `range`: `MADV_COLLAPSE`. It goes on after a part that cannot be.
     pub(super) fn collapse(&self, cpu: &Cpu<'_, M>, range: VirtRange) -> Result<(), Errno> {
-        let first = range.start.next_multiple_of(TABLE_ALIGN);
-        let mut result = Ok(());
-        for start in (first..).step_by(TABLE_ALIGN as usize) {
-            if start + TABLE_ALIGN > range.end {
+        let (mut at, mut result) = (range.start, Ok(()));
+        // Holes are skipped, however large: the range need not even lie in user space.
+        while let Some(mapped) = self.mapped_from(cpu, at).filter(|mapped| *mapped < range.end) {
+            let start = mapped.next_multiple_of(TABLE_ALIGN);
+            at = start + TABLE_ALIGN;
+            if at > range.end {
                 break;
             }
             result = result.and(self.collapse_at(cpu, start));
         }
         // As on Linux, what is shorter than a huge page is refused where nothing is mapped alone.
         if self.is_mapped(cpu, range) { result } else { Err(Errno::ENOMEM) }
+    }
+
+    /// The first address from `addr` on where something is mapped.
+    fn mapped_from(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<u64> {
+        let section = self.section(cpu);
+        self.view(cpu, &section).find(addr).map(|entry| entry.start.max(addr))
     }
 
     /// Looks for text that is in use and mapped in base pages, from the address `from` on, and collapses the first that it finds: 2 MiB of a

@@ -7,6 +7,7 @@ mod devices;
 mod discards;
 mod ended;
 mod flushes;
+mod folios;
 mod guest;
 mod holes;
 mod huge;
