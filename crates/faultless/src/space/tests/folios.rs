@@ -1,10 +1,11 @@
 //! Folios and huge leaves where something is in the way: strange ranges, pages that are being moved, stores that fail later, locked memory.
 
-use super::guest::{self, AT, P, PRIVATE, TestSpace, TestVm, cpu, map_object};
-use super::store::{File, Memory, file, finish};
+use super::guest::{self, AT, P, PRIVATE, SHARED, TestSpace, TestVm, cpu, map_object};
+use super::store::{File, Memory, Plan, file, finish};
 use crate::error::Errno;
 use crate::fault::{Access, FaultError, FaultKind};
-use crate::knob::{Locking, Setting};
+use crate::file::StoreError;
+use crate::knob::{HugeText, Locking, Setting};
 use crate::space::{Advice, Prot, Space};
 use std::sync::Arc;
 use std::vec::Vec;
@@ -53,6 +54,65 @@ impl<'v> Text<'v> {
     fn fetch(&self, page: u64) -> Result<FaultKind, FaultError> {
         self.space.fault(&self.cpu, AT + page * P, Access::Execute)
     }
+
+    /// As a program that waits for what is pending. All reads of the store end later, and of page `bad` with `errno`, if it is
+    /// among them.
+    fn fetch_later(&self, page: u64, bad: u64, errno: Errno) -> Result<FaultKind, FaultError> {
+        for _ in 0..8 {
+            self.memory.plans.lock().unwrap().clear();
+            self.memory.plan([Plan::Later; 4]);
+            let kind = self.fetch(page)?;
+            if kind != FaultKind::Pending {
+                return Ok(kind);
+            }
+            let pending = self.cpu.pending_read().unwrap();
+            let (first, bytes) = *self.memory.reads.lock().unwrap().last().unwrap();
+            let has_it = (first..first + bytes as u64 / P).contains(&bad);
+            let error = has_it.then(|| StoreError { done: ((bad - first) * P) as usize, errno });
+            self.memory.complete(&self.cpu, error);
+            if pending.outcome().unwrap().is_err() {
+                return Err(FaultError::Bus);
+            }
+        }
+        panic!("page {page} is never read");
+    }
+}
+
+/// A device cannot read page 300. A program that needs page 1 alone hears nothing of it.
+#[test]
+fn a_bad_page_elsewhere_in_the_folio_is_no_error() {
+    for choice in [HugeText::Never, HugeText::Always] {
+        let vm = guest::vm(2, FRAMES);
+        vm.set(Setting::HugeText(choice));
+        let text = Text::new(&vm, RX, PRIVATE);
+        let found = text.fetch_later(1, 300, Errno::EIO);
+        assert_eq!(found, Ok(FaultKind::Shared), "{choice:?}");
+        finish(&text.cpu, text.space, Vec::from([text.file]));
+    }
+}
+
+/// A device that wants to be asked for fewer pages says so later.
+#[test]
+fn a_device_that_reads_no_folio_at_once_is_asked_for_less() {
+    let vm = guest::vm(2, FRAMES);
+    let text = Text::new(&vm, RX, PRIVATE);
+    for _ in 0..16 {
+        text.memory.plan([Plan::Later]);
+        match text.fetch(1).unwrap() {
+            FaultKind::Pending => {
+                let (_, bytes) = *text.memory.reads.lock().unwrap().last().unwrap();
+                let error = StoreError { done: 0, errno: Errno::EAGAIN };
+                text.memory.complete(&text.cpu, (bytes > 64 * P as usize).then_some(error));
+                assert_eq!(text.cpu.pending_read().unwrap().outcome(), Some(Ok(())));
+            }
+            _ => {
+                text.memory.plans.lock().unwrap().clear();
+                finish(&text.cpu, text.space, Vec::from([text.file]));
+                return;
+            }
+        }
+    }
+    panic!("the same read again and again: {:?}", text.memory.reads.lock().unwrap());
 }
 
 /// One of the pages has as many mappings as can be counted. Base pages of the others can be had.
@@ -89,4 +149,44 @@ fn a_folio_with_a_page_of_too_many_mappings_is_mapped_in_base_pages() {
         unsafe { text.cpu.put_unmapped(frame) };
         finish(&text.cpu, text.space, Vec::from([text.file]));
     }
+}
+
+/// Pages of locked memory stay mapped where they cannot be collapsed.
+#[test]
+fn a_collapse_that_fails_leaves_locked_memory_mapped() {
+    let vm = guest::vm(2, FRAMES);
+    vm.set(Setting::HugeText(HugeText::Never));
+    let text = Text::new(&vm, RX, SHARED);
+    let (cpu, space) = (&text.cpu, &text.space);
+    space.mlock(cpu, AT, F * P, crate::space::Lock::Now).unwrap();
+    space.madvise(cpu, AT, F * P, Advice::PopulateRead).unwrap();
+    let resident = || space.resident_pages(cpu);
+    assert_eq!(resident(), F);
+    let pins = space.pin(cpu, AT + 9 * P, P, false).unwrap();
+    let done = space.madvise(cpu, AT, F * P, Advice::Collapse).map_err(|error| error.errno);
+    assert_eq!(done, Err(Errno::EAGAIN));
+    drop(pins);
+    let dropped = text.file.drop_clean(cpu, 0..F);
+    assert_eq!((dropped, resident()), (0, F), "locked pages left memory");
+    finish(&text.cpu, text.space, Vec::from([text.file]));
+}
+
+/// One page that cannot be read keeps none of its neighbours from being read.
+#[test]
+fn a_bad_page_keeps_no_other_from_being_read() {
+    let vm = guest::vm(1, 256);
+    vm.set(Setting::HugeText(HugeText::Never));
+    let text = Text::new(&vm, Prot::READ, SHARED);
+    // Page 0 of the block 0..4 is bad: whatever run has it fails there.
+    let mut found = Err(FaultError::Bus);
+    for _ in 0..4 {
+        text.memory.plans.lock().unwrap().clear();
+        text.memory.plan([Plan::Fail(0), Plan::Fail(0)]);
+        found = text.space.fault(&text.cpu, AT + 2 * P, Access::Read);
+        let reads = core::mem::take(&mut *text.memory.reads.lock().unwrap());
+        if reads.iter().any(|(first, _)| *first != 0) {
+            return;
+        }
+    }
+    panic!("page 2 is never read by itself: {found:?}");
 }
