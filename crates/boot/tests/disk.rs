@@ -147,6 +147,20 @@ fn files_larger_than_memory() {
     assert!(ran.report.counter("pages_read") >= Some(600 << 8), "{ran}");
 }
 
+/// Random system calls from every CPU, of a program on a disk that is slow, beside files to call them for.
+#[test]
+fn random_calls() {
+    let files = folder();
+    for name in ["a", "b", "c"] {
+        fs::write(files.path().join(name), contents()).expect("it can be written");
+    }
+    let program = Program::guest(guest("fuzz").expect("guest programs come along"));
+    let program = program.files(files.path()).args(["seconds=20", "calls=all"]);
+    let disk = Disk { reads_per_second: Some(500), ..Disk::default() };
+    let ran = boot(&with(disk, parallel()), &program).exited(0);
+    assert!(!ran.output.contains("FAIL"), "{ran}");
+}
+
 /// The shell script of the tests of programs, from a disk.
 #[test]
 fn a_script() {

@@ -261,7 +261,7 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
     Done { side, program, cpus, ahead, disk, args, set, figures, trouble }
 }
 
-/// A directory with the file whose pages the row of major faults reads; it takes no place on the host's disk.
+/// A directory with the file whose pages the row of major faults reads.
 fn unread_file() -> io::Result<TempDir> {
     let directory = tempfile::Builder::new().prefix("faultless-").tempdir()?;
     File::create(directory.path().join(UNREAD))?.set_len(UNREAD_BYTES)?;

@@ -9,6 +9,8 @@
 //! stream; the tree of names; one directory; the metadata of an inode. None is held while waiting. They may be
 //! held during accesses to user memory, because a page fault takes none of them.
 //!
+//! *Files on the disk* have their names and modes in memory, and are read page by page when they are needed ([`regular`], [`cache`]).
+//!
 //! *Files of `/proc`* are texts, made when they are read from the start.
 
 pub mod cache;
