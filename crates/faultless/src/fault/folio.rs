@@ -26,6 +26,9 @@ use crate::table::node::{ENTRIES, TABLE_ALIGN};
 use crate::table::protocol;
 use crate::vm::Cpu;
 
+/// One fault in so many tries to make a folio where that failed before: it looks at all of its pages.
+const SELDOM: u32 = 64;
+
 /// What a huge leaf at `start` [shows](shown) of `area`, if there is to be one by the knob and the advice.
 pub(crate) fn wanted(choice: HugeText, area: &Area, start: u64) -> Option<(&Shared<Object>, u64)> {
     let advised = area.flags.contains(VmaFlags::HUGEPAGE);
@@ -70,7 +73,9 @@ impl<M: Machine> Attempt<'_, '_, M> {
             return Ok(None);
         }
         let names = object.slots(self.cpu, first).filter(|names| Object::folio(names).is_some());
-        let names = names.ok_or(Abort::NoFolio)?;
+        let Some(names) = names else {
+            return if self.tries_folio(object, first) { Err(Abort::NoFolio) } else { Ok(None) };
+        };
         let Ok(held) = protocol::take(slot, Entry::NONE, self.cpu) else {
             self.cpu.count(Counter::TrylockFailed);
             return Ok(None);
@@ -90,6 +95,22 @@ impl<M: Machine> Attempt<'_, '_, M> {
         self.cpu.count(Counter::ThpFileMapped);
         self.cpu.count(Counter::FilePmdMapped);
         Ok(Some(FaultKind::Huge))
+    }
+
+    /// Whether the fault is to try to make a folio of the pages of `object` from `first` on. No page there failed to be read; and where it could
+    /// not be done before, one fault in [`SELDOM`] tries again.
+    fn tries_folio(self, object: &Object, first: u64) -> bool {
+        let state = self.cpu.state();
+        let seldom = object.is_unfit(first) && {
+            let skipped = state.folios_skipped.get().wrapping_add(1);
+            state.folios_skipped.set(skipped);
+            !skipped.is_multiple_of(SELDOM)
+        };
+        if seldom || object.has_failed(first) {
+            self.cpu.count(Counter::ThpFileFallback);
+            return false;
+        }
+        true
     }
 
     /// A fault on a page of a huge leaf.
@@ -135,7 +156,8 @@ impl<M: Machine> Space<M> {
         let came = match fetched {
             Ok(Fetched::There) => ReadIn::LookAgain,
             Ok(Fetched::Pending(pending)) => {
-                cpu.set_pending(pending);
+                // The page itself may be there, or be read, without the others.
+                cpu.set_pending(pending.for_any());
                 ReadIn::Pending
             }
             Err(NoFolio) => {

@@ -16,7 +16,7 @@
 //! looks at its entry.
 
 use super::object::{NoPage, Object};
-use super::read::{Fetched, Lack, State};
+use super::read::{Fetched, Lack, State, table_bit};
 use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::error::Errno;
 use crate::fault::prepared::Prepared;
@@ -24,7 +24,7 @@ use crate::frame::{Use, folio};
 use crate::heap::{Bounded, Shared};
 use crate::machine::Machine;
 use crate::stat::Counter;
-use crate::sync::atomic::AtomicU64;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
 use crate::table::node::{ENTRIES, load};
@@ -52,6 +52,24 @@ impl Object {
         let is_first = first.is_present() && folio::is_first(first.frame());
         (is_first && names.iter().zip(folio::frames_of(first.frame())).all(names_it))
             .then(|| first.frame())
+    }
+
+    /// Whether no folio of the pages from `first` on could be made when it was last tried.
+    pub(crate) fn is_unfit(&self, first: u64) -> bool {
+        self.unfit.load(Ordering::Relaxed) & table_bit(first) != 0
+    }
+
+    /// Notes whether a folio of the pages from `first` on could be made.
+    fn note_fit(&self, first: u64, fit: bool) {
+        // Faults of all programs look at it.
+        if self.is_unfit(first) != fit {
+            return;
+        }
+        if fit {
+            self.unfit.fetch_and(!table_bit(first), Ordering::Relaxed);
+        } else {
+            self.unfit.fetch_or(table_bit(first), Ordering::Relaxed);
+        }
     }
 
     /// Counts one more huge leaf of the folio that the pages with the entries `names` are, and returns its first frame. `None`: they are none.
@@ -118,14 +136,20 @@ impl Shared<Object> {
         match self.fetch_missing(cpu, first) {
             Ok(Fetched::There) => {}
             Ok(pending) => return Ok(pending),
-            Err(_) => return Err(NoFolio),
+            Err(_) => {
+                self.note_fit(first, false);
+                return Err(NoFolio);
+            }
         }
         let names = self.slots(cpu, first).ok_or(NoFolio)?;
         if Self::is_folio(names) || self.gather(cpu, names, first) {
-            Ok(Fetched::There)
-        } else {
-            Err(NoFolio)
+            return Ok(Fetched::There);
         }
+        // Pages that are missing may come.
+        if names.iter().all(|name| load(name).is_present()) {
+            self.note_fit(first, false);
+        }
+        Err(NoFolio)
     }
 
     /// Makes sure that all pages from `first` on are there, or being read: as one folio, if none is there. Of an object without a
@@ -250,6 +274,7 @@ impl Shared<Object> {
         }
         if moved == ENTRIES {
             cpu.count(Counter::ThpFileAlloc);
+            self.note_fit(first, true);
         }
         moved == ENTRIES
     }

@@ -45,8 +45,14 @@ impl Object {
         let store = store.into();
         let (bytes, turn) = (store.len(), Turn::try_new(&*store)?);
         let errors = WriteErrors::default();
-        let stored =
-            Stored { store, bytes: AtomicU64::new(bytes), turn, cut: Cut::default(), errors };
+        let stored = Stored {
+            store,
+            bytes: AtomicU64::new(bytes),
+            turn,
+            cut: Cut::default(),
+            errors,
+            failed: AtomicU64::new(0),
+        };
         Self::make(cpu, bytes.div_ceil(PAGE_SIZE), tag, Some(try_box(stored)?))
     }
 
@@ -64,7 +70,8 @@ impl Object {
         let frame = cpu.alloc_or_wait()?.zero(cpu.vm().machine());
         let root = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(ROOT));
         let identity = cpu.identity();
-        let object = Self { root, pages: AtomicU64::new(pages), tag, identity, stored, place };
+        let (pages, unfit) = (AtomicU64::new(pages), AtomicU64::new(0));
+        let object = Self { root, pages, tag, identity, unfit, stored, place };
         Ok(Shared::try_new(object).inspect_err(|_| {
             // It was dropped.
             cpu.end_dropped();

@@ -54,6 +54,8 @@ pub struct Object {
     pub(super) tag: u64,
     /// The subsystem that its frames are of.
     pub(super) identity: Identity,
+    /// Bit n: of pages whose table has a number that is n modulo 64 no folio could be made, and it is seldom tried again.
+    pub(super) unfit: AtomicU64,
     /// What is behind it, if anything is.
     pub(super) stored: Option<Box<Stored>>,
     /// Where it goes when its last share is dropped.
@@ -69,6 +71,8 @@ pub(crate) struct Stored {
     pub(super) turn: Turn,
     pub(super) cut: Cut,
     pub(super) errors: WriteErrors,
+    /// Bit n: a read failed in a table of pages whose number is n modulo 64. What is set stays set: reads there are smaller.
+    pub(super) failed: AtomicU64,
 }
 
 impl Drop for Object {

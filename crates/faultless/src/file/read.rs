@@ -18,7 +18,7 @@
 //!
 //! The outcome is stored after the entries. So who finds the read over, and without an error, looks at the page again like any other access.
 
-use super::object::{NoPage, Object};
+use super::object::{NoPage, Object, Stored};
 use super::store::{Buffer, MOST_PAGES, ReadRun, StoreError, wanted};
 use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::ended::{Left, Place};
@@ -70,7 +70,8 @@ impl State {
 #[derive(Clone, Debug)]
 pub struct PendingRead {
     state: Shared<State>,
-    index: u64,
+    /// The page whose error is one; none for who only looks what there is.
+    index: Option<u64>,
 }
 
 impl PendingRead {
@@ -80,7 +81,8 @@ impl PendingRead {
         self.state.id()
     }
 
-    /// How the read of the page ended; `None` while it is under way. After `Ok` the access is to be tried again.
+    /// How the read of the page ended; `None` while it is under way. After `Ok` the access is to be tried again. An error is that of the page
+    /// itself: who waits for a page behind the one that failed tries again, and its page is read by itself.
     ///
     /// A kernel that puts the thread to sleep puts it on its list first, and then looks here.
     #[must_use]
@@ -88,13 +90,19 @@ impl PendingRead {
         let outcome = self.state.outcome.load(Ordering::Acquire);
         let (pages, errno) = (outcome & u64::from(u32::MAX), outcome >> ERRNO_SHIFT);
         (outcome != UNDER_WAY).then(|| {
-            let first = self.state.first.load(Ordering::Relaxed);
+            let failed = self.state.first.load(Ordering::Relaxed) + pages;
             match Errno::of_number(errno as i32) {
-                _ if errno == 0 || self.index - first < pages => Ok(()),
+                _ if errno == 0 || self.index != Some(failed) => Ok(()),
                 Errno::EAGAIN => Ok(()),
                 errno => Err(errno),
             }
         })
+    }
+
+    /// The same read, of which no error is one.
+    pub(crate) fn for_any(mut self) -> Self {
+        self.index = None;
+        self
     }
 }
 
@@ -206,6 +214,9 @@ impl Unread {
             object.end_read(cpu, first + at as u64, page.frame, there);
         }
         cpu.state().counts.add(Counter::PageRead, good as u64);
+        if errno.is_some() && !lost(Mutant::FailedIsNoted) {
+            object.note_failed(first + good as u64);
+        }
         state.end(first, good, errno);
         Object::release(object, cpu);
     }
@@ -328,7 +339,7 @@ impl Shared<Object> {
         if let Some(held) = held {
             held.revert();
         }
-        state.map(|state| PendingRead { state, index })
+        state.map(|state| PendingRead { state, index: Some(index) })
     }
 
     /// How many pages the store prefers to read at once.
@@ -389,7 +400,8 @@ impl Shared<Object> {
     fn run_around(&self, slots: &[AtomicU64; ENTRIES], index: u64, ahead: u64) -> Range<u64> {
         let block = self.block();
         let table = index - index % ENTRIES as u64;
-        let start = index - index % block;
+        // Where a page could not be read, each is read from itself on: it hears of its own errors alone.
+        let start = if self.has_failed(index) { index } else { index - index % block };
         let end = (start + block).max(ahead.min(index + MOST_PAGES as u64));
         let end = end.min(table + ENTRIES as u64).min(self.pages()).max(index + 1);
         let empty = |at: &u64| load(&slots[*at as usize % ENTRIES]).is_none();
@@ -434,7 +446,7 @@ impl Shared<Object> {
         let Some((store, unread)) = self.store().zip(reading.unread.as_ref()) else {
             return Ok(Fetched::There);
         };
-        let pending = PendingRead { state: unread.state.clone(), index };
+        let pending = PendingRead { state: unread.state.clone(), index: Some(index) };
         let mut run = ReadRun { reading: Some(reading) };
         order::before::<StoreCall>(cpu);
         cpu.count(Counter::StoreRead);
@@ -453,7 +465,25 @@ impl Shared<Object> {
     }
 }
 
+/// The bit of a page, and of all others of its table, among 64.
+pub(super) const fn table_bit(index: u64) -> u64 {
+    1 << (index / ENTRIES as u64 % 64)
+}
+
 impl Object {
+    /// Notes that the page at `index` could not be read.
+    fn note_failed(&self, index: u64) {
+        if let Some(stored) = &self.stored {
+            stored.failed.fetch_or(table_bit(index), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a page near `index` could not be read once.
+    pub(crate) fn has_failed(&self, index: u64) -> bool {
+        let failed = |stored: &Stored| stored.failed.load(Ordering::Relaxed);
+        self.stored.as_deref().map_or(0, failed) & table_bit(index) != 0
+    }
+
     /// Step 3 of the protocol for the page at `index`, which was read into `frame`, or was not read.
     fn end_read<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64, frame: FrameNumber, there: bool) {
         let hidden = Entry::leaf(frame).with_hidden(true);

@@ -11,7 +11,7 @@
 //!
 //! | the store | the pages |
 //! |---|---|
-//! | fails after some bytes | those before are there; those who wait for the others are told of the error; the next access reads again |
+//! | fails after some bytes | those before are there; who waits for the next page is told of the error; who waits for others looks again, and reads from its own page on; the next access reads again |
 //! | fails with `EAGAIN` | as above, but those who wait are told to look again, and so read again: a store that wants to be asked for fewer pages |
 //! | returns fewer bytes than asked for, because another party has shortened the file | the rest is zeros |
 //! | drops a [`Reading`] and never completes it | as after an error of nothing read, `EIO` |

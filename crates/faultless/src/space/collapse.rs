@@ -13,6 +13,7 @@
 
 use super::Space;
 use super::batch::FlushBatch;
+use super::lock::Lock;
 use super::made::State;
 use super::merge::Piece;
 use super::vma::{Area, VmaFlags};
@@ -101,9 +102,10 @@ impl<M: Machine> Space<M> {
             let entry = self.view(cpu, &section).at(start).ok_or(Errno::ENOMEM)?;
             // SAFETY: VMAs in a view live as long as the section.
             let area = &unsafe { entry.value.as_ref() }.area;
-            collapsible(area, start).map(|(object, first)| (object.clone(), first))
+            let locked = area.lock() != Lock::No;
+            collapsible(area, start).map(|(object, first)| (object.clone(), first, locked))
         };
-        let (object, first) = found.ok_or(Errno::EINVAL)?;
+        let (object, first, locked) = found.ok_or(Errno::EINVAL)?;
         let all = VirtRange::new(start, start + TABLE_ALIGN);
         let fetched = object.fetch_missing(cpu, first);
         let done = match fetched {
@@ -115,6 +117,10 @@ impl<M: Machine> Space<M> {
             Err(errno) => Err(errno),
         };
         Object::release(object, cpu);
+        if done.is_err() && locked {
+            // They may have been unmapped, and locked pages stay mapped.
+            let _populated = self.populate(cpu, all);
+        }
         if done? {
             return Ok(());
         }

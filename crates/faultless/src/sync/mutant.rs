@@ -23,6 +23,8 @@ pub enum Mutant {
     SettleWaits,
     /// A fault that maps a folio looks at all of its pages once it has the entry. A page that was cut off stays mapped.
     LeafLooksAgain,
+    /// A page that could not be read is noted. Who needs one behind it reads both again, and for ever.
+    FailedIsNoted,
     /// A collapse looks for copies once the VMA is stopped. What a program stored to one is lost.
     CollapseLooksAgain,
     /// mincore looks at an entry once no CPU holds it. A page is missing while it is copied.

@@ -35,6 +35,8 @@ pub(crate) struct CpuState {
     pub(crate) unread: Cell<Option<(u64, u64, u64)>>,
     /// The first of the pages that a fault could not have as a folio: as `unread`.
     pub(crate) no_folio: Cell<Option<(u64, u64, u64)>>,
+    /// Faults that did not try to make a folio, as it had failed before.
+    pub(crate) folios_skipped: Cell<u32>,
     /// The `ThreadPredictor` of the thread that this CPU makes a call for, or null. Set by [`Cpu::for_thread`] alone, which keeps
     /// it alive until it puts back what was there.
     pub(super) thread: Cell<*const ()>,
@@ -56,6 +58,7 @@ impl CpuState {
             pending: RefCell::new(None),
             unread: Cell::new(None),
             no_folio: Cell::new(None),
+            folios_skipped: Cell::new(0),
             thread: Cell::new(ptr::null()),
         })
     }
@@ -124,7 +127,7 @@ impl Hint {
     }
 }
 
-// SAFETY: the cells (`gather`, `hint`, `freed`, `gone`, `shared_calls`, `starved`, `crowded`, `pending`, `unread`, `no_folio`, `thread`) are reached only through
+// SAFETY: the cells (`gather`, `hint`, `freed`, `gone`, `shared_calls`, `starved`, `crowded`, `pending`, `unread`, `no_folio`, `folios_skipped`, `thread`) are reached only through
 // `Cpu::state`, with the CPU's `Local`; other CPUs read `counts` and `resident`, which are atomics.
 unsafe impl Sync for CpuState {}
 // SAFETY: as above; the hint's pointer is followed only as its invariant allows, on whichever thread is

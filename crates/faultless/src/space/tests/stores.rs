@@ -119,16 +119,18 @@ fn the_end_of_an_object_writes_back() {
 fn a_read_that_fails_is_told_and_tried_again() {
     each(8, 0, |cpu, space, memory, file| {
         memory.plan([Plan::Fail(PAGE + 50)]);
-        assert_eq!(load(cpu, space, AT + 2 * P), Err(FaultError::Bus));
+        assert_eq!(load(cpu, space, AT + P), Err(FaultError::Bus));
         assert_eq!(reads(memory), [(0, 4 * PAGE)], "not read twice for one fault");
         assert!(file.has_page(cpu, 0) && !file.has_page(cpu, 1), "what was read before is there");
         assert_eq!(load(cpu, space, AT), Ok(1));
         memory.plan([Plan::Fail(0)]);
         let read = file.read_page(cpu, 3, |_| unreachable!("there is no page"));
         assert_eq!(read, Err::<(), _>(Errno::EIO));
-        assert_eq!(load(cpu, space, AT + 2 * P), Ok(3), "the next access reads again");
+        assert_eq!(load(cpu, space, AT + P), Ok(2), "the next access reads again");
+        assert_eq!(load(cpu, space, AT + 3 * P), Ok(4));
+        assert_eq!(reads(memory), [(3, 4 * PAGE), (1, 4 * PAGE)], "from their own pages on");
         // Another party has shortened the file: what is missing is zeros.
-        memory.plan([Plan::Short(PAGE + 4)]);
+        memory.plan([Plan::Short(4)]);
         assert_eq!(load(cpu, space, AT + 5 * P), Ok(6), "four bytes of it");
         assert_eq!(load(cpu, space, AT + 6 * P), Ok(0));
     });
@@ -430,7 +432,7 @@ fn a_pin_reads_what_it_copies() {
         assert_eq!(unsafe { at.read() }, 3);
         assert_eq!(reads(memory), [(0, 4 * PAGE)]);
         memory.plan([Plan::Fail(0)]);
-        let refused = space.pin(cpu, private + 5 * P, P, false);
+        let refused = space.pin(cpu, private + 4 * P, P, false);
         assert_eq!(refused.map(drop).map_err(|error| error.errno), Err(Errno::EFAULT));
         assert_eq!(reads(memory), [(4, 4 * PAGE)], "not read twice for one pin");
         drop(pins);
@@ -443,9 +445,9 @@ fn a_call_does_not_wait_for_a_read_that_was_dropped() {
     each(8, 0, |cpu, space, memory, file| {
         memory.plan([Plan::Drop, Plan::Drop]);
         let mut bytes = [0; 8];
-        let read = space.read_bytes(cpu, AT + P, &mut bytes);
+        let read = space.read_bytes(cpu, AT, &mut bytes);
         assert_eq!(read.map_err(|error| error.error), Err(FaultError::Bus));
-        let read = file.read_page(cpu, 1, |_| unreachable!("there is no page"));
+        let read = file.read_page(cpu, 0, |_| unreachable!("there is no page"));
         assert_eq!(read, Err::<(), _>(Errno::EIO));
         assert_eq!(load(cpu, space, AT + P), Ok(2));
     });
