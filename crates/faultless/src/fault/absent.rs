@@ -42,6 +42,8 @@ impl<M: Machine> Space<M> {
     }
 
     /// How many pages are to be read for a fault at `page`, from that on; see [`Attempt::read_window`].
+    #[cold]
+    #[inline(never)]
     fn predicted(
         &self,
         cpu: &Cpu<'_, M>,

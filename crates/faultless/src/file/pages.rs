@@ -120,16 +120,25 @@ impl Object {
 
     /// As [`refer_to_copy`](Self::refer_to_copy), once no CPU has the entry: a page that [moves into a folio](super::folio) is there, though
     /// its entry is busy. For who takes `None` for a page of zeros. The caller holds no entry.
+    #[inline(always)]
     pub(crate) fn refer_settled<M: Machine>(
         cpu: &Cpu<'_, M>,
         slot: &AtomicU64,
     ) -> Option<FrameNumber> {
-        loop {
+        Self::refer_to_copy(cpu, slot).or_else(|| Self::refer_later(cpu, slot))
+    }
+
+    /// The rest of that, where there is no page at the first look.
+    #[cold]
+    #[inline(never)]
+    fn refer_later<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) -> Option<FrameNumber> {
+        while protocol::look(slot, cpu).is_present() {
             let found = Self::refer_to_copy(cpu, slot);
-            if found.is_some() || !protocol::look(slot, cpu).is_present() {
+            if found.is_some() {
                 return found;
             }
         }
+        None
     }
 
     /// The page that `slot`, an entry of an object, names, with a reference for the caller, if it names one.

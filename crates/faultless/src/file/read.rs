@@ -91,6 +91,11 @@ impl PendingRead {
         let (pages, errno) = (outcome & u64::from(u32::MAX), outcome >> ERRNO_SHIFT);
         (outcome != UNDER_WAY).then(|| {
             let failed = self.state.first.load(Ordering::Relaxed) + pages;
+            #[cfg(shuttle)]
+            assert!(
+                errno != 0 || self.index.is_none_or(|at| at < failed && at + pages >= failed),
+                "a share of the read of other pages"
+            );
             match Errno::of_number(errno as i32) {
                 _ if errno == 0 || self.index != Some(failed) => Ok(()),
                 Errno::EAGAIN => Ok(()),

@@ -232,25 +232,49 @@ impl<M: Machine> Space<M> {
         area: &Area,
     ) -> Result<VirtRange, Errno> {
         let len = area.range.len();
+        if len >= TABLE_ALIGN && !request.fixed && request.addr == 0 && holds_folio(cpu, area) {
+            return self.map_large(cpu, request, area);
+        }
         let lowest = cpu.vm().machine().lowest_address();
-        let holds_folio = len >= TABLE_ALIGN
-            && request.addr == 0
-            // Nameless memory is no file.
-            && area.memory.object().is_some_and(|file| file.tag() != 0 && file.pages() >= ENTRIES as u64)
-            && cpu.vm().knobs.huge_text() != HugeText::Never;
-        let choose = |view: &View<'_, Vma>| {
+        self.map_where(cpu, request, area, |view| {
             let start = if request.fixed {
                 request.addr
             } else {
-                let huge = if holds_folio { place_for_leaves(view, area, lowest) } else { None };
-                let start = huge.or_else(|| place(view, request.addr, len, lowest));
-                start.ok_or(Errno::ENOMEM)?
+                place(view, request.addr, len, lowest).ok_or(Errno::ENOMEM)?
             };
-            Ok::<_, Errno>([VirtRange::new(start, start + len), NOWHERE])
-        };
+            Ok([VirtRange::new(start, start + len), NOWHERE])
+        })
+    }
+
+    /// [`map_area`](Self::map_area) of a large file, whose address is left open: where huge leaves fit, if there is room.
+    #[cold]
+    #[inline(never)]
+    fn map_large(
+        &self,
+        cpu: &Cpu<'_, M>,
+        request: &Request,
+        area: &Area,
+    ) -> Result<VirtRange, Errno> {
+        let (len, lowest) = (area.range.len(), cpu.vm().machine().lowest_address());
+        self.map_where(cpu, request, area, |view| {
+            let start = place_for_leaves(view, area, lowest);
+            let start = start.or_else(|| place(view, 0, len, lowest)).ok_or(Errno::ENOMEM)?;
+            Ok([VirtRange::new(start, start + len), NOWHERE])
+        })
+    }
+
+    /// Maps `area` where `choose` says, in the tree as it is when the mapping is made.
+    #[inline(always)]
+    fn map_where(
+        &self,
+        cpu: &Cpu<'_, M>,
+        request: &Request,
+        area: &Area,
+        choose: impl Fn(&View<'_, Vma>) -> Result<[VirtRange; 2], Errno>,
+    ) -> Result<VirtRange, Errno> {
         for tries in 0.. {
             // Where a mapping is put nothing is left unmapped, so no table goes.
-            let writing = self.write_where(cpu, PAGE_SIZE, tries, choose)?;
+            let writing = self.write_where(cpu, PAGE_SIZE, tries, &choose)?;
             let [range, _] = writing.asked;
             let occupied = request.fixed && writing.vmas(range).next().is_some();
             if occupied && request.flags.contains(MapFlags::FIXED_NOREPLACE) {
@@ -314,9 +338,15 @@ pub(super) fn place(view: &View<'_, Vma>, hint: u64, len: u64, lowest: u64) -> O
     None
 }
 
+/// Whether `area` is a file's that may have folios.
+fn holds_folio<M: Machine>(cpu: &Cpu<'_, M>, area: &Area) -> bool {
+    // Nameless memory is no file.
+    let large = |file: &Shared<Object>| file.tag() != 0 && file.pages() >= ENTRIES as u64;
+    area.memory.object().is_some_and(large) && cpu.vm().knobs.huge_text() != HugeText::Never
+}
+
 /// Where a mapping of a large object goes whose address is left open: as [`place`] says, but where address and offset agree modulo the pages of
 /// a huge leaf, as on Linux.
-#[cold]
 fn place_for_leaves(view: &View<'_, Vma>, area: &Area, lowest: u64) -> Option<u64> {
     let least = place(view, 0, area.range.len() + TABLE_ALIGN - PAGE_SIZE, lowest)?;
     let offset = area.offset << PAGE_SHIFT;

@@ -195,6 +195,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
 
     /// How many pages from its own on the fault is to read from a file's store: as many as the thread is predicted to use next, if it faults
     /// in sequence. The largest window is the prefault's, in blocks of 2^`block` pages. The thread's next such fault checks what came of it.
+    #[cold]
+    #[inline(never)]
     pub(super) fn read_window(self, thread: &ThreadPredictor<M>, block: u8) -> u64 {
         // SAFETY: the caller is in a grace section.
         let reached = unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) };

@@ -6,7 +6,9 @@ use crate::error::Errno;
 use crate::fault::{Access, FaultError, FaultKind};
 use crate::file::StoreError;
 use crate::knob::{HugeText, Locking, Setting};
-use crate::space::{Advice, Prot, Space};
+use crate::machine::Invalidate;
+use crate::space::{Advice, Copies, Prot, Space};
+use crate::stat::Counter;
 use std::sync::Arc;
 use std::vec::Vec;
 
@@ -39,6 +41,63 @@ struct Text<'v> {
     space: TestSpace,
     memory: Arc<Memory>,
     file: File,
+}
+
+/// Each call that takes a leaf away, or something of what it allows, flushes all of its pages.
+#[test]
+fn what_changes_a_leaf_is_flushed() {
+    type Call = fn(&Text<'_>);
+    let calls: [(&str, Call); 6] = [
+        ("munmap", |text| text.space.munmap(&text.cpu, AT, F * P).unwrap()),
+        ("discard", |text| text.space.madvise(&text.cpu, AT, F * P, Advice::DontNeed).unwrap()),
+        ("revoke", |text| text.space.revoke(&text.cpu, &text.file, 0..F, Copies::Drop)),
+        ("protect", |text| text.space.mprotect(&text.cpu, AT, F * P, Prot::READ).unwrap()),
+        ("hide", |text| text.space.mprotect(&text.cpu, AT, F * P, Prot::empty()).unwrap()),
+        ("split", |text| text.space.munmap(&text.cpu, AT, 0x10 * P).unwrap()),
+    ];
+    for (name, call) in calls {
+        let vm = guest::vm(2, FRAMES);
+        let text = Text::new(&vm, RX, PRIVATE);
+        text.space.activate(&text.cpu);
+        assert_eq!(text.fetch(1), Ok(FaultKind::Huge));
+        vm.machine().invalidated.lock().unwrap().clear();
+        call(&text);
+        let flushed = vm.machine().invalidated.lock().unwrap().clone();
+        let whole = |(_, _, what): &(_, _, Invalidate)| matches!(what, Invalidate::All);
+        assert!(flushed.iter().any(whole), "{name}: {flushed:?}");
+        // SAFETY: no program runs in it.
+        unsafe { text.space.deactivate(&text.cpu) };
+        finish(&text.cpu, text.space, Vec::from([text.file]));
+    }
+}
+
+/// What no program may reach stays so when it is collapsed.
+#[test]
+fn a_collapse_gives_no_access() {
+    let vm = guest::vm(2, FRAMES);
+    let text = Text::new(&vm, RX, PRIVATE);
+    vm.set(Setting::HugeText(HugeText::Never));
+    assert_eq!(text.fetch(1), Ok(FaultKind::Shared));
+    text.space.mprotect(&text.cpu, AT, F * P, Prot::empty()).unwrap();
+    text.space.madvise(&text.cpu, AT, F * P, Advice::Collapse).unwrap();
+    assert_eq!(vm.totals().get(Counter::FilePmdMapped), 1);
+    assert!(!text.space.entry_at(&text.cpu, AT).is_present());
+    assert_eq!(text.fetch(1), Err(FaultError::Segv { mapped: true }));
+    finish(&text.cpu, text.space, Vec::from([text.file]));
+}
+
+/// More leaves go by one call than a batch holds.
+#[test]
+fn many_leaves_are_unmapped_at_once() {
+    let vm = guest::vm(2, FRAMES);
+    let text = Text::new(&vm, RX, PRIVATE);
+    for at in 0..70 {
+        map_object(&text.cpu, &text.space, (at * F, F), RX, PRIVATE, (&text.file, 0));
+        assert_eq!(text.fetch(at * F), Ok(FaultKind::Huge));
+    }
+    text.space.munmap(&text.cpu, AT, 70 * F * P).unwrap();
+    assert_eq!(vm.totals().get(Counter::FilePmdMapped), 0);
+    finish(&text.cpu, text.space, Vec::from([text.file]));
 }
 
 impl<'v> Text<'v> {
