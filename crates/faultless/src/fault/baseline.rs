@@ -16,7 +16,7 @@ use crate::vm::Cpu;
 
 impl<M: Machine> Space<M> {
     /// The fault as Linux 6.4 to 6.14 serve it first: under the lock of its VMA.
-    #[inline(always)]
+    #[inline(never)]
     pub(super) fn under_vma_lock(
         &self,
         cpu: &Cpu<'_, M>,

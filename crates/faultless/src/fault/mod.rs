@@ -645,7 +645,6 @@ fn way_of<'v, M: Machine>(
     access: Access,
     prepared: &mut Prepared,
 ) -> Result<Way<'v>, Abort> {
-    let attempt = Attempt { cpu, space, vma, ticket, page, access, ahead: None };
     loop {
         // SAFETY: the attempt runs in a grace section, which outlives it.
         let (slot, level, seen) = match unsafe { descend(cpu.vm().machine(), space.root(), page) } {
@@ -654,13 +653,18 @@ fn way_of<'v, M: Machine>(
         };
         if seen.is_locked() {
             protocol::look(slot, cpu);
-        } else if level == HUGE
-            && let Some(kind) = attempt.serve_huge(slot, seen)?
-        {
-            return Ok(Way::Served(kind));
-        } else if node::load(slot).is_none() {
-            table::publish(cpu, ticket, slot, level, prepared)?;
+            continue;
         }
+        if level == HUGE && !vma.area.memory.is_anonymous() {
+            let attempt = Attempt { cpu, space, vma, ticket, page, access, ahead: None };
+            if let Some(kind) = attempt.serve_huge(slot, seen)? {
+                return Ok(Way::Served(kind));
+            }
+            if !node::load(slot).is_none() {
+                continue;
+            }
+        }
+        table::publish(cpu, ticket, slot, level, prepared)?;
     }
 }
 

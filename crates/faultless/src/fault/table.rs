@@ -20,7 +20,7 @@ use crate::vm::Cpu;
 ///
 /// # Errors
 /// [`Abort::VmaChanged`] when the ticket is not valid; [`Abort::NoMemory`].
-#[cold]
+#[inline(always)]
 pub(crate) fn publish<M: Machine>(
     cpu: &Cpu<'_, M>,
     ticket: Ticket<'_>,

@@ -112,7 +112,30 @@ impl<M: Machine> Space<M> {
         flags: MapFlags,
         backing: Backing<'_>,
     ) -> Result<u64, Error> {
-        self.map_and_populate(cpu, (addr, len), prot, flags, What::Object(backing))
+        let fixed = flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE);
+        let open = addr == 0 && !fixed && len >= TABLE_ALIGN;
+        let hint = if open { self.hint_for_leaves(cpu, len, &backing) } else { None };
+        let at = (hint.unwrap_or(addr), len);
+        self.map_and_populate(cpu, at, prot, flags, What::Object(backing))
+    }
+
+    /// Where a mapping of a large file best begins whose address is left open: as high as any, but where address and offset agree modulo the
+    /// pages of a huge leaf, as on Linux. It is a hint, so if another call maps something there, the mapping goes where any would.
+    #[cold]
+    #[inline(never)]
+    fn hint_for_leaves(&self, cpu: &Cpu<'_, M>, len: u64, backing: &Backing<'_>) -> Option<u64> {
+        let Backing { object, first, .. } = *backing;
+        // Nameless memory is no file.
+        let large = object.tag() != 0 && object.pages() >= ENTRIES as u64;
+        if !large || cpu.vm().knobs.huge_text() == HugeText::Never {
+            return None;
+        }
+        let section = self.section(cpu);
+        let room = page_up(len)?.checked_add(TABLE_ALIGN - PAGE_SIZE)?;
+        let lowest = cpu.vm().machine().lowest_address();
+        let least = place(&self.view(cpu, &section), 0, room, lowest)?;
+        let offset = first.wrapping_mul(PAGE_SIZE);
+        Some(least + (offset.wrapping_sub(least) & (TABLE_ALIGN - 1)))
     }
 
     pub(super) fn map_and_populate(
@@ -225,6 +248,7 @@ impl<M: Machine> Space<M> {
     }
 
     /// Finds a free range for `area`, of which only the length counts, and maps it there.
+    #[inline(always)]
     fn map_area(
         &self,
         cpu: &Cpu<'_, M>,
@@ -232,49 +256,18 @@ impl<M: Machine> Space<M> {
         area: &Area,
     ) -> Result<VirtRange, Errno> {
         let len = area.range.len();
-        if len >= TABLE_ALIGN && !request.fixed && request.addr == 0 && holds_folio(cpu, area) {
-            return self.map_large(cpu, request, area);
-        }
         let lowest = cpu.vm().machine().lowest_address();
-        self.map_where(cpu, request, area, |view| {
+        let choose = |view: &View<'_, Vma>| {
             let start = if request.fixed {
                 request.addr
             } else {
                 place(view, request.addr, len, lowest).ok_or(Errno::ENOMEM)?
             };
-            Ok([VirtRange::new(start, start + len), NOWHERE])
-        })
-    }
-
-    /// [`map_area`](Self::map_area) of a large file, whose address is left open: where huge leaves fit, if there is room.
-    #[cold]
-    #[inline(never)]
-    fn map_large(
-        &self,
-        cpu: &Cpu<'_, M>,
-        request: &Request,
-        area: &Area,
-    ) -> Result<VirtRange, Errno> {
-        let (len, lowest) = (area.range.len(), cpu.vm().machine().lowest_address());
-        self.map_where(cpu, request, area, |view| {
-            let start = place_for_leaves(view, area, lowest);
-            let start = start.or_else(|| place(view, 0, len, lowest)).ok_or(Errno::ENOMEM)?;
-            Ok([VirtRange::new(start, start + len), NOWHERE])
-        })
-    }
-
-    /// Maps `area` where `choose` says, in the tree as it is when the mapping is made.
-    #[inline(always)]
-    fn map_where(
-        &self,
-        cpu: &Cpu<'_, M>,
-        request: &Request,
-        area: &Area,
-        choose: impl Fn(&View<'_, Vma>) -> Result<[VirtRange; 2], Errno>,
-    ) -> Result<VirtRange, Errno> {
+            Ok::<_, Errno>([VirtRange::new(start, start + len), NOWHERE])
+        };
         for tries in 0.. {
             // Where a mapping is put nothing is left unmapped, so no table goes.
-            let writing = self.write_where(cpu, PAGE_SIZE, tries, &choose)?;
+            let writing = self.write_where(cpu, PAGE_SIZE, tries, choose)?;
             let [range, _] = writing.asked;
             let occupied = request.fixed && writing.vmas(range).next().is_some();
             if occupied && request.flags.contains(MapFlags::FIXED_NOREPLACE) {
@@ -336,21 +329,6 @@ pub(super) fn place(view: &View<'_, Vma>, hint: u64, len: u64, lowest: u64) -> O
         }
     }
     None
-}
-
-/// Whether `area` is a file's that may have folios.
-fn holds_folio<M: Machine>(cpu: &Cpu<'_, M>, area: &Area) -> bool {
-    // Nameless memory is no file.
-    let large = |file: &Shared<Object>| file.tag() != 0 && file.pages() >= ENTRIES as u64;
-    area.memory.object().is_some_and(large) && cpu.vm().knobs.huge_text() != HugeText::Never
-}
-
-/// Where a mapping of a large object goes whose address is left open: as [`place`] says, but where address and offset agree modulo the pages of
-/// a huge leaf, as on Linux.
-fn place_for_leaves(view: &View<'_, Vma>, area: &Area, lowest: u64) -> Option<u64> {
-    let least = place(view, 0, area.range.len() + TABLE_ALIGN - PAGE_SIZE, lowest)?;
-    let offset = area.offset << PAGE_SHIFT;
-    Some(least + (offset.wrapping_sub(least) & (TABLE_ALIGN - 1)))
 }
 
 /// Whether `range`, and the guard of a stack above it, is free.

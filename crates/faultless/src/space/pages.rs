@@ -260,6 +260,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     }
 
     /// Adds the table in `number`, which was unlinked just now, to those that are to be retired once.
+    #[inline(always)]
     pub(super) fn retire_table(&self, number: FrameNumber, unlinked: &mut RetireChain) {
         self.cpu.count(Counter::TablePruned);
         let meta = self.cpu.vm().frames.meta(number);

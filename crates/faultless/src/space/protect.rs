@@ -103,6 +103,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// # Errors
     /// `ENOMEM` at the first hole or when a VMA cannot be split, and what `change` returns; what was
     /// changed below stays so.
+    #[inline(always)]
     pub(super) fn modify_all(
         &self,
         range: VirtRange,

@@ -133,6 +133,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     }
 
     /// Empties `range`, in which no VMA is left, and remembers what was used as [`zap`](Self::zap) does.
+    #[inline(always)]
     pub(super) fn clear(&self, range: VirtRange, was: Option<&Was<'_>>) {
         let mut batch = FlushBatch::new(self.cpu, self.space);
         let tables = self.zap(range, was, &mut batch);
