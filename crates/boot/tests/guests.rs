@@ -194,7 +194,7 @@ fn write_fault(knobs: &[&str], args: &[&str]) -> (f64, Ran) {
 #[test]
 fn rows() {
     let (alone, ran) = write_fault(&["prefault_max_order=0"], &["passes=1"]);
-    assert_eq!(ran.output.lines().filter(|line| line.starts_with("row ")).count(), 14, "{ran}");
+    assert_eq!(ran.output.lines().filter(|line| line.starts_with("row ")).count(), 15, "{ran}");
     assert_eq!(ran.report.counter("prefault_page"), Some(0), "{ran}");
 
     // Two passes of 8,192 pages. With a pool, which the machine fills while it rests, none of them is zeroed in
