@@ -296,7 +296,7 @@ impl Device {
         Some(at)
     }
 
-    /// Asks the device for as many of `pages` of the run as the queue has room for, and returns how many.
+    /// Asks the device for as many of `pages` of the run as the queue takes, and returns how many.
     fn request(&mut self, run: usize, pages: core::ops::Range<usize>) -> usize {
         let Some(Run { order, .. }) = &self.runs[run] else { return 0 };
         let mut first = pages.start;

@@ -17,7 +17,7 @@
 //!
 //! # Errors
 //!
-//! If a read of several pages fails, one of them may be readable. The run then ends with `EAGAIN`, by which those who wait look again, and from then
+//! If a read of several pages fails, one of them may be readable. The run then ends with `EAGAIN`, on which waiting faults look again, and from then
 //! on the extent is read page by page. A page that cannot be read by itself ends with `EIO`.
 #![no_std]
 

@@ -12,7 +12,7 @@ use crate::fault::ticket::Ticket;
 use crate::file::{Fetched, Lack, Object};
 use crate::machine::Machine;
 use crate::space::Space;
-use crate::space::vma::{Area, VmaFlags};
+use crate::space::vma::{Vma, VmaFlags};
 use crate::stat::Counter;
 use crate::vm::Cpu;
 
@@ -28,19 +28,6 @@ pub(super) enum ReadIn {
 }
 
 impl<M: Machine> Space<M> {
-    /// What `tell` says of the area at `page`, if something is mapped there.
-    pub(super) fn with_area<R>(
-        &self,
-        cpu: &Cpu<'_, M>,
-        page: u64,
-        tell: impl FnOnce(&Area) -> Option<R>,
-    ) -> Option<R> {
-        let section = cpu.section();
-        let entry = self.view(cpu, &section).at(page)?;
-        // SAFETY: VMAs in a view live as long as the section.
-        tell(&unsafe { entry.value.as_ref() }.area)
-    }
-
     /// How many pages are to be read for a fault at `page`, from that on; see [`Attempt::read_window`].
     #[cold]
     #[inline(never)]
@@ -51,17 +38,14 @@ impl<M: Machine> Space<M> {
         thread: &ThreadPredictor<M>,
         block: u8,
     ) -> u64 {
-        let section = cpu.section();
-        let Some(entry) = self.view(cpu, &section).at(page) else { return 1 };
-        // SAFETY: VMAs in a view live as long as the section.
-        let vma = unsafe { entry.value.as_ref() };
-        if vma.area.flags.contains(VmaFlags::RANDOM) {
-            return 1;
-        }
-        // Nothing is installed, so nothing needs to be validated.
-        let (ticket, access) = (Ticket::page_held(), Access::Read);
-        let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead: None };
-        attempt.read_window(thread, block)
+        let window = self.with_vma(cpu, page, |vma| {
+            // Nothing is installed, so nothing needs to be validated.
+            let (ticket, access) = (Ticket::page_held(), Access::Read);
+            let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead: None };
+            let in_order = !vma.area.flags.contains(VmaFlags::RANDOM);
+            in_order.then(|| attempt.read_window(thread, block))
+        });
+        window.unwrap_or(1)
     }
 
     /// Reads the page of an object that is mapped at `page` from the object's store, with those after it that the thread of `ahead` is
@@ -76,7 +60,7 @@ impl<M: Machine> Space<M> {
         ahead: Option<&ThreadPredictor<M>>,
         decides: bool,
     ) -> ReadIn {
-        let wanted = self.with_area(cpu, page, |area| {
+        let wanted = self.with_vma(cpu, page, |Vma { area, .. }| {
             let object = area.memory.object().filter(|object| object.is_stored())?;
             Some((object.clone(), area.index_of(page)))
         });

@@ -140,8 +140,8 @@ impl<M: Machine> Space<M> {
     pub(super) fn read_folio(&self, cpu: &Cpu<'_, M>, page: u64, looks: u32) -> ReadIn {
         let start = page & !(TABLE_ALIGN - 1);
         let choice = cpu.vm().knobs.huge_text();
-        let found = self.with_area(cpu, page, |area| {
-            wanted(choice, area, start).map(|(object, first)| (object.clone(), first))
+        let found = self.with_vma(cpu, page, |vma| {
+            wanted(choice, &vma.area, start).map(|(object, first)| (object.clone(), first))
         });
         let Some((object, first)) = found else { return ReadIn::LookAgain };
         let state = cpu.state();

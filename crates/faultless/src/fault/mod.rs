@@ -40,7 +40,7 @@ use crate::sync::mutant::{Mutant, lost};
 use crate::sync::wait::Wait;
 use crate::table::Entry;
 use crate::table::format::USER_END;
-use crate::table::node::{ENTRIES, HUGE, LAST};
+use crate::table::node::{ENTRIES, LAST};
 use crate::table::walk::{Reached, descend};
 use crate::table::{node, protocol};
 use crate::vm::Cpu;
@@ -568,9 +568,9 @@ impl<M: Machine> Attempt<'_, '_, M> {
             Reached::Last(table) => table,
             Reached::Above { .. } => {
                 let Self { cpu, space, vma, ticket, page, access, .. } = self;
-                match way_of(cpu, space, vma, ticket, page, access, prepared)? {
-                    Way::Table(table) => table,
-                    Way::Served(kind) => return Ok(kind),
+                match table::way_of(cpu, space, vma, ticket, page, access, prepared)? {
+                    table::Way::Table(table) => table,
+                    table::Way::Served(kind) => return Ok(kind),
                 }
             }
         };
@@ -621,50 +621,6 @@ impl<M: Machine> Attempt<'_, '_, M> {
         self.cpu.vm().machine().invalidate(self.cpu.id(), self.space.id(), Invalidate::Range(page));
         self.cpu.count(Counter::Spurious);
         Ok(Some(FaultKind::Spurious))
-    }
-}
-
-/// How a fault goes on that found no table.
-enum Way<'v> {
-    /// In this one, by now.
-    Table(&'v [AtomicU64; ENTRIES]),
-    /// By a huge leaf.
-    Served(FaultKind),
-}
-
-/// The last-level table of `page`, or the answer where a huge leaf is there, or is to be there. Publishes the tables that are missing. For
-/// an attempt, in its grace section; it takes its parts, so that these stay in registers on the way that most faults go.
-#[cold]
-#[inline(never)]
-fn way_of<'v, M: Machine>(
-    cpu: &Cpu<'v, M>,
-    space: &Space<M>,
-    vma: &Vma,
-    ticket: Ticket<'_>,
-    page: u64,
-    access: Access,
-    prepared: &mut Prepared,
-) -> Result<Way<'v>, Abort> {
-    loop {
-        // SAFETY: the attempt runs in a grace section, which outlives it.
-        let (slot, level, seen) = match unsafe { descend(cpu.vm().machine(), space.root(), page) } {
-            Reached::Last(table) => return Ok(Way::Table(table)),
-            Reached::Above { slot, level, seen } => (slot, level, seen),
-        };
-        if seen.is_locked() {
-            protocol::look(slot, cpu);
-            continue;
-        }
-        if level == HUGE && !vma.area.memory.is_anonymous() {
-            let attempt = Attempt { cpu, space, vma, ticket, page, access, ahead: None };
-            if let Some(kind) = attempt.serve_huge(slot, seen)? {
-                return Ok(Way::Served(kind));
-            }
-            if !node::load(slot).is_none() {
-                continue;
-            }
-        }
-        table::publish(cpu, ticket, slot, level, prepared)?;
     }
 }
 

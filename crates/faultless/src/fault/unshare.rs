@@ -4,7 +4,8 @@
 //! It is what a store to the page would do, under a lock, and the entry stays read-only.
 
 use super::absent::ReadIn;
-use super::{Access, Attempt, FaultError, FaultKind, Way, way_of};
+use super::table::{Way, way_of};
+use super::{Access, Attempt, FaultError, FaultKind};
 use crate::addr::VirtRange;
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::{Abort, Ticket};

@@ -12,8 +12,8 @@
 //!   at which somebody can reach two copies, or neither. Pages that are mapped, pinned, in use or dirty stay where they are, and
 //!   there is no folio.
 //!
-//! Whoever [refers](Object::refer_to_folio) to a folio for a huge leaf looks at all entries afterwards, as one who refers to a page
-//! looks at its entry.
+//! A fault or a collapse that [refers](Object::refer_to_folio) to a folio for a huge leaf reads all entries again afterwards, as a fault that
+//! refers to a page reads its entry again.
 
 use super::object::{NoPage, Object};
 use super::read::{Fetched, Lack, State, table_bit};
@@ -77,7 +77,7 @@ impl Object {
         cpu: &Cpu<'_, M>,
         names: &[AtomicU64; ENTRIES],
     ) -> Option<FrameNumber> {
-        // The count of leaves is there for who has a reference to the first frame.
+        // The count of leaves may be read with a reference to the first frame.
         let first = Self::refer_to_copy(cpu, &names[0])?;
         let counted = folio::is_first(first) && Self::add_leaf(cpu, names, first);
         // SAFETY: the reference taken above, which never was a mapping.
@@ -215,7 +215,7 @@ impl Shared<Object> {
         for (index, name) in (first..).zip(names) {
             let Some(frame) = frames.pop() else { break };
             match self.begin_page(cpu, name, index, &state, frame) {
-                // There is room for all.
+                // The list has the capacity of a folio.
                 Ok(Some(page)) => pages.push(page),
                 _ => break,
             };
@@ -254,12 +254,16 @@ impl Shared<Object> {
             cpu.serve_flushes();
             let Some(seen) = may_move(name) else { break };
             let Ok(held) = protocol::take(name, seen, cpu) else { break };
-            // No reference but the object's. From now on nobody takes one.
-            let sole = meta(seen).put_sole();
-            let Some(frame) = Some(()).filter(|()| sole).and_then(|()| frames.pop()) else {
+            let Some(frame) = frames.pop() else {
                 held.revert();
                 break;
             };
+            // If the object's reference is the only one, no CPU takes one from now on.
+            if !meta(seen).put_sole() {
+                held.revert();
+                cpu.free(frame);
+                break;
+            }
             // SAFETY: the new frame is ours, and so is the old one: it has no reference.
             unsafe { cpu.vm().machine().copy_frame(frame.number(), seen.frame()) };
             let frame = cpu.vm().frames.publish(frame, Use::Shared, 0, index);

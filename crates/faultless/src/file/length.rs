@@ -58,7 +58,7 @@ impl Object {
     }
 }
 
-/// The pages that are being cut off the store by who has the object's turn: those from the first on, up to the end. None is the largest number.
+/// The pages that the CPU with the object's turn is cutting off the store: those from the first on, up to the end. None is the largest number.
 #[derive(Debug)]
 pub(super) struct Cut {
     first: AtomicU64,
@@ -90,7 +90,7 @@ impl Drop for Cutting<'_> {
 }
 
 impl Object {
-    /// Whether the page at `index` is being cut off the store. For who has its entry, or waits.
+    /// Whether the page at `index` is being cut off the store. For a caller that has its entry, or waits.
     pub(super) fn is_cut(&self, index: u64) -> bool {
         self.stored.as_deref().is_some_and(|Stored { cut, .. }| {
             // After the first of a later cut comes its end. Of one that is over the answer may be either.

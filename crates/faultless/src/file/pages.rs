@@ -119,7 +119,7 @@ impl Object {
     }
 
     /// As [`refer_to_copy`](Self::refer_to_copy), once no CPU has the entry: a page that [moves into a folio](super::folio) is there, though
-    /// its entry is busy. For who takes `None` for a page of zeros. The caller holds no entry.
+    /// its entry is busy. For a caller to which `None` is a zero page, and which holds no entry.
     #[inline(always)]
     pub(crate) fn refer_settled<M: Machine>(
         cpu: &Cpu<'_, M>,

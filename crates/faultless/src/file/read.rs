@@ -12,11 +12,19 @@
 //! 3. completes: makes each hidden entry present, if it still names the frame, or empties it where the page was not read. A truncation,
 //!    or a hole that is punched, may have emptied the entry meanwhile; then the frame is freed.
 //!
-//! So a page is read once, however many faults ask for it: who finds the entry hidden waits for the read that is under way. The frame's metadata
-//! says which one: its anon_vma, of which a page of an object has none, is the [`State`] of the read. Who waits takes the entry, so
-//! that the read cannot end meanwhile, takes a share of the state, and puts the entry back.
+//! So a page is read once, however many faults ask for it: a fault that finds the entry hidden waits for the read that is under way. The
+//! frame's metadata says which one: its anon_vma, of which a page of an object has none, is the [`State`] of the read. The fault takes the
+//! entry, so that the read cannot end meanwhile, takes a share of the state, and puts the entry back.
 //!
-//! The outcome is stored after the entries. So who finds the read over, and without an error, looks at the page again like any other access.
+//! The outcome is stored after the entries. So a fault that finds the read over, and without an error, looks at the page again like any other
+//! access.
+//!
+//! # Errors
+//!
+//! A store that fails says how many bytes it has read before. The whole pages among them are there; of the others none is. The error is that of
+//! the first page that is missing, and only the faults that wait for that page are told of it. Faults that wait for a page behind it look
+//! again, and begin a read with their own page. From then on [reads near the page](Object::has_failed) begin with the page that is asked
+//! for and not with the block around it, so one bad page does not make its neighbours unreadable.
 
 use super::object::{NoPage, Object, Stored};
 use super::store::{Buffer, MOST_PAGES, ReadRun, StoreError, wanted};
@@ -70,19 +78,19 @@ impl State {
 #[derive(Clone, Debug)]
 pub struct PendingRead {
     state: Shared<State>,
-    /// The page whose error is one; none for who only looks what there is.
+    /// The page whose error is one; none for a caller that only looks what is there.
     index: Option<u64>,
 }
 
 impl PendingRead {
-    /// Names the read, to those who wait and to who [completes](Reading::complete) it. No two reads that are under way have the same name.
+    /// Names the read, for the threads that wait for it and for the code that [completes](Reading::complete) it. No two reads that are under way have the same name.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.state.id()
     }
 
     /// How the read of the page ended; `None` while it is under way. After `Ok` the access is to be tried again. An error is that of the page
-    /// itself: who waits for a page behind the one that failed tries again, and its page is read by itself.
+    /// itself: a fault that waits for a page behind the one that failed tries again, and begins a read with its own page.
     ///
     /// A kernel that puts the thread to sleep puts it on its list first, and then looks here.
     #[must_use]
@@ -379,7 +387,7 @@ impl Shared<Object> {
         pages.push(own);
         // The others are dispensable.
         let more = |at| page(at).ok().flatten();
-        // There is room for the run.
+        // The list has the capacity of the run.
         (run.start..index).rev().map_while(more).all(|page| pages.push(page));
         pages.reverse();
         let first = index + 1 - pages.len() as u64;

@@ -4,14 +4,14 @@
 //! ([`Object::of_store`](super::Object::of_store)). The subsystem asks it for runs of pages, in order, of up to [`MOST_PAGES`].
 //!
 //! A read may end at once or later. A store that has the data at hand puts it into the pages of the [`ReadRun`] and returns how much
-//! there was. A device starts the transfer, and [takes the run along](ReadRun::take_along): the [`Reading`] is completed by whoever hears of the
-//! end of the transfer. Faults that need one of the pages meanwhile are told that they are [pending](crate::FaultKind::Pending).
+//! there was. A device starts the transfer, and [takes the run along](ReadRun::take_along): the [`Reading`] is completed by the code that is
+//! told of the end of the transfer. Faults that need one of the pages meanwhile are told that they are [pending](crate::FaultKind::Pending).
 //!
 //! # What becomes of what goes wrong
 //!
 //! | the store | the pages |
 //! |---|---|
-//! | fails after some bytes | those before are there; who waits for the next page is told of the error; who waits for others looks again, and reads from its own page on; the next access reads again |
+//! | fails after some bytes | those before are there; faults that wait for the next page are told of the error; faults that wait for others look again, and read from their own page on; the next access reads again |
 //! | fails with `EAGAIN` | as above, but those who wait are told to look again, and so read again: a store that wants to be asked for fewer pages |
 //! | returns fewer bytes than asked for, because another party has shortened the file | the rest is zeros |
 //! | drops a [`Reading`] and never completes it | as after an error of nothing read, `EIO` |
@@ -157,7 +157,7 @@ pub struct Buffer {
     pub(super) at: *mut u8,
 }
 
-// SAFETY: the pointer is to a frame, which any CPU may use; who may is the run's to say.
+// SAFETY: the pointer is to a frame, which any CPU may use; which CPU does is up to the owner of the run.
 unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}

@@ -42,8 +42,8 @@ use crate::vm::Cpu;
 use core::cell::UnsafeCell;
 use core::ops::Range;
 
-/// Who changes what the store has takes this turn, and with it the list of the pages that are being written. It is held while the store
-/// works, so who waits for it [`Wait`]s.
+/// A CPU that changes what the store has takes this turn, and with it the list of the pages that are being written. It holds the turn while the
+/// store works, so other CPUs [`Wait`] for it.
 #[derive(Debug)]
 pub(super) struct Turn {
     taken: AtomicBool,
@@ -327,7 +327,7 @@ fn mark<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64, frame: FrameNumber) {
     protocol::settle(slot, cpu, |now| if is_it(now) { now.dirty() } else { now });
 }
 
-/// Clears the dirty bits of the next run of dirty pages in `pages`, as many as `run` has room for, and takes a reference to each.
+/// Clears the dirty bits of the next run of dirty pages in `pages`, as many as fit into `run`, and takes a reference to each.
 /// Returns the number of the first.
 ///
 /// # Safety
@@ -361,7 +361,7 @@ unsafe fn gather<M: Machine>(
         if run.is_empty() {
             first = index;
         }
-        // There is room, as was seen above.
+        // It fits, as was seen above.
         run.push(Buffer { frame, at: cpu.vm().machine().frame_bytes(frame) });
         Ok(())
     };

@@ -16,7 +16,7 @@ use super::batch::FlushBatch;
 use super::lock::Lock;
 use super::made::State;
 use super::merge::Piece;
-use super::vma::{Area, VmaFlags};
+use super::vma::{Area, Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::VirtRange;
 use crate::error::Errno;
@@ -49,7 +49,7 @@ impl<M: Machine> Space<M> {
             }
             result = result.and(self.collapse_at(cpu, start));
         }
-        // As on Linux, what is shorter than a huge page is refused where nothing is mapped alone.
+        // A range too short for a huge leaf is no error, as on Linux; one with a hole is, whatever else came of it.
         if self.is_mapped(cpu, range) { result } else { Err(Errno::ENOMEM) }
     }
 
@@ -97,15 +97,11 @@ impl<M: Machine> Space<M> {
 
     /// Collapses the pages from `start` on.
     fn collapse_at(&self, cpu: &Cpu<'_, M>, start: u64) -> Result<(), Errno> {
-        let found = {
-            let section = self.section(cpu);
-            let entry = self.view(cpu, &section).at(start).ok_or(Errno::ENOMEM)?;
-            // SAFETY: VMAs in a view live as long as the section.
-            let area = &unsafe { entry.value.as_ref() }.area;
+        let found = self.with_vma(cpu, start, |Vma { area, .. }| {
             let locked = area.lock() != Lock::No;
-            collapsible(area, start).map(|(object, first)| (object.clone(), first, locked))
-        };
-        let (object, first, locked) = found.ok_or(Errno::EINVAL)?;
+            Some(collapsible(area, start).map(|(object, first)| (object.clone(), first, locked)))
+        });
+        let (object, first, locked) = found.ok_or(Errno::ENOMEM)?.ok_or(Errno::EINVAL)?;
         let all = VirtRange::new(start, start + TABLE_ALIGN);
         let fetched = object.fetch_missing(cpu, first);
         let done = match fetched {

@@ -131,9 +131,9 @@ impl<M: Machine> Space<M> {
             return None;
         }
         let section = self.section(cpu);
-        let room = page_up(len)?.checked_add(TABLE_ALIGN - PAGE_SIZE)?;
+        let span = page_up(len)?.checked_add(TABLE_ALIGN - PAGE_SIZE)?;
         let lowest = cpu.vm().machine().lowest_address();
-        let least = place(&self.view(cpu, &section), 0, room, lowest)?;
+        let least = place(&self.view(cpu, &section), 0, span, lowest)?;
         let offset = first.wrapping_mul(PAGE_SIZE);
         Some(least + (offset.wrapping_sub(least) & (TABLE_ALIGN - 1)))
     }

@@ -387,13 +387,24 @@ impl<M: Machine> Space<M> {
     /// What waits for a change of shared memory, such as a futex, is found by it. It means nothing any more
     /// once the object has no mapping and no reference.
     pub fn shared_place(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<(u64, u64)> {
+        self.with_vma(cpu, addr, |Vma { area, .. }| {
+            let object = area.memory.object().filter(|_| !area.is_private())?;
+            let offset = (area.index_of(addr) << PAGE_SHIFT) | (addr & (PAGE_SIZE - 1));
+            Some((object.id(), offset))
+        })
+    }
+
+    /// What `tell` says of the VMA at `addr`, in one grace section; `None` where nothing is mapped.
+    pub(crate) fn with_vma<R>(
+        &self,
+        cpu: &Cpu<'_, M>,
+        addr: u64,
+        tell: impl FnOnce(&Vma) -> Option<R>,
+    ) -> Option<R> {
         let section = self.section(cpu);
         let entry = self.view(cpu, &section).at(addr)?;
         // SAFETY: VMAs in a view live as long as the section.
-        let area = unsafe { &entry.value.as_ref().area };
-        let object = area.memory.object().filter(|_| !area.is_private())?;
-        let offset = (area.index_of(addr) << PAGE_SHIFT) | (addr & (PAGE_SIZE - 1));
-        Some((object.id(), offset))
+        tell(unsafe { entry.value.as_ref() })
     }
 
     /// Resident pages: those of its own and of shared objects that are mapped. Exact at a quiet
