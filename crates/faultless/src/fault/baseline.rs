@@ -3,7 +3,7 @@
 //! Under `mmap_lock` a fault goes to [`Space::under_space_lock`] at once, which takes the space's lock to read.
 
 use super::ticket::{Abort, Ticket};
-use super::{Access, Attempt, FaultKind};
+use super::{Access, Asked, Attempt, FaultError, FaultKind, Grow};
 use crate::fault::prefault::ThreadPredictor;
 use crate::fault::prepared::Prepared;
 use crate::knob::Locking;
@@ -15,14 +15,28 @@ use crate::sync::rwlock::ReadGuard;
 use crate::vm::Cpu;
 
 impl<M: Machine> Space<M> {
-    /// The fault as Linux 6.4 to 6.14 serve it first: under the lock of its VMA.
+    /// [`Space::fault`] under `per_vma`. A function of its own, so that neither policy costs the other anything.
     #[inline(never)]
-    pub(super) fn under_vma_lock(
+    pub(super) fn answer_per_vma(
         &self,
         cpu: &Cpu<'_, M>,
         page: u64,
         access: Access,
         ahead: Option<&ThreadPredictor<M>>,
+        grow: Grow,
+    ) -> Result<FaultKind, FaultError> {
+        let asked = Asked { page, access, ahead };
+        let mut prepared = Prepared::Nothing;
+        let served = self.under_vma_lock(cpu, asked, &mut prepared);
+        self.answered(cpu, asked, grow, served, prepared)
+    }
+
+    /// The fault as Linux 6.4 to 6.14 serve it first: under the lock of its VMA.
+    #[inline(always)]
+    fn under_vma_lock(
+        &self,
+        cpu: &Cpu<'_, M>,
+        Asked { page, access, ahead }: Asked<'_, M>,
         prepared: &mut Prepared,
     ) -> Option<FaultKind> {
         let section = cpu.section();

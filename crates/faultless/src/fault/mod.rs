@@ -246,17 +246,31 @@ impl<M: Machine> Space<M> {
         grow: Grow,
     ) -> Result<FaultKind, FaultError> {
         cpu.count(Counter::Faults);
-        let mut prepared = Prepared::Nothing;
-        // What seldom happens gets the parts, so that these need not lie together in memory.
-        let Asked { page, access, ahead } = asked;
         let locking = self.locking(cpu);
+        if locking == Locking::PerVma {
+            // What seldom happens gets the parts, so that these need not lie together in memory.
+            let Asked { page, access, ahead } = asked;
+            return self.answer_per_vma(cpu, page, access, ahead, grow);
+        }
+        let mut prepared = Prepared::Nothing;
         let served = if locking == Locking::Speculative {
             self.speculate(cpu, asked, &mut prepared)
-        } else if locking == Locking::PerVma {
-            self.under_vma_lock(cpu, page, access, ahead, &mut prepared)
         } else {
             None
         };
+        self.answered(cpu, asked, grow, served, prepared)
+    }
+
+    /// The answer of an attempt that holds no more than a VMA's lock; or where it `served` none, that under the space's lock.
+    #[inline(always)]
+    fn answered(
+        &self,
+        cpu: &Cpu<'_, M>,
+        Asked { page, access, ahead }: Asked<'_, M>,
+        grow: Grow,
+        served: Option<FaultKind>,
+        mut prepared: Prepared,
+    ) -> Result<FaultKind, FaultError> {
         let served = match served {
             Some(kind) => Ok(kind),
             None => self.under_space_lock(cpu, page, access, ahead, grow, &mut prepared),
