@@ -71,6 +71,61 @@ fn a_first_load_against_truncation() {
     world.finish_with(vec![space, other], vec![file]);
 }
 
+/// Programs load while a hole is punched into the folio, of which another space may have a leaf, and the pages are read again into other frames.
+/// Then all of them see zeros there.
+fn a_first_load_against_a_hole() {
+    let world = World::unwatched(3, FRAMES);
+    let file = file(&world, false);
+    let [space, other] = [(); 2].map(|()| mapping(&world, &file, RX, MapFlags::SHARED));
+    let mut random = shuttle::rand::thread_rng();
+    if random.gen_bool(0.7) {
+        world.within(&other, |guest| assert_eq!(guest.load(page(1)), Ok(2)));
+    }
+    let hole = if random.gen_bool(0.3) { 0 } else { 5 };
+    world.run(&[
+        (&space, &|guest| {
+            assert_eq!(guest.load(page(3)), Ok(4));
+            let found = guest.load(page(hole)).unwrap();
+            assert!([0, hole + 1].contains(&found), "{found}");
+        }),
+        (&other, &|guest| {
+            file.punch(guest.cpu, hole..hole + 1).unwrap();
+            for space in [&space, &other] {
+                space.revoke(guest.cpu, &file, hole..hole + 1, Copies::Keep);
+                guest.poll();
+            }
+            assert_eq!(guest.load(page(hole)), Ok(0));
+        }),
+    ]);
+    for space in [&space, &other] {
+        world.within(space, |guest| {
+            assert_eq!((guest.load(page(hole)), guest.load(page(3))), (Ok(0), Ok(4)));
+        });
+    }
+    world.finish_with(vec![space, other], vec![file]);
+}
+
+/// A folio is read by a first fetch, while others need single pages of it.
+fn a_first_fetch_against_reads() {
+    let world = World::unwatched(3, FRAMES);
+    let file = world.file(Disk::new(F, 1));
+    world.vm.set(Setting::HugeText(HugeText::Always));
+    let space = mapping(&world, &file, RX, MapFlags::PRIVATE);
+    let other = mapping(&world, &file, RW, MapFlags::SHARED);
+    world.run(&[
+        (&space, &|guest| assert_eq!(guest.load(page(3)), Ok(4))),
+        (&other, &|guest| {
+            assert_eq!(guest.load(page(200)), Ok(201));
+            guest.store(page(0) + 8, 7).unwrap();
+        }),
+    ]);
+    world.within(&space, |guest| {
+        [3, 200, 511].into_iter().for_each(|at| assert_eq!(guest.load(page(at)), Ok(at + 1)));
+        assert_eq!(guest.load(page(0) + 8), Ok(7), "a lost write");
+    });
+    world.finish_with(vec![space, other], vec![file]);
+}
+
 /// A store, a discard and a change of protection each split the leaf, while another program loads.
 fn splits_against_each_other() {
     let world = World::unwatched(3, FRAMES);
@@ -342,6 +397,7 @@ macro_rules! few {
 mod tests {
     few!(
         a_first_load_against_truncation,
+        a_first_fetch_against_reads,
         splits_against_each_other,
         first_leaves_and_last_ones,
         a_folio_is_made_against_the_kernel,
@@ -349,19 +405,24 @@ mod tests {
         a_collapse_against_uses,
     );
 
-    /// More schedules, as each has a pair of operations.
+    /// More schedules: of what seldom happens.
+    fn explore(scenario: fn()) {
+        use crate::scenario::{self, MMAP_LOCK, PER_VMA, Regime, SPECULATIVE};
+        let few = scenario::schedules().div_ceil(8);
+        for regime in [PER_VMA, MMAP_LOCK, Regime::Changing] {
+            scenario::explore_under(regime, few, scenario);
+        }
+        scenario::explore_under(SPECULATIVE, scenario::schedules(), scenario);
+    }
+
     #[test]
     fn each_with_each() {
-        use crate::scenario;
-        let few = scenario::schedules().div_ceil(8);
-        for regime in [scenario::PER_VMA, scenario::MMAP_LOCK, scenario::Regime::Changing] {
-            scenario::explore_under(regime, few, super::each_with_each);
-        }
-        scenario::explore_under(
-            scenario::SPECULATIVE,
-            scenario::schedules(),
-            super::each_with_each,
-        );
+        explore(super::each_with_each);
+    }
+
+    #[test]
+    fn a_first_load_against_a_hole() {
+        explore(super::a_first_load_against_a_hole);
     }
 }
 
@@ -371,6 +432,6 @@ mod needs {
 
     needs!(
         a_look_for_copies_by_a_collapse: CollapseLooksAgain in [a_collapse_against_uses],
-        a_look_at_all_pages_by_who_maps_them: LeafLooksAgain in [a_first_load_against_truncation],
+        a_look_at_all_pages_by_who_maps_them: LeafLooksAgain in [a_first_load_against_a_hole],
     );
 }

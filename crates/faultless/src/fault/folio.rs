@@ -20,7 +20,6 @@ use crate::space::Space;
 use crate::space::vma::{Area, Memory, Prot, VmaFlags};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
-use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
 use crate::table::node::{ENTRIES, TABLE_ALIGN};
 use crate::table::protocol;
@@ -84,9 +83,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
             held.revert();
             return Err(Abort::VmaChanged);
         }
-        // Behind the full barrier: a truncation is seen here, or its revocation waits for the entry.
-        let spans = object.spans_folio(first) || lost(Mutant::LeafLooksAgain);
-        let Some(frame) = spans.then(|| Object::refer_to_folio(self.cpu, names)).flatten() else {
+        // Behind the full barrier: what leaves the object is missing here, or its revocation waits for the entry.
+        let Some(frame) = Object::refer_to_folio(self.cpu, names) else {
             held.revert();
             return Err(Abort::NoFolio);
         };

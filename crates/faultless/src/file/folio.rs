@@ -13,7 +13,8 @@
 //!   there is no folio.
 //!
 //! A fault or a collapse that [refers](Object::refer_to_folio) to a folio for a huge leaf reads all entries again afterwards, as a fault that
-//! refers to a page reads its entry again.
+//! refers to a page reads its entry again. A page that is cut off, or punched out, leaves the object first, and is revoked in all spaces
+//! afterwards. So it is missing at this look, or the revocation meets the leaf.
 
 use super::object::{NoPage, Object};
 use super::read::{Fetched, Lack, State, table_bit};

@@ -187,8 +187,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         self.zap(all, None, &mut batch);
         batch.finish();
         let made = Object::folio(names).is_some() || object.gather(cpu, names, first);
-        let spans = made && object.spans_folio(first);
-        let frame = spans.then(|| Object::refer_to_folio(cpu, names)).flatten();
+        let frame = made.then(|| Object::refer_to_folio(cpu, names)).flatten();
         if let Some(frame) = frame {
             let mut batch = FlushBatch::new(cpu, self.space);
             // SAFETY: the range is claimed, and its table is there.

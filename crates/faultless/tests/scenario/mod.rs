@@ -32,6 +32,7 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler, Schedul
 use shuttle::{Config, MaxSteps, Runner};
 use std::cell::Cell;
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use sticky::StickyScheduler;
 
@@ -93,7 +94,10 @@ fn run(scheduler: impl Scheduler + 'static, scenario: impl Fn() + Send + Sync + 
     config.stack_size = 256 << 10;
     config.max_steps = MaxSteps::FailAfter(STEPS);
     config.ungraceful_shutdown_config.immediately_return_on_panic = true;
-    Runner::new(scheduler, config).run(scenario);
+    Runner::new(scheduler, config).run(move || {
+        BEGUN.fetch_add(1, Ordering::Relaxed);
+        scenario();
+    });
 }
 
 /// Runs a scenario in a regime, under all schedules that were asked for.
@@ -121,18 +125,30 @@ pub fn explore_under(
 
 /// Where a process is told that it is to leave a line out.
 const WITHOUT: &str = "FAULTLESS_WITHOUT";
-/// How long such a process may take: what it breaks may never end.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a schedule of such a process may take: what it breaks may never end.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Schedules that have begun.
+static BEGUN: AtomicU64 = AtomicU64::new(0);
+
+/// Ends the process if a schedule does not end.
+fn watch() {
+    let mut last = 0;
+    loop {
+        std::thread::sleep(PATIENCE);
+        let begun = BEGUN.load(Ordering::Relaxed);
+        if begun == last {
+            eprintln!("a schedule does not end");
+            std::process::abort();
+        }
+        last = begun;
+    }
+}
 
 /// Checks that one of `scenarios` fails in `regime` without the line of `mutant`: in a process of its own, which
 /// runs the test `name` again, because code that is broken so breaks what it runs in.
 pub fn needed(name: &str, mutant: Mutant, regime: Regime, scenarios: &[Scenario]) {
     if std::env::var(WITHOUT).is_ok_and(|without| without == name) {
-        std::thread::spawn(|| {
-            std::thread::sleep(PATIENCE);
-            eprintln!("it does not end");
-            std::process::abort();
-        });
+        std::thread::spawn(watch);
         let explore = |&each| explore(regime, each);
         return mutant::with(mutant, || scenarios.iter().for_each(explore));
     }
