@@ -124,9 +124,10 @@ fn the_cost_of_a_major_fault() {
         assert!(ran.report.counter("pgmajfault") >= Some(96), "{ran}");
         cost
     };
-    // Each read of the slow disk takes 2,000,000 instructions; the ticks of the timer in this time are all that counts.
+    // Each read of the slow disk takes 2,000,000 instructions. Of this time the ticks of the timer count, some thousand instructions; more
+    // where the host lets the disk wait.
     let (quick, slow) = (cost(None), cost(Some(500)));
-    assert!(quick > 5000.0 && (slow - quick).abs() < 20_000.0, "{quick} and {slow}");
+    assert!(quick > 5000.0 && (slow - quick).abs() < 400_000.0, "{quick} and {slow}");
 }
 
 /// A machine whose memory does not hold its files: what was read is dropped, and read again.
@@ -145,6 +146,28 @@ fn files_larger_than_memory() {
     let ran = boot(&with(Disk::default(), machine), &program).exited(0);
     assert_eq!(ran.output, "\0\0\0\0\0", "{ran}");
     assert!(ran.report.counter("pages_read") >= Some(600 << 8), "{ran}");
+}
+
+/// What is read in sequence by `read` is read ahead in larger and larger runs; with prefault off, in the blocks that the disk prefers.
+#[test]
+fn sequential_reads() {
+    let files = folder();
+    let shell = files.path().join("busybox");
+    copy(busybox(), &shell);
+    let long = fs::File::create(files.path().join("long")).expect("it can be made");
+    long.set_len(16 << 20).expect("a file with a hole");
+    let program = Program::file(&shell).expect("it is a program").files(files.path());
+    let reads = |order: u32, file: &str| {
+        let script = format!("dd if={file} of=/dev/null bs=4k");
+        let words = vec![format!("set=prefault_max_order={order}")];
+        let machine = Machine { words, ..deterministic() };
+        let program = program.clone().args(["sh", "-c", &script]);
+        let ran = boot(&with(Disk::default(), machine), &program).exited(0);
+        ran.report.counter("store_read").unwrap_or_else(|| panic!("{ran}"))
+    };
+    let [blocks, windows] = [0, 5].map(|order| reads(order, "/long") - reads(order, "/dev/null"));
+    // 32 pages at a time.
+    assert!((128..140).contains(&blocks) && windows < 90, "{blocks} and {windows} reads");
 }
 
 /// Random system calls from every CPU, of a program on a disk that is slow, beside files to call them for.

@@ -1,5 +1,6 @@
 //! Memory objects: what is behind a mapping of a file or of shared memory, and the page cache.
 
+mod ahead;
 pub mod folio;
 mod length;
 mod life;

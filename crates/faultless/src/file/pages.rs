@@ -308,9 +308,13 @@ impl Shared<Object> {
     ) -> Result<R, Errno> {
         self.check_vm(cpu);
         let frame = loop {
-            match self.get(cpu, index) {
+            let slot = self.slot(cpu, index);
+            match slot.and_then(|slot| Object::refer_settled(cpu, slot)) {
                 None if self.is_stored() && index < self.pages() => self.fetch_now(cpu, index)?,
-                found => break found,
+                found => {
+                    slot.into_iter().for_each(|slot| Object::note_used(cpu, slot));
+                    break found;
+                }
             }
         };
         let Some(frame) = frame else {

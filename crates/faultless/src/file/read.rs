@@ -319,20 +319,8 @@ impl Shared<Object> {
     /// The store's first error, or `ENOMEM`. The pages before are there or being read.
     pub fn read_ahead<M: Machine>(&self, cpu: &Cpu<'_, M>, pages: Range<u64>) -> Result<(), Errno> {
         self.check_vm(cpu);
-        let there = |index| self.slot(cpu, index).is_some_and(|slot| !load(slot).is_none());
-        let mut index = pages.start;
-        while self.is_stored() && index < pages.end.min(self.pages()) {
-            if !there(index) {
-                match self.fetch(cpu, index, pages.end) {
-                    Ok(_) => {}
-                    // It was shortened.
-                    Err(Lack::Beyond) => break,
-                    Err(lack) => return Err(lack.into()),
-                }
-            }
-            index += 1;
-        }
-        Ok(())
+        let end = if self.is_stored() { pages.end.min(self.pages()) } else { pages.start };
+        self.read_missing(cpu, pages.start..end, pages.end)
     }
 
     /// A share of the read that is under way for the page at `index`, whose entry `slot` was `seen`, hidden. `None`: look again.
@@ -500,7 +488,7 @@ impl Object {
     /// Step 3 of the protocol for the page at `index`, which was read into `frame`, or was not read.
     fn end_read<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64, frame: FrameNumber, there: bool) {
         let hidden = Entry::leaf(frame).with_hidden(true);
-        let next = if there { Entry::leaf(frame) } else { Entry::NONE };
+        let next = if there { Entry::leaf(frame).unused() } else { Entry::NONE };
         let meta = cpu.vm().frames.meta(frame);
         let mut named = false;
         if let Some(slot) = self.slot(cpu, index) {

@@ -7,8 +7,11 @@ use super::regular::{MAX_LENGTH, Regular};
 use super::stream::{self, Events, Stream};
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
+use crate::task::reads::Reader;
+use alloc::boxed::Box;
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering};
+use faultless::{ThreadStreams, try_box};
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Link, Vec};
 use linux_raw_sys::general as linux;
@@ -49,6 +52,8 @@ pub struct File {
     /// The flags of `F_GETFL`: access and status.
     flags: AtomicU32,
     position: Mutex<u64>,
+    /// What it is expected to read next, if it lies on the disk.
+    reader: Option<Box<Reader>>,
     /// Its place among the epoll sets still to visit.
     pub(super) nested: Link<Self>,
 }
@@ -107,7 +112,9 @@ impl File {
     /// `ENOMEM`.
     pub fn try_new(inode: Arc<Inode>, kind: Kind, flags: u32) -> Result<Arc<Self>> {
         let (flags, position) = (AtomicU32::new(flags), Mutex::new(0));
-        Ok(Arc::try_new(Self { inode, kind, flags, position, nested: Link::new() })?)
+        let stored = inode.regular().is_some_and(Regular::is_stored);
+        let reader = stored.then(|| try_box(Reader::new(ThreadStreams::new()))).transpose()?;
+        Ok(Arc::try_new(Self { inode, kind, flags, position, reader, nested: Link::new() })?)
     }
 
     /// The flags of `F_GETFL`.
@@ -203,7 +210,7 @@ impl File {
             let piece = regular.piece(to.left());
             if !regular.is_there(from, piece) {
                 drop(position);
-                match regular.fetch(from, piece) {
+                match regular.fetch(from, piece, self.reader.as_deref()) {
                     // The rest cannot be read.
                     Ok(there) if there < piece => to.limit(there),
                     Ok(_) => {}
@@ -291,7 +298,7 @@ impl File {
             let first = at.unwrap_or_else(|| regular.length());
             if !regular.is_there(first, piece) {
                 drop(position);
-                match regular.fetch(first, piece) {
+                match regular.fetch(first, piece, None) {
                     // The rest cannot be read.
                     Ok(there) if there < piece => from.limit(there),
                     Ok(_) => {}

@@ -39,7 +39,7 @@ pub fn read_all(path: &[u8]) -> Result<Vec<u8>> {
     let regular = inode.regular().ok_or(Errno::EINVAL)?;
     let len = usize::try_from(regular.length()).map_err(|_| Errno::ENOMEM)?;
     let mut bytes = Vec::try_filled(0, len)?;
-    regular.fetch(0, len as u64)?;
+    regular.fetch(0, len as u64, None)?;
     Transfer::to_kernel(&mut bytes, |to| regular.read(to, 0, u64::MAX))?;
     Ok(bytes)
 }

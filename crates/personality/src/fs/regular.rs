@@ -15,7 +15,7 @@ use super::cache;
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
 use crate::task::memory::{self, EndsDropped};
-use crate::task::reads;
+use crate::task::reads::{self, Reader};
 use core::fmt;
 use core::ops::{Deref, Range};
 use core::ptr;
@@ -115,19 +115,25 @@ impl Regular {
         }
     }
 
+    /// Whether it lies on the disk.
+    pub fn is_stored(&self) -> bool {
+        self.object.is_stored()
+    }
+
     /// Waits until `len` bytes from `offset` on are there, if the file lies on the disk: pages that are not are read. Returns how many are;
-    /// beyond the end all of them are. The caller holds no lock, and nothing that it has of this CPU.
+    /// beyond the end all of them are. What the open file's `reader` expects to be
+    /// needed next is read, too. The caller holds no lock, and nothing that it has of this CPU.
     ///
     /// # Errors
     /// Why the first is not: `EIO`, `ENOMEM`; `EINTR`: the thread is killed.
-    pub fn fetch(&self, offset: u64, len: u64) -> Result {
+    pub fn fetch(&self, offset: u64, len: u64, reader: Option<&Reader>) -> Result {
         if !self.object.is_stored() {
             return Ok(len);
         }
         let end = self.length().min(offset.saturating_add(len)).div_ceil(PAGE_SIZE);
         let pages = offset >> PAGE_SHIFT..end;
         cache::make_room();
-        let there = pages.start + reads::fetch(&self.object, pages)?;
+        let there = pages.start + reads::fetch(&self.object, pages, reader)?;
         Ok(if there >= end { len } else { (there << PAGE_SHIFT) - offset })
     }
 
@@ -367,7 +373,7 @@ impl Regular {
         if end > MAX_LENGTH {
             return Err(Errno::EFBIG);
         }
-        self.fetch(start, end - start)?;
+        self.fetch(start, end - start, None)?;
         let _change = self.change.lock();
         let length = self.length();
         if end > length && grow {

@@ -169,7 +169,7 @@ fn fetch(range: VirtRange) -> Result<()> {
         let Some(Area { range, offset, memory, .. }) = found else { return Ok(()) };
         let object = Held::new(memory.into_object().ok_or(Errno::EINVAL)?);
         let end = (offset + range.pages()).min(object.pages());
-        if reads::fetch(&object, offset..end) == Err(Errno::EINTR) {
+        if reads::fetch(&object, offset..end, None) == Err(Errno::EINTR) {
             return Err(Errno::RESTART);
         }
         left = VirtRange::new(range.end, left.end);

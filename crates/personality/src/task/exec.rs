@@ -177,7 +177,7 @@ fn regular(file: &Inode) -> Result<&Regular> {
 
 fn read_at(file: &Regular, offset: u64, bytes: &mut [u8]) -> Result<usize> {
     loop {
-        file.fetch(offset, bytes.len() as u64)?;
+        file.fetch(offset, bytes.len() as u64, None)?;
         match Transfer::to_kernel(bytes, |to| file.read(to, offset, u64::MAX)) {
             Err(Errno::EAGAIN) => {}
             read => return read.map(|read| read as usize),
@@ -216,7 +216,7 @@ fn interpreter_plan(file: &Regular, name: &Range<u64>) -> Result<(Arc<Inode>, Pl
 fn fetch_tails(file: &Regular, plan: &Plan) -> Result<()> {
     for segment in plan.segments.iter().filter(|segment| segment.tail < segment.zeros) {
         let last = segment.page + (segment.tail - segment.start) / PAGE_SIZE;
-        file.fetch(last * PAGE_SIZE, PAGE_SIZE)?;
+        file.fetch(last * PAGE_SIZE, PAGE_SIZE, None)?;
     }
     Ok(())
 }

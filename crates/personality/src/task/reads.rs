@@ -9,10 +9,11 @@ use super::wait;
 use crate::errno::{Errno, Result};
 use core::ops::Range;
 use faultless::locks::until;
-use faultless::{Object, PendingRead, Shared};
+use faultless::{Object, PendingRead, Shared, ThreadStreams};
 use faultless_bare::percpu;
+use faultless_bare::sync::Mutex;
 
-/// How many pages behind one that is needed are read with it.
+/// Of the pages that are needed, how many are read at a time.
 const AHEAD: u64 = 64;
 
 /// The threads that wait for reads, by the names of the reads. A thread may be woken for another read, and then waits again.
@@ -49,13 +50,17 @@ pub fn wait(pending: &PendingRead) -> Result<()> {
     outcome.map_err(|_| Errno::EIO)
 }
 
-/// Waits until `pages` of `object` are there. Returns how many from the first on are. The caller holds no lock.
+/// What an open file is expected to read next, in the pages of its object.
+pub type Reader = Mutex<ThreadStreams>;
+
+/// Waits until `pages` of `object` are there; those that its open file's `reader` expects behind them begin to be read. Returns how many from
+/// the first on are there. The caller holds no lock.
 ///
 /// # Errors
 /// Why the first is not: `EIO`, `ENOMEM`; `EINTR`: the thread is killed.
-pub fn fetch(object: &Shared<Object>, pages: Range<u64>) -> Result {
+pub fn fetch(object: &Shared<Object>, pages: Range<u64>, reader: Option<&Reader>) -> Result {
     for index in pages.clone() {
-        match fetch_page(object, index, pages.end) {
+        match fetch_page(object, index, pages.end, reader) {
             Err(errno) if index == pages.start => return Err(errno),
             Err(_) => return Ok(index - pages.start),
             Ok(()) => {}
@@ -64,12 +69,21 @@ pub fn fetch(object: &Shared<Object>, pages: Range<u64>) -> Result {
     Ok(pages.end.saturating_sub(pages.start))
 }
 
-fn fetch_page(object: &Shared<Object>, index: u64, end: u64) -> Result<()> {
+fn fetch_page(
+    object: &Shared<Object>,
+    index: u64,
+    end: u64,
+    reader: Option<&Reader>,
+) -> Result<()> {
     let is_missing = || object.is_stored() && !object.has_page(percpu::cpu(), index);
     if is_missing() {
         // Once: where many pages cannot be read at a time, the page is read by itself below. What hinders this hinders that, or is of a
         // later page, whose turn comes.
-        let _ = object.read_ahead(percpu::cpu(), index..end.min(index + AHEAD));
+        let (cpu, pages) = (percpu::cpu(), index..end.min(index + AHEAD));
+        let _ = match reader {
+            Some(reader) => object.read_in_sequence(cpu, &reader.lock(), pages),
+            None => object.read_ahead(cpu, pages),
+        };
     }
     while is_missing() && index < object.pages() {
         match object.read_page(percpu::cpu(), index, |_| ()) {

@@ -167,7 +167,7 @@ impl<R> Window<R> {
 
     /// Whether it is a window for `miss`: it lies in reach, and the page that faulted is one of its pages.
     #[inline]
-    pub(super) fn is_for(&self, miss: &Miss) -> bool {
+    pub(crate) fn is_for(&self, miss: &Miss) -> bool {
         let Range { start, end } = self.pages;
         let at = miss.page.wrapping_sub(start);
         miss.reach.start <= start

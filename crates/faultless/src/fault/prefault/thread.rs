@@ -27,7 +27,7 @@ impl<P: Predictor> ThreadStreams<P> {
     }
 
     /// The predictor, for one fault; none to a fault inside a fault, which predicts nothing.
-    pub(in crate::fault) fn of_fault(&self) -> Option<RefMut<'_, P>> {
+    pub(crate) fn of_fault(&self) -> Option<RefMut<'_, P>> {
         self.0.try_borrow_mut().ok()
     }
 }

@@ -1,6 +1,7 @@
 //! Tests of whole spaces: against a naive model, and of chosen interleavings.
 
 mod access;
+mod ahead;
 mod beside;
 mod calls;
 mod devices;

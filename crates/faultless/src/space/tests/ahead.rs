@@ -1,0 +1,107 @@
+//! Read-ahead for reads of the kernel: the predictor of an open file.
+
+use super::guest::{self, TestCpu, cpu, read_object};
+use super::store::{Memory, PAGE, Plan, file};
+use crate::ThreadStreams;
+use crate::error::Errno;
+use crate::file::Object;
+use crate::heap::Shared;
+use crate::knob::Setting;
+use std::sync::Arc;
+use std::vec::Vec;
+
+const PAGES: u64 = 1536;
+/// The block that the store prefers.
+const BLOCK: u64 = 4;
+
+/// A file, of which no page was read.
+fn with_file(order: u8, test: impl FnOnce(&TestCpu<'_>, &Arc<Memory>, &Shared<Object>)) {
+    let vm = guest::vm(1, 3000);
+    vm.set(Setting::PrefaultMaxOrder(order));
+    let cpu = cpu(&vm, 0);
+    let memory = Memory::new(PAGES, 0);
+    let file = file(&cpu, &memory);
+    test(&cpu, &memory, &file);
+    guest::check(&cpu, &[], &[&file], 0);
+    Object::release(file, &cpu);
+}
+
+/// A read of `pages` of an open file.
+fn read(cpu: &TestCpu<'_>, file: &Shared<Object>, reader: &ThreadStreams, page: u64, pages: u64) {
+    file.read_in_sequence(cpu, reader, page..page + pages).unwrap();
+    (page..(page + pages).min(PAGES))
+        .for_each(|page| assert_eq!(read_object(cpu, file, page), Some(page + 1)));
+}
+
+/// The pages of each read that the store was asked for.
+fn runs(memory: &Memory) -> Vec<u64> {
+    let reads = std::mem::take(&mut *memory.reads.lock().unwrap());
+    reads.iter().map(|(_, bytes)| (bytes / PAGE) as u64).collect()
+}
+
+#[test]
+fn an_open_file_that_is_read_in_sequence_is_read_ahead_more_and_more() {
+    for pages in [1, 3, 16] {
+        with_file(3, |cpu, memory, file| {
+            let reader = ThreadStreams::new();
+            (0..PAGES).step_by(pages).for_each(|page| read(cpu, file, &reader, page, pages as u64));
+            let runs = runs(memory);
+            assert_eq!(runs.iter().sum::<u64>(), PAGES, "each page once");
+            assert_eq!(runs[0], BLOCK.max(pages as u64).next_multiple_of(BLOCK), "{runs:?}");
+            assert!(runs.contains(&32), "2^3 blocks: {runs:?}");
+            assert!(runs.len() < PAGES as usize / 20, "{runs:?}");
+        });
+    }
+}
+
+#[test]
+fn other_reads_get_the_block_of_the_store() {
+    // Without prefault there is no predictor.
+    with_file(0, |cpu, memory, file| {
+        let reader = ThreadStreams::new();
+        (0..PAGES / 2).for_each(|page| read(cpu, file, &reader, page, 1));
+        assert_eq!(runs(memory), [BLOCK].repeat((PAGES / 2 / BLOCK) as usize));
+    });
+    with_file(3, |cpu, memory, file| {
+        let reader = ThreadStreams::new();
+        (0..PAGES / 4).for_each(|at| read(cpu, file, &reader, at * 101 % PAGES, 1));
+        let runs = runs(memory);
+        assert!(runs.iter().all(|pages| *pages <= 2 * BLOCK), "{runs:?}");
+    });
+}
+
+/// Two open files of one object: one is read in sequence, the other at random.
+#[test]
+fn open_files_have_predictors_of_their_own() {
+    with_file(3, |cpu, memory, file| {
+        let (sequential, random) = (ThreadStreams::new(), ThreadStreams::new());
+        for page in 0..PAGES / 2 {
+            read(cpu, file, &sequential, page, 1);
+            if page % 8 == 0 {
+                read(cpu, file, &random, PAGES / 2 + page * 101 % (PAGES / 2), 1);
+            }
+        }
+        let reads = std::mem::take(&mut *memory.reads.lock().unwrap());
+        let longest = |upper: bool| {
+            let half = reads.iter().filter(|(first, _)| (*first >= PAGES / 2) == upper);
+            half.map(|(_, bytes)| bytes / PAGE).max()
+        };
+        assert_eq!((longest(false), longest(true)), (Some(32), Some(BLOCK as usize)));
+    });
+}
+
+#[test]
+fn errors_are_those_of_the_pages_that_are_needed() {
+    with_file(3, |cpu, memory, file| {
+        let reader = ThreadStreams::new();
+        memory.plan([Plan::Fail(2 * PAGE)]);
+        file.read_in_sequence(cpu, &reader, 0..2).unwrap();
+        assert_eq!((read_object(cpu, file, 1), file.resident_pages(cpu)), (Some(2), 2));
+        memory.plan([Plan::Fail(0)]);
+        assert_eq!(file.read_in_sequence(cpu, &reader, 2..3), Err(Errno::EIO));
+        // Beyond the end is nothing to read.
+        file.read_in_sequence(cpu, &reader, PAGES..PAGES + 9).unwrap();
+        file.read_in_sequence(cpu, &reader, PAGES - 1..u64::MAX).unwrap();
+        assert_eq!(read_object(cpu, file, PAGES - 1), Some(PAGES));
+    });
+}
