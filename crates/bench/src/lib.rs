@@ -17,6 +17,7 @@ pub mod beside;
 pub mod facts;
 #[cfg(feature = "observe")]
 pub mod heap;
+mod idle;
 #[cfg(not(feature = "observe"))]
 pub mod instructions;
 #[cfg(feature = "observe")]

@@ -6,7 +6,7 @@
 //! a fault writes is told apart by where it is and by who else writes it, not by what the code says it
 //! is:
 //!
-//! - [`Line::Entry`]: in the machine's memory, so in a page table;
+//! - [`Line::Entry`]: in the machine's memory, so in a page table, of the space or of a memory object;
 //! - [`Line::Installed`]: the metadata of the frame that the entry holds afterwards. It belongs to the
 //!   CPU that allocated the frame, until the entry is stored;
 //! - [`Line::Source`]: the metadata of the frame that the entry held before (copy-on-write), or of the
@@ -21,6 +21,7 @@
 
 pub mod calls;
 
+use crate::idle::Idle;
 use crate::machine::{BareMachine, FRAME};
 use crate::report::Report;
 use faultless::observe;
@@ -31,6 +32,7 @@ use faultless::{
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::Location;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const LINE: usize = 64;
@@ -96,11 +98,13 @@ pub enum Kind {
     FileWrite,
     /// The first write to a page of a file, private.
     FileCopy,
+    /// The first write to a page of a file with a store, shared: it marks the page dirty.
+    StoredWrite,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Write,
         Self::PooledWrite,
         Self::Read,
@@ -109,10 +113,11 @@ impl Kind {
         Self::FileRead,
         Self::FileWrite,
         Self::FileCopy,
+        Self::StoredWrite,
     ];
 
     const fn is_of_file(self) -> bool {
-        matches!(self, Self::FileRead | Self::FileWrite | Self::FileCopy)
+        matches!(self, Self::FileRead | Self::FileWrite | Self::FileCopy | Self::StoredWrite)
     }
 
     const fn name(self) -> &'static str {
@@ -125,6 +130,7 @@ impl Kind {
             Self::FileRead => "file_read_fault",
             Self::FileWrite => "file_shared_write_fault",
             Self::FileCopy => "file_private_write_fault",
+            Self::StoredWrite => "stored_shared_write_fault",
         }
     }
 
@@ -134,7 +140,7 @@ impl Kind {
             Self::Read => FaultKind::ZeroPage,
             Self::Copy | Self::FileCopy => FaultKind::Copy,
             Self::Reuse => FaultKind::Reuse,
-            Self::FileRead | Self::FileWrite => FaultKind::Shared,
+            Self::FileRead | Self::FileWrite | Self::StoredWrite => FaultKind::Shared,
         }
     }
 }
@@ -253,8 +259,10 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
         }
     }
     if kind.is_of_file() {
+        // A page that is read is in the page cache, and not dirty.
+        let mirrored = if kind == Kind::StoredWrite { Access::Read } else { Access::Write };
         for addr in (0..FAULTS).flat_map(both) {
-            touch(0, mirror + (addr - area), Access::Write)?;
+            touch(0, mirror + (addr - area), mirrored)?;
         }
     }
     let access =
@@ -353,7 +361,12 @@ fn map_file(
 ) -> Result<(u64, u64, Option<Shared<Object>>), Error> {
     let none = VirtRange::new(0, 0);
     let refused = |errno| Error { operation: "new object", range: none, errno };
-    let object = Object::try_new(cpu, 3 * TABLE_BYTES / PAGE_SIZE, 1).map_err(refused)?;
+    let pages = 3 * TABLE_BYTES / PAGE_SIZE;
+    let object = match kind {
+        Kind::StoredWrite => Object::of_store(cpu, Arc::new(Idle { pages, preferred: 1 }), 1),
+        _ => Object::try_new(cpu, pages, 1),
+    };
+    let object = object.map_err(refused)?;
     let flags = if kind == Kind::FileCopy { MapFlags::PRIVATE } else { MapFlags::SHARED };
     let map = |flags| {
         let backing = Backing { object: &object, first: 0, may_write: true };
@@ -426,9 +439,11 @@ fn metadata_base(seen: &[Seen], is_entry: impl Fn(usize) -> bool) -> Option<usiz
 }
 
 /// How many shared lines a speculative fault of a kind may write: its entry's, and for a copy the
-/// count of the frame that it copies, for a file that of the frame that it maps or copies.
+/// count of the frame that it copies, for a file that of the frame that it maps or copies; and where it makes a page of a store dirty, the
+/// object's entry.
 pub const fn promised(kind: Kind) -> usize {
     match kind {
+        Kind::StoredWrite => 3,
         Kind::Copy | Kind::FileRead | Kind::FileWrite | Kind::FileCopy => 2,
         Kind::Write | Kind::PooledWrite | Kind::Read | Kind::Reuse => 1,
     }

@@ -34,6 +34,15 @@ fn a_copy_or_a_files_page_writes_the_count_of_its_frame_too() {
     }
 }
 
+/// The entries of the page in the page table and in the memory object, which has the dirty bit.
+#[test]
+fn a_first_store_to_a_page_of_a_store_writes_two_entries() {
+    each(Kind::StoredWrite, Locking::Speculative, |written| {
+        let shared = [Line::Entry, Line::Source].map(|line| written.of(line));
+        assert_eq!((shared, written.shared()), ([2, 1], 3), "{written:?}");
+    });
+}
+
 #[test]
 fn a_window_writes_the_line_of_its_entries_and_seldom_the_allocators() {
     for pooled in [false, true] {

@@ -5,12 +5,12 @@
 //! [`faultless_bench_case_end`], at which the profiler writes a part. That the faults were served in
 //! the way that the case is about is checked against the counters.
 
+use crate::idle::Idle;
 use crate::machine::BareMachine;
 use crate::prefault::scattered;
 use faultless::{
-    Access, AnonVmaCheck, Backing, BackingStore, Counter, Cpu, CpuId, Errno, FaultError, FaultKind,
-    Locking, MapFlags, Object, PAGE_SIZE, Prot, ReadRun, Setting, Shared, Space, StoreError,
-    ThreadStreams, Vm, WriteRun,
+    Access, AnonVmaCheck, Backing, Counter, Cpu, CpuId, Errno, FaultError, FaultKind, Locking,
+    MapFlags, Object, PAGE_SIZE, Prot, Setting, Shared, Space, ThreadStreams, Vm,
 };
 use std::hint::black_box;
 use std::sync::Arc;
@@ -542,32 +542,6 @@ impl Case {
     }
 }
 
-/// A store that leaves the pages as they are, so that what is counted is the subsystem's.
-#[derive(Debug)]
-struct Idle;
-
-impl BackingStore for Idle {
-    fn len(&self) -> u64 {
-        PAGES * PAGE_SIZE
-    }
-
-    fn preferred_pages(&self) -> usize {
-        RUN as usize
-    }
-
-    fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
-        Ok(run.bytes())
-    }
-
-    fn write(&self, _run: &WriteRun<'_>) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    fn set_len(&self, _bytes: u64) -> Result<(), Errno> {
-        Ok(())
-    }
-}
-
 /// Where a case runs.
 struct Run<'a, 'v> {
     space: &'a BareSpace,
@@ -671,7 +645,8 @@ impl Run<'_, '_> {
 
     /// A file of [`PAGES`] pages in a store.
     fn stored(&self) -> Result<Shared<Object>, String> {
-        Object::of_store(self.cpu, Arc::new(Idle), 1).map_err(|errno| format!("a file: {errno:?}"))
+        Object::of_store(self.cpu, Arc::new(Idle { pages: PAGES, preferred: RUN as usize }), 1)
+            .map_err(|errno| format!("a file: {errno:?}"))
     }
 
     /// Faults [`PAGES`] pages in; not counted.

@@ -90,10 +90,13 @@ impl Shared<Object> {
         let vm = cpu.vm();
         let most = vm.knobs.prefault_max_order() + self.block_order();
         let window = reader.predict(&miss, most.min(MAX_ORDER), &vm.defaults, look);
+        // The policy is not of this crate.
+        if !window.is_for(&miss) {
+            return 1;
+        }
         let span = window.span();
         reader.mapped(&window, span.clone());
-        // The policy is not of this crate.
-        if window.is_for(&miss) { span.end - page } else { 1 }
+        span.end - page
     }
 
     /// Begins to read those of `pages` that are not there, and with them those up to `end`.

@@ -27,6 +27,7 @@ use crate::machine::Machine;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::mutant::{Mutant, lost};
+use crate::sync::wait::until;
 use crate::table::Entry;
 use crate::table::node::{ENTRIES, load};
 use crate::table::protocol;
@@ -211,6 +212,7 @@ impl Shared<Object> {
         let mut pages = Bounded::try_new(ENTRIES).map_err(|_| Lack::Heap)?;
         let place = cpu.vm().ended.place().map_err(|_| Lack::Heap)?;
         let state = Shared::try_new(State::under_way(first)).map_err(|_| Lack::Heap)?;
+        until(cpu, || !self.is_cut(first));
         let frames = cpu.vm().frames.alloc_folio(cpu.local(), cpu);
         let mut frames = frames.ok_or(Lack::Memory)?;
         for (index, name) in (first..).zip(names) {
