@@ -146,67 +146,83 @@ impl<M: Machine> Writing<'_, '_, M> {
         batch: &mut FlushBatch<'_, '_, M>,
         pinned: &mut Option<FrameNumber>,
     ) -> Result<(), OutOfMemory> {
-        let frames = &self.cpu.vm().frames;
         let mut shared = 0;
         let share = |start: u64, slots: &[AtomicU64]| {
-            // The child's entries; none until there is one to be made.
-            let mut theirs: &[AtomicU64] = &[];
-            let (mut first, mut behind) = (usize::MAX, 0);
-            let mut result = Ok(());
-            for (at, slot) in slots.iter().enumerate() {
-                let seen = node::load(slot);
-                if seen.is_none() {
-                    continue;
-                }
-                let (old, new) = protocol::settle_from(slot, seen, self.cpu, |entry| {
-                    if entry.is_mapped() { entry.read_only() } else { entry }
-                });
-                if !new.is_mapped() {
-                    continue;
-                }
-                if new.needs_flush(old) {
-                    first = first.min(at);
-                    behind = at + 1;
-                }
-                let their = match theirs.get(at) {
-                    Some(their) => their,
-                    // SAFETY: the child is this call's own.
-                    None => match unsafe { last_table(self.cpu, child_root, start, |_, _| {}) } {
-                        Ok(table) => {
-                            theirs = &table[node::index(start, LAST)..][..slots.len()];
-                            &theirs[at]
-                        }
-                        Err(oom) => {
-                            result = Err(oom);
-                            break;
-                        }
-                    },
-                };
-                let mut entry = new;
-                if !new.is_special() {
-                    if !frames.meta(new.frame()).get_mapping_unpinned() {
-                        match self.share_seldom(new, pinned) {
-                            Ok(shown) => entry = shown,
-                            Err(oom) => {
-                                result = Err(oom);
-                                break;
-                            }
-                        }
-                    }
-                    shared += 1;
-                }
-                // Unused prefaulted pages count for the parent.
-                their.store(entry.used().0, Ordering::Release);
-            }
-            if behind != 0 && !lost(Mutant::ForkFlush) {
-                let addr = |at: usize| start + at as u64 * PAGE_SIZE;
-                batch.flush(VirtRange::new(addr(first), addr(behind)));
-            }
-            result
+            self.share_table(child_root, start, slots, &mut shared, batch, pinned)
         };
         // SAFETY: the range is locked.
         let result = unsafe { each_run(self.cpu, self.space.root(), range, share) };
         resident.fetch_add(shared, Ordering::Relaxed);
+        result
+    }
+
+    /// [`share_pages`](Self::share_pages) of the pages from `start` on, which have their entries `slots` in one table. Adds how many are
+    /// resident in the child to `shared`. A function of its own: its loop needs all registers.
+    #[inline(never)]
+    fn share_table(
+        &self,
+        child_root: FrameNumber,
+        start: u64,
+        slots: &[AtomicU64],
+        shared: &mut u64,
+        batch: &mut FlushBatch<'_, '_, M>,
+        pinned: &mut Option<FrameNumber>,
+    ) -> Result<(), OutOfMemory> {
+        let frames = &self.cpu.vm().frames;
+        // The child's entries; none until there is one to be made.
+        let mut theirs: &[AtomicU64] = &[];
+        let (mut first, mut behind) = (usize::MAX, 0);
+        let (mut resident, mut result) = (0, Ok(()));
+        for (at, slot) in slots.iter().enumerate() {
+            let seen = node::load(slot);
+            if seen.is_none() {
+                continue;
+            }
+            let (old, new) = protocol::settle_from(slot, seen, self.cpu, |entry| {
+                if entry.is_mapped() { entry.read_only() } else { entry }
+            });
+            if !new.is_mapped() {
+                continue;
+            }
+            if new.needs_flush(old) {
+                first = first.min(at);
+                behind = at + 1;
+            }
+            let their = match theirs.get(at) {
+                Some(their) => their,
+                // SAFETY: the child is this call's own.
+                None => match unsafe { last_table(self.cpu, child_root, start, |_, _| {}) } {
+                    Ok(table) => {
+                        theirs = &table[node::index(start, LAST)..][..slots.len()];
+                        &theirs[at]
+                    }
+                    Err(oom) => {
+                        result = Err(oom);
+                        break;
+                    }
+                },
+            };
+            let mut entry = new;
+            if !new.is_special() {
+                if !frames.meta(new.frame()).get_mapping_unpinned() {
+                    match self.share_seldom(new, pinned) {
+                        Ok(shown) => entry = shown,
+                        Err(oom) => {
+                            result = Err(oom);
+                            break;
+                        }
+                    }
+                }
+                resident += 1;
+            }
+            // Unused prefaulted pages count for the parent.
+            their.store(entry.used().0, Ordering::Release);
+        }
+        *shared += resident;
+        if behind != 0 && !lost(Mutant::ForkFlush) {
+            let addr = |at: usize| start + at as u64 * PAGE_SIZE;
+            batch.flush(VirtRange::new(addr(first), addr(behind)));
+        }
         result
     }
 }
