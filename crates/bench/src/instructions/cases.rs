@@ -9,8 +9,8 @@ use crate::idle::Idle;
 use crate::machine::BareMachine;
 use crate::prefault::scattered;
 use faultless::{
-    Access, AnonVmaCheck, Backing, Counter, Cpu, CpuId, Errno, FaultError, FaultKind, Locking,
-    MapFlags, Object, PAGE_SIZE, Prot, Setting, Shared, Space, ThreadStreams, Vm,
+    Access, AnonVmaCheck, Backing, Counter, Cpu, CpuId, FaultError, FaultKind, Locking, MapFlags,
+    Object, PAGE_SIZE, Prot, Setting, Shared, Space, ThreadStreams, Vm,
 };
 use std::hint::black_box;
 use std::sync::Arc;
