@@ -156,16 +156,19 @@ pub fn touch<R>(
             assert_eq!(cpu.vm().frame_owner(frame), known.owner, "a stale owner");
             return Ok(body(&toy.words(frame)[(addr / PAGE_SIZE) as usize % ENTRIES]));
         }
+        let at = (addr / PAGE_SIZE) as usize % ENTRIES;
         // SAFETY: the space lives, and tables go only once this CPU has answered, which it does not
         // do during its walk.
-        if let Reached::Last(slots) = unsafe { descend(toy, space.root(), addr) } {
-            let entry = Entry(slots[(addr / PAGE_SIZE) as usize % ENTRIES].load(Ordering::Acquire));
-            if entry.is_present() && allows(entry) {
-                let owner = cpu.vm().frame_owner(entry.frame());
-                tlb.borrow_mut().retain(|known| known.space != space.id() || known.page != addr);
-                tlb.borrow_mut().push(Translation { space: space.id(), page: addr, entry, owner });
-                continue;
-            }
+        let entry = match unsafe { descend(toy, space.root(), addr) } {
+            Reached::Last(slots) => Entry(slots[at].load(Ordering::Acquire)),
+            Reached::Above { seen, .. } if seen.is_huge() => seen.part(at),
+            Reached::Above { .. } => Entry::NONE,
+        };
+        if entry.is_present() && allows(entry) {
+            let owner = cpu.vm().frame_owner(entry.frame());
+            tlb.borrow_mut().retain(|known| known.space != space.id() || known.page != addr);
+            tlb.borrow_mut().push(Translation { space: space.id(), page: addr, entry, owner });
+            continue;
         }
         space.fault(cpu, addr, access)?;
     }

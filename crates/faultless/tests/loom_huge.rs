@@ -1,0 +1,188 @@
+//! Huge leaves: how many there are of a folio, how one is split, and what leaves the file meanwhile. The real calls, on two CPUs of a small
+//! machine, whose tables have four entries: a folio has four pages.
+//!
+//! Bounds: two threads, at most two forced switches.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test loom_huge`
+#![cfg(loom)]
+
+#[macro_use]
+mod models;
+
+use faultless::audit::audit_with;
+use faultless::sync::atomic::{AtomicU64, Ordering};
+use faultless::table::node::ENTRIES;
+use faultless::{
+    Access, Advice, Backing, Copies, Counter, Cpu, CpuId, FaultKind, HugeText, MapFlags, Object,
+    Prot, Setting, Shared, Space,
+};
+use loom::thread;
+use models::explore;
+use models::machine::{Toy, cpu, page, touch};
+use std::sync::Arc;
+
+/// Pages of a folio.
+const F: u64 = ENTRIES as u64;
+const AT: u64 = 16;
+const FRAMES: u32 = 48;
+
+/// Two spaces that map a file which is a folio, and a CPU.
+struct Side<'a> {
+    cpu: &'a Cpu<'a, Toy>,
+    file: &'a Shared<Object>,
+    spaces: &'a [Space<Toy>; 2],
+}
+
+impl Side<'_> {
+    /// The first fetch, in a space that has no leaf.
+    fn fetch(&self, space: usize) {
+        let served = self.spaces[space].fault(self.cpu, page(AT), Access::Execute);
+        assert!(matches!(served, Ok(FaultKind::Huge | FaultKind::Shared)), "{served:?}");
+    }
+
+    fn discard(&self, space: usize) {
+        self.spaces[space].madvise(self.cpu, page(AT), page(F), Advice::DontNeed).unwrap();
+    }
+
+    fn load(&self, space: usize, at: u64) -> u64 {
+        let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        touch(self.cpu, &self.spaces[space], page(AT + at), Access::Read, load).unwrap()
+    }
+
+    fn store(&self, space: usize, at: u64, value: u64) {
+        let store = |word: &AtomicU64| word.store(value, Ordering::Relaxed);
+        touch(self.cpu, &self.spaces[space], page(AT + at), Access::Write, store).unwrap();
+    }
+}
+
+type Act = fn(&Side<'_>);
+
+/// Runs `left` on CPU 0, and `right` on CPU 1, which runs programs in the first space; `before`, and `after` at the end, on CPU 0. The file has
+/// the number of each page, and one more, in the word of that number. At the end no frame is lost.
+fn two(bound: usize, before: Act, left: Act, right: Act, after: Act) {
+    explore(Some(bound), move || {
+        let vm = Toy::vm(2, FRAMES);
+        vm.set(Setting::HugeText(HugeText::Always));
+        let here = cpu(&vm, CpuId(0));
+        let file = Object::try_new(&here, F, 1).unwrap();
+        let spaces = Arc::new([(); 2].map(|()| Space::new(&here).unwrap()));
+        for index in 0..F {
+            let write = |bytes: *mut u8| {
+                // SAFETY: a page of this machine is an array of words.
+                let words = unsafe { &*bytes.cast::<[AtomicU64; ENTRIES]>() };
+                words[index as usize].store(index + 1, Ordering::Relaxed);
+            };
+            file.write_page(&here, index, write).unwrap();
+        }
+        for space in spaces.iter() {
+            let (flags, prot) =
+                (MapFlags::PRIVATE | MapFlags::FIXED, Prot::READ | Prot::WRITE | Prot::EXEC);
+            let backing = Backing { object: &file, first: 0, may_write: false };
+            space.mmap_object(&here, page(AT), page(F), prot, flags, backing).unwrap();
+        }
+        let side = Side { cpu: &here, file: &file, spaces: &spaces };
+        // The file's pages become a folio.
+        side.fetch(0);
+        assert_eq!(vm.totals().get(Counter::ThpFileMapped), 1);
+        side.discard(0);
+        before(&side);
+        let other = {
+            let (vm, spaces, file) = (Arc::clone(&vm), Arc::clone(&spaces), file.clone());
+            thread::spawn(move || {
+                let there = cpu(&vm, CpuId(1));
+                spaces[0].activate(&there);
+                right(&Side { cpu: &there, file: &file, spaces: &spaces });
+                // SAFETY: the program has ended.
+                unsafe { spaces[0].deactivate(&there) };
+                Object::release(file, &there);
+                there.drain();
+            })
+        };
+        // So that the other may go first without being counted as a forced switch.
+        thread::yield_now();
+        left(&side);
+        other.join().unwrap();
+        after(&side);
+        here.drain();
+        audit_with(&here, &[&spaces[0], &spaces[1]], &[&file]).expect("the books are right");
+        for space in Arc::into_inner(spaces).expect("nobody else has them") {
+            space.exit(&here);
+        }
+        Object::release(file, &here);
+        here.drain();
+        let census = vm.census(&here).unwrap();
+        assert_eq!((census.free, census.zero), (u64::from(FRAMES) - 1, 1), "a frame is lost");
+    });
+}
+
+/// The first leaf is made in two spaces at once, and the last is dropped in two at once.
+fn first_leaves_and_last_ones() {
+    two(
+        2,
+        |_| {},
+        |side| {
+            side.fetch(1);
+            side.discard(1);
+        },
+        |side| {
+            side.fetch(0);
+            side.discard(0);
+        },
+        |_| {},
+    );
+}
+
+#[test]
+fn each_leaf_is_counted_and_the_frames_stay_until_the_last_is_gone() {
+    first_leaves_and_last_ones();
+}
+
+/// A leaf is split by a discard of a page, while a program loads through it, and stores to another page.
+fn a_split_against_a_program() {
+    two(
+        2,
+        |side| side.fetch(0),
+        |side| side.spaces[0].madvise(side.cpu, page(AT + 3), page(1), Advice::DontNeed).unwrap(),
+        |side| {
+            assert_eq!(side.load(0, 1), 2);
+            side.store(0, 1, 9);
+            assert_eq!((side.load(0, 1), side.load(0, 3)), (9, 4), "a lost write");
+        },
+        |side| assert_eq!(side.load(0, 1), 9, "a lost write"),
+    );
+}
+
+#[test]
+fn a_split_leaves_every_page_as_it_was() {
+    a_split_against_a_program();
+}
+
+/// A page leaves the file, and is revoked in the spaces one after the other, while another CPU makes a leaf in the first. The second has one.
+fn a_first_fetch_against_a_hole() {
+    two(
+        2,
+        |side| side.fetch(1),
+        |side| {
+            side.file.free_pages(side.cpu, 1..2);
+            for space in side.spaces {
+                space.revoke(side.cpu, side.file, 1..2, Copies::Keep);
+            }
+        },
+        |side| side.fetch(0),
+        |side| {
+            for space in 0..2 {
+                assert_eq!(side.load(space, 1), 0, "a page that has left is mapped");
+            }
+        },
+    );
+}
+
+#[test]
+fn what_has_left_the_file_is_in_no_leaf() {
+    a_first_fetch_against_a_hole();
+}
+
+caught! {
+    who_maps_a_folio_looks_at_all_pages_again:
+        without LeafLooksAgain, a_first_fetch_against_a_hole(), says "a page that has left";
+}
