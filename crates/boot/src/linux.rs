@@ -7,7 +7,7 @@
 use crate::error::BootError;
 use crate::initrd::Initrd;
 use crate::machine::{Program, archive};
-use crate::qemu::{Clock, Cut, Input, Limits, Qemu, Streams};
+use crate::qemu::{Clock, Cut, Drive, Input, Limits, Qemu, Streams};
 use std::env;
 use std::fs::{self, File};
 use std::io;
@@ -19,14 +19,27 @@ use std::time::Duration;
 pub const RELEASE: &str = "6.12";
 /// Where Debian's names end.
 const FLAVOUR: &str = "-amd64";
+/// What a kernel needs to read a virtio disk, in the order in which the modules need each other. Debian has all but the last in the image.
+const DRIVERS: [&str; 6] = [
+    "virtio",
+    "virtio_ring",
+    "virtio_pci_legacy_dev",
+    "virtio_pci_modern_dev",
+    "virtio_pci",
+    "virtio_blk",
+];
+/// How the file of a module may end; the kernel itself decompresses it.
+const MODULE: [&str; 3] = [".ko", ".ko.xz", ".ko.zst"];
 
-/// A kernel's image.
+/// A kernel's image, and its drivers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stock {
     /// What it is called: `6.12.117+deb12-amd64`.
     pub name: String,
     /// The `bzImage`.
     pub image: PathBuf,
+    /// The modules of [`DRIVERS`], in their order; none is known of a kernel out of a file.
+    drivers: Vec<PathBuf>,
 }
 
 impl Stock {
@@ -42,19 +55,43 @@ impl Stock {
         }
         let name = image.file_name().unwrap_or_default().to_string_lossy();
         let name = name.strip_prefix("vmlinuz-").unwrap_or(&name).to_owned();
-        Ok(Self { name, image: image.into() })
+        Ok(Self { name, image: image.into(), drivers: Vec::new() })
     }
 
-    /// The newest that an earlier call has left in the cache.
+    /// Whether it can read a virtio disk.
+    pub fn reads_disks(&self) -> bool {
+        !self.drivers.is_empty()
+    }
+
+    /// The same, with the drivers that are in the cache beside it.
+    fn with_drivers(mut self, cache: &Path) -> Self {
+        let kept = |driver| {
+            MODULE
+                .map(|end| cache.join(self.kept(driver, end)))
+                .into_iter()
+                .find(|file| file.exists())
+        };
+        self.drivers = DRIVERS.iter().filter_map(|driver| kept(driver)).collect();
+        self
+    }
+
+    /// The name of a driver in the cache.
+    fn kept(&self, driver: &str, end: &str) -> String {
+        format!("{driver}-{}{end}", self.name)
+    }
+
+    /// The newest that an earlier call has left in the cache; one of an earlier version of this crate left no drivers.
     pub fn cached() -> Option<Self> {
         let entries = fs::read_dir(cache().ok()?).ok()?;
         let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
         let kernels = names.filter_map(|name| name.strip_prefix("vmlinuz-").map(str::to_owned));
         let newest = newest(kernels.collect())?;
-        Self::file(&cache().ok()?.join(format!("vmlinuz-{newest}"))).ok()
+        let cache = cache().ok()?;
+        let kernel = Self::file(&cache.join(format!("vmlinuz-{newest}"))).ok()?;
+        Some(kernel.with_drivers(&cache))
     }
 
-    /// Downloads Debian's newest kernel of [`RELEASE`], and keeps its image in the cache.
+    /// Downloads Debian's newest kernel of [`RELEASE`], and keeps its image and its drivers in the cache.
     pub fn download() -> Result<Self, BootError> {
         let package = package()?;
         let cache = cache()?;
@@ -70,10 +107,18 @@ impl Stock {
                 "apt-get download {package} left no package behind"
             )));
         };
-        let (name, image) = unpack(&file.path(), work.path())?;
-        let kept = cache.join(&name);
-        fs::rename(&image, &kept).map_err(BootError::file(&kept))?;
-        Self::file(&kept)
+        let Unpacked { image, drivers } = unpack(&file.path(), work.path())?;
+        let kernel = Self::file(&image)?;
+        let keep = |from: &Path, name: String| {
+            let kept = cache.join(name);
+            fs::rename(from, &kept).map_err(BootError::file(&kept))
+        };
+        for (driver, end, file) in drivers {
+            keep(&file, kernel.kept(driver, end))?;
+        }
+        let name = format!("vmlinuz-{}", kernel.name);
+        keep(&image, name.clone())?;
+        Ok(Self::file(&cache.join(name))?.with_drivers(&cache))
     }
 }
 
@@ -136,8 +181,14 @@ fn newest(names: Vec<String>) -> Option<String> {
     names.into_iter().filter_map(of).max().map(|(_, name)| name)
 }
 
-/// Takes the kernel's image out of a package: its name, and the file in `into`.
-fn unpack(package: &Path, into: &Path) -> Result<(String, PathBuf), BootError> {
+/// What a package has of a kernel.
+struct Unpacked {
+    image: PathBuf,
+    drivers: Drivers,
+}
+
+/// Takes a kernel's image and drivers out of a package, into files in `into`.
+fn unpack(package: &Path, into: &Path) -> Result<Unpacked, BootError> {
     let mut child = Command::new("dpkg-deb")
         .arg("--fsys-tarfile")
         .arg(package)
@@ -146,25 +197,42 @@ fn unpack(package: &Path, into: &Path) -> Result<(String, PathBuf), BootError> {
         .map_err(BootError::file("dpkg-deb"))?;
     let stream =
         child.stdout.take().ok_or_else(|| BootError::Linux("dpkg-deb has no output".into()))?;
-    let found = image(stream, into).map_err(BootError::file(package));
-    // It need not have come to its end: we had what we wanted.
+    let found = files_of(stream, into).map_err(BootError::file(package));
+    // After an error it need not have come to its end.
     let _ = child.kill();
     let _ = child.wait();
-    found?.ok_or_else(|| BootError::Unfit { path: package.into(), why: "no boot/vmlinuz-* in it" })
+    let (image, drivers) = found?;
+    let image = image
+        .ok_or_else(|| BootError::Unfit { path: package.into(), why: "no boot/vmlinuz-* in it" })?;
+    Ok(Unpacked { image, drivers })
 }
 
-fn image(stream: impl io::Read, into: &Path) -> io::Result<Option<(String, PathBuf)>> {
+/// Name, end of the file's name, and file of each of [`DRIVERS`] that is a module.
+type Drivers = Vec<(&'static str, &'static str, PathBuf)>;
+
+fn files_of(stream: impl io::Read, into: &Path) -> io::Result<(Option<PathBuf>, Drivers)> {
+    let (mut image, mut drivers) = (None, Drivers::new());
     for entry in tar::Archive::new(stream).entries()? {
         let mut entry = entry?;
         let path = entry.path()?.into_owned();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if name.starts_with("vmlinuz-") && entry.header().entry_type().is_file() {
-            let image = into.join(&name);
-            io::copy(&mut entry, &mut File::create(&image)?)?;
-            return Ok(Some((name, image)));
+        let driver = DRIVERS.into_iter().find_map(|driver| {
+            let end = name.strip_prefix(driver)?;
+            Some((driver, MODULE.into_iter().find(|known| *known == end)?))
+        });
+        if !entry.header().entry_type().is_file()
+            || driver.is_none() && !name.starts_with("vmlinuz-")
+        {
+            continue;
+        }
+        let file = into.join(&name);
+        io::copy(&mut entry, &mut File::create(&file)?)?;
+        match driver {
+            Some((driver, end)) => drivers.push((driver, end, file)),
+            None => image = Some(file),
         }
     }
-    Ok(None)
+    Ok((image, drivers))
 }
 
 /// A machine of a stock kernel: QEMU's plain PC.
@@ -180,6 +248,8 @@ pub struct LinuxMachine {
     pub cpu: String,
     /// The kernel.
     pub kernel: Stock,
+    /// A file of the host that is its disk, `/dev/vda`, for a kernel that [reads disks](Stock::reads_disks).
+    pub disk: Option<PathBuf>,
 }
 
 /// What came of a program under Linux.
@@ -199,6 +269,13 @@ impl LinuxMachine {
         let mut initrd = Initrd::new();
         initrd.bytes("init", 0o755, program.contents().to_vec())?;
         ["dev", "proc", "sys", "tmp"].iter().for_each(|directory| initrd.directory(directory));
+        let drivers = if self.disk.is_some() { &self.kernel.drivers[..] } else { &[] };
+        for (at, driver) in drivers.iter().enumerate() {
+            // The program loads them in the order of their names.
+            let end = MODULE.into_iter().rfind(|end| driver.to_string_lossy().ends_with(end));
+            let bytes = fs::read(driver).map_err(BootError::file(driver))?;
+            initrd.bytes(&format!("modules/{at}{}", end.unwrap_or_default()), 0o444, bytes)?;
+        }
         let archive = archive(&initrd)?;
         // Without randomness figures repeat; with a panic of the kernel, or an init that just ends, the
         // machine ends, too.
@@ -207,6 +284,9 @@ impl LinuxMachine {
         for arg in &program.args {
             line.push(arg.to_string_lossy().into_owned());
         }
+        let disk = self.disk.as_deref();
+        let disk =
+            disk.map(|image| Drive { image, reads_per_second: None, unreadable: Vec::new() });
         let qemu = Qemu {
             board: "pc",
             cpu: &self.cpu,
@@ -217,7 +297,7 @@ impl LinuxMachine {
             initrd: archive.path(),
             line: line.join(" "),
             debug: false,
-            disk: None,
+            disk,
         };
         let mut console = Vec::new();
         let streams = Streams {
@@ -285,9 +365,16 @@ mod tests {
     }
 
     #[test]
-    fn an_image_comes_out_of_a_package() {
+    fn an_image_and_its_drivers_come_out_of_a_package() {
         let mut archive = tar::Builder::new(Vec::new());
-        for (name, contents) in [("./boot/config-6", "no"), ("./boot/vmlinuz-6", "yes")] {
+        for (name, contents) in [
+            ("./boot/config-6", "no"),
+            ("./boot/vmlinuz-6", "yes"),
+            ("./lib/modules/6/kernel/drivers/block/virtio_blk.ko.xz", "block"),
+            ("./lib/modules/6/kernel/drivers/virtio/virtio.ko", "bus"),
+            ("./lib/modules/6/kernel/drivers/virtio/virtio_mmio.ko.xz", "no"),
+            ("./lib/modules/6/kernel/net/virtio.c", "no"),
+        ] {
             let mut header = tar::Header::new_gnu();
             header.set_size(contents.len() as u64);
             header.set_mode(0o644);
@@ -295,12 +382,33 @@ mod tests {
         }
         let stream = archive.into_inner().expect("memory takes it");
         let dir = tempfile::tempdir().expect("a directory");
-        let (name, file) = image(&stream[..], dir.path()).expect("reads").expect("is there");
+        let (image, drivers) = files_of(&stream[..], dir.path()).expect("reads");
+        assert_eq!(image, Some(dir.path().join("vmlinuz-6")));
+        let drivers: Vec<_> = drivers.iter().map(|(driver, end, _)| (*driver, *end)).collect();
+        assert_eq!(drivers, [("virtio_blk", ".ko.xz"), ("virtio", ".ko")]);
+        let read = |name| fs::read_to_string(dir.path().join(name)).expect("written");
         assert_eq!(
-            (name.as_str(), fs::read(file).expect("written")),
-            ("vmlinuz-6", b"yes".to_vec())
+            ["vmlinuz-6", "virtio_blk.ko.xz", "virtio.ko"].map(read),
+            ["yes", "block", "bus"]
         );
         // Cut in the middle it is an error, and no kernel.
-        assert!(image(&stream[..1300], dir.path()).is_err());
+        assert!(files_of(&stream[..1300], dir.path()).is_err());
+    }
+
+    #[test]
+    fn drivers_are_found_beside_a_kernel_in_their_order() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let image = dir.path().join("vmlinuz-6.12.1-amd64");
+        let mut bytes = vec![0; 0x300];
+        bytes[0x202..0x206].copy_from_slice(b"HdrS");
+        fs::write(&image, &bytes).expect("written");
+        let kernel = || Stock::file(&image).expect("a kernel").with_drivers(dir.path());
+        assert!(!kernel().reads_disks(), "an earlier version kept none");
+        let names = ["virtio_blk-6.12.1-amd64.ko.xz", "virtio-6.12.1-amd64.ko.zst"];
+        for name in [names[0], names[1], "virtio_ring-6.12.2-amd64.ko"] {
+            fs::write(dir.path().join(name), "module").expect("written");
+        }
+        assert_eq!(kernel().drivers, [names[1], names[0]].map(|name| dir.path().join(name)));
+        assert!(kernel().reads_disks());
     }
 }

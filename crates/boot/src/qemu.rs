@@ -189,7 +189,7 @@ pub(crate) struct Qemu<'a> {
     pub disk: Option<Drive<'a>>,
 }
 
-/// A virtio disk of a `microvm`, which is only read.
+/// A virtio disk, which is only read.
 #[derive(Clone, Debug)]
 pub(crate) struct Drive<'a> {
     pub image: &'a Path,
@@ -200,11 +200,11 @@ pub(crate) struct Drive<'a> {
 }
 
 impl Drive<'_> {
-    /// Where the machine has the disk, in the words of Linux's command line: the second place for virtio devices. (QEMU confuses the interrupt
+    /// Where a `microvm` has the disk, in the words of Linux's command line: the second place for virtio devices. (QEMU confuses the interrupt
     /// line of the first, which is line 0 of the second controller, with that of the old timer.)
     pub const WORD: &'static str = "virtio_mmio.device=512@0xfeb00200:25";
 
-    fn args(&self) -> Vec<OsString> {
+    fn args(&self, board: &str) -> Vec<OsString> {
         let mut drive = OsString::from("if=none,id=disk,format=raw,readonly=on,file.driver=");
         drive.push(if self.unreadable.is_empty() { "file,file." } else { "blkdebug,file.image." });
         drive.push("filename=");
@@ -223,9 +223,17 @@ impl Drive<'_> {
         if let Some(reads) = self.reads_per_second {
             drive.push(format!(",throttling.iops-total={reads}"));
         }
-        let device = "virtio-blk-device,drive=disk,bus=virtio-mmio-bus.1,queue-size=256";
-        let rest = ["-global", "virtio-mmio.force-legacy=off", "-device", device];
-        [OsString::from("-drive"), drive].into_iter().chain(rest.map(OsString::from)).collect()
+        let rest: &[&str] = match board {
+            "microvm" => &[
+                "-global",
+                "virtio-mmio.force-legacy=off",
+                "-device",
+                "virtio-blk-device,drive=disk,bus=virtio-mmio-bus.1,queue-size=256",
+            ],
+            _ => &["-device", "virtio-blk-pci,drive=disk,queue-size=256"],
+        };
+        let drive = [OsString::from("-drive"), drive];
+        drive.into_iter().chain(rest.iter().map(OsString::from)).collect()
     }
 }
 
@@ -238,7 +246,7 @@ impl Qemu<'_> {
         command.arg("-kernel").arg(self.kernel).arg("-initrd").arg(self.initrd);
         command.args(["-append", &self.line, "-chardev", "stdio,id=serial,signal=off"]);
         command.args(["-serial", "chardev:serial"]);
-        command.args(self.disk.iter().flat_map(Drive::args));
+        command.args(self.disk.iter().flat_map(|disk| disk.args(self.board)));
         if self.debug {
             for (port, name, descriptor) in [("0xea", "errors", ERRORS), ("0xe9", "report", REPORT)]
             {

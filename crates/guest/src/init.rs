@@ -2,9 +2,17 @@
 //! surroundings, and turns the machine off when it is done.
 
 use crate::clock::sleep_ms;
-use crate::sys::checked;
+use crate::sys::{call, checked};
 use crate::{proc, procfs};
 use std::ffi::CString;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+/// Where modules of the kernel may be, which are loaded in the order of their names.
+const MODULES: &str = "/modules";
+/// `MODULE_INIT_COMPRESSED_FILE`: the kernel decompresses it.
+const COMPRESSED: u64 = 4;
 
 /// Proof of being the first process of a Linux that has nothing mounted yet. The machine goes off when it is
 /// dropped.
@@ -12,17 +20,21 @@ use std::ffi::CString;
 pub struct Init(());
 
 impl Init {
-    /// If this is such a process, mounts `/proc` and a tmpfs at `/tmp`, and lets the kernel come to rest for
-    /// `settle` seconds: it has work left from its own start.
+    /// If this is such a process, mounts `/proc` and a tmpfs at `/tmp`, loads what modules of the kernel there are, with `/dev` for
+    /// their devices, and lets the kernel come to rest for `settle` seconds: it has work left from its own start.
     ///
     /// # Errors
-    /// What cannot be mounted.
+    /// What cannot be mounted or loaded.
     pub fn begin(settle: u64) -> Result<Option<Self>, String> {
         if proc::pid() != 1 || procfs::text("/proc/self/stat").is_ok() {
             return Ok(None);
         }
         mount("proc", "/proc")?;
         mount("tmpfs", "/tmp")?;
+        if Path::new(MODULES).exists() {
+            mount("devtmpfs", "/dev")?;
+            load_modules()?;
+        }
         sleep_ms(settle * 1000);
         Ok(Some(Self(())))
     }
@@ -44,4 +56,23 @@ fn mount(kind: &str, target: &str) -> Result<(), String> {
     let done =
         unsafe { libc::mount(kind.as_ptr(), at.as_ptr(), kind.as_ptr(), 0, std::ptr::null()) };
     checked(done).map(|_| ()).map_err(|errno| format!("mount {target}: {errno}"))
+}
+
+/// Gives the kernel its modules.
+fn load_modules() -> Result<(), String> {
+    let explain =
+        |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let entries = fs::read_dir(MODULES).map_err(|error| explain(Path::new(MODULES), &error))?;
+    let mut modules: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    modules.sort();
+    for path in modules {
+        let file = File::open(&path).map_err(|error| explain(&path, &error))?;
+        let compressed = path.extension().is_some_and(|end| end != "ko");
+        let flags = if compressed { COMPRESSED } else { 0 };
+        let args = [file.as_raw_fd() as u64, c"".as_ptr() as u64, flags];
+        // SAFETY: the string is constant.
+        unsafe { call(libc::SYS_finit_module, args) }
+            .map_err(|errno| explain(&path, &format!("finit_module: {errno}")))?;
+    }
+    Ok(())
 }

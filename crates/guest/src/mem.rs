@@ -129,6 +129,17 @@ impl Region {
         unsafe { call(number, [self.within(at, len), len, more]) }.map(|_| ())
     }
 
+    /// Which pages are in memory: of a file, in its page cache.
+    ///
+    /// # Errors
+    /// `mincore`'s.
+    pub fn in_core(&self) -> sys::Result<Vec<bool>> {
+        let mut pages = vec![0u8; (self.len / PAGE) as usize];
+        // SAFETY: there is a byte for each page.
+        unsafe { call(libc::SYS_mincore, [self.start, self.len, pages.as_mut_ptr() as u64]) }?;
+        Ok(pages.iter().map(|page| page & 1 != 0).collect())
+    }
+
     /// Changes what may be done with `len` bytes from `at`.
     ///
     /// # Errors

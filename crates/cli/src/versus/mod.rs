@@ -9,6 +9,7 @@
 mod ahead;
 mod counts;
 mod figures;
+mod major;
 
 use crate::args::VersusArgs;
 use crate::error::CliError;
@@ -23,12 +24,10 @@ use faultless_boot::{Clock, Disk, End, Guest, Limits, Machine, Program, Streams,
 use figures::{Figure, figures, verdict};
 use serde_json::Map;
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{self, Write};
+use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
-use tempfile::TempDir;
 
 /// Memory of either machine, and its CPU: without fast strings, both kernels count the same steps to zero a page.
 const MEMORY: u64 = 1 << 30;
@@ -53,11 +52,6 @@ hold a translation of the changed pages.";
 const POOL: u64 = 16384;
 /// How long the machine is idle before each such pass, in milliseconds of its own: enough to fill the pool.
 const REST: u64 = 100;
-
-/// The row of major faults, the file that it reads, and how large that is: enough for its passes.
-const MAJOR_FAULT: &str = "major_fault";
-const UNREAD: &str = "unread";
-const UNREAD_BYTES: u64 = 24 << 20;
 
 /// A kernel to run under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,16 +102,20 @@ pub fn run(args: &VersusArgs) -> Result<(), CliError> {
     let regimes = regimes(&args.set.set, POOL);
     let later = regimes.iter().filter(|ahead| **ahead != Ahead::OFF);
     jobs.extend(later.map(|&ahead| Job { ahead, ..job(Side::Ours, rows, 1) }));
-    jobs.push_back(Job { disk: true, ..job(Side::Ours, rows, 1) });
-    let progress = Progress::new(jobs.len() as u64 + 1);
+    let disk = |side| Job { disk: true, ..job(side, rows, 1) };
+    jobs.push_back(disk(Side::Ours));
+    let progress = Progress::new(jobs.len() as u64 + 2);
     let stock = stock(args, &progress)?;
+    if stock.reads_disks() {
+        jobs.push_back(disk(Side::Linux));
+    }
     progress.advance(1);
     let done = boot_all(jobs, args, &stock, &progress);
     drop(progress);
 
-    let rows = tell_rows(&mut *out, &done, &stock, style)?;
+    let mut rows = tell_rows(&mut *out, &done, &stock, style)?;
     ahead::tell(&mut *out, &done, &regimes, &stock, style)?;
-    tell_major_fault(&mut *out, &done)?;
+    rows += major::tell(&mut *out, &done, &stock, style)?;
     let mut phases = 0;
     for &cpus in &args.cpus {
         phases += tell_counts(&mut *out, &done, cpus, &stock, style)?;
@@ -155,11 +153,13 @@ fn stock(args: &VersusArgs, progress: &Progress) -> Result<Stock, CliError> {
     if let Some(file) = &args.kernel {
         return Ok(Stock::file(file)?);
     }
-    if let Some(cached) = Stock::cached() {
-        return Ok(cached);
+    let cached = Stock::cached();
+    if let Some(complete) = cached.clone().filter(Stock::reads_disks) {
+        return Ok(complete);
     }
     progress.begin("downloading Debian's kernel package (100 MB, once)");
-    Ok(Stock::download()?)
+    // An earlier version kept the image without the drivers; most rows need no more.
+    Ok(Stock::download().or_else(|error| cached.ok_or(error))?)
 }
 
 /// Does all jobs, as many at a time as the host has CPUs; in the order of the jobs.
@@ -201,9 +201,9 @@ fn boot_all(
 /// Does one job; what goes wrong is part of the result, beside the figures that came before.
 fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
     let mut program = Program::guest(job.program).args(job.args());
-    let files = job.disk.then(unread_file);
-    if let Some(Ok(files)) = &files {
-        program = program.files(files.path());
+    let unread = job.disk.then(major::unread).and_then(Result::ok);
+    if let Some(unread) = unread.as_ref().filter(|_| job.side == Side::Ours) {
+        program = program.files(unread.path());
     }
     let limits = Limits { timeout: Some(PATIENCE), stop: Some(&interrupt::requested) };
     let (text, trouble) = match job.side {
@@ -237,6 +237,7 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
                 clock: Clock::Deterministic,
                 cpu: CPU.into(),
                 kernel: stock.clone(),
+                disk: unread.as_ref().map(major::image),
             };
             match machine.run(&program, &limits) {
                 Ok(run) => (run.console, run.cut.map(str::to_owned)),
@@ -261,19 +262,12 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
     Done { side, program, cpus, ahead, disk, args, set, figures, trouble }
 }
 
-/// A directory with the file whose pages the row of major faults reads.
-fn unread_file() -> io::Result<TempDir> {
-    let directory = tempfile::Builder::new().prefix("faultless-").tempdir()?;
-    File::create(directory.path().join(UNREAD))?.set_len(UNREAD_BYTES)?;
-    Ok(directory)
-}
-
 impl Job {
     /// The program's arguments: with prefault it measures only the rows that prefault changes.
     fn args(&self) -> Vec<String> {
         let only = (self.ahead != Ahead::OFF).then(|| format!("row={}", ahead::ROWS[0]));
         let rest = (self.ahead.pool > 0).then(|| format!("rest={REST}"));
-        let disk = self.disk.then(|| [format!("row={MAJOR_FAULT}"), format!("disk=/{UNREAD}")]);
+        let disk = self.disk.then(|| major::args(self.side));
         only.into_iter().chain(rest).chain(disk.into_iter().flatten()).collect()
     }
 
@@ -326,23 +320,6 @@ fn tell_rows(
     )?;
     writeln!(out, "{table}\n")?;
     Ok(missed)
-}
-
-/// Prints what a major fault costs here. (The stock kernel has its disks' drivers in modules, which are not there.)
-fn tell_major_fault(out: &mut dyn Write, done: &[Done]) -> Result<(), CliError> {
-    let figure = done
-        .iter()
-        .filter(|done| done.disk)
-        .find_map(|done| done.figures.iter().find(|figure| figure.name == MAJOR_FAULT));
-    if let Some(figure) = figure {
-        let cost = figures::show(Some(figure.value));
-        writeln!(
-            out,
-            "A major fault, which reads 32 pages from a virtio disk, with the switch to another thread and back: {cost} instructions\n\
-             on the bare machine, the disk's time excluded; not measured on Linux. It varies a little, as the disk's time does.\n"
-        )?;
-    }
-    Ok(())
 }
 
 /// Prints what several CPUs counted; how many phases miss their target.

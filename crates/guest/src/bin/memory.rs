@@ -20,11 +20,7 @@ const fn refused<T>(errno: i32) -> sys::Result<T> {
 
 /// Which pages of a region are there.
 fn in_core(region: &Region) -> Result<Vec<bool>, String> {
-    let mut vector = vec![0u8; (region.len() / PAGE) as usize];
-    let args = [region.start(), region.len(), vector.as_mut_ptr() as u64];
-    // SAFETY: the vector has a byte for each page.
-    doing("mincore", unsafe { call(libc::SYS_mincore, args) })?;
-    Ok(vector.iter().map(|byte| byte & 1 != 0).collect())
+    doing("mincore", region.in_core())
 }
 
 /// A call to lock or unlock.

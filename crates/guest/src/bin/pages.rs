@@ -117,11 +117,7 @@ fn all_may_be_locked() -> Verdict {
 
 /// Which pages of a region are there.
 fn in_core(region: &Region) -> Result<Vec<bool>, String> {
-    let mut vector = vec![0u8; (region.len() / PAGE) as usize];
-    let args = [region.start(), region.len(), vector.as_mut_ptr() as u64];
-    // SAFETY: the vector has a byte for each page.
-    doing("mincore", unsafe { call(libc::SYS_mincore, args) })?;
-    Ok(vector.iter().map(|byte| byte & 1 != 0).collect())
+    doing("mincore", region.in_core())
 }
 
 /// Pages of a file that are in memory are there, however they are mapped and whoever put them there.

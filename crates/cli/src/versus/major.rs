@@ -1,0 +1,116 @@
+//! What a major fault costs: a read of a page that a virtio disk has.
+
+use super::figures::{self, pairs, verdict};
+use super::{Done, Side};
+use crate::error::CliError;
+use crate::report::{Style, table};
+use faultless_boot::linux::Stock;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+/// The row, the file that it reads, and how large that is: enough for its passes.
+const ROW: &str = "major_fault";
+const UNREAD: &str = "unread";
+const UNREAD_BYTES: u64 = 24 << 20;
+
+/// What the figures are.
+const READ: &str = "\
+A major fault reads 32 pages from a virtio disk: the bare kernel from a file on its disk (virtio over MMIO), Linux from the disk itself,
+/dev/vda (virtio over PCI, the driver virtio_blk loaded as a module), so without a file system; each by its default read-ahead. The disk's
+time is excluded: meanwhile a second thread calls sched_yield, so that the CPU is never idle, and the instructions of its calls are taken
+off. The figure keeps the interrupt, both switches of threads, the part of a sched_yield that a switch cuts off, and timer interrupts
+during a wait. How many those are depends on the host's disk, so the figure varies by a few percent.";
+
+/// A directory with the file.
+pub fn unread() -> io::Result<TempDir> {
+    let directory = tempfile::Builder::new().prefix("faultless-").tempdir()?;
+    File::create(image(&directory))?.set_len(UNREAD_BYTES)?;
+    Ok(directory)
+}
+
+/// The file in it.
+pub fn image(directory: &TempDir) -> PathBuf {
+    directory.path().join(UNREAD)
+}
+
+/// The arguments of `rows` for this row.
+pub fn args(side: Side) -> [String; 2] {
+    let disk = match side {
+        Side::Ours => format!("disk=/{UNREAD}"),
+        Side::Linux => "disk=/dev/vda".to_owned(),
+    };
+    [format!("row={ROW}"), disk]
+}
+
+/// Prints what was measured; how many rows miss their target.
+pub fn tell(
+    out: &mut dyn Write,
+    done: &[Done],
+    stock: &Stock,
+    style: Style,
+) -> Result<usize, CliError> {
+    let of = |side| {
+        let same = |done: &&Done| done.disk && done.side == side;
+        done.iter().find(same).map_or(&[][..], |done| &done.figures)
+    };
+    let pairs = pairs(of(Side::Ours), of(Side::Linux));
+    let Some(pair) = pairs.first() else { return Ok(0) };
+    let head = ["instructions", "of", "faultless", &stock.name, "ratio", "a third or less"];
+    let mut table = table::numbers(&head.map(str::to_owned), style);
+    let ratio = pair.ratio().map_or("-".to_owned(), |ratio| format!("{ratio:.3}"));
+    let [ours, linux] = [pair.ours, pair.linux].map(figures::show);
+    let met = pair.within(3.0);
+    let linux = if stock.reads_disks() { linux } else { "not measured on this kernel".to_owned() };
+    let cells = [pair.name.clone(), pair.unit.clone(), ours, linux, ratio, verdict(met).to_owned()];
+    table::row(&mut table, cells);
+    writeln!(out, "{table}")?;
+    writeln!(out, "{READ}\n")?;
+    Ok(usize::from(stock.reads_disks() && met != Some(true)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Ahead;
+
+    /// What is told, and what misses its target, with a kernel that was given as a file.
+    fn told(done: &[Done]) -> (String, usize) {
+        let directory = tempfile::tempdir().expect("a directory");
+        let kernel = directory.path().join("vmlinuz-6.12.1");
+        let mut bytes = vec![0; 0x206];
+        bytes[0x202..].copy_from_slice(b"HdrS");
+        std::fs::write(&kernel, bytes).expect("written");
+        let stock = Stock::file(&kernel).expect("a kernel");
+        let mut out = Vec::new();
+        let missed = tell(&mut out, done, &stock, Style { terminal: false, width: 100 })
+            .expect("memory takes it");
+        (String::from_utf8(out).expect("text"), missed)
+    }
+
+    #[test]
+    fn a_kernel_without_drivers_is_not_measured_and_fails_nothing() {
+        assert_eq!(told(&[]), (String::new(), 0), "a row that nobody measured");
+        let done = Done {
+            side: Side::Ours,
+            program: "rows",
+            cpus: 1,
+            ahead: Ahead::OFF,
+            disk: true,
+            args: Vec::new(),
+            set: Vec::new(),
+            figures: figures::figures("row major_fault 16500.0 per_fault"),
+            trouble: None,
+        };
+        let (text, missed) = told(&[done]);
+        assert!(text.contains("16,500") && text.contains("not measured on this kernel"), "{text}");
+        assert_eq!(missed, 0);
+    }
+
+    #[test]
+    fn the_file_is_as_large_as_the_passes_need() {
+        let directory = unread().expect("made");
+        assert_eq!(std::fs::metadata(image(&directory)).expect("there").len(), UNREAD_BYTES);
+    }
+}
