@@ -83,6 +83,19 @@ fn pages() {
     both("pages", &[], 6);
 }
 
+/// Text in base pages comes on huge pages by itself, unless the knob is off.
+#[test]
+fn collapse() {
+    for machine in [deterministic(), parallel()] {
+        let checks = ["what_became_text", "what_was_changed", "whose_process_ends"];
+        let ran = passes(&machine, "collapse", &checks, 3);
+        assert!(ran.report.counter("thp_collapse_file") >= Some(6), "{ran}");
+    }
+    let off = Machine { words: vec!["set=huge_text=never".into()], ..deterministic() };
+    let ran = passes(&off, "collapse", &["nothing_when_off"], 1);
+    assert_eq!(ran.report.counter("thp_collapse_file"), Some(0), "{ran}");
+}
+
 /// Also where the processor has less than others: no AVX, no XSAVE at all.
 #[test]
 fn registers() {

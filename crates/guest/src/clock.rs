@@ -16,6 +16,14 @@ pub fn ticks() -> u64 {
     }
 }
 
+/// Seconds of CPU time that this process has used.
+pub fn used() -> f64 {
+    let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a local.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut used) };
+    used.tv_sec as f64 + used.tv_nsec as f64 / 1e9
+}
+
 /// Sleeps.
 pub fn sleep_ms(milliseconds: u64) {
     std::thread::sleep(Duration::from_millis(milliseconds));

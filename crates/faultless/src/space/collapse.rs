@@ -25,6 +25,7 @@ use crate::fault::folio::{shown, wanted};
 use crate::file::{Fetched, Object};
 use crate::frame::{Kind, Use};
 use crate::heap::Shared;
+use crate::knob::HugeText;
 use crate::machine::Machine;
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
@@ -35,6 +36,19 @@ use crate::table::node::{self, ENTRIES, HUGE, TABLE_ALIGN};
 use crate::table::protocol;
 use crate::table::walk::{Reached, descend, slot_of};
 use crate::vm::Cpu;
+
+/// How many VMAs, and places in them, a look for text looks at.
+const MOST_LOOKS: usize = 64;
+
+/// What a look for text found.
+enum Looked {
+    /// Text to collapse, at this address.
+    Found(u64),
+    /// Nothing up to this address.
+    Until(u64),
+    /// Nothing.
+    End,
+}
 
 impl<M: Machine> Space<M> {
     /// Collapses what huge leaves can map of `range`: `MADV_COLLAPSE`. It goes on after a part that cannot be.
@@ -62,28 +76,51 @@ impl<M: Machine> Space<M> {
     /// Looks for text that is in use and mapped in base pages, from the address `from` on, and collapses the first that it finds: 2 MiB of a
     /// mapping that the knob `huge_text`, or its advice, chooses for huge pages, of whose pages at least `least` were accessed.
     /// Returns where to go on, or `None` at the end of the space. A kernel calls it from time to time, in the
-    /// background.
+    /// background: a call looks at a bounded number of VMAs and tables, collapses once at most, and does not wait for pages
+    /// that must be read first. They may be there the next time.
     pub fn collapse_text(&self, cpu: &Cpu<'_, M>, from: u64, least: usize) -> Option<u64> {
         self.check_vm(cpu);
-        let found = {
-            let section = self.section(cpu);
-            let choice = cpu.vm().knobs.huge_text();
-            let areas = self.view(cpu, &section).iter_from(from);
+        match self.look_for_text(cpu, from, least) {
+            Looked::Found(start) => {
+                // What cannot be now may be the next time.
+                let _refused = self.collapse_at(cpu, start);
+                // Nobody waits for a read that it began.
+                drop(cpu.pending_read());
+                cpu.collect();
+                Some(start + TABLE_ALIGN)
+            }
+            Looked::Until(addr) => Some(addr),
+            Looked::End => None,
+        }
+    }
+
+    fn look_for_text(&self, cpu: &Cpu<'_, M>, from: u64, least: usize) -> Looked {
+        let choice = cpu.vm().knobs.huge_text();
+        if choice == HugeText::Never {
+            return Looked::End;
+        }
+        let section = self.section(cpu);
+        let mut looks = 0;
+        for entry in self.view(cpu, &section).iter_from(from) {
             // SAFETY: VMAs in a view live as long as the section.
-            let mut areas = areas.map(|entry| unsafe { &entry.value.as_ref().area });
-            areas.find_map(|area| {
-                let first = area.range.start.max(from).next_multiple_of(TABLE_ALIGN);
-                let mut starts = (first..area.range.end).step_by(TABLE_ALIGN as usize);
-                starts.find(|&start| {
-                    wanted(choice, area, start).is_some() && self.used_in(cpu, start) >= least
-                })
-            })
-        };
-        let start = found?;
-        // What cannot be now may be the next time.
-        let _refused = self.collapse_at(cpu, start);
-        cpu.collect();
-        Some(start + TABLE_ALIGN)
+            let area = unsafe { &entry.value.as_ref().area };
+            let mut start = area.range.start.max(from).next_multiple_of(TABLE_ALIGN);
+            loop {
+                if looks == MOST_LOOKS {
+                    return Looked::Until(start);
+                }
+                looks += 1;
+                // What forbids a leaf in one place, forbids it in all that follow: the advice, the offset, the end of the VMA or of the file.
+                if wanted(choice, area, start).is_none() {
+                    break;
+                }
+                if self.used_in(cpu, start) >= least {
+                    return Looked::Found(start);
+                }
+                start += TABLE_ALIGN;
+            }
+        }
+        Looked::End
     }
 
     /// How many base pages that were accessed are mapped in the table of `start`. For a caller in a section.

@@ -11,6 +11,7 @@
 
 pub mod boot;
 pub mod clone;
+pub mod collapse;
 pub mod exec;
 pub mod exit;
 mod finish;

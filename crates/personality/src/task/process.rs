@@ -1,5 +1,6 @@
 //! A process: what its threads share.
 
+use super::collapse::TextScan;
 use super::limits::{Limits, PID_MAX};
 use super::memory::{Memory, OwnMemory};
 use super::relatives::Relatives;
@@ -25,6 +26,8 @@ pub struct Process {
     pub relatives: Relatives,
     /// Its memory, until it ends. Process 1 has none.
     pub memory: OwnMemory,
+    /// Its text that may be collapsed.
+    pub text: TextScan,
     /// Woken when it gets other memory or ends: for the caller of `vfork`.
     pub memory_changed: WaitQueue,
     /// Its descriptors and directories. The type is defined in [`fs`](crate::fs), which imports this module.
@@ -101,6 +104,7 @@ impl Process {
             pid,
             relatives: Relatives::new(pid),
             memory: OwnMemory::new(memory),
+            text: TextScan::default(),
             memory_changed: WaitQueue::new(),
             files: try_box(files)?,
             signals,

@@ -247,10 +247,13 @@ pub(super) fn tick() {
     }
 }
 
-/// From now on the time of `thread`, which runs here, counts as the kernel's, or as the program's.
+/// A time slice ends, in which `thread` runs here: from now on its time counts as the kernel's, or as the program's.
 pub fn sample(thread: &Thread, kernel: bool) {
     thread.cpu_time.sample(kernel);
     local().busy.sample(kernel);
+    if thread.process.text.slice() {
+        percpu::this().attention.store(true, Ordering::Relaxed);
+    }
 }
 
 /// How long a CPU has run threads.

@@ -86,6 +86,51 @@ fn a_collapse_gives_no_access() {
     finish(&text.cpu, text.space, Vec::from([text.file]));
 }
 
+/// A call looks at so many places, finds nothing there, and the next goes on.
+#[test]
+fn a_look_for_text_is_bounded() {
+    const MAPPINGS: u64 = 100;
+    let vm = guest::vm(2, FRAMES);
+    vm.set(Setting::HugeText(HugeText::Never));
+    let text = Text::new(&vm, RX, PRIVATE);
+    for at in 1..MAPPINGS {
+        map_object(&text.cpu, &text.space, (at * F, F), RX, PRIVATE, (&text.file, 0));
+    }
+    let last = (MAPPINGS - 1) * F;
+    assert!((last..last + F).all(|page| text.fetch(page).is_ok()));
+    vm.set(Setting::HugeText(HugeText::Always));
+    let (mut from, mut calls) = (0, 0);
+    while let Some(next) = text.space.collapse_text(&text.cpu, from, 300) {
+        assert!(next > from, "{next:#x} after {from:#x}");
+        let collapsed = vm.totals().get(Counter::ThpCollapsed) != 0;
+        assert_eq!(collapsed, next == AT + (last + F) * P, "at {next:#x}");
+        (from, calls) = (next, calls + 1);
+    }
+    assert_eq!(vm.totals().get(Counter::ThpCollapsed), 1);
+    assert!(calls > 2, "{calls} calls for {MAPPINGS} mappings");
+    finish(&text.cpu, text.space, Vec::from([text.file]));
+}
+
+/// Text whose other pages must be read first is collapsed once they were. The CPU is not left with a read that nobody waits for.
+#[test]
+fn a_look_for_text_waits_for_no_read() {
+    let vm = guest::vm(2, FRAMES);
+    vm.set(Setting::HugeText(HugeText::Never));
+    let text = Text::new(&vm, RX, PRIVATE);
+    assert_eq!(text.fetch(1), Ok(FaultKind::Shared));
+    vm.set(Setting::HugeText(HugeText::Always));
+    text.memory.plan([Plan::Later]);
+    let look = || text.space.collapse_text(&text.cpu, AT, 1);
+    assert_eq!(look(), Some(AT + F * P));
+    assert_eq!(vm.totals().get(Counter::ThpCollapsed), 0);
+    assert!(text.cpu.pending_read().is_none());
+    assert_eq!(text.fetch(1), Ok(FaultKind::Spurious), "base pages stay mapped");
+    text.memory.complete(&text.cpu, None);
+    look();
+    assert_eq!(vm.totals().get(Counter::ThpCollapsed), 1);
+    finish(&text.cpu, text.space, Vec::from([text.file]));
+}
+
 /// More leaves go by one call than a batch holds.
 #[test]
 fn many_leaves_are_unmapped_at_once() {

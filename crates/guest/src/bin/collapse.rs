@@ -1,0 +1,168 @@
+//! `collapse CHECK…`: text that is mapped in base pages, and used, comes on huge pages by itself. (Debian's Linux has no huge pages for
+//! the text of files: there it never does.)
+
+use faultless_guest::check::{Check, Verdict};
+use faultless_guest::clock;
+use faultless_guest::dir::{self, create, io};
+use faultless_guest::mem::{PAGE, READ, Region, WRITE};
+use faultless_guest::proc::{Status, outcome};
+use faultless_guest::procfs::{text, vmstat};
+use faultless_guest::sys::doing;
+use faultless_guest::{ensure, same};
+use libc::{MAP_PRIVATE, PROT_EXEC};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+/// What a huge page maps.
+const HUGE: u64 = 2 << 20;
+/// What each check maps.
+const SIZE: u64 = 3 * HUGE;
+
+/// A file in memory, whose pages have their number in each word.
+fn file(name: &str) -> Result<File, String> {
+    let file = create(name)?;
+    for page in 0..SIZE / PAGE {
+        io("write", file.write_all_at(&page.to_le_bytes().repeat(PAGE as usize / 8), page * PAGE))?;
+    }
+    Ok(file)
+}
+
+/// The bytes of `region` that are on huge pages, by `/proc/self/smaps`.
+fn huge(region: &Region) -> Result<u64, String> {
+    let (start, end) = (region.start(), region.start() + region.len());
+    let (mut within, mut sum) = (false, 0);
+    for line in text("/proc/self/smaps")?.lines() {
+        let range = line.split_whitespace().next().and_then(|range| range.split_once('-'));
+        let range = range.and_then(|(from, to)| {
+            let number = |text| u64::from_str_radix(text, 16).ok();
+            Some((number(from)?, number(to)?))
+        });
+        if let Some((from, to)) = range {
+            within = start <= from && to <= end;
+        } else if let Some(value) = line.strip_prefix("FilePmdMapped:").filter(|_| within) {
+            let kib =
+                value.trim().strip_suffix(" kB").and_then(|kib| kib.trim().parse::<u64>().ok());
+            sum += kib.ok_or_else(|| format!("smaps: {line:?}"))? << 10;
+        }
+    }
+    Ok(sum)
+}
+
+/// Loads from each page, as the program that has its code there would; `except` has another content.
+fn use_text(region: &Region, except: Option<u64>) -> Verdict {
+    for at in region.pages().filter(|at| Some(*at) != except) {
+        ensure!(region.load(at + 8) == at / PAGE, "page {} has {}", at / PAGE, region.load(at + 8));
+    }
+    Ok(())
+}
+
+/// Uses the text until `bytes` of it are on huge pages. However long that takes: whoever runs this ends it if it takes for ever.
+fn until_huge(region: &Region, bytes: u64) -> Verdict {
+    while huge(region)? < bytes {
+        for _ in 0..100 {
+            use_text(region, None)?;
+        }
+    }
+    same!(huge(region)?, bytes, "bytes on huge pages");
+    use_text(region, None)
+}
+
+fn collapsed() -> Result<u64, String> {
+    let counters = vmstat()?;
+    counters.get("thp_collapse_file").copied().ok_or_else(|| "no thp_collapse_file".to_owned())
+}
+
+/// Maps the file where huge pages can map all of it.
+fn map(file: &File, prot: i32) -> Result<Region, String> {
+    let region = doing("mmap", Region::map(SIZE, prot, MAP_PRIVATE, file.as_raw_fd(), 0))?;
+    same!(region.start() % HUGE, 0, "where {:#x} lies in a huge page", region.start());
+    Ok(region)
+}
+
+/// Pages that were touched when they were no text yet.
+fn what_became_text() -> Verdict {
+    let file = file("became")?;
+    let region = map(&file, READ)?;
+    use_text(&region, None)?;
+    same!(huge(&region)?, 0, "bytes on huge pages, of what is no text");
+    let before = collapsed()?;
+    doing("mprotect", region.protect(0, SIZE, READ | PROT_EXEC))?;
+    until_huge(&region, SIZE)?;
+    ensure!(collapsed()? - before >= SIZE / HUGE, "thp_collapse_file does not count them");
+    Ok(())
+}
+
+/// Text of which the program has changed a page, and then discarded its copy.
+fn what_was_changed() -> Verdict {
+    let file = file("changed")?;
+    let region = map(&file, WRITE | PROT_EXEC)?;
+    use_text(&region, None)?;
+    same!(huge(&region)?, SIZE, "bytes on huge pages, of text at the first access");
+    let page = HUGE + 5 * PAGE;
+    region.store(page + 8, 77);
+    same!(huge(&region)?, SIZE - HUGE, "bytes on huge pages, after a store");
+    // While the copy is there, the rest stays in base pages, and is never lost.
+    for _ in 0..100 {
+        use_text(&region, Some(page))?;
+    }
+    same!(region.load(page + 8), 77, "what was stored");
+    doing("madvise", region.advise(page, PAGE, libc::MADV_DONTNEED))?;
+    until_huge(&region, SIZE)
+}
+
+/// A child that ends while it has text to collapse, again and again.
+fn whose_process_ends() -> Verdict {
+    let file = file("ends")?;
+    for _ in 0..2 {
+        let child = outcome(|| {
+            let text = || {
+                let region = map(&file, READ)?;
+                use_text(&region, None)?;
+                doing("mprotect", region.protect(0, SIZE, READ | PROT_EXEC))?;
+                // Until the first is collapsed: the others are left.
+                while huge(&region)? == 0 {
+                    use_text(&region, None)?;
+                }
+                use_text(&region, None)
+            };
+            i32::from(text().is_err())
+        });
+        same!(child?, Status::Exited(0), "a child with text");
+    }
+    Ok(())
+}
+
+/// A program on a machine whose knob is off; elsewhere it fails.
+fn nothing_when_off() -> Verdict {
+    let file = file("off")?;
+    let map = |offset| {
+        let prot = READ | PROT_EXEC;
+        doing("mmap", Region::map(2 * HUGE, prot, MAP_PRIVATE, file.as_raw_fd(), offset))
+    };
+    // Such a kernel does not look for a place where address and offset agree.
+    let probe = map(0)?;
+    let offset = probe.start() % HUGE;
+    doing("munmap", probe.end())?;
+    let region = map(offset)?;
+    same!(region.start() % HUGE, offset, "where {:#x} lies in a huge page", region.start());
+    let begin = clock::used();
+    while clock::used() - begin < 3.0 {
+        for at in region.pages() {
+            same!(region.load(at), (offset + at) / PAGE, "what page {} has", at / PAGE);
+        }
+    }
+    same!(huge(&region)?, 0, "bytes on huge pages");
+    Ok(())
+}
+
+const CHECKS: &[Check] = &[
+    ("what_became_text", what_became_text),
+    ("what_was_changed", what_was_changed),
+    ("whose_process_ends", whose_process_ends),
+    ("nothing_when_off", nothing_when_off),
+];
+
+fn main() {
+    dir::run("collapse", CHECKS);
+}
