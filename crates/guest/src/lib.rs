@@ -20,9 +20,10 @@
 //! | `limits` | how deep and how long things may get |
 //! | `memory`, `shm` | locking, rearranging and sharing memory, and that of other processes |
 //! | `sysv` | semaphores and message queues |
+//! | `collapse` | text in base pages that comes on huge pages by itself (not on Debian's Linux, which has none for files) |
 //! | `oom` | takes all there is of everything |
 //!
-//! What Linux does is what is right: every program passes there.
+//! What Linux does is what is right: every program but `collapse` passes there.
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("guest programs are Linux programs for x86-64");

@@ -10,7 +10,7 @@
 //! |---|---|
 //! | `calendar`, `elf`, `path` | what needs no machine, and is tested on the host |
 //! | `errno`, `abi`, `wall` | Linux's errors and structures; the date |
-//! | `time::usage`, `task::{status, usage, limits, relatives, memory, wait_queue}`, `task::futex::waiter`, `signal::{set, info, queue, action, job, state}` | the parts of threads and processes |
+//! | `time::usage`, `task::{status, usage, limits, relatives, memory, collapse, wait_queue}`, `task::futex::waiter`, `signal::{set, info, queue, action, job, state}` | the parts of threads and processes |
 //! | `task::{thread, process}`, `time::{clock, deadline, timers}` | threads and processes; the clocks that measure them, their deadlines and timers |
 //! | `task::{scheduler, wait, reads, futex}`, `signal::pending` | which thread runs where; how threads wait |
 //! | `signal::{send, stop, orphan, mask}`, `time::expire` | sending and blocking signals, job control; expiry of timers |

@@ -251,7 +251,7 @@ pub(super) fn tick() {
 pub fn sample(thread: &Thread, kernel: bool) {
     thread.cpu_time.sample(kernel);
     local().busy.sample(kernel);
-    if thread.process.text.slice() {
+    if thread.process.text.ran(time::TURN) {
         percpu::this().attention.store(true, Ordering::Relaxed);
     }
 }

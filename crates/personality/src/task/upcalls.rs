@@ -30,7 +30,7 @@ pub fn attention(frame: &mut TrapFrame) {
         let _ = user::write(set_tid, &thread.tid);
     }
     scheduler::give_way();
-    thread.process.text.run(&thread.process);
+    thread.process.text.run(|| thread.process.memory());
     signal::deliver(frame);
 }
 
