@@ -14,12 +14,16 @@ mod scenario;
 mod pairs;
 
 use faultless::{Cpu, Error, FaultError, FrameNumber, MapFlags};
+use pairs::file::Which;
 use pairs::op::{Hand, How, Op, RW, Ret, Span};
 use pairs::table::{Base, Kind, Omitted, Pair, Relation, Touches, places, reveal};
 use pairs::{Case, Order, Outcome};
+use scenario::guest::Body;
 use scenario::machine::Board;
 use scenario::{AHEAD, Guest, MMAP_LOCK, PER_VMA, Regime, SPECULATIVE, Space, World};
+use shuttle::rand::Rng;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// Frames of a pair's machine.
@@ -61,6 +65,10 @@ impl Hand for Guest<'_> {
         child
     }
 
+    fn random(&self, below: usize) -> usize {
+        shuttle::rand::thread_rng().gen_range(0..below)
+    }
+
     fn device(&self) -> Option<FrameNumber> {
         Some(self.world.vm.machine().device())
     }
@@ -71,23 +79,41 @@ type Orders = Arc<OnceLock<Vec<(Order, Outcome)>>>;
 
 /// Runs the case under the schedule of the moment, and judges it.
 fn try_once(case: &Case, orders: &Orders) {
-    let world = World::unwatched(2, FRAMES);
-    let space = world.space(|_| {});
+    let world = World::unwatched(2 + usize::from(case.is_slow()), FRAMES);
+    let [space, elsewhere] = [(); 2].map(|()| world.space(|_| {}));
     let orders = orders.get_or_init(|| world.within(&space, |hand| case.orders(hand)));
-    let besides = world.within(&space, |hand| case.prepare(hand));
+    let besides = world.within(&space, |hand| {
+        let besides = case.prepare(hand);
+        case.begin(hand, &besides);
+        besides
+    });
     let returned: [Mutex<Vec<Ret>>; 2] = Default::default();
+    let running = AtomicUsize::new(2);
     let side = |hand: &Guest<'_>, side: usize| {
         for step in 0..case.sides[side].len() {
             let ret = case.step(hand, side, step, &besides);
             returned[side].lock().unwrap().push(ret);
         }
+        running.fetch_sub(1, Ordering::Relaxed);
     };
-    world.run(&[(&space, &|hand| side(hand, 0)), (&space, &|hand| side(hand, 1))]);
+    // That of a slow file.
+    let device = |hand: &Guest<'_>| {
+        while running.load(Ordering::Relaxed) != 0 {
+            if !besides.slow().is_some_and(|words| words.complete(hand, Which::Oldest)) {
+                shuttle::thread::yield_now();
+            }
+        }
+        case.end(hand, &besides);
+    };
+    let bodies: [Body<'_>; 3] =
+        [(&space, &|hand| side(hand, 0)), (&space, &|hand| side(hand, 1)), (&elsewhere, &device)];
+    world.run(if case.is_slow() { &bodies } else { &bodies[..2] });
     let returned = returned.map(|returned| returned.into_inner().unwrap());
     {
         let [first, second] = &besides.new;
         let born = [&besides.old, first, second].map(|born| born.lock().unwrap());
-        let spaces: Vec<_> = born.iter().flat_map(|born| born.iter()).chain([&space]).collect();
+        let spaces: Vec<_> =
+            born.iter().flat_map(|born| born.iter()).chain([&space, &elsewhere]).collect();
         world.audit(&spaces, &Vec::from_iter(besides.object.get()));
     }
     let judged = world.within(&space, |hand| {
@@ -95,7 +121,7 @@ fn try_once(case: &Case, orders: &Orders) {
         case.judge(hand, &found, orders)
     });
     judged.unwrap_or_else(|wrong| panic!("{wrong}"));
-    world.finish(vec![space]);
+    world.finish(vec![space, elsewhere]);
 }
 
 /// What was run of the pairs of two kinds, or not.
@@ -114,6 +140,8 @@ fn schedules(pair: &Pair, regime: Regime) -> usize {
         (true, false) => 4,
         (false, false) => 0,
     };
+    // With a third thread.
+    let all = if matches!(pair.base, Base::Slow | Base::SlowShared) { all / 2 } else { all };
     (all * scenario::schedules()).div_ceil(2000)
 }
 
@@ -299,6 +327,16 @@ fn a_store_while_it_is_written_back() {
     try_pair([Kind::Store, Kind::WriteBack], Relation::Same, Base::FileShared);
 }
 
+/// A program and the kernel wait for a read that ends meanwhile.
+fn two_that_wait_for_a_read() {
+    try_pair([Kind::Load, Kind::ReadPage], Relation::Same, Base::SlowShared);
+}
+
+/// A page leaves the file while it is read.
+fn a_page_that_leaves_while_it_is_read() {
+    try_pair([Kind::Load, Kind::Truncate], Relation::Same, Base::SlowShared);
+}
+
 mod needs {
     use crate::scenario;
     use faultless::sync::mutant::Mutant;
@@ -317,6 +355,9 @@ mod needs {
         a_hole_is_flushed: HoleIsFlushed in [advice_of_a_hole, populating_a_hole] under MMAP_LOCK,
         a_first_store_is_noted: FaultMarksDirty in [a_store_while_it_is_written_back],
         a_page_is_protected_first: WriteBackProtects in [a_store_while_it_is_written_back],
+        who_joins_a_read_holds_the_entry: JoinHoldsEntry in [two_that_wait_for_a_read],
+        a_read_page_is_freed: EndFreesFrame in [a_page_that_leaves_while_it_is_read],
+        a_read_looks_at_the_end: ReadLooksAgain in [a_page_that_leaves_while_it_is_read],
         what_merges_later_counts_as_one: CountsMerged in [two_that_stay_as_many],
     );
 }

@@ -1,32 +1,93 @@
 //! The file of a case: an object with a store, which has the first word of each page. The others are zeros.
+//!
+//! The store of a *slow* file takes reads along while two CPUs run. Each of these reads is [completed](Words::complete) by a thread that waits
+//! for it or for another, or by a device, which has a CPU of its own: a call that waits inside the subsystem completes nothing.
 
-use super::op::WINDOW;
+use super::op::{Hand, WINDOW};
 use faultless::Cpu;
 use faultless::{
-    BackingStore, Errno, Machine, Object, PAGE_SIZE, ReadRun, Shared, Space, StoreError, WriteRun,
+    BackingStore, Errno, Machine, Object, PAGE_SIZE, ReadRun, Reading, Shared, Space, StoreError,
+    WriteRun,
 };
+use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// What is behind the file.
 #[derive(Debug)]
-pub struct Words(Mutex<Vec<u64>>);
+pub struct Words {
+    words: Mutex<Vec<u64>>,
+    /// Whether reads are taken along now.
+    slow: AtomicBool,
+    /// Those that were, and how many bytes there were. No lock is held across a step of a scheduler.
+    taken: Mutex<VecDeque<(Reading, usize)>>,
+}
+
+/// Which of the reads that were taken along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    Oldest,
+    Newest,
+}
 
 impl Words {
     /// One word for each page of the window.
     pub fn new() -> Arc<Self> {
-        Arc::new(Self(Mutex::new((0..WINDOW as u64).map(|page| 200 + page).collect())))
+        Arc::new(Self {
+            words: Mutex::new((0..WINDOW as u64).map(|page| 200 + page).collect()),
+            slow: AtomicBool::new(false),
+            taken: Mutex::default(),
+        })
     }
 
     /// What it has.
     pub fn get(&self) -> Vec<u64> {
-        self.0.lock().unwrap().clone()
+        self.words.lock().unwrap().clone()
+    }
+
+    pub fn set_slow(&self, slow: bool) {
+        self.slow.store(slow, Ordering::Relaxed);
+    }
+
+    pub fn is_slow(&self) -> bool {
+        self.slow.load(Ordering::Relaxed)
+    }
+
+    /// Completes a read, if there is one. Now and then it ends early, and who needs the rest is to ask again.
+    pub fn complete<H: Hand>(&self, hand: &H, which: Which) -> bool {
+        hand.poll();
+        let taken = {
+            let mut taken = self.taken.lock().unwrap();
+            match which {
+                Which::Oldest => taken.pop_front(),
+                Which::Newest => taken.pop_back(),
+            }
+        };
+        let Some((reading, done)) = taken else { return false };
+        let early = hand.random(4) == 0;
+        let part = done.min(hand.random(2) * PAGE_SIZE as usize);
+        let failed = StoreError { done: part, errno: Errno::EAGAIN };
+        reading.complete(hand.cpu(), if early { Err(failed) } else { Ok(done) });
+        true
+    }
+
+    /// What a thread does that needs a page which is being read: it completes some read, its own or another's, or sleeps until its own is over.
+    pub fn wait<H: Hand>(&self, hand: &H) {
+        let completed = match hand.random(3) {
+            0 => self.complete(hand, Which::Oldest),
+            1 => self.complete(hand, Which::Newest),
+            _ => false,
+        };
+        if !completed {
+            hand.cpu().await_read().expect("no read fails");
+        }
     }
 }
 
 impl BackingStore for Words {
     fn len(&self) -> u64 {
-        self.0.lock().unwrap().len() as u64 * PAGE_SIZE
+        self.words.lock().unwrap().len() as u64 * PAGE_SIZE
     }
 
     fn preferred_pages(&self) -> usize {
@@ -43,11 +104,16 @@ impl BackingStore for Words {
             page[..8].copy_from_slice(&word.to_ne_bytes());
             done += page.len();
         }
+        if self.is_slow()
+            && let Some(reading) = run.take_along()
+        {
+            self.taken.lock().unwrap().push_back((reading, done));
+        }
         Ok(done)
     }
 
     fn write(&self, run: &WriteRun<'_>) -> Result<(), StoreError> {
-        let mut words = self.0.lock().unwrap();
+        let mut words = self.words.lock().unwrap();
         for (index, (page, _)) in (run.first() as usize..).zip(run.memory()) {
             // SAFETY: a word of a page, valid for reads during the call.
             words[index] = unsafe { page.cast::<u64>().read_volatile() };
@@ -56,12 +122,12 @@ impl BackingStore for Words {
     }
 
     fn set_len(&self, bytes: u64) -> Result<(), Errno> {
-        self.0.lock().unwrap().resize(bytes.div_ceil(PAGE_SIZE) as usize, 0);
+        self.words.lock().unwrap().resize(bytes.div_ceil(PAGE_SIZE) as usize, 0);
         Ok(())
     }
 
     fn punch(&self, pages: Range<u64>) -> Result<(), Errno> {
-        self.0.lock().unwrap()[pages.start as usize..pages.end as usize].fill(0);
+        self.words.lock().unwrap()[pages.start as usize..pages.end as usize].fill(0);
         Ok(())
     }
 }

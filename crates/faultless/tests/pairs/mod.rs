@@ -28,9 +28,14 @@ pub mod seen;
 pub mod table;
 
 use faultless::{Object, Setting};
+use file::Which;
 use op::{Besides, Hand, Op, Ret, everything};
 use seen::{ObjectSeen, Seen};
 use std::fmt;
+use std::ops::Range;
+
+/// Pages of a slow file of which some are being read when two CPUs begin.
+const UNDER_WAY: Range<u64> = 2..3;
 
 /// VMAs that a space may have where a case does not say: more than any has.
 const AREAS: u64 = 1 << 16;
@@ -55,7 +60,7 @@ impl Case {
         let objects = start.iter().chain(sides.iter().flatten()).any(|op| op.maps_object());
         let around = objects && any(|op| op.is_access());
         // Of a file the page cache has what it happens to have.
-        let file = start.contains(&Op::File);
+        let file = start.iter().any(|op| matches!(op, Op::File | Op::SlowFile));
         let pages = !around && !file && !any(|op| op.is_by_page());
         Self { start, sides, after, pages, by_page: false, begun: 0 }
     }
@@ -88,6 +93,32 @@ impl Case {
             op.apply(hand, &besides, &besides.old);
         }
         besides
+    }
+
+    /// Whether its file is slow while two CPUs run.
+    pub fn is_slow(&self) -> bool {
+        self.start.contains(&Op::SlowFile)
+    }
+
+    /// Two CPUs are about to run: the store of a slow file begins to read some pages.
+    pub fn begin<H: Hand>(&self, hand: &H, besides: &Besides<H::Child>) {
+        let (true, Some(file), Some(words)) =
+            (self.is_slow(), besides.object.get(), besides.words.get())
+        else {
+            return;
+        };
+        words.set_slow(true);
+        if hand.random(4) != 0 {
+            file.read_ahead(hand.cpu(), UNDER_WAY).expect("memory for a page");
+        }
+    }
+
+    /// They are done: reads that nobody waits for are completed, and from now on the store reads at once.
+    pub fn end<H: Hand>(&self, hand: &H, besides: &Besides<H::Child>) {
+        if let Some(words) = besides.slow() {
+            words.set_slow(false);
+            while words.complete(hand, Which::Oldest) {}
+        }
     }
 
     /// Does operation `number` of `side`.

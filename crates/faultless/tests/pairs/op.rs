@@ -9,8 +9,8 @@ use super::seen::{AreaSeen, areas};
 use faultless::Use;
 use faultless::{
     Access, Advice, Backing, CacheMode, Copies, Cpu, DeviceMemory, Errno, Error, FaultError,
-    FrameNumber, Lock, Machine, MapFlags, Object, PAGE_SIZE, Prot, RemapFlags, Setting, Shared,
-    Space, VirtRange, VmaFlags,
+    FaultKind, FrameNumber, Lock, Machine, MapFlags, Object, PAGE_SIZE, Prot, RemapFlags, Setting,
+    Shared, Space, VirtRange, VmaFlags,
 };
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -125,6 +125,8 @@ pub enum Op {
     Object,
     /// The same, of a file: a page for each of the window, of which some were read.
     File,
+    /// The same, of a slow one: see [`file`](super::file).
+    SlowFile,
     /// What was stored to the pages of the file is written back.
     WriteBack(Span),
     /// Pages of the file that are neither dirty nor used are dropped, and read again when they are needed.
@@ -217,6 +219,8 @@ pub trait Hand {
     fn fork(&self) -> Result<Self::Child, Error>;
     fn exit(&self, child: Self::Child);
     fn space_of(child: &Self::Child) -> &Space<Self::Machine>;
+    /// A random number below this.
+    fn random(&self, below: usize) -> usize;
     /// The first of [`WINDOW`] frames of device memory, if the machine has some.
     fn device(&self) -> Option<FrameNumber> {
         None
@@ -243,6 +247,23 @@ impl<C> Default for Besides<C> {
             new: Default::default(),
             object: OnceLock::new(),
             words: OnceLock::new(),
+        }
+    }
+}
+
+impl<C> Besides<C> {
+    /// What is behind the file, if it is slow now.
+    pub fn slow(&self) -> Option<&Words> {
+        self.words.get().map(|words| &**words).filter(|words| words.is_slow())
+    }
+
+    /// What a kernel does for a program whose access faults: while the page is being read, the thread waits, and tries again.
+    fn await_page<H: Hand>(&self, hand: &H, at: i64, access: Access) {
+        let (Some(words), space, cpu) = (self.slow(), hand.space(), hand.cpu()) else { return };
+        while space.page_at(cpu, addr(at)).is_none()
+            && space.fault(cpu, addr(at), access) == Ok(FaultKind::Pending)
+        {
+            words.wait(hand);
         }
     }
 }
@@ -314,8 +335,12 @@ impl Op {
             }
             Self::HeapAt(page) => space.set_heap_start(cpu, addr(page)).into(),
             Self::Brk(to) => Ret::At(page(space.brk(cpu, addr(to)))),
-            Self::Load(at) => hand.load(addr(at)).map_or_else(Ret::Signal, Ret::Word),
+            Self::Load(at) => {
+                besides.await_page(hand, at, Access::Read);
+                hand.load(addr(at)).map_or_else(Ret::Signal, Ret::Word)
+            }
             Self::Store(at, value) => {
+                besides.await_page(hand, at, Access::Write);
                 hand.store(addr(at), value).map_or_else(Ret::Signal, |()| Ret::Done)
             }
             Self::ReadOutside(at) => {
@@ -356,12 +381,13 @@ impl Op {
                 besides.object.get_or_init(|| make_object(hand));
                 Ret::Done
             }
-            Self::File => {
+            Self::File | Self::SlowFile => {
                 besides.object.get_or_init(|| {
                     let words = besides.words.get_or_init(Words::new);
                     let file = Object::of_store(cpu, words.clone(), 1).expect("memory for it");
-                    // Two of them with their neighbours.
-                    for index in [0, 5] {
+                    // Two of them with their neighbours, or one.
+                    let read = if self == Self::File { [0, 5].as_slice() } else { &[0] };
+                    for &index in read {
                         file.read_page(cpu, index, |_| ()).expect("memory for a page");
                     }
                     file
@@ -376,7 +402,12 @@ impl Op {
                 let Some(object) = besides.object.get() else {
                     return Ret::Refused(Errno::EINVAL);
                 };
-                self.of_file(hand, object)
+                loop {
+                    match (self.of_file(hand, object), besides.slow()) {
+                        (Ret::Refused(Errno::EAGAIN), Some(words)) => words.wait(hand),
+                        (done, _) => return done,
+                    }
+                }
             }
             Self::MapObject(span, flags) => {
                 let Some(object) = besides.object.get() else {
@@ -568,6 +599,7 @@ impl Op {
             | Self::BeginOutside(..)
             | Self::Object
             | Self::File
+            | Self::SlowFile
             | Self::WriteBack(_)
             | Self::DropClean(_)
             | Self::ReadPage(_)

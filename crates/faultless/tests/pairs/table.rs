@@ -401,6 +401,10 @@ listed! {
         File,
         /// The same, shared.
         FileShared,
+        /// A file whose store completes reads later, private: some pages were loaded, some are being read.
+        Slow,
+        /// The same, shared.
+        SlowShared,
         /// Device memory: some pages were loaded, and some stored to.
         Device,
     }
@@ -438,6 +442,13 @@ impl Base {
             Self::ObjectShared => ops.extend(object(Op::Object, MapFlags::SHARED)),
             Self::File => ops.extend(object(Op::File, MapFlags::PRIVATE)),
             Self::FileShared => ops.extend(object(Op::File, MapFlags::SHARED)),
+            Self::Slow | Self::SlowShared => {
+                let private = self == Self::Slow;
+                let kind = if private { MapFlags::PRIVATE } else { MapFlags::SHARED };
+                // All others are absent, or under way.
+                let touch = [Op::Load(0), Op::Store(1, word(1))];
+                ops.extend([Op::SlowFile, Op::MapObject(window, kind)].into_iter().chain(touch));
+            }
             Self::Device => {
                 let touch = [Op::Load(0), Op::Store(2, word(2)), Op::Load(5)];
                 ops.extend([Op::Device, Op::MapDevice(window)].into_iter().chain(touch));
@@ -588,8 +599,9 @@ fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
             Kind::WriteBack | Kind::DropClean | Kind::ReadPage | Kind::WritePage | Kind::GrowFile
         )
     });
+    let reads = any(|kind| matches!(kind, Kind::PopulateRead | Kind::PopulateWrite | Kind::Lock));
     if files {
-        return matches!(base, Base::File | Base::FileShared);
+        return matches!(base, Base::File | Base::FileShared | Base::Slow | Base::SlowShared);
     }
     match base {
         Base::Empty | Base::Parts => maps || !leaves,
@@ -604,6 +616,7 @@ fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
         }
         Base::Object | Base::ObjectShared => maps || leaves || uses,
         Base::File | Base::FileShared => maps || leaves || uses,
+        Base::Slow | Base::SlowShared => maps || leaves || uses || reads,
         Base::Device => any(|kind| kind == Kind::MapDevice),
     }
 }

@@ -1,5 +1,5 @@
 //! Two threads that do pairs of operations to one space, round after round, each judged by the sequential
-//! orders of its operations: see `pairs`.
+//! orders of its operations: see `pairs`. A third is the device of files whose reads end later.
 //!
 //! One thread leads. It works out the orders of a case, makes the starting state in some spaces, and then
 //! both threads go through these, and set out at the same moment in each; then it compares, and empties the
@@ -14,9 +14,11 @@ use faultless::audit::audit_with;
 use faultless::{Cpu, Error, FaultError, Locking, Setting, Space};
 use faultless_native::{Checked, Config, Native, NativeCpu, NativeMachine, Process, Signal};
 use pairs::Case;
+use pairs::file::Which;
 use pairs::op::{Besides, Hand, Ret, Span, WINDOW};
 use pairs::table::{Base, Kind, Pair, Relation, may_meet};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Rounds of a case before the next is drawn.
 const TRIES: usize = 32;
@@ -64,6 +66,10 @@ impl<'n> Hand for Thread<'_, '_, 'n> {
 
     fn exit(&self, child: Process<'n>) {
         self.0.exit(child);
+    }
+
+    fn random(&self, below: usize) -> usize {
+        fastrand::usize(..below)
     }
 
     fn space_of<'c>(child: &'c Process<'n>) -> &'c Space<NativeMachine> {
@@ -128,7 +134,7 @@ impl Plan {
     fn run_until_bad(&self, number: &mut u64, progress: &Progress) -> Option<String> {
         let config = Config {
             memory_bytes: 16 << 20,
-            cpus: 2,
+            cpus: 3,
             checked: Checked::Record,
             jitter: self.jitter,
             ..Config::default()
@@ -138,17 +144,21 @@ impl Plan {
         native.vm().set(Setting::PrefaultMaxOrder(self.prefault));
         let process = || native.process().expect("memory for a process");
         let (home, spaces): (_, Vec<_>) = (process(), (0..TRIES).map(|_| process()).collect());
-        let meet = Meeting::default();
+        let meets: [Meeting<'_>; 2] = Default::default();
         let bad = Mutex::new(None);
         let now = AtomicU64::new(*number);
-        let ran = home.run_threads(2, |cpu, side| {
-            let alarm = Alarm(&meet);
-            stay_on_core(side);
-            if side == 1 {
-                follow(cpu, &spaces, &meet);
+        let ran = home.run_threads(3, |cpu, side| {
+            let alarm = Alarm(&meets);
+            match side {
+                0 | 1 => stay_on_core(side),
+                _ => {}
+            }
+            if side != 0 {
+                follow(cpu, &spaces, &meets[side - 1], side);
             } else {
                 let number = now.load(Ordering::Relaxed);
-                let mut lead = Lead { plan: self, spaces: &spaces, meet: &meet, progress, number };
+                let mut lead =
+                    Lead { plan: self, spaces: &spaces, meets: &meets, progress, number };
                 let found = lead.run(cpu);
                 now.store(lead.number, Ordering::Relaxed);
                 *bad.lock().unwrap() = found.err();
@@ -192,9 +202,14 @@ struct Batch<'n> {
     delays: Vec<[u32; 2]>,
     /// How often the threads have met.
     met: AtomicU32,
+    /// Whether both are done with all rounds.
+    over: AtomicBool,
 }
 
-/// What the follower waits for, asleep.
+/// How long the device sleeps between two looks.
+const DEVICE_SLEEPS: Duration = Duration::from_micros(20);
+
+/// What a follower waits for, asleep.
 #[derive(Debug, Default)]
 enum Task<'n> {
     #[default]
@@ -207,19 +222,19 @@ enum Task<'n> {
     End,
 }
 
-/// Where the leader tells the follower what to do.
+/// Where the leader tells a follower what to do.
 #[derive(Debug, Default)]
 struct Meeting<'n> {
     task: Mutex<Task<'n>>,
     told: Condvar,
 }
 
-/// Ends the other thread with this one.
-struct Alarm<'m, 'n>(&'m Meeting<'n>);
+/// Ends the other threads with this one.
+struct Alarm<'m, 'n>(&'m [Meeting<'n>; 2]);
 
 impl Drop for Alarm<'_, '_> {
     fn drop(&mut self) {
-        self.0.tell(Task::End);
+        self.0.iter().for_each(|meet| meet.tell(Task::End));
     }
 }
 
@@ -285,6 +300,17 @@ impl<'n> Batch<'n> {
         });
         rounds.collect()
     }
+
+    /// What the device does meanwhile: it completes reads, which threads that wait for them may have completed before.
+    fn serve(&self, cpu: &mut NativeCpu<'_, 'n>) {
+        while !self.over.load(Ordering::Acquire) {
+            let slow = self.besides.iter().filter_map(Besides::slow);
+            let completed = slow.filter(|words| words.complete(&Thread(cpu), Which::Oldest));
+            if completed.count() == 0 {
+                cpu.idle(|| std::thread::sleep(DEVICE_SLEEPS));
+            }
+        }
+    }
 }
 
 /// Does something in another space.
@@ -296,12 +322,21 @@ fn within<'n, R>(
     cpu.switch(space, |cpu| Ok(what(&Thread(cpu)))).expect("nothing here is refused")
 }
 
-fn follow<'n>(cpu: &mut NativeCpu<'_, 'n>, spaces: &[Process<'n>], meet: &Meeting<'n>) {
+fn follow<'n>(
+    cpu: &mut NativeCpu<'_, 'n>,
+    spaces: &[Process<'n>],
+    meet: &Meeting<'n>,
+    side: usize,
+) {
     loop {
         let task = meet.wait(cpu, |task| matches!(task, Task::Drain | Task::Batch(_)));
         let returned = match task {
             // Which is dropped before the leader is told.
-            Task::Batch(batch) => batch.side(cpu, spaces, 1),
+            Task::Batch(batch) if side == 1 => batch.side(cpu, spaces, 1),
+            Task::Batch(batch) => {
+                batch.serve(cpu);
+                Vec::new()
+            }
             Task::Drain => {
                 cpu.cpu().drain();
                 Vec::new()
@@ -316,7 +351,8 @@ fn follow<'n>(cpu: &mut NativeCpu<'_, 'n>, spaces: &[Process<'n>], meet: &Meetin
 struct Lead<'l, 'n> {
     plan: &'l Plan,
     spaces: &'l [Process<'n>],
-    meet: &'l Meeting<'n>,
+    /// Of the follower, and of the device.
+    meets: &'l [Meeting<'n>; 2],
     progress: &'l Progress,
     /// Of the case.
     number: u64,
@@ -365,7 +401,13 @@ impl<'n> Lead<'_, 'n> {
         case: Case,
         random: &mut fastrand::Rng,
     ) -> (Batch<'n>, Vec<[Vec<Ret>; 2]>) {
-        let prepare = |space| within(cpu, space, |hand| case.prepare(hand));
+        let prepare = |space| {
+            within(cpu, space, |hand| {
+                let besides = case.prepare(hand);
+                case.begin(hand, &besides);
+                besides
+            })
+        };
         let besides = self.spaces.iter().map(prepare).collect();
         let delays = self.spaces.iter().map(|_| {
             // An operation takes some hundred to some thousand turns.
@@ -375,18 +417,30 @@ impl<'n> Lead<'_, 'n> {
             delays
         });
         let delays = delays.collect();
-        let batch = Arc::new(Batch { case, besides, delays, met: AtomicU32::new(0) });
-        self.meet.tell(Task::Batch(batch.clone()));
+        let (met, over, slow) = (AtomicU32::new(0), AtomicBool::new(false), case.is_slow());
+        let batch = Arc::new(Batch { case, besides, delays, met, over });
+        let [follower, device] = self.meets;
+        if slow {
+            device.tell(Task::Batch(batch.clone()));
+        }
+        follower.tell(Task::Batch(batch.clone()));
         let mine = batch.side(cpu, self.spaces, 0);
-        let theirs = self.done(cpu);
-        let batch = Arc::into_inner(batch).expect("the follower is done with it");
+        let theirs = Self::done(follower, cpu);
+        if slow {
+            batch.over.store(true, Ordering::Release);
+            Self::done(device, cpu);
+        }
+        for (space, besides) in self.spaces.iter().zip(&batch.besides) {
+            within(cpu, space, |hand| batch.case.end(hand, besides));
+        }
+        let batch = Arc::into_inner(batch).expect("the others are done with it");
         let returned = mine.into_iter().zip(theirs).map(|(mine, theirs)| [mine, theirs]);
         (batch, returned.collect())
     }
 
-    /// Waits for the follower. Returns what it returned.
-    fn done(&self, cpu: &mut NativeCpu<'_, 'n>) -> Vec<Vec<Ret>> {
-        match self.meet.wait(cpu, |task| matches!(task, Task::Done(_))) {
+    /// Waits for a follower. Returns what it returned.
+    fn done(meet: &Meeting<'n>, cpu: &mut NativeCpu<'_, 'n>) -> Vec<Vec<Ret>> {
+        match meet.wait(cpu, |task| matches!(task, Task::Done(_))) {
             Task::Done(returned) => returned,
             _ => panic!("the other thread failed"),
         }
@@ -398,8 +452,10 @@ impl<'n> Lead<'_, 'n> {
         cpu: &mut NativeCpu<'_, 'n>,
         besides: &[Besides<Process<'n>>],
     ) -> Result<(), String> {
-        self.meet.tell(Task::Drain);
-        self.done(cpu);
+        for meet in self.meets {
+            meet.tell(Task::Drain);
+            Self::done(meet, cpu);
+        }
         cpu.cpu().drain();
         let born = besides.iter().flat_map(|Besides { old, new: [first, second], .. }| {
             [old, first, second].map(|children| children.lock().unwrap())
