@@ -13,7 +13,7 @@ mod scenario;
 #[path = "pairs/mod.rs"]
 mod pairs;
 
-use faultless::{Cpu, Error, FaultError, FrameNumber, MapFlags};
+use faultless::{Counter, Cpu, Error, FaultError, FrameNumber, MapFlags};
 use pairs::file::Which;
 use pairs::op::{Hand, How, Op, RW, Ret, Span};
 use pairs::table::{Base, Kind, Omitted, Pair, Relation, Touches, places, reveal};
@@ -28,6 +28,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 /// Frames of a pair's machine.
 const FRAMES: u32 = 160;
+/// The same, with a huge leaf.
+const TEXT_FRAMES: u32 = 2600;
 
 impl Hand for Guest<'_> {
     type Machine = Board;
@@ -79,11 +81,17 @@ type Orders = Arc<OnceLock<Vec<(Order, Outcome)>>>;
 
 /// Runs the case under the schedule of the moment, and judges it.
 fn try_once(case: &Case, orders: &Orders) {
-    let world = World::unwatched(2 + usize::from(case.is_slow()), FRAMES);
+    let frames = if case.is_text() { TEXT_FRAMES } else { FRAMES };
+    let world = World::unwatched(2 + usize::from(case.is_slow()), frames);
     let [space, elsewhere] = [(); 2].map(|()| world.space(|_| {}));
     let orders = orders.get_or_init(|| world.within(&space, |hand| case.orders(hand)));
     let besides = world.within(&space, |hand| {
+        // A folio needs frames that are neighbours.
+        hand.cpu.drain();
+        let leaves = || world.vm.totals().get(Counter::ThpFileMapped);
+        let before = leaves();
         let besides = case.prepare(hand);
+        assert!(!case.is_text() || leaves() != before, "no huge leaf:\n{case}");
         case.begin(hand, &besides);
         besides
     });
@@ -140,8 +148,13 @@ fn schedules(pair: &Pair, regime: Regime) -> usize {
         (true, false) => 4,
         (false, false) => 0,
     };
-    // With a third thread.
-    let all = if matches!(pair.base, Base::Slow | Base::SlowShared) { all / 2 } else { all };
+    let all = match pair.base {
+        // With a third thread.
+        Base::Slow | Base::SlowShared => all / 2,
+        // With some hundred pages.
+        Base::Text => all / 4,
+        _ => all,
+    };
     (all * scenario::schedules()).div_ceil(2000)
 }
 

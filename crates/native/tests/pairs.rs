@@ -12,20 +12,25 @@ use stress::pairs::op::{Op, RW};
 use stress::pairs::table::{Base, Kind, Relation};
 use stress::{Plan, Progress, Source, Thread};
 
-/// Runs it under each policy.
-fn run(name: &str, source: &Source, rounds: u64) {
+/// Runs it under each policy. Returns how many huge leaves were mapped, and how many were split.
+fn run(name: &str, source: &Source, rounds: u64) -> [u64; 2] {
+    let mut leaves = [0; 2];
     for locking in Locking::ALL {
         let source = source.clone();
         let plan = Plan { source, rounds, seed: 7, locking, jitter: 0, prefault: 0 };
         let progress = Progress::default();
         plan.run(&progress, |number, what| panic!("{name}, {locking:?}, case {number}: {what}"));
         assert!(progress.rounds.load(Ordering::Relaxed) >= rounds);
+        leaves[0] += progress.leaves.into_inner();
+        leaves[1] += progress.splits.into_inner();
     }
+    leaves
 }
 
 #[test]
 fn pairs_at_random_have_an_order() {
-    run("random", &Source::Drawn, 4_000);
+    let [mapped, split] = run("random", &Source::Drawn, 4_000);
+    assert!(mapped > 50 && split > 50, "{mapped} huge leaves, {split} split");
 }
 
 #[test]

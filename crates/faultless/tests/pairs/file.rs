@@ -18,6 +18,8 @@ use std::sync::{Arc, Mutex};
 #[derive(Debug)]
 pub struct Words {
     words: Mutex<Vec<u64>>,
+    /// How many pages it has below the window.
+    pub below: i64,
     /// Whether reads are taken along now.
     slow: AtomicBool,
     /// Those that were, and how many bytes there were. No lock is held across a step of a scheduler.
@@ -32,10 +34,11 @@ pub enum Which {
 }
 
 impl Words {
-    /// One word for each page of the window.
-    pub fn new() -> Arc<Self> {
+    /// One word for each page of the window, and of the pages below.
+    pub fn new(below: i64) -> Arc<Self> {
         Arc::new(Self {
-            words: Mutex::new((0..WINDOW as u64).map(|page| 200 + page).collect()),
+            words: Mutex::new((0..(below + WINDOW) as u64).map(|page| 200 + page).collect()),
+            below,
             slow: AtomicBool::new(false),
             taken: Mutex::default(),
         })

@@ -37,6 +37,9 @@ use std::ops::Range;
 /// Pages of a slow file of which some are being read when two CPUs begin.
 const UNDER_WAY: Range<u64> = 2..3;
 
+/// The page where an empty heap begins that no case meets.
+const NO_HEAP: i64 = -1 << 14;
+
 /// VMAs that a space may have where a case does not say: more than any has.
 const AREAS: u64 = 1 << 16;
 
@@ -60,7 +63,7 @@ impl Case {
         let objects = start.iter().chain(sides.iter().flatten()).any(|op| op.maps_object());
         let around = objects && any(|op| op.is_access());
         // Of a file the page cache has what it happens to have.
-        let file = start.iter().any(|op| matches!(op, Op::File | Op::SlowFile));
+        let file = start.iter().any(|op| matches!(op, Op::File | Op::SlowFile | Op::Text));
         let pages = !around && !file && !any(|op| op.is_by_page());
         Self { start, sides, after, pages, by_page: false, begun: 0 }
     }
@@ -89,10 +92,17 @@ impl Case {
     pub fn prepare<H: Hand>(&self, hand: &H) -> Besides<H::Child> {
         let besides = Besides::default();
         hand.cpu().vm().set(Setting::MaxMapCount(AREAS));
+        // Not that of the last case.
+        hand.space().set_heap_start(hand.cpu(), op::addr(NO_HEAP)).expect("the heap is empty");
         for op in &self.start {
             op.apply(hand, &besides, &besides.old);
         }
         besides
+    }
+
+    /// Whether it has a huge leaf, and so costs some hundred pages.
+    pub fn is_text(&self) -> bool {
+        self.start.contains(&Op::Text)
     }
 
     /// Whether its file is slow while two CPUs run.

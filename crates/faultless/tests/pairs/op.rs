@@ -13,6 +13,7 @@ use faultless::{
     Shared, Space, VirtRange, VmaFlags,
 };
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -29,7 +30,11 @@ pub const TOP_PAGE: i64 = ((TOP - BASE) / PAGE_SIZE) as i64;
 /// Pages that lie apart: where moves come from and go to, by side.
 pub const APART: [i64; 2] = [-1 << 12, -1 << 13];
 
+/// The 2 MiB below the boundary: what a huge leaf maps.
+pub const LEAF: Span = Span::new(BOUNDARY - 512, 512);
+
 pub const RW: Prot = Prot::READ.union(Prot::WRITE);
+pub const RWX: Prot = RW.union(Prot::EXEC);
 pub const NONE: Prot = Prot::empty();
 
 /// The address of a page.
@@ -127,6 +132,8 @@ pub enum Op {
     File,
     /// The same, of a slow one: see [`file`](super::file).
     SlowFile,
+    /// The same, of program text: the file begins with the pages of [`LEAF`], and has those of the window above.
+    Text,
     /// What was stored to the pages of the file is written back.
     WriteBack(Span),
     /// Pages of the file that are neither dirty nor used are dropped, and read again when they are needed.
@@ -136,7 +143,7 @@ pub enum Op {
     WritePage(i64, u64),
     /// The object gets so many pages.
     Extend(i64),
-    /// `mmap` of the object: each page of the window shows the page of that number.
+    /// `mmap` of the object: each page of the window shows the page of that number. Text may be executed.
     MapObject(Span, MapFlags),
     /// The machine's device memory, if it has some, is as at the start: a page for each of the window.
     Device,
@@ -257,6 +264,16 @@ impl<C> Besides<C> {
         self.words.get().map(|words| &**words).filter(|words| words.is_slow())
     }
 
+    /// The number of a page of the window, or near it, in the object.
+    fn index(&self, page: i64) -> u64 {
+        (self.words.get().map_or(0, |words| words.below) + page) as u64
+    }
+
+    /// Those of some pages.
+    fn indices(&self, span: Span) -> Range<u64> {
+        self.index(span.at)..self.index(span.end())
+    }
+
     /// What a kernel does for a program whose access faults: while the page is being read, the thread waits, and tries again.
     fn await_page<H: Hand>(&self, hand: &H, at: i64, access: Access) {
         let (Some(words), space, cpu) = (self.slow(), hand.space(), hand.cpu()) else { return };
@@ -325,7 +342,13 @@ impl Op {
                 space.mremap(cpu, old.start(), old.bytes(), new, flags, to).into()
             }
             Self::Advise(span, advice) => {
-                space.madvise(cpu, span.start(), span.bytes(), advice).into()
+                match space.madvise(cpu, span.start(), span.bytes(), advice) {
+                    // Pages that are in use for a moment are not replaced by a leaf.
+                    Err(Error { errno: Errno::EAGAIN, .. }) if advice == Advice::Collapse => {
+                        Ret::Done
+                    }
+                    done => done.into(),
+                }
             }
             Self::Lock(span, lock) => space.mlock(cpu, span.start(), span.bytes(), lock).into(),
             Self::NoMoreAreas => {
@@ -381,12 +404,18 @@ impl Op {
                 besides.object.get_or_init(|| make_object(hand));
                 Ret::Done
             }
-            Self::File | Self::SlowFile => {
+            Self::File | Self::SlowFile | Self::Text => {
                 besides.object.get_or_init(|| {
-                    let words = besides.words.get_or_init(Words::new);
+                    let below = if self == Self::Text { -LEAF.at } else { 0 };
+                    let words = besides.words.get_or_init(|| Words::new(below));
                     let file = Object::of_store(cpu, words.clone(), 1).expect("memory for it");
-                    // Two of them with their neighbours, or one.
-                    let read = if self == Self::File { [0, 5].as_slice() } else { &[0] };
+                    // Some of them with their neighbours.
+                    let read: &[u64] = match self {
+                        Self::File => &[0, 5],
+                        Self::SlowFile => &[0],
+                        // A folio is read at once.
+                        _ => &[],
+                    };
                     for &index in read {
                         file.read_page(cpu, index, |_| ()).expect("memory for a page");
                     }
@@ -403,7 +432,8 @@ impl Op {
                     return Ret::Refused(Errno::EINVAL);
                 };
                 loop {
-                    match (self.of_file(hand, object), besides.slow()) {
+                    // Another CPU may be reading the page, whatever the store.
+                    match (self.of_file(hand, besides, object), besides.words.get()) {
                         (Ret::Refused(Errno::EAGAIN), Some(words)) => words.wait(hand),
                         (done, _) => return done,
                     }
@@ -413,9 +443,11 @@ impl Op {
                 let Some(object) = besides.object.get() else {
                     return Ret::Refused(Errno::EINVAL);
                 };
-                let backing = Backing { object, first: span.at as u64, may_write: true };
+                let first = besides.index(span.at);
+                let backing = Backing { object, first, may_write: true };
                 let flags = flags | MapFlags::FIXED;
-                space.mmap_object(cpu, span.start(), span.bytes(), RW, flags, backing).into()
+                let prot = if besides.index(0) == 0 { RW } else { RWX };
+                space.mmap_object(cpu, span.start(), span.bytes(), prot, flags, backing).into()
             }
             Self::Device => {
                 for (number, frame) in (300..).zip(hand.device().into_iter().flat_map(window)) {
@@ -447,7 +479,8 @@ impl Op {
                     return Ret::Refused(Errno::EINVAL);
                 };
                 let ends = copies == Copies::Drop;
-                let pages = span.at as u64..if ends { u64::MAX } else { span.end() as u64 };
+                let Range { start, end } = besides.indices(span);
+                let pages = start..if ends { u64::MAX } else { end };
                 match part {
                     Part::Second => {}
                     _ if ends => {
@@ -499,27 +532,26 @@ impl Op {
     }
 
     /// An operation on the pages of a file.
-    fn of_file<H: Hand>(self, hand: &H, file: &Shared<Object>) -> Ret {
+    fn of_file<H: Hand>(self, hand: &H, besides: &Besides<H::Child>, file: &Shared<Object>) -> Ret {
         let (space, cpu) = (hand.space(), hand.cpu());
-        let pages = |span: Span| span.at as u64..span.end() as u64;
         let done = match self {
-            Self::WriteBack(span) => write_back(cpu, space, file, pages(span)).map(drop),
+            Self::WriteBack(span) => write_back(cpu, space, file, besides.indices(span)).map(drop),
             Self::DropClean(span) => {
-                file.drop_clean(cpu, pages(span));
+                file.drop_clean(cpu, besides.indices(span));
                 Ok(())
             }
             Self::ReadPage(at) => {
                 // SAFETY: a word of a page that is lent.
                 let word = |at: *const u8| unsafe { AtomicU64::from_ptr(at.cast_mut().cast()) };
                 let load = |at: Option<_>| at.map_or(0, |at| word(at).load(Ordering::Relaxed));
-                let read = file.read_page(cpu, at as u64, load);
+                let read = file.read_page(cpu, besides.index(at), load);
                 return read.map_or_else(Ret::Refused, Ret::Word);
             }
-            Self::WritePage(at, value) => file.write_page(cpu, at as u64, |at| {
+            Self::WritePage(at, value) => file.write_page(cpu, besides.index(at), |at| {
                 // SAFETY: as above.
                 unsafe { AtomicU64::from_ptr(at.cast()) }.store(value, Ordering::Relaxed);
             }),
-            Self::Extend(pages) => file.set_len(cpu, pages as u64 * PAGE_SIZE),
+            Self::Extend(pages) => file.set_len(cpu, besides.index(pages) * PAGE_SIZE),
             _ => unreachable!("{self:?} is not about a file"),
         };
         done.map_or_else(Ret::Refused, |()| Ret::Done)
@@ -600,6 +632,7 @@ impl Op {
             | Self::Object
             | Self::File
             | Self::SlowFile
+            | Self::Text
             | Self::WriteBack(_)
             | Self::DropClean(_)
             | Self::ReadPage(_)

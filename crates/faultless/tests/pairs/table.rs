@@ -4,7 +4,7 @@
 //! paired with every other, in every [`Relation`] and from every [`Base`].
 
 use super::Case;
-use super::op::{APART, BOUNDARY, How, NONE, Op, Part, RW, Span, TOP_PAGE, WINDOW};
+use super::op::{APART, BOUNDARY, How, LEAF, NONE, Op, Part, RW, Span, TOP_PAGE, WINDOW};
 use faultless::{Advice, Copies, Lock, MapFlags, Prot, RemapFlags};
 use std::fmt;
 
@@ -48,6 +48,7 @@ listed! {
         Lock,
         DontNeed,
         Free,
+        Collapse,
         Random,
         DontFork,
         PopulateRead,
@@ -121,6 +122,7 @@ impl Kind {
             Self::Lock => Op::Lock(span, Lock::Now),
             Self::DontNeed => Op::Advise(span, Advice::DontNeed),
             Self::Free => Op::Advise(span, Advice::Free),
+            Self::Collapse => Op::Advise(LEAF, Advice::Collapse),
             Self::Random => Op::Advise(span, Advice::Random),
             Self::DontFork => Op::Advise(span, Advice::DontFork),
             Self::PopulateRead => Op::Advise(span, Advice::PopulateRead),
@@ -192,9 +194,13 @@ impl Kind {
             | Self::ReadPage
             | Self::WritePage
             | Self::InCore => Touches::Pages,
-            Self::Truncate | Self::GrowFile | Self::Maps | Self::Fork | Self::Exit | Self::Drop => {
-                Touches::Space
-            }
+            Self::Truncate
+            | Self::GrowFile
+            | Self::Collapse
+            | Self::Maps
+            | Self::Fork
+            | Self::Exit
+            | Self::Drop => Touches::Space,
         }
     }
 
@@ -226,6 +232,7 @@ impl Kind {
             | Self::Lock
             | Self::DontNeed
             | Self::Free
+            | Self::Collapse
             | Self::Random
             | Self::DontFork
             | Self::PopulateRead
@@ -296,6 +303,7 @@ impl Kind {
             | Self::Lock
             | Self::DontNeed
             | Self::Free
+            | Self::Collapse
             | Self::Random
             | Self::DontFork
             | Self::PopulateRead
@@ -310,6 +318,31 @@ impl Kind {
             | Self::Maps
             | Self::Fork => {}
         }
+    }
+
+    /// Whether it does something else to a huge leaf, or to a page of it, than to a base page; and no more than 512 times what it does to that.
+    pub fn meets_leaf(self) -> bool {
+        matches!(
+            self,
+            Self::MapFixed
+                | Self::Unmap
+                | Self::ProtectRead
+                | Self::ProtectNone
+                | Self::MoveAway
+                | Self::Lock
+                | Self::DontNeed
+                | Self::Collapse
+                | Self::Random
+                | Self::Load
+                | Self::Store
+                | Self::ReadOutside
+                | Self::PinWrite
+                | Self::Truncate
+                | Self::PunchHole
+                | Self::DropClean
+                | Self::WritePage
+                | Self::Fork
+        )
     }
 
     /// Whether placement decides where it goes.
@@ -336,6 +369,7 @@ impl Kind {
             | Self::Lock
             | Self::DontNeed
             | Self::Free
+            | Self::Collapse
             | Self::Random
             | Self::DontFork
             | Self::PopulateRead
@@ -407,6 +441,8 @@ listed! {
         SlowShared,
         /// Device memory: some pages were loaded, and some stored to.
         Device,
+        /// Program text, private and writable: a huge leaf maps the 2 MiB below the boundary.
+        Text,
     }
 }
 
@@ -449,6 +485,12 @@ impl Base {
                 let touch = [Op::Load(0), Op::Store(1, word(1))];
                 ops.extend([Op::SlowFile, Op::MapObject(window, kind)].into_iter().chain(touch));
             }
+            Self::Text => {
+                let all = Span::new(LEAF.at, LEAF.pages + WINDOW - BOUNDARY);
+                let touch = [Op::Load(0), Op::Load(5)];
+                let text = [Op::Text, Op::MapObject(all, MapFlags::PRIVATE)];
+                ops.extend(text.into_iter().chain(touch));
+            }
             Self::Device => {
                 let touch = [Op::Load(0), Op::Store(2, word(2)), Op::Load(5)];
                 ops.extend([Op::Device, Op::MapDevice(window)].into_iter().chain(touch));
@@ -481,12 +523,17 @@ listed! {
         Apart,
         /// Adjacent to the same hole, or the same VMA, of one page.
         Beside,
+        /// All of a huge leaf, and a page of it.
+        Leaf,
+        OfLeaf,
+        /// All of it.
+        SameLeaf,
     }
 }
 
 impl Relation {
     pub fn spans(self) -> [Span; 2] {
-        let b = BOUNDARY;
+        let (b, leaf) = (BOUNDARY, (LEAF.at, LEAF.pages));
         let [first, second] = match self {
             Self::Same => [(2, 1), (2, 1)],
             Self::SameAcross => [(b - 1, 2), (b - 1, 2)],
@@ -500,8 +547,16 @@ impl Relation {
             Self::Inside => [(b, 1), (b - 2, 4)],
             Self::Apart => [(1, 1), (6, 1)],
             Self::Beside => [(b - 2, 1), (b, 1)],
+            Self::Leaf => [leaf, (2, 1)],
+            Self::OfLeaf => [(2, 1), leaf],
+            Self::SameLeaf => [leaf, leaf],
         };
         [first, second].map(|(at, pages)| Span::new(at, pages))
+    }
+
+    /// Whether it is about all of a huge leaf.
+    pub fn is_of_leaf(self) -> bool {
+        matches!(self, Self::Leaf | Self::OfLeaf | Self::SameLeaf)
     }
 
     fn disjoint(self) -> bool {
@@ -538,6 +593,8 @@ pub enum Omitted {
     KeptApart,
     /// No page of an object is concerned, or only those of one.
     NoObject,
+    /// It is run where a huge leaf is, and nowhere else.
+    Leaf,
     /// The two share little, and are run under the default policy.
     OtherRegime,
 }
@@ -551,6 +608,9 @@ impl Omitted {
             Self::OneHeap => "there is one heap, which has one end",
             Self::KeptApart => "the kernel does not let both be under way",
             Self::NoObject => "neither, or nothing else, is about pages of an object",
+            Self::Leaf => {
+                "about a huge leaf, and there is none; or there is one, and they treat it as base pages"
+            }
             Self::OtherRegime => "run under the default policy only",
         }
     }
@@ -618,6 +678,7 @@ fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
         Base::File | Base::FileShared => maps || leaves || uses,
         Base::Slow | Base::SlowShared => maps || leaves || uses || reads,
         Base::Device => any(|kind| kind == Kind::MapDevice),
+        Base::Text => first.meets_leaf() && second.meets_leaf(),
     }
 }
 
@@ -627,7 +688,11 @@ pub fn places([first, second]: [Kind; 2]) -> impl Iterator<Item = (Pair, Result<
     let mirrored = |relation| {
         matches!(
             relation,
-            Relation::Above | Relation::AboveAcross | Relation::OverlappingAbove | Relation::Inside
+            Relation::Above
+                | Relation::AboveAcross
+                | Relation::OverlappingAbove
+                | Relation::Inside
+                | Relation::OfLeaf
         )
     };
     let heap = kinds.map(|kind| matches!(kind, Kind::BrkGrow | Kind::BrkShrink)) == [true; 2];
@@ -651,7 +716,18 @@ pub fn places([first, second]: [Kind; 2]) -> impl Iterator<Item = (Pair, Result<
             Ok(())
         };
         Base::ALL.iter().map(move |&base| {
-            let run = if concerns(kinds, base) { run } else { Err(Omitted::NoObject) };
+            let of_leaf = relation.is_of_leaf() || kinds.contains(&Kind::Collapse);
+            let run = match base {
+                Base::Text if kinds.into_iter().all(Kind::meets_leaf) => match relation {
+                    Relation::Same | Relation::SameAcross => run,
+                    _ if relation.is_of_leaf() => run,
+                    _ => Err(Omitted::Leaf),
+                },
+                Base::Text => Err(Omitted::Leaf),
+                _ if of_leaf => Err(Omitted::Leaf),
+                _ if concerns(kinds, base) => run,
+                _ => Err(Omitted::NoObject),
+            };
             (Pair { kinds, spans: relation.spans(), base }, run)
         })
     })

@@ -11,7 +11,7 @@ pub mod pairs;
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use faultless::audit::audit_with;
-use faultless::{Cpu, Error, FaultError, Locking, Setting, Space};
+use faultless::{Counter, Cpu, Error, FaultError, Locking, Setting, Space};
 use faultless_native::{Checked, Config, Native, NativeCpu, NativeMachine, Process, Signal};
 use pairs::Case;
 use pairs::file::Which;
@@ -22,6 +22,10 @@ use std::time::Duration;
 
 /// Rounds of a case before the next is drawn.
 const TRIES: usize = 32;
+/// The same, with a huge leaf.
+const TEXT_TRIES: usize = 4;
+/// One case in so many has one.
+const TEXT_SELDOM: u32 = 24;
 /// One in so many batches of rounds is followed by an audit.
 const AUDIT: u64 = 2;
 
@@ -104,6 +108,9 @@ pub struct Plan {
 pub struct Progress {
     pub rounds: AtomicU64,
     pub bad: AtomicU64,
+    /// Huge leaves that were mapped, and those that were split.
+    pub leaves: AtomicU64,
+    pub splits: AtomicU64,
     /// Nobody wants more.
     pub enough: AtomicBool,
     /// The number of the case, and the case.
@@ -133,13 +140,13 @@ impl Plan {
     /// As [`run`](Self::run), from case `number` on, until one fails: what it left is not to be gone on with.
     fn run_until_bad(&self, number: &mut u64, progress: &Progress) -> Option<String> {
         let config = Config {
-            memory_bytes: 16 << 20,
+            memory_bytes: 64 << 20,
             cpus: 3,
             checked: Checked::Record,
             jitter: self.jitter,
             ..Config::default()
         };
-        let native = Native::new(config).expect("a machine of 16 MiB");
+        let native = Native::new(config).expect("a machine of 64 MiB");
         native.vm().set(Setting::Locking(self.locking));
         native.vm().set(Setting::PrefaultMaxOrder(self.prefault));
         let process = || native.process().expect("memory for a process");
@@ -168,6 +175,9 @@ impl Plan {
         });
         ran.unwrap_or_else(|stop| panic!("{stop}"));
         *number = now.into_inner();
+        let totals = native.vm().totals();
+        progress.leaves.fetch_add(totals.get(Counter::ThpFileMapped), Ordering::Relaxed);
+        progress.splits.fetch_add(totals.get(Counter::ThpSplitPmd), Ordering::Relaxed);
         let bad = bad.into_inner().unwrap()?;
         // What is wrong may make their end go wrong, too.
         spaces.into_iter().for_each(core::mem::forget);
@@ -370,6 +380,10 @@ impl<'n> Lead<'_, 'n> {
             if done >= self.plan.rounds || self.progress.enough.load(Ordering::Relaxed) {
                 return Ok(());
             }
+            if case.is_text() {
+                // It needs frames that are neighbours.
+                self.drain(cpu);
+            }
             let orders = within(cpu, &self.spaces[0], |hand| case.orders(hand));
             let (batch, returned) = self.batch(cpu, case, &mut random);
             let audited = match batches % AUDIT {
@@ -408,8 +422,12 @@ impl<'n> Lead<'_, 'n> {
                 besides
             })
         };
-        let besides = self.spaces.iter().map(prepare).collect();
-        let delays = self.spaces.iter().map(|_| {
+        let spaces = match case.is_text() {
+            true => &self.spaces[..TEXT_TRIES],
+            false => self.spaces,
+        };
+        let besides = spaces.iter().map(prepare).collect();
+        let delays = spaces.iter().map(|_| {
             // An operation takes some hundred to some thousand turns.
             let most = 1 << random.u32(7..13);
             let mut delays = [0; 2];
@@ -424,13 +442,13 @@ impl<'n> Lead<'_, 'n> {
             device.tell(Task::Batch(batch.clone()));
         }
         follower.tell(Task::Batch(batch.clone()));
-        let mine = batch.side(cpu, self.spaces, 0);
+        let mine = batch.side(cpu, spaces, 0);
         let theirs = Self::done(follower, cpu);
         if slow {
             batch.over.store(true, Ordering::Release);
             Self::done(device, cpu);
         }
-        for (space, besides) in self.spaces.iter().zip(&batch.besides) {
+        for (space, besides) in spaces.iter().zip(&batch.besides) {
             within(cpu, space, |hand| batch.case.end(hand, besides));
         }
         let batch = Arc::into_inner(batch).expect("the others are done with it");
@@ -446,17 +464,22 @@ impl<'n> Lead<'_, 'n> {
         }
     }
 
+    /// All CPUs give their stocks of frames back.
+    fn drain(&self, cpu: &mut NativeCpu<'_, 'n>) {
+        for meet in self.meets {
+            meet.tell(Task::Drain);
+            Self::done(meet, cpu);
+        }
+        cpu.cpu().drain();
+    }
+
     /// Checks the books, after a batch that left these children and objects.
     fn audit(
         &self,
         cpu: &mut NativeCpu<'_, 'n>,
         besides: &[Besides<Process<'n>>],
     ) -> Result<(), String> {
-        for meet in self.meets {
-            meet.tell(Task::Drain);
-            Self::done(meet, cpu);
-        }
-        cpu.cpu().drain();
+        self.drain(cpu);
         let born = besides.iter().flat_map(|Besides { old, new: [first, second], .. }| {
             [old, first, second].map(|children| children.lock().unwrap())
         });
@@ -488,12 +511,16 @@ fn draw(random: &mut fastrand::Rng) -> Case {
             break ([first, second], more);
         }
     };
-    let spans = if random.bool() {
-        Relation::ALL[random.usize(..Relation::ALL.len())].spans()
-    } else {
-        [span(random), span(random)]
+    // A huge leaf takes as long as many others, too.
+    let text = random.u32(..TEXT_SELDOM) == 0;
+    let relation = Relation::ALL[random.usize(..Relation::ALL.len())];
+    let fits = !relation.is_of_leaf() || text && kinds.into_iter().all(Kind::meets_leaf);
+    let spans = if fits && random.bool() { relation.spans() } else { [span(random), span(random)] };
+    let base = match Base::ALL[random.usize(..Base::ALL.len())] {
+        _ if text => Base::Text,
+        Base::Text => Base::Whole,
+        base => base,
     };
-    let base = Base::ALL[random.usize(..Base::ALL.len())];
     let mut case = Pair { kinds, spans, base }.case();
     if random.u32(..3) == 0 {
         let side = random.usize(..2);
