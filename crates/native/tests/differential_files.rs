@@ -4,6 +4,8 @@
 //! `FAULTLESS_FILES_OPERATIONS` says how many operations there are in all, `FAULTLESS_FILES_SEED` where the seeds begin. A failure tells its
 //! seed, and the operations that led to it.
 //!
+//! Some rounds have a file longer than a folio, whose mappings are executable: huge leaves map it on our side, and are split.
+//!
 //! Two things are not compared, because Linux says of neither what it must be:
 //! - whether a page is resident that nobody has just loaded (how far Linux reads ahead, what it drops);
 //! - what a shared mapping shows behind the end of the file once a program has stored there (`mmap(2)`: it is not written to the
@@ -16,8 +18,8 @@ use core::fmt::Write;
 use core::ops::Range;
 use differential::host::Host;
 use differential::ours::Ours;
-use differential::{Generator, Known, Op, Outcome, PAGE, Place, Side, Signal, View};
-use faultless::{Counter, Locking, Object, Setting};
+use differential::{Generator, Known, Op, Outcome, PAGE, Place, Shape, Side, Signal, View};
+use faultless::{Counter, HugeText, Locking, Object, Setting};
 use faultless_native::{HostFile, Native, Stop};
 use std::sync::Arc;
 
@@ -25,6 +27,8 @@ use std::sync::Arc;
 const ROUND: u64 = 1000;
 /// Operations that take 5 to 50 seconds: as long as the host's disk takes for what is synced.
 const OPERATIONS: u64 = 100_000;
+/// One round in so many has a file with huge text, which costs as much as some others.
+const TEXT_SELDOM: u64 = 16;
 /// How many operations a failure shows.
 const SHOWN: usize = 40;
 
@@ -41,6 +45,10 @@ struct Seen {
     behind_end: u64,
     files: u64,
     dropped: u64,
+    /// Huge leaves that were made, those of collapses among them, and those that were split.
+    leaves: u64,
+    collapsed: u64,
+    splits: u64,
 }
 
 impl Seen {
@@ -112,10 +120,12 @@ fn round(native: &Native, seed: u64, operations: u64, clears: bool, seen: &mut S
     native.vm().set(Setting::Locking(locking));
     native.vm().set(Setting::FaultAroundPages(1 << (seed % 7)));
     native.vm().set(Setting::PrefaultMaxOrder((seed % 5) as u8));
+    native.vm().set(Setting::HugeText(HugeText::Always));
+    let shape = if seed.is_multiple_of(TEXT_SELDOM) { Shape::TEXT } else { Shape::DATA };
     let process = native.process().unwrap();
     let run = process.run(|cpu| {
-        let (mut host, mut ours) = sides(cpu);
-        let mut generator = Generator::new(seed, clears);
+        let (mut host, mut ours) = sides(cpu, shape);
+        let mut generator = Generator::new(seed, shape, clears);
         let mut known = Known::default();
         let mut story = Story { seed, done: Vec::new() };
         for _ in 0..operations {
@@ -138,17 +148,21 @@ fn round(native: &Native, seed: u64, operations: u64, clears: bool, seen: &mut S
     native.audit(&[]).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
 }
 
-fn sides<'c, 'a, 'n>(cpu: &'c mut faultless_native::NativeCpu<'a, 'n>) -> (Host, Ours<'c, 'a, 'n>) {
-    let host = Host::new(tempfile::tempfile().unwrap());
+fn sides<'c, 'a, 'n>(
+    cpu: &'c mut faultless_native::NativeCpu<'a, 'n>,
+    shape: Shape,
+) -> (Host, Ours<'c, 'a, 'n>) {
+    let host = Host::new(tempfile::tempfile().unwrap(), shape);
     let file = tempfile::tempfile().unwrap();
     let store = Arc::new(HostFile::new(file.try_clone().unwrap()).unwrap());
     let object = Object::of_store(cpu.cpu(), store, 1).unwrap();
-    (host, Ours::new(cpu, object, file))
+    (host, Ours::new(cpu, object, file, shape))
 }
 
 /// Whether the host makes zeros of what a program stored behind the end of a file when the file grows.
 fn host_clears() -> bool {
-    let (mut host, mut known) = (Host::new(tempfile::tempfile().unwrap()), Known::default());
+    let mut host = Host::new(tempfile::tempfile().unwrap(), Shape::DATA);
+    let mut known = Known::default();
     let view = View { first: 0, pages: 1, shared: true, writable: true };
     let place = Place { who: 0, slot: 0, at: 64, outside: false };
     let grow = [Op::SetLen(PAGE), Op::Write { offset: PAGE, len: 1, seed: 1 }];
@@ -179,6 +193,9 @@ fn files_are_as_on_linux() {
         }
     }
     let totals = native.vm().totals();
+    seen.leaves = totals.get(Counter::ThpFileMapped);
+    seen.collapsed = totals.get(Counter::ThpCollapsed);
+    seen.splits = totals.get(Counter::ThpSplitPmd);
     println!("{operations} operations: {seen:?}; the host clears behind the end: {clears}");
     if operations < OPERATIONS {
         return;
@@ -193,7 +210,10 @@ fn files_are_as_on_linux() {
     ];
     let missing: Vec<_> = must.iter().filter(|counter| totals.get(**counter) == 0).collect();
     assert!(missing.is_empty(), "never seen: {missing:?}");
-    let Seen { bus, segv, behind_end, files, dropped } = seen;
-    assert!([bus, segv, behind_end, files, dropped].iter().all(|count| *count > 50));
+    let Seen { bus, segv, behind_end, files, dropped, leaves, splits, collapsed } = seen;
+    assert!(collapsed > 0, "{seen:?}");
+    assert!(
+        [bus, segv, behind_end, files, dropped, leaves, splits].iter().all(|count| *count > 50)
+    );
     assert_eq!(totals.get(Counter::WriteBackLost), 0);
 }

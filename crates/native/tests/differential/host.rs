@@ -4,9 +4,7 @@
 //! those of children, and those from outside, go through `process_vm_readv` and `process_vm_writev`: they fault as the process would, obey the
 //! protection of the mapping, and tell of a signal by `EFAULT`. Children sleep.
 
-use super::{
-    Known, Op, Outcome, PAGE, Place, SLOT_BYTES, SLOTS, Side, Signal, View, bytes_to_write,
-};
+use super::{Known, Op, Outcome, PAGE, Place, Shape, Side, Signal, View, bytes_to_write};
 use std::fs::File;
 use std::io::Error;
 use std::ops::Range;
@@ -15,14 +13,14 @@ use std::os::unix::fs::FileExt;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const WINDOW: usize = SLOTS * SLOT_BYTES as usize;
 const NOTHING: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
 
-/// The host's side. *Invariant (window):* the `WINDOW` bytes from `window` on are this value's, mapped to the file or to nothing that can be
+/// The host's side. *Invariant (window):* the bytes of the shape's window from `window` on are this value's, mapped to the file or to nothing that can be
 /// accessed, until it is dropped.
 pub struct Host {
     file: File,
     window: *mut u8,
+    shape: Shape,
     children: Vec<Child>,
 }
 
@@ -60,21 +58,21 @@ impl Drop for Child {
 impl Drop for Host {
     fn drop(&mut self) {
         // SAFETY: the window is this value's, and nothing points into it.
-        unsafe { libc::munmap(self.window.cast(), WINDOW) };
+        unsafe { libc::munmap(self.window.cast(), self.shape.window_bytes() as usize) };
     }
 }
 
 impl Host {
-    pub fn new(file: File) -> Self {
+    pub fn new(file: File, shape: Shape) -> Self {
+        let len = shape.window_bytes() as usize;
         // SAFETY: a new mapping, where nothing is.
-        let window =
-            unsafe { libc::mmap(ptr::null_mut(), WINDOW, libc::PROT_NONE, NOTHING, -1, 0) };
+        let window = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_NONE, NOTHING, -1, 0) };
         assert_ne!(window, libc::MAP_FAILED, "mmap: {}", Error::last_os_error());
-        Self { file, window: window.cast(), children: Vec::new() }
+        Self { file, window: window.cast(), shape, children: Vec::new() }
     }
 
     fn slot(&self, slot: usize) -> *mut libc::c_void {
-        self.window.wrapping_add(slot * SLOT_BYTES as usize).cast()
+        self.window.wrapping_add(slot * self.shape.slot_bytes() as usize).cast()
     }
 
     fn part(&self, slot: usize, pages: &Range<u64>) -> (*mut libc::c_void, usize) {
@@ -84,7 +82,7 @@ impl Host {
 
     /// Maps nothing to a whole slot. The addresses stay the window's: another thread of this process may be mapping something.
     fn clear(&self, slot: usize) {
-        let (at, len) = (self.slot(slot), SLOT_BYTES as usize);
+        let (at, len) = (self.slot(slot), self.shape.slot_bytes() as usize);
         // SAFETY: part of the window.
         let mapped =
             unsafe { libc::mmap(at, len, libc::PROT_NONE, NOTHING | libc::MAP_FIXED, -1, 0) };
@@ -120,7 +118,7 @@ impl Host {
     }
 
     fn word(&self, place: Place) -> *mut u8 {
-        self.window.wrapping_add(place.offset_in_window() as usize)
+        self.window.wrapping_add(place.offset_in_window(self.shape) as usize)
     }
 
     fn load(&self, known: &Known, place: Place) -> Result<u64, Signal> {
@@ -230,6 +228,12 @@ impl Side for Host {
                 let (at, len) = self.part(slot, pages);
                 // SAFETY: part of the window.
                 check("madvise", unsafe { libc::madvise(at, len, libc::MADV_DONTNEED) });
+            }
+            Op::Collapse { slot } => {
+                let view = known.parent[slot].expect("it is mapped");
+                let (at, len) = self.part(slot, &(0..view.pages));
+                // SAFETY: part of the window. Whether it is done is up to the file system.
+                unsafe { libc::madvise(at, len, libc::MADV_COLLAPSE) };
             }
             Op::Forget(ref pages) => {
                 let (at, len) = (pages.start * PAGE, (pages.end - pages.start) * PAGE);

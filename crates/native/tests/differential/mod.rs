@@ -7,13 +7,35 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 pub const PAGE: u64 = faultless::PAGE_SIZE;
-/// The longest that the file gets, in pages: some runs of the backing store, and not a multiple of one.
-pub const FILE_PAGES: u64 = 83;
-/// Places for mappings. Each has room for the longest one, and they do not begin at the same place in a table.
+/// Places for mappings.
 pub const SLOTS: usize = 6;
-const VIEW_PAGES: u64 = 48;
-pub const SLOT_BYTES: u64 = (VIEW_PAGES + 5) * PAGE;
 const CHILDREN: usize = 2;
+/// Pages of a huge leaf.
+const LEAF: u64 = 512;
+
+/// How large the file and its mappings get, in pages. Each slot has room for the longest mapping.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub file: u64,
+    view: u64,
+    slot: u64,
+    /// Whether it is text: long enough for a huge leaf, at an address that agrees, and executable.
+    pub is_text: bool,
+}
+
+impl Shape {
+    /// Some runs of the backing store, and not a multiple of one. The slots do not begin at the same place in a table.
+    pub const DATA: Self = Self { file: 83, view: 48, slot: 53, is_text: false };
+    pub const TEXT: Self = Self { file: LEAF + 40, view: LEAF + 40, slot: 2 * LEAF, is_text: true };
+
+    pub const fn slot_bytes(self) -> u64 {
+        self.slot * PAGE
+    }
+
+    pub const fn window_bytes(self) -> u64 {
+        SLOTS as u64 * self.slot_bytes()
+    }
+}
 
 /// A mapping of the file.
 #[derive(Clone, Copy, Debug)]
@@ -37,8 +59,8 @@ pub struct Place {
 }
 
 impl Place {
-    pub const fn offset_in_window(self) -> u64 {
-        self.slot as u64 * SLOT_BYTES + self.at
+    pub const fn offset_in_window(self, shape: Shape) -> u64 {
+        self.slot as u64 * shape.slot_bytes() + self.at
     }
 }
 
@@ -85,6 +107,10 @@ pub enum Op {
     Discard {
         slot: usize,
         pages: Range<u64>,
+    },
+    /// `MADV_COLLAPSE` of all of a mapping, which may be refused.
+    Collapse {
+        slot: usize,
     },
     /// `POSIX_FADV_DONTNEED`.
     Forget(Range<u64>),
@@ -181,6 +207,7 @@ impl Known {
 /// Makes operations up.
 pub struct Generator {
     random: fastrand::Rng,
+    shape: Shape,
     /// What must come next.
     next: VecDeque<Op>,
     /// Whether the host clears what programs stored behind the end of the file when the file grows. Linux does since
@@ -189,8 +216,8 @@ pub struct Generator {
 }
 
 impl Generator {
-    pub fn new(seed: u64, clears: bool) -> Self {
-        Self { random: fastrand::Rng::with_seed(seed), next: VecDeque::new(), clears }
+    pub fn new(seed: u64, shape: Shape, clears: bool) -> Self {
+        Self { random: fastrand::Rng::with_seed(seed), shape, next: VecDeque::new(), clears }
     }
 
     pub fn next(&mut self, known: &Known) -> Op {
@@ -203,6 +230,10 @@ impl Generator {
 
     /// `None`: there is nothing that it could be about.
     fn try_next(&mut self, known: &Known) -> Option<Op> {
+        if self.shape.is_text && self.random.u32(0..12) == 0 {
+            return self.of_leaf(known);
+        }
+        let file = self.shape.file;
         Some(match self.random.u32(0..1000) {
             0..250 => Op::Load(self.place(known)?),
             250..480 => return self.store(known),
@@ -213,11 +244,11 @@ impl Generator {
             }
             580..660 => {
                 let offset = self.offset(known);
-                let len = self.random.u64(1..3 * PAGE).min(FILE_PAGES * PAGE - offset);
+                let len = self.random.u64(1..3 * PAGE).min(file * PAGE - offset);
                 Op::Write { offset, len, seed: self.random.u64(..) }
             }
             660..700 => Op::SetLen(self.length(known)),
-            700..720 => Op::Punch(self.range(FILE_PAGES)),
+            700..720 => Op::Punch(self.range(file)),
             720..745 => {
                 let (slot, pages) = self.part(known)?;
                 Op::Msync { slot, pages }
@@ -227,13 +258,13 @@ impl Generator {
                 let (slot, pages) = self.part(known)?;
                 Op::Discard { slot, pages }
             }
-            810..860 => Op::Forget(self.range(FILE_PAGES)),
+            810..860 => Op::Forget(self.range(file)),
             860..910 => {
                 let slot = self.random.usize(0..SLOTS);
-                let first = self.random.u64(0..FILE_PAGES);
+                let first = self.random.u64(0..file);
                 let view = View {
                     first,
-                    pages: self.random.u64(1..=VIEW_PAGES),
+                    pages: self.random.u64(1..=self.shape.view),
                     shared: self.random.bool(),
                     writable: self.random.u32(0..8) != 0,
                 };
@@ -258,6 +289,58 @@ impl Generator {
             }
             _ => return None,
         })
+    }
+
+    /// What makes huge leaves, and what concerns all of one.
+    fn of_leaf(&mut self, known: &Known) -> Option<Op> {
+        let most = self.shape.file * PAGE;
+        Some(match self.random.u32(0..16) {
+            0..3 => {
+                // Pages that nobody else uses, and that are written back, can become a folio.
+                let mapped = (0..SLOTS).filter(|slot| known.parent[*slot].is_some());
+                self.next.extend(mapped.map(|slot| Op::Unmap { slot }));
+                self.next.extend(known.children.iter().map(|_| Op::Exit { child: 0 }));
+                if known.len < LEAF * PAGE {
+                    self.next.push_back(Op::SetLen(most));
+                }
+                self.next.push_back(Op::Fsync);
+                let (slot, map) = self.map_leaf();
+                // Base pages, unless the first load makes a leaf.
+                let [first, second] = [(); 2].map(|()| self.load_of_leaf(slot));
+                self.next.extend([map, first, Op::Collapse { slot }, second]);
+                return None;
+            }
+            3..9 => {
+                let (slot, map) = self.map_leaf();
+                let load = self.load_of_leaf(slot);
+                self.next.push_back(load);
+                map
+            }
+            9 => Op::Collapse { slot: self.slot(&known.parent)? },
+            10..12 => {
+                let slot = self.slot(&known.parent)?;
+                Op::Discard { slot, pages: 0..known.parent[slot]?.pages }
+            }
+            12 => {
+                // All pages are others afterwards.
+                self.next.push_back(Op::SetLen(most));
+                Op::SetLen(0)
+            }
+            _ => Op::SetLen(self.random.u64(LEAF * PAGE..=most)),
+        })
+    }
+
+    /// A mapping that a huge leaf fits into.
+    fn map_leaf(&mut self) -> (usize, Op) {
+        let slot = self.random.usize(0..SLOTS);
+        let pages = self.random.u64(LEAF..=self.shape.view);
+        let (shared, writable) = (self.random.bool(), self.random.bool());
+        (slot, Op::Map { slot, view: View { first: 0, pages, shared, writable } })
+    }
+
+    fn load_of_leaf(&mut self, slot: usize) -> Op {
+        let at = self.random.u64(0..LEAF) * PAGE + self.random.u64(0..LEAF) * 8;
+        Op::Load(Place { who: 0, slot, at, outside: false })
     }
 
     fn slot(&mut self, views: &Views) -> Option<usize> {
@@ -310,18 +393,19 @@ impl Generator {
 
     /// Where a call begins.
     fn offset(&mut self, known: &Known) -> u64 {
+        let file = self.shape.file;
         match self.random.u32(0..4) {
-            0 => self.random.u64(0..FILE_PAGES) * PAGE,
-            1 => known.len.saturating_sub(self.random.u64(0..2 * PAGE)).min(FILE_PAGES * PAGE - 1),
-            _ => self.random.u64(0..FILE_PAGES * PAGE),
+            0 => self.random.u64(0..file) * PAGE,
+            1 => known.len.saturating_sub(self.random.u64(0..2 * PAGE)).min(file * PAGE - 1),
+            _ => self.random.u64(0..file * PAGE),
         }
     }
 
     fn length(&mut self, known: &Known) -> u64 {
-        let most = FILE_PAGES * PAGE;
+        let most = self.shape.file * PAGE;
         match self.random.u32(0..8) {
             0 => 0,
-            1 | 2 => self.random.u64(0..=FILE_PAGES) * PAGE,
+            1 | 2 => self.random.u64(0..=self.shape.file) * PAGE,
             3 => (known.len + self.random.u64(0..PAGE)).min(most),
             4 => known.len.saturating_sub(self.random.u64(0..PAGE)),
             _ => self.random.u64(most / 2..=most),

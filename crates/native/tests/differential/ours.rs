@@ -1,16 +1,16 @@
 //! The subsystem: the operations as a kernel makes them of the calls of spaces and objects.
 
 use super::host::bytes_of;
-use super::{Known, Op, Outcome, PAGE, Place, SLOT_BYTES, Side, Signal, View, bytes_to_write};
+use super::{Known, Op, Outcome, PAGE, Place, Shape, Side, Signal, View, bytes_to_write};
 use faultless::{
-    Advice, Backing, Copies, FaultError, MapFlags, Object, Prot, RemapFlags, Shared, Space,
+    Advice, Backing, Copies, Errno, FaultError, MapFlags, Object, Prot, RemapFlags, Shared, Space,
 };
 use faultless_native::{NativeCpu, NativeMachine, Process, Signal as NativeSignal, Stop};
 use std::fs::File;
 use std::ops::Range;
 
-/// Not at the start of a table, and over the end of one.
-const WINDOW: u64 = 0x4000_0000 - 130 * PAGE;
+/// The start of a table.
+const TABLE: u64 = 0x4000_0000;
 
 /// The subsystem's side.
 pub struct Ours<'c, 'a, 'n> {
@@ -18,14 +18,35 @@ pub struct Ours<'c, 'a, 'n> {
     object: Shared<Object>,
     /// What is behind the object.
     file: File,
+    shape: Shape,
     children: Vec<Process<'n>>,
     /// Pages that `Op::Forget` dropped.
     pub dropped: u64,
 }
 
 impl<'c, 'a, 'n> Ours<'c, 'a, 'n> {
-    pub fn new(cpu: &'c mut NativeCpu<'a, 'n>, object: Shared<Object>, file: File) -> Self {
-        Self { cpu, object, file, children: Vec::new(), dropped: 0 }
+    pub fn new(
+        cpu: &'c mut NativeCpu<'a, 'n>,
+        object: Shared<Object>,
+        file: File,
+        shape: Shape,
+    ) -> Self {
+        Self { cpu, object, file, shape, children: Vec::new(), dropped: 0 }
+    }
+
+    fn slot_at(&self, slot: usize) -> u64 {
+        // Text lies where huge leaves can be; other mappings do not begin at the start of a table, and lie over the end of one.
+        let window = if self.shape.is_text { TABLE } else { TABLE - 130 * PAGE };
+        window + slot as u64 * self.shape.slot_bytes()
+    }
+
+    fn addr_of(&self, place: Place) -> u64 {
+        self.slot_at(0) + place.offset_in_window(self.shape)
+    }
+
+    fn protection(&self, writable: bool) -> Prot {
+        let text = if self.shape.is_text { Prot::EXEC } else { Prot::empty() };
+        text | if writable { Prot::RW } else { Prot::READ }
     }
 
     /// Ends all that there is of it but the process.
@@ -67,7 +88,7 @@ impl<'c, 'a, 'n> Ours<'c, 'a, 'n> {
         if place.outside {
             let mut bytes = [0; 8];
             let loaded =
-                self.space(place.who).read_bytes(self.cpu.cpu(), addr_of(place), &mut bytes);
+                self.space(place.who).read_bytes(self.cpu.cpu(), self.addr_of(place), &mut bytes);
             return loaded
                 .map(|()| u64::from_ne_bytes(bytes))
                 .map_err(|error| refused(error.error));
@@ -78,7 +99,7 @@ impl<'c, 'a, 'n> Ours<'c, 'a, 'n> {
     fn store(&mut self, place: Place, value: u64) -> Result<(), Signal> {
         if place.outside {
             let (space, bytes) = (self.space(place.who), value.to_ne_bytes());
-            let stored = space.write_bytes(self.cpu.cpu(), addr_of(place), &bytes);
+            let stored = space.write_bytes(self.cpu.cpu(), self.addr_of(place), &bytes);
             return stored.map_err(|error| refused(error.error));
         }
         self.access(place, |cpu, addr| cpu.store(addr, value))
@@ -90,7 +111,7 @@ impl<'c, 'a, 'n> Ours<'c, 'a, 'n> {
         place: Place,
         access: impl FnOnce(&NativeCpu<'_, '_>, u64) -> Result<R, NativeSignal>,
     ) -> Result<R, Signal> {
-        let addr = addr_of(place);
+        let addr = self.addr_of(place);
         let done = match place.who.checked_sub(1) {
             None => access(self.cpu, addr).map_err(Stop::from),
             Some(child) => {
@@ -146,7 +167,8 @@ impl<'c, 'a, 'n> Ours<'c, 'a, 'n> {
         let flags = if view.shared { MapFlags::SHARED } else { MapFlags::PRIVATE };
         self.clear(slot);
         let backing = Backing { object: &self.object, first: view.first, may_write: true };
-        let (at, len, prot) = (slot_at(slot), view.pages * PAGE, protection(view.writable));
+        let (at, len, prot) =
+            (self.slot_at(slot), view.pages * PAGE, self.protection(view.writable));
         let space = self.cpu.running().space();
         let flags = flags | MapFlags::FIXED;
         let mapped = space.mmap_object(self.cpu.cpu(), at, len, prot, flags, backing);
@@ -154,7 +176,7 @@ impl<'c, 'a, 'n> Ours<'c, 'a, 'n> {
     }
 
     fn clear(&self, slot: usize) {
-        self.cpu.munmap(slot_at(slot), SLOT_BYTES).expect("munmap");
+        self.cpu.munmap(self.slot_at(slot), self.shape.slot_bytes()).expect("munmap");
     }
 }
 
@@ -165,21 +187,21 @@ impl Side for Ours<'_, '_, '_> {
             Op::Map { slot, view } => self.map(slot, view),
             Op::Unmap { slot } => self.clear(slot),
             Op::Protect { slot, writable } => {
-                let (at, len) = (slot_at(slot), view(slot).pages * PAGE);
-                self.cpu.mprotect(at, len, protection(writable)).expect("mprotect");
+                let (at, len) = (self.slot_at(slot), view(slot).pages * PAGE);
+                self.cpu.mprotect(at, len, self.protection(writable)).expect("mprotect");
             }
             Op::Move { from, to } => {
                 self.clear(to);
-                let (at, len) = (slot_at(from), view(from).pages * PAGE);
+                let (at, len) = (self.slot_at(from), view(from).pages * PAGE);
                 let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
-                let moved = self.cpu.mremap(at, len, len, flags, slot_at(to));
-                assert_eq!(moved, Ok(slot_at(to)));
+                let moved = self.cpu.mremap(at, len, len, flags, self.slot_at(to));
+                assert_eq!(moved, Ok(self.slot_at(to)));
             }
             Op::Load(place) => return Outcome::Loaded(self.load(place)),
             Op::Store(place, value) => return Outcome::Stored(self.store(place, value)),
             Op::Resident(place) => {
                 let loaded = self.load(place);
-                let page = addr_of(place) & !(PAGE - 1);
+                let page = self.addr_of(place) & !(PAGE - 1);
                 let mut there = None;
                 self.cpu.mincore(page, PAGE, |resident| there = Some(resident)).expect("mincore");
                 return Outcome::Resident(loaded, there.expect("mincore tells of each page"));
@@ -201,8 +223,14 @@ impl Side for Ours<'_, '_, '_> {
             Op::Fsync => self.sync(0..u64::MAX),
             Op::Discard { slot, ref pages } => {
                 let len = (pages.end - pages.start) * PAGE;
-                let at = slot_at(slot) + pages.start * PAGE;
+                let at = self.slot_at(slot) + pages.start * PAGE;
                 self.cpu.madvise(at, len, Advice::DontNeed).expect("madvise");
+            }
+            Op::Collapse { slot } => {
+                let (at, len) = (self.slot_at(slot), view(slot).pages * PAGE);
+                let refused = self.cpu.madvise(at, len, Advice::Collapse).err();
+                let expected = [Errno::EAGAIN, Errno::EINVAL, Errno::ENOMEM];
+                assert!(refused.is_none_or(|error| expected.contains(&error.errno)), "{refused:?}");
             }
             Op::Forget(ref pages) => {
                 self.dropped += self.object.drop_clean(self.cpu.cpu(), pages.clone());
@@ -229,10 +257,6 @@ fn by_page(start: u64, end: u64) -> impl Iterator<Item = (u64, Range<usize>)> {
     })
 }
 
-fn addr_of(place: Place) -> u64 {
-    WINDOW + place.offset_in_window()
-}
-
 /// What a program is told of an access that cannot be served.
 fn refused(error: FaultError) -> Signal {
     match error {
@@ -240,12 +264,4 @@ fn refused(error: FaultError) -> Signal {
         FaultError::Segv { mapped: true } => Signal::Segv,
         _ => panic!("{error}"),
     }
-}
-
-fn slot_at(slot: usize) -> u64 {
-    WINDOW + slot as u64 * SLOT_BYTES
-}
-
-fn protection(writable: bool) -> Prot {
-    if writable { Prot::RW } else { Prot::READ }
 }
