@@ -554,6 +554,34 @@ fn a_collapse_that_cannot_be_says_why_and_loses_nothing() {
     setup.finish();
 }
 
+/// Whatever the knob says, and whether or not a folio could be made before: a collapse that has no error leaves a leaf.
+#[test]
+fn a_collapse_of_pages_that_nobody_has_mapped_makes_a_leaf() {
+    each_policy(|vm| {
+        let setup = Setup::mapped(vm, RX, PRIVATE);
+        let collapse = |at: u64| {
+            setup.space.madvise(&setup.cpu, AT + at * P, F * P, Advice::Collapse).unwrap();
+        };
+        vm.set(Setting::HugeText(HugeText::Never));
+        collapse(0);
+        assert_eq!(setup.huge(), F, "the knob is off");
+        // A page in use prevents the second folio; then it is used no more.
+        assert_eq!(setup.load(F + 1), Ok(F + 2));
+        vm.set(Setting::HugeText(HugeText::Always));
+        let other = Space::new(&setup.cpu).unwrap();
+        map_object(&setup.cpu, &other, (0, PAGES), RX, SHARED, (&setup.file, 0));
+        assert_eq!(load(&setup.cpu, &other, AT + (F + 1) * P), Ok(F + 2));
+        other.exit(&setup.cpu);
+        setup.space.madvise(&setup.cpu, AT + F * P, F * P, Advice::DontNeed).unwrap();
+        setup.space.munmap(&setup.cpu, AT, PAGES * P).unwrap();
+        setup.map(0, RX, PRIVATE);
+        collapse(F);
+        assert_eq!(setup.huge(), F, "no folio could be made before");
+        setup.shows_all();
+        setup.finish();
+    });
+}
+
 /// A read that fails in the middle, or is short, leaves base pages; one that ends later is waited for.
 #[test]
 fn reads_that_go_wrong_leave_base_pages() {
