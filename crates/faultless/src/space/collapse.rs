@@ -140,9 +140,16 @@ impl<M: Machine> Space<M> {
         });
         let (object, first, locked) = found.ok_or(Errno::ENOMEM)?.ok_or(Errno::EINVAL)?;
         let all = VirtRange::new(start, start + TABLE_ALIGN);
-        let fetched = object.fetch_missing(cpu, first);
-        let done = match fetched {
-            Ok(Fetched::There) => self.write(cpu, [all, NOWHERE], TABLE_ALIGN).collapse(all),
+        let replace = || self.write(cpu, [all, NOWHERE], TABLE_ALIGN).collapse(all);
+        let done = match object.fetch_missing(cpu, first) {
+            Ok(Fetched::There) => match replace() {
+                // A fault makes the leaf, or a table to be replaced: it asks the knob, and may not try to make a folio.
+                Ok(false) => match self.fault_mapped(cpu, start, Access::Read) {
+                    Ok(_) => replace(),
+                    Err(_) => Err(Errno::EAGAIN),
+                },
+                done => done,
+            },
             Ok(Fetched::Pending(pending)) => {
                 cpu.set_pending(pending);
                 Err(Errno::EAGAIN)
@@ -150,15 +157,13 @@ impl<M: Machine> Space<M> {
             Err(errno) => Err(errno),
         };
         Object::release(object, cpu);
+        // False: what the fault mapped is gone again.
+        let done = done.and_then(|is_there| is_there.then_some(()).ok_or(Errno::EAGAIN));
         if done.is_err() && locked {
             // They may have been unmapped, and locked pages stay mapped.
             let _populated = self.populate(cpu, all);
         }
-        if done? {
-            return Ok(());
-        }
-        // Nothing was mapped there.
-        self.fault_mapped(cpu, start, Access::Read).map(drop).map_err(|_| Errno::EAGAIN)
+        done
     }
 }
 
