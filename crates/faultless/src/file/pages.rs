@@ -10,7 +10,7 @@ use crate::fault::ticket::{Abort, Ticket};
 use crate::frame::{FrameMeta, Use};
 use crate::heap::Shared;
 use crate::machine::Machine;
-use crate::sync::atomic::AtomicU64;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
 use crate::table::node::{self, ENTRIES, LAST};
@@ -27,6 +27,8 @@ impl Object {
     /// written back is lost, and the pages are read again; for a hole there is [`punch`](Shared::punch).
     pub fn free_pages<M: Machine>(&self, cpu: &Cpu<'_, M>, range: Range<u64>) {
         self.check_vm(cpu);
+        // Pages that take their place may become folios.
+        self.unfit.store(0, Ordering::Relaxed);
         // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
         unsafe { Self::free_below(cpu, self.root, range) };
     }

@@ -195,7 +195,9 @@ impl<M: Machine> Writing<'_, '_, M> {
                 })?;
                 // From here on no fault makes a copy.
                 let files = slots.iter().all(|slot| self.is_files(slot));
-                let replaced = if files || lost(Mutant::CollapseLooksAgain) {
+                let can =
+                    (files || lost(Mutant::CollapseLooksAgain)) && self.may_move(slots, names);
+                let replaced = if can {
                     self.replace_table(all, leaf, &object, names, first)
                 } else {
                     Err(Errno::EAGAIN)
@@ -206,6 +208,17 @@ impl<M: Machine> Writing<'_, '_, M> {
         };
         Object::release(object, cpu);
         done
+    }
+
+    /// Whether nobody but this space uses the file's pages with the entries `names`, which it maps by `slots`; or they need not move. At a glance: so
+    /// that pages do not leave the space in vain.
+    fn may_move(&self, slots: &[AtomicU64], names: &[AtomicU64; ENTRIES]) -> bool {
+        let own = |(name, slot): (&AtomicU64, &AtomicU64)| {
+            let (page, mapping) = (node::load(name), node::load(slot));
+            let refs = 1 + u32::from(mapping.is_mapped());
+            page.is_present() && self.cpu.vm().frames.meta(page.frame()).refs() <= refs
+        };
+        Object::folio(names).is_some() || names.iter().zip(slots).all(own)
     }
 
     /// Whether the page of `slot` is the file's, and not a copy of it, or none.

@@ -536,6 +536,7 @@ fn a_collapse_that_cannot_be_says_why_and_loses_nothing() {
     assert_eq!(load(&setup.cpu, &other, AT + (F + 1) * P), Ok(F + 2));
     assert_eq!(setup.load(F), Ok(F + 1));
     assert_eq!(collapse(F, F), Err(Errno::EAGAIN));
+    assert!(setup.space.page_at(&setup.cpu, AT + F * P).is_some(), "unmapped in vain");
     setup.check_with(&other);
     other.exit(&setup.cpu);
     assert_eq!(collapse(F, F), Ok(()));
@@ -551,6 +552,30 @@ fn a_collapse_that_cannot_be_says_why_and_loses_nothing() {
     setup.space.madvise(&setup.cpu, AT, F * P, Advice::HugePage).unwrap();
     setup.space.madvise(&setup.cpu, AT, F * P, Advice::DontNeed).unwrap();
     assert_eq!(collapse(0, F), Ok(()));
+    setup.finish();
+}
+
+/// Where a page in use prevented a folio, other pages that take the place of the first may be one at once.
+#[test]
+fn new_pages_are_a_folio_though_the_old_ones_could_not() {
+    let vm = guest::vm(2, FRAMES);
+    vm.set(Setting::HugeText(HugeText::Never));
+    let setup = Setup::mapped(&vm, RX, PRIVATE);
+    assert_eq!(setup.load(1), Ok(2));
+    vm.set(Setting::HugeText(HugeText::Always));
+    let other = Space::new(&setup.cpu).unwrap();
+    map_object(&setup.cpu, &other, (0, PAGES), RX, SHARED, (&setup.file, 0));
+    for _ in 0..2 {
+        assert_eq!(other.fault(&setup.cpu, AT, Access::Execute), Ok(FaultKind::Shared));
+        other.madvise(&setup.cpu, AT, F * P, Advice::DontNeed).unwrap();
+    }
+    setup.file.punch(&setup.cpu, 0..F).unwrap();
+    setup.space.revoke(&setup.cpu, &setup.file, 0..F, Copies::Keep);
+    other.munmap(&setup.cpu, AT, PAGES * P).unwrap();
+    map_object(&setup.cpu, &other, (0, PAGES), RX, SHARED, (&setup.file, 0));
+    assert_eq!(other.fault(&setup.cpu, AT, Access::Execute), Ok(FaultKind::Huge));
+    setup.check_with(&other);
+    other.exit(&setup.cpu);
     setup.finish();
 }
 
