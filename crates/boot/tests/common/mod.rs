@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 /// As long as the slowest test may take where other tests share the CPUs.
-const PATIENCE: Duration = Duration::from_secs(240);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// One CPU that counts instructions.
 pub fn deterministic() -> Machine {
