@@ -155,6 +155,7 @@ fn write_json(json: &mut Json, args: &BootArgs, run: &Run) -> Result<(), CliErro
         params: Map::from_iter([
             ("args".to_owned(), args.args().iter().map(|arg| arg.to_string_lossy()).collect()),
             ("memory".to_owned(), args.memory.into()),
+            ("disk".to_owned(), args.disk.into()),
             ("clock".to_owned(), if deterministic { "deterministic" } else { "real" }.into()),
         ]),
         knobs: Settings::new(&args.set.set).knobs(),

@@ -2,6 +2,7 @@
 
 use crate::error::CliError;
 use crate::report::table;
+use crate::settings::Settings;
 use faultless::{Counter, KNOBS};
 use faultless_native::TLB_COUNTERS;
 use faultless_native::tlb::PROCESSOR;
@@ -28,9 +29,14 @@ pub fn workloads() -> Result<(), CliError> {
 pub fn knobs() -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     let mut table = table::plain();
-    table.set_header(["knob", "values", "meaning"]);
+    table.set_header(["knob", "values", "default", "meaning"]);
+    let defaults = Settings::new(&[]).knobs();
     for (name, values, meaning) in KNOBS {
-        table.add_row([name, values, meaning]);
+        let default = defaults.get(*name).map_or_else(String::new, |value| match value.as_str() {
+            Some(text) => text.to_owned(),
+            None => value.to_string(),
+        });
+        table.add_row([name, values, default.as_str(), meaning]);
     }
     writeln!(out, "{}", table.trim_fmt())?;
     writeln!(out, "\nSet with --set KNOB=VALUE, on every command that runs something.")?;

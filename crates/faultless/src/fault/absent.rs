@@ -7,7 +7,7 @@
 //! Whether a page cannot be read is decided under a lock, like all that a program is told.
 
 use super::prefault::ThreadPredictor;
-use super::{Access, Attempt};
+use super::{Access, Attempt, FaultKind};
 use crate::fault::ticket::Ticket;
 use crate::file::{Fetched, Lack, Object};
 use crate::machine::Machine;
@@ -25,6 +25,14 @@ pub(super) enum ReadIn {
     /// The store failed.
     Failed,
     NoMemory,
+}
+
+/// The answer of a fault whose page is being read. As on Linux the fault is counted when it comes again.
+#[cold]
+#[inline(never)]
+pub(super) fn pending<M: Machine>(cpu: &Cpu<'_, M>) -> FaultKind {
+    cpu.state().counts.take(Counter::Faults, 1);
+    FaultKind::Pending
 }
 
 impl<M: Machine> Space<M> {

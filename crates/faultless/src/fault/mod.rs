@@ -334,12 +334,12 @@ impl<M: Machine> Space<M> {
                 // No section is open here: a read may take long.
                 Abort::Absent => match self.read_in(cpu, page, ahead, false) {
                     ReadIn::LookAgain => {}
-                    ReadIn::Pending => return Some(FaultKind::Pending),
+                    ReadIn::Pending => return Some(absent::pending(cpu)),
                     ReadIn::Failed | ReadIn::NoMemory => break,
                 },
                 Abort::NoFolio => {
                     if let ReadIn::Pending = self.read_folio(cpu, page, 0) {
-                        return Some(FaultKind::Pending);
+                        return Some(absent::pending(cpu));
                     }
                 }
                 _ => break,
@@ -497,13 +497,13 @@ impl<M: Machine> Space<M> {
                 }
                 Err(Refusal::NoFolio) => {
                     if let ReadIn::Pending = self.read_folio(cpu, page, folios) {
-                        return Ok(FaultKind::Pending);
+                        return Ok(absent::pending(cpu));
                     }
                     folios += 1;
                 }
                 Err(Refusal::Absent) => match self.read_in(cpu, page, ahead, true) {
                     ReadIn::LookAgain => {}
-                    ReadIn::Pending => return Ok(FaultKind::Pending),
+                    ReadIn::Pending => return Ok(absent::pending(cpu)),
                     ReadIn::Failed => {
                         cpu.count(Counter::Bus);
                         return Err(FaultError::Bus);

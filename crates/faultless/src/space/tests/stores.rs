@@ -199,6 +199,25 @@ fn pages_are_read_ahead_in_large_runs() {
 }
 
 #[test]
+fn what_is_advised_to_be_needed_is_read() {
+    each(70, 0, |cpu, space, memory, file| {
+        let pages = |file: &crate::heap::Shared<Object>| file.resident_pages(cpu);
+        memory.plan([Plan::Later]);
+        space.madvise(cpu, AT + 8 * P, 20 * P, Advice::WillNeed).unwrap();
+        assert_eq!((reads(memory), pages(file)), (Vec::from([(8, 20 * PAGE)]), 0));
+        memory.complete(cpu, None);
+        assert_eq!((pages(file), space.resident_pages(cpu)), (20, 0), "read, and not mapped");
+        // Holes, and what cannot be read.
+        space.munmap(cpu, AT + 40 * P, P).unwrap();
+        memory.plan([Plan::Fail(PAGE)]);
+        let advised = space.madvise(cpu, AT + 36 * P, 8 * P, Advice::WillNeed);
+        assert_eq!(advised.map_err(|error| error.errno), Err(Errno::ENOMEM));
+        assert_eq!(pages(file), 20 + 1 + 4);
+        assert_eq!(load(cpu, space, AT + 36 * P), Ok(37));
+    });
+}
+
+#[test]
 fn the_length_is_that_of_the_store() {
     each(8, 100, |cpu, space, memory, file| {
         store(cpu, space, AT + 8 * P + 200, 5).unwrap();
