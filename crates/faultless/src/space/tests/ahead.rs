@@ -105,3 +105,17 @@ fn errors_are_those_of_the_pages_that_are_needed() {
         assert_eq!(read_object(cpu, file, PAGES - 1), Some(PAGES));
     });
 }
+
+/// A program that reads a record in every so many pages is not made to read all that lies between.
+#[test]
+fn pages_between_those_of_a_stride_are_not_read() {
+    for stride in [16, 32] {
+        with_file(3, |cpu, memory, file| {
+            let reader = ThreadStreams::new();
+            (0..PAGES).step_by(stride).for_each(|page| read(cpu, file, &reader, page, 1));
+            let runs = runs(memory);
+            let needed = PAGES / stride as u64;
+            assert!(runs.iter().sum::<u64>() <= 2 * BLOCK * needed, "{stride}: {runs:?}");
+        });
+    }
+}

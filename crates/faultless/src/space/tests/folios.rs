@@ -131,6 +131,53 @@ fn a_look_for_text_waits_for_no_read() {
     finish(&text.cpu, text.space, Vec::from([text.file]));
 }
 
+/// Locked text, too: its other pages must be read first, and nobody waits. Only what was touched is mapped (`MLOCK_ONFAULT`).
+#[test]
+fn a_look_for_locked_text_waits_for_no_read() {
+    let vm = guest::vm(2, FRAMES);
+    vm.set(Setting::HugeText(HugeText::Never));
+    let text = Text::new(&vm, RX, PRIVATE);
+    text.space.mlock(&text.cpu, AT, F * P, crate::space::Lock::OnFault).unwrap();
+    assert_eq!(text.fetch(1), Ok(FaultKind::Shared));
+    let resident = text.space.resident_pages(&text.cpu);
+    vm.set(Setting::HugeText(HugeText::Always));
+    text.memory.plan([Plan::Later]);
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let waited = std::thread::scope(|scope| {
+        let (vm, space) = (&vm, &text.space);
+        scope.spawn(move || {
+            space.collapse_text(&cpu(vm, 1), AT, 1);
+            sender.send(()).unwrap();
+        });
+        let waited = receiver.recv_timeout(std::time::Duration::from_secs(5)).is_err();
+        text.memory.complete(&text.cpu, None);
+        waited
+    });
+    let now = text.space.resident_pages(&text.cpu);
+    assert_eq!((waited, now), (false, resident));
+    finish(&text.cpu, text.space, Vec::from([text.file]));
+}
+
+/// No page of locked private memory becomes a copy by a collapse that fails: none was stored to, and most were not even touched.
+#[test]
+fn a_collapse_that_fails_copies_no_locked_page() {
+    let vm = guest::vm(2, FRAMES);
+    vm.set(Setting::HugeText(HugeText::Never));
+    let text = Text::new(&vm, RX.union(Prot::WRITE), PRIVATE);
+    text.space.mlock(&text.cpu, AT, F * P, crate::space::Lock::OnFault).unwrap();
+    assert_eq!(text.fetch(1), Ok(FaultKind::Shared));
+    let pins = text.space.pin(&text.cpu, AT + P, P, false).unwrap();
+    vm.set(Setting::HugeText(HugeText::Always));
+    text.space.collapse_text(&text.cpu, AT, 1);
+    assert_eq!(vm.totals().get(Counter::ThpCollapsed), 0);
+    drop(pins);
+    // A copy shows what it copied, whatever becomes of that.
+    guest::write_object(&text.cpu, &text.file, 300, 9).unwrap();
+    let found = guest::load(&text.cpu, &text.space, AT + 300 * P);
+    finish(&text.cpu, text.space, Vec::from([text.file]));
+    assert_eq!(found, Ok(9), "a copy");
+}
+
 /// More leaves go by one call than a batch holds.
 #[test]
 fn many_leaves_are_unmapped_at_once() {
