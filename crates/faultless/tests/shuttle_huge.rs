@@ -13,6 +13,7 @@ use faultless::{
 use scenario::disk::Disk;
 use scenario::{AT, Guest, PAGE, RW, Regime, Space, World, page};
 use shuttle::rand::Rng;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Pages of a folio.
 const F: u64 = 512;
@@ -257,6 +258,33 @@ fn a_collapse_against_uses() {
     world.finish_with(vec![space], vec![file]);
 }
 
+/// A collapse reads the whole folio, and the last page is dropped again, three times, as soon as it is there. The store never fails, so there is no `EIO`.
+fn a_collapse_against_drops() {
+    let world = World::unwatched(2, FRAMES);
+    let file = world.file(Disk::new(F, 64));
+    world.vm.set(Setting::HugeText(HugeText::Always));
+    let space = mapping(&world, &file, RX, MapFlags::PRIVATE);
+    let over = AtomicBool::new(false);
+    world.run(&[
+        (&space, &|guest| {
+            call(guest, guest.space.madvise(guest.cpu, AT, F * PAGE, Advice::Collapse));
+            over.store(true, Ordering::Relaxed);
+        }),
+        (&space, &|guest| {
+            let mut dropped = 0;
+            for _ in 0..2000 {
+                if dropped == 3 || over.load(Ordering::Relaxed) {
+                    break;
+                }
+                guest.poll();
+                dropped += file.drop_clean(guest.cpu, F - 1..F);
+            }
+        }),
+    ]);
+    world.within(&space, |guest| assert_eq!(guest.load(page(511)), Ok(512)));
+    world.finish_with(vec![space], vec![file]);
+}
+
 /// An operation on a folio that is mapped by a leaf, or in base pages: on all of it, or on a part.
 type Op = (&'static str, fn(&Guest<'_>, &File));
 
@@ -403,6 +431,7 @@ mod tests {
         a_folio_is_made_against_the_kernel,
         a_page_that_moves_is_there,
         a_collapse_against_uses,
+        a_collapse_against_drops,
     );
 
     /// More schedules: of what seldom happens.

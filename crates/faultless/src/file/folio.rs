@@ -232,10 +232,13 @@ impl Shared<Object> {
         if pages.is_full() {
             cpu.count(Counter::ThpFileAlloc);
         }
-        let last = &names[pages.len() - 1];
-        let fetched = self.ask(cpu, self.reading(place, state, first, pages), first)?;
-        let failed = matches!(fetched, Fetched::There) && !load(last).is_present();
-        if failed { Err(Lack::Store(Errno::EIO)) } else { Ok(fetched) }
+        let fetched = self.ask(cpu, self.reading(place, state.clone(), first, pages), first)?;
+        // A page that is missing may have been dropped again. What is under way says itself how it ended.
+        if matches!(fetched, Fetched::There) && state.has_failed() {
+            Err(Lack::Store(Errno::EIO))
+        } else {
+            Ok(fetched)
+        }
     }
 
     /// Copies the pages from `first` on, all of which are there, into the frames of a new folio. Returns whether all have moved.

@@ -72,6 +72,12 @@ impl State {
         let errno = errno.map_or(0, |errno| u64::from(errno.number().unsigned_abs()));
         self.outcome.store(pages as u64 | errno << ERRNO_SHIFT, Ordering::Release);
     }
+
+    /// Whether it has ended, and some page could not be read.
+    pub(super) fn has_failed(&self) -> bool {
+        let outcome = self.outcome.load(Ordering::Acquire);
+        outcome != UNDER_WAY && outcome >> ERRNO_SHIFT != 0
+    }
 }
 
 /// A page that is being read: what a thread waits for whose access was pending.
