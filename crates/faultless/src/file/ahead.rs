@@ -96,7 +96,8 @@ impl Shared<Object> {
         }
         let span = window.span();
         reader.mapped(&window, span.clone());
-        span.end - page
+        // What a stride leaves out is not expected.
+        if window.stride() == 1 { span.end - page } else { 1 }
     }
 
     /// Begins to read those of `pages` that are not there, and with them those up to `end`.
