@@ -5,7 +5,7 @@
 #[macro_use]
 mod scenario;
 
-use faultless::{Copies, Errno, FaultError, MapFlags, Object, Shared};
+use faultless::{Copies, Errno, FaultError, MapFlags, Object, Shared, ThreadStreams};
 use scenario::disk::{Disk, End, Plan, end_read};
 use scenario::{AT, Guest, PAGE, RW, Space, World, page};
 use shuttle::rand::Rng;
@@ -497,8 +497,46 @@ fn writes_from_outside_against_write_back() {
     world.finish_with(vec![space, other], vec![file]);
 }
 
+/// The kernel reads an open file in sequence, and ahead, while a program stores to it, and it is written back, dropped, punched and cut
+/// off.
+fn reads_in_sequence_against_changes() {
+    let world = World::unwatched(3, FRAMES);
+    let disk = Disk::new(8, 1);
+    let file = world.file(disk.clone());
+    let space = mapping(&world, &file, MapFlags::SHARED);
+    let other = world.space(|_| {});
+    world.run(&[
+        (&other, &|guest| {
+            let reader = ThreadStreams::new();
+            for at in 0..8 {
+                guest.poll();
+                file.read_in_sequence(guest.cpu, &reader, at..at + 2).unwrap();
+                let found = read_page(guest, &file, at).unwrap();
+                assert!([0, at + 1, 70 + at].contains(&found), "page {at}: {found}");
+                assert!(found != 0 || at > 3, "page {at} is lost");
+            }
+        }),
+        (&space, &|guest| {
+            guest.store(page(2), 72).unwrap();
+            write_back(guest, &[&space], &file).unwrap();
+            drop_clean(guest, &file);
+            assert_eq!(guest.load(page(2)), Ok(72), "a lost write");
+        }),
+        (&other, &|guest| {
+            file.punch(guest.cpu, 4..6).unwrap();
+            space.revoke(guest.cpu, &file, 4..6, Copies::Keep);
+            assert_eq!(read_page(guest, &file, 4), Ok(0));
+            truncate(guest, &[&space], &file, 7);
+            assert_eq!(read_page(guest, &file, 7), Ok(0));
+        }),
+    ]);
+    nothing_is_lost(&world, &[&space], &file, &disk, &[1, 2, 72, 4, 0, 0, 7]);
+    world.finish_with(vec![space, other], vec![file]);
+}
+
 mod tests {
     holds!(
+        reads_in_sequence_against_changes,
         faults_on_absent_pages,
         pending_faults_against_their_end,
         a_read_against_truncation,

@@ -119,3 +119,16 @@ fn pages_between_those_of_a_stride_are_not_read() {
         });
     }
 }
+
+/// Nothing is read of an object without a store.
+#[test]
+fn an_object_without_a_store_is_not_read() {
+    let vm = guest::vm(1, 64);
+    let cpu = cpu(&vm, 0);
+    let object = Object::try_new(&cpu, 8, 0).unwrap();
+    object.read_in_sequence(&cpu, &ThreadStreams::new(), 0..8).unwrap();
+    object.read_ahead(&cpu, 0..8).unwrap();
+    assert_eq!(object.resident_pages(&cpu), 0);
+    guest::check(&cpu, &[], &[&object], 0);
+    Object::release(object, &cpu);
+}
