@@ -147,7 +147,7 @@ impl<M: Machine> Space<M> {
     fn read_wanted(&self, cpu: &Cpu<'_, M>, range: VirtRange) {
         const RUN: u64 = ENTRIES as u64;
         let mut left = range;
-        while !left.is_empty() && cpu.vm().frames.can_spare(2 * RUN) {
+        while !left.is_empty() {
             // One VMA at a time, as it is now. No section is open while its store is asked.
             let mut found = None;
             self.each_area(cpu, left, |area| {
@@ -160,8 +160,14 @@ impl<M: Machine> Space<M> {
                 found.is_none()
             });
             let Some((object, first, part)) = found else { break };
-            let _unread = object.read_ahead(cpu, first..first + part.pages());
+            let spared = cpu.vm().frames.can_spare(2 * part.pages());
+            if spared {
+                let _unread = object.read_ahead(cpu, first..first + part.pages());
+            }
             Object::release(object, cpu);
+            if !spared {
+                break;
+            }
             left = VirtRange::new(part.end, left.end);
         }
     }

@@ -18,7 +18,7 @@ use super::made::State;
 use super::merge::Piece;
 use super::vma::{Area, Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
-use crate::addr::VirtRange;
+use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::error::Errno;
 use crate::fault::Access;
 use crate::fault::folio::{shown, wanted};
@@ -144,7 +144,7 @@ impl<M: Machine> Space<M> {
         let done = match object.fetch_missing(cpu, first) {
             Ok(Fetched::There) => match replace() {
                 // A fault makes the leaf, or a table to be replaced: it asks the knob, and may not try to make a folio.
-                Ok(false) => match self.fault_mapped(cpu, start, Access::Read) {
+                Ok(Replaced::Nothing) => match self.fault_mapped(cpu, start, Access::Read) {
                     Ok(_) => replace(),
                     Err(_) => Err(Errno::EAGAIN),
                 },
@@ -157,14 +157,37 @@ impl<M: Machine> Space<M> {
             Err(errno) => Err(errno),
         };
         Object::release(object, cpu);
-        // False: what the fault mapped is gone again.
-        let done = done.and_then(|is_there| is_there.then_some(()).ok_or(Errno::EAGAIN));
-        if done.is_err() && locked {
-            // They may have been unmapped, and locked pages stay mapped.
-            let _populated = self.populate(cpu, all);
+        match done? {
+            Replaced::Leaf => Ok(()),
+            // What the fault mapped is gone again.
+            Replaced::Nothing => Err(Errno::EAGAIN),
+            Replaced::Unmapped => {
+                if locked {
+                    self.map_again(cpu, all);
+                }
+                Err(Errno::EAGAIN)
+            }
         }
-        done
     }
+
+    /// Maps the pages of `all` again, which are locked and were unmapped. The file has them; so nothing is copied or waited for.
+    fn map_again(&self, cpu: &Cpu<'_, M>, all: VirtRange) {
+        for page in (all.start..all.end).step_by(PAGE_SIZE as usize) {
+            if self.entry_at(cpu, page).is_none() {
+                let _gone = self.fault_mapped(cpu, page, Access::Read);
+            }
+        }
+    }
+}
+
+/// What became of the pages of a huge leaf that was to be made.
+enum Replaced {
+    /// There is a leaf now.
+    Leaf,
+    /// None of the pages is mapped, and there is no table.
+    Nothing,
+    /// The pages are unmapped, and there is no leaf.
+    Unmapped,
 }
 
 /// What a huge leaf at `start` would show of `area`, unless its advice forbids it.
@@ -173,8 +196,8 @@ fn collapsible(area: &Area, start: u64) -> Option<(&Shared<Object>, u64)> {
 }
 
 impl<M: Machine> Writing<'_, '_, M> {
-    /// Steps 2 to 5, for the pages of `all`. Returns whether there is a huge leaf now; false: there is nothing to replace.
-    fn collapse(&self, all: VirtRange) -> Result<bool, Errno> {
+    /// Steps 2 to 5, for the pages of `all`. After an error nothing has changed.
+    fn collapse(&self, all: VirtRange) -> Result<Replaced, Errno> {
         let (cpu, root) = (self.cpu, self.space.root());
         let area = &self.vma_at(all.start).ok_or(Errno::ENOMEM)?.area;
         let (object, first) = collapsible(area, all.start).ok_or(Errno::EINVAL)?;
@@ -186,7 +209,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         let reached = unsafe { descend(cpu.vm().machine(), root, all.start) };
         let done = match (reached, names) {
             (_, None) => Err(Errno::EAGAIN),
-            (Reached::Above { seen, .. }, _) => Ok(seen.is_huge()),
+            (Reached::Above { seen, .. }, _) if seen.is_huge() => Ok(Replaced::Leaf),
+            (Reached::Above { .. }, _) => Ok(Replaced::Nothing),
             (Reached::Last(slots), Some(names)) => {
                 let leaf = leaf.with_hidden(hidden);
                 self.step(|step| {
@@ -198,12 +222,12 @@ impl<M: Machine> Writing<'_, '_, M> {
                 let can =
                     (files || lost(Mutant::CollapseLooksAgain)) && self.may_move(slots, names);
                 let replaced = if can {
-                    self.replace_table(all, leaf, &object, names, first)
+                    Ok(self.replace_table(all, leaf, &object, names, first))
                 } else {
                     Err(Errno::EAGAIN)
                 };
                 self.finish();
-                replaced.map(|()| true)
+                replaced
             }
         };
         Object::release(object, cpu);
@@ -216,7 +240,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         let own = |(name, slot): (&AtomicU64, &AtomicU64)| {
             let (page, mapping) = (node::load(name), node::load(slot));
             let refs = 1 + u32::from(mapping.is_mapped());
-            page.is_present() && self.cpu.vm().frames.meta(page.frame()).refs() <= refs
+            let meta = |page: Entry| self.cpu.vm().frames.meta(page.frame());
+            page.is_present() && meta(page).refs() <= refs && !meta(page).is_pinned()
         };
         Object::folio(names).is_some() || names.iter().zip(slots).all(own)
     }
@@ -236,7 +261,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         object: &Shared<Object>,
         names: &[AtomicU64; ENTRIES],
         first: u64,
-    ) -> Result<(), Errno> {
+    ) -> Replaced {
         let cpu = self.cpu;
         let mut batch = FlushBatch::new(cpu, self.space);
         self.zap(all, None, &mut batch);
@@ -263,6 +288,6 @@ impl<M: Machine> Writing<'_, '_, M> {
             cpu.count(Counter::FilePmdMapped);
             cpu.count(Counter::ThpCollapsed);
         }
-        frame.map(drop).ok_or(Errno::EAGAIN)
+        if frame.is_some() { Replaced::Leaf } else { Replaced::Unmapped }
     }
 }

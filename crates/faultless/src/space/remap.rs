@@ -58,7 +58,8 @@ impl<M: Machine> Space<M> {
     /// As Linux: `EINVAL` (unaligned, unknown or contradictory flags, new length 0, ranges that
     /// overlap or leave user space, old length 0 of a private mapping), `EFAULT` (nothing mapped at
     /// `addr`, or it ends before the old length), `ENOMEM`, `EPERM` (`FIXED` below
-    /// [`lowest_address`](Machine::lowest_address)). Nothing has changed then.
+    /// [`lowest_address`](Machine::lowest_address)). Nothing has changed then, except where several VMAs move at once: as on Linux, those before
+    /// the one that cannot move have moved.
     pub fn mremap(
         &self,
         cpu: &Cpu<'_, M>,

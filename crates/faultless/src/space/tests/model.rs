@@ -346,6 +346,14 @@ impl World<'_> {
             Step::Remap { at, old, new, to, flags } => {
                 let flags = RemapFlags::from_bits(flags).unwrap();
                 let (old_len, new_len) = (old * PAGE_SIZE, new * PAGE_SIZE);
+                let first = number(addr(at));
+                let devices = (first..first + old)
+                    .filter_map(|page| model.pages.get(&page).map(Page::is_device));
+                // Of several VMAs those before a device's move, which is refused: that is not modelled.
+                let mixed = devices.clone().any(|is| is) && !devices.clone().all(|is| is);
+                if flags.contains(RemapFlags::DONTUNMAP) && mixed {
+                    return;
+                }
                 let got = space.mremap(cpu, addr(at), old_len, new_len, flags, addr(to));
                 if let Ok(there) = got {
                     let device = model.pages.get(&number(addr(at))).is_some_and(Page::is_device);
