@@ -76,10 +76,10 @@ pub enum Command {
     /// What faults and calls cost on the bare machine and on Linux, in instructions
     ///
     /// The same program files run on the bare machine and on a stock Linux 6.12, in the same QEMU, on a clock that counts
-    /// instructions: every figure repeats to the last digit. Prefault is off (prefault_max_order=0); the rows of anonymous
+    /// instructions: every figure repeats to the last digit, but for that of a read from a disk. Prefault is off (prefault_max_order=0); the rows of anonymous
     /// memory come again with prefault up to order 3 and 5 (or each prefault_max_order=N of --set), and on frames that the
     /// idle machine has zeroed. Linux is Debian's package, downloaded once into $XDG_CACHE_HOME/faultless and not
-    /// installed. Takes about two minutes.
+    /// installed. Takes one to four minutes.
     Versus(VersusArgs),
     /// List the workloads and their parameters
     Workloads,
@@ -234,7 +234,8 @@ pub struct BootArgs {
     /// A directory that the program sees as its file system
     #[arg(long, value_name = "DIR")]
     pub files: Option<PathBuf>,
-    /// Put the files on a disk, from which their pages are read when they are needed, and not in memory
+    /// Put the files on a disk, from which their pages are read when they are needed, and not in memory. Pages that are
+    /// mapped stay in memory
     #[arg(long)]
     pub disk: bool,
     /// The directory inside that the program starts in [default: /]
@@ -283,7 +284,7 @@ impl BootArgs {
 pub enum ClockArg {
     /// The host's time; CPUs run side by side
     Real,
-    /// Instructions; CPUs take turns, and runs repeat
+    /// Instructions; CPUs take turns, and runs repeat, but for the time that a disk takes
     Deterministic,
 }
 

@@ -102,8 +102,8 @@
 //! # Where to look
 //!
 //! A kernel implements [`Machine`], makes a [`Vm`] and a [`Cpu`] for each of its CPUs, and calls [`Space`] and
-//! [`Object`]. It implements [`BackingStore`] for what its files are stored in. Three programs in `examples` do so, each in one file: a machine of one CPU, an interpreter with software TLBs,
-//! and a hypervisor's guest memory. [`locks`] are what the subsystem waits with, for its machine to use as well; [`audit`] checks that
+//! [`Object`]. Three programs in `examples` do so, each in one file: a machine of one CPU, an interpreter with software TLBs,
+//! and a hypervisor's guest memory. It implements [`BackingStore`] for what its files are stored in, which has an example of its own. [`locks`] are what the subsystem waits with, for its machine to use as well; [`audit`] checks that
 //! every frame is accounted for; [`KNOBS`] can be switched; [`Counter`] says what is counted. [`safety`] says what a kernel promises, and why
 //! nothing else can go wrong.
 //!

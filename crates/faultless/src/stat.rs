@@ -37,7 +37,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Faults handled, on any path.
+    /// Faults handled, on any path. One that waits for its page to be read counts when it comes again.
     Faults = "faults",
     /// Faults served speculatively.
     Spf = "spf",

@@ -21,7 +21,7 @@ A major fault reads 32 pages from a virtio disk: the bare kernel from a file on 
 /dev/vda (virtio over PCI, the driver virtio_blk loaded as a module), so without a file system; each by its default read-ahead. The disk's
 time is excluded: meanwhile a second thread calls sched_yield, so that the CPU is never idle, and the instructions of its calls are taken
 off. The figure keeps the interrupt, both switches of threads, the part of a sched_yield that a switch cuts off, and timer interrupts
-during a wait. How many those are depends on the host's disk, so the figure varies by a few percent.";
+during a wait. How many those are depends on the host's disk, so the figure varies by some percent, more on a busy host.";
 
 /// A directory with the file.
 pub fn unread() -> io::Result<TempDir> {

@@ -181,7 +181,7 @@ impl<M: Machine> Space<M> {
     /// around it), and no predictor learns from it. A page-fault handler calls [`fault_of`](Self::fault_of); a kernel without threads, whose
     /// programs are CPUs, may call this one.
     ///
-    /// `Ok` means that the access is to be tried again. Spurious calls do no harm.
+    /// `Ok` means that the access is to be tried again; after [`FaultKind::Pending`], once the page was read. Spurious calls do no harm.
     ///
     /// # Errors
     /// What the program is to be told; see [`FaultError`].
@@ -222,7 +222,7 @@ impl<M: Machine> Space<M> {
     /// [leaves](Self::thread_leaves) the space. Calls of the thread that unmap pages are best made
     /// [on its behalf](Cpu::for_thread).
     ///
-    /// `Ok` means that the access is to be tried again. Spurious calls do no harm.
+    /// `Ok` means that the access is to be tried again; after [`FaultKind::Pending`], once the page was read. Spurious calls do no harm.
     ///
     /// # Errors
     /// What the program is to be told; see [`FaultError`].

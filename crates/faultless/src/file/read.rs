@@ -126,7 +126,8 @@ impl PendingRead {
 }
 
 /// Pages that a store took along to read them. It ends with [`complete`](Self::complete); one that is dropped ends as if nothing could
-/// be read (`EIO`), once a CPU finds the time ([`Cpu::end_dropped`](crate::Cpu::end_dropped)).
+/// be read (`EIO`), once a CPU finds the time ([`Cpu::end_dropped`](crate::Cpu::end_dropped)). As with any error, faults on the first page
+/// are told of it, and faults on the others begin a read of their own.
 #[derive(Debug)]
 pub struct Reading {
     unread: Option<Unread>,

@@ -53,6 +53,53 @@ impl core::error::Error for StoreError {}
 /// block, or make calls of the subsystem with the CPU that they run on. A CPU that blocks here serves no
 /// [flush requests](crate::Cpu::serve_flushes), for which other CPUs wait; a store that blocks for long serves them meanwhile. Several
 /// CPUs may read at the same time; one writes.
+///
+/// A device that reads later takes the run along. Here `transferred` is called when it has the bytes:
+///
+/// ```
+/// use faultless::{BackingStore, Cpu, Errno, Machine, PAGE_SIZE, ReadRun, Reading, StoreError, WriteRun};
+/// use std::sync::Mutex;
+///
+/// #[derive(Debug)]
+/// struct Device {
+///     pages: u64,
+///     asked: Mutex<Vec<Reading>>,
+/// }
+///
+/// impl BackingStore for Device {
+///     fn len(&self) -> u64 {
+///         self.pages * PAGE_SIZE
+///     }
+///
+///     fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
+///         // The device is told `run.offset()` and `run.bytes()`. A store that has the data at hand writes it to `run.memory()`
+///         // here, and returns how much it was.
+///         self.asked.lock().unwrap().extend(run.take_along());
+///         Ok(0)
+///     }
+///
+///     fn write(&self, run: &WriteRun<'_>) -> Result<(), StoreError> {
+///         Err(StoreError { done: 0, errno: Errno::EPERM })
+///     }
+///
+///     fn set_len(&self, bytes: u64) -> Result<(), Errno> {
+///         Err(Errno::EPERM)
+///     }
+/// }
+///
+/// /// The device has read what `reading` asked for: bytes `from`. Returns what the threads that wait for it know it by.
+/// fn transferred<M: Machine>(cpu: &Cpu<'_, M>, mut reading: Reading, from: &[u8]) -> u64 {
+///     let (mut left, id) = (from, reading.id());
+///     for page in reading.memory(cpu) {
+///         let (now, later) = left.split_at(page.len().min(left.len()));
+///         page[..now.len()].copy_from_slice(now);
+///         left = later;
+///     }
+///     // Bytes that are missing are zeros.
+///     reading.complete(cpu, Ok(from.len()));
+///     id
+/// }
+/// ```
 pub trait BackingStore: Send + Sync + fmt::Debug {
     /// Its length in bytes, when an object is made of it.
     fn len(&self) -> u64;
@@ -67,7 +114,7 @@ pub trait BackingStore: Send + Sync + fmt::Debug {
         16
     }
 
-    /// Reads the pages of `run`, and returns how many bytes there were; or [takes it along](ReadRun::take_along), and then
+    /// Reads the pages of `run`, and returns how many bytes there were, from the start of the run; or [takes it along](ReadRun::take_along), and then
     /// what it returns does not count.
     ///
     /// # Errors
@@ -181,7 +228,8 @@ impl ReadRun {
         self.reading.as_ref().map_or(0, Reading::bytes)
     }
 
-    /// The memory of the pages with the bytes that are wanted, in order.
+    /// The memory of the pages with the bytes that are wanted, in order. It holds anything: programs see as many bytes of it as the store says it has
+    /// read, and zeros behind.
     pub fn memory(&mut self) -> impl Iterator<Item = &mut [u8]> {
         let (pages, bytes) = self.reading.as_ref().map_or((&[][..], 0), Reading::parts);
         // SAFETY: the call of the store is one of the subsystem, which exists; and the frames are the read's alone until it ends, which

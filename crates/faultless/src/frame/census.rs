@@ -58,7 +58,7 @@ impl Census {
     }
 }
 
-/// A broken promise of the accounting, found by [`Frames::census`].
+/// A broken promise of the accounting, found by a [census](crate::Vm::census).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Imbalance {
