@@ -94,10 +94,8 @@ impl Shared<Object> {
         if !window.is_for(&miss) {
             return 1;
         }
-        let span = window.span();
-        reader.mapped(&window, span.clone());
-        // What a stride leaves out is not expected.
-        if window.stride() == 1 { span.end - page } else { 1 }
+        reader.mapped(&window, window.span());
+        window.run_from(page)
     }
 
     /// Begins to read those of `pages` that are not there, and with them those up to `end`.

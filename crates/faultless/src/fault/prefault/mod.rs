@@ -206,7 +206,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let most = self.cpu.vm().knobs.prefault_max_order() + block;
         let window = self.window(&mut predictor, Kind::Read, table, most.min(MAX_ORDER));
         predictor.mapped(&window, window.span());
-        window.span().end - (self.page >> PAGE_SHIFT)
+        window.run_from(self.page >> PAGE_SHIFT)
     }
 
     /// Fills the entries of a chunk that can be filled. Returns the range of places that are mapped now. If place `asked`, the

@@ -165,6 +165,11 @@ impl<R> Window<R> {
         self.pages.clone().step_by(self.stride()).filter(meant)
     }
 
+    /// How many pages without a gap it has from `page` on, one of its pages, as far as its stride tells.
+    pub(crate) fn run_from(&self, page: u64) -> u64 {
+        if self.stride == 1 { self.pages.end - page } else { 1 }
+    }
+
     /// Whether it is a window for `miss`: it lies in reach, and the page that faulted is one of its pages.
     #[inline]
     pub(crate) fn is_for(&self, miss: &Miss) -> bool {
