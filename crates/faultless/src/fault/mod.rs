@@ -683,6 +683,8 @@ fn serve_at_length<M: Machine>(
         if let Some(kind) = done {
             return Ok(kind);
         }
+        // The entry may be as it is until another CPU goes on, which waits for this one to flush.
+        cpu.serve_flushes();
     }
 }
 
