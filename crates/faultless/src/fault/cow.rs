@@ -1,10 +1,10 @@
 //! A write to a page that is mapped read-only in a writable VMA: copy-on-write, or
 //! reuse by the last owner.
 
-use super::{Attempt, FaultKind, overtaken};
+use super::{Attempt, FaultKind};
 use crate::addr::VirtRange;
 use crate::fault::prepared::Prepared;
-use crate::fault::ticket::Abort;
+use crate::fault::ticket::{Abort, overtaken};
 use crate::file::{Mark, Object};
 use crate::frame::{FrameMeta, Kind, Use};
 use crate::machine::Machine;
@@ -95,8 +95,10 @@ impl<M: Machine> Attempt<'_, '_, M> {
             held.revert();
             return Err(overtaken(self.cpu, self.space, self.page, slot));
         }
-        if !may_store(self, seen) {
+        if let Some(name) = busy_name(self, seen) {
             held.revert();
+            // Held by this fault, the entry might be what the other CPU waits for.
+            protocol::look(name, self.cpu);
             return Ok(None);
         }
         held.commit(seen.writable_dirty());
@@ -199,18 +201,17 @@ impl<M: Machine> Attempt<'_, '_, M> {
     }
 }
 
-/// Marks the page behind `seen`, an entry that the fault holds, dirty if it is of a file with a store. Returns false where another CPU
-/// has the page's entry in the object for a moment.
+/// Marks the page behind `seen`, an entry that the fault holds, dirty if it is of a file with a store. Returns the page's entry in the object
+/// where another CPU has that for a moment: then the page is not marked.
 #[inline(never)]
-fn may_store<M: Machine>(attempt: Attempt<'_, '_, M>, seen: Entry) -> bool {
+fn busy_name<'a, M: Machine>(attempt: Attempt<'a, '_, M>, seen: Entry) -> Option<&'a AtomicU64> {
     let area = &attempt.vma.area;
-    area.memory.object().filter(|object| object.is_stored()).is_none_or(|object| {
-        let name = object.slot(attempt.cpu, area.index_of(attempt.page));
-        match name.map_or(Mark::Left, |name| Object::try_mark_dirty(name, seen.frame())) {
-            // It was cut off. Until the mapping is revoked, which may be this CPU's to do, stores go on as through an entry that was
-            // writable before.
-            Mark::Done | Mark::Left => true,
-            Mark::Busy => false,
-        }
-    })
+    let object = area.memory.object().filter(|object| object.is_stored())?;
+    let name = object.slot(attempt.cpu, area.index_of(attempt.page))?;
+    match Object::try_mark_dirty(name, seen.frame()) {
+        // It was cut off. Until the mapping is revoked, which may be this CPU's to do, stores go on as through an entry that was
+        // writable before.
+        Mark::Done | Mark::Left => None,
+        Mark::Busy => Some(name),
+    }
 }

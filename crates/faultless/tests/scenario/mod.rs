@@ -4,7 +4,7 @@
 //! Each scenario is run under two thousand schedules, the same at every run: random ones, sticky ones (see
 //! [`sticky`]) and PCT's; and under a quarter as many in each of the other [regimes](Regime): the
 //! baselines, a knob that is turned meanwhile, and pages mapped ahead. `FAULTLESS_SCHEDULES=100000` asks for so many of each.
-//! What fails prints its schedule: `FAULTLESS_REPLAY=91…` with the name of the test runs that one alone.
+//! What fails prints its schedule: `FAULTLESS_REPLAY=91…` with the name of the test runs that one alone, and so does `FAULTLESS_REPLAY=@file`.
 //!
 //! Every access checks law 1 (the frame, and each table of the walk, has the owner that it had when the
 //! entry was read), law 2 (what a load finds may be there, see [`oracle`]), law 4 (nothing is refused
@@ -114,6 +114,12 @@ pub fn explore_under(
 ) {
     REGIME.set(regime);
     if let Ok(schedule) = std::env::var("FAULTLESS_REPLAY") {
+        // The schedule of a run that does not end is too long for a variable.
+        let schedule = match schedule.strip_prefix('@') {
+            Some(file) => std::fs::read_to_string(file).expect("FAULTLESS_REPLAY names a file"),
+            None => schedule,
+        };
+        let schedule: String = schedule.split_whitespace().collect();
         return run(ReplayScheduler::new_from_encoded(&schedule), scenario);
     }
     run(RandomScheduler::new_from_seed(1, all / 4), scenario.clone());
