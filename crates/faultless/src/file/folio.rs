@@ -56,6 +56,11 @@ impl Object {
             .then(|| first.frame())
     }
 
+    /// Whether the page with the entry `entry` may be moved, as far as its entry tells: no store to it is to be written back.
+    pub(crate) fn may_move(entry: Entry) -> bool {
+        entry.is_present() && !entry.is_dirty() && !entry.is_locked()
+    }
+
     /// Whether no folio of the pages from `first` on could be made when it was last tried.
     pub(crate) fn is_unfit(&self, first: u64) -> bool {
         self.unfit.load(Ordering::Relaxed) & table_bit(first) != 0
@@ -249,8 +254,7 @@ impl Shared<Object> {
         first: u64,
     ) -> bool {
         let meta = |entry: Entry| cpu.vm().frames.meta(entry.frame());
-        let movable = |entry: Entry| entry.is_present() && !entry.is_dirty() && !entry.is_locked();
-        let may_move = |name: &AtomicU64| Some(load(name)).filter(|entry| movable(*entry));
+        let may_move = |name: &AtomicU64| Some(load(name)).filter(|seen| Object::may_move(*seen));
         if !names.iter().all(|name| may_move(name).is_some_and(|entry| meta(entry).is_sole())) {
             return false;
         }

@@ -92,7 +92,7 @@ impl<M: Machine> Space<M> {
     /// As Linux: `EINVAL` (unaligned, the range wraps, or a VMA that the advice does not suit),
     /// `ENOMEM` (holes: the rest is done all the same, but for populating), `EFAULT` (populating met
     /// a fault that cannot be served). Of [`Collapse`](Advice::Collapse), which does the rest all the same: `EINVAL` (2 MiB that are not a file's,
-    /// or where address and offset do not agree), `EAGAIN` (pages are in use, dirty, or being read), `ENOMEM`.
+    /// or where address and offset do not agree; a range that reaches no multiple of 2 MiB), `EAGAIN` (pages are in use, dirty, or being read), `ENOMEM`.
     pub fn madvise(
         &self,
         cpu: &Cpu<'_, M>,

@@ -53,7 +53,10 @@ enum Looked {
 impl<M: Machine> Space<M> {
     /// Collapses what huge leaves can map of `range`: `MADV_COLLAPSE`. It goes on after a part that cannot be.
     pub(super) fn collapse(&self, cpu: &Cpu<'_, M>, range: VirtRange) -> Result<(), Errno> {
-        let (mut at, mut result) = (range.start, Ok(()));
+        // As on Linux, a range that reaches no multiple of 2 MiB is an error; one between two that are the same is not.
+        let first = range.start.checked_next_multiple_of(TABLE_ALIGN);
+        let short = first.is_none_or(|first| first > range.end);
+        let (mut at, mut result) = (range.start, if short { Err(Errno::EINVAL) } else { Ok(()) });
         // Holes are skipped, however large: the range need not even lie in user space.
         while let Some(mapped) = self.mapped_from(cpu, at).filter(|mapped| *mapped < range.end) {
             let start = mapped.next_multiple_of(TABLE_ALIGN);
@@ -63,7 +66,7 @@ impl<M: Machine> Space<M> {
             }
             result = result.and(self.collapse_at(cpu, start));
         }
-        // A range too short for a huge leaf is no error, as on Linux; one with a hole is, whatever else came of it.
+        // A hole is an error, whatever else came of it.
         if self.is_mapped(cpu, range) { result } else { Err(Errno::ENOMEM) }
     }
 
@@ -234,14 +237,14 @@ impl<M: Machine> Writing<'_, '_, M> {
         done
     }
 
-    /// Whether nobody but this space uses the file's pages with the entries `names`, which it maps by `slots`; or they need not move. At a glance: so
-    /// that pages do not leave the space in vain.
+    /// Whether the file's pages with the entries `names`, which this space maps by `slots`, may move and nobody else uses them; or they need not
+    /// move. Asked before they are unmapped, which would be for nothing otherwise; and only at a glance, as others may change it.
     fn may_move(&self, slots: &[AtomicU64], names: &[AtomicU64; ENTRIES]) -> bool {
         let own = |(name, slot): (&AtomicU64, &AtomicU64)| {
             let (page, mapping) = (node::load(name), node::load(slot));
             let refs = 1 + u32::from(mapping.is_mapped());
             let meta = |page: Entry| self.cpu.vm().frames.meta(page.frame());
-            page.is_present() && meta(page).refs() <= refs && !meta(page).is_pinned()
+            Object::may_move(page) && meta(page).refs() <= refs && !meta(page).is_pinned()
         };
         Object::folio(names).is_some() || names.iter().zip(slots).all(own)
     }

@@ -1,13 +1,13 @@
 //! Folios and huge leaves where something is in the way: strange ranges, pages that are being moved, stores that fail later, locked memory.
 
 use super::guest::{self, AT, P, PRIVATE, SHARED, TestSpace, TestVm, cpu, map_object};
-use super::store::{File, Memory, Plan, file, finish};
+use super::store::{File, Memory, Plan, file, finish, write_back};
 use crate::error::Errno;
 use crate::fault::{Access, FaultError, FaultKind};
 use crate::file::StoreError;
 use crate::knob::{HugeText, Locking, Setting};
 use crate::machine::Invalidate;
-use crate::space::{Advice, Copies, Prot, Space};
+use crate::space::{Advice, Copies, Lock, Prot, Space};
 use crate::stat::Counter;
 use std::sync::Arc;
 use std::vec::Vec;
@@ -137,7 +137,7 @@ fn a_look_for_locked_text_waits_for_no_read() {
     let vm = guest::vm(2, FRAMES);
     vm.set(Setting::HugeText(HugeText::Never));
     let text = Text::new(&vm, RX, PRIVATE);
-    text.space.mlock(&text.cpu, AT, F * P, crate::space::Lock::OnFault).unwrap();
+    text.space.mlock(&text.cpu, AT, F * P, Lock::OnFault).unwrap();
     assert_eq!(text.fetch(1), Ok(FaultKind::Shared));
     let resident = text.space.resident_pages(&text.cpu);
     vm.set(Setting::HugeText(HugeText::Always));
@@ -164,7 +164,7 @@ fn a_collapse_that_fails_copies_no_locked_page() {
     let vm = guest::vm(2, FRAMES);
     vm.set(Setting::HugeText(HugeText::Never));
     let text = Text::new(&vm, RX.union(Prot::WRITE), PRIVATE);
-    text.space.mlock(&text.cpu, AT, F * P, crate::space::Lock::OnFault).unwrap();
+    text.space.mlock(&text.cpu, AT, F * P, Lock::OnFault).unwrap();
     assert_eq!(text.fetch(1), Ok(FaultKind::Shared));
     let pins = text.space.pin(&text.cpu, AT + P, P, false).unwrap();
     vm.set(Setting::HugeText(HugeText::Always));
@@ -309,7 +309,7 @@ fn a_collapse_that_fails_leaves_locked_memory_mapped() {
     vm.set(Setting::HugeText(HugeText::Never));
     let text = Text::new(&vm, RX, SHARED);
     let (cpu, space) = (&text.cpu, &text.space);
-    space.mlock(cpu, AT, F * P, crate::space::Lock::Now).unwrap();
+    space.mlock(cpu, AT, F * P, Lock::Now).unwrap();
     space.madvise(cpu, AT, F * P, Advice::PopulateRead).unwrap();
     let resident = || space.resident_pages(cpu);
     assert_eq!(resident(), F);
@@ -319,6 +319,81 @@ fn a_collapse_that_fails_leaves_locked_memory_mapped() {
     drop(pins);
     let dropped = text.file.drop_clean(cpu, 0..F);
     assert_eq!((dropped, resident()), (0, F), "locked pages left memory");
+    finish(&text.cpu, text.space, Vec::from([text.file]));
+}
+
+/// Where there are no frames for a folio, what was unmapped for it is mapped again if it is locked.
+#[test]
+fn a_collapse_without_memory_leaves_locked_memory_mapped() {
+    for locking in Locking::ALL {
+        let vm = guest::vm(2, FRAMES);
+        vm.set(Setting::Locking(locking));
+        vm.set(Setting::HugeText(HugeText::Never));
+        let text = Text::new(&vm, RX, SHARED);
+        let (cpu, space) = (&text.cpu, &text.space);
+        space.madvise(cpu, AT, F * P, Advice::PopulateRead).unwrap();
+        let collapse = || space.madvise(cpu, AT, F * P, Advice::Collapse);
+        let resident = || space.resident_pages(cpu);
+        for locked in [true, false] {
+            space.mlock(cpu, AT, F * P, if locked { Lock::Now } else { Lock::No }).unwrap();
+            vm.set(Setting::FrameLimit(vm.total_frames() - vm.free_frames() + F / 2));
+            assert_eq!(collapse().map_err(|error| error.errno), Err(Errno::EAGAIN));
+            assert_eq!(
+                (resident(), text.file.resident_pages(cpu)),
+                (if locked { F } else { 0 }, F)
+            );
+            vm.set(Setting::FrameLimit(u64::MAX));
+        }
+        collapse().unwrap();
+        assert_eq!((resident(), vm.totals().get(Counter::FilePmdMapped)), (F, 1));
+        finish(&text.cpu, text.space, Vec::from([text.file]));
+    }
+}
+
+/// Who needs a folio of which a page is being cut off waits until that is over, and has the folio then.
+#[test]
+fn a_folio_that_is_being_cut_is_waited_for() {
+    for locking in Locking::ALL {
+        let vm = guest::vm(3, FRAMES);
+        vm.set(Setting::Locking(locking));
+        let text = Text::new(&vm, RX, PRIVATE);
+        // The store waits for its bytes.
+        let bytes = text.memory.bytes.lock().unwrap();
+        let served = std::thread::scope(|scope| {
+            let (vm, Text { file, space, .. }) = (&vm, &text);
+            let while_it_waits = || std::thread::sleep(std::time::Duration::from_millis(50));
+            let punched = scope.spawn(move || file.punch(&cpu(vm, 1), 0..3).unwrap());
+            while_it_waits();
+            let fetch = move || space.fault(&cpu(vm, 2), AT + 9 * P, Access::Execute);
+            let fetched = scope.spawn(fetch);
+            while_it_waits();
+            drop(bytes);
+            punched.join().unwrap();
+            fetched.join().unwrap()
+        });
+        assert_eq!((served, vm.totals().get(Counter::ThpFileFallback)), (Ok(FaultKind::Huge), 0));
+        cpu(&vm, 2).drain();
+        assert_eq!(guest::load(&text.cpu, &text.space, AT + 2 * P), Ok(0));
+        assert_eq!(guest::load(&text.cpu, &text.space, AT + 3 * P), Ok(4));
+        finish(&text.cpu, text.space, Vec::from([text.file]));
+    }
+}
+
+/// A page that was stored to stays where it is until it is written back; so none is unmapped for the folio that cannot be.
+#[test]
+fn a_collapse_of_a_dirty_page_unmaps_none() {
+    let vm = guest::vm(2, FRAMES);
+    vm.set(Setting::HugeText(HugeText::Never));
+    let text = Text::new(&vm, RX, PRIVATE);
+    let (cpu, space) = (&text.cpu, &text.space);
+    space.madvise(cpu, AT, F * P, Advice::PopulateRead).unwrap();
+    guest::write_object(cpu, &text.file, 300, 9).unwrap();
+    let collapse = || space.madvise(cpu, AT, F * P, Advice::Collapse);
+    assert_eq!(collapse().map_err(|error| error.errno), Err(Errno::EAGAIN));
+    assert_eq!(space.resident_pages(cpu), F);
+    assert_eq!(write_back(cpu, &[space], &text.file), Ok(1));
+    collapse().unwrap();
+    assert_eq!(guest::load(cpu, space, AT + 300 * P), Ok(9));
     finish(&text.cpu, text.space, Vec::from([text.file]));
 }
 

@@ -14,24 +14,24 @@ use crate::stat::Counter;
 use std::sync::Arc;
 use std::vec::Vec;
 
-const RX: Prot = Prot::READ.union(Prot::EXEC);
-const RWX: Prot = RW.union(Prot::EXEC);
+pub(super) const RX: Prot = Prot::READ.union(Prot::EXEC);
+pub(super) const RWX: Prot = RW.union(Prot::EXEC);
 /// Pages of a folio.
-const F: u64 = 512;
+pub(super) const F: u64 = 512;
 /// Two folios and a tail.
-const PAGES: u64 = 2 * F + 5;
-const FRAMES: u32 = 8192;
+pub(super) const PAGES: u64 = 2 * F + 5;
+pub(super) const FRAMES: u32 = 8192;
 
-struct Setup<'v> {
-    cpu: TestCpu<'v>,
-    space: TestSpace,
-    memory: Arc<Memory>,
-    file: Shared<Object>,
+pub(super) struct Setup<'v> {
+    pub(super) cpu: TestCpu<'v>,
+    pub(super) space: TestSpace,
+    pub(super) memory: Arc<Memory>,
+    pub(super) file: Shared<Object>,
 }
 
 impl<'v> Setup<'v> {
     /// A file of [`PAGES`] pages, of which nothing is mapped.
-    fn new(vm: &'v TestVm) -> Self {
+    pub(super) fn new(vm: &'v TestVm) -> Self {
         let cpu = cpu(vm, 0);
         let space = Space::new(&cpu).unwrap();
         let memory = Memory::new(PAGES, 0);
@@ -40,26 +40,26 @@ impl<'v> Setup<'v> {
     }
 
     /// A file that is mapped at `AT`.
-    fn mapped(vm: &'v TestVm, prot: Prot, flags: MapFlags) -> Self {
+    pub(super) fn mapped(vm: &'v TestVm, prot: Prot, flags: MapFlags) -> Self {
         let setup = Self::new(vm);
         setup.map(0, prot, flags);
         setup
     }
 
-    fn map(&self, at: u64, prot: Prot, flags: MapFlags) {
+    pub(super) fn map(&self, at: u64, prot: Prot, flags: MapFlags) {
         map_object(&self.cpu, &self.space, (at, PAGES), prot, flags, (&self.file, 0));
     }
 
-    fn fetch(&self, page: u64) -> Result<FaultKind, FaultError> {
+    pub(super) fn fetch(&self, page: u64) -> Result<FaultKind, FaultError> {
         self.space.fault(&self.cpu, AT + page * P, Access::Execute)
     }
 
-    fn load(&self, page: u64) -> Result<u64, FaultError> {
+    pub(super) fn load(&self, page: u64) -> Result<u64, FaultError> {
         load(&self.cpu, &self.space, AT + page * P)
     }
 
     /// Pages that huge leaves map.
-    fn huge(&self) -> u64 {
+    pub(super) fn huge(&self) -> u64 {
         let mut huge = 0;
         self.space.areas(&self.cpu, |area| huge += area.huge);
         let leaves = self.count(Counter::FilePmdMapped);
@@ -67,27 +67,31 @@ impl<'v> Setup<'v> {
         huge
     }
 
-    fn count(&self, counter: Counter) -> u64 {
+    pub(super) fn count(&self, counter: Counter) -> u64 {
         self.cpu.vm().totals().get(counter)
     }
 
     /// Every page that is mapped shows what the file has.
-    fn shows_all(&self) {
+    pub(super) fn shows_all(&self) {
         self.check();
         (0..PAGES).for_each(|page| assert_eq!(self.load(page), Ok(page + 1), "page {page}"));
         self.check();
     }
 
-    fn check(&self) {
+    pub(super) fn check(&self) {
         check(&self.cpu, &[&self.space], &[&self.file], 0);
     }
 
-    fn finish(self) {
+    pub(super) fn check_with(&self, other: &TestSpace) {
+        check(&self.cpu, &[&self.space, other], &[&self.file], 0);
+    }
+
+    pub(super) fn finish(self) {
         finish(&self.cpu, self.space, Vec::from([self.file]));
     }
 }
 
-fn each_policy(test: impl Fn(&TestVm)) {
+pub(super) fn each_policy(test: impl Fn(&TestVm)) {
     for locking in Locking::ALL {
         let vm = guest::vm(2, FRAMES);
         vm.set(Setting::Locking(locking));
@@ -487,74 +491,6 @@ fn frames_of_a_leaf_stay_until_it_is_gone() {
     setup.finish();
 }
 
-#[test]
-fn base_pages_in_use_collapse() {
-    each_policy(|vm| {
-        vm.set(Setting::HugeText(HugeText::Never));
-        let setup = Setup::mapped(vm, RX, PRIVATE);
-        (0..F).for_each(|page| assert_eq!(setup.load(page), Ok(page + 1)));
-        assert_eq!(setup.load(F), Ok(F + 1));
-        let collapse_all = |least| {
-            let mut from = Some(0);
-            while let Some(at) = from {
-                from = setup.space.collapse_text(&setup.cpu, at, least);
-            }
-        };
-        collapse_all(1);
-        assert_eq!(setup.huge(), 0, "the knob is off");
-        vm.set(Setting::HugeText(HugeText::Always));
-        collapse_all(300);
-        assert_eq!((setup.huge(), setup.count(Counter::ThpCollapsed)), (F, 1));
-        setup.check();
-        let faults = setup.count(Counter::Faults);
-        (0..F).for_each(|page| assert_eq!(setup.load(page), Ok(page + 1)));
-        assert_eq!(setup.count(Counter::Faults), faults);
-        collapse_all(1);
-        assert_eq!(setup.huge(), 2 * F);
-        setup.shows_all();
-        setup.finish();
-    });
-}
-
-#[test]
-fn a_collapse_that_cannot_be_says_why_and_loses_nothing() {
-    use crate::error::Errno;
-    let vm = guest::vm(2, FRAMES);
-    vm.set(Setting::HugeText(HugeText::Never));
-    let setup = Setup::mapped(&vm, RWX, PRIVATE);
-    let collapse = |at: u64, pages: u64| {
-        let (at, len) = (AT + at * P, pages * P);
-        setup.space.madvise(&setup.cpu, at, len, Advice::Collapse).map_err(|error| error.errno)
-    };
-    // A copy, which is not the file's.
-    store(&setup.cpu, &setup.space, AT + 7 * P, 70).unwrap();
-    assert_eq!(collapse(0, F), Err(Errno::EAGAIN));
-    assert_eq!(setup.load(7), Ok(70));
-    // A page that another space maps.
-    let other = Space::new(&setup.cpu).unwrap();
-    map_object(&setup.cpu, &other, (0, PAGES), RX, SHARED, (&setup.file, 0));
-    assert_eq!(load(&setup.cpu, &other, AT + (F + 1) * P), Ok(F + 2));
-    assert_eq!(setup.load(F), Ok(F + 1));
-    assert_eq!(collapse(F, F), Err(Errno::EAGAIN));
-    assert!(setup.space.page_at(&setup.cpu, AT + F * P).is_some(), "unmapped in vain");
-    setup.check_with(&other);
-    other.exit(&setup.cpu);
-    assert_eq!(collapse(F, F), Ok(()));
-    assert_eq!(collapse(F, F), Ok(()), "there is one already");
-    assert_eq!((setup.huge(), collapse(1, 5)), (F, Ok(())), "nothing is whole");
-    // Not a file's, and a hole.
-    guest::map(&setup.cpu, &setup.space, 8 * F, F, RW);
-    assert_eq!(collapse(8 * F, F), Err(Errno::EINVAL));
-    assert_eq!(collapse(10 * F, F), Err(Errno::ENOMEM));
-    setup.space.madvise(&setup.cpu, AT, F * P, Advice::NoHugePage).unwrap();
-    assert_eq!(collapse(0, F), Err(Errno::EINVAL));
-    // Nothing is mapped: the pages are read and mapped.
-    setup.space.madvise(&setup.cpu, AT, F * P, Advice::HugePage).unwrap();
-    setup.space.madvise(&setup.cpu, AT, F * P, Advice::DontNeed).unwrap();
-    assert_eq!(collapse(0, F), Ok(()));
-    setup.finish();
-}
-
 /// Where a page in use prevented a folio, other pages that take the place of the first may be one at once.
 #[test]
 fn new_pages_are_a_folio_though_the_old_ones_could_not() {
@@ -577,34 +513,6 @@ fn new_pages_are_a_folio_though_the_old_ones_could_not() {
     setup.check_with(&other);
     other.exit(&setup.cpu);
     setup.finish();
-}
-
-/// Whatever the knob says, and whether or not a folio could be made before: a collapse that has no error leaves a leaf.
-#[test]
-fn a_collapse_of_pages_that_nobody_has_mapped_makes_a_leaf() {
-    each_policy(|vm| {
-        let setup = Setup::mapped(vm, RX, PRIVATE);
-        let collapse = |at: u64| {
-            setup.space.madvise(&setup.cpu, AT + at * P, F * P, Advice::Collapse).unwrap();
-        };
-        vm.set(Setting::HugeText(HugeText::Never));
-        collapse(0);
-        assert_eq!(setup.huge(), F, "the knob is off");
-        // A page in use prevents the second folio; then it is used no more.
-        assert_eq!(setup.load(F + 1), Ok(F + 2));
-        vm.set(Setting::HugeText(HugeText::Always));
-        let other = Space::new(&setup.cpu).unwrap();
-        map_object(&setup.cpu, &other, (0, PAGES), RX, SHARED, (&setup.file, 0));
-        assert_eq!(load(&setup.cpu, &other, AT + (F + 1) * P), Ok(F + 2));
-        other.exit(&setup.cpu);
-        setup.space.madvise(&setup.cpu, AT + F * P, F * P, Advice::DontNeed).unwrap();
-        setup.space.munmap(&setup.cpu, AT, PAGES * P).unwrap();
-        setup.map(0, RX, PRIVATE);
-        collapse(F);
-        assert_eq!(setup.huge(), F, "no folio could be made before");
-        setup.shows_all();
-        setup.finish();
-    });
 }
 
 /// A read that fails in the middle, or is short, leaves base pages; one that ends later is waited for.
@@ -656,12 +564,6 @@ fn what_comes_between_is_seen() {
         assert_eq!(served, Err(FaultError::Segv { mapped: false }));
         assert_eq!((setup.huge(), setup.count(Counter::ThpFileAlloc)), (0, 1));
         setup.finish();
-    }
-}
-
-impl Setup<'_> {
-    fn check_with(&self, other: &TestSpace) {
-        check(&self.cpu, &[&self.space, other], &[&self.file], 0);
     }
 }
 

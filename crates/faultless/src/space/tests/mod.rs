@@ -4,6 +4,7 @@ mod access;
 mod ahead;
 mod beside;
 mod calls;
+mod collapses;
 mod devices;
 mod discards;
 mod ended;

@@ -1,6 +1,9 @@
 //! Random calls, loads and stores in several spaces, of files that they map, and of devices that have pages pinned, against a
 //! naive page map. After every step the audit checks every frame, reference and entry.
 
+mod pages;
+
+use self::pages::{Contents, Model, Objects, Page, Word};
 use super::guest::{self, TestVm};
 use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::audit::audit_with;
@@ -17,7 +20,6 @@ use crate::table::format::CacheMode;
 use crate::testing::{DEVICE_FRAMES, TestMachine};
 use crate::vm::Cpu;
 use proptest::prelude::*;
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::vec;
@@ -104,110 +106,6 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (any::<usize>(), any::<usize>(), 1..u64::MAX).prop_map(
             |(which, page, value)| Step::DeviceStore { which, page, value }),
     ]
-}
-
-/// The word in a frame that a space, an object or a device has.
-type Word = Rc<Cell<u64>>;
-
-#[derive(Clone, Debug, PartialEq)]
-struct Page {
-    prot: Prot,
-    /// The object behind it, and the page in it.
-    object: Option<(usize, u64)>,
-    shared: bool,
-    may_write: bool,
-    /// What is in it, once it is a page of its own.
-    own: Option<Word>,
-    dont_fork: bool,
-    wipe: bool,
-}
-
-#[derive(Default)]
-struct Model {
-    pages: BTreeMap<u64, Page>,
-}
-
-/// An object by its number: its length, and what was written.
-#[derive(Default)]
-struct Contents {
-    len: u64,
-    pages: BTreeMap<u64, Word>,
-}
-
-impl Contents {
-    fn new(len: u64) -> Self {
-        Self { len, pages: BTreeMap::new() }
-    }
-
-    fn get(&self, index: u64) -> u64 {
-        self.pages.get(&index).map_or(0, |word| word.get())
-    }
-
-    /// The page, which is there from now on.
-    fn word(&mut self, index: u64) -> &Word {
-        self.pages.entry(index).or_default()
-    }
-}
-
-type Objects = BTreeMap<usize, Contents>;
-
-impl Page {
-    fn private(prot: Prot) -> Self {
-        let (object, own) = (None, None);
-        Self { prot, object, shared: false, may_write: true, own, dont_fork: false, wipe: false }
-    }
-
-    fn is_device(&self) -> bool {
-        self.object.is_some_and(|(object, _)| object == DEVICE)
-    }
-
-    fn value(&self, objects: &Objects) -> Result<u64, FaultError> {
-        match (&self.own, self.object) {
-            (Some(word), _) => Ok(word.get()),
-            (None, None) => Ok(0),
-            (None, Some((object, index))) => {
-                let contents = &objects[&object];
-                if index < contents.len { Ok(contents.get(index)) } else { Err(FaultError::Bus) }
-            }
-        }
-    }
-
-    /// Faults it in for writing: a private page is its own from then on.
-    fn populate(&mut self, objects: &Objects, write: bool) -> Result<(), FaultError> {
-        let value = self.value(objects)?;
-        if write && !self.shared {
-            self.own.get_or_insert_default().set(value);
-        }
-        Ok(())
-    }
-
-    /// Pins it: what the device and the space have from now on. `None`: it may not.
-    fn pin(&mut self, objects: &mut Objects, write: bool) -> Option<Word> {
-        let allowed = if write { self.prot.contains(Prot::WRITE) } else { !self.prot.is_empty() };
-        if !allowed || self.is_device() {
-            return None;
-        }
-        // A private page becomes the space's own.
-        self.populate(objects, true).ok()?;
-        match (&self.own, self.object) {
-            (None, Some((object, index))) => Some(objects.get_mut(&object)?.word(index).clone()),
-            (own, _) => own.clone(),
-        }
-    }
-
-    /// As a child has it.
-    fn copy(&self) -> Self {
-        let own = self.own.as_ref().map(|word| Word::new(Cell::new(word.get())));
-        Self { own, ..self.clone() }
-    }
-}
-
-impl Model {
-    fn unmap(&mut self, from: u64, len: u64) {
-        (from..from + len).for_each(|page| {
-            self.pages.remove(&page);
-        });
-    }
 }
 
 /// Pages that a device has.
@@ -341,7 +239,7 @@ impl World<'_> {
             Step::Advise { at, len, advice } => {
                 let got = space.madvise(cpu, addr(at), len * PAGE_SIZE, advice);
                 let got = got.map_err(|error| error.errno);
-                advise(model, &self.objects, number(addr(at)), len, advice, got);
+                model.advise(&self.objects, number(addr(at)), len, advice, got);
             }
             Step::Remap { at, old, new, to, flags } => {
                 let flags = RemapFlags::from_bits(flags).unwrap();
@@ -359,7 +257,7 @@ impl World<'_> {
                     let device = model.pages.get(&number(addr(at))).is_some_and(Page::is_device);
                     let keeps = flags.contains(RemapFlags::DONTUNMAP);
                     assert!(!device || new <= old && !keeps, "device memory that grows or stays");
-                    remap(model, number(addr(at)), old, new, number(there), flags);
+                    model.remap(number(addr(at)), old, new, number(there), flags);
                 }
             }
             Step::Fork => {
@@ -566,94 +464,6 @@ impl World<'_> {
         let files: Vec<_> = self.files.iter().map(|(file, _)| file).collect();
         if let Err(discrepancy) = audit_with(&self.cpu, &spaces, &files) {
             panic!("{discrepancy}");
-        }
-    }
-}
-
-fn advise(
-    model: &mut Model,
-    objects: &Objects,
-    from: u64,
-    len: u64,
-    advice: Advice,
-    got: Result<(), Errno>,
-) {
-    let mut expected = Ok(());
-    for number in from..from + len {
-        let populates = matches!(advice, Advice::PopulateRead | Advice::PopulateWrite);
-        let Some(page) = model.pages.get_mut(&number) else {
-            expected = Err(Errno::ENOMEM);
-            if populates {
-                break;
-            }
-            continue;
-        };
-        match advice {
-            Advice::DontNeed | Advice::DoFork | Advice::PopulateRead | Advice::PopulateWrite
-                if page.is_device() =>
-            {
-                expected = Err(Errno::EINVAL);
-                break;
-            }
-            Advice::DontNeed => page.own = None,
-            Advice::Free | Advice::WipeOnFork if page.object.is_some() => {
-                expected = Err(Errno::EINVAL);
-                break;
-            }
-            Advice::DontFork => page.dont_fork = true,
-            Advice::DoFork => page.dont_fork = false,
-            Advice::WipeOnFork => page.wipe = true,
-            Advice::KeepOnFork => page.wipe = false,
-            Advice::PopulateWrite if !page.prot.contains(Prot::WRITE) => {
-                expected = Err(Errno::EINVAL);
-                break;
-            }
-            Advice::PopulateRead if !page.prot.contains(Prot::READ) => {
-                expected = Err(Errno::EINVAL);
-                break;
-            }
-            Advice::PopulateRead | Advice::PopulateWrite
-                if page.populate(objects, advice == Advice::PopulateWrite).is_err() =>
-            {
-                expected = Err(Errno::EFAULT);
-                break;
-            }
-            _ => {}
-        }
-    }
-    assert_eq!(got, expected, "{advice:?}");
-}
-
-fn remap(model: &mut Model, from: u64, old: u64, new: u64, there: u64, flags: RemapFlags) {
-    if there == from && new <= old {
-        // Linux looks at the first page only, and unmaps what is too much.
-        return model.unmap(from + new, old - new);
-    }
-    let first = model.pages[&from].clone();
-    // A move to a fixed place may take holes along, and what they come to lie on stays.
-    let moved: Vec<_> =
-        (0..old.min(new)).map(|index| model.pages.get(&(from + index)).cloned()).collect();
-    if there != from {
-        if flags.contains(RemapFlags::DONTUNMAP) {
-            for index in 0..old {
-                if let Some(page) = model.pages.get_mut(&(from + index)) {
-                    page.own = None;
-                }
-            }
-        } else {
-            model.unmap(from, old);
-        }
-    } else {
-        model.unmap(from, old);
-    }
-    for index in 0..new {
-        let grown = Page {
-            own: None,
-            object: first.object.map(|(object, at)| (object, at + index)),
-            ..first.clone()
-        };
-        if let Some(page) = moved.get(index as usize).cloned().unwrap_or(Some(grown)) {
-            model.pages.insert(there + index, page);
         }
     }
 }
