@@ -124,10 +124,17 @@ fn the_cost_of_a_major_fault() {
         assert!(ran.report.counter("pgmajfault") >= Some(96), "{ran}");
         cost
     };
-    // Each read of the slow disk takes 2,000,000 instructions. Of this time the ticks of the timer count, some thousand instructions; more
-    // where the host lets the disk wait.
-    let (quick, slow) = (cost(None), cost(Some(500)));
-    assert!(quick > 5000.0 && (slow - quick).abs() < 400_000.0, "{quick} and {slow}");
+    // Each read of the slow disk takes 2,000,000 instructions. Of this time the ticks of the timer count, some thousand instructions. A host
+    // that lets the disk wait only adds, to either: so the least of several boots tells.
+    let (mut quick, mut slow) = (f64::INFINITY, f64::INFINITY);
+    for _ in 0..5 {
+        quick = quick.min(cost(None));
+        slow = slow.min(cost(Some(500)));
+        if (slow - quick).abs() < 20_000.0 {
+            break;
+        }
+    }
+    assert!(quick > 5000.0 && (slow - quick).abs() < 20_000.0, "{quick} and {slow}");
 }
 
 /// A machine whose memory does not hold its files: what was read is dropped, and read again.

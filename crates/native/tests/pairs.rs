@@ -9,7 +9,8 @@ use faultless::Locking;
 use faultless_native::{Config, Native};
 use stress::pairs::known::known;
 use stress::pairs::op::{Op, RW};
-use stress::pairs::table::{Base, Kind, Relation};
+use stress::pairs::place::{Base, Relation};
+use stress::pairs::table::Kind;
 use stress::{Plan, Progress, Source, Thread};
 
 /// Runs it under each policy. Returns how many huge leaves were mapped, and how many were split.
@@ -29,7 +30,7 @@ fn run(name: &str, source: &Source, rounds: u64) -> [u64; 2] {
 
 #[test]
 fn pairs_at_random_have_an_order() {
-    let [mapped, split] = run("random", &Source::Drawn, 4_000);
+    let [mapped, split] = run("random", &Source::Drawn, 6_000);
     assert!(mapped > 50 && split > 50, "{mapped} huge leaves, {split} split");
 }
 

@@ -3,8 +3,8 @@
 use super::guest::{AT, P, RW, SHARED, TestCpu, World};
 use super::{Case, Left, Refused, exhaust};
 use faultless::{
-    Access, AnonVmaCheck, BackingStore, Copies, Errno, FaultKind, MapFlags, Object, ReadRun,
-    StoreError, WriteRun,
+    Access, Advice, AnonVmaCheck, BackingStore, Copies, Errno, FaultKind, MapFlags, Object,
+    ReadRun, StoreError, ThreadStreams, WriteRun,
 };
 use std::cell::Cell;
 
@@ -139,6 +139,33 @@ fn calls_of_the_kernel_that_read() {
         Ok::<_, Refused>(())
     };
     exhaust(&Case { name: "write_page", setup: &file, call: &write, left, checks, may_fail });
+}
+
+/// Pages that are read before they are used. Advice is never refused: what cannot be read now, an access will read.
+#[test]
+fn reading_ahead() {
+    let mapped = |cpu: &TestCpu<'_>, world: &mut World| {
+        file(cpu, world);
+        world.map_object(cpu, 0, PAGES as u64, MapFlags::SHARED | MapFlags::FIXED, 0);
+    };
+    let (left, checks, may_fail) = (Left::ReadIn, LATE, true);
+    let needed = |cpu: &TestCpu<'_>, world: &mut World| {
+        let advised = world.spaces[0].madvise(cpu, AT + P, 5 * P, Advice::WillNeed);
+        assert_eq!(advised, Ok(()));
+        // So that it ends the same whatever was read.
+        world.objects[0].read_ahead(cpu, 1..6)?;
+        Ok::<_, Refused>(())
+    };
+    exhaust(&Case { name: "WillNeed", setup: &mapped, call: &needed, left, checks, may_fail });
+    let read = |cpu: &TestCpu<'_>, world: &mut World| {
+        // To the end, behind which nothing is read in addition.
+        let (reader, file) = (ThreadStreams::new(), &world.objects[0]);
+        file.read_in_sequence(cpu, &reader, 3..4)?;
+        file.read_in_sequence(cpu, &reader, 4..PAGES as u64)?;
+        Ok::<_, Refused>(())
+    };
+    let name = "read_in_sequence";
+    exhaust(&Case { name, setup: &file, call: &read, left, checks, may_fail });
 }
 
 #[test]

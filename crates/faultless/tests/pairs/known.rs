@@ -2,7 +2,8 @@
 
 use super::Case;
 use super::op::{APART, BOUNDARY, How, Op, RW, Span, WINDOW};
-use super::table::{fill, reveal, roof};
+use super::place::{fill, roof};
+use super::table::reveal;
 use faultless::{Advice, Lock, MapFlags, Prot, RemapFlags};
 
 /// The programs that are known to have failed, by name.

@@ -21,9 +21,24 @@
 
 #![allow(dead_code, reason = "each program uses a part")]
 
+/// Makes an enum, and the list of all it has.
+macro_rules! listed {
+    ($(#[$about:meta])* $name:ident { $($(#[$what:meta])* $each:ident),+ $(,)? }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum $name { $($(#[$what])* $each),+ }
+
+        impl $name {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$each),+];
+        }
+    };
+}
+
 pub mod file;
 pub mod known;
 pub mod op;
+pub mod place;
 pub mod seen;
 pub mod table;
 

@@ -4,23 +4,10 @@
 //! paired with every other, in every [`Relation`] and from every [`Base`].
 
 use super::Case;
-use super::op::{APART, BOUNDARY, How, LEAF, NONE, Op, Part, RW, Span, TOP_PAGE, WINDOW};
+use super::op::{APART, How, LEAF, NONE, Op, Part, RW, Span, WINDOW};
+use super::place::{Base, Relation, fill, roof};
 use faultless::{Advice, Copies, Lock, MapFlags, Prot, RemapFlags};
 use std::fmt;
-
-/// Makes an enum, and the list of all it has.
-macro_rules! listed {
-    ($(#[$about:meta])* $name:ident { $($(#[$what:meta])* $each:ident),+ $(,)? }) => {
-        $(#[$about])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        pub enum $name { $($(#[$what])* $each),+ }
-
-        impl $name {
-            /// All of them.
-            pub const ALL: &[Self] = &[$(Self::$each),+];
-        }
-    };
-}
 
 listed! {
     /// A kind of operation.
@@ -53,6 +40,7 @@ listed! {
         DontFork,
         PopulateRead,
         PopulateWrite,
+        WillNeed,
         BrkGrow,
         BrkShrink,
         Load,
@@ -127,6 +115,7 @@ impl Kind {
             Self::DontFork => Op::Advise(span, Advice::DontFork),
             Self::PopulateRead => Op::Advise(span, Advice::PopulateRead),
             Self::PopulateWrite => Op::Advise(span, Advice::PopulateWrite),
+            Self::WillNeed => Op::Advise(span, Advice::WillNeed),
             Self::BrkGrow => Op::Brk(span.end()),
             Self::BrkShrink => Op::Brk(at),
             Self::Load => Op::Load(at),
@@ -182,6 +171,7 @@ impl Kind {
             | Self::Free
             | Self::PopulateRead
             | Self::PopulateWrite
+            | Self::WillNeed
             | Self::Load
             | Self::Store
             | Self::ReadOutside
@@ -237,6 +227,7 @@ impl Kind {
             | Self::DontFork
             | Self::PopulateRead
             | Self::PopulateWrite
+            | Self::WillNeed
             | Self::BrkShrink
             | Self::Load
             | Self::Store
@@ -308,6 +299,7 @@ impl Kind {
             | Self::DontFork
             | Self::PopulateRead
             | Self::PopulateWrite
+            | Self::WillNeed
             | Self::Load
             | Self::Store
             | Self::ReadOutside
@@ -374,6 +366,7 @@ impl Kind {
             | Self::DontFork
             | Self::PopulateRead
             | Self::PopulateWrite
+            | Self::WillNeed
             | Self::BrkGrow
             | Self::BrkShrink
             | Self::Load
@@ -396,177 +389,6 @@ impl Kind {
             | Self::Exit
             | Self::Drop => false,
         }
-    }
-}
-
-/// Maps private memory, and stores to its pages.
-pub fn fill(span: Span, ops: &mut Vec<Op>) {
-    ops.push(Op::Map(span, How::Fixed, RW, MapFlags::PRIVATE));
-    ops.extend((span.at..span.end()).map(|page| Op::Store(page, word(page))));
-}
-
-/// What is stored to a page at the start.
-fn word(page: i64) -> u64 {
-    1 + page.rem_euclid(64) as u64
-}
-
-listed! {
-    /// What is mapped in the window before the operations' needs are.
-    Base {
-        /// Nothing.
-        Empty,
-        /// One VMA, whose pages were stored to.
-        Whole,
-        /// One VMA that nobody has touched.
-        Untouched,
-        /// Several that may merge, if what is between them goes or comes, and several that may not.
-        Parts,
-        /// As [`Parts`](Self::Parts), and no more VMAs than there are.
-        Full,
-        /// One VMA, whose pages were stored to; the two below the boundary are locked.
-        Locked,
-        /// Shared memory.
-        Shared,
-        /// An object, private: some pages were loaded, and some stored to.
-        Object,
-        /// The same, shared.
-        ObjectShared,
-        /// A file, private: some pages were loaded, and some stored to.
-        File,
-        /// The same, shared.
-        FileShared,
-        /// A file whose store completes reads later, private: some pages were loaded, some are being read.
-        Slow,
-        /// The same, shared.
-        SlowShared,
-        /// Device memory: some pages were loaded, and some stored to.
-        Device,
-        /// Program text, private and writable: a huge leaf maps the 2 MiB below the boundary.
-        Text,
-    }
-}
-
-impl Base {
-    fn ops(self) -> Vec<Op> {
-        let mut ops = Vec::new();
-        let window = Span::new(0, WINDOW);
-        let mut map = |span, prot, kind| ops.push(Op::Map(span, How::Fixed, prot, kind));
-        let object = |object, kind| {
-            let touch = [Op::Load(0), Op::Store(2, word(2)), Op::Store(3, word(3)), Op::Load(5)];
-            [object, Op::MapObject(window, kind)].into_iter().chain(touch)
-        };
-        match self {
-            Self::Empty => {}
-            Self::Whole => fill(window, &mut ops),
-            Self::Untouched => map(window, RW, MapFlags::PRIVATE),
-            Self::Locked => {
-                fill(window, &mut ops);
-                ops.push(Op::Lock(Span::new(BOUNDARY - 2, 2), Lock::Now));
-            }
-            Self::Parts | Self::Full => {
-                map(Span::new(2, 1), Prot::READ, MapFlags::PRIVATE);
-                map(Span::new(5, 3), RW, MapFlags::PRIVATE);
-                fill(Span::new(0, 2), &mut ops);
-                fill(Span::new(3, 1), &mut ops);
-                ops.push(Op::Load(5));
-            }
-            Self::Shared => {
-                map(window, RW, MapFlags::SHARED);
-                ops.extend((0..WINDOW).step_by(2).map(|page| Op::Store(page, word(page))));
-            }
-            Self::Object => ops.extend(object(Op::Object, MapFlags::PRIVATE)),
-            Self::ObjectShared => ops.extend(object(Op::Object, MapFlags::SHARED)),
-            Self::File => ops.extend(object(Op::File, MapFlags::PRIVATE)),
-            Self::FileShared => ops.extend(object(Op::File, MapFlags::SHARED)),
-            Self::Slow | Self::SlowShared => {
-                let private = self == Self::Slow;
-                let kind = if private { MapFlags::PRIVATE } else { MapFlags::SHARED };
-                // All others are absent, or under way.
-                let touch = [Op::Load(0), Op::Store(1, word(1))];
-                ops.extend([Op::SlowFile, Op::MapObject(window, kind)].into_iter().chain(touch));
-            }
-            Self::Text => {
-                let all = Span::new(LEAF.at, LEAF.pages + WINDOW - BOUNDARY);
-                let touch = [Op::Load(0), Op::Load(5)];
-                let text = [Op::Text, Op::MapObject(all, MapFlags::PRIVATE)];
-                ops.extend(text.into_iter().chain(touch));
-            }
-            Self::Device => {
-                let touch = [Op::Load(0), Op::Store(2, word(2)), Op::Load(5)];
-                ops.extend([Op::Device, Op::MapDevice(window)].into_iter().chain(touch));
-            }
-        }
-        ops
-    }
-}
-
-listed! {
-    /// How the spans of two operations lie.
-    Relation {
-        /// The same page.
-        Same,
-        /// The same two pages, on both sides of the boundary.
-        SameAcross,
-        /// The first below the second.
-        Below,
-        Above,
-        /// With the boundary between them.
-        BelowAcross,
-        AboveAcross,
-        /// Some pages are those of both.
-        Overlapping,
-        OverlappingAbove,
-        /// The second in the middle of the first.
-        Around,
-        Inside,
-        /// In one VMA, if there is one, and not adjacent.
-        Apart,
-        /// Adjacent to the same hole, or the same VMA, of one page.
-        Beside,
-        /// All of a huge leaf, and a page of it.
-        Leaf,
-        OfLeaf,
-        /// All of it.
-        SameLeaf,
-    }
-}
-
-impl Relation {
-    pub fn spans(self) -> [Span; 2] {
-        let (b, leaf) = (BOUNDARY, (LEAF.at, LEAF.pages));
-        let [first, second] = match self {
-            Self::Same => [(2, 1), (2, 1)],
-            Self::SameAcross => [(b - 1, 2), (b - 1, 2)],
-            Self::Below => [(1, 1), (2, 1)],
-            Self::Above => [(2, 1), (1, 1)],
-            Self::BelowAcross => [(b - 1, 1), (b, 1)],
-            Self::AboveAcross => [(b, 1), (b - 1, 1)],
-            Self::Overlapping => [(1, 2), (2, 2)],
-            Self::OverlappingAbove => [(b - 1, 2), (b - 2, 2)],
-            Self::Around => [(1, 4), (2, 1)],
-            Self::Inside => [(b, 1), (b - 2, 4)],
-            Self::Apart => [(1, 1), (6, 1)],
-            Self::Beside => [(b - 2, 1), (b, 1)],
-            Self::Leaf => [leaf, (2, 1)],
-            Self::OfLeaf => [(2, 1), leaf],
-            Self::SameLeaf => [leaf, leaf],
-        };
-        [first, second].map(|(at, pages)| Span::new(at, pages))
-    }
-
-    /// Whether it is about all of a huge leaf.
-    pub fn is_of_leaf(self) -> bool {
-        matches!(self, Self::Leaf | Self::OfLeaf | Self::SameLeaf)
-    }
-
-    fn disjoint(self) -> bool {
-        let [first, second] = self.spans();
-        first.end() <= second.at || second.end() <= first.at
-    }
-
-    /// Whether something lies between the two.
-    fn parted(self) -> bool {
-        matches!(self, Self::Apart | Self::Beside)
     }
 }
 
@@ -659,6 +481,7 @@ fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
             Kind::WriteBack | Kind::DropClean | Kind::ReadPage | Kind::WritePage | Kind::GrowFile
         )
     });
+    let begins = any(|kind| kind == Kind::WillNeed);
     let reads = any(|kind| matches!(kind, Kind::PopulateRead | Kind::PopulateWrite | Kind::Lock));
     if files {
         return matches!(base, Base::File | Base::FileShared | Base::Slow | Base::SlowShared);
@@ -675,8 +498,8 @@ fn concerns([first, second]: [Kind; 2], base: Base) -> bool {
             !maps && !leaves && any(|kind| matches!(kind, Kind::MoveKeep | Kind::KeepAway))
         }
         Base::Object | Base::ObjectShared => maps || leaves || uses,
-        Base::File | Base::FileShared => maps || leaves || uses,
-        Base::Slow | Base::SlowShared => maps || leaves || uses || reads,
+        Base::File | Base::FileShared => maps || leaves || uses || begins,
+        Base::Slow | Base::SlowShared => maps || leaves || uses || begins || reads,
         Base::Device => any(|kind| kind == Kind::MapDevice),
         Base::Text => first.meets_leaf() && second.meets_leaf(),
     }
@@ -775,12 +598,6 @@ impl Pair {
         let sides = [0, 1].map(|side| vec![kinds[side].op(spans[side], side)]);
         Case::new(start, sides, reveal(spans))
     }
-}
-
-/// Leaves no place above a page. Nothing merges with it.
-pub fn roof(at: i64, ops: &mut Vec<Op>) {
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    ops.push(Op::Map(Span::new(at, TOP_PAGE - at), How::Fixed, Prot::EXEC, flags));
 }
 
 /// What shows what is wrong with the VMAs: a part of them is protected, another unmapped, and all pages are

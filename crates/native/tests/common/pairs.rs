@@ -16,7 +16,8 @@ use faultless_native::{Checked, Config, Native, NativeCpu, NativeMachine, Proces
 use pairs::Case;
 use pairs::file::Which;
 use pairs::op::{Besides, Hand, Ret, Span, WINDOW};
-use pairs::table::{Base, Kind, Pair, Relation, may_meet};
+use pairs::place::{Base, Relation};
+use pairs::table::{Kind, Pair, may_meet};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 

@@ -13,7 +13,7 @@ const CHILDREN: usize = 2;
 /// Pages of a huge leaf.
 const LEAF: u64 = 512;
 
-/// How large the file and its mappings get, in pages. Each slot has room for the longest mapping.
+/// How large the file and its mappings get, in pages. Each slot is as long as the longest mapping, or longer.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub file: u64,
