@@ -216,7 +216,7 @@ pub mod prefault {
     pub use crate::fault::prefault::fixed::FixedWindow;
     pub use crate::fault::prefault::history::{BLOCK, BlockHistory, History};
     pub use crate::fault::prefault::predictor::{
-        Check, Kind, MAX_ORDER, Miss, Predictor, Seen, Tally, Window, beside,
+        Check, Kind, Look, MAX_ORDER, Miss, Predictor, Seen, Tally, Window, beside,
     };
     pub use crate::fault::prefault::streams::Streams;
 }

@@ -186,7 +186,7 @@ fn runs_against_unmap<const RUNS: u32>(bound: Option<usize>) {
                 let slots = Arc::clone(&slots);
                 thread::spawn(move || {
                     let leaf = Entry::leaf(FrameNumber(frame));
-                    let held = protocol::take_some(Slots::all(&slots[..]), Entry::NONE, !0, &Fair);
+                    let held = protocol::take_runs(Slots::all(&slots[..]), Entry::NONE, !0, &Fair);
                     let count = (0..2).filter(|&at| held.holds(at)).count();
                     held.commit(|_| leaf);
                     count

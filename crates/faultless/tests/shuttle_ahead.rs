@@ -6,6 +6,7 @@
 #[macro_use]
 mod scenario;
 
+use faultless::Prot;
 use scenario::{AT, Guest, PAGE, RW, Space, World, page};
 
 /// Used pages that say what comes next.
@@ -92,6 +93,24 @@ fn batches_over_zeros() {
     world.finish(vec![space]);
 }
 
+/// What shows the page of zeros is stored to in batches, while the protection of all changes by one permission more. A store to a page that the change
+/// has not reached finds the old permissions in the entry, which is not taken for the new ones; and who holds entries waits for it to flush.
+fn batches_over_zeros_against_mprotect() {
+    let (world, space) = before_a_batch();
+    world.within(&space, |guest| {
+        (BEFORE..PAGES).for_each(|at| assert_eq!(guest.load(page(at)), Ok(0)));
+    });
+    world.run(&[
+        (&space, &|guest| guest.store(page(BEFORE), 100).unwrap()),
+        (&space, &|guest| guest.protect(AT, PAGES, RW | Prot::EXEC)),
+        (&space, &|guest| {
+            guest.store(page(PAGES - 1), 200).unwrap();
+            assert_eq!(guest.load(page(PAGES - 1)), Ok(200));
+        }),
+    ]);
+    world.finish(vec![space]);
+}
+
 /// Pages mapped ahead are moved, shared with a child, and looked at by who unmaps them.
 fn batches_against_fork_and_moves() {
     let (world, space) = before_a_batch();
@@ -124,6 +143,7 @@ mod tests {
         batches_against_munmap,
         batches_against_each_other,
         batches_over_zeros,
+        batches_over_zeros_against_mprotect,
         batches_against_fork_and_moves,
     );
 }
@@ -137,6 +157,8 @@ mod needs {
         taking_each_entry: BatchTakesEach in [batches_against_each_other] under AHEAD,
         giving_frames_back: BatchGivesBack in [batches_against_munmap] under AHEAD,
         flushing_zeros: ZeroPageFlush in [batches_over_zeros] under AHEAD,
+        looking_again_without_a_window:
+            RetriesAlone in [batches_over_zeros_against_mprotect] under AHEAD,
         waiting_for_held_entries: SettleWaits in [batches_against_munmap] under AHEAD,
     );
 }

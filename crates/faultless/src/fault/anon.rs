@@ -1,9 +1,9 @@
 //! The first touch of private anonymous memory.
 
-use super::{Attempt, FaultKind, overtaken};
+use super::{Attempt, FaultKind};
 use crate::addr::FrameNumber;
 use crate::fault::prepared::Prepared;
-use crate::fault::ticket::Abort;
+use crate::fault::ticket::{Abort, overtaken};
 use crate::frame::Use;
 use crate::machine::Machine;
 use crate::rmap::{AnonVma, AnonVmaSlot};

@@ -34,7 +34,7 @@ use crate::rmap::AnonVmaSlot;
 use crate::space::vma::{Memory, Prot, Vma};
 use crate::space::{Guard, Space};
 use crate::stat::Counter;
-use crate::sync::atomic::AtomicU64;
+use crate::sync::atomic::{AtomicU64, reads};
 use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::wait::Wait;
@@ -573,9 +573,10 @@ enum Refusal {
 
 impl<M: Machine> Attempt<'_, '_, M> {
     /// The one path of all faults. The common case comes first; all others continue in
-    /// [`serve_at_length`].
+    /// [`prefault::serve`] or [`serve_at_length`].
     #[inline(always)]
     fn serve(self, prepared: &mut Prepared) -> Result<FaultKind, Abort> {
+        reads(&self.vma.area);
         // SAFETY: the attempt runs in a grace section, which outlives it.
         let reached = unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) };
         let table = match reached {
@@ -608,7 +609,12 @@ impl<M: Machine> Attempt<'_, '_, M> {
             }
         }
         let Self { cpu, space, vma, ticket, page, access, ahead } = self;
-        serve_at_length(cpu, space, vma, ticket, page, access, ahead, table, prepared)
+        match ahead {
+            Some(thread) => {
+                prefault::serve(cpu, space, vma, ticket, page, access, thread, table, prepared)
+            }
+            None => serve_at_length(cpu, space, vma, ticket, page, access, table, prepared),
+        }
     }
 
     /// A fault on an entry that is not empty. `None`: look again.
@@ -638,8 +644,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
     }
 }
 
-/// The rest of [`Attempt::serve`]. It takes its parts, and not the whole, so that these stay in
-/// registers on the way that most faults go.
+/// The rest of [`Attempt::serve`] for the page alone, whatever its entry is. It takes an attempt's parts, and not the whole, so that
+/// these stay in registers on the way that most faults go.
 #[cold]
 #[inline(never)]
 #[expect(clippy::too_many_arguments, reason = "they are an attempt's parts")]
@@ -650,20 +656,14 @@ fn serve_at_length<M: Machine>(
     ticket: Ticket<'_>,
     page: u64,
     access: Access,
-    ahead: Option<&ThreadPredictor<M>>,
     table: &[AtomicU64; ENTRIES],
     prepared: &mut Prepared,
 ) -> Result<FaultKind, Abort> {
-    let attempt = Attempt { cpu, space, vma, ticket, page, access, ahead };
+    let attempt = Attempt { cpu, space, vma, ticket, page, access, ahead: None };
     let slot = &table[node::index(page, LAST)];
     loop {
         let seen = node::load(slot);
-        let done = if let Some(thread) = ahead
-            && prefault::goes_ahead(cpu, vma, access, seen)
-            && let Some(mut streams) = thread.of_fault()
-        {
-            attempt.serve_ahead(&mut streams, prepared, table, seen)?
-        } else if seen.is_none() {
+        let done = if seen.is_none() {
             match (&vma.area.memory, access) {
                 (Memory::Anonymous, Access::Write) => {
                     attempt.write_untouched(prepared, slot, attempt.anon_vma_id()?)?
@@ -683,21 +683,5 @@ fn serve_at_length<M: Machine>(
         if let Some(kind) = done {
             return Ok(kind);
         }
-        // The entry may be as it is until another CPU goes on, which waits for this one to flush.
-        cpu.serve_flushes();
-    }
-}
-
-/// Why a ticket was not valid: a writer came in between. It may be long gone, and the table with the
-/// entry too. Called in the attempt's grace section.
-#[cold]
-#[inline(never)]
-fn overtaken<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, page: u64, slot: &AtomicU64) -> Abort {
-    // SAFETY: inside a grace section.
-    match unsafe { descend(cpu.vm().machine(), space.root(), page) } {
-        Reached::Last(slots) if core::ptr::eq(slot, &slots[node::index(page, LAST)]) => {
-            Abort::VmaChanged
-        }
-        _ => Abort::TableChanged,
     }
 }

@@ -7,10 +7,10 @@
 //! by itself. The fault does not wait while it holds them; it skips an entry that another CPU
 //! holds.
 
-use super::{Access, Attempt, FaultKind, overtaken};
+use super::{Access, Attempt, FaultKind};
 use crate::addr::FrameNumber;
 use crate::fault::prepared::Prepared;
-use crate::fault::ticket::Abort;
+use crate::fault::ticket::{Abort, overtaken};
 use crate::file::{Mark, Object};
 use crate::frame::{Frame, Use};
 use crate::machine::Machine;

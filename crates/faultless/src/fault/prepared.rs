@@ -28,6 +28,12 @@ impl Prepared {
         }
     }
 
+    /// Whether there is none.
+    #[inline(always)]
+    pub(crate) const fn is_nothing(&self) -> bool {
+        matches!(self, Self::Nothing)
+    }
+
     /// As [`zeroed`](Self::zeroed), where it is not what is mostly done.
     #[inline(never)]
     pub(crate) fn zeroed_seldom<M: Machine>(&mut self, cpu: &Cpu<'_, M>) -> Option<Frame<Zeroed>> {
@@ -46,25 +52,25 @@ impl Prepared {
 
     /// Keeps a frame that was not installed. There is none yet: it was taken from here.
     pub(crate) fn keep_zeroed(&mut self, frame: Frame<Zeroed>) {
-        debug_assert!(matches!(self, Self::Nothing), "a second prepared frame");
+        debug_assert!(self.is_nothing(), "a second prepared frame");
         *self = Self::Zeroed(frame);
     }
 
     /// As [`keep_zeroed`](Self::keep_zeroed).
     pub(crate) fn keep_clean(&mut self, frame: Frame<Clean>) {
-        debug_assert!(matches!(self, Self::Nothing), "a second prepared frame");
+        debug_assert!(self.is_nothing(), "a second prepared frame");
         *self = Self::Clean(frame);
     }
 
     /// Makes sure that the next attempt finds a frame, waiting for one if need be. Returns whether
     /// there is one. Not inside a grace section, and holding no lock.
     pub(crate) fn wait_for_one<M: Machine>(&mut self, cpu: &Cpu<'_, M>) -> bool {
-        if matches!(self, Self::Nothing)
+        if self.is_nothing()
             && let Ok(frame) = cpu.alloc_or_wait()
         {
             *self = Self::Clean(frame);
         }
-        !matches!(self, Self::Nothing)
+        !self.is_nothing()
     }
 
     /// Ends the fault: what was not needed goes back.

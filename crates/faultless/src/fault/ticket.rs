@@ -1,8 +1,14 @@
 //! How a fault validates its answer, and why an attempt aborts.
 
 use crate::file::object::NoPage;
+use crate::machine::Machine;
+use crate::space::Space;
 use crate::space::vma::Vma;
 use crate::stat::{Counter, Point};
+use crate::sync::atomic::AtomicU64;
+use crate::table::node::{self, LAST};
+use crate::table::walk::{Reached, descend};
+use crate::vm::Cpu;
 
 /// What proves that a fault's answer still holds: the VMA's sequence has not changed, or a lock is held. A fault *validates*
 /// its ticket when it has taken the entry; the ticket is then *valid*, or the attempt aborts.
@@ -121,5 +127,24 @@ impl From<NoPage> for Abort {
             NoPage::Absent => Self::Absent,
             NoPage::OutOfMemory => Self::NoMemory,
         }
+    }
+}
+
+/// Why a ticket was not valid: a writer came in between. It may be long gone, and the table with the
+/// entry too. Called in the attempt's grace section.
+#[cold]
+#[inline(never)]
+pub(crate) fn overtaken<M: Machine>(
+    cpu: &Cpu<'_, M>,
+    space: &Space<M>,
+    page: u64,
+    slot: &AtomicU64,
+) -> Abort {
+    // SAFETY: inside a grace section.
+    match unsafe { descend(cpu.vm().machine(), space.root(), page) } {
+        Reached::Last(slots) if core::ptr::eq(slot, &slots[node::index(page, LAST)]) => {
+            Abort::VmaChanged
+        }
+        _ => Abort::TableChanged,
     }
 }

@@ -27,6 +27,9 @@ pub enum Mutant {
     FailedIsNoted,
     /// A collapse looks for copies once the VMA is stopped. What a program stored to one is lost.
     CollapseLooksAgain,
+    /// A fault whose window cannot take its page is served without one. It looks again and again at permissions that mprotect has not reached yet, and
+    /// which it never does, if it waits for a CPU that waits for this one.
+    RetriesAlone,
     /// mincore looks at an entry once no CPU holds it. A page is missing while it is copied.
     LookSettles,
     /// A fault below a stack that was unmapped is told so once that is flushed. The program then uses the stack.

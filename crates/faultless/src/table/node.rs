@@ -101,8 +101,68 @@ pub unsafe fn slot<M: Machine>(
     unsafe { &entries(machine, frame)[index(addr, level)] }
 }
 
+/// Slots that lie in one cache line, as far as they are aligned.
+const LINE: usize = 8;
+
+/// Whether all of `slots` are empty, each when it is read.
+#[inline(always)]
+pub fn are_none(slots: &[AtomicU64]) -> bool {
+    let (lines, rest) = slots.as_chunks::<LINE>();
+    for line in lines {
+        if line.each_ref().map(load).iter().fold(0, |any, entry| any | entry.0) != 0 {
+            return false;
+        }
+    }
+    let mut any = 0;
+    for slot in rest {
+        any |= load(slot).0;
+    }
+    any == 0
+}
+
+/// The bits that all of `slots` have, each when it is read.
+#[inline(always)]
+pub fn common(slots: &[AtomicU64]) -> Entry {
+    let (lines, rest) = slots.as_chunks::<LINE>();
+    let mut all = !0;
+    for line in lines {
+        all &= line.each_ref().map(load).iter().fold(!0, |all, entry| all & entry.0);
+    }
+    for slot in rest {
+        all &= load(slot).0;
+    }
+    Entry(all)
+}
+
 /// The value of a slot, for a walk: later loads through it see a published table's zeros.
 #[inline(always)]
 pub fn load(slot: &AtomicU64) -> Entry {
     Entry(slot.load(Ordering::Acquire))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_looked_at_one_and_all() {
+        for length in 0..=3 * LINE {
+            let slots: [_; 3 * LINE] = core::array::from_fn(|_| AtomicU64::new(0));
+            let slots = &slots[..length];
+            assert!(are_none(slots));
+            for slot in slots {
+                slot.store(1 << 63, Ordering::Relaxed);
+                assert!(!are_none(slots), "of {length}");
+                slot.store(0, Ordering::Relaxed);
+            }
+            slots.iter().for_each(|slot| slot.store(0b110, Ordering::Relaxed));
+            let all = if length == 0 { !0 } else { 0b110 };
+            assert_eq!(common(slots), Entry(all));
+            for slot in slots {
+                slot.store(0b011, Ordering::Relaxed);
+                assert_eq!(common(slots), Entry(if length == 1 { 0b011 } else { 0b010 }));
+                slot.store(0b110, Ordering::Relaxed);
+            }
+        }
+    }
 }

@@ -36,6 +36,7 @@
 //! one may wait for a flush: wait loops service shootdown requests, and the MMU cannot use the entry.
 
 use super::format::Entry;
+use super::node;
 use crate::machine::CpuId;
 use crate::sync::atomic::{AtomicU64, Ordering, fence_after_rmw};
 use crate::sync::mutant::{Mutant, lost};
@@ -124,6 +125,49 @@ impl<'a> Slots<'a> {
     pub fn get(self, at: usize) -> Option<&'a AtomicU64> {
         self.slots.get(at * self.stride)
     }
+
+    /// Which places of `mask` are empty or map what `page` does, accessed or not. Each entry is read once, as other CPUs
+    /// may change it.
+    #[inline(always)]
+    pub fn fitting(self, page: Entry, mask: u64) -> u64 {
+        if self.stride == 1 && node::are_none(self.slots) {
+            return mask & self.places();
+        }
+        let fits = |at: &usize| self.get(*at).is_some_and(|slot| node::load(slot).fits(page));
+        places(mask).filter(fits).fold(0, |fitting, at| fitting | 1 << at)
+    }
+
+    /// All places.
+    #[inline(always)]
+    fn places(self) -> u64 {
+        let places = if self.stride == 1 {
+            self.slots.len()
+        } else {
+            self.slots.len().div_ceil(self.stride)
+        };
+        lowest(places)
+    }
+
+    /// Those at the places of `mask`, upwards, in runs of entries side by side, each with the place of its first.
+    #[inline(always)]
+    fn runs(self, mut mask: u64) -> impl Iterator<Item = (usize, &'a [AtomicU64])> {
+        core::iter::from_fn(move || {
+            let first = (mask != 0).then(|| mask.trailing_zeros())?;
+            let lowest = mask & mask.wrapping_neg();
+            let end = if self.stride == 1 {
+                // The carry goes to behind the run.
+                let behind = mask.wrapping_add(lowest);
+                mask &= behind;
+                behind.trailing_zeros()
+            } else {
+                mask ^= lowest;
+                first + 1
+            };
+            let start = first as usize * self.stride;
+            let run = self.slots.get(start..start + (end - first) as usize)?;
+            Some((first as usize, run))
+        })
+    }
 }
 
 /// Some entries of [`Slots`], all *busy* and held by this CPU. They end together, in
@@ -151,17 +195,47 @@ pub fn take_some<'a>(
     wanted: u64,
     by: &'a impl Wait,
 ) -> TakenSome<'a> {
+    let each = places(wanted).map_while(|at| Some((at, core::slice::from_ref(slots.get(at)?))));
+    take_each(slots, page, each, by)
+}
+
+/// As [`take_some`], for less where many of them lie side by side.
+#[inline(always)]
+pub fn take_runs<'a>(
+    slots: Slots<'a>,
+    page: Entry,
+    wanted: u64,
+    by: &'a impl Wait,
+) -> TakenSome<'a> {
+    take_each(slots, page, slots.runs(wanted & slots.places()), by)
+}
+
+/// Takes the entries of `runs`, each with the place of its first.
+#[inline(always)]
+fn take_each<'a>(
+    slots: Slots<'a>,
+    page: Entry,
+    runs: impl Iterator<Item = (usize, &'a [AtomicU64])>,
+    by: &'a impl Wait,
+) -> TakenSome<'a> {
+    let take = |slot: &AtomicU64, seen| {
+        lost(Mutant::BatchTakesEach) || swap(slot, seen, Entry::BUSY).is_ok()
+    };
     let (mut held, mut present, mut accessed) = (0, 0, 0);
-    for at in places(wanted) {
-        let Some(slot) = slots.get(at) else { break };
-        let seen = Entry(slot.load(Ordering::Relaxed));
-        let fits = seen.is_none() || seen.unused() == page.unused();
-        let take = || lost(Mutant::BatchTakesEach) || swap(slot, seen, Entry::BUSY).is_ok();
-        if fits && take() {
-            held |= 1 << at;
-            if !page.is_none() {
-                present |= u64::from(seen.is_present()) << at;
-                accessed |= u64::from(seen.is_accessed()) << at;
+    for (first, run) in runs {
+        // All of them, but for those that prove otherwise.
+        held |= lowest(run.len()) << first;
+        for (n, slot) in run.iter().enumerate() {
+            let seen = Entry(slot.load(Ordering::Relaxed));
+            if seen.is_none() && take(slot, seen) {
+                continue;
+            }
+            let bit = 1 << (first + n);
+            if !seen.is_none() && seen.fits(page) && take(slot, seen) {
+                present |= bit;
+                accessed |= if seen.is_accessed() { bit } else { 0 };
+            } else {
+                held &= !bit;
             }
         }
     }
@@ -177,6 +251,12 @@ pub fn places(mut mask: u64) -> impl Iterator<Item = usize> {
         mask &= mask - 1;
         Some(at)
     })
+}
+
+/// The lowest `n` bits.
+#[inline(always)]
+pub(crate) const fn lowest(n: usize) -> u64 {
+    if n < 64 { (1 << n) - 1 } else { !0 }
 }
 
 impl TakenSome<'_> {
@@ -202,6 +282,16 @@ impl TakenSome<'_> {
         Some(self.present.trailing_zeros() as usize..behind as usize)
     }
 
+    /// Installs `entry` in that at place `at`, which is one of them, and releases it before the others.
+    #[inline(always)]
+    pub fn commit_one(&mut self, at: usize, entry: Entry) {
+        debug_assert!(self.holds(at));
+        self.held &= !(1 << at);
+        if let Some(slot) = self.slots.get(at) {
+            Taken { slot, before: Entry::NONE, mark: Mark::none() }.commit(entry);
+        }
+    }
+
     /// Installs in each entry what `entry` says for its place, and releases it.
     #[inline]
     pub fn commit(self, mut entry: impl FnMut(usize) -> Entry) {
@@ -210,6 +300,25 @@ impl TakenSome<'_> {
             if let Some(slot) = slots.get(at) {
                 Taken { slot, before: Entry::NONE, mark: Mark::none() }.commit(entry(at));
             }
+        }
+    }
+
+    /// As [`commit`](Self::commit), by runs of entries side by side: `entries` is given the place of the first of a run, and how many
+    /// they are. Where it says too few, the last are empty again.
+    #[inline(always)]
+    pub fn commit_runs<E>(self, mut entries: impl FnMut(usize, usize) -> E)
+    where
+        E: ExactSizeIterator<Item = Entry>,
+    {
+        let Self { slots, held, mark: _mark, .. } = self;
+        let commit = |slot, entry| {
+            Taken { slot, before: Entry::NONE, mark: Mark::none() }.commit(entry);
+        };
+        for (first, run) in slots.runs(held) {
+            let entries = entries(first, run.len());
+            let (told, others) = run.split_at(entries.len().min(run.len()));
+            told.iter().zip(entries).for_each(|(slot, entry)| commit(slot, entry));
+            others.iter().for_each(|slot| commit(slot, Entry::NONE));
         }
     }
 
@@ -406,6 +515,54 @@ mod tests {
             assert_eq!(now(), [busy, there, busy, busy, busy]);
             held.revert();
             assert_eq!(now(), before);
+        }
+    }
+
+    #[test]
+    fn runs_are_taken_and_committed_as_single_entries_are() {
+        let there = Entry::leaf(FrameNumber(9)).0;
+        let page = Entry::leaf(FrameNumber(7));
+        // Runs at both ends of a full mask, of one entry, and beside what is left alone.
+        let wanted = 0xc000_0000_0003_7a01_u64 | 1 << 40;
+        let entries: [_; MOST_TAKEN] = core::array::from_fn(|at| match at {
+            9 | 40 => there,
+            12 => page.unused().0,
+            62 => page.0,
+            13 => Entry::BUSY.0,
+            _ => 0,
+        });
+        let held = wanted & !(1 << 9 | 1 << 40 | 1 << 13);
+        for length in [MOST_TAKEN, 63, 17] {
+            let slots = entries.map(AtomicU64::new);
+            let now = || slots.each_ref().map(|slot| slot.load(Ordering::Relaxed));
+            let some = Slots::all(&slots[..length]);
+            let held = held & lowest(length);
+            let taken = take_runs(some, page, wanted, &Spin);
+            assert_eq!(taken.held(), held, "{held:#x}");
+            let last = if length > 62 { 62 } else { 12 };
+            assert_eq!(taken.present(), Some(12..last + 1));
+            let is_held = |at: usize| held >> at & 1 == 1;
+            let busy = |at: usize| if is_held(at) { Entry::BUSY.0 } else { entries[at] };
+            assert_eq!(now(), core::array::from_fn(busy));
+            taken.revert();
+            assert_eq!(now(), entries);
+            let mut taken = take_runs(some, page, wanted, &Spin);
+            let leaf = |at: usize| Entry::leaf(FrameNumber(100 + at as u32));
+            taken.commit_one(0, leaf(0));
+            // The last of each run but those of one entry gets none.
+            let mut ends = 0u64;
+            taken.commit_runs(|first, count| {
+                let told = count.max(2) - 1;
+                ends |= if count > 1 { 1 << (first + told) } else { 0 };
+                (first..first + told.min(count)).map(leaf).collect::<std::vec::Vec<_>>().into_iter()
+            });
+            assert_eq!(ends.count_ones(), (held & !1 & held << 1 & !(held >> 1)).count_ones());
+            let after = |at: usize| match (is_held(at), ends >> at & 1) {
+                (false, _) => entries[at],
+                (_, 0) => leaf(at).0,
+                _ => 0,
+            };
+            assert_eq!(now(), core::array::from_fn(after));
         }
     }
 

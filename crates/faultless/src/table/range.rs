@@ -40,6 +40,7 @@ pub enum Leaves<'a> {
 /// # Safety
 /// `root` is the root of a live space whose tables over `range` cannot be unlinked meanwhile: the
 /// caller holds the range lock over it, or is in a grace section.
+#[inline]
 pub unsafe fn visit<'m, M: Machine, E>(
     machine: &'m M,
     root: FrameNumber,

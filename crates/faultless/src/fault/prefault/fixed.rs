@@ -3,7 +3,7 @@
 //! It shows what prediction is worth, and how small a [`Predictor`] may be. The window is the block of `2^prefault_max_order`
 //! pages that holds the faulting page, [`MOST`] pages at most, as far as its entries are empty.
 
-use super::predictor::{Check, Kind, MAX_ORDER, Miss, Predictor, Seen, Tally, Window};
+use super::predictor::{Check, Kind, Look, MAX_ORDER, Miss, Predictor, Seen, Tally, Window};
 use crate::machine::SpaceId;
 use core::ops::Range;
 
@@ -41,13 +41,7 @@ impl Predictor for FixedWindow {
     type Defaults = ();
     type Record = Block;
 
-    fn predict(
-        &mut self,
-        miss: &Miss,
-        max_order: u8,
-        (): &(),
-        mut look: impl FnMut(u64) -> Seen,
-    ) -> Window<Block> {
+    fn predict(&mut self, miss: &Miss, max_order: u8, (): &(), look: impl Look) -> Window<Block> {
         if self.space != miss.space {
             *self = Self { space: miss.space, ..Self::NEW };
         }
@@ -56,7 +50,7 @@ impl Predictor for FixedWindow {
         let own = 1 << (miss.page - first);
         let empty = |n: &u64| {
             let page = first + n;
-            miss.reach.contains(&page) && page != miss.page && look(page) == Seen::Empty
+            miss.reach.contains(&page) && page != miss.page && look.at(page) == Seen::Empty
         };
         let prefaulted = (0..most).filter(empty).fold(0, |mask, n| mask | 1 << n);
         let record = (prefaulted != 0).then_some(Block { kind: miss.kind, first, prefaulted });
@@ -91,10 +85,10 @@ impl Predictor for FixedWindow {
         (block.kind, block.first..block.first + pages)
     }
 
-    fn checked(&mut self, check: &Check<Block>, mut look: impl FnMut(u64) -> Seen) -> Tally {
+    fn checked(&mut self, check: &Check<Block>, look: impl Look) -> Tally {
         let Block { first, prefaulted, .. } = check.record;
         let unused =
-            (0..MOST).filter(|n| prefaulted >> n & 1 == 1 && look(first + n) == Seen::Unused);
+            (0..MOST).filter(|n| prefaulted >> n & 1 == 1 && look.at(first + n) == Seen::Unused);
         let unused = unused.count() as u32;
         Tally { used: prefaulted.count_ones() - unused, unused }
     }

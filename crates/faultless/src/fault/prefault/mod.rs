@@ -27,14 +27,14 @@ pub mod predictor;
 pub mod streams;
 pub mod thread;
 
-pub use predictor::{Check, Kind, MAX_ORDER, Miss, Predictor, Seen, Window, beside};
+pub use predictor::{Check, Kind, Look, MAX_ORDER, Miss, Predictor, Seen, Window, beside};
 pub(crate) use thread::ThreadPredictor;
 pub use thread::ThreadStreams;
 
-use super::{Access, Attempt, FaultKind, overtaken};
+use super::{Access, Attempt, FaultKind, serve_at_length};
 use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange};
 use crate::fault::prepared::Prepared;
-use crate::fault::ticket::Abort;
+use crate::fault::ticket::{Abort, Ticket, overtaken};
 use crate::frame::{self, Use};
 use crate::machine::Machine;
 use crate::space::Space;
@@ -63,6 +63,40 @@ pub(super) fn goes_ahead<M: Machine>(
     vma.area.memory.is_anonymous()
         && (seen.is_none() || zeros && access == Access::Write)
         && !vma.area.flags.contains(VmaFlags::RANDOM)
+}
+
+/// The rest of a fault's attempt, given by its parts, for a thread that may prefault.
+#[cold]
+#[inline(never)]
+#[expect(clippy::too_many_arguments, reason = "they are an attempt's parts")]
+pub(super) fn serve<M: Machine>(
+    cpu: &Cpu<'_, M>,
+    space: &Space<M>,
+    vma: &Vma,
+    ticket: Ticket<'_>,
+    page: u64,
+    access: Access,
+    thread: &ThreadPredictor<M>,
+    table: &[AtomicU64; ENTRIES],
+    prepared: &mut Prepared,
+) -> Result<FaultKind, Abort> {
+    let attempt = Attempt { cpu, space, vma, ticket, page, access, ahead: Some(thread) };
+    loop {
+        let seen = node::load(&table[node::index(page, LAST)]);
+        if !goes_ahead(cpu, vma, access, seen) {
+            break;
+        }
+        let Some(mut streams) = thread.of_fault() else { break };
+        if let Some(kind) = attempt.serve_ahead(&mut streams, prepared, table, seen)? {
+            return Ok(kind);
+        }
+        // The next look is at this page alone: a window takes no entry with permissions that mprotect is about to change, and to wait
+        // for that would be to wait for a CPU that may wait for this one.
+        if !lost(Mutant::RetriesAlone) {
+            break;
+        }
+    }
+    serve_at_length(cpu, space, vma, ticket, page, access, table, prepared)
 }
 
 /// What a predictor notes of a window.
@@ -102,7 +136,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
 
     /// Serves a fault that [may prefault](goes_ahead), on the page's entry in `table`, which was `seen`, and maps the predicted
     /// pages with it. `None`: the entry changed first.
-    #[inline(never)]
+    #[inline(always)]
     pub(super) fn serve_ahead(
         self,
         predictor: &mut M::Predictor,
@@ -137,23 +171,34 @@ impl<M: Machine> Attempt<'_, '_, M> {
         }
         let (low, high) = ((span.start - first) as usize, (span.end - first) as usize);
         let wide = MOST_TAKEN * window.stride();
-        let chunk =
-            |start: usize| Chunk { table, first, span: start..high.min(start + wide), window };
         // The chunk of the faulting page comes first.
-        let start = low + (asked - low) / wide * wide;
-        let Some(mut mapped) = self.fill(chunk(start), asked, prepared, anon_vma)? else {
-            return self.outrun();
-        };
-        for more in (low..high).step_by(wide).filter(|more| *more != start) {
-            match self.fill(chunk(more), asked, prepared, anon_vma) {
-                Ok(Some(more)) if !more.is_empty() => {
-                    mapped = mapped.start.min(more.start)..mapped.end.max(more.end);
+        let own = if high - low <= wide { low } else { low + (asked - low) / wide * wide };
+        let (mut start, mut next, mut mapped) = (own, low, None::<Range<usize>>);
+        loop {
+            let chunk = Chunk { table, first, span: start..high.min(start + wide), window };
+            let filled = if window.stride() == 1 {
+                self.fill::<true>(chunk, asked, prepared, anon_vma)
+            } else {
+                self.fill_apart(chunk, asked, prepared, anon_vma)
+            };
+            match (filled, &mut mapped) {
+                (Ok(Some(more)), None) => mapped = Some(more),
+                (Ok(None), None) => return self.outrun(),
+                (Err(abort), None) => return Err(abort),
+                (Ok(Some(more)), Some(mapped)) if !more.is_empty() => {
+                    *mapped = mapped.start.min(more.start)..mapped.end.max(more.end);
                 }
-                Ok(_) => {}
+                (Ok(_), Some(_)) => {}
                 // A writer came in between. The faulting page is mapped, which is enough.
-                Err(_) => break,
+                (Err(_), Some(_)) => break,
             }
+            next += if next == own { wide } else { 0 };
+            if next >= high {
+                break;
+            }
+            (start, next) = (next, next + wide);
         }
+        let mapped = mapped.unwrap_or(asked..asked + 1);
         predictor.mapped(window, first + mapped.start as u64..first + mapped.end as u64);
         self.cpu.count(counter);
         self.cpu.count(if window.is_single() {
@@ -165,6 +210,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     }
 
     /// The pages to map, 2^`most` at most, once it has been looked at what came of earlier ones.
+    #[inline(always)]
     fn window(
         self,
         predictor: &mut M::Predictor,
@@ -172,6 +218,9 @@ impl<M: Machine> Attempt<'_, '_, M> {
         table: &[AtomicU64; ENTRIES],
         most: u8,
     ) -> Window<Record<M>> {
+        while let Some(used) = predictor.known(self.space.id()) {
+            self.cpu.state().counts.add(Counter::PrefaultUsed, used.into());
+        }
         while let Some(check) = predictor.to_check() {
             check_used(self.cpu, self.space, predictor, &check);
         }
@@ -187,8 +236,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             history: self.space.history.recall(page),
         };
         let vm = self.cpu.vm();
-        let look = |page: u64| seen_as(vm, kind, node::load(&table[page as usize % ENTRIES]));
-        let window = predictor.predict(&miss, most, &vm.defaults, look);
+        let window = predictor.predict(&miss, most, &vm.defaults, View { vm, kind, table, first });
         // The policy is not of this crate. Outside of the reach are other VMAs.
         if window.is_for(&miss) { window } else { Window::single(miss.page) }
     }
@@ -209,10 +257,22 @@ impl<M: Machine> Attempt<'_, '_, M> {
         window.run_from(self.page >> PAGE_SHIFT)
     }
 
-    /// Fills the entries of a chunk that can be filled. Returns the range of places that are mapped now. If place `asked`, the
-    /// faulting page, lies in the chunk and cannot be filled, nothing is, and it returns `None`.
+    /// [`fill`](Self::fill) for a window that leaves pages out.
     #[inline(never)]
-    fn fill(
+    fn fill_apart(
+        self,
+        chunk: Chunk<'_, Record<M>>,
+        asked: usize,
+        prepared: &mut Prepared,
+        anon_vma: u64,
+    ) -> Result<Option<Range<usize>>, Abort> {
+        self.fill::<false>(chunk, asked, prepared, anon_vma)
+    }
+
+    /// Fills the entries of a chunk that can be filled. Returns the range of places that are mapped now. If place `asked`, the
+    /// faulting page, lies in the chunk and cannot be filled, nothing is, and it returns `None`. `SIDE_BY_SIDE`: the window's stride is 1.
+    #[inline(always)]
+    fn fill<const SIDE_BY_SIDE: bool>(
         self,
         chunk: Chunk<'_, Record<M>>,
         asked: usize,
@@ -222,35 +282,42 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let (cpu, write) = (self.cpu, self.access == Access::Write);
         let zeros = self.leaf(cpu.vm().zero).special();
         let page = if write { zeros } else { Entry::NONE };
-        let (start, stride) = (chunk.span.start, chunk.window.stride());
+        let stride = if SIDE_BY_SIDE { 1 } else { chunk.window.stride() };
+        let start = chunk.span.start;
         let slots = Slots::every(stride, &chunk.table[chunk.span.clone()]);
         let asks = chunk.span.contains(&asked);
-        let mine = if asks { (asked - start) / stride } else { MOST_TAKEN };
-        // The other entries to fill, by their place in the chunk. Each is read once, as other CPUs may change it.
-        let meant = chunk.window.among(chunk.first + start as u64);
+        let mine = if asks { (asked - start) / stride } else { 0 };
+        let own_place = u64::from(asks) << mine;
+        // The other entries to fill, by their place in the chunk.
+        let meant = chunk.window.among(chunk.first + start as u64) & !own_place;
+        let mut wanted = slots.fitting(page, meant);
+        let mut count = wanted.count_ones() as usize;
         let place = |at: usize| start + at * stride;
-        let mut wanted = 0u64;
-        for at in protocol::places(meant) {
-            let seen = slots.get(at).map_or(Entry::BUSY, node::load);
-            let empty = seen.is_none() || seen.unused() == page.unused();
-            wanted |= u64::from(empty && at != mine) << at;
-        }
         let mut buffer = [FrameNumber(0); MOST_TAKEN];
         let (mut own, mut others) = (None, frame::Bulk::empty());
         if write {
+            // The faulting page's own comes with them, unless it was prepared before, or there is only one left.
+            let with_own = asks && prepared.is_nothing();
+            others = cpu.alloc_zeroed_bulk(&mut buffer[..count + usize::from(with_own)]);
             if asks {
-                own = Some(prepared.zeroed(cpu).ok_or(Abort::NoMemory)?);
+                own = if with_own { others.pop() } else { None };
+                let own_frame = own.take().or_else(|| prepared.zeroed_seldom(cpu));
+                own = Some(own_frame.ok_or(Abort::NoMemory)?);
             }
-            others = cpu.alloc_zeroed_bulk(&mut buffer[..wanted.count_ones() as usize]);
             // With fewer frames, those farthest from the page are left out.
-            while wanted.count_ones() as usize > others.len() {
+            while count > others.len() {
                 let (low, high) = (wanted.trailing_zeros(), wanted.ilog2());
                 let far = |at: u32| asked.abs_diff(place(at as usize));
                 wanted &= !(1 << if far(high) >= far(low) { high } else { low });
+                count -= 1;
             }
         }
-        let all = if asks { wanted | 1 << mine } else { wanted };
-        let held = protocol::take_some(slots, page, all, cpu);
+        let all = wanted | own_place;
+        let mut held = if SIDE_BY_SIDE {
+            protocol::take_runs(slots, page, all, cpu)
+        } else {
+            protocol::take_some(slots, page, all, cpu)
+        };
         let valid = lost(Mutant::BatchAsks) || self.ticket.is_valid();
         if !valid || asks && !held.holds(mine) {
             held.revert();
@@ -273,25 +340,35 @@ impl<M: Machine> Attempt<'_, '_, M> {
             shoot(cpu, self.space, range);
         }
         let taken = held.held();
-        let count = taken.count_ones();
-        held.commit(|at| {
-            let entry = if write {
-                // There is one for each: nothing more was taken than was counted.
-                let frame = if at == mine { own.take() } else { others.pop() };
-                let Some(frame) = frame else { return Entry::NONE };
-                let entry = self.leaf(frame.number()).writable_dirty();
-                cpu.vm().frames.publish(
-                    frame,
-                    Use::Anon,
-                    anon_vma,
-                    self.vma.area.index_of(addr(at)),
-                );
-                entry
-            } else {
-                zeros
-            };
-            if at == mine { entry } else { entry.unused() }
-        });
+        let count = if taken == all { count as u32 + u32::from(asks) } else { taken.count_ones() };
+        let frames = &cpu.vm().frames;
+        let leaf = self.vma.leaf.writable_dirty();
+        let index = |at: usize| self.vma.area.index_of(addr(at));
+        if asks {
+            held.commit_one(
+                mine,
+                own.map_or(zeros, |frame| {
+                    leaf.of(frames.publish(frame, Use::Anon, anon_vma, index(mine)))
+                }),
+            );
+        }
+        // There is a frame for each: nothing more was taken than was counted.
+        let unused = leaf.unused();
+        if !write {
+            held.commit(|_| zeros.unused());
+        } else if SIDE_BY_SIDE {
+            held.commit_runs(|first, length| {
+                let bulk = others.take(length);
+                let numbers = frames.publish_bulk(bulk, Use::Anon, anon_vma, index(first));
+                numbers.iter().map(move |frame| unused.of(*frame))
+            });
+        } else {
+            held.commit(|at| {
+                others.pop().map_or(Entry::NONE, |frame| {
+                    unused.of(frames.publish(frame, Use::Anon, anon_vma, index(at)))
+                })
+            });
+        }
         cpu.free_bulk(others);
         if write {
             cpu.add_resident(self.space, count.into());
@@ -335,6 +412,7 @@ impl<M: Machine> Space<M> {
 /// Looks which pages of an earlier window were accessed. In a grace section; nothing is learned of a space
 /// that the thread has left.
 #[cold]
+#[inline(never)]
 fn check_used<M: Machine>(
     cpu: &Cpu<'_, M>,
     space: &Space<M>,
@@ -344,32 +422,66 @@ fn check_used<M: Machine>(
     if check.space != space.id() {
         return;
     }
+    let vm = cpu.vm();
     let (kind, pages) = M::Predictor::extent(&check.record);
     // The policy is not of this crate. The tables of the other half are not the space's.
-    let first = pages.start;
-    let is_users = first < USER_END >> PAGE_SHIFT;
-    let start = first << PAGE_SHIFT;
+    let is_users = pages.start < USER_END >> PAGE_SHIFT;
+    let start = pages.start << PAGE_SHIFT;
     // SAFETY: the caller is in a grace section, which outlives this.
-    let walk = || match unsafe { descend(cpu.vm().machine(), space.root(), start) } {
-        Reached::Last(table) => Some(table),
-        Reached::Above { .. } => None,
+    let tally = match is_users.then(|| unsafe { descend(vm.machine(), space.root(), start) }) {
+        Some(Reached::Last(table)) => {
+            let first = pages.start - pages.start % ENTRIES as u64;
+            predictor.checked(check, View { vm, kind, table, first })
+        }
+        _ => predictor.checked(check, |_| Seen::Empty),
     };
-    let mut table = None;
-    let at = node::index(start, LAST);
-    let tally = predictor.checked(check, |page| {
-        let place = page.checked_sub(first).map(|pages| at as u64 + pages);
-        table
-            .get_or_insert_with(|| is_users.then(walk).flatten())
-            .zip(place)
-            .and_then(|(table, place)| table.get(usize::try_from(place).ok()?))
-            .map_or(Seen::Empty, |slot| seen_as(cpu.vm(), kind, node::load(slot)))
-    });
     let counts = &cpu.state().counts;
     counts.add(Counter::PrefaultUsed, tally.used.into());
     counts.add(Counter::PrefaultUnused, tally.unused.into());
 }
 
+/// What the entries of `table`, whose first belongs to page `first`, tell a stream of `kind`.
+struct View<'a, M: Machine> {
+    vm: &'a Vm<M>,
+    kind: Kind,
+    table: &'a [AtomicU64; ENTRIES],
+    first: u64,
+}
+
+impl<M: Machine> View<'_, M> {
+    /// The place of `page` in the table, or one that is not in it.
+    #[inline(always)]
+    fn place(&self, page: u64) -> usize {
+        page.wrapping_sub(self.first) as usize
+    }
+}
+
+impl<M: Machine> Look for View<'_, M> {
+    #[inline(always)]
+    fn at(&self, page: u64) -> Seen {
+        let slot = self.table.get(self.place(page));
+        slot.map_or(Seen::Empty, |slot| seen_as(self.vm, self.kind, node::load(slot)))
+    }
+
+    #[inline(always)]
+    fn all(&self, pages: Range<u64>, seen: Seen) -> bool {
+        let places = self.place(pages.start)..self.place(pages.end);
+        let Some(slots) = self.table.get(places) else { return false };
+        match seen {
+            Seen::Empty => node::are_none(slots),
+            Seen::Unused => false,
+            Seen::Used => {
+                // The zero page, which is not used for a store, is never writable.
+                let each = node::common(slots);
+                let writable = self.kind == Kind::Read || each.is_writable();
+                each.is_present() && each.is_accessed() && writable
+            }
+        }
+    }
+}
+
 /// What an entry tells a stream of `kind`.
+#[inline(always)]
 fn seen_as<M: Machine>(vm: &Vm<M>, kind: Kind, entry: Entry) -> Seen {
     if entry.is_none() || kind != Kind::Read && entry.is_present() && vm.maps_zeros(entry) {
         Seen::Empty

@@ -7,7 +7,7 @@
 //! The calls of one fault, in this order:
 //!
 //! 1. [`skips`](Predictor::skips), if the entries of the page and of the page [`beside`] it are empty. `true` ends it here.
-//! 2. [`to_check`](Predictor::to_check), and [`checked`](Predictor::checked) for each [`Check`] that it returns: which pages of earlier
+//! 2. [`known`](Predictor::known), [`to_check`](Predictor::to_check), and [`checked`](Predictor::checked) for each [`Check`] that it returns: which pages of earlier
 //!    windows were used.
 //! 3. [`predict`](Predictor::predict): the window.
 //! 4. [`mapped`](Predictor::mapped): what was mapped of it. Not called if the fault was aborted.
@@ -18,6 +18,7 @@
 use super::history::BlockHistory;
 use crate::machine::SpaceId;
 use crate::table::format::INDEX_BITS;
+use crate::table::protocol::lowest;
 use core::fmt;
 use core::ops::Range;
 
@@ -51,11 +52,19 @@ pub trait Predictor: Sized + Send {
         miss: &Miss,
         max_order: u8,
         defaults: &Self::Defaults,
-        look: impl FnMut(u64) -> Seen,
+        look: impl Look,
     ) -> Window<Self::Record>;
 
     /// Of `window`, the pages in `mapped` were mapped, or mapped already.
     fn mapped(&mut self, window: &Window<Self::Record>, mapped: Range<u64>);
+
+    /// An earlier window that would be [to be checked](Self::to_check) now, were it not known already that all its pages were used: how
+    /// many were prefaulted. It is checked then. Windows of a space that the thread has left are not told.
+    #[inline(always)]
+    fn known(&mut self, space: SpaceId) -> Option<u32> {
+        let _ = space;
+        None
+    }
 
     /// An earlier window that is to be checked before the next one is [mapped](Self::mapped).
     fn to_check(&mut self) -> Option<Check<Self::Record>>;
@@ -67,11 +76,32 @@ pub trait Predictor: Sized + Send {
     fn extent(record: &Self::Record) -> (Kind, Range<u64>);
 
     /// Learns from what `look` tells of the pages of `check`: [`Seen::Empty`] where there is no table.
-    fn checked(&mut self, check: &Check<Self::Record>, look: impl FnMut(u64) -> Seen) -> Tally;
+    fn checked(&mut self, check: &Check<Self::Record>, look: impl Look) -> Tally;
 
     /// The thread leaves its space, and all that was [to be checked](Self::to_check_in) there has been: forgets
     /// everything, except what other threads may learn from it.
     fn leave(&mut self, defaults: &Self::Defaults);
+}
+
+/// What the entries of the pages in reach of a fault tell. A closure that tells it of each page is one.
+pub trait Look {
+    /// What the entry of `page` tells.
+    fn at(&self, page: u64) -> Seen;
+
+    /// Whether the entries of all `pages` are `seen` so, where that can be told at once; `false` tells nothing. For policies that ask
+    /// about many pages, of which mostly all are the same.
+    #[inline(always)]
+    fn all(&self, pages: Range<u64>, seen: Seen) -> bool {
+        let _ = (pages, seen);
+        false
+    }
+}
+
+impl<F: Fn(u64) -> Seen> Look for F {
+    #[inline(always)]
+    fn at(&self, page: u64) -> Seen {
+        self(page)
+    }
 }
 
 /// What a fault fills. Streams of one kind predict nothing about another.
@@ -178,7 +208,7 @@ impl<R> Window<R> {
         miss.reach.start <= start
             && end <= miss.reach.end
             && self.pages.contains(&miss.page)
-            && at.is_multiple_of(self.stride.into())
+            && (self.stride == 1 || at.is_multiple_of(self.stride.into()))
             && (at >= 64 || self.holes >> at & 1 == 0)
     }
 
@@ -192,9 +222,10 @@ impl<R> Window<R> {
     /// of the window's, are to be mapped: bit n is the nth.
     #[inline]
     pub fn among(&self, first: u64) -> u64 {
-        let left = self.pages.end.saturating_sub(first).div_ceil(self.stride.into());
+        let left = self.pages.end.saturating_sub(first);
+        let left = if self.stride == 1 { left } else { left.div_ceil(self.stride.into()) };
         let before = (first - self.pages.start).min(64) as u32;
-        lowest(left.min(64) as u32) & !self.holes.checked_shr(before).unwrap_or(0)
+        lowest(left.min(64) as usize) & !self.holes.checked_shr(before).unwrap_or(0)
     }
 
     /// Whether it holds the page that faulted only.
@@ -227,9 +258,4 @@ pub struct Tally {
 #[inline(always)]
 pub const fn beside(page: u64) -> u64 {
     page ^ 1
-}
-
-/// The lowest `n` bits.
-const fn lowest(n: u32) -> u64 {
-    if n < 64 { (1 << n) - 1 } else { !0 }
 }

@@ -38,7 +38,9 @@
 
 use super::defaults::{AS_LONG_AS_THE_RUN, CLASSES, Defaults, HALVES, Widths};
 use super::history::BLOCK;
-use super::predictor::{Check, Kind, MAX_ORDER, Miss, Predictor, Seen, Tally, Window, beside};
+use super::predictor::{
+    Check, Kind, Look, MAX_ORDER, Miss, Predictor, Seen, Tally, Window, beside,
+};
 use crate::machine::SpaceId;
 use core::ops::Range;
 use record::{Record, Way};
@@ -133,7 +135,7 @@ impl Predictor for Streams {
         miss: &Miss,
         max_order: u8,
         defaults: &Defaults,
-        mut look: impl FnMut(u64) -> Seen,
+        look: impl Look,
     ) -> Window<Record> {
         let page = miss.page;
         let single = Window::single(page);
@@ -146,25 +148,35 @@ impl Predictor for Streams {
             *self = Self { here, widths, begun: widths, ..Self::NEW };
         }
         let most = 1 << max_order.min(MAX_ORDER);
-        // Beyond the reach is nothing to map, and no run.
         let reach = &miss.reach;
-        let below = (page > reach.start).then(|| look(page - 1));
-        let above = (page + 1 < reach.end).then(|| look(page + 1));
+        let has_history = miss.history.known >> (page % BLOCK) & 1 == 1;
+        if self.here.continues_at == page
+            && !has_history
+            && let Some((way, run)) = self.goes_on(page, reach, &look)
+        {
+            return self.along(way, run, miss, most, &look);
+        }
+        // Beyond the reach is nothing to map, and no run.
+        let below = (page > reach.start).then(|| look.at(page - 1));
+        let above = (page + 1 < reach.end).then(|| look.at(page + 1));
         let (neighbour, next) = if beside(page) < page {
             (below, page.wrapping_sub(2))
         } else {
             (above, page.wrapping_add(2))
         };
-        let mut used = |page| reach.contains(&page) && look(page) == Seen::Used;
+        let used = |page| reach.contains(&page) && look.at(page) == Seen::Used;
         // For a random-access thread one used page is chance, and two are a stream.
         let told = neighbour == Some(Seen::Used) && (self.backoff <= DISORDER || used(next));
         if !told && self.skips(miss.space, page) {
             return single;
         }
-        if miss.history.known >> (page % BLOCK) & 1 == 1 {
-            return again(miss, most, look);
+        if has_history {
+            return again(miss, most, &look);
         }
-        self.choose(miss, most, below, above, look).unwrap_or(single)
+        match self.choose(miss, below, above, &look) {
+            Some((way, run)) => self.along(way, run, miss, most, &look),
+            None => single,
+        }
     }
 
     fn mapped(&mut self, window: &Window<Record>, mapped: Range<u64>) {
@@ -189,6 +201,26 @@ impl Predictor for Streams {
         }
     }
 
+    #[inline(always)]
+    fn known(&mut self, space: SpaceId) -> Option<u32> {
+        let oldest = usize::from(self.first);
+        let record = &mut self.waiting[oldest];
+        let is_known = record.credited && record.end == record.mapped && record.end > 0;
+        if !is_known || usize::from(self.len) < WAITING || self.here.space != space {
+            return None;
+        }
+        let ahead = u32::from(record.mapped) - 1;
+        // What [`checked`](Predictor::checked) would learn: its class is as wide as was right.
+        if record.starts_stream() {
+            self.backoff = 0;
+            self.here.skips = 0;
+        }
+        record.end = 0;
+        self.leads[oldest] = NOWHERE;
+        self.drop_oldest();
+        Some(ahead)
+    }
+
     #[inline]
     fn to_check(&mut self) -> Option<Check<Record>> {
         let oldest = &self.waiting[usize::from(self.first)];
@@ -197,8 +229,7 @@ impl Predictor for Streams {
             return None;
         }
         let record = self.take(self.first.into());
-        self.first = (self.first + 1) % WAITING as u8;
-        self.len -= 1;
+        self.drop_oldest();
         (record.end > 0).then_some(Check { space: self.here.space, record })
     }
 
@@ -216,10 +247,14 @@ impl Predictor for Streams {
         (record.kind, record.span(record.end))
     }
 
-    fn checked(&mut self, check: &Check<Record>, mut look: impl FnMut(u64) -> Seen) -> Tally {
+    fn checked(&mut self, check: &Check<Record>, look: impl Look) -> Tally {
         let record = &check.record;
-        let mut used = |steps: Range<u16>| {
-            record.at(steps).filter(|page| look(*page) == Seen::Used).count() as u32
+        let used = |steps: Range<u16>| {
+            let (start, end) = (u64::from(steps.start), u64::from(steps.end));
+            if record.way.are_all(record.page, start..end, &look, Seen::Used) {
+                return (end - start) as u32;
+            }
+            record.at(steps).filter(|page| look.at(*page) == Seen::Used).count() as u32
         };
         let (ahead, beyond) = (record.mapped - 1, record.end - record.mapped);
         let hits = if record.credited { ahead.into() } else { used(1..record.mapped) };
@@ -261,21 +296,37 @@ impl Streams {
         Self::NEW
     }
 
-    /// The window for a page without an access history.
+    /// The way and the run of the last stream, if it faults at `page`, has long been one, and goes on: what
+    /// [`choose`](Self::choose) would find by more looks.
+    #[inline(always)]
+    fn goes_on(&mut self, page: u64, reach: &Range<u64>, look: &impl Look) -> Option<(Way, u64)> {
+        let newest = self.newest();
+        let Record { way, run, mapped, .. } = self.waiting[newest];
+        let next = way.on(page, 1);
+        let goes_on = self.leads[newest] == page
+            && way.stride == 1
+            && u64::from(run) >= RUN
+            && mapped > 1
+            && reach.contains(&next)
+            && look.at(next) == Seen::Empty;
+        if goes_on { self.follow(newest, page, reach, look) } else { None }
+    }
+
+    /// The way and the run of the stream that faults at a page without an access history.
+    #[inline(never)]
     fn choose(
         &mut self,
         miss: &Miss,
-        most: u64,
         below: Option<Seen>,
         above: Option<Seen>,
-        mut look: impl FnMut(u64) -> Seen,
-    ) -> Option<Window<Record>> {
+        look: &impl Look,
+    ) -> Option<(Way, u64)> {
         let (page, reach) = (miss.page, &miss.reach);
         // Up has its run below.
         let behind = [below, above].map(|neighbour| neighbour == Some(Seen::Used));
         let mut runs = [0, 0];
         if (behind != [false, false] || page == reach.start || page + 1 == reach.end)
-            && let Some((way, run)) = self.continued(page, reach, &mut look)
+            && let Some((way, run)) = self.continued(page, reach, look)
             && way.stride == 1
         {
             runs[way.side()] = run;
@@ -284,16 +335,16 @@ impl Streams {
             let run = &mut runs[way.side()];
             // What goes on has been counted as far as it is told.
             if behind[way.side()] && *run < RUN {
-                *run = run_behind(way, page, reach, &mut look).max(*run);
+                *run = run_behind(way, page, reach, look).max(*run);
             }
         }
         let widths = self.widths[miss.kind as usize];
         // Streams that begin here have mostly been short: it may be one that leaves pages out.
         if runs == [0, 0]
             && widths[0][0].max(widths[1][0]) < HALVES
-            && let Some((way, run)) = self.strided(page, reach, &mut look)
+            && let Some(strided) = self.strided(page, reach, look)
         {
-            return Some(self.along(way, run, miss, most, look));
+            return Some(strided);
         }
         let open = [above == Some(Seen::Empty), below == Some(Seen::Empty)];
         let way = match open {
@@ -305,25 +356,20 @@ impl Streams {
             [true, true] if widths[1][class(runs[1])] > widths[0][class(runs[0])] => Way::DOWN,
             [true, true] => Way::UP,
         };
-        Some(self.along(way, runs[way.side()], miss, most, look))
+        Some((way, runs[way.side()]))
     }
 
     /// The way and the run of the stream that leaves pages out and now faults at `page`.
-    fn strided(
-        &mut self,
-        page: u64,
-        reach: &Range<u64>,
-        look: &mut impl FnMut(u64) -> Seen,
-    ) -> Option<(Way, u64)> {
+    fn strided(&mut self, page: u64, reach: &Range<u64>, look: &impl Look) -> Option<(Way, u64)> {
         if self.rest > 0 {
             self.rest -= 1;
             return None;
         }
         // It may have a longer run than is looked at, and come from the table before.
-        let known = self.continued(page, reach, &mut *look).filter(|(way, _)| way.stride > 1);
-        let mut behind = |way: Way| {
+        let known = self.continued(page, reach, look).filter(|(way, _)| way.stride > 1);
+        let behind = |way: Way| {
             let mut beside = way.back().pages(page, 2..STRIDE + 1, reach);
-            let stride = 2 + beside.position(|page| look(page) == Seen::Used)? as u8;
+            let stride = 2 + beside.position(|page| look.at(page) == Seen::Used)? as u8;
             let way = Way { stride, ..way };
             let run = run_behind(way, page, reach, look);
             (run >= LATTICE).then_some((way, run))
@@ -337,13 +383,14 @@ impl Streams {
     }
 
     /// The window of a stream with such a run.
+    #[inline(always)]
     fn along(
         &self,
         way: Way,
         run: u64,
         miss: &Miss,
         most: u64,
-        mut look: impl FnMut(u64) -> Seen,
+        look: &impl Look,
     ) -> Window<Record> {
         let (page, reach) = (miss.page, &miss.reach);
         let class = class(run);
@@ -360,10 +407,7 @@ impl Streams {
         } else if pages == most && way == Way::DOWN {
             pages = (page & (pages - 1)) + 1;
         }
-        let mut free = |steps| {
-            let pages = way.pages(page, steps, reach);
-            pages.take_while(|page| look(*page) == Seen::Empty).count() as u64
-        };
+        let free = |steps| way.row(page, steps, reach, look, Seen::Empty);
         let mapped = 1 + free(1..pages);
         let mut end = mapped;
         if mapped == pages && pages < most {
@@ -385,27 +429,38 @@ impl Streams {
 
     /// Looks for the window that `page` continues. If all of it was used, it is credited; and then, or
     /// where it lies in the table before, which is not looked at, its way and its run are taken over.
-    fn continued(
-        &mut self,
-        page: u64,
-        reach: &Range<u64>,
-        mut look: impl FnMut(u64) -> Seen,
-    ) -> Option<(Way, u64)> {
+    fn continued(&mut self, page: u64, reach: &Range<u64>, look: &impl Look) -> Option<(Way, u64)> {
         // Mostly it is the last one.
-        let newest = (usize::from(self.first) + usize::from(self.len) + WAITING - 1) % WAITING;
+        let newest = self.newest();
         let at = if self.leads[newest] == page {
             newest
         } else {
             self.leads.iter().position(|lead| *lead == page)?
         };
+        self.follow(at, page, reach, look)
+    }
+
+    /// The place of the window that was mapped last.
+    #[inline(always)]
+    fn newest(&self) -> usize {
+        (usize::from(self.first) + usize::from(self.len) + WAITING - 1) % WAITING
+    }
+
+    /// [`continued`](Self::continued), by the window at place `at`.
+    #[inline(always)]
+    fn follow(
+        &mut self,
+        at: usize,
+        page: u64,
+        reach: &Range<u64>,
+        look: &impl Look,
+    ) -> Option<(Way, u64)> {
         let record = &mut self.waiting[at];
         let (way, run) = (record.way, u64::from(record.run));
         let others = u64::from(record.mapped) - 1;
-        let behind = |steps| way.back().pages(page, steps, reach);
-        let used =
-            behind(1..others + 1).take_while(|page| look(*page) == Seen::Used).count() as u64;
-        if used < others {
-            return behind(1..2).next().is_none().then_some((way, run));
+        let back = way.back();
+        if back.row(page, 1..others + 1, reach, look, Seen::Used) < others {
+            return back.pages(page, 1..2, reach).next().is_none().then_some((way, run));
         }
         if !record.credited {
             record.credited = true;
@@ -424,6 +479,11 @@ impl Streams {
         core::mem::replace(&mut self.waiting[at], Record::NONE)
     }
 
+    fn drop_oldest(&mut self) {
+        self.first = (self.first + 1) % WAITING as u8;
+        self.len -= 1;
+    }
+
     fn earn(&mut self, used: u32, unused: u32) {
         let credit = (self.credit + used).min(PRICE << MAX_ORDER);
         self.credit = credit.saturating_sub(PRICE * unused);
@@ -435,9 +495,8 @@ impl Streams {
 }
 
 /// The used pages in a row that end before `page`, [`RUN`] at most.
-fn run_behind(way: Way, page: u64, reach: &Range<u64>, look: &mut impl FnMut(u64) -> Seen) -> u64 {
-    let pages = way.back().pages(page, 1..RUN + 1, reach);
-    pages.take_while(|page| look(*page) == Seen::Used).count() as u64
+fn run_behind(way: Way, page: u64, reach: &Range<u64>, look: &impl Look) -> u64 {
+    way.back().row(page, 1..RUN + 1, reach, look, Seen::Used)
 }
 
 /// That of a run.
@@ -448,7 +507,7 @@ fn class(run: u64) -> usize {
 
 /// The window for a page with an access history: what is expected to be used, of the part of its
 /// block that is as large as a window may be and holds the most of it.
-fn again(miss: &Miss, most: u64, mut look: impl FnMut(u64) -> Seen) -> Window<Record> {
+fn again(miss: &Miss, most: u64, look: &impl Look) -> Window<Record> {
     let page = miss.page;
     let (block, own) = (page - page % BLOCK, 1 << (page % BLOCK));
     let expected = if miss.history.expected & own != 0 {
@@ -461,7 +520,7 @@ fn again(miss: &Miss, most: u64, mut look: impl FnMut(u64) -> Seen) -> Window<Re
     };
     let wanted = |n: &u64| {
         let at = block + n;
-        expected >> n & 1 == 1 && miss.reach.contains(&at) && look(at) == Seen::Empty
+        expected >> n & 1 == 1 && miss.reach.contains(&at) && look.at(at) == Seen::Empty
     };
     let wanted = (0..BLOCK).filter(wanted).fold(own, |mask, n| mask | 1 << n);
     let part = |first: u64| wanted & (!0 >> (BLOCK - most.min(BLOCK))) << first;

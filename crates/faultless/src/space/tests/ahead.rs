@@ -120,6 +120,27 @@ fn pages_between_those_of_a_stride_are_not_read() {
     }
 }
 
+/// A program that reads all of a file's beginning, and then the first half of each 64 pages. Of the pages that are read ahead of it and not used
+/// there are fewer and fewer.
+#[test]
+fn pages_that_were_not_used_make_windows_smaller() {
+    for order in [3, 5] {
+        with_file(order, |cpu, memory, file| {
+            let reader = ThreadStreams::new();
+            (0..256).for_each(|page| read(cpu, file, &reader, page, 1));
+            assert!(runs(memory).iter().max() >= Some(&32));
+            let (halves, half) = ((384..PAGES).step_by(64), 33);
+            let needed = halves.clone().count() as u64 * half;
+            for first in halves {
+                (first..first + half).for_each(|page| read(cpu, file, &reader, page, 1));
+            }
+            let runs = runs(memory);
+            let unused = runs.iter().sum::<u64>() - needed;
+            assert!(unused < needed / 2, "{unused} besides {needed}: {runs:?}");
+        });
+    }
+}
+
 /// Nothing is read of an object without a store.
 #[test]
 fn an_object_without_a_store_is_not_read() {

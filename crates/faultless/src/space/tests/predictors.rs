@@ -1,11 +1,13 @@
 //! Predictors that answer nonsense.
 
 use super::guest::{AT, FIXED, P, RW};
+use super::store::Memory;
 use crate::addr::{FrameNumber, PAGE_SHIFT};
 use crate::audit::audit;
 use crate::fault::Access;
 use crate::fault::prefault::predictor::Tally;
-use crate::fault::prefault::{Check, Kind, Miss, Predictor, Seen, ThreadStreams, Window};
+use crate::fault::prefault::{Check, Kind, Look, Miss, Predictor, Seen, ThreadStreams, Window};
+use crate::file::Object;
 use crate::knob::{Locking, Setting};
 use crate::machine::{CpuId, Machine, SpaceId};
 use crate::space::{Prot, Space};
@@ -13,9 +15,11 @@ use crate::table::Entry;
 use crate::table::format::USER_END;
 use crate::testing::TestMachine;
 use crate::vm::{Cpu, Vm};
-use core::cell::Cell;
+use core::cell::{Cell, RefCell};
 use core::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::vec::Vec;
 
 /// What the predictor of [`Odd`] does.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,6 +41,10 @@ std::thread_local! {
     static WHIM: Cell<Whim> = const { Cell::new(Whim::None) };
     /// Checks that were made.
     static CHECKS: Cell<u32> = const { Cell::new(0) };
+    /// The page of each fault, and what its window was to stay in.
+    static MISSES: RefCell<Vec<(u64, Range<u64>)>> = const { RefCell::new(Vec::new()) };
+    /// Another thread that does something when the predictor is first asked, and tells when it is done.
+    static OTHER: RefCell<Option<(Sender<()>, Receiver<()>)>> = const { RefCell::new(None) };
 }
 
 #[derive(Debug)]
@@ -47,7 +55,8 @@ impl Predictor for Silly {
     type Defaults = ();
     type Record = ();
 
-    fn predict(&mut self, miss: &Miss, _: u8, (): &(), _: impl FnMut(u64) -> Seen) -> Window<()> {
+    fn predict(&mut self, miss: &Miss, _: u8, (): &(), _: impl Look) -> Window<()> {
+        MISSES.with_borrow_mut(|misses| misses.push((miss.page, miss.reach.clone())));
         match WHIM.get() {
             Whim::Panics => panic!("a predictor panics"),
             Whim::Strided(from, to, stride) => {
@@ -60,6 +69,10 @@ impl Predictor for Silly {
     }
     fn mapped(&mut self, _: &Window<()>, _: Range<u64>) {}
     fn to_check(&mut self) -> Option<Check<()>> {
+        if let Some((ask, done)) = OTHER.take() {
+            ask.send(()).unwrap();
+            done.recv().unwrap();
+        }
         let space = match WHIM.get() {
             Whim::Kernel => SpaceId(1),
             Whim::Elsewhere => SpaceId(2),
@@ -74,10 +87,10 @@ impl Predictor for Silly {
         let first = USER_END.next_power_of_two() >> PAGE_SHIFT;
         (Kind::Read, first..first + 1)
     }
-    fn checked(&mut self, _: &Check<()>, mut look: impl FnMut(u64) -> Seen) -> Tally {
+    fn checked(&mut self, _: &Check<()>, look: impl Look) -> Tally {
         assert_eq!(WHIM.get(), Whim::Kernel, "a check of another space");
         CHECKS.set(CHECKS.get() + 1);
-        assert_eq!(look(Self::extent(&()).1.start), Seen::Empty, "an entry of the kernel's");
+        assert_eq!(look.at(Self::extent(&()).1.start), Seen::Empty, "an entry of the kernel's");
         Tally::default()
     }
     fn leave(&mut self, (): &()) {}
@@ -170,4 +183,38 @@ fn a_check_of_another_space_is_ignored() {
         space.fault_of(cpu, thread, AT + 8 * P, Access::Write).unwrap();
         assert_eq!(CHECKS.get(), 0);
     });
+}
+
+/// The windows of an open file are to stay in the file, and in the part that a table has of it. The page that is missing is among them, even if
+/// another CPU has just made the file shorter.
+#[test]
+fn a_read_of_a_file_reaches_to_the_end_of_the_file_or_of_a_table() {
+    let vm = Vm::new(Odd::predicting(2, 1100)).unwrap();
+    // SAFETY: the first CPU, once.
+    let cpu = unsafe { vm.cpu(CpuId(0)) };
+    let file = Object::of_store(&cpu, Memory::new(600, 0), 77).unwrap();
+    let reader = ThreadStreams::new();
+    let reach = |page| {
+        file.read_in_sequence(&cpu, &reader, page..page + 1).unwrap();
+        let (missed, reach) = MISSES.take().pop().unwrap();
+        assert_eq!(missed, page);
+        reach
+    };
+    assert_eq!((reach(300), reach(550)), (0..512, 512..600));
+    let (ask, asked) = channel();
+    let (tell, told) = channel();
+    OTHER.set(Some((ask, told)));
+    std::thread::scope(|scope| {
+        let (vm, file) = (&vm, &file);
+        scope.spawn(move || {
+            // SAFETY: the second CPU, once.
+            let other = unsafe { vm.cpu(CpuId(1)) };
+            asked.recv().unwrap();
+            file.set_len(&other, 2 * P).unwrap();
+            tell.send(()).unwrap();
+        });
+        assert_eq!(reach(30), 0..31);
+    });
+    assert_eq!(file.resident_pages(&cpu), 0);
+    Object::release(file, &cpu);
 }

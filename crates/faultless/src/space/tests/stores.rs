@@ -218,6 +218,19 @@ fn what_is_advised_to_be_needed_is_read() {
     });
 }
 
+/// Pages that are only advised to be read take no frames where these are short.
+#[test]
+fn advice_reads_nothing_if_memory_is_short() {
+    each(70, 0, |cpu, space, memory, file| {
+        let (vm, advised) = (cpu.vm(), || space.madvise(cpu, AT, 40 * P, Advice::WillNeed));
+        let taken = vm.total_frames() - vm.free_frames();
+        vm.set(Setting::FrameLimit(taken + 60));
+        assert_eq!((advised(), reads(memory), file.resident_pages(cpu)), (Ok(()), Vec::new(), 0));
+        vm.set(Setting::FrameLimit(taken + 100));
+        assert_eq!((advised(), file.resident_pages(cpu)), (Ok(()), 40));
+    });
+}
+
 #[test]
 fn the_length_is_that_of_the_store() {
     each(8, 100, |cpu, space, memory, file| {
@@ -274,6 +287,27 @@ fn a_fault_waits_for_a_read_that_ends_later() {
             assert_eq!(first.outcome(), Some(if whole { Ok(()) } else { Err(Errno::EIO) }));
             assert_eq!(load(cpu, space, AT + P), Ok(2));
             assert_eq!(reads(memory).len(), usize::from(!whole), "the next access reads again");
+        });
+    }
+}
+
+/// As on Linux, a fault that waits for a read counts once, however often it comes.
+#[test]
+fn a_fault_that_waits_counts_once() {
+    for error in [None, Some(StoreError { done: 0, errno: Errno::EIO })] {
+        each(8, 0, |cpu, space, memory, _| {
+            let fault = || {
+                let served = space.fault(cpu, AT + P, Access::Read);
+                (served, cpu.vm().totals().get(Counter::Faults))
+            };
+            memory.plan([Plan::Later]);
+            assert_eq!(fault(), (Ok(FaultKind::Pending), 0));
+            assert_eq!(fault(), (Ok(FaultKind::Pending), 0), "woken too early");
+            memory.complete(cpu, error);
+            memory.plan(error.map(|_| Plan::Fail(0)));
+            let served = if error.is_none() { Ok(FaultKind::Shared) } else { Err(FaultError::Bus) };
+            assert_eq!(fault(), (served, 1));
+            assert_eq!(load(cpu, space, AT + P), Ok(2));
         });
     }
 }

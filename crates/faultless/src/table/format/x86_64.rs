@@ -259,6 +259,12 @@ impl Entry {
         self.0 == 0
     }
 
+    /// Whether it is empty or maps what `page` does, accessed or not.
+    #[inline(always)]
+    pub const fn fits(self, page: Self) -> bool {
+        self.is_none() || self.unused().0 == page.unused().0
+    }
+
     /// Whether the MMU may use the entry.
     #[inline]
     pub const fn is_present(self) -> bool {

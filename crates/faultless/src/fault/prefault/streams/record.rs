@@ -1,6 +1,6 @@
 //! A window that was mapped, and the way that its stream goes: arithmetic of page numbers.
 
-use super::Kind;
+use super::{Kind, Look, Seen};
 use core::ops::Range;
 
 /// How a stream gets from one page to the next.
@@ -34,6 +34,39 @@ impl Way {
         let room = if self.down { page - reach.start } else { reach.end - 1 - page };
         let last = if self.stride > 1 { room / u64::from(self.stride) } else { room };
         (steps.start..steps.end.min(last + 1)).map(move |step| self.on(page, step))
+    }
+
+    /// How many pages at `steps` from `page`, from the first of them on and without a gap, are `seen` so.
+    #[inline(always)]
+    pub(super) fn row(
+        self,
+        page: u64,
+        steps: Range<u64>,
+        reach: &Range<u64>,
+        look: &impl Look,
+        seen: Seen,
+    ) -> u64 {
+        let pages = self.pages(page, steps.clone(), reach);
+        let length = pages.size_hint().0 as u64;
+        if self.are_all(page, steps.start..steps.start + length, look, seen) {
+            return length;
+        }
+        pages.take_while(|page| look.at(*page) == seen).count() as u64
+    }
+
+    /// Whether all pages at `steps` from `page` are `seen` so, where that can be told at once.
+    #[inline(always)]
+    pub(super) fn are_all(
+        self,
+        page: u64,
+        steps: Range<u64>,
+        look: &impl Look,
+        seen: Seen,
+    ) -> bool {
+        let (near, behind) = (self.on(page, steps.start), self.on(page, steps.end));
+        let pages =
+            if self.down { behind.wrapping_add(1)..near.wrapping_add(1) } else { near..behind };
+        self.stride == 1 && look.all(pages, seen)
     }
 
     pub(super) fn back(self) -> Self {
