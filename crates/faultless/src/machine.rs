@@ -99,6 +99,13 @@ pub unsafe trait Machine: Send + Sync + 'static {
     /// The memory the subsystem manages.
     fn regions(&self) -> &[MemoryRegion];
 
+    /// The memory node that is nearest to `cpu`: its frames come from there while there are any, and then from the other nodes in the order of
+    /// their numbers. It never changes.
+    fn nearest_node(&self, cpu: CpuId) -> u8 {
+        let _ = cpu;
+        0
+    }
+
     /// The lowest address that programs may map, a multiple of [`PAGE_SIZE`] below [`USER_END`](crate::USER_END). It never changes.
     /// Below it a program's null pointers fault, and nothing is placed. A hypervisor's guest, whose memory is a space,
     /// starts at 0: there only a mapping at a fixed address goes to page 0, since a hint of 0 is none.

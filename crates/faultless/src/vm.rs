@@ -80,9 +80,10 @@ impl<M: Machine> Vm<M> {
     pub fn new(machine: M) -> Result<Self, Errno> {
         check(&machine)?;
         let cpus = machine.cpus();
+        let nearest = |cpu| machine.nearest_node(CpuId(cpu as u16));
         // SAFETY: regions of a machine, by its promise memory that nothing else uses. No other machine is
         // given to these frames, which stay in here.
-        let frames = unsafe { Frames::try_new(cpus, machine.regions()) }?;
+        let frames = unsafe { Frames::try_new(cpus, machine.regions(), nearest) }?;
         // SAFETY: there is no other `Local` of a subsystem that is being made; it is gone before
         // `cpu` can be called.
         let boot = unsafe { Local::claim(CpuId(0)) };
@@ -122,7 +123,7 @@ impl<M: Machine> Vm<M> {
     pub fn set(&self, setting: Setting) {
         match setting {
             Setting::FrameLimit(limit) => self.frames.set_limit(limit),
-            // The nodes' locks are last in the lock order: their holder does not wait.
+            // The arenas' locks are last in the lock order: their holder does not wait.
             Setting::ZeroedPool(frames) => self.frames.set_zeroed_pool(frames, &Spin),
             other => self.knobs.set(other),
         }
@@ -149,9 +150,10 @@ impl<M: Machine> Vm<M> {
         self.frames.table().find(frame).map_or(0, FrameMeta::owner)
     }
 
-    /// Frames on the allocators' lists, zeroed ones among them.
+    /// Frames on the allocators' lists and in the CPUs' reserves, zeroed ones among them. What a CPU has in its lists, one
+    /// MiB at most, is not.
     pub fn free_frames(&self) -> u64 {
-        self.frames.free_count()
+        self.frames.free_count() + self.frames.reserved_count()
     }
 
     /// Those of them that are zeroed.

@@ -1,4 +1,4 @@
-//! Free frames: the CPUs' lists, the node's buddy allocator under its spin lock, and the count of what is
+//! Free frames: the CPUs' lists, the arena's buddy allocator under its spin lock, and the count of what is
 //! out. The real [`Frames`].
 //!
 //! Bounds: two threads, at most three forced switches; three threads, at most two. Lists are filled by one frame at
@@ -58,7 +58,7 @@ impl Memory {
         let regions = [MemoryRegion { node: 0, first: FrameNumber(FIRST), frames }];
         let used = (0..frames).map(|_| Guarded::new()).collect();
         // SAFETY: the frames go with this machine alone.
-        let frames = unsafe { Frames::try_new(cpus, &regions) }.unwrap();
+        let frames = unsafe { Frames::try_new(cpus, &regions, |_| 0) }.unwrap();
         Arc::new(Self { frames, used })
     }
 
@@ -162,8 +162,9 @@ fn zeroing_against_taking() {
         let other = {
             let memory = Arc::clone(&memory);
             thread::spawn(move || {
+                let there = local(1);
                 for _ in 0..2 {
-                    memory.frames.zero_run(&*memory, 1, &Fair);
+                    memory.frames.zero_run(&there, &*memory, 1, &Fair);
                 }
             })
         };

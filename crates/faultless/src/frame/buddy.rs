@@ -1,11 +1,11 @@
-//! One node's buddy allocator.
+//! One arena's buddy allocator.
 //!
 //! Free memory is kept as blocks of 2^order frames, aligned to their size, one doubly linked list
 //! for each order, threaded through the metadata of the blocks' heads. Two free blocks that are the
 //! halves of one twice as large (*buddies*) are merged at once, so after everything is freed the
-//! lists are what they were at the start. All of it is under the node's lock.
+//! lists are what they were at the start. All of it is under the arena's lock.
 //!
-//! The node's pool of zeroed frames is kept in the same way, by an allocator of its own beside it: the
+//! The arena's pool of zeroed frames is kept in the same way, by an allocator of its own beside it: the
 //! *kind* of a block's head says which of the two has it, so blocks merge with their like only.
 //!
 //! *Invariant (free lists):* a frame heads a block on the list of order `k` exactly when its kind is
@@ -22,10 +22,10 @@ use crate::sync::atomic::Ordering;
 const FEW: usize = 8;
 const ORDERS: usize = MAX_ORDER as usize + 1;
 
-/// The free memory of one node.
+/// The free memory of one arena.
 #[derive(Debug)]
 pub(super) struct Buddy {
-    node: u8,
+    arena: u8,
     /// What the head of a block on the lists is.
     kind: Kind,
     /// Bit `k` is set exactly when the list of order `k` has a block.
@@ -35,9 +35,9 @@ pub(super) struct Buddy {
 }
 
 impl Buddy {
-    /// An allocator without memory for the frames of `node`, on whose lists they are of `kind`.
-    pub(super) const fn new(node: u8, kind: Kind) -> Self {
-        Self { node, kind, nonempty: 0, heads: [NO_FRAME; ORDERS], free: 0 }
+    /// An allocator without memory for the frames of `arena`, on whose lists they are of `kind`.
+    pub(super) const fn new(arena: u8, kind: Kind) -> Self {
+        Self { arena, kind, nonempty: 0, heads: [NO_FRAME; ORDERS], free: 0 }
     }
 
     /// Frames on the lists.
@@ -89,6 +89,18 @@ impl Buddy {
         Some((self.alloc(table, order)?, order))
     }
 
+    /// Takes the largest block of at most `most` frames, unless what there is of at most that is smaller than `least`.
+    pub(super) fn alloc_block(
+        &mut self,
+        table: &FrameTable,
+        least: usize,
+        most: usize,
+    ) -> Option<(FrameNumber, u8)> {
+        let fitting = self.fitting(most);
+        let small = fitting != 0 && fitting.ilog2() < least.ilog2();
+        if small { None } else { self.alloc_at_most(table, most) }
+    }
+
     /// Of the lists that have a block, those of blocks of at most `most` frames, which is not 0.
     fn fitting(&self, most: usize) -> u32 {
         self.nonempty & ((2 << most.ilog2().min(MAX_ORDER.into())) - 1)
@@ -124,7 +136,7 @@ impl Buddy {
         let (mut head, mut order) = (frame.0, order);
         while order < MAX_ORDER {
             let buddy = head ^ (1 << order);
-            if !table.is_listed(buddy, order, self.node, self.kind) {
+            if !table.is_listed(buddy, order, self.arena, self.kind) {
                 break;
             }
             self.unlink(table, buddy, order);
@@ -180,7 +192,7 @@ impl Buddy {
             while at != NO_FRAME {
                 let wrong = |what| Err(Imbalance::new(at, what));
                 let meta = table.meta(FrameNumber(at));
-                if !table.is_listed(at, order, self.node, self.kind) {
+                if !table.is_listed(at, order, self.arena, self.kind) {
                     return wrong("a frame on a free list is not free there");
                 }
                 if meta.prev.load(Ordering::Relaxed) != prev {
@@ -190,7 +202,7 @@ impl Buddy {
                     return wrong("a free block is not aligned to its size");
                 }
                 if order < MAX_ORDER
-                    && table.is_listed(at ^ (1 << order), order, self.node, self.kind)
+                    && table.is_listed(at ^ (1 << order), order, self.arena, self.kind)
                 {
                     return wrong("two free buddies are not merged");
                 }
@@ -222,7 +234,7 @@ mod tests {
     }
 
     fn node_of(regions: &[MemoryRegion], node: u8) -> (FrameTable, Buddy) {
-        let table = FrameTable::try_new(regions).unwrap();
+        let table = FrameTable::try_new(regions, |node, _| node).unwrap();
         let buddy = adopted(&table, regions, node);
         (table, buddy)
     }

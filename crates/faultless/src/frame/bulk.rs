@@ -6,7 +6,7 @@
 
 use super::owned::{Clean, Frame, Settled, Zeroed};
 use super::percpu::{BATCH, Magazine, batch_for};
-use super::{Frames, SHORT};
+use super::{Frames, SHORT, Use};
 use crate::addr::FrameNumber;
 use crate::machine::Machine;
 use crate::sync::percpu::Local;
@@ -62,6 +62,17 @@ impl<'b, S> Bulk<'b, S> {
     }
 }
 
+impl<'b, S> Bulk<'b, S> {
+    /// Takes the next `count` frames, or all that are left.
+    #[inline]
+    pub fn take(&mut self, count: usize) -> Self {
+        let numbers = core::mem::take(&mut self.numbers);
+        let (taken, rest) = numbers.split_at_mut(count.min(numbers.len()));
+        self.numbers = rest;
+        Self::new(taken)
+    }
+}
+
 impl<S> fmt::Debug for Bulk<'_, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = core::any::type_name::<S>().rsplit("::").next().unwrap_or_default();
@@ -78,13 +89,14 @@ impl Frames {
         to: &'b mut [FrameNumber],
         wait: &impl Wait,
     ) -> Bulk<'b, Clean> {
-        let spared = self.spare(to.len());
+        let spared = self.spare(local, to.len());
         let got = self.fill_clean(local, &mut to[..spared], wait);
         Bulk::new(&mut to[..got])
     }
 
     /// Up to `to.len()` zeroed frames, as many as can be spared, and how many of them were zeroed
     /// before. The others are zeroed here.
+    #[inline(always)]
     pub fn alloc_zeroed_bulk<'b>(
         &self,
         local: &Local,
@@ -92,12 +104,12 @@ impl Frames {
         to: &'b mut [FrameNumber],
         wait: &impl Wait,
     ) -> (Bulk<'b, Zeroed>, usize) {
-        let spared = self.spare(to.len());
+        let spared = self.spare(local, to.len());
         let to = &mut to[..spared];
         let mut zeroed = 0;
         if self.zeroed_pool() != 0 {
             zeroed = fill(&self.stocks.get(local).zeroed, to, |rest, want| {
-                self.take_zeroed(rest, wait, |available| self.want(want, available))
+                self.take_zeroed(local, rest, wait, |available| self.want(want, available))
             });
             to[..zeroed].iter().for_each(|number| machine.prefetch_frame(*number));
         }
@@ -108,6 +120,21 @@ impl Frames {
         (Bulk::new(&mut to[..got]), zeroed)
     }
 
+    /// [Publishes](Self::publish) the frames of `bulk` with consecutive indices, the first at page `index`, and returns their
+    /// numbers.
+    #[inline(never)]
+    pub fn publish_bulk<'b, S: Settled>(
+        &self,
+        bulk: Bulk<'b, S>,
+        usage: Use,
+        anon_vma: u64,
+        index: u64,
+    ) -> &'b [FrameNumber] {
+        let metas = self.table().each(bulk.numbers);
+        metas.zip(index..).for_each(|(meta, index)| meta.publish(usage, anon_vma, index));
+        bulk.numbers
+    }
+
     /// Frees the frames that are left.
     pub fn free_bulk<S: Settled>(&self, local: &Local, mut bulk: Bulk<'_, S>, wait: &impl Wait) {
         while let Some(frame) = bulk.pop() {
@@ -115,8 +142,13 @@ impl Frames {
         }
     }
 
-    /// As many of `wanted` frames as can be taken without memory being short.
-    fn spare(&self, wanted: usize) -> usize {
+    /// As many of `wanted` frames as can be taken without memory being short. What the CPU has already makes it no shorter, so
+    /// the count that all CPUs write is not read for it.
+    fn spare(&self, local: &Local, wanted: usize) -> usize {
+        let own = self.stocks.get(local).clean.len() as u64 + self.reserves.get(local).len();
+        if own >= wanted as u64 && !self.seems_short() {
+            return wanted;
+        }
         self.want(Want::Spared, self.available()).min(wanted as u64) as usize
     }
 
@@ -128,9 +160,12 @@ impl Frames {
     }
 
     fn fill_clean(&self, local: &Local, to: &mut [FrameNumber], wait: &impl Wait) -> usize {
-        fill(&self.stocks.get(local).clean, to, |rest, want| {
-            self.take_any(rest, wait, |available| self.want(want, available))
-        })
+        let list = &self.stocks.get(local).clean;
+        let mut got = list.take(to);
+        while got < to.len() && self.restock(local, wait) != 0 {
+            got += list.take(&mut to[got..]);
+        }
+        got
     }
 }
 

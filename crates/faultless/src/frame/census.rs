@@ -2,8 +2,8 @@
 //! allocators.
 
 use super::Frames;
+use super::arena::Lists;
 use super::meta::{Kind, NO_FRAME, Use};
-use super::zeroed::Lists;
 use crate::addr::FrameNumber;
 use crate::sync::wait::Wait;
 use core::fmt;
@@ -16,7 +16,7 @@ pub struct Census {
     pub reserved: u64,
     /// On the free lists of the buddy allocators.
     pub free: u64,
-    /// In the nodes' pools of zeroed frames: free, too.
+    /// In the pools of zeroed frames: free, too.
     pub zeroed: u64,
     /// On the CPUs' lists, or held by the callers that allocated them. At a quiet moment, when all
     /// CPUs have drained their lists, what is left here is lost.
@@ -126,11 +126,11 @@ impl Frames {
     pub fn checked_census(&self, wait: &impl Wait) -> Result<Census, Imbalance> {
         let wrong = |what| Err(Imbalance { frame: None, what });
         let (mut listed, mut zeroed) = (0, 0);
-        for node in &self.nodes {
+        for arena in &self.arenas {
             let validate = |lists: &mut Lists| {
                 Ok((lists.free.validate(&self.table)?, lists.zeroed.validate(&self.table)?))
             };
-            let found = node.locked(wait, validate)?;
+            let found = arena.locked(wait, validate)?;
             listed += found.0;
             zeroed += found.1;
         }

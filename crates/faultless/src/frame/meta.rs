@@ -2,7 +2,7 @@
 //!
 //! # Ownership of the line
 //!
-//! The metadata of a frame belongs to the owner of the frame: the node's buddy allocator (under its
+//! The metadata of a frame belongs to the owner of the frame: the arena's buddy allocator (under its
 //! lock), one CPU's list, the holder of a [`Frame`](super::Frame) value, or, once it is published,
 //! every holder of a mapping or a reference. A line holds the metadata of one frame only, so a
 //! fault that installs a fresh frame writes its metadata without writing a line that another CPU
@@ -20,7 +20,7 @@ use super::MAX_ORDER;
 use crate::addr::FrameNumber;
 use crate::error::OutOfMemory;
 use crate::machine::MemoryRegion;
-use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence, made};
 use crate::sync::grace::RetireLink;
 use crate::sync::mutant::{Mutant, lost};
 use alloc::vec::Vec;
@@ -29,8 +29,8 @@ use core::ptr::NonNull;
 
 /// "No frame" in a free list's link; the frame of this number does not exist.
 pub(super) const NO_FRAME: u32 = u32::MAX;
-/// The node of frames that belong to none: holes between regions.
-const NO_NODE: u8 = u8::MAX;
+/// The arena of frames that belong to none: holes between regions.
+const NO_ARENA: u8 = u8::MAX;
 
 /// The most huge leaves that may map a folio.
 pub(super) const MOST_LEAVES: u32 = u32::MAX >> 1;
@@ -65,9 +65,9 @@ pub enum Kind {
     Reserved,
     /// Not the first frame of its block.
     Tail,
-    /// Heads a block on a free list of its node's buddy allocator.
+    /// Heads a block on a free list of its arena's buddy allocator.
     Free,
-    /// Heads a block of zeros in its node's pool.
+    /// Heads a block of zeros in its arena's pool.
     Zeroed,
     /// Out of the buddy allocators and not published: on a CPU's list, or held by the caller
     /// that allocated it, as a [`Frame`](super::Frame) value.
@@ -117,8 +117,8 @@ pub struct FrameMeta {
     kind: AtomicU8,
     /// log2 of the frames in the block this frame heads; of no meaning in a tail.
     order: AtomicU8,
-    /// The memory node; never changes.
-    node: u8,
+    /// The arena that it is of, or [`NO_ARENA`]; never changes.
+    arena: u8,
     /// How many mappings, transient references and pins a published frame has. The low 22 bits count mappings and transient
     /// references:
     ///
@@ -165,11 +165,11 @@ impl FrameMeta {
     /// numbers.
     pub const RETIRE_KIND: u8 = 0;
 
-    fn new(kind: Kind, node: u8) -> Self {
+    fn new(kind: Kind, arena: u8) -> Self {
         Self {
             kind: AtomicU8::new(kind.encode()),
             order: AtomicU8::new(0),
-            node,
+            arena,
             refs: AtomicU32::new(0),
             owner: AtomicU64::new(0),
             anon_vma: AtomicU64::new(0),
@@ -208,10 +208,10 @@ impl FrameMeta {
         self.order.store(order, Ordering::Relaxed);
     }
 
-    /// The memory node of the frame; of no meaning for a reserved frame.
+    /// The arena of the frame; of no meaning for a reserved frame.
     #[inline]
-    pub const fn node(&self) -> u8 {
-        self.node
+    pub(super) const fn arena(&self) -> u8 {
+        self.arena
     }
 
     /// Which ownership of the frame this is. A translation made under one ownership and used under
@@ -291,6 +291,16 @@ impl FrameMeta {
     pub(super) fn set_refs(&self, refs: u32) {
         let lost = lost(Mutant::FreshCountReleases);
         self.refs.store(refs, if lost { Ordering::Relaxed } else { Ordering::Release });
+    }
+
+    /// Describes an owned frame: used for `usage`, with one reference, under the anon_vma numbered `anon_vma` at page `index`. Plain
+    /// stores.
+    #[inline(always)]
+    pub(super) fn publish(&self, usage: Use, anon_vma: u64, index: u64) {
+        self.set_use(usage);
+        self.set_refs(1);
+        self.anon_vma.store(anon_vma, Ordering::Relaxed);
+        self.index.store(index, Ordering::Relaxed);
     }
 
     /// Sets the count of a published frame.
@@ -407,7 +417,7 @@ impl fmt::Debug for FrameMeta {
         f.debug_struct("FrameMeta")
             .field("kind", &self.kind())
             .field("order", &self.order())
-            .field("node", &self.node)
+            .field("arena", &self.arena)
             .field("refs", &self.refs())
             .field("pinned", &self.is_pinned())
             .field("owner", &self.owner())
@@ -422,23 +432,28 @@ pub struct FrameTable {
 }
 
 impl FrameTable {
-    /// Metadata for `regions`: their frames are tails until a buddy allocator adopts them, the
+    /// Metadata for `regions`, whose frame `f` of node `n` is of arena `arena_of(n, f)`: their frames are tails until a buddy allocator adopts them, the
     /// holes between them are reserved. Costs 64 bytes a frame, holes included.
     ///
     /// # Errors
     /// [`OutOfMemory`] when the heap is exhausted.
-    pub(super) fn try_new(regions: &[MemoryRegion]) -> Result<Self, OutOfMemory> {
+    pub(super) fn try_new(
+        regions: &[MemoryRegion],
+        arena_of: impl Fn(u8, u32) -> u8,
+    ) -> Result<Self, OutOfMemory> {
         let used = || regions.iter().filter(|region| region.frames != 0);
         let base = used().map(|region| region.first.0).min().unwrap_or(0);
         let end = used().map(|region| region.first.0 + region.frames).max().unwrap_or(0);
         let mut metas = Vec::new();
         metas.try_reserve_exact((end - base) as usize).map_err(|_| OutOfMemory)?;
-        metas.resize_with((end - base) as usize, || FrameMeta::new(Kind::Reserved, NO_NODE));
+        made(metas.as_ptr(), (end - base) as usize);
+        metas.resize_with((end - base) as usize, || FrameMeta::new(Kind::Reserved, NO_ARENA));
         for region in used() {
             let start = (region.first.0 - base) as usize;
-            for meta in &mut metas[start..start + region.frames as usize] {
-                debug_assert_eq!(meta.node, NO_NODE, "regions overlap");
-                *meta = FrameMeta::new(Kind::Tail, region.node);
+            let own = metas[start..start + region.frames as usize].iter_mut();
+            for (meta, frame) in own.zip(region.first.0..) {
+                debug_assert_eq!(meta.arena, NO_ARENA, "regions overlap");
+                *meta = FrameMeta::new(Kind::Tail, arena_of(region.node, frame));
             }
         }
         Ok(Self { base, metas })
@@ -449,6 +464,14 @@ impl FrameTable {
     #[inline(always)]
     pub fn meta(&self, frame: FrameNumber) -> &FrameMeta {
         &self.metas[frame.0.wrapping_sub(self.base) as usize]
+    }
+
+    /// The metadata of each of `frames`, of which the same holds as of that of [`meta`](Self::meta).
+    #[inline(always)]
+    pub(super) fn each(&self, frames: &[FrameNumber]) -> impl Iterator<Item = &FrameMeta> {
+        // By value: what is stored to the metadata might change the table, for all that the compiler knows.
+        let (base, metas) = (self.base, &self.metas[..]);
+        frames.iter().map(move |frame| &metas[frame.0.wrapping_sub(base) as usize])
     }
 
     /// The metadata of `frame`, if it lies between the first and the last frame of all regions.
@@ -464,13 +487,13 @@ impl FrameTable {
         FrameNumber(self.base + (offset / size_of::<FrameMeta>()) as u32)
     }
 
-    /// Whether the block of 2^`order` frames at `head` is on a list of `node`'s allocator, as `kind`.
-    /// The caller holds that node's lock, without which the answer is not steady.
-    pub(super) fn is_listed(&self, head: u32, order: u8, node: u8, kind: Kind) -> bool {
-        // The node first: it never changes, while the rest of another node's frame is not ours to
+    /// Whether the block of 2^`order` frames at `head` is on a list of the allocator of `arena`, as `kind`.
+    /// The caller holds that arena's lock, without which the answer is not steady.
+    pub(super) fn is_listed(&self, head: u32, order: u8, arena: u8, kind: Kind) -> bool {
+        // The arena first: it never changes, while the rest of another arena's frame is not ours to
         // look at.
         self.metas.get(head.wrapping_sub(self.base) as usize).is_some_and(|meta| {
-            meta.node == node
+            meta.arena == arena
                 && meta.kind.load(Ordering::Relaxed) == kind.encode()
                 && meta.order() == order
         })

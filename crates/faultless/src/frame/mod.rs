@@ -1,9 +1,9 @@
 //! Frames: physical memory, its owners, and its pending flushes.
 //!
-//! Memory lies in *nodes* (tiers, or sockets), the nearest and fastest first. Each node has a
-//! buddy allocator (`buddy.rs`) and a [pool of pre-zeroed frames](zeroed) under one lock; each CPU keeps short
-//! lists (`percpu.rs`) of frames above them, so that allocating and freeing a frame usually touches
-//! nothing but such a list and the frame's own [line of metadata](meta). Many at a time come as a
+//! Memory lies in *nodes* (tiers, or sockets), each cut into [arenas](arena) with a buddy allocator (`buddy.rs`) and a
+//! [pool of pre-zeroed frames](zeroed) under one lock. Each CPU keeps short lists (`percpu.rs`) of frames above them, so that allocating
+//! and freeing a frame usually touches nothing but such a list and the frame's own [line of metadata](meta); and a
+//! [reserve](reserve) of batches, so that it seldom takes the lock. Many frames at a time come as a
 //! [`Bulk`]. A frame out of the allocators is a value,
 //! [`Frame`](owned), until it is [published](Frames::publish) to a page-table entry; its type says
 //! whether stale translations to it may exist.
@@ -22,10 +22,11 @@
 //! succeeds, be the last ones in a pool; a CPU's own lists serve it beyond that, either for the other.
 //! What other CPUs keep in their lists, or are zeroing, counts as out and cannot be had; therefore lists
 //! are kept small when memory is short: a batch is at most 1/16 of what can still be had, and a list
-//! holds at most two of the batches it was last filled with.
+//! holds at most two of the batches it was last filled with. All reserves together hold at most 1/32 of memory.
 //!
-//! Lock order: a node's lock is a leaf; nothing is taken under it, and no two at a time.
+//! Lock order: an arena's lock is a leaf; nothing is taken under it, and no two at a time.
 
+mod arena;
 mod buddy;
 mod bulk;
 mod census;
@@ -33,6 +34,7 @@ pub mod folio;
 pub mod meta;
 pub mod owned;
 mod percpu;
+mod reserve;
 #[cfg(test)]
 mod tests;
 pub mod zeroed;
@@ -44,14 +46,15 @@ pub use owned::{Clean, Frame, Owed, Settled, Zeroed};
 
 use crate::addr::FrameNumber;
 use crate::error::OutOfMemory;
-use crate::machine::MemoryRegion;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::machine::{CpuId, MemoryRegion};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::percpu::{Local, Padded, PerCpu};
 use crate::sync::wait::{Spin, Wait};
 use alloc::vec::Vec;
+use arena::{Arena, Layout, Lists};
 use core::fmt;
-use percpu::{BATCH, Magazine, Stock, batch_for};
-use zeroed::Node;
+use percpu::{BATCH, Stock, batch_for};
+use reserve::{BATCH_ORDER, BLOCK, Reserve, SHARES};
 
 /// log2 of the frames in the largest block: 1 GiB.
 pub const MAX_ORDER: u8 = 18;
@@ -62,10 +65,18 @@ const SHORT: u64 = 16;
 /// All physical memory.
 pub struct Frames {
     table: FrameTable,
-    /// By node number, which is the order of preference.
-    nodes: Vec<Node>,
+    layout: Layout,
+    /// By the numbers that `layout` gave them.
+    arenas: Vec<Arena>,
     stocks: PerCpu<Stock>,
+    reserves: PerCpu<Reserve>,
+    cpus: u64,
     total: u64,
+    /// How many may be out of the arenas; not more than the total.
+    limit: AtomicU64,
+    /// Whether memory was short when the count of taken frames last changed. Written when it changes, for callers that
+    /// only want to know whether a look at the count is worth while.
+    short: AtomicBool,
     /// Frames that a node's pool may hold. Here, where all else is read only, as is the next.
     zeroed_pool: AtomicU64,
     /// 0, or `u64::MAX` where there are pools: then the list of clean frames
@@ -78,12 +89,10 @@ pub struct Frames {
 struct Counts {
     /// Frames out of the buddy allocators and pools, or promised to a CPU that is about to take them.
     taken: AtomicU64,
-    /// How many may be out; not more than the total.
-    limit: AtomicU64,
 }
 
 impl Frames {
-    /// All frames of `regions`, free, for `cpus` CPUs.
+    /// All frames of `regions`, free, for `cpus` CPUs, of which CPU `n` has the nearest node `nearest(n)`.
     ///
     /// # Errors
     /// [`OutOfMemory`] when the heap is exhausted: it takes 64 bytes a frame.
@@ -93,27 +102,34 @@ impl Frames {
     /// else hands out their frames. Whatever is given a machine here, [`Frame::zero`] among them, is given that one, and
     /// frames, runs and numbers of frames come back to the `Frames` that they are of. So no frame is of use without an
     /// `unsafe` that answers for it.
-    pub unsafe fn try_new(cpus: usize, regions: &[MemoryRegion]) -> Result<Self, OutOfMemory> {
-        let table = FrameTable::try_new(regions)?;
-        let mut nodes = Vec::new();
-        let last = regions.iter().map(|region| region.node).max().unwrap_or(0);
-        nodes.try_reserve_exact(usize::from(last) + 1).map_err(|_| OutOfMemory)?;
-        for node in 0..=last {
-            nodes.push(Node::new(node));
-            nodes[usize::from(node)].locked(&Spin, |lists| {
-                for region in regions.iter().filter(|region| region.node == node) {
-                    lists.free.adopt(&table, region.first, region.frames);
-                }
-            });
-        }
+    pub unsafe fn try_new(
+        cpus: usize,
+        regions: &[MemoryRegion],
+        nearest: impl Fn(usize) -> u8,
+    ) -> Result<Self, OutOfMemory> {
+        let layout = Layout::new(cpus, regions, &nearest);
+        let table = FrameTable::try_new(regions, |node, frame| layout.of(node, frame))?;
+        let arenas = layout.try_fill(&table, regions)?;
         let total = regions.iter().map(|region| u64::from(region.frames)).sum();
-        let counts = Counts { taken: AtomicU64::new(0), limit: AtomicU64::new(total) };
-        let stocks = PerCpu::try_new(cpus, |_| Stock::new())?;
-        let (zeroed_pool, pools) = (AtomicU64::new(0), AtomicU64::new(0));
-        Ok(Self { table, nodes, stocks, total, zeroed_pool, pools, counts: Padded(counts) })
+        let home = |cpu: CpuId| layout.home(cpu.index(), &nearest);
+        let stocks = PerCpu::try_new(cpus, |cpu| Stock::new(home(cpu)))?;
+        Ok(Self {
+            table,
+            layout,
+            arenas,
+            stocks,
+            reserves: PerCpu::try_new(cpus, |_| Reserve::new())?,
+            cpus: cpus as u64,
+            total,
+            limit: AtomicU64::new(total),
+            short: AtomicBool::new(false),
+            zeroed_pool: AtomicU64::new(0),
+            pools: AtomicU64::new(0),
+            counts: Padded(Counts { taken: AtomicU64::new(0) }),
+        })
     }
 
-    /// Allocates one frame, from the CPU's list or, when that is empty, from the first node that
+    /// Allocates one frame, from the CPU's list or, when that is empty, from the nearest node that
     /// has one. `None`: there is none left, or the limit is reached.
     #[inline(always)]
     pub fn alloc(&self, local: &Local, wait: &impl Wait) -> Option<Frame<Clean>> {
@@ -125,19 +141,19 @@ impl Frames {
     }
 
     /// Allocates a block of 2^`order` contiguous frames, aligned to its size, straight from the
-    /// first node that has one. `None`: there is none left, or the limit is reached.
+    /// nearest node that has one. `None`: there is none left, or the limit is reached.
     pub fn alloc_order(&self, local: &Local, order: u8, wait: &impl Wait) -> Option<Frame<Clean>> {
-        let number = self.take_block(order, wait).or_else(|| {
+        let number = self.take_block(local, order, wait).or_else(|| {
             // What this CPU keeps may be what is missing from a block, or from the limit; and a block may
             // be half zeroed.
             self.drain(local, wait);
             self.shrink_pools(0, wait);
-            self.take_block(order, wait)
+            self.take_block(local, order, wait)
         })?;
         Some(Frame::new(number, order))
     }
 
-    /// Frees a frame to the CPU's list of its kind, or a block of several straight to its node.
+    /// Frees a frame to the CPU's list of its kind, or a block of several straight to its arena.
     #[inline]
     pub fn free<S: Settled>(&self, local: &Local, frame: Frame<S>, wait: &impl Wait) {
         let (number, order) = (frame.number(), frame.order());
@@ -154,11 +170,11 @@ impl Frames {
         let zeroed = S::ZEROED && self.zeroed_pool() != 0;
         let list = if zeroed { &stock.zeroed } else { &stock.clean };
         while !list.push(number) {
-            self.spill(list, zeroed, wait);
+            self.spill(local, zeroed, wait);
         }
     }
 
-    /// Frees a frame or block straight to its node, which takes no CPU.
+    /// Frees a frame or block straight to its arena, which takes no CPU.
     pub fn free_to_node<S: Settled>(&self, frame: Frame<S>, wait: &impl Wait) {
         let (number, order) = (frame.number(), frame.order());
         for number in number.0..number.0 + (1 << order) {
@@ -180,11 +196,7 @@ impl Frames {
         index: u64,
     ) -> FrameNumber {
         let number = frame.into_number();
-        let meta = self.meta(number);
-        meta.set_use(usage);
-        meta.set_refs(1);
-        meta.anon_vma.store(anon_vma, Ordering::Relaxed);
-        meta.index.store(index, Ordering::Relaxed);
+        self.meta(number).publish(usage, anon_vma, index);
         number
     }
 
@@ -212,7 +224,7 @@ impl Frames {
     pub unsafe fn free_unreferred(&self, number: FrameNumber) {
         // SAFETY: handed on.
         let frame = unsafe { self.reclaim(number).settle() };
-        // A node's lock is a leaf: its holder waits for nothing.
+        // An arena's lock is a leaf: its holder waits for nothing.
         self.free_to_node(frame, &Spin);
     }
 
@@ -243,8 +255,16 @@ impl Frames {
     /// Gives the CPU's lists back to the buddy allocators and pools, as a CPU does that goes idle or away.
     pub fn drain(&self, local: &Local, wait: &impl Wait) {
         let stock = self.stocks.get(local);
-        while self.spill(&stock.clean, false, wait) != 0 {}
-        while self.spill(&stock.zeroed, true, wait) != 0 {}
+        for (list, zeroed) in [(&stock.clean, false), (&stock.zeroed, true)] {
+            let mut batch = [FrameNumber(0); BATCH];
+            while let out @ 1.. = list.spill(&mut batch) {
+                self.give_back(&batch[..out], 0, zeroed, wait);
+            }
+        }
+        let mut batch = [FrameNumber(0); BATCH];
+        while self.reserves.get(local).take(&self.table, &mut batch) {
+            self.give_back(&batch, 0, false, wait);
+        }
     }
 
     /// Frames of memory.
@@ -253,8 +273,13 @@ impl Frames {
         self.total
     }
 
+    /// Frames in the CPUs' reserves, as of some moment for each.
+    pub fn reserved_count(&self) -> u64 {
+        self.reserves.iter().map(Reserve::len).sum()
+    }
+
     /// Frames on the buddy allocators' lists and in the pools. As in Linux's `nr_free_pages`, those on the CPUs'
-    /// lists are not among them.
+    /// lists are not among them; nor are those in their reserves.
     #[inline]
     pub fn free_count(&self) -> u64 {
         self.total - self.counts.0.taken.load(Ordering::Relaxed)
@@ -263,13 +288,14 @@ impl Frames {
     /// How many frames may be out of the buddy allocators and pools at once.
     #[inline]
     pub fn limit(&self) -> u64 {
-        self.counts.0.limit.load(Ordering::Relaxed)
+        self.limit.load(Ordering::Relaxed)
     }
 
     /// Lets at most `frames` frames be out of the buddy allocators and pools at once, those on the CPUs' lists
     /// included. With more than that out already, allocation fails until enough have come back.
     pub fn set_limit(&self, frames: u64) {
-        self.counts.0.limit.store(frames.min(self.total), Ordering::Relaxed);
+        self.limit.store(frames.min(self.total), Ordering::Relaxed);
+        self.note_short(self.available());
     }
 
     /// Fills the CPU's empty list with a batch, of which the first frame is the caller's.
@@ -277,21 +303,73 @@ impl Frames {
     #[inline(never)]
     fn refill(&self, local: &Local, wait: &impl Wait) -> Option<FrameNumber> {
         let stock = self.stocks.get(local);
-        let mut batch = [FrameNumber(0); BATCH];
-        match self.take_any(&mut batch, wait, |available| batch_for(available) as u64) {
-            // Nothing but what is zeroed on this CPU is left.
-            0 => stock.zeroed.pop(),
-            got => {
-                stock.clean.refill(&batch[..got]);
-                stock.clean.pop()
-            }
+        if self.restock(local, wait) != 0 {
+            return stock.clean.pop();
         }
+        // Nothing but what is zeroed on this CPU is left.
+        stock.zeroed.pop()
     }
 
-    /// Takes single frames of anything from the nodes, the nearest first: as many as `want` makes of
+    /// Fills the CPU's empty list with a batch: from its reserve, or else from the arenas. Returns how many frames that were.
+    fn restock(&self, local: &Local, wait: &impl Wait) -> usize {
+        let stock = self.stocks.get(local);
+        let mut batch = [FrameNumber(0); BATCH];
+        let reserve = self.reserves.get(local);
+        let take = |batch: &mut _| reserve.take(&self.table, batch);
+        if take(&mut batch) || (self.fill_reserve(local, wait) && take(&mut batch)) {
+            stock.clean.refill(&batch);
+            return BATCH;
+        }
+        let got = self.take_any(local, &mut batch, wait, |available| batch_for(available) as u64);
+        if got != 0 {
+            stock.clean.refill(&batch[..got]);
+        }
+        got
+    }
+
+    /// How many frames a CPU may have in its reserve, by what memory there is; 0, or two batches at least.
+    fn share(&self) -> u64 {
+        let share = self.limit() / (SHARES * self.cpus);
+        if share < 2 << BATCH_ORDER { 0 } else { share }
+    }
+
+    /// Takes a block for the CPU's empty reserve from its home, if memory is plenty, and there are no small blocks to be used up first.
+    fn fill_reserve(&self, local: &Local, wait: &impl Wait) -> bool {
+        let share = self.share();
+        if share == 0 {
+            return false;
+        }
+        let most = 1 << share.ilog2().min(BLOCK.into());
+        let home = usize::from(self.stocks.get(local).home);
+        // Taken before it is reserved, as in `take_block`.
+        let taken = self.arenas[home].locked(wait, |lists| {
+            let (block, order) = lists.free.alloc_block(&self.table, BATCH, most)?;
+            let frames = 1 << order;
+            let plenty =
+                |available| available / 16 >= frames && !self.is_short_at(available, frames);
+            let want = |available| if plenty(available) { frames } else { 0 };
+            if self.reserve(frames, want).is_none() {
+                lists.free.free(&self.table, block, order);
+                return None;
+            }
+            Some((block, order))
+        });
+        let Some((block, order)) = taken else { return false };
+        self.reserves.get(local).put_block(&self.table, block, order);
+        true
+    }
+
+    /// The arenas in the order in which the CPU takes frames from them.
+    fn arenas_from(&self, local: &Local) -> impl Iterator<Item = &Arena> {
+        let numbers = self.layout.from(self.stocks.get(local).home);
+        numbers.map(|number| &self.arenas[number])
+    }
+
+    /// Takes single frames of anything from the arenas, the nearest first: as many as `want` makes of
     /// what can still be had, and at most `to.len()`. Returns how many; 0 only when `want` is refused.
     fn take_any(
         &self,
+        local: &Local,
         to: &mut [FrameNumber],
         wait: &impl Wait,
         want: impl Fn(u64) -> u64,
@@ -303,10 +381,10 @@ impl Frames {
         let reserved = reserved as usize;
         let mut got = 0;
         // What is reserved is there: the limit is not above the total. It may be on its way from one
-        // node to another while we pass, so an empty-handed round is followed by another.
+        // arena to another while we pass, so an empty-handed round is followed by another.
         for looks in 0.. {
-            for node in &self.nodes {
-                let empty = node.locked(wait, |lists| {
+            for arena in self.arenas_from(local) {
+                let empty = arena.locked(wait, |lists| {
                     got += lists.alloc_bulk(&self.table, &mut to[got..reserved]);
                     lists.is_empty()
                 });
@@ -321,40 +399,50 @@ impl Frames {
             wait.wait(looks);
         }
         self.release((reserved - got) as u64);
-        to[..got].iter().for_each(|number| self.meta(*number).make_single());
+        self.table.each(&to[..got]).for_each(FrameMeta::make_single);
         got
     }
 
-    /// Gives the colder half of the list back; returns how many frames that were.
+    /// Takes the colder half of a list off the CPU: to its reserve, or back where the frames are of.
     #[cold]
     #[inline(never)]
-    fn spill(&self, list: &Magazine, zeroed: bool, wait: &impl Wait) -> usize {
+    fn spill(&self, local: &Local, zeroed: bool, wait: &impl Wait) {
+        let (stock, reserve) = (self.stocks.get(local), self.reserves.get(local));
         let mut batch = [FrameNumber(0); BATCH];
-        let out = list.spill(&mut batch);
+        let out = if zeroed { &stock.zeroed } else { &stock.clean }.spill(&mut batch);
+        let keep = if self.seems_short() { 0 } else { self.share() };
+        if !zeroed && out == BATCH && reserve.len() + BATCH as u64 <= keep {
+            return reserve.put(&self.table, &batch);
+        }
         self.give_back(&batch[..out], 0, zeroed, wait);
-        out
+        // Memory has become short, or the limit lower. A batch at a time, as this is a free's way.
+        if reserve.len() > keep && reserve.take(&self.table, &mut batch) {
+            self.give_back(&batch, 0, false, wait);
+        }
     }
 
-    /// Takes a block from the first node that has one. The block is taken before it is reserved:
+    /// Takes a block from the nearest arena that has one. The block is taken before it is reserved:
     /// a reservation that then found no block would have failed another CPU's for nothing.
-    fn take_block(&self, order: u8, wait: &impl Wait) -> Option<FrameNumber> {
-        let found = |node: &Node| node.locked(wait, |lists| lists.alloc(&self.table, order));
-        let number = self.nodes.iter().find_map(found)?;
+    fn take_block(&self, local: &Local, order: u8, wait: &impl Wait) -> Option<FrameNumber> {
+        let found = |arena: &Arena| arena.locked(wait, |lists| lists.alloc(&self.table, order));
+        let number = self.arenas_from(local).find_map(found)?;
         let frames = 1 << order;
         if self.reserve(frames, |_| frames).is_none() {
-            let give_back = |lists: &mut zeroed::Lists| lists.free.free(&self.table, number, order);
-            self.node_of(number).locked(wait, give_back);
+            let give_back = |lists: &mut Lists| lists.free.free(&self.table, number, order);
+            self.arena_of(number).locked(wait, give_back);
             return None;
         }
         Some(number)
     }
 
-    /// Returns blocks of 2^`order` frames to their nodes, with one locking for each run of the same
-    /// node; `zeroed` ones to the pool, while that has room.
+    /// Returns blocks of 2^`order` frames to their arenas, with one locking for each run of the same
+    /// arena; `zeroed` ones to the pool, while that has room.
     fn give_back(&self, blocks: &[FrameNumber], order: u8, zeroed: bool, wait: &impl Wait) {
-        for run in blocks.chunk_by(|a, b| self.meta(*a).node() == self.meta(*b).node()) {
-            self.node_of(run[0]).locked(wait, |lists| {
-                let room = if zeroed { lists.zeroed_room(self.zeroed_pool()) >> order } else { 0 };
+        for run in blocks.chunk_by(|a, b| self.meta(*a).arena() == self.meta(*b).arena()) {
+            let arena = self.arena_of(run[0]);
+            let pool = if zeroed { arena.part_of(self.zeroed_pool()) } else { 0 };
+            arena.locked(wait, |lists| {
+                let room = lists.zeroed_room(pool) >> order;
                 let (pooled, others) = run.split_at(run.len().min(room as usize));
                 for number in pooled {
                     lists.zeroed.free(&self.table, *number, order);
@@ -367,8 +455,8 @@ impl Frames {
         self.release((blocks.len() as u64) << order);
     }
 
-    fn node_of(&self, frame: FrameNumber) -> &Node {
-        &self.nodes[usize::from(self.meta(frame).node())]
+    fn arena_of(&self, frame: FrameNumber) -> &Arena {
+        &self.arenas[usize::from(self.meta(frame).arena())]
     }
 
     /// Frames that can still be had.
@@ -397,17 +485,20 @@ impl Frames {
     /// that are; fewer than `least` are none. `Acquire` pairs with [`release`](Self::release): the
     /// frames that made room are on the free lists.
     fn reserve(&self, least: u64, want: impl Fn(u64) -> u64) -> Option<u64> {
-        let Counts { taken, limit } = &self.counts.0;
+        let Counts { taken } = &self.counts.0;
         let mut old = taken.load(Ordering::Relaxed);
         loop {
-            let available = limit.load(Ordering::Relaxed).saturating_sub(old);
+            let available = self.limit().saturating_sub(old);
             let granted = want(available).min(available);
             if granted < least {
                 return None;
             }
             let new = old + granted;
             match taken.compare_exchange_weak(old, new, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return Some(granted),
+                Ok(_) => {
+                    self.note_short(available - granted);
+                    return Some(granted);
+                }
                 Err(now) => old = now,
             }
         }
@@ -415,7 +506,23 @@ impl Frames {
 
     /// Ends the promise of `frames` frames, which are back on the free lists.
     fn release(&self, frames: u64) {
-        self.counts.0.taken.fetch_sub(frames, Ordering::Release);
+        let old = self.counts.0.taken.fetch_sub(frames, Ordering::Release);
+        self.note_short(self.limit().saturating_sub(old - frames));
+    }
+
+    /// Notes that so many frames can be had now.
+    #[inline]
+    fn note_short(&self, available: u64) {
+        let short = self.is_short_at(available, 0);
+        if self.short.load(Ordering::Relaxed) != short {
+            self.short.store(short, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether memory is short, as far as this CPU can tell without reading what all CPUs write.
+    #[inline]
+    fn seems_short(&self) -> bool {
+        self.short.load(Ordering::Relaxed)
     }
 }
 
@@ -425,7 +532,7 @@ impl fmt::Debug for Frames {
             .field("total", &self.total)
             .field("free", &self.free_count())
             .field("limit", &self.limit())
-            .field("nodes", &self.nodes.len())
+            .field("arenas", &self.arenas.len())
             .finish_non_exhaustive()
     }
 }

@@ -37,16 +37,19 @@ pub(super) fn batch_for(available: u64) -> usize {
     (available / 16).clamp(1, BATCH as u64) as usize
 }
 
-/// One CPU's lists.
+/// One CPU's frames.
 #[derive(Debug)]
 pub(super) struct Stock {
     pub(super) clean: Magazine,
     pub(super) zeroed: Magazine,
+    /// Its [home](super::arena).
+    pub(super) home: u8,
 }
 
 impl Stock {
-    pub(super) const fn new() -> Self {
-        Self { clean: Magazine::new(), zeroed: Magazine::new() }
+    pub(super) const fn new(home: u8) -> Self {
+        let (clean, zeroed) = (Magazine::new(), Magazine::new());
+        Self { clean, zeroed, home }
     }
 }
 
@@ -66,6 +69,12 @@ impl Magazine {
             full: Cell::new(CAPACITY),
             frames: [const { Cell::new(FrameNumber(0)) }; CAPACITY],
         }
+    }
+
+    /// How many frames there are.
+    #[inline]
+    pub(super) const fn len(&self) -> usize {
+        self.len.get()
     }
 
     /// Takes the frame that was put in last.

@@ -23,7 +23,7 @@ fn cpu(id: u16) -> Local {
 /// The frames of `regions`, for `cpus` CPUs.
 fn memory(cpus: usize, regions: &[MemoryRegion]) -> Frames {
     // SAFETY: tests that have a machine take its regions and give it alone; in the others nobody touches memory.
-    unsafe { Frames::try_new(cpus, regions) }.unwrap()
+    unsafe { Frames::try_new(cpus, regions, |_| 0) }.unwrap()
 }
 
 /// Takes frames until there are none.
@@ -75,7 +75,7 @@ fn nearer_nodes_go_first_and_others_help_out() {
     let local = cpu(0);
     let all = exhaust(&frames, &local);
     assert_eq!(all.len(), 91);
-    let node = |frame: &Frame<Clean>| frames.meta(frame.number()).node();
+    let node = |frame: &Frame<Clean>| frames.layout.node(frames.meta(frame.number()).arena());
     assert!(all[..64].iter().all(|frame| node(frame) == 0));
     assert_eq!(all.iter().filter(|frame| node(frame) == 2).count(), 21);
     free_all(&frames, &local, all);
@@ -85,6 +85,59 @@ fn nearer_nodes_go_first_and_others_help_out() {
     let block = frames.alloc_order(&local, 5, &Yield).unwrap();
     assert_eq!(node(&block), 0);
     frames.free(&local, block, &Yield);
+}
+
+#[test]
+fn a_node_s_arenas_are_one_memory() {
+    const GIB: u32 = 1 << MAX_ORDER;
+    // The node's first and its second gibibyte, for sixteen CPUs; regions in no order, and one without frames.
+    let regions = [region(1, GIB + 40, 5), region(0, GIB - 8, 24), region(0, 7, 0)];
+    // SAFETY: nobody touches memory in this test.
+    let frames = unsafe { Frames::try_new(16, &regions, |_| 0) }.unwrap();
+    let (first, last) = (cpu(0), cpu(15));
+    let one = frames.alloc_order(&first, 0, &Yield).unwrap();
+    let other = frames.alloc_order(&last, 0, &Yield).unwrap();
+    assert!(one.number().0 < GIB && (GIB..GIB + 16).contains(&other.number().0));
+    free_all(&frames, &first, std::vec![one, other]);
+    frames.drain(&first, &Yield);
+    for local in [&first, &last] {
+        let all = exhaust(&frames, local);
+        let numbers: BTreeSet<u32> = all.iter().map(|frame| frame.number().0).collect();
+        assert_eq!(numbers, (GIB - 8..GIB + 16).chain(GIB + 40..GIB + 45).collect());
+        // The home's come first, and the other node's last.
+        let home = if core::ptr::eq(local, &first) { GIB - 8..GIB } else { GIB..GIB + 16 };
+        assert!(all[..home.len()].iter().all(|frame| home.contains(&frame.number().0)));
+        assert!(all[24..].iter().all(|frame| frame.number().0 >= GIB + 40));
+        free_all(&frames, local, all);
+        frames.drain(local, &Yield);
+        assert_eq!(frames.checked_census(&Yield).unwrap().free, 29);
+    }
+    // Blocks have merged, each in its arena.
+    for order in [3, 4] {
+        let block = frames.alloc_order(&first, order, &Yield).unwrap();
+        assert_eq!(block.number().0, if order == 3 { GIB - 8 } else { GIB });
+        frames.free(&first, block, &Yield);
+    }
+    all_is_back(&frames);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
+fn the_last_frame_numbers_are_as_good_as_any() {
+    let (count, cpus) = (1 << 14, 2);
+    let first = u32::MAX - count;
+    for nearest in [0, 3, u8::MAX] {
+        let regions = [region(3, first, count)];
+        // SAFETY: nobody touches memory in this test.
+        let frames = unsafe { Frames::try_new(cpus, &regions, |_| nearest) }.unwrap();
+        let local = cpu(1);
+        let all = exhaust(&frames, &local);
+        let numbers: BTreeSet<u32> = all.iter().map(|frame| frame.number().0).collect();
+        assert_eq!(numbers, (first..u32::MAX).collect());
+        free_all(&frames, &local, all);
+        frames.drain(&local, &Yield);
+        assert_eq!(frames.checked_census(&Yield).unwrap().free, count.into());
+    }
 }
 
 #[test]
@@ -144,6 +197,20 @@ fn lists_are_small_where_memory_is_short() {
     // The other CPU's last batch was one frame, so it keeps no more than two.
     let census = frames.checked_census(&Yield).unwrap();
     assert!(census.pooled <= 9 + 2, "{census:?}");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
+fn a_bulk_is_no_more_than_can_be_spared() {
+    let frames = memory(1, &[region(0, 0, 1600)]);
+    let local = cpu(0);
+    let held: Vec<_> = (0..1490).map(|_| frames.alloc_order(&local, 0, &Yield).unwrap()).collect();
+    let mut buffer = [FrameNumber(0); BATCH];
+    let bulk = frames.alloc_bulk(&local, &mut buffer, &Yield);
+    assert_eq!(bulk.len(), 10, "below a sixteenth memory is short");
+    frames.free_bulk(&local, bulk, &Yield);
+    free_all(&frames, &local, held);
+    all_is_back(&frames);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Pre-zeroed frames.
 //!
-//! Each node keeps a *pool* of zeroed frames beside its other free ones, under the same lock: a second
-//! [buddy allocator](Buddy), whose blocks merge only with each other. Background zeroing takes blocks
+//! Each [arena](super::arena) keeps a *pool* of zeroed frames beside its other free ones, under the same lock: a second
+//! [buddy allocator](super::buddy), whose blocks merge only with each other. Background zeroing takes blocks
 //! from the one, zeroes them, and puts them into the other, a [run](RUN) at a time
 //! ([`Frames::zero_run`]). A CPU that needs zeroed frames moves a batch of them to its own list
 //! ([`Frames::alloc_zeroed`]).
@@ -19,16 +19,13 @@
 //! a pre-zeroed one from farther away: that would save the zeroing once, but cost the distance as long as
 //! the page is mapped.
 
-use super::buddy::Buddy;
-use super::meta::Kind;
+use super::arena::{Arena, Lists};
 use super::percpu::{BATCH, batch_for};
-use super::{Clean, Frame, FrameTable, Frames, MAX_ORDER, Zeroed};
+use super::{Clean, Frame, Frames, MAX_ORDER, Zeroed};
 use crate::addr::FrameNumber;
 use crate::machine::Machine;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::order::NodeBuddy;
-use crate::sync::percpu::{Local, Padded};
-use crate::sync::spin::SpinLock;
+use crate::sync::atomic::Ordering;
+use crate::sync::percpu::Local;
 use crate::sync::wait::Wait;
 
 /// The most frames that are zeroed between two looks at what else there is to do: 64 KiB, which takes
@@ -46,80 +43,6 @@ pub enum Supply {
     Miss,
     /// It is zeroed now.
     Now,
-}
-
-/// The free memory of a node.
-#[derive(Debug)]
-pub(super) struct Node {
-    lists: Padded<SpinLock<Lists, NodeBuddy>>,
-    /// What the lists hold, for callers that only want to know whether a look is worth while. Written when
-    /// it changes, so that the line stays with its readers.
-    seen: Padded<Seen>,
-}
-
-#[derive(Debug)]
-struct Seen {
-    zeroed: AtomicU64,
-    /// Whether the node has a free frame that is not zeroed.
-    others: AtomicBool,
-}
-
-/// The free frames of a node.
-#[derive(Debug)]
-pub(super) struct Lists {
-    pub(super) free: Buddy,
-    /// The pool.
-    pub(super) zeroed: Buddy,
-}
-
-impl Lists {
-    /// Fills `run` with single frames of anything, zeroed ones last, and returns how many there were.
-    pub(super) fn alloc_bulk(&mut self, table: &FrameTable, run: &mut [FrameNumber]) -> usize {
-        let got = self.free.alloc_bulk(table, run);
-        if self.free.free_count() != 0 {
-            return got;
-        }
-        got + self.zeroed.alloc_bulk(table, &mut run[got..])
-    }
-
-    /// Whether nothing is left.
-    pub(super) const fn is_empty(&self) -> bool {
-        self.free.free_count() + self.zeroed.free_count() == 0
-    }
-
-    /// How many frames more the pool may hold, of `limit`.
-    pub(super) const fn zeroed_room(&self, limit: u64) -> u64 {
-        limit.saturating_sub(self.zeroed.free_count())
-    }
-
-    /// Takes a block of anything.
-    pub(super) fn alloc(&mut self, table: &FrameTable, order: u8) -> Option<FrameNumber> {
-        self.free.alloc(table, order).or_else(|| self.zeroed.alloc(table, order))
-    }
-}
-
-impl Node {
-    pub(super) fn new(node: u8) -> Self {
-        let lists =
-            Lists { free: Buddy::new(node, Kind::Free), zeroed: Buddy::new(node, Kind::Zeroed) };
-        let seen = Seen { zeroed: AtomicU64::new(0), others: AtomicBool::new(false) };
-        Self { lists: Padded(SpinLock::ordered(lists)), seen: Padded(seen) }
-    }
-
-    /// What `then` does under the lock.
-    #[inline]
-    pub(super) fn locked<R>(&self, wait: &impl Wait, then: impl FnOnce(&mut Lists) -> R) -> R {
-        let mut lists = self.lists.lock(wait);
-        let result = then(&mut lists);
-        let (zeroed, others) = (lists.zeroed.free_count(), lists.free.free_count() != 0);
-        if self.seen.zeroed.load(Ordering::Relaxed) != zeroed {
-            self.seen.zeroed.store(zeroed, Ordering::Relaxed);
-        }
-        if self.seen.others.load(Ordering::Relaxed) != others {
-            self.seen.others.store(others, Ordering::Relaxed);
-        }
-        result
-    }
 }
 
 impl Frames {
@@ -177,8 +100,8 @@ impl Frames {
             Some(number) => number,
             None => {
                 let mut batch = [FrameNumber(0); BATCH];
-                let got =
-                    self.take_zeroed(&mut batch, wait, |available| batch_for(available) as u64);
+                let want = |available| batch_for(available) as u64;
+                let got = self.take_zeroed(local, &mut batch, wait, want);
                 zeroed.refill(&batch[..got]);
                 zeroed.pop()?
             }
@@ -186,17 +109,18 @@ impl Frames {
         Some(Frame::new(number, 0))
     }
 
-    /// Takes up to `to.len()` single frames from the pool of the nearest node that has any frame, as
+    /// Takes up to `to.len()` single frames from a pool of the nearest node that has any frame, as
     /// many as it has and as `want` makes of what can still be had. Returns how many.
     pub(super) fn take_zeroed(
         &self,
+        local: &Local,
         to: &mut [FrameNumber],
         wait: &impl Wait,
         want: impl Fn(u64) -> u64,
     ) -> usize {
-        for node in &self.nodes {
-            if node.seen.zeroed.load(Ordering::Relaxed) != 0 {
-                let (reserved, got) = node.locked(wait, |lists| {
+        for arena in self.arenas_from(local) {
+            if arena.seen.zeroed.load(Ordering::Relaxed) != 0 {
+                let (reserved, got) = arena.locked(wait, |lists| {
                     let most = lists.zeroed.free_count().min(to.len() as u64);
                     // Under the lock: as many as are there, so that no other CPU fails needlessly.
                     let reserved = self.reserve(1, |available| want(available).min(most));
@@ -207,7 +131,7 @@ impl Frames {
                 to[..got].iter().for_each(|number| self.meta(*number).make_single());
                 return got;
             }
-            if node.seen.others.load(Ordering::Relaxed) {
+            if arena.seen.others.load(Ordering::Relaxed) {
                 break;
             }
         }
@@ -215,31 +139,38 @@ impl Frames {
     }
 
     /// Zeroes a block of free frames, of at most `most` and at most [`RUN`], into the pool of
-    /// the nearest node whose pool has room. Returns how many frames that were; 0 when the pools are
+    /// the nearest arena whose pool has room. Returns how many frames that were; 0 when the pools are
     /// full or off, there is nothing to zero, or memory is short.
-    pub fn zero_run(&self, machine: &impl Machine, most: usize, wait: &impl Wait) -> usize {
+    pub fn zero_run(
+        &self,
+        local: &Local,
+        machine: &impl Machine,
+        most: usize,
+        wait: &impl Wait,
+    ) -> usize {
         let limit = if most == 0 { 0 } else { self.zeroed_pool() };
-        for node in &self.nodes {
-            let room = limit.saturating_sub(node.seen.zeroed.load(Ordering::Relaxed));
-            if room == 0 || !node.seen.others.load(Ordering::Relaxed) {
+        for arena in self.arenas_from(local) {
+            let room =
+                arena.part_of(limit).saturating_sub(arena.seen.zeroed.load(Ordering::Relaxed));
+            if room == 0 || !arena.seen.others.load(Ordering::Relaxed) {
                 continue;
             }
             let most = room.min(most.min(RUN) as u64);
-            let Some(block) = self.take_to_zero(node, most as usize, wait) else { continue };
+            let Some(block) = self.take_to_zero(arena, most as usize, wait) else { continue };
             let block = block.zero_ahead(machine);
             let order = block.order();
-            node.locked(wait, |lists| lists.zeroed.free(&self.table, block.into_number(), order));
+            arena.locked(wait, |lists| lists.zeroed.free(&self.table, block.into_number(), order));
             self.release(1 << order);
             return 1 << order;
         }
         0
     }
 
-    /// Takes a block of at most `most` frames out of a node's free ones, unless memory is short.
-    fn take_to_zero(&self, node: &Node, most: usize, wait: &impl Wait) -> Option<Frame<Clean>> {
+    /// Takes a block of at most `most` frames out of an arena's free ones, unless memory is short.
+    fn take_to_zero(&self, arena: &Arena, most: usize, wait: &impl Wait) -> Option<Frame<Clean>> {
         // What is out meanwhile cannot be had, as what is on CPUs' lists.
         let most = most.min(batch_for(self.available()));
-        node.locked(wait, |lists| {
+        arena.locked(wait, |lists| {
             let (number, order) = lists.free.alloc_at_most(&self.table, most)?;
             let frames = 1 << order;
             let want = |available| if self.is_short_at(available, frames) { 0 } else { frames };
@@ -257,7 +188,7 @@ impl Frames {
         self.zeroed_pool.load(Ordering::Relaxed)
     }
 
-    /// Lets each node's pool hold `frames` frames, or as many more as CPUs put there at the same time.
+    /// Lets each node's pools hold `frames` frames, or as many more as CPUs put there at the same time.
     /// What is above that is no longer zeroed.
     pub fn set_zeroed_pool(&self, frames: u64, wait: &impl Wait) {
         self.zeroed_pool.store(frames, Ordering::Relaxed);
@@ -267,12 +198,13 @@ impl Frames {
 
     /// Frames in the pools.
     pub fn zeroed_count(&self) -> u64 {
-        self.nodes.iter().map(|node| node.seen.zeroed.load(Ordering::Relaxed)).sum()
+        self.arenas.iter().map(|arena| arena.seen.zeroed.load(Ordering::Relaxed)).sum()
     }
 
-    /// Merges what the pools hold above `limit` frames each with the other free frames.
+    /// Merges what the pools of a node hold above `limit` frames with the other free frames.
     pub(super) fn shrink_pools(&self, limit: u64, wait: &impl Wait) {
-        for node in &self.nodes {
+        for arena in &self.arenas {
+            let limit = arena.part_of(limit);
             let some = |Lists { free, zeroed }: &mut Lists| {
                 for _ in 0..MOVED {
                     let above = zeroed.free_count().saturating_sub(limit).min(1 << MAX_ORDER);
@@ -286,7 +218,7 @@ impl Frames {
                 }
                 true
             };
-            while node.locked(wait, some) {}
+            while arena.locked(wait, some) {}
         }
     }
 }

@@ -114,8 +114,8 @@ classes! {
     11 LazySpaces "the list of spaces with lazily freed pages";
     /// Where a space has lazily freed pages.
     11 LazyHull "a space's lazily freed range";
-    /// A node's buddy allocator.
-    11 NodeBuddy "a node's buddy allocator";
+    /// An arena's buddy allocator.
+    11 ArenaBuddy "an arena's buddy allocator";
     /// A CPU's inbox of flush requests.
     11 FlushInbox "a flush inbox";
     /// The watcher of the trace points.

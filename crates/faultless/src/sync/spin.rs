@@ -2,11 +2,17 @@
 //!
 //! Test-and-test-and-set: a waiter reads until the lock looks free, and only then writes the line.
 //! Not fair; what needs fairness queues by itself ([`range`](super::range)).
+//!
+//! Each look of a waiter takes the line from the holder, who then waits for it. So a waiter looks less and less often: it waits twice as long
+//! before each look as before the last, up to [`MOST_PAUSES`]. From where waits give the core away, which takes longer, it begins
+//! again with short ones. With many CPUs the line then moves a few times while the lock is held, and
+//! not once for each CPU that waits; and nobody waits for more than twice as long as it must. (A queue of waiters would move it less; but where
+//! CPUs are virtual, all would wait for the one that the host does not run.)
 
 use super::atomic::{AtomicBool, Ordering};
 use super::mutant::{Mutant, lost};
 use super::order::{self, Class, Mark, Outside};
-use super::wait::{Wait, until};
+use super::wait::{LOOKS_BEFORE_PARKING, Wait};
 use core::fmt;
 use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
@@ -34,6 +40,9 @@ impl<T> UnsafeCell<T> {
         f(self.0.get())
     }
 }
+
+/// How often a waiter pauses between two looks, at most: for some ten microseconds. Once in models, where time is looks.
+const MOST_PAUSES: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 512 };
 
 /// A value that one CPU at a time may reach. `C` is its place in the [lock order](super::order).
 ///
@@ -89,12 +98,34 @@ impl<T, C> SpinLock<T, C> {
         C: Class,
     {
         order::before::<C>(wait);
+        let mut guard = match self.try_lock() {
+            Some(guard) => guard,
+            None => self.lock_at_length(wait),
+        };
+        guard.mark = order::hold::<C>(wait);
+        guard
+    }
+
+    /// Takes the lock, which another CPU has.
+    #[cold]
+    #[inline(never)]
+    #[cfg_attr(feature = "observe", track_caller)]
+    fn lock_at_length<'a, W: Wait + ?Sized>(&'a self, wait: &'a W) -> SpinGuard<'a, T, C> {
+        let (mut looks, mut pauses) = (0u32, 1);
         loop {
-            if let Some(mut guard) = self.try_lock() {
-                guard.mark = order::hold::<C>(wait);
+            for _ in 0..pauses {
+                wait.wait(looks);
+                looks = looks.saturating_add(1);
+            }
+            if !self.held.load(Ordering::Relaxed)
+                && let Some(guard) = self.try_lock()
+            {
                 return guard;
             }
-            until(wait, || !self.held.load(Ordering::Relaxed));
+            pauses = MOST_PAUSES.min(2 * pauses);
+            if looks < LOOKS_BEFORE_PARKING {
+                pauses = pauses.min(LOOKS_BEFORE_PARKING - looks);
+            }
         }
     }
 
@@ -186,6 +217,7 @@ impl<T: fmt::Debug, C> fmt::Debug for SpinGuard<'_, T, C> {
 mod tests {
     use super::*;
     use crate::sync::wait::{Spin, Yield};
+    use core::cell::{Cell, RefCell};
 
     #[test]
     fn one_holder_at_a_time() {
@@ -214,5 +246,49 @@ mod tests {
             }
         });
         assert_eq!(*lock.lock(&Spin), 4 * TIMES);
+    }
+
+    /// A waiter's time, and the guard that it waits for: that is dropped at `free_at`. To give the core away takes
+    /// much longer than to look again.
+    struct Clock<'a> {
+        now: Cell<u64>,
+        looks: Cell<u32>,
+        free_at: u64,
+        holder: RefCell<Option<SpinGuard<'a, ()>>>,
+    }
+
+    impl Clock<'_> {
+        const LONG: u64 = 1000;
+    }
+
+    impl Wait for Clock<'_> {
+        fn wait(&self, looks: u32) {
+            assert_eq!(looks, self.looks.replace(looks + 1));
+            let long = looks >= LOOKS_BEFORE_PARKING;
+            self.now.update(|now| now + if long { Self::LONG } else { 1 });
+            if self.now.get() >= self.free_at {
+                self.holder.take();
+            }
+        }
+    }
+
+    #[test]
+    fn a_waiter_looks_seldom_and_waits_at_most_twice_as_long_as_it_must() {
+        let waited = |free_at| {
+            let lock = SpinLock::new(());
+            let holder = RefCell::new(Some(lock.try_lock().unwrap()));
+            let clock = Clock { now: Cell::new(0), looks: Cell::new(0), free_at, holder };
+            drop(lock.lock(&clock));
+            clock.now.get()
+        };
+        assert_eq!([1, 2, 4, 8, 33].map(waited), [1, 3, 7, 15, 63]);
+        let parking = u64::from(LOOKS_BEFORE_PARKING);
+        let most = u64::from(MOST_PAUSES) * Clock::LONG;
+        for looks in 0..4 * u64::from(MOST_PAUSES) {
+            let free_at = looks.min(parking) + looks.saturating_sub(parking) * Clock::LONG;
+            let waited = waited(free_at);
+            assert!(waited <= (2 * free_at).max(1), "{waited} of {free_at}");
+            assert!(waited < free_at.max(1) + most, "{waited} of {free_at}");
+        }
     }
 }

@@ -163,6 +163,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
 
     /// Up to `to.len()` frames of zeros, as many as can be spared, without waiting. What is not used goes
     /// back by [`free_bulk`](Self::free_bulk).
+    #[inline(always)]
     pub(crate) fn alloc_zeroed_bulk<'b>(&self, to: &'b mut [FrameNumber]) -> Bulk<'b, Zeroed> {
         let frames = &self.vm.frames;
         let pools = frames.zeroed_pool() != 0;

@@ -39,7 +39,7 @@ impl<M: Machine> Cpu<'_, M> {
     fn zero_for(&self, budget: usize, whom: Counter) -> usize {
         let mut done = 0;
         while done < budget {
-            let run = self.vm.frames.zero_run(&self.vm.machine, budget - done, self);
+            let run = self.vm.frames.zero_run(self.local(), &self.vm.machine, budget - done, self);
             if run == 0 {
                 break;
             }

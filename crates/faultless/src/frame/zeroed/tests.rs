@@ -1,5 +1,6 @@
 use super::*;
 use crate::addr::PAGE_SIZE;
+use crate::frame::Kind;
 use crate::knob::Setting;
 use crate::machine::{CpuId, MemoryRegion};
 use crate::space::Space;
@@ -24,7 +25,7 @@ fn dirty(cpus: usize, frames: u32, pool: u64) -> (TestMachine, Frames) {
         soil(&machine, FrameNumber(number));
     }
     // SAFETY: the machine goes with them from here on.
-    let frames = unsafe { Frames::try_new(cpus, machine.regions()) }.unwrap();
+    let frames = unsafe { Frames::try_new(cpus, machine.regions(), |_| 0) }.unwrap();
     frames.set_zeroed_pool(pool, &Yield);
     (machine, frames)
 }
@@ -42,8 +43,8 @@ fn is_zero(machine: &TestMachine, number: FrameNumber) -> bool {
     words.all(|word| unsafe { page.add(word).read() } == 0)
 }
 
-fn zero_all(machine: &TestMachine, frames: &Frames) -> usize {
-    core::iter::from_fn(|| Some(frames.zero_run(machine, usize::MAX, &Yield)))
+fn zero_all(local: &Local, machine: &TestMachine, frames: &Frames) -> usize {
+    core::iter::from_fn(|| Some(frames.zero_run(local, machine, usize::MAX, &Yield)))
         .take_while(|&run| run != 0)
         .inspect(|&run| assert!(run <= RUN))
         .sum()
@@ -75,7 +76,7 @@ fn use_up(machine: &TestMachine, frame: Frame<Zeroed>) -> Frame<Clean> {
 fn without_a_pool_nothing_is_zeroed_ahead() {
     let (machine, frames) = dirty(1, 200, 0);
     let local = cpu(0);
-    assert_eq!(frames.zero_run(&machine, usize::MAX, &Yield), 0);
+    assert_eq!(frames.zero_run(&local, &machine, usize::MAX, &Yield), 0);
     let (frame, supply) = alloc(&machine, &frames, &local).unwrap();
     assert_eq!(supply, [Supply::Now]);
     frames.free(&local, frame, &Yield);
@@ -87,9 +88,10 @@ fn without_a_pool_nothing_is_zeroed_ahead() {
 #[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
 fn a_pool_fills_to_its_limit_and_its_frames_are_free_and_zero() {
     let (machine, frames) = dirty(1, 1000, 100);
-    assert_eq!(frames.zero_run(&machine, 0, &Yield), 0);
-    assert_eq!(frames.zero_run(&machine, 5, &Yield), 4, "a block");
-    assert_eq!(zero_all(&machine, &frames), 96);
+    let local = cpu(0);
+    assert_eq!(frames.zero_run(&local, &machine, 0, &Yield), 0);
+    assert_eq!(frames.zero_run(&local, &machine, 5, &Yield), 4, "a block");
+    assert_eq!(zero_all(&local, &machine, &frames), 96);
     let census = frames.checked_census(&Yield).unwrap();
     assert_eq!((census.free, census.zeroed, census.taken()), (899, 100, 0));
     assert_eq!((frames.zeroed_count(), frames.free_count()), (100, 999));
@@ -107,7 +109,7 @@ fn a_pool_fills_to_its_limit_and_its_frames_are_free_and_zero() {
 fn what_was_zeroed_is_taken_first_and_not_zeroed_again() {
     let (machine, frames) = dirty(1, 2000, 100);
     let local = cpu(0);
-    zero_all(&machine, &frames);
+    zero_all(&local, &machine, &frames);
     let before = machine.zeroed();
     let mut all = Vec::new();
     for _ in 0..100 {
@@ -140,7 +142,7 @@ fn the_last_frames_can_be_had_wherever_they_are() {
         let (machine, frames) = dirty(1, 301, u64::MAX);
         frames.set_limit(limit);
         let local = cpu(0);
-        zero_all(&machine, &frames);
+        zero_all(&local, &machine, &frames);
         assert!(frames.zeroed_count() > 200, "nearly all is in the pool");
         // Some are on the CPU's list of zeroed frames.
         let (frame, _) = alloc(&machine, &frames, &local).unwrap();
@@ -164,7 +166,7 @@ fn a_block_is_cut_from_a_pool_and_found_where_it_is_half_zeroed() {
     let (machine, frames) = dirty(1, 65, 48);
     let local = cpu(0);
     // 1..65: the largest blocks are 16 and 32 frames.
-    assert_eq!(zero_all(&machine, &frames), 48);
+    assert_eq!(zero_all(&local, &machine, &frames), 48);
     let block = frames.alloc_order(&local, 5, &Yield).expect("frames 32 to 63");
     assert_eq!(block.number(), FrameNumber(32));
     frames.free(&local, block, &Yield);
@@ -174,16 +176,33 @@ fn a_block_is_cut_from_a_pool_and_found_where_it_is_half_zeroed() {
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
+fn zeroed_frames_that_were_not_needed_do_not_go_to_the_reserve() {
+    // Enough for a reserve.
+    let (machine, frames) = dirty(1, 1 << 13, 1 << 10);
+    let local = cpu(0);
+    zero_all(&local, &machine, &frames);
+    let all: Vec<_> = (0..1 << 10).map(|_| alloc(&machine, &frames, &local).unwrap()).collect();
+    assert_eq!(frames.zeroed_count(), 0);
+    for (frame, supply) in all {
+        assert_eq!(supply, [Supply::Pool]);
+        frames.free(&local, frame, &Yield);
+    }
+    frames.drain(&local, &Yield);
+    assert_eq!(frames.zeroed_count(), 1 << 10);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
 fn nothing_is_zeroed_ahead_nor_spared_when_memory_is_short() {
     let (machine, frames) = dirty(1, 1601, 1600);
     let local = cpu(0);
     let mut taken: Vec<_> = (0..1440).map(|_| frames.alloc(&local, &Yield).unwrap()).collect();
-    assert!(!frames.is_short() && frames.zero_run(&machine, 4, &Yield) != 0);
+    assert!(!frames.is_short() && frames.zero_run(&local, &machine, 4, &Yield) != 0);
     while !frames.is_short() {
         taken.push(frames.alloc(&local, &Yield).unwrap());
     }
     assert!(frames.free_count() < 100 && frames.free_count() >= 90, "{}", frames.free_count());
-    assert_eq!(frames.zero_run(&machine, usize::MAX, &Yield), 0);
+    assert_eq!(frames.zero_run(&local, &machine, usize::MAX, &Yield), 0);
     let mut buffer = [FrameNumber(0); 32];
     assert!(frames.alloc_bulk(&local, &mut buffer, &Yield).is_empty());
     assert!(frames.alloc_zeroed_bulk(&local, &machine, &mut buffer, &Yield).0.is_empty());
@@ -200,13 +219,14 @@ fn a_near_frame_is_zeroed_rather_than_a_zeroed_one_taken_from_far() {
     let machine = TestMachine::new(1, 400);
     let region = |node, first, frames| MemoryRegion { node, first: FrameNumber(first), frames };
     // SAFETY: frames of the machine, which goes with them from here on.
-    let frames = unsafe { Frames::try_new(1, &[region(0, 1, 199), region(1, 200, 200)]) }.unwrap();
+    let frames =
+        unsafe { Frames::try_new(1, &[region(0, 1, 199), region(1, 200, 200)], |_| 0) }.unwrap();
     let local = cpu(0);
     frames.set_zeroed_pool(1000, &Yield);
     // The pools of all nodes, the nearest first, up to what would be short.
-    let zeroed = zero_all(&machine, &frames);
+    let zeroed = zero_all(&local, &machine, &frames);
     assert!(zeroed > 300, "{zeroed}");
-    let node = |frame: &Frame<Zeroed>| frames.meta(frame.number()).node();
+    let node = |frame: &Frame<Zeroed>| frames.layout.node(frames.meta(frame.number()).arena());
     let mut all: Vec<_> = (0..199).map(|_| alloc(&machine, &frames, &local).unwrap().0).collect();
     assert!(all.iter().all(|frame| node(frame) == 0));
     let (far, supply) = alloc(&machine, &frames, &local).unwrap();
@@ -226,7 +246,7 @@ fn a_run_is_of_neighbours_and_what_is_left_of_it_stays_zeroed() {
         let (machine, frames) = dirty(1, 4097, 150);
         let local = cpu(0);
         let mut buffer = [FrameNumber(0); 200];
-        zero_all(&machine, &frames);
+        zero_all(&local, &machine, &frames);
         let before = machine.zeroed();
         let (mut run, hits) =
             frames.alloc_zeroed_bulk(&local, &machine, &mut buffer[..length], &Yield);
@@ -348,7 +368,7 @@ fn two_cpus_never_get_a_soiled_frame() {
                     frames.free_bulk(&local, run, &Yield);
                 }
                 3 | 4 => {
-                    frames.zero_run(&machine, amount, &Yield);
+                    frames.zero_run(&local, &machine, amount, &Yield);
                 }
                 5 => mine.extend(frames.alloc_order(&local, (amount % 4) as u8, &Yield)),
                 _ => {

@@ -66,7 +66,7 @@ fn the_right_order_is_silent() {
     let slots = ClaimSlots::try_new(1, |_| Default::default()).unwrap();
     let grace = Grace::try_new(1).unwrap();
     let slot = AtomicU64::new(0);
-    let leaf = SpinLock::<_, NodeBuddy>::ordered(());
+    let leaf = SpinLock::<_, ArenaBuddy>::ordered(());
     {
         let _coarse = coarse.write(&here);
         let _fine = fine.acquire(&slots, &here.0, page(1), &here);
@@ -327,9 +327,9 @@ fn nobody_waits_for_a_grace_period_in_a_section_or_under_a_lock() {
 fn who_holds_a_leaf_waits_for_nothing() {
     let here = here();
     let tree = SpinLock::<_, LazyHull>::ordered(());
-    let buddy = SpinLock::<_, NodeBuddy>::ordered(());
+    let buddy = SpinLock::<_, ArenaBuddy>::ordered(());
     let coarse = RwLock::new();
-    let leaf = "a node's buddy allocator";
+    let leaf = "an arena's buddy allocator";
     let heard = told(&here, || {
         let _buddy = buddy.lock(&here);
         drop(tree.lock(&here));
