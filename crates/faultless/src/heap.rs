@@ -1,7 +1,7 @@
 //! Heap allocation that can fail: the subsystem never aborts because memory is short.
 
 use crate::error::OutOfMemory;
-use crate::sync::atomic::{AtomicU64, Ordering, fence};
+use crate::sync::atomic::{AtomicU64, Ordering, fence, made};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::alloc::Layout;
@@ -27,6 +27,7 @@ pub fn try_box_with<T>(make: impl FnOnce() -> T) -> Result<Box<T>, OutOfMemory> 
     // SAFETY: the layout is of a sized type that is not zero-sized.
     let at = unsafe { alloc::alloc::alloc(Layout::new::<T>()) }.cast::<T>();
     let at = NonNull::new(at).ok_or(OutOfMemory)?;
+    made(at.as_ptr(), 1);
     // SAFETY: freshly allocated for a `T` by the global allocator, which is what `Box` frees with.
     unsafe {
         at.write(make());

@@ -2,8 +2,8 @@
 //!
 //! A [`Program`] is a benchmark: it asks its system, through [`Task`], for what a real program would
 //! ask of a kernel (map, unmap, load, store, fork), and checks every answer, so each benchmark is a
-//! test as well. A [`System`] runs programs: [`Linux`] on the kernel beneath this process, and `faultless_native::Native` on the
-//! subsystem of this workspace. The
+//! test as well. A [`System`] runs programs: [`Linux`] on the kernel beneath this process, `faultless_native::Native` on the
+//! subsystem of this workspace, and `faultless_virtual::Virtual` on the same with simulated CPUs. The
 //! programs carry the names and do the work of the benchmarks that the field compares kernels with;
 //! [`all`] lists them and [`Workload::parse`] picks one.
 //!
@@ -36,6 +36,8 @@ mod programs;
 mod registry;
 mod start;
 mod system;
+#[cfg(feature = "virtual")]
+mod virtual_machine;
 
 pub use file::{Contents, FUNCTION, FileSpec};
 pub use linux::{Linux, LinuxTask};
@@ -53,3 +55,5 @@ pub use registry::{Workload, WorkloadInfo, all};
 pub use system::{
     Child, Crew, Failure, Measured, Mode, Needs, Report, System, Tally, Task, Worker,
 };
+#[cfg(feature = "virtual")]
+pub use virtual_machine::VirtualTask;

@@ -4,7 +4,7 @@
 //! - `--cfg loom`: the model checker's, which knows every reordering, for models of one protocol;
 //! - `--cfg shuttle`: core's, wrapped so that a scheduler may run another thread before every access, for
 //!   scenarios of the whole subsystem in sequentially consistent order;
-//! - `--features observe`: core's, wrapped so that every write reports the address it goes to.
+//! - `--features observe`: core's, wrapped so that every access reports the address it goes to.
 
 #[cfg(loom)]
 pub use loom::sync::atomic::{
@@ -48,4 +48,24 @@ pub fn fence_after_rmw() {
     core::sync::atomic::compiler_fence(Ordering::SeqCst);
     #[cfg(not(all(target_arch = "x86_64", not(any(loom, miri)))))]
     fence(Ordering::SeqCst);
+}
+
+/// Says that plain data, which was reached through a published pointer, is read here: caches of other CPUs may have to
+/// give it. Only builds with `observe` do anything.
+#[inline(always)]
+#[cfg_attr(feature = "observe", track_caller)]
+pub fn reads<T: ?Sized>(data: &T) {
+    #[cfg(all(feature = "observe", not(loom)))]
+    super::observe::before(data, super::observe::Intent::Read);
+    #[cfg(not(all(feature = "observe", not(loom))))]
+    let _ = data;
+}
+
+/// Says that memory for `count` values of `T` was allocated at `at`. Only builds with `observe` do anything.
+#[inline(always)]
+pub fn made<T>(at: *const T, count: usize) {
+    #[cfg(all(feature = "observe", not(loom)))]
+    super::observe::tell_made(at.addr(), size_of::<T>() * count, core::any::type_name::<T>());
+    #[cfg(not(all(feature = "observe", not(loom))))]
+    let _ = (at, count);
 }

@@ -1,12 +1,17 @@
-//! Atomics that report every write (feature `observe`), for tests and machines that count which
-//! cache lines are written; and that let a scheduler run another thread before every access (`--cfg
-//! shuttle`), for scenarios of the whole subsystem.
+//! Atomics that report every access (feature `observe`): writes, for tests that count which
+//! cache lines are written; and all that is about to be done, for a machine that simulates CPUs and their caches. They
+//! also let a scheduler run another thread before every access (`--cfg shuttle`), for scenarios of the whole subsystem.
 //!
 //! Each type is core's, with the same layout and the same operations; after each operation that
 //! takes the cache line for writing, a hook hears its address, its size, its kind, and the place in the source
 //! that did it (for a spin lock, the place that took it). There is one
 //! hook for the process; it runs on the writing thread, after the write, and must not panic. What is
 //! not atomic is not reported: no two CPUs write it at the same time.
+//!
+//! A [`Watch`] hears of each access *before* it is made, loads too. It may run other CPUs first; the access follows at
+//! once when it returns. Plain data that is read through a published pointer (tree nodes, VMAs) is reported
+//! where the pointer is followed ([`reads`](super::atomic::reads)), and new memory where it is allocated
+//! ([`made`](super::atomic::made)).
 
 use core::panic::Location;
 use core::sync::atomic::{self as plain, AtomicPtr as Plain, Ordering};
@@ -26,8 +31,63 @@ pub enum Write {
 /// Hears of a write to the `bytes` bytes at `address`, made `at` a place in the source.
 pub type Hook = fn(address: usize, bytes: usize, kind: Write, at: &'static Location<'static>);
 
+/// What is about to be done with a cache line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Intent {
+    /// An atomic load.
+    Load,
+    /// A plain read of data behind a published pointer.
+    Read,
+    /// A store.
+    Store,
+    /// A read-modify-write, or a compare-exchange, which may fail.
+    Modify,
+}
+
+/// Who hears of accesses before they are made.
+#[derive(Clone, Copy, Debug)]
+pub struct Watch {
+    /// Hears that the `bytes` bytes at `address` are about to be accessed, `at` a place in the source.
+    pub before: fn(address: usize, bytes: usize, intent: Intent, at: &'static Location<'static>),
+    /// Hears that the `bytes` bytes at `address` were allocated for a value of the type `what`.
+    pub made: fn(address: usize, bytes: usize, what: &'static str),
+}
+
 /// The hook as a pointer; null is none.
 static HOOK: Plain<()> = Plain::new(core::ptr::null_mut());
+static WATCH: Plain<Watch> = Plain::new(core::ptr::null_mut());
+
+/// Tells `watch` of all that is about to be accessed, or nobody.
+///
+/// # Safety
+/// It is called in the middle of everything: it does not call the subsystem on the CPU that it runs on. It may switch to
+/// the stack of another CPU, and back.
+pub unsafe fn watch(watch: Option<&'static Watch>) {
+    let watch = watch.map_or(core::ptr::null_mut(), |watch| core::ptr::from_ref(watch).cast_mut());
+    WATCH.store(watch, Ordering::Release);
+}
+
+fn watching() -> Option<&'static Watch> {
+    // SAFETY: null, or from a reference that lives for ever, which `watch` stored.
+    unsafe { WATCH.load(Ordering::Acquire).as_ref() }
+}
+
+#[inline]
+#[track_caller]
+pub(super) fn before<T: ?Sized>(place: &T, intent: Intent) {
+    if let Some(watch) = watching() {
+        let address = core::ptr::from_ref(place).addr();
+        (watch.before)(address, size_of_val(place), intent, Location::caller());
+    }
+}
+
+#[cfg(feature = "observe")]
+#[inline]
+pub(super) fn tell_made(address: usize, bytes: usize, what: &'static str) {
+    if let Some(watch) = watching() {
+        (watch.made)(address, bytes, what);
+    }
+}
 
 /// Reports accesses to `hook`, or to nothing.
 ///
@@ -103,10 +163,12 @@ macro_rules! observed {
                 Self(plain::$name::new(value))
             }
 
-            /// As core's.
+            /// As core's; reported.
             #[inline]
+            #[track_caller]
             pub fn load(&self, order: Ordering) -> $value {
                 interleave();
+                before(self, Intent::Load);
                 self.0.load(order)
             }
 
@@ -115,6 +177,7 @@ macro_rules! observed {
             #[track_caller]
             pub fn store(&self, value: $value, order: Ordering) {
                 interleave();
+                before(self, Intent::Store);
                 self.0.store(value, order);
                 report(self, Write::Store);
             }
@@ -135,6 +198,7 @@ macro_rules! observed {
                 failure: Ordering,
             ) -> Result<$value, $value> {
                 interleave();
+                before(self, Intent::Modify);
                 self.compared(self.0.compare_exchange(current, new, success, failure))
             }
 
@@ -152,6 +216,7 @@ macro_rules! observed {
                 failure: Ordering,
             ) -> Result<$value, $value> {
                 interleave();
+                before(self, Intent::Modify);
                 self.compared(self.0.compare_exchange_weak(current, new, success, failure))
             }
 
@@ -180,6 +245,7 @@ macro_rules! observed {
         #[track_caller]
         pub fn $rmw(&self, value: $value, order: Ordering) -> $value {
             interleave();
+            before(self, Intent::Modify);
             let old = self.0.$rmw(value, order);
             report(self, Write::Modify);
             old

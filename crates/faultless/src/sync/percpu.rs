@@ -4,6 +4,7 @@
 //! `Sync`. [`PerCpu`] hands out the slot of that CPU against it, so a slot may hold plain `Cell`s.
 //! Each slot starts on cache lines of its own.
 
+use super::atomic::made;
 use super::order::Record;
 use crate::error::OutOfMemory;
 use crate::machine::CpuId;
@@ -96,6 +97,7 @@ impl<T> PerCpu<T> {
     ) -> Result<Self, OutOfMemory> {
         let mut slots = Vec::new();
         slots.try_reserve_exact(cpus).map_err(|_| OutOfMemory)?;
+        made(slots.as_ptr(), cpus);
         for id in 0..cpus {
             slots.push(Padded(make(CpuId(id as u16))?));
         }

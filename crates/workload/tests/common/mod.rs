@@ -1,5 +1,7 @@
 //! Programs that try every call and fail in every way, and how tests run things.
 
+#![allow(dead_code, reason = "each test uses a part")]
+
 use faultless::{Advice, MapFlags as Map, Prot};
 use faultless_workload::{
     Child, Contents, Crew, FUNCTION, Failure, FileSpec, Mode, Needs, Outcome, Param, ParamError,

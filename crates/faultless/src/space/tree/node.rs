@@ -7,6 +7,7 @@
 //! difference of two neighbouring keys.
 
 use crate::error::OutOfMemory;
+use crate::sync::atomic::{made, reads};
 use crate::sync::grace::RetireLink;
 use alloc::alloc::Layout;
 use core::cell::Cell;
@@ -138,6 +139,7 @@ impl Node {
     /// Slot `at`.
     #[inline]
     pub(super) fn slot(&self, at: usize) -> Slot {
+        reads(&self.targets[at]);
         Slot {
             start: self.starts[at],
             end: self.ends[at],
@@ -154,7 +156,9 @@ impl Node {
     pub(super) unsafe fn child(&self, at: usize) -> NonNull<Self> {
         debug_assert!(self.level > 0 && at < self.count());
         // SAFETY: `at` is below `FANOUT`, for it is below `count()`.
-        unsafe { *self.targets.get_unchecked(at) }.cast()
+        let target = unsafe { self.targets.get_unchecked(at) };
+        reads(target);
+        target.cast()
     }
 
     /// The first slot that ends above `addr`, if there is one in this node.
@@ -163,6 +167,7 @@ impl Node {
     /// are as unpredictable as the faults it serves.
     #[inline(always)]
     pub(super) fn rank(&self, addr: u64) -> usize {
+        reads(&self.ends);
         let mut rank = 0;
         for half in [8, 4, 2, 1] {
             // SAFETY: before this step `rank` is at most the sum of the earlier halves, so the
@@ -253,8 +258,9 @@ pub(super) fn allocate() -> Result<NonNull<Node>, OutOfMemory> {
     #[cfg(all(test, not(loom)))]
     ledger::allocating()?;
     // SAFETY: a node is not of size zero.
-    let memory = unsafe { alloc::alloc::alloc(Layout::new::<Node>()) };
-    NonNull::new(memory.cast()).ok_or(OutOfMemory)
+    let memory = unsafe { alloc::alloc::alloc(Layout::new::<Node>()) }.cast::<Node>();
+    made(memory, 1);
+    NonNull::new(memory).ok_or(OutOfMemory)
 }
 
 /// Gives the memory of a node back.

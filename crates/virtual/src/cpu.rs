@@ -1,0 +1,481 @@
+//! One simulated CPU running a program: its accesses and its calls.
+//!
+//! As on the native machine, an access takes a waiting interrupt, looks into the TLB, and else walks the tables; a page fault goes to
+//! the subsystem, and the access is tried again. Entering the kernel takes what the profile says.
+
+use crate::convert;
+use crate::machine::VirtualMachine;
+use crate::process::{File, Process, Virtual};
+use crate::rates::Operation;
+use crate::simulation::{Meeting, Spent};
+use core::fmt;
+use faultless::{Access, Advice, MapFlags, PAGE_SIZE, Prot, RemapFlags};
+use faultless_native::mmu::{PageSize, Translation};
+use faultless_observed::{Backing, CpuId, Errno, Error, FaultError, FaultKind, Space};
+
+pub use faultless_observed::ThreadStreams;
+
+type Cpu<'v> = faultless_observed::Cpu<'v, VirtualMachine>;
+
+/// Why a program's step failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// A call failed.
+    Refused {
+        /// The call, by its Linux name.
+        call: &'static str,
+        /// The address it was asked for.
+        addr: u64,
+        /// The bytes it was asked for.
+        len: u64,
+        /// Linux's error number.
+        errno: i32,
+    },
+    /// An access got a signal.
+    Signal {
+        /// The address.
+        addr: u64,
+        /// Which signal.
+        reason: &'static str,
+    },
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        let (addr, len) = (error.range.start, error.range.len());
+        Self::Refused { call: error.operation, addr, len, errno: error.errno.number() }
+    }
+}
+
+impl Stop {
+    fn signal(addr: u64, error: FaultError) -> Self {
+        let reason = match error {
+            FaultError::Segv { mapped: true } => "SIGSEGV (SEGV_ACCERR)",
+            FaultError::Segv { mapped: false } => "SIGSEGV (SEGV_MAPERR)",
+            FaultError::Bus => "SIGBUS",
+            FaultError::OutOfMemory => "out of memory",
+        };
+        Self::Signal { addr, reason }
+    }
+}
+
+impl fmt::Display for Stop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused { call, addr, len, errno } => {
+                let error = std::io::Error::from_raw_os_error(*errno);
+                write!(f, "{call} of {len} bytes at {addr:#x}: {error}")
+            }
+            Self::Signal { addr, reason } => write!(f, "{reason} at {addr:#x}"),
+        }
+    }
+}
+
+impl core::error::Error for Stop {}
+
+/// A thread of a process, on a CPU of its own.
+pub struct VirtualCpu<'a> {
+    cpu: &'a Cpu<'a>,
+    process: &'a Process,
+    thread: &'a ThreadStreams,
+    system: &'a Virtual,
+}
+
+/// A CPU that runs no process at the moment.
+pub struct Idle<'a> {
+    cpu: &'a Cpu<'a>,
+    system: &'a Virtual,
+}
+
+impl fmt::Debug for Idle<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Idle({})", self.cpu.id().0)
+    }
+}
+
+impl<'a> Idle<'a> {
+    pub(crate) fn new(system: &'a Virtual, cpu: &'a Cpu<'a>) -> Self {
+        Self { cpu, system }
+    }
+
+    /// The CPU's time, in picoseconds.
+    pub fn now(&self) -> u64 {
+        self.system.machine().simulation.now()
+    }
+
+    /// Waits for another CPU, off the books: a CPU without work.
+    pub fn rest(&self, looks: u32) {
+        let simulation = &self.system.machine().simulation;
+        let before = simulation.set_aside(true);
+        simulation.rest(looks);
+        if simulation.take_interrupt() {
+            self.cpu.serve_flushes();
+        }
+        simulation.set_aside(before);
+    }
+
+    /// Runs `body` in `process`, as a thread that ran before and may run again: `thread` is what its faults so far let expect. When it
+    /// ends, it [says so](VirtualCpu::end_thread).
+    pub fn run_as<R>(
+        &self,
+        process: &Process,
+        thread: &ThreadStreams,
+        body: impl FnOnce(&mut VirtualCpu<'_>) -> R,
+    ) -> R {
+        body(&mut VirtualCpu::enter(self.system, self.cpu, process, thread))
+    }
+
+    /// A process with nothing mapped.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn process(&self) -> Result<Process, Stop> {
+        Ok(Process::new(self.system, Space::new(self.cpu)?))
+    }
+
+    /// Ends a process that no CPU runs.
+    pub fn exit(&self, process: Process) {
+        let simulation = &self.system.machine().simulation;
+        let before = simulation.execute(self.system.rates().of(Operation::Fork));
+        process.space.exit(self.cpu);
+        simulation.execute(before);
+    }
+}
+
+impl fmt::Debug for VirtualCpu<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VirtualCpu({})", self.cpu.id().0)
+    }
+}
+
+impl Drop for VirtualCpu<'_> {
+    fn drop(&mut self) {
+        // SAFETY: what is dropped makes no access any more.
+        unsafe { self.space().deactivate(self.cpu) };
+    }
+}
+
+impl<'a> VirtualCpu<'a> {
+    pub(crate) fn enter(
+        system: &'a Virtual,
+        cpu: &'a Cpu<'a>,
+        process: &'a Process,
+        thread: &'a ThreadStreams,
+    ) -> Self {
+        process.space.activate(cpu);
+        system.machine().load_space(cpu.id(), process.space.id());
+        Self { cpu, process, thread, system }
+    }
+
+    /// Runs `body` as a thread of its own, from its begin to its end.
+    pub(crate) fn whole_life<R>(
+        system: &'a Virtual,
+        cpu: &'a Cpu<'a>,
+        process: &'a Process,
+        body: impl FnOnce(&mut VirtualCpu<'_>) -> R,
+    ) -> R {
+        let thread = ThreadStreams::new();
+        let mut cpu = VirtualCpu::enter(system, cpu, process, &thread);
+        let result = body(&mut cpu);
+        cpu.end_thread();
+        result
+    }
+
+    /// The thread ends.
+    pub fn end_thread(&self) {
+        self.space().thread_leaves(self.cpu, self.thread);
+    }
+
+    fn space(&self) -> &'a Space<VirtualMachine> {
+        &self.process.space
+    }
+
+    fn machine(&self) -> &'a VirtualMachine {
+        self.system.machine()
+    }
+
+    /// The CPU's number.
+    pub fn id(&self) -> CpuId {
+        self.cpu.id()
+    }
+
+    /// The CPU's time, in picoseconds.
+    pub fn now(&self) -> u64 {
+        self.machine().simulation.now()
+    }
+
+    /// Takes a waiting interrupt. Every access and call does so too.
+    #[inline]
+    pub fn poll(&self) {
+        let simulation = &self.machine().simulation;
+        simulation.keep_pace();
+        if simulation.take_interrupt() {
+            self.within(Operation::Map, || self.cpu.serve_flushes());
+        }
+    }
+
+    /// The program waits for another thread, for which it has looked `looks` times, and looks again a little later: the later, the
+    /// oftener it has looked.
+    pub fn rest(&self, looks: u32) {
+        self.machine().simulation.rest(looks);
+        self.poll();
+    }
+
+    /// Waits until all CPUs of the meeting are here. They go on from one moment.
+    pub fn meet(&self, meeting: &Meeting) {
+        self.machine().simulation.meet(meeting, || self.poll());
+    }
+
+    /// Whether what follows is off the books: its time passes, but is in no account, and the lines that it waits for heat no place. What was so
+    /// before is returned.
+    pub fn set_aside(&self, aside: bool) -> bool {
+        self.machine().simulation.set_aside(aside)
+    }
+
+    /// What the subsystem counted on this CPU so far, by name.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.system.counters_of(self.cpu.id().index())
+    }
+
+    /// Executes instructions of the subsystem, at the rate of `operation`.
+    fn within<R>(&self, operation: Operation, what: impl FnOnce() -> R) -> R {
+        let simulation = &self.machine().simulation;
+        let before = simulation.execute(self.system.rates().of(operation));
+        let result = what();
+        simulation.execute(before);
+        result
+    }
+
+    /// Makes a system call.
+    fn call<R>(&self, operation: Operation, call: impl FnOnce(&Space<VirtualMachine>) -> R) -> R {
+        self.poll();
+        let simulation = &self.machine().simulation;
+        simulation.spend(simulation.costs.call, Spent::Entry);
+        self.within(operation, || self.cpu.for_thread(self.thread, || call(self.space())))
+    }
+
+    // Accesses
+
+    /// Where the access leads. Good until an interrupt is taken or the subsystem called.
+    fn translate(&self, addr: u64, access: Access) -> Result<u64, Stop> {
+        let machine = self.machine();
+        let simulation = &machine.simulation;
+        simulation.spend(simulation.costs.own, Spent::Program);
+        let tlb = &machine.tlb(self.cpu.id()).tlb;
+        let canonical = addr < faultless::format::CANONICAL_END;
+        if canonical && let Some(found) = tlb.lookup(addr, access) {
+            return Ok(found.phys(addr));
+        }
+        let wanted = convert::access(access);
+        loop {
+            tlb.count_walk(access, false);
+            simulation.spend(simulation.costs.walk, Spent::Program);
+            if let Some(found) = self.space().walk(self.cpu, addr, wanted) {
+                let page = addr & !(PAGE_SIZE - 1);
+                let prot = found.prot;
+                let writable = access == Access::Write;
+                let executable = prot.contains(faultless_observed::Prot::EXEC);
+                let frame = faultless::FrameNumber(found.frame.0);
+                let translation =
+                    Translation::new(frame, PageSize::Size4K, writable, writable, executable);
+                tlb.fill(page, access, translation);
+                return Ok(translation.phys(addr));
+            }
+            if canonical {
+                tlb.forget(addr);
+            }
+            simulation.spend(simulation.costs.fault, Spent::Entry);
+            let served = self.within(Operation::Fault, || {
+                self.space().fault_of(self.cpu, self.thread, addr, wanted)
+            });
+            let kind = served.map_err(|error| Stop::signal(addr, error))?;
+            if kind == FaultKind::Pending {
+                self.cpu.await_read().map_err(|_| Stop::signal(addr, FaultError::Bus))?;
+            }
+            self.poll();
+        }
+    }
+
+    /// Loads the 8 bytes at `addr`, a multiple of 8.
+    ///
+    /// # Errors
+    /// The signal that the program would get; so for all accesses.
+    pub fn load(&self, addr: u64) -> Result<u64, Stop> {
+        self.poll();
+        Ok(self.machine().contents.load(self.translate(addr, Access::Read)?))
+    }
+
+    /// Stores 8 bytes at `addr`, a multiple of 8.
+    ///
+    /// # Errors
+    /// As for [`load`](Self::load).
+    pub fn store(&self, addr: u64, value: u64) -> Result<(), Stop> {
+        self.poll();
+        let phys = self.translate(addr, Access::Write)?;
+        self.machine().contents.store(phys, value);
+        Ok(())
+    }
+
+    /// Fetches an instruction at `addr`.
+    ///
+    /// # Errors
+    /// As for [`load`](Self::load).
+    pub fn fetch(&self, addr: u64) -> Result<(), Stop> {
+        self.poll();
+        self.translate(addr, Access::Execute).map(|_| ())
+    }
+
+    /// Makes an access, of no matter what.
+    ///
+    /// # Errors
+    /// As for [`load`](Self::load).
+    pub fn touch(&self, addr: u64, access: Access) -> Result<(), Stop> {
+        self.poll();
+        self.translate(addr, access).map(|_| ())
+    }
+
+    /// Copies `len` bytes from `from` to `to`; all are multiples of 8.
+    ///
+    /// # Errors
+    /// As for [`load`](Self::load); what comes before the address is done.
+    pub fn copy(&self, to: u64, from: u64, len: u64) -> Result<(), Stop> {
+        let simulation = &self.machine().simulation;
+        for offset in (0..len).step_by(8) {
+            // Pages are found once for each; the copy itself is charged by the page.
+            if offset == 0 || (to + offset).is_multiple_of(PAGE_SIZE) {
+                let socket = usize::from(simulation.socket(self.cpu.id().0));
+                simulation.move_page(socket, simulation.costs.copy_page, 2);
+            }
+            let value = self.load(from + offset)?;
+            self.store(to + offset, value)?;
+        }
+        Ok(())
+    }
+
+    // Calls
+
+    /// Where the heap begins, if it is empty: what a program's loader says.
+    pub fn set_heap_start(&self, start: u64) {
+        // A heap that is not empty stays where it is.
+        let _ = self.call(Operation::Break, |space| space.set_heap_start(self.cpu, start));
+    }
+
+    /// Frames of the machine's memory.
+    pub fn frames(&self) -> u64 {
+        self.system.frames()
+    }
+
+    /// As `Space::mmap` of the subsystem; the address of the mapping.
+    ///
+    /// # Errors
+    /// Linux's; so for all calls.
+    pub fn mmap(&self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> Result<u64, Stop> {
+        let (prot, flags) = (convert::prot(prot), convert::map_flags(flags));
+        Ok(self.call(Operation::Map, |space| space.mmap(self.cpu, addr, len, prot, flags))?)
+    }
+
+    /// As `Space::mmap_object`: `len` bytes of `file`, from byte `offset` of it on, a multiple of the page size.
+    ///
+    /// # Errors
+    /// Linux's.
+    pub fn mmap_file(
+        &self,
+        file: &File,
+        (addr, len): (u64, u64),
+        prot: Prot,
+        flags: MapFlags,
+        offset: u64,
+    ) -> Result<u64, Stop> {
+        let (prot, flags) = (convert::prot(prot), convert::map_flags(flags));
+        let backing = Backing { object: &file.object, first: offset / PAGE_SIZE, may_write: true };
+        Ok(self.call(Operation::Map, |space| {
+            space.mmap_object(self.cpu, addr, len, prot, flags, backing)
+        })?)
+    }
+
+    /// As `Space::munmap`.
+    ///
+    /// # Errors
+    /// Linux's.
+    pub fn munmap(&self, addr: u64, len: u64) -> Result<(), Stop> {
+        Ok(self.call(Operation::Map, |space| space.munmap(self.cpu, addr, len))?)
+    }
+
+    /// As `Space::mprotect`.
+    ///
+    /// # Errors
+    /// Linux's.
+    pub fn mprotect(&self, addr: u64, len: u64, prot: Prot) -> Result<(), Stop> {
+        let prot = convert::prot(prot);
+        Ok(self.call(Operation::Protect, |space| space.mprotect(self.cpu, addr, len, prot))?)
+    }
+
+    /// As `Space::mremap`; `new_addr` is where it is to be with `FIXED`.
+    ///
+    /// # Errors
+    /// Linux's.
+    pub fn mremap(
+        &self,
+        (addr, len): (u64, u64),
+        new_len: u64,
+        flags: RemapFlags,
+        new_addr: u64,
+    ) -> Result<u64, Stop> {
+        let flags = convert::remap_flags(flags);
+        let call = |space: &Space<_>| space.mremap(self.cpu, addr, len, new_len, flags, new_addr);
+        Ok(self.call(Operation::Map, call)?)
+    }
+
+    /// As `Space::madvise`.
+    ///
+    /// # Errors
+    /// Linux's.
+    pub fn madvise(&self, addr: u64, len: u64, advice: Advice) -> Result<(), Stop> {
+        let unknown = Stop::Refused { call: "madvise", addr, len, errno: Errno::EINVAL.number() };
+        let advice = convert::advice(advice).ok_or(unknown)?;
+        Ok(self.call(Operation::Map, |space| space.madvise(self.cpu, addr, len, advice))?)
+    }
+
+    /// As `Space::brk`; the break afterwards.
+    pub fn brk(&self, end: u64) -> u64 {
+        self.call(Operation::Break, |space| space.brk(self.cpu, end))
+    }
+
+    /// Forks: a process that is a copy of this one.
+    ///
+    /// # Errors
+    /// Linux's.
+    pub fn fork(&self) -> Result<Process, Stop> {
+        let space = self.call(Operation::Fork, |space| space.fork(self.cpu))?;
+        self.thread.reset();
+        Ok(Process::new(self.system, space))
+    }
+
+    /// A process with nothing mapped.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn process(&self) -> Result<Process, Stop> {
+        let space = self.call(Operation::Fork, |_| Space::new(self.cpu))?;
+        Ok(Process::new(self.system, space))
+    }
+
+    /// Runs `body` in another process on this CPU, and comes back.
+    pub fn switch<R>(
+        &mut self,
+        process: &Process,
+        body: impl FnOnce(&mut VirtualCpu<'_>) -> R,
+    ) -> R {
+        // SAFETY: this program goes on when the other's body has ended, below.
+        unsafe { self.space().deactivate(self.cpu) };
+        let result = VirtualCpu::whole_life(self.system, self.cpu, process, body);
+        self.space().activate(self.cpu);
+        self.machine().load_space(self.cpu.id(), self.space().id());
+        result
+    }
+
+    /// Ends a process that no CPU runs.
+    pub fn exit(&self, process: Process) {
+        self.within(Operation::Fork, || process.space.exit(self.cpu));
+    }
+}

@@ -1,0 +1,46 @@
+//! The virtual machine of faultless: the subsystem on N simulated CPUs, on one thread, the same on every run.
+//!
+//! - [`profile`]: what the hardware costs, each number with its source;
+//! - `simulation`: CPUs as coroutines, each with its clock; who runs next;
+//! - `lines`: the directory of cache lines: hits, transfers, invalidations, queues;
+//! - [`rates`]: instructions between two accesses;
+//! - `contents`: frames whose contents take the host a word;
+//! - `machine`: what the subsystem asks of all that;
+//! - [`cpu`]: the accesses and calls of programs;
+//! - [`process`]: processes, runs, and what they took.
+//!
+//! The subsystem is compiled once more for it (`faultless-observed`), with atomics that report each access. Other machines'
+//! builds contain none of this. All times are *simulated*.
+//!
+//! ```
+//! use faultless::{MapFlags, Prot};
+//! use faultless_virtual::{Config, Profile, Virtual};
+//!
+//! let profile = Profile::bundled("two-socket").unwrap();
+//! let config = Config { cpus: 4, memory_bytes: 64 << 20, seed: 0 };
+//! let system = Virtual::new(&profile, config).unwrap();
+//! let process = system.process().unwrap();
+//! let took = system.run(4, |_| &process, |cpu, _| {
+//!     let begin = cpu.now();
+//!     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
+//!     let area = cpu.mmap(0, 1 << 20, Prot::READ | Prot::WRITE, flags).unwrap();
+//!     (area..area + (1 << 20)).step_by(4096).for_each(|page| cpu.store(page, 1).unwrap());
+//!     cpu.now() - begin
+//! });
+//! assert!(took.iter().all(|picoseconds| *picoseconds > 0));
+//! ```
+
+mod contents;
+mod convert;
+pub mod cpu;
+mod lines;
+mod machine;
+pub mod process;
+pub mod profile;
+pub mod rates;
+mod simulation;
+
+pub use cpu::{Idle, Stop, ThreadStreams, VirtualCpu};
+pub use process::{Config, File, HotPlace, Process, Virtual};
+pub use profile::{Profile, ProfileError};
+pub use simulation::{Accounts, Meeting, Spent};

@@ -1,0 +1,333 @@
+//! Cache lines: who has a copy, what it takes to get one, and which lines are fought over.
+//!
+//! # Protocol
+//!
+//! A line is in one of three states, as in the MESI protocol with exclusive and modified taken together: nobody's (in
+//! memory), one CPU's, or shared by several CPUs for reading. A load of a line that the CPU has costs a hit. Another load brings
+//! a copy from the nearest CPU that has one, or from memory, and shares the line. A write invalidates all other copies and
+//! makes the line the writer's own. A line serves one transfer after another: who asks for a busy line waits for it. A
+//! plain store waits in the CPU's store buffer, so the CPU goes on; its next read-modify-write waits until the
+//! buffer is empty.
+//!
+//! A CPU's caches keep the lines that it used last: a line that it has not used for as many transfers as its caches have lines comes
+//! from memory again. Where lines at home are matters: a transfer between two CPUs of one socket costs as much as one between sockets if
+//! the line's memory is in another socket. The home is the socket of the CPU that allocated the line, or first used it.
+//!
+//! # Names of lines
+//!
+//! Results must not depend on where the host's allocator puts things, so lines have numbers of their own. Each value that the
+//! subsystem allocates ([`Lines::made`]) starts on a line of its own, as a kernel's slab caches place them, and belongs to the CPU that
+//! allocated it. All else keeps the host's lines, which do not change from run to run as it is aligned.
+
+use crate::profile::{Costs, Time};
+use core::panic::Location;
+use faultless_observed::observe::Intent;
+use rustc_hash::FxHashMap;
+
+/// Bytes of a line.
+const LINE: usize = 64;
+/// The host's allocator aligns to so many bytes.
+pub(crate) const GRANULE: usize = 16;
+/// The home of a line that was allocated before any CPU ran, until the first uses it.
+const NOWHERE: u16 = u16::MAX;
+/// Lines of a first-level cache of 32 KiB.
+const NEAR_LINES: u64 = 512;
+
+/// CPUs that have a copy.
+#[derive(Clone, Debug, Default)]
+enum Holders {
+    #[default]
+    None,
+    One(u16),
+    /// A set, and how many are in it: at least two.
+    Many(Box<[u64; 16]>, u16),
+}
+
+impl Holders {
+    fn has(&self, cpu: u16) -> bool {
+        match self {
+            Self::None => false,
+            Self::One(one) => *one == cpu,
+            Self::Many(set, _) => set[usize::from(cpu / 64)] >> (cpu % 64) & 1 != 0,
+        }
+    }
+
+    fn add(&mut self, cpu: u16) {
+        match self {
+            Self::None => *self = Self::One(cpu),
+            Self::One(one) if *one == cpu => {}
+            Self::One(one) => {
+                let mut set = Box::new([0; 16]);
+                for cpu in [*one, cpu] {
+                    set[usize::from(cpu / 64)] |= 1 << (cpu % 64);
+                }
+                *self = Self::Many(set, 2);
+            }
+            Self::Many(set, count) => {
+                let word = &mut set[usize::from(cpu / 64)];
+                *count += u16::from(*word >> (cpu % 64) & 1 == 0);
+                *word |= 1 << (cpu % 64);
+            }
+        }
+    }
+
+    fn each(&self, mut tell: impl FnMut(u16)) {
+        match self {
+            Self::None => {}
+            Self::One(one) => tell(*one),
+            Self::Many(set, _) => {
+                for (at, mut word) in set.iter().copied().enumerate() {
+                    while word != 0 {
+                        tell((at * 64) as u16 + word.trailing_zeros() as u16);
+                        word &= word - 1;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Line {
+    holders: Holders,
+    /// Until then it serves another transfer.
+    free_at: Time,
+    /// How many lines its only holder had fetched when it last used this one.
+    used: u64,
+    /// The socket of its memory.
+    home: u16,
+    /// What it is part of: a number of [`Lines::kinds`].
+    kind: u16,
+}
+
+/// Which line an access is to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LineId(u32);
+
+/// What an access to a line takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Transfer {
+    /// When the line begins to move, if it is busy now.
+    pub(crate) begin: Time,
+    /// How long it moves.
+    pub(crate) takes: Time,
+    /// Whether it came from another CPU, or took copies from other CPUs.
+    pub(crate) from_cpu: bool,
+}
+
+/// A place in the source that moves lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Heat {
+    /// Transfers of a line from another CPU.
+    pub transfers: u64,
+    /// The time that CPUs waited for them.
+    pub waited: Time,
+}
+
+/// All lines that were ever used.
+#[derive(Debug, Default)]
+pub(crate) struct Lines {
+    ids: FxHashMap<usize, u32>,
+    whole: FxHashMap<usize, u32>,
+    /// The first line of each value that was ever allocated, by its address and its lines.
+    values: FxHashMap<(usize, u32), u32>,
+    lines: Vec<Line>,
+    kinds: Vec<&'static str>,
+    heat: FxHashMap<(u16, &'static Location<'static>), Heat>,
+    /// Begin, end and kind.
+    arrays: Vec<(usize, usize, u16)>,
+}
+
+impl Lines {
+    pub(crate) fn new() -> Self {
+        Self { kinds: vec!["other"], ..Self::default() }
+    }
+
+    fn kind(&mut self, name: &'static str) -> u16 {
+        let known = self.kinds.iter().position(|kind| *kind == name);
+        known.unwrap_or_else(|| {
+            self.kinds.push(name);
+            self.kinds.len() - 1
+        }) as u16
+    }
+
+    /// Memory of `bytes` bytes at `address` was allocated for a `what`, by `cpu` if a CPU runs.
+    pub(crate) fn made(
+        &mut self,
+        costs: &Costs,
+        address: usize,
+        bytes: usize,
+        what: &'static str,
+        cpu: Option<(u16, u64)>,
+    ) {
+        let kind = self.kind(what);
+        // Arrays that are made with the machine keep the host's lines, which they are aligned to.
+        if bytes > 4096 {
+            return self.name_array(address, bytes, kind);
+        }
+        let count = bytes.div_ceil(LINE) as u32;
+        let next = self.lines.len() as u32;
+        let first = *self.values.entry((address, count)).or_insert(next);
+        let (holders, home, used) = match cpu {
+            Some((cpu, fetches)) => (Holders::One(cpu), socket(costs, cpu), fetches),
+            None => (Holders::None, NOWHERE, 0),
+        };
+        let line = Line { holders, free_at: 0, used, home, kind };
+        if first == next {
+            self.lines.resize(self.lines.len() + count as usize, line);
+        } else {
+            self.lines[first as usize..][..count as usize].fill(line);
+        }
+        // All of them: values of other types may have been here meanwhile.
+        for offset in (0..bytes).step_by(GRANULE) {
+            self.ids.insert((address + offset) / GRANULE, first + (offset / LINE) as u32);
+        }
+    }
+
+    /// What is in `bytes` bytes at `address`, which keep the host's lines.
+    pub(crate) fn name(&mut self, address: usize, bytes: usize, what: &'static str) {
+        let kind = self.kind(what);
+        self.name_array(address, bytes, kind);
+    }
+
+    /// Remembers what the lines of an array are.
+    fn name_array(&mut self, address: usize, bytes: usize, kind: u16) {
+        self.arrays.push((address, address + bytes, kind));
+    }
+
+    /// The line of `address`.
+    pub(crate) fn find(&mut self, costs: &Costs, address: usize, cpu: u16) -> LineId {
+        if let Some(id) = self.ids.get(&(address / GRANULE)) {
+            return LineId(*id);
+        }
+        let next = self.lines.len() as u32;
+        let id = *self.whole.entry(address / LINE).or_insert(next);
+        if id == next {
+            let home = socket(costs, cpu);
+            let named =
+                self.arrays.iter().rev().find(|(start, end, _)| (*start..*end).contains(&address));
+            let kind = named.map_or(0, |(_, _, kind)| *kind);
+            self.lines.push(Line { holders: Holders::None, free_at: 0, used: 0, home, kind });
+        }
+        self.ids.insert(address / GRANULE, id);
+        LineId(id)
+    }
+
+    /// What a hit costs, if `cpu` has what it needs of the line.
+    #[inline]
+    pub(crate) fn hit(
+        &mut self,
+        costs: &Costs,
+        id: LineId,
+        cpu: u16,
+        fetches: u64,
+        intent: Intent,
+    ) -> Option<Time> {
+        let line = &mut self.lines[id.0 as usize];
+        match (&line.holders, intent) {
+            (Holders::One(one), _) if *one == cpu => {}
+            // How long ago it was used is known of the only holder alone.
+            (Holders::Many(..), Intent::Load | Intent::Read) if line.holders.has(cpu) => {
+                return Some(costs.own);
+            }
+            _ => return None,
+        }
+        let since = fetches.saturating_sub(line.used);
+        line.used = fetches;
+        if since <= NEAR_LINES {
+            Some(costs.own)
+        } else if since <= costs.cached_lines {
+            Some(costs.far)
+        } else {
+            line.holders = Holders::None;
+            None
+        }
+    }
+
+    /// Brings the line to `cpu` at `now`.
+    pub(crate) fn fetch(
+        &mut self,
+        costs: &Costs,
+        id: LineId,
+        cpu: u16,
+        (fetches, now): (u64, Time),
+        intent: Intent,
+    ) -> Transfer {
+        let line = &mut self.lines[id.0 as usize];
+        if line.home == NOWHERE {
+            line.home = socket(costs, cpu);
+        }
+        let (mut nearest, mut farthest, mut others) = (Time::MAX, 0, 0u64);
+        let home = line.home;
+        let has = line.holders.has(cpu);
+        line.holders.each(|holder| {
+            if holder != cpu {
+                let takes = between(costs, cpu, holder, home);
+                nearest = nearest.min(takes);
+                farthest = farthest.max(takes);
+                others += 1;
+            }
+        });
+        let reads = matches!(intent, Intent::Load | Intent::Read);
+        let copy = if has {
+            0
+        } else if others == 0 {
+            if socket(costs, cpu) == home { costs.memory } else { costs.remote_memory }
+        } else {
+            nearest
+        };
+        let takes = if reads || others == 0 {
+            copy
+        } else {
+            copy.max(farthest) + (others - 1) * costs.invalidate
+        };
+        let begin = now.max(line.free_at);
+        line.free_at = begin + takes * costs.occupancy / 1024;
+        if reads {
+            line.holders.add(cpu);
+        } else {
+            line.holders = Holders::One(cpu);
+        }
+        line.used = fetches;
+        Transfer { begin, takes, from_cpu: others != 0 }
+    }
+
+    /// Notes that a CPU waited for a line.
+    pub(crate) fn waited(&mut self, id: LineId, at: &'static Location<'static>, waited: Time) {
+        let kind = self.lines[id.0 as usize].kind;
+        let heat = self.heat.entry((kind, at)).or_default();
+        heat.transfers += 1;
+        heat.waited += waited;
+    }
+
+    /// Forgets what was waited for so far.
+    pub(crate) fn cool(&mut self) {
+        self.heat.clear();
+    }
+
+    /// The places by the time waited there, the hottest first: what the line is part of, where it was accessed.
+    pub(crate) fn hottest(&self) -> Vec<(&'static str, &'static Location<'static>, Heat)> {
+        let mut all: Vec<_> = self
+            .heat
+            .iter()
+            .map(|(&(kind, at), &heat)| (self.kinds[usize::from(kind)], at, heat))
+            .collect();
+        all.sort_by_key(|(kind, at, heat)| {
+            (core::cmp::Reverse(heat.waited), *kind, at.file(), at.line())
+        });
+        all
+    }
+}
+
+pub(crate) fn socket(costs: &Costs, cpu: u16) -> u16 {
+    (usize::from(cpu) / costs.per_socket) as u16
+}
+
+/// What it takes to move a line from one CPU to another, if its memory is in the socket `home`.
+fn between(costs: &Costs, to: u16, from: u16, home: u16) -> Time {
+    if usize::from(to) / costs.per_complex == usize::from(from) / costs.per_complex {
+        return costs.complex;
+    }
+    let (to, from) = (socket(costs, to), socket(costs, from));
+    if to == from && to == home { costs.socket } else { costs.remote }
+}

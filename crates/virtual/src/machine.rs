@@ -1,0 +1,172 @@
+//! What the subsystem asks of the machine beneath it, charged to the running CPU's clock.
+
+use crate::contents::Contents;
+use crate::simulation::{Simulation, Spent};
+use core::fmt;
+use faultless_native::tlb::Tlb;
+use faultless_observed::prefault::Streams;
+use faultless_observed::{
+    CpuId, FrameNumber, Invalidate, Machine, MemoryRegion, PAGE_SIZE, SpaceId,
+};
+use std::cell::Cell;
+use std::rc::Rc;
+
+/// One CPU's TLBs, those of the native machine.
+pub(crate) struct CpuTlb {
+    pub(crate) tlb: Tlb,
+    /// The space whose translations are there.
+    space: Cell<u64>,
+}
+
+/// The machine of N simulated CPUs.
+pub(crate) struct VirtualMachine {
+    pub(crate) simulation: Rc<Simulation>,
+    pub(crate) contents: Contents,
+    regions: Vec<MemoryRegion>,
+    cpus: Vec<CpuTlb>,
+}
+
+// SAFETY: the machine, the subsystem over it, and all that runs on it stay on the thread that made them (one thread): they are reached
+// through `Virtual` alone, which is not `Send`.
+unsafe impl Send for VirtualMachine {}
+// SAFETY: as above.
+unsafe impl Sync for VirtualMachine {}
+
+impl fmt::Debug for VirtualMachine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VirtualMachine({} CPUs)", self.cpus.len())
+    }
+}
+
+impl VirtualMachine {
+    pub(crate) fn new(simulation: Rc<Simulation>, contents: Contents, cpus: usize) -> Self {
+        let region = |region: &faultless::MemoryRegion| MemoryRegion {
+            node: region.node,
+            first: FrameNumber(region.first.0),
+            frames: region.frames,
+        };
+        let regions = contents.memory().regions().iter().map(region).collect();
+        let tlb = |_| CpuTlb { tlb: Tlb::new(), space: Cell::new(0) };
+        Self { simulation, contents, regions, cpus: (0..cpus).map(tlb).collect() }
+    }
+
+    /// How many memory nodes there are.
+    fn nodes(&self) -> usize {
+        self.regions.last().map_or(1, |region| usize::from(region.node) + 1)
+    }
+
+    /// The first socket that is nearest to the memory of a frame.
+    pub(crate) fn socket_of(&self, frame: u32) -> usize {
+        let has = |region: &&MemoryRegion| {
+            (region.first.0..region.first.0 + region.frames).contains(&frame)
+        };
+        let node = self.regions.iter().find(has).map_or(0, |region| usize::from(region.node));
+        (node * self.simulation.sockets()).div_ceil(self.nodes())
+    }
+
+    pub(crate) fn tlb(&self, cpu: CpuId) -> &CpuTlb {
+        &self.cpus[cpu.index()]
+    }
+
+    /// The CPU loads the tables of a space, as a write of CR3 does.
+    pub(crate) fn load_space(&self, cpu: CpuId, space: SpaceId) {
+        let cpu = self.tlb(cpu);
+        if cpu.space.replace(space.0) != space.0 {
+            self.simulation.spend(self.simulation.costs.flush_all, Spent::Flushes);
+            cpu.tlb.invalidate_all();
+        }
+    }
+}
+
+// SAFETY: by the trait's points:
+// - CPUs and regions never change; regions are those of the native machine's memory, which nothing else uses.
+// - `frame_bytes` makes the frame's contents bytes of that memory before it gives them out, and from then on they stay bytes; programs
+//   reach the same contents through `Contents`.
+// - A TLB drops what is asked (may forget, never lies, as the native machine's). Walks are the subsystem's own, and end before the CPU does
+//   anything else.
+// - `interrupt` sets the time from which on the CPU's next access takes it; all CPUs are of one thread, so order needs nothing.
+// - A parked CPU does nothing.
+unsafe impl Machine for VirtualMachine {
+    type Predictor = Streams;
+
+    fn cpus(&self) -> usize {
+        self.cpus.len()
+    }
+
+    fn regions(&self) -> &[MemoryRegion] {
+        &self.regions
+    }
+
+    fn nearest_node(&self, cpu: CpuId) -> u8 {
+        let socket = usize::from(self.simulation.socket(cpu.0));
+        (socket * self.nodes() / self.simulation.sockets()) as u8
+    }
+
+    fn frame_bytes(&self, frame: FrameNumber) -> *mut u8 {
+        self.contents.make_bytes(frame.0);
+        self.contents.memory().frame_bytes(faultless::FrameNumber(frame.0))
+    }
+
+    fn invalidate(&self, cpu: CpuId, space: SpaceId, what: Invalidate) {
+        let costs = &self.simulation.costs;
+        let cpu = self.tlb(cpu);
+        if cpu.space.get() != space.0 {
+            return;
+        }
+        let all = match what {
+            Invalidate::Range(range) => {
+                let pages = range.len() / PAGE_SIZE;
+                let takes = (costs.flush_page * pages).min(costs.flush_all);
+                self.simulation.spend(takes, Spent::Flushes);
+                cpu.tlb.invalidate_range(faultless::VirtRange::new(range.start, range.end));
+                false
+            }
+            Invalidate::All => true,
+        };
+        if all {
+            self.simulation.spend(costs.flush_all, Spent::Flushes);
+            cpu.tlb.invalidate_all();
+        }
+    }
+
+    fn invalidate_all(&self, cpu: CpuId) {
+        self.simulation.spend(self.simulation.costs.flush_all, Spent::Flushes);
+        self.tlb(cpu).tlb.invalidate_all();
+    }
+
+    fn interrupt(&self, cpu: CpuId) {
+        self.simulation.interrupt(cpu.0);
+    }
+
+    fn relax(&self, _looks: u32) {
+        self.simulation.look_again();
+    }
+
+    fn park(&self, _cpu: CpuId) {
+        self.simulation.park();
+    }
+
+    fn wake(&self, cpu: CpuId) {
+        self.simulation.wake(cpu.0);
+    }
+
+    unsafe fn zero_frame(&self, frame: FrameNumber) {
+        self.simulation.move_page(self.socket_of(frame.0), self.simulation.costs.zero_page, 1);
+        self.contents.zero(frame.0);
+    }
+
+    unsafe fn zero_ahead(&self, first: FrameNumber, frames: u32) {
+        for frame in first.0..first.0 + frames {
+            self.simulation.move_page(self.socket_of(frame), self.simulation.costs.zero_page, 1);
+            self.contents.zero(frame);
+        }
+    }
+
+    fn prefetch_frame(&self, _: FrameNumber) {}
+
+    unsafe fn copy_frame(&self, to: FrameNumber, from: FrameNumber) {
+        // It is read, and written.
+        self.simulation.move_page(self.socket_of(to.0), self.simulation.costs.copy_page, 2);
+        self.contents.copy(to.0, from.0);
+    }
+}

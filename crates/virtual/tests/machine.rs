@@ -1,0 +1,253 @@
+//! The virtual machine: the same run again and again, the subsystem's laws on many CPUs, and what the costs do to results.
+
+use faultless::{Advice, MapFlags, PAGE_SIZE, Prot};
+use faultless_virtual::profile::BUNDLED;
+use faultless_virtual::rates::{Operation, Paths};
+use faultless_virtual::{Accounts, Config, HotPlace, Profile, Spent, Stop, Virtual, VirtualCpu};
+
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
+
+fn system(cpus: usize, seed: u64, settings: &[&str]) -> Virtual {
+    let profile = Profile::bundled("two-socket").unwrap();
+    let system = Virtual::new(&profile, Config { cpus, memory_bytes: 256 << 20, seed }).unwrap();
+    settings.iter().for_each(|setting| system.set(setting).unwrap());
+    system
+}
+
+/// Each thread maps, touches, discards, touches, protects and unmaps, and checks what it loads.
+fn churn(cpu: &mut VirtualCpu<'_>, number: usize) -> Result<u64, Stop> {
+    let begin = cpu.now();
+    for round in 0..3u64 {
+        let area = cpu.mmap(0, 16 * PAGE_SIZE, RW, PRIVATE)?;
+        for page in 0..16 {
+            let mark = round << 32 | (number as u64) << 16 | page;
+            cpu.store(area + page * PAGE_SIZE + 8 * (page % 3), mark)?;
+        }
+        for page in 0..16 {
+            let mark = round << 32 | (number as u64) << 16 | page;
+            assert_eq!(cpu.load(area + page * PAGE_SIZE + 8 * (page % 3))?, mark);
+        }
+        cpu.madvise(area + 4 * PAGE_SIZE, 4 * PAGE_SIZE, Advice::DontNeed)?;
+        assert_eq!(cpu.load(area + 5 * PAGE_SIZE + 16)?, 0, "a discarded page");
+        cpu.mprotect(area, 8 * PAGE_SIZE, Prot::READ)?;
+        assert!(
+            matches!(cpu.store(area, 1), Err(Stop::Signal { .. })),
+            "a store to what is protected"
+        );
+        cpu.munmap(area, 16 * PAGE_SIZE)?;
+    }
+    Ok(cpu.now() - begin)
+}
+
+type Run = (Vec<u64>, Accounts, Vec<(&'static str, u64)>, Vec<HotPlace>);
+
+fn run(cpus: usize, seed: u64, settings: &[&str]) -> Run {
+    let system = system(cpus, seed, settings);
+    let process = system.process().unwrap();
+    let took = system.run(cpus, |_| &process, |cpu, number| churn(cpu, number).unwrap());
+    let result = (took, system.accounts(), system.counters(), system.hottest(10));
+    system.audit(&[&process]).unwrap();
+    system.exit(process);
+    result
+}
+
+#[test]
+fn bundled_profiles_are_well_formed_and_say_where_their_numbers_are_from() {
+    for (name, _) in BUNDLED {
+        let profile = Profile::bundled(name).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(profile.name, name);
+        assert!(profile.numbers().iter().all(|(_, number)| number.source.len() > 10));
+    }
+}
+
+#[test]
+fn published_figures_say_where_they_are_from() {
+    let table: toml::Table = toml::from_str(include_str!("../profiles/published.toml")).unwrap();
+    let rows = table["rows"].as_array().unwrap();
+    assert!(rows.len() > 50);
+    for row in rows {
+        for key in ["table", "machine", "row", "unit", "source"] {
+            assert!(
+                row[key].as_str().is_some_and(|text| !text.trim().is_empty()),
+                "{key} of {row:?}"
+            );
+        }
+        assert!(row["cpus"].as_integer().is_some_and(|cpus| cpus >= 1), "cpus of {row:?}");
+        let value = &row["value"];
+        assert!(value.as_float().is_some() || value.as_integer().is_some(), "value of {row:?}");
+    }
+}
+
+#[test]
+fn bad_profiles_are_refused_with_the_key() {
+    let (_, good) = BUNDLED[0];
+    let line = good.lines().find(|line| line.starts_with("occupancy")).unwrap();
+    for (bad, says) in [
+        ("occupancy = { value = 1.5, source = \"x\" }", "line.occupancy = 1.5"),
+        ("occupancy = { value = 0.5, source = \" \" }", "needs a source"),
+        ("occupancy = 0.5", "occupancy"),
+        ("", "occupancy"),
+    ] {
+        let error = Profile::parse("mine", &good.replace(line, bad)).unwrap_err().to_string();
+        assert!(error.contains(says) && error.starts_with("mine"), "{error}");
+    }
+    let error = Profile::bundled("abacus").unwrap_err().to_string();
+    assert!(error.contains("abacus") && error.contains("two-socket"), "{error}");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_figures() {
+    for seed in [0, 7] {
+        assert_eq!(run(8, seed, &[]), run(8, seed, &[]), "seed {seed}");
+    }
+    assert_ne!(run(8, 7, &[]).0, run(8, 8, &[]).0, "another seed is another schedule");
+}
+
+#[test]
+fn the_laws_hold_under_each_policy_and_schedule() {
+    for policy in ["locking=speculative", "locking=per_vma", "locking=mmap_lock"] {
+        for seed in 0..4 {
+            run(16, seed, &[policy]);
+        }
+    }
+}
+
+/// How long 32 CPUs take to write to 64 pages each of a mapping that they share, in picoseconds.
+fn faults_side_by_side(policy: &str) -> u64 {
+    const CPUS: u64 = 32;
+    const PAGES: u64 = 64;
+    let system = system(CPUS as usize, 0, &[policy, "prefault_max_order=0"]);
+    let process = system.process().unwrap();
+    let area = system.run(
+        1,
+        |_| &process,
+        |cpu, _| cpu.mmap(0, CPUS * PAGES * PAGE_SIZE, RW, PRIVATE).unwrap(),
+    )[0];
+    let took = system.run(
+        CPUS as usize,
+        |_| &process,
+        |cpu, number| {
+            let begin = cpu.now();
+            for page in 0..PAGES {
+                cpu.store(area + (number as u64 * PAGES + page) * PAGE_SIZE, 1).unwrap();
+            }
+            cpu.now() - begin
+        },
+    );
+    system.audit(&[&process]).unwrap();
+    system.exit(process);
+    took.into_iter().max().unwrap()
+}
+
+#[test]
+fn a_lock_that_all_faults_take_costs_more_than_none() {
+    let [free, per_vma, locked] = ["speculative", "per_vma", "mmap_lock"]
+        .map(|policy| faults_side_by_side(&format!("locking={policy}")));
+    assert!(2 * free < per_vma && 2 * free < locked, "{free}, {per_vma}, {locked} ps");
+}
+
+#[test]
+fn a_thousand_cpus_fault_in_one_space() {
+    let system = system(1024, 0, &[]);
+    let process = system.process().unwrap();
+    let area = system.run(1, |_| &process, |cpu, _| cpu.mmap(0, 1024 * 4 * PAGE_SIZE, RW, PRIVATE));
+    let area = *area[0].as_ref().unwrap();
+    system.run(
+        1024,
+        |_| &process,
+        |cpu, number| {
+            for page in 0..4 {
+                cpu.store(area + (number as u64 * 4 + page) * PAGE_SIZE, number as u64).unwrap();
+            }
+        },
+    );
+    let accounts = system.accounts();
+    assert!(accounts.transfers > 0 && accounts.spent[Spent::Pages as usize] > 0);
+    system.audit(&[&process]).unwrap();
+    system.exit(process);
+}
+
+#[test]
+fn a_child_has_what_its_parent_had_and_neither_sees_the_others_stores() {
+    let system = system(2, 0, &[]);
+    let process = system.process().unwrap();
+    system.run(
+        1,
+        |_| &process,
+        |cpu, _| {
+            let area = cpu.mmap(0, PAGE_SIZE, RW, PRIVATE).unwrap();
+            cpu.store(area, 1).unwrap();
+            let child = cpu.fork().unwrap();
+            cpu.switch(&child, |child| {
+                assert_eq!(child.load(area), Ok(1));
+                child.store(area, 2).unwrap();
+            });
+            cpu.exit(child);
+            assert_eq!(cpu.load(area), Ok(1));
+        },
+    );
+    system.audit(&[&process]).unwrap();
+    system.exit(process);
+}
+
+/// Accesses that `what` makes, once it was done often enough for all that it needs to be there.
+fn accesses(system: &Virtual, mut what: impl FnMut()) -> f64 {
+    const TIMES: u32 = 64;
+    (0..TIMES).for_each(|_| what());
+    let before = system.accounts().accesses;
+    (0..TIMES).for_each(|_| what());
+    (system.accounts().accesses - before) as f64 / f64::from(TIMES)
+}
+
+// Assertions of debug builds access shared memory, too.
+#[cfg_attr(debug_assertions, ignore = "of builds without debug assertions")]
+#[test]
+fn instructions_are_charged_by_the_accesses_that_are_observed() {
+    let system = system(1, 0, &["prefault_max_order=0"]);
+    let process = system.process().unwrap();
+    let measured = system.run(
+        1,
+        |_| &process,
+        |cpu, _| {
+            const PAGES: u64 = 256;
+            let area = cpu.mmap(0, PAGES * PAGE_SIZE, RW, PRIVATE).unwrap();
+            let mut page = area;
+            let fault = accesses(&system, || {
+                cpu.store(page, 1).unwrap();
+                page += PAGE_SIZE;
+            });
+            let pair = accesses(&system, || {
+                let area = cpu.mmap(0, 16 * PAGE_SIZE, RW, PRIVATE).unwrap();
+                cpu.munmap(area, 16 * PAGE_SIZE).unwrap();
+            });
+            let start = cpu.brk(0);
+            let brk = accesses(&system, || {
+                assert_eq!(cpu.brk(start + PAGE_SIZE), start + PAGE_SIZE);
+                assert_eq!(cpu.brk(start), start);
+            });
+            let protect = accesses(&system, || {
+                cpu.mprotect(area + 32 * PAGE_SIZE, PAGE_SIZE, Prot::READ).unwrap();
+                cpu.mprotect(area + 32 * PAGE_SIZE, PAGE_SIZE, RW).unwrap();
+            });
+            let forks = |cpu: &mut VirtualCpu<'_>| {
+                let before = system.accounts().accesses;
+                let child = cpu.fork().unwrap();
+                cpu.switch(&child, |_| ());
+                cpu.exit(child);
+                (system.accounts().accesses - before) as f64
+            };
+            (0..PAGES).for_each(|page| cpu.store(area + page * PAGE_SIZE, 2).unwrap());
+            let fork = forks(cpu) / PAGES as f64;
+            [fault, pair, brk, protect, fork]
+        },
+    );
+    let paths = Paths::measured();
+    let recorded = Operation::ALL.map(|operation| paths.of(operation).accesses);
+    let off = |(measured, recorded): (f64, f64)| (measured - recorded).abs() / recorded < 0.02;
+    assert!(
+        measured[0].into_iter().zip(recorded).all(off),
+        "{measured:?} accesses of {:?}; {recorded:?} in instructions.toml",
+        Operation::ALL
+    );
+}

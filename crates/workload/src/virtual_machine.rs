@@ -1,0 +1,292 @@
+//! The subsystem on the virtual machine, as a system to run programs on: all times are *simulated*.
+//!
+//! A worker is a simulated CPU. All begin their work at one moment, when all are there. What a program prepares and checks, and what workers do
+//! aside, is off the machine's books: after a run its [`accounts`](Virtual::accounts) and [hottest places](Virtual::hottest) are those of
+//! the work alone, if it ran nothing before. User time is what a CPU spends in the program, with page walks; all else is
+//! system time, waiting for other CPUs too.
+//!
+//! The same program with the same seed gives the same figures, to the last digit. For that a program may wait for another worker in
+//! [`Task::rest`] alone; what it keeps in memory of the host (counts, flags) is free of charge.
+//!
+//! There is no disk: files are in memory from the start, so no fault on them reads.
+
+use crate::file::{Contents, FileSpec};
+use crate::program::Program;
+use crate::system::{Child, Crew, Failure, Measured, Report, System, Task, Worker};
+use faultless::{Advice, Counter, Errno, MapFlags, PAGE_SIZE, Prot, RemapFlags};
+use faultless_virtual::{Accounts, File, Meeting, Process, Spent, Stop, Virtual, VirtualCpu};
+
+/// Picoseconds in a second.
+const SECOND: f64 = 1e12;
+
+impl From<Stop> for Failure {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Refused { call, addr, len, errno } => Self::Refused { call, addr, len, errno },
+            Stop::Signal { addr, reason } => Self::Access { access: "access", addr, reason },
+        }
+    }
+}
+
+/// The failure of an access.
+#[cold]
+fn access(access: &'static str, stop: Stop) -> Failure {
+    match stop.into() {
+        Failure::Access { addr, reason, .. } => Failure::Access { access, addr, reason },
+        failure => failure,
+    }
+}
+
+/// A thread on a CPU of the virtual machine.
+#[derive(Debug)]
+pub struct VirtualTask<'t, 'a> {
+    cpu: &'t mut VirtualCpu<'a>,
+    files: &'t [File],
+    /// When the crew's time is up, in picoseconds of the CPU's clock.
+    deadline: u64,
+    aside: Aside,
+}
+
+/// What a worker did off the clock.
+#[derive(Debug, Default)]
+struct Aside {
+    picoseconds: u64,
+    /// What its CPU counted.
+    counts: Vec<u64>,
+}
+
+impl<'t, 'a> VirtualTask<'t, 'a> {
+    fn new(cpu: &'t mut VirtualCpu<'a>, files: &'t [File], deadline: u64) -> Self {
+        Self { cpu, files, deadline, aside: Aside::default() }
+    }
+}
+
+impl Task for VirtualTask<'_, '_> {
+    fn mmap(&mut self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> Result<u64, Failure> {
+        Ok(self.cpu.mmap(addr, len, prot, flags)?)
+    }
+
+    fn mmap_file(
+        &mut self,
+        file: usize,
+        place: (u64, u64),
+        prot: Prot,
+        flags: MapFlags,
+        offset: u64,
+    ) -> Result<u64, Failure> {
+        Ok(self.cpu.mmap_file(&self.files[file], place, prot, flags, offset)?)
+    }
+
+    fn munmap(&mut self, addr: u64, len: u64) -> Result<(), Failure> {
+        Ok(self.cpu.munmap(addr, len)?)
+    }
+
+    fn mprotect(&mut self, addr: u64, len: u64, prot: Prot) -> Result<(), Failure> {
+        Ok(self.cpu.mprotect(addr, len, prot)?)
+    }
+
+    fn madvise(&mut self, addr: u64, len: u64, advice: Advice) -> Result<(), Failure> {
+        Ok(self.cpu.madvise(addr, len, advice)?)
+    }
+
+    fn mremap(&mut self, addr: u64, len: u64, new_len: u64) -> Result<u64, Failure> {
+        Ok(self.cpu.mremap((addr, len), new_len, RemapFlags::MAYMOVE, 0)?)
+    }
+
+    fn brk(&mut self, addr: u64) -> u64 {
+        self.cpu.brk(addr)
+    }
+
+    #[inline]
+    fn load(&mut self, addr: u64) -> Result<u64, Failure> {
+        self.cpu.load(addr).map_err(|stop| access("load", stop))
+    }
+
+    #[inline]
+    fn store(&mut self, addr: u64, value: u64) -> Result<(), Failure> {
+        self.cpu.store(addr, value).map_err(|stop| access("store", stop))
+    }
+
+    fn copy(&mut self, to: u64, from: u64, len: u64) -> Result<(), Failure> {
+        self.cpu.copy(to, from, len).map_err(|stop| access("copy", stop))
+    }
+
+    fn call(&mut self, addr: u64) -> Result<(), Failure> {
+        self.cpu.fetch(addr).map_err(|stop| access("call", stop))
+    }
+
+    fn fork<C: Child>(&mut self, child: C) -> Result<(), Failure> {
+        let process = self.cpu.fork()?;
+        let (files, deadline) = (self.files, self.deadline);
+        let body =
+            |cpu: &mut VirtualCpu<'_>| child.run(&mut VirtualTask::new(cpu, files, deadline));
+        let result = self.cpu.switch(&process, body);
+        self.cpu.exit(process);
+        result
+    }
+
+    fn aside<R>(&mut self, what: impl FnOnce(&mut Self) -> R) -> R {
+        let (begin, before) = (self.cpu.now(), self.cpu.counters());
+        let was = self.cpu.set_aside(true);
+        let result = what(self);
+        self.cpu.set_aside(was);
+        self.aside.picoseconds += self.cpu.now() - begin;
+        let counts = since(&self.cpu.counters(), &before);
+        self.aside.counts.resize(counts.len(), 0);
+        self.aside.counts.iter_mut().zip(counts).for_each(|(sum, (_, count))| *sum += count);
+        result
+    }
+
+    fn rest(&mut self, looks: u32) {
+        self.cpu.rest(looks);
+    }
+
+    #[inline]
+    fn expired(&self) -> bool {
+        self.cpu.now() >= self.deadline
+    }
+}
+
+/// What was counted since `before`, by name.
+fn since(now: &[(&'static str, u64)], before: &[(&'static str, u64)]) -> Vec<(&'static str, u64)> {
+    now.iter().zip(before).map(|((name, now), (_, before))| (*name, now - before)).collect()
+}
+
+impl System for Virtual {
+    fn machine(&self) -> String {
+        format!("simulated-{}", self.profile())
+    }
+
+    fn run<P: Program>(&self, program: &P, crew: &Crew) -> Result<Measured, Failure> {
+        if crew.workers > self.cpus() {
+            let errno = Errno::EAGAIN.number();
+            return Err(Failure::Refused { call: "clone", addr: 0, len: 0, errno });
+        }
+        let files = program.files(crew);
+        let files = files.iter().map(|spec| open(self, spec)).collect::<Result<Vec<_>, _>>()?;
+        let ran = run(self, program, crew, &files);
+        files.into_iter().for_each(|file| self.delete(file));
+        ran
+    }
+}
+
+/// Makes a file.
+fn open(system: &Virtual, spec: &FileSpec) -> Result<File, Failure> {
+    let file = system.file(spec.bytes)?;
+    if spec.contents == Contents::Code {
+        // Nobody runs the functions: a fetch reads nothing.
+        let loader = system.process()?;
+        let written = system.alone(&loader, |cpu| {
+            let all = (0, spec.bytes);
+            let at = cpu.mmap_file(&file, all, Prot::READ | Prot::WRITE, MapFlags::SHARED, 0)?;
+            for page in 0..spec.bytes / PAGE_SIZE {
+                cpu.store(at + page * PAGE_SIZE, page)?;
+            }
+            Ok::<_, Stop>(())
+        });
+        system.exit(loader);
+        written?;
+    }
+    Ok(file)
+}
+
+/// Runs the program in processes of its own.
+fn run<P: Program>(
+    system: &Virtual,
+    program: &P,
+    crew: &Crew,
+    files: &[File],
+) -> Result<Measured, Failure> {
+    let mut processes = Vec::new();
+    for _ in 0..crew.processes() {
+        processes.push(system.process()?);
+    }
+    let ran = in_processes(system, program, crew, files, &processes);
+    processes.into_iter().for_each(|process| system.exit(process));
+    let (mut measured, before) = ran?;
+    // What was mapped ahead and not used is seen when the processes end.
+    let ended = since(&system.counters(), &before);
+    for (name, count) in &mut measured.counters {
+        if *name == Counter::PrefaultWasted.name() {
+            *count = named(&ended, name);
+        } else if *name == Counter::Faults.name() {
+            measured.faults = *count;
+        }
+    }
+    Ok(measured)
+}
+
+fn named(counts: &[(&'static str, u64)], name: &str) -> u64 {
+    counts.iter().find(|(known, _)| *known == name).map_or(0, |(_, count)| *count)
+}
+
+/// What a run came to, and what had been counted before it.
+type Ran = (Measured, Vec<(&'static str, u64)>);
+
+fn in_processes<P: Program>(
+    system: &Virtual,
+    program: &P,
+    crew: &Crew,
+    files: &[File],
+    processes: &[Process],
+) -> Result<Ran, Failure> {
+    const NEVER: u64 = u64::MAX;
+    let mut states = Vec::with_capacity(processes.len());
+    for process in processes {
+        let prepare =
+            |cpu: &mut VirtualCpu<'_>| program.prepare(&mut VirtualTask::new(cpu, files, NEVER));
+        states.push(system.alone(process, prepare)?);
+    }
+
+    let before = system.counters();
+    let limit = crew.limit.map(|limit| limit.as_nanos() as u64 * 1000);
+    let meeting = Meeting::of(crew.workers);
+    let accounts: Vec<_> = (0..crew.workers).map(|cpu| system.accounts_of(cpu)).collect();
+    let of = |index: usize| index % processes.len();
+    let reports = system.run(
+        crew.workers,
+        |index| &processes[of(index)],
+        |cpu, index| {
+            cpu.meet(&meeting);
+            let begin = cpu.now();
+            let deadline = limit.map_or(NEVER, |limit| begin.saturating_add(limit));
+            let mut task = VirtualTask::new(cpu, files, deadline);
+            let worker = Worker { index, count: crew.workers };
+            let tally = program.work(&mut task, &states[of(index)], worker);
+            let aside = task.aside;
+            tally.map(|tally| (tally, (begin, cpu.now()), aside))
+        },
+    );
+    let mut counters = since(&system.counters(), &before);
+    let mut workers = Vec::with_capacity(crew.workers);
+    for (index, (report, before)) in reports.into_iter().zip(&accounts).enumerate() {
+        let (tally, span, aside) = report?;
+        for ((_, count), aside) in counters.iter_mut().zip(&aside.counts) {
+            *count = count.saturating_sub(*aside);
+        }
+        let (user, kernel) = times(&system.accounts_of(index), before);
+        workers.push(Report {
+            tally,
+            user,
+            system: kernel,
+            span: (span.0 as f64 / SECOND, span.1 as f64 / SECOND),
+            aside: aside.picoseconds as f64 / SECOND,
+        });
+    }
+
+    for (index, (process, state)) in processes.iter().zip(&states).enumerate() {
+        let worker = Worker { index, count: processes.len() };
+        system.alone(process, |cpu| {
+            program.finish(&mut VirtualTask::new(cpu, files, NEVER), state, worker)
+        })?;
+    }
+    Ok((Measured { workers, faults: 0, counters, left: Vec::new() }, before))
+}
+
+/// Seconds in the program and in the system, since `before`.
+fn times(now: &Accounts, before: &Accounts) -> (f64, f64) {
+    let spent = |on: Spent| now.spent[on as usize] - before.spent[on as usize];
+    let all: u64 = Spent::ALL.map(spent).iter().sum();
+    let user = spent(Spent::Program);
+    (user as f64 / SECOND, (all - user) as f64 / SECOND)
+}

@@ -1,0 +1,147 @@
+//! Every workload on the virtual machine: the same figures again and again, wherever the host puts things, and exact
+//! accounts at the end.
+
+mod common;
+
+use common::{Odd, WRONG, small};
+use faultless_virtual::{Accounts, Config, HotPlace, Profile, Spent, Virtual};
+use faultless_workload::{Failure, Mode, Outcome, Workload, all};
+
+const CPUS: usize = 3;
+
+fn system(seed: u64, settings: &[&str]) -> Virtual {
+    let profile = Profile::bundled("two-socket").expect("it is bundled");
+    let config = Config { cpus: CPUS, memory_bytes: 256 << 20, seed };
+    let system = Virtual::new(&profile, config).expect("memory for tables");
+    settings.iter().for_each(|setting| system.set(setting).expect("a knob"));
+    system
+}
+
+/// All that a run tells.
+#[derive(Debug, PartialEq)]
+struct Figures {
+    outcome: Outcome,
+    accounts: Accounts,
+    hottest: Vec<HotPlace>,
+}
+
+/// Runs `name` on a new machine. `disturb` makes things on the host's heap in between, of which no figure may know.
+fn figures(name: &str, arguments: &str, seed: u64, settings: &[&str], disturb: usize) -> Figures {
+    let mut kept: Vec<Vec<u8>> = Vec::new();
+    let mut disturb = |salt: usize| {
+        for size in 1..disturb {
+            kept.push(Vec::with_capacity(size * salt % 700 + 8));
+            if size % 3 == 0 {
+                kept.remove(size * salt % kept.len());
+            }
+        }
+    };
+    disturb(17);
+    let system = system(seed, settings);
+    disturb(29);
+    let process = system.process().expect("memory for a table");
+    disturb(31);
+    let outcome = common::run(&system, name, arguments);
+    let figures = Figures { outcome, accounts: system.accounts(), hottest: system.hottest(20) };
+    system.audit(&[&process]).unwrap_or_else(|error| panic!("{name} {arguments}: {error}"));
+    system.exit(process);
+    system.audit(&[]).unwrap_or_else(|error| panic!("{name} {arguments}: {error}"));
+    figures
+}
+
+fn modes(name: &str) -> &'static [Mode] {
+    all().iter().find(|info| info.name == name).expect("it is one").modes
+}
+
+#[test]
+fn every_workload_gives_the_same_figures_again() {
+    for info in all() {
+        for mode in modes(info.name) {
+            for seed in [0, 5] {
+                let (few, mode) = (small(info.name), mode.name());
+                let passes = info.params().iter().any(|param| param.name == "passes");
+                let passes = if passes { "passes=3" } else { "" };
+                let arguments = format!("{few} {passes} mode={mode} threads={CPUS}");
+                let first = figures(info.name, &arguments, seed, &[], 0);
+                let again = figures(info.name, &arguments, seed, &[], 60);
+                assert_eq!(first, again, "{} {arguments}, seed {seed}", info.name);
+                let spent: u64 = first.accounts.spent.iter().sum();
+                let workers = &first.outcome.workers;
+                let told: f64 = workers.iter().map(|worker| worker.user + worker.system).sum();
+                // Some picoseconds are lost where seconds are floating-point numbers.
+                assert!((spent as f64 * 1e-12 - told).abs() < 1e-9 + told * 0.02, "{}", info.name);
+            }
+        }
+    }
+}
+
+/// Under each locking the work is done, and counted as on other machines.
+#[test]
+fn every_workload_does_its_work_under_every_locking() {
+    for (name, arguments, operations, faults) in [
+        ("pft", "size=1M", 256, 256),
+        ("page_fault1", "size=256K passes=2 mode=processes", 384, 384),
+        ("page_fault2", "size=256K passes=2", 384, 384),
+        ("page_fault3", "size=256K passes=2 mode=processes", 384, 384),
+        ("text", "size=1M passes=2 mode=processes", 1536, 48),
+        ("page_fault1_churn", "size=1M every=8 churn_touch=yes churner=alone", 256, 256),
+        ("discard", "size=256K piece=32K passes=2 role=split", 256, 256),
+        ("vma_unmap", "chunks=16 passes=3 order=shuffled", 144, 0),
+        ("forks", "image=256K dirty=8 fresh=16 processes=4", 12, 12 * 24),
+    ] {
+        for policy in ["locking=speculative", "locking=per_vma", "locking=mmap_lock"] {
+            let arguments = format!("{arguments} threads={CPUS}");
+            let settings = [policy, "prefault_max_order=0"];
+            let Figures { outcome, accounts, .. } = figures(name, &arguments, 0, &settings, 0);
+            assert_eq!(outcome.operations, operations, "{name} {arguments} {policy}");
+            assert!(outcome.faults >= faults, "{name} {policy}: {} faults", outcome.faults);
+            // What is made ready off the clock is in no figure: who only unmaps takes no fault, and makes no access.
+            let program = accounts.spent[Spent::Program as usize];
+            let touches = name != "vma_unmap";
+            assert_eq!((outcome.faults > 0, program > 0), (touches, touches), "{name} {policy}");
+        }
+    }
+}
+
+/// A limit is of simulated time.
+#[test]
+fn a_time_limit_ends_every_workload() {
+    for info in all() {
+        let arguments = format!("{} seconds=0.0005 threads={CPUS}", small(info.name));
+        let Figures { outcome, .. } = figures(info.name, &arguments, 0, &[], 0);
+        let ran = outcome.wall + outcome.workers[0].aside;
+        assert!((0.0005..0.01).contains(&ran), "{}: {ran} s", info.name);
+    }
+}
+
+#[test]
+fn every_failure_comes_out() {
+    for mode in [Mode::Threads, Mode::Processes] {
+        let odd = |odd| common::odd(&system(0, &[]), odd, mode);
+        assert_eq!(odd(Odd::Calls), Ok(()), "{mode:?}");
+        assert_eq!(odd(Odd::StopsShort), Ok(()), "{mode:?}");
+        for fails in [Odd::Wrong, Odd::FailInFork, Odd::FailInPrepare, Odd::FailInFinish] {
+            assert_eq!(odd(fails), Err(WRONG), "{mode:?}");
+        }
+        let refused = odd(Odd::Refused);
+        assert!(matches!(refused, Err(Failure::Refused { call: "munmap", errno: 22, .. })));
+        for fails in [Odd::Segfault, Odd::SegfaultInFork, Odd::SegfaultInPrepare] {
+            let reason = "SIGSEGV (SEGV_MAPERR)";
+            let segv = |failure| matches!(failure, Err(Failure::Access { addr: 8, reason: is, .. }) if is == reason);
+            assert!(segv(odd(fails)), "{mode:?}");
+        }
+    }
+}
+
+#[test]
+fn a_machine_too_small_says_so() {
+    let run = |arguments: &str| {
+        let workload = Workload::parse("pft", arguments.split_whitespace()).expect("valid");
+        workload.run(&system(0, &[])).expect_err("it cannot fit")
+    };
+    assert!(matches!(run("threads=4"), Failure::Refused { call: "clone", errno: 11, .. }));
+    let failure = run("size=512M");
+    let out = matches!(failure, Failure::Access { reason: "out of memory", .. })
+        || matches!(failure, Failure::Refused { call: "mmap", errno: 12, .. });
+    assert!(out, "{failure:?}");
+}
