@@ -1,11 +1,15 @@
 //! The command line.
 
+use crate::scale::counts::Counts;
 use crate::settings::Assignment;
+use crate::suggest;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Parser, Subcommand, ValueEnum};
+use faultless::Locking;
 use faultless_workload::Kind;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 /// What each memory mechanism would do for your program: page faults without a lock, prefault,
@@ -21,7 +25,8 @@ Examples:
   faultless record -o app.fltrace -- ./app  what a program of yours does
   faultless replay app.fltrace --policies   what would change for it
   faultless boot ./app                      a static program on the bare machine
-  faultless versus                          what faults cost there, and on Linux"
+  faultless versus                          what faults cost there, and on Linux
+  faultless scale pft                       on 1 to 128 CPUs, simulated"
 )]
 pub struct Args {
     #[command(subcommand)]
@@ -81,6 +86,16 @@ pub enum Command {
     /// idle machine has zeroed. Linux is Debian's package, downloaded once into $XDG_CACHE_HOME/faultless and not
     /// installed. Takes one to four minutes.
     Versus(VersusArgs),
+    /// What a workload or a recording does on more and more CPUs, simulated
+    ///
+    /// Each run is on a virtual machine whose CPUs, caches and interrupts cost what --profile says: the subsystem itself runs,
+    /// and each access to a line of another CPU takes its time. The same command prints the same figures, on any host. It
+    /// prints throughput under each locking policy, line transfers, where the CPUs' time goes, and the places in the source
+    /// where they wait for each other's lines. Prefault is off (prefault_max_order=0) unless --set gives an order.
+    ///
+    /// What each CPU does is the same at each number of CPUs, and little (some hundred pages or calls), so that all
+    /// runs together take less than a minute; parameters of the workload change it.
+    Scale(ScaleArgs),
     /// List the workloads and their parameters
     Workloads,
     /// List the knobs that --set changes
@@ -310,6 +325,61 @@ pub struct VersusArgs {
     /// Fail where a row costs more than a third of what it costs on Linux
     #[arg(long)]
     pub check: bool,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  faultless scale pft
+  faultless scale page_fault1 mode=processes --cpus 1,2,4..512
+  faultless scale ebizzy --profile eight-socket --plot ebizzy.svg
+  faultless scale vma_mmap --policies speculative --details --seed 1
+  faultless scale mmap1 --profile ./mine.toml --json mmap1.jsonl")]
+pub struct ScaleArgs {
+    /// The workload, or a recording: a file, or the name of a bundled one
+    #[arg(value_name = "WORKLOAD|RECORDING")]
+    pub subject: PathBuf,
+    /// The workload's parameters, as `size=4M`; `faultless workloads` lists them
+    #[arg(value_name = "KEY=VALUE")]
+    pub params: Vec<String>,
+    /// Numbers of CPUs; 4..512 is 4, 8, 16 and so on [default: 1, 2, 4 and so on to the CPUs of the profile]
+    #[arg(long, value_name = "N,N..N")]
+    pub cpus: Option<Counts>,
+    /// The locking policies [default: all]
+    #[arg(long, value_name = "POLICY,...", value_delimiter = ',')]
+    pub policies: Vec<Policy>,
+    /// What the hardware costs: the name of a bundled profile (two-socket, 384-core, eight-socket), or a file
+    #[arg(long, value_name = "NAME|FILE", default_value = "two-socket")]
+    pub profile: String,
+    /// Which schedule: 0 delays no CPU at random, each other number is another schedule
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// The hottest lines for each number of CPUs, not for the largest alone
+    #[arg(long)]
+    pub details: bool,
+    #[command(flatten)]
+    pub set: SetArgs,
+    #[command(flatten)]
+    pub json: JsonArgs,
+    /// Draw throughput over CPUs as SVG
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+}
+
+/// A locking policy, by its name.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy(pub Locking);
+
+impl FromStr for Policy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Locking::ALL.into_iter().find(|policy| policy.name() == text);
+        found.map(Self).ok_or_else(|| {
+            let names = Locking::ALL.map(Locking::name);
+            format!("one of {}{}", names.join(", "), suggest::hint(text, names))
+        })
+    }
 }
 
 /// The longest time that a program may be given.

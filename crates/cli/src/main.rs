@@ -2,7 +2,7 @@
 //!
 //! - [`args`]: the command line;
 //! - [`settings`], [`run`]: one workload on one machine under one setting of the knobs;
-//! - [`compare`], [`stat`], [`text`], [`replay`], [`record`], [`boot`], [`versus`], [`list`]: the commands;
+//! - [`compare`], [`stat`], [`text`], [`replay`], [`record`], [`boot`], [`versus`], [`scale`], [`list`]: the commands;
 //! - [`report`]: tables, bars, the form of `perf stat`, JSON lines, progress;
 //! - [`host`]: memory that a run may take; [`suggest`]: the name that was meant;
 //! - [`interrupt`]: Ctrl-C asks a command to print what it has;
@@ -20,6 +20,7 @@ mod record;
 mod replay;
 mod report;
 mod run;
+mod scale;
 mod settings;
 mod stat;
 mod suggest;
@@ -65,6 +66,7 @@ fn command(command: Command) -> Result<ExitCode, CliError> {
         Command::Record(args) => return record::run(&args),
         Command::Boot(args) => return boot::run(&args),
         Command::Versus(args) => versus::run(&args),
+        Command::Scale(args) => scale::run(&args),
         Command::Workloads => list::workloads(),
         Command::Knobs => list::knobs(),
         Command::Counters => list::counters(),

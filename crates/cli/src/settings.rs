@@ -4,6 +4,7 @@ use crate::suggest;
 use faultless::Knobs;
 use faultless::{AnonVmaCheck, KNOBS, KnobError, Locking, Setting};
 use faultless_native::Native;
+use faultless_virtual::Virtual;
 use serde_json::{Map, Value};
 use std::str::FromStr;
 
@@ -138,6 +139,23 @@ impl Settings {
         vm.set(Setting::ZeroedPool(self.ahead.pool));
         self.others.iter().for_each(|other| vm.set(other.setting));
         while native.zero_ahead(usize::MAX) != 0 {}
+    }
+
+    /// The same on the simulated machine.
+    ///
+    /// # Errors
+    /// What is wrong with a setting.
+    pub fn apply_to_simulated(&self, system: &Virtual) -> Result<(), String> {
+        let own = [
+            format!("locking={}", self.locking.name()),
+            format!("anon_vma_check={}", self.anon_vma_check.name()),
+            format!("prefault_max_order={}", self.ahead.order),
+            format!("zeroed_pool={}", self.ahead.pool),
+        ];
+        let others = self.others.iter().map(Assignment::text);
+        own.iter().map(String::as_str).chain(others).try_for_each(|text| system.set(text))?;
+        system.zero_ahead();
+        Ok(())
     }
 
     /// All knobs with the values in force. There is no `frame_limit` but the memory of the machine where none is given.

@@ -71,7 +71,7 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
 }
 
 /// What is wrong, and which parameter may have been meant.
-fn explained(error: &ParamError) -> String {
+pub fn explained(error: &ParamError) -> String {
     match error {
         ParamError::UnknownParam { name, known, .. } => {
             format!("{error}{}", suggest::hint(name, known.split(", ")))

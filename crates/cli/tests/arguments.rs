@@ -15,17 +15,18 @@ fn help_has_examples() {
         "record",
         "boot",
         "versus",
+        "scale",
         "workloads",
         "knobs",
         "counters",
     ] {
         assert!(help.contains(command), "{command}");
     }
-    for command in ["compare", "stat", "text", "replay", "record", "boot", "versus"] {
+    for command in ["compare", "stat", "text", "replay", "record", "boot", "versus", "scale"] {
         let help = faultless(&[command, "--help"]).succeeds();
         assert!(help.contains(&format!("Examples:\n  faultless {command}")), "{help}");
     }
-    for command in ["compare", "stat", "text", "replay", "boot", "versus"] {
+    for command in ["compare", "stat", "text", "replay", "boot", "versus", "scale"] {
         let help = faultless(&[command, "--help"]).succeeds();
         assert!(help.contains("--set") && help.contains("--json"), "{help}");
     }
@@ -34,7 +35,7 @@ fn help_has_examples() {
 /// Of an example that is broken into lines nobody can see what to type.
 #[test]
 fn examples_fit_a_terminal() {
-    for command in ["", "compare", "stat", "text", "replay", "record", "boot", "versus"] {
+    for command in ["", "compare", "stat", "text", "replay", "record", "boot", "versus", "scale"] {
         let args: Vec<_> = [command, "--help"].into_iter().filter(|arg| !arg.is_empty()).collect();
         let help = faultless(&args).succeeds();
         let (prose, examples) = help.split_once("Examples:").expect("examples");
@@ -51,8 +52,27 @@ fn lists() {
         assert!(workloads.contains(info.name) && workloads.contains(info.summary));
     }
     let knobs = faultless(&["knobs"]).succeeds();
-    for (name, _, meaning) in faultless::KNOBS {
-        assert!(knobs.contains(name) && knobs.contains(meaning), "{knobs}");
+    let defaults = [
+        ("locking", "speculative"),
+        ("speculative_page_fault", ""),
+        ("anon_vma_check", "late"),
+        ("frame_limit", ""),
+        ("max_map_count", "65530"),
+        ("stack_limit", "8388608"),
+        ("fault_around_pages", "16"),
+        ("prefault_max_order", "3"),
+        ("zeroed_pool", "0"),
+        ("zero_on_free", "0"),
+        ("edit_in_place", "1"),
+        ("huge_text", "always"),
+    ];
+    assert_eq!(faultless::KNOBS.len(), defaults.len());
+    for (name, values, meaning) in faultless::KNOBS {
+        let row = knobs.lines().find(|line| line.split_whitespace().next() == Some(name));
+        let (first, told) = row.and_then(|row| row.trim_end().rsplit_once(meaning)).expect("a row");
+        let default = first.split_once(values).map(|(_, default)| default.trim());
+        let (_, expected) = defaults.iter().find(|(knob, _)| knob == name).expect("a default");
+        assert_eq!((default, told), (Some(*expected), ""), "{name} in {knobs}");
     }
     let counters = faultless(&["counters"]).succeeds();
     for counter in faultless::Counter::ALL {

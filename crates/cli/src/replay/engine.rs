@@ -7,12 +7,12 @@
 //! Every touch must succeed. A signal means that plan or subsystem is wrong, and ends the replay
 //! with an error that names the operation.
 
+use super::act::{Departures, act};
 use super::gate::Gate;
 use crate::run::Sample;
-use faultless::{Access, Advice, Counter, MapFlags, Prot, RemapFlags, ThreadStreams, Totals};
+use faultless::{Counter, ThreadStreams, Totals};
 use faultless_native::{Native, NativeCpu, Process, Stop};
 use faultless_trace::bound::{Done, Took};
-use faultless_trace::event::{self, Backing};
 use faultless_trace::plan::{At, Op, Plan, Thread};
 use nix::sys::resource::{UsageWho, getrusage};
 use std::fmt;
@@ -110,8 +110,7 @@ fn run(
         failed: AtomicBool::new(false),
         failure: Mutex::new(None),
         operations: AtomicU64::new(0),
-        advice_ignored: AtomicU64::new(0),
-        unreserved: AtomicU64::new(0),
+        departures: Departures::default(),
     };
     let before = native.vm().totals();
     let (user, system) = processor_time();
@@ -133,8 +132,8 @@ fn run(
             system: system_after - system,
             counters: Sample::counters(&totals),
         },
-        advice_ignored: replay.advice_ignored.into_inner(),
-        unreserved: replay.unreserved.into_inner(),
+        advice_ignored: replay.departures.advice_ignored.into_inner(),
+        unreserved: replay.departures.unreserved.into_inner(),
         complete: operations == plan.op_count() as u64,
     })
 }
@@ -221,8 +220,7 @@ struct Replay<'r> {
     failed: AtomicBool,
     failure: Mutex<Option<ReplayError>>,
     operations: AtomicU64,
-    advice_ignored: AtomicU64,
-    unreserved: AtomicU64,
+    departures: Departures,
 }
 
 impl<'r> Replay<'r> {
@@ -330,7 +328,7 @@ impl<'r> Replay<'r> {
                             let empty = cpu.process()?;
                             cpu.idle(|| self.start_process(scope, child, empty));
                         }
-                        op => self.act(cpu, &op)?,
+                        op => act(&*cpu, &op, &self.departures)?,
                     }
                     look(cpu);
                     complete(*index);
@@ -392,77 +390,6 @@ impl<'r> Replay<'r> {
             self.start(scope, first, Arc::new(process));
         }
     }
-
-    /// An operation of guest code.
-    #[inline]
-    fn act(&self, cpu: &NativeCpu<'_, '_>, op: &Op) -> Result<(), Stop> {
-        match *op {
-            Op::Touch { page, access, .. } => {
-                let access = match access {
-                    event::Access::Write => Access::Write,
-                    event::Access::Exec => Access::Execute,
-                    event::Access::Read | event::Access::Unknown => Access::Read,
-                };
-                cpu.touch(page, access)?;
-            }
-            Op::Map { range, prot, shared, grows_down, populate, noreserve, backing } => {
-                let mut flags = MapFlags::FIXED | MapFlags::ANONYMOUS;
-                flags |= if shared { MapFlags::SHARED } else { MapFlags::PRIVATE };
-                flags.set(MapFlags::GROWSDOWN, grows_down && !shared);
-                flags.set(MapFlags::POPULATE, populate);
-                flags.set(MapFlags::NORESERVE, noreserve);
-                if range.pages() > self.native.vm().total_frames() && !noreserve {
-                    flags |= MapFlags::NORESERVE;
-                    self.unreserved.fetch_add(1, Ordering::Relaxed);
-                }
-                cpu.mmap(range.start, range.len(), permission(prot), flags)?;
-                if !shared && matches!(backing, Backing::File | Backing::Special) {
-                    // Anonymous memory represents it, and must not be prefaulted as anonymous memory is.
-                    cpu.madvise(range.start, range.len(), Advice::Random)?;
-                }
-            }
-            Op::Unmap { range } => cpu.munmap(range.start, range.len())?,
-            Op::Protect { range, prot } => {
-                cpu.mprotect(range.start, range.len(), permission(prot))?;
-            }
-            Op::Remap { old, new, keep_old } => {
-                let mut flags = RemapFlags::empty();
-                flags.set(RemapFlags::DONTUNMAP, keep_old);
-                if old.start != new.start {
-                    flags |= RemapFlags::MAYMOVE | RemapFlags::FIXED;
-                }
-                cpu.mremap(old.start, old.len(), new.len(), flags, new.start)?;
-            }
-            Op::Advise { range, advice } => {
-                let given = Advice::from_number(advice)
-                    .is_some_and(|advice| cpu.madvise(range.start, range.len(), advice).is_ok());
-                if !given {
-                    self.advice_ignored.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-            Op::Brk { old, new } => {
-                if old == new {
-                    // The first of a program tells where its loader put the heap.
-                    // A heap that is not empty stays where it is.
-                    let _ = cpu.running().space().set_heap_start(cpu.cpu(), old);
-                }
-                let end = cpu.brk(new);
-                if end != new {
-                    let errno = faultless::Errno::ENOMEM;
-                    let range = faultless::VirtRange::new(end.min(new), end.max(new));
-                    return Err(faultless::Error { operation: "brk", range, errno }.into());
-                }
-            }
-            // The other operations are done by the caller; a thread's end is its last.
-            Op::Fork { .. } | Op::Launch { .. } | Op::SpawnThread { .. } | Op::Exec | Op::Exit => {}
-        }
-        Ok(())
-    }
-}
-
-fn permission(prot: event::Prot) -> Prot {
-    // Both are Linux's PROT_*.
-    Prot::from_bits_truncate(prot.bits().into())
 }
 
 #[cfg(test)]
@@ -470,6 +397,7 @@ mod tests {
     use super::*;
     use faultless::{Locking, Setting};
     use faultless_native::{Checked, Config};
+    use faultless_trace::event::Backing;
     use faultless_trace::event::{Access as Traced, Header, Prot as TracedProt, Recorded};
     use faultless_trace::event::{Birth, Event, Kind, ProcessInfo, ThreadInfo, Trace};
     use faultless_trace::recordings;

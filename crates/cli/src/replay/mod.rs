@@ -1,5 +1,6 @@
 //! `faultless replay`: what a recorded program did, through the subsystem; of a trace of addresses, through simulated TLBs.
 
+pub mod act;
 mod addresses;
 pub mod ahead;
 pub mod engine;

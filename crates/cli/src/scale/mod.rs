@@ -1,0 +1,201 @@
+//! `faultless scale`: a workload or a recording on more and more CPUs, simulated.
+//!
+//! Each run has a virtual machine of its own (`faultless-virtual`), so that runs tell nothing of each other, and the figures of
+//! one are the same wherever it stands in the list. A run cannot be stopped in the middle; Ctrl-C ends the list.
+
+pub mod counts;
+mod plot;
+mod print;
+mod recording;
+mod sizes;
+mod subject;
+
+use crate::args::ScaleArgs;
+use crate::error::CliError;
+use crate::interrupt;
+use crate::output::{self, Replacing};
+use crate::report;
+use crate::report::json::{Context, Json, Number};
+use crate::report::number::plural;
+use crate::report::progress::Progress;
+use crate::report::say;
+use crate::settings::{Settings, ahead_of_policies, policies};
+use faultless::Locking;
+use faultless_virtual::{Profile, Spent};
+use std::io::Write;
+use std::path::Path;
+use subject::{Ran, Subject};
+
+/// Hot places that are kept of a run.
+const HOTTEST: usize = 10;
+
+/// One policy on one number of CPUs.
+#[derive(Debug)]
+pub struct Point {
+    policy: Locking,
+    cpus: usize,
+    ran: Ran,
+    /// Its rate by that of the same policy on the fewest CPUs, times what CPUs it has more; 1 is linear.
+    linear: f64,
+    context: Context,
+}
+
+/// All runs.
+#[derive(Debug)]
+pub struct Scaled {
+    name: String,
+    unit: &'static str,
+    /// The profile: its name, and what it is.
+    machine: String,
+    profile: String,
+    /// The workload's parameters with the most CPUs.
+    parameters: String,
+    /// Which schedule.
+    seed: u64,
+    points: Vec<Point>,
+}
+
+impl Scaled {
+    /// Whether each run took faults, of which transfers are counted then.
+    fn by_faults(&self) -> bool {
+        self.points.iter().all(|point| point.ran.sample.faults > 0)
+    }
+
+    /// Whether there are several numbers of CPUs: only then anything is linear.
+    fn scales(&self) -> bool {
+        self.policies().any(|points| points.len() > 1)
+    }
+
+    /// The points of each policy.
+    fn policies(&self) -> impl Iterator<Item = &[Point]> {
+        self.points.chunk_by(|one, next| one.policy == next.policy)
+    }
+}
+
+/// Runs the subject on each number of CPUs under each policy.
+pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
+    let subject = Subject::find(args)?;
+    let profile = subject::profile(&args.profile)?;
+    let counts = subject.counts(args.cpus.as_ref(), &profile)?;
+    let policies = chosen(args)?;
+    let inputs = [Path::new(&args.profile), args.subject.as_path()];
+    let plot = match &args.plot {
+        Some(file) => {
+            output::spare("--plot", file, &inputs)?;
+            Some(
+                Replacing::new(file)
+                    .map_err(|error| CliError::Failed(format!("--plot {error}")))?,
+            )
+        }
+        None => None,
+    };
+    let mut json = Json::open(&args.json, &inputs)?;
+    let (mut out, style) = report::output(&args.json);
+    let settings = Settings::new(&args.set.set).with_ahead(ahead_of_policies(&args.set.set));
+
+    let mut scaled = Scaled {
+        name: subject.name(),
+        unit: subject.unit(),
+        machine: profile.name.clone(),
+        profile: profile.to_string(),
+        parameters: subject.parameters(counts.0.last().copied().unwrap_or(1))?,
+        seed: args.seed,
+        points: Vec::new(),
+    };
+    let progress = Progress::new((policies.len() * counts.0.len()) as u64);
+    let mut failures = Vec::new();
+    'all: for policy in policies {
+        let settings = settings.with_locking(policy);
+        let mut first = None;
+        for &cpus in &counts.0 {
+            if interrupt::requested() {
+                break 'all;
+            }
+            let what = plural(cpus as u64, "CPU");
+            progress.begin(&format!("{}, {}, {what}", scaled.name, policy.name()));
+            // A run cannot be stopped in the middle.
+            let _guard = interrupt::on_request(|| {
+                say!(
+                    "faultless: stops after this run, which may take minutes; once more stops it now"
+                );
+            });
+            match subject.run(&profile, cpus, args.seed, &settings) {
+                Ok((ran, context)) => {
+                    let each = ran.sample.operation_rate() / cpus as f64;
+                    let linear = each / *first.get_or_insert(each);
+                    let point = Point { policy, cpus, ran, linear, context };
+                    write_json(&mut json, &point)?;
+                    scaled.points.push(point);
+                }
+                Err(error) => failures.push(error.to_string()),
+            }
+            progress.advance(1);
+        }
+    }
+    drop(progress);
+    print::print(&mut *out, &scaled, &beyond(&profile, &scaled), args.details, style)?;
+    if interrupt::requested() {
+        writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
+    } else if let Some(plot) = plot.filter(|_| failures.is_empty()) {
+        plot.write(plot::svg(&scaled)?.as_bytes())?;
+    }
+    if failures.is_empty() { json.complete() } else { Err(CliError::Failed(failures.join("\n"))) }
+}
+
+/// The policies that are compared.
+fn chosen(args: &ScaleArgs) -> Result<Vec<Locking>, CliError> {
+    let of_knobs = args.set.set.iter().any(|assignment| assignment.locking().is_some());
+    match &args.policies[..] {
+        [] => {
+            // The newest first: it is what is asked about.
+            let mut policies = policies(&args.set.set);
+            policies.reverse();
+            Ok(policies)
+        }
+        _ if of_knobs => {
+            let why = "--policies and --set locking=POLICY both choose policies: give one of them";
+            Err(CliError::Usage(why.into()))
+        }
+        given => {
+            let mut policies: Vec<Locking> = Vec::new();
+            for policy in given.iter().map(|policy| policy.0) {
+                if !policies.contains(&policy) {
+                    policies.push(policy);
+                }
+            }
+            Ok(policies)
+        }
+    }
+}
+
+/// A remark on runs that have more CPUs than the profile's machine.
+fn beyond(profile: &Profile, scaled: &Scaled) -> String {
+    let most = scaled.points.iter().map(|point| point.cpus).max().unwrap_or(0);
+    let has = profile.cpus();
+    if most <= has {
+        return String::new();
+    }
+    format!("Beyond the {has} CPUs of {} there are more sockets of the same kind.", profile.name)
+}
+
+fn write_json(json: &mut Json, point: &Point) -> Result<(), CliError> {
+    let Point { ran, linear, context, .. } = point;
+    json.sample(context, &ran.sample)?;
+    json.write(context, "of_linear", "%", Number::Real(100.0 * linear))?;
+    for (metric, count) in [
+        ("line_transfers", ran.accounts.transfers),
+        ("line_fetches", ran.accounts.fetches),
+        ("interrupts", ran.accounts.interrupts),
+    ] {
+        json.write(context, metric, "count", Number::Whole(count))?;
+    }
+    for (on, share) in Spent::ALL.iter().zip(ran.shares()) {
+        let metric = format!("time in {}", on.name());
+        json.write(context, &metric, "%", Number::Real(share))?;
+    }
+    for place in &ran.hottest {
+        let metric = format!("wait for {} at {}:{}", place.of, place.file, place.line);
+        json.write(context, &metric, "s", Number::Real(place.waited as f64 * 1e-12))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! How much each simulated CPU does where nothing is said about it: some hundred pages, or calls.
+//!
+//! A simulated fault takes the host microseconds, and a scale of 1 to 512 CPUs has a thousand CPUs for each policy. So what a CPU
+//! does is the same at each number of CPUs, and little: enough that what happens once (its first table, its first batch of frames)
+//! is a small part of it.
+
+use crate::error::CliError;
+use faultless_workload::Workload;
+
+/// A parameter, and how much of it.
+enum Amount {
+    /// The same for any number of CPUs.
+    Each(&'static str, &'static str),
+    /// So many KiB for each CPU: the workload's parameter is of all together.
+    All(&'static str, u64),
+}
+
+use Amount::{All, Each};
+
+/// What a workload is given.
+const SIZES: [(&str, &[Amount]); 18] = [
+    ("pft", &[All("size", 1024)]),
+    ("page_fault1", &[Each("size", "512K"), Each("passes", "2")]),
+    ("page_fault2", &[Each("size", "512K"), Each("passes", "2")]),
+    ("page_fault3", &[Each("size", "512K"), Each("passes", "2")]),
+    ("page_fault_read", &[All("size", 1024)]),
+    ("page_fault1_churn", &[All("size", 1024)]),
+    ("text", &[Each("size", "8M"), Each("passes", "2")]),
+    ("discard", &[Each("size", "512K"), Each("passes", "2")]),
+    ("vma_mmap", &[Each("chunks", "16"), Each("passes", "2")]),
+    ("vma_mmap_touch", &[Each("chunks", "16"), Each("passes", "2")]),
+    ("vma_fault", &[Each("chunks", "64"), Each("passes", "2")]),
+    ("vma_unmap", &[Each("chunks", "4"), Each("passes", "1")]),
+    ("vma_unmap_untouched", &[Each("chunks", "16"), Each("passes", "2")]),
+    ("brk1", &[Each("passes", "30")]),
+    ("mmap1", &[Each("passes", "20")]),
+    ("small_allocs", &[Each("size", "800K")]),
+    ("ebizzy", &[Each("touch", "yes"), Each("chunks", "2"), Each("records", "2")]),
+    (
+        "forks",
+        &[Each("image", "512K"), Each("dirty", "16"), Each("fresh", "32"), Each("processes", "4")],
+    ),
+];
+
+/// The workload `name` for `cpus` CPUs, with what is `given`.
+///
+/// # Errors
+/// What is wrong with what is given.
+pub fn workload(name: &str, given: &[String], cpus: usize) -> Result<Workload, CliError> {
+    let is_given = |param: &str| {
+        given.iter().any(|argument| argument.split('=').next().is_some_and(|name| name == param))
+    };
+    if is_given("threads") {
+        let why = "threads is set to the numbers of CPUs: give --cpus";
+        return Err(CliError::Usage(format!("{name}: {why}")));
+    }
+    let sizes = SIZES.iter().find(|(known, _)| *known == name).map_or(&[][..], |(_, sizes)| sizes);
+    let own = sizes.iter().filter_map(|amount| {
+        let (param, value) = match amount {
+            Each(param, value) => (param, (*value).to_owned()),
+            All(param, kib) => (param, format!("{}K", kib * cpus as u64)),
+        };
+        (!is_given(param)).then(|| format!("{param}={value}"))
+    });
+    let arguments = given.iter().cloned().chain(own).chain([format!("threads={cpus}")]);
+    Workload::parse(name, arguments)
+        .map_err(|error| CliError::Usage(crate::stat::explained(&error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_workload_has_its_size_and_what_is_given_goes_before() {
+        for info in faultless_workload::all() {
+            assert!(SIZES.iter().any(|(name, _)| *name == info.name), "{}", info.name);
+            for cpus in [1, 1024] {
+                let workload = workload(info.name, &[], cpus).expect("it is valid");
+                assert_eq!(workload.crew().workers, cpus);
+                let each = workload.needs().written / cpus as u64;
+                assert!(each <= 8 << 20, "{}: {each} bytes of one of {cpus}", info.name);
+            }
+        }
+        let given = workload("pft", &["size=8M".into()], 4).expect("it is valid");
+        assert_eq!(given.needs().written, 8 << 20);
+        let error = workload("pft", &["threads=4".into()], 4).expect_err("it is set").to_string();
+        assert!(error.contains("--cpus"), "{error}");
+    }
+}

@@ -1,0 +1,232 @@
+//! What is run on more and more simulated CPUs: a workload, with its own number of CPUs each time, or a recording, whose threads have one each.
+
+use super::counts::Counts;
+use super::recording;
+use super::sizes;
+use crate::args::ScaleArgs;
+use crate::error::CliError;
+use crate::host;
+use crate::replay::source::{self, Input, Origin, Source};
+use crate::report::json::Context;
+use crate::report::number::plural;
+use crate::run::Sample;
+use crate::settings::Settings;
+use crate::stat;
+use crate::suggest;
+use faultless::{MAX_CPUS, PAGE_SIZE};
+use faultless_trace::recordings;
+use faultless_virtual::profile::BUNDLED;
+use faultless_virtual::{Accounts, Config, HotPlace, Profile, Virtual};
+use faultless_workload::{System, THREADS, Workload, all};
+use std::path::Path;
+
+/// What the host keeps of a simulated page, in bytes, and of a CPU: tables of the machine and of the subsystem.
+const HOST_PER_PAGE: u64 = 160;
+const HOST_PER_CPU: u64 = 1 << 20;
+/// Memory that the machine has for each CPU beside what the program needs, in bytes: as much as lets CPUs keep blocks of free frames.
+/// Real ones have gigabytes, but the host keeps metadata of it.
+const MEMORY_PER_CPU: u64 = 128 << 20;
+
+/// What is run.
+#[derive(Debug)]
+pub enum Subject {
+    /// A workload, by name, with the parameters that the user gave.
+    Workload(String, Vec<String>),
+    /// A recording.
+    Recording(Box<Source>),
+}
+
+/// One run.
+#[derive(Clone, Debug)]
+pub struct Ran {
+    /// What it came to, in simulated seconds.
+    pub sample: Sample,
+    /// What the CPUs did.
+    pub accounts: Accounts,
+    /// Where they waited longest for lines.
+    pub hottest: Vec<HotPlace>,
+}
+
+/// The profile that `name` names: a file, or a bundled one.
+///
+/// # Errors
+/// What is wrong with it, and where.
+pub fn profile(name: &str) -> Result<Profile, CliError> {
+    let usage = |error: faultless_virtual::ProfileError| {
+        let hint = suggest::hint(name, BUNDLED.iter().map(|(known, _)| *known));
+        CliError::Usage(format!("--profile {error}{hint}"))
+    };
+    let file = Path::new(name);
+    if !file.exists() {
+        return Profile::bundled(name).map_err(usage);
+    }
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| CliError::Usage(format!("--profile {name}: {error}")))?;
+    Profile::parse(name, &text).map_err(|error| CliError::Usage(format!("--profile {error}")))
+}
+
+impl Subject {
+    /// What the arguments name.
+    ///
+    /// # Errors
+    /// There is no such thing, or it takes no such arguments.
+    pub fn find(args: &ScaleArgs) -> Result<Self, CliError> {
+        let name = args.subject.to_string_lossy();
+        if all().iter().any(|info| info.name == name) {
+            return Ok(Self::Workload(name.into_owned(), args.params.clone()));
+        }
+        if Origin::find(&args.subject).is_some() {
+            let Input::Recording(source) = source::open(&args.subject)? else {
+                let why = "it is a trace of addresses, which has no faults and calls; `faultless replay` runs it";
+                return Err(CliError::Usage(format!("{name}: {why}")));
+            };
+            if let Some(param) = args.params.first() {
+                let why = "a recording has no parameters";
+                return Err(CliError::Usage(format!("{name}: {param}: {why}")));
+            }
+            return Ok(Self::Recording(source));
+        }
+        let mut known: Vec<_> = all().iter().map(|info| info.name).collect();
+        known.extend(recordings::all().iter().map(|recording| recording.name));
+        Err(CliError::Usage(format!(
+            "{name}: no such workload, recording or file; there are {}{}",
+            known.join(", "),
+            suggest::hint(&name, known.iter().copied())
+        )))
+    }
+
+    /// As titles name it.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Workload(name, given) => {
+                let words = std::iter::once(name).chain(given).map(String::as_str);
+                words.collect::<Vec<_>>().join(" ")
+            }
+            Self::Recording(source) => format!("replay:{}", source.name),
+        }
+    }
+
+    /// The parameters that a run on `cpus` CPUs has, as they are given; nothing for a recording, which has none.
+    ///
+    /// # Errors
+    /// What is wrong with the given ones.
+    pub fn parameters(&self, cpus: usize) -> Result<String, CliError> {
+        let Self::Workload(name, given) = self else { return Ok(String::new()) };
+        let workload = sizes::workload(name, given, cpus)?;
+        let own = workload.params().filter(|(param, _)| param.name != THREADS.name);
+        let words = own.map(|(param, value)| format!("{}={}", param.name, param.kind.show(value)));
+        Ok(words.collect::<Vec<_>>().join(" "))
+    }
+
+    /// What it counts: a plural.
+    pub fn unit(&self) -> &'static str {
+        match self {
+            Self::Workload(name, _) => {
+                all().iter().find(|info| info.name == *name).map_or("operations", |info| info.unit)
+            }
+            Self::Recording(_) => "operations",
+        }
+    }
+
+    /// The numbers of CPUs that it runs on.
+    ///
+    /// # Errors
+    /// The given ones do not go with it.
+    pub fn counts(&self, given: Option<&Counts>, profile: &Profile) -> Result<Counts, CliError> {
+        match self {
+            Self::Workload(name, params) => {
+                let counts = given.cloned().unwrap_or_else(|| Counts::doubling(profile.cpus()));
+                // What is wrong with the parameters is said before anything runs.
+                counts
+                    .0
+                    .iter()
+                    .try_for_each(|cpus| sizes::workload(name, params, *cpus).map(drop))?;
+                Ok(counts)
+            }
+            Self::Recording(source) => {
+                let threads = source.plan.threads().len();
+                if given.is_some() {
+                    let why = "a CPU for each of its threads, of which there are";
+                    let name = self.name();
+                    return Err(CliError::Usage(format!("--cpus: {name} has {why} {threads}")));
+                }
+                if threads > MAX_CPUS {
+                    let why = format!(
+                        "it has {threads} threads, and at most {MAX_CPUS} CPUs can be simulated"
+                    );
+                    return Err(CliError::Usage(format!("{}: {why}", self.name())));
+                }
+                Ok(Counts(vec![threads]))
+            }
+        }
+    }
+
+    /// Runs it on a new machine.
+    ///
+    /// # Errors
+    /// The host has too little memory; or what the run failed with.
+    pub fn run(
+        &self,
+        profile: &Profile,
+        cpus: usize,
+        seed: u64,
+        settings: &Settings,
+    ) -> Result<(Ran, Context), CliError> {
+        let failed = |error: &dyn std::fmt::Display| {
+            let on =
+                format!("{} on {} ({})", self.name(), plural(cpus as u64, "CPU"), settings.label());
+            CliError::failed(on, error)
+        };
+        match self {
+            Self::Workload(name, given) => {
+                let workload: Workload = sizes::workload(name, given, cpus)?;
+                let system = machine(profile, cpus, stat::memory(&workload), seed)?;
+                settings.apply_to_simulated(&system).map_err(|error| failed(&error))?;
+                let outcome = workload.run(&system).map_err(|error| failed(&error))?;
+                let mut context = Context::of(&workload, system.machine(), Some(settings));
+                context.params.insert("seed".into(), seed.into());
+                Ok((Ran::new(&system, Sample::of(&outcome)), context))
+            }
+            Self::Recording(source) => {
+                let system = machine(profile, cpus, source.memory(), seed)?;
+                settings.apply_to_simulated(&system).map_err(|error| failed(&error))?;
+                let sample =
+                    recording::replay(&system, &source.plan).map_err(|error| failed(&error))?;
+                let mut context = Context { machine: system.machine(), ..source.context(settings) };
+                context.params.insert("seed".into(), seed.into());
+                let ran = Ran::new(&system, sample);
+                system.audit(&[]).map_err(|error| failed(&error))?;
+                Ok((ran, context))
+            }
+        }
+    }
+}
+
+impl Ran {
+    /// On `system`, which has run nothing else.
+    fn new(system: &Virtual, sample: Sample) -> Self {
+        Self { sample, accounts: system.accounts(), hottest: system.hottest(super::HOTTEST) }
+    }
+
+    /// Line transfers for each fault, or each operation.
+    pub fn transfers_each(&self, by_faults: bool) -> f64 {
+        let count = if by_faults { self.sample.faults } else { self.sample.operations };
+        self.accounts.transfers as f64 / count.max(1) as f64
+    }
+
+    /// The share of their time that CPUs spent on each of [`Spent::ALL`](faultless_virtual::Spent::ALL), in percent.
+    pub fn shares(&self) -> Vec<f64> {
+        let all = self.accounts.spent.iter().sum::<u64>().max(1) as f64;
+        self.accounts.spent.iter().map(|spent| 100.0 * *spent as f64 / all).collect()
+    }
+}
+
+/// A machine for a program that needs `memory` bytes.
+fn machine(profile: &Profile, cpus: usize, memory: u64, seed: u64) -> Result<Virtual, CliError> {
+    let memory_bytes = memory.saturating_add(MEMORY_PER_CPU * cpus as u64);
+    let what = format!("a simulated machine of {}", plural(cpus as u64, "CPU"));
+    let host = memory_bytes / PAGE_SIZE * HOST_PER_PAGE + HOST_PER_CPU * cpus as u64;
+    host::afford(&what, host)?;
+    Virtual::new(profile, Config { cpus, memory_bytes, seed })
+        .map_err(|errno| CliError::failed(what, errno.name()))
+}

@@ -1,0 +1,116 @@
+//! `faultless scale`: the same figures again, what is drawn and written, and what is said about wrong arguments.
+
+mod common;
+
+use common::{faultless, json_lines, value};
+use faultless_trace::plan::Plan;
+use faultless_trace::recordings;
+
+#[test]
+fn a_workload_scales_and_prints_the_same_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let [json, plot] = ["x.jsonl", "x.svg"].map(|name| dir.path().join(name));
+    let [json, plot] = [&json, &plot].map(|path| path.to_str().expect("text"));
+    let args = ["scale", "pft", "--cpus", "1,2..8", "--seed", "3", "--json", json, "--plot", plot];
+    let out = faultless(&args).succeeds();
+    assert_eq!(out, faultless(&args).succeeds(), "the same seed");
+    assert!(out.contains("simulated: two-socket") && out.contains("All figures are simulated"));
+    for policy in ["speculative", "per_vma", "mmap_lock"] {
+        for cpus in [1, 2, 4, 8] {
+            let row = |line: &str| {
+                let mut cells = line.split('|').map(str::trim).skip(1);
+                cells.next() == Some(policy) && cells.next() == Some(&cpus.to_string())
+            };
+            assert!(out.lines().any(row), "{policy} {cpus}: {out}");
+        }
+    }
+    assert!(out.contains(" at sync/") && out.contains("100 %"), "{out}");
+
+    let lines = json_lines(&std::fs::read_to_string(json).expect("written"));
+    let rate = |setting, cpus: u64| {
+        let of: Vec<_> = lines.iter().filter(|line| line["cpus"] == cpus).cloned().collect();
+        value(&of, "simulated-two-socket", setting, "operations_per_second").expect("it is there")
+    };
+    for policy in ["locking=speculative", "locking=per_vma", "locking=mmap_lock"] {
+        assert!(rate(policy, 2) > 1.5 * rate(policy, 1), "{policy}");
+    }
+    assert!(lines.iter().all(|line| line["params"]["seed"] == 3));
+    for metric in ["line_transfers", "of_linear", "time in cache lines", "faults"] {
+        assert!(value(&lines, "simulated", "per_vma", metric).is_some(), "{metric}");
+    }
+
+    let drawn = std::fs::read_to_string(plot).expect("written");
+    assert!(drawn.starts_with("<svg") && drawn.trim_end().ends_with("</svg>"));
+    for word in ["speculative", "per_vma", "mmap_lock", "pages a second", "simulated"] {
+        assert!(drawn.contains(word), "{word}");
+    }
+}
+
+#[test]
+fn what_is_given_is_what_runs() {
+    let args = ["scale", "vma_mmap", "chunks=4", "passes=1", "--cpus", "2,3"];
+    let more = ["--policies", "per_vma,speculative", "--details", "--profile", "eight-socket"];
+    let out = faultless(&[&args[..], &more].concat()).succeeds();
+    assert!(out.contains("eight-socket") && !out.contains("mmap_lock "), "{out}");
+    assert!(
+        out.contains("per_vma, 2 CPUs: the lines")
+            && out.contains("speculative, 3 CPUs: the lines"),
+        "{out}"
+    );
+    // No fault is on the clock.
+    assert!(out.contains("an operation"), "{out}");
+    let knob = ["--set", "locking=mmap_lock", "--set", "prefault_max_order=3"];
+    let out =
+        faultless(&[&["scale", "pft", "size=1M", "--cpus", "2"][..], &knob].concat()).succeeds();
+    assert!(out.contains("mmap_lock") && !out.contains("per_vma"), "{out}");
+    // More than the machine of the profile has.
+    let out =
+        faultless(&["scale", "brk1", "passes=2", "--cpus", "200", "--policies", "speculative"]);
+    assert!(out.succeeds().contains("Beyond the 192 CPUs of two-socket"));
+}
+
+#[test]
+fn every_shipped_recording_runs_with_the_faults_that_were_recorded() {
+    for recording in recordings::all() {
+        let lines = faultless(&["scale", recording.name, "--json", "-"]).succeeds();
+        let lines = json_lines(&lines);
+        let trace = recording.trace().expect("it is good");
+        let summary = trace.summary();
+        let threads = Plan::new(&trace).expect("it has a plan").threads().len();
+        let recorded =
+            (summary.user_faults + summary.kernel_faults - summary.unserved_faults) as f64;
+        for policy in ["speculative", "per_vma", "mmap_lock"] {
+            let faults = value(&lines, "simulated", policy, "faults").expect("counted");
+            assert!((faults - recorded).abs() <= 0.04 * recorded, "{}: {faults}", recording.name);
+            let rate = value(&lines, "simulated", policy, "operations_per_second");
+            assert!(rate.is_some_and(|rate| rate > 0.0), "{}", recording.name);
+        }
+        assert!(lines.iter().all(|line| line["cpus"] == threads), "{}", recording.name);
+    }
+}
+
+#[test]
+fn wrong_arguments_are_explained() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let profile = dir.path().join("mine.toml");
+    std::fs::write(&profile, "name = 3").expect("written");
+    let profile = profile.to_str().expect("text");
+    for (args, says) in [
+        (&["pfft"][..], "did you mean pft?"),
+        (&["pft", "sice=1M"], "did you mean size?"),
+        (&["pft", "threads=4"], "give --cpus"),
+        (&["pft", "--cpus", "0"], "from 1 to 1024"),
+        (&["pft", "--cpus", "8..4"], "ends before it begins"),
+        (&["pft", "--policies", "speculativ"], "did you mean speculative?"),
+        (&["pft", "--policies", "per_vma", "--set", "locking=per_vma"], "give one of them"),
+        (&["pft", "--profile", "two-sockets"], "did you mean two-socket?"),
+        (&["pft", "--profile", profile], "mine.toml"),
+        (&["pft", "--profile", profile, "--plot", profile], "mine.toml"),
+        (&["python", "--cpus", "4"], "a CPU for each of its threads"),
+        (&["python", "size=4M"], "has no parameters"),
+        (&["page_fault1_churn", "mode=processes"], "threads"),
+    ] {
+        let error = faultless(&[&["scale"], args].concat()).fails(2);
+        assert!(error.contains(says), "{args:?}: {error}");
+    }
+}
